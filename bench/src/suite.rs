@@ -6,14 +6,13 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use uzone_os::uffd::{NotUffd, UffdError};
+use uzone_os::uffd::UffdError;
 use uzone_os::{MapError, Mapping, MappingError, Rejected, SysError, SystemRoot, memory};
 use uzone_pages::{ByteLen, ErrorKind, Payload, Pfn, Template, Word};
 use uzone_stream::Streaming;
 use uzone_zone::{
-    AccessError, BindFailure, BindOptions, Init, Limit, ListTooShort, NotAGuard, NotPopulated,
-    Pagemap, PinError, Pinned, PoolError, Region, RegionError, Source, TooManyRawGuards,
-    WriteError, Zone,
+    AccessError, BindError, BindFailure, BindOptions, Init, Limit, NotPopulated, Pagemap, PinError,
+    Pinned, PoolError, Region, Source, TooManyRawGuards, WriteError, Zone,
 };
 use zerocopy::Immutable;
 
@@ -209,19 +208,16 @@ macro_rules! failures {
 }
 
 failures! {
-    RegionError: "reserve the region to describe", true;
     BindFailure: "bind", false;
+    BindError: "reserve the region to describe", true;
     PinError: "hold the pages of the region", false;
-    ListTooShort: "list the pages of a guard", false;
     Box<TooManyRawGuards<Pinned>>: "turn a guard into bits", false;
-    NotAGuard: "redeem a guard", false;
     MapError: "map memory", true;
     MappingError: "use mapped memory", true;
     SysError: "measure what this process has", true;
     uzone_fault::MapError: "map memory lazily", true;
     uzone_fault::LazyError: "use lazily mapped memory", false;
     UffdError: "open a userfaultfd", true;
-    NotUffd: "use a descriptor as a userfaultfd", false;
     Rejected<Mapping, UffdError>: "register memory with a userfaultfd", true;
     AccessError: "reach mapped memory", false;
     WriteError: "clear or copy the memory of a region", false;

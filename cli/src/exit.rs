@@ -14,7 +14,7 @@ use uzone_bench::BenchError;
 use uzone_os as os;
 use uzone_pages::{AddrError, ErrorKind, LayoutError};
 use uzone_report::ReportError;
-use uzone_server::{OffloadError, ServeError};
+use uzone_server::ServeError;
 use uzone_snapshot::SnapshotError;
 
 /// How the command ended.
@@ -130,7 +130,6 @@ fn of_link(error: &(dyn Error + 'static)) -> Option<Exit> {
         .or_else(|| error.downcast_ref().map(ReportError::kind))
         .or_else(|| error.downcast_ref().map(SnapshotError::kind))
         .or_else(|| error.downcast_ref().map(ServeError::kind))
-        .or_else(|| error.downcast_ref().map(OffloadError::kind))
         .or_else(|| error.downcast_ref().map(AddrError::kind))
         .or_else(|| error.downcast_ref().map(LayoutError::kind));
     if let Some(kind) = kind {
@@ -156,9 +155,9 @@ fn of_link(error: &(dyn Error + 'static)) -> Option<Exit> {
             _ => None,
         };
     }
-    if let Some(error) = error.downcast_ref::<uzone_zone::RegionError>() {
+    if let Some(error) = error.downcast_ref::<uzone_zone::BindError>() {
         return match error {
-            uzone_zone::RegionError::EndsInsidePage { .. } => Some(Exit::Usage),
+            uzone_zone::BindError::EndsInsidePage { .. } => Some(Exit::Usage),
             _ => None,
         };
     }
@@ -334,11 +333,11 @@ mod tests {
             wanted: 1,
             cause: io::ErrorKind::OutOfMemory.into(),
         };
-        let cut = || uzone_zone::RegionError::EndsInsidePage {
+        let cut = || uzone_zone::BindError::EndsInsidePage {
             len_bytes: 1,
             page: uzone_pages::PageSize::KIB_4,
         };
-        let unmapped = uzone_zone::RegionError::Map {
+        let unmapped = uzone_zone::BindError::Region {
             len: uzone_pages::ByteLen::mib(2),
             backing: uzone_zone::Backing::Hugetlb(HugeSize::MIB_2),
             cause: pool(),

@@ -7,7 +7,7 @@ use std::time::Instant;
 use serde::Serialize;
 use uzone_pages::ByteLen;
 use uzone_report::human_duration;
-use uzone_server::{Offload, OffloadError, Offloaded};
+use uzone_server::{Offload, Offloaded, ServeError};
 use uzone_snapshot::Root;
 use uzone_snapshot::{Image, OpenOptions};
 
@@ -95,7 +95,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     let offload = Offload::new(bytes, config, state)?.sandbox(!args.no_sandbox);
     let started = Instant::now();
     out.log(format_args!("restoring a machine at {}", args.socket.display()));
-    let done: Result<_, OffloadError> = offload.restore(&args.socket, args.resume);
+    let done: Result<_, ServeError> = offload.restore(&args.socket, args.resume);
     let Offloaded { faults, asked_bytes, around_bytes, .. } = done?;
     let served_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
     let schema = "uzone.offload/1";

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use uzone_os::Vaddr;
-use uzone_os::uffd::{AnswerError, Answered, EventLog, LoggedEvents, Remote};
+use uzone_os::uffd::{Answered, EventLog, LoggedEvents, Remote};
 use uzone_pages::{AddrError, Advice, ByteLen, PageCount, PageSize};
 
 use crate::backing::Backing;
@@ -21,7 +21,7 @@ use crate::blocks::Blocks;
 use crate::capture::{Captured, WriteCapture};
 use crate::core::Core;
 use crate::engine::{Engine, TRACED, check_backing, pattern, room};
-use crate::error::{MapError, at_most};
+use crate::error::{LazyError, MapError, at_most};
 use crate::event_loop::Attached;
 use crate::fault_memory::{FaultMemory, RemoteMemory};
 use crate::follow::Followed;
@@ -328,13 +328,13 @@ impl AdoptedMemory {
     /// `minor` is whether the memory is registered for pages of the page cache that are not mapped.
     ///
     /// # Errors
-    /// [`CaptureError`]: there is a capture, or the kernel refuses. Nothing is protected then.
-    pub fn capture(&self, capture: WriteCapture, minor: bool) -> Result<(), CaptureError> {
+    /// [`LazyError`]: there is a capture, or the kernel refuses. Nothing is protected then.
+    pub fn capture(&self, capture: WriteCapture, minor: bool) -> Result<(), LazyError> {
         if self.memory.is_tracked {
-            return Err(CaptureError::Tracked);
+            return Err(LazyError::NotReported);
         }
         if !self.memory.capture.set(capture) {
-            return Err(CaptureError::Busy);
+            return Err(LazyError::Captured);
         }
         let since = Instant::now();
         let protect = || {
@@ -352,8 +352,8 @@ impl AdoptedMemory {
                 Ok(Answered::LayoutChanging) if since.elapsed() < PROTECT_WITHIN => {
                     std::thread::yield_now();
                 }
-                Ok(answer) => break CaptureError::Changing { answer },
-                Err(error) => break CaptureError::Refused(error),
+                Ok(answer) => break LazyError::NotProtected { answer },
+                Err(error) => break LazyError::Protect(error),
             }
         };
         self.end_capture();
@@ -426,34 +426,6 @@ impl AdoptedMemory {
 }
 
 crate::observe::observe!(AdoptedMemory, "the backing");
-
-/// Memory whose pages cannot be kept before they are written to.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum CaptureError {
-    /// They are, for another reader.
-    #[error("the memory is being captured already: wait until that has ended")]
-    Busy,
-    /// The kernel notes writes to it, and reports none.
-    #[error(
-        "writes to the memory are noted by the kernel, and not reported: copy the pages that were written to"
-    )]
-    Tracked,
-    /// The process has ended, or the layout of its memory changes all the time.
-    #[error("the memory cannot be protected against writing: {}", match answer {
-        Answered::Gone => "its process has ended",
-        Answered::LayoutChanging => "its layout changes all the time",
-        Answered::Busy => "another userfaultfd has a part of it",
-        _ => "it is not as it was registered",
-    })]
-    Changing {
-        /// What the kernel answered.
-        answer: Answered,
-    },
-    /// The kernel refused.
-    #[error("the memory cannot be protected against writing: {0}")]
-    Refused(#[source] AnswerError),
-}
 
 /// Memory that is answered for still, because its descriptor cannot be handed on.
 #[derive(Debug, thiserror::Error)]

@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 
 use uzone_os::uffd::in_thread::Writes;
 use uzone_os::uffd::write_states::{Which, WriteStates, runs_of};
-use uzone_os::uffd::{AnswerError, Answered, Features, Install, Modes, Registered, UffdCall};
+use uzone_os::uffd::{Answered, Features, Install, Modes, Registered, UffdCall, UffdError};
 use uzone_os::{Anonymous, Exclusive, Mapped, Mapping, Sharing, WriteScan};
 use uzone_pages::{ByteLen, PageCount, PageSize};
 
@@ -259,7 +259,7 @@ impl Tracker {
 }
 
 impl Kernel for Tracker {
-    fn install(&self, range: Range<u64>, fill: Fill<'_>) -> Result<Answered, AnswerError> {
+    fn install(&self, range: Range<u64>, fill: Fill<'_>) -> Result<Answered, UffdError> {
         // The zero page is used only where the scan knows that it was not written.
         let write_protect = !matches!(fill, Fill::Zero | Fill::Poison);
         kernel::install(&self.memory, range, fill, Install { write_protect, ..fill.how() })

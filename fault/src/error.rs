@@ -3,10 +3,10 @@
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use uzone_os::uffd::{AnswerError, UffdError};
+use uzone_os::uffd::{Answered, UffdError};
 use uzone_os::{AccessError, Mapping, MappingError, Rejected, SysError};
-use uzone_pages::{AddrError, ByteLen};
-use uzone_zone::{BindError, PinError, RegionError};
+use uzone_pages::{AddrError, ByteLen, ErrorKind, PageSize};
+use uzone_zone::{BindError, PinError};
 
 /// Memory that was not mapped lazily.
 #[derive(Debug, thiserror::Error)]
@@ -32,7 +32,7 @@ pub enum MapError {
     Addr(#[from] AddrError),
     /// The memory is no region.
     #[error(transparent)]
-    Region(#[from] Box<RegionError>),
+    Region(#[from] Box<BindError>),
     /// The pages cannot be described.
     #[error("the pages cannot be described: {0}")]
     Bind(#[from] BindError),
@@ -89,6 +89,111 @@ pub enum MapError {
     /// A thread was not started, or what wakes it was not made.
     #[error("cannot start the threads of the mapping: {0}")]
     Thread(#[source] io::Error),
+    /// There is no part.
+    #[error("a backing of parts needs at least one part")]
+    NoParts,
+    /// A part has no bytes.
+    #[error("the part at {start:#x} ends at {end:#x}: a part has at least one page")]
+    EmptyPart {
+        /// Where it starts.
+        start: u64,
+        /// Where it ends.
+        end: u64,
+    },
+    /// A part starts or ends inside of a page, here or in its own backing.
+    #[error(
+        "the part from {start:#x} to {end:#x}, which starts at {offset:#x} of its backing, cuts a page: all three have to be multiples of {}",
+        page.bytes()
+    )]
+    PartCutsPage {
+        /// Where it starts.
+        start: u64,
+        /// Where it ends.
+        end: u64,
+        /// Where it starts in its own backing.
+        offset: u64,
+        /// The size of a page.
+        page: PageSize,
+    },
+    /// Two parts have the same bytes.
+    #[error("the part at {second:#x} starts before the one at {first:#x} ends, at {end:#x}")]
+    PartsOverlap {
+        /// Where the one starts.
+        first: u64,
+        /// Where it ends.
+        end: u64,
+        /// Where the other starts.
+        second: u64,
+    },
+    /// No part has these bytes.
+    #[error(
+        "no part has the bytes from {start:#x} to {end:#x}: add one, or say that gaps are zero"
+    )]
+    NoPartAt {
+        /// The first of them.
+        start: u64,
+        /// Where the next part starts.
+        end: u64,
+    },
+    /// A backing is shorter than its part.
+    #[error(
+        "the part at {start:#x} wants its backing up to {wanted:#x}, and that has {has}: make the part shorter"
+    )]
+    PartTooShort {
+        /// Where the part starts.
+        start: u64,
+        /// Where it ends in its own backing.
+        wanted: u64,
+        /// How long its backing is.
+        has: ByteLen,
+    },
+    /// A backing is a memory file, whose pages cannot be mapped beside those of others.
+    #[error(
+        "the part at {start:#x} is a memory file, whose pages are mapped and not copied: give it a mapping of its own"
+    )]
+    PartNotOwn {
+        /// Where the part starts.
+        start: u64,
+    },
+    /// A backing did not return the kind of its memory.
+    #[error("the part at {start:#x} does not return its memory: {cause}")]
+    PartUnknown {
+        /// Where the part starts.
+        start: u64,
+        /// Why not.
+        #[source]
+        cause: io::Error,
+    },
+    /// Where faults are answered best cannot be measured: memory could not be mapped lazily.
+    #[error("cannot measure where faults are answered best: {0}")]
+    Measure(#[source] Box<MapError>),
+    /// The memory that faults were to be measured on could not be read.
+    #[error("cannot measure where faults are answered best: {0}")]
+    MeasureRead(#[source] Box<LazyError>),
+    /// Which CPUs may be used is not known, or a thread that measures cannot be kept to one.
+    #[error("cannot measure where faults are answered best: {0}")]
+    MeasureCpus(#[source] SysError),
+}
+
+impl MapError {
+    /// Returns what kind of failure this is.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Open(error) => error.kind(),
+            Self::Register(refused) => refused.cause.kind(),
+            Self::Map(error) => error.kind(),
+            Self::Mapped(error) | Self::Children(error) => error.kind(),
+            Self::Scan(error) | Self::Host(error) | Self::MeasureCpus(error) => error.kind(),
+            Self::Bind(error) => error.kind(),
+            Self::Measure(error) => error.kind(),
+            Self::MeasureRead(error) => error.kind(),
+            Self::NotHuge { .. } => ErrorKind::NotSupported,
+            Self::Thread(_) => ErrorKind::OutOfMemory,
+            Self::MemoryFile(_) | Self::Unknown(_) | Self::PartUnknown { .. } => ErrorKind::Io,
+            _ => ErrorKind::InvalidInput,
+        }
+    }
 }
 
 /// A page that a backing could not produce. A thread that touches it gets `SIGBUS`.
@@ -139,10 +244,24 @@ pub enum BackingError {
     },
     /// The kernel refused the page.
     #[error("the kernel refused the page: {0}")]
-    Answer(#[from] AnswerError),
+    Answer(#[from] UffdError),
     /// Another error of a backing.
     #[error(transparent)]
     Other(#[from] Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl BackingError {
+    /// Returns what kind of failure this is.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Read { .. } | Self::Write { .. } => ErrorKind::Io,
+            Self::Short { .. } => ErrorKind::InvalidData,
+            Self::ReadOnly { .. } => ErrorKind::NotSupported,
+            Self::Answer(error) => error.kind(),
+            Self::Other(_) => ErrorKind::Other,
+        }
+    }
 }
 
 /// A page that is bad, and why.
@@ -242,7 +361,7 @@ pub enum LazyError {
     },
     /// The kernel refused to protect pages against writing.
     #[error(transparent)]
-    Answer(#[from] AnswerError),
+    Answer(#[from] UffdError),
     /// The backing did not take what was written.
     #[error("what was written at {offset:#x} cannot be written back: {cause}")]
     WriteBack {
@@ -252,4 +371,46 @@ pub enum LazyError {
         #[source]
         cause: BackingError,
     },
+    /// Its pages are kept for another reader already.
+    #[error("the memory is being captured already: wait until that has ended")]
+    Captured,
+    /// The kernel notes writes to the memory, and reports none.
+    #[error(
+        "writes to the memory are noted by the kernel, and not reported: copy the pages that were written to"
+    )]
+    NotReported,
+    /// The memory of another process cannot be protected: that has ended, or the layout changes all the time.
+    #[error("the memory cannot be protected against writing: {}", match answer {
+        Answered::Gone => "its process has ended",
+        Answered::LayoutChanging => "its layout changes all the time",
+        Answered::Busy => "another userfaultfd has a part of it",
+        _ => "it is not as it was registered",
+    })]
+    NotProtected {
+        /// What the kernel answered.
+        answer: Answered,
+    },
+    /// The kernel refused to protect the memory of another process.
+    #[error("the memory cannot be protected against writing: {0}")]
+    Protect(#[source] UffdError),
+}
+
+impl LazyError {
+    /// Returns what kind of failure this is.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Access(error) => error.kind(),
+            Self::Mapping(error) => error.kind(),
+            Self::Poisoned { .. } => ErrorKind::Poisoned,
+            Self::Backing { cause, .. } | Self::WriteBack { cause, .. } => cause.kind(),
+            Self::Hold(error) => error.kind(),
+            Self::TimedOut { .. } => ErrorKind::TimedOut,
+            Self::NotTracked | Self::CannotEvict { .. } => ErrorKind::InvalidInput,
+            Self::NotProtected { answer: Answered::Gone } => ErrorKind::Gone,
+            Self::Captured | Self::NotProtected { .. } => ErrorKind::Busy,
+            Self::NotReported => ErrorKind::NotSupported,
+            Self::Answer(error) | Self::Protect(error) => error.kind(),
+        }
+    }
 }

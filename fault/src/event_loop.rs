@@ -409,7 +409,7 @@ mod tests {
     use std::ops::Range;
     use std::sync::atomic::AtomicBool;
 
-    use uzone_os::uffd::{AnswerError, Answered, Features, KernelFaults, Modes, Registered, Uffd};
+    use uzone_os::uffd::{Answered, Features, KernelFaults, Modes, Registered, Uffd, UffdError};
     use uzone_os::{Anonymous, Mapping};
     use uzone_pages::{ByteLen, Content};
     use uzone_zone::{PagemapOps, Zone, bus};
@@ -433,7 +433,7 @@ mod tests {
     struct Panicking(Arc<Registered>, AtomicBool);
 
     impl Kernel for Panicking {
-        fn install(&self, range: Range<u64>, fill: Fill<'_>) -> Result<Answered, AnswerError> {
+        fn install(&self, range: Range<u64>, fill: Fill<'_>) -> Result<Answered, UffdError> {
             Kernel::install(&*self.0, range, fill)
         }
 

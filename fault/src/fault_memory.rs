@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use uzone_os::Vaddr;
 use uzone_os::uffd::{
-    AnswerError, Answered, Event, EventBuffer, EventSet, Install, Registered, Remote,
+    Answered, Event, EventBuffer, EventSet, Install, Registered, Remote, UffdError,
 };
 use uzone_pages::ByteLen;
 
@@ -56,7 +56,7 @@ impl RemoteMemory {
         &self,
         bytes: &Range<u64>,
         protected: bool,
-    ) -> Result<Answered, AnswerError> {
+    ) -> Result<Answered, UffdError> {
         for region in &self.regions {
             let from = bytes.start.max(region.offset);
             let to = bytes.end.min(region.end_offset());
@@ -81,7 +81,7 @@ impl RemoteMemory {
         address: Vaddr,
         bytes: u64,
         how: Install,
-    ) -> Result<(Answered, u64), AnswerError> {
+    ) -> Result<(Answered, u64), UffdError> {
         static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
         let page = uzone_os::probe::page_size().bytes().min(bytes);
         let Some(zeroes) = usize::try_from(page).ok().and_then(|page| ZEROES.get(..page)) else {
@@ -100,7 +100,7 @@ impl RemoteMemory {
 
 impl Kernel for RemoteMemory {
     /// Fills as much of a range as is in one region.
-    fn install(&self, range: Range<u64>, fill: Fill<'_>) -> Result<Answered, AnswerError> {
+    fn install(&self, range: Range<u64>, fill: Fill<'_>) -> Result<Answered, UffdError> {
         // Bytes that no region has are not filled.
         let Some((address, bytes)) = self.address(&range) else { return Ok(Answered::Hole) };
         // Zeroes that take no memory count as not written to.

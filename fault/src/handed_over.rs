@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use uzone_os::uffd::{AnswerError, Answered, Handover};
+use uzone_os::uffd::{Answered, Handover, UffdError};
 
 use crate::kernel::{Fill, Kernel};
 use crate::slot::Slot;
@@ -19,7 +19,7 @@ pub(crate) struct HandedOver {
 }
 
 impl Kernel for HandedOver {
-    fn install(&self, range: Range<u64>, fill: Fill<'_>) -> Result<Answered, AnswerError> {
+    fn install(&self, range: Range<u64>, fill: Fill<'_>) -> Result<Answered, UffdError> {
         let wakes = fill.how().wake;
         let answer = self.kernel.install(range.clone(), fill);
         if wakes {
@@ -41,7 +41,7 @@ impl Kernel for HandedOver {
         self.kernel.slot()
     }
 
-    fn install_slot(&self, offset: u64, slot: &mut Slot<'_>) -> Result<Answered, AnswerError> {
+    fn install_slot(&self, offset: u64, slot: &mut Slot<'_>) -> Result<Answered, UffdError> {
         let range = offset..offset + slot.bytes().len() as u64;
         let answer = self.kernel.install_slot(offset, slot);
         self.handover.wake(range);

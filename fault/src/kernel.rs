@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use uzone_os::Mapping;
-use uzone_os::uffd::{AnswerError, Answered, Install, Registered};
+use uzone_os::uffd::{Answered, Install, Registered, UffdError};
 use uzone_pages::ByteLen;
 
 use crate::slot::Slot;
@@ -49,7 +49,7 @@ impl Fill<'_> {
 /// The answers to faults of one mapping. Offsets are bytes from its start, multiples of its pages.
 pub(crate) trait Kernel: Send + Sync {
     /// Fills the missing pages of a range. A kernel that does not take a fill answers with a hole.
-    fn install(&self, range: Range<u64>, fill: Fill<'_>) -> Result<Answered, AnswerError>;
+    fn install(&self, range: Range<u64>, fill: Fill<'_>) -> Result<Answered, UffdError>;
 
     /// Wakes the threads that wait for pages of a range.
     fn wake(&self, range: Range<u64>);
@@ -66,7 +66,7 @@ pub(crate) trait Kernel: Send + Sync {
     }
 
     /// Installs a page that was made in a slot of this kernel.
-    fn install_slot(&self, offset: u64, slot: &mut Slot<'_>) -> Result<Answered, AnswerError> {
+    fn install_slot(&self, offset: u64, slot: &mut Slot<'_>) -> Result<Answered, UffdError> {
         let bytes = slot.bytes();
         self.install(offset..offset + bytes.len() as u64, Fill::Bytes(bytes))
     }
@@ -94,7 +94,7 @@ pub(crate) fn install(
     range: Range<u64>,
     fill: Fill<'_>,
     how: Install,
-) -> Result<Answered, AnswerError> {
+) -> Result<Answered, UffdError> {
     match fill {
         Fill::Bytes(bytes) => memory.copy(range.start, bytes, how),
         Fill::From { source, offset } => {
@@ -108,7 +108,7 @@ pub(crate) fn install(
 }
 
 impl Kernel for Registered {
-    fn install(&self, range: Range<u64>, fill: Fill<'_>) -> Result<Answered, AnswerError> {
+    fn install(&self, range: Range<u64>, fill: Fill<'_>) -> Result<Answered, UffdError> {
         install(self, range, fill, fill.how())
     }
 

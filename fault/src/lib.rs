@@ -121,10 +121,10 @@ mod window;
 #[cfg(test)]
 mod tests;
 
-pub use adopted::{AdoptedMemory, CaptureError, NotStopped};
+pub use adopted::{AdoptedMemory, NotStopped};
 pub use backing::{
-    Backing, CompositeBacking, CompositeBuilder, CompositeError, FileBacking, FunctionBacking,
-    Memory, MemoryBacking, SharedBacking, ZeroBacking,
+    Backing, CompositeBacking, CompositeBuilder, FileBacking, FunctionBacking, Memory,
+    MemoryBacking, SharedBacking, ZeroBacking,
 };
 pub use budget::Budget;
 pub use capture::{Captured, KeptPages, WriteCapture};
@@ -135,7 +135,7 @@ pub use lazy::LazyMapping;
 pub use options::{
     Answer, AnsweredBy, EngineOptions, HugePages, LazyOptions, Reader, Refusal, WriteTracking,
 };
-pub use placement::{PlacementError, ReaderPlace, ReaderPlacement};
+pub use placement::{ReaderPlace, ReaderPlacement};
 pub use populate::Populate;
 pub use record::{FaultClass, FaultOutcome, FaultRecord, FaultTrace, Latency};
 pub use remote_region::RemoteRegion;
@@ -143,9 +143,7 @@ pub use stats::FaultStats;
 pub use window::{Filled, Window};
 
 // What calls here take and return of the packages below, and what their documentation recommends.
-pub use uzone_os::uffd::{
-    AnswerError, EventLog, KernelFaults, LoggedEvents, NotUffd, PendingFaults, Remote, UffdError,
-};
+pub use uzone_os::uffd::{EventLog, KernelFaults, LoggedEvents, PendingFaults, Remote, UffdError};
 pub use uzone_os::{AccessError, Addr, HugeSize, Mapping, MappingError, Sharing, SysError, Vaddr};
 pub use uzone_pages::{AddrError, Advice, ByteLen, Content, FaultAround, PageSize};
-pub use uzone_zone::{BindError, FaultError, PinError, Pinned, RegionError, Zone, bus};
+pub use uzone_zone::{BindError, FaultError, PinError, Pinned, Zone, bus};

@@ -9,12 +9,12 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use uzone_os::{SysError, numa, privilege};
+use uzone_os::{numa, privilege};
 use uzone_pages::{Advice, ByteLen};
 
 use crate::backing::ZeroBacking;
 use crate::engine::Engine;
-use crate::error::{LazyError, MapError};
+use crate::error::MapError;
 use crate::options::{Answer, EngineOptions, LazyOptions, Reader};
 
 /// How many faults are timed for each place at most, besides a few that are not.
@@ -62,35 +62,20 @@ pub struct ReaderPlacement {
     pub times: Vec<(ReaderPlace, Duration)>,
 }
 
-/// Why the places were not measured.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum PlacementError {
-    /// Memory could not be mapped lazily.
-    #[error("cannot measure where faults are answered best: {0}")]
-    Map(#[from] MapError),
-    /// That memory could not be read.
-    #[error("cannot measure where faults are answered best: {0}")]
-    Read(#[from] LazyError),
-    /// Which CPUs may be used is not known, or a thread cannot be kept to one.
-    #[error("cannot measure where faults are answered best: {0}")]
-    Affinity(#[from] SysError),
-}
-
 impl ReaderPlacement {
     /// Times faults in each place, from the first CPU that this process may use. It takes less than five
     /// milliseconds on an idle machine, and starts threads that end with it.
     ///
     /// # Errors
-    /// [`PlacementError`]: there is no userfaultfd, or threads cannot be kept to CPUs.
-    pub fn measure() -> Result<Self, PlacementError> {
+    /// [`MapError`]: there is no userfaultfd, or threads cannot be kept to CPUs.
+    pub fn measure() -> Result<Self, MapError> {
         Self::measure_within(Duration::MAX)
     }
 
-    fn measure_within(most: Duration) -> Result<Self, PlacementError> {
+    fn measure_within(most: Duration) -> Result<Self, MapError> {
         let begin = Instant::now();
         let all: Vec<u32> = (0..CPUS).collect();
-        let cpus = numa::usable(&all)?;
+        let cpus = numa::usable(&all).map_err(MapError::MeasureCpus)?;
         let cpu = cpus.first().copied().unwrap_or(0);
         let other = cpus.get(1).copied();
         let look = LazyOptions::DEFAULT_SPIN;
@@ -100,7 +85,8 @@ impl ReaderPlacement {
             places.push((ReaderPlace::OtherCpu, other, Duration::ZERO));
         }
         let one = NonZeroUsize::MIN;
-        let engine = Engine::with(EngineOptions::default().producers(one).readers(one))?;
+        let engine = Engine::with(EngineOptions::default().producers(one).readers(one));
+        let engine = engine.map_err(|error| MapError::Measure(Box::new(error)))?;
         let mut times = Vec::with_capacity(places.len());
         for (place, reader, spin) in places {
             if begin.elapsed().saturating_add(WITHIN) > most {
@@ -142,12 +128,7 @@ impl ReaderPlacement {
 }
 
 /// Returns the median time of a fault on `cpu` that a thread on the CPU `reader` answers.
-fn time(
-    engine: &Engine,
-    cpu: u32,
-    reader: u32,
-    spin: Duration,
-) -> Result<Duration, PlacementError> {
+fn time(engine: &Engine, cpu: u32, reader: u32, spin: Duration) -> Result<Duration, MapError> {
     let page = uzone_os::probe::page_size().bytes();
     let options = LazyOptions::default()
         .advice(Advice::Random)
@@ -155,19 +136,24 @@ fn time(
         .answer(Answer::Reader)
         .reader(Reader::Own { cpus: vec![reader] });
     let len = ByteLen::new((WARM_UP + FAULTS) * page);
-    let memory = engine.map(len, Arc::new(ZeroBacking), &options)?;
+    let memory = engine.map(len, Arc::new(ZeroBacking), &options);
+    let memory = memory.map_err(|error| MapError::Measure(Box::new(error)))?;
+    let read = |page_at: u64| {
+        let read = memory.read_at(page_at * page, &mut [0]);
+        read.map_err(|error| MapError::MeasureRead(Box::new(error)))
+    };
     // In a thread of its own, so that the caller's stays where it was.
     let touched = std::thread::scope(|scope| {
-        let touch = || -> Result<Vec<Duration>, PlacementError> {
-            numa::keep_thread_to(&[cpu])?;
+        let touch = || -> Result<Vec<Duration>, MapError> {
+            numa::keep_thread_to(&[cpu]).map_err(MapError::MeasureCpus)?;
             let mut times = Vec::new();
             for at in 0..WARM_UP {
-                memory.read_at(at * page, &mut [0])?;
+                read(at)?;
             }
             let start = Instant::now();
             for at in WARM_UP..WARM_UP + FAULTS {
                 let begin = Instant::now();
-                memory.read_at(at * page, &mut [0])?;
+                read(at)?;
                 times.push(begin.elapsed());
                 if start.elapsed() > WITHIN {
                     break;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use uzone_os::uffd::{
-    AnswerError, Answered, FaultKind, Features, KernelFaults, Modes, PageFault, Registered, Uffd,
+    Answered, FaultKind, Features, KernelFaults, Modes, PageFault, Registered, Uffd, UffdError,
 };
 use uzone_os::{Anonymous, Mapping, Vaddr};
 use uzone_pages::{ByteLen, Content, PageSize};
@@ -35,7 +35,7 @@ use crate::{Backing, ZeroBacking};
 struct Agreeing;
 
 impl Kernel for Agreeing {
-    fn install(&self, _: Range<u64>, _: Fill<'_>) -> Result<Answered, AnswerError> {
+    fn install(&self, _: Range<u64>, _: Fill<'_>) -> Result<Answered, UffdError> {
         Ok(Answered::All)
     }
 

@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use uzone_os::uffd::{AnswerError, Answered};
+use uzone_os::uffd::{Answered, UffdError};
 
 use crate::error::BackingError;
 use crate::kernel::{Fill, Kernel};
@@ -48,7 +48,7 @@ impl StagingFiller {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn keep(&self, staged: Staged) -> Result<Answered, AnswerError> {
+    fn keep(&self, staged: Staged) -> Result<Answered, UffdError> {
         self.notes().staged = Some(staged);
         Ok(Answered::All)
     }
@@ -66,7 +66,7 @@ impl StagingFiller {
 }
 
 impl Kernel for StagingFiller {
-    fn install(&self, _: Range<u64>, fill: Fill<'_>) -> Result<Answered, AnswerError> {
+    fn install(&self, _: Range<u64>, fill: Fill<'_>) -> Result<Answered, UffdError> {
         match fill {
             Fill::Bytes(bytes) => self.keep(Staged::Bytes(bytes.to_vec())),
             Fill::Zero => self.keep(Staged::Zero),

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use uzone_os::Vaddr;
-use uzone_os::uffd::{AnswerError, Answered, Refusal, UffdCall};
+use uzone_os::uffd::{Answered, Refusal, UffdCall, UffdError};
 use uzone_pages::{
     Advice, ByteLen, Content, FaultAround, FaultPattern, PageCount, PageSize, Touch,
 };
@@ -57,8 +57,8 @@ impl Machine {
 }
 
 /// What a kernel answers that has no memory.
-pub(crate) fn no_memory(call: UffdCall, range: &Range<u64>) -> AnswerError {
-    AnswerError::Refused {
+pub(crate) fn no_memory(call: UffdCall, range: &Range<u64>) -> UffdError {
+    UffdError::Refused {
         call,
         start: Vaddr::new(range.start),
         len_bytes: range.end - range.start,
@@ -88,7 +88,7 @@ impl FakeKernel {
         range: Range<u64>,
         call: UffdCall,
         byte: impl Fn(u64) -> Option<u8>,
-    ) -> Result<Answered, AnswerError> {
+    ) -> Result<Answered, UffdError> {
         let mut machine = self.lock();
         let (start, end) = (range.start >> 12, range.end >> 12);
         assert!(start < end && end <= PAGES && (range.start | range.end).is_multiple_of(4096));
@@ -131,7 +131,7 @@ impl FakeKernel {
 }
 
 impl Kernel for FakeKernel {
-    fn install(&self, range: Range<u64>, fill: Fill<'_>) -> Result<Answered, AnswerError> {
+    fn install(&self, range: Range<u64>, fill: Fill<'_>) -> Result<Answered, UffdError> {
         let run_once = |other: &Mutex<Option<Box<dyn FnOnce() + Send>>>| {
             let other = other.lock().unwrap().take();
             if let Some(other) = other {
@@ -200,7 +200,7 @@ impl FakeBacking {
             1 => window.continue_mapping(range)?,
             _ => window.copy_with(range, |out| {
                 out.fill(right(page));
-                Ok::<_, AnswerError>(out.len())
+                Ok::<_, UffdError>(out.len())
             })?,
         };
         let _ = filled;
@@ -232,7 +232,7 @@ impl Backing for FakeBacking {
                     for (index, page) in out.chunks_mut(PAGE).enumerate() {
                         page.fill(right((at >> 12) + index as u64));
                     }
-                    Ok::<_, AnswerError>(out.len())
+                    Ok::<_, UffdError>(out.len())
                 });
                 if filled.is_err() {
                     return;
@@ -705,7 +705,7 @@ fn a_window_has_its_room_again_after_a_backing_panicked_in_it() {
     let mut staging = vec![0; 4 * PAGE];
     let mut window = Window::new(&core.pages, 4..8, None, &mut staging);
     let panicked = caught(|| {
-        window.copy_with(4 << 12..8 << 12, |_| -> Result<usize, AnswerError> {
+        window.copy_with(4 << 12..8 << 12, |_| -> Result<usize, UffdError> {
             std::panic::resume_unwind(Box::new("as the test wants"))
         })
     });

@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use uzone_os::hugepages::{self, ThpEnabled};
-use uzone_os::uffd::{AnswerError, Answered, Install, Registered};
+use uzone_os::uffd::{Answered, Install, Registered, UffdError};
 use uzone_os::{Anonymous, Exclusive, HugeAdvice, SystemRoot};
 use uzone_pages::{ByteLen, PageSize};
 
@@ -36,14 +36,14 @@ use crate::slot::Slot;
 /// A kernel that answers in small pages, and moves large ones.
 pub(crate) trait MovingKernel: Kernel {
     /// Moves the whole of `source` to where it is missing.
-    fn move_here(&self, offset: u64, source: &mut Exclusive) -> Result<Answered, AnswerError>;
+    fn move_here(&self, offset: u64, source: &mut Exclusive) -> Result<Answered, UffdError>;
 
     /// Returns whether a range is huge pages.
     fn is_huge(&self, range: Range<u64>) -> bool;
 }
 
 impl MovingKernel for Registered {
-    fn move_here(&self, offset: u64, source: &mut Exclusive) -> Result<Answered, AnswerError> {
+    fn move_here(&self, offset: u64, source: &mut Exclusive) -> Result<Answered, UffdError> {
         let len = source.len();
         self.move_pages(offset, source, 0, len, Install::default())
     }
@@ -89,8 +89,8 @@ impl<K: MovingKernel> Transparent<K> {
     fn in_small_pages(
         &self,
         range: Range<u64>,
-        ask: impl Fn(Range<u64>) -> Result<Answered, AnswerError>,
-    ) -> Result<Answered, AnswerError> {
+        ask: impl Fn(Range<u64>) -> Result<Answered, UffdError>,
+    ) -> Result<Answered, UffdError> {
         let small = uzone_os::probe::page_size().bytes();
         let (mut at, mut was_there) = (range.start, 0);
         // It ends: every round but the last goes at least a small page further.
@@ -119,8 +119,8 @@ impl<K: MovingKernel> Transparent<K> {
     fn page_by_page(
         &self,
         range: Range<u64>,
-        mut ask: impl FnMut(Range<u64>) -> Result<Answered, AnswerError>,
-    ) -> Result<Answered, AnswerError> {
+        mut ask: impl FnMut(Range<u64>) -> Result<Answered, UffdError>,
+    ) -> Result<Answered, UffdError> {
         let first = range.start..range.start + self.page.bytes();
         let bytes = self.page.bytes();
         let is_last = first.end >= range.end;
@@ -132,7 +132,7 @@ impl<K: MovingKernel> Transparent<K> {
 }
 
 impl<K: MovingKernel> Kernel for Transparent<K> {
-    fn install(&self, range: Range<u64>, fill: Fill<'_>) -> Result<Answered, AnswerError> {
+    fn install(&self, range: Range<u64>, fill: Fill<'_>) -> Result<Answered, UffdError> {
         if matches!(fill, Fill::Cached) {
             // The memory is of no file, so the page cache has nothing of it.
             return self.small.install(range, fill);
@@ -174,7 +174,7 @@ impl<K: MovingKernel> Kernel for Transparent<K> {
         Some(Slot { memory: Some(memory?), home: &self.slots })
     }
 
-    fn install_slot(&self, offset: u64, slot: &mut Slot<'_>) -> Result<Answered, AnswerError> {
+    fn install_slot(&self, offset: u64, slot: &mut Slot<'_>) -> Result<Answered, UffdError> {
         let page = offset..offset + self.page.bytes();
         let made = slot.memory();
         let moved = match self.small.move_here(offset, made) {
@@ -242,7 +242,7 @@ mod tests {
             range: Range<u64>,
             call: UffdCall,
             byte: impl Fn(u64) -> u8,
-        ) -> Result<Answered, AnswerError> {
+        ) -> Result<Answered, UffdError> {
             let mut machine = self.0.lock().unwrap();
             assert!(range.start < range.end && (range.start | range.end).is_multiple_of(SMALL));
             let whim = machine.whims[machine.next % machine.whims.len()];
@@ -274,7 +274,7 @@ mod tests {
     }
 
     impl Kernel for Fake {
-        fn install(&self, range: Range<u64>, fill: Fill<'_>) -> Result<Answered, AnswerError> {
+        fn install(&self, range: Range<u64>, fill: Fill<'_>) -> Result<Answered, UffdError> {
             let offset = range.start;
             match fill {
                 Fill::Bytes(bytes) => self
@@ -291,7 +291,7 @@ mod tests {
     }
 
     impl MovingKernel for Fake {
-        fn move_here(&self, offset: u64, source: &mut Exclusive) -> Result<Answered, AnswerError> {
+        fn move_here(&self, offset: u64, source: &mut Exclusive) -> Result<Answered, UffdError> {
             let bytes = source.as_bytes_mut();
             let range = offset..offset + bytes.len() as u64;
             let first = |at: u64| usize::try_from(at - offset).unwrap();

@@ -10,7 +10,7 @@
 
 use std::ops::Range;
 
-use uzone_os::uffd::{AnswerError, Answered};
+use uzone_os::uffd::{Answered, UffdError};
 use uzone_os::{AccessError, Mapping};
 use uzone_pages::PageSize;
 
@@ -197,8 +197,8 @@ impl<'a> Window<'a> {
     /// Fills pages from `offset` on with `bytes`, which are whole pages.
     ///
     /// # Errors
-    /// [`AnswerError`] if they are not all in the window, or the kernel refuses.
-    pub fn copy(&mut self, offset: u64, bytes: &[u8]) -> Result<Filled, AnswerError> {
+    /// [`UffdError`] if they are not all in the window, or the kernel refuses.
+    pub fn copy(&mut self, offset: u64, bytes: &[u8]) -> Result<Filled, UffdError> {
         let range = offset..offset.saturating_add(bytes.len() as u64);
         self.install(range, Fill::Bytes(bytes))
     }
@@ -215,7 +215,7 @@ impl<'a> Window<'a> {
         range: Range<u64>,
         source: &Mapping,
         source_offset: u64,
-    ) -> Result<Filled, AnswerError> {
+    ) -> Result<Filled, UffdError> {
         self.install(range, Fill::From { source, offset: source_offset })
     }
 
@@ -230,8 +230,8 @@ impl<'a> Window<'a> {
     /// them are installed.
     ///
     /// # Errors
-    /// The error of `produce`, or [`AnswerError`] as for [`Window::copy`].
-    pub fn copy_with<E: From<AnswerError>>(
+    /// The error of `produce`, or [`UffdError`] as for [`Window::copy`].
+    pub fn copy_with<E: From<UffdError>>(
         &mut self,
         range: Range<u64>,
         produce: impl FnOnce(&mut [u8]) -> Result<usize, E>,
@@ -269,7 +269,7 @@ impl<'a> Window<'a> {
     ///
     /// # Errors
     /// As for [`Window::copy`].
-    pub fn zero(&mut self, range: Range<u64>) -> Result<Filled, AnswerError> {
+    pub fn zero(&mut self, range: Range<u64>) -> Result<Filled, UffdError> {
         self.check(&range)?;
         if self.memory.policy.zeroes_by_copy {
             let mut at = range.start;
@@ -282,7 +282,7 @@ impl<'a> Window<'a> {
                 let end = range.end.min(at + room);
                 let filled = self.copy_with(at..end, |bytes| {
                     bytes.fill(0);
-                    Ok::<_, AnswerError>(bytes.len())
+                    Ok::<_, UffdError>(bytes.len())
                 })?;
                 if filled != Filled::All {
                     all = filled;
@@ -301,11 +301,11 @@ impl<'a> Window<'a> {
     ///
     /// # Errors
     /// As for [`Window::copy`].
-    pub fn continue_mapping(&mut self, range: Range<u64>) -> Result<Filled, AnswerError> {
+    pub fn continue_mapping(&mut self, range: Range<u64>) -> Result<Filled, UffdError> {
         self.install(range, Fill::Cached)
     }
 
-    fn install(&mut self, range: Range<u64>, fill: Fill<'_>) -> Result<Filled, AnswerError> {
+    fn install(&mut self, range: Range<u64>, fill: Fill<'_>) -> Result<Filled, UffdError> {
         let kernel = self.kernel;
         let first = range.start.wrapping_add(self.base);
         self.install_with(range, |part| {
@@ -319,8 +319,8 @@ impl<'a> Window<'a> {
     fn install_with(
         &mut self,
         range: Range<u64>,
-        mut ask: impl FnMut(Range<u64>) -> Result<Answered, AnswerError>,
-    ) -> Result<Filled, AnswerError> {
+        mut ask: impl FnMut(Range<u64>) -> Result<Answered, UffdError>,
+    ) -> Result<Filled, UffdError> {
         self.check(&range)?;
         let page = self.page_size();
         // From here on offsets are the mapping's.

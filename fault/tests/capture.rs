@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use common::{HUGE, PATIENCE, Pool, function, page, scattered, skip, usize_of, word, write_words};
 use uzone_fault::{
-    AdoptedMemory, CaptureError, Captured, Engine, KeptPages, LazyOptions, PendingFaults,
+    AdoptedMemory, Captured, Engine, KeptPages, LazyError, LazyOptions, PendingFaults,
     RemoteRegion, WriteCapture,
 };
 use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Remote, Uffd};
@@ -139,7 +139,7 @@ fn check_beside_writers(adopted: &Adopted) {
     let (memory, kept) =
         (File::open("/proc/self/mem").unwrap(), KeptPages::new(&[adopted.region]).unwrap());
     let refused = adopted.adopted().capture(WriteCapture::new(memory, kept, second, || {}), false);
-    assert!(matches!(refused, Err(CaptureError::Busy)), "{refused:?}");
+    assert!(matches!(refused, Err(LazyError::Captured)), "{refused:?}");
 
     let writes = AtomicU64::new(0);
     let (stop, is_read) = (AtomicBool::new(false), AtomicBool::new(false));

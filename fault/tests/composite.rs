@@ -11,8 +11,8 @@ use common::{
     write_words,
 };
 use uzone_fault::{
-    Backing, BackingError, CompositeBacking, CompositeError, FileBacking, FunctionBacking,
-    HugePages, LazyOptions, MapError, MemoryBacking, Populate,
+    Backing, BackingError, CompositeBacking, FileBacking, FunctionBacking, HugePages, LazyOptions,
+    MapError, MemoryBacking, Populate,
 };
 use uzone_os::{HugeSize, Mapping, Sharing, probe};
 use uzone_pages::{Advice, ByteLen, FaultAround};
@@ -102,11 +102,11 @@ fn parts_that_cannot_be_mapped_are_refused_with_the_reason() {
     let memory = MemoryBacking::new(file, Sharing::Private).unwrap();
     let builder = CompositeBacking::builder(probe::page_size());
     let error = builder.part(0..page(), Arc::new(memory), 0).build().unwrap_err();
-    assert!(matches!(error, CompositeError::NotOwn { start: 0 }), "{error}");
+    assert!(matches!(error, MapError::PartNotOwn { start: 0 }), "{error}");
     let short = FileBacking::new(file_with(&words(100))).unwrap();
     let builder = CompositeBacking::builder(probe::page_size());
     let error = builder.part(0..2 * page(), Arc::new(short), 0).build().unwrap_err();
-    assert!(matches!(error, CompositeError::TooShort { start: 0, .. }), "{error}");
+    assert!(matches!(error, MapError::PartTooShort { start: 0, .. }), "{error}");
     // Huge pages would be in two parts.
     let whole = CompositeBacking::builder(probe::page_size())
         .zero(0..page())

@@ -71,8 +71,8 @@ use core::fmt;
 
 use uzone_pages::ByteLen;
 
-pub use self::error::{BusError, BusKind};
-pub use self::handler::{InstallError, Installed, install};
+pub use self::error::{BusError, BusKind, HandlerError};
+pub use self::handler::{Installed, install};
 pub use self::state::{EVENTS, SLOTS};
 
 use self::state::TABLE;
@@ -87,53 +87,24 @@ pub const fn recovers_copies() -> bool {
     crate::bytes::IS_GUARDED
 }
 
-/// A range of addresses that cannot be watched.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum WatchError {
-    /// There is no handler that would record errors.
-    #[error("the SIGBUS handler is not installed: call bus::install first")]
-    NotInstalled,
-    /// The range has no address.
-    #[error("no address from {start} on is to be watched")]
-    Empty {
-        /// Where the range starts.
-        start: Addr,
-    },
-    /// The range ends behind the last address.
-    #[error("{len} from {start} on end behind the last address")]
-    Wraps {
-        /// Where the range starts.
-        start: Addr,
-        /// How long it is.
-        len: ByteLen,
-    },
-    /// There are as many watches as there can be.
-    #[error("all {slots} watches are in use: drop one, or watch a longer range at once")]
-    Full {
-        /// How many there can be.
-        slots: usize,
-    },
-}
-
 /// Watches `len` bytes from `start` on for bus errors, until what it returns is dropped.
 ///
 /// Ranges may overlap: each watch has every error that concerns it. The memory is not touched, and
 /// need not stay mapped. If it is unmapped, what else is mapped there is watched.
 ///
 /// # Errors
-/// [`WatchError::NotInstalled`] before [`install`], [`WatchError::Empty`], [`WatchError::Wraps`], or
-/// [`WatchError::Full`] if there are [`SLOTS`] watches.
-pub fn watch(start: Addr, len: ByteLen) -> Result<Watch, WatchError> {
+/// [`HandlerError::NotInstalled`] before [`install`], [`HandlerError::Empty`], [`HandlerError::Wraps`], or
+/// [`HandlerError::Full`] if there are [`SLOTS`] watches.
+pub fn watch(start: Addr, len: ByteLen) -> Result<Watch, HandlerError> {
     if !state::is_installed() {
-        return Err(WatchError::NotInstalled);
+        return Err(HandlerError::NotInstalled);
     }
     if len.is_zero() {
-        return Err(WatchError::Empty { start });
+        return Err(HandlerError::Empty { start });
     }
     let first = start.get() as u64;
-    let last = first.checked_add(len.get() - 1).ok_or(WatchError::Wraps { start, len })?;
-    let slot = TABLE.take(Extent { first, last }).ok_or(WatchError::Full { slots: SLOTS })?;
+    let last = first.checked_add(len.get() - 1).ok_or(HandlerError::Wraps { start, len })?;
+    let slot = TABLE.take(Extent { first, last }).ok_or(HandlerError::Full { slots: SLOTS })?;
     Ok(Watch { slot, start, len })
 }
 
@@ -222,7 +193,7 @@ mod tests {
     fn a_watch_before_the_handler_says_what_is_missing() {
         // The tests of this crate never install it: `tests/live` does, in processes of its own.
         let error = watch(Addr::new(4096), ByteLen::new(1)).unwrap_err();
-        assert_eq!(error, WatchError::NotInstalled);
+        assert!(matches!(error, HandlerError::NotInstalled), "{error}");
         assert!(error.to_string().ends_with("call bus::install first"));
     }
 }

@@ -39,7 +39,7 @@ pub(crate) use unguarded::{copy_words, flush_words, zero_words};
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use uzone_pages::PageSize;
+use uzone_pages::{ErrorKind, PageSize};
 
 use crate::bus::error::BusKind;
 use crate::options::Addr;
@@ -175,6 +175,20 @@ pub enum AccessError {
         /// Where they end.
         end: u64,
     },
+}
+
+impl AccessError {
+    /// Returns what kind of failure this is.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Bus { kind: BusKind::ActionRequired | BusKind::ActionOptional, .. } => {
+                ErrorKind::Poisoned
+            }
+            Self::Bus { .. } => ErrorKind::Io,
+            _ => ErrorKind::InvalidInput,
+        }
+    }
 }
 
 /// A word that is not there.

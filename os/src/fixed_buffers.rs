@@ -20,12 +20,8 @@ use rustix::process::{Resource, getrlimit};
 use rustix::thread::{CapabilitySet, capabilities};
 use uzone_pages::ByteLen;
 
-use crate::mapping::{Mapping, MappingError};
-
-/// The longest buffer that the kernel takes; longer memory is registered as several.
-pub(crate) const MAX_BUFFER: usize = 1 << 30;
-/// The most buffers of one ring.
-pub(crate) const MAX_BUFFERS: usize = 1 << 14;
+use crate::mapping::Mapping;
+use crate::mapping::error::{MAX_BUFFER, MAX_BUFFERS, MappingError};
 
 /// An io_uring whose queues are not mapped, good for registering memory only.
 #[derive(Debug)]

@@ -110,7 +110,7 @@ pub use exclusive::{Exclusive, Exclusivity};
 pub use file_writes::{FileWrites, file_writes};
 pub use fixed_buffers::FixedBuffers;
 pub use hugepages::HugeSize;
-pub use libpmem::{LibPmem, LibPmemError};
+pub use libpmem::LibPmem;
 pub use live::{LiveArc, LiveGuard, LiveOwner, Pins, References, Sort};
 pub use mapped::Mapped;
 pub use mapping::{FileId, Mapping, MappingError, Rejected, leaked};

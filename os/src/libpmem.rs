@@ -8,26 +8,13 @@
 
 use core::ffi::{CStr, c_int, c_uint, c_void};
 
+use crate::root::SysError;
+
 /// `PMEM_F_MEM_NONTEMPORAL`: past the cache, at any length.
 const NONTEMPORAL: c_uint = 1 << 1;
 
 type Memset = unsafe extern "C" fn(*mut c_void, c_int, usize, c_uint) -> *mut c_void;
 type Memcpy = unsafe extern "C" fn(*mut c_void, *const c_void, usize, c_uint) -> *mut c_void;
-
-/// The library is not here, or is another than was expected.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum LibPmemError {
-    /// It could not be loaded.
-    #[error("libpmem.so.1 cannot be loaded: install the package libpmem1 (or libpmem)")]
-    Absent,
-    /// It has no such function.
-    #[error("libpmem.so.1 has no function {name}: it is older than version 1.5")]
-    TooOld {
-        /// The function.
-        name: &'static str,
-    },
-}
 
 /// The functions of a library that is loaded.
 ///
@@ -43,19 +30,19 @@ impl LibPmem {
     /// Loads the library.
     ///
     /// # Errors
-    /// [`LibPmemError`] if it is not installed, or too old.
-    pub fn load() -> Result<Self, LibPmemError> {
+    /// [`SysError`] if it is not installed, or too old.
+    pub fn load() -> Result<Self, SysError> {
         // SAFETY: dlopen(3) runs the initialisers of the library, which only look at the CPU and the
         // environment; the name is a C string.
         let library = unsafe { libc::dlopen(c"libpmem.so.1".as_ptr(), libc::RTLD_NOW) };
         if library.is_null() {
-            return Err(LibPmemError::Absent);
+            return Err(SysError::NoLibPmem);
         }
         let find = |name: &'static CStr| {
             // SAFETY: dlsym(3) wants a library that is loaded, which was just tested, and a C string.
             let function = unsafe { libc::dlsym(library, name.as_ptr()) };
             let name = name.to_str().unwrap_or("?");
-            if function.is_null() { Err(LibPmemError::TooOld { name }) } else { Ok(function) }
+            if function.is_null() { Err(SysError::OldLibPmem { name }) } else { Ok(function) }
         };
         let (memset, memcpy) = (find(c"pmem_memset")?, find(c"pmem_memcpy")?);
         Ok(Self {

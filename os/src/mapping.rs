@@ -34,7 +34,7 @@ use crate::shortage::MapError;
 
 mod access;
 mod cut;
-mod error;
+pub(crate) mod error;
 
 pub use error::{MappingError, Rejected};
 

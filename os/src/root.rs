@@ -61,6 +61,15 @@ pub enum SysError {
         #[source]
         cause: io::Error,
     },
+    /// libpmem could not be loaded.
+    #[error("libpmem.so.1 cannot be loaded: install the package libpmem1 (or libpmem)")]
+    NoLibPmem,
+    /// libpmem has no such function.
+    #[error("libpmem.so.1 has no function {name}: it is older than version 1.5")]
+    OldLibPmem {
+        /// The function.
+        name: &'static str,
+    },
 }
 
 impl SysError {
@@ -72,6 +81,7 @@ impl SysError {
             Self::Read { cause, .. } if cause.kind() == io::ErrorKind::PermissionDenied => {
                 ErrorKind::PermissionDenied
             }
+            Self::NoLibPmem | Self::OldLibPmem { .. } => ErrorKind::NotSupported,
             Self::Format { .. } => ErrorKind::InvalidData,
             Self::NoCpu { .. } => ErrorKind::InvalidInput,
             _ => ErrorKind::Io,

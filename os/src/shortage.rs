@@ -8,7 +8,7 @@ use std::io;
 use std::path::PathBuf;
 
 use rustix::process::{Resource, getrlimit};
-use uzone_pages::{ByteLen, PageSize};
+use uzone_pages::{ByteLen, ErrorKind, PageSize};
 
 use crate::hugepages::{self, HugeSize};
 use crate::options::{Access, Addr, Sharing};
@@ -262,6 +262,25 @@ pub enum MapError {
 }
 
 impl MapError {
+    /// Returns what kind of failure this is.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Memory { .. } | Self::HugePool { .. } | Self::Create { .. } => {
+                ErrorKind::OutOfMemory
+            }
+            Self::NotOpenFor { .. } => ErrorKind::PermissionDenied,
+            Self::HugeSize { .. }
+            | Self::Advice { .. }
+            | Self::UnknownDevice { .. }
+            | Self::DaxAttribute { .. }
+            | Self::NoDax { .. } => ErrorKind::NotSupported,
+            Self::Inspect { .. } => ErrorKind::Io,
+            Self::Refused { .. } => ErrorKind::Other,
+            _ => ErrorKind::InvalidInput,
+        }
+    }
+
     /// Returns the error for `len` bytes of huge pages that the kernel had no memory for: the pool
     /// is too small, or, if it is not, another limit forbids it.
     pub(crate) fn huge_pool(

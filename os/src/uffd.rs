@@ -57,7 +57,7 @@ mod rooms;
 mod wait;
 pub mod write_states;
 
-pub use answer::{AnswerError, Install};
+pub use answer::Install;
 pub use bare::BareHandler;
 pub use descriptor::{KernelFaults, Uffd};
 pub use error::UffdError;
@@ -70,6 +70,6 @@ pub use message::{Event, FaultKind, PageFault};
 pub use modes::Modes;
 pub use pending_faults::PendingFaults;
 pub use registered::{Calls, Registered};
-pub use remote::{NotUffd, Remote};
+pub use remote::Remote;
 pub use reply::{Answered, Refusal, UffdCall};
 pub use wait::{Doorbell, Ready, wait};

@@ -5,7 +5,7 @@
 
 use crate::addr::AddrError;
 use crate::content::Content;
-use crate::folio::{AdvanceError, HoldError, ReleaseError};
+use crate::folio::{AdvanceError, HoldError};
 use crate::layout::LayoutError;
 
 /// What kind of error an error is.
@@ -82,7 +82,6 @@ macro_rules! kinds {
 kinds! {
     AddrError { _ => InvalidInput }
     LayoutError { _ => InvalidInput }
-    ReleaseError { _ => InvalidInput }
     HoldError {
         Self::Free => InvalidInput,
         Self::Overflow | Self::Full => OutOfMemory,
@@ -93,7 +92,7 @@ kinds! {
     AdvanceError {
         Self::Found { found: Content::Poisoned, .. } => Poisoned,
         Self::Found { .. } | Self::Pinned { .. } => Busy,
-        Self::Illegal { .. } => InvalidInput,
+        Self::Illegal { .. } | Self::NotHeld { .. } => InvalidInput,
         Self::NotHere { .. } => NotFound,
     }
 }

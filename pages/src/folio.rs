@@ -83,22 +83,6 @@ pub enum HoldError {
 // Pins return it by value.
 const _: () = assert!(size_of::<HoldError>() == 1);
 
-/// Why a hold could not be given back.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ReleaseError {
-    /// There are not so many holds of that sort.
-    #[error("gave back {given} {what}, where {held} are held")]
-    NotHeld {
-        /// "references" or "pins".
-        what: &'static str,
-        /// How many were given back.
-        given: u32,
-        /// How many there were.
-        held: u32,
-    },
-}
-
 /// What giving a hold back did.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[must_use]
@@ -110,7 +94,7 @@ pub enum Released {
     Last,
 }
 
-/// Why a page's content could not be advanced.
+/// Why a page's content could not be advanced, or a hold not be given back.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdvanceError {
@@ -141,6 +125,16 @@ pub enum AdvanceError {
     NotHere {
         /// The page.
         pfn: Pfn,
+    },
+    /// There are not so many holds of that sort to give back.
+    #[error("gave back {given} {}, where {held} are held", what.name())]
+    NotHeld {
+        /// Which holds.
+        what: HoldKind,
+        /// How many were given back.
+        given: u32,
+        /// How many there were.
+        held: u32,
     },
 }
 
@@ -249,9 +243,9 @@ impl<'a, P> Folio<'a, P> {
     /// Gives a hold of `sort` back: [`Folio::put`] or [`Folio::unpin`].
     ///
     /// # Errors
-    /// [`ReleaseError`] if there is none; then nothing has changed.
+    /// [`AdvanceError::NotHeld`] if there is none; then nothing has changed.
     #[inline]
-    pub fn release(self, sort: HoldKind) -> Result<Released, ReleaseError> {
+    pub fn release(self, sort: HoldKind) -> Result<Released, AdvanceError> {
         self.give_back(sort, 1)
     }
 
@@ -350,37 +344,37 @@ impl<'a, P> Folio<'a, P> {
     /// Gives a reference back.
     ///
     /// # Errors
-    /// [`ReleaseError`] if there is none; then nothing has changed.
-    pub fn put(self) -> Result<Released, ReleaseError> {
+    /// [`AdvanceError::NotHeld`] if there is none; then nothing has changed.
+    pub fn put(self) -> Result<Released, AdvanceError> {
         self.give_back(HoldKind::Reference, 1)
     }
 
     /// Gives `count` references back at once.
     ///
     /// # Errors
-    /// [`ReleaseError`] if there are fewer; then nothing has changed.
-    pub fn put_many(self, count: u32) -> Result<Released, ReleaseError> {
+    /// [`AdvanceError::NotHeld`] if there are fewer; then nothing has changed.
+    pub fn put_many(self, count: u32) -> Result<Released, AdvanceError> {
         self.give_back(HoldKind::Reference, count)
     }
 
     /// Gives a pin back.
     ///
     /// # Errors
-    /// [`ReleaseError`] if there is none; then nothing has changed.
-    pub fn unpin(self) -> Result<Released, ReleaseError> {
+    /// [`AdvanceError::NotHeld`] if there is none; then nothing has changed.
+    pub fn unpin(self) -> Result<Released, AdvanceError> {
         self.give_back(HoldKind::Pin, 1)
     }
 
     /// Gives `count` pins back at once.
     ///
     /// # Errors
-    /// [`ReleaseError`] if there are fewer; then nothing has changed.
-    pub fn unpin_many(self, count: u32) -> Result<Released, ReleaseError> {
+    /// [`AdvanceError::NotHeld`] if there are fewer; then nothing has changed.
+    pub fn unpin_many(self, count: u32) -> Result<Released, AdvanceError> {
         self.give_back(HoldKind::Pin, count)
     }
 
     #[inline]
-    fn give_back(self, sort: HoldKind, count: u32) -> Result<Released, ReleaseError> {
+    fn give_back(self, sort: HoldKind, count: u32) -> Result<Released, AdvanceError> {
         if count == 0 {
             return Ok(Released::Held);
         }
@@ -391,7 +385,7 @@ impl<'a, P> Folio<'a, P> {
         self.update(Ordering::AcqRel, |word| {
             let held = sort.count(word);
             if held < count {
-                return Err(ReleaseError::NotHeld { what: sort.name(), given: count, held });
+                return Err(AdvanceError::NotHeld { what: sort, given: count, held });
             }
             let after = Word(word.0 - delta);
             if after.references() != 0 || after.pins() != 0 {
@@ -665,18 +659,18 @@ mod tests {
             let before = folio.word();
             assert_eq!(
                 folio.unpin(),
-                Err(ReleaseError::NotHeld { what: "pins", given: 1, held: 0 })
+                Err(AdvanceError::NotHeld { what: HoldKind::Pin, given: 1, held: 0 })
             );
             assert_eq!(
                 folio.put_many(2),
-                Err(ReleaseError::NotHeld { what: "references", given: 2, held: 1 })
+                Err(AdvanceError::NotHeld { what: HoldKind::Reference, given: 2, held: 1 })
             );
             assert_eq!(folio.word(), before);
         });
         with_folio(MemoryKind::Coherent, |folio| {
             assert_eq!(
                 folio.put(),
-                Err(ReleaseError::NotHeld { what: "references", given: 1, held: 0 })
+                Err(AdvanceError::NotHeld { what: HoldKind::Reference, given: 1, held: 0 })
             );
             assert!(folio.word().is_free());
         });

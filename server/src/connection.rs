@@ -15,6 +15,8 @@ use uzone_os::uffd::Remote;
 
 use crate::status::{SessionStats, SessionStatus, nanoseconds};
 
+/// How many regions a message has at most.
+pub(crate) const REGIONS: usize = 1024;
 /// How long a message is at most.
 pub(crate) const MESSAGE_BYTES: usize = 64 << 10;
 /// How much of a monitor's message is handed over: more than it may have, so that the worker refuses it.

@@ -15,9 +15,8 @@ use uzone_fault::RemoteRegion;
 use uzone_pages::ByteLen;
 
 use crate::connection::{Connection, MESSAGE_BYTES};
+use crate::error::ServeError;
 
-/// How many regions a message has at most.
-const REGIONS: usize = 1024;
 /// The dialects. The first one takes a message whose start is of several.
 const DIALECTS: [&dyn Dialect; 2] = [&attach::Attach, &firecracker::Firecracker];
 
@@ -29,8 +28,8 @@ pub(crate) trait Dialect: Sync {
     /// Returns what came so far: a pure function of the bytes.
     ///
     /// # Errors
-    /// [`HandshakeError`] if it is no message of this dialect.
-    fn parse(&self, bytes: &[u8]) -> Result<Said, HandshakeError>;
+    /// [`ServeError`] if it is no message of this dialect.
+    fn parse(&self, bytes: &[u8]) -> Result<Said, ServeError>;
 
     /// Returns how many descriptors come with memory at most; the first is the userfaultfd.
     fn descriptors(&self) -> usize;
@@ -47,64 +46,6 @@ pub(crate) trait Dialect: Sync {
     fn reply(&self, _: &UnixStream, _: &Reply, _: Option<BorrowedFd<'_>>) -> io::Result<()> {
         Ok(())
     }
-}
-
-/// A message that hands no memory over.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum HandshakeError {
-    /// It is no array of regions.
-    #[error("the message is no array of regions in JSON: {0}")]
-    NotRegions(String),
-    /// It is an object, and no request of a program that attaches.
-    #[error("the message is no request to attach: {0}")]
-    NotARequest(String),
-    /// It has no region, or too many.
-    #[error("the message has {0} regions: 1 to {REGIONS} are possible")]
-    Count(usize),
-    /// It is longer than a message may be.
-    #[error("the message is longer than {MESSAGE_BYTES} bytes")]
-    TooLong,
-    /// The pages have a size that memory cannot have.
-    #[error("region {index} has pages of {page_bytes} bytes: 4096 and 2097152 are possible")]
-    PageSize {
-        /// Which region.
-        index: usize,
-        /// How many bytes.
-        page_bytes: u64,
-    },
-    /// A region starts or ends inside of a page.
-    #[error(
-        "region {index} has {what} {bytes:#x}, which is no multiple of its pages of {page_bytes} bytes"
-    )]
-    CutsPage {
-        /// Which region.
-        index: usize,
-        /// What of it: its address, its size or its offset in the image.
-        what: &'static str,
-        /// That number.
-        bytes: u64,
-        /// How large its pages are.
-        page_bytes: u64,
-    },
-    /// A region is longer than the image has bytes from there on, or has none.
-    #[error("region {index} has {len} at offset {offset:#x} of the image, which has {image}")]
-    Beyond {
-        /// Which region.
-        index: usize,
-        /// How long it is.
-        len: ByteLen,
-        /// Where it starts in the image.
-        offset: u64,
-        /// How long the image is.
-        image: ByteLen,
-    },
-    /// The connection ended before the message did.
-    #[error("the connection ended after {0} bytes of a message")]
-    Ended(usize),
-    /// It came without a descriptor, or with too many.
-    #[error("the message came with {0} descriptors: one userfaultfd is needed")]
-    Descriptors(usize),
 }
 
 /// What came so far.
@@ -148,24 +89,24 @@ pub(crate) fn of(bytes: &[u8]) -> Option<&'static dyn Dialect> {
 /// Returns what came by a connection.
 ///
 /// # Errors
-/// [`HandshakeError`] if it is of no dialect.
-pub(crate) fn read(connection: &Connection) -> Result<Said, HandshakeError> {
+/// [`ServeError`] if it is of no dialect.
+pub(crate) fn read(connection: &Connection) -> Result<Said, ServeError> {
     let bytes = &connection.bytes;
     if bytes.len() > MESSAGE_BYTES {
-        return Err(HandshakeError::TooLong);
+        return Err(ServeError::MessageTooLong);
     }
     let dialect = of(bytes);
     let said = dialect.map_or(Ok(Said::Part), |dialect| dialect.parse(bytes))?;
     let descriptors = connection.count_descriptors();
     let most = dialect.map_or(1, Dialect::descriptors);
     match said {
-        Said::Part if descriptors > most => Err(HandshakeError::Descriptors(descriptors)),
+        Said::Part if descriptors > most => Err(ServeError::Descriptors(descriptors)),
         // More will not come.
         Said::Part | Said::Asks(_) if connection.is_ended => {
-            Err(HandshakeError::Ended(bytes.len()))
+            Err(ServeError::MessageEnded(bytes.len()))
         }
         Said::Memory(_) if !(1..=most).contains(&descriptors) => {
-            Err(HandshakeError::Descriptors(descriptors))
+            Err(ServeError::Descriptors(descriptors))
         }
         said => Ok(said),
     }
@@ -174,21 +115,21 @@ pub(crate) fn read(connection: &Connection) -> Result<Said, HandshakeError> {
 /// Checks that regions are whole pages, and that the image has their bytes.
 ///
 /// # Errors
-/// [`HandshakeError::CutsPage`], [`HandshakeError::Beyond`].
-pub(crate) fn check(regions: &[RemoteRegion], image: ByteLen) -> Result<(), HandshakeError> {
+/// [`ServeError::RegionCutsPage`], [`ServeError::RegionBeyond`].
+pub(crate) fn check(regions: &[RemoteRegion], image: ByteLen) -> Result<(), ServeError> {
     for (index, region) in regions.iter().enumerate() {
         let &RemoteRegion { start, len, offset, page } = region;
         let page_bytes = page.bytes();
         for (what, bytes) in [("address", start.get()), ("size", len.get()), ("offset", offset)] {
             if !bytes.is_multiple_of(page_bytes) {
-                return Err(HandshakeError::CutsPage { index, what, bytes, page_bytes });
+                return Err(ServeError::RegionCutsPage { index, what, bytes, page_bytes });
             }
         }
         // The last page of an image may be a part of one.
         let end = offset.checked_add(len.get());
         let has = image.align_up(page_bytes).unwrap_or(image).get();
         if len.is_zero() || end.is_none_or(|end| end > has) {
-            return Err(HandshakeError::Beyond { index, len, offset, image });
+            return Err(ServeError::RegionBeyond { index, len, offset, image });
         }
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! What keeps a server from running: [`ServeError`].
+//! What keeps a server from running, a client from being served, and a machine from being restored: [`ServeError`].
 
 use std::io;
 use std::net::SocketAddr;
@@ -6,10 +6,12 @@ use std::path::PathBuf;
 use std::process::ExitStatus;
 
 use uzone_fault::MapError;
-use uzone_pages::ErrorKind;
+use uzone_pages::{ByteLen, ErrorKind};
 use uzone_snapshot::SnapshotError;
 
-/// A server that cannot be started, or cannot go on.
+use crate::connection::{MESSAGE_BYTES, REGIONS};
+
+/// A server that cannot be started or go on, a message that hands no memory over, or a machine that is not restored.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {
@@ -120,6 +122,115 @@ pub enum ServeError {
     /// Events cannot be waited for.
     #[error("cannot wait for events: {0}")]
     Wait(#[source] io::Error),
+    /// The message of a client is no array of regions.
+    #[error("the message is no array of regions in JSON: {0}")]
+    NotRegions(String),
+    /// The message is an object, and no request of a program that attaches.
+    #[error("the message is no request to attach: {0}")]
+    NotARequest(String),
+    /// The message has no region, or too many.
+    #[error("the message has {0} regions: 1 to {REGIONS} are possible")]
+    Regions(usize),
+    /// The message is longer than a message may be.
+    #[error("the message is longer than {MESSAGE_BYTES} bytes")]
+    MessageTooLong,
+    /// The pages of a region have a size that memory cannot have.
+    #[error("region {index} has pages of {page_bytes} bytes: 4096 and 2097152 are possible")]
+    PageSize {
+        /// Which region.
+        index: usize,
+        /// How many bytes.
+        page_bytes: u64,
+    },
+    /// A region starts or ends inside of a page.
+    #[error(
+        "region {index} has {what} {bytes:#x}, which is no multiple of its pages of {page_bytes} bytes"
+    )]
+    RegionCutsPage {
+        /// Which region.
+        index: usize,
+        /// What of it: its address, its size or its offset in the image.
+        what: &'static str,
+        /// That number.
+        bytes: u64,
+        /// How large its pages are.
+        page_bytes: u64,
+    },
+    /// A region is longer than the image has bytes from there on, or has none.
+    #[error("region {index} has {len} at offset {offset:#x} of the image, which has {image}")]
+    RegionBeyond {
+        /// Which region.
+        index: usize,
+        /// How long it is.
+        len: ByteLen,
+        /// Where it starts in the image.
+        offset: u64,
+        /// How long the image is.
+        image: ByteLen,
+    },
+    /// The connection ended before the message did.
+    #[error("the connection ended after {0} bytes of a message")]
+    MessageEnded(usize),
+    /// The message came without a descriptor, or with too many.
+    #[error("the message came with {0} descriptors: one userfaultfd is needed")]
+    Descriptors(usize),
+    /// The configuration of a machine has no memory, or memory that there cannot be.
+    #[error("the configuration of the machine cannot be used: {why}")]
+    MachineConfig {
+        /// Why not.
+        why: String,
+    },
+    /// The memory of a machine is larger than the image.
+    #[error(
+        "the machine has {asked_bytes} bytes of memory, and the image has {has_bytes}: it is of another machine"
+    )]
+    OtherMachine {
+        /// How many bytes the machine has.
+        asked_bytes: u64,
+        /// How many bytes the image has.
+        has_bytes: u64,
+    },
+    /// Cloud Hypervisor cannot be reached.
+    #[error(
+        "cannot connect to {}: {cause}; have Cloud Hypervisor receive there (receive-migration)", path.display()
+    )]
+    Connect {
+        /// Where it should listen.
+        path: PathBuf,
+        /// What the system answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// Cloud Hypervisor refused a part of the machine; its own log has the reason.
+    #[error("Cloud Hypervisor refuses {what}: its log has the reason")]
+    Refused {
+        /// What was sent.
+        what: &'static str,
+    },
+    /// Cloud Hypervisor ended the connection, or sent what there is not in the protocol.
+    #[error("cannot send or receive {what}: {cause}")]
+    Broken {
+        /// What was being sent or received.
+        what: &'static str,
+        /// What the system answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// This process cannot be confined ([`Offload::sandbox`](crate::Offload::sandbox)).
+    #[error("cannot confine the process that answers page faults: {0}")]
+    Sandbox(#[source] io::Error),
+    /// There is no memory for a file.
+    #[error(transparent)]
+    Memory(#[from] uzone_os::MapError),
+    /// A page cannot be read from the image, or written to the file.
+    #[error("cannot restore the page at guest address {address:#x}: {cause}")]
+    Page {
+        /// Where it is for the guest.
+        address: u64,
+        /// Why not.
+        #[source]
+        cause: SnapshotError,
+    },
 }
 
 impl ServeError {
@@ -145,7 +256,28 @@ impl ServeError {
             | Self::Wait(cause) => of_io(cause),
             Self::InUse { .. } => ErrorKind::Busy,
             Self::NotASocket { .. } => ErrorKind::InvalidInput,
-            Self::Engine(_) | Self::Worker { .. } => ErrorKind::Io,
+            Self::NotRegions(_)
+            | Self::NotARequest(_)
+            | Self::Regions(_)
+            | Self::MessageTooLong
+            | Self::PageSize { .. }
+            | Self::RegionCutsPage { .. }
+            | Self::RegionBeyond { .. }
+            | Self::MessageEnded(_)
+            | Self::Descriptors(_)
+            | Self::MachineConfig { .. }
+            | Self::OtherMachine { .. } => ErrorKind::InvalidData,
+            Self::Connect { cause, .. } if cause.kind() == io::ErrorKind::PermissionDenied => {
+                ErrorKind::PermissionDenied
+            }
+            Self::Connect { .. } => ErrorKind::NotFound,
+            Self::Memory(_) => ErrorKind::OutOfMemory,
+            Self::Page { cause, .. } => cause.kind(),
+            Self::Refused { .. }
+            | Self::Broken { .. }
+            | Self::Sandbox(_)
+            | Self::Engine(_)
+            | Self::Worker { .. } => ErrorKind::Io,
         }
     }
 }

@@ -54,14 +54,13 @@ mod working_set;
 
 pub use capture::{CapturedPages, NotProtected, SessionMemory};
 pub use control::{control_path, drain, status};
-pub use dialect::HandshakeError;
 pub use dialect::firecracker::regions;
 pub use error::ServeError;
 pub use estate::Estate;
 pub use event::ServeEvent;
 pub use keeper::{Keeper, Served};
 pub use manager::{Passed, ServiceManager};
-pub use offload::{Offload, OffloadError, Offloaded};
+pub use offload::{Offload, Offloaded};
 pub use options::{OnFailure, Prefetch, ServerOptions};
 pub use recovery::Recovery;
 pub use sandbox::{Sandbox, credential_files};

@@ -27,10 +27,11 @@ use std::time::Duration;
 use serde::Deserialize;
 use uzone_os::file_system::next_data;
 use uzone_os::uffd::{EventSet, ReadyKeys};
-use uzone_os::{MapError, Mapping, peer};
-use uzone_pages::{ByteLen, ErrorKind};
+use uzone_os::{Mapping, peer};
+use uzone_pages::ByteLen;
 use uzone_snapshot::{Image, SnapshotError};
 
+use crate::error::ServeError;
 use crate::sandbox::{Beside, Files, Sandbox};
 
 /// How many bytes a page has, of which the other side asks for whole ones.
@@ -60,86 +61,6 @@ const OK: u16 = 1;
 const ERROR: u16 = 2;
 /// What the second connection starts with: that it carries faults.
 const FAULTS: u16 = 2;
-
-/// A machine that is not restored.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum OffloadError {
-    /// The configuration has no memory, or memory that there cannot be.
-    #[error("the configuration of the machine cannot be used: {why}")]
-    Config {
-        /// Why not.
-        why: String,
-    },
-    /// The memory is larger than the image.
-    #[error(
-        "the machine has {asked_bytes} bytes of memory, and the image has {has_bytes}: it is of another machine"
-    )]
-    TooShort {
-        /// How many bytes the machine has.
-        asked_bytes: u64,
-        /// How many bytes the image has.
-        has_bytes: u64,
-    },
-    /// Cloud Hypervisor cannot be reached.
-    #[error(
-        "cannot connect to {}: {cause}; have Cloud Hypervisor receive there (receive-migration)", path.display()
-    )]
-    Connect {
-        /// Where it should listen.
-        path: PathBuf,
-        /// What the system answered.
-        #[source]
-        cause: io::Error,
-    },
-    /// It refused a part of the machine; its own log has the reason.
-    #[error("Cloud Hypervisor refuses {what}: its log has the reason")]
-    Refused {
-        /// What was sent.
-        what: &'static str,
-    },
-    /// It ended the connection, or sent what there is not in the protocol.
-    #[error("cannot send or receive {what}: {cause}")]
-    Broken {
-        /// What was being sent or received.
-        what: &'static str,
-        /// What the system answered.
-        #[source]
-        cause: io::Error,
-    },
-    /// This process cannot be confined ([`Offload::sandbox`]).
-    #[error("cannot confine the process that answers page faults: {0}")]
-    Sandbox(#[source] io::Error),
-    /// There is no memory for a file.
-    #[error(transparent)]
-    Memory(#[from] MapError),
-    /// A page cannot be read from the image, or written to the file.
-    #[error("cannot restore the page at guest address {address:#x}: {cause}")]
-    Page {
-        /// Where it is for the guest.
-        address: u64,
-        /// Why not.
-        #[source]
-        cause: SnapshotError,
-    },
-}
-
-impl OffloadError {
-    /// Returns the kind of the error.
-    #[must_use]
-    pub fn kind(&self) -> ErrorKind {
-        match self {
-            Self::Config { .. } | Self::TooShort { .. } => ErrorKind::InvalidData,
-            Self::Connect { cause, .. } if cause.kind() == io::ErrorKind::PermissionDenied => {
-                ErrorKind::PermissionDenied
-            }
-            Self::Connect { .. } => ErrorKind::NotFound,
-            Self::Refused { .. } | Self::Broken { .. } | Self::Sandbox(_) => ErrorKind::Io,
-            Self::Memory(_) => ErrorKind::OutOfMemory,
-            Self::Page { cause, .. } => cause.kind(),
-        }
-    }
-}
 
 /// A slot of memory, as the configuration of a machine has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,8 +100,8 @@ struct SlotConfig {
 
 /// Returns the slots of a configuration, by their addresses. The image has one behind the other in that
 /// order.
-fn slots(config: &[u8]) -> Result<Vec<Slot>, OffloadError> {
-    let unusable = |why: String| OffloadError::Config { why };
+fn slots(config: &[u8]) -> Result<Vec<Slot>, ServeError> {
+    let unusable = |why: String| ServeError::MachineConfig { why };
     let config: Config =
         serde_json::from_slice(config).map_err(|error| unusable(error.to_string()))?;
     let mut mappings = config.memory_manager_data.guest_ram_mappings;
@@ -247,13 +168,13 @@ impl Offload {
     /// behind the other by their guest addresses.
     ///
     /// # Errors
-    /// [`OffloadError::Config`], or [`OffloadError::TooShort`] if there are fewer bytes.
-    pub fn new(bytes: Image, config: Vec<u8>, state: Vec<u8>) -> Result<Self, OffloadError> {
+    /// [`ServeError::MachineConfig`], or [`ServeError::OtherMachine`] if there are fewer bytes.
+    pub fn new(bytes: Image, config: Vec<u8>, state: Vec<u8>) -> Result<Self, ServeError> {
         let slots = slots(&config)?;
         let asked_bytes = slots.iter().map(|slot| slot.len).sum();
         let has_bytes = bytes.byte_len();
         if asked_bytes > has_bytes {
-            return Err(OffloadError::TooShort { asked_bytes, has_bytes });
+            return Err(ServeError::OtherMachine { asked_bytes, has_bytes });
         }
         Ok(Self { bytes, config, state, slots, sandbox: false })
     }
@@ -273,17 +194,17 @@ impl Offload {
     /// again, for another machine: each has memory of its own.
     ///
     /// # Errors
-    /// [`OffloadError`]. The connection is closed then, before the machine sees another byte than that of the
+    /// [`ServeError`]. The connection is closed then, before the machine sees another byte than that of the
     /// image; a page that cannot be produced is answered by an error.
-    pub fn restore(&self, socket: &Path, resumes: bool) -> Result<Offloaded, OffloadError> {
+    pub fn restore(&self, socket: &Path, resumes: bool) -> Result<Offloaded, ServeError> {
         let connect = || {
             UnixStream::connect(socket)
-                .map_err(|cause| OffloadError::Connect { path: socket.to_owned(), cause })
+                .map_err(|cause| ServeError::Connect { path: socket.to_owned(), cause })
         };
         let stream = connect()?;
         send(&stream, "its start", START, &[])?;
         let memory = self.slots.iter().map(|slot| SlotMemory::new(*slot));
-        let memory = memory.collect::<Result<Vec<_>, OffloadError>>()?;
+        let memory = memory.collect::<Result<Vec<_>, ServeError>>()?;
         for one in &memory {
             one.hand_over(&stream)?;
         }
@@ -308,7 +229,7 @@ impl Offload {
             let answered = match &mut sandbox {
                 Some(sandbox) => sandbox
                     .confine_threads(Beside::MemoryFiles, answer)
-                    .unwrap_or_else(|cause| Err(OffloadError::Sandbox(cause))),
+                    .unwrap_or_else(|cause| Err(ServeError::Sandbox(cause))),
                 None => answer(),
             };
             if answered.is_err() {
@@ -322,8 +243,8 @@ impl Offload {
     }
 
     /// Confines this thread, and what it starts.
-    fn confine(&self) -> Result<Sandbox, OffloadError> {
-        let mut sandbox = Sandbox::without_capabilities().map_err(OffloadError::Sandbox)?;
+    fn confine(&self) -> Result<Sandbox, ServeError> {
+        let mut sandbox = Sandbox::without_capabilities().map_err(ServeError::Sandbox)?;
         let read: Vec<_> = self.bytes.sources().into_iter().map(PathBuf::from).collect();
         if read.iter().any(|path| uzone_snapshot::is_url(path)) {
             sandbox.missing.push("the threads that fetch the image are started before".to_owned());
@@ -345,8 +266,8 @@ impl std::fmt::Debug for Offload {
     }
 }
 
-fn broken<T>(what: &'static str, result: io::Result<T>) -> Result<T, OffloadError> {
-    result.map_err(|cause| OffloadError::Broken { what, cause })
+fn broken<T>(what: &'static str, result: io::Result<T>) -> Result<T, ServeError> {
+    result.map_err(|cause| ServeError::Broken { what, cause })
 }
 
 /// Sends a request and what follows it, and waits for the answer.
@@ -355,19 +276,19 @@ fn send(
     what: &'static str,
     command: u16,
     payload: &[u8],
-) -> Result<(), OffloadError> {
+) -> Result<(), ServeError> {
     broken(what, stream.write_all(&header(command, 0, payload.len())))?;
     broken(what, stream.write_all(payload))?;
     expect_ok(stream, what)
 }
 
-fn expect_ok(mut stream: &UnixStream, what: &'static str) -> Result<(), OffloadError> {
+fn expect_ok(mut stream: &UnixStream, what: &'static str) -> Result<(), ServeError> {
     let mut answer = [0; HEADER];
     broken(what, stream.read_exact(&mut answer))?;
     match parse(answer) {
         (OK, 0) => Ok(()),
         (OK, _) => broken(what, Err(io::ErrorKind::InvalidData.into())),
-        _ => Err(OffloadError::Refused { what }),
+        _ => Err(ServeError::Refused { what }),
     }
 }
 
@@ -380,7 +301,7 @@ struct SlotMemory {
 }
 
 impl SlotMemory {
-    fn new(slot: Slot) -> Result<Self, OffloadError> {
+    fn new(slot: Slot) -> Result<Self, ServeError> {
         let len = ByteLen::new(slot.in_file + slot.len);
         let mapping = Mapping::memfd(&format!("uzone-slot-{}", slot.number), len, None)?;
         let fd = mapping.fd().ok_or(io::ErrorKind::Unsupported.into());
@@ -390,7 +311,7 @@ impl SlotMemory {
         Ok(Self { slot, file, written: vec![0; words] })
     }
 
-    fn hand_over(&self, mut stream: &UnixStream) -> Result<(), OffloadError> {
+    fn hand_over(&self, mut stream: &UnixStream) -> Result<(), ServeError> {
         let (what, number) = ("a memory file", self.slot.number.to_le_bytes());
         broken(what, stream.write_all(&header(MEMORY_FD, 0, number.len())))?;
         let sent = peer::send(stream, &number, &[self.file.as_fd()]);
@@ -446,7 +367,7 @@ struct Server<'a> {
 
 impl Server<'_> {
     /// Answers until the other side closes the connection.
-    fn answer(&mut self, mut faults: &UnixStream) -> Result<(), OffloadError> {
+    fn answer(&mut self, mut faults: &UnixStream) -> Result<(), ServeError> {
         let what = "a page fault";
         let set = broken(what, EventSet::new())?;
         broken(what, set.add(faults, 0))?;
@@ -486,7 +407,7 @@ impl Server<'_> {
     }
 
     /// Returns which part of which slot is asked for.
-    fn asked(&self, request: &[u8; HEADER + 16]) -> Result<(usize, Range<u64>), OffloadError> {
+    fn asked(&self, request: &[u8; HEADER + 16]) -> Result<(usize, Range<u64>), ServeError> {
         let (head, range) = request.split_at(HEADER);
         let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap_or_default());
         let (address, len) = (number(&range[..8]), number(&range[8..]));
@@ -509,15 +430,10 @@ impl Server<'_> {
 
     /// Writes the pages of a range in a slot that its file has not. Pages that are not asked for and are zero
     /// are left out, and so are those that the machine has given back. Returns how many bytes were written.
-    fn fill(
-        &mut self,
-        index: usize,
-        range: Range<u64>,
-        is_asked: bool,
-    ) -> Result<u64, OffloadError> {
+    fn fill(&mut self, index: usize, range: Range<u64>, is_asked: bool) -> Result<u64, ServeError> {
         let (bytes, memory) = (self.bytes, &mut self.memory[index]);
         let address = memory.slot.address;
-        let failed = |at: u64, cause| OffloadError::Page { address: address + at, cause };
+        let failed = |at: u64, cause| ServeError::Page { address: address + at, cause };
         let of_file = |at: u64, cause| {
             let name = "the memory of the machine".to_owned();
             failed(at, SnapshotError::Read { name, offset: at, len_bytes: PAGE, cause })
@@ -584,7 +500,7 @@ mod tests {
     fn a_configuration_that_cannot_be_is_refused_by_name() {
         let refused = |bytes: &[u8]| {
             let error = slots(bytes).unwrap_err();
-            assert!(matches!(error, OffloadError::Config { .. }), "{error}");
+            assert!(matches!(error, ServeError::MachineConfig { .. }), "{error}");
         };
         refused(b"");
         refused(b"{}");

@@ -8,9 +8,8 @@ use std::time::Instant;
 
 use uzone_attach::protocol::Reply;
 use uzone_fault::{
-    AdoptedMemory, Advice, Backing, CaptureError, Engine, EventLog, FaultStats, FaultTrace,
-    KeptPages, LazyOptions, PendingFaults, Refusal, Remote, RemoteRegion, WriteCapture,
-    WriteTracking,
+    AdoptedMemory, Advice, Backing, Engine, EventLog, FaultStats, FaultTrace, KeptPages, LazyError,
+    LazyOptions, PendingFaults, Refusal, Remote, RemoteRegion, WriteCapture, WriteTracking,
 };
 use uzone_os::peer::Peer;
 use uzone_os::{MessageSocket, Vaddr};
@@ -110,7 +109,7 @@ impl Session {
         kept: OwnedFd,
         pending: PendingFaults,
         client: Arc<MessageSocket>,
-    ) -> Result<(), CaptureError> {
+    ) -> Result<(), LazyError> {
         // A client that has gone is found by its socket.
         let hurry = move || drop(link::send_titled(&client, &CaptureReply::Hurry, &[], &[]));
         let kept = KeptPages::from_fd(kept, self.memory.regions());

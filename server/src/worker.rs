@@ -23,7 +23,7 @@ use uzone_snapshot::{FrameCache, Image, OpenOptions, Root, SnapshotBacking, Snap
 
 use crate::capture::{CaptureReply, CaptureRequest};
 use crate::connection::Connection;
-use crate::dialect::{self, Dialect, HandshakeError, Memory, Said};
+use crate::dialect::{self, Dialect, Memory, Said};
 use crate::error::ServeError;
 use crate::estate::Estate;
 use crate::event::ServeEvent;
@@ -418,7 +418,7 @@ impl Worker {
                 self.serve(keeper, number, connection, dialect, memory)
             }
             // A probe of whether there is a server.
-            (Err(HandshakeError::Ended(0)), _) if !connection.has_descriptors() => {
+            (Err(ServeError::MessageEnded(0)), _) if !connection.has_descriptors() => {
                 let _ = link::report(keeper, &Report::Probe(number), &[]);
                 return;
             }

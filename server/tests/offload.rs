@@ -16,7 +16,7 @@ use std::{io, thread};
 use rustix::fs::FallocateFlags;
 use uzone_os::peer;
 use uzone_os::uffd::{Features, KernelFaults, Uffd};
-use uzone_server::{Offload, OffloadError, Offloaded, ServerOptions, Worker};
+use uzone_server::{Offload, Offloaded, ServeError, ServerOptions, Worker};
 use uzone_snapshot::{Image, OpenOptions, Packer};
 
 const PAGE: u64 = 4096;
@@ -161,7 +161,7 @@ fn restored(
     socket: &Path,
     resumes: bool,
     machine: impl FnOnce(Machine) + Send,
-) -> Result<Offloaded, OffloadError> {
+) -> Result<Offloaded, ServeError> {
     let listener = UnixListener::bind(socket).unwrap();
     let restored = thread::scope(|scope| {
         let other = scope.spawn(|| machine(Machine::receive(&listener)));
@@ -264,7 +264,7 @@ fn a_page_that_cannot_be_produced_is_answered_by_an_error_and_is_not_there() {
         assert!(failed.is_some(), "the damage is in a page");
     });
     let error = result.unwrap_err();
-    assert!(matches!(error, OffloadError::Page { .. }), "{error}");
+    assert!(matches!(error, ServeError::Page { .. }), "{error}");
     fs::remove_dir_all(folder).unwrap();
 }
 
@@ -285,7 +285,7 @@ fn what_is_no_request_is_answered_by_an_error_and_a_refusal_is_named() {
             machine.complete();
             assert_eq!(machine.ask(address, len), ERROR, "{len} bytes at {address:#x}");
         });
-        assert!(matches!(result, Err(OffloadError::Broken { .. })), "{result:?}");
+        assert!(matches!(result, Err(ServeError::Broken { .. })), "{result:?}");
     }
     let refused = restored(&offload, &socket, true, |mut machine| {
         let (code, len) = Machine::header(&mut machine.stream);
@@ -294,13 +294,13 @@ fn what_is_no_request_is_answered_by_an_error_and_a_refusal_is_named() {
         assert_eq!(code, 3);
         Machine::answer(&mut machine.stream, ERROR);
     });
-    assert!(matches!(refused, Err(OffloadError::Refused { what: "its state" })), "{refused:?}");
+    assert!(matches!(refused, Err(ServeError::Refused { what: "its state" })), "{refused:?}");
     let nowhere = offload.restore(&folder.join("nowhere"), true);
-    assert!(matches!(nowhere, Err(OffloadError::Connect { .. })), "{nowhere:?}");
+    assert!(matches!(nowhere, Err(ServeError::Connect { .. })), "{nowhere:?}");
     fs::write(folder.join("short"), page_of(1)).unwrap();
     let short = Image::open_or_raw(folder.join("short"), &OpenOptions::default()).unwrap();
     let short = Offload::new(short, config(), Vec::new());
-    assert!(matches!(short, Err(OffloadError::TooShort { .. })), "{short:?}");
+    assert!(matches!(short, Err(ServeError::OtherMachine { .. })), "{short:?}");
     fs::remove_dir_all(folder).unwrap();
 }
 

@@ -175,6 +175,9 @@ pub enum SnapshotError {
     /// The caller cancelled.
     #[error("cancelled")]
     Cancelled,
+    /// A text is no root hash.
+    #[error("a root hash has 64 hexadecimal digits")]
+    NotARoot,
 }
 
 impl SnapshotError {
@@ -200,7 +203,7 @@ impl SnapshotError {
                 ErrorKind::NotSupported
             }
             Self::Parent { cause, .. } => cause.kind(),
-            Self::Beyond { .. } | Self::Options { .. } => ErrorKind::InvalidInput,
+            Self::Beyond { .. } | Self::Options { .. } | Self::NotARoot => ErrorKind::InvalidInput,
             Self::Codec { .. } => ErrorKind::Other,
             Self::Cancelled => ErrorKind::Cancelled,
         }

@@ -8,6 +8,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::error::SnapshotError;
 use crate::order::Order;
 
 /// The version of the format: a reader refuses another major, and reads every minor.
@@ -78,23 +79,18 @@ impl fmt::Debug for Root {
     }
 }
 
-/// A text that is not a root hash.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a root hash has 64 hexadecimal digits")]
-pub struct ParseRootError;
-
 impl FromStr for Root {
-    type Err = ParseRootError;
+    type Err = SnapshotError;
 
-    fn from_str(text: &str) -> Result<Self, ParseRootError> {
+    fn from_str(text: &str) -> Result<Self, SnapshotError> {
         let digits = text.as_bytes();
         if digits.len() != 64 || !digits.iter().all(u8::is_ascii_hexdigit) {
-            return Err(ParseRootError);
+            return Err(SnapshotError::NotARoot);
         }
         let mut root = [0; 32];
         for (byte, pair) in root.iter_mut().zip(0..) {
-            let pair = text.get(2 * pair..2 * pair + 2).ok_or(ParseRootError)?;
-            *byte = u8::from_str_radix(pair, 16).map_err(|_| ParseRootError)?;
+            let pair = text.get(2 * pair..2 * pair + 2).ok_or(SnapshotError::NotARoot)?;
+            *byte = u8::from_str_radix(pair, 16).map_err(|_| SnapshotError::NotARoot)?;
         }
         Ok(Self(root))
     }

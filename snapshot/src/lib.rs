@@ -41,7 +41,7 @@ pub use cache::FrameCache;
 pub use disk::DiskCache;
 pub use error::SnapshotError;
 pub use file_source::{FileSource, open_source};
-pub use format::{Codec, ImageRegion, ParseRootError, Root};
+pub use format::{Codec, ImageRegion, Root};
 pub use image::{FrameCounts, HASHES, Image, OpenOptions, PageCounts};
 pub use layers::Layers;
 #[cfg(feature = "object-storage")]

@@ -127,7 +127,7 @@ fn the_same_bytes_have_the_same_root_however_many_threads_pack_them() {
     assert_eq!(image.root(), roots[0], "the working set has no part in it");
     assert_eq!(image.working_set(), [5, 3]);
     let text = roots[0].to_string();
-    assert_eq!(text.parse(), Ok(roots[0]));
+    assert_eq!(text.parse::<uzone_snapshot::Root>().unwrap(), roots[0]);
 }
 
 #[test]

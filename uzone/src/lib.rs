@@ -29,20 +29,20 @@ pub use uzone_zone::{
     Busy, Cancel, CopyOptions, FaultError, Huge, HugeSize, Init, Limit, NotAdopted, Owner,
     PageView, Pagemap, PagemapOps, PagemapView, PinError, PinOptions, Pinned, PinnedRanges,
     Poisoned, Pool, PoolError, PoolOptions, PoolStats, Pooled, PopulateOptions, PopulateReport,
-    Progress, RawGuard, Region, RegionError, RegionView, Segment, Sharing, StorePolicy, WriteError,
-    ZeroOptions, Zeroed, Zone, bus,
+    Progress, RawGuard, Region, RegionView, Segment, Sharing, StorePolicy, WriteError, ZeroOptions,
+    Zeroed, Zone, bus,
 };
 
 /// Memory whose pages are put in place when they are first touched.
 pub mod lazy {
     pub use uzone_fault::{
         AdoptedMemory, Advice, Answer, AnsweredBy, Backing, BackingError, Budget, Collapsed,
-        CompositeBacking, CompositeBuilder, CompositeError, Engine, EngineOptions, EventLog,
-        Failure, FaultAround, FaultClass, FaultOutcome, FaultRecord, FaultStats, FaultTrace,
-        FileBacking, Filled, FunctionBacking, HugePages, KernelFaults, Latency, LazyError,
-        LazyMapping, LazyOptions, LoggedEvents, MapError, Mapping, Memory, MemoryBacking,
-        NotStopped, Populate, Reader, ReaderPlace, ReaderPlacement, Refusal, Remote, RemoteRegion,
-        SharedBacking, Uncollapsed, Vaddr, Window, WriteTracking, ZeroBacking,
+        CompositeBacking, CompositeBuilder, Engine, EngineOptions, EventLog, Failure, FaultAround,
+        FaultClass, FaultOutcome, FaultRecord, FaultStats, FaultTrace, FileBacking, Filled,
+        FunctionBacking, HugePages, KernelFaults, Latency, LazyError, LazyMapping, LazyOptions,
+        LoggedEvents, MapError, Mapping, Memory, MemoryBacking, NotStopped, Populate, Reader,
+        ReaderPlace, ReaderPlacement, Refusal, Remote, RemoteRegion, SharedBacking, Uncollapsed,
+        Vaddr, Window, WriteTracking, ZeroBacking,
     };
 }
 
@@ -50,8 +50,8 @@ pub mod lazy {
 pub mod snapshot {
     pub use uzone_snapshot::{
         Codec, DiskCache, FileSource, FrameCache, FrameCounts, Image, ImageRegion, OpenOptions,
-        Packed, Packer, ParseRootError, RequestOptions, Root, SnapshotBacking, SnapshotError,
-        Source, is_url, open_source,
+        Packed, Packer, RequestOptions, Root, SnapshotBacking, SnapshotError, Source, is_url,
+        open_source,
     };
 
     #[cfg(feature = "object-storage")]

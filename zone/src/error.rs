@@ -1,20 +1,59 @@
 //! Why a bind, a pin, a write, a fault or a step of poison was refused.
 
 use std::fmt;
+use std::io;
+use std::path::PathBuf;
 
 use uzone_os::{AccessError, MapError, MappingError, memory};
 use uzone_pages::{
-    AddrError, AdvanceError, ByteLen, Content, HoldError, LayoutError, MemoryKind, Order,
-    PageCount, Pfn, PfnRange,
+    AddrError, AdvanceError, ByteLen, Content, ErrorKind, HoldError, LayoutError, MemoryKind,
+    Order, PageCount, PageSize, Pfn, PfnRange,
 };
 use uzone_stream::CopyMethod;
 
-use crate::region::Backing;
+use crate::backing::Backing;
 
-/// Why a region could not be bound.
+/// Why a region could not be made or bound.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BindError {
+    /// The length of the region is no multiple of the page size.
+    #[error("a region of {len_bytes} bytes ends inside a page: its length is a multiple of {page}")]
+    EndsInsidePage {
+        /// What was asked for.
+        len_bytes: u64,
+        /// The size of a page of the backing.
+        page: PageSize,
+    },
+    /// The memory of the region could not be mapped.
+    #[error("cannot make a region of {len} of {backing}: {cause}")]
+    Region {
+        /// What was asked for.
+        len: ByteLen,
+        /// What should have been behind it.
+        backing: Backing,
+        /// Which limit or check forbade it, and what would help.
+        #[source]
+        cause: MapError,
+    },
+    /// The file is no DAX device, or the kernel does not say enough about it.
+    #[error("cannot make a region of {path} as a DAX device: {cause}", path = path.display())]
+    Device {
+        /// The file.
+        path: PathBuf,
+        /// What was expected, and how it is had.
+        #[source]
+        cause: MapError,
+    },
+    /// A file could not be opened or read.
+    #[error("cannot open {path} for reading and writing: {cause}", path = path.display())]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
     /// The region starts or ends inside a folio, or its descriptors do not fit in it.
     #[error(transparent)]
     Layout(#[from] LayoutError),
@@ -152,7 +191,7 @@ pub enum BindError {
     },
 }
 
-/// Why pages were not held, or a page was not marked as bad or as good.
+/// Why pages were not held, a guard not redeemed or listed, or a page not marked as bad or as good.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PinError {
@@ -266,6 +305,23 @@ pub enum PinError {
         /// The page that was given.
         pfn: Pfn,
     },
+    /// A list is too short for the page frames of a guard. Nothing was written.
+    #[error("a list of {given} has no room for {needed} page frame numbers")]
+    ListTooShort {
+        /// How many there are.
+        needed: u64,
+        /// How many the list has room for.
+        given: usize,
+    },
+    /// Bits are no guard of the zone.
+    #[error(
+        "{bits:#x} is no guard of this zone: it was redeemed already, or belongs to another, or was \
+         never one"
+    )]
+    NotAGuard {
+        /// What was given.
+        bits: u64,
+    },
 }
 
 // It is returned by each pin, so it stays small.
@@ -366,6 +422,65 @@ pub enum WriteError {
     Sync(#[source] MappingError),
 }
 
+impl BindError {
+    /// Returns what kind of failure this is.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Region { cause, .. } | Self::Device { cause, .. } | Self::Map { cause, .. } => {
+                cause.kind()
+            }
+            Self::Promise(error) | Self::Populate(error) | Self::Mapped(error) => error.kind(),
+            Self::Open { .. } => ErrorKind::Io,
+            Self::Overlaps { .. } | Self::SameBytes { .. } => ErrorKind::AlreadyExists,
+            Self::NoStore { .. } => ErrorKind::NotSupported,
+            Self::BadPage { .. } => ErrorKind::Poisoned,
+            Self::TooLittleMemory { .. } => ErrorKind::OutOfMemory,
+            Self::Cancelled { .. } => ErrorKind::Cancelled,
+            Self::NotCut => ErrorKind::Other,
+            _ => ErrorKind::InvalidInput,
+        }
+    }
+}
+
+impl PinError {
+    /// Returns what kind of failure this is.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::NotHere { .. } | Self::NoPage { .. } | Self::NoAddress { .. } => {
+                ErrorKind::NotFound
+            }
+            Self::Refused { cause, .. } | Self::NotAdmitted(cause) => cause.kind(),
+            Self::Poisoned { .. } => ErrorKind::Poisoned,
+            Self::Fault { .. } => ErrorKind::Io,
+            Self::NotForLong { .. } => ErrorKind::NotSupported,
+            Self::NotFree { .. } | Self::Owned { .. } => ErrorKind::Busy,
+            Self::NotAGuard { .. } => ErrorKind::NotFound,
+            _ => ErrorKind::InvalidInput,
+        }
+    }
+}
+
+impl WriteError {
+    /// Returns what kind of failure this is.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Pin(error) => error.kind(),
+            Self::Access(error) => error.kind(),
+            Self::Punch(error) | Self::Sync(error) => error.kind(),
+            Self::NotFilling { .. } => ErrorKind::Busy,
+            Self::Copy { cause, .. } => cause.kind(),
+            Self::Poisoned { .. } => ErrorKind::Poisoned,
+            Self::Unavailable { .. } | Self::NoStorage { .. } | Self::NoInstruction => {
+                ErrorKind::NotSupported
+            }
+            _ => ErrorKind::InvalidInput,
+        }
+    }
+}
+
 /// Why a page was not cleared.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -390,6 +505,16 @@ pub enum Unclearable {
 }
 
 impl Unclearable {
+    /// Returns what kind of failure this is.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Poisoned => ErrorKind::Poisoned,
+            Self::Pinned { .. } | Self::Content(_) => ErrorKind::Busy,
+            Self::Lost(error) => error.kind(),
+        }
+    }
+
     pub(crate) fn of(error: AdvanceError) -> Self {
         match error {
             AdvanceError::Pinned { pins } => Self::Pinned { pins },

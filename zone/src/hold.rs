@@ -257,23 +257,13 @@ impl<S: Sort> Drop for Hold<S> {
     }
 }
 
-/// A list that is too short for the page frames of a guard.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("a list of {given} has no room for {needed} page frame numbers")]
-pub struct ListTooShort {
-    /// How many there are.
-    pub needed: u64,
-    /// How many the list has room for.
-    pub given: usize,
-}
-
 /// Writes the numbers of `range` to a list, past the cache if it is long.
-fn write_pfns(range: PfnRange, list: &mut [Pfn]) -> Result<usize, ListTooShort> {
+fn write_pfns(range: PfnRange, list: &mut [Pfn]) -> Result<usize, PinError> {
     let needed = range.pages().get();
     let given = list.len();
-    let too_short = ListTooShort { needed, given };
-    let count = usize::try_from(needed).map_err(|_| too_short)?;
-    let list = list.get_mut(..count).ok_or(too_short)?;
+    let too_short = || PinError::ListTooShort { needed, given };
+    let count = usize::try_from(needed).map_err(|_| too_short())?;
+    let list = list.get_mut(..count).ok_or_else(too_short)?;
     let len_bytes = size_of_val(list);
     let way = stores::policy().choose(Work::Fill, len_bytes, CacheState::Cold, NextUse::Soon);
     match (way.is_cached(), Pattern::linear(&[range.start().get()], &[1])) {
@@ -322,8 +312,8 @@ macro_rules! guard {
             /// list is streamed past the cache: it costs 8 bytes a page at the rate of memory.
             ///
             /// # Errors
-            /// [`ListTooShort`] if there is no room for all; then nothing is written.
-            pub fn write_pfns(&self, list: &mut [Pfn]) -> Result<usize, ListTooShort> {
+            /// [`PinError::ListTooShort`] if there is no room for all; then nothing is written.
+            pub fn write_pfns(&self, list: &mut [Pfn]) -> Result<usize, PinError> {
                 write_pfns(self.range(), list)
             }
 
@@ -446,7 +436,8 @@ mod tests {
             assert!(range.iter().eq(list[..count].iter().copied()));
             assert_eq!(list[count], Pfn::new(0));
             let short = write_pfns(range, &mut list[..count - 1]).unwrap_err();
-            assert_eq!((short.needed, short.given), (pages, count - 1));
+            let expected = PinError::ListTooShort { needed: pages, given: count - 1 };
+            assert_eq!(short, expected);
         }
     }
 }

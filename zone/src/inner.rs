@@ -12,6 +12,7 @@ use uzone_pages::{
 };
 
 use crate::altmap::{self, Front};
+use crate::backing::Backing;
 use crate::bad_pages::BadPages;
 use crate::blocks::Blocks;
 use crate::error::PinError;
@@ -20,7 +21,7 @@ use crate::memmap_cache::{MemmapMemory, MemmapPages, Source};
 use crate::ops::{Owner, PagemapOps, Poisoned};
 use crate::panics::FirstPanic;
 use crate::pin_target::{PinTarget, Segment, is_missing};
-use crate::region::{Backing, Region};
+use crate::region::Region;
 use crate::registry::{Claim, Shared};
 use crate::report::BindReport;
 use crate::token::Tokens;

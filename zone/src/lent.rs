@@ -20,7 +20,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use uzone_os::bus::WatchError;
+use uzone_os::bus::HandlerError;
 use uzone_pages::{AddrError, ByteLen, Content, MemoryKind, Payload, Pfn, PfnRange};
 
 use crate::error::PinError;
@@ -203,7 +203,7 @@ impl<'a, P: Payload> PagemapView<'a, P> {
     ///
     /// # Errors
     /// As [`Pagemap::watch_bus_errors`].
-    pub fn watch_bus_errors(self) -> Result<(), WatchError> {
+    pub fn watch_bus_errors(self) -> Result<(), HandlerError> {
         self.0.watch_bus_errors()
     }
 

@@ -54,6 +54,7 @@
 #![forbid(unsafe_code)]
 
 mod altmap;
+mod backing;
 mod bad_pages;
 mod batches;
 mod bind;
@@ -95,11 +96,12 @@ mod zero;
 mod zero_options;
 mod zone;
 
+pub use backing::Backing;
 pub use batches::Batched;
 pub use bind::BindFailure;
 pub use error::{BindError, FaultError, PinError, Unclearable, WriteError};
 pub use guards::Holder;
-pub use hold::{ListTooShort, PinOptions, Pinned, Referenced};
+pub use hold::{PinOptions, Pinned, Referenced};
 pub use init_method::InitMethod;
 pub use lent::PagemapView;
 pub use memmap_cache::{MemmapPages, Source};
@@ -110,10 +112,10 @@ pub use pin_target::Segment;
 pub use pinned_ranges::PinnedRanges;
 pub use pool::{Pool, PoolError, PoolOptions, PoolStats, Pooled};
 pub use populate::{Huge, NotPopulated, PopulateOptions, PopulateReport};
-pub use region::{Backing, NotAdopted, Region, RegionError};
+pub use region::{NotAdopted, Region};
 pub use region_view::RegionView;
 pub use report::{AltmapReport, BindReport};
-pub use token::{NotAGuard, RawGuard, Redeemed, TooManyRawGuards};
+pub use token::{RawGuard, Redeemed, TooManyRawGuards};
 pub use uzone_os::bus;
 pub use uzone_os::hugepages::HugeSize;
 pub use uzone_os::memory::Limit;

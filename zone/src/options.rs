@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use uzone_os::Exclusivity;
 use uzone_pages::{ByteLen, Content, MemoryKind, Order, PageCount, PageSize, Payload, Pfn, Tails};
 
+use crate::backing::Backing;
 use crate::init_method::InitMethod;
 use crate::ops::{Owner, PagemapOps};
-use crate::region::{Backing, Region};
+use crate::region::Region;
 use crate::view::PageView;
 
 /// When descriptors are written.

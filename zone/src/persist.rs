@@ -14,11 +14,12 @@ use std::ops::Range;
 
 use uzone_pages::{Payload, PfnRange};
 
+use crate::backing::Backing;
 use crate::error::WriteError;
 use crate::inner::Inner;
 use crate::pagemap::Pagemap;
 use crate::pin_target::{self, PinTarget};
-use crate::region::{Backing, Region};
+use crate::region::Region;
 
 impl<P: Payload> Pagemap<P> {
     /// Makes what was written to pages survive a loss of power. Writes of other threads during the call may

@@ -33,8 +33,8 @@ use std::time::{Duration, Instant};
 
 use uzone_os::{AccessError, SystemRoot, numa};
 use uzone_pages::{
-    ByteLen, Content, Folio, FolioState, Order, PageCount, Payload, Pfn, PfnRange, PoolBackend,
-    PoolState, Refusal,
+    ByteLen, Content, ErrorKind, Folio, FolioState, Order, PageCount, Payload, Pfn, PfnRange,
+    PoolBackend, PoolState, Refusal,
 };
 
 use crate::error::WriteError;
@@ -145,6 +145,19 @@ pub enum PoolError {
         /// How many pins.
         pins: u32,
     },
+}
+
+impl PoolError {
+    /// Returns what kind of failure this is.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Exhausted { .. } => ErrorKind::OutOfMemory,
+            Self::Clear(error) => error.kind(),
+            Self::Pinned { .. } | Self::Guarded { .. } => ErrorKind::Busy,
+            Self::Nothing | Self::Foreign { .. } | Self::Free { .. } => ErrorKind::InvalidInput,
+        }
+    }
 }
 
 /// What a pool has and has done.

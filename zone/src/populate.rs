@@ -28,10 +28,11 @@ use uzone_os::hugepages::{self, ThpEnabled};
 use uzone_os::memory::{self, Available, Limit};
 use uzone_os::numa;
 use uzone_os::{Collapsed, HugeSize, MappingError, PopulateHow, Populated, SysError, SystemRoot};
-use uzone_pages::{ByteLen, PfnRange};
+use uzone_pages::{ByteLen, ErrorKind, PfnRange};
 
+use crate::backing::Backing;
 use crate::options::{Cancel, Progress};
-use crate::region::{Backing, Region};
+use crate::region::Region;
 
 use watched::Watched;
 
@@ -122,6 +123,24 @@ pub enum NotPopulated {
     /// What the host has could not be read.
     #[error("cannot ask the host what it has: {0}")]
     Sys(#[from] SysError),
+}
+
+impl NotPopulated {
+    /// Returns what kind of failure this is.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Populate(error) => error.kind(),
+            Self::NotHere { .. } => ErrorKind::NotFound,
+            Self::NoHugePages { .. } => ErrorKind::NotSupported,
+            Self::Node { .. } => ErrorKind::InvalidInput,
+            Self::Sys(error) => error.kind(),
+            Self::TooLittleMemory { .. }
+            | Self::TakenMeanwhile { .. }
+            | Self::HugePool { .. }
+            | Self::TooFewHugePages { .. } => ErrorKind::OutOfMemory,
+        }
+    }
 }
 
 /// Whether memory is to be in huge pages.

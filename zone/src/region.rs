@@ -13,10 +13,8 @@
 //! Cost: making a region reserves addresses. Memory is taken when a page is first touched, except
 //! from a hugetlb pool, which promises its pages at once.
 
-use std::fmt;
 use std::fs::{File, OpenOptions};
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use uzone_os::{
@@ -25,48 +23,8 @@ use uzone_os::{
 };
 use uzone_pages::{AddrError, ByteLen, Order, PageCount, PageSize, Pfn, PfnRange};
 
-/// A region that could not be made.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum RegionError {
-    /// The length is no multiple of the page size.
-    #[error("a region of {len_bytes} bytes ends inside a page: its length is a multiple of {page}")]
-    EndsInsidePage {
-        /// What was asked for.
-        len_bytes: u64,
-        /// The size of a page of the backing.
-        page: PageSize,
-    },
-    /// The memory could not be mapped.
-    #[error("cannot make a region of {len} of {backing}: {cause}")]
-    Map {
-        /// What was asked for.
-        len: ByteLen,
-        /// What should have been behind it.
-        backing: Backing,
-        /// Which limit or check forbade it, and what would help.
-        #[source]
-        cause: MapError,
-    },
-    /// The file is no DAX device, or the kernel does not say enough about it.
-    #[error("cannot make a region of {path} as a DAX device: {cause}", path = path.display())]
-    Device {
-        /// The file.
-        path: PathBuf,
-        /// What was expected, and how it is had.
-        #[source]
-        cause: MapError,
-    },
-    /// A file could not be opened or read.
-    #[error("cannot open {path} for reading and writing: {cause}", path = path.display())]
-    Open {
-        /// The file.
-        path: PathBuf,
-        /// What the kernel answered.
-        #[source]
-        cause: io::Error,
-    },
-}
+use crate::backing::Backing;
+use crate::error::BindError;
 
 /// A mapping that did not become a region, and why.
 #[derive(Debug, thiserror::Error)]
@@ -76,73 +34,7 @@ pub struct NotAdopted {
     pub mapping: Mapping,
     /// Why it is no region.
     #[source]
-    pub cause: Box<RegionError>,
-}
-
-/// What is behind a region.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Backing {
-    /// Private memory of no file.
-    Anonymous,
-    /// A memory file, whose descriptor can be handed to others.
-    Memfd,
-    /// Pages of a hugetlb pool.
-    Hugetlb(HugeSize),
-    /// A file, from an offset on.
-    File {
-        /// Where it was opened.
-        path: PathBuf,
-        /// The first byte of the region in it.
-        offset_bytes: u64,
-    },
-    /// A DAX device, all of it.
-    Devdax {
-        /// Where it was opened.
-        path: PathBuf,
-    },
-    /// A file on a DAX mount, from an offset on, without a page cache between.
-    Fsdax {
-        /// Where it was opened.
-        path: PathBuf,
-        /// The first byte of the region in it.
-        offset_bytes: u64,
-    },
-    /// A mapping that the caller made.
-    Adopted,
-}
-
-impl Backing {
-    /// Returns the backing of another part of the same file.
-    fn moved(self, offset: impl FnOnce(u64) -> u64) -> Self {
-        match self {
-            Self::File { path, offset_bytes } => {
-                Self::File { path, offset_bytes: offset(offset_bytes) }
-            }
-            Self::Fsdax { path, offset_bytes } => {
-                Self::Fsdax { path, offset_bytes: offset(offset_bytes) }
-            }
-            other => other,
-        }
-    }
-}
-
-impl fmt::Display for Backing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Anonymous => f.write_str("anonymous memory"),
-            Self::Memfd => f.write_str("a memory file"),
-            Self::Hugetlb(size) => write!(f, "huge pages of {size}"),
-            Self::File { path, offset_bytes } => {
-                write!(f, "{} from byte {offset_bytes} on", path.display())
-            }
-            Self::Devdax { path } => write!(f, "the DAX device {}", path.display()),
-            Self::Fsdax { path, offset_bytes } => {
-                write!(f, "{} from byte {offset_bytes} on, by DAX", path.display())
-            }
-            Self::Adopted => f.write_str("adopted memory"),
-        }
-    }
+    pub cause: Box<BindError>,
 }
 
 /// The bytes of a file that are behind a region, or its addresses if it is adopted, as far as two
@@ -200,8 +92,8 @@ impl Region {
     /// any size.
     ///
     /// # Errors
-    /// [`RegionError`] if `len` cuts a page, or names the limit that forbids the mapping.
-    pub fn anonymous(len: ByteLen) -> Result<Self, RegionError> {
+    /// [`BindError`] if `len` cuts a page, or names the limit that forbids the mapping.
+    pub fn anonymous(len: ByteLen) -> Result<Self, BindError> {
         let how = Anonymous { huge: HugeAdvice::Advise, ..Anonymous::default() };
         Self::mapped(len, Backing::Anonymous, || Mapping::anonymous(len, how))
     }
@@ -210,8 +102,8 @@ impl Region {
     /// Nothing is taken before a page is touched.
     ///
     /// # Errors
-    /// [`RegionError`] if `len` cuts a page, or names the limit that forbids it.
-    pub fn memfd(name: &str, len: ByteLen) -> Result<Self, RegionError> {
+    /// [`BindError`] if `len` cuts a page, or names the limit that forbids it.
+    pub fn memfd(name: &str, len: ByteLen) -> Result<Self, BindError> {
         Self::mapped(len, Backing::Memfd, || Mapping::memfd(name, len, None))
     }
 
@@ -219,12 +111,12 @@ impl Region {
     /// they are touched.
     ///
     /// # Errors
-    /// [`RegionError`] if `len` cuts a huge page, or with the numbers of the pool if it is too
+    /// [`BindError`] if `len` cuts a huge page, or with the numbers of the pool if it is too
     /// small.
-    pub fn hugetlb(len: ByteLen, size: HugeSize) -> Result<Self, RegionError> {
+    pub fn hugetlb(len: ByteLen, size: HugeSize) -> Result<Self, BindError> {
         let page = size.page_size();
         if !len.get().is_multiple_of(page.bytes()) {
-            return Err(RegionError::EndsInsidePage { len_bytes: len.get(), page });
+            return Err(BindError::EndsInsidePage { len_bytes: len.get(), page });
         }
         Self::mapped(len, Backing::Hugetlb(size), || Mapping::hugetlb(len, size))
     }
@@ -233,9 +125,9 @@ impl Region {
     /// is written to the region is written to the file.
     ///
     /// # Errors
-    /// [`RegionError`] if the file cannot be opened for reading and writing, or is too short, or
+    /// [`BindError`] if the file cannot be opened for reading and writing, or is too short, or
     /// `offset_bytes` or `len` cut a page.
-    pub fn file(path: &Path, offset_bytes: u64, len: ByteLen) -> Result<Self, RegionError> {
+    pub fn file(path: &Path, offset_bytes: u64, len: ByteLen) -> Result<Self, BindError> {
         let file = open(path)?;
         let backing = Backing::File { path: path.to_owned(), offset_bytes };
         Self::mapped(len, backing, || {
@@ -252,12 +144,12 @@ impl Region {
     /// [`Region::folio_order`] is the order of one.
     ///
     /// # Errors
-    /// [`RegionError`] if the file cannot be opened for reading and writing, is no DAX device, or
+    /// [`BindError`] if the file cannot be opened for reading and writing, is no DAX device, or
     /// the kernel refuses to map it.
-    pub fn devdax(path: &Path) -> Result<Self, RegionError> {
+    pub fn devdax(path: &Path) -> Result<Self, BindError> {
         let file = open(path)?;
         let device = dax::device(&SystemRoot::host(), &file)
-            .map_err(|cause| RegionError::Device { path: path.to_owned(), cause })?;
+            .map_err(|cause| BindError::Device { path: path.to_owned(), cause })?;
         let backing = Backing::Devdax { path: path.to_owned() };
         let region = Self::mapped(device.size, backing, || Mapping::devdax(file, 0, device.size))?;
         Ok(Self { node: device.node, ..region })
@@ -270,9 +162,9 @@ impl Region {
     /// fails, and [`Region::file`] is what works there.
     ///
     /// # Errors
-    /// [`RegionError`] as [`Region::file`], and with [`MapError::NoDax`] if the file system does
+    /// [`BindError`] as [`Region::file`], and with [`MapError::NoDax`] if the file system does
     /// not offer it for this file.
-    pub fn fsdax(path: &Path, offset_bytes: u64, len: ByteLen) -> Result<Self, RegionError> {
+    pub fn fsdax(path: &Path, offset_bytes: u64, len: ByteLen) -> Result<Self, BindError> {
         let file = open(path)?;
         let node = dax::node_of(&SystemRoot::host(), &file);
         let backing = Backing::Fsdax { path: path.to_owned(), offset_bytes };
@@ -306,7 +198,7 @@ impl Region {
         len: ByteLen,
         backing: Backing,
         map: impl FnOnce() -> Result<Mapping, MapError>,
-    ) -> Result<Self, RegionError> {
+    ) -> Result<Self, BindError> {
         let page_size = uzone_os::probe::page_size();
         let pages = whole_pages(page_size, len)?;
         match map() {
@@ -314,7 +206,7 @@ impl Region {
                 let (bad, untouched) = (Vec::new(), Untouched::of(&backing));
                 Ok(Self { mapping, backing, page_size, pages, node: None, bad, untouched })
             }
-            Err(cause) => Err(RegionError::Map { len, backing, cause }),
+            Err(cause) => Err(BindError::Region { len, backing, cause }),
         }
     }
 
@@ -500,18 +392,17 @@ impl Region {
 }
 
 /// Opens a file or device for what a region does with it.
-fn open(path: &Path) -> Result<File, RegionError> {
+fn open(path: &Path) -> Result<File, BindError> {
     OpenOptions::new()
         .read(true)
         .write(true)
         .open(path)
-        .map_err(|cause| RegionError::Open { path: path.to_owned(), cause })
+        .map_err(|cause| BindError::Open { path: path.to_owned(), cause })
 }
 
 /// Returns how many base pages a length has, if it has whole ones.
-fn whole_pages(page_size: PageSize, len: ByteLen) -> Result<PageCount, RegionError> {
-    page_size.pages_in(len).map_err(|_: AddrError| RegionError::EndsInsidePage {
-        len_bytes: len.get(),
-        page: page_size,
-    })
+fn whole_pages(page_size: PageSize, len: ByteLen) -> Result<PageCount, BindError> {
+    page_size
+        .pages_in(len)
+        .map_err(|_: AddrError| BindError::EndsInsidePage { len_bytes: len.get(), page: page_size })
 }

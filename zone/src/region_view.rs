@@ -6,7 +6,8 @@ use std::ops::Range;
 use uzone_os::{AccessError, Addr, Mapping, MappingError};
 use uzone_pages::{ByteLen, Order, PageCount, PageSize};
 
-use crate::region::{Backing, Region};
+use crate::backing::Backing;
+use crate::region::Region;
 
 /// The memory of a bound region, read-only: where it is, how long it is, and its bytes.
 #[derive(Clone, Copy)]

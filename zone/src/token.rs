@@ -53,17 +53,6 @@ pub enum Redeemed {
     Referenced(Referenced),
 }
 
-/// Bits that are no guard of the zone.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error(
-    "{bits:#x} is no guard of this zone: it was redeemed already, or belongs to another, or was \
-     never one"
-)]
-pub struct NotAGuard {
-    /// What was given.
-    pub bits: u64,
-}
-
 /// A guard that was not turned into bits, given back: a zone has 2^32 raw guards at most.
 #[derive(Debug, thiserror::Error)]
 #[error("the zone has as many raw guards as there are numbers for: redeem some first")]

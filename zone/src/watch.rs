@@ -5,7 +5,7 @@
 //! for each pagemap. The handler only notes; here the notes become poison, before the next pin is
 //! given or when somebody asks. Without a bus error a pin pays one load for that.
 
-use uzone_os::bus::{self, BusError, BusKind, Watch, WatchError};
+use uzone_os::bus::{self, BusError, BusKind, HandlerError, Watch};
 use uzone_pages::{PageCount, Payload, Pfn, PfnRange};
 
 use crate::inner::Inner;
@@ -72,9 +72,9 @@ impl<P: Payload> Pagemap<P> {
     /// is no error.
     ///
     /// # Errors
-    /// [`WatchError`] if the handler is not installed ([`bus::install`]), or
+    /// [`HandlerError`] if the handler is not installed ([`bus::install`]), or
     /// there are too many watches.
-    pub fn watch_bus_errors(&self) -> Result<(), WatchError> {
+    pub fn watch_bus_errors(&self) -> Result<(), HandlerError> {
         if self.inner.watch.get().is_none() {
             let mapping = self.inner.region.memory();
             // Of two who ask at once, the later one's watch is dropped.

@@ -13,11 +13,12 @@ use uzone_os::{SystemRoot, memory};
 use uzone_pages::{ByteLen, Payload, PfnRange};
 
 use crate::bind::{self, BindFailure};
+use crate::error::PinError;
 use crate::options::BindOptions;
 use crate::pagemap::Pagemap;
 use crate::region::Region;
 use crate::registry::Shared;
-use crate::token::{NotAGuard, RawGuard, Redeemed};
+use crate::token::{RawGuard, Redeemed};
 
 /// Of the memory that this process may have, the part that a zone keeps at most unless set
 /// otherwise.
@@ -109,8 +110,8 @@ impl Zone {
     /// Returns the guard that [`Pinned::into_raw`](crate::Pinned::into_raw) or [`Referenced::into_raw`](crate::Referenced::into_raw) made these bits of.
     ///
     /// # Errors
-    /// [`NotAGuard`] if it was redeemed before, or never was a guard of this zone.
-    pub fn redeem(&self, raw: RawGuard) -> Result<Redeemed, NotAGuard> {
-        self.shared.tokens.redeem(raw).ok_or(NotAGuard { bits: raw.to_bits() })
+    /// [`PinError::NotAGuard`] if it was redeemed before, or never was a guard of this zone.
+    pub fn redeem(&self, raw: RawGuard) -> Result<Redeemed, PinError> {
+        self.shared.tokens.redeem(raw).ok_or(PinError::NotAGuard { bits: raw.to_bits() })
     }
 }

@@ -12,8 +12,8 @@ use uzone_pages::{
     Plain, Tails,
 };
 use uzone_zone::{
-    BindError, BindFailure, BindOptions, Cancel, Init, Owner, PagemapOps, PinError, Region,
-    RegionError, Source, Zone,
+    BindError, BindFailure, BindOptions, Cancel, Init, Owner, PagemapOps, PinError, Region, Source,
+    Zone,
 };
 
 fn anonymous(bytes: u64) -> Region {
@@ -87,14 +87,14 @@ fn memory_of_the_wrong_setup_is_refused_with_a_reason_of_its_own() {
 
 #[test]
 fn a_region_of_no_page_or_half_a_page_is_refused() {
-    assert!(matches!(Region::anonymous(ByteLen::ZERO), Err(RegionError::Map { .. })));
+    assert!(matches!(Region::anonymous(ByteLen::ZERO), Err(BindError::Region { .. })));
     assert!(matches!(
         Region::anonymous(ByteLen::new(4097)),
-        Err(RegionError::EndsInsidePage { len_bytes: 4097, .. })
+        Err(BindError::EndsInsidePage { len_bytes: 4097, .. })
     ));
     assert!(matches!(
         Region::hugetlb(ByteLen::new(4096), uzone_zone::HugeSize::MIB_2),
-        Err(RegionError::EndsInsidePage { .. })
+        Err(BindError::EndsInsidePage { .. })
     ));
 }
 

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use uzone_pages::{ByteLen, MemoryKind, Order, PageCount, Pfn, PfnRange};
-use uzone_zone::bus::{self, BusKind, WatchError};
+use uzone_zone::bus::{self, BusKind, HandlerError};
 use uzone_zone::{AccessError, BindOptions, Pagemap, PagemapOps, PinError, Region, Zone};
 
 const BASE: u64 = 0x1000;
@@ -55,7 +55,7 @@ fn what_raises_a_bus_error_is_bad_for_everybody_from_then_on() {
     let zone = Zone::new();
     let file = Temporary::new("bus");
     let early = bind(&zone, &file, 0, PagemapOps::default());
-    assert!(matches!(early.watch_bus_errors(), Err(WatchError::NotInstalled)));
+    assert!(matches!(early.watch_bus_errors(), Err(HandlerError::NotInstalled)));
     assert_eq!((early.collect_bus_errors(), early.lost_bus_errors()), (0, 0));
     drop(early);
     bus::install().unwrap();

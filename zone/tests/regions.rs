@@ -12,7 +12,7 @@ use uzone_os::{Access, Anonymous, Sharing, SystemRoot, mempolicy, numa, probe};
 use uzone_pages::{ByteLen, LinuxPage, LinuxSeed, MemoryKind, Order, PageSize, Word};
 use uzone_zone::{
     AccessError, AltmapOptions, Backing, BindError, BindOptions, Exclusivity, Init, MapError,
-    Mapping, PinError, Region, RegionError, Source, WriteError, Zone,
+    Mapping, PinError, Region, Source, WriteError, Zone,
 };
 
 const HUGE: u64 = 2 << 20;
@@ -204,7 +204,7 @@ fn any_mapping_is_adopted_if_it_has_whole_pages_and_given_back_if_not() {
     let cut = Mapping::anonymous(ByteLen::new(page() + 1), Anonymous::default()).unwrap();
     let addr = cut.addr();
     let refused = Region::adopt(cut).unwrap_err();
-    assert!(matches!(*refused.cause, RegionError::EndsInsidePage { .. }), "{}", refused.cause);
+    assert!(matches!(*refused.cause, BindError::EndsInsidePage { .. }), "{}", refused.cause);
     assert_eq!(refused.mapping.addr(), addr);
 
     let file = Temporary::new(&std::env::temp_dir(), "adopt", 4 * page());
@@ -229,34 +229,37 @@ fn any_mapping_is_adopted_if_it_has_whole_pages_and_given_back_if_not() {
 #[test]
 fn what_is_no_dax_device_is_refused_by_its_path() {
     let missing = Region::devdax(Path::new("/dev/dax-that-is-not")).unwrap_err();
-    assert!(matches!(&missing, RegionError::Open { .. }), "{missing}");
+    assert!(matches!(&missing, BindError::Open { .. }), "{missing}");
     assert!(missing.to_string().contains("/dev/dax-that-is-not"), "{missing}");
     let error = Region::devdax(Path::new("/dev/null")).unwrap_err();
-    let RegionError::Device { path, cause: MapError::OtherSubsystem { .. } } = &error else {
+    let BindError::Device { path, cause: MapError::OtherSubsystem { .. } } = &error else {
         panic!("{error:?}");
     };
     assert_eq!(path, Path::new("/dev/null"));
     let file = Temporary::new(Path::new("/dev/shm"), "devdax", page());
     let error = Region::devdax(&file.0).unwrap_err();
-    assert!(matches!(error, RegionError::Device { cause: MapError::NotDaxDevice, .. }), "{error}");
+    assert!(matches!(error, BindError::Device { cause: MapError::NotDaxDevice, .. }), "{error}");
 }
 
 #[test]
 fn a_file_without_dax_is_refused_by_its_path() {
     let file = Temporary::new(Path::new("/dev/shm"), "fsdax", 4 * page());
     let error = Region::fsdax(&file.0, page(), ByteLen::new(2 * page())).unwrap_err();
-    let RegionError::Map { cause: MapError::NoDax { .. }, .. } = &error else {
+    let BindError::Region { cause: MapError::NoDax { .. }, .. } = &error else {
         panic!("{error:?}");
     };
     let text = error.to_string();
     assert!(text.contains(&file.0.display().to_string()), "{text}");
     assert!(text.contains("by DAX: ") && text.contains("-o dax=always"), "{text}");
     let error = Region::fsdax(&file.0, 0, ByteLen::new(page() + 1)).unwrap_err();
-    assert!(matches!(error, RegionError::EndsInsidePage { .. }), "{error}");
+    assert!(matches!(error, BindError::EndsInsidePage { .. }), "{error}");
     let error = Region::fsdax(&file.0, 4 * page(), ByteLen::new(page())).unwrap_err();
-    assert!(matches!(error, RegionError::Map { cause: MapError::BeyondEnd { .. }, .. }), "{error}");
+    assert!(
+        matches!(error, BindError::Region { cause: MapError::BeyondEnd { .. }, .. }),
+        "{error}"
+    );
     let error = Region::fsdax(Path::new("/dev/null"), 0, ByteLen::new(page())).unwrap_err();
-    assert!(matches!(error, RegionError::Map { cause: MapError::NotRegular, .. }), "{error}");
+    assert!(matches!(error, BindError::Region { cause: MapError::NotRegular, .. }), "{error}");
 }
 
 #[test]

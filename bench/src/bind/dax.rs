@@ -11,7 +11,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use uzone_pages::{ByteLen, Order, Tails};
-use uzone_zone::{Region, RegionError, Zone};
+use uzone_zone::{BindError, Region, Zone};
 
 use super::{
     Fill, SHAPES, Settings, bare_fill, index, linux, naive_rebind, naive_template, present, scaled,
@@ -23,8 +23,8 @@ use crate::suite::{self, BenchError, Session, Suite};
 pub(super) const TABLE: &str = "bind-dax";
 
 /// Takes a DAX device, or a file on a DAX mount, whole.
-fn region(path: &Path) -> Result<Region, RegionError> {
-    let open = |cause| RegionError::Open { path: path.to_owned(), cause };
+fn region(path: &Path) -> Result<Region, BindError> {
+    let open = |cause| BindError::Open { path: path.to_owned(), cause };
     let file = metadata(path).map_err(open)?;
     if file.file_type().is_char_device() {
         return Region::devdax(path);

@@ -7,7 +7,7 @@
 use std::env::consts;
 use std::time::{Duration, Instant};
 
-use uzone_fault::{PlacementError, ReaderPlacement};
+use uzone_fault::ReaderPlacement;
 use uzone_os::dax::{self, DaxDevice};
 use uzone_os::hugepages::{self, NodePool, Pool, Thp};
 use uzone_os::memory::{self, Available, SystemMemory};
@@ -49,7 +49,7 @@ pub(super) struct Facts {
     pub(super) uffd_unprivileged: Result<bool, SysError>,
     pub(super) uffd_features: Result<UffdFeatures, UffdError>,
     /// Where faults are answered best; measured only where they can be answered at all.
-    pub(super) placement: Option<Result<ReaderPlacement, PlacementError>>,
+    pub(super) placement: Option<Result<ReaderPlacement, uzone_fault::MapError>>,
     /// Whether `MADV_POPULATE_WRITE` is known.
     pub(super) can_populate: bool,
     /// Whether `MADV_COLLAPSE` is known.

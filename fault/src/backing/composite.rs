@@ -20,89 +20,8 @@ use uzone_pages::{ByteLen, FaultAround, PageSize};
 use crate::backing::hooks::sealed::Sealed;
 use crate::backing::hooks::{Backing, Memory};
 use crate::backing::zero::ZeroBacking;
-use crate::error::BackingError;
+use crate::error::{BackingError, MapError};
 use crate::window::Window;
-
-/// Parts that are no whole.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum CompositeError {
-    /// There is no part.
-    #[error("a backing of parts needs at least one part")]
-    NoParts,
-    /// A part has no bytes.
-    #[error("the part at {start:#x} ends at {end:#x}: a part has at least one page")]
-    Empty {
-        /// Where it starts.
-        start: u64,
-        /// Where it ends.
-        end: u64,
-    },
-    /// A part starts or ends inside of a page, here or in its own backing.
-    #[error(
-        "the part from {start:#x} to {end:#x}, which starts at {offset:#x} of its backing, cuts a page: all three have to be multiples of {}",
-        page.bytes()
-    )]
-    CutsPage {
-        /// Where it starts.
-        start: u64,
-        /// Where it ends.
-        end: u64,
-        /// Where it starts in its own backing.
-        offset: u64,
-        /// The size of a page.
-        page: PageSize,
-    },
-    /// Two parts have the same bytes.
-    #[error("the part at {second:#x} starts before the one at {first:#x} ends, at {end:#x}")]
-    Overlap {
-        /// Where the one starts.
-        first: u64,
-        /// Where it ends.
-        end: u64,
-        /// Where the other starts.
-        second: u64,
-    },
-    /// No part has these bytes.
-    #[error(
-        "no part has the bytes from {start:#x} to {end:#x}: add one, or say that gaps are zero"
-    )]
-    Gap {
-        /// The first of them.
-        start: u64,
-        /// Where the next part starts.
-        end: u64,
-    },
-    /// A backing is shorter than its part.
-    #[error(
-        "the part at {start:#x} wants its backing up to {wanted:#x}, and that has {has}: make the part shorter"
-    )]
-    TooShort {
-        /// Where the part starts.
-        start: u64,
-        /// Where it ends in its own backing.
-        wanted: u64,
-        /// How long its backing is.
-        has: ByteLen,
-    },
-    /// A backing is a memory file, whose pages cannot be mapped beside those of others.
-    #[error(
-        "the part at {start:#x} is a memory file, whose pages are mapped and not copied: give it a mapping of its own"
-    )]
-    NotOwn {
-        /// Where the part starts.
-        start: u64,
-    },
-    /// A backing did not return the kind of its memory.
-    #[error("the part at {start:#x} does not return its memory: {cause}")]
-    Unknown {
-        /// Where the part starts.
-        start: u64,
-        /// Why not.
-        #[source]
-        cause: std::io::Error,
-    },
-}
 
 struct Part {
     range: Range<u64>,
@@ -143,8 +62,8 @@ impl CompositeBuilder {
     /// Makes one of the parts.
     ///
     /// # Errors
-    /// [`CompositeError`] names the first part that does not fit, by where it starts.
-    pub fn build(self) -> Result<CompositeBacking, CompositeError> {
+    /// [`MapError`] names the first part that does not fit, by where it starts.
+    pub fn build(self) -> Result<CompositeBacking, MapError> {
         let Self { page, mut parts, gaps_are_zero } = self;
         parts.sort_by_key(|part| part.range.start);
         let mut whole: Vec<Part> = Vec::with_capacity(parts.len());
@@ -154,43 +73,43 @@ impl CompositeBuilder {
             let before = whole.last().map_or(0..0, |last| last.range.clone());
             if start < before.end {
                 let Range { start: first, end } = before;
-                return Err(CompositeError::Overlap { first, end, second: start });
+                return Err(MapError::PartsOverlap { first, end, second: start });
             }
             if start > before.end {
                 let range = before.end..start;
                 if !gaps_are_zero {
-                    return Err(CompositeError::Gap { start: range.start, end: range.end });
+                    return Err(MapError::NoPartAt { start: range.start, end: range.end });
                 }
                 whole.push(Part { range, offset: 0, backing: Arc::new(ZeroBacking) });
             }
             whole.push(part);
         }
         if whole.is_empty() {
-            return Err(CompositeError::NoParts);
+            return Err(MapError::NoParts);
         }
         Ok(CompositeBacking { page, parts: whole })
     }
 }
 
 /// Checks a part by itself.
-fn check(part: &Part, page: PageSize) -> Result<(), CompositeError> {
+fn check(part: &Part, page: PageSize) -> Result<(), MapError> {
     let Part { range: Range { start, end }, offset, ref backing } = *part;
     if start >= end {
-        return Err(CompositeError::Empty { start, end });
+        return Err(MapError::EmptyPart { start, end });
     }
     if (start | end | offset) & (page.bytes() - 1) != 0 {
-        return Err(CompositeError::CutsPage { start, end, offset, page });
+        return Err(MapError::PartCutsPage { start, end, offset, page });
     }
     match backing.memory() {
         Ok(Memory::Own) => {}
-        Ok(Memory::File { .. }) => return Err(CompositeError::NotOwn { start }),
-        Err(cause) => return Err(CompositeError::Unknown { start, cause }),
+        Ok(Memory::File { .. }) => return Err(MapError::PartNotOwn { start }),
+        Err(cause) => return Err(MapError::PartUnknown { start, cause }),
     }
     let wanted = offset.saturating_add(end - start);
     if let Some(has) = backing.byte_len()
         && wanted > has.get().div_ceil(page.bytes()).saturating_mul(page.bytes())
     {
-        return Err(CompositeError::TooShort { start, wanted, has });
+        return Err(MapError::PartTooShort { start, wanted, has });
     }
     Ok(())
 }

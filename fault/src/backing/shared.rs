@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use uzone_os::uffd::{
-    AnswerError, Answered, Features, KernelFaults, Modes, Refusal, Registered, Uffd,
+    Answered, Features, KernelFaults, Modes, Refusal, Registered, Uffd, UffdError,
 };
 use uzone_os::{Mapping, Sharing};
 use uzone_pages::{ByteLen, Content, FaultAround, PageSize};
@@ -80,7 +80,7 @@ impl File {
 }
 
 impl Kernel for File {
-    fn install(&self, range: Range<u64>, fill: Fill<'_>) -> Result<Answered, AnswerError> {
+    fn install(&self, range: Range<u64>, fill: Fill<'_>) -> Result<Answered, UffdError> {
         let shift = self.page.shift();
         match fill {
             Fill::Zero => {
@@ -191,7 +191,7 @@ impl SharedBacking {
     }
 
     /// Installs pages that the file has.
-    fn place(&self, window: &mut Window<'_>, pages: Range<u64>) -> Result<(), AnswerError> {
+    fn place(&self, window: &mut Window<'_>, pages: Range<u64>) -> Result<(), UffdError> {
         let mut at = pages.start;
         while at < pages.end {
             let is_zero = self.file.is_zero(at);
@@ -210,14 +210,14 @@ impl SharedBacking {
 
     /// Copies pages of the file to memory that is not a mapping of it: a process maps the file of another
     /// backing, which was dropped.
-    fn copy(&self, window: &mut Window<'_>, pages: Range<u64>) -> Result<(), AnswerError> {
+    fn copy(&self, window: &mut Window<'_>, pages: Range<u64>) -> Result<(), UffdError> {
         for page in pages {
             let range = self.core.bytes(page..page + 1);
             let start = range.start;
             let _ = window.copy_with(range, |bytes| {
                 // A page of a sealed file that is present is read.
                 let read = self.file.memory.mapping().read_at(start, bytes);
-                Ok::<_, AnswerError>(read.map_or(0, |()| bytes.len()))
+                Ok::<_, UffdError>(read.map_or(0, |()| bytes.len()))
             })?;
         }
         Ok(())
@@ -251,7 +251,7 @@ impl SharedBacking {
 
 /// Returns whether there was no memory for a page.
 fn is_short(error: &BackingError) -> bool {
-    let BackingError::Answer(AnswerError::Refused { refusal, .. }) = error else { return false };
+    let BackingError::Answer(UffdError::Refused { refusal, .. }) = error else { return false };
     *refusal == Refusal::NoMemory
 }
 

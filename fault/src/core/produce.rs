@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use uzone_os::uffd::{self, AnswerError};
+use uzone_os::uffd::{self, UffdError};
 use uzone_pages::Content;
 
 use super::{Core, ReaderState};
@@ -169,8 +169,8 @@ impl Core {
         };
         let progress = window.state;
         let mut outcome = FaultOutcome::Failed;
-        let is_short = |error: &AnswerError| {
-            matches!(error, AnswerError::Refused { refusal: uffd::Refusal::NoMemory, .. })
+        let is_short = |error: &UffdError| {
+            matches!(error, UffdError::Refused { refusal: uffd::Refusal::NoMemory, .. })
         };
         if progress.wanted_is_done {
             Counters::add(&self.pages.counters.demand, 1);

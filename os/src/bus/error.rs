@@ -1,6 +1,10 @@
-//! What is wrong with memory, and where: [`BusError`], [`BusKind`].
+//! What is wrong with memory, and where: [`BusError`], [`BusKind`]; and why that is not recorded:
+//! [`HandlerError`].
 
 use core::fmt;
+use std::io;
+
+use uzone_pages::{ByteLen, ErrorKind};
 
 use super::table::{Entry, Extent};
 use crate::options::Addr;
@@ -122,6 +126,56 @@ impl BusError {
 
     pub(super) fn entry(self) -> Entry {
         Entry { address: self.address.get() as u64, info: self.info() }
+    }
+}
+
+/// Why the handler is not installed, or addresses are not watched.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HandlerError {
+    /// The handler could not be installed.
+    #[error("the kernel refused to {} the action of SIGBUS: let a system call filter admit rt_sigaction", if *set { "set" } else { "tell" })]
+    Install {
+        /// Whether setting it was refused, and not already asking for it.
+        set: bool,
+        /// What it answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// There is no handler that would record errors.
+    #[error("the SIGBUS handler is not installed: call bus::install first")]
+    NotInstalled,
+    /// The range has no address.
+    #[error("no address from {start} on is to be watched")]
+    Empty {
+        /// Where the range starts.
+        start: Addr,
+    },
+    /// The range ends behind the last address.
+    #[error("{len} from {start} on end behind the last address")]
+    Wraps {
+        /// Where the range starts.
+        start: Addr,
+        /// How long it is.
+        len: ByteLen,
+    },
+    /// There are as many watches as there can be.
+    #[error("all {slots} watches are in use: drop one, or watch a longer range at once")]
+    Full {
+        /// How many there can be.
+        slots: usize,
+    },
+}
+
+impl HandlerError {
+    /// Returns what kind of failure this is.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Install { .. } => ErrorKind::PermissionDenied,
+            Self::Full { .. } => ErrorKind::OutOfMemory,
+            Self::NotInstalled | Self::Empty { .. } | Self::Wraps { .. } => ErrorKind::InvalidInput,
+        }
     }
 }
 

@@ -34,7 +34,7 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::io;
 use std::sync::{Mutex, PoisonError};
 
-use super::error::{BusError, BusKind};
+use super::error::{BusError, BusKind, HandlerError};
 use super::state::{IS_INSTALLED, TABLE, is_installed};
 use crate::uffd::in_thread::answerer;
 
@@ -49,17 +49,6 @@ pub enum Installed {
     /// Another handler, set after ours. It decides whether errors reach ours, so nothing was changed: two
     /// handlers that each took the other for the previous one would call each other forever.
     Beneath,
-}
-
-/// The handler could not be installed.
-#[derive(Debug, thiserror::Error)]
-#[error("the kernel refused to {} the action of SIGBUS: let a system call filter admit rt_sigaction", if *set { "set" } else { "tell" })]
-pub struct InstallError {
-    /// Whether setting it was refused, and not already asking for it.
-    pub set: bool,
-    /// What it answered.
-    #[source]
-    pub cause: io::Error,
 }
 
 /// An action that SIGBUS had before ours.
@@ -82,8 +71,8 @@ static INSTALLING: Mutex<()> = Mutex::new(());
 /// reporter). A library leaves it to the program.
 ///
 /// # Errors
-/// [`InstallError`] if the kernel refuses, for instance because of a filter of system calls.
-pub fn install() -> Result<Installed, InstallError> {
+/// [`HandlerError::Install`] if the kernel refuses, for instance because of a filter of system calls.
+pub fn install() -> Result<Installed, HandlerError> {
     // A panic under the lock leaves nothing half done that this would not do again.
     let _alone = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
     let current = exchange(None)?;
@@ -161,7 +150,7 @@ fn default_action() -> libc::sigaction {
 }
 
 /// Sets the action of SIGBUS if there is one to set, and returns the one before.
-fn exchange(new: Option<&libc::sigaction>) -> Result<libc::sigaction, InstallError> {
+fn exchange(new: Option<&libc::sigaction>) -> Result<libc::sigaction, HandlerError> {
     let mut old = default_action();
     let new_ptr = new.map_or(ptr::null(), ptr::from_ref);
     // SAFETY: sigaction(2) reads an action, or none where the pointer is null, and writes the old
@@ -171,7 +160,7 @@ fn exchange(new: Option<&libc::sigaction>) -> Result<libc::sigaction, InstallErr
     if answer == 0 {
         Ok(old)
     } else {
-        Err(InstallError { set: new.is_some(), cause: io::Error::last_os_error() })
+        Err(HandlerError::Install { set: new.is_some(), cause: io::Error::last_os_error() })
     }
 }
 

@@ -7,9 +7,13 @@ use std::io;
 use uzone_pages::{ByteLen, ErrorKind};
 
 use crate::bytes::AccessError;
-use crate::fixed_buffers;
 use crate::options::Addr;
 use crate::root::SysError;
+
+/// The longest buffer of an io_uring that the kernel takes; longer memory is registered as several.
+pub(crate) const MAX_BUFFER: usize = 1 << 30;
+/// The most buffers of one io_uring.
+pub(crate) const MAX_BUFFERS: usize = 1 << 14;
 
 /// An operation on mapped memory that failed.
 #[derive(Debug, thiserror::Error)]
@@ -168,7 +172,7 @@ pub enum MappingError {
         cause: io::Error,
     },
     /// More was to be pinned than all buffers of an io_uring can be.
-    #[error("cannot pin {len} for one io_uring: its buffers are at most {max} together", max = ByteLen::new((fixed_buffers::MAX_BUFFER * fixed_buffers::MAX_BUFFERS) as u64))]
+    #[error("cannot pin {len} for one io_uring: its buffers are at most {max} together", max = ByteLen::new((MAX_BUFFER * MAX_BUFFERS) as u64))]
     PinTooLong {
         /// What was to be pinned.
         len: ByteLen,
@@ -242,6 +246,7 @@ impl MappingError {
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
+            Self::Access(error) => error.kind(),
             Self::Sys(error) => error.kind(),
             Self::Memory { .. } | Self::Threads { .. } | Self::PinLimit { .. } => {
                 ErrorKind::OutOfMemory

@@ -1,4 +1,4 @@
-//! What the answers of this process and to another have in common: how pages are installed, and the errors.
+//! What the answers of this process and to another have in common: how pages are installed, and why they fail.
 
 use std::io;
 
@@ -8,7 +8,8 @@ use crate::bytes::AccessError;
 use crate::mapping::Mapping;
 use crate::options::Vaddr;
 use crate::uffd::abi;
-use crate::uffd::reply::{self, Answered, Refusal, UffdCall};
+use crate::uffd::error::UffdError;
+use crate::uffd::reply::{self, Answered, UffdCall};
 
 /// How pages are installed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -38,38 +39,14 @@ impl Install {
     }
 }
 
-/// An answer that failed.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum AnswerError {
-    /// The range is not inside the mapping, or cuts a page.
-    #[error(transparent)]
-    Access(#[from] AccessError),
-    /// The kernel refused.
-    #[error("UFFDIO_{} of {len_bytes} bytes at {start} was refused: {}", call.name(), refusal.fix())]
-    Refused {
-        /// Which answer.
-        call: UffdCall,
-        /// Where it starts.
-        start: Vaddr,
-        /// How long it is.
-        len_bytes: u64,
-        /// Why.
-        refusal: Refusal,
-        /// What the kernel answered.
-        #[source]
-        cause: io::Error,
-    },
-}
-
 /// Decodes a reply, and keeps what the call was given if it failed.
 pub(crate) fn answered(
     call: UffdCall,
     start: u64,
     len_bytes: u64,
     (result, count): (Result<(), Errno>, Option<i64>),
-) -> Result<Answered, AnswerError> {
-    reply::decode(call, result, count, len_bytes).map_err(|refusal| AnswerError::Refused {
+) -> Result<Answered, UffdError> {
+    reply::decode(call, result, count, len_bytes).map_err(|refusal| UffdError::Refused {
         call,
         start: Vaddr::new(start),
         len_bytes,

@@ -1,19 +1,22 @@
-//! Why there is no userfaultfd, or memory is not registered with one: [`UffdError`].
+//! Why there is no userfaultfd, memory is not registered with one, or an answer failed: [`UffdError`].
 
 use std::fmt;
 use std::io;
+use std::os::fd::OwnedFd;
 
-use uzone_pages::ByteLen;
+use uzone_pages::{ByteLen, ErrorKind};
 
-use crate::options::Addr;
+use crate::bytes::AccessError;
+use crate::options::{Addr, Vaddr};
 use crate::uffd::features::Features;
 use crate::uffd::modes::Modes;
 use crate::uffd::open;
+use crate::uffd::reply::{Refusal, UffdCall};
 
 /// How many mappings can be answered for in their threads at a time.
 pub const SLOTS: usize = 64;
 
-/// Why there is no userfaultfd, or memory is not registered with one or answered for.
+/// Why there is no userfaultfd, memory is not registered with one or answered for, or an answer failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UffdError {
@@ -97,7 +100,65 @@ pub enum UffdError {
     /// There is no memory to answer faults in their threads.
     #[error("the kernel has no memory for the handler")]
     NoMemory,
+    /// A descriptor is no userfaultfd, and is given back.
+    #[error("a descriptor is {what}, where a userfaultfd was expected")]
+    NotUffd {
+        /// The descriptor.
+        fd: OwnedFd,
+        /// The name in `/proc/self/fd`, or why it is unknown.
+        what: String,
+    },
+    /// The range of an answer is not inside the mapping, or cuts a page.
+    #[error(transparent)]
+    Access(#[from] AccessError),
+    /// The kernel refused an answer.
+    #[error("UFFDIO_{} of {len_bytes} bytes at {start} was refused: {}", call.name(), refusal.fix())]
+    Refused {
+        /// Which answer.
+        call: UffdCall,
+        /// Where it starts.
+        start: Vaddr,
+        /// How long it is.
+        len_bytes: u64,
+        /// Why.
+        refusal: Refusal,
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
 }
+
+impl UffdError {
+    /// Returns what kind of failure this is.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::NoUserfaultfd { .. } | Self::NotForKernel { .. } | Self::Handshake { .. } => {
+                ErrorKind::PermissionDenied
+            }
+            Self::Missing { .. } => ErrorKind::NotSupported,
+            Self::Probe { .. } | Self::Unregister { .. } => ErrorKind::Other,
+            Self::AnotherHandler => ErrorKind::Busy,
+            Self::TooMany | Self::NoMemory => ErrorKind::OutOfMemory,
+            Self::Register { .. } | Self::NoSigbus | Self::NotUffd { .. } => {
+                ErrorKind::InvalidInput
+            }
+            Self::Access(error) => error.kind(),
+            Self::Refused { refusal, .. } => match refusal {
+                Refusal::Invalid => ErrorKind::InvalidInput,
+                Refusal::Unreadable => ErrorKind::Io,
+                Refusal::NoMemory | Refusal::NoSpace => ErrorKind::OutOfMemory,
+                Refusal::BadPage => ErrorKind::Poisoned,
+                Refusal::NotPermitted => ErrorKind::PermissionDenied,
+                Refusal::Unknown => ErrorKind::NotSupported,
+                Refusal::Contradiction { .. } | Refusal::Other => ErrorKind::Other,
+            },
+        }
+    }
+}
+
+// It is returned by each answer to a fault, so it stays small.
+const _: () = assert!(size_of::<UffdError>() <= 64);
 
 /// The kernel that has some features, for people.
 struct Since(Features);

@@ -23,7 +23,7 @@ use crate::exclusive::Exclusive;
 use crate::mapping::{Mapping, Rejected};
 use crate::options::Vaddr;
 use crate::uffd::abi;
-use crate::uffd::answer::{AnswerError, Install, answered, counted, source_address};
+use crate::uffd::answer::{Install, answered, counted, source_address};
 use crate::uffd::descriptor::Uffd;
 use crate::uffd::error::UffdError;
 use crate::uffd::modes::Modes;
@@ -169,8 +169,8 @@ impl Registered {
     /// Fills missing pages from byte `offset` on with `bytes`, which are whole pages.
     ///
     /// # Errors
-    /// [`AnswerError`] if the pages are not inside, or the kernel refuses.
-    pub fn copy(&self, offset: u64, bytes: &[u8], how: Install) -> Result<Answered, AnswerError> {
+    /// [`UffdError`] if the pages are not inside, or the kernel refuses.
+    pub fn copy(&self, offset: u64, bytes: &[u8], how: Install) -> Result<Answered, UffdError> {
         let len = bytes.len() as u64;
         let dst = self.address(&self.range(offset, len)?)?;
         let src = bytes.as_ptr().expose_provenance() as u64;
@@ -186,7 +186,7 @@ impl Registered {
     /// first, which may block; a source behind the end of its file is refused.
     ///
     /// # Errors
-    /// [`AnswerError`] if one of the two ranges is not inside its mapping, or the kernel refuses.
+    /// [`UffdError`] if one of the two ranges is not inside its mapping, or the kernel refuses.
     pub fn copy_from(
         &self,
         offset: u64,
@@ -194,7 +194,7 @@ impl Registered {
         source_offset: u64,
         len: ByteLen,
         how: Install,
-    ) -> Result<Answered, AnswerError> {
+    ) -> Result<Answered, UffdError> {
         let len = len.get();
         let dst = self.address(&self.range(offset, len)?)?;
         let src = source_address(source, source_offset, len)?;
@@ -207,8 +207,8 @@ impl Registered {
     /// Fills missing pages of a range with zeroes. Huge pages of a pool do not take it.
     ///
     /// # Errors
-    /// [`AnswerError`] if the range is not inside, or the kernel refuses.
-    pub fn zero(&self, range: Range<u64>, how: Install) -> Result<Answered, AnswerError> {
+    /// [`UffdError`] if the range is not inside, or the kernel refuses.
+    pub fn zero(&self, range: Range<u64>, how: Install) -> Result<Answered, UffdError> {
         let (start, len) = (self.address(&range)?, range.end - range.start);
         let mode = how.bits() & abi::DONTWAKE;
         // SAFETY: as for `copy`: the pages are those of a `Mapping` that we own.
@@ -219,12 +219,8 @@ impl Registered {
     /// Maps the pages of a range that the page cache has already: the answer to a minor fault.
     ///
     /// # Errors
-    /// [`AnswerError`] if the range is not inside, or the kernel refuses.
-    pub fn continue_mapping(
-        &self,
-        range: Range<u64>,
-        how: Install,
-    ) -> Result<Answered, AnswerError> {
+    /// [`UffdError`] if the range is not inside, or the kernel refuses.
+    pub fn continue_mapping(&self, range: Range<u64>, how: Install) -> Result<Answered, UffdError> {
         let (start, len) = (self.address(&range)?, range.end - range.start);
         // SAFETY: as for `copy`.
         let reply = unsafe { abi::continue_mapping(self.uffd.as_fd(), start, len, how.bits()) };
@@ -234,8 +230,8 @@ impl Registered {
     /// Makes touching missing pages of a range raise `SIGBUS`, until they are filled after all.
     ///
     /// # Errors
-    /// [`AnswerError`] if the range is not inside, or the kernel refuses.
-    pub fn poison(&self, range: Range<u64>, how: Install) -> Result<Answered, AnswerError> {
+    /// [`UffdError`] if the range is not inside, or the kernel refuses.
+    pub fn poison(&self, range: Range<u64>, how: Install) -> Result<Answered, UffdError> {
         let (start, len) = (self.address(&range)?, range.end - range.start);
         let reply = abi::poison(self.uffd.as_fd(), start, len, how.bits() & abi::DONTWAKE);
         answered(UffdCall::Poison, start, len, counted(reply))
@@ -246,7 +242,7 @@ impl Registered {
     /// afterwards, that is zero.
     ///
     /// # Errors
-    /// [`AnswerError`] if one of the two ranges is not inside, or the kernel refuses.
+    /// [`UffdError`] if one of the two ranges is not inside, or the kernel refuses.
     pub fn move_pages(
         &self,
         offset: u64,
@@ -254,7 +250,7 @@ impl Registered {
         source_offset: u64,
         len: ByteLen,
         how: Install,
-    ) -> Result<Answered, AnswerError> {
+    ) -> Result<Answered, UffdError> {
         let len = len.get();
         let dst = self.address(&self.range(offset, len)?)?;
         let mapping = source.mapping();
@@ -279,12 +275,8 @@ impl Registered {
     /// write.
     ///
     /// # Errors
-    /// [`AnswerError`] if the range is not inside, or the kernel refuses.
-    pub fn write_protect(
-        &self,
-        range: Range<u64>,
-        protected: bool,
-    ) -> Result<Answered, AnswerError> {
+    /// [`UffdError`] if the range is not inside, or the kernel refuses.
+    pub fn write_protect(&self, range: Range<u64>, protected: bool) -> Result<Answered, UffdError> {
         let (start, len) = (self.address(&range)?, range.end - range.start);
         let mode = if protected { abi::PROTECT } else { 0 };
         let result = abi::write_protect(self.uffd.as_fd(), start, len, mode);
@@ -295,8 +287,8 @@ impl Registered {
     /// fault again.
     ///
     /// # Errors
-    /// [`AnswerError`] if the range is not inside, or the kernel refuses.
-    pub fn wake(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
+    /// [`UffdError`] if the range is not inside, or the kernel refuses.
+    pub fn wake(&self, range: Range<u64>) -> Result<Answered, UffdError> {
         let (start, len) = (self.address(&range)?, range.end - range.start);
         let result = abi::wake(self.uffd.as_fd(), start, len);
         answered(UffdCall::Wake, start, len, (result, None))

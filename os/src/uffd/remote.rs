@@ -20,7 +20,8 @@ use crate::kernel;
 use crate::mapping::Mapping;
 use crate::options::Vaddr;
 use crate::uffd::abi;
-use crate::uffd::answer::{AnswerError, Install, answered, counted, source_address};
+use crate::uffd::answer::{Install, answered, counted, source_address};
+use crate::uffd::error::UffdError;
 use crate::uffd::modes::Modes;
 use crate::uffd::reply::{Answered, UffdCall};
 
@@ -35,16 +36,6 @@ const PROBED: u64 = 1 << 30;
 
 /// What the name of a userfaultfd among the descriptors of a process is.
 const LINK: &str = "anon_inode:[userfaultfd]";
-
-/// A descriptor that is no userfaultfd, given back.
-#[derive(Debug, thiserror::Error)]
-#[error("a descriptor is {what}, where a userfaultfd was expected")]
-pub struct NotUffd {
-    /// The descriptor.
-    pub fd: OwnedFd,
-    /// The name in `/proc/self/fd`, or why it is unknown.
-    pub what: String,
-}
 
 /// A userfaultfd that another process made and registered memory with.
 #[derive(Debug)]
@@ -64,26 +55,32 @@ impl Remote {
     /// Takes a descriptor that another process made, and makes it one that never waits.
     ///
     /// # Errors
-    /// [`NotUffd`] gives it back if it is something else, its maker has not initialised it, or `/proc` is not mounted.
-    pub fn adopt(fd: OwnedFd) -> Result<Self, NotUffd> {
+    /// [`UffdError::NotUffd`] gives it back if it is something else, its maker has not initialised it, or `/proc` is
+    /// not mounted.
+    pub fn adopt(fd: OwnedFd) -> Result<Self, UffdError> {
         let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
         match link {
             Ok(link) if link.as_os_str() == LINK => {}
-            Ok(link) => return Err(NotUffd { fd, what: link.display().to_string() }),
-            Err(cause) => return Err(NotUffd { fd, what: format!("unknown ({cause})") }),
+            Ok(link) => return Err(UffdError::NotUffd { fd, what: link.display().to_string() }),
+            Err(cause) => {
+                return Err(UffdError::NotUffd { fd, what: format!("unknown ({cause})") });
+            }
         }
         // A userfaultfd that waits cannot be polled. The flag is the descriptor's, also for its maker,
         // which needs it as well.
         let flags = rustix::fs::fcntl_getfl(&fd)
             .and_then(|flags| rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK));
         if let Err(cause) = flags {
-            return Err(NotUffd { fd, what: format!("stuck ({cause})") });
+            return Err(UffdError::NotUffd { fd, what: format!("stuck ({cause})") });
         }
         // Before UFFDIO_API the kernel refuses each other call, also this one, which has nothing to wake. No process
         // would ever be seen to end by such a descriptor.
         if abi::wake(fd.as_fd(), PROBED, kernel::page_size().bytes()).is_err_and(errno::is_invalid)
         {
-            return Err(NotUffd { fd, what: "a userfaultfd without UFFDIO_API".to_owned() });
+            return Err(UffdError::NotUffd {
+                fd,
+                what: "a userfaultfd without UFFDIO_API".to_owned(),
+            });
         }
         Ok(Self { fd })
     }
@@ -118,13 +115,13 @@ impl Remote {
     /// those of the page cache that are not mapped. Nothing is protected yet ([`Remote::write_protect`]).
     ///
     /// # Errors
-    /// [`AnswerError`] if the kernel refuses: the memory is not as it was registered.
+    /// [`UffdError`] if the kernel refuses: the memory is not as it was registered.
     pub fn report_writes(
         &self,
         start: Vaddr,
         len: ByteLen,
         minor: bool,
-    ) -> Result<Answered, AnswerError> {
+    ) -> Result<Answered, UffdError> {
         let (start, len) = (start.get(), len.get());
         let modes = Modes { missing: true, minor, write_protect: true };
         // SAFETY: `register` wants, of memory of this process, that no code relies on missing pages. What is
@@ -138,8 +135,8 @@ impl Remote {
     /// Fills missing pages from `start` on with `bytes`, which are whole pages.
     ///
     /// # Errors
-    /// [`AnswerError`] if the kernel refuses.
-    pub fn copy(&self, start: Vaddr, bytes: &[u8], how: Install) -> Result<Answered, AnswerError> {
+    /// [`UffdError`] if the kernel refuses.
+    pub fn copy(&self, start: Vaddr, bytes: &[u8], how: Install) -> Result<Answered, UffdError> {
         let (dst, len) = (start.get(), bytes.len() as u64);
         let src = bytes.as_ptr().expose_provenance() as u64;
         // SAFETY: `copy` wants `src` to be readable: it is a slice, borrowed for the call; and `dst`,
@@ -153,7 +150,7 @@ impl Remote {
     /// on, as [`Registered::copy_from`](crate::uffd::Registered::copy_from) does.
     ///
     /// # Errors
-    /// [`AnswerError`] if the source is not inside its mapping, or the kernel refuses.
+    /// [`UffdError`] if the source is not inside its mapping, or the kernel refuses.
     pub fn copy_from(
         &self,
         start: Vaddr,
@@ -161,7 +158,7 @@ impl Remote {
         source_offset: u64,
         len: ByteLen,
         how: Install,
-    ) -> Result<Answered, AnswerError> {
+    ) -> Result<Answered, UffdError> {
         let (dst, len) = (start.get(), len.get());
         let src = source_address(source, source_offset, len)?;
         // SAFETY: as for `copy`, but that `src` is inside of a mapping that is borrowed, whose bytes
@@ -173,8 +170,8 @@ impl Remote {
     /// Fills missing pages with zeroes.
     ///
     /// # Errors
-    /// [`AnswerError`] if the kernel refuses.
-    pub fn zero(&self, start: Vaddr, len: ByteLen, how: Install) -> Result<Answered, AnswerError> {
+    /// [`UffdError`] if the kernel refuses.
+    pub fn zero(&self, start: Vaddr, len: ByteLen, how: Install) -> Result<Answered, UffdError> {
         let (start, len, mode) = (start.get(), len.get(), how.bits() & abi::DONTWAKE);
         // SAFETY: as for `copy`.
         let reply = unsafe { abi::zero_page(self.fd.as_fd(), start, len, mode) };
@@ -184,13 +181,13 @@ impl Remote {
     /// Maps pages that the page cache has already: the answer to a minor fault.
     ///
     /// # Errors
-    /// [`AnswerError`] if the kernel refuses.
+    /// [`UffdError`] if the kernel refuses.
     pub fn continue_mapping(
         &self,
         start: Vaddr,
         len: ByteLen,
         how: Install,
-    ) -> Result<Answered, AnswerError> {
+    ) -> Result<Answered, UffdError> {
         let (start, len) = (start.get(), len.get());
         // SAFETY: as for `copy`.
         let reply = unsafe { abi::continue_mapping(self.fd.as_fd(), start, len, how.bits()) };
@@ -202,13 +199,8 @@ impl Remote {
     /// with zeroes: for those, end the process.
     ///
     /// # Errors
-    /// [`AnswerError`] if the kernel refuses.
-    pub fn poison(
-        &self,
-        start: Vaddr,
-        len: ByteLen,
-        how: Install,
-    ) -> Result<Answered, AnswerError> {
+    /// [`UffdError`] if the kernel refuses.
+    pub fn poison(&self, start: Vaddr, len: ByteLen, how: Install) -> Result<Answered, UffdError> {
         let (start, len) = (start.get(), len.get());
         let reply = abi::poison(self.fd.as_fd(), start, len, how.bits() & abi::DONTWAKE);
         answered(UffdCall::Poison, start, len, counted(reply))
@@ -217,13 +209,13 @@ impl Remote {
     /// Starts (`protected`) or stops reporting writes.
     ///
     /// # Errors
-    /// [`AnswerError`] if the kernel refuses.
+    /// [`UffdError`] if the kernel refuses.
     pub fn write_protect(
         &self,
         start: Vaddr,
         len: ByteLen,
         protected: bool,
-    ) -> Result<Answered, AnswerError> {
+    ) -> Result<Answered, UffdError> {
         let (start, len) = (start.get(), len.get());
         let mode = if protected { abi::PROTECT } else { 0 };
         let result = abi::write_protect(self.fd.as_fd(), start, len, mode);
@@ -234,8 +226,8 @@ impl Remote {
     /// fault again: also those whose faults another reader had read and never answered.
     ///
     /// # Errors
-    /// [`AnswerError`] if the kernel refuses.
-    pub fn wake(&self, start: Vaddr, len: ByteLen) -> Result<Answered, AnswerError> {
+    /// [`UffdError`] if the kernel refuses.
+    pub fn wake(&self, start: Vaddr, len: ByteLen) -> Result<Answered, UffdError> {
         let (start, len) = (start.get(), len.get());
         let result = abi::wake(self.fd.as_fd(), start, len);
         answered(UffdCall::Wake, start, len, (result, None))
@@ -264,8 +256,8 @@ impl Remote {
     /// Unregisters a range, and wakes the threads that wait in it: missing pages are zero from then on.
     ///
     /// # Errors
-    /// [`AnswerError`] if the kernel refuses.
-    pub fn unregister(&self, start: Vaddr, len: ByteLen) -> Result<Answered, AnswerError> {
+    /// [`UffdError`] if the kernel refuses.
+    pub fn unregister(&self, start: Vaddr, len: ByteLen) -> Result<Answered, UffdError> {
         let (start, len) = (start.get(), len.get());
         let result = abi::unregister(self.fd.as_fd(), start, len);
         answered(UffdCall::Unregister, start, len, (result, None))

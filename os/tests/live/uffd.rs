@@ -11,8 +11,8 @@ use std::thread;
 use std::time::Duration;
 
 use uzone_os::uffd::{
-    AnswerError, Answered, Doorbell, Event, EventBuffer, FaultKind, Features, Install,
-    KernelFaults, Modes, PageFault, Refusal, Registered, Remote, Uffd, UffdCall, UffdError, wait,
+    Answered, Doorbell, Event, EventBuffer, FaultKind, Features, Install, KernelFaults, Modes,
+    PageFault, Refusal, Registered, Remote, Uffd, UffdCall, UffdError, wait,
 };
 use uzone_os::{Access, AccessError, Exclusive, HugeSize, Mapping, Sharing, Vaddr};
 use uzone_pages::ByteLen;
@@ -219,7 +219,7 @@ fn a_huge_page_of_a_pool_is_filled_as_a_whole() {
         let part = &filled[..usize::try_from(page()).unwrap()];
         assert!(matches!(
             memory.copy(huge, part, Install::default()),
-            Err(AnswerError::Access(AccessError::CutsPage { .. }))
+            Err(UffdError::Access(AccessError::CutsPage { .. }))
         ));
         assert_eq!(memory.copy(huge, &filled, Install::default()).unwrap(), Answered::All);
         assert_eq!(reader.join().unwrap(), 3);
@@ -267,7 +267,7 @@ fn pages_are_moved_without_a_copy_and_leave_zeroes_behind() {
     for (offset, source_offset) in [(6 * page(), 0), (0, 6 * page()), (0, u64::MAX)] {
         assert!(matches!(
             memory.move_pages(offset, &mut source, source_offset, len, how),
-            Err(AnswerError::Access(AccessError::Beyond { .. }))
+            Err(UffdError::Access(AccessError::Beyond { .. }))
         ));
     }
 }
@@ -471,16 +471,13 @@ fn a_wrong_use_is_refused_with_what_it_was_given() {
     let (short, two) = (vec![0; 100], bytes(0, 2));
     assert!(matches!(
         memory.copy(0, &short, how),
-        Err(AnswerError::Access(AccessError::CutsPage { .. }))
+        Err(UffdError::Access(AccessError::CutsPage { .. }))
     ));
-    assert!(matches!(
-        memory.copy(0, &[], how),
-        Err(AnswerError::Access(AccessError::Empty { .. }))
-    ));
+    assert!(matches!(memory.copy(0, &[], how), Err(UffdError::Access(AccessError::Empty { .. }))));
     for offset in [3 * page(), 4 * page(), !(page() - 1)] {
         let answer = memory.copy(offset, &two, how);
         assert!(
-            matches!(answer, Err(AnswerError::Access(AccessError::Beyond { .. }))),
+            matches!(answer, Err(UffdError::Access(AccessError::Beyond { .. }))),
             "{offset:#x}"
         );
     }
@@ -488,7 +485,7 @@ fn a_wrong_use_is_refused_with_what_it_was_given() {
     assert!(memory.poison(1..2, how).is_err() && memory.write_protect(0..1, true).is_err());
     // Anonymous memory has no page cache, so there is nothing to continue with.
     let error = memory.continue_mapping(pages(0..1), how).unwrap_err();
-    let AnswerError::Refused { call, refusal, .. } = &error else { panic!("{error}") };
+    let UffdError::Refused { call, refusal, .. } = &error else { panic!("{error}") };
     assert_eq!((*call, *refusal), (UffdCall::Continue, Refusal::Invalid));
     assert!(error.to_string().starts_with("UFFDIO_CONTINUE of"), "{error}");
     let source = anonymous(1);

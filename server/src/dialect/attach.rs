@@ -8,7 +8,8 @@ use std::os::unix::net::UnixStream;
 use uzone_attach::protocol::{Reply, Request};
 use uzone_os::peer;
 
-use super::{Dialect, HandshakeError, Memory, Said, firecracker};
+use super::{Dialect, Memory, Said, firecracker};
+use crate::error::ServeError;
 
 /// A request, and a message of regions.
 pub(super) struct Attach;
@@ -18,12 +19,12 @@ impl Dialect for Attach {
         first == b'{'
     }
 
-    fn parse(&self, bytes: &[u8]) -> Result<Said, HandshakeError> {
+    fn parse(&self, bytes: &[u8]) -> Result<Said, ServeError> {
         let mut values = serde_json::Deserializer::from_slice(bytes).into_iter::<Request>();
         let request = match values.next() {
             None => return Ok(Said::Part),
             Some(Err(error)) if error.is_eof() => return Ok(Said::Part),
-            Some(Err(error)) => return Err(HandshakeError::NotARequest(error.to_string())),
+            Some(Err(error)) => return Err(ServeError::NotARequest(error.to_string())),
             Some(Ok(request)) => request,
         };
         let rest = &bytes[values.byte_offset()..];

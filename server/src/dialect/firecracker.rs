@@ -9,7 +9,9 @@
 use serde::Deserialize;
 use uzone_fault::{ByteLen, PageSize, RemoteRegion, Vaddr};
 
-use super::{Dialect, HandshakeError, Memory, REGIONS, Said};
+use super::{Dialect, Memory, Said};
+use crate::connection::REGIONS;
+use crate::error::ServeError;
 
 /// The sizes of pages that memory of a machine has.
 const SMALL: u64 = 4 << 10;
@@ -23,7 +25,7 @@ impl Dialect for Firecracker {
         true
     }
 
-    fn parse(&self, bytes: &[u8]) -> Result<Said, HandshakeError> {
+    fn parse(&self, bytes: &[u8]) -> Result<Said, ServeError> {
         Ok(match regions(bytes)? {
             None => Said::Part,
             Some(regions) => Said::Memory(Memory { regions, request: None }),
@@ -68,17 +70,17 @@ fn is_cut_in_number(bytes: &[u8], error: &serde_json::Error) -> bool {
 /// checks.
 ///
 /// # Errors
-/// [`HandshakeError`] if it is not a message of regions.
-pub fn regions(bytes: &[u8]) -> Result<Option<Vec<RemoteRegion>>, HandshakeError> {
+/// [`ServeError`] if it is not a message of regions.
+pub fn regions(bytes: &[u8]) -> Result<Option<Vec<RemoteRegion>>, ServeError> {
     let mut values = serde_json::Deserializer::from_slice(bytes).into_iter::<Vec<Region>>();
     let regions = match values.next() {
         None => return Ok(None),
         Some(Err(error)) if error.is_eof() || is_cut_in_number(bytes, &error) => return Ok(None),
-        Some(Err(error)) => return Err(HandshakeError::NotRegions(error.to_string())),
+        Some(Err(error)) => return Err(ServeError::NotRegions(error.to_string())),
         Some(Ok(regions)) => regions,
     };
     if !(1..=REGIONS).contains(&regions.len()) {
-        return Err(HandshakeError::Count(regions.len()));
+        return Err(ServeError::Regions(regions.len()));
     }
     let region = |(index, region): (usize, &Region)| {
         let page_bytes = region.page_bytes();
@@ -89,7 +91,7 @@ pub fn regions(bytes: &[u8]) -> Result<Option<Vec<RemoteRegion>>, HandshakeError
             offset: region.offset,
             page: page
                 .filter(|page| matches!(page.bytes(), SMALL | HUGE))
-                .ok_or(HandshakeError::PageSize { index, page_bytes })?,
+                .ok_or(ServeError::PageSize { index, page_bytes })?,
         })
     };
     regions.iter().enumerate().map(region).collect::<Result<_, _>>().map(Some)
@@ -167,7 +169,11 @@ mod tests {
     fn every_part_of_a_message_waits_for_the_rest() {
         for (version, text) in RECORDED {
             for len in 0..text.len() {
-                assert_eq!(regions(&text.as_bytes()[..len]), Ok(None), "{version}: {len} bytes");
+                assert_eq!(
+                    regions(&text.as_bytes()[..len]).unwrap(),
+                    None,
+                    "{version}: {len} bytes"
+                );
             }
         }
     }
@@ -192,25 +198,25 @@ mod tests {
 
     #[test]
     fn what_is_no_message_is_refused_by_name() {
-        let is_error = |text: &str, expected: fn(&HandshakeError) -> bool| {
+        let is_error = |text: &str, expected: fn(&ServeError) -> bool| {
             let error = regions(text.as_bytes()).unwrap_err();
             assert!(expected(&error), "{text}: {error}");
         };
-        is_error("GET / HTTP/1.1", |error| matches!(error, HandshakeError::NotRegions(_)));
-        is_error("[1]", |error| matches!(error, HandshakeError::NotRegions(_)));
-        is_error("{}", |error| matches!(error, HandshakeError::NotRegions(_)));
-        is_error(r#"[{"size":1}]"#, |error| matches!(error, HandshakeError::NotRegions(_)));
-        is_error("[]", |error| matches!(error, HandshakeError::Count(0)));
+        is_error("GET / HTTP/1.1", |error| matches!(error, ServeError::NotRegions(_)));
+        is_error("[1]", |error| matches!(error, ServeError::NotRegions(_)));
+        is_error("{}", |error| matches!(error, ServeError::NotRegions(_)));
+        is_error(r#"[{"size":1}]"#, |error| matches!(error, ServeError::NotRegions(_)));
+        is_error("[]", |error| matches!(error, ServeError::Regions(0)));
         let region = |page: u64| {
             format!(r#"{{"base_host_virt_addr":0,"size":4096,"offset":0,"page_size":{page}}}"#)
         };
         is_error(&format!("[{}]", region(8192)), |error| {
-            matches!(error, HandshakeError::PageSize { page_bytes: 8192, .. })
+            matches!(error, ServeError::PageSize { page_bytes: 8192, .. })
         });
         is_error(&format!("[{},{}]", region(4096), region(1 << 30)), |error| {
-            matches!(error, HandshakeError::PageSize { index: 1, .. })
+            matches!(error, ServeError::PageSize { index: 1, .. })
         });
         let many = vec![region(4096); REGIONS + 1].join(",");
-        is_error(&format!("[{many}]"), |error| matches!(error, HandshakeError::Count(_)));
+        is_error(&format!("[{many}]"), |error| matches!(error, ServeError::Regions(_)));
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use proptest::prelude::*;
-use uzone_os::uffd::{AnswerError, Answered};
+use uzone_os::uffd::{Answered, UffdError};
 use uzone_pages::{Advice, Content, FaultPattern, PageCount, Touch};
 
 use super::*;
@@ -27,29 +27,29 @@ fn builder() -> CompositeBuilder {
 
 #[test]
 fn parts_that_are_no_whole_are_refused_by_where_they_start() {
-    assert!(matches!(builder().build(), Err(CompositeError::NoParts)));
+    assert!(matches!(builder().build(), Err(MapError::NoParts)));
     let backwards = Range { start: 2 * PAGE, end: PAGE };
     assert!(matches!(
         builder().zero(backwards).build(),
-        Err(CompositeError::Empty { start, .. }) if start == 2 * PAGE
+        Err(MapError::EmptyPart { start, .. }) if start == 2 * PAGE
     ));
     for (range, offset) in [(0..PAGE + 1, 0), (1..PAGE, 0), (0..PAGE, 512)] {
         assert!(matches!(
             builder().part(range, function(), offset).build(),
-            Err(CompositeError::CutsPage { .. })
+            Err(MapError::PartCutsPage { .. })
         ));
     }
     assert!(matches!(
         builder().zero(0..2 * PAGE).zero(PAGE..3 * PAGE).build(),
-        Err(CompositeError::Overlap { first: 0, second, .. }) if second == PAGE
+        Err(MapError::PartsOverlap { first: 0, second, .. }) if second == PAGE
     ));
     assert!(matches!(
         builder().zero(0..PAGE).zero(2 * PAGE..3 * PAGE).build(),
-        Err(CompositeError::Gap { start, end }) if (start, end) == (PAGE, 2 * PAGE)
+        Err(MapError::NoPartAt { start, end }) if (start, end) == (PAGE, 2 * PAGE)
     ));
     assert!(matches!(
         builder().zero(PAGE..2 * PAGE).build(),
-        Err(CompositeError::Gap { start: 0, .. })
+        Err(MapError::NoPartAt { start: 0, .. })
     ));
     let end = u64::MAX - PAGE + 1;
     let last = builder().gaps_are_zero().part(end - PAGE..end, function(), end - PAGE);
@@ -89,7 +89,7 @@ impl Keeper {
 }
 
 impl Kernel for Keeper {
-    fn install(&self, range: Range<u64>, fill: Fill<'_>) -> Result<Answered, AnswerError> {
+    fn install(&self, range: Range<u64>, fill: Fill<'_>) -> Result<Answered, UffdError> {
         match fill {
             Fill::Bytes(bytes) => {
                 for (page, bytes) in (range.start / PAGE..).zip(bytes.chunks(4096)) {

@@ -14,7 +14,7 @@ use uzone_pages::{ByteLen, FaultAround, PageCount, PageSize, Pfn, PfnRange};
 use crate::mapping::Mapping;
 use crate::options::{Anonymous, Vaddr};
 use crate::page_cache::{self, CachedRead};
-use crate::uffd::answer::{AnswerError, Install};
+use crate::uffd::answer::Install;
 use crate::uffd::error::{SLOTS, UffdError};
 use crate::uffd::gate::Gate;
 use crate::uffd::handover;
@@ -432,7 +432,7 @@ impl Answerer {
                 Ok(Answered::NotRegistered | Answered::Gone) => return Wanted::Gone,
                 Err(_) if at > wanted => return found,
                 Err(_) if at < wanted => at = wanted,
-                Err(AnswerError::Refused { refusal: Refusal::Unreadable, .. }) if end > at + 1 => {
+                Err(UffdError::Refused { refusal: Refusal::Unreadable, .. }) if end > at + 1 => {
                     return self.fill_alone(at, &bytes);
                 }
                 // The signal is an error, and so is that of the next touch.
@@ -454,7 +454,7 @@ impl Answerer {
     }
 
     /// Fills pages with bytes. Returns `None` if the first of them is not ready.
-    fn ask(&self, pages: Range<u64>, bytes: &Bytes<'_>) -> Option<Result<Answered, AnswerError>> {
+    fn ask(&self, pages: Range<u64>, bytes: &Bytes<'_>) -> Option<Result<Answered, UffdError>> {
         let start = pages.start << self.page.shift();
         let range = start..pages.end << self.page.shift();
         let len = ByteLen::new(range.end - start);
