@@ -25,7 +25,7 @@ use uzone_os::{Anonymous, Exclusive, HugeAdvice, LibPmem};
 use uzone_pages::ByteLen;
 use uzone_stream::{StorePolicy, Streaming, Work as StoreWork, copy_bytes, zero_bytes};
 use uzone_zone::{
-    CacheState, CopyMethod, CopyOptions, NextUse, PopulateOptions, Region, StorePath, ZeroOptions,
+    CacheState, CopyMethod, NextUse, PopulateOptions, Region, StorePath, ZeroOptions,
 };
 
 use crate::group::Watch;
@@ -455,7 +455,7 @@ impl<'a> Extents<'a> {
 /// Returns how long a region takes for `calls` extents.
 fn region_time(
     arena: &Arena,
-    options: &CopyOptions,
+    options: &ZeroOptions,
     size: usize,
     calls: usize,
 ) -> Result<Duration, BenchError> {

@@ -97,7 +97,7 @@ impl Tracker {
         memory: Arc<Registered>,
         pages: PageCount,
     ) -> Result<Self, MapError> {
-        if !memory.calls().takes(UffdCall::WriteProtect) {
+        if !memory.takes(UffdCall::WriteProtect) {
             return Err(MapError::Backing {
                 reason: "this kernel does not protect such memory against writing",
             });

@@ -119,7 +119,7 @@ impl Engine {
             }
             None => None,
         };
-        let zeroes_by_copy = !memory.calls().takes(UffdCall::ZeroPage)
+        let zeroes_by_copy = !memory.takes(UffdCall::ZeroPage)
             || tracker.as_ref().is_some_and(|tracker| tracker.copies_zeroes());
         let policy =
             Policy { zeroes_by_copy, removed_is_zero: false, is_tracked: tracker.is_some() };

@@ -162,18 +162,9 @@ impl LazyMapping {
 
     /// Returns the pages of a range of bytes that starts and ends at pages.
     pub(crate) fn pages(&self, range: &Range<u64>) -> Result<Range<u64>, AccessError> {
-        let &Range { start, end } = range;
-        let (page, len_bytes) = (self.page_size(), self.len().get());
-        if start >= end {
-            return Err(AccessError::Empty { start, end });
-        }
-        if end > len_bytes {
-            return Err(AccessError::Beyond { start, end, len_bytes });
-        }
-        if (start | end) & (page.bytes() - 1) != 0 {
-            return Err(AccessError::CutsPage { start, end, page });
-        }
-        Ok(start >> page.shift()..end >> page.shift())
+        let page = self.page_size();
+        AccessError::check_pages(range, self.len().get(), page)?;
+        Ok(range.start >> page.shift()..range.end >> page.shift())
     }
 
     /// Pins the pages that hold bytes of a range: what is absent is produced first, and until the guard is

@@ -24,7 +24,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use uzone_os::hugepages::{self, ThpEnabled};
+use uzone_os::hugepages::{self, ThpChoice};
 use uzone_os::uffd::{Answered, Install, Registered, UffdError};
 use uzone_os::{Anonymous, Exclusive, HugeAdvice, SystemRoot};
 use uzone_pages::{ByteLen, PageSize};
@@ -72,7 +72,7 @@ pub(crate) fn page_size() -> Result<PageSize, MapError> {
     let Some(thp) = thp else {
         return Err(MapError::NotHuge { reason: "its kernel was built without them" });
     };
-    if thp.enabled == ThpEnabled::Never {
+    if thp.enabled == ThpChoice::Never {
         let reason = "write madvise to /sys/kernel/mm/transparent_hugepage/enabled as root";
         return Err(MapError::NotHuge { reason });
     }

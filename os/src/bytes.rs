@@ -37,6 +37,7 @@ pub(crate) use scope::{copy_words, flush_words, zero_words};
 #[cfg(not(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer))))]
 pub(crate) use unguarded::{copy_words, flush_words, zero_words};
 
+use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use uzone_pages::{ErrorKind, PageSize};
@@ -178,6 +179,24 @@ pub enum AccessError {
 }
 
 impl AccessError {
+    /// Refuses a range that is not one or more whole pages of memory of that length.
+    ///
+    /// # Errors
+    /// [`AccessError::Empty`], [`AccessError::Beyond`] or [`AccessError::CutsPage`].
+    pub fn check_pages(range: &Range<u64>, len_bytes: u64, page: PageSize) -> Result<(), Self> {
+        let &Range { start, end } = range;
+        if start >= end {
+            return Err(Self::Empty { start, end });
+        }
+        if end > len_bytes {
+            return Err(Self::Beyond { start, end, len_bytes });
+        }
+        if (start | end) & (page.bytes() - 1) != 0 {
+            return Err(Self::CutsPage { start, end, page });
+        }
+        Ok(())
+    }
+
     /// Returns what kind of failure this is.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {

@@ -20,7 +20,7 @@ use crate::kernel;
 use crate::mapping::{Mapping, Refused, Request};
 use crate::options::{Access, Anonymous, HugeAdvice, MAX_ALIGN, Reserve, Sharing};
 use crate::root::SystemRoot;
-use crate::shortage::{FileKind, MapError};
+use crate::shortage::MapError;
 
 /// Where memory that should be huge starts, unless something else is asked for: a multiple of
 /// what x86-64 and AArch64 with 4 KiB pages map with one entry.
@@ -240,9 +240,10 @@ impl Refused {
             }
             Errno::AGAIN => MapError::locked(len, error),
             Errno::ACCESS => MapError::NotOpenFor { access, sharing, cause: error },
-            Errno::NODEV => {
-                MapError::NotMappable { kind: FileKind::Unmappable, cause: Some(error) }
-            }
+            Errno::NODEV => MapError::NotMappable {
+                kind: "a file whose file system does not support it",
+                cause: Some(error),
+            },
             _ => MapError::Refused { len, cause: error },
         }
     }
@@ -301,11 +302,11 @@ pub(crate) fn inspect(fd: BorrowedFd<'_>, offset: u64, len: ByteLen) -> Result<P
     let stat = rustix::fs::fstat(fd).map_err(inspected)?;
     let kind = match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile | FileType::CharacterDevice | FileType::BlockDevice => None,
-        FileType::Directory => Some(FileKind::Directory),
-        FileType::Fifo => Some(FileKind::Fifo),
-        FileType::Socket => Some(FileKind::Socket),
-        FileType::Symlink => Some(FileKind::Symlink),
-        FileType::Unknown => Some(FileKind::Other),
+        FileType::Directory => Some("a directory"),
+        FileType::Fifo => Some("a pipe"),
+        FileType::Socket => Some("a socket"),
+        FileType::Symlink => Some("a symbolic link"),
+        FileType::Unknown => Some("a descriptor of this kind"),
     };
     if let Some(kind) = kind {
         return Err(MapError::NotMappable { kind, cause: None });

@@ -78,84 +78,56 @@ impl fmt::Display for HugeSize {
     }
 }
 
-/// When the kernel makes a transparent huge page on a first touch.
+/// A choice that the kernel offers for transparent huge pages; each file has some of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ThpEnabled {
-    /// Wherever it fits.
+pub enum ThpChoice {
+    /// Wherever a huge page fits. A fault compacts memory for it, and waits.
     Always,
-    /// Where it was advised.
-    Madvise,
-    /// Nowhere.
-    Never,
-}
-
-/// What a fault does when no free huge page is at hand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ThpDefrag {
-    /// It compacts memory and waits for it.
-    Always,
-    /// It takes small pages and leaves the compaction to the background.
+    /// A fault takes small pages and leaves the compaction to the background.
     Defer,
-    /// It waits where advised, and defers elsewhere.
+    /// A fault waits where huge pages were advised, and defers elsewhere.
     DeferMadvise,
-    /// It waits where advised, and does nothing elsewhere.
+    /// Where huge pages were advised; a fault waits there alone.
     Madvise,
-    /// It takes small pages.
-    Never,
-}
-
-/// When memory files are made of huge pages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ThpShmem {
-    /// Always.
-    Always,
-    /// Where the file is long enough for it.
+    /// Where a memory file is long enough.
     WithinSize,
-    /// Where it was advised.
+    /// Where huge pages were advised for a memory file.
     Advise,
-    /// Never.
+    /// Nowhere, and no fault waits.
     Never,
-    /// Never, also against the mount's own option.
+    /// Nowhere, also against the own option of a mount.
     Deny,
-    /// Always, also against the mount's own option.
+    /// Wherever a huge page fits, also against the own option of a mount.
     Force,
 }
 
-impl fmt::Display for ThpEnabled {
-    /// Writes the kernel's word for it.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Always => "always",
-            Self::Madvise => "madvise",
-            Self::Never => "never",
-        })
+impl ThpChoice {
+    /// The words of the kernel.
+    const WORDS: [(Self, &str); 9] = [
+        (Self::Always, "always"),
+        (Self::Defer, "defer"),
+        (Self::DeferMadvise, "defer+madvise"),
+        (Self::Madvise, "madvise"),
+        (Self::WithinSize, "within_size"),
+        (Self::Advise, "advise"),
+        (Self::Never, "never"),
+        (Self::Deny, "deny"),
+        (Self::Force, "force"),
+    ];
+
+    /// Takes a line such as `always [madvise] never`, with the choice in brackets.
+    fn parse(text: &str) -> Option<Self> {
+        let mut words = text.split_whitespace();
+        let chosen = words.find_map(|word| word.strip_prefix('[')?.strip_suffix(']'))?;
+        Self::WORDS.into_iter().find(|(_, word)| *word == chosen).map(|(choice, _)| choice)
     }
 }
 
-impl fmt::Display for ThpDefrag {
+impl fmt::Display for ThpChoice {
     /// Writes the kernel's word for it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Always => "always",
-            Self::Defer => "defer",
-            Self::DeferMadvise => "defer+madvise",
-            Self::Madvise => "madvise",
-            Self::Never => "never",
-        })
-    }
-}
-
-impl fmt::Display for ThpShmem {
-    /// Writes the kernel's word for it.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Always => "always",
-            Self::WithinSize => "within_size",
-            Self::Advise => "advise",
-            Self::Never => "never",
-            Self::Deny => "deny",
-            Self::Force => "force",
-        })
+        let word = Self::WORDS.into_iter().find(|(choice, _)| choice == self);
+        f.pad(word.map_or("", |(_, word)| word))
     }
 }
 
@@ -163,50 +135,13 @@ impl fmt::Display for ThpShmem {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Thp {
     /// For anonymous memory.
-    pub enabled: ThpEnabled,
+    pub enabled: ThpChoice,
     /// Whether a fault waits for one.
-    pub defrag: ThpDefrag,
+    pub defrag: ThpChoice,
     /// For memory files.
-    pub shmem: ThpShmem,
+    pub shmem: ThpChoice,
     /// How long one is.
     pub pmd_size: ByteLen,
-}
-
-/// Returns the word in brackets of a line such as `always [madvise] never`.
-fn selected(text: &str) -> Option<&str> {
-    text.split_whitespace().find_map(|word| word.strip_prefix('[')?.strip_suffix(']'))
-}
-
-fn parse_enabled(text: &str) -> Option<ThpEnabled> {
-    Some(match selected(text)? {
-        "always" => ThpEnabled::Always,
-        "madvise" => ThpEnabled::Madvise,
-        "never" => ThpEnabled::Never,
-        _ => return None,
-    })
-}
-
-fn parse_defrag(text: &str) -> Option<ThpDefrag> {
-    Some(match selected(text)? {
-        "always" => ThpDefrag::Always,
-        "defer" => ThpDefrag::Defer,
-        "defer+madvise" => ThpDefrag::DeferMadvise,
-        "madvise" => ThpDefrag::Madvise,
-        "never" => ThpDefrag::Never,
-        _ => return None,
-    })
-}
-
-fn parse_shmem(text: &str) -> Option<ThpShmem> {
-    Some(match selected(text)? {
-        "always" => ThpShmem::Always,
-        "within_size" => ThpShmem::WithinSize,
-        "advise" => ThpShmem::Advise,
-        "never" => ThpShmem::Never,
-        "deny" => ThpShmem::Deny,
-        "force" => ThpShmem::Force,
-        _ => return None,
-    })
 }
 
 /// Returns how the host is set for transparent huge pages, or `None` if its kernel has none.
@@ -215,14 +150,14 @@ fn parse_shmem(text: &str) -> Option<ThpShmem> {
 /// [`SysError`] names the file that could not be read or understood.
 pub fn thp(root: &SystemRoot) -> Result<Option<Thp>, SysError> {
     const WANTED: &str = "a choice in brackets that is known";
-    let enabled = match root.parse(format!("{THP}/enabled"), WANTED, parse_enabled) {
+    let enabled = match root.parse(format!("{THP}/enabled"), WANTED, ThpChoice::parse) {
         Err(error) if error.is_absent() => return Ok(None),
         answer => answer?,
     };
     Ok(Some(Thp {
         enabled,
-        defrag: root.parse(format!("{THP}/defrag"), WANTED, parse_defrag)?,
-        shmem: root.parse(format!("{THP}/shmem_enabled"), WANTED, parse_shmem)?,
+        defrag: root.parse(format!("{THP}/defrag"), WANTED, ThpChoice::parse)?,
+        shmem: root.parse(format!("{THP}/shmem_enabled"), WANTED, ThpChoice::parse)?,
         pmd_size: ByteLen::new(root.number(format!("{THP}/hpage_pmd_size"))?),
     }))
 }
@@ -342,23 +277,23 @@ mod tests {
     #[test]
     fn the_word_in_brackets_is_the_setting() {
         for (text, enabled) in [
-            ("always [madvise] never\n", Some(ThpEnabled::Madvise)),
-            ("[always] madvise never\n", Some(ThpEnabled::Always)),
-            ("always madvise [never]", Some(ThpEnabled::Never)),
+            ("always [madvise] never\n", Some(ThpChoice::Madvise)),
+            ("[always] madvise never\n", Some(ThpChoice::Always)),
+            ("always madvise [never]", Some(ThpChoice::Never)),
             ("always madvise never", None),
             ("[sometimes]", None),
             ("[always", None),
             ("", None),
         ] {
-            assert_eq!(parse_enabled(text), enabled, "{text:?}");
+            assert_eq!(ThpChoice::parse(text), enabled, "{text:?}");
         }
         assert_eq!(
-            parse_defrag("always defer [defer+madvise] madvise never"),
-            Some(ThpDefrag::DeferMadvise)
+            ThpChoice::parse("always defer [defer+madvise] madvise never"),
+            Some(ThpChoice::DeferMadvise)
         );
         assert_eq!(
-            parse_shmem("always within_size advise never [deny] force"),
-            Some(ThpShmem::Deny)
+            ThpChoice::parse("always within_size advise never [deny] force"),
+            Some(ThpChoice::Deny)
         );
     }
 
@@ -375,9 +310,9 @@ mod tests {
                 assert_eq!(setting.to_string(), word, "{text}");
             }
         }
-        round_trip("always madvise never", parse_enabled);
-        round_trip("always defer defer+madvise madvise never", parse_defrag);
-        round_trip("always within_size advise never deny force", parse_shmem);
+        round_trip("always madvise never", ThpChoice::parse);
+        round_trip("always defer defer+madvise madvise never", ThpChoice::parse);
+        round_trip("always within_size advise never deny force", ThpChoice::parse);
     }
 
     #[test]
@@ -436,9 +371,9 @@ mod tests {
         assert_eq!(
             thp(&root).unwrap(),
             Some(Thp {
-                enabled: ThpEnabled::Madvise,
-                defrag: ThpDefrag::Madvise,
-                shmem: ThpShmem::Never,
+                enabled: ThpChoice::Madvise,
+                defrag: ThpChoice::Madvise,
+                shmem: ThpChoice::Never,
                 pmd_size: ByteLen::mib(2),
             })
         );

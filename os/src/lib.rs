@@ -119,7 +119,7 @@ pub use passed::{memory_file, passed_descriptors};
 pub use populate::{PopulateHow, Populated, populate_slice};
 pub use priority::thread_id;
 pub use root::{SysError, SystemRoot};
-pub use shortage::{FileKind, MapError, Shortage};
+pub use shortage::{MapError, Shortage};
 pub use unix_socket::{Message, MessageSocket};
 pub use usage::thread_faults;
 pub use write_scan::WriteScan;

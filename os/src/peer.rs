@@ -7,17 +7,14 @@
 //! proc_pid_stat(5), proc_pid_mem(5), proc_pid_pagemap(5).
 
 use std::fs::File;
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
-};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal};
 
 use uzone_pages::ByteLen;
@@ -26,6 +23,7 @@ use crate::advise::{self, Collapsed};
 use crate::errno;
 use crate::kernel::MADV_COLLAPSE;
 use crate::options::Vaddr;
+use crate::unix_socket;
 
 /// `SO_PEERPIDFD`, Linux 6.5: asm-generic/socket.h.
 const PEER_PIDFD: libc::c_int = 77;
@@ -330,23 +328,14 @@ pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Resu
     if bytes.is_empty() || fds.len() > DESCRIPTORS {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
-        unreachable!("there is room for that many");
-    }
-    loop {
-        let parts = [IoSlice::new(bytes)];
-        match rustix::net::sendmsg(socket.as_fd(), &parts, &mut control, SendFlags::NOSIGNAL) {
-            Err(cause) if errno::is_interrupted(cause) => {}
-            sent => return Ok(sent?),
-        }
-    }
+    Ok(unix_socket::send(socket.as_fd(), bytes, fds)?)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
+    use std::io::{IoSlice, Write};
+
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
     use super::*;
 

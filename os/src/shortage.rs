@@ -55,7 +55,7 @@ pub enum MapError {
     #[error("{kind} cannot be mapped: pass a regular file or a device")]
     NotMappable {
         /// What kind of file it is.
-        kind: FileKind,
+        kind: &'static str,
         /// What the kernel answered, where it was asked.
         #[source]
         cause: Option<io::Error>,
@@ -326,37 +326,6 @@ impl MapError {
             shortage: Shortage::of(len, writable_private, &Facts::read(root)),
             cause,
         }
-    }
-}
-
-/// The kind of a file that is neither a regular file nor a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum FileKind {
-    /// A directory.
-    Directory,
-    /// A pipe.
-    Fifo,
-    /// A socket.
-    Socket,
-    /// A symbolic link.
-    Symlink,
-    /// A regular file or device whose file system or driver does not map.
-    Unmappable,
-    /// Another kind, such as an eventfd.
-    Other,
-}
-
-impl fmt::Display for FileKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Directory => "a directory",
-            Self::Fifo => "a pipe",
-            Self::Socket => "a socket",
-            Self::Symlink => "a symbolic link",
-            Self::Unmappable => "a file whose file system does not support it",
-            Self::Other => "a descriptor of this kind",
-        })
     }
 }
 

@@ -69,7 +69,7 @@ pub use log::{EventLog, LoggedEvents};
 pub use message::{Event, FaultKind, PageFault};
 pub use modes::Modes;
 pub use pending_faults::PendingFaults;
-pub use registered::{Calls, Registered};
+pub use registered::Registered;
 pub use remote::Remote;
 pub use reply::{Answered, Refusal, UffdCall};
 pub use wait::{Doorbell, Ready, wait};

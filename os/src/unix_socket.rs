@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 
+use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
@@ -74,21 +75,10 @@ impl MessageSocket {
         if bytes.is_empty() || fds.len() > DESCRIPTORS {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
-            unreachable!("there is room for that many");
-        }
-        let parts = [IoSlice::new(bytes)];
-        loop {
-            match rustix::net::sendmsg(&self.0, &parts, &mut control, SendFlags::NOSIGNAL) {
-                Ok(_) => return Ok(()), // all of it: the kernel does not cut such a message
-                Err(cause) if errno::is_interrupted(cause) => {}
-                Err(cause) if errno::is_reset(cause) => {
-                    return Err(io::ErrorKind::BrokenPipe.into());
-                }
-                Err(cause) => return Err(cause.into()),
-            }
+        match send(self.0.as_fd(), bytes, fds) {
+            Ok(_) => Ok(()), // all of it: the kernel does not cut such a message
+            Err(cause) if errno::is_reset(cause) => Err(io::ErrorKind::BrokenPipe.into()),
+            Err(cause) => Err(cause.into()),
         }
     }
 
@@ -154,6 +144,27 @@ pub fn bind(path: &Path) -> io::Result<OwnedFd> {
 pub fn listen(socket: OwnedFd) -> io::Result<UnixListener> {
     rustix::net::listen(&socket, BACKLOG)?;
     Ok(UnixListener::from(socket))
+}
+
+/// Sends bytes, and at most [`DESCRIPTORS`] descriptors with them, and returns how many bytes were taken. No signal
+/// is raised if the other side has ended.
+pub(crate) fn send(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    fds: &[BorrowedFd<'_>],
+) -> Result<usize, Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        unreachable!("there is room for that many");
+    }
+    let parts = [IoSlice::new(bytes)];
+    loop {
+        match rustix::net::sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL) {
+            Err(cause) if errno::is_interrupted(cause) => {}
+            sent => return sent,
+        }
+    }
 }
 
 #[cfg(test)]

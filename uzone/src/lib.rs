@@ -26,11 +26,10 @@ pub use uzone_pages::{
 };
 pub use uzone_zone::{
     Access, AccessError, Addr, AltmapOptions, AltmapReport, BindError, BindOptions, BindReport,
-    Busy, Cancel, CopyOptions, FaultError, Huge, HugeSize, Init, Limit, NotAdopted, Owner,
-    PageView, Pagemap, PagemapOps, PagemapView, PinError, PinOptions, Pinned, PinnedRanges,
-    Poisoned, Pool, PoolError, PoolOptions, PoolStats, Pooled, PopulateOptions, PopulateReport,
-    Progress, RawGuard, Region, RegionView, Segment, Sharing, StorePolicy, WriteError, ZeroOptions,
-    Zeroed, Zone, bus,
+    Busy, Cancel, FaultError, Huge, HugeSize, Init, Limit, NotAdopted, Owner, PageView, Pagemap,
+    PagemapOps, PagemapView, PinError, PinOptions, Pinned, PinnedRanges, Poisoned, Pool, PoolError,
+    PoolOptions, PoolStats, Pooled, PopulateOptions, PopulateReport, Progress, RawGuard, Region,
+    RegionView, Segment, Sharing, StorePolicy, WriteError, ZeroOptions, Zeroed, Zone, bus,
 };
 
 /// Memory whose pages are put in place when they are first touched.

@@ -21,7 +21,7 @@ use uzone_pages::ByteLen;
 use crate::batches::{Batched, Job};
 use crate::error::WriteError;
 use crate::region::Region;
-use crate::zero_options::{Cleared, CopyOptions, ZeroOptions};
+use crate::zero_options::{Cleared, ZeroOptions};
 
 impl Region {
     /// Zeroes `len` bytes from `offset_bytes` on. Costs what the stores take, and once a process up to
@@ -94,7 +94,7 @@ impl Region {
         from: &Self,
         from_bytes: u64,
         len: ByteLen,
-        options: &CopyOptions,
+        options: &ZeroOptions,
     ) -> Result<Cleared, WriteError> {
         let from = (from.mapping(), from_bytes);
         Ok(Job::copy(self.mapping(), self.page_size(), offset_bytes, from, len, options)?.run())
@@ -111,7 +111,7 @@ impl Region {
         from: &'a Self,
         from_bytes: u64,
         len: ByteLen,
-        options: &CopyOptions,
+        options: &ZeroOptions,
     ) -> Result<Batched<'a>, WriteError> {
         let from = (from.mapping(), from_bytes);
         let job = Job::copy(self.mapping(), self.page_size(), offset_bytes, from, len, options)?;

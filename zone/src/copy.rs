@@ -8,7 +8,7 @@ use crate::pagemap::Pagemap;
 use crate::panics::FirstPanic;
 use crate::pin_target::PinTarget;
 use crate::zero::{CLEARABLE, Zeroed};
-use crate::zero_options::{Cleared, CopyOptions};
+use crate::zero_options::{Cleared, ZeroOptions};
 
 impl<P: Payload> Pagemap<P> {
     /// Copies the folio at `from` to the one at `to`, by the largest extent and past the cache where
@@ -26,7 +26,7 @@ impl<P: Payload> Pagemap<P> {
         to: Pfn,
         source: &Pagemap<Q>,
         from: Pfn,
-        options: &CopyOptions,
+        options: &ZeroOptions,
     ) -> Result<Cleared, WriteError> {
         let (order, other) = (self.inner.order(), source.inner.order());
         let to = folio_at(to, order, self.range())?;

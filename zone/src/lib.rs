@@ -129,5 +129,5 @@ pub use uzone_stream::{
 };
 pub use view::PageView;
 pub use zero::Zeroed;
-pub use zero_options::{Batching, Cleared, CopyOptions, ZeroOptions};
+pub use zero_options::{Batching, Cleared, ZeroOptions};
 pub use zone::Zone;

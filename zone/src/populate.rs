@@ -24,7 +24,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use uzone_os::hugepages::{self, ThpEnabled};
+use uzone_os::hugepages::{self, ThpChoice};
 use uzone_os::memory::{self, Available, Limit};
 use uzone_os::numa;
 use uzone_os::{Collapsed, HugeSize, MappingError, PopulateHow, Populated, SysError, SystemRoot};
@@ -444,7 +444,7 @@ impl Region {
             (Huge::Required, None) => {
                 Err(none("this kernel has no transparent huge pages; use a hugetlb pool"))
             }
-            (Huge::Required, Some(thp)) if thp.enabled == ThpEnabled::Never && is_anonymous => {
+            (Huge::Required, Some(thp)) if thp.enabled == ThpChoice::Never && is_anonymous => {
                 Err(none(
                     "they are switched off; write 'madvise' to /sys/kernel/mm/transparent_hugepage/enabled",
                 ))

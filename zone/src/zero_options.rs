@@ -43,9 +43,6 @@ pub struct ZeroOptions {
     pub(crate) cancel: Cancel,
 }
 
-/// The options of copying: the same as of clearing.
-pub type CopyOptions = ZeroOptions;
-
 impl Default for ZeroOptions {
     /// Cold memory that is not read soon, on one thread, in one extent.
     fn default() -> Self {

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use hugetlb::RaisedPool;
-use uzone_os::hugepages::{self, ThpEnabled};
+use uzone_os::hugepages::{self, ThpChoice};
 use uzone_os::{Access, Anonymous, HugeAdvice, Sharing, SystemRoot, probe};
 use uzone_pages::ByteLen;
 use uzone_zone::{
@@ -38,7 +38,7 @@ fn page() -> u64 {
 
 fn has_thp() -> bool {
     let thp = hugepages::thp(&SystemRoot::host()).unwrap();
-    thp.is_some_and(|thp| thp.enabled != ThpEnabled::Never)
+    thp.is_some_and(|thp| thp.enabled != ThpChoice::Never)
 }
 
 fn all_zero(region: &Region, range: std::ops::Range<u64>) -> bool {

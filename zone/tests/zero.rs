@@ -8,8 +8,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use uzone_pages::{AddrError, ByteLen, Content, MemoryKind, Order, PageCount, Pfn, PfnRange};
 use uzone_zone::{
-    Batching, BindOptions, Cancel, CopyOptions, Pagemap, PinError, Region, Unclearable, WriteError,
-    ZeroOptions, Zone,
+    Batching, BindOptions, Cancel, Pagemap, PinError, Region, Unclearable, WriteError, ZeroOptions,
+    Zone,
 };
 
 const BASE: u64 = 0x1000;
@@ -341,7 +341,7 @@ fn folios_are_free_to_others_after_a_callback_panicked() {
             .on_batch(|_| panic!("the caller's own"));
         let clears = || target.zero(target.range(), &options).map(|_| ());
         assert!(catch_unwind(AssertUnwindSafe(clears)).is_err());
-        let options = CopyOptions::default().on_batch(|_| panic!("the caller's own"));
+        let options = ZeroOptions::default().on_batch(|_| panic!("the caller's own"));
         let copies = || target.copy_folio(pfn(8), &source, pfn(4), &options).map(|_| ());
         assert!(catch_unwind(AssertUnwindSafe(copies)).is_err());
         drop(target.pin(target.range()).expect("no folio is still being cleared"));

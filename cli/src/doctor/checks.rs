@@ -9,7 +9,7 @@ use serde::Serialize;
 use uzone_bench::sentence;
 use uzone_os::HugeSize;
 use uzone_os::dax::DaxDevice;
-use uzone_os::hugepages::{Pool, ThpDefrag, ThpEnabled, ThpShmem};
+use uzone_os::hugepages::{Pool, ThpChoice};
 use uzone_os::memory::{Available, Limit};
 use uzone_os::probe::{Overcommit, UffdAccess, UffdFeatures};
 use uzone_os::uffd::Features;
@@ -362,10 +362,10 @@ fn thp(facts: &Facts) -> Check {
         let (enabled, defrag) = (thp.enabled, thp.defrag);
         let value = format!("{enabled} (defrag {defrag}, {} each)", thp.pmd_size);
         match (thp.enabled, thp.defrag) {
-            (ThpEnabled::Never, _) => {
+            (ThpChoice::Never, _) => {
                 Check::warn(NAME, value, format!("as root: echo madvise > {THP}/enabled"))
             }
-            (_, ThpDefrag::Never | ThpDefrag::Defer) => Check::note(
+            (_, ThpChoice::Never | ThpChoice::Defer) => Check::note(
                 NAME,
                 format!("{value}: small pages when no huge one is free"),
                 format!("as root: echo madvise > {THP}/defrag"),
@@ -379,7 +379,7 @@ fn thp_files(facts: &Facts) -> Check {
     const NAME: &str = "huge pages for memfd";
     Check::of(NAME, &facts.thp, |thp| match thp {
         None => Check::note(NAME, "this kernel has none", NO_THP),
-        Some(thp) if matches!(thp.shmem, ThpShmem::Never | ThpShmem::Deny) => Check::note(
+        Some(thp) if matches!(thp.shmem, ThpChoice::Never | ThpChoice::Deny) => Check::note(
             NAME,
             format!("{}: memory files get small pages", thp.shmem),
             format!("as root: echo advise > {THP}/shmem_enabled"),

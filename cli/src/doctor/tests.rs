@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use uzone_os::dax::DaxDevice;
-use uzone_os::hugepages::{NodePool, Pool, Thp, ThpDefrag, ThpEnabled, ThpShmem};
+use uzone_os::hugepages::{NodePool, Pool, Thp, ThpChoice};
 use uzone_os::memory::{Available, Limit, SystemMemory};
 use uzone_os::numa::Node;
 use uzone_os::probe::{Overcommit, UffdAccess, UffdFeatures};
@@ -50,9 +50,9 @@ fn everything() -> Facts {
             elapsed: Duration::from_micros(98_000),
         }),
         thp: Ok(Some(Thp {
-            enabled: ThpEnabled::Madvise,
-            defrag: ThpDefrag::Madvise,
-            shmem: ThpShmem::Advise,
+            enabled: ThpChoice::Madvise,
+            defrag: ThpChoice::Madvise,
+            shmem: ThpChoice::Advise,
             pmd_size: ByteLen::mib(2),
         })),
         pools: Ok(vec![pool(HugeSize::MIB_2, 512), pool(HugeSize::GIB_1, 4)]),
@@ -279,21 +279,21 @@ fn each_setting_is_judged_by_itself() {
             "export UZONE_STORE_POLICY=fill=sse2",
         ),
         (
-            |facts| set_thp(facts, |thp| thp.enabled = ThpEnabled::Never),
+            |facts| set_thp(facts, |thp| thp.enabled = ThpChoice::Never),
             "transparent huge pages",
             Status::Warn,
             "never (defrag madvise, 2 MiB each)",
             "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
         ),
         (
-            |facts| set_thp(facts, |thp| thp.defrag = ThpDefrag::Never),
+            |facts| set_thp(facts, |thp| thp.defrag = ThpChoice::Never),
             "transparent huge pages",
             Status::Note,
             "madvise (defrag never, 2 MiB each)",
             "echo madvise > /sys/kernel/mm/transparent_hugepage/defrag",
         ),
         (
-            |facts| set_thp(facts, |thp| thp.shmem = ThpShmem::Deny),
+            |facts| set_thp(facts, |thp| thp.shmem = ThpChoice::Deny),
             "huge pages for memfd",
             Status::Note,
             "deny",

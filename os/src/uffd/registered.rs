@@ -29,28 +29,6 @@ use crate::uffd::error::UffdError;
 use crate::uffd::modes::Modes;
 use crate::uffd::reply::{Answered, UffdCall};
 
-/// The bits of the ioctls that a range takes, by what came back when it was registered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Calls(u64);
-
-impl Calls {
-    /// Returns whether the range takes an answer.
-    #[must_use]
-    pub const fn takes(self, call: UffdCall) -> bool {
-        let bit = match call {
-            UffdCall::Register | UffdCall::Unregister => return true,
-            UffdCall::Wake => 2,
-            UffdCall::Copy => 3,
-            UffdCall::ZeroPage => 4,
-            UffdCall::Move => 5,
-            UffdCall::WriteProtect => 6,
-            UffdCall::Continue => 7,
-            UffdCall::Poison => 8,
-        };
-        self.0 & 1 << bit != 0
-    }
-}
-
 /// Memory of this process whose faults a [`Uffd`] reports.
 ///
 /// # Invariants
@@ -60,7 +38,8 @@ pub struct Registered {
     uffd: Arc<Uffd>,
     mapping: Option<Mapping>,
     modes: Modes,
-    calls: Calls,
+    /// The bits of the ioctls that the range takes.
+    calls: u64,
 }
 
 impl Mapping {
@@ -89,7 +68,7 @@ impl Registered {
         // by atomics or by the kernel, for which waiting is nothing special.
         let answer = unsafe { abi::register(uffd.as_fd(), start, len, modes.bits()) };
         match answer {
-            Ok(calls) => Ok(Self { uffd, mapping: Some(mapping), modes, calls: Calls(calls) }),
+            Ok(calls) => Ok(Self { uffd, mapping: Some(mapping), modes, calls }),
             Err(cause) => {
                 let fix = match cause {
                     Errno::INVAL => {
@@ -127,10 +106,10 @@ impl Registered {
         self.modes
     }
 
-    /// Returns which answers the memory takes.
+    /// Returns whether the range takes an answer, by what the kernel returned when it was registered.
     #[must_use]
-    pub fn calls(&self) -> Calls {
-        self.calls
+    pub fn takes(&self, call: UffdCall) -> bool {
+        takes(self.calls, call)
     }
 
     /// Returns at which byte of the memory an address is, or `None` if at none.
@@ -143,19 +122,9 @@ impl Registered {
 
     /// Returns the address of `range`, if it is whole pages of the memory.
     fn address(&self, range: &Range<u64>) -> Result<u64, AccessError> {
-        let &Range { start, end } = range;
         let mapping = self.mapping();
-        let (page, len_bytes) = (mapping.page_size(), mapping.mapped_len() as u64);
-        if start >= end {
-            return Err(AccessError::Empty { start, end });
-        }
-        if end > len_bytes {
-            return Err(AccessError::Beyond { start, end, len_bytes });
-        }
-        if (start | end) & (page.bytes() - 1) != 0 {
-            return Err(AccessError::CutsPage { start, end, page });
-        }
-        Ok(mapping.addr().get() as u64 + start)
+        AccessError::check_pages(range, mapping.mapped_len() as u64, mapping.page_size())?;
+        Ok(mapping.addr().get() as u64 + range.start)
     }
 
     /// Returns `len` bytes from `offset` on as a range.
@@ -345,6 +314,21 @@ impl fmt::Debug for Registered {
     }
 }
 
+/// Returns whether the bits of the ioctls of a range have an answer.
+const fn takes(calls: u64, call: UffdCall) -> bool {
+    let bit = match call {
+        UffdCall::Register | UffdCall::Unregister => return true,
+        UffdCall::Wake => 2,
+        UffdCall::Copy => 3,
+        UffdCall::ZeroPage => 4,
+        UffdCall::Move => 5,
+        UffdCall::WriteProtect => 6,
+        UffdCall::Continue => 7,
+        UffdCall::Poison => 8,
+    };
+    calls & 1 << bit != 0
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -362,8 +346,8 @@ mod tests {
         let both = Install { wake: false, write_protect: true };
         let bits = kernel::UFFDIO_COPY_MODE_DONTWAKE | kernel::UFFDIO_COPY_MODE_WP;
         assert_eq!(both.bits(), u64::from(bits));
-        let calls = Calls(1 << 3 | 1 << 7);
-        assert!(calls.takes(UffdCall::Copy) && calls.takes(UffdCall::Continue));
-        assert!(calls.takes(UffdCall::Unregister) && !calls.takes(UffdCall::Poison));
+        let calls = 1 << 3 | 1 << 7;
+        assert!(takes(calls, UffdCall::Copy) && takes(calls, UffdCall::Continue));
+        assert!(takes(calls, UffdCall::Unregister) && !takes(calls, UffdCall::Poison));
     }
 }

@@ -84,7 +84,7 @@ fn a_thread_that_touches_a_missing_page_waits_and_gets_the_bytes() {
     let name = "a_thread_that_touches_a_missing_page";
     let Some(uffd) = open(name, Features::THREAD_ID) else { return };
     let memory = Registered::new(uffd, anonymous(4), Modes::MISSING).unwrap();
-    assert!(memory.calls().takes(UffdCall::Copy) && memory.calls().takes(UffdCall::Wake));
+    assert!(memory.takes(UffdCall::Copy) && memory.takes(UffdCall::Wake));
     let base = memory.mapping().addr().get() as u64;
     thread::scope(|scope| {
         let reader =
@@ -168,7 +168,7 @@ fn a_page_of_a_memory_file_is_mapped_without_a_copy_by_continue() {
         let other = Mapping::file(fd, 0, file.len(), Access::ReadWrite, sharing).unwrap();
         let modes = Modes { missing: true, minor: true, write_protect: false };
         let memory = Registered::new(uffd, other, modes).unwrap();
-        assert!(memory.calls().takes(UffdCall::Continue), "{sharing}");
+        assert!(memory.takes(UffdCall::Continue), "{sharing}");
         thread::scope(|scope| {
             let reader = scope.spawn(|| byte_at(&memory, 1));
             let fault = next_fault(memory.uffd());
@@ -206,7 +206,7 @@ fn a_huge_page_of_a_pool_is_filled_as_a_whole() {
     let huge = size.page_size().bytes();
     let memory = Mapping::hugetlb(ByteLen::new(2 * huge), size).unwrap();
     let memory = Registered::new(uffd, memory, Modes::MISSING).unwrap();
-    assert!(!memory.calls().takes(UffdCall::ZeroPage), "huge pages take copies alone");
+    assert!(!memory.takes(UffdCall::ZeroPage), "huge pages take copies alone");
     let filled = vec![3; usize::try_from(huge).unwrap()];
     thread::scope(|scope| {
         let reader = scope.spawn(|| {
