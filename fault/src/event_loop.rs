@@ -168,6 +168,7 @@ impl Drop for Attached {
 
 /// The state of the thread.
 struct Runner {
+    inbox: Arc<Inbox>,
     shared: Arc<Shared>,
     readers: HashMap<u64, Box<MappingReader>>,
     /// The mappings that had faults a moment ago, or have neighbours to be installed.
@@ -184,6 +185,7 @@ struct Runner {
 impl Runner {
     fn new(shared: Arc<Shared>) -> Self {
         Self {
+            inbox: shared.inbox.clone(),
             shared,
             readers: HashMap::new(),
             active: Vec::new(),
@@ -199,7 +201,7 @@ impl Runner {
         let mut round = 0_u32;
         let mut checked = Instant::now();
         loop {
-            if self.shared.inbox.is_called() && self.take_messages() {
+            if self.inbox.is_called() && self.take_messages() {
                 return;
             }
             let is_busy = self.step_active();
@@ -234,7 +236,7 @@ impl Runner {
 
     /// Handles the messages. Returns whether one of them stops the loop.
     fn take_messages(&mut self) -> bool {
-        for message in self.shared.inbox.take() {
+        for message in self.inbox.take() {
             match message {
                 Message::Join { key } => {
                     let Some(mut reader) = self.shared.joining().remove(&key) else { continue };
@@ -327,7 +329,7 @@ impl Runner {
             let was_by_clock = reader.is_by_clock();
             reader.set_company(has_company);
             let key_of_first = PagerKey { mapping: key, pager: 0 };
-            let submit = Submit { filler: &self.shared.inbox, key: key_of_first };
+            let submit = Submit { filler: &self.inbox, key: key_of_first };
             let Some(was_busy) = caught(|| reader.step(&mut self.scratch, &submit)) else {
                 reader.fail();
                 self.renew_scratch();
@@ -384,7 +386,7 @@ impl Runner {
         for at in 0..self.ready.keys().len() {
             let key = self.ready.keys()[at];
             if key == BELL {
-                self.shared.inbox.rang();
+                self.inbox.rang();
             } else {
                 self.activate(key);
             }

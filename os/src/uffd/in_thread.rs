@@ -11,7 +11,8 @@
 //!
 //! No thread can end such a wait. Where a page has a deadline ([`Answers::without_waiting`]), the handler fills what is
 //! ready alone: it reads what the page cache has into a room that was made beforehand, and copies it from there. What
-//! is not ready, or cannot be filled at all, is handed over ([`Handover`]), if there is another thread for it.
+//! is not ready, or cannot be filled at all, is handed over ([`Handover`](crate::uffd::Handover)), if there is another thread for
+//! it.
 //!
 //! A system call that is given a missing page fails with `EFAULT`. A thread that blocks `SIGBUS` dies of a
 //! fault.
