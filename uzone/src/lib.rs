@@ -21,8 +21,8 @@
 #![forbid(unsafe_code)]
 
 pub use uzone_pages::{
-    AdvanceError, ByteLen, Content, MemoryKind, Order, PageCount, PageSize, Payload, Pfn, PfnRange,
-    Refresh,
+    AdvanceError, ByteLen, Content, ErrorKind, MemoryKind, Order, PageCount, PageSize, Payload,
+    Pfn, PfnRange, Refresh,
 };
 pub use uzone_zone::{
     Access, AccessError, Addr, AltmapOptions, AltmapReport, BindError, BindOptions, BindReport,
