@@ -141,9 +141,9 @@ impl Engine {
 /// far not the best place. A few faults of new threads are no more than a hint: whether it is better, the faults of
 /// the process show.
 fn followed(options: &LazyOptions) -> Followed {
-    let measured = || ReaderPlacement::of_this_process();
-    let may_share = || measured().is_none_or(ReaderPlacement::may_share_cpu);
-    Followed::Process(options.process.filter(|_| may_share()))
+    let may_share =
+        |_: &_| ReaderPlacement::of_this_process().is_none_or(ReaderPlacement::may_share_cpu);
+    Followed::Process(options.process.filter(may_share))
 }
 
 /// Returns how many pages some regions have in all, which `log` and `options` fit.

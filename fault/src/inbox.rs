@@ -27,25 +27,12 @@ pub(crate) struct PagerKey {
     pub(crate) pager: usize,
 }
 
-/// A message to a loop.
+/// A message to a loop. A reader that joins it is in the list of those that do.
 pub(crate) enum Message {
-    /// There is a reader for it.
-    Join {
-        key: u64,
-    },
-    Leave {
-        key: u64,
-        done: SyncSender<()>,
-    },
-    Install {
-        key: PagerKey,
-        page: u64,
-        staged: Staged,
-    },
-    Prefetch {
-        key: PagerKey,
-        group: Group,
-    },
+    Join { key: u64 },
+    Leave { key: u64, done: SyncSender<()> },
+    Install { key: PagerKey, page: u64, staged: Staged },
+    Prefetch { key: PagerKey, group: Group },
     Stop,
 }
 
