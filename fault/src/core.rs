@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use uzone_os::uffd::FaultKind;
 use uzone_os::uffd::in_thread::{Counts, InThread, Record};
 use uzone_pages::{
     Advice, Content, FaultCosts, FaultPattern, FaultPlan, PageCount, PageSize, Pfn, PfnRange, Touch,
@@ -33,7 +34,7 @@ use crate::page_states::PageStates;
 use crate::pages::{Pages, Policy};
 use crate::pending::Pending;
 use crate::prefetch::Prefetch;
-use crate::record::{FaultClass, FaultOutcome, FaultRecord, Recorder};
+use crate::record::{FaultOutcome, FaultRecord, Recorder};
 use crate::stats::{Counters, FaultStats};
 use crate::window::{Progress, Window};
 
@@ -333,9 +334,9 @@ impl Core {
     fn record_of(&self, record: &Record) -> FaultRecord {
         let is_tracked = self.pages.policy.is_tracked;
         let class = match () {
-            () if is_tracked && record.was_present && record.is_write => FaultClass::WriteProtect,
-            () if record.is_minor => FaultClass::Minor,
-            () => FaultClass::Missing,
+            () if is_tracked && record.was_present && record.is_write => FaultKind::WriteProtect,
+            () if record.is_minor => FaultKind::Minor,
+            () => FaultKind::Missing,
         };
         let outcome = if record.is_answered { FaultOutcome::Ready } else { FaultOutcome::Failed };
         FaultRecord {

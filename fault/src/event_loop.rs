@@ -411,7 +411,9 @@ mod tests {
     use std::ops::Range;
     use std::sync::atomic::AtomicBool;
 
-    use uzone_os::uffd::{Answered, Features, KernelFaults, Modes, Registered, Uffd, UffdError};
+    use uzone_os::uffd::{
+        Answered, FaultKind, Features, KernelFaults, Modes, Registered, Uffd, UffdError,
+    };
     use uzone_os::{Anonymous, Mapping};
     use uzone_pages::{ByteLen, Content};
     use uzone_zone::{PagemapOps, Zone, bus};
@@ -429,7 +431,7 @@ mod tests {
     use crate::page_states::PageStates;
     use crate::pages::Policy;
     use crate::pending::Awaited;
-    use crate::record::{FaultClass, Recorder};
+    use crate::record::Recorder;
 
     /// A kernel that panics when it is to wake a thread, once.
     struct Panicking(Arc<Registered>, AtomicBool);
@@ -553,7 +555,7 @@ mod tests {
         // A thread that pins page 9 produces it, and its backing never returns.
         assert!(core.contents().claim(9));
         let since = Instant::now();
-        let (class, is_write, is_fault) = (FaultClass::Missing, false, false);
+        let (class, is_write, is_fault) = (FaultKind::Missing, false, false);
         assert!(core.pending().push(Awaited { page: 9, since, class, is_write, is_fault }));
         // A fault, after which the reader looks at the deadlines.
         memory.mapping().read_at(5 * page, &mut [1]).unwrap_err();

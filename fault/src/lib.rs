@@ -137,13 +137,15 @@ pub use options::{
 };
 pub use placement::{ReaderPlace, ReaderPlacement};
 pub use populate::Populate;
-pub use record::{FaultClass, FaultOutcome, FaultRecord, FaultTrace, Latency};
+pub use record::{FaultOutcome, FaultRecord, FaultTrace, Latency};
 pub use remote_region::RemoteRegion;
 pub use stats::FaultStats;
 pub use window::{Filled, Window};
 
 // What calls here take and return of the packages below, and what their documentation recommends.
-pub use uzone_os::uffd::{EventLog, KernelFaults, LoggedEvents, PendingFaults, Remote, UffdError};
+pub use uzone_os::uffd::{
+    EventLog, FaultKind, KernelFaults, LoggedEvents, PendingFaults, Remote, UffdError,
+};
 pub use uzone_os::{AccessError, Addr, HugeSize, Mapping, MappingError, Sharing, SysError, Vaddr};
 pub use uzone_pages::{AddrError, Advice, ByteLen, Content, FaultAround, PageSize};
 pub use uzone_zone::{BindError, FaultError, PinError, Pinned, Zone, bus};

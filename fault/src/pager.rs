@@ -19,7 +19,7 @@ use crate::fault_memory::FaultMemory;
 use crate::io_pool::{IoPool, PrefetchJob, Submit};
 use crate::pending::Awaited;
 use crate::prefetch::Group;
-use crate::record::{FaultClass, FaultOutcome, FaultRecord};
+use crate::record::{FaultOutcome, FaultRecord};
 use crate::staged::Staged;
 
 /// How many pages may wait for room in the queue; if there are more, all waiting threads are woken.
@@ -253,13 +253,9 @@ impl Pager {
         read_at: Instant,
         at: Duration,
     ) -> Option<FaultRecord> {
-        let class = match fault.kind {
-            FaultKind::Missing => FaultClass::Missing,
-            FaultKind::Minor => FaultClass::Minor,
-            FaultKind::WriteProtect => FaultClass::WriteProtect,
-        };
+        let class = fault.kind;
         self.state.waiter = fault.thread.map_or(0, NonZero::get);
-        if class == FaultClass::Minor {
+        if class == FaultKind::Minor {
             self.core.by_reader().bump(|it| &it.minor, 1);
         }
         let outcome = self.answer_page(page, class, fault.is_write, submit, read_at)?;
@@ -276,12 +272,12 @@ impl Pager {
     fn answer_page(
         &mut self,
         page: u64,
-        class: FaultClass,
+        class: FaultKind,
         is_write: bool,
         submit: &Submit<'_>,
         read_at: Instant,
     ) -> Option<FaultOutcome> {
-        if class == FaultClass::WriteProtect {
+        if class == FaultKind::WriteProtect {
             if self.core.write_fault(page) {
                 return Some(FaultOutcome::Ready);
             }

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::record::FaultClass;
+use uzone_os::uffd::FaultKind;
 
 /// How many pages of one mapping may be waited for.
 const LIMIT: usize = 1024;
@@ -16,7 +16,7 @@ const LIMIT: usize = 1024;
 pub(crate) struct Awaited {
     pub(crate) page: u64,
     pub(crate) since: Instant,
-    pub(crate) class: FaultClass,
+    pub(crate) class: FaultKind,
     pub(crate) is_write: bool,
     /// Whether that is a fault, which is recorded.
     pub(crate) is_fault: bool,

@@ -13,8 +13,8 @@ use uzone_zone::FaultError;
 use crate::core::{Core, ReaderState};
 use crate::error::LazyError;
 use crate::pending::Awaited;
-use crate::record::FaultClass;
 use crate::stats::Counters;
+use uzone_os::uffd::FaultKind;
 
 /// How long to wait for a page that another thread is producing.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -71,7 +71,7 @@ fn produce(core: &Core, page: u64, state: &mut ReaderState) -> Result<u64, LazyE
                 if core.contents().claim(page) {
                     // Threads that fault on it meanwhile wait for this one, up to the deadline.
                     let since = Instant::now();
-                    let (class, is_write, is_fault) = (FaultClass::Missing, false, false);
+                    let (class, is_write, is_fault) = (FaultKind::Missing, false, false);
                     let awaited = Awaited { page, since, class, is_write, is_fault };
                     let is_listed = core.pending().push(awaited);
                     let answer = core.produce(page, state);

@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
+use uzone_os::uffd::FaultKind;
 
 use crate::error::Failure;
 
@@ -22,18 +23,6 @@ use crate::error::Failure;
 const LONGEST: Duration = Duration::from_secs(60);
 /// The shortest.
 const SHORTEST: Duration = Duration::from_nanos(64);
-
-/// The kinds of fault.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[non_exhaustive]
-pub enum FaultClass {
-    /// There was no page.
-    Missing,
-    /// The page cache had the page, and it was not mapped.
-    Minor,
-    /// The page was protected against the write.
-    WriteProtect,
-}
 
 /// What became of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -60,7 +49,7 @@ pub struct FaultRecord {
     /// Where the page starts in the backing.
     pub offset: u64,
     /// What kind of fault it was.
-    pub class: FaultClass,
+    pub class: FaultKind,
     /// Whether it was a write.
     pub is_write: bool,
     /// What became of it.
@@ -76,7 +65,7 @@ const _: () = assert!(size_of::<FaultRecord>() == 48);
 #[non_exhaustive]
 pub struct Latency {
     /// The kind of fault.
-    pub class: FaultClass,
+    pub class: FaultKind,
     /// How they ended.
     pub outcome: FaultOutcome,
     /// How many there were.
@@ -95,7 +84,7 @@ pub struct Latency {
 }
 
 struct Series {
-    class: FaultClass,
+    class: FaultKind,
     outcome: FaultOutcome,
     nanoseconds: Histogram<u32>,
 }
@@ -143,8 +132,8 @@ impl Recorder {
     pub(crate) fn new(keeps: usize) -> Arc<Self> {
         // Those that are common are made here: noting a fault allocates nothing then.
         let common = [
-            (FaultClass::Missing, FaultOutcome::Ready),
-            (FaultClass::Missing, FaultOutcome::Produced),
+            (FaultKind::Missing, FaultOutcome::Ready),
+            (FaultKind::Missing, FaultOutcome::Produced),
         ];
         let series =
             common.map(|(class, outcome)| Series { class, outcome, nanoseconds: histogram() });
@@ -286,7 +275,7 @@ mod tests {
         FaultRecord {
             at: Duration::from_secs(offset),
             offset,
-            class: FaultClass::Missing,
+            class: FaultKind::Missing,
             is_write: false,
             outcome,
             latency: Duration::from_micros(micros),

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use common::{page, skip};
 use uzone_fault::{
     Advice, Answer, AnsweredBy, Backing, Budget, ByteLen, CompositeBacking, Content, Engine,
-    EngineOptions, FaultAround, FaultClass, FaultOutcome, FileBacking, FunctionBacking,
+    EngineOptions, FaultAround, FaultKind, FaultOutcome, FileBacking, FunctionBacking,
     KernelFaults, LazyMapping, LazyOptions, Mapping, MemoryBacking, Populate, Refusal, Sharing,
     WriteTracking, ZeroBacking, bus,
 };
@@ -399,11 +399,11 @@ fn faults_that_threads_answer_are_recorded() {
         .map(|fault| (fault.offset / page(), fault.class, fault.is_write, fault.outcome))
         .collect();
     let (ready, failed) = (FaultOutcome::Ready, FaultOutcome::Failed);
-    assert_eq!(seen[0], (7, FaultClass::Missing, false, ready));
-    assert_eq!(seen[1], (7, FaultClass::WriteProtect, true, ready));
+    assert_eq!(seen[0], (7, FaultKind::Missing, false, ready));
+    assert_eq!(seen[1], (7, FaultKind::WriteProtect, true, ready));
     // A page that is missing is read before it is written to.
-    assert_eq!(seen[2], (9, FaultClass::Missing, false, ready));
-    assert_eq!(seen[3], (9, FaultClass::WriteProtect, true, ready));
+    assert_eq!(seen[2], (9, FaultKind::Missing, false, ready));
+    assert_eq!(seen[3], (9, FaultKind::WriteProtect, true, ready));
     assert_eq!((seen[4].0, seen[4].3), (20, failed));
     assert!(trace.records.is_sorted_by_key(|fault| fault.at));
     assert_eq!(memory.dirty(0..len()).unwrap().len(), 2);

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use common::{Gate, Stalling, page, skip, write_words};
 use uzone_fault::{
-    Backing, BackingError, Budget, Engine, EngineOptions, FaultClass, FaultOutcome, FileBacking,
+    Backing, BackingError, Budget, Engine, EngineOptions, FaultKind, FaultOutcome, FileBacking,
     FunctionBacking, LazyMapping, LazyOptions, MapError, Populate, Reader, ReaderPlace,
     ReaderPlacement, RemoteRegion, Window,
 };
@@ -348,7 +348,7 @@ fn a_trace_has_every_fault_with_its_page_and_outcome() {
     for record in &records {
         let right =
             if record.offset == 6 * page() { FaultOutcome::Produced } else { FaultOutcome::Ready };
-        assert_eq!((record.class, record.outcome), (FaultClass::Missing, right));
+        assert_eq!((record.class, record.outcome), (FaultKind::Missing, right));
         assert!(record.latency > Duration::ZERO && record.at < Duration::from_secs(60));
     }
     assert!(memory.take_trace().records.is_empty());

@@ -40,7 +40,7 @@ pub(crate) use unguarded::{copy_words, flush_words, zero_words};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use uzone_pages::{ErrorKind, PageSize};
+use uzone_pages::{ErrorKind, PageSize, Touch};
 
 use crate::bus::error::BusKind;
 use crate::options::Addr;
@@ -86,24 +86,6 @@ mod unguarded {
 }
 
 const WORD: usize = size_of::<AtomicU64>();
-
-/// What a copy was to do with the bytes of a mapping.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum CopyDirection {
-    /// Read them.
-    Read,
-    /// Write them.
-    Write,
-}
-
-impl core::fmt::Display for CopyDirection {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str(match self {
-            Self::Read => "read",
-            Self::Write => "write",
-        })
-    }
-}
 
 /// A range of bytes that is not inside a mapping, or bytes that could not be copied in or out of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
@@ -152,7 +134,7 @@ pub enum AccessError {
     )]
     Bus {
         /// What was to be done with the bytes.
-        direction: CopyDirection,
+        direction: Touch,
         /// The address of the first byte that was not copied.
         address: Addr,
         /// Where it is, in bytes from the start of the mapping.

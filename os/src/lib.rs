@@ -104,7 +104,7 @@ mod usage;
 mod write_scan;
 
 pub use advise::Collapsed;
-pub use bytes::{AccessError, CopyDirection};
+pub use bytes::AccessError;
 pub use dax::DaxDevice;
 pub use exclusive::{Exclusive, Exclusivity};
 pub use file_writes::{FileWrites, file_writes};

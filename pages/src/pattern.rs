@@ -9,6 +9,7 @@
 //! [`Advice::Auto`] and the fault is not in order.
 
 use alloc::vec::Vec;
+use core::fmt;
 use core::ops::Range;
 
 use crate::addr::{PageSize, Pfn, PfnRange};
@@ -35,13 +36,22 @@ pub enum Advice {
     Auto,
 }
 
-/// How a fault touched its page.
+/// How memory is touched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Touch {
-    /// It reads: its neighbours may be mapped along.
+    /// It is read: the neighbours of a page that is missing may be mapped along.
     Read,
-    /// It writes: it gets its page, and no other.
+    /// It is written: a fault gets its page, and no other.
     Write,
+}
+
+impl fmt::Display for Touch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Read => "read",
+            Self::Write => "write",
+        })
+    }
 }
 
 /// Pages that faults are planned for by themselves, as the kernel does for each of its mappings: no

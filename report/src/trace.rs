@@ -16,7 +16,7 @@ use std::time::Duration;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde::ser::Serializer;
 use serde::{Deserialize, Serialize};
-use uzone_fault::{FaultClass, FaultOutcome, FaultRecord, FaultTrace, Latency};
+use uzone_fault::{FaultKind, FaultOutcome, FaultRecord, FaultTrace, Latency};
 use uzone_pages::{ByteLen, PageSize};
 
 use crate::machine::Machine;
@@ -205,13 +205,12 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-impl From<FaultClass> for Class {
-    fn from(class: FaultClass) -> Self {
+impl From<FaultKind> for Class {
+    fn from(class: FaultKind) -> Self {
         match class {
-            FaultClass::Missing => Self::Missing,
-            FaultClass::Minor => Self::Minor,
-            FaultClass::WriteProtect => Self::WriteProtect,
-            _ => Self::Other,
+            FaultKind::Missing => Self::Missing,
+            FaultKind::Minor => Self::Minor,
+            FaultKind::WriteProtect => Self::WriteProtect,
         }
     }
 }

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use uzone_fault::{FaultClass, FaultTrace};
+use uzone_fault::{FaultKind, FaultTrace};
 use uzone_os::file_system::NewFile;
 use uzone_snapshot::Root;
 
@@ -65,7 +65,7 @@ impl Recording {
     /// Adds the pages of faults that are new.
     pub(crate) fn add(&mut self, trace: &FaultTrace) {
         for record in &trace.records {
-            if record.class != FaultClass::WriteProtect {
+            if record.class != FaultKind::WriteProtect {
                 self.push(record.offset / self.page_bytes);
             }
         }

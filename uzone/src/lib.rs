@@ -37,7 +37,7 @@ pub mod lazy {
     pub use uzone_fault::{
         AdoptedMemory, Advice, Answer, AnsweredBy, Backing, BackingError, Budget, Collapsed,
         CompositeBacking, CompositeBuilder, Engine, EngineOptions, EventLog, Failure, FaultAround,
-        FaultClass, FaultOutcome, FaultRecord, FaultStats, FaultTrace, FileBacking, Filled,
+        FaultKind, FaultOutcome, FaultRecord, FaultStats, FaultTrace, FileBacking, Filled,
         FunctionBacking, HugePages, KernelFaults, Latency, LazyError, LazyMapping, LazyOptions,
         LoggedEvents, MapError, Mapping, Memory, MemoryBacking, NotStopped, Populate, Reader,
         ReaderPlace, ReaderPlacement, Refusal, Remote, RemoteRegion, SharedBacking, Uncollapsed,

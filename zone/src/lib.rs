@@ -120,8 +120,8 @@ pub use uzone_os::bus;
 pub use uzone_os::hugepages::HugeSize;
 pub use uzone_os::memory::Limit;
 pub use uzone_os::{
-    Access, AccessError, Addr, Anonymous, CopyDirection, Exclusivity, FileId, HugeAdvice, MapError,
-    Mapping, MappingError, Populated, Reserve, Sharing,
+    Access, AccessError, Addr, Anonymous, Exclusivity, FileId, HugeAdvice, MapError, Mapping,
+    MappingError, Populated, Reserve, Sharing,
 };
 pub use uzone_stream::{
     CacheState, CopyMethod, NextUse, Path as StorePath, STORE_POLICY, StorePolicy, StreamError,

@@ -12,7 +12,9 @@ use uzone_stream::CopyMethod;
 
 use super::Mapping;
 use crate::bus::BusError;
-use crate::bytes::{self, AccessError, CopyDirection, Fault};
+use uzone_pages::Touch;
+
+use crate::bytes::{self, AccessError, Fault};
 use crate::options::{Access, Addr};
 
 impl Mapping {
@@ -32,7 +34,7 @@ impl Mapping {
         };
         let len_bytes = out.len();
         bytes::read::<bytes::Best>(self.words(), start, out)
-            .map_err(|fault| self.bus_error(CopyDirection::Read, start, len_bytes, fault))
+            .map_err(|fault| self.bus_error(Touch::Read, start, len_bytes, fault))
     }
 
     /// Copies `bytes` into the mapping, from `offset` on.
@@ -53,14 +55,14 @@ impl Mapping {
             return Ok(());
         };
         bytes::write::<bytes::Best>(self.words(), start, bytes)
-            .map_err(|fault| self.bus_error(CopyDirection::Write, start, bytes.len(), fault))
+            .map_err(|fault| self.bus_error(Touch::Write, start, bytes.len(), fault))
     }
 
     /// Returns the error for a copy of `len_bytes` from the index `start` on that met `fault`.
     #[cold]
     fn bus_error(
         &self,
-        direction: CopyDirection,
+        direction: Touch,
         start: usize,
         len_bytes: usize,
         fault: Fault,
@@ -117,7 +119,7 @@ impl Mapping {
     pub fn zero_by(&self, range: Range<u64>, way: CopyMethod) -> Result<(), AccessError> {
         let (start, len_bytes) = (range.start, range.end.saturating_sub(range.start));
         bytes::zero_words(way, self.as_words(range)?)
-            .map_err(|fault| self.stores_error(CopyDirection::Write, start, len_bytes, fault))
+            .map_err(|fault| self.stores_error(Touch::Write, start, len_bytes, fault))
     }
 
     /// Copies a range of words from `src`, its byte `src_start` on, by `way`, as
@@ -146,9 +148,9 @@ impl Mapping {
                 usize::try_from(fault.bad).unwrap_or(usize::MAX),
             ));
             if is_dst {
-                self.stores_error(CopyDirection::Write, start, len_bytes, fault)
+                self.stores_error(Touch::Write, start, len_bytes, fault)
             } else {
-                src.stores_error(CopyDirection::Read, src_start, len_bytes, fault)
+                src.stores_error(Touch::Read, src_start, len_bytes, fault)
             }
         })
     }
@@ -162,14 +164,14 @@ impl Mapping {
     pub fn flush_lines(&self, range: Range<u64>) -> Result<(), AccessError> {
         let (start, len_bytes) = (range.start, range.end.saturating_sub(range.start));
         bytes::flush_words(self.as_words(range)?)
-            .map_err(|fault| self.stores_error(CopyDirection::Write, start, len_bytes, fault))
+            .map_err(|fault| self.stores_error(Touch::Write, start, len_bytes, fault))
     }
 
     /// Returns the error for stores in any order that met `fault`.
     #[cold]
     fn stores_error(
         &self,
-        direction: CopyDirection,
+        direction: Touch,
         start: u64,
         len_bytes: u64,
         fault: Fault,

@@ -32,7 +32,7 @@ const FLAG_WP: u64 = 1 << 1;
 const FLAG_MINOR: u64 = 1 << 2;
 
 /// The kinds of fault.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum FaultKind {
     /// There is no page.
     Missing,

@@ -17,8 +17,8 @@ use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use uzone_os::bus::{self, BusError, BusKind, HandlerError, Installed, SLOTS, Watch};
-use uzone_os::{Access, AccessError, Addr, CopyDirection, Mapping, Sharing, probe};
-use uzone_pages::ByteLen;
+use uzone_os::{Access, AccessError, Addr, Mapping, Sharing, probe};
+use uzone_pages::{ByteLen, Touch};
 use uzone_stream::CopyMethod;
 
 use crate::{is_alone, is_child, page, run_child, skip, small_pages};
@@ -94,7 +94,7 @@ fn drained(watch: &Watch) -> Vec<BusError> {
 }
 
 /// Returns where a copy ended, how much it copied, and why.
-fn ended(result: Result<(), AccessError>) -> (CopyDirection, u64, usize, BusKind) {
+fn ended(result: Result<(), AccessError>) -> (Touch, u64, usize, BusKind) {
     match result.unwrap_err() {
         AccessError::Bus { direction, offset, copied_bytes, kind, .. } => {
             (direction, offset, copied_bytes, kind)
@@ -219,7 +219,7 @@ fn a_copy_ends_where_a_truncated_file_ends_and_says_so() {
                 assert_eq!(
                     result,
                     Err(AccessError::Bus {
-                        direction: CopyDirection::Read,
+                        direction: Touch::Read,
                         address: cut.address(end),
                         offset: end,
                         copied_bytes: copied,
@@ -235,7 +235,7 @@ fn a_copy_ends_where_a_truncated_file_ends_and_says_so() {
                 let bytes: Vec<u8> = (start..end + behind).map(expected).collect();
                 assert_eq!(
                     ended(cut.mapping.write_at(start, &bytes)),
-                    (CopyDirection::Write, end, copied, BusKind::BeyondEnd)
+                    (Touch::Write, end, copied, BusKind::BeyondEnd)
                 );
             }
         }
@@ -243,9 +243,9 @@ fn a_copy_ends_where_a_truncated_file_ends_and_says_so() {
         for start in [end, end + 1, end + 13, 4 * page() - 1] {
             let mut out = [0; 1];
             let read = ended(cut.mapping.read_at(start, &mut out));
-            assert_eq!(read, (CopyDirection::Read, start, 0, BusKind::BeyondEnd));
+            assert_eq!(read, (Touch::Read, start, 0, BusKind::BeyondEnd));
             let write = ended(cut.mapping.write_at(start, &out));
-            assert_eq!(write, (CopyDirection::Write, start, 0, BusKind::BeyondEnd));
+            assert_eq!(write, (Touch::Write, start, 0, BusKind::BeyondEnd));
         }
         // The neighbours are as good as ever, and a write before the end was one.
         cut.mapping.write_at(end - 20, &[7; 8]).unwrap();
@@ -713,10 +713,10 @@ fn a_poisoned_page_is_told_and_its_neighbours_stay_good() {
             lsb,
         };
         let result = mapping.read_at(offset, &mut out);
-        assert_eq!(result, Err(expected(CopyDirection::Read)));
+        assert_eq!(result, Err(expected(Touch::Read)));
         assert_eq!(out[..copied], [0; 64][..copied]);
         let result = mapping.write_at(offset, &[0; 64]);
-        assert_eq!(result, Err(expected(CopyDirection::Write)));
+        assert_eq!(result, Err(expected(Touch::Write)));
     }
     let events = drained(&watch);
     assert_eq!(events.len(), 4, "{events:?}");
@@ -948,9 +948,9 @@ fn clearing_and_copying_end_where_there_is_no_memory_by_every_way() {
                         assert_eq!(result, Err(error(direction, &cut.mapping)), "{way}");
                     }
                 };
-                at(cut.mapping.zero_by(start..stop, way), CopyDirection::Write);
-                at(cut.mapping.copy_by(start..stop, &whole, start, way), CopyDirection::Write);
-                at(whole.copy_by(start..stop, &cut.mapping, start, way), CopyDirection::Read);
+                at(cut.mapping.zero_by(start..stop, way), Touch::Write);
+                at(cut.mapping.copy_by(start..stop, &whole, start, way), Touch::Write);
+                at(whole.copy_by(start..stop, &cut.mapping, start, way), Touch::Read);
             }
         }
         // What is there is cleared and copied as ever, after as many errors as before.
