@@ -158,7 +158,7 @@ impl UffdError {
 }
 
 // It is returned by each answer to a fault, so it stays small.
-const _: () = assert!(size_of::<UffdError>() <= 64);
+const _: () = assert!(size_of::<UffdError>() <= 48);
 
 /// The kernel that has some features, for people.
 struct Since(Features);

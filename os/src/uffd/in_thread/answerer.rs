@@ -126,6 +126,16 @@ pub(super) fn place(page: u64) -> (usize, u64) {
     (usize::try_from(page / 64).unwrap_or(0), 1 << (page % 64))
 }
 
+/// Goes on at the wanted page if that is behind the one that cannot be had. Otherwise returns what became of it: `why`
+/// it was not filled, or what was `found` before.
+fn skip_to(wanted: u64, at: &mut u64, why: Wanted, found: Wanted) -> Option<Wanted> {
+    if *at < wanted {
+        *at = wanted;
+        return None;
+    }
+    Some(if *at == wanted { why } else { found })
+}
+
 impl Answerer {
     /// Makes what answers for memory from now on.
     pub(super) fn new(memory: Arc<Registered>, answers: Answers) -> Result<Self, UffdError> {
@@ -391,17 +401,17 @@ impl Answerer {
             }
             let is_there = |page: &u64| *page != wanted && self.is_filled(*page);
             let end = (at + 1..window.end).find(is_there).unwrap_or(window.end);
-            let asked = match self.bytes(at, end) {
-                Some((bytes, end)) => self.ask(at..end, &bytes).map(|answer| (answer, bytes, end)),
-                None if at == wanted => return Wanted::Never,
-                None => None,
-            };
-            let Some((answer, bytes, end)) = asked else {
-                if at < wanted {
-                    at = wanted;
-                    continue;
+            let Some((bytes, end)) = self.bytes(at, end) else {
+                match skip_to(wanted, &mut at, Wanted::Never, found) {
+                    Some(found) => return found,
+                    None => continue,
                 }
-                return if at == wanted { Wanted::Later } else { found };
+            };
+            let Some(answer) = self.ask(at..end, &bytes) else {
+                match skip_to(wanted, &mut at, Wanted::Later, found) {
+                    Some(found) => return found,
+                    None => continue,
+                }
             };
             match answer {
                 Ok(Answered::All) => {
