@@ -5,7 +5,8 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 
 use crate::connection::Connection;
-use crate::recovery::{HeldFolder, Recovery};
+use crate::held_folder::HeldFolder;
+use crate::recovery::Recovery;
 
 /// What a keeper has, for the next one.
 #[derive(Debug)]

@@ -24,11 +24,12 @@ use crate::control::{self, Asked, Control, Request};
 use crate::error::ServeError;
 use crate::estate::Estate;
 use crate::event::ServeEvent;
+use crate::held_folder::HeldFolder;
 use crate::huge::{AT_ONCE, Collapser, Outcome};
 use crate::link::{self, Report};
 use crate::manager::ServiceManager;
 use crate::options::{OnFailure, ServerOptions};
-use crate::recovery::{HeldFolder, Recovery};
+use crate::recovery::Recovery;
 use crate::sandbox::Sandbox;
 use crate::socket::ListeningSocket;
 use crate::status::{Status, nanoseconds};
@@ -261,7 +262,7 @@ impl Keeper {
             (Some(recovery), folder) => {
                 if let Some(before) = folder {
                     if let Err(cause) = recovery.absorb(&before) {
-                        let path = before.path().display();
+                        let path = before.path.display();
                         tracing::warn!(%cause, %path, "what is kept of machines is kept anew elsewhere");
                     }
                     // Here or nowhere: what stayed would be taken later for all that the machine gave back.

@@ -24,7 +24,7 @@
 //! | `huge` | huge pages for machines whose pages are small |
 //! | `sandbox` | what a worker may do |
 //! | `manager` | [`ServiceManager`]: what a service manager keeps while no process of a server lives |
-//! | `recovery` | [`Recovery`]: what is kept in a folder, for a server without a service manager |
+//! | `recovery`, `held_folder` | [`Recovery`]: what is kept in a folder, for a server without a service manager |
 //! | `control`, `status` | asking a server what it does, and letting it end |
 //! | `working_set` | the pages that machines touched, recorded and read |
 //! | `event`, `options`, `error` | [`ServeEvent`], [`ServerOptions`] and [`OnFailure`], [`ServeError`] |
@@ -37,6 +37,7 @@ mod dialect;
 mod error;
 mod estate;
 mod event;
+mod held_folder;
 mod huge;
 mod keeper;
 mod link;

@@ -13,7 +13,7 @@ use uzone_os::uffd::PendingFaults;
 
 use crate::connection::{Connection, Kept, TAKEN_BYTES};
 use crate::event::ServeEvent;
-use crate::recovery::HeldFolder;
+use crate::held_folder::HeldFolder;
 use crate::sandbox::Sandbox;
 use crate::status::SessionStats;
 
@@ -169,7 +169,7 @@ pub(crate) fn hand_heirlooms_over(
         has_control: control.is_some(),
         has_metrics: metrics.is_some(),
         has_manager: manager.is_some(),
-        folder: folder.map(|folder| folder.path().to_owned()),
+        folder: folder.map(|folder| folder.path.clone()),
     };
     let lock = folder.map(AsFd::as_fd);
     let fds: Vec<_> = [listener, control, metrics, manager, lock].into_iter().flatten().collect();

@@ -13,9 +13,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
-use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, TryLockError};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
@@ -28,6 +28,7 @@ use uzone_os::peer::Peer;
 use crate::connection::{Connection, Kept};
 use crate::error::ServeError;
 use crate::estate::Estate;
+use crate::held_folder::HeldFolder;
 use crate::link;
 use crate::options::ServerOptions;
 use crate::socket::ListeningSocket;
@@ -37,61 +38,6 @@ const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 
 /// How many servers of one socket may live at a time, all but one of which accept no more machines.
 const SERVERS: u32 = 64;
-
-/// The folder of one server. Only that uses it, as long as one of its processes lives: each has a descriptor
-/// of the folder, which is locked, and the lock goes with the last of them.
-#[derive(Debug)]
-pub(crate) struct HeldFolder {
-    path: PathBuf,
-    lock: File,
-}
-
-impl HeldFolder {
-    /// Goes on with the folder of another process, which had locked it.
-    pub(crate) fn of(path: PathBuf, lock: OwnedFd) -> Self {
-        Self { path, lock: lock.into() }
-    }
-
-    /// Locks a folder. `None` if another server has it, or it is not there.
-    fn hold(path: PathBuf) -> io::Result<Option<Self>> {
-        let lock = match File::open(&path) {
-            Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(None),
-            opened => opened?,
-        };
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Ok(None),
-            Err(TryLockError::Error(cause)) => return Err(cause),
-        }
-        // The server that had it may have removed it meanwhile.
-        let held = Self { path, lock };
-        Ok(held.is_there().then_some(held))
-    }
-
-    /// Returns whether the folder has its name still.
-    fn is_there(&self) -> bool {
-        let (held, there) = (self.lock.metadata(), fs::metadata(&self.path));
-        let file = |metadata: Metadata| (metadata.dev(), metadata.ino());
-        held.is_ok_and(|held| there.is_ok_and(|there| file(held) == file(there)))
-    }
-
-    /// Removes the folder if it is empty.
-    fn remove(&self) {
-        if self.is_there() {
-            let _ = fs::remove_dir(&self.path);
-        }
-    }
-
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
-    }
-}
-
-impl AsFd for HeldFolder {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.lock.as_fd()
-    }
-}
 
 /// The folder of the server with one socket.
 #[derive(Debug)]

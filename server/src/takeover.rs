@@ -14,8 +14,8 @@ use uzone_os::uffd::{EventSet, ReadyKeys};
 
 use crate::connection::{Connection, Kept};
 use crate::estate::Estate;
+use crate::held_folder::HeldFolder;
 use crate::link::{self, Titled};
-use crate::recovery::HeldFolder;
 
 /// How long the other side may take for a message.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -67,7 +67,7 @@ pub(crate) fn give(
     next: u64,
     folder: Option<&HeldFolder>,
 ) -> io::Result<()> {
-    let path = folder.map(|folder| folder.path().to_owned());
+    let path = folder.map(|folder| folder.path.clone());
     let start = Piece::Start { image: image.to_owned(), next, folder: path };
     link::send_titled(to, &start, folder.map(AsFd::as_fd).as_slice(), &[])?;
     link::send_titled(to, &Piece::Socket, &[socket], &[])?;
