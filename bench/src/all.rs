@@ -11,10 +11,10 @@ use std::path::Path;
 use uzone_os::{SystemRoot, memory};
 use uzone_pages::ByteLen;
 
+use crate::error::{BenchError, sentence};
 use crate::group::{PartOf, Phase, Watch};
 use crate::report::{Bench, Skipped};
-use crate::settings::Part;
-use crate::suite::{BenchError, sentence};
+use crate::settings::{Benchmark, Part};
 use crate::{bind, copy, fault, metadata, pin, restore, snapshot, zero};
 
 /// How thorough a run is.
@@ -26,20 +26,27 @@ pub enum Pace {
     Quick,
 }
 
+impl Pace {
+    /// Returns what a run at this pace has.
+    fn of<T>(self, quick: T, full: T) -> T {
+        if self == Self::Quick { quick } else { full }
+    }
+}
+
 impl Part {
     /// Runs it.
     ///
     /// # Errors
     /// [`BenchError`] if it cannot be run here, or a row found something wrong.
     pub fn run(&self, watch: Watch<'_>) -> Result<Bench, BenchError> {
-        match self {
-            Self::Bind(settings) => bind::run(settings, watch),
-            Self::Pin(settings) => pin::run(settings, watch),
-            Self::Zero(settings) => zero::run(settings, watch),
-            Self::Copy(settings) => copy::run(settings, watch),
-            Self::Fault(settings) => fault::run(settings, watch),
-            Self::Snapshot(settings) => snapshot::run(settings, watch),
-            Self::Restore(settings) => restore::run(settings, watch),
+        match &self.benchmark {
+            Benchmark::Bind(settings) => bind::run(settings, self, watch),
+            Benchmark::Pin(settings) => pin::run(settings, self, watch),
+            Benchmark::Zero(settings) => zero::run(settings, self, watch),
+            Benchmark::Copy(settings) => copy::run(settings, self, watch),
+            Benchmark::Fault(settings) => fault::run(settings, self, watch),
+            Benchmark::Snapshot(settings) => snapshot::run(settings, self, watch),
+            Benchmark::Restore(settings) => restore::run(settings, self, watch),
         }
     }
 }
@@ -54,76 +61,70 @@ pub fn available() -> ByteLen {
 /// in `directory`, by a path that holds from anywhere.
 #[must_use]
 pub fn parts(available: ByteLen, threads: NonZeroUsize, pace: Pace, directory: &Path) -> Vec<Part> {
-    let is_quick = pace == Pace::Quick;
     // Of what can be had, half is left to others.
     let room = available.get() / 2;
     // The first of some sizes of which each byte takes so many 4096ths of a byte of memory.
-    let fitting = |sizes: &[ByteLen], cost: u64| {
+    let pick = |sizes: &[ByteLen], cost: u64, quick: ByteLen| {
         let fits = |size: &&ByteLen| size.get() / 4096 * cost <= room;
-        sizes.iter().find(fits).or(sizes.last()).copied().unwrap_or(ByteLen::gib(1))
+        let fitting = sizes.iter().find(fits).or(sizes.last()).copied();
+        pace.of(quick, fitting.unwrap_or(ByteLen::gib(1)))
     };
-    let pick = |full: &[ByteLen], cost: u64, quick: ByteLen| {
-        if is_quick { quick } else { fitting(full, cost) }
-    };
-    let gib = ByteLen::gib;
-    let described = pick(&[gib(16), gib(8), gib(2), gib(1)], 2 * 64, gib(1));
+    let (gib, mib) = (ByteLen::gib, ByteLen::mib);
+    let size = pick(&[gib(16), gib(8), gib(2), gib(1)], 2 * 64, gib(1));
     // Their memory is that of the smallest arena, so that cold extents are cold.
-    let extents = if is_quick { ByteLen::kib(64) } else { ByteLen::mib(32) };
-    vec![
-        Part::Bind(bind::Settings {
-            size: described,
-            rebinds: if is_quick { 2 } else { 11 },
-            first_binds: if is_quick { 1 } else { 5 },
+    let extents = pace.of(ByteLen::kib(64), mib(32));
+    let image = |sizes: &[ByteLen], rounds| snapshot::Settings {
+        size: pick(sizes, 3 * 4096, mib(8)),
+        rounds: pace.of(1, rounds),
+        threads,
+        directory: directory.to_owned(),
+    };
+    let parts = [
+        Benchmark::Bind(bind::Settings {
+            size,
+            rebinds: pace.of(2, 11),
+            first_binds: pace.of(1, 5),
             threads,
-            growth: if is_quick { ByteLen::ZERO } else { described },
+            growth: pace.of(ByteLen::ZERO, size),
             dax: None,
-            tables: Vec::new(),
         }),
-        Part::Pin(pin::Settings {
+        Benchmark::Pin(pin::Settings {
             size: pick(&[gib(16), gib(4), gib(1)], 80, gib(1)),
             larger: ByteLen::ZERO,
-            rounds: if is_quick { 2 } else { 11 },
-            tables: Vec::new(),
+            rounds: pace.of(2, 11),
         }),
-        Part::Zero(zero::Settings {
+        Benchmark::Zero(zero::Settings {
             size: extents,
-            rounds: if is_quick { 1 } else { 11 },
-            first_touches: if is_quick { 1 } else { 5 },
-            populate: pick(&[ByteLen::mib(512), ByteLen::mib(128)], 4096, ByteLen::mib(64)),
+            rounds: pace.of(1, 11),
+            first_touches: pace.of(1, 5),
+            populate: pick(&[mib(512), mib(128)], 4096, mib(64)),
             threads,
-            tables: Vec::new(),
         }),
-        Part::Copy(copy::Settings {
-            size: extents,
-            rounds: if is_quick { 1 } else { 11 },
-            tables: Vec::new(),
+        Benchmark::Copy(copy::Settings { size: extents, rounds: pace.of(1, 11) }),
+        Benchmark::Fault(fault::Settings {
+            density: pace.of(mib(8), mib(256)),
+            ..scans(pace.of(mib(4), mib(8)), pace.of(1, 7), directory)
         }),
-        Part::Fault(fault::Settings {
-            size: if is_quick { ByteLen::mib(4) } else { ByteLen::mib(8) },
-            density: if is_quick { ByteLen::mib(8) } else { ByteLen::mib(256) },
-            whole: None,
-            programs: None,
-            rounds: if is_quick { 1 } else { 7 },
-            threads: vec![1],
-            directory: directory.to_owned(),
-            tables: Vec::new(),
-        }),
-        Part::Snapshot(snapshot::Settings {
-            size: pick(&[ByteLen::mib(256), ByteLen::mib(64)], 3 * 4096, ByteLen::mib(8)),
-            rounds: if is_quick { 1 } else { 5 },
-            threads,
-            directory: directory.to_owned(),
-            tables: Vec::new(),
-        }),
-        Part::Restore(restore::Settings {
-            size: pick(&[ByteLen::mib(128), ByteLen::mib(64)], 3 * 4096, ByteLen::mib(8)),
-            rounds: if is_quick { 1 } else { 3 },
-            threads,
-            directory: directory.to_owned(),
-            tables: Vec::new(),
-        }),
-    ]
+        Benchmark::Snapshot(image(&[mib(256), mib(64)], 5)),
+        Benchmark::Restore(image(&[mib(128), mib(64)], 3)),
+    ];
+    parts.map(Part::from).into()
 }
+
+/// Returns the settings of the scans alone, by one thread.
+fn scans(size: ByteLen, rounds: u32, directory: &Path) -> fault::Settings {
+    let (density, whole, programs) = (ByteLen::ZERO, None, None);
+    let (threads, directory) = (vec![1], directory.to_owned());
+    fault::Settings { size, density, whole, programs, rounds, threads, directory }
+}
+
+/// The tables of the published experiments.
+const OF_SEEDS: [&[&str]; 4] = [
+    &["bind-4k", "bind-2m", "bind-small", "bind-limit", "bind-altmap", "bind-first"],
+    &["pin-2m", "pin-2m-altmap"],
+    &["zero-cold-later", "zero-kernel", "zero-demand", "populate", "pool-take"],
+    &["fault-whole", "fault-program"],
+];
 
 /// Returns the published experiments: those of describing memory, pinning it, clearing it and mapping it,
 /// programs over mapped files included.
@@ -145,67 +146,48 @@ pub fn seeds(
         let fits = |size: &u64| size / 4096 * cost <= room || *size <= 1 << 30;
         ByteLen::new(sizes.into_iter().find(fits).unwrap_or(1 << 30).max(1 << 30))
     };
-    let tables = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect();
     let (described, rounds) = if is_full { (gib(100), 30) } else { (gib(16), 5) };
-    let whole = fault::WholeSettings {
-        size: if is_full { fitting(gib(16), 2 * 4096) } else { ByteLen::mib(16) },
-        threads: if is_full { vec![1, 8, 32, 60, 120] } else { vec![1, 8, 120] },
-        orders: if is_full { vec![0, 1, 3, 4, 5, 7, 9] } else { vec![0, 4, 9] },
+    let (size, counts, orders): (_, &[usize], &[u8]) = match is_full {
+        true => (fitting(gib(16), 2 * 4096), &[1, 8, 32, 60, 120], &[0, 1, 3, 4, 5, 7, 9]),
+        false => (ByteLen::mib(16), &[1, 8, 120], &[0, 4, 9]),
     };
-    let programs = ByteLen::mib(if is_full { 256 } else { 64 });
-    let programs = fault::ProgramSettings {
-        database: programs,
-        sources: programs,
-        orders: whole.orders.clone(),
-    };
-    vec![
-        Part::Bind(bind::Settings {
+    let parts = [
+        Benchmark::Bind(bind::Settings {
             size: fitting(described, 2 * 64),
             rebinds: rounds,
             first_binds: if is_full { 10 } else { 3 },
             threads,
             growth: ByteLen::ZERO,
             dax: None,
-            tables: tables(&[
-                "bind-4k",
-                "bind-2m",
-                "bind-small",
-                "bind-limit",
-                "bind-altmap",
-                "bind-first",
-            ]),
         }),
-        Part::Pin(pin::Settings {
-            size: fitting(gib(16), 80),
-            larger: gib(128),
-            rounds,
-            tables: tables(&["pin-2m", "pin-2m-altmap"]),
-        }),
-        Part::Zero(zero::Settings {
+        Benchmark::Pin(pin::Settings { size: fitting(gib(16), 80), larger: gib(128), rounds }),
+        Benchmark::Zero(zero::Settings {
             size: gib(1),
             rounds: rounds.min(5),
             first_touches: if is_full { 5 } else { 2 },
             populate: fitting(if is_full { gib(64) } else { gib(2) }, 4096),
             threads,
-            tables: tables(&[
-                "zero-cold-later",
-                "zero-kernel",
-                "zero-demand",
-                "populate",
-                "pool-take",
-            ]),
         }),
-        Part::Fault(fault::Settings {
-            size: ByteLen::mib(8),
-            density: ByteLen::ZERO,
-            whole: Some(whole),
-            programs: Some(programs),
-            rounds: if is_full { 5 } else { 3 },
-            threads: vec![1],
-            directory: directory.to_owned(),
-            tables: tables(&["fault-whole", "fault-program"]),
+        Benchmark::Fault(fault::Settings {
+            whole: Some(whole(size, counts, orders)),
+            programs: Some(programs(ByteLen::mib(if is_full { 256 } else { 64 }), orders)),
+            ..scans(ByteLen::mib(8), if is_full { 5 } else { 3 }, directory)
         }),
-    ]
+    ];
+    let tables = OF_SEEDS.iter().map(|ids| strings(ids));
+    parts.into_iter().zip(tables).map(|(part, ids)| Part::from(part).with_tables(ids)).collect()
+}
+
+fn whole(size: ByteLen, threads: &[usize], orders: &[u8]) -> fault::WholeSettings {
+    fault::WholeSettings { size, threads: threads.to_vec(), orders: orders.to_vec() }
+}
+
+fn programs(size: ByteLen, orders: &[u8]) -> fault::ProgramSettings {
+    fault::ProgramSettings { database: size, sources: size, orders: orders.to_vec() }
+}
+
+fn strings(ids: &[&str]) -> Vec<String> {
+    ids.iter().map(|id| (*id).to_owned()).collect()
 }
 
 /// What the run of the published experiments is called.
@@ -214,24 +196,18 @@ pub const SEEDS: &str = "seeds";
 /// Returns the published experiments as a quick run of `parts` has them: whether they work.
 #[must_use]
 pub fn quick_seeds(parts: Vec<Part>) -> Vec<Part> {
-    let whole =
-        fault::WholeSettings { size: ByteLen::mib(4), threads: vec![1, 8], orders: vec![4] };
-    let programs = fault::ProgramSettings {
-        database: ByteLen::mib(4),
-        sources: ByteLen::mib(4),
-        orders: vec![4],
-    };
-    let of = |part| match part {
-        Part::Bind(_) | Part::Zero(_) => Some(part),
-        Part::Pin(settings) => {
-            Some(Part::Pin(pin::Settings { larger: ByteLen::gib(2), ..settings }))
+    let of = |Part { mut benchmark, mut tables }| {
+        match &mut benchmark {
+            Benchmark::Bind(_) | Benchmark::Zero(_) => {}
+            Benchmark::Pin(settings) => settings.larger = ByteLen::gib(2),
+            Benchmark::Fault(settings) => {
+                settings.whole = Some(whole(ByteLen::mib(4), &[1, 8], &[4]));
+                settings.programs = Some(programs(ByteLen::mib(4), &[4]));
+                tables = strings(OF_SEEDS[3]);
+            }
+            Benchmark::Copy(_) | Benchmark::Snapshot(_) | Benchmark::Restore(_) => return None,
         }
-        Part::Fault(settings) => {
-            let (whole, programs) = (Some(whole.clone()), Some(programs.clone()));
-            let tables = ["fault-whole", "fault-program"].map(str::to_owned).into();
-            Some(Part::Fault(fault::Settings { whole, programs, tables, ..settings }))
-        }
-        Part::Copy(_) | Part::Snapshot(_) | Part::Restore(_) => None,
+        Some(Part { benchmark, tables })
     };
     parts.into_iter().filter_map(of).collect()
 }
@@ -280,45 +256,42 @@ pub fn run(
     watch: Watch<'_>,
 ) -> Result<Bench, BenchError> {
     let mut all: Option<Bench> = None;
-    let mut skipped = Vec::new();
-    let mut refused = None;
+    let (mut skipped, mut refused) = (Vec::new(), None);
     let of = parts.len() + usize::from(metadata.is_some());
+    let watch = |name, number| {
+        let part = Some(PartOf { name, number, of });
+        move |phase: Phase<'_>| watch(Phase { part, ..phase })
+    };
+    // What a host lacks ends no run.
+    let mut or_skipped = |name: &str, error: BenchError| {
+        if !error.is_of_this_host() {
+            return Err(error);
+        }
+        skipped.push(Skipped { id: name.to_owned(), reason: sentence(&error) });
+        Ok(error)
+    };
     for (part, number) in parts.iter().zip(1..) {
-        let part_of = PartOf { name: part.name(), number, of };
-        match part.run(&|phase| watch(Phase { part: Some(part_of), ..phase })) {
-            Ok(bench) => match &mut all {
-                None => all = Some(Bench { benchmark: "all".to_owned(), ..bench }),
-                Some(all) => append(all, bench),
-            },
-            Err(error) if error.is_of_this_host() => {
-                skipped.push(Skipped { id: part.name().to_owned(), reason: sentence(&error) });
-                refused.get_or_insert(error);
-            }
-            Err(error) => return Err(error),
+        match (part.run(&watch(part.name(), number)), &mut all) {
+            (Ok(bench), None) => all = Some(Bench { benchmark: "all".to_owned(), ..bench }),
+            (Ok(bench), Some(all)) => append(all, bench),
+            (Err(error), _) => _ = refused.get_or_insert(or_skipped(part.name(), error)?),
         }
     }
     let mut counted = None;
     if let Some(settings) = metadata {
-        let part_of = PartOf { name: "metadata", number: of, of };
-        match metadata::run(settings, &|phase| watch(Phase { part: Some(part_of), ..phase })) {
-            Ok(metadata) => counted = Some(metadata),
-            Err(error) if error.is_of_this_host() => {
-                skipped.push(Skipped { id: part_of.name.to_owned(), reason: sentence(&error) });
-            }
-            Err(error) => return Err(error),
+        match metadata::run(settings, &watch("metadata", of)) {
+            Ok(metadata) => counted = Some(Box::new(metadata)),
+            Err(error) => drop(or_skipped("metadata", error)?),
         }
     }
-    match (all, refused) {
-        (Some(mut all), _) => {
-            all.metadata = counted.map(Box::new);
-            // With the parts that were skipped: the same run, repeated, tries them again.
-            all.parameters = parts.iter().map(Part::to_json).collect();
-            all.skipped.append(&mut skipped);
-            Ok(all)
-        }
-        (None, Some(error)) => Err(error),
-        (None, None) => Err(BenchError::NoTable { asked: String::new() }),
-    }
+    let Some(mut all) = all else {
+        return Err(refused.unwrap_or_else(|| BenchError::no_table(&[])));
+    };
+    all.metadata = counted;
+    // With the parts that were skipped: the same run, repeated, tries them again.
+    all.parameters = parts.iter().map(Part::to_json).collect();
+    all.skipped.append(&mut skipped);
+    Ok(all)
 }
 
 /// Puts the results of `other` behind those of `all`.
@@ -337,15 +310,8 @@ mod tests {
 
     fn sizes(available: ByteLen, pace: Pace) -> [u64; 7] {
         let parts = parts(available, NonZeroUsize::MIN, pace, Path::new("/tmp"));
-        let size = |part: &Part| match part {
-            Part::Bind(settings) => settings.size,
-            Part::Pin(settings) => settings.size,
-            Part::Zero(settings) => settings.size,
-            Part::Copy(settings) => settings.size,
-            Part::Fault(settings) => settings.size,
-            Part::Snapshot(settings) | Part::Restore(settings) => settings.size,
-        };
-        let sizes: Vec<u64> = parts.iter().map(|part| size(part).get() >> 10).collect();
+        let size = |part: &Part| part.to_json()["size_bytes"].as_u64().expect("a size");
+        let sizes: Vec<u64> = parts.iter().map(|part| size(part) >> 10).collect();
         sizes.try_into().expect("seven parts")
     }
 
@@ -384,9 +350,9 @@ mod tests {
 
     #[test]
     fn a_host_without_what_a_part_needs_is_no_defect_and_a_wrong_byte_is_one() {
-        let refused = BenchError::Threads { threads: 2 };
-        let wrong = BenchError::WrongByte { row: "zero-hint/ours".to_owned(), offset: 7 };
+        let (refused, wrong) =
+            (BenchError::threads(2), BenchError::wrong_byte("zero-hint/ours", 7));
         assert!(refused.is_of_this_host() && !wrong.is_of_this_host());
-        assert!(!BenchError::NoTable { asked: "x".to_owned() }.is_of_this_host());
+        assert!(!BenchError::no_table(&["x".to_owned()]).is_of_this_host());
     }
 }

@@ -30,12 +30,13 @@ use uzone_stream::{Pattern, Streaming};
 use uzone_zone::{AltmapOptions, BindOptions, Init, InitMethod, Region, StorePath, Zone};
 use zerocopy::FromBytes;
 
+use crate::error::{BenchError, cause};
 use crate::group::Watch;
 use crate::naive::{self, NaivePage, NaiveZone};
 use crate::report::{Bench, Published, Role};
 pub use crate::settings::BindSettings as Settings;
 use crate::settings::Part;
-use crate::suite::{self, BenchError, Session, Suite, cause, check_memory};
+use crate::suite::{self, Session, Suite, check_memory, index, timed};
 
 impl Settings {
     /// The published experiment: 100 GiB, 30 rebinds.
@@ -49,7 +50,6 @@ impl Settings {
             threads: NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN),
             growth: ByteLen::gib(512),
             dax: None,
-            tables: Vec::new(),
         }
     }
 }
@@ -145,10 +145,10 @@ fn scaled_from((ns, source): (u64, &'static str), from: ByteLen, size: ByteLen) 
 ///
 /// # Errors
 /// [`BenchError`] if the size is none that is measured, or memory is short.
-pub fn check(settings: &Settings) -> Result<(), BenchError> {
+fn check(settings: &Settings) -> Result<(), BenchError> {
     let size = settings.size;
     if size.is_zero() || !size.get().is_multiple_of(1 << 30) {
-        return Err(BenchError::Size { size });
+        return Err(BenchError::size(size));
     }
     // Descriptors of 64 bytes, twice: bound, and for the limit; and a fifth on top.
     let needed = ByteLen::new((size.get() >> 12) * 64 / 5 * 12);
@@ -159,15 +159,14 @@ pub fn check(settings: &Settings) -> Result<(), BenchError> {
 ///
 /// # Errors
 /// [`BenchError`] if memory is short, or a row wrote something wrong.
-pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
+pub(crate) fn run(settings: &Settings, part: &Part, watch: Watch<'_>) -> Result<Bench, BenchError> {
     check(settings)?;
     let (size, pages) = (settings.size, settings.size.get() >> 12);
     let sentence = format!(
         "{size} described ({pages} pages), {} rebinds, {} first binds, up to {} threads",
         settings.rebinds, settings.first_binds, settings.threads
     );
-    let part = Part::Bind(settings.clone());
-    let mut session = Session::new(sentence, &part, settings.rebinds, watch);
+    let mut session = Session::new(sentence, part, settings.rebinds, watch);
     if session.wants_any(&["bind-4k", "bind-2m", "bind-small", "bind-limit"]) {
         rebinds(settings, &mut session)?;
     }
@@ -250,10 +249,6 @@ fn present(bytes: u64) -> Result<Exclusive, BenchError> {
     Ok(memory)
 }
 
-fn index(bytes: u64) -> usize {
-    usize::try_from(bytes).unwrap_or(usize::MAX)
-}
-
 fn rebinds(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchError> {
     let pages = settings.size.get() >> 12;
     let (linux_bytes, small_bytes) = (pages * 64, pages * 8);
@@ -261,22 +256,24 @@ fn rebinds(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchEr
     // One zone for all: every row writes the same memory.
     let zone = Zone::with_keep_limit(ByteLen::new(linux_bytes + small_bytes + (64 << 20)));
     let limit = RefCell::new(present(linux_bytes)?);
-    let mut suite = Suite::new(settings.size);
-
-    let mut fills = vec![
+    let mut suite = Suite::new("bind-limit", settings.size);
+    let fills = [
         (LINE_ONE, "bare fill, 1 thread", Fill::Line, linux_bytes, 1),
         ("bind-limit/zero-1", "bare fill with zeroes, 1 thread", Fill::Zeroes, small_bytes, 1),
+        (LINE_MANY, "bare fill, all threads", Fill::Line, linux_bytes, threads),
     ];
-    if threads > 1 {
-        fills.push((LINE_MANY, "bare fill, all threads", Fill::Line, linux_bytes, threads));
-    }
     for (id, name, fill, bytes, threads) in fills {
+        if id == LINE_MANY && threads == 1 {
+            continue;
+        }
         let limit = &limit;
-        suite.add(Role::Limit, id, name, bytes, threads, move || {
+        (suite.bytes, suite.threads) = (bytes, threads);
+        suite.add(Role::Limit, id, name, move |_| {
             bare_fill(&mut limit.borrow_mut().as_bytes_mut()[..index(bytes)], fill, threads)
         });
     }
 
+    (suite.bytes, suite.threads) = (linux_bytes, 1);
     for shape in &SHAPES {
         shape.add(settings, &zone, &limit, &mut suite, session)?;
         let note = "memory present; the limit is a bare fill of the same bytes";
@@ -302,49 +299,26 @@ impl Shape {
         suite: &mut Suite<'a>,
         session: &mut Session<'_>,
     ) -> Result<(), BenchError> {
-        let (size, threads) = (settings.size, settings.threads.get());
-        let bytes = (size.get() >> 12) * 64;
         let id = |row: &str| format!("{}/{row}", self.table);
-        let options = |threads| linux(self.order, Tails::Stored, threads);
-        let naive = naive_template(size, self.order, Some(limit.borrow().addr()))?;
-        check_naive(&naive, &mut limit.borrow_mut(), self)?;
-        let naive_row = move || naive_rebind(&naive, &mut limit.borrow_mut());
+        let (size, naive) = (settings.size, &*id("naive"));
+        let template = naive_template(size, self.order, Some(limit.borrow().addr()))?;
+        check_naive(&template, &mut limit.borrow_mut(), naive)?;
+        let rebind = move |_: &str| naive_rebind(&template, &mut limit.borrow_mut());
         suite
-            .add(Role::Naive, &id("naive"), "naive, field by field", bytes, 1, naive_row)
-            .naive(id("naive"))
-            .limit(LINE_ONE, bytes)
+            .add(Role::Naive, naive, "naive, field by field", rebind)
+            .naive(naive)
+            .limit(LINE_ONE)
+            .row
             .published = Some(scaled(self.published_naive, size));
-
-        let one_by_one = options(1).stamp(InitMethod::FieldByField);
-        let mut rows = vec![(
-            Role::Variant,
-            "slow-path".to_owned(),
-            "slow path, the oracle".to_owned(),
-            one_by_one,
-        )];
-        for path in StorePath::ALL {
-            let row = format!("template-{path}");
-            if !path.is_available() {
-                session.skip(id(&row), "this CPU does not offer it");
-                continue;
-            }
-            let name = match path {
-                StorePath::Portable => "template, plain stores".to_owned(),
-                _ => format!("template, {path} stores"),
-            };
-            rows.push((Role::Variant, row, name, options(1).stamp(InitMethod::Template(path))));
-        }
-        rows.push((Role::Ours, "ours-1".to_owned(), "ours".to_owned(), options(1)));
-        if threads > 1 {
-            let name = format!("ours, {threads} threads");
-            rows.push((Role::Ours, "ours-all".to_owned(), name, options(threads)));
+        for path in StorePath::ALL.into_iter().filter(|path| !path.is_available()) {
+            session.skip(id(&format!("template-{path}")), "this CPU does not offer it");
         }
         let widest = format!("template-{}", uzone_stream::best());
-        for (role, row, name, options) in rows {
+        for (role, row, name, options) in self.ways(settings.threads.get()) {
             let limit = if row == "ours-all" { LINE_MANY } else { LINE_ONE };
             let spec = suite.bind(role, &id(&row), name, zone, options)?;
-            spec.naive(id("naive")).limit(limit, bytes);
-            spec.published = match row.as_str() {
+            spec.naive(naive).limit(limit);
+            spec.row.published = match row.as_str() {
                 "slow-path" => Some(self.published_naive),
                 "template-portable" => Some(self.published_template),
                 "template-movnti" => Some(self.published_v1),
@@ -356,28 +330,50 @@ impl Shape {
                 spec.headline(format!("describe {size}: {}", self.headline));
             }
         }
-        let name = "ours, first bind of another region";
-        suite
-            .bind_another(&id("ours-first-kept"), name, zone, options(1))
-            .naive(id("naive"))
-            .limit(LINE_ONE, bytes);
+        let (row, name) = (id("ours-first-kept"), "ours, first bind of another region");
+        suite.bind_another(&row, name, zone, self.linux(1)).naive(naive).limit(LINE_ONE);
         Ok(())
+    }
+
+    /// Returns the options for Linux's descriptors in the shape.
+    fn linux(&self, threads: usize) -> BindOptions<LinuxPage> {
+        linux(self.order, Tails::Stored, threads)
+    }
+
+    /// Returns our ways of writing them: what a row is, its id without the table, its name and its options.
+    fn ways(&self, threads: usize) -> Vec<(Role, String, String, BindOptions<LinuxPage>)> {
+        let way = |role, row: &str, name: String, options| (role, row.to_owned(), name, options);
+        let slow = self.linux(1).stamp(InitMethod::FieldByField);
+        let mut ways = vec![way(Role::Variant, "slow-path", "slow path, the oracle".into(), slow)];
+        for path in StorePath::ALL.into_iter().filter(|path| path.is_available()) {
+            let name = match path {
+                StorePath::Portable => "template, plain stores".to_owned(),
+                _ => format!("template, {path} stores"),
+            };
+            let options = self.linux(1).stamp(InitMethod::Template(path));
+            ways.push(way(Role::Variant, &format!("template-{path}"), name, options));
+        }
+        ways.push(way(Role::Ours, "ours-1", "ours".to_owned(), self.linux(1)));
+        if threads > 1 {
+            let name = format!("ours, {threads} threads");
+            ways.push(way(Role::Ours, "ours-all", name, self.linux(threads)));
+        }
+        ways
     }
 }
 
 /// Adds the rows that write fewer bytes for the same pages.
 fn small_rows<'a>(suite: &mut Suite<'a>, zone: &'a Zone, size: ByteLen) -> Result<(), BenchError> {
     const NAIVE: &str = "bind-4k/naive";
-    let name = "8-byte descriptors, base pages, eager";
+    let (role, name) = (Role::Ours, "8-byte descriptors, base pages, eager");
     suite
-        .bind(Role::Ours, "bind-small/eager-8-bytes", name, zone, small(Order::BASE, 1))?
+        .bind(role, "bind-small/eager-8-bytes", name, zone, small(Order::BASE, 1))?
         .naive(NAIVE)
-        .limit("bind-limit/zero-1", (size.get() >> 12) * 8)
+        .limit("bind-limit/zero-1")
         .headline(format!("describe {size}: 8-byte descriptors, all written"));
     let name = "8-byte descriptors, base pages, on touch";
-    let options = BindOptions::new(MemoryKind::Generic);
     suite
-        .bind(Role::Ours, "bind-small/on-touch", name, zone, options)?
+        .bind(role, "bind-small/on-touch", name, zone, BindOptions::new(MemoryKind::Generic))?
         .naive(NAIVE)
         .headline(format!("describe {size}: 8-byte descriptors, on touch"));
     let shapes = [
@@ -388,11 +384,10 @@ fn small_rows<'a>(suite: &mut Suite<'a>, zone: &'a Zone, size: ByteLen) -> Resul
         let id = |bytes: u64| format!("bind-small/derived-{id}-{bytes}-bytes");
         let name =
             |bytes: u64| format!("{bytes}-byte descriptors, {folio} folios, derived tails, eager");
-        let (role, options) = (Role::Ours, small(order, 1));
-        suite.bind(role, &id(8), name(8), zone, options)?.naive(NAIVE);
+        suite.bind(role, &id(8), name(8), zone, small(order, 1))?.naive(NAIVE);
         let options = linux(order, Tails::Derived, 1);
         let spec = suite.bind(role, &id(64), name(64), zone, options)?;
-        spec.naive(NAIVE).published = Some(scaled_from(published, COMPOUND_SIZE, size));
+        spec.naive(NAIVE).row.published = Some(scaled_from(published, COMPOUND_SIZE, size));
     }
     Ok(())
 }
@@ -415,7 +410,7 @@ fn altmap(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchErr
     let threads = settings.threads.get();
     let bytes = (size.get() >> 12) * 64;
     let zone = &Zone::with_keep_limit(ByteLen::new(bytes + (64 << 20)));
-    let mut suite = Suite::new(size);
+    let mut suite = Suite::new(table, size).writing(bytes).threads(threads);
     let own = || linux(Order::BASE, Tails::Stored, threads);
     let inside = || own().altmap(AltmapOptions::new());
     type Row<'r> = (Role, &'r str, &'r str, BindOptions<LinuxPage>, Timed);
@@ -427,33 +422,30 @@ fn altmap(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchErr
     ];
     for (role, row, name, options, timed) in rows {
         let mut region = Some(Region::anonymous(size)?);
-        let id = format!("{table}/{row}");
-        suite
-            .add(role, &id, name, bytes, threads, move || {
-                let Some(mine) = region.take() else { return Ok(Duration::ZERO) };
-                let started = Instant::now();
-                let pagemap = zone.bind(mine, options.clone())?;
-                let bound = started.elapsed();
-                region = Some(suite::unbind(pagemap)?);
-                let both = started.elapsed();
-                Ok(match timed {
-                    Timed::Both => both,
-                    Timed::Bind => bound,
-                    Timed::Unbind => both - bound,
-                })
+        let spec = suite.add(role, row, name, move |_| {
+            let Some(mine) = region.take() else { return Ok(Duration::ZERO) };
+            let started = Instant::now();
+            let pagemap = zone.bind(mine, options.clone())?;
+            let bound = started.elapsed();
+            region = Some(suite::unbind(pagemap)?);
+            let both = started.elapsed();
+            Ok(match timed {
+                Timed::Both => both,
+                Timed::Bind => bound,
+                Timed::Unbind => both - bound,
             })
-            // The published namespace of base pages had its descriptors in itself.
-            .published = (timed == Timed::Bind).then(|| scaled(SHAPES[0].published_ours, size));
+        });
+        // The published namespace of base pages had its descriptors in itself.
+        spec.row.published = (timed == Timed::Bind).then(|| scaled(SHAPES[0].published_ours, size));
     }
-    session.run(suite, "descriptors in the region")?;
-    session.table(
-        table,
+    session.measure(
+        suite,
+        "descriptors in the region",
         format!("Descriptors in the region itself: {size}, base pages, 64 bytes each"),
         format!(
             "anonymous memory, again; unbind clears the descriptors in place; {threads} threads"
         ),
-    );
-    Ok(())
+    )
 }
 
 const LINE_ONE: &str = "bind-limit/line-1";
@@ -464,70 +456,58 @@ fn first_binds(
     settings: &Settings,
     session: &mut Session<'_>,
 ) -> Result<(), BenchError> {
-    let [table, title] = shape.first;
+    let ([table, title], size) = (shape.first, settings.size);
     let [before, template, both] =
-        shape.published_first.map(|ns| Some(scaled((ns, LI_ZHE_V3_FIRST), settings.size)));
-    let id = |row: &str| format!("{table}/{row}");
-    let linux_bytes = (settings.size.get() >> 12) * 64;
+        shape.published_first.map(|ns| Some(scaled((ns, LI_ZHE_V3_FIRST), size)));
+    let bytes = (size.get() >> 12) * 64;
     let threads = settings.threads.get();
-    let kept = Zone::with_keep_limit(ByteLen::new(linux_bytes + (64 << 20)));
+    let kept = Zone::with_keep_limit(ByteLen::new(bytes + (64 << 20)));
     let fresh = Zone::with_keep_limit(ByteLen::ZERO);
-    let mut suite = Suite::new(settings.size);
-
+    let mut suite = Suite::new(table, size).writing(bytes);
     for (row, name, huge, published) in [
         ("naive", "naive, faulting 4 KiB pages as it goes", HugeAdvice::Never, before),
         ("naive-huge", "naive, faulting huge pages as it goes", HugeAdvice::Advise, None),
     ] {
-        let template = naive_template(settings.size, shape.order, None)?;
-        let bind = move || naive_first_bind(&template, huge);
-        let spec = suite.add(Role::Naive, &id(row), name, linux_bytes, 1, bind);
-        spec.naive(id("naive")).limit(id("clearing"), linux_bytes).cold = true;
-        spec.published = published;
+        let template = naive_template(size, shape.order, None)?;
+        let bind = move |_: &str| naive_first_bind(&template, huge);
+        suite.add(Role::Naive, row, name, bind).limit("clearing").row.published = published;
     }
-    let name = "the kernel's clearing alone, huge pages";
-    let clear = move || {
-        warm_host(linux_bytes)?;
-        let started = Instant::now();
-        let memory = present(linux_bytes)?;
-        let elapsed = started.elapsed();
-        drop(memory);
-        Ok(elapsed)
-    };
-    let spec = suite.add(Role::Limit, &id("clearing"), name, linux_bytes, 1, clear);
-    spec.naive(id("naive")).cold = true;
-    let options = |threads| linux(shape.order, Tails::Stored, threads);
-    let plain = options(1).stamp(InitMethod::Template(StorePath::Portable));
+    suite.add(Role::Limit, "clearing", "the kernel's clearing alone, huge pages", move |_| {
+        warm_host(bytes)?;
+        timed(|| present(bytes))
+    });
+    let plain = shape.linux(1).stamp(InitMethod::Template(StorePath::Portable));
     let name = "template, plain stores, fresh memory".to_owned();
     let mut rows = vec![
         (Role::Variant, "template-portable", name, plain, template),
-        (Role::Ours, "ours-1", "ours, fresh memory".to_owned(), options(1), both.clone()),
+        (Role::Ours, "ours-1", "ours, fresh memory".to_owned(), shape.linux(1), both.clone()),
     ];
     if threads > 1 {
         let name = format!("ours, fresh memory, {threads} threads");
-        rows.push((Role::Ours, "ours-all", name, options(threads), both));
+        rows.push((Role::Ours, "ours-all", name, shape.linux(threads), both));
     }
     for (role, row, name, options, published) in rows {
-        let warm = move || warm_host(linux_bytes);
-        let spec = suite.bind_after(role, &id(row), name, &fresh, options, warm)?;
-        spec.naive(id("naive")).cold = true;
-        spec.published = published;
+        let warm = move || warm_host(bytes);
+        let spec = suite.bind_after(role, row, name, &fresh, options, warm)?;
+        spec.row.published = published;
         // The clearing was measured on one thread.
         if row != "ours-all" {
-            spec.limit(id("clearing"), linux_bytes);
+            spec.limit("clearing");
         }
         if let Some(headline) = shape.first_headline.filter(|_| row == "ours-1") {
-            spec.headline(format!("describe {}: {headline}", settings.size));
+            spec.headline(format!("describe {size}: {headline}"));
         }
     }
-    drop(kept.bind(Region::anonymous(settings.size)?, options(1))?);
-    let name = "ours, memory that the zone had kept";
-    suite.bind_another(&id("ours-kept"), name, &kept, options(1)).naive(id("naive"));
+    suite.each_spec(|spec| spec.row.cold = true);
+    drop(kept.bind(Region::anonymous(size)?, shape.linux(1))?);
+    suite.bind_another("ours-kept", "ours, memory that the zone had kept", &kept, shape.linux(1));
     session.table(
         table,
         title,
         "cold: memory fresh from the kernel, which a host below it was made to have ready; \
              the limit is the kernel's clearing of it",
     );
+    suite.naive("naive");
     session.run(suite, "first binds")
 }
 
@@ -541,7 +521,7 @@ fn naive_template(
     let laid_out = PfnRange::try_new(Pfn::new(1 << 20), pages)
         .map_err(LayoutError::from)
         .and_then(|range| Layout::try_new(range, order, Tails::Stored));
-    let layout = laid_out.map_err(|_| BenchError::Size { size })?;
+    let layout = laid_out.map_err(|_| BenchError::size(size))?;
     // An address is at most 64 bits.
     let address = address.map_or(0, |address| address.get() as u64);
     Ok(Template::new(layout, MemoryKind::Generic, seed(), address))
@@ -568,7 +548,7 @@ fn naive_stamp(template: &Template<LinuxPage>, bytes: &mut [u8]) {
 fn check_naive(
     template: &Template<LinuxPage>,
     memory: &mut Exclusive,
-    shape: &Shape,
+    row: &str,
 ) -> Result<(), BenchError> {
     naive_rebind(template, memory)?;
     let bytes = index(template.layout().descriptors() * 64);
@@ -576,10 +556,7 @@ fn check_naive(
         Ok(pages) => naive::first_wrong(pages, template),
         Err(_) => Some(template.layout().range().start()),
     };
-    match wrong {
-        None => Ok(()),
-        Some(pfn) => Err(BenchError::Wrong { row: format!("{}/naive", shape.table), pfn }),
-    }
+    wrong.map_or(Ok(()), |pfn| Err(BenchError::wrong_page(row, pfn)))
 }
 
 /// Maps pages and writes descriptors into them the naive way, without asking for a page before.
@@ -589,13 +566,12 @@ fn naive_first_bind(
 ) -> Result<Duration, BenchError> {
     let bytes = template.layout().descriptors() * 64;
     warm_host(bytes)?;
-    let started = Instant::now();
-    let how = Anonymous { huge, ..Anonymous::default() };
-    let mut memory = Exclusive::anonymous(ByteLen::new(bytes), how)?;
-    naive_stamp(template, &mut memory.as_bytes_mut()[..index(bytes)]);
-    let elapsed = started.elapsed();
-    drop(memory);
-    Ok(elapsed)
+    timed(|| {
+        let how = Anonymous { huge, ..Anonymous::default() };
+        let mut memory = Exclusive::anonymous(ByteLen::new(bytes), how)?;
+        naive_stamp(template, &mut memory.as_bytes_mut()[..index(bytes)]);
+        Ok(memory)
+    })
 }
 
 /// Cost against size: on touch up to 16 TiB, and eager as far as memory goes. All sizes are
@@ -607,8 +583,7 @@ fn growth(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchErr
     let mut zones = Vec::new();
     let sizes = [1, 4, 16, 64, 100, 256, 512].map(ByteLen::gib);
     for size in sizes.into_iter().filter(|size| *size <= settings.growth) {
-        let gib = size.get() >> 30;
-        let id = format!("bind-growth/eager-{gib}GiB");
+        let id = format!("bind-growth/eager-{}GiB", size.get() >> 30);
         let bytes = (size.get() >> 12) * 64;
         if taken + bytes > available / 4 * 3 {
             let reason = format!("{} of descriptors do not fit in memory", ByteLen::new(bytes));
@@ -618,23 +593,18 @@ fn growth(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchErr
         taken += bytes;
         zones.push((id, size, Zone::with_keep_limit(ByteLen::new(bytes + (64 << 20)))));
     }
-    let mut suite = Suite::new(ByteLen::ZERO);
+    let mut suite = Suite::new("bind-growth", ByteLen::ZERO);
     for shift in 30..=44 {
         suite.size = ByteLen::new(1 << shift);
-        let size = suite.size;
-        suite.bind(
-            Role::Ours,
-            &format!("bind-growth/on-touch-{}", size.to_string().replace(' ', "")),
-            format!("on touch, {size}"),
-            &on_touch,
-            BindOptions::new(MemoryKind::Generic),
-        )?;
+        let (size, options) = (suite.size, BindOptions::new(MemoryKind::Generic));
+        let row = format!("on-touch-{}", size.to_string().replace(' ', ""));
+        suite.bind(Role::Ours, &row, format!("on touch, {size}"), &on_touch, options)?;
     }
     suite.size = ByteLen::tib(1);
     for (order, name) in [(Order::PMD, "2 MiB"), (Order::PUD, "1 GiB")] {
-        let id = format!("bind-growth/derived-{}-1TiB", name.replace(' ', ""));
+        let row = format!("derived-{}-1TiB", name.replace(' ', ""));
         let name = format!("8-byte, {name} folios, derived tails, eager, 1 TiB");
-        suite.bind(Role::Ours, &id, name, &on_touch, small(order, 1))?;
+        suite.bind(Role::Ours, &row, name, &on_touch, small(order, 1))?;
     }
     for (id, size, zone) in &zones {
         suite.size = *size;
@@ -642,8 +612,7 @@ fn growth(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchErr
         let name = format!("64-byte, eager, {size}");
         if let Err(error) = suite.bind(Role::Ours, id, name, zone, options) {
             // The rows before are worth more than one more.
-            let reason = format!("{error}: {}", cause(&error));
-            session.skip(id.clone(), reason);
+            session.skip(id.clone(), format!("{error}: {}", cause(&error)));
         }
     }
     session.table(

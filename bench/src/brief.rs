@@ -5,22 +5,21 @@
 
 use std::fs::File;
 use std::num::NonZeroUsize;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use uzone_fault::{AdoptedMemory, Engine, FileBacking, LazyOptions, RemoteRegion};
-use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Remote, Uffd};
-use uzone_os::{
-    Access, AccessError, Anonymous, HugeAdvice, Mapping, Sharing, Vaddr, probe, thread_faults,
-};
+use uzone_fault::{Engine, LazyOptions};
+use uzone_os::{Access, Mapping, Sharing, probe, thread_faults};
 use uzone_pages::ByteLen;
 
+use crate::adopted::Adopted;
+use crate::error::BenchError;
 use crate::extents::{self, Arena, Work};
 use crate::fault::{Answer, Bare, Reads, Waiting};
 use crate::group::Watch;
 use crate::report::{Found, Role, Row, Table};
-use crate::suite::{BenchError, Suite};
+use crate::settings::{Benchmark, Part as Settings};
+use crate::suite::Suite;
 use crate::{bind, pin};
 
 /// What is cleared at once.
@@ -43,64 +42,6 @@ pub fn memory(described: ByteLen, arena: ByteLen) -> ByteLen {
     // Descriptors of 64 bytes for bind, twice, and some on top, as `bind` asks for; and the arena.
     let bind = (described.get() >> 12) * 64 / 5 * 12;
     ByteLen::new(bind.max(arena.get() * 2 / 10 * 11) + (32 << 20))
-}
-
-/// A file that is mapped lazily: memory of this process whose faults an engine answers.
-///
-/// It is not [`Engine::map`]'s memory, which is kept from child processes by madvise(2): some hosts deny
-/// that call, and the demo starts no processes.
-pub struct LazyFile {
-    answering: AdoptedMemory,
-    memory: Registered,
-}
-
-impl LazyFile {
-    /// Maps the first `len` bytes of a file.
-    ///
-    /// # Errors
-    /// [`BenchError`] if memory, a userfaultfd or a thread is refused.
-    pub fn map(
-        engine: &Engine,
-        file: File,
-        len: ByteLen,
-        options: &LazyOptions,
-    ) -> Result<Self, BenchError> {
-        let shared = |cause| BenchError::UseFile { what: "share", cause };
-        let optional = Features::POISON | Features::THREAD_ID;
-        let uffd = Uffd::open(Features::NONE, optional, KernelFaults::IfAllowed)?;
-        let fd = uffd.as_fd().try_clone_to_owned().map_err(shared)?;
-        // As an engine maps memory of its own: a window is one range of one page table.
-        let align = Some(ByteLen::mib(2));
-        let how = Anonymous { huge: HugeAdvice::Default, align, ..Anonymous::default() };
-        let mapping = Mapping::anonymous(len, how)?;
-        let memory = Registered::new(Arc::new(uffd), mapping, Modes::MISSING)?;
-        let start = Vaddr::new(memory.mapping().addr().get() as u64);
-        let region = RemoteRegion { start, len, offset: 0, page: probe::page_size() };
-        let remote = Remote::adopt(fd)?;
-        let backing = Arc::new(FileBacking::new(file).map_err(shared)?);
-        let answering = engine.adopt(remote, vec![region], backing, options)?;
-        Ok(Self { answering, memory })
-    }
-
-    /// Returns what answers the faults.
-    #[must_use]
-    pub fn answering(&self) -> &AdoptedMemory {
-        &self.answering
-    }
-
-    /// Copies bytes out. The call waits for those that are missing.
-    ///
-    /// # Errors
-    /// [`AccessError`] unless all bytes are inside, or a page could not be had.
-    pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), AccessError> {
-        self.memory.mapping().read_at(offset, out)
-    }
-}
-
-impl Reads for LazyFile {
-    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), BenchError> {
-        Ok(self.read_at(offset, out)?)
-    }
 }
 
 /// A file of which each page starts with its number, as a little-endian word.
@@ -131,7 +72,7 @@ impl NumberedFile<'_> {
     }
 
     fn again(self) -> Result<File, BenchError> {
-        self.file.try_clone().map_err(|cause| BenchError::UseFile { what: "share", cause })
+        self.file.try_clone().map_err(BenchError::of_file("share"))
     }
 
     fn map(self, sharing: Sharing) -> Result<Mapping, BenchError> {
@@ -167,7 +108,7 @@ pub fn map(
         Ok((elapsed, memory.faults()))
     };
     let ours = || {
-        let memory = LazyFile::map(engine, image.again()?, len, &LazyOptions::default())?;
+        let memory = Adopted::file(engine, image.again()?, len, &LazyOptions::default())?;
         let (elapsed, _) = image.touch("ours", &memory)?;
         Ok((elapsed, memory.answering().stats().faults))
     };
@@ -178,25 +119,38 @@ pub fn map(
         (Role::Ours, "ours", "uzone, neighbours come along", Box::new(ours)),
         (Role::Limit, "limit", "the kernel's own mapping", Box::new(limit)),
     ];
-    let mut suite = Suite::new(len);
+    let mut suite = Suite::new("demo-map", len).writing(len.get());
     for (role, row, name, read) in ways {
-        let spec = suite.faults(role, &format!("demo-map/{row}"), name, 1, move |_| {
+        let spec = suite.faults(role, row, name, move |_| {
             let (elapsed, faults) = read()?;
             Ok(Found { elapsed, faults, ..Found::default() })
         });
-        spec.bytes = len.get();
-        spec.naive("demo-map/naive");
-        spec.limit = (row != "limit").then(|| ("demo-map/limit".to_owned(), len.get()));
+        if row != "limit" {
+            spec.limit("limit");
+        }
     }
-    let mut rows = Vec::new();
-    suite.run("reading the image again, in three ways", rounds, watch, &mut rows)?;
+    suite.naive("naive");
+    let rows = suite.run("reading the image again, in three ways", rounds, watch)?;
     Ok(Part { table, rows })
+}
+
+/// Returns a part of the demo with rows of a benchmark. These are named by where each is taken from, and what
+/// its row and its name in the demo are.
+fn part(id: &str, title: String, note: &str, rows: &[Row], wanted: &[(&str, &str, &str)]) -> Part {
+    let taken = wanted.iter().filter_map(|(from, to, name)| {
+        let row = rows.iter().find(|row| row.id == *from)?;
+        // Rows of another page than was published on are not compared with that.
+        let (id, name) = (format!("{id}/{to}"), (*name).to_owned());
+        Some(Row { id, name, published: None, ..row.clone() })
+    });
+    let rows = taken.collect();
+    Part { table: Table { id: id.to_owned(), title, note: note.to_owned() }, rows }
 }
 
 /// Describes memory, with descriptors of 64 bytes as Linux has them.
 ///
 /// # Errors
-/// As of [`bind::run`].
+/// [`BenchError`] if memory is short, or a row wrote something wrong.
 pub fn bind(size: ByteLen, rounds: u32, watch: Watch<'_>) -> Result<Part, BenchError> {
     let settings = bind::Settings {
         size,
@@ -205,27 +159,21 @@ pub fn bind(size: ByteLen, rounds: u32, watch: Watch<'_>) -> Result<Part, BenchE
         threads: NonZeroUsize::MIN,
         growth: ByteLen::ZERO,
         dax: None,
-        tables: Vec::new(),
     };
-    let bench = bind::run(&settings, watch)?;
-    let table = Table {
-        id: "demo-bind".to_owned(),
-        title: format!("Describing {size} of memory: a descriptor for each page of 4 KiB"),
-        note: "naive writes the 64 bytes of each descriptor field by field; the limit is a bare fill of \
-               as many bytes"
-            .to_owned(),
-    };
-    let rows = [
-        ("bind-4k/naive", "demo-bind/naive", "field by field, 64 bytes a page"),
-        ("bind-4k/ours-1", "demo-bind/ours", "uzone, 64 bytes a page"),
-        (
-            "bind-small/on-touch",
-            "demo-bind/ours-on-touch",
-            "uzone, descriptors initialised on first use",
-        ),
-        ("bind-limit/line-1", "demo-bind/limit", "a bare fill"),
-    ];
-    Ok(Part { table, rows: take(&bench.results, &rows) })
+    let bench = Settings::from(Benchmark::Bind(settings)).run(watch)?;
+    Ok(part(
+        "demo-bind",
+        format!("Describing {size} of memory: a descriptor for each page of 4 KiB"),
+        "naive writes the 64 bytes of each descriptor field by field; the limit is a bare fill of \
+               as many bytes",
+        &bench.results,
+        &[
+            ("bind-4k/naive", "naive", "field by field, 64 bytes a page"),
+            ("bind-4k/ours-1", "ours", "uzone, 64 bytes a page"),
+            ("bind-small/on-touch", "ours-on-touch", "uzone, descriptors initialised on first use"),
+            ("bind-limit/line-1", "limit", "a bare fill"),
+        ],
+    ))
 }
 
 /// Clears memory that is in no cache, 2 MiB at a time, of an arena of so many bytes, twice.
@@ -235,53 +183,37 @@ pub fn bind(size: ByteLen, rounds: u32, watch: Watch<'_>) -> Result<Part, BenchE
 pub fn zero(arena: ByteLen, rounds: u32, watch: Watch<'_>) -> Result<Part, BenchError> {
     let arena = Arena::of(Work::Zero, arena.get())?;
     let rows = extents::only_cold(Work::Zero, EXTENT, rounds, &arena, watch)?;
-    let table = Table {
-        id: "demo-zero".to_owned(),
-        title: format!("Clearing {EXTENT} of memory"),
-        note: "naive clears a page of 4 KiB at a time; the limit is a bare stream of stores"
-            .to_owned(),
-    };
-    let wanted = [
-        ("zero-cold-later/2M-page-at-a-time", "demo-zero/naive", "a page at a time"),
-        ("zero-cold-later/2M-ours", "demo-zero/ours", "uzone, the whole extent"),
-        ("zero-cold-later/2M-limit", "demo-zero/limit", "a bare stream of stores"),
-    ];
-    Ok(Part { table, rows: take(&rows, &wanted) })
+    Ok(part(
+        "demo-zero",
+        format!("Clearing {EXTENT} of memory"),
+        "naive clears a page of 4 KiB at a time; the limit is a bare stream of stores",
+        &rows,
+        &[
+            ("zero-cold-later/2M-page-at-a-time", "naive", "a page at a time"),
+            ("zero-cold-later/2M-ours", "ours", "uzone, the whole extent"),
+            ("zero-cold-later/2M-limit", "limit", "a bare stream of stores"),
+        ],
+    ))
 }
 
 /// Holds memory in place as for a device.
 ///
 /// # Errors
-/// As of [`pin::run`].
+/// [`BenchError`] if memory is short, or a hold was refused.
 pub fn pin(size: ByteLen, rounds: u32, watch: Watch<'_>) -> Result<Part, BenchError> {
-    let rows = pin::only_folios(
-        &pin::Settings { size, larger: ByteLen::ZERO, rounds, tables: Vec::new() },
-        watch,
-    )?;
-    let table = Table {
-        id: "demo-pin".to_owned(),
-        title: format!("Pinning {size} of memory: uzone does not take it away"),
-        note: "naive counts for each page of 4 KiB; uzone counts for each 2 MiB; the limit is \
-               bare counting of as many numbers"
-            .to_owned(),
-    };
-    let wanted = [
-        ("pin-2m/naive-pin", "demo-pin/naive", "a count for each page"),
-        ("pin-2m/whole-pin", "demo-pin/ours", "uzone, all at once"),
-        ("pin-2m/limit-one", "demo-pin/limit", "bare counting"),
-    ];
-    Ok(Part { table, rows: take(&rows, &wanted) })
-}
-
-/// Takes the rows that are wanted, under their new ids and names. Rows of another page than was
-/// published on are not compared with that.
-fn take(rows: &[Row], wanted: &[(&str, &str, &str)]) -> Vec<Row> {
-    let taken = wanted.iter().filter_map(|(from, to, name)| {
-        let row = rows.iter().find(|row| row.id == *from)?;
-        let (id, name) = ((*to).to_owned(), (*name).to_owned());
-        Some(Row { id, name, published: None, ..row.clone() })
-    });
-    taken.collect()
+    let rows = pin::only_folios(pin::Settings { size, larger: ByteLen::ZERO, rounds }, watch)?;
+    Ok(part(
+        "demo-pin",
+        format!("Pinning {size} of memory: uzone does not take it away"),
+        "naive counts for each page of 4 KiB; uzone counts for each 2 MiB; the limit is \
+               bare counting of as many numbers",
+        &rows,
+        &[
+            ("pin-2m/naive-pin", "naive", "a count for each page"),
+            ("pin-2m/whole-pin", "ours", "uzone, all at once"),
+            ("pin-2m/limit-one", "limit", "bare counting"),
+        ],
+    ))
 }
 
 #[cfg(test)]
@@ -328,9 +260,7 @@ mod tests {
         assert_eq!(count(0), len.get() / page);
         assert!(count(1) < count(0) / 2, "{} faults", count(1));
         file.write_all_at(&[9], page).unwrap();
-        assert!(matches!(
-            super::map(image, &engine, 1, &|_| ()),
-            Err(BenchError::WrongByte { offset, .. }) if offset == page
-        ));
+        let error = super::map(image, &engine, 1, &|_| ()).map(|_| ()).expect_err("a wrong byte");
+        assert!(error.to_string().ends_with(&format!("left a wrong byte at {page:#x}")), "{error}");
     }
 }

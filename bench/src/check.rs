@@ -178,34 +178,36 @@ fn slower(measure: Measure, then: f64, now: f64) -> f64 {
     }
 }
 
-/// What was found of a row: its first measure, and the verdict of all that it has.
-struct Judged {
-    measure: Measure,
-    then: f64,
-    now: f64,
-    slower: f64,
-    allowed: f64,
-    verdict: Verdict,
-}
-
-/// Compares all that two rows have both; `None` if that is nothing.
-fn judged(then: &Row, now: &Row) -> Option<Judged> {
+/// Compares all that two rows have both; `None` if that is nothing. The measure is the first, and the verdict that
+/// of all.
+fn judged(then: &Row, now: &Row) -> Option<Compared> {
     let by = |measure| {
         let ((before, noise_then), (after, noise_now)) =
             value(then, measure).zip(value(now, measure))?;
         let (slower, allowed) = (slower(measure, before, after), allowed(noise_then, noise_now));
-        let verdict = match slower {
-            slower if slower > 1.0 + allowed => Verdict::Worse,
-            slower if slower < 1.0 / (1.0 + allowed) => Verdict::Better,
-            _ => Verdict::Same,
-        };
-        Some(Judged { measure, then: before, now: after, slower, allowed, verdict })
+        Some(Compared {
+            id: now.id.clone(),
+            name: now.name.clone(),
+            role: now.role.unwrap_or(Role::Peer),
+            measure,
+            then: before,
+            now: after,
+            again: None,
+            change: slower - 1.0,
+            allowed,
+            verdict: match slower {
+                slower if slower > 1.0 + allowed => Verdict::Worse,
+                slower if slower < 1.0 / (1.0 + allowed) => Verdict::Better,
+                _ => Verdict::Same,
+            },
+        })
     };
     let has_ratio =
         |row| value(row, Measure::ShareOfLimit).or(value(row, Measure::RatioNaive)).is_some();
     // Yardsticks are what ratios are formed with: theirs to themselves mean nothing.
     if !now.role.is_some_and(Role::is_of_uzone) {
-        return by(Measure::MedianNs).map(|found| Judged { verdict: Verdict::Yardstick, ..found });
+        return by(Measure::MedianNs)
+            .map(|found| Compared { verdict: Verdict::Yardstick, ..found });
     }
     let (first, second) = match (by(Measure::ShareOfLimit), by(Measure::RatioNaive)) {
         (Some(limit), Some(naive)) => (limit, naive),
@@ -214,28 +216,14 @@ fn judged(then: &Row, now: &Row) -> Option<Judged> {
         (None, None) => return by(Measure::MedianNs),
     };
     let verdict = if first.verdict == second.verdict { first.verdict } else { Verdict::Same };
-    Some(Judged { verdict, ..first })
+    Some(Compared { verdict, ..first })
 }
 
 fn compared(then: &Row, now: &Row) -> Result<Compared, &'static str> {
     if (then.bytes, then.items) != (now.bytes, now.items) {
         return Err("another amount of work: the memory that could be had, or the row, is another");
     }
-    let Some(judged) = judged(then, now) else {
-        return Err("one of them has no limit or naive row that the other has");
-    };
-    Ok(Compared {
-        id: now.id.clone(),
-        name: now.name.clone(),
-        role: now.role.unwrap_or(Role::Peer),
-        measure: judged.measure,
-        then: judged.then,
-        now: judged.now,
-        again: None,
-        change: judged.slower - 1.0,
-        allowed: judged.allowed,
-        verdict: judged.verdict,
-    })
+    judged(then, now).ok_or("one of them has no limit or naive row that the other has")
 }
 
 #[cfg(test)]
@@ -268,6 +256,7 @@ mod tests {
         use Measure::{MedianNs, RatioNaive, ShareOfLimit};
         use Verdict::{Better, Same, Worse};
         let limit = |share: f64, noise| row(100, Some(share * 10.0), Some(share), noise);
+        let both = |ns, ratio, share| row(ns, Some(ratio), Some(share), 0.0);
         let naive = |ns, ratio, noise| row(ns, Some(ratio), None, noise);
         let bare = |ns, noise| row(ns, None, None, noise);
         let table = [
@@ -282,45 +271,15 @@ mod tests {
             (limit(0.9, 0.1), limit(0.6, 0.1), ShareOfLimit, Worse),
             (limit(0.7, 0.2), limit(0.9, 0.0), ShareOfLimit, Same),
             // One ratio alone: the limit, or the naive way, is what changed. The time may be any.
-            (
-                row(100, Some(9.0), Some(0.9), 0.0),
-                row(900, Some(1.0), Some(0.9), 0.0),
-                ShareOfLimit,
-                Same,
-            ),
-            (
-                row(100, Some(9.0), Some(0.9), 0.0),
-                row(900, Some(9.0), Some(0.1), 0.0),
-                ShareOfLimit,
-                Same,
-            ),
-            (
-                row(900, Some(9.0), Some(0.9), 0.0),
-                row(100, Some(1.0), Some(0.1), 0.0),
-                ShareOfLimit,
-                Worse,
-            ),
+            (both(100, 9.0, 0.9), both(900, 1.0, 0.9), ShareOfLimit, Same),
+            (both(100, 9.0, 0.9), both(900, 9.0, 0.1), ShareOfLimit, Same),
+            (both(900, 9.0, 0.9), both(100, 1.0, 0.1), ShareOfLimit, Worse),
             // A ratio of 0, or none, is no ratio.
-            (
-                row(100, Some(9.0), Some(0.0), 0.0),
-                row(100, Some(9.0), Some(0.9), 0.0),
-                RatioNaive,
-                Same,
-            ),
-            (
-                row(100, Some(9.0), None, 0.0),
-                row(300, Some(3.0), Some(0.9), 0.0),
-                RatioNaive,
-                Worse,
-            ),
+            (both(100, 9.0, 0.0), both(100, 9.0, 0.9), RatioNaive, Same),
+            (naive(100, 9.0, 0.0), both(300, 3.0, 0.9), RatioNaive, Worse),
             (naive(100, 9.0, 0.0), naive(300, 3.0, 0.0), RatioNaive, Worse),
             (naive(300, 3.0, 0.0), naive(100, 9.0, 0.0), RatioNaive, Better),
-            (
-                row(100, Some(f64::NAN), None, 0.0),
-                row(300, Some(f64::INFINITY), None, 0.0),
-                MedianNs,
-                Worse,
-            ),
+            (naive(100, f64::NAN, 0.0), naive(300, f64::INFINITY, 0.0), MedianNs, Worse),
             // The naive way was slower then, and ours is what it was.
             (naive(100, 9.0, 0.0), naive(100, 3.0, 0.0), RatioNaive, Same),
             (bare(100, 0.0), bare(110, 0.0), MedianNs, Same),

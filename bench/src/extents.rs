@@ -28,9 +28,10 @@ use uzone_zone::{
     CacheState, CopyMethod, NextUse, PopulateOptions, Region, StorePath, ZeroOptions,
 };
 
+use crate::error::BenchError;
 use crate::group::Watch;
 use crate::report::{Role, Row};
-use crate::suite::{BenchError, Session, Suite, check_memory};
+use crate::suite::{Session, Suite, bytes, check_memory, index, timed};
 
 /// What a page at a time takes at a time.
 const PAGE: usize = 4096;
@@ -124,7 +125,7 @@ impl Arena {
             src: if is_copy { Some(memory(2)?) } else { None },
             region: region()?,
             from: if is_copy { Some(region()?) } else { None },
-            len: usize::try_from(len).unwrap_or(usize::MAX),
+            len: index(len),
             at: Cell::new(0),
         })
     }
@@ -231,7 +232,13 @@ const CASES: [Case; 4] = [
 
 /// Refuses a largest extent that is no size of the tables.
 pub(crate) fn check_size(largest: ByteLen) -> Result<(), BenchError> {
-    if SIZES.contains(&largest.get()) { Ok(()) } else { Err(BenchError::Extent { size: largest }) }
+    if SIZES.contains(&largest.get()) {
+        return Ok(());
+    }
+    Err(BenchError::not_valid(format!(
+        "extents up to {largest} cannot be measured: the largest is one of 4K, 16K, 64K, 256K, 1M, 2M, 8M, \
+         32M, 128M and 1G"
+    )))
 }
 
 /// Measures every size and case.
@@ -257,9 +264,9 @@ pub(crate) fn run(
     for case in wanted {
         let table = case.table(work);
         for size in SIZES.into_iter().filter(|size| *size <= largest.get()) {
-            let mut suite = Suite::new(ByteLen::new(size));
+            let mut suite = Suite::new(&table, ByteLen::new(size));
             let is_largest = size == largest.get();
-            Extents { work, case, size, is_largest, table: &table, arena, peer }.add(&mut suite)?;
+            Extents { work, case, size, is_largest, arena, peer }.add(&mut suite)?;
             session.run(suite, &format!("{}, {}", label(size), case.title))?;
         }
         let verb = if work == Work::Zero { "Clearing" } else { "Copying" };
@@ -282,12 +289,10 @@ pub(crate) fn only_cold(
     watch: Watch<'_>,
 ) -> Result<Vec<Row>, BenchError> {
     let case = &CASES[0];
-    let (table, mut suite) = (case.table(work), Suite::new(size));
+    let mut suite = Suite::new(case.table(work), size);
     let (size, is_largest, peer) = (size.get(), true, None);
-    Extents { work, case, size, is_largest, table: &table, arena, peer }.add(&mut suite)?;
-    let mut results = Vec::new();
-    suite.run(case.title, rounds, watch, &mut results)?;
-    Ok(results)
+    Extents { work, case, size, is_largest, arena, peer }.add(&mut suite)?;
+    suite.run(case.title, rounds, watch)
 }
 
 /// The rows of one size in one case.
@@ -297,7 +302,6 @@ struct Extents<'a> {
     size: u64,
     /// Whether no larger extents are measured.
     is_largest: bool,
-    table: &'a str,
     arena: &'a Arena,
     peer: Option<LibPmem>,
 }
@@ -307,44 +311,41 @@ impl<'a> Extents<'a> {
     fn add(&self, suite: &mut Suite<'a>) -> Result<(), BenchError> {
         let Self { case, arena, .. } = *self;
         let Case { was, next, .. } = *case;
-        let size = usize::try_from(self.size).unwrap_or(usize::MAX);
+        let size = index(self.size);
         let batch = if was == CacheState::Hot { HOT_BATCH } else { COLD_BATCH };
         let calls = (batch / size).max(1);
-        let bytes = self.size * u64::try_from(calls).unwrap_or(1);
-        let id = |row: &str| format!("{}/{}-{row}", self.table, label(self.size));
-        let (naive, limit) = (id("page-at-a-time"), id("limit"));
-
-        for (role, row, name, op) in self.ops() {
-            self.check(&id(&row), size, &op)?;
-            let spec = suite.add(role, &id(&row), self.name(&name), bytes, 1, move || {
+        suite.bytes = self.size * calls as u64;
+        let row = |row: &str| format!("{}-{row}", label(self.size));
+        for (role, way, name, op) in self.ops() {
+            self.check(&suite.id(&row(&way)), size, &op)?;
+            let spec = suite.add(role, &row(&way), self.name(&name), move |_| {
                 Ok(arena.time(&op, size, calls, was, next))
             });
             spec.is_rival = true;
             if role == Role::Ours {
-                spec.headline = self.headline();
+                spec.row.headline = self.headline();
             }
         }
         if size >= REGION_BYTES && (was, next) == (CacheState::Cold, NextUse::Later) {
             let options = ZeroOptions::default().was(was).next(next);
-            let row = id("region");
-            self.check_region(&row, &options)?;
-            suite.add(Role::Ours, &row, self.name("ours, by a region"), bytes, 1, move || {
+            self.check_region(&suite.id(&row("region")), &options)?;
+            suite.add(Role::Ours, &row("region"), self.name("ours, by a region"), move |_| {
                 region_time(arena, &options, size, calls)
             });
         }
-        suite.add(Role::Limit, &limit, self.name("limit"), bytes, 1, move || {
-            let at = arena.next(size * calls);
-            let mut dst = arena.dst.borrow_mut();
-            let dst = &mut dst.as_bytes_mut()[at..][..size * calls];
-            let started = Instant::now();
-            Streaming::scope(uzone_stream::best(), |stream| stream.zero(dst));
-            Ok(started.elapsed())
+        suite.add(Role::Limit, &row("limit"), self.name("limit"), move |_| {
+            arena.with_next(size * calls, |dst| {
+                timed(|| {
+                    Streaming::scope(uzone_stream::best(), |stream| stream.zero(dst));
+                    Ok(())
+                })
+            })
         });
-        suite.each_spec(|spec| {
-            spec.naive(naive.clone());
-            // Memory in the cache is written faster than any that is not.
-            spec.limit = (self.case.was == CacheState::Cold).then(|| (limit.clone(), bytes));
-        });
+        suite.naive(&row("page-at-a-time"));
+        // Memory in the cache is written faster than any that is not.
+        if was == CacheState::Cold {
+            suite.limit(&row("limit"));
+        }
         Ok(())
     }
 
@@ -460,15 +461,15 @@ fn region_time(
     calls: usize,
 ) -> Result<Duration, BenchError> {
     let at = arena.next(size * calls);
-    let number = |bytes: usize| u64::try_from(bytes).unwrap_or(u64::MAX);
-    let started = Instant::now();
-    for call in 0..calls {
-        let (offset, len) = (number(at + call * size), ByteLen::new(number(size)));
-        let done = match &arena.from {
-            None => arena.region.zero_range(offset, len, options)?,
-            Some(from) => arena.region.copy_range(offset, from, offset, len, options)?,
-        };
-        let _ = black_box(done);
-    }
-    Ok(started.elapsed())
+    timed(|| {
+        for call in 0..calls {
+            let (offset, len) = (bytes(at + call * size).get(), bytes(size));
+            let done = match &arena.from {
+                None => arena.region.zero_range(offset, len, options)?,
+                Some(from) => arena.region.copy_range(offset, from, offset, len, options)?,
+            };
+            let _ = black_box(done);
+        }
+        Ok(())
+    })
 }

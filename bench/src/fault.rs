@@ -43,23 +43,25 @@ mod whole;
 mod write;
 
 pub(crate) use bare::{Answer, Bare, Waiting};
+pub(crate) use run::placed;
 pub(crate) use source::Reads;
-pub(crate) use touch::{Placement, Touched, touch};
+pub(crate) use touch::{Placement, Touched, on, touch, usable_cpus};
 
 use std::sync::Arc;
 
 use uzone_os::{HugeSize, SystemRoot, hugepages, memory};
-use uzone_pages::ByteLen;
+use uzone_pages::{ByteLen, ErrorKind};
 
 use self::run::Run;
 use self::scan::Backend;
 use self::source::{PAGE, Source};
 use self::touch::Pattern;
+use crate::error::BenchError;
 use crate::group::Watch;
 use crate::report::Bench;
 use crate::settings::Part;
 pub use crate::settings::{FaultSettings as Settings, ProgramSettings, WholeSettings};
-use crate::suite::{BenchError, Session};
+use crate::suite::Session;
 
 /// How much is touched at random at most, as was published.
 const RANDOM: ByteLen = ByteLen::gib(1);
@@ -69,13 +71,11 @@ const RANDOM: ByteLen = ByteLen::gib(1);
 /// # Errors
 /// [`BenchError`] if the size is none that is measured, there is no userfaultfd, the file cannot be
 /// made, or a row read a wrong byte.
-pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
+pub(crate) fn run(settings: &Settings, part: &Part, watch: Watch<'_>) -> Result<Bench, BenchError> {
     let asked = settings.size;
-    let is_measured = |size: ByteLen| size >= ByteLen::mib(4) && size.get().is_multiple_of(2 << 20);
-    for size in [asked, settings.density] {
-        if !is_measured(size) && (size == asked || size > ByteLen::ZERO) {
-            return Err(BenchError::FaultSize { size });
-        }
+    check(asked)?;
+    if settings.density > ByteLen::ZERO {
+        check(settings.density)?;
     }
     let (size, capped) = fitting(asked);
     let sentence = format!(
@@ -84,12 +84,8 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
         settings.rounds,
         settings.directory.display()
     );
-    let part = Part::Fault(settings.clone());
-    let session = Session::new(sentence, &part, settings.rounds, watch);
+    let session = Session::new(sentence, part, settings.rounds, watch);
     let mut run = Run { session, settings, has_huge: true };
-    if uzone_os::probe::page_size().bytes() != PAGE {
-        return Err(BenchError::FaultSize { size: asked });
-    }
     let placements = Placement::all(&settings.threads)?;
     if placements.first().is_some_and(|first| !first.id.is_empty()) {
         run.skip("fault-seq-file", "this process may use one CPU only");
@@ -122,6 +118,18 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
         density::tables(&mut run, fitting(settings.density).0, &placements)?;
     }
     run.session.finish()
+}
+
+/// Refuses a size that is none that is measured, which is each where pages are not of 4 KiB.
+fn check(size: ByteLen) -> Result<(), BenchError> {
+    let is_measured = size >= ByteLen::mib(4) && size.get().is_multiple_of(2 << 20);
+    if is_measured && uzone_os::probe::page_size().bytes() == PAGE {
+        return Ok(());
+    }
+    let text = format!(
+        "{size} cannot be measured: a size is a multiple of 2 MiB, at least 4M, such as 2G"
+    );
+    Err(BenchError::host(ErrorKind::InvalidInput, text))
 }
 
 /// Measures the scans of `size` of a file and of memory files, and where the time of a fault goes.

@@ -9,17 +9,18 @@
 use std::hint::black_box;
 use std::num::NonZeroUsize;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::Duration;
 
 use uzone_pages::ByteLen;
 use uzone_zone::{
     Backing, Batching, CopyMethod, Huge, HugeSize, PopulateOptions, Region, WriteError, ZeroOptions,
 };
 
+use crate::error::{BenchError, cause};
 use crate::extents::Arena;
 use crate::put_back;
 use crate::report::{Published, Role};
-use crate::suite::{BenchError, Session, Suite, bytes, cause, check_memory, fill_zeroes};
+use crate::suite::{Session, Suite, bytes, check_memory, fill_zeroes, index, timed};
 
 /// How much is given back and touched again, at most.
 const TOUCHED: ByteLen = ByteLen::mib(256);
@@ -58,96 +59,100 @@ fn raise_pool(size: HugeSize, pages: u64) -> Result<put_back::Changed, String> {
 /// Writes a byte to every page of a region, by one thread.
 fn touch(region: &Region) -> Result<(), BenchError> {
     let words = region.mapping().as_words(0..region.len().get()).map_err(WriteError::from)?;
-    for word in words.iter().step_by(usize::try_from(PAGE / 8).unwrap_or(512)) {
+    for word in words.iter().step_by(index(PAGE / 8)) {
         word.store(1, Ordering::Relaxed); // no other thread reads it
     }
     Ok(())
 }
 
-/// Clears in place, and by giving pages back.
-pub(crate) fn kernel(arena: &Arena, session: &mut Session<'_>) -> Result<(), BenchError> {
-    let len = TOUCHED.min(ByteLen::new(arena.len as u64));
-    let whole = || 0..len.get();
-    // Given back in the reverse order, the pages of the pool after the region that has them.
-    let pool = raise_pool(HugeSize::MIB_2, len.get() >> 21);
+/// Adds the limit: bare stores to the first `len` bytes of the arena that are next.
+fn add_limit<'a>(suite: &mut Suite<'a>, arena: &'a Arena, len: usize, name: &str) {
+    let written = std::mem::replace(&mut suite.bytes, bytes(len).get());
+    suite.add(Role::Limit, "limit", name, move |_| arena.with_next(len, |dst| fill_zeroes(dst, 1)));
+    suite.bytes = written;
+}
+
+/// Clears a region in place whose pages are all there, whatever the row before left.
+fn clear_in_place(region: &Region, options: &ZeroOptions) -> Result<Duration, BenchError> {
+    touch(region)?;
+    timed(|| Ok(black_box(region.zero_range(0, region.len(), options)?)))
+}
+
+/// The pool of huge pages that was raised, and memory of each kind with its name.
+type Kinds = (Option<put_back::Changed>, Vec<(&'static str, Region)>);
+
+/// Returns memory of each kind that is cleared in place, and its names. Kinds that this host lacks are left
+/// out.
+fn kinds(len: ByteLen, session: &mut Session<'_>) -> Result<Kinds, BenchError> {
     let mut regions = Vec::new();
+    let mut skip = |row: &str, reason| session.skip(format!("zero-kernel/{row}-touch"), reason);
     for (row, huge) in [("thp", Huge::Preferred), ("4k", Huge::Never)] {
         let region = Region::anonymous(len)?;
-        let report = region.populate(whole(), &PopulateOptions::default().huge(huge))?;
-        let is_as_named = (huge == Huge::Never) == report.huge.is_zero();
-        if is_as_named {
+        let report = region.populate(0..len.get(), &PopulateOptions::default().huge(huge))?;
+        if (huge == Huge::Never) == report.huge.is_zero() {
             regions.push((row, region));
         } else {
-            let reason = format!("{report}");
-            session.skip(format!("zero-kernel/{row}-touch"), reason);
+            skip(row, report.to_string());
         }
     }
-    let hugetlb = match &pool {
-        Ok(_) => Region::hugetlb(len, HugeSize::MIB_2).map_err(|error| cause(&error)),
-        Err(reason) => Err(reason.clone()),
-    };
-    match hugetlb {
-        Ok(region) => regions.push(("hugetlb", region)),
-        Err(reason) => session.skip("zero-kernel/hugetlb-touch", reason),
-    }
-    let mut suite = Suite::new(len);
-    let limit = "zero-kernel/limit".to_owned();
-    let part = usize::try_from(len.get()).unwrap_or(arena.len).min(arena.len);
-    suite.add(Role::Limit, &limit, "limit", bytes(part).get(), 1, || {
-        arena.with_next(part, |dst| fill_zeroes(dst, 1))
+    let pool = raise_pool(HugeSize::MIB_2, len.get() >> 21).and_then(|pool| {
+        let region = Region::hugetlb(len, HugeSize::MIB_2).map_err(|error| cause(&error))?;
+        regions.push(("hugetlb", region));
+        Ok(pool)
     });
+    Ok((pool.map_err(|reason| skip("hugetlb", reason)).ok(), regions))
+}
+
+/// Clears in place, and by giving pages back.
+pub(crate) fn kernel(arena: &Arena, session: &mut Session<'_>) -> Result<(), BenchError> {
+    let len = TOUCHED.min(bytes(arena.len));
+    let whole = || 0..len.get();
+    // Given back in the reverse order, the pages of the pool after the region that has them.
+    let (_pool, regions) = kinds(len, session)?;
+    let mut suite = Suite::new("zero-kernel", len).writing(len.get());
+    add_limit(&mut suite, arena, index(len.get()), "limit");
     for (row, region) in &regions {
         let name = match region.backing() {
             Backing::Hugetlb(_) => "hugetlb 2 MiB pages",
             _ if *row == "thp" => "transparent huge pages",
             _ => "base pages",
         };
-        let id = |what: &str| format!("zero-kernel/{row}-{what}");
-        let what = format!("{name}: ours, in place");
-        suite.add(Role::Ours, &id("ours"), what, len.get(), 1, || {
-            touch(region)?; // whatever the row before left
-            let started = Instant::now();
-            let done = region.zero_range(0, len, &ZeroOptions::default())?;
-            let _ = black_box(done);
-            Ok(started.elapsed())
-        });
-        let what = format!("{name}: given back and touched");
-        suite.add(Role::Naive, &id("touch"), what, len.get(), 1, || {
-            touch(region)?;
-            let started = Instant::now();
-            region.punch(whole())?;
-            touch(region)?;
-            Ok(started.elapsed())
-        });
-        let populate = PopulateOptions::default().threads_per_node(NonZeroUsize::MIN);
-        let what = format!("{name}: given back, populated");
-        suite.add(Role::Variant, &id("populate"), what, len.get(), 1, {
-            let populate = populate.huge(if *row == "4k" { Huge::Never } else { Huge::Preferred });
-            move || {
+        let (id, name) =
+            (|what: &str| format!("{row}-{what}"), |what: &str| format!("{name}: {what}"));
+        let naive = id("touch");
+        suite
+            .add(Role::Ours, &id("ours"), name("ours, in place"), |_| {
+                clear_in_place(region, &ZeroOptions::default())
+            })
+            .naive(&naive);
+        suite
+            .add(Role::Naive, &naive, name("given back and touched"), |_| {
                 touch(region)?;
-                let started = Instant::now();
-                region.punch(whole())?;
-                let _ = black_box(region.populate(whole(), &populate)?);
-                Ok(started.elapsed())
-            }
-        });
+                timed(|| {
+                    region.punch(whole())?;
+                    touch(region)
+                })
+            })
+            .naive(&naive);
+        let huge = if *row == "4k" { Huge::Never } else { Huge::Preferred };
+        let options = PopulateOptions::default().threads_per_node(NonZeroUsize::MIN).huge(huge);
+        suite
+            .add(Role::Variant, &id("populate"), name("given back, populated"), move |_| {
+                touch(region)?;
+                timed(|| {
+                    region.punch(whole())?;
+                    Ok(black_box(region.populate(whole(), &options)?))
+                })
+            })
+            .naive(&naive);
     }
-    suite.each_spec(|spec| {
-        spec.limit(limit.clone(), bytes(part).get());
-        // Each against its own pages given back and touched.
-        spec.naive = spec
-            .id
-            .rsplit_once('-')
-            .filter(|_| spec.id != limit)
-            .map(|(row, _)| format!("{row}-touch"));
-    });
-    session.run(suite, "the kernel's own clearing")?;
-    session.table(
-        "zero-kernel",
+    suite.limit("limit");
+    session.measure(
+        suite,
+        "the kernel's own clearing",
         format!("Clearing {len} in place, and by giving the pages back to the kernel"),
         "one thread; naive is to give the same pages back and touch them",
-    );
-    Ok(())
+    )
 }
 
 /// Huge pages of one size, and what was published of them in hundredths of a GB/s: faults that clear a page at
@@ -174,6 +179,22 @@ const UNIT: ByteLen = ByteLen::mib(8);
 const ARORA: &str = "Ankur Arora, contiguous page clearing v9, November 2025, EPYC 7J13: demand faults of \
      64 GB, scaled to as many bytes as here; naive before, ours after; in place: in units of 8 MB";
 
+/// A row that clears in place, its name, how, and what was published.
+type InPlace = (Role, &'static str, &'static str, ZeroOptions, Option<Published>);
+
+/// Returns the rows that clear huge pages in place.
+fn in_place(before: Option<Published>, after: Option<Published>) -> [InPlace; 3] {
+    let at_a_time = |options: ZeroOptions, len| options.batching(Batching::Bytes(len));
+    let whole = ZeroOptions::default;
+    let page = at_a_time(whole().way(CopyMethod::String), ByteLen::new(PAGE));
+    let units = at_a_time(whole(), UNIT);
+    [
+        (Role::Naive, "place-page", "naive in place, a page at a time", page, before),
+        (Role::Ours, "place-units", "ours in place, 8 MiB at a time", units, after),
+        (Role::Ours, "place", "ours in place, whole", whole(), None),
+    ]
+}
+
 /// Touches huge pages for the first time, at most so many bytes of them, and clears them in place.
 pub(crate) fn demand(
     demand: &Demand,
@@ -185,11 +206,11 @@ pub(crate) fn demand(
     let &Demand { table, size, whole, units } = demand;
     let page = size.page_size().bytes();
     let len = ByteLen::new(most.get() / page * page);
-    if len.is_zero() {
-        session.skip(table, format!("{most} have no page of {size}: raise --populate-size"));
-        return Ok(());
-    }
-    let held = match raise_pool(size, len.get() / page) {
+    let raised = match len.get() / page {
+        0 => Err(format!("{most} have no page of {size}: raise --populate-size")),
+        pages => raise_pool(size, pages),
+    };
+    let held = match raised {
         Ok(changed) => (changed, Region::hugetlb(len, size)?),
         Err(reason) => {
             session.skip(table, reason);
@@ -197,81 +218,43 @@ pub(crate) fn demand(
         }
     };
     let region = &held.1;
-    let id = |row: &str| format!("{table}/{row}");
     let published = |hundredths: u64| {
         // Hundredths of a GB/s, so bytes by these is a hundredth of the nanoseconds.
         Some(Published { ns: len.get() * 100 / hundredths, source: ARORA.into() })
     };
     let [[before, after], [before_units, after_units]] =
         [Some(whole), units].map(|pair| pair.map_or([None, None], |pair| pair.map(published)));
-    let mut suite = Suite::new(len);
-    let again = bytes(arena.len).get();
-    let name = format!("limit, {} again", bytes(arena.len));
-    suite.add(Role::Limit, &id("limit"), name, again, 1, || {
-        arena.with_next(arena.len, |dst| fill_zeroes(dst, 1))
-    });
+    let mut suite = Suite::new(table, len).writing(len.get());
+    add_limit(&mut suite, arena, arena.len, &format!("limit, {} again", bytes(arena.len)));
     let fresh = || region.punch(0..len.get());
-    let name = "naive, a byte of each page touched";
-    let spec = suite.add(Role::Naive, &id("naive"), name, len.get(), 1, || {
-        fresh()?;
-        let started = Instant::now();
-        touch(region)?;
-        Ok(started.elapsed())
-    });
-    spec.published = before;
+    let first = |_: &str| fresh().map_err(BenchError::from).and_then(|()| timed(|| touch(region)));
+    let spec = suite.add(Role::Naive, "naive", "naive, a byte of each page touched", first);
+    spec.row.published = before;
     let mut rows = vec![("ours-1", "ours, populated".to_owned(), NonZeroUsize::MIN)];
     if threads.get() > 1 {
         rows.push(("ours-all", format!("ours, populated, {threads} threads"), threads));
     }
     for (row, name, threads) in rows {
         let options = PopulateOptions::default().threads_per_node(threads);
-        let populate = move || {
+        let spec = suite.add(Role::Ours, row, name, move |_| {
             fresh()?;
-            let started = Instant::now();
-            let _ = black_box(region.populate(0..len.get(), &options)?);
-            Ok(started.elapsed())
-        };
-        suite.add(Role::Ours, &id(row), name, len.get(), threads.get(), populate).published =
-            after.clone();
-    }
-    let by_page = ZeroOptions::default().way(CopyMethod::String);
-    for (role, row, name, options, published) in [
-        (
-            Role::Naive,
-            "place-page",
-            "naive in place, a page at a time",
-            by_page.batching(Batching::Bytes(ByteLen::new(PAGE))),
-            before_units,
-        ),
-        (
-            Role::Ours,
-            "place-units",
-            "ours in place, 8 MiB at a time",
-            ZeroOptions::default().batching(Batching::Bytes(UNIT)),
-            after_units,
-        ),
-        (Role::Ours, "place", "ours in place, whole", ZeroOptions::default(), None),
-    ] {
-        let spec = suite.add(role, &id(row), name, len.get(), 1, move || {
-            touch(region)?; // whatever the row before left
-            let started = Instant::now();
-            let _ = black_box(region.zero_range(0, len, &options)?);
-            Ok(started.elapsed())
+            timed(|| Ok(black_box(region.populate(0..len.get(), &options)?)))
         });
-        spec.published = published;
+        (spec.row.threads, spec.row.published) = (threads.get(), after.clone());
     }
-    suite.each_spec(|spec| {
-        let naive = if spec.id.contains("/place") { "place-page" } else { "naive" };
-        spec.naive(id(naive)).limit(id("limit"), again);
-    });
-    session.run(suite, &format!("demand faults of {size}"))?;
-    session.table(
-        table,
+    suite.naive("naive");
+    for (role, row, name, options, published) in in_place(before_units, after_units) {
+        let spec = suite.add(role, row, name, move |_| clear_in_place(region, &options));
+        spec.naive("place-page").row.published = published;
+    }
+    suite.limit("limit");
+    session.measure(
+        suite,
+        &format!("demand faults of {size}"),
         format!("First touch of {len} in pages of {size}, and clearing them in place"),
         "pages of the hugetlb pool; the limit is a bare streaming fill by one thread of memory that is present; \
              rows in place are compared with a page at a time in place",
-    );
-    Ok(())
+    )
 }
 
 /// Touches memory for the first time.
@@ -281,13 +264,8 @@ pub(crate) fn populate(
     threads: NonZeroUsize,
     session: &mut Session<'_>,
 ) -> Result<(), BenchError> {
-    let mut suite = Suite::new(size);
-    let limit = "populate/limit".to_owned();
-    let written = bytes(arena.len).get();
-    let name = format!("limit, {} again", bytes(arena.len));
-    suite.add(Role::Limit, &limit, name, written, 1, || {
-        arena.with_next(arena.len, |dst| fill_zeroes(dst, 1))
-    });
+    let mut suite = Suite::new("populate", size).writing(size.get());
+    add_limit(&mut suite, arena, arena.len, &format!("limit, {} again", bytes(arena.len)));
     let (one, all) = (NonZeroUsize::MIN, threads);
     let (base, huge) = (Huge::Never, Huge::Preferred);
     let mut rows = vec![
@@ -301,31 +279,30 @@ pub(crate) fn populate(
     }
     for (role, row, name, huge, threads, populates) in rows {
         let options = PopulateOptions::default().threads_per_node(threads).huge(huge);
+        suite.threads = threads.get();
         // Each time a region of its own, which is given back outside of the time.
-        let first_touch = move || {
+        let spec = suite.add(role, row, name, move |_| {
             let region = Region::anonymous(size)?;
             if huge == Huge::Never {
                 region.mapping().advise_no_huge()?;
             }
-            let started = Instant::now();
-            if !populates {
-                touch(&region)?;
-            } else if !region.populate(0..region.len().get(), &options)?.is_whole() {
-                return Err(BenchError::Size { size: region.len() });
-            }
-            Ok(started.elapsed())
-        };
-        let (id, threads) = (format!("populate/{row}"), threads.get());
-        let spec = suite.add(role, &id, name, size.get(), threads, first_touch);
-        spec.naive("populate/naive").limit(limit.clone(), written).cold = true;
-        spec.headline = (row == "ours-1").then(|| format!("touch {size} first"));
+            timed(|| {
+                if !populates {
+                    touch(&region)?;
+                } else if !region.populate(0..region.len().get(), &options)?.is_whole() {
+                    return Err(BenchError::size(region.len()));
+                }
+                Ok(())
+            })
+        });
+        spec.naive("naive").limit("limit").row.cold = true;
+        spec.row.headline = (row == "ours-1").then(|| format!("touch {size} first"));
     }
-    session.run(suite, "first touch")?;
-    session.table(
-        "populate",
+    session.measure(
+        suite,
+        "first touch",
         format!("First touch of {size}"),
         "naive is a byte a page by one thread; the limit is a bare streaming fill by one thread \
                of memory that is present; a virtual machine's host may have to find the memory",
-    );
-    Ok(())
+    )
 }

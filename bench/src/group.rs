@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+pub(crate) use uzone_report::{float, nanoseconds};
+
 /// How far a benchmark is: what it does now, and how many rounds of how many are done.
 #[derive(Clone, Copy, Debug)]
 pub struct Phase<'a> {
@@ -59,8 +61,7 @@ pub(crate) fn run<E>(
         random.shuffle(&mut order);
         let mut times = vec![0; cases.len()];
         for &index in &order {
-            // A round of more than five centuries would not fit.
-            times[index] = u64::try_from((cases[index].run)()?.as_nanos()).unwrap_or(u64::MAX);
+            times[index] = nanoseconds((cases[index].run)()?);
         }
         if round > 0 {
             samples.rounds.push(times);
@@ -121,12 +122,6 @@ pub(crate) fn spread(sorted: &[f64]) -> f64 {
         len => (sorted[len / 4], sorted[len - 1 - len / 4]),
     };
     if median > 0.0 { (high - low) / 2.0 / median } else { 0.0 }
-}
-
-/// Returns a count as a float, for ratios and rates.
-#[expect(clippy::cast_precision_loss, reason = "exact below 2^53, and a rate needs no more")]
-pub(crate) fn float(count: u64) -> f64 {
-    count as f64
 }
 
 /// Returns the middle one of times in ascending order.

@@ -11,11 +11,13 @@ use std::rc::Rc;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use uzone_pages::{ByteLen, MemoryKind, Order};
+use uzone_pages::{ByteLen, ErrorKind, MemoryKind, Order};
 use uzone_zone::{BindOptions, Pool, PoolOptions, Pooled, PopulateOptions, Region, Zone};
 
+use crate::error::BenchError;
+use crate::group::nanoseconds;
 use crate::report::Role;
-use crate::suite::{BenchError, Session, Suite, bytes, nanoseconds};
+use crate::suite::{Session, Suite, bytes, index};
 
 const FOLIO: usize = 2 << 20;
 /// How many folios a pool has.
@@ -35,7 +37,7 @@ fn pool(folios: usize, options: PoolOptions) -> Result<Pool, BenchError> {
     debug_assert!(report.is_whole(), "it is not cancelled");
     let order = BindOptions::new(MemoryKind::Generic).order(Order::new(9));
     let pagemap = Zone::new().bind(region, order)?;
-    Pool::new(pagemap, options).map_err(|(_, _)| BenchError::Threads { threads: 1 })
+    Pool::new(pagemap, options).map_err(|(_, _)| BenchError::threads(1))
 }
 
 /// Waits until so many folios are zero.
@@ -43,7 +45,11 @@ fn wait_for_zero(pool: &Pool, folios: usize) -> Result<(), BenchError> {
     let until = Instant::now() + PATIENCE;
     while pool.stats().zero < folios {
         if Instant::now() > until {
-            return Err(BenchError::Worker { waited: PATIENCE });
+            // It has the lowest priority.
+            let text = format!(
+                "the worker of a pool did not clear its folios in {PATIENCE:?}: leave it a CPU"
+            );
+            return Err(BenchError::host(ErrorKind::Other, text));
         }
         std::thread::sleep(Duration::from_micros(200));
     }
@@ -97,13 +103,12 @@ fn touch(folio: &Pooled) -> Result<(), BenchError> {
 
 /// The times of a row's calls.
 type Times = Rc<RefCell<Vec<u64>>>;
-/// What a row does in a round, which puts the times of its calls there.
-type Round<'a> = Box<dyn Fn(&RefCell<Vec<u64>>) -> Result<Duration, BenchError> + 'a>;
+/// What a row does in a turn, which puts the times of its calls there.
+type Turn<'a> = &'a dyn Fn(&RefCell<Vec<u64>>) -> Result<Duration, BenchError>;
 
 /// Runs the table. `size` is how much memory a pool may have at most.
 pub(crate) fn run(size: ByteLen, session: &mut Session<'_>) -> Result<(), BenchError> {
-    let most = usize::try_from(size.get()).unwrap_or(usize::MAX) / FOLIO;
-    let folios = most.clamp(2, FOLIOS);
+    let folios = (index(size.get()) / FOLIO).clamp(2, FOLIOS);
     let all = NonZeroU8::new(100).unwrap_or(NonZeroU8::MIN);
     let ahead = pool(folios, PoolOptions::default().worker(all))?;
     let busy = pool(folios, PoolOptions::default().worker(all))?;
@@ -111,85 +116,50 @@ pub(crate) fn run(size: ByteLen, session: &mut Session<'_>) -> Result<(), BenchE
     let demand = pool(folios, PoolOptions::default().without_worker())?;
     // Taken and given back once, they are zero.
     take(&returned, folios, &RefCell::new(Vec::new()))?;
-    let list = Mutex::new(
-        (0..folios).map(|_| vec![0xa5_u8; FOLIO].into_boxed_slice()).collect::<Vec<_>>(),
-    );
-    // So many turns of taking so many folios.
-    let turns = |turns: usize, turn: &dyn Fn() -> Result<Duration, BenchError>| {
-        (0..turns).try_fold(Duration::ZERO, |elapsed, _| Ok(elapsed + turn()?))
-    };
+    let folio = |_| vec![0xa5_u8; FOLIO].into_boxed_slice();
+    let list = Mutex::new((0..folios).map(folio).collect::<Vec<_>>());
 
-    let written = bytes(TURNS * folios * FOLIO).get();
-    let rows: [(Role, &str, &str, u64, Round<'_>); 5] = [
-        (
-            Role::Naive,
-            "naive",
-            "naive, a list and memset",
-            written,
-            Box::new(|times| turns(TURNS, &|| Ok(take_listed(&list, folios, times)))),
-        ),
-        (
-            Role::Ours,
-            "worker-idle",
-            "ours, zeroed ahead, the worker idle",
-            0,
-            Box::new(|times| {
-                turns(TURNS, &|| {
-                    wait_for_zero(&ahead, folios)?;
-                    take(&ahead, folios, times)
-                })
-            }),
-        ),
-        (
-            Role::Ours,
-            "worker-busy",
-            "ours, zeroed ahead, the worker at work",
-            0,
-            // Half are taken while the worker clears the other half.
-            Box::new(|times| {
-                turns(TURNS * 2, &|| {
-                    wait_for_zero(&busy, folios / 2)?;
-                    take(&busy, folios / 2, times)
-                })
-            }),
-        ),
-        (
-            Role::Ours,
-            "cleared-on-release",
-            "ours, zeroed when given back",
-            0,
-            Box::new(|times| turns(TURNS, &|| take(&returned, folios, times))),
-        ),
-        (
-            Role::Ours,
-            "on-demand",
-            "ours, none zeroed",
-            written,
-            Box::new(|times| turns(TURNS, &|| take(&demand, folios, times))),
-        ),
+    let listed: Turn<'_> = &|times| Ok(take_listed(&list, folios, times));
+    let idle: Turn<'_> = &|times| {
+        wait_for_zero(&ahead, folios)?;
+        take(&ahead, folios, times)
+    };
+    // Half are taken while the worker clears the other half.
+    let at_work: Turn<'_> = &|times| {
+        wait_for_zero(&busy, folios / 2)?;
+        take(&busy, folios / 2, times)
+    };
+    let on_release: Turn<'_> = &|times| take(&returned, folios, times);
+    let on_demand: Turn<'_> = &|times| take(&demand, folios, times);
+    let (ours, written) = (Role::Ours, bytes(TURNS * folios * FOLIO).get());
+    let rows = [
+        (Role::Naive, "naive", "naive, a list and memset", written, TURNS, listed),
+        (ours, "worker-idle", "ours, zeroed ahead, the worker idle", 0, TURNS, idle),
+        (ours, "worker-busy", "ours, zeroed ahead, the worker at work", 0, TURNS * 2, at_work),
+        (ours, "cleared-on-release", "ours, zeroed when given back", 0, TURNS, on_release),
+        (ours, "on-demand", "ours, none zeroed", written, TURNS, on_demand),
     ];
-    let mut suite = Suite::new(bytes(folios * FOLIO));
+    let mut suite = Suite::new("pool-take", bytes(folios * FOLIO));
     let taken = folios * TURNS;
-    for (role, row, name, written, round) in rows {
+    for (role, row, name, written, turns, turn) in rows {
         let times = Times::default();
         let seen = times.clone();
-        let spec = suite
-            .add(role, &format!("pool-take/{row}"), name, written, 1, move || round(&times))
-            .naive("pool-take/naive")
-            .counts(Some(taken as u64), None);
+        suite.bytes = written;
+        let spec = suite.add(role, row, name, move |_| {
+            (0..turns).try_fold(Duration::ZERO, |elapsed, _| Ok(elapsed + turn(&times)?))
+        });
+        spec.naive("naive").counts(Some(taken as u64), None);
         spec.latencies = Some(seen);
         if row == "worker-idle" {
             spec.headline(format!("take {taken} zero folios of 2 MiB from a pool"));
         }
     }
-    session.run(suite, "hand-out")?;
     let note = format!(
         "one taker, {folios} folios, taken {TURNS} times a round; the clock's own time is in; \
          naive is a list of free folios that are cleared by memset when taken"
     );
     let title = "How long a taker waits for a zero folio of 2 MiB from a pool";
-    session.table("pool-take", title, note);
-    Ok(())
+    session.measure(suite, "hand-out", title, note)
 }
 
 /// Takes folios of a list, and puts them back.

@@ -7,11 +7,13 @@
 //! before it is timed.
 #![forbid(unsafe_code)]
 
+mod adopted;
 pub mod all;
 pub mod bind;
 pub mod brief;
 pub mod check;
 pub mod copy;
+mod error;
 mod extents;
 pub mod fault;
 mod first_touch;
@@ -30,5 +32,6 @@ mod suite;
 mod summary;
 pub mod zero;
 
+pub use adopted::Adopted;
+pub use error::{BenchError, sentence};
 pub use group::{PartOf, Phase, Watch};
-pub use suite::{BenchError, sentence};

@@ -20,16 +20,15 @@ use std::time::Instant;
 
 use uzone_os::memory::{self, ProcessMemory};
 use uzone_os::{SystemRoot, probe};
-use uzone_pages::{
-    ByteLen, LinuxPage, LinuxSeed, MemoryKind, Order, PageSize, Payload, PfnRange, Tails,
-};
+use uzone_pages::{ByteLen, LinuxPage, LinuxSeed, MemoryKind, Order, Payload, PfnRange, Tails};
 use uzone_zone::{AltmapOptions, BindOptions, Init, Pagemap, Region, Zone};
 use zerocopy::Immutable;
 
-use crate::group::{Phase, Watch};
+use crate::error::BenchError;
+use crate::group::{Phase, Watch, nanoseconds};
 use crate::machine;
 use crate::report::{METADATA_SCHEMA, Metadata, MetadataRow, Skipped, Table};
-use crate::suite::{self, BenchError};
+use crate::suite;
 
 /// How much is described.
 const SIZE: ByteLen = ByteLen::tib(1);
@@ -127,6 +126,22 @@ const ON_DEVICE: Linux = Linux {
     ..ALL
 };
 
+const DEDUP: Linux = Linux {
+    id: "linux-dedup",
+    name: "Linux, shared tails (DAX)",
+    source: DOCUMENTED,
+    resident: ByteLen::mib(8),
+    page_tables: SHARED_TABLES,
+    ..ALL
+};
+
+const HVO: Linux = Linux {
+    id: "linux-hvo",
+    name: "Linux, shared tails (HugeTLB)",
+    resident: ByteLen::mib(4),
+    ..DEDUP
+};
+
 const FOLIOS: [Folio; 3] = [
     Folio {
         table: "metadata-4k",
@@ -140,24 +155,8 @@ const FOLIOS: [Folio; 3] = [
         len: ByteLen::mib(2),
         linux: &[
             ALL,
-            Linux {
-                id: "linux-dedup",
-                name: "Linux, shared tails (DAX)",
-                origin: "published",
-                source: MARTINS,
-                resident: ByteLen::gib(4),
-                page_tables: SHARED_TABLES,
-                on_device: false,
-            },
-            Linux {
-                id: "linux-hvo",
-                name: "Linux, shared tails (HugeTLB)",
-                origin: DERIVED,
-                source: DOCUMENTED,
-                resident: ByteLen::gib(2),
-                page_tables: SHARED_TABLES,
-                on_device: false,
-            },
+            Linux { origin: "published", source: MARTINS, resident: ByteLen::gib(4), ..DEDUP },
+            Linux { resident: ByteLen::gib(2), ..HVO },
             ON_DEVICE,
         ],
     },
@@ -165,28 +164,7 @@ const FOLIOS: [Folio; 3] = [
         table: "metadata-1g",
         order: Order::PUD,
         len: ByteLen::gib(1),
-        linux: &[
-            ALL,
-            Linux {
-                id: "linux-dedup",
-                name: "Linux, shared tails (DAX)",
-                origin: DERIVED,
-                source: DOCUMENTED,
-                resident: ByteLen::mib(8),
-                page_tables: SHARED_TABLES,
-                on_device: false,
-            },
-            Linux {
-                id: "linux-hvo",
-                name: "Linux, shared tails (HugeTLB)",
-                origin: DERIVED,
-                source: DOCUMENTED,
-                resident: ByteLen::mib(4),
-                page_tables: SHARED_TABLES,
-                on_device: false,
-            },
-            ON_DEVICE,
-        ],
+        linux: &[ALL, DEDUP, HVO, ON_DEVICE],
     },
 ];
 
@@ -233,9 +211,9 @@ fn measure(folio: &Folio, settings: Settings, into: &mut Metadata) -> Result<(),
             .init(Init::Eager)
     };
     let row = |id, name| Ours { folio, id, name, is_touched: false, most };
-    let touched = |id, name| Ours { folio, id, name, is_touched: true, most };
     row("on-touch", "uzone, on touch").measure(&small(), into)?;
-    touched("on-touch-touched", "uzone, on touch, all touched").measure(&small(), into)?;
+    let touched = row("on-touch-touched", "uzone, on touch, all touched");
+    Ours { is_touched: true, ..touched }.measure(&small(), into)?;
     row("eager", "uzone, eager").measure(&small().init(Init::Eager), into)?;
     row("eager-64-bytes", "uzone, eager, 64 bytes a folio").measure(&linux(), into)?;
     row("altmap-on-touch", "uzone, in the region, on touch").measure(&altmap(), into)?;
@@ -293,17 +271,12 @@ impl Ours<'_> {
             virtual_bytes_per_tib: Some(grown(before, after, |memory| memory.address_space)),
             resident_bytes_per_tib: resident.get(),
             page_table_bytes_per_tib: Some(grown(before, after, |memory| memory.page_tables)),
-            region_bytes_per_tib: metadata << page_size().shift(),
-            // A bind of more than five centuries would not fit.
-            bind_ns: Some(u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX)),
+            region_bytes_per_tib: metadata << probe::page_size().shift(),
+            bind_ns: Some(nanoseconds(elapsed)),
         });
         suite::unbind(pagemap)?;
         Ok(())
     }
-}
-
-fn page_size() -> PageSize {
-    probe::page_size()
 }
 
 fn grown(
@@ -317,7 +290,7 @@ fn grown(
 /// Pins and lets go a page whose descriptor lies in each base page of descriptors.
 fn touch<P: Payload>(pagemap: &Pagemap<P>) -> Result<(), BenchError> {
     let report = pagemap.report();
-    let a_page = page_size().bytes() / report.descriptor_bytes as u64;
+    let a_page = probe::page_size().bytes() / report.descriptor_bytes as u64;
     let pages_per_descriptor = report.pages.get() / report.descriptors;
     let stride = usize::try_from(a_page * pages_per_descriptor).unwrap_or(usize::MAX);
     for pfn in pagemap.range().iter().step_by(stride) {

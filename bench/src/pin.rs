@@ -26,11 +26,12 @@ mod threads;
 
 use uzone_pages::ByteLen;
 
+use crate::error::{BenchError, sentence};
 use crate::group::Watch;
 use crate::report::{Bench, Row};
-use crate::settings::Part;
 pub use crate::settings::PinSettings as Settings;
-use crate::suite::{BenchError, Session, check_memory, sentence};
+use crate::settings::{Benchmark, Part};
+use crate::suite::{Session, check_memory};
 
 /// What the ids of the tables of a larger region end with.
 const LARGER: &str = "-larger";
@@ -39,22 +40,22 @@ const LARGER: &str = "-larger";
 ///
 /// # Errors
 /// [`BenchError`] if the size is none that is measured, memory is short, or a hold was refused.
-pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
-    let mut session = session(settings, watch)?;
+pub(crate) fn run(settings: &Settings, part: &Part, watch: Watch<'_>) -> Result<Bench, BenchError> {
+    let mut session = session(settings, part, watch)?;
     if session.wants_any(&["pin-2m", "pin-2m-altmap"]) {
         folios::run(settings.size, "", &mut session)?;
     }
-    if session.wants("pin-list") {
-        list::run(settings, &mut session)?;
-    }
-    if session.wants("pin-4k") {
-        base::run(settings, &mut session)?;
-    }
-    if session.wants("pin-threads") {
-        threads::run(settings, &mut session)?;
-    }
-    if session.wants("pin-kernel") {
-        kernel::run(settings, &mut session)?;
+    type Table = fn(&Settings, &mut Session<'_>) -> Result<(), BenchError>;
+    let tables: [(&str, Table); 4] = [
+        ("pin-list", list::run),
+        ("pin-4k", base::run),
+        ("pin-threads", threads::run),
+        ("pin-kernel", kernel::run),
+    ];
+    for (table, measure) in tables {
+        if session.wants(table) {
+            measure(settings, &mut session)?;
+        }
     }
     let larger = [format!("pin-2m{LARGER}"), format!("pin-2m-altmap{LARGER}")];
     if !settings.larger.is_zero() && session.wants_any(&larger.each_ref().map(String::as_str)) {
@@ -67,24 +68,29 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
 }
 
 /// Runs the table of 2 MiB folios alone.
-pub(crate) fn only_folios(settings: &Settings, watch: Watch<'_>) -> Result<Vec<Row>, BenchError> {
-    let mut session = session(settings, watch)?;
-    folios::outside(settings.size, "", &mut session)?;
+pub(crate) fn only_folios(settings: Settings, watch: Watch<'_>) -> Result<Vec<Row>, BenchError> {
+    let size = settings.size;
+    let mut session = session(&settings.clone(), &Benchmark::Pin(settings).into(), watch)?;
+    folios::outside(size, "", &mut session)?;
     Ok(session.bench.results)
 }
 
 /// Begins, if the tables can be run: before minutes are spent.
-fn session<'a>(settings: &Settings, watch: Watch<'a>) -> Result<Session<'a>, BenchError> {
+fn session<'a>(
+    settings: &Settings,
+    part: &Part,
+    watch: Watch<'a>,
+) -> Result<Session<'a>, BenchError> {
     let &Settings { size, rounds, .. } = settings;
     check(size)?;
     let sentence = format!("{size} held ({} pages), {rounds} rounds", size.get() >> 12);
-    Ok(Session::new(sentence, &Part::Pin(settings.clone()), rounds, watch))
+    Ok(Session::new(sentence, part, rounds, watch))
 }
 
 /// Checks that so much memory is measured, and can be described here.
 fn check(size: ByteLen) -> Result<(), BenchError> {
     if size.is_zero() || !size.get().is_multiple_of(1 << 30) {
-        return Err(BenchError::Size { size });
+        return Err(BenchError::size(size));
     }
     // The naive way's 64 bytes a page, a list of 8, and our descriptors of 8; and a fifth on top.
     check_memory(ByteLen::new((size.get() >> 12) * 80 / 5 * 6))

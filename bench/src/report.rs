@@ -22,24 +22,8 @@ const MOST_SHARE: f64 = 1.15;
 /// What is known of a row before its case runs.
 #[derive(Default)]
 pub(crate) struct RowSpec {
-    /// The id, which is the name of the case as well.
-    pub(crate) id: String,
-    pub(crate) name: String,
-    pub(crate) role: Option<Role>,
-    /// What it stands for in the summary, if it is one of its lines.
-    pub(crate) headline: Option<String>,
-    pub(crate) bytes: u64,
-    pub(crate) pages: u64,
-    pub(crate) calls: Option<u64>,
-    pub(crate) folios: Option<u64>,
-    pub(crate) threads: usize,
-    /// The id of the naive row.
-    pub(crate) naive: Option<String>,
-    /// The id of the limit, and how many bytes that writes; none if both do the same work.
-    pub(crate) limit: Option<(String, u64)>,
-    pub(crate) cold: bool,
-    pub(crate) published: Option<Published>,
-    pub(crate) metadata_resident_bytes_per_tib: Option<u64>,
+    /// As far as it is known.
+    pub(crate) row: Row,
     /// Whether it does the same work as the other rivals of its suite.
     pub(crate) is_rival: bool,
     /// Where the case puts its pauses.
@@ -52,88 +36,86 @@ pub(crate) struct RowSpec {
 }
 
 impl RowSpec {
+    /// Returns the id of a row of the same table; one with a slash is of another, and is its own id.
+    fn of_table(&self, row: &str) -> String {
+        let (table, _) = self.row.id.split_once('/').unwrap_or_default();
+        if row.contains('/') { row.to_owned() } else { format!("{table}/{row}") }
+    }
+
     /// Sets the naive row.
-    pub(crate) fn naive(&mut self, id: impl Into<String>) -> &mut Self {
-        self.naive = Some(id.into());
+    pub(crate) fn naive(&mut self, row: &str) -> &mut Self {
+        self.row.naive_id = Some(self.of_table(row));
         self
     }
 
-    /// Sets the limit, and how many bytes that writes; none if both do the same work.
-    pub(crate) fn limit(&mut self, id: impl Into<String>, bytes: u64) -> &mut Self {
-        self.limit = Some((id.into(), bytes));
+    /// Sets the limit.
+    pub(crate) fn limit(&mut self, row: &str) -> &mut Self {
+        self.row.limit_id = Some(self.of_table(row));
         self
     }
 
     /// Sets the line of the summary that the row stands for.
     pub(crate) fn headline(&mut self, line: impl Into<String>) -> &mut Self {
-        self.headline = Some(line.into());
+        self.row.headline = Some(line.into());
         self
     }
 
     /// Sets how many calls do it, and how many folios the pages are in.
     pub(crate) fn counts(&mut self, calls: Option<u64>, folios: Option<u64>) -> &mut Self {
-        (self.calls, self.folios) = (calls, folios);
+        (self.row.calls, self.row.folios) = (calls, folios);
         self
     }
 
-    /// `best` is the id of the fastest rival.
-    pub(crate) fn row(self, samples: &Samples, best: Option<&str>) -> Row {
-        let times = samples.sorted(&self.id);
+    /// `best` is the id of the fastest rival, and `written` returns how many bytes a row writes.
+    pub(crate) fn row(
+        self,
+        samples: &Samples,
+        best: Option<&str>,
+        written: impl Fn(&str) -> u64,
+    ) -> Row {
+        let Self { row, is_rival, .. } = self;
+        let times = samples.sorted(&row.id);
         let median_ns = median(&times);
         let ratio_spread =
-            |other: Option<&String>| other.and_then(|other| samples.ratio_spread(other, &self.id));
-        let share_of_limit = self.limit.as_ref().and_then(|(limit, limit_bytes)| {
-            let times = samples.ratio(limit, &self.id)?;
-            match limit_bytes {
+            |other: Option<&String>| other.and_then(|other| samples.ratio_spread(other, &row.id));
+        let share_of_limit = row.limit_id.as_ref().and_then(|limit| {
+            let times = samples.ratio(limit, &row.id)?;
+            match written(limit) {
+                // Both do the same work.
                 0 => Some(times),
-                _ => Some(times * float(self.bytes) / float(*limit_bytes)),
+                bytes => Some(times * float(row.bytes) / float(bytes)),
             }
         });
         // What is faster than its limit does something else: there is no limit to show.
         let share_of_limit = share_of_limit.filter(|share| *share <= MOST_SHARE);
-        let limit = self.limit.filter(|_| share_of_limit.is_some());
-        let noise = Noise {
-            median: spread(&times.iter().map(|time| float(*time)).collect::<Vec<_>>()),
-            ratio_naive: ratio_spread(self.naive.as_ref()),
-            share_of_limit: ratio_spread(limit.as_ref().map(|(id, _)| id)),
-        };
-        let seconds = float(median_ns.max(1)) / 1e9;
+        let limit_id = row.limit_id.clone().filter(|_| share_of_limit.is_some());
+        let naive = row.naive_id.as_ref();
         let per = |count: Option<u64>| count.map(|count| float(median_ns) / float(count.max(1)));
-        let faults = self
-            .takes_faults
-            .then(|| self.faults.faults(&self.id, median_ns, self.threads, samples));
+        let faults = self.faults;
         Row {
-            faults,
-            noise,
-            name: self.name,
-            role: self.role,
-            headline: self.headline,
-            naive_id: self.naive.clone(),
-            limit_id: limit.map(|(id, _)| id),
+            faults: self
+                .takes_faults
+                .then(|| faults.faults(&row.id, median_ns, row.threads, samples)),
+            noise: Noise {
+                median: spread(&times.iter().map(|time| float(*time)).collect::<Vec<_>>()),
+                ratio_naive: ratio_spread(naive),
+                share_of_limit: ratio_spread(limit_id.as_ref()),
+            },
             median_ns,
             min_ns: times.first().copied().unwrap_or(0),
             worst_ns: times.last().copied().unwrap_or(0),
             rounds: times.len(),
-            bytes: self.bytes,
-            items: self.pages,
-            gib_per_s: float(self.bytes) / seconds / float(1 << 30),
-            ns_per_page: float(median_ns) / float(self.pages.max(1)),
-            calls: self.calls,
-            ns_per_call: per(self.calls),
-            folios: self.folios,
-            ns_per_folio: per(self.folios),
-            ratio_naive: self.naive.and_then(|naive| samples.ratio(&naive, &self.id)),
+            gib_per_s: float(row.bytes) / (float(median_ns.max(1)) / 1e9) / float(1 << 30),
+            ns_per_page: float(median_ns) / float(row.items.max(1)),
+            ns_per_call: per(row.calls),
+            ns_per_folio: per(row.folios),
+            ratio_naive: naive.and_then(|naive| samples.ratio(naive, &row.id)),
+            ratio_best: best.filter(|_| is_rival).and_then(|best| samples.ratio(&row.id, best)),
             share_of_limit,
-            cold: self.cold,
-            published: self.published,
-            threads: self.threads,
-            metadata_resident_bytes_per_tib: self.metadata_resident_bytes_per_tib,
-            ratio_best: best
-                .filter(|_| self.is_rival)
-                .and_then(|best| samples.ratio(&self.id, best)),
+            limit_id,
             pauses: self.pauses.and_then(|times| pauses(times.take())),
             latency: self.latencies.and_then(|times| latency(times.take())),
-            id: self.id,
+            ..row
         }
     }
 }

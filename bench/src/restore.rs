@@ -30,20 +30,21 @@ use std::fs::File;
 use std::hint::black_box;
 use std::io;
 use std::num::NonZeroUsize;
-use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use uzone_fault::{
-    AdoptedMemory, Advice, Backing, Engine, EngineOptions, FileBacking, LazyOptions, RemoteRegion,
+    AdoptedMemory, Advice, Backing, Engine, EngineOptions, FaultStats, FileBacking, LazyOptions,
 };
-use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Remote, Uffd};
-use uzone_os::{Access, Anonymous, HugeAdvice, Mapping, Sharing, Vaddr, probe};
+use uzone_os::uffd::Features;
+use uzone_os::{Access, Anonymous, Mapping, Sharing};
 use uzone_pages::ByteLen;
 use uzone_snapshot::{FrameCache, SnapshotBacking};
 
-use crate::fault::{Answer, Bare, Placement, Reads, Touched, Waiting, touch};
+use crate::adopted::{Adopted, registered};
+use crate::error::BenchError;
+use crate::fault::{Answer, Bare, Placement, Reads, Touched, Waiting, placed, touch};
 use crate::group::Watch;
 use crate::report::{Bench, Found, Role};
 use crate::settings::Part;
@@ -51,7 +52,7 @@ pub use crate::settings::SnapshotSettings as Settings;
 use crate::snapshot::frames::{self, Reader};
 use crate::snapshot::material::{FRAME, Material, PAGE, decode, failed, open, place};
 use crate::snapshot::pack::forget;
-use crate::suite::{BenchError, Session, Suite, sentence};
+use crate::suite::{Session, Suite, index};
 
 /// Room for decoded frames, as an image has it by default.
 const CACHE: ByteLen = ByteLen::mib(64);
@@ -67,38 +68,31 @@ const COLD_TOUCHES: usize = 2048;
 ///
 /// # Errors
 /// [`BenchError`] if the files cannot be made, or a row read a wrong byte.
-pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
-    let &Settings { size, rounds, threads, .. } = settings;
-    if size.get() < 4 << 20 || !size.get().is_multiple_of(2 << 20) {
-        return Err(BenchError::SnapshotSize { size });
-    }
-    let material = Material::new(&settings.directory, size, threads.get(), watch)?;
+pub(crate) fn run(settings: &Settings, part: &Part, watch: Watch<'_>) -> Result<Bench, BenchError> {
+    let (size, rounds) = (settings.size, settings.rounds);
+    let material = Material::new(settings, watch)?;
     let asked = format!(
         "an image of {size}: programs and libraries, {} % of its pages zero, in the page cache; {rounds} \
          rounds; the files are in {}",
         material.zero_percent(),
         settings.directory.display()
     );
-    let mut session = Session::new(asked, &Part::Restore(settings.clone()), rounds, watch);
+    let mut session = Session::new(asked, part, rounds, watch);
     let set = working_set(material.words.len());
     let ordered = material.pack_ordered(set.iter().map(|page| *page as u64).collect())?;
+    let (material, all) = (&material, (0..material.words.len()).collect::<Vec<_>>());
     let orders = [
-        ("restore-seq", "all pages in order", (0..material.words.len()).collect(), None),
-        ("restore-set", "a working set in a random order", set.clone(), Some(&ordered)),
+        ("restore-seq", "all pages in order", &all, None),
+        ("restore-set", "a working set in a random order", &set, Some(&ordered)),
     ];
     let placements = Placement::all(&[1])?;
-    for (table, what, pages, ordered) in &orders {
+    for (table, what, pages, ordered) in orders {
         for placement in &placements {
             let table = format!("{table}{}", placement.id);
-            if !session.wants(&table) {
-                continue;
-            }
-            let (material, ordered) = (&material, *ordered);
-            let restore = Restore { material, ordered, placement, pages, is_cold: false };
-            match restore.table(&table, what, &mut session) {
-                // A host without userfaultfd has other benchmarks.
-                Err(error) if error.is_of_this_host() => session.skip(table, sentence(&error)),
-                done => done?,
+            if session.wants(&table) {
+                let restore = Restore { material, ordered, placement, pages, is_cold: false };
+                let measured = restore.table(&table, what, &mut session);
+                session.or_skip(&table, measured)?;
             }
         }
     }
@@ -113,12 +107,10 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
     ];
     for (table, measure) in others {
         let Some(placement) = placements.first().filter(|_| session.wants(table)) else { continue };
-        let (material, ordered) = (&material, Some(&ordered));
+        let ordered = Some(&ordered);
         let restore = Restore { material, ordered, placement, pages: &set, is_cold: false };
-        match measure(restore, &mut session) {
-            Err(error) if error.is_of_this_host() => session.skip(table, sentence(&error)),
-            done => done?,
-        }
+        let measured = measure(restore, &mut session);
+        session.or_skip(table, measured)?;
     }
     session.finish()
 }
@@ -141,39 +133,15 @@ fn working_set(pages: usize) -> Vec<usize> {
     set
 }
 
-/// Memory of a machine, and what answers its faults.
-struct Machine {
-    // Dropped first: no fault is answered afterwards.
-    answering: AdoptedMemory,
-    memory: Registered,
-}
-
-impl Machine {
-    fn new(
-        engine: &Engine,
-        len: ByteLen,
-        backing: Arc<dyn Backing>,
-        options: &LazyOptions,
-    ) -> Result<Self, BenchError> {
-        // As Firecracker makes it.
-        let uffd = Uffd::open(Features::EVENT_REMOVE, Features::NONE, KernelFaults::IfAllowed)?;
-        let shared = |cause| BenchError::UseFile { what: "share", cause };
-        let remote = Remote::adopt(uffd.as_fd().try_clone_to_owned().map_err(shared)?)?;
-        let align = Some(ByteLen::mib(2));
-        let how = Anonymous { huge: HugeAdvice::Default, align, ..Anonymous::default() };
-        let mapping = Mapping::anonymous(len, how)?;
-        let memory = Registered::new(Arc::new(uffd), mapping, Modes::MISSING)?;
-        let start = Vaddr::new(memory.mapping().addr().get() as u64);
-        let regions = vec![RemoteRegion { start, len, offset: 0, page: probe::page_size() }];
-        let answering = engine.adopt(remote, regions, backing, options)?;
-        Ok(Self { answering, memory })
-    }
-}
-
-impl Reads for Machine {
-    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), BenchError> {
-        Ok(self.memory.mapping().read_at(offset, out)?)
-    }
+/// Returns memory of a machine, registered as Firecracker registers it, and what answers its faults.
+fn machine(
+    engine: &Engine,
+    len: ByteLen,
+    backing: Arc<dyn Backing>,
+    options: &LazyOptions,
+) -> Result<Adopted, BenchError> {
+    let memory = registered(len, Features::EVENT_REMOVE, Features::NONE)?;
+    Adopted::new(engine, memory, backing, options)
 }
 
 const RECORD: &str = "record";
@@ -193,6 +161,7 @@ struct Way<'a> {
 }
 
 /// What a table is measured with.
+#[derive(Clone, Copy)]
 struct Restore<'a> {
     material: &'a Material,
     /// The image with the pages that are touched packed together.
@@ -221,25 +190,51 @@ impl<'a> Restore<'a> {
     }
 
     fn table(&self, table: &str, what: &str, session: &mut Session<'_>) -> Result<(), BenchError> {
-        let engine = &self.engine()?;
-        let offsets: &Vec<Vec<u64>> =
-            &vec![self.pages.iter().map(|page| place(*page) as u64).collect()];
-        let mut suite = Suite::new(self.len());
-        self.add_handlers(&mut suite, table, engine, offsets)?;
-        self.add_others(&mut suite, table, offsets);
-        let touched = self.pages.len() as u64;
-        suite.each_spec(|spec| {
-            spec.naive(format!("{table}/naive")).pages = touched;
-            spec.bytes = touched * PAGE as u64;
-            spec.cold = self.is_cold;
-        });
-        session.run(suite, table)?;
-        session.table(
+        let (engine, offsets) = (&self.engine()?, &self.offsets());
+        let mut suite = Suite::new(table, self.len());
+        self.add_handlers(&mut suite, engine, offsets)?;
+        self.add_others(&mut suite, offsets);
+        self.compare(&mut suite, "naive");
+        let touched = self.pages.len();
+        session.measure(
+            suite,
             table,
             format!("A machine of {} restored lazily: {what}, {touched} pages", self.len()),
             self.placement.title.clone(),
-        );
-        Ok(())
+        )
+    }
+
+    /// Compares all rows, each of which touches the pages once.
+    fn compare(&self, suite: &mut Suite<'_>, naive: &str) {
+        let pages = self.pages.len() as u64;
+        suite.naive(naive).each_spec(|spec| {
+            (spec.row.items, spec.row.bytes) = (pages, pages * PAGE as u64);
+            spec.row.cold = self.is_cold;
+        });
+    }
+
+    /// Returns where the one thread touches the pages.
+    fn offsets(&self) -> Vec<Vec<u64>> {
+        vec![self.pages.iter().map(|page| place(*page) as u64).collect()]
+    }
+
+    /// The same with some of the pages alone.
+    fn of(self, pages: &'a [usize]) -> Self {
+        Self { pages, ..self }
+    }
+
+    /// Returns the numbers of the frames that are touched and are not all zero, in ascending order.
+    fn frames(&self) -> Vec<usize> {
+        let mut wanted: Vec<usize> = self.pages.iter().map(|page| page / (FRAME / PAGE)).collect();
+        wanted.sort_unstable();
+        wanted.dedup();
+        wanted.retain(|frame| !self.material.is_zero[*frame]);
+        wanted
+    }
+
+    /// Returns what a row found of whose pages an engine has answered for.
+    fn found(&self, done: Touched, stats: &FaultStats) -> Found {
+        done.found(stats.faults, placed(stats).saturating_sub(self.pages.len() as u64))
     }
 
     /// Starts an engine whose reader runs where the handler does; its I/O threads run on any CPU where that
@@ -282,7 +277,7 @@ impl<'a> Restore<'a> {
         offsets: &[Vec<u64>],
     ) -> Result<Touched, BenchError> {
         let words = &self.material.words;
-        let expected = |at: u64| words[usize::try_from(at).map_or(0, |at| at / PAGE)];
+        let expected = |at: u64| words[index(at) / PAGE];
         touch(row, memory, offsets, self.placement, true, &expected)
     }
 
@@ -325,9 +320,8 @@ impl<'a> Restore<'a> {
             pages.extend(trace.records.iter().map(|record| record.offset / PAGE as u64));
             if begun.elapsed() > PATIENCE {
                 let (seen, all) = (pages.len(), self.pages.len());
-                return Err(failed(io::Error::other(format!(
-                    "{seen} of {all} pages are recorded"
-                ))));
+                let text = format!("{seen} of {all} pages are recorded");
+                return Err(failed(io::Error::other(text)));
             }
             std::thread::yield_now();
         }
@@ -338,7 +332,6 @@ impl<'a> Restore<'a> {
     fn add_handlers(
         &self,
         suite: &mut Suite<'a>,
-        table: &str,
         engine: &'a Engine,
         offsets: &'a [Vec<u64>],
     ) -> Result<(), BenchError> {
@@ -352,8 +345,7 @@ impl<'a> Restore<'a> {
         };
         // A page that is mapped stays in the page cache.
         let source = if self.is_cold { None } else { Some(mapped()?) };
-        let id = |row: &str| format!("{table}/{row}");
-        suite.faults(Role::Naive, &id("naive"), "one page a fault, raw", 1, move |row| {
+        suite.faults(Role::Naive, "naive", "one page a fault, raw", move |row| {
             this.chill()?;
             let answer = Answer::Copy(source.clone().map_or_else(mapped, Ok)?);
             let memory =
@@ -366,87 +358,77 @@ impl<'a> Restore<'a> {
         if let Some(spin) = self.placement.spin {
             options = options.spin(spin);
         }
-        for way in self.ways() {
-            let Way { row, name, open, set, is_replayed } = way;
+        for Way { row, name, open, set, is_replayed } in self.ways() {
             let options = set(self, options.clone());
-            let spec = suite.faults(Role::Ours, &id(row), name, 1, move |row| {
+            let is_recorded = row == RECORD;
+            let spec = suite.faults(Role::Ours, row, name, move |row| {
                 this.chill()?;
-                let memory = this
-                    .placement
-                    .by_handler(|| Machine::new(engine, len, open(&this)?, &options))?;
+                let machine = || machine(engine, len, open(&this)?, &options);
+                let memory = this.placement.by_handler(machine)?;
                 if is_replayed {
-                    memory.answering.prefetch(&offsets[0]);
+                    memory.answering().prefetch(&offsets[0]);
                 }
                 let done = this.touch(row, &memory, offsets)?;
-                if way.row == RECORD {
-                    this.check_record(&memory.answering)?;
+                if is_recorded {
+                    this.check_record(memory.answering())?;
                 }
-                let stats = memory.answering.stats();
-                let placed = stats.demand + stats.around + stats.populated;
-                Ok(done.found(stats.faults, placed.saturating_sub(this.pages.len() as u64)))
+                Ok(this.found(done, &memory.answering().stats()))
             });
             if row == "raw" && self.placement.is_first && !self.is_cold {
                 spec.headline(format!("restore a machine of {len} lazily"));
             }
         }
-        self.add_own(suite, table, engine, offsets, options);
+        suite.faults(Role::Peer, "own", "ours, raw, memory of its own", move |row| {
+            this.chill()?;
+            let map = || Ok(engine.map(len, this.raw_backing()?, &options)?);
+            let memory = this.placement.by_handler(map)?;
+            let done = this.touch(row, &memory, offsets)?;
+            Ok(this.found(done, &memory.stats()))
+        });
         Ok(())
     }
 
-    /// Adds ours for memory that the engine maps itself.
-    fn add_own(
+    /// Reads all into memory of its own, piece by piece, and touches it then.
+    fn read_first(
         &self,
-        suite: &mut Suite<'a>,
-        table: &str,
-        engine: &'a Engine,
-        offsets: &'a [Vec<u64>],
-        options: LazyOptions,
-    ) {
-        let (this, len, id) = (*self, self.len(), format!("{table}/own"));
-        suite.faults(Role::Peer, &id, "ours, raw, memory of its own", 1, move |row| {
-            this.chill()?;
-            let memory = this
-                .placement
-                .by_handler(|| Ok(engine.map(len, this.raw_backing()?, &options)?))?;
-            let done = this.touch(row, &memory, offsets)?;
-            let stats = memory.stats();
-            let placed = stats.demand + stats.around;
-            Ok(done.found(stats.faults, placed.saturating_sub(this.pages.len() as u64)))
-        });
+        row: &str,
+        offsets: &[Vec<u64>],
+        begun: Instant,
+        read: impl Fn(u64, &mut [u8]) -> Result<(), BenchError>,
+    ) -> Result<Found, BenchError> {
+        let len = self.len().get();
+        let memory = Mapping::anonymous(self.len(), Anonymous::default())?;
+        let mut piece = vec![0; PIECE];
+        for at in (0..len).step_by(PIECE) {
+            let piece = &mut piece[..index(len - at).min(PIECE)];
+            read(at, piece)?;
+            memory.write_at(at, piece)?;
+        }
+        let read = begun.elapsed();
+        Ok(self.touch(row, &memory, offsets)?.found(0, 0).after(read))
     }
 
     /// Adds the rivals without a handler, and the bare work.
-    fn add_others(&self, suite: &mut Suite<'a>, table: &str, offsets: &'a [Vec<u64>]) {
-        let (this, len) = (*self, self.len());
-        let id = |row: &str| format!("{table}/{row}");
-        suite.faults(Role::Peer, &id("read-first"), "everything read first, raw", 1, move |row| {
+    fn add_others(&self, suite: &mut Suite<'a>, offsets: &'a [Vec<u64>]) {
+        let this = *self;
+        suite.faults(Role::Peer, "read-first", "everything read first, raw", move |row| {
             this.chill()?;
-            let begun = Instant::now();
-            let memory = Mapping::anonymous(len, Anonymous::default())?;
-            let mut piece = vec![0; PIECE];
-            for at in (0..len.get()).step_by(PIECE) {
-                let left = usize::try_from(len.get() - at).map_or(PIECE, |left| left.min(PIECE));
-                this.material.raw.read_exact_at(&mut piece[..left], at).map_err(failed)?;
-                memory.write_at(at, &piece[..left])?;
-            }
-            let read = begun.elapsed();
-            Ok(this.touch(row, &memory, offsets)?.found(0, 0).after(read))
+            let raw = &this.material.raw;
+            this.read_first(row, offsets, Instant::now(), |at, piece| {
+                raw.read_exact_at(piece, at).map_err(failed)
+            })
         });
-        suite.faults(Role::Peer, &id("kernel"), "the kernel's mapping, raw", 1, move |row| {
+        suite.faults(Role::Peer, "kernel", "the kernel's mapping, raw", move |row| {
             this.chill()?;
             let done = this.touch(row, &this.map_raw(Sharing::Private)?, offsets)?;
             let faults = done.kernel_faults;
             Ok(done.found(faults, 0))
         });
-        let per_frame = FRAME / PAGE;
-        let mut wanted: Vec<usize> = self.pages.iter().map(|page| page / per_frame).collect();
-        wanted.sort_unstable();
-        wanted.dedup();
-        wanted.retain(|frame| !self.material.is_zero[*frame]);
+        let wanted = self.frames();
         // As many as ours can have at once: one where the handler has the CPU of the machine.
-        let threads = if self.placement.spin.is_some() { 1 } else { self.material.threads };
-        let name = "decoding the frames alone";
-        suite.faults(Role::Peer, &id("decode"), name, threads, move |_| {
+        suite.threads = if self.placement.spin.is_some() { 1 } else { self.material.threads };
+        let threads = suite.threads;
+        suite.faults(Role::Peer, "decode", "decoding the frames alone", move |_| {
             this.chill()?;
             let begun = Instant::now();
             frames::share(threads, wanted.len(), Reader::new, |reader, number| {
@@ -454,8 +436,7 @@ impl<'a> Restore<'a> {
                 Ok(())
             })
             .map_err(failed)?;
-            let elapsed: Duration = begun.elapsed();
-            Ok(Found { elapsed, ..Found::default() })
+            Ok(Found { elapsed: begun.elapsed(), ..Found::default() })
         });
     }
 }
@@ -473,11 +454,3 @@ fn cold_table(restore: Restore<'_>, session: &mut Session<'_>) -> Result<(), Ben
     let cold = Restore { pages, is_cold: true, ..restore };
     cold.table("restore-set-cold", "a working set in a random order, cold", session)
 }
-
-impl Clone for Restore<'_> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl Copy for Restore<'_> {}

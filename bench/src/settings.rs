@@ -6,10 +6,20 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use uzone_pages::ByteLen;
 
-/// One benchmark and its settings.
+/// One benchmark, its settings, and which of its tables are run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Part {
+    /// The benchmark and its settings.
+    #[serde(flatten)]
+    pub benchmark: Benchmark,
+    /// What the ids of the tables begin with that are run; none, and all are.
+    pub tables: Vec<String>,
+}
+
+/// A benchmark and its settings.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "benchmark", rename_all = "lowercase")]
-pub enum Part {
+pub enum Benchmark {
     /// `uzone bench bind`.
     Bind(BindSettings),
     /// `uzone bench pin`.
@@ -26,18 +36,24 @@ pub enum Part {
     Restore(SnapshotSettings),
 }
 
+impl From<Benchmark> for Part {
+    fn from(benchmark: Benchmark) -> Self {
+        Self { benchmark, tables: Vec::new() }
+    }
+}
+
 impl Part {
     /// Returns the name of the benchmark.
     #[must_use]
     pub fn name(&self) -> &'static str {
-        match self {
-            Self::Bind(_) => "bind",
-            Self::Pin(_) => "pin",
-            Self::Zero(_) => "zero",
-            Self::Copy(_) => "copy",
-            Self::Fault(_) => "fault",
-            Self::Snapshot(_) => "snapshot",
-            Self::Restore(_) => "restore",
+        match &self.benchmark {
+            Benchmark::Bind(_) => "bind",
+            Benchmark::Pin(_) => "pin",
+            Benchmark::Zero(_) => "zero",
+            Benchmark::Copy(_) => "copy",
+            Benchmark::Fault(_) => "fault",
+            Benchmark::Snapshot(_) => "snapshot",
+            Benchmark::Restore(_) => "restore",
         }
     }
 
@@ -51,34 +67,14 @@ impl Part {
     /// for two of `zero`.
     #[must_use]
     pub fn owns(&self, table: &str) -> bool {
-        let of_zero = matches!(self, Self::Zero(_)) && ["pool-take", "populate"].contains(&table);
+        let of_zero = self.name() == "zero" && ["pool-take", "populate"].contains(&table);
         of_zero || table.strip_prefix(self.name()).is_some_and(|rest| rest.starts_with('-'))
-    }
-
-    /// Returns what the ids of the tables begin with that are run; none, and all are.
-    pub(crate) fn tables(&self) -> &[String] {
-        match self {
-            Self::Bind(settings) => &settings.tables,
-            Self::Pin(settings) => &settings.tables,
-            Self::Zero(settings) => &settings.tables,
-            Self::Copy(settings) => &settings.tables,
-            Self::Fault(settings) => &settings.tables,
-            Self::Snapshot(settings) | Self::Restore(settings) => &settings.tables,
-        }
     }
 
     /// Returns the same benchmark with these tables alone.
     #[must_use]
-    pub fn with_tables(mut self, tables: Vec<String>) -> Self {
-        *match &mut self {
-            Self::Bind(settings) => &mut settings.tables,
-            Self::Pin(settings) => &mut settings.tables,
-            Self::Zero(settings) => &mut settings.tables,
-            Self::Copy(settings) => &mut settings.tables,
-            Self::Fault(settings) => &mut settings.tables,
-            Self::Snapshot(settings) | Self::Restore(settings) => &mut settings.tables,
-        } = tables;
-        self
+    pub fn with_tables(self, tables: Vec<String>) -> Self {
+        Self { tables, ..self }
     }
 }
 
@@ -101,8 +97,6 @@ pub struct BindSettings {
     /// A DAX device, or a file on a DAX mount, that is described as well.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dax: Option<PathBuf>,
-    /// What the ids of the tables begin with that are run; none, and all are.
-    pub tables: Vec<String>,
 }
 
 /// The settings of `uzone bench pin`.
@@ -116,8 +110,6 @@ pub struct PinSettings {
     pub larger: ByteLen,
     /// How many rounds.
     pub rounds: u32,
-    /// What the ids of the tables begin with that are run; none, and all are.
-    pub tables: Vec<String>,
 }
 
 /// The settings of `uzone bench copy`.
@@ -128,8 +120,6 @@ pub struct CopySettings {
     pub size: ByteLen,
     /// How many rounds.
     pub rounds: u32,
-    /// What the ids of the tables begin with that are run; none, and all are.
-    pub tables: Vec<String>,
 }
 
 /// The settings of `uzone bench zero`.
@@ -147,8 +137,6 @@ pub struct ZeroSettings {
     pub populate: ByteLen,
     /// How many threads the rows with several have.
     pub threads: NonZeroUsize,
-    /// What the ids of the tables begin with that are run; none, and all are.
-    pub tables: Vec<String>,
 }
 
 /// The settings of `uzone bench fault`.
@@ -173,8 +161,6 @@ pub struct FaultSettings {
     /// Where the file is made.
     #[serde(with = "path")]
     pub directory: PathBuf,
-    /// What the ids of the tables begin with that are run; none, and all are.
-    pub tables: Vec<String>,
 }
 
 /// Every thread reads a whole file.
@@ -215,8 +201,6 @@ pub struct SnapshotSettings {
     /// Where the files are made.
     #[serde(with = "path")]
     pub directory: PathBuf,
-    /// What the ids of the tables begin with that are run; none, and all are.
-    pub tables: Vec<String>,
 }
 
 /// A length as a number of bytes.

@@ -1,242 +1,35 @@
 //! Cases that are measured together, and the rows that they become: [`Suite`].
 
-use std::error::Error;
-use std::io;
-use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use uzone_os::uffd::UffdError;
-use uzone_os::{MapError, Mapping, MappingError, Rejected, SysError, SystemRoot, memory};
+use uzone_os::{SystemRoot, memory};
 use uzone_pages::{ByteLen, ErrorKind, Payload, Pfn, Template, Word};
 use uzone_stream::Streaming;
-use uzone_zone::{
-    AccessError, BindError, BindFailure, BindOptions, Init, Limit, NotPopulated, Pagemap, PinError,
-    Pinned, PoolError, Region, Source, TooManyRawGuards, WriteError, Zone,
-};
+use uzone_zone::{BindOptions, Init, Pagemap, Region, Source, Zone};
 use zerocopy::Immutable;
 
+use crate::error::BenchError;
 use crate::group::{self, Case, Watch};
 use crate::machine;
-use crate::report::{Bench, FaultSpec, Found, Log, Role, Row, RowSpec, SCHEMA, Skipped, Table};
+use crate::report::{Bench, Found, Log, Role, Row, RowSpec, SCHEMA, Skipped, Table};
 use crate::settings::Part;
 use crate::summary::headlines;
 
 /// Every so many pages one is compared with the slow path before a row is timed.
 const CHECK_EVERY: usize = 31;
 
-/// A benchmark that could not be run.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum BenchError {
-    /// A library refused something.
-    #[error("cannot {what}: {cause}")]
-    Failed {
-        /// What was to be done.
-        what: &'static str,
-        /// Whether this host lacks what it takes; otherwise it is a defect.
-        is_of_this_host: bool,
-        /// Why.
-        #[source]
-        cause: Box<dyn Error + Send + Sync>,
-    },
-    /// There is not enough memory to measure with.
-    #[error(
-        "{needed:.1} of memory are needed and {available:.1} can be had, limited by {limited_by}: raise \
-         that limit, or describe less with --size, at least 1G"
-    )]
-    TooLittleMemory {
-        /// For descriptors, and as much for the limit.
-        needed: ByteLen,
-        /// What this process may still take.
-        available: ByteLen,
-        /// What the limit is.
-        limited_by: Limit,
-    },
-    /// Not as many threads could be started as the rows should have.
-    #[error("cannot start {threads} threads: ask for fewer with --threads, or raise `ulimit -u`")]
-    Threads {
-        /// How many were asked for.
-        threads: usize,
-    },
-    /// The size is no multiple of the largest folio.
-    #[error(
-        "{size} cannot be measured: a size is a multiple of 1 GiB, the largest folio, such as 1G"
-    )]
-    Size {
-        /// What was asked for.
-        size: ByteLen,
-    },
-    /// The largest extent is none of those that are measured.
-    #[error(
-        "extents up to {size} cannot be measured: the largest is one of 4K, 16K, 64K, 256K, 1M, 2M, 8M, 32M, 128M and 1G"
-    )]
-    Extent {
-        /// What was asked for.
-        size: ByteLen,
-    },
-    /// The size is none that faults are measured on.
-    #[error("{size} cannot be measured: a size is a multiple of 2 MiB, at least 4M, such as 2G")]
-    FaultSize {
-        /// What was asked for.
-        size: ByteLen,
-    },
-    /// The size is none that an image is made of.
-    #[error("{size} cannot be measured: an image is a multiple of 2 MiB, at least 4M, such as 1G")]
-    SnapshotSize {
-        /// What was asked for.
-        size: ByteLen,
-    },
-    /// No table was asked for that there is.
-    #[error("no table begins with {asked}: leave --table out to see which there are")]
-    NoTable {
-        /// What was asked for.
-        asked: String,
-    },
-    /// The file to map could not be made.
-    #[error(
-        "cannot make a file of {size} in {}: free space there, or name another directory with --dir",
-        directory.display()
-    )]
-    File {
-        /// How large it was to be.
-        size: ByteLen,
-        /// Where.
-        directory: PathBuf,
-        /// What the system answered.
-        #[source]
-        cause: io::Error,
-    },
-    /// The page cache cannot be asked, or a descriptor cannot be shared.
-    #[error("cannot {what} the file that is measured: {cause}")]
-    UseFile {
-        /// What was to be done.
-        what: &'static str,
-        /// What the system answered.
-        #[source]
-        cause: io::Error,
-    },
-    /// A handler that the rows are compared with got no answer from the kernel.
-    #[error("the handler of the row {row} failed: {cause}")]
-    Handler {
-        /// The row.
-        row: String,
-        /// What it met.
-        #[source]
-        cause: io::Error,
-    },
-    /// The worker of a pool was not let run: it has the lowest priority.
-    #[error("the worker of a pool did not clear its folios in {waited:?}: leave it a CPU")]
-    Worker {
-        /// How long it was waited for.
-        waited: Duration,
-    },
-    /// A row left bytes that are not what they should be. A defect of uzone, or of its rival.
-    #[error("the row {row} left a wrong byte at {offset:#x}")]
-    WrongByte {
-        /// The row.
-        row: String,
-        /// Where in the extent.
-        offset: u64,
-    },
-    /// A program answered something else from mapped memory than without it. A defect of uzone, or of its
-    /// rival.
-    #[error("the row {row} answered wrongly: {question}")]
-    WrongAnswer {
-        /// The row.
-        row: String,
-        /// What the program was asked.
-        question: &'static str,
-    },
-    /// A row wrote something else than the slow path. A defect of uzone.
-    #[error("the row {row} wrote a wrong descriptor for page {pfn}")]
-    Wrong {
-        /// The row.
-        row: String,
-        /// The page.
-        pfn: Pfn,
-    },
-}
-
-impl BenchError {
-    /// Returns what kind of error this is; [`ErrorKind::Other`] where its cause determines that.
-    #[must_use]
-    pub fn kind(&self) -> ErrorKind {
-        match self {
-            Self::Size { .. }
-            | Self::Extent { .. }
-            | Self::FaultSize { .. }
-            | Self::SnapshotSize { .. }
-            | Self::NoTable { .. } => ErrorKind::InvalidInput,
-            Self::TooLittleMemory { .. } | Self::Threads { .. } => ErrorKind::OutOfMemory,
-            _ => ErrorKind::Other,
-        }
-    }
-
-    /// Returns whether this host lacks what a benchmark needs. Otherwise an argument is not valid, or a
-    /// row found something wrong.
-    #[must_use]
-    pub fn is_of_this_host(&self) -> bool {
-        match self {
-            Self::Failed { is_of_this_host, .. } => *is_of_this_host,
-            Self::TooLittleMemory { .. }
-            | Self::Threads { .. }
-            | Self::FaultSize { .. }
-            | Self::File { .. }
-            | Self::UseFile { .. }
-            | Self::Worker { .. } => true,
-            _ => false,
-        }
-    }
-
-    /// A row left a wrong byte at `offset`.
-    pub(crate) fn wrong_byte(row: &str, offset: u64) -> Self {
-        Self::WrongByte { row: row.to_owned(), offset }
-    }
-}
-
-/// What cannot be done where a library returns an error, and whether that is for this host's sake.
-macro_rules! failures {
-    ($($error:ty: $what:literal, $is_of_this_host:literal;)*) => {$(
-        impl From<$error> for BenchError {
-            fn from(error: $error) -> Self {
-                let (what, is_of_this_host) = ($what, $is_of_this_host);
-                Self::Failed { what, is_of_this_host, cause: Box::new(error) }
-            }
-        }
-    )*};
-}
-
-failures! {
-    BindFailure: "bind", false;
-    BindError: "reserve the region to describe", true;
-    PinError: "hold the pages of the region", false;
-    Box<TooManyRawGuards<Pinned>>: "turn a guard into bits", false;
-    MapError: "map memory", true;
-    MappingError: "use mapped memory", true;
-    SysError: "measure what this process has", true;
-    uzone_fault::MapError: "map memory lazily", true;
-    uzone_fault::LazyError: "use lazily mapped memory", false;
-    UffdError: "open a userfaultfd", true;
-    Rejected<Mapping, UffdError>: "register memory with a userfaultfd", true;
-    AccessError: "reach mapped memory", false;
-    WriteError: "clear or copy the memory of a region", false;
-    NotPopulated: "make a region present", true;
-    PoolError: "take a folio of a pool", false;
-    uzone_snapshot::SnapshotError: "pack or read an image", false;
-    rusqlite::Error: "query a database", false;
-    sqlite_vfs::RegisterError: "add a file system to SQLite", false;
-    grep_regex::Error: "make a regular expression", false;
-}
-
 /// Returns an error unless so much memory can be had.
 pub(crate) fn check_memory(needed: ByteLen) -> Result<(), BenchError> {
     match memory::available(&SystemRoot::host()) {
-        Ok(available) if available.bytes < needed => Err(BenchError::TooLittleMemory {
-            needed,
-            available: available.bytes,
-            limited_by: available.limited_by,
-        }),
+        Ok(available) if available.bytes < needed => {
+            let text = format!(
+                "{needed:.1} of memory are needed and {:.1} can be had, limited by {}: raise that limit, or \
+                 describe less with --size, at least 1G",
+                available.bytes, available.limited_by
+            );
+            Err(BenchError::host(ErrorKind::OutOfMemory, text))
+        }
         _ => Ok(()),
     }
 }
@@ -260,7 +53,7 @@ impl<'a> Session<'a> {
             parameters: vec![part.to_json()],
             ..Bench::default()
         };
-        Self { tables: part.tables().to_vec(), rounds, watch, bench }
+        Self { tables: part.tables.clone(), rounds, watch, bench }
     }
 
     /// Returns whether a table was asked for: its id begins as one that was named, or none was named.
@@ -290,83 +83,127 @@ impl<'a> Session<'a> {
 
     /// Measures a suite in as many rounds as were asked for.
     pub(crate) fn run(&mut self, suite: Suite<'_>, what: &str) -> Result<(), BenchError> {
-        suite.run(what, self.rounds, self.watch, &mut self.bench.results)
+        self.bench.results.extend(suite.run(what, self.rounds, self.watch)?);
+        Ok(())
+    }
+
+    /// Measures a suite, and adds its table.
+    pub(crate) fn measure(
+        &mut self,
+        suite: Suite<'_>,
+        what: &str,
+        title: impl Into<String>,
+        note: impl Into<String>,
+    ) -> Result<(), BenchError> {
+        let table = suite.table.clone();
+        self.run(suite, what)?;
+        self.table(table, title, note);
+        Ok(())
+    }
+
+    /// Takes what came of a table. Where this host lacks what it takes, that table alone is left out.
+    pub(crate) fn or_skip(
+        &mut self,
+        table: &str,
+        measured: Result<(), BenchError>,
+    ) -> Result<(), BenchError> {
+        match measured {
+            Err(error) if error.is_of_this_host() => self.skip(table, crate::sentence(&error)),
+            done => done?,
+        }
+        Ok(())
     }
 
     /// Ends it: the rows that have a headline become the summary.
     ///
     /// # Errors
-    /// [`BenchError::NoTable`] if no table was run or skipped.
+    /// If no table was run or skipped.
     pub(crate) fn finish(mut self) -> Result<Bench, BenchError> {
         if self.bench.tables.is_empty() && self.bench.skipped.is_empty() {
-            return Err(BenchError::NoTable { asked: self.tables.join(",") });
+            return Err(BenchError::no_table(&self.tables));
         }
         self.bench.summary = headlines(&self.bench.results);
         Ok(self.bench)
     }
 }
 
-/// Cases that are measured together, and the rows that they will be.
+/// Cases that are measured together, and the rows that they will be: of one table, or of several.
 pub(crate) struct Suite<'a> {
+    /// What the ids of rows begin with.
+    table: String,
     /// How much memory the next row describes.
     pub(crate) size: ByteLen,
+    /// How many bytes the next row writes, by how many threads.
+    pub(crate) bytes: u64,
+    pub(crate) threads: usize,
+    /// How many rounds there are at most.
+    pub(crate) rounds: u32,
     cases: Vec<Case<'a, BenchError>>,
     specs: Vec<RowSpec>,
 }
 
 impl<'a> Suite<'a> {
-    pub(crate) fn new(size: ByteLen) -> Self {
-        Self { size, cases: Vec::new(), specs: Vec::new() }
+    pub(crate) fn new(table: impl Into<String>, size: ByteLen) -> Self {
+        let (cases, specs) = (Vec::new(), Vec::new());
+        Self { table: table.into(), size, bytes: 0, threads: 1, rounds: u32::MAX, cases, specs }
+    }
+
+    /// The same, and its rows write so many bytes.
+    pub(crate) fn writing(self, bytes: u64) -> Self {
+        Self { bytes, ..self }
+    }
+
+    /// The same, and its rows have so many threads.
+    pub(crate) fn threads(self, threads: usize) -> Self {
+        Self { threads, ..self }
     }
 
     fn pages(&self) -> u64 {
         self.size.get() >> 12
     }
 
-    /// Adds a case that does anything.
+    /// Returns the id of a row. One with a slash is of another table, and is its own id.
+    pub(crate) fn id(&self, row: &str) -> String {
+        if row.contains('/') { row.to_owned() } else { format!("{}/{row}", self.table) }
+    }
+
+    /// Adds a case that does anything; `run` gets the id of its row.
     pub(crate) fn add(
         &mut self,
         role: Role,
-        id: &str,
+        row: &str,
         name: impl Into<String>,
-        bytes: u64,
-        threads: usize,
-        run: impl FnMut() -> Result<Duration, BenchError> + 'a,
+        mut run: impl FnMut(&str) -> Result<Duration, BenchError> + 'a,
     ) -> &mut RowSpec {
-        self.cases.push(Case { name: id.to_owned(), run: Box::new(run) });
-        self.specs.push(RowSpec {
-            id: id.to_owned(),
-            name: name.into(),
-            role: Some(role),
-            bytes,
-            pages: self.pages(),
-            threads,
-            ..RowSpec::default()
-        });
+        let (id, own) = (self.id(row), self.id(row));
+        self.cases.push(Case { name: id.clone(), run: Box::new(move || run(&own)) });
+        let (bytes, items, threads) = (self.bytes, self.pages(), self.threads);
+        let (name, role) = (name.into(), Some(role));
+        let row = Row { id, name, role, bytes, items, threads, ..Row::default() };
+        self.specs.push(RowSpec { row, ..RowSpec::default() });
         let last = self.specs.len() - 1;
         &mut self.specs[last]
     }
 
-    /// Adds a case that takes page faults; `run` gets the id of its row.
+    /// Adds a case that takes page faults.
     pub(crate) fn faults(
         &mut self,
         role: Role,
-        id: &str,
+        row: &str,
         name: impl Into<String>,
-        threads: usize,
         mut run: impl FnMut(&str) -> Result<Found, BenchError> + 'a,
     ) -> &mut RowSpec {
-        let (log, row) = (Log::default(), id.to_owned());
-        let faults = FaultSpec { log: log.clone(), ..FaultSpec::default() };
-        let spec = self.add(role, id, name, 0, threads, move || {
+        let log = Log::default();
+        let own = log.clone();
+        let spec = self.add(role, row, name, move |row| {
             let (cpu, read) = (process_cpu(), device_reads());
-            let mut found = run(&row)?;
+            let mut found = run(row)?;
             let elapsed = found.elapsed;
             found.read_bytes += device_reads().saturating_sub(read);
-            log.borrow_mut().push(found, process_cpu().saturating_sub(cpu));
+            own.borrow_mut().push(found, process_cpu().saturating_sub(cpu));
             Ok(elapsed)
         });
-        spec.faults = faults;
+        spec.faults.log = log;
         spec.takes_faults = true;
         spec
     }
@@ -376,14 +213,14 @@ impl<'a> Suite<'a> {
     pub(crate) fn bind_after<P: Payload + Immutable>(
         &mut self,
         role: Role,
-        id: &str,
+        row: &str,
         name: impl Into<String>,
         zone: &'a Zone,
         options: BindOptions<P>,
         before: impl Fn() -> Result<(), BenchError> + 'a,
     ) -> Result<&mut RowSpec, BenchError> {
         let pagemap = zone.bind(Region::anonymous(self.size)?, options.clone())?;
-        check_descriptors(&pagemap, id)?;
+        check_descriptors(&pagemap, &self.id(row))?;
         let resident = u128::from(pagemap.metadata_resident()?.get());
         let per_tib = u64::try_from((resident << 40) / u128::from(self.size.get())).ok();
         // Twice: what a row finds kept, the first bind had to take fresh.
@@ -391,10 +228,10 @@ impl<'a> Suite<'a> {
         let report = pagemap.report();
         let is_written = report.init == Init::Eager;
         let bytes = if is_written { report.metadata.get() } else { 0 };
-        let is_cold = is_written && report.source == Source::Fresh;
+        let cold = is_written && report.source == Source::Fresh;
         let threads = report.threads;
         let mut region = Some(unbind(pagemap)?);
-        let spec = self.add(role, id, name, bytes, threads, move || {
+        let spec = self.add(role, row, name, move |_| {
             // It is back at the end of every round that did not fail.
             let Some(mine) = region.take() else { return Ok(Duration::ZERO) };
             let options = options.clone();
@@ -405,8 +242,8 @@ impl<'a> Suite<'a> {
             region = Some(unbind(pagemap)?);
             Ok(elapsed)
         });
-        spec.metadata_resident_bytes_per_tib = per_tib;
-        spec.cold = is_cold;
+        spec.row.metadata_resident_bytes_per_tib = per_tib;
+        (spec.row.bytes, spec.row.threads, spec.row.cold) = (bytes, threads, cold);
         Ok(spec)
     }
 
@@ -414,39 +251,49 @@ impl<'a> Suite<'a> {
     pub(crate) fn bind<P: Payload + Immutable>(
         &mut self,
         role: Role,
-        id: &str,
+        row: &str,
         name: impl Into<String>,
         zone: &'a Zone,
         options: BindOptions<P>,
     ) -> Result<&mut RowSpec, BenchError> {
-        self.bind_after(role, id, name, zone, options, || Ok(()))
+        self.bind_after(role, row, name, zone, options, || Ok(()))
     }
 
     /// Adds a case that binds another region each time: a first bind of it, into memory that the
     /// zone has kept.
     pub(crate) fn bind_another<P: Payload + Immutable>(
         &mut self,
-        id: &str,
+        row: &str,
         name: impl Into<String>,
         zone: &'a Zone,
         options: BindOptions<P>,
     ) -> &mut RowSpec {
         let size = self.size;
         let bytes = self.pages() * Template::<P>::DESCRIPTOR_BYTES as u64;
-        self.add(Role::Ours, id, name, bytes, 1, move || {
-            let region = Region::anonymous(size)?;
-            let options = options.clone();
-            let started = Instant::now();
-            let pagemap = zone.bind(region, options)?;
-            let elapsed = started.elapsed();
-            drop(pagemap);
-            Ok(elapsed)
-        })
+        let spec = self.add(Role::Ours, row, name, move |_| {
+            let (region, options) = (Region::anonymous(size)?, options.clone());
+            timed(|| Ok(zone.bind(region, options)?))
+        });
+        (spec.row.bytes, spec.row.threads) = (bytes, 1);
+        spec
     }
 
     /// Returns what is known of a row that was added.
-    pub(crate) fn spec(&mut self, id: &str) -> Option<&mut RowSpec> {
-        self.specs.iter_mut().find(|spec| spec.id == id)
+    pub(crate) fn spec(&mut self, row: &str) -> Option<&mut RowSpec> {
+        let id = self.id(row);
+        self.specs.iter_mut().find(|spec| spec.row.id == id)
+    }
+
+    /// Compares all rows that were added with a naive one.
+    pub(crate) fn naive(&mut self, row: &str) -> &mut Self {
+        self.each_spec(|spec| _ = spec.naive(row));
+        self
+    }
+
+    /// Compares all rows that were added with a limit.
+    pub(crate) fn limit(&mut self, row: &str) -> &mut Self {
+        self.each_spec(|spec| _ = spec.limit(row));
+        self
     }
 
     /// Has `before` called before each case that was added, in every round; it is not measured.
@@ -468,20 +315,42 @@ impl<'a> Suite<'a> {
         self.specs.iter_mut().for_each(set);
     }
 
+    /// Returns what the note of a table has to state where it has fewer rounds than were asked for.
+    pub(crate) fn fewer(&self, asked: u32) -> String {
+        match self.rounds {
+            rounds if rounds < asked => format!("; {rounds} rounds, because each takes long"),
+            _ => String::new(),
+        }
+    }
+
+    /// Measures all rows.
     pub(crate) fn run(
         mut self,
         what: &str,
         rounds: u32,
         watch: Watch<'_>,
-        results: &mut Vec<Row>,
-    ) -> Result<(), BenchError> {
-        let samples = group::run(what, rounds, &mut self.cases, watch)?;
-        let median = |spec: &&RowSpec| group::median(&samples.sorted(&spec.id));
+    ) -> Result<Vec<Row>, BenchError> {
+        let samples = group::run(what, rounds.min(self.rounds), &mut self.cases, watch)?;
+        let median = |spec: &&RowSpec| group::median(&samples.sorted(&spec.row.id));
         let best = self.specs.iter().filter(|spec| spec.is_rival).min_by_key(median);
-        let best = best.map(|spec| spec.id.clone());
-        results.extend(self.specs.into_iter().map(|spec| spec.row(&samples, best.as_deref())));
-        Ok(())
+        let best = best.map(|spec| spec.row.id.clone());
+        let bytes: Vec<(String, u64)> =
+            self.specs.iter().map(|spec| (spec.row.id.clone(), spec.row.bytes)).collect();
+        let written = |id: &str| bytes.iter().find(|row| row.0 == id).map_or(0, |row| row.1);
+        let rows = self.specs.into_iter();
+        Ok(rows.map(|spec| spec.row(&samples, best.as_deref(), written)).collect())
     }
+}
+
+/// Runs `work`; what it returns is dropped when the clock has stopped.
+pub(crate) fn timed<T>(
+    work: impl FnOnce() -> Result<T, BenchError>,
+) -> Result<Duration, BenchError> {
+    let started = Instant::now();
+    let done = work()?;
+    let elapsed = started.elapsed();
+    drop(done);
+    Ok(elapsed)
 }
 
 /// Fills memory by `write`, split among threads.
@@ -505,7 +374,7 @@ pub(crate) fn fill(
         mine.map(write);
     });
     let elapsed = started.elapsed();
-    if is_whole { Ok(elapsed) } else { Err(BenchError::Threads { threads }) }
+    if is_whole { Ok(elapsed) } else { Err(BenchError::threads(threads)) }
 }
 
 /// Fills memory with zeroes past the cache, split among threads.
@@ -520,36 +389,13 @@ pub(crate) fn bytes(len: usize) -> ByteLen {
     ByteLen::new(u64::try_from(len).unwrap_or(u64::MAX))
 }
 
-/// Returns a time as a number; more than five centuries would not fit.
-pub(crate) fn nanoseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
-}
-
-/// Returns an error on one line, with those of its causes that the text before does not contain.
-#[must_use]
-pub fn sentence(error: &dyn Error) -> String {
-    let causes = std::iter::successors(error.source(), |&cause| cause.source());
-    causes.fold(error.to_string(), |text, cause| {
-        let cause = cause.to_string();
-        if text.contains(&cause) { text } else { format!("{text}: {cause}") }
-    })
-}
-
-/// Returns the innermost cause of an error.
-pub(crate) fn cause(error: &dyn Error) -> String {
-    let mut cause = error;
-    while let Some(source) = cause.source() {
-        cause = source;
-    }
-    cause.to_string()
+/// Returns a length as one of memory of ours; what does not fit is not mapped either.
+pub(crate) fn index(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
 pub(crate) fn unbind<P: Payload>(pagemap: Pagemap<P>) -> Result<Region, BenchError> {
-    pagemap.unbind().map_err(|busy| BenchError::Failed {
-        what: "unbind",
-        is_of_this_host: false,
-        cause: busy.to_string().into(),
-    })
+    pagemap.unbind().map_err(|busy| BenchError::failed("unbind", false, busy.to_string()))
 }
 
 /// Compares descriptors with the slow path.
@@ -576,7 +422,7 @@ pub(crate) fn check_every<P: Payload + Immutable>(
             (_, None) => false,
         };
         if !is_right || page.word() != Word::initial(pagemap.kind()) {
-            return Err(BenchError::Wrong { row: row.to_owned(), pfn: page.pfn() });
+            return Err(BenchError::wrong_page(row, page.pfn()));
         }
     }
     Ok(())

@@ -26,14 +26,15 @@ use uzone_pages::ByteLen;
 use uzone_stream::{NextUse, StorePolicy, Work as StoreWork, zero_bytes};
 use uzone_zone::{Batching, CacheState, CopyMethod, Region, WriteError, ZeroOptions};
 
+use crate::error::BenchError;
 use crate::extents::{self, Arena, Work, label, read};
 use crate::first_touch;
-use crate::group::Watch;
+use crate::group::{Watch, nanoseconds};
 use crate::hand_out;
 use crate::report::{Bench, Role};
 use crate::settings::Part;
 pub use crate::settings::ZeroSettings as Settings;
-use crate::suite::{BenchError, Session, Suite, bytes, fill_zeroes, nanoseconds};
+use crate::suite::{Session, Suite, bytes, fill_zeroes, timed};
 
 /// A folio.
 const FOLIO: usize = 2 << 20;
@@ -47,34 +48,30 @@ const CALLS: usize = 8;
 ///
 /// # Errors
 /// [`BenchError`] if memory is short, or a row left a wrong byte.
-pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
-    let &Settings { size, rounds, threads, populate, first_touches, .. } = settings;
+pub(crate) fn run(settings: &Settings, part: &Part, watch: Watch<'_>) -> Result<Bench, BenchError> {
+    let &Settings { size, rounds, threads, populate, first_touches } = settings;
     extents::check_size(size)?;
     first_touch::check(populate)?;
     let sentence = format!(
         "extents up to {size}, {rounds} rounds; {populate} touched first, {first_touches} rounds; \
          up to {threads} threads"
     );
-    let mut session = Session::new(sentence, &Part::Zero(settings.clone()), rounds, watch);
+    let mut session = Session::new(sentence, part, rounds, watch);
     let arena = Arena::new(Work::Zero, size)?;
     extents::run(Work::Zero, size, &arena, &mut session)?;
-    if session.wants("zero-hint") {
-        hint(&arena, &mut session)?;
-    }
-    if session.wants("zero-bystander") {
-        bystander(&arena, &mut session)?;
-    }
-    if session.wants("zero-pause") {
-        pauses(&arena, &mut session)?;
-    }
-    if session.wants("zero-threads") {
-        several(&arena, threads, &mut session)?;
-    }
-    if session.wants("pool-take") {
-        hand_out::run(size, &mut session)?;
-    }
-    if session.wants("zero-kernel") {
-        first_touch::kernel(&arena, &mut session)?;
+    type Table = fn(&Arena, &Settings, &mut Session<'_>) -> Result<(), BenchError>;
+    let tables: [(&str, Table); 6] = [
+        ("zero-hint", hint),
+        ("zero-bystander", bystander),
+        ("zero-pause", pauses),
+        ("zero-threads", several),
+        ("pool-take", |_, settings, session| hand_out::run(settings.size, session)),
+        ("zero-kernel", |arena, _, session| first_touch::kernel(arena, session)),
+    ];
+    for (table, measure) in tables {
+        if session.wants(table) {
+            measure(&arena, settings, &mut session)?;
+        }
     }
     session.rounds = first_touches;
     for demand in first_touch::DEMAND.iter().filter(|_| !populate.is_zero()) {
@@ -88,60 +85,62 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
     session.finish()
 }
 
+/// What a row is, its id and name, and how it clears.
+type ClearRow = (Role, &'static str, &'static str, fn(&mut [u8]));
+
+/// Does something so often, and returns how long it took in all.
+fn times(
+    calls: usize,
+    mut work: impl FnMut() -> Result<Duration, BenchError>,
+) -> Result<Duration, BenchError> {
+    (0..calls).try_fold(Duration::ZERO, |elapsed, _| Ok(elapsed + work()?))
+}
+
+fn by_pages(folio: &mut [u8]) {
+    folio.chunks_mut(PAGE).for_each(|page| zero_bytes(CopyMethod::String, page));
+}
+
 /// Clears 2 MiB and reads the page in its middle at once.
-fn hint(arena: &Arena, session: &mut Session<'_>) -> Result<(), BenchError> {
-    let page = FOLIO / 2..FOLIO / 2 + PAGE;
-    let mut suite = Suite::new(bytes(FOLIO));
+fn hint(arena: &Arena, _: &Settings, session: &mut Session<'_>) -> Result<(), BenchError> {
     let total = bytes(FOLIO * CALLS).get();
-    let mut add = |role: Role, row: &str, name: &str, clear: fn(&mut [u8])| {
-        let page = page.clone();
-        let spec = suite.add(role, &format!("zero-hint/{row}"), name, total, 1, move || {
-            let mut elapsed = Duration::ZERO;
-            for _ in 0..CALLS {
-                elapsed += arena.with_next(FOLIO, |folio| {
-                    let started = Instant::now();
-                    clear(folio);
-                    black_box(read(black_box(&folio[page.clone()])));
-                    started.elapsed()
-                });
-            }
-            Ok(elapsed)
+    let mut suite = Suite::new("zero-hint", bytes(FOLIO)).writing(total);
+    let rows: [ClearRow; 3] = [
+        (Role::Naive, "page-at-a-time", "a page at a time, then read", by_pages),
+        (Role::Peer, "libc", "memset, then read", |folio| folio.fill(0)),
+        (Role::Variant, "streaming", "streaming without a hint, then read", |folio| {
+            zero_bytes(past(), folio);
+        }),
+    ];
+    for (role, row, name, clear) in rows {
+        suite.add(role, row, name, move |_| {
+            times(CALLS, || {
+                arena.with_next(FOLIO, |folio| {
+                    timed(|| {
+                        clear(folio);
+                        Ok(black_box(read(black_box(&folio[FOLIO / 2..FOLIO / 2 + PAGE]))))
+                    })
+                })
+            })
         });
-        spec.is_rival = true;
-    };
-    add(Role::Naive, "page-at-a-time", "a page at a time, then read", |folio| {
-        folio.chunks_mut(PAGE).for_each(|page| zero_bytes(CopyMethod::String, page));
-    });
-    add(Role::Peer, "libc", "memset, then read", |folio| folio.fill(0));
-    add(Role::Variant, "streaming", "streaming without a hint, then read", |folio| {
-        zero_bytes(past(), folio);
-    });
-    let options = |at: usize| ZeroOptions::default().hint(bytes(at + FOLIO / 2).get());
-    let name = "ours with a hint, then read";
-    let spec = suite.add(Role::Ours, "zero-hint/ours", name, total, 1, || {
-        let mut elapsed = Duration::ZERO;
-        for _ in 0..CALLS {
+    }
+    suite.add(Role::Ours, "ours", "ours with a hint, then read", |_| {
+        times(CALLS, || {
             let at = arena.next(FOLIO);
-            let options = options(at);
-            let read_at = bytes(at + FOLIO / 2).get();
-            let started = Instant::now();
-            let _ = black_box(arena.region.zero_range(bytes(at).get(), bytes(FOLIO), &options)?);
-            black_box(read_words(&arena.region, read_at)?);
-            elapsed += started.elapsed();
-        }
-        Ok(elapsed)
+            let (start, read_at) = (bytes(at).get(), bytes(at + FOLIO / 2).get());
+            let options = ZeroOptions::default().hint(read_at);
+            timed(|| {
+                let _ = black_box(arena.region.zero_range(start, bytes(FOLIO), &options)?);
+                Ok(black_box(read_words(&arena.region, read_at)?))
+            })
+        })
     });
-    spec.is_rival = true;
-    suite.each_spec(|spec| {
-        spec.naive("zero-hint/page-at-a-time");
-    });
-    session.run(suite, "a folio of which a page is read at once")?;
-    session.table(
-        "zero-hint",
+    suite.naive("page-at-a-time").each_spec(|spec| spec.is_rival = true);
+    session.measure(
+        suite,
+        "a folio of which a page is read at once",
         "A 2 MiB folio is cleared, and one page of it read at once",
         "both together, eight times; out of cache; naive is a page at a time",
-    );
-    Ok(())
+    )
 }
 
 /// Reads every line of a page of a region.
@@ -151,19 +150,14 @@ fn read_words(region: &Region, at: u64) -> Result<u64, BenchError> {
     Ok(lines.fold(0, u64::wrapping_add))
 }
 
-/// What a row is, its id and name, and how it clears.
-type ClearRow = (Role, &'static str, &'static str, fn(&mut [u8]));
-
 /// Reads 1 MiB again after 2 MiB were cleared.
-fn bystander(arena: &Arena, session: &mut Session<'_>) -> Result<(), BenchError> {
-    let own = vec![1_u8; WORKING_SET];
-    let mut suite = Suite::new(bytes(WORKING_SET));
+fn bystander(arena: &Arena, _: &Settings, session: &mut Session<'_>) -> Result<(), BenchError> {
+    let own = &vec![1_u8; WORKING_SET];
     let total = bytes(WORKING_SET * CALLS).get();
+    let mut suite = Suite::new("zero-bystander", bytes(WORKING_SET)).writing(total);
     let rows: [ClearRow; 5] = [
         (Role::Limit, "undisturbed", "undisturbed", |_| {}),
-        (Role::Peer, "page-at-a-time", "after a page at a time", |folio| {
-            folio.chunks_mut(PAGE).for_each(|page| zero_bytes(CopyMethod::String, page));
-        }),
+        (Role::Peer, "page-at-a-time", "after a page at a time", by_pages),
         (Role::Naive, "libc", "after memset", |folio| folio.fill(0)),
         (Role::Variant, "string", "after one string store", |folio| {
             zero_bytes(CopyMethod::String, folio);
@@ -173,52 +167,42 @@ fn bystander(arena: &Arena, session: &mut Session<'_>) -> Result<(), BenchError>
         }),
     ];
     for (role, row, name, clear) in rows {
-        let own = &own;
-        suite.add(role, &format!("zero-bystander/{row}"), name, total, 1, move || {
-            let mut elapsed = Duration::ZERO;
-            for _ in 0..CALLS {
+        suite.add(role, row, name, move |_| {
+            times(CALLS, || {
                 // Twice, so that it is in the cache as well as it can be.
                 black_box(read(black_box(own)));
                 black_box(read(black_box(own)));
                 arena.with_next(FOLIO, clear);
-                let started = Instant::now();
-                black_box(read(black_box(own)));
-                elapsed += started.elapsed();
-            }
-            Ok(elapsed)
+                timed(|| Ok(black_box(read(black_box(own)))))
+            })
         });
     }
-    suite.each_spec(|spec| {
-        spec.naive("zero-bystander/libc").limit("zero-bystander/undisturbed", total);
-    });
-    session.run(suite, "a bystander")?;
-    session.table(
-        "zero-bystander",
+    suite.naive("libc").limit("undisturbed");
+    session.measure(
+        suite,
+        "a bystander",
         "1 MiB that somebody works with is read again after 2 MiB were cleared",
         "the reading alone, eight times; naive is after memset, the limit is undisturbed",
-    );
-    Ok(())
+    )
 }
 
 /// Clears the largest extent in batches of several sizes.
-fn pauses(arena: &Arena, session: &mut Session<'_>) -> Result<(), BenchError> {
+fn pauses(arena: &Arena, _: &Settings, session: &mut Session<'_>) -> Result<(), BenchError> {
     let len = bytes(arena.len);
-    let mut suite = Suite::new(len);
-    let batch = |shift: u32| Batching::Bytes(ByteLen::new(1 << shift));
-    let mut cases: Vec<(String, String, Batching)> = [16, 18, 20, 21, 23, 25]
-        .into_iter()
-        .map(|shift| {
-            let label = label(1 << shift);
-            (label.clone(), format!("batches of {label}"), batch(shift))
-        })
-        .collect();
+    let mut suite = Suite::new("zero-pause", len).writing(len.get());
+    let batch = |shift: u32| {
+        let (label, size) = (label(1 << shift), ByteLen::new(1 << shift));
+        (label.clone(), format!("batches of {label}"), Batching::Bytes(size))
+    };
+    let mut cases: Vec<(String, String, Batching)> =
+        [16, 18, 20, 21, 23, 25].into_iter().map(batch).collect();
     cases.push(("default".to_owned(), "pauses of 1 ms at most".to_owned(), Batching::COOPERATIVE));
     cases.push(("whole".to_owned(), "in one go".to_owned(), Batching::Whole));
     for (row, name, batching) in cases {
         let seen = Rc::new(RefCell::new(Vec::new()));
         let pauses = Rc::clone(&seen);
         let role = if batching == Batching::Whole { Role::Naive } else { Role::Ours };
-        let spec = suite.add(role, &format!("zero-pause/{row}"), name, len.get(), 1, move || {
+        let spec = suite.add(role, &row, name, move |_| {
             let options = ZeroOptions::default().batching(batching);
             let started = Instant::now();
             let mut last = started;
@@ -230,52 +214,42 @@ fn pauses(arena: &Arena, session: &mut Session<'_>) -> Result<(), BenchError> {
             }
             Ok(started.elapsed())
         });
-        spec.naive("zero-pause/whole");
         spec.pauses = Some(seen);
     }
-    session.run(suite, "batches")?;
-    session.table(
-        "zero-pause",
+    suite.naive("whole");
+    session.measure(
+        suite,
+        "batches",
         format!("Clearing {len} in batches, and how long others wait for one"),
         "one thread, out of cache; naive is one go; pauses of all rounds, the first included",
-    );
-    Ok(())
+    )
 }
 
 /// Clears the largest extent by several threads.
-fn several(
-    arena: &Arena,
-    threads: NonZeroUsize,
-    session: &mut Session<'_>,
-) -> Result<(), BenchError> {
+fn several(arena: &Arena, asked: &Settings, session: &mut Session<'_>) -> Result<(), BenchError> {
     let len = bytes(arena.len);
-    let mut suite = Suite::new(len);
-    let mut counts = vec![NonZeroUsize::MIN, threads];
+    let mut suite = Suite::new("zero-threads", len).writing(len.get());
+    let mut counts = vec![NonZeroUsize::MIN, asked.threads];
     counts.dedup();
     for count in counts {
-        let limit = format!("zero-threads/limit-{count}");
-        let (name, threads) = (format!("limit, threads: {count}"), count.get());
-        suite.add(Role::Limit, &limit, name, len.get(), threads, move || {
-            arena.with_next(arena.len, |dst| fill_zeroes(dst, threads))
+        suite.threads = count.get();
+        let limit = format!("limit-{count}");
+        suite.add(Role::Limit, &limit, format!("limit, threads: {count}"), move |_| {
+            arena.with_next(arena.len, |dst| fill_zeroes(dst, count.get()))
         });
-        let row = format!("zero-threads/ours-{count}");
         let name = format!("ours, threads: {count}");
-        let spec = suite.add(Role::Ours, &row, name, len.get(), threads, move || {
+        let spec = suite.add(Role::Ours, &format!("ours-{count}"), name, move |_| {
             let options = ZeroOptions::default().threads(count);
-            let started = Instant::now();
-            let _ = black_box(arena.region.zero_range(0, len, &options)?);
-            Ok(started.elapsed())
+            timed(|| Ok(black_box(arena.region.zero_range(0, len, &options)?)))
         });
-        spec.limit(limit, len.get());
-        spec.naive("zero-threads/ours-1");
+        spec.limit(&limit).naive("ours-1");
     }
-    session.run(suite, "threads")?;
-    session.table(
-        "zero-threads",
+    session.measure(
+        suite,
+        "threads",
         format!("Clearing {len} by several threads"),
         "out of cache; naive is ours on one thread; the limit has as many threads",
-    );
-    Ok(())
+    )
 }
 
 /// Returns the way past the cache for a folio.

@@ -9,12 +9,13 @@ use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
 use uzone_bench::all::{self, Pace};
-use uzone_bench::bind::Settings;
 use uzone_bench::metadata;
 use uzone_bench::report::Bench;
-use uzone_bench::settings::Part;
+use uzone_bench::settings::{
+    self, BindSettings, CopySettings, FaultSettings, Part, PinSettings, SnapshotSettings,
+    ZeroSettings,
+};
 use uzone_bench::{BenchError, Watch};
-use uzone_bench::{copy, fault, pin, restore, snapshot, zero};
 use uzone_pages::ByteLen;
 use uzone_report::{Document, ReportError};
 use uzone_stream::{Basis, STORE_POLICY, StorePolicy};
@@ -307,35 +308,30 @@ impl Benchmark {
     fn run(&self, watch: Watch<'_>) -> Result<Bench, BenchError> {
         match self.parts() {
             Ok(part) => part.run(watch),
-            Err(parts) if parts.is_empty() => {
-                Err(BenchError::NoTable { asked: self.tables().table.join(",") })
-            }
+            Err(parts) if parts.is_empty() => Err(BenchError::no_table(&self.tables().table)),
             Err(parts) => all::run_seeds(&parts, watch),
         }
     }
 
     /// Returns the settings of the benchmark, or of the several that it is.
     fn parts(&self) -> Result<Part, Vec<Part>> {
-        Ok(match self {
-            Self::Bind(args) => Part::Bind(args.settings()),
+        let benchmark = match self {
+            Self::Bind(args) => settings::Benchmark::Bind(args.settings()),
             Self::Pin(args) => {
-                let tables = args.tables.table.clone();
                 let (size, larger, rounds) = (args.size, ByteLen::ZERO, args.rounds);
-                Part::Pin(pin::Settings { size, larger, rounds, tables })
+                settings::Benchmark::Pin(PinSettings { size, larger, rounds })
             }
-            Self::Zero(args) => Part::Zero(zero::Settings {
+            Self::Zero(args) => settings::Benchmark::Zero(ZeroSettings {
                 size: args.size,
                 rounds: args.rounds,
                 first_touches: args.first_touches,
                 populate: args.populate_size,
                 threads: or_all_cpus(args.threads),
-                tables: args.tables.table.clone(),
             }),
             Self::Copy(args) => {
-                let tables = args.tables.table.clone();
-                Part::Copy(copy::Settings { size: args.size, rounds: args.rounds, tables })
+                settings::Benchmark::Copy(CopySettings { size: args.size, rounds: args.rounds })
             }
-            Self::Fault(args) => Part::Fault(fault::Settings {
+            Self::Fault(args) => settings::Benchmark::Fault(FaultSettings {
                 size: args.size,
                 density: args.density_size,
                 whole: None,
@@ -343,21 +339,18 @@ impl Benchmark {
                 rounds: args.rounds,
                 threads: args.threads.iter().copied().map(usize::from).collect(),
                 directory: args.dir.clone().unwrap_or_else(std::env::temp_dir),
-                tables: args.tables.table.clone(),
             }),
-            Self::Snapshot(args) => Part::Snapshot(snapshot::Settings {
+            Self::Snapshot(args) => settings::Benchmark::Snapshot(SnapshotSettings {
                 size: args.size,
                 rounds: args.rounds,
                 threads: or_all_cpus(args.threads),
                 directory: args.dir.clone().unwrap_or_else(std::env::temp_dir),
-                tables: args.tables.table.clone(),
             }),
-            Self::Restore(args) => Part::Restore(restore::Settings {
+            Self::Restore(args) => settings::Benchmark::Restore(SnapshotSettings {
                 size: args.size,
                 rounds: args.rounds,
                 threads: or_all_cpus(None),
                 directory: args.dir.clone().unwrap_or_else(std::env::temp_dir),
-                tables: args.tables.table.clone(),
             }),
             Self::Seeds(args) => {
                 let directory = args.dir.clone().unwrap_or_else(std::env::temp_dir);
@@ -365,7 +358,8 @@ impl Benchmark {
                 let parts = all::seeds(all::available(), threads, args.full, &directory);
                 return Err(all::with_tables(parts, &args.tables.table));
             }
-        })
+        };
+        Ok(Part::from(benchmark).with_tables(self.tables().table.clone()))
     }
 
     /// Returns which of its tables are run.
@@ -418,16 +412,15 @@ impl Benchmark {
 }
 
 impl BindArgs {
-    fn settings(&self) -> Settings {
-        let published = Settings::published();
-        Settings {
+    fn settings(&self) -> BindSettings {
+        let published = BindSettings::published();
+        BindSettings {
             size: self.size,
             rebinds: self.rebinds,
             first_binds: self.first_binds,
             threads: or_all_cpus(self.threads),
             growth: if self.no_growth { ByteLen::ZERO } else { published.growth },
             dax: self.dax.clone(),
-            tables: self.tables.table.clone(),
         }
     }
 }
@@ -435,7 +428,7 @@ impl BindArgs {
 /// Returns a number of threads; as many as there are CPUs unless one is given.
 fn or_all_cpus(threads: Option<u16>) -> NonZeroUsize {
     let given = threads.and_then(|threads| NonZeroUsize::new(usize::from(threads)));
-    given.unwrap_or_else(|| Settings::published().threads)
+    given.unwrap_or_else(|| BindSettings::published().threads)
 }
 
 /// Runs one benchmark or all, or compares with an earlier run, and prints what came of it.
@@ -490,7 +483,9 @@ impl Args {
     /// Returns one benchmark as a quick run of all has it, if that does.
     fn quick_part(&self, benchmark: &Benchmark) -> Option<Part> {
         let mut part = self.all_parts().into_iter().find(|part| part.name() == benchmark.name())?;
-        if let (Part::Bind(settings), Benchmark::Bind(args)) = (&mut part, benchmark) {
+        if let (settings::Benchmark::Bind(settings), Benchmark::Bind(args)) =
+            (&mut part.benchmark, benchmark)
+        {
             settings.dax.clone_from(&args.dax);
         }
         Some(part.with_tables(benchmark.tables().table.clone()))

@@ -50,7 +50,7 @@ pub use image_map::{ImageMap, ImagePart};
 pub use input::{Document, MOST_BYTES, parse, read};
 pub use machine::Machine;
 pub use results::{Bench, Metadata};
-pub use text::{human_duration, number};
+pub use text::{float, human_duration, nanoseconds, number};
 pub use trace::{Class, Outcome, Record, Summary, TRACE_SCHEMA, Trace};
 pub use write::replace;
 

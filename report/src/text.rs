@@ -38,9 +38,10 @@ pub(crate) fn escape(text: &str) -> String {
     escaped
 }
 
-/// Returns a count for arithmetic in which the 54th bit does not matter.
-#[expect(clippy::cast_precision_loss, reason = "a picture has some hundred points")]
-pub(crate) fn float(count: u64) -> f64 {
+/// Returns a count for arithmetic in which the 54th bit does not matter: ratios, rates, pictures.
+#[must_use]
+#[expect(clippy::cast_precision_loss, reason = "exact below 2^53, and a rate needs no more")]
+pub fn float(count: u64) -> f64 {
     count as f64
 }
 
@@ -94,6 +95,12 @@ pub fn human_duration(duration: Duration) -> String {
         }
     }
     format!("{ns} ns")
+}
+
+/// Returns a time as a number; more than five centuries would not fit.
+#[must_use]
+pub fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Returns a time in nanoseconds as [`human_duration`] does.

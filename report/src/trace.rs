@@ -11,7 +11,6 @@
 
 use std::fmt;
 use std::io::Write;
-use std::time::Duration;
 
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde::ser::Serializer;
@@ -21,6 +20,7 @@ use uzone_pages::{ByteLen, PageSize};
 
 use crate::machine::Machine;
 use crate::object::{object, objects};
+use crate::text::nanoseconds;
 
 /// The schema of [`Trace`].
 pub const TRACE_SCHEMA: &str = "uzone.trace/1";
@@ -201,12 +201,8 @@ fn this_schema<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::
     Err(de::Error::invalid_value(de::Unexpected::Str(&name), &TRACE_SCHEMA))
 }
 
-fn nanoseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
-}
-
-impl From<FaultKind> for Class {
-    fn from(class: FaultKind) -> Self {
+impl From<FaultClass> for Class {
+    fn from(class: FaultClass) -> Self {
         match class {
             FaultKind::Missing => Self::Missing,
             FaultKind::Minor => Self::Minor,

@@ -14,10 +14,11 @@ use uzone_pages::{ByteLen, Order, Tails};
 use uzone_zone::{BindError, Region, Zone};
 
 use super::{
-    Fill, SHAPES, Settings, bare_fill, index, linux, naive_rebind, naive_template, present, scaled,
+    Fill, SHAPES, Settings, bare_fill, linux, naive_rebind, naive_template, present, scaled,
 };
+use crate::error::BenchError;
 use crate::report::Role;
-use crate::suite::{self, BenchError, Session, Suite};
+use crate::suite::{self, Session, Suite, index};
 
 /// What its ids begin with.
 pub(super) const TABLE: &str = "bind-dax";
@@ -45,50 +46,45 @@ pub(super) fn table(
     let zone = &Zone::with_keep_limit(ByteLen::new(bytes + (64 << 20)));
     let limit = &RefCell::new(present(bytes)?);
     let shared = &RefCell::new(Some(mapped));
-    let mut suite = Suite::new(size);
-    let id = |row: &str| format!("{TABLE}/{row}");
+    let mut suite = Suite::new(TABLE, size).writing(bytes);
     let naive = naive_template(size, Order::BASE, Some(limit.borrow().addr()))?;
-    let naive_row = move || naive_rebind(&naive, &mut limit.borrow_mut());
+    let naive_row = move |_: &str| naive_rebind(&naive, &mut limit.borrow_mut());
     suite
-        .add(Role::Naive, &id("naive"), "naive, field by field", bytes, 1, naive_row)
-        .naive(id("naive"))
-        .limit(id("limit"), bytes);
-    let fill = move || {
+        .add(Role::Naive, "naive", "naive, field by field", naive_row)
+        .naive("naive")
+        .limit("limit");
+    suite.threads = threads;
+    suite.add(Role::Limit, "limit", "bare fill, all threads", move |_| {
         bare_fill(&mut limit.borrow_mut().as_bytes_mut()[..index(bytes)], Fill::Line, threads)
-    };
-    suite.add(Role::Limit, &id("limit"), "bare fill, all threads", bytes, threads, fill);
+    });
     let orders = [(Order::BASE, "4k"), (Order::PMD, "2m"), (Order::PUD, "1g")];
     for (order, row) in
         orders.into_iter().filter(|(order, _)| pages.is_multiple_of(order.pages().get()))
     {
         let options = linux(order, Tails::Stored, threads);
-        let id = id(row);
-        let own = id.clone();
-        let bind = move || {
+        let bind = move |row: &str| {
             let Some(region) = shared.borrow_mut().take() else { return Ok(Duration::ZERO) };
             let options = options.clone();
             let started = Instant::now();
             let pagemap = zone.bind(region, options)?;
             let elapsed = started.elapsed();
-            suite::check_descriptors(&pagemap, &own)?;
+            suite::check_descriptors(&pagemap, row)?;
             *shared.borrow_mut() = Some(suite::unbind(pagemap)?);
             Ok(elapsed)
         };
         let name = format!("ours, {} folios", ByteLen::new(order.pages().get() << 12));
-        let spec = suite.add(Role::Ours, &id, name, bytes, threads, bind);
-        spec.naive(format!("{TABLE}/naive")).limit(format!("{TABLE}/limit"), bytes);
+        let spec = suite.add(Role::Ours, row, name, bind).naive("naive").limit("limit");
         let shape = SHAPES.iter().find(|shape| shape.order == order);
-        spec.published = shape.map(|shape| scaled(shape.published_ours, size));
+        spec.row.published = shape.map(|shape| scaled(shape.published_ours, size));
     }
-    session.run(suite, "DAX memory")?;
     let node = node.map_or_else(|| "no node".to_owned(), |node| format!("node {node}"));
-    session.table(
-        TABLE,
+    session.measure(
+        suite,
+        "DAX memory",
         format!("Rebind of {}: {size} of DAX memory, 64-byte descriptors", path.display()),
         format!(
             "it is mapped in pages of {}, on {node}; descriptors in memory of their own; {threads} threads",
             ByteLen::new(folio.pages().get() << 12)
         ),
-    );
-    Ok(())
+    )
 }

@@ -12,15 +12,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
+use uzone_fault::LazyOptions;
+use uzone_os::Mapping;
 use uzone_os::uffd::{
     Answered, BareHandler, Doorbell, Event, EventBuffer, Features, Install, KernelFaults, Modes,
     Registered, Uffd, wait,
 };
-use uzone_os::{Anonymous, HugeAdvice, Mapping};
 use uzone_pages::ByteLen;
 
 use super::source::{Reads, mark};
-use crate::suite::BenchError;
+use crate::adopted::anonymous;
+use crate::error::BenchError;
 
 /// How a handler answers for a page.
 #[derive(Clone)]
@@ -49,6 +51,16 @@ pub(crate) enum Waiting {
     Poll,
     /// Looking again for so long, then poll(2).
     Spin(Duration),
+}
+
+impl Waiting {
+    /// Waits as ours does that looks again for so long.
+    pub(super) fn like_ours(spin: Option<Duration>) -> Self {
+        match spin.unwrap_or(LazyOptions::DEFAULT_SPIN) {
+            Duration::ZERO => Self::Poll,
+            spin => Self::Spin(spin),
+        }
+    }
 }
 
 struct Shared {
@@ -114,18 +126,8 @@ impl Bare {
     /// Returns what the handler met, if it could not answer.
     pub(crate) fn check(&self, row: &str) -> Result<(), BenchError> {
         let failure = self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
-        match failure {
-            None => Ok(()),
-            Some(cause) => Err(BenchError::Handler { row: row.to_owned(), cause }),
-        }
+        failure.map_or(Ok(()), |cause| Err(BenchError::handler(row, cause)))
     }
-}
-
-/// Memory as ours maps it.
-fn anonymous(len: ByteLen) -> Result<Mapping, BenchError> {
-    let align = Some(ByteLen::mib(2));
-    let how = Anonymous { huge: HugeAdvice::Default, align, ..Anonymous::default() };
-    Ok(Mapping::anonymous(len, how)?)
 }
 
 /// Memory whose faults are answered by the threads that take them.
@@ -176,7 +178,7 @@ impl Reads for BareThread {
 }
 
 fn started(cause: io::Error) -> BenchError {
-    BenchError::Handler { row: "naive".to_owned(), cause }
+    BenchError::handler("naive", cause)
 }
 
 impl Reads for Bare {

@@ -9,8 +9,9 @@ use super::run::{Ours, Run, Visit};
 use super::scan::BY_DEFAULT;
 use super::source::{PAGE, Reads, Source};
 use super::touch::{Pattern, Placement};
+use crate::error::BenchError;
 use crate::report::Role;
-use crate::suite::{BenchError, Suite};
+use crate::suite::Suite;
 
 /// How many pages are touched at most: a device takes its time.
 const MOST: usize = 512;
@@ -23,30 +24,35 @@ impl Reads for Plain<'_> {
         // A page, as the others read it.
         let mut page = [0; 4096];
         let start = offset & !(PAGE - 1);
-        self.0
-            .read_exact_at(&mut page, start)
-            .map_err(|cause| BenchError::UseFile { what: "read", cause })?;
+        self.0.read_exact_at(&mut page, start).map_err(BenchError::of_file("read"))?;
         let at = usize::try_from(offset - start).unwrap_or(0);
         out.copy_from_slice(&page[at..at + out.len()]);
         Ok(())
     }
 }
 
+/// Returns why the file cannot be forgotten, if that is so.
+fn refusal(file: &Source) -> Result<Option<String>, BenchError> {
+    let kept = file.chill()?;
+    let reason = || {
+        format!(
+            "the file system of {} keeps {kept} pages of a file after a request to drop them: name a \
+             directory on a disk with --dir",
+            file.directory().display()
+        )
+    };
+    Ok((kept > 0).then(reason))
+}
+
 pub(super) fn table(run: &mut Run<'_>, file: &Source) -> Result<(), BenchError> {
     if !run.wants("fault-cold") {
         return Ok(());
     }
-    let len = file.len;
-    let kept = file.chill()?;
-    if kept > 0 {
-        let reason = format!(
-            "the file system of {} keeps {kept} pages of a file after a request to drop them: name a \
-             directory on a disk with --dir",
-            file.directory().display()
-        );
+    if let Some(reason) = refusal(file)? {
         run.skip("fault-cold", reason);
         return Ok(());
     }
+    let len = file.len;
     let placement = &Placement::anywhere()?;
     let mut parts = Pattern::Random.parts(len, PAGE, 1);
     let pages = usize::try_from(len.get() / PAGE).unwrap_or(MOST);
@@ -56,38 +62,33 @@ pub(super) fn table(run: &mut Run<'_>, file: &Source) -> Result<(), BenchError> 
     let touched = visit.touched();
     let shared = Arc::new(file.again()?);
     let engine = &placement.engine()?;
-    let mut suite = Suite::new(len);
-
-    let name = "the kernel's own mapping";
-    let spec = suite.faults(Role::Naive, "fault-cold/kernel", name, 1, |row| {
+    let mut suite = Suite::new("fault-cold", len);
+    let spec = suite.faults(Role::Naive, "kernel", "the kernel's own mapping", |row| {
         file.chill()?;
         visit.kernel(row, &file.map(len)?)
     });
     let naive = spec.faults.log.clone();
-    let name = "one page, read and copied";
-    suite.faults(Role::Peer, "fault-cold/one-page", name, 1, |row| {
+    suite.faults(Role::Peer, "one-page", "one page, read and copied", |row| {
         file.chill()?;
         let answer = Answer::Read(shared.clone());
         visit.bare(row, &Bare::anonymous(len, answer, Waiting::Poll)?)
     });
-    let name = "limit, a page read and not mapped";
-    suite.faults(Role::Limit, "fault-cold/read", name, 1, |row| {
+    suite.faults(Role::Limit, "read", "limit, a page read and not mapped", |row| {
         file.chill()?;
         Ok(visit.touch(row, &Plain(&file.file))?.found(0, 0))
     });
     for order in [Some(0), Some(4), None] {
         let Ours { row, name, options } = Ours::new(order, placement)?;
-        let spec = suite.faults(Role::Ours, &format!("fault-cold/{row}"), name, 1, move |row| {
+        suite.faults(Role::Ours, &row, name, move |row| {
             file.chill()?;
             visit.lazy(row, &engine.map(len, file.backing()?, &options)?)
         });
-        if row == BY_DEFAULT {
-            spec.headline(format!("touch {touched} pages of a file that is not cached"));
-        }
     }
-    suite.each_spec(|spec| {
-        spec.naive("fault-cold/kernel").limit("fault-cold/read", 0);
-        (spec.pages, spec.cold) = (touched, true);
+    if let Some(spec) = suite.spec(BY_DEFAULT) {
+        spec.headline(format!("touch {touched} pages of a file that is not cached"));
+    }
+    suite.naive("kernel").limit("read").each_spec(|spec| {
+        (spec.row.items, spec.row.cold) = (touched, true);
         spec.faults.naive = Some(naive.clone());
         spec.faults.waiting_alike = Some("fault-cold/one-page".to_owned());
     });
@@ -98,6 +99,5 @@ pub(super) fn table(run: &mut Run<'_>, file: &Source) -> Result<(), BenchError> 
          x alike is against one-page reads",
         placement.title
     );
-    run.session.table("fault-cold", title, note);
-    run.session.run(suite, "cold")
+    run.session.measure(suite, "cold", title, note)
 }

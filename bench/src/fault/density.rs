@@ -13,8 +13,9 @@ use super::run::{Ours, Run, Visit};
 use super::scan::Backend;
 use super::source::{self, PAGE, Source};
 use super::touch::{Pattern, Placement};
+use crate::error::BenchError;
 use crate::report::Role;
-use crate::suite::{BenchError, Suite};
+use crate::suite::Suite;
 
 /// A part of the pages.
 struct Density {
@@ -104,23 +105,17 @@ impl<'a> Tables<'a> {
         let (table, placement) = (self.id(density), self.placement);
         let visit = Visit { is_timed: false, ..Visit::timed(parts, placement) };
         let engine = &placement.engine()?;
-        let mut suite = Suite::new(len);
+        let mut suite = Suite::new(table, len);
+        suite.rounds = density.rounds;
         for window in std::iter::once(None).chain(density.windows.iter().copied().map(Some)) {
             let Ours { row, name, options } = (self.ours)(window, placement)?;
             let role = if window.is_none() { Role::Ours } else { Role::Variant };
-            let spec = suite.faults(role, &format!("{table}/{row}"), name, 1, move |row| {
+            let spec = suite.faults(role, &row, name, move |row| {
                 let memory = placement.by_handler(|| backend.lazy(engine, len, &options))?;
                 visit.lazy(row, &memory)
             });
-            spec.pages = visit.touched();
-            spec.is_rival = true;
+            (spec.row.items, spec.is_rival) = (visit.touched(), true);
         }
-        let rounds = density.rounds.min(run.settings.rounds);
-        let marked = if rounds < run.settings.rounds {
-            format!("; {rounds} rounds, because each takes long")
-        } else {
-            String::new()
-        };
         let title = format!(
             "{}, {} % of its pages in random order: {len}, {} touches",
             backend.title(),
@@ -128,12 +123,12 @@ impl<'a> Tables<'a> {
             visit.touched()
         );
         let note = format!(
-            "{}; *x best* of auto is its time by the fastest row's{marked}",
-            placement.title
+            "{}; *x best* of auto is its time by the fastest row's{}",
+            placement.title,
+            suite.fewer(run.settings.rounds)
         );
-        run.session.table(table, title, note);
         let what = format!("{} % at random{}", density.id, placement.id);
-        suite.run(&what, rounds, run.session.watch, &mut run.session.bench.results)
+        run.session.measure(suite, &what, title, note)
     }
 }
 

@@ -1,8 +1,6 @@
 //! What transparent huge pages are for: reading at random what is there, from memory that was filled in
 //! small pages, filled in huge ones, or made huge afterwards.
 
-use std::time::Instant;
-
 use uzone_fault::{Engine, HugePages, LazyMapping, LazyOptions, Populate};
 use uzone_os::{Anonymous, HugeAdvice, Mapping};
 use uzone_pages::ByteLen;
@@ -10,8 +8,9 @@ use uzone_pages::ByteLen;
 use super::run::{Ours, Run};
 use super::source::{Reads, Source, word};
 use super::touch::Placement;
+use crate::error::BenchError;
 use crate::report::Role;
-use crate::suite::{BenchError, Suite};
+use crate::suite::{Suite, timed};
 
 /// The row of a mapping in transparent huge pages.
 pub(super) const ROW: &str = "thp";
@@ -94,7 +93,7 @@ pub(super) fn table(run: &mut Run<'_>, file: &Source) -> Result<(), BenchError> 
     let offsets: Vec<u64> =
         std::iter::repeat_with(|| random.u64(0..len.get() / 8) * 8).take(READS).collect();
     let offsets = &offsets;
-    let mut suite = Suite::new(ByteLen::new(8 * READS as u64));
+    let mut suite = Suite::new(TABLE, ByteLen::new((READS as u64) << 12));
     let rows: [(Role, &str, &str, &dyn Reads); 5] = [
         (Role::Naive, "small", "ours, small pages", &small),
         (Role::Ours, ROW, "ours, transparent huge pages", &huge),
@@ -103,26 +102,24 @@ pub(super) fn table(run: &mut Run<'_>, file: &Source) -> Result<(), BenchError> 
         (Role::Limit, "plain", "limit, plain memory in huge pages", &limit),
     ];
     for (role, row, name, memory) in rows {
-        let id = format!("{TABLE}/{row}");
-        let case = id.clone();
-        let spec = suite.add(role, &id, name, 0, 1, move || {
-            let begun = Instant::now();
-            let mut bytes = [0; 8];
-            for &offset in offsets {
-                memory.read(offset, &mut bytes)?;
-                if u64::from_ne_bytes(bytes) != word(offset) {
-                    return Err(BenchError::wrong_byte(&case, offset));
+        suite.add(role, row, name, move |row| {
+            timed(|| {
+                let mut bytes = [0; 8];
+                for &offset in offsets {
+                    memory.read(offset, &mut bytes)?;
+                    if u64::from_ne_bytes(bytes) != word(offset) {
+                        return Err(BenchError::wrong_byte(row, offset));
+                    }
                 }
-            }
-            Ok(begun.elapsed())
+                Ok(())
+            })
         });
-        spec.pages = READS as u64;
-        spec.naive(format!("{TABLE}/small")).limit(format!("{TABLE}/plain"), 0);
     }
-    run.session.table(
-        TABLE,
+    suite.naive("small").limit("plain");
+    run.session.measure(
+        suite,
+        "reading at random",
         format!("Reading what is there: {READS} words at random of {len}"),
         "each word is compared; nothing is filled meanwhile; naive is ours in small pages",
-    );
-    run.session.run(suite, "reading at random")
+    )
 }

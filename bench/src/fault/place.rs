@@ -8,8 +8,9 @@ use uzone_fault::{Engine, EngineOptions};
 use super::run::{Ours, Run, Visit};
 use super::source::{PAGE, Source};
 use super::touch::{Pattern, Placement};
+use crate::error::BenchError;
 use crate::report::Role;
-use crate::suite::{BenchError, Suite};
+use crate::suite::Suite;
 
 /// The windows, by order; `None` adapts.
 const WINDOWS: [Option<u8>; 3] = [Some(0), Some(4), None];
@@ -33,38 +34,38 @@ pub(super) fn tables(run: &mut Run<'_>, file: &Source) -> Result<(), BenchError>
                 let threads_touch = if threads == 1 { "thread" } else { "threads" };
                 let title =
                     format!("The place of the reader: {threads} {threads_touch}{kept}; {name}");
-                run.session.table(&table, title, "*x best* is the time by the fastest row's");
-                measure(run, file, &table, order, &Placement::of_handler(threads, is_kept)?)?;
+                let places = Placement::of_handler(threads, is_kept)?;
+                let suite = suite(file, &table, order, &places)?;
+                let note = "*x best* is the time by the fastest row's";
+                run.session.measure(suite, &table, title, note)?;
             }
         }
     }
     Ok(())
 }
 
-fn measure(
-    run: &mut Run<'_>,
-    file: &Source,
+fn suite<'a>(
+    file: &'a Source,
     table: &str,
     order: Option<u8>,
-    places: &[(&'static str, Placement)],
-) -> Result<(), BenchError> {
+    places: &'a [(&'static str, Placement)],
+) -> Result<Suite<'a>, BenchError> {
     let len = file.len;
-    let mut suite = Suite::new(len);
-    for (id, place) in places {
-        let (role, engine) = if *id == "default" {
+    let mut suite = Suite::new(table, len);
+    for (row, place) in places {
+        let (role, engine) = if *row == "default" {
             (Role::Ours, Engine::with(EngineOptions::default())?)
         } else {
             (Role::Variant, place.engine()?)
         };
-        let Ours { options, .. } = Ours::new(order, place)?;
+        let options = Ours::new(order, place)?.options;
         let parts = Pattern::InOrder.parts(len, PAGE, place.threads);
-        let (id, touches) = (format!("{table}/{id}"), len.get() / PAGE);
-        let spec = suite.faults(role, &id, place.title.clone(), place.threads, move |row| {
+        suite.threads = place.threads;
+        let spec = suite.faults(role, row, place.title.clone(), move |row| {
             let memory = engine.map(len, file.backing()?, &options)?;
             Visit { is_timed: false, ..Visit::timed(&parts, place) }.lazy(row, &memory)
         });
-        spec.pages = touches;
         spec.is_rival = true;
     }
-    run.session.run(suite, table)
+    Ok(suite)
 }

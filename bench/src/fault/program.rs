@@ -11,17 +11,17 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
 
 use uzone_fault::{Engine, EngineOptions};
-use uzone_os::thread_faults;
 
 use super::run::Run;
 use super::scan::Backend;
 use super::source::{PAGE, Reads, Source};
-use super::ways::{Done, Memory, Ways};
+use super::touch::{Part, Touched};
+use super::ways::{Memory, Ways};
+use crate::error::BenchError;
 use crate::settings::ProgramSettings;
-use crate::suite::{BenchError, Suite};
+use crate::suite::{Suite, index};
 
 /// They are a note, and not figures of rows, because no row does the same work.
 const PUBLISHED: &str = "published, for windows of 1, 16 and 512 pages: a build of Linux, 151.23, 150.86 and \
@@ -65,34 +65,28 @@ fn table(run: &mut Run<'_>, program: &Program<'_>, orders: &[u8]) -> Result<(), 
     mapped.populate(0..len.get())?;
     let backend = &Backend::File(file, mapped);
     let engine = &Engine::with(EngineOptions::default())?;
-    let ways = Ways { table, backend, engine, len, threads: 1, orders, touched };
     let visit = |row: &str, memory| program.run(row, memory);
-    let mut suite = Suite::new(len);
-    ways.add(&mut suite, &visit)?;
-    suite.each_spec(|spec| {
-        spec.naive(ways.id("naive")).limit(ways.id("populate"), 0).pages = touched;
-    });
+    let mut suite = Suite::new(table, len);
+    Ways { backend, engine, len, orders, touched }.add(&mut suite, &visit)?;
+    suite.limit("populate").each_spec(|spec| spec.row.items = touched);
     let title =
         format!("{}, of whose {} pages it reads {touched}", program.title, len.get() / PAGE);
     let note =
         format!("one thread; the program's own work is in the time of each row; {PUBLISHED}");
-    run.session.table(table, title, note);
-    run.session.run(suite, table)
+    run.session.measure(suite, table, title, note)
 }
 
 impl Program<'_> {
     /// Runs it over memory, and compares its answers.
-    fn run(&self, row: &str, memory: Memory) -> Result<Done, BenchError> {
-        let faults = thread_faults();
-        let begun = Instant::now();
-        let answers = (self.ask)(memory)?;
-        let elapsed = begun.elapsed();
-        let kernel_faults = thread_faults().saturating_sub(faults);
+    fn run(&self, row: &str, memory: Memory) -> Result<Touched, BenchError> {
+        let mut answers = Answers::new();
+        let part = Part::of(|| {
+            answers = (self.ask)(memory)?;
+            Ok(())
+        })?;
         match self.expected.iter().zip(&answers).find(|(expected, found)| expected != found) {
-            Some(((question, _), _)) => {
-                Err(BenchError::WrongAnswer { row: row.to_owned(), question })
-            }
-            None => Ok(Done { elapsed, kernel_faults }),
+            Some(((question, _), _)) => Err(BenchError::wrong_answer(row, question)),
+            None => Ok(part.into()),
         }
     }
 }
@@ -119,13 +113,9 @@ impl ReadPages {
 
 impl Reads for ReadPages {
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), BenchError> {
-        self.file
-            .read_exact_at(out, offset)
-            .map_err(|cause| BenchError::UseFile { what: "read", cause })?;
+        self.file.read_exact_at(out, offset).map_err(BenchError::of_file("read"))?;
         for page in offset / PAGE..(offset + out.len() as u64).div_ceil(PAGE) {
-            if let Some(is_read) =
-                usize::try_from(page).ok().and_then(|page| self.is_read.get(page))
-            {
+            if let Some(is_read) = self.is_read.get(index(page)) {
                 is_read.store(true, Ordering::Relaxed); // as above
             }
         }

@@ -11,9 +11,10 @@ use uzone_pages::{Advice, ByteLen, FaultAround};
 use super::bare::{Bare, BareThread};
 use super::source::{PAGE, Reads, word};
 use super::touch::{Placement, Touched, touch};
+use crate::error::BenchError;
 use crate::report::Found;
 use crate::settings::FaultSettings;
-use crate::suite::{BenchError, Session};
+use crate::suite::Session;
 
 /// What the tables are run with.
 pub(super) struct Run<'a> {
@@ -138,9 +139,8 @@ impl<'a> Visit<'a> {
     /// Sums up touches of memory of ours, of which so many pages were touched.
     pub(super) fn found(&self, done: Touched, memory: &LazyMapping, touched: u64) -> Found {
         let stats = settled(memory);
-        let placed = stats.demand + stats.around + stats.populated;
         // The untouched rest of a huge page counts as wasted small pages.
-        let placed = placed * (memory.page_size().bytes() / self.page_bytes);
+        let placed = placed(&stats) * (memory.page_size().bytes() / self.page_bytes);
         done.found(stats.faults, placed.saturating_sub(touched))
     }
 
@@ -151,6 +151,11 @@ impl<'a> Visit<'a> {
         let faults = done.kernel_faults;
         Ok(done.found(faults, resident.saturating_sub(self.touched())))
     }
+}
+
+/// Returns how many pages an engine has installed, whatever for.
+pub(crate) fn placed(stats: &FaultStats) -> u64 {
+    stats.demand + stats.around + stats.populated
 }
 
 /// Waits until no page is installed any more: neighbours come after the page that was touched.

@@ -1,7 +1,6 @@
 //! Touching all pages, in order and at random, and one per page table: the published tables.
 
 use std::cell::Cell;
-use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,8 +13,9 @@ use super::huge;
 use super::run::{Ours, Run, Visit};
 use super::source::{self, Source};
 use super::touch::{Pattern, Placement};
-use crate::report::{Published, Role};
-use crate::suite::{BenchError, Suite};
+use crate::error::BenchError;
+use crate::report::{Log, Published, Role, RowSpec};
+use crate::suite::Suite;
 
 /// The windows that threads map for their own faults, by their order; `None` adapts.
 const IN_THREAD: [Option<u8>; 5] = [Some(0), Some(4), Some(7), Some(9), None];
@@ -134,127 +134,145 @@ pub(super) fn table(
     if !run.wants(&table) {
         return Ok(());
     }
-    let page = backend.page();
-    let parts = pattern.parts(len, page.bytes(), placement.threads);
+    let page = backend.page().bytes();
+    let parts = pattern.parts(len, page, placement.threads);
     let threads = parts.len();
     let is_timed = pattern == Pattern::OnePerTable;
-    let visit = Visit { is_timed, page_bytes: page.bytes(), ..Visit::timed(&parts, placement) };
+    let visit = Visit { is_timed, page_bytes: page, ..Visit::timed(&parts, placement) };
     let touched = visit.touched();
-    let is_headline = placement.is_first && !is_timed && !backend.is_huge();
-    let id = |row: &str| format!("{table}/{row}");
     let engine = &placement.engine()?;
     // How many pages were to be huge, and were not.
     let lacking = &Cell::new(0);
-    let mut suite = Suite::new(len);
-
-    let spec = suite.faults(Role::Naive, &id("naive"), "one page, poll and read", threads, |row| {
-        visit.bare(row, &placement.by_handler(|| backend.bare(len, Waiting::Poll))?)
-    });
-    let naive_log = spec.faults.log.clone();
-    let mut alike = id("naive");
-    if placement.spin != Some(Duration::ZERO) {
-        alike = id("naive-spin");
-        let spin = placement.spin.unwrap_or(LazyOptions::DEFAULT_SPIN);
-        let name = "one page, waiting as ours does";
-        suite.faults(Role::Peer, &alike, name, threads, move |row| {
-            visit.bare(row, &placement.by_handler(|| backend.bare(len, Waiting::Spin(spin)))?)
-        });
-    }
-    let orders = ORDERS.into_iter().map(Some).filter(|_| !backend.is_huge());
-    let mut ways: Vec<(Option<u8>, Ours)> = Vec::new();
-    for order in orders.chain([None]) {
-        ways.push((order, Ours::new(order, placement)?));
-    }
-    if !backend.is_huge() {
-        for order in IN_THREAD {
-            ways.push((None, Ours::in_thread(order, placement)?));
-        }
-    }
-    if matches!(backend, Backend::File(..)) && threads > 1 && !is_timed {
-        for order in TWO_READERS {
-            ways.push((None, Ours::two_readers(order, placement)?));
-        }
-    }
-    if matches!(backend, Backend::File(..)) && run.has_huge {
-        ways.push((None, huge::transparent(placement)?));
-    }
-    for (order, Ours { row, name, options }) in ways {
-        let is_transparent = row == huge::ROW;
-        let spec = suite.faults(Role::Ours, &id(&row), name, threads, move |row| {
-            let memory = placement.by_handler(|| backend.lazy(engine, len, &options))?;
-            let found = visit.lazy(row, &memory)?;
-            if is_transparent {
-                // Each pattern touches each of them.
-                let huge = memory.stats().huge_pages;
-                lacking.set(lacking.get() + (len.get() >> 21).saturating_sub(huge));
-            }
-            Ok(found)
-        });
+    let mut suite = Suite::new(&table, len).threads(threads);
+    let (naive, alike) = add_one_page(&mut suite, backend, visit, len);
+    for (order, ours) in ways(run, backend, visit)? {
+        let is_default = ours.row == BY_DEFAULT;
+        let spec = add_ours(&mut suite, backend, visit, (engine, len), ours, lacking);
         spec.faults.waiting_alike = Some(alike.clone());
-        spec.faults.naive = is_timed.then(|| naive_log.clone());
-        if is_headline && row == BY_DEFAULT {
+        spec.faults.naive = is_timed.then(|| naive.clone());
+        if is_default && placement.is_first && !is_timed && !backend.is_huge() {
             let title = backend.title().to_lowercase();
             spec.headline(format!("map {len} of {title}, {}", pattern.title()));
         }
         let is_published = matches!(backend, Backend::File(..)) && threads == 1;
-        spec.published = order.filter(|_| is_published).and_then(|order| {
-            let index = ORDERS.iter().position(|known| *known == order)?;
-            published(pattern, index, touched)
+        let order = order.filter(|_| is_published);
+        spec.row.published = order.and_then(|order| published(pattern, order, touched));
+    }
+    for order in IN_THREAD.into_iter().flatten().filter(|_| !backend.is_huge()) {
+        let name = format!("bare, {} pages, in the thread", 1_u64 << order);
+        suite.faults(Role::Peer, &format!("thread-bare-{order}"), name, move |row| {
+            visit.bare_thread(row, &backend.bare_thread(len, order)?)
         });
     }
-    if !backend.is_huge() {
-        for order in IN_THREAD.into_iter().flatten() {
-            let name = format!("bare, {} pages, in the thread", 1_u64 << order);
-            suite.faults(
-                Role::Peer,
-                &id(&format!("thread-bare-{order}")),
-                name,
-                threads,
-                move |row| visit.bare_thread(row, &backend.bare_thread(len, order)?),
-            );
-        }
-    }
-    add_kernel(&mut suite, &table, backend, visit, len);
-    suite.each_spec(|spec| {
-        spec.naive(id("naive")).pages = touched;
+    add_kernel(&mut suite, backend, visit, len);
+    suite.naive("naive").each_spec(|spec| {
+        spec.row.items = touched;
         if !is_timed {
             // Where one page of a table is touched, populating does much more than the row.
-            spec.limit(id("populate"), 0).bytes = touched * page.bytes();
+            spec.limit("populate").row.bytes = touched * page;
         }
     });
-    let mut note = placement.title.clone();
-    let _ = match placement.spin {
-        Some(spin) if spin.is_zero() => write!(note, "; ours sleeps at once when nothing is left"),
-        _ => write!(note, "; ours looks for {:?} before it sleeps", LazyOptions::DEFAULT_SPIN),
-    };
     let title = format!("{}, {}: {len}, {touched} touches", backend.title(), pattern.title());
-    run.session.table(&table, title, note);
-    run.session.run(suite, &format!("{} {}{}", pattern.id(), backend.id(), placement.id))?;
-    let lacking = lacking.get();
-    if lacking != 0 {
+    let what = format!("{} {}{}", pattern.id(), backend.id(), placement.id);
+    run.session.measure(suite, &what, title, note(placement))?;
+    if lacking.get() != 0 {
         // A row of the one that were pages of the other would be none.
-        let id = id(huge::ROW);
+        let (id, lacking) = (format!("{table}/{}", huge::ROW), lacking.get());
         run.session.bench.results.retain(|row| row.id != id);
         run.skip(&id, format!("{lacking} pages were not huge: too little memory is in one piece"));
     }
     Ok(())
 }
 
-/// Adds the kernel's own mapping, and the limit: the same populated at once.
-fn add_kernel<'a>(
+/// Returns where threads run, and how ours waits.
+fn note(placement: &Placement) -> String {
+    let title = &placement.title;
+    match placement.spin {
+        Some(spin) if spin.is_zero() => {
+            format!("{title}; ours sleeps at once when nothing is left")
+        }
+        _ => format!("{title}; ours looks for {:?} before it sleeps", LazyOptions::DEFAULT_SPIN),
+    }
+}
+
+/// Adds the one-page handlers. Returns where the touches of the naive one are, and the id of the one that waits as
+/// ours does.
+fn add_one_page<'a>(
     suite: &mut Suite<'a>,
-    table: &str,
     backend: &'a Backend<'_>,
     visit: Visit<'a>,
     len: ByteLen,
-) {
-    let threads = visit.parts.len();
-    let name = "the kernel's own mapping";
-    suite.faults(Role::Peer, &format!("{table}/kernel"), name, threads, move |row| {
+) -> (Log, String) {
+    let mut add = |role, row, name, waiting| {
+        let spec = suite.faults(role, row, name, move |row| {
+            visit.bare(row, &visit.placement.by_handler(|| backend.bare(len, waiting))?)
+        });
+        (spec.faults.log.clone(), spec.row.id.clone())
+    };
+    let (log, id) = add(Role::Naive, "naive", "one page, poll and read", Waiting::Poll);
+    match Waiting::like_ours(visit.placement.spin) {
+        Waiting::Poll => (log, id),
+        spin => (log, add(Role::Peer, "naive-spin", "one page, waiting as ours does", spin).1),
+    }
+}
+
+/// Returns our rows, with the order of the window of those that a time was published for.
+fn ways(
+    run: &Run<'_>,
+    backend: &Backend<'_>,
+    visit: Visit<'_>,
+) -> Result<Vec<(Option<u8>, Ours)>, BenchError> {
+    let (placement, threads) = (visit.placement, visit.parts.len());
+    let orders = ORDERS.into_iter().map(Some).filter(|_| !backend.is_huge()).chain([None]);
+    let mut ways: Vec<(Option<u8>, Ours)> = orders
+        .map(|order| Ok((order, Ours::new(order, placement)?)))
+        .collect::<Result<_, BenchError>>()?;
+    let mut others: Vec<Ours> = Vec::new();
+    if !backend.is_huge() {
+        for order in IN_THREAD {
+            others.push(Ours::in_thread(order, placement)?);
+        }
+    }
+    if let Backend::File(..) = backend {
+        for order in TWO_READERS.into_iter().filter(|_| threads > 1 && !visit.is_timed) {
+            others.push(Ours::two_readers(order, placement)?);
+        }
+        if run.has_huge {
+            others.push(huge::transparent(placement)?);
+        }
+    }
+    ways.extend(others.into_iter().map(|ours| (None, ours)));
+    Ok(ways)
+}
+
+/// Adds a row of ours.
+fn add_ours<'s, 'a>(
+    suite: &'s mut Suite<'a>,
+    backend: &'a Backend<'_>,
+    visit: Visit<'a>,
+    (engine, len): (&'a Engine, ByteLen),
+    Ours { row, name, options }: Ours,
+    lacking: &'a Cell<u64>,
+) -> &'s mut RowSpec {
+    let is_transparent = row == huge::ROW;
+    suite.faults(Role::Ours, &row, name, move |row| {
+        let memory = visit.placement.by_handler(|| backend.lazy(engine, len, &options))?;
+        let found = visit.lazy(row, &memory)?;
+        if is_transparent {
+            // Each pattern touches each of them.
+            let huge = memory.stats().huge_pages;
+            lacking.set(lacking.get() + (len.get() >> 21).saturating_sub(huge));
+        }
+        Ok(found)
+    })
+}
+
+/// Adds the kernel's own mapping, and the limit: the same populated at once.
+fn add_kernel<'a>(suite: &mut Suite<'a>, backend: &'a Backend<'_>, visit: Visit<'a>, len: ByteLen) {
+    suite.faults(Role::Peer, "kernel", "the kernel's own mapping", move |row| {
         visit.kernel(row, &backend.plain(len)?)
     });
-    let name = "limit, populated by the kernel";
-    suite.faults(Role::Limit, &format!("{table}/populate"), name, threads, move |row| {
+    suite.faults(Role::Limit, "populate", "limit, populated by the kernel", move |row| {
         let memory = backend.plain(len)?;
         let begun = Instant::now();
         memory.populate(0..len.get())?;
@@ -272,7 +290,8 @@ pub(super) const SHUTEMOV: &str = "Kirill A. Shutemov, fault-around, February 20
      The published random rows touch each page often";
 
 /// Returns the published time for as many touches.
-fn published(pattern: Pattern, index: usize, touched: u64) -> Option<Published> {
+fn published(pattern: Pattern, order: u8, touched: u64) -> Option<Published> {
+    let index = ORDERS.iter().position(|known| *known == order)?;
     let (seconds, pages) = match pattern {
         Pattern::InOrder => (IN_ORDER_S[index], 16_u64 << (30 - 12)),
         Pattern::OnePerTable => (SPARSE_S[index], 16_u64 << (30 - 21)),

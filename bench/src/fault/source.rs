@@ -10,7 +10,8 @@ use uzone_fault::{FileBacking, LazyMapping};
 use uzone_os::{Access, HugeSize, Mapping, Sharing, file_system, page_cache};
 use uzone_pages::ByteLen;
 
-use crate::suite::BenchError;
+use crate::error::BenchError;
+use crate::suite::index;
 
 /// The page that the tables count in; a host with another one is refused.
 pub(super) const PAGE: u64 = 4096;
@@ -51,9 +52,9 @@ fn each_piece<E>(
 ) -> Result<(), E> {
     let mut bytes = vec![0; PIECE];
     for offset in (0..len.get()).step_by(PIECE) {
-        let left = usize::try_from(len.get() - offset).map_or(PIECE, |left| left.min(PIECE));
-        fill(offset, &mut bytes[..left]);
-        write(offset, &bytes[..left])?;
+        let bytes = &mut bytes[..index(len.get() - offset).min(PIECE)];
+        fill(offset, bytes);
+        write(offset, bytes)?;
     }
     Ok(())
 }
@@ -86,24 +87,20 @@ impl Source {
             write(&mut file)?;
             // What is dirty could not be forgotten.
             file.sync_all()?;
-            Ok(file)
+            Ok(Self { file, len, directory: directory.to_owned() })
         };
-        let directory = directory.to_owned();
-        match make() {
-            Ok(file) => Ok(Self { file, len, directory }),
-            Err(cause) => Err(BenchError::File { size: len, directory, cause }),
-        }
+        make().map_err(|cause| BenchError::no_file(len, directory, cause))
     }
 
     /// Returns the file once more.
     pub(super) fn again(&self) -> Result<File, BenchError> {
-        self.file.try_clone().map_err(|cause| BenchError::UseFile { what: "share", cause })
+        self.file.try_clone().map_err(BenchError::of_file("share"))
     }
 
     /// Returns a backing of the file's bytes.
     pub(super) fn backing(&self) -> Result<Arc<FileBacking>, BenchError> {
-        let failed = |cause| BenchError::UseFile { what: "ask the length of", cause };
-        FileBacking::new(self.again()?).map(Arc::new).map_err(failed)
+        let backing = FileBacking::new(self.again()?).map(Arc::new);
+        backing.map_err(BenchError::of_file("ask the length of"))
     }
 
     /// Reads what of `len` bytes the page cache does not have.
@@ -111,10 +108,8 @@ impl Source {
         use std::os::unix::fs::FileExt;
         let mut bytes = vec![0; PIECE];
         for offset in (0..len.get()).step_by(PIECE) {
-            let left = usize::try_from(len.get() - offset).map_or(PIECE, |left| left.min(PIECE));
-            self.file
-                .read_exact_at(&mut bytes[..left], offset)
-                .map_err(|cause| BenchError::UseFile { what: "read", cause })?;
+            let bytes = &mut bytes[..index(len.get() - offset).min(PIECE)];
+            self.file.read_exact_at(bytes, offset).map_err(BenchError::of_file("read"))?;
         }
         Ok(())
     }
@@ -122,8 +117,8 @@ impl Source {
     /// Has the page cache forget the file. Returns how many pages it has still.
     pub(super) fn chill(&self) -> Result<u64, BenchError> {
         let Some(len) = NonZeroU64::new(self.len.get()) else { return Ok(0) };
-        let failed = |cause| BenchError::UseFile { what: "forget the pages of", cause };
-        page_cache::forget(&self.file, 0, len).map_err(failed)?;
+        let failed = BenchError::of_file("forget the pages of");
+        page_cache::forget(&self.file, 0, len).map_err(&failed)?;
         Ok(page_cache::cached(&self.file, 0, len).map_err(failed)?.unwrap_or(0))
     }
 
@@ -153,9 +148,8 @@ pub(super) fn map_memory_file(
     len: ByteLen,
     access: Access,
 ) -> Result<Mapping, BenchError> {
-    let shared = |cause| BenchError::UseFile { what: "share", cause };
-    let fd = memory.fd().ok_or_else(|| shared(io::ErrorKind::Unsupported.into()))?;
-    let fd = fd.try_clone_to_owned().map_err(shared)?;
+    let fd = memory.fd().ok_or_else(|| io::ErrorKind::Unsupported.into());
+    let fd = fd.and_then(|fd| fd.try_clone_to_owned()).map_err(BenchError::of_file("share"))?;
     Ok(Mapping::file(fd, 0, len, access, Sharing::Private)?)
 }
 

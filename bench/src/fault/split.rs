@@ -17,8 +17,10 @@ use super::bare::{Answer, Bare, Waiting};
 use super::run::{Ours, Run, Visit};
 use super::source::{self, PAGE, Source, mark, word};
 use super::touch::{Pattern, Placement};
+use crate::error::BenchError;
+use crate::group::nanoseconds;
 use crate::report::{Found, Log, Role};
-use crate::suite::{BenchError, Suite};
+use crate::suite::Suite;
 
 /// How much is touched at most, one page a fault.
 const MOST: ByteLen = ByteLen::mib(64);
@@ -52,24 +54,20 @@ pub(super) fn table(
     file.warm(len)?;
     let parts = Pattern::Random.parts(len, PAGE, 1);
     let visit = Visit::timed(&parts, placement);
-    let touched = visit.touched();
-    let options = Ours::new(Some(0), placement)?.options;
-    let spin = placement.spin.unwrap_or(LazyOptions::DEFAULT_SPIN);
-    let waiting = if spin.is_zero() { Waiting::Poll } else { Waiting::Spin(spin) };
-    // Of the rows so far, which later ones are compared with.
-    let mut logs: Vec<Log> = Vec::new();
+    let (touched, options) = (visit.touched(), Ours::new(Some(0), placement)?.options);
+    let waiting = Waiting::like_ours(placement.spin);
     let engine = &placement.engine()?;
-    let mut suite = Suite::new(len);
-
+    let mut suite = Suite::new(&table, len);
     let bare: [BareRow; 3] = [
         ("zero", "bare, the zero page: a round trip", Answer::Zero, None, zero),
         ("copy", "bare, a copy (beyond the zero page)", Answer::Mark, Some(0), word),
         ("continue", "bare, continued", Answer::Continue, None, word),
     ];
+    // Of the rows so far, which later ones are compared with.
+    let mut logs: Vec<Log> = Vec::new();
     for (row, name, answer, beyond, expected) in bare {
         let visit = Visit { expected, ..visit };
-        let id = format!("{table}/{row}");
-        let spec = suite.faults(Role::Limit, &id, name, 1, move |row| {
+        let spec = suite.faults(Role::Limit, row, name, move |row| {
             let answer = answer.clone();
             let memory = placement.by_handler(|| match answer {
                 Answer::Continue => {
@@ -83,22 +81,9 @@ pub(super) fn table(
         spec.faults.beyond = beyond.map(|other| logs[other].clone());
         logs.push(spec.faults.log.clone());
     }
-
-    let function = FunctionBacking::quick(|offset, pages: &mut [u8]| {
-        mark(offset, pages);
-        Ok(())
-    });
-    let memory = MemoryBacking::new(memory.clone(), Sharing::Private)?;
-    let backings: [OurRow; 4] = [
-        ("ours-zero", "ours, zeroes (beyond the bare zero page)", Arc::new(ZeroBacking), 0, zero),
-        ("ours-copy", "ours, a copy (beyond the bare one)", Arc::new(function), 1, word),
-        ("ours-continue", "ours, continued (beyond the bare one)", Arc::new(memory), 2, word),
-        ("ours-file", "ours, a file (beyond ours, a copy)", file.backing()?, 4, word),
-    ];
-    for (row, name, backing, beyond, expected) in backings {
-        let visit = Visit { expected, ..visit };
-        let (id, options) = (format!("{table}/{row}"), options.clone());
-        let spec = suite.faults(Role::Ours, &id, name, 1, move |row| {
+    for (row, name, backing, beyond, expected) in backings(file, memory)? {
+        let (visit, options) = (Visit { expected, ..visit }, options.clone());
+        let spec = suite.faults(Role::Ours, row, name, move |row| {
             let backing = backing.clone();
             let memory = placement.by_handler(|| Ok(engine.map(len, backing, &options)?))?;
             visit.lazy(row, &memory)
@@ -106,26 +91,52 @@ pub(super) fn table(
         spec.faults.beyond = Some(logs[beyond].clone());
         logs.push(spec.faults.log.clone());
     }
+    add_alone(&mut suite, &parts.concat(), len, placement)?;
+    suite.each_spec(|spec| spec.row.items = touched);
+    let title = format!("Where a fault's time goes: {touched} faults of one page each");
+    let note = format!(
+        "{}; all wait alike; beyond is the difference of the median touches; ours alone: {TIMED} faults at once",
+        placement.title
+    );
+    run.session.measure(suite, &format!("split{}", placement.id), title, note)
+}
+
+/// Returns the rows of ours. The numbers are those of the rows that they are compared with: first are the bare
+/// ones.
+fn backings(file: &Source, memory: &Arc<Mapping>) -> Result<[OurRow; 4], BenchError> {
+    let function = FunctionBacking::quick(|offset, pages: &mut [u8]| {
+        mark(offset, pages);
+        Ok(())
+    });
+    let memory = MemoryBacking::new(memory.clone(), Sharing::Private)?;
+    Ok([
+        ("ours-zero", "ours, zeroes (beyond the bare zero page)", Arc::new(ZeroBacking), 0, zero),
+        ("ours-copy", "ours, a copy (beyond the bare one)", Arc::new(function), 1, word),
+        ("ours-continue", "ours, continued (beyond the bare one)", Arc::new(memory), 2, word),
+        ("ours-file", "ours, a file (beyond ours, a copy)", file.backing()?, 4, word),
+    ])
+}
+
+/// Adds ours without the kernel.
+fn add_alone<'a>(
+    suite: &mut Suite<'a>,
+    touched: &[u64],
+    len: ByteLen,
+    placement: &'a Placement,
+) -> Result<(), BenchError> {
     for (row, name, order) in [
         ("ours-alone", "ours alone, without the kernel, 1 page", 0),
         ("ours-alone-16", "ours alone, without the kernel, 16 pages", 4),
     ] {
         let options = Ours::new(Some(order), placement)?.options;
         // One page of each window.
-        let mut offsets = parts.concat();
+        let mut offsets = touched.to_vec();
         offsets.retain(|at| (at / PAGE).is_multiple_of(1 << order));
-        suite.faults(Role::Ours, &format!("{table}/{row}"), name, 1, move |row| {
+        suite.faults(Role::Ours, row, name, move |row| {
             placement.by_handler(|| rehearse(row, len, &options, &offsets))
         });
     }
-    suite.each_spec(|spec| spec.pages = touched);
-    let title = format!("Where a fault's time goes: {touched} faults of one page each");
-    let note = format!(
-        "{}; all wait alike; beyond is the difference of the median touches; ours alone: {TIMED} faults at once",
-        placement.title
-    );
-    run.session.table(table, title, note);
-    run.session.run(suite, &format!("split{}", placement.id))
+    Ok(())
 }
 
 /// Answers faults at `offsets` without the kernel.
@@ -143,8 +154,7 @@ fn rehearse(
         for offset in some {
             rehearsal.fault(offset / PAGE * PAGE);
         }
-        let ns = answered.elapsed().as_nanos() / TIMED as u128;
-        touches_ns.push(u64::try_from(ns).unwrap_or(u64::MAX));
+        touches_ns.push(nanoseconds(answered.elapsed()) / TIMED as u64);
     }
     let elapsed = begun.elapsed();
     match offsets.iter().find(|&&offset| !rehearsal.is_there(offset)) {

@@ -4,14 +4,15 @@
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use uzone_fault::{Backing, BackingError, FileBacking, Window};
+use uzone_fault::{Backing, BackingError, FileBacking, LazyMapping, Window};
 use uzone_pages::ByteLen;
 
 use super::run::{Ours, Run, Visit};
 use super::source::{PAGE, Reads, Source, place, word};
 use super::touch::{Pattern, Placement};
+use crate::error::BenchError;
 use crate::report::Role;
-use crate::suite::{BenchError, Suite};
+use crate::suite::Suite;
 
 /// How much is touched at most.
 const MOST: ByteLen = ByteLen::mib(256);
@@ -82,43 +83,25 @@ pub(super) fn table(
     let touched = visit.touched();
     let stalled = len.get() - PAGE;
     let engine = &placement.engine()?;
-    let mut suite = Suite::new(rest);
+    let mut suite = Suite::new("fault-stall", rest);
     for order in [Some(0), Some(4), None] {
         let Ours { row, name, options } = Ours::new(order, placement)?;
         for (state, is_stalled) in [("free", false), ("stalled", true)] {
             let what = if is_stalled { "one page stalled" } else { "all ready" };
-            let (id, options) = (format!("fault-stall/{row}-{state}"), options.clone());
-            let spec = suite.faults(Role::Ours, &id, format!("{name}: {what}"), 1, move |case| {
+            let (id, options) = (format!("{row}-{state}"), options.clone());
+            let spec = suite.faults(Role::Ours, &id, format!("{name}: {what}"), move |row| {
                 let gate = Arc::new(Gate::default());
                 let backing = Stalling { file: file.backing()?, stalled, gate: gate.clone() };
                 let memory =
                     placement.by_handler(|| Ok(engine.map(len, Arc::new(backing), &options)?))?;
-                let done = std::thread::scope(|scope| {
-                    let waiter = is_stalled.then(|| {
-                        scope.spawn(|| {
-                            let (at, mut bytes) = (place(stalled / PAGE), [0; 8]);
-                            memory.read(at, &mut bytes)?;
-                            let is_right = u64::from_ne_bytes(bytes) == word(at);
-                            is_right.then_some(()).ok_or_else(|| BenchError::wrong_byte(case, at))
-                        })
-                    });
-                    let give_up = Instant::now() + PATIENCE;
-                    while is_stalled && memory.stats().queued == 0 && Instant::now() < give_up {
-                        std::thread::yield_now();
-                    }
-                    let done = visit.touch(case, &memory);
-                    // Also after a failure, or the scope would wait for a thread that waits for us.
-                    gate.open();
-                    match waiter.map(std::thread::ScopedJoinHandle::join) {
-                        None | Some(Ok(Ok(()))) => done,
-                        Some(Ok(Err(error))) => Err(error),
-                        Some(Err(_)) => Err(BenchError::Threads { threads: 2 }),
-                    }
-                })?;
+                let at = is_stalled.then(|| place(stalled / PAGE));
+                let done = beside(row, &memory, at, &gate, || visit.touch(row, &memory))?;
                 Ok(visit.found(done, &memory, touched + u64::from(is_stalled)))
             });
-            spec.pages = touched;
-            spec.naive = is_stalled.then(|| format!("fault-stall/{row}-free"));
+            spec.row.items = touched;
+            if is_stalled {
+                spec.naive(&format!("{row}-free"));
+            }
         }
     }
     let title = format!(
@@ -128,6 +111,35 @@ pub(super) fn table(
         "{}; in random order, each touch timed; naive is the same with all ready",
         placement.title
     );
-    run.session.table("fault-stall", title, note);
-    run.session.run(suite, "one page stalled")
+    run.session.measure(suite, "one page stalled", title, note)
+}
+
+/// Does `work` while another thread waits for the word at `at`, if there is one, until the gate is opened.
+fn beside<T>(
+    row: &str,
+    memory: &LazyMapping,
+    at: Option<u64>,
+    gate: &Gate,
+    work: impl FnOnce() -> Result<T, BenchError>,
+) -> Result<T, BenchError> {
+    std::thread::scope(|scope| {
+        let waiter = at.map(|at| {
+            scope.spawn(move || {
+                let mut bytes = [0; 8];
+                memory.read(at, &mut bytes)?;
+                let is_right = u64::from_ne_bytes(bytes) == word(at);
+                is_right.then_some(()).ok_or_else(|| BenchError::wrong_byte(row, at))
+            })
+        });
+        let give_up = Instant::now() + PATIENCE;
+        while at.is_some() && memory.stats().queued == 0 && Instant::now() < give_up {
+            std::thread::yield_now();
+        }
+        let done = work();
+        // Also after a failure, or the scope would wait for a thread that waits for us.
+        gate.open();
+        let waited = waiter.map(|waiter| waiter.join().map_err(|_| BenchError::threads(2)));
+        waited.transpose()?.transpose()?;
+        done
+    })
 }

@@ -9,8 +9,9 @@ use uzone_os::{numa, thread_faults};
 use uzone_pages::ByteLen;
 
 use super::source::{PAGE, Reads, place};
+use crate::error::BenchError;
+use crate::group::nanoseconds;
 use crate::report::Found;
-use crate::suite::BenchError;
 
 /// In which order pages are touched.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -81,7 +82,8 @@ pub(crate) struct Placement {
 impl Placement {
     /// Returns the placements of a host: another core, the same, and several threads anywhere.
     pub(crate) fn all(threads: &[usize]) -> Result<Vec<Self>, BenchError> {
-        let cpus = numa::usable(&(0..1024).collect::<Vec<_>>())?;
+        let anywhere = Self::anywhere()?;
+        let cpus = anywhere.handler.clone();
         let (Some(&first), Some(&last)) = (cpus.first(), cpus.last()) else {
             return Ok(Vec::new());
         };
@@ -89,13 +91,10 @@ impl Placement {
         let is_apart = first != last;
         if is_apart {
             all.push(Self {
-                id: String::new(),
                 title: format!("one thread on CPU {first}, the handler on CPU {last}"),
-                threads: 1,
-                is_first: true,
                 touchers: vec![first],
                 handler: vec![last],
-                spin: None,
+                ..anywhere.clone()
             });
         }
         all.push(Self {
@@ -116,16 +115,14 @@ impl Placement {
             ),
             threads,
             is_first: false,
-            touchers: cpus.clone(),
-            handler: cpus.clone(),
-            spin: None,
+            ..anywhere.clone()
         }));
         Ok(all)
     }
 
     /// Returns the placement that restricts no thread.
     pub(super) fn anywhere() -> Result<Self, BenchError> {
-        let cpus = numa::usable(&(0..1024).collect::<Vec<_>>())?;
+        let cpus = usable_cpus()?;
         Ok(Self {
             id: String::new(),
             title: format!("one thread, it and the handler on any of {} CPUs", cpus.len()),
@@ -190,8 +187,13 @@ impl Placement {
     }
 }
 
+/// Returns the CPUs that this process may use.
+pub(crate) fn usable_cpus() -> Result<Vec<u32>, BenchError> {
+    Ok(numa::usable(&(0..1024).collect::<Vec<_>>())?)
+}
+
 /// Does something in a thread of its own, on these CPUs.
-fn on<T: Send>(
+pub(crate) fn on<T: Send>(
     cpus: &[u32],
     work: impl FnOnce() -> Result<T, BenchError> + Send,
 ) -> Result<T, BenchError> {
@@ -200,9 +202,15 @@ fn on<T: Send>(
             numa::keep_thread_to(cpus)?;
             work()
         });
-        let thread = thread.map_err(|_| BenchError::Threads { threads: 1 })?;
-        thread.join().unwrap_or(Err(BenchError::Threads { threads: 1 }))
+        let thread = thread.map_err(|_| BenchError::threads(1))?;
+        thread.join().unwrap_or_else(|_| Err(BenchError::threads(1)))
     })
+}
+
+impl From<Part> for Touched {
+    fn from(Part { begun, ended, kernel_faults, times }: Part) -> Self {
+        Self { elapsed: ended - begun, kernel_faults, times }
+    }
 }
 
 /// What came of touching.
@@ -224,11 +232,22 @@ impl Touched {
 }
 
 /// One thread's share of it.
-struct Part {
+pub(super) struct Part {
     begun: Instant,
     ended: Instant,
     kernel_faults: u64,
     times: Times,
+}
+
+impl Part {
+    /// Does some work whose single touches are not timed.
+    pub(super) fn of(work: impl FnOnce() -> Result<(), BenchError>) -> Result<Self, BenchError> {
+        let faults = thread_faults();
+        let begun = Instant::now();
+        work()?;
+        let (ended, times) = (Instant::now(), Times::default());
+        Ok(Self { begun, ended, kernel_faults: thread_faults().saturating_sub(faults), times })
+    }
 }
 
 /// A touch that took less did not wait for a page.
@@ -256,7 +275,7 @@ impl Times {
     }
 
     fn push(&mut self, took: Duration) {
-        let ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        let ns = nanoseconds(took);
         self.all_ns.push(ns);
         if took >= SHORTEST_WAIT {
             let before = std::mem::replace(&mut self.faults, thread_faults());
@@ -276,8 +295,8 @@ pub(crate) fn touch<M: Reads>(
     is_timed: bool,
     expected: &(dyn Fn(u64) -> u64 + Sync),
 ) -> Result<Touched, BenchError> {
-    let start = Barrier::new(parts.len());
-    let work = |offsets: &[u64]| -> Result<Part, BenchError> {
+    together(parts.len(), |part, start| {
+        let offsets = &parts[part];
         let kept = numa::keep_thread_to(&placement.touchers);
         let mut times = Times::with_room(if is_timed { offsets.len() } else { 0 });
         let faults = thread_faults();
@@ -299,16 +318,22 @@ pub(crate) fn touch<M: Reads>(
         }
         let ended = Instant::now();
         Ok(Part { begun, ended, kernel_faults: thread_faults().saturating_sub(faults), times })
-    };
-    let work = &work;
+    })
+}
+
+/// Has so many threads do their parts of `work`, which gets the number of the part, and where all meet before
+/// they begin.
+pub(super) fn together(
+    threads: usize,
+    work: impl Fn(usize, &Barrier) -> Result<Part, BenchError> + Sync,
+) -> Result<Touched, BenchError> {
+    let (start, work) = (&Barrier::new(threads), &work);
     let parts: Vec<Part> = std::thread::scope(|scope| {
         let threads: Vec<_> =
-            parts.iter().map(|offsets| scope.spawn(move || work(offsets))).collect();
-        let failed = || BenchError::Threads { threads: placement.threads };
-        threads
-            .into_iter()
-            .map(|thread| thread.join().unwrap_or_else(|_| Err(failed())))
-            .collect::<Result<_, BenchError>>()
+            (0..threads).map(|part| scope.spawn(move || work(part, start))).collect();
+        let failed = BenchError::threads(threads.len());
+        let joined = threads.into_iter().map(|thread| thread.join().ok());
+        joined.collect::<Option<Result<_, _>>>().unwrap_or(Err(failed))
     })?;
     let begun = parts.iter().map(|part| part.begun).min();
     let ended = parts.iter().map(|part| part.ended).max();

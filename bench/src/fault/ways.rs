@@ -7,36 +7,23 @@ use uzone_fault::Engine;
 use uzone_pages::ByteLen;
 
 use super::bare::Waiting;
-use super::run::{Ours, settled};
+use super::run::{Ours, placed, settled};
 use super::scan::Backend;
 use super::source::{PAGE, Reads};
-use super::touch::Placement;
-use crate::report::{Found, Role};
-use crate::suite::{BenchError, Suite};
+use super::touch::{Placement, Touched};
+use crate::error::BenchError;
+use crate::report::Role;
+use crate::suite::Suite;
 
 /// Memory that holds a file.
 pub(super) type Memory = Arc<dyn Reads + Send>;
 
-/// What came of a visit.
-pub(super) struct Done {
-    pub(super) elapsed: Duration,
-    pub(super) kernel_faults: u64,
-}
-
-impl Done {
-    fn found(self, faults: u64, wasted: u64) -> Found {
-        Found { elapsed: self.elapsed, faults, wasted, ..Found::default() }
-    }
-}
-
 /// How the faults of the memory are answered, and what is counted of a visit.
 #[derive(Clone, Copy)]
 pub(super) struct Ways<'a> {
-    pub(super) table: &'a str,
     pub(super) backend: &'a Backend<'a>,
     pub(super) engine: &'a Engine,
     pub(super) len: ByteLen,
-    pub(super) threads: usize,
     /// The windows, by order.
     pub(super) orders: &'a [u8],
     /// How many pages a visit reads; others that are mapped are wasted.
@@ -44,20 +31,15 @@ pub(super) struct Ways<'a> {
 }
 
 impl<'a> Ways<'a> {
-    pub(super) fn id(&self, row: &str) -> String {
-        format!("{}/{row}", self.table)
-    }
-
     /// Adds the one-page handler, ours by each window and with either thread, the kernel's own mapping, and the
     /// limit.
     pub(super) fn add(
         self,
         suite: &mut Suite<'a>,
-        visit: &'a impl Fn(&str, Memory) -> Result<Done, BenchError>,
+        visit: &'a impl Fn(&str, Memory) -> Result<Touched, BenchError>,
     ) -> Result<(), BenchError> {
-        let Self { backend, engine, len, threads, orders, touched, .. } = self;
-        let name = "one page, poll and read";
-        suite.faults(Role::Naive, &self.id("naive"), name, threads, move |row| {
+        let Self { backend, engine, len, orders, touched } = self;
+        suite.faults(Role::Naive, "naive", "one page, poll and read", move |row| {
             let memory = Arc::new(backend.bare(len, Waiting::Poll)?);
             let done = visit(row, memory.clone());
             memory.check(row)?;
@@ -67,12 +49,11 @@ impl<'a> Ways<'a> {
         for order in orders.iter().copied().map(Some).chain([None]) {
             let ways = [Ours::new(order, &anywhere)?, Ours::in_thread(order, &anywhere)?];
             for Ours { row, name, options } in ways {
-                suite.faults(Role::Ours, &self.id(&row), name, threads, move |row| {
+                suite.faults(Role::Ours, &row, name, move |row| {
                     let memory = Arc::new(backend.lazy(engine, len, &options)?);
                     let done = visit(row, memory.clone())?;
                     let stats = settled(&memory);
-                    let placed = stats.demand + stats.around + stats.populated;
-                    Ok(done.found(stats.faults, placed.saturating_sub(touched)))
+                    Ok(done.found(stats.faults, placed(&stats).saturating_sub(touched)))
                 });
             }
         }
@@ -80,7 +61,7 @@ impl<'a> Ways<'a> {
             (Role::Peer, "kernel", "the kernel's own mapping", false),
             (Role::Limit, "populate", "limit, populated by the kernel", true),
         ] {
-            suite.faults(role, &self.id(row), name, threads, move |row| {
+            suite.faults(role, row, name, move |row| {
                 let memory = Arc::new(backend.plain(len)?);
                 let begun = Instant::now();
                 if is_populated {
@@ -93,6 +74,7 @@ impl<'a> Ways<'a> {
                 Ok(done.found(faults, resident.saturating_sub(touched)).after(populated))
             });
         }
+        suite.naive("naive");
         Ok(())
     }
 }

@@ -4,21 +4,21 @@
 //! The other tables share the pages out and look at one word of each; these are slower by that, and run only
 //! where they are asked for.
 
-use std::sync::{Arc, Barrier};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use uzone_fault::{Engine, EngineOptions};
-use uzone_os::thread_faults;
 use uzone_pages::ByteLen;
 
 use super::run::Run;
 use super::scan::{Backend, ORDERS, SHUTEMOV};
 use super::source::{PAGE, Reads, Source, word};
-use super::touch::Pattern;
-use super::ways::{Done, Memory, Ways};
+use super::touch::{Part, Pattern, Touched, together};
+use super::ways::{Memory, Ways};
+use crate::error::BenchError;
 use crate::report::Published;
 use crate::settings::WholeSettings;
-use crate::suite::{BenchError, Suite};
+use crate::suite::Suite;
 
 /// How much was read in order, and at random.
 const IN_ORDER: ByteLen = ByteLen::gib(16);
@@ -85,35 +85,29 @@ fn table(
     let visit = Visit { pages: &pages, threads, is_whole: pattern != Pattern::OnePerTable };
     let engine = &Engine::with(EngineOptions::default())?;
     let touched = pages.len() as u64;
-    let ways = Ways { table: &table, backend, engine, len, threads, orders, touched };
     let touch = |row: &str, memory: Memory| visit.touch(row, &*memory);
-    let mut suite = Suite::new(len);
-    ways.add(&mut suite, &touch)?;
+    let mut suite = Suite::new(&table, len).threads(threads);
+    Ways { backend, engine, len, orders, touched }.add(&mut suite, &touch)?;
     for &order in orders {
         for row in ["order", "thread-order"] {
-            if let Some(spec) = suite.spec(&ways.id(&format!("{row}-{order}"))) {
-                spec.published = published(pattern, threads, order, len);
+            if let Some(spec) = suite.spec(&format!("{row}-{order}")) {
+                spec.row.published = published(pattern, threads, order, len);
             }
         }
     }
     suite.each_spec(|spec| {
-        spec.naive(ways.id("naive")).pages = touched * threads as u64;
+        spec.row.items = touched * threads as u64;
         if visit.is_whole {
-            spec.limit(ways.id("populate"), 0).bytes = len.get() * threads as u64;
+            spec.limit("populate").row.bytes = len.get() * threads as u64;
         }
     });
     let plural = if threads == 1 { "thread" } else { "threads, each" };
     let what = if visit.is_whole { "every word of" } else { "a word of" };
     let title = format!("{threads} {plural} reading {what} {len} of a file, {}", pattern.title());
-    let rounds = if threads >= MANY { run.session.rounds.min(ROUNDS) } else { run.session.rounds };
-    let marked = if rounds < run.session.rounds {
-        format!("; {rounds} rounds, because each takes long")
-    } else {
-        String::new()
-    };
+    suite.rounds = if threads >= MANY { ROUNDS } else { u32::MAX };
+    let marked = suite.fewer(run.session.rounds);
     let note = format!("published: the kernel, {IN_ORDER} and {RANDOM} at random{marked}");
-    run.session.table(&table, title, note);
-    suite.run(&table, rounds, run.session.watch, &mut run.session.bench.results)
+    run.session.measure(suite, &table, title, note)
 }
 
 /// Returns the published time of the kernel, for as many pages a thread.
@@ -140,27 +134,11 @@ struct Visit<'a> {
 
 impl Visit<'_> {
     /// Reads the pages by every thread, and checks every word.
-    fn touch(&self, row: &str, memory: &dyn Reads) -> Result<Done, BenchError> {
-        let start = Barrier::new(self.threads);
-        let work = || -> Result<(Instant, Instant, u64), BenchError> {
-            let faults = thread_faults();
+    fn touch(&self, row: &str, memory: &dyn Reads) -> Result<Touched, BenchError> {
+        together(self.threads, |_, start| {
             start.wait();
-            let begun = Instant::now();
-            for &offset in self.pages {
-                self.check(row, memory, offset)?;
-            }
-            Ok((begun, Instant::now(), thread_faults().saturating_sub(faults)))
-        };
-        let failed = || BenchError::Threads { threads: self.threads };
-        let parts: Vec<_> = std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..self.threads).map(|_| scope.spawn(work)).collect();
-            let joined = threads.into_iter().map(|thread| thread.join().map_err(|_| failed())?);
-            joined.collect::<Result<_, BenchError>>()
-        })?;
-        let begun = parts.iter().map(|part| part.0).min();
-        let ended = parts.iter().map(|part| part.1).max();
-        let elapsed = begun.zip(ended).map_or(Duration::ZERO, |(begun, ended)| ended - begun);
-        Ok(Done { elapsed, kernel_faults: parts.iter().map(|part| part.2).sum() })
+            Part::of(|| self.pages.iter().try_for_each(|&offset| self.check(row, memory, offset)))
+        })
     }
 
     fn check(&self, row: &str, memory: &dyn Reads, offset: u64) -> Result<(), BenchError> {

@@ -14,8 +14,10 @@ use uzone_pages::ByteLen;
 use super::run::{Ours, Run};
 use super::source::PAGE;
 use super::touch::{Pattern, Placement};
+use crate::error::BenchError;
+use crate::group::nanoseconds;
 use crate::report::{Found, Role};
-use crate::suite::{BenchError, Suite};
+use crate::suite::Suite;
 
 /// How much is written at most.
 const MOST: ByteLen = ByteLen::mib(64);
@@ -51,7 +53,7 @@ fn write(
     let recorded = |answer| tracked(WriteTracking::Async, answer);
     let (reader, thread) = (Answer::Reader, Answer::InThread);
     let engine = &placement.engine()?;
-    let mut suite = Suite::new(len);
+    let mut suite = Suite::new(table, len);
     let rows: [(&str, &str, Role, LazyOptions); 5] = [
         ("free", "not tracked", Role::Limit, free.clone()),
         ("reader", "an event a page, by a reader", Role::Ours, event(reader)),
@@ -61,7 +63,7 @@ fn write(
     ];
     for (row, name, role, options) in rows {
         let is_tracked = role == Role::Ours;
-        suite.faults(role, &format!("{table}/{row}"), name, 1, move |row| {
+        suite.faults(role, row, name, move |row| {
             let backing = Arc::new(MemoryBacking::new(memory.clone(), Sharing::Private)?);
             let memory = placement.by_handler(|| Ok(engine.map(len, backing, &options)?))?;
             memory.populate(0..len.get(), Populate::All)?;
@@ -69,13 +71,10 @@ fn write(
         });
     }
     let pages = offsets.len() as u64;
-    suite.each_spec(|spec| {
-        spec.limit(format!("{table}/free"), 0).pages = pages;
-    });
+    suite.limit("free").each_spec(|spec| spec.row.items = pages);
     let title = format!("The first write to each of {pages} pages, {}", pattern.title());
     let note = format!("{}; private memory of a memory file, present before", placement.title);
-    run.session.table(table, title, note);
-    run.session.run(suite, &format!("writes{}", placement.id))
+    run.session.measure(suite, &format!("writes{}", placement.id), title, note)
 }
 
 /// Writes a word to each page, and compares what is there and what is dirty.
@@ -92,7 +91,7 @@ fn write_all(
     for offset in offsets {
         memory.write_at(*offset, &(offset ^ 0x5a5a).to_ne_bytes())?;
         let now = Instant::now();
-        touches_ns.push(u64::try_from((now - last).as_nanos()).unwrap_or(u64::MAX));
+        touches_ns.push(nanoseconds(now - last));
         last = now;
     }
     let elapsed = begun.elapsed();

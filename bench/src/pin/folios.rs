@@ -3,19 +3,19 @@
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
-use uzone_pages::{ByteLen, MemoryKind, Order};
+use uzone_pages::{ByteLen, MemoryKind, Order, PfnRange};
 use uzone_zone::{
-    AltmapOptions, BindOptions, Init, Pagemap, Pinned, PinnedRanges, RawGuard, Redeemed,
-    Referenced, Region, Zone,
+    AltmapOptions, BindOptions, Init, Pagemap, Pinned, RawGuard, Redeemed, Region, Zone,
 };
 
 use super::naive::{Naive, hold_naive, hold_naive_and_give_back};
 use super::shared::{
-    CALL_BYTES, CALL_ENTRIES, CALL_PAGES, bind, calls, check_pins, hold_bare,
-    hold_bare_and_give_back, published, timed, timed_each, words,
+    CALL_BYTES, CALL_ENTRIES, CALL_PAGES, bind, calls, check_pins, compare, hold_bare,
+    hold_bare_and_give_back, published, role, timed_each, words,
 };
-use crate::report::{Published, Role};
-use crate::suite::{BenchError, Session, Suite};
+use crate::error::BenchError;
+use crate::report::Published;
+use crate::suite::{Session, Suite, timed};
 
 /// One table: a way of describing the region, and what was published of it.
 struct Shape {
@@ -112,6 +112,48 @@ where
     elapsed
 }
 
+/// Times one guard over all, and a look at it.
+fn whole<G, E>(
+    take: impl FnOnce() -> Result<G, E>,
+    look: impl FnOnce(&G),
+) -> Result<Duration, BenchError>
+where
+    BenchError: From<E>,
+{
+    timed(|| Ok(take().inspect(look)?))
+}
+
+/// Times turning guards of pieces into bits, and back.
+fn through_bits(
+    zone: &Zone,
+    folios: &Pagemap,
+    pieces: &[PfnRange],
+    (kept, raw): (&Kept<Pinned>, &Kept<RawGuard>),
+    row: &str,
+) -> Result<Duration, BenchError> {
+    let (mut kept, mut raw) = (kept.borrow_mut(), raw.borrow_mut());
+    for &piece in pieces {
+        kept.push(folios.pin(piece)?);
+    }
+    let elapsed = timed(|| {
+        for pinned in kept.drain(..) {
+            raw.push(pinned.into_raw()?);
+        }
+        for raw in raw.drain(..) {
+            if let Redeemed::Pinned(pinned) = zone.redeem(raw)? {
+                kept.push(pinned);
+            }
+        }
+        Ok(())
+    });
+    let is_whole = kept.len() == pieces.len();
+    kept.clear();
+    if is_whole { elapsed } else { Err(BenchError::wrong_page(row, folios.range().start())) }
+}
+
+/// What a row does in a round.
+type Run<'a> = &'a dyn Fn() -> Result<Duration, BenchError>;
+
 fn table(
     shape: &Shape,
     size: ByteLen,
@@ -121,161 +163,65 @@ fn table(
 ) -> Result<(), BenchError> {
     let id = |row: &str| format!("{}/{row}", shape.table);
     check_pins(folios, &id("whole-pin"))?;
-    let range = folios.range();
-    let pages = range.pages().get();
-    let (pieces, addresses) = calls(folios)?;
+    let (range, (pieces, addresses)) = (folios.range(), calls(folios)?);
+    let (pages, calls) = (range.pages().get(), pieces.len());
     let naive = Naive::new(pages, CALL_ENTRIES)?;
     check_naive(&naive, &id("naive-pin"), folios)?;
     let words = words(size)?;
-    let pinned: Kept<Pinned> = keep(pieces.len());
-    let across: Kept<PinnedRanges<Pinned>> = keep(pieces.len());
-    let referenced: Kept<PinnedRanges<Referenced>> = keep(pieces.len());
-    let raw: RefCell<Vec<RawGuard>> = RefCell::new(Vec::with_capacity(pieces.len()));
-    let len = ByteLen::new(CALL_BYTES as u64);
-    let segments = Cell::new(0);
-
-    let mut suite = Suite::new(ByteLen::new(pages << 12));
-    let mut row = Rows { suite: &mut suite, shape, calls: pieces.len() as u64 };
+    let (pinned, across, referenced, raw) = (keep(calls), keep(calls), keep(calls), keep(calls));
+    let (len, segments) = (ByteLen::new(CALL_BYTES as u64), Cell::new(0));
+    let (each, one, call) = (Some(pages), Some(1), Some(calls as u64));
     // Getting and pinning cost the same: the naive way has one sort of count.
-    row.add("naive-get", "naive, get", Kind::Naive(shape.naive_get.clone()), || hold_naive(&naive));
-    row.add("naive-pin", "naive, pin", Kind::Naive(shape.naive_pin.clone()), || hold_naive(&naive));
-    row.add("naive-both", "naive, pin and unpin", Kind::Naive(None), || {
-        hold_naive_and_give_back(&naive)
-    });
-    row.add("whole-get", "whole region, get", Kind::Whole, || {
-        timed(|| {
-            let referenced = folios.get(range)?;
-            segments.set(referenced.segments().count());
-            Ok(referenced)
-        })
-    });
-    row.add("whole-pin", "whole region, pin", Kind::Whole, || {
-        timed(|| {
-            let pinned = folios.pin(range)?;
-            segments.set(pinned.segments().count());
-            Ok(pinned)
-        })
-    });
-    row.add("whole-both", "whole region, pin and unpin", Kind::Whole, || {
-        timed_each(&[range], |range| folios.pin(*range))
-    });
-    row.add("call-get", "512 pages a call by address, get", Kind::Call(shape.get.clone()), || {
-        fill(&referenced, &addresses, |address| zone.get(*address, len))
-    });
-    row.add("call-pin", "512 pages a call by address, pin", Kind::Call(shape.pin.clone()), || {
-        fill(&across, &addresses, |address| zone.pin(*address, len))
-    });
-    row.add("call-both", "512 pages a call by address, pin and unpin", Kind::Call(None), || {
-        timed_each(&addresses, |address| zone.pin(*address, len))
-    });
-    row.add("call-pfn-pin", "512 pages a call by pfn, pin", Kind::Call(shape.pin.clone()), || {
-        fill(&pinned, &pieces, |piece| folios.pin(*piece))
-    });
-    row.add("call-pfn-both", "512 pages a call by pfn, pin and unpin", Kind::Call(None), || {
-        timed_each(&pieces, |piece| folios.pin(*piece))
-    });
-    row.add("call-raw", "a guard of 512 pages to 64 bits and back", Kind::Token, || {
-        let mut kept = pinned.borrow_mut();
-        for &piece in &pieces {
-            kept.push(folios.pin(piece)?);
+    let hold: Run<'_> = &|| hold_naive(&naive);
+    let hold_both: Run<'_> = &|| hold_naive_and_give_back(&naive);
+    let get: Run<'_> = &|| whole(|| folios.get(range), |all| segments.set(all.segments().count()));
+    let pin: Run<'_> = &|| whole(|| folios.pin(range), |all| segments.set(all.segments().count()));
+    let both: Run<'_> = &|| timed_each(&[range], |range| folios.pin(*range));
+    let call_get: Run<'_> = &|| fill(&referenced, &addresses, |at| zone.get(*at, len));
+    let call_pin: Run<'_> = &|| fill(&across, &addresses, |at| zone.pin(*at, len));
+    let call_both: Run<'_> = &|| timed_each(&addresses, |at| zone.pin(*at, len));
+    let pfn_pin: Run<'_> = &|| fill(&pinned, &pieces, |piece| folios.pin(*piece));
+    let pfn_both: Run<'_> = &|| timed_each(&pieces, |piece| folios.pin(*piece));
+    let bits: Run<'_> = &|| through_bits(zone, folios, &pieces, (&pinned, &raw), &id("call-raw"));
+    let bare: Run<'_> = &|| hold_bare(&words);
+    let (bare_both, none): (Run<'_>, _) = (&|| hold_bare_and_give_back(&words), &None);
+    let rows = [
+        ("naive-get", "naive, get", each, &shape.naive_get, hold),
+        ("naive-pin", "naive, pin", each, &shape.naive_pin, hold),
+        ("naive-both", "naive, pin and unpin", each, none, hold_both),
+        ("whole-get", "whole region, get", one, none, get),
+        ("whole-pin", "whole region, pin", one, none, pin),
+        ("whole-both", "whole region, pin and unpin", one, none, both),
+        ("call-get", "512 pages a call by address, get", call, &shape.get, call_get),
+        ("call-pin", "512 pages a call by address, pin", call, &shape.pin, call_pin),
+        ("call-both", "512 pages a call by address, pin and unpin", call, none, call_both),
+        ("call-pfn-pin", "512 pages a call by pfn, pin", call, &shape.pin, pfn_pin),
+        ("call-pfn-both", "512 pages a call by pfn, pin and unpin", call, none, pfn_both),
+        (TOKEN, "a guard of 512 pages to 64 bits and back", call, none, bits),
+        ("limit-one", "bare atomics, one a folio", None, none, bare),
+        ("limit-both", "bare atomics, two a folio", None, none, bare_both),
+    ];
+    let mut suite = Suite::new(&shape.table, ByteLen::new(pages << 12));
+    for (row, name, count, published, run) in rows {
+        let spec = suite.add(role(row), row, name, move |_| run()).counts(count, call);
+        spec.row.published.clone_from(published);
+        // It is no hold, which others could be compared with.
+        if row != TOKEN {
+            compare(spec);
         }
-        let mut raw = raw.borrow_mut();
-        let elapsed = timed(|| {
-            for pinned in kept.drain(..) {
-                raw.push(pinned.into_raw()?);
-            }
-            for raw in raw.drain(..) {
-                if let Redeemed::Pinned(pinned) = zone.redeem(raw)? {
-                    kept.push(pinned);
-                }
-            }
-            Ok(())
-        });
-        let is_whole = kept.len() == pieces.len();
-        kept.clear();
-        let wrong = || BenchError::Wrong { row: id("call-raw"), pfn: range.start() };
-        if is_whole { elapsed } else { Err(wrong()) }
-    });
-    row.add("limit-one", "bare atomics, one a folio", Kind::Limit, || hold_bare(&words));
-    row.add("limit-both", "bare atomics, two a folio", Kind::Limit, || {
-        hold_bare_and_give_back(&words)
-    });
-    session.table(&shape.table, &shape.title, NOTE);
-    if let Some(headlines) = shape.headlines {
-        for (row, name) in headlines {
-            if let Some(spec) = suite.spec(&id(row)) {
-                spec.headline(format!("pin {size}: {name}"));
-            }
-        }
+        let headline = shape.headlines.iter().flatten().find(|(known, _)| *known == row);
+        spec.row.headline = headline.map(|(_, name)| format!("pin {size}: {name}"));
     }
-    session.run(suite, &shape.title)
+    session.measure(suite, &shape.title, &shape.title, NOTE)
 }
 
-/// What a row is compared with.
-enum Kind {
-    Naive(Option<Published>),
-    Whole,
-    Call(Option<Published>),
-    Token,
-    Limit,
-}
-
-struct Rows<'s, 'a> {
-    suite: &'s mut Suite<'a>,
-    shape: &'s Shape,
-    calls: u64,
-}
-
-impl<'a> Rows<'_, 'a> {
-    fn add(
-        &mut self,
-        row: &str,
-        name: &str,
-        kind: Kind,
-        run: impl FnMut() -> Result<Duration, BenchError> + 'a,
-    ) {
-        let table = &self.shape.table;
-        let is_get = row.ends_with("-get");
-        let is_both = row.ends_with("-both");
-        let naive = match (is_get, is_both) {
-            (true, _) => "naive-get",
-            (_, true) => "naive-both",
-            _ => "naive-pin",
-        };
-        let limit = if is_both { "limit-both" } else { "limit-one" };
-        let role = match kind {
-            Kind::Naive(_) => Role::Naive,
-            Kind::Limit => Role::Limit,
-            Kind::Whole | Kind::Call(_) | Kind::Token => Role::Ours,
-        };
-        let spec = self.suite.add(role, &format!("{table}/{row}"), name, 0, 1, run);
-        spec.folios = Some(self.calls);
-        if !matches!(kind, Kind::Token | Kind::Limit) {
-            spec.naive(format!("{table}/{naive}"));
-        }
-        if matches!(kind, Kind::Whole | Kind::Call(_)) {
-            spec.limit(format!("{table}/{limit}"), 0);
-        }
-        match kind {
-            Kind::Naive(published) => {
-                spec.calls = Some(spec.pages);
-                spec.published = published;
-            }
-            Kind::Whole => spec.calls = Some(1),
-            Kind::Call(published) => {
-                spec.calls = Some(self.calls);
-                spec.published = published;
-            }
-            Kind::Token => spec.calls = Some(self.calls),
-            Kind::Limit => {}
-        }
-    }
-}
+/// The row of guards as bits.
+const TOKEN: &str = "call-raw";
 
 /// Checks that the naive way holds every page once, and none afterwards.
 fn check_naive(naive: &Naive, row: &str, pagemap: &Pagemap) -> Result<(), BenchError> {
     let range = pagemap.range();
-    let wrong = || BenchError::Wrong { row: row.to_owned(), pfn: range.start() };
+    let wrong = || BenchError::wrong_page(row, range.start());
     let held = naive.hold();
     if held as u64 != range.pages().get() || !naive.is_held(CALL_PAGES) {
         return Err(wrong());

@@ -11,21 +11,14 @@ use uzone_os::{Anonymous, FixedBuffers, HugeAdvice, MapError};
 use uzone_pages::ByteLen;
 use uzone_zone::{HugeSize, Mapping};
 
+use crate::error::{BenchError, sentence};
 use crate::report::Role;
 use crate::settings::PinSettings as Settings;
-use crate::suite::{BenchError, Session, Suite, sentence};
+use crate::suite::{Session, Suite};
 
 /// Memory of one kind, present, or why this host does not have it.
 type Made = Result<Result<Mapping, String>, BenchError>;
 type Make = fn(ByteLen) -> Made;
-
-/// One kind of memory.
-struct Memory {
-    row: &'static str,
-    name: &'static str,
-    mapping: Mapping,
-    folio_bytes: u64,
-}
 
 pub(super) fn run(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchError> {
     // A sixteenth, which is what the machine can have present of a region that is only reserved.
@@ -33,8 +26,7 @@ pub(super) fn run(settings: &Settings, session: &mut Session<'_>) -> Result<(), 
     let ring = match FixedBuffers::new() {
         Ok(ring) => RefCell::new(ring),
         Err(error) => {
-            let reason = error.to_string();
-            session.skip("pin-kernel", reason);
+            session.skip("pin-kernel", error.to_string());
             return Ok(());
         }
     };
@@ -51,51 +43,50 @@ pub(super) fn run(settings: &Settings, session: &mut Session<'_>) -> Result<(), 
             refused.map_or(Ok(mapping), |error| Err(sentence(&error)))
         });
         match made {
-            Ok(mapping) => memories.push(Memory { row, name, mapping, folio_bytes }),
+            Ok(mapping) => memories.push((row, name, mapping, folio_bytes)),
             Err(reason) => session.skip(format!("pin-kernel/{row}-pin"), reason),
         }
     }
     if memories.is_empty() {
         return Ok(());
     }
-    let mut suite = Suite::new(len);
-    for memory in &memories {
-        let (ring, mapping) = (&ring, &memory.mapping);
-        for is_both in [false, true] {
-            let (kind, what) = if is_both { ("both", "pin and unpin") } else { ("pin", "pin") };
-            let id = format!("pin-kernel/{}-{kind}", memory.row);
-            let spec =
-                suite.add(Role::Peer, &id, format!("{}, {what}", memory.name), 0, 1, move || {
-                    let mut ring = ring.borrow_mut();
-                    let started = Instant::now();
-                    let registered = ring.register(mapping)?;
-                    let pinned = started.elapsed();
-                    drop(registered);
-                    Ok(if is_both { started.elapsed() } else { pinned })
-                });
-            spec.folios = Some(len.get() / memory.folio_bytes);
-            spec.calls = Some(1);
+    let mut suite = Suite::new("pin-kernel", len);
+    for (row, name, mapping, folio_bytes) in &memories {
+        let ring = &ring;
+        for (kind, what) in [("pin", "pin"), ("both", "pin and unpin")] {
+            let name = format!("{name}, {what}");
+            let spec = suite.add(Role::Peer, &format!("{row}-{kind}"), name, move |_| {
+                let mut ring = ring.borrow_mut();
+                let started = Instant::now();
+                let registered = ring.register(mapping)?;
+                let pinned = started.elapsed();
+                drop(registered);
+                Ok(if kind == "both" { started.elapsed() } else { pinned })
+            });
+            spec.counts(Some(1), Some(len.get() / folio_bytes));
         }
     }
-    session.table(
-        "pin-kernel",
+    session.measure(
+        suite,
+        "the kernel's pins",
         format!("The kernel's own pins: {len} registered as a buffer of an io_uring"),
         "memory present, one thread; the kernel finds the pages in the page tables",
-    );
-    session.run(suite, "the kernel's pins")
+    )
+}
+
+/// Memory of this process, present.
+fn present(len: ByteLen, huge: HugeAdvice) -> Result<Mapping, BenchError> {
+    let mapping = Mapping::anonymous(len, Anonymous { huge, ..Anonymous::default() })?;
+    mapping.populate(0..len.get())?;
+    Ok(mapping)
 }
 
 fn base_pages(len: ByteLen) -> Made {
-    let how = Anonymous { huge: HugeAdvice::Never, ..Anonymous::default() };
-    let mapping = Mapping::anonymous(len, how)?;
-    mapping.populate(0..len.get())?;
-    Ok(Ok(mapping))
+    present(len, HugeAdvice::Never).map(Ok)
 }
 
 fn transparent(len: ByteLen) -> Made {
-    let how = Anonymous { huge: HugeAdvice::Advise, ..Anonymous::default() };
-    let mapping = Mapping::anonymous(len, how)?;
-    mapping.populate(0..len.get())?;
+    let mapping = present(len, HugeAdvice::Advise)?;
     let huge = mapping.huge_backed()?;
     let refused = || {
         format!(

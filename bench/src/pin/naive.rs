@@ -11,8 +11,9 @@ use uzone_os::Mapped;
 use uzone_pages::Pfn;
 use zerocopy::FromBytes;
 
-use super::shared::{present, timed, timed_alone};
-use crate::suite::BenchError;
+use super::shared::{present, timed_alone};
+use crate::error::BenchError;
+use crate::suite::timed;
 
 /// A descriptor as far as a hold looks at it.
 #[derive(FromBytes)]

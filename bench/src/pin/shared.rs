@@ -1,14 +1,16 @@
 //! What the tables of `uzone bench pin` share.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
 use uzone_os::{Anonymous, Exclusive, HugeAdvice, Mapped};
 use uzone_pages::{ByteLen, MemoryKind, Order, PageCount, Pfn, PfnRange};
 use uzone_zone::{BindOptions, Init, Pagemap, Region, Zone};
 use zerocopy::FromBytes;
 
-use crate::report::Published;
-use crate::suite::BenchError;
+use crate::error::BenchError;
+use crate::report::{Published, Role, RowSpec};
+use crate::suite::{index, timed};
 
 const MARTINS: &str = "Joao Martins, compound pagemaps v2, June 2021: 2 MiB pages of persistent \
      memory, 512 pages a call with their list, holding alone; naive before, ours after; 16 and 128 GiB, \
@@ -47,8 +49,7 @@ pub(super) fn present<T: FromBytes>(count: u64) -> Result<Mapped<T>, BenchError>
     let mut memory = Exclusive::anonymous(ByteLen::new(bytes), how)?;
     memory.populate(0..bytes)?;
     // The memory was made for that count, and pages are aligned to more than any value is.
-    let count = usize::try_from(count).unwrap_or(usize::MAX);
-    Mapped::try_new(memory, count).map_err(|_| BenchError::Size { size: ByteLen::new(bytes) })
+    Mapped::try_new(memory, index(count)).map_err(|_| BenchError::size(ByteLen::new(bytes)))
 }
 
 /// As many neighbouring words as there are folios, or blocks of base pages: the limit writes them.
@@ -66,17 +67,6 @@ pub(super) fn bare_sub(words: &[AtomicU64]) {
     for word in words {
         word.fetch_sub(1, Ordering::Relaxed);
     }
-}
-
-/// Runs `work`, and what it returns is dropped when the clock has stopped.
-pub(super) fn timed<T>(
-    work: impl FnOnce() -> Result<T, BenchError>,
-) -> Result<Duration, BenchError> {
-    let started = Instant::now();
-    let done = work()?;
-    let elapsed = started.elapsed();
-    drop(done);
-    Ok(elapsed)
 }
 
 /// Times `take` for each of some items; each guard is dropped before the next is taken.
@@ -100,11 +90,12 @@ pub(super) fn timed_alone(
     work: impl FnOnce(),
     undo: impl FnOnce(),
 ) -> Result<Duration, BenchError> {
-    let started = Instant::now();
-    work();
-    let elapsed = started.elapsed();
+    let elapsed = timed(|| {
+        work();
+        Ok(())
+    });
     undo();
-    Ok(elapsed)
+    elapsed
 }
 
 /// Times bare atomics, one a word.
@@ -119,6 +110,29 @@ pub(super) fn hold_bare_and_give_back(words: &[AtomicU64]) -> Result<Duration, B
         bare_sub(words);
         Ok(())
     })
+}
+
+/// Returns what a row is beside the others, by its name.
+pub(super) fn role(row: &str) -> Role {
+    match row.split_once('-') {
+        Some(("naive", _)) => Role::Naive,
+        Some(("limit", _)) => Role::Limit,
+        _ => Role::Ours,
+    }
+}
+
+/// Compares a row with the naive row and the limit of its sort: pinning, getting, or giving back as well.
+pub(super) fn compare(spec: &mut RowSpec) {
+    let (naive, limit) = match spec.row.id.rsplit_once('-') {
+        Some((_, "both")) => ("naive-both", "limit-both"),
+        Some((_, "get")) => ("naive-get", "limit-one"),
+        _ => ("naive-pin", "limit-one"),
+    };
+    match spec.row.role {
+        Some(Role::Ours) => _ = spec.naive(naive).limit(limit),
+        Some(Role::Naive) => _ = spec.naive(naive),
+        _ => {}
+    }
 }
 
 /// A published time, of microseconds for 16 GiB and for 128: other sizes take as much for each page.
@@ -138,10 +152,7 @@ pub(super) fn check_pins(pagemap: &Pagemap, row: &str) -> Result<(), BenchError>
             .iter()
             .step_by(1 << pagemap.report().order.get())
             .find(|pfn| pagemap.page(*pfn).is_none_or(|page| page.word().pins() != expected));
-        match wrong {
-            None => Ok(()),
-            Some(pfn) => Err(BenchError::Wrong { row: row.to_owned(), pfn }),
-        }
+        wrong.map_or(Ok(()), |pfn| Err(BenchError::wrong_page(row, pfn)))
     };
     let pinned = pagemap.pin(range)?;
     pins(1)?;

@@ -11,10 +11,11 @@ use std::time::{Duration, Instant};
 use uzone_pages::{ByteLen, HoldKind, Order, PageCount, PfnRange};
 use uzone_zone::{Pagemap, Zone};
 
-use super::shared::{bare_add, bare_sub, bind, words};
+use super::shared::{CALL_PAGES, bare_add, bare_sub, bind, words};
+use crate::error::BenchError;
 use crate::report::Role;
 use crate::settings::PinSettings as Settings;
-use crate::suite::{BenchError, Session, Suite};
+use crate::suite::{Session, Suite, timed};
 
 /// How many pages' worth of passes a sample is: milliseconds.
 const SAMPLE_PAGES: u64 = 1 << 28;
@@ -45,18 +46,9 @@ impl Work<'_> {
     }
 }
 
-/// One row.
-struct Sample<'a> {
-    row: &'static str,
-    name: &'static str,
-    work: Work<'a>,
-    /// How many threads run it.
-    threads: usize,
-    /// What it is compared with.
-    one: &'static str,
-    /// How many times the region is held in a pass of all threads together.
-    times: u64,
-}
+/// A row, its name, what the threads do, how many these are, and how many times the region is held in a pass
+/// of all of them together. It is compared with the same by one thread.
+type Sample<'a> = (&'static str, &'static str, Work<'a>, usize, u64);
 
 /// The second thread: what it is to do, and where it meets the first.
 struct Second {
@@ -94,7 +86,7 @@ impl Second {
         mine?;
         if self.has_failed.load(Ordering::Relaxed) {
             // The second thread alone had an error; the first has none to return.
-            return Err(BenchError::Threads { threads: 2 });
+            return Err(BenchError::threads(2));
         }
         Ok(elapsed)
     }
@@ -102,8 +94,7 @@ impl Second {
 
 pub(super) fn run(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchError> {
     if session.bench.machine.cpus < 2 {
-        let reason = "this process may use one CPU only".to_owned();
-        session.skip("pin-threads", reason);
+        session.skip("pin-threads", "this process may use one CPU only");
         return Ok(());
     }
     let size = settings.size;
@@ -125,60 +116,58 @@ pub(super) fn run(settings: &Settings, session: &mut Session<'_>) -> Result<(), 
     let passes = (SAMPLE_PAGES / pages).max(1);
 
     let whole = [range; 2];
-    let mut samples = Vec::new();
-    let mut add = |row, name, work, threads, one, times| {
-        samples.push(Sample { row, name, work, threads, one, times });
-    };
     let pin = |ranges| Work::Hold(&folios, HoldKind::Pin, ranges);
     let get = |ranges| Work::Hold(&folios, HoldKind::Reference, ranges);
     let (bare, same) = (Work::Bare([front, back]), Work::Bare([&words[..], &words[..]]));
-    add("pin-one", "pin and unpin, one thread", pin(whole), 1, "pin-one", 1);
-    add("pin-halves", "pin and unpin, two threads, a half each", pin(halves), 2, "pin-one", 1);
-    add("pin-same", "pin and unpin, two threads, the same range", pin(whole), 2, "pin-one", 2);
-    add("get-one", "get and put, one thread", get(whole), 1, "get-one", 1);
-    add("get-halves", "get and put, two threads, a half each", get(halves), 2, "get-one", 1);
-    add("get-same", "get and put, two threads, the same range", get(whole), 2, "get-one", 2);
-    add("limit-one", "bare atomics, one thread", same, 1, "limit-one", 1);
-    add("limit-halves", "bare atomics, halves", bare, 2, "limit-one", 1);
-    add("limit-same", "bare atomics, same words", same, 2, "limit-one", 2);
+    let samples: [Sample<'_>; 9] = [
+        ("pin-one", "pin and unpin, one thread", pin(whole), 1, 1),
+        ("pin-halves", "pin and unpin, two threads, a half each", pin(halves), 2, 1),
+        ("pin-same", "pin and unpin, two threads, the same range", pin(whole), 2, 2),
+        ("get-one", "get and put, one thread", get(whole), 1, 1),
+        ("get-halves", "get and put, two threads, a half each", get(halves), 2, 1),
+        ("get-same", "get and put, two threads, the same range", get(whole), 2, 2),
+        ("limit-one", "bare atomics, one thread", same, 1, 1),
+        ("limit-halves", "bare atomics, halves", bare, 2, 1),
+        ("limit-same", "bare atomics, same words", same, 2, 2),
+    ];
     session.table("pin-threads", "2 MiB folios, two threads", format!(
             "taking and giving back, {passes} times a sample; naive is one thread, for the same work; \
              on the same range each thread holds all of it, so that the work is twice as much"
         ));
+    measure(&samples, size, passes, session)
+}
 
-    let second = Second {
-        start: Barrier::new(2),
-        end: Barrier::new(2),
-        sample: AtomicU64::new(STOP),
-        has_failed: AtomicBool::new(false),
-    };
-    let work: Vec<Work<'_>> = samples.iter().map(|sample| sample.work).collect();
+/// Measures the rows, of which the second thread does its part.
+fn measure(
+    samples: &[Sample<'_>],
+    size: ByteLen,
+    passes: u64,
+    session: &mut Session<'_>,
+) -> Result<(), BenchError> {
+    let (start, end) = (Barrier::new(2), Barrier::new(2));
+    let (sample, has_failed) = (AtomicU64::new(STOP), AtomicBool::new(false));
+    let second = &Second { start, end, sample, has_failed };
+    let work: Vec<Work<'_>> = samples.iter().map(|sample| sample.2).collect();
     std::thread::scope(|scope| {
         let builder = std::thread::Builder::new().name("second".to_owned());
         if builder.spawn_scoped(scope, || second.run(&work, passes)).is_err() {
-            return Err(BenchError::Threads { threads: 2 });
+            return Err(BenchError::threads(2));
         }
-        let mut suite = Suite::new(size);
-        for (number, sample) in (0..).zip(&samples) {
-            let (second, work, threads) = (&second, sample.work, sample.threads);
+        let mut suite = Suite::new("pin-threads", size);
+        for (number, &(row, name, work, threads, times)) in (0..).zip(samples) {
             let role = match work {
                 Work::Hold(..) => Role::Ours,
                 Work::Bare(_) => Role::Limit,
             };
-            let spec = suite.add(
-                role,
-                &format!("pin-threads/{}", sample.row),
-                sample.name,
-                0,
-                threads,
-                move || match threads {
-                    1 => super::shared::timed(|| work.run(0, passes)),
-                    _ => second.sample(number, work, passes),
-                },
-            );
-            spec.pages = pages * passes * sample.times;
-            spec.folios = Some(spec.pages / super::shared::CALL_PAGES);
-            spec.naive(format!("pin-threads/{}", sample.one));
+            suite.threads = threads;
+            let spec = suite.add(role, row, name, move |_| match threads {
+                1 => timed(|| work.run(0, passes)),
+                _ => second.sample(number, work, passes),
+            });
+            let (sort, _) = row.split_once('-').unwrap_or((row, ""));
+            spec.row.items *= passes * times;
+            spec.row.folios = Some(spec.row.items / CALL_PAGES);
+            spec.naive(&format!("{sort}-one"));
         }
         let done = session.run(suite, "threads");
         // Also after a failure, or the scope would wait for a thread that waits for us.

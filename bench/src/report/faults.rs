@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use uzone_report::results::{Faults, Spread};
 
-use crate::group::{Samples, float, median};
+use crate::group::{Samples, float, median, nanoseconds};
 
 /// What a case that takes faults finds out in a round.
 #[derive(Debug, Default)]
@@ -147,10 +147,6 @@ impl FaultSpec {
                 .and_then(|other| log.compared(other, |mine, other| mine - other)),
         }
     }
-}
-
-fn nanoseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Returns the smallest of times in ascending order that at least so many of 1000 do not exceed.

@@ -12,9 +12,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use uzone_attach::{AttachOptions, AttachedMemory};
 
 use super::Restore;
+use crate::error::BenchError;
 use crate::report::Found;
 use crate::snapshot::material::failed;
-use crate::suite::BenchError;
 
 /// How long a server may take to listen.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -10,14 +10,15 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use uzone_fault::{Backing, Engine, FaultStats, LazyOptions, SharedBacking};
+use uzone_fault::{Backing, Engine, LazyOptions, SharedBacking};
 use uzone_os::Sharing;
 
 use super::attached::Server;
-use super::{COLD_TOUCHES, Machine, Restore};
+use super::{COLD_TOUCHES, Restore, machine};
+use crate::error::{BenchError, sentence};
 use crate::report::{Found, Role};
-use crate::snapshot::material::{PAGE, place};
-use crate::suite::{BenchError, Session, Suite, sentence};
+use crate::snapshot::material::PAGE;
+use crate::suite::{Session, Suite};
 
 const TABLE: &str = "restore-clones";
 /// How many clones there are.
@@ -27,13 +28,10 @@ const CLONES: usize = 16;
 type Memory = [Cell<Option<Grown>>; 4];
 
 pub(super) fn table(restore: Restore<'_>, session: &mut Session<'_>) -> Result<(), BenchError> {
-    let restore =
-        Restore { pages: &restore.pages[..restore.pages.len().min(COLD_TOUCHES)], ..restore };
-    let (engine, len) = (&restore.engine()?, restore.len());
-    let offsets: &Vec<Vec<u64>> =
-        &vec![restore.pages.iter().map(|page| place(*page) as u64).collect()];
+    let restore = restore.of(&restore.pages[..restore.pages.len().min(COLD_TOUCHES)]);
+    let (engine, len, offsets) = (&restore.engine()?, restore.len(), &restore.offsets());
     let memory: &Memory = &Memory::default();
-    let mut suite = Suite::new(len);
+    let mut suite = Suite::new(TABLE, len);
     add_rows(&mut suite, restore, engine, offsets, memory);
     match Server::start(&restore) {
         Err(error) => session.skip(format!("{TABLE}/attach"), sentence(&error)),
@@ -41,9 +39,8 @@ pub(super) fn table(restore: Restore<'_>, session: &mut Session<'_>) -> Result<(
         Ok(_) => add_attached(&mut suite, restore, offsets, &memory[3]),
     }
     let touched = (CLONES * restore.pages.len()) as u64;
-    suite.each_spec(|spec| {
-        spec.naive(format!("{TABLE}/own")).pages = touched;
-        spec.bytes = touched * PAGE as u64;
+    suite.naive("own").each_spec(|spec| {
+        (spec.row.items, spec.row.bytes) = (touched, touched * PAGE as u64);
     });
     session.run(suite, TABLE)?;
     let [own, share, kernel, attach] = memory.each_ref().map(|grown| {
@@ -77,34 +74,26 @@ fn add_rows<'a>(
     memory: &'a Memory,
 ) {
     let len = restore.len();
-    let options = LazyOptions::default();
-    let placed = move |stats: FaultStats| {
-        (stats.demand + stats.around).saturating_sub(restore.pages.len() as u64)
-    };
-    let (name, own) = ("ours, packed, memory of each clone's own", options.clone());
-    suite.faults(Role::Naive, &format!("{TABLE}/own"), name, 1, move |row| {
+    let name = "ours, packed, memory of each clone's own";
+    suite.faults(Role::Naive, "own", name, move |row| {
         let backing = restore.packed()?;
         clones(&memory[0], &own_share, || {
-            let new = || Machine::new(engine, len, backing.clone(), &own);
+            let new = || machine(engine, len, backing.clone(), &LazyOptions::default());
             let clone = restore.placement.by_handler(new)?;
             let done = restore.touch(row, &clone, offsets)?;
-            let stats = clone.answering.stats();
-            Ok((done.found(stats.faults, placed(stats)), clone))
+            Ok((restore.found(done, &clone.answering().stats()), clone))
         })
     });
-    let name = "ours, packed, pages shared by all";
-    suite.faults(Role::Ours, &format!("{TABLE}/share"), name, 1, move |row| {
+    suite.faults(Role::Ours, "share", "ours, packed, pages shared by all", move |row| {
         let shared: Arc<dyn Backing> = Arc::new(SharedBacking::new(restore.packed()?, len)?);
         clones(&memory[1], &own_share, || {
-            let new = || Ok(engine.map(len, shared.clone(), &options)?);
+            let new = || Ok(engine.map(len, shared.clone(), &LazyOptions::default())?);
             let clone = restore.placement.by_handler(new)?;
             let done = restore.touch(row, &clone, offsets)?;
-            let stats = clone.stats();
-            Ok((done.found(stats.faults, placed(stats)), clone))
+            Ok((restore.found(done, &clone.stats()), clone))
         })
     });
-    let name = "the kernel's mapping, raw";
-    suite.faults(Role::Peer, &format!("{TABLE}/kernel"), name, 1, move |row| {
+    suite.faults(Role::Peer, "kernel", "the kernel's mapping, raw", move |row| {
         clones(&memory[2], &own_share, || {
             let clone = restore.map_raw(Sharing::Private)?;
             let done = restore.touch(row, &clone, offsets)?;
@@ -122,7 +111,7 @@ fn add_attached<'a>(
     memory: &'a Cell<Option<Grown>>,
 ) {
     let name = "ours, packed, attached to a server, pages shared";
-    suite.faults(Role::Ours, &format!("{TABLE}/attach"), name, 1, move |row| {
+    suite.faults(Role::Ours, "attach", name, move |row| {
         let server = Server::start(&restore)?;
         let all = || {
             let theirs =
@@ -171,7 +160,7 @@ fn clones<C>(
     let pair = by_first.zip(grown());
     memory.set(pair.map(|(by_first, by_all)| Grown { by_first, by_all }));
     let clone_bytes = pair.map(|(_, by_all)| (by_all << 10) / CLONES as u64);
-    all.map(|all| Found { clone_bytes, ..all }).ok_or(BenchError::Threads { threads: CLONES })
+    all.map(|all| Found { clone_bytes, ..all }).ok_or_else(|| BenchError::threads(CLONES))
 }
 
 /// Returns how many KiB of memory this process has.

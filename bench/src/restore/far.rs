@@ -12,16 +12,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use uzone_fault::LazyOptions;
-use uzone_os::{Anonymous, Mapping};
-use uzone_snapshot::{FrameCache, Image, OpenOptions, SnapshotBacking};
+use uzone_snapshot::SnapshotBacking;
 
-use super::{CACHE, Machine, PIECE, Restore};
+use super::{CACHE, Restore, machine};
+use crate::error::BenchError;
 use crate::fault::{Answer, Bare, Waiting};
 use crate::report::{Found, Role};
 use crate::snapshot::frames;
-use crate::snapshot::material::{FRAME, PAGE, failed, place};
-use crate::snapshot::store::{LATENCY, RATE, Store};
-use crate::suite::{BenchError, Session, Suite};
+use crate::snapshot::material::failed;
+use crate::snapshot::store::{Store, distance};
+use crate::suite::{Session, Suite};
 
 /// How many connections fill the link.
 const CONNECTIONS: usize = 64;
@@ -31,14 +31,9 @@ const TOUCHES: usize = 512;
 const IN_ORDER: usize = 1024;
 const SHARE_IN_ORDER: usize = 8;
 
-fn open(store: &Store) -> Result<Image, BenchError> {
-    let options = OpenOptions::default().cache(FrameCache::new(CACHE.get()));
-    Ok(Image::from_source(Box::new(store.open().map_err(failed)?), &options)?)
-}
-
 /// Runs the table of a working set.
 pub(super) fn table(restore: Restore<'_>, session: &mut Session<'_>) -> Result<(), BenchError> {
-    let restore = Restore { pages: &restore.pages[..restore.pages.len().min(TOUCHES)], ..restore };
+    let restore = restore.of(&restore.pages[..restore.pages.len().min(TOUCHES)]);
     measure("restore-far", "pages of a working set in a random order", restore, session)
 }
 
@@ -48,13 +43,8 @@ pub(super) fn table_in_order(
     session: &mut Session<'_>,
 ) -> Result<(), BenchError> {
     let count = (restore.material.words.len() / SHARE_IN_ORDER).min(IN_ORDER);
-    let pages: &Vec<usize> = &(0..count).collect();
-    measure(
-        "restore-seq-far",
-        "pages in order, from the first on",
-        Restore { pages, ..restore },
-        session,
-    )
+    let pages: Vec<usize> = (0..count).collect();
+    measure("restore-seq-far", "pages in order, from the first on", restore.of(&pages), session)
 }
 
 fn measure(
@@ -63,68 +53,12 @@ fn measure(
     restore: Restore<'_>,
     session: &mut Session<'_>,
 ) -> Result<(), BenchError> {
-    let (engine, store) =
-        (&restore.engine()?, &Store::start(&restore.material.packed).map_err(failed)?);
-    let offsets: &Vec<Vec<u64>> =
-        &vec![restore.pages.iter().map(|page| place(*page) as u64).collect()];
+    let (engine, offsets) = (&restore.engine()?, &restore.offsets());
+    let store = &Store::start(&restore.material.packed).map_err(failed)?;
     let raw = &Store::start(&restore.material.raw).map_err(failed)?;
-    let mut suite = Suite::new(restore.len());
-    add_naive(&mut suite, table, restore, raw, offsets);
-    for (row, name, role) in [
-        ("packed", "ours, a request for each frame", Role::Peer),
-        ("replay", "ours, the set installed ahead", Role::Ours),
-    ] {
-        let spec = suite.faults(role, &format!("{table}/{row}"), name, 1, move |row| {
-            let sent = store.sent();
-            let backing = Arc::new(SnapshotBacking::new(Arc::new(open(store)?)));
-            let memory = Machine::new(engine, restore.len(), backing, &LazyOptions::default())?;
-            if role == Role::Ours {
-                memory.answering.prefetch(&offsets[0]);
-            }
-            let done = restore.touch(row, &memory, offsets)?;
-            let stats = memory.answering.stats();
-            let placed = stats.demand + stats.around + stats.populated;
-            let found = done.found(stats.faults, placed.saturating_sub(restore.pages.len() as u64));
-            Ok(Found { read_bytes: store.sent() - sent, ..found })
-        });
-        if role == Role::Ours && table == "restore-far" {
-            spec.headline("restore a working set from S3");
-        }
-    }
-    add_read_first(&mut suite, table, restore, store, offsets);
-    add_link(&mut suite, table, &restore, store);
-    let touched = restore.pages.len() as u64;
-    suite.each_spec(|spec| {
-        spec.naive(format!("{table}/naive"));
-        spec.pages = touched;
-        spec.bytes = touched * PAGE as u64;
-    });
-    session.run(suite, table)?;
-    session.table(
-        table,
-        format!("A machine of {} restored from S3: {touched} {what}", restore.len()),
-        format!(
-            "{}; packed; a store on this machine behind {} ms and a link of {} MB/s",
-            restore.placement.title,
-            LATENCY.as_millis(),
-            RATE / 1_000_000
-        ),
-    );
-    Ok(())
-}
-
-/// Adds the one-page handler, which asks a store of the raw image for each page.
-fn add_naive<'a>(
-    suite: &mut Suite<'a>,
-    table: &str,
-    restore: Restore<'a>,
-    store: &'a Store,
-    offsets: &'a [Vec<u64>],
-) {
-    let name = "one page a fault and request, raw";
-    suite.faults(Role::Naive, &format!("{table}/naive"), name, 1, move |row| {
-        let sent = store.sent();
-        let client = Mutex::new((store.client().map_err(failed)?, Vec::new()));
+    let mut suite = Suite::new(table, restore.len());
+    add(&mut suite, Role::Naive, "naive", "one page a fault and request, raw", raw, move |row| {
+        let client = Mutex::new((raw.client().map_err(failed)?, Vec::new()));
         let fetch = move |start: u64, page: &mut [u8]| {
             let mut client = client.lock().unwrap_or_else(PoisonError::into_inner);
             let (client, out) = &mut *client;
@@ -137,54 +71,71 @@ fn add_naive<'a>(
         let memory = restore.placement.by_handler(handler)?;
         let done = restore.touch(row, &memory, offsets)?;
         memory.check(row)?;
-        Ok(Found { read_bytes: store.sent() - sent, ..done.found(memory.faults(), 0) })
+        Ok(done.found(memory.faults(), 0))
     });
+    for (row, name, role) in [
+        ("packed", "ours, a request for each frame", Role::Peer),
+        ("replay", "ours, the set installed ahead", Role::Ours),
+    ] {
+        add(&mut suite, role, row, name, store, move |row| {
+            let image = Arc::new(store.open_image(CACHE)?);
+            let backing = Arc::new(SnapshotBacking::new(image));
+            let memory = machine(engine, restore.len(), backing, &LazyOptions::default())?;
+            if role == Role::Ours {
+                memory.answering().prefetch(&offsets[0]);
+            }
+            let done = restore.touch(row, &memory, offsets)?;
+            Ok(restore.found(done, &memory.answering().stats()))
+        });
+    }
+    add(&mut suite, Role::Peer, "read-first", "everything read first", store, move |row| {
+        let begun = Instant::now();
+        let image = store.open_image(CACHE)?;
+        restore.read_first(row, offsets, begun, |at, piece| Ok(image.read_at(at, piece)?))
+    });
+    add_link(&mut suite, &restore, store);
+    restore.compare(&mut suite, "naive");
+    if let Some(spec) = suite.spec("replay").filter(|_| table == "restore-far") {
+        spec.headline("restore a working set from S3");
+    }
+    session.measure(
+        suite,
+        table,
+        format!("A machine of {} restored from S3: {} {what}", restore.len(), restore.pages.len()),
+        format!("{}; packed; {}", restore.placement.title, distance()),
+    )
 }
 
-/// Adds a machine that runs when all is read.
-fn add_read_first<'a>(
+/// Adds a row that asks a store, and counts the bytes that it sends.
+fn add<'a>(
     suite: &mut Suite<'a>,
-    table: &str,
-    restore: Restore<'a>,
+    role: Role,
+    row: &str,
+    name: &str,
     store: &'a Store,
-    offsets: &'a [Vec<u64>],
+    mut run: impl FnMut(&str) -> Result<Found, BenchError> + 'a,
 ) {
-    let name = "everything read first";
-    suite.faults(Role::Peer, &format!("{table}/read-first"), name, 1, move |row| {
-        let (begun, sent) = (Instant::now(), store.sent());
-        let (image, len) = (open(store)?, restore.len());
-        let memory = Mapping::anonymous(len, Anonymous::default())?;
-        let mut piece = vec![0; PIECE];
-        for at in (0..len.get()).step_by(PIECE) {
-            let left = usize::try_from(len.get() - at).map_or(PIECE, |left| left.min(PIECE));
-            image.read_at(at, &mut piece[..left])?;
-            memory.write_at(at, &piece[..left])?;
-        }
-        let read = begun.elapsed();
-        let read_bytes = store.sent() - sent;
-        let found = restore.touch(row, &memory, offsets)?.found(0, 0).after(read);
-        Ok(Found { read_bytes, ..found })
+    suite.faults(role, row, name, move |row| {
+        let sent = store.sent();
+        let found = run(row)?;
+        Ok(Found { read_bytes: store.sent() - sent, ..found })
     });
 }
 
 /// Adds what the link allows.
-fn add_link<'a>(suite: &mut Suite<'a>, table: &str, restore: &Restore<'a>, store: &'a Store) {
+fn add_link<'a>(suite: &mut Suite<'a>, restore: &Restore<'a>, store: &'a Store) {
     let material = restore.material;
-    let mut wanted: Vec<usize> = restore.pages.iter().map(|page| page / (FRAME / PAGE)).collect();
-    wanted.sort_unstable();
-    wanted.dedup();
-    wanted.retain(|frame| !material.is_zero[*frame]);
-    let mean = material.packed_len / material.is_zero.len().max(1) as u64;
-    let name = "the link, by 64 connections";
-    suite.faults(Role::Limit, &format!("{table}/link"), name, CONNECTIONS, move |_| {
-        let (begun, sent) = (Instant::now(), store.sent());
+    let wanted = restore.frames();
+    let mean = material.mean_frame();
+    suite.threads = CONNECTIONS;
+    add(suite, Role::Limit, "link", "the link, by 64 connections", store, move |_| {
+        let begun = Instant::now();
         let own = || Ok::<_, std::io::Error>((store.client()?, Vec::new()));
         frames::share(CONNECTIONS, wanted.len(), own, |(client, out), number| {
             let start = wanted[number] as u64 * mean;
             client.get(&(start..start + mean), out)
         })
         .map_err(failed)?;
-        let (elapsed, read_bytes) = (begun.elapsed(), store.sent() - sent);
-        Ok(Found { elapsed, read_bytes, ..Found::default() })
+        Ok(Found { elapsed: begun.elapsed(), ..Found::default() })
     });
 }

@@ -17,11 +17,14 @@ use std::time::{Duration, Instant};
 
 use uzone_fault::{Budget, Engine, EngineOptions, LazyOptions};
 
-use super::{Machine, Restore};
+use super::Restore;
+use crate::adopted::Adopted;
+use crate::error::BenchError;
 use crate::fault::Reads;
+use crate::group::nanoseconds;
 use crate::report::{Found, Role};
 use crate::snapshot::material::{Material, PAGE, place};
-use crate::suite::{BenchError, Session, Suite};
+use crate::suite::{Session, Suite};
 
 /// How long the quiet machine runs between its faults.
 const PAUSE: Duration = Duration::from_millis(2);
@@ -50,14 +53,14 @@ pub(super) fn table(restore: Restore<'_>, session: &mut Session<'_>) -> Result<(
     let engine = || Engine::with(EngineOptions::default().readers(NonZeroUsize::MIN));
     let (one, other) = (&engine()?, &engine()?);
     let pages = &quiet_pages(restore.material.words.len());
-    let mut suite = Suite::new(restore.len());
+    let mut suite = Suite::new(table, restore.len());
     for (row, name, role, noise) in [
         ("alone", "a quiet machine alone", Role::Peer, Noise::None),
         ("apart", "beside a noisy one of another engine", Role::Peer, Noise::Apart),
         ("same", "beside a noisy one of the same thread", Role::Ours, Noise::Same),
         ("budget", "beside one with a budget", Role::Ours, Noise::Budget),
     ] {
-        suite.faults(role, &format!("{table}/{row}"), name, 1, move |row| {
+        suite.faults(role, row, name, move |row| {
             let quiet = machine(&restore, one, Budget::default())?;
             let times = match noise {
                 Noise::None => touch_now_and_then(row, &quiet, pages, restore.material),
@@ -71,11 +74,10 @@ pub(super) fn table(restore: Restore<'_>, session: &mut Session<'_>) -> Result<(
         });
     }
     suite.each_spec(|spec| {
-        spec.pages = pages.len() as u64;
-        spec.bytes = (pages.len() * PAGE) as u64;
+        (spec.row.items, spec.row.bytes) = (pages.len() as u64, (pages.len() * PAGE) as u64);
     });
-    session.run(suite, table)?;
-    session.table(
+    session.measure(
+        suite,
         table,
         format!("A machine that takes {} faults, {PAUSE:?} apart, beside a noisy one", pages.len()),
         format!(
@@ -83,8 +85,7 @@ pub(super) fn table(restore: Restore<'_>, session: &mut Session<'_>) -> Result<(
              pause; one thread answers each engine's faults, on any CPU",
             restore.len()
         ),
-    );
-    Ok(())
+    )
 }
 
 /// Returns pages that are so far apart that none comes along with another, in a random order.
@@ -99,15 +100,15 @@ fn budget() -> Budget {
     Budget::default().faults_per_second(BUDGET)
 }
 
-fn machine(restore: &Restore<'_>, engine: &Engine, budget: Budget) -> Result<Machine, BenchError> {
+fn machine(restore: &Restore<'_>, engine: &Engine, budget: Budget) -> Result<Adopted, BenchError> {
     let options = LazyOptions::default().budget(budget);
-    Machine::new(engine, restore.len(), restore.raw_backing()?, &options)
+    super::machine(engine, restore.len(), restore.raw_backing()?, &options)
 }
 
 /// Touches pages with a pause before each, and returns how long each touch took.
 fn touch_now_and_then(
     row: &str,
-    memory: &Machine,
+    memory: &Adopted,
     pages: &[usize],
     material: &Material,
 ) -> Result<Vec<u64>, BenchError> {
@@ -117,7 +118,7 @@ fn touch_now_and_then(
         std::thread::sleep(PAUSE);
         let touched = Instant::now();
         memory.read(place(page) as u64, &mut bytes)?;
-        times.push(u64::try_from(touched.elapsed().as_nanos()).unwrap_or(u64::MAX));
+        times.push(nanoseconds(touched.elapsed()));
         if u64::from_ne_bytes(bytes) != material.words[page] {
             return Err(BenchError::wrong_byte(row, place(page) as u64));
         }
@@ -129,14 +130,14 @@ fn touch_now_and_then(
 fn beside(
     row: &str,
     restore: &Restore<'_>,
-    quiet: &Machine,
+    quiet: &Adopted,
     pages: &[usize],
     engine: &Engine,
     budget: Budget,
 ) -> Result<Vec<u64>, BenchError> {
     let noisy = &machine(restore, engine, budget)?;
     let stop = &AtomicBool::new(false);
-    let failed = || BenchError::Threads { threads: NOISY };
+    let failed = || BenchError::threads(NOISY);
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..NOISY)
             .map(|part| {
@@ -144,7 +145,7 @@ fn beside(
             })
             .collect();
         let give_up = Instant::now() + PATIENCE;
-        while noisy.answering.stats().faults < RUN as u64 && Instant::now() < give_up {
+        while noisy.answering().stats().faults < RUN as u64 && Instant::now() < give_up {
             std::thread::yield_now();
         }
         let times = touch_now_and_then(row, quiet, pages, restore.material);
@@ -160,7 +161,7 @@ fn beside(
 /// Touches the pages of a part run by run, each run in a random order, and gives each run back.
 fn fault_at_full_speed(
     row: &str,
-    memory: &Machine,
+    memory: &Adopted,
     part: usize,
     material: &Material,
     stop: &AtomicBool,

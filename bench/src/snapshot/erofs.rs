@@ -1,15 +1,15 @@
 //! The rival in the kernel: the same bytes as a file of EROFS, a read-only file system that is compressed.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read};
 use std::num::NonZeroU64;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use uzone_os::{file_system, page_cache};
 
-use super::material::{FRAME, LEVEL, Material, failed};
-use crate::suite::BenchError;
+use super::frames::{FRAME, LEVEL, failed};
+use crate::error::BenchError;
 
 /// What the image holds.
 const NAME: &str = "raw";
@@ -22,12 +22,14 @@ pub(crate) struct Erofs {
 }
 
 impl Erofs {
-    /// Makes the file system, and mounts it. `Ok(Err(_))` is why this host cannot do that.
-    pub(super) fn new(material: &Material) -> Result<Result<Self, String>, BenchError> {
-        let name = format!("uzone-bench-erofs-{}", std::process::id());
-        let directory = material.directory.join(name);
+    /// Makes the file system of the bytes of `input`, and mounts it. `Ok(Err(_))` is why this host cannot do that.
+    pub(super) fn new(
+        directory: &Path,
+        mut input: impl Read,
+    ) -> Result<Result<Self, String>, BenchError> {
+        let directory = directory.join(format!("uzone-bench-erofs-{}", std::process::id()));
         fs::create_dir(&directory).map_err(failed)?;
-        let made = make(material, &directory).map_err(|cause| cause.to_string());
+        let made = make(&mut input, &directory).map_err(|cause| cause.to_string());
         // The mount keeps the file that it is of.
         fs::remove_dir_all(&directory).map_err(failed)?;
         Ok(made)
@@ -49,10 +51,10 @@ impl Erofs {
     }
 }
 
-fn make(material: &Material, directory: &Path) -> io::Result<Erofs> {
+fn make(input: &mut impl Read, directory: &Path) -> io::Result<Erofs> {
     let (source, image) = (directory.join("source"), directory.join("image"));
     fs::create_dir(&source)?;
-    io::copy(&mut material.input(), &mut File::create(source.join(NAME))?)?;
+    io::copy(input, &mut File::create(source.join(NAME))?)?;
     let zstd = format!("-zzstd,level={LEVEL}");
     // Older ones do not know zstd.
     let codec = match mkfs(&zstd, &image, &source) {

@@ -10,10 +10,19 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use zstd::bulk::{Compressor, Decompressor};
 
-use super::material::{FRAME, LEVEL};
+use crate::error::BenchError;
+
+/// How many bytes are compressed together, and the level of zstd of every row.
+pub(crate) const FRAME: usize = 64 << 10;
+pub(crate) const LEVEL: i32 = 3;
 
 /// How many frames a thread reads or writes with one call.
 const BATCH: usize = 16;
+
+/// Returns the error of a file that cannot be used.
+pub(crate) fn failed(cause: io::Error) -> BenchError {
+    BenchError::of_file("read or write")(cause)
+}
 
 /// Where a frame is stored.
 #[derive(Clone, Copy, Debug, Default)]

@@ -19,13 +19,12 @@ use uzone_snapshot::{Codec, FileSource, FrameCache, Image, OpenOptions, Packed, 
 
 use super::erofs::Erofs;
 use super::frames::{self, Reader, Stored};
+pub(crate) use super::frames::{FRAME, LEVEL, failed};
+use crate::error::BenchError;
 use crate::group::{Phase, Watch};
-use crate::suite::BenchError;
+use crate::settings::SnapshotSettings;
 
 pub(crate) const PAGE: usize = 4096;
-pub(crate) const FRAME: usize = 64 << 10;
-/// The level of zstd of every row.
-pub(crate) const LEVEL: i32 = 3;
 
 /// The longest runs of pages of a file, and of zero pages.
 const LONGEST_RUN: usize = 261;
@@ -61,11 +60,6 @@ pub(crate) struct Material {
     pub(super) erofs: Option<Erofs>,
 }
 
-/// Returns the error of a file that cannot be used.
-pub(crate) fn failed(cause: io::Error) -> BenchError {
-    BenchError::UseFile { what: "read or write", cause }
-}
-
 /// Returns where the word of a page is that is looked at: in another of its lines each time.
 pub(crate) fn place(page: usize) -> usize {
     page * PAGE + page % (PAGE / 8) * 8
@@ -73,20 +67,20 @@ pub(crate) fn place(page: usize) -> usize {
 
 impl Material {
     /// Makes the files, and checks once that the packed image has the bytes.
-    pub(crate) fn new(
-        directory: &Path,
-        size: ByteLen,
-        threads: usize,
-        watch: Watch<'_>,
-    ) -> Result<Self, BenchError> {
+    pub(crate) fn new(settings: &SnapshotSettings, watch: Watch<'_>) -> Result<Self, BenchError> {
+        let (size, directory, threads) =
+            (settings.size, &settings.directory, settings.threads.get());
+        if size.get() < 4 << 20 || !size.get().is_multiple_of(2 << 20) {
+            return Err(BenchError::image_size(size));
+        }
         let begin = |done| {
             let what = "making an image of programs";
             watch(Phase { what, done, total: 4, part: None });
         };
         begin(0);
-        let no_file = |cause| BenchError::File { size, directory: directory.to_owned(), cause };
+        let no_file = |cause| BenchError::no_file(size, directory, cause);
         let new_file = || file_system::nameless_file(directory).map_err(no_file);
-        let len = usize::try_from(size.get()).map_err(|_| BenchError::SnapshotSize { size })?;
+        let len = usize::try_from(size.get()).map_err(|_| BenchError::image_size(size))?;
         let raw = new_file()?;
         let mut writer =
             Writer { to: &raw, at: 0, words: Vec::new(), is_zero: Vec::new(), zero_pages: 0 };
@@ -119,6 +113,11 @@ impl Material {
         material.check()?;
         begin(4);
         Ok(material)
+    }
+
+    /// Returns how many bytes a frame takes in the packed image, on average.
+    pub(crate) fn mean_frame(&self) -> u64 {
+        self.packed_len / self.is_zero.len().max(1) as u64
     }
 
     pub(crate) fn zero_percent(&self) -> usize {

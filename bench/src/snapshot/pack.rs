@@ -10,17 +10,21 @@ use std::time::{Duration, Instant};
 
 use uzone_os::page_cache;
 use uzone_pages::ByteLen;
-use uzone_snapshot::Codec;
+use uzone_snapshot::{Codec, Image};
 
 use super::frames::{self, Reader};
 use super::material::{FRAME, LEVEL, Material, decode, failed, random_frames};
+use crate::error::BenchError;
 use crate::report::Role;
-use crate::suite::{BenchError, Session, Suite};
+use crate::suite::{Session, Suite, bytes, index, timed};
 
 /// How many random places a row reads.
 const READS: usize = 256;
 /// How much is hashed at once where nothing else is done.
 const HASHED: usize = 1 << 20;
+
+/// The other tables.
+pub(super) const TABLES: [&str; 3] = ["snapshot-read", "snapshot-read-cold", "snapshot-verify"];
 
 /// Measures packing and unpacking.
 pub(super) fn tables(material: &Material, session: &mut Session<'_>) -> Result<(), BenchError> {
@@ -47,54 +51,44 @@ fn pack(
     compressed: Option<&File>,
     session: &mut Session<'_>,
 ) -> Result<(), BenchError> {
-    let (bytes, threads) = (material.len as u64, material.threads);
-    let mut suite = Suite::new(ByteLen::new(bytes));
+    let (size, threads) = (bytes(material.len), material.threads);
+    let mut suite = Suite::new("snapshot-pack", size).writing(size.get()).threads(threads);
     if let Some(file) = compressed {
         let name = format!("zstd {}, {}", arguments.join(" "), material.smaller(len_of(file)?));
-        suite.add(Role::Naive, "snapshot-pack/zstd", name, bytes, threads, move || {
+        suite.add(Role::Naive, "zstd", name, move |_| {
             let to = material.new_file()?;
             Ok(run_zstd(material, arguments, &material.raw, &to)?.unwrap_or_default())
         });
     }
     let name = format!("frames alone, {}", material.smaller(material.frames_len));
-    suite.add(Role::Limit, "snapshot-pack/frames", name, bytes, threads, move || {
+    suite.add(Role::Limit, "frames", name, move |_| {
         let to = material.new_file()?;
-        let started = Instant::now();
-        let written = frames::pack(&material.raw, &to, material.len / FRAME, threads);
-        written.and_then(|_| to.sync_all()).map_err(failed)?;
-        Ok(started.elapsed())
+        timed(|| {
+            let written = frames::pack(&material.raw, &to, material.len / FRAME, threads);
+            written.and_then(|_| to.sync_all()).map_err(failed)
+        })
     });
     for (codec, row, role) in
         [(Codec::Zstd, "ours", Role::Ours), (Codec::Lz4, "ours-lz4", Role::Variant)]
     {
         let (_, packed) = material.pack(codec)?;
         let name = format!("ours, {}, {}", codec.name(), material.smaller(packed.file_bytes));
-        let id = format!("snapshot-pack/{row}");
-        let spec = suite.add(role, &id, name, bytes, threads, move || {
-            let started = Instant::now();
-            let (file, _) = material.pack(codec)?;
-            let elapsed = started.elapsed();
-            drop(file);
-            Ok(elapsed)
-        });
-        spec.limit("snapshot-pack/frames", bytes);
+        let spec = suite.add(role, row, name, move |_| timed(|| material.pack(codec)));
+        spec.limit("frames");
         if role == Role::Ours {
-            spec.headline(format!("pack an image of {}", ByteLen::new(bytes)));
+            spec.headline(format!("pack an image of {size}"));
         }
     }
     if compressed.is_some() {
-        suite.each_spec(|spec| {
-            spec.naive("snapshot-pack/zstd");
-        });
+        suite.naive("zstd");
     }
-    session.run(suite, "packing")?;
-    session.table(
-        "snapshot-pack",
-        format!("Packing {}, zstd of level {LEVEL}", ByteLen::new(bytes)),
+    session.measure(
+        suite,
+        "packing",
+        format!("Packing {size}, zstd of level {LEVEL}"),
         "each file is on the device at the end; naive is the command, the limit writes frames of 64 KiB \
          without hashes or an index",
-    );
-    Ok(())
+    )
 }
 
 fn len_of(file: &File) -> Result<u64, BenchError> {
@@ -129,167 +123,185 @@ fn unpack(
     compressed: Option<&File>,
     session: &mut Session<'_>,
 ) -> Result<(), BenchError> {
-    let bytes = material.len as u64;
-    let mut suite = Suite::new(ByteLen::new(bytes));
+    let size = bytes(material.len);
+    let mut suite = Suite::new("snapshot-unpack", size).writing(size.get());
     if let Some(file) = compressed {
-        let name = "zstd -d";
-        suite.add(Role::Naive, "snapshot-unpack/zstd", name, bytes, 1, move || {
+        suite.add(Role::Naive, "zstd", "zstd -d", move |_| {
             let to = material.new_file()?;
             Ok(run_zstd(material, &["-d".to_owned()], file, &to)?.unwrap_or_default())
         });
     }
-    let name = "frames alone";
-    suite.add(Role::Limit, "snapshot-unpack/frames", name, bytes, material.threads, || {
+    suite.threads = material.threads;
+    suite.add(Role::Limit, "frames", "frames alone", |_| {
         let to = material.new_file()?;
-        let started = Instant::now();
-        frames::share(material.threads, material.is_zero.len(), Reader::new, |reader, frame| {
-            to.write_all_at(decode(material, reader, frame)?, (frame * FRAME) as u64)
+        timed(|| {
+            frames::share(material.threads, material.is_zero.len(), Reader::new, |reader, frame| {
+                to.write_all_at(decode(material, reader, frame)?, (frame * FRAME) as u64)
+            })
+            .and_then(|()| to.sync_all())
+            .map_err(failed)
         })
-        .and_then(|()| to.sync_all())
-        .map_err(failed)?;
-        Ok(started.elapsed())
     });
     let path = material.directory.join(format!("uzone-bench-{}.raw", std::process::id()));
     let image = material.open(ByteLen::ZERO)?;
-    let spec =
-        suite.add(Role::Ours, "snapshot-unpack/ours", "ours", bytes, material.threads, move || {
-            let started = Instant::now();
-            image.unpack(&path, material.threads, &|_| true)?;
-            let elapsed = started.elapsed();
-            std::fs::remove_file(&path).map_err(failed)?;
-            Ok(elapsed)
-        });
-    spec.limit("snapshot-unpack/frames", bytes);
-    spec.headline(format!("unpack an image of {}", ByteLen::new(bytes)));
+    let spec = suite.add(Role::Ours, "ours", "ours", move |_| {
+        let elapsed = timed(|| Ok(image.unpack(&path, material.threads, &|_| true)?))?;
+        std::fs::remove_file(&path).map_err(failed)?;
+        Ok(elapsed)
+    });
+    spec.limit("frames").headline(format!("unpack an image of {size}"));
     if compressed.is_some() {
-        suite.each_spec(|spec| {
-            spec.naive("snapshot-unpack/zstd");
-        });
+        suite.naive("zstd");
     }
-    session.run(suite, "unpacking")?;
-    session.table(
-        "snapshot-unpack",
-        format!("Unpacking {}", ByteLen::new(bytes)),
+    session.measure(
+        suite,
+        "unpacking",
+        format!("Unpacking {size}"),
         "each file is on the device at the end; zeroes are holes in ours; the limit decodes frames of 64 KiB \
          without their hashes",
-    );
-    Ok(())
+    )
+}
+
+/// What is read at random: whole frames that are not zero, and where they are.
+struct Places {
+    frames: Vec<usize>,
+    offsets: Vec<u64>,
+}
+
+impl Places {
+    fn of(material: &Material) -> Self {
+        let frames = random_frames(material, READS);
+        let offsets = frames.iter().map(|frame| (frame * FRAME) as u64).collect();
+        Self { frames, offsets }
+    }
+
+    fn suite<'a>(&self, table: &str) -> Suite<'a> {
+        let size = bytes(self.frames.len() * FRAME);
+        Suite::new(table, size).writing(size.get())
+    }
+
+    /// Decodes each frame with nothing around it.
+    fn decode(&self, material: &Material) -> Result<Duration, BenchError> {
+        let mut reader = Reader::new().map_err(failed)?;
+        timed(|| {
+            for frame in &self.frames {
+                black_box(decode(material, &mut reader, *frame).map_err(failed)?);
+            }
+            Ok(())
+        })
+    }
+
+    /// Reads each frame of an image.
+    fn read(&self, image: &Image) -> Result<Duration, BenchError> {
+        read_each(self.offsets.iter().copied(), |at, out| Ok(image.read_at(at, out)?))
+    }
+
+    /// Reads as many bytes as a frame has at each place of a file.
+    fn read_file(&self, file: &File) -> Result<Duration, BenchError> {
+        read_each(self.offsets.iter().copied(), |at, out| {
+            file.read_exact_at(out, at).map_err(failed)
+        })
+    }
+
+    /// Reads each frame by another implementation.
+    fn seek(&self, material: &Material) -> Result<Duration, BenchError> {
+        let file = material.packed.try_clone().map_err(failed)?;
+        let seek = |error: zeekstd::Error| failed(io::Error::other(error));
+        let mut decoder = zeekstd::Decoder::new(file).map_err(seek)?;
+        read_each(self.offsets.iter().copied(), |offset, out| {
+            decoder.set_offset(offset).map_err(seek)?;
+            let mut filled = 0;
+            while filled < FRAME {
+                match decoder.decompress(&mut out[filled..]).map_err(seek)? {
+                    0 => return Err(BenchError::wrong_byte("snapshot-read/zeekstd", offset)),
+                    count => filled += count,
+                }
+            }
+            Ok(())
+        })
+    }
+}
+
+/// Times reading as many bytes as a frame has at each offset.
+pub(super) fn read_each(
+    offsets: impl Iterator<Item = u64>,
+    mut read: impl FnMut(u64, &mut [u8]) -> Result<(), BenchError>,
+) -> Result<Duration, BenchError> {
+    let mut out = vec![0; FRAME];
+    timed(|| {
+        for offset in offsets {
+            read(offset, &mut out)?;
+            black_box(&out);
+        }
+        Ok(())
+    })
 }
 
 /// Measures reading 64 KiB at random places.
 pub(super) fn read(material: &Material, session: &mut Session<'_>) -> Result<(), BenchError> {
-    let frames = random_frames(material, READS);
-    let (calls, bytes) = (frames.len() as u64, (frames.len() * FRAME) as u64);
-    let offsets: Vec<u64> = frames.iter().map(|frame| (frame * FRAME) as u64).collect();
-    let mut suite = Suite::new(ByteLen::new(bytes));
-    suite.add(
-        Role::Naive,
-        "snapshot-read/zeekstd",
-        "a seek in the crate zeekstd",
-        bytes,
-        1,
-        || seek(material, &offsets),
-    );
-    suite.add(Role::Limit, "snapshot-read/decode", "decoding a frame alone", bytes, 1, || {
-        let mut reader = Reader::new().map_err(failed)?;
-        let started = Instant::now();
-        for frame in &frames {
-            black_box(decode(material, &mut reader, *frame).map_err(failed)?);
-        }
-        Ok(started.elapsed())
-    });
-    suite.add(Role::Peer, "snapshot-read/raw", "preadv of the raw bytes", bytes, 1, || {
-        read_at_each(&material.raw, &offsets)
-    });
+    let places = &Places::of(material);
+    let calls = places.frames.len() as u64;
+    let mut suite = places.suite("snapshot-read");
+    let name = "a seek in the crate zeekstd";
+    suite.add(Role::Naive, "zeekstd", name, |_| places.seek(material));
+    suite.add(Role::Limit, "decode", "decoding a frame alone", |_| places.decode(material));
+    suite.add(Role::Peer, "raw", "preadv of the raw bytes", |_| places.read_file(&material.raw));
     if let Some(erofs) = &material.erofs {
-        suite.add(Role::Peer, "snapshot-read/erofs", erofs.name("preadv of"), bytes, 1, || {
-            read_at_each(erofs.open()?, &offsets)
-        });
+        suite
+            .add(Role::Peer, "erofs", erofs.name("preadv of"), |_| places.read_file(erofs.open()?));
     }
-    let rows = [
+    let room = ByteLen::new(2 * suite.bytes);
+    for (row, name, cache, role) in [
         ("ours", "ours, decoded each time", ByteLen::ZERO, Role::Ours),
-        ("ours-kept", "ours, decoded before", ByteLen::new(2 * bytes), Role::Variant),
-    ];
-    for (row, name, cache, role) in rows {
-        let (image, offsets) = (material.open(cache)?, &offsets);
-        let id = format!("snapshot-read/{row}");
-        let spec = suite.add(role, &id, name, bytes, 1, move || {
-            let mut out = vec![0; FRAME];
-            let started = Instant::now();
-            for offset in offsets {
-                image.read_at(*offset, &mut out)?;
-                black_box(&out);
-            }
-            Ok(started.elapsed())
-        });
-        spec.limit("snapshot-read/decode", bytes);
+        ("ours-kept", "ours, decoded before", room, Role::Variant),
+    ] {
+        let image = material.open(cache)?;
+        let spec = suite.add(role, row, name, move |_| places.read(&image));
+        spec.limit("decode");
         if role == Role::Ours {
             spec.headline("read 64 KiB of a packed image at random");
         }
     }
-    suite.each_spec(|spec| {
-        spec.naive("snapshot-read/zeekstd").counts(Some(calls), None);
-    });
-    session.run(suite, "reading at random")?;
-    session.table(
-        "snapshot-read",
+    suite.naive("zeekstd").each_spec(|spec| _ = spec.counts(Some(calls), None));
+    session.measure(
+        suite,
+        "reading at random",
         format!("Reading 64 KiB at {calls} random places of a packed image"),
         "whole frames that are not zero, from the page cache; naive seeks by the seek table, the limit \
          decodes without the hash",
-    );
-    Ok(())
+    )
 }
 
 /// Measures random reads of files that the page cache has forgotten.
 pub(super) fn read_cold(material: &Material, session: &mut Session<'_>) -> Result<(), BenchError> {
-    let frames = random_frames(material, READS);
-    let (calls, bytes) = (frames.len() as u64, (frames.len() * FRAME) as u64);
-    let offsets: Vec<u64> = frames.iter().map(|frame| (frame * FRAME) as u64).collect();
-    let mut suite = Suite::new(ByteLen::new(bytes));
-    let (row, name) = ("snapshot-read-cold/zeekstd", "a seek in the crate zeekstd");
-    suite.add(Role::Naive, row, name, bytes, 1, || {
+    let places = &Places::of(material);
+    let calls = places.frames.len() as u64;
+    let mut suite = places.suite("snapshot-read-cold");
+    suite.add(Role::Naive, "zeekstd", "a seek in the crate zeekstd", |_| {
         forget(&material.packed)?;
-        seek(material, &offsets)
+        places.seek(material)
     });
-    let (row, name) = ("snapshot-read-cold/decode", "reading and decoding a frame alone");
-    suite.add(Role::Limit, row, name, bytes, 1, || {
+    suite.add(Role::Limit, "decode", "reading and decoding a frame alone", |_| {
         forget(&material.frames.0)?;
-        let mut reader = Reader::new().map_err(failed)?;
-        let started = Instant::now();
-        for frame in &frames {
-            black_box(decode(material, &mut reader, *frame).map_err(failed)?);
-        }
-        Ok(started.elapsed())
+        places.decode(material)
     });
-    let (row, name) = ("snapshot-read-cold/raw", "preadv of the raw bytes");
-    suite.add(Role::Peer, row, name, bytes, 1, || {
+    suite.add(Role::Peer, "raw", "preadv of the raw bytes", |_| {
         forget(&material.raw)?;
-        read_at_each(&material.raw, &offsets)
+        places.read_file(&material.raw)
     });
-    let (row, name) = ("snapshot-read-cold/ours", "ours");
-    let spec = suite.add(Role::Ours, row, name, bytes, 1, || {
+    let spec = suite.add(Role::Ours, "ours", "ours", |_| {
         let image = material.open(ByteLen::ZERO)?;
         forget(&material.packed)?;
-        let mut out = vec![0; FRAME];
-        let started = Instant::now();
-        for offset in &offsets {
-            image.read_at(*offset, &mut out)?;
-            black_box(&out);
-        }
-        Ok(started.elapsed())
+        places.read(&image)
     });
-    spec.limit("snapshot-read-cold/decode", bytes);
-    spec.headline("read 64 KiB of a packed image at random, from the device");
-    suite.each_spec(|spec| {
-        spec.naive("snapshot-read-cold/zeekstd").counts(Some(calls), None).cold = true;
-    });
-    session.run(suite, "reading at random from the device")?;
-    session.table(
-        "snapshot-read-cold",
+    spec.limit("decode").headline("read 64 KiB of a packed image at random, from the device");
+    suite.naive("zeekstd").each_spec(|spec| spec.counts(Some(calls), None).row.cold = true);
+    session.measure(
+        suite,
+        "reading at random from the device",
         format!("Reading 64 KiB at {calls} random places of a packed image that the page cache has forgotten"),
         "the file of each row is forgotten first (POSIX_FADV_DONTNEED); a host below this one may have it still",
-    );
-    Ok(())
+    )
 }
 
 /// Has the page cache forget a file.
@@ -299,81 +311,41 @@ pub(crate) fn forget(file: &File) -> Result<(), BenchError> {
     file.sync_data().and_then(|()| page_cache::forget(file, 0, len)).map_err(failed)
 }
 
-/// Reads as many bytes as a frame has at each offset.
-fn read_at_each(file: &File, offsets: &[u64]) -> Result<Duration, BenchError> {
-    let mut out = vec![0; FRAME];
-    let started = Instant::now();
-    for offset in offsets {
-        file.read_exact_at(&mut out, *offset).map_err(failed)?;
-        black_box(&out);
-    }
-    Ok(started.elapsed())
-}
-
-/// Reads a frame at each offset by another implementation.
-fn seek(material: &Material, offsets: &[u64]) -> Result<Duration, BenchError> {
-    let file = material.packed.try_clone().map_err(failed)?;
-    let seek = |error: zeekstd::Error| failed(io::Error::other(error));
-    let mut decoder = zeekstd::Decoder::new(file).map_err(seek)?;
-    let mut out = vec![0; FRAME];
-    let started = Instant::now();
-    for &offset in offsets {
-        decoder.set_offset(offset).map_err(seek)?;
-        let mut filled = 0;
-        while filled < FRAME {
-            match decoder.decompress(&mut out[filled..]).map_err(seek)? {
-                0 => return Err(BenchError::wrong_byte("snapshot-read/zeekstd", offset)),
-                count => filled += count,
-            }
-        }
-        black_box(&out);
-    }
-    Ok(started.elapsed())
-}
-
 /// Measures comparing every hash.
 pub(super) fn verify(material: &Material, session: &mut Session<'_>) -> Result<(), BenchError> {
-    let (bytes, threads) = (material.packed_len, material.threads);
-    let len = usize::try_from(bytes).unwrap_or(usize::MAX);
-    let mut suite = Suite::new(ByteLen::new(material.len as u64));
-    suite.add(Role::Limit, "snapshot-verify/blake3", "BLAKE3 alone", bytes, threads, move || {
-        let started = Instant::now();
-        frames::share(
-            threads,
-            len.div_ceil(HASHED),
-            || Ok(vec![0; HASHED]),
-            |piece, number| {
+    let (packed, threads) = (material.packed_len, material.threads);
+    let len = index(packed);
+    let size = bytes(material.len);
+    let mut suite = Suite::new("snapshot-verify", size).writing(packed).threads(threads);
+    suite.add(Role::Limit, "blake3", "BLAKE3 alone", move |_| {
+        let own = || Ok(vec![0; HASHED]);
+        timed(|| {
+            frames::share(threads, len.div_ceil(HASHED), own, |piece, number| {
                 let start = number * HASHED;
                 let piece = &mut piece[..HASHED.min(len - start)];
                 material.packed.read_exact_at(piece, start as u64)?;
                 black_box(blake3::hash(piece));
                 Ok(())
-            },
-        )
-        .map_err(failed)?;
-        Ok(started.elapsed())
+            })
+            .map_err(failed)
+        })
     });
     for (row, name, decode, role) in [
         ("ours", "ours", false, Role::Ours),
         ("ours-decode", "ours, decoding as well", true, Role::Variant),
     ] {
         let image = material.open(ByteLen::ZERO)?;
-        let id = format!("snapshot-verify/{row}");
-        let spec = suite.add(role, &id, name, bytes, threads, move || {
-            let started = Instant::now();
-            image.verify(threads, decode, &|_| ())?;
-            Ok(started.elapsed())
-        });
-        spec.limit("snapshot-verify/blake3", bytes);
+        let spec = suite
+            .add(role, row, name, move |_| timed(|| Ok(image.verify(threads, decode, &|_| ())?)));
+        spec.limit("blake3");
         if role == Role::Ours {
             spec.headline("verify a packed image");
         }
     }
-    session.run(suite, "verifying")?;
-    session.table(
-        "snapshot-verify",
-        format!("Verifying {} of a packed image", ByteLen::new(bytes)),
+    session.measure(
+        suite,
+        "verifying",
+        format!("Verifying {} of a packed image", ByteLen::new(packed)),
         "from the page cache; the limit hashes the file in pieces of 1 MiB",
-    );
-    Ok(())
+    )
 }

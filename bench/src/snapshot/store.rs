@@ -16,17 +16,27 @@ use std::time::{Duration, Instant};
 
 use object_store::ClientOptions;
 use object_store::aws::AmazonS3Builder;
-use uzone_snapshot::ObjectSource;
+use uzone_pages::ByteLen;
+use uzone_snapshot::{FrameCache, Image, ObjectSource, OpenOptions};
+
+use super::frames::failed;
+use crate::error::BenchError;
 
 /// How long each answer takes to start.
-pub(crate) const LATENCY: Duration = Duration::from_millis(5);
+const LATENCY: Duration = Duration::from_millis(5);
 /// How many bytes a second the link has: 2 Gbit/s.
-pub(crate) const RATE: u64 = 250_000_000;
+const RATE: u64 = 250_000_000;
 /// How much is sent at once.
 const PIECE: usize = 64 << 10;
 
 const BUCKET: &str = "bench";
 const KEY: &str = "image";
+
+/// Returns what rows are measured over.
+pub(crate) fn distance() -> String {
+    let (latency, rate) = (LATENCY.as_millis(), RATE / 1_000_000);
+    format!("a store on this machine behind {latency} ms and a link of {rate} MB/s")
+}
 
 /// The store. Dropping it ends it.
 pub(crate) struct Store {
@@ -76,8 +86,13 @@ impl Store {
         self.object.sent.load(Ordering::Relaxed) // a statistic
     }
 
-    /// Opens the object as a user does.
-    pub(crate) fn open(&self) -> io::Result<ObjectSource> {
+    /// Opens the object as a user does, as an image with room for decoded frames.
+    pub(crate) fn open_image(&self, room: ByteLen) -> Result<Image, BenchError> {
+        let options = OpenOptions::default().cache(FrameCache::new(room.get()));
+        Ok(Image::from_source(Box::new(self.open().map_err(failed)?), &options)?)
+    }
+
+    fn open(&self) -> io::Result<ObjectSource> {
         let store = || {
             let builder = AmazonS3Builder::new()
                 .with_endpoint(format!("http://{}", self.address))

@@ -5,8 +5,7 @@ use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use uzone_bench::brief::LazyFile;
-use uzone_bench::machine;
+use uzone_bench::{Adopted, machine};
 use uzone_fault::{AdoptedMemory, Engine, LazyOptions};
 use uzone_os::signals::Held;
 use uzone_os::{bus, probe};
@@ -62,7 +61,7 @@ pub(super) fn run(
     let reread = |cause| DemoError::Reread { cause };
     let file = image.file.try_clone().map_err(reread)?;
     let options = LazyOptions::default().trace(TRACED).deadline(DEADLINE);
-    let memory = LazyFile::map(&engine, file, plan.size, &options)?;
+    let memory = Adopted::file(&engine, file, plan.size, &options)?;
     let what = format!("the image lazily; none of its {} pages is read", grouped(pages));
     steps.done("map", started, what);
 
@@ -119,7 +118,7 @@ struct Touched {
 }
 
 /// Reads the number that each page starts with, in order and then here and there.
-fn touch(memory: &LazyFile, plan: &Plan, out: &Output) -> Result<Touched, Failure> {
+fn touch(memory: &Adopted, plan: &Plan, out: &Output) -> Result<Touched, Failure> {
     let shift = probe::page_size().shift();
     let pages = plan.size.get() >> shift;
     let in_order = 0..(plan.in_order().get() >> shift).min(pages);
@@ -155,7 +154,7 @@ struct Checked {
 }
 
 /// Reads all bytes in order and compares their hashes with those of the image.
-fn check(memory: &LazyFile, len: ByteLen, image: &Image, out: &Output) -> Result<Checked, Failure> {
+fn check(memory: &Adopted, len: ByteLen, image: &Image, out: &Output) -> Result<Checked, Failure> {
     let progress = Progress::new(out, "comparing every byte", image.chunks() as u64);
     let started = Instant::now();
     let len = len.get();
@@ -176,7 +175,7 @@ fn check(memory: &LazyFile, len: ByteLen, image: &Image, out: &Output) -> Result
 }
 
 /// Reads bytes, and names why a page could not be had.
-fn read(memory: &LazyFile, offset: u64, out: &mut [u8]) -> Result<(), Failure> {
+fn read(memory: &Adopted, offset: u64, out: &mut [u8]) -> Result<(), Failure> {
     memory.read_at(offset, out).map_err(|cause| match memory.answering().last_failure() {
         Some(failure) => DemoError::Page { reason: failure.reason, cause }.failure(),
         None => cause.into(),

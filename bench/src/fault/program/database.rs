@@ -17,7 +17,7 @@ use uzone_pages::ByteLen;
 use super::super::source::Source;
 use super::super::ways::Memory;
 use super::{Answers, Program};
-use crate::suite::BenchError;
+use crate::error::BenchError;
 
 pub(super) const TABLE: &str = "fault-program-sqlite";
 

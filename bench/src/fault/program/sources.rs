@@ -16,7 +16,7 @@ use uzone_pages::ByteLen;
 use super::super::source::{PAGE, Reads, Source};
 use super::super::ways::Memory;
 use super::{Answers, Program};
-use crate::suite::BenchError;
+use crate::error::BenchError;
 
 pub(super) const TABLE: &str = "fault-program-grep";
 
@@ -106,11 +106,8 @@ fn search(
     all: impl FnOnce(&mut Searcher, &mut Lines) -> io::Result<()>,
 ) -> Result<Answers, BenchError> {
     let mut lines = Lines::default();
-    all(&mut Searcher::new(), &mut lines).map_err(|cause| BenchError::Failed {
-        what: "search the sources",
-        is_of_this_host: false,
-        cause: cause.into(),
-    })?;
+    let failed = |cause| BenchError::failed("search the sources", false, cause);
+    all(&mut Searcher::new(), &mut lines).map_err(failed)?;
     Ok(vec![(PATTERN, format!("{} lines, {}", lines.count, lines.hash.finalize()))])
 }
 

@@ -1,0 +1,187 @@
+//! A benchmark that could not be run: [`BenchError`].
+
+use std::error::Error;
+use std::io;
+use std::path::Path;
+
+use uzone_os::uffd::{NotUffd, UffdError};
+use uzone_os::{MapError, Mapping, MappingError, Rejected, SysError};
+use uzone_pages::{ByteLen, ErrorKind, Pfn};
+use uzone_zone::{
+    AccessError, BindFailure, ListTooShort, NotAGuard, NotPopulated, PinError, Pinned, PoolError,
+    RegionError, TooManyRawGuards, WriteError,
+};
+
+/// A benchmark that could not be run. Its text has the values and the fix.
+#[derive(Debug, thiserror::Error)]
+#[error("{text}")]
+pub struct BenchError {
+    kind: ErrorKind,
+    is_of_this_host: bool,
+    text: String,
+    #[source]
+    cause: Option<Box<dyn Error + Send + Sync>>,
+}
+
+impl BenchError {
+    /// Returns what kind of error this is; [`ErrorKind::Other`] where its cause determines that.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+
+    /// Returns whether this host lacks what a benchmark needs. Otherwise an argument is not valid, or a
+    /// row found something wrong.
+    #[must_use]
+    pub fn is_of_this_host(&self) -> bool {
+        self.is_of_this_host
+    }
+
+    /// No table was asked for that there is.
+    #[must_use]
+    pub fn no_table(asked: &[String]) -> Self {
+        let asked = asked.join(",");
+        Self::not_valid(format!(
+            "no table begins with {asked}: leave --table out to see which there are"
+        ))
+    }
+
+    /// An argument is not valid.
+    pub(crate) fn not_valid(text: String) -> Self {
+        Self { kind: ErrorKind::InvalidInput, is_of_this_host: false, text, cause: None }
+    }
+
+    /// The size is no multiple of the largest folio.
+    pub(crate) fn size(size: ByteLen) -> Self {
+        Self::not_valid(format!(
+            "{size} cannot be measured: a size is a multiple of 1 GiB, the largest folio, such as 1G"
+        ))
+    }
+
+    /// The size is none that an image is made of.
+    pub(crate) fn image_size(size: ByteLen) -> Self {
+        Self::not_valid(format!(
+            "{size} cannot be measured: an image is a multiple of 2 MiB, at least 4M, such as 1G"
+        ))
+    }
+
+    /// This host lacks something.
+    pub(crate) fn host(kind: ErrorKind, text: String) -> Self {
+        Self { kind, is_of_this_host: true, text, cause: None }
+    }
+
+    /// Not as many threads could be started as the rows should have.
+    pub(crate) fn threads(threads: usize) -> Self {
+        let text = format!(
+            "cannot start {threads} threads: ask for fewer with --threads, or raise `ulimit -u`"
+        );
+        Self::host(ErrorKind::OutOfMemory, text)
+    }
+
+    /// A library or the system refused to do `what`.
+    pub(crate) fn failed(
+        what: &str,
+        is_of_this_host: bool,
+        cause: impl Into<Box<dyn Error + Send + Sync>>,
+    ) -> Self {
+        let cause = cause.into();
+        let text = format!("cannot {what}: {cause}");
+        Self { kind: ErrorKind::Other, is_of_this_host, text, cause: Some(cause) }
+    }
+
+    /// Returns what becomes of an error of the file that is measured, with which `what` was to be done.
+    pub(crate) fn of_file(what: &'static str) -> impl Fn(io::Error) -> Self {
+        move |cause| Self::failed(&format!("{what} the file that is measured"), true, cause)
+    }
+
+    /// The file to map could not be made.
+    pub(crate) fn no_file(size: ByteLen, directory: &Path, cause: io::Error) -> Self {
+        let text = format!(
+            "cannot make a file of {size} in {}: free space there, or name another directory with --dir",
+            directory.display()
+        );
+        Self { text, ..Self::failed("make a file", true, cause) }
+    }
+
+    /// The handler of a row, which the others are compared with, got no answer from the kernel.
+    pub(crate) fn handler(row: &str, cause: io::Error) -> Self {
+        let text = format!("the handler of the row {row} failed: {cause}");
+        Self { text, ..Self::failed("answer a fault", false, cause) }
+    }
+
+    /// A row found something wrong. A defect of uzone, or of its rival.
+    fn of_row(row: &str, what: &str) -> Self {
+        let text = format!("the row {row} {what}");
+        Self { kind: ErrorKind::Other, is_of_this_host: false, text, cause: None }
+    }
+
+    /// A row left a byte that is not what it should be, at `offset` of the extent.
+    pub(crate) fn wrong_byte(row: &str, offset: u64) -> Self {
+        Self::of_row(row, &format!("left a wrong byte at {offset:#x}"))
+    }
+
+    /// A program answered something else from mapped memory than without it.
+    pub(crate) fn wrong_answer(row: &str, question: &str) -> Self {
+        Self::of_row(row, &format!("answered wrongly: {question}"))
+    }
+
+    /// A row wrote something else than the slow path.
+    pub(crate) fn wrong_page(row: &str, pfn: Pfn) -> Self {
+        Self::of_row(row, &format!("wrote a wrong descriptor for page {pfn}"))
+    }
+}
+
+/// What cannot be done where a library returns an error, and whether that is for this host's sake.
+macro_rules! failures {
+    ($($error:ty: $what:literal, $is_of_this_host:literal;)*) => {$(
+        impl From<$error> for BenchError {
+            fn from(error: $error) -> Self {
+                Self::failed($what, $is_of_this_host, error)
+            }
+        }
+    )*};
+}
+
+failures! {
+    RegionError: "reserve the region to describe", true;
+    BindFailure: "bind", false;
+    PinError: "hold the pages of the region", false;
+    ListTooShort: "list the pages of a guard", false;
+    Box<TooManyRawGuards<Pinned>>: "turn a guard into bits", false;
+    NotAGuard: "redeem a guard", false;
+    MapError: "map memory", true;
+    MappingError: "use mapped memory", true;
+    SysError: "measure what this process has", true;
+    uzone_fault::MapError: "map memory lazily", true;
+    uzone_fault::LazyError: "use lazily mapped memory", false;
+    UffdError: "open a userfaultfd", true;
+    NotUffd: "use a descriptor as a userfaultfd", false;
+    Rejected<Mapping, UffdError>: "register memory with a userfaultfd", true;
+    AccessError: "reach mapped memory", false;
+    WriteError: "clear or copy the memory of a region", false;
+    NotPopulated: "make a region present", true;
+    PoolError: "take a folio of a pool", false;
+    uzone_snapshot::SnapshotError: "pack or read an image", false;
+    rusqlite::Error: "query a database", false;
+    sqlite_vfs::RegisterError: "add a file system to SQLite", false;
+    grep_regex::Error: "make a regular expression", false;
+}
+
+/// Returns an error on one line, with those of its causes that the text before does not contain.
+#[must_use]
+pub fn sentence(error: &dyn Error) -> String {
+    let causes = std::iter::successors(error.source(), |&cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| {
+        let cause = cause.to_string();
+        if text.contains(&cause) { text } else { format!("{text}: {cause}") }
+    })
+}
+
+/// Returns the innermost cause of an error.
+pub(crate) fn cause(error: &dyn Error) -> String {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
+}
