@@ -11,7 +11,7 @@ use uzone_os::{AccessError, Anonymous, HugeAdvice, Mapping, Vaddr, probe};
 use uzone_pages::ByteLen;
 
 use crate::error::BenchError;
-use crate::fault::Reads;
+use crate::reads::Reads;
 
 /// Memory as an engine maps its own: a window is one range of one page table.
 pub(crate) fn anonymous(len: ByteLen) -> Result<Mapping, BenchError> {

@@ -44,7 +44,6 @@ mod write;
 
 pub(crate) use bare::{Answer, Bare, Waiting};
 pub(crate) use run::placed;
-pub(crate) use source::Reads;
 pub(crate) use touch::{Placement, Touched, on, touch, usable_cpus};
 
 use std::sync::Arc;

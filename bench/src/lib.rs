@@ -24,6 +24,7 @@ pub mod metadata;
 mod naive;
 pub mod pin;
 mod put_back;
+mod reads;
 pub mod report;
 pub mod restore;
 pub mod settings;

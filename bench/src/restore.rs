@@ -44,8 +44,9 @@ use uzone_snapshot::{FrameCache, SnapshotBacking};
 
 use crate::adopted::{Adopted, registered};
 use crate::error::BenchError;
-use crate::fault::{Answer, Bare, Placement, Reads, Touched, Waiting, placed, touch};
+use crate::fault::{Answer, Bare, Placement, Touched, Waiting, placed, touch};
 use crate::group::Watch;
+use crate::reads::Reads;
 use crate::report::{Bench, Found, Role};
 use crate::settings::Part;
 pub use crate::settings::SnapshotSettings as Settings;

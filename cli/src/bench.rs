@@ -26,6 +26,7 @@ pub(crate) use uzone_report::number;
 use crate::exit::{self, Exit, Failure};
 use crate::output::Output;
 use crate::progress::Steps;
+use crate::report::canonical;
 
 /// Measure this machine: naive, ours, the limit, and the published figure
 ///
@@ -141,9 +142,8 @@ struct ZeroArgs {
     /// Rounds of first touch
     #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     first_touches: u32,
-    /// The threads of the rows that have several [default: as many as there are CPUs]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    threads: Option<u16>,
+    #[command(flatten)]
+    threads: Threads,
     #[command(flatten)]
     tables: Tables,
 }
@@ -235,13 +235,10 @@ struct SnapshotArgs {
     /// Rounds
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     rounds: u32,
-    /// The threads of the rows that have several [default: as many as there are CPUs]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    threads: Option<u16>,
-    /// Where the files are made; in memory, the figures are without the disk [default: where temporary
-    /// files go]
-    #[arg(long, value_name = "DIR")]
-    dir: Option<PathBuf>,
+    #[command(flatten)]
+    threads: Threads,
+    #[command(flatten)]
+    files: Files,
     #[command(flatten)]
     tables: Tables,
 }
@@ -259,12 +256,27 @@ struct RestoreArgs {
     /// Rounds
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     rounds: u32,
+    #[command(flatten)]
+    files: Files,
+    #[command(flatten)]
+    tables: Tables,
+}
+
+/// How many threads there are.
+#[derive(Debug, PartialEq, clap::Args)]
+struct Threads {
+    /// The threads of the rows that have several [default: as many as there are CPUs]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+}
+
+/// Where an image is made.
+#[derive(Debug, PartialEq, clap::Args)]
+struct Files {
     /// Where the files are made; in memory, the figures are without the disk [default: where temporary
     /// files go]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    #[command(flatten)]
-    tables: Tables,
 }
 
 /// Which tables of a benchmark are run.
@@ -276,18 +288,20 @@ struct Tables {
     table: Vec<String>,
 }
 
-/// Arguments that contradict each other.
-#[derive(Debug, thiserror::Error)]
-enum ArgsError {
-    #[error(
-        "--quick has sizes and rounds of its own: leave the arguments of {benchmark} out, all but \
-         --table and --dax, or leave --quick out"
-    )]
-    QuickTold { benchmark: &'static str },
-    #[error("--metadata counts bytes, which have no noise: leave --check out")]
-    CheckMetadata,
-    #[error("{} is an input, and the page would take its place: name another --report", path.display())]
-    ReportIsInput { path: PathBuf },
+/// What the arguments of any benchmark have.
+macro_rules! of_any {
+    ($benchmark:expr, $args:ident => $of:expr) => {
+        match $benchmark {
+            Benchmark::Bind($args) => $of,
+            Benchmark::Pin($args) => $of,
+            Benchmark::Zero($args) => $of,
+            Benchmark::Copy($args) => $of,
+            Benchmark::Fault($args) => $of,
+            Benchmark::Snapshot($args) => $of,
+            Benchmark::Restore($args) => $of,
+            Benchmark::Seeds($args) => $of,
+        }
+    };
 }
 
 impl Benchmark {
@@ -326,7 +340,7 @@ impl Benchmark {
                 rounds: args.rounds,
                 first_touches: args.first_touches,
                 populate: args.populate_size,
-                threads: or_all_cpus(args.threads),
+                threads: or_all_cpus(args.threads.threads),
             }),
             Self::Copy(args) => {
                 settings::Benchmark::Copy(CopySettings { size: args.size, rounds: args.rounds })
@@ -338,22 +352,16 @@ impl Benchmark {
                 programs: None,
                 rounds: args.rounds,
                 threads: args.threads.iter().copied().map(usize::from).collect(),
-                directory: args.dir.clone().unwrap_or_else(std::env::temp_dir),
+                directory: or_temporary(args.dir.as_deref()),
             }),
-            Self::Snapshot(args) => settings::Benchmark::Snapshot(SnapshotSettings {
-                size: args.size,
-                rounds: args.rounds,
-                threads: or_all_cpus(args.threads),
-                directory: args.dir.clone().unwrap_or_else(std::env::temp_dir),
-            }),
-            Self::Restore(args) => settings::Benchmark::Restore(SnapshotSettings {
-                size: args.size,
-                rounds: args.rounds,
-                threads: or_all_cpus(None),
-                directory: args.dir.clone().unwrap_or_else(std::env::temp_dir),
-            }),
+            Self::Snapshot(SnapshotArgs { size, rounds, threads, files, .. }) => {
+                settings::Benchmark::Snapshot(image(*size, *rounds, threads.threads, files))
+            }
+            Self::Restore(RestoreArgs { size, rounds, files, .. }) => {
+                settings::Benchmark::Restore(image(*size, *rounds, None, files))
+            }
             Self::Seeds(args) => {
-                let directory = args.dir.clone().unwrap_or_else(std::env::temp_dir);
+                let directory = or_temporary(args.dir.as_deref());
                 let threads = or_all_cpus(None);
                 let parts = all::seeds(all::available(), threads, args.full, &directory);
                 return Err(all::with_tables(parts, &args.tables.table));
@@ -364,16 +372,7 @@ impl Benchmark {
 
     /// Returns which of its tables are run.
     fn tables(&self) -> &Tables {
-        match self {
-            Self::Bind(args) => &args.tables,
-            Self::Pin(args) => &args.tables,
-            Self::Zero(args) => &args.tables,
-            Self::Copy(args) => &args.tables,
-            Self::Fault(args) => &args.tables,
-            Self::Snapshot(args) => &args.tables,
-            Self::Restore(args) => &args.tables,
-            Self::Seeds(args) => &args.tables,
-        }
+        of_any!(self, args => &args.tables)
     }
 
     /// Returns what of its arguments a quick run takes.
@@ -398,16 +397,7 @@ impl Benchmark {
                 .and_then(|matches| A::from_arg_matches(&matches))
                 .is_ok_and(|plain| plain == *args)
         }
-        match self {
-            Self::Bind(args) => is_default(args, words),
-            Self::Pin(args) => is_default(args, words),
-            Self::Zero(args) => is_default(args, words),
-            Self::Copy(args) => is_default(args, words),
-            Self::Fault(args) => is_default(args, words),
-            Self::Snapshot(args) => is_default(args, words),
-            Self::Restore(args) => is_default(args, words),
-            Self::Seeds(args) => is_default(args, words),
-        }
+        of_any!(self, args => is_default(args, words))
     }
 }
 
@@ -425,6 +415,16 @@ impl BindArgs {
     }
 }
 
+fn image(size: ByteLen, rounds: u32, threads: Option<u16>, files: &Files) -> SnapshotSettings {
+    let (threads, directory) = (or_all_cpus(threads), or_temporary(files.dir.as_deref()));
+    SnapshotSettings { size, rounds, threads, directory }
+}
+
+/// Returns a directory; that of temporary files unless one is given.
+fn or_temporary(directory: Option<&Path>) -> PathBuf {
+    directory.map_or_else(std::env::temp_dir, Path::to_owned)
+}
+
 /// Returns a number of threads; as many as there are CPUs unless one is given.
 fn or_all_cpus(threads: Option<u16>) -> NonZeroUsize {
     let given = threads.and_then(|threads| NonZeroUsize::new(usize::from(threads)));
@@ -436,9 +436,7 @@ fn or_all_cpus(threads: Option<u16>) -> NonZeroUsize {
 /// # Errors
 /// If memory is short, or the result cannot be written.
 pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
-    if let Err(error) = args.fit_together() {
-        return Err(Failure::with(Exit::Usage, error));
-    }
+    args.fit_together()?;
     if let Some(page) = &args.report {
         can_be_written(page)?;
     }
@@ -491,22 +489,27 @@ impl Args {
         Some(part.with_tables(benchmark.tables().table.clone()))
     }
 
-    fn fit_together(&self) -> Result<(), ArgsError> {
+    /// Refuses arguments that contradict each other.
+    fn fit_together(&self) -> Result<(), Failure> {
         if let (true, Some(benchmark)) = (self.quick, &self.benchmark)
             && !benchmark.is_untold_but(&benchmark.words_of_quick())
         {
-            return Err(ArgsError::QuickTold { benchmark: benchmark.name() });
+            return Err(Failure::usage(format!(
+                "--quick has sizes and rounds of its own: leave the arguments of {} out, all but --table and \
+                 --dax, or leave --quick out",
+                benchmark.name()
+            )));
         }
         let Some(file) = &self.check else { return Ok(()) };
         if let Some(Benchmark::Bind(BindArgs { metadata: true, .. })) = &self.benchmark {
-            return Err(ArgsError::CheckMetadata);
+            let text = "--metadata counts bytes, which have no noise: leave --check out";
+            return Err(Failure::usage(text));
         }
-        // A missing file is reported when it is read.
-        let same = |path: &Path| std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         match &self.report {
-            Some(page) if same(page) == same(file) => {
-                Err(ArgsError::ReportIsInput { path: page.clone() })
-            }
+            Some(page) if canonical(page) == canonical(file) => Err(Failure::usage(format!(
+                "{} is an input, and the page would take its place: name another --report",
+                page.display()
+            ))),
             _ => Ok(()),
         }
     }

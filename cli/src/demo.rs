@@ -8,13 +8,11 @@
 //! | `lazy` | the image is mapped lazily, and every byte compared |
 //! | `serve` | another process serves the image, and is killed in between |
 //! | `compare` | the plain way and the limit, measured in the same run |
-//! | `error` | what it fails by |
 //! | `text` | the result for people |
 //!
 //! Two files are left, which it is for; the image has no name and is gone with the process.
 
 mod compare;
-mod error;
 mod image;
 mod lazy;
 mod needs;
@@ -29,15 +27,14 @@ use serde::Serialize;
 use uzone_bench::brief;
 use uzone_bench::machine;
 use uzone_bench::report::{Bench, SCHEMA};
-use uzone_os::probe;
 use uzone_os::signals::Held;
+use uzone_os::{AccessError, probe};
 use uzone_pages::ByteLen;
-use uzone_report::{Document, Trace};
+use uzone_report::{Document, Trace, nanoseconds};
 use uzone_stream::StorePolicy;
 
 use crate::exit::{self, Exit, Failure};
 use crate::output::Output;
-use error::DemoError;
 
 /// Describe a huge region, pin it, clear it, and map a file lazily
 ///
@@ -107,7 +104,7 @@ struct Plan {
 
 impl Plan {
     /// Returns every plan that the arguments leave, the one to prefer first.
-    fn all(args: &Args) -> Result<Vec<Self>, DemoError> {
+    fn all(args: &Args) -> Result<Vec<Self>, Failure> {
         let sizes = args.size.map_or(SIZES.to_vec(), |size| vec![size]);
         let reserves = args.reserve.map_or(RESERVES.to_vec(), |reserve| vec![reserve]);
         let pairs =
@@ -115,12 +112,16 @@ impl Plan {
         pairs.map(|(size, reserve)| Self::of(args, size, reserve)).collect()
     }
 
-    fn of(args: &Args, size: ByteLen, reserve: ByteLen) -> Result<Self, DemoError> {
+    fn of(args: &Args, size: ByteLen, reserve: ByteLen) -> Result<Self, Failure> {
         if size.is_zero() || !size.get().is_multiple_of(8 << 20) {
-            return Err(DemoError::Size { size });
+            return Err(Failure::usage(format!(
+                "an image of {size} cannot be made: a size is a multiple of 8 MiB, such as 1G"
+            )));
         }
         if reserve.is_zero() || !reserve.get().is_multiple_of(1 << 30) {
-            return Err(DemoError::Reserve { reserve });
+            return Err(Failure::usage(format!(
+                "{reserve} cannot be described: --reserve is a multiple of 1 GiB, such as 100G"
+            )));
         }
         Ok(Self {
             size,
@@ -156,28 +157,22 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     if let Some(problem) = StorePolicy::problem() {
         return Err(problem.clone().into());
     }
-    let plans = Plan::all(args).map_err(DemoError::failure)?;
-    let (plan, sees_kernel_faults) = needs::first_that_fits(plans, out)?;
+    let (plan, sees_kernel_faults) = needs::first_that_fits(Plan::all(args)?, out)?;
     let begun = Instant::now();
     let mut steps = Steps::default();
 
     let started = Instant::now();
     let file = image::create(&plan.directory)?;
-    let image = image::make(file, &plan.directory, plan.size, probe::page_size(), out)
-        .map_err(DemoError::failure)?;
+    let image = image::make(file, &plan.directory, plan.size, probe::page_size(), out)?;
     let what = format!(
         "an image of {}, of {} files of this machine; no two pages are equal",
         plan.size,
-        grouped(image.source_files),
+        grouped(image.facts.source_files),
     );
     steps.done("make", started, what);
     let is_clear = region::run(plan.reserve, plan.part, &image.file, &mut steps, out)?;
     let lazy = lazy::run(&plan, &image, &mut steps, out)?;
-    let facts = ImageFacts {
-        source_files: image.source_files,
-        source_bytes: image.source_bytes,
-        hash: image.hash.clone(),
-    };
+    let facts = image.facts.clone();
     let lazy::Lazy { touch, trace, engine } = lazy;
     let is_right = touch.is_right(&facts);
     let is_served = serve::run(&plan, &image, &mut steps, out)?;
@@ -185,6 +180,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     drop(engine);
 
     let is_intact = is_clear && is_right && is_served;
+    let (schema, benchmark) = (SCHEMA.to_owned(), "demo".to_owned());
     let mut demo = Demo {
         schema: "uzone.demo/1",
         size_bytes: plan.size.get(),
@@ -198,8 +194,8 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
         steps: steps.0,
         elapsed_ns: 0,
         bench: Bench {
-            schema: SCHEMA.to_owned(),
-            benchmark: "demo".to_owned(),
+            schema,
+            benchmark,
             machine: machine::here(),
             tables,
             results,
@@ -209,7 +205,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     };
     demo.bench.settings = demo.summary();
     demo.files = write(&plan, &demo.bench, trace)?;
-    demo.elapsed_ns = nanoseconds(begun);
+    demo.elapsed_ns = nanoseconds(begun.elapsed());
     out.print(&demo)?;
     Ok(if is_intact { Exit::Ok } else { Exit::No })
 }
@@ -229,19 +225,24 @@ fn write(plan: &Plan, bench: &Bench, trace: Trace) -> Result<Vec<String>, Failur
     Ok(vec![name(plan.page_path()), name(plan.trace_path())])
 }
 
+/// Returns that a page of the image cannot be had.
+fn no_page(reason: &str, cause: AccessError) -> Failure {
+    Failure::of(format!("a page could not be had: {reason}"), cause).with(Exit::Os)
+}
+
 /// What was done, step by step.
 #[derive(Debug, Default)]
 struct Steps(Vec<Step>);
 
 impl Steps {
     /// Notes a step that is over now.
-    fn done(&mut self, name: &'static str, started: Instant, what: String) {
-        self.took(name, nanoseconds(started), what);
+    fn done(&mut self, name: &'static str, started: Instant, what: impl Into<String>) {
+        self.took(name, nanoseconds(started.elapsed()), what);
     }
 
     /// Notes a step whose time was measured.
-    fn took(&mut self, name: &'static str, elapsed_ns: u64, what: String) {
-        self.0.push(Step { name, elapsed_ns, what });
+    fn took(&mut self, name: &'static str, elapsed_ns: u64, what: impl Into<String>) {
+        self.0.push(Step { name, elapsed_ns, what: what.into() });
     }
 }
 
@@ -309,8 +310,8 @@ impl Mode {
     }
 }
 
-/// What the image was made of.
-#[derive(Debug, Serialize)]
+/// What the image was made of, and the hash of all of it.
+#[derive(Clone, Debug, Serialize)]
 struct ImageFacts {
     source_files: u64,
     source_bytes: u64,
@@ -337,10 +338,6 @@ impl TouchFacts {
     fn is_right(&self, image: &ImageFacts) -> bool {
         self.first_difference_bytes.is_none() && self.hash == image.hash
     }
-}
-
-fn nanoseconds(since: Instant) -> u64 {
-    u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Returns a length in the steps of a progress bar, which are MiB.

@@ -1,11 +1,12 @@
 //! `uzone diff`: an image of what a machine has changed, made while a page server serves it.
 
+use std::io;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use uzone_pages::ByteLen;
-use uzone_report::human_duration;
+use uzone_report::{human_duration, nanoseconds};
 use uzone_server::{CapturedPages, SessionMemory};
 use uzone_snapshot::{Image, Packer};
 
@@ -13,7 +14,7 @@ use crate::exit::{self, Exit, Failure};
 use crate::image::{Requests, Threads, Work, is_same};
 use crate::output::{Output, Report, Style};
 use crate::progress::Progress;
-use crate::serve::default_socket;
+use crate::status::Socket;
 
 const EXITS: [Exit; 8] = [
     Exit::Ok,
@@ -48,38 +49,12 @@ pub(crate) struct Args {
     /// Copy the pages while the machine is paused, in place of protecting them
     #[arg(long)]
     paused: bool,
-    /// Where monitors connect [default: uzone.sock in $XDG_RUNTIME_DIR, or else in this directory]
-    #[arg(long, value_name = "PATH", env = "UZONE_SERVE_SOCKET")]
-    socket: Option<PathBuf>,
+    #[command(flatten)]
+    at: Socket,
     #[command(flatten)]
     requests: Requests,
     #[command(flatten)]
     threads: Threads,
-}
-
-#[derive(Debug, thiserror::Error)]
-enum DiffError {
-    #[error(
-        "session {session} is served from another image than {}: from {serves}", image.display()
-    )]
-    OtherImage { session: u64, image: PathBuf, serves: String },
-    #[error("{} is both the image and the output: name another output", path.display())]
-    SameFile { path: PathBuf },
-    #[error("cannot copy the memory of session {session}: {cause}")]
-    Copy {
-        session: u64,
-        #[source]
-        cause: std::io::Error,
-    },
-    #[error(
-        "the memory of session {session} was not read as it was when the machine was paused ({cause}); nothing \
-         was written: pause the machine and try again, with --paused if this recurs"
-    )]
-    Lost {
-        session: u64,
-        #[source]
-        cause: std::io::Error,
-    },
 }
 
 /// `uzone.diff/1`: a line for each step.
@@ -113,16 +88,12 @@ enum Step {
 impl Report for Line {
     fn text(&self, _style: Style) -> String {
         match &self.step {
-            Step::Protected { session, present_bytes, paused_ns } => format!(
-                "session {session}: {:.1} protected in {}; the machine may go on\n",
-                ByteLen::new(*present_bytes),
-                human_duration(std::time::Duration::from_nanos(*paused_ns))
-            ),
-            Step::Copied { session, copied_bytes, paused_ns } => format!(
-                "session {session}: {:.1} copied in {}; the machine may go on\n",
-                ByteLen::new(*copied_bytes),
-                human_duration(std::time::Duration::from_nanos(*paused_ns))
-            ),
+            Step::Protected { session, present_bytes, paused_ns } => {
+                may_go_on(*session, *present_bytes, "protected", *paused_ns)
+            }
+            Step::Copied { session, copied_bytes, paused_ns } => {
+                may_go_on(*session, *copied_bytes, "copied", *paused_ns)
+            }
             Step::Packed { root, file_bytes, stored_frames, kept_pages, work, .. } => format!(
                 "packed {stored_frames} frames into {:.1} in {}; the machine wrote to {kept_pages} pages \
                  meanwhile\nroot {root}\n",
@@ -131,6 +102,11 @@ impl Report for Line {
             ),
         }
     }
+}
+
+fn may_go_on(session: u64, bytes: u64, what: &str, paused_ns: u64) -> String {
+    let (bytes, time) = (ByteLen::new(bytes), human_duration(Duration::from_nanos(paused_ns)));
+    format!("session {session}: {bytes:.1} {what} in {time}; the machine may go on\n")
 }
 
 impl Line {
@@ -144,22 +120,27 @@ impl Line {
 /// # Errors
 /// If there is no such session, it runs from another image, or the image cannot be written.
 pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
-    let socket = args.socket.clone().unwrap_or_else(default_socket);
+    let socket = args.at.path();
     let image = match &args.image {
         Some(image) => image.clone(),
         None => PathBuf::from(uzone_server::status(&socket)?.image),
     };
     if is_same(&image, &args.output) {
-        let path = args.output.clone();
-        return Err(Failure::with(Exit::Usage, DiffError::SameFile { path }));
+        return Err(Failure::usage(format!(
+            "{} is both the image and the output: name another output",
+            args.output.display()
+        )));
     }
     // What takes long comes before the memory is looked at: the machine is paused.
     let below = Image::open_or_raw(&image, &args.requests.open())?;
     let (session, started) = (args.session, Instant::now());
     let memory = SessionMemory::open(&socket, session)?;
     if memory.image() != below.identity() {
-        let serves = memory.image().to_owned();
-        return Err(Failure::with(Exit::Data, DiffError::OtherImage { session, image, serves }));
+        let (image, serves) = (image.display(), memory.image());
+        return Err(Failure::new(
+            Exit::Data,
+            format!("session {session} is served from another image than {image}: from {serves}"),
+        ));
     }
     let protected = match args.paused || memory.is_tracked() {
         true => Err(Box::new(memory)),
@@ -168,7 +149,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
             refused.memory
         }),
     };
-    let elapsed_ns = || u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    let elapsed_ns = || nanoseconds(started.elapsed());
     let pages = match protected {
         Ok(pages) => {
             let (present_bytes, paused_ns) = (pages.present().get(), elapsed_ns());
@@ -176,7 +157,10 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
             pages
         }
         Err(memory) => {
-            let failed = |cause| Failure::with(Exit::Os, DiffError::Copy { session, cause });
+            let failed = |cause: io::Error| {
+                let text = format!("cannot copy the memory of session {session}: {cause}");
+                Failure::of(text, cause).with(Exit::Os)
+            };
             let pages = memory.copy(args.threads.get()).map_err(failed)?;
             let (copied_bytes, paused_ns) = (pages.present().get(), elapsed_ns());
             out.event(&Line::new(Step::Copied { session, copied_bytes, paused_ns }));
@@ -206,7 +190,14 @@ fn pack(args: &Args, below: &Image, pages: &CapturedPages, out: &Output) -> Resu
     drop(bar);
     // If it was lost, that is why the input failed.
     let kept = pages.finish();
-    let lost = |cause| Failure::with(Exit::Again, DiffError::Lost { session: args.session, cause });
+    let lost = |cause: io::Error| {
+        let text = format!(
+            "the memory of session {} was not read as it was when the machine was paused ({cause}); nothing was \
+             written: pause the machine and try again, with --paused if this recurs",
+            args.session
+        );
+        Failure::of(text, cause).with(Exit::Again)
+    };
     let kept_pages = kept.map_err(lost)?;
     let packed = packed?;
     Ok(Step::Packed {

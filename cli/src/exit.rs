@@ -252,10 +252,34 @@ impl ErrorObject {
     }
 }
 
+/// What a command could not do, and why.
+#[derive(Debug, thiserror::Error)]
+#[error("{text}")]
+struct Caused {
+    text: String,
+    #[source]
+    cause: Box<dyn Error + Send + Sync>,
+}
+
 impl Failure {
-    /// Takes an error of the command itself, which knows the code.
-    pub(crate) fn with(exit: Exit, error: impl Error + Send + Sync + 'static) -> Self {
-        Self { exit, error: Box::new(error) }
+    /// Takes an error of the command itself, which knows the code: what is wrong, and what helps.
+    pub(crate) fn new(exit: Exit, text: impl Into<String>) -> Self {
+        Self { exit, error: text.into().into() }
+    }
+
+    /// Takes arguments that cannot be followed.
+    pub(crate) fn usage(text: impl Into<String>) -> Self {
+        Self::new(Exit::Usage, text)
+    }
+
+    /// Takes an error of the command itself that has a cause, which determines the code.
+    pub(crate) fn of(text: impl Into<String>, cause: impl Error + Send + Sync + 'static) -> Self {
+        Self::from(Caused { text: text.into(), cause: Box::new(cause) })
+    }
+
+    /// The same, which knows the code.
+    pub(crate) fn with(self, exit: Exit) -> Self {
+        Self { exit, ..self }
     }
 
     /// Returns the code to exit with.

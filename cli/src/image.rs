@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use uzone_pages::ByteLen;
-use uzone_report::{Document, ImageMap, ImagePart};
+use uzone_report::{Document, ImageMap, ImagePart, nanoseconds};
 use uzone_snapshot::{
     Codec, DiskCache, HASHES, Image, ImageRegion, Layers, OpenOptions, Packer, RequestOptions,
     Root, SnapshotError, Source, is_url, open_source,
@@ -300,25 +300,6 @@ impl FromStr for GuestRegion {
     }
 }
 
-/// Arguments that cannot be followed.
-#[derive(Debug, thiserror::Error)]
-enum ArgsError {
-    #[error("{} is an image, and the page would take its place: name another --report", path.display())]
-    PageIsImage { path: PathBuf },
-    #[error("{} is both the input and the image: name another image", path.display())]
-    SameFile { path: PathBuf },
-    #[error(
-        "--diff changes the memory file of --firecracker: name that as well, in the place of an input"
-    )]
-    DiffOfInput,
-    #[error("--order and --rebase need an input that can be read at any place: name a file")]
-    PipeInOrder,
-    #[error("hashes are found beside their memory alone: name {}", expected.display())]
-    NotBeside { expected: PathBuf },
-    #[error("line {line} of {} is not the number of a page", path.display())]
-    NotAPage { path: PathBuf, line: usize },
-}
-
 /// What of a rate is printed and put into objects.
 #[derive(Debug, Serialize)]
 pub(crate) struct Work {
@@ -328,8 +309,7 @@ pub(crate) struct Work {
 
 impl Work {
     pub(crate) fn of(bytes: u64, started: Instant) -> Self {
-        let wall = started.elapsed();
-        let wall_ns = u64::try_from(wall.as_nanos()).unwrap_or(u64::MAX).max(1);
+        let wall_ns = nanoseconds(started.elapsed()).max(1);
         let rate = u128::from(bytes) * 1_000_000_000 / u128::from(wall_ns);
         Self { wall_ns, bytes_per_s: u64::try_from(rate).unwrap_or(u64::MAX) }
     }
@@ -449,7 +429,8 @@ impl PackArgs {
     }
 
     fn same_file(&self) -> Failure {
-        Failure::with(Exit::Usage, ArgsError::SameFile { path: self.image.clone() })
+        let image = self.image.display();
+        Failure::usage(format!("{image} is both the input and the image: name another image"))
     }
 
     fn fit_together(&self) -> Result<(), Failure> {
@@ -459,18 +440,24 @@ impl PackArgs {
             return Err(self.same_file());
         }
         if self.input.is_some() && !self.diff.is_empty() {
-            return Err(Failure::with(Exit::Usage, ArgsError::DiffOfInput));
+            return Err(Failure::usage(
+                "--diff changes the memory file of --firecracker: name that as well, in the place of an input",
+            ));
         }
         if self.hashes_only
             && let Some(input) = &self.input
             && self.image.as_os_str() != beside(input).as_os_str()
         {
             let expected = beside(input);
-            return Err(Failure::with(Exit::Usage, ArgsError::NotBeside { expected }));
+            let text =
+                format!("hashes are found beside their memory alone: name {}", expected.display());
+            return Err(Failure::usage(text));
         }
         let is_pipe = self.input.as_deref() == Some(Path::new("-"));
         if is_pipe && (self.order.is_some() || self.rebase) {
-            return Err(Failure::with(Exit::Usage, ArgsError::PipeInOrder));
+            return Err(Failure::usage(
+                "--order and --rebase need an input that can be read at any place: name a file",
+            ));
         }
         Ok(())
     }
@@ -562,10 +549,10 @@ fn open_input(path: &Path) -> Result<(Box<dyn Read + Send>, u64), SnapshotError>
 fn read_pages(path: &Path) -> Result<Vec<u64>, Failure> {
     let text = std::fs::read_to_string(path).map_err(|cause| unread(path, cause))?;
     let pages = (1..).zip(text.lines()).map(|(line, text)| {
-        let wrong = |_| ArgsError::NotAPage { path: path.to_owned(), line };
-        text.trim().parse().map_err(wrong)
+        let wrong = || format!("line {line} of {} is not the number of a page", path.display());
+        text.trim().parse().map_err(|_| Failure::new(Exit::Data, wrong()))
     });
-    pages.collect::<Result<_, _>>().map_err(|error| Failure::with(Exit::Data, error))
+    pages.collect()
 }
 
 /// `uzone.unpack/1`
@@ -746,8 +733,10 @@ const COLUMNS: usize = 128;
 /// Writes a page with a picture of each image of a chain.
 fn write_map(page: &Path, image: &Image, out: &Output) -> Result<(), Failure> {
     if chain(image).any(|image| is_same(Path::new(&image.name()), page)) {
-        let error = ArgsError::PageIsImage { path: page.to_owned() };
-        return Err(Failure::with(Exit::Usage, error));
+        return Err(Failure::usage(format!(
+            "{} is an image, and the page would take its place: name another --report",
+            page.display()
+        )));
     }
     let maps: Vec<Document> = chain(image).map(|image| Document::Image(map_of(image))).collect();
     uzone_report::replace(page, uzone_report::html(&maps).as_bytes())?;

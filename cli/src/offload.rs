@@ -1,13 +1,14 @@
 //! `uzone offload`: restores a machine of Cloud Hypervisor from an image of its memory, page by page.
 
 use std::fs;
+use std::io;
 use std::path::PathBuf;
 use std::time::Instant;
 
 use serde::Serialize;
 use uzone_pages::ByteLen;
-use uzone_report::human_duration;
-use uzone_server::{Offload, Offloaded, ServeError};
+use uzone_report::{human_duration, nanoseconds};
+use uzone_server::{Offload, OffloadError, Offloaded};
 use uzone_snapshot::Root;
 use uzone_snapshot::{Image, OpenOptions};
 
@@ -49,15 +50,6 @@ pub(crate) struct Args {
     no_sandbox: bool,
 }
 
-/// A file of the machine that cannot be read.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot read {}: {cause}", path.display())]
-struct Unread {
-    path: PathBuf,
-    #[source]
-    cause: std::io::Error,
-}
-
 /// `uzone.offload/1`
 #[derive(Debug, Serialize)]
 struct OffloadReport {
@@ -87,7 +79,8 @@ impl Report for OffloadReport {
 pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     let read = |name| {
         let path = args.state.join(name);
-        fs::read(&path).map_err(|cause| Unread { path, cause })
+        let failed = |cause: &io::Error| format!("cannot read {}: {cause}", path.display());
+        fs::read(&path).map_err(|cause| Failure::of(failed(&cause), cause))
     };
     let (config, state) = (read("migration_config.json")?, read("state.json")?);
     let options = args.root.into_iter().fold(args.requests.open(), OpenOptions::root);
@@ -97,7 +90,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     out.log(format_args!("restoring a machine at {}", args.socket.display()));
     let done: Result<_, ServeError> = offload.restore(&args.socket, args.resume);
     let Offloaded { faults, asked_bytes, around_bytes, .. } = done?;
-    let served_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    let served_ns = nanoseconds(started.elapsed());
     let schema = "uzone.offload/1";
     out.print(&OffloadReport { schema, faults, asked_bytes, around_bytes, served_ns })?;
     Ok(Exit::Ok)

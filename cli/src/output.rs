@@ -199,8 +199,7 @@ impl Output {
         if self.is_json {
             return print_json(report);
         }
-        let text = report.text(self.style(io::stdout().is_terminal()));
-        Ok(to_stdout(&text)?)
+        to_stdout(&report.text(self.style(io::stdout().is_terminal())))
     }
 
     /// Prints a text that is no result, the same with `--json`.
@@ -208,7 +207,7 @@ impl Output {
     /// # Errors
     /// As of [`Output::print`].
     pub(crate) fn text(&self, text: &str) -> Result<(), Failure> {
-        Ok(to_stdout(text)?)
+        to_stdout(text)
     }
 
     /// Prints a warning to standard error, unless `--quiet`.
@@ -294,21 +293,15 @@ impl Output {
 fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     let mut text = serde_json::to_string_pretty(value)?;
     text.push('\n');
-    Ok(to_stdout(&text)?)
+    to_stdout(&text)
 }
 
-/// Standard output that could not be written.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot write the result to standard output")]
-struct StdoutError {
-    #[source]
-    cause: io::Error,
-}
-
-fn to_stdout(text: &str) -> Result<(), StdoutError> {
+fn to_stdout(text: &str) -> Result<(), Failure> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-        Err(cause) if cause.kind() != io::ErrorKind::BrokenPipe => Err(StdoutError { cause }),
+        Err(cause) if cause.kind() != io::ErrorKind::BrokenPipe => {
+            Err(Failure::of("cannot write the result to standard output", cause))
+        }
         _ => Ok(()),
     }
 }

@@ -35,15 +35,6 @@ pub(crate) struct Args {
 const EXITS: [Exit; 6] =
     [Exit::Ok, Exit::Usage, Exit::Data, Exit::Input, Exit::Io, Exit::Permission];
 
-/// Arguments that would lose something.
-#[derive(Debug, thiserror::Error)]
-enum ArgsError {
-    #[error("{} is given twice: name each input once", path.display())]
-    Twice { path: PathBuf },
-    #[error("{} is an input, and the page would take its place: name another -o", path.display())]
-    OutputIsInput { path: PathBuf },
-}
-
 /// `uzone.report/1`: what was written.
 #[derive(Debug, Serialize)]
 struct Written {
@@ -71,9 +62,7 @@ impl Report for Written {
 /// # Errors
 /// If an input cannot be read or is none, or an output cannot be written.
 pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
-    if let Err(error) = check(args) {
-        return Err(Failure::with(Exit::Usage, error));
-    }
+    check(args)?;
     let mut documents: Vec<Document> = Vec::new();
     for file in &args.files {
         documents.append(&mut uzone_report::read(file)?);
@@ -102,19 +91,25 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-fn check(args: &Args) -> Result<(), ArgsError> {
-    // A missing file is reported when it is read.
-    let same = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+/// Refuses arguments that would lose something.
+fn check(args: &Args) -> Result<(), Failure> {
     let mut seen = HashSet::new();
     for path in &args.files {
-        if !seen.insert(same(path)) {
-            return Err(ArgsError::Twice { path: path.clone() });
+        if !seen.insert(canonical(path)) {
+            let text = format!("{} is given twice: name each input once", path.display());
+            return Err(Failure::usage(text));
         }
     }
     match &args.output {
-        Some(output) if seen.contains(&same(output)) => {
-            Err(ArgsError::OutputIsInput { path: output.clone() })
-        }
+        Some(output) if seen.contains(&canonical(output)) => Err(Failure::usage(format!(
+            "{} is an input, and the page would take its place: name another -o",
+            output.display()
+        ))),
         _ => Ok(()),
     }
+}
+
+/// Returns the one path of a file. A missing file is reported when it is read.
+pub(crate) fn canonical(path: &Path) -> PathBuf {
+    fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
 }

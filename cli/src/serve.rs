@@ -41,7 +41,7 @@ use uzone_snapshot::{Root, is_url};
 use crate::exit::{self, Exit, Failure};
 use crate::image::{OnDisk, Requests};
 use crate::output::{Output, Report, Style};
-use crate::user::{self, User, UserError};
+use crate::user::{self, User};
 
 const EXITS: [Exit; 9] = [
     Exit::Ok,
@@ -270,63 +270,71 @@ impl ServerEvent {
 
 fn session_text(event: &ServeEvent) -> String {
     let killed = |was_killed: &bool| if *was_killed { ", and it was killed" } else { "" };
-    match event {
-        ServeEvent::Connected {
+    let time = |ns: &u64| human_duration(Duration::from_nanos(*ns));
+    // Each of one machine begins with that.
+    let (session, text) = match event {
+        ServeEvent::Connected { session, pid, uid, regions, len_bytes, page_bytes, .. } => {
+            let (len, page) = (ByteLen::new(*len_bytes), ByteLen::new(*page_bytes));
+            let rights = rights_text(event);
+            (
+                session,
+                format!(
+                    "process {pid} of user {uid} has {len:.1} in {regions} regions of {page:.1} pages{rights}"
+                ),
+            )
+        }
+        ServeEvent::Refused { session, pid, reason, was_killed } => {
+            (session, format!("process {pid} is not served{}: {reason}", killed(was_killed)))
+        }
+        ServeEvent::TakenOver { session, pid, after_ns } => {
+            (session, format!("process {pid} is served again after {}", time(after_ns)))
+        }
+        ServeEvent::Failed { session, pid, offset, reason, was_killed } => (
             session,
-            pid,
-            uid,
-            can_be_killed,
-            can_be_read,
-            regions,
-            len_bytes,
-            page_bytes,
-        } => {
-            let rights = match (can_be_killed, can_be_read) {
-                (true, true) => "",
-                (true, false) => {
-                    "; this server may not read its memory, so neither diff nor recover it"
-                }
-                (false, true) => "; this server may not kill it",
-                (false, false) => "; this server may neither kill it nor read its memory",
-            };
             format!(
-                "session {session}: process {pid} of user {uid} has {:.1} in {regions} regions of {:.1} \
-                 pages{rights}\n",
-                ByteLen::new(*len_bytes),
-                ByteLen::new(*page_bytes)
-            )
+                "process {pid} needs the page at {offset:#x}, which cannot be produced{}: {reason}",
+                killed(was_killed)
+            ),
+        ),
+        ServeEvent::NotHuge { session, pid, reason } => {
+            (session, format!("the memory of process {pid} is not all in huge pages: {reason}"))
         }
-        ServeEvent::Refused { session, pid, reason, was_killed } => format!(
-            "session {session}: process {pid} is not served{}: {reason}\n",
-            killed(was_killed)
+        ServeEvent::Ended { session, pid, served_ns, faults, demand_pages, around_pages } => (
+            session,
+            format!(
+                "process {pid} ended after {}; {faults} faults brought {demand_pages} pages, and {around_pages} \
+                 came along",
+                time(served_ns)
+            ),
         ),
-        ServeEvent::WorkerEnded { status, sessions } => format!(
-            "the process that answers faults has ended ({status}) with {sessions} machines; the next one takes over\n"
-        ),
+        ServeEvent::WorkerEnded { status, sessions } => {
+            return format!(
+                "the process that answers faults has ended ({status}) with {sessions} machines; the next one \
+                 takes over\n"
+            );
+        }
         ServeEvent::HandedOver { sessions } => {
-            format!("another server has taken {sessions} machines over\n")
-        }
-        ServeEvent::TakenOver { session, pid, after_ns } => format!(
-            "session {session}: process {pid} is served again after {}\n",
-            human_duration(Duration::from_nanos(*after_ns))
-        ),
-        ServeEvent::Failed { session, pid, offset, reason, was_killed } => format!(
-            "session {session}: process {pid} needs the page at {offset:#x}, which cannot be produced{}: \
-             {reason}\n",
-            killed(was_killed)
-        ),
-        ServeEvent::NotHuge { session, pid, reason } => format!(
-            "session {session}: the memory of process {pid} is not all in huge pages: {reason}\n"
-        ),
-        ServeEvent::Ended { session, pid, served_ns, faults, demand_pages, around_pages } => {
-            format!(
-                "session {session}: process {pid} ended after {}; {faults} faults brought {demand_pages} pages, \
-             and {around_pages} came along\n",
-                human_duration(Duration::from_nanos(*served_ns))
-            )
+            return format!("another server has taken {sessions} machines over\n");
         }
         // Of a library that is newer than this command.
-        event => format!("{event:?}\n"),
+        event => return format!("{event:?}\n"),
+    };
+    format!("session {session}: {text}\n")
+}
+
+/// Returns what a server may not do with a machine.
+fn rights_text(event: &ServeEvent) -> &'static str {
+    match event {
+        ServeEvent::Connected { can_be_killed: true, can_be_read: false, .. } => {
+            "; this server may not read its memory, so neither diff nor recover it"
+        }
+        ServeEvent::Connected { can_be_killed: false, can_be_read: true, .. } => {
+            "; this server may not kill it"
+        }
+        ServeEvent::Connected { can_be_killed: false, can_be_read: false, .. } => {
+            "; this server may neither kill it nor read its memory"
+        }
+        _ => "",
     }
 }
 
@@ -357,7 +365,7 @@ fn session_bytes(text: &str) -> Result<ByteLen, String> {
 }
 
 /// Returns the numbers of the users that may connect, if not all may.
-fn allowed(args: &Args) -> Result<Option<Vec<u32>>, UserError> {
+fn allowed(args: &Args) -> Result<Option<Vec<u32>>, Failure> {
     match &args.allow_uid {
         Some(_) if args.worker => Ok(Some(args.allow_numbers.clone())),
         Some(names) => {
@@ -418,7 +426,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     let mut users = Vec::new();
     for config::Server { args, arguments, .. } in &configured {
         warn_of_long_requests(args, out);
-        users.push(rights::user_of_worker(args, arguments, out).map_err(UserError::failure)?);
+        users.push(rights::user_of_worker(args, arguments, out)?);
     }
     // Before this process starts a thread.
     let needed = configured.iter().zip(&users).flat_map(|(server, user)| {
@@ -470,10 +478,10 @@ impl<'a> Listening<'a> {
         let socket = socket_of(args, passed);
         let (log, printer) = printer();
         let group = args.group.as_deref().map(user::number_of_group).transpose();
-        let allowed = allowed(args).map_err(UserError::failure)?;
+        let allowed = allowed(args)?;
         let start = start_worker(arguments.clone(), allowed.as_deref(), user);
         let recover = folder_for_recovery(args, &socket, out);
-        let options = options(args).group(group.map_err(UserError::failure)?).allow_users(allowed);
+        let options = options(args).group(group?).allow_users(allowed);
         let options = options.recover(recover.clone());
         let estate = match args.take_over {
             true => None,
@@ -672,7 +680,7 @@ fn work(args: &Args, out: &Output) -> Result<Exit, Failure> {
     let signals = Signals::new([SIGINT, SIGTERM])?;
     let disk = args.on_disk.open()?;
     let image = args.image.as_deref().unwrap_or(Path::new("-"));
-    let allowed = allowed(args).map_err(UserError::failure)?;
+    let allowed = allowed(args)?;
     let options = options(args).allow_users(allowed.clone());
     if args.check && is_url(image) {
         return Ok(if rights::opens_local_files(args) { Exit::Ok } else { Exit::Permission });

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::Serialize;
 use uzone_pages::ByteLen;
 use uzone_report::human_duration;
-use uzone_server::{ServeError, Status, control_path};
+use uzone_server::{ServeError, SessionStatus, Status, control_path};
 
 use crate::exit::{self, Exit, Failure};
 use crate::output::{Output, Report, Style, table};
@@ -24,9 +24,8 @@ const ASK_AGAIN: Duration = Duration::from_millis(200);
 #[derive(Debug, clap::Args)]
 #[command(after_help = exit::help("uzone status --socket /run/vm.sock", &EXITS))]
 pub(crate) struct StatusArgs {
-    /// Where monitors connect [default: uzone.sock in $XDG_RUNTIME_DIR, or else in this directory]
-    #[arg(long, value_name = "PATH", env = "UZONE_SERVE_SOCKET")]
-    socket: Option<PathBuf>,
+    #[command(flatten)]
+    at: Socket,
     /// Print it in the text format of Prometheus, unless as JSON
     #[arg(long)]
     metrics: bool,
@@ -36,12 +35,25 @@ pub(crate) struct StatusArgs {
 #[derive(Debug, clap::Args)]
 #[command(after_help = exit::help("uzone drain --socket /run/vm.sock", &EXITS))]
 pub(crate) struct DrainArgs {
-    /// Where monitors connect [default: uzone.sock in $XDG_RUNTIME_DIR, or else in this directory]
-    #[arg(long, value_name = "PATH", env = "UZONE_SERVE_SOCKET")]
-    socket: Option<PathBuf>,
+    #[command(flatten)]
+    at: Socket,
     /// Return at once
     #[arg(long)]
     no_wait: bool,
+}
+
+/// Where a server is.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Socket {
+    /// Where monitors connect [default: uzone.sock in $XDG_RUNTIME_DIR, or else in this directory]
+    #[arg(long, value_name = "PATH", env = "UZONE_SERVE_SOCKET")]
+    socket: Option<PathBuf>,
+}
+
+impl Socket {
+    pub(crate) fn path(&self) -> PathBuf {
+        self.socket.clone().unwrap_or_else(default_socket)
+    }
 }
 
 /// `uzone.status/1`
@@ -90,44 +102,13 @@ impl Report for StatusReport {
                  which takes over from it\n",
             );
         }
-        if sessions.is_empty() {
-            return text;
+        if !sessions.is_empty() {
+            let mut cells = table(&COLUMNS.map(|(heading, _)| heading));
+            for session in sessions {
+                cells.add_row(COLUMNS.map(|(_, cell)| cell(session)));
+            }
+            text.push_str(&format!("{}\n", cells.trim_fmt()));
         }
-        let header = [
-            "session",
-            "process",
-            "user",
-            "memory",
-            "since",
-            "faults",
-            "waited for",
-            "around",
-            "prefetched",
-            "pending",
-        ];
-        let mut table = table(&header);
-        for one in sessions {
-            let stats = one.stats.unwrap_or_default();
-            table.add_row([
-                one.session.to_string(),
-                one.pid.to_string(),
-                match (one.can_be_killed, one.can_be_read) {
-                    (true, true) => one.uid.to_string(),
-                    (true, false) => format!("{} (may not be read)", one.uid),
-                    (false, true) => format!("{} (may not be killed)", one.uid),
-                    (false, false) => format!("{} (may not be killed nor read)", one.uid),
-                },
-                format!("{:.1}", ByteLen::new(one.len_bytes)),
-                human_duration(Duration::from_nanos(one.connected_ns)),
-                stats.faults.to_string(),
-                stats.demand_pages.to_string(),
-                stats.around_pages.to_string(),
-                stats.prefetched_pages.to_string(),
-                stats.pending_pages.to_string(),
-            ]);
-        }
-        text.push_str(&table.trim_fmt());
-        text.push('\n');
         for one in sessions {
             let (made, not) = one.stats.map_or((0, 0), |stats| (stats.huge_pages, stats.not_huge));
             if made + not > 0 {
@@ -141,12 +122,33 @@ impl Report for StatusReport {
     }
 }
 
+/// A heading, and what a session has under it.
+type Column = (&'static str, fn(&SessionStatus) -> String);
+
+const COLUMNS: [Column; 10] = [
+    ("session", |one| one.session.to_string()),
+    ("process", |one| one.pid.to_string()),
+    ("user", |one| match (one.can_be_killed, one.can_be_read) {
+        (true, true) => one.uid.to_string(),
+        (true, false) => format!("{} (may not be read)", one.uid),
+        (false, true) => format!("{} (may not be killed)", one.uid),
+        (false, false) => format!("{} (may not be killed nor read)", one.uid),
+    }),
+    ("memory", |one| format!("{:.1}", ByteLen::new(one.len_bytes))),
+    ("since", |one| human_duration(Duration::from_nanos(one.connected_ns))),
+    ("faults", |one| one.stats.unwrap_or_default().faults.to_string()),
+    ("waited for", |one| one.stats.unwrap_or_default().demand_pages.to_string()),
+    ("around", |one| one.stats.unwrap_or_default().around_pages.to_string()),
+    ("prefetched", |one| one.stats.unwrap_or_default().prefetched_pages.to_string()),
+    ("pending", |one| one.stats.unwrap_or_default().pending_pages.to_string()),
+];
+
 /// Prints what a server does.
 ///
 /// # Errors
 /// If there is no server, or this user may not ask.
 pub(crate) fn status(args: &StatusArgs, out: &Output) -> Result<Exit, Failure> {
-    let status = uzone_server::status(&args.socket.clone().unwrap_or_else(default_socket))?;
+    let status = uzone_server::status(&args.at.path())?;
     out.print(&StatusReport { is_metrics: args.metrics, ..StatusReport::new(status) })?;
     Ok(Exit::Ok)
 }
@@ -156,7 +158,7 @@ pub(crate) fn status(args: &StatusArgs, out: &Output) -> Result<Exit, Failure> {
 /// # Errors
 /// If there is no server, or this user may not ask.
 pub(crate) fn drain(args: &DrainArgs, out: &Output) -> Result<Exit, Failure> {
-    let socket = args.socket.clone().unwrap_or_else(default_socket);
+    let socket = args.at.path();
     let report = StatusReport::new(uzone_server::drain(&socket)?);
     let mut left = report.status.sessions.len();
     out.log(format_args!("{left} machines are left"));

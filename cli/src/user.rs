@@ -1,7 +1,6 @@
 //! Users and groups by their names or their numbers, from `/etc/passwd` and `/etc/group`: [`User`], which a
 //! process is started as, [`number_of_user`] and [`number_of_group`].
 
-use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
@@ -20,47 +19,25 @@ pub(crate) struct User {
     group: u32,
 }
 
-/// A user or a group that is not known, or a user that no process can be started as.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum UserError {
-    #[error("no {what} of {file} is called {name}: name one that is there, or its number")]
-    Unknown { what: &'static str, file: &'static str, name: String },
-    #[error("cannot read {file}: {cause}; give the {what} by its number")]
-    Unread {
-        what: &'static str,
-        file: &'static str,
-        #[source]
-        cause: io::Error,
-    },
-    #[error(
-        "user {ours} cannot start a process as user {theirs}: start this command as root, or as that user"
-    )]
-    Denied { ours: u32, theirs: u32 },
-    #[error("cannot learn the user of this process: {0}")]
-    Ours(#[source] io::Error),
-}
-
-impl UserError {
-    /// Returns the failure that the command ends with.
-    pub(crate) fn failure(self) -> Failure {
-        let exit = match &self {
-            Self::Unknown { .. } => Exit::Usage,
-            Self::Denied { .. } => Exit::Permission,
-            Self::Unread { .. } | Self::Ours(_) => Exit::Os,
-        };
-        Failure::with(exit, self)
-    }
-}
-
 impl User {
     /// Returns the user of that name or number, if this process may start one of it.
-    pub(crate) fn named(name: &str) -> Result<Self, UserError> {
+    pub(crate) fn named(name: &str) -> Result<Self, Failure> {
         let user = find("user", USERS, name, Self::among)?;
-        let ours = Privileges::of_this_thread().map_err(UserError::Ours)?.user;
-        if ours != 0 && ours != user.number {
-            return Err(UserError::Denied { ours, theirs: user.number });
+        let theirs = user.number;
+        let failed = |cause| {
+            let text = format!("cannot learn the user of this process: {cause}");
+            Failure::of(text, cause).with(Exit::Os)
+        };
+        match Privileges::of_this_thread().map_err(failed)?.user {
+            ours if ours != 0 && ours != theirs => Err(Failure::new(
+                Exit::Permission,
+                format!(
+                    "user {ours} cannot start a process as user {theirs}: start this command as root, or as \
+                     that user"
+                ),
+            )),
+            _ => Ok(user),
         }
-        Ok(user)
     }
 
     /// Finds a name or a number among lines of `/etc/passwd`. A number that is not there has the group of the
@@ -93,12 +70,12 @@ impl User {
 }
 
 /// Returns the number of the user of that name or number.
-pub(crate) fn number_of_user(name: &str) -> Result<u32, UserError> {
+pub(crate) fn number_of_user(name: &str) -> Result<u32, Failure> {
     Ok(find("user", USERS, name, User::among)?.number)
 }
 
 /// Returns the number of the group of that name or number.
-pub(crate) fn number_of_group(name: &str) -> Result<u32, UserError> {
+pub(crate) fn number_of_group(name: &str) -> Result<u32, Failure> {
     find("group", GROUPS, name, group_among)
 }
 
@@ -108,14 +85,20 @@ fn find<T>(
     file: &'static str,
     name: &str,
     among: impl Fn(&str, &str) -> Option<T>,
-) -> Result<T, UserError> {
+) -> Result<T, Failure> {
     let is_number = name.parse::<u32>().is_ok();
     let lines = match std::fs::read_to_string(file) {
-        Err(cause) if !is_number => return Err(UserError::Unread { what, file, cause }),
+        Err(cause) if !is_number => {
+            let text = format!("cannot read {file}: {cause}; give the {what} by its number");
+            return Err(Failure::of(text, cause).with(Exit::Os));
+        }
         lines => lines.unwrap_or_default(),
     };
-    let unknown = || UserError::Unknown { what, file, name: name.to_owned() };
-    among(&lines, name).ok_or_else(unknown)
+    among(&lines, name).ok_or_else(|| {
+        Failure::usage(format!(
+            "no {what} of {file} is called {name}: name one that is there, or its number"
+        ))
+    })
 }
 
 /// Finds a name or a number among lines of `/etc/group`.

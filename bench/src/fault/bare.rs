@@ -20,9 +20,10 @@ use uzone_os::uffd::{
 };
 use uzone_pages::ByteLen;
 
-use super::source::{Reads, mark};
+use super::source::mark;
 use crate::adopted::anonymous;
 use crate::error::BenchError;
+use crate::reads::Reads;
 
 /// How a handler answers for a page.
 #[derive(Clone)]

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use super::bare::{Answer, Bare, Waiting};
 use super::run::{Ours, Run, Visit};
 use super::scan::BY_DEFAULT;
-use super::source::{PAGE, Reads, Source};
+use super::source::{PAGE, Source};
 use super::touch::{Pattern, Placement};
 use crate::error::BenchError;
+use crate::reads::Reads;
 use crate::report::Role;
 use crate::suite::Suite;
 

@@ -6,9 +6,10 @@ use uzone_os::{Anonymous, HugeAdvice, Mapping};
 use uzone_pages::ByteLen;
 
 use super::run::{Ours, Run};
-use super::source::{Reads, Source, word};
+use super::source::{Source, word};
 use super::touch::Placement;
 use crate::error::BenchError;
+use crate::reads::Reads;
 use crate::report::Role;
 use crate::suite::{Suite, timed};
 

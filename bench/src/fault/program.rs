@@ -16,10 +16,11 @@ use uzone_fault::{Engine, EngineOptions};
 
 use super::run::Run;
 use super::scan::Backend;
-use super::source::{PAGE, Reads, Source};
+use super::source::{PAGE, Source};
 use super::touch::{Part, Touched};
 use super::ways::{Memory, Ways};
 use crate::error::BenchError;
+use crate::reads::Reads;
 use crate::settings::ProgramSettings;
 use crate::suite::{Suite, index};
 

@@ -9,9 +9,10 @@ use uzone_os::Mapping;
 use uzone_pages::{Advice, ByteLen, FaultAround};
 
 use super::bare::{Bare, BareThread};
-use super::source::{PAGE, Reads, word};
+use super::source::{PAGE, word};
 use super::touch::{Placement, Touched, touch};
 use crate::error::BenchError;
+use crate::reads::Reads;
 use crate::report::Found;
 use crate::settings::FaultSettings;
 use crate::suite::Session;

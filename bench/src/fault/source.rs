@@ -6,7 +6,7 @@ use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use uzone_fault::{FileBacking, LazyMapping};
+use uzone_fault::FileBacking;
 use uzone_os::{Access, HugeSize, Mapping, Sharing, file_system, page_cache};
 use uzone_pages::ByteLen;
 
@@ -151,21 +151,4 @@ pub(super) fn map_memory_file(
     let fd = memory.fd().ok_or_else(|| io::ErrorKind::Unsupported.into());
     let fd = fd.and_then(|fd| fd.try_clone_to_owned()).map_err(BenchError::of_file("share"))?;
     Ok(Mapping::file(fd, 0, len, access, Sharing::Private)?)
-}
-
-/// Memory that is read through its page tables.
-pub(crate) trait Reads: Sync {
-    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), BenchError>;
-}
-
-impl Reads for Mapping {
-    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), BenchError> {
-        Ok(self.read_at(offset, out)?)
-    }
-}
-
-impl Reads for LazyMapping {
-    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), BenchError> {
-        Ok(self.read_at(offset, out)?)
-    }
 }

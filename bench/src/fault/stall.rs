@@ -8,9 +8,10 @@ use uzone_fault::{Backing, BackingError, FileBacking, LazyMapping, Window};
 use uzone_pages::ByteLen;
 
 use super::run::{Ours, Run, Visit};
-use super::source::{PAGE, Reads, Source, place, word};
+use super::source::{PAGE, Source, place, word};
 use super::touch::{Pattern, Placement};
 use crate::error::BenchError;
+use crate::reads::Reads;
 use crate::report::Role;
 use crate::suite::Suite;
 

@@ -8,9 +8,10 @@ use uzone_fault::{Engine, EngineOptions};
 use uzone_os::{numa, thread_faults};
 use uzone_pages::ByteLen;
 
-use super::source::{PAGE, Reads, place};
+use super::source::{PAGE, place};
 use crate::error::BenchError;
 use crate::group::nanoseconds;
+use crate::reads::Reads;
 use crate::report::Found;
 
 /// In which order pages are touched.

@@ -9,9 +9,10 @@ use uzone_pages::ByteLen;
 use super::bare::Waiting;
 use super::run::{Ours, placed, settled};
 use super::scan::Backend;
-use super::source::{PAGE, Reads};
+use super::source::PAGE;
 use super::touch::{Placement, Touched};
 use crate::error::BenchError;
+use crate::reads::Reads;
 use crate::report::Role;
 use crate::suite::Suite;
 

@@ -12,10 +12,11 @@ use uzone_pages::ByteLen;
 
 use super::run::Run;
 use super::scan::{Backend, ORDERS, SHUTEMOV};
-use super::source::{PAGE, Reads, Source, word};
+use super::source::{PAGE, Source, word};
 use super::touch::{Part, Pattern, Touched, together};
 use super::ways::{Memory, Ways};
 use crate::error::BenchError;
+use crate::reads::Reads;
 use crate::report::Published;
 use crate::settings::WholeSettings;
 use crate::suite::Suite;

@@ -1,10 +1,10 @@
 //! `uzone bench --check`: this machine against an earlier run.
 
-use std::fmt::Write as _;
+use std::fmt::{Display, Write as _};
 use std::fs::File;
-use std::io::{self, Read};
-use std::path::{Path, PathBuf};
-use std::time::{Duration, UNIX_EPOCH};
+use std::io::Read;
+use std::path::Path;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use uzone_bench::all;
@@ -15,73 +15,10 @@ use uzone_bench::{BenchError, Watch};
 use uzone_os::numa;
 use uzone_report::{Document, MOST_BYTES, Machine, number};
 
-use super::text::{ALL, foot, none, ns, percent};
+use super::text::{ALL, foot, in_brackets, none, ns, percent, time};
 use super::{Benchmark, choose_stores, with_progress, write_page};
 use crate::exit::{Exit, Failure};
 use crate::output::{Output, Report, Style, Tone, Verbosity, table};
-
-/// An earlier run that cannot be compared with.
-#[derive(Debug, thiserror::Error)]
-enum CheckError {
-    #[error("cannot read {}: {cause}", path.display())]
-    Read {
-        path: PathBuf,
-        #[source]
-        cause: io::Error,
-    },
-    #[error("{} is longer than any run: name what `uzone bench --json` printed", path.display())]
-    TooLong { path: PathBuf },
-    #[error(
-        "{} is not one JSON object, or was cut short: name what `uzone bench --json` printed",
-        path.display()
-    )]
-    Json {
-        path: PathBuf,
-        #[source]
-        cause: serde_json::Error,
-    },
-    #[error(
-        "{} is {found}, and a check wants {BENCH_SCHEMA}: measure again with `uzone bench --json`",
-        path.display()
-    )]
-    Schema { path: PathBuf, found: String },
-    #[error(
-        "{} does not hold all that a check needs of a run: measure again with this version of uzone",
-        path.display()
-    )]
-    Shape {
-        path: PathBuf,
-        #[source]
-        cause: serde_json::Error,
-    },
-    #[error("{} is a run of `{found}`: check it with `{found} --check`", path.display())]
-    Other { path: PathBuf, found: String },
-    #[error(
-        "{} is a run with --quick, whose figures mean nothing: measure again without --quick",
-        path.display()
-    )]
-    Quick { path: PathBuf },
-    #[error(
-        "{name} is {then} in {} and {now} here: a check compares equal settings, so leave it out or \
-         measure again",
-        path.display()
-    )]
-    Setting { path: PathBuf, name: String, then: String, now: String },
-    #[error("no row of {} could be measured here and compared", path.display())]
-    NothingInCommon { path: PathBuf },
-}
-
-impl CheckError {
-    /// Returns the failure, with its exit code.
-    fn failure(self) -> Failure {
-        let exit = match &self {
-            Self::Read { .. } => Exit::of(&self),
-            Self::Other { .. } | Self::Quick { .. } | Self::Setting { .. } => Exit::Usage,
-            _ => Exit::Data,
-        };
-        Failure::with(exit, self)
-    }
-}
 
 #[derive(Deserialize)]
 struct Tagged {
@@ -95,26 +32,36 @@ struct Repeatable {
 }
 
 /// Reads an earlier run, and what it was run with.
-fn read(path: &Path) -> Result<(Bench, Vec<Part>), CheckError> {
-    let failed = |cause| CheckError::Read { path: path.to_owned(), cause };
+fn read(path: &Path) -> Result<(Bench, Vec<Part>), Failure> {
+    let name = path.display();
+    let failed = |cause| Failure::of(format!("cannot read {name}: {cause}"), cause);
     let mut text = String::new();
     let file = File::open(path).map_err(failed)?;
     file.take(MOST_BYTES + 1).read_to_string(&mut text).map_err(failed)?;
-    let path = || path.to_owned();
     if text.len() as u64 > MOST_BYTES {
-        return Err(CheckError::TooLong { path: path() });
+        let text = "is longer than any run: name what `uzone bench --json` printed";
+        return Err(Failure::new(Exit::Data, format!("{name} {text}")));
     }
-    let json = |cause| CheckError::Json { path: path(), cause };
-    let tagged: Tagged = serde_json::from_str(&text).map_err(json)?;
-    match tagged.schema {
-        Some(schema) if schema == BENCH_SCHEMA => {}
-        found => {
-            let found =
-                found.map_or_else(|| "without a schema".to_owned(), |found| format!("{found:?}"));
-            return Err(CheckError::Schema { path: path(), found });
-        }
+    let json = |cause: serde_json::Error| {
+        let text =
+            "is not one JSON object, or was cut short: name what `uzone bench --json` printed";
+        Failure::of(format!("{name} {text}"), cause).with(Exit::Data)
+    };
+    let Tagged { schema } = serde_json::from_str(&text).map_err(json)?;
+    if schema.as_deref() != Some(BENCH_SCHEMA) {
+        let found =
+            schema.map_or_else(|| "without a schema".to_owned(), |found| format!("{found:?}"));
+        return Err(Failure::new(
+            Exit::Data,
+            format!(
+                "{name} is {found}, and a check wants {BENCH_SCHEMA}: measure again with `uzone bench --json`"
+            ),
+        ));
     }
-    let shape = |cause| CheckError::Shape { path: path(), cause };
+    let shape = |cause: serde_json::Error| {
+        let text = "does not hold all that a check needs of a run: measure again with this version of uzone";
+        Failure::of(format!("{name} {text}"), cause).with(Exit::Data)
+    };
     let Repeatable { parameters } = serde_json::from_str(&text).map_err(shape)?;
     Ok((serde_json::from_str(&text).map_err(shape)?, parameters))
 }
@@ -167,36 +114,16 @@ pub(super) fn run(
     page: Option<&Path>,
     out: &Output,
 ) -> Result<Exit, Failure> {
-    let (earlier, parameters) = read(file).map_err(CheckError::failure)?;
+    let (earlier, parameters) = read(file)?;
     let is_all = earlier.benchmark == ALL;
-    if earlier.quick {
-        return Err(CheckError::Quick { path: file.to_owned() }.failure());
-    }
-    if asked.is_some_and(|asked| asked.name() != earlier.benchmark) {
-        let found = if is_all { String::new() } else { format!(" {}", earlier.benchmark) };
-        let found = format!("uzone bench{found}");
-        return Err(CheckError::Other { path: file.to_owned(), found }.failure());
-    }
-    let given =
-        asked.filter(|asked| !asked.is_untold_but(&[])).and_then(|asked| asked.parts().ok());
-    if let (Some(given), Some(then)) = (given, parameters.first())
-        && let Some((name, then, now)) = different_setting(then, &given)?
-    {
-        let path = file.to_owned();
-        return Err(CheckError::Setting { path, name, then, now }.failure());
-    }
-    let here = numa::current_cpu_count().unwrap_or(1);
-    if earlier.machine.cpus != here {
-        let (path, name) = (file.to_owned(), "cpus".to_owned());
-        let (then, now) = (earlier.machine.cpus.to_string(), here.to_string());
-        return Err(CheckError::Setting { path, name, then, now }.failure());
-    }
+    can_be_repeated(file, &earlier, &parameters, asked)?;
     choose_stores(out)?;
     let bench = with_progress(out, |watch| measure(&parameters, is_all, watch))?;
     write_page(page, || Document::Bench(bench.clone()), out)?;
     let mut comparison = compare(&earlier.results, &bench.results);
     if comparison.rows.is_empty() {
-        return Err(CheckError::NothingInCommon { path: file.to_owned() }.failure());
+        let text = format!("no row of {} could be measured here and compared", file.display());
+        return Err(Failure::new(Exit::Data, text));
     }
     let worse = comparison.worse_tables();
     if !worse.is_empty() {
@@ -226,18 +153,45 @@ pub(super) fn run(
     Ok(if is_ok { Exit::Ok } else { Exit::No })
 }
 
-/// Returns the first setting in which two benchmarks differ, and both values.
-fn different_setting(
-    then: &Part,
-    now: &Part,
-) -> Result<Option<(String, String, String)>, serde_json::Error> {
-    let (then, now) = (serde_json::to_value(then)?, serde_json::to_value(now)?);
-    let names = then.as_object().map(|settings| settings.keys().cloned()).into_iter().flatten();
-    let mut different = names.filter(|name| then[name] != now[name]);
-    Ok(different.next().map(|name| {
-        let (then, now) = (then[&name].to_string(), now[&name].to_string());
-        (name, then, now)
-    }))
+/// Refuses an earlier run that was another benchmark than `asked`, or had other settings or CPUs.
+fn can_be_repeated(
+    file: &Path,
+    earlier: &Bench,
+    parameters: &[Part],
+    asked: Option<&Benchmark>,
+) -> Result<(), Failure> {
+    let path = file.display();
+    if earlier.quick {
+        return Err(Failure::usage(format!(
+            "{path} is a run with --quick, whose figures mean nothing: measure again without --quick"
+        )));
+    }
+    if asked.is_some_and(|asked| asked.name() != earlier.benchmark) {
+        let name = if earlier.benchmark == ALL { "" } else { &earlier.benchmark };
+        let found = format!("uzone bench {name}");
+        let found = found.trim_end();
+        return Err(Failure::usage(format!(
+            "{path} is a run of `{found}`: check it with `{found} --check`"
+        )));
+    }
+    let equal = |name: &str, then: &dyn Display, now: &dyn Display| {
+        let (then, now) = (then.to_string(), now.to_string());
+        let text = || {
+            format!(
+                "{name} is {then} in {path} and {now} here: a check compares equal settings, so leave it out or \
+                 measure again"
+            )
+        };
+        if then == now { Ok(()) } else { Err(Failure::usage(text())) }
+    };
+    let given = asked.filter(|asked| !asked.is_untold_but(&[]));
+    if let (Some(Ok(given)), Some(then)) = (given.map(Benchmark::parts), parameters.first()) {
+        let (then, now) = (serde_json::to_value(then)?, serde_json::to_value(given)?);
+        for name in then.as_object().into_iter().flat_map(|settings| settings.keys()) {
+            equal(name, &then[name], &now[name])?;
+        }
+    }
+    equal("cpus", &earlier.machine.cpus, &numa::current_cpu_count().unwrap_or(1))
 }
 
 fn measure(parts: &[Part], is_all: bool, watch: Watch<'_>) -> Result<Bench, BenchError> {
@@ -263,68 +217,9 @@ fn warnings(then: &Machine, now: &Machine) -> Vec<String> {
 impl Report for Checked {
     fn text(&self, style: Style) -> String {
         let comparison = &self.comparison;
-        let is_shown = |row: &&Compared| match row.verdict {
-            Verdict::Worse | Verdict::WorseTwice => true,
-            Verdict::Better | Verdict::WorseOnce => style.verbosity > Verbosity::Quiet,
-            Verdict::Same | Verdict::Yardstick => style.verbosity == Verbosity::Verbose,
-        };
-        let count =
-            |verdict: Verdict| comparison.rows.iter().filter(|row| row.verdict == verdict).count();
-        let mut text = String::new();
-        let mut cells = table(&["row", "then", "now", "again", "change", "noise", "verdict", "of"]);
-        let shown: Vec<&Compared> = comparison.rows.iter().filter(is_shown).collect();
-        for row in &shown {
-            cells.add_row(vec![
-                row.id.clone(),
-                value(row.measure, row.then),
-                value(row.measure, row.now),
-                row.again.map_or_else(none, |again| value(row.measure, again)),
-                format!("{:+.0} %", row.change * 100.0),
-                percent(row.allowed),
-                words(row.verdict).to_owned(),
-                match row.measure {
-                    Measure::ShareOfLimit => "of its limit",
-                    Measure::RatioNaive => "as fast as naive",
-                    Measure::MedianNs => "median",
-                }
-                .to_owned(),
-            ]);
-        }
-        // Writing to a String does not fail.
-        if !shown.is_empty() {
-            let _ = writeln!(text, "{}\n", cells.trim_fmt());
-        }
+        let mut text = self.rows(style.verbosity);
         if style.verbosity > Verbosity::Quiet {
-            for (what, ids) in [("new", &comparison.new), ("gone", &comparison.gone)] {
-                if !ids.is_empty() {
-                    let _ = writeln!(text, "{what}: {}", ids.join(", "));
-                }
-            }
-            for row in &comparison.not_comparable {
-                let _ = writeln!(text, "not comparable: {}: {}", row.id, row.reason);
-            }
-            for skipped in &self.skipped {
-                let _ = writeln!(text, "not measured: {}: {}", skipped.id, skipped.reason);
-            }
-            let _ = writeln!(
-                text,
-                "{} rows as before, {} faster, {} slower once and not again; {} yardsticks, which are not \
-                 judged",
-                count(Verdict::Same),
-                count(Verdict::Better),
-                count(Verdict::WorseOnce),
-                count(Verdict::Yardstick),
-            );
-            let then = UNIX_EPOCH + Duration::from_secs(self.then.unix_seconds);
-            let _ = writeln!(
-                text,
-                "then: {}, {}, uzone {}{}",
-                humantime::format_rfc3339_seconds(then),
-                self.then.cpu,
-                self.then.version,
-                self.then.commit.as_ref().map(|commit| format!(" ({commit})")).unwrap_or_default(),
-            );
-            let _ = write!(text, "now: {}", foot(&self.now, Vec::new()));
+            self.write_rest(&mut text);
         }
         let verdict = match comparison.worse().count() {
             0 => style.paint(Tone::Good, format_args!("no regression since {}", self.file)),
@@ -334,8 +229,70 @@ impl Report for Checked {
                 style.paint(Tone::Bad, slower)
             }
         };
-        let _ = writeln!(text, "{verdict}");
-        text
+        text + &verdict + "\n"
+    }
+}
+
+impl Checked {
+    /// Returns the rows that are shown, as a table.
+    fn rows(&self, verbosity: Verbosity) -> String {
+        let is_shown = |row: &&Compared| match row.verdict {
+            Verdict::Worse | Verdict::WorseTwice => true,
+            Verdict::Better | Verdict::WorseOnce => verbosity > Verbosity::Quiet,
+            Verdict::Same | Verdict::Yardstick => verbosity == Verbosity::Verbose,
+        };
+        let mut cells = table(&["row", "then", "now", "again", "change", "noise", "verdict", "of"]);
+        for row in self.comparison.rows.iter().filter(is_shown) {
+            let of = match row.measure {
+                Measure::ShareOfLimit => "of its limit",
+                Measure::RatioNaive => "as fast as naive",
+                Measure::MedianNs => "median",
+            };
+            cells.add_row([
+                row.id.clone(),
+                value(row.measure, row.then),
+                value(row.measure, row.now),
+                row.again.map_or_else(none, |again| value(row.measure, again)),
+                format!("{:+.0} %", row.change * 100.0),
+                percent(row.allowed),
+                words(row.verdict).to_owned(),
+                of.to_owned(),
+            ]);
+        }
+        if cells.is_empty() { String::new() } else { format!("{}\n\n", cells.trim_fmt()) }
+    }
+
+    /// Writes what is compared with nothing, how many rows came out how, and both machines.
+    fn write_rest(&self, text: &mut String) {
+        let comparison = &self.comparison;
+        // Writing to a String does not fail.
+        for (what, ids) in [("new", &comparison.new), ("gone", &comparison.gone)] {
+            if !ids.is_empty() {
+                let _ = writeln!(text, "{what}: {}", ids.join(", "));
+            }
+        }
+        for (what, rows) in
+            [("not comparable", &comparison.not_comparable), ("not measured", &self.skipped)]
+        {
+            for Skipped { id, reason } in rows {
+                let _ = writeln!(text, "{what}: {id}: {reason}");
+            }
+        }
+        let count =
+            |verdict: Verdict| comparison.rows.iter().filter(|row| row.verdict == verdict).count();
+        let Then { cpu, version, commit, unix_seconds, .. } = &self.then;
+        let _ = write!(
+            text,
+            "{} rows as before, {} faster, {} slower once and not again; {} yardsticks, which are not judged\n\
+             then: {}, {cpu}, uzone {version}{}\nnow: {}",
+            count(Verdict::Same),
+            count(Verdict::Better),
+            count(Verdict::WorseOnce),
+            count(Verdict::Yardstick),
+            time(*unix_seconds),
+            in_brackets(commit.as_deref()),
+            foot(&self.now, Vec::new()),
+        );
     }
 }
 

@@ -231,11 +231,21 @@ pub(crate) fn ns(ns: u64) -> String {
     human_duration(Duration::from_nanos(ns))
 }
 
+/// Returns a time of the calendar.
+pub(super) fn time(unix_seconds: u64) -> humantime::Rfc3339Timestamp {
+    humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(unix_seconds))
+}
+
+/// Returns the commit of a build, if that is known.
+pub(super) fn in_brackets(commit: Option<&str>) -> String {
+    commit.map(|commit| format!(" ({commit})")).unwrap_or_default()
+}
+
 /// Returns what was measured on, and what was published on what.
 pub(super) fn foot(machine: &Machine, mut sources: Vec<&str>) -> String {
     let mut text = format!(
         "{}: {}, {} CPUs, {:.1}, Linux {}, transparent huge pages {}; {} stores; uzone {}{}\n",
-        humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(machine.unix_seconds)),
+        time(machine.unix_seconds),
         machine.cpu,
         machine.cpus,
         ByteLen::new(machine.memory_bytes),
@@ -243,7 +253,7 @@ pub(super) fn foot(machine: &Machine, mut sources: Vec<&str>) -> String {
         machine.transparent_huge_pages,
         machine.stream,
         machine.version,
-        machine.commit.as_ref().map(|commit| format!(" ({commit})")).unwrap_or_default(),
+        in_brackets(machine.commit.as_deref()),
     );
     sources.sort_unstable();
     sources.dedup();

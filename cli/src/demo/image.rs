@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 use uzone_os::file_system;
 use uzone_pages::{ByteLen, PageSize};
 
-use super::{DemoError, units};
+use super::{ImageFacts, units};
+use crate::exit::{Exit, Failure};
 use crate::output::Output;
 use crate::progress::Progress;
 
@@ -30,12 +31,7 @@ const DEEPEST: u32 = 4;
 /// A file without a name, and what is known about its bytes.
 pub(super) struct Image {
     pub(super) file: File,
-    /// How many files its bytes come from.
-    pub(super) source_files: u64,
-    /// How many bytes those gave.
-    pub(super) source_bytes: u64,
-    /// The hash of all of it.
-    pub(super) hash: String,
+    pub(super) facts: ImageFacts,
     /// The hashes of its chunks, in order.
     chunks: Vec<String>,
 }
@@ -65,7 +61,7 @@ pub(super) fn make(
     len: ByteLen,
     page: PageSize,
     out: &Output,
-) -> Result<Image, DemoError> {
+) -> Result<Image, Failure> {
     let (source, source_files) = collect(wanted(len));
     let source_bytes = source.len() as u64;
     let progress = Progress::new(out, "making the image", units(len.get()));
@@ -77,10 +73,13 @@ pub(super) fn make(
     while offset < len.get() {
         let bytes = (len.get() - offset).min(CHUNK);
         pages.fill(&mut chunk, bytes);
-        file.write_all(&chunk).map_err(|cause| DemoError::Image {
-            len,
-            directory: directory.to_owned(),
-            cause,
+        file.write_all(&chunk).map_err(|cause| {
+            let text = format!(
+                "cannot write the image of {len} in {}: free space there, ask for less with --size, or name \
+                 another directory with --dir",
+                directory.display()
+            );
+            Failure::of(text, cause).with(Exit::Io)
         })?;
         whole.update(&chunk);
         chunks.push(blake3::hash(&chunk).to_hex().to_string());
@@ -88,16 +87,29 @@ pub(super) fn make(
         progress.set(units(offset));
     }
     let hash = whole.finalize().to_hex().to_string();
-    Ok(Image { file, source_files, source_bytes, hash, chunks })
+    Ok(Image { file, facts: ImageFacts { source_files, source_bytes, hash }, chunks })
 }
 
 /// Makes the empty file.
 ///
 /// # Errors
 /// If the directory is not there or may not be written to.
-pub(super) fn create(directory: &Path) -> Result<File, DemoError> {
-    file_system::nameless_file(directory)
-        .map_err(|cause| DemoError::Directory { directory: directory.to_owned(), cause })
+pub(super) fn create(directory: &Path) -> Result<File, Failure> {
+    file_system::nameless_file(directory).map_err(|cause| no_file(directory, cause))
+}
+
+/// Returns that no file can be made.
+pub(super) fn no_file(directory: &Path, cause: io::Error) -> Failure {
+    let directory = directory.display();
+    Failure::of(
+        format!("cannot make a file in {directory}: name another directory with --dir"),
+        cause,
+    )
+}
+
+/// Returns that the image cannot be read again.
+pub(super) fn unread(cause: io::Error) -> Failure {
+    Failure::of(format!("cannot read the image again: {cause}"), cause)
 }
 
 fn wanted(len: ByteLen) -> usize {
@@ -205,13 +217,13 @@ mod tests {
         for (number, page) in bytes.chunks(4096).enumerate() {
             assert_eq!(page[..8], (number as u64).to_le_bytes());
         }
-        assert_eq!(image.hash, blake3::hash(&bytes).to_hex().as_str());
+        assert_eq!(image.facts.hash, blake3::hash(&bytes).to_hex().as_str());
         assert_eq!(image.chunks(), 2);
         let hash = |range| blake3::hash(&bytes[range]).to_hex().to_string();
         assert!(image.has(0, &hash(0..4 << 20)) && image.has(CHUNK, &hash(4 << 20..6 << 20)));
         // The right bytes in the wrong place, and what is no chunk.
-        assert!(!image.has(CHUNK, &hash(0..4 << 20)) && !image.has(2 * CHUNK, &image.hash));
-        assert!(image.source_files > 0 && image.source_bytes > 0);
+        assert!(!image.has(CHUNK, &hash(0..4 << 20)) && !image.has(2 * CHUNK, &image.facts.hash));
+        assert!(image.facts.source_files > 0 && image.facts.source_bytes > 0);
     }
 
     #[test]

@@ -10,10 +10,10 @@ use uzone_fault::{AdoptedMemory, Engine, LazyOptions};
 use uzone_os::signals::Held;
 use uzone_os::{bus, probe};
 use uzone_pages::ByteLen;
-use uzone_report::Trace;
+use uzone_report::{Trace, nanoseconds};
 
-use super::image::{CHUNK, Image};
-use super::{DemoError, Plan, Steps, TouchFacts, grouped, nanoseconds};
+use super::image::{CHUNK, Image, unread};
+use super::{Plan, Steps, TouchFacts, grouped};
 use crate::exit::Failure;
 use crate::output::Output;
 use crate::progress::Progress;
@@ -44,22 +44,12 @@ pub(super) fn run(
     steps: &mut Steps,
     out: &Output,
 ) -> Result<Lazy, Failure> {
-    if let Err(error) = bus::install() {
-        // Only a page that cannot be had makes a difference: its SIGBUS ends the demo.
-        out.log(format_args!("errors of memory are not caught: {error}"));
-    }
-    let engine = {
-        // Threads of the engine may outlive it for a moment. With these signals blocked in them, Ctrl-C
-        // cannot end the process through one of them while a file is being written.
-        let _held = Held::hold()?;
-        Engine::new(NonZeroUsize::MIN.saturating_add(1))?
-    };
+    let engine = engine(out)?;
     let page = probe::page_size();
     let pages = plan.size.get() >> page.shift();
 
     let started = Instant::now();
-    let reread = |cause| DemoError::Reread { cause };
-    let file = image.file.try_clone().map_err(reread)?;
+    let file = image.file.try_clone().map_err(unread)?;
     let options = LazyOptions::default().trace(TRACED).deadline(DEADLINE);
     let memory = Adopted::file(&engine, file, plan.size, &options)?;
     let what = format!("the image lazily; none of its {} pages is read", grouped(pages));
@@ -77,18 +67,7 @@ pub(super) fn run(
     steps.took("touch", touched.in_order_ns.saturating_add(touched.scattered_ns), what);
 
     let checked = check(&memory, plan.size, image, out)?;
-    let is_equal = checked.hash == image.hash && checked.first_difference.is_none();
-    let what = match (is_equal, checked.first_difference) {
-        (true, _) => format!(
-            "all {} bytes are right: BLAKE3 {}...",
-            grouped(plan.size.get()),
-            &checked.hash[..8]
-        ),
-        (false, Some(offset)) => {
-            format!("bytes DIFFER, first in the {} from {offset:#x} on", ByteLen::new(CHUNK))
-        }
-        (false, None) => String::from("bytes DIFFER"),
-    };
+    let what = checked.what(image, plan.size);
     steps.took("check", checked.elapsed_ns, what);
     drop(memory);
 
@@ -139,10 +118,22 @@ fn touch(memory: &Adopted, plan: &Plan, out: &Output) -> Result<Touched, Failure
     };
     let started = Instant::now();
     in_order.into_iter().try_for_each(&mut look)?;
-    let in_order_ns = nanoseconds(started);
+    let in_order_ns = nanoseconds(started.elapsed());
     let started = Instant::now();
     scattered.into_iter().try_for_each(&mut look)?;
-    Ok(Touched { in_order_ns, scattered_ns: nanoseconds(started), wrong_page })
+    Ok(Touched { in_order_ns, scattered_ns: nanoseconds(started.elapsed()), wrong_page })
+}
+
+/// Starts the engine. No error of memory is one of this process any more, where that can be had.
+fn engine(out: &Output) -> Result<Engine, Failure> {
+    if let Err(error) = bus::install() {
+        // Only a page that cannot be had makes a difference: its SIGBUS ends the demo.
+        out.log(format_args!("errors of memory are not caught: {error}"));
+    }
+    // Threads of the engine may outlive it for a moment. With these signals blocked in them, Ctrl-C
+    // cannot end the process through one of them while a file is being written.
+    let _held = Held::hold()?;
+    Ok(Engine::new(NonZeroUsize::MIN.saturating_add(1))?)
 }
 
 /// What came of reading all bytes.
@@ -151,6 +142,20 @@ struct Checked {
     elapsed_ns: u64,
     /// Where the first chunk starts whose hash is not that of the image.
     first_difference: Option<u64>,
+}
+
+impl Checked {
+    fn what(&self, image: &Image, len: ByteLen) -> String {
+        match self.first_difference {
+            None if self.hash == image.facts.hash => {
+                format!("all {} bytes are right: BLAKE3 {}...", grouped(len.get()), &self.hash[..8])
+            }
+            Some(offset) => {
+                format!("bytes DIFFER, first in the {} from {offset:#x} on", ByteLen::new(CHUNK))
+            }
+            None => String::from("bytes DIFFER"),
+        }
+    }
 }
 
 /// Reads all bytes in order and compares their hashes with those of the image.
@@ -171,13 +176,13 @@ fn check(memory: &Adopted, len: ByteLen, image: &Image, out: &Output) -> Result<
         progress.set(offset / CHUNK + 1);
     }
     let hash = whole.finalize().to_hex().to_string();
-    Ok(Checked { hash, elapsed_ns: nanoseconds(started), first_difference })
+    Ok(Checked { hash, elapsed_ns: nanoseconds(started.elapsed()), first_difference })
 }
 
 /// Reads bytes, and names why a page could not be had.
 fn read(memory: &Adopted, offset: u64, out: &mut [u8]) -> Result<(), Failure> {
     memory.read_at(offset, out).map_err(|cause| match memory.answering().last_failure() {
-        Some(failure) => DemoError::Page { reason: failure.reason, cause }.failure(),
+        Some(failure) => super::no_page(&failure.reason, cause),
         None => cause.into(),
     })
 }

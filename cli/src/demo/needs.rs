@@ -9,8 +9,9 @@ use uzone_os::{SystemRoot, file_system, memory};
 use uzone_pages::ByteLen;
 use uzone_report::ReportError;
 
-use super::{DemoError, Plan};
-use crate::exit::Failure;
+use super::Plan;
+use super::image::no_file;
+use crate::exit::{Exit, Failure};
 use crate::output::Output;
 
 /// What trace and page may take.
@@ -26,15 +27,14 @@ const THREADS: u64 = 512 << 20;
 /// # Errors
 /// What the last plan lacks, with numbers and what would help.
 pub(super) fn first_that_fits(plans: Vec<Plan>, out: &Output) -> Result<(Plan, bool), Failure> {
-    let mut is_first = true;
-    let mut refused = None;
+    let mut refused: Option<(Failure, String)> = None;
     for plan in plans {
-        if is_first {
+        if refused.is_none() {
             outputs(&plan)?;
         }
-        match check(&plan) {
-            Ok(sees_kernel_faults) => {
-                if let Some((_, reason)) = refused.filter(|_| !is_first) {
+        match (check(&plan), refused.take()) {
+            (Ok(sees_kernel_faults), smaller) => {
+                if let Some((_, reason)) = smaller {
                     out.warn(format_args!(
                         "smaller than by default, because {reason}: an image of {} and a region of {}",
                         plan.size, plan.reserve
@@ -42,19 +42,14 @@ pub(super) fn first_that_fits(plans: Vec<Plan>, out: &Output) -> Result<(Plan, b
                 }
                 return Ok((plan, sees_kernel_faults));
             }
-            Err(Lack::Size(failure, reason)) => {
-                // The first reason is why the default does not fit; the last failure is what is left.
-                let reason = refused.map_or(reason, |(_, first)| first);
-                refused = Some((failure, reason));
+            // The first reason is why the default does not fit; the last failure is what is left.
+            (Err(Lack::Size(failure, reason)), first) => {
+                refused = Some((failure, first.map_or(reason, |(_, first)| first)));
             }
-            Err(Lack::Other(failure)) => return Err(failure),
+            (Err(Lack::Other(failure)), _) => return Err(failure),
         }
-        is_first = false;
     }
-    match refused {
-        Some((failure, _)) => Err(failure),
-        None => Err(DemoError::Size { size: ByteLen::ZERO }.failure()),
-    }
+    Err(refused.map_or_else(|| Failure::usage("there is no plan"), |(failure, _)| failure))
 }
 
 /// Why a plan cannot be followed.
@@ -66,24 +61,32 @@ enum Lack {
 }
 
 fn check(plan: &Plan) -> Result<bool, Lack> {
-    let uffd = Uffd::open(Features::NONE, Features::NONE, KernelFaults::IfAllowed)
-        .map_err(|cause| Lack::Other(DemoError::NoFaults { cause }.into()))?;
-    let room = file_system::room(&plan.directory).map_err(|cause| {
-        Lack::Other(DemoError::Directory { directory: plan.directory.clone(), cause }.into())
+    let uffd = Uffd::open(Features::NONE, Features::NONE, KernelFaults::IfAllowed);
+    let uffd = uffd.map_err(|cause| {
+        let text = "memory cannot be mapped lazily: set vm.unprivileged_userfaultfd to 1 (sysctl), give \
+             access to /dev/userfaultfd, or where a container forbids userfaultfd(2), allow that";
+        Lack::Other(Failure::of(text, cause))
     })?;
-    if let Some(longest) = room.longest_file.filter(|longest| *longest < plan.size) {
-        let reason = format!("a file may have {longest:.1}");
-        return Err(Lack::Size(
-            DemoError::FileLimit { size: plan.size, longest }.failure(),
-            reason,
-        ));
+    let (size, directory) = (plan.size, plan.directory.display());
+    let room = file_system::room(&plan.directory)
+        .map_err(|cause| Lack::Other(no_file(&plan.directory, cause)))?;
+    let lack = |text, reason| Err(Lack::Size(Failure::new(Exit::Io, text), reason));
+    if let Some(longest) = room.longest_file.filter(|longest| *longest < size) {
+        let text = format!(
+            "an image of {size} is longer than a file may be here, which is {longest}: ask for less \
+             with --size, or raise `ulimit -f`"
+        );
+        return lack(text, format!("a file may have {longest:.1}"));
     }
     // A file system needs something for itself.
-    let needed = ByteLen::new(plan.size.get().saturating_add(plan.size.get() / 64));
-    if room.free < needed {
-        let (directory, free) = (plan.directory.clone(), room.free);
-        let reason = format!("{free:.1} are free in {}", directory.display());
-        return Err(Lack::Size(DemoError::Disk { needed, free, directory }.failure(), reason));
+    let needed = ByteLen::new(size.get().saturating_add(size.get() / 64));
+    let free = room.free;
+    if free < needed {
+        let text = format!(
+            "the image takes {needed:.1} and {free:.1} are free in {directory}: ask for less with --size, or \
+             name another directory with --dir"
+        );
+        return lack(text, format!("{free:.1} are free in {directory}"));
     }
     enough_memory(plan, room.is_memory)?;
     Ok(uffd.sees_kernel_faults())
@@ -109,8 +112,12 @@ fn enough_memory(plan: &Plan, is_image_in_memory: bool) -> Result<(), Lack> {
         return Ok(());
     }
     let (available, limited_by) = (available.bytes, available.limited_by);
+    let text = format!(
+        "{needed:.1} of memory are needed and {available:.1} can be had, limited by {limited_by}: raise that \
+         limit, or leave --size and --reserve out, so that they follow it"
+    );
     let reason = format!("{available:.1} of memory can be had, limited by {limited_by}");
-    Err(Lack::Size(DemoError::Memory { needed, available, limited_by }.into(), reason))
+    Err(Lack::Size(Failure::new(Exit::Os, text), reason))
 }
 
 /// Looks whether what comes of it can be written.
@@ -128,8 +135,12 @@ fn outputs(plan: &Plan) -> Result<(), Failure> {
     }
     let room = file_system::room(output).map_err(|cause| refused(output, cause))?;
     if room.free < FILES {
-        let (directory, free) = (output.clone(), room.free);
-        return Err(DemoError::Output { needed: FILES, free, directory }.failure());
+        let text = format!(
+            "the results take up to {FILES:.1} and {:.1} are free in {}: name another directory with --output",
+            room.free,
+            output.display()
+        );
+        return Err(Failure::new(Exit::Io, text));
     }
     Ok(())
 }

@@ -7,10 +7,11 @@ use std::time::Instant;
 
 use uzone_pages::ByteLen;
 use uzone_pages::{MemoryKind, Order, PfnRange};
-use uzone_zone::{BindOptions, Region, ZeroOptions, Zone};
+use uzone_zone::{BindOptions, Pagemap, Region, ZeroOptions, Zone};
 
-use super::{DemoError, Steps, grouped, units};
-use crate::exit::Failure;
+use super::image::unread;
+use super::{Steps, grouped, units};
+use crate::exit::{Exit, Failure};
 use crate::output::Output;
 use crate::progress::Progress;
 
@@ -36,60 +37,35 @@ pub(super) fn run(
     let started = Instant::now();
     let options = BindOptions::new(MemoryKind::Generic).order(Order::PMD);
     let pagemap = zone.bind(region, options)?;
-    let report = pagemap.report();
-    let what = format!(
-        "{} pages have a descriptor each; unused descriptors take no memory",
-        grouped(report.pages.get()),
-    );
-    steps.done("describe", started, what);
+    let pages = grouped(pagemap.report().pages.get());
+    let what = "have a descriptor each; unused descriptors take no memory";
+    steps.done("describe", started, format!("{pages} pages {what}"));
 
     let started = Instant::now();
-    let what = match pagemap.page_at(size.get() / 2 + 12345 * pagemap.region().page_size().bytes())
-    {
-        Some(page) => {
-            let held = pagemap.get(PfnRange::try_single(page.pfn())?)?;
-            let users = held.word(held.range().start()).references();
-            drop(held);
-            format!(
-                "at the descriptor of page {}: {users} references while held, {} after",
-                grouped(page.pfn().get()),
-                page.word().references(),
-            )
-        }
-        None => String::from("there is no such page"),
-    };
-    steps.done("look", started, what);
+    steps.done("look", started, look(&pagemap, size)?);
 
     let started = Instant::now();
     let range = pagemap.range_at(0, part)?;
     let pinned = pagemap.pin(range)?;
-    steps.done(
-        "pin",
-        started,
-        format!("{part} of it, so that uzone does not take it away; the kernel may still move it"),
-    );
+    let what = "so that uzone does not take it away; the kernel may still move it";
+    steps.done("pin", started, format!("{part} of it, {what}"));
 
-    let mut bytes = vec![0; PIECE.to_usize()?];
-    let progress = Progress::new(out, "filling the pinned memory", units(part.get()));
     let started = Instant::now();
-    for offset in (0..part.get()).step_by(bytes.len()) {
-        let failed = |cause| DemoError::Reread { cause };
-        image.read_exact_at(&mut bytes, offset).map_err(failed)?;
-        pinned.write_at(offset, &bytes)?;
-        progress.set(units(offset));
-    }
-    drop(progress);
+    each_piece(part, "filling the pinned memory", out, |offset, bytes| {
+        image.read_exact_at(bytes, offset).map_err(unread)?;
+        Ok(pinned.write_at(offset, bytes)?)
+    })?;
     steps.done("use", started, format!("{part} of the image copied into the pinned memory"));
 
     let started = Instant::now();
-    let pagemap = match pagemap.unbind() {
-        Err(busy) => {
-            let what = format!("to give pinned memory back, as it must be ({} pin)", busy.pins);
-            steps.done("refuse", started, what);
-            *busy.pagemap
-        }
-        Ok(_) => return Err(DemoError::NotRefused.into()),
+    let defect = "this is a defect of uzone";
+    let Err(busy) = pagemap.unbind() else {
+        let text = format!("memory that is pinned was given back: {defect}");
+        return Err(Failure::new(Exit::Os, text));
     };
+    let what = format!("to give pinned memory back, as it must be ({} pin)", busy.pins);
+    steps.done("refuse", started, what);
+    let pagemap = *busy.pagemap;
     drop(pinned);
 
     let started = Instant::now();
@@ -97,20 +73,52 @@ pub(super) fn run(
     steps.done("clear", started, format!("{part} to zero, for its next user"));
 
     let started = Instant::now();
-    let region = pagemap.unbind().map_err(|busy| DemoError::Kept { pins: busy.pins })?;
-    steps.done(
-        "unbind",
-        started,
-        String::from("the region: it is ordinary memory again, without descriptors"),
-    );
+    let region = pagemap.unbind().map_err(|busy| {
+        let pins = busy.pins;
+        let text = format!("memory is held by {pins} pins although all are dropped: {defect}");
+        Failure::new(Exit::Os, text)
+    })?;
+    let what = "the region: it is ordinary memory again, without descriptors";
+    steps.done("unbind", started, what);
 
-    let progress = Progress::new(out, "looking for bytes that are not zero", units(part.get()));
     let mut is_zero = zeroed.is_whole();
-    for offset in (0..part.get()).step_by(bytes.len()) {
+    each_piece(part, "looking for bytes that are not zero", out, |offset, bytes| {
         bytes.fill(1);
-        region.read_at(offset, &mut bytes)?;
+        region.read_at(offset, bytes)?;
         is_zero &= bytes.as_chunks::<64>().0.iter().all(|line| *line == [0; 64]);
+        Ok(())
+    })?;
+    Ok(is_zero)
+}
+
+/// Holds a page in the middle, and returns what its descriptor counts.
+fn look(pagemap: &Pagemap, size: ByteLen) -> Result<String, Failure> {
+    let page = pagemap.region().page_size().bytes();
+    let Some(page) = pagemap.page_at(size.get() / 2 + 12345 * page) else {
+        return Ok("there is no such page".to_owned());
+    };
+    let held = pagemap.get(PfnRange::try_single(page.pfn())?)?;
+    let users = held.word(held.range().start()).references();
+    drop(held);
+    Ok(format!(
+        "at the descriptor of page {}: {users} references while held, {} after",
+        grouped(page.pfn().get()),
+        page.word().references(),
+    ))
+}
+
+/// Does something with each piece of some memory, under a progress bar.
+fn each_piece(
+    part: ByteLen,
+    what: &'static str,
+    out: &Output,
+    mut work: impl FnMut(u64, &mut [u8]) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let mut bytes = vec![0; PIECE.to_usize()?];
+    let progress = Progress::new(out, what, units(part.get()));
+    for offset in (0..part.get()).step_by(bytes.len()) {
+        work(offset, &mut bytes)?;
         progress.set(units(offset));
     }
-    Ok(is_zero)
+    Ok(())
 }

@@ -15,7 +15,7 @@ use uzone_os::signals::Held;
 use uzone_pages::ByteLen;
 
 use super::image::{CHUNK, Image};
-use super::{DemoError, Plan, Steps};
+use super::{Plan, Steps};
 use crate::exit::Failure;
 use crate::output::Output;
 use crate::progress::Progress;
@@ -148,16 +148,16 @@ fn compare(
     out: &Output,
 ) -> Result<Option<u64>, Failure> {
     let progress = Progress::new(out, "comparing what a page server serves", part.get() / CHUNK);
-    let check = |memory: &AttachedMemory, is_first: bool| -> Result<Option<u64>, DemoError> {
+    let check = |memory: &AttachedMemory, is_first: bool| -> Result<Option<u64>, Failure> {
         let mut bytes = vec![0; usize::try_from(CHUNK).unwrap_or(0)];
         let mut wrong = None;
         for offset in (0..part.get()).step_by(bytes.len()) {
             let left = usize::try_from(part.get() - offset).unwrap_or(usize::MAX).min(bytes.len());
             let part_of = &mut bytes[..left];
-            memory.mapping().read_at(offset, part_of).map_err(|cause| {
-                let reason = format!("{:?}", memory.served_by());
-                DemoError::Page { reason, cause }
-            })?;
+            memory
+                .mapping()
+                .read_at(offset, part_of)
+                .map_err(|cause| super::no_page(&format!("{:?}", memory.served_by()), cause))?;
             if !image.has(offset, &blake3::hash(part_of).to_hex()) {
                 wrong.get_or_insert(offset);
             }
@@ -176,8 +176,6 @@ fn compare(
         if let Err(cause) = killed {
             out.warn(format_args!("the process that answers faults was not killed: {cause}"));
         }
-        let (first, other) =
-            (first.map_err(DemoError::failure)?, other.map_err(DemoError::failure)?);
-        Ok(first.into_iter().chain(other).min())
+        Ok(first?.into_iter().chain(other?).min())
     })
 }

@@ -4,9 +4,11 @@
 //! had, or (for a limit) none; the check of the same name states which.
 
 use serde_json::{Value, json};
+use uzone_os::hugepages::{NodePool, Pool};
 use uzone_os::memory::Limit;
 use uzone_os::probe::{Overcommit, UffdAccess};
 use uzone_pages::ByteLen;
+use uzone_report::nanoseconds;
 use uzone_stream::Basis;
 
 use super::checks::missing_features;
@@ -14,10 +16,7 @@ use super::facts::{Facts, From, Stores};
 
 /// Takes the figures out of the facts, with the settings of the host in the kernel's own words.
 pub(super) fn of(facts: &Facts) -> Value {
-    let host = facts.memory.as_ref().ok();
-    let available = facts.available.as_ref().ok();
-    let limit = available.map(|available| limit(&available.limited_by));
-    let features = facts.uffd_features.as_ref().ok();
+    let thp = facts.thp.as_ref().ok().and_then(Option::as_ref);
     json!({
         "kernel": {
             "system": facts.system,
@@ -25,13 +24,7 @@ pub(super) fn of(facts: &Facts) -> Value {
             "machine": facts.machine,
             "page_size_bytes": facts.page_size.bytes(),
         },
-        "memory": {
-            "host_total_bytes": host.map(|host| host.total.get()),
-            "host_available_bytes": host.map(|host| host.available.get()),
-            "available_bytes": available.map(|available| available.bytes.get()),
-            "limited_by": limit.as_ref().map(|(word, _)| word),
-            "limited_by_path": limit.as_ref().and_then(|(_, path)| path.as_ref()),
-        },
+        "memory": memory(facts),
         "numa_nodes": each(facts.nodes.as_deref(), |node| json!({
             "node": node.number,
             "cpus": node.cpus,
@@ -49,51 +42,81 @@ pub(super) fn of(facts: &Facts) -> Value {
             "usable_cpus": facts.usable_cpus.as_ref().ok(),
         },
         "stores": facts.stores.as_ref().map(stores),
-        "transparent_huge_pages": facts.thp.as_ref().ok().and_then(Option::as_ref).map(|thp| json!({
+        "transparent_huge_pages": thp.map(|thp| json!({
             "enabled": thp.enabled.to_string(),
             "defrag": thp.defrag.to_string(),
             "shmem": thp.shmem.to_string(),
             "size_bytes": thp.pmd_size.get(),
         })),
-        "huge_page_pools": each(facts.pools.as_deref(), |pool| json!({
-            "page_size_bytes": pool.size.page_size().bytes(),
-            "total_pages": pool.total,
-            "free_pages": pool.free,
-            "reserved_pages": pool.reserved,
-            "surplus_pages": pool.surplus,
-            "overcommit_pages": pool.overcommit,
-        })),
-        "huge_page_pools_by_node": each(facts.node_pools.as_deref(), |pool| json!({
-            "node": pool.node,
-            "page_size_bytes": pool.size.page_size().bytes(),
-            "total_pages": pool.total,
-            "free_pages": pool.free,
-            "surplus_pages": pool.surplus,
-        })),
+        "huge_page_pools": each(facts.pools.as_deref(), pool),
+        "huge_page_pools_by_node": each(facts.node_pools.as_deref(), pool_of_node),
         "calls": {
             "madv_populate_write": facts.can_populate,
             "madv_collapse": facts.can_collapse,
             "pagemap_scan": facts.can_scan.as_ref().ok(),
         },
-        "userfaultfd": {
-            "system_call": access(&facts.uffd_syscall),
-            "device": access(&facts.uffd_device),
-            "unprivileged": facts.uffd_unprivileged.as_ref().ok(),
-            "features": features.map(|features| features.names().collect::<Vec<_>>()),
-            "missing_features": features.map(missing_features),
-            "features_raw": features.map(|features| features.raw),
-            "ioctls": features.map(|features| features.ioctl_names().collect::<Vec<_>>()),
-        },
-        "limits": {
-            "memlock_bytes": facts.memlock.map(ByteLen::get),
-            "memlock_is_exempt": facts.is_memlock_exempt,
-            "max_map_count": facts.max_map_count.as_ref().ok(),
-            "overcommit": facts.overcommit.as_ref().ok().map(|mode| match mode {
-                Overcommit::Heuristic => "heuristic",
-                Overcommit::Always => "always",
-                Overcommit::Never => "never",
-            }),
-        },
+        "userfaultfd": userfaultfd(facts),
+        "limits": limits(facts),
+    })
+}
+
+fn memory(facts: &Facts) -> Value {
+    let host = facts.memory.as_ref().ok();
+    let available = facts.available.as_ref().ok();
+    let limit = available.map(|available| limit(&available.limited_by));
+    json!({
+        "host_total_bytes": host.map(|host| host.total.get()),
+        "host_available_bytes": host.map(|host| host.available.get()),
+        "available_bytes": available.map(|available| available.bytes.get()),
+        "limited_by": limit.as_ref().map(|(word, _)| word),
+        "limited_by_path": limit.as_ref().and_then(|(_, path)| path.as_ref()),
+    })
+}
+
+fn pool(pool: &Pool) -> Value {
+    json!({
+        "page_size_bytes": pool.size.page_size().bytes(),
+        "total_pages": pool.total,
+        "free_pages": pool.free,
+        "reserved_pages": pool.reserved,
+        "surplus_pages": pool.surplus,
+        "overcommit_pages": pool.overcommit,
+    })
+}
+
+fn pool_of_node(pool: &NodePool) -> Value {
+    json!({
+        "node": pool.node,
+        "page_size_bytes": pool.size.page_size().bytes(),
+        "total_pages": pool.total,
+        "free_pages": pool.free,
+        "surplus_pages": pool.surplus,
+    })
+}
+
+fn userfaultfd(facts: &Facts) -> Value {
+    let features = facts.uffd_features.as_ref().ok();
+    json!({
+        "system_call": access(&facts.uffd_syscall),
+        "device": access(&facts.uffd_device),
+        "unprivileged": facts.uffd_unprivileged.as_ref().ok(),
+        "features": features.map(|features| features.names().collect::<Vec<_>>()),
+        "missing_features": features.map(missing_features),
+        "features_raw": features.map(|features| features.raw),
+        "ioctls": features.map(|features| features.ioctl_names().collect::<Vec<_>>()),
+    })
+}
+
+fn limits(facts: &Facts) -> Value {
+    json!({
+        "memlock_bytes": facts.memlock.map(ByteLen::get),
+        "memlock_is_exempt": facts.is_memlock_exempt,
+        "max_map_count": facts.max_map_count.as_ref().ok(),
+        "overcommit": facts.overcommit.as_ref().ok().map(|mode| match mode {
+            Overcommit::Heuristic => "heuristic",
+            Overcommit::Always => "always",
+            Overcommit::Never => "never",
+        }),
     })
 }
 
@@ -125,7 +148,7 @@ fn stores(stores: &Stores) -> Value {
         "faster_policy": stores.faster,
         "zero": from(stores.zero),
         "copy": from(stores.copy),
-        "measure_ns": u64::try_from(stores.elapsed.as_nanos()).unwrap_or(u64::MAX),
+        "measure_ns": nanoseconds(stores.elapsed),
     })
 }
 

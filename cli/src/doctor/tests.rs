@@ -242,239 +242,165 @@ fn only_what_nothing_works_without_makes_a_host_not_ready() {
     }
 }
 
-#[test]
-fn each_setting_is_judged_by_itself() {
-    type Change = fn(&mut Facts);
-    // What differs from a host with everything; the check; its status; part of its value, and of
-    // its fix.
-    let table: [(Change, &str, Status, &str, &str); 25] = [
-        (
-            |facts| {
-                set_stores(facts, |stores| {
-                    stores.problem = Some(StreamError::Store {
-                        part: "fill=bogus".into(),
-                        cause: Box::new(StreamError::UnknownPath { name: "bogus".into() }),
-                    });
-                });
-            },
-            "store instructions",
-            Status::Warn,
-            "UZONE_STORE_POLICY is not followed: in \"fill=bogus\" of UZONE_STORE_POLICY: no stream path",
-            "unset UZONE_STORE_POLICY",
-        ),
-        (
-            |facts| set_stores(facts, |stores| stores.basis = Basis::Environment),
-            "store instructions",
-            Status::Ok,
-            "copy=avx2, set by UZONE_STORE_POLICY; also here: portable",
-            "",
-        ),
-        (
-            |facts| {
-                set_stores(facts, |stores| stores.faster = Some("fill=sse2".into()));
-            },
-            "store instructions",
-            Status::Note,
-            "fill=sse2 is at least 10 % faster, measured three times",
-            "export UZONE_STORE_POLICY=fill=sse2",
-        ),
-        (
-            |facts| set_thp(facts, |thp| thp.enabled = ThpChoice::Never),
-            "transparent huge pages",
-            Status::Warn,
-            "never (defrag madvise, 2 MiB each)",
-            "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
-        ),
-        (
-            |facts| set_thp(facts, |thp| thp.defrag = ThpChoice::Never),
-            "transparent huge pages",
-            Status::Note,
-            "madvise (defrag never, 2 MiB each)",
-            "echo madvise > /sys/kernel/mm/transparent_hugepage/defrag",
-        ),
-        (
-            |facts| set_thp(facts, |thp| thp.shmem = ThpChoice::Deny),
-            "huge pages for memfd",
-            Status::Note,
-            "deny",
-            "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled",
-        ),
-        (
-            |facts| facts.pools = Ok(vec![pool(HugeSize::MIB_2, 0)]),
-            "huge page pool 2 MiB",
-            Status::Note,
-            "empty",
-            "echo 512 > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages   # takes 1 GiB",
-        ),
-        (
-            |facts| facts.pools = Ok(vec![pool(HugeSize::MIB_2, 0)]),
-            "huge page pool 1 GiB",
-            Status::Note,
-            "no pages of this size",
-            "pdpe1gb",
-        ),
-        (
-            |facts| facts.pools = Ok(vec![pool(HugeSize::GIB_1, 0)]),
-            "huge page pool 1 GiB",
-            Status::Note,
-            "empty",
-            "hugepagesz=1G hugepages=4",
-        ),
-        (
-            |facts| {
-                facts.pools = Ok(vec![Pool { free: 7, reserved: 7, ..pool(HugeSize::MIB_2, 512) }]);
-            },
-            "huge page pool 2 MiB",
-            Status::Note,
-            "7 of 512 pages free, 7 of them promised",
-            "echo 1024 > ",
-        ),
-        (
-            |facts| {
-                facts.pools = Ok(vec![Pool { overcommit: 64, ..pool(HugeSize::MIB_2, 0) }]);
-            },
-            "huge page pool 2 MiB",
-            Status::Ok,
-            "empty, up to 64 more on demand",
-            "",
-        ),
-        (
-            |facts| {
-                let (total, available) = (ByteLen::gib(64), ByteLen::mib(512));
-                facts.pools = Ok(vec![pool(HugeSize::GIB_1, 0)]);
-                facts.memory = Ok(SystemMemory { total, available });
-            },
-            "huge page pool 1 GiB",
-            Status::Note,
-            "empty",
-            "not even one page of 1 GiB is available",
-        ),
-        (
-            |facts| facts.uffd_syscall = UffdAccess::UserModeOnly,
-            "userfaultfd",
-            Status::Ok,
-            "full access by /dev/userfaultfd",
-            "",
-        ),
-        (
-            |facts| {
-                facts.uffd_syscall = UffdAccess::UserModeOnly;
-                facts.uffd_device = UffdAccess::Denied { cause: denied() };
-            },
-            "userfaultfd",
-            Status::Warn,
-            "user mode only: ",
-            "sysctl vm.unprivileged_userfaultfd=1",
-        ),
-        (
-            |facts| {
-                facts.uffd_syscall =
-                    UffdAccess::Absent { cause: io::ErrorKind::Unsupported.into() };
-                facts.uffd_device = UffdAccess::Absent { cause: io::ErrorKind::NotFound.into() };
-            },
-            "userfaultfd",
-            Status::Warn,
-            "none: ",
-            "CONFIG_USERFAULTFD",
-        ),
-        (
-            |facts| facts.uffd_unprivileged = Ok(false),
-            "userfaultfd",
-            Status::Ok,
-            "full access, as root (vm.unprivileged_userfaultfd=0)",
-            "",
-        ),
-        (
-            |facts| {
-                let raw = ((1 << 14) - 1) | (1 << 40);
-                facts.uffd_features = Ok(UffdFeatures { raw, ioctls: 0 });
-            },
-            "userfaultfd features",
-            Status::Note,
-            "14 of 17, and 1 newer than this program; missing: POISON WP_ASYNC MOVE",
-            "Linux 6.8 or newer",
-        ),
-        (
-            |facts| {
-                facts.memlock = Some(ByteLen::kib(64));
-                facts.is_memlock_exempt = true;
-            },
-            "locked memory",
-            Status::Ok,
-            "no limit for this process (others: 64 KiB)",
-            "",
-        ),
-        (
-            |facts| facts.memlock = Some(ByteLen::kib(64)),
-            "locked memory",
-            Status::Note,
-            "up to 64 KiB",
-            "LimitMEMLOCK=infinity",
-        ),
-        (
-            |facts| facts.memlock = Some(ByteLen::gib(60)),
-            "locked memory",
-            Status::Ok,
-            "more than is available",
-            "",
-        ),
-        (
-            |facts| facts.max_map_count = Ok(65529),
-            "mappings per process",
-            Status::Warn,
-            "65529",
-            "sysctl vm.max_map_count=65530",
-        ),
-        (
-            |facts| facts.overcommit = Ok(Overcommit::Never),
-            "overcommit",
-            Status::Warn,
-            "never (vm.overcommit_memory=2)",
-            "sysctl vm.overcommit_memory=0",
-        ),
-        (
-            |facts| {
-                let path = PathBuf::from("/sys/fs/cgroup/box");
-                let bytes = ByteLen::gib(2);
-                facts.available = Ok(Available { bytes, limited_by: Limit::Cgroup { path } });
-            },
-            "memory",
-            Status::Ok,
-            "2 GiB available of 64 GiB, limited by the control group /sys/fs/cgroup/box",
-            "",
-        ),
-        (
-            |facts| {
-                let total = ByteLen::gib(128);
-                facts.memory = Ok(SystemMemory { total, available: total });
-            },
-            "NUMA nodes",
-            Status::Note,
-            "1: CPUs 0-7, 50 GiB free of 63 GiB, but the host reports 128 GiB",
-            "the smaller figure",
-        ),
-        (
-            |facts| {
-                let (size, align) = (ByteLen::gib(16), HugeSize::MIB_2.page_size());
-                let device = DaxDevice { size, align, node: Some(1) };
-                facts.dax = Ok(vec![("dax0.0".to_owned(), device)]);
-            },
-            "DAX devices",
-            Status::Ok,
-            "dax0.0: 16 GiB in pages of 2 MiB, on node 1, of which its descriptors are asked as well",
-            "",
-        ),
-    ];
+/// What differs from a host with everything.
+type Change = fn(&mut Facts);
+/// That; the check; its status; part of its value, and of its fix.
+type Judged = (Change, &'static str, Status, &'static str, &'static str);
+
+fn judge(table: &[Judged]) {
     for (change, name, status, value, fix) in table {
         let mut facts = everything();
         change(&mut facts);
         let check = find(&facts, name);
-        assert_eq!(check.status, status, "{check:?}");
+        assert_eq!(check.status, *status, "{check:?}");
         assert!(check.value.contains(value), "{check:?} should say {value}");
         let found = check.fix.as_deref().unwrap_or_default();
         assert!(found.contains(fix), "{check:?} should be mended by {fix}");
         assert_eq!(found.is_empty(), fix.is_empty(), "{check:?}");
     }
+}
+
+#[test]
+fn each_policy_of_stores_is_judged_by_itself() {
+    const NAME: &str = "store instructions";
+    let bogus: Change = |facts| {
+        set_stores(facts, |stores| {
+            let cause = Box::new(StreamError::UnknownPath { name: "bogus".into() });
+            stores.problem = Some(StreamError::Store { part: "fill=bogus".into(), cause });
+        });
+    };
+    let not_followed = "UZONE_STORE_POLICY is not followed: in \"fill=bogus\" of UZONE_STORE_POLICY: no stream path";
+    let set: Change = |facts| set_stores(facts, |stores| stores.basis = Basis::Environment);
+    let by_environment = "copy=avx2, set by UZONE_STORE_POLICY; also here: portable";
+    let faster: Change =
+        |facts| set_stores(facts, |stores| stores.faster = Some("fill=sse2".into()));
+    let measured = "fill=sse2 is at least 10 % faster, measured three times";
+    judge(&[
+        (bogus, NAME, Status::Warn, not_followed, "unset UZONE_STORE_POLICY"),
+        (set, NAME, Status::Ok, by_environment, ""),
+        (faster, NAME, Status::Note, measured, "export UZONE_STORE_POLICY=fill=sse2"),
+    ]);
+}
+
+#[test]
+fn each_setting_of_transparent_huge_pages_is_judged_by_itself() {
+    const NAME: &str = "transparent huge pages";
+    let enabled: Change = |facts| set_thp(facts, |thp| thp.enabled = ThpEnabled::Never);
+    let defrag: Change = |facts| set_thp(facts, |thp| thp.defrag = ThpDefrag::Never);
+    let shmem: Change = |facts| set_thp(facts, |thp| thp.shmem = ThpShmem::Deny);
+    let never = "never (defrag madvise, 2 MiB each)";
+    let enable = "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled";
+    let small = "madvise (defrag never, 2 MiB each)";
+    let defragment = "echo madvise > /sys/kernel/mm/transparent_hugepage/defrag";
+    let advise = "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled";
+    judge(&[
+        (enabled, NAME, Status::Warn, never, enable),
+        (defrag, NAME, Status::Note, small, defragment),
+        (shmem, "huge pages for memfd", Status::Note, "deny", advise),
+    ]);
+}
+
+#[test]
+fn each_pool_of_huge_pages_is_judged_by_itself() {
+    const MIB_2: &str = "huge page pool 2 MiB";
+    const GIB_1: &str = "huge page pool 1 GiB";
+    let empty: Change = |facts| facts.pools = Ok(vec![pool(HugeSize::MIB_2, 0)]);
+    let empty_1g: Change = |facts| facts.pools = Ok(vec![pool(HugeSize::GIB_1, 0)]);
+    let raise = "echo 512 > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages   # takes 1 GiB";
+    let promised: Change = |facts| {
+        facts.pools = Ok(vec![Pool { free: 7, reserved: 7, ..pool(HugeSize::MIB_2, 512) }]);
+    };
+    let seven = "7 of 512 pages free, 7 of them promised";
+    let on_demand: Change =
+        |facts| facts.pools = Ok(vec![Pool { overcommit: 64, ..pool(HugeSize::MIB_2, 0) }]);
+    let no_room: Change = |facts| {
+        let (total, available) = (ByteLen::gib(64), ByteLen::mib(512));
+        facts.pools = Ok(vec![pool(HugeSize::GIB_1, 0)]);
+        facts.memory = Ok(SystemMemory { total, available });
+    };
+    judge(&[
+        (empty, MIB_2, Status::Note, "empty", raise),
+        (empty, GIB_1, Status::Note, "no pages of this size", "pdpe1gb"),
+        (empty_1g, GIB_1, Status::Note, "empty", "hugepagesz=1G hugepages=4"),
+        (promised, MIB_2, Status::Note, seven, "echo 1024 > "),
+        (on_demand, MIB_2, Status::Ok, "empty, up to 64 more on demand", ""),
+        (no_room, GIB_1, Status::Note, "empty", "not even one page of 1 GiB is available"),
+    ]);
+}
+
+#[test]
+fn each_access_to_userfaultfd_is_judged_by_itself() {
+    const NAME: &str = "userfaultfd";
+    let device: Change = |facts| facts.uffd_syscall = UffdAccess::UserModeOnly;
+    let user_mode: Change = |facts| {
+        facts.uffd_syscall = UffdAccess::UserModeOnly;
+        facts.uffd_device = UffdAccess::Denied { cause: denied() };
+    };
+    let absent: Change = |facts| {
+        facts.uffd_syscall = UffdAccess::Absent { cause: io::ErrorKind::Unsupported.into() };
+        facts.uffd_device = UffdAccess::Absent { cause: io::ErrorKind::NotFound.into() };
+    };
+    let root: Change = |facts| facts.uffd_unprivileged = Ok(false);
+    let as_root = "full access, as root (vm.unprivileged_userfaultfd=0)";
+    let newer: Change = |facts| {
+        let raw = ((1 << 14) - 1) | (1 << 40);
+        facts.uffd_features = Ok(UffdFeatures { raw, ioctls: 0 });
+    };
+    let some = "14 of 17, and 1 newer than this program; missing: POISON WP_ASYNC MOVE";
+    judge(&[
+        (device, NAME, Status::Ok, "full access by /dev/userfaultfd", ""),
+        (user_mode, NAME, Status::Warn, "user mode only: ", "sysctl vm.unprivileged_userfaultfd=1"),
+        (absent, NAME, Status::Warn, "none: ", "CONFIG_USERFAULTFD"),
+        (root, NAME, Status::Ok, as_root, ""),
+        (newer, "userfaultfd features", Status::Note, some, "Linux 6.8 or newer"),
+    ]);
+}
+
+#[test]
+fn each_limit_is_judged_by_itself() {
+    const NAME: &str = "locked memory";
+    let exempt: Change =
+        |facts| (facts.memlock, facts.is_memlock_exempt) = (Some(ByteLen::kib(64)), true);
+    let exempted = "no limit for this process (others: 64 KiB)";
+    let little: Change = |facts| facts.memlock = Some(ByteLen::kib(64));
+    let much: Change = |facts| facts.memlock = Some(ByteLen::gib(60));
+    let mappings: Change = |facts| facts.max_map_count = Ok(65529);
+    let mapped = "mappings per process";
+    let (never, no_overcommit): (Change, _) =
+        (|facts| facts.overcommit = Ok(Overcommit::Never), "never (vm.overcommit_memory=2)");
+    judge(&[
+        (exempt, NAME, Status::Ok, exempted, ""),
+        (little, NAME, Status::Note, "up to 64 KiB", "LimitMEMLOCK=infinity"),
+        (much, NAME, Status::Ok, "more than is available", ""),
+        (mappings, mapped, Status::Warn, "65529", "sysctl vm.max_map_count=65530"),
+        (never, "overcommit", Status::Warn, no_overcommit, "sysctl vm.overcommit_memory=0"),
+    ]);
+}
+
+#[test]
+fn memory_and_where_it_is_are_judged_by_themselves() {
+    let group: Change = |facts| {
+        let limited_by = Limit::Cgroup { path: PathBuf::from("/sys/fs/cgroup/box") };
+        facts.available = Ok(Available { bytes: ByteLen::gib(2), limited_by });
+    };
+    let limited = "2 GiB available of 64 GiB, limited by the control group /sys/fs/cgroup/box";
+    let more: Change = |facts| {
+        let total = ByteLen::gib(128);
+        facts.memory = Ok(SystemMemory { total, available: total });
+    };
+    let other = "1: CPUs 0-7, 50 GiB free of 63 GiB, but the host reports 128 GiB";
+    let device: Change = |facts| {
+        let (size, align) = (ByteLen::gib(16), HugeSize::MIB_2.page_size());
+        let device = DaxDevice { size, align, node: Some(1) };
+        facts.dax = Ok(vec![("dax0.0".to_owned(), device)]);
+    };
+    let dax =
+        "dax0.0: 16 GiB in pages of 2 MiB, on node 1, of which its descriptors are asked as well";
+    judge(&[
+        (group, "memory", Status::Ok, limited, ""),
+        (more, "NUMA nodes", Status::Note, other, "the smaller figure"),
+        (device, "DAX devices", Status::Ok, dax, ""),
+    ]);
 }
 
 fn set_stores(facts: &mut Facts, change: fn(&mut Stores)) {

@@ -7,9 +7,9 @@
 use std::collections::HashSet;
 use std::env;
 use std::ffi::OsString;
+use std::fmt::Display;
 use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args as _, Command, FromArgMatches};
@@ -25,42 +25,6 @@ const PATH: &str = "path";
 /// What a file has no key for.
 const NOT_KEYS: [&str; 6] =
     ["config", "print-config", "take-over", "worker", "check", "allow-numbers"];
-
-/// A file that describes no servers.
-#[derive(Debug, thiserror::Error)]
-enum ConfigError {
-    #[error("cannot read {}: {cause}", path.display())]
-    Read {
-        path: PathBuf,
-        #[source]
-        cause: io::Error,
-    },
-    #[error("{} is no TOML: {}", path.display(), cause.to_string().trim_end())]
-    Syntax {
-        path: PathBuf,
-        #[source]
-        cause: toml::de::Error,
-    },
-    #[error(
-        "{}, line {line}: there is no key {key}; the keys are the long options of `uzone serve`, and \
-         {IMAGES} for a table with the {PATH} of each image",
-        path.display()
-    )]
-    Unknown { path: PathBuf, line: usize, key: String },
-    #[error("{}: {key} has no such value: {value}", path.display())]
-    Value { path: PathBuf, key: String, value: String },
-    #[error(
-        "{} has no image: add a table [[{IMAGES}]] with a {PATH} and a socket for each",
-        path.display()
-    )]
-    NoImages { path: PathBuf },
-    #[error("{}: the table [[{IMAGES}]] number {number} has no {key}", path.display())]
-    Lacks { path: PathBuf, number: usize, key: &'static str },
-    #[error("{}: two images have the socket {socket}", path.display())]
-    SameSocket { path: PathBuf, socket: String },
-    #[error("{}: the table [[{IMAGES}]] number {number}: {reason}", path.display())]
-    Invalid { path: PathBuf, number: usize, reason: String },
-}
 
 /// A server, and what its processes are started with.
 #[derive(Debug)]
@@ -80,33 +44,33 @@ fn command() -> Command {
 /// # Errors
 /// What is wrong with it, and where.
 pub(super) fn read(path: &Path) -> Result<Vec<Server>, Failure> {
-    let failure = |error: ConfigError| {
-        let exit = match &error {
-            ConfigError::Read { .. } => Exit::Input,
-            _ => Exit::Data,
-        };
-        Failure::with(exit, error)
-    };
-    let failed = |cause| failure(ConfigError::Read { path: path.to_owned(), cause });
-    let text = fs::read_to_string(path).map_err(failed)?;
-    servers(path, &text, &given()).map_err(failure)
+    let text = fs::read_to_string(path).map_err(|cause| {
+        Failure::of(format!("cannot read {}: {cause}", path.display()), cause).with(Exit::Input)
+    })?;
+    servers(path, &text, &given())
 }
 
-fn servers(path: &Path, text: &str, given: &[OsString]) -> Result<Vec<Server>, ConfigError> {
-    let owned = || path.to_owned();
-    let mut file: Table =
-        text.parse().map_err(|cause| ConfigError::Syntax { path: owned(), cause })?;
-    let images = match file.remove(IMAGES) {
-        Some(Value::Array(images)) => images,
-        _ => return Err(ConfigError::NoImages { path: owned() }),
+/// Returns what is wrong with a file.
+fn wrong(path: &Path, what: impl Display) -> Failure {
+    Failure::new(Exit::Data, format!("{}{what}", path.display()))
+}
+
+fn servers(path: &Path, text: &str, given: &[OsString]) -> Result<Vec<Server>, Failure> {
+    let no_image = || {
+        let how = format!("add a table [[{IMAGES}]] with a {PATH} and a socket for each");
+        wrong(path, format_args!(" has no image: {how}"))
     };
+    let mut file: Table = text.parse().map_err(|cause: toml::de::Error| {
+        let text = format!("{} is no TOML: {}", path.display(), cause.to_string().trim_end());
+        Failure::of(text, cause).with(Exit::Data)
+    })?;
+    let Some(Value::Array(images)) = file.remove(IMAGES) else { return Err(no_image()) };
     let mut sockets = HashSet::new();
     let mut servers = Vec::new();
     for (number, image) in (1..).zip(images) {
-        let Value::Table(mut image) = image else {
-            return Err(ConfigError::NoImages { path: owned() });
-        };
-        let lacks = |key| ConfigError::Lacks { path: owned(), number, key };
+        let Value::Table(mut image) = image else { return Err(no_image()) };
+        let table = format!(": the table [[{IMAGES}]] number {number}");
+        let lacks = |key| wrong(path, format_args!("{table} has no {key}"));
         let Some(Value::String(name)) = image.remove(PATH) else { return Err(lacks(PATH)) };
         // What a table has goes before what is above all tables.
         let mut keys = file.clone();
@@ -119,22 +83,18 @@ fn servers(path: &Path, text: &str, given: &[OsString]) -> Result<Vec<Server>, C
         arguments.push(name.into());
         let invalid = |error: clap::Error| {
             let reason = error.to_string().lines().next().unwrap_or_default().to_owned();
-            let reason = reason.trim_start_matches("error: ").to_owned();
-            ConfigError::Invalid { path: owned(), number, reason }
+            wrong(path, format_args!("{table}: {}", reason.trim_start_matches("error: ")))
         };
         let matches = command().try_get_matches_from(&arguments).map_err(invalid)?;
         let args = Args::from_arg_matches(&matches).map_err(invalid)?;
         let Some(socket) = &args.socket else { return Err(lacks("socket")) };
         if !sockets.insert(socket.clone()) {
-            let socket = socket.display().to_string();
-            return Err(ConfigError::SameSocket { path: owned(), socket });
+            let socket = socket.display();
+            return Err(wrong(path, format_args!(": two images have the socket {socket}")));
         }
         servers.push(Server { args, arguments, matches });
     }
-    match servers.is_empty() {
-        true => Err(ConfigError::NoImages { path: owned() }),
-        false => Ok(servers),
-    }
+    if servers.is_empty() { Err(no_image()) } else { Ok(servers) }
 }
 
 /// Returns the server of the command line.
@@ -178,7 +138,7 @@ fn option(
     key: &str,
     value: &Value,
     given: &[OsString],
-) -> Result<Vec<OsString>, ConfigError> {
+) -> Result<Vec<OsString>, Failure> {
     let command = command();
     let Some((_, arg)) = keys(&command).find(|(long, _)| *long == key) else {
         let is_it = |line: &str| {
@@ -187,7 +147,13 @@ fn option(
                 .is_some_and(|rest| rest.trim_start().starts_with('='))
         };
         let line = text.lines().position(is_it).map_or(1, |line| line + 1);
-        return Err(ConfigError::Unknown { path: path.to_owned(), line, key: key.to_owned() });
+        return Err(wrong(
+            path,
+            format_args!(
+                ", line {line}: there is no key {key}; the keys are the long options of `uzone serve`, and {IMAGES} for \
+             a table with the {PATH} of each image"
+            ),
+        ));
     };
     let option = format!("--{key}");
     let is_given = |argument: &OsString| {
@@ -204,10 +170,7 @@ fn option(
         (Value::Boolean(false), true) => Ok(Vec::new()),
         (Value::String(text), false) => Ok(vec![format!("{option}={text}").into()]),
         (Value::Integer(number), false) => Ok(vec![format!("{option}={number}").into()]),
-        (value, _) => {
-            let (key, value) = (key.to_owned(), value.to_string());
-            Err(ConfigError::Value { path: path.to_owned(), key, value })
-        }
+        (value, _) => Err(wrong(path, format_args!(": {key} has no such value: {value}"))),
     }
 }
 
@@ -240,7 +203,7 @@ mod tests {
     use super::*;
 
     fn of(text: &str) -> Result<Vec<Server>, String> {
-        servers(Path::new("uzone.toml"), text, &[]).map_err(|error| error.to_string())
+        servers(Path::new("uzone.toml"), text, &[]).map_err(|failure| failure.text())
     }
 
     #[test]

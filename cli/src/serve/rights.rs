@@ -11,9 +11,9 @@ use std::process::{Command, Stdio};
 use uzone_os::privilege::{self, Capability};
 
 use super::{Args, NONE, PROGRAM};
-use crate::exit::Exit;
+use crate::exit::{Exit, Failure};
 use crate::output::Output;
-use crate::user::{User, UserError};
+use crate::user::User;
 
 /// The users that root tries before the owner of the image: the one that a package makes for uzone, and the
 /// unprivileged user of the system.
@@ -29,7 +29,7 @@ pub(super) fn user_of_worker(
     args: &Args,
     arguments: &[OsString],
     out: &Output,
-) -> Result<Option<User>, UserError> {
+) -> Result<Option<User>, Failure> {
     if let Some(name) = &args.user {
         return User::named(name).map(Some);
     }

@@ -13,10 +13,11 @@ use grep_regex::RegexMatcher;
 use grep_searcher::{Searcher, Sink, SinkMatch};
 use uzone_pages::ByteLen;
 
-use super::super::source::{PAGE, Reads, Source};
+use super::super::source::{PAGE, Source};
 use super::super::ways::Memory;
 use super::{Answers, Program};
 use crate::error::BenchError;
+use crate::reads::Reads;
 
 pub(super) const TABLE: &str = "fault-program-grep";
 
