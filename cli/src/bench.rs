@@ -50,17 +50,7 @@ pub(crate) struct Args {
     report: Option<PathBuf>,
 }
 
-const EXITS: [Exit; 9] = [
-    Exit::Ok,
-    Exit::No,
-    Exit::Usage,
-    Exit::Data,
-    Exit::Input,
-    Exit::Feature,
-    Exit::Os,
-    Exit::Io,
-    Exit::Permission,
-];
+const EXITS: [u8; 9] = [0, 1, 2, 65, 66, 69, 71, 74, 77];
 
 #[derive(Debug, Subcommand)]
 enum Benchmark {
@@ -518,16 +508,12 @@ impl Args {
 /// Refuses a page that could not be written for want of its directory, before minutes are spent.
 fn can_be_written(page: &Path) -> Result<(), ReportError> {
     if page.exists() && !page.is_file() {
-        return Err(ReportError::NotAFile { path: page.to_owned() });
+        return Err(ReportError::not_a_file(page));
     }
     let directory = page.parent().filter(|parent| !parent.as_os_str().is_empty());
     match directory.is_none_or(Path::is_dir) {
         true => Ok(()),
-        false => Err(ReportError::Write {
-            path: page.to_owned(),
-            step: "create",
-            cause: io::ErrorKind::NotFound.into(),
-        }),
+        false => Err(ReportError::write(page, "create", io::ErrorKind::NotFound.into())),
     }
 }
 

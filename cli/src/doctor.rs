@@ -25,7 +25,7 @@ use facts::Facts;
 #[derive(Debug, clap::Args)]
 #[command(after_help = exit::help(
     "uzone doctor --json | jq '.checks[] | select(.status != \"ok\")'",
-    &[Exit::Ok, Exit::No, Exit::Usage, Exit::Io],
+    &[0, 1, 2, 74],
 ))]
 pub(crate) struct Args {}
 

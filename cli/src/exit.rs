@@ -17,80 +17,74 @@ use uzone_report::ReportError;
 use uzone_server::ServeError;
 use uzone_snapshot::SnapshotError;
 
-/// How the command ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub(crate) enum Exit {
+/// The ways to end, in ascending order, each with its number and its meaning in the help.
+macro_rules! exits {
+    ($($(#[$doc:meta])* $name:ident = $code:literal, $meaning:literal;)*) => {
+        /// How the command ended.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(u8)]
+        pub(crate) enum Exit {
+            $($(#[$doc])* $name = $code,)*
+        }
+
+        impl Exit {
+            /// Every one, in ascending order.
+            const ALL: &[Self] = &[$(Self::$name),*];
+
+            /// The numbers of all.
+            pub(crate) const CODES: &[u8] = &[$($code),*];
+
+            /// Returns the meaning in a few words, for the help.
+            const fn meaning(self) -> &'static str {
+                match self {
+                    $(Self::$name => $meaning,)*
+                }
+            }
+        }
+    };
+}
+
+exits! {
     /// All is well.
-    Ok = 0,
+    Ok = 0, "ok";
     /// The command did its work, and what it checked is not as it should be.
-    No = 1,
+    No = 1, "the check found a problem";
     /// The arguments make no sense.
-    Usage = 2,
+    Usage = 2, "wrong usage";
     /// The input is not what it should be (`EX_DATAERR`).
-    Data = 65,
+    Data = 65, "the input is not valid";
     /// The input is not there (`EX_NOINPUT`).
-    Input = 66,
+    Input = 66, "the input is missing";
     /// The kernel lacks a feature (`EX_UNAVAILABLE`).
-    Feature = 69,
-    /// The system refused: out of memory, processes, descriptors (`EX_OSERR`).
-    Os = 71,
+    Feature = 69, "the kernel lacks a feature";
+    /// The system refused (`EX_OSERR`).
+    Os = 71, "the system refused (out of memory, processes, descriptors)";
     /// Reading or writing failed (`EX_IOERR`).
-    Io = 74,
+    Io = 74, "reading or writing failed";
     /// It may work the next time (`EX_TEMPFAIL`).
-    Again = 75,
+    Again = 75, "try again";
     /// The other side does not keep to the protocol (`EX_PROTOCOL`).
-    Protocol = 76,
+    Protocol = 76, "the other side broke the protocol";
     /// This user may not do that (`EX_NOPERM`).
-    Permission = 77,
+    Permission = 77, "no permission";
     /// The host or the command is set up in a way that cannot work (`EX_CONFIG`).
-    Config = 78,
+    Config = 78, "the host is not set up for it";
 }
 
 impl Exit {
     /// Returns how another process of this program ended, if it was by itself.
     pub(crate) fn of_process(status: ExitStatus) -> Option<Self> {
-        Self::ALL.into_iter().find(|exit| status.code() == Some(i32::from(*exit as u8)))
+        Self::of_code(status.code()?)
     }
 
-    /// Every one, in ascending order.
-    pub(crate) const ALL: [Self; 12] = [
-        Self::Ok,
-        Self::No,
-        Self::Usage,
-        Self::Data,
-        Self::Input,
-        Self::Feature,
-        Self::Os,
-        Self::Io,
-        Self::Again,
-        Self::Protocol,
-        Self::Permission,
-        Self::Config,
-    ];
+    fn of_code(code: i32) -> Option<Self> {
+        Self::ALL.iter().copied().find(|exit| i32::from(exit.code()) == code)
+    }
 
     /// Returns the number that the shell sees.
     pub(crate) const fn code(self) -> u8 {
         // A fieldless enum of u8: the discriminant is the code.
         self as u8
-    }
-
-    /// Returns the meaning in a few words, for the help.
-    const fn meaning(self) -> &'static str {
-        match self {
-            Self::Ok => "ok",
-            Self::No => "the check found a problem",
-            Self::Usage => "wrong usage",
-            Self::Data => "the input is not valid",
-            Self::Input => "the input is missing",
-            Self::Feature => "the kernel lacks a feature",
-            Self::Os => "the system refused (out of memory, processes, descriptors)",
-            Self::Io => "reading or writing failed",
-            Self::Again => "try again",
-            Self::Protocol => "the other side broke the protocol",
-            Self::Permission => "no permission",
-            Self::Config => "the host is not set up for it",
-        }
     }
 
     /// Returns the code for an error: that of the first in its chain of causes that has one.
@@ -106,14 +100,10 @@ impl From<Exit> for ExitCode {
 }
 
 /// Returns what stands at the end of a command's help: an example, and the codes it may exit with.
-pub(crate) fn help(example: &str, exits: &[Exit]) -> String {
-    let mut text = format!("Example:\n  {example}\n\nExit codes:\n");
-    for exit in exits {
-        // Writing to a String does not fail.
-        let _ = writeln!(text, "  {:>2}  {}", exit.code(), exit.meaning());
-    }
-    text.truncate(text.trim_end().len());
-    text
+pub(crate) fn help(example: &str, codes: &[u8]) -> String {
+    let exits = codes.iter().filter_map(|code| Exit::of_code(i32::from(*code)));
+    let exits = exits.map(|exit| format!("\n  {:>2}  {}", exit.code(), exit.meaning()));
+    format!("Example:\n  {example}\n\nExit codes:{}", exits.collect::<String>())
 }
 
 /// Returns an error and its causes, outermost first.
@@ -342,7 +332,7 @@ mod tests {
 
     #[test]
     fn codes_are_the_documented_ones_in_ascending_order() {
-        let codes = Exit::ALL.map(Exit::code);
+        let codes: Vec<u8> = Exit::ALL.iter().map(|exit| exit.code()).collect();
         assert_eq!(codes, [0, 1, 2, 65, 66, 69, 71, 74, 75, 76, 77, 78]);
     }
 
@@ -448,7 +438,7 @@ mod tests {
     #[test]
     fn the_help_lists_each_code_with_its_meaning() {
         assert_eq!(
-            help("uzone doctor", &[Exit::Ok, Exit::Data]),
+            help("uzone doctor", &[0, 65]),
             "Example:\n  uzone doctor\n\nExit codes:\n   0  ok\n  65  the input is not valid"
         );
     }

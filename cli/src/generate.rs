@@ -1,7 +1,6 @@
 //! `uzone man` and `uzone completions`: pages and scripts made from the command's own definitions,
 //! so that they cannot contradict them.
 
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -9,7 +8,6 @@ use clap::{Command, CommandFactory};
 use clap_complete::Shell;
 use clap_mangen::Man;
 use serde::Serialize;
-use uzone_report::ReportError;
 
 use crate::Arguments;
 use crate::exit::{self, Exit, Failure};
@@ -24,7 +22,7 @@ pub(crate) struct ManArgs {
     output: Option<PathBuf>,
 }
 
-const MAN_EXITS: [Exit; 4] = [Exit::Ok, Exit::Usage, Exit::Io, Exit::Permission];
+const MAN_EXITS: [u8; 4] = [0, 2, 74, 77];
 
 /// Print a script that completes arguments in a shell
 #[derive(Debug, clap::Args)]
@@ -34,7 +32,7 @@ pub(crate) struct CompletionsArgs {
     shell: Shell,
 }
 
-const COMPLETIONS_EXITS: [Exit; 3] = [Exit::Ok, Exit::Usage, Exit::Io];
+const COMPLETIONS_EXITS: [u8; 3] = [0, 2, 74];
 
 /// `uzone.man/1`: the first page, or where all were written.
 #[derive(Debug, Serialize)]
@@ -79,11 +77,7 @@ pub(crate) fn man(args: &ManArgs, out: &Output) -> Result<Exit, Failure> {
     match &args.output {
         None => manual.page = Some(text(page(&command)?)?),
         Some(dir) => {
-            fs::create_dir_all(dir).map_err(|cause| ReportError::Write {
-                path: dir.clone(),
-                step: "make the directory",
-                cause,
-            })?;
+            uzone_report::make_directory(dir)?;
             write_pages(&command, dir, &mut manual.files)?;
         }
     }

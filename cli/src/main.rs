@@ -35,7 +35,7 @@ use tracing::Level;
     version,
     arg_required_else_help = true,
     subcommand_required = true,
-    after_help = exit::help("uzone doctor", &Exit::ALL)
+    after_help = exit::help("uzone doctor", Exit::CODES)
 )]
 struct Arguments {
     #[command(flatten)]

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use uzone_report::{Document, ReportError};
+use uzone_report::Document;
 
 use crate::exit::{self, Exit, Failure};
 use crate::output::{Output, Report, Style};
@@ -32,8 +32,7 @@ pub(crate) struct Args {
     terminal: bool,
 }
 
-const EXITS: [Exit; 6] =
-    [Exit::Ok, Exit::Usage, Exit::Data, Exit::Input, Exit::Io, Exit::Permission];
+const EXITS: [u8; 6] = [0, 2, 65, 66, 74, 77];
 
 /// `uzone.report/1`: what was written.
 #[derive(Debug, Serialize)]
@@ -73,11 +72,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
         files.push(output.display().to_string());
     }
     if let Some(dir) = &args.svg {
-        fs::create_dir_all(dir).map_err(|cause| ReportError::Write {
-            path: dir.clone(),
-            step: "make the directory",
-            cause,
-        })?;
+        uzone_report::make_directory(dir)?;
         for picture in uzone_report::svgs(&documents) {
             let path = dir.join(picture.name);
             uzone_report::replace(&path, picture.svg.as_bytes())?;

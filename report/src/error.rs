@@ -1,146 +1,71 @@
-//! What can be wrong with an input or an output, and what helps.
+//! What can be wrong with an input or an output, and what helps: [`ReportError`].
 
+use std::error::Error;
 use std::io;
-use std::path::PathBuf;
+use std::path::Path;
 
 use uzone_pages::ErrorKind;
 
-use crate::input::MOST_BYTES;
-use crate::text::bytes;
-
-/// A report that could not be made.
+/// A report that could not be made. Its text has the file, and what helps.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ReportError {
-    /// The input could not be read.
-    #[error("cannot read {}: {cause}", path.display())]
-    Read {
-        /// The input.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        cause: io::Error,
-    },
-    /// The input is longer than is read.
-    #[error(
-        "{} is longer than {}: record a shorter trace, or report fewer results at a time",
-        path.display(),
-        bytes(MOST_BYTES)
-    )]
-    TooLong {
-        /// The input.
-        path: PathBuf,
-    },
-    /// There is nothing in the input.
-    #[error("{} is empty: run the command again that wrote it, with --json", path.display())]
-    Empty {
-        /// The input.
-        path: PathBuf,
-    },
-    /// The input is no JSON, or it is cut off.
-    #[error(
-        "{} is not JSON or was cut short: give what `uzone bench ... --json` printed, or a trace",
-        path.display()
-    )]
-    Json {
-        /// The input.
-        path: PathBuf,
-        /// Where.
-        #[source]
-        cause: serde_json::Error,
-    },
-    /// The input does not name its schema.
-    #[error(
-        "{} holds JSON without a \"schema\": give what `uzone bench ... --json` printed, or a trace",
-        path.display()
-    )]
-    NoSchema {
-        /// The input.
-        path: PathBuf,
-    },
-    /// The input is something else, or of another version.
-    #[error(
-        "{} is {schema:?}, and reports are made of {}: measure again with this version of uzone",
-        path.display(),
-        crate::input::SCHEMAS.join(", ")
-    )]
-    Schema {
-        /// The input.
-        path: PathBuf,
-        /// The schema that it names.
-        schema: String,
-    },
-    /// The input is no object, or its `schema` is not a string.
-    #[error(
-        "{} is not what uzone writes: {}: give what `uzone bench ... --json` printed, or a trace",
-        path.display(),
-        misfit(field, cause)
-    )]
-    Tag {
-        /// The input.
-        path: PathBuf,
-        /// The field that does not fit: empty if it is the input itself.
-        field: String,
-        /// What is wrong with it. The message has it, but not its line and column, which count from the
-        /// start of one object of the input.
-        cause: serde_json::Error,
-    },
-    /// The input does not keep to its schema.
-    #[error(
-        "{} is marked as {schema} and does not keep to that: {}: run the command again that wrote it",
-        path.display(),
-        misfit(field, cause)
-    )]
-    Shape {
-        /// The input.
-        path: PathBuf,
-        /// The schema that it names.
-        schema: &'static str,
-        /// The field that does not fit, such as `results[3].median_ns`: empty if it is the document
-        /// itself.
-        field: String,
-        /// What is wrong with it. The message has it, but not its line and column, which count from the
-        /// start of one object of the input.
-        cause: serde_json::Error,
-    },
-    /// The output could not be written. What was there before is still there.
-    #[error("cannot {step} {}: {}", path.display(), fix(cause))]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// What was about to be done with it.
-        step: &'static str,
-        /// Why not.
-        #[source]
-        cause: io::Error,
-    },
-    /// The output is there and is not a file.
-    #[error("cannot replace {}: it is not a regular file; name another one", path.display())]
-    NotAFile {
-        /// The output.
-        path: PathBuf,
-    },
+#[error("{text}")]
+pub struct ReportError {
+    kind: ErrorKind,
+    text: String,
+    #[source]
+    cause: Option<Box<dyn Error + Send + Sync>>,
 }
 
 impl ReportError {
     /// Returns what kind of error this is; [`ErrorKind::Other`] where its cause determines that.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
-        match self {
-            Self::Read { .. } => ErrorKind::Other,
-            Self::NotAFile { .. } => ErrorKind::InvalidInput,
-            Self::Write { cause, .. } if cause.kind() == io::ErrorKind::PermissionDenied => {
-                ErrorKind::PermissionDenied
-            }
+        self.kind
+    }
+
+    /// The input could not be read.
+    pub(crate) fn unread(path: &Path, cause: io::Error) -> Self {
+        let text = format!("cannot read {}: {cause}", path.display());
+        Self { kind: ErrorKind::Other, text, cause: Some(cause.into()) }
+    }
+
+    /// The input is not what reports are made of: `what` it is, and what helps.
+    pub(crate) fn invalid(path: &Path, what: &str) -> Self {
+        let text = format!("{} {what}", path.display());
+        Self { kind: ErrorKind::InvalidData, text, cause: None }
+    }
+
+    /// The same, and why.
+    pub(crate) fn because(self, cause: serde_json::Error) -> Self {
+        Self { cause: Some(cause.into()), ..self }
+    }
+
+    /// The output could not be written: a `step` on the way to that. What was there before is still there.
+    #[must_use]
+    pub fn write(path: &Path, step: &str, cause: io::Error) -> Self {
+        let kind = match cause.kind() {
+            io::ErrorKind::PermissionDenied => ErrorKind::PermissionDenied,
             // That an output's directory is not there does not mean that an input is missing.
-            Self::Write { .. } => ErrorKind::Io,
-            _ => ErrorKind::InvalidData,
-        }
+            _ => ErrorKind::Io,
+        };
+        let text = format!("cannot {step} {}: {}", path.display(), fix(&cause));
+        Self { kind, text, cause: Some(cause.into()) }
+    }
+
+    /// The output is there and is not a file.
+    #[must_use]
+    pub fn not_a_file(path: &Path) -> Self {
+        let text = format!(
+            "cannot replace {}: it is not a regular file; name another one",
+            path.display()
+        );
+        Self { kind: ErrorKind::InvalidInput, text, cause: None }
     }
 }
 
-/// Returns what is wrong with which field.
-fn misfit(field: &str, cause: &serde_json::Error) -> String {
+/// Returns what is wrong with which field of an input: none, if it is the input itself. The text of the cause is
+/// without its line and column, which count from the start of one object of the input.
+pub(crate) fn misfit(field: &str, cause: &serde_json::Error) -> String {
     let text = cause.to_string();
     let place = format!(" at line {} column {}", cause.line(), cause.column());
     let text = text.strip_suffix(&place).unwrap_or(&text);

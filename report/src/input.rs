@@ -10,17 +10,18 @@ use std::path::Path;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::error::ReportError;
+use crate::error::{ReportError, misfit};
 use crate::image_map::ImageMap;
 use crate::object::{Misfit, from_json, object};
 use crate::results::{BENCH_SCHEMA, Bench, METADATA_SCHEMA, Metadata};
+use crate::text::bytes;
 use crate::trace::{TRACE_SCHEMA, Trace};
 
 /// How long an input may be.
 pub const MOST_BYTES: u64 = 256 << 20;
 
-/// What reports are made of.
-pub(crate) const SCHEMAS: [&str; 4] = [BENCH_SCHEMA, METADATA_SCHEMA, "uzone.demo/1", TRACE_SCHEMA];
+/// The schema of what `uzone demo --json` prints.
+const DEMO_SCHEMA: &str = "uzone.demo/1";
 
 /// One object of an input.
 #[derive(Clone, Debug)]
@@ -53,7 +54,7 @@ struct Demo {
 /// [`ReportError`] if it cannot be read, is too long, or holds something else.
 pub fn read(path: &Path) -> Result<Vec<Document>, ReportError> {
     let mut text = Vec::new();
-    let failed = |cause| ReportError::Read { path: path.to_owned(), cause };
+    let failed = |cause| ReportError::unread(path, cause);
     let mut take = |from: &mut dyn Read| from.take(MOST_BYTES + 1).read_to_end(&mut text);
     if path == Path::new("-") {
         take(&mut std::io::stdin().lock()).map_err(failed)?;
@@ -63,44 +64,52 @@ pub fn read(path: &Path) -> Result<Vec<Document>, ReportError> {
     parse(path, &text)
 }
 
+/// What an input should be.
+const WANTED: &str = "give what `uzone bench ... --json` printed, or a trace";
+
 /// Takes the objects of a text; `path` is what errors call it.
 ///
 /// # Errors
 /// [`ReportError`] if it is too long, or holds something else.
 pub fn parse(path: &Path, text: &[u8]) -> Result<Vec<Document>, ReportError> {
-    let path = || path.to_owned();
+    let invalid = |what: &str| ReportError::invalid(path, what);
     if text.len() as u64 > MOST_BYTES {
-        return Err(ReportError::TooLong { path: path() });
+        let most = bytes(MOST_BYTES);
+        let help = "record a shorter trace, or report fewer results at a time";
+        return Err(invalid(&format!("is longer than {most}: {help}")));
     }
-    let json = |cause| ReportError::Json { path: path(), cause };
+    let json = |cause| invalid(&format!("is not JSON or was cut short: {WANTED}")).because(cause);
     let mut documents = Vec::new();
     for object in serde_json::Deserializer::from_slice(text).into_iter::<&RawValue>() {
         let object = object.map_err(json)?.get();
-        let schema = match from_json(object) {
-            Ok(Tagged { schema: Some(schema) }) => schema,
-            Ok(Tagged { schema: None }) => return Err(ReportError::NoSchema { path: path() }),
-            Err(Misfit { field, cause }) => {
-                return Err(ReportError::Tag { path: path(), field, cause });
-            }
+        let Tagged { schema } = from_json(object).map_err(|Misfit { field, cause }| {
+            let wrong = misfit(&field, &cause);
+            invalid(&format!("is not what uzone writes: {wrong}: {WANTED}"))
+        })?;
+        let Some(schema) = schema else {
+            return Err(invalid(&format!("holds JSON without a \"schema\": {WANTED}")));
         };
-        let Some(schema) = SCHEMAS.into_iter().find(|known| *known == schema) else {
-            return Err(ReportError::Schema { path: path(), schema });
-        };
-        let document = match schema {
+        let document = match &*schema {
             BENCH_SCHEMA => from_json(object).map(Document::Bench),
             METADATA_SCHEMA => from_json(object).map(Document::Metadata),
-            "uzone.demo/1" => from_json(object).map(|Demo { bench }| Document::Bench(bench)),
-            _ => from_json(object).map(Document::Trace),
+            DEMO_SCHEMA => from_json(object).map(|Demo { bench }| Document::Bench(bench)),
+            TRACE_SCHEMA => from_json(object).map(Document::Trace),
+            _ => {
+                let known = [BENCH_SCHEMA, METADATA_SCHEMA, DEMO_SCHEMA, TRACE_SCHEMA].join(", ");
+                return Err(invalid(&format!(
+                    "is {schema:?}, and reports are made of {known}: measure again with this version of uzone"
+                )));
+            }
         };
-        documents.push(document.map_err(|Misfit { field, cause }| ReportError::Shape {
-            path: path(),
-            schema,
-            field,
-            cause,
+        documents.push(document.map_err(|Misfit { field, cause }| {
+            let wrong = misfit(&field, &cause);
+            invalid(&format!(
+                "is marked as {schema} and does not keep to that: {wrong}: run the command again that wrote it"
+            ))
         })?);
     }
     if documents.is_empty() {
-        return Err(ReportError::Empty { path: path() });
+        return Err(invalid("is empty: run the command again that wrote it, with --json"));
     }
     Ok(documents)
 }

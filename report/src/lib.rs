@@ -52,7 +52,7 @@ pub use machine::Machine;
 pub use results::{Bench, Metadata};
 pub use text::{float, human_duration, nanoseconds, number};
 pub use trace::{Class, Outcome, Record, Summary, TRACE_SCHEMA, Trace};
-pub use write::replace;
+pub use write::{make_directory, replace};
 
 /// A chart as a file of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -21,27 +21,35 @@ impl Drop for Unfinished {
     }
 }
 
+/// Makes a directory, and those above it, unless it is there.
+///
+/// # Errors
+/// [`ReportError`] if the system refuses.
+pub fn make_directory(path: &Path) -> Result<(), ReportError> {
+    let failed = |cause| ReportError::write(path, "make the directory", cause);
+    fs::create_dir_all(path).map_err(failed)
+}
+
 /// Writes `bytes` to a file next to `target`, and renames that to it.
 ///
 /// Readers of `target` see the old file or the new one, and if this fails the old one stays. A symbolic
 /// link stays one: what it leads to is replaced.
 ///
 /// # Errors
-/// [`ReportError::NotAFile`] if `target` is a directory, a device or a pipe; [`ReportError::Write`] if
-/// the system refuses. Nothing is left behind then.
+/// [`ReportError`] if `target` is a directory, a device or a pipe, or the system refuses. Nothing is left
+/// behind then.
 pub fn replace(target: &Path, bytes: &[u8]) -> Result<(), ReportError> {
-    let failed =
-        |step, cause: io::Error| ReportError::Write { path: target.to_owned(), step, cause };
+    let failed = |step, cause| ReportError::write(target, step, cause);
     let target_file = match fs::metadata(target) {
         Ok(found) if !found.is_file() => {
-            return Err(ReportError::NotAFile { path: target.to_owned() });
+            return Err(ReportError::not_a_file(target));
         }
         Ok(_) => fs::canonicalize(target).map_err(|cause| failed("find", cause))?,
         Err(error) if error.kind() == io::ErrorKind::NotFound => target.to_owned(),
         Err(cause) => return Err(failed("look at", cause)),
     };
     let Some(name) = target_file.file_name() else {
-        return Err(ReportError::NotAFile { path: target.to_owned() });
+        return Err(ReportError::not_a_file(target));
     };
     let (mut file, mut unfinished) =
         create_beside(&target_file, name).map_err(|cause| failed("create", cause))?;
@@ -83,8 +91,10 @@ mod tests {
         replace(&link, b"two").expect("it can be replaced");
         assert_eq!(fs::read(&target).expect("the file"), b"two");
         assert!(fs::symlink_metadata(&link).expect("the link").is_symlink());
-        assert!(matches!(replace(&dir, b""), Err(ReportError::NotAFile { .. })));
-        assert!(matches!(replace(Path::new("/dev/null"), b""), Err(ReportError::NotAFile { .. })));
+        for other in [&dir, Path::new("/dev/null")] {
+            let error = replace(other, b"").expect_err("it is no file");
+            assert!(error.to_string().contains("is not a regular file"), "{error}");
+        }
         let missing = replace(&dir.join("no/out.html"), b"").expect_err("there is no directory");
         assert!(missing.to_string().ends_with("make its directory first"), "{missing}");
         assert_eq!(fs::read_dir(&dir).expect("the directory").count(), 2);

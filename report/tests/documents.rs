@@ -272,7 +272,7 @@ fn what_is_no_document_is_refused_with_what_would_help() {
     assert_eq!(parse(&format!("{bench}\n{bench}")).expect("two").len(), 2);
     let long = vec![b' '; usize::try_from(uzone_report::MOST_BYTES).expect("64 bits") + 1];
     let error = uzone_report::parse(Path::new("in.json"), &long).expect_err("too long");
-    assert!(matches!(error, ReportError::TooLong { .. }), "{error}");
+    assert!(error.to_string().contains(" is longer than 256"), "{error}");
 }
 
 /// Returns one document of each kind, with every field that is read.

@@ -122,15 +122,13 @@ fn enough_memory(plan: &Plan, is_image_in_memory: bool) -> Result<(), Lack> {
 
 /// Looks whether what comes of it can be written.
 fn outputs(plan: &Plan) -> Result<(), Failure> {
-    let refused = |path: &Path, cause| {
-        Failure::from(ReportError::Write { path: path.to_owned(), step: "write into", cause })
-    };
+    let refused = |path: &Path, cause| Failure::from(ReportError::write(path, "write into", cause));
     let output = &plan.output;
     // Where a file without a name can be made, one with a name can.
     drop(file_system::nameless_file(output).map_err(|cause| refused(output, cause))?);
     for path in [plan.trace_path(), plan.page_path()] {
         if fs::metadata(&path).is_ok_and(|found| !found.is_file()) {
-            return Err(ReportError::NotAFile { path }.into());
+            return Err(ReportError::not_a_file(&path).into());
         }
     }
     let room = file_system::room(output).map_err(|cause| refused(output, cause))?;

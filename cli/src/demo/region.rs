@@ -81,7 +81,12 @@ pub(super) fn run(
     let what = "the region: it is ordinary memory again, without descriptors";
     steps.done("unbind", started, what);
 
-    let mut is_zero = zeroed.is_whole();
+    Ok(is_zero(&region, part, out)? && zeroed.is_whole())
+}
+
+/// Returns whether all bytes of the first part of a region are zero.
+fn is_zero(region: &Region, part: ByteLen, out: &Output) -> Result<bool, Failure> {
+    let mut is_zero = true;
     each_piece(part, "looking for bytes that are not zero", out, |offset, bytes| {
         bytes.fill(1);
         region.read_at(offset, bytes)?;
