@@ -13,14 +13,13 @@ use uzone_os::{Access, Mapping, Sharing, probe, thread_faults};
 use uzone_pages::ByteLen;
 
 use crate::adopted::Adopted;
-use crate::error::BenchError;
 use crate::extents::{self, Arena, Work};
 use crate::fault::{Answer, Bare, Waiting};
 use crate::group::Watch;
 use crate::reads::Reads;
-use crate::report::{Found, Role, Row, Table};
+use crate::report::{Row, Table};
 use crate::settings::{Benchmark, Part as Settings};
-use crate::suite::Suite;
+use crate::suite::{BenchError, Found, Role, Suite};
 use crate::{bind, pin};
 
 /// What is cleared at once.

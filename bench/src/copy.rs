@@ -3,13 +3,11 @@
 //! The rows are those of `extents.rs`. Source and destination are different memory; in the cases that
 //! are out of cache, both are.
 
-use crate::error::BenchError;
 use crate::extents::{self, Arena, Work};
 use crate::group::Watch;
-use crate::report::Bench;
 pub use crate::settings::CopySettings as Settings;
 use crate::settings::Part;
-use crate::suite::Session;
+use crate::suite::{Bench, BenchError, Session};
 
 /// Runs the tables.
 ///

@@ -28,10 +28,9 @@ use uzone_zone::{
     CacheState, CopyMethod, NextUse, PopulateOptions, Region, StorePath, ZeroOptions,
 };
 
-use crate::error::BenchError;
 use crate::group::Watch;
-use crate::report::{Role, Row};
-use crate::suite::{Session, Suite, bytes, check_memory, index, timed};
+use crate::report::Row;
+use crate::suite::{BenchError, Role, Session, Suite, bytes, check_memory, index, timed};
 
 /// What a page at a time takes at a time.
 const PAGE: usize = 4096;

@@ -55,12 +55,10 @@ use self::run::Run;
 use self::scan::Backend;
 use self::source::{PAGE, Source};
 use self::touch::Pattern;
-use crate::error::BenchError;
 use crate::group::Watch;
-use crate::report::Bench;
 use crate::settings::Part;
 pub use crate::settings::{FaultSettings as Settings, ProgramSettings, WholeSettings};
-use crate::suite::Session;
+use crate::suite::{Bench, BenchError, Session};
 
 /// How much is touched at random at most, as was published.
 const RANDOM: ByteLen = ByteLen::gib(1);

@@ -16,11 +16,12 @@ use uzone_zone::{
     Backing, Batching, CopyMethod, Huge, HugeSize, PopulateOptions, Region, WriteError, ZeroOptions,
 };
 
-use crate::error::{BenchError, cause};
 use crate::extents::Arena;
 use crate::put_back;
-use crate::report::{Published, Role};
-use crate::suite::{Session, Suite, bytes, check_memory, fill_zeroes, index, timed};
+use crate::suite::{
+    BenchError, Published, Role, Session, Suite, bytes, cause, check_memory, fill_zeroes, index,
+    timed,
+};
 
 /// How much is given back and touched again, at most.
 const TOUCHED: ByteLen = ByteLen::mib(256);

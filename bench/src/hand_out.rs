@@ -14,10 +14,8 @@ use std::time::{Duration, Instant};
 use uzone_pages::{ByteLen, ErrorKind, MemoryKind, Order};
 use uzone_zone::{BindOptions, Pool, PoolOptions, Pooled, PopulateOptions, Region, Zone};
 
-use crate::error::BenchError;
 use crate::group::nanoseconds;
-use crate::report::Role;
-use crate::suite::{Session, Suite, bytes, index};
+use crate::suite::{BenchError, Role, Session, Suite, bytes, index};
 
 const FOLIO: usize = 2 << 20;
 /// How many folios a pool has.

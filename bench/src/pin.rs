@@ -26,12 +26,11 @@ mod threads;
 
 use uzone_pages::ByteLen;
 
-use crate::error::{BenchError, sentence};
 use crate::group::Watch;
-use crate::report::{Bench, Row};
+use crate::report::Row;
 pub use crate::settings::PinSettings as Settings;
 use crate::settings::{Benchmark, Part};
-use crate::suite::{Session, check_memory};
+use crate::suite::{Bench, BenchError, Session, check_memory, sentence};
 
 /// What the ids of the tables of a larger region end with.
 const LARGER: &str = "-larger";

@@ -43,17 +43,15 @@ use uzone_pages::ByteLen;
 use uzone_snapshot::{FrameCache, SnapshotBacking};
 
 use crate::adopted::{Adopted, registered};
-use crate::error::BenchError;
 use crate::fault::{Answer, Bare, Placement, Touched, Waiting, placed, touch};
 use crate::group::Watch;
 use crate::reads::Reads;
-use crate::report::{Bench, Found, Role};
 use crate::settings::Part;
 pub use crate::settings::SnapshotSettings as Settings;
 use crate::snapshot::frames::{self, Reader};
 use crate::snapshot::material::{FRAME, Material, PAGE, decode, failed, open, place};
 use crate::snapshot::pack::forget;
-use crate::suite::{Session, Suite, index};
+use crate::suite::{Bench, BenchError, Found, Role, Session, Suite, index};
 
 /// Room for decoded frames, as an image has it by default.
 const CACHE: ByteLen = ByteLen::mib(64);

@@ -25,12 +25,10 @@ mod share;
 pub(crate) mod store;
 mod touch;
 
-use crate::error::BenchError;
 use crate::group::Watch;
-use crate::report::Bench;
 use crate::settings::Part;
 pub use crate::settings::SnapshotSettings as Settings;
-use crate::suite::Session;
+use crate::suite::{Bench, BenchError, Session};
 
 use self::erofs::Erofs;
 use self::material::Material;

@@ -1,4 +1,5 @@
-//! Cases that are measured together, and the rows that they become: [`Suite`].
+//! Cases that are measured together, and the rows that they become: [`Suite`]. With what is re-exported here, this
+//! is what every table is made of.
 
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -9,10 +10,11 @@ use uzone_stream::Streaming;
 use uzone_zone::{BindOptions, Init, Pagemap, Region, Source, Zone};
 use zerocopy::Immutable;
 
-use crate::error::BenchError;
+pub(crate) use crate::error::{BenchError, cause, sentence};
 use crate::group::{self, Case, Watch};
 use crate::machine;
-use crate::report::{Bench, Found, Log, Role, Row, RowSpec, SCHEMA, Skipped, Table};
+pub(crate) use crate::report::{Bench, Found, Published, Role};
+use crate::report::{Log, Row, RowSpec, SCHEMA, Skipped, Table};
 use crate::settings::Part;
 use crate::summary::headlines;
 
@@ -108,7 +110,7 @@ impl<'a> Session<'a> {
         measured: Result<(), BenchError>,
     ) -> Result<(), BenchError> {
         match measured {
-            Err(error) if error.is_of_this_host() => self.skip(table, crate::sentence(&error)),
+            Err(error) if error.is_of_this_host() => self.skip(table, sentence(&error)),
             done => done?,
         }
         Ok(())

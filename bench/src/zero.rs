@@ -26,15 +26,13 @@ use uzone_pages::ByteLen;
 use uzone_stream::{NextUse, StorePolicy, Work as StoreWork, zero_bytes};
 use uzone_zone::{Batching, CacheState, CopyMethod, Region, WriteError, ZeroOptions};
 
-use crate::error::BenchError;
 use crate::extents::{self, Arena, Work, label, read};
 use crate::first_touch;
 use crate::group::{Watch, nanoseconds};
 use crate::hand_out;
-use crate::report::{Bench, Role};
 use crate::settings::Part;
 pub use crate::settings::ZeroSettings as Settings;
-use crate::suite::{Session, Suite, bytes, fill_zeroes, timed};
+use crate::suite::{Bench, BenchError, Role, Session, Suite, bytes, fill_zeroes, timed};
 
 /// A folio.
 const FOLIO: usize = 2 << 20;

@@ -9,10 +9,8 @@ use super::run::{Ours, Run, Visit};
 use super::scan::BY_DEFAULT;
 use super::source::{PAGE, Source};
 use super::touch::{Pattern, Placement};
-use crate::error::BenchError;
 use crate::reads::Reads;
-use crate::report::Role;
-use crate::suite::Suite;
+use crate::suite::{BenchError, Role, Suite};
 
 /// How many pages are touched at most: a device takes its time.
 const MOST: usize = 512;

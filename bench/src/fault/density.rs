@@ -13,9 +13,7 @@ use super::run::{Ours, Run, Visit};
 use super::scan::Backend;
 use super::source::{self, PAGE, Source};
 use super::touch::{Pattern, Placement};
-use crate::error::BenchError;
-use crate::report::Role;
-use crate::suite::Suite;
+use crate::suite::{BenchError, Role, Suite};
 
 /// A part of the pages.
 struct Density {

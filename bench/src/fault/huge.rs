@@ -8,10 +8,8 @@ use uzone_pages::ByteLen;
 use super::run::{Ours, Run};
 use super::source::{Source, word};
 use super::touch::Placement;
-use crate::error::BenchError;
 use crate::reads::Reads;
-use crate::report::Role;
-use crate::suite::{Suite, timed};
+use crate::suite::{BenchError, Role, Suite, timed};
 
 /// The row of a mapping in transparent huge pages.
 pub(super) const ROW: &str = "thp";

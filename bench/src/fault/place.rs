@@ -8,9 +8,7 @@ use uzone_fault::{Engine, EngineOptions};
 use super::run::{Ours, Run, Visit};
 use super::source::{PAGE, Source};
 use super::touch::{Pattern, Placement};
-use crate::error::BenchError;
-use crate::report::Role;
-use crate::suite::Suite;
+use crate::suite::{BenchError, Role, Suite};
 
 /// The windows, by order; `None` adapts.
 const WINDOWS: [Option<u8>; 3] = [Some(0), Some(4), None];

@@ -19,10 +19,9 @@ use super::scan::Backend;
 use super::source::{PAGE, Source};
 use super::touch::{Part, Touched};
 use super::ways::{Memory, Ways};
-use crate::error::BenchError;
 use crate::reads::Reads;
 use crate::settings::ProgramSettings;
-use crate::suite::{Suite, index};
+use crate::suite::{BenchError, Suite, index};
 
 /// They are a note, and not figures of rows, because no row does the same work.
 const PUBLISHED: &str = "published, for windows of 1, 16 and 512 pages: a build of Linux, 151.23, 150.86 and \

@@ -11,11 +11,9 @@ use uzone_pages::{Advice, ByteLen, FaultAround};
 use super::bare::{Bare, BareThread};
 use super::source::{PAGE, word};
 use super::touch::{Placement, Touched, touch};
-use crate::error::BenchError;
 use crate::reads::Reads;
-use crate::report::Found;
 use crate::settings::FaultSettings;
-use crate::suite::Session;
+use crate::suite::{BenchError, Found, Session};
 
 /// What the tables are run with.
 pub(super) struct Run<'a> {

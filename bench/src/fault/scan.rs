@@ -13,9 +13,8 @@ use super::huge;
 use super::run::{Ours, Run, Visit};
 use super::source::{self, Source};
 use super::touch::{Pattern, Placement};
-use crate::error::BenchError;
-use crate::report::{Log, Published, Role, RowSpec};
-use crate::suite::Suite;
+use crate::report::{Log, RowSpec};
+use crate::suite::{BenchError, Published, Role, Suite};
 
 /// The windows that threads map for their own faults, by their order; `None` adapts.
 const IN_THREAD: [Option<u8>; 5] = [Some(0), Some(4), Some(7), Some(9), None];

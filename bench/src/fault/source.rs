@@ -10,8 +10,7 @@ use uzone_fault::FileBacking;
 use uzone_os::{Access, HugeSize, Mapping, Sharing, file_system, page_cache};
 use uzone_pages::ByteLen;
 
-use crate::error::BenchError;
-use crate::suite::index;
+use crate::suite::{BenchError, index};
 
 /// The page that the tables count in; a host with another one is refused.
 pub(super) const PAGE: u64 = 4096;

@@ -17,10 +17,9 @@ use super::bare::{Answer, Bare, Waiting};
 use super::run::{Ours, Run, Visit};
 use super::source::{self, PAGE, Source, mark, word};
 use super::touch::{Pattern, Placement};
-use crate::error::BenchError;
 use crate::group::nanoseconds;
-use crate::report::{Found, Log, Role};
-use crate::suite::Suite;
+use crate::report::Log;
+use crate::suite::{BenchError, Found, Role, Suite};
 
 /// How much is touched at most, one page a fault.
 const MOST: ByteLen = ByteLen::mib(64);

@@ -10,10 +10,8 @@ use uzone_pages::ByteLen;
 use super::run::{Ours, Run, Visit};
 use super::source::{PAGE, Source, place, word};
 use super::touch::{Pattern, Placement};
-use crate::error::BenchError;
 use crate::reads::Reads;
-use crate::report::Role;
-use crate::suite::Suite;
+use crate::suite::{BenchError, Role, Suite};
 
 /// How much is touched at most.
 const MOST: ByteLen = ByteLen::mib(256);

@@ -11,10 +11,8 @@ use super::run::{Ours, placed, settled};
 use super::scan::Backend;
 use super::source::PAGE;
 use super::touch::{Placement, Touched};
-use crate::error::BenchError;
 use crate::reads::Reads;
-use crate::report::Role;
-use crate::suite::Suite;
+use crate::suite::{BenchError, Role, Suite};
 
 /// Memory that holds a file.
 pub(super) type Memory = Arc<dyn Reads + Send>;

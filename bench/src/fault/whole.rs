@@ -15,11 +15,9 @@ use super::scan::{Backend, ORDERS, SHUTEMOV};
 use super::source::{PAGE, Source, word};
 use super::touch::{Part, Pattern, Touched, together};
 use super::ways::{Memory, Ways};
-use crate::error::BenchError;
 use crate::reads::Reads;
-use crate::report::Published;
 use crate::settings::WholeSettings;
-use crate::suite::Suite;
+use crate::suite::{BenchError, Published, Suite};
 
 /// How much was read in order, and at random.
 const IN_ORDER: ByteLen = ByteLen::gib(16);

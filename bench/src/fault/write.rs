@@ -14,10 +14,8 @@ use uzone_pages::ByteLen;
 use super::run::{Ours, Run};
 use super::source::PAGE;
 use super::touch::{Pattern, Placement};
-use crate::error::BenchError;
 use crate::group::nanoseconds;
-use crate::report::{Found, Role};
-use crate::suite::Suite;
+use crate::suite::{BenchError, Found, Role, Suite};
 
 /// How much is written at most.
 const MOST: ByteLen = ByteLen::mib(64);

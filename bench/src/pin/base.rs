@@ -10,9 +10,8 @@ use super::shared::{
     CALL_PAGES, bind, calls, check_pins, compare, hold_bare, hold_bare_and_give_back, role,
     timed_each, words,
 };
-use crate::error::BenchError;
 use crate::settings::PinSettings as Settings;
-use crate::suite::{Session, Suite, timed};
+use crate::suite::{BenchError, Session, Suite, timed};
 
 /// What a row does in a round.
 type Run<'a> = &'a dyn Fn() -> Result<Duration, BenchError>;

@@ -13,9 +13,7 @@ use super::shared::{
     CALL_BYTES, CALL_ENTRIES, CALL_PAGES, bind, calls, check_pins, compare, hold_bare,
     hold_bare_and_give_back, published, role, timed_each, words,
 };
-use crate::error::BenchError;
-use crate::report::Published;
-use crate::suite::{Session, Suite, timed};
+use crate::suite::{BenchError, Published, Session, Suite, timed};
 
 /// One table: a way of describing the region, and what was published of it.
 struct Shape {

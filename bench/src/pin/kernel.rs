@@ -11,10 +11,8 @@ use uzone_os::{Anonymous, FixedBuffers, HugeAdvice, MapError};
 use uzone_pages::ByteLen;
 use uzone_zone::{HugeSize, Mapping};
 
-use crate::error::{BenchError, sentence};
-use crate::report::Role;
 use crate::settings::PinSettings as Settings;
-use crate::suite::{Session, Suite};
+use crate::suite::{BenchError, Role, Session, Suite, sentence};
 
 /// Memory of one kind, present, or why this host does not have it.
 type Made = Result<Result<Mapping, String>, BenchError>;

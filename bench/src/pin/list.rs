@@ -11,10 +11,8 @@ use zerocopy::IntoBytes;
 
 use super::naive::Naive;
 use super::shared::{CALL_ENTRIES, CALL_PAGES, bind, calls, present};
-use crate::error::BenchError;
-use crate::report::Role;
 use crate::settings::PinSettings as Settings;
-use crate::suite::{Session, Suite, timed};
+use crate::suite::{BenchError, Role, Session, Suite, timed};
 
 /// What a row does in a round.
 type Run<'a> = &'a dyn Fn() -> Result<Duration, BenchError>;

@@ -12,8 +12,7 @@ use uzone_pages::Pfn;
 use zerocopy::FromBytes;
 
 use super::shared::{present, timed_alone};
-use crate::error::BenchError;
-use crate::suite::timed;
+use crate::suite::{BenchError, timed};
 
 /// A descriptor as far as a hold looks at it.
 #[derive(FromBytes)]

@@ -8,9 +8,8 @@ use uzone_pages::{ByteLen, MemoryKind, Order, PageCount, Pfn, PfnRange};
 use uzone_zone::{BindOptions, Init, Pagemap, Region, Zone};
 use zerocopy::FromBytes;
 
-use crate::error::BenchError;
-use crate::report::{Published, Role, RowSpec};
-use crate::suite::{index, timed};
+use crate::report::RowSpec;
+use crate::suite::{BenchError, Published, Role, index, timed};
 
 const MARTINS: &str = "Joao Martins, compound pagemaps v2, June 2021: 2 MiB pages of persistent \
      memory, 512 pages a call with their list, holding alone; naive before, ours after; 16 and 128 GiB, \

@@ -12,10 +12,8 @@ use uzone_pages::{ByteLen, HoldKind, Order, PageCount, PfnRange};
 use uzone_zone::{Pagemap, Zone};
 
 use super::shared::{CALL_PAGES, bare_add, bare_sub, bind, words};
-use crate::error::BenchError;
-use crate::report::Role;
 use crate::settings::PinSettings as Settings;
-use crate::suite::{Session, Suite, timed};
+use crate::suite::{BenchError, Role, Session, Suite, timed};
 
 /// How many pages' worth of passes a sample is: milliseconds.
 const SAMPLE_PAGES: u64 = 1 << 28;

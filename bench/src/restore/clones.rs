@@ -15,10 +15,8 @@ use uzone_os::Sharing;
 
 use super::attached::Server;
 use super::{COLD_TOUCHES, Restore, machine};
-use crate::error::{BenchError, sentence};
-use crate::report::{Found, Role};
 use crate::snapshot::material::PAGE;
-use crate::suite::{Session, Suite};
+use crate::suite::{BenchError, Found, Role, Session, Suite, sentence};
 
 const TABLE: &str = "restore-clones";
 /// How many clones there are.

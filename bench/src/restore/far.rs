@@ -15,13 +15,11 @@ use uzone_fault::LazyOptions;
 use uzone_snapshot::SnapshotBacking;
 
 use super::{CACHE, Restore, machine};
-use crate::error::BenchError;
 use crate::fault::{Answer, Bare, Waiting};
-use crate::report::{Found, Role};
 use crate::snapshot::frames;
 use crate::snapshot::material::failed;
 use crate::snapshot::store::{Store, distance};
-use crate::suite::{Session, Suite};
+use crate::suite::{BenchError, Found, Role, Session, Suite};
 
 /// How many connections fill the link.
 const CONNECTIONS: usize = 64;

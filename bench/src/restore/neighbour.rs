@@ -19,12 +19,10 @@ use uzone_fault::{Budget, Engine, EngineOptions, LazyOptions};
 
 use super::Restore;
 use crate::adopted::Adopted;
-use crate::error::BenchError;
 use crate::group::nanoseconds;
 use crate::reads::Reads;
-use crate::report::{Found, Role};
 use crate::snapshot::material::{Material, PAGE, place};
-use crate::suite::{Session, Suite};
+use crate::suite::{BenchError, Found, Role, Session, Suite};
 
 /// How long the quiet machine runs between its faults.
 const PAUSE: Duration = Duration::from_millis(2);

@@ -14,9 +14,7 @@ use uzone_snapshot::{Codec, Image};
 
 use super::frames::{self, Reader};
 use super::material::{FRAME, LEVEL, Material, decode, failed, random_frames};
-use crate::error::BenchError;
-use crate::report::Role;
-use crate::suite::{Session, Suite, bytes, index, timed};
+use crate::suite::{BenchError, Role, Session, Suite, bytes, index, timed};
 
 /// How many random places a row reads.
 const READS: usize = 256;

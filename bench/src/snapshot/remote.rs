@@ -15,9 +15,7 @@ use super::material::{FRAME, Material, PAGE, failed, place, random_frames};
 use super::pack::read_each;
 use super::store::{Store, distance};
 use super::touch::{CACHE, check};
-use crate::error::BenchError;
-use crate::report::Role;
-use crate::suite::{Session, Suite, index, timed};
+use crate::suite::{BenchError, Role, Session, Suite, index, timed};
 
 /// How many random pages are read, one after the other.
 const READS: usize = 96;

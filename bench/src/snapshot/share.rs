@@ -12,9 +12,7 @@ use uzone_snapshot::SnapshotBacking;
 
 use super::material::{Material, PAGE, failed};
 use super::touch::{CACHE, check};
-use crate::error::BenchError;
-use crate::report::Role;
-use crate::suite::{Session, Suite, timed};
+use crate::suite::{BenchError, Role, Session, Suite, timed};
 
 /// Touches every page in order, of an image whose pages another mapping has touched before.
 pub(super) fn in_order(material: &Material, session: &mut Session<'_>) -> Result<(), BenchError> {

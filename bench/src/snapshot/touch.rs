@@ -15,10 +15,8 @@ use uzone_snapshot::{Image, SnapshotBacking};
 use super::frames::{self, Reader};
 use super::material::{FRAME, Material, PAGE, decode, failed, place, random_frames};
 use crate::adopted::registered;
-use crate::error::BenchError;
 use crate::fault::{on, usable_cpus};
-use crate::report::Role;
-use crate::suite::{Session, Suite, timed};
+use crate::suite::{BenchError, Role, Session, Suite, timed};
 
 /// How many random pages are touched, each in a frame of its own.
 const TOUCHES: usize = 256;

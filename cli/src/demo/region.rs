@@ -38,8 +38,8 @@ pub(super) fn run(
     let options = BindOptions::new(MemoryKind::Generic).order(Order::PMD);
     let pagemap = zone.bind(region, options)?;
     let pages = grouped(pagemap.report().pages.get());
-    let what = "have a descriptor each; unused descriptors take no memory";
-    steps.done("describe", started, format!("{pages} pages {what}"));
+    let what = format!("{pages} pages have a descriptor each; unused descriptors take no memory");
+    steps.done("describe", started, what);
 
     let started = Instant::now();
     steps.done("look", started, look(&pagemap, size)?);
@@ -47,8 +47,9 @@ pub(super) fn run(
     let started = Instant::now();
     let range = pagemap.range_at(0, part)?;
     let pinned = pagemap.pin(range)?;
-    let what = "so that uzone does not take it away; the kernel may still move it";
-    steps.done("pin", started, format!("{part} of it, {what}"));
+    let what =
+        format!("{part} of it, so that uzone does not take it away; the kernel may still move it");
+    steps.done("pin", started, what);
 
     let started = Instant::now();
     each_piece(part, "filling the pinned memory", out, |offset, bytes| {
@@ -59,10 +60,8 @@ pub(super) fn run(
 
     let started = Instant::now();
     let defect = "this is a defect of uzone";
-    let Err(busy) = pagemap.unbind() else {
-        let text = format!("memory that is pinned was given back: {defect}");
-        return Err(Failure::new(Exit::Os, text));
-    };
+    let given_back = || format!("memory that is pinned was given back: {defect}");
+    let busy = pagemap.unbind().err().ok_or_else(|| Failure::new(Exit::Os, given_back()))?;
     let what = format!("to give pinned memory back, as it must be ({} pin)", busy.pins);
     steps.done("refuse", started, what);
     let pagemap = *busy.pagemap;

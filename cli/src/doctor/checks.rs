@@ -48,54 +48,37 @@ pub(super) struct Check {
 }
 
 impl Check {
-    fn ok(name: impl Into<String>, value: impl Into<String>) -> Self {
-        Self {
-            name: name.into(),
-            status: Status::Ok,
-            required: false,
-            value: value.into(),
-            fix: None,
-            details: Vec::new(),
-        }
+    /// One that has no name yet.
+    fn ok(value: impl Into<String>) -> Self {
+        let (name, status, required) = (String::new(), Status::Ok, false);
+        Self { name, status, required, value: value.into(), fix: None, details: Vec::new() }
     }
 
-    fn not_ok(
-        status: Status,
-        name: impl Into<String>,
-        value: impl Into<String>,
-        fix: impl Into<String>,
-    ) -> Self {
-        Self { status, fix: Some(fix.into()), ..Self::ok(name, value) }
+    fn not_ok(status: Status, value: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { status, fix: Some(fix.into()), ..Self::ok(value) }
     }
 
-    fn note(name: impl Into<String>, value: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self::not_ok(Status::Note, name, value, fix)
+    fn note(value: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self::not_ok(Status::Note, value, fix)
     }
 
-    fn warn(name: impl Into<String>, value: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self::not_ok(Status::Warn, name, value, fix)
+    fn warn(value: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self::not_ok(Status::Warn, value, fix)
     }
 
     /// A fact that could not be read.
-    fn unknown(name: impl Into<String>, error: &(dyn Error + 'static)) -> Self {
-        Self::note(
-            name,
-            format!("not known: {}", sentence(error)),
-            "let this process read /proc and /sys (a container may hide them)",
-        )
+    fn unknown(error: &(dyn Error + 'static)) -> Self {
+        let value = format!("not known: {}", sentence(error));
+        Self::note(value, "let this process read /proc and /sys (a container may hide them)")
     }
 
     /// What `check` makes of a fact, if it could be read.
-    fn of<T, E: Error + 'static>(
-        name: &str,
-        fact: &Result<T, E>,
-        check: impl FnOnce(&T) -> Self,
-    ) -> Self {
-        fact.as_ref().map_or_else(|error| Self::unknown(name, error), check)
+    fn of<T, E: Error + 'static>(fact: &Result<T, E>, check: impl FnOnce(&T) -> Self) -> Self {
+        fact.as_ref().map_or_else(|error| Self::unknown(error), check)
     }
 
-    fn required(self) -> Self {
-        Self { required: true, ..self }
+    fn named(self, name: impl Into<String>) -> Self {
+        Self { name: name.into(), ..self }
     }
 
     fn with_details(self, details: Vec<String>) -> Self {
@@ -103,38 +86,62 @@ impl Check {
     }
 }
 
+/// A check: its name, whether nothing works without it, and what it makes of the facts.
+type Named = (&'static str, bool, fn(&Facts) -> Check);
+
+const HOST: [Named; 10] = [
+    ("kernel", true, kernel),
+    ("page size", true, page_size),
+    ("memory", true, memory),
+    ("NUMA nodes", false, numa),
+    ("DAX devices", false, dax),
+    ("CPU", false, cpu),
+    ("store instructions", false, stores),
+    ("stores past the cache", false, streaming),
+    ("transparent huge pages", false, thp),
+    ("huge pages for memfd", false, thp_files),
+];
+
+const CALLS: [Named; 5] = [
+    ("make memory present", true, populate),
+    ("make pages huge later", false, collapse),
+    ("see what is present", false, scan),
+    ("userfaultfd", false, uffd),
+    ("userfaultfd features", false, uffd_features),
+];
+
+const LIMITS: [Named; 3] = [
+    ("locked memory", false, memlock),
+    ("mappings per process", false, mappings),
+    ("overcommit", false, overcommit),
+];
+
 /// Returns the checks of a host, in the order in which a person reads them.
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
-    let mut checks = vec![kernel(facts), page_size(facts), memory(facts), numa(facts), dax(facts)];
-    checks.extend([cpu(facts), stores(facts), streaming(facts)]);
-    checks.extend([thp(facts), thp_files(facts)]);
+    let check = |(name, required, check): &Named| Check {
+        required: *required,
+        ..check(facts).named(*name)
+    };
+    let mut checks: Vec<Check> = HOST.iter().map(check).collect();
     checks.extend(pools(facts));
-    checks.extend([populate(facts), collapse(facts), scan(facts)]);
-    checks.extend([uffd(facts), uffd_features(facts)]);
-    checks.extend(placement(facts));
-    checks.extend([memlock(facts), mappings(facts), overcommit(facts)]);
+    checks.extend(CALLS.iter().map(check));
+    checks.extend(placement(facts).map(|check| check.named("answering page faults")));
+    checks.extend(LIMITS.iter().map(check));
     checks
 }
 
 fn kernel(facts: &Facts) -> Check {
-    const NAME: &str = "kernel";
     let system = if facts.system == "linux" { "Linux" } else { facts.system };
     let value = format!("{system} {} on {}", facts.release, facts.machine);
-    let check = if system == "Linux" && facts.address_bits == 64 {
-        Check::ok(NAME, value)
+    if system == "Linux" && facts.address_bits == 64 {
+        Check::ok(value)
     } else {
-        Check::not_ok(
-            Status::Fail,
-            NAME,
-            format!("{value}, {} bits", facts.address_bits),
-            "64-bit Linux",
-        )
-    };
-    check.required()
+        Check::not_ok(Status::Fail, format!("{value}, {} bits", facts.address_bits), "64-bit Linux")
+    }
 }
 
 fn page_size(facts: &Facts) -> Check {
-    Check::ok("page size", facts.page_size.to_string()).required()
+    Check::ok(facts.page_size.to_string())
 }
 
 /// Returns the limit in words, and how to raise it.
@@ -160,7 +167,6 @@ fn limit(available: &Available) -> (String, String) {
 }
 
 fn memory(facts: &Facts) -> Check {
-    const NAME: &str = "memory";
     let (value, fix) = match (&facts.available, &facts.memory) {
         (Ok(available), host) => {
             let (limit, fix) = limit(available);
@@ -176,24 +182,21 @@ fn memory(facts: &Facts) -> Check {
             "let this process read /proc (a container may hide it)".to_owned(),
         ),
     };
-    let check = match (&facts.trial, &facts.available) {
+    match (&facts.trial, &facts.available) {
         (Err(error), _) => Check::not_ok(
             Status::Fail,
-            NAME,
             format!("{TRIAL} cannot be had: {}; {value}", sentence(&**error)),
             fix,
         ),
-        (Ok(()), Ok(_)) => Check::ok(NAME, value),
-        (Ok(()), Err(_)) => Check::note(NAME, value, fix),
-    };
-    check.required()
+        (Ok(()), Ok(_)) => Check::ok(value),
+        (Ok(()), Err(_)) => Check::note(value, fix),
+    }
 }
 
 fn numa(facts: &Facts) -> Check {
-    const NAME: &str = "NUMA nodes";
     let nodes = match &facts.nodes {
         Ok(nodes) => nodes,
-        Err(error) => return Check::unknown(NAME, error),
+        Err(error) => return Check::unknown(error),
     };
     let cpus = |cpus: &[u32]| match cpus {
         [] => "no CPUs".to_owned(),
@@ -202,7 +205,7 @@ fn numa(facts: &Facts) -> Check {
     };
     let total = nodes.iter().fold(0, |sum: u64, node| sum.saturating_add(node.total.get()));
     let value = match nodes.as_slice() {
-        [] => return Check::ok(NAME, "this kernel knows none: all memory is equally near"),
+        [] => return Check::ok("this kernel knows none: all memory is equally near"),
         [node] => format!("1: {}, {} free of {}", cpus(&node.cpus), node.free, node.total),
         nodes => {
             // The nodes themselves are a table below the checks.
@@ -219,20 +222,18 @@ fn numa(facts: &Facts) -> Check {
     };
     match &facts.memory {
         Ok(host) if !are_close(total, host.total.get()) => Check::note(
-            NAME,
             format!("{value}, but the host reports {}", host.total),
             "plan with the smaller figure: memory that was added later, or a balloon, is not\n\
              counted in both places",
         ),
-        _ => Check::ok(NAME, value),
+        _ => Check::ok(value),
     }
 }
 
 fn dax(facts: &Facts) -> Check {
-    const NAME: &str = "DAX devices";
     let devices = match &facts.dax {
         Ok(devices) => devices,
-        Err(error) => return Check::unknown(NAME, error),
+        Err(error) => return Check::unknown(error),
     };
     let described = |(name, device): &(String, DaxDevice)| {
         let node = device.node.map_or_else(
@@ -242,9 +243,9 @@ fn dax(facts: &Facts) -> Check {
         format!("{name}: {} in pages of {}, {node}", device.size, device.align)
     };
     match devices.as_slice() {
-        [] => Check::ok(NAME, "none"),
-        [device] => Check::ok(NAME, described(device)),
-        devices => Check::ok(NAME, devices.len().to_string())
+        [] => Check::ok("none"),
+        [device] => Check::ok(described(device)),
+        devices => Check::ok(devices.len().to_string())
             .with_details(devices.iter().map(described).collect()),
     }
 }
@@ -256,29 +257,27 @@ fn are_close(one: u64, other: u64) -> bool {
 }
 
 fn cpu(facts: &Facts) -> Check {
-    const NAME: &str = "CPU";
     let model = match &facts.cpu_model {
         Ok(Some(model)) => model.clone(),
         // AArch64 has numbers in its place.
         Ok(None) => format!("{} (the kernel gives no model name)", facts.machine),
-        Err(error) => return Check::unknown(NAME, error),
+        Err(error) => return Check::unknown(error),
     };
     match &facts.usable_cpus {
-        Ok(1) => Check::ok(NAME, format!("{model}, 1 CPU for this process")),
-        Ok(count) => Check::ok(NAME, format!("{model}, {count} CPUs for this process")),
-        Err(error) => Check::unknown(NAME, error),
+        Ok(1) => Check::ok(format!("{model}, 1 CPU for this process")),
+        Ok(count) => Check::ok(format!("{model}, {count} CPUs for this process")),
+        Err(error) => Check::unknown(error),
     }
 }
 
 /// What is measured in memory, where there is none.
-fn not_measured(name: &str) -> Check {
-    Check::note(name, "not measured for want of memory", "see memory, above, and run again")
+fn not_measured() -> Check {
+    Check::note("not measured for want of memory", "see memory, above, and run again")
 }
 
 fn stores(facts: &Facts) -> Check {
-    const NAME: &str = "store instructions";
     let Some(stores) = &facts.stores else {
-        return not_measured(NAME);
+        return not_measured();
     };
     let others: Vec<_> = stores
         .available
@@ -301,12 +300,11 @@ fn stores(facts: &Facts) -> Check {
     let value = format!("{}, {reason}{others}", stores.policy);
     if let Some(problem) = &stores.problem {
         let value = format!("{value}; {STORE_POLICY} is not followed: {problem}");
-        return Check::warn(NAME, value, format!("unset {STORE_POLICY}"));
+        return Check::warn(value, format!("unset {STORE_POLICY}"));
     }
     match &stores.faster {
-        None => Check::ok(NAME, value),
+        None => Check::ok(value),
         Some(faster) => Check::note(
-            NAME,
             format!("{value}; {faster} is at least 10 % faster, measured three times"),
             format!("export {STORE_POLICY}={faster}"),
         ),
@@ -314,9 +312,8 @@ fn stores(facts: &Facts) -> Check {
 }
 
 fn streaming(facts: &Facts) -> Check {
-    const NAME: &str = "stores past the cache";
     let Some(stores) = &facts.stores else {
-        return not_measured(NAME);
+        return not_measured();
     };
     let at = |from: Option<usize>| match from {
         Some(bytes) => ByteLen::new(bytes as u64).to_string(),
@@ -324,7 +321,7 @@ fn streaming(facts: &Facts) -> Check {
     };
     let From { cold_later, cold_soon, hot } = stores.zero;
     if stores.zero.cold_later.is_none() && stores.copy.cold_later.is_none() {
-        return Check::ok(NAME, "none: plain stores do all the work");
+        return Check::ok("none: plain stores do all the work");
     }
     let value = format!(
         "clearing from {} on; if read at once {}, if in cache {}",
@@ -342,7 +339,7 @@ fn streaming(facts: &Facts) -> Check {
         ),
         format!("the stores were measured in {}", human_duration(stores.elapsed)),
     ];
-    Check::ok(NAME, value).with_details(details)
+    Check::ok(value).with_details(details)
 }
 
 const THP: &str = "/sys/kernel/mm/transparent_hugepage";
@@ -350,41 +347,33 @@ const NO_THP: &str =
     "a kernel built with CONFIG_TRANSPARENT_HUGEPAGE, or the huge page pools below";
 
 fn thp(facts: &Facts) -> Check {
-    const NAME: &str = "transparent huge pages";
-    Check::of(NAME, &facts.thp, |thp| {
+    Check::of(&facts.thp, |thp| {
         let Some(thp) = thp else {
-            return Check::warn(
-                NAME,
-                "this kernel has none: big memory costs more page faults",
-                NO_THP,
-            );
+            return Check::warn("this kernel has none: big memory costs more page faults", NO_THP);
         };
         let (enabled, defrag) = (thp.enabled, thp.defrag);
         let value = format!("{enabled} (defrag {defrag}, {} each)", thp.pmd_size);
         match (thp.enabled, thp.defrag) {
-            (ThpChoice::Never, _) => {
-                Check::warn(NAME, value, format!("as root: echo madvise > {THP}/enabled"))
+            (ThpEnabled::Never, _) => {
+                Check::warn(value, format!("as root: echo madvise > {THP}/enabled"))
             }
-            (_, ThpChoice::Never | ThpChoice::Defer) => Check::note(
-                NAME,
+            (_, ThpDefrag::Never | ThpDefrag::Defer) => Check::note(
                 format!("{value}: small pages when no huge one is free"),
                 format!("as root: echo madvise > {THP}/defrag"),
             ),
-            _ => Check::ok(NAME, value),
+            _ => Check::ok(value),
         }
     })
 }
 
 fn thp_files(facts: &Facts) -> Check {
-    const NAME: &str = "huge pages for memfd";
-    Check::of(NAME, &facts.thp, |thp| match thp {
-        None => Check::note(NAME, "this kernel has none", NO_THP),
-        Some(thp) if matches!(thp.shmem, ThpChoice::Never | ThpChoice::Deny) => Check::note(
-            NAME,
+    Check::of(&facts.thp, |thp| match thp {
+        None => Check::note("this kernel has none", NO_THP),
+        Some(thp) if matches!(thp.shmem, ThpShmem::Never | ThpShmem::Deny) => Check::note(
             format!("{}: memory files get small pages", thp.shmem),
             format!("as root: echo advise > {THP}/shmem_enabled"),
         ),
-        Some(thp) => Check::ok(NAME, thp.shmem.to_string()),
+        Some(thp) => Check::ok(thp.shmem.to_string()),
     })
 }
 
@@ -394,7 +383,7 @@ const PROPOSED_POOL: [(HugeSize, u64); 2] = [(HugeSize::MIB_2, 512), (HugeSize::
 fn pools(facts: &Facts) -> Vec<Check> {
     let pools = match &facts.pools {
         Ok(pools) => pools,
-        Err(error) => return vec![Check::unknown("huge page pools", error)],
+        Err(error) => return vec![Check::unknown(error).named("huge page pools")],
     };
     // A pool is the host's, whatever this process may take.
     let available = facts.memory.as_ref().ok().map(|host| host.available);
@@ -405,7 +394,6 @@ fn pools(facts: &Facts) -> Vec<Check> {
     let check = |size| match pools.iter().find(|pool| pool.size == size) {
         Some(pool) => pool_check(pool, available),
         None => Check::note(
-            pool_name(size),
             "this kernel has no pages of this size",
             if size == HugeSize::GIB_1 {
                 "a kernel with CONFIG_HUGETLBFS on a CPU with 1 GiB pages (flag pdpe1gb)"
@@ -414,15 +402,10 @@ fn pools(facts: &Facts) -> Vec<Check> {
             },
         ),
     };
-    sizes.into_iter().map(check).collect()
-}
-
-fn pool_name(size: HugeSize) -> String {
-    format!("huge page pool {size}")
+    sizes.into_iter().map(|size| check(size).named(format!("huge page pool {size}"))).collect()
 }
 
 fn pool_check(pool: &Pool, available: Option<ByteLen>) -> Check {
-    let name = pool_name(pool.size);
     let on_demand = pool.overcommit.saturating_sub(pool.surplus);
     let mut value = if pool.total == 0 {
         "empty".to_owned()
@@ -436,12 +419,11 @@ fn pool_check(pool: &Pool, available: Option<ByteLen>) -> Check {
         value = format!("{value}, up to {on_demand} more on demand");
     }
     if pool.free.saturating_sub(pool.reserved) != 0 || on_demand != 0 {
-        return Check::ok(name, value);
+        return Check::ok(value);
     }
     let more = proposed_pages(pool.size, available);
     if more == 0 {
         return Check::note(
-            name,
             value,
             format!("make room first: not even one page of {} is available", pool.size),
         );
@@ -454,9 +436,9 @@ fn pool_check(pool: &Pool, available: Option<ByteLen>) -> Check {
         let boot = format!(
             "or at boot, when memory is not in pieces yet: hugepagesz=1G hugepages={wanted}"
         );
-        return Check::note(name, value, format!("{fix}\n{boot}"));
+        return Check::note(value, format!("{fix}\n{boot}"));
     }
-    Check::note(name, value, fix)
+    Check::note(value, fix)
 }
 
 /// Returns how many pages to propose: no more than a quarter of what is available.
@@ -472,22 +454,18 @@ fn proposed_pages(size: HugeSize, available: Option<ByteLen>) -> u64 {
 }
 
 fn populate(facts: &Facts) -> Check {
-    const NAME: &str = "make memory present";
-    let check = if facts.can_populate {
-        Check::ok(NAME, "in one call (MADV_POPULATE_WRITE)")
+    if facts.can_populate {
+        Check::ok("in one call (MADV_POPULATE_WRITE)")
     } else {
-        Check::note(NAME, "page by page: slower (no MADV_POPULATE_WRITE)", "Linux 5.14 or newer")
-    };
-    check.required()
+        Check::note("page by page: slower (no MADV_POPULATE_WRITE)", "Linux 5.14 or newer")
+    }
 }
 
 fn collapse(facts: &Facts) -> Check {
-    const NAME: &str = "make pages huge later";
     if facts.can_collapse {
-        Check::ok(NAME, "yes (MADV_COLLAPSE)")
+        Check::ok("yes (MADV_COLLAPSE)")
     } else {
         Check::note(
-            NAME,
             "no (no MADV_COLLAPSE)",
             "Linux 6.1 or newer, built with CONFIG_TRANSPARENT_HUGEPAGE",
         )
@@ -495,10 +473,9 @@ fn collapse(facts: &Facts) -> Check {
 }
 
 fn scan(facts: &Facts) -> Check {
-    const NAME: &str = "see what is present";
-    Check::of(NAME, &facts.can_scan, |can_scan| match can_scan {
-        true => Check::ok(NAME, "in runs (PAGEMAP_SCAN)"),
-        false => Check::note(NAME, "page by page: slower (no PAGEMAP_SCAN)", "Linux 6.7 or newer"),
+    Check::of(&facts.can_scan, |can_scan| match can_scan {
+        true => Check::ok("in runs (PAGEMAP_SCAN)"),
+        false => Check::note("page by page: slower (no PAGEMAP_SCAN)", "Linux 6.7 or newer"),
     })
 }
 
@@ -515,7 +492,6 @@ fn access_line(access: &UffdAccess) -> String {
 }
 
 fn uffd(facts: &Facts) -> Check {
-    const NAME: &str = "userfaultfd";
     const GRANT: &str = "as root: sysctl vm.unprivileged_userfaultfd=1\n\
         or for one user: setfacl -m u:NAME:rw /dev/userfaultfd";
     const FILTER: &str = "in a container: a seccomp profile that allows userfaultfd";
@@ -526,27 +502,23 @@ fn uffd(facts: &Facts) -> Check {
     };
     let check = match (&facts.uffd_syscall, &facts.uffd_device) {
         (UffdAccess::Full, _) if matches!(facts.uffd_unprivileged, Ok(false)) => {
-            Check::ok(NAME, "full access, as root (vm.unprivileged_userfaultfd=0)")
+            Check::ok("full access, as root (vm.unprivileged_userfaultfd=0)")
         }
-        (UffdAccess::Full, _) => Check::ok(NAME, "full access"),
-        (_, UffdAccess::Full) => Check::ok(NAME, "full access by /dev/userfaultfd"),
+        (UffdAccess::Full, _) => Check::ok("full access"),
+        (_, UffdAccess::Full) => Check::ok("full access by /dev/userfaultfd"),
         (UffdAccess::UserModeOnly, _) => Check::warn(
-            NAME,
             "user mode only: a system call that touches memory not yet there fails",
             GRANT,
         ),
         (UffdAccess::Denied { cause }, _) => Check::warn(
-            NAME,
             format!("none: {cause}; memory cannot be filled on first touch"),
             format!("{GRANT}\n{FILTER}"),
         ),
         (UffdAccess::Absent { cause }, _) => Check::warn(
-            NAME,
             format!("none: {cause}; memory cannot be filled on first touch"),
             format!("a kernel built with CONFIG_USERFAULTFD\n{FILTER}"),
         ),
         (other, _) => Check::warn(
-            NAME,
             format!("none: {}; memory cannot be filled on first touch", access_line(other)),
             "look at `dmesg` and at the limit of open files (`ulimit -n`)",
         ),
@@ -569,12 +541,10 @@ pub(super) fn missing_features(features: &UffdFeatures) -> Vec<&'static str> {
 }
 
 fn uffd_features(facts: &Facts) -> Check {
-    const NAME: &str = "userfaultfd features";
     let features = match &facts.uffd_features {
         Ok(features) => features,
         Err(error) => {
             return Check::note(
-                NAME,
                 format!("not known: {}", sentence(error)),
                 "mend userfaultfd, above, and run again",
             );
@@ -591,9 +561,8 @@ fn uffd_features(facts: &Facts) -> Check {
     let mut details = vec![format!("offered: {}", features.names().collect::<Vec<_>>().join(" "))];
     details.push(format!("calls:   {}", features.ioctl_names().collect::<Vec<_>>().join(" ")));
     let check = match missing.since() {
-        None => Check::ok(NAME, format!("all {known}{newer}")),
+        None => Check::ok(format!("all {known}{newer}")),
         Some((major, minor)) => Check::note(
-            NAME,
             format!("{offered} of {known}{newer}; missing: {}", names.join(" ")),
             format!("Linux {major}.{minor} or newer, where the architecture supports it"),
         ),
@@ -603,15 +572,13 @@ fn uffd_features(facts: &Facts) -> Check {
 
 /// Returns where the thread that answers page faults should run.
 fn placement(facts: &Facts) -> Option<Check> {
-    const NAME: &str = "answering page faults";
     Some(match facts.placement.as_ref()? {
         Ok(placement) => {
             let times = placement.times.iter().map(|(place, time)| (place, human_duration(*time)));
             let times: Vec<_> = times.map(|(place, time)| format!("{time} {place}")).collect();
-            Check::ok(NAME, times.join("; "))
+            Check::ok(times.join("; "))
         }
         Err(error) => Check::note(
-            NAME,
             format!("not measured: {}", sentence(error)),
             "see the lines on userfaultfd above",
         ),
@@ -619,18 +586,16 @@ fn placement(facts: &Facts) -> Option<Check> {
 }
 
 fn memlock(facts: &Facts) -> Check {
-    const NAME: &str = "locked memory";
     let Some(limit) = facts.memlock else {
-        return Check::ok(NAME, "no limit");
+        return Check::ok("no limit");
     };
     if facts.is_memlock_exempt {
-        return Check::ok(NAME, format!("no limit for this process (others: {limit})"));
+        return Check::ok(format!("no limit for this process (others: {limit})"));
     }
     if facts.available.as_ref().is_ok_and(|available| limit >= available.bytes) {
-        return Check::ok(NAME, format!("up to {limit}: more than is available"));
+        return Check::ok(format!("up to {limit}: more than is available"));
     }
     Check::note(
-        NAME,
         format!("up to {limit}: drivers and mlock can pin no more"),
         "ulimit -l unlimited, before the start\n\
          in a systemd unit: LimitMEMLOCK=infinity",
@@ -642,11 +607,9 @@ fn memlock(facts: &Facts) -> Check {
 const USUAL_MAPPINGS: u64 = 65530;
 
 fn mappings(facts: &Facts) -> Check {
-    const NAME: &str = "mappings per process";
-    Check::of(NAME, &facts.max_map_count, |&count| match count {
-        USUAL_MAPPINGS.. => Check::ok(NAME, count.to_string()),
+    Check::of(&facts.max_map_count, |&count| match count {
+        USUAL_MAPPINGS.. => Check::ok(count.to_string()),
         _ => Check::warn(
-            NAME,
             format!("{count}: fewer than usual, so a mapping may be refused"),
             format!("as root: sysctl vm.max_map_count={USUAL_MAPPINGS}"),
         ),
@@ -654,12 +617,10 @@ fn mappings(facts: &Facts) -> Check {
 }
 
 fn overcommit(facts: &Facts) -> Check {
-    const NAME: &str = "overcommit";
-    Check::of(NAME, &facts.overcommit, |overcommit| match overcommit {
-        Overcommit::Heuristic => Check::ok(NAME, "heuristic (vm.overcommit_memory=0)"),
-        Overcommit::Always => Check::ok(NAME, "always (vm.overcommit_memory=1)"),
+    Check::of(&facts.overcommit, |overcommit| match overcommit {
+        Overcommit::Heuristic => Check::ok("heuristic (vm.overcommit_memory=0)"),
+        Overcommit::Always => Check::ok("always (vm.overcommit_memory=1)"),
         Overcommit::Never => Check::warn(
-            NAME,
             "never (vm.overcommit_memory=2): every reserved byte counts as used",
             "as root: sysctl vm.overcommit_memory=0\n\
              or raise the share that may be promised: sysctl vm.overcommit_ratio=95",
