@@ -83,6 +83,11 @@ fn the_quick_run_has_every_benchmark_in_one_document_and_ends_with_the_summary()
     ] {
         assert_ne!(is_skipped(part), find(row).is_some(), "{part}");
     }
+    if is_skipped("fault") {
+        println!("skipped: densities: {}", bench["skipped"]);
+    } else {
+        has_densities(rows);
+    }
     let summary = array(&bench, "summary");
     for line in summary {
         let ours = find(string(line, "ours")).expect("a row");
@@ -122,16 +127,8 @@ fn a_quick_run_of_one_benchmark_works_and_is_no_base_of_a_check() {
     }
 }
 
-#[test]
-fn every_density_has_auto_beside_the_fixed_windows_and_the_ratio_of_both() {
-    let output = run(&["bench", "fault", "--quick", "--table=fault-density", "--json"]);
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    let bench = object(&output);
-    if array(&bench, "tables").is_empty() {
-        println!("skipped: densities: {}", bench["skipped"]);
-        return;
-    }
-    let rows = array(&bench, "results");
+/// Every density has `auto` beside the fixed windows, and the ratio of both.
+fn has_densities(rows: &[Value]) {
     for density in ["0.2", "1", "5", "20", "100"] {
         let table = format!("fault-density-{density}-same/");
         let of_table: Vec<&Value> =
@@ -140,18 +137,6 @@ fn every_density_has_auto_beside_the_fixed_windows_and_the_ratio_of_both() {
         assert!(of_table.iter().any(|row| row["id"] == format!("{table}auto")), "{table}");
         assert!(of_table.iter().all(|row| row["ratio_best"].is_number()), "{of_table:?}");
     }
-}
-
-#[test]
-fn the_text_of_a_run_of_all_is_the_summary_and_no_table() {
-    let _pool = pool();
-    let output = run(&["bench", "--quick"]);
-    let summary = text(&output.stdout);
-    for part in ["uzone bench: ", "published", "of limit", "on touch", "shared tails", "Linux"] {
-        assert!(summary.contains(part), "{part}: {summary}");
-    }
-    assert!(!summary.contains("slow path, the oracle"), "{summary}");
-    assert!(output.stderr.is_empty(), "no bar where no terminal reads");
 }
 
 const SMALL: [&str; 6] =

@@ -262,3 +262,39 @@ pub(super) fn foot(machine: &Machine, mut sources: Vec<&str>) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::output::Style;
+
+    #[test]
+    fn the_text_of_a_run_of_all_is_the_summary_and_no_table() {
+        let bench = r#"{"benchmark": "all", "settings": "1 GiB described",
+            "machine": {"cpu": "A CPU", "cpus": 2, "kernel": "6.12"},
+            "summary": [{"name": "describe 1 GiB", "ours": "bind-4k/ours-1", "ours_ns": 7, "published_ns": 9}],
+            "tables": [{"id": "bind-4k", "title": "Rebind"}, {"id": "none", "title": "No row"}],
+            "results": [{"id": "bind-4k/slow", "name": "slow path, the oracle", "median_ns": 5}],
+            "skipped": [{"id": "fault", "reason": "there is no userfaultfd"}],
+            "metadata": {"tables": [{"id": "metadata-4k", "title": "Descriptors"}],
+                "results": [{"id": "metadata-4k/eager", "resident_bytes_per_tib": 2147483648}]}}"#;
+        let bench: Bench = serde_json::from_str(bench).expect("a run");
+        let summary = bench.text(Style::plain(Verbosity::Normal));
+        for part in [
+            "uzone bench: 1 GiB described",
+            "describe 1 GiB       9 ns",
+            "published",
+            "of limit",
+            "on touch",
+            "shared tails",
+            "Descriptors                 -             -                -  2 GiB",
+            "fault: there is no userfaultfd",
+            "Linux 6.12",
+        ] {
+            assert!(summary.contains(part), "{part}: {summary}");
+        }
+        assert!(!summary.contains("slow path, the oracle"), "{summary}");
+        let all = bench.text(Style::plain(Verbosity::Verbose));
+        assert!(all.contains("slow path, the oracle") && all.contains("bytes each"), "{all}");
+    }
+}
