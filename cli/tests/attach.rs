@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Dir, keeps_to};
+use common::{Dir, attach, keeps_to};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use uzone_attach::{AttachError, AttachOptions, AttachedMemory, ServedBy};
@@ -124,18 +124,6 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.kill();
-    }
-}
-
-fn attach(name: &str, socket: &str, options: &AttachOptions) -> Option<AttachedMemory> {
-    match AttachedMemory::attach(Path::new(socket), options) {
-        Ok(memory) => Some(memory),
-        Err(AttachError::Open(error)) => {
-            assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{name}: {error}");
-            println!("skipped: {name}: {error}");
-            None
-        }
-        Err(error) => panic!("{name}: {error}"),
     }
 }
 

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::sync::mpsc::channel;
 
-use common::Dir;
+use common::{Dir, incompressible};
 use s3::{Act, Server};
 use serde_json::Value;
 
@@ -19,14 +19,7 @@ const LEN: usize = 20 << 20;
 
 /// Returns bytes that do not compress, other ones for each seed, with zeroes in the middle.
 fn memory(seed: u64) -> Vec<u8> {
-    let mut state = seed;
-    let mut next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (state >> 56) as u8
-    };
-    let mut bytes: Vec<u8> = (0..LEN).map(|_| next()).collect();
-    bytes[LEN / 4..LEN / 3].fill(0);
-    bytes
+    incompressible(LEN, seed, LEN / 3)
 }
 
 /// A server with one image, and a directory with a cache.

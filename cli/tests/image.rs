@@ -32,6 +32,14 @@ fn memory() -> Vec<u8> {
     bytes
 }
 
+/// Runs what must fail with this code, and state this.
+fn refuses(arguments: &[&str], code: i32, part: &str) {
+    let output = run(arguments);
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {stderr}");
+    assert!(stderr.contains(part), "{arguments:?}: {stderr}");
+}
+
 #[test]
 fn an_image_is_packed_inspected_verified_and_unpacked() {
     let dir = Dir::new("image");
@@ -117,10 +125,7 @@ fn a_firecracker_snapshot_is_packed_with_its_diffs_and_the_regions_of_its_guest(
         ),
         (&["pack", &image], 2, "required"),
     ] {
-        let output = run(arguments);
-        let stderr = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {stderr}");
-        assert!(stderr.contains(part), "{arguments:?}: {stderr}");
+        refuses(arguments, code, part);
     }
 }
 
@@ -195,10 +200,7 @@ fn an_image_is_packed_in_an_order_and_anew_without_its_parent() {
         (&["pack", "--rebase", &raw, &ordered], 65, "not a packed image"),
         (&["pack", &raw, &ordered, "--order", &base], 65, "line 2 of"),
     ] {
-        let output = run(arguments);
-        let stderr = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {stderr}");
-        assert!(stderr.contains(part), "{arguments:?}: {stderr}");
+        refuses(arguments, code, part);
     }
 }
 

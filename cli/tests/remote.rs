@@ -8,14 +8,13 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Dir, keeps_to};
+use common::{Dir, incompressible, keeps_to};
 use s3::{Act, Server};
 use serde_json::Value;
-use uzone_attach::{AttachError, AttachOptions, AttachedMemory};
+use uzone_attach::{AttachOptions, AttachedMemory};
 
 fn command(server: &Server, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
@@ -46,15 +45,32 @@ fn text(bytes: &[u8]) -> &str {
 
 /// Attaches to a server, if this user may.
 fn attach(socket: &str) -> Option<AttachedMemory> {
-    match AttachedMemory::attach(Path::new(socket), &AttachOptions::default()) {
-        Ok(memory) => Some(memory),
-        Err(AttachError::Open(error)) => {
-            assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{error}");
-            println!("skipped: reading what is served: {error}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
+    common::attach("reading what is served", socket, &AttachOptions::default())
+}
+
+/// Starts a page server. Returns it, the line that it prints when it listens, and those that follow.
+fn start(command: &mut Command) -> (Child, String, BufReader<ChildStdout>) {
+    let mut child = command.stdout(Stdio::piped()).spawn().expect("the binary under test runs");
+    let mut line = String::new();
+    let mut lines = BufReader::new(child.stdout.take().expect("a pipe"));
+    assert!(lines.read_line(&mut line).expect("it is read") > 0, "it has ended");
+    (child, line, lines)
+}
+
+/// Packs an image into a bucket. Returns its bytes, and the command that serves it: this process attaches to
+/// that, and must outlive a page that fails.
+fn in_bucket(
+    server: &Server,
+    dir: &Dir,
+    url: &str,
+    cache: &str,
+    bytes: Vec<u8>,
+) -> (Vec<u8>, Command) {
+    let (raw, socket) = (dir.name("raw"), dir.name("sock"));
+    fs::write(&raw, &bytes).expect("a file is written");
+    object(server, &["pack", &raw, url, "--json"]);
+    let arguments = ["serve", "--json", url, "--socket", &socket, "--on-failure", "hold"];
+    (bytes, command(server, &[&arguments[..], &["--cache-dir", cache]].concat()))
 }
 
 fn is_served(memory: &AttachedMemory, bytes: &[u8]) -> bool {
@@ -65,14 +81,7 @@ fn is_served(memory: &AttachedMemory, bytes: &[u8]) -> bool {
 
 /// Returns bytes that do not compress, with zeroes in the middle.
 fn memory(len: usize) -> Vec<u8> {
-    let mut state = 7_u64;
-    let mut next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (state >> 56) as u8
-    };
-    let mut bytes: Vec<u8> = (0..len).map(|_| next()).collect();
-    bytes[len / 4..len / 2].fill(0);
-    bytes
+    incompressible(len, 7, len / 2)
 }
 
 #[test]
@@ -286,23 +295,12 @@ fn requests_are_repeated_as_the_options_have_it_and_a_bad_value_names_its_option
 #[test]
 fn a_server_serves_an_image_of_a_bucket() {
     let (server, dir) = (Server::start("serve"), Dir::new("serve-remote"));
-    let (raw, socket) = (dir.name("raw"), dir.name("sock"));
-    let bytes = memory(1 << 20);
-    fs::write(&raw, &bytes).expect("a file is written");
-    let url = "s3://images/image";
-    object(&server, &["pack", &raw, url, "--json"]);
-    // This process attaches to it, and must outlive a page that fails.
-    let cache = dir.name("cache");
-    let arguments = ["serve", "--json", url, "--socket", &socket, "--on-failure", "hold"];
-    let arguments = [&arguments[..], &["--cache-dir", &cache]].concat();
-    let mut served = command(&server, &arguments);
+    let (url, socket, cache) = ("s3://images/image", dir.name("sock"), dir.name("cache"));
+    let (bytes, mut serve) = in_bucket(&server, &dir, url, &cache, memory(1 << 20));
     // By a name, which is looked up.
     let [_, _, (variable, endpoint), ..] = server.environment();
-    served.env(variable, endpoint.replace("127.0.0.1", "localhost"));
-    let mut served = served.stdout(Stdio::piped()).spawn().expect("the binary under test runs");
-    let mut line = String::new();
-    let mut lines = BufReader::new(served.stdout.take().expect("a pipe"));
-    lines.read_line(&mut line).expect("it is read");
+    serve.env(variable, endpoint.replace("127.0.0.1", "localhost"));
+    let (mut served, line, _lines) = start(&mut serve);
     let listening: Value = serde_json::from_str(&line).expect("an object");
     assert_eq!((&listening["event"], &listening["image"]), (&"listening".into(), &url.into()));
     assert_eq!(listening["sandbox"]["seccomp"], true, "{listening}");
@@ -347,11 +345,8 @@ fn a_server_serves_raw_memory_of_a_bucket_until_it_is_replaced() {
     let arguments = ["serve", "--json", "s3://images/raw", "--socket", &socket];
     let others = ["--on-failure", "poison", "--cache-dir", &cache, "--cache-bytes", "1M"];
     let arguments = [&arguments[..], &others].concat();
-    let mut served = command(&server, &arguments);
-    served.stdout(Stdio::piped()).stderr(fs::File::create(&log).expect("a file"));
-    let mut served = served.spawn().expect("the binary under test runs");
-    let mut lines = BufReader::new(served.stdout.take().expect("a pipe"));
-    lines.read_line(&mut String::new()).expect("it listens");
+    let mut serve = command(&server, &arguments);
+    let (mut served, _, _lines) = start(serve.stderr(fs::File::create(&log).expect("a file")));
     let memories = [attach(&socket), attach(&socket)];
     if let [Some(first), Some(second)] = &memories {
         assert!(is_served(first, &bytes));
@@ -384,19 +379,9 @@ fn a_server_serves_raw_memory_of_a_bucket_until_it_is_replaced() {
 #[test]
 fn a_worker_whose_keeper_dies_starts_another_one_that_reaches_the_bucket() {
     let (server, dir) = (Server::start("keeper"), Dir::new("serve-keeper"));
-    let (raw, socket) = (dir.name("raw"), dir.name("sock"));
-    let bytes = memory(1 << 20);
-    fs::write(&raw, &bytes).expect("a file is written");
-    let url = "s3://images/image";
-    object(&server, &["pack", &raw, url, "--json"]);
-    let cache = dir.name("cache");
-    let arguments = ["serve", "--json", url, "--socket", &socket, "--on-failure", "hold"];
-    let arguments = [&arguments[..], &["--cache-dir", &cache]].concat();
-    let mut served = command(&server, &arguments);
-    let mut served = served.stdout(Stdio::piped()).spawn().expect("the binary under test runs");
-    let mut line = String::new();
-    let mut lines = BufReader::new(served.stdout.take().expect("a pipe"));
-    lines.read_line(&mut line).expect("it is read");
+    let (url, socket, cache) = ("s3://images/image", dir.name("sock"), dir.name("cache"));
+    let (bytes, mut serve) = in_bucket(&server, &dir, url, &cache, memory(1 << 20));
+    let (mut served, mut line, mut lines) = start(&mut serve);
     served.kill().expect("it runs");
     served.wait().expect("it ends");
     if let Some(memory) = attach(&socket) {
@@ -432,20 +417,13 @@ impl Drop for SmallDisk {
 #[test]
 fn a_server_with_a_full_disk_under_its_cache_serves_from_the_bucket_and_names_the_disk() {
     let (server, dir) = (Server::start("full"), Dir::new("serve-full"));
-    let (raw, socket, log) = (dir.name("raw"), dir.name("sock"), dir.name("log"));
+    let (socket, log) = (dir.name("sock"), dir.name("log"));
     let Some(disk) = SmallDisk::mount(dir.name("cache")) else {
         return println!("skipped: a full disk under the cache: this user mounts no tmpfs");
     };
-    let bytes = memory(8 << 20);
-    fs::write(&raw, &bytes).expect("a file is written");
     let url = "s3://images/image";
-    object(&server, &["pack", &raw, url, "--json"]);
-    let arguments = ["serve", "--json", url, "--socket", &socket, "--on-failure", "hold"];
-    let mut served = command(&server, &[&arguments[..], &["--cache-dir", &disk.0]].concat());
-    served.stdout(Stdio::piped()).stderr(fs::File::create(&log).expect("a file"));
-    let mut served = served.spawn().expect("the binary under test runs");
-    let mut lines = BufReader::new(served.stdout.take().expect("a pipe"));
-    lines.read_line(&mut String::new()).expect("it listens");
+    let (bytes, mut serve) = in_bucket(&server, &dir, url, &disk.0, memory(8 << 20));
+    let (mut served, _, _lines) = start(serve.stderr(fs::File::create(&log).expect("a file")));
     let mut has_attached = true;
     // A part of what the second program needs is on the disk.
     for _ in 0..2 {
@@ -487,11 +465,8 @@ fn a_machine_whose_source_is_slower_than_the_deadline_is_ended_at_the_deadline_a
         // Far longer than the deadline, so that it is not the source that gives up.
         let serve = ["serve", "--json", url, "--socket", &socket, "--deadline", "1"];
         let patient = ["--source-timeout", "300s", "--source-retry", "300s"];
-        let mut served = command(&server, &[&serve[..], &patient].concat());
-        served.stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut served = served.spawn().expect("the binary under test runs");
-        let mut lines = BufReader::new(served.stdout.take().expect("a pipe"));
-        lines.read_line(&mut String::new()).expect("it listens");
+        let mut serve = command(&server, &[&serve[..], &patient].concat());
+        let (mut served, _, mut lines) = start(serve.stderr(Stdio::null()));
         // The program can attach, if this user may: it would end well otherwise.
         if attach(&socket).is_none() {
             object(&server, &["drain", "--socket", &socket, "--json"]);

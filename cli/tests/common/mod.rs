@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde_json::Value;
+use uzone_attach::{AttachError, AttachOptions, AttachedMemory};
 
 /// Returns whether an interrupt ends the processes that this one starts, or reports that a case cannot run:
 /// a shell has its background commands ignore interrupts, and what they start ignores them too.
@@ -91,4 +92,29 @@ pub(crate) fn keeps_to(name: &str, object: &Value) {
 pub(crate) fn pool() -> MutexGuard<'static, ()> {
     static POOL: Mutex<()> = Mutex::new(());
     POOL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns `len` bytes that do not compress, others for each seed, with zeroes from a quarter to `zeroes_end`.
+pub(crate) fn incompressible(len: usize, seed: u64, zeroes_end: usize) -> Vec<u8> {
+    let mut state = seed;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (state >> 56) as u8
+    };
+    let mut bytes: Vec<u8> = (0..len).map(|_| next()).collect();
+    bytes[len / 4..zeroes_end].fill(0);
+    bytes
+}
+
+/// Attaches to a server, if this user may.
+pub(crate) fn attach(name: &str, socket: &str, options: &AttachOptions) -> Option<AttachedMemory> {
+    match AttachedMemory::attach(Path::new(socket), options) {
+        Ok(memory) => Some(memory),
+        Err(AttachError::Open(error)) => {
+            assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{name}: {error}");
+            println!("skipped: {name}: {error}");
+            None
+        }
+        Err(error) => panic!("{name}: {error}"),
+    }
 }
