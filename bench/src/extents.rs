@@ -196,6 +196,10 @@ struct Case {
 }
 
 impl Case {
+    const fn new(was: CacheState, next: NextUse, name: &'static str, title: &'static str) -> Self {
+        Self { was, next, name, title }
+    }
+
     /// Returns the id of its table.
     fn table(&self, work: Work) -> String {
         format!("{}-{}", work.name(), self.name)
@@ -203,30 +207,10 @@ impl Case {
 }
 
 const CASES: [Case; 4] = [
-    Case {
-        was: CacheState::Cold,
-        next: NextUse::Later,
-        name: "cold-later",
-        title: "out of cache, not used afterwards",
-    },
-    Case {
-        was: CacheState::Cold,
-        next: NextUse::Soon,
-        name: "cold-soon",
-        title: "out of cache, read at once",
-    },
-    Case {
-        was: CacheState::Hot,
-        next: NextUse::Later,
-        name: "hot-later",
-        title: "in the cache, not used afterwards",
-    },
-    Case {
-        was: CacheState::Hot,
-        next: NextUse::Soon,
-        name: "hot-soon",
-        title: "in the cache, read at once",
-    },
+    Case::new(CacheState::Cold, NextUse::Later, "cold-later", "out of cache, not used afterwards"),
+    Case::new(CacheState::Cold, NextUse::Soon, "cold-soon", "out of cache, read at once"),
+    Case::new(CacheState::Hot, NextUse::Later, "hot-later", "in the cache, not used afterwards"),
+    Case::new(CacheState::Hot, NextUse::Soon, "hot-soon", "in the cache, read at once"),
 ];
 
 /// Refuses a largest extent that is no size of the tables.
