@@ -12,7 +12,7 @@ pub(crate) struct Section {
     pub(crate) note: String,
     pub(crate) charts: Vec<Chart>,
     /// What was not measured, and why.
-    pub(crate) skipped: Vec<(String, String)>,
+    pub(crate) skipped: Vec<results::Skipped>,
     /// What was measured on, and whom published figures are of.
     pub(crate) foot: Vec<String>,
 }
@@ -28,11 +28,32 @@ pub(crate) struct Chart {
     pub(crate) table: Numbers,
 }
 
+impl Chart {
+    /// A chart with some sentences.
+    pub(crate) fn new(
+        id: &str,
+        title: impl Into<String>,
+        note: &[&str],
+        plot: Plot,
+        table: Numbers,
+    ) -> Self {
+        let note = crate::text::sentences(note);
+        Self { id: id.to_owned(), title: title.into(), note, plot, table }
+    }
+}
+
 /// The numbers under a picture.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Numbers {
     pub(crate) headings: Vec<String>,
     pub(crate) rows: Vec<Vec<String>>,
+}
+
+impl Numbers {
+    pub(crate) fn new(headings: &[&str], rows: impl Iterator<Item = Vec<String>>) -> Self {
+        let headings = headings.iter().map(|heading| (*heading).to_owned());
+        Self { headings: headings.collect(), rows: rows.collect() }
+    }
 }
 
 /// The kinds of picture.

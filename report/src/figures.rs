@@ -5,10 +5,12 @@ mod image;
 mod metadata;
 mod tables;
 
+use std::collections::BTreeMap;
 use std::iter;
 
-use crate::chart::Section;
+use crate::chart::{Numbers, Section};
 use crate::input::Document;
+use crate::results::Table;
 
 /// Returns what is shown of some documents, in their order.
 pub(crate) fn sections(documents: &[Document]) -> Vec<Section> {
@@ -49,19 +51,52 @@ fn heading(title: &str, id: &str) -> String {
     heading.to_owned()
 }
 
-/// Returns some sentences as one text.
-fn sentences(parts: &[&str]) -> String {
-    let mut text = String::new();
-    for part in parts.iter().filter(|part| !part.is_empty()) {
-        if !text.is_empty() {
-            text.push(' ');
-        }
-        let mut letters = part.chars();
-        text.extend(letters.next().into_iter().flat_map(char::to_uppercase));
-        text.push_str(letters.as_str());
-        if !part.ends_with(['.', '!', '?']) {
-            text.push('.');
+/// Returns the tables with their rows, and a table for each first part of an id that none has.
+fn tables<'a, T>(tables: &[Table], rows: &'a [T], id: fn(&T) -> &str) -> Vec<(Table, Vec<&'a T>)> {
+    let mut found: Vec<(Table, Vec<&T>)> = Vec::new();
+    let mut places: BTreeMap<&str, usize> = BTreeMap::new();
+    for table in tables {
+        if !places.contains_key(table.id.as_str()) {
+            places.insert(&table.id, found.len());
+            found.push((table.clone(), Vec::new()));
         }
     }
-    text
+    for row in rows {
+        let id = id(row);
+        let id = id.split_once('/').map_or(id, |(table, _)| table);
+        let place = *places.entry(id).or_insert_with(|| {
+            found.push((Table { id: id.to_owned(), ..Table::default() }, Vec::new()));
+            found.len() - 1
+        });
+        found[place].1.push(row);
+    }
+    found.retain(|(_, rows)| !rows.is_empty());
+    found
+}
+
+/// Returns what was measured on, and each source of other figures once, behind what these are.
+fn foot<'a>(machine: String, what: &str, sources: impl Iterator<Item = &'a str>) -> Vec<String> {
+    let mut sources: Vec<&str> = sources.collect();
+    sources.sort_unstable();
+    sources.dedup();
+    iter::once(machine).chain(sources.iter().map(|source| format!("{what}: {source}"))).collect()
+}
+
+/// A heading, and what a row has under it.
+type Column<T> = (&'static str, fn(&T) -> Option<String>);
+
+/// Returns all rows, in columns.
+fn numbers<T>(columns: &[&Column<T>], rows: &[&T]) -> Numbers {
+    let headings: Vec<&str> = columns.iter().map(|(heading, _)| *heading).collect();
+    let cells = |row: &&T| columns.iter().map(|(_, cell)| cell(row).unwrap_or_else(none)).collect();
+    Numbers::new(&headings, rows.iter().map(cells))
+}
+
+/// Returns a number unless it is 0: a file of another version may lack it.
+fn known(number: u64) -> Option<u64> {
+    Some(number).filter(|number| *number != 0)
+}
+
+fn none() -> String {
+    "\u{2013}".to_owned()
 }

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use crate::canvas::page_style;
 use crate::chart::{Chart, Numbers, Section};
 use crate::draw::{NARROW, WIDE, draw};
+use crate::results::Skipped;
 use crate::text::escape;
 
 /// The rules of the page. A picture is drawn twice, and the one that fits is shown.
@@ -86,7 +87,7 @@ fn write_section(page: &mut String, section: &Section) {
     }
     if !section.skipped.is_empty() {
         page.push_str("<h3>Not measured</h3>\n<ul class=\"note\">\n");
-        for (id, reason) in &section.skipped {
+        for Skipped { id, reason } in &section.skipped {
             let _ = writeln!(page, "<li>{}: {}</li>", escape(id), escape(reason));
         }
         page.push_str("</ul>\n");

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::chart::{Numbers, Section};
+use crate::results::Skipped;
 use crate::text::plain;
 
 /// Returns text without commands to a terminal, and with the letters of our own that are not ASCII
@@ -21,7 +22,7 @@ pub(crate) fn text(sections: &[Section]) -> String {
             let _ = writeln!(text, "\n{}", letters(&chart.title));
             write_table(&mut text, &chart.table);
         }
-        for (id, reason) in &section.skipped {
+        for Skipped { id, reason } in &section.skipped {
             let _ = writeln!(text, "\nnot measured: {}: {}", letters(id), letters(reason));
         }
         text.push('\n');

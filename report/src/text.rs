@@ -38,6 +38,23 @@ pub(crate) fn escape(text: &str) -> String {
     escaped
 }
 
+/// Returns some sentences as one text.
+pub(crate) fn sentences(parts: &[&str]) -> String {
+    let mut text = String::new();
+    for part in parts.iter().filter(|part| !part.is_empty()) {
+        if !text.is_empty() {
+            text.push(' ');
+        }
+        let mut letters = part.chars();
+        text.extend(letters.next().into_iter().flat_map(char::to_uppercase));
+        text.push_str(letters.as_str());
+        if !part.ends_with(['.', '!', '?']) {
+            text.push('.');
+        }
+    }
+    text
+}
+
 /// Returns a count for arithmetic in which the 54th bit does not matter: ratios, rates, pictures.
 #[must_use]
 #[expect(clippy::cast_precision_loss, reason = "exact below 2^53, and a rate needs no more")]

@@ -1,9 +1,8 @@
 //! The charts of a trace: where, when, how long.
 
-use super::sentences;
 use crate::canvas::{Fill, Ink};
 use crate::chart::{Chart, Columns, Heat, Mark, Numbers, Plot, Role, Rows, Section, Unit};
-use crate::text::{bytes, cell, count, float, float_bytes, float_ns, ns};
+use crate::text::{bytes, cell, count, float, float_bytes, float_ns, ns, sentences};
 use crate::trace::{Outcome, Record, Summary, Trace};
 
 /// Steps of time of the timeline.
@@ -88,29 +87,17 @@ fn heat(trace: &Trace) -> Chart {
         *slowest = record.latency_ns.max(*slowest);
     }
     let ends = edges(rows, (0.0, float(len)));
-    let table = Numbers {
-        headings: ["from", "to", "faults", "first", "last", "slowest"].map(String::from).into(),
-        rows: of_rows
-            .iter()
-            .zip(ends.windows(2))
-            .filter(|((found, ..), _)| *found > 0)
-            .map(|((found, first, last, slowest), ends)| {
-                let (from, to) = (float_bytes(ends[0]), float_bytes(ends[1]));
-                vec![from, to, found.to_string(), ns(*first), ns(*last), ns(*slowest)]
-            })
-            .collect(),
-    };
+    let lines = of_rows.iter().zip(ends.windows(2)).filter(|((found, ..), _)| *found > 0);
+    let lines = lines.map(|((found, first, last, slowest), ends)| {
+        let (from, to) = (float_bytes(ends[0]), float_bytes(ends[1]));
+        vec![from, to, found.to_string(), ns(*first), ns(*last), ns(*slowest)]
+    });
+    let table = Numbers::new(&["from", "to", "faults", "first", "last", "slowest"], lines);
     let (from_ns, to_ns) = span;
     let plot = Plot::Heat(Heat { from_ns, to_ns, len_bytes: float(len), columns, rows, counts });
-    Chart {
-        id: "heat".to_owned(),
-        title: "Where faults were, over time".to_owned(),
-        note: sentences(&[
-            "the more a cell stands out, the more faults it had; each shade begins at a multiple of the one before; where nothing is drawn, there was no fault",
-        ]),
-        plot,
-        table,
-    }
+    let note = "the more a cell stands out, the more faults it had; each shade begins at a multiple of the one \
+         before; where nothing is drawn, there was no fault";
+    Chart::new("heat", "Where faults were, over time", &[note], plot, table)
 }
 
 fn timeline(records: &[Record]) -> Chart {
@@ -132,13 +119,7 @@ fn timeline(records: &[Record]) -> Chart {
         kinds,
         counts,
     });
-    Chart {
-        id: "timeline".to_owned(),
-        title: "When faults were answered".to_owned(),
-        note: sentences(&["by what became of them"]),
-        plot,
-        table,
-    }
+    Chart::new("timeline", "When faults were answered", &["by what became of them"], plot, table)
 }
 
 fn place(outcome: Outcome) -> usize {
@@ -243,13 +224,8 @@ fn distribution(summaries: &[Summary], records: &[Record]) -> Chart {
     } else {
         "of all faults, also those that the trace has forgotten"
     };
-    Chart {
-        id: "latency".to_owned(),
-        title: "How long faults took".to_owned(),
-        note: sentences(&[of_all, "from when the fault was read to when its page was in place"]),
-        plot,
-        table,
-    }
+    let note = [of_all, "from when the fault was read to when its page was in place"];
+    Chart::new("latency", "How long faults took", &note, plot, table)
 }
 
 fn quantiles(summaries: &[Summary]) -> Chart {
@@ -278,11 +254,7 @@ fn quantiles(summaries: &[Summary]) -> Chart {
         row
     });
     let headings = ["faults", "how many", "half", "99 %", "99.9 %", "longest"];
-    Chart {
-        id: "quantiles".to_owned(),
-        title: "How long faults took, by what they were".to_owned(),
-        note: sentences(&["beside each row: the median, and what one in a hundred exceeds"]),
-        plot: Plot::Rows(marks),
-        table: Numbers { headings: headings.map(String::from).into(), rows: rows.collect() },
-    }
+    let note = "beside each row: the median, and what one in a hundred exceeds";
+    let (title, table) = ("How long faults took, by what they were", Numbers::new(&headings, rows));
+    Chart::new("quantiles", title, &[note], Plot::Rows(marks), table)
 }

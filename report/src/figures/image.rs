@@ -1,11 +1,10 @@
 //! Where the pages of a packed image are, by place: zero, stored, shared; and its working set.
 
 use super::faults::stacked;
-use super::sentences;
 use crate::canvas::{Fill, Ink};
 use crate::chart::{Chart, Columns, Plot, Section, Unit};
 use crate::image_map::{ImageMap, ImagePart};
-use crate::text::{float, float_bytes};
+use crate::text::{float, float_bytes, sentences};
 
 /// How the pages of a chart are counted: what they are called, how they are drawn, and how many a part has.
 type Kind = (&'static str, Ink, fn(&ImagePart) -> u64);
@@ -60,5 +59,5 @@ fn chart(map: &ImageMap, id: &str, title: &str, kinds: &[Kind]) -> Chart {
         kinds,
         counts,
     });
-    Chart { id: id.to_owned(), title: title.to_owned(), note: String::new(), plot, table }
+    Chart::new(id, title, &[], plot, table)
 }

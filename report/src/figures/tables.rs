@@ -1,31 +1,20 @@
 //! The charts of a benchmark: for each of its tables one that fits what the rows have in common.
 
-use std::collections::BTreeMap;
-
-use super::{heading, sentences};
+use super::{Column, foot, heading, known, none, tables};
 use crate::chart::{Chart, Lines, Mark, Numbers, Plot, Role, Rows, Section, Series, Unit};
 use crate::results::{Bench, Row, Spread, Table};
-use crate::text::{bytes, float, ns, number};
+use crate::text::{bytes, float, ns, number, sentences};
 
 /// Of how many times the slowest rate bars can still be seen beside each other.
 const MOST_TIMES: f64 = 60.0;
 
 pub(super) fn section(bench: &Bench) -> Section {
     let mut charts = Vec::new();
-    for (table, rows) in tables(bench) {
+    for (table, rows) in tables(&bench.tables, &bench.results, |row| &row.id) {
         charts.push(chart(bench, &table, &rows));
         charts.extend(spread(&table, &rows, &bench.benchmark));
     }
-    let mut sources: Vec<String> = bench
-        .results
-        .iter()
-        .filter_map(|row| Some(format!("Published: {}", row.published.as_ref()?.source)))
-        .collect();
-    sources.sort_unstable();
-    sources.dedup();
-    let mut foot = vec![bench.machine.sentence()];
-    foot.append(&mut sources);
-    let skipped = bench.skipped.iter();
+    let sources = bench.results.iter().filter_map(|row| Some(&*row.published.as_ref()?.source));
     Section {
         title: match bench.benchmark.as_str() {
             // It measures a little of several benchmarks.
@@ -36,42 +25,15 @@ pub(super) fn section(bench: &Bench) -> Section {
         },
         note: sentences(&[&bench.settings]),
         charts,
-        skipped: skipped.map(|skipped| (skipped.id.clone(), skipped.reason.clone())).collect(),
-        foot,
+        skipped: bench.skipped.clone(),
+        foot: foot(bench.machine.sentence(), "Published", sources),
     }
-}
-
-/// Returns the tables with their rows, and a table for each first part of an id that none has.
-fn tables(bench: &Bench) -> Vec<(Table, Vec<&Row>)> {
-    let mut tables: Vec<(Table, Vec<&Row>)> = Vec::new();
-    let mut places: BTreeMap<&str, usize> = BTreeMap::new();
-    for table in &bench.tables {
-        if !places.contains_key(table.id.as_str()) {
-            places.insert(&table.id, tables.len());
-            tables.push((table.clone(), Vec::new()));
-        }
-    }
-    for row in &bench.results {
-        let id = row.id.split_once('/').map_or(row.id.as_str(), |(table, _)| table);
-        let place = *places.entry(id).or_insert_with(|| {
-            tables.push((Table { id: id.to_owned(), ..Table::default() }, Vec::new()));
-            tables.len() - 1
-        });
-        tables[place].1.push(row);
-    }
-    tables.retain(|(_, rows)| !rows.is_empty());
-    tables
 }
 
 fn chart(bench: &Bench, table: &Table, rows: &[&Row]) -> Chart {
     let (plot, hint) = plot(bench, rows);
-    Chart {
-        id: table.id.clone(),
-        title: heading(&table.title, &table.id),
-        note: sentences(&[&table.note, hint, &left_out(rows.len(), &plot)]),
-        plot,
-        table: numbers(rows),
-    }
+    let note = [&*table.note, hint, &left_out(rows.len(), &plot)];
+    Chart::new(&table.id, heading(&table.title, &table.id), &note, plot, numbers(rows))
 }
 
 fn left_out(rows: usize, plot: &Plot) -> String {
@@ -303,13 +265,7 @@ fn sizes(bench: &Bench, rows: &[&Row]) -> Option<Lines> {
 
 /// The distributions that rows of a table have, as a chart of its own.
 fn spread(table: &Table, rows: &[&Row], benchmark: &str) -> Option<Chart> {
-    let mut spans = Vec::new();
-    let mut numbers = Numbers {
-        headings: ["row", "of", "half", "99 %", "99.9 %", "longest", "how many"]
-            .map(String::from)
-            .into(),
-        rows: Vec::new(),
-    };
+    let (mut spans, mut lines) = (Vec::new(), Vec::new());
     for row in rows {
         let touch = row.faults.and_then(|faults| faults.touch);
         let demand = row.faults.and_then(|faults| faults.demand);
@@ -331,7 +287,7 @@ fn spread(table: &Table, rows: &[&Row], benchmark: &str) -> Option<Chart> {
                 ..Mark::at(row.label(), look(row, benchmark), float(p50_ns), text)
             });
             let cell = |value: Option<u64>| value.map_or_else(none, ns);
-            numbers.rows.push(vec![
+            lines.push(vec![
                 row.label(),
                 kind.to_owned(),
                 ns(p50_ns),
@@ -353,28 +309,17 @@ fn spread(table: &Table, rows: &[&Row], benchmark: &str) -> Option<Chart> {
         rows: spans,
         ..Rows::default()
     });
-    Some(Chart {
-        id: format!("{}-latency", table.id),
-        title: format!("{}: latency", heading(&table.title, &table.id)),
-        note: sentences(&["how long single steps took, of all rounds together; lower is better"]),
+    let headings = ["row", "of", "half", "99 %", "99.9 %", "longest", "how many"];
+    Some(Chart::new(
+        &format!("{}-latency", table.id),
+        format!("{}: latency", heading(&table.title, &table.id)),
+        &["how long single steps took, of all rounds together; lower is better"],
         plot,
-        table: numbers,
-    })
+        Numbers::new(&headings, lines.into_iter()),
+    ))
 }
 
-/// Returns a number unless it is 0: a file of another version may lack it.
-pub(super) fn known(number: u64) -> Option<u64> {
-    Some(number).filter(|number| *number != 0)
-}
-
-pub(super) fn none() -> String {
-    "\u{2013}".to_owned()
-}
-
-/// A heading, and what a row has under it.
-type Column = (&'static str, fn(&Row) -> Option<String>);
-
-const COLUMNS: [Column; 31] = [
+const COLUMNS: [Column<Row>; 31] = [
     ("row", |row| Some(row.label())),
     ("id", |row| Some(row.id.clone())),
     ("median", |row| Some(ns(row.median_ns))),
@@ -410,13 +355,6 @@ const COLUMNS: [Column; 31] = [
 
 /// Returns all rows, in the columns that any of them has something for.
 fn numbers(rows: &[&Row]) -> Numbers {
-    let columns: Vec<&Column> =
-        COLUMNS.iter().filter(|(_, cell)| rows.iter().any(|row| cell(row).is_some())).collect();
-    Numbers {
-        headings: columns.iter().map(|(heading, _)| (*heading).to_owned()).collect(),
-        rows: rows
-            .iter()
-            .map(|row| columns.iter().map(|(_, cell)| cell(row).unwrap_or_else(none)).collect())
-            .collect(),
-    }
+    let has_any = |(_, cell): &&Column<Row>| rows.iter().any(|row| cell(row).is_some());
+    super::numbers(&COLUMNS.iter().filter(has_any).collect::<Vec<_>>(), rows)
 }
