@@ -4,12 +4,12 @@ use std::error::Error;
 use std::io;
 use std::path::Path;
 
-use uzone_os::uffd::{NotUffd, UffdError};
+use uzone_os::uffd::UffdError;
 use uzone_os::{MapError, Mapping, MappingError, Rejected, SysError};
 use uzone_pages::{ByteLen, ErrorKind, Pfn};
 use uzone_zone::{
-    AccessError, BindFailure, ListTooShort, NotAGuard, NotPopulated, PinError, Pinned, PoolError,
-    RegionError, TooManyRawGuards, WriteError,
+    AccessError, BindError, BindFailure, NotPopulated, PinError, Pinned, PoolError,
+    TooManyRawGuards, WriteError,
 };
 
 /// A benchmark that could not be run. Its text has the values and the fix.
@@ -143,19 +143,16 @@ macro_rules! failures {
 }
 
 failures! {
-    RegionError: "reserve the region to describe", true;
+    BindError: "reserve the region to describe", true;
     BindFailure: "bind", false;
     PinError: "hold the pages of the region", false;
-    ListTooShort: "list the pages of a guard", false;
     Box<TooManyRawGuards<Pinned>>: "turn a guard into bits", false;
-    NotAGuard: "redeem a guard", false;
     MapError: "map memory", true;
     MappingError: "use mapped memory", true;
     SysError: "measure what this process has", true;
     uzone_fault::MapError: "map memory lazily", true;
     uzone_fault::LazyError: "use lazily mapped memory", false;
     UffdError: "open a userfaultfd", true;
-    NotUffd: "use a descriptor as a userfaultfd", false;
     Rejected<Mapping, UffdError>: "register memory with a userfaultfd", true;
     AccessError: "reach mapped memory", false;
     WriteError: "clear or copy the memory of a region", false;

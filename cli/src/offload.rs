@@ -8,7 +8,7 @@ use std::time::Instant;
 use serde::Serialize;
 use uzone_pages::ByteLen;
 use uzone_report::{human_duration, nanoseconds};
-use uzone_server::{Offload, OffloadError, Offloaded};
+use uzone_server::{Offload, Offloaded, ServeError};
 use uzone_snapshot::Root;
 use uzone_snapshot::{Image, OpenOptions};
 

@@ -201,8 +201,8 @@ fn this_schema<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::
     Err(de::Error::invalid_value(de::Unexpected::Str(&name), &TRACE_SCHEMA))
 }
 
-impl From<FaultClass> for Class {
-    fn from(class: FaultClass) -> Self {
+impl From<FaultKind> for Class {
+    fn from(class: FaultKind) -> Self {
         match class {
             FaultKind::Missing => Self::Missing,
             FaultKind::Minor => Self::Minor,

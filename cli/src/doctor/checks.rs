@@ -354,10 +354,10 @@ fn thp(facts: &Facts) -> Check {
         let (enabled, defrag) = (thp.enabled, thp.defrag);
         let value = format!("{enabled} (defrag {defrag}, {} each)", thp.pmd_size);
         match (thp.enabled, thp.defrag) {
-            (ThpEnabled::Never, _) => {
+            (ThpChoice::Never, _) => {
                 Check::warn(value, format!("as root: echo madvise > {THP}/enabled"))
             }
-            (_, ThpDefrag::Never | ThpDefrag::Defer) => Check::note(
+            (_, ThpChoice::Never | ThpChoice::Defer) => Check::note(
                 format!("{value}: small pages when no huge one is free"),
                 format!("as root: echo madvise > {THP}/defrag"),
             ),
@@ -369,7 +369,7 @@ fn thp(facts: &Facts) -> Check {
 fn thp_files(facts: &Facts) -> Check {
     Check::of(&facts.thp, |thp| match thp {
         None => Check::note("this kernel has none", NO_THP),
-        Some(thp) if matches!(thp.shmem, ThpShmem::Never | ThpShmem::Deny) => Check::note(
+        Some(thp) if matches!(thp.shmem, ThpChoice::Never | ThpChoice::Deny) => Check::note(
             format!("{}: memory files get small pages", thp.shmem),
             format!("as root: echo advise > {THP}/shmem_enabled"),
         ),

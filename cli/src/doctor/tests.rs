@@ -285,9 +285,9 @@ fn each_policy_of_stores_is_judged_by_itself() {
 #[test]
 fn each_setting_of_transparent_huge_pages_is_judged_by_itself() {
     const NAME: &str = "transparent huge pages";
-    let enabled: Change = |facts| set_thp(facts, |thp| thp.enabled = ThpEnabled::Never);
-    let defrag: Change = |facts| set_thp(facts, |thp| thp.defrag = ThpDefrag::Never);
-    let shmem: Change = |facts| set_thp(facts, |thp| thp.shmem = ThpShmem::Deny);
+    let enabled: Change = |facts| set_thp(facts, |thp| thp.enabled = ThpChoice::Never);
+    let defrag: Change = |facts| set_thp(facts, |thp| thp.defrag = ThpChoice::Never);
+    let shmem: Change = |facts| set_thp(facts, |thp| thp.shmem = ThpChoice::Deny);
     let never = "never (defrag madvise, 2 MiB each)";
     let enable = "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled";
     let small = "madvise (defrag never, 2 MiB each)";
