@@ -265,9 +265,13 @@ impl Image {
             let (name, len_bytes) = (link.name.clone(), FOOTER_LEN as u64);
             failed(SnapshotError::Read { name, offset: 0, len_bytes, cause })
         })?;
-        let below = Found::read(&*below, true, Some(link.root), caches)
-            .and_then(|found| Self::open_found(below, found, caches, depth - 1))
-            .map_err(failed)?;
+        let below = match Found::read(&*below, true, Some(link.root), caches) {
+            Err(not_packed @ SnapshotError::NotAnImage { .. }) => {
+                Self::open_hashed(below, Some(link.root), caches, not_packed)
+            }
+            found => found.and_then(|found| Self::open_found(below, found, caches, depth - 1)),
+        };
+        let below = below.map_err(failed)?;
         if !index.fits_parent(below.byte_len()) {
             let why = "a frame is neither stored nor zero, and lies behind the end of the parent";
             return Err(SnapshotError::BadIndex { name: source.name(), why });
