@@ -1,6 +1,6 @@
 //! `uzone diff`: an image of what a machine has changed, made while a page server serves it.
 
-use std::io;
+use std::io::{self, Read};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -8,10 +8,10 @@ use serde::Serialize;
 use uzone_pages::ByteLen;
 use uzone_report::{human_duration, nanoseconds};
 use uzone_server::{CapturedPages, SessionMemory};
-use uzone_snapshot::{Image, Packer};
+use uzone_snapshot::{Image, Packer, is_url};
 
 use crate::exit::{self, Exit, Failure};
-use crate::image::{Requests, Threads, Work, is_same};
+use crate::image::{Requests, Threads, Work, check_output};
 use crate::output::{Output, Report, Style};
 use crate::progress::Progress;
 use crate::status::Socket;
@@ -116,14 +116,16 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
         Some(image) => image.clone(),
         None => PathBuf::from(uzone_server::status(&socket)?.image),
     };
-    if is_same(&image, &args.output) {
+    // What takes long comes before the memory is looked at: the machine is paused.
+    let below = Image::open_or_raw(&image, &args.requests.open())?;
+    check_output(&below, &args.output)?;
+    if !below.is_raw() && is_url(&image) != is_url(&args.output) {
         return Err(Failure::usage(format!(
-            "{} is both the image and the output: name another output",
+            "{} and {} are not both files, nor objects of one store: name an output where the image is",
+            image.display(),
             args.output.display()
         )));
     }
-    // What takes long comes before the memory is looked at: the machine is paused.
-    let below = Image::open_or_raw(&image, &args.requests.open())?;
     let (session, started) = (args.session, Instant::now());
     let memory = SessionMemory::open(&socket, session)?;
     if memory.image() != below.identity() {
@@ -162,6 +164,23 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
+const CHANGED: &str = "the raw memory that the machine is served from was changed meanwhile";
+
+/// Reads to the end, which fails if raw memory was changed until then: what was read of it may be of both.
+struct WhileUnchanged<'a, R> {
+    from: R,
+    below: &'a Image,
+}
+
+impl<R: Read> Read for WhileUnchanged<'_, R> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        match self.from.read(out)? {
+            0 if !out.is_empty() && !self.below.is_unchanged()? => Err(io::Error::other(CHANGED)),
+            len => Ok(len),
+        }
+    }
+}
+
 fn pack(args: &Args, below: &Image, pages: &CapturedPages, out: &Output) -> Result<Step, Failure> {
     let mut packer = Packer::default().threads(args.threads.get());
     if !below.is_raw() {
@@ -174,7 +193,8 @@ fn pack(args: &Args, below: &Image, pages: &CapturedPages, out: &Output) -> Resu
     let parent = Some(below).filter(|image| !image.is_raw());
     let bar = Progress::bytes(out, "packing", below.byte_len());
     let started = Instant::now();
-    let packed = packer.pack(&mut pages.over(below), &args.output, parent, &|done| {
+    let mut pages_over = WhileUnchanged { from: pages.over(below), below };
+    let packed = packer.pack(&mut pages_over, &args.output, parent, &|done| {
         bar.set(done);
         true
     });
@@ -190,6 +210,10 @@ fn pack(args: &Args, below: &Image, pages: &CapturedPages, out: &Output) -> Resu
         Failure::of(text, cause).with(Exit::Again)
     };
     let kept_pages = kept.map_err(lost)?;
+    if packed.is_err() && matches!(below.is_unchanged(), Ok(false)) {
+        let text = format!("{CHANGED} ({}); nothing was written", below.name());
+        return Err(Failure::new(Exit::Again, text));
+    }
     let packed = packed?;
     Ok(Step::Packed {
         image: args.output.display().to_string(),
@@ -201,4 +225,30 @@ fn pack(args: &Args, below: &Image, pages: &CapturedPages, out: &Output) -> Resu
         kept_pages,
         work: Work::of(packed.image_bytes, started),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::io::Cursor;
+
+    use uzone_snapshot::OpenOptions;
+
+    use super::*;
+
+    #[test]
+    fn raw_memory_that_is_changed_while_it_is_read_is_no_image() {
+        let path = std::env::temp_dir().join(format!("uzone-diff-raw-{}", std::process::id()));
+        fs::write(&path, [7; 8192]).unwrap();
+        let below = Image::open_or_raw(&path, &OpenOptions::default()).unwrap();
+        let read = || {
+            let mut from = WhileUnchanged { from: Cursor::new([1; 100]), below: &below };
+            from.read_to_end(&mut Vec::new())
+        };
+        assert_eq!(read().unwrap(), 100);
+        std::thread::sleep(Duration::from_millis(20)); // a file system counts its changes by the clock
+        fs::write(&path, [8; 8192]).unwrap();
+        assert!(read().unwrap_err().to_string().contains("changed"));
+        fs::remove_file(&path).unwrap();
+    }
 }

@@ -376,8 +376,8 @@ pub(crate) fn pack(args: &PackArgs, out: &Output) -> Result<Exit, Failure> {
         Input::Image(image) => Some(&**image),
         _ => None,
     });
-    if below.flat_map(chain).any(|image| is_same(Path::new(&image.name()), &args.image)) {
-        return Err(args.same_file());
+    for image in below {
+        check_output(image, &args.image)?;
     }
     let len = match &input {
         Input::Stream(_, len) => *len,
@@ -572,6 +572,7 @@ const PIPE_BYTES: u64 = 4 << 20;
 /// If a frame is damaged or the output cannot be written.
 pub(crate) fn unpack(args: &UnpackArgs, out: &Output) -> Result<Exit, Failure> {
     let image = args.on_disk.open_image(&args.image, &args.required)?;
+    check_output(&image, &args.output)?;
     let bar = Progress::bytes(out, "unpacking", image.byte_len());
     let started = Instant::now();
     if args.output == Path::new("-") {
@@ -711,6 +712,31 @@ impl Report for InspectReport {
 pub(crate) fn is_same(a: &Path, b: &Path) -> bool {
     let is_one_url = is_url(a) && a == b;
     is_one_url || matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
+}
+
+/// Checks that an output takes the place of none of the files that an image is read from, nor of the hashes that raw memory
+/// would have.
+pub(crate) fn check_output(image: &Image, output: &Path) -> Result<(), Failure> {
+    let sources = image.sources();
+    let is_source = sources.iter().any(|source| is_same(Path::new(source), output));
+    let beside = image.is_raw().then(|| beside(Path::new(&image.name())));
+    if is_source || beside.is_some_and(|beside| is_at(&beside, output)) {
+        return Err(Failure::usage(format!(
+            "{} belongs to {}: name another output",
+            output.display(),
+            image.name()
+        )));
+    }
+    Ok(())
+}
+
+/// Returns whether two paths name one file, which is perhaps not there.
+fn is_at(a: &Path, b: &Path) -> bool {
+    let folder = |path: &Path| match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder.canonicalize(),
+        _ => Path::new(".").canonicalize(),
+    };
+    a.file_name() == b.file_name() && matches!((folder(a), folder(b)), (Ok(a), Ok(b)) if a == b)
 }
 
 /// Returns an image and those below it.

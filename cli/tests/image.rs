@@ -223,6 +223,22 @@ fn raw_memory_with_hashes_beside_it_is_an_image() {
     assert_eq!(verified["root_was_required"], true);
     keeps_to("uzone.inspect-1", &object(&["inspect", &raw, "--json"]));
     assert!(run(&["unpack", &raw, "-"]).stdout == bytes);
+    // Also as a parent.
+    let (changed, child) = (dir.name("changed"), dir.name("child"));
+    let mut after = bytes.clone();
+    after[70_000..80_000].fill(9);
+    fs::write(&changed, &after).expect("a file is written");
+    object(&["pack", "--parent", &raw, &changed, &child, "--json"]);
+    object(&["verify", &child, "--json"]);
+    assert!(run(&["unpack", &child, "-"]).stdout == after);
+    // Nothing that an image is read from is replaced.
+    for output in [&raw, &hashes, &child] {
+        let refused = run(&["unpack", &child, output]);
+        assert_eq!(refused.status.code(), Some(2), "{output}");
+        assert!(text(&refused.stderr).contains("belongs to"), "{refused:?}");
+    }
+    assert_eq!(run(&["pack", &changed, &hashes, "--parent", &raw]).status.code(), Some(2));
+    object(&["verify", &child, "--json"]);
     let file = fs::File::options().write(true).open(&raw).expect("a file");
     file.write_all_at(&[7], 70_000).expect("it is written");
     let output = run(&["verify", &raw]);

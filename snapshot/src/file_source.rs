@@ -53,6 +53,20 @@ pub(crate) fn without_object_storage() -> io::Error {
     io::Error::new(io::ErrorKind::Unsupported, why)
 }
 
+/// Returns what tells the bytes of a file from those of others, and from its own after a change. A program that sets the
+/// time of the last change hides it.
+pub(crate) fn identity(file: &File) -> io::Result<String> {
+    let metadata = file.metadata()?;
+    Ok(format!(
+        "file {}:{} of {} bytes, changed {}.{:09}",
+        metadata.dev(),
+        metadata.ino(),
+        metadata.len(),
+        metadata.mtime(),
+        metadata.mtime_nsec()
+    ))
+}
+
 /// A file as a source.
 #[derive(Debug)]
 pub struct FileSource {
@@ -86,17 +100,9 @@ impl FileSource {
     /// # Errors
     /// The error of the system that its length was queried with.
     pub fn from_file(file: File, path: impl Into<PathBuf>) -> io::Result<Self> {
-        let metadata = file.metadata()?;
-        let identity = format!(
-            "file {}:{} of {} bytes, changed {}.{:09}",
-            metadata.dev(),
-            metadata.ino(),
-            metadata.len(),
-            metadata.mtime(),
-            metadata.mtime_nsec()
-        );
+        let (len, identity) = (file.metadata()?.len(), identity(&file)?);
         let files = OpenFiles::default();
-        Ok(Self { file, path: path.into(), len: metadata.len(), identity, files })
+        Ok(Self { file, path: path.into(), len, identity, files })
     }
 
     /// Opens one of `files`, which its neighbours are opened by as well.

@@ -20,7 +20,7 @@ use crate::cache::{FrameCache, Ready};
 use crate::codec::Decoder;
 use crate::disk::{CachedImage, DiskCache};
 use crate::error::SnapshotError;
-use crate::file_source::OpenFiles;
+use crate::file_source::{self, OpenFiles};
 use crate::format::{Codec, ImageRegion, Index, Record, Root, bit, stored_hash};
 use crate::frame::Frame;
 use crate::source::{RequestOptions, Source};
@@ -259,6 +259,18 @@ impl Image {
         let own = [Some(&self.source), self.hashes.as_ref()].into_iter().flatten();
         let own = own.filter_map(|source| Some((source.name(), source.file()?)));
         own.chain(self.parent.iter().flat_map(|parent| parent.files())).collect()
+    }
+
+    /// Returns whether raw memory without hashes is as it was when it was opened, by its length and the time of its last
+    /// change. Other images show a change by their hashes.
+    ///
+    /// # Errors
+    /// The error of the system.
+    pub fn is_unchanged(&self) -> io::Result<bool> {
+        match (&self.raw, self.source.file()) {
+            (Some(identity), Some(file)) => Ok(*identity == file_source::identity(file)?),
+            _ => Ok(true),
+        }
     }
 
     /// Returns whether it is the raw bytes of memory, without hashes.
