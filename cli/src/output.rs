@@ -264,9 +264,11 @@ impl Output {
         let text = failure.text();
         let (first, rest) = text.split_at("error:".len());
         to_stderr(&format!("{}{rest}", style.paint(Tone::Bad, first)));
-        if self.is_json {
-            // The failure is on standard error already; an error of this cannot be reported.
-            let _ = print_json(&failure.object());
+        // On a line, as events are. The failure is on standard error already; an error of this cannot be reported.
+        if self.is_json
+            && let Ok(line) = serde_json::to_string(&failure.object())
+        {
+            let _ = to_stdout(&format!("{line}\n"));
         }
         failure.exit()
     }

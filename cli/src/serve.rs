@@ -34,7 +34,7 @@ use uzone_pages::ByteLen;
 use uzone_report::human_duration;
 use uzone_server::{
     Keeper, OnFailure, Passed, Prefetch, Recovery, Sandbox, ServeError, ServeEvent, Served,
-    ServerOptions, ServiceManager, Worker,
+    ServerOptions, ServiceManager, Worker, WorkerStart,
 };
 use uzone_snapshot::{Root, is_url};
 
@@ -423,15 +423,20 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
         rights::of_keeper(&server.args, &socket_of(&server.args, &passed), user.is_some())
     });
     privilege::keep_capabilities(&needed.collect::<Vec<_>>()).map_err(ServeError::Capabilities)?;
-    let mut listening = Vec::new();
+    let (mut listening, mut failed) = (Vec::new(), None);
     for (server, user) in configured.iter().zip(users) {
-        match Listening::open(server, user, &mut passed, out)? {
-            Ok(opened) => listening.push(opened),
-            // Its worker has stated why.
-            Err(exit) => return Ok(exit),
+        match Listening::open(server, user, &mut passed, out) {
+            Ok(Ok(opened)) => listening.push(opened),
+            // Its worker has stated why. Machines of the others may wait for them.
+            Ok(Err(exit)) => failed = Some(exit),
+            Err(failure) => failed = Some(out.fail(&failure)),
         }
     }
-    serve_all(listening, ServiceManager::of_environment().as_ref(), signals, out)
+    if let (Some(exit), true) = (failed, listening.is_empty()) {
+        return Ok(exit);
+    }
+    let served = serve_all(listening, ServiceManager::of_environment().as_ref(), signals, out)?;
+    Ok(failed.unwrap_or(served))
 }
 
 /// Warns if the server gives a page up while its requests to object storage still run. That is no error: their
@@ -668,7 +673,6 @@ fn start_worker(
 fn work(args: &Args, out: &Output) -> Result<Exit, Failure> {
     // A keeper that stops ends this process, and one that does not needs it.
     let signals = Signals::new([SIGINT, SIGTERM])?;
-    let disk = args.on_disk.open()?;
     let image = args.image.as_deref().unwrap_or(Path::new("-"));
     let allowed = allowed(args)?;
     let options = options(args).allow_users(allowed.clone());
@@ -676,11 +680,20 @@ fn work(args: &Args, out: &Output) -> Result<Exit, Failure> {
         return Ok(if rights::opens_local_files(args) { Exit::Ok } else { Exit::Permission });
     }
     if args.check {
-        Worker::open(image, options.disk_cache(disk))?;
+        Worker::open(image, options.disk_cache(args.on_disk.open()?))?;
         return Ok(Exit::Ok);
     }
-    let keeper = io::stdin().as_fd().try_clone_to_owned()?;
-    let mut worker = Worker::open_for(keeper, image, options.clone().disk_cache(disk))?;
+    // A terminal that goes is no reason to end. So is what the kernel sends to a stopped process when its parent dies.
+    signal_hook::flag::register(signal_hook::consts::SIGHUP, Arc::default())?;
+    let start = WorkerStart::receive(io::stdin().as_fd().try_clone_to_owned()?)?;
+    let disk = match args.on_disk.open() {
+        Err(error) if start.has_machines() => {
+            out.warn(format_args!("machines are served without a cache on disk: {error}"));
+            None
+        }
+        opened => opened?,
+    };
+    let mut worker = Worker::open_for(start, image, options.clone().disk_cache(disk))?;
     worker.run()?;
     let Some(estate) = worker.into_estate() else { return Ok(Exit::Ok) };
     out.warn(format_args!(

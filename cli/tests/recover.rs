@@ -470,3 +470,40 @@ fn a_server_that_takes_over_leaves_nothing_of_its_machines_in_another_folder() {
     server.kill();
     fs::remove_dir_all(elsewhere).expect("it is ours");
 }
+
+#[test]
+fn a_worker_goes_on_without_what_costs_time_alone_where_machines_wait() {
+    let dir = Dir::new("recover-without");
+    let (image, socket, list) = (dir.name("raw"), dir.name("sock"), dir.name("lists"));
+    fs::write(&image, (0..PAGES).flat_map(page_of).collect::<Vec<u8>>()).expect("it is written");
+    fs::create_dir(&list).expect("a folder is made");
+    let (record, prefetch) = (format!("{list}/record"), format!("{list}/prefetch"));
+    fs::write(&prefetch, "7\n").expect("a file is written");
+    let (cache, folder) = (format!("{list}/cache"), dir.name("kept"));
+    let arguments = [
+        &[&image[..], "--socket", &socket, "--recover", &folder][..],
+        &["--record", &record, "--prefetch", &prefetch, "--cache-dir", &cache],
+    ]
+    .concat();
+    let mut server = start(&arguments);
+    let Some(machine) = Machine::connect(&socket) else { return drop(server.stop()) };
+    machine.check(0, &page_of(0));
+    fs::remove_dir_all(&list).expect("it is ours");
+    fs::write(&list, "").expect("a file is in its place");
+    for page in [1, 2] {
+        for worker in server.workers() {
+            kill_process(worker, Signal::KILL).expect("it is not waited for");
+        }
+        server.event("taken_over");
+        machine.check(page, &page_of(page));
+    }
+    // A stopped process whose parent dies gets a SIGHUP, too.
+    let worker = server.workers()[0];
+    kill_process(worker, Signal::STOP).expect("it runs");
+    let successor = server.kill_keeper();
+    let status = status_of(successor, &socket);
+    assert_eq!(status["is_confined"], true);
+    machine.check(3, &page_of(3));
+    drop(machine);
+    wait_for_the_end(&kill_with_children(successor));
+}

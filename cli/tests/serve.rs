@@ -425,8 +425,21 @@ fn a_file_describes_several_servers_and_flags_go_before_it() {
         })
         .collect();
     stopped.sort();
-    assert_eq!(stopped, [first, second]);
+    assert_eq!(stopped, [&first[..], &second[..]]);
     assert!(server.wait().expect("it ends").success());
+
+    // Machines of the others may wait for their server.
+    fs::remove_file(&one).expect("it is there");
+    let (mut server, mut lines) = serve(&["--config", &config]);
+    let mut line = String::new();
+    lines.read_line(&mut line).expect("it is read");
+    let error: Value = serde_json::from_str(&line).expect("an object on a line");
+    keeps_to("uzone.error-1", &error);
+    assert_eq!(error["exit_code"], 66, "{error}");
+    assert_eq!(event(&mut lines)["socket"], second[..]);
+    signal(&server);
+    assert_eq!(event(&mut lines)["event"], "stopped");
+    assert_eq!(server.wait().expect("it ends").code(), Some(66), "one image is missing");
 
     let config = dir.file("wrong.toml", "[[image]]\npath = 'a'\nsocket = 'b'\nspeed = 3\n");
     let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));

@@ -165,7 +165,7 @@ impl Keeper {
         log: impl Fn(&ServeEvent) + Send + 'static,
         start: impl FnMut(OwnedFd) -> io::Result<Child> + Send + 'static,
     ) -> Result<Self, ServeError> {
-        let mut keeper = Self::started(socket, options, log, start, Vec::new())?;
+        let mut keeper = Self::started(socket, options, log, start, Vec::new(), false)?;
         let socket = ListeningSocket::bind(socket, keeper.options.mode, keeper.options.group)?;
         keeper.set.add(&socket.listener, LISTENER).map_err(ServeError::Wait)?;
         keeper.socket = Some(socket);
@@ -187,7 +187,7 @@ impl Keeper {
         log: impl Fn(&ServeEvent) + Send + 'static,
         start: impl FnMut(OwnedFd) -> io::Result<Child> + Send + 'static,
     ) -> Result<Self, ServeError> {
-        let mut keeper = Self::started(socket, options, log, start, Vec::new())?;
+        let mut keeper = Self::started(socket, options, log, start, Vec::new(), false)?;
         keeper.down_since = Some(Instant::now());
         keeper.open_recovery()?;
         let mut estate = control::take_over(socket, &keeper.image)?;
@@ -212,8 +212,9 @@ impl Keeper {
         log: impl Fn(&ServeEvent) + Send + 'static,
         start: impl FnMut(OwnedFd) -> io::Result<Child> + Send + 'static,
     ) -> Result<Self, ServeError> {
-        let files = std::mem::take(&mut estate.files);
-        let mut keeper = Self::started(socket, options, log, start, files)?;
+        let (files, has_machines) =
+            (std::mem::take(&mut estate.files), !estate.connections.is_empty());
+        let mut keeper = Self::started(socket, options, log, start, files, has_machines)?;
         keeper.is_confined = estate.is_confined;
         keeper.recovery = estate.recovery.take();
         if !keeper.is_confined && keeper.recovery.is_none() {
@@ -299,6 +300,7 @@ impl Keeper {
         log: impl Fn(&ServeEvent) + Send + 'static,
         start: impl FnMut(OwnedFd) -> io::Result<Child> + Send + 'static,
         files: Vec<(String, File)>,
+        has_machines: bool,
     ) -> Result<Self, ServeError> {
         let mut keeper = Self {
             socket: None,
@@ -331,7 +333,7 @@ impl Keeper {
             is_accepting: true,
             served: Served::default(),
         };
-        keeper.start_worker().map_err(ServeError::Start)?;
+        keeper.start_worker(has_machines).map_err(ServeError::Start)?;
         while keeper.worker.as_ref().is_some_and(|worker| !worker.is_ready) {
             keeper.first_words()?;
         }
@@ -929,7 +931,7 @@ impl Keeper {
         }
         if self.start_at.is_some_and(|at| at <= Instant::now()) {
             self.start_at = None;
-            if self.start_worker().is_err() {
+            if self.start_worker(true).is_err() {
                 self.start_later();
             }
         }
@@ -951,12 +953,13 @@ impl Keeper {
         }
     }
 
-    fn start_worker(&mut self) -> io::Result<()> {
+    /// Starts a worker. Where machines may wait for it, it goes on without what they can do without.
+    fn start_worker(&mut self, has_machines: bool) -> io::Result<()> {
         let (socket, other) = MessageSocket::pair()?;
         self.set.add(&socket, WORKER)?;
         let child = (self.start)(other.into_fd())?;
         // If it has ended, it reports nothing either.
-        let _ = link::hand_files_over(&socket, &self.files);
+        let _ = link::hand_files_over(&socket, &self.files, has_machines);
         let since = Instant::now();
         self.worker = Some(RunningWorker {
             child,

@@ -66,4 +66,4 @@ pub use options::{OnFailure, Prefetch, ServerOptions};
 pub use recovery::Recovery;
 pub use sandbox::{Sandbox, credential_files};
 pub use status::{SessionStats, SessionStatus, Status};
-pub use worker::Worker;
+pub use worker::{Worker, WorkerStart};

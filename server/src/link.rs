@@ -205,22 +205,34 @@ pub(crate) fn report(
     send_titled(socket, report, fds, &[])
 }
 
-/// Hands the files over that a worker opens the image by; none if it opens what is there by their names. It is the
-/// first message to a worker.
-pub(crate) fn hand_files_over(socket: &MessageSocket, files: &[(String, File)]) -> io::Result<()> {
-    let names: Vec<&str> = files.iter().map(|(name, _)| &**name).collect();
-    let fds: Vec<_> = files.iter().map(|(_, file)| file.as_fd()).collect();
-    send_titled(socket, &names, &fds, &[])
+/// How a worker starts, but for the files that come along.
+#[derive(Debug, Serialize, Deserialize)]
+struct Starts {
+    names: Vec<String>,
+    has_machines: bool,
 }
 
-/// Waits for the files that the keeper hands over.
+/// Hands the files over that a worker opens the image by; none if it opens what is there by their names. It is the
+/// first message to a worker.
+pub(crate) fn hand_files_over(
+    socket: &MessageSocket,
+    files: &[(String, File)],
+    has_machines: bool,
+) -> io::Result<()> {
+    let names = files.iter().map(|(name, _)| name.clone()).collect();
+    let fds: Vec<_> = files.iter().map(|(_, file)| file.as_fd()).collect();
+    send_titled(socket, &Starts { names, has_machines }, &fds, &[])
+}
+
+/// Waits for the files that the keeper hands over, and whether machines wait for the worker.
 pub(crate) fn receive_files(
     socket: &MessageSocket,
     room: &mut [u8],
-) -> io::Result<Vec<(String, File)>> {
-    let message = receive_titled::<Vec<String>>(socket, room)?;
+) -> io::Result<(Vec<(String, File)>, bool)> {
+    let message = receive_titled::<Starts>(socket, room)?;
     let Titled { title, fds, .. } = message.ok_or(io::ErrorKind::UnexpectedEof)?;
-    Ok(title.into_iter().zip(fds.into_iter().map(File::from)).collect())
+    let files = title.names.into_iter().zip(fds.into_iter().map(File::from));
+    Ok((files.collect(), title.has_machines))
 }
 
 /// Room for a message of either side.
@@ -316,9 +328,9 @@ mod tests {
         assert!(matches!(came, (Report::Reading(7), ref fds) if fds.len() == 1), "{came:?}");
         let files: Vec<_> =
             ["a", "b"].map(|name| (name.to_owned(), File::open("/dev/null").unwrap())).into();
-        hand_files_over(&keeper, &files).unwrap();
-        let came = receive_files(&worker, &mut room).unwrap();
-        assert!(came.iter().map(|(name, _)| &**name).eq(["a", "b"]));
+        hand_files_over(&keeper, &files, true).unwrap();
+        let (came, has_machines) = receive_files(&worker, &mut room).unwrap();
+        assert!(has_machines && came.iter().map(|(name, _)| &**name).eq(["a", "b"]));
         drop(worker);
         assert!(receive_report(&keeper, &mut room).unwrap().is_none());
     }

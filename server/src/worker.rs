@@ -46,6 +46,33 @@ const MANAGER_WITHIN: Duration = Duration::from_secs(2);
 /// How often it is written down which pages machines touch.
 const RECORD_EVERY: Duration = Duration::from_secs(2);
 
+/// What a keeper sends to a worker before all else.
+#[derive(Debug)]
+pub struct WorkerStart {
+    keeper: MessageSocket,
+    files: Vec<(String, File)>,
+    has_machines: bool,
+}
+
+impl WorkerStart {
+    /// Receives it by the descriptor that the keeper's start of this process was given.
+    ///
+    /// # Errors
+    /// [`ServeError::Wait`] if that is no such descriptor, or the keeper has ended.
+    pub fn receive(keeper: OwnedFd) -> Result<Self, ServeError> {
+        let keeper = MessageSocket::from_fd(keeper).map_err(ServeError::Wait)?;
+        let received = link::receive_files(&keeper, &mut link::room());
+        let (files, has_machines) = received.map_err(ServeError::Wait)?;
+        Ok(Self { keeper, files, has_machines })
+    }
+
+    /// Returns whether machines may wait for the worker: it is better to serve them without what costs time alone.
+    #[must_use]
+    pub fn has_machines(&self) -> bool {
+        self.has_machines
+    }
+}
+
 /// Answers the faults of machines from one image, in a process of its own.
 pub struct Worker {
     backing: Arc<dyn Backing>,
@@ -97,22 +124,21 @@ impl Worker {
     /// # Errors
     /// [`ServeError`]: the image cannot be read, or a thread is refused.
     pub fn open(image: &Path, options: ServerOptions) -> Result<Self, ServeError> {
-        Self::open_by(image, options, Vec::new())
+        Self::open_by(image, options, Vec::new(), false)
     }
 
-    /// Opens `image` for a keeper, by the descriptor that its start of this process was given. If the image was open in
-    /// an earlier worker, it is the same, although its files may have been replaced since.
+    /// Opens `image` for a keeper. If the image was open in an earlier worker, it is the same, although its files may
+    /// have been replaced since. Where machines wait, a list of pages that cannot be read or written is a warning.
     ///
     /// # Errors
-    /// As of [`Worker::open`]; [`ServeError::Wait`] if `keeper` is no such descriptor.
+    /// As of [`Worker::open`].
     pub fn open_for(
-        keeper: OwnedFd,
+        start: WorkerStart,
         image: &Path,
         options: ServerOptions,
     ) -> Result<Self, ServeError> {
-        let keeper = MessageSocket::from_fd(keeper).map_err(ServeError::Wait)?;
-        let files = link::receive_files(&keeper, &mut link::room()).map_err(ServeError::Wait)?;
-        let worker = Self::open_by(image, options, files)?;
+        let WorkerStart { keeper, files, has_machines } = start;
+        let worker = Self::open_by(image, options, files, has_machines)?;
         Ok(Self { keeper: Some(Arc::new(keeper)), ..worker })
     }
 
@@ -120,6 +146,7 @@ impl Worker {
         image: &Path,
         options: ServerOptions,
         files: Vec<(String, File)>,
+        has_machines: bool,
     ) -> Result<Self, ServeError> {
         // Once this thread is confined, it makes no userfaultfd.
         let _ = ReaderPlacement::of_this_process();
@@ -143,11 +170,14 @@ impl Worker {
         });
         let Opened { backing, image: identity, root, opened, files, working_set, page_bytes } =
             opened?;
-        let pages = pages_ahead(&options.prefetch, working_set, root)?;
+        let pages = pages_ahead(&options.prefetch, working_set, root);
         let recording = options.record.clone().map(|path| {
             let recording = Recording::open(working_set::file_of(&path, root), page_bytes);
             recording.map_err(|cause| ServeError::WorkingSet { path, cause })
         });
+        // Both cost time alone.
+        let pages = unless_machines_wait(has_machines, pages.map(Some))?.unwrap_or_default();
+        let recording = unless_machines_wait(has_machines, recording.transpose())?;
         // As another process finds it, which runs elsewhere.
         let absolute = std::path::absolute(image).ok().filter(|_| !is_remote);
         let path = absolute.as_deref().unwrap_or(image).display().to_string();
@@ -169,7 +199,7 @@ impl Worker {
             heirlooms: None,
             orphans: Vec::new(),
             prefetch: pages.into_iter().map(|page| page.saturating_mul(page_bytes)).collect(),
-            recording: recording.transpose()?,
+            recording,
             recorded: Instant::now(),
             huge: Finder::new(),
         })
@@ -512,15 +542,7 @@ impl Worker {
         let fd = connection.userfaultfd().ok_or("the userfaultfd is lost")?;
         let fd = fd.try_clone().map_err(|cause| text(&cause))?;
         let remote = Remote::adopt(fd).map_err(|error| text(&error))?;
-        let removals = make_log(&mut connection, &regions)?;
-        // The keeper has the log before the first event is read.
-        let log = removals.fd().ok_or("the log has no descriptor")?;
-        connection.log = Some(log.try_clone_to_owned().map_err(|cause| text(&cause))?);
-        link::report(keeper, &Report::Reading(number), &[log])
-            .and_then(|()| link::receive(keeper, &mut link::room()))
-            .map_err(|cause| format!("the keeper does not answer: {cause}"))?;
-        // More of the stream means nothing.
-        connection.is_ended = true;
+        let removals = begin_log(keeper, number, &mut connection, &regions)?;
         let link = keeper.clone();
         let session = Session::start(SessionParts {
             number,
@@ -554,6 +576,20 @@ impl fmt::Debug for Worker {
     }
 }
 
+/// Returns what was opened. Where machines wait, it is a warning if that failed.
+fn unless_machines_wait<T>(
+    has_machines: bool,
+    opened: Result<Option<T>, ServeError>,
+) -> Result<Option<T>, ServeError> {
+    match opened {
+        Err(error) if has_machines => {
+            tracing::warn!(%error, "machines are served without it");
+            Ok(None)
+        }
+        opened => opened,
+    }
+}
+
 /// Returns the numbers of the pages that are installed before a machine touches them.
 fn pages_ahead(
     prefetch: &Prefetch,
@@ -574,6 +610,24 @@ fn pages_ahead(
         Err(cause) => Err(ServeError::WorkingSet { path: path.clone(), cause }),
         Ok(pages) => Ok(pages),
     }
+}
+
+/// Makes the log of a session, and has the keeper keep it before the first event is read.
+fn begin_log(
+    keeper: &MessageSocket,
+    number: u64,
+    connection: &mut Connection,
+    regions: &[RemoteRegion],
+) -> Result<EventLog, String> {
+    let removals = make_log(connection, regions)?;
+    let log = removals.fd().ok_or("the log has no descriptor")?;
+    connection.log = Some(log.try_clone_to_owned().map_err(|cause| cause.to_string())?);
+    link::report(keeper, &Report::Reading(number), &[log])
+        .and_then(|()| link::receive(keeper, &mut link::room()))
+        .map_err(|cause| format!("the keeper does not answer: {cause}"))?;
+    // More of the stream means nothing.
+    connection.is_ended = true;
+    Ok(removals)
 }
 
 /// Makes the log of what a machine gives back, which goes on with that of the process that served it before.

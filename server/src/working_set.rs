@@ -22,7 +22,12 @@ pub(crate) fn file_of(path: &Path, root: Root) -> PathBuf {
 
 /// Reads the page numbers of a file.
 pub(crate) fn read(path: &Path) -> io::Result<Vec<u64>> {
-    if std::fs::metadata(path)?.len() > FILE_BYTES {
+    let metadata = std::fs::metadata(path)?;
+    // Opening a FIFO would wait for a writer.
+    if !metadata.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
+    }
+    if metadata.len() > FILE_BYTES {
         return Err(io::Error::other("it is longer than a list of pages can be"));
     }
     let bytes = std::fs::read(path)?;

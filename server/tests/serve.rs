@@ -27,7 +27,7 @@ use uzone_os::uffd::{Doorbell, Features, KernelFaults, Modes, Registered, Uffd};
 use uzone_os::{Anonymous, HugeSize, Mapping};
 use uzone_pages::ByteLen;
 use uzone_server::{
-    Keeper, OnFailure, Prefetch, ServeError, ServeEvent, Served, ServerOptions, Worker,
+    Keeper, OnFailure, Prefetch, ServeError, ServeEvent, Served, ServerOptions, Worker, WorkerStart,
 };
 use uzone_snapshot::Packer;
 
@@ -254,7 +254,8 @@ fn a_worker_of_the_other_tests() {
     let Some(image) = std::env::var_os(WORKER) else { return };
     let policy = std::env::var("OPTIONS").unwrap();
     let keeper = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
-    let mut worker = Worker::open_for(keeper, Path::new(&image), options(&policy)).unwrap();
+    let start = WorkerStart::receive(keeper).unwrap();
+    let mut worker = Worker::open_for(start, Path::new(&image), options(&policy)).unwrap();
     worker.run().unwrap();
     // Its keeper was killed.
     let Some(socket) = std::env::var_os(INHERIT).map(PathBuf::from) else { return };
