@@ -500,6 +500,12 @@ fn a_worker_goes_on_without_what_costs_time_alone_where_machines_wait() {
     // A stopped process whose parent dies gets a SIGHUP, too.
     let worker = server.workers()[0];
     kill_process(worker, Signal::STOP).expect("it runs");
+    let end = Instant::now() + PATIENCE;
+    let stat = format!("/proc/{}/stat", worker.as_raw_nonzero());
+    while !fs::read_to_string(&stat).is_ok_and(|state| state.contains(") T ")) {
+        assert!(Instant::now() < end, "the worker does not stop");
+        thread::sleep(Duration::from_millis(1));
+    }
     let successor = server.kill_keeper();
     let status = status_of(successor, &socket);
     assert_eq!(status["is_confined"], true);

@@ -13,7 +13,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -144,7 +144,7 @@ impl Recovery {
     }
 
     fn absorb_machine(&self, other: &HeldFolder, id: u64) -> io::Result<()> {
-        // The log first: a machine without one is taken for one that gave nothing back.
+        // The log first: a machine without one is not recovered.
         let is_there = |moved: io::Result<u64>| match moved {
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(false),
             moved => moved.map(|_| true),
@@ -322,15 +322,11 @@ impl Recovery {
         let (pid, uid) = kept.process();
         let peer = Peer::of_number(pid, uid, started)?;
         let userfaultfd = peer.descriptor(number)?;
-        let log = OpenOptions::new().read(true).write(true).open(self.log(id));
-        let log_file = match log {
-            Ok(file) => Some(file),
-            Err(cause) if cause.kind() == io::ErrorKind::NotFound => None,
-            Err(cause) => return Err(cause),
-        };
-        // A worker that was killed before it read anything has left no log in its file.
-        let is_log = log_file.as_ref().map(EventLog::is_in_file).transpose()?.unwrap_or(false);
-        let log = log_file.as_ref().filter(|_| is_log).map(File::try_clone).transpose()?;
+        // Without its file, nothing states what the machine gave back.
+        let log_file = OpenOptions::new().read(true).write(true).open(self.log(id))?;
+        // A worker that was killed before it read anything has left no log in it.
+        let is_log = EventLog::is_in_file(&log_file)?;
+        let log = is_log.then(|| log_file.try_clone()).transpose()?;
         // The stream went with the server, and nothing comes by it any more.
         let (stream, _) = UnixStream::pair()?;
         stream.set_nonblocking(true)?;
@@ -342,7 +338,7 @@ impl Recovery {
             .filter(|(_, connection)| connection.id == id)
             .ok_or(io::ErrorKind::InvalidData)?;
         connection.image = Some(image);
-        connection.log_file = log_file.map(OwnedFd::from);
+        connection.log_file = Some(log_file.into());
         Ok((session, connection))
     }
 }
@@ -382,7 +378,7 @@ fn machines_in(folder: &Path) -> io::Result<BTreeSet<u64>> {
 /// Gives up a machine that is kept in a folder, and its log.
 fn discard_in(folder: &Path, id: u64) {
     let machine = folder.join(machine_name(id));
-    // The machine first, since it is one that gave nothing back without its log.
+    // The machine first: with a log alone nothing is done.
     for path in [&machine, &machine.with_extension("part"), &folder.join(log_name(id))] {
         match fs::remove_file(path) {
             Err(cause) if cause.kind() != io::ErrorKind::NotFound => {
@@ -433,7 +429,7 @@ mod tests {
 
     fn connection_with_a_log(id: u64) -> Connection {
         let mut connection = connection(id);
-        connection.log_file = Some(File::open("/dev/null").unwrap().into());
+        connection.log_file = Some(fs::File::open("/dev/null").unwrap().into());
         connection
     }
 
