@@ -676,11 +676,12 @@ fn work(args: &Args, out: &Output) -> Result<Exit, Failure> {
     let image = args.image.as_deref().unwrap_or(Path::new("-"));
     let allowed = allowed(args)?;
     let options = options(args).allow_users(allowed.clone());
-    if args.check && is_url(image) {
-        return Ok(if rights::opens_local_files(args) { Exit::Ok } else { Exit::Permission });
-    }
     if args.check {
-        Worker::open(image, options.disk_cache(args.on_disk.open()?))?;
+        let disk = args.on_disk.open()?;
+        if is_url(image) {
+            return Ok(if rights::opens_local_files(args) { Exit::Ok } else { Exit::Permission });
+        }
+        Worker::open(image, options.disk_cache(disk))?;
         return Ok(Exit::Ok);
     }
     // A terminal that goes is no reason to end. So is what the kernel sends to a stopped process when its parent dies.
