@@ -151,6 +151,15 @@ impl Drop for ListeningSocket {
 mod tests {
     use super::*;
 
+    /// A child that another test forked has a descriptor of the socket until it executes its program.
+    fn wait_until_dead(socket: &Path) {
+        let give_up = Instant::now() + Duration::from_secs(20);
+        while UnixStream::connect(socket).is_ok() {
+            assert!(Instant::now() < give_up, "the socket is listened on");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     #[test]
     fn of_servers_that_start_at_once_one_has_the_socket() {
         let folder = std::env::temp_dir().join(format!("uzone-at-once-{}", std::process::id()));
@@ -173,6 +182,7 @@ mod tests {
                     socket.leave();
                 }
             }
+            wait_until_dead(&path);
         }
         fs::remove_dir_all(folder).unwrap();
     }
@@ -190,12 +200,7 @@ mod tests {
         let ListeningSocket { listener, .. } = &first;
         let _ = listener.accept();
         drop(UnixListener::bind(folder.join("dead")).unwrap());
-        // A child that another test forked has its descriptor until it executes its program.
-        let give_up = Instant::now() + Duration::from_secs(20);
-        while UnixStream::connect(folder.join("dead")).is_ok() {
-            assert!(Instant::now() < give_up, "the socket is listened on");
-            thread::sleep(Duration::from_millis(1));
-        }
+        wait_until_dead(&folder.join("dead"));
         drop(ListeningSocket::bind(&folder.join("dead"), 0o600, None).unwrap());
         assert!(!folder.join("dead").exists(), "it was removed when it was dropped");
         fs::write(folder.join("file"), "kept").unwrap();
