@@ -684,7 +684,7 @@ fn work(args: &Args, out: &Output) -> Result<Exit, Failure> {
         Worker::open(image, options.disk_cache(disk))?;
         return Ok(Exit::Ok);
     }
-    // A terminal that goes is no reason to end. So is what the kernel sends to a stopped process when its parent dies.
+    // The kernel sends it to a stopped process whose parent dies: this one goes on then, in the place of its keeper.
     signal_hook::flag::register(signal_hook::consts::SIGHUP, Arc::default())?;
     let start = WorkerStart::receive(io::stdin().as_fd().try_clone_to_owned()?)?;
     let disk = match args.on_disk.open() {

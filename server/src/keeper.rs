@@ -538,7 +538,8 @@ impl Keeper {
         let is_silent =
             |connection: &Connection| connection.is_greeting() && !connection.has_descriptors();
         let silent = self.connections.iter().filter(|(_, connection)| is_silent(connection));
-        let oldest = silent.min_by_key(|(_, connection)| connection.since);
+        // A program that attaches has asked for the image, and maps memory before it hands that over.
+        let oldest = silent.min_by_key(|(_, one)| (!one.bytes.is_empty(), one.since));
         let oldest = oldest.filter(|(_, connection)| connection.since.elapsed() >= SILENT);
         let Some(key) = oldest.map(|(key, _)| *key) else { return false };
         self.refuse(
