@@ -248,76 +248,74 @@ impl LazyMapping {
             // It may fill a page with what the backing had before something was written back.
             return Err(LazyError::TimedOut { offset: self.core.bytes(pages).start });
         }
-        let mut evicted = match &in_thread {
-            Some(in_thread) => self.evict_unknown(in_thread, pages.clone())?,
-            None => 0,
-        };
-        let mut at = pages.start;
-        let mut answer = Ok(());
+        // Each page is looked at once, so one that is filled again behind this walk is not counted twice.
+        let (mut evicted, mut answer, mut at) = (0, Ok(()), pages.start);
         while at < pages.end && answer.is_ok() {
-            // A run of pages that are present and not pinned: from here until they are absent again, a
-            // thread that faults on one waits for the wake below.
             let start = at;
             while at < pages.end && contents.advance(at, Content::Present, Content::Removed) {
                 at += 1;
             }
-            if start == at {
-                at += 1;
-                continue;
-            }
-            let run = self.core.bytes(start..at);
-            self.core.will_evict(&(start..at));
-            if let Some(in_thread) = &in_thread {
-                in_thread.gives_back(start..at);
-            }
-            answer = self.mapping().discard(run.clone());
-            if let (Ok(()), Some(tracker)) = (&answer, self.tracking()) {
-                tracker.evicted(&(start..at));
-            }
-            let next = if answer.is_ok() { Content::Absent } else { Content::Filling };
-            for page in start..at {
-                if contents.advance(page, Content::Removed, next) && next == Content::Filling {
-                    // The kernel refused, so the pages are as they were.
-                    let _ = contents.advance(page, Content::Filling, Content::Present);
+            if start < at {
+                answer = self.evict_present(in_thread.as_deref(), start..at);
+            } else if let Some(in_thread) = &in_thread {
+                while at < pages.end && in_thread.may_have_filled(at) && contents.claim(at) {
+                    at += 1;
+                }
+                if start < at {
+                    answer = self.evict_filled(in_thread, start..at);
                 }
             }
             if answer.is_ok() {
                 evicted += at - start;
             }
-            self.core.kernel().wake(run);
+            at = at.max(start + 1);
         }
         Counters::add(&self.core.counters().evicted, evicted);
         answer?;
         Ok(evicted)
     }
 
-    /// Gives back pages that a thread filled for itself, whose words are still absent. They are owned
-    /// meanwhile, so that none is pinned; a thread that touches one fills it again at once, with the same
-    /// bytes.
-    fn evict_unknown(&self, in_thread: &InThread, pages: Range<u64>) -> Result<u64, LazyError> {
+    /// Gives back pages that were present, and are removed since: a thread that faults on one waits until
+    /// it is absent again, and woken here.
+    fn evict_present(
+        &self,
+        in_thread: Option<&InThread>,
+        pages: Range<u64>,
+    ) -> Result<(), LazyError> {
         let contents = self.core.contents();
-        let (mut evicted, mut at) = (0, pages.start);
-        while at < pages.end {
-            let start = at;
-            while at < pages.end && in_thread.may_have_filled(at) && contents.claim(at) {
-                at += 1;
+        let bytes = self.core.bytes(pages.clone());
+        self.core.will_evict(&pages);
+        let answer = self.discard(in_thread, pages.clone());
+        let next = if answer.is_ok() { Content::Absent } else { Content::Filling };
+        for page in pages {
+            if contents.advance(page, Content::Removed, next) && next == Content::Filling {
+                // The kernel refused, so the pages are as they were.
+                let _ = contents.advance(page, Content::Filling, Content::Present);
             }
-            if start == at {
-                at += 1;
-                continue;
-            }
-            in_thread.gives_back(start..at);
-            let answer = self.mapping().discard(self.core.bytes(start..at));
-            if let (Ok(()), Some(tracker)) = (&answer, self.tracking()) {
-                tracker.evicted(&(start..at));
-            }
-            (start..at).for_each(|page| self.core.release(page));
-            // A thread may wait for the one that owns the page.
-            in_thread.wake(start..at);
-            answer?;
-            evicted += at - start;
         }
-        Ok(evicted)
+        self.core.kernel().wake(bytes);
+        answer
+    }
+
+    /// Gives back pages that a thread filled for itself, whose words were still absent. They are claimed,
+    /// so that none is pinned; a thread that touches one fills it again at once, with the same bytes.
+    fn evict_filled(&self, in_thread: &InThread, pages: Range<u64>) -> Result<(), LazyError> {
+        let answer = self.discard(Some(in_thread), pages.clone());
+        pages.clone().for_each(|page| self.core.release(page));
+        // A thread may wait for the one that claimed the page.
+        in_thread.wake(pages);
+        answer
+    }
+
+    fn discard(&self, in_thread: Option<&InThread>, pages: Range<u64>) -> Result<(), LazyError> {
+        if let Some(in_thread) = in_thread {
+            in_thread.gives_back(pages.clone());
+        }
+        self.mapping().discard(self.core.bytes(pages.clone()))?;
+        if let Some(tracker) = self.tracking() {
+            tracker.evicted(&pages);
+        }
+        Ok(())
     }
 
     /// Gives the pages of a range back as [`LazyMapping::evict`] does, also those that were written
