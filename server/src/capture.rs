@@ -565,18 +565,19 @@ impl std::fmt::Debug for CapturedPages {
 
 /// Waits for the end of a capture. If the machine waits for that, all its pages are copied first.
 fn listen(worker: &MessageSocket, held: &Held, runs: &[Run]) -> io::Result<u64> {
+    let mut copied = Ok(());
     loop {
         match receive(worker)? {
             CaptureReply::Hurry => {
                 let Some(kept) = &held.kept else { continue };
                 let threads = thread::available_parallelism().map_or(1, Into::into);
-                let copied =
-                    copy(runs, threads, |run, piece| held.read_memory(kept, run, 0, piece))?;
-                *held.copy.write().unwrap_or_else(PoisonError::into_inner) = copied;
+                copied = copy(runs, threads, |run, piece| held.read_memory(kept, run, 0, piece))
+                    .map(|copy| *held.copy.write().unwrap_or_else(PoisonError::into_inner) = copy);
                 link::send_titled(worker, &CaptureRequest::End, &[], &[])?;
             }
-            CaptureReply::Ended { kept_pages, lost: None } => return Ok(kept_pages),
+            // What was given back before it was read cannot be copied: the worker states that reason.
             CaptureReply::Ended { lost: Some(reason), .. } => return Err(io::Error::other(reason)),
+            CaptureReply::Ended { kept_pages, lost: None } => return copied.map(|()| kept_pages),
             CaptureReply::Protected | CaptureReply::Refused { .. } => {
                 return Err(io::ErrorKind::InvalidData.into());
             }
@@ -618,7 +619,10 @@ impl Read for Memory<'_> {
         let now = &mut out[..len];
         match from {
             Origin::Run(index, from) => {
-                self.pages.held.read(&self.pages.runs[index], from, now)?;
+                if let Err(cause) = self.pages.held.read(&self.pages.runs[index], from, now) {
+                    // The worker knows of memory that was given back.
+                    return Err(self.pages.finish().err().unwrap_or(cause));
+                }
             }
             Origin::Zeroes => now.fill(0),
             Origin::Image => self.image.read_at(self.at, now)?,
@@ -652,6 +656,40 @@ mod tests {
         opened.unwrap();
         assert_eq!(refused, Err(io::ErrorKind::NotFound));
         assert!(open_for_keeper(&peer, known.as_fd()).is_err(), "it has ended");
+    }
+
+    #[test]
+    fn memory_that_was_given_back_is_the_reason_why_a_page_cannot_be_read() {
+        for (lost, reason) in [(Some("given back".to_owned()), "given back"), (None, GONE)] {
+            let (here, worker) = MessageSocket::pair().unwrap();
+            let regions = [RemoteRegion {
+                start: uzone_os::Vaddr::new(0),
+                len: ByteLen::new(PAGE),
+                offset: 0,
+                page: uzone_os::probe::page_size(),
+            }];
+            let kept = KeptPages::new(&regions).unwrap();
+            // There are no bytes any more, as of a process that has ended.
+            let memory = uzone_os::memory_file("memory", &[]).unwrap();
+            let of = SessionMemory {
+                image: String::new(),
+                regions: regions.to_vec(),
+                is_shared: false,
+                is_tracked: true,
+                removed: Vec::new(),
+                pagemap: memory.try_clone().unwrap(),
+                memory,
+                worker: here,
+            };
+            let run = Run { bytes: 0..PAGE, address: 0, at: 0 };
+            let pages = CapturedPages::live(of, kept, vec![run]);
+            link::send_titled(&worker, &CaptureReply::Hurry, &[], &[]).unwrap();
+            let end = CaptureReply::Ended { kept_pages: 0, lost };
+            link::send_titled(&worker, &end, &[], &[]).unwrap();
+            let image: Vec<u8> = vec![0; usize::try_from(PAGE).unwrap()];
+            let error = pages.over(&image).read_to_end(&mut Vec::new()).unwrap_err();
+            assert!(error.to_string().contains(reason), "{error}");
+        }
     }
 
     #[test]
