@@ -4,6 +4,8 @@
 mod common;
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -40,6 +42,15 @@ fn status_of(keeper: Pid, socket: &str) -> Value {
         assert!(Instant::now() < end, "process {keeper:?} is no keeper");
         thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// Returns the metrics of the server that has a port.
+fn metrics_of(address: &str) -> String {
+    let mut metrics = String::new();
+    let mut client = TcpStream::connect(address).expect("it listens");
+    client.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").expect("it is taken");
+    client.read_to_string(&mut metrics).expect("it answers");
+    metrics
 }
 
 /// Ends a server by two signals, the second when it has removed its socket, and returns its last event.
@@ -286,9 +297,11 @@ fn a_server_that_drains_keeps_its_machines_from_the_next_one() {
     let folder = dir.name("kept");
     fs::write(&image, (0..PAGES).flat_map(page_of).collect::<Vec<u8>>()).expect("it is written");
     fs::write(&other, (1..=PAGES).flat_map(page_of).collect::<Vec<u8>>()).expect("it is written");
-    let arguments =
-        |image: &str| [image, "--socket", &socket, "--recover", &folder].map(str::to_owned);
-    let start = |image: &str| start(&arguments(image).each_ref().map(|argument| &**argument));
+    let address = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+    let address = address.expect("a port is free").to_string();
+    let start = |image: &str| {
+        start(&[image, "--socket", &socket, "--recover", &folder, "--metrics", &address])
+    };
     let first = start(&image);
     let Some(machine) = Machine::connect(&socket) else { return drop(first.stop()) };
     machine.check(0, &page_of(0));
@@ -303,6 +316,8 @@ fn a_server_that_drains_keeps_its_machines_from_the_next_one() {
         let server = start(next);
         let status = status_of(server.pid(), &socket);
         assert_eq!(status["sessions"].as_array().map(Vec::len), Some(0), "{status}");
+        let metrics = metrics_of(&address);
+        assert!(metrics.contains("\nuzone_draining 0\n"), "{metrics}");
         machine.memory.mapping().discard(0..round * PAGE).expect("it is given back");
         machine.check(0, &[0; 4096]);
         machine.check(round * 100, &page_of(round * 100));

@@ -1,14 +1,14 @@
 //! Questions and orders to a server: [`Control`], a socket beside the one that monitors connect to, and the
 //! other side of it ([`status`], [`drain`], [`take_over`]).
 //!
-//! A client sends one line, `status`, `drain`, `take-over` or `memory` with the number of a session, and gets
-//! one line of JSON. With the last two comes a socket by which the keeper hands everything to the client
+//! A client sends one line, `status`, `drain`, `leave-metrics`, `take-over` or `memory` with the number of a session,
+//! and gets one line of JSON. With the last two comes a socket by which the keeper hands everything to the client
 //! ([`take_over`]), or the memory of a machine (`capture.rs`). `GET` gets metrics by HTTP,
 //! from here or from a TCP port. A thread of its own serves one client after the other, each for a few
 //! seconds at most, so that the keeper waits for none.
 
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -36,6 +36,8 @@ const ANSWER: Duration = Duration::from_secs(5);
 const AGAIN: Duration = Duration::from_millis(100);
 /// How long a request may be.
 const REQUEST: usize = 8 << 10;
+/// What a server asks of one that accepts no more machines: to leave it the port for metrics.
+const LEAVE_METRICS: &str = "leave-metrics\n";
 /// Who may ask: the owner, whatever group the other socket has and which users may connect to that.
 const MODE: u32 = 0o600;
 
@@ -56,6 +58,8 @@ pub(crate) struct Asked {
 }
 
 struct Shared {
+    /// Descriptors of the sockets for questions and for metrics, for the next keeper.
+    sockets: [Option<OwnedFd>; 2],
     asked: Mutex<Vec<Asked>>,
     bell: Doorbell,
     /// Rings when the threads are to end.
@@ -68,8 +72,6 @@ struct Shared {
 pub(crate) struct Control {
     shared: Arc<Shared>,
     metrics: Option<SocketAddr>,
-    /// Descriptors of the sockets, for the next keeper.
-    sockets: [Option<OwnedFd>; 2],
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -82,12 +84,23 @@ pub fn control_path(socket: &Path) -> PathBuf {
 }
 
 impl Control {
-    /// Listens beside `socket`, and for HTTP on `metrics`. A server that accepts no more machines loses the name.
+    /// Listens beside `socket`, and for HTTP on `metrics`. A server that accepts no more machines loses both.
     pub(crate) fn bind(socket: &Path, metrics: Option<SocketAddr>) -> Result<Self, ServeError> {
-        let metrics = listen_for_metrics(metrics)?;
+        let is_draining = || status(socket).is_ok_and(|status| status.is_draining);
+        let metrics = match listen_for_metrics(metrics) {
+            Err(ServeError::Metrics { cause, .. })
+                if cause.kind() == io::ErrorKind::AddrInUse && is_draining() =>
+            {
+                // If it does not, the port is still in use.
+                let _ = ask(socket, LEAVE_METRICS);
+                listen_for_metrics(metrics)
+            }
+            bound => bound,
+        };
+        let metrics = metrics?;
         let path = control_path(socket);
         let listening = match ListeningSocket::bind(&path, MODE, None) {
-            Err(ServeError::InUse { .. }) if status(socket).is_ok_and(|it| it.is_draining) => {
+            Err(ServeError::InUse { .. }) if is_draining() => {
                 ListeningSocket::replace(&path, MODE, None)
             }
             bound => bound,
@@ -125,11 +138,13 @@ impl Control {
         let wait = ServeError::Wait;
         let (bell, stop) = (Doorbell::new().map_err(wait)?, Doorbell::new().map_err(wait)?);
         let is_left = AtomicBool::new(false);
-        let shared = Arc::new(Shared { asked: Mutex::default(), bell, stop, is_left });
-        let mut control =
-            Self { shared, metrics: None, sockets: [None, None], threads: Vec::new() };
-        let fd = listening.listener.as_fd().try_clone_to_owned().map_err(wait)?;
-        control.sockets[0] = Some(fd);
+        let clone = |socket: BorrowedFd<'_>| socket.try_clone_to_owned().map_err(wait);
+        let sockets = [
+            Some(clone(listening.listener.as_fd())?),
+            metrics.as_ref().map(|listener| clone(listener.as_fd())).transpose()?,
+        ];
+        let shared = Arc::new(Shared { sockets, asked: Mutex::default(), bell, stop, is_left });
+        let mut control = Self { shared, metrics: None, threads: Vec::new() };
         let (shared, set) = (control.shared.clone(), control.waits_for(&listening.listener)?);
         control.start(move || {
             shared.serve_all(&set, || {
@@ -147,7 +162,6 @@ impl Control {
         let Some(listener) = metrics else { return Ok(control) };
         listener.set_nonblocking(true).map_err(wait)?;
         control.metrics = Some(listener.local_addr().map_err(wait)?);
-        control.sockets[1] = Some(listener.as_fd().try_clone_to_owned().map_err(wait)?);
         let (shared, set) = (control.shared.clone(), control.waits_for(&listener)?);
         control.start(move || {
             shared.serve_all(&set, || {
@@ -172,7 +186,7 @@ impl Control {
 
     /// Returns the sockets for questions and for metrics.
     pub(crate) fn sockets(&self) -> (Option<BorrowedFd<'_>>, Option<BorrowedFd<'_>>) {
-        let [control, metrics] = &self.sockets;
+        let [control, metrics] = &self.shared.sockets;
         (control.as_ref().map(AsFd::as_fd), metrics.as_ref().map(AsFd::as_fd))
     }
 
@@ -253,6 +267,8 @@ impl Shared {
                 // A client that goes, or is too slow, is not answered.
                 Ok(client) => drop(self.serve(client)),
                 Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => {}
+                // It listens no more: the port is the next server's.
+                Err(cause) if cause.kind() == io::ErrorKind::InvalidInput => return,
                 // No descriptor is free, for instance, or it sent nothing.
                 Err(_) => std::thread::sleep(AGAIN),
             }
@@ -268,6 +284,10 @@ impl Shared {
             (line, _) if line.starts_with(b"GET ") => return self.serve_metrics(stream, line),
             (b"status", _) if is_near => Request::Status,
             (b"drain", _) if is_near => Request::Drain,
+            (line, _) if is_near && line == LEAVE_METRICS.as_bytes().trim_ascii() => {
+                self.leave_metrics();
+                Request::Status
+            }
             (b"take-over", Some(socket)) if is_near => Request::TakeOver(socket),
             (line, Some(socket)) if is_near && session_of(line).is_some() => {
                 Request::Memory(session_of(line).unwrap_or_default(), socket)
@@ -283,6 +303,14 @@ impl Shared {
         };
         answer.push('\n');
         stream.write_all(answer.as_bytes())
+    }
+
+    /// Leaves the port for metrics to the next server, though another process may have a descriptor of it too.
+    fn leave_metrics(&self) {
+        if let Some(listener) = self.sockets[1].as_ref().and_then(|fd| fd.try_clone().ok()) {
+            // std has shutdown(2) for streams alone. It fails if that is done already.
+            let _ = TcpStream::from(listener).shutdown(Shutdown::Both);
+        }
     }
 
     fn serve_metrics(&self, mut stream: impl Write, line: &[u8]) -> io::Result<()> {
