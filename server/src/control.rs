@@ -380,14 +380,19 @@ pub fn drain(socket: &Path) -> Result<Status, ServeError> {
     ask(socket, "drain\n")
 }
 
-/// Takes everything over from the keeper that listens on `socket`, if it serves the same image.
-pub(crate) fn take_over(socket: &Path, image: &str) -> Result<Estate, ServeError> {
+/// Takes everything over from the keeper that listens on `socket`, if it serves the same image. `will_absorb` is called
+/// before with the folder where that keeps its machines.
+pub(crate) fn take_over(
+    socket: &Path,
+    image: &str,
+    will_absorb: impl FnOnce(&Path) -> io::Result<()>,
+) -> Result<Estate, ServeError> {
     let path = control_path(socket);
     let taken = UnixStream::connect(&path).and_then(|stream| {
         let (here, there) = MessageSocket::pair()?;
         peer::send(&stream, b"take-over\n", &[there.as_fd()])?;
         drop(there);
-        takeover::take(&here, image)
+        takeover::take(&here, image, will_absorb)
     });
     taken.map_err(|cause| ServeError::Ask { path, cause })
 }

@@ -190,7 +190,9 @@ impl Keeper {
         let mut keeper = Self::started(socket, options, log, start, Vec::new(), false)?;
         keeper.down_since = Some(Instant::now());
         keeper.open_recovery()?;
-        let mut estate = control::take_over(socket, &keeper.image)?;
+        let mut estate = control::take_over(socket, &keeper.image, |folder| {
+            keeper.recovery.as_ref().map_or(Ok(()), |recovery| recovery.will_absorb(folder))
+        })?;
         // The other one may be a worker in the place of its keeper, and would not admit that if it were hostile.
         estate.connections.values_mut().for_each(Connection::check_peer);
         keeper.enter(estate);
@@ -262,7 +264,11 @@ impl Keeper {
         match (&self.recovery, estate.folder.take()) {
             (Some(recovery), folder) => {
                 if let Some(before) = folder {
-                    if let Err(cause) = recovery.absorb(&before) {
+                    let absorbed = recovery.absorb(&before);
+                    // Also the notes on it, and on what an earlier server had to take here.
+                    if let Err(cause) =
+                        absorbed.and_then(|()| recovery.absorb_noted(&recovery.held().path))
+                    {
                         let path = before.path.display();
                         tracing::warn!(%cause, %path, "what is kept of machines is kept anew elsewhere");
                     }

@@ -9,14 +9,17 @@
 //!
 //! A folder is one server's as long as a process of it lives ([`HeldFolder`]). A server that accepts no more machines
 //! has its folder until the last one has ended, and the next server of that socket has another one meanwhile. What is
-//! in folders that no server has is taken by the one that starts.
+//! in folders that no server has is taken by the one that starts. A server that takes over by another `--recover` notes
+//! where the machines are before it has them ([`Recovery::will_absorb`]), so that each kill meanwhile leaves them to the next
+//! one.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::fmt::Write;
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -35,6 +38,9 @@ use crate::socket::ListeningSocket;
 
 /// What tells one start of the system from others.
 const BOOT: &str = "/proc/sys/kernel/random/boot_id";
+
+/// What a file with the path of a folder is named whose machines belong here, before the numbers of that folder.
+const ABSORBS: &str = "absorbs.";
 
 /// How many servers of one socket may live at a time, all but one of which accept no more machines.
 const SERVERS: u32 = 64;
@@ -79,7 +85,7 @@ impl Recovery {
     }
 
     fn open_part(folder: &Path, socket: &Path) -> io::Result<Self> {
-        let name = name_of(socket)?;
+        let (folder, name) = (&std::path::absolute(folder)?, name_of(socket)?);
         let part_of = |number| match number {
             1 => folder.join(&name),
             number => folder.join(format!("{name}.{number}")),
@@ -98,12 +104,11 @@ impl Recovery {
         let part = &held.path;
         // What another user could write there would have this process take any descriptor of any process.
         let own = fs::metadata("/proc/self")?.uid();
-        let (of, outer) = (fs::metadata(part)?, fs::metadata(folder)?);
-        let is_private = of.uid() == own && of.mode() & 0o077 == 0;
+        let outer = fs::metadata(folder)?;
         // In a folder that others write to, the sticky bit keeps them from renaming what is not theirs.
         let is_kept = [0, own].contains(&outer.uid())
             && (outer.mode() & 0o022 == 0 || outer.mode() & 0o1000 != 0);
-        if !is_private || !is_kept {
+        if !is_private(part)? || !is_kept {
             let reason = "it is open to other users: it must be this one's, with mode 700";
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, reason));
         }
@@ -133,9 +138,22 @@ impl Recovery {
         self.held.path.join(log_name(id))
     }
 
-    /// Takes the machines from the folder of a server which ends, and removes that. A process that is killed meanwhile
-    /// leaves each machine in one of the two folders at most.
+    /// Notes that the machines of a server which ends will be taken from its folder, before they are. The note stays until
+    /// that folder is gone; one on the folder of a server that lives on has no effect.
+    pub(crate) fn will_absorb(&self, other: &Path) -> io::Result<()> {
+        if other.parent() == self.held.path.parent() {
+            // Found without a note.
+            return Ok(());
+        }
+        let of = fs::metadata(other)?;
+        let note = self.held.path.join(format!("{ABSORBS}{:x}.{:x}", of.dev(), of.ino()));
+        fs::write(note, other.as_os_str().as_bytes())
+    }
+
+    /// Takes the machines from the folder of a server which has ended, and removes that. A process that is killed
+    /// meanwhile leaves each machine to the next call; never two folders have both a machine and its log.
     pub(crate) fn absorb(&self, other: &HeldFolder) -> io::Result<()> {
+        self.absorb_noted(&other.path)?;
         for id in machines_in(&other.path)? {
             self.absorb_machine(other, id)?;
         }
@@ -144,24 +162,34 @@ impl Recovery {
     }
 
     fn absorb_machine(&self, other: &HeldFolder, id: u64) -> io::Result<()> {
-        // The log first: a machine without one is not recovered.
-        let is_there = |moved: io::Result<u64>| match moved {
-            Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(false),
-            moved => moved.map(|_| true),
-        };
-        let log = other.path.join(log_name(id));
-        is_there(fs::rename(&log, self.log(id)).map(|()| 0).or_else(|cause| match cause.kind() {
-            // The server before has ended, so this is all of it.
-            io::ErrorKind::CrossesDevices => fs::copy(&log, self.log(id)),
-            _ => Err(cause),
-        }))?;
-        let (machine, part) =
-            (other.path.join(machine_name(id)), self.machine(id).with_extension("part"));
-        if is_there(fs::copy(&machine, &part))? {
-            fs::remove_file(machine)?;
-            fs::rename(part, self.machine(id))?;
+        // The log first: where the machine is without one, it is not recovered.
+        let (log, machine) = (other.path.join(log_name(id)), other.path.join(machine_name(id)));
+        // The server before has ended, so a copy is all of it.
+        // The one beside the log is what it is: what was moved before may have been replaced since.
+        if move_file(&log, &self.log(id))? || !self.has_machine(id) {
+            move_file(&machine, &self.machine(id))?;
         }
         discard_in(&other.path, id);
+        Ok(())
+    }
+
+    /// Takes the machines on whose folders there are notes, and removes the notes on those that are gone.
+    pub(crate) fn absorb_noted(&self, folder: &Path) -> io::Result<()> {
+        for entry in fs::read_dir(folder)? {
+            let note = entry?;
+            if !note.file_name().as_bytes().starts_with(ABSORBS.as_bytes()) {
+                continue;
+            }
+            let path = PathBuf::from(OsString::from_vec(fs::read(note.path())?));
+            match HeldFolder::hold(path.clone())? {
+                Some(other) if is_private(&other.path)? => self.absorb(&other)?,
+                // It is gone, or its server lives.
+                _ => {}
+            }
+            if !path.exists() {
+                fs::remove_file(note.path())?;
+            }
+        }
         Ok(())
     }
 
@@ -179,6 +207,7 @@ impl Recovery {
 
     /// Takes all that is in the folders of servers which have ended.
     fn absorb_the_dead(&self) -> io::Result<()> {
+        self.absorb_noted(&self.held.path)?;
         for path in &self.others {
             if let Some(other) = HeldFolder::hold(path.clone())? {
                 self.absorb(&other)?;
@@ -356,6 +385,29 @@ fn remove_the_empty(folder: &Path) {
     }
 }
 
+/// Returns whether a folder is this user's alone.
+fn is_private(folder: &Path) -> io::Result<bool> {
+    let (own, of) = (fs::metadata("/proc/self")?.uid(), fs::metadata(folder)?);
+    Ok(of.uid() == own && of.mode() & 0o077 == 0)
+}
+
+/// Moves a file, also to another file system: at no time is a part of it at `to`. Returns whether it was there.
+fn move_file(from: &Path, to: &Path) -> io::Result<bool> {
+    let part = to.with_extension("part");
+    let moved = fs::rename(from, to).or_else(|cause| match cause.kind() {
+        io::ErrorKind::CrossesDevices => {
+            fs::copy(from, &part)?;
+            fs::rename(&part, to)?;
+            fs::remove_file(from)
+        }
+        _ => Err(cause),
+    });
+    match moved {
+        Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(false),
+        moved => moved.map(|()| true),
+    }
+}
+
 fn machine_name(id: u64) -> String {
     format!("{id:x}.machine")
 }
@@ -517,6 +569,55 @@ mod tests {
         let first = folder.join(name_of(Path::new("/tmp/s")).unwrap());
         until(|| (open().held.path == first).then_some(()));
         fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn machines_are_taken_from_another_folder_wherever_the_server_before_was_killed_in_that() {
+        let folders = ["/dev/shm", "/var/tmp"]
+            .map(|root| Path::new(root).join(format!("uzone-absorbed-{}", std::process::id())));
+        let open = |folder: &Path| Recovery::open(folder, Path::new("/tmp/s")).unwrap();
+        // In the same folder, in another one, and on another file system: what has been moved.
+        let [from, to] = &folders;
+        let other = from.with_extension("other");
+        for (from, to) in [(from, from), (from, &other), (from, to)] {
+            for moved in 0..5 {
+                let before = open(from);
+                let is_apart = before.held.path.parent() != Some(to);
+                fs::write(before.log(1), "log").unwrap();
+                fs::write(before.machine(1), "machine").unwrap();
+                let next = open(to);
+                next.will_absorb(&before.held.path).unwrap();
+                let copied = next.machine(1).with_extension("part");
+                match moved {
+                    0 => {}
+                    1 => fs::write(&copied, "lo").unwrap(),
+                    2 => fs::write(next.log(1), "log").unwrap(),
+                    _ => assert!(move_file(&before.log(1), &next.log(1)).unwrap()),
+                }
+                match moved {
+                    3 => fs::write(&copied, "mach").unwrap(),
+                    // What was kept of it since is newer.
+                    4 => fs::write(next.machine(1), "newer").unwrap(),
+                    _ => {}
+                }
+                drop((before, next));
+                // A child that another test forked may have a lock.
+                until(|| {
+                    let last = open(to);
+                    last.absorb_the_dead().unwrap();
+                    let machine = fs::read_to_string(last.machine(1)).ok()?;
+                    assert_eq!(machine, if moved == 4 { "newer" } else { "machine" }, "{moved}");
+                    assert_eq!(fs::read_to_string(last.log(1)).unwrap(), "log", "{moved}");
+                    last.discard(1);
+                    (fs::read_dir(&last.held.path).unwrap().count() == 0).then_some(())
+                });
+                assert_eq!(fs::read_dir(to).unwrap().count(), 0, "{moved}");
+                assert!(!is_apart || fs::read_dir(from).unwrap().count() == 0, "{moved}");
+            }
+        }
+        for folder in [from, to, &other] {
+            fs::remove_dir(folder).unwrap();
+        }
     }
 
     #[test]

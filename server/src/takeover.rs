@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -87,8 +87,13 @@ pub(crate) fn give(
     }
 }
 
-/// Takes everything over, if it is served from the same image.
-pub(crate) fn take(from: &MessageSocket, image: &str) -> io::Result<Estate> {
+/// Takes everything over, if it is served from the same image. `will_absorb` is called before with the folder of the
+/// other one; if it fails, nothing is taken.
+pub(crate) fn take(
+    from: &MessageSocket,
+    image: &str,
+    will_absorb: impl FnOnce(&Path) -> io::Result<()>,
+) -> io::Result<Estate> {
     let mut room = link::room();
     let (mut socket, mut connections) = (None, BTreeMap::new());
     let Titled { title, fds, .. } = receive(from, &mut room)?;
@@ -114,6 +119,7 @@ pub(crate) fn take(from: &MessageSocket, image: &str) -> io::Result<Estate> {
         }
     }
     let socket = socket.ok_or(io::ErrorKind::InvalidData)?;
+    folder.as_ref().map_or(Ok(()), |(path, _)| will_absorb(path))?;
     link::send_titled(from, &Piece::Taken, &[], &[])?;
     match receive(from, &mut room)?.title {
         Piece::Go => {
