@@ -8,7 +8,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -484,6 +484,80 @@ fn a_server_that_takes_over_leaves_nothing_of_its_machines_in_another_folder() {
     drop(machine);
     server.kill();
     fs::remove_dir_all(elsewhere).expect("it is ours");
+}
+
+#[test]
+fn machines_are_served_without_room_to_keep_them_and_are_not_recovered_from_what_is_old() {
+    let dir = Dir::new("recover-full");
+    let (image, socket, folder) = (dir.name("raw"), dir.name("sock"), dir.name("kept"));
+    let disk = dir.name("disk");
+    fs::write(&image, (0..PAGES).flat_map(page_of).collect::<Vec<u8>>()).expect("it is written");
+    fs::create_dir(&disk).expect("a folder is made");
+    let mount = ["-t", "tmpfs", "-o", "size=64k", "tmpfs", &disk];
+    let mounted = Command::new("mount").args(mount).stderr(Stdio::null()).status();
+    if !mounted.is_ok_and(|status| status.success()) {
+        return println!("skipped: machines without room to keep them: this user mounts no tmpfs");
+    }
+    let start = |folder: &str, more: &[&str]| {
+        start(&[&[&image, "--socket", &socket, "--recover", folder], more].concat())
+    };
+    let fill = || {
+        let filled = fs::write(format!("{disk}/full"), vec![1; 128 << 10]);
+        assert!(filled.is_err(), "it has room");
+    };
+    let gives_back = |machine: &Machine, page: u64| {
+        let bytes = page * PAGE..(page + 1) * PAGE;
+        machine.memory.mapping().discard(bytes).expect("it is given back");
+    };
+    // The disk is full when the machine comes.
+    let mut server = start(&disk, &[]);
+    fill();
+    if let Some(machine) = Machine::connect(&socket) {
+        machine.check(1, &page_of(1));
+        gives_back(&machine, 1);
+        for worker in server.workers() {
+            kill_process(worker, Signal::KILL).expect("it is not waited for");
+        }
+        server.event("taken_over");
+        for (page, expected) in [(1, vec![0; 4096]), (2, page_of(2))] {
+            machine.check(page, &expected);
+        }
+        server.kill();
+        fs::remove_file(format!("{disk}/full")).expect("it is ours");
+        let server = start(&disk, &[]);
+        assert_eq!(status_of(server.pid(), &socket)["sessions"].as_array().map(Vec::len), Some(0));
+        server.kill();
+
+        // It is full when another server takes over.
+        let server = start(&folder, &[]);
+        let machines = [(); 3].map(|()| Machine::connect(&socket).expect("it did before"));
+        machines.iter().for_each(|machine| machine.check(1, &page_of(1)));
+        let mut next = start(&disk, &["--take-over"]);
+        wait_for_the_end(&[server.pid()]);
+        for machine in &machines {
+            next.event("taken_over");
+            gives_back(machine, 1);
+            machine.check(2, &page_of(2));
+        }
+        fill();
+        let mut last = start(&folder, &["--take-over"]);
+        wait_for_the_end(&[next.pid()]);
+        machines.iter().for_each(|_| drop(last.event("taken_over")));
+        assert_eq!(kept(&folder).len(), 6, "the machines and their logs");
+        let mut next = start(&disk, &["--take-over"]);
+        wait_for_the_end(&[last.pid()]);
+        for machine in &machines {
+            next.event("taken_over");
+            gives_back(machine, 3);
+            machine.check(1, &[0; 4096]);
+            machine.check(3, &[0; 4096]);
+        }
+        assert_eq!(fs::read_dir(&folder).expect("a folder").count(), 0, "it would be old");
+        drop(machines);
+        next.kill();
+    }
+    let unmounted = Command::new("umount").arg(&disk).status();
+    assert!(unmounted.is_ok_and(|status| status.success()), "a process still has a file there");
 }
 
 #[test]

@@ -272,9 +272,9 @@ impl Keeper {
                         let path = before.path.display();
                         tracing::warn!(%cause, %path, "what is kept of machines is kept anew elsewhere");
                     }
-                    // Here or nowhere: what stayed would be taken later for all that the machine gave back.
                     let connections = estate.connections.values_mut();
                     connections.for_each(|connection| recovery.find_log(connection, &before));
+                    before.remove();
                 }
                 recovery.complete(&mut estate.connections);
                 let last = estate.connections.keys().max().copied().unwrap_or(0);
@@ -797,9 +797,8 @@ impl Keeper {
                     // If it is of another keeper: its file has all of the log before only now.
                     if let Some(recovery) = &self.recovery
                         && connection.may_be_a_machine()
-                        && !recovery.has_machine(connection.id)
                     {
-                        recovery.keep_machine(&self.image, key, connection);
+                        recovery.keep_logged(&self.image, key, connection);
                     }
                 }
                 if self.connections.get(&key).is_some_and(|one| one.kept_bytes.is_some()) {

@@ -16,7 +16,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fmt::Write;
-use std::fs::{self, DirBuilder, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -154,11 +154,12 @@ impl Recovery {
     /// meanwhile leaves each machine to the next call; never two folders have both a machine and its log.
     pub(crate) fn absorb(&self, other: &HeldFolder) -> io::Result<()> {
         self.absorb_noted(&other.path)?;
+        let mut answer = Ok(());
         for id in machines_in(&other.path)? {
-            self.absorb_machine(other, id)?;
+            answer = answer.and(self.absorb_machine(other, id));
         }
         other.remove();
-        Ok(())
+        answer
     }
 
     fn absorb_machine(&self, other: &HeldFolder, id: u64) -> io::Result<()> {
@@ -166,7 +167,7 @@ impl Recovery {
         let (log, machine) = (other.path.join(log_name(id)), other.path.join(machine_name(id)));
         // The server before has ended, so a copy is all of it.
         // The one beside the log is what it is: what was moved before may have been replaced since.
-        if move_file(&log, &self.log(id))? || !self.has_machine(id) {
+        if move_file(&log, &self.log(id))? || !self.machine(id).exists() {
             move_file(&machine, &self.machine(id))?;
         }
         discard_in(&other.path, id);
@@ -193,16 +194,14 @@ impl Recovery {
         Ok(())
     }
 
-    /// Goes on with the log of a machine that was taken from another folder. What is kept of one that was not is given
-    /// up there, and kept anew.
+    /// Goes on with the log of a machine that was taken from another folder. What is kept of one that was not is kept
+    /// anew; there it is given up in any case, since it would be taken later for all that the machine gave back.
     pub(crate) fn find_log(&self, connection: &mut Connection, before: &HeldFolder) {
         if connection.log_file.is_some() {
             let log = OpenOptions::new().read(true).write(true).open(self.log(connection.id));
             connection.log_file = log.ok().map(OwnedFd::from);
         }
-        if connection.log_file.is_none() {
-            discard_in(&before.path, connection.id);
-        }
+        discard_in(&before.path, connection.id);
     }
 
     /// Takes all that is in the folders of servers which have ended.
@@ -218,6 +217,10 @@ impl Recovery {
 
     /// Keeps a machine, with what its monitor sent so far.
     pub(crate) fn keep_machine(&self, image: &str, session: u64, connection: &mut Connection) {
+        if connection.log.is_some() && !is_logged_in_its_file(connection) {
+            // What is kept would not state what the machine gave back.
+            return;
+        }
         let path = self.machine(connection.id);
         let made = self.make_log(connection);
         if let Err(cause) =
@@ -225,12 +228,28 @@ impl Recovery {
             && !path.exists()
         {
             let pid = connection.peer.pid();
+            let takes = match cause.kind() {
+                io::ErrorKind::PermissionDenied => {
+                    "; that takes the same user, or CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"
+                }
+                _ => "",
+            };
             tracing::warn!(
                 %cause,
                 "session {session}: process {pid} is served, and not recovered if both processes of this \
-                 server are killed; that takes the same user, or CAP_SYS_PTRACE and \
-                 CAP_DAC_READ_SEARCH"
+                 server are killed{takes}"
             );
+        }
+    }
+
+    /// Keeps a machine whose worker begins to read what it gives back, if that is logged in the file for it. Otherwise
+    /// what is kept of the machine is given up.
+    pub(crate) fn keep_logged(&self, image: &str, session: u64, connection: &mut Connection) {
+        if !is_logged_in_its_file(connection) {
+            connection.log_file = None;
+            self.discard(connection.id);
+        } else if !self.machine(connection.id).exists() {
+            self.keep_machine(image, session, connection);
         }
     }
 
@@ -254,12 +273,7 @@ impl Recovery {
         fs::rename(part, path)
     }
 
-    /// Returns whether a machine is kept.
-    pub(crate) fn has_machine(&self, id: u64) -> bool {
-        self.machine(id).exists()
-    }
-
-    /// Makes the file for the log of a machine. A connection has one for good, also in the next processes.
+    /// Makes the file for the log of a machine. A connection has it also in the next processes.
     pub(crate) fn make_log(&self, connection: &mut Connection) -> io::Result<()> {
         if connection.log_file.is_none() {
             let mut options = OpenOptions::new();
@@ -385,6 +399,16 @@ fn remove_the_empty(folder: &Path) {
     }
 }
 
+/// Returns whether what a machine gives back is logged in the file for it.
+fn is_logged_in_its_file(connection: &Connection) -> bool {
+    let number = |fd: &OwnedFd| {
+        let of = File::from(fd.try_clone()?).metadata()?;
+        io::Result::Ok((of.dev(), of.ino()))
+    };
+    let numbers = [&connection.log, &connection.log_file].map(|fd| fd.as_ref().map(number));
+    matches!(numbers, [Some(Ok(log)), Some(Ok(file))] if log == file)
+}
+
 /// Returns whether a folder is this user's alone.
 fn is_private(folder: &Path) -> io::Result<bool> {
     let (own, of) = (fs::metadata("/proc/self")?.uid(), fs::metadata(folder)?);
@@ -396,9 +420,12 @@ fn move_file(from: &Path, to: &Path) -> io::Result<bool> {
     let part = to.with_extension("part");
     let moved = fs::rename(from, to).or_else(|cause| match cause.kind() {
         io::ErrorKind::CrossesDevices => {
-            fs::copy(from, &part)?;
-            fs::rename(&part, to)?;
-            fs::remove_file(from)
+            let copied = fs::copy(from, &part).and_then(|_| fs::rename(&part, to));
+            if copied.is_err() {
+                // It takes room that may be what was missing.
+                let _ = fs::remove_file(&part);
+            }
+            copied.and_then(|()| fs::remove_file(from))
         }
         _ => Err(cause),
     });
@@ -494,7 +521,7 @@ mod tests {
 
     fn connection_with_a_log(id: u64) -> Connection {
         let mut connection = connection(id);
-        connection.log_file = Some(fs::File::open("/dev/null").unwrap().into());
+        connection.log_file = Some(File::open("/dev/null").unwrap().into());
         connection
     }
 

@@ -638,9 +638,22 @@ fn make_log(connection: &mut Connection, regions: &[RemoteRegion]) -> Result<Eve
         (None, None) => None,
     };
     let before = before.transpose().map_err(|cause| cause.to_string())?;
-    let file = connection.log_file.as_ref().map(OwnedFd::try_clone).transpose();
-    let file = file.map_err(|cause| cause.to_string())?;
-    AdoptedMemory::log(regions, before.as_ref(), file).map_err(|error| error.to_string())
+    let make = |file| AdoptedMemory::log(regions, before.as_ref(), file);
+    if let Some(file) = connection.log_file.take() {
+        match file.try_clone().map_err(MapError::MemoryFile).and_then(|file| make(Some(file))) {
+            Ok(log) => {
+                connection.log_file = Some(file);
+                return Ok(log);
+            }
+            Err(error) => tracing::warn!(
+                %error,
+                "process {} is served, and not recovered if both processes of this server are killed: there is no \
+                 room for what it gives back in the folder of --recover",
+                connection.peer.pid()
+            ),
+        }
+    }
+    make(None).map_err(|error| error.to_string())
 }
 
 /// Starts the threads that answer faults, and confines this process to what it needs from then on.
