@@ -576,6 +576,15 @@ fn serve_all(
 ) -> Result<Exit, Failure> {
     let (mut bells, is_one) = (Vec::new(), servers.len() == 1);
     for Listening { keeper, args, socket, .. } in &servers {
+        bells.push(Arc::new(Doorbell::new()?));
+        if !keeper.is_listening() {
+            out.warn(format_args!(
+                "another server listens on {}: this one serves the machines of one that was killed, and ends with the \
+                 last of them",
+                socket.display()
+            ));
+            continue;
+        }
         let image = args.image.as_deref().unwrap_or(Path::new("-"));
         out.event(&Line::new(Happened::Server(ServerEvent::Listening {
             socket: socket.display().to_string(),
@@ -583,7 +592,6 @@ fn serve_all(
             metrics: keeper.metrics(),
             sandbox: keeper.sandbox().clone(),
         })));
-        bells.push(Arc::new(Doorbell::new()?));
     }
     notify(manager, &[NotifyState::Ready, NotifyState::MainPid(std::process::id())]);
     let all = bells.clone();

@@ -203,10 +203,10 @@ impl Keeper {
     }
 
     /// Takes the place of the keeper of `socket`, which has died: its worker does that
-    /// ([`Worker::into_estate`](crate::Worker::into_estate)).
+    /// ([`Worker::into_estate`](crate::Worker::into_estate)), or another server ([`Recovery::estate`]).
     ///
     /// # Errors
-    /// As of [`Keeper::bind`].
+    /// As of [`Keeper::bind`]; [`ServeError::InUse`] if another server has the socket and no machine is of this image.
     pub fn inherit(
         mut estate: Estate,
         socket: &Path,
@@ -219,6 +219,14 @@ impl Keeper {
         let mut keeper = Self::started(socket, options, log, start, files, has_machines)?;
         keeper.is_confined = estate.is_confined;
         keeper.recovery = estate.recovery.take();
+        if keeper.recovery.is_some() && estate.socket.is_none() {
+            // Those of another image wait for a server of that.
+            let is_other = |image: &String| *image != keeper.image;
+            estate.connections.retain(|_, one| !one.image.as_ref().is_some_and(is_other));
+            if estate.connections.is_empty() {
+                return Err(ServeError::InUse { path: socket.to_owned() });
+            }
+        }
         if !keeper.is_confined && keeper.recovery.is_none() {
             keeper.open_recovery()?;
         }
@@ -276,7 +284,9 @@ impl Keeper {
                     connections.for_each(|connection| recovery.find_log(connection, &before));
                     before.remove();
                 }
-                recovery.complete(&mut estate.connections);
+                if estate.socket.is_some() {
+                    recovery.complete(&mut estate.connections);
+                }
                 let last = estate.connections.keys().max().copied().unwrap_or(0);
                 estate.next = estate.next.max(last + 1);
             }
@@ -432,6 +442,12 @@ impl Keeper {
     #[must_use]
     pub fn sandbox(&self) -> &Sandbox {
         &self.sandbox
+    }
+
+    /// Returns whether machines can connect.
+    #[must_use]
+    pub fn is_listening(&self) -> bool {
+        self.socket.is_some()
     }
 
     /// Returns where metrics are served by HTTP, if [`ServerOptions::metrics`] asked for a port.

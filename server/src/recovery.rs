@@ -328,11 +328,12 @@ impl Recovery {
     }
 
     /// Takes the machines of servers that were killed, and listens on `socket` with the mode and the group of
-    /// `options`. `None` if there are none.
+    /// `options`. `None` if there are none. If another server has the socket, which was started while the one that
+    /// was killed accepted no more machines, this is a server without one: [`Keeper::inherit`](crate::Keeper::inherit)
+    /// takes the machines of its own image.
     ///
     /// # Errors
-    /// [`ServeError`]: the folder cannot be read, or the socket cannot be made, since another server has it
-    /// for instance.
+    /// [`ServeError`]: the folder cannot be read, or the socket cannot be made.
     pub fn estate(
         self,
         socket: &Path,
@@ -344,13 +345,15 @@ impl Recovery {
         if ids.is_empty() {
             return Ok(None);
         }
-        // First, so that no other server has these machines.
-        let listener = ListeningSocket::bind(socket, options.mode, options.group)?;
+        let listener = match ListeningSocket::bind(socket, options.mode, options.group) {
+            Err(ServeError::InUse { .. }) => None,
+            bound => Some(bound?),
+        };
         let mut connections = BTreeMap::new();
         ids.into_iter().for_each(|id| self.add(id, &mut connections));
         let next = connections.keys().max().map_or(1, |last| last + 1);
         let listen = |cause| ServeError::Listen { path: socket.to_owned(), cause };
-        let socket = Some(listener.into_fd().map_err(listen)?);
+        let socket = listener.map(ListeningSocket::into_fd).transpose().map_err(listen)?;
         Ok(Some(Estate { recovery: Some(self), ..Estate::new(socket, connections, next) }))
     }
 

@@ -38,12 +38,17 @@ pub(crate) struct Server {
 impl Server {
     /// Starts a command that prints events.
     pub(crate) fn spawn(command: &mut Command) -> Self {
+        let mut server = Self::beside(command);
+        server.event("listening");
+        server
+    }
+
+    /// Starts a command that prints events, and does not listen.
+    pub(crate) fn beside(command: &mut Command) -> Self {
         let mut child =
             command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("it runs");
         let lines = BufReader::new(child.stdout.take().expect("a pipe"));
-        let mut server = Self { child, lines };
-        server.event("listening");
-        server
+        Self { child, lines }
     }
 
     /// Waits for an event.
