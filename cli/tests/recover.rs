@@ -561,6 +561,37 @@ fn machines_are_served_without_room_to_keep_them_and_are_not_recovered_from_what
 }
 
 #[test]
+fn a_start_without_the_right_to_recover_machines_gives_none_up() {
+    let name = "a_start_without_the_right_to_recover_machines_gives_none_up";
+    let dir = Dir::new("recover-right");
+    let (image, socket, folder) = (dir.name("raw"), dir.name("sock"), dir.name("kept"));
+    fs::write(&image, (0..PAGES).flat_map(page_of).collect::<Vec<u8>>()).expect("it is written");
+    let arguments = [&image[..], "--socket", &socket, "--recover", &folder];
+    let without = || {
+        let mut command = Command::new("setpriv");
+        command.args(["--bounding-set", "-sys_ptrace", "--inh-caps", "-all"]);
+        command
+    };
+    if !geteuid().is_root() || !without().arg("true").status().is_ok_and(|it| it.success()) {
+        return println!("skipped: {name}: it takes root and setpriv");
+    }
+    let server = start(&arguments);
+    let Some(machine) = Machine::connect(&socket) else { return drop(server.stop()) };
+    machine.check(0, &page_of(0));
+    let before = kept(&folder);
+    server.kill();
+    let mut command = without();
+    command.args([env!("CARGO_BIN_EXE_uzone"), "serve", "--json"]).args(arguments);
+    Server::spawn(&mut command).kill();
+    assert_eq!(kept(&folder), before);
+    let mut server = start(&arguments);
+    server.event("taken_over");
+    machine.check(1, &page_of(1));
+    drop(machine);
+    server.kill();
+}
+
+#[test]
 fn a_worker_goes_on_without_what_costs_time_alone_where_machines_wait() {
     let dir = Dir::new("recover-without");
     let (image, socket, list) = (dir.name("raw"), dir.name("sock"), dir.name("lists"));

@@ -241,6 +241,14 @@ impl ServeError {
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => ErrorKind::NotFound,
             io::ErrorKind::PermissionDenied => ErrorKind::PermissionDenied,
             io::ErrorKind::OutOfMemory => ErrorKind::OutOfMemory,
+            // Processes and descriptors are resources of the system as well.
+            _ if matches!(
+                cause.raw_os_error(),
+                Some(libc::EMFILE | libc::ENFILE | libc::EAGAIN)
+            ) =>
+            {
+                ErrorKind::OutOfMemory
+            }
             _ => ErrorKind::Io,
         };
         match self {

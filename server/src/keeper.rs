@@ -195,6 +195,7 @@ impl Keeper {
         })?;
         // The other one may be a worker in the place of its keeper, and would not admit that if it were hostile.
         estate.connections.values_mut().for_each(Connection::check_peer);
+        keeper.take_what_is_kept(&mut estate);
         keeper.enter(estate);
         // If the other one still has the port for metrics, it is tried again by the clock.
         let control = Control::replace(&keeper.path, keeper.options.metrics);
@@ -227,16 +228,18 @@ impl Keeper {
                 return Err(ServeError::InUse { path: socket.to_owned() });
             }
         }
-        if !keeper.is_confined && keeper.recovery.is_none() {
-            keeper.open_recovery()?;
+        if keeper.recovery.is_none() {
+            if !keeper.is_confined {
+                keeper.open_recovery()?;
+            }
+            keeper.take_what_is_kept(&mut estate);
         }
         keeper.enter(estate);
         Ok(keeper)
     }
 
     /// Goes on with the socket and the connections of another keeper.
-    fn enter(&mut self, mut estate: Estate) {
-        self.take_what_is_kept(&mut estate);
+    fn enter(&mut self, estate: Estate) {
         let listening = estate
             .socket
             .map(|socket| ListeningSocket::inherit(&self.path, socket, estate.is_named))
@@ -284,9 +287,7 @@ impl Keeper {
                     connections.for_each(|connection| recovery.find_log(connection, &before));
                     before.remove();
                 }
-                if estate.socket.is_some() {
-                    recovery.complete(&mut estate.connections);
-                }
+                recovery.complete(&mut estate.connections);
                 let last = estate.connections.keys().max().copied().unwrap_or(0);
                 estate.next = estate.next.max(last + 1);
             }

@@ -320,6 +320,13 @@ impl Recovery {
                 let is_taken = connections.contains_key(&session);
                 connections.insert(if is_taken { free } else { session }, connection);
             }
+            Err(cause) if may_pass(&cause) => {
+                let path = self.held.path.display();
+                tracing::warn!(
+                    %cause, %path,
+                    "a machine of the server before is not recovered: it waits for the next start"
+                );
+            }
             Err(cause) => {
                 tracing::warn!(%cause, "a machine of the server before is not recovered");
                 self.discard(id);
@@ -400,6 +407,13 @@ fn remove_the_empty(folder: &Path) {
             held.remove();
         }
     }
+}
+
+/// Returns whether a machine that cannot be recovered for this reason may still be there, and be recovered later.
+fn may_pass(cause: &io::Error) -> bool {
+    let of_system =
+        [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EPERM, libc::EACCES, libc::EIO];
+    cause.raw_os_error().is_some_and(|error| of_system.contains(&error))
 }
 
 /// Returns whether what a machine gives back is logged in the file for it.

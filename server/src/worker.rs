@@ -647,8 +647,8 @@ fn make_log(connection: &mut Connection, regions: &[RemoteRegion]) -> Result<Eve
             }
             Err(error) => tracing::warn!(
                 %error,
-                "process {} is served, and not recovered if both processes of this server are killed: there is no \
-                 room for what it gives back in the folder of --recover",
+                "process {} is served, and not recovered if both processes of this server are killed: what it gives \
+                 back cannot be logged in the folder of --recover",
                 connection.peer.pid()
             ),
         }
