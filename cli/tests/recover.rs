@@ -7,6 +7,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
@@ -558,6 +559,31 @@ fn machines_are_served_without_room_to_keep_them_and_are_not_recovered_from_what
     }
     let unmounted = Command::new("umount").arg(&disk).status();
     assert!(unmounted.is_ok_and(|status| status.success()), "a process still has a file there");
+}
+
+#[test]
+fn a_machine_whose_message_has_not_been_read_is_no_silent_connection() {
+    let dir = Dir::new("recover-unread");
+    let (image, socket) = (dir.name("raw"), dir.name("sock"));
+    fs::write(&image, (0..PAGES).flat_map(page_of).collect::<Vec<u8>>()).expect("it is written");
+    let server = start(&[&image, "--socket", &socket, "--recover", "none"]);
+    let connect = |count| {
+        let streams = (0..count).map(|_| UnixStream::connect(&socket).expect("it listens"));
+        streams.collect::<Vec<_>>()
+    };
+    // The oldest of as many as are waited for.
+    let stream = connect(1).remove(0);
+    let silent = connect(63);
+    thread::sleep(Duration::from_millis(600));
+    kill_process(server.pid(), Signal::STOP).expect("it runs");
+    let more = connect(3);
+    let machine = Machine::on(stream);
+    kill_process(server.pid(), Signal::CONT).expect("it runs");
+    if let Some(machine) = machine {
+        machine.check(5, &page_of(5));
+    }
+    drop((silent, more));
+    server.kill();
 }
 
 #[test]

@@ -47,7 +47,7 @@ const HANDSHAKE_WITHIN: Duration = Duration::from_secs(10);
 /// How many connections may be without a whole message; further ones wait.
 const GREETINGS: usize = 64;
 /// After how long a connection that sent no descriptor makes room for another one, if there is none.
-const SILENT: Duration = Duration::from_millis(100);
+const SILENT: Duration = Duration::from_millis(500);
 /// How long to wait after a connection that could not be accepted.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(10);
 /// How often the clock is looked at while something is due.
@@ -560,16 +560,39 @@ impl Keeper {
     fn make_room(&mut self) -> bool {
         let is_silent =
             |connection: &Connection| connection.is_greeting() && !connection.has_descriptors();
-        let silent = self.connections.iter().filter(|(_, connection)| is_silent(connection));
-        // A program that attaches has asked for the image, and maps memory before it hands that over.
-        let oldest = silent.min_by_key(|(_, one)| (!one.bytes.is_empty(), one.since));
-        let oldest = oldest.filter(|(_, connection)| connection.since.elapsed() >= SILENT);
-        let Some(key) = oldest.map(|(key, _)| *key) else { return false };
-        self.refuse(
-            key,
-            format!("it sent no whole message, and {GREETINGS} connections are waited for at most"),
-        );
-        true
+        loop {
+            let silent = self.connections.iter().filter(|(_, connection)| is_silent(connection));
+            // A program that attaches has asked for the image, and maps memory before it hands that over.
+            let oldest = silent.min_by_key(|(_, one)| (!one.bytes.is_empty(), one.since));
+            let oldest = oldest.filter(|(_, connection)| connection.since.elapsed() >= SILENT);
+            let Some(key) = oldest.map(|(key, _)| *key) else { return false };
+            if self.is_silent_to_the_end(key) {
+                let reason = format!(
+                    "it sent no whole message, and {GREETINGS} connections are waited for at most"
+                );
+                self.refuse(key, reason);
+                return true;
+            }
+        }
+    }
+
+    /// Lets nothing more come by a connection, and reads what has come since it was read last: a machine that has
+    /// handed its memory over waits for its pages, and is not forgotten. Returns whether there is no descriptor.
+    fn is_silent_to_the_end(&mut self, key: u64) -> bool {
+        let is_silent = |keeper: &Self| {
+            keeper.connections.get(&key).is_some_and(|connection| !connection.has_descriptors())
+        };
+        self.read(key);
+        if is_silent(self)
+            && let Some(connection) = self.connections.get_mut(&key)
+            && connection.stream.shutdown(Shutdown::Both).is_ok()
+        {
+            connection.read();
+            if connection.has_descriptors() {
+                self.read(key);
+            }
+        }
+        is_silent(self)
     }
 
     fn accept(&mut self) {
@@ -938,9 +961,14 @@ impl Keeper {
         let is_late = |connection: &Connection| {
             connection.is_greeting() && connection.since.elapsed() >= HANDSHAKE_WITHIN
         };
-        let late = self.connections.iter().filter(|(_, one)| is_late(one)).map(|(key, _)| *key);
-        for key in late.collect::<Vec<_>>() {
-            self.refuse(key, format!("no whole message came within {HANDSHAKE_WITHIN:?}"));
+        let late = self.connections.iter().filter(|(_, one)| is_late(one));
+        let late: Vec<_> = late.map(|(key, one)| (*key, one.has_descriptors())).collect();
+        for (key, had_memory) in late {
+            let taking = self.worker.as_ref().and_then(|worker| worker.taking);
+            let is_next = self.news.contains(&key) || taking == Some(key);
+            if self.is_silent_to_the_end(key) || had_memory && !is_next {
+                self.refuse(key, format!("no whole message came within {HANDSHAKE_WITHIN:?}"));
+            }
         }
         if !self.is_accepting
             && (self.greetings() < GREETINGS || self.make_room())

@@ -150,6 +150,11 @@ pub(crate) struct Machine {
 
 impl Machine {
     pub(crate) fn connect(socket: &str) -> Option<Self> {
+        Self::on(UnixStream::connect(socket).expect("it listens"))
+    }
+
+    /// Hands its memory over.
+    pub(crate) fn on(stream: UnixStream) -> Option<Self> {
         let uffd = match Uffd::open(Features::EVENT_REMOVE, Features::NONE, KernelFaults::IfAllowed)
         {
             Ok(uffd) => Arc::new(uffd),
@@ -167,7 +172,6 @@ impl Machine {
             memory.mapping().addr().get(),
             len = len.get()
         );
-        let stream = UnixStream::connect(socket).expect("it listens");
         peer::send(&stream, message.as_bytes(), &[uffd.as_fd()]).expect("it is taken");
         Some(Self { memory, _stream: stream })
     }
