@@ -587,6 +587,22 @@ fn a_machine_whose_message_has_not_been_read_is_no_silent_connection() {
 }
 
 #[test]
+fn a_machine_that_a_worker_in_the_place_of_its_keeper_may_not_end_is_served() {
+    let dir = Dir::new("recover-between");
+    let (image, socket) = (dir.name("raw"), dir.name("sock"));
+    fs::write(&image, (0..PAGES).flat_map(page_of).collect::<Vec<u8>>()).expect("it is written");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
+    let arguments = [&image, "--socket", &socket, "--recover", "none", "--allow-uid", "root"];
+    command.args(["serve", "--json"]).args(arguments);
+    let successor = Server::spawn(&mut command).kill_keeper();
+    assert_eq!(status_of(successor, &socket)["is_confined"], true);
+    if let Some(machine) = Machine::connect(&socket) {
+        machine.check(5, &page_of(5));
+    }
+    wait_for_the_end(&kill_with_children(successor));
+}
+
+#[test]
 fn a_start_without_the_right_to_recover_machines_gives_none_up() {
     let name = "a_start_without_the_right_to_recover_machines_gives_none_up";
     let dir = Dir::new("recover-right");

@@ -38,6 +38,9 @@ pub(crate) struct Connection {
     is_foreign: bool,
     pub(crate) bytes: Vec<u8>,
     fds: Vec<OwnedFd>,
+    /// Whether it is served although its process may not be ended: the keeper has not the rights that the next one will
+    /// have.
+    pub(crate) must_be_served: bool,
     /// Whether more descriptors came than were taken.
     has_more_fds: bool,
     /// Whether nothing more is read.
@@ -78,6 +81,8 @@ pub(crate) struct Kept {
     can_be_read: bool,
     #[serde(default)]
     is_foreign: bool,
+    #[serde(default)]
+    must_be_served: bool,
     has_more_fds: bool,
     is_ended: bool,
     has_log: bool,
@@ -112,6 +117,7 @@ impl Connection {
             peer: Arc::new(peer),
             bytes: Vec::new(),
             fds: Vec::new(),
+            must_be_served: false,
             has_more_fds: false,
             is_ended: false,
             since: Instant::now(),
@@ -248,6 +254,7 @@ impl Connection {
             can_be_killed: self.can_be_killed,
             can_be_read: self.can_be_read,
             is_foreign: self.is_foreign,
+            must_be_served: self.must_be_served,
             has_more_fds: self.has_more_fds,
             is_ended: self.is_ended,
             has_log: self.log.is_some(),
@@ -284,6 +291,7 @@ impl Connection {
             is_foreign: kept.is_foreign,
             bytes,
             fds: fds.collect(),
+            must_be_served: kept.must_be_served,
             has_more_fds: kept.has_more_fds,
             is_ended: kept.is_ended,
             since: Instant::now().checked_sub(age).unwrap_or_else(Instant::now),

@@ -633,7 +633,9 @@ impl Keeper {
                 continue;
             }
             self.next += 1;
-            self.connections.insert(key, Connection::new(stream, peer));
+            let mut connection = Connection::new(stream, peer);
+            connection.must_be_served = self.is_confined;
+            self.connections.insert(key, connection);
             // At once: what has been accepted is lost if this process is killed, unless it is kept.
             self.read(key);
         }

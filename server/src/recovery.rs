@@ -153,6 +153,10 @@ impl Recovery {
     /// Takes the machines from the folder of a server which has ended, and removes that. A process that is killed
     /// meanwhile leaves each machine to the next call; never two folders have both a machine and its log.
     pub(crate) fn absorb(&self, other: &HeldFolder) -> io::Result<()> {
+        if !other.is_there() {
+            // It had no machine, and its server has removed it.
+            return Ok(());
+        }
         self.absorb_noted(&other.path)?;
         let mut answer = Ok(());
         for id in machines_in(&other.path)? {

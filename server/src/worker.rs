@@ -523,7 +523,7 @@ impl Worker {
         let regions = memory.regions;
         let peer = &connection.peer;
         // A machine that another process served is better off with faults that are answered.
-        let is_new = connection.is_greeting();
+        let is_new = connection.is_greeting() && !connection.must_be_served;
         if self.options.on_failure == OnFailure::Kill && is_new && !connection.can_be_killed() {
             return Err(format!(
                 "process {} of user {} may not be killed by this server: run it as that user, or serve \
