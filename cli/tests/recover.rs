@@ -54,6 +54,23 @@ fn metrics_of(address: &str) -> String {
     metrics
 }
 
+/// Stops a process, and waits until none of its threads runs.
+fn stop_process(process: Pid) {
+    kill_process(process, Signal::STOP).expect("it runs");
+    let end = Instant::now() + PATIENCE;
+    let has_stopped = |thread: fs::DirEntry| {
+        fs::read_to_string(thread.path().join("stat")).is_ok_and(|state| state.contains(") T "))
+    };
+    let threads = || {
+        let threads = fs::read_dir(format!("/proc/{}/task", process.as_raw_nonzero()));
+        threads.expect("it runs").map(|thread| thread.expect("a thread"))
+    };
+    while !threads().all(has_stopped) {
+        assert!(Instant::now() < end, "process {process:?} does not stop");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// Ends a server by two signals, the second when it has removed its socket, and returns its last event.
 fn stop_at_once(server: &mut Server, socket: &str) -> Value {
     kill_process(server.pid(), Signal::TERM).expect("it runs");
@@ -365,6 +382,7 @@ fn a_machine_gets_the_bytes_of_its_image_although_the_file_was_replaced() {
         let mut server = start(&[&image, "--socket", &socket, "--recover", &dir.name("kept")]);
         let Some(machine) = Machine::connect(&socket) else { return drop(server.stop()) };
         machine.check(0, &page_of(0));
+        server.event("connected");
         fs::rename(&new, &image).expect("it is there");
         for page in [100, 200] {
             for worker in server.workers() {
@@ -515,6 +533,7 @@ fn machines_are_served_without_room_to_keep_them_and_are_not_recovered_from_what
     fill();
     if let Some(machine) = Machine::connect(&socket) {
         machine.check(1, &page_of(1));
+        server.event("connected");
         gives_back(&machine, 1);
         for worker in server.workers() {
             kill_process(worker, Signal::KILL).expect("it is not waited for");
@@ -530,9 +549,12 @@ fn machines_are_served_without_room_to_keep_them_and_are_not_recovered_from_what
         server.kill();
 
         // It is full when another server takes over.
-        let server = start(&folder, &[]);
+        let mut server = start(&folder, &[]);
         let machines = [(); 3].map(|()| Machine::connect(&socket).expect("it did before"));
-        machines.iter().for_each(|machine| machine.check(1, &page_of(1)));
+        for machine in &machines {
+            machine.check(1, &page_of(1));
+            server.event("connected");
+        }
         let mut next = start(&disk, &["--take-over"]);
         wait_for_the_end(&[server.pid()]);
         for machine in &machines {
@@ -575,7 +597,7 @@ fn a_machine_whose_message_has_not_been_read_is_no_silent_connection() {
     let stream = connect(1).remove(0);
     let silent = connect(63);
     thread::sleep(Duration::from_millis(600));
-    kill_process(server.pid(), Signal::STOP).expect("it runs");
+    stop_process(server.pid());
     let more = connect(3);
     let machine = Machine::on(stream);
     kill_process(server.pid(), Signal::CONT).expect("it runs");
@@ -584,6 +606,32 @@ fn a_machine_whose_message_has_not_been_read_is_no_silent_connection() {
     }
     drop((silent, more));
     server.kill();
+}
+
+#[test]
+fn a_machine_that_has_connected_when_its_server_begins_to_drain_is_served() {
+    let dir = Dir::new("recover-queued");
+    let (image, socket) = (dir.name("raw"), dir.name("sock"));
+    fs::write(&image, (0..PAGES).flat_map(page_of).collect::<Vec<u8>>()).expect("it is written");
+    for is_ended_first in [true, false] {
+        let mut server = start(&[&image, "--socket", &socket, "--recover", "none"]);
+        stop_process(server.pid());
+        let end = || kill_process(server.pid(), Signal::TERM).expect("it runs");
+        is_ended_first.then(end);
+        // More than are waited for at a time.
+        let silent: Vec<_> = (0..70).map(|_| UnixStream::connect(&socket)).collect();
+        let machine = Machine::connect(&socket);
+        (!is_ended_first).then(end);
+        kill_process(server.pid(), Signal::CONT).expect("it runs");
+        if let Some(machine) = machine {
+            machine.check(5, &page_of(5));
+            server.event("connected");
+        }
+        assert!(fs::exists(&socket).is_ok_and(|is_there| !is_there), "the socket is there");
+        drop(silent);
+        // The machine is of this process.
+        server.kill();
+    }
 }
 
 #[test]
@@ -650,6 +698,7 @@ fn a_worker_goes_on_without_what_costs_time_alone_where_machines_wait() {
     let mut server = start(&arguments);
     let Some(machine) = Machine::connect(&socket) else { return drop(server.stop()) };
     machine.check(0, &page_of(0));
+    server.event("connected");
     fs::remove_dir_all(&list).expect("it is ours");
     fs::write(&list, "").expect("a file is in its place");
     for page in [1, 2] {
@@ -661,13 +710,7 @@ fn a_worker_goes_on_without_what_costs_time_alone_where_machines_wait() {
     }
     // A stopped process whose parent dies gets a SIGHUP, too.
     let worker = server.workers()[0];
-    kill_process(worker, Signal::STOP).expect("it runs");
-    let end = Instant::now() + PATIENCE;
-    let stat = format!("/proc/{}/stat", worker.as_raw_nonzero());
-    while !fs::read_to_string(&stat).is_ok_and(|state| state.contains(") T ")) {
-        assert!(Instant::now() < end, "the worker does not stop");
-        thread::sleep(Duration::from_millis(1));
-    }
+    stop_process(worker);
     let successor = server.kill_keeper();
     let status = status_of(successor, &socket);
     assert_eq!(status["is_confined"], true);

@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io;
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Child;
@@ -536,6 +537,13 @@ impl Keeper {
         if let Some(manager) = &self.manager {
             manager.discard_socket(&self.path);
         }
+        // Those of a service manager connect to the next server.
+        if socket.is_named() || self.is_confined && self.manager.is_none() {
+            socket.close();
+            while let Ok((stream, _)) = socket.listener.accept() {
+                self.admit(stream);
+            }
+        }
         // A worker that takes the place of this process accepts none either.
         self.heirlooms_changed();
         if self.is_accepting {
@@ -543,9 +551,11 @@ impl Keeper {
             let _ = self.set.remove(&socket.listener);
         }
         // A machine that has handed its memory over is served.
-        let rest = self.connections.iter().filter(|(_, one)| !one.has_descriptors());
-        for key in rest.map(|(key, _)| *key).collect::<Vec<_>>() {
-            self.forget(key);
+        let silent = self.connections.iter().filter(|(_, one)| !one.has_descriptors());
+        for key in silent.map(|(key, _)| *key).collect::<Vec<_>>() {
+            if self.is_silent_to_the_end(key) {
+                self.forget(key);
+            }
         }
         false
     }
@@ -610,35 +620,37 @@ impl Keeper {
                 // One that went again, or no descriptor is free: the next wait tries again, a little later.
                 Err(_) => return std::thread::sleep(ACCEPT_AGAIN),
             };
-            let key = self.next;
-            let peer = match Peer::of(&stream) {
-                Ok(peer) => peer,
-                Err(cause) if cause.kind() == io::ErrorKind::Unsupported => {
-                    self.next += 1;
-                    let (pid, reason) = (0, cause.to_string());
-                    let event =
-                        ServeEvent::Refused { session: key, pid, reason, was_killed: false };
-                    (self.log)(&event);
-                    continue;
-                }
-                // A process that has ended is not waited for.
-                Err(_) => continue,
-            };
-            if !self.options.admits(peer.uid(), self.user) {
-                self.next += 1;
-                self.turn_away(key, Connection::new(stream, peer));
-                continue;
-            }
-            if stream.set_nonblocking(true).and_then(|()| self.set.add(&stream, key)).is_err() {
-                continue;
-            }
-            self.next += 1;
-            let mut connection = Connection::new(stream, peer);
-            connection.must_be_served = self.is_confined;
-            self.connections.insert(key, connection);
-            // At once: what has been accepted is lost if this process is killed, unless it is kept.
-            self.read(key);
+            self.admit(stream);
         }
+    }
+
+    /// Takes a connection of a user that may connect.
+    fn admit(&mut self, stream: UnixStream) {
+        let key = self.next;
+        let peer = match Peer::of(&stream) {
+            Ok(peer) => peer,
+            Err(cause) if cause.kind() == io::ErrorKind::Unsupported => {
+                self.next += 1;
+                let (pid, reason) = (0, cause.to_string());
+                (self.log)(&ServeEvent::Refused { session: key, pid, reason, was_killed: false });
+                return;
+            }
+            // A process that has ended is not waited for.
+            Err(_) => return,
+        };
+        if !self.options.admits(peer.uid(), self.user) {
+            self.next += 1;
+            return self.turn_away(key, Connection::new(stream, peer));
+        }
+        if stream.set_nonblocking(true).and_then(|()| self.set.add(&stream, key)).is_err() {
+            return;
+        }
+        self.next += 1;
+        let mut connection = Connection::new(stream, peer);
+        connection.must_be_served = self.is_confined;
+        self.connections.insert(key, connection);
+        // At once: what has been accepted is lost if this process is killed, unless it is kept.
+        self.read(key);
     }
 
     /// Refuses a connection of a user that may not connect.
@@ -967,8 +979,11 @@ impl Keeper {
         let late: Vec<_> = late.map(|(key, one)| (*key, one.has_descriptors())).collect();
         for (key, had_memory) in late {
             let taking = self.worker.as_ref().and_then(|worker| worker.taking);
-            let is_next = self.news.contains(&key) || taking == Some(key);
-            if self.is_silent_to_the_end(key) || had_memory && !is_next {
+            let is_late = match had_memory {
+                true => !self.news.contains(&key) && taking != Some(key),
+                false => self.is_silent_to_the_end(key),
+            };
+            if is_late {
                 self.refuse(key, format!("no whole message came within {HANDSHAKE_WITHIN:?}"));
             }
         }

@@ -3,7 +3,8 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -131,6 +132,25 @@ impl ListeningSocket {
         !self.is_left
     }
 
+    /// Lets no process connect any more, whatever processes have the socket: those that have connected can still be
+    /// accepted, and none is behind them.
+    pub(crate) fn close(&self) {
+        self.remove_name();
+        // std has shutdown(2) for streams alone; it fails only without a descriptor for it.
+        let _ = self
+            .listener
+            .as_fd()
+            .try_clone_to_owned()
+            .and_then(|socket| UnixStream::from(socket).shutdown(Shutdown::Both));
+    }
+
+    fn remove_name(&self) {
+        if !self.is_left && self.file == file_at(&self.path) {
+            // If it is gone already, there is nothing to remove.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+
     /// Leaves the name to another process.
     pub(crate) fn leave(mut self) {
         self.is_left = true;
@@ -139,11 +159,7 @@ impl ListeningSocket {
 
 impl Drop for ListeningSocket {
     fn drop(&mut self) {
-        if self.is_left || self.file != file_at(&self.path) {
-            return;
-        }
-        // If it is gone already, there is nothing to remove.
-        let _ = fs::remove_file(&self.path);
+        self.remove_name();
     }
 }
 
