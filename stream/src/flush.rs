@@ -3,7 +3,7 @@
 //! What [`copy_flush`] has copied is on its way out of the CPU's caches when it returns, in the
 //! order the platform's persistence domain asks for. What it does *not* promise: that a power
 //! failure in the middle leaves all or nothing (only aligned 8-byte words are never torn), that a
-//! line it shares with neighbours stays cached, or anything where [`write_back`] is `None`.
+//! line it shares with neighbours stays cached, or anything without [`has_write_back`].
 //!
 //! [`flush_words`] does the same for bytes that were written before, by any stores.
 //!
@@ -16,36 +16,24 @@ use crate::path::{Path, Ready};
 use crate::policy::best;
 use crate::{LINE_BYTES, arch};
 
-/// An instruction that writes a line back to memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum WriteBack {
-    /// CLWB: writes the line back and may keep it in the cache, clean.
-    Clwb,
-    /// CLFLUSHOPT: writes the line back and drops it.
-    Clflushopt,
-    /// CLFLUSH: as CLFLUSHOPT, one line after the other.
-    Clflush,
-}
-
-/// Returns the instruction by which [`copy_flush`] writes ragged ends back, or `None` where there is
-/// none: on other architectures than x86-64, under Miri and in builds with a sanitizer.
+/// Returns whether there is an instruction that writes lines back, as [`copy_flush`] does with ragged
+/// ends: not on other architectures than x86-64, under Miri and in builds with a sanitizer.
 #[must_use]
-pub fn write_back() -> Option<WriteBack> {
-    arch::write_back()
+pub fn has_write_back() -> bool {
+    arch::has_write_back()
 }
 
 /// Copies `src` to `dst` and leaves no changed byte of `dst` in the cache.
 ///
 /// Whole 8-byte words stream, in ascending order; 4, 8, 16, 32 and 64 naturally aligned bytes do so
 /// without any further ado. Bytes before the first and after the last word go by plain stores and
-/// their lines are written back ([`write_back`] tells how). A store fence comes last, so everything
+/// their lines are written back. A store fence comes last, so everything
 /// has left for memory before any later store becomes visible.
 ///
 /// For persistent memory: after the return the bytes are in the persistence domain of a platform
 /// with ADR. There is no atomicity over a power failure beyond single aligned words, and no order
 /// among the bytes of one call. With CLWB the lines of ragged ends may stay in the cache, clean.
-/// Where [`write_back`] is `None` this is a plain copy.
+/// Without [`has_write_back`] this is a plain copy.
 ///
 /// # Panics
 ///
@@ -87,7 +75,7 @@ fn copy_flush_any(path: Ready, dst: &mut [u8], src: &[u8]) {
 /// Writes every cache line that holds one of `words` back to memory, and waits until all of them are in the
 /// persistence domain of a platform with ADR: a store fence comes last. Clean lines are left as they are.
 ///
-/// Where [`write_back`] is `None`, nothing is written back.
+/// Without [`has_write_back`], nothing is written back.
 pub fn flush_words(words: &[AtomicU64]) {
     flush_by(words, arch::write_back_word, arch::drain);
 }

@@ -47,7 +47,7 @@ use x86_64 as arch;
 
 pub use copy_method::{CopyMethod, copy_bytes, copy_words, zero_bytes, zero_words};
 pub use error::StreamError;
-pub use flush::{WriteBack, copy_flush, flush_words, write_back};
+pub use flush::{copy_flush, flush_words, has_write_back};
 pub use path::Path;
 pub use pattern::Pattern;
 pub use policy::{Basis, StorePolicy, best};

@@ -7,7 +7,6 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::copy_method::ReadyWay;
-use crate::flush::WriteBack;
 use crate::path::{Path, Ready};
 use crate::pattern::Pattern;
 use crate::policy::Processor;
@@ -42,9 +41,9 @@ pub(crate) fn fill(_: Ready, dst: &mut [u8], pattern: &Pattern) {
 #[inline]
 pub(crate) fn drain() {}
 
-/// Returns which write-back instruction there is: none.
-pub(crate) fn write_back() -> Option<WriteBack> {
-    None
+/// Returns whether there is a write-back instruction: there is none.
+pub(crate) fn has_write_back() -> bool {
+    false
 }
 
 /// Writes lines back to memory: there is no instruction for it.

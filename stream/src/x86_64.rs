@@ -31,7 +31,7 @@ use std::arch::x86_64::{__cpuid, __cpuid_count, _mm_sfence, _mm_stream_si32};
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 
-pub(crate) use self::write_back::{evict_lines, write_back, write_back_lines, write_back_word};
+pub(crate) use self::write_back::{evict_lines, has_write_back, write_back_lines, write_back_word};
 
 use self::cut::{
     copy_lines, copy_with, copy_words, fill_lines_with, fill_with, is_whole_lines, zero_lines,

@@ -65,7 +65,7 @@ fn bytes_of<P: Payload>(inner: &Inner<P>, range: PfnRange) -> Option<Range<u64>>
 /// Returns how the bytes of a region come to its storage.
 fn can_persist(region: &Region) -> Result<Way, WriteError> {
     match region.backing() {
-        Backing::Devdax { .. } | Backing::Fsdax { .. } if uzone_stream::write_back().is_none() => {
+        Backing::Devdax { .. } | Backing::Fsdax { .. } if !uzone_stream::has_write_back() => {
             Err(WriteError::NoInstruction)
         }
         Backing::Devdax { .. } | Backing::Fsdax { .. } => Ok(Way::Lines),

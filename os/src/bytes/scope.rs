@@ -201,7 +201,7 @@ pub(crate) fn flush_words(words: &[AtomicU64]) -> Result<(), Fault> {
         return Ok(());
     }
     // The first call finds out what the CPU has, by a lock that must not be abandoned.
-    let _ = uzone_stream::write_back();
+    let _ = uzone_stream::has_write_back();
     let stores = Stores { way: CopyMethod::String, dst: words, src: &[] };
     // SAFETY: as in `zero_words`; `flush_words` panics for nothing.
     unsafe { guarded_call(flush_stores, (&raw const stores).cast(), [side(words), NOTHING]) }

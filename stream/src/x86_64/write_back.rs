@@ -13,18 +13,14 @@ use std::arch::asm;
 use std::arch::x86_64::_mm_clflush;
 use std::sync::atomic::AtomicU64;
 
+use super::cpu;
 use super::cut::split_at_boundary;
-use super::{Cpu, cpu};
 use crate::LINE_BYTES;
-use crate::flush::WriteBack;
 
-/// Returns the best write-back instruction of this CPU.
-pub(crate) fn write_back() -> Option<WriteBack> {
-    Some(match cpu() {
-        Cpu { clwb: true, .. } => WriteBack::Clwb,
-        Cpu { clflushopt: true, .. } => WriteBack::Clflushopt,
-        _ => WriteBack::Clflush, // came with SSE2
-    })
+/// Returns whether there is a write-back instruction, after finding out which: CLFLUSH came with SSE2.
+pub(crate) fn has_write_back() -> bool {
+    cpu();
+    true
 }
 
 /// Starts writing back every line that holds a byte of `bytes`. A fence completes it.
