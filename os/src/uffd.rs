@@ -62,7 +62,7 @@ pub use bare::BareHandler;
 pub use descriptor::{KernelFaults, Uffd};
 pub use error::UffdError;
 pub use event::EventBuffer;
-pub use event_set::{EventSet, ReadyKeys};
+pub use event_set::EventSet;
 pub use features::Features;
 pub use handover::Handover;
 pub use log::{EventLog, LoggedEvents};

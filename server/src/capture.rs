@@ -24,7 +24,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use uzone_fault::{AdoptedMemory, Captured, KeptPages, LoggedEvents, RemoteRegion};
 use uzone_os::peer::{self, Peer};
-use uzone_os::uffd::{EventSet, ReadyKeys};
+use uzone_os::uffd::EventSet;
 use uzone_os::{Anonymous, Exclusive, HugeAdvice, MessageSocket, WriteScan};
 use uzone_pages::ByteLen;
 use uzone_snapshot::Source;
@@ -256,9 +256,9 @@ impl SessionMemory {
         link::send_titled(&self.worker, &CaptureRequest::Protect, &fds, &[])?;
         let set = EventSet::new()?;
         set.add(&self.worker, 0)?;
-        let mut ready = ReadyKeys::new();
+        let mut ready = Vec::new();
         set.wait(&mut ready, Some(PROTECT_WITHIN))?;
-        if ready.keys().is_empty() {
+        if ready.is_empty() {
             let reason = format!("no worker has protected its memory within {PROTECT_WITHIN:?}");
             return Err(io::Error::new(io::ErrorKind::TimedOut, reason));
         }

@@ -19,7 +19,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use serde::Deserialize;
-use uzone_os::uffd::{Doorbell, EventSet, ReadyKeys};
+use uzone_os::uffd::{Doorbell, EventSet};
 use uzone_os::{MessageSocket, peer};
 
 use crate::error::ServeError;
@@ -257,10 +257,10 @@ fn read_request(mut read: impl FnMut(&mut [u8]) -> io::Result<usize>) -> io::Res
 impl Shared {
     /// Serves one client after the other, until the server ends.
     fn serve_all<S: Write>(&self, set: &EventSet, accept: impl Fn() -> io::Result<Client<S>>) {
-        let mut ready = ReadyKeys::new();
+        let mut ready = Vec::new();
         loop {
             let waited = set.wait(&mut ready, None);
-            if ready.keys().contains(&1) {
+            if ready.contains(&1) {
                 return;
             }
             match waited.and_then(|()| accept()) {

@@ -16,7 +16,7 @@ use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
 use uzone_os::peer::Peer;
-use uzone_os::uffd::{Doorbell, EventSet, PendingFaults, ReadyKeys};
+use uzone_os::uffd::{Doorbell, EventSet, PendingFaults};
 use uzone_os::{MessageSocket, Vaddr, privilege};
 
 use crate::capture;
@@ -478,10 +478,10 @@ impl Keeper {
     /// [`ServeError::Wait`] if the system refuses to wait.
     pub fn run(&mut self, stop: &Doorbell) -> Result<Served, ServeError> {
         self.set.add(stop, STOP).map_err(ServeError::Wait)?;
-        let mut ready = ReadyKeys::new();
+        let mut ready = Vec::new();
         while self.socket.is_some() || !self.connections.is_empty() {
             self.set.wait(&mut ready, self.timeout()).map_err(ServeError::Wait)?;
-            for &key in ready.keys() {
+            for &key in &ready {
                 match key {
                     LISTENER => self.accept(),
                     WORKER => self.hear(),

@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use uzone_os::file_system::next_data;
-use uzone_os::uffd::{EventSet, ReadyKeys};
+use uzone_os::uffd::EventSet;
 use uzone_os::{Mapping, peer};
 use uzone_pages::ByteLen;
 use uzone_snapshot::{Image, SnapshotError};
@@ -371,7 +371,7 @@ impl Server<'_> {
         let what = "a page fault";
         let set = broken(what, EventSet::new())?;
         broken(what, set.add(faults, 0))?;
-        let mut ready = ReadyKeys::new();
+        let mut ready = Vec::new();
         loop {
             let mut request = [0; HEADER + 16];
             match faults.read_exact(&mut request) {
@@ -395,7 +395,7 @@ impl Server<'_> {
             let end = (start + WINDOW).min(self.memory[index].slot.len);
             for at in (start..end).step_by(AT_ONCE * PAGE_LEN) {
                 broken(what, set.wait(&mut ready, Some(Duration::ZERO)))?;
-                if !ready.keys().is_empty() {
+                if !ready.is_empty() {
                     break;
                 }
                 // A page that fails is asked for later, and answered by an error then.

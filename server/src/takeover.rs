@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use uzone_os::MessageSocket;
-use uzone_os::uffd::{EventSet, ReadyKeys};
+use uzone_os::uffd::EventSet;
 
 use crate::connection::{Connection, Kept};
 use crate::estate::Estate;
@@ -45,10 +45,10 @@ enum Piece {
 
 /// Receives a message within a time.
 fn receive(socket: &MessageSocket, room: &mut [u8]) -> io::Result<Titled<Piece>> {
-    let (set, mut ready) = (EventSet::new()?, ReadyKeys::new());
+    let (set, mut ready) = (EventSet::new()?, Vec::new());
     set.add(socket, 0)?;
     set.wait(&mut ready, Some(PATIENCE))?;
-    if ready.keys().is_empty() {
+    if ready.is_empty() {
         return Err(io::ErrorKind::TimedOut.into());
     }
     link::receive_titled(socket, room)?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())

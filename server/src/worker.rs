@@ -16,7 +16,7 @@ use uzone_fault::{
     AdoptedMemory, Backing, Engine, EngineOptions, EventLog, FileBacking, LoggedEvents, MapError,
     Memory as Pages, ReaderPlacement, Remote, RemoteRegion, SharedBacking, Zone,
 };
-use uzone_os::uffd::{EventSet, PendingFaults, ReadyKeys};
+use uzone_os::uffd::{EventSet, PendingFaults};
 use uzone_os::{MessageSocket, Vaddr};
 use uzone_pages::{ByteLen, ErrorKind};
 use uzone_snapshot::{FrameCache, Image, OpenOptions, Root, SnapshotBacking, SnapshotError};
@@ -219,7 +219,7 @@ impl Worker {
     pub fn run(&mut self) -> Result<(), ServeError> {
         let Some(keeper) = self.keeper.clone() else { return Ok(()) };
         self.set.add(&*keeper, KEEPER).map_err(ServeError::Wait)?;
-        let (mut room, mut ready) = (link::room(), ReadyKeys::new());
+        let (mut room, mut ready) = (link::room(), Vec::new());
         let (names, files): (Vec<_>, Vec<_>) =
             self.files.iter().map(|(name, file)| (name.clone(), file.as_fd())).unzip();
         let image = Report::Image(self.image.clone(), self.path.clone(), names);
@@ -229,7 +229,7 @@ impl Worker {
             .is_ok();
         while is_kept {
             self.wait(&mut ready)?;
-            for &key in ready.keys() {
+            for &key in &ready {
                 if key & CLIENT != 0 {
                     if !self.hear(key, &mut room) {
                         self.forget_client(key);
@@ -284,7 +284,7 @@ impl Worker {
         Some(Estate { is_confined, control, metrics, manager, folder, files, ..estate })
     }
 
-    fn wait(&self, ready: &mut ReadyKeys) -> Result<(), ServeError> {
+    fn wait(&self, ready: &mut Vec<u64>) -> Result<(), ServeError> {
         let orphans = (!self.orphans.is_empty()).then_some(PROBE);
         let records = self.recording.is_some() && !self.sessions.is_empty();
         let looks = orphans.or((!self.clients.is_empty()).then_some(PROBE));

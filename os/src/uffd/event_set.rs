@@ -5,57 +5,24 @@
 //!
 //! Source: epoll(7).
 
-use core::fmt;
 use core::time::Duration;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::event::Timespec;
-use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
 use crate::errno;
-
-/// How many keys a wait returns at most; the others are returned by the next.
-const MOST: usize = 64;
 
 /// Descriptors that are waited for.
 #[derive(Debug)]
 pub struct EventSet(OwnedFd);
 
-/// The keys that a wait returned, in a buffer that is made once.
-pub struct ReadyKeys {
-    events: Box<[MaybeUninit<Event>; MOST]>,
-    keys: Vec<u64>,
-}
-
-impl ReadyKeys {
-    /// Makes room.
-    #[must_use]
-    pub fn new() -> Self {
-        Self { events: Box::new([MaybeUninit::uninit(); MOST]), keys: Vec::with_capacity(MOST) }
-    }
-
-    /// Returns the keys of the last wait.
-    #[must_use]
-    pub fn keys(&self) -> &[u64] {
-        &self.keys
-    }
-}
-
-impl Default for ReadyKeys {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl fmt::Debug for ReadyKeys {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("ReadyKeys").field(&self.keys).finish()
-    }
-}
-
 impl EventSet {
+    /// How many keys a wait returns at most; the others are returned by the next.
+    pub const MOST: usize = 64;
+
     /// Makes an empty one.
     ///
     /// # Errors
@@ -91,19 +58,21 @@ impl EventSet {
     }
 
     /// Waits until one of the descriptors has something to read, hung up, or `timeout` is over;
-    /// without one, for as long as it takes. A signal may end it with no key.
+    /// without one, for as long as it takes. `ready` has their keys then; a signal may end it with none. Nothing
+    /// is allocated where `ready` has room for [`EventSet::MOST`].
     ///
     /// # Errors
     /// The error of epoll_wait(2).
-    pub fn wait(&self, ready: &mut ReadyKeys, timeout: Option<Duration>) -> io::Result<()> {
-        ready.keys.clear();
+    pub fn wait(&self, ready: &mut Vec<u64>, timeout: Option<Duration>) -> io::Result<()> {
+        ready.clear();
+        let mut events = [MaybeUninit::uninit(); Self::MOST];
         let timeout = timeout.map(|timeout| Timespec {
             tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: timeout.subsec_nanos().into(),
         });
-        match epoll::wait(&self.0, &mut ready.events[..], timeout.as_ref()) {
+        match epoll::wait(&self.0, &mut events[..], timeout.as_ref()) {
             Ok((events, _)) => {
-                ready.keys.extend(events.iter().map(|event| event.data.u64()));
+                ready.extend(events.iter().map(|event| event.data.u64()));
                 Ok(())
             }
             // The caller looks around and waits again.
@@ -125,21 +94,20 @@ mod tests {
         for (bell, key) in bells.iter().zip([7, u64::MAX, 0]) {
             set.add(bell, key).unwrap();
         }
-        let mut ready = ReadyKeys::new();
+        let mut ready = Vec::new();
         set.wait(&mut ready, Some(Duration::ZERO)).unwrap();
-        assert_eq!(ready.keys(), []);
+        assert_eq!(ready, []);
         bells[0].ring().unwrap();
         bells[1].ring().unwrap();
         for _ in 0..2 {
             set.wait(&mut ready, None).unwrap();
-            let mut keys = ready.keys().to_vec();
-            keys.sort_unstable();
-            assert_eq!(keys, [7, u64::MAX], "what is not read is returned again");
+            ready.sort_unstable();
+            assert_eq!(ready, [7, u64::MAX], "what is not read is returned again");
         }
         bells[0].silence().unwrap();
         set.remove(&bells[1]).unwrap();
         assert!(set.remove(&bells[1]).is_err(), "it is not waited for");
         set.wait(&mut ready, Some(Duration::from_millis(1))).unwrap();
-        assert_eq!(ready.keys(), []);
+        assert_eq!(ready, []);
     }
 }
