@@ -1,4 +1,4 @@
-//! Where writes to a file go: [`file_writes`].
+//! Whether writes to a file go where they belong: [`not_writable`].
 //!
 //! A file that is open for appending is written at its end, whatever offset pwrite(2) is given.
 //! Source: open(2), pwrite(2) "BUGS".
@@ -8,29 +8,18 @@ use std::os::fd::AsFd;
 
 use rustix::fs::OFlags;
 
-/// Where writes through a descriptor go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum FileWrites {
-    /// Where they are asked to.
-    Anywhere,
-    /// To the end of the file, also if they are asked to go elsewhere.
-    AtTheEnd,
-    /// It is not open for writing.
-    Nowhere,
-}
-
-/// Returns where writes through a descriptor go.
+/// Returns why a descriptor does not write at any offset that it is given, or `None` if it does.
 ///
 /// # Errors
 /// The error of fcntl(2).
-pub fn file_writes(file: impl AsFd) -> io::Result<FileWrites> {
+pub fn not_writable(file: impl AsFd) -> io::Result<Option<&'static str>> {
     let flags = rustix::fs::fcntl_getfl(file)?;
     Ok(if flags & OFlags::RWMODE == OFlags::RDONLY {
-        FileWrites::Nowhere
+        Some("the file is not open for writing")
     } else if flags.contains(OFlags::APPEND) {
-        FileWrites::AtTheEnd
+        Some("the file is open for appending: open it without that")
     } else {
-        FileWrites::Anywhere
+        None
     })
 }
 
@@ -41,14 +30,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_descriptor_says_where_its_writes_go() {
+    fn a_descriptor_says_why_it_cannot_write_at_an_offset() {
         let path = std::env::temp_dir().join(format!("uzone-file-writes-{}", std::process::id()));
         let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
-        assert_eq!(file_writes(&file).unwrap(), FileWrites::Anywhere);
+        assert_eq!(not_writable(&file).unwrap(), None);
         let file = File::options().append(true).open(&path).unwrap();
-        assert_eq!(file_writes(&file).unwrap(), FileWrites::AtTheEnd);
+        assert!(not_writable(&file).unwrap().unwrap().contains("appending"));
         let file = File::open(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
-        assert_eq!(file_writes(&file).unwrap(), FileWrites::Nowhere);
+        assert!(not_writable(&file).unwrap().unwrap().contains("not open for writing"));
     }
 }

@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use uzone_os::page_cache::{self, CachedRead};
 use uzone_os::uffd::in_thread::{FileSource, Source};
-use uzone_os::{Access, FileWrites, Mapping, Sharing};
+use uzone_os::{Access, Mapping, Sharing};
 use uzone_pages::ByteLen;
 
 use crate::backing::hooks::Backing;
@@ -71,12 +71,10 @@ impl FileBacking {
     /// The error of the system, and [`io::ErrorKind::PermissionDenied`] if it is not open for writing, or
     /// for appending: then what is written would not go where it belongs.
     pub fn writable(file: File) -> io::Result<Self> {
-        let why = match uzone_os::file_writes(&file)? {
-            FileWrites::Anywhere => return Ok(Self { is_writable: true, ..Self::new(file)? }),
-            FileWrites::Nowhere => "the file is not open for writing",
-            FileWrites::AtTheEnd => "the file is open for appending: open it without that",
-        };
-        Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
+        match uzone_os::not_writable(&file)? {
+            None => Ok(Self { is_writable: true, ..Self::new(file)? }),
+            Some(why) => Err(io::Error::new(io::ErrorKind::PermissionDenied, why)),
+        }
     }
 
     /// Reads what the cache has from `at` on. Returns how many bytes of `out` are right: those
