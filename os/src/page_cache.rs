@@ -70,32 +70,20 @@ pub fn cached(file: impl AsFd, start: u64, len_bytes: NonZeroU64) -> io::Result<
     }
 }
 
-/// What reading without waiting did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CachedRead {
-    /// The first `bytes` were read; the file ends there, or the cache has no more.
-    Read {
-        /// How many.
-        bytes: usize,
-    },
-    /// The cache does not have the first byte. The device has been asked for it.
-    WouldWait,
-    /// This file cannot be read in this way.
-    Unsupported,
-}
-
-/// Reads bytes of a file from `offset` on as far as the page cache has them (`RWF_NOWAIT`).
+/// Reads bytes of a file from `offset` on as far as the page cache has them (`RWF_NOWAIT`), and returns how
+/// many: the file ends there, or the cache has no more. `None` if the cache does not have the first byte,
+/// for which the device has been asked, or if this file cannot be read in this way.
 ///
 /// # Errors
 /// The error of preadv2(2).
-pub fn read_cached(file: impl AsFd, offset: u64, out: &mut [u8]) -> io::Result<CachedRead> {
+pub fn read_cached(file: impl AsFd, offset: u64, out: &mut [u8]) -> io::Result<Option<usize>> {
     let mut slices = [IoSliceMut::new(out)];
     loop {
         return match rustix::io::preadv2(&file, &mut slices, offset, ReadWriteFlags::NOWAIT) {
-            Ok(bytes) => Ok(CachedRead::Read { bytes }),
-            Err(cause) if errno::would_wait(cause) => Ok(CachedRead::WouldWait),
+            Ok(bytes) => Ok(Some(bytes)),
             Err(cause) if errno::is_interrupted(cause) => continue,
-            Err(cause) if errno::call_is_unsupported(cause) => Ok(CachedRead::Unsupported),
+            Err(cause) if errno::would_wait(cause) => Ok(None),
+            Err(cause) if errno::call_is_unsupported(cause) => Ok(None),
             Err(cause) => Err(cause.into()),
         };
     }
@@ -111,7 +99,7 @@ pub(crate) fn read_cached_into(
     offset: u64,
     mapping: &Mapping,
     to: Range<usize>,
-) -> io::Result<CachedRead> {
+) -> io::Result<Option<usize>> {
     let is_inside = to.start < to.end && to.end <= mapping.mapped_len();
     if !is_inside || mapping.access() != Access::ReadWrite {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -128,13 +116,13 @@ pub(crate) fn read_cached_into(
             libc::syscall(libc::SYS_preadv2, fd, &raw const part, 1_usize, offset, high, flags)
         };
         if let Ok(bytes) = usize::try_from(answer) {
-            return Ok(CachedRead::Read { bytes });
+            return Ok(Some(bytes));
         }
         let cause = io::Error::last_os_error();
         return match Errno::from_io_error(&cause) {
-            Some(errno) if errno::would_wait(errno) => Ok(CachedRead::WouldWait),
             Some(errno) if errno::is_interrupted(errno) => continue,
-            Some(errno) if errno::call_is_unsupported(errno) => Ok(CachedRead::Unsupported),
+            Some(errno) if errno::would_wait(errno) => Ok(None),
+            Some(errno) if errno::call_is_unsupported(errno) => Ok(None),
             _ => Err(cause),
         };
     }

@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use uzone_os::file_system::{next_data, room};
-use uzone_os::page_cache::{CachedRead, read_cached};
+use uzone_os::page_cache::read_cached;
 use uzone_pages::ByteLen;
 
 use crate::error::SnapshotError;
@@ -245,8 +245,7 @@ impl CachedImage {
 
     /// Reads what may be a frame if that takes no device.
     pub(crate) fn read_ready(&self, offset: u64, out: &mut [u8]) -> bool {
-        let read = read_cached(&self.file, offset, out);
-        matches!(read, Ok(CachedRead::Read { bytes }) if bytes == out.len())
+        read_cached(&self.file, offset, out).is_ok_and(|read| read == Some(out.len()))
     }
 
     /// Has the kernel read those of some frames that are kept. Returns the others.

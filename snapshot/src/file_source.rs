@@ -8,7 +8,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use uzone_os::page_cache::{self, CachedRead};
+use uzone_os::page_cache;
 
 use crate::source::{Address, RequestOptions, Source, address, joined};
 
@@ -136,8 +136,7 @@ impl Source for FileSource {
     }
 
     fn read_ready(&self, offset: u64, out: &mut [u8]) -> io::Result<bool> {
-        let read = page_cache::read_cached(&self.file, offset, out)?;
-        Ok(matches!(read, CachedRead::Read { bytes } if bytes == out.len()))
+        Ok(page_cache::read_cached(&self.file, offset, out)? == Some(out.len()))
     }
 
     fn will_need(&self, ranges: &[Range<u64>]) {

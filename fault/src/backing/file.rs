@@ -19,7 +19,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use uzone_os::page_cache::{self, CachedRead};
+use uzone_os::page_cache;
 use uzone_os::uffd::in_thread::{FileSource, Source};
 use uzone_os::{Access, Mapping, Sharing};
 use uzone_pages::ByteLen;
@@ -83,12 +83,11 @@ impl FileBacking {
         let wanted = self.inside(at, out.len());
         let failed = |cause| BackingError::Read { offset: at, len_bytes: wanted as u64, cause };
         match page_cache::read_cached(&self.file, at, &mut out[..wanted]).map_err(failed)? {
-            CachedRead::Read { bytes } if bytes == wanted => {
+            Some(bytes) if bytes == wanted => {
                 out[wanted..].fill(0);
                 Ok(out.len())
             }
-            CachedRead::Read { bytes } => Ok(bytes),
-            CachedRead::WouldWait | CachedRead::Unsupported => Ok(0),
+            read => Ok(read.unwrap_or(0)),
         }
     }
 

@@ -13,7 +13,7 @@ use uzone_pages::{ByteLen, FaultAround, PageCount, PageSize, Pfn, PfnRange};
 
 use crate::mapping::Mapping;
 use crate::options::{Anonymous, Vaddr};
-use crate::page_cache::{self, CachedRead};
+use crate::page_cache;
 use crate::uffd::answer::Install;
 use crate::uffd::error::{SLOTS, UffdError};
 use crate::uffd::gate::Gate;
@@ -474,7 +474,7 @@ impl Answerer {
             Bytes::Mapped(mapped, from) => self.memory.copy_from(start, mapped, from, len, how),
             Bytes::Cached { file, from, rooms } => {
                 let room = rooms.take()?;
-                let Ok(CachedRead::Read { bytes }) = page_cache::read_cached_into(
+                let Ok(Some(bytes)) = page_cache::read_cached_into(
                     &*file.file,
                     from,
                     rooms.mapping(),
