@@ -18,7 +18,7 @@ use crate::errno;
 use crate::hugepages::HugeSize;
 use crate::kernel;
 use crate::mapping::{Mapping, Refused, Request};
-use crate::options::{Access, Anonymous, HugeAdvice, MAX_ALIGN, Reserve, Sharing};
+use crate::options::{Access, Anonymous, HugeAdvice, MAX_ALIGN, Sharing};
 use crate::root::SystemRoot;
 use crate::shortage::MapError;
 
@@ -45,7 +45,7 @@ impl Mapping {
             return Err(MapError::BadAlign { align_bytes: wanted_align });
         }
         let mut flags = MapFlags::PRIVATE;
-        if how.reserve == Reserve::Lazy {
+        if !how.is_accounted {
             flags |= MapFlags::NORESERVE;
         }
         let is_never_huge = how.huge == HugeAdvice::Never && kernel::stacks_are_never_huge();

@@ -114,7 +114,7 @@ pub use libpmem::LibPmem;
 pub use live::{LiveArc, LiveGuard, LiveOwner, Pins, References, Sort};
 pub use mapped::Mapped;
 pub use mapping::{FileId, Mapping, MappingError, Rejected, leaked};
-pub use options::{Access, Addr, Anonymous, HugeAdvice, Reserve, Sharing, Vaddr};
+pub use options::{Access, Addr, Anonymous, HugeAdvice, Sharing, Vaddr};
 pub use passed::{memory_file, passed_descriptors};
 pub use populate::{PopulateHow, Populated, populate_slice};
 pub use priority::thread_id;

@@ -98,23 +98,14 @@ pub enum HugeAdvice {
     Advise,
 }
 
-/// When the kernel counts the memory of an anonymous mapping.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-pub enum Reserve {
-    /// When a page is touched (`MAP_NORESERVE`), so that terabytes can be laid out.
-    #[default]
-    Lazy,
-    /// When it is mapped, so that a host with strict accounting refuses then and not later.
-    Accounted,
-}
-
 /// How an anonymous mapping is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Anonymous {
     /// The advice on huge pages.
     pub huge: HugeAdvice,
-    /// When the kernel counts the memory.
-    pub reserve: Reserve,
+    /// Whether the kernel counts the memory when it is mapped, so that a host with strict accounting
+    /// refuses then, and not when a page is touched (`MAP_NORESERVE`): then terabytes can be laid out.
+    pub is_accounted: bool,
     /// What the address is a multiple of: a power of two up to 4 GiB. `None` is a host page, or
     /// 2 MiB for a mapping of at least that with [`HugeAdvice::Advise`].
     pub align: Option<ByteLen>,

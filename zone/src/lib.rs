@@ -121,7 +121,7 @@ pub use uzone_os::hugepages::HugeSize;
 pub use uzone_os::memory::Limit;
 pub use uzone_os::{
     Access, AccessError, Addr, Anonymous, Exclusivity, FileId, HugeAdvice, MapError, Mapping,
-    MappingError, Populated, Reserve, Sharing,
+    MappingError, Populated, Sharing,
 };
 pub use uzone_stream::{
     CacheState, CopyMethod, NextUse, Path as StorePath, STORE_POLICY, StorePolicy, StreamError,

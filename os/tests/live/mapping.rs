@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use uzone_os::{
     Access, AccessError, Anonymous, Exclusive, HugeAdvice, HugeSize, MapError, Mapped, Mapping,
-    MappingError, Reserve, Sharing, Shortage,
+    MappingError, Sharing, Shortage,
 };
 use uzone_pages::ByteLen;
 
@@ -52,7 +52,7 @@ fn mapping_and_unmapping_leaves_the_process_as_it_was() {
     let round = |index: u64| {
         let how = Anonymous {
             huge: if index.is_multiple_of(2) { HugeAdvice::Never } else { HugeAdvice::Advise },
-            reserve: if index.is_multiple_of(3) { Reserve::Lazy } else { Reserve::Accounted },
+            is_accounted: !index.is_multiple_of(3),
             align: index.is_multiple_of(5).then_some(ByteLen::mib(16)),
         };
         let mapping = Mapping::anonymous(ByteLen::new(4 * page() * (1 + index % 7)), how).unwrap();
