@@ -83,17 +83,6 @@ pub enum HoldError {
 // Pins return it by value.
 const _: () = assert!(size_of::<HoldError>() == 1);
 
-/// What giving a hold back did.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[must_use]
-pub enum Released {
-    /// Others still hold the page.
-    Held,
-    /// That was the last hold; exactly one caller is given this answer. The page is free, or
-    /// where memory of its kind has a base reference, has that again.
-    Last,
-}
-
 /// Why a page's content could not be advanced, or a hold not be given back.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -240,12 +229,14 @@ impl<'a, P> Folio<'a, P> {
         .map(|_| ())
     }
 
-    /// Gives a hold of `sort` back: [`Folio::put`] or [`Folio::unpin`].
+    /// Gives a hold of `sort` back: [`Folio::put`] or [`Folio::unpin`]. Returns whether that was the last
+    /// hold; exactly one caller is given this answer. The page is free then, or where memory of its kind has
+    /// a base reference, has that again.
     ///
     /// # Errors
     /// [`AdvanceError::NotHeld`] if there is none; then nothing has changed.
     #[inline]
-    pub fn release(self, sort: HoldKind) -> Result<Released, AdvanceError> {
+    pub fn release(self, sort: HoldKind) -> Result<bool, AdvanceError> {
         self.give_back(sort, 1)
     }
 
@@ -341,45 +332,45 @@ impl<'a, P> Folio<'a, P> {
         .map(|(before, _)| before)
     }
 
-    /// Gives a reference back.
+    /// Gives a reference back, and returns whether that was the last hold.
     ///
     /// # Errors
     /// [`AdvanceError::NotHeld`] if there is none; then nothing has changed.
-    pub fn put(self) -> Result<Released, AdvanceError> {
+    pub fn put(self) -> Result<bool, AdvanceError> {
         self.give_back(HoldKind::Reference, 1)
     }
 
-    /// Gives `count` references back at once.
+    /// Gives `count` references back at once, and returns whether that was the last hold.
     ///
     /// # Errors
     /// [`AdvanceError::NotHeld`] if there are fewer; then nothing has changed.
-    pub fn put_many(self, count: u32) -> Result<Released, AdvanceError> {
+    pub fn put_many(self, count: u32) -> Result<bool, AdvanceError> {
         self.give_back(HoldKind::Reference, count)
     }
 
-    /// Gives a pin back.
+    /// Gives a pin back, and returns whether that was the last hold.
     ///
     /// # Errors
     /// [`AdvanceError::NotHeld`] if there is none; then nothing has changed.
-    pub fn unpin(self) -> Result<Released, AdvanceError> {
+    pub fn unpin(self) -> Result<bool, AdvanceError> {
         self.give_back(HoldKind::Pin, 1)
     }
 
-    /// Gives `count` pins back at once.
+    /// Gives `count` pins back at once, and returns whether that was the last hold.
     ///
     /// # Errors
     /// [`AdvanceError::NotHeld`] if there are fewer; then nothing has changed.
-    pub fn unpin_many(self, count: u32) -> Result<Released, AdvanceError> {
+    pub fn unpin_many(self, count: u32) -> Result<bool, AdvanceError> {
         self.give_back(HoldKind::Pin, count)
     }
 
     #[inline]
-    fn give_back(self, sort: HoldKind, count: u32) -> Result<Released, AdvanceError> {
+    fn give_back(self, sort: HoldKind, count: u32) -> Result<bool, AdvanceError> {
         if count == 0 {
-            return Ok(Released::Held);
+            return Ok(false);
         }
         let delta = sort.one() * u64::from(count);
-        let mut released = Released::Held;
+        let mut is_last = false;
         // Release pairs with the Acquire of the next taker, who sees what this holder wrote; the
         // last one out acquires as well, because it goes on to reuse what the others wrote.
         self.update(Ordering::AcqRel, |word| {
@@ -389,16 +380,16 @@ impl<'a, P> Folio<'a, P> {
             }
             let after = Word(word.0 - delta);
             if after.references() != 0 || after.pins() != 0 {
-                released = Released::Held;
+                is_last = false;
                 return Ok(after);
             }
             // In the same step the page becomes what it was before anybody used it, so that there
             // is no moment in which it has neither a hold nor a sign that it has none.
-            released = Released::Last;
+            is_last = true;
             let fresh = self.template.0 & (FREE | COUNT_MASK);
             Ok(Word(after.0 | fresh))
         })?;
-        Ok(released)
+        Ok(is_last)
     }
 
     /// Takes the first reference of a free page, as its owner does to hand it out.
@@ -613,8 +604,8 @@ mod tests {
             assert!(!folio.take_first());
             assert_eq!(folio.try_get(), Ok(()));
             assert_eq!(folio.word().references(), 2);
-            assert_eq!(folio.put(), Ok(Released::Held));
-            assert_eq!(folio.put(), Ok(Released::Last));
+            assert_eq!(folio.put(), Ok(false));
+            assert_eq!(folio.put(), Ok(true));
             assert_eq!(folio.word(), Word::initial(MemoryKind::Private));
         });
     }
@@ -624,9 +615,9 @@ mod tests {
         with_folio(MemoryKind::FsDax, |folio| {
             assert!(folio.take_first());
             assert_eq!(folio.try_pin(), Ok(()));
-            assert_eq!(folio.put(), Ok(Released::Held));
+            assert_eq!(folio.put(), Ok(false));
             assert!(!folio.word().is_free());
-            assert_eq!(folio.unpin(), Ok(Released::Last));
+            assert_eq!(folio.unpin(), Ok(true));
             assert!(folio.word().is_free());
         });
     }
@@ -647,8 +638,8 @@ mod tests {
             assert_eq!(folio.word().pins(), MAX_HOLDS);
             assert_eq!(folio.word().references(), MAX_HOLDS);
             assert_eq!(folio.word().content(), Content::Unknown);
-            assert_eq!(folio.unpin_many(MAX_HOLDS), Ok(Released::Held));
-            assert_eq!(folio.put_many(MAX_HOLDS), Ok(Released::Last));
+            assert_eq!(folio.unpin_many(MAX_HOLDS), Ok(false));
+            assert_eq!(folio.put_many(MAX_HOLDS), Ok(true));
             assert_eq!(folio.word(), Word::initial(MemoryKind::Generic), "its base reference");
         });
     }
@@ -705,7 +696,7 @@ mod tests {
                 );
             }
             assert_eq!(folio.advance(Content::Unknown, Content::Present), Ok(()));
-            assert_eq!(folio.unpin(), Ok(Released::Held));
+            assert_eq!(folio.unpin(), Ok(false));
             assert_eq!(folio.advance(Content::Present, Content::Zeroing), Ok(()));
             let before = folio.word();
             for count in [1, MAX_OPTIMISTIC + 1] {
@@ -732,7 +723,7 @@ mod tests {
             assert_eq!(folio.poison(), None);
             assert_eq!(folio.try_pin(), Err(HoldError::Content(Content::Poisoned)));
             assert_eq!(folio.hold_again(HoldKind::Pin), Ok(()));
-            assert_eq!(folio.unpin_many(4), Ok(Released::Held));
+            assert_eq!(folio.unpin_many(4), Ok(false));
             assert_eq!(folio.advance(Content::Poisoned, Content::Unknown), Ok(()));
             assert_eq!(folio.word(), Word::initial(MemoryKind::Generic));
         });
@@ -760,7 +751,7 @@ mod tests {
             let before = folio.try_hold(HoldKind::Pin).unwrap();
             assert!(before.is_partly_poisoned() && before.pins() == 0);
             assert_eq!(folio.set_partly_poisoned(false).pins(), 1);
-            assert_eq!(folio.release(HoldKind::Pin), Ok(Released::Held));
+            assert_eq!(folio.release(HoldKind::Pin), Ok(false));
             assert_eq!(folio.word(), Word::initial(MemoryKind::Generic));
         });
     }
@@ -770,7 +761,7 @@ mod tests {
         with_folio(MemoryKind::Generic, |folio| {
             let before = folio.word();
             assert_eq!(folio.try_get_many(0), Ok(()));
-            assert_eq!(folio.put_many(0), Ok(Released::Held));
+            assert_eq!(folio.put_many(0), Ok(false));
             assert_eq!(folio.word(), before);
         });
     }

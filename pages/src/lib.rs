@@ -71,7 +71,7 @@ pub use clearing::{Batch, DEFAULT_PAUSE_NS, NEIGHBOUR_PAGES, Nearness, Pace, Pla
 pub use content::Content;
 pub use density::FaultCosts;
 pub use error::ErrorKind;
-pub use folio::{AdvanceError, Folio, HoldError, Released};
+pub use folio::{AdvanceError, Folio, HoldError};
 pub use kind::MemoryKind;
 pub use layout::{Class, Layout, LayoutError, Slot, Tails};
 pub use linux::{LinuxPage, LinuxRelease, LinuxSeed, SectionBits, StructPage};

@@ -12,7 +12,7 @@ use core::ops::Deref;
 use crate::addr::{PageCount, Pfn, PfnRange};
 use crate::block::{BLOCK_ORDER, Block, BlockRef, BlockRefusal};
 use crate::content::Content;
-use crate::folio::{Folio, HoldError, Released, obstacle};
+use crate::folio::{Folio, HoldError, obstacle};
 use crate::memmap::Memmap;
 use crate::page::Page;
 use crate::word::HoldKind;
@@ -333,7 +333,7 @@ where
 fn release<P>(head: Pfn, folio: Folio<'_, P>, sort: HoldKind, freed: &mut impl FnMut(Pfn)) {
     let released = folio.release(sort);
     debug_assert!(released.is_ok(), "a span gives back what it took");
-    if released == Ok(Released::Last) {
+    if released == Ok(true) {
         freed(head);
     }
 }

@@ -10,7 +10,7 @@ use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use loom::thread;
 use uzone_pages::{
     BLOCK_ORDER, Block, Content, Folio, HoldError, HoldKind, Layout, Left, LiveRef, Memmap,
-    MemoryKind, Order, Page, Pfn, PfnRange, Released, Span, SpanRefused, Tails, Word,
+    MemoryKind, Order, Page, Pfn, PfnRange, Span, SpanRefused, Tails, Word,
 };
 
 #[path = "loom/pool.rs"]
@@ -83,7 +83,7 @@ fn a_taker_beside_a_short_life_is_refused_or_holds_the_page() {
                 match folio.try_get() {
                     Ok(()) => {
                         mark(&marks, 0);
-                        if folio.put().unwrap() == Released::Last {
+                        if folio.put().unwrap() {
                             last_seen.fetch_add(1, Ordering::Relaxed);
                         }
                     }
@@ -96,7 +96,7 @@ fn a_taker_beside_a_short_life_is_refused_or_holds_the_page() {
         };
         let owner = folio(&page, PRIVATE);
         assert!(owner.take_first());
-        if owner.put().unwrap() == Released::Last {
+        if owner.put().unwrap() {
             last_seen.fetch_add(1, Ordering::Relaxed);
         }
         taker.join().unwrap();
@@ -139,7 +139,7 @@ fn a_generic_page_is_never_seen_without_a_reference() {
         let theirs = other.join().unwrap();
         assert_eq!(folio(&page, GENERIC).word(), Word::initial(GENERIC));
         // Each gave one back that was there: the base reference, and its own.
-        assert!(mine == Ok(Released::Last) || theirs == Released::Last);
+        assert!(mine == Ok(true) || theirs);
     });
 }
 
@@ -202,7 +202,7 @@ fn a_pagemap_is_unbound_or_held_never_both() {
                 assert_eq!(folio(page, GENERIC).try_pin(), Ok(()));
                 // Relaxed on purpose: only the ledger orders it.
                 written.store(true, Ordering::Relaxed);
-                assert_eq!(folio(page, GENERIC).unpin(), Ok(Released::Held));
+                assert_eq!(folio(page, GENERIC).unpin(), Ok(false));
                 let _ = leave(ledger, HoldKind::Pin);
                 true
             })

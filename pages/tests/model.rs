@@ -5,7 +5,7 @@
 use proptest::prelude::*;
 use uzone_pages::{
     AdvanceError, Content, Folio, HoldError, Layout, LayoutError, MAX_HOLDS, Memmap, MemoryKind,
-    Order, Page, PageCount, Pfn, PfnRange, Released, Tails, Word,
+    Order, Page, PageCount, Pfn, PfnRange, Tails, Word,
 };
 
 /// One page as somebody would keep it who had all the room in the world.
@@ -40,10 +40,10 @@ impl Plain {
         }
     }
 
-    fn give_back(&mut self, is_pin: bool, count: u64) -> Option<Released> {
+    fn give_back(&mut self, is_pin: bool, count: u64) -> Option<bool> {
         let held = if is_pin { &mut self.pins } else { &mut self.references };
         if count == 0 {
-            return Some(Released::Held);
+            return Some(false);
         }
         if *held < count {
             return None;
@@ -52,9 +52,9 @@ impl Plain {
         if self.references == 0 && self.pins == 0 {
             self.references = self.base;
             self.free = self.base == 0;
-            return Some(Released::Last);
+            return Some(true);
         }
-        Some(Released::Held)
+        Some(false)
     }
 }
 
@@ -182,10 +182,10 @@ proptest! {
         }
         for (is_pin, count) in &counts {
             let back = if *is_pin { folio.unpin_many(*count) } else { folio.put_many(*count) };
-            prop_assert_eq!(back, Ok(Released::Held));
+            prop_assert_eq!(back, Ok(false));
         }
         if is_first {
-            prop_assert_eq!(folio.put(), Ok(Released::Last));
+            prop_assert_eq!(folio.put(), Ok(true));
         }
         prop_assert_eq!(folio.word(), before);
     }
@@ -197,7 +197,7 @@ fn a_generic_page_has_its_base_reference_again_after_the_last_put() {
         let page = Page::new(());
         let folio = Folio::new(&page, Word::initial(kind));
         let _ = folio.take_first();
-        assert_eq!(folio.put(), Ok(Released::Last));
+        assert_eq!(folio.put(), Ok(true));
         assert_eq!(folio.word(), Word::initial(kind), "{kind}");
     }
 }
