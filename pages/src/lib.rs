@@ -85,6 +85,6 @@ pub use pool_state::{
     FolioState, PoolBackend, PoolState, Refusal, clear_ahead, give_back, hand_out, look_again,
     restock,
 };
-pub use span::{Span, SpanRefused};
+pub use span::Span;
 pub use window::FaultAround;
 pub use word::{HoldKind, MAX_HOLDS, MAX_OPTIMISTIC, Word};

@@ -63,17 +63,6 @@ impl Span {
     }
 }
 
-/// A range that was not held.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("cannot hold page {pfn}: {cause}")]
-pub struct SpanRefused {
-    /// The first page in the way.
-    pub pfn: Pfn,
-    /// Why.
-    #[source]
-    pub cause: HoldError,
-}
-
 impl<P, S, B> Memmap<P, S, B>
 where
     S: Deref<Target = [Page<P>]>,
@@ -84,7 +73,7 @@ where
     /// called with the head of each folio whose last hold turns out to be one that is given back.
     ///
     /// # Errors
-    /// [`SpanRefused`] with the first page in the way; then nothing is held.
+    /// The first page in the way, and why; then nothing is held.
     #[inline(always)]
     pub fn hold(
         &self,
@@ -92,7 +81,7 @@ where
         sort: HoldKind,
         bad: impl Fn(PfnRange) -> Option<Pfn>,
         mut freed: impl FnMut(Pfn),
-    ) -> Result<Span, SpanRefused> {
+    ) -> Result<Span, (Pfn, HoldError)> {
         if !self.has_blocks()
             && let Some((head, folio)) = self.only_folio(range)
         {
@@ -110,7 +99,7 @@ where
         sort: HoldKind,
         bad: &impl Fn(PfnRange) -> Option<Pfn>,
         freed: &mut impl FnMut(Pfn),
-    ) -> Result<Span, SpanRefused> {
+    ) -> Result<Span, (Pfn, HoldError)> {
         let span = Span::of_folios(range);
         let (first, last) =
             if self.has_blocks() { span.blocks() } else { (range.start(), range.start()) };
@@ -163,14 +152,14 @@ where
     /// both parts is held once more.
     ///
     /// # Errors
-    /// `None` if a part would be empty, or [`SpanRefused`] if the folio or block in the middle has as
-    /// many holders as can be counted; then the span holds what it held.
+    /// `None` if a part would be empty, or the page in the middle if its folio or block has as many
+    /// holders as can be counted; then the span holds what it held.
     pub fn split(
         &self,
         span: Span,
         sort: HoldKind,
         pages: PageCount,
-    ) -> Result<(Span, Span), Option<SpanRefused>> {
+    ) -> Result<(Span, Span), Option<(Pfn, HoldError)>> {
         let start = span.range.start();
         let middle = start.checked_add(pages).map_err(|_| None)?;
         let rest = span.range.pages().get().saturating_sub(pages.get());
@@ -178,7 +167,7 @@ where
         let back = PfnRange::try_new(middle, PageCount::new(rest)).map_err(|_| None)?;
         let mut first = Span { range: front, ends: span.ends & FRONT_BLOCK };
         let mut second = Span { range: back, ends: span.ends & BACK_BLOCK };
-        let refused = |cause| Some(SpanRefused { pfn: middle, cause });
+        let refused = |cause| Some((middle, cause));
         if !self.has_blocks() {
             if !middle.is_aligned(self.layout().order())
                 && let Some(folio) = self.folio(middle)
@@ -210,7 +199,7 @@ where
         sort: HoldKind,
         bad: &impl Fn(PfnRange) -> Option<Pfn>,
         freed: &mut impl FnMut(Pfn),
-    ) -> Result<(), SpanRefused> {
+    ) -> Result<(), (Pfn, HoldError)> {
         match folio.try_hold(sort) {
             Ok(before) => {
                 if sort == HoldKind::Reference || !before.is_partly_poisoned() {
@@ -218,7 +207,7 @@ where
                 }
                 self.check_parts((head, folio), start, end, sort, bad, freed)
             }
-            Err(cause) => Err(SpanRefused { pfn: head.max(start), cause }),
+            Err(cause) => Err((head.max(start), cause)),
         }
     }
 
@@ -232,10 +221,10 @@ where
         sort: HoldKind,
         bad: &impl Fn(PfnRange) -> Option<Pfn>,
         freed: &mut impl FnMut(Pfn),
-    ) -> Result<(), SpanRefused> {
+    ) -> Result<(), (Pfn, HoldError)> {
         let Some(pfn) = self.part(head, start, end).and_then(bad) else { return Ok(()) };
         release(head, folio, sort, freed);
-        Err(SpanRefused { pfn, cause: HoldError::Content(Content::Poisoned) })
+        Err((pfn, HoldError::Content(Content::Poisoned)))
     }
 
     #[inline]
@@ -246,7 +235,7 @@ where
         sort: HoldKind,
         bad: &impl Fn(PfnRange) -> Option<Pfn>,
         freed: &mut impl FnMut(Pfn),
-    ) -> Result<(), SpanRefused> {
+    ) -> Result<(), (Pfn, HoldError)> {
         for (head, folio) in self.bare_folios(start, end) {
             if let Err(refused) = self.hold_folio((head, folio), start, end, sort, bad, freed) {
                 self.undo_folios(start, head, sort, freed);
@@ -279,7 +268,7 @@ where
     }
 
     #[inline]
-    fn hold_blocks(&self, first: Pfn, last: Pfn, sort: HoldKind) -> Result<(), SpanRefused> {
+    fn hold_blocks(&self, first: Pfn, last: Pfn, sort: HoldKind) -> Result<(), (Pfn, HoldError)> {
         for (start, block) in self.blocks(first, last) {
             if let Err(refusal) = block.hold(sort)
                 && let Err(refused) = self.hold_barred(start, block, sort, refusal)
@@ -299,15 +288,15 @@ where
         block: BlockRef<'_>,
         sort: HoldKind,
         mut refusal: BlockRefusal,
-    ) -> Result<(), SpanRefused> {
+    ) -> Result<(), (Pfn, HoldError)> {
         for _ in 0..PATIENCE {
             if refusal == BlockRefusal::Overflow {
-                return Err(SpanRefused { pfn: start, cause: HoldError::Overflow });
+                return Err((start, HoldError::Overflow));
             }
             let end = start.checked_add(BLOCK_ORDER.pages()).unwrap_or(start);
             for (pfn, folio) in self.folios(start, end) {
                 if let Some(cause) = obstacle(folio.own_word(), sort) {
-                    return Err(SpanRefused { pfn, cause });
+                    return Err((pfn, cause));
                 }
             }
             // The thread that barred it is between the steps on the block and on the page.
@@ -317,7 +306,7 @@ where
                 Err(again) => refusal = again,
             }
         }
-        Err(SpanRefused { pfn: start, cause: HoldError::Busy })
+        Err((start, HoldError::Busy))
     }
 
     #[inline]

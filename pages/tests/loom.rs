@@ -10,7 +10,7 @@ use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use loom::thread;
 use uzone_pages::{
     BLOCK_ORDER, Block, Content, Folio, HoldError, HoldKind, Layout, Left, LiveRef, Memmap,
-    MemoryKind, Order, Page, Pfn, PfnRange, Span, SpanRefused, Tails, Word,
+    MemoryKind, Order, Page, Pfn, PfnRange, Span, Tails, Word,
 };
 
 #[path = "loom/pool.rs"]
@@ -332,7 +332,7 @@ impl Blocked {
         self.memmap.folio(Pfn::new(8 + index)).unwrap()
     }
 
-    fn hold(&self, sort: HoldKind) -> Result<Span, SpanRefused> {
+    fn hold(&self, sort: HoldKind) -> Result<Span, (Pfn, HoldError)> {
         self.memmap.hold(self.memmap.layout().range(), sort, |_| None, |_| unreachable!())
     }
 
@@ -371,9 +371,9 @@ fn a_page_is_cleared_or_its_block_pinned_never_both() {
                     mark(&marks, 0);
                     true
                 }
-                Err(refused) => {
+                Err((_, cause)) => {
                     assert!(matches!(
-                        refused.cause,
+                        cause,
                         HoldError::Content(Content::Zeroing) | HoldError::Busy
                     ));
                     mark(&marks, 1);

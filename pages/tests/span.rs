@@ -28,7 +28,7 @@ fn memmap(range: PfnRange) -> Blocked {
 
 fn hold(memmap: &Blocked, range: PfnRange, sort: HoldKind) -> Result<Span, (Pfn, HoldError)> {
     let freed = |pfn| panic!("page {pfn} has its base reference");
-    memmap.hold(range, sort, |_| None, freed).map_err(|refused| (refused.pfn, refused.cause))
+    memmap.hold(range, sort, |_| None, freed)
 }
 
 /// One page as it is counted alone.
@@ -292,8 +292,7 @@ proptest! {
                 None => memmap.release(held.unwrap(), HoldKind::Pin, |_| ()),
                 Some(pfn) => {
                     let refused = held.unwrap_err();
-                    prop_assert_eq!(refused.pfn, pfn);
-                    prop_assert_eq!(refused.cause, HoldError::Content(Content::Poisoned));
+                    prop_assert_eq!(refused, (pfn, HoldError::Content(Content::Poisoned)));
                 }
             }
             prop_assert_eq!(freed.into_inner(), 0);

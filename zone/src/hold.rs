@@ -26,7 +26,7 @@ use std::sync::atomic::AtomicU64;
 
 use uzone_os::{AccessError, LiveGuard, Pins, References, Sort};
 use uzone_pages::{
-    ByteLen, Content, HoldError, HoldKind, Order, PageCount, Pfn, PfnRange, Span, SpanRefused, Word,
+    ByteLen, Content, HoldError, HoldKind, Order, PageCount, Pfn, PfnRange, Span, Word,
 };
 use uzone_stream::{CacheState, NextUse, Pattern, Streaming, Work, best};
 use zerocopy::IntoBytes;
@@ -138,9 +138,7 @@ impl<S: Sort> Hold<S> {
             }
             Err(refused) => {
                 let failure = match refused {
-                    Some(SpanRefused { pfn, cause }) => {
-                        PinError::Refused { pfn, good: pages, cause }
-                    }
+                    Some((pfn, cause)) => PinError::Refused { pfn, good: pages, cause },
                     None => {
                         PinError::NotHere { asked: self.span.range(), region: self.inner.range() }
                     }

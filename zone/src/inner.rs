@@ -7,8 +7,8 @@ use std::sync::{Arc, OnceLock};
 use uzone_os::bus::Watch;
 use uzone_os::{AccessError, Exclusive, Mapped};
 use uzone_pages::{
-    AdvanceError, Content, Folio, HoldKind, Memmap, MemoryKind, Order, Page, PageCount, Payload,
-    Pfn, PfnRange, Span, SpanRefused, Template, Word,
+    AdvanceError, Content, Folio, HoldError, HoldKind, Memmap, MemoryKind, Order, Page, PageCount,
+    Payload, Pfn, PfnRange, Span, Template, Word,
 };
 
 use crate::altmap::{self, Front};
@@ -238,7 +238,7 @@ impl<P: Payload> Inner<P> {
     /// Holds pages whose owner is called when one becomes free. If that panics, what was held is given
     /// back all the same.
     #[inline(never)]
-    fn hold_freeing(&self, range: PfnRange, sort: HoldKind) -> Result<Span, SpanRefused> {
+    fn hold_freeing(&self, range: PfnRange, sort: HoldKind) -> Result<Span, (Pfn, HoldError)> {
         let mut panic = FirstPanic::default();
         let bad = |part| self.bad.first_in(part);
         let freed = |head| self.freed(head, &mut panic);
@@ -307,7 +307,7 @@ impl<P: Payload> PinTarget for Inner<P> {
     }
 
     #[inline(always)]
-    fn hold(&self, range: PfnRange, sort: HoldKind) -> Result<Span, SpanRefused> {
+    fn hold(&self, range: PfnRange, sort: HoldKind) -> Result<Span, (Pfn, HoldError)> {
         if sort == HoldKind::Pin {
             self.collect_bus_errors();
         }
@@ -330,7 +330,7 @@ impl<P: Payload> PinTarget for Inner<P> {
         span: Span,
         sort: HoldKind,
         pages: PageCount,
-    ) -> Result<(Span, Span), Option<SpanRefused>> {
+    ) -> Result<(Span, Span), Option<(Pfn, HoldError)>> {
         self.parts.memmap.split(span, sort, pages)
     }
 

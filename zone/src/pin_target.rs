@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 
 use uzone_os::{AccessError, LiveArc};
 use uzone_pages::{
-    ByteLen, Content, HoldError, HoldKind, Order, PageCount, Pfn, PfnRange, Span, SpanRefused, Word,
+    ByteLen, Content, HoldError, HoldKind, Order, PageCount, Pfn, PfnRange, Span, Word,
 };
 
 use crate::error::PinError;
@@ -40,14 +40,14 @@ pub(crate) trait PinTarget: Any + Send + Sync {
     fn tokens(&self) -> Arc<Tokens>;
     /// Returns where a range of pages of the region lies in memory.
     fn segment(&self, range: PfnRange) -> Option<Segment>;
-    fn hold(&self, range: PfnRange, sort: HoldKind) -> Result<Span, SpanRefused>;
+    fn hold(&self, range: PfnRange, sort: HoldKind) -> Result<Span, (Pfn, HoldError)>;
     fn release(&self, span: Span, sort: HoldKind);
     fn split(
         &self,
         span: Span,
         sort: HoldKind,
         pages: PageCount,
-    ) -> Result<(Span, Span), Option<SpanRefused>>;
+    ) -> Result<(Span, Span), Option<(Pfn, HoldError)>>;
     /// Makes the pages of a range that are known to be zero somebody's, who may write to them.
     fn take_zero(&self, range: PfnRange);
     /// Makes the pages of a range that are not there be there, for a pin that was refused by the content
@@ -105,9 +105,8 @@ pub(crate) fn good_pieces(range: PfnRange, bad: &[Pfn]) -> Vec<PfnRange> {
 pub(crate) fn failure(
     inner: &(impl PinTarget + ?Sized),
     range: PfnRange,
-    refused: SpanRefused,
+    (pfn, cause): (Pfn, HoldError),
 ) -> PinError {
-    let SpanRefused { pfn, cause } = refused;
     // A folio whose head lies before the range is in the way from its first page on.
     let good = pfn.checked_since(range.start()).unwrap_or_default();
     if cause != HoldError::Content(Content::Poisoned) {
