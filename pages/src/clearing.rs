@@ -22,22 +22,13 @@ use crate::byte_len::ByteLen;
 /// How many pages on either side of the hinted one belong to its neighbourhood.
 pub const NEIGHBOUR_PAGES: u64 = 2;
 
-/// When the bytes of a batch are read again.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Nearness {
-    /// They surround the hinted page: somebody waits for them.
-    Near,
-    /// They are the rest.
-    Far,
-}
-
 /// Bytes to be written in one go.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Batch {
     /// Which; never none.
     pub bytes: Range<u64>,
-    /// Whether they surround the hinted page.
-    pub nearness: Nearness,
+    /// Whether they surround the hinted page, and are read next.
+    pub is_near: bool,
 }
 
 impl Batch {
@@ -116,8 +107,7 @@ impl Plan {
             let start = part.start;
             let end = part.end.min(start.saturating_add(len.get().max(1)));
             part.start = end;
-            let nearness = if self.next == NEAR { Nearness::Near } else { Nearness::Far };
-            return Some(Batch { bytes: start..end, nearness });
+            return Some(Batch { bytes: start..end, is_near: self.next == NEAR });
         }
         None
     }
@@ -241,39 +231,36 @@ mod tests {
     }
 
     /// The extents in pages, and whether the last is the neighbourhood.
-    fn extents(hint: Option<u64>) -> Vec<(Range<u64>, Nearness)> {
+    fn extents(hint: Option<u64>) -> Vec<(Range<u64>, bool)> {
         plan(0..FOLIO, hint)
-            .map(|batch| (batch.bytes.start / PAGE..batch.bytes.end / PAGE, batch.nearness))
+            .map(|batch| (batch.bytes.start / PAGE..batch.bytes.end / PAGE, batch.is_near))
             .collect()
     }
 
     #[test]
     fn the_neighbourhood_of_the_hint_comes_last_right_comes_before_left() {
-        use Nearness::{Far, Near};
+        let (far, near) = (false, true);
         for (page, expected) in [
-            (0, std::vec![(3..512, Far), (0..3, Near)]),
-            (1, std::vec![(4..512, Far), (0..4, Near)]),
-            (2, std::vec![(5..512, Far), (0..5, Near)]),
-            (3, std::vec![(6..512, Far), (0..1, Far), (1..6, Near)]),
-            (256, std::vec![(259..512, Far), (0..254, Far), (254..259, Near)]),
-            (508, std::vec![(511..512, Far), (0..506, Far), (506..511, Near)]),
-            (509, std::vec![(0..507, Far), (507..512, Near)]),
-            (511, std::vec![(0..509, Far), (509..512, Near)]),
+            (0, std::vec![(3..512, far), (0..3, near)]),
+            (1, std::vec![(4..512, far), (0..4, near)]),
+            (2, std::vec![(5..512, far), (0..5, near)]),
+            (3, std::vec![(6..512, far), (0..1, far), (1..6, near)]),
+            (256, std::vec![(259..512, far), (0..254, far), (254..259, near)]),
+            (508, std::vec![(511..512, far), (0..506, far), (506..511, near)]),
+            (509, std::vec![(0..507, far), (507..512, near)]),
+            (511, std::vec![(0..509, far), (509..512, near)]),
         ] {
             assert_eq!(extents(Some(page * PAGE)), expected, "first byte of page {page}");
             assert_eq!(extents(Some(page * PAGE + PAGE - 1)), expected, "last byte of {page}");
         }
-        assert_eq!(extents(None), [(0..512, Far)]);
+        assert_eq!(extents(None), [(0..512, far)]);
     }
 
     #[test]
     fn a_folio_that_is_all_neighbourhood_is_one_extent() {
         for pages in 1..=3 {
             let mut plan = plan(0..pages * PAGE, Some((pages - 1) * PAGE));
-            assert_eq!(
-                plan.next(),
-                Some(Batch { bytes: 0..pages * PAGE, nearness: Nearness::Near })
-            );
+            assert_eq!(plan.next(), Some(Batch { bytes: 0..pages * PAGE, is_near: true }));
             assert_eq!(plan.next(), None);
             assert_eq!(plan.next(), None);
         }

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use proptest::prelude::*;
-use uzone_pages::{ByteLen, Chunks, NEIGHBOUR_PAGES, Nearness, PageSize, Plan};
+use uzone_pages::{ByteLen, Chunks, NEIGHBOUR_PAGES, PageSize, Plan};
 
 const CASES: u32 = if cfg!(miri) { 8 } else { 512 };
 
@@ -65,7 +65,7 @@ proptest! {
     ) {
         let batches: Vec<_> = Plan::try_new(bytes.clone(), hint, page).unwrap().collect();
         let near: Vec<_> =
-            batches.iter().filter(|part| part.nearness == Nearness::Near).collect();
+            batches.iter().filter(|part| part.is_near).collect();
         let Some(hint) = hint else {
             prop_assert!(near.is_empty() && batches.len() == 1);
             return Ok(());

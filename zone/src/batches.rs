@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use uzone_os::{Access, AccessError, Mapping};
-use uzone_pages::{Batch, ByteLen, Nearness, Pace, PageSize, Plan};
+use uzone_pages::{Batch, ByteLen, Pace, PageSize, Plan};
 use uzone_stream::{CopyMethod, NextUse, Work as StoreWork};
 
 use crate::error::WriteError;
@@ -174,7 +174,7 @@ fn share_out(
             let batch = {
                 let mut plan = plan.lock().unwrap_or_else(PoisonError::into_inner);
                 let Some(batch) = plan.take_batch(cut.len()) else { break };
-                if batch.nearness == Nearness::Near {
+                if batch.is_near {
                     plan.put_back(&batch);
                     break;
                 }
@@ -384,10 +384,7 @@ impl Batched<'_> {
     /// Writes the next batch, and learns nothing from how long it took.
     fn write_next(&mut self) -> Option<Batch> {
         let batch = self.plan.take_batch(self.cut.len())?;
-        let way = match batch.nearness {
-            Nearness::Near => self.near,
-            Nearness::Far => self.far,
-        };
+        let way = if batch.is_near { self.near } else { self.far };
         if let Err(error) = self.work.write(&batch.bytes, way) {
             self.plan.put_back(&batch);
             self.error = Some(error);
