@@ -1,4 +1,4 @@
-//! Cutting a range where a driver or a device wants it cut: [`Chunks`].
+//! Cutting a range where a driver or a device wants it cut: [`chunks`].
 //!
 //! Registration with an RDMA or GPU driver takes so many bytes a call and no more, and wants the cuts
 //! at huge pages. So a range is cut at multiples of an alignment into pieces as long as the limit
@@ -6,74 +6,52 @@
 //!
 //! Units: bytes. Cost: a few instructions a chunk; nothing allocates.
 
-use core::iter::FusedIterator;
 use core::ops::Range;
+use core::{iter, mem};
 
 use crate::addr::AddrError;
 use crate::byte_len::ByteLen;
 
-/// The pieces of a range, in ascending order: none is longer than the limit, and they meet at
-/// multiples of the alignment.
+/// Returns the pieces of a range of bytes, in ascending order: none is longer than `most`, and they meet at
+/// multiples of `align`.
 ///
 /// ```
-/// use uzone_pages::{ByteLen, Chunks};
+/// use uzone_pages::{ByteLen, chunks};
 ///
 /// // 100 GiB for a driver that takes 64 GiB a call, cut at 1 GiB pages.
 /// let region = 0..ByteLen::gib(100).get();
-/// let chunks: Vec<_> = Chunks::try_new(region, ByteLen::gib(64), ByteLen::gib(1))?.collect();
-/// assert_eq!(chunks, [0..64 << 30, 64 << 30..100 << 30]);
+/// let parts: Vec<_> = chunks(region, ByteLen::gib(64), ByteLen::gib(1))?.collect();
+/// assert_eq!(parts, [0..64 << 30, 64 << 30..100 << 30]);
 /// # Ok::<(), uzone_pages::AddrError>(())
 /// ```
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Chunks {
-    left: Range<u64>,
-    /// A multiple of `align`, and not zero.
-    most: u64,
-    align: u64,
-}
-
-impl Chunks {
-    /// Takes a range of bytes, the most that a piece may have, and what the cuts are multiples of. A
-    /// range without a byte has no piece.
-    ///
-    /// # Errors
-    /// [`AddrError::BadAlign`] if the alignment is no power of two, [`AddrError::ChunkTooShort`] if it is
-    /// longer than the limit, and [`AddrError::Backwards`] if the range ends before it starts.
-    pub const fn try_new(
-        bytes: Range<u64>,
-        most: ByteLen,
-        align: ByteLen,
-    ) -> Result<Self, AddrError> {
-        if !align.get().is_power_of_two() {
-            return Err(AddrError::BadAlign { align_bytes: align.get() });
-        }
-        if most.get() < align.get() {
-            return Err(AddrError::ChunkTooShort { most, align });
-        }
-        if bytes.end < bytes.start {
-            return Err(AddrError::Backwards { start: bytes.start, end: bytes.end });
-        }
-        let align = align.get();
-        Ok(Self { left: bytes, most: most.get() & !(align - 1), align })
+///
+/// A range without a byte has no piece.
+///
+/// # Errors
+/// [`AddrError::BadAlign`] if the alignment is no power of two, [`AddrError::ChunkTooShort`] if it is
+/// longer than the limit, and [`AddrError::Backwards`] if the range ends before it starts.
+pub fn chunks(
+    bytes: Range<u64>,
+    most: ByteLen,
+    align: ByteLen,
+) -> Result<impl Iterator<Item = Range<u64>>, AddrError> {
+    if !align.get().is_power_of_two() {
+        return Err(AddrError::BadAlign { align_bytes: align.get() });
     }
-}
-
-impl Iterator for Chunks {
-    type Item = Range<u64>;
-
-    fn next(&mut self) -> Option<Range<u64>> {
-        if self.left.start >= self.left.end {
-            return None;
-        }
-        let start = self.left.start;
+    if most.get() < align.get() {
+        return Err(AddrError::ChunkTooShort { most, align });
+    }
+    let Range { mut start, end } = bytes;
+    if end < start {
+        return Err(AddrError::Backwards { start, end });
+    }
+    let below = align.get() - 1;
+    Ok(iter::from_fn(move || {
         // From a start between two multiples the first piece is shorter, so that it ends at one.
-        let end = (start & !(self.align - 1)).saturating_add(self.most).min(self.left.end);
-        self.left.start = end;
-        Some(start..end)
-    }
+        let next = (start & !below).saturating_add(most.get() & !below).min(end);
+        (start < next).then(|| mem::replace(&mut start, next)..next)
+    }))
 }
-
-impl FusedIterator for Chunks {}
 
 #[cfg(test)]
 mod tests {
@@ -84,7 +62,7 @@ mod tests {
     #[test]
     fn the_first_piece_reaches_an_alignment_and_the_others_keep_to_it() {
         let cut = |bytes, most, align| -> Vec<Range<u64>> {
-            Chunks::try_new(bytes, ByteLen::new(most), ByteLen::new(align)).unwrap().collect()
+            chunks(bytes, ByteLen::new(most), ByteLen::new(align)).unwrap().collect()
         };
         assert_eq!(cut(0..10, 4, 4), [0..4, 4..8, 8..10]);
         assert_eq!(cut(1..10, 4, 4), [1..4, 4..8, 8..10]);
@@ -99,17 +77,17 @@ mod tests {
 
     #[test]
     fn what_cannot_be_cut_is_refused() {
-        let try_new = |bytes, most, align| {
-            Chunks::try_new(bytes, ByteLen::new(most), ByteLen::new(align)).unwrap_err()
+        let refused = |bytes, most, align| {
+            chunks(bytes, ByteLen::new(most), ByteLen::new(align)).err().unwrap()
         };
-        assert_eq!(try_new(0..1, 4, 0), AddrError::BadAlign { align_bytes: 0 });
-        assert_eq!(try_new(0..1, 4, 3), AddrError::BadAlign { align_bytes: 3 });
+        assert_eq!(refused(0..1, 4, 0), AddrError::BadAlign { align_bytes: 0 });
+        assert_eq!(refused(0..1, 4, 3), AddrError::BadAlign { align_bytes: 3 });
         assert_eq!(
-            try_new(0..1, 3, 4),
+            refused(0..1, 3, 4),
             AddrError::ChunkTooShort { most: ByteLen::new(3), align: ByteLen::new(4) }
         );
         #[expect(clippy::reversed_empty_ranges, reason = "that is the point")]
-        let backwards = try_new(2..1, 4, 4);
+        let backwards = refused(2..1, 4, 4);
         assert_eq!(backwards, AddrError::Backwards { start: 2, end: 1 });
     }
 }

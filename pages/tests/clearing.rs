@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use proptest::prelude::*;
-use uzone_pages::{ByteLen, Chunks, NEIGHBOUR_PAGES, PageSize, Plan};
+use uzone_pages::{ByteLen, NEIGHBOUR_PAGES, PageSize, Plan, chunks};
 
 const CASES: u32 = if cfg!(miri) { 8 } else { 512 };
 
@@ -119,7 +119,7 @@ proptest! {
         // Not more than a few thousand pieces.
         let len = len.min(most.saturating_mul(if cfg!(miri) { 50 } else { 2000 }));
         let bytes = start..start + len;
-        let chunks = Chunks::try_new(bytes.clone(), ByteLen::new(most), ByteLen::new(align));
+        let chunks = chunks(bytes.clone(), ByteLen::new(most), ByteLen::new(align));
         let chunks: Vec<_> = chunks.unwrap().collect();
         for chunk in &chunks {
             prop_assert!(chunk.end - chunk.start <= most);

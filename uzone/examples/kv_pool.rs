@@ -15,7 +15,7 @@ use std::num::NonZeroU8;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use uzone::model::Chunks;
+use uzone::model::chunks;
 use uzone::{BindOptions, ByteLen, MemoryKind, PinOptions, Pool};
 use uzone::{PoolError, PoolOptions, Pooled, PopulateOptions, Region, Zone};
 
@@ -33,7 +33,7 @@ fn grow(pool: &Pool, start: u64, len: ByteLen) -> Outcome<()> {
     let end = start + len.get();
     let range = pool.pagemap().range_at(start, len)?;
     println!("{}", pool.populate(range, &PopulateOptions::default())?);
-    for chunk in Chunks::try_new(start..end, REGISTRATION, BLOCK)? {
+    for chunk in chunks(start..end, REGISTRATION, BLOCK)? {
         println!("  to register: {} at {:#x}", ByteLen::new(chunk.end - chunk.start), chunk.start);
     }
     Ok(())
