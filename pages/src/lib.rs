@@ -74,7 +74,7 @@ pub use error::ErrorKind;
 pub use folio::{AdvanceError, Folio, HoldError};
 pub use kind::MemoryKind;
 pub use layout::{Class, Layout, LayoutError, Slot, Tails};
-pub use linux::{LinuxPage, LinuxRelease, LinuxSeed, SectionBits, StructPage};
+pub use linux::{LinuxPage, LinuxRelease, LinuxSeed, SectionBits};
 pub use live_ref::{Guards, Left, LiveRef, MAX_GUARDS};
 pub use memmap::{Memmap, PageRef};
 pub use page::Page;

@@ -18,7 +18,7 @@
 //!  7      the word of uzone        "                         "
 //! ```
 //!
-//! Descriptors of 56 to 96 bytes are [`StructPage`] with 6 to 11 payload words: without word 6, or
+//! Descriptors of 56 to 96 bytes are [`LinuxPage`] with 6 to 11 payload words: without word 6, or
 //! with the address of the page's bytes as word 7 and zero words after it.
 //!
 //! Source: the values were read back from a running 6.12 kernel; the fields are described in the
@@ -103,19 +103,17 @@ pub struct LinuxSeed {
     pub virtual_base: Option<u64>,
 }
 
-/// Linux's 64-byte `struct page`, the word of uzone included.
-pub type LinuxPage = StructPage<7>;
-
-const _: () = assert!(size_of::<crate::Page<LinuxPage>>() == 64 || cfg!(loom));
-
-/// A Linux page descriptor of `WORDS + 1` 64-bit words, the last of which is uzone's own.
+/// A Linux page descriptor of `WORDS + 1` 64-bit words, the last of which is uzone's own. By default it is
+/// the 64-byte `struct page`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
-pub struct StructPage<const WORDS: usize> {
+pub struct LinuxPage<const WORDS: usize = 7> {
     words: [u64; WORDS],
 }
 
-impl<const WORDS: usize> StructPage<WORDS> {
+const _: () = assert!(size_of::<crate::Page<LinuxPage>>() == 64 || cfg!(loom));
+
+impl<const WORDS: usize> LinuxPage<WORDS> {
     /// Returns the words, in memory order.
     #[must_use]
     pub const fn words(&self) -> &[u64; WORDS] {
@@ -149,7 +147,7 @@ impl<const WORDS: usize> StructPage<WORDS> {
     }
 }
 
-impl<const WORDS: usize> Payload for StructPage<WORDS> {
+impl<const WORDS: usize> Payload for LinuxPage<WORDS> {
     type Seed = LinuxSeed;
 
     /// In the order of the kernel's slow path: links, counts, reserved, pagemap; then what makes

@@ -4,7 +4,7 @@
 
 use uzone_pages::{
     Layout, LinuxPage, LinuxRelease, LinuxSeed, MemoryKind, Order, PageCount, Pfn, PfnRange,
-    SectionBits, StructPage, Tails, Template,
+    SectionBits, Tails, Template,
 };
 
 const PAGEMAP: u64 = 0xffff_8881_0abc_d000;
@@ -15,7 +15,7 @@ fn template<const WORDS: usize>(
     order: u8,
     tails: Tails,
     seed: LinuxSeed,
-) -> Template<StructPage<WORDS>> {
+) -> Template<LinuxPage<WORDS>> {
     template_of(MemoryKind::Generic, order, tails, seed)
 }
 
@@ -24,7 +24,7 @@ fn template_of<const WORDS: usize>(
     order: u8,
     tails: Tails,
     seed: LinuxSeed,
-) -> Template<StructPage<WORDS>> {
+) -> Template<LinuxPage<WORDS>> {
     let range = PfnRange::try_new(Pfn::new(BASE), PageCount::new(1 << 19)).expect("2 GiB of pages");
     let layout = Layout::try_new(range, Order::new(order), tails).expect("an aligned range");
     Template::new(layout, kind, seed, MEMMAP)
@@ -41,8 +41,8 @@ fn words(template: &Template<LinuxPage>, offset: u64) -> [u64; 7] {
 #[test]
 fn a_descriptor_has_the_size_of_linuxs() {
     assert_eq!(Template::<LinuxPage>::DESCRIPTOR_BYTES, 64);
-    assert_eq!(Template::<StructPage<6>>::DESCRIPTOR_BYTES, 56);
-    assert_eq!(Template::<StructPage<11>>::DESCRIPTOR_BYTES, 96);
+    assert_eq!(Template::<LinuxPage<6>>::DESCRIPTOR_BYTES, 56);
+    assert_eq!(Template::<LinuxPage<11>>::DESCRIPTOR_BYTES, 96);
     assert_eq!(Template::<()>::DESCRIPTOR_BYTES, 8);
 }
 

@@ -441,10 +441,7 @@ fn a_bind_under_a_limit_that_is_too_small_fails_and_leaves_nothing() {
     let failure = zone
         .bind(
             region,
-            BindOptions::<uzone_pages::StructPage<11>>::with_payload(
-                MemoryKind::Generic,
-                LinuxSeed::default(),
-            ),
+            BindOptions::<LinuxPage<11>>::with_payload(MemoryKind::Generic, LinuxSeed::default()),
         )
         .unwrap_err();
     assert!(

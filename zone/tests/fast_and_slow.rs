@@ -4,8 +4,8 @@
 use std::num::NonZeroUsize;
 
 use uzone_pages::{
-    ByteLen, LinuxSeed, MemoryKind, Order, PageCount, Payload, Plain, Refresh, SectionBits, Slot,
-    StructPage, Tails, Word,
+    ByteLen, LinuxPage, LinuxSeed, MemoryKind, Order, PageCount, Payload, Plain, Refresh,
+    SectionBits, Slot, Tails, Word,
 };
 use uzone_zone::{
     AltmapOptions, BindOptions, Init, InitMethod, Owner, Pagemap, PagemapOps, Region, StorePath,
@@ -94,7 +94,7 @@ fn every_size<const WORDS: usize>() {
     for order in [Order::BASE, Order::PMD, Order::PUD] {
         for kind in MemoryKind::ALL {
             for is_refreshed in [false, true] {
-                let options = options::<StructPage<WORDS>>(kind, linux_seed(is_refreshed))
+                let options = options::<LinuxPage<WORDS>>(kind, linux_seed(is_refreshed))
                     .order(order)
                     .tails(Tails::Stored);
                 // More than two sections of 2^15 pages, or one folio where that is more.
@@ -146,7 +146,7 @@ fn every_store_writes_what_the_slow_path_writes() {
     for stamp in available_stamps() {
         for threads in [1, 3] {
             for order in [Order::BASE, Order::new(1), Order::new(2), Order::PMD] {
-                let options = options::<StructPage<8>>(MemoryKind::Generic, linux_seed(true))
+                let options = options::<LinuxPage<8>>(MemoryKind::Generic, linux_seed(true))
                     .order(order)
                     .tails(Tails::Stored)
                     .threads(NonZeroUsize::new(threads).unwrap())
@@ -165,7 +165,7 @@ fn heads_with_derived_tails_are_those_of_the_slow_path() {
     for order in [Order::new(1), Order::PMD, Order::PUD] {
         for is_refreshed in [false, true] {
             let options =
-                options::<StructPage<9>>(MemoryKind::FsDax, linux_seed(is_refreshed)).order(order);
+                options::<LinuxPage<9>>(MemoryKind::FsDax, linux_seed(is_refreshed)).order(order);
             let case = format!("derived, order {order}, {is_refreshed}");
             check(&zone, 1 << 19, &options, &case);
             check_altmap(&zone, 1 << 19, order, &options, &case);
@@ -270,7 +270,7 @@ fn kept_memory_of_another_shape_leaves_nothing_behind() {
             for (order, tails) in [before, after] {
                 let seed = linux_seed(true);
                 let options =
-                    options::<StructPage<8>>(MemoryKind::Generic, seed).order(order).tails(tails);
+                    options::<LinuxPage<8>>(MemoryKind::Generic, seed).order(order).tails(tails);
                 check(&zone, 1 << 15, &options, &format!("{before:?} then {after:?}"));
             }
         }
