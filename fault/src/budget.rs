@@ -7,7 +7,7 @@
 use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::time::{Duration, Instant};
 
-use uzone_os::uffd::in_thread::Pace;
+use uzone_os::uffd::in_thread::Answers;
 use uzone_pages::ByteLen;
 
 /// For how long a mapping may save up what it did not use.
@@ -55,11 +55,10 @@ impl Budget {
         self
     }
 
-    /// Returns what of it threads keep that answer their faults themselves.
-    pub(crate) fn pace(self) -> Option<Pace> {
+    /// Limits what threads do that answer their faults themselves.
+    pub(crate) fn pace(self, answers: Answers) -> Answers {
         let bytes = self.bytes.map(|rate| rate.max(Self::LEAST_BYTES).get());
-        let pace = Pace { faults: self.faults, bytes: bytes.and_then(NonZeroU64::new) };
-        (pace.faults.is_some() || pace.bytes.is_some()).then_some(pace)
+        answers.pace(self.faults, bytes.and_then(NonZeroU64::new))
     }
 
     /// Returns whether there is a limit.

@@ -32,7 +32,6 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use uzone_os::uffd::in_thread::Writes;
 use uzone_os::uffd::write_states::{Which, WriteStates, runs_of};
 use uzone_os::uffd::{Answered, Features, Install, Modes, Registered, UffdCall, UffdError};
 use uzone_os::{Anonymous, Exclusive, Mapped, Mapping, Sharing, WriteScan};
@@ -125,18 +124,10 @@ impl Tracker {
         }
     }
 
-    pub(crate) fn states(&self) -> Option<&WriteStates> {
+    pub(crate) fn states(&self) -> Option<&Arc<WriteStates>> {
         match &self.how {
             How::Sync(states) => Some(states),
             How::Async(_) => None,
-        }
-    }
-
-    /// Returns how the threads track writes that answer their faults themselves.
-    pub(crate) fn writes(&self) -> Writes {
-        match &self.how {
-            How::Sync(states) => Writes::Awaited(states.clone()),
-            How::Async(_) => Writes::Recorded,
         }
     }
 

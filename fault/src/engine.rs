@@ -8,7 +8,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
-use uzone_os::uffd::in_thread::{Answers, InThread, Place, Source, Window, Writes};
+use uzone_os::uffd::in_thread::{Answers, InThread, Place, Source};
 use uzone_os::uffd::{
     Features, Handover, KernelFaults, Modes, Registered, Uffd, UffdCall, UffdError,
 };
@@ -144,8 +144,8 @@ impl Engine {
         let sources = Sources { handover: handover.clone(), ..Sources::default() };
         let pagers = [(own.clone(), core.clone())];
         let attached = self.attach(readers, &own, sources, &pagers, options, room)?;
-        let writes = tracker.as_ref().map_or(Writes::Free, |tracker| tracker.writes());
-        let answered = answer_in_thread(in_thread, &memory, &core, writes, handover, options);
+        let tracks = tracker.as_deref();
+        let answered = answer_in_thread(in_thread, &memory, &core, tracks, handover, options);
         tracing::debug!(%len, %page, ?answered, "map");
         let mut mapping = LazyMapping::new(attached, memory, core, room, tracker, answered);
         if let Some(quiet) = options.collapse_when_settled {
@@ -332,45 +332,44 @@ fn answer_in_thread(
     answering: Answering,
     memory: &Arc<Registered>,
     core: &Core,
-    writes: Writes,
+    tracker: Option<&Tracker>,
     handover: Option<Arc<Handover>>,
     options: &LazyOptions,
 ) -> Result<Arc<InThread>, &'static str> {
     let (place, source) = answering?;
-    let window = in_thread_window(options, core.backing().largest_window(), &source);
-    let mut answers = Answers::new(source, window).writes(writes).records(options.trace);
+    let most = core.backing().largest_window();
+    let mut answers = in_thread_answers(options, most, source).records(options.trace);
+    if let Some(tracker) = tracker {
+        answers = answers.track_writes(tracker.states().cloned());
+    }
     if let Some(handover) = handover {
         answers = answers.hands_over(handover);
     }
     if options.deadline.is_some() {
         answers = answers.without_waiting();
     }
-    if let Some(pace) = options.budget.pace() {
-        answers = answers.pace(pace);
-    }
-    let in_thread = InThread::start(place, memory.clone(), answers);
+    let in_thread = InThread::start(place, memory.clone(), options.budget.pace(answers));
     let in_thread = Arc::new(in_thread.map_err(|_| "the userfaultfd reports faults")?);
     core.answered_in_thread(&in_thread);
     Ok(in_thread)
 }
 
-/// Returns which pages a fault maps that a thread answers itself.
-fn in_thread_window(options: &LazyOptions, most: FaultAround, source: &Source) -> Window {
+/// Returns how a thread fills pages for its own faults, and which.
+fn in_thread_answers(options: &LazyOptions, most: FaultAround, source: Source) -> Answers {
     let first = options.fault_around;
     match options.advice {
-        Advice::Random => Window::Fixed(FaultAround::MIN),
-        Advice::Normal => Window::Fixed(first),
-        Advice::Blocks => Window::Fixed(FaultAround::MAX),
-        Advice::Sequential | Advice::Auto => Window::Growing {
-            first,
-            most: most.max(first),
-            block_after: match source {
+        Advice::Random => Answers::new(source, FaultAround::MIN),
+        Advice::Normal => Answers::new(source, first),
+        Advice::Blocks => Answers::new(source, FaultAround::MAX),
+        Advice::Sequential | Advice::Auto => {
+            let block_after = match &source {
                 Source::Parts(parts) if parts.iter().any(|part| part.file.is_some()) => {
                     BLOCK_COPIED
                 }
                 Source::Parts(_) | Source::Cached => BLOCK_MAPPED,
-            },
-        },
+            };
+            Answers::new(source, first).growing(most.max(first), block_after)
+        }
     }
 }
 

@@ -19,14 +19,14 @@
 //!
 //! # Which pages
 //!
-//! [`Window::Fixed`] maps the aligned window around the page. [`Window::Growing`] knows up to eight readers
+//! The handler maps the aligned window around the page. With [`Answers::growing`], it knows up to eight readers
 //! in order, whose windows double; of other faults it maps one page, until a block of 2 MiB has had so many
 //! that they have cost as much as mapping all of it, and then that. One bit a page states whether it was
 //! filled; it is a hint, and the kernel decides.
 //!
 //! # Writes
 //!
-//! Where writes are tracked ([`Writes`]), pages are filled protected. If each first write is an event, the
+//! Where writes are tracked ([`Answers::track_writes`]), pages are filled protected. If each first write is an event, the
 //! thread that writes notes it and lets itself in; while another thread makes the page clean, it tries again.
 //! A page that is given back may come again with other bytes, those that were written back, so
 //! [`InThread::drain`] waits for the handlers that may have read the old ones.
@@ -51,8 +51,7 @@ use crate::uffd::registered::Registered;
 use answerer::{ANSWERED, Answerer, FLAGS, PRESENT, Share, TABLE, WRITE, place};
 
 pub use crate::uffd::error::SLOTS;
-pub use crate::uffd::pace::Pace;
-pub use answers::{Answers, FileSource, Source, SourcePart, Window, Writes};
+pub use answers::{Answers, FileSource, Source, SourcePart};
 
 /// How long to wait for handlers at the end; if one is stopped inside, its memory is kept for good.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -174,7 +173,7 @@ impl InThread {
             faults: get(|share| &share.faults),
             filled: get(|share| &share.filled),
             writes: get(|share| &share.writes),
-            held: answerer.paced.as_ref().map_or(0, Paced::held),
+            held: answerer.answers.paced.as_ref().map_or(0, Paced::held),
         }
     }
 

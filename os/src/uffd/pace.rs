@@ -1,4 +1,4 @@
-//! How many faults a second threads answer themselves, and how many bytes they fill: [`Pace`].
+//! How many faults a second threads answer themselves, and how many bytes they fill: [`Paced`].
 //!
 //! Each rate is kept by the time until which it is paid for: a fault and the bytes that it filled move that on, and
 //! while it is in the future a thread waits before it answers. A time in the past is credit, of [`BURST`] at most.
@@ -15,18 +15,11 @@ const TRIES: u32 = 8;
 /// How long a thread waits that was not the next.
 const TURN: Duration = Duration::from_micros(100);
 
-/// The most that is done in a second.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Pace {
-    /// How many faults are answered.
-    pub faults: Option<NonZeroU32>,
-    /// How many bytes are filled.
-    pub bytes: Option<NonZeroU64>,
-}
-
-/// What is left of it.
+/// The most that is done in a second, and what is left of it.
+#[derive(Debug)]
 pub(crate) struct Paced {
-    pace: Pace,
+    faults: Option<NonZeroU32>,
+    bytes: Option<NonZeroU64>,
     /// Until when faults and bytes are paid for, in nanoseconds since [`BURST`] before the start.
     faults_paid: AtomicU64,
     bytes_paid: AtomicU64,
@@ -45,9 +38,9 @@ fn pay(paid: u64, now: u64, cost: u64) -> u64 {
 }
 
 impl Paced {
-    pub(crate) fn new(pace: Pace) -> Self {
+    pub(crate) fn new(faults: Option<NonZeroU32>, bytes: Option<NonZeroU64>) -> Self {
         let [faults_paid, bytes_paid, held] = [const { AtomicU64::new(0) }; 3];
-        Self { pace, faults_paid, bytes_paid, held }
+        Self { faults, bytes, faults_paid, bytes_paid, held }
     }
 
     /// Returns how often a thread waited.
@@ -70,7 +63,7 @@ impl Paced {
                 }
                 return Err(left.min(most));
             }
-            let Some(rate) = self.pace.faults else { return Ok(()) };
+            let Some(rate) = self.faults else { return Ok(()) };
             let next = pay(paid, now, cost(1, rate.get().into()));
             let answer =
                 self.faults_paid.compare_exchange(paid, next, Ordering::Relaxed, Ordering::Relaxed);
@@ -83,7 +76,7 @@ impl Paced {
 
     /// Notes that bytes were filled for a fault that came `since_start`.
     pub(crate) fn filled(&self, since_start: Duration, bytes: u64) {
-        let Some(rate) = self.pace.bytes else { return };
+        let Some(rate) = self.bytes else { return };
         let now = u64::try_from(since_start.as_nanos()).unwrap_or(u64::MAX).saturating_add(BURST);
         let cost = cost(bytes, rate.get());
         // Relaxed, and it always succeeds: a number of its own.
@@ -105,7 +98,7 @@ mod tests {
 
     #[test]
     fn a_rate_is_kept_after_a_burst_and_unused_time_is_saved_up_to_a_limit() {
-        let paced = Paced::new(Pace { faults: NonZeroU32::new(1000), bytes: None });
+        let paced = Paced::new(NonZeroU32::new(1000), None);
         for _ in 0..=100 {
             // A tenth of a second of them at once, and the one that is not paid for yet.
             paced.admit(ms(0), MOST).unwrap();
@@ -121,7 +114,7 @@ mod tests {
 
     #[test]
     fn bytes_hold_a_thread_up_as_well_and_a_long_wait_is_made_of_short_ones() {
-        let paced = Paced::new(Pace { faults: None, bytes: NonZeroU64::new(1 << 20) });
+        let paced = Paced::new(None, NonZeroU64::new(1 << 20));
         paced.admit(ms(0), MOST).unwrap();
         paced.filled(ms(0), 1 << 20);
         assert_eq!(paced.admit(ms(0), MOST), Err(MOST));

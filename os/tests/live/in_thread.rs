@@ -8,9 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 
-use uzone_os::uffd::in_thread::{
-    Answers, Counts, FileSource, InThread, Place, SLOTS, Source, Window,
-};
+use uzone_os::uffd::in_thread::{Answers, Counts, FileSource, InThread, Place, SLOTS, Source};
 use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Uffd, UffdError};
 use uzone_os::{Access, AccessError, Anonymous, Mapping, Sharing};
 use uzone_pages::{ByteLen, FaultAround};
@@ -68,8 +66,9 @@ fn check(memory: &Registered, at: u64, len: u64) {
     assert!(seen.into_iter().eq(right.take(usize::try_from(page()).unwrap())), "page {at}");
 }
 
-const GROWING: Window =
-    Window::Growing { first: FaultAround::DEFAULT, most: FaultAround::MAX, block_after: 20 };
+fn growing(source: Source) -> Answers {
+    Answers::new(source, FaultAround::DEFAULT).growing(FaultAround::MAX, 20)
+}
 
 #[test]
 fn threads_fill_what_they_touch_and_each_byte_is_right() {
@@ -81,12 +80,14 @@ fn threads_fill_what_they_touch_and_each_byte_is_right() {
     // The last page is filled in part.
     let len = PAGES * page() - 100;
     let (file, mapped) = file(len);
-    for window in [Window::Fixed(FaultAround::MIN), Window::Fixed(FaultAround::DEFAULT), GROWING] {
+    for window in [Some(FaultAround::MIN), Some(FaultAround::DEFAULT), None] {
         let memory = registered(uffd.clone());
         let source = from_file(&file, &mapped, len);
-        let answering =
-            InThread::start(Place::take().unwrap(), memory.clone(), Answers::new(source, window))
-                .unwrap();
+        let answers = match window {
+            Some(size) => Answers::new(source, size),
+            None => growing(source),
+        };
+        let answering = InThread::start(Place::take().unwrap(), memory.clone(), answers).unwrap();
         assert!(!answering.may_have_filled(0));
         thread::scope(|scope| {
             for seed in 0..8 {
@@ -101,7 +102,7 @@ fn threads_fill_what_they_touch_and_each_byte_is_right() {
         });
         let Counts { faults, filled: pages, .. } = answering.counts();
         assert_eq!(pages, PAGES, "{window:?}");
-        let fewest = if matches!(window, Window::Fixed(FaultAround::MIN)) { PAGES } else { 1 };
+        let fewest = if window == Some(FaultAround::MIN) { PAGES } else { 1 };
         assert!((fewest..=8 * PAGES).contains(&faults), "{window:?}: {faults}");
         assert!(answering.may_have_filled(PAGES - 1) && !answering.may_have_filled(PAGES));
         // What is given back comes again.
@@ -132,7 +133,7 @@ fn a_page_of_a_file_that_was_cut_is_an_error_and_a_system_call_gets_one_too() {
     let answering = InThread::start(
         Place::take().unwrap(),
         memory.clone(),
-        Answers::new(source, Window::Fixed(FaultAround::DEFAULT)),
+        Answers::new(source, FaultAround::DEFAULT),
     )
     .unwrap();
     check(&memory, 0, len);
@@ -188,12 +189,8 @@ fn a_memory_file_is_mapped_and_its_holes_are_zero() {
         Ok(memory) => Arc::new(memory),
         Err(error) => return skip(name, &error.to_string()),
     };
-    let answering = InThread::start(
-        Place::take().unwrap(),
-        memory.clone(),
-        Answers::new(Source::Cached, GROWING),
-    )
-    .unwrap();
+    let answering =
+        InThread::start(Place::take().unwrap(), memory.clone(), growing(Source::Cached)).unwrap();
     (0..PAGES).for_each(|at| check(&memory, at, 8 * page()));
     memory.mapping().write_at(3, &[7]).unwrap();
     assert_eq!(answering.counts().filled, PAGES, "holes are filled as well");
@@ -209,7 +206,7 @@ fn threads_that_end_and_mappings_that_go_leave_no_slot_behind() {
         return;
     }
     let Some(uffd) = open(name) else { return };
-    let window = Window::Fixed(FaultAround::DEFAULT);
+    let window = FaultAround::DEFAULT;
     for _ in 0..3 {
         let all: Vec<_> = (0..SLOTS)
             .map(|_| {
@@ -268,7 +265,7 @@ fn a_fault_inside_of_another_handler_and_of_the_c_library_is_answered_and_errno_
     let (file, mapped) = file(len);
     let memory = registered(uffd);
     let source = from_file(&file, &mapped, len);
-    let window = Window::Fixed(FaultAround::MIN);
+    let window = FaultAround::MIN;
     let answering =
         InThread::start(Place::take().unwrap(), memory.clone(), Answers::new(source, window))
             .unwrap();

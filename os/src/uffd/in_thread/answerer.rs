@@ -18,8 +18,7 @@ use crate::uffd::answer::Install;
 use crate::uffd::error::{SLOTS, UffdError};
 use crate::uffd::gate::Gate;
 use crate::uffd::handover;
-use crate::uffd::in_thread::answers::{Answers, FileSource, Source, Window, Writes};
-use crate::uffd::pace::Paced;
+use crate::uffd::in_thread::answers::{Answers, FileSource, Source};
 use crate::uffd::registered::Registered;
 use crate::uffd::reply::{Answered, Refusal};
 use crate::uffd::ring::Ring;
@@ -63,7 +62,6 @@ pub(super) struct Answerer {
     pub(super) zeroes: Option<Mapping>,
     /// Rooms to read to, where no file is waited for.
     pub(super) rooms: Option<Rooms>,
-    pub(super) paced: Option<Paced>,
     pub(super) started: Instant,
     pub(super) records: Ring,
     pub(super) page: PageSize,
@@ -140,11 +138,8 @@ impl Answerer {
     /// Makes what answers for memory from now on.
     pub(super) fn new(memory: Arc<Registered>, answers: Answers) -> Result<Self, UffdError> {
         let page = memory.mapping().page_size();
-        let copies_zeroes = match answers.writes {
-            Writes::Free => false,
-            Writes::Recorded => !memory.mapping().is_private(),
-            Writes::Awaited(_) => true,
-        };
+        let copies_zeroes =
+            answers.tracks_writes && (answers.states.is_some() || !memory.mapping().is_private());
         let zeroes =
             || Mapping::anonymous(ByteLen::new(BLOCK << page.shift()), Anonymous::default());
         let zeroes = copies_zeroes.then(zeroes).transpose();
@@ -154,7 +149,6 @@ impl Answerer {
         Ok(Self {
             zeroes: zeroes.map_err(|_| UffdError::NoMemory)?,
             rooms: rooms.map_err(|_| UffdError::NoMemory)?,
-            paced: answers.pace.map(Paced::new),
             started: Instant::now(),
             records: Ring::new(answers.records),
             answers,
@@ -192,7 +186,7 @@ impl Answerer {
     fn note_filled(&self, pages: Range<u64>) {
         // Relaxed: a statistic.
         self.share().filled.fetch_add(pages.end - pages.start, Ordering::Relaxed);
-        if let Some(paced) = &self.paced {
+        if let Some(paced) = &self.answers.paced {
             let bytes = (pages.end - pages.start) << self.page.shift();
             paced.filled(self.started.elapsed(), bytes);
         }
@@ -220,19 +214,16 @@ impl Answerer {
         if access.is_some_and(|access| !access.is_present) && self.is_bad(page) {
             return false;
         }
-        let is_timed = self.answers.records > 0 || self.paced.is_some();
+        let is_timed = self.answers.records > 0 || self.answers.paced.is_some();
         let begun = is_timed.then(|| self.started.elapsed());
-        if let (Some(paced), Some(begun)) = (&self.paced, begun)
+        if let (Some(paced), Some(begun)) = (&self.answers.paced, begun)
             && let Err(left) = paced.admit(begun, handover::MOMENT)
         {
             // The access is repeated, after signals that came meanwhile.
             handover::sleep(left);
             return true;
         }
-        let states = match &self.answers.writes {
-            Writes::Awaited(states) => Some(states),
-            Writes::Free | Writes::Recorded => None,
-        };
+        let states = self.answers.states.as_ref();
         let wanted = match access {
             Some(access) if access.is_present && states.is_some() => Wanted::Before,
             _ => self.fill_window(self.plan(page), page),
@@ -324,24 +315,21 @@ impl Answerer {
 
     /// Returns which pages to map for a fault.
     fn plan(&self, page: u64) -> Range<u64> {
-        match self.answers.window {
-            Window::Fixed(size) => self.around(size, page),
-            Window::Growing { first, most, block_after } => {
-                if let Some(window) = self.grown(page, first, most) {
-                    return window;
-                }
-                let block = usize::try_from(page / BLOCK).unwrap_or(0);
-                // Relaxed: a count that is a hint. It wraps after a block was mapped whole.
-                let faults = self.block_faults[block].fetch_add(1, Ordering::Relaxed);
-                let window = if faults >= block_after {
-                    self.around(FaultAround::MAX, page)
-                } else {
-                    page..page + 1
-                };
-                self.start_stream(window.end);
-                window
-            }
+        let Answers { around, growth, .. } = self.answers;
+        let Some((most, block_after)) = growth else { return self.around(around, page) };
+        if let Some(window) = self.grown(page, around, most) {
+            return window;
         }
+        let block = usize::try_from(page / BLOCK).unwrap_or(0);
+        // Relaxed: a count that is a hint. It wraps after a block was mapped whole.
+        let faults = self.block_faults[block].fetch_add(1, Ordering::Relaxed);
+        let window = if faults >= block_after {
+            self.around(FaultAround::MAX, page)
+        } else {
+            page..page + 1
+        };
+        self.start_stream(window.end);
+        window
     }
 
     fn around(&self, size: FaultAround, page: u64) -> Range<u64> {
@@ -468,7 +456,7 @@ impl Answerer {
         let start = pages.start << self.page.shift();
         let range = start..pages.end << self.page.shift();
         let len = ByteLen::new(range.end - start);
-        let write_protect = !matches!(self.answers.writes, Writes::Free);
+        let write_protect = self.answers.tracks_writes;
         let how = Install { write_protect, ..Install::default() };
         Some(match *bytes {
             Bytes::Mapped(mapped, from) => self.memory.copy_from(start, mapped, from, len, how),

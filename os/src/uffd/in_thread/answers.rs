@@ -1,5 +1,6 @@
 //! How faults are answered by the threads that take them: [`Answers`].
 
+use core::num::{NonZeroU32, NonZeroU64};
 use core::ops::Range;
 use std::fs::File;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use uzone_pages::{ByteLen, FaultAround};
 
 use crate::mapping::Mapping;
 use crate::uffd::handover::Handover;
-use crate::uffd::pace::Pace;
+use crate::uffd::pace::Paced;
 use crate::uffd::write_states::WriteStates;
 
 /// Where pages come from.
@@ -54,52 +55,44 @@ pub struct SourcePart {
     pub file: Option<(FileSource, u64)>,
 }
 
-/// How writes are tracked.
-#[derive(Debug, Default)]
-pub enum Writes {
-    /// They are not.
-    #[default]
-    Free,
-    /// The kernel records them, and lets writers in.
-    Recorded,
-    /// Each first write of a page is an event.
-    Awaited(Arc<WriteStates>),
-}
-
-/// Which pages a fault maps.
-#[derive(Clone, Copy, Debug)]
-pub enum Window {
-    /// The aligned window of that size.
-    Fixed(FaultAround),
-    /// Windows that grow up to a size.
-    Growing {
-        /// The size of the second window of a reader in order.
-        first: FaultAround,
-        /// The largest window of such a reader.
-        most: FaultAround,
-        /// After so many faults of other threads in a block of 512 pages, all of it is mapped.
-        block_after: u8,
-    },
-}
-
 /// How faults are answered.
 #[derive(Debug)]
 pub struct Answers {
     pub(super) source: Source,
-    pub(super) window: Window,
-    pub(super) writes: Writes,
+    pub(super) around: FaultAround,
+    pub(super) growth: Option<(FaultAround, u8)>,
+    pub(super) tracks_writes: bool,
+    pub(super) states: Option<Arc<WriteStates>>,
     pub(super) records: usize,
     pub(super) handover: Option<Arc<Handover>>,
     pub(super) waits: bool,
-    pub(super) pace: Option<Pace>,
+    pub(super) paced: Option<Paced>,
 }
 
 impl Answers {
-    /// Fills pages from `source`, as many at a time as `window` has.
+    /// Fills pages from `source`, those of the aligned window of that size for each fault.
     #[must_use]
-    pub fn new(source: Source, window: Window) -> Self {
-        let (writes, handover, pace) = (Writes::Free, None, None);
-        Self { source, window, writes, records: 0, handover, waits: true, pace }
+    pub fn new(source: Source, around: FaultAround) -> Self {
+        Self {
+            source,
+            around,
+            growth: None,
+            tracks_writes: false,
+            states: None,
+            records: 0,
+            handover: None,
+            waits: true,
+            paced: None,
+        }
+    }
+
+    /// Lets windows grow: the second one of a reader in order has the size that [`Answers::new`] was given,
+    /// and `most` is the largest. After `block_after` faults of other threads in a block of 512 pages, all of
+    /// it is mapped.
+    #[must_use]
+    pub fn growing(mut self, most: FaultAround, block_after: u8) -> Self {
+        self.growth = Some((most, block_after));
+        self
     }
 
     /// Hands faults over that cannot be answered here.
@@ -116,17 +109,18 @@ impl Answers {
         self
     }
 
-    /// Lets threads wait that take more faults, or have more filled, than that.
+    /// Lets threads wait that take more faults, or have more bytes filled, a second than that.
     #[must_use]
-    pub fn pace(mut self, pace: Pace) -> Self {
-        self.pace = Some(pace);
+    pub fn pace(mut self, faults: Option<NonZeroU32>, bytes: Option<NonZeroU64>) -> Self {
+        self.paced = (faults.is_some() || bytes.is_some()).then(|| Paced::new(faults, bytes));
         self
     }
 
-    /// Tracks writes.
+    /// Tracks writes: with `states`, each first write of a page is an event; without, the kernel records
+    /// them, and lets writers in.
     #[must_use]
-    pub fn writes(mut self, writes: Writes) -> Self {
-        self.writes = writes;
+    pub fn track_writes(mut self, states: Option<Arc<WriteStates>>) -> Self {
+        (self.tracks_writes, self.states) = (true, states);
         self
     }
 
