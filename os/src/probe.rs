@@ -17,7 +17,7 @@ pub use crate::kernel::{
 use crate::resident;
 use crate::root::{SysError, SystemRoot};
 use crate::uffd::open;
-pub use crate::uffd::probe::{UffdFeatures, uffd_features};
+pub use crate::uffd::probe::uffd_features;
 
 /// Returns the model name of the CPU as `/proc/cpuinfo` has it, or `None` where it has none, as on
 /// AArch64.

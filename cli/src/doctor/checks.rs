@@ -11,7 +11,7 @@ use uzone_os::HugeSize;
 use uzone_os::dax::DaxDevice;
 use uzone_os::hugepages::{Pool, ThpChoice};
 use uzone_os::memory::{Available, Limit};
-use uzone_os::probe::{Overcommit, UffdAccess, UffdFeatures};
+use uzone_os::probe::{Overcommit, UffdAccess};
 use uzone_os::uffd::Features;
 use uzone_pages::ByteLen;
 use uzone_stream::{Basis, STORE_POLICY};
@@ -531,18 +531,18 @@ fn uffd(facts: &Facts) -> Check {
 }
 
 /// Returns the features that are missing.
-fn missing(features: &UffdFeatures) -> Features {
-    Features::NAMED.without(features.features())
+fn missing(features: Features) -> Features {
+    Features::NAMED.without(features)
 }
 
 /// Returns the names of the features that are missing.
-pub(super) fn missing_features(features: &UffdFeatures) -> Vec<&'static str> {
+pub(super) fn missing_features(features: Features) -> Vec<&'static str> {
     missing(features).names().collect()
 }
 
 fn uffd_features(facts: &Facts) -> Check {
-    let features = match &facts.uffd_features {
-        Ok(features) => features,
+    let (features, ioctls) = match &facts.uffd_features {
+        Ok((features, ioctls)) => (*features, ioctls),
         Err(error) => {
             return Check::note(
                 format!("not known: {}", sentence(error)),
@@ -552,14 +552,14 @@ fn uffd_features(facts: &Facts) -> Check {
     };
     let missing = missing(features);
     let names: Vec<_> = missing.names().collect();
-    let newer = match features.unnamed().count_ones() {
+    let newer = match features.unnamed().bits().count_ones() {
         0 => String::new(),
         newer => format!(", and {newer} newer than this program"),
     };
     let known = Features::NAMED.names().count();
     let offered = known - names.len();
     let mut details = vec![format!("offered: {}", features.names().collect::<Vec<_>>().join(" "))];
-    details.push(format!("calls:   {}", features.ioctl_names().collect::<Vec<_>>().join(" ")));
+    details.push(format!("calls:   {}", ioctls.join(" ")));
     let check = match missing.since() {
         None => Check::ok(format!("all {known}{newer}")),
         Some((major, minor)) => Check::note(

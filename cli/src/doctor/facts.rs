@@ -12,8 +12,8 @@ use uzone_os::dax::{self, DaxDevice};
 use uzone_os::hugepages::{self, NodePool, Pool, Thp};
 use uzone_os::memory::{self, Available, SystemMemory};
 use uzone_os::numa::{self, Node};
-use uzone_os::probe::{self, Overcommit, UffdAccess, UffdFeatures};
-use uzone_os::uffd::UffdError;
+use uzone_os::probe::{self, Overcommit, UffdAccess};
+use uzone_os::uffd::{Features, UffdError};
 use uzone_os::{Anonymous, Exclusive, MapError, SysError, SystemRoot};
 use uzone_pages::{ByteLen, PageSize};
 use uzone_stream::{Basis, CacheState, NextUse, Path, StorePolicy, StreamError, Work};
@@ -47,7 +47,7 @@ pub(super) struct Facts {
     pub(super) uffd_syscall: UffdAccess,
     pub(super) uffd_device: UffdAccess,
     pub(super) uffd_unprivileged: Result<bool, SysError>,
-    pub(super) uffd_features: Result<UffdFeatures, UffdError>,
+    pub(super) uffd_features: Result<(Features, Vec<&'static str>), UffdError>,
     /// Where faults are answered best; measured only where they can be answered at all.
     pub(super) placement: Option<Result<ReaderPlacement, uzone_fault::MapError>>,
     /// Whether `MADV_POPULATE_WRITE` is known.

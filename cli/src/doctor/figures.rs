@@ -100,10 +100,10 @@ fn userfaultfd(facts: &Facts) -> Value {
         "system_call": access(&facts.uffd_syscall),
         "device": access(&facts.uffd_device),
         "unprivileged": facts.uffd_unprivileged.as_ref().ok(),
-        "features": features.map(|features| features.names().collect::<Vec<_>>()),
-        "missing_features": features.map(missing_features),
-        "features_raw": features.map(|features| features.raw),
-        "ioctls": features.map(|features| features.ioctl_names().collect::<Vec<_>>()),
+        "features": features.map(|(features, _)| features.names().collect::<Vec<_>>()),
+        "missing_features": features.map(|(features, _)| missing_features(*features)),
+        "features_raw": features.map(|(features, _)| features.bits()),
+        "ioctls": features.map(|(_, ioctls)| ioctls),
     })
 }
 

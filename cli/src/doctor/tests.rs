@@ -6,8 +6,8 @@ use uzone_os::dax::DaxDevice;
 use uzone_os::hugepages::{NodePool, Pool, Thp, ThpChoice};
 use uzone_os::memory::{Available, Limit, SystemMemory};
 use uzone_os::numa::Node;
-use uzone_os::probe::{Overcommit, UffdAccess, UffdFeatures};
-use uzone_os::uffd::UffdError;
+use uzone_os::probe::{Overcommit, UffdAccess};
+use uzone_os::uffd::{Features, UffdError};
 use uzone_os::{MapError, SysError};
 use uzone_pages::{ByteLen, PageSize};
 use uzone_stream::{Basis, Path, StreamError};
@@ -63,7 +63,10 @@ fn everything() -> Facts {
         uffd_syscall: UffdAccess::Full,
         uffd_device: UffdAccess::Full,
         uffd_unprivileged: Ok(true),
-        uffd_features: Ok(UffdFeatures { raw: (1 << 17) - 1, ioctls: 1 << 63 | 0b11 }),
+        uffd_features: Ok((
+            Features::from_bits((1 << 17) - 1),
+            vec!["REGISTER", "UNREGISTER", "API"],
+        )),
         placement: None,
         can_populate: true,
         can_collapse: true,
@@ -344,7 +347,7 @@ fn each_access_to_userfaultfd_is_judged_by_itself() {
     let as_root = "full access, as root (vm.unprivileged_userfaultfd=0)";
     let newer: Change = |facts| {
         let raw = ((1 << 14) - 1) | (1 << 40);
-        facts.uffd_features = Ok(UffdFeatures { raw, ioctls: 0 });
+        facts.uffd_features = Ok((Features::from_bits(raw), Vec::new()));
     };
     let some = "14 of 17, and 1 newer than this program; missing: POISON WP_ASYNC MOVE";
     judge(&[

@@ -42,7 +42,7 @@ impl Uffd {
         kernel_faults: KernelFaults,
     ) -> Result<Self, UffdError> {
         // A descriptor that was asked what there is cannot be asked for it any more.
-        let offered = probe::uffd_features()?.features();
+        let (offered, _) = probe::uffd_features()?;
         let missing = required.without(offered);
         if !missing.is_empty() {
             return Err(UffdError::Missing { missing });

@@ -21,60 +21,25 @@ const IOCTLS: [(u32, &str); 10] = [
     (63, "API"),
 ];
 
-/// What a userfaultfd of this kernel can do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct UffdFeatures {
-    /// The bits of `UFFD_FEATURE_*`.
-    pub raw: u64,
-    /// The bits of the ioctls that every userfaultfd has. Those of a range are returned when it is
-    /// registered.
-    pub ioctls: u64,
+/// Returns the names of the ioctls that have a bit.
+fn ioctl_names(bits: u64) -> Vec<&'static str> {
+    IOCTLS.iter().filter(|(bit, _)| bits & (1 << bit) != 0).map(|&(_, name)| name).collect()
 }
 
-impl UffdFeatures {
-    /// Returns the features as a set.
-    #[must_use]
-    pub const fn features(&self) -> Features {
-        Features::from_bits(self.raw)
-    }
-
-    /// Returns whether a feature is offered, by its name without `UFFD_FEATURE_`.
-    #[must_use]
-    pub fn has(&self, name: &str) -> bool {
-        self.names().any(|known| known == name)
-    }
-
-    /// Returns the names of the features that are offered, without `UFFD_FEATURE_`.
-    pub fn names(&self) -> impl Iterator<Item = &'static str> {
-        self.features().names()
-    }
-
-    /// Returns the bits that have no name here: features of a newer kernel.
-    #[must_use]
-    pub fn unnamed(&self) -> u64 {
-        self.features().unnamed().bits()
-    }
-
-    /// Returns the names of the ioctls that are offered, without `UFFDIO_`.
-    pub fn ioctl_names(&self) -> impl Iterator<Item = &'static str> {
-        let ioctls = self.ioctls;
-        IOCTLS.into_iter().filter(move |(bit, _)| ioctls & (1 << bit) != 0).map(|(_, name)| name)
-    }
-}
-
-/// Returns what a userfaultfd of this kernel can do, asked of a new one.
+/// Returns the features of a userfaultfd of this kernel, and the names without `UFFDIO_` of the ioctls that
+/// every one has, asked of a new one. The ioctls of a range are returned when it is registered.
 ///
 /// # Errors
 /// [`UffdError::NoUserfaultfd`] if none can be had, by the system call or the device, and
 /// [`UffdError::Probe`] if the kernel refuses.
-pub fn uffd_features() -> Result<UffdFeatures, UffdError> {
+pub fn uffd_features() -> Result<(Features, Vec<&'static str>), UffdError> {
     // One for faults of user code has the same features, and needs no right; kernels before 5.11 have none.
     let uffd = open::user_mode_only()
         .or_else(|_| open::full())
         .map_err(|cause| UffdError::NoUserfaultfd { cause: cause.into() })?;
     let (raw, ioctls) = abi::handshake(uffd.as_fd(), 0)
         .map_err(|cause| UffdError::Probe { cause: cause.into() })?;
-    Ok(UffdFeatures { raw, ioctls })
+    Ok((Features::from_bits(raw), ioctl_names(ioctls)))
 }
 
 #[cfg(test)]
@@ -83,11 +48,11 @@ mod tests {
 
     #[test]
     fn features_have_names_and_new_ones_stay_bits() {
-        let features = UffdFeatures { raw: 1 | 1 << 16 | 1 << 40, ioctls: 1 << 63 | 0b11 };
+        let features = Features::from_bits(1 | 1 << 16 | 1 << 40);
         assert_eq!(features.names().collect::<Vec<_>>(), ["PAGEFAULT_FLAG_WP", "MOVE"]);
-        assert!(features.has("MOVE"));
-        assert!(!features.has("POISON"));
-        assert_eq!(features.unnamed(), 1 << 40);
-        assert_eq!(features.ioctl_names().collect::<Vec<_>>(), ["REGISTER", "UNREGISTER", "API"]);
+        assert!(features.contains(Features::MOVE));
+        assert!(!features.contains(Features::POISON));
+        assert_eq!(features.unnamed().bits(), 1 << 40);
+        assert_eq!(ioctl_names(1 << 63 | 0b11), ["REGISTER", "UNREGISTER", "API"]);
     }
 }

@@ -17,6 +17,7 @@ use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use uzone_os::bus::{self, BusError, BusKind, HandlerError, Installed, SLOTS, Watch};
+use uzone_os::uffd::Features;
 use uzone_os::{Access, AccessError, Addr, Mapping, Sharing, probe};
 use uzone_pages::{ByteLen, Touch};
 use uzone_stream::CopyMethod;
@@ -629,8 +630,8 @@ struct Uffd(OwnedFd);
 
 impl Uffd {
     fn try_new(mapping: &Mapping) -> Result<Self, String> {
-        let features = probe::uffd_features().map_err(|error| error.to_string())?;
-        if !features.has("POISON") {
+        let (features, _) = probe::uffd_features().map_err(|error| error.to_string())?;
+        if !features.contains(Features::POISON) {
             return Err("UFFDIO_POISON needs Linux 6.6".into());
         }
         // SAFETY: userfaultfd(2) takes numbers and returns a descriptor that nothing else has.
