@@ -120,6 +120,6 @@ pub use populate::{PopulateHow, Populated, populate_slice};
 pub use priority::thread_id;
 pub use root::{SysError, SystemRoot};
 pub use shortage::{MapError, Shortage};
-pub use unix_socket::{Message, MessageSocket};
+pub use unix_socket::MessageSocket;
 pub use usage::thread_faults;
 pub use write_scan::WriteScan;

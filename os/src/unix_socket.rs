@@ -26,15 +26,6 @@ pub struct MessageSocket(OwnedFd);
 /// How many descriptors a message has at most.
 const DESCRIPTORS: usize = 20;
 
-/// What was received.
-#[derive(Debug)]
-pub struct Message {
-    /// How many bytes it has; never zero.
-    pub len: usize,
-    /// The descriptors that came with it; they are closed when a program is started.
-    pub fds: Vec<OwnedFd>,
-}
-
 impl MessageSocket {
     /// Makes two ends that are connected with each other, and closed when a program is started. A
     /// child gets one by its standard input.
@@ -82,13 +73,14 @@ impl MessageSocket {
         }
     }
 
-    /// Waits for one message and puts it into `buffer`. `None` if the other side has ended, and
-    /// everything that it had sent was received.
+    /// Waits for one message and puts it into `buffer`. Returns how many bytes it has, which is never zero,
+    /// and the descriptors that came with it, which are closed when a program is started. `None` if the
+    /// other side has ended, and everything that it had sent was received.
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidData`] if the message is longer than the buffer or came with more than
     /// 20 descriptors (it is lost then, and what came with it closed); otherwise the error of recvmsg(2).
-    pub fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<Message>> {
+    pub fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
         loop {
             let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -110,7 +102,7 @@ impl MessageSocket {
             if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
                 return Err(io::ErrorKind::InvalidData.into());
             }
-            return Ok((received.bytes != 0).then_some(Message { len: received.bytes, fds }));
+            return Ok((received.bytes != 0).then_some((received.bytes, fds)));
         }
     }
 }
@@ -183,12 +175,12 @@ mod tests {
         one.send(b"second", &[writer.as_fd()]).unwrap();
         drop(writer);
         let mut buffer = [0; 16];
-        let message = other.receive(&mut buffer).unwrap().unwrap();
-        assert_eq!((&buffer[..message.len], message.fds.is_empty()), (&b"first"[..], true));
-        let message = other.receive(&mut buffer).unwrap().unwrap();
-        assert_eq!(&buffer[..message.len], b"second");
+        let (len, fds) = other.receive(&mut buffer).unwrap().unwrap();
+        assert_eq!((&buffer[..len], fds.is_empty()), (&b"first"[..], true));
+        let (len, fds) = other.receive(&mut buffer).unwrap().unwrap();
+        assert_eq!(&buffer[..len], b"second");
         // It is the same pipe: its reader sees the end only when this one is closed.
-        let fd = message.fds.into_iter().next().unwrap();
+        let fd = fds.into_iter().next().unwrap();
         assert!(rustix::io::fcntl_getfd(&fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
         rustix::io::write(&fd, b"x").unwrap();
         drop(fd);
@@ -207,8 +199,8 @@ mod tests {
         let mut buffer = [0; 16];
         assert_eq!(other.send(b"x", &[]).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
         let mut received = Vec::new();
-        while let Some(message) = other.receive(&mut buffer).unwrap() {
-            received.push(buffer[..message.len].to_vec());
+        while let Some((len, _)) = other.receive(&mut buffer).unwrap() {
+            received.push(buffer[..len].to_vec());
         }
         assert_eq!(received, [b"last"]);
         // The same without a send in between.
@@ -216,7 +208,7 @@ mod tests {
         one.send(b"last", &[]).unwrap();
         other.send(b"unread", &[]).unwrap();
         drop(one);
-        assert_eq!(other.receive(&mut buffer).unwrap().unwrap().len, 4);
+        assert_eq!(other.receive(&mut buffer).unwrap().unwrap().0, 4);
         assert!(other.receive(&mut buffer).unwrap().is_none());
     }
 
@@ -246,7 +238,7 @@ mod tests {
         let cut = other.receive(&mut [0; 3]).unwrap_err();
         assert_eq!(cut.kind(), io::ErrorKind::InvalidData);
         one.send(b"next", &[]).unwrap();
-        assert_eq!(other.receive(&mut [0; 8]).unwrap().unwrap().len, 4);
+        assert_eq!(other.receive(&mut [0; 8]).unwrap().unwrap().0, 4);
         assert!(MessageSocket::from_fd(one.into_fd()).is_ok());
         assert!(MessageSocket::from_fd(File::open("/dev/null").unwrap().into()).is_err());
         let (stream, _) = UnixStream::pair().unwrap();

@@ -141,9 +141,9 @@ pub(crate) fn receive_titled<T: DeserializeOwned>(
     socket: &MessageSocket,
     room: &mut [u8],
 ) -> io::Result<Option<Titled<T>>> {
-    let Some(message) = socket.receive(room)? else { return Ok(None) };
-    let (title, bytes) = parse_titled(&room[..message.len])?;
-    Ok(Some(Titled { title, fds: message.fds, bytes: bytes.to_vec() }))
+    let Some((len, fds)) = socket.receive(room)? else { return Ok(None) };
+    let (title, bytes) = parse_titled(&room[..len])?;
+    Ok(Some(Titled { title, fds, bytes: bytes.to_vec() }))
 }
 
 /// Hands a connection over.
