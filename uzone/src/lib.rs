@@ -26,7 +26,7 @@ pub use uzone_pages::{
 };
 pub use uzone_zone::{
     Access, AccessError, Addr, AltmapOptions, AltmapReport, BindError, BindOptions, BindReport,
-    Busy, Cancel, FaultError, Huge, HugeSize, Init, Limit, NotAdopted, Owner, PageView, Pagemap,
+    Busy, Cancel, FaultError, Huge, HugeSize, Init, Limit, NotAdopted, PageView, Pagemap,
     PagemapOps, PagemapView, PinError, PinOptions, Pinned, PinnedRanges, Poisoned, Pool, PoolError,
     PoolOptions, PoolStats, Pooled, PopulateOptions, PopulateReport, Progress, RawGuard, Region,
     RegionView, Segment, Sharing, StorePolicy, WriteError, ZeroOptions, Zeroed, Zone, bus,

@@ -18,7 +18,7 @@ use crate::blocks::Blocks;
 use crate::error::PinError;
 use crate::guards::GuardBook;
 use crate::memmap_cache::{MemmapMemory, MemmapPages, Source};
-use crate::ops::{Owner, PagemapOps, Poisoned};
+use crate::ops::{PagemapOps, Poisoned};
 use crate::panics::FirstPanic;
 use crate::pin_target::{PinTarget, Segment, is_missing};
 use crate::region::Region;
@@ -131,7 +131,7 @@ pub(crate) struct Parts<P: Payload> {
     // Dropped first: it ends the claim before the front is unmapped.
     pub(crate) memmap: CachedMemmap<P>,
     pub(crate) template: Template<P>,
-    pub(crate) owner: Option<Owner>,
+    pub(crate) owner: Option<u64>,
     pub(crate) ops: PagemapOps,
     pub(crate) report: BindReport,
     /// The parts of the region before its descriptors, if those lie in it.

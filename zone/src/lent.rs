@@ -25,7 +25,7 @@ use uzone_pages::{AddrError, ByteLen, Content, MemoryKind, Payload, Pfn, PfnRang
 
 use crate::error::PinError;
 use crate::hold::{PinOptions, Pinned, Referenced};
-use crate::ops::{Owner, Poisoned};
+use crate::ops::Poisoned;
 use crate::pagemap::Pagemap;
 use crate::region_view::RegionView;
 use crate::report::BindReport;
@@ -64,7 +64,7 @@ impl<'a, P: Payload> PagemapView<'a, P> {
 
     /// As [`Pagemap::owner`].
     #[must_use]
-    pub fn owner(self) -> Option<Owner> {
+    pub fn owner(self) -> Option<u64> {
         self.0.owner()
     }
 

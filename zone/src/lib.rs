@@ -105,7 +105,7 @@ pub use hold::{PinOptions, Pinned, Referenced};
 pub use init_method::InitMethod;
 pub use lent::PagemapView;
 pub use memmap_cache::{MemmapPages, Source};
-pub use ops::{Owner, PagemapOps, Poisoned, Populate};
+pub use ops::{PagemapOps, Poisoned, Populate};
 pub use options::{AltmapOptions, BindOptions, Cancel, Init, Progress};
 pub use pagemap::{Busy, Pagemap};
 pub use pin_target::Segment;

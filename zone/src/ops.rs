@@ -32,10 +32,6 @@ pub trait Populate: Send + Sync {
     fn fault(&self, pfn: Pfn) -> Result<(), FaultError>;
 }
 
-/// Who owns a pagemap of private or coherent memory, so that a driver can tell its own pages.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Owner(pub u64);
-
 /// What a pagemap's owner is asked to do, after Linux's `dev_pagemap_ops`.
 #[derive(Clone, Default)]
 pub struct PagemapOps {

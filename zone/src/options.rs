@@ -9,7 +9,7 @@ use uzone_pages::{ByteLen, Content, MemoryKind, Order, PageCount, PageSize, Payl
 
 use crate::backing::Backing;
 use crate::init_method::InitMethod;
-use crate::ops::{Owner, PagemapOps};
+use crate::ops::PagemapOps;
 use crate::region::Region;
 use crate::view::PageView;
 
@@ -71,7 +71,7 @@ pub struct BindOptions<P: Payload = ()> {
     pub(crate) threads: Option<NonZeroUsize>,
     pub(crate) uses_hugetlb_pool: bool,
     pub(crate) altmap: Option<AltmapOptions>,
-    pub(crate) owner: Option<Owner>,
+    pub(crate) owner: Option<u64>,
     pub(crate) ops: PagemapOps,
     pub(crate) pageblock: Option<OnPageblock<P>>,
     pub(crate) progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
@@ -186,9 +186,10 @@ impl<P: Payload> BindOptions<P> {
         self
     }
 
-    /// Sets the owner of the memory; private and coherent memory has to have an owner.
+    /// Sets a number for the owner of the memory, so that a driver can tell its own pages; private and
+    /// coherent memory has to have an owner.
     #[must_use]
-    pub fn owner(mut self, owner: Owner) -> Self {
+    pub fn owner(mut self, owner: u64) -> Self {
         self.owner = Some(owner);
         self
     }

@@ -19,7 +19,6 @@ use crate::error::PinError;
 use crate::guards::{GuardBook, Holder};
 use crate::hold::{Hold, PinOptions, Pinned, Referenced};
 use crate::inner::{Inner, Parts};
-use crate::ops::Owner;
 use crate::pin_target::{PinTarget, Place};
 use crate::populate::{NotPopulated, PopulateOptions, PopulateReport};
 use crate::region::Region;
@@ -181,9 +180,9 @@ impl<P: Payload> Pagemap<P> {
         self.inner.parts.memmap.kind()
     }
 
-    /// Returns whose the memory is.
+    /// Returns whose the memory is, the number of [`BindOptions::owner`](crate::BindOptions::owner).
     #[must_use]
-    pub fn owner(&self) -> Option<Owner> {
+    pub fn owner(&self) -> Option<u64> {
         self.inner.parts.owner
     }
 

@@ -9,7 +9,7 @@ use uzone_pages::{
     ByteLen, HoldError, LinuxPage, LinuxSeed, MemoryKind, Order, PageCount, Pfn, PfnRange,
 };
 use uzone_zone::{
-    BindOptions, Owner, Pagemap, PagemapOps, PinError, PinOptions, RawGuard, Redeemed, Region, Zone,
+    BindOptions, Pagemap, PagemapOps, PinError, PinOptions, RawGuard, Redeemed, Region, Zone,
 };
 
 const MIB: u64 = 1 << 20;
@@ -137,7 +137,7 @@ fn memory_whose_owner_takes_pages_away_is_not_pinned_for_long() {
     ));
     assert!(pagemap.pin(handed.range()).is_ok());
     let region = Region::anonymous(ByteLen::mib(1)).unwrap();
-    let options = BindOptions::new(MemoryKind::Coherent).ops(ops).owner(Owner(7));
+    let options = BindOptions::new(MemoryKind::Coherent).ops(ops).owner(7);
     let coherent = zone.bind(region, options).unwrap();
     let failure = coherent.pin_with(coherent.range(), long).unwrap_err();
     assert!(failure.to_string().contains("for the time of one request"), "{failure}");

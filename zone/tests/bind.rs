@@ -12,8 +12,7 @@ use uzone_pages::{
     Plain, Tails,
 };
 use uzone_zone::{
-    BindError, BindFailure, BindOptions, Cancel, Init, Owner, PagemapOps, PinError, Region, Source,
-    Zone,
+    BindError, BindFailure, BindOptions, Cancel, Init, PagemapOps, PinError, Region, Source, Zone,
 };
 
 fn anonymous(bytes: u64) -> Region {
@@ -57,10 +56,7 @@ fn memory_of_the_wrong_setup_is_refused_with_a_reason_of_its_own() {
         bind(private().ops(both())),
         BindError::NoOwner { kind: MemoryKind::Private }
     ));
-    assert!(matches!(
-        bind(coherent().owner(Owner(1))),
-        BindError::NoFree { kind: MemoryKind::Coherent }
-    ));
+    assert!(matches!(bind(coherent().owner(1)), BindError::NoFree { kind: MemoryKind::Coherent }));
     assert!(matches!(
         bind(coherent().ops(free())),
         BindError::NoOwner { kind: MemoryKind::Coherent }
@@ -81,8 +77,8 @@ fn memory_of_the_wrong_setup_is_refused_with_a_reason_of_its_own() {
         BindError::NotZero
     ));
     assert!(zone.bound().is_empty(), "a bind that fails claims nothing");
-    assert!(zone.bind(anonymous(1 << 20), private().ops(both()).owner(Owner(1))).is_ok());
-    assert!(zone.bind(anonymous(1 << 20), coherent().ops(free()).owner(Owner(1))).is_ok());
+    assert!(zone.bind(anonymous(1 << 20), private().ops(both()).owner(1)).is_ok());
+    assert!(zone.bind(anonymous(1 << 20), coherent().ops(free()).owner(1)).is_ok());
 }
 
 #[test]
@@ -195,10 +191,9 @@ fn the_last_reference_tells_the_owner_and_generic_memory_is_never_free() {
             .on_free(move |pfn| freed.lock().unwrap().push(pfn))
             .on_migrate_to_ram(|_| {})
     };
-    let options =
-        BindOptions::new(MemoryKind::Private).owner(Owner(7)).ops(ops).order(Order::new(2));
+    let options = BindOptions::new(MemoryKind::Private).owner(7).ops(ops).order(Order::new(2));
     let pagemap = zone.bind(anonymous(1 << 20), options).unwrap();
-    assert_eq!(pagemap.owner(), Some(Owner(7)));
+    assert_eq!(pagemap.owner(), Some(7));
     let head = pagemap.range().start();
     let tail = Pfn::new(head.get() + 3);
     assert!(matches!(pagemap.get(one(tail)), Err(PinError::Refused { .. })));

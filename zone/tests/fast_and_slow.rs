@@ -8,14 +8,13 @@ use uzone_pages::{
     SectionBits, Slot, Tails, Word,
 };
 use uzone_zone::{
-    AltmapOptions, BindOptions, Init, InitMethod, Owner, Pagemap, PagemapOps, Region, StorePath,
-    Zone,
+    AltmapOptions, BindOptions, Init, InitMethod, Pagemap, PagemapOps, Region, StorePath, Zone,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 fn options<P: Payload>(kind: MemoryKind, seed: P::Seed) -> BindOptions<P> {
     let ops = PagemapOps::default().on_free(|_| {}).on_migrate_to_ram(|_| {});
-    BindOptions::with_payload(kind, seed).owner(Owner(1)).ops(ops).init(Init::Eager)
+    BindOptions::with_payload(kind, seed).owner(1).ops(ops).init(Init::Eager)
 }
 
 fn linux_seed(is_refreshed: bool) -> LinuxSeed {

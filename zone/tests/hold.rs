@@ -10,7 +10,7 @@ use uzone_pages::{
     ByteLen, Content, HoldError, HoldKind, MemoryKind, Order, PageCount, Pfn, PfnRange, Tails,
 };
 use uzone_zone::{
-    BindOptions, Owner, Pagemap, PagemapOps, PinError, Region, WriteError, ZeroOptions, Zone,
+    BindOptions, Pagemap, PagemapOps, PinError, Region, WriteError, ZeroOptions, Zone,
 };
 
 fn anonymous(bytes: u64) -> Region {
@@ -101,8 +101,7 @@ fn a_range_that_leaves_the_region_is_refused_whole() {
 #[test]
 fn a_refused_folio_leaves_none_held_and_says_how_many_were_good() {
     let ops = PagemapOps::default().on_free(|_| {}).on_migrate_to_ram(|_| {});
-    let options =
-        BindOptions::new(MemoryKind::Private).owner(Owner(1)).ops(ops).order(Order::new(2));
+    let options = BindOptions::new(MemoryKind::Private).owner(1).ops(ops).order(Order::new(2));
     let pagemap = Zone::new().bind(anonymous(1 << 20), options).unwrap();
     // Only the first five folios are handed out.
     let handed: Vec<_> = (0..5)
@@ -381,8 +380,7 @@ fn a_panic_of_the_owner_loses_no_reference_of_the_rest() {
         seen.lock().unwrap().push(pfn);
         assert!(pfn.get() % 8 != 0, "the owner's own");
     });
-    let options =
-        BindOptions::new(MemoryKind::Private).owner(Owner(1)).ops(ops).order(Order::new(2));
+    let options = BindOptions::new(MemoryKind::Private).owner(1).ops(ops).order(Order::new(2));
     let pagemap = Zone::new().bind(Region::anonymous(ByteLen::mib(1)).unwrap(), options).unwrap();
     let range = pagemap.range();
     let heads: Vec<Pfn> = range.iter().filter(|pfn| pfn.is_aligned(Order::new(2))).collect();

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use uzone_pages::{
     ByteLen, Content, HoldError, MemoryKind, Order, PageCount, Pfn, PfnRange, Tails,
 };
-use uzone_zone::{BindOptions, Owner, Pagemap, PagemapOps, PinError, Poisoned, Region, Zone};
+use uzone_zone::{BindOptions, Pagemap, PagemapOps, PinError, Poisoned, Region, Zone};
 
 fn bind(order: u8, tails: Tails) -> Pagemap {
     let region = Region::anonymous(ByteLen::mib(8)).unwrap();
@@ -142,7 +142,7 @@ fn a_page_that_goes_bad_while_it_is_cleared_is_mended_only_afterwards() {
 fn a_bad_page_is_not_handed_out() {
     let ops = PagemapOps::default().on_free(|_| ()).on_migrate_to_ram(|_| ());
     let region = Region::anonymous(ByteLen::mib(1)).unwrap();
-    let options = BindOptions::new(MemoryKind::Private).ops(ops).owner(Owner(1));
+    let options = BindOptions::new(MemoryKind::Private).ops(ops).owner(1);
     let pagemap = Zone::new().bind(region, options).unwrap();
     let pfn = pagemap.range().start();
     pagemap.poison(pfn).unwrap();
