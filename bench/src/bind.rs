@@ -23,8 +23,8 @@ use std::time::{Duration, Instant};
 
 use uzone_os::{Addr, Anonymous, Exclusive, HugeAdvice, SystemRoot, memory};
 use uzone_pages::{
-    ByteLen, Layout, LayoutError, LinuxPage, LinuxSeed, MemoryKind, Order, PageCount, Payload, Pfn,
-    PfnRange, Tails, Template,
+    ByteLen, Layout, LinuxPage, LinuxSeed, MemoryKind, Order, PageCount, Payload, Pfn, PfnRange,
+    Tails, Template,
 };
 use uzone_stream::{Pattern, Streaming};
 use uzone_zone::{AltmapOptions, BindOptions, Init, InitMethod, Region, StorePath, Zone};
@@ -519,7 +519,6 @@ fn naive_template(
 ) -> Result<Template<LinuxPage>, BenchError> {
     let pages = PageCount::new(size.get() >> 12);
     let laid_out = PfnRange::try_new(Pfn::new(1 << 20), pages)
-        .map_err(LayoutError::from)
         .and_then(|range| Layout::try_new(range, order, Tails::Stored));
     let layout = laid_out.map_err(|_| BenchError::size(size))?;
     // An address is at most 64 bits.

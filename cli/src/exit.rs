@@ -12,7 +12,7 @@ use std::process::{ExitCode, ExitStatus};
 use serde::Serialize;
 use uzone_bench::BenchError;
 use uzone_os as os;
-use uzone_pages::{AddrError, ErrorKind, LayoutError};
+use uzone_pages::{AddrError, ErrorKind};
 use uzone_report::ReportError;
 use uzone_server::ServeError;
 use uzone_snapshot::SnapshotError;
@@ -120,8 +120,7 @@ fn of_link(error: &(dyn Error + 'static)) -> Option<Exit> {
         .or_else(|| error.downcast_ref().map(ReportError::kind))
         .or_else(|| error.downcast_ref().map(SnapshotError::kind))
         .or_else(|| error.downcast_ref().map(ServeError::kind))
-        .or_else(|| error.downcast_ref().map(AddrError::kind))
-        .or_else(|| error.downcast_ref().map(LayoutError::kind));
+        .or_else(|| error.downcast_ref().map(AddrError::kind));
     if let Some(kind) = kind {
         return of_kind(kind);
     }
@@ -153,8 +152,7 @@ fn of_link(error: &(dyn Error + 'static)) -> Option<Exit> {
     }
     if let Some(error) = error.downcast_ref::<uzone_zone::BindError>() {
         return match error {
-            uzone_zone::BindError::Layout(_)
-            | uzone_zone::BindError::Addr(_)
+            uzone_zone::BindError::Addr(_)
             | uzone_zone::BindError::FolioLargerThanRegion { .. }
             | uzone_zone::BindError::NoNumbers { .. } => Some(Exit::Usage),
             uzone_zone::BindError::NoStore { .. } => Some(Exit::Config),

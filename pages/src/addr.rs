@@ -14,7 +14,8 @@ use crate::byte_len::ByteLen;
 /// The largest window of a fault: what a page table of 4 KiB pages maps.
 pub(crate) const MOST_AROUND: ByteLen = ByteLen::mib(2);
 
-/// A number, range or size that makes no sense, or a text that is none.
+/// A number, range or size that makes no sense, a text that is none, or pages that cannot be laid out or
+/// described, or cannot hold their descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AddrError {
@@ -126,6 +127,83 @@ pub enum AddrError {
     /// A text that names no memory kind.
     #[error("a memory kind is one of private, coherent, fsdax, p2pdma, generic")]
     UnknownKind,
+    /// The first page is inside a folio.
+    #[error(
+        "{range} start inside a folio of {align} pages: the start has to be a multiple of that"
+    )]
+    StartInsideFolio {
+        /// The range that was given.
+        range: PfnRange,
+        /// Pages in a folio.
+        align: PageCount,
+    },
+    /// The last page is inside a folio.
+    #[error("{range} end inside a folio of {align} pages: the length has to be a multiple of that")]
+    EndInsideFolio {
+        /// The range that was given.
+        range: PfnRange,
+        /// Pages in a folio.
+        align: PageCount,
+    },
+    /// A region that is to hold its descriptors starts inside a page of its backing.
+    #[error(
+        "{range} start inside a huge page of {align} base pages that is behind the region: its \
+         descriptors can lie in it only if the first number is a multiple of that"
+    )]
+    StartInsidePage {
+        /// The pages of the region.
+        range: PfnRange,
+        /// Base pages in a page of the backing.
+        align: PageCount,
+    },
+    /// The reserve ends inside a page of the backing.
+    #[error(
+        "a reserve of {reserve} pages ends inside a huge page of {align} base pages that is behind \
+         the region: reserve a multiple of that"
+    )]
+    ReserveInsidePage {
+        /// What was asked for.
+        reserve: PageCount,
+        /// Base pages in a page of the backing.
+        align: PageCount,
+    },
+    /// No folio is left behind the reserve and the descriptors.
+    #[error(
+        "a region of {pages} pages has no folio of {folio} pages left behind a reserve of {reserve} \
+         and {metadata} pages with the descriptor of that folio, at a multiple of {align} pages: bind \
+         a larger region, smaller folios, data that is aligned to less, or without an altmap"
+    )]
+    NoFolioLeft {
+        /// Pages in the region.
+        pages: PageCount,
+        /// How many the owner keeps.
+        reserve: PageCount,
+        /// How many the descriptors of one folio take.
+        metadata: PageCount,
+        /// Pages in a folio, or in a huge page of the backing where that is more.
+        folio: PageCount,
+        /// Pages at a multiple of which the folio would have to start.
+        align: PageCount,
+    },
+    /// There are more or fewer descriptors than the layout has.
+    #[error("{given} descriptors were given for a layout that has {needed}")]
+    Descriptors {
+        /// How many the layout has.
+        needed: u64,
+        /// How many were given.
+        given: u64,
+    },
+    /// There are more or fewer blocks than the range has.
+    #[error("{given} blocks were given for a range that has {needed}")]
+    Blocks {
+        /// How many the range has.
+        needed: u64,
+        /// How many were given.
+        given: u64,
+    },
+    /// The memmap is one of folios, or its pages come and go: these are counted one by one.
+    #[error("only base pages of memory that always has a reference are held by the block")]
+    NoBlocks,
 }
 
 /// A page frame number: the index of a base page, counted from the start of its address space.

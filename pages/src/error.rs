@@ -6,7 +6,6 @@
 use crate::addr::AddrError;
 use crate::content::Content;
 use crate::folio::{AdvanceError, HoldError};
-use crate::layout::LayoutError;
 
 /// What kind of error an error is.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -81,7 +80,6 @@ macro_rules! kinds {
 
 kinds! {
     AddrError { _ => InvalidInput }
-    LayoutError { _ => InvalidInput }
     HoldError {
         Self::Free => InvalidInput,
         Self::Overflow | Self::Full => OutOfMemory,

@@ -51,92 +51,6 @@ pub struct Slot {
     pub head_address: u64,
 }
 
-/// Why pages cannot be laid out or described, or their descriptors cannot lie in them.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum LayoutError {
-    /// The first page is inside a folio.
-    #[error(
-        "{range} start inside a folio of {align} pages: the start has to be a multiple of that"
-    )]
-    StartInsideFolio {
-        /// The range that was given.
-        range: PfnRange,
-        /// Pages in a folio.
-        align: PageCount,
-    },
-    /// The last page is inside a folio.
-    #[error("{range} end inside a folio of {align} pages: the length has to be a multiple of that")]
-    EndInsideFolio {
-        /// The range that was given.
-        range: PfnRange,
-        /// Pages in a folio.
-        align: PageCount,
-    },
-    /// A region that is to hold its descriptors starts inside a page of its backing.
-    #[error(
-        "{range} start inside a huge page of {align} base pages that is behind the region: its \
-         descriptors can lie in it only if the first number is a multiple of that"
-    )]
-    StartInsidePage {
-        /// The pages of the region.
-        range: PfnRange,
-        /// Base pages in a page of the backing.
-        align: PageCount,
-    },
-    /// The reserve ends inside a page of the backing.
-    #[error(
-        "a reserve of {reserve} pages ends inside a huge page of {align} base pages that is behind \
-         the region: reserve a multiple of that"
-    )]
-    ReserveInsidePage {
-        /// What was asked for.
-        reserve: PageCount,
-        /// Base pages in a page of the backing.
-        align: PageCount,
-    },
-    /// No folio is left behind the reserve and the descriptors.
-    #[error(
-        "a region of {pages} pages has no folio of {folio} pages left behind a reserve of {reserve} \
-         and {metadata} pages with the descriptor of that folio, at a multiple of {align} pages: bind \
-         a larger region, smaller folios, data that is aligned to less, or without an altmap"
-    )]
-    NoFolioLeft {
-        /// Pages in the region.
-        pages: PageCount,
-        /// How many the owner keeps.
-        reserve: PageCount,
-        /// How many the descriptors of one folio take.
-        metadata: PageCount,
-        /// Pages in a folio, or in a huge page of the backing where that is more.
-        folio: PageCount,
-        /// Pages at a multiple of which the folio would have to start.
-        align: PageCount,
-    },
-    /// There are more or fewer descriptors than the layout has.
-    #[error("{given} descriptors were given for a layout that has {needed}")]
-    Descriptors {
-        /// How many the layout has.
-        needed: u64,
-        /// How many were given.
-        given: u64,
-    },
-    /// There are more or fewer blocks than the range has.
-    #[error("{given} blocks were given for a range that has {needed}")]
-    Blocks {
-        /// How many the range has.
-        needed: u64,
-        /// How many were given.
-        given: u64,
-    },
-    /// The memmap is one of folios, or its pages come and go: these are counted one by one.
-    #[error("only base pages of memory that always has a reference are held by the block")]
-    NoBlocks,
-    /// A number that does not fit in 64 bits, or a range of nothing.
-    #[error(transparent)]
-    Addr(#[from] AddrError),
-}
-
 /// The arithmetic of one memmap.
 ///
 /// # Invariants
@@ -152,14 +66,14 @@ impl Layout {
     /// Takes the pages to describe, the order of their folios, and whether tails are stored.
     ///
     /// # Errors
-    /// [`LayoutError::StartInsideFolio`] or [`LayoutError::EndInsideFolio`].
-    pub const fn try_new(range: PfnRange, order: Order, tails: Tails) -> Result<Self, LayoutError> {
+    /// [`AddrError::StartInsideFolio`] or [`AddrError::EndInsideFolio`].
+    pub const fn try_new(range: PfnRange, order: Order, tails: Tails) -> Result<Self, AddrError> {
         let align = order.pages();
         if !range.start().is_aligned(order) {
-            return Err(LayoutError::StartInsideFolio { range, align });
+            return Err(AddrError::StartInsideFolio { range, align });
         }
         if !range.end().is_aligned(order) {
-            return Err(LayoutError::EndInsideFolio { range, align });
+            return Err(AddrError::EndInsideFolio { range, align });
         }
         Ok(Self { range, order, tails })
     }
@@ -253,7 +167,7 @@ impl Layout {
 mod tests {
     use super::*;
 
-    fn layout(start: u64, pages: u64, order: u8, tails: Tails) -> Result<Layout, LayoutError> {
+    fn layout(start: u64, pages: u64, order: u8, tails: Tails) -> Result<Layout, AddrError> {
         let range = PfnRange::try_new(Pfn::new(start), PageCount::new(pages)).unwrap();
         Layout::try_new(range, Order::new(order), tails)
     }
@@ -263,11 +177,11 @@ mod tests {
         for tails in [Tails::Derived, Tails::Stored] {
             assert!(matches!(
                 layout(511, 512, 9, tails),
-                Err(LayoutError::StartInsideFolio { align, .. }) if align.get() == 512
+                Err(AddrError::StartInsideFolio { align, .. }) if align.get() == 512
             ));
             assert!(matches!(
                 layout(512, 513, 9, tails),
-                Err(LayoutError::EndInsideFolio { align, .. }) if align.get() == 512
+                Err(AddrError::EndInsideFolio { align, .. }) if align.get() == 512
             ));
             assert!(layout(512, 512, 9, tails).is_ok());
             assert!(layout(511, 1, 0, tails).is_ok());

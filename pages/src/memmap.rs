@@ -15,12 +15,12 @@ use core::fmt;
 use core::marker::PhantomData;
 use core::ops::Deref;
 
-use crate::addr::{Order, PageCount, Pfn, PfnRange};
+use crate::addr::{AddrError, Order, PageCount, Pfn, PfnRange};
 use crate::block::{BLOCK_ORDER, Block, BlockRef};
 use crate::content::Content;
 use crate::folio::Folio;
 use crate::kind::MemoryKind;
-use crate::layout::{Class, Layout, LayoutError};
+use crate::layout::{Class, Layout};
 use crate::page::Page;
 use crate::word::Word;
 
@@ -42,12 +42,12 @@ impl<P, S: Deref<Target = [Page<P>]>> Memmap<P, S> {
     /// initialised through [`Template`](crate::Template).
     ///
     /// # Errors
-    /// [`LayoutError::Descriptors`] unless there are as many as the layout has.
-    pub fn try_new(layout: Layout, kind: MemoryKind, descriptors: S) -> Result<Self, LayoutError> {
+    /// [`AddrError::Descriptors`] unless there are as many as the layout has.
+    pub fn try_new(layout: Layout, kind: MemoryKind, descriptors: S) -> Result<Self, AddrError> {
         let given = descriptors.len() as u64;
         let needed = layout.descriptors();
         if given != needed {
-            return Err(LayoutError::Descriptors { needed, given });
+            return Err(AddrError::Descriptors { needed, given });
         }
         let template = Word::initial(kind);
         Ok(Self { layout, kind, template, descriptors, blocks: &[], payload: PhantomData })
@@ -68,22 +68,22 @@ impl<P, S: Deref<Target = [Page<P>]>> Memmap<P, S> {
     /// Takes blocks without holds, before any page was used; or none at all.
     ///
     /// # Errors
-    /// [`LayoutError::Blocks`] unless there are [`Block::count`] of them, and [`LayoutError::NoBlocks`]
+    /// [`AddrError::Blocks`] unless there are [`Block::count`] of them, and [`AddrError::NoBlocks`]
     /// unless [`Memmap::takes_blocks`] allows any.
     pub fn with_blocks<B: Deref<Target = [Block]>>(
         self,
         blocks: B,
-    ) -> Result<Memmap<P, S, B>, LayoutError> {
+    ) -> Result<Memmap<P, S, B>, AddrError> {
         let Self { layout, kind, template, descriptors, payload, .. } = self;
         if blocks.is_empty() {
             return Ok(Memmap { layout, kind, template, descriptors, blocks, payload });
         }
         if !Self::takes_blocks(&layout, kind) {
-            return Err(LayoutError::NoBlocks);
+            return Err(AddrError::NoBlocks);
         }
         let (needed, given) = (Block::count(layout.range()).get(), blocks.len() as u64);
         if given != needed {
-            return Err(LayoutError::Blocks { needed, given });
+            return Err(AddrError::Blocks { needed, given });
         }
         Ok(Memmap { layout, kind, template, descriptors, blocks, payload })
     }

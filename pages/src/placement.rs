@@ -32,7 +32,7 @@
 
 use crate::addr::{AddrError, Order, PageCount, PageSize, Pfn, PfnRange};
 use crate::altmap::Altmap;
-use crate::layout::{Layout, LayoutError, Tails};
+use crate::layout::{Layout, Tails};
 
 /// What a region whose descriptors lie in itself looks like.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -71,20 +71,20 @@ impl Placement {
     /// before it.
     ///
     /// # Errors
-    /// [`LayoutError::StartInsidePage`], [`LayoutError::ReserveInsidePage`] or
-    /// [`LayoutError::EndInsideFolio`] for a region that is cut, [`LayoutError::NoFolioLeft`] if it is too
-    /// short, and [`LayoutError::Addr`] for numbers beyond 64 bits.
-    pub fn try_new(spec: &PlacementSpec) -> Result<Self, LayoutError> {
+    /// [`AddrError::StartInsidePage`], [`AddrError::ReserveInsidePage`] or
+    /// [`AddrError::EndInsideFolio`] for a region that is cut, [`AddrError::NoFolioLeft`] if it is too
+    /// short, and [`AddrError::Overflow`] for numbers beyond 64 bits.
+    pub fn try_new(spec: &PlacementSpec) -> Result<Self, AddrError> {
         let &PlacementSpec { range, reserve, backing, order, .. } = spec;
         let align = backing.pages();
         if !range.start().is_aligned(backing) {
-            return Err(LayoutError::StartInsidePage { range, align });
+            return Err(AddrError::StartInsidePage { range, align });
         }
         if !reserve.get().is_multiple_of(align.get()) {
-            return Err(LayoutError::ReserveInsidePage { reserve, align });
+            return Err(AddrError::ReserveInsidePage { reserve, align });
         }
         if !range.end().is_aligned(order) {
-            return Err(LayoutError::EndInsideFolio { range, align: order.pages() });
+            return Err(AddrError::EndInsideFolio { range, align: order.pages() });
         }
         let folio = order.max(backing);
         let step = folio.max(spec.align);
@@ -115,7 +115,7 @@ impl Placement {
         {
             return Ok(placement);
         }
-        Err(LayoutError::NoFolioLeft {
+        Err(AddrError::NoFolioLeft {
             pages: range.pages(),
             reserve,
             metadata: spec.metadata(folio.pages())?,
@@ -125,7 +125,7 @@ impl Placement {
     }
 
     /// Lays the region out with `data` as its first described page, if there is room before it.
-    fn with_data_at(spec: &PlacementSpec, data: Pfn) -> Result<Option<Self>, LayoutError> {
+    fn with_data_at(spec: &PlacementSpec, data: Pfn) -> Result<Option<Self>, AddrError> {
         let &PlacementSpec { range, reserve, backing, block, order, tails, .. } = spec;
         let base = range.start();
         // It is at or behind the end of the reserve, and before the end of the region.
@@ -272,7 +272,7 @@ mod tests {
                 PlacementSpec { reserve: PageCount::new(reserve), ..spec(1 << 20, pages, order) };
             assert_eq!(
                 Placement::try_new(&spec),
-                Err(LayoutError::NoFolioLeft {
+                Err(AddrError::NoFolioLeft {
                     pages: PageCount::new(pages),
                     reserve: PageCount::new(reserve),
                     metadata: PageCount::new(metadata),
@@ -309,10 +309,10 @@ mod tests {
         let small = PlacementSpec { align: Order::new(18), ..spec(1 << 20, 1 << 18, 0) };
         assert!(matches!(
             Placement::try_new(&small),
-            Err(LayoutError::NoFolioLeft { align, .. }) if align == Order::new(18).pages()
+            Err(AddrError::NoFolioLeft { align, .. }) if align == Order::new(18).pages()
         ));
         let last = PlacementSpec { align: Order::new(30), ..spec(u64::MAX - 4096, 4000, 0) };
-        assert!(matches!(Placement::try_new(&last), Err(LayoutError::NoFolioLeft { .. })));
+        assert!(matches!(Placement::try_new(&last), Err(AddrError::NoFolioLeft { .. })));
     }
 
     #[test]
@@ -325,18 +325,18 @@ mod tests {
         let align = Order::PMD.pages();
         assert!(matches!(
             Placement::try_new(&huge(7, 4096, 0)),
-            Err(LayoutError::StartInsidePage { align: found, .. }) if found == align
+            Err(AddrError::StartInsidePage { align: found, .. }) if found == align
         ));
         assert_eq!(
             Placement::try_new(&huge(0, 4096, 2)),
-            Err(LayoutError::ReserveInsidePage { reserve: PageCount::new(2), align })
+            Err(AddrError::ReserveInsidePage { reserve: PageCount::new(2), align })
         );
         assert!(matches!(
             Placement::try_new(&spec(0, 1000, 9)),
-            Err(LayoutError::EndInsideFolio { .. })
+            Err(AddrError::EndInsideFolio { .. })
         ));
         let long = PlacementSpec { reserve: PageCount::new(u64::MAX), ..spec(1, 8, 0) };
-        assert!(matches!(Placement::try_new(&long), Err(LayoutError::Addr(_))));
+        assert!(matches!(Placement::try_new(&long), Err(AddrError::Overflow { .. })));
         // Base pages over huge ones: the descriptors have a huge page of their own.
         let placement = Placement::try_new(&huge(512, 4096, 512)).unwrap();
         assert_eq!(placement.descriptors().start(), Pfn::new(1024));

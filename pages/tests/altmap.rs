@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use proptest::sample::select;
 use uzone_pages::{
-    LayoutError, Order, PageCount, PageSize, Pfn, PfnRange, Placement, PlacementSpec, Tails,
+    AddrError, Order, PageCount, PageSize, Pfn, PfnRange, Placement, PlacementSpec, Tails,
 };
 
 proptest! {
@@ -61,7 +61,7 @@ proptest! {
                 prop_assert_eq!(placement.data_at().get(), data - start);
                 prop_assert_eq!(placement.lost().get(), data - start - reserve - needed);
             }
-            (Err(LayoutError::NoFolioLeft { .. }), None) => {}
+            (Err(AddrError::NoFolioLeft { .. }), None) => {}
             (found, expected) => prop_assert!(false, "{:?}, not {:?}", found, expected),
         }
     }

@@ -4,7 +4,7 @@
 
 use proptest::prelude::*;
 use uzone_pages::{
-    AdvanceError, Content, Folio, HoldError, Layout, LayoutError, MAX_HOLDS, Memmap, MemoryKind,
+    AddrError, AdvanceError, Content, Folio, HoldError, Layout, MAX_HOLDS, Memmap, MemoryKind,
     Order, Page, PageCount, Pfn, PfnRange, Tails, Word,
 };
 
@@ -208,7 +208,7 @@ fn a_memmap_of_the_wrong_length_is_refused() {
     let layout = Layout::try_new(range, Order::BASE, Tails::Derived).unwrap();
     let descriptors: Vec<Page> = (0..3).map(|_| Page::new(())).collect();
     let error = Memmap::try_new(layout, MemoryKind::Generic, descriptors).unwrap_err();
-    assert_eq!(error, LayoutError::Descriptors { needed: 4, given: 3 });
+    assert_eq!(error, AddrError::Descriptors { needed: 4, given: 3 });
 }
 
 #[test]

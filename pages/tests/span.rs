@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 use uzone_pages::{
-    AdvanceError, BLOCK_ORDER, Block, Content, Folio, HoldError, HoldKind, Layout, LayoutError,
+    AddrError, AdvanceError, BLOCK_ORDER, Block, Content, Folio, HoldError, HoldKind, Layout,
     Memmap, MemoryKind, Order, Page, PageCount, Pfn, PfnRange, Span, Tails, Word,
 };
 
@@ -337,9 +337,9 @@ fn blocks_are_refused_where_pages_come_and_go_and_where_there_are_folios() {
         Memmap::try_new(layout, kind, descriptors).unwrap().with_blocks(blocks).map(|_| ())
     };
     assert_eq!(make(MemoryKind::Generic, 0, 2), Ok(()));
-    assert_eq!(make(MemoryKind::Generic, 0, 3), Err(LayoutError::Blocks { needed: 2, given: 3 }));
-    assert_eq!(make(MemoryKind::Generic, 9, 2), Err(LayoutError::NoBlocks));
-    assert_eq!(make(MemoryKind::Private, 0, 2), Err(LayoutError::NoBlocks));
+    assert_eq!(make(MemoryKind::Generic, 0, 3), Err(AddrError::Blocks { needed: 2, given: 3 }));
+    assert_eq!(make(MemoryKind::Generic, 9, 2), Err(AddrError::NoBlocks));
+    assert_eq!(make(MemoryKind::Private, 0, 2), Err(AddrError::NoBlocks));
 }
 
 /// Takes the content of a page from one state to another.

@@ -18,7 +18,7 @@ use std::sync::{Mutex, PoisonError};
 
 use uzone_os::{Exclusive, Mapping, SystemRoot, memory};
 use uzone_pages::{
-    ByteLen, LayoutError, Order, PageCount, Payload, PfnRange, Placement, PlacementSpec, Template,
+    AddrError, ByteLen, Order, PageCount, Payload, PfnRange, Placement, PlacementSpec, Template,
 };
 
 use crate::error::BindError;
@@ -74,7 +74,7 @@ pub(crate) fn place<P: Payload>(
     };
     match Placement::try_new(&spec) {
         // The default is for regions with room for it.
-        Err(LayoutError::NoFolioLeft { .. }) if altmap.align.is_none() => {
+        Err(AddrError::NoFolioLeft { .. }) if altmap.align.is_none() => {
             Ok(Placement::try_new(&PlacementSpec { align: Order::BASE, ..spec })?)
         }
         placement => Ok(placement?),

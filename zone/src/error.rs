@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use uzone_os::{AccessError, MapError, MappingError, memory};
 use uzone_pages::{
-    AddrError, AdvanceError, ByteLen, Content, ErrorKind, HoldError, LayoutError, MemoryKind,
-    Order, PageCount, PageSize, Pfn, PfnRange,
+    AddrError, AdvanceError, ByteLen, Content, ErrorKind, HoldError, MemoryKind, Order, PageCount,
+    PageSize, Pfn, PfnRange,
 };
 use uzone_stream::CopyMethod;
 
@@ -54,10 +54,8 @@ pub enum BindError {
         #[source]
         cause: io::Error,
     },
-    /// The region starts or ends inside a folio, or its descriptors do not fit in it.
-    #[error(transparent)]
-    Layout(#[from] LayoutError),
-    /// A frame number beyond 64 bits.
+    /// The region starts or ends inside a folio, its descriptors do not fit in it, or a frame number is beyond
+    /// 64 bits.
     #[error(transparent)]
     Addr(#[from] AddrError),
     /// A folio is larger than the region.

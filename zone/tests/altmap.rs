@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use hugetlb::RaisedPool;
 use uzone_pages::{
-    ByteLen, LayoutError, LinuxPage, LinuxSeed, MemoryKind, Order, PageCount, Payload, Pfn,
-    PfnRange, Refresh, Slot, Tails, Word,
+    AddrError, ByteLen, LinuxPage, LinuxSeed, MemoryKind, Order, PageCount, Payload, Pfn, PfnRange,
+    Refresh, Slot, Tails, Word,
 };
 use uzone_zone::{
     AltmapOptions, Backing, BindError, BindFailure, BindOptions, Cancel, Exclusivity, HugeSize,
@@ -417,7 +417,7 @@ fn a_region_that_is_too_small_for_its_descriptors_is_refused_with_the_numbers() 
     {
         let options = generic().order(Order::new(order)).altmap(reserve(kept));
         let refused = zone.bind(anonymous(pages), options).unwrap_err();
-        let BindError::Layout(LayoutError::NoFolioLeft { pages: all, reserve, folio, .. }) =
+        let BindError::Addr(AddrError::NoFolioLeft { pages: all, reserve, folio, .. }) =
             refused.cause
         else {
             panic!("{}", refused.cause);
@@ -427,7 +427,7 @@ fn a_region_that_is_too_small_for_its_descriptors_is_refused_with_the_numbers() 
     }
     assert!(matches!(
         cause(zone.bind(anonymous(1000), generic().order(Order::PMD))),
-        BindError::Layout(LayoutError::EndInsideFolio { .. })
+        BindError::Addr(AddrError::EndInsideFolio { .. })
     ));
     assert!(matches!(
         cause(zone.bind(anonymous(512), generic().order(Order::PUD))),
@@ -669,12 +669,12 @@ fn a_region_of_huge_pages_gives_whole_ones_and_is_read_as_zero_only_untouched() 
     let align = Order::PMD.pages();
     assert!(matches!(
         refused.cause,
-        BindError::Layout(LayoutError::ReserveInsidePage { align: found, .. }) if found == align
+        BindError::Addr(AddrError::ReserveInsidePage { align: found, .. }) if found == align
     ));
     let refused = zone.bind(*refused.region, generic().base(Pfn::new(7))).unwrap_err();
     assert!(matches!(
         refused.cause,
-        BindError::Layout(LayoutError::StartInsidePage { align: found, .. }) if found == align
+        BindError::Addr(AddrError::StartInsidePage { align: found, .. }) if found == align
     ));
     // Untouched memory is initialised on touch.
     let pagemap = zone.bind(*refused.region, generic().altmap(reserve(512))).unwrap();

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use uzone_pages::{
-    ByteLen, Class, Content, LayoutError, LinuxPage, LinuxSeed, MemoryKind, Order, Pfn, PfnRange,
+    AddrError, ByteLen, Class, Content, LinuxPage, LinuxSeed, MemoryKind, Order, Pfn, PfnRange,
     Plain, Tails,
 };
 use uzone_zone::{
@@ -64,11 +64,11 @@ fn memory_of_the_wrong_setup_is_refused_with_a_reason_of_its_own() {
     assert!(matches!(bind(generic().order(Order::PMD)), BindError::FolioLargerThanRegion { .. }));
     assert!(matches!(
         cause(zone.bind(anonymous(3 << 20), generic().order(Order::PMD))),
-        BindError::Layout(LayoutError::EndInsideFolio { .. })
+        BindError::Addr(AddrError::EndInsideFolio { .. })
     ));
     assert!(matches!(
         cause(zone.bind(anonymous(2 << 20), generic().order(Order::PMD).base(Pfn::new(7)))),
-        BindError::Layout(LayoutError::StartInsideFolio { .. })
+        BindError::Addr(AddrError::StartInsideFolio { .. })
     ));
     assert!(matches!(bind(generic().base(Pfn::new(u64::MAX))), BindError::NoNumbers { .. }));
     let on_touch = BindOptions::<Plain<u64>>::with_payload(MemoryKind::Generic, 1);
