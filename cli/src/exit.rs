@@ -146,13 +146,8 @@ fn of_link(error: &(dyn Error + 'static)) -> Option<Exit> {
     }
     if let Some(error) = error.downcast_ref::<uzone_zone::BindError>() {
         return match error {
-            uzone_zone::BindError::EndsInsidePage { .. } => Some(Exit::Usage),
-            _ => None,
-        };
-    }
-    if let Some(error) = error.downcast_ref::<uzone_zone::BindError>() {
-        return match error {
-            uzone_zone::BindError::Addr(_)
+            uzone_zone::BindError::EndsInsidePage { .. }
+            | uzone_zone::BindError::Addr(_)
             | uzone_zone::BindError::FolioLargerThanRegion { .. }
             | uzone_zone::BindError::NoNumbers { .. } => Some(Exit::Usage),
             uzone_zone::BindError::NoStore { .. } => Some(Exit::Config),
@@ -354,6 +349,7 @@ mod tests {
             backing: uzone_zone::Backing::Hugetlb(HugeSize::MIB_2),
             cause: pool(),
         };
+        let unavailable = uzone_zone::BindError::NoStore { path: uzone_stream::Path::Avx512 };
         let table: [(Box<dyn Error + Send + Sync>, Exit); 18] = [
             (Box::new(cut()), Exit::Usage),
             (Box::new(unmapped), Exit::Config),
@@ -361,7 +357,7 @@ mod tests {
             (Box::new(AddrError::BadPageSize { bytes: 3 }), Exit::Usage),
             (Box::new(MapError::Empty), Exit::Usage),
             (Box::new(pool()), Exit::Config),
-            (Box::new(MapError::Empty), Exit::Usage),
+            (Box::new(unavailable), Exit::Config),
             (Box::new(unread(io::ErrorKind::NotFound)), Exit::Feature),
             (Box::new(unread(io::ErrorKind::PermissionDenied)), Exit::Permission),
             (Box::new(unread(io::ErrorKind::NotFound)), Exit::Feature),
