@@ -111,7 +111,7 @@ pub use file_writes::not_writable;
 pub use fixed_buffers::FixedBuffers;
 pub use hugepages::HugeSize;
 pub use libpmem::LibPmem;
-pub use live::{LiveArc, LiveGuard, LiveOwner, Pins, References, Sort};
+pub use live::{LiveArc, LiveGuard, LiveOwner, PINS, REFERENCES};
 pub use mapped::Mapped;
 pub use mapping::{FileId, Mapping, MappingError, Rejected, leaked};
 pub use options::{Access, Addr, Anonymous, HugeAdvice, Sharing, Vaddr};

@@ -80,13 +80,13 @@ impl<T: ?Sized> LiveArc<T> {
     /// [`HoldError::Closing`] if the owner is taking the value out, [`HoldError::Gone`] if it has, and
     /// [`HoldError::Full`] if there are too many guards.
     #[inline(always)]
-    pub fn enter<S: Sort>(place: &Arc<Self>) -> Result<LiveGuard<T, S>, HoldError> {
-        place.ledger.enter(S::SORT)?;
+    pub fn enter<const IS_PIN: bool>(place: &Arc<Self>) -> Result<LiveGuard<T, IS_PIN>, HoldError> {
+        place.ledger.enter(LiveGuard::<T, IS_PIN>::KIND)?;
         // Of an `Arc`, for `LiveGuard::leave` makes one of it.
         let place = Arc::as_ptr(place).cast_mut();
         // SAFETY: a pointer of an `Arc` is not null.
         let place = unsafe { NonNull::new_unchecked(place) };
-        Ok(LiveGuard { place, sort: PhantomData, owns: PhantomData })
+        Ok(LiveGuard { place, owns: PhantomData })
     }
 
     /// Returns the guards that there are now.
@@ -109,27 +109,10 @@ impl<T: ?Sized> fmt::Debug for LiveArc<T> {
     }
 }
 
-/// The sort that a [`LiveGuard`] counts as; part of the type, so that it takes no room.
-pub trait Sort: 'static {
-    /// The sort.
-    const SORT: HoldKind;
-}
-
-/// Guards of references.
-#[derive(Clone, Copy, Debug)]
-pub struct References;
-
-impl Sort for References {
-    const SORT: HoldKind = HoldKind::Reference;
-}
-
-/// Guards of pins.
-#[derive(Clone, Copy, Debug)]
-pub struct Pins;
-
-impl Sort for Pins {
-    const SORT: HoldKind = HoldKind::Pin;
-}
+/// A [`LiveGuard`] that counts as a reference.
+pub const REFERENCES: bool = false;
+/// A [`LiveGuard`] that counts as a pin.
+pub const PINS: bool = true;
 
 /// The owner of a value that guards may enter.
 ///
@@ -238,22 +221,25 @@ impl<T: fmt::Debug> fmt::Debug for LiveOwner<T> {
     }
 }
 
-/// A guard: the value stays in place until this is dropped.
-pub struct LiveGuard<T: ?Sized, S: Sort> {
+/// A guard: the value stays in place until this is dropped. Whether it counts as one of [`PINS`] or of
+/// [`REFERENCES`] is part of the type, so that it takes no room.
+pub struct LiveGuard<T: ?Sized, const IS_PIN: bool> {
     /// Of an `Arc`. It lives: with the owner, or with what the owner left for the last guard.
     place: NonNull<LiveArc<T>>,
-    sort: PhantomData<S>,
     /// The last one drops the value.
     owns: PhantomData<Arc<LiveArc<T>>>,
 }
 
 // SAFETY: it is a share of the value, as an `Arc` is: used by reference, and dropped on the thread of
-// the last. `S` is a name.
-unsafe impl<T: ?Sized + Send + Sync, S: Sort> Send for LiveGuard<T, S> {}
+// the last.
+unsafe impl<T: ?Sized + Send + Sync, const IS_PIN: bool> Send for LiveGuard<T, IS_PIN> {}
 // SAFETY: by a reference to it others have one to the value, and can enter for a guard of their own.
-unsafe impl<T: ?Sized + Send + Sync, S: Sort> Sync for LiveGuard<T, S> {}
+unsafe impl<T: ?Sized + Send + Sync, const IS_PIN: bool> Sync for LiveGuard<T, IS_PIN> {}
 
-impl<T: ?Sized, S: Sort> LiveGuard<T, S> {
+impl<T: ?Sized, const IS_PIN: bool> LiveGuard<T, IS_PIN> {
+    /// What it counts as.
+    pub const KIND: HoldKind = if IS_PIN { HoldKind::Pin } else { HoldKind::Reference };
+
     /// Enters once more.
     ///
     /// # Errors
@@ -262,8 +248,8 @@ impl<T: ?Sized, S: Sort> LiveGuard<T, S> {
     pub fn enter_again(&self) -> Result<Self, HoldError> {
         // SAFETY: the place lives as long as a guard does.
         let place = unsafe { self.place.as_ref() };
-        place.ledger.enter(S::SORT)?;
-        Ok(Self { place: self.place, sort: PhantomData, owns: PhantomData })
+        place.ledger.enter(Self::KIND)?;
+        Ok(Self { place: self.place, owns: PhantomData })
     }
 
     /// Leaves a ledger that is closing or orphaned.
@@ -276,7 +262,7 @@ impl<T: ?Sized, S: Sort> LiveGuard<T, S> {
         unsafe { Arc::increment_strong_count(place) };
         // SAFETY: as above; this is the share that was just added.
         let kept = unsafe { Arc::from_raw(place) };
-        match kept.ledger.leave(S::SORT) {
+        match kept.ledger.leave(Self::KIND) {
             Left::Others => {}
             Left::LastOfClosing => kept.wake(),
             Left::LastOfOrphan => {
@@ -290,7 +276,7 @@ impl<T: ?Sized, S: Sort> LiveGuard<T, S> {
     }
 }
 
-impl<T: ?Sized, S: Sort> Deref for LiveGuard<T, S> {
+impl<T: ?Sized, const IS_PIN: bool> Deref for LiveGuard<T, IS_PIN> {
     type Target = T;
 
     #[inline]
@@ -302,18 +288,18 @@ impl<T: ?Sized, S: Sort> Deref for LiveGuard<T, S> {
     }
 }
 
-impl<T: ?Sized, S: Sort> Drop for LiveGuard<T, S> {
+impl<T: ?Sized, const IS_PIN: bool> Drop for LiveGuard<T, IS_PIN> {
     #[inline]
     fn drop(&mut self) {
         // SAFETY: the place lives as long as a guard does, and this one counts until it has left.
         let place = unsafe { self.place.as_ref() };
-        if !place.ledger.try_leave(S::SORT) {
+        if !place.ledger.try_leave(Self::KIND) {
             self.leave();
         }
     }
 }
 
-impl<T: ?Sized + fmt::Debug, S: Sort> fmt::Debug for LiveGuard<T, S> {
+impl<T: ?Sized + fmt::Debug, const IS_PIN: bool> fmt::Debug for LiveGuard<T, IS_PIN> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         (**self).fmt(f)
     }
@@ -341,7 +327,7 @@ mod tests {
         let drops = AtomicUsize::new(0);
         let owned = LiveOwner::new(FaultMemory(&drops));
         let place = owned.place().clone();
-        let entered = LiveArc::enter::<Pins>(&place).unwrap();
+        let entered = LiveArc::enter::<PINS>(&place).unwrap();
         let (owned, guards) = owned.try_into_inner(Duration::ZERO).map(|_| ()).unwrap_err();
         assert_eq!((guards.pins, guards.references), (1, 0));
         let again = entered.enter_again().unwrap();
@@ -350,7 +336,7 @@ mod tests {
         assert_eq!(drops.load(Ordering::Relaxed), 0);
         drop(inner);
         assert_eq!(drops.load(Ordering::Relaxed), 1);
-        assert_eq!(LiveArc::enter::<Pins>(&place).map(|_| ()).unwrap_err(), HoldError::Gone);
+        assert_eq!(LiveArc::enter::<PINS>(&place).map(|_| ()).unwrap_err(), HoldError::Gone);
     }
 
     #[test]
@@ -358,15 +344,15 @@ mod tests {
         let drops = AtomicUsize::new(0);
         let owned = LiveOwner::new(FaultMemory(&drops));
         let place = owned.place().clone();
-        let first = LiveArc::enter::<Pins>(&place).unwrap();
+        let first = LiveArc::enter::<PINS>(&place).unwrap();
         drop(owned);
-        let second = LiveArc::enter::<References>(&place).unwrap();
+        let second = LiveArc::enter::<REFERENCES>(&place).unwrap();
         drop(first);
         assert_eq!(drops.load(Ordering::Relaxed), 0);
         assert_eq!(second.0.load(Ordering::Relaxed), 0);
         drop(second);
         assert_eq!(drops.load(Ordering::Relaxed), 1);
-        assert_eq!(LiveArc::enter::<Pins>(&place).map(|_| ()).unwrap_err(), HoldError::Gone);
+        assert_eq!(LiveArc::enter::<PINS>(&place).map(|_| ()).unwrap_err(), HoldError::Gone);
     }
 
     #[test]
@@ -392,7 +378,7 @@ mod tests {
         }
         let owned = LiveOwner::new(42_u64);
         let place: Arc<LiveArc<dyn Answer + Send + Sync>> = owned.place().clone();
-        let entered = LiveArc::enter::<References>(&place).unwrap();
+        let entered = LiveArc::enter::<REFERENCES>(&place).unwrap();
         drop((owned, place));
         assert_eq!(entered.answer(), 42);
     }
@@ -403,7 +389,7 @@ mod tests {
             let owned = LiveOwner::new([const { AtomicUsize::new(0) }; 4]);
             let words = thread::scope(|scope| {
                 for number in 0..4 {
-                    let entered = LiveArc::enter::<Pins>(owned.place()).unwrap();
+                    let entered = LiveArc::enter::<PINS>(owned.place()).unwrap();
                     scope.spawn(move || {
                         let again = entered.enter_again();
                         entered[number].store(1, Ordering::Relaxed);

@@ -30,7 +30,7 @@ mod table;
 use std::time::Duration;
 
 use gate::Gate;
-use live::{LiveArc, LiveOwner, Pins, References};
+use live::{LiveArc, LiveOwner, PINS, REFERENCES};
 use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Mutex};
 use loom::thread;
@@ -277,13 +277,13 @@ fn what_an_owner_drops_ends_when_the_last_guard_has_left() {
         let (value, ends) = Value::new();
         let owned = LiveOwner::new(value);
         let place = owned.place().clone();
-        let first = LiveArc::enter::<Pins>(&place).unwrap();
+        let first = LiveArc::enter::<PINS>(&place).unwrap();
         let threads = [
             thread::spawn(move || {
                 assert_eq!(first.read(), 7);
                 true
             }),
-            thread::spawn(move || match LiveArc::enter::<References>(&place) {
+            thread::spawn(move || match LiveArc::enter::<REFERENCES>(&place) {
                 Ok(entered) => {
                     assert_eq!(entered.read(), 7);
                     true
@@ -308,7 +308,7 @@ fn a_value_is_taken_out_or_used_never_both() {
         let owned = LiveOwner::new(value);
         let place = owned.place().clone();
         let guard = thread::spawn(move || {
-            let entered = LiveArc::enter::<Pins>(&place).ok();
+            let entered = LiveArc::enter::<PINS>(&place).ok();
             entered.map(|entered| entered.read())
         });
         match owned.try_into_inner(Duration::ZERO) {
@@ -318,7 +318,7 @@ fn a_value_is_taken_out_or_used_never_both() {
             }
             Err((owned, _)) => {
                 assert_eq!(owned.read(), 7);
-                assert!(LiveArc::enter::<Pins>(owned.place()).is_ok(), "it is open again");
+                assert!(LiveArc::enter::<PINS>(owned.place()).is_ok(), "it is open again");
                 marks.mark(1);
             }
         }
@@ -336,8 +336,8 @@ fn an_owner_who_waits_is_woken_by_the_last_guard() {
         let (value, _) = Value::new();
         let owned = LiveOwner::new(value);
         let guards = [
-            LiveArc::enter::<Pins>(owned.place()).unwrap(),
-            LiveArc::enter::<Pins>(owned.place()).unwrap(),
+            LiveArc::enter::<PINS>(owned.place()).unwrap(),
+            LiveArc::enter::<PINS>(owned.place()).unwrap(),
         ];
         let threads = guards.map(|guard| thread::spawn(move || assert_eq!(guard.read(), 7)));
         // Loom's clock stands still: a thread that is not woken waits for ever, and the search fails.
@@ -458,7 +458,7 @@ fn map_bind_pin_drop(
     space.table.lock().unwrap().push((id, owned.place().clone()));
 
     let found = space.table.lock().unwrap().first().map(|(_, place)| place.clone());
-    let entered = found.and_then(|place| LiveArc::enter::<Pins>(&place).ok());
+    let entered = found.and_then(|place| LiveArc::enter::<PINS>(&place).ok());
     assert_eq!(entered.expect("no region").id(), id, "another region");
     drop(owned);
     true

@@ -24,7 +24,7 @@ use std::ops::Range;
 use std::panic::Location;
 use std::sync::atomic::AtomicU64;
 
-use uzone_os::{AccessError, LiveGuard, Pins, References, Sort};
+use uzone_os::{AccessError, LiveGuard, PINS, REFERENCES};
 use uzone_pages::{
     ByteLen, Content, HoldError, HoldKind, Order, PageCount, Pfn, PfnRange, Span, Word,
 };
@@ -66,8 +66,8 @@ impl PinOptions {
 /// Failures travel in boxes up to the public calls: a result that fits in registers is not put together
 /// in memory, where the next locked instruction would wait for it, and is never copied in other pieces
 /// than it was written in.
-pub(crate) struct Hold<S: Sort> {
-    inner: LiveGuard<dyn PinTarget, S>,
+pub(crate) struct Hold<const IS_PIN: bool> {
+    inner: LiveGuard<dyn PinTarget, IS_PIN>,
     span: Span,
     /// What the registry of a debug build knows this guard by.
     #[cfg(debug_assertions)]
@@ -79,7 +79,9 @@ const ATTEMPTS: usize = 16;
 /// How often a range is tried again of which another thread is changing a page.
 const BUSY_ATTEMPTS: usize = 1000;
 
-impl<S: Sort> Hold<S> {
+impl<const IS_PIN: bool> Hold<IS_PIN> {
+    const KIND: HoldKind = LiveGuard::<dyn PinTarget, IS_PIN>::KIND;
+
     /// Returns the pagemap that the guard is of.
     pub(crate) fn target(&self) -> &dyn Any {
         &*self.inner
@@ -88,23 +90,23 @@ impl<S: Sort> Hold<S> {
     /// Holds a range of pages of the region that the caller has entered.
     #[inline(always)]
     pub(crate) fn take(
-        inner: LiveGuard<dyn PinTarget, S>,
+        inner: LiveGuard<dyn PinTarget, IS_PIN>,
         range: PfnRange,
         caller: &'static Location<'static>,
     ) -> Result<Self, Box<PinError>> {
-        inner.admit(range, S::SORT)?;
+        inner.admit(range, Self::KIND)?;
         Ok(Self::admitted(inner, Span::of_folios(range), caller))
     }
 
     /// Makes the guard of a span that is held.
     #[inline(always)]
     pub(crate) fn admitted(
-        inner: LiveGuard<dyn PinTarget, S>,
+        inner: LiveGuard<dyn PinTarget, IS_PIN>,
         span: Span,
         caller: &'static Location<'static>,
     ) -> Self {
         #[cfg(debug_assertions)]
-        let ticket = inner.guards().register(span.range(), S::SORT, caller);
+        let ticket = inner.guards().register(span.range(), Self::KIND, caller);
         #[cfg(not(debug_assertions))]
         let _ = caller;
         Self {
@@ -125,14 +127,14 @@ impl<S: Sort> Hold<S> {
             Ok(again) => again,
             Err(error) => return Err((self, PinError::NotAdmitted(error))),
         };
-        match self.inner.split(self.span, S::SORT, pages) {
+        match self.inner.split(self.span, Self::KIND, pages) {
             Ok((first, second)) => {
                 let other = Self::admitted(again, second, caller);
                 self.span = first;
                 #[cfg(debug_assertions)]
                 {
                     self.inner.guards().unregister(self.ticket);
-                    self.ticket = self.inner.guards().register(first.range(), S::SORT, caller);
+                    self.ticket = self.inner.guards().register(first.range(), Self::KIND, caller);
                 }
                 Ok((self, other))
             }
@@ -178,11 +180,11 @@ impl<S: Sort> Hold<S> {
     }
 }
 
-impl Hold<Pins> {
+impl Hold<PINS> {
     /// Pins a range, after producing what of it is not there if the options allow it.
     #[inline(always)]
     pub(crate) fn pin(
-        inner: LiveGuard<dyn PinTarget, Pins>,
+        inner: LiveGuard<dyn PinTarget, PINS>,
         range: PfnRange,
         options: PinOptions,
         caller: &'static Location<'static>,
@@ -245,13 +247,13 @@ fn pin_again(
     }
 }
 
-impl<S: Sort> Drop for Hold<S> {
+impl<const IS_PIN: bool> Drop for Hold<IS_PIN> {
     #[inline]
     fn drop(&mut self) {
         #[cfg(debug_assertions)]
         self.inner.guards().unregister(self.ticket);
         // Then `inner` leaves.
-        self.inner.release(self.span, S::SORT);
+        self.inner.release(self.span, Self::KIND);
     }
 }
 
@@ -278,9 +280,9 @@ fn write_pfns(range: PfnRange, list: &mut [Pfn]) -> Result<usize, PinError> {
 }
 
 macro_rules! guard {
-    ($(#[$doc:meta])* $name:ident, $sort:ty) => {
+    ($(#[$doc:meta])* $name:ident, $kind:ident) => {
         $(#[$doc])*
-        pub struct $name(pub(crate) Hold<$sort>);
+        pub struct $name(pub(crate) Hold<$kind>);
 
         impl $name {
             /// Returns the pages that are held.
@@ -388,7 +390,7 @@ macro_rules! guard {
 guard! {
     /// References to the folios of a range of pages: their descriptors keep their meaning until this
     /// is dropped. Who drops the last reference of a folio calls the owner's `on_free`.
-    Referenced, References
+    Referenced, REFERENCES
 }
 
 guard! {
@@ -398,7 +400,7 @@ guard! {
     /// A pin holds off uzone's own calls. The kernel may still migrate a page or swap it out, so a device
     /// that uses physical addresses needs the kernel's own pin besides (`FixedBuffers` of `uzone-os`,
     /// VFIO, RDMA).
-    Pinned, Pins
+    Pinned, PINS
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::panic::Location;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use uzone_os::{LiveArc, LiveGuard, LiveOwner, Mapping, MappingError, References, Sort};
+use uzone_os::{LiveArc, LiveGuard, LiveOwner, Mapping, MappingError, REFERENCES};
 use uzone_pages::{
     AddrError, AdvanceError, ByteLen, Content, Guards, MemoryKind, PageCount, Payload, Pfn,
     PfnRange, Span,
@@ -83,7 +83,7 @@ impl Drop for Door {
         if self.0.guards().is_empty() {
             return;
         }
-        let Ok(pagemap) = LiveArc::enter::<References>(&self.0) else { return };
+        let Ok(pagemap) = LiveArc::enter::<REFERENCES>(&self.0) else { return };
         // But for this one.
         let Guards { pins, references } = self.0.guards();
         let references = references.saturating_sub(1);
@@ -128,7 +128,7 @@ impl<P: Payload> Pagemap<P> {
     }
 
     #[inline(always)]
-    fn enter<S: Sort>(&self) -> Result<LiveGuard<dyn PinTarget, S>, PinError> {
+    fn enter<const IS_PIN: bool>(&self) -> Result<LiveGuard<dyn PinTarget, IS_PIN>, PinError> {
         LiveArc::enter(&self.door.0).map_err(PinError::NotAdmitted)
     }
 
@@ -296,7 +296,7 @@ impl<P: Payload> Pagemap<P> {
             let asked = PfnRange::try_single(pfn).unwrap_or(region);
             return Err(crate::pin_target::not_here(&*self.inner, asked));
         };
-        let entered = self.enter::<References>()?;
+        let entered = self.enter::<REFERENCES>()?;
         if !folio.take_first() {
             let word = folio.word();
             if word.content() == Content::Poisoned {

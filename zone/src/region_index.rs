@@ -19,7 +19,7 @@ use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use uzone_os::{LiveArc, LiveGuard, Sort};
+use uzone_os::{LiveArc, LiveGuard};
 use uzone_pages::{ByteLen, HoldError, PageCount, PageSize, Pfn, PfnRange};
 
 use crate::error::PinError;
@@ -84,12 +84,12 @@ impl Table {
     /// Enters the region that has the bytes from address `start` up to `end`, if one has them all, and
     /// returns in `pages` which pages they have a part of.
     #[inline(always)]
-    fn one_at_address<S: Sort>(
+    fn one_at_address<const IS_PIN: bool>(
         &self,
         start: u64,
         end: u64,
         pages: &mut Option<PfnRange>,
-    ) -> Option<LiveGuard<dyn PinTarget, S>> {
+    ) -> Option<LiveGuard<dyn PinTarget, IS_PIN>> {
         let entry = find(&self.by_address, start)?;
         if end > entry.end {
             return None;
@@ -101,7 +101,9 @@ impl Table {
 
 impl Entry {
     /// Enters the region; `None` if it is gone, which a newer table knows.
-    fn enter<S: Sort>(&self) -> Result<Option<LiveGuard<dyn PinTarget, S>>, Box<PinError>> {
+    fn enter<const IS_PIN: bool>(
+        &self,
+    ) -> Result<Option<LiveGuard<dyn PinTarget, IS_PIN>>, Box<PinError>> {
         match LiveArc::enter(&self.place) {
             Ok(pagemap) => Ok(Some(pagemap)),
             Err(HoldError::Gone) => Ok(None),
@@ -122,8 +124,8 @@ impl Entry {
 }
 
 /// Pages of one region, which the caller has entered.
-pub(crate) struct Found<S: Sort> {
-    pub(crate) pagemap: LiveGuard<dyn PinTarget, S>,
+pub(crate) struct Found<const IS_PIN: bool> {
+    pub(crate) pagemap: LiveGuard<dyn PinTarget, IS_PIN>,
     pub(crate) range: PfnRange,
 }
 
@@ -203,7 +205,11 @@ impl RegionIndex {
     /// Returns the pages from address `address` on that `len` bytes have a part of, if one region has
     /// them all. If none is returned, [`RegionIndex::at_address`] returns the reason.
     #[inline(always)]
-    pub(crate) fn one_at_address<S: Sort>(&self, address: usize, len: ByteLen) -> Option<Found<S>> {
+    pub(crate) fn one_at_address<const IS_PIN: bool>(
+        &self,
+        address: usize,
+        len: ByteLen,
+    ) -> Option<Found<IS_PIN>> {
         let start = address as u64; // an address is at most 64 bits
         let end = start.checked_add(len.get()).filter(|end| start < *end)?;
         let version = self.version.load(Ordering::Acquire);
@@ -237,11 +243,11 @@ impl RegionIndex {
 
     /// Calls `take` for the pages from address `address` on that `len` bytes have a part of, once for
     /// each region that they lie in, in ascending order.
-    pub(crate) fn at_address<S: Sort>(
+    pub(crate) fn at_address<const IS_PIN: bool>(
         &self,
         address: usize,
         len: ByteLen,
-        mut take: impl FnMut(Found<S>) -> Result<(), Box<PinError>>,
+        mut take: impl FnMut(Found<IS_PIN>) -> Result<(), Box<PinError>>,
     ) -> Result<(), Box<PinError>> {
         let start = address as u64; // as above
         let no_range = || Box::new(PinError::NoRange { address, len_bytes: len.get() });
@@ -266,10 +272,10 @@ impl RegionIndex {
 
     /// Calls `take` for the pages of `range`, once for each region that they lie in, in ascending
     /// order.
-    pub(crate) fn at_pfn<S: Sort>(
+    pub(crate) fn at_pfn<const IS_PIN: bool>(
         &self,
         range: PfnRange,
-        mut take: impl FnMut(Found<S>) -> Result<(), Box<PinError>>,
+        mut take: impl FnMut(Found<IS_PIN>) -> Result<(), Box<PinError>>,
     ) -> Result<(), Box<PinError>> {
         let table = self.current();
         let mut at = range.start();
