@@ -703,7 +703,7 @@ impl Core {
         }
     }
 
-    /// Notes that tracked pages are about to be given back, which are still present and have no owner.
+    /// Notes that tracked pages are about to be given back, which are still present. No other thread owns them.
     pub(crate) fn will_evict(&self, pages: &Range<u64>) {
         let count = PageCount::new(pages.end - pages.start);
         if let Ok(pages) = PfnRange::try_new(Pfn::new(pages.start), count) {

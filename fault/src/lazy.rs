@@ -300,6 +300,8 @@ impl LazyMapping {
     /// Gives back pages that a thread filled for itself, whose words were still absent. They are claimed,
     /// so that none is pinned; a thread that touches one fills it again at once, with the same bytes.
     fn evict_filled(&self, in_thread: &InThread, pages: Range<u64>) -> Result<(), LazyError> {
+        // A thread that populates may have read bytes for them of before a write-back, and not know of the page.
+        self.core.will_evict(&pages);
         let answer = self.discard(Some(in_thread), pages.clone());
         pages.clone().for_each(|page| self.core.release(page));
         // A thread may wait for the one that claimed the page.
@@ -538,6 +540,9 @@ impl Drop for Taken<'_> {
         let _ = self.put_back();
     }
 }
+
+#[cfg(test)]
+mod tests;
 
 impl fmt::Debug for LazyMapping {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
