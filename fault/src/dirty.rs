@@ -216,17 +216,38 @@ impl Tracker {
         }
     }
 
-    /// Notes that pages were given back, before they are filled again: they are clean, and the page table
-    /// of a file or of huge pages keeps no marker of them.
+    /// Notes that pages were given back: they are clean. A thread that answers its own faults may have filled one
+    /// of them already, which is protected and stays so.
     pub(crate) fn evicted(&self, pages: &Range<u64>) {
+        match &self.how {
+            How::Sync(states) => states.closed(pages.clone()),
+            How::Async(_) if self.leaves_markers() => {
+                // Where it is left, the page cannot be made a bad one. One that came back meanwhile is dirty now.
+                let _ = self.protect(pages, false);
+            }
+            How::Async(_) => {}
+        }
+    }
+
+    /// Returns whether the page table keeps a marker where a protected page was given back: that of a file, or of
+    /// huge pages. Such a page can be filled, but not be made a bad one.
+    fn leaves_markers(&self) -> bool {
         let is_small = self.page == uzone_os::probe::page_size();
-        if !(self.memory.mapping().is_private() && is_small) {
-            // Where it is left, the page can be filled, but not be made a bad one.
-            let _ = self.protect(pages, false);
+        !(self.memory.mapping().is_private() && is_small)
+    }
+
+    /// Removes the marker of a page that is about to be made a bad one. If there is a page in its place after all,
+    /// it may be written from then on, so it is dirty. Returns what the caller is to be told if it has to ask again.
+    fn remove_marker(&self, page: u64) -> Result<Option<Answered>, UffdError> {
+        let How::Sync(states) = &self.how else { return Ok(None) };
+        if !self.leaves_markers() {
+            return Ok(None);
         }
-        if let How::Sync(states) = &self.how {
-            states.closed(pages.clone());
-        }
+        let Some(run) = states.open(page, |_| false) else { return Ok(Some(Answered::Busy)) };
+        let answer = self.memory.write_protect(self.bytes(&run), false);
+        // The caller wakes a thread that wanted to write to it meanwhile.
+        states.opened(run);
+        Ok(Some(answer?).filter(|it| matches!(it, Answered::LayoutChanging | Answered::Busy)))
     }
 
     pub(crate) fn wake_pages(&self, pages: &Range<u64>) {
@@ -251,6 +272,11 @@ impl Tracker {
 
 impl Kernel for Tracker {
     fn install(&self, range: Range<u64>, fill: Fill<'_>) -> Result<Answered, UffdError> {
+        if matches!(fill, Fill::Poison)
+            && let Some(later) = self.remove_marker(self.pages(&range).start)?
+        {
+            return Ok(later);
+        }
         // The zero page is used only where the scan knows that it was not written.
         let write_protect = !matches!(fill, Fill::Zero | Fill::Poison);
         kernel::install(&self.memory, range, fill, Install { write_protect, ..fill.how() })

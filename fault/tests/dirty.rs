@@ -20,8 +20,8 @@ use common::{
 use proptest::prelude::*;
 use uzone_fault::{
     Answer, Backing, BackingError, CompositeBacking, FileBacking, FunctionBacking, HugePages,
-    LazyError, LazyMapping, LazyOptions, MapError, MemoryBacking, Populate, Window, WriteTracking,
-    ZeroBacking,
+    LazyError, LazyMapping, LazyOptions, MapError, Memory, MemoryBacking, Populate, Window,
+    WriteTracking, ZeroBacking,
 };
 use uzone_os::{HugeSize, Mapping, Sharing, probe};
 use uzone_pages::{Advice, ByteLen, Content, FaultAround};
@@ -418,6 +418,90 @@ fn bytes_that_were_read_before_a_page_was_written_and_evicted_do_not_come_back()
             goes_on.open();
         });
         assert_eq!(bytes_of(memory, 8, 8), [5; 8], "{track:?}: what was written is lost");
+    }
+}
+
+#[test]
+fn a_page_that_comes_back_while_it_is_evicted_is_protected() {
+    let name = "a_page_that_comes_back_while_it_is_evicted";
+    let pages = 4;
+    for memory in memories(name, WriteTracking::Sync, pages) {
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    memory.evict(range(0..pages)).unwrap();
+                }
+            });
+            let until = Instant::now() + Duration::from_millis(300);
+            let mut lost = None;
+            for turn in (1_u64..).take_while(|_| Instant::now() < until) {
+                let at = turn % pages;
+                // It comes back, and is written a moment later.
+                drop(bytes_of(&memory, at * page() + 8, 1));
+                memory.write_at(at * page(), &turn.to_ne_bytes()).unwrap();
+                if memory.dirty(range(at..at + 1)).unwrap().is_empty()
+                    || bytes_of(&memory, at * page(), 8) != turn.to_ne_bytes()
+                {
+                    lost = Some(turn);
+                    break;
+                }
+                memory.evict_all(range(at..at + 1)).unwrap();
+            }
+            stop.store(true, Ordering::Relaxed);
+            assert_eq!(lost, None, "{memory:?}");
+        });
+    }
+}
+
+/// Pages of a memory file that fail when they are asked to.
+struct Failing {
+    file: MemoryBacking,
+    fails: Arc<AtomicBool>,
+}
+
+impl Backing for Failing {
+    fn map_pages(&self, _: &mut Window<'_>) {}
+
+    fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError> {
+        if self.fails.load(Ordering::Relaxed) {
+            return Err(BackingError::Other("it broke".into()));
+        }
+        self.file.fault(window)
+    }
+
+    fn byte_len(&self) -> Option<ByteLen> {
+        self.file.byte_len()
+    }
+
+    fn memory(&self) -> std::io::Result<Memory> {
+        self.file.memory()
+    }
+}
+
+#[test]
+fn a_page_of_a_memory_file_that_was_given_back_can_be_made_a_bad_one() {
+    uzone_zone::bus::install().unwrap();
+    let name = "a_page_of_a_memory_file_that_was_given_back";
+    for (track, sharing) in
+        BOTH.map(|track| (track, Sharing::Private)).into_iter().chain([(BOTH[1], Sharing::Shared)])
+    {
+        let fails = Arc::new(AtomicBool::new(false));
+        let file = MemoryBacking::new(memfd(4 * page()), sharing).unwrap();
+        let backing = Failing { file, fails: fails.clone() };
+        let Some(memory) = map(name, &engine(), 4 * page(), backing, &options(track)) else {
+            return;
+        };
+        memory.populate(range(0..4), Populate::All).unwrap();
+        memory.write_at(page(), &[1]).unwrap();
+        assert_eq!(memory.evict_all(range(0..4)).unwrap(), 4);
+        fails.store(true, Ordering::Relaxed);
+        for at in 0..2 {
+            assert!(memory.read_at(at * page(), &mut [0; 8]).is_err(), "{track:?} {sharing:?}");
+            assert!(memory.write_at(at * page(), &[1]).is_err());
+            assert_eq!(memory.content(at * page()), Some(Content::Poisoned));
+        }
+        assert_eq!(memory.dirty(range(0..4)).unwrap(), [], "{track:?} {sharing:?}");
     }
 }
 
