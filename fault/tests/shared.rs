@@ -16,8 +16,8 @@ use common::{
     usize_of, word, words,
 };
 use uzone_fault::{
-    Backing, BackingError, Engine, FileBacking, LazyMapping, LazyOptions, MapError, MemoryBacking,
-    Populate, RemoteRegion, SharedBacking, Window, ZeroBacking,
+    Backing, BackingError, Engine, FileBacking, LazyMapping, LazyOptions, MapError, Memory,
+    MemoryBacking, Populate, RemoteRegion, SharedBacking, Window, ZeroBacking,
 };
 use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Remote, Uffd};
 use uzone_os::{Access, Mapping, Sharing, Vaddr};
@@ -239,6 +239,42 @@ fn beyond_what_is_kept_each_mapping_has_copies() {
 }
 
 #[test]
+fn a_page_that_another_process_touched_in_the_file_is_filled_and_not_zero() {
+    for is_slow in [false, true] {
+        let inner = Counting::new(10 * page()..20 * page(), is_slow);
+        let Some(backing) = shared("a_page_that_another_process_touched", &inner, LEN) else {
+            return;
+        };
+        let Ok(Memory::File { fd, .. }) = backing.memory() else { panic!("it is a file") };
+        let (len, access) = (ByteLen::new(LEN), Access::ReadOnly);
+        let other = Mapping::file(fd, 0, len, access, Sharing::Shared).unwrap();
+        let engine = engine();
+        let memory = map(&backing, &engine, &LazyOptions::default());
+        // Before and after its neighbours are filled.
+        for at in (0..LEN).step_by(usize_of(page())) {
+            if at % (3 * page()) == 0 {
+                other.read_at(at, &mut [0; 8]).unwrap();
+            }
+            check(&memory, at, &inner.zeroes);
+        }
+        let second = map(&backing, &engine, &LazyOptions::default());
+        for at in (0..LEN).step_by(usize_of(page())) {
+            check(&second, at, &inner.zeroes);
+        }
+        assert_eq!(backing.kept().get(), LEN - (inner.zeroes.end - inner.zeroes.start));
+    }
+    // Bytes that are copied from a mapping.
+    let source = FileBacking::new(file_of(LEN)).unwrap();
+    let backing = Arc::new(SharedBacking::new(Arc::new(source), ByteLen::new(LEN)).unwrap());
+    let Ok(Memory::File { fd, .. }) = backing.memory() else { panic!("it is a file") };
+    let other = Mapping::file(fd, 0, ByteLen::new(LEN), Access::ReadOnly, Sharing::Shared).unwrap();
+    other.read_at(0, &mut vec![0; usize_of(LEN / 2)]).unwrap();
+    let engine = engine();
+    let memory = map(&backing, &engine, &LazyOptions::default());
+    check_all(&memory);
+}
+
+#[test]
 fn a_page_that_failed_is_produced_for_the_next_mapping() {
     let name = "a_page_that_failed_is_produced_for_the_next_mapping";
     let inner = Counting::new(0..0, true);
@@ -309,7 +345,7 @@ fn a_file_is_shared_and_its_descriptor_is_for_readers() {
         Err(error) => return skip(name, &error.to_string()),
     };
     check_all(&map(&backing, &engine(), &LazyOptions::default()));
-    let uzone_fault::Memory::File { fd, .. } = backing.memory().unwrap() else { panic!() };
+    let Memory::File { fd, .. } = backing.memory().unwrap() else { panic!() };
     let of = |access, sharing| {
         Mapping::file(fd.try_clone().unwrap(), 0, ByteLen::new(LEN), access, sharing)
     };

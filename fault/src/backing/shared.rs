@@ -5,6 +5,10 @@
 //! The file is filled through a userfaultfd of its own, whose copies appear whole or not at all, so that
 //! threads which fill the same page agree by the kernel's reply. It is sealed: the descriptor can be handed
 //! to other processes, which read the pages and never change them.
+//!
+//! A process that touches a page of the file which is missing, past the userfaultfd of its mapping (in a mapping of its own,
+//! in a child that was forked off, or because it locks all that it maps), leaves a page of zeroes there. So a page
+//! that exists is taken only if it was filled here, and is written in place otherwise, before any mapping has it.
 
 use std::fmt;
 use std::io;
@@ -18,7 +22,7 @@ use uzone_os::uffd::{
     Answered, Features, KernelFaults, Modes, Refusal, Registered, Uffd, UffdError,
 };
 use uzone_os::{Mapping, Sharing};
-use uzone_pages::{ByteLen, Content, FaultAround, PageSize};
+use uzone_pages::{ByteLen, Content, FaultAround, PageCount, PageSize};
 
 use crate::backing::hooks::{Backing, Memory};
 use crate::core::produce::Produced;
@@ -57,49 +61,87 @@ pub struct SharedBacking {
 struct File {
     memory: Registered,
     /// The pages that are zero, a bit each: they stay holes.
-    zeroes: Box<[AtomicU64]>,
+    zeroes: Bits,
+    /// The pages that were filled here.
+    filled: Bits,
     kept: AtomicU64,
     page: PageSize,
 }
 
-impl File {
-    fn is_zero(&self, page: u64) -> bool {
-        let word = usize::try_from(page / 64).ok().and_then(|at| self.zeroes.get(at));
-        // Relaxed: it was set before the page became present, which the caller has seen.
+/// A bit for each page.
+struct Bits(Box<[AtomicU64]>);
+
+impl Bits {
+    fn new(pages: PageCount) -> Self {
+        Self((0..pages.get().div_ceil(64)).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    fn has(&self, page: u64) -> bool {
+        let word = usize::try_from(page / 64).ok().and_then(|at| self.0.get(at));
+        // Relaxed: it was set before the page became present, which the caller has seen, or it is a hint.
         word.is_some_and(|word| word.load(Ordering::Relaxed) >> (page % 64) & 1 != 0)
     }
 
-    fn set_zero(&self, pages: Range<u64>) {
+    /// Returns how many of the pages did not have it before.
+    fn set(&self, pages: Range<u64>) -> u64 {
+        let mut new = 0;
         for page in pages {
-            if let Some(word) = usize::try_from(page / 64).ok().and_then(|at| self.zeroes.get(at)) {
+            if let Some(word) = usize::try_from(page / 64).ok().and_then(|at| self.0.get(at)) {
+                let bit = 1 << (page % 64);
                 // Relaxed: the page becomes present afterwards.
-                word.fetch_or(1 << (page % 64), Ordering::Relaxed);
+                new += u64::from(word.fetch_or(bit, Ordering::Relaxed) & bit == 0);
             }
         }
+        new
+    }
+}
+
+impl File {
+    /// Notes that pages were filled.
+    fn note_filled(&self, range: Range<u64>) {
+        let pages = range.start >> self.page.shift()..range.end >> self.page.shift();
+        // Relaxed: a count.
+        self.kept.fetch_add(self.filled.set(pages), Ordering::Relaxed);
+    }
+
+    /// Answers for pages of which the first exists already.
+    fn replace(&self, range: Range<u64>, fill: Fill<'_>) -> Result<Answered, UffdError> {
+        let bytes = self.page.bytes();
+        let first = range.start..range.start + bytes;
+        if self.filled.has(first.start >> self.page.shift()) {
+            return Ok(Answered::Present);
+        }
+        // Another thread may have filled it a moment ago: the bytes are the same.
+        let Fill::Bytes(page) = fill.part(0..bytes) else {
+            // The page is produced alone.
+            return Ok(Answered::Hole);
+        };
+        self.memory.mapping().write_at(first.start, page)?;
+        let is_last = first.end == range.end;
+        self.note_filled(first);
+        Ok(if is_last { Answered::All } else { Answered::Part { bytes } })
     }
 }
 
 impl Kernel for File {
     fn install(&self, range: Range<u64>, fill: Fill<'_>) -> Result<Answered, UffdError> {
-        let shift = self.page.shift();
         match fill {
             Fill::Zero => {
-                self.set_zero(range.start >> shift..range.end >> shift);
+                let shift = self.page.shift();
+                let _ = self.zeroes.set(range.start >> shift..range.end >> shift);
                 return Ok(Answered::All);
             }
             // It is filled from a backing that has no file.
             Fill::Cached => return Ok(Answered::Hole),
             Fill::Bytes(_) | Fill::From { .. } | Fill::Poison => {}
         }
-        let all = range.end - range.start;
-        let answer = kernel::install(&self.memory, range, fill, fill.how())?;
-        let filled = match answer {
-            Answered::All => all,
-            Answered::Part { bytes } => bytes,
-            _ => 0,
-        };
-        // Relaxed: a count.
-        self.kept.fetch_add(filled >> shift, Ordering::Relaxed);
+        let answer = kernel::install(&self.memory, range.clone(), fill, fill.how())?;
+        match answer {
+            Answered::All => self.note_filled(range),
+            Answered::Part { bytes } => self.note_filled(range.start..range.start + bytes),
+            Answered::Present => return self.replace(range, fill),
+            _ => {}
+        }
         Ok(answer)
     }
 
@@ -133,9 +175,8 @@ impl SharedBacking {
         let uffd = Uffd::open(Features::MISSING_SHMEM, Features::NONE, KernelFaults::Never)?;
         let memory = Registered::new(Arc::new(uffd), mapping, Modes::MISSING)?;
         let pages = page.pages_in(len)?;
-        let words = (0..pages.get().div_ceil(64)).map(|_| AtomicU64::new(0));
-        let (zeroes, kept) = (words.collect(), AtomicU64::new(0));
-        let file = Arc::new(File { memory, zeroes, kept, page });
+        let (zeroes, filled, kept) = (Bits::new(pages), Bits::new(pages), AtomicU64::new(0));
+        let file = Arc::new(File { memory, zeroes, filled, kept, page });
         let contents = PageStates::reserve(pages, page)?;
         let options = LazyOptions::default();
         let policy = Policy { zeroes_by_copy: false, removed_is_zero: false, is_tracked: false };
@@ -194,8 +235,8 @@ impl SharedBacking {
     fn place(&self, window: &mut Window<'_>, pages: Range<u64>) -> Result<(), UffdError> {
         let mut at = pages.start;
         while at < pages.end {
-            let is_zero = self.file.is_zero(at);
-            let end = (at + 1..pages.end).find(|&page| self.file.is_zero(page) != is_zero);
+            let is_zero = self.file.zeroes.has(at);
+            let end = (at + 1..pages.end).find(|&page| self.file.zeroes.has(page) != is_zero);
             let run = at..end.unwrap_or(pages.end);
             at = run.end;
             let bytes = self.core.bytes(run.clone());
