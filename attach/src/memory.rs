@@ -236,6 +236,9 @@ impl Link {
         };
         let to_follow = |error| AttachError::Follow(io::Error::other(error));
         mapping.keep_from_children().map_err(to_follow)?;
+        // Where the process locks all that it maps (mlockall(2)), the kernel has put pages in place by now, which
+        // would never be missing.
+        mapping.discard(0..self.len.get()).map_err(to_follow)?;
         if options.tracks {
             required = required | Features::WRITE_PROTECT | Features::WRITE_PROTECT_ASYNC;
             // Installing pages of a memory file protected came with the latter.

@@ -176,6 +176,9 @@ impl Engine {
         if mapping.is_private() {
             mapping.keep_from_children().map_err(MapError::Children)?;
         }
+        // Where the process locks all that it maps (mlockall(2)), the kernel has put pages in place by now, which
+        // would never be missing.
+        mapping.discard(0..mapping.len().get()).map_err(MapError::Present)?;
         let (uffd, in_thread) = self.open(backing, &mapping, required, options)?;
         let memory = Arc::new(Registered::new(Arc::new(uffd), mapping, modes)?);
         Ok((memory, page, in_thread))

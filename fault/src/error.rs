@@ -58,6 +58,10 @@ pub enum MapError {
         /// Why not, or what would help.
         reason: &'static str,
     },
+    /// What the kernel put in place when the memory was mapped, in a process that locks all that it maps, would never
+    /// be missing.
+    #[error("the pages that the kernel has put in place already cannot be given back: {0}")]
+    Present(#[source] MappingError),
     /// Processes that are forked off would read zeroes where pages are missing.
     #[error("the mapping cannot be kept from forked processes: {0}")]
     Children(#[source] MappingError),
@@ -183,7 +187,7 @@ impl MapError {
             Self::Open(error) => error.kind(),
             Self::Register(refused) => refused.cause.kind(),
             Self::Map(error) => error.kind(),
-            Self::Mapped(error) | Self::Children(error) => error.kind(),
+            Self::Mapped(error) | Self::Children(error) | Self::Present(error) => error.kind(),
             Self::Scan(error) | Self::Host(error) | Self::MeasureCpus(error) => error.kind(),
             Self::Bind(error) => error.kind(),
             Self::Measure(error) => error.kind(),

@@ -107,14 +107,28 @@ impl Mapping {
     /// Gives the pages of a range back to the kernel (`MADV_DONTNEED`).
     ///
     /// Private anonymous bytes read as zero afterwards. Pages of a file or memory file stay in it
-    /// and only leave this mapping; private changes to them are lost. The range must start and end
-    /// at pages, or at the end of the mapping, because giving back half a page is not possible.
+    /// and only leave this mapping; private changes to them are lost. So do pages that are locked (mlock(2),
+    /// Linux 5.18). The range must start and end at pages, or at the end of the mapping, because giving back
+    /// half a page is not possible.
     ///
     /// # Errors
     /// [`AccessError::CutsPage`] if it does not; then nothing is given back.
+    /// [`MappingError::GiveBack`] if the kernel refuses.
     pub fn discard(&self, range: Range<u64>) -> Result<(), MappingError> {
         let part = self.whole_pages(&range)?;
-        self.advise(part, Advice::LinuxDontNeed, "MADV_DONTNEED")
+        self.give_back(part)
+    }
+
+    fn give_back(&self, part: Range<usize>) -> Result<(), MappingError> {
+        let answer = match self.ask(&part, Advice::LinuxDontNeed) {
+            // Some of it is locked, perhaps because the process locks all that it maps.
+            Err(Errno::INVAL) => self.ask(&part, Advice::LinuxDontneedLocked),
+            answer => answer,
+        };
+        answer.map_err(|cause| MappingError::GiveBack {
+            range: part.start as u64..part.end as u64,
+            cause: cause.into(),
+        })
     }
 
     /// Gives the pages of a range back to the kernel, in such a way that its bytes read as zero afterwards,
@@ -131,7 +145,7 @@ impl Mapping {
         let (start, end) = (range.start, range.end);
         let refused = |why| MappingError::NotPunchable { range: start..end, why };
         if self.is_private() {
-            return self.advise(part, Advice::LinuxDontNeed, "MADV_DONTNEED");
+            return self.give_back(part);
         }
         let (Some(fd), Some(offset), Some(sharing)) =
             (self.fd(), self.file_offset(), self.sharing())
@@ -171,17 +185,20 @@ impl Mapping {
         advice: Advice,
         name: &'static str,
     ) -> Result<(), MappingError> {
-        let start = self.at(part.start).as_ptr();
-        // SAFETY: madvise(2) acts on `part.len()` bytes from `start`, all of this mapping. Three advices
-        // set a policy. The other replaces bytes: none of them is borrowed, because a type that lends
-        // slices of a mapping owns it and calls this from `&mut self`; atomic readers see the old word or
-        // the new.
-        let answer = unsafe { rustix::mm::madvise(start.cast(), part.len(), advice) };
-        answer.map_err(|cause| MappingError::Advice {
+        self.ask(&part, advice).map_err(|cause| MappingError::Advice {
             advice: name,
             range: part.start as u64..part.end as u64,
             cause: cause.into(),
         })
+    }
+
+    fn ask(&self, part: &Range<usize>, advice: Advice) -> Result<(), Errno> {
+        let start = self.at(part.start).as_ptr();
+        // SAFETY: madvise(2) acts on `part.len()` bytes from `start`, all of this mapping. Three advices
+        // set a policy. The other two replace bytes: none of them is borrowed, because a type that lends
+        // slices of a mapping owns it and calls this from `&mut self`; atomic readers see the old word or
+        // the new.
+        unsafe { rustix::mm::madvise(start.cast(), part.len(), advice) }
     }
 }
 

@@ -170,6 +170,8 @@ impl SharedBacking {
         let len = len.align_up(page.bytes())?;
         let mapping = Mapping::memfd("uzone-shared", len, None)?;
         mapping.keep_from_children().map_err(MapError::Children)?;
+        // What the kernel has put there already, where the process locks all that it maps.
+        mapping.punch(0..len.get()).map_err(MapError::Present)?;
         mapping.seal_for_readers().map_err(MapError::MemoryFile)?;
         // No thread touches a page that is missing, so none of a kind is to be seen.
         let uffd = Uffd::open(Features::MISSING_SHMEM, Features::NONE, KernelFaults::Never)?;

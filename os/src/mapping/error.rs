@@ -98,6 +98,17 @@ pub enum MappingError {
         #[source]
         cause: io::Error,
     },
+    /// Pages were not given back.
+    #[error(
+        "the kernel did not take bytes {range:#x?} back: {cause}; all of them must be mapped still, and before Linux 5.18 none may be locked (munlock(2))"
+    )]
+    GiveBack {
+        /// What was to be given back.
+        range: Range<u64>,
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
     /// Giving the pages back would not make the bytes zero.
     #[error("cannot punch bytes {range:#x?}: {why}; clear them in place instead")]
     NotPunchable {
@@ -261,6 +272,7 @@ impl MappingError {
             Self::RingDisabled { .. } => ErrorKind::PermissionDenied,
             Self::RingAbsent { .. }
             | Self::Advice { .. }
+            | Self::GiveBack { .. }
             | Self::NotPunchable { .. }
             | Self::Punch { .. } => ErrorKind::NotSupported,
             _ => ErrorKind::InvalidInput,
