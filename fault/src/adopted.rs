@@ -88,6 +88,7 @@ impl Engine {
         options: &LazyOptions,
         log: Option<EventLog>,
     ) -> Result<AdoptedMemory, MapError> {
+        self.check_process()?;
         let pages = check(&regions, log.as_ref(), options)?;
         let is_tracked = options.track_writes.is_some();
         let mut sizes: Vec<_> = regions.iter().map(|region| region.page).collect();

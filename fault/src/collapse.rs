@@ -30,6 +30,7 @@ use uzone_pages::Content;
 
 use crate::core::Core;
 use crate::error::LazyError;
+use crate::process::Process;
 use crate::stats::Counters;
 
 /// Why a part of a range is not a huge page.
@@ -192,6 +193,7 @@ struct Shared {
 pub(crate) struct QuietCollapser {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
+    process: Process,
 }
 
 impl QuietCollapser {
@@ -201,7 +203,7 @@ impl QuietCollapser {
         let theirs = shared.clone();
         let work = move || collapse_when_quiet(&collapser, &theirs, quiet);
         let thread = Builder::new().name("uzone-collapse".to_owned()).spawn(work)?;
-        Ok(Self { shared, thread: Some(thread) })
+        Ok(Self { shared, thread: Some(thread), process: Process::this() })
     }
 }
 
@@ -233,6 +235,11 @@ fn collapse_when_quiet(collapser: &Collapser, shared: &Shared, quiet: Duration) 
 
 impl Drop for QuietCollapser {
     fn drop(&mut self) {
+        if !self.process.is_this() {
+            // The C library has taken what the thread had.
+            std::mem::forget(self.thread.take());
+            return;
+        }
         *self.shared.stop.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.shared.changed.notify_all();
         if let Some(thread) = self.thread.take() {

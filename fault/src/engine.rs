@@ -31,6 +31,7 @@ use crate::options::{Answer, EngineOptions, HugePages, LazyOptions, Reader};
 use crate::page_states::PageStates;
 use crate::pages::Policy;
 use crate::populate::Producer;
+use crate::process::Process;
 use crate::record::Recorder;
 use crate::threads::Threads;
 use crate::transparent::{self, Transparent};
@@ -58,6 +59,7 @@ pub struct Engine {
     zone: Zone,
     threads: Arc<Threads>,
     handles_sigbus: bool,
+    process: Process,
 }
 
 impl Engine {
@@ -78,7 +80,8 @@ impl Engine {
     pub fn with(options: EngineOptions) -> Result<Self, MapError> {
         let threads = Threads::of(&options)?;
         let EngineOptions { zone, handles_sigbus, .. } = options;
-        Ok(Self { zone: zone.unwrap_or_default(), threads, handles_sigbus })
+        let (zone, process) = (zone.unwrap_or_default(), Process::this());
+        Ok(Self { zone, threads, handles_sigbus, process })
     }
 
     /// Returns the zone that lazily mapped memory is bound in: pages are pinned there by address
@@ -106,6 +109,7 @@ impl Engine {
         backing: Arc<dyn Backing>,
         options: &LazyOptions,
     ) -> Result<LazyMapping, MapError> {
+        self.check_process()?;
         at_most("LazyOptions::trace", options.trace, TRACED)?;
         at_most("LazyOptions::readers", options.readers.get(), LazyOptions::MOST_READERS)?;
         let (memory, page, in_thread) = self.register(len, &*backing, options)?;
@@ -152,6 +156,11 @@ impl Engine {
             mapping.collapse_when_settled(quiet).map_err(MapError::Thread)?;
         }
         Ok(mapping)
+    }
+
+    /// Refuses to work in a child that was forked off, which has no thread of the engine.
+    pub(crate) fn check_process(&self) -> Result<(), MapError> {
+        if self.process.is_this() { Ok(()) } else { Err(MapError::Forked) }
     }
 
     /// Makes the memory of a mapping, whose faults wait from now on. Returns the size of the pages that are filled at

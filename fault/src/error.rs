@@ -62,6 +62,9 @@ pub enum MapError {
     /// be missing.
     #[error("the pages that the kernel has put in place already cannot be given back: {0}")]
     Present(#[source] MappingError),
+    /// The engine is of the process that this one was forked off, which has its threads.
+    #[error("the engine has no threads in this process, which was forked off: make an engine here")]
+    Forked,
     /// Processes that are forked off would read zeroes where pages are missing.
     #[error("the mapping cannot be kept from forked processes: {0}")]
     Children(#[source] MappingError),

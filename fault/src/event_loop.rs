@@ -36,6 +36,7 @@ use crate::inbox::{Inbox, Message, PagerKey};
 use crate::io_pool::Submit;
 use crate::mapping_reader::{MappingReader, Scratch};
 use crate::prefetch::{Group, Prefetch};
+use crate::process::Process;
 
 /// The key of the bell.
 const BELL: u64 = u64::MAX;
@@ -68,6 +69,7 @@ pub(crate) struct EventLoop {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
     id: ThreadId,
+    process: Process,
 }
 
 impl EventLoop {
@@ -93,7 +95,7 @@ impl EventLoop {
             }
         })?;
         let id = thread.thread().id();
-        let event_loop = Self { shared, thread: Some(thread), id };
+        let event_loop = Self { shared, thread: Some(thread), id, process: Process::this() };
         match placed.recv() {
             Ok(Ok(())) => Ok(event_loop),
             Ok(Err(refused)) => Err(io::Error::other(refused)),
@@ -127,6 +129,11 @@ impl EventLoop {
 
 impl Drop for EventLoop {
     fn drop(&mut self) {
+        if !self.process.is_this() {
+            // The C library has taken what the thread had.
+            std::mem::forget(self.thread.take());
+            return;
+        }
         let is_sent = self.inbox().send(Message::Stop);
         if let Some(thread) = self.thread.take()
             && is_sent
@@ -157,6 +164,9 @@ impl Attached {
 impl Drop for Attached {
     /// Returns when the mapping is not read any more.
     fn drop(&mut self) {
+        if !self.event_loop.process.is_this() {
+            return;
+        }
         let (done, is_done) = sync_channel(1);
         let is_sent = self.event_loop.inbox().send(Message::Leave { key: self.key, done });
         // The loop itself may drop a mapping, in a closure of the caller: it handles the message later.

@@ -26,6 +26,7 @@ use crate::core::{Core, ReaderState};
 use crate::error::{caught, discard};
 use crate::inbox::{Inbox, PagerKey};
 use crate::prefetch::{Group, Prefetch};
+use crate::process::Process;
 use crate::record::FaultOutcome;
 use crate::stats::Counters;
 
@@ -245,6 +246,7 @@ impl Shared {
 /// Threads that produce pages, and the queues to them.
 pub(crate) struct IoPool {
     shared: Arc<Shared>,
+    process: Process,
 }
 
 /// How the pages of a mapping are submitted.
@@ -286,7 +288,7 @@ impl IoPool {
             queues.demand.reserve_exact(LIMIT);
             queues.ahead.reserve_exact(AHEAD);
         }
-        let pool = Self { shared };
+        let pool = Self { shared, process: Process::this() };
         for index in 0..=producers {
             let shared = pool.shared.clone();
             // If a later one is refused, dropping the pool ends those that run.
@@ -429,6 +431,9 @@ fn work(shared: &Shared) {
 
 impl Drop for IoPool {
     fn drop(&mut self) {
+        if !self.process.is_this() {
+            return;
+        }
         // The threads produce the queued pages first, because other threads wait for them. They are not
         // joined: one may be in a backing that never returns.
         self.shared.lock().is_closed = true;

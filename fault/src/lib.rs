@@ -106,6 +106,7 @@ mod pending;
 mod placement;
 mod populate;
 mod prefetch;
+mod process;
 mod record;
 #[doc(hidden)]
 pub mod rehearsal;

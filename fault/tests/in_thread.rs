@@ -6,7 +6,7 @@
 mod common;
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{self, Write};
 use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
@@ -20,8 +20,8 @@ use common::{page, skip};
 use uzone_fault::{
     Advice, Answer, AnsweredBy, Backing, Budget, ByteLen, CompositeBacking, Content, Engine,
     EngineOptions, FaultAround, FaultKind, FaultOutcome, FileBacking, FunctionBacking,
-    KernelFaults, LazyMapping, LazyOptions, Mapping, MemoryBacking, Populate, Refusal, Sharing,
-    WriteTracking, ZeroBacking, bus,
+    KernelFaults, LazyMapping, LazyOptions, MapError, Mapping, MemoryBacking, Populate, Refusal,
+    Sharing, WriteTracking, ZeroBacking, bus,
 };
 use uzone_os::page_cache;
 use uzone_os::uffd::{Features, Uffd};
@@ -604,6 +604,47 @@ fn fork_once() {
     // SAFETY: what runs in the child after the fork may only make system calls, and this makes none.
     unsafe { command.pre_exec(|| Ok(())) };
     assert!(command.status().unwrap().success());
+}
+
+/// Whether dropping in a child that was forked off what has threads in its parent neither waits for them nor takes
+/// anything from the parent.
+#[test]
+fn a_child_that_was_forked_off_drops_mappings_and_engines() {
+    for answer in [Answer::Reader, Answer::InThread] {
+        let options = LazyOptions::default().answer(answer);
+        let backings: [Arc<dyn Backing>; 2] =
+            [Arc::new(FileBacking::new(file("forked")).unwrap()), memory_file()];
+        for (index, backing) in backings.into_iter().enumerate() {
+            let options = if index == 0 && answer == Answer::Reader {
+                options.clone().collapse_when_settled(Duration::from_secs(100))
+            } else {
+                options.clone().deadline(Duration::from_secs(100))
+            };
+            let engine = Engine::with(EngineOptions::default().own_threads()).unwrap();
+            let Ok(memory) = engine.map(ByteLen::new(len()), backing.clone(), &options) else {
+                return skip("a_child_that_was_forked_off", "no userfaultfd to be had");
+            };
+            check(&memory, 1);
+            let held = Arc::new(Mutex::new(Some((memory, engine))));
+            let theirs = held.clone();
+            let mut command = Command::new("/bin/true");
+            let drops = move || {
+                // SAFETY: alarm(2) touches no memory. It ends a child that waits for ever.
+                unsafe { libc::alarm(20) };
+                let (memory, engine) = theirs.lock().unwrap().take().unwrap();
+                let refused = engine.map(ByteLen::new(len()), backing.clone(), &options);
+                let is_refused = matches!(refused, Err(MapError::Forked));
+                drop((memory, engine));
+                if is_refused { Ok(()) } else { Err(io::ErrorKind::Other.into()) }
+            };
+            // SAFETY: the child has no other thread. It allocates, as no thread of this test does meanwhile, and the
+            // C library keeps its allocator usable in a child.
+            unsafe { command.pre_exec(drops) };
+            assert!(command.status().unwrap().success(), "{answer:?}");
+            let (memory, _engine) = held.lock().unwrap().take().unwrap();
+            (0..PAGES).step_by(7).for_each(|at| check(&memory, at));
+        }
+    }
 }
 
 /// Maps a file, of which a part is cut off before it was read: each page behind the cut is an error.

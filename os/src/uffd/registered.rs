@@ -40,6 +40,8 @@ pub struct Registered {
     modes: Modes,
     /// The bits of the ioctls that the range takes.
     calls: u64,
+    /// The process whose memory it is.
+    process: u32,
 }
 
 impl Mapping {
@@ -68,7 +70,10 @@ impl Registered {
         // by atomics or by the kernel, for which waiting is nothing special.
         let answer = unsafe { abi::register(uffd.as_fd(), start, len, modes.bits()) };
         match answer {
-            Ok(calls) => Ok(Self { uffd, mapping: Some(mapping), modes, calls }),
+            Ok(calls) => {
+                let process = std::process::id();
+                Ok(Self { uffd, mapping: Some(mapping), modes, calls, process })
+            }
             Err(cause) => {
                 let fix = match cause {
                     Errno::INVAL => {
@@ -290,6 +295,12 @@ impl Drop for Registered {
         let Some(mapping) = self.mapping.take() else {
             return;
         };
+        if self.process != std::process::id() {
+            // A child that was forked off: the userfaultfd is about its parent's memory, and at these addresses may be
+            // other memory of its own.
+            core::mem::forget(mapping);
+            return;
+        }
         let (start, len) = (mapping.addr().get() as u64, mapping.mapped_len() as u64);
         if mapping.is_adopted() {
             // The memory stays, and its owner needs no more answers. A refusal means that there is nothing
