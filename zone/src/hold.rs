@@ -32,7 +32,7 @@ use uzone_stream::{CacheState, NextUse, Pattern, Streaming, Work, best};
 use zerocopy::IntoBytes;
 
 use crate::error::PinError;
-use crate::pin_target::{PinTarget, Segment, check_inside};
+use crate::pin_target::{PinTarget, Segment, check_inside, is_missing};
 use crate::stores;
 use crate::token::{RawGuard, Redeemed, TooManyRawGuards};
 
@@ -74,8 +74,11 @@ pub(crate) struct Hold<const IS_PIN: bool> {
     ticket: u64,
 }
 
-/// How often a range is tried again whose pages are taken away while others of it are produced.
+/// How often a range is tried again whose pages are taken away while others of it are produced, before its parts are
+/// pinned one after the other.
 const ATTEMPTS: usize = 16;
+/// The same of a part, which ends at one page.
+const PART_ATTEMPTS: usize = 64;
 /// How often a range is tried again of which another thread is changing a page.
 const BUSY_ATTEMPTS: usize = 1000;
 
@@ -195,7 +198,7 @@ impl Hold<PINS> {
             inner.admit(range, HoldKind::Pin)
         };
         if let Err(failure) = admitted {
-            pin_again(&*inner, range, options, failure)?;
+            pin_again(&*inner, range, options, failure, ATTEMPTS)?;
         }
         Ok(Self::admitted(inner, Span::of_folios(range), caller))
     }
@@ -216,6 +219,7 @@ fn pin_again(
     range: PfnRange,
     options: PinOptions,
     mut refused: Box<PinError>,
+    attempts: usize,
 ) -> Result<(), Box<PinError>> {
     let (mut faults, mut waits) = (0, 0);
     loop {
@@ -231,18 +235,70 @@ fn pin_again(
                 inner.take_zero(range);
             }
             PinError::Refused { cause: HoldError::Content(content), .. }
-                if !options.never_faults && faults < ATTEMPTS =>
+                if !options.never_faults && faults < attempts =>
             {
                 faults += 1;
                 if !inner.produce(range, *content).map_err(Box::new)? {
                     return Err(refused);
                 }
             }
+            PinError::Refused { cause: HoldError::Content(content), .. }
+                if !options.never_faults && attempts == ATTEMPTS && is_missing(*content) =>
+            {
+                return pin_in_parts(inner, range, options);
+            }
             _ => return Err(refused),
         }
         match inner.admit(range, HoldKind::Pin) {
             Ok(()) => return Ok(()),
             Err(again) => refused = again,
+        }
+    }
+}
+
+/// Pins a range whose pages are taken away as fast as they are produced: what of it is pinned stays there while the rest
+/// is produced.
+fn pin_in_parts(
+    inner: &dyn PinTarget,
+    range: PfnRange,
+    options: PinOptions,
+) -> Result<(), Box<PinError>> {
+    let mut held = Parts { inner, parts: Vec::new() };
+    let mut left = vec![range];
+    while let Some(part) = left.pop() {
+        if let Err(refused) = inner.admit(part, HoldKind::Pin) {
+            if let Some(halves) = halves(part) {
+                left.extend(halves);
+                continue;
+            }
+            pin_again(inner, part, options, refused, PART_ATTEMPTS)?;
+        }
+        held.parts.push(part);
+    }
+    inner
+        .admit(range, HoldKind::Pin)
+        .or_else(|refused| pin_again(inner, range, options, refused, PART_ATTEMPTS))
+}
+
+/// Returns the second half of a range and the first, unless it is one page.
+fn halves(range: PfnRange) -> Option<[PfnRange; 2]> {
+    let (start, pages) = (range.start().get(), range.pages().get());
+    let half = PageCount::new(pages / 2);
+    let first = PfnRange::try_new(range.start(), half).ok()?;
+    let rest = PageCount::new(pages - half.get());
+    Some([PfnRange::try_new(Pfn::new(start + half.get()), rest).ok()?, first])
+}
+
+/// Parts of a range that are pinned, until the range is as a whole.
+struct Parts<'a> {
+    inner: &'a dyn PinTarget,
+    parts: Vec<PfnRange>,
+}
+
+impl Drop for Parts<'_> {
+    fn drop(&mut self) {
+        for &part in &self.parts {
+            self.inner.release(Span::of_folios(part), HoldKind::Pin);
         }
     }
 }
