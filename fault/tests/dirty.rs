@@ -7,7 +7,7 @@ mod common;
 
 use std::fs::File;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -250,6 +250,23 @@ fn a_file_takes_what_it_has_room_for_and_nothing_else() {
         assert_eq!(memory.dirty(0..4 * page()).unwrap(), [range(3..4)]);
         assert_eq!(file.metadata().unwrap().len(), 2 * page());
         file.write_all_at(&words(len), 0).unwrap();
+    }
+}
+
+#[test]
+fn a_file_that_is_not_read_through_the_page_cache_is_refused() {
+    let name = format!("uzone-direct-{}", std::process::id());
+    let path = std::env::temp_dir().join(name);
+    std::fs::write(&path, words(page())).unwrap();
+    let written = File::options().write(true).open(&path).unwrap();
+    // A file system may have no such reads at all.
+    let direct = File::options().read(true).custom_flags(libc::O_DIRECT).open(&path);
+    std::fs::remove_file(&path).unwrap();
+    let error = FileBacking::new(written).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied, "{error}");
+    if let Ok(file) = direct {
+        let error = FileBacking::new(file).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput, "{error}");
     }
 }
 

@@ -33,7 +33,7 @@
 //! | `exclusive` | [`Exclusive`]: a mapping with no other writer, so that it has slices |
 //! | `mapped` | [`Mapped`]: an owned `[T]` in such memory |
 //! | `live` | [`LiveOwner`]: a value that guards keep in place, counted once |
-//! | `file_writes` | whether writes to a file go where they belong |
+//! | `file_writes` | whether reads and writes of a file go where they belong |
 //! | `file_system` | the room in a directory, and files without a name |
 //! | `page_cache` | which pages of a file the page cache has |
 //! | `pagemap_scan`, `write_scan` | scanning the page tables, and which pages were written |
@@ -107,7 +107,7 @@ pub use advise::Collapsed;
 pub use bytes::AccessError;
 pub use dax::DaxDevice;
 pub use exclusive::{Exclusive, Exclusivity};
-pub use file_writes::not_writable;
+pub use file_writes::{not_readable, not_writable};
 pub use fixed_buffers::FixedBuffers;
 pub use hugepages::HugeSize;
 pub use libpmem::LibPmem;

@@ -51,8 +51,13 @@ impl FileBacking {
     /// Takes a file that is open for reading, as long as it is now.
     ///
     /// # Errors
-    /// The error of the system that its length was queried with.
+    /// The error of the system that its length was queried with, [`io::ErrorKind::PermissionDenied`] if it is not
+    /// open for reading, and [`io::ErrorKind::InvalidInput`] if it is with `O_DIRECT`: pages are copied from the page
+    /// cache.
     pub fn new(file: File) -> io::Result<Self> {
+        if let Some((kind, why)) = uzone_os::not_readable(&file)? {
+            return Err(io::Error::new(kind, why));
+        }
         let len = file.metadata()?.len();
         let map = |file: File| {
             let (access, sharing) = (Access::ReadOnly, Sharing::Shared);
