@@ -149,7 +149,7 @@ impl Engine {
         let pagers = [(own.clone(), core.clone())];
         let attached = self.attach(readers, &own, sources, &pagers, options, room)?;
         let tracks = tracker.as_deref();
-        let answered = answer_in_thread(in_thread, &memory, &core, tracks, handover, options);
+        let answered = answer_in_thread(in_thread, &memory, &core, tracks, handover, options)?;
         tracing::debug!(%len, %page, ?answered, "map");
         let mut mapping = LazyMapping::new(attached, memory, core, room, tracker, answered);
         if let Some(quiet) = options.collapse_when_settled {
@@ -347,8 +347,11 @@ fn answer_in_thread(
     tracker: Option<&Tracker>,
     handover: Option<Arc<Handover>>,
     options: &LazyOptions,
-) -> Result<Arc<InThread>, &'static str> {
-    let (place, source) = answering?;
+) -> Result<Result<Arc<InThread>, &'static str>, MapError> {
+    let (place, source) = match answering {
+        Ok(found) => found,
+        Err(reason) => return Ok(Err(reason)),
+    };
     let most = core.backing().largest_window();
     let mut answers = in_thread_answers(options, most, source).records(options.trace);
     if let Some(tracker) = tracker {
@@ -361,9 +364,10 @@ fn answer_in_thread(
         answers = answers.without_waiting();
     }
     let in_thread = InThread::start(place, memory.clone(), options.budget.pace(answers));
-    let in_thread = Arc::new(in_thread.map_err(|_| "the userfaultfd reports faults")?);
+    // No reader can take its place: this userfaultfd reports nothing.
+    let in_thread = Arc::new(in_thread?);
     core.answered_in_thread(&in_thread);
-    Ok(in_thread)
+    Ok(Ok(in_thread))
 }
 
 /// Returns how a thread fills pages for its own faults, and which.

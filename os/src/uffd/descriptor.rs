@@ -34,6 +34,7 @@ impl Uffd {
     ///
     /// # Errors
     /// [`UffdError::NoUserfaultfd`] or [`UffdError::NotForKernel`] without the permission,
+    /// [`UffdError::NoDescriptor`] if the process has as many as it may,
     /// [`UffdError::Missing`] without the features, and [`UffdError::Probe`] or [`UffdError::Handshake`] if
     /// the kernel refuses.
     pub fn open(
@@ -51,14 +52,14 @@ impl Uffd {
             KernelFaults::Never => (open::user_mode_only(), false),
             KernelFaults::Required => {
                 let fd = open::full();
-                (Ok(fd.map_err(|cause| UffdError::NotForKernel { cause: cause.into() })?), true)
+                (Ok(fd.map_err(|cause| UffdError::not_opened(cause, true))?), true)
             }
             KernelFaults::IfAllowed => match open::full() {
                 Ok(fd) => (Ok(fd), true),
                 Err(_) => (open::user_mode_only(), false),
             },
         };
-        let fd = fd.map_err(|cause| UffdError::NoUserfaultfd { cause: cause.into() })?;
+        let fd = fd.map_err(|cause| UffdError::not_opened(cause, false))?;
         let mut features = required.with(Features::from_bits(optional.bits() & offered.bits()));
         let mut answer = abi::handshake(fd.as_fd(), features.bits());
         let fork = Features::EVENT_FORK;

@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
 
+use rustix::io::Errno;
 use uzone_pages::{ByteLen, ErrorKind};
 
 use crate::bytes::AccessError;
@@ -26,6 +27,15 @@ pub enum UffdError {
         device = open::DEVICE
     )]
     NoUserfaultfd {
+        /// What userfaultfd(2) answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// The process or the host has as many descriptors as it may, or no memory for one.
+    #[error(
+        "no descriptor for a userfaultfd: {cause}: close what is not used, or raise `ulimit -n`"
+    )]
+    NoDescriptor {
         /// What userfaultfd(2) answered.
         #[source]
         cause: io::Error,
@@ -129,6 +139,17 @@ pub enum UffdError {
 }
 
 impl UffdError {
+    /// Returns why no userfaultfd was had, for faults of the kernel or of any kind.
+    pub(crate) fn not_opened(cause: Errno, for_kernel: bool) -> Self {
+        let is_short = matches!(cause, Errno::MFILE | Errno::NFILE | Errno::NOMEM);
+        let cause = cause.into();
+        match (is_short, for_kernel) {
+            (true, _) => Self::NoDescriptor { cause },
+            (false, true) => Self::NotForKernel { cause },
+            (false, false) => Self::NoUserfaultfd { cause },
+        }
+    }
+
     /// Returns what kind of failure this is.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
@@ -139,7 +160,7 @@ impl UffdError {
             Self::Missing { .. } => ErrorKind::NotSupported,
             Self::Probe { .. } | Self::Unregister { .. } => ErrorKind::Other,
             Self::AnotherHandler => ErrorKind::Busy,
-            Self::TooMany | Self::NoMemory => ErrorKind::OutOfMemory,
+            Self::TooMany | Self::NoMemory | Self::NoDescriptor { .. } => ErrorKind::OutOfMemory,
             Self::Register { .. } | Self::NoSigbus | Self::NotUffd { .. } => {
                 ErrorKind::InvalidInput
             }

@@ -30,13 +30,13 @@ fn ioctl_names(bits: u64) -> Vec<&'static str> {
 /// every one has, asked of a new one. The ioctls of a range are returned when it is registered.
 ///
 /// # Errors
-/// [`UffdError::NoUserfaultfd`] if none can be had, by the system call or the device, and
-/// [`UffdError::Probe`] if the kernel refuses.
+/// [`UffdError::NoUserfaultfd`] if none can be had, by the system call or the device,
+/// [`UffdError::NoDescriptor`] if the process has as many as it may, and [`UffdError::Probe`] if the kernel refuses.
 pub fn uffd_features() -> Result<(Features, Vec<&'static str>), UffdError> {
     // One for faults of user code has the same features, and needs no right; kernels before 5.11 have none.
     let uffd = open::user_mode_only()
         .or_else(|_| open::full())
-        .map_err(|cause| UffdError::NoUserfaultfd { cause: cause.into() })?;
+        .map_err(|cause| UffdError::not_opened(cause, false))?;
     let (raw, ioctls) = abi::handshake(uffd.as_fd(), 0)
         .map_err(|cause| UffdError::Probe { cause: cause.into() })?;
     Ok((Features::from_bits(raw), ioctl_names(ioctls)))
