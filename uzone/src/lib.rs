@@ -25,11 +25,12 @@ pub use uzone_pages::{
     Pfn, PfnRange, Refresh,
 };
 pub use uzone_zone::{
-    Access, AccessError, Addr, AltmapOptions, AltmapReport, BindError, BindOptions, BindReport,
-    Busy, Cancel, FaultError, Huge, HugeSize, Init, Limit, NotAdopted, PageView, Pagemap,
-    PagemapOps, PagemapView, PinError, PinOptions, Pinned, PinnedRanges, Poisoned, Pool, PoolError,
-    PoolOptions, PoolStats, Pooled, PopulateOptions, PopulateReport, Progress, RawGuard, Region,
-    RegionView, Segment, Sharing, StorePolicy, WriteError, ZeroOptions, Zeroed, Zone, bus,
+    Access, AccessError, Addr, AltmapOptions, AltmapReport, Batching, BindError, BindFailure,
+    BindOptions, BindReport, Busy, Cancel, FaultError, Huge, HugeSize, Init, Limit, NotAdopted,
+    PageView, Pagemap, PagemapOps, PagemapView, PinError, PinOptions, Pinned, PinnedRanges,
+    Poisoned, Pool, PoolError, PoolOptions, PoolStats, Pooled, Populate, PopulateOptions,
+    PopulateReport, Progress, RawGuard, Redeemed, Referenced, Region, RegionView, Segment, Sharing,
+    StorePolicy, TooManyRawGuards, WriteError, ZeroOptions, Zeroed, Zone, bus,
 };
 
 /// Memory whose pages are put in place when they are first touched.

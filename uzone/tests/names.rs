@@ -1,0 +1,51 @@
+//! What calls take and return can be named by a program that depends on this package alone.
+#![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
+
+use uzone::{
+    Batching, BindOptions, ByteLen, Content, FaultError, MemoryKind, Pagemap, PagemapOps, Pfn,
+    PfnRange, Pinned, Populate, Redeemed, Referenced, Region, ZeroOptions, Zone,
+};
+
+/// Pages that cannot be had.
+struct Nothing;
+
+impl Populate for Nothing {
+    fn map_pages(&self, _: PfnRange) {}
+
+    fn fault(&self, _: Pfn) -> Result<(), FaultError> {
+        Err(FaultError::new("there is nothing"))
+    }
+}
+
+/// What a driver keeps.
+struct Kept {
+    pagemap: Pagemap,
+    pinned: Pinned,
+    referenced: Referenced,
+}
+
+#[test]
+fn guards_hooks_and_options_have_names() {
+    let zone = Zone::new();
+    let region = Region::anonymous(ByteLen::mib(2)).unwrap();
+    let pagemap = zone.bind(region, BindOptions::new(MemoryKind::Generic)).unwrap();
+    let range = pagemap.range_at(0, ByteLen::kib(64)).unwrap();
+    let _ = pagemap.zero(range, &ZeroOptions::default().batching(Batching::COOPERATIVE)).unwrap();
+    let (pinned, referenced) = (pagemap.pin(range).unwrap(), pagemap.get(range).unwrap());
+    let kept = Kept { pagemap, pinned, referenced };
+    let bits = kept.pinned.into_raw().unwrap().to_bits();
+    match zone.redeem(uzone::RawGuard::from_bits(bits)).unwrap() {
+        Redeemed::Pinned(pinned) => drop(pinned),
+        Redeemed::Referenced(_) => panic!("it was a pin"),
+    }
+    drop(kept.referenced);
+    kept.pagemap.unbind().unwrap();
+
+    let region = Region::anonymous(ByteLen::mib(2)).unwrap();
+    let ops = PagemapOps::default().populate(Nothing);
+    let options = BindOptions::new(MemoryKind::Generic).absent().ops(ops);
+    let pagemap = zone.bind(region, options).unwrap();
+    assert_eq!(pagemap.page_at(0).unwrap().word().content(), Content::Absent);
+    let refused = pagemap.pin(pagemap.range()).unwrap_err();
+    assert!(refused.to_string().contains("there is nothing"), "{refused}");
+}
