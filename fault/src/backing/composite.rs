@@ -105,7 +105,10 @@ fn check(part: &Part, page: PageSize) -> Result<(), MapError> {
         Ok(Memory::File { .. }) => return Err(MapError::PartNotOwn { start }),
         Err(cause) => return Err(MapError::PartUnknown { start, cause }),
     }
-    let wanted = offset.saturating_add(end - start);
+    let Some(wanted) = offset.checked_add(end - start) else {
+        let has = backing.byte_len().unwrap_or(ByteLen::new(u64::MAX));
+        return Err(MapError::PartTooShort { start, wanted: u64::MAX, has });
+    };
     if let Some(has) = backing.byte_len()
         && wanted > has.get().div_ceil(page.bytes()).saturating_mul(page.bytes())
     {

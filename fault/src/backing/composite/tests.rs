@@ -51,6 +51,11 @@ fn parts_that_are_no_whole_are_refused_by_where_they_start() {
         builder().zero(PAGE..2 * PAGE).build(),
         Err(MapError::NoPartAt { start: 0, .. })
     ));
+    // Also of a backing without a length, no byte is behind the last.
+    assert!(matches!(
+        builder().part(0..2 * PAGE, Arc::new(ZeroBacking), u64::MAX - PAGE + 1).build(),
+        Err(MapError::PartTooShort { start: 0, .. })
+    ));
     let end = u64::MAX - PAGE + 1;
     let last = builder().gaps_are_zero().part(end - PAGE..end, function(), end - PAGE);
     assert_eq!(last.build().unwrap().byte_len(), Some(ByteLen::new(end)));
