@@ -23,8 +23,8 @@ use uzone_fault::{
     KernelFaults, LazyMapping, LazyOptions, MapError, Mapping, MemoryBacking, Populate, Refusal,
     Sharing, WriteTracking, ZeroBacking, bus,
 };
-use uzone_os::page_cache;
 use uzone_os::uffd::{Features, Uffd};
+use uzone_os::{Access, page_cache};
 use uzone_pages::PageSize;
 
 const PAGES: u64 = 2048;
@@ -604,6 +604,31 @@ fn fork_once() {
     // SAFETY: what runs in the child after the fork may only make system calls, and this makes none.
     unsafe { command.pre_exec(|| Ok(())) };
     assert!(command.status().unwrap().success());
+}
+
+#[test]
+fn what_others_wrote_behind_the_end_of_a_file_is_not_seen() {
+    let name = "what_others_wrote_behind_the_end_of_a_file";
+    if is_skipped(name) {
+        return;
+    }
+    let source = file("tail");
+    let (end, last, len) = (5 * page() + 100, 5 * page()..6 * page(), ByteLen::new(6 * page()));
+    let (access, sharing) = (Access::ReadWrite, Sharing::Shared);
+    let other = Mapping::file(source.try_clone().unwrap(), 0, len, access, sharing).unwrap();
+    source.set_len(end).unwrap();
+    other.write_at(end + 100, &[77; 100]).unwrap();
+    let backing: Arc<dyn Backing> = Arc::new(FileBacking::new(source).unwrap());
+    let parts =
+        CompositeBacking::builder(PageSize::KIB_4).part(0..page(), backing.clone(), last.start);
+    let parts: Arc<dyn Backing> = Arc::new(parts.build().unwrap());
+    for (backing, len, at) in [(backing, len, last.start), (parts, ByteLen::new(page()), 0)] {
+        let memory = engine().map(len, backing, &in_thread()).unwrap();
+        let mut seen = vec![1; usize::try_from(page()).unwrap()];
+        memory.read_at(at, &mut seen).unwrap();
+        assert!(seen[..100].iter().zip(last.start..).all(|(seen, at)| *seen == byte(at)));
+        assert!(seen[100..].iter().all(|seen| *seen == 0));
+    }
 }
 
 /// Whether dropping in a child that was forked off what has threads in its parent neither waits for them nor takes

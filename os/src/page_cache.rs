@@ -100,6 +100,30 @@ pub(crate) fn read_cached_into(
     mapping: &Mapping,
     to: Range<usize>,
 ) -> io::Result<Option<usize>> {
+    read_into_with(file, offset, mapping, to, libc::RWF_NOWAIT)
+}
+
+/// Reads bytes of a file into a mapping, from its byte `to` on, and waits for the device. It allocates nothing. Returns
+/// how many there were.
+///
+/// # Errors
+/// As for [`read_cached_into`].
+pub(crate) fn read_into(
+    file: impl AsFd,
+    offset: u64,
+    mapping: &Mapping,
+    to: Range<usize>,
+) -> io::Result<usize> {
+    read_into_with(file, offset, mapping, to, 0)?.ok_or_else(|| io::ErrorKind::Unsupported.into())
+}
+
+fn read_into_with(
+    file: impl AsFd,
+    offset: u64,
+    mapping: &Mapping,
+    to: Range<usize>,
+    flags: libc::c_int,
+) -> io::Result<Option<usize>> {
     let is_inside = to.start < to.end && to.end <= mapping.mapped_len();
     if !is_inside || mapping.access() != Access::ReadWrite {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -107,7 +131,7 @@ pub(crate) fn read_cached_into(
     let (fd, start) = (file.as_fd().as_raw_fd(), mapping.at(to.start).as_ptr());
     let part = libc::iovec { iov_base: start.cast(), iov_len: to.end - to.start };
     // Without the C library's function, at which a thread may be cancelled.
-    let (high, flags) = (0_usize, libc::RWF_NOWAIT);
+    let high = 0_usize;
     loop {
         // SAFETY: preadv2(2) takes a descriptor, which is borrowed for the call, an offset in two words of which the
         // second counts for nothing where a word has 64 bits, reads one `iovec`, and writes to the bytes that it names: those are of a mapping that is borrowed and may be written (looked at above),

@@ -291,6 +291,6 @@ impl Backing for FileBacking {
 
     fn in_thread(&self, _: Sealed) -> Option<Source> {
         let (mapped, file) = (self.mapped.clone()?, self.file.clone());
-        Some(Source::file(FileSource { file, mapped, len: ByteLen::new(self.len) }))
+        Some(Source::file(FileSource::new(file, mapped, ByteLen::new(self.len))))
     }
 }

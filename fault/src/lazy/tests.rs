@@ -55,8 +55,8 @@ impl Backing for Late {
     }
 
     fn in_thread(&self, _: Sealed) -> Option<Source> {
-        let (file, mapped) = (self.file.clone(), self.mapped.clone());
-        Some(Source::file(FileSource { file, len: mapped.len(), mapped }))
+        let (file, mapped) = (self.file.clone(), &self.mapped);
+        Some(Source::file(FileSource::new(file, mapped.clone(), mapped.len())))
     }
 }
 

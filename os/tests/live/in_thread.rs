@@ -56,7 +56,7 @@ fn registered(uffd: Arc<Uffd>) -> Arc<Registered> {
 
 fn from_file(file: &File, mapped: &Arc<Mapping>, len: u64) -> Source {
     let (file, mapped) = (file.try_clone().unwrap(), mapped.clone());
-    Source::file(FileSource { file: Arc::new(file), mapped, len: ByteLen::new(len) })
+    Source::file(FileSource::new(Arc::new(file), mapped, ByteLen::new(len)))
 }
 
 fn check(memory: &Registered, at: u64, len: u64) {

@@ -298,9 +298,11 @@ impl Answerer {
         // Of a file that was cut, only whole pages are left.
         let left = (now >> shift).saturating_sub(from >> shift);
         let end = if now >= file.len.get() { end } else { end.min(at + left) };
-        let bytes = match &self.rooms {
-            Some(rooms) => Bytes::Cached { file, from, rooms },
-            None => Bytes::Mapped(&file.mapped, from),
+        let whole = (file.len.get() >> shift).saturating_sub(from >> shift);
+        let (bytes, end) = match &self.rooms {
+            Some(rooms) => (Bytes::Cached { file, from, rooms }, end),
+            None if whole == 0 => (Bytes::Tail { file, from }, end.min(at + 1)),
+            None => (Bytes::Mapped(&file.mapped, from), end.min(at + whole)),
         };
         (end > at).then_some((bytes, end))
     }
@@ -478,6 +480,16 @@ impl Answerer {
                 let at = room.bytes(len).start as u64;
                 self.memory.copy_from(start, rooms.mapping(), at, ByteLen::new(whole), how)
             }
+            Bytes::Tail { file, from } => {
+                let tail = file.tail.as_deref()?;
+                let bytes = usize::try_from(file.len.get().checked_sub(from)?).ok()?;
+                // What is behind was never written.
+                let read = page_cache::read_into(&*file.file, from, tail, 0..bytes);
+                if read.ok() != Some(bytes) {
+                    return None;
+                }
+                self.memory.copy_from(start, tail, 0, ByteLen::new(self.page.bytes()), how)
+            }
             Bytes::Shared => self.memory.continue_mapping(range, how),
             Bytes::Zero => self.memory.zero(range, Install::default()),
         })
@@ -503,6 +515,8 @@ enum Bytes<'a> {
     Mapped(&'a Mapping, u64),
     /// Bytes of a file, from one of them on, as far as the page cache has them.
     Cached { file: &'a FileSource, from: u64, rooms: &'a Rooms },
+    /// The page in which a file ends.
+    Tail { file: &'a FileSource, from: u64 },
     /// What the memory file has that the memory is a mapping of.
     Shared,
     /// The kernel's zero page.

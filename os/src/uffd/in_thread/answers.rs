@@ -8,6 +8,7 @@ use std::sync::Arc;
 use uzone_pages::{ByteLen, FaultAround};
 
 use crate::mapping::Mapping;
+use crate::options::Anonymous;
 use crate::uffd::handover::Handover;
 use crate::uffd::pace::Paced;
 use crate::uffd::write_states::WriteStates;
@@ -44,6 +45,22 @@ pub struct FileSource {
     pub mapped: Arc<Mapping>,
     /// How many bytes it had when it was taken. What is behind is zero, up to the end of that page.
     pub len: ByteLen,
+    /// A page for the last one, if the file ends inside of it: in the file's own, others may have written behind the
+    /// end.
+    pub(super) tail: Option<Arc<Mapping>>,
+}
+
+impl FileSource {
+    /// Takes a file that has `len` bytes, and all of it mapped.
+    #[must_use]
+    pub fn new(file: Arc<File>, mapped: Arc<Mapping>, len: ByteLen) -> Self {
+        let page = mapped.page_size();
+        let cuts = !len.get().is_multiple_of(page.bytes());
+        // Without one, the last page is not filled.
+        let tail = || Mapping::anonymous(ByteLen::new(page.bytes()), Anonymous::default()).ok();
+        let tail = cuts.then(tail).flatten().map(Arc::new);
+        Self { file, mapped, len, tail }
+    }
 }
 
 /// Some bytes of a memory, in whole pages.
