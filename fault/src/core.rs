@@ -590,7 +590,8 @@ impl Core {
     /// out what pays.
     fn made_with(&self, page: u64) -> Option<Range<u64>> {
         let shift = self.pages.page.shift();
-        let bytes = self.backing.made_with(page << shift)?;
+        // A closure of the caller's may panic; it is a hint.
+        let bytes = caught(|| self.backing.made_with(page << shift)).flatten()?;
         let pattern = self.pattern();
         let area = pattern.area(Pfn::new(page)).filter(|_| pattern.advice() == Advice::Auto)?;
         let start = (bytes.start >> shift).max(area.start().get());

@@ -33,6 +33,42 @@ fn survives(name: &str) -> bool {
     false
 }
 
+/// Pages whose backing panics where it is asked what comes with them.
+struct Guessing;
+
+impl Backing for Guessing {
+    fn map_pages(&self, _: &mut Window<'_>) {}
+
+    fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError> {
+        let range = window.range();
+        let filled = window.copy_with(range.clone(), |out| {
+            write_words(range.start, out);
+            Ok::<_, BackingError>(out.len())
+        });
+        filled.map(drop)
+    }
+
+    fn made_with(&self, _: u64) -> Option<std::ops::Range<u64>> {
+        panic!("it does not know")
+    }
+
+    fn byte_len(&self) -> Option<ByteLen> {
+        None
+    }
+}
+
+#[test]
+fn a_hint_that_panics_leaves_the_pages_as_they_are() {
+    let name = "a_hint_that_panics";
+    let Some(memory) = map(name, &engine(), 16 * page(), Guessing, &LazyOptions::default()) else {
+        return;
+    };
+    for at in [3, 9, 0, 15, 7] {
+        check_page(&memory, at * page());
+    }
+    assert!(!memory.stats().has_failed, "{memory:?}");
+}
+
 /// A thread of foreign code: it reads an address, and what it read is wrong if it is zero.
 fn read_as_foreign_code_does(memory: &LazyMapping, offset: u64) -> thread::JoinHandle<u64> {
     let address = memory.addr().get() + usize_of(offset);
