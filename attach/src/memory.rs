@@ -103,6 +103,8 @@ pub struct AttachedMemory {
     follower: Option<JoinHandle<()>>,
     image: String,
     shares: bool,
+    /// The process that has the thread.
+    process: u32,
 }
 
 impl AttachedMemory {
@@ -131,7 +133,8 @@ impl AttachedMemory {
         };
         let thread = thread::Builder::new().name("uzone-attach".into());
         let thread = thread.spawn(move || follower.run()).map_err(AttachError::Follow)?;
-        Ok(Self { memory, state, bell, follower: Some(thread), image, shares })
+        let (follower, process) = (Some(thread), std::process::id());
+        Ok(Self { memory, state, bell, follower, image, shares, process })
     }
 
     /// Returns the memory.
@@ -161,6 +164,11 @@ impl AttachedMemory {
 
 impl Drop for AttachedMemory {
     fn drop(&mut self) {
+        if self.process != std::process::id() {
+            // A child that was forked off: the bell is its parent's, and so is the thread that hears it.
+            std::mem::forget(self.follower.take());
+            return;
+        }
         // The counter of a bell is never full.
         let _ = self.bell.ring();
         if let Some(follower) = self.follower.take() {
