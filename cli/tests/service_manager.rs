@@ -32,6 +32,8 @@ struct Manager {
     socket: UnixDatagram,
     path: String,
     kept: Vec<(String, OwnedFd)>,
+    /// How many it keeps; it drops others without an answer.
+    most: usize,
     is_ready: bool,
 }
 
@@ -40,7 +42,7 @@ impl Manager {
         let path = dir.name("manager");
         let socket = UnixDatagram::bind(&path).expect("it listens");
         socket.set_nonblocking(true).expect("it does not wait");
-        Self { socket, path, kept: Vec::new(), is_ready: false }
+        Self { socket, path, kept: Vec::new(), most: usize::MAX, is_ready: false }
     }
 
     /// Does what the messages so far ask for.
@@ -63,7 +65,8 @@ impl Manager {
                 assert_eq!(value("FDPOLL="), Some("0"));
                 for fd in fds {
                     // It is not kept twice, whatever its name is.
-                    if !self.kept.iter().any(|(_, other)| is_same(other, &fd)) {
+                    let is_kept = self.kept.iter().any(|(_, other)| is_same(other, &fd));
+                    if !is_kept && self.kept.len() < self.most {
                         self.kept.push((name.to_owned(), fd));
                     }
                 }
@@ -144,12 +147,30 @@ fn machines_outlive_both_processes_of_a_server_that_a_service_manager_starts_aga
         machine.check(page, &if is_zero { vec![0; 4096] } else { page_of(page) });
     }
     let names = manager.names().join(" ");
-    assert_eq!(manager.names().len(), 6, "the socket, four of the machine and one log: {names}");
-    // A worker that dies alone is followed by another log.
+    assert_eq!(manager.names().len(), 6, "the socket and five of the machine: {names}");
+    // There is no room for more, nor is any taken when a worker dies alone.
+    manager.most = 6;
     for worker in server.workers() {
         kill_process(worker, Signal::KILL).expect("it is not waited for");
     }
     server.event("taken_over");
+    machine.memory.mapping().discard((PAGES - 1) * PAGE..PAGES * PAGE).expect("it is given back");
+    server.kill();
+    let mut server = manager.start(&arguments, None);
+    machine.check(PAGES - 1, &[0; 4096]);
+    server.event("taken_over");
+    // Of another machine, a part is dropped: it is not served from what is left.
+    manager.most = 7;
+    let second = Machine::connect(&socket).expect("it did before");
+    second.check(0, &page_of(0));
+    server.event("connected");
+    assert_eq!(manager.names().len(), 7);
+    server.kill();
+    let mut server = manager.start(&arguments, None);
+    server.event("taken_over");
+    machine.check(0, &[0; 4096]);
+    assert_eq!(manager.names().len(), 6, "the socket and the first machine");
+    drop(second);
     // Another image is refused, and not mistaken for the one that the machine has pages of.
     server.kill();
     let mut server = manager.start(&[&other, "--socket", &socket], None);
@@ -175,10 +196,10 @@ fn a_socket_that_the_manager_made(manager: &mut Manager, dir: &Dir, image: &str)
     let machine = Machine::connect(&path).expect("as before");
     machine.check(5, &page_of(5));
     server.kill();
-    // The server was killed while it gave a machine up, so that its log is left.
+    // A part of another machine is left.
     manager.obey();
-    let (log, fd) = manager.kept.iter().find(|(name, _)| name.contains(".log.")).expect("a log");
-    let left = format!("uzone.log.1.0.{}", log.splitn(5, '.').last().expect("a path"));
+    let (name, fd) = manager.kept.iter().find(|(name, _)| name.contains(".machine.")).expect("one");
+    let left = format!("uzone.machine.1.{}", name.splitn(4, '.').last().expect("a path"));
     let fd = fd.try_clone().expect("a descriptor");
     manager.kept.push((left.clone(), fd));
     let server = manager.start(&[image], Some(made.as_fd()));

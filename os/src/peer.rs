@@ -155,7 +155,7 @@ impl Peer {
     /// # Errors
     /// The error of pidfd_send_signal(2): this process may not, or it has ended.
     pub fn kill(&self) -> io::Result<()> {
-        Ok(rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL)?)
+        kill(&self.pidfd)
     }
 
     /// Opens its memory for reading, by its addresses, and its page table (`/proc/PID/mem` and `pagemap`).
@@ -219,6 +219,14 @@ impl From<Peer> for OwnedFd {
     fn from(peer: Peer) -> Self {
         peer.pidfd
     }
+}
+
+/// Ends the process of a pidfd.
+///
+/// # Errors
+/// The error of pidfd_send_signal(2): this process may not, or it has ended.
+pub fn kill(pidfd: impl AsFd) -> io::Result<()> {
+    Ok(rustix::process::pidfd_send_signal(pidfd, Signal::KILL)?)
 }
 
 /// Returns whether a number of a process is the same open file as `fd` of this one.

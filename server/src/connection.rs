@@ -5,6 +5,7 @@ use std::fs::File;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -48,7 +49,7 @@ pub(crate) struct Connection {
     pub(crate) since: Instant,
     /// What its worker reads is logged there. A machine comes of a connection that has one.
     pub(crate) log: Option<OwnedFd>,
-    /// An empty file for its next log, if that is to have a name.
+    /// The file for the log of a machine, which its workers write one after the other; another process may keep it.
     pub(crate) log_file: Option<OwnedFd>,
     /// How many bytes of memory the machine has, and how many a page of it; known once it is connected.
     pub(crate) memory: Option<(u64, u64)>,
@@ -65,8 +66,6 @@ pub(crate) struct Connection {
     /// How many bytes of it the service manager keeps, and how often it was asked to keep more of them.
     pub(crate) kept_bytes: Option<usize>,
     pub(crate) times_kept: u32,
-    /// The number of its next log.
-    pub(crate) logs: u64,
 }
 
 /// What another process needs to know of a connection, beside its bytes and descriptors.
@@ -88,8 +87,6 @@ pub(crate) struct Kept {
     has_log: bool,
     has_log_file: bool,
     memory: Option<(u64, u64)>,
-    /// The number of the log that is kept next by the process that sends this.
-    logs: u64,
     age_ns: u64,
 }
 
@@ -132,7 +129,6 @@ impl Connection {
             image: None,
             kept_bytes: None,
             times_kept: 0,
-            logs: 0,
         }
     }
 
@@ -260,7 +256,6 @@ impl Connection {
             has_log: self.log.is_some(),
             has_log_file: self.log_file.is_some(),
             memory: self.memory,
-            logs: self.logs,
             age_ns: nanoseconds(self.since.elapsed()),
         }
     }
@@ -307,7 +302,6 @@ impl Connection {
             kept_bytes: None,
             times_kept: 0,
             // That process may keep one more before it dies, and the latest has the highest number.
-            logs: kept.logs + 1,
         };
         Some((kept.session, connection))
     }
@@ -336,6 +330,21 @@ impl Connection {
             }
         };
         is_news && self.may_be_a_machine()
+    }
+
+    /// Returns whether what it gives back is logged in the file for it.
+    pub(crate) fn is_logged_in_its_file(&self) -> bool {
+        let number = |fd: &OwnedFd| {
+            let of = File::from(fd.try_clone()?).metadata()?;
+            io::Result::Ok((of.dev(), of.ino()))
+        };
+        let numbers = [&self.log, &self.log_file].map(|fd| fd.as_ref().map(number));
+        matches!(numbers, [Some(Ok(log)), Some(Ok(file))] if log == file)
+    }
+
+    /// Returns whether it may be kept: what is kept states what the machine gave back.
+    pub(crate) fn may_be_kept(&self) -> bool {
+        self.log.is_none() || self.is_logged_in_its_file()
     }
 
     /// Returns whether a machine may come of it, and not a program that attaches.

@@ -393,8 +393,6 @@ impl Keeper {
         self.manager = Some(manager);
         for key in self.connections.keys().copied().collect::<Vec<_>>() {
             if self.connections.get(&key).is_some_and(|one| one.kept_bytes.is_none()) {
-                // First, since a machine without a log is taken for one that gave nothing back.
-                self.keep_log(key, false);
                 self.keep_machine(key);
             }
         }
@@ -404,11 +402,16 @@ impl Keeper {
     /// Has a machine kept, as far as its message has come.
     fn keep_machine(&mut self, key: u64) {
         let (manager, connection) = (self.manager.as_ref(), self.connections.get_mut(&key));
-        let Some(connection) = connection.filter(|one| one.is_worth_keeping()) else { return };
+        let Some(connection) = connection.filter(|one| one.is_worth_keeping() && one.may_be_kept())
+        else {
+            return;
+        };
         if let Some(recovery) = &self.recovery {
             recovery.keep_machine(&self.image, key, connection);
         }
         if let Some(manager) = manager {
+            // Without it, a warning was printed, or there is no memory for it.
+            let _ = make_log(self.recovery.as_ref(), connection);
             manager.keep_machine(&self.path, &self.image, key, connection);
         }
         if manager.is_some() || self.recovery.is_some() {
@@ -417,15 +420,30 @@ impl Keeper {
         }
     }
 
-    /// Has the service manager keep the log of a machine, in place of those before if it is a new one.
-    fn keep_log(&mut self, key: u64, is_new: bool) {
-        let (manager, connection) = (self.manager.as_ref(), self.connections.get_mut(&key));
-        let (Some(manager), Some(connection)) = (manager, connection) else { return };
-        manager.keep_log(&self.path, connection);
-        if is_new {
-            manager.discard_logs(&self.path, connection);
+    /// Keeps a machine whose worker begins to read what it gives back, if that is logged in the file for it. Otherwise
+    /// what is kept of the machine is given up.
+    fn keep_logged(&mut self, key: u64) {
+        let Some(connection) = self.connections.get_mut(&key) else { return };
+        if !connection.may_be_a_machine() {
+            return;
         }
-        connection.logs += 1;
+        if connection.is_logged_in_its_file() {
+            match &self.recovery {
+                _ if connection.kept_bytes.is_none() => self.keep_machine(key),
+                Some(recovery) if !recovery.has_machine(connection.id) => {
+                    recovery.keep_machine(&self.image, key, connection);
+                }
+                _ => {}
+            }
+            return;
+        }
+        connection.log_file = None;
+        if let Some(recovery) = &self.recovery {
+            recovery.discard(connection.id);
+        }
+        if let (Some(manager), Some(_)) = (&self.manager, connection.kept_bytes.take()) {
+            manager.discard_machine(&self.path, connection);
+        }
     }
 
     /// Removes a connection, also from what is kept.
@@ -709,10 +727,9 @@ impl Keeper {
             let Some(key) = self.news.pop_front() else { return };
             let Some(connection) = self.connections.get_mut(&key) else { continue };
             (worker.asks, worker.taking) = (false, Some(key));
-            if let Some(recovery) = self.recovery.as_ref().filter(|_| connection.may_be_a_machine())
-            {
+            if connection.may_be_a_machine() {
                 // If it fails, so it does when the machine is kept, which warns.
-                let _ = recovery.make_log(connection);
+                let _ = make_log(self.recovery.as_ref(), connection);
             }
             if link::hand_over(&worker.socket, key, connection).is_err() {
                 return self.worker_ended();
@@ -848,16 +865,9 @@ impl Keeper {
                     }
                     connection.is_ended = true;
                     connection.log = fds.into_iter().next();
-                    // If it is of another keeper: its file has all of the log before only now.
-                    if let Some(recovery) = &self.recovery
-                        && connection.may_be_a_machine()
-                    {
-                        recovery.keep_logged(&self.image, key, connection);
-                    }
                 }
-                if self.connections.get(&key).is_some_and(|one| one.kept_bytes.is_some()) {
-                    self.keep_log(key, true);
-                }
+                // If it is of another keeper: its file has all of the log before only now.
+                self.keep_logged(key);
                 if let Some(worker) = &self.worker {
                     // It has died otherwise, which the next wait reports.
                     let _ = link::log_is_kept(&worker.socket);
@@ -1106,5 +1116,17 @@ impl fmt::Debug for Keeper {
             .field("options", &self.options)
             .field("served", &self.served)
             .finish_non_exhaustive()
+    }
+}
+/// Makes the file for the log of a machine, in the folder for recovery if there is one.
+fn make_log(recovery: Option<&Recovery>, connection: &mut Connection) -> io::Result<()> {
+    match recovery {
+        Some(recovery) => recovery.make_log(connection),
+        None => {
+            if connection.log_file.is_none() {
+                connection.log_file = Some(uzone_os::memory_file("uzone-events", &[])?.into());
+            }
+            Ok(())
+        }
     }
 }

@@ -2,10 +2,12 @@
 //! notifications, and keeps the descriptors of machines while neither process of a server lives; [`Passed`]
 //! is what it passes to the next one, and to one that it starts when a machine connects.
 //!
-//! A machine is kept as one message with four descriptors of one name: the stream, the process, the
-//! userfaultfd, and a file in memory with what its monitor sent; if it sends more, another file follows. They
-//! come back in any order and are told apart by what they are, and files by their lengths. The log of what its worker reads follows under a name with a number: the next
-//! one is kept before the last is discarded.
+//! A machine is kept as one message with five descriptors of one name: the stream, the process, the
+//! userfaultfd, a file in memory with what its monitor sent, and the file for the log of what it gives back, which its
+//! workers write one after the other; if the monitor sends more, another file follows. They come back in any order and
+//! are told apart by what they are, and files with what was sent by their lengths. A manager drops what it has no room
+//! for without an answer, so a machine of which a part is missing is not served: without its log nothing states what it
+//! gave back.
 //!
 //! Source: sd_notify(3), sd_pid_notify_with_fds(3), sd_listen_fds(3).
 
@@ -23,20 +25,23 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use uzone_fault::EventLog;
 use uzone_os::{memory_file, passed_descriptors, peer};
 
 use crate::connection::{Connection, Kept};
 use crate::error::ServeError;
 use crate::estate::Estate;
 use crate::link;
-use crate::options::ServerOptions;
+use crate::options::{OnFailure, ServerOptions};
 use crate::socket::ListeningSocket;
 
 /// How long the manager may take to take a message.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// How long the name of a descriptor may be.
 const NAME_BYTES: usize = 255;
-/// How much of a file of a machine is read.
+/// The name of a file in memory with what a monitor sent.
+const STATE_FILE: &str = "uzone-machine";
+/// How much of it is read.
 const STATE_BYTES: usize = 128 << 10;
 
 /// A socket to the service manager.
@@ -118,7 +123,7 @@ impl ServiceManager {
         self.discard(&name("socket", path));
     }
 
-    /// Has a machine kept, with what its monitor sent so far.
+    /// Has a machine kept, with what its monitor sent so far and the file for its log.
     pub(crate) fn keep_machine(
         &self,
         path: &Path,
@@ -126,14 +131,18 @@ impl ServiceManager {
         session: u64,
         connection: &Connection,
     ) {
-        let Some(userfaultfd) = connection.userfaultfd() else { return };
+        let (Some(userfaultfd), Some(log)) = (connection.userfaultfd(), &connection.log_file)
+        else {
+            return;
+        };
         let state = State { image: image.to_owned(), kept: connection.kept(session) };
         let file = link::titled(&state, &connection.bytes)
-            .and_then(|bytes| memory_file("uzone-machine", &bytes));
+            .and_then(|bytes| memory_file(STATE_FILE, &bytes));
         match file {
             Ok(file) => {
-                let fds = [connection.stream.as_fd(), connection.peer.as_fd(), userfaultfd.as_fd()];
-                self.keep(&machine(connection.id, path), &[&fds[..], &[file.as_fd()]].concat());
+                let (stream, peer) = (connection.stream.as_fd(), connection.peer.as_fd());
+                let fds = [stream, peer, userfaultfd.as_fd(), log.as_fd(), file.as_fd()];
+                self.keep(&machine(connection.id, path), &fds);
             }
             Err(cause) => {
                 tracing::warn!(%cause, "a machine is not kept by the service manager");
@@ -141,26 +150,9 @@ impl ServiceManager {
         }
     }
 
-    /// Has the latest log of a machine kept.
-    pub(crate) fn keep_log(&self, path: &Path, connection: &Connection) {
-        if let Some(log) = &connection.log {
-            self.keep(&log_of(connection.id, connection.logs, path), &[log.as_fd()]);
-        }
-    }
-
-    /// Gives up the logs before the latest one, which is another file: what is kept already is not kept
-    /// under a second name.
-    pub(crate) fn discard_logs(&self, path: &Path, connection: &Connection) {
-        // A keeper that followed on another has left numbers out.
-        for number in connection.logs.saturating_sub(3)..connection.logs {
-            self.discard(&log_of(connection.id, number, path));
-        }
-    }
-
     /// Gives up a machine and its log.
     pub(crate) fn discard_machine(&self, path: &Path, connection: &Connection) {
         self.discard(&machine(connection.id, path));
-        self.discard_logs(path, connection);
     }
 }
 
@@ -193,10 +185,6 @@ fn name(what: &str, path: &Path) -> String {
 
 fn machine(id: u64, path: &Path) -> String {
     name(&format!("machine.{id:x}"), path)
-}
-
-fn log_of(id: u64, number: u64, path: &Path) -> String {
-    name(&format!("log.{id:x}.{number}"), path)
 }
 
 /// The descriptors that the service manager passed to this process.
@@ -234,7 +222,8 @@ impl Passed {
         let kept = self.take(|name, _| name == listener).pop();
         let is_named = made.is_none();
         let manager = ServiceManager::of_environment();
-        let connections = self.machines(socket, manager.as_ref());
+        let kills = options.on_failure == OnFailure::Kill;
+        let connections = self.machines(socket, manager.as_ref(), kills);
         let fd = match made.or(kept) {
             Some((_, fd)) => {
                 let listener = UnixListener::from(fd);
@@ -254,32 +243,42 @@ impl Passed {
         Ok(Some(Estate { is_named, manager, ..Estate::new(Some(fd), connections, next) }))
     }
 
-    /// Takes the machines of the server of `socket`. What is left of others is discarded.
+    /// Takes the machines of the server of `socket`. What is left of others is discarded, and their processes are ended
+    /// if it `kills`: they would wait for ever.
     fn machines(
         &mut self,
         socket: &Path,
         manager: Option<&ServiceManager>,
+        kills: bool,
     ) -> BTreeMap<u64, Connection> {
-        let mut machines = BTreeMap::<u64, Machine>::new();
+        let mut machines = BTreeMap::<u64, Vec<_>>::new();
         for (name, fd) in self.take(|name, _| machine_of(name, socket).is_some()) {
-            if let Some((id, log)) = machine_of(&name, socket) {
-                machines.entry(id).or_default().add(log, name, fd);
+            if let Some(id) = machine_of(&name, socket) {
+                machines.entry(id).or_default().push((name, fd));
             }
         }
         let mut connections = BTreeMap::new();
-        for (id, mut machine) in machines {
-            // A process that was killed may have left a part of it.
-            let names = std::mem::take(&mut machine.names);
-            match machine.into_connection().filter(|(_, connection)| connection.id == id) {
-                Some((session, connection)) => {
+        for (id, parts) in machines {
+            let (names, parts): (Vec<_>, _) = parts.into_iter().unzip();
+            match connection_of(parts) {
+                Ok((session, connection)) if connection.id == id => {
                     let is_taken = connections.contains_key(&session);
                     let free = connections.keys().max().map_or(1, |last: &u64| last + 1);
                     connections.insert(if is_taken { free } else { session }, connection);
                 }
-                None => names.iter().for_each(|name| {
-                    tracing::warn!(name, "what is kept of a machine is not whole");
-                    manager.iter().for_each(|manager| manager.discard(name));
-                }),
+                parts => {
+                    let process = parts.err().flatten();
+                    let was_killed =
+                        kills && process.is_some_and(|process| peer::kill(process).is_ok());
+                    tracing::warn!(
+                        was_killed,
+                        "a part of what is kept of a machine is missing, so it is not served: FileDescriptorStoreMax \
+                         is to be five for each machine, and one"
+                    );
+                    manager
+                        .iter()
+                        .for_each(|manager| names.iter().for_each(|name| manager.discard(name)));
+                }
             }
         }
         connections
@@ -301,89 +300,81 @@ fn path_of(fd: &OwnedFd) -> Option<PathBuf> {
     Some(listener.local_addr().ok()?.as_pathname()?.to_owned())
 }
 
-/// Returns of which machine of a server a descriptor is, and the number of the log if it is one.
-fn machine_of(given: &str, path: &Path) -> Option<(u64, Option<u64>)> {
-    let mut parts = given.strip_prefix("uzone.")?.splitn(4, '.');
-    let (what, id) = (parts.next()?, u64::from_str_radix(parts.next()?, 16).ok()?);
-    let log = match what {
-        "machine" => None,
-        "log" => Some(parts.next()?.parse().ok()?),
-        _ => return None,
-    };
-    let named = log.map_or_else(|| machine(id, path), |log| log_of(id, log, path));
-    (named == given).then_some((id, log))
+/// Returns of which machine of a server a descriptor is.
+fn machine_of(given: &str, path: &Path) -> Option<u64> {
+    let id = given.strip_prefix("uzone.machine.")?.split('.').next()?;
+    let id = u64::from_str_radix(id, 16).ok()?;
+    (machine(id, path) == given).then_some(id)
 }
 
-/// What was kept of a machine.
-#[derive(Debug, Default)]
-struct Machine {
-    names: Vec<String>,
-    parts: Vec<OwnedFd>,
-    /// The latest log, and its number.
-    log: Option<(u64, OwnedFd)>,
-}
-
-impl Machine {
-    fn add(&mut self, log: Option<u64>, name: String, fd: OwnedFd) {
-        self.names.push(name);
-        match (log, &self.log) {
-            (None, _) => self.parts.push(fd),
-            (Some(number), Some((last, _))) if number < *last => {}
-            (Some(number), _) => self.log = Some((number, fd)),
+/// Returns the connection that was kept and the number of its session, or its process if a part is missing.
+fn connection_of(parts: Vec<OwnedFd>) -> Result<(u64, Connection), Option<OwnedFd>> {
+    let (mut stream, mut process, mut userfaultfd, mut log_file) = (None, None, None, None);
+    let mut sent = Vec::new();
+    for fd in parts {
+        let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+        let link = link.unwrap_or_default();
+        let link = link.to_string_lossy();
+        if link.starts_with("socket:") {
+            stream = Some(fd);
+        } else if link.contains("userfaultfd") {
+            userfaultfd = Some(fd);
+        } else if link.contains("pidfd") {
+            process = Some(fd);
+        } else if link.contains(STATE_FILE) {
+            sent.push(File::from(fd));
+        } else {
+            log_file = Some(fd);
         }
     }
-
-    /// Returns the connection and the number of its session, if all of it is there.
-    fn into_connection(self) -> Option<(u64, Connection)> {
-        let (mut stream, mut process, mut userfaultfd) = (None, None, None);
-        let mut files = Vec::new();
-        for fd in self.parts {
-            let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).ok()?;
-            let link = link.to_string_lossy();
-            if link.starts_with("socket:") {
-                stream = Some(fd);
-            } else if link.contains("userfaultfd") {
-                userfaultfd = Some(fd);
-            } else if link.contains("pidfd") {
-                process = Some(fd);
-            } else {
-                let file = File::from(fd);
-                files.push((file.metadata().ok()?.len(), file));
-            }
-        }
-        let (len, file) = files.into_iter().max_by_key(|(len, _)| *len)?;
-        let mut bytes = vec![0; usize::try_from(len).ok()?.min(STATE_BYTES)];
-        file.read_exact_at(&mut bytes, 0).ok()?;
+    let parts = stream.zip(userfaultfd).zip(log_file).zip(latest(sent));
+    let (Some(process), Some((((stream, userfaultfd), log_file), bytes))) = (&process, parts)
+    else {
+        return Err(process);
+    };
+    let found = (|| {
         let (State { image, kept }, rest) = link::parse_titled::<State>(&bytes).ok()?;
-        let (number, log) = self.log.unzip();
-        let kept = kept.of_the_dead(log.is_some());
-        let fds = [Some(stream?), Some(process?), log, Some(userfaultfd?)];
+        // A worker that was killed before it read anything has left no log in it.
+        let is_log = EventLog::is_in_file(&File::from(log_file.try_clone().ok()?)).ok()?;
+        let log = if is_log { Some(log_file.try_clone().ok()?) } else { None };
+        let kept = kept.of_the_dead(is_log);
+        let fds = [Some(stream), process.try_clone().ok(), log, Some(userfaultfd)];
         let fds = fds.into_iter().flatten().collect();
         let (session, mut connection) = Connection::from_kept(&kept, fds, rest.to_vec())?;
         connection.image = Some(image);
+        connection.log_file = Some(log_file);
         connection.kept_bytes = Some(connection.bytes.len());
-        connection.logs = number.map_or(0, |number| number + 1);
         Some((session, connection))
-    }
+    })();
+    found.ok_or_else(|| process.try_clone().ok())
+}
+
+/// Returns the bytes of the longest file: a monitor had sent the most by then.
+fn latest(sent: Vec<File>) -> Option<Vec<u8>> {
+    let len = |file: &File| file.metadata().map_or(0, |metadata| metadata.len());
+    let file = sent.into_iter().max_by_key(len)?;
+    let mut bytes = vec![0; usize::try_from(len(&file)).ok()?.min(STATE_BYTES)];
+    file.read_exact_at(&mut bytes, 0).ok()?;
+    Some(bytes)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixStream;
+
     use super::*;
 
     #[test]
     fn a_name_is_of_one_server_and_one_machine() {
         let path = Path::new("/run/a b:c.sock");
-        let (one, other) = (machine(0xab, path), log_of(0xab, 3, path));
+        let one = machine(0xab, path);
         assert_eq!(one, "uzone.machine.ab./run/a%20b%3Ac.sock");
-        assert_eq!(machine_of(&one, path), Some((0xab, None)));
-        assert_eq!(machine_of(&other, path), Some((0xab, Some(3))));
+        assert_eq!(machine_of(&one, path), Some(0xab));
         for given in [
             "uzone.socket./run/a%20b%3Ac.sock",
             "uzone.machine.x./run/a%20b%3Ac.sock",
             "uzone.machine.0ab./run/a%20b%3Ac.sock",
             "uzone.machine.7",
-            "uzone.log.7",
             "connection",
             "",
         ] {
@@ -393,12 +384,19 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_is_not_whole_is_none() {
-        let mut machine = Machine::default();
-        machine.add(None, String::new(), memory_file("test", b"{}\n").unwrap().into());
-        machine.add(Some(3), String::new(), memory_file("test", b"new").unwrap().into());
-        machine.add(Some(2), String::new(), memory_file("test", b"old").unwrap().into());
-        assert_eq!(machine.log.as_ref().map(|(number, _)| *number), Some(3));
-        assert!(machine.into_connection().is_none());
+    fn a_machine_of_which_a_part_is_missing_is_none_and_its_process_is_known() {
+        let (stream, _far) = UnixStream::pair().unwrap();
+        let peer = peer::Peer::of(&stream).unwrap();
+        let parts = || {
+            let state = memory_file(STATE_FILE, b"{}\n").unwrap();
+            let pidfd = peer.as_fd().try_clone_to_owned().unwrap();
+            vec![state.into(), stream.try_clone().unwrap().into(), pidfd]
+        };
+        assert!(connection_of(parts()).unwrap_err().is_some());
+        assert!(
+            connection_of(parts()[..2].iter().map(|fd| fd.try_clone().unwrap()).collect())
+                .unwrap_err()
+                .is_none()
+        );
     }
 }

@@ -16,7 +16,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fmt::Write;
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -78,16 +78,19 @@ impl Recovery {
     /// another part while an earlier server of that socket lives. Only its owner may read it.
     ///
     /// # Errors
-    /// [`ServeError::Recovery`] if it cannot be made, or other users can write in it or rename it.
+    /// [`ServeError::Recovery`] if it cannot be made, or other users can write in it or rename it, and
+    /// [`ServeError::Listen`] if the folder of the socket is not there.
     pub fn open(folder: &Path, socket: &Path) -> Result<Self, ServeError> {
-        Self::open_part(folder, socket)
+        let name = name_of(socket)
+            .map_err(|cause| ServeError::Listen { path: socket.to_owned(), cause })?;
+        Self::open_part(folder, &name)
             .map_err(|cause| ServeError::Recovery { path: folder.to_owned(), cause })
     }
 
-    fn open_part(folder: &Path, socket: &Path) -> io::Result<Self> {
-        let (folder, name) = (&std::path::absolute(folder)?, name_of(socket)?);
+    fn open_part(folder: &Path, name: &str) -> io::Result<Self> {
+        let folder = &std::path::absolute(folder)?;
         let part_of = |number| match number {
-            1 => folder.join(&name),
+            1 => folder.join(name),
             number => folder.join(format!("{name}.{number}")),
         };
         let mut held = None;
@@ -171,7 +174,7 @@ impl Recovery {
         let (log, machine) = (other.path.join(log_name(id)), other.path.join(machine_name(id)));
         // The server before has ended, so a copy is all of it.
         // The one beside the log is what it is: what was moved before may have been replaced since.
-        if move_file(&log, &self.log(id))? || !self.machine(id).exists() {
+        if move_file(&log, &self.log(id))? || !self.has_machine(id) {
             move_file(&machine, &self.machine(id))?;
         }
         discard_in(&other.path, id);
@@ -221,10 +224,6 @@ impl Recovery {
 
     /// Keeps a machine, with what its monitor sent so far.
     pub(crate) fn keep_machine(&self, image: &str, session: u64, connection: &mut Connection) {
-        if connection.log.is_some() && !is_logged_in_its_file(connection) {
-            // What is kept would not state what the machine gave back.
-            return;
-        }
         let path = self.machine(connection.id);
         let made = self.make_log(connection);
         if let Err(cause) =
@@ -246,17 +245,6 @@ impl Recovery {
         }
     }
 
-    /// Keeps a machine whose worker begins to read what it gives back, if that is logged in the file for it. Otherwise
-    /// what is kept of the machine is given up.
-    pub(crate) fn keep_logged(&self, image: &str, session: u64, connection: &mut Connection) {
-        if !is_logged_in_its_file(connection) {
-            connection.log_file = None;
-            self.discard(connection.id);
-        } else if !self.machine(connection.id).exists() {
-            self.keep_machine(image, session, connection);
-        }
-    }
-
     fn write_machine(
         &self,
         path: &Path,
@@ -275,6 +263,11 @@ impl Recovery {
         let part = path.with_extension("part");
         fs::write(&part, link::titled(&state, &connection.bytes)?)?;
         fs::rename(part, path)
+    }
+
+    /// Returns whether a machine is kept.
+    pub(crate) fn has_machine(&self, id: u64) -> bool {
+        self.machine(id).exists()
     }
 
     /// Makes the file for the log of a machine. A connection has it also in the next processes.
@@ -420,16 +413,6 @@ fn may_pass(cause: &io::Error) -> bool {
     cause.raw_os_error().is_some_and(|error| of_system.contains(&error))
 }
 
-/// Returns whether what a machine gives back is logged in the file for it.
-fn is_logged_in_its_file(connection: &Connection) -> bool {
-    let number = |fd: &OwnedFd| {
-        let of = File::from(fd.try_clone()?).metadata()?;
-        io::Result::Ok((of.dev(), of.ino()))
-    };
-    let numbers = [&connection.log, &connection.log_file].map(|fd| fd.as_ref().map(number));
-    matches!(numbers, [Some(Ok(log)), Some(Ok(file))] if log == file)
-}
-
 /// Returns whether a folder is this user's alone.
 fn is_private(folder: &Path) -> io::Result<bool> {
     let (own, of) = (fs::metadata("/proc/self")?.uid(), fs::metadata(folder)?);
@@ -542,7 +525,7 @@ mod tests {
 
     fn connection_with_a_log(id: u64) -> Connection {
         let mut connection = connection(id);
-        connection.log_file = Some(File::open("/dev/null").unwrap().into());
+        connection.log_file = Some(fs::File::open("/dev/null").unwrap().into());
         connection
     }
 
