@@ -472,11 +472,11 @@ fn a_server_that_takes_over_leaves_nothing_of_its_machines_in_another_folder() {
     let start = |folder: &str, more: &[&str]| {
         start(&[&[&image, "--socket", &socket, "--recover", folder], more].concat())
     };
-    let server = start(&folders[0], &[]);
-    let Some(machine) = Machine::connect(&socket) else { return drop(server.stop()) };
-    machine.check(0, &page_of(0));
-    let mut last = server;
-    for (page, folder) in (0..).zip([&folders[1], &folders[0], &folders[1]]) {
+    let mut last = start("none", &[]);
+    let Some(machine) = Machine::connect(&socket) else { return drop(last.stop()) };
+    machine.check(PAGES - 1, &page_of(PAGES - 1));
+    last.event("connected");
+    for (page, folder) in (0..).zip([&folders[0], &folders[1], "none", &folders[0], &folders[1]]) {
         let mut next = start(folder, &["--take-over"]);
         next.event("taken_over");
         wait_for_the_end(&[last.pid()]);
@@ -496,10 +496,10 @@ fn a_server_that_takes_over_leaves_nothing_of_its_machines_in_another_folder() {
     other.kill();
     let mut server = start(&folders[1], &[]);
     server.event("taken_over");
-    for page in 0..3 {
+    for page in 0..5 {
         machine.check(page, &[0; 4096]);
     }
-    machine.check(3, &page_of(3));
+    machine.check(5, &page_of(5));
     drop(machine);
     server.kill();
     fs::remove_dir_all(elsewhere).expect("it is ours");

@@ -275,6 +275,7 @@ impl Keeper {
     fn take_what_is_kept(&mut self, estate: &mut Estate) {
         match (&self.recovery, estate.folder.take()) {
             (Some(recovery), folder) => {
+                let connections = estate.connections.values_mut();
                 if let Some(before) = folder {
                     let absorbed = recovery.absorb(&before);
                     // Also the notes on it, and on what an earlier server had to take here.
@@ -284,9 +285,11 @@ impl Keeper {
                         let path = before.path.display();
                         tracing::warn!(%cause, %path, "what is kept of machines is kept anew elsewhere");
                     }
-                    let connections = estate.connections.values_mut();
-                    connections.for_each(|connection| recovery.find_log(connection, &before));
+                    connections.for_each(|connection| recovery.find_log(connection, Some(&before)));
                     before.remove();
+                } else if estate.manager.is_none() {
+                    // What a service manager keeps has its own log.
+                    connections.for_each(|connection| recovery.find_log(connection, None));
                 }
                 recovery.complete(&mut estate.connections);
                 let last = estate.connections.keys().max().copied().unwrap_or(0);
@@ -1118,6 +1121,7 @@ impl fmt::Debug for Keeper {
             .finish_non_exhaustive()
     }
 }
+
 /// Makes the file for the log of a machine, in the folder for recovery if there is one.
 fn make_log(recovery: Option<&Recovery>, connection: &mut Connection) -> io::Result<()> {
     match recovery {

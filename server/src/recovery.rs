@@ -201,14 +201,17 @@ impl Recovery {
         Ok(())
     }
 
-    /// Goes on with the log of a machine that was taken from another folder. What is kept of one that was not is kept
-    /// anew; there it is given up in any case, since it would be taken later for all that the machine gave back.
-    pub(crate) fn find_log(&self, connection: &mut Connection, before: &HeldFolder) {
+    /// Goes on with the log of a machine that was taken from another folder, if it was there. What is kept of another one
+    /// is kept anew; in that folder it is given up in any case, since it would be taken later for all that the machine
+    /// gave back.
+    pub(crate) fn find_log(&self, connection: &mut Connection, before: Option<&HeldFolder>) {
         if connection.log_file.is_some() {
             let log = OpenOptions::new().read(true).write(true).open(self.log(connection.id));
             connection.log_file = log.ok().map(OwnedFd::from);
         }
-        discard_in(&before.path, connection.id);
+        if let Some(before) = before {
+            discard_in(&before.path, connection.id);
+        }
     }
 
     /// Takes all that is in the folders of servers which have ended.
