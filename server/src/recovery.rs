@@ -23,6 +23,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use uzone_fault::EventLog;
@@ -44,6 +46,11 @@ const ABSORBS: &str = "absorbs.";
 
 /// How many servers of one socket may live at a time, all but one of which accept no more machines.
 const SERVERS: u32 = 64;
+
+/// How long to wait for machines that another server has taken from one that was killed: it may not start after all, and
+/// end. One that accepts no more machines has its own for longer.
+const STARTS: Duration = Duration::from_millis(300);
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// The folder of the server with one socket.
 #[derive(Debug)]
@@ -347,8 +354,17 @@ impl Recovery {
         options: &ServerOptions,
     ) -> Result<Option<Estate>, ServeError> {
         let failed = |cause| ServeError::Recovery { path: self.held.path.clone(), cause };
-        let ids = self.absorb_the_dead().and_then(|()| machines_in(&self.held.path));
-        let ids = ids.map_err(failed)?;
+        let begun = Instant::now();
+        let ids = loop {
+            let ids = self.absorb_the_dead().and_then(|()| machines_in(&self.held.path));
+            let ids = ids.map_err(failed)?;
+            let has_machines = |path: &PathBuf| machines_in(path).is_ok_and(|ids| !ids.is_empty());
+            if !ids.is_empty() || begun.elapsed() >= STARTS || !self.others.iter().any(has_machines)
+            {
+                break ids;
+            }
+            thread::sleep(PAUSE);
+        };
         if ids.is_empty() {
             return Ok(None);
         }
@@ -502,7 +518,6 @@ fn name_of(socket: &Path) -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
-    use std::time::{Duration, Instant};
 
     use super::*;
 
@@ -652,6 +667,29 @@ mod tests {
         for folder in [from, to, &other] {
             fs::remove_dir(folder).unwrap();
         }
+    }
+
+    #[test]
+    fn machines_that_a_server_has_which_does_not_start_after_all_are_taken_by_another() {
+        let folder = std::env::temp_dir().join(format!("uzone-starts-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let socket = folder.join("s");
+        let (kept, options) = (folder.join("kept"), ServerOptions::default());
+        // A child that another test forked may have the lock for longer.
+        until(|| {
+            let first = Recovery::open(&kept, &socket).unwrap();
+            fs::write(first.log(1), "").unwrap();
+            fs::write(first.machine(1), "").unwrap();
+            let second = Recovery::open(&kept, &socket).unwrap();
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    thread::sleep(Duration::from_millis(50));
+                    drop(first);
+                });
+                second.estate(&socket, &options).unwrap()
+            })
+        });
+        fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]
