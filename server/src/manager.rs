@@ -4,10 +4,10 @@
 //!
 //! A machine is kept as one message with five descriptors of one name: the stream, the process, the
 //! userfaultfd, a file in memory with what its monitor sent, and the file for the log of what it gives back, which its
-//! workers write one after the other; if the monitor sends more, another file follows. They come back in any order and
-//! are told apart by what they are, and files with what was sent by their lengths. A manager drops what it has no room
-//! for without an answer, so a machine of which a part is missing is not served: without its log nothing states what it
-//! gave back.
+//! workers write one after the other; if the monitor sends more, another file follows. They come back in any order: the
+//! kind of a descriptor shows which it is, and of the files with what was sent the longest counts. The service manager
+//! drops a descriptor without an answer if it has no room, so a machine of which a part is missing is not served:
+//! without its log, nothing states what it gave back.
 //!
 //! Source: sd_notify(3), sd_pid_notify_with_fds(3), sd_listen_fds(3).
 
