@@ -529,7 +529,7 @@ mod tests {
                 return found;
             }
             assert!(Instant::now() < give_up, "the folder stays locked");
-            std::thread::sleep(Duration::from_millis(1));
+            thread::sleep(Duration::from_millis(1));
         }
     }
 
