@@ -107,7 +107,7 @@ pub use advise::Collapsed;
 pub use bytes::AccessError;
 pub use dax::DaxDevice;
 pub use exclusive::{Exclusive, Exclusivity};
-pub use file_writes::{not_readable, not_writable};
+pub use file_writes::{check_readable, check_writable};
 pub use fixed_buffers::FixedBuffers;
 pub use hugepages::HugeSize;
 pub use libpmem::LibPmem;

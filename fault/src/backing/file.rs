@@ -55,9 +55,7 @@ impl FileBacking {
     /// open for reading, and [`io::ErrorKind::InvalidInput`] if it is with `O_DIRECT`: pages are copied from the page
     /// cache.
     pub fn new(file: File) -> io::Result<Self> {
-        if let Some((kind, why)) = uzone_os::not_readable(&file)? {
-            return Err(io::Error::new(kind, why));
-        }
+        uzone_os::check_readable(&file)?;
         let len = file.metadata()?.len();
         let map = |file: File| {
             let (access, sharing) = (Access::ReadOnly, Sharing::Shared);
@@ -76,10 +74,8 @@ impl FileBacking {
     /// The error of the system, and [`io::ErrorKind::PermissionDenied`] if it is not open for writing, or
     /// for appending: then what is written would not go where it belongs.
     pub fn writable(file: File) -> io::Result<Self> {
-        match uzone_os::not_writable(&file)? {
-            None => Ok(Self { is_writable: true, ..Self::new(file)? }),
-            Some(why) => Err(io::Error::new(io::ErrorKind::PermissionDenied, why)),
-        }
+        uzone_os::check_writable(&file)?;
+        Ok(Self { is_writable: true, ..Self::new(file)? })
     }
 
     /// Reads what the cache has from `at` on. Returns how many bytes of `out` are right: those
