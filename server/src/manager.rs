@@ -254,12 +254,11 @@ impl Passed {
         let mut machines = BTreeMap::<u64, Vec<_>>::new();
         for (name, fd) in self.take(|name, _| machine_of(name, socket).is_some()) {
             if let Some(id) = machine_of(&name, socket) {
-                machines.entry(id).or_default().push((name, fd));
+                machines.entry(id).or_default().push(fd);
             }
         }
         let mut connections = BTreeMap::new();
         for (id, parts) in machines {
-            let (names, parts): (Vec<_>, _) = parts.into_iter().unzip();
             match connection_of(parts) {
                 Ok((session, connection)) if connection.id == id => {
                     let is_taken = connections.contains_key(&session);
@@ -275,9 +274,7 @@ impl Passed {
                         "a part of what is kept of a machine is missing, so it is not served: FileDescriptorStoreMax \
                          is to be five for each machine, and one"
                     );
-                    manager
-                        .iter()
-                        .for_each(|manager| names.iter().for_each(|name| manager.discard(name)));
+                    manager.iter().for_each(|manager| manager.discard(&machine(id, socket)));
                 }
             }
         }
