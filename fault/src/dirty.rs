@@ -237,7 +237,7 @@ impl Tracker {
     }
 
     /// Removes the marker of a page that is about to be made a bad one. If there is a page in its place after all,
-    /// it may be written from then on, so it is dirty. Returns what the caller is to be told if it has to ask again.
+    /// it may be written from then on, so it is dirty. Returns the reply if the caller has to ask again.
     fn remove_marker(&self, page: u64) -> Result<Option<Answered>, UffdError> {
         let How::Sync(states) = &self.how else { return Ok(None) };
         if !self.leaves_markers() {
