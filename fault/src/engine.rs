@@ -2,6 +2,44 @@
 //!
 //! Cost: a mapping is one userfaultfd, about 40 KiB, and 8 bytes of descriptor a page. Those are written
 //! when their page is touched, but for mappings of up to 262,144 pages, which have theirs from the start.
+//!
+//! | file | mechanism |
+//! |---|---|
+//! | `window` | [`Window`](crate::Window): what a backing is offered, and what the kernel's replies do to it |
+//! | `core` | the decisions about a fault |
+//! | `pages` | the pages of one size of a mapping, with the kernel that installs them |
+//! | `kernel` | installing pages, behind a trait for the tests |
+//! | `costs` | what faults cost, measured |
+//! | `event_loop`, `inbox` | the reader threads, and the messages to them |
+//! | `mapping_reader` | one mapping, as its reader sees it |
+//! | `pager` | its pages of one size, and the answers to their faults |
+//! | `pending`, `staged` | the pages that threads wait for, and those that another thread installs |
+//! | `handed_over` | waking threads that wait in a handler for the reader |
+//! | `prefetch` | pages that will be touched, installed before they are |
+//! | `budget` | the most that is done for one mapping |
+//! | `io_pool` | the I/O threads |
+//! | `threads`, `process` | the threads of engines, and the process that has them |
+//! | `follow`, `placement` | on which CPU a reader runs, and where it should, measured |
+
+pub(crate) mod budget;
+pub(crate) mod core;
+pub(crate) mod costs;
+pub(crate) mod event_loop;
+pub(crate) mod follow;
+mod handed_over;
+pub(crate) mod inbox;
+pub(crate) mod io_pool;
+pub(crate) mod kernel;
+pub(crate) mod mapping_reader;
+mod pager;
+pub(crate) mod pages;
+pub(crate) mod pending;
+pub(crate) mod placement;
+pub(crate) mod prefetch;
+pub(crate) mod process;
+mod staged;
+mod threads;
+pub(crate) mod window;
 
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -18,23 +56,23 @@ use uzone_zone::{PagemapOps, Zone};
 
 use crate::backing::hooks::sealed::Sealed;
 use crate::backing::{Backing, Memory};
-use crate::core::Core;
-use crate::dirty::Tracker;
+use crate::engine::core::Core;
+use crate::engine::event_loop::{Attached, EventLoop};
+use crate::engine::handed_over::HandedOver;
+use crate::engine::kernel::Kernel;
+use crate::engine::mapping_reader::{MappingReader, ReaderParts, Sources};
+use crate::engine::pages::Policy;
+use crate::engine::process::Process;
+use crate::engine::threads::Threads;
 use crate::error::{MapError, at_most};
-use crate::event_loop::{Attached, EventLoop};
-use crate::fault_memory::FaultMemory;
-use crate::handed_over::HandedOver;
-use crate::kernel::Kernel;
-use crate::lazy::LazyMapping;
-use crate::mapping_reader::{MappingReader, ReaderParts, Sources};
+use crate::huge::transparent::{self, Transparent};
+use crate::memory::fault_memory::FaultMemory;
+use crate::memory::lazy::LazyMapping;
+use crate::memory::populate::Producer;
 use crate::options::{Answer, EngineOptions, HugePages, LazyOptions, Reader};
-use crate::page_states::PageStates;
-use crate::pages::Policy;
-use crate::populate::Producer;
-use crate::process::Process;
-use crate::record::Recorder;
-use crate::threads::Threads;
-use crate::transparent::{self, Transparent};
+use crate::track::dirty::Tracker;
+use crate::track::page_states::PageStates;
+use crate::track::record::Recorder;
 
 /// How many bytes are read from a backing at once.
 const STAGING: u64 = 256 << 10;

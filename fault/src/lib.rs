@@ -38,110 +38,55 @@
 //! ready (`io_pool`). A sequential reader gets the whole window before it goes on; any other thread gets
 //! one page, and the neighbours follow.
 //!
-//! | file | mechanism |
+//! | folder | what is in it |
 //! |---|---|
-//! | `engine` | [`Engine`]: makes mappings, and owns the threads |
-//! | `options` | [`EngineOptions`], [`LazyOptions`] |
-//! | `lazy` | [`LazyMapping`]: memory of this process |
-//! | `adopted` | [`AdoptedMemory`]: memory of another process |
-//! | `blocks` | the blocks of that of which huge pages can be made |
+//! | `engine` | [`Engine`]: makes mappings, owns the threads, and answers faults |
+//! | `memory` | [`LazyMapping`], [`AdoptedMemory`]: the memory whose faults are answered |
 //! | `backing` | [`Backing`] and the back ends |
-//! | `window` | [`Window`]: what a backing is offered, and what the kernel's replies do to it |
-//! | `core` | the decisions about a fault |
-//! | `costs` | what faults cost, measured |
-//! | `bad_pages` | making a page a bad one |
-//! | `page_states` | the state of each page |
-//! | `pages` | the pages of one size of a mapping, with the kernel that installs them |
-//! | `event_loop`, `inbox` | the reader threads, and the messages to them |
-//! | `mapping_reader` | one mapping, as its reader sees it |
-//! | `pager` | its pages of one size, and the answers to their faults |
-//! | `io_pool` | the I/O threads |
-//! | `placement` | where the reader should run, measured |
-//! | `pending` | the pages that threads wait for |
-//! | `staged` | pages that one thread produces and another installs |
-//! | `populate` | pages made present before they are touched, and for pins |
-//! | `budget` | the most that is done for one mapping |
-//! | `stats`, `observe` | what happened, in numbers, and how it is looked at |
-//! | `record` | latencies, a trace, and a USDT probe |
-//! | `fault_memory`, `remote_region` | the memory whose faults are answered, and where that of another process is |
-//! | `handed_over` | waking threads that wait in a handler for the reader |
-//! | `dirty` | which pages were written; `dirty/states` where each first write is an event |
-//! | `capture` | keeping pages of another process before they are written to |
-//! | `collapse` | making huge pages of filled ones |
-//! | `transparent`, `slot` | transparent huge pages, filled whole |
-//! | `rehearsal` | the part of a fault outside the kernel, for the benchmark |
-//! | `kernel` | installing pages, behind a trait for the tests |
+//! | `track` | the states of pages, what was written, and what happened |
+//! | `huge` | huge pages: made of small ones, or filled whole |
+//!
+//! `options` has [`EngineOptions`] and [`LazyOptions`], `error` what can go wrong, `stats` what happened in
+//! numbers, and `rehearsal` the part of a fault outside the kernel, for the benchmark.
 #![forbid(unsafe_code)]
 // The model of tests/loom.rs needs two files of this package and none of those that call the kernel.
 #![cfg(not(loom))]
 
-mod adopted;
 mod backing;
-mod bad_pages;
-mod blocks;
-mod budget;
-mod capture;
-mod collapse;
-mod core;
-mod costs;
-mod dirty;
 mod engine;
 mod error;
-mod event_loop;
-mod fault_memory;
-mod follow;
-mod handed_over;
-mod inbox;
-mod io_pool;
-mod kernel;
-mod lazy;
-mod mapping_reader;
-mod observe;
+mod huge;
+mod memory;
 mod options;
-#[cfg_attr(miri, path = "page_states/plain.rs")]
-mod page_states;
-mod pager;
-mod pages;
-mod pending;
-mod placement;
-mod populate;
-mod prefetch;
-mod process;
-mod record;
 #[doc(hidden)]
 pub mod rehearsal;
-mod remote_region;
-mod slot;
-mod staged;
 mod stats;
 mod sync;
-mod threads;
-mod transparent;
-mod window;
+mod track;
 
 #[cfg(test)]
 mod tests;
 
-pub use adopted::{AdoptedMemory, NotStopped};
 pub use backing::{
     Backing, CompositeBacking, CompositeBuilder, FileBacking, FunctionBacking, Memory,
     MemoryBacking, SharedBacking, ZeroBacking,
 };
-pub use budget::Budget;
-pub use capture::{Captured, KeptPages, WriteCapture};
-pub use collapse::{Collapsed, Uncollapsed};
 pub use engine::Engine;
+pub use engine::budget::Budget;
+pub use engine::placement::{ReaderPlace, ReaderPlacement};
+pub use engine::window::{Filled, Window};
 pub use error::{BackingError, Failure, LazyError, MapError};
-pub use lazy::LazyMapping;
+pub use huge::collapse::{Collapsed, Uncollapsed};
+pub use memory::adopted::{AdoptedMemory, NotStopped};
+pub use memory::lazy::LazyMapping;
+pub use memory::populate::Populate;
+pub use memory::remote_region::RemoteRegion;
 pub use options::{
     Answer, AnsweredBy, EngineOptions, HugePages, LazyOptions, Reader, Refusal, WriteTracking,
 };
-pub use placement::{ReaderPlace, ReaderPlacement};
-pub use populate::Populate;
-pub use record::{FaultOutcome, FaultRecord, FaultTrace, Latency};
-pub use remote_region::RemoteRegion;
 pub use stats::FaultStats;
-pub use window::{Filled, Window};
+pub use track::capture::{Captured, KeptPages, WriteCapture};
+pub use track::record::{FaultOutcome, FaultRecord, FaultTrace, Latency};
 
 // What calls here take and return of the packages below, and what their documentation recommends.
 pub use uzone_os::uffd::{

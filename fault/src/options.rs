@@ -10,7 +10,7 @@ use uzone_os::uffd::KernelFaults;
 use uzone_pages::{Advice, FaultAround};
 use uzone_zone::Zone;
 
-use crate::budget::Budget;
+use crate::engine::budget::Budget;
 use crate::error::Failure;
 
 /// How many readers an engine has by default, if it may use as many CPUs.

@@ -15,20 +15,20 @@ use uzone_os::uffd::{
 use uzone_os::{Anonymous, Mapping, Vaddr};
 use uzone_pages::{ByteLen, Content, PageSize};
 
-use crate::budget::Budget;
-use crate::core::Core;
+use crate::engine::budget::Budget;
+use crate::engine::core::Core;
+use crate::engine::event_loop::EventLoop;
+use crate::engine::inbox::PagerKey;
+use crate::engine::io_pool::{IoPool, Submit};
+use crate::engine::kernel::{Fill, Kernel};
+use crate::engine::mapping_reader::{MappingReader, ReaderParts, Scratch, Sources};
+use crate::engine::pages::Policy;
 use crate::engine::pattern;
 use crate::error::MapError;
-use crate::event_loop::EventLoop;
-use crate::fault_memory::FaultMemory;
-use crate::inbox::PagerKey;
-use crate::io_pool::{IoPool, Submit};
-use crate::kernel::{Fill, Kernel};
-use crate::mapping_reader::{MappingReader, ReaderParts, Scratch, Sources};
+use crate::memory::fault_memory::FaultMemory;
 use crate::options::LazyOptions;
-use crate::page_states::PageStates;
-use crate::pages::Policy;
-use crate::record::Recorder;
+use crate::track::page_states::PageStates;
+use crate::track::record::Recorder;
 use crate::{Backing, ZeroBacking};
 
 /// A kernel that installs everything at once.

@@ -15,15 +15,15 @@ use uzone_pages::{
 
 use crate::backing::Backing;
 use crate::backing::continue_or_zero;
-use crate::core::produce::Produced;
-use crate::core::{Core, Outcome, ReaderState};
+use crate::engine::core::produce::Produced;
+use crate::engine::core::{Core, Outcome, ReaderState};
+use crate::engine::kernel::{Fill, Kernel};
+use crate::engine::pages::Policy;
+use crate::engine::window::{Filled, Window};
 use crate::error::{BackingError, caught};
-use crate::kernel::{Fill, Kernel};
-use crate::page_states::PageStates;
-use crate::pages::Policy;
-use crate::record::Recorder;
 use crate::rehearsal::Rehearsal;
-use crate::window::{Filled, Window};
+use crate::track::page_states::PageStates;
+use crate::track::record::Recorder;
 
 const PAGES: u64 = 192;
 const PAGE: usize = 4096;

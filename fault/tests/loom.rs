@@ -10,7 +10,7 @@ mod sync {
     pub(crate) use loom::sync::Mutex;
     pub(crate) use std::sync::PoisonError;
 }
-#[path = "../src/bad_pages.rs"]
+#[path = "../src/track/bad_pages.rs"]
 #[allow(dead_code, unreachable_pub, reason = "it is the whole file of the library")]
 mod bad_pages;
 

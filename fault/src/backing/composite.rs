@@ -20,8 +20,8 @@ use uzone_pages::{ByteLen, FaultAround, PageSize};
 use crate::backing::hooks::sealed::Sealed;
 use crate::backing::hooks::{Backing, Memory};
 use crate::backing::zero::ZeroBacking;
+use crate::engine::window::Window;
 use crate::error::{BackingError, MapError};
-use crate::window::Window;
 
 struct Part {
     range: Range<u64>,

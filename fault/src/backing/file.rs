@@ -26,8 +26,8 @@ use uzone_pages::ByteLen;
 
 use crate::backing::hooks::Backing;
 use crate::backing::hooks::sealed::Sealed;
+use crate::engine::window::{Filled, Window};
 use crate::error::BackingError;
-use crate::window::{Filled, Window};
 
 /// A run of pages that are not all cached is looked at in halves, down to this many bytes.
 const SMALLEST_HALF: u64 = 16 << 10;

@@ -5,8 +5,8 @@ use std::fmt;
 use uzone_pages::ByteLen;
 
 use crate::backing::hooks::Backing;
+use crate::engine::window::Window;
 use crate::error::BackingError;
-use crate::window::Window;
 
 /// Pages that a closure of the caller's fills: it is given an offset and whole pages to write to.
 ///

@@ -6,8 +6,8 @@ use uzone_os::Sharing;
 use uzone_os::uffd::in_thread::Source;
 use uzone_pages::{ByteLen, FaultAround, PageSize};
 
+use crate::engine::window::Window;
 use crate::error::BackingError;
-use crate::window::Window;
 
 /// What the pages of a mapping are made of.
 #[derive(Debug)]

@@ -14,8 +14,8 @@ use uzone_pages::{ByteLen, FaultAround};
 
 use crate::backing::hooks::sealed::Sealed;
 use crate::backing::hooks::{Backing, Memory};
+use crate::engine::window::{Filled, Window};
 use crate::error::{BackingError, MapError};
-use crate::window::{Filled, Window};
 
 /// The pages of a memory file, of the host's size or huge.
 #[derive(Debug)]

@@ -25,16 +25,16 @@ use uzone_os::{Mapping, Sharing};
 use uzone_pages::{ByteLen, Content, FaultAround, PageCount, PageSize};
 
 use crate::backing::hooks::{Backing, Memory};
-use crate::core::produce::Produced;
-use crate::core::{Core, ReaderState};
+use crate::engine::core::produce::Produced;
+use crate::engine::core::{Core, ReaderState};
+use crate::engine::kernel::{self, Fill, Kernel};
+use crate::engine::pages::Policy;
+use crate::engine::window::{Filled, Window};
 use crate::engine::{pattern, room};
 use crate::error::{BackingError, MapError};
-use crate::kernel::{self, Fill, Kernel};
 use crate::options::LazyOptions;
-use crate::page_states::PageStates;
-use crate::pages::Policy;
-use crate::record::Recorder;
-use crate::window::{Filled, Window};
+use crate::track::page_states::PageStates;
+use crate::track::record::Recorder;
 
 /// How long to wait before a page is looked at again that another thread produces.
 const PAUSE: Duration = Duration::from_micros(50);

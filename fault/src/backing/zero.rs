@@ -5,8 +5,8 @@ use uzone_pages::{ByteLen, FaultAround};
 
 use crate::backing::hooks::Backing;
 use crate::backing::hooks::sealed::Sealed;
+use crate::engine::window::Window;
 use crate::error::BackingError;
-use crate::window::Window;
 
 /// Pages of zeroes, as many as are asked for.
 #[derive(Clone, Copy, Debug, Default)]

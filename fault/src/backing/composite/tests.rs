@@ -9,11 +9,11 @@ use uzone_pages::{Advice, Content, FaultPattern, PageCount, Touch};
 
 use super::*;
 use crate::backing::FunctionBacking;
-use crate::core::{Core, ReaderState};
-use crate::kernel::{Fill, Kernel};
-use crate::page_states::PageStates;
-use crate::pages::Policy;
-use crate::record::Recorder;
+use crate::engine::core::{Core, ReaderState};
+use crate::engine::kernel::{Fill, Kernel};
+use crate::engine::pages::Policy;
+use crate::track::page_states::PageStates;
+use crate::track::record::Recorder;
 
 const PAGE: u64 = 4096;
 
@@ -195,7 +195,7 @@ proptest! {
                 core.map_ready(page..(page + count).min(pages), &mut state);
             } else if core.contents().get(page) == Content::Absent {
                 let outcome = core.fault(page, Touch::Read, &mut state);
-                if matches!(outcome, crate::core::Outcome::Produce { .. }) {
+                if matches!(outcome, crate::engine::core::Outcome::Produce { .. }) {
                     core.produce(page, &mut state).unwrap();
                 }
                 prop_assert!(kernel.0.lock().unwrap().contains_key(&page));
@@ -268,7 +268,7 @@ fn a_part_reaches_no_page_of_its_neighbours_also_when_it_panics() {
     let mut state = ReaderState::new(4096);
     // What was installed before the panic counts.
     assert_eq!(core.map_ready(0..4, &mut state), 2);
-    assert_eq!(core.fault(1, Touch::Read, &mut state), crate::core::Outcome::Answered);
+    assert_eq!(core.fault(1, Touch::Read, &mut state), crate::engine::core::Outcome::Answered);
     assert_eq!(kernel.0.lock().unwrap().get(&1), Some(&0x0707_0707_0707_0707));
 }
 

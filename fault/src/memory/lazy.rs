@@ -23,14 +23,14 @@ use uzone_os::{AccessError, Addr, Mapping};
 use uzone_pages::{ByteLen, Content, FaultAround, PageSize};
 use uzone_zone::Pinned;
 
-use crate::collapse::{Collapsed, Collapser, QuietCollapser};
-use crate::core::{Core, ReaderState};
-use crate::dirty::Tracker;
+use crate::engine::core::{Core, ReaderState};
+use crate::engine::event_loop::Attached;
 use crate::error::LazyError;
-use crate::event_loop::Attached;
+use crate::huge::collapse::{Collapsed, Collapser, QuietCollapser};
+use crate::memory::populate::{Populate, populate};
 use crate::options::AnsweredBy;
-use crate::populate::{Populate, populate};
 use crate::stats::Counters;
+use crate::track::dirty::Tracker;
 
 /// Memory of this process whose pages come from a backing when they are touched.
 ///
@@ -517,7 +517,7 @@ impl LazyMapping {
     }
 }
 
-crate::observe::observe!(LazyMapping, "the mapping");
+crate::track::observe::observe!(LazyMapping, "the mapping");
 
 /// Pages that are clean and not in the backing yet.
 struct Taken<'a> {

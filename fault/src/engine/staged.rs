@@ -9,8 +9,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use uzone_os::uffd::{Answered, UffdError};
 
+use crate::engine::kernel::{Fill, Kernel};
 use crate::error::BackingError;
-use crate::kernel::{Fill, Kernel};
 
 pub(crate) const LEFT_OUT: &str = "the backing left the page out";
 

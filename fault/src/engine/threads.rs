@@ -4,9 +4,9 @@
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use crate::engine::event_loop::EventLoop;
+use crate::engine::io_pool::IoPool;
 use crate::error::{MapError, at_most};
-use crate::event_loop::EventLoop;
-use crate::io_pool::IoPool;
 use crate::options::{EngineOptions, default_producers, default_readers};
 
 /// How many threads of one kind an engine has at most.

@@ -13,14 +13,14 @@ use uzone_os::uffd::{FaultKind, PageFault};
 use uzone_pages::{Content, Touch};
 
 use crate::backing::Memory;
-use crate::core::{Core, Outcome, ReaderState};
-use crate::costs::{CONTINUED_NS, COPIED_NS, CostMeter};
-use crate::fault_memory::FaultMemory;
-use crate::io_pool::{IoPool, PrefetchJob, Submit};
-use crate::pending::Awaited;
-use crate::prefetch::Group;
-use crate::record::{FaultOutcome, FaultRecord};
-use crate::staged::Staged;
+use crate::engine::core::{Core, Outcome, ReaderState};
+use crate::engine::costs::{CONTINUED_NS, COPIED_NS, CostMeter};
+use crate::engine::io_pool::{IoPool, PrefetchJob, Submit};
+use crate::engine::pending::Awaited;
+use crate::engine::prefetch::Group;
+use crate::engine::staged::Staged;
+use crate::memory::fault_memory::FaultMemory;
+use crate::track::record::{FaultOutcome, FaultRecord};
 
 /// How many pages may wait for room in the queue; if there are more, all waiting threads are woken.
 const PARKED: usize = 256;

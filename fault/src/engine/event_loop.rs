@@ -30,13 +30,13 @@ use std::time::{Duration, Instant};
 use uzone_os::numa;
 use uzone_os::uffd::EventSet;
 
+use crate::engine::follow::Follower;
+use crate::engine::inbox::{Inbox, Message, PagerKey};
+use crate::engine::io_pool::Submit;
+use crate::engine::mapping_reader::{MappingReader, Scratch};
+use crate::engine::prefetch::{Group, Prefetch};
+use crate::engine::process::Process;
 use crate::error::{caught, discard};
-use crate::follow::Follower;
-use crate::inbox::{Inbox, Message, PagerKey};
-use crate::io_pool::Submit;
-use crate::mapping_reader::{MappingReader, Scratch};
-use crate::prefetch::{Group, Prefetch};
-use crate::process::Process;
 
 /// The key of the bell.
 const BELL: u64 = u64::MAX;
@@ -432,18 +432,18 @@ mod tests {
 
     use super::*;
     use crate::backing::ZeroBacking;
-    use crate::budget::Budget;
-    use crate::core::Core;
+    use crate::engine::budget::Budget;
+    use crate::engine::core::Core;
+    use crate::engine::io_pool::IoPool;
+    use crate::engine::kernel::{Fill, Kernel};
+    use crate::engine::mapping_reader::{ReaderParts, Sources};
+    use crate::engine::pages::Policy;
     use crate::engine::pattern;
-    use crate::fault_memory::FaultMemory;
-    use crate::io_pool::IoPool;
-    use crate::kernel::{Fill, Kernel};
-    use crate::mapping_reader::{ReaderParts, Sources};
+    use crate::engine::pending::Awaited;
+    use crate::memory::fault_memory::FaultMemory;
     use crate::options::LazyOptions;
-    use crate::page_states::PageStates;
-    use crate::pages::Policy;
-    use crate::pending::Awaited;
-    use crate::record::Recorder;
+    use crate::track::page_states::PageStates;
+    use crate::track::record::Recorder;
 
     /// A kernel that panics when it is to wake a thread, once.
     struct Panicking(Arc<Registered>, AtomicBool);

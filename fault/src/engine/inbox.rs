@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use uzone_os::uffd::Doorbell;
 
-use crate::prefetch::Group;
-use crate::staged::Staged;
+use crate::engine::prefetch::Group;
+use crate::engine::staged::Staged;
 
 /// How long to wait where ringing failed.
 const RETRY: Duration = Duration::from_millis(1);

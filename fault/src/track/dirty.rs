@@ -37,8 +37,8 @@ use uzone_os::uffd::{Answered, Features, Install, Modes, Registered, UffdCall, U
 use uzone_os::{Anonymous, Exclusive, Mapped, Mapping, Sharing, WriteScan};
 use uzone_pages::{ByteLen, PageCount, PageSize};
 
+use crate::engine::kernel::{self, Fill, Kernel};
 use crate::error::{LazyError, MapError};
-use crate::kernel::{self, Fill, Kernel};
 use crate::options::{HugePages, WriteTracking};
 
 /// How long the kernel is asked again while the layout of the process changes.

@@ -15,9 +15,9 @@ use uzone_os::uffd::{
 };
 use uzone_pages::ByteLen;
 
-use crate::capture::CaptureSlot;
-use crate::kernel::{Fill, Kernel};
-use crate::remote_region::{RemoteRegion, offsets};
+use crate::engine::kernel::{Fill, Kernel};
+use crate::memory::remote_region::{RemoteRegion, offsets};
+use crate::track::capture::CaptureSlot;
 
 /// How long to retry while the kernel defers poisoning a page of a client's child.
 const PATIENCE: Duration = Duration::from_secs(2);

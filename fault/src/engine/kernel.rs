@@ -9,7 +9,7 @@ use uzone_os::Mapping;
 use uzone_os::uffd::{Answered, Install, Registered, UffdError};
 use uzone_pages::ByteLen;
 
-use crate::slot::Slot;
+use crate::huge::slot::Slot;
 
 /// What missing pages are filled with.
 #[derive(Clone, Copy, Debug)]

@@ -22,13 +22,13 @@ use std::thread::Builder;
 
 use uzone_pages::Content;
 
-use crate::core::{Core, ReaderState};
+use crate::engine::core::{Core, ReaderState};
+use crate::engine::inbox::{Inbox, PagerKey};
+use crate::engine::prefetch::{Group, Prefetch};
+use crate::engine::process::Process;
 use crate::error::{caught, discard};
-use crate::inbox::{Inbox, PagerKey};
-use crate::prefetch::{Group, Prefetch};
-use crate::process::Process;
-use crate::record::FaultOutcome;
 use crate::stats::Counters;
+use crate::track::record::FaultOutcome;
 
 /// How many pages may wait to be produced.
 pub(crate) const LIMIT: usize = 4096;

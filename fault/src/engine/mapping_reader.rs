@@ -15,15 +15,15 @@ use std::time::{Duration, Instant};
 use uzone_os::Vaddr;
 use uzone_os::uffd::{Event, EventBuffer, EventLog, EventSet, Handover, PageFault, Remote};
 
-use crate::budget::{Allowance, Budget};
-use crate::core::Core;
-use crate::fault_memory::FaultMemory;
-use crate::follow::{Followed, Waiters};
-use crate::io_pool::{IoPool, Submit};
-use crate::pager::{Pager, RETRY};
-use crate::prefetch::Group;
-use crate::record::{FaultRecord, Recorder};
-use crate::staged::Staged;
+use crate::engine::budget::{Allowance, Budget};
+use crate::engine::core::Core;
+use crate::engine::follow::{Followed, Waiters};
+use crate::engine::io_pool::{IoPool, Submit};
+use crate::engine::pager::{Pager, RETRY};
+use crate::engine::prefetch::Group;
+use crate::engine::staged::Staged;
+use crate::memory::fault_memory::FaultMemory;
+use crate::track::record::{FaultRecord, Recorder};
 
 /// How many events are read at once.
 pub(crate) const EVENTS: usize = 64;

@@ -14,9 +14,9 @@ use uzone_os::uffd::{Answered, UffdError};
 use uzone_os::{AccessError, Mapping};
 use uzone_pages::PageSize;
 
-use crate::kernel::{Fill, Kernel};
-use crate::pages::Pages;
-use crate::staged::StagingFiller;
+use crate::engine::kernel::{Fill, Kernel};
+use crate::engine::pages::Pages;
+use crate::engine::staged::StagingFiller;
 use crate::stats::Counters;
 
 /// Pages of a mapping, offered to its backing.

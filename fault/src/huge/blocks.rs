@@ -21,8 +21,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use uzone_os::Vaddr;
 use uzone_pages::{Content, FaultAround};
 
-use crate::core::Core;
-use crate::remote_region::RemoteRegion;
+use crate::engine::core::Core;
+use crate::memory::remote_region::RemoteRegion;
 
 /// A block that was not returned yet.
 #[derive(Debug)]

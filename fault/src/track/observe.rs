@@ -8,7 +8,7 @@ macro_rules! observe {
             /// Returns what happened so far.
             #[must_use]
             pub fn stats(&self) -> $crate::FaultStats {
-                $crate::core::Core::stats(self.cores())
+                $crate::engine::core::Core::stats(self.cores())
             }
 
             /// Returns how long faults took so far, by class and outcome. Those that threads answer

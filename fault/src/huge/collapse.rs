@@ -28,9 +28,9 @@ use uzone_os::uffd::Registered;
 use uzone_os::{Collapsed as Advised, SystemRoot, hugepages, priority};
 use uzone_pages::Content;
 
-use crate::core::Core;
+use crate::engine::core::Core;
+use crate::engine::process::Process;
 use crate::error::LazyError;
-use crate::process::Process;
 use crate::stats::Counters;
 
 /// Why a part of a range is not a huge page.

@@ -26,17 +26,17 @@ use uzone_pages::{
 };
 
 use crate::backing::Backing;
-use crate::costs::{COPIED_NS, CostMeter};
+use crate::engine::costs::{COPIED_NS, CostMeter};
+use crate::engine::kernel::{Fill, Kernel};
+use crate::engine::pages::{Pages, Policy};
+use crate::engine::pending::Pending;
+use crate::engine::prefetch::Prefetch;
+use crate::engine::window::{Progress, Window};
 use crate::error::{BackingError, caught};
-use crate::kernel::{Fill, Kernel};
 use crate::options::OnFailure;
-use crate::page_states::PageStates;
-use crate::pages::{Pages, Policy};
-use crate::pending::Pending;
-use crate::prefetch::Prefetch;
-use crate::record::{FaultOutcome, FaultRecord, Recorder};
 use crate::stats::{Counters, FaultStats};
-use crate::window::{Progress, Window};
+use crate::track::page_states::PageStates;
+use crate::track::record::{FaultOutcome, FaultRecord, Recorder};
 
 /// How many pages that were woken lately are remembered, with the threads that waited for them.
 const RECENT: usize = 64;

@@ -29,9 +29,9 @@ use uzone_os::uffd::{Answered, Install, Registered, UffdError};
 use uzone_os::{Anonymous, Exclusive, HugeAdvice, SystemRoot};
 use uzone_pages::{ByteLen, PageSize};
 
+use crate::engine::kernel::{Fill, Kernel};
 use crate::error::MapError;
-use crate::kernel::{Fill, Kernel};
-use crate::slot::Slot;
+use crate::huge::slot::Slot;
 
 /// A kernel that answers in small pages, and moves large ones.
 pub(crate) trait MovingKernel: Kernel {

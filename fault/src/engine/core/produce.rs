@@ -7,13 +7,13 @@ use uzone_os::uffd::{self, UffdError};
 use uzone_pages::Content;
 
 use super::{Core, ReaderState};
+use crate::engine::pending::Awaited;
+use crate::engine::staged::{LEFT_OUT, Staged, StagingFiller};
+use crate::engine::window::{Filled, Window};
 use crate::error::{BackingError, Failure, caught, chain, discard};
 use crate::options::{OnFailure, Refusal};
-use crate::pending::Awaited;
-use crate::record::{FaultOutcome, FaultRecord};
-use crate::staged::{LEFT_OUT, Staged, StagingFiller};
 use crate::stats::Counters;
-use crate::window::{Filled, Window};
+use crate::track::record::{FaultOutcome, FaultRecord};
 
 /// How long the kernel may defer a page before it is given up.
 const PATIENCE: Duration = Duration::from_secs(2);

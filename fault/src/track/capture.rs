@@ -25,7 +25,7 @@ use std::time::Instant;
 use uzone_os::uffd::{EventBuffer, PendingFaults, Remote};
 use uzone_pages::PageSize;
 
-use crate::remote_region::RemoteRegion;
+use crate::memory::remote_region::RemoteRegion;
 
 /// The states of pages in the file: the page is wanted as it is now, and it was kept.
 const WANTED: u8 = 1;

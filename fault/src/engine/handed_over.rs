@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use uzone_os::uffd::{Answered, Handover, UffdError};
 
-use crate::kernel::{Fill, Kernel};
-use crate::slot::Slot;
+use crate::engine::kernel::{Fill, Kernel};
+use crate::huge::slot::Slot;
 
 /// A kernel that wakes those threads too.
 pub(crate) struct HandedOver {
@@ -78,11 +78,11 @@ mod tests {
     use crate::backing::Backing;
     use crate::backing::hooks::sealed::Sealed;
     use crate::engine::Engine;
+    use crate::engine::window::Window;
     use crate::error::BackingError;
-    use crate::lazy::LazyMapping;
+    use crate::memory::lazy::LazyMapping;
+    use crate::memory::populate::Populate;
     use crate::options::{Answer, AnsweredBy, LazyOptions, Refusal};
-    use crate::populate::Populate;
-    use crate::window::Window;
 
     const PAGES: u64 = 64;
     const SLOW: u64 = 5;

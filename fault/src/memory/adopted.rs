@@ -17,23 +17,23 @@ use uzone_os::uffd::{Answered, EventLog, LoggedEvents, Remote};
 use uzone_pages::{AddrError, Advice, ByteLen, PageCount, PageSize};
 
 use crate::backing::Backing;
-use crate::blocks::Blocks;
-use crate::capture::{Captured, WriteCapture};
-use crate::core::Core;
+use crate::engine::core::Core;
+use crate::engine::event_loop::Attached;
+use crate::engine::follow::Followed;
+use crate::engine::kernel::Kernel;
+use crate::engine::mapping_reader::{EVENTS, Sources};
+use crate::engine::pages::Policy;
+use crate::engine::placement::ReaderPlacement;
+use crate::engine::prefetch::Prefetch;
 use crate::engine::{Engine, TRACED, check_backing, pattern, room};
 use crate::error::{LazyError, MapError, at_most};
-use crate::event_loop::Attached;
-use crate::fault_memory::{FaultMemory, RemoteMemory};
-use crate::follow::Followed;
-use crate::kernel::Kernel;
-use crate::mapping_reader::{EVENTS, Sources};
+use crate::huge::blocks::Blocks;
+use crate::memory::fault_memory::{FaultMemory, RemoteMemory};
+use crate::memory::remote_region::{RemoteRegion, offsets};
 use crate::options::{LazyOptions, WriteTracking};
-use crate::page_states::PageStates;
-use crate::pages::Policy;
-use crate::placement::ReaderPlacement;
-use crate::prefetch::Prefetch;
-use crate::record::Recorder;
-use crate::remote_region::{RemoteRegion, offsets};
+use crate::track::capture::{Captured, WriteCapture};
+use crate::track::page_states::PageStates;
+use crate::track::record::Recorder;
 
 /// How long the layout of a process may change before its memory is protected.
 const PROTECT_WITHIN: Duration = Duration::from_secs(1);
@@ -426,7 +426,7 @@ impl AdoptedMemory {
     }
 }
 
-crate::observe::observe!(AdoptedMemory, "the backing");
+crate::track::observe::observe!(AdoptedMemory, "the backing");
 
 /// Memory that is answered for still, because its descriptor cannot be handed on.
 #[derive(Debug, thiserror::Error)]

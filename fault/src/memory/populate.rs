@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use uzone_pages::{Content, FaultAround, PageCount, Pfn, PfnRange};
 use uzone_zone::FaultError;
 
-use crate::core::{Core, ReaderState};
+use crate::engine::core::{Core, ReaderState};
+use crate::engine::pending::Awaited;
 use crate::error::LazyError;
-use crate::pending::Awaited;
 use crate::stats::Counters;
 use uzone_os::uffd::FaultKind;
 

@@ -7,10 +7,10 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use uzone_os::uffd::Answered;
 use uzone_pages::{Content, PageSize};
 
-use crate::bad_pages::{BadPages, Marked, PageTable};
-use crate::kernel::{Fill, Kernel};
-use crate::page_states::PageStates;
+use crate::engine::kernel::{Fill, Kernel};
 use crate::stats::Counters;
+use crate::track::bad_pages::{BadPages, Marked, PageTable};
+use crate::track::page_states::PageStates;
 
 /// What differs between memories.
 #[derive(Clone, Copy, Debug)]

@@ -16,10 +16,10 @@ use uzone_pages::ByteLen;
 use crate::backing::Backing;
 use crate::backing::hooks::sealed::Sealed;
 use crate::engine::Engine;
+use crate::engine::window::Window;
 use crate::error::BackingError;
+use crate::memory::populate::Populate;
 use crate::options::{Answer, AnsweredBy, LazyOptions, WriteTracking};
-use crate::populate::Populate;
-use crate::window::Window;
 
 /// A file of which a thread that populates reads the bytes, and installs them when it may go on.
 struct Late {
