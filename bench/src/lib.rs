@@ -5,34 +5,15 @@
 //! of them; ratios are formed within a round, and the median of those is what is reported. The
 //! naive way and the limit of the machine are cases like the others. What a case wrote is checked
 //! before it is timed.
+//!
+//! `harness` runs cases and makes rows of them; `tables` holds what is measured.
 #![forbid(unsafe_code)]
 
-mod adopted;
-pub mod all;
-pub mod bind;
-pub mod brief;
-pub mod check;
-pub mod copy;
-mod error;
-mod extents;
-pub mod fault;
-mod first_touch;
-mod group;
-mod hand_out;
-pub mod machine;
-pub mod metadata;
-mod naive;
-pub mod pin;
-mod put_back;
-mod reads;
-pub mod report;
-pub mod restore;
-pub mod settings;
-pub mod snapshot;
-mod suite;
-mod summary;
-pub mod zero;
+mod harness;
+mod tables;
 
-pub use adopted::Adopted;
-pub use error::{BenchError, sentence};
-pub use group::{PartOf, Phase, Watch};
+pub use harness::adopted::Adopted;
+pub use harness::error::{BenchError, sentence};
+pub use harness::group::{PartOf, Phase, Watch};
+pub use harness::{check, machine, report, settings};
+pub use tables::{all, brief, metadata};

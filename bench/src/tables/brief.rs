@@ -1,0 +1,266 @@
+//! What `uzone demo` measures: four kinds of work, each in the plain way, in ours, and at the limit.
+//!
+//! The rows of `bind`, `zero` and `pin` are those of the tables of these names, on less memory and under
+//! names for readers who do not know those tables.
+
+use std::fs::File;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use uzone_fault::{Engine, LazyOptions};
+use uzone_os::{Access, Mapping, Sharing, probe, thread_faults};
+use uzone_pages::ByteLen;
+
+use crate::harness::adopted::Adopted;
+use crate::harness::group::Watch;
+use crate::harness::reads::Reads;
+use crate::harness::report::{Row, Table};
+use crate::harness::settings::{Benchmark, Part as Settings};
+use crate::harness::suite::{BenchError, Found, Role, Suite};
+use crate::tables::extents::{self, Arena, Work};
+use crate::tables::fault::{Answer, Bare, Waiting};
+use crate::tables::{bind, pin};
+
+/// What is cleared at once.
+const EXTENT: ByteLen = ByteLen::mib(2);
+/// Memory that extents are taken from in turn, twice, where there is enough: longer than most caches.
+pub const ARENA: ByteLen = ByteLen::mib(256);
+
+/// Rows that are compared with each other.
+#[derive(Clone, Debug)]
+pub struct Part {
+    /// Their table.
+    pub table: Table,
+    /// The rows: `naive`, `ours`, `limit`, and others.
+    pub rows: Vec<Row>,
+}
+
+/// Returns how much memory the parts take at most, beside what the caller's readers do.
+#[must_use]
+pub fn memory(described: ByteLen, arena: ByteLen) -> ByteLen {
+    // Descriptors of 64 bytes for bind, twice, and some on top, as `bind` asks for; and the arena.
+    let bind = (described.get() >> 12) * 64 / 5 * 12;
+    ByteLen::new(bind.max(arena.get() * 2 / 10 * 11) + (32 << 20))
+}
+
+/// A file of which each page starts with its number, as a little-endian word.
+#[derive(Clone, Copy)]
+pub struct NumberedFile<'a> {
+    /// The file.
+    pub file: &'a File,
+    /// How much of it is read.
+    pub len: ByteLen,
+    /// Whether a wrong number is an error; it is none if the file is known to be wrong.
+    pub is_right: bool,
+}
+
+impl NumberedFile<'_> {
+    /// Reads the number of each page in order. Returns the time, and the faults that the kernel counted.
+    fn touch(self, row: &str, memory: &impl Reads) -> Result<(Duration, u64), BenchError> {
+        let page = probe::page_size().bytes();
+        let faults = thread_faults();
+        let started = Instant::now();
+        let mut word = [0; 8];
+        for number in 0..self.len.get() / page {
+            memory.read(number * page, &mut word)?;
+            if self.is_right && u64::from_le_bytes(word) != number {
+                return Err(BenchError::wrong_byte(&format!("demo-map/{row}"), number * page));
+            }
+        }
+        Ok((started.elapsed(), thread_faults().saturating_sub(faults)))
+    }
+
+    fn again(self) -> Result<File, BenchError> {
+        self.file.try_clone().map_err(BenchError::of_file("share"))
+    }
+
+    fn map(self, sharing: Sharing) -> Result<Mapping, BenchError> {
+        Ok(Mapping::file(self.again()?, 0, self.len, Access::ReadOnly, sharing)?)
+    }
+}
+
+/// Maps a file lazily and touches it, `rounds` times in each way.
+///
+/// # Errors
+/// [`BenchError`] if memory or a userfaultfd is refused, the file cannot be read, or a page is wrong.
+pub fn map(
+    image: NumberedFile<'_>,
+    engine: &Engine,
+    rounds: u32,
+    watch: Watch<'_>,
+) -> Result<Part, BenchError> {
+    let len = image.len;
+    let table = Table {
+        id: "demo-map".to_owned(),
+        title: "Touching a file that is mapped lazily, page by page".to_owned(),
+        note: format!(
+            "{len} of the image; naive answers one page for each stop of the reader; the limit is \
+             the kernel's own mapping of the same file, which copies nothing"
+        ),
+    };
+    let present = Arc::new(image.map(Sharing::Shared)?);
+    present.populate(0..len.get())?;
+    let naive = || {
+        let memory = Bare::anonymous(len, Answer::Copy(present.clone()), Waiting::Poll)?;
+        let (elapsed, _) = image.touch("naive", &memory)?;
+        memory.check("demo-map/naive")?;
+        Ok((elapsed, memory.faults()))
+    };
+    let ours = || {
+        let memory = Adopted::file(engine, image.again()?, len, &LazyOptions::default())?;
+        let (elapsed, _) = image.touch("ours", &memory)?;
+        Ok((elapsed, memory.answering().stats().faults))
+    };
+    let limit = || image.touch("limit", &image.map(Sharing::Private)?);
+    type Read<'a> = Box<dyn Fn() -> Result<(Duration, u64), BenchError> + 'a>;
+    let ways: [(Role, &str, &str, Read<'_>); 3] = [
+        (Role::Naive, "naive", "a handler that answers page by page", Box::new(naive)),
+        (Role::Ours, "ours", "uzone, neighbours come along", Box::new(ours)),
+        (Role::Limit, "limit", "the kernel's own mapping", Box::new(limit)),
+    ];
+    let mut suite = Suite::new("demo-map", len).writing(len.get());
+    for (role, row, name, read) in ways {
+        let spec = suite.faults(role, row, name, move |_| {
+            let (elapsed, faults) = read()?;
+            Ok(Found { elapsed, faults, ..Found::default() })
+        });
+        if row != "limit" {
+            spec.limit("limit");
+        }
+    }
+    suite.naive("naive");
+    let rows = suite.run("reading the image again, in three ways", rounds, watch)?;
+    Ok(Part { table, rows })
+}
+
+/// Returns a part of the demo with rows of a benchmark. These are named by where each is taken from, and what
+/// its row and its name in the demo are.
+fn part(id: &str, title: String, note: &str, rows: &[Row], wanted: &[(&str, &str, &str)]) -> Part {
+    let taken = wanted.iter().filter_map(|(from, to, name)| {
+        let row = rows.iter().find(|row| row.id == *from)?;
+        // Rows of another page than was published on are not compared with that.
+        let (id, name) = (format!("{id}/{to}"), (*name).to_owned());
+        Some(Row { id, name, published: None, ..row.clone() })
+    });
+    let rows = taken.collect();
+    Part { table: Table { id: id.to_owned(), title, note: note.to_owned() }, rows }
+}
+
+/// Describes memory, with descriptors of 64 bytes as Linux has them.
+///
+/// # Errors
+/// [`BenchError`] if memory is short, or a row wrote something wrong.
+pub fn bind(size: ByteLen, rounds: u32, watch: Watch<'_>) -> Result<Part, BenchError> {
+    let settings = bind::Settings {
+        size,
+        rebinds: rounds,
+        first_binds: 0,
+        threads: NonZeroUsize::MIN,
+        growth: ByteLen::ZERO,
+        dax: None,
+    };
+    let bench = Settings::from(Benchmark::Bind(settings)).run(watch)?;
+    Ok(part(
+        "demo-bind",
+        format!("Describing {size} of memory: a descriptor for each page of 4 KiB"),
+        "naive writes the 64 bytes of each descriptor field by field; the limit is a bare fill of \
+               as many bytes",
+        &bench.results,
+        &[
+            ("bind-4k/naive", "naive", "field by field, 64 bytes a page"),
+            ("bind-4k/ours-1", "ours", "uzone, 64 bytes a page"),
+            ("bind-small/on-touch", "ours-on-touch", "uzone, descriptors initialised on first use"),
+            ("bind-limit/line-1", "limit", "a bare fill"),
+        ],
+    ))
+}
+
+/// Clears memory that is in no cache, 2 MiB at a time, of an arena of so many bytes, twice.
+///
+/// # Errors
+/// [`BenchError`] if memory is short, or a row left a wrong byte.
+pub fn zero(arena: ByteLen, rounds: u32, watch: Watch<'_>) -> Result<Part, BenchError> {
+    let arena = Arena::of(Work::Zero, arena.get())?;
+    let rows = extents::only_cold(Work::Zero, EXTENT, rounds, &arena, watch)?;
+    Ok(part(
+        "demo-zero",
+        format!("Clearing {EXTENT} of memory"),
+        "naive clears a page of 4 KiB at a time; the limit is a bare stream of stores",
+        &rows,
+        &[
+            ("zero-cold-later/2M-page-at-a-time", "naive", "a page at a time"),
+            ("zero-cold-later/2M-ours", "ours", "uzone, the whole extent"),
+            ("zero-cold-later/2M-limit", "limit", "a bare stream of stores"),
+        ],
+    ))
+}
+
+/// Holds memory in place as for a device.
+///
+/// # Errors
+/// [`BenchError`] if memory is short, or a hold was refused.
+pub fn pin(size: ByteLen, rounds: u32, watch: Watch<'_>) -> Result<Part, BenchError> {
+    let rows = pin::only_folios(pin::Settings { size, larger: ByteLen::ZERO, rounds }, watch)?;
+    Ok(part(
+        "demo-pin",
+        format!("Pinning {size} of memory: uzone does not take it away"),
+        "naive counts for each page of 4 KiB; uzone counts for each 2 MiB; the limit is \
+               bare counting of as many numbers",
+        &rows,
+        &[
+            ("pin-2m/naive-pin", "naive", "a count for each page"),
+            ("pin-2m/whole-pin", "ours", "uzone, all at once"),
+            ("pin-2m/limit-one", "limit", "bare counting"),
+        ],
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_part_has_the_plain_way_ours_and_the_limit() {
+        use std::os::unix::fs::FileExt;
+        let mut file = uzone_os::file_system::nameless_file(&std::env::temp_dir()).unwrap();
+        let page = probe::page_size().bytes();
+        let len = ByteLen::mib(2);
+        std::io::Write::write_all(&mut file, &[7; 2 << 20]).unwrap();
+        for number in 0..len.get() / page {
+            file.write_all_at(&number.to_le_bytes(), number * page).unwrap();
+        }
+        let engine = Engine::new(NonZeroUsize::MIN).unwrap();
+        let image = NumberedFile { file: &file, len, is_right: true };
+        let map = match map(image, &engine, 2, &|_| ()) {
+            Ok(part) => part,
+            Err(error) => {
+                println!("skipped: every_part_has_the_plain_way_ours_and_the_limit: {error}");
+                assert!(std::env::var_os("REQUIRE_ALL").is_none(), "REQUIRE_ALL is set: {error}");
+                return;
+            }
+        };
+        let parts = [
+            map,
+            bind(ByteLen::gib(1), 1, &|_| ()).unwrap(),
+            zero(ARENA, 1, &|_| ()).unwrap(),
+            pin(ByteLen::gib(1), 1, &|_| ()).unwrap(),
+        ];
+        for Part { table, rows } in &parts {
+            let [_, ours, limit] = ["naive", "ours", "limit"].map(|row| {
+                let id = format!("{}/{row}", table.id);
+                rows.iter().find(|row| row.id == id).unwrap_or_else(|| panic!("no row {id}"))
+            });
+            assert!(rows.iter().all(|row| row.median_ns > 0), "{rows:?}");
+            // A limit that one round was faster than is no limit, and has no share.
+            let has_limit = ours.share_of_limit.is_some() || ours.median_ns < limit.median_ns;
+            assert!(ours.ratio_naive.is_some() && has_limit, "{ours:?} {limit:?}");
+        }
+        let count = |row: usize| parts[0].rows[row].faults.as_ref().expect("faults").count;
+        assert_eq!(count(0), len.get() / page);
+        assert!(count(1) < count(0) / 2, "{} faults", count(1));
+        file.write_all_at(&[9], page).unwrap();
+        let error = super::map(image, &engine, 1, &|_| ()).map(|_| ()).expect_err("a wrong byte");
+        assert!(error.to_string().ends_with(&format!("left a wrong byte at {page:#x}")), "{error}");
+    }
+}

@@ -1,0 +1,216 @@
+//! `uzone bench fault`: what a page costs that is mapped when it is touched.
+//!
+//! The published experiment read a file of 16 GiB in order, 1 GiB at random, and one page of each page
+//! table, with windows of 1 to 512 pages around each fault. The same is done here with memory whose
+//! faults are answered in user space.
+//!
+//! | file | table |
+//! |---|---|
+//! | `scan` | all pages in order and at random, and one of each page table, by window |
+//! | `density` | a part of the pages of a large file in random order, by window |
+//! | `cold` | a file that the page cache has forgotten, touched here and there |
+//! | `stall` | cached pages while another page does not come |
+//! | `split` | round trip, copy, bookkeeping |
+//! | `write` | the first write to a page whose writes are tracked |
+//! | `place` | the reader where it is by default, and where a caller can place it |
+//! | `huge` | reading at random what was filled in small pages, and in huge ones |
+//! | `bare` | the yardsticks: handlers that keep no record of any page |
+//! | `whole` | every thread reads the whole file |
+//! | `program` | SQLite and ripgrep over lazily mapped files |
+//! | `ways` | the rows that `whole` and `program` have in common |
+//! | `run` | what the tables share |
+//! | `source` | the files, and which bytes are right |
+//! | `touch` | which pages are touched, by whom, on which CPUs |
+//!
+//! Every word that a row reads is compared with what the file holds. The naive row is a handler as
+//! published examples have it: poll(2), read one event, answer one page. The limit is the kernel's
+//! own mapping of the same file, populated at once.
+
+mod bare;
+mod cold;
+mod density;
+mod huge;
+mod place;
+mod program;
+mod run;
+mod scan;
+mod source;
+mod split;
+mod stall;
+mod touch;
+mod ways;
+mod whole;
+mod write;
+
+pub(crate) use bare::{Answer, Bare, Waiting};
+pub(crate) use run::placed;
+pub(crate) use touch::{Placement, Touched, on, touch, usable_cpus};
+
+use std::sync::Arc;
+
+use uzone_os::{HugeSize, SystemRoot, hugepages, memory};
+use uzone_pages::{ByteLen, ErrorKind};
+
+use self::run::Run;
+use self::scan::Backend;
+use self::source::{PAGE, Source};
+use self::touch::Pattern;
+use crate::harness::group::Watch;
+use crate::harness::settings::Part;
+pub(crate) use crate::harness::settings::{
+    FaultSettings as Settings, ProgramSettings, WholeSettings,
+};
+use crate::harness::suite::{Bench, BenchError, Session};
+
+/// How much is touched at random at most, as was published.
+const RANDOM: ByteLen = ByteLen::gib(1);
+
+/// Runs the tables.
+///
+/// # Errors
+/// [`BenchError`] if the size is none that is measured, there is no userfaultfd, the file cannot be
+/// made, or a row read a wrong byte.
+pub(crate) fn run(settings: &Settings, part: &Part, watch: Watch<'_>) -> Result<Bench, BenchError> {
+    let asked = settings.size;
+    check(asked)?;
+    if settings.density > ByteLen::ZERO {
+        check(settings.density)?;
+    }
+    let (size, capped) = fitting(asked);
+    let sentence = format!(
+        "{size} in order{capped}, {} at random, {} rounds; the file is in {}",
+        size.min(RANDOM),
+        settings.rounds,
+        settings.directory.display()
+    );
+    let session = Session::new(sentence, part, settings.rounds, watch);
+    let mut run = Run { session, settings, has_huge: true };
+    let placements = Placement::all(&settings.threads)?;
+    if placements.first().is_some_and(|first| !first.id.is_empty()) {
+        run.skip("fault-seq-file", "this process may use one CPU only");
+    }
+    let file = Source::new(&settings.directory, size)?;
+    if let Err(reason) = huge::is_possible(&file)? {
+        run.has_huge = false;
+        for id in
+            ["fault-seq-file/thp", "fault-random-file/thp", "fault-sparse-file/thp", "fault-read"]
+        {
+            run.skip(id, reason.clone());
+        }
+    }
+    scans(&mut run, &file, size, &placements)?;
+    if let Some(placement) = placements.first() {
+        stall::table(&mut run, &file, placement)?;
+    }
+    file.warm(file.len)?;
+    place::tables(&mut run, &file)?;
+    huge::table(&mut run, &file)?;
+    cold::table(&mut run, &file)?;
+    drop(file);
+    if let Some(whole) = &settings.whole {
+        whole::tables(&mut run, whole)?;
+    }
+    if let Some(programs) = &settings.programs {
+        program::tables(&mut run, programs)?;
+    }
+    if settings.density > ByteLen::ZERO {
+        density::tables(&mut run, fitting(settings.density).0, &placements)?;
+    }
+    run.session.finish()
+}
+
+/// Refuses a size that is none that is measured, which is each where pages are not of 4 KiB.
+fn check(size: ByteLen) -> Result<(), BenchError> {
+    let is_measured = size >= ByteLen::mib(4) && size.get().is_multiple_of(2 << 20);
+    if is_measured && uzone_os::probe::page_size().bytes() == PAGE {
+        return Ok(());
+    }
+    let text = format!(
+        "{size} cannot be measured: a size is a multiple of 2 MiB, at least 4M, such as 2G"
+    );
+    Err(BenchError::host(ErrorKind::InvalidInput, text))
+}
+
+/// Measures the scans of `size` of a file and of memory files, and where the time of a fault goes.
+fn scans(
+    run: &mut Run<'_>,
+    file: &Source,
+    size: ByteLen,
+    placements: &[Placement],
+) -> Result<(), BenchError> {
+    let tables = [
+        (Pattern::InOrder, size),
+        (Pattern::Random, size.min(RANDOM)),
+        (Pattern::OnePerTable, size),
+    ];
+    let alone = || placements.iter().filter(|placement| placement.threads == 1);
+    {
+        let mapped = Arc::new(file.map(size)?);
+        mapped.populate(0..size.get())?;
+        let backend = Backend::File(file, mapped.clone());
+        for (pattern, len) in tables {
+            for placement in placements {
+                file.warm(len)?;
+                scan::table(run, pattern, &backend, placement, len)?;
+            }
+        }
+        match free_huge_pages(size) {
+            Ok(len) => {
+                let backend = Backend::HugeCopy(file, mapped);
+                for placement in alone() {
+                    scan::table(run, Pattern::InOrder, &backend, placement, len)?;
+                }
+                let backend = Backend::Memory(source::memory_file(len, Some(HugeSize::MIB_2))?);
+                for placement in alone() {
+                    scan::table(run, Pattern::InOrder, &backend, placement, len)?;
+                }
+            }
+            Err(reason) => {
+                for id in ["fault-seq-hugetlb-copy", "fault-seq-hugetlb"] {
+                    run.skip(id, reason.clone());
+                }
+            }
+        }
+    }
+    let memory = source::memory_file(size, None)?;
+    let backend = Backend::Memory(memory.clone());
+    for (pattern, len) in tables {
+        for placement in placements {
+            scan::table(run, pattern, &backend, placement, len)?;
+        }
+    }
+    for placement in alone() {
+        split::table(run, file, &memory, placement)?;
+        write::tables(run, &memory, placement)?;
+    }
+    Ok(())
+}
+
+/// Returns as much of `asked` as there is memory for, and the words for it.
+fn fitting(asked: ByteLen) -> (ByteLen, String) {
+    let Ok(available) = memory::available(&SystemRoot::host()) else {
+        return (asked, String::new());
+    };
+    // The file and a copy of it, and the words of its pages; a fifth is left to others.
+    let room = available.bytes.get() / 5 * 2;
+    if asked.get() <= room {
+        return (asked, String::new());
+    }
+    let size = ByteLen::new((room & !((2 << 20) - 1)).max(4 << 20));
+    (size, format!(" ({asked} were asked for: limited by {})", available.limited_by))
+}
+
+/// Returns how much can be had of the pool for two copies at once, or why it is too little.
+fn free_huge_pages(most: ByteLen) -> Result<ByteLen, String> {
+    let size = HugeSize::MIB_2;
+    let path = size.nr_path();
+    let free = match hugepages::pool(&SystemRoot::host(), size) {
+        Ok(Some(pool)) => pool.free.saturating_sub(pool.reserved),
+        Ok(None) => return Err("this kernel has no pool of 2 MiB pages".to_owned()),
+        Err(error) => return Err(error.to_string()),
+    };
+    if free < 4 {
+        return Err(format!("{free} pages of 2 MiB are free and 4 are needed: raise {path}"));
+    }
+    Ok(most.min(ByteLen::new((free / 2) << 21)))
+}

@@ -1,0 +1,153 @@
+//! What is mapped: a file and a memory file with the same bytes, and the bytes that are right.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::num::NonZeroU64;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use uzone_fault::FileBacking;
+use uzone_os::{Access, HugeSize, Mapping, Sharing, file_system, page_cache};
+use uzone_pages::ByteLen;
+
+use crate::harness::suite::{BenchError, index};
+
+/// The page that the tables count in; a host with another one is refused.
+pub(super) const PAGE: u64 = 4096;
+
+/// How much is written at once.
+const PIECE: usize = 1 << 20;
+
+/// Returns the 8 bytes that stand at a multiple of 8.
+pub(super) fn word(offset: u64) -> u64 {
+    (offset / 8 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+/// Returns where a page is looked at: in another of its lines each time.
+pub(super) fn place(page: u64) -> u64 {
+    page * PAGE + page % (PAGE / 8) * 8
+}
+
+/// Writes the one word of each page that is looked at.
+pub(super) fn mark(offset: u64, pages: &mut [u8]) {
+    for (index, page) in pages.chunks_exact_mut(4096).enumerate() {
+        let start = offset + index as u64 * PAGE;
+        let at = place(start / PAGE);
+        let inside = usize::try_from(at - start).unwrap_or(0);
+        page[inside..inside + 8].copy_from_slice(&word(at).to_ne_bytes());
+    }
+}
+
+fn fill(offset: u64, out: &mut [u8]) {
+    for (at, chunk) in (offset..).step_by(8).zip(out.chunks_exact_mut(8)) {
+        chunk.copy_from_slice(&word(at).to_ne_bytes());
+    }
+}
+
+/// Calls `write` with all bytes in order.
+fn each_piece<E>(
+    len: ByteLen,
+    mut write: impl FnMut(u64, &[u8]) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut bytes = vec![0; PIECE];
+    for offset in (0..len.get()).step_by(PIECE) {
+        let bytes = &mut bytes[..index(len.get() - offset).min(PIECE)];
+        fill(offset, bytes);
+        write(offset, bytes)?;
+    }
+    Ok(())
+}
+
+/// A file without a name, in a directory of the caller's.
+pub(super) struct Source {
+    pub(super) file: File,
+    pub(super) len: ByteLen,
+    directory: PathBuf,
+}
+
+impl Source {
+    pub(super) fn new(directory: &Path, len: ByteLen) -> Result<Self, BenchError> {
+        Self::write(directory, len, |file| each_piece(len, |_, bytes| file.write_all(bytes)))
+    }
+
+    /// A file of these bytes, which are whole pages.
+    pub(super) fn of(directory: &Path, bytes: &[u8]) -> Result<Self, BenchError> {
+        let len = ByteLen::new(bytes.len() as u64);
+        Self::write(directory, len, |file| file.write_all(bytes))
+    }
+
+    fn write(
+        directory: &Path,
+        len: ByteLen,
+        write: impl FnOnce(&mut File) -> io::Result<()>,
+    ) -> Result<Self, BenchError> {
+        let make = || {
+            let mut file = file_system::nameless_file(directory)?;
+            write(&mut file)?;
+            // What is dirty could not be forgotten.
+            file.sync_all()?;
+            Ok(Self { file, len, directory: directory.to_owned() })
+        };
+        make().map_err(|cause| BenchError::no_file(len, directory, cause))
+    }
+
+    /// Returns the file once more.
+    pub(super) fn again(&self) -> Result<File, BenchError> {
+        self.file.try_clone().map_err(BenchError::of_file("share"))
+    }
+
+    /// Returns a backing of the file's bytes.
+    pub(super) fn backing(&self) -> Result<Arc<FileBacking>, BenchError> {
+        let backing = FileBacking::new(self.again()?).map(Arc::new);
+        backing.map_err(BenchError::of_file("ask the length of"))
+    }
+
+    /// Reads what of `len` bytes the page cache does not have.
+    pub(super) fn warm(&self, len: ByteLen) -> Result<(), BenchError> {
+        use std::os::unix::fs::FileExt;
+        let mut bytes = vec![0; PIECE];
+        for offset in (0..len.get()).step_by(PIECE) {
+            let bytes = &mut bytes[..index(len.get() - offset).min(PIECE)];
+            self.file.read_exact_at(bytes, offset).map_err(BenchError::of_file("read"))?;
+        }
+        Ok(())
+    }
+
+    /// Has the page cache forget the file. Returns how many pages it has still.
+    pub(super) fn chill(&self) -> Result<u64, BenchError> {
+        let Some(len) = NonZeroU64::new(self.len.get()) else { return Ok(0) };
+        let failed = BenchError::of_file("forget the pages of");
+        page_cache::forget(&self.file, 0, len).map_err(&failed)?;
+        Ok(page_cache::cached(&self.file, 0, len).map_err(failed)?.unwrap_or(0))
+    }
+
+    pub(super) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Maps the first `len` bytes as anyone would.
+    pub(super) fn map(&self, len: ByteLen) -> Result<Mapping, BenchError> {
+        Ok(Mapping::file(self.again()?, 0, len, Access::ReadOnly, Sharing::Private)?)
+    }
+}
+
+/// Makes a memory file, all of whose pages are there.
+pub(super) fn memory_file(
+    len: ByteLen,
+    huge: Option<HugeSize>,
+) -> Result<Arc<Mapping>, BenchError> {
+    let memory = Mapping::memfd("uzone-bench", len, huge)?;
+    each_piece(len, |offset, bytes| memory.write_at(offset, bytes))?;
+    Ok(Arc::new(memory))
+}
+
+/// Maps the first `len` bytes of a memory file as anyone would, or so that it can be answered for.
+pub(super) fn map_memory_file(
+    memory: &Mapping,
+    len: ByteLen,
+    access: Access,
+) -> Result<Mapping, BenchError> {
+    let fd = memory.fd().ok_or_else(|| io::ErrorKind::Unsupported.into());
+    let fd = fd.and_then(|fd| fd.try_clone_to_owned()).map_err(BenchError::of_file("share"))?;
+    Ok(Mapping::file(fd, 0, len, access, Sharing::Private)?)
+}

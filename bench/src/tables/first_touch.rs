@@ -1,0 +1,309 @@
+//! Clearing in place beside the kernel's own clearing, and first touch: `zero-kernel`, `zero-demand-2m`,
+//! `zero-demand-1g`, `populate`.
+//!
+//! The kernel clears pages that were given back and are touched again. That is measured for base
+//! pages, transparent huge pages and a hugetlb pool; for the last, pages are put into the pool for the
+//! time of the run and taken out again, which takes root. The published experiment touched pages of such
+//! pools for the first time, of 2 MiB and of 1 GiB.
+
+use std::hint::black_box;
+use std::num::NonZeroUsize;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use uzone_pages::ByteLen;
+use uzone_zone::{
+    Backing, Batching, CopyMethod, Huge, HugeSize, PopulateOptions, Region, WriteError, ZeroOptions,
+};
+
+use crate::harness::put_back;
+use crate::harness::suite::{
+    BenchError, Published, Role, Session, Suite, bytes, cause, check_memory, fill_zeroes, index,
+    timed,
+};
+use crate::tables::extents::Arena;
+
+/// How much is given back and touched again, at most.
+const TOUCHED: ByteLen = ByteLen::mib(256);
+const PAGE: u64 = 4096;
+
+/// Refuses what there is not the memory for, before minutes are spent.
+pub(crate) fn check(populate: ByteLen) -> Result<(), BenchError> {
+    // Of what is there, a tenth is left to others.
+    let needed = ByteLen::new(populate.get() / 10 * 11);
+    check_memory(needed)
+}
+
+/// Makes a pool of huge pages larger for a run. It is put back when that ends, or a signal ends it.
+fn raise_pool(size: HugeSize, pages: u64) -> Result<put_back::Changed, String> {
+    let path = size.nr_path();
+    let said = |error: std::io::Error| format!("{path}: {error}: run as root");
+    let before = std::fs::read_to_string(&path).map_err(said)?;
+    let total = before.trim().parse::<u64>().map_err(|error| error.to_string())? + pages;
+    let (written, file) = (total.to_string(), path.clone());
+    let changed = put_back::change(
+        || std::fs::write(&path, written),
+        move || {
+            // An error cannot be reported here; `uzone doctor` shows the pool as it is.
+            let _ = std::fs::write(&file, &before);
+        },
+    )
+    .map_err(said)?;
+    let got = std::fs::read_to_string(&path).map_err(said)?;
+    if got.trim().parse::<u64>().is_ok_and(|got| got >= total) {
+        Ok(changed)
+    } else {
+        Err(format!("asked for {total} huge pages and got {}: free memory", got.trim()))
+    }
+}
+
+/// Writes a byte to every page of a region, by one thread.
+fn touch(region: &Region) -> Result<(), BenchError> {
+    let words = region.mapping().as_words(0..region.len().get()).map_err(WriteError::from)?;
+    for word in words.iter().step_by(index(PAGE / 8)) {
+        word.store(1, Ordering::Relaxed); // no other thread reads it
+    }
+    Ok(())
+}
+
+/// Adds the limit: bare stores to the first `len` bytes of the arena that are next.
+fn add_limit<'a>(suite: &mut Suite<'a>, arena: &'a Arena, len: usize, name: &str) {
+    let written = std::mem::replace(&mut suite.bytes, bytes(len).get());
+    suite.add(Role::Limit, "limit", name, move |_| arena.with_next(len, |dst| fill_zeroes(dst, 1)));
+    suite.bytes = written;
+}
+
+/// Clears a region in place whose pages are all there, whatever the row before left.
+fn clear_in_place(region: &Region, options: &ZeroOptions) -> Result<Duration, BenchError> {
+    touch(region)?;
+    timed(|| Ok(black_box(region.zero_range(0, region.len(), options)?)))
+}
+
+/// The pool of huge pages that was raised, and memory of each kind with its name.
+type Kinds = (Option<put_back::Changed>, Vec<(&'static str, Region)>);
+
+/// Returns memory of each kind that is cleared in place, and its names. Kinds that this host lacks are left
+/// out.
+fn kinds(len: ByteLen, session: &mut Session<'_>) -> Result<Kinds, BenchError> {
+    let mut regions = Vec::new();
+    let mut skip = |row: &str, reason| session.skip(format!("zero-kernel/{row}-touch"), reason);
+    for (row, huge) in [("thp", Huge::Preferred), ("4k", Huge::Never)] {
+        let region = Region::anonymous(len)?;
+        let report = region.populate(0..len.get(), &PopulateOptions::default().huge(huge))?;
+        if (huge == Huge::Never) == report.huge.is_zero() {
+            regions.push((row, region));
+        } else {
+            skip(row, report.to_string());
+        }
+    }
+    let pool = raise_pool(HugeSize::MIB_2, len.get() >> 21).and_then(|pool| {
+        let region = Region::hugetlb(len, HugeSize::MIB_2).map_err(|error| cause(&error))?;
+        regions.push(("hugetlb", region));
+        Ok(pool)
+    });
+    Ok((pool.map_err(|reason| skip("hugetlb", reason)).ok(), regions))
+}
+
+/// Clears in place, and by giving pages back.
+pub(crate) fn kernel(arena: &Arena, session: &mut Session<'_>) -> Result<(), BenchError> {
+    let len = TOUCHED.min(bytes(arena.len));
+    let whole = || 0..len.get();
+    // Given back in the reverse order, the pages of the pool after the region that has them.
+    let (_pool, regions) = kinds(len, session)?;
+    let mut suite = Suite::new("zero-kernel", len).writing(len.get());
+    add_limit(&mut suite, arena, index(len.get()), "limit");
+    for (row, region) in &regions {
+        let name = match region.backing() {
+            Backing::Hugetlb(_) => "hugetlb 2 MiB pages",
+            _ if *row == "thp" => "transparent huge pages",
+            _ => "base pages",
+        };
+        let (id, name) =
+            (|what: &str| format!("{row}-{what}"), |what: &str| format!("{name}: {what}"));
+        let naive = id("touch");
+        suite
+            .add(Role::Ours, &id("ours"), name("ours, in place"), |_| {
+                clear_in_place(region, &ZeroOptions::default())
+            })
+            .naive(&naive);
+        suite
+            .add(Role::Naive, &naive, name("given back and touched"), |_| {
+                touch(region)?;
+                timed(|| {
+                    region.punch(whole())?;
+                    touch(region)
+                })
+            })
+            .naive(&naive);
+        let huge = if *row == "4k" { Huge::Never } else { Huge::Preferred };
+        let options = PopulateOptions::default().threads_per_node(NonZeroUsize::MIN).huge(huge);
+        suite
+            .add(Role::Variant, &id("populate"), name("given back, populated"), move |_| {
+                touch(region)?;
+                timed(|| {
+                    region.punch(whole())?;
+                    Ok(black_box(region.populate(whole(), &options)?))
+                })
+            })
+            .naive(&naive);
+    }
+    suite.limit("limit");
+    session.measure(
+        suite,
+        "the kernel's own clearing",
+        format!("Clearing {len} in place, and by giving the pages back to the kernel"),
+        "one thread; naive is to give the same pages back and touch them",
+    )
+}
+
+/// Huge pages of one size, and what was published of them in hundredths of a GB/s: faults that clear a page at
+/// a time and whole, and the same where the kernel clears units of 8 MB.
+pub(crate) struct Demand {
+    pub(crate) table: &'static str,
+    size: HugeSize,
+    whole: [u64; 2],
+    units: Option<[u64; 2]>,
+}
+
+pub(crate) const DEMAND: [Demand; 2] = [
+    Demand { table: "zero-demand-2m", size: HugeSize::MIB_2, whole: [1292, 1703], units: None },
+    Demand {
+        table: "zero-demand-1g",
+        size: HugeSize::GIB_1,
+        whole: [1726, 4217],
+        units: Some([1714, 1804]),
+    },
+];
+
+/// What the published experiment cleared at a time where the kernel is not preempted.
+const UNIT: ByteLen = ByteLen::mib(8);
+const ARORA: &str = "Ankur Arora, contiguous page clearing v9, November 2025, EPYC 7J13: demand faults of \
+     64 GB, scaled to as many bytes as here; naive before, ours after; in place: in units of 8 MB";
+
+/// A row that clears in place, its name, how, and what was published.
+type InPlace = (Role, &'static str, &'static str, ZeroOptions, Option<Published>);
+
+/// Returns the rows that clear huge pages in place.
+fn in_place(before: Option<Published>, after: Option<Published>) -> [InPlace; 3] {
+    let at_a_time = |options: ZeroOptions, len| options.batching(Batching::Bytes(len));
+    let whole = ZeroOptions::default;
+    let page = at_a_time(whole().way(CopyMethod::String), ByteLen::new(PAGE));
+    let units = at_a_time(whole(), UNIT);
+    [
+        (Role::Naive, "place-page", "naive in place, a page at a time", page, before),
+        (Role::Ours, "place-units", "ours in place, 8 MiB at a time", units, after),
+        (Role::Ours, "place", "ours in place, whole", whole(), None),
+    ]
+}
+
+/// Touches huge pages for the first time, at most so many bytes of them, and clears them in place.
+pub(crate) fn demand(
+    demand: &Demand,
+    most: ByteLen,
+    threads: NonZeroUsize,
+    arena: &Arena,
+    session: &mut Session<'_>,
+) -> Result<(), BenchError> {
+    let &Demand { table, size, whole, units } = demand;
+    let page = size.page_size().bytes();
+    let len = ByteLen::new(most.get() / page * page);
+    let raised = match len.get() / page {
+        0 => Err(format!("{most} have no page of {size}: raise --populate-size")),
+        pages => raise_pool(size, pages),
+    };
+    let held = match raised {
+        Ok(changed) => (changed, Region::hugetlb(len, size)?),
+        Err(reason) => {
+            session.skip(table, reason);
+            return Ok(());
+        }
+    };
+    let region = &held.1;
+    let published = |hundredths: u64| {
+        // Hundredths of a GB/s, so bytes by these is a hundredth of the nanoseconds.
+        Some(Published { ns: len.get() * 100 / hundredths, source: ARORA.into() })
+    };
+    let [[before, after], [before_units, after_units]] =
+        [Some(whole), units].map(|pair| pair.map_or([None, None], |pair| pair.map(published)));
+    let mut suite = Suite::new(table, len).writing(len.get());
+    add_limit(&mut suite, arena, arena.len, &format!("limit, {} again", bytes(arena.len)));
+    let fresh = || region.punch(0..len.get());
+    let first = |_: &str| fresh().map_err(BenchError::from).and_then(|()| timed(|| touch(region)));
+    let spec = suite.add(Role::Naive, "naive", "naive, a byte of each page touched", first);
+    spec.row.published = before;
+    let mut rows = vec![("ours-1", "ours, populated".to_owned(), NonZeroUsize::MIN)];
+    if threads.get() > 1 {
+        rows.push(("ours-all", format!("ours, populated, {threads} threads"), threads));
+    }
+    for (row, name, threads) in rows {
+        let options = PopulateOptions::default().threads_per_node(threads);
+        let spec = suite.add(Role::Ours, row, name, move |_| {
+            fresh()?;
+            timed(|| Ok(black_box(region.populate(0..len.get(), &options)?)))
+        });
+        (spec.row.threads, spec.row.published) = (threads.get(), after.clone());
+    }
+    suite.naive("naive");
+    for (role, row, name, options, published) in in_place(before_units, after_units) {
+        let spec = suite.add(role, row, name, move |_| clear_in_place(region, &options));
+        spec.naive("place-page").row.published = published;
+    }
+    suite.limit("limit");
+    session.measure(
+        suite,
+        &format!("demand faults of {size}"),
+        format!("First touch of {len} in pages of {size}, and clearing them in place"),
+        "pages of the hugetlb pool; the limit is a bare streaming fill by one thread of memory that is present; \
+             rows in place are compared with a page at a time in place",
+    )
+}
+
+/// Touches memory for the first time.
+pub(crate) fn populate(
+    arena: &Arena,
+    size: ByteLen,
+    threads: NonZeroUsize,
+    session: &mut Session<'_>,
+) -> Result<(), BenchError> {
+    let mut suite = Suite::new("populate", size).writing(size.get());
+    add_limit(&mut suite, arena, arena.len, &format!("limit, {} again", bytes(arena.len)));
+    let (one, all) = (NonZeroUsize::MIN, threads);
+    let (base, huge) = (Huge::Never, Huge::Preferred);
+    let mut rows = vec![
+        (Role::Naive, "naive", "naive, base pages touched", base, one, false),
+        (Role::Variant, "base-1", "base pages populated", base, one, true),
+        (Role::Peer, "touch-1", "transparent huge pages touched", huge, one, false),
+        (Role::Ours, "ours-1", "ours", huge, one, true),
+    ];
+    if threads.get() > 1 {
+        rows.push((Role::Ours, "ours-all", "ours, all threads", huge, all, true));
+    }
+    for (role, row, name, huge, threads, populates) in rows {
+        let options = PopulateOptions::default().threads_per_node(threads).huge(huge);
+        suite.threads = threads.get();
+        // Each time a region of its own, which is given back outside of the time.
+        let spec = suite.add(role, row, name, move |_| {
+            let region = Region::anonymous(size)?;
+            if huge == Huge::Never {
+                region.mapping().advise_no_huge()?;
+            }
+            timed(|| {
+                if !populates {
+                    touch(&region)?;
+                } else if !region.populate(0..region.len().get(), &options)?.is_whole() {
+                    return Err(BenchError::size(region.len()));
+                }
+                Ok(())
+            })
+        });
+        spec.naive("naive").limit("limit").row.cold = true;
+        spec.row.headline = (row == "ours-1").then(|| format!("touch {size} first"));
+    }
+    session.measure(
+        suite,
+        "first touch",
+        format!("First touch of {size}"),
+        "naive is a byte a page by one thread; the limit is a bare streaming fill by one thread \
+               of memory that is present; a virtual machine's host may have to find the memory",
+    )
+}

@@ -1,0 +1,175 @@
+//! Clones of one machine, which run at the same time from the same image.
+//!
+//! | row | where the pages of a clone are |
+//! |---|---|
+//! | `own` | in memory of its own, as a monitor hands it over; decoded frames are shared |
+//! | `share` | in a memory file that all clones map privately: a page is decoded and stored once |
+//! | `attach` | the same, of a server in a process of its own, whose memory counts as well |
+//! | `kernel` | in the page cache: the kernel's own private mapping of the raw file |
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use uzone_fault::{Backing, Engine, LazyOptions, SharedBacking};
+use uzone_os::Sharing;
+
+use super::attached::Server;
+use super::{COLD_TOUCHES, Restore, machine};
+use crate::harness::suite::{BenchError, Found, Role, Session, Suite, sentence};
+use crate::tables::snapshot::material::PAGE;
+
+const TABLE: &str = "restore-clones";
+/// How many clones there are.
+const CLONES: usize = 16;
+
+/// How much memory the clones of each row took.
+type Memory = [Cell<Option<Grown>>; 4];
+
+pub(super) fn table(restore: Restore<'_>, session: &mut Session<'_>) -> Result<(), BenchError> {
+    let restore = restore.of(&restore.pages[..restore.pages.len().min(COLD_TOUCHES)]);
+    let (engine, len, offsets) = (&restore.engine()?, restore.len(), &restore.offsets());
+    let memory: &Memory = &Memory::default();
+    let mut suite = Suite::new(TABLE, len);
+    add_rows(&mut suite, restore, engine, offsets, memory);
+    match Server::start(&restore) {
+        Err(error) => session.skip(format!("{TABLE}/attach"), sentence(&error)),
+        // Only now is it known that there is one; each round has its own.
+        Ok(_) => add_attached(&mut suite, restore, offsets, &memory[3]),
+    }
+    let touched = (CLONES * restore.pages.len()) as u64;
+    suite.naive("own").each_spec(|spec| {
+        (spec.row.items, spec.row.bytes) = (touched, touched * PAGE as u64);
+    });
+    session.run(suite, TABLE)?;
+    let [own, share, kernel, attach] = memory.each_ref().map(|grown| {
+        let mib = |kib: u64| kib.div_ceil(1 << 10);
+        grown.get().map_or_else(
+            || "unknown".to_owned(),
+            |grown| format!("{} and {} MiB", mib(grown.by_first), mib(grown.by_all)),
+        )
+    });
+    session.table(
+        TABLE,
+        format!(
+            "{CLONES} clones of a machine of {len}: {} pages of a working set each",
+            restore.pages.len()
+        ),
+        format!(
+            "{}; one after the other, and all stay; memory of the first and of all, shared pages counted once: \
+             own {own}, shared {share}, attached {attach}, the kernel's mapping {kernel}",
+            restore.placement.title
+        ),
+    );
+    Ok(())
+}
+
+/// Adds what this process answers.
+fn add_rows<'a>(
+    suite: &mut Suite<'a>,
+    restore: Restore<'a>,
+    engine: &'a Engine,
+    offsets: &'a [Vec<u64>],
+    memory: &'a Memory,
+) {
+    let len = restore.len();
+    let name = "ours, packed, memory of each clone's own";
+    suite.faults(Role::Naive, "own", name, move |row| {
+        let backing = restore.packed()?;
+        clones(&memory[0], &own_share, || {
+            let new = || machine(engine, len, backing.clone(), &LazyOptions::default());
+            let clone = restore.placement.by_handler(new)?;
+            let done = restore.touch(row, &clone, offsets)?;
+            Ok((restore.found(done, &clone.answering().stats()), clone))
+        })
+    });
+    suite.faults(Role::Ours, "share", "ours, packed, pages shared by all", move |row| {
+        let shared: Arc<dyn Backing> = Arc::new(SharedBacking::new(restore.packed()?, len)?);
+        clones(&memory[1], &own_share, || {
+            let new = || Ok(engine.map(len, shared.clone(), &LazyOptions::default())?);
+            let clone = restore.placement.by_handler(new)?;
+            let done = restore.touch(row, &clone, offsets)?;
+            Ok((restore.found(done, &clone.stats()), clone))
+        })
+    });
+    suite.faults(Role::Peer, "kernel", "the kernel's mapping, raw", move |row| {
+        clones(&memory[2], &own_share, || {
+            let clone = restore.map_raw(Sharing::Private)?;
+            let done = restore.touch(row, &clone, offsets)?;
+            let faults = done.kernel_faults;
+            Ok((done.found(faults, 0), clone))
+        })
+    });
+}
+
+/// Adds what a server answers.
+fn add_attached<'a>(
+    suite: &mut Suite<'a>,
+    restore: Restore<'a>,
+    offsets: &'a [Vec<u64>],
+    memory: &'a Cell<Option<Grown>>,
+) {
+    let name = "ours, packed, attached to a server, pages shared";
+    suite.faults(Role::Ours, "attach", name, move |row| {
+        let server = Server::start(&restore)?;
+        let all = || {
+            let theirs =
+                server.processes().into_iter().map(|process| share_of(&process.to_string()));
+            theirs.chain([own_share()]).sum::<Option<u64>>()
+        };
+        clones(memory, &all, || server.clone(row, &restore, offsets))
+    });
+}
+
+/// By how much memory has grown, in KiB.
+#[derive(Clone, Copy)]
+struct Grown {
+    by_first: u64,
+    by_all: u64,
+}
+
+/// Starts the clones, each of which touches its pages, and notes how much memory that takes of what `share`
+/// returns, in KiB.
+fn clones<C>(
+    memory: &Cell<Option<Grown>>,
+    share: &dyn Fn() -> Option<u64>,
+    mut start: impl FnMut() -> Result<(Found, C), BenchError>,
+) -> Result<Found, BenchError> {
+    let before = share();
+    let grown = || share()?.checked_sub(before?);
+    let mut by_first = None;
+    let (mut all, mut alive) = (None::<Found>, Vec::with_capacity(CLONES));
+    for _ in 0..CLONES {
+        let (found, clone) = start()?;
+        alive.push(clone);
+        by_first = by_first.or_else(grown);
+        let sum = match all.take() {
+            None => found,
+            Some(mut sum) => {
+                sum.elapsed += found.elapsed;
+                sum.faults += found.faults;
+                sum.wasted += found.wasted;
+                sum.touches_ns.extend(found.touches_ns);
+                sum.demand_ns.extend(found.demand_ns);
+                sum
+            }
+        };
+        all = Some(sum);
+    }
+    let pair = by_first.zip(grown());
+    memory.set(pair.map(|(by_first, by_all)| Grown { by_first, by_all }));
+    let clone_bytes = pair.map(|(_, by_all)| (by_all << 10) / CLONES as u64);
+    all.map(|all| Found { clone_bytes, ..all }).ok_or_else(|| BenchError::threads(CLONES))
+}
+
+/// Returns how many KiB of memory this process has.
+fn own_share() -> Option<u64> {
+    share_of("self")
+}
+
+/// Returns how many KiB of memory a process has, where a page that is mapped several times counts once: its
+/// proportional set size.
+fn share_of(process: &str) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{process}/smaps_rollup")).ok()?;
+    let kib = text.lines().find_map(|line| line.strip_prefix("Pss:"))?;
+    kib.trim().strip_suffix(" kB")?.parse().ok()
+}

@@ -1,0 +1,139 @@
+//! A machine that is restored from an image in object storage, a known distance away.
+//!
+//! | row | what is done |
+//! |---|---|
+//! | `naive` | one page for each fault: each is fetched from the raw image, which ours does not serve from there |
+//! | `packed` | each frame is fetched when one of its pages is touched first |
+//! | `replay` | the list of the pages is installed ahead |
+//! | `read-first` | all of the image is read before the machine runs |
+//! | `link` | the bytes of the frames are asked for by 64 connections, and nothing is done with them |
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use uzone_fault::LazyOptions;
+use uzone_snapshot::SnapshotBacking;
+
+use super::{CACHE, Restore, machine};
+use crate::harness::suite::{BenchError, Found, Role, Session, Suite};
+use crate::tables::fault::{Answer, Bare, Waiting};
+use crate::tables::snapshot::frames;
+use crate::tables::snapshot::material::failed;
+use crate::tables::snapshot::store::{Store, distance};
+
+/// How many connections fill the link.
+const CONNECTIONS: usize = 64;
+/// How many pages are touched at most: each may take a round trip.
+const TOUCHES: usize = 512;
+/// The same in order, where few do; and how much of a small image that is.
+const IN_ORDER: usize = 1024;
+const SHARE_IN_ORDER: usize = 8;
+
+/// Runs the table of a working set.
+pub(super) fn table(restore: Restore<'_>, session: &mut Session<'_>) -> Result<(), BenchError> {
+    let restore = restore.of(&restore.pages[..restore.pages.len().min(TOUCHES)]);
+    measure("restore-far", "pages of a working set in a random order", restore, session)
+}
+
+/// Runs the table of the first pages in order.
+pub(super) fn table_in_order(
+    restore: Restore<'_>,
+    session: &mut Session<'_>,
+) -> Result<(), BenchError> {
+    let count = (restore.material.words.len() / SHARE_IN_ORDER).min(IN_ORDER);
+    let pages: Vec<usize> = (0..count).collect();
+    measure("restore-seq-far", "pages in order, from the first on", restore.of(&pages), session)
+}
+
+fn measure(
+    table: &str,
+    what: &str,
+    restore: Restore<'_>,
+    session: &mut Session<'_>,
+) -> Result<(), BenchError> {
+    let (engine, offsets) = (&restore.engine()?, &restore.offsets());
+    let store = &Store::start(&restore.material.packed).map_err(failed)?;
+    let raw = &Store::start(&restore.material.raw).map_err(failed)?;
+    let mut suite = Suite::new(table, restore.len());
+    add(&mut suite, Role::Naive, "naive", "one page a fault and request, raw", raw, move |row| {
+        let client = Mutex::new((raw.client().map_err(failed)?, Vec::new()));
+        let fetch = move |start: u64, page: &mut [u8]| {
+            let mut client = client.lock().unwrap_or_else(PoisonError::into_inner);
+            let (client, out) = &mut *client;
+            client.get(&(start..start + page.len() as u64), out)?;
+            page.copy_from_slice(out);
+            Ok(())
+        };
+        let answer = Answer::Fetch(Arc::new(fetch));
+        let handler = || Bare::anonymous(restore.len(), answer, Waiting::Poll);
+        let memory = restore.placement.by_handler(handler)?;
+        let done = restore.touch(row, &memory, offsets)?;
+        memory.check(row)?;
+        Ok(done.found(memory.faults(), 0))
+    });
+    for (row, name, role) in [
+        ("packed", "ours, a request for each frame", Role::Peer),
+        ("replay", "ours, the set installed ahead", Role::Ours),
+    ] {
+        add(&mut suite, role, row, name, store, move |row| {
+            let image = Arc::new(store.open_image(CACHE)?);
+            let backing = Arc::new(SnapshotBacking::new(image));
+            let memory = machine(engine, restore.len(), backing, &LazyOptions::default())?;
+            if role == Role::Ours {
+                memory.answering().prefetch(&offsets[0]);
+            }
+            let done = restore.touch(row, &memory, offsets)?;
+            Ok(restore.found(done, &memory.answering().stats()))
+        });
+    }
+    add(&mut suite, Role::Peer, "read-first", "everything read first", store, move |row| {
+        let begun = Instant::now();
+        let image = store.open_image(CACHE)?;
+        restore.read_first(row, offsets, begun, |at, piece| Ok(image.read_at(at, piece)?))
+    });
+    add_link(&mut suite, &restore, store);
+    restore.compare(&mut suite, "naive");
+    if let Some(spec) = suite.spec("replay").filter(|_| table == "restore-far") {
+        spec.headline("restore a working set from S3");
+    }
+    session.measure(
+        suite,
+        table,
+        format!("A machine of {} restored from S3: {} {what}", restore.len(), restore.pages.len()),
+        format!("{}; packed; {}", restore.placement.title, distance()),
+    )
+}
+
+/// Adds a row that asks a store, and counts the bytes that it sends.
+fn add<'a>(
+    suite: &mut Suite<'a>,
+    role: Role,
+    row: &str,
+    name: &str,
+    store: &'a Store,
+    mut run: impl FnMut(&str) -> Result<Found, BenchError> + 'a,
+) {
+    suite.faults(role, row, name, move |row| {
+        let sent = store.sent();
+        let found = run(row)?;
+        Ok(Found { read_bytes: store.sent() - sent, ..found })
+    });
+}
+
+/// Adds what the link allows.
+fn add_link<'a>(suite: &mut Suite<'a>, restore: &Restore<'a>, store: &'a Store) {
+    let material = restore.material;
+    let wanted = restore.frames();
+    let mean = material.mean_frame();
+    suite.threads = CONNECTIONS;
+    add(suite, Role::Limit, "link", "the link, by 64 connections", store, move |_| {
+        let begun = Instant::now();
+        let own = || Ok::<_, std::io::Error>((store.client()?, Vec::new()));
+        frames::share(CONNECTIONS, wanted.len(), own, |(client, out), number| {
+            let start = wanted[number] as u64 * mean;
+            client.get(&(start..start + mean), out)
+        })
+        .map_err(failed)?;
+        Ok(Found { elapsed: begun.elapsed(), ..Found::default() })
+    });
+}

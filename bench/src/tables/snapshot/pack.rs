@@ -1,0 +1,349 @@
+//! Packing, undoing it, reading at random, and verifying.
+
+use std::fs::File;
+use std::hint::black_box;
+use std::io::{self, Seek};
+use std::num::NonZeroU64;
+use std::os::unix::fs::FileExt;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use uzone_os::page_cache;
+use uzone_pages::ByteLen;
+use uzone_snapshot::{Codec, Image};
+
+use super::frames::{self, Reader};
+use super::material::{FRAME, LEVEL, Material, decode, failed, random_frames};
+use crate::harness::suite::{BenchError, Role, Session, Suite, bytes, index, timed};
+
+/// How many random places a row reads.
+const READS: usize = 256;
+/// How much is hashed at once where nothing else is done.
+const HASHED: usize = 1 << 20;
+
+/// The other tables.
+pub(super) const TABLES: [&str; 3] = ["snapshot-read", "snapshot-read-cold", "snapshot-verify"];
+
+/// Measures packing and unpacking.
+pub(super) fn tables(material: &Material, session: &mut Session<'_>) -> Result<(), BenchError> {
+    let arguments = [format!("-T{}", material.threads), format!("-{LEVEL}")];
+    let file = material.new_file()?;
+    let compressed = run_zstd(material, &arguments, &material.raw, &file)?.map(|_| file);
+    if compressed.is_none() {
+        for table in ["snapshot-pack", "snapshot-unpack"] {
+            session.skip(format!("{table}/zstd"), "the command zstd is not installed");
+        }
+    }
+    if session.wants("snapshot-pack") {
+        pack(material, &arguments, compressed.as_ref(), session)?;
+    }
+    if session.wants("snapshot-unpack") {
+        unpack(material, compressed.as_ref(), session)?;
+    }
+    Ok(())
+}
+
+fn pack(
+    material: &Material,
+    arguments: &[String],
+    compressed: Option<&File>,
+    session: &mut Session<'_>,
+) -> Result<(), BenchError> {
+    let (size, threads) = (bytes(material.len), material.threads);
+    let mut suite = Suite::new("snapshot-pack", size).writing(size.get()).threads(threads);
+    if let Some(file) = compressed {
+        let name = format!("zstd {}, {}", arguments.join(" "), material.smaller(len_of(file)?));
+        suite.add(Role::Naive, "zstd", name, move |_| {
+            let to = material.new_file()?;
+            Ok(run_zstd(material, arguments, &material.raw, &to)?.unwrap_or_default())
+        });
+    }
+    let name = format!("frames alone, {}", material.smaller(material.frames_len));
+    suite.add(Role::Limit, "frames", name, move |_| {
+        let to = material.new_file()?;
+        timed(|| {
+            let written = frames::pack(&material.raw, &to, material.len / FRAME, threads);
+            written.and_then(|_| to.sync_all()).map_err(failed)
+        })
+    });
+    for (codec, row, role) in
+        [(Codec::Zstd, "ours", Role::Ours), (Codec::Lz4, "ours-lz4", Role::Variant)]
+    {
+        let (_, packed) = material.pack(codec)?;
+        let name = format!("ours, {}, {}", codec.name(), material.smaller(packed.file_bytes));
+        let spec = suite.add(role, row, name, move |_| timed(|| material.pack(codec)));
+        spec.limit("frames");
+        if role == Role::Ours {
+            spec.headline(format!("pack an image of {size}"));
+        }
+    }
+    if compressed.is_some() {
+        suite.naive("zstd");
+    }
+    session.measure(
+        suite,
+        "packing",
+        format!("Packing {size}, zstd of level {LEVEL}"),
+        "each file is on the device at the end; naive is the command, the limit writes frames of 64 KiB \
+         without hashes or an index",
+    )
+}
+
+fn len_of(file: &File) -> Result<u64, BenchError> {
+    Ok(file.metadata().map_err(failed)?.len())
+}
+
+/// Runs the command. Returns how long it took with its output on the device, or `None` if there is none.
+fn run_zstd(
+    material: &Material,
+    arguments: &[String],
+    from: &File,
+    to: &File,
+) -> Result<Option<Duration>, BenchError> {
+    let Some(mut command) = material.zstd(arguments) else { return Ok(None) };
+    let mut run = || -> io::Result<Duration> {
+        let mut input = from.try_clone()?;
+        input.rewind()?;
+        command.stdin(input).stdout(to.try_clone()?).stderr(Stdio::inherit());
+        let started = Instant::now();
+        let status = command.status()?;
+        if !status.success() {
+            return Err(io::Error::other(format!("zstd ended with {status}")));
+        }
+        to.sync_all()?;
+        Ok(started.elapsed())
+    };
+    run().map(Some).map_err(failed)
+}
+
+fn unpack(
+    material: &Material,
+    compressed: Option<&File>,
+    session: &mut Session<'_>,
+) -> Result<(), BenchError> {
+    let size = bytes(material.len);
+    let mut suite = Suite::new("snapshot-unpack", size).writing(size.get());
+    if let Some(file) = compressed {
+        suite.add(Role::Naive, "zstd", "zstd -d", move |_| {
+            let to = material.new_file()?;
+            Ok(run_zstd(material, &["-d".to_owned()], file, &to)?.unwrap_or_default())
+        });
+    }
+    suite.threads = material.threads;
+    suite.add(Role::Limit, "frames", "frames alone", |_| {
+        let to = material.new_file()?;
+        timed(|| {
+            frames::share(material.threads, material.is_zero.len(), Reader::new, |reader, frame| {
+                to.write_all_at(decode(material, reader, frame)?, (frame * FRAME) as u64)
+            })
+            .and_then(|()| to.sync_all())
+            .map_err(failed)
+        })
+    });
+    let path = material.directory.join(format!("uzone-bench-{}.raw", std::process::id()));
+    let image = material.open(ByteLen::ZERO)?;
+    let spec = suite.add(Role::Ours, "ours", "ours", move |_| {
+        let elapsed = timed(|| Ok(image.unpack(&path, material.threads, &|_| true)?))?;
+        std::fs::remove_file(&path).map_err(failed)?;
+        Ok(elapsed)
+    });
+    spec.limit("frames").headline(format!("unpack an image of {size}"));
+    if compressed.is_some() {
+        suite.naive("zstd");
+    }
+    session.measure(
+        suite,
+        "unpacking",
+        format!("Unpacking {size}"),
+        "each file is on the device at the end; zeroes are holes in ours; the limit decodes frames of 64 KiB \
+         without their hashes",
+    )
+}
+
+/// What is read at random: whole frames that are not zero, and where they are.
+struct Places {
+    frames: Vec<usize>,
+    offsets: Vec<u64>,
+}
+
+impl Places {
+    fn of(material: &Material) -> Self {
+        let frames = random_frames(material, READS);
+        let offsets = frames.iter().map(|frame| (frame * FRAME) as u64).collect();
+        Self { frames, offsets }
+    }
+
+    fn suite<'a>(&self, table: &str) -> Suite<'a> {
+        let size = bytes(self.frames.len() * FRAME);
+        Suite::new(table, size).writing(size.get())
+    }
+
+    /// Decodes each frame with nothing around it.
+    fn decode(&self, material: &Material) -> Result<Duration, BenchError> {
+        let mut reader = Reader::new().map_err(failed)?;
+        timed(|| {
+            for frame in &self.frames {
+                black_box(decode(material, &mut reader, *frame).map_err(failed)?);
+            }
+            Ok(())
+        })
+    }
+
+    /// Reads each frame of an image.
+    fn read(&self, image: &Image) -> Result<Duration, BenchError> {
+        read_each(self.offsets.iter().copied(), |at, out| Ok(image.read_at(at, out)?))
+    }
+
+    /// Reads as many bytes as a frame has at each place of a file.
+    fn read_file(&self, file: &File) -> Result<Duration, BenchError> {
+        read_each(self.offsets.iter().copied(), |at, out| {
+            file.read_exact_at(out, at).map_err(failed)
+        })
+    }
+
+    /// Reads each frame by another implementation.
+    fn seek(&self, material: &Material) -> Result<Duration, BenchError> {
+        let file = material.packed.try_clone().map_err(failed)?;
+        let seek = |error: zeekstd::Error| failed(io::Error::other(error));
+        let mut decoder = zeekstd::Decoder::new(file).map_err(seek)?;
+        read_each(self.offsets.iter().copied(), |offset, out| {
+            decoder.set_offset(offset).map_err(seek)?;
+            let mut filled = 0;
+            while filled < FRAME {
+                match decoder.decompress(&mut out[filled..]).map_err(seek)? {
+                    0 => return Err(BenchError::wrong_byte("snapshot-read/zeekstd", offset)),
+                    count => filled += count,
+                }
+            }
+            Ok(())
+        })
+    }
+}
+
+/// Times reading as many bytes as a frame has at each offset.
+pub(super) fn read_each(
+    offsets: impl Iterator<Item = u64>,
+    mut read: impl FnMut(u64, &mut [u8]) -> Result<(), BenchError>,
+) -> Result<Duration, BenchError> {
+    let mut out = vec![0; FRAME];
+    timed(|| {
+        for offset in offsets {
+            read(offset, &mut out)?;
+            black_box(&out);
+        }
+        Ok(())
+    })
+}
+
+/// Measures reading 64 KiB at random places.
+pub(super) fn read(material: &Material, session: &mut Session<'_>) -> Result<(), BenchError> {
+    let places = &Places::of(material);
+    let calls = places.frames.len() as u64;
+    let mut suite = places.suite("snapshot-read");
+    let name = "a seek in the crate zeekstd";
+    suite.add(Role::Naive, "zeekstd", name, |_| places.seek(material));
+    suite.add(Role::Limit, "decode", "decoding a frame alone", |_| places.decode(material));
+    suite.add(Role::Peer, "raw", "preadv of the raw bytes", |_| places.read_file(&material.raw));
+    if let Some(erofs) = &material.erofs {
+        suite
+            .add(Role::Peer, "erofs", erofs.name("preadv of"), |_| places.read_file(erofs.open()?));
+    }
+    let room = ByteLen::new(2 * suite.bytes);
+    for (row, name, cache, role) in [
+        ("ours", "ours, decoded each time", ByteLen::ZERO, Role::Ours),
+        ("ours-kept", "ours, decoded before", room, Role::Variant),
+    ] {
+        let image = material.open(cache)?;
+        let spec = suite.add(role, row, name, move |_| places.read(&image));
+        spec.limit("decode");
+        if role == Role::Ours {
+            spec.headline("read 64 KiB of a packed image at random");
+        }
+    }
+    suite.naive("zeekstd").each_spec(|spec| _ = spec.counts(Some(calls), None));
+    session.measure(
+        suite,
+        "reading at random",
+        format!("Reading 64 KiB at {calls} random places of a packed image"),
+        "whole frames that are not zero, from the page cache; naive seeks by the seek table, the limit \
+         decodes without the hash",
+    )
+}
+
+/// Measures random reads of files that the page cache has forgotten.
+pub(super) fn read_cold(material: &Material, session: &mut Session<'_>) -> Result<(), BenchError> {
+    let places = &Places::of(material);
+    let calls = places.frames.len() as u64;
+    let mut suite = places.suite("snapshot-read-cold");
+    suite.add(Role::Naive, "zeekstd", "a seek in the crate zeekstd", |_| {
+        forget(&material.packed)?;
+        places.seek(material)
+    });
+    suite.add(Role::Limit, "decode", "reading and decoding a frame alone", |_| {
+        forget(&material.frames.0)?;
+        places.decode(material)
+    });
+    suite.add(Role::Peer, "raw", "preadv of the raw bytes", |_| {
+        forget(&material.raw)?;
+        places.read_file(&material.raw)
+    });
+    let spec = suite.add(Role::Ours, "ours", "ours", |_| {
+        let image = material.open(ByteLen::ZERO)?;
+        forget(&material.packed)?;
+        places.read(&image)
+    });
+    spec.limit("decode").headline("read 64 KiB of a packed image at random, from the device");
+    suite.naive("zeekstd").each_spec(|spec| spec.counts(Some(calls), None).row.cold = true);
+    session.measure(
+        suite,
+        "reading at random from the device",
+        format!("Reading 64 KiB at {calls} random places of a packed image that the page cache has forgotten"),
+        "the file of each row is forgotten first (POSIX_FADV_DONTNEED); a host below this one may have it still",
+    )
+}
+
+/// Has the page cache forget a file.
+pub(crate) fn forget(file: &File) -> Result<(), BenchError> {
+    let Some(len) = NonZeroU64::new(len_of(file)?) else { return Ok(()) };
+    // Pages that are not on the device yet stay.
+    file.sync_data().and_then(|()| page_cache::forget(file, 0, len)).map_err(failed)
+}
+
+/// Measures comparing every hash.
+pub(super) fn verify(material: &Material, session: &mut Session<'_>) -> Result<(), BenchError> {
+    let (packed, threads) = (material.packed_len, material.threads);
+    let len = index(packed);
+    let size = bytes(material.len);
+    let mut suite = Suite::new("snapshot-verify", size).writing(packed).threads(threads);
+    suite.add(Role::Limit, "blake3", "BLAKE3 alone", move |_| {
+        let own = || Ok(vec![0; HASHED]);
+        timed(|| {
+            frames::share(threads, len.div_ceil(HASHED), own, |piece, number| {
+                let start = number * HASHED;
+                let piece = &mut piece[..HASHED.min(len - start)];
+                material.packed.read_exact_at(piece, start as u64)?;
+                black_box(blake3::hash(piece));
+                Ok(())
+            })
+            .map_err(failed)
+        })
+    });
+    for (row, name, decode, role) in [
+        ("ours", "ours", false, Role::Ours),
+        ("ours-decode", "ours, decoding as well", true, Role::Variant),
+    ] {
+        let image = material.open(ByteLen::ZERO)?;
+        let spec = suite
+            .add(role, row, name, move |_| timed(|| Ok(image.verify(threads, decode, &|_| ())?)));
+        spec.limit("blake3");
+        if role == Role::Ours {
+            spec.headline("verify a packed image");
+        }
+    }
+    session.measure(
+        suite,
+        "verifying",
+        format!("Verifying {} of a packed image", ByteLen::new(packed)),
+        "from the page cache; the limit hashes the file in pieces of 1 MiB",
+    )
+}

@@ -1,0 +1,148 @@
+//! A packed image in object storage: read in order beside the link, and at random beside one round trip.
+
+use std::hint::black_box;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use uzone_fault::{Engine, EngineOptions, LazyOptions};
+use uzone_pages::ByteLen;
+use uzone_snapshot::SnapshotBacking;
+
+use super::frames;
+use super::material::{FRAME, Material, PAGE, failed, place, random_frames};
+use super::pack::read_each;
+use super::store::{Store, distance};
+use super::touch::{CACHE, check};
+use crate::harness::suite::{BenchError, Role, Session, Suite, index, timed};
+
+/// How many random pages are read, one after the other.
+const READS: usize = 96;
+/// How many frames are read one by one.
+const ONE_BY_ONE: usize = 64;
+/// How many connections fill the link, and what each asks for at once.
+const CONNECTIONS: usize = 8;
+const CHUNK: u64 = 2 << 20;
+
+/// Reads the whole image in order.
+pub(super) fn in_order(material: &Material, session: &mut Session<'_>) -> Result<(), BenchError> {
+    let store = &Store::start(&material.packed).map_err(failed)?;
+    let (bytes, packed) = (ByteLen::new(material.len as u64), material.packed_len);
+    let pages = &(0..material.words.len()).collect::<Vec<_>>()[..];
+    let mut suite = Suite::new("snapshot-s3-seq", ByteLen::new(packed)).writing(packed);
+    let stored = one_by_one(material);
+    let asked = stored.iter().map(|range| range.end - range.start).sum();
+    suite
+        .add(Role::Peer, "one-by-one", "a request a frame, one after the other", move |_| {
+            let (mut client, mut out) = (store.client().map_err(failed)?, Vec::new());
+            timed(|| {
+                for range in &stored {
+                    client.get(range, &mut out).map_err(failed)?;
+                    black_box(&out);
+                }
+                Ok(())
+            })
+        })
+        .row
+        .bytes = asked;
+    suite
+        .add(Role::Limit, "link", "the link, by 8 connections", move |_| fill_link(store, packed))
+        .row
+        .threads = CONNECTIONS;
+    let spec = suite.add(Role::Ours, "ours", "ours, read in order", move |_| {
+        let image = store.open_image(ByteLen::ZERO)?;
+        read_each((0..bytes.get()).step_by(FRAME), |at, out| Ok(image.read_at(at, out)?))
+    });
+    spec.headline(format!("read an image of {bytes} from S3, in order"));
+    let name = "ours, mapped lazily and touched in order";
+    suite.add(Role::Variant, "lazily", name, move |row| {
+        let engine = Engine::with(EngineOptions::default())?;
+        let backing = Arc::new(SnapshotBacking::new(Arc::new(store.open_image(CACHE)?)));
+        let memory = engine.map(bytes, backing, &LazyOptions::default())?;
+        timed(|| check(material, pages, row, |at, out| Ok(memory.read_at(at as u64, out)?)))
+    });
+    suite.each_spec(|spec| {
+        if spec.row.bytes == packed {
+            spec.limit("link");
+        }
+    });
+    session.measure(
+        suite,
+        "reading from S3 in order",
+        format!("A packed image of {bytes} in S3, read in order"),
+        format!(
+            "{}; sizes and rates are those of the stored bytes; one by one are {ONE_BY_ONE} frames; the limit asks for \
+             {} at a time and does nothing with them",
+            distance(),
+            ByteLen::new(CHUNK)
+        ),
+    )
+}
+
+/// Asks for all of the object by several connections.
+fn fill_link(store: &Store, packed: u64) -> Result<Duration, BenchError> {
+    timed(|| {
+        let count = index(packed.div_ceil(CHUNK));
+        let own = || Ok::<_, io::Error>((store.client()?, Vec::new()));
+        frames::share(CONNECTIONS, count, own, |(client, out), number| {
+            let start = number as u64 * CHUNK;
+            client.get(&(start..packed.min(start + CHUNK)), out)
+        })
+        .map_err(failed)
+    })
+}
+
+/// Returns where some stored frames are that follow each other.
+fn one_by_one(material: &Material) -> Vec<Range<u64>> {
+    let len = material.mean_frame();
+    let frames = (0..ONE_BY_ONE as u64).map(|frame| frame * len..(frame + 1) * len);
+    frames.filter(|range| !range.is_empty() && range.end <= material.packed_len).collect()
+}
+
+/// Reads pages at random, each in a frame of its own.
+pub(super) fn at_random(material: &Material, session: &mut Session<'_>) -> Result<(), BenchError> {
+    let store = &Store::start(&material.packed).map_err(failed)?;
+    let frames = &random_frames(material, READS);
+    let (calls, mean) = (frames.len() as u64, material.mean_frame());
+    let asked = calls * mean;
+    let mut suite = Suite::new("snapshot-s3-random", ByteLen::new(asked)).writing(asked);
+    suite.add(Role::Limit, "trip", "one round trip", move |_| {
+        let (mut client, mut out) = (store.client().map_err(failed)?, Vec::new());
+        median(frames.iter().map(|frame| {
+            let start = *frame as u64 * mean;
+            timed(|| client.get(&(start..start + mean), &mut out).map_err(failed))
+        }))
+    });
+    let spec = suite.add(Role::Ours, "ours", "ours, a page read", move |row| {
+        let image = store.open_image(ByteLen::ZERO)?;
+        let mut word = [0; 8];
+        median(frames.iter().map(|frame| {
+            let (at, page) = (frame * FRAME, frame * FRAME / PAGE);
+            let took = timed(|| Ok(image.read_at(at as u64, &mut word)?))?;
+            let is_right = place(page) != at || u64::from_ne_bytes(word) == material.words[page];
+            if is_right { Ok(took) } else { Err(BenchError::wrong_byte(row, at as u64)) }
+        }))
+    });
+    spec.headline("read a page of an image in S3 at random");
+    suite.limit("trip").each_spec(|spec| _ = spec.counts(Some(calls), None));
+    session.measure(
+        suite,
+        "reading from S3 at random",
+        format!("A packed image in S3: {calls} random pages, each in another frame"),
+        format!(
+            "{}; the median of one read, times {calls}; the limit asks for as many bytes as a frame has on average",
+            distance()
+        ),
+    )
+}
+
+/// Returns the median of some times, as often as there are.
+fn median(
+    times: impl Iterator<Item = Result<Duration, BenchError>>,
+) -> Result<Duration, BenchError> {
+    let mut times = times.collect::<Result<Vec<_>, _>>()?;
+    times.sort_unstable();
+    let count = u32::try_from(times.len()).unwrap_or(u32::MAX);
+    Ok(times.get(times.len() / 2).copied().unwrap_or_default() * count)
+}

@@ -1,0 +1,72 @@
+//! The second mapping of an image whose decoded pages are shared, beside the kernel's mapping of their file.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use uzone_fault::{
+    Backing, Engine, EngineOptions, LazyOptions, Memory, Populate, SharedBacking, Sharing,
+};
+use uzone_os::{Access, Mapping};
+use uzone_pages::ByteLen;
+use uzone_snapshot::SnapshotBacking;
+
+use super::material::{Material, PAGE, failed};
+use super::touch::{CACHE, check};
+use crate::harness::suite::{BenchError, Role, Session, Suite, timed};
+
+/// Touches every page in order, of an image whose pages another mapping has touched before.
+pub(super) fn in_order(material: &Material, session: &mut Session<'_>) -> Result<(), BenchError> {
+    let bytes = ByteLen::new(material.len as u64);
+    let pages: Vec<usize> = (0..material.words.len()).collect();
+    let pages = &pages[..];
+    let engine = &Engine::with(EngineOptions::default())?;
+    let shared = || -> Result<Arc<SharedBacking>, BenchError> {
+        let image = Arc::new(material.open_later(CACHE)?);
+        Ok(Arc::new(SharedBacking::new(Arc::new(SnapshotBacking::new(image)), bytes)?))
+    };
+    let filled = shared()?;
+    let first = engine.map(bytes, filled.clone(), &LazyOptions::default())?;
+    first.populate(0..bytes.get(), Populate::All)?;
+    let touch = move |row: &str, memory: &Mapping| {
+        timed(|| check(material, pages, row, |at, out| Ok(memory.read_at(at as u64, out)?)))
+    };
+    let lazily = move |row: &str, backing: Arc<dyn Backing>| {
+        let memory = engine.map(bytes, backing, &LazyOptions::default())?;
+        timed(|| check(material, pages, row, |at, out| Ok(memory.read_at(at as u64, out)?)))
+    };
+    let mut suite = Suite::new("snapshot-share", bytes).writing(bytes.get());
+    suite.add(Role::Naive, "again", "mapped again, not shared", move |row| {
+        let image = Arc::new(material.open_later(CACHE)?);
+        lazily(row, Arc::new(SnapshotBacking::new(image)))
+    });
+    let (of, name) = (filled.clone(), "the kernel's private mapping of the memory file");
+    suite.add(Role::Limit, "kernel", name, move |row| touch(row, &private(file_of(&of)?, bytes)?));
+    let name = "ours, the first mapping of a shared image";
+    suite.add(Role::Variant, "first", name, move |row| lazily(row, shared()?));
+    let name = "ours, the second mapping of a shared image";
+    let spec = suite.add(Role::Ours, "ours", name, move |row| lazily(row, filled.clone()));
+    spec.headline(format!("map {bytes} of a shared image a second time, in order"));
+    suite.naive("again").limit("kernel");
+    session.measure(
+        suite,
+        "snapshot-share",
+        format!("A packed image, mapped a second time: {bytes}"),
+        format!(
+            "one thread reads a word of each of {} pages of {PAGE} bytes in order; decoded pages are kept in a \
+             memory file, which each mapping maps privately; naive decodes them again",
+            pages.len()
+        ),
+    )
+}
+
+fn file_of(shared: &SharedBacking) -> Result<OwnedFd, BenchError> {
+    match shared.memory().map_err(failed)? {
+        Memory::File { fd, .. } => Ok(fd),
+        other => unreachable!("shared pages are in a memory file, and not in {other:?}"),
+    }
+}
+
+fn private(fd: OwnedFd, len: ByteLen) -> Result<Mapping, BenchError> {
+    let memory = Mapping::file(fd, 0, len, Access::ReadWrite, Sharing::Private);
+    memory.map_err(|error| failed(std::io::Error::other(error)))
+}

@@ -1,0 +1,226 @@
+//! Touching a lazily mapped image, beside reading all of it first.
+
+use std::hint::black_box;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use uzone_fault::{Engine, EngineOptions, LazyOptions};
+use uzone_os::uffd::{Answered, Features, Install};
+use uzone_os::{Access, Anonymous, Mapping, Sharing};
+use uzone_pages::ByteLen;
+use uzone_snapshot::{Image, SnapshotBacking};
+
+use super::frames::{self, Reader};
+use super::material::{FRAME, Material, PAGE, decode, failed, place, random_frames};
+use crate::harness::adopted::registered;
+use crate::harness::suite::{BenchError, Role, Session, Suite, timed};
+use crate::tables::fault::{on, usable_cpus};
+
+/// How many random pages are touched, each in a frame of its own.
+const TOUCHES: usize = 256;
+/// Room for decoded frames, as an image has it by default.
+pub(super) const CACHE: ByteLen = ByteLen::mib(16);
+
+/// Touches every page in order.
+pub(super) fn in_order(material: &Material, session: &mut Session<'_>) -> Result<(), BenchError> {
+    let (bytes, threads) = (ByteLen::new(material.len as u64), material.threads);
+    let pages: Vec<usize> = (0..material.words.len()).collect();
+    let frames: Vec<usize> = (0..material.is_zero.len()).collect();
+    let mut suite = Suite::new("snapshot-touch-seq", bytes).writing(bytes.get());
+    let line = format!("map an image of {bytes} lazily, in order");
+    add(&mut suite, material, &pages, &frames, threads, line);
+    // Each row takes as much memory as the image has, which others gave back long before.
+    suite.before_each(move || back_by_host(bytes));
+    session.measure(
+        suite,
+        "snapshot-touch-seq",
+        format!("A packed image, mapped lazily and touched in order: {bytes}"),
+        format!(
+            "one thread reads a word of each page; naive reads all of it first, on {threads} threads; the limit \
+             decodes each frame on {threads} threads and copies it by UFFDIO_COPY, and no thread waits for it"
+        ),
+    )
+}
+
+/// Touches pages at random, each in a frame that is not zero.
+pub(super) fn at_random(material: &Material, session: &mut Session<'_>) -> Result<(), BenchError> {
+    let frames = random_frames(material, TOUCHES);
+    let per_frame = FRAME / PAGE;
+    let pages: Vec<usize> =
+        frames.iter().map(|frame| frame * per_frame + frame % per_frame).collect();
+    let (bytes, calls) = ((frames.len() * FRAME) as u64, frames.len() as u64);
+    let mut suite = Suite::new("snapshot-touch-random", ByteLen::new(bytes)).writing(bytes);
+    let line = "touch a page of a packed image at random".to_owned();
+    add(&mut suite, material, &pages, &frames, 1, line);
+    suite.each_spec(|spec| _ = spec.counts(Some(calls), None));
+    session.measure(
+        suite,
+        "snapshot-touch-random",
+        format!("A packed image, mapped lazily: {calls} random pages, each in another frame"),
+        "one thread reads a word of each; naive reads the whole image first; the limit decodes each frame and \
+         copies it by UFFDIO_COPY, and no thread waits for it; the room for decoded frames was used before",
+    )
+}
+
+/// Adds all rows of a table, whose limit has so many threads.
+fn add<'a>(
+    suite: &mut Suite<'a>,
+    material: &'a Material,
+    pages: &'a [usize],
+    frames: &'a [usize],
+    threads: usize,
+    headline: String,
+) {
+    add_read_first(suite, material, pages);
+    suite.threads = threads;
+    add_limits(suite, material, frames, threads);
+    suite.threads = 1;
+    let ours = suite.add(Role::Ours, "ours", "ours, the reader anywhere", |row| {
+        lazily(material, pages, row, None)
+    });
+    ours.headline(headline);
+    suite.add(Role::Variant, "ours-same", "ours, all threads on one CPU", |row| {
+        lazily(material, pages, row, usable_cpus()?.first().copied())
+    });
+    if let Some(erofs) = &material.erofs {
+        suite.add(Role::Peer, "erofs", erofs.name("the kernel's mapping of"), |row| {
+            let file = OwnedFd::from(erofs.open()?.try_clone().map_err(failed)?);
+            let len = ByteLen::new(material.len as u64);
+            let memory = Mapping::file(file, 0, len, Access::ReadWrite, Sharing::Private)?;
+            timed(|| check(material, pages, row, |at, out| Ok(memory.read_at(at as u64, out)?)))
+        });
+    }
+    suite.naive("read-first").each_spec(|spec| {
+        // On one CPU there is no limit of several threads.
+        if !(threads > 1 && spec.row.id.ends_with("-same")) {
+            spec.limit("copy");
+        }
+    });
+}
+
+/// Takes memory and gives it back, so that a row gets pages which the host backs: those that are free for
+/// seconds in a virtual machine are taken back by some hosts, and touching them then costs several copies.
+fn back_by_host(len: ByteLen) -> Result<(), BenchError> {
+    Mapping::anonymous(len, Anonymous::default())?.populate(0..len.get())?;
+    Ok(())
+}
+
+/// Adds reading the whole image into memory, and touching it then.
+fn add_read_first<'a>(suite: &mut Suite<'a>, material: &'a Material, pages: &'a [usize]) {
+    suite.threads = material.threads;
+    suite.add(Role::Naive, "read-first", "everything read first", |row| {
+        let image = material.open(ByteLen::ZERO)?;
+        timed(|| {
+            let mut memory = vec![0; material.len];
+            read_all(&image, &mut memory, material.threads)?;
+            check(material, pages, row, |at, out| {
+                out.copy_from_slice(&memory[at..at + 8]);
+                Ok(())
+            })?;
+            Ok(memory)
+        })
+    });
+}
+
+fn read_all(image: &Image, memory: &mut [u8], threads: usize) -> Result<(), BenchError> {
+    let share = memory.len().div_ceil(threads).next_multiple_of(FRAME);
+    let read = |(number, part): (usize, &mut [u8])| {
+        let start = (number * share) as u64;
+        let frames = (start..).step_by(FRAME).zip(part.chunks_mut(FRAME));
+        frames.into_iter().try_for_each(|(at, frame)| image.read_at(at, frame))
+    };
+    std::thread::scope(|scope| {
+        let parts = memory.chunks_mut(share).enumerate();
+        let threads: Vec<_> = parts.map(|part| scope.spawn(move || read(part))).collect();
+        let count = threads.len();
+        threads.into_iter().try_for_each(|thread| match thread.join() {
+            Ok(read) => Ok(read?),
+            Err(_) => Err(BenchError::threads(count)),
+        })
+    })
+}
+
+/// Adds decoding the frames, and doing so and putting each in place.
+fn add_limits<'a>(
+    suite: &mut Suite<'a>,
+    material: &'a Material,
+    frames: &'a [usize],
+    threads: usize,
+) {
+    suite.add(Role::Peer, "decode", "decoding the frames alone", move |_| {
+        timed(|| {
+            frames::share(threads, frames.len(), Reader::new, |reader, number| {
+                if !material.is_zero[frames[number]] {
+                    black_box(decode(material, reader, frames[number])?);
+                }
+                Ok(())
+            })
+            .map_err(failed)
+        })
+    });
+    let name = "decoding, and UFFDIO_COPY while no thread waits";
+    suite.add(Role::Limit, "copy", name, move |row| {
+        let len = ByteLen::new(material.len as u64);
+        let memory = registered(len, Features::NONE, Features::NONE)?;
+        timed(|| {
+            frames::share(threads, frames.len(), Reader::new, |reader, number| {
+                let frame = frames[number];
+                let (start, how) = ((frame * FRAME) as u64, Install::default());
+                let answered = if material.is_zero[frame] {
+                    memory.zero(start..start + FRAME as u64, how)
+                } else {
+                    memory.copy(start, decode(material, reader, frame)?, how)
+                };
+                match answered {
+                    Ok(Answered::All) => Ok(()),
+                    Ok(other) => Err(io::Error::other(format!("the kernel answered {other:?}"))),
+                    Err(error) => Err(io::Error::other(error)),
+                }
+            })
+            .map_err(|cause| BenchError::handler(row, cause))
+        })
+    });
+}
+
+/// Maps the image and touches pages of it, with every thread on `cpu` if there is one.
+fn lazily(
+    material: &Material,
+    pages: &[usize],
+    row: &str,
+    cpu: Option<u32>,
+) -> Result<Duration, BenchError> {
+    let touch = || {
+        // A polling reader would keep the thread that it has woken from running.
+        let options = match cpu {
+            Some(_) => LazyOptions::default().spin(Duration::ZERO),
+            None => LazyOptions::default(),
+        };
+        let engine = Engine::with(EngineOptions::default())?;
+        let image = Arc::new(material.open_later(CACHE)?);
+        let backing = Arc::new(SnapshotBacking::new(image));
+        let memory = engine.map(ByteLen::new(material.len as u64), backing, &options)?;
+        timed(|| check(material, pages, row, |at, out| Ok(memory.read_at(at as u64, out)?)))
+    };
+    // A thread starts with the CPUs of the one that starts it, so the engine's threads have the same.
+    on(&cpu.map_or_else(usable_cpus, |cpu| Ok(vec![cpu]))?, touch)
+}
+
+/// Reads a word of each page, and compares it.
+pub(super) fn check(
+    material: &Material,
+    pages: &[usize],
+    row: &str,
+    read: impl Fn(usize, &mut [u8; 8]) -> Result<(), BenchError>,
+) -> Result<(), BenchError> {
+    let mut word = [0; 8];
+    for &page in pages {
+        let at = place(page);
+        read(at, &mut word)?;
+        if u64::from_ne_bytes(word) != material.words[page] {
+            return Err(BenchError::wrong_byte(row, at as u64));
+        }
+    }
+    Ok(())
+}
