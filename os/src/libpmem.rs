@@ -8,7 +8,7 @@
 
 use core::ffi::{CStr, c_int, c_uint, c_void};
 
-use crate::root::SysError;
+use crate::host::root::SysError;
 
 /// `PMEM_F_MEM_NONTEMPORAL`: past the cache, at any length.
 const NONTEMPORAL: c_uint = 1 << 1;

@@ -23,7 +23,7 @@ mod requests;
 #[path = "../src/uffd/ring.rs"]
 #[allow(dead_code, reason = "it is the whole file of the library")]
 mod ring;
-#[path = "../src/bus/table.rs"]
+#[path = "../src/sigbus/table.rs"]
 #[allow(dead_code, reason = "it is the whole file of the library")]
 mod table;
 

@@ -4,9 +4,9 @@ use std::io;
 
 use rustix::io::Errno;
 
-use crate::bytes::AccessError;
-use crate::mapping::Mapping;
-use crate::options::Vaddr;
+use crate::map::bytes::AccessError;
+use crate::map::mapping::Mapping;
+use crate::map::options::Vaddr;
 use crate::uffd::abi;
 use crate::uffd::error::UffdError;
 use crate::uffd::reply::{self, Answered, UffdCall};

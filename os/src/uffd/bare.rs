@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 use uzone_pages::ByteLen;
 
-use crate::mapping::Mapping;
-use crate::options::Vaddr;
+use crate::map::mapping::Mapping;
+use crate::map::options::Vaddr;
 use crate::uffd::answer::Install;
 use crate::uffd::registered::Registered;
 use crate::uffd::reply::Answered;

@@ -7,8 +7,8 @@ use std::os::fd::OwnedFd;
 use rustix::io::Errno;
 use uzone_pages::{ByteLen, ErrorKind};
 
-use crate::bytes::AccessError;
-use crate::options::{Addr, Vaddr};
+use crate::map::bytes::AccessError;
+use crate::map::options::{Addr, Vaddr};
 use crate::uffd::features::Features;
 use crate::uffd::modes::Modes;
 use crate::uffd::open;

@@ -17,7 +17,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use rustix::thread::futex;
 use uzone_pages::PageSize;
 
-use crate::options::Vaddr;
+use crate::map::options::Vaddr;
 use crate::uffd::message::{FaultKind, PageFault};
 use crate::uffd::registered::Registered;
 use crate::uffd::requests::{Request, Requests};

@@ -2,7 +2,7 @@
 //! [`Features::SIGBUS`](crate::uffd::Features::SIGBUS).
 //!
 //! Such a userfaultfd reports nothing. The kernel raises `SIGBUS` in the thread that touches a missing page,
-//! and the one handler of this process ([`bus`]) fills the page and its neighbours and returns; the access is
+//! and the one handler of this process ([`sigbus`]) fills the page and its neighbours and returns; the access is
 //! repeated. No other thread is woken, which is most of what a fault costs on a virtual machine.
 //!
 //! What runs in the handler takes no lock, allocates nothing and touches no memory that is mapped lazily:
@@ -43,7 +43,7 @@ use core::time::Duration;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::bus;
+use crate::sigbus;
 use crate::uffd::error::UffdError;
 use crate::uffd::gate::Gate;
 use crate::uffd::pace::Paced;
@@ -117,7 +117,7 @@ impl Place {
     /// [`UffdError::AnotherHandler`] if the handler cannot be installed, and [`UffdError::TooMany`] if all
     /// places are taken: the handler is installed then.
     pub fn take() -> Result<Self, UffdError> {
-        if !matches!(bus::install(), Ok(bus::Installed::New | bus::Installed::Already)) {
+        if !matches!(sigbus::install(), Ok(sigbus::Installed::New | sigbus::Installed::Already)) {
             return Err(UffdError::AnotherHandler);
         }
         TABLE.iter().position(Gate::take).map(Self).ok_or(UffdError::TooMany)

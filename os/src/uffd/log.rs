@@ -20,8 +20,8 @@ use std::os::unix::fs::FileExt;
 use rustix::fs::{FallocateFlags, SealFlags};
 use uzone_pages::ByteLen;
 
-use crate::mapping::Mapping;
-use crate::options::{Access, Sharing, Vaddr};
+use crate::map::mapping::Mapping;
+use crate::map::options::{Access, Sharing, Vaddr};
 use crate::uffd::message::{self, Event, MESSAGE, Parsed, WORDS};
 
 /// What the first word is.
@@ -98,7 +98,7 @@ impl EventLog {
     fn len_of(messages: usize, marks: u64) -> io::Result<ByteLen> {
         let messages = messages.clamp(1, MESSAGES);
         let words = HEADER as u64 + (messages * WORDS) as u64 + marks.div_ceil(64);
-        let len = ByteLen::new(words * 8).align_up(crate::kernel::page_size().bytes());
+        let len = ByteLen::new(words * 8).align_up(crate::host::kernel::page_size().bytes());
         len.map_err(io::Error::other)
     }
 

@@ -5,7 +5,7 @@
 use core::num::NonZeroU32;
 use std::os::fd::RawFd;
 
-use crate::options::Vaddr;
+use crate::map::options::Vaddr;
 use crate::uffd::remote::Remote;
 
 /// The length of a message.

@@ -18,10 +18,10 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use uzone_pages::ByteLen;
 
-use crate::bytes::AccessError;
-use crate::exclusive::Exclusive;
-use crate::mapping::{Mapping, Rejected};
-use crate::options::Vaddr;
+use crate::map::bytes::AccessError;
+use crate::map::exclusive::Exclusive;
+use crate::map::mapping::{Mapping, Rejected};
+use crate::map::options::Vaddr;
 use crate::uffd::abi;
 use crate::uffd::answer::{Install, answered, counted, source_address};
 use crate::uffd::descriptor::Uffd;

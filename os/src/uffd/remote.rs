@@ -16,9 +16,9 @@ use rustix::fs::OFlags;
 use uzone_pages::ByteLen;
 
 use crate::errno;
-use crate::kernel;
-use crate::mapping::Mapping;
-use crate::options::Vaddr;
+use crate::host::kernel;
+use crate::map::mapping::Mapping;
+use crate::map::options::Vaddr;
 use crate::uffd::abi;
 use crate::uffd::answer::{Install, answered, counted, source_address};
 use crate::uffd::error::UffdError;

@@ -9,8 +9,8 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use uzone_pages::{ByteLen, PageSize};
 
 use crate::MapError;
-use crate::mapping::Mapping;
-use crate::options::Anonymous;
+use crate::map::mapping::Mapping;
+use crate::map::options::Anonymous;
 
 /// How many there are: a bit of a word each.
 const COUNT: u64 = 32;
@@ -92,8 +92,8 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "it maps memory")]
     fn a_room_has_one_owner_at_a_time_and_no_thread_waits_for_one() {
-        let rooms = Rooms::new(crate::probe::page_size()).unwrap();
-        let len = ByteLen::new(crate::probe::page_size().bytes());
+        let rooms = Rooms::new(crate::host::probe::page_size()).unwrap();
+        let len = ByteLen::new(crate::host::probe::page_size().bytes());
         let mut taken: Vec<_> = std::iter::from_fn(|| rooms.take()).collect();
         assert_eq!(taken.len() as u64, COUNT);
         let mut starts: Vec<_> = taken.iter().map(|room| room.bytes(len).start).collect();

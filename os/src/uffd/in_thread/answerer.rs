@@ -11,9 +11,9 @@ use std::time::Instant;
 
 use uzone_pages::{ByteLen, FaultAround, PageCount, PageSize, Pfn, PfnRange};
 
-use crate::mapping::Mapping;
-use crate::options::{Anonymous, Vaddr};
-use crate::page_cache;
+use crate::map::mapping::Mapping;
+use crate::map::options::{Anonymous, Vaddr};
+use crate::map::page_cache;
 use crate::uffd::answer::Install;
 use crate::uffd::error::{SLOTS, UffdError};
 use crate::uffd::gate::Gate;

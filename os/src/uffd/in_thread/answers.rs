@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use uzone_pages::{ByteLen, FaultAround};
 
-use crate::mapping::Mapping;
-use crate::options::Anonymous;
+use crate::map::mapping::Mapping;
+use crate::map::options::Anonymous;
 use crate::uffd::handover::Handover;
 use crate::uffd::pace::Paced;
 use crate::uffd::write_states::WriteStates;

@@ -1,0 +1,31 @@
+//! What this kernel and this machine offer, and what this process may take of it.
+//!
+//! | file | mechanism |
+//! |---|---|
+//! | `root` | reading `/proc` and `/sys`, or a made-up tree |
+//! | `kernel`, `probe` | the page size, the release, and which calls and features this kernel has |
+//! | `memory` | how much memory this process may still take |
+//! | `hugepages` | transparent huge pages and the hugetlb pools |
+//! | `numa`, `mempolicy` | nodes and CPUs, keeping a thread to some, and the node of memory |
+//! | `dax` | DAX devices and files on DAX mounts |
+//! | `file_system` | the room in a directory, and files without a name |
+//! | `file_writes` | whether reads and writes of a file go where they belong |
+//! | `priority` | a thread that runs when no other wants to |
+//! | `privilege` | capabilities given up, and system calls that a filter denies |
+//! | `signals` | signals that end the process: held back, or wanted with its parent's end |
+//! | `usage` | page faults that the kernel counts |
+
+pub mod dax;
+pub mod file_system;
+pub(crate) mod file_writes;
+pub mod hugepages;
+pub(crate) mod kernel;
+pub mod memory;
+pub mod mempolicy;
+pub mod numa;
+pub mod priority;
+pub mod privilege;
+pub mod probe;
+pub(crate) mod root;
+pub mod signals;
+pub(crate) mod usage;

@@ -1,0 +1,138 @@
+//! What there is room for in a directory, and files in it that have no name, for good or until they are
+//! finished: [`room`], [`nameless_file`], [`NewFile`]. The holes of sparse files: [`next_data`],
+//! [`hole_problem`]. A file in a file system that is in a file: [`file_of_image`].
+//!
+//! The room is a snapshot: other processes write too, and a quota of the user is not in it, so a write can
+//! still fail. A file without a name is gone with its last descriptor, however the process ends.
+//!
+//! Source: statfs(2), getrlimit(2) "RLIMIT_FSIZE", open(2) "O_TMPFILE", mount(2), umount(2) "MNT_DETACH".
+
+mod holes;
+mod new_file;
+
+use std::ffi::CStr;
+use std::fs::File;
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::process::{Resource, getrlimit};
+use uzone_pages::ByteLen;
+
+use crate::errno;
+use crate::host::signals::Held;
+
+pub use holes::{HoleProblem, hole_problem, next_data};
+pub use new_file::NewFile;
+
+/// `TMPFS_MAGIC` and `RAMFS_MAGIC` of linux/magic.h.
+const IN_MEMORY: [i128; 2] = [0x0102_1994, 0x8584_58f6];
+
+/// What there is room for in a directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// What the file system has left for this user.
+    pub free: ByteLen,
+    /// How long one file may become by the limits of this process (`ulimit -f`); `None` is as long as there
+    /// is room. A write behind that raises a signal.
+    pub longest_file: Option<ByteLen>,
+    /// Whether files there take memory: it is a tmpfs.
+    pub is_memory: bool,
+}
+
+/// Returns what there is room for in a directory.
+///
+/// # Errors
+/// The error of statfs(2): there is no such directory, or it may not be looked into.
+pub fn room(directory: &Path) -> io::Result<Room> {
+    let stat = rustix::fs::statfs(directory)?;
+    let whole = rustix::fs::statvfs(directory)?;
+    Ok(Room {
+        free: ByteLen::new(whole.f_bavail.saturating_mul(whole.f_frsize)),
+        longest_file: getrlimit(Resource::Fsize).current.map(ByteLen::new),
+        is_memory: IN_MEMORY.contains(&i128::from(stat.f_type)),
+    })
+}
+
+/// Mounts a file system that a file contains, opens a file in it to read, and takes the mount away again: it
+/// lasts as long as what is returned is open, whatever becomes of this process, and no other one finds it.
+///
+/// # Errors
+/// The error of mount(2): this process is not privileged, or the kernel mounts such a file system from block
+/// devices alone (EROFS before Linux 6.12); or that of open(2).
+pub fn file_of_image(
+    image: &Path,
+    kind: &CStr,
+    mount_point: &Path,
+    name: &Path,
+) -> io::Result<File> {
+    let flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    // A signal that ends the process in between would leave the mount.
+    let _held = Held::hold()?;
+    rustix::mount::mount(image, mount_point, kind, flags, None)?;
+    let file = File::open(mount_point.join(name));
+    rustix::mount::unmount(mount_point, UnmountFlags::DETACH)?;
+    file
+}
+
+/// Makes a file without a name in a directory, open for reading and writing, for this user alone.
+///
+/// # Errors
+/// The error of open(2).
+pub fn nameless_file(directory: &Path) -> io::Result<File> {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    match rustix::fs::open(directory, flags, Mode::RUSR | Mode::WUSR) {
+        Ok(fd) => Ok(fd.into()),
+        Err(cause) if errno::has_no_nameless_files(cause) => renounce_name(directory),
+        Err(cause) => Err(cause.into()),
+    }
+}
+
+/// Makes a file and takes its name away, where the file system knows no other way.
+fn renounce_name(directory: &Path) -> io::Result<File> {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    // A signal that ends the process in between would leave the name.
+    let _held = Held::hold()?;
+    let number = NEXT.fetch_add(1, Ordering::Relaxed); // a name, and nothing else
+    let path = directory.join(format!(".uzone-{}-{number}", std::process::id()));
+    let file = File::options().read(true).write(true).create_new(true).open(&path)?;
+    std::fs::remove_file(&path)?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Seek, Write};
+
+    use super::*;
+
+    #[test]
+    fn a_file_without_a_name_holds_bytes_and_is_in_no_directory() {
+        let directory = std::env::temp_dir().join(format!("uzone-nameless-{}", std::process::id()));
+        std::fs::create_dir(&directory).unwrap();
+        let ways: [fn(&Path) -> io::Result<File>; 2] = [nameless_file, renounce_name];
+        for make in ways {
+            let mut file = make(&directory).unwrap();
+            file.write_all(b"bytes").unwrap();
+            file.rewind().unwrap();
+            let mut text = String::new();
+            file.read_to_string(&mut text).unwrap();
+            assert_eq!(text, "bytes");
+            assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0);
+        }
+        std::fs::remove_dir(&directory).unwrap();
+        let missing = nameless_file(&directory).unwrap_err();
+        assert_eq!(missing.kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn a_directory_says_what_there_is_room_for_and_whether_it_is_memory() {
+        let here = room(&std::env::temp_dir()).unwrap();
+        assert!(here.free > ByteLen::ZERO, "{here:?}");
+        assert!(room(Path::new("/dev/shm")).is_ok_and(|room| room.is_memory));
+        assert!(!room(Path::new("/proc")).unwrap().is_memory);
+        assert_eq!(room(Path::new("/none")).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+}

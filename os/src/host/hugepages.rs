@@ -1,0 +1,397 @@
+//! Transparent huge pages and the pools of hugetlb pages: what the host is set to and what it has.
+//!
+//! Everything is read from `/sys`, through a [`SystemRoot`]; the parsers are pure. Nothing here
+//! changes a setting: that is for the administrator, and the errors of this package say how.
+//! Source: "Transparent Hugepage Support" and "HugeTLB Pages" in the Linux administrator's guide.
+
+use core::fmt;
+
+use uzone_pages::{AddrError, ByteLen, PageSize};
+
+use crate::host::root::{SysError, SystemRoot};
+
+const THP: &str = "sys/kernel/mm/transparent_hugepage";
+const POOLS: &str = "sys/kernel/mm/hugepages";
+const NODES: &str = "sys/devices/system/node";
+
+/// The size of the pages of one hugetlb pool.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[repr(transparent)]
+pub struct HugeSize(PageSize);
+
+impl HugeSize {
+    /// 2 MiB.
+    pub const MIB_2: Self = Self::of(2 << 20);
+    /// 1 GiB.
+    pub const GIB_1: Self = Self::of(1 << 30);
+
+    const fn of(bytes: u64) -> Self {
+        match PageSize::try_from_bytes(bytes) {
+            Ok(size) => Self(size),
+            Err(_) => panic!("no page size"),
+        }
+    }
+
+    /// Takes a size in bytes. Whether the host has such pages is another question.
+    ///
+    /// # Errors
+    /// [`AddrError::BadPageSize`] unless it is a power of two of at least 4096.
+    pub const fn try_from_bytes(bytes: u64) -> Result<Self, AddrError> {
+        match PageSize::try_from_bytes(bytes) {
+            Ok(size) => Ok(Self(size)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Returns the size as that of a page.
+    #[must_use]
+    pub const fn page_size(self) -> PageSize {
+        self.0
+    }
+
+    /// Returns the size as `MAP_HUGE_*` and `MFD_HUGE_*` write it: log2, from bit 26 on.
+    #[must_use]
+    pub(crate) const fn encoded_in_flags(self) -> u32 {
+        self.0.shift() << linux_raw_sys::general::MAP_HUGE_SHIFT
+    }
+
+    /// Returns the name of the pool's directory.
+    fn directory(self) -> String {
+        format!("hugepages-{}kB", self.0.bytes() >> 10)
+    }
+
+    /// Returns the file that holds, and sets, the number of pages of the pool.
+    #[must_use]
+    pub fn nr_path(self) -> String {
+        format!("/{POOLS}/{}/nr_hugepages", self.directory())
+    }
+}
+
+const _: () = assert!(HugeSize::MIB_2.encoded_in_flags() == linux_raw_sys::general::MAP_HUGE_2MB);
+const _: () = assert!(HugeSize::MIB_2.encoded_in_flags() == linux_raw_sys::general::MFD_HUGE_2MB);
+const _: () = assert!(HugeSize::GIB_1.encoded_in_flags() == linux_raw_sys::general::MAP_HUGE_1GB);
+const _: () = assert!(HugeSize::GIB_1.encoded_in_flags() == linux_raw_sys::general::MFD_HUGE_1GB);
+
+impl fmt::Display for HugeSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A choice that the kernel offers for transparent huge pages; each file has some of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ThpChoice {
+    /// Wherever a huge page fits. A fault compacts memory for it, and waits.
+    Always,
+    /// A fault takes small pages and leaves the compaction to the background.
+    Defer,
+    /// A fault waits where huge pages were advised, and defers elsewhere.
+    DeferMadvise,
+    /// Where huge pages were advised; a fault waits there alone.
+    Madvise,
+    /// Where a memory file is long enough.
+    WithinSize,
+    /// Where huge pages were advised for a memory file.
+    Advise,
+    /// Nowhere, and no fault waits.
+    Never,
+    /// Nowhere, also against the own option of a mount.
+    Deny,
+    /// Wherever a huge page fits, also against the own option of a mount.
+    Force,
+}
+
+impl ThpChoice {
+    /// The words of the kernel.
+    const WORDS: [(Self, &str); 9] = [
+        (Self::Always, "always"),
+        (Self::Defer, "defer"),
+        (Self::DeferMadvise, "defer+madvise"),
+        (Self::Madvise, "madvise"),
+        (Self::WithinSize, "within_size"),
+        (Self::Advise, "advise"),
+        (Self::Never, "never"),
+        (Self::Deny, "deny"),
+        (Self::Force, "force"),
+    ];
+
+    /// Takes a line such as `always [madvise] never`, with the choice in brackets.
+    fn parse(text: &str) -> Option<Self> {
+        let mut words = text.split_whitespace();
+        let chosen = words.find_map(|word| word.strip_prefix('[')?.strip_suffix(']'))?;
+        Self::WORDS.into_iter().find(|(_, word)| *word == chosen).map(|(choice, _)| choice)
+    }
+}
+
+impl fmt::Display for ThpChoice {
+    /// Writes the kernel's word for it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let word = Self::WORDS.into_iter().find(|(choice, _)| choice == self);
+        f.pad(word.map_or("", |(_, word)| word))
+    }
+}
+
+/// How the host is set for transparent huge pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Thp {
+    /// For anonymous memory.
+    pub enabled: ThpChoice,
+    /// Whether a fault waits for one.
+    pub defrag: ThpChoice,
+    /// For memory files.
+    pub shmem: ThpChoice,
+    /// How long one is.
+    pub pmd_size: ByteLen,
+}
+
+/// Returns how the host is set for transparent huge pages, or `None` if its kernel has none.
+///
+/// # Errors
+/// [`SysError`] names the file that could not be read or understood.
+pub fn thp(root: &SystemRoot) -> Result<Option<Thp>, SysError> {
+    const WANTED: &str = "a choice in brackets that is known";
+    let enabled = match root.parse(format!("{THP}/enabled"), WANTED, ThpChoice::parse) {
+        Err(error) if error.is_absent() => return Ok(None),
+        answer => answer?,
+    };
+    Ok(Some(Thp {
+        enabled,
+        defrag: root.parse(format!("{THP}/defrag"), WANTED, ThpChoice::parse)?,
+        shmem: root.parse(format!("{THP}/shmem_enabled"), WANTED, ThpChoice::parse)?,
+        pmd_size: ByteLen::new(root.number(format!("{THP}/hpage_pmd_size"))?),
+    }))
+}
+
+/// One hugetlb pool of the host. Counts are pages of its size.
+///
+/// `free` includes what is `reserved`, that is promised to mappings which have not touched it yet:
+/// a new mapping can have `free - reserved`, and `overcommit - surplus` more from the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Pool {
+    /// The size of its pages.
+    pub size: HugeSize,
+    /// How many it has.
+    pub total: u64,
+    /// How many are not in use.
+    pub free: u64,
+    /// How many of those are promised.
+    pub reserved: u64,
+    /// How many it has beyond what it was set to.
+    pub surplus: u64,
+    /// How many it may have beyond what it was set to.
+    pub overcommit: u64,
+}
+
+/// The part of a hugetlb pool that lies on one NUMA node. Counts are pages of its size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct NodePool {
+    /// The node.
+    pub node: u32,
+    /// The size of the pages.
+    pub size: HugeSize,
+    /// How many there are.
+    pub total: u64,
+    /// How many are not in use.
+    pub free: u64,
+    /// How many there are beyond what was set.
+    pub surplus: u64,
+}
+
+/// Returns the size that is in the name of a pool's directory.
+fn parse_directory(name: &str) -> Option<HugeSize> {
+    let kib: u64 = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
+    HugeSize::try_from_bytes(kib.checked_mul(1024)?).ok()
+}
+
+/// Returns the pools of the host, smallest pages first; none if its kernel has no hugetlb.
+///
+/// # Errors
+/// [`SysError`] names the file that could not be read or understood.
+pub fn pools(root: &SystemRoot) -> Result<Vec<Pool>, SysError> {
+    let mut pools = sizes(root, POOLS)?
+        .into_iter()
+        .map(|size| read_pool(root, size))
+        .collect::<Result<Vec<_>, _>>()?;
+    pools.sort_by_key(|pool| pool.size);
+    Ok(pools)
+}
+
+/// Returns the pool of pages of `size`, or `None` if the host has no such pages.
+///
+/// # Errors
+/// [`SysError`] names the file that could not be read or understood.
+pub fn pool(root: &SystemRoot, size: HugeSize) -> Result<Option<Pool>, SysError> {
+    match read_pool(root, size) {
+        Err(error) if error.is_absent() => Ok(None),
+        answer => answer.map(Some),
+    }
+}
+
+fn sizes(root: &SystemRoot, directory: &str) -> Result<Vec<HugeSize>, SysError> {
+    match root.names(directory) {
+        Err(error) if error.is_absent() => Ok(Vec::new()),
+        answer => Ok(answer?.iter().filter_map(|name| parse_directory(name)).collect()),
+    }
+}
+
+fn read_pool(root: &SystemRoot, size: HugeSize) -> Result<Pool, SysError> {
+    let number = |file| root.number(format!("{POOLS}/{}/{file}", size.directory()));
+    Ok(Pool {
+        size,
+        total: number("nr_hugepages")?,
+        free: number("free_hugepages")?,
+        reserved: number("resv_hugepages")?,
+        surplus: number("surplus_hugepages")?,
+        overcommit: number("nr_overcommit_hugepages")?,
+    })
+}
+
+/// Returns the pools of each NUMA node, by node and size; none on a kernel without nodes.
+///
+/// # Errors
+/// [`SysError`] names the file that could not be read or understood.
+pub fn node_pools(root: &SystemRoot) -> Result<Vec<NodePool>, SysError> {
+    let mut pools = Vec::new();
+    for node in crate::host::numa::node_numbers(root)? {
+        let directory = format!("{NODES}/node{node}/hugepages");
+        for size in sizes(root, &directory)? {
+            let number = |file| root.number(format!("{directory}/{}/{file}", size.directory()));
+            pools.push(NodePool {
+                node,
+                size,
+                total: number("nr_hugepages")?,
+                free: number("free_hugepages")?,
+                surplus: number("surplus_hugepages")?,
+            });
+        }
+    }
+    pools.sort_by_key(|pool| (pool.node, pool.size));
+    Ok(pools)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::root::MadeUp;
+
+    #[test]
+    fn the_word_in_brackets_is_the_setting() {
+        for (text, enabled) in [
+            ("always [madvise] never\n", Some(ThpChoice::Madvise)),
+            ("[always] madvise never\n", Some(ThpChoice::Always)),
+            ("always madvise [never]", Some(ThpChoice::Never)),
+            ("always madvise never", None),
+            ("[sometimes]", None),
+            ("[always", None),
+            ("", None),
+        ] {
+            assert_eq!(ThpChoice::parse(text), enabled, "{text:?}");
+        }
+        assert_eq!(
+            ThpChoice::parse("always defer [defer+madvise] madvise never"),
+            Some(ThpChoice::DeferMadvise)
+        );
+        assert_eq!(
+            ThpChoice::parse("always within_size advise never [deny] force"),
+            Some(ThpChoice::Deny)
+        );
+    }
+
+    #[test]
+    fn every_word_of_the_kernel_is_written_as_it_was_read() {
+        fn round_trip<T: fmt::Display>(line: &str, parse: impl Fn(&str) -> Option<T>) {
+            for word in line.split_whitespace() {
+                let text = line
+                    .split_whitespace()
+                    .map(|other| if other == word { format!("[{word}]") } else { other.into() })
+                    .collect::<Vec<String>>()
+                    .join(" ");
+                let setting = parse(&text).unwrap_or_else(|| panic!("{text}"));
+                assert_eq!(setting.to_string(), word, "{text}");
+            }
+        }
+        round_trip("always madvise never", ThpChoice::parse);
+        round_trip("always defer defer+madvise madvise never", ThpChoice::parse);
+        round_trip("always within_size advise never deny force", ThpChoice::parse);
+    }
+
+    #[test]
+    fn a_pool_is_known_by_the_name_of_its_directory() {
+        for (name, size) in [
+            ("hugepages-2048kB", Some(HugeSize::MIB_2)),
+            ("hugepages-1048576kB", Some(HugeSize::GIB_1)),
+            ("hugepages-3kB", None),
+            ("hugepages-kB", None),
+            ("hugepages-99999999999999999999kB", None),
+            ("hugepages-18446744073709551615kB", None),
+            ("2048kB", None),
+        ] {
+            assert_eq!(parse_directory(name), size, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_host_without_huge_pages_has_no_settings_and_no_pools() {
+        let tree = MadeUp::new(&[("proc/version", "")]);
+        assert_eq!(thp(&tree.root()).unwrap(), None);
+        assert_eq!(pools(&tree.root()).unwrap(), []);
+        assert_eq!(pool(&tree.root(), HugeSize::MIB_2).unwrap(), None);
+        assert_eq!(node_pools(&tree.root()).unwrap(), []);
+    }
+
+    #[test]
+    fn a_made_up_host_is_read_as_it_stands_there() {
+        let tree = MadeUp::new(&[
+            ("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n"),
+            (
+                "sys/kernel/mm/transparent_hugepage/defrag",
+                "always defer defer+madvise [madvise] never\n",
+            ),
+            (
+                "sys/kernel/mm/transparent_hugepage/shmem_enabled",
+                "always within_size advise [never] deny force\n",
+            ),
+            ("sys/kernel/mm/transparent_hugepage/hpage_pmd_size", "2097152\n"),
+            ("sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages", "0\n"),
+            ("sys/kernel/mm/hugepages/hugepages-1048576kB/free_hugepages", "0\n"),
+            ("sys/kernel/mm/hugepages/hugepages-1048576kB/resv_hugepages", "0\n"),
+            ("sys/kernel/mm/hugepages/hugepages-1048576kB/surplus_hugepages", "0\n"),
+            ("sys/kernel/mm/hugepages/hugepages-1048576kB/nr_overcommit_hugepages", "0\n"),
+            ("sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "512\n"),
+            ("sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "500\n"),
+            ("sys/kernel/mm/hugepages/hugepages-2048kB/resv_hugepages", "7\n"),
+            ("sys/kernel/mm/hugepages/hugepages-2048kB/surplus_hugepages", "2\n"),
+            ("sys/kernel/mm/hugepages/hugepages-2048kB/nr_overcommit_hugepages", "64\n"),
+            ("sys/devices/system/node/online", "0-1\n"),
+            ("sys/devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages", "512\n"),
+            ("sys/devices/system/node/node1/hugepages/hugepages-2048kB/free_hugepages", "500\n"),
+            ("sys/devices/system/node/node1/hugepages/hugepages-2048kB/surplus_hugepages", "2\n"),
+        ]);
+        let root = tree.root();
+        assert_eq!(
+            thp(&root).unwrap(),
+            Some(Thp {
+                enabled: ThpChoice::Madvise,
+                defrag: ThpChoice::Madvise,
+                shmem: ThpChoice::Never,
+                pmd_size: ByteLen::mib(2),
+            })
+        );
+        let pools = pools(&root).unwrap();
+        assert_eq!(pools.len(), 2);
+        let small = Pool {
+            size: HugeSize::MIB_2,
+            total: 512,
+            free: 500,
+            reserved: 7,
+            surplus: 2,
+            overcommit: 64,
+        };
+        assert_eq!(pools[0], small);
+        assert_eq!(pool(&root, HugeSize::MIB_2).unwrap(), Some(small));
+        assert_eq!(
+            node_pools(&root).unwrap(),
+            [NodePool { node: 1, size: HugeSize::MIB_2, total: 512, free: 500, surplus: 2 }]
+        );
+    }
+}

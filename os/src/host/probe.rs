@@ -1,0 +1,183 @@
+//! What this kernel and host offer: one function for each fact.
+//!
+//! Each returns a typed value or the reason why not, and none changes anything. A caller asks once
+//! and passes the answer on as a value.
+//! Source: uname(2), userfaultfd(2), ioctl_userfaultfd(2), madvise(2), getrlimit(2).
+
+use std::io;
+
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
+use uzone_pages::ByteLen;
+
+use crate::errno::{self, UffdRefusal};
+pub use crate::host::kernel::{
+    kernel_release, madvise_collapse_is_known, madvise_populate_is_known, page_size,
+};
+use crate::host::root::{SysError, SystemRoot};
+use crate::map::resident;
+use crate::uffd::open;
+pub use crate::uffd::probe::uffd_features;
+
+/// Returns the model name of the CPU as `/proc/cpuinfo` has it, or `None` where it has none, as on
+/// AArch64.
+///
+/// # Errors
+/// [`SysError`] if the file cannot be read.
+pub fn cpu_model(root: &SystemRoot) -> Result<Option<String>, SysError> {
+    let text = root.read("proc/cpuinfo")?;
+    Ok(text.lines().find_map(|line| {
+        let (name, value) = line.split_once(':')?;
+        (name.trim() == "model name").then(|| value.trim().to_owned())
+    }))
+}
+
+/// Returns how many mappings a process may have (`vm.max_map_count`).
+///
+/// # Errors
+/// [`SysError`] if the file cannot be read or understood.
+pub fn max_map_count(root: &SystemRoot) -> Result<u64, SysError> {
+    root.number("proc/sys/vm/max_map_count")
+}
+
+/// How the kernel promises memory (`vm.overcommit_memory`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Overcommit {
+    /// It refuses what is obviously too much.
+    Heuristic,
+    /// It refuses nothing.
+    Always,
+    /// It refuses what it could not give all at once; lazy reservation counts too.
+    Never,
+}
+
+/// Returns how the kernel promises memory.
+///
+/// # Errors
+/// [`SysError`] if the file cannot be read or understood.
+pub fn overcommit(root: &SystemRoot) -> Result<Overcommit, SysError> {
+    root.parse("proc/sys/vm/overcommit_memory", "0, 1 or 2", |text| {
+        Some(match text.trim() {
+            "0" => Overcommit::Heuristic,
+            "1" => Overcommit::Always,
+            "2" => Overcommit::Never,
+            _ => return None,
+        })
+    })
+}
+
+/// Returns how much memory this process may lock, or `None` if there is no limit. A process with
+/// `CAP_IPC_LOCK` is not bound by it.
+#[must_use]
+pub fn memlock_limit() -> Option<ByteLen> {
+    getrlimit(Resource::Memlock).current.map(ByteLen::new)
+}
+
+/// Returns whether the procfs pagemap can be scanned in runs (`PAGEMAP_SCAN`, Linux 6.7).
+///
+/// # Errors
+/// [`SysError`] if `/proc/self/pagemap` cannot be opened or read.
+pub fn pagemap_scan_is_known() -> Result<bool, SysError> {
+    resident::scan_is_known()
+}
+
+/// What userfaultfd(2), or its device, gives this process.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum UffdAccess {
+    /// Faults of user code and of the kernel, as a page server needs.
+    Full,
+    /// Faults of user code alone: a system call that touches missing memory fails.
+    UserModeOnly,
+    /// Nothing, for want of permission.
+    Denied {
+        /// What the kernel answered.
+        cause: io::Error,
+    },
+    /// Nothing: this kernel does not have it, or a filter hides it.
+    Absent {
+        /// What the kernel answered.
+        cause: io::Error,
+    },
+    /// Nothing, for another reason.
+    Failed {
+        /// What the kernel answered.
+        cause: io::Error,
+    },
+}
+
+impl UffdAccess {
+    fn refused(errno: Errno) -> Self {
+        let cause = errno.into();
+        match errno::uffd_refusal(errno) {
+            UffdRefusal::Permission => Self::Denied { cause },
+            UffdRefusal::Absent => Self::Absent { cause },
+            UffdRefusal::Other => Self::Failed { cause },
+        }
+    }
+}
+
+/// Returns what the system call gives this process.
+#[must_use]
+pub fn uffd_syscall() -> UffdAccess {
+    match open::by_syscall() {
+        Ok(_) => UffdAccess::Full,
+        Err(refused) if errno::uffd_refusal(refused) == UffdRefusal::Permission => {
+            match open::user_mode_only() {
+                Ok(_) => UffdAccess::UserModeOnly,
+                Err(_) => UffdAccess::refused(refused),
+            }
+        }
+        Err(refused) => UffdAccess::refused(refused),
+    }
+}
+
+/// Returns what the device gives this process: full access, if it may open the device.
+#[must_use]
+pub fn uffd_device() -> UffdAccess {
+    match open::by_device() {
+        Ok(_) => UffdAccess::Full,
+        Err(refused) => UffdAccess::refused(refused),
+    }
+}
+
+/// Returns whether a process without privilege gets full access by the system call
+/// (`vm.unprivileged_userfaultfd`).
+///
+/// # Errors
+/// [`SysError`] if the file cannot be read or understood; it is absent without userfaultfd.
+pub fn uffd_is_unprivileged(root: &SystemRoot) -> Result<bool, SysError> {
+    root.parse("proc/sys/vm/unprivileged_userfaultfd", "0 or 1", |text| match text.trim() {
+        "0" => Some(false),
+        "1" => Some(true),
+        _ => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::root::MadeUp;
+
+    #[test]
+    fn settings_of_a_made_up_host_are_read_as_they_stand_there() {
+        let tree = MadeUp::new(&[
+            ("proc/cpuinfo", "processor\t: 0\nmodel\t\t: 2\nmodel name\t: A CPU: fast\n"),
+            ("proc/sys/vm/max_map_count", "65530\n"),
+            ("proc/sys/vm/overcommit_memory", "2\n"),
+            ("proc/sys/vm/unprivileged_userfaultfd", "1\n"),
+        ]);
+        let root = tree.root();
+        assert_eq!(cpu_model(&root).unwrap().as_deref(), Some("A CPU: fast"));
+        assert_eq!(max_map_count(&root).unwrap(), 65530);
+        assert_eq!(overcommit(&root).unwrap(), Overcommit::Never);
+        assert!(uffd_is_unprivileged(&root).unwrap());
+        let odd = MadeUp::new(&[
+            ("proc/cpuinfo", "CPU implementer : 0x41\n"),
+            ("proc/sys/vm/overcommit_memory", "3\n"),
+        ]);
+        assert_eq!(cpu_model(&odd.root()).unwrap(), None);
+        assert!(overcommit(&odd.root()).is_err());
+        assert!(max_map_count(&odd.root()).unwrap_err().is_absent());
+    }
+}

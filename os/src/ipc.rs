@@ -1,0 +1,11 @@
+//! Other processes: how they are reached, what they pass, and who they are.
+//!
+//! | file | mechanism |
+//! |---|---|
+//! | `unix_socket` | messages between two processes, and descriptors with them; a socket to connect to |
+//! | `passed` | descriptors that a service manager passes to a program |
+//! | `peer` | the process at the other end of a socket, and the descriptors that it sends |
+
+pub(crate) mod passed;
+pub mod peer;
+pub mod unix_socket;

@@ -1,0 +1,425 @@
+//! The process at the other end of a Unix socket: [`Peer`], which is told from every later process of the
+//! same number, and the descriptors that go to it and come from it ([`send`], [`receive`]).
+//!
+//! Unsafe: getsockopt(2) with `SO_PEERPIDFD`, which rustix does not wrap, and with `SO_PEERCRED`; kcmp(2);
+//! process_madvise(2).
+//! Source: unix(7), pidfd_open(2), pidfd_send_signal(2), pidfd_getfd(2), kcmp(2), process_madvise(2),
+//! proc_pid_stat(5), proc_pid_mem(5), proc_pid_pagemap(5).
+
+use std::fs::File;
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal};
+
+use uzone_pages::ByteLen;
+
+use crate::errno;
+use crate::host::kernel::MADV_COLLAPSE;
+use crate::ipc::unix_socket;
+use crate::map::advise::{self, Collapsed};
+use crate::map::options::Vaddr;
+
+/// `SO_PEERPIDFD`, Linux 6.5: asm-generic/socket.h.
+const PEER_PIDFD: libc::c_int = 77;
+
+/// How many descriptors one receive takes at most; the kernel closes further ones.
+const DESCRIPTORS: usize = 16;
+
+/// A process that connected to a Unix socket.
+#[derive(Debug)]
+pub struct Peer {
+    pid: Pid,
+    uid: u32,
+    pidfd: OwnedFd,
+}
+
+impl Peer {
+    /// Returns the process that made the other end of `stream`.
+    ///
+    /// Before Linux 6.5 it is found by its number, which is the wrong process if the right one has ended and
+    /// the number is another's by now.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::Unsupported`] if the process is of a PID namespace that this one cannot see into, and
+    /// otherwise the error of the system: it has ended, or this process has as many descriptors as it may.
+    pub fn of(stream: &UnixStream) -> io::Result<Self> {
+        let (pid, uid) = peer_credentials(stream.as_fd())?;
+        let pidfd = match peer_pidfd(stream.as_fd()) {
+            Err(cause) if cause.raw_os_error() == Some(libc::ENOPROTOOPT) => {
+                rustix::process::pidfd_open(pid, PidfdFlags::empty())?
+            }
+            pidfd => pidfd?,
+        };
+        Ok(Self { pid, uid, pidfd })
+    }
+
+    /// Takes what another process learned of a peer: its number, its user, and a pidfd of it. `None` for a
+    /// number that no process has.
+    #[must_use]
+    pub fn from_parts(pid: u32, uid: u32, pidfd: OwnedFd) -> Option<Self> {
+        let pid = Pid::from_raw(pid.cast_signed())?;
+        Some(Self { pid, uid, pidfd })
+    }
+
+    /// Returns the process of this number that started then ([`Peer::started`]), of that user.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::NotFound`] if it has ended, and otherwise the error of the system.
+    pub fn of_number(pid: u32, uid: u32, started: u64) -> io::Result<Self> {
+        let pid = Pid::from_raw(pid.cast_signed()).ok_or(io::ErrorKind::InvalidInput)?;
+        let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
+        let peer = Self { pid, uid, pidfd };
+        if peer.started()? == started { Ok(peer) } else { Err(io::ErrorKind::NotFound.into()) }
+    }
+
+    /// Returns when it started, in clock ticks since the system did.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::NotFound`] if it has ended, and otherwise the error of the system.
+    pub fn started(&self) -> io::Result<u64> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid()))?;
+        self.is_there()?;
+        // Its name, in parentheses, may have any bytes; the state behind it is the third field.
+        let fields = stat.rsplit_once(") ").map_or("", |(_, fields)| fields);
+        let started = fields.split(' ').nth(22 - 3).and_then(|field| field.parse().ok());
+        started.ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
+    /// Fails if it has ended: what was read by its number before may be another's.
+    fn is_there(&self) -> io::Result<()> {
+        let mut ended = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        match rustix::event::poll(&mut ended, Some(&Timespec::default()))? {
+            0 => Ok(()),
+            _ => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+
+    /// Returns the number that it has the same open file under as `fd`, for [`Peer::descriptor`].
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::NotFound`] if it has closed it. Otherwise the error of the system: this process may not
+    /// take its descriptors, which takes the same user, or `CAP_SYS_PTRACE` and `CAP_DAC_READ_SEARCH`, or the kernel
+    /// cannot compare them.
+    pub fn number_of(&self, fd: BorrowedFd<'_>) -> io::Result<u32> {
+        let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
+        for entry in std::fs::read_dir(format!("/proc/{}/fd", self.pid()))? {
+            let entry = entry?;
+            let number = entry.file_name().to_str().and_then(|name| name.parse().ok());
+            let Some(number) = number else { continue };
+            // It may have been closed meanwhile.
+            if std::fs::read_link(entry.path()).is_ok_and(|other| other == link)
+                && is_same_file(self.pid, number, fd)?
+            {
+                self.is_there()?;
+                // That it may be taken as well is another right. And a number of another process than that of
+                // the pidfd, as a caller may have made the two one peer, has another file there.
+                let taken = self.descriptor(number)?;
+                let here = u32::try_from(taken.as_raw_fd()).map_err(io::Error::other)?;
+                if is_same_file(rustix::process::getpid(), here, fd)? {
+                    return Ok(number);
+                }
+            }
+        }
+        Err(io::ErrorKind::NotFound.into())
+    }
+
+    /// Takes another descriptor of a file that it has open.
+    ///
+    /// # Errors
+    /// The error of pidfd_getfd(2): it has ended, has no such descriptor, or this process may not.
+    pub fn descriptor(&self, number: u32) -> io::Result<OwnedFd> {
+        let flags = PidfdGetfdFlags::empty();
+        Ok(rustix::process::pidfd_getfd(&self.pidfd, number.cast_signed(), flags)?)
+    }
+
+    /// Returns its number.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.pid.as_raw_nonzero().get().unsigned_abs()
+    }
+
+    /// Returns its user.
+    #[must_use]
+    pub fn uid(&self) -> u32 {
+        self.uid
+    }
+
+    /// Ends it.
+    ///
+    /// # Errors
+    /// The error of pidfd_send_signal(2): this process may not, or it has ended.
+    pub fn kill(&self) -> io::Result<()> {
+        kill(&self.pidfd)
+    }
+
+    /// Opens its memory for reading, by its addresses, and its page table (`/proc/PID/mem` and `pagemap`).
+    ///
+    /// # Errors
+    /// The error of the system: it has ended, or this process may not read it. That takes the same user, or
+    /// `CAP_SYS_PTRACE` and, since the files are its user's, `CAP_DAC_READ_SEARCH`.
+    pub fn open_memory(&self) -> io::Result<(File, File)> {
+        let open = |name| File::open(format!("/proc/{}/{name}", self.pid()));
+        let opened = (open("mem")?, open("pagemap")?);
+        self.is_there()?;
+        Ok(opened)
+    }
+
+    /// Makes huge pages of its memory from `start` on (`MADV_COLLAPSE`), whatever the host is set to. Both the
+    /// address and the length are multiples of a huge page.
+    ///
+    /// No byte changes. Where missing pages raise events of a userfaultfd, a huge page of which a part is
+    /// missing, or is the kernel's page of zeroes, is not made: [`Collapsed::NotNow`].
+    ///
+    /// # Errors
+    /// The error of process_madvise(2): it has ended, this process may not, which takes `CAP_SYS_NICE` and the
+    /// same user or `CAP_SYS_PTRACE`, or the kernel cannot do that with this memory.
+    pub fn collapse(&self, start: Vaddr, len: ByteLen) -> io::Result<Collapsed> {
+        let at = usize::try_from(start.get()).map_err(io::Error::other)?;
+        let iov_len = usize::try_from(len.get()).map_err(io::Error::other)?;
+        let range = libc::iovec { iov_base: std::ptr::without_provenance_mut(at), iov_len };
+        let (count, flags): (usize, libc::c_uint) = (1, 0);
+        // SAFETY: process_madvise(2) reads one `iovec`, which lives over the call, and takes its address for one of
+        // the other process. This advice moves bytes there and changes none.
+        let answer = unsafe {
+            libc::syscall(
+                libc::SYS_process_madvise,
+                self.pidfd.as_raw_fd(),
+                &raw const range,
+                count,
+                MADV_COLLAPSE,
+                flags,
+            )
+        };
+        advise::collapsed(answer >= 0, len)
+    }
+
+    /// Returns whether this process may end it, or it has ended.
+    #[must_use]
+    pub fn can_be_killed(&self) -> bool {
+        // By the number, since a pidfd cannot be asked before it has ended: a wrong answer for another
+        // process of the same number is of one that has.
+        rustix::process::test_kill_process(self.pid) != Err(Errno::PERM)
+    }
+}
+
+/// It can be waited for: a pidfd is readable once its process has ended.
+impl AsFd for Peer {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+}
+
+impl From<Peer> for OwnedFd {
+    fn from(peer: Peer) -> Self {
+        peer.pidfd
+    }
+}
+
+/// Ends the process of a pidfd.
+///
+/// # Errors
+/// The error of pidfd_send_signal(2): this process may not, or it has ended.
+pub fn kill(pidfd: impl AsFd) -> io::Result<()> {
+    Ok(rustix::process::pidfd_send_signal(pidfd, Signal::KILL)?)
+}
+
+/// Returns whether a number of a process is the same open file as `fd` of this one.
+fn is_same_file(pid: Pid, number: u32, fd: BorrowedFd<'_>) -> io::Result<bool> {
+    let (own, other) = (rustix::process::getpid(), pid.as_raw_nonzero().get());
+    let file: libc::c_long = 0; // KCMP_FILE: linux/kcmp.h.
+    // SAFETY: kcmp(2) compares two descriptors by their numbers, and has no effect on memory.
+    let answer = unsafe {
+        libc::syscall(
+            libc::SYS_kcmp,
+            libc::c_long::from(own.as_raw_nonzero().get()),
+            libc::c_long::from(other),
+            file,
+            libc::c_long::from(fd.as_raw_fd()),
+            libc::c_long::from(number),
+        )
+    };
+    match answer {
+        0 => Ok(true),
+        // One of them is the lesser in some order.
+        1.. => Ok(false),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn peer_pidfd(stream: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    // SAFETY: an integer of any bytes is one.
+    let fd: libc::c_int = unsafe { socket_option(stream, PEER_PIDFD, -1) }?;
+    // SAFETY: the kernel has just opened this descriptor for us, and it is taken once.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Returns the number and the user of the process at the other end. rustix takes the number for one that is
+/// never 0, which it is for a process that this one cannot see.
+fn peer_credentials(stream: BorrowedFd<'_>) -> io::Result<(Pid, u32)> {
+    let none = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    // SAFETY: three integers of any bytes are a `ucred`.
+    let who = unsafe { socket_option(stream, libc::SO_PEERCRED, none) }?;
+    let pid = Pid::from_raw(who.pid).ok_or_else(|| {
+        let text = "the process is of another PID namespace, which this one cannot see into";
+        io::Error::new(io::ErrorKind::Unsupported, text)
+    })?;
+    Ok((pid, who.uid))
+}
+
+/// Returns an option of a socket.
+///
+/// # Safety
+/// Each pattern of bytes is a `T`.
+unsafe fn socket_option<T>(
+    stream: BorrowedFd<'_>,
+    option: libc::c_int,
+    mut value: T,
+) -> io::Result<T> {
+    let mut len = u32::try_from(size_of::<T>()).map_err(io::Error::other)?;
+    // SAFETY: getsockopt(2) writes at most `len` bytes to where it is pointed at, which is a value of that
+    // size, and the length; both live over the call.
+    let answer = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            option,
+            (&raw mut value).cast(),
+            &raw mut len,
+        )
+    };
+    if answer == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Receives what is there of a Unix socket into `buffer`, and appends the descriptors that came along to
+/// `fds`; they are closed when a program is started. Returns how many bytes there were: none at the end.
+///
+/// # Errors
+/// [`io::ErrorKind::InvalidData`] if more than 16 descriptors came at once, of which those beyond are
+/// closed; otherwise the error of recvmsg(2), as [`io::ErrorKind::WouldBlock`] of a socket that does not
+/// wait.
+pub fn receive(stream: impl AsFd, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+    loop {
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut parts = [IoSliceMut::new(buffer)];
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        let received = match rustix::net::recvmsg(stream.as_fd(), &mut parts, &mut control, flags) {
+            Ok(received) => received,
+            Err(cause) if errno::is_interrupted(cause) => continue,
+            Err(cause) => return Err(cause.into()),
+        };
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(came) = message {
+                fds.extend(came);
+            }
+        }
+        if received.flags.contains(ReturnFlags::CTRUNC) {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        return Ok(received.bytes);
+    }
+}
+
+/// Sends bytes, at least one, and up to 16 descriptors with the first of them. Returns how many bytes were
+/// taken.
+///
+/// # Errors
+/// [`io::ErrorKind::InvalidInput`] for no byte or more descriptors; otherwise the error of sendmsg(2). No
+/// signal is raised if the other side has ended.
+pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
+    if bytes.is_empty() || fds.len() > DESCRIPTORS {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    Ok(unix_socket::send(socket.as_fd(), bytes, fds)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{IoSlice, Write};
+
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+
+    use super::*;
+
+    #[test]
+    fn the_other_end_is_this_process_and_can_be_waited_for() {
+        let (one, _other) = UnixStream::pair().unwrap();
+        let peer = Peer::of(&one).unwrap();
+        assert_eq!(peer.pid(), std::process::id());
+        assert!(peer.can_be_killed());
+        let set = crate::uffd::EventSet::new().unwrap();
+        set.add(&peer, 1).unwrap();
+        let mut ready = Vec::new();
+        set.wait(&mut ready, Some(std::time::Duration::ZERO)).unwrap();
+        assert_eq!(ready, [], "it has not ended");
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it starts a process")]
+    fn a_number_of_one_process_and_the_pidfd_of_another_are_no_peer_that_has_a_file() {
+        let (reader, _writer) = io::pipe().unwrap();
+        let mut command = std::process::Command::new("/bin/cat");
+        let mut other = command.stdin(reader).spawn().unwrap();
+        let pidfd = rustix::process::pidfd_open(Pid::from_child(&other), PidfdFlags::empty());
+        let peer = Peer::from_parts(std::process::id(), 0, pidfd.unwrap()).unwrap();
+        // Both have a standard input, and the pidfd's is another file.
+        let number = peer.number_of(io::stdin().as_fd()).map_err(|cause| cause.kind());
+        other.kill().unwrap();
+        other.wait().unwrap();
+        assert_eq!(number, Err(io::ErrorKind::NotFound));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it compares open files")]
+    fn a_process_is_found_again_by_its_number_and_start_and_so_is_a_file_of_it() {
+        let (one, _other) = UnixStream::pair().unwrap();
+        let peer = Peer::of(&one).unwrap();
+        let started = peer.started().unwrap();
+        let again = Peer::of_number(peer.pid(), peer.uid(), started).unwrap();
+        let earlier = Peer::of_number(peer.pid(), peer.uid(), started - 1);
+        assert_eq!(earlier.unwrap_err().kind(), io::ErrorKind::NotFound);
+        // One file without a name beside another one of the same name.
+        let [first, second] =
+            [b"first", b"other"].map(|bytes| crate::memory_file("twice", bytes).unwrap());
+        for (file, expected) in [(&second, b"other"), (&first, b"first")] {
+            let number = again.number_of(file.as_fd()).unwrap();
+            let mut bytes = [0; 5];
+            let taken = File::from(again.descriptor(number).unwrap());
+            std::os::unix::fs::FileExt::read_exact_at(&taken, &mut bytes, 0).unwrap();
+            assert_eq!(bytes, *expected);
+        }
+    }
+
+    #[test]
+    fn descriptors_come_with_the_bytes_and_too_many_are_an_error() {
+        let (one, mut other) = UnixStream::pair().unwrap();
+        // More than `send` takes.
+        let send_many = |count: usize| {
+            let fds = vec![one.as_fd(); count];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(32))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+            let parts = [IoSlice::new(b"ab")];
+            rustix::net::sendmsg(&one, &parts, &mut control, SendFlags::empty()).unwrap();
+        };
+        let (mut buffer, mut fds) = ([0; 8], Vec::new());
+        assert_eq!(send(&one, b"ab", &[one.as_fd(); 2]).unwrap(), 2);
+        assert_eq!(receive(&other, &mut buffer, &mut fds).unwrap(), 2);
+        assert_eq!((&buffer[..2], fds.len()), (&b"ab"[..], 2));
+        assert!(send(&one, b"ab", &[one.as_fd(); 17]).is_err() && send(&one, b"", &[]).is_err());
+        send_many(20);
+        let error = receive(&other, &mut buffer, &mut fds).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        other.write_all(b"x").unwrap();
+        fds.clear();
+        assert_eq!(receive(&one, &mut buffer, &mut fds).unwrap(), 1);
+        drop(other);
+        assert_eq!(receive(&one, &mut buffer, &mut fds).unwrap(), 0);
+    }
+}

@@ -1,0 +1,34 @@
+//! Memory of this process: [`Mapping`](crate::Mapping), an owned range of it, and what is done with one.
+//!
+//! | file | mechanism |
+//! |---|---|
+//! | `mapping` | the range itself, the calls that read and write its bytes, and one as two |
+//! | `create`, `map_dax` | making one: anonymous, of a pool, of a memory file, of a file or device |
+//! | `options` | the words for it: access, sharing, advice, addresses |
+//! | `shortage` | why it was refused, and what would help |
+//! | `bytes` | copying in and out of memory that may change under us |
+//! | `exclusive`, `mapped` | a mapping with no other writer, so that it has slices, and a `[T]` in one |
+//! | `populate` | making memory present, by several threads |
+//! | `advise` | huge pages for what is mapped already, and giving pages back |
+//! | `resident` | how much of a mapping is present, and in huge pages |
+//! | `page_cache` | which pages of a file the page cache has |
+//! | `pagemap_scan`, `write_scan` | scanning the page tables, and which pages were written |
+//! | `fixed_buffers` | having the kernel itself pin a mapping, by an io_uring |
+//! | `msync` | bringing writes to the file of a mapping |
+
+pub(crate) mod advise;
+pub(crate) mod bytes;
+pub(crate) mod create;
+pub(crate) mod exclusive;
+pub mod fixed_buffers;
+pub(crate) mod map_dax;
+pub(crate) mod mapped;
+pub(crate) mod mapping;
+pub(crate) mod msync;
+pub(crate) mod options;
+pub mod page_cache;
+pub(crate) mod pagemap_scan;
+pub(crate) mod populate;
+pub(crate) mod resident;
+pub(crate) mod shortage;
+pub(crate) mod write_scan;

@@ -1,0 +1,458 @@
+//! Copying in and out of memory that may change under us, without ever lending a slice of it.
+//!
+//! A shared mapping changes when another process writes, and two threads of ours may call at the
+//! same time. So memory is seen as a row of atomic 64-bit words and every access is one whole,
+//! aligned word; a byte in part of a word is changed by compare-and-swap, so that its neighbours
+//! keep what someone else writes meanwhile. Racing calls may therefore see old and new words side
+//! by side; they never see a torn word, and nothing about them is undefined.
+//!
+//! It may also turn out not to be there, and touching it raises SIGBUS. On x86-64 the words are touched in
+//! routines that the handler of [`bus`](crate::sigbus) knows, if it is installed: then the copy stops at the
+//! bad word and returns an error. How a copy is cut into words is written once, here, and what touches a
+//! word is a [`Copier`].
+//!
+//! Gigabytes move the same way, and faster: [`Mapping::zero_by`](crate::Mapping::zero_by) and
+//! [`copy_by`](crate::Mapping::copy_by) take the stores of `uzone-stream`, of which many go past the cache,
+//! and return an error as well if memory is not there. Memory of which we are the only user has slices
+//! ([`crate::Exclusive`]).
+//!
+//! Cost: a load and a store for 8 bytes, so a fraction of a memcpy in cache and about the same from
+//! memory.
+//!
+//! | file | idea |
+//! |---|---|
+//! | `guarded` | words touched by code that the handler knows |
+//! | `plain` | words touched by the atomics of the language |
+//! | `scope` | the stores of `uzone-stream`, which the handler can end |
+
+#[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
+pub(crate) mod guarded;
+#[cfg(any(test, not(target_arch = "x86_64"), miri, uzone_sanitizer))]
+mod plain;
+#[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
+pub(crate) mod scope;
+
+#[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
+pub(crate) use scope::{copy_words, flush_words, zero_words};
+#[cfg(not(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer))))]
+pub(crate) use unguarded::{copy_words, flush_words, zero_words};
+
+use core::ops::Range;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use uzone_pages::{ErrorKind, PageSize, Touch};
+
+use crate::map::options::Addr;
+use crate::sigbus::error::BusKind;
+
+/// The copier of this build.
+#[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
+pub(crate) type Best = guarded::Guarded;
+/// The copier of this build.
+#[cfg(not(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer))))]
+pub(crate) type Best = plain::Plain;
+
+/// Whether copies by [`Best`] survive memory that is not there.
+pub(crate) const IS_GUARDED: bool =
+    cfg!(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)));
+
+/// Clearing and copying where nothing recovers: memory that is not there kills the process.
+#[cfg(not(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer))))]
+mod unguarded {
+    use core::sync::atomic::AtomicU64;
+
+    use uzone_stream::CopyMethod;
+
+    use super::Fault;
+
+    pub(crate) fn zero_words(way: CopyMethod, dst: &[AtomicU64]) -> Result<(), Fault> {
+        uzone_stream::zero_words(way, dst);
+        Ok(())
+    }
+
+    pub(crate) fn flush_words(words: &[AtomicU64]) -> Result<(), Fault> {
+        uzone_stream::flush_words(words);
+        Ok(())
+    }
+
+    pub(crate) fn copy_words(
+        way: CopyMethod,
+        dst: &[AtomicU64],
+        src: &[AtomicU64],
+    ) -> Result<(), Fault> {
+        uzone_stream::copy_words(way, dst, src);
+        Ok(())
+    }
+}
+
+const WORD: usize = size_of::<AtomicU64>();
+
+/// A range of bytes that is not inside a mapping, or bytes that could not be copied in or out of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[non_exhaustive]
+pub enum AccessError {
+    /// The range has no byte, or ends before it starts.
+    #[error("bytes {start:#x} to {end:#x} are none")]
+    Empty {
+        /// Where it starts.
+        start: u64,
+        /// Where it ends.
+        end: u64,
+    },
+    /// The range ends behind the mapping.
+    #[error("bytes {start:#x} to {end:#x} are not all inside a mapping of {len_bytes:#x} bytes")]
+    Beyond {
+        /// Where it starts.
+        start: u64,
+        /// Where it ends; the largest number if that has no 64-bit number.
+        end: u64,
+        /// How long the mapping is.
+        len_bytes: u64,
+    },
+    /// The range cuts a page.
+    #[error("bytes {start:#x} to {end:#x} do not start and end at multiples of {page}")]
+    CutsPage {
+        /// Where it starts.
+        start: u64,
+        /// Where it ends.
+        end: u64,
+        /// The size of a page of the mapping.
+        page: PageSize,
+    },
+    /// The mapping is read-only.
+    #[error("cannot write {len_bytes} bytes at {offset:#x}: the mapping is read-only")]
+    ReadOnly {
+        /// Where the write would have started.
+        offset: u64,
+        /// How many bytes were given.
+        len_bytes: usize,
+    },
+    /// The memory is not there: touching it raised SIGBUS. Only once
+    /// [`bus::install`](crate::sigbus::install) was called; the process dies otherwise.
+    #[error(
+        "cannot {direction} the byte at {offset:#x} of the mapping, at {address}, after {copied_bytes} of {len_bytes} bytes: {kind}"
+    )]
+    Bus {
+        /// What was to be done with the bytes.
+        direction: Touch,
+        /// The address of the first byte that was not copied.
+        address: Addr,
+        /// Where it is, in bytes from the start of the mapping.
+        offset: u64,
+        /// How many bytes before it were copied. On a broken page they may be up to 31 fewer than
+        /// were: the hardware names the page, and the code knows how many it has counted. None
+        /// of a clearing or a copy by a [`CopyMethod`](uzone_stream::CopyMethod), which go in any order.
+        copied_bytes: usize,
+        /// How many were to be copied.
+        len_bytes: usize,
+        /// What is wrong, as the kernel reports it.
+        kind: BusKind,
+        /// How much is broken, as in [`BusError::lsb`](crate::sigbus::BusError::lsb).
+        lsb: u8,
+    },
+    /// The bytes are not whole words.
+    #[error("bytes {start:#x} to {end:#x} are no words: words start and end at multiples of 8")]
+    CutsWord {
+        /// Where they start.
+        start: u64,
+        /// Where they end.
+        end: u64,
+    },
+}
+
+impl AccessError {
+    /// Refuses a range that is not one or more whole pages of memory of that length.
+    ///
+    /// # Errors
+    /// [`AccessError::Empty`], [`AccessError::Beyond`] or [`AccessError::CutsPage`].
+    pub fn check_pages(range: &Range<u64>, len_bytes: u64, page: PageSize) -> Result<(), Self> {
+        let &Range { start, end } = range;
+        if start >= end {
+            return Err(Self::Empty { start, end });
+        }
+        if end > len_bytes {
+            return Err(Self::Beyond { start, end, len_bytes });
+        }
+        if (start | end) & (page.bytes() - 1) != 0 {
+            return Err(Self::CutsPage { start, end, page });
+        }
+        Ok(())
+    }
+
+    /// Returns what kind of failure this is.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Bus { kind: BusKind::ActionRequired | BusKind::ActionOptional, .. } => {
+                ErrorKind::Poisoned
+            }
+            Self::Bus { .. } => ErrorKind::Io,
+            _ => ErrorKind::InvalidInput,
+        }
+    }
+}
+
+/// A word that is not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Fault {
+    /// What is wrong, as [`bus::BusError`](crate::sigbus::BusError) packs it.
+    pub(crate) info: u64,
+    /// The address of a byte of the first word that was not copied.
+    pub(crate) bad: u64,
+}
+
+/// How the words of a mapping are touched: one whole, aligned word after the other, from the first
+/// on.
+pub(crate) trait Copier {
+    /// Returns a word.
+    fn load(word: &AtomicU64) -> Result<u64, Fault>;
+
+    /// Copies as many words as there are chunks.
+    fn copy_out(words: &[AtomicU64], out: &mut [[u8; WORD]]) -> Result<(), Fault>;
+
+    /// Copies as many chunks as there are words.
+    fn copy_in(words: &[AtomicU64], bytes: &[[u8; WORD]]) -> Result<(), Fault>;
+
+    /// Replaces the bits of a word that are not in `keep` by `bits`. Concurrent writes to the others are
+    /// kept.
+    fn merge(word: &AtomicU64, keep: u64, bits: u64) -> Result<(), Fault>;
+}
+
+/// Copies `out.len()` bytes that start `offset` bytes into `words`.
+///
+/// # Errors
+/// [`Fault`] at the first word that is not there. What is before it is copied.
+///
+/// # Panics
+/// If the bytes are not all inside, which the caller has checked.
+pub(crate) fn read<C: Copier>(
+    words: &[AtomicU64],
+    offset: usize,
+    out: &mut [u8],
+) -> Result<(), Fault> {
+    let mut next = offset / WORD;
+    let skipped = offset % WORD;
+    let mut rest = out;
+    if skipped != 0 && !rest.is_empty() {
+        let (head, tail) = rest.split_at_mut(rest.len().min(WORD - skipped));
+        let word = C::load(&words[next])?.to_ne_bytes();
+        head.copy_from_slice(&word[skipped..skipped + head.len()]);
+        next += 1;
+        rest = tail;
+    }
+    let (whole, tail) = rest.as_chunks_mut::<WORD>();
+    let last = next + whole.len();
+    if !whole.is_empty() {
+        C::copy_out(&words[next..last], whole)?;
+    }
+    if !tail.is_empty() {
+        let word = C::load(&words[last])?.to_ne_bytes();
+        tail.copy_from_slice(&word[..tail.len()]);
+    }
+    Ok(())
+}
+
+/// Copies `bytes` to where they start `offset` bytes into `words`.
+///
+/// # Errors
+/// [`Fault`] at the first word that is not there. What is before it is copied.
+///
+/// # Panics
+/// If the bytes are not all inside, which the caller has checked.
+pub(crate) fn write<C: Copier>(
+    words: &[AtomicU64],
+    offset: usize,
+    bytes: &[u8],
+) -> Result<(), Fault> {
+    let mut next = offset / WORD;
+    let skipped = offset % WORD;
+    let mut rest = bytes;
+    if skipped != 0 && !rest.is_empty() {
+        let (head, tail) = rest.split_at(rest.len().min(WORD - skipped));
+        replace_part::<C>(&words[next], skipped, head)?;
+        next += 1;
+        rest = tail;
+    }
+    let (whole, tail) = rest.as_chunks::<WORD>();
+    let last = next + whole.len();
+    if !whole.is_empty() {
+        C::copy_in(&words[next..last], whole)?;
+    }
+    if !tail.is_empty() {
+        replace_part::<C>(&words[last], 0, tail)?;
+    }
+    Ok(())
+}
+
+/// Replaces some bytes of a word. Concurrent writes to the others are kept.
+fn replace_part<C: Copier>(word: &AtomicU64, at: usize, bytes: &[u8]) -> Result<(), Fault> {
+    let mut keep = [0xff; WORD];
+    let mut bits = [0; WORD];
+    keep[at..at + bytes.len()].fill(0);
+    bits[at..at + bytes.len()].copy_from_slice(bytes);
+    C::merge(word, u64::from_ne_bytes(keep), u64::from_ne_bytes(bits))
+}
+
+/// Touches every page of `stride` bytes as a write that changes nothing.
+///
+/// This is what makes memory present on a kernel that cannot be asked to. An addition of zero is a
+/// write to the memory system and loses no update of another thread. The compiler must not know that
+/// it is zero, or it makes a load of it, and a load makes no page that can be written.
+pub(crate) fn touch_for_write(words: &[AtomicU64], stride: usize) {
+    for word in words.iter().step_by((stride / WORD).max(1)) {
+        word.fetch_add(core::hint::black_box(0), Ordering::Relaxed);
+    }
+}
+
+/// Touches every page of `stride` bytes as a read.
+pub(crate) fn touch_for_read(words: &[AtomicU64], stride: usize) {
+    for word in words.iter().step_by((stride / WORD).max(1)) {
+        core::hint::black_box(word.load(Ordering::Relaxed));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::plain::Plain;
+    use super::*;
+
+    /// More than a turn of the guarded loop, and not a multiple of it.
+    const WORDS: usize = 11;
+
+    fn words() -> Vec<AtomicU64> {
+        (1..)
+            .step_by(8)
+            .take(WORDS)
+            .map(|first: u8| {
+                AtomicU64::new(u64::from_ne_bytes(core::array::from_fn(|at| {
+                    first + u8::try_from(at).unwrap()
+                })))
+            })
+            .collect()
+    }
+
+    fn all(words: &[AtomicU64]) -> Vec<u8> {
+        words.iter().flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes()).collect()
+    }
+
+    fn reads_what_a_slice_would<C: Copier>() {
+        let words = words();
+        let expected = all(&words);
+        for start in 0..=WORDS * 8 {
+            for end in start..=WORDS * 8 {
+                // Every alignment of the other side, too.
+                let shift = (start + end) % 8;
+                let mut out = vec![0xee; end - start + 16];
+                read::<C>(&words, start, &mut out[shift..shift + end - start]).unwrap();
+                let (before, rest) = out.split_at(shift);
+                let (seen, behind) = rest.split_at(end - start);
+                assert_eq!(seen, &expected[start..end], "{start}..{end}");
+                assert!(before.iter().chain(behind).all(|&byte| byte == 0xee), "{start}..{end}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_offset_and_length_reads_what_a_slice_would() {
+        reads_what_a_slice_would::<Plain>();
+        reads_what_a_slice_would::<Best>();
+    }
+
+    fn writes_there_and_nothing_beside_it<C: Copier>() {
+        for start in 0..=WORDS * 8 {
+            for end in start..=WORDS * 8 {
+                let words = words();
+                let mut expected = all(&words);
+                let shift = (start + end) % 8;
+                let bytes: Vec<u8> = (100..).take(end - start + shift).collect();
+                expected[start..end].copy_from_slice(&bytes[shift..]);
+                write::<C>(&words, start, &bytes[shift..]).unwrap();
+                assert_eq!(all(&words), expected, "{start}..{end}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_offset_and_length_writes_there_and_nothing_beside_it() {
+        writes_there_and_nothing_beside_it::<Plain>();
+        writes_there_and_nothing_beside_it::<Best>();
+    }
+
+    #[test]
+    fn long_copies_are_the_same_by_each_way() {
+        let mut random = 1_u64;
+        let mut next = |below: usize| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            usize::try_from(random >> 33).unwrap() % below
+        };
+        let words: Vec<_> = (0..4096).map(|word| AtomicU64::new(word * 0x9e37_79b9)).collect();
+        let len = words.len() * 8;
+        for _ in 0..300 {
+            let start = next(len);
+            let end = start + next(len - start + 1);
+            let (mut plain, mut best) = (vec![1; end - start], vec![2; end - start]);
+            read::<Plain>(&words, start, &mut plain).unwrap();
+            read::<Best>(&words, start, &mut best).unwrap();
+            assert!(plain == best, "{start}..{end}");
+            let to = next(len - (end - start) + 1);
+            let other: Vec<_> =
+                words.iter().map(|word| AtomicU64::new(word.load(Ordering::Relaxed))).collect();
+            write::<Plain>(&other, to, &plain).unwrap();
+            write::<Best>(&words, to, &best).unwrap();
+            assert!(all(&words) == all(&other), "{start}..{end} to {to}");
+        }
+    }
+
+    fn loses_nothing<C: Copier>() {
+        let words = [AtomicU64::new(0)];
+        std::thread::scope(|scope| {
+            for (at, byte) in [(0, 0x11), (4, 0x22)] {
+                let words = &words;
+                scope.spawn(move || {
+                    for _ in 0..10_000 {
+                        write::<C>(words, at, &[byte; 4]).unwrap();
+                        let mut seen = [0; 4];
+                        read::<C>(words, at, &mut seen).unwrap();
+                        assert_eq!(seen, [byte; 4]);
+                    }
+                });
+            }
+        });
+        assert_eq!(all(&words), [0x11, 0x11, 0x11, 0x11, 0x22, 0x22, 0x22, 0x22]);
+    }
+
+    #[test]
+    fn two_threads_writing_halves_of_one_word_lose_nothing() {
+        loses_nothing::<Plain>();
+        loses_nothing::<Best>();
+    }
+
+    #[test]
+    fn nobody_sees_a_word_half_written() {
+        let words: Vec<_> = (0..64).map(|_| AtomicU64::new(0)).collect();
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                for round in 0..20_000_u32 {
+                    let byte = round.to_ne_bytes()[0];
+                    write::<Best>(&words, 0, &[byte; 512]).unwrap();
+                }
+            });
+            let mut seen = [0; 512];
+            while !writer.is_finished() {
+                read::<Best>(&words, 0, &mut seen).unwrap();
+                for word in seen.as_chunks::<8>().0 {
+                    assert_eq!(*word, [word[0]; 8], "a torn word");
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn touching_changes_no_byte() {
+        let words = words();
+        let before = all(&words);
+        touch_for_write(&words, 8);
+        touch_for_read(&words, 16);
+        assert_eq!(all(&words), before);
+    }
+}

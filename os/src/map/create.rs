@@ -1,0 +1,337 @@
+//! Making a mapping: anonymous memory, huge pages of a pool, memory files, files and devices.
+//!
+//! Here a request is turned into flags, a file is inspected before it is mapped, and a refusal is
+//! explained. The one call that maps is in `mapping`.
+//!
+//! Cost: one mmap(2), 1 to 10 us at any length, because no page is touched; an advice on huge pages
+//! is one call more, but for *never* on Linux 6.7 and later; a memory file costs three more, a file two.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{FileType, MemfdFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags};
+use uzone_pages::{ByteLen, PageSize};
+
+use crate::errno;
+use crate::host::hugepages::HugeSize;
+use crate::host::kernel;
+use crate::host::root::SystemRoot;
+use crate::map::mapping::{Mapping, Refused, Request};
+use crate::map::options::{Access, Anonymous, HugeAdvice, MAX_ALIGN, Sharing};
+use crate::map::shortage::MapError;
+
+/// Where memory that should be huge starts, unless something else is asked for: a multiple of
+/// what x86-64 and AArch64 with 4 KiB pages map with one entry.
+const HUGE_ALIGN: u64 = 2 << 20;
+
+/// `HUGETLBFS_MAGIC`, from statfs(2).
+const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+
+impl Mapping {
+    /// Maps private pages of no file, all zero.
+    ///
+    /// # Errors
+    /// [`MapError`] names the limit that forbids it.
+    pub fn anonymous(len: ByteLen, how: Anonymous) -> Result<Self, MapError> {
+        let page = kernel::page_size();
+        let wanted_align = match (how.align, how.huge) {
+            (Some(align), _) => align.get(),
+            (None, HugeAdvice::Advise) if len.get() >= HUGE_ALIGN => HUGE_ALIGN,
+            (None, _) => page.bytes(),
+        };
+        if !wanted_align.is_power_of_two() || wanted_align > MAX_ALIGN {
+            return Err(MapError::BadAlign { align_bytes: wanted_align });
+        }
+        let mut flags = MapFlags::PRIVATE;
+        if !how.is_accounted {
+            flags |= MapFlags::NORESERVE;
+        }
+        let is_never_huge = how.huge == HugeAdvice::Never && kernel::stacks_are_never_huge();
+        if is_never_huge {
+            // In place of the advice below, which is a call of its own and cuts a kernel mapping in two.
+            flags |= MapFlags::STACK;
+        }
+        let mapping = Self::map(
+            len,
+            &Request {
+                page,
+                align: wanted_align.max(page.bytes()),
+                access: Access::ReadWrite,
+                flags,
+                fd: None,
+            },
+        )
+        .map_err(|refused| {
+            refused.explain(|cause| MapError::memory(&SystemRoot::host(), len, true, cause))
+        })?;
+        let advice = match how.huge {
+            HugeAdvice::Default => return Ok(mapping),
+            HugeAdvice::Never if is_never_huge => return Ok(mapping),
+            HugeAdvice::Never => (Advice::LinuxNoHugepage, "MADV_NOHUGEPAGE"),
+            HugeAdvice::Advise => (Advice::LinuxHugepage, "MADV_HUGEPAGE"),
+        };
+        match mapping.advise_new(advice.0, advice.1) {
+            // A kernel without transparent huge pages, or a filter that denies the call: it is only
+            // advice, and the memory is what it would be without.
+            Err(MapError::Advice { cause, .. })
+                if how.huge == HugeAdvice::Advise
+                    && matches!(
+                        cause.kind(),
+                        io::ErrorKind::InvalidInput | io::ErrorKind::PermissionDenied
+                    ) => {}
+            Err(MapError::Advice { cause, .. }) if cause.kind() == io::ErrorKind::InvalidInput => {}
+            other => other?,
+        }
+        Ok(mapping)
+    }
+
+    /// Maps private huge pages of the pool of `size`, all zero. The pool promises them at once, so
+    /// no later touch fails; each is taken from it when touched.
+    ///
+    /// # Errors
+    /// [`MapError::HugePool`] with the numbers of the pool if it is too small.
+    pub fn hugetlb(len: ByteLen, size: HugeSize) -> Result<Self, MapError> {
+        let flags = MapFlags::PRIVATE
+            | MapFlags::HUGETLB
+            | MapFlags::from_bits_retain(size.encoded_in_flags());
+        Self::map(
+            len,
+            &Request {
+                page: size.page_size(),
+                align: size.page_size().bytes(),
+                access: Access::ReadWrite,
+                flags,
+                fd: None,
+            },
+        )
+        .map_err(|refused| refused.explain_huge(size, len))
+    }
+
+    /// Makes a memory file and maps it shared, so that it can be handed to other processes by
+    /// [`Mapping::fd`]. With `huge`, it is made of huge pages of the pool.
+    ///
+    /// The file is sealed against shrinking and growing: no holder of the descriptor can take pages away by
+    /// truncation. `name` shows in `/proc/self/maps`.
+    ///
+    /// # Errors
+    /// [`MapError`] names the limit that forbids it.
+    pub fn memfd(name: &str, len: ByteLen, huge: Option<HugeSize>) -> Result<Self, MapError> {
+        let fd = create_memfd(name, len, huge)?;
+        let page = huge.map_or_else(kernel::page_size, HugeSize::page_size);
+        let mapping = Self::map(
+            len,
+            &Request {
+                page,
+                align: page.bytes(),
+                access: Access::ReadWrite,
+                flags: MapFlags::SHARED,
+                fd: Some((fd.as_fd(), 0)),
+            },
+        )
+        .map_err(|refused| match huge {
+            Some(size) => refused.explain_huge(size, len),
+            None => {
+                refused.explain(|cause| MapError::memory(&SystemRoot::host(), len, false, cause))
+            }
+        })?;
+        Ok(mapping.backed_by(fd, 0, Sharing::Shared))
+    }
+
+    /// Seals the memory file behind this mapping for good: from now on only mappings that exist already write
+    /// to it. Other processes that get its descriptor can read it, and map it privately.
+    ///
+    /// # Errors
+    /// The error of the system: this is no memory file, or Linux is before 5.1.
+    pub fn seal_for_readers(&self) -> io::Result<()> {
+        let fd = self.fd().ok_or(io::ErrorKind::Unsupported)?;
+        Ok(rustix::fs::fcntl_add_seals(fd, SealFlags::FUTURE_WRITE | SealFlags::SEAL)?)
+    }
+
+    /// Maps `len` bytes of a file or device, from `offset` on. A process that may truncate the file can
+    /// make a later access raise `SIGBUS`: the kernel has no page to show for bytes behind the end of a
+    /// file. A caller that maps files of others has to keep them from shrinking (a sealed memory file, a
+    /// lease, its own directory).
+    ///
+    /// # Errors
+    /// [`MapError`]: the offset cuts a page of the file ([`MapError::UnalignedOffset`]), the range
+    /// ends behind the file ([`MapError::BeyondEnd`]), it is a directory or another kind without
+    /// memory ([`MapError::NotMappable`]), or it is not open for `access`
+    /// ([`MapError::NotOpenFor`]).
+    pub fn file(
+        file: impl Into<OwnedFd>,
+        offset: u64,
+        len: ByteLen,
+        access: Access,
+        sharing: Sharing,
+    ) -> Result<Self, MapError> {
+        Self::file_aligned(file, offset, len, access, sharing, ByteLen::new(1))
+    }
+
+    /// Maps a file as [`Mapping::file`] does, at an address that is as far behind a multiple of `align` as
+    /// `offset` is. Page tables then end where those of other such mappings of the file end.
+    ///
+    /// # Errors
+    /// As for [`Mapping::file`], and [`MapError::BadAlign`] unless `align` is a power of two of at most
+    /// 4 GiB.
+    pub fn file_aligned(
+        file: impl Into<OwnedFd>,
+        offset: u64,
+        len: ByteLen,
+        access: Access,
+        sharing: Sharing,
+        align: ByteLen,
+    ) -> Result<Self, MapError> {
+        let align = align.get();
+        if !align.is_power_of_two() || align > MAX_ALIGN {
+            return Err(MapError::BadAlign { align_bytes: align });
+        }
+        let fd = file.into();
+        if len.is_zero() {
+            return Err(MapError::Empty);
+        }
+        let page = inspect(fd.as_fd(), offset, len)?;
+        let flags = match sharing {
+            Sharing::Shared => MapFlags::SHARED,
+            Sharing::Private => MapFlags::PRIVATE,
+        };
+        let mapping = Self::map(
+            len,
+            &Request {
+                page,
+                align: align.max(page.bytes()),
+                access,
+                flags,
+                fd: Some((fd.as_fd(), offset)),
+            },
+        )
+        .map_err(|refused| refused.explain_file(access, sharing))?;
+        Ok(mapping.backed_by(fd, offset, sharing))
+    }
+}
+
+impl Refused {
+    fn explain(self, memory: impl FnOnce(io::Error) -> MapError) -> MapError {
+        match self {
+            Self::Empty => MapError::Empty,
+            Self::TooLong { len_bytes } => MapError::TooLong { len_bytes },
+            Self::Kernel { len, cause } => match cause {
+                Errno::NOMEM => memory(cause.into()),
+                // The process locks all that it maps, and may not lock as much.
+                Errno::AGAIN => MapError::locked(len, cause.into()),
+                _ => MapError::Refused { len, cause: cause.into() },
+            },
+        }
+    }
+
+    /// Explains why a file or device was not mapped.
+    pub(crate) fn explain_file(self, access: Access, sharing: Sharing) -> MapError {
+        let (len, cause) = match self {
+            Self::Empty => return MapError::Empty,
+            Self::TooLong { len_bytes } => return MapError::TooLong { len_bytes },
+            Self::Kernel { len, cause } => (len, cause),
+        };
+        let error = io::Error::from(cause);
+        match cause {
+            Errno::NOMEM => {
+                let counted = access == Access::ReadWrite && sharing == Sharing::Private;
+                MapError::memory(&SystemRoot::host(), len, counted, error)
+            }
+            Errno::AGAIN => MapError::locked(len, error),
+            Errno::ACCESS => MapError::NotOpenFor { access, sharing, cause: error },
+            Errno::NODEV => MapError::NotMappable {
+                kind: "a file whose file system does not support it",
+                cause: Some(error),
+            },
+            _ => MapError::Refused { len, cause: error },
+        }
+    }
+
+    fn explain_huge(self, size: HugeSize, len: ByteLen) -> MapError {
+        let Self::Kernel { cause, .. } = self else {
+            return self.explain(|cause| MapError::Refused { len, cause });
+        };
+        match cause {
+            Errno::NOMEM => MapError::huge_pool(&SystemRoot::host(), size, len, cause.into()),
+            Errno::AGAIN => MapError::locked(len, cause.into()),
+            Errno::NODEV | Errno::INVAL => MapError::HugeSize { size, cause: cause.into() },
+            _ => MapError::Refused { len, cause: cause.into() },
+        }
+    }
+}
+
+/// Makes a memory file of `len` bytes, up to the next page, that can neither shrink nor grow.
+fn create_memfd(name: &str, len: ByteLen, huge: Option<HugeSize>) -> Result<OwnedFd, MapError> {
+    if len.is_zero() {
+        return Err(MapError::Empty);
+    }
+    let failed = |cause: Errno| match (huge, cause) {
+        (Some(size), Errno::NODEV | Errno::INVAL) => {
+            MapError::HugeSize { size, cause: cause.into() }
+        }
+        _ => MapError::Create { name: name.to_owned(), len, cause: cause.into() },
+    };
+    let page = huge.map_or_else(kernel::page_size, HugeSize::page_size);
+    let too_long = MapError::TooLong { len_bytes: len.get() };
+    let Ok(whole) = len.align_up(page.bytes()) else {
+        return Err(too_long);
+    };
+    if i64::try_from(whole.get()).is_err() {
+        return Err(too_long);
+    }
+    let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    if let Some(size) = huge {
+        flags |= MemfdFlags::HUGETLB | MemfdFlags::from_bits_retain(size.encoded_in_flags());
+    }
+    // Kernels since 6.3 warn about memory files without this flag; older ones do not know it.
+    let fd = match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
+        Err(cause) if errno::flag_is_unknown(cause) => rustix::fs::memfd_create(name, flags),
+        answer => answer,
+    }
+    .map_err(failed)?;
+    rustix::fs::ftruncate(&fd, whole.get()).map_err(failed)?;
+    rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW).map_err(failed)?;
+    Ok(fd)
+}
+
+/// Returns the page size of a file's memory, if the range can be mapped as far as its kind, its
+/// length and its alignment go.
+pub(crate) fn inspect(fd: BorrowedFd<'_>, offset: u64, len: ByteLen) -> Result<PageSize, MapError> {
+    let inspected = |cause: Errno| MapError::Inspect { cause: cause.into() };
+    let stat = rustix::fs::fstat(fd).map_err(inspected)?;
+    let kind = match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile | FileType::CharacterDevice | FileType::BlockDevice => None,
+        FileType::Directory => Some("a directory"),
+        FileType::Fifo => Some("a pipe"),
+        FileType::Socket => Some("a socket"),
+        FileType::Symlink => Some("a symbolic link"),
+        FileType::Unknown => Some("a descriptor of this kind"),
+    };
+    if let Some(kind) = kind {
+        return Err(MapError::NotMappable { kind, cause: None });
+    }
+    let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    let mut page = kernel::page_size();
+    if is_regular {
+        let system = rustix::fs::fstatfs(fd).map_err(inspected)?;
+        // The width and sign of these fields differ between architectures; both are small.
+        let magic = u64::try_from(system.f_type).unwrap_or(0);
+        let block = u64::try_from(system.f_bsize).unwrap_or(0);
+        if magic == HUGETLBFS_MAGIC
+            && let Ok(huge) = PageSize::try_from_bytes(block)
+        {
+            page = huge;
+        }
+    }
+    if !offset.is_multiple_of(page.bytes()) {
+        return Err(MapError::UnalignedOffset { offset, page: ByteLen::new(page.bytes()) });
+    }
+    // A device has no length here; its driver refuses what it does not have.
+    let file_len = u64::try_from(stat.st_size).unwrap_or(0);
+    let is_inside = offset.checked_add(len.get()).is_some_and(|end| end <= file_len);
+    if is_regular && !is_inside {
+        return Err(MapError::BeyondEnd { offset, len_bytes: len.get(), file_len });
+    }
+    Ok(page)
+}

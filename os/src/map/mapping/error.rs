@@ -1,0 +1,298 @@
+//! Why an operation on mapped memory failed: [`MappingError`], and [`Rejected`], which gives back what the
+//! operation would have consumed.
+
+use core::ops::Range;
+use std::io;
+
+use uzone_pages::{ByteLen, ErrorKind};
+
+use crate::host::root::SysError;
+use crate::map::bytes::AccessError;
+use crate::map::options::Addr;
+
+/// The longest buffer of an io_uring that the kernel takes; longer memory is registered as several.
+pub(crate) const MAX_BUFFER: usize = 1 << 30;
+/// The most buffers of one io_uring.
+pub(crate) const MAX_BUFFERS: usize = 1 << 14;
+
+/// An operation on mapped memory that failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MappingError {
+    /// The range is not inside the mapping, or cuts a page.
+    #[error(transparent)]
+    Access(#[from] AccessError),
+    /// A setting or a fact of the host could not be read, or a thread could not be placed.
+    #[error(transparent)]
+    Sys(#[from] SysError),
+    /// There was no memory to make a range present.
+    #[error(
+        "no memory for bytes {range:#x?}, after {done} were present: free memory, or raise the limit of the control group"
+    )]
+    Memory {
+        /// The part that failed.
+        range: Range<u64>,
+        /// How much of the request is present.
+        done: ByteLen,
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// A touch would have raised `SIGBUS`: the file became shorter, or its pool is empty.
+    #[error(
+        "bytes {range:#x?} have nothing behind them: the file was truncated, or the pool of huge pages or its control group is exhausted"
+    )]
+    Fault {
+        /// The part that failed.
+        range: Range<u64>,
+        /// How much of the request is present.
+        done: ByteLen,
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// The hardware lost a page of the range.
+    #[error("a page of bytes {range:#x?} is broken: map other memory in its place")]
+    Poisoned {
+        /// The part that failed.
+        range: Range<u64>,
+        /// How much of the request is present.
+        done: ByteLen,
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// The range was not made present for a reason that has no case of its own, or the call was
+    /// interrupted too often.
+    #[error("the kernel did not make bytes {range:#x?} present: {cause}")]
+    Populate {
+        /// The part that failed.
+        range: Range<u64>,
+        /// How much of the request is present.
+        done: ByteLen,
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// Not all threads could be started. Nothing was populated.
+    #[error("started {started} of {asked} threads: raise `ulimit -u`, or ask for fewer")]
+    Threads {
+        /// How many were asked for.
+        asked: usize,
+        /// How many could be started.
+        started: usize,
+        /// What the system answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// The kernel does not know an advice, or does not give it to this kind of memory.
+    #[error(
+        "the kernel refused {advice} for bytes {range:#x?}: it has no transparent huge pages, or not for this kind of memory"
+    )]
+    Advice {
+        /// The kernel's name of the advice.
+        advice: &'static str,
+        /// Where it was to hold.
+        range: Range<u64>,
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// Pages were not given back.
+    #[error(
+        "the kernel did not take bytes {range:#x?} back: {cause}; all of them must be mapped still, and before Linux 5.18 none may be locked (munlock(2))"
+    )]
+    GiveBack {
+        /// What was to be given back.
+        range: Range<u64>,
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// Giving the pages back would not make the bytes zero.
+    #[error("cannot punch bytes {range:#x?}: {why}; clear them in place instead")]
+    NotPunchable {
+        /// What was to be punched.
+        range: Range<u64>,
+        /// What the memory is.
+        why: &'static str,
+    },
+    /// The file system did not punch a hole.
+    #[error(
+        "cannot punch bytes {range:#x?} out of the file behind the mapping: its file system has no holes, or the file is sealed; clear them in place instead"
+    )]
+    Punch {
+        /// What was to be punched.
+        range: Range<u64>,
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// The page tables could not be scanned.
+    #[error("cannot scan the page tables for bytes {range:#x?}: {cause}")]
+    Scan {
+        /// What was to be scanned.
+        range: Range<u64>,
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// The storage of the file behind the mapping did not take its pages.
+    #[error("cannot write bytes {range:#x?} to the storage of their file: {cause}")]
+    Sync {
+        /// What was to be written.
+        range: Range<u64>,
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// This process may not have an io_uring, to pin memory with.
+    #[error(
+        "this process may not use io_uring: as root, `sysctl kernel.io_uring_disabled=0`, and let the filter of the container pass io_uring_setup(2)"
+    )]
+    RingDisabled {
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// The kernel has no io_uring.
+    #[error("this kernel was built without io_uring")]
+    RingAbsent {
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// The io_uring was refused for another reason.
+    #[error("cannot make an io_uring: {cause}")]
+    RingSetup {
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// The process may not pin as much memory.
+    #[error(
+        "cannot pin {len} for io_uring: RLIMIT_MEMLOCK is {limit} for all that the user has pinned: raise it with `ulimit -l`, or give the process CAP_IPC_LOCK"
+    )]
+    PinLimit {
+        /// What was to be pinned.
+        len: ByteLen,
+        /// The limit.
+        limit: ByteLen,
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// More was to be pinned than all buffers of an io_uring can be.
+    #[error("cannot pin {len} for one io_uring: its buffers are at most {max} together", max = ByteLen::new((MAX_BUFFER * MAX_BUFFERS) as u64))]
+    PinTooLong {
+        /// What was to be pinned.
+        len: ByteLen,
+    },
+    /// The memory cannot be pinned by an io_uring for writing.
+    #[error(
+        "cannot pin {len} for io_uring: a page of it cannot be written or made present; map it writable, and a file as long as the mapping"
+    )]
+    PinNotWritable {
+        /// What was to be pinned.
+        len: ByteLen,
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// The kernel did not pin the memory for another reason: memory is short, or it is of a kind that is not
+    /// pinned for long.
+    #[error("cannot pin {len} for io_uring: {cause}")]
+    PinRefused {
+        /// What was to be pinned.
+        len: ByteLen,
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// The memory is of a file, or adopted.
+    #[error("it is of a file that others may have: its bytes can be copied, and not lent")]
+    Shared,
+    /// The promise that the memory is exclusive was made for another mapping.
+    #[error("the promise was made for another mapping than this one")]
+    AnotherMapping,
+    /// Nothing can be written to the mapping.
+    #[error("the mapping is read-only")]
+    ReadOnly,
+    /// Memory of this length does not hold so many values, or none were asked for.
+    #[error("memory of {len} at {addr} does not hold {count} values of {size_bytes} bytes")]
+    NotSoMany {
+        /// Where the memory starts.
+        addr: Addr,
+        /// How many values were asked for.
+        count: usize,
+        /// How long each is.
+        size_bytes: usize,
+        /// How long the memory is.
+        len: ByteLen,
+    },
+    /// The values need more alignment than the memory has.
+    #[error("memory at {addr} is not a multiple of {align_bytes}, the alignment of the values")]
+    Unaligned {
+        /// Where the memory starts.
+        addr: Addr,
+        /// What the values need.
+        align_bytes: usize,
+    },
+    /// Two mappings are not neighbours that were cut from one.
+    #[error(
+        "cannot join the mapping of {len} at {front} with that at {behind}: only neighbours that were cut from one mapping can be joined"
+    )]
+    NotNeighbours {
+        /// Where the first starts.
+        front: Addr,
+        /// How long the first is.
+        len: ByteLen,
+        /// Where the second starts.
+        behind: Addr,
+    },
+}
+
+impl MappingError {
+    /// Returns what kind of failure this is.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Access(error) => error.kind(),
+            Self::Sys(error) => error.kind(),
+            Self::Memory { .. } | Self::Threads { .. } | Self::PinLimit { .. } => {
+                ErrorKind::OutOfMemory
+            }
+            Self::Fault { .. }
+            | Self::Populate { .. }
+            | Self::Scan { .. }
+            | Self::Sync { .. }
+            | Self::RingSetup { .. }
+            | Self::PinRefused { .. } => ErrorKind::Io,
+            Self::Poisoned { .. } => ErrorKind::Poisoned,
+            Self::RingDisabled { .. } => ErrorKind::PermissionDenied,
+            Self::RingAbsent { .. }
+            | Self::Advice { .. }
+            | Self::GiveBack { .. }
+            | Self::NotPunchable { .. }
+            | Self::Punch { .. } => ErrorKind::NotSupported,
+            _ => ErrorKind::InvalidInput,
+        }
+    }
+}
+
+/// What a call did not take, given back as it was.
+#[derive(Debug, thiserror::Error)]
+#[error("{cause}")]
+pub struct Rejected<T, E = MappingError> {
+    /// The value. Boxed: a failure travels through many returns.
+    pub value: Box<T>,
+    /// Why it was not taken.
+    #[source]
+    pub cause: E,
+}
+
+impl<T, E> Rejected<T, E> {
+    pub(crate) fn new(value: T, cause: impl Into<E>) -> Self {
+        Self { value: Box::new(value), cause: cause.into() }
+    }
+}

@@ -1,0 +1,193 @@
+//! The state of ranges of pages in the page tables of this process, and which pages were written:
+//! `PAGEMAP_SCAN`, [`WriteScan`](crate::WriteScan).
+//!
+//! Memory that is registered for writes with
+//! [`Features::WRITE_PROTECT_ASYNC`](crate::uffd::Features::WRITE_PROTECT_ASYNC) has a marker in the page
+//! table for each page that is protected, which the first write removes. A scan finds the pages without
+//! one, and can set it again in the same step, page by page: a write comes before that and is reported, or
+//! after and is reported next time. The zero page was never written, whether it has the marker or not.
+//! Writes past the page tables are not recorded: by a device into memory that was pinned before, or through
+//! another mapping.
+//!
+//! Cost: a scan walks tables that exist and answers in runs; 18 us for 512 pages of which a fifth was
+//! written here and there, in a virtual machine.
+//! Unsafe: the ioctl on the procfs pagemap, which fills a buffer of ours.
+//! Source: ioctl_pagemap_scan(2), Linux 6.7.
+
+use core::ops::Range;
+use std::fs::File;
+
+use rustix::ioctl::{self, Ioctl, IoctlOutput, Opcode};
+
+use crate::errno;
+use crate::host::root::SysError;
+
+pub(crate) const PAGEMAP: &str = "/proc/self/pagemap";
+
+/// `PAGE_IS_WRITTEN`: it has no marker that it is protected.
+pub(crate) const WRITTEN: u64 = 1 << 1;
+const _: () = assert!(WRITTEN == linux_raw_sys::general::PAGE_IS_WRITTEN as u64);
+/// `PAGE_IS_PRESENT`, `PAGE_IS_SWAPPED`, `PAGE_IS_PFNZERO`, `PAGE_IS_HUGE`. A page that is being
+/// moved counts as swapped.
+pub(crate) const PRESENT: u64 = 1 << 3;
+pub(crate) const SWAPPED: u64 = 1 << 4;
+pub(crate) const ZERO_PAGE: u64 = 1 << 5;
+pub(crate) const HUGE: u64 = 1 << 6;
+const _: () = assert!(PRESENT == linux_raw_sys::general::PAGE_IS_PRESENT as u64);
+const _: () = assert!(SWAPPED == linux_raw_sys::general::PAGE_IS_SWAPPED as u64);
+const _: () = assert!(ZERO_PAGE == linux_raw_sys::general::PAGE_IS_PFNZERO as u64);
+const _: () = assert!(HUGE == linux_raw_sys::general::PAGE_IS_HUGE as u64);
+
+/// `PM_SCAN_WP_MATCHING`: pages that are found are protected. `PM_SCAN_CHECK_WPASYNC`: only where a write
+/// to such a page does not wait; elsewhere the scan fails.
+const PROTECT: u64 = 1;
+const CHECK_ASYNC: u64 = 1 << 1;
+const _: () = assert!(PROTECT == linux_raw_sys::general::PM_SCAN_WP_MATCHING as u64);
+const _: () = assert!(CHECK_ASYNC == linux_raw_sys::general::PM_SCAN_CHECK_WPASYNC as u64);
+
+/// How many runs one scan may return.
+pub(crate) const RUNS: usize = 1024;
+
+/// A run of pages with the same properties: `struct page_region`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Run {
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+    categories: u64,
+}
+
+/// What a scan is asked for, and where it ended: `struct pm_scan_arg`.
+#[repr(C)]
+#[derive(Default)]
+struct ScanArg {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    vec: u64,
+    vec_len: u64,
+    max_pages: u64,
+    category_inverted: u64,
+    category_mask: u64,
+    category_anyof_mask: u64,
+    return_mask: u64,
+}
+
+const _: () = assert!(size_of::<Run>() == 24);
+const _: () = assert!(size_of::<Run>() == size_of::<linux_raw_sys::general::page_region>());
+const _: () = assert!(size_of::<ScanArg>() == 96);
+const _: () = assert!(size_of::<ScanArg>() == size_of::<linux_raw_sys::general::pm_scan_arg>());
+
+/// `PAGEMAP_SCAN`.
+const SCAN: Opcode = ioctl::opcode::read_write::<ScanArg>(b'f', 16);
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+const _: () = assert!(SCAN == 0xc060_6610);
+
+/// One scan, with the buffer that it fills.
+struct Scan<'a> {
+    arg: ScanArg,
+    runs: &'a mut [Run],
+}
+
+/// How many runs a scan filled, and the address at which it stopped.
+struct Scanned {
+    runs: usize,
+    walk_end: u64,
+}
+
+// SAFETY: `Ioctl` wants the number, the argument and what is written to be those of the kernel.
+// 1. The kernel reads and writes 96 bytes at `as_ptr`, which is a `ScanArg` of that size, borrowed
+//    for the call; it is mutable, and `IS_MUTATING` is set.
+// 2. It also writes up to `vec_len` runs of 24 bytes to `vec`: `as_ptr` sets both from the slice
+//    that this value borrows mutably, so they are writable and not read otherwise.
+// 3. `PM_SCAN_WP_MATCHING` makes the kernel record the next write to a page, and changes no byte. The flag
+//    goes with `PM_SCAN_CHECK_WPASYNC`, so that such a write never waits.
+unsafe impl Ioctl for Scan<'_> {
+    type Output = Scanned;
+    const IS_MUTATING: bool = true;
+
+    fn opcode(&self) -> Opcode {
+        SCAN
+    }
+
+    fn as_ptr(&mut self) -> *mut core::ffi::c_void {
+        self.arg.size = size_of::<ScanArg>() as u64;
+        self.arg.vec = self.runs.as_mut_ptr().expose_provenance() as u64;
+        self.arg.vec_len = self.runs.len() as u64;
+        (&raw mut self.arg).cast()
+    }
+
+    unsafe fn output_from_ptr(
+        out: IoctlOutput,
+        arg: *mut core::ffi::c_void,
+    ) -> rustix::io::Result<Scanned> {
+        // SAFETY: `arg` is what `as_ptr` returned, a `ScanArg` that is alive and ours, after a call
+        // that did not fail.
+        let arg = unsafe { &*arg.cast::<ScanArg>() };
+        Ok(Scanned {
+            // Not negative after a call that did not fail.
+            runs: usize::try_from(out).unwrap_or(0),
+            walk_end: arg.walk_end,
+        })
+    }
+}
+
+/// Which pages are found, and what becomes of them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request {
+    /// Properties that a page has to have.
+    pub(crate) all: u64,
+    /// Properties that it must not have.
+    pub(crate) none: u64,
+    /// Properties of which it has to have one, if there are any.
+    pub(crate) any: u64,
+    /// Whether pages that are found are protected in the same step.
+    pub(crate) protect: bool,
+}
+
+/// Gives `found` the runs of pages that are asked for, of page-aligned addresses. Returns whether
+/// this kernel has such a scan. After an error, what was found is found.
+pub(crate) fn scan(
+    pagemap: &File,
+    addresses: Range<u64>,
+    request: Request,
+    mut found: impl FnMut(&Run),
+) -> rustix::io::Result<bool> {
+    let mut runs = vec![Run::default(); RUNS];
+    let mut at = addresses.start;
+    while at < addresses.end {
+        let scan = Scan {
+            arg: ScanArg {
+                flags: if request.protect { PROTECT | CHECK_ASYNC } else { 0 },
+                start: at,
+                end: addresses.end,
+                category_inverted: request.none,
+                category_mask: request.all | request.none,
+                category_anyof_mask: request.any,
+                return_mask: request.all | request.any,
+                ..ScanArg::default()
+            },
+            runs: &mut runs,
+        };
+        // SAFETY: `ioctl` wants the descriptor to be of the driver that the argument is for. It is
+        // the procfs pagemap, and the number has a type of its own there; on any other file the
+        // kernel answers ENOTTY and reads nothing.
+        let scanned = match unsafe { ioctl::ioctl(pagemap, scan) } {
+            Err(cause) if errno::ioctl_is_unknown(cause) => return Ok(false),
+            answer => answer?,
+        };
+        runs.iter().take(scanned.runs).for_each(&mut found);
+        // Each scan goes on where the last one stopped; one that stands still has said all.
+        if scanned.walk_end <= at {
+            break;
+        }
+        at = scanned.walk_end;
+    }
+    Ok(true)
+}
+
+pub(crate) fn open_pagemap() -> Result<File, SysError> {
+    File::open(PAGEMAP).map_err(|cause| SysError::Read { path: PAGEMAP.into(), cause })
+}
