@@ -234,7 +234,7 @@ fn memory_without_its_image_is_lost_and_raises_errors() {
     let mut server = Server::start(&packed, &socket);
     let options = AttachOptions::default().deadline(Duration::from_millis(500));
     let Some(memory) = attach(name, &socket, &options) else { return };
-    uzone_fault::bus::install().expect("a handler");
+    uzone_fault::sigbus::install().expect("a handler");
     check(&memory, 1, &page_of(1));
     thread::scope(|scope| {
         // One that waits already.

@@ -94,4 +94,4 @@ pub use uzone_os::uffd::{
 };
 pub use uzone_os::{AccessError, Addr, HugeSize, Mapping, MappingError, Sharing, SysError, Vaddr};
 pub use uzone_pages::{AddrError, Advice, ByteLen, Content, FaultAround, PageSize};
-pub use uzone_zone::{BindError, FaultError, PinError, Pinned, Zone, bus};
+pub use uzone_zone::{BindError, FaultError, PinError, Pinned, Zone, sigbus};

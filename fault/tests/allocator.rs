@@ -17,7 +17,7 @@ use std::thread;
 
 use common::{engine, page, skip, unnamed_file, usize_of};
 use uzone_fault::{
-    Advice, Answer, AnsweredBy, FileBacking, KernelFaults, LazyMapping, LazyOptions, bus,
+    Advice, Answer, AnsweredBy, FileBacking, KernelFaults, LazyMapping, LazyOptions, sigbus,
 };
 use uzone_os::uffd::{Features, Uffd};
 use uzone_pages::ByteLen;
@@ -184,7 +184,7 @@ fn an_allocator_whose_memory_is_mapped_lazily_takes_faults_under_its_lock() {
     if let Err(error) = Uffd::open(Features::SIGBUS, Features::NONE, KernelFaults::Never) {
         return skip(name, &error.to_string());
     }
-    if !bus::recovers_copies() {
+    if !sigbus::recovers_copies() {
         return skip(name, "copies do not recover from SIGBUS in this build");
     }
     if !common::is_child(name) {

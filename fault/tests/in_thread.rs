@@ -21,7 +21,7 @@ use uzone_fault::{
     Advice, Answer, AnsweredBy, Backing, Budget, ByteLen, CompositeBacking, Content, Engine,
     EngineOptions, FaultAround, FaultKind, FaultOutcome, FileBacking, FunctionBacking,
     KernelFaults, LazyMapping, LazyOptions, MapError, Mapping, MemoryBacking, Populate, Refusal,
-    Sharing, WriteTracking, ZeroBacking, bus,
+    Sharing, WriteTracking, ZeroBacking, sigbus,
 };
 use uzone_os::uffd::{Features, Uffd};
 use uzone_os::{Access, page_cache};
@@ -65,7 +65,7 @@ fn in_thread() -> LazyOptions {
 fn is_skipped(name: &str) -> bool {
     let features = Features::SIGBUS | Features::POISON;
     match Uffd::open(features, Features::NONE, KernelFaults::Never) {
-        Ok(_) if bus::recovers_copies() => false,
+        Ok(_) if sigbus::recovers_copies() => false,
         Ok(_) => {
             skip(name, "copies do not recover from SIGBUS in this build");
             true

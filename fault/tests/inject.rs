@@ -26,7 +26,7 @@ use uzone_fault::{
     Populate, Reader, RemoteRegion, WriteTracking,
 };
 use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Remote, Uffd};
-use uzone_os::{Anonymous, Mapping, Sharing, Vaddr, bus, probe};
+use uzone_os::{Anonymous, Mapping, Sharing, Vaddr, probe, sigbus};
 use uzone_pages::Order;
 use uzone_pages::{ByteLen, MemoryKind};
 use uzone_zone::{BindOptions, Pool, PoolOptions, Region, ZeroOptions, Zone};
@@ -211,7 +211,7 @@ fn adopt() -> Done {
 
 /// Does all, and returns what failed.
 fn be_the_program() {
-    bus::install().unwrap();
+    sigbus::install().unwrap();
     // In a thread of its own, which has started before its calls are counted.
     let (go, goes) = std::sync::mpsc::channel();
     let program = thread::spawn(move || {

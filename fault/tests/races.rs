@@ -21,12 +21,12 @@ use uzone_fault::{
     Backing, BackingError, Engine, EngineOptions, FileBacking, FunctionBacking, LazyError,
     LazyMapping, LazyOptions, MapError, Populate, Reader, Window, ZeroBacking,
 };
-use uzone_os::{AccessError, bus};
+use uzone_os::{AccessError, sigbus};
 use uzone_pages::{Advice, ByteLen, Content, FaultAround};
 
 /// Makes copies out of bad pages an error. Returns whether that is possible here.
 fn survives(name: &str) -> bool {
-    if bus::recovers_copies() && bus::install().is_ok() {
+    if sigbus::recovers_copies() && sigbus::install().is_ok() {
         return true;
     }
     skip(name, "a copy out of a bad page ends the process: this CPU or build cannot recover it");

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use common::{PATIENCE, Stalling, check_page, file_of, map, page, scattered, settles, wait_for};
 use uzone_fault::{
     Advice, Answer, ByteLen, Content, Engine, EngineOptions, FileBacking, LazyMapping, LazyOptions,
-    MapError, Populate, Reader, Refusal, RemoteRegion, WriteTracking, bus,
+    MapError, Populate, Reader, Refusal, RemoteRegion, WriteTracking, sigbus,
 };
 use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Remote, Uffd};
 use uzone_os::{Anonymous, Mapping, Vaddr, probe};
@@ -118,7 +118,7 @@ fn a_mapping_has_no_more_readers_than_are_possible_and_shares_those_of_its_engin
 #[test]
 fn a_deadline_of_a_mapping_with_several_readers_is_kept_once() {
     let name = "a_deadline_of_a_mapping_with_several_readers_is_kept_once";
-    bus::install().unwrap();
+    sigbus::install().unwrap();
     let engine = engine();
     let (backing, failures) = (Stalling::at(|at| at == 5 * page()), Arc::new(Mutex::new(0)));
     let (gate, noted) = (backing.gate.clone(), failures.clone());

@@ -25,7 +25,7 @@ use uzone_fault::{
     MapError, MemoryBacking, Reader, RemoteRegion, Window,
 };
 use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Remote, Uffd};
-use uzone_os::{Anonymous, Mapping, Sharing, Vaddr, bus, numa, probe};
+use uzone_os::{Anonymous, Mapping, Sharing, Vaddr, numa, probe, sigbus};
 use uzone_pages::{Advice, ByteLen, Content};
 
 #[test]
@@ -138,7 +138,7 @@ impl Backing for Spiteful {
 #[test]
 fn errors_and_panics_that_panic_again_make_pages_bad_and_end_no_thread() {
     let name = "errors_and_panics_that_panic_again";
-    if !bus::recovers_copies() || bus::install().is_err() {
+    if !sigbus::recovers_copies() || sigbus::install().is_err() {
         return skip(name, "a copy out of a bad page ends the process here");
     }
     let engine = engine();

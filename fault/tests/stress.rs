@@ -21,7 +21,7 @@ use common::{
 use uzone_fault::{
     Backing, BackingError, Engine, FileBacking, LazyError, Populate, Window, WriteTracking,
 };
-use uzone_os::bus;
+use uzone_os::sigbus;
 use uzone_os::uffd::{Features, KernelFaults, Uffd};
 use uzone_pages::{Advice, ByteLen, MemoryKind};
 
@@ -224,7 +224,7 @@ impl Backing for Moody {
 
 fn moody_backings() {
     let before = Holdings::now();
-    bus::install().unwrap();
+    sigbus::install().unwrap();
     let (right, bad) = (AtomicU64::new(0), AtomicU64::new(0));
     let engine = Engine::new(NonZeroUsize::new(4).unwrap()).unwrap();
     let pages = 2048;
@@ -278,7 +278,7 @@ fn moody_backings() {
 #[test]
 fn backings_that_fail_panic_and_are_slow_give_right_bytes_or_signals() {
     let name = "backings_that_fail_panic_and_are_slow_give_right_bytes_or_signals";
-    if !bus::recovers_copies() {
+    if !sigbus::recovers_copies() {
         return skip(name, "a copy out of a bad page ends the process here");
     }
     alone(name, moody_backings);

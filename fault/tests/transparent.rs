@@ -214,7 +214,7 @@ impl Backing for FailsAt {
 #[test]
 fn a_page_that_fails_is_bad_as_a_whole_and_its_bytes_are_nobodys() {
     let name = "a_page_that_fails_is_bad";
-    uzone_zone::bus::install().unwrap();
+    uzone_zone::sigbus::install().unwrap();
     let backing = FailsAt(HUGE + 5 * page(), AtomicBool::new(false));
     let Some(memory) = map_huge(name, 3 * HUGE, backing) else { return };
     for at in [HUGE, HUGE + 5 * page(), 2 * HUGE - page()] {

@@ -22,7 +22,7 @@ use uzone_fault::{
     ReaderPlacement, RemoteRegion, Window,
 };
 use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Remote, Uffd, UffdError};
-use uzone_os::{AccessError, Anonymous, Mapping, Vaddr, bus, page_cache, probe};
+use uzone_os::{AccessError, Anonymous, Mapping, Vaddr, page_cache, probe, sigbus};
 use uzone_pages::{Advice, ByteLen, Content, FaultAround};
 
 fn size() -> usize {
@@ -70,7 +70,7 @@ fn until(what: &str, holds: impl Fn() -> bool) {
 
 #[test]
 fn a_page_that_misses_its_deadline_raises_a_signal_and_says_why() {
-    bus::install().unwrap();
+    sigbus::install().unwrap();
     let engine = engine(EngineOptions::default().producers(two()));
     let backing = Stalling::at(|at| at == 5 * page());
     let gate = backing.gate.clone();
@@ -162,7 +162,7 @@ fn a_mapping_with_a_budget_is_held_up_and_not_the_one_beside_it() {
 /// As a closure does that allocates, for a fault inside the allocator.
 #[test]
 fn a_closure_that_needs_what_the_faulting_thread_holds_is_given_up_at_the_deadline() {
-    bus::install().unwrap();
+    sigbus::install().unwrap();
     let held = Arc::new(Mutex::new(()));
     let backing = {
         let held = held.clone();
@@ -193,7 +193,7 @@ fn a_closure_that_needs_what_the_faulting_thread_holds_is_given_up_at_the_deadli
 
 #[test]
 fn a_deadline_is_kept_while_other_faults_never_end() {
-    bus::install().unwrap();
+    sigbus::install().unwrap();
     let engine = engine(EngineOptions::default().producers(two()));
     let pages = 64 << 10;
     let backing = Stalling::at(|at| at == 0);
@@ -249,7 +249,7 @@ impl Backing for LateZeroes {
 
 #[test]
 fn zeroes_that_come_too_late_leave_a_page_bad_and_say_so() {
-    bus::install().unwrap();
+    sigbus::install().unwrap();
     let engine = engine(EngineOptions::default().producers(two()));
     let (gate, have_come) = (Arc::<Gate>::default(), Arc::<AtomicBool>::default());
     let backing = LateZeroes { gate: gate.clone(), have_come: have_come.clone() };
@@ -271,7 +271,7 @@ fn zeroes_that_come_too_late_leave_a_page_bad_and_say_so() {
 
 #[test]
 fn a_deadline_is_kept_where_the_page_is_produced_for_somebody_who_populates() {
-    bus::install().unwrap();
+    sigbus::install().unwrap();
     let engine = engine(EngineOptions::default().producers(two()));
     let backing = Stalling::at(|at| at == 5 * page());
     let (gate, asked) = (backing.gate.clone(), backing.asked.clone());

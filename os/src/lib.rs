@@ -74,4 +74,3 @@ pub use map::populate::{PopulateHow, Populated, populate_slice};
 pub use map::shortage::{MapError, Shortage};
 pub use map::write_scan::WriteScan;
 pub use map::{fixed_buffers, page_cache};
-pub use sigbus as bus;

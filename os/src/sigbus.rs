@@ -18,9 +18,9 @@
 //! use uzone_pages::ByteLen;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! bus::install()?;
+//! sigbus::install()?;
 //! let memory = Mapping::anonymous(ByteLen::mib(4), Anonymous::default())?;
-//! let watch = bus::watch(memory.addr(), memory.len())?;
+//! let watch = sigbus::watch(memory.addr(), memory.len())?;
 //! if watch.pending() != 0 {
 //!     watch.drain(|error| eprintln!("{error}"));
 //! }
@@ -194,6 +194,6 @@ mod tests {
         // The tests of this crate never install it: `tests/live` does, in processes of its own.
         let error = watch(Addr::new(4096), ByteLen::new(1)).unwrap_err();
         assert!(matches!(error, HandlerError::NotInstalled), "{error}");
-        assert!(error.to_string().ends_with("call bus::install first"));
+        assert!(error.to_string().ends_with("call sigbus::install first"));
     }
 }

@@ -9,7 +9,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use uzone_fault::{Engine, LazyMapping, LazyOptions, bus};
+use uzone_fault::{Engine, LazyMapping, LazyOptions, sigbus};
 use uzone_pages::ByteLen;
 use uzone_snapshot::{FrameCache, Image, OpenOptions, Packer, SnapshotBacking, Source};
 
@@ -31,7 +31,7 @@ fn path(name: &str) -> PathBuf {
 
 /// Maps an image, and returns nothing where the host has no userfaultfd.
 fn map(image: Arc<Image>, pages: u64) -> Option<LazyMapping> {
-    bus::install().unwrap();
+    sigbus::install().unwrap();
     let backing = Arc::new(SnapshotBacking::new(image));
     let mapped = Engine::new(NonZeroUsize::MIN).and_then(|engine| {
         engine.map(ByteLen::new(pages * 4096), backing, &LazyOptions::default())

@@ -18,7 +18,7 @@ use std::time::Duration;
 use object_store::aws::AmazonS3Builder;
 use object_store::{BackoffConfig, ClientOptions, RetryConfig};
 use s3::{Act, BUCKET, Server};
-use uzone_fault::{Backing, Engine, LazyOptions, bus};
+use uzone_fault::{Backing, Engine, LazyOptions, sigbus};
 use uzone_pages::{ByteLen, ErrorKind};
 use uzone_snapshot::{
     Codec, DiskCache, Image, ObjectSource, OpenOptions, Packed, Packer, RequestOptions, Root,
@@ -598,7 +598,7 @@ fn a_mapping_of_an_image_in_a_bucket_has_its_bytes_in_order_and_at_random() {
     server.decide(|seen| if seen.number % 9 == 4 { Act::Fail(500) } else { Act::Pass });
     for step in [1, 377] {
         let image = Arc::new(open(&server, "image", packed.root));
-        bus::install().unwrap();
+        sigbus::install().unwrap();
         let backing = Arc::new(SnapshotBacking::new(image));
         let mapped = Engine::new(NonZeroUsize::MIN).and_then(|engine| {
             engine.map(ByteLen::new(1001 * 4096), backing, &LazyOptions::default())

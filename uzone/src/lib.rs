@@ -14,7 +14,7 @@
 //! | hand out cleared memory | [`Pool`], [`Pooled`] |
 //! | map a file, a memory file or a function lazily | [`lazy::Engine`] |
 //! | have memory filled by a page server | [`attach::AttachedMemory`] |
-//! | survive memory errors | [`bus`], [`Pagemap::poison`] |
+//! | survive memory errors | [`sigbus`], [`Pagemap::poison`] |
 //!
 //! The guide in `docs/GUIDE.md` explains one idea after the other. Each package below this one can be used
 //! alone: [`model`] (no system calls, `no_std`), [`stream`] (stores), and what [`os`] has of the kernel.
@@ -30,7 +30,7 @@ pub use uzone_zone::{
     PageView, Pagemap, PagemapOps, PagemapView, PinError, PinOptions, Pinned, PinnedRanges,
     Poisoned, Pool, PoolError, PoolOptions, PoolStats, Pooled, Populate, PopulateOptions,
     PopulateReport, Progress, RawGuard, Redeemed, Referenced, Region, RegionView, Segment, Sharing,
-    StorePolicy, TooManyRawGuards, WriteError, ZeroOptions, Zeroed, Zone, bus,
+    StorePolicy, TooManyRawGuards, WriteError, ZeroOptions, Zeroed, Zone, sigbus,
 };
 
 /// Memory whose pages are put in place when they are first touched.

@@ -496,7 +496,7 @@ pub enum Unclearable {
     #[error("its content is {0}")]
     Content(Content),
     /// Touching it raised `SIGBUS`, which a handler that is installed made this of
-    /// ([`bus::install`](crate::bus::install)). Of its bytes nothing is known; if somebody watches for
+    /// ([`sigbus::install`](crate::sigbus::install)). Of its bytes nothing is known; if somebody watches for
     /// that ([`Pagemap::watch_bus_errors`](crate::Pagemap::watch_bus_errors)), the page is bad from now on.
     #[error("its memory is not there: {0}")]
     Lost(AccessError),

@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 
-use uzone_os::bus::Watch;
+use uzone_os::sigbus::Watch;
 use uzone_os::{AccessError, Exclusive, Mapped};
 use uzone_pages::{
     AdvanceError, Content, Folio, HoldError, HoldKind, Memmap, MemoryKind, Order, Page, PageCount,

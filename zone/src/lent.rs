@@ -20,7 +20,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use uzone_os::bus::HandlerError;
+use uzone_os::sigbus::HandlerError;
 use uzone_pages::{AddrError, ByteLen, Content, MemoryKind, Payload, Pfn, PfnRange};
 
 use crate::error::PinError;

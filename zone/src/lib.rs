@@ -33,7 +33,7 @@
 //! | [`Pinned`], [`Referenced`], [`RawGuard`] | guards on pages, and one as 64 bits |
 //! | [`Content`] | what the bytes of a page are, and which state may follow which |
 //! | [`Pool`], [`Pooled`] | folios handed out as zeroes |
-//! | [`bus`] | SIGBUS as an error |
+//! | [`sigbus`] | SIGBUS as an error |
 //!
 //! Units: offsets are bytes from the start of the region and carry that in their names, lengths are
 //! [`ByteLen`], pages are base pages of the host ([`PageCount`], [`Pfn`], [`PfnRange`]). Errors name what
@@ -116,9 +116,9 @@ pub use region::{NotAdopted, Region};
 pub use region_view::RegionView;
 pub use report::{AltmapReport, BindReport};
 pub use token::{RawGuard, Redeemed, TooManyRawGuards};
-pub use uzone_os::bus;
 pub use uzone_os::hugepages::HugeSize;
 pub use uzone_os::memory::Limit;
+pub use uzone_os::sigbus;
 pub use uzone_os::{
     Access, AccessError, Addr, Anonymous, Exclusivity, FileId, HugeAdvice, MapError, Mapping,
     MappingError, Populated, Sharing,

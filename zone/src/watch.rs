@@ -1,11 +1,11 @@
 //! Bus errors of a region as bad pages: what the kernel reports to the first access to a page, the
 //! pagemap then knows for everybody.
 //!
-//! Opt-in twice: the program installs the handler ([`bus::install`]), and asks
+//! Opt-in twice: the program installs the handler ([`sigbus::install`]), and asks
 //! for each pagemap. The handler only notes; here the notes become poison, before the next pin is
 //! given or when somebody asks. Without a bus error a pin pays one load for that.
 
-use uzone_os::bus::{self, BusError, BusKind, HandlerError, Watch};
+use uzone_os::sigbus::{self, BusError, BusKind, HandlerError, Watch};
 use uzone_pages::{PageCount, Payload, Pfn, PfnRange};
 
 use crate::inner::Inner;
@@ -72,13 +72,13 @@ impl<P: Payload> Pagemap<P> {
     /// is no error.
     ///
     /// # Errors
-    /// [`HandlerError`] if the handler is not installed ([`bus::install`]), or
+    /// [`HandlerError`] if the handler is not installed ([`sigbus::install`]), or
     /// there are too many watches.
     pub fn watch_bus_errors(&self) -> Result<(), HandlerError> {
         if self.inner.watch.get().is_none() {
             let mapping = self.inner.region.memory();
             // Of two who ask at once, the later one's watch is dropped.
-            let _ = self.inner.watch.set(bus::watch(mapping.addr(), mapping.len())?);
+            let _ = self.inner.watch.set(sigbus::watch(mapping.addr(), mapping.len())?);
         }
         Ok(())
     }

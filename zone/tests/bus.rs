@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use uzone_pages::{ByteLen, MemoryKind, Order, PageCount, Pfn, PfnRange};
-use uzone_zone::bus::{self, BusKind, HandlerError};
+use uzone_zone::sigbus::{self, BusKind, HandlerError};
 use uzone_zone::{AccessError, BindOptions, Pagemap, PagemapOps, PinError, Region, Zone};
 
 const BASE: u64 = 0x1000;
@@ -47,7 +47,7 @@ fn bind(zone: &Zone, file: &Temporary, order: u8, ops: PagemapOps) -> Pagemap {
 
 #[test]
 fn what_raises_a_bus_error_is_bad_for_everybody_from_then_on() {
-    if !bus::recovers_copies() {
+    if !sigbus::recovers_copies() {
         assert!(std::env::var_os("REQUIRE_ALL").is_none(), "copies of this build do not recover");
         println!("skipped: bus errors of a region: copies of this build do not recover");
         return;
@@ -58,7 +58,7 @@ fn what_raises_a_bus_error_is_bad_for_everybody_from_then_on() {
     assert!(matches!(early.watch_bus_errors(), Err(HandlerError::NotInstalled)));
     assert_eq!((early.collect_bus_errors(), early.lost_bus_errors()), (0, 0));
     drop(early);
-    bus::install().unwrap();
+    sigbus::install().unwrap();
     for order in [0, 9] {
         let seen = Arc::new(Mutex::new(Vec::new()));
         let ops = {

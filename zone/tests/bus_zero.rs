@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use uzone_pages::{ByteLen, Content, MemoryKind, Order, PageCount, Pfn, PfnRange};
-use uzone_zone::bus;
+use uzone_zone::sigbus;
 use uzone_zone::{
     AccessError, BindOptions, CopyMethod, Pagemap, PagemapOps, Pool, PoolError, PoolOptions,
     Pooled, Region, Unclearable, WriteError, ZeroOptions, Zone,
@@ -56,8 +56,8 @@ fn range(start: u64, pages: u64) -> PfnRange {
 }
 
 fn recovers(name: &str) -> bool {
-    if bus::recovers_copies() {
-        bus::install().unwrap();
+    if sigbus::recovers_copies() {
+        sigbus::install().unwrap();
         return true;
     }
     assert!(std::env::var_os("REQUIRE_ALL").is_none(), "copies of this build do not recover");

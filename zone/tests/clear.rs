@@ -396,12 +396,12 @@ fn a_file_is_cleared_for_whoever_maps_it_and_a_read_only_one_is_only_read() {
 
 #[test]
 fn memory_that_is_not_there_ends_a_copy_with_what_was_copied_before() {
-    use uzone_os::bus;
-    if !bus::recovers_copies() {
+    use uzone_os::sigbus;
+    if !sigbus::recovers_copies() {
         eprintln!("skipped: memory_that_is_not_there: copies are not recovered on this machine");
         return;
     }
-    bus::install().expect("a handler of SIGBUS");
+    sigbus::install().expect("a handler of SIGBUS");
     let path = std::env::temp_dir().join(format!("uzone-clear-bus-{}", std::process::id()));
     std::fs::write(&path, pattern(0..16 * PAGE)).expect("a temporary file");
     let scratch = Scratch(path);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use uzone_bench::{Adopted, machine};
 use uzone_fault::{AdoptedMemory, Engine, LazyOptions};
 use uzone_os::signals::Held;
-use uzone_os::{bus, probe};
+use uzone_os::{probe, sigbus};
 use uzone_pages::ByteLen;
 use uzone_report::{Trace, nanoseconds};
 
@@ -126,7 +126,7 @@ fn touch(memory: &Adopted, plan: &Plan, out: &Output) -> Result<Touched, Failure
 
 /// Starts the engine. No error of memory is one of this process any more, where that can be had.
 fn engine(out: &Output) -> Result<Engine, Failure> {
-    if let Err(error) = bus::install() {
+    if let Err(error) = sigbus::install() {
         // Only a page that cannot be had makes a difference: its SIGBUS ends the demo.
         out.log(format_args!("errors of memory are not caught: {error}"));
     }

@@ -428,7 +428,7 @@ mod tests {
     };
     use uzone_os::{Anonymous, Mapping};
     use uzone_pages::{ByteLen, Content};
-    use uzone_zone::{PagemapOps, Zone, bus};
+    use uzone_zone::{PagemapOps, Zone, sigbus};
 
     use super::*;
     use crate::backing::ZeroBacking;
@@ -502,7 +502,7 @@ mod tests {
     fn a_reader_that_panics_fails_its_mapping_and_answers_the_others() {
         let name = "a_reader_that_panics_fails_its_mapping_and_answers_the_others";
         let uffd = Uffd::open(Features::POISON, Features::NONE, KernelFaults::IfAllowed);
-        if uffd.is_err() || !bus::recovers_copies() || bus::install().is_err() {
+        if uffd.is_err() || !sigbus::recovers_copies() || sigbus::install().is_err() {
             assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{uffd:?}");
             return eprintln!("skipped: {name}: {uffd:?}, or no recovery from SIGBUS");
         }
@@ -553,7 +553,7 @@ mod tests {
     fn a_failed_mapping_still_gives_up_pages_at_their_deadline_and_its_reader_sleeps() {
         let name = "a_failed_mapping_still_gives_up_pages_at_their_deadline";
         let uffd = Uffd::open(Features::POISON, Features::NONE, KernelFaults::IfAllowed);
-        if uffd.is_err() || !bus::recovers_copies() || bus::install().is_err() {
+        if uffd.is_err() || !sigbus::recovers_copies() || sigbus::install().is_err() {
             assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{uffd:?}");
             return eprintln!("skipped: {name}: {uffd:?}, or no recovery from SIGBUS");
         }

@@ -73,7 +73,7 @@ mod tests {
     use uzone_os::uffd::{Features, KernelFaults, Uffd};
     use uzone_os::{Anonymous, Mapping};
     use uzone_pages::{ByteLen, Content};
-    use uzone_zone::bus;
+    use uzone_zone::sigbus;
 
     use crate::backing::Backing;
     use crate::backing::hooks::sealed::Sealed;
@@ -150,7 +150,7 @@ mod tests {
     fn mapped(name: &str, options: &LazyOptions) -> Option<(LazyMapping, Arc<Device>)> {
         let features = Features::SIGBUS | Features::POISON;
         let uffd = Uffd::open(features, Features::NONE, KernelFaults::Never);
-        if uffd.is_err() || !bus::recovers_copies() {
+        if uffd.is_err() || !sigbus::recovers_copies() {
             assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{uffd:?}");
             eprintln!("skipped: {name}: {uffd:?}, or no recovery from SIGBUS");
             return None;

@@ -138,7 +138,7 @@ impl LazyMapping {
     /// Copies bytes out, from byte `offset` of the mapping on. What is missing is produced, and the call
     /// waits for it, whether or not faults of the kernel are reported; a page that is bad raises `SIGBUS`,
     /// so a caller whose backing may fail calls [`LazyMapping::populate`] first, or
-    /// [`uzone_zone::bus::install`] once.
+    /// [`uzone_zone::sigbus::install`] once.
     ///
     /// # Errors
     /// [`LazyError::Access`] unless all bytes are inside, and where `SIGBUS` is an error by that.

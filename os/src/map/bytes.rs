@@ -7,7 +7,7 @@
 //! by side; they never see a torn word, and nothing about them is undefined.
 //!
 //! It may also turn out not to be there, and touching it raises SIGBUS. On x86-64 the words are touched in
-//! routines that the handler of [`bus`](crate::sigbus) knows, if it is installed: then the copy stops at the
+//! routines that the handler of [`sigbus`](crate::sigbus) knows, if it is installed: then the copy stops at the
 //! bad word and returns an error. How a copy is cut into words is written once, here, and what touches a
 //! word is a [`Copier`].
 //!
@@ -128,7 +128,7 @@ pub enum AccessError {
         len_bytes: usize,
     },
     /// The memory is not there: touching it raised SIGBUS. Only once
-    /// [`bus::install`](crate::sigbus::install) was called; the process dies otherwise.
+    /// [`sigbus::install`](crate::sigbus::install) was called; the process dies otherwise.
     #[error(
         "cannot {direction} the byte at {offset:#x} of the mapping, at {address}, after {copied_bytes} of {len_bytes} bytes: {kind}"
     )]
@@ -195,7 +195,7 @@ impl AccessError {
 /// A word that is not there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
-    /// What is wrong, as [`bus::BusError`](crate::sigbus::BusError) packs it.
+    /// What is wrong, as [`sigbus::BusError`](crate::sigbus::BusError) packs it.
     pub(crate) info: u64,
     /// The address of a byte of the first word that was not copied.
     pub(crate) bad: u64,

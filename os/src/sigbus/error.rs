@@ -143,7 +143,7 @@ pub enum HandlerError {
         cause: io::Error,
     },
     /// There is no handler that would record errors.
-    #[error("the SIGBUS handler is not installed: call bus::install first")]
+    #[error("the SIGBUS handler is not installed: call sigbus::install first")]
     NotInstalled,
     /// The range has no address.
     #[error("no address from {start} on is to be watched")]

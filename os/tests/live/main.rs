@@ -7,7 +7,6 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
 mod adopt;
-mod bus;
 mod cgroup;
 mod cut;
 mod dax;
@@ -18,6 +17,7 @@ mod in_thread;
 mod mapping;
 mod page_cache;
 mod populate;
+mod sigbus;
 mod uffd;
 
 use std::ffi::OsStr;

@@ -1,7 +1,7 @@
 //! Copies that survive memory which is not there, on x86-64.
 //!
 //! The instructions that touch a mapping are in two routines of known address and length. If one of them
-//! gets SIGBUS, the handler of [`bus`](crate::sigbus) finds the thread there, looks in its registers which
+//! gets SIGBUS, the handler of [`sigbus`](crate::sigbus) finds the thread there, looks in its registers which
 //! addresses it was to touch, and sends it to the end of the routine, which returns the error. Linux copies
 //! from and to user space in the same way. The registers of a routine state what it does, for as long as it
 //! may fault:

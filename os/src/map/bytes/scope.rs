@@ -3,7 +3,7 @@
 //!
 //! Those stores are in many routines, which no handler knows by their addresses. So a thread that is about
 //! to call one records which memory it is about to touch, and its stack pointer ([`Scope`]). If it gets
-//! SIGBUS there, the handler of [`bus`](crate::sigbus) puts the stack back and sends it to the end of the
+//! SIGBUS there, the handler of [`sigbus`](crate::sigbus) puts the stack back and sends it to the end of the
 //! call, as a `siglongjmp` would: what ran in the call is abandoned.
 //!
 //! What may be abandoned is a frame without anything to drop, to unlock or to finish, and

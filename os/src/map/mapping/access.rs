@@ -22,11 +22,11 @@ impl Mapping {
     ///
     /// Bytes that someone writes meanwhile are seen as they were or as they are, in units of
     /// aligned 8 bytes. Reading behind the end of a file that was truncated, or a broken page, raises
-    /// SIGBUS, of which the process dies unless [`bus::install`](crate::sigbus::install) was called.
+    /// SIGBUS, of which the process dies unless [`sigbus::install`](crate::sigbus::install) was called.
     ///
     /// # Errors
     /// [`AccessError::Beyond`] unless all bytes are inside; then none is copied. After
-    /// `bus::install`, [`AccessError::Bus`] if the memory is not there, with how many bytes are
+    /// `sigbus::install`, [`AccessError::Bus`] if the memory is not there, with how many bytes are
     /// copied; what stands behind them in `out` is not specified.
     pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), AccessError> {
         let Some(start) = self.check_copy(offset, out.len())? else {
@@ -41,11 +41,11 @@ impl Mapping {
     ///
     /// Others see each aligned 8 bytes change at once, and the whole in any order. Writing behind
     /// the end of a file that was truncated, or to a broken page, raises SIGBUS, of which the process
-    /// dies unless [`bus::install`](crate::sigbus::install) was called.
+    /// dies unless [`sigbus::install`](crate::sigbus::install) was called.
     ///
     /// # Errors
     /// [`AccessError::Beyond`] unless all bytes fit, [`AccessError::ReadOnly`] if the mapping is;
-    /// then none is copied. After `bus::install`, [`AccessError::Bus`] if the memory is not there,
+    /// then none is copied. After `sigbus::install`, [`AccessError::Bus`] if the memory is not there,
     /// with how many bytes are copied.
     pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), AccessError> {
         if self.access == Access::ReadOnly {
@@ -111,7 +111,7 @@ impl Mapping {
     /// [`uzone_stream::zero_words`] does: each aligned 8 bytes change at once, the whole in any order.
     ///
     /// # Errors
-    /// As [`Mapping::as_words`]; then nothing is written. After `bus::install`, [`AccessError::Bus`]
+    /// As [`Mapping::as_words`]; then nothing is written. After `sigbus::install`, [`AccessError::Bus`]
     /// if the memory is not there: any of the words may be zero then, so none counts as written.
     ///
     /// # Panics
@@ -126,7 +126,7 @@ impl Mapping {
     /// [`uzone_stream::copy_words`] does.
     ///
     /// # Errors
-    /// As [`Mapping::as_words`] of either; then nothing is written. After `bus::install`,
+    /// As [`Mapping::as_words`] of either; then nothing is written. After `sigbus::install`,
     /// [`AccessError::Bus`] if some of either is not there: any of the words may be copied then, so
     /// none counts.
     ///
@@ -159,7 +159,7 @@ impl Mapping {
     /// [`uzone_stream::flush_words`] does: on DAX, what was written there lasts from then on.
     ///
     /// # Errors
-    /// As [`Mapping::as_words`]. After `bus::install`, [`AccessError::Bus`] if some of the memory is not
+    /// As [`Mapping::as_words`]. After `sigbus::install`, [`AccessError::Bus`] if some of the memory is not
     /// there: any of the lines may be written back then, so none counts.
     pub fn flush_lines(&self, range: Range<u64>) -> Result<(), AccessError> {
         let (start, len_bytes) = (range.start, range.end.saturating_sub(range.start));

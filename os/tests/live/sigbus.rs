@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use uzone_os::bus::{self, BusError, BusKind, HandlerError, Installed, SLOTS, Watch};
+use uzone_os::sigbus::{self, BusError, BusKind, HandlerError, Installed, SLOTS, Watch};
 use uzone_os::uffd::Features;
 use uzone_os::{Access, AccessError, Addr, Mapping, Sharing, probe};
 use uzone_pages::{ByteLen, Touch};
@@ -56,7 +56,7 @@ impl Cut {
     }
 
     fn watch(&self) -> Watch {
-        bus::watch(self.mapping.addr(), self.mapping.len()).unwrap()
+        sigbus::watch(self.mapping.addr(), self.mapping.len()).unwrap()
     }
 
     /// Reads the byte at `offset` as any code would that knows nothing of us.
@@ -74,17 +74,17 @@ fn byte(offset: u64) -> u8 {
 
 fn install() {
     let is_guarded = cfg!(all(target_arch = "x86_64", not(uzone_sanitizer)));
-    assert_eq!(bus::recovers_copies(), is_guarded);
-    assert_eq!(bus::install().unwrap(), Installed::New);
+    assert_eq!(sigbus::recovers_copies(), is_guarded);
+    assert_eq!(sigbus::install().unwrap(), Installed::New);
 }
 
 /// Prints that copies are not guarded here, if they are not. `REQUIRE_ALL` does not ask for it: it takes
 /// another machine.
 fn is_unguarded(name: &str) -> bool {
-    if !bus::recovers_copies() {
+    if !sigbus::recovers_copies() {
         eprintln!("skipped: {name}: copies are guarded on x86-64 alone");
     }
-    !bus::recovers_copies()
+    !sigbus::recovers_copies()
 }
 
 fn drained(watch: &Watch) -> Vec<BusError> {
@@ -199,7 +199,7 @@ fn case() -> String {
 
 #[test]
 fn a_copy_ends_where_a_truncated_file_ends_and_says_so() {
-    let name = "bus::a_copy_ends_where_a_truncated_file_ends_and_says_so";
+    let name = "sigbus::a_copy_ends_where_a_truncated_file_ends_and_says_so";
     if !is_alone(name) || is_unguarded(name) {
         return;
     }
@@ -266,7 +266,7 @@ fn a_copy_ends_where_a_truncated_file_ends_and_says_so() {
 
 #[test]
 fn every_watch_of_an_address_has_its_event_and_no_other_has() {
-    let name = "bus::every_watch_of_an_address_has_its_event_and_no_other_has";
+    let name = "sigbus::every_watch_of_an_address_has_its_event_and_no_other_has";
     if !is_alone(name) || is_unguarded(name) {
         return;
     }
@@ -274,8 +274,8 @@ fn every_watch_of_an_address_has_its_event_and_no_other_has() {
     let (cut, other) = (Cut::new(4, page()), Cut::new(2, page()));
     let (whole, elsewhere) = (cut.watch(), other.watch());
     let page_len = ByteLen::new(page());
-    let first = bus::watch(cut.address(0), page_len).unwrap();
-    let third = bus::watch(cut.address(2 * page()), page_len).unwrap();
+    let first = sigbus::watch(cut.address(0), page_len).unwrap();
+    let third = sigbus::watch(cut.address(2 * page()), page_len).unwrap();
     assert_eq!((third.addr(), third.len()), (cut.address(2 * page()), page_len));
     assert!(!third.is_empty());
     assert_eq!(whole.pending() + elsewhere.pending() + first.pending() + third.pending(), 0);
@@ -304,22 +304,22 @@ fn every_watch_of_an_address_has_its_event_and_no_other_has() {
 
 #[test]
 fn events_that_do_not_fit_are_counted() {
-    let name = "bus::events_that_do_not_fit_are_counted";
+    let name = "sigbus::events_that_do_not_fit_are_counted";
     if !is_alone(name) || is_unguarded(name) {
         return;
     }
     install();
     let cut = Cut::new(2, page());
     let watch = cut.watch();
-    let many = bus::EVENTS as u64 + 10;
+    let many = sigbus::EVENTS as u64 + 10;
     for index in 0..many {
         cut.mapping.read_at(page() + 8 * index, &mut [0]).unwrap_err();
     }
-    assert_eq!((watch.pending(), watch.lost()), (bus::EVENTS, 10));
+    assert_eq!((watch.pending(), watch.lost()), (sigbus::EVENTS, 10));
     let shown = format!("{watch:?}");
     assert!(shown.contains("lost: 10"), "{shown}");
     let events = drained(&watch);
-    assert_eq!(events.len(), bus::EVENTS);
+    assert_eq!(events.len(), sigbus::EVENTS);
     for (index, event) in (0..).zip(&events) {
         assert_eq!(event.address, cut.address(page() + 8 * index), "the oldest are kept");
     }
@@ -329,30 +329,30 @@ fn events_that_do_not_fit_are_counted() {
 
 #[test]
 fn what_cannot_be_watched_is_an_error() {
-    if !is_alone("bus::what_cannot_be_watched_is_an_error") {
+    if !is_alone("sigbus::what_cannot_be_watched_is_an_error") {
         return;
     }
     let one = ByteLen::new(1);
-    assert!(matches!(bus::watch(Addr::new(1), one).unwrap_err(), HandlerError::NotInstalled));
+    assert!(matches!(sigbus::watch(Addr::new(1), one).unwrap_err(), HandlerError::NotInstalled));
     install();
-    assert_eq!(bus::install().unwrap(), Installed::Already);
+    assert_eq!(sigbus::install().unwrap(), Installed::Already);
     let start = Addr::new(4096);
-    let error = bus::watch(start, ByteLen::ZERO).unwrap_err();
+    let error = sigbus::watch(start, ByteLen::ZERO).unwrap_err();
     assert!(matches!(error, HandlerError::Empty { start: at } if at == start), "{error}");
     let last = Addr::new(usize::MAX);
     let two = ByteLen::new(2);
-    let error = bus::watch(last, two).unwrap_err();
+    let error = sigbus::watch(last, two).unwrap_err();
     assert!(
         matches!(error, HandlerError::Wraps { start, len } if (start, len) == (last, two)),
         "{error}"
     );
-    drop(bus::watch(last, one).unwrap());
-    let mut all: Vec<_> = (0..SLOTS).map(|_| bus::watch(start, one).unwrap()).collect();
-    let error = bus::watch(start, one).unwrap_err();
+    drop(sigbus::watch(last, one).unwrap());
+    let mut all: Vec<_> = (0..SLOTS).map(|_| sigbus::watch(start, one).unwrap()).collect();
+    let error = sigbus::watch(start, one).unwrap_err();
     assert!(matches!(error, HandlerError::Full { slots: SLOTS }), "{error}");
     assert!(error.to_string().contains("drop one"), "{error}");
     all.pop();
-    let _again = bus::watch(start, one).unwrap();
+    let _again = sigbus::watch(start, one).unwrap();
 }
 
 /// Lets this thread call rt_sigaction(2) no more, or no more with an action to set.
@@ -392,24 +392,24 @@ fn forbid_sigaction(only_setting: bool) {
 
 #[test]
 fn a_kernel_that_refuses_the_handler_is_an_error_and_changes_nothing() {
-    if !is_alone("bus::a_kernel_that_refuses_the_handler_is_an_error_and_changes_nothing") {
+    if !is_alone("sigbus::a_kernel_that_refuses_the_handler_is_an_error_and_changes_nothing") {
         return;
     }
     for only_setting in [true, false] {
         forbid_sigaction(only_setting);
-        let error = bus::install().unwrap_err();
+        let error = sigbus::install().unwrap_err();
         let HandlerError::Install { set, cause } = &error else { panic!("{error:?}") };
         assert_eq!(*set, only_setting, "{error:?}");
         assert_eq!(cause.raw_os_error(), Some(libc::EPERM));
         assert!(error.to_string().ends_with("let a system call filter admit rt_sigaction"));
-        let error = bus::watch(Addr::new(1), ByteLen::new(1)).unwrap_err();
+        let error = sigbus::watch(Addr::new(1), ByteLen::new(1)).unwrap_err();
         assert!(matches!(error, HandlerError::NotInstalled));
     }
 }
 
 #[test]
 fn an_error_outside_of_a_copy_kills_as_it_would_have() {
-    let name = "bus::an_error_outside_of_a_copy_kills_as_it_would_have";
+    let name = "sigbus::an_error_outside_of_a_copy_kills_as_it_would_have";
     if !is_child(name) {
         // What a Rust program starts with, the kernel's default, and what cannot be ignored.
         for case in ["runtime", "default", "ignored", "sent", "sent early", "blocked"] {
@@ -447,7 +447,7 @@ fn an_error_outside_of_a_copy_kills_as_it_would_have() {
 
 #[test]
 fn without_the_handler_a_copy_dies_as_ever() {
-    let name = "bus::without_the_handler_a_copy_dies_as_ever";
+    let name = "sigbus::without_the_handler_a_copy_dies_as_ever";
     if is_child(name) {
         leave_no_core();
         let cut = Cut::new(2, page());
@@ -459,14 +459,14 @@ fn without_the_handler_a_copy_dies_as_ever() {
 
 #[test]
 fn an_ignored_signal_of_a_process_stays_ignored() {
-    if !is_alone("bus::an_ignored_signal_of_a_process_stays_ignored") {
+    if !is_alone("sigbus::an_ignored_signal_of_a_process_stays_ignored") {
         return;
     }
     set_action(libc::SIGBUS, &Action::Ignore, 0, &[]);
     install();
     raise(libc::SIGBUS);
     queue(libc::BUS_MCEERR_AO, 4096, 12);
-    assert_eq!(bus::install().unwrap(), Installed::Already);
+    assert_eq!(sigbus::install().unwrap(), Installed::Already);
 }
 
 static CALLS: AtomicUsize = AtomicUsize::new(0);
@@ -507,7 +507,7 @@ fn blocked() -> Vec<i32> {
 
 #[test]
 fn a_handler_before_ours_has_what_is_not_ours_as_it_would_have() {
-    if !is_alone("bus::a_handler_before_ours_has_what_is_not_ours_as_it_would_have") {
+    if !is_alone("sigbus::a_handler_before_ours_has_what_is_not_ours_as_it_would_have") {
         return;
     }
     set_action(libc::SIGBUS, &Action::Info(note_info), 0, &[libc::SIGUSR1]);
@@ -547,20 +547,20 @@ fn a_handler_before_ours_has_what_is_not_ours_as_it_would_have() {
     queue(libc::BUS_MCEERR_AO, cut.address(0).get(), 12);
     assert_eq!(CALLS.load(Ordering::Relaxed), 5);
 
-    if bus::recovers_copies() {
+    if sigbus::recovers_copies() {
         cut.mapping.read_at(page(), &mut [0]).unwrap_err();
         assert_eq!(CALLS.load(Ordering::Relaxed), 5, "a copy is ours");
     }
     // Another handler is set after ours: it may call ours, so ours does not call it.
     set_action(libc::SIGBUS, &Action::Info(note_info), 0, &[]);
-    assert_eq!(bus::install().unwrap(), Installed::Beneath);
+    assert_eq!(sigbus::install().unwrap(), Installed::Beneath);
     set_action(libc::SIGBUS, &Action::Default, 0, &[]);
-    assert_eq!(bus::install().unwrap(), Installed::New, "there is no handler to call");
+    assert_eq!(sigbus::install().unwrap(), Installed::New, "there is no handler to call");
 }
 
 #[test]
 fn a_handler_of_one_argument_has_its_flags_honoured() {
-    let name = "bus::a_handler_of_one_argument_has_its_flags_honoured";
+    let name = "sigbus::a_handler_of_one_argument_has_its_flags_honoured";
     if !is_child(name) {
         for case in ["masked", "open"] {
             assert_eq!(end_of(name, case), (None, Some(0)), "{case}");
@@ -594,7 +594,7 @@ extern "C" fn exit_with_place(_: i32, info: *mut libc::siginfo_t, _: *mut libc::
 
 #[test]
 fn an_error_in_the_slice_of_the_caller_is_the_callers() {
-    let name = "bus::an_error_in_the_slice_of_the_caller_is_the_callers";
+    let name = "sigbus::an_error_in_the_slice_of_the_caller_is_the_callers";
     if !is_child(name) {
         for case in ["read", "write", "elsewhere"] {
             assert_eq!(end_of(name, case), (None, Some(42)), "{case}");
@@ -685,7 +685,7 @@ fn poison_kind() -> (BusKind, u8) {
 
 #[test]
 fn a_poisoned_page_is_told_and_its_neighbours_stay_good() {
-    let name = "bus::a_poisoned_page_is_told_and_its_neighbours_stay_good";
+    let name = "sigbus::a_poisoned_page_is_told_and_its_neighbours_stay_good";
     if !is_alone(name) || is_unguarded(name) {
         return;
     }
@@ -695,7 +695,7 @@ fn a_poisoned_page_is_told_and_its_neighbours_stay_good() {
         Ok(uffd) => uffd,
         Err(reason) => return skip(name, &reason),
     };
-    let watch = bus::watch(mapping.addr(), mapping.len()).unwrap();
+    let watch = sigbus::watch(mapping.addr(), mapping.len()).unwrap();
     let start = mapping.addr().get() as u64;
     uffd.zero(start, page());
     uffd.zero(start + 2 * page(), page());
@@ -741,7 +741,7 @@ fn a_poisoned_page_is_told_and_its_neighbours_stay_good() {
 
 #[test]
 fn a_page_that_the_kernel_breaks_is_told() {
-    let name = "bus::a_page_that_the_kernel_breaks_is_told";
+    let name = "sigbus::a_page_that_the_kernel_breaks_is_told";
     // It costs a page of real memory until the machine starts again, so `REQUIRE_ALL` does not ask
     // for it.
     let say = |reason: &str| eprintln!("skipped: {name}: {reason}");
@@ -754,7 +754,7 @@ fn a_page_that_the_kernel_breaks_is_told() {
     install();
     let mapping = Mapping::anonymous(ByteLen::new(3 * page()), small_pages()).unwrap();
     mapping.write_at(0, &vec![7; usize::try_from(3 * page()).unwrap()]).unwrap();
-    let watch = bus::watch(mapping.addr(), mapping.len()).unwrap();
+    let watch = sigbus::watch(mapping.addr(), mapping.len()).unwrap();
     let len = usize::try_from(page()).unwrap();
     let bad = (mapping.addr().get() + len) as *mut libc::c_void;
     // SAFETY: madvise(2) takes one page of ours, whose bytes are not needed.
@@ -792,7 +792,7 @@ extern "C" fn copy_in_a_handler(_: i32) {
 
 #[test]
 fn a_copy_in_a_handler_on_the_alternate_stack_is_recovered_too() {
-    let name = "bus::a_copy_in_a_handler_on_the_alternate_stack_is_recovered_too";
+    let name = "sigbus::a_copy_in_a_handler_on_the_alternate_stack_is_recovered_too";
     if !is_alone(name) || is_unguarded(name) {
         return;
     }
@@ -825,7 +825,7 @@ fn errno() -> i32 {
 
 #[test]
 fn errno_is_what_it_was_before_the_error() {
-    let name = "bus::errno_is_what_it_was_before_the_error";
+    let name = "sigbus::errno_is_what_it_was_before_the_error";
     if !is_alone(name) || is_unguarded(name) {
         return;
     }
@@ -847,7 +847,7 @@ fn errno_is_what_it_was_before_the_error() {
 
 #[test]
 fn watches_that_come_and_go_under_errors_have_their_own_events_alone() {
-    let name = "bus::watches_that_come_and_go_under_errors_have_their_own_events_alone";
+    let name = "sigbus::watches_that_come_and_go_under_errors_have_their_own_events_alone";
     if !is_alone(name) || is_unguarded(name) {
         return;
     }
@@ -899,7 +899,7 @@ fn watches_that_come_and_go_under_errors_have_their_own_events_alone() {
     });
     // No slot is lost on the way.
     let start = cuts[0].address(0);
-    let all: Vec<_> = (0..SLOTS).map(|_| bus::watch(start, ByteLen::new(1)).unwrap()).collect();
+    let all: Vec<_> = (0..SLOTS).map(|_| sigbus::watch(start, ByteLen::new(1)).unwrap()).collect();
     assert_eq!(all.len(), SLOTS);
     println!("{errors:?} errors, {events:?} events");
 }
@@ -908,7 +908,7 @@ fn watches_that_come_and_go_under_errors_have_their_own_events_alone() {
 /// error, and the thread goes on as if nothing had been.
 #[test]
 fn clearing_and_copying_end_where_there_is_no_memory_by_every_way() {
-    let name = "bus::clearing_and_copying_end_where_there_is_no_memory_by_every_way";
+    let name = "sigbus::clearing_and_copying_end_where_there_is_no_memory_by_every_way";
     if !is_alone(name) || is_unguarded(name) {
         return;
     }
@@ -972,7 +972,7 @@ fn clearing_and_copying_end_where_there_is_no_memory_by_every_way() {
 /// Threads that clear memory which is not there, beside threads whose memory is.
 #[test]
 fn an_error_of_one_thread_is_not_anothers() {
-    let name = "bus::an_error_of_one_thread_is_not_anothers";
+    let name = "sigbus::an_error_of_one_thread_is_not_anothers";
     if !is_alone(name) || is_unguarded(name) {
         return;
     }
@@ -1001,7 +1001,7 @@ fn an_error_of_one_thread_is_not_anothers() {
 
 #[test]
 fn clearing_somebody_elses_hole_kills_as_it_would_have() {
-    let name = "bus::clearing_somebody_elses_hole_kills_as_it_would_have";
+    let name = "sigbus::clearing_somebody_elses_hole_kills_as_it_would_have";
     if is_child(name) {
         leave_no_core();
         if case() == "handler" {
