@@ -4,6 +4,17 @@
 //! write them if they are to be written, call back for pageblocks. Each step's effect is undone by
 //! dropping what it returned, so an early return leaves nothing behind.
 
+pub(crate) mod altmap;
+pub(crate) mod blocks;
+pub(crate) mod init_method;
+pub(crate) mod memmap_cache;
+pub(crate) mod options;
+pub(crate) mod registry;
+pub(crate) mod report;
+pub(crate) mod runs;
+pub(crate) mod trace;
+pub(crate) mod write;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,18 +24,18 @@ use uzone_pages::{
     PfnRange, Placement, Template,
 };
 
-use crate::altmap::{self, Cut};
-use crate::blocks::Blocks;
+use crate::bind::altmap::Cut;
+use crate::bind::blocks::Blocks;
+use crate::bind::init_method::InitMethod;
+use crate::bind::memmap_cache::{MemmapMemory, Source};
+use crate::bind::options::{AltmapOptions, BindOptions, Init, pageblock_order};
+use crate::bind::registry::{Claim, Shared};
+use crate::bind::report::BindReport;
+use crate::bind::write::Written;
 use crate::error::BindError;
-use crate::init_method::InitMethod;
 use crate::inner::{CachedMemmap, Parts};
-use crate::memmap_cache::{self, MemmapMemory, Source};
-use crate::options::{AltmapOptions, BindOptions, Init, pageblock_order};
 use crate::pagemap::Pagemap;
 use crate::region::Region;
-use crate::registry::{Claim, Shared};
-use crate::report::BindReport;
-use crate::write::{self, Written};
 
 /// A region that was not bound, given back with the reason.
 #[derive(Debug, thiserror::Error)]

@@ -16,12 +16,20 @@
 //! Units: bytes from the start of the region. Cost: what the stores take, and once up to 20 ms for the
 //! measurement that chooses among them.
 
+pub(crate) mod batches;
+pub(crate) mod copy;
+pub(crate) mod options;
+pub(crate) mod persist;
+pub(crate) mod populate;
+pub(crate) mod stores;
+pub(crate) mod zero;
+
 use uzone_pages::ByteLen;
 
-use crate::batches::{Batched, Job};
+use crate::clear::batches::{Batched, Job};
+use crate::clear::options::{Cleared, ZeroOptions};
 use crate::error::WriteError;
 use crate::region::Region;
-use crate::zero_options::{Cleared, ZeroOptions};
 
 impl Region {
     /// Zeroes `len` bytes from `offset_bytes` on. Costs what the stores take, and once a process up to

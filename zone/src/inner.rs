@@ -11,20 +11,20 @@ use uzone_pages::{
     Payload, Pfn, PfnRange, Span, Template, Word,
 };
 
-use crate::altmap::{self, Front};
 use crate::backing::Backing;
-use crate::bad_pages::BadPages;
-use crate::blocks::Blocks;
+use crate::bind::altmap::{self, Front};
+use crate::bind::blocks::Blocks;
+use crate::bind::memmap_cache::{MemmapMemory, MemmapPages, Source};
+use crate::bind::registry::{Claim, Shared};
+use crate::bind::report::BindReport;
 use crate::error::PinError;
-use crate::guards::GuardBook;
-use crate::memmap_cache::{MemmapMemory, MemmapPages, Source};
 use crate::ops::{PagemapOps, Poisoned};
 use crate::panics::FirstPanic;
-use crate::pin_target::{PinTarget, Segment, is_missing};
+use crate::pin::guards::GuardBook;
+use crate::pin::pin_target::{PinTarget, Segment, is_missing};
+use crate::pin::token::Tokens;
+use crate::poison::bad_pages::BadPages;
 use crate::region::Region;
-use crate::registry::{Claim, Shared};
-use crate::report::BindReport;
-use crate::token::Tokens;
 use crate::view::PageView;
 
 /// A memmap, and the claim of its region. When it is dropped, its memory goes back to its zone, if that

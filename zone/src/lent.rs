@@ -23,12 +23,12 @@ use std::ops::Range;
 use uzone_os::sigbus::HandlerError;
 use uzone_pages::{AddrError, ByteLen, Content, MemoryKind, Payload, Pfn, PfnRange};
 
+use crate::bind::report::BindReport;
 use crate::error::PinError;
-use crate::hold::{PinOptions, Pinned, Referenced};
 use crate::ops::Poisoned;
 use crate::pagemap::Pagemap;
+use crate::pin::{PinOptions, Pinned, Referenced};
 use crate::region_view::RegionView;
-use crate::report::BindReport;
 use crate::view::PageView;
 
 /// A pagemap that a [`Pool`](crate::Pool) owns. It has what reads, pins and marks

@@ -1,7 +1,7 @@
 //! A bound region: [`Pagemap`].
 //!
 //! A pagemap owns the region and its descriptors until unbind, which refuses while a guard on any of
-//! its pages exists (see `hold.rs`), or waits for it until a deadline.
+//! its pages exists (see `pin.rs`), or waits for it until a deadline.
 
 use std::fmt;
 use std::panic::Location;
@@ -14,16 +14,16 @@ use uzone_pages::{
     PfnRange, Span,
 };
 
-use crate::bad_pages::BadPages;
+use crate::bind::report::BindReport;
+use crate::clear::populate::{NotPopulated, PopulateOptions, PopulateReport};
 use crate::error::PinError;
-use crate::guards::{GuardBook, Holder};
-use crate::hold::{Hold, PinOptions, Pinned, Referenced};
 use crate::inner::{Inner, Parts};
-use crate::pin_target::{PinTarget, Place};
-use crate::populate::{NotPopulated, PopulateOptions, PopulateReport};
+use crate::pin::guards::{GuardBook, Holder};
+use crate::pin::pin_target::{PinTarget, Place};
+use crate::pin::{Hold, PinOptions, Pinned, Referenced};
+use crate::poison::bad_pages::BadPages;
 use crate::region::Region;
 use crate::region_view::RegionView;
-use crate::report::BindReport;
 use crate::view::PageView;
 
 /// A region that is still in use, given back bound as it was.
@@ -294,7 +294,7 @@ impl<P: Payload> Pagemap<P> {
         let region = self.range();
         let (Ok(range), Some(folio)) = (PfnRange::try_single(pfn), self.inner.folio(pfn)) else {
             let asked = PfnRange::try_single(pfn).unwrap_or(region);
-            return Err(crate::pin_target::not_here(&*self.inner, asked));
+            return Err(crate::pin::pin_target::not_here(&*self.inner, asked));
         };
         let entered = self.enter::<REFERENCES>()?;
         if !folio.take_first() {

@@ -13,14 +13,17 @@
 //! pages of the same folio leave list and word in agreement. Readers ask the list only when a word
 //! states that it is not empty.
 
+pub(crate) mod bad_pages;
+pub(crate) mod watch;
+
 use uzone_pages::{Content, Order, Payload, Pfn, PfnRange};
 
-use crate::bad_pages::pages_in;
 use crate::error::PinError;
 use crate::inner::Inner;
 use crate::ops::Poisoned;
 use crate::pagemap::Pagemap;
-use crate::pin_target::{PinTarget, good_pieces, not_here};
+use crate::pin::pin_target::{PinTarget, good_pieces, not_here};
+use crate::poison::bad_pages::pages_in;
 
 impl<P: Payload> Inner<P> {
     pub(crate) fn poison(&self, pfn: Pfn) -> Result<Poisoned, PinError> {

@@ -37,15 +37,15 @@ use uzone_pages::{
     PoolBackend, PoolState, Refusal,
 };
 
+use crate::clear::options::{Batching, ZeroOptions};
+use crate::clear::populate::{NotPopulated, PopulateOptions, PopulateReport};
+use crate::clear::zero::{self, CLEARABLE};
 use crate::error::WriteError;
 use crate::inner::Inner;
 use crate::lent::PagemapView;
-use crate::options::Cancel;
 use crate::pagemap::Pagemap;
-use crate::pin_target::{PinTarget, Segment};
-use crate::populate::{NotPopulated, PopulateOptions, PopulateReport};
-use crate::zero::{self, CLEARABLE};
-use crate::zero_options::{Batching, ZeroOptions};
+use crate::pin::pin_target::{PinTarget, Segment};
+use crate::progress::Cancel;
 
 /// How much the worker takes at a time, so that a taker who has to wait for it does not for long.
 const WORKER_BYTES: u64 = 2 << 20;
@@ -774,7 +774,7 @@ impl<P: Payload> Pooled<P> {
     fn check_inside(&self, offset_bytes: u64, len_bytes: usize) -> Result<u64, AccessError> {
         let bytes = self.shared.pagemap.inner.bytes_of(self.range);
         let held = ByteLen::new(bytes.end - bytes.start);
-        crate::pin_target::check_inside(offset_bytes, len_bytes, held)?;
+        crate::pin::pin_target::check_inside(offset_bytes, len_bytes, held)?;
         Ok(bytes.start + offset_bytes)
     }
 

@@ -12,13 +12,13 @@ use std::sync::Arc;
 use uzone_os::{SystemRoot, memory};
 use uzone_pages::{ByteLen, Payload, PfnRange};
 
+use crate::bind::options::BindOptions;
+use crate::bind::registry::Shared;
 use crate::bind::{self, BindFailure};
 use crate::error::PinError;
-use crate::options::BindOptions;
 use crate::pagemap::Pagemap;
+use crate::pin::token::{RawGuard, Redeemed};
 use crate::region::Region;
-use crate::registry::Shared;
-use crate::token::{RawGuard, Redeemed};
 
 /// Of the memory that this process may have, the part that a zone keeps at most unless set
 /// otherwise.

@@ -10,7 +10,7 @@ use std::ops::Deref;
 use uzone_os::{Exclusive, MapError, Mapped};
 use uzone_pages::{Block, ByteLen, Layout, Memmap, MemoryKind};
 
-use crate::memmap_cache;
+use crate::bind::memmap_cache;
 
 /// A word for each block of base pages, all zero when they are made, or none at all.
 pub(crate) enum Blocks {

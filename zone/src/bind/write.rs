@@ -15,11 +15,12 @@ use std::sync::{Mutex, PoisonError};
 use uzone_pages::{ByteLen, Payload, Template};
 use uzone_stream::{CacheState, NextUse, Work};
 
+use crate::bind::init_method::{self, InitMethod, SECTION_BYTES};
+use crate::bind::memmap_cache::{MemmapMemory, Source};
+use crate::bind::options::BindOptions;
+use crate::clear::stores;
 use crate::error::BindError;
-use crate::init_method::{self, InitMethod, SECTION_BYTES};
-use crate::memmap_cache::{MemmapMemory, Source};
-use crate::options::{BindOptions, Progress};
-use crate::stores;
+use crate::progress::Progress;
 
 /// A thread is started for every so many bytes of descriptors: some 200 microseconds of writing.
 const BYTES_PER_THREAD: u64 = 8 << 20;

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use uzone_pages::{ByteLen, MemoryKind, Order, PageCount, PfnRange, Tails};
 
-use crate::init_method::InitMethod;
-use crate::memmap_cache::{MemmapPages, Source};
-use crate::options::Init;
+use crate::bind::init_method::InitMethod;
+use crate::bind::memmap_cache::{MemmapPages, Source};
+use crate::bind::options::Init;
 
 /// What a bind did and what it cost.
 #[derive(Clone, Debug)]

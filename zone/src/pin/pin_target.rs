@@ -11,8 +11,8 @@ use uzone_pages::{
 
 use crate::error::PinError;
 #[cfg(debug_assertions)]
-use crate::guards::GuardBook;
-use crate::token::Tokens;
+use crate::pin::guards::GuardBook;
+use crate::pin::token::Tokens;
 
 /// One contiguous piece of what a guard holds, for a DMA engine or an I/O call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

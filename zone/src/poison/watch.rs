@@ -11,7 +11,7 @@ use uzone_pages::{PageCount, Payload, Pfn, PfnRange};
 use crate::inner::Inner;
 use crate::pagemap::Pagemap;
 use crate::panics::FirstPanic;
-use crate::pin_target::PinTarget;
+use crate::pin::pin_target::PinTarget;
 
 /// Returns the pages of a region that a bus error is about. The region starts at `start` with the
 /// first page of `range`, and `shift` is log2 of the bytes of a page.

@@ -23,13 +23,13 @@ use uzone_pages::{
     AddrError, AdvanceError, ByteLen, Content, Order, PageCount, Payload, Pfn, PfnRange,
 };
 
-use crate::batches::Job;
+use crate::clear::batches::Job;
+use crate::clear::options::{Cleared, ZeroOptions};
 use crate::error::{Unclearable, WriteError};
 use crate::inner::Inner;
 use crate::pagemap::Pagemap;
 use crate::panics::FirstPanic;
-use crate::pin_target::PinTarget;
-use crate::zero_options::{Cleared, ZeroOptions};
+use crate::pin::pin_target::PinTarget;
 
 /// How many folios of a call are tried whose memory turns out not to be there, before all others that
 /// are left are taken for such: each costs a signal, and a file that was truncated has millions.
@@ -143,7 +143,7 @@ impl<P: Payload> Inner<P> {
     fn check_folios(&self, asked: PfnRange) -> Result<(), WriteError> {
         let (region, order) = (self.range(), self.order());
         if !region.contains_range(asked) {
-            return Err(crate::pin_target::not_here(self, asked).into());
+            return Err(crate::pin::pin_target::not_here(self, asked).into());
         }
         if !asked.start().is_aligned(order) || !asked.end().is_aligned(order) {
             return Err(WriteError::CutsFolio { asked, order });
@@ -310,7 +310,7 @@ impl<P: Payload> Inner<P> {
         zeroed: &mut Zeroed,
     ) -> Result<Option<u64>, WriteError> {
         let bad = if self.order() == Order::BASE { Vec::new() } else { self.bad.in_range(range) };
-        for piece in crate::pin_target::good_pieces(range, &bad) {
+        for piece in crate::pin::pin_target::good_pieces(range, &bad) {
             let bytes = self.bytes_of(piece);
             let hint = options.hint.filter(|hint| bytes.contains(hint));
             let options = ZeroOptions { hint, ..options.clone() };

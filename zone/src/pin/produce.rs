@@ -9,7 +9,7 @@ use uzone_pages::{Payload, PfnRange};
 use crate::error::PinError;
 use crate::inner::Inner;
 use crate::ops::Populate;
-use crate::pin_target::is_missing;
+use crate::pin::pin_target::is_missing;
 
 impl<P: Payload> Inner<P> {
     /// Makes the pages of `range` present. Returns whether any was missing.

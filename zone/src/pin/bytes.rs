@@ -13,9 +13,9 @@ use uzone_os::AccessError;
 use uzone_pages::{ByteLen, Content, Payload};
 
 use crate::error::WriteError;
-use crate::hold::Pinned;
 use crate::inner::Inner;
 use crate::pagemap::Pagemap;
+use crate::pin::Pinned;
 
 impl<P: Payload> Inner<P> {
     /// Writes to the region for a caller who may.
@@ -94,7 +94,7 @@ impl<P: Payload> Pagemap<P> {
                 Some(Content::Filling) => {}
                 Some(content) => return Err(WriteError::NotFilling { pfn, content }),
                 None => {
-                    return Err(crate::pin_target::not_here(&*self.inner, range).into());
+                    return Err(crate::pin::pin_target::not_here(&*self.inner, range).into());
                 }
             }
         }

@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use uzone_pages::{AddrError, ByteLen, Order, PageCount, PageSize, Pfn, PfnRange};
 
+use crate::bind::memmap_cache::MemmapCache;
 use crate::error::BindError;
-use crate::memmap_cache::MemmapCache;
-use crate::pin_target::{Place, Segment};
+use crate::pin::pin_target::{Place, Segment};
+use crate::pin::region_index::RegionIndex;
+use crate::pin::token::Tokens;
 use crate::region::FileExtent;
-use crate::region_index::RegionIndex;
-use crate::token::Tokens;
 
 /// The first frame number that is given to a region that asks for none: the one at 4 GiB of 4 KiB
 /// pages, so that no pfn is mistaken for a small index.

@@ -9,7 +9,7 @@ use uzone_os::AccessError;
 use uzone_pages::ByteLen;
 use uzone_stream::{CacheState, CopyMethod, NextUse};
 
-use crate::options::{Cancel, Progress};
+use crate::progress::{Cancel, Progress};
 
 /// How often a caller that shares its thread is let run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -23,7 +23,7 @@ use uzone_os::{LiveArc, LiveGuard};
 use uzone_pages::{ByteLen, HoldError, PageCount, PageSize, Pfn, PfnRange};
 
 use crate::error::PinError;
-use crate::pin_target::{PinTarget, Place, Segment};
+use crate::pin::pin_target::{PinTarget, Place, Segment};
 
 #[derive(Debug)]
 pub(crate) struct RegionIndex {

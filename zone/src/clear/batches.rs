@@ -15,10 +15,10 @@ use uzone_os::{Access, AccessError, Mapping};
 use uzone_pages::{Batch, ByteLen, Pace, PageSize, Plan};
 use uzone_stream::{CopyMethod, NextUse, Work as StoreWork};
 
+use crate::clear::options::{Batching, Cleared, ZeroOptions};
+use crate::clear::stores;
 use crate::error::WriteError;
-use crate::options::Progress;
-use crate::stores;
-use crate::zero_options::{Batching, Cleared, ZeroOptions};
+use crate::progress::Progress;
 
 const WORD: u64 = 8;
 

@@ -16,8 +16,8 @@
 use uzone_pages::{Class, MemoryKind, Payload, Refresh, Template};
 use uzone_stream::Streaming;
 
-use crate::runs::{self, Runs};
-use crate::trace;
+use crate::bind::runs::{self, Runs};
+use crate::bind::trace;
 
 /// How much memmap is written between two drains, two looks at the cancellation and two populated
 /// huge pages.

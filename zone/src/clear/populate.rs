@@ -31,7 +31,7 @@ use uzone_os::{Collapsed, HugeSize, MappingError, PopulateHow, Populated, SysErr
 use uzone_pages::{ByteLen, ErrorKind, PfnRange};
 
 use crate::backing::Backing;
-use crate::options::{Cancel, Progress};
+use crate::progress::{Cancel, Progress};
 use crate::region::Region;
 
 use watched::Watched;

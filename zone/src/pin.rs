@@ -18,6 +18,14 @@
 //!
 //! Cost: an atomic step to enter and one to leave, and as many for each folio; no allocation.
 
+pub(crate) mod bytes;
+pub(crate) mod guards;
+pub(crate) mod pin_target;
+pub(crate) mod pinned_ranges;
+pub(crate) mod produce;
+pub(crate) mod region_index;
+pub(crate) mod token;
+
 use std::any::Any;
 use std::fmt;
 use std::ops::Range;
@@ -31,10 +39,10 @@ use uzone_pages::{
 use uzone_stream::{CacheState, NextUse, Pattern, Streaming, Work, best};
 use zerocopy::IntoBytes;
 
+use crate::clear::stores;
 use crate::error::PinError;
-use crate::pin_target::{PinTarget, Segment, check_inside, is_missing};
-use crate::stores;
-use crate::token::{RawGuard, Redeemed, TooManyRawGuards};
+use crate::pin::pin_target::{PinTarget, Segment, check_inside, is_missing};
+use crate::pin::token::{RawGuard, Redeemed, TooManyRawGuards};
 
 /// How pages are pinned.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -463,7 +471,7 @@ guard! {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
     use super::*;
-    use crate::pin_target::good_pieces;
+    use crate::pin::pin_target::good_pieces;
 
     fn range(start: u64, pages: u64) -> PfnRange {
         PfnRange::try_new(Pfn::new(start), PageCount::new(pages)).unwrap()

@@ -17,7 +17,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::hold::{Pinned, Referenced};
+use crate::pin::{Pinned, Referenced};
 
 const LISTS: usize = 16;
 const PLACE_BITS: u32 = 28;

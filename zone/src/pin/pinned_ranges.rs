@@ -6,9 +6,9 @@ use std::panic::Location;
 use uzone_pages::{ByteLen, PfnRange};
 
 use crate::error::PinError;
-use crate::hold::{Hold, PinOptions, Pinned, Referenced};
-use crate::pin_target::Segment;
-use crate::region_index::Found;
+use crate::pin::pin_target::Segment;
+use crate::pin::region_index::Found;
+use crate::pin::{Hold, PinOptions, Pinned, Referenced};
 use crate::zone::Zone;
 
 /// Guards on neighbouring pages, one for each region that they lie in; never none.

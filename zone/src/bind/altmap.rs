@@ -21,12 +21,12 @@ use uzone_pages::{
     AddrError, ByteLen, Order, PageCount, Payload, PfnRange, Placement, PlacementSpec, Template,
 };
 
+use crate::bind::init_method::SECTION_BYTES;
+use crate::bind::memmap_cache::{MemmapMemory, MemmapPages, Source};
+use crate::bind::options::{AltmapOptions, BindOptions, pageblock_order};
+use crate::bind::report::AltmapReport;
 use crate::error::BindError;
-use crate::init_method::SECTION_BYTES;
-use crate::memmap_cache::{MemmapMemory, MemmapPages, Source};
-use crate::options::{AltmapOptions, BindOptions, pageblock_order};
 use crate::region::Region;
-use crate::report::AltmapReport;
 
 /// The parts of a region before its descriptors.
 #[derive(Debug)]

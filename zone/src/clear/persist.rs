@@ -18,7 +18,7 @@ use crate::backing::Backing;
 use crate::error::WriteError;
 use crate::inner::Inner;
 use crate::pagemap::Pagemap;
-use crate::pin_target::{self, PinTarget};
+use crate::pin::pin_target::{self, PinTarget};
 use crate::region::Region;
 
 impl<P: Payload> Pagemap<P> {

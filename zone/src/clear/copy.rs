@@ -2,13 +2,13 @@
 
 use uzone_pages::{ByteLen, Content, Order, Payload, Pfn, PfnRange};
 
-use crate::batches::Job;
+use crate::clear::batches::Job;
+use crate::clear::options::{Cleared, ZeroOptions};
+use crate::clear::zero::{CLEARABLE, Zeroed};
 use crate::error::{PinError, Unclearable, WriteError};
 use crate::pagemap::Pagemap;
 use crate::panics::FirstPanic;
-use crate::pin_target::PinTarget;
-use crate::zero::{CLEARABLE, Zeroed};
-use crate::zero_options::{Cleared, ZeroOptions};
+use crate::pin::pin_target::PinTarget;
 
 impl<P: Payload> Pagemap<P> {
     /// Copies the folio at `from` to the one at `to`, by the largest extent and past the cache where
