@@ -46,7 +46,7 @@ struct State {
     waiting: usize,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Slot {
     /// A thread decodes it. If that is brief, the stored bytes need no device.
     Decoding {
@@ -81,12 +81,9 @@ impl FrameCache {
 
     /// Returns a frame if it is kept.
     pub(crate) fn get(&self, key: Key) -> Option<Frame> {
-        match self.lock().frames.get_mut(&key) {
-            Some(Slot::Kept { bytes, was_used }) => {
-                *was_used = true;
-                Some(bytes.clone())
-            }
-            _ => None,
+        match self.lock().find(key)? {
+            Slot::Kept { bytes, .. } => Some(bytes),
+            Slot::Decoding { .. } => None,
         }
     }
 
@@ -99,14 +96,9 @@ impl FrameCache {
     ) -> Result<Frame, E> {
         let mut state = self.lock();
         loop {
-            match state.frames.get_mut(&key) {
-                Some(Slot::Kept { bytes, was_used }) => {
-                    *was_used = true;
-                    return Ok(bytes.clone());
-                }
-                Some(Slot::Decoding { .. }) => {
-                    state = self.wait(state);
-                }
+            match state.find(key) {
+                Some(Slot::Kept { bytes, .. }) => return Ok(bytes),
+                Some(Slot::Decoding { .. }) => state = self.wait(state),
                 None => break,
             }
         }
@@ -126,11 +118,8 @@ impl FrameCache {
         decode: impl FnOnce() -> Option<Frame>,
     ) -> Ready {
         let mut state = self.lock();
-        match state.frames.get_mut(&key) {
-            Some(Slot::Kept { bytes, was_used }) => {
-                *was_used = true;
-                return Ready::Bytes(bytes.clone());
-            }
+        match state.find(key) {
+            Some(Slot::Kept { bytes, .. }) => return Ready::Bytes(bytes),
             Some(Slot::Decoding { is_brief: true }) => return Ready::Soon,
             Some(Slot::Decoding { is_brief: false }) => return Ready::No,
             None => {}
@@ -148,15 +137,10 @@ impl FrameCache {
     pub(crate) fn soon(&self, key: Key) -> Option<Frame> {
         let mut state = self.lock();
         loop {
-            match state.frames.get_mut(&key) {
-                Some(Slot::Kept { bytes, was_used }) => {
-                    *was_used = true;
-                    return Some(bytes.clone());
-                }
-                Some(Slot::Decoding { is_brief: true }) => {
-                    state = self.wait(state);
-                }
-                Some(Slot::Decoding { is_brief: false }) | None => return None,
+            match state.find(key)? {
+                Slot::Kept { bytes, .. } => return Some(bytes),
+                Slot::Decoding { is_brief: true } => state = self.wait(state),
+                Slot::Decoding { is_brief: false } => return None,
             }
         }
     }
@@ -187,6 +171,15 @@ impl FrameCache {
 }
 
 impl State {
+    /// Returns what is known of a frame. One that is kept counts as used.
+    fn find(&mut self, key: Key) -> Option<Slot> {
+        let slot = self.frames.get_mut(&key)?;
+        if let Slot::Kept { was_used, .. } = slot {
+            *was_used = true;
+        }
+        Some(slot.clone())
+    }
+
     /// Takes a frame out of the table, if it is kept.
     fn give_up(&mut self, key: Key) -> Option<Frame> {
         if !matches!(self.frames.get(&key), Some(Slot::Kept { .. })) {

@@ -63,10 +63,10 @@ impl DiskCache {
         limit_bytes: u64,
     ) -> Result<Arc<Self>, SnapshotError> {
         let directory = directory.into();
-        let failed = |step, cause| SnapshotError::Write { path: directory.clone(), step, cause };
+        let failed = |step| SnapshotError::write(&directory, step);
         let make = fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory);
-        make.map_err(|cause| failed("create", cause))?;
-        let room = room(&directory).map_err(|cause| failed("look into", cause))?;
+        make.map_err(failed("create"))?;
+        let room = room(&directory).map_err(failed("look into"))?;
         Ok(Arc::new(Self {
             limit_bytes,
             longest_file: room.longest_file.map_or(u64::MAX, ByteLen::get),
@@ -267,11 +267,7 @@ impl CachedImage {
         });
         if let Err(cause) = written {
             self.room.lock().unwrap_or_else(PoisonError::into_inner).is_over = true;
-            self.cache.warn(&SnapshotError::Write {
-                path: self.path.clone(),
-                step: "write",
-                cause,
-            });
+            self.cache.warn(&SnapshotError::write(&self.path, "write")(cause));
         }
     }
 

@@ -1,12 +1,13 @@
 //! Why an image was not written, opened or read: [`SnapshotError`].
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use uzone_os::file_system::HoleProblem;
 use uzone_pages::ErrorKind;
 
 use crate::format::Root;
+use crate::source::Source;
 
 /// An image that was not written, opened or read.
 #[derive(Debug, thiserror::Error)]
@@ -181,6 +182,16 @@ pub enum SnapshotError {
 }
 
 impl SnapshotError {
+    /// Returns what makes the error of a step with a file from its cause.
+    pub(crate) fn write(path: &Path, step: &'static str) -> impl Fn(io::Error) -> Self {
+        move |cause| Self::Write { path: path.to_owned(), step, cause }
+    }
+
+    /// Returns what makes the error of a read from its cause.
+    pub(crate) fn read(source: &dyn Source, offset: u64, len: usize) -> impl Fn(io::Error) -> Self {
+        move |cause| Self::Read { name: source.name(), offset, len_bytes: len as u64, cause }
+    }
+
     /// Returns what kind of failure this is.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {

@@ -69,7 +69,7 @@ pub struct Root(pub(crate) [u8; 32]);
 
 impl fmt::Display for Root {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        f.write_str(&blake3::Hash::from_bytes(self.0).to_hex())
     }
 }
 
@@ -83,16 +83,8 @@ impl FromStr for Root {
     type Err = SnapshotError;
 
     fn from_str(text: &str) -> Result<Self, SnapshotError> {
-        let digits = text.as_bytes();
-        if digits.len() != 64 || !digits.iter().all(u8::is_ascii_hexdigit) {
-            return Err(SnapshotError::NotARoot);
-        }
-        let mut root = [0; 32];
-        for (byte, pair) in root.iter_mut().zip(0..) {
-            let pair = text.get(2 * pair..2 * pair + 2).ok_or(SnapshotError::NotARoot)?;
-            *byte = u8::from_str_radix(pair, 16).map_err(|_| SnapshotError::NotARoot)?;
-        }
-        Ok(Self(root))
+        let hash = blake3::Hash::from_hex(text).map_err(|_| SnapshotError::NotARoot)?;
+        Ok(Self(*hash.as_bytes()))
     }
 }
 
@@ -107,6 +99,15 @@ pub struct ImageRegion {
     pub len_bytes: u64,
     /// The size of its pages.
     pub page_bytes: u64,
+}
+
+impl ImageRegion {
+    /// Returns whether it can be a part of an image of `image_len` bytes.
+    pub(crate) fn is_inside(&self, image_len: u64) -> bool {
+        self.offset.checked_add(self.len_bytes).is_some_and(|end| end <= image_len)
+            && self.guest_addr.checked_add(self.len_bytes).is_some()
+            && self.page_bytes.is_power_of_two()
+    }
 }
 
 /// A stored frame.
@@ -170,6 +171,30 @@ pub(crate) fn set_bit(map: &mut Vec<u8>, at: u64) {
 }
 
 impl Index {
+    /// Returns the index of an empty image.
+    pub(crate) fn new(codec: Codec, page_shift: u8, frame_shift: u8) -> Self {
+        Self {
+            minor: MINOR,
+            codec,
+            page_shift,
+            frame_shift,
+            image_len: 0,
+            data_len: 0,
+            regions: Vec::new(),
+            parent: None,
+            stored: Vec::new(),
+            zero: Vec::new(),
+            records: Vec::new(),
+            order: Order::default(),
+            working_set: Vec::new(),
+        }
+    }
+
+    /// Returns how many bytes of the file stand before the stored bytes of each frame.
+    pub(crate) fn before_frame(&self) -> u64 {
+        if self.codec == Codec::Zstd { 0 } else { SKIPPABLE_LEN }
+    }
+
     /// Returns how many frames the image has, stored or not.
     pub(crate) fn frames(&self) -> u64 {
         self.image_len.div_ceil(1 << self.frame_shift)
@@ -177,10 +202,10 @@ impl Index {
 
     /// Returns where each stored frame starts in a packed image.
     pub(crate) fn packed_offsets(&self) -> Vec<u64> {
-        let around = if self.codec == Codec::Zstd { 0 } else { SKIPPABLE_LEN };
+        let before = self.before_frame();
         let mut end = 0;
         let offsets = self.records.iter().map(|record| {
-            let start = end + around;
+            let start = end + before;
             end = start + u64::from(record.len);
             start
         });
@@ -370,18 +395,9 @@ impl Index {
         }
         Ok(Self {
             minor: u16::from_le_bytes([header[10], header[11]]),
-            codec,
-            page_shift,
-            frame_shift,
             image_len: number(header, 16),
             data_len: number(header, 24),
-            regions: Vec::new(),
-            parent: None,
-            stored: Vec::new(),
-            zero: Vec::new(),
-            records: Vec::new(),
-            order: Order::default(),
-            working_set: Vec::new(),
+            ..Self::new(codec, page_shift, frame_shift)
         })
     }
 
@@ -396,11 +412,9 @@ impl Index {
         if (self.pages()..self.zero.len() as u64 * 8).any(|at| bit(&self.zero, at)) {
             return Err(Flaw::Bad("it has a page behind its end"));
         }
-        let around = if self.codec == Codec::Zstd { 0 } else { SKIPPABLE_LEN };
-        let sum = self
-            .records
-            .iter()
-            .try_fold(0_u64, |sum, record| sum.checked_add(u64::from(record.len) + around));
+        let before = self.before_frame();
+        let mut lens = self.records.iter().map(|record| u64::from(record.len) + before);
+        let sum = lens.try_fold(0_u64, u64::checked_add);
         if sum != Some(self.data_len) {
             return Err(Flaw::Bad("the lengths of its frames are not the length of its data"));
         }
@@ -461,12 +475,7 @@ fn read_regions(rest: &mut &[u8], count: u64, image_len: u64) -> Result<Vec<Imag
             page_bytes: number(region, 24),
         })
         .collect();
-    let is_inside = |region: &ImageRegion| {
-        region.offset.checked_add(region.len_bytes).is_some_and(|end| end <= image_len)
-            && region.guest_addr.checked_add(region.len_bytes).is_some()
-            && region.page_bytes.is_power_of_two()
-    };
-    if regions.iter().all(is_inside) {
+    if regions.iter().all(|region| region.is_inside(image_len)) {
         Ok(regions)
     } else {
         Err(Flaw::Bad("a region is not inside the image"))

@@ -543,12 +543,7 @@ impl Image {
         } else {
             self.source.read_at(offset, stored)
         };
-        read.map_err(|cause| SnapshotError::Read {
-            name: self.source.name(),
-            offset,
-            len_bytes: u64::from(record.len),
-            cause,
-        })?;
+        read.map_err(SnapshotError::read(&*self.source, offset, stored.len()))?;
         let is_right = self.is_right(record, stored);
         if let Some(disk) = self.disk.as_ref().filter(|_| is_right) {
             disk.write(offset, stored);

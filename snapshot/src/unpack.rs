@@ -25,22 +25,17 @@ impl Image {
         threads: usize,
         progress: &(dyn Fn(u64) -> bool + Sync),
     ) -> Result<(), SnapshotError> {
-        let failed =
-            |step| move |cause| SnapshotError::Write { path: path.to_owned(), step, cause };
-        #[cfg_attr(
-            not(feature = "object-storage"),
-            expect(clippy::infallible_destructuring_match, reason = "files alone are written")
-        )]
-        let new = match Destination::create(path).map_err(failed("create"))? {
-            Destination::File(new) => new,
-            #[cfg(feature = "object-storage")]
-            object => return self.unpack_in_order(object, path, progress),
-        };
-        let file = new.file();
-        file.set_len(self.byte_len()).map_err(failed("make room in"))?;
-        let write = |raw: &[u8], at| file.write_all_at(raw, at).map_err(failed("write"));
-        self.read_all(threads, write, progress)?;
-        new.finish().map_err(failed("finish"))
+        let new = Destination::create(path)?;
+        match new.file() {
+            Some(file) => {
+                let failed = |step| SnapshotError::write(path, step);
+                file.set_len(self.byte_len()).map_err(failed("make room in"))?;
+                let write = |raw: &[u8], at| file.write_all_at(raw, at).map_err(failed("write"));
+                self.read_all(threads, write, progress)?;
+            }
+            None => self.append_all(&new, progress)?,
+        }
+        new.finish()
     }
 
     /// Hands each frame that is not zero to `write`, with the offset of its first byte, on as many threads.
@@ -90,27 +85,24 @@ impl Image {
         first.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
     }
 
-    #[cfg(feature = "object-storage")]
-    fn unpack_in_order(
+    /// Appends all bytes in order.
+    fn append_all(
         &self,
-        object: Destination,
-        path: &Path,
+        object: &Destination,
         progress: &(dyn Fn(u64) -> bool + Sync),
     ) -> Result<(), SnapshotError> {
-        let failed =
-            |step| move |cause| SnapshotError::Write { path: path.to_owned(), step, cause };
         let most = self.frame_bytes().max(1 << 20);
         let (mut at, mut raw) = (0, Vec::new());
         while at < self.byte_len() {
             let len = most.min(self.byte_len() - at);
             raw.resize(usize::try_from(len).unwrap_or(usize::MAX), 0);
             self.read_through(at, &mut raw)?;
-            object.append(&raw).map_err(failed("write"))?;
+            object.append(&raw)?;
             at += len;
             if !progress(at) {
                 return Err(SnapshotError::Cancelled);
             }
         }
-        object.finish().map_err(failed("finish"))
+        Ok(())
     }
 }

@@ -208,22 +208,13 @@ impl Packer {
         if let Some(parent) = parent {
             index.parent = Some(link_to(parent, path)?);
         }
-        let failed =
-            |step| move |cause| SnapshotError::Write { path: path.to_owned(), step, cause };
-        let file = Destination::create(path).map_err(failed("create"))?;
-        let around = if index.codec == Codec::Zstd { 0 } else { format::SKIPPABLE_LEN };
+        let file = Destination::create(path)?;
         let is_plain = index.is_plain();
         let turns = Turns::new(input, &file, index, self.threads as u64 * 2);
         let work = || {
             let _stop = StopOnPanic(&turns);
-            let mut worker = Worker {
-                packer: self,
-                parent,
-                is_plain,
-                around,
-                raw: Vec::new(),
-                other: Vec::new(),
-            };
+            let mut worker =
+                Worker { packer: self, parent, is_plain, raw: Vec::new(), other: Vec::new() };
             if let Err(error) = worker.run(&turns, progress) {
                 turns.stop(error);
             }
@@ -236,8 +227,8 @@ impl Packer {
         });
         let input = turns.input.into_inner().unwrap_or_else(PoisonError::into_inner);
         let output = turns.output.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let packed = output.finish(input.done, path, self)?;
-        file.finish().map_err(failed("finish"))?;
+        let packed = output.finish(input.done, self)?;
+        file.finish()?;
         Ok(packed)
     }
 
@@ -261,21 +252,8 @@ impl Packer {
         if !levels.contains(&self.level) {
             return Err(options("the codec has no such level: zstd has up to 22, lz4 has 0 to 12"));
         }
-        Ok(Index {
-            minor: format::MINOR,
-            codec: self.codec,
-            page_shift,
-            frame_shift,
-            image_len: 0,
-            data_len: 0,
-            regions: Vec::new(),
-            parent: None,
-            stored: Vec::new(),
-            zero: Vec::new(),
-            records: Vec::new(),
-            order: Order::default(),
-            working_set: self.working_set.clone(),
-        })
+        let working_set = self.working_set.clone();
+        Ok(Index { working_set, ..Index::new(self.codec, page_shift, frame_shift) })
     }
 }
 
@@ -361,13 +339,8 @@ fn link_to(parent: &Image, path: &Path) -> Result<ParentLink, SnapshotError> {
 }
 
 fn link_to_file(parent: &Image, path: &Path) -> Result<ParentLink, SnapshotError> {
-    let absolute = |path: &Path, step| {
-        fs::canonicalize(path).map_err(|cause| SnapshotError::Write {
-            path: path.to_owned(),
-            step,
-            cause,
-        })
-    };
+    let absolute =
+        |path: &Path, step| fs::canonicalize(path).map_err(SnapshotError::write(path, step));
     let own = match path.parent() {
         Some(directory) if directory != Path::new("") => directory,
         _ => Path::new("."),
@@ -479,7 +452,7 @@ impl<'a> Turns<'a> {
         let mut full = std::mem::replace(&mut output.buffer, spare);
         let file = output.file;
         drop(output);
-        let written = write(file, &full);
+        let written = file.append(&full);
         full.clear();
         let mut output = lock(&self.output);
         (output.is_writing, output.spare) = (false, full);
@@ -514,7 +487,6 @@ struct Worker<'a> {
     packer: &'a Packer,
     parent: Option<&'a Image>,
     is_plain: bool,
-    around: u64,
     raw: Vec<u8>,
     other: Vec<u8>,
 }
@@ -533,7 +505,7 @@ impl Worker<'_> {
                 return Ok(());
             }
             output.waiting.insert(number, frame);
-            let done = output.collect_ready(self.around, !self.packer.hashes_only);
+            let done = output.collect_ready(!self.packer.hashes_only);
             turns.write_full(output)?;
             if let Some(frames) = done {
                 turns.moved.notify_all();
@@ -612,12 +584,12 @@ const WRITE_BYTES: usize = 1 << 20;
 impl Output<'_> {
     /// Puts the frames whose turn it is where they are written from, if they are. Returns how many are behind
     /// that if any was.
-    fn collect_ready(&mut self, around: u64, are_written: bool) -> Option<u64> {
-        let before = self.next;
+    fn collect_ready(&mut self, are_written: bool) -> Option<u64> {
+        let (first, around) = (self.next, self.index.before_frame());
         while let Some(frame) = self.waiting.remove(&self.next) {
             let index = &mut self.index;
-            let first = self.next << (index.frame_shift - index.page_shift);
-            for (page, _) in (first..).zip(&frame.zero).filter(|(_, zero)| **zero) {
+            let first_page = self.next << (index.frame_shift - index.page_shift);
+            for (page, _) in (first_page..).zip(&frame.zero).filter(|(_, zero)| **zero) {
                 set_bit(&mut index.zero, page);
             }
             index.image_len += frame.raw_len;
@@ -635,14 +607,14 @@ impl Output<'_> {
             }
             self.next += 1;
         }
-        (self.next > before).then_some(self.next)
+        (self.next > first).then_some(self.next)
     }
 
     /// Writes what follows the frames.
-    fn finish(mut self, read: u64, path: &Path, packer: &Packer) -> Result<Packed, SnapshotError> {
+    fn finish(mut self, read: u64, packer: &Packer) -> Result<Packed, SnapshotError> {
         let regions = &packer.regions;
         if let Some(error) = self.stop.take() {
-            return Err(error.at(path));
+            return Err(error);
         }
         let index = &mut self.index;
         debug_assert_eq!(index.image_len, read);
@@ -655,12 +627,7 @@ impl Output<'_> {
             page_bytes: 1 << index.page_shift,
         };
         index.regions = if regions.is_empty() { vec![all] } else { regions.clone() };
-        let is_inside = |region: &ImageRegion| {
-            region.offset.checked_add(region.len_bytes).is_some_and(|end| end <= read)
-                && region.guest_addr.checked_add(region.len_bytes).is_some()
-                && region.page_bytes.is_power_of_two()
-        };
-        if !index.regions.iter().all(is_inside) {
+        if !index.regions.iter().all(|region| region.is_inside(read)) {
             return Err(SnapshotError::Options { why: "a region is not inside the input" });
         }
         let pages = index.pages();
@@ -677,26 +644,7 @@ impl Output<'_> {
             stored_frames: index.records.len() as u64,
         };
         self.buffer.extend(tail);
-        write(self.file, &self.buffer).map_err(|error| error.at(path))?;
+        self.file.append(&self.buffer)?;
         Ok(packed)
-    }
-}
-
-/// Writes bytes behind those that are there.
-fn write(file: &Destination, bytes: &[u8]) -> Result<(), SnapshotError> {
-    file.append(bytes).map_err(|cause| SnapshotError::Write {
-        path: PathBuf::from("the new image"),
-        step: "write",
-        cause,
-    })
-}
-
-impl SnapshotError {
-    /// Names the file of an error that did not know it.
-    fn at(self, file: &Path) -> Self {
-        match self {
-            Self::Write { step, cause, .. } => Self::Write { path: file.to_owned(), step, cause },
-            other => other,
-        }
     }
 }

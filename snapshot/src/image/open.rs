@@ -11,7 +11,6 @@ use crate::disk::{CachedImage, DiskCache};
 use crate::error::SnapshotError;
 use crate::file_source::open_by;
 use crate::format::{self, Codec, FOOTER_LEN, Flaw, Index, Record, Root, SKIPPABLE_LEN};
-use crate::order::Order;
 use crate::source::{self, Address, Source};
 
 /// The longest chain of parents.
@@ -261,10 +260,8 @@ impl Image {
             parent: link.name.clone(),
             cause: Box::new(cause),
         };
-        let below = source.neighbour(&link.name).map_err(|cause| {
-            let (name, len_bytes) = (link.name.clone(), FOOTER_LEN as u64);
-            failed(SnapshotError::Read { name, offset: 0, len_bytes, cause })
-        })?;
+        let below =
+            source.neighbour(&link.name).map_err(|cause| failed(unread(&link.name, cause)))?;
         let below = match Found::read(&*below, true, Some(link.root), caches) {
             Err(not_packed @ SnapshotError::NotAnImage { .. }) => {
                 Self::open_hashed(below, Some(link.root), caches, not_packed)
@@ -289,19 +286,11 @@ fn raw_index(len: u64) -> Index {
         Record { hash: [0; 16], len }
     };
     Index {
-        minor: format::MINOR,
-        codec: Codec::None,
-        page_shift: RAW_PAGE_SHIFT,
-        frame_shift: RAW_FRAME_SHIFT,
         image_len: len,
         data_len: len,
-        regions: Vec::new(),
-        parent: None,
         stored: vec![0xff; usize::try_from(frames.div_ceil(8)).unwrap_or(usize::MAX)],
-        zero: Vec::new(),
         records: (0..frames).map(record).collect(),
-        order: Order::default(),
-        working_set: Vec::new(),
+        ..Index::new(Codec::None, RAW_PAGE_SHIFT, RAW_FRAME_SHIFT)
     }
 }
 
@@ -388,12 +377,7 @@ fn bad(source: &dyn Source, why: &'static str) -> SnapshotError {
 }
 
 fn read(source: &dyn Source, offset: u64, out: &mut [u8]) -> Result<(), SnapshotError> {
-    source.read_at(offset, out).map_err(|cause| SnapshotError::Read {
-        name: source.name(),
-        offset,
-        len_bytes: out.len() as u64,
-        cause,
-    })
+    source.read_at(offset, out).map_err(SnapshotError::read(source, offset, out.len()))
 }
 
 /// Finds and reads the frame of an index by the end of its source. Returns where it starts, and all but its

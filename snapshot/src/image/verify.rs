@@ -177,12 +177,8 @@ impl Image {
         let end = source.byte_len();
         let start =
             end.checked_sub(tail.len() as u64).ok_or_else(|| bad("the file is too short"))?;
-        source.read_at(start, &mut found).map_err(|cause| SnapshotError::Read {
-            name: source.name(),
-            offset: start,
-            len_bytes: tail.len() as u64,
-            cause,
-        })?;
+        let failed = SnapshotError::read(&**source, start, tail.len());
+        source.read_at(start, &mut found).map_err(failed)?;
         if found == tail {
             Ok(())
         } else {
