@@ -31,9 +31,9 @@ use uzone_snapshot::Source;
 
 use crate::connection::Connection;
 use crate::control::control_path;
-use crate::dialect;
 use crate::error::ServeError;
 use crate::link::{self, Titled};
+use crate::worker::dialect;
 
 /// What `/proc/PID/pagemap` has of a page that is in memory, that is in swap, and that is of a file.
 const PRESENT: u64 = 1 << 63;

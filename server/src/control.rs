@@ -23,10 +23,10 @@ use uzone_os::uffd::{Doorbell, EventSet};
 use uzone_os::{MessageSocket, peer};
 
 use crate::error::ServeError;
-use crate::estate::Estate;
+use crate::keeper::estate::Estate;
+use crate::keeper::takeover;
 use crate::socket::ListeningSocket;
 use crate::status::Status;
-use crate::takeover;
 
 /// How long a client may take to send its line and to take its answer.
 const CLIENT: Duration = Duration::from_secs(2);

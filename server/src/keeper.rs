@@ -2,39 +2,47 @@
 //! it to a worker, another process that parses it and answers faults. When a worker dies, the next one
 //! gets everything again. The keeper parses nothing of a monitor's, and waits for no monitor and no worker.
 
+mod arrivals;
+pub(crate) mod estate;
+pub(crate) mod held_folder;
+mod huge;
+mod kept;
+pub(crate) mod manager;
+pub(crate) mod recovery;
+pub(crate) mod takeover;
+mod workers;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::net::{Shutdown, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
-use uzone_os::peer::Peer;
 use uzone_os::uffd::{Doorbell, EventSet, PendingFaults};
-use uzone_os::{MessageSocket, Vaddr, privilege};
+use uzone_os::{MessageSocket, privilege};
 
+use self::arrivals::GREETINGS;
+use self::estate::Estate;
+use self::held_folder::HeldFolder;
+use self::huge::Collapser;
+use self::manager::ServiceManager;
+use self::recovery::Recovery;
+use self::workers::{RunningWorker, Start};
 use crate::capture;
 use crate::connection::Connection;
 use crate::control::{self, Asked, Control, Request};
 use crate::error::ServeError;
-use crate::estate::Estate;
 use crate::event::ServeEvent;
-use crate::held_folder::HeldFolder;
-use crate::huge::{AT_ONCE, Collapser, Outcome};
-use crate::link::{self, Report};
-use crate::manager::ServiceManager;
+use crate::link;
 use crate::options::{OnFailure, ServerOptions};
-use crate::recovery::Recovery;
 use crate::sandbox::Sandbox;
 use crate::socket::ListeningSocket;
 use crate::status::{Status, nanoseconds};
-use crate::takeover;
 
 /// The keys of what is waited for beside connections, which count from 1 on.
 const LISTENER: u64 = u64::MAX;
@@ -45,25 +53,8 @@ const HUGE: u64 = u64::MAX - 4;
 
 /// How long a monitor may take for its message.
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(10);
-/// How many connections may be without a whole message; further ones wait.
-const GREETINGS: usize = 64;
-/// After how long a connection that sent no descriptor makes room for another one, if there is none.
-const SILENT: Duration = Duration::from_millis(500);
-/// How long to wait after a connection that could not be accepted.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(10);
 /// How often the clock is looked at while something is due.
 const TICK: Duration = Duration::from_millis(200);
-/// After how long the death of a worker is no repetition.
-const STEADY: Duration = Duration::from_secs(1);
-/// How long to wait for the next start after the second death in a row; doubled with each, up to the limit.
-const BACKOFF: Duration = Duration::from_millis(5);
-const BACKOFF_MOST: Duration = Duration::from_millis(50);
-/// How many workers may die of taking one connection.
-const DEATHS: u32 = 3;
-/// `SIGKILL`, as the status of a process has it.
-const KILL: i32 = 9;
-/// `SIGSYS`, by which a process ends that makes a system call which its sandbox denies.
-const DENIED: i32 = 31;
 
 /// What a keeper did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -76,36 +67,6 @@ pub struct Served {
     /// How many workers died.
     pub deaths: u64,
 }
-
-struct RunningWorker {
-    child: Child,
-    socket: MessageSocket,
-    since: Instant,
-    is_ready: bool,
-    /// Whether it has what the next keeper needs, in case that this process dies.
-    has_heirlooms: bool,
-    /// Whether it waits for an order.
-    asks: bool,
-    /// Whether it was asked for its counts, and has not reported all.
-    is_counting: bool,
-    /// The connection that it was handed last, until it asks for the next.
-    taking: Option<u64>,
-}
-
-impl Drop for RunningWorker {
-    /// Ends the process. When this returns, none of its threads answers a fault any more. If this process
-    /// dies of a bug, the worker takes its place.
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            return;
-        }
-        // It may have ended.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-type Start = Box<dyn FnMut(OwnedFd) -> io::Result<Child> + Send>;
 
 /// Lets a worker process serve each machine that connects to a socket, and another one when it dies.
 pub struct Keeper {
@@ -271,39 +232,6 @@ impl Keeper {
         self.hand_over();
     }
 
-    /// Takes what the keeper before has kept of machines, and the machines which that did not know of.
-    fn take_what_is_kept(&mut self, estate: &mut Estate) {
-        match (&self.recovery, estate.folder.take()) {
-            (Some(recovery), folder) => {
-                let connections = estate.connections.values_mut();
-                if let Some(before) = folder {
-                    let absorbed = recovery.absorb(&before);
-                    // Also the notes on it, and on what an earlier server had to take here.
-                    if let Err(cause) =
-                        absorbed.and_then(|()| recovery.absorb_noted(&recovery.held().path))
-                    {
-                        let path = before.path.display();
-                        tracing::warn!(%cause, %path, "what is kept of machines is kept anew elsewhere");
-                    }
-                    connections.for_each(|connection| recovery.find_log(connection, Some(&before)));
-                    before.remove();
-                } else if estate.manager.is_none() {
-                    // What a service manager keeps has its own log.
-                    connections.for_each(|connection| recovery.find_log(connection, None));
-                }
-                recovery.complete(&mut estate.connections);
-                let last = estate.connections.keys().max().copied().unwrap_or(0);
-                estate.next = estate.next.max(last + 1);
-            }
-            (None, folder) => self.folder = folder,
-        }
-    }
-
-    /// Returns the folder with what is kept of machines.
-    fn folder(&self) -> Option<&HeldFolder> {
-        self.recovery.as_ref().map(Recovery::held).or(self.folder.as_ref())
-    }
-
     /// Refuses machines that were served from another image by a server that has died.
     fn refuse_other_images(&mut self) {
         let is_other = |connection: &Connection| {
@@ -361,13 +289,6 @@ impl Keeper {
         Ok(keeper)
     }
 
-    fn open_recovery(&mut self) -> Result<(), ServeError> {
-        if let Some(folder) = &self.options.recover {
-            self.recovery = Some(Recovery::open(folder, &self.path)?);
-        }
-        Ok(())
-    }
-
     fn bind_control(&mut self) -> Result<(), ServeError> {
         let control = Control::bind(&self.path, self.options.metrics)?;
         self.listen_to(control)
@@ -378,75 +299,6 @@ impl Keeper {
         self.control = Some(control);
         self.heirlooms_changed();
         Ok(())
-    }
-
-    /// Has the worker get what the next keeper needs, once more.
-    fn heirlooms_changed(&mut self) {
-        if let Some(worker) = &mut self.worker {
-            worker.has_heirlooms = false;
-        }
-    }
-
-    /// Has a service manager keep the socket and the descriptors of all machines from now on, for a server
-    /// that it starts when both processes of this one have died: [`Passed`](crate::Passed).
-    pub fn kept_by(&mut self, manager: ServiceManager) {
-        if let Some(socket) = self.socket.as_ref().filter(|socket| socket.is_named()) {
-            manager.keep_socket(&self.path, socket.listener.as_fd());
-        }
-        self.manager = Some(manager);
-        for key in self.connections.keys().copied().collect::<Vec<_>>() {
-            if self.connections.get(&key).is_some_and(|one| one.kept_bytes.is_none()) {
-                self.keep_machine(key);
-            }
-        }
-        self.heirlooms_changed();
-    }
-
-    /// Has a machine kept, as far as its message has come.
-    fn keep_machine(&mut self, key: u64) {
-        let (manager, connection) = (self.manager.as_ref(), self.connections.get_mut(&key));
-        let Some(connection) = connection.filter(|one| one.is_worth_keeping() && one.may_be_kept())
-        else {
-            return;
-        };
-        if let Some(recovery) = &self.recovery {
-            recovery.keep_machine(&self.image, key, connection);
-        }
-        if let Some(manager) = manager {
-            // Without it, a warning was printed, or there is no memory for it.
-            let _ = make_log(self.recovery.as_ref(), connection);
-            manager.keep_machine(&self.path, &self.image, key, connection);
-        }
-        if manager.is_some() || self.recovery.is_some() {
-            connection.kept_bytes = Some(connection.bytes.len());
-            connection.times_kept += 1;
-        }
-    }
-
-    /// Keeps a machine whose worker begins to read what it gives back, if that is logged in the file for it. Otherwise
-    /// what is kept of the machine is given up.
-    fn keep_logged(&mut self, key: u64) {
-        let Some(connection) = self.connections.get_mut(&key) else { return };
-        if !connection.may_be_a_machine() {
-            return;
-        }
-        if connection.is_logged_in_its_file() {
-            match &self.recovery {
-                _ if connection.kept_bytes.is_none() => self.keep_machine(key),
-                Some(recovery) if !recovery.has_machine(connection.id) => {
-                    recovery.keep_machine(&self.image, key, connection);
-                }
-                _ => {}
-            }
-            return;
-        }
-        connection.log_file = None;
-        if let Some(recovery) = &self.recovery {
-            recovery.discard(connection.id);
-        }
-        if let (Some(manager), Some(_)) = (&self.manager, connection.kept_bytes.take()) {
-            manager.discard_machine(&self.path, connection);
-        }
     }
 
     /// Removes a connection, also from what is kept.
@@ -477,19 +329,6 @@ impl Keeper {
     #[must_use]
     pub fn metrics(&self) -> Option<SocketAddr> {
         self.control.as_ref()?.metrics()
-    }
-
-    /// Waits for a report of the first worker.
-    fn first_words(&mut self) -> Result<(), ServeError> {
-        let Some(worker) = &mut self.worker else { return Ok(()) };
-        match link::receive_report(&worker.socket, &mut self.room) {
-            Ok(Some((report, fds))) => self.handle(report, fds),
-            Ok(None) | Err(_) => {
-                let status = worker.child.wait().map_err(ServeError::Start)?;
-                return Err(ServeError::Worker { status });
-            }
-        }
-        Ok(())
     }
 
     /// Serves until `stop` rings. Then no machine is accepted any more, and it returns when the last one
@@ -581,165 +420,6 @@ impl Keeper {
         false
     }
 
-    /// Returns how many connections have sent no whole message.
-    fn greetings(&self) -> usize {
-        self.connections.values().filter(|connection| connection.is_greeting()).count()
-    }
-
-    /// Refuses the oldest connection that has been silent for a while: a monitor sends its message at once. Returns
-    /// whether there was one.
-    fn make_room(&mut self) -> bool {
-        let is_silent =
-            |connection: &Connection| connection.is_greeting() && !connection.has_descriptors();
-        loop {
-            let silent = self.connections.iter().filter(|(_, connection)| is_silent(connection));
-            // A program that attaches has asked for the image, and maps memory before it hands that over.
-            let oldest = silent.min_by_key(|(_, one)| (!one.bytes.is_empty(), one.since));
-            let oldest = oldest.filter(|(_, connection)| connection.since.elapsed() >= SILENT);
-            let Some(key) = oldest.map(|(key, _)| *key) else { return false };
-            if self.is_silent_to_the_end(key) {
-                let reason = format!(
-                    "it sent no whole message, and {GREETINGS} connections are waited for at most"
-                );
-                self.refuse(key, reason);
-                return true;
-            }
-        }
-    }
-
-    /// Lets nothing more come by a connection, and reads what has come since it was read last: a machine that has
-    /// handed its memory over waits for its pages, and is not forgotten. Returns whether there is no descriptor.
-    fn is_silent_to_the_end(&mut self, key: u64) -> bool {
-        let is_silent = |keeper: &Self| {
-            keeper.connections.get(&key).is_some_and(|connection| !connection.has_descriptors())
-        };
-        self.read(key);
-        if is_silent(self)
-            && let Some(connection) = self.connections.get_mut(&key)
-            && connection.stream.shutdown(Shutdown::Both).is_ok()
-        {
-            connection.read();
-            if connection.has_descriptors() {
-                self.read(key);
-            }
-        }
-        is_silent(self)
-    }
-
-    fn accept(&mut self) {
-        loop {
-            let has_room = self.greetings() < GREETINGS || self.make_room();
-            let Some(socket) = &self.socket else { return };
-            if !has_room {
-                // Those that wait are taken when there is room.
-                self.is_accepting = self.set.remove(&socket.listener).is_err();
-                return;
-            }
-            let stream = match socket.listener.accept() {
-                Ok((stream, _)) => stream,
-                Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return,
-                // One that went again, or no descriptor is free: the next wait tries again, a little later.
-                Err(_) => return std::thread::sleep(ACCEPT_AGAIN),
-            };
-            self.admit(stream);
-        }
-    }
-
-    /// Takes a connection of a user that may connect.
-    fn admit(&mut self, stream: UnixStream) {
-        let key = self.next;
-        let peer = match Peer::of(&stream) {
-            Ok(peer) => peer,
-            Err(cause) if cause.kind() == io::ErrorKind::Unsupported => {
-                self.next += 1;
-                let (pid, reason) = (0, cause.to_string());
-                (self.log)(&ServeEvent::Refused { session: key, pid, reason, was_killed: false });
-                return;
-            }
-            // A process that has ended is not waited for.
-            Err(_) => return,
-        };
-        if !self.options.admits(peer.uid(), self.user) {
-            self.next += 1;
-            return self.turn_away(key, Connection::new(stream, peer));
-        }
-        if stream.set_nonblocking(true).and_then(|()| self.set.add(&stream, key)).is_err() {
-            return;
-        }
-        self.next += 1;
-        let mut connection = Connection::new(stream, peer);
-        connection.must_be_served = self.is_confined;
-        self.connections.insert(key, connection);
-        // At once: what has been accepted is lost if this process is killed, unless it is kept.
-        self.read(key);
-    }
-
-    /// Refuses a connection of a user that may not connect.
-    fn turn_away(&mut self, key: u64, mut connection: Connection) {
-        // A monitor that sends its memory from now on gets an error, and one that has sent it is ended as any
-        // that is not served: neither waits for a page for ever.
-        let ended = connection.stream.shutdown(Shutdown::Both);
-        if ended.and_then(|()| connection.stream.set_nonblocking(true)).is_ok() {
-            connection.read();
-        }
-        let reason = format!(
-            "user {} may not connect to this server: name it with --allow-uid",
-            connection.peer.uid()
-        );
-        self.connections.insert(key, connection);
-        self.refuse(key, reason);
-    }
-
-    /// Reads what a monitor has sent.
-    fn read(&mut self, key: u64) {
-        let Some(connection) = self.connections.get_mut(&key) else { return };
-        connection.read();
-        if connection.is_ended {
-            let _ = self.set.remove(&connection.stream);
-        }
-        if connection.may_be_whole() && !self.news.contains(&key) {
-            self.news.push_back(key);
-        }
-        self.keep_machine(key);
-    }
-
-    /// Hands a connection over, if the worker waits for one.
-    fn hand_over(&mut self) {
-        while let Some(worker) = self.worker.as_mut().filter(|worker| worker.asks) {
-            if !worker.has_heirlooms {
-                (worker.asks, worker.has_heirlooms) = (false, true);
-                let listener = self.socket.as_ref().map(|socket| socket.listener.as_fd());
-                let control = self.control.as_ref().map_or((None, None), Control::sockets);
-                let manager = self.manager.as_ref().map(AsFd::as_fd);
-                let held = self.recovery.as_ref().map(Recovery::held);
-                let folder = held.or(self.folder.as_ref());
-                let handed =
-                    link::hand_heirlooms_over(&worker.socket, listener, control, manager, folder);
-                if handed.is_err() {
-                    return self.worker_ended();
-                }
-                continue;
-            }
-            if let Some((session, client, pending)) = self.captures.pop_front() {
-                worker.asks = false;
-                if link::pass_on(&worker.socket, session, &client, &pending).is_err() {
-                    return self.worker_ended();
-                }
-                continue;
-            }
-            let Some(key) = self.news.pop_front() else { return };
-            let Some(connection) = self.connections.get_mut(&key) else { continue };
-            (worker.asks, worker.taking) = (false, Some(key));
-            if connection.may_be_a_machine() {
-                // If it fails, so it does when the machine is kept, which warns.
-                let _ = make_log(self.recovery.as_ref(), connection);
-            }
-            if link::hand_over(&worker.socket, key, connection).is_err() {
-                return self.worker_ended();
-            }
-        }
-    }
-
     /// Does what was asked for at the control socket.
     fn answer(&mut self) -> Result<(), ServeError> {
         let Some(control) = &self.control else { return Ok(()) };
@@ -795,19 +475,6 @@ impl Keeper {
         }
     }
 
-    /// Asks the worker for its counts, if they were asked for, and it waits for an order.
-    fn ask_for_stats(&mut self) {
-        if self.asking.is_empty() {
-            return;
-        }
-        if let Some(worker) = self.worker.as_mut().filter(|worker| worker.asks) {
-            (worker.asks, worker.is_counting) = (false, true);
-            if link::ask_for_stats(&worker.socket).is_err() {
-                self.worker_ended();
-            }
-        }
-    }
-
     fn status(&self) -> Status {
         let machines =
             self.connections.iter().filter_map(|(number, connection)| connection.status(*number));
@@ -823,67 +490,6 @@ impl Keeper {
             sessions_served: self.served.sessions,
             greetings: self.greetings(),
             sessions: machines.collect(),
-        }
-    }
-
-    /// Receives what the worker reports.
-    fn hear(&mut self) {
-        let Some(worker) = &self.worker else { return };
-        match link::receive_report(&worker.socket, &mut self.room) {
-            Ok(Some((report, fds))) => self.handle(report, fds),
-            Ok(None) | Err(_) => self.worker_ended(),
-        }
-    }
-
-    fn handle(&mut self, report: Report, fds: Vec<OwnedFd>) {
-        match report {
-            Report::Image(image, path, names) => {
-                let before = std::mem::replace(&mut self.image, image);
-                if !before.is_empty() && before != self.image {
-                    // It was opened by its name again, or changed in place: no machine gets bytes of both.
-                    for connection in self.connections.values_mut().filter(|it| !it.is_greeting()) {
-                        connection.image.get_or_insert(before.clone());
-                    }
-                    self.refuse_other_images();
-                }
-                self.image_path = path;
-                self.files = names.into_iter().zip(fds.into_iter().map(File::from)).collect();
-            }
-            Report::Sandbox(sandbox) => self.sandbox = sandbox,
-            Report::Next => {
-                let Some(worker) = &mut self.worker else { return };
-                (worker.is_ready, worker.asks, worker.taking) = (true, true, None);
-                if std::mem::take(&mut worker.is_counting) {
-                    self.answer_all();
-                }
-                if self.news.is_empty() {
-                    self.down_since = None;
-                }
-            }
-            Report::Reading(key) => {
-                if let Some(connection) = self.connections.get_mut(&key) {
-                    // More of it means nothing, and nor does its end: of older monitors it comes at once.
-                    if connection.is_greeting() && !connection.is_ended {
-                        let _ = self.set.remove(&connection.stream);
-                    }
-                    connection.is_ended = true;
-                    connection.log = fds.into_iter().next();
-                }
-                // If it is of another keeper: its file has all of the log before only now.
-                self.keep_logged(key);
-                if let Some(worker) = &self.worker {
-                    // It has died otherwise, which the next wait reports.
-                    let _ = link::log_is_kept(&worker.socket);
-                }
-            }
-            Report::Stats(key, stats) => {
-                if let Some(connection) = self.connections.get_mut(&key) {
-                    connection.stats = Some(stats);
-                }
-            }
-            Report::Blocks(key, blocks) => self.make_huge(key, blocks),
-            Report::Probe(key) => drop(self.forget(key)),
-            Report::Event(event) => self.happened(event),
         }
     }
 
@@ -917,58 +523,6 @@ impl Keeper {
             | ServeEvent::HandedOver { .. } => {}
         }
         (self.log)(&event);
-    }
-
-    /// Has huge pages made of blocks that a worker found filled.
-    fn make_huge(&mut self, key: u64, mut blocks: Vec<u64>) {
-        let Some(connection) = self.connections.get(&key) else { return };
-        blocks.truncate(AT_ONCE);
-        let peer = connection.peer.clone();
-        let refusal = if self.is_confined {
-            Some("this keeper was a worker, and has its rights: start the server again".to_owned())
-        } else if connection.is_foreign() {
-            Some("the process was named by a worker, and has not the userfaultfd".to_owned())
-        } else {
-            self.start_collapser().err().map(|cause| cause.to_string())
-        };
-        match (refusal, &self.collapser) {
-            (None, Some(collapser)) => {
-                collapser.add(key, peer, blocks.into_iter().map(Vaddr::new).collect());
-            }
-            (reason, _) => {
-                let refused = blocks.len() as u64;
-                self.count_huge(key, Outcome { refused, reason, ..Outcome::default() });
-            }
-        }
-    }
-
-    fn start_collapser(&mut self) -> io::Result<()> {
-        if self.collapser.is_none() {
-            let collapser = Collapser::start()?;
-            self.set.add(&collapser, HUGE)?;
-            self.collapser = Some(collapser);
-        }
-        Ok(())
-    }
-
-    /// Notes which huge pages were made.
-    fn note_huge(&mut self) -> Result<(), ServeError> {
-        let Some(collapser) = &self.collapser else { return Ok(()) };
-        for (key, outcome) in collapser.take().map_err(ServeError::Wait)? {
-            self.count_huge(key, outcome);
-        }
-        Ok(())
-    }
-
-    fn count_huge(&mut self, session: u64, outcome: Outcome) {
-        // It may have ended.
-        let Some(connection) = self.connections.get_mut(&session) else { return };
-        let (pid, is_first) = (connection.peer.pid(), connection.not_huge == 0);
-        connection.huge_pages += outcome.made;
-        connection.not_huge += outcome.refused;
-        if let Some(reason) = outcome.reason.filter(|_| is_first) {
-            self.happened(ServeEvent::NotHuge { session, pid, reason });
-        }
     }
 
     fn kills(&self) -> bool {
@@ -1033,83 +587,6 @@ impl Keeper {
             (self.log)(&ServeEvent::Refused { session, pid, reason, was_killed });
         }
     }
-
-    /// Starts a worker. Where machines may wait for it, it goes on without what they can do without.
-    fn start_worker(&mut self, has_machines: bool) -> io::Result<()> {
-        let (socket, other) = MessageSocket::pair()?;
-        self.set.add(&socket, WORKER)?;
-        let child = (self.start)(other.into_fd())?;
-        // If it has ended, it reports nothing either.
-        let _ = link::hand_files_over(&socket, &self.files, has_machines);
-        let since = Instant::now();
-        self.worker = Some(RunningWorker {
-            child,
-            socket,
-            since,
-            is_ready: false,
-            has_heirlooms: false,
-            asks: false,
-            is_counting: false,
-            taking: None,
-        });
-        Ok(())
-    }
-
-    fn start_later(&mut self) {
-        self.failures += 1;
-        let doubled = BACKOFF * 2_u32.saturating_pow(self.failures.saturating_sub(2));
-        let delay = if self.failures < 2 { Duration::ZERO } else { doubled.min(BACKOFF_MOST) };
-        self.start_at = Some(Instant::now() + delay);
-    }
-
-    /// Starts the next worker, which gets all connections, those of machines first.
-    fn worker_ended(&mut self) {
-        let Some(mut worker) = self.worker.take() else { return };
-        let had_all = self.down_since.is_none();
-        self.down_since.get_or_insert_with(Instant::now);
-        let _ = self.set.remove(&worker.socket);
-        let _ = worker.child.kill();
-        let status = worker.child.wait();
-        let was_killed = status.as_ref().is_ok_and(|status| status.signal() == Some(KILL));
-        let was_denied = status.as_ref().is_ok_and(|status| status.signal() == Some(DENIED));
-        let mut status = status.map_or_else(|cause| cause.to_string(), |status| status.to_string());
-        if was_denied {
-            status.push_str(": it made a system call that its sandbox denies");
-        }
-        let (taking, ran) = (worker.taking, worker.since.elapsed());
-        drop(worker);
-        self.served.deaths += 1;
-        let sessions = self.connections.len() - self.greetings();
-        self.happened(ServeEvent::WorkerEnded { status, sessions });
-        // One that served all machines and was killed from outside is no repetition, however soon that was. A kernel
-        // that kills for want of memory is outside too: the machines get on between two deaths. The pause after one
-        // that was killed before does not grow.
-        if ran >= STEADY || (was_killed && had_all) {
-            self.failures = 0;
-        } else if was_killed {
-            self.failures = self.failures.min(1);
-        }
-        // A process that was killed from outside did not die of what it did.
-        if let Some(key) = taking.filter(|_| !was_killed)
-            && let Some(connection) = self.connections.get_mut(&key)
-        {
-            connection.deaths += 1;
-            if connection.deaths >= DEATHS {
-                self.refuse(key, format!("{DEATHS} workers died of taking it"));
-            }
-        }
-        self.renew();
-        self.start_later();
-    }
-
-    /// Has all connections handed over again, those of machines first.
-    fn renew(&mut self) {
-        // The counts of the next worker start anew.
-        self.connections.values_mut().for_each(|connection| connection.stats = None);
-        let (machines, greetings): (Vec<_>, Vec<_>) =
-            self.connections.iter().partition(|(_, connection)| !connection.is_greeting());
-        self.news = machines.iter().chain(&greetings).map(|(key, _)| **key).collect();
-    }
 }
 
 impl fmt::Debug for Keeper {
@@ -1119,18 +596,5 @@ impl fmt::Debug for Keeper {
             .field("options", &self.options)
             .field("served", &self.served)
             .finish_non_exhaustive()
-    }
-}
-
-/// Makes the file for the log of a machine, in the folder for recovery if there is one.
-fn make_log(recovery: Option<&Recovery>, connection: &mut Connection) -> io::Result<()> {
-    match recovery {
-        Some(recovery) => recovery.make_log(connection),
-        None => {
-            if connection.log_file.is_none() {
-                connection.log_file = Some(uzone_os::memory_file("uzone-events", &[])?.into());
-            }
-            Ok(())
-        }
     }
 }

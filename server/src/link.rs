@@ -13,12 +13,15 @@ use uzone_os::uffd::PendingFaults;
 
 use crate::connection::{Connection, Kept, TAKEN_BYTES};
 use crate::event::ServeEvent;
-use crate::held_folder::HeldFolder;
+use crate::keeper::held_folder::HeldFolder;
 use crate::sandbox::Sandbox;
 use crate::status::SessionStats;
 
 /// How long the parts of a message beside those of a monitor may be.
 const OTHER_BYTES: usize = 4096;
+/// How many blocks a report has at most.
+pub(crate) const BLOCKS: usize = 16;
+
 /// What starts each message of the keeper.
 #[derive(Debug, Serialize, Deserialize)]
 enum Title {

@@ -1,6 +1,11 @@
 //! Answering the faults of machines: [`Worker`]. One thread waits for connections, which a keeper hands
 //! over, and for the end of machines; faults are answered by the threads of an [`Engine`].
 
+pub(crate) mod dialect;
+mod huge;
+mod session;
+mod working_set;
+
 use std::collections::HashMap;
 use std::fmt;
 use std::fs::File;
@@ -21,18 +26,18 @@ use uzone_os::{MessageSocket, Vaddr};
 use uzone_pages::{ByteLen, ErrorKind};
 use uzone_snapshot::{FrameCache, Image, OpenOptions, Root, SnapshotBacking, SnapshotError};
 
+use self::dialect::{Dialect, Memory, Said};
+use self::huge::Finder;
+use self::session::{Session, SessionParts};
+use self::working_set::Recording;
 use crate::capture::{CaptureReply, CaptureRequest};
 use crate::connection::Connection;
-use crate::dialect::{self, Dialect, Memory, Said};
 use crate::error::ServeError;
-use crate::estate::Estate;
 use crate::event::ServeEvent;
-use crate::huge::Finder;
+use crate::keeper::estate::Estate;
 use crate::link::{self, Heirlooms, Order, Report, Titled};
 use crate::options::{OnFailure, Prefetch, ServerOptions};
 use crate::sandbox::{Beside, Files, Sandbox};
-use crate::session::{Session, SessionParts};
-use crate::working_set::{self, Recording};
 
 /// The key of the keeper; sessions have their numbers, which start at 1, and clients that read the memory of a
 /// session numbers with this bit.

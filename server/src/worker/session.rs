@@ -14,9 +14,9 @@ use uzone_fault::{
 use uzone_os::peer::Peer;
 use uzone_os::{MessageSocket, Vaddr};
 
+use super::dialect::Dialect;
 use crate::capture::CaptureReply;
 use crate::connection::Connection;
-use crate::dialect::Dialect;
 use crate::event::ServeEvent;
 use crate::link;
 use crate::options::{OnFailure, ServerOptions};

@@ -12,9 +12,9 @@ use serde::{Deserialize, Serialize};
 use uzone_os::MessageSocket;
 use uzone_os::uffd::EventSet;
 
+use super::estate::Estate;
+use super::held_folder::HeldFolder;
 use crate::connection::{Connection, Kept};
-use crate::estate::Estate;
-use crate::held_folder::HeldFolder;
 use crate::link::{self, Titled};
 
 /// How long the other side may take for a message.

@@ -1,84 +1,22 @@
-//! Huge pages for machines whose pages are small: the worker finds blocks of 2 MiB that are filled ([`Finder`]), and
-//! the keeper, which has the right to, has the kernel make huge pages of them ([`Collapser`]).
-//!
-//! Faults go first. While the kernel makes a huge page, for one to four milliseconds, the faults of its machine wait.
-//! So a machine that had a fault since the last look gets two in 100 ms, and all machines of a worker 16.
+//! Huge pages of blocks that a worker found filled ([`Collapser`]): the keeper has the right to have the kernel make them.
 //! A thread of low priority does it, one block after the other; the keeper accepts and hands over meanwhile.
 //!
 //! No byte changes, whatever becomes of the machine meanwhile: `blocks.rs` of the package `fault` states why. A process
 //! that has ended is known by its pidfd.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
-use std::time::{Duration, Instant};
 
 use uzone_os::peer::Peer;
 use uzone_os::uffd::Doorbell;
 use uzone_os::{Collapsed, SystemRoot, Vaddr, hugepages, priority};
 use uzone_pages::FaultAround;
 
-use crate::session::Session;
-
-/// How often blocks are looked for, and how often while nothing is filled.
-const EVERY: Duration = Duration::from_millis(100);
-const IDLE: Duration = Duration::from_secs(1);
-/// How many are found at once for all machines, and how many for one that has faults.
-pub(crate) const AT_ONCE: usize = 16;
-const BESIDE_FAULTS: usize = 2;
 /// How many messages of a worker may wait; what comes beyond counts as refused.
 const WAITING: usize = 1024;
-
-/// Finds blocks of which huge pages can be made.
-#[derive(Debug)]
-pub(crate) struct Finder {
-    looked: Instant,
-    is_idle: bool,
-    /// The session that was served last.
-    last: u64,
-}
-
-impl Finder {
-    pub(crate) fn new() -> Self {
-        Self { looked: Instant::now(), is_idle: false, last: 0 }
-    }
-
-    /// Returns after how long to look again, if there may be blocks.
-    pub(crate) fn timeout(&self, sessions: &HashMap<u64, Session>) -> Option<Duration> {
-        let every = if self.is_idle { IDLE } else { EVERY };
-        let may_find = sessions.values().any(Session::may_have_blocks);
-        may_find.then(|| every.saturating_sub(self.looked.elapsed()))
-    }
-
-    /// Returns the blocks of each session that were filled, if it is time.
-    pub(crate) fn find(&mut self, sessions: &mut HashMap<u64, Session>) -> Vec<(u64, Vec<Vaddr>)> {
-        if self.timeout(sessions) != Some(Duration::ZERO) {
-            return Vec::new();
-        }
-        (self.looked, self.is_idle) = (Instant::now(), true);
-        let (mut found, mut left) = (Vec::new(), AT_ONCE);
-        // In turns, so that none is left out for long.
-        let mut numbers: Vec<u64> = sessions.keys().copied().collect();
-        numbers.sort_unstable();
-        let next = numbers.partition_point(|number| *number <= self.last);
-        numbers.rotate_left(next);
-        for number in numbers {
-            let Some(session) = sessions.get_mut(&number) else { continue };
-            let has_faults = session.was_filled();
-            let blocks =
-                session.take_blocks(if has_faults { left.min(BESIDE_FAULTS) } else { left });
-            self.is_idle &= !has_faults && blocks.is_empty();
-            if !blocks.is_empty() {
-                left -= blocks.len();
-                self.last = number;
-                found.push((number, blocks));
-            }
-        }
-        found
-    }
-}
 
 /// What became of the blocks of a session.
 #[derive(Debug, Default)]

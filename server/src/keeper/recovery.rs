@@ -30,10 +30,10 @@ use serde::{Deserialize, Serialize};
 use uzone_fault::EventLog;
 use uzone_os::peer::Peer;
 
+use super::estate::Estate;
+use super::held_folder::HeldFolder;
 use crate::connection::{Connection, Kept};
 use crate::error::ServeError;
-use crate::estate::Estate;
-use crate::held_folder::HeldFolder;
 use crate::link;
 use crate::options::ServerOptions;
 use crate::socket::ListeningSocket;

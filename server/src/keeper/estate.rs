@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 
+use super::held_folder::HeldFolder;
+use super::recovery::Recovery;
 use crate::connection::Connection;
-use crate::held_folder::HeldFolder;
-use crate::recovery::Recovery;
 
 /// What a keeper has, for the next one.
 #[derive(Debug)]

@@ -28,9 +28,9 @@ use serde::{Deserialize, Serialize};
 use uzone_fault::EventLog;
 use uzone_os::{memory_file, passed_descriptors, peer};
 
+use super::estate::Estate;
 use crate::connection::{Connection, Kept};
 use crate::error::ServeError;
-use crate::estate::Estate;
 use crate::link;
 use crate::options::{OnFailure, ServerOptions};
 use crate::socket::ListeningSocket;

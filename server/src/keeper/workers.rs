@@ -1,0 +1,326 @@
+//! The worker of a keeper: it is started, handed what there is, heard, and followed by the next one.
+
+use std::fs::File;
+use std::io;
+use std::mem;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use uzone_os::{MessageSocket, Vaddr};
+
+use super::huge::{Collapser, Outcome};
+use super::kept::make_log;
+use super::recovery::Recovery;
+use super::{HUGE, Keeper, WORKER};
+use crate::control::Control;
+use crate::error::ServeError;
+use crate::event::ServeEvent;
+use crate::link::{self, BLOCKS, Report};
+
+/// After how long the death of a worker is no repetition.
+const STEADY: Duration = Duration::from_secs(1);
+/// How long to wait for the next start after the second death in a row; doubled with each, up to the limit.
+const BACKOFF: Duration = Duration::from_millis(5);
+const BACKOFF_MOST: Duration = Duration::from_millis(50);
+/// How many workers may die of taking one connection.
+const DEATHS: u32 = 3;
+/// `SIGKILL`, as the status of a process has it.
+const KILL: i32 = 9;
+/// `SIGSYS`, by which a process ends that makes a system call which its sandbox denies.
+const DENIED: i32 = 31;
+
+/// A worker, and what is known of it.
+pub(super) struct RunningWorker {
+    pub(super) child: Child,
+    socket: MessageSocket,
+    since: Instant,
+    pub(super) is_ready: bool,
+    /// Whether it has what the next keeper needs, in case that this process dies.
+    has_heirlooms: bool,
+    /// Whether it waits for an order.
+    asks: bool,
+    /// Whether it was asked for its counts, and has not reported all.
+    is_counting: bool,
+    /// The connection that it was handed last, until it asks for the next.
+    pub(super) taking: Option<u64>,
+}
+
+impl Drop for RunningWorker {
+    /// Ends the process. When this returns, none of its threads answers a fault any more. If this process
+    /// dies of a bug, the worker takes its place.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        // It may have ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Starts a worker with the descriptor that it is handed.
+pub(super) type Start = Box<dyn FnMut(OwnedFd) -> io::Result<Child> + Send>;
+
+impl Keeper {
+    /// Starts a worker. Where machines may wait for it, it goes on without what they can do without.
+    pub(super) fn start_worker(&mut self, has_machines: bool) -> io::Result<()> {
+        let (socket, other) = MessageSocket::pair()?;
+        self.set.add(&socket, WORKER)?;
+        let child = (self.start)(other.into_fd())?;
+        // If it has ended, it reports nothing either.
+        let _ = link::hand_files_over(&socket, &self.files, has_machines);
+        let since = Instant::now();
+        self.worker = Some(RunningWorker {
+            child,
+            socket,
+            since,
+            is_ready: false,
+            has_heirlooms: false,
+            asks: false,
+            is_counting: false,
+            taking: None,
+        });
+        Ok(())
+    }
+
+    /// Waits for a report of the first worker.
+    pub(super) fn first_words(&mut self) -> Result<(), ServeError> {
+        let Some(worker) = &mut self.worker else { return Ok(()) };
+        match link::receive_report(&worker.socket, &mut self.room) {
+            Ok(Some((report, fds))) => self.handle(report, fds),
+            Ok(None) | Err(_) => {
+                let status = worker.child.wait().map_err(ServeError::Start)?;
+                return Err(ServeError::Worker { status });
+            }
+        }
+        Ok(())
+    }
+
+    /// Hands a connection over, if the worker waits for one.
+    pub(super) fn hand_over(&mut self) {
+        while let Some(worker) = self.worker.as_mut().filter(|worker| worker.asks) {
+            if !worker.has_heirlooms {
+                (worker.asks, worker.has_heirlooms) = (false, true);
+                let listener = self.socket.as_ref().map(|socket| socket.listener.as_fd());
+                let control = self.control.as_ref().map_or((None, None), Control::sockets);
+                let manager = self.manager.as_ref().map(AsFd::as_fd);
+                let held = self.recovery.as_ref().map(Recovery::held);
+                let folder = held.or(self.folder.as_ref());
+                let handed =
+                    link::hand_heirlooms_over(&worker.socket, listener, control, manager, folder);
+                if handed.is_err() {
+                    return self.worker_ended();
+                }
+                continue;
+            }
+            if let Some((session, client, pending)) = self.captures.pop_front() {
+                worker.asks = false;
+                if link::pass_on(&worker.socket, session, &client, &pending).is_err() {
+                    return self.worker_ended();
+                }
+                continue;
+            }
+            let Some(key) = self.news.pop_front() else { return };
+            let Some(connection) = self.connections.get_mut(&key) else { continue };
+            (worker.asks, worker.taking) = (false, Some(key));
+            if connection.may_be_a_machine() {
+                // If it fails, so it does when the machine is kept, which warns.
+                let _ = make_log(self.recovery.as_ref(), connection);
+            }
+            if link::hand_over(&worker.socket, key, connection).is_err() {
+                return self.worker_ended();
+            }
+        }
+    }
+
+    /// Has the worker get what the next keeper needs, once more.
+    pub(super) fn heirlooms_changed(&mut self) {
+        if let Some(worker) = &mut self.worker {
+            worker.has_heirlooms = false;
+        }
+    }
+
+    /// Asks the worker for its counts, if they were asked for, and it waits for an order.
+    pub(super) fn ask_for_stats(&mut self) {
+        if self.asking.is_empty() {
+            return;
+        }
+        if let Some(worker) = self.worker.as_mut().filter(|worker| worker.asks) {
+            (worker.asks, worker.is_counting) = (false, true);
+            if link::ask_for_stats(&worker.socket).is_err() {
+                self.worker_ended();
+            }
+        }
+    }
+
+    /// Receives what the worker reports.
+    pub(super) fn hear(&mut self) {
+        let Some(worker) = &self.worker else { return };
+        match link::receive_report(&worker.socket, &mut self.room) {
+            Ok(Some((report, fds))) => self.handle(report, fds),
+            Ok(None) | Err(_) => self.worker_ended(),
+        }
+    }
+
+    fn handle(&mut self, report: Report, fds: Vec<OwnedFd>) {
+        match report {
+            Report::Image(image, path, names) => {
+                let before = mem::replace(&mut self.image, image);
+                if !before.is_empty() && before != self.image {
+                    // It was opened by its name again, or changed in place: no machine gets bytes of both.
+                    for connection in self.connections.values_mut().filter(|it| !it.is_greeting()) {
+                        connection.image.get_or_insert(before.clone());
+                    }
+                    self.refuse_other_images();
+                }
+                self.image_path = path;
+                self.files = names.into_iter().zip(fds.into_iter().map(File::from)).collect();
+            }
+            Report::Sandbox(sandbox) => self.sandbox = sandbox,
+            Report::Next => {
+                let Some(worker) = &mut self.worker else { return };
+                (worker.is_ready, worker.asks, worker.taking) = (true, true, None);
+                if mem::take(&mut worker.is_counting) {
+                    self.answer_all();
+                }
+                if self.news.is_empty() {
+                    self.down_since = None;
+                }
+            }
+            Report::Reading(key) => {
+                if let Some(connection) = self.connections.get_mut(&key) {
+                    // More of it means nothing, and nor does its end: of older monitors it comes at once.
+                    if connection.is_greeting() && !connection.is_ended {
+                        let _ = self.set.remove(&connection.stream);
+                    }
+                    connection.is_ended = true;
+                    connection.log = fds.into_iter().next();
+                }
+                // If it is of another keeper: its file has all of the log before only now.
+                self.keep_logged(key);
+                if let Some(worker) = &self.worker {
+                    // It has died otherwise, which the next wait reports.
+                    let _ = link::log_is_kept(&worker.socket);
+                }
+            }
+            Report::Stats(key, stats) => {
+                if let Some(connection) = self.connections.get_mut(&key) {
+                    connection.stats = Some(stats);
+                }
+            }
+            Report::Blocks(key, blocks) => self.make_huge(key, blocks),
+            Report::Probe(key) => drop(self.forget(key)),
+            Report::Event(event) => self.happened(event),
+        }
+    }
+
+    /// Has huge pages made of blocks that a worker found filled.
+    fn make_huge(&mut self, key: u64, mut blocks: Vec<u64>) {
+        let Some(connection) = self.connections.get(&key) else { return };
+        blocks.truncate(BLOCKS);
+        let peer = connection.peer.clone();
+        let refusal = if self.is_confined {
+            Some("this keeper was a worker, and has its rights: start the server again".to_owned())
+        } else if connection.is_foreign() {
+            Some("the process was named by a worker, and has not the userfaultfd".to_owned())
+        } else {
+            self.start_collapser().err().map(|cause| cause.to_string())
+        };
+        match (refusal, &self.collapser) {
+            (None, Some(collapser)) => {
+                collapser.add(key, peer, blocks.into_iter().map(Vaddr::new).collect());
+            }
+            (reason, _) => {
+                let refused = blocks.len() as u64;
+                self.count_huge(key, Outcome { refused, reason, ..Outcome::default() });
+            }
+        }
+    }
+
+    fn start_collapser(&mut self) -> io::Result<()> {
+        if self.collapser.is_none() {
+            let collapser = Collapser::start()?;
+            self.set.add(&collapser, HUGE)?;
+            self.collapser = Some(collapser);
+        }
+        Ok(())
+    }
+
+    /// Notes which huge pages were made.
+    pub(super) fn note_huge(&mut self) -> Result<(), ServeError> {
+        let Some(collapser) = &self.collapser else { return Ok(()) };
+        for (key, outcome) in collapser.take().map_err(ServeError::Wait)? {
+            self.count_huge(key, outcome);
+        }
+        Ok(())
+    }
+
+    fn count_huge(&mut self, session: u64, outcome: Outcome) {
+        // It may have ended.
+        let Some(connection) = self.connections.get_mut(&session) else { return };
+        let (pid, is_first) = (connection.peer.pid(), connection.not_huge == 0);
+        connection.huge_pages += outcome.made;
+        connection.not_huge += outcome.refused;
+        if let Some(reason) = outcome.reason.filter(|_| is_first) {
+            self.happened(ServeEvent::NotHuge { session, pid, reason });
+        }
+    }
+
+    pub(super) fn start_later(&mut self) {
+        self.failures += 1;
+        let doubled = BACKOFF * 2_u32.saturating_pow(self.failures.saturating_sub(2));
+        let delay = if self.failures < 2 { Duration::ZERO } else { doubled.min(BACKOFF_MOST) };
+        self.start_at = Some(Instant::now() + delay);
+    }
+
+    /// Starts the next worker, which gets all connections, those of machines first.
+    fn worker_ended(&mut self) {
+        let Some(mut worker) = self.worker.take() else { return };
+        let had_all = self.down_since.is_none();
+        self.down_since.get_or_insert_with(Instant::now);
+        let _ = self.set.remove(&worker.socket);
+        let _ = worker.child.kill();
+        let status = worker.child.wait();
+        let was_killed = status.as_ref().is_ok_and(|status| status.signal() == Some(KILL));
+        let was_denied = status.as_ref().is_ok_and(|status| status.signal() == Some(DENIED));
+        let mut status = status.map_or_else(|cause| cause.to_string(), |status| status.to_string());
+        if was_denied {
+            status.push_str(": it made a system call that its sandbox denies");
+        }
+        let (taking, ran) = (worker.taking, worker.since.elapsed());
+        drop(worker);
+        self.served.deaths += 1;
+        let sessions = self.connections.len() - self.greetings();
+        self.happened(ServeEvent::WorkerEnded { status, sessions });
+        // One that served all machines and was killed from outside is no repetition, however soon that was. A kernel
+        // that kills for want of memory is outside too: the machines get on between two deaths. The pause after one
+        // that was killed before does not grow.
+        if ran >= STEADY || (was_killed && had_all) {
+            self.failures = 0;
+        } else if was_killed {
+            self.failures = self.failures.min(1);
+        }
+        // A process that was killed from outside did not die of what it did.
+        if let Some(key) = taking.filter(|_| !was_killed)
+            && let Some(connection) = self.connections.get_mut(&key)
+        {
+            connection.deaths += 1;
+            if connection.deaths >= DEATHS {
+                self.refuse(key, format!("{DEATHS} workers died of taking it"));
+            }
+        }
+        self.renew();
+        self.start_later();
+    }
+
+    /// Has all connections handed over again, those of machines first.
+    pub(super) fn renew(&mut self) {
+        // The counts of the next worker start anew.
+        self.connections.values_mut().for_each(|connection| connection.stats = None);
+        let (machines, greetings): (Vec<_>, Vec<_>) =
+            self.connections.iter().partition(|(_, connection)| !connection.is_greeting());
+        self.news = machines.iter().chain(&greetings).map(|(key, _)| **key).collect();
+    }
+}
