@@ -11,11 +11,13 @@ use std::process::{ExitCode, ExitStatus};
 
 use serde::Serialize;
 use uzone_bench::BenchError;
-use uzone_os as os;
+use uzone_os::{MapError, MappingError, SysError};
 use uzone_pages::{AddrError, ErrorKind};
 use uzone_report::ReportError;
 use uzone_server::ServeError;
 use uzone_snapshot::SnapshotError;
+use uzone_stream::StreamError;
+use uzone_zone::BindError;
 
 /// The ways to end, in ascending order, each with its number and its meaning in the help.
 macro_rules! exits {
@@ -87,9 +89,11 @@ impl Exit {
         self as u8
     }
 
-    /// Returns the code for an error: that of the first in its chain of causes that has one.
+    /// Returns the code for an error: that of the first in its chain of causes that states more than a kind, or else of
+    /// the first that has a kind.
     pub(crate) fn of(error: &(dyn Error + 'static)) -> Self {
-        chain(error).find_map(of_link).unwrap_or(Self::Os)
+        let of_kind = || chain(error).find_map(of_link);
+        chain(error).find_map(by_itself).or_else(of_kind).unwrap_or(Self::Os)
     }
 }
 
@@ -111,57 +115,40 @@ fn chain<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn 
     iter::successors(Some(error), |&error| error.source())
 }
 
-/// Returns the code of one error of a chain, or `None` if its cause has to tell.
+/// Returns the code of an error for which its kind is not enough: what to do is up to the administrator, or the input is not
+/// right.
+fn by_itself(error: &(dyn Error + 'static)) -> Option<Exit> {
+    match (error.downcast_ref(), error.downcast_ref(), error.downcast_ref()) {
+        (Some(MapError::HugePool { .. }), ..) | (_, Some(BindError::NoStore { .. }), _) => {
+            Some(Exit::Config)
+        }
+        (Some(MapError::BeyondEnd { .. } | MapError::NotMappable { .. }), ..) => Some(Exit::Data),
+        // It is a file of the kernel.
+        (.., Some(SysError::Format { .. })) => Some(Exit::Os),
+        _ if error.is::<StreamError>() => Some(Exit::Config),
+        _ => None,
+    }
+}
+
+/// Returns the code of one error of a chain, or `None` if its cause determines that.
 ///
 /// An error type of a library that is new here gets a line. A wrapper whose Display is its inner
-/// error's (`#[error(transparent)]`) hides that from the chain, so wrappers are opened by variant.
+/// error's (`#[error(transparent)]`) hides that from the chain, and has its kind.
 fn of_link(error: &(dyn Error + 'static)) -> Option<Exit> {
     let kind = (error.downcast_ref().map(BenchError::kind))
         .or_else(|| error.downcast_ref().map(ReportError::kind))
         .or_else(|| error.downcast_ref().map(SnapshotError::kind))
         .or_else(|| error.downcast_ref().map(ServeError::kind))
+        .or_else(|| error.downcast_ref().map(BindError::kind))
+        .or_else(|| error.downcast_ref().map(MappingError::kind))
+        .or_else(|| error.downcast_ref().map(MapError::kind))
+        .or_else(|| error.downcast_ref().map(SysError::kind))
         .or_else(|| error.downcast_ref().map(AddrError::kind));
-    if let Some(kind) = kind {
-        return of_kind(kind);
+    match kind {
+        Some(kind) => of_kind(kind),
+        None if error.is::<serde_json::Error>() => Some(Exit::Data),
+        None => error.downcast_ref().map(of_io),
     }
-    if let Some(error) = error.downcast_ref::<os::MapError>() {
-        return of_map(error);
-    }
-    if let Some(error) = error.downcast_ref::<os::MappingError>() {
-        return match error {
-            os::MappingError::Memory { .. } => Some(Exit::Os),
-            os::MappingError::Fault { .. } | os::MappingError::Poisoned { .. } => Some(Exit::Io),
-            os::MappingError::Advice { .. } => Some(Exit::Feature),
-            os::MappingError::Sys(inner) => of_link(inner),
-            _ => None,
-        };
-    }
-    if let Some(error) = error.downcast_ref::<os::SysError>() {
-        // A file of the kernel that is not there is a feature that is not there.
-        return match error {
-            error if error.is_absent() => Some(Exit::Feature),
-            os::SysError::Format { .. } => Some(Exit::Os),
-            _ => None,
-        };
-    }
-    if let Some(error) = error.downcast_ref::<uzone_zone::BindError>() {
-        return match error {
-            uzone_zone::BindError::EndsInsidePage { .. }
-            | uzone_zone::BindError::Addr(_)
-            | uzone_zone::BindError::FolioLargerThanRegion { .. }
-            | uzone_zone::BindError::NoNumbers { .. } => Some(Exit::Usage),
-            uzone_zone::BindError::NoStore { .. } => Some(Exit::Config),
-            uzone_zone::BindError::TooLittleMemory { .. } => Some(Exit::Os),
-            _ => None,
-        };
-    }
-    if error.is::<uzone_stream::StreamError>() {
-        return Some(Exit::Config);
-    }
-    if error.is::<serde_json::Error>() {
-        return Some(Exit::Data);
-    }
-    error.downcast_ref::<io::Error>().map(of_io)
 }
 
 /// Returns the code for a kind of error, or `None` if a cause has to tell.
@@ -175,22 +162,6 @@ fn of_kind(kind: ErrorKind) -> Option<Exit> {
         ErrorKind::Io | ErrorKind::Poisoned | ErrorKind::Gone => Some(Exit::Io),
         ErrorKind::NotFound => Some(Exit::Input),
         ErrorKind::InvalidData => Some(Exit::Data),
-        _ => None,
-    }
-}
-
-fn of_map(error: &os::MapError) -> Option<Exit> {
-    use os::MapError;
-    match error {
-        MapError::Empty
-        | MapError::TooLong { .. }
-        | MapError::BadAlign { .. }
-        | MapError::UnalignedOffset { .. } => Some(Exit::Usage),
-        MapError::BeyondEnd { .. } | MapError::NotMappable { .. } => Some(Exit::Data),
-        MapError::NotOpenFor { .. } => Some(Exit::Permission),
-        MapError::HugePool { .. } => Some(Exit::Config),
-        MapError::HugeSize { .. } | MapError::Advice { .. } => Some(Exit::Feature),
-        MapError::Memory { .. } => Some(Exit::Os),
         _ => None,
     }
 }
@@ -309,7 +280,8 @@ impl<E: Error + Send + Sync + 'static> From<E> for Failure {
 mod tests {
     use super::*;
     use std::path::PathBuf;
-    use uzone_os::{HugeSize, MapError, SysError};
+    use uzone_os::HugeSize;
+    use uzone_os::uffd::UffdError;
 
     #[derive(Debug, thiserror::Error)]
     #[error("cannot do {what}")]
@@ -340,20 +312,17 @@ mod tests {
             wanted: 1,
             cause: io::ErrorKind::OutOfMemory.into(),
         };
-        let cut = || uzone_zone::BindError::EndsInsidePage {
-            len_bytes: 1,
-            page: uzone_pages::PageSize::KIB_4,
-        };
-        let unmapped = uzone_zone::BindError::Region {
+        let cut = || BindError::EndsInsidePage { len_bytes: 1, page: uzone_pages::PageSize::KIB_4 };
+        let unmapped = BindError::Region {
             len: uzone_pages::ByteLen::mib(2),
             backing: uzone_zone::Backing::Hugetlb(HugeSize::MIB_2),
             cause: pool(),
         };
-        let unavailable = uzone_zone::BindError::NoStore { path: uzone_stream::Path::Avx512 };
+        let unavailable = BindError::NoStore { path: uzone_stream::Path::Avx512 };
         let table: [(Box<dyn Error + Send + Sync>, Exit); 18] = [
             (Box::new(cut()), Exit::Usage),
             (Box::new(unmapped), Exit::Config),
-            (Box::new(uzone_zone::BindError::NotZero), Exit::Os),
+            (Box::new(BindError::NotZero), Exit::Usage),
             (Box::new(AddrError::BadPageSize { bytes: 3 }), Exit::Usage),
             (Box::new(MapError::Empty), Exit::Usage),
             (Box::new(pool()), Exit::Config),
@@ -365,12 +334,9 @@ mod tests {
                 Box::new(Outer { what: "this", cause: unread(io::ErrorKind::NotFound) }),
                 Exit::Feature,
             ),
-            (Box::new(os::uffd::UffdError::NoUserfaultfd { cause: refused() }), Exit::Permission),
+            (Box::new(UffdError::NoUserfaultfd { cause: refused() }), Exit::Permission),
             (
-                Box::new(uzone_stream::StreamError::Malformed {
-                    part: "mmx".into(),
-                    default: String::new(),
-                }),
+                Box::new(StreamError::Malformed { part: "mmx".into(), default: String::new() }),
                 Exit::Config,
             ),
             (Box::new(io::Error::from(io::ErrorKind::NotFound)), Exit::Input),
