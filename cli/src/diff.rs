@@ -50,13 +50,6 @@ pub(crate) struct Args {
 
 /// `uzone.diff/1`: a line for each step.
 #[derive(Debug, Serialize)]
-struct Line {
-    schema: &'static str,
-    #[serde(flatten)]
-    step: Step,
-}
-
-#[derive(Debug, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 enum Step {
     /// The machine may go on: its pages are kept before they are written to.
@@ -76,9 +69,11 @@ enum Step {
     },
 }
 
-impl Report for Line {
+impl Report for Step {
+    const SCHEMA: &'static str = "uzone.diff/1";
+
     fn text(&self, _style: Style) -> String {
-        match &self.step {
+        match self {
             Step::Protected { session, present_bytes, paused_ns } => {
                 may_go_on(*session, *present_bytes, "protected", *paused_ns)
             }
@@ -98,12 +93,6 @@ impl Report for Line {
 fn may_go_on(session: u64, bytes: u64, what: &str, paused_ns: u64) -> String {
     let (bytes, time) = (ByteLen::new(bytes), human_duration(Duration::from_nanos(paused_ns)));
     format!("session {session}: {bytes:.1} {what} in {time}; the machine may go on\n")
-}
-
-impl Line {
-    fn new(step: Step) -> Self {
-        Self { schema: "uzone.diff/1", step }
-    }
 }
 
 /// Writes an image of what a machine has changed.
@@ -146,7 +135,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     let pages = match protected {
         Ok(pages) => {
             let (present_bytes, paused_ns) = (pages.present().get(), elapsed_ns());
-            out.event(&Line::new(Step::Protected { session, present_bytes, paused_ns }));
+            out.event(&Step::Protected { session, present_bytes, paused_ns });
             pages
         }
         Err(memory) => {
@@ -156,11 +145,11 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
             };
             let pages = memory.copy(args.threads.get()).map_err(failed)?;
             let (copied_bytes, paused_ns) = (pages.present().get(), elapsed_ns());
-            out.event(&Line::new(Step::Copied { session, copied_bytes, paused_ns }));
+            out.event(&Step::Copied { session, copied_bytes, paused_ns });
             pages
         }
     };
-    out.event(&Line::new(pack(args, &below, &pages, out)?));
+    out.event(&pack(args, &below, &pages, out)?);
     Ok(Exit::Ok)
 }
 

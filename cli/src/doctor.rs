@@ -53,7 +53,6 @@ struct Counts {
 /// `uzone.doctor/1`.
 #[derive(Debug, Serialize)]
 struct Doctor<'a> {
-    schema: &'static str,
     uzone_version: &'static str,
     is_ready: bool,
     counts: Counts,
@@ -75,7 +74,6 @@ impl<'a> Doctor<'a> {
             fail: count(Status::Fail),
         };
         Self {
-            schema: "uzone.doctor/1",
             uzone_version: env!("CARGO_PKG_VERSION"),
             is_ready: counts.fail == 0,
             counts,
@@ -90,6 +88,8 @@ impl<'a> Doctor<'a> {
 const STATUS_WIDTH: usize = 6;
 
 impl Report for Doctor<'_> {
+    const SCHEMA: &'static str = "uzone.doctor/1";
+
     fn text(&self, style: Style) -> String {
         let mut text = String::new();
         let shown = |check: &&Check| match style.verbosity {

@@ -37,13 +37,14 @@ const COMPLETIONS_EXITS: [u8; 3] = [0, 2, 74];
 /// `uzone.man/1`: the first page, or where all were written.
 #[derive(Debug, Serialize)]
 struct Manual {
-    schema: &'static str,
     /// In the language of `man`; null if they were written to files.
     page: Option<String>,
     files: Vec<String>,
 }
 
 impl Report for Manual {
+    const SCHEMA: &'static str = "uzone.man/1";
+
     fn text(&self, _style: Style) -> String {
         match &self.page {
             Some(page) => page.clone(),
@@ -55,12 +56,13 @@ impl Report for Manual {
 /// `uzone.completions/1`: a script.
 #[derive(Debug, Serialize)]
 struct Completions {
-    schema: &'static str,
     shell: String,
     script: String,
 }
 
 impl Report for Completions {
+    const SCHEMA: &'static str = "uzone.completions/1";
+
     fn text(&self, _style: Style) -> String {
         self.script.clone()
     }
@@ -73,7 +75,7 @@ impl Report for Completions {
 pub(crate) fn man(args: &ManArgs, out: &Output) -> Result<Exit, Failure> {
     let mut command = Arguments::command();
     command.build();
-    let mut manual = Manual { schema: "uzone.man/1", page: None, files: Vec::new() };
+    let mut manual = Manual { page: None, files: Vec::new() };
     match &args.output {
         None => manual.page = Some(text(page(&command)?)?),
         Some(dir) => {
@@ -118,10 +120,6 @@ fn text(bytes: Vec<u8>) -> io::Result<String> {
 pub(crate) fn completions(args: &CompletionsArgs, out: &Output) -> Result<Exit, Failure> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Arguments::command(), "uzone", &mut script);
-    out.print(&Completions {
-        schema: "uzone.completions/1",
-        shell: args.shell.to_string(),
-        script: text(script)?,
-    })?;
+    out.print(&Completions { shell: args.shell.to_string(), script: text(script)? })?;
     Ok(Exit::Ok)
 }

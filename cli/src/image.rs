@@ -325,7 +325,6 @@ fn ratio(image_bytes: u64, file_bytes: u64) -> String {
 /// `uzone.pack/1`
 #[derive(Debug, Serialize)]
 struct PackReport {
-    schema: &'static str,
     image: String,
     root: String,
     codec: &'static str,
@@ -340,6 +339,8 @@ struct PackReport {
 }
 
 impl Report for PackReport {
+    const SCHEMA: &'static str = "uzone.pack/1";
+
     fn text(&self, _style: Style) -> String {
         format!(
             "packed {:.1} into {:.1} ({} times smaller) in {}\nroot {}\n",
@@ -399,7 +400,6 @@ pub(crate) fn pack(args: &PackArgs, out: &Output) -> Result<Exit, Failure> {
     };
     drop(bar);
     out.print(&PackReport {
-        schema: "uzone.pack/1",
         image: args.image.display().to_string(),
         root: packed.root.to_string(),
         codec: args.codec().name(),
@@ -549,7 +549,6 @@ fn read_pages(path: &Path) -> Result<Vec<u64>, Failure> {
 /// `uzone.unpack/1`
 #[derive(Debug, Serialize)]
 struct UnpackReport {
-    schema: &'static str,
     output: String,
     root: String,
     image_bytes: u64,
@@ -558,6 +557,8 @@ struct UnpackReport {
 }
 
 impl Report for UnpackReport {
+    const SCHEMA: &'static str = "uzone.unpack/1";
+
     fn text(&self, _style: Style) -> String {
         format!("unpacked {:.1} in {}\n", ByteLen::new(self.image_bytes), self.work.text())
     }
@@ -595,7 +596,6 @@ pub(crate) fn unpack(args: &UnpackArgs, out: &Output) -> Result<Exit, Failure> {
     })?;
     drop(bar);
     out.print(&UnpackReport {
-        schema: "uzone.unpack/1",
         output: args.output.display().to_string(),
         root: image.root().to_string(),
         image_bytes: image.byte_len(),
@@ -682,13 +682,14 @@ struct Region {
 /// `uzone.inspect/1`
 #[derive(Debug, Serialize)]
 struct InspectReport {
-    schema: &'static str,
     /// The image, its parent, and so on.
     chain: Vec<Shown>,
     regions: Vec<Region>,
 }
 
 impl Report for InspectReport {
+    const SCHEMA: &'static str = "uzone.inspect/1";
+
     fn text(&self, _style: Style) -> String {
         let mut text = String::new();
         for (number, shown) in self.chain.iter().enumerate() {
@@ -800,7 +801,6 @@ pub(crate) fn inspect(args: &InspectArgs, out: &Output) -> Result<Exit, Failure>
         page_bytes: region.page_bytes,
     };
     out.print(&InspectReport {
-        schema: "uzone.inspect/1",
         chain: chain(&image).map(Shown::of).collect(),
         regions: image.regions().iter().map(region).collect(),
     })?;
@@ -810,7 +810,6 @@ pub(crate) fn inspect(args: &InspectArgs, out: &Output) -> Result<Exit, Failure>
 /// `uzone.verify/1`
 #[derive(Debug, Serialize)]
 struct VerifyReport {
-    schema: &'static str,
     root: String,
     /// Whether the root hash was required, so that the bytes are authentic.
     root_was_required: bool,
@@ -822,6 +821,8 @@ struct VerifyReport {
 }
 
 impl Report for VerifyReport {
+    const SCHEMA: &'static str = "uzone.verify/1";
+
     fn text(&self, _style: Style) -> String {
         let authentic = if self.root_was_required {
             "as required"
@@ -858,7 +859,6 @@ pub(crate) fn verify(args: &VerifyArgs, out: &Output) -> Result<Exit, Failure> {
         file_bytes += image.file_len();
     }
     out.print(&VerifyReport {
-        schema: "uzone.verify/1",
         root: image.root().to_string(),
         root_was_required: image.root_was_required(),
         images,

@@ -52,7 +52,6 @@ pub(crate) struct Args {
 /// `uzone.offload/1`
 #[derive(Debug, Serialize)]
 struct OffloadReport {
-    schema: &'static str,
     faults: u64,
     asked_bytes: u64,
     around_bytes: u64,
@@ -60,6 +59,8 @@ struct OffloadReport {
 }
 
 impl Report for OffloadReport {
+    const SCHEMA: &'static str = "uzone.offload/1";
+
     fn text(&self, _style: Style) -> String {
         format!(
             "restored by {} faults in {}: {:.1} were asked for, and {:.1} came along\n",
@@ -90,7 +91,6 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     let done: Result<_, ServeError> = offload.restore(&args.socket, args.resume);
     let Offloaded { faults, asked_bytes, around_bytes, .. } = done?;
     let served_ns = nanoseconds(started.elapsed());
-    let schema = "uzone.offload/1";
-    out.print(&OffloadReport { schema, faults, asked_bytes, around_bytes, served_ns })?;
+    out.print(&OffloadReport { faults, asked_bytes, around_bytes, served_ns })?;
     Ok(Exit::Ok)
 }

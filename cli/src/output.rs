@@ -140,11 +140,28 @@ impl Style {
     }
 }
 
-/// What a command found: an object by `Serialize`, with its `schema` as the first field, and a text
-/// by [`Report::text`].
+/// What a command found: an object by `Serialize`, and a text by [`Report::text`].
 pub(crate) trait Report: Serialize {
+    /// The name of its schema, the first field of the object; empty if it has that field itself.
+    const SCHEMA: &'static str;
+
     /// Returns the result for people, each line ended.
     fn text(&self, style: Style) -> String;
+}
+
+/// A report as the object that is printed.
+#[derive(Serialize)]
+pub(crate) struct Object<'a, R> {
+    #[serde(skip_serializing_if = "str::is_empty")]
+    schema: &'static str,
+    #[serde(flatten)]
+    report: &'a R,
+}
+
+impl<'a, R: Report> From<&'a R> for Object<'a, R> {
+    fn from(report: &'a R) -> Self {
+        Self { schema: R::SCHEMA, report }
+    }
 }
 
 /// Where and how a command prints.
@@ -197,7 +214,7 @@ impl Output {
     /// If standard output cannot be written, except that its reader went away.
     pub(crate) fn print(&self, report: &impl Report) -> Result<(), Failure> {
         if self.is_json {
-            return print_json(report);
+            return print_json(&Object::from(report));
         }
         to_stdout(&report.text(self.style(io::stdout().is_terminal())))
     }
@@ -249,7 +266,7 @@ impl Output {
     pub(crate) fn event(&self, event: &impl Report) {
         if self.is_json {
             // A reader that went away has seen enough; other threads and the work go on.
-            if let Ok(line) = serde_json::to_string(event) {
+            if let Ok(line) = serde_json::to_string(&Object::from(event)) {
                 let _ = to_stdout(&format!("{line}\n"));
             }
         } else if self.verbosity != Verbosity::Quiet {

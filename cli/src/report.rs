@@ -37,7 +37,6 @@ const EXITS: [u8; 6] = [0, 2, 65, 66, 74, 77];
 /// `uzone.report/1`: what was written.
 #[derive(Debug, Serialize)]
 struct Written {
-    schema: &'static str,
     documents: usize,
     /// Absolute or not, as the arguments named them.
     files: Vec<String>,
@@ -46,6 +45,8 @@ struct Written {
 }
 
 impl Report for Written {
+    const SCHEMA: &'static str = "uzone.report/1";
+
     fn text(&self, _style: Style) -> String {
         let mut text = self.text.clone().unwrap_or_default();
         for file in &self.files {
@@ -82,7 +83,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     let is_text = args.terminal || (args.output.is_none() && args.svg.is_none());
     let text = is_text.then(|| uzone_report::terminal(&documents));
     let documents = documents.len();
-    out.print(&Written { schema: "uzone.report/1", documents, files, text })?;
+    out.print(&Written { documents, files, text })?;
     Ok(Exit::Ok)
 }
 

@@ -3,6 +3,7 @@
 //! keeper of each, and each has a worker.
 
 mod config;
+mod events;
 mod rights;
 
 use std::env;
@@ -24,23 +25,22 @@ use std::time::Duration;
 
 use clap::builder::ArgPredicate;
 use sd_notify::NotifyState;
-use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use uzone_fault::Budget;
 use uzone_os::privilege::{self, Privileges};
 use uzone_os::uffd::Doorbell;
 use uzone_pages::ByteLen;
-use uzone_report::human_duration;
 use uzone_server::{
-    Keeper, OnFailure, Passed, Prefetch, Recovery, Sandbox, ServeError, ServeEvent, Served,
-    ServerOptions, ServiceManager, Worker, WorkerStart,
+    Keeper, OnFailure, Passed, Prefetch, Recovery, ServeError, ServeEvent, Served, ServerOptions,
+    ServiceManager, Worker, WorkerStart,
 };
 use uzone_snapshot::{Root, is_url};
 
+use self::events::{Happened, Line};
 use crate::exit::{self, Exit, Failure};
 use crate::image::{OnDisk, Requests};
-use crate::output::{Output, Report, Style};
+use crate::output::Output;
 use crate::user::{self, User};
 
 const EXITS: [u8; 9] = [0, 2, 65, 66, 69, 71, 74, 75, 77];
@@ -186,146 +186,6 @@ enum Failing {
 fn mode(text: &str) -> Result<u32, String> {
     let mode = u32::from_str_radix(text, 8).map_err(|error| error.to_string())?;
     if mode <= 0o777 { Ok(mode) } else { Err("a mode is at most 777".into()) }
-}
-
-/// `uzone.serve/1`: one line for each thing that happens.
-#[derive(Debug, Serialize)]
-struct Line<'a> {
-    schema: &'static str,
-    /// The socket of the server, where there are several.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    server: Option<String>,
-    #[serde(flatten)]
-    happened: Happened<'a>,
-}
-
-#[derive(Debug, Serialize)]
-#[serde(untagged)]
-enum Happened<'a> {
-    Server(ServerEvent),
-    Session(&'a ServeEvent),
-}
-
-#[derive(Debug, Serialize)]
-#[serde(tag = "event", rename_all = "snake_case")]
-enum ServerEvent {
-    Listening { socket: String, image: String, metrics: Option<SocketAddr>, sandbox: Sandbox },
-    Stopped { sessions: u64, left: usize, worker_deaths: u64, dropped_events: u64 },
-}
-
-impl<'a> Line<'a> {
-    fn new(happened: Happened<'a>) -> Self {
-        Self { schema: "uzone.serve/1", server: None, happened }
-    }
-}
-
-impl Report for Line<'_> {
-    fn text(&self, _style: Style) -> String {
-        let server = self.server.as_ref().map(|server| format!("{server}: ")).unwrap_or_default();
-        format!("{server}{}", self.what())
-    }
-}
-
-impl Line<'_> {
-    fn what(&self) -> String {
-        match &self.happened {
-            Happened::Server(event) => event.text(),
-            Happened::Session(event) => session_text(event),
-        }
-    }
-}
-
-impl ServerEvent {
-    fn text(&self) -> String {
-        match self {
-            Self::Listening { socket, image, metrics, sandbox } => {
-                let metrics = metrics.map(|at| format!("; metrics at http://{at}/metrics"));
-                let metrics = metrics.unwrap_or_default();
-                format!("serving {image} on {socket}{metrics}\nfaults are answered as {sandbox}\n")
-            }
-            Self::Stopped { sessions, left, dropped_events, .. } => {
-                let left = match left {
-                    0 => String::new(),
-                    left => format!("; {left} of them are left without a server"),
-                };
-                let dropped = match dropped_events {
-                    0 => String::new(),
-                    lines => format!("; {lines} events were not printed in time"),
-                };
-                format!("served {sessions} machines{left}{dropped}\n")
-            }
-        }
-    }
-}
-
-fn session_text(event: &ServeEvent) -> String {
-    let killed = |was_killed: &bool| if *was_killed { ", and it was killed" } else { "" };
-    let time = |ns: &u64| human_duration(Duration::from_nanos(*ns));
-    // Each of one machine begins with that.
-    let (session, text) = match event {
-        ServeEvent::Connected { session, pid, uid, regions, len_bytes, page_bytes, .. } => {
-            let (len, page) = (ByteLen::new(*len_bytes), ByteLen::new(*page_bytes));
-            let rights = rights_text(event);
-            (
-                session,
-                format!(
-                    "process {pid} of user {uid} has {len:.1} in {regions} regions of {page:.1} pages{rights}"
-                ),
-            )
-        }
-        ServeEvent::Refused { session, pid, reason, was_killed } => {
-            (session, format!("process {pid} is not served{}: {reason}", killed(was_killed)))
-        }
-        ServeEvent::TakenOver { session, pid, after_ns } => {
-            (session, format!("process {pid} is served again after {}", time(after_ns)))
-        }
-        ServeEvent::Failed { session, pid, offset, reason, was_killed } => (
-            session,
-            format!(
-                "process {pid} needs the page at {offset:#x}, which cannot be produced{}: {reason}",
-                killed(was_killed)
-            ),
-        ),
-        ServeEvent::NotHuge { session, pid, reason } => {
-            (session, format!("the memory of process {pid} is not all in huge pages: {reason}"))
-        }
-        ServeEvent::Ended { session, pid, served_ns, faults, demand_pages, around_pages } => (
-            session,
-            format!(
-                "process {pid} ended after {}; {faults} faults brought {demand_pages} pages, and {around_pages} \
-                 came along",
-                time(served_ns)
-            ),
-        ),
-        ServeEvent::WorkerEnded { status, sessions } => {
-            return format!(
-                "the process that answers faults has ended ({status}) with {sessions} machines; the next one \
-                 takes over\n"
-            );
-        }
-        ServeEvent::HandedOver { sessions } => {
-            return format!("another server has taken {sessions} machines over\n");
-        }
-        // Of a library that is newer than this command.
-        event => return format!("{event:?}\n"),
-    };
-    format!("session {session}: {text}\n")
-}
-
-/// Returns what a server may not do with a machine.
-fn rights_text(event: &ServeEvent) -> &'static str {
-    match event {
-        ServeEvent::Connected { can_be_killed: true, can_be_read: false, .. } => {
-            "; this server may not read its memory, so neither diff nor recover it"
-        }
-        ServeEvent::Connected { can_be_killed: false, can_be_read: true, .. } => {
-            "; this server may not kill it"
-        }
-        ServeEvent::Connected { can_be_killed: false, can_be_read: false, .. } => {
-            "; this server may neither kill it nor read its memory"
-        }
-        _ => "",
-    }
 }
 
 /// Returns where monitors connect if no argument states it.
@@ -586,12 +446,13 @@ fn serve_all(
             continue;
         }
         let image = args.image.as_deref().unwrap_or(Path::new("-"));
-        out.event(&Line::new(Happened::Server(ServerEvent::Listening {
+        let happened = Happened::Listening {
             socket: socket.display().to_string(),
             image: image.display().to_string(),
             metrics: keeper.metrics(),
             sandbox: keeper.sandbox().clone(),
-        })));
+        };
+        out.event(&Line { server: None, happened });
     }
     notify(manager, &[NotifyState::Ready, NotifyState::MainPid(std::process::id())]);
     let all = bells.clone();
@@ -634,20 +495,20 @@ impl Listening<'_> {
         let (lines, of) = (*out, socket.clone());
         let printer = thread::Builder::new().name("uzone-log".into()).spawn(move || {
             for event in events {
-                lines.event(&Line { server: of.clone(), ..Line::new(Happened::Session(&event)) });
+                lines.event(&Line { server: of.as_deref(), happened: Happened::Session(&event) });
             }
         })?;
         let served = keeper.run(stop)?;
         // The last sender, so that the printer ends.
         drop(keeper);
         let _ = printer.join();
-        let stopped = Happened::Server(ServerEvent::Stopped {
+        let happened = Happened::Stopped {
             sessions: served.sessions,
             left: served.left,
             worker_deaths: served.deaths,
             dropped_events: dropped.load(Ordering::Relaxed),
-        });
-        out.event(&Line { server: socket, ..Line::new(stopped) });
+        };
+        out.event(&Line { server: socket.as_deref(), happened });
         Ok(served)
     }
 }

@@ -59,7 +59,6 @@ impl Socket {
 /// `uzone.status/1`
 #[derive(Debug, Serialize)]
 struct StatusReport {
-    schema: &'static str,
     #[serde(flatten)]
     status: Status,
     /// Whether its text is metrics.
@@ -67,13 +66,9 @@ struct StatusReport {
     is_metrics: bool,
 }
 
-impl StatusReport {
-    fn new(status: Status) -> Self {
-        Self { schema: "uzone.status/1", status, is_metrics: false }
-    }
-}
-
 impl Report for StatusReport {
+    const SCHEMA: &'static str = "uzone.status/1";
+
     fn text(&self, _style: Style) -> String {
         if self.is_metrics {
             return self.status.metrics();
@@ -149,7 +144,7 @@ const COLUMNS: [Column; 10] = [
 /// If there is no server, or this user may not ask.
 pub(crate) fn status(args: &StatusArgs, out: &Output) -> Result<Exit, Failure> {
     let status = uzone_server::status(&args.at.path())?;
-    out.print(&StatusReport { is_metrics: args.metrics, ..StatusReport::new(status) })?;
+    out.print(&StatusReport { status, is_metrics: args.metrics })?;
     Ok(Exit::Ok)
 }
 
@@ -159,7 +154,8 @@ pub(crate) fn status(args: &StatusArgs, out: &Output) -> Result<Exit, Failure> {
 /// If there is no server, or this user may not ask.
 pub(crate) fn drain(args: &DrainArgs, out: &Output) -> Result<Exit, Failure> {
     let socket = args.at.path();
-    let report = StatusReport::new(uzone_server::drain(&socket)?);
+    let status = uzone_server::drain(&socket)?;
+    let report = StatusReport { status, is_metrics: false };
     let mut left = report.status.sessions.len();
     out.log(format_args!("{left} machines are left"));
     while !args.no_wait && control_path(&socket).exists() {

@@ -69,7 +69,6 @@ fn read(path: &Path) -> Result<(Bench, Vec<Part>), Failure> {
 /// `uzone.bench-check/1`: what came of a comparison.
 #[derive(Debug, Serialize)]
 struct Checked {
-    schema: &'static str,
     file: String,
     benchmark: String,
     /// Whether no row is slower beyond the noise.
@@ -134,7 +133,6 @@ pub(super) fn run(
     }
     let is_ok = comparison.worse().next().is_none();
     let checked = Checked {
-        schema: SCHEMA,
         file: file.display().to_string(),
         benchmark: earlier.benchmark,
         is_ok,
@@ -215,6 +213,8 @@ fn warnings(then: &Machine, now: &Machine) -> Vec<String> {
 }
 
 impl Report for Checked {
+    const SCHEMA: &'static str = SCHEMA;
+
     fn text(&self, style: Style) -> String {
         let comparison = &self.comparison;
         let mut text = self.rows(style.verbosity);

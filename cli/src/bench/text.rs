@@ -10,6 +10,8 @@ use uzone_report::{Machine, number};
 use crate::output::{Report, Style, Verbosity, human_duration, table};
 
 impl Report for Bench {
+    const SCHEMA: &'static str = "";
+
     fn text(&self, style: Style) -> String {
         let mut text = String::new();
         let is_all = self.benchmark == ALL;
@@ -42,6 +44,8 @@ impl Report for Bench {
 }
 
 impl Report for Metadata {
+    const SCHEMA: &'static str = "";
+
     fn text(&self, _style: Style) -> String {
         let mut text = String::new();
         // Writing to a String does not fail.

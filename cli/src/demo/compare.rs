@@ -6,8 +6,8 @@ use uzone_bench::{BenchError, Phase, Watch, sentence};
 use uzone_fault::Engine;
 use uzone_pages::ByteLen;
 
-use super::Plan;
 use super::image::Image;
+use super::plan::Plan;
 use crate::bench::with_progress;
 use crate::exit::Failure;
 use crate::output::Output;

@@ -8,10 +8,11 @@ use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
+use serde::Serialize;
 use uzone_os::file_system;
 use uzone_pages::{ByteLen, PageSize};
 
-use super::{ImageFacts, units};
+use super::steps::units;
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
 use crate::progress::Progress;
@@ -27,6 +28,14 @@ const MOST_SOURCE: usize = 64 << 20;
 const MOST_OF_ONE: u64 = 1 << 20;
 /// Directories below directories are looked into so deep.
 const DEEPEST: u32 = 4;
+
+/// What the image was made of, and the hash of all of it.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct ImageFacts {
+    pub(super) source_files: u64,
+    pub(super) source_bytes: u64,
+    pub(super) hash: String,
+}
 
 /// A file without a name, and what is known about its bytes.
 pub(super) struct Image {

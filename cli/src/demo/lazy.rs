@@ -5,6 +5,7 @@ use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use serde::Serialize;
 use uzone_bench::{Adopted, machine};
 use uzone_fault::{AdoptedMemory, Engine, LazyOptions};
 use uzone_os::signals::Held;
@@ -12,8 +13,9 @@ use uzone_os::{probe, sigbus};
 use uzone_pages::ByteLen;
 use uzone_report::{Trace, nanoseconds};
 
-use super::image::{CHUNK, Image, unread};
-use super::{Plan, Steps, TouchFacts, grouped};
+use super::image::{CHUNK, Image, ImageFacts, unread};
+use super::plan::Plan;
+use super::steps::{self, Steps, grouped};
 use crate::exit::Failure;
 use crate::output::Output;
 use crate::progress::Progress;
@@ -26,6 +28,28 @@ const DEADLINE: Duration = Duration::from_secs(60);
 const RECORDED_WITHIN: Duration = Duration::from_secs(1);
 /// Progress is shown after so many pages.
 const STEP: u64 = 4096;
+
+/// What came of touching it.
+#[derive(Debug, Serialize)]
+pub(super) struct TouchFacts {
+    pub(super) pages: u64,
+    /// How often the reader had to wait.
+    pub(super) faults: u64,
+    /// Pages that came along with those that were waited for.
+    pub(super) pages_around: u64,
+    pub(super) in_order_bytes: u64,
+    pub(super) in_order_ns: u64,
+    pub(super) scattered_ns: u64,
+    pub(super) hash: String,
+    pub(super) hash_ns: u64,
+    pub(super) first_difference_bytes: Option<u64>,
+}
+
+impl TouchFacts {
+    pub(super) fn is_right(&self, image: &ImageFacts) -> bool {
+        self.first_difference_bytes.is_none() && self.hash == image.hash
+    }
+}
 
 /// What came of mapping the image lazily.
 pub(super) struct Lazy {
@@ -182,7 +206,7 @@ fn check(memory: &Adopted, len: ByteLen, image: &Image, out: &Output) -> Result<
 /// Reads bytes, and names why a page could not be had.
 fn read(memory: &Adopted, offset: u64, out: &mut [u8]) -> Result<(), Failure> {
     memory.read_at(offset, out).map_err(|cause| match memory.answering().last_failure() {
-        Some(failure) => super::no_page(&failure.reason, cause),
+        Some(failure) => steps::no_page(&failure.reason, cause),
         None => cause.into(),
     })
 }
@@ -223,5 +247,25 @@ mod tests {
         let near = pages.windows(2).filter(|two| two[0].abs_diff(two[1]) < 10).count();
         assert!(near < 60, "{near}");
         assert!(scattered(5..5).is_empty());
+    }
+
+    #[test]
+    fn a_single_difference_is_not_right() {
+        let image =
+            |hash: &str| ImageFacts { source_files: 1, source_bytes: 1, hash: hash.to_owned() };
+        let touch = |hash: &str, first_difference_bytes| TouchFacts {
+            pages: 1,
+            faults: 1,
+            pages_around: 0,
+            in_order_bytes: 0,
+            in_order_ns: 1,
+            scattered_ns: 1,
+            hash: hash.to_owned(),
+            hash_ns: 1,
+            first_difference_bytes,
+        };
+        assert!(touch("a", None).is_right(&image("a")));
+        assert!(!touch("a", None).is_right(&image("b")));
+        assert!(!touch("a", Some(0)).is_right(&image("a")));
     }
 }

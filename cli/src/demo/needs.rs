@@ -9,8 +9,8 @@ use uzone_os::{SystemRoot, file_system, memory};
 use uzone_pages::ByteLen;
 use uzone_report::ReportError;
 
-use super::Plan;
 use super::image::no_file;
+use super::plan::Plan;
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
 

@@ -10,7 +10,7 @@ use uzone_pages::{MemoryKind, Order, PfnRange};
 use uzone_zone::{BindOptions, Pagemap, Region, ZeroOptions, Zone};
 
 use super::image::unread;
-use super::{Steps, grouped, units};
+use super::steps::{Steps, grouped, units};
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
 use crate::progress::Progress;

@@ -15,7 +15,8 @@ use uzone_os::signals::Held;
 use uzone_pages::ByteLen;
 
 use super::image::{CHUNK, Image};
-use super::{Plan, Steps};
+use super::plan::Plan;
+use super::steps::{self, Steps};
 use crate::exit::Failure;
 use crate::output::Output;
 use crate::progress::Progress;
@@ -157,7 +158,7 @@ fn compare(
             memory
                 .mapping()
                 .read_at(offset, part_of)
-                .map_err(|cause| super::no_page(&format!("{:?}", memory.served_by()), cause))?;
+                .map_err(|cause| steps::no_page(&format!("{:?}", memory.served_by()), cause))?;
             if !image.has(offset, &blake3::hash(part_of).to_hex()) {
                 wrong.get_or_insert(offset);
             }

@@ -6,7 +6,8 @@ use comfy_table::CellAlignment;
 use uzone_bench::report::Row;
 use uzone_pages::ByteLen;
 
-use super::{Demo, grouped};
+use super::Demo;
+use super::steps::grouped;
 use crate::bench::{ns, number};
 use crate::output::{Report, Style, Tone, table};
 
@@ -53,6 +54,8 @@ const COMPARED: [Compared; 5] = [
 ];
 
 impl Report for Demo {
+    const SCHEMA: &'static str = "uzone.demo/1";
+
     fn text(&self, style: Style) -> String {
         let machine = &self.bench.machine;
         let (size, reserve) = (ByteLen::new(self.size_bytes), ByteLen::new(self.reserve_bytes));

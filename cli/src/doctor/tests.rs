@@ -14,6 +14,7 @@ use uzone_stream::{Basis, Path, StreamError};
 
 use super::facts::{From, Stores, TRIAL};
 use super::*;
+use crate::output::Object;
 
 fn absent(path: &str) -> SysError {
     SysError::Read { path: PathBuf::from(path), cause: io::ErrorKind::NotFound.into() }
@@ -147,6 +148,11 @@ fn hidden() -> Facts {
 fn find(facts: &Facts, name: &str) -> Check {
     let found = checks::checks(facts).into_iter().find(|check| check.name == name);
     found.unwrap_or_else(|| panic!("no check is called {name}"))
+}
+
+/// What is printed with `--json`.
+fn object_of(facts: &Facts) -> serde_json::Value {
+    serde_json::to_value(Object::from(&Doctor::of(facts))).unwrap()
 }
 
 /// Text without colour.
@@ -500,7 +506,7 @@ fn several_nodes_are_a_table_below_the_checks() {
 #[test]
 fn figures_are_raw_numbers_and_unknown_ones_are_null() {
     let facts = everything();
-    let object = serde_json::to_value(Doctor::of(&facts)).unwrap();
+    let object = object_of(&facts);
     assert_eq!(object["schema"], "uzone.doctor/1");
     assert_eq!(object["kernel"]["page_size_bytes"], 4096);
     assert_eq!(object["memory"]["available_bytes"], 60_u64 << 30);
@@ -508,11 +514,11 @@ fn figures_are_raw_numbers_and_unknown_ones_are_null() {
     assert_eq!(object["stores"]["measure_ns"], 98_000_000);
     assert_eq!(object["huge_page_pools"][0]["total_pages"], 512);
     let facts = hidden();
-    let object = serde_json::to_value(Doctor::of(&facts)).unwrap();
+    let object = object_of(&facts);
     assert!(object["memory"]["available_bytes"].is_null());
     assert!(object["huge_page_pools"].is_null());
     let facts = nothing();
-    let object = serde_json::to_value(Doctor::of(&facts)).unwrap();
+    let object = object_of(&facts);
     assert!(object["stores"]["zero"]["in_cache_from_bytes"].is_null());
     assert!(object["transparent_huge_pages"].is_null());
 }
@@ -523,13 +529,13 @@ fn every_report_keeps_to_the_published_schema() {
     let schema = serde_json::from_str(schema).unwrap();
     let validator = jsonschema::validator_for(&schema).unwrap();
     for facts in [everything(), nothing(), hidden()] {
-        let object = serde_json::to_value(Doctor::of(&facts)).unwrap();
+        let object = object_of(&facts);
         let errors: Vec<_> =
             validator.iter_errors(&object).map(|error| error.to_string()).collect();
         assert!(errors.is_empty(), "{errors:#?}");
     }
     // A schema that accepts anything would pass all of the above.
-    let mut object = serde_json::to_value(Doctor::of(&everything())).unwrap();
+    let mut object = object_of(&everything());
     object["memory"]["available_bytes"] = "60 GiB".into();
     assert!(!validator.is_valid(&object));
 }

@@ -1,0 +1,137 @@
+//! What a server prints while it runs: [`Line`].
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use serde::Serialize;
+use uzone_pages::ByteLen;
+use uzone_report::human_duration;
+use uzone_server::{Sandbox, ServeEvent};
+
+use crate::output::{Report, Style};
+
+/// `uzone.serve/1`: one line for each thing that happens.
+#[derive(Debug, Serialize)]
+pub(super) struct Line<'a> {
+    /// The socket of the server, where there are several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) server: Option<&'a str>,
+    #[serde(flatten)]
+    pub(super) happened: Happened<'a>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub(super) enum Happened<'a> {
+    Listening {
+        socket: String,
+        image: String,
+        metrics: Option<SocketAddr>,
+        sandbox: Sandbox,
+    },
+    Stopped {
+        sessions: u64,
+        left: usize,
+        worker_deaths: u64,
+        dropped_events: u64,
+    },
+    #[serde(untagged)]
+    Session(&'a ServeEvent),
+}
+
+impl Report for Line<'_> {
+    const SCHEMA: &'static str = "uzone.serve/1";
+
+    fn text(&self, _style: Style) -> String {
+        let server = self.server.map(|server| format!("{server}: ")).unwrap_or_default();
+        format!("{server}{}", self.happened.text())
+    }
+}
+
+impl Happened<'_> {
+    fn text(&self) -> String {
+        match self {
+            Self::Session(event) => session_text(event),
+            Self::Listening { socket, image, metrics, sandbox } => {
+                let metrics = metrics.map(|at| format!("; metrics at http://{at}/metrics"));
+                let metrics = metrics.unwrap_or_default();
+                format!("serving {image} on {socket}{metrics}\nfaults are answered as {sandbox}\n")
+            }
+            Self::Stopped { sessions, left, dropped_events, .. } => {
+                let left = match left {
+                    0 => String::new(),
+                    left => format!("; {left} of them are left without a server"),
+                };
+                let dropped = match dropped_events {
+                    0 => String::new(),
+                    lines => format!("; {lines} events were not printed in time"),
+                };
+                format!("served {sessions} machines{left}{dropped}\n")
+            }
+        }
+    }
+}
+
+/// Returns what happened to a machine, or to the processes of its server.
+fn session_text(event: &ServeEvent) -> String {
+    let killed = |was_killed: bool| if was_killed { ", and it was killed" } else { "" };
+    let time = |ns| human_duration(Duration::from_nanos(ns));
+    // Each of one machine begins with that.
+    let (session, text) = match event {
+        ServeEvent::Connected { session, pid, uid, regions, len_bytes, page_bytes, .. } => {
+            let (len, page) = (ByteLen::new(*len_bytes), ByteLen::new(*page_bytes));
+            let text = format!(
+                "process {pid} of user {uid} has {len:.1} in {regions} regions of {page:.1} pages"
+            );
+            (session, text + rights_text(event))
+        }
+        ServeEvent::Refused { session, pid, reason, was_killed } => {
+            (session, format!("process {pid} is not served{}: {reason}", killed(*was_killed)))
+        }
+        ServeEvent::TakenOver { session, pid, after_ns } => {
+            (session, format!("process {pid} is served again after {}", time(*after_ns)))
+        }
+        ServeEvent::Failed { session, pid, offset, reason, was_killed } => {
+            let killed = killed(*was_killed);
+            let what = format!("needs the page at {offset:#x}, which cannot be produced{killed}");
+            (session, format!("process {pid} {what}: {reason}"))
+        }
+        ServeEvent::NotHuge { session, pid, reason } => {
+            (session, format!("the memory of process {pid} is not all in huge pages: {reason}"))
+        }
+        ServeEvent::Ended { session, pid, served_ns, faults, demand_pages, around_pages } => {
+            let brought = format!(
+                "{faults} faults brought {demand_pages} pages, and {around_pages} came along"
+            );
+            (session, format!("process {pid} ended after {}; {brought}", time(*served_ns)))
+        }
+        ServeEvent::WorkerEnded { status, sessions } => {
+            return format!(
+                "the process that answers faults has ended ({status}) with {sessions} machines; the next one \
+                 takes over\n"
+            );
+        }
+        ServeEvent::HandedOver { sessions } => {
+            return format!("another server has taken {sessions} machines over\n");
+        }
+        // Of a library that is newer than this command.
+        event => return format!("{event:?}\n"),
+    };
+    format!("session {session}: {text}\n")
+}
+
+/// Returns what a server may not do with a machine.
+fn rights_text(event: &ServeEvent) -> &'static str {
+    match event {
+        ServeEvent::Connected { can_be_killed: true, can_be_read: false, .. } => {
+            "; this server may not read its memory, so neither diff nor recover it"
+        }
+        ServeEvent::Connected { can_be_killed: false, can_be_read: true, .. } => {
+            "; this server may not kill it"
+        }
+        ServeEvent::Connected { can_be_killed: false, can_be_read: false, .. } => {
+            "; this server may neither kill it nor read its memory"
+        }
+        _ => "",
+    }
+}
