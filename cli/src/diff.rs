@@ -126,9 +126,12 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     }
     let protected = match args.paused || memory.is_tracked() {
         true => Err(Box::new(memory)),
-        false => memory.protect().map_err(|refused| {
-            out.warn(format_args!("{refused}; its pages are copied while it is paused"));
-            refused.memory
+        false => memory.protect().map_err(|(memory, reason)| {
+            out.warn(format_args!(
+                "the server does not keep the machine's pages before they are written to: {reason}; its pages are \
+                 copied while it is paused"
+            ));
+            memory
         }),
     };
     let elapsed_ns = || nanoseconds(started.elapsed());

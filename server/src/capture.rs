@@ -22,9 +22,8 @@ use std::thread;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use uzone_fault::{AdoptedMemory, Captured, KeptPages, LoggedEvents, RemoteRegion};
+use uzone_fault::{AdoptedMemory, KeptPages, LoggedEvents, RemoteRegion};
 use uzone_os::peer::{self, Peer};
-use uzone_os::uffd::EventSet;
 use uzone_os::{Anonymous, Exclusive, HugeAdvice, MessageSocket, WriteScan};
 use uzone_pages::ByteLen;
 use uzone_snapshot::Source;
@@ -79,13 +78,6 @@ pub(crate) enum CaptureReply {
     },
 }
 
-impl CaptureReply {
-    pub(crate) fn ended(captured: Captured) -> Self {
-        let Captured { kept_pages, lost, .. } = captured;
-        Self::Ended { kept_pages, lost }
-    }
-}
-
 /// What a keeper answers.
 #[derive(Debug, Serialize, Deserialize)]
 enum Shown {
@@ -110,7 +102,7 @@ pub(crate) fn show(
         connection.and_then(|one| Some((one, one.userfaultfd()?)))
     else {
         let reason = format!("there is no session {session}");
-        return link::send_titled(to, &Shown::Refused { reason }, &[], &[]);
+        return link::send(to, &Shown::Refused { reason }, &[]);
     };
     let (peer, image) = (&connection.peer, image.to_owned());
     let opened = connection.open_memory();
@@ -123,7 +115,7 @@ pub(crate) fn show(
     };
     let log = connection.log.as_ref().map(AsFd::as_fd);
     let fds: Vec<_> = [first, second].into_iter().chain(log).collect();
-    link::send_titled(to, &title, &fds, &connection.bytes)
+    link::send_with(to, &title, &fds, &connection.bytes)
 }
 
 /// Opens the memory of a process, by the rights of this one, for a keeper that may not.
@@ -157,16 +149,6 @@ pub struct SessionMemory {
     worker: MessageSocket,
 }
 
-/// Memory that the worker does not protect: it can be copied.
-#[derive(Debug, thiserror::Error)]
-#[error("the server does not keep the machine's pages before they are written to: {reason}")]
-pub struct NotProtected {
-    /// The memory.
-    pub memory: Box<SessionMemory>,
-    /// Why.
-    pub reason: String,
-}
-
 impl SessionMemory {
     /// Asks the server that listens on `socket` for the memory of a session. The machine must be paused from
     /// before this call until [`SessionMemory::protect`] or [`SessionMemory::copy`] has returned.
@@ -184,8 +166,7 @@ impl SessionMemory {
         let (here, there) = MessageSocket::pair()?;
         peer::send(&stream, format!("memory {session}\n").as_bytes(), &[there.as_fd()])?;
         drop(there);
-        let answer = link::receive_titled(&here, &mut link::room())?;
-        let Titled { title, fds, bytes } = answer.ok_or(io::ErrorKind::UnexpectedEof)?;
+        let Titled { title, fds, bytes } = link::receive(&here, &mut link::room())?;
         let mut fds = fds.into_iter();
         let mut next = || fds.next().ok_or(io::ErrorKind::InvalidData);
         let (image, (memory, pagemap)) = match title {
@@ -231,8 +212,8 @@ impl SessionMemory {
     /// may go on; what is read of it is as it is now, until [`CapturedPages::finish`].
     ///
     /// # Errors
-    /// [`NotProtected`] if the server cannot: it gives the memory back, to be copied.
-    pub fn protect(self) -> Result<CapturedPages, NotProtected> {
+    /// Why the server cannot do that, and the memory, to be copied.
+    pub fn protect(self) -> Result<CapturedPages, (Box<Self>, String)> {
         match self.try_protect() {
             Ok((kept, runs)) => Ok(CapturedPages::live(self, kept, runs)),
             Err(cause) => {
@@ -242,7 +223,7 @@ impl SessionMemory {
                     }
                     _ => cause.to_string(),
                 };
-                Err(NotProtected { memory: Box::new(self), reason })
+                Err((Box::new(self), reason))
             }
         }
     }
@@ -253,16 +234,17 @@ impl SessionMemory {
         let kept = KeptPages::new(&self.regions)?;
         runs.iter().try_for_each(|run| kept.want(run.bytes.clone()))?;
         let fds = [self.memory.as_fd(), kept.as_fd()];
-        link::send_titled(&self.worker, &CaptureRequest::Protect, &fds, &[])?;
-        let set = EventSet::new()?;
-        set.add(&self.worker, 0)?;
-        let mut ready = Vec::new();
-        set.wait(&mut ready, Some(PROTECT_WITHIN))?;
-        if ready.is_empty() {
-            let reason = format!("no worker has protected its memory within {PROTECT_WITHIN:?}");
-            return Err(io::Error::new(io::ErrorKind::TimedOut, reason));
-        }
-        match receive(&self.worker)? {
+        link::send(&self.worker, &CaptureRequest::Protect, &fds)?;
+        let reply = link::receive_within(&self.worker, &mut link::room(), PROTECT_WITHIN);
+        let reply = reply.map_err(|cause| match cause.kind() {
+            io::ErrorKind::TimedOut => {
+                let reason =
+                    format!("no worker has protected its memory within {PROTECT_WITHIN:?}");
+                io::Error::new(cause.kind(), reason)
+            }
+            _ => cause,
+        });
+        match reply?.title {
             CaptureReply::Protected => Ok((kept, runs)),
             CaptureReply::Refused { reason } => Err(io::Error::other(reason)),
             CaptureReply::Hurry | CaptureReply::Ended { .. } => {
@@ -348,11 +330,6 @@ impl SessionMemory {
         }
         Ok(())
     }
-}
-
-fn receive(worker: &MessageSocket) -> io::Result<CaptureReply> {
-    let reply = link::receive_titled(worker, &mut link::room())?;
-    reply.map(|reply| reply.title).ok_or(io::ErrorKind::UnexpectedEof.into())
 }
 
 /// Reads the first bytes of a run, as many as there is room for.
@@ -513,7 +490,7 @@ impl CapturedPages {
         let mut worker = worker.lock().unwrap_or_else(PoisonError::into_inner);
         if worker.end.is_none() {
             // It may have ended before, by an end that is there already.
-            let _ = link::send_titled(&worker.socket, &CaptureRequest::End, &[], &[]);
+            let _ = link::send(&worker.socket, &CaptureRequest::End, &[]);
             let end = match worker.ended.recv() {
                 Ok(answer) => answer.map_err(|cause| match cause.kind() {
                     io::ErrorKind::UnexpectedEof => GONE.to_owned(),
@@ -537,7 +514,7 @@ impl CapturedPages {
         if let Some(worker) = &self.worker {
             let worker = worker.lock().unwrap_or_else(PoisonError::into_inner);
             // A worker that has gone is found at the end.
-            let _ = link::send_titled(&worker.socket, &CaptureRequest::Read(until), &[], &[]);
+            let _ = link::send(&worker.socket, &CaptureRequest::Read(until), &[]);
         }
     }
 
@@ -567,13 +544,13 @@ impl std::fmt::Debug for CapturedPages {
 fn listen(worker: &MessageSocket, held: &Held, runs: &[Run]) -> io::Result<u64> {
     let mut copied = Ok(());
     loop {
-        match receive(worker)? {
+        match link::receive(worker, &mut link::room())?.title {
             CaptureReply::Hurry => {
                 let Some(kept) = &held.kept else { continue };
                 let threads = thread::available_parallelism().map_or(1, Into::into);
                 copied = copy(runs, threads, |run, piece| held.read_memory(kept, run, 0, piece))
                     .map(|copy| *held.copy.write().unwrap_or_else(PoisonError::into_inner) = copy);
-                link::send_titled(worker, &CaptureRequest::End, &[], &[])?;
+                link::send(worker, &CaptureRequest::End, &[])?;
             }
             // What was given back before it was read cannot be copied: the worker states that reason.
             CaptureReply::Ended { lost: Some(reason), .. } => return Err(io::Error::other(reason)),
@@ -683,9 +660,9 @@ mod tests {
             };
             let run = Run { bytes: 0..PAGE, address: 0, at: 0 };
             let pages = CapturedPages::live(of, kept, vec![run]);
-            link::send_titled(&worker, &CaptureReply::Hurry, &[], &[]).unwrap();
+            link::send(&worker, &CaptureReply::Hurry, &[]).unwrap();
             let end = CaptureReply::Ended { kept_pages: 0, lost };
-            link::send_titled(&worker, &end, &[], &[]).unwrap();
+            link::send(&worker, &end, &[]).unwrap();
             let image: Vec<u8> = vec![0; usize::try_from(PAGE).unwrap()];
             let error = pages.over(&image).read_to_end(&mut Vec::new()).unwrap_err();
             assert!(error.to_string().contains(reason), "{error}");

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use uzone_fault::EventLog;
 use uzone_os::peer::{self, Peer};
 use uzone_os::uffd::Remote;
 
@@ -32,72 +33,67 @@ const TAKEN_FDS: usize = 16;
 pub(crate) struct Connection {
     pub(crate) stream: UnixStream,
     pub(crate) peer: Arc<Peer>,
-    /// Whether the keeper may end the peer, and read its memory.
-    can_be_killed: bool,
-    can_be_read: bool,
-    /// Whether the peer is a process that has not the userfaultfd, and was named by one that is not trusted.
-    is_foreign: bool,
+    pub(crate) known: Known,
     pub(crate) bytes: Vec<u8>,
     fds: Vec<OwnedFd>,
-    /// Whether it is served although its process may not be ended: the keeper has not the rights that the next one will
-    /// have.
-    pub(crate) must_be_served: bool,
-    /// Whether more descriptors came than were taken.
-    has_more_fds: bool,
-    /// Whether nothing more is read.
-    pub(crate) is_ended: bool,
     pub(crate) since: Instant,
     /// What its worker reads is logged there. A machine comes of a connection that has one.
     pub(crate) log: Option<OwnedFd>,
     /// The file for the log of a machine, which its workers write one after the other; another process may keep it.
     pub(crate) log_file: Option<OwnedFd>,
-    /// How many bytes of memory the machine has, and how many a page of it; known once it is connected.
-    pub(crate) memory: Option<(u64, u64)>,
     pub(crate) stats: Option<SessionStats>,
     /// How many of its blocks were made huge pages, and how many were not.
     pub(crate) huge_pages: u64,
     pub(crate) not_huge: u64,
     /// How many workers died of taking it.
     pub(crate) deaths: u32,
-    /// What no other connection has, also none of another process.
-    pub(crate) id: u64,
     /// What it was served from by a server that has died.
     pub(crate) image: Option<String>,
-    /// How many bytes of it the service manager keeps, and how often it was asked to keep more of them.
+    /// How many bytes of it the service manager keeps, and how often it was asked to keep more of them. That process may
+    /// keep one more before it dies, and the latest has the highest number.
     pub(crate) kept_bytes: Option<usize>,
     pub(crate) times_kept: u32,
+}
+
+/// What each process knows that has a connection.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Known {
+    /// What no other connection has, also none of another process.
+    pub(crate) id: u64,
+    /// Whether the keeper may end the peer, and read its memory.
+    pub(crate) can_be_killed: bool,
+    #[serde(default)]
+    pub(crate) can_be_read: bool,
+    /// Whether the peer is a process that has not the userfaultfd, and was named by one that is not trusted: this
+    /// process uses no rights over it.
+    #[serde(default)]
+    pub(crate) is_foreign: bool,
+    /// Whether it is served although its process may not be ended: the keeper has not the rights that the next one will
+    /// have.
+    #[serde(default)]
+    pub(crate) must_be_served: bool,
+    /// Whether more descriptors came than were taken.
+    has_more_fds: bool,
+    /// Whether nothing more is read.
+    pub(crate) is_ended: bool,
+    /// How many bytes of memory the machine has, and how many a page of it; known once it is connected.
+    pub(crate) memory: Option<(u64, u64)>,
 }
 
 /// What another process needs to know of a connection, beside its bytes and descriptors.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Kept {
     session: u64,
-    id: u64,
     pid: u32,
     uid: u32,
-    can_be_killed: bool,
-    #[serde(default)]
-    can_be_read: bool,
-    #[serde(default)]
-    is_foreign: bool,
-    #[serde(default)]
-    must_be_served: bool,
-    has_more_fds: bool,
-    is_ended: bool,
+    #[serde(flatten)]
+    known: Known,
     has_log: bool,
     has_log_file: bool,
-    memory: Option<(u64, u64)>,
     age_ns: u64,
 }
 
 impl Kept {
-    /// Returns what it is when the processes that had it have died. With a log, it is a machine.
-    pub(crate) fn of_the_dead(self, has_log: bool) -> Self {
-        let memory = if has_log { self.memory.or(Some((0, 0))) } else { None };
-        let is_ended = self.is_ended || has_log;
-        Self { has_log, has_log_file: false, memory, is_ended, ..self }
-    }
-
     /// Returns the number and the user of the process.
     pub(crate) fn process(&self) -> (u32, u32) {
         (self.pid, self.uid)
@@ -106,26 +102,29 @@ impl Kept {
 
 impl Connection {
     pub(crate) fn new(stream: UnixStream, peer: Peer) -> Self {
-        Self {
-            stream,
+        let known = Known {
+            id: RandomState::new().build_hasher().finish(),
             can_be_killed: peer.can_be_killed(),
             can_be_read: peer.open_memory().is_ok(),
-            is_foreign: false,
+            ..Known::default()
+        };
+        Self::known(stream, peer, known)
+    }
+
+    fn known(stream: UnixStream, peer: Peer, known: Known) -> Self {
+        Self {
+            stream,
             peer: Arc::new(peer),
+            known,
             bytes: Vec::new(),
             fds: Vec::new(),
-            must_be_served: false,
-            has_more_fds: false,
-            is_ended: false,
             since: Instant::now(),
             log: None,
             log_file: None,
-            memory: None,
             stats: None,
             huge_pages: 0,
             not_huge: 0,
             deaths: 0,
-            id: RandomState::new().build_hasher().finish(),
             image: None,
             kept_bytes: None,
             times_kept: 0,
@@ -134,8 +133,8 @@ impl Connection {
 
     /// Learns which rights this process has over the peer.
     pub(crate) fn ask_for_rights(&mut self) {
-        self.can_be_killed = !self.is_foreign && self.peer.can_be_killed();
-        self.can_be_read = self.open_memory().is_ok();
+        self.known.can_be_killed = !self.known.is_foreign && self.peer.can_be_killed();
+        self.known.can_be_read = self.open_memory().is_ok();
     }
 
     /// Has this process use no rights over the peer unless that has the userfaultfd. The process that named the
@@ -144,23 +143,18 @@ impl Connection {
     pub(crate) fn check_peer(&mut self) {
         let number = self.userfaultfd().map(|userfaultfd| self.peer.number_of(userfaultfd.as_fd()));
         // Another error is of a process that this one may not read.
-        self.is_foreign =
+        self.known.is_foreign =
             matches!(number, Some(Err(cause)) if cause.kind() == io::ErrorKind::NotFound);
-    }
-
-    /// Returns whether this process uses no rights over the peer.
-    pub(crate) fn is_foreign(&self) -> bool {
-        self.is_foreign
     }
 
     /// Ends the peer. Returns whether that was done: a refusal means that it has ended, or is not a machine's.
     pub(crate) fn kill(&self) -> bool {
-        !self.is_foreign && self.peer.kill().is_ok()
+        !self.known.is_foreign && self.peer.kill().is_ok()
     }
 
     /// Opens the memory of the peer and its page table.
     pub(crate) fn open_memory(&self) -> io::Result<(File, File)> {
-        if self.is_foreign {
+        if self.known.is_foreign {
             let reason = "the process was named by a worker, and has not the userfaultfd";
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, reason));
         }
@@ -179,19 +173,19 @@ impl Connection {
 
     /// Reads what there is. Afterwards it is ended, or more may come.
     pub(crate) fn read(&mut self) {
-        let mut part = [0; 4096];
-        while !self.is_ended {
+        let (mut part, known) = ([0; 4096], &mut self.known);
+        while !known.is_ended {
             match peer::receive(&self.stream, &mut part, &mut self.fds) {
                 Ok(len) if len > 0 => self.bytes.extend_from_slice(&part[..len]),
                 Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return,
                 Err(cause) if cause.kind() == io::ErrorKind::InvalidData => {
-                    self.has_more_fds = true;
+                    known.has_more_fds = true;
                 }
-                Ok(_) | Err(_) => self.is_ended = true,
+                Ok(_) | Err(_) => known.is_ended = true,
             }
-            self.has_more_fds |= self.fds.len() > TAKEN_FDS;
+            known.has_more_fds |= self.fds.len() > TAKEN_FDS;
             self.fds.truncate(TAKEN_FDS);
-            self.is_ended |= self.bytes.len() >= TAKEN_BYTES || self.has_more_fds;
+            known.is_ended |= self.bytes.len() >= TAKEN_BYTES || known.has_more_fds;
         }
     }
 
@@ -200,27 +194,17 @@ impl Connection {
     pub(crate) fn may_be_whole(&self) -> bool {
         let bytes = self.bytes.trim_ascii();
         match bytes.first() {
-            Some(b'[') => self.is_ended || bytes.last() == Some(&b']'),
+            Some(b'[') => self.known.is_ended || bytes.last() == Some(&b']'),
             // Of a program that attaches.
-            Some(b'{') => self.is_ended || matches!(bytes.last(), Some(b'}' | b']')),
+            Some(b'{') => self.known.is_ended || matches!(bytes.last(), Some(b'}' | b']')),
             Some(_) => true,
-            None => self.is_ended,
+            None => self.known.is_ended,
         }
     }
 
     /// Returns how many descriptors came by it; one more than were taken if there were more.
     pub(crate) fn count_descriptors(&self) -> usize {
-        self.fds.len() + usize::from(self.has_more_fds)
-    }
-
-    /// Returns whether the process may be ended by the keeper.
-    pub(crate) fn can_be_killed(&self) -> bool {
-        self.can_be_killed
-    }
-
-    /// Returns whether the keeper may read the memory of the process.
-    pub(crate) fn can_be_read(&self) -> bool {
-        self.can_be_read
+        self.fds.len() + usize::from(self.known.has_more_fds)
     }
 
     /// Returns the userfaultfd that came by it.
@@ -244,18 +228,11 @@ impl Connection {
     pub(crate) fn kept(&self, session: u64) -> Kept {
         Kept {
             session,
-            id: self.id,
             pid: self.peer.pid(),
             uid: self.peer.uid(),
-            can_be_killed: self.can_be_killed,
-            can_be_read: self.can_be_read,
-            is_foreign: self.is_foreign,
-            must_be_served: self.must_be_served,
-            has_more_fds: self.has_more_fds,
-            is_ended: self.is_ended,
+            known: self.known,
             has_log: self.log.is_some(),
             has_log_file: self.log_file.is_some(),
-            memory: self.memory,
             age_ns: nanoseconds(self.since.elapsed()),
         }
     }
@@ -279,31 +256,38 @@ impl Connection {
         let log_file = if kept.has_log_file { Some(fds.next()?) } else { None };
         let age = Duration::from_nanos(kept.age_ns);
         let connection = Self {
-            stream,
-            peer: Arc::new(peer),
-            can_be_killed: kept.can_be_killed,
-            can_be_read: kept.can_be_read,
-            is_foreign: kept.is_foreign,
             bytes,
             fds: fds.collect(),
-            must_be_served: kept.must_be_served,
-            has_more_fds: kept.has_more_fds,
-            is_ended: kept.is_ended,
             since: Instant::now().checked_sub(age).unwrap_or_else(Instant::now),
             log,
             log_file,
-            memory: kept.memory,
-            stats: None,
-            huge_pages: 0,
-            not_huge: 0,
-            deaths: 0,
-            id: kept.id,
-            image: None,
-            kept_bytes: None,
-            times_kept: 0,
-            // That process may keep one more before it dies, and the latest has the highest number.
+            ..Self::known(stream, peer, kept.known)
         };
         Some((kept.session, connection))
+    }
+
+    /// Makes the connection of a machine whose server has died, and the number of its session, of what was kept of it: the
+    /// stream, the process, the file for its log and the userfaultfd. With a log in its file, it is a machine.
+    pub(crate) fn of_the_dead(
+        kept: &Kept,
+        image: String,
+        [stream, process, log_file, userfaultfd]: [OwnedFd; 4],
+        sent: &[u8],
+    ) -> io::Result<(u64, Self)> {
+        let log_file = File::from(log_file);
+        // A worker that was killed before it read anything has left no log in it.
+        let has_log = EventLog::is_in_file(&log_file)?;
+        let log = has_log.then(|| log_file.try_clone()).transpose()?.map(OwnedFd::from);
+        let memory = if has_log { kept.known.memory.or(Some((0, 0))) } else { None };
+        let is_ended = kept.known.is_ended || has_log;
+        let known = Known { memory, is_ended, ..kept.known };
+        let kept = Kept { known, has_log, has_log_file: false, ..*kept };
+        let fds = [Some(stream), Some(process), log, Some(userfaultfd)];
+        let fds = fds.into_iter().flatten().collect();
+        let (session, mut connection) =
+            Self::from_kept(&kept, fds, sent.to_vec()).ok_or(io::ErrorKind::InvalidData)?;
+        (connection.image, connection.log_file) = (Some(image), Some(log_file.into()));
+        Ok((session, connection))
     }
 
     /// Ends the process if it handed memory over: its faults would wait for ever. A program that attaches
@@ -354,13 +338,13 @@ impl Connection {
 
     /// Returns what is known of the machine, if there is one.
     pub(crate) fn status(&self, session: u64) -> Option<SessionStatus> {
-        let (len_bytes, page_bytes) = self.memory?;
+        let (len_bytes, page_bytes) = self.known.memory?;
         Some(SessionStatus {
             session,
             pid: self.peer.pid(),
             uid: self.peer.uid(),
-            can_be_killed: self.can_be_killed,
-            can_be_read: self.can_be_read,
+            can_be_killed: self.known.can_be_killed,
+            can_be_read: self.known.can_be_read,
             len_bytes,
             page_bytes,
             connected_ns: nanoseconds(self.since.elapsed()),
@@ -395,13 +379,13 @@ mod tests {
             connection.fds = vec![fd];
             connection.check_peer();
             connection.ask_for_rights();
-            (connection.can_be_killed(), connection.can_be_read())
+            (connection.known.can_be_killed, connection.known.can_be_read)
         };
         assert_eq!(may(&mut connection, known.into()), (true, true));
         assert_eq!(may(&mut connection, other.into()), (false, false));
         assert!(!connection.kill());
         assert!(process.try_wait().unwrap().is_none(), "it runs");
-        assert!(connection.kept(1).is_foreign, "the next keeper knows");
+        assert!(connection.kept(1).known.is_foreign, "the next keeper knows");
         process.kill().unwrap();
         process.wait().unwrap();
     }

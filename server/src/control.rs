@@ -147,14 +147,7 @@ impl Control {
         let mut control = Self { shared, metrics: None, threads: Vec::new() };
         let (shared, set) = (control.shared.clone(), control.waits_for(&listening.listener)?);
         control.start(move || {
-            shared.serve_all(&set, || {
-                let (stream, _) = listening.listener.accept()?;
-                stream.set_read_timeout(Some(CLIENT))?;
-                stream.set_write_timeout(Some(CLIENT))?;
-                let mut fds = Vec::new();
-                let request = read_request(|part| peer::receive(&stream, part, &mut fds))?;
-                Ok(Client { stream, request, fds, is_near: true })
-            });
+            shared.serve_all(&set, true, || Ok(listening.listener.accept()?.0));
             if shared.is_left.load(Ordering::Relaxed) {
                 listening.leave();
             }
@@ -163,15 +156,9 @@ impl Control {
         listener.set_nonblocking(true).map_err(wait)?;
         control.metrics = Some(listener.local_addr().map_err(wait)?);
         let (shared, set) = (control.shared.clone(), control.waits_for(&listener)?);
-        control.start(move || {
-            shared.serve_all(&set, || {
-                let (mut stream, _) = listener.accept()?;
-                stream.set_read_timeout(Some(CLIENT))?;
-                stream.set_write_timeout(Some(CLIENT))?;
-                let request = read_request(|part| stream.read(part))?;
-                Ok(Client { stream, request, fds: Vec::new(), is_near: false })
-            });
-        })?;
+        // What is done with a client is the same for a stream of either kind.
+        let accept = move || Ok(UnixStream::from(OwnedFd::from(listener.accept()?.0)));
+        control.start(move || shared.serve_all(&set, false, accept))?;
         Ok(control)
     }
 
@@ -185,9 +172,8 @@ impl Control {
     }
 
     /// Returns the sockets for questions and for metrics.
-    pub(crate) fn sockets(&self) -> (Option<BorrowedFd<'_>>, Option<BorrowedFd<'_>>) {
-        let [control, metrics] = &self.shared.sockets;
-        (control.as_ref().map(AsFd::as_fd), metrics.as_ref().map(AsFd::as_fd))
+    pub(crate) fn sockets(&self) -> [Option<BorrowedFd<'_>>; 2] {
+        self.shared.sockets.each_ref().map(|socket| socket.as_ref().map(AsFd::as_fd))
     }
 
     fn start(&mut self, work: impl FnOnce() + Send + 'static) -> Result<(), ServeError> {
@@ -233,39 +219,42 @@ impl Drop for Control {
     }
 }
 
-/// A client, and what it has sent.
-struct Client<S> {
-    stream: S,
-    request: Vec<u8>,
-    fds: Vec<OwnedFd>,
-    /// Whether it came by the control socket, and so may give orders.
-    is_near: bool,
-}
-
-fn read_request(mut read: impl FnMut(&mut [u8]) -> io::Result<usize>) -> io::Result<Vec<u8>> {
-    let mut request = Vec::new();
-    let mut part = [0; 1024];
+/// Reads the line of a client, and the descriptors that come along.
+fn read_request(stream: &UnixStream) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+    stream.set_read_timeout(Some(CLIENT))?;
+    stream.set_write_timeout(Some(CLIENT))?;
+    let (mut request, mut fds, mut part) = (Vec::new(), Vec::new(), [0; 1024]);
     while !request.contains(&b'\n') && request.len() < REQUEST {
-        match read(&mut part)? {
+        match peer::receive(stream, &mut part, &mut fds)? {
             0 => break,
             len => request.extend_from_slice(&part[..len]),
         }
     }
-    Ok(request)
+    Ok((request, fds))
 }
 
 impl Shared {
-    /// Serves one client after the other, until the server ends.
-    fn serve_all<S: Write>(&self, set: &EventSet, accept: impl Fn() -> io::Result<Client<S>>) {
+    /// Serves one client after the other, until the server ends. Those that are near came by the control socket, and so
+    /// may give orders.
+    fn serve_all(
+        &self,
+        set: &EventSet,
+        is_near: bool,
+        accept: impl Fn() -> io::Result<UnixStream>,
+    ) {
         let mut ready = Vec::new();
         loop {
             let waited = set.wait(&mut ready, None);
             if ready.contains(&1) {
                 return;
             }
-            match waited.and_then(|()| accept()) {
+            let client = waited.and_then(|()| accept()).and_then(|stream| {
+                let request = read_request(&stream)?;
+                Ok((stream, request))
+            });
+            match client {
                 // A client that goes, or is too slow, is not answered.
-                Ok(client) => drop(self.serve(client)),
+                Ok((stream, (request, fds))) => drop(self.serve(&stream, &request, fds, is_near)),
                 Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => {}
                 // It listens no more: the port is the next server's.
                 Err(cause) if cause.kind() == io::ErrorKind::InvalidInput => return,
@@ -276,8 +265,13 @@ impl Shared {
     }
 
     /// Answers a request.
-    fn serve<S: Write>(&self, client: Client<S>) -> io::Result<()> {
-        let Client { mut stream, request, fds, is_near } = client;
+    fn serve(
+        &self,
+        mut stream: &UnixStream,
+        request: &[u8],
+        fds: Vec<OwnedFd>,
+        is_near: bool,
+    ) -> io::Result<()> {
         let line = request.split(|byte| *byte == b'\n').next().unwrap_or_default();
         let socket = fds.into_iter().next().and_then(|fd| MessageSocket::from_fd(fd).ok());
         let asked = match (line.trim_ascii(), socket) {
@@ -289,8 +283,8 @@ impl Shared {
                 Request::Status
             }
             (b"take-over", Some(socket)) if is_near => Request::TakeOver(socket),
-            (line, Some(socket)) if is_near && session_of(line).is_some() => {
-                Request::Memory(session_of(line).unwrap_or_default(), socket)
+            (line, Some(socket)) if is_near && let Some(session) = session_of(line) => {
+                Request::Memory(session, socket)
             }
             _ => {
                 let answer = "{\"error\":\"the server knows `status`, `drain`, `take-over` and `memory`\"}\n";
@@ -313,7 +307,7 @@ impl Shared {
         }
     }
 
-    fn serve_metrics(&self, mut stream: impl Write, line: &[u8]) -> io::Result<()> {
+    fn serve_metrics(&self, mut stream: &UnixStream, line: &[u8]) -> io::Result<()> {
         let is_known = line.split(|byte| *byte == b' ').nth(1) == Some(b"/metrics");
         let (state, body) = match is_known.then(|| self.ask(Request::Status)) {
             Some(Some(status)) => ("200 OK", status.metrics()),

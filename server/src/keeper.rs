@@ -26,8 +26,7 @@ use std::time::{Duration, Instant};
 use uzone_os::uffd::{Doorbell, EventSet, PendingFaults};
 use uzone_os::{MessageSocket, privilege};
 
-use self::arrivals::GREETINGS;
-use self::estate::Estate;
+use self::estate::{Estate, Heirlooms};
 use self::held_folder::HeldFolder;
 use self::huge::Collapser;
 use self::manager::ServiceManager;
@@ -182,7 +181,7 @@ impl Keeper {
         let mut keeper = Self::started(socket, options, log, start, files, has_machines)?;
         keeper.is_confined = estate.is_confined;
         keeper.recovery = estate.recovery.take();
-        if keeper.recovery.is_some() && estate.socket.is_none() {
+        if keeper.recovery.is_some() && estate.heirlooms.socket.is_none() {
             // Those of another image wait for a server of that.
             let is_other = |image: &String| *image != keeper.image;
             estate.connections.retain(|_, one| !one.image.as_ref().is_some_and(is_other));
@@ -202,23 +201,23 @@ impl Keeper {
 
     /// Goes on with the socket and the connections of another keeper.
     fn enter(&mut self, estate: Estate) {
-        let listening = estate
-            .socket
+        let Heirlooms { socket, control, metrics, manager, .. } = estate.heirlooms;
+        let listening = socket
             .map(|socket| ListeningSocket::inherit(&self.path, socket, estate.is_named))
             // By one without a file no machine comes: the keeper before had begun to drain.
             .filter(ListeningSocket::has_file);
-        if let Some(control) = estate.control {
+        if let Some(control) = control {
             // If that fails, it is tried again by the clock.
-            let control = Control::inherit(&self.path, control, estate.metrics);
+            let control = Control::inherit(&self.path, control, metrics);
             let _ = control.and_then(|control| self.listen_to(control));
         }
-        self.manager = estate.manager.map(ServiceManager::from_fd);
+        self.manager = manager.map(ServiceManager::from_fd);
         // If one cannot be waited for, it counts as late after a while, or is served without an end.
         self.is_accepting = listening
             .as_ref()
             .is_some_and(|socket| self.set.add(&socket.listener, LISTENER).is_ok());
         for (key, connection) in &estate.connections {
-            if !connection.is_ended {
+            if !connection.known.is_ended {
                 let _ = self.set.add(&connection.stream, *key);
             }
         }
@@ -305,7 +304,7 @@ impl Keeper {
     fn forget(&mut self, key: u64) -> Option<Connection> {
         let connection = self.connections.remove(&key)?;
         if let Some(recovery) = self.recovery.as_ref().filter(|_| connection.may_be_a_machine()) {
-            recovery.discard(connection.id);
+            recovery.discard(connection.known.id);
         }
         if let (Some(manager), Some(_)) = (&self.manager, connection.kept_bytes) {
             manager.discard_machine(&self.path, &connection);
@@ -500,7 +499,7 @@ impl Keeper {
         match &mut event {
             ServeEvent::Connected { session, pid, len_bytes, page_bytes, .. } => {
                 let Some(connection) = self.connections.get_mut(session) else { return };
-                if connection.memory.replace((*len_bytes, *page_bytes)).is_some() {
+                if connection.known.memory.replace((*len_bytes, *page_bytes)).is_some() {
                     let after_ns = self.down_since.map_or(0, |since| nanoseconds(since.elapsed()));
                     event = ServeEvent::TakenOver { session: *session, pid: *pid, after_ns };
                 } else {
@@ -555,7 +554,7 @@ impl Keeper {
             }
         }
         if !self.is_accepting
-            && (self.greetings() < GREETINGS || self.make_room())
+            && self.has_room()
             && let Some(socket) = &self.socket
         {
             self.is_accepting = self.set.add(&socket.listener, LISTENER).is_ok();

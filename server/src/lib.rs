@@ -43,7 +43,7 @@ mod socket;
 mod status;
 mod worker;
 
-pub use capture::{CapturedPages, NotProtected, SessionMemory};
+pub use capture::{CapturedPages, SessionMemory};
 pub use control::{control_path, drain, status};
 pub use error::ServeError;
 pub use event::ServeEvent;

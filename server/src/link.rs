@@ -1,19 +1,21 @@
 //! What a keeper and its worker send each other over a socket of whole messages: [`Order`] one way,
 //! [`Report`] the other. The worker asks for each connection, so the keeper never waits for it.
+//!
+//! Each message starts with a line of JSON, and descriptors come along. So do those of two keepers, and of a keeper or a
+//! worker and its clients.
 
-use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use uzone_os::MessageSocket;
-use uzone_os::uffd::PendingFaults;
+use uzone_os::uffd::EventSet;
 
-use crate::connection::{Connection, Kept, TAKEN_BYTES};
+use crate::connection::{Kept, TAKEN_BYTES};
 use crate::event::ServeEvent;
-use crate::keeper::held_folder::HeldFolder;
 use crate::sandbox::Sandbox;
 use crate::status::SessionStats;
 
@@ -22,67 +24,24 @@ const OTHER_BYTES: usize = 4096;
 /// How many blocks a report has at most.
 pub(crate) const BLOCKS: usize = 16;
 
-/// What starts each message of the keeper.
+/// What the keeper sends.
 #[derive(Debug, Serialize, Deserialize)]
-enum Title {
-    Socket(HeirloomKinds),
-    Connection(Kept),
-    Stats,
-    LogIsKept,
-    Capture(u64),
-}
-
-/// Which descriptors come along.
-#[derive(Debug, Serialize, Deserialize)]
-struct HeirloomKinds {
-    has_socket: bool,
-    has_control: bool,
-    has_metrics: bool,
-    has_manager: bool,
-    /// Where the folder is with what is kept of machines.
-    folder: Option<PathBuf>,
-}
-
-/// What the next keeper needs: a worker could not make it.
-#[derive(Debug)]
-pub(crate) struct Heirlooms {
-    /// The socket that monitors connect to, unless no more are accepted.
-    pub(crate) socket: Option<OwnedFd>,
-    /// That of questions, and the one of metrics.
-    pub(crate) control: Option<OwnedFd>,
-    pub(crate) metrics: Option<OwnedFd>,
-    /// The socket to the service manager.
-    pub(crate) manager: Option<OwnedFd>,
-    /// The folder with what is kept of machines.
-    pub(crate) folder: Option<HeldFolder>,
-}
-
-impl Heirlooms {
-    fn from_fds(kinds: &HeirloomKinds, fds: Vec<OwnedFd>) -> Option<Self> {
-        let mut fds = fds.into_iter();
-        let mut next = |is_there: bool| if is_there { fds.next().map(Some) } else { Some(None) };
-        let socket = next(kinds.has_socket)?;
-        let (control, metrics) = (next(kinds.has_control)?, next(kinds.has_metrics)?);
-        let (manager, lock) = (next(kinds.has_manager)?, next(kinds.folder.is_some())?);
-        let folder = kinds.folder.clone().zip(lock).map(|(path, lock)| HeldFolder::of(path, lock));
-        Some(Self { socket, control, metrics, manager, folder })
-    }
-}
-
-/// What the worker receives.
-#[derive(Debug)]
 pub(crate) enum Order {
-    /// What the next keeper needs, should this one die.
-    Keep(Heirlooms),
-    /// A connection with its number, whose message may not be whole yet.
-    Take(u64, Box<Connection>),
+    /// How a worker starts, before all else: the names of the files that come along, by which it opens the image, or none
+    /// if it opens what is there by their names; and whether machines wait for it.
+    Start { names: Vec<String>, has_machines: bool },
+    /// What the next keeper needs, should this one die: which descriptors come along, and where the folder is with what
+    /// is kept of machines ([`Heirlooms`](crate::keeper::estate::Heirlooms)).
+    Keep { has: [bool; 4], folder: Option<PathBuf> },
+    /// A connection, whose message may not be whole yet.
+    Take(Kept),
     /// It reports the counts of each session before it asks for more.
     Stats,
     /// The keeper has the log of the session that is about to be read.
     LogIsKept,
-    /// A client may ask by a socket that the pages of a session are kept before they change. The count of
-    /// its pending faults comes along.
-    Capture(u64, MessageSocket, PendingFaults),
+    /// A client may ask by a socket that the pages of a session are kept before they change. That comes along, and the
+    /// count of the pending faults of the session.
+    Capture(u64),
 }
 
 /// What the worker sends.
@@ -107,8 +66,17 @@ pub(crate) enum Report {
     Event(ServeEvent),
 }
 
-/// Sends a message that starts with a line of JSON.
-pub(crate) fn send_titled(
+/// Sends a message.
+pub(crate) fn send(
+    socket: &MessageSocket,
+    title: &impl Serialize,
+    fds: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    send_with(socket, title, fds, &[])
+}
+
+/// Sends a message with the bytes of a monitor's.
+pub(crate) fn send_with(
     socket: &MessageSocket,
     title: &impl Serialize,
     fds: &[BorrowedFd<'_>],
@@ -131,7 +99,7 @@ pub(crate) fn parse_titled<T: DeserializeOwned>(bytes: &[u8]) -> io::Result<(T, 
     Ok((serde_json::from_slice(&bytes[..line])?, &bytes[line + 1..]))
 }
 
-/// A message that starts with a line of JSON.
+/// A message that came.
 #[derive(Debug)]
 pub(crate) struct Titled<T> {
     pub(crate) title: T,
@@ -139,149 +107,52 @@ pub(crate) struct Titled<T> {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// Waits for a message that starts with a line of JSON. `None` if the other side has ended.
-pub(crate) fn receive_titled<T: DeserializeOwned>(
-    socket: &MessageSocket,
-    room: &mut [u8],
-) -> io::Result<Option<Titled<T>>> {
-    let Some((len, fds)) = socket.receive(room)? else { return Ok(None) };
-    let (title, bytes) = parse_titled(&room[..len])?;
-    Ok(Some(Titled { title, fds, bytes: bytes.to_vec() }))
-}
-
-/// Hands a connection over.
-pub(crate) fn hand_over(
-    socket: &MessageSocket,
-    session: u64,
-    connection: &Connection,
-) -> io::Result<()> {
-    let (title, fds) = (Title::Connection(connection.kept(session)), connection.descriptors());
-    send_titled(socket, &title, &fds, &connection.bytes)
-}
-
-/// Hands over what the next keeper needs.
-pub(crate) fn hand_heirlooms_over(
-    socket: &MessageSocket,
-    listener: Option<BorrowedFd<'_>>,
-    (control, metrics): (Option<BorrowedFd<'_>>, Option<BorrowedFd<'_>>),
-    manager: Option<BorrowedFd<'_>>,
-    folder: Option<&HeldFolder>,
-) -> io::Result<()> {
-    let kinds = HeirloomKinds {
-        has_socket: listener.is_some(),
-        has_control: control.is_some(),
-        has_metrics: metrics.is_some(),
-        has_manager: manager.is_some(),
-        folder: folder.map(|folder| folder.path.clone()),
-    };
-    let lock = folder.map(AsFd::as_fd);
-    let fds: Vec<_> = [listener, control, metrics, manager, lock].into_iter().flatten().collect();
-    send_titled(socket, &Title::Socket(kinds), &fds, &[])
-}
-
-/// Asks for the counts of each session.
-pub(crate) fn ask_for_stats(socket: &MessageSocket) -> io::Result<()> {
-    send_titled(socket, &Title::Stats, &[], &[])
-}
-
-/// States that the log that came with a report is kept.
-pub(crate) fn log_is_kept(socket: &MessageSocket) -> io::Result<()> {
-    send_titled(socket, &Title::LogIsKept, &[], &[])
-}
-
-/// Passes a client on that reads the memory of a session.
-pub(crate) fn pass_on(
-    socket: &MessageSocket,
-    session: u64,
-    client: &MessageSocket,
-    pending: &PendingFaults,
-) -> io::Result<()> {
-    send_titled(socket, &Title::Capture(session), &[client.as_fd(), pending.as_fd()], &[])
-}
-
-/// Sends a report, and what comes along.
-pub(crate) fn report(
-    socket: &MessageSocket,
-    report: &Report,
-    fds: &[BorrowedFd<'_>],
-) -> io::Result<()> {
-    send_titled(socket, report, fds, &[])
-}
-
-/// How a worker starts, but for the files that come along.
-#[derive(Debug, Serialize, Deserialize)]
-struct Starts {
-    names: Vec<String>,
-    has_machines: bool,
-}
-
-/// Hands the files over that a worker opens the image by; none if it opens what is there by their names. It is the
-/// first message to a worker.
-pub(crate) fn hand_files_over(
-    socket: &MessageSocket,
-    files: &[(String, File)],
-    has_machines: bool,
-) -> io::Result<()> {
-    let names = files.iter().map(|(name, _)| name.clone()).collect();
-    let fds: Vec<_> = files.iter().map(|(_, file)| file.as_fd()).collect();
-    send_titled(socket, &Starts { names, has_machines }, &fds, &[])
-}
-
-/// Waits for the files that the keeper hands over, and whether machines wait for the worker.
-pub(crate) fn receive_files(
-    socket: &MessageSocket,
-    room: &mut [u8],
-) -> io::Result<(Vec<(String, File)>, bool)> {
-    let message = receive_titled::<Starts>(socket, room)?;
-    let Titled { title, fds, .. } = message.ok_or(io::ErrorKind::UnexpectedEof)?;
-    let files = title.names.into_iter().zip(fds.into_iter().map(File::from));
-    Ok((files.collect(), title.has_machines))
-}
-
 /// Room for a message of either side.
 pub(crate) fn room() -> Vec<u8> {
     vec![0; TAKEN_BYTES + OTHER_BYTES]
 }
 
-/// Waits for an order. `None` if the keeper has ended.
-pub(crate) fn receive(socket: &MessageSocket, room: &mut [u8]) -> io::Result<Option<Order>> {
-    let Some(Titled { title, fds, bytes }) = receive_titled(socket, room)? else {
-        return Ok(None);
-    };
-    let order = match title {
-        Title::Stats => Some(Order::Stats),
-        Title::LogIsKept => Some(Order::LogIsKept),
-        Title::Socket(kinds) => Heirlooms::from_fds(&kinds, fds).map(Order::Keep),
-        Title::Capture(session) => {
-            let mut fds = fds.into_iter();
-            fds.next().zip(fds.next()).and_then(|(client, pending)| {
-                let client = MessageSocket::from_fd(client).ok()?;
-                Some(Order::Capture(session, client, pending.into()))
-            })
-        }
-        Title::Connection(kept) => Connection::from_kept(&kept, fds, bytes)
-            .map(|(session, connection)| Order::Take(session, Box::new(connection))),
-    };
-    order.map(Some).ok_or_else(|| io::ErrorKind::InvalidData.into())
-}
-
-/// Waits for a report, and what may come along. `None` if the worker has ended.
-pub(crate) fn receive_report(
+/// Waits for a message.
+///
+/// # Errors
+/// [`io::ErrorKind::UnexpectedEof`] if the other side has ended, [`io::ErrorKind::InvalidData`] for what is none.
+pub(crate) fn receive<T: DeserializeOwned>(
     socket: &MessageSocket,
     room: &mut [u8],
-) -> io::Result<Option<(Report, Vec<OwnedFd>)>> {
-    let received = receive_titled(socket, room)?;
-    Ok(received.map(|Titled { title, fds, .. }| (title, fds)))
+) -> io::Result<Titled<T>> {
+    let (len, fds) = socket.receive(room)?.ok_or(io::ErrorKind::UnexpectedEof)?;
+    let (title, bytes) = parse_titled(&room[..len])?;
+    Ok(Titled { title, fds, bytes: bytes.to_vec() })
+}
+
+/// Waits for a message for a time.
+///
+/// # Errors
+/// As of [`receive`]; [`io::ErrorKind::TimedOut`] if none came.
+pub(crate) fn receive_within<T: DeserializeOwned>(
+    socket: &MessageSocket,
+    room: &mut [u8],
+    patience: Duration,
+) -> io::Result<Titled<T>> {
+    let (set, mut ready) = (EventSet::new()?, Vec::new());
+    set.add(socket, 0)?;
+    set.wait(&mut ready, Some(patience))?;
+    if ready.is_empty() {
+        return Err(io::ErrorKind::TimedOut.into());
+    }
+    receive(socket, room)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
 
     use uzone_os::peer::{self, Peer};
 
     use super::*;
-    use crate::connection::MESSAGE_BYTES;
+    use crate::connection::{Connection, MESSAGE_BYTES};
+    use crate::keeper::estate::Heirlooms;
 
     #[test]
     fn the_longest_message_and_the_most_descriptors_come_over_whole() {
@@ -299,7 +170,7 @@ mod tests {
                 }
                 left.len()
             });
-            while !connection.is_ended {
+            while !connection.known.is_ended {
                 connection.read();
             }
             // So that the writer ends.
@@ -307,34 +178,41 @@ mod tests {
             writer.join().unwrap()
         });
         assert!(writes < 2 * MESSAGE_BYTES);
-        let mut room = room();
-        let mut next = || match receive(&worker, &mut room).unwrap() {
-            Some(Order::Take(session, connection)) => (session, connection),
-            other => panic!("{other:?}"),
+        let (mut room, mut other_room) = (room(), room());
+        let mut next = || receive::<Order>(&worker, &mut room).unwrap();
+        let take = |order: Titled<Order>| {
+            let Order::Take(kept) = order.title else { panic!("{order:?}") };
+            Connection::from_kept(&kept, order.fds, order.bytes).unwrap()
         };
-        hand_over(&keeper, u64::MAX, &connection).unwrap();
-        let (session, came) = next();
+        let hand_over = |number, connection: &Connection| {
+            let (title, fds) = (Order::Take(connection.kept(number)), connection.descriptors());
+            send_with(&keeper, &title, &fds, &connection.bytes).unwrap();
+        };
+        hand_over(u64::MAX, &connection);
+        let (session, came) = take(next());
         assert_eq!((session, came.peer.pid(), came.log.is_none()), (u64::MAX, pid, true));
         assert_eq!(came.bytes, connection.bytes[..connection.bytes.len().min(TAKEN_BYTES)]);
         assert_eq!(came.count_descriptors(), connection.count_descriptors());
         connection.log = Some(far.as_fd().try_clone_to_owned().unwrap());
-        hand_over(&keeper, 1, &connection).unwrap();
-        let (_, came) = next();
+        hand_over(1, &connection);
+        let (_, came) = take(next());
         assert!(came.log.is_some() && came.count_descriptors() == connection.count_descriptors());
-        ask_for_stats(&keeper).unwrap();
-        assert!(matches!(receive(&worker, &mut room).unwrap(), Some(Order::Stats)));
-        hand_heirlooms_over(&keeper, None, (None, None), Some(far.as_fd()), None).unwrap();
-        let Some(Order::Keep(heirlooms)) = receive(&worker, &mut room).unwrap() else { panic!() };
+        send(&keeper, &Order::Stats, &[]).unwrap();
+        assert!(matches!(next().title, Order::Stats));
+        Heirlooms::hand_over(&keeper, [None, None, None, Some(far.as_fd())], None).unwrap();
+        let heirlooms = Heirlooms::take(next()).unwrap();
         assert!(heirlooms.manager.is_some() && heirlooms.socket.is_none());
-        report(&worker, &Report::Reading(7), &[far.as_fd()]).unwrap();
-        let came = receive_report(&keeper, &mut room).unwrap().unwrap();
-        assert!(matches!(came, (Report::Reading(7), ref fds) if fds.len() == 1), "{came:?}");
-        let files: Vec<_> =
-            ["a", "b"].map(|name| (name.to_owned(), File::open("/dev/null").unwrap())).into();
-        hand_files_over(&keeper, &files, true).unwrap();
-        let (came, has_machines) = receive_files(&worker, &mut room).unwrap();
-        assert!(has_machines && came.iter().map(|(name, _)| &**name).eq(["a", "b"]));
+        let names = ["a", "b"].map(str::to_owned).to_vec();
+        let start = Order::Start { names: names.clone(), has_machines: true };
+        send(&keeper, &start, &[far.as_fd(); 2]).unwrap();
+        let came = next();
+        let Order::Start { names: of_files, has_machines: true } = came.title else { panic!() };
+        assert!(of_files == names && came.fds.len() == 2);
+        send(&worker, &Report::Reading(7), &[far.as_fd()]).unwrap();
+        let came = receive(&keeper, &mut other_room).unwrap();
+        assert!(matches!(came.title, Report::Reading(7)) && came.fds.len() == 1, "{came:?}");
         drop(worker);
-        assert!(receive_report(&keeper, &mut room).unwrap().is_none());
+        let ended = receive::<Report>(&keeper, &mut other_room).unwrap_err();
+        assert_eq!(ended.kind(), io::ErrorKind::UnexpectedEof);
     }
 }

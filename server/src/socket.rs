@@ -1,6 +1,7 @@
 //! The socket that monitors connect to: [`ListeningSocket`]. It has its group and its mode from the first moment on, since
 //! a monitor that may not connect ends its machine, and a socket that a dead server left is replaced.
 
+use std::fmt::Write;
 use std::fs::{self, File};
 use std::io;
 use std::net::Shutdown;
@@ -52,6 +53,22 @@ fn turn_in(folder: Option<&Path>) -> Option<File> {
 /// Returns what tells a file from others.
 fn file_at(path: &Path) -> Option<(u64, u64)> {
     fs::symlink_metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
+}
+
+/// Returns a part of the path of a socket for a name: letters, digits and `plain` as they are, and `%` with two digits for
+/// each other byte.
+pub(crate) fn escaped(bytes: &[u8], plain: &[u8]) -> String {
+    let mut text = String::new();
+    for byte in bytes {
+        match byte {
+            byte if byte.is_ascii_alphanumeric() || plain.contains(byte) => {
+                text.push(char::from(*byte));
+            }
+            // Writing to a text does not fail.
+            _ => drop(write!(text, "%{byte:02X}")),
+        }
+    }
+    text
 }
 
 impl ListeningSocket {

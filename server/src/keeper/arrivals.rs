@@ -13,7 +13,7 @@ use crate::connection::Connection;
 use crate::event::ServeEvent;
 
 /// How many connections may be without a whole message; further ones wait.
-pub(super) const GREETINGS: usize = 64;
+const GREETINGS: usize = 64;
 /// After how long a connection that sent no descriptor makes room for another one, if there is none.
 const SILENT: Duration = Duration::from_millis(500);
 /// How long to wait after a connection that could not be accepted.
@@ -25,9 +25,14 @@ impl Keeper {
         self.connections.values().filter(|connection| connection.is_greeting()).count()
     }
 
+    /// Returns whether one more connection can be waited for, for which a silent one may make room.
+    pub(super) fn has_room(&mut self) -> bool {
+        self.greetings() < GREETINGS || self.make_room()
+    }
+
     /// Refuses the oldest connection that has been silent for a while: a monitor sends its message at once. Returns
     /// whether there was one.
-    pub(super) fn make_room(&mut self) -> bool {
+    fn make_room(&mut self) -> bool {
         let is_silent =
             |connection: &Connection| connection.is_greeting() && !connection.has_descriptors();
         loop {
@@ -67,7 +72,7 @@ impl Keeper {
 
     pub(super) fn accept(&mut self) {
         loop {
-            let has_room = self.greetings() < GREETINGS || self.make_room();
+            let has_room = self.has_room();
             let Some(socket) = &self.socket else { return };
             if !has_room {
                 // Those that wait are taken when there is room.
@@ -107,7 +112,7 @@ impl Keeper {
         }
         self.next += 1;
         let mut connection = Connection::new(stream, peer);
-        connection.must_be_served = self.is_confined;
+        connection.known.must_be_served = self.is_confined;
         self.connections.insert(key, connection);
         // At once: what has been accepted is lost if this process is killed, unless it is kept.
         self.read(key);
@@ -133,7 +138,7 @@ impl Keeper {
     pub(super) fn read(&mut self, key: u64) {
         let Some(connection) = self.connections.get_mut(&key) else { return };
         connection.read();
-        if connection.is_ended {
+        if connection.known.is_ended {
             let _ = self.set.remove(&connection.stream);
         }
         if connection.may_be_whole() && !self.news.contains(&key) {

@@ -4,10 +4,12 @@
 //! No byte changes, whatever becomes of the machine meanwhile: `blocks.rs` of the package `fault` states why. A process
 //! that has ended is known by its pidfd.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
 use uzone_os::peer::Peer;
@@ -30,34 +32,29 @@ pub(crate) struct Outcome {
 }
 
 /// Some blocks of a session.
-struct Batch {
-    session: u64,
-    peer: Arc<Peer>,
-    blocks: Vec<Vaddr>,
-}
-
-#[derive(Default)]
-struct Work {
-    waiting: VecDeque<Batch>,
-    outcomes: BTreeMap<u64, Outcome>,
-    is_stopped: bool,
-}
+type Batch = (u64, Arc<Peer>, Vec<Vaddr>);
 
 struct Shared {
-    work: Mutex<Work>,
-    changed: Condvar,
+    outcomes: Mutex<BTreeMap<u64, Outcome>>,
+    is_stopped: AtomicBool,
     bell: Doorbell,
 }
 
 impl Shared {
-    fn work(&self) -> MutexGuard<'_, Work> {
-        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Adds what became of blocks of a session.
+    fn add(&self, session: u64, outcome: Outcome) {
+        let mut all = self.outcomes.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = all.entry(session).or_default();
+        (all.made, all.refused) = (all.made + outcome.made, all.refused + outcome.refused);
+        all.reason = outcome.reason.or(all.reason.take());
     }
 }
 
 /// A thread that makes huge pages of the memory of other processes, until this is dropped.
 pub(crate) struct Collapser {
     shared: Arc<Shared>,
+    /// What waits for the thread, which ends without it.
+    waiting: Option<SyncSender<Batch>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -69,31 +66,31 @@ impl Collapser {
             let reason = "this kernel has no transparent huge pages of 2 MiB";
             return Err(io::Error::new(io::ErrorKind::Unsupported, reason));
         }
-        let (work, changed) = (Mutex::default(), Condvar::new());
-        let shared = Arc::new(Shared { work, changed, bell: Doorbell::new()? });
+        let (outcomes, is_stopped) = (Mutex::default(), AtomicBool::new(false));
+        let shared = Arc::new(Shared { outcomes, is_stopped, bell: Doorbell::new()? });
+        let (waiting, batches) = sync_channel(WAITING);
         let theirs = shared.clone();
-        let thread = Builder::new().name("uzone-huge".into()).spawn(move || collapse(&theirs))?;
-        Ok(Self { shared, thread: Some(thread) })
+        let thread = Builder::new().name("uzone-huge".into());
+        let thread = thread.spawn(move || collapse(&theirs, &batches))?;
+        Ok(Self { shared, waiting: Some(waiting), thread: Some(thread) })
     }
 
     /// Has huge pages made of blocks of a session.
     pub(crate) fn add(&self, session: u64, peer: Arc<Peer>, blocks: Vec<Vaddr>) {
-        let mut work = self.shared.work();
-        if work.waiting.len() < WAITING {
-            work.waiting.push_back(Batch { session, peer, blocks });
-            self.shared.changed.notify_one();
-        } else {
+        let refused = blocks.len() as u64;
+        let sent = self.waiting.as_ref().map(|waiting| waiting.try_send((session, peer, blocks)));
+        if !matches!(sent, Some(Ok(()))) {
             // A worker of this version is far from that.
-            let outcome = work.outcomes.entry(session).or_default();
-            outcome.refused += blocks.len() as u64;
-            outcome.reason = Some("too many blocks wait".to_owned());
+            let reason = Some("too many blocks wait".to_owned());
+            self.shared.add(session, Outcome { refused, reason, ..Outcome::default() });
         }
     }
 
     /// Returns what was done since the last call.
     pub(crate) fn take(&self) -> io::Result<BTreeMap<u64, Outcome>> {
         self.shared.bell.silence()?;
-        Ok(std::mem::take(&mut self.shared.work().outcomes))
+        let mut outcomes = self.shared.outcomes.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(std::mem::take(&mut *outcomes))
     }
 }
 
@@ -106,8 +103,9 @@ impl AsFd for Collapser {
 
 impl Drop for Collapser {
     fn drop(&mut self) {
-        self.shared.work().is_stopped = true;
-        self.shared.changed.notify_all();
+        // Relaxed: it only has the thread end sooner.
+        self.shared.is_stopped.store(true, Ordering::Relaxed);
+        self.waiting = None;
         if let Some(thread) = self.thread.take() {
             // It ends with the block that it has. A panic of it was printed when it happened.
             let _ = thread.join();
@@ -115,22 +113,13 @@ impl Drop for Collapser {
     }
 }
 
-fn collapse(shared: &Shared) {
+fn collapse(shared: &Shared, batches: &Receiver<Batch>) {
     // The system may forbid it; then the thread is as important as others.
     let _ = priority::low();
-    loop {
-        let work = shared.work();
-        let is_idle = |work: &mut Work| work.waiting.is_empty() && !work.is_stopped;
-        let waited = shared.changed.wait_while(work, is_idle);
-        let mut work = waited.unwrap_or_else(PoisonError::into_inner);
-        if work.is_stopped {
-            return;
-        }
-        let Some(Batch { session, peer, blocks }) = work.waiting.pop_front() else { continue };
-        drop(work);
+    for (session, peer, blocks) in batches {
         let mut outcome = Outcome::default();
         for block in blocks {
-            if shared.work().is_stopped {
+            if shared.is_stopped.load(Ordering::Relaxed) {
                 return;
             }
             match peer.collapse(block, FaultAround::MAX.len()) {
@@ -141,11 +130,7 @@ fn collapse(shared: &Shared) {
                 }
             }
         }
-        let mut work = shared.work();
-        let all = work.outcomes.entry(session).or_default();
-        (all.made, all.refused) = (all.made + outcome.made, all.refused + outcome.refused);
-        all.reason = outcome.reason.or(all.reason.take());
-        drop(work);
+        shared.add(session, outcome);
         // Its counter is never full.
         let _ = shared.bell.ring();
     }

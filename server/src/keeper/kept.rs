@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use uzone_os::memory_file;
 
 use super::Keeper;
-use super::estate::Estate;
+use super::estate::{Estate, next_number};
 use super::held_folder::HeldFolder;
 use super::manager::ServiceManager;
 use super::recovery::Recovery;
@@ -16,7 +16,7 @@ use crate::error::ServeError;
 impl Keeper {
     /// Takes what the keeper before has kept of machines, and the machines which that did not know of.
     pub(super) fn take_what_is_kept(&mut self, estate: &mut Estate) {
-        match (&self.recovery, estate.folder.take()) {
+        match (&self.recovery, estate.heirlooms.folder.take()) {
             (Some(recovery), folder) => {
                 let connections = estate.connections.values_mut();
                 if let Some(before) = folder {
@@ -30,13 +30,12 @@ impl Keeper {
                     }
                     connections.for_each(|connection| recovery.find_log(connection, Some(&before)));
                     before.remove();
-                } else if estate.manager.is_none() {
+                } else if estate.heirlooms.manager.is_none() {
                     // What a service manager keeps has its own log.
                     connections.for_each(|connection| recovery.find_log(connection, None));
                 }
                 recovery.complete(&mut estate.connections);
-                let last = estate.connections.keys().max().copied().unwrap_or(0);
-                estate.next = estate.next.max(last + 1);
+                estate.next = estate.next.max(next_number(&estate.connections));
             }
             (None, folder) => self.folder = folder,
         }
@@ -81,7 +80,7 @@ impl Keeper {
         }
         if let Some(manager) = manager {
             // Without it, a warning was printed, or there is no memory for it.
-            let _ = make_log(self.recovery.as_ref(), connection);
+            let _ = Self::make_log(self.recovery.as_ref(), connection);
             manager.keep_machine(&self.path, &self.image, key, connection);
         }
         if manager.is_some() || self.recovery.is_some() {
@@ -100,7 +99,7 @@ impl Keeper {
         if connection.is_logged_in_its_file() {
             match &self.recovery {
                 _ if connection.kept_bytes.is_none() => self.keep_machine(key),
-                Some(recovery) if !recovery.has_machine(connection.id) => {
+                Some(recovery) if !recovery.has_machine(connection.known.id) => {
                     recovery.keep_machine(&self.image, key, connection);
                 }
                 _ => {}
@@ -109,23 +108,26 @@ impl Keeper {
         }
         connection.log_file = None;
         if let Some(recovery) = &self.recovery {
-            recovery.discard(connection.id);
+            recovery.discard(connection.known.id);
         }
         if let (Some(manager), Some(_)) = (&self.manager, connection.kept_bytes.take()) {
             manager.discard_machine(&self.path, connection);
         }
     }
-}
 
-/// Makes the file for the log of a machine, in the folder for recovery if there is one.
-pub(super) fn make_log(recovery: Option<&Recovery>, connection: &mut Connection) -> io::Result<()> {
-    match recovery {
-        Some(recovery) => recovery.make_log(connection),
-        None => {
-            if connection.log_file.is_none() {
-                connection.log_file = Some(memory_file("uzone-events", &[])?.into());
+    /// Makes the file for the log of a machine, in the folder for recovery if there is one.
+    pub(super) fn make_log(
+        recovery: Option<&Recovery>,
+        connection: &mut Connection,
+    ) -> io::Result<()> {
+        match recovery {
+            Some(recovery) => recovery.make_log(connection),
+            None => {
+                if connection.log_file.is_none() {
+                    connection.log_file = Some(memory_file("uzone-events", &[])?.into());
+                }
+                Ok(())
             }
-            Ok(())
         }
     }
 }

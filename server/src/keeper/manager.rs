@@ -13,7 +13,6 @@
 
 use std::collections::BTreeMap;
 use std::env;
-use std::fmt::Write;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -25,15 +24,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use uzone_fault::EventLog;
 use uzone_os::{memory_file, passed_descriptors, peer};
 
-use super::estate::Estate;
+use super::estate::{self, Estate, Heirlooms};
 use crate::connection::{Connection, Kept};
 use crate::error::ServeError;
 use crate::link;
 use crate::options::{OnFailure, ServerOptions};
-use crate::socket::ListeningSocket;
+use crate::socket::{ListeningSocket, escaped};
 
 /// How long the manager may take to take a message.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -52,7 +50,7 @@ impl Estate {
     /// Returns the service manager of the keeper before, if it had one.
     #[must_use]
     pub fn manager(&self) -> Option<ServiceManager> {
-        Some(ServiceManager::from_fd(self.manager.as_ref()?.try_clone().ok()?))
+        Some(ServiceManager::from_fd(self.heirlooms.manager.as_ref()?.try_clone().ok()?))
     }
 }
 
@@ -142,7 +140,7 @@ impl ServiceManager {
             Ok(file) => {
                 let (stream, peer) = (connection.stream.as_fd(), connection.peer.as_fd());
                 let fds = [stream, peer, userfaultfd.as_fd(), log.as_fd(), file.as_fd()];
-                self.keep(&machine(connection.id, path), &fds);
+                self.keep(&machine(connection.known.id, path), &fds);
             }
             Err(cause) => {
                 tracing::warn!(%cause, "a machine is not kept by the service manager");
@@ -152,7 +150,7 @@ impl ServiceManager {
 
     /// Gives up a machine and its log.
     pub(crate) fn discard_machine(&self, path: &Path, connection: &Connection) {
-        self.discard(&machine(connection.id, path));
+        self.discard(&machine(connection.known.id, path));
     }
 }
 
@@ -170,17 +168,7 @@ impl AsFd for ServiceManager {
 
 /// Returns the name of a descriptor of the server with this socket. A colon would end it in a list.
 fn name(what: &str, path: &Path) -> String {
-    let mut name = format!("uzone.{what}.");
-    for byte in path.as_os_str().as_bytes() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'.' | b'-' | b'_' => {
-                name.push(char::from(*byte));
-            }
-            // Writing to a text does not fail.
-            _ => drop(write!(name, "%{byte:02X}")),
-        }
-    }
-    name
+    format!("uzone.{what}.{}", escaped(path.as_os_str().as_bytes(), b"/.-_"))
 }
 
 fn machine(id: u64, path: &Path) -> String {
@@ -238,9 +226,9 @@ impl Passed {
                 bound.map_err(|cause| ServeError::Listen { path: socket.to_owned(), cause })?
             }
         };
-        let next = connections.keys().max().map_or(1, |last| last + 1);
-        let manager = manager.map(OwnedFd::from);
-        Ok(Some(Estate { is_named, manager, ..Estate::new(Some(fd), connections, next) }))
+        let (socket, manager) = (Some(fd), manager.map(OwnedFd::from));
+        let heirlooms = Heirlooms { socket, manager, ..Heirlooms::default() };
+        Ok(Some(Estate { is_named, ..Estate::new(heirlooms, connections) }))
     }
 
     /// Takes the machines of the server of `socket`. What is left of others is discarded, and their processes are ended
@@ -260,11 +248,7 @@ impl Passed {
         let mut connections = BTreeMap::new();
         for (id, parts) in machines {
             match connection_of(parts) {
-                Ok((session, connection)) if connection.id == id => {
-                    let is_taken = connections.contains_key(&session);
-                    let free = connections.keys().max().map_or(1, |last: &u64| last + 1);
-                    connections.insert(if is_taken { free } else { session }, connection);
-                }
+                Ok(found) if found.1.known.id == id => estate::add(&mut connections, found),
                 parts => {
                     let process = parts.err().flatten();
                     let was_killed =
@@ -330,20 +314,13 @@ fn connection_of(parts: Vec<OwnedFd>) -> Result<(u64, Connection), Option<OwnedF
         return Err(process);
     };
     let found = (|| {
-        let (State { image, kept }, rest) = link::parse_titled::<State>(&bytes).ok()?;
-        // A worker that was killed before it read anything has left no log in it.
-        let is_log = EventLog::is_in_file(&File::from(log_file.try_clone().ok()?)).ok()?;
-        let log = if is_log { Some(log_file.try_clone().ok()?) } else { None };
-        let kept = kept.of_the_dead(is_log);
-        let fds = [Some(stream), process.try_clone().ok(), log, Some(userfaultfd)];
-        let fds = fds.into_iter().flatten().collect();
-        let (session, mut connection) = Connection::from_kept(&kept, fds, rest.to_vec())?;
-        connection.image = Some(image);
-        connection.log_file = Some(log_file);
+        let (State { image, kept }, sent) = link::parse_titled::<State>(&bytes)?;
+        let parts = [stream, process.try_clone()?, log_file, userfaultfd];
+        let (session, mut connection) = Connection::of_the_dead(&kept, image, parts, sent)?;
         connection.kept_bytes = Some(connection.bytes.len());
-        Some((session, connection))
+        io::Result::Ok((session, connection))
     })();
-    found.ok_or_else(|| process.try_clone().ok())
+    found.map_err(|_| process.try_clone().ok())
 }
 
 /// Returns the bytes of the longest file: a monitor had sent the most by then.

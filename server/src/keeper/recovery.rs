@@ -15,7 +15,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
-use std::fmt::Write;
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -30,13 +29,13 @@ use serde::{Deserialize, Serialize};
 use uzone_fault::EventLog;
 use uzone_os::peer::Peer;
 
-use super::estate::Estate;
+use super::estate::{self, Estate, Heirlooms};
 use super::held_folder::HeldFolder;
 use crate::connection::{Connection, Kept};
 use crate::error::ServeError;
 use crate::link;
 use crate::options::ServerOptions;
-use crate::socket::ListeningSocket;
+use crate::socket::{ListeningSocket, escaped};
 
 /// What tells one start of the system from others.
 const BOOT: &str = "/proc/sys/kernel/random/boot_id";
@@ -213,11 +212,11 @@ impl Recovery {
     /// gave back.
     pub(crate) fn find_log(&self, connection: &mut Connection, before: Option<&HeldFolder>) {
         if connection.log_file.is_some() {
-            let log = OpenOptions::new().read(true).write(true).open(self.log(connection.id));
+            let log = OpenOptions::new().read(true).write(true).open(self.log(connection.known.id));
             connection.log_file = log.ok().map(OwnedFd::from);
         }
         if let Some(before) = before {
-            discard_in(&before.path, connection.id);
+            discard_in(&before.path, connection.known.id);
         }
     }
 
@@ -234,7 +233,7 @@ impl Recovery {
 
     /// Keeps a machine, with what its monitor sent so far.
     pub(crate) fn keep_machine(&self, image: &str, session: u64, connection: &mut Connection) {
-        let path = self.machine(connection.id);
+        let path = self.machine(connection.known.id);
         let made = self.make_log(connection);
         if let Err(cause) =
             made.and_then(|()| self.write_machine(&path, image, session, connection))
@@ -285,7 +284,7 @@ impl Recovery {
         if connection.log_file.is_none() {
             let mut options = OpenOptions::new();
             options.read(true).write(true).create_new(true).mode(0o600);
-            connection.log_file = Some(options.open(self.log(connection.id))?.into());
+            connection.log_file = Some(options.open(self.log(connection.known.id))?.into());
         }
         Ok(())
     }
@@ -308,7 +307,7 @@ impl Recovery {
         };
         let known: BTreeMap<u64, bool> = connections
             .values()
-            .map(|connection| (connection.id, connection.log_file.is_some()))
+            .map(|connection| (connection.known.id, connection.log_file.is_some()))
             .collect();
         for id in ids {
             match known.get(&id) {
@@ -322,11 +321,7 @@ impl Recovery {
     /// Adds a machine that is kept, unless it has ended.
     fn add(&self, id: u64, connections: &mut BTreeMap<u64, Connection>) {
         match self.recover(id) {
-            Ok((session, connection)) => {
-                let free = connections.keys().max().map_or(1, |last: &u64| last + 1);
-                let is_taken = connections.contains_key(&session);
-                connections.insert(if is_taken { free } else { session }, connection);
-            }
+            Ok(recovered) => estate::add(connections, recovered),
             Err(cause) if may_pass(&cause) => {
                 let path = self.held.path.display();
                 tracing::warn!(
@@ -374,10 +369,10 @@ impl Recovery {
         };
         let mut connections = BTreeMap::new();
         ids.into_iter().for_each(|id| self.add(id, &mut connections));
-        let next = connections.keys().max().map_or(1, |last| last + 1);
         let listen = |cause| ServeError::Listen { path: socket.to_owned(), cause };
         let socket = listener.map(ListeningSocket::into_fd).transpose().map_err(listen)?;
-        Ok(Some(Estate { recovery: Some(self), ..Estate::new(socket, connections, next) }))
+        let heirlooms = Heirlooms { socket, ..Heirlooms::default() };
+        Ok(Some(Estate { recovery: Some(self), ..Estate::new(heirlooms, connections) }))
     }
 
     /// Takes a machine whose process has its userfaultfd still.
@@ -393,22 +388,12 @@ impl Recovery {
         let userfaultfd = peer.descriptor(number)?;
         // Without its file, nothing states what the machine gave back.
         let log_file = OpenOptions::new().read(true).write(true).open(self.log(id))?;
-        // A worker that was killed before it read anything has left no log in it.
-        let is_log = EventLog::is_in_file(&log_file)?;
-        let log = is_log.then(|| log_file.try_clone()).transpose()?;
         // The stream went with the server, and nothing comes by it any more.
         let (stream, _) = UnixStream::pair()?;
         stream.set_nonblocking(true)?;
-        let kept = kept.of_the_dead(log.is_some());
-        let fds =
-            [Some(stream.into()), Some(peer.into()), log.map(OwnedFd::from), Some(userfaultfd)];
-        let fds = fds.into_iter().flatten().collect();
-        let (session, mut connection) = Connection::from_kept(&kept, fds, sent.to_vec())
-            .filter(|(_, connection)| connection.id == id)
-            .ok_or(io::ErrorKind::InvalidData)?;
-        connection.image = Some(image);
-        connection.log_file = Some(log_file.into());
-        Ok((session, connection))
+        let parts = [stream.into(), peer.into(), log_file.into(), userfaultfd];
+        let found = Connection::of_the_dead(&kept, image, parts, sent)?;
+        if found.1.known.id == id { Ok(found) } else { Err(io::ErrorKind::InvalidData.into()) }
     }
 }
 
@@ -500,19 +485,10 @@ fn name_of(socket: &Path) -> io::Result<String> {
     let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_".contains(byte);
     // The number of the folder, below, identifies it. Its path shows the operator which server this is.
     let of_folder = folder.as_os_str().as_bytes().iter().skip(1);
-    let mut name: String =
+    let name: String =
         of_folder.map(|byte| if is_plain(byte) { char::from(*byte) } else { '-' }).collect();
-    name.push('.');
-    for byte in file.as_bytes() {
-        match byte {
-            plain if is_plain(plain) => name.push(char::from(*plain)),
-            // Writing to a text does not fail.
-            _ => drop(write!(name, "%{byte:02X}")),
-        }
-    }
-    let metadata = fs::metadata(folder)?;
-    let _ = write!(name, ".{:x}.{:x}", metadata.dev(), metadata.ino());
-    Ok(name)
+    let (file, metadata) = (escaped(file.as_bytes(), b"-_"), fs::metadata(folder)?);
+    Ok(format!("{name}.{file}.{:x}.{:x}", metadata.dev(), metadata.ino()))
 }
 
 #[cfg(test)]
@@ -537,7 +513,7 @@ mod tests {
         let (near, _far) = UnixStream::pair().unwrap();
         let peer = Peer::of(&near).unwrap();
         let mut connection = Connection::new(near, peer);
-        connection.id = id;
+        connection.known.id = id;
         connection
     }
 

@@ -10,9 +10,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use uzone_os::MessageSocket;
-use uzone_os::uffd::EventSet;
 
-use super::estate::Estate;
+use super::estate::{Estate, Heirlooms};
 use super::held_folder::HeldFolder;
 use crate::connection::{Connection, Kept};
 use crate::link::{self, Titled};
@@ -43,15 +42,9 @@ enum Piece {
     Go,
 }
 
-/// Receives a message within a time.
+/// Receives a message.
 fn receive(socket: &MessageSocket, room: &mut [u8]) -> io::Result<Titled<Piece>> {
-    let (set, mut ready) = (EventSet::new()?, Vec::new());
-    set.add(socket, 0)?;
-    set.wait(&mut ready, Some(PATIENCE))?;
-    if ready.is_empty() {
-        return Err(io::ErrorKind::TimedOut.into());
-    }
-    link::receive_titled(socket, room)?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+    link::receive_within(socket, room, PATIENCE)
 }
 
 fn unexpected<T>(piece: &Piece) -> io::Result<T> {
@@ -69,20 +62,15 @@ pub(crate) fn give(
 ) -> io::Result<()> {
     let path = folder.map(|folder| folder.path.clone());
     let start = Piece::Start { image: image.to_owned(), next, folder: path };
-    link::send_titled(to, &start, folder.map(AsFd::as_fd).as_slice(), &[])?;
-    link::send_titled(to, &Piece::Socket, &[socket], &[])?;
+    link::send(to, &start, folder.map(AsFd::as_fd).as_slice())?;
+    link::send(to, &Piece::Socket, &[socket])?;
     for (number, connection) in connections {
-        let fds = connection.descriptors();
-        link::send_titled(
-            to,
-            &Piece::Connection(connection.kept(*number)),
-            &fds,
-            &connection.bytes,
-        )?;
+        let (piece, fds) = (Piece::Connection(connection.kept(*number)), connection.descriptors());
+        link::send_with(to, &piece, &fds, &connection.bytes)?;
     }
-    link::send_titled(to, &Piece::End, &[], &[])?;
+    link::send(to, &Piece::End, &[])?;
     match receive(to, &mut link::room())?.title {
-        Piece::Taken => link::send_titled(to, &Piece::Go, &[], &[]),
+        Piece::Taken => link::send(to, &Piece::Go, &[]),
         other => unexpected(&other),
     }
 }
@@ -120,11 +108,12 @@ pub(crate) fn take(
     }
     let socket = socket.ok_or(io::ErrorKind::InvalidData)?;
     folder.as_ref().map_or(Ok(()), |(path, _)| will_absorb(path))?;
-    link::send_titled(from, &Piece::Taken, &[], &[])?;
+    link::send(from, &Piece::Taken, &[])?;
     match receive(from, &mut room)?.title {
         Piece::Go => {
             let folder = folder.map(|(path, lock)| HeldFolder::of(path, lock));
-            Ok(Estate { folder, ..Estate::new(Some(socket), connections, next) })
+            let heirlooms = Heirlooms { socket: Some(socket), folder, ..Heirlooms::default() };
+            Ok(Estate { next, ..Estate::new(heirlooms, connections) })
         }
         other => unexpected(&other),
     }

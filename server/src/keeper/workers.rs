@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 
 use uzone_os::{MessageSocket, Vaddr};
 
+use super::estate::Heirlooms;
 use super::huge::{Collapser, Outcome};
-use super::kept::make_log;
 use super::recovery::Recovery;
 use super::{HUGE, Keeper, WORKER};
 use crate::control::Control;
 use crate::error::ServeError;
 use crate::event::ServeEvent;
-use crate::link::{self, BLOCKS, Report};
+use crate::link::{self, BLOCKS, Order, Report, Titled};
 
 /// After how long the death of a worker is no repetition.
 const STEADY: Duration = Duration::from_secs(1);
@@ -70,7 +70,9 @@ impl Keeper {
         self.set.add(&socket, WORKER)?;
         let child = (self.start)(other.into_fd())?;
         // If it has ended, it reports nothing either.
-        let _ = link::hand_files_over(&socket, &self.files, has_machines);
+        let names = self.files.iter().map(|(name, _)| name.clone()).collect();
+        let files: Vec<_> = self.files.iter().map(|(_, file)| file.as_fd()).collect();
+        let _ = link::send(&socket, &Order::Start { names, has_machines }, &files);
         let since = Instant::now();
         self.worker = Some(RunningWorker {
             child,
@@ -88,9 +90,9 @@ impl Keeper {
     /// Waits for a report of the first worker.
     pub(super) fn first_words(&mut self) -> Result<(), ServeError> {
         let Some(worker) = &mut self.worker else { return Ok(()) };
-        match link::receive_report(&worker.socket, &mut self.room) {
-            Ok(Some((report, fds))) => self.handle(report, fds),
-            Ok(None) | Err(_) => {
+        match link::receive(&worker.socket, &mut self.room) {
+            Ok(report) => self.handle(report),
+            Err(_) => {
                 let status = worker.child.wait().map_err(ServeError::Start)?;
                 return Err(ServeError::Worker { status });
             }
@@ -104,20 +106,20 @@ impl Keeper {
             if !worker.has_heirlooms {
                 (worker.asks, worker.has_heirlooms) = (false, true);
                 let listener = self.socket.as_ref().map(|socket| socket.listener.as_fd());
-                let control = self.control.as_ref().map_or((None, None), Control::sockets);
+                let [control, metrics] = self.control.as_ref().map_or([None; 2], Control::sockets);
                 let manager = self.manager.as_ref().map(AsFd::as_fd);
                 let held = self.recovery.as_ref().map(Recovery::held);
                 let folder = held.or(self.folder.as_ref());
-                let handed =
-                    link::hand_heirlooms_over(&worker.socket, listener, control, manager, folder);
-                if handed.is_err() {
+                let fds = [listener, control, metrics, manager];
+                if Heirlooms::hand_over(&worker.socket, fds, folder).is_err() {
                     return self.worker_ended();
                 }
                 continue;
             }
             if let Some((session, client, pending)) = self.captures.pop_front() {
                 worker.asks = false;
-                if link::pass_on(&worker.socket, session, &client, &pending).is_err() {
+                let fds = [client.as_fd(), pending.as_fd()];
+                if link::send(&worker.socket, &Order::Capture(session), &fds).is_err() {
                     return self.worker_ended();
                 }
                 continue;
@@ -127,9 +129,10 @@ impl Keeper {
             (worker.asks, worker.taking) = (false, Some(key));
             if connection.may_be_a_machine() {
                 // If it fails, so it does when the machine is kept, which warns.
-                let _ = make_log(self.recovery.as_ref(), connection);
+                let _ = Self::make_log(self.recovery.as_ref(), connection);
             }
-            if link::hand_over(&worker.socket, key, connection).is_err() {
+            let (order, fds) = (Order::Take(connection.kept(key)), connection.descriptors());
+            if link::send_with(&worker.socket, &order, &fds, &connection.bytes).is_err() {
                 return self.worker_ended();
             }
         }
@@ -149,7 +152,7 @@ impl Keeper {
         }
         if let Some(worker) = self.worker.as_mut().filter(|worker| worker.asks) {
             (worker.asks, worker.is_counting) = (false, true);
-            if link::ask_for_stats(&worker.socket).is_err() {
+            if link::send(&worker.socket, &Order::Stats, &[]).is_err() {
                 self.worker_ended();
             }
         }
@@ -158,14 +161,14 @@ impl Keeper {
     /// Receives what the worker reports.
     pub(super) fn hear(&mut self) {
         let Some(worker) = &self.worker else { return };
-        match link::receive_report(&worker.socket, &mut self.room) {
-            Ok(Some((report, fds))) => self.handle(report, fds),
-            Ok(None) | Err(_) => self.worker_ended(),
+        match link::receive(&worker.socket, &mut self.room) {
+            Ok(report) => self.handle(report),
+            Err(_) => self.worker_ended(),
         }
     }
 
-    fn handle(&mut self, report: Report, fds: Vec<OwnedFd>) {
-        match report {
+    fn handle(&mut self, Titled { title, fds, .. }: Titled<Report>) {
+        match title {
             Report::Image(image, path, names) => {
                 let before = mem::replace(&mut self.image, image);
                 if !before.is_empty() && before != self.image {
@@ -192,17 +195,17 @@ impl Keeper {
             Report::Reading(key) => {
                 if let Some(connection) = self.connections.get_mut(&key) {
                     // More of it means nothing, and nor does its end: of older monitors it comes at once.
-                    if connection.is_greeting() && !connection.is_ended {
+                    if connection.is_greeting() && !connection.known.is_ended {
                         let _ = self.set.remove(&connection.stream);
                     }
-                    connection.is_ended = true;
+                    connection.known.is_ended = true;
                     connection.log = fds.into_iter().next();
                 }
                 // If it is of another keeper: its file has all of the log before only now.
                 self.keep_logged(key);
                 if let Some(worker) = &self.worker {
                     // It has died otherwise, which the next wait reports.
-                    let _ = link::log_is_kept(&worker.socket);
+                    let _ = link::send(&worker.socket, &Order::LogIsKept, &[]);
                 }
             }
             Report::Stats(key, stats) => {
@@ -223,7 +226,7 @@ impl Keeper {
         let peer = connection.peer.clone();
         let refusal = if self.is_confined {
             Some("this keeper was a worker, and has its rights: start the server again".to_owned())
-        } else if connection.is_foreign() {
+        } else if connection.known.is_foreign {
             Some("the process was named by a worker, and has not the userfaultfd".to_owned())
         } else {
             self.start_collapser().err().map(|cause| cause.to_string())

@@ -102,7 +102,7 @@ pub(crate) fn read(connection: &Connection) -> Result<Said, ServeError> {
     match said {
         Said::Part if descriptors > most => Err(ServeError::Descriptors(descriptors)),
         // More will not come.
-        Said::Part | Said::Asks(_) if connection.is_ended => {
+        Said::Part | Said::Asks(_) if connection.known.is_ended => {
             Err(ServeError::MessageEnded(bytes.len()))
         }
         Said::Memory(_) if !(1..=most).contains(&descriptors) => {

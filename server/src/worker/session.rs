@@ -74,8 +74,8 @@ impl Session {
             session: number,
             pid: peer.pid(),
             uid: peer.uid(),
-            can_be_killed: connection.can_be_killed(),
-            can_be_read: connection.can_be_read(),
+            can_be_killed: connection.known.can_be_killed,
+            can_be_read: connection.known.can_be_read,
             regions: regions.len(),
             len_bytes: regions.iter().map(|region| region.len.get()).fold(0, u64::saturating_add),
             page_bytes: regions.iter().map(|region| region.page.bytes()).min().unwrap_or(0),
@@ -111,7 +111,7 @@ impl Session {
         client: Arc<MessageSocket>,
     ) -> Result<(), LazyError> {
         // A client that has gone is found by its socket.
-        let hurry = move || drop(link::send_titled(&client, &CaptureReply::Hurry, &[], &[]));
+        let hurry = move || drop(link::send(&client, &CaptureReply::Hurry, &[]));
         let kept = KeptPages::from_fd(kept, self.memory.regions());
         self.memory.capture(WriteCapture::new(memory, kept, pending, hurry), self.is_shared)
     }

@@ -1,0 +1,88 @@
+//! Clients that read the memory of a session: pages are kept for them before they change.
+
+use std::sync::Arc;
+
+use uzone_fault::Captured;
+use uzone_os::MessageSocket;
+use uzone_os::uffd::PendingFaults;
+
+use super::Worker;
+use crate::capture::{CaptureReply, CaptureRequest};
+use crate::link::{self, Titled};
+
+/// A client that reads the memory of a session.
+pub(super) struct Client {
+    pub(super) session: u64,
+    pub(super) socket: Arc<MessageSocket>,
+    /// The count of pending faults, until it asks that pages are kept.
+    pub(super) pending: Option<PendingFaults>,
+    /// Whether pages are kept for it.
+    pub(super) captures: bool,
+}
+
+impl Worker {
+    /// Does what a client asks for that reads the memory of a session. Returns whether more may come.
+    pub(super) fn hear(&mut self, key: u64, room: &mut [u8]) -> bool {
+        let Some(client) = self.clients.get_mut(&key) else { return false };
+        let message = link::receive(&client.socket, room);
+        let (Ok(Titled { title, fds, .. }), Some(session)) =
+            (message, self.sessions.get(&client.session))
+        else {
+            return false;
+        };
+        let mut fds = fds.into_iter();
+        let reply = match (title, client.pending.take()) {
+            (CaptureRequest::Protect, Some(pending)) => {
+                let (Some(memory), Some(kept)) = (fds.next(), fds.next()) else { return false };
+                match session.capture(memory.into(), kept, pending, client.socket.clone()) {
+                    Ok(()) => {
+                        client.captures = true;
+                        CaptureReply::Protected
+                    }
+                    Err(error) => CaptureReply::Refused { reason: error.to_string() },
+                }
+            }
+            (CaptureRequest::Read(until), None) if client.captures => {
+                session.memory.captured_until(until);
+                return true;
+            }
+            (CaptureRequest::End, None) if client.captures => {
+                client.captures = false;
+                let Some(captured) = session.memory.end_capture() else { return false };
+                let Captured { kept_pages, lost, .. } = captured;
+                CaptureReply::Ended { kept_pages, lost }
+            }
+            // Of a client that does not keep to the order.
+            _ => return false,
+        };
+        link::send(&client.socket, &reply, &[]).is_ok() && client.captures
+    }
+
+    /// Closes the socket of a client, and ends what it captured.
+    pub(super) fn forget_client(&mut self, key: u64) {
+        let Some(client) = self.clients.remove(&key) else { return };
+        let _ = self.set.remove(&client.socket);
+        if let Some(session) = self.sessions.get(&client.session).filter(|_| client.captures) {
+            session.memory.end_capture();
+        }
+    }
+
+    /// Ends captures for which a machine has waited too long, and those of machines that have ended.
+    pub(super) fn end_slow_captures(&mut self) {
+        let deadline = self.options.deadline;
+        let is_slow = |client: &Client| match self.sessions.get(&client.session) {
+            Some(session) => {
+                client.captures
+                    && session
+                        .memory
+                        .capture_waits()
+                        .is_some_and(|since| since.elapsed() >= deadline)
+            }
+            None => true,
+        };
+        let slow = self.clients.iter().filter(|(_, client)| is_slow(client)).map(|(key, _)| *key);
+        for key in slow.collect::<Vec<_>>() {
+            self.forget_client(key);
+        }
+    }
+}

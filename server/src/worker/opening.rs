@@ -1,0 +1,180 @@
+//! What a worker opens before it serves, and the rights that it gives up on the way: [`Opened`].
+
+use std::fs::File;
+use std::io;
+use std::iter;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use uzone_fault::{Backing, Engine, EngineOptions, FileBacking, MapError, ReaderPlacement, Zone};
+use uzone_pages::ErrorKind;
+use uzone_snapshot::{FrameCache, Image, OpenOptions, SnapshotBacking, SnapshotError, is_url};
+
+use super::working_set::{self, Recording};
+use crate::error::ServeError;
+use crate::options::{Prefetch, ServerOptions};
+use crate::sandbox::{Beside, Files, Sandbox};
+
+/// An image, and what answers faults from it.
+pub(super) struct Opened {
+    pub(super) backing: Arc<dyn Backing>,
+    /// What tells the image from others: its root hash, or which file it is.
+    pub(super) image: String,
+    /// Where it is, as a process finds it that runs elsewhere.
+    pub(super) path: String,
+    /// Its files, with their names.
+    pub(super) files: Vec<(String, File)>,
+    pub(super) engine: Engine,
+    pub(super) sandbox: Sandbox,
+    /// The bytes of the image to install before they are touched.
+    pub(super) prefetch: Vec<u64>,
+    pub(super) recording: Option<Recording>,
+}
+
+impl Opened {
+    /// Opens an image, by `files` if there are any, and starts the threads that answer faults. This process is confined
+    /// then, if the options state that. Where machines wait, what costs time alone is left out if it cannot be had.
+    pub(super) fn new(
+        path: &Path,
+        options: &ServerOptions,
+        files: Vec<(String, File)>,
+        has_machines: bool,
+    ) -> Result<Self, ServeError> {
+        // Once this thread is confined, it makes no userfaultfd.
+        let _ = ReaderPlacement::of_this_process();
+        let sandbox =
+            if options.sandbox { Sandbox::without_capabilities() } else { Sandbox::off() };
+        let mut sandbox = sandbox.map_err(ServeError::Capabilities)?;
+        // Both read files of the kernel: how many CPUs there are, and how much memory.
+        let threads = EngineOptions::default().zone(Zone::default()).own_threads();
+        let is_remote = is_url(path);
+        if is_remote && options.sandbox {
+            // Opening it starts the threads that fetch.
+            sandbox.confine_files(&needed(Files::remote(), options));
+            sandbox.confine_calls(true);
+        }
+        let image = open(path, options, files).map_err(|cause| match cause.kind() {
+            ErrorKind::PermissionDenied if !is_remote => {
+                ServeError::Unreadable { path: path.to_owned(), user: sandbox.user, cause }
+            }
+            _ => cause.into(),
+        })?;
+        let page_bytes = image.page_bytes();
+        let pages = pages_ahead(&options.prefetch, &image);
+        let recording = options.record.clone().map(|path| {
+            let file = working_set::file_of(&path, image.root());
+            Recording::open(file, page_bytes)
+                .map_err(|cause| ServeError::WorkingSet { path, cause })
+        });
+        // Both cost time alone.
+        let pages = unless_machines_wait(has_machines, pages.map(Some))?.unwrap_or_default();
+        let recording = unless_machines_wait(has_machines, recording.transpose())?;
+        let absolute = std::path::absolute(path).ok().filter(|_| !is_remote);
+        let shared = |(name, file): (String, &File)| Some((name, file.try_clone().ok()?));
+        let others = image.sources().into_iter().skip(1).map(PathBuf::from);
+        let read = iter::once(path.to_owned()).chain(others).collect();
+        let read = Files { read, is_remote, ..Files::default() };
+        Ok(Self {
+            image: image.identity(),
+            path: absolute.as_deref().unwrap_or(path).display().to_string(),
+            // By a part of them an image cannot be opened again: then it is by its name.
+            files: image.files().into_iter().map(shared).collect::<Option<_>>().unwrap_or_default(),
+            backing: backing(image)?,
+            engine: engine(threads, &mut sandbox, options, read)?,
+            sandbox,
+            prefetch: pages.into_iter().map(|page| page.saturating_mul(page_bytes)).collect(),
+            recording,
+        })
+    }
+}
+
+/// Opens a packed image, or the raw bytes of memory.
+fn open(
+    path: &Path,
+    options: &ServerOptions,
+    files: Vec<(String, File)>,
+) -> Result<Image, SnapshotError> {
+    let cache = FrameCache::new(options.cache.get());
+    let mut how = OpenOptions::default().cache(cache).requests(options.requests).files(files);
+    how = options.disk_cache.iter().cloned().fold(how, OpenOptions::disk_cache);
+    how = options.root.into_iter().fold(how, OpenOptions::root);
+    Image::open_or_raw(path, &how)
+}
+
+fn backing(image: Image) -> Result<Arc<dyn Backing>, SnapshotError> {
+    let Some(file) = image.raw_file() else {
+        return Ok(Arc::new(SnapshotBacking::new(Arc::new(image))));
+    };
+    let backing = file.try_clone().and_then(FileBacking::new).map_err(|cause| {
+        SnapshotError::Read { name: image.name(), offset: 0, len_bytes: 0, cause }
+    });
+    Ok(Arc::new(backing?))
+}
+
+/// Returns what was opened. Where machines wait, it is a warning if that failed.
+fn unless_machines_wait<T>(
+    has_machines: bool,
+    opened: Result<Option<T>, ServeError>,
+) -> Result<Option<T>, ServeError> {
+    match opened {
+        Err(error) if has_machines => {
+            tracing::warn!(%error, "machines are served without it");
+            Ok(None)
+        }
+        opened => opened,
+    }
+}
+
+/// Returns the numbers of the pages that are installed before a machine touches them.
+fn pages_ahead(prefetch: &Prefetch, image: &Image) -> Result<Vec<u64>, ServeError> {
+    let path = match prefetch {
+        Prefetch::OfImage => return Ok(image.working_set().to_vec()),
+        Prefetch::No => return Ok(Vec::new()),
+        Prefetch::File(path) => path,
+    };
+    match working_set::read(&working_set::file_of(path, image.root())) {
+        // What was recorded costs time alone, and is not there before the first run has ended.
+        Err(cause) if cause.kind() == io::ErrorKind::NotFound => {
+            tracing::warn!(path = %path.display(), "there is no list of pages to install ahead");
+            Ok(Vec::new())
+        }
+        pages => pages.map_err(|cause| ServeError::WorkingSet { path: path.clone(), cause }),
+    }
+}
+
+/// Starts the threads that answer faults, and confines this process to what it needs from then on.
+fn engine(
+    threads: EngineOptions,
+    sandbox: &mut Sandbox,
+    options: &ServerOptions,
+    files: Files,
+) -> Result<Engine, ServeError> {
+    if !options.sandbox {
+        return Ok(Engine::with(threads)?);
+    }
+    let is_confined = files.is_remote;
+    if !is_confined {
+        sandbox.confine_files(&needed(files, options));
+    }
+    let beside = options.disk_cache.as_ref().map_or(Beside::Nothing, |_| Beside::Cache);
+    let engine = sandbox.confine_threads(beside, || Engine::with(threads));
+    let engine = engine.map_err(|cause| ServeError::Engine(MapError::Thread(cause)))?;
+    if !is_confined {
+        sandbox.confine_calls(false);
+    }
+    Ok(engine?)
+}
+
+/// Returns the files of an image, and those that the options name.
+fn needed(mut files: Files, options: &ServerOptions) -> Files {
+    if let Prefetch::File(path) = &options.prefetch {
+        files.read.push(path.clone());
+    }
+    if let Some(path) = &options.record {
+        let parent = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let folder = if path.is_dir() { Some(&**path) } else { parent };
+        files.written.push(folder.unwrap_or(Path::new(".")).to_owned());
+    }
+    files.written.extend(options.disk_cache.iter().map(|disk| disk.directory().to_owned()));
+    files
+}
