@@ -4,24 +4,21 @@
 mod common;
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use common::{Dir, attach, keeps_to};
-use rustix::process::{Pid, Signal, kill_process};
+use common::served::Server;
+use common::{Dir, attach, has_failed, keeps_to, run, text, wait_until};
 use serde_json::Value;
 use uzone_attach::{AttachError, AttachOptions, AttachedMemory, ServedBy};
 use uzone_snapshot::Packer;
 
 const PAGE: u64 = 4096;
 const PAGES: u64 = 2048;
-/// How long anything may take before it counts as hanging.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The oracle: a page of the image. Each fifth is zero.
 fn page_of(index: u64) -> Vec<u8> {
@@ -54,85 +51,16 @@ fn images(dir: &Dir) -> (String, String) {
     (dir.name("packed"), dir.name("raw"))
 }
 
-/// The command, which is killed if the test fails.
-struct Server {
-    child: Child,
-    lines: BufReader<ChildStdout>,
-    socket: String,
+/// Starts a server of an image. This program outlives a page that fails.
+fn start(image: &str, socket: &str) -> Server {
+    Server::start(&["--on-failure", "poison", image, "--socket", socket])
 }
 
-impl Server {
-    fn start(image: &str, socket: &str) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
-        // This program outlives a page that fails.
-        command.args(["serve", "--json", "--on-failure", "poison", image, "--socket", socket]);
-        let mut child =
-            command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("it runs");
-        let lines = BufReader::new(child.stdout.take().expect("a pipe"));
-        let mut server = Self { lines, child, socket: socket.to_owned() };
-        server.event("listening");
-        server
-    }
-
-    fn event(&mut self, name: &str) -> Value {
-        let mut line = String::new();
-        self.lines.read_line(&mut line).expect("it is read");
-        let object = serde_json::from_str(&line).expect("an object a line");
-        keeps_to("uzone.serve-1", &object);
-        assert_eq!(object["event"], name, "{object}");
-        object
-    }
-
-    /// Returns the process that answers faults, and those before it that were not waited for yet.
-    fn workers(&self) -> Vec<Pid> {
-        let threads = fs::read_dir(format!("/proc/{}/task", self.child.id())).expect("it runs");
-        // A process is a child of the thread that started it.
-        let children = threads
-            .filter_map(|thread| fs::read_to_string(thread.ok()?.path().join("children")).ok());
-        let children = children.collect::<Vec<_>>().join(" ");
-        let numbers = children.split_whitespace().filter_map(|number| number.parse().ok());
-        numbers.filter_map(Pid::from_raw).collect()
-    }
-
-    fn kill_worker(&self) {
-        wait_until("a worker", || !self.workers().is_empty());
-        for worker in self.workers() {
-            kill_process(worker, Signal::KILL).expect("it is not waited for");
-        }
-    }
-
-    /// Kills both processes at once: neither gets to taking the place of the other.
-    fn kill(&mut self) {
-        // It may have ended, and then so has the worker.
-        let keeper = Pid::from_child(&self.child);
-        if self.child.try_wait().is_ok_and(|status| status.is_none()) {
-            let _ = kill_process(keeper, Signal::STOP);
-            for worker in self.workers() {
-                let _ = kill_process(worker, Signal::KILL);
-            }
-            let _ = kill_process(keeper, Signal::KILL);
-            let _ = self.child.wait();
-            // The worker has the socket until the kernel has ended it.
-            let give_up = Instant::now() + PATIENCE;
-            while UnixStream::connect(&self.socket).is_ok() && Instant::now() < give_up {
-                thread::sleep(Duration::from_millis(1));
-            }
-        }
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
-fn wait_until(what: &str, is_so: impl Fn() -> bool) {
-    let give_up = Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(Instant::now() < give_up, "{what} did not come");
-        thread::sleep(Duration::from_millis(1));
-    }
+/// Kills both processes of a server at once: neither gets to taking the place of the other.
+fn kill(server: Server, socket: &str) {
+    server.kill();
+    // The worker has the socket until the kernel has ended it.
+    wait_until("the end of the socket", || UnixStream::connect(socket).is_err());
 }
 
 /// Returns how many bytes of the memory are copies of its own, by the kernel's count.
@@ -151,7 +79,7 @@ fn programs_have_the_bytes_of_the_image_and_write_to_their_own() {
     let (packed, raw) = images(&dir);
     for (image, share) in [(&packed, false), (&packed, true), (&raw, false), (&raw, true)] {
         let socket = dir.name("sock");
-        let mut server = Server::start(image, &socket);
+        let mut server = start(image, &socket);
         let options = AttachOptions::default().share(share);
         let Some(first) = attach(name, &socket, &options) else { return };
         let others = (1..16).filter_map(|_| attach(name, &socket, &options));
@@ -179,11 +107,11 @@ fn programs_have_the_bytes_of_the_image_and_write_to_their_own() {
         let own = own_bytes(writer);
         assert!(!share || own <= 2 * PAGE, "{own}");
         for _ in &memories {
-            server.event("connected");
+            server.next_event("connected");
         }
         drop(memories);
         for _ in 0..16 {
-            server.event("ended");
+            server.next_event("ended");
         }
     }
 }
@@ -195,23 +123,23 @@ fn programs_notice_a_pause_when_the_server_is_killed_and_started_again() {
     let (packed, _) = images(&dir);
     for share in [false, true] {
         let socket = dir.name("sock");
-        let mut server = Server::start(&packed, &socket);
+        let server = start(&packed, &socket);
         let options = AttachOptions::default().share(share);
         let Some(memory) = attach(name, &socket, &options) else { return };
         (0..PAGES / 4).for_each(|page| check(&memory, page, &page_of(page)));
         let given_back = PAGES / 8..PAGES / 2;
         let bytes = given_back.start * PAGE..given_back.end * PAGE;
         memory.mapping().discard(bytes).expect("it is given back");
-        server.kill_worker();
+        server.kill_workers();
         (PAGES / 2..PAGES * 5 / 8).for_each(|page| check(&memory, page, &page_of(page)));
         check(&memory, given_back.start, &[0; 4096]);
         let has_ended = AtomicBool::new(false);
-        thread::scope(|scope| {
-            scope.spawn(|| {
-                server.kill();
+        let mut server = thread::scope(|scope| {
+            let next = scope.spawn(|| {
+                kill(server, &socket);
                 wait_until("the end of the server", || memory.served_by() == ServedBy::Waiting);
                 has_ended.store(true, Ordering::Release);
-                server = Server::start(&packed, &socket);
+                start(&packed, &socket)
             });
             wait_until("the end of the server", || has_ended.load(Ordering::Acquire));
             // It waits for the next server.
@@ -219,9 +147,10 @@ fn programs_notice_a_pause_when_the_server_is_killed_and_started_again() {
                 let is_zero = given_back.contains(&page);
                 check(&memory, page, &if is_zero { vec![0; 4096] } else { page_of(page) });
             }
+            next.join().expect("it starts")
         });
         assert_eq!(memory.served_by(), ServedBy::Server);
-        server.event("connected");
+        server.next_event("connected");
     }
 }
 
@@ -231,27 +160,28 @@ fn memory_without_its_image_is_lost_and_raises_errors() {
     let dir = Dir::new("attach-lost");
     let (packed, raw) = images(&dir);
     let socket = dir.name("sock");
-    let mut server = Server::start(&packed, &socket);
+    let server = start(&packed, &socket);
     let options = AttachOptions::default().deadline(Duration::from_millis(500));
     let Some(memory) = attach(name, &socket, &options) else { return };
     uzone_fault::sigbus::install().expect("a handler");
     check(&memory, 1, &page_of(1));
-    thread::scope(|scope| {
+    let mut server = thread::scope(|scope| {
         // One that waits already.
         let waiting = scope.spawn(|| {
             wait_until("the end of the server", || memory.served_by() == ServedBy::Waiting);
             memory.mapping().read_at((PAGES - 1) * PAGE, &mut [0; 8])
         });
-        server.kill();
-        server = Server::start(&raw, &socket);
+        kill(server, &socket);
+        let next = start(&raw, &socket);
         let error = waiting.join().expect("it ends").expect_err("another image is no image");
         assert!(error.to_string().contains("no memory is behind the address"), "{error}");
+        next
     });
     let ServedBy::Lost { reason } = memory.served_by() else { panic!("{memory:?}") };
     assert!(reason.contains("its memory is of another image"), "{reason}");
     memory.mapping().read_at((PAGES - 2) * PAGE, &mut [0; 8]).expect_err("it is bad");
     check(&memory, 1, &page_of(1));
-    let refused = server.event("refused");
+    let refused = server.next_event("refused");
     assert_eq!(refused["was_killed"], false);
 }
 
@@ -290,7 +220,7 @@ fn what_a_program_changed_is_packed_while_it_is_served_and_is_the_image_of_the_n
         (&packed, true, true, false),
     ] {
         let (socket, changed) = (dir.name("sock"), dir.name("changed"));
-        let server = Server::start(image, &socket);
+        let server = start(image, &socket);
         let options = AttachOptions::default().share(share).track_writes(tracks);
         let Some(memory) = attach(name, &socket, &options) else { return };
         let mut expected: Vec<Vec<u8>> = (0..PAGES).map(page_of).collect();
@@ -305,15 +235,12 @@ fn what_a_program_changed_is_packed_while_it_is_served_and_is_the_image_of_the_n
         memory.mapping().write_at(45 * PAGE, &[9; 8]).expect("it is written");
         expected[45][..8].copy_from_slice(&[9; 8]);
         let diff = |image: &str| {
-            let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
-            command.args(["diff", "1", image, "-o", &changed, "--socket", &socket, "--json"]);
-            command.args(paused.then_some("--paused"));
-            command.output().expect("the binary under test runs")
+            let arguments = ["diff", "1", image, "-o", &changed, "--socket", &socket, "--json"];
+            run(&[&arguments[..], if paused { &["--paused"] } else { &[] }].concat())
         };
         let output = diff(image);
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let lines: Vec<Value> = String::from_utf8(output.stdout)
-            .expect("text")
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let lines: Vec<Value> = text(&output.stdout)
             .lines()
             .map(|line| serde_json::from_str(line).expect("an object a line"))
             .collect();
@@ -339,23 +266,18 @@ fn what_a_program_changed_is_packed_while_it_is_served_and_is_the_image_of_the_n
         // The next program starts as this one was, and a change of this one is its own.
         memory.mapping().write_at(0, &[1; 64]).expect("it is written");
         let next = dir.name("next");
-        let _second = Server::start(&changed, &next);
+        let _second = start(&changed, &next);
         let memory = attach(name, &next, &AttachOptions::default()).expect("it is served");
         for (page, bytes) in (0..).zip(&expected) {
             check(&memory, page, bytes);
         }
         let other = if image == &packed { &raw } else { &packed };
-        let refused = diff(other);
-        let message = String::from_utf8_lossy(&refused.stderr).into_owned();
-        assert_eq!(refused.status.code(), Some(65), "{message}");
-        assert!(message.contains("served from another image"), "{message}");
+        has_failed(&diff(other), 65, "served from another image");
         drop(server);
     }
-    let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
     let (socket, changed) = (dir.name("sock"), dir.name("changed"));
-    let _server = Server::start(&packed, &socket);
-    command.args(["diff", "7", &packed, "-o", &changed, "--socket", &socket]);
-    let output = command.output().expect("the binary under test runs");
-    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    let _server = start(&packed, &socket);
+    let output = run(&["diff", "7", &packed, "-o", &changed, "--socket", &socket]);
+    let message = text(&output.stderr);
     assert!(!output.status.success() && message.contains("there is no session 7"), "{message}");
 }

@@ -2,31 +2,32 @@
 
 mod common;
 
-use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use common::{keeps_to, pool};
+use common::{keeps_to, object, object_of, pool, refuses, run, skip, text};
 use serde_json::Value;
 
-fn run(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_uzone"))
-        .args(arguments)
-        .env("NO_COLOR", "1")
-        .stdin(Stdio::null())
-        .output()
-        .expect("the binary under test runs")
-}
-
-fn json(output: &Output) -> Value {
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).expect("one JSON object")
-}
-
 /// Returns the object of a run, which keeps to its schema.
-fn document(output: &Output) -> Value {
-    let bench = json(output);
+fn document(arguments: &[&str]) -> Value {
+    let bench = object(&[arguments, &["--json"]].concat());
     keeps_to("uzone.bench-1", &bench);
     bench
+}
+
+/// Returns the row of an id.
+fn row<'a>(rows: &'a [Value], id: &str) -> &'a Value {
+    rows.iter().find(|row| row["id"] == id).unwrap_or_else(|| panic!("no row {id}"))
+}
+
+/// Runs what prints text for people and nothing to standard error, and checks that the text has these parts.
+fn shows(arguments: &[&str], parts: &[&str]) -> String {
+    let output = run(arguments);
+    let shown = text(&output.stdout);
+    for part in parts {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
+    assert!(output.stderr.is_empty(), "{}", text(&output.stderr));
+    shown.to_owned()
 }
 
 fn array<'a>(object: &'a Value, key: &str) -> &'a Vec<Value> {
@@ -55,8 +56,7 @@ const SMALL: [&str; 7] =
 
 #[test]
 fn the_bench_object_keeps_to_its_schema_and_every_table_has_rows() {
-    let output = run(&[&SMALL[..], &["--json"]].concat());
-    let bench = document(&output);
+    let bench = document(&SMALL);
     let ids = ids(&bench);
     let rows = ["bind-4k/naive", "bind-4k/ours-1", "bind-2m/ours-all", "bind-first/ours-kept"];
     for row in rows.into_iter().chain(["bind-altmap/own", "bind-altmap/both"]) {
@@ -66,22 +66,16 @@ fn the_bench_object_keeps_to_its_schema_and_every_table_has_rows() {
 
 #[test]
 fn the_bench_text_names_the_machine_and_shows_no_bar_where_no_terminal_reads() {
-    let output = run(&[&SMALL[..], &["--table=bind-4k"]].concat());
-    let text = String::from_utf8(output.stdout).expect("text");
-    for part in ["naive", "of limit", "GB/s", "Linux", "resident/TiB"] {
-        assert!(text.contains(part), "{part}: {text}");
-    }
-    assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+    let parts = ["naive", "of limit", "GB/s", "Linux", "resident/TiB"];
+    shows(&[&SMALL[..], &["--table=bind-4k"]].concat(), &parts);
 }
 
 #[test]
 fn the_pin_object_keeps_to_the_same_schema() {
     let _pool = pool();
-    let output = run(&["bench", "pin", "--size=1G", "--rounds=2", "--json"]);
-    let bench = document(&output);
-    let results = bench["results"].as_array().expect("an array");
-    let row =
-        |id: &str| results.iter().find(|row| row["id"] == id).unwrap_or_else(|| panic!("{id}"));
+    let bench = document(&["bench", "pin", "--size=1G", "--rounds=2"]);
+    let results = array(&bench, "results");
+    let row = |id: &str| row(results, id);
     for id in [
         "pin-2m/naive-pin",
         "pin-2m/call-raw",
@@ -110,11 +104,8 @@ fn the_pin_object_keeps_to_the_same_schema() {
 #[test]
 fn the_pin_text_shows_what_a_call_costs_and_leaves_empty_columns_out() {
     let _pool = pool();
-    let output = run(&["bench", "pin", "--size=1G", "--rounds=1", "--table=pin-2m,pin-threads"]);
-    let text = String::from_utf8(output.stdout).expect("text");
-    for part in ["ns/call", "ns/folio", "x naive"] {
-        assert!(text.contains(part), "{part}: {text}");
-    }
+    let arguments = ["bench", "pin", "--size=1G", "--rounds=1", "--table=pin-2m,pin-threads"];
+    let text = shows(&arguments, &["ns/call", "ns/folio", "x naive"]);
     // Two threads are compared where they run side by side.
     let has_two = uzone_os::numa::current_cpu_count().is_ok_and(|cpus| cpus > 1);
     assert_eq!(text.contains("two threads, a half each"), has_two, "{text}");
@@ -125,14 +116,10 @@ const METADATA: [&str; 4] = ["bench", "bind", "--metadata", "--max-memory=64M"];
 
 #[test]
 fn the_metadata_object_keeps_to_its_schema_and_says_where_each_figure_comes_from() {
-    let output = run(&[&METADATA[..], &["--json"]].concat());
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let object = json(&output);
+    let object = object(&[&METADATA[..], &["--json"]].concat());
     keeps_to("uzone.bench-metadata-1", &object);
-    let rows = object["results"].as_array().expect("an array");
-    let row = |id: &str| -> &Value {
-        rows.iter().find(|row| row["id"] == id).unwrap_or_else(|| panic!("no row {id}"))
-    };
+    let rows = array(&object, "results");
+    let row = |id: &str| row(rows, id);
     let number = |id: &str, key: &str| row(id)[key].as_u64().expect("a number");
     let (mapped, resident, region) =
         ("virtual_bytes_per_tib", "resident_bytes_per_tib", "region_bytes_per_tib");
@@ -167,19 +154,15 @@ fn the_metadata_object_keeps_to_its_schema_and_says_where_each_figure_comes_from
 
 #[test]
 fn the_metadata_text_puts_linux_beside_ours() {
-    let output = run(&METADATA);
-    let text = String::from_utf8(output.stdout).expect("text");
-    for part in [
+    let parts = [
         "Descriptors of 1 TiB, folios of 1 GiB",
         "Linux, shared tails (HugeTLB)",
         "uzone, in the region, on touch",
         "published: Joao Martins",
         "not measured",
         "raise --max-memory",
-    ] {
-        assert!(text.contains(part), "{part}: {text}");
-    }
-    assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+    ];
+    shows(&METADATA, &parts);
 }
 
 #[test]
@@ -190,8 +173,7 @@ fn the_zero_and_copy_objects_keep_to_the_same_schema_and_every_table_has_rows() 
         &["bench", "copy", "--size=64K", "--rounds=1"],
     ];
     for arguments in runs {
-        let output = run(&[arguments, &["--json"]].concat());
-        let bench = document(&output);
+        let bench = document(arguments);
         let (rows, ids) = (array(&bench, "results"), ids(&bench));
         let work = arguments[1];
         for case in ["cold-later", "cold-soon", "hot-later", "hot-soon"] {
@@ -215,11 +197,11 @@ fn the_zero_and_copy_objects_keep_to_the_same_schema_and_every_table_has_rows() 
             {
                 assert!(ids.contains(&id), "{id}");
             }
-            let paused = rows.iter().find(|row| row["id"] == "zero-pause/1M").expect("a row");
+            let paused = row(rows, "zero-pause/1M");
             assert!(paused["pauses"]["count"].as_u64().expect("a number") > 100);
             for row in ["naive", "worker-idle", "worker-busy", "cleared-on-release", "on-demand"] {
                 let id = format!("pool-take/{row}");
-                let taken = rows.iter().find(|row| row["id"] == id).expect("a row");
+                let taken = self::row(rows, &id);
                 let latency = &taken["latency"];
                 let of = |key: &str| latency[key].as_u64().expect("a number");
                 // A round that is not counted comes first.
@@ -238,15 +220,14 @@ fn the_fault_object_keeps_to_the_same_schema_and_counts_what_was_published() {
     let output = run(&[&arguments[..], &["--threads=1,2", "--json"]].concat());
     if output.status.code() == Some(69) || output.status.code() == Some(77) {
         // A host without userfaultfd reports it.
-        let stderr = String::from_utf8_lossy(&output.stderr);
+        let stderr = text(&output.stderr);
         assert!(stderr.contains("userfaultfd"), "{stderr}");
-        assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{stderr}");
-        eprintln!("skipped: the_fault_object: {stderr}");
-        return;
+        return skip("the_fault_object", stderr);
     }
-    let bench = document(&output);
-    let rows = bench["results"].as_array().expect("an array");
-    let row = |id: &str| rows.iter().find(|row| row["id"] == id).unwrap_or_else(|| panic!("{id}"));
+    let bench = object_of(&output);
+    keeps_to("uzone.bench-1", &bench);
+    let rows = array(&bench, "results");
+    let row = |id: &str| row(rows, id);
     let count = |id: &str, key: &str| row(id)["faults"][key].as_u64().expect("a number");
     // A warm scan faults once a window, however and wherever the reader waits; the naive row once a page.
     for table in ["fault-seq-file-same", "fault-seq-memfd-same"] {
@@ -268,8 +249,7 @@ fn the_fault_object_keeps_to_the_same_schema_and_counts_what_was_published() {
     let sparse = |bench: &Value| {
         ["order-0", "order-4", "order-9"].map(|order| {
             let id = format!("fault-sparse-memfd-same/{order}");
-            let rows = bench["results"].as_array().expect("an array");
-            let row = rows.iter().find(|row| row["id"] == id.as_str()).expect("a row of that id");
+            let row = self::row(array(bench, "results"), &id);
             assert!(row["faults"]["touch"]["p50_ns"].as_u64() > Some(0), "{id}");
             (row["faults"]["count"].as_u64(), row["faults"]["wasted_pages"].as_u64())
         })
@@ -280,7 +260,7 @@ fn the_fault_object_keeps_to_the_same_schema_and_counts_what_was_published() {
         if found != expected {
             let table = "--table=fault-sparse-memfd-same";
             let arguments = ["bench", "fault", "--size=4M", "--rounds=1", "--threads=1", "--dir=."];
-            found = sparse(&json(&run(&[&arguments[..], &[table, "--json"]].concat())));
+            found = sparse(&object(&[&arguments[..], &[table, "--json"]].concat()));
         }
     }
     assert_eq!(found, expected);
@@ -315,13 +295,12 @@ fn the_published_experiments_are_one_document_with_the_figures_of_each() {
     let _pool = pool();
     let output = run(&["bench", "seeds", "--quick", "--dir=.", "--json"]);
     assert_eq!(output.status.code(), Some(2), "--quick has a directory of its own");
-    let output = run(&["bench", "seeds", "--quick", "--json"]);
-    let bench = document(&output);
+    let bench = document(&["bench", "seeds", "--quick"]);
     assert_eq!(bench["benchmark"], "seeds");
-    let rows = bench["results"].as_array().expect("rows");
+    let rows = array(&bench, "results");
     let published = |id: &str| {
-        let row = rows.iter().find(|row| row["id"] == id).unwrap_or_else(|| panic!("no row {id}"));
-        row["published"]["ns"].as_u64().unwrap_or_else(|| panic!("{id} has no published figure"))
+        let figure = row(rows, id)["published"]["ns"].as_u64();
+        figure.unwrap_or_else(|| panic!("{id} has no published figure"))
     };
     // 100 GiB in the text, 1 GiB here.
     for (id, ms) in [
@@ -359,12 +338,9 @@ fn the_published_experiments_are_one_document_with_the_figures_of_each() {
         assert!(published(id) > 0, "{id}");
     }
     for table in ["fault-program-sqlite", "fault-program-grep"] {
-        let faults = |row: &str| {
-            let id = format!("{table}/{row}");
-            let row = rows.iter().find(|row| row["id"] == *id);
-            row.unwrap_or_else(|| panic!("no row {id}"))["faults"]["count"]
-                .as_u64()
-                .expect("faults")
+        let faults = |name: &str| {
+            let row = row(rows, &format!("{table}/{name}"));
+            row["faults"]["count"].as_u64().expect("faults")
         };
         let naive = faults("naive");
         for row in ["order-4", "thread-order-4", "auto", "thread-auto"] {
@@ -381,9 +357,8 @@ fn the_published_experiments_are_one_document_with_the_figures_of_each() {
 #[test]
 fn a_quick_run_of_the_published_experiments_has_the_tables_that_are_asked_for() {
     let _pool = pool();
-    let output = run(&["bench", "seeds", "--quick", "--table=fault-program-grep", "--json"]);
-    let bench = json(&output);
-    let tables = bench["tables"].as_array().expect("tables");
+    let bench = object(&["bench", "seeds", "--quick", "--table=fault-program-grep", "--json"]);
+    let tables = array(&bench, "tables");
     assert!(tables.iter().all(|table| table["id"] == "fault-program-grep"), "{tables:?}");
     assert_eq!(tables.len(), 1);
 }
@@ -391,8 +366,7 @@ fn a_quick_run_of_the_published_experiments_has_the_tables_that_are_asked_for() 
 #[test]
 fn the_snapshot_object_keeps_to_the_same_schema_and_every_table_has_its_rows() {
     let arguments = ["bench", "snapshot", "--size=4M", "--rounds=1", "--threads=2", "--dir=."];
-    let output = run(&[&arguments[..], &["--json"]].concat());
-    let bench = document(&output);
+    let bench = document(&arguments);
     let (rows, skipped) = (array(&bench, "results"), array(&bench, "skipped"));
     for (table, expected) in [
         ("snapshot-pack", &["zstd", "frames", "ours", "ours-lz4"][..]),
@@ -429,9 +403,7 @@ fn the_snapshot_object_keeps_to_the_same_schema_and_every_table_has_its_rows() {
 
 #[test]
 fn the_restore_object_keeps_to_the_same_schema_and_every_table_has_its_rows() {
-    let arguments = ["bench", "restore", "--size=4M", "--rounds=1", "--dir=.", "--json"];
-    let output = run(&arguments);
-    let bench = document(&output);
+    let bench = document(&["bench", "restore", "--size=4M", "--rounds=1", "--dir=."]);
     let (rows, skipped) = (array(&bench, "results"), array(&bench, "skipped"));
     let rows_of_all = [
         "naive",
@@ -511,10 +483,6 @@ fn sizes_that_cannot_be_are_refused_with_what_would_help() {
         (&["bench", "fault", "--size", "4M", "--table", "pin"], 2, "no table begins with pin"),
         (&["bench", "bind", "--size", "5000G"], 71, "of memory are needed"),
     ] {
-        let output = run(arguments);
-        let stderr = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {stderr}");
-        assert!(stderr.contains(part), "{arguments:?}: {stderr}");
-        assert!(output.stdout.is_empty());
+        assert!(refuses(arguments, code, part).stdout.is_empty());
     }
 }

@@ -8,32 +8,19 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Dir, interrupts_arrive, keeps_to, pool};
+use common::{
+    Dir, PATIENCE, interrupts_arrive, keeps_to, object, object_of, pool, refuses, run, skip, text,
+    uzone, wait_until,
+};
 use serde_json::{Value, json};
-
-/// How long something is waited for that takes a second.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-fn uzone(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
-    command.args(arguments).env("NO_COLOR", "1").stdin(Stdio::null());
-    command
-}
-
-fn run(arguments: &[&str]) -> Output {
-    uzone(arguments).output().expect("the binary under test runs")
-}
-
-fn text(bytes: &[u8]) -> &str {
-    str::from_utf8(bytes).expect("output is UTF-8")
-}
-
-fn object(output: &Output) -> Value {
-    serde_json::from_slice(&output.stdout).expect("one JSON object")
-}
 
 fn array<'a>(object: &'a Value, key: &str) -> &'a Vec<Value> {
     object[key].as_array().unwrap_or_else(|| panic!("{key} is an array"))
+}
+
+/// Returns the object of a command that may have ended with another code than 0.
+fn printed(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout).expect("one JSON object")
 }
 
 fn string<'a>(object: &'a Value, key: &str) -> &'a str {
@@ -46,9 +33,8 @@ fn the_quick_run_has_every_benchmark_in_one_document_and_ends_with_the_summary()
     let dir = Dir::new("bench-all");
     let page = dir.name("out.html");
     let output = run(&["bench", "--quick", "--json", "--report", &page]);
-    assert!(output.status.success(), "{}", text(&output.stderr));
     assert!(output.stderr.is_empty(), "{}", text(&output.stderr));
-    let bench = object(&output);
+    let bench = object_of(&output);
     keeps_to("uzone.bench-1", &bench);
     assert_eq!(bench["benchmark"], "all");
     let parts: Vec<&str> =
@@ -112,17 +98,12 @@ fn the_quick_run_has_every_benchmark_in_one_document_and_ends_with_the_summary()
 fn a_quick_run_of_one_benchmark_works_and_is_no_base_of_a_check() {
     let dir = Dir::new("bench-quick");
     for name in ["bind", "copy"] {
-        let output = run(&["bench", name, "--quick", "--json"]);
-        assert!(output.status.success(), "{}", text(&output.stderr));
-        let bench = object(&output);
+        let bench = object(&["bench", name, "--quick", "--json"]);
         keeps_to("uzone.bench-1", &bench);
         assert_eq!((&bench["quick"], &bench["benchmark"]), (&json!(true), &json!(name)));
         let file = dir.file("quick.json", &bench.to_string());
         for asked in [&["bench", "--check", &file][..], &["bench", name, "--check", &file]] {
-            let output = run(asked);
-            assert_eq!(output.status.code(), Some(2), "{output:?}");
-            let error = text(&output.stderr);
-            assert!(error.contains("quick.json is a run with --quick"), "{error}");
+            refuses(asked, 2, "quick.json is a run with --quick");
         }
     }
 }
@@ -142,21 +123,14 @@ fn has_densities(rows: &[Value]) {
 const SMALL: [&str; 6] =
     ["bench", "copy", "--size=64K", "--rounds=5", "--table=copy-cold-later,copy-hot", "--json"];
 
-/// Returns an earlier run.
-fn earlier() -> Value {
-    let output = run(&SMALL);
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    object(&output)
-}
-
 #[test]
 fn a_check_against_a_run_of_just_now_compares_every_row_and_keeps_to_its_schema() {
     let dir = Dir::new("bench-check");
-    let earlier = earlier();
+    let earlier = object(&SMALL);
     let file = dir.file("base.json", &earlier.to_string());
     for asked in [&["bench", "--check", &file][..], &["bench", "copy", "--check", &file]] {
         let output = run(&[asked, &["--json"]].concat());
-        let checked = object(&output);
+        let checked = printed(&output);
         keeps_to("uzone.bench-check-1", &checked);
         let is_ok = checked["is_ok"].as_bool().expect("true or false");
         assert_eq!(output.status.code(), Some(i32::from(!is_ok)), "{checked}");
@@ -175,7 +149,7 @@ fn a_check_against_a_run_of_just_now_compares_every_row_and_keeps_to_its_schema(
 #[test]
 fn a_row_that_was_three_times_as_good_is_a_regression_that_is_seen_twice() {
     let dir = Dir::new("bench-doctored");
-    let mut earlier = earlier();
+    let mut earlier = object(&SMALL);
     let machine = &mut earlier["machine"];
     machine["cpu"] = json!("Another CPU");
     let rows = earlier["results"].as_array_mut().expect("an array");
@@ -196,10 +170,9 @@ fn a_row_that_was_three_times_as_good_is_a_regression_that_is_seen_twice() {
     rows.remove(second.expect("a row"));
     let file = dir.file("base.json", &earlier.to_string());
 
-    let output = run(&["bench", "--check", &file, "--json"]);
-    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
-    assert!(text(&output.stderr).contains("another CPU (Another CPU"), "{}", text(&output.stderr));
-    let checked = object(&output);
+    let arguments = ["bench", "--check", &file, "--json"];
+    let output = refuses(&arguments, 1, "another CPU (Another CPU");
+    let checked = printed(&output);
     keeps_to("uzone.bench-check-1", &checked);
     let row = array(&checked, "rows").iter().find(|row| row["id"] == ID).expect("the row");
     assert_eq!(
@@ -229,7 +202,7 @@ fn a_row_that_was_three_times_as_good_is_a_regression_that_is_seen_twice() {
 #[test]
 fn an_earlier_run_that_cannot_be_compared_with_is_refused_with_what_would_help() {
     let dir = Dir::new("bench-refused");
-    let earlier = earlier();
+    let earlier = object(&SMALL);
     let base = dir.file("base.json", &earlier.to_string());
     let later = dir.file("later.json", &earlier.to_string().replace("bench/1", "bench/2"));
     let cut = dir.file("cut.json", &earlier.to_string()[..300]);
@@ -256,10 +229,7 @@ fn an_earlier_run_that_cannot_be_compared_with_is_refused_with_what_would_help()
         (&["copy", "--size=4K", "--report", &report], 74, "make its directory first"),
         (&["copy", "--size=4K", "--report", "/dev/null"], 2, "not a regular file"),
     ] {
-        let output = run(&[&["bench"], arguments].concat());
-        let stderr = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {stderr}");
-        assert!(stderr.contains(part), "{arguments:?}: {stderr}");
+        let output = refuses(&[&["bench"], arguments].concat(), code, part);
         assert!(output.stdout.is_empty(), "{arguments:?}");
     }
     assert_eq!(dir.names(), ["base.json", "cut.json", "later.json", "none.json", "old.json"]);
@@ -314,9 +284,7 @@ fn a_signal_in_the_middle_of_clearing_leaves_the_pool_of_huge_pages_as_it_was() 
     let read = || fs::read_to_string(FILE).unwrap_or_default();
     let before = read();
     if fs::write(FILE, &before).is_err() {
-        assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{FILE} cannot be written");
-        println!("skipped: {NAME}: {FILE} cannot be written");
-        return;
+        return skip(NAME, format_args!("{FILE} cannot be written"));
     }
     for (signal, number) in [("INT", 2), ("TERM", 15)] {
         if signal == "INT" && !interrupts_arrive(NAME) {
@@ -328,11 +296,7 @@ fn a_signal_in_the_middle_of_clearing_leaves_the_pool_of_huge_pages_as_it_was() 
         assert!(running.wait_until(|_| read() != before), "the pool is made larger");
         assert_eq!(running.end(signal), Some(number), "it dies of the signal that it got");
         // What it still had of the pool goes with the last of its memory.
-        let until = Instant::now() + PATIENCE;
-        while read() != before && Instant::now() < until {
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        assert_eq!(read(), before, "after SIG{signal}");
+        wait_until("the pool as it was", || read() == before);
     }
 }
 

@@ -4,24 +4,10 @@ mod common;
 
 use std::fs::File;
 use std::io;
-use std::process::{Command, Output, Stdio};
+use std::process::Stdio;
 
-use common::keeps_to;
+use common::{keeps_to, run, text, uzone};
 use serde_json::Value;
-
-fn uzone() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
-    command.env_remove("NO_COLOR").env_remove("UZONE_STORE_POLICY").stdin(Stdio::null());
-    command
-}
-
-fn run(arguments: &[&str]) -> Output {
-    uzone().args(arguments).output().expect("the binary under test runs")
-}
-
-fn text(bytes: &[u8]) -> &str {
-    str::from_utf8(bytes).expect("output is UTF-8")
-}
 
 const ERROR: &str = "uzone.error-1";
 
@@ -89,8 +75,7 @@ fn a_closed_pipe_ends_the_command_quietly() {
     for arguments in [&["doctor"][..], &["doctor", "--json"], &["--help"], &["--version"]] {
         let (reader, writer) = io::pipe().expect("a pipe");
         drop(reader);
-        let output = uzone()
-            .args(arguments)
+        let output = uzone(arguments)
             .stdout(writer)
             .stderr(Stdio::piped())
             .output()
@@ -105,8 +90,7 @@ fn a_closed_standard_error_does_not_change_the_exit_code() {
     for (arguments, code) in [(&["--frobnicate"][..], 2), (&["doctor", "--verbose"], 0)] {
         let (reader, writer) = io::pipe().expect("a pipe");
         drop(reader);
-        let status = uzone()
-            .args(arguments)
+        let status = uzone(arguments)
             .stdout(Stdio::null())
             .stderr(writer)
             .status()
@@ -118,8 +102,7 @@ fn a_closed_standard_error_does_not_change_the_exit_code() {
 #[test]
 fn a_full_device_is_an_error_with_its_cause() {
     let full = File::options().write(true).open("/dev/full").expect("Linux has /dev/full");
-    let output = uzone()
-        .arg("doctor")
+    let output = uzone(&["doctor"])
         .stdout(full)
         .stderr(Stdio::piped())
         .output()
@@ -149,6 +132,6 @@ fn where_no_terminal_reads_there_are_no_escape_bytes_unless_asked_for() {
     let output = run(&["--color=always", "--frobnicate"]);
     assert!(output.stderr.contains(&0x1b));
     // A flag is closer than a variable.
-    let output = uzone().args(["doctor", "--color=always"]).env("NO_COLOR", "1").output();
+    let output = uzone(&["doctor", "--color=always"]).env("NO_COLOR", "1").output();
     assert!(output.expect("the binary under test runs").stdout.contains(&0x1b));
 }

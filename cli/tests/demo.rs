@@ -14,21 +14,15 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use common::{Dir, keeps_to};
+use common::{Dir, has_failed, keeps_to, no_disk, object_of, skip, small_disk, text, uzone};
 use serde_json::Value;
 
 /// How long anything may take before it counts as hanging.
 const PATIENCE: Duration = Duration::from_secs(120);
 const NOBODY: u32 = 65534;
 
-fn skip(name: &str, reason: &str) {
-    println!("skipped: {name}: {reason}");
-    assert!(std::env::var_os("REQUIRE_ALL").is_none(), "{name} was to run, and cannot: {reason}");
-}
-
 fn demo(dir: &Dir, arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
-    command.arg("demo").args(arguments).env("NO_COLOR", "1").stdin(Stdio::null());
+    let mut command = uzone(&[&["demo"], arguments].concat());
     // Images go there too, so that what is left would be seen.
     command.current_dir(dir.path()).env("TMPDIR", dir.path());
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -49,8 +43,13 @@ fn run(dir: &Dir, arguments: &[&str]) -> Output {
     demo(dir, arguments).output().expect("the binary under test runs")
 }
 
-fn text(bytes: &[u8]) -> &str {
-    str::from_utf8(bytes).expect("output is UTF-8")
+/// Runs the demo in a shell that limits it before.
+fn run_after(dir: &Dir, before: &str, arguments: &str) -> Output {
+    let script = format!("{before} && exec \"$0\" demo {arguments}");
+    let mut command = Command::new("sh");
+    command.args(["-c", &script, env!("CARGO_BIN_EXE_uzone")]).env("NO_COLOR", "1");
+    command.current_dir(dir.path()).env("TMPDIR", dir.path()).stdin(Stdio::null());
+    command.output().expect("a shell runs")
 }
 
 /// Waits for a process to end by itself.
@@ -116,8 +115,7 @@ fn every_byte_is_right_and_the_object_keeps_to_its_schema_and_the_files_can_be_r
     if has_no_faults(name, &output) {
         return;
     }
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    let object: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    let object = object_of(&output);
     keeps_to("uzone.demo-1", &object);
     assert_eq!((&object["is_intact"], &object["is_clear"]), (&true.into(), &true.into()));
     assert_eq!(object["image"]["hash"], object["touch"]["hash"]);
@@ -147,8 +145,7 @@ fn every_byte_is_right_and_the_object_keeps_to_its_schema_and_the_files_can_be_r
     keeps_to("uzone.trace-1", &serde_json::from_slice(&trace).expect("JSON"));
     let result = dir.file("result.json", text(&output.stdout));
     for file in [dir.name("uzone-demo.trace.json"), result] {
-        let shown = Command::new(env!("CARGO_BIN_EXE_uzone")).args(["report", &file]).output();
-        let shown = shown.expect("the binary under test runs");
+        let shown = common::run(&["report", &file]);
         assert!(shown.status.success() && !shown.stdout.is_empty(), "{}", text(&shown.stderr));
     }
 }
@@ -190,11 +187,7 @@ fn adapted(output: &Output) {
 #[test]
 fn a_limit_of_addresses_makes_the_demo_smaller_and_not_fail() {
     let dir = Dir::new("demo-addresses");
-    let script = "ulimit -v 4194304 && exec \"$0\" demo";
-    let mut command = Command::new("sh");
-    command.args(["-c", script, env!("CARGO_BIN_EXE_uzone")]).env("NO_COLOR", "1");
-    command.current_dir(dir.path()).env("TMPDIR", dir.path()).stdin(Stdio::null());
-    let output = command.output().expect("a shell runs");
+    let output = run_after(&dir, "ulimit -v 4194304", "");
     if !has_no_faults("a_limit_of_addresses", &output) {
         adapted(&output);
     }
@@ -221,12 +214,8 @@ fn a_control_group_of_512_mib_makes_the_demo_smaller_and_not_fail() {
         return skip(name, "no control group with a memory controller can be made: run as root");
     };
     let dir = Dir::new("demo-group");
-    let procs = group.join("cgroup.procs");
-    let script = format!("echo $$ > {} && exec \"$0\" demo", procs.display());
-    let mut command = Command::new("sh");
-    command.args(["-c", &script, env!("CARGO_BIN_EXE_uzone")]).env("NO_COLOR", "1");
-    command.current_dir(dir.path()).env("TMPDIR", dir.path()).stdin(Stdio::null());
-    let output = command.output().expect("a shell runs");
+    let enter = format!("echo $$ > {}", group.join("cgroup.procs").display());
+    let output = run_after(&dir, &enter, "");
     let _ = fs::remove_dir(&group);
     if !has_no_faults(name, &output) {
         adapted(&output);
@@ -287,12 +276,11 @@ fn what_cannot_be_is_refused_before_anything_is_made() {
         (&["--output", "/proc"], 74, "/proc"),
     ] {
         let output = run(&dir, arguments);
-        let stderr = text(&output.stderr);
         if has_no_faults("what_cannot_be_is_refused", &output) {
             continue;
         }
-        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {stderr}");
-        assert!(stderr.contains(part), "{arguments:?}: {stderr}");
+        println!("{arguments:?}");
+        has_failed(&output, code, part);
         if arguments.contains(&"--json") {
             keeps_to("uzone.error-1", &serde_json::from_slice(&output.stdout).expect("JSON"));
         } else {
@@ -315,22 +303,12 @@ fn what_cannot_be_is_refused_before_anything_is_made() {
 #[test]
 fn too_little_memory_is_said_with_its_numbers() {
     let dir = Dir::new("demo-memory");
-    let mut command = Command::new("sh");
-    let limited =
-        format!("ulimit -v 1000000; exec '{}' demo --size 64M", env!("CARGO_BIN_EXE_uzone"));
-    command.args(["-c", &limited]).current_dir(dir.path()).env("TMPDIR", dir.path());
-    let output = command.output().expect("there is a shell");
+    let output = run_after(&dir, "ulimit -v 1000000", "--size 64M");
     if has_no_faults("too_little_memory", &output) {
         return;
     }
-    let stderr = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(71), "{stderr}");
-    assert!(stderr.contains("limited by RLIMIT_AS") && stderr.contains("GiB"), "{stderr}");
-    let limited = limited.replace("-v 1000000", "-f 1000");
-    let output = Command::new("sh").args(["-c", &limited]).current_dir(dir.path()).output();
-    let output = output.expect("there is a shell");
-    assert_eq!(output.status.code(), Some(74), "{}", text(&output.stderr));
-    assert!(text(&output.stderr).contains("raise `ulimit -f`"), "{}", text(&output.stderr));
+    ["limited by RLIMIT_AS", "GiB"].iter().for_each(|part| has_failed(&output, 71, part));
+    has_failed(&run_after(&dir, "ulimit -f 1000", "--size 64M"), 74, "raise `ulimit -f`");
     assert!(dir.names().is_empty());
 }
 
@@ -339,24 +317,18 @@ fn a_disk_that_is_too_small_is_noticed_before_anything_is_made() {
     let name = "a_disk_that_is_too_small";
     let dir = Dir::new("demo-disk");
     let disk = dir.name("disk");
-    fs::create_dir(&disk).unwrap();
-    let mount = ["-t", "tmpfs", "-o", "size=8m", "tmpfs", &disk];
-    let mounted = Command::new("mount").args(mount).stderr(Stdio::null()).status();
-    if !mounted.is_ok_and(|status| status.success()) {
+    if !small_disk(&disk, "size=8m") {
         return skip(name, "it needs to mount a tmpfs");
     }
     let small = run(&dir, &["--size=64M", "--dir", &disk]);
     let output = run(&dir, &["--size=64M", "--output", &disk]);
     let left = fs::read_dir(&disk).map(Iterator::count);
-    let unmounted = Command::new("umount").arg(&disk).status();
-    assert!(unmounted.is_ok_and(|status| status.success()), "somebody still has a file there");
+    no_disk(&disk);
     if has_no_faults(name, &small) {
         return;
     }
-    assert_eq!(small.status.code(), Some(74), "{}", text(&small.stderr));
-    assert!(text(&small.stderr).contains("8 MiB are free in"), "{}", text(&small.stderr));
-    assert_eq!(output.status.code(), Some(74), "{}", text(&output.stderr));
-    assert!(text(&output.stderr).contains("with --output"), "{}", text(&output.stderr));
+    has_failed(&small, 74, "8 MiB are free in");
+    has_failed(&output, 74, "with --output");
     assert_eq!(left.unwrap(), 0);
     assert_eq!(dir.names(), ["disk"]);
 }
@@ -409,7 +381,7 @@ fn a_page_that_cannot_be_had_is_an_error_that_says_why() {
         let said = said(&mut child);
         assert!(!status.success() && dir.names().is_empty(), "{status}: {said}");
         if said.contains("vm.unprivileged_userfaultfd") {
-            return skip(name, &said);
+            return skip(name, said);
         }
         if said.contains("a page could not be had: the backing ends at 0x0") {
             assert_eq!(status.code(), Some(71), "{said}");
@@ -433,17 +405,13 @@ fn nobody_runs_it_too_and_is_told_what_it_cannot_have() {
         Ok(output) => output,
         // That user may not search the directory of this program.
         Err(error) => {
-            return skip(
-                name,
-                &format!("the user without rights cannot start this program: {error}"),
-            );
+            return skip(name, format_args!("that user cannot start this program: {error}"));
         }
     };
     if has_no_faults(name, &output) {
         return;
     }
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    let object: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    let object = object_of(&output);
     keeps_to("uzone.demo-1", &object);
     assert_eq!(object["is_intact"], true);
     let cannot = object["mode"]["cannot"].as_array().expect("an array");
@@ -460,7 +428,6 @@ fn nobody_runs_it_too_and_is_told_what_it_cannot_have() {
         command.uid(NOBODY).gid(NOBODY);
     }
     let output = command.output().unwrap();
-    assert_eq!(output.status.code(), Some(77), "{}", text(&output.stderr));
-    assert!(text(&output.stderr).contains("may be written to"), "{}", text(&output.stderr));
+    has_failed(&output, 77, "may be written to");
     fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
 }

@@ -5,13 +5,12 @@ mod common;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdout, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
 
-use common::served::{Machine, PAGE, PAGES, PATIENCE, Server, page_of};
-use common::{Dir, keeps_to};
+use common::served::{Machine, PAGE, PAGES, Server, page_of};
+use common::{Dir, keeps_to, run, text, uzone, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use uzone_snapshot::Packer;
@@ -34,9 +33,8 @@ fn serve(dir: &Dir, options: &[&str]) -> Option<Served> {
     Packer::default()
         .pack(&mut &expected[..], image.as_ref(), None, &|_| true)
         .expect("it is packed");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
-    command.args(["serve", "--json", "--on-failure", "poison", &image, "--socket", &socket]);
-    let server = Server::spawn(command.args(options));
+    let arguments = ["--on-failure", "poison", &image, "--socket", &socket];
+    let server = Server::start(&[&arguments[..], options].concat());
     let machine = Machine::connect(&socket)?;
     for page in 0..PAGES {
         let mapping = machine.memory.mapping();
@@ -59,9 +57,8 @@ struct Diff {
 impl Diff {
     /// Starts it, and waits until the machine may go on.
     fn start(socket: &str, changed: &str) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
-        command.args(["diff", "1", "-o", changed, "--json", "--socket", socket]);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut command = uzone(&["diff", "1", "-o", changed, "--json", "--socket", socket]);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("it runs");
         let lines = BufReader::new(child.stdout.take().expect("a pipe"));
         let mut diff = Self { child, lines };
@@ -123,23 +120,12 @@ fn fails_while_stopped(socket: &str, changed: &str, mut meanwhile: impl FnMut())
 }
 
 fn check_image(changed: &str, expected: &[u8]) {
-    let output = Command::new(env!("CARGO_BIN_EXE_uzone"))
-        .args(["unpack", changed, "-"])
-        .output()
-        .expect("it runs");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let output = run(&["unpack", changed, "-"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
     let mut pages = output.stdout.chunks(4096).zip(expected.chunks(4096)).enumerate();
     let wrong = pages.find(|(_, (seen, expected))| seen != expected);
     let wrong = wrong.map(|(page, _)| page);
     assert_eq!((wrong, output.stdout.len()), (None, expected.len()));
-}
-
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let begin = Instant::now();
-    while !is_so() {
-        assert!(begin.elapsed() < PATIENCE, "{what} is waited for");
-        thread::sleep(Duration::from_millis(1));
-    }
 }
 
 #[test]
@@ -206,9 +192,7 @@ fn without_the_worker_that_keeps_pages_there_is_no_image_and_the_machine_goes_on
     let Served { mut server, machine, socket, changed, mut expected } = served;
     let mapping = machine.memory.mapping();
     fails_while_stopped(&socket, &changed, || {
-        for worker in server.workers() {
-            kill_process(worker, Signal::KILL).expect("it runs");
-        }
+        server.kill_workers();
         server.event("worker_ended");
         server.event("taken_over");
         // What is protected still is let go by the next worker.
@@ -246,14 +230,11 @@ fn one_command_at_a_time_keeps_the_pages_of_a_machine() {
     let Some(served) = serve(&dir, &[]) else { return };
     let first = Diff::start(&served.socket, &served.changed);
     first.signal(Signal::STOP);
-    let output = Command::new(env!("CARGO_BIN_EXE_uzone"))
-        .args(["diff", "1", "-o", &served.changed, "--json", "--socket", &served.socket])
-        .output()
-        .expect("it runs");
-    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    let output = run(&["diff", "1", "-o", &served.changed, "--json", "--socket", &served.socket]);
+    let message = text(&output.stderr);
     // It states so, and copies.
     assert!(output.status.success() && message.contains("being captured already"), "{message}");
-    let line = String::from_utf8(output.stdout).expect("text");
+    let line = text(&output.stdout);
     assert!(line.starts_with("{") && line.contains("\"event\":\"copied\""), "{line}");
     check_image(&served.changed, &served.expected);
     first.signal(Signal::CONT);

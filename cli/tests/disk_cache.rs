@@ -11,9 +11,8 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::sync::mpsc::channel;
 
-use common::{Dir, incompressible};
+use common::{Dir, incompressible, no_disk, object_of, small_disk, text, uzone};
 use s3::{Act, Server};
-use serde_json::Value;
 
 const LEN: usize = 20 << 20;
 
@@ -37,14 +36,13 @@ impl Case {
     fn pack(&self, key: &str, seed: u64) -> Vec<u8> {
         let (raw, bytes) = (self.dir.name("raw"), memory(seed));
         fs::write(&raw, &bytes).expect("a file is written");
-        let output = self.run(&["pack", &raw, &url(key)]);
-        assert!(output.status.success(), "{}", text(&output.stderr));
+        object_of(&self.run(&["pack", &raw, &url(key), "--json"]));
         bytes
     }
 
     fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
-        command.args(arguments).envs(self.server.environment()).stdin(Stdio::null());
+        let mut command = uzone(arguments);
+        command.envs(self.server.environment());
         command
     }
 
@@ -85,10 +83,6 @@ fn url(key: &str) -> String {
     format!("s3://images/{key}")
 }
 
-fn text(bytes: &[u8]) -> &str {
-    str::from_utf8(bytes).expect("output is UTF-8")
-}
-
 #[test]
 fn frames_are_fetched_once_and_served_from_the_disk_then() {
     let case = Case::new("cache-once");
@@ -96,8 +90,8 @@ fn frames_are_fetched_once_and_served_from_the_disk_then() {
     let (first, second) = (case.unpack("image", &bytes), case.unpack("image", &bytes));
     // What tells the object from others is asked for each time.
     assert!(first > 6 && second == 1, "{first} requests, then {second}");
-    let output = case.run(&["verify", &url("image"), "--cache-dir", &case.cache(), "--json"]);
-    let verified: Value = serde_json::from_slice(&output.stdout).expect("an object");
+    let arguments = ["verify", &url("image"), "--cache-dir", &case.cache(), "--json"];
+    let verified = object_of(&case.run(&arguments));
     assert!(verified["frames"].as_u64().expect("a number") > 200);
 }
 
@@ -220,15 +214,11 @@ fn a_cache_that_cannot_grow_is_given_up_with_one_warning() {
     is_no_error(&case, &bytes, &output);
     // A device that is full.
     fs::remove_dir_all(case.cache()).expect("it is removed");
-    fs::create_dir(case.cache()).expect("it is made");
-    let mount = ["-t", "tmpfs", "-o", "size=4m", "none", &case.cache()];
-    let mounted = Command::new("mount").args(mount).output();
-    if !mounted.is_ok_and(|output| output.status.success()) {
+    if !small_disk(&case.cache(), "size=4m") {
         return eprintln!("skipped: a_cache_on_a_full_device: this user mounts no tmpfs");
     }
     let output = case.run(&["unpack", &url("image"), "-", "--cache-dir", &case.cache()]);
-    let unmounted = Command::new("umount").arg(case.cache()).status().expect("a command");
-    assert!(unmounted.success());
+    no_disk(&case.cache());
     is_no_error(&case, &bytes, &output);
     let message = case.run(&["verify", &url("image"), "--cache-dir", "/proc/none"]);
     assert!(text(&message.stderr).contains("cannot create /proc/none"));

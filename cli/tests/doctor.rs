@@ -1,27 +1,15 @@
 //! `uzone doctor` on the host that runs the tests.
 
+mod common;
+
 use std::process::{Command, Output, Stdio};
 
+use common::{keeps_to, object_of, text, uzone};
 use serde_json::Value;
 
 fn doctor(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_uzone"))
-        .arg("doctor")
-        .args(arguments)
-        .env_remove("NO_COLOR")
-        .env_remove("UZONE_STORE_POLICY")
-        .envs(variables.iter().copied())
-        .stdin(Stdio::null())
-        .output()
-        .expect("the binary under test runs")
-}
-
-fn object(output: &Output) -> Value {
-    serde_json::from_slice(&output.stdout).expect("one JSON object and nothing else")
-}
-
-fn text(output: &Output) -> &str {
-    str::from_utf8(&output.stdout).expect("output is UTF-8")
+    let mut command = uzone(&[&["doctor"], arguments].concat());
+    command.envs(variables.iter().copied()).output().expect("the binary under test runs")
 }
 
 /// Returns the check of that name.
@@ -35,7 +23,7 @@ fn the_text_is_one_line_for_each_check_and_ends_with_the_sum() {
     let output = doctor(&[], &[]);
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     assert!(output.stderr.is_empty(), "{output:?}");
-    let text = text(&output);
+    let text = text(&output.stdout);
     for name in ["kernel", "memory", "transparent huge pages", "userfaultfd", "overcommit"] {
         let lines = text.lines().filter(|line| {
             let name_and_value = line.get(6..).unwrap_or_default();
@@ -54,12 +42,8 @@ fn the_text_is_one_line_for_each_check_and_ends_with_the_sum() {
 fn the_object_keeps_to_its_schema_and_agrees_with_itself() {
     let output = doctor(&["--json"], &[]);
     assert_eq!(output.status.code(), Some(0), "{output:?}");
-    let report = object(&output);
-    let schema = include_str!("../schema/uzone.doctor-1.schema.json");
-    let schema = serde_json::from_str(schema).expect("a schema is JSON");
-    let validator = jsonschema::validator_for(&schema).expect("a schema is a schema");
-    let errors: Vec<_> = validator.iter_errors(&report).map(|error| error.to_string()).collect();
-    assert!(errors.is_empty(), "{errors:#?}");
+    let report = object_of(&output);
+    keeps_to("uzone.doctor-1", &report);
     assert_eq!(report["is_ready"], true);
     let checks = report["checks"].as_array().expect("a list of checks");
     for status in ["ok", "note", "warn", "fail"] {
@@ -72,20 +56,20 @@ fn the_object_keeps_to_its_schema_and_agrees_with_itself() {
 fn a_stream_path_that_does_not_exist_is_reported_and_not_followed() {
     let output = doctor(&["--json"], &[("UZONE_STORE_POLICY", "bogus")]);
     assert_eq!(output.status.code(), Some(0));
-    let report = object(&output);
+    let report = object_of(&output);
     let stores = check(&report, "store instructions");
     assert_eq!(stores["status"], "warn");
     assert_eq!(stores["fix"], "unset UZONE_STORE_POLICY");
     assert!(report["stores"]["problem"].as_str().is_some_and(|text| text.contains("bogus")));
     assert_ne!(report["stores"]["reason"], "environment");
     let output = doctor(&["--quiet"], &[("UZONE_STORE_POLICY", "bogus")]);
-    assert!(text(&output).contains("warn  store instructions"), "{output:?}");
+    assert!(text(&output.stdout).contains("warn  store instructions"), "{output:?}");
 }
 
 #[test]
 fn a_stream_path_that_exists_is_followed_and_said_so() {
     let report =
-        object(&doctor(&["--json"], &[("UZONE_STORE_POLICY", "fill=portable,zero=portable")]));
+        object_of(&doctor(&["--json"], &[("UZONE_STORE_POLICY", "fill=portable,zero=portable")]));
     assert_eq!(report["stores"]["chosen"], "portable");
     assert_eq!(report["stores"]["reason"], "environment");
     assert_eq!(check(&report, "store instructions")["status"], "ok");
@@ -103,7 +87,7 @@ fn no_memory_to_map_makes_the_host_not_ready() {
     let mut outputs = (16..1024).step_by(8).map(limited);
     let output = outputs.find(|output| output.status.code() == Some(1));
     let output = output.expect("it starts, and has no memory for the trial");
-    let report = object(&output);
+    let report: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
     let memory = check(&report, "memory");
     assert_eq!(memory["status"], "fail");
     assert_eq!(memory["fix"], "ulimit -v unlimited");
@@ -114,7 +98,7 @@ fn no_memory_to_map_makes_the_host_not_ready() {
 
 #[test]
 fn quiet_has_fewer_lines_and_verbose_more() {
-    let lines = |arguments: &[&str]| text(&doctor(arguments, &[])).lines().count();
+    let lines = |arguments: &[&str]| text(&doctor(arguments, &[]).stdout).lines().count();
     let normal = lines(&[]);
     assert!(lines(&["--quiet"]) < normal);
     assert!(lines(&["--verbose"]) > normal);

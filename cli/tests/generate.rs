@@ -2,35 +2,16 @@
 
 mod common;
 
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
-use common::{Dir, keeps_to};
-use serde_json::Value;
+use common::{Dir, keeps_to, object, refuses, run, text};
 
 const COMMANDS: [&str; 6] = ["doctor", "demo", "bench", "report", "man", "completions"];
-
-fn run(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_uzone"))
-        .args(arguments)
-        .stdin(Stdio::null())
-        .output()
-        .expect("the binary under test runs")
-}
-
-fn text(bytes: &[u8]) -> &str {
-    str::from_utf8(bytes).expect("output is UTF-8")
-}
-
-fn object(output: &Output) -> Value {
-    serde_json::from_slice(&output.stdout).expect("one JSON object and nothing else")
-}
 
 #[test]
 fn each_command_has_a_page_with_its_arguments_and_exit_codes() {
     let dir = Dir::new("man");
-    let output = run(&["man", "--output", &dir.name("man1"), "--json"]);
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    let object = object(&output);
+    let object = object(&["man", "--output", &dir.name("man1"), "--json"]);
     keeps_to("uzone.man-1", &object);
     let files: Vec<&str> = object["files"]
         .as_array()
@@ -57,7 +38,7 @@ fn each_command_has_a_page_with_its_arguments_and_exit_codes() {
 fn without_a_directory_the_first_page_is_printed() {
     let output = run(&["man"]);
     assert!(text(&output.stdout).contains(".TH uzone 1"));
-    keeps_to("uzone.man-1", &object(&run(&["man", "--json"])));
+    keeps_to("uzone.man-1", &object(&["man", "--json"]));
     // A formatter finds nothing wrong with it, where there is one.
     let Ok(mut formatter) = Command::new("man")
         .args(["--warnings", "-E", "UTF-8", "-l", "-"])
@@ -80,9 +61,7 @@ fn without_a_directory_the_first_page_is_printed() {
 fn a_directory_that_cannot_be_made_is_named() {
     let dir = Dir::new("man-file");
     let file = dir.file("file", "");
-    let output = run(&["man", "--output", &file]);
-    assert_eq!(output.status.code(), Some(74), "{}", text(&output.stderr));
-    assert!(text(&output.stderr).contains(&file));
+    refuses(&["man", "--output", &file], 74, &file);
     assert_eq!(dir.names(), ["file"]);
 }
 
@@ -95,7 +74,7 @@ fn scripts_for_shells_know_every_command_and_are_valid() {
         for command in COMMANDS {
             assert!(script.contains(command), "{shell}: {command}");
         }
-        let object = object(&run(&["completions", shell, "--json"]));
+        let object = object(&["completions", shell, "--json"]);
         keeps_to("uzone.completions-1", &object);
         assert_eq!(object["script"], script);
         // Where the shell is installed, it reads the script without executing it.

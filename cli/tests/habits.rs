@@ -8,11 +8,12 @@ use std::fs::File;
 use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::Stdio;
 use std::thread;
 use std::time::Duration;
 
-use common::{Dir, interrupts_arrive};
+use common::{Dir, interrupts_arrive, object_of, run, skip, text, uzone};
+use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
@@ -21,19 +22,6 @@ use seccompiler::{
 
 /// The user without rights, of whatever name.
 const NOBODY: u32 = 65534;
-
-fn uzone() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
-    for name in ["NO_COLOR", "UZONE_STORE_POLICY", "COLUMNS", "TERM"] {
-        command.env_remove(name);
-    }
-    command.stdin(Stdio::null());
-    command
-}
-
-fn text(bytes: &[u8]) -> &str {
-    str::from_utf8(bytes).expect("output is UTF-8")
-}
 
 /// A terminal: its writing end, and a thread that reads until that is closed.
 fn terminal() -> (OwnedFd, thread::JoinHandle<Vec<u8>>) {
@@ -59,8 +47,8 @@ fn terminal() -> (OwnedFd, thread::JoinHandle<Vec<u8>>) {
 fn shown(arguments: &[&str], variables: &[(&str, &str)]) -> Vec<u8> {
     let (terminal, reader) = terminal();
     let other = terminal.try_clone().expect("a descriptor");
-    let mut command = uzone();
-    command.args(arguments).env("TERM", "xterm").envs(variables.iter().copied());
+    let mut command = uzone(arguments);
+    command.env("TERM", "xterm").envs(variables.iter().copied());
     let status = command.stdout(terminal).stderr(other).status().expect("the binary runs");
     assert!(status.success(), "{arguments:?}");
     // The command holds descriptors of the terminal, too.
@@ -116,18 +104,9 @@ fn forbid(rules: BTreeMap<i64, Vec<SeccompRule>>) {
 fn a_denied_madvise_does_not_end_the_demo() {
     forbid(BTreeMap::from([(libc::SYS_madvise, vec![])]));
     let dir = Dir::new("habits-madvise");
-    let arguments = [
-        "demo",
-        "--size",
-        "64M",
-        "--reserve",
-        "1G",
-        "--output",
-        &dir.name(""),
-        "--dir",
-        &dir.name(""),
-    ];
-    let output = uzone().args(arguments).output().expect("the binary runs");
+    let folder = dir.name("");
+    let output =
+        run(&["demo", "--size=64M", "--reserve=1G", "--output", &folder, "--dir", &folder]);
     let stderr = text(&output.stderr);
     if stderr.contains("vm.unprivileged_userfaultfd to 1 (sysctl)") {
         println!("skipped: a_denied_madvise_does_not_end_the_demo: {stderr}");
@@ -145,68 +124,35 @@ fn without_a_userfaultfd_what_needs_one_says_so_before_it_makes_anything() {
         &["demo", "--size", "64M", "--output", &dir.name(""), "--dir", &dir.name("")][..],
         &["bench", "fault", "--size", "8M", "--rounds", "1", "--dir", &dir.name("")],
     ] {
-        let output = uzone().args(arguments).output().expect("the binary runs");
+        let output = run(arguments);
         let stderr = text(&output.stderr);
         assert!(matches!(output.status.code(), Some(69 | 77)), "{arguments:?}: {stderr}");
         assert!(stderr.contains("userfaultfd"), "{stderr}");
         assert!(output.stdout.is_empty(), "{arguments:?}");
         assert_eq!(dir.names(), [""; 0], "{arguments:?}");
     }
-    let doctor = uzone().arg("doctor").output().expect("the binary runs");
+    let doctor = run(&["doctor"]);
     let line = text(&doctor.stdout).lines().find(|line| line.contains("userfaultfd"));
     assert!(line.is_some_and(|line| !line.starts_with("ok")), "{line:?}");
     // What needs none works.
-    assert!(uzone().args(PIN).output().expect("the binary runs").status.success());
-}
-
-/// Where that user may not run the binary, such as under a home directory, the case is skipped.
-fn as_nobody(name: &str, command: &mut Command) -> Option<Output> {
-    let output = match command.uid(NOBODY).gid(NOBODY).output() {
-        Ok(output) => output,
-        Err(error) => {
-            assert!(
-                std::env::var_os("REQUIRE_ALL").is_none_or(|value| value != "1"),
-                "{name} was to run, and cannot: {error}"
-            );
-            println!("skipped: {name}: the user without rights cannot run it: {error}");
-            return None;
-        }
-    };
-    Some(output)
+    assert!(run(&PIN).status.success());
 }
 
 #[test]
 fn without_huge_pages_of_the_pool_the_rows_that_need_them_are_named_and_not_measured() {
-    let mut command = uzone();
-    command.args([
-        "bench",
-        "zero",
-        "--size",
-        "4K",
-        "--rounds",
-        "1",
-        "--populate-size",
-        "0",
-        "--json",
-    ]);
-    let Some(output) = as_nobody("a bench without rights", &mut command) else { return };
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    let bench: serde_json::Value = serde_json::from_slice(&output.stdout).expect("an object");
+    let arguments = ["bench", "zero", "--size=4K", "--rounds=1", "--populate-size=0", "--json"];
+    let output = match uzone(&arguments).uid(NOBODY).gid(NOBODY).output() {
+        Ok(output) => output,
+        // Where that user may not run the binary, such as under a home directory.
+        Err(error) => return skip("a bench without rights", error),
+    };
+    let bench = object_of(&output);
     let skipped = bench["skipped"].as_array().expect("a list");
     let pool = skipped
         .iter()
         .find(|skipped| skipped["id"].as_str().is_some_and(|id| id.contains("hugetlb")));
     let reason = pool.map(|skipped| skipped["reason"].to_string()).unwrap_or_default();
     assert!(reason.contains("nr_hugepages") && reason.contains("run as root"), "{skipped:?}");
-}
-
-fn interrupt(child: &Child) {
-    let pid = i32::try_from(child.id()).expect("a number of a process");
-    rustix::process::kill_process(
-        rustix::process::Pid::from_raw(pid).expect("not zero"),
-        rustix::process::Signal::INT,
-    )
-    .expect("it is ours");
 }
 
 #[test]
@@ -221,15 +167,14 @@ fn an_interrupt_ends_a_command_at_once_and_leaves_nothing_in_its_directory() {
         &["bench", "copy", "--size", "32M"],
         &["bench", "fault", "--size", "256M", "--dir", &dir.name("")],
     ] {
-        let mut child = uzone()
-            .args(arguments)
+        let mut child = uzone(arguments)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
             .expect("the binary runs");
         thread::sleep(Duration::from_millis(700));
         assert!(child.try_wait().expect("it is ours").is_none(), "{arguments:?} ended already");
-        interrupt(&child);
+        kill_process(Pid::from_child(&child), Signal::INT).expect("it is ours");
         let status = child.wait().expect("it is ours");
         // By the signal, or by the code that shells give it.
         let signal = std::os::unix::process::ExitStatusExt::signal(&status);

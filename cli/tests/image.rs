@@ -5,39 +5,15 @@ mod common;
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
-use std::process::{Command, Output, Stdio};
+use std::process::Stdio;
 
-use common::{Dir, keeps_to};
-use serde_json::Value;
-
-fn run(arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
-    command.args(arguments).stdin(Stdio::null()).output().expect("the binary under test runs")
-}
-
-fn object(arguments: &[&str]) -> Value {
-    let output = run(arguments);
-    assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
-    serde_json::from_slice(&output.stdout).expect("an object")
-}
-
-fn text(bytes: &[u8]) -> &str {
-    str::from_utf8(bytes).expect("output is UTF-8")
-}
+use common::{Dir, keeps_to, object, refuses, run, text, uzone};
 
 /// Returns 3 MiB of text, with zeroes in the middle.
 fn memory() -> Vec<u8> {
     let mut bytes: Vec<u8> = (0..400_000_u32).flat_map(|n| (n / 3).to_le_bytes()).collect();
     bytes[500_000..900_000].fill(0);
     bytes
-}
-
-/// Runs what must fail with this code, and state this.
-fn refuses(arguments: &[&str], code: i32, part: &str) {
-    let output = run(arguments);
-    let stderr = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {stderr}");
-    assert!(stderr.contains(part), "{arguments:?}: {stderr}");
 }
 
 #[test]
@@ -153,9 +129,7 @@ fn a_page_shows_where_the_zero_the_stored_and_the_shared_pages_are() {
         assert!(html.contains(part), "{part}");
     }
     assert!(!html.contains("<script"));
-    let output = run(&["inspect", &child, "--report", &base]);
-    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
-    assert!(text(&output.stderr).contains("name another --report"));
+    refuses(&["inspect", &child, "--report", &base], 2, "name another --report");
     // An image without a byte has a picture without a column.
     fs::write(&raw, []).expect("a file is written");
     let empty = dir.name("empty");
@@ -211,9 +185,8 @@ fn raw_memory_with_hashes_beside_it_is_an_image() {
     let bytes = memory();
     fs::write(&raw, &bytes).expect("a file is written");
     assert_eq!(run(&["verify", &raw]).status.code(), Some(65));
-    let output = run(&["pack", "--hashes-only", &raw, &dir.name("other")]);
-    assert_eq!(output.status.code(), Some(2));
-    assert!(text(&output.stderr).contains(&format!("name {hashes}")), "{output:?}");
+    let other = dir.name("other");
+    refuses(&["pack", "--hashes-only", &raw, &other], 2, &format!("name {hashes}"));
     let packed = object(&["pack", "--hashes-only", &raw, &hashes, "--json"]);
     keeps_to("uzone.pack-1", &packed);
     assert_eq!((&packed["codec"], &packed["image_bytes"]), (&"none".into(), &bytes.len().into()));
@@ -233,26 +206,20 @@ fn raw_memory_with_hashes_beside_it_is_an_image() {
     assert!(run(&["unpack", &child, "-"]).stdout == after);
     // Nothing that an image is read from is replaced.
     for output in [&raw, &hashes, &child] {
-        let refused = run(&["unpack", &child, output]);
-        assert_eq!(refused.status.code(), Some(2), "{output}");
-        assert!(text(&refused.stderr).contains("belongs to"), "{refused:?}");
+        refuses(&["unpack", &child, output], 2, "belongs to");
     }
     assert_eq!(run(&["pack", &changed, &hashes, "--parent", &raw]).status.code(), Some(2));
     object(&["verify", &child, "--json"]);
     let file = fs::File::options().write(true).open(&raw).expect("a file");
     file.write_all_at(&[7], 70_000).expect("it is written");
-    let output = run(&["verify", &raw]);
-    assert_eq!(output.status.code(), Some(65));
-    assert!(text(&output.stderr).contains("do not match their hash"), "{output:?}");
+    refuses(&["verify", &raw], 65, "do not match their hash");
 }
 
 #[test]
 fn a_pipe_is_packed_and_an_image_stores_what_differs_from_its_parent() {
     let dir = Dir::new("chain");
     let (raw, base, child) = (dir.name("raw"), dir.name("base"), dir.name("child"));
-    let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
-    let mut packing = command
-        .args(["pack", "-", &base])
+    let mut packing = uzone(&["pack", "-", &base])
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .spawn()
@@ -269,9 +236,7 @@ fn a_pipe_is_packed_and_an_image_stores_what_differs_from_its_parent() {
     assert_eq!(object(&["verify", &child, "--json"])["images"], 2);
     assert!(run(&["unpack", &child, "-"]).stdout == bytes);
     fs::remove_file(&base).expect("it is there");
-    let output = run(&["verify", &child]);
-    assert_eq!(output.status.code(), Some(66));
-    assert!(text(&output.stderr).contains("the parent \"base\" of"), "{}", text(&output.stderr));
+    refuses(&["verify", &child], 66, "the parent \"base\" of");
 }
 
 #[test]
@@ -297,10 +262,7 @@ fn what_is_wrong_is_named_and_has_its_exit_code() {
         (vec!["pack", &raw, &image, "--level", "40"], 2, "no such level"),
         (vec!["inspect", &image, "--root", "12"], 2, "64 hexadecimal digits"),
     ] {
-        let output = run(&arguments);
-        let message = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {message}");
-        assert!(message.contains(part), "{arguments:?}: {message}");
+        refuses(&arguments, code, part);
     }
     assert_eq!(dir.names(), ["bad", "image", "raw"], "a failure leaves no file");
 }
@@ -309,9 +271,7 @@ fn what_is_wrong_is_named_and_has_its_exit_code() {
 fn a_packer_that_is_killed_leaves_nothing() {
     let dir = Dir::new("killed");
     let image = dir.name("image");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
-    let mut packing = command
-        .args(["pack", "-", &image])
+    let mut packing = uzone(&["pack", "-", &image])
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .spawn()

@@ -5,20 +5,18 @@ mod common;
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::process::{Command, Output};
+use std::process::Output;
 use std::thread;
 
-use common::{Dir, keeps_to};
-use serde_json::Value;
+use common::{Dir, has_failed, keeps_to, object_of, run};
 use uzone_os::peer::{self, Peer};
 
 const CONFIG: &str = r#"{"memory_manager_data":{"guest_ram_mappings":[
     {"slot":0,"gpa":0,"size":1048576,"file_offset":0}]}}"#;
 
 fn offload(dir: &Dir, image: &str, more: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
-    command.args(["offload", image, "--socket", &dir.name("sock"), "--state", &dir.name("")]);
-    command.args(more).output().expect("the binary under test runs")
+    let arguments = ["offload", image, "--socket", &dir.name("sock"), "--state", &dir.name("")];
+    run(&[&arguments[..], more].concat())
 }
 
 /// Takes a request with what follows it, and answers.
@@ -81,9 +79,8 @@ fn a_machine_is_restored_by_its_faults_and_what_was_done_is_an_object() {
         fault(&faults);
     });
     let output = offload(&dir, &image, &["--resume", "--json"]);
-    assert!(output.status.success(), "{output:?}");
+    let object = object_of(&output);
     other.join().expect("its own assertions");
-    let object: Value = serde_json::from_slice(&output.stdout).expect("an object");
     keeps_to("uzone.offload-1", &object);
     assert_eq!((&object["faults"], &object["asked_bytes"]), (&1.into(), &4096.into()));
 }
@@ -95,10 +92,7 @@ fn what_keeps_a_machine_from_being_restored_is_named_with_its_exit_code() {
     fs::write(&image, vec![7; 1 << 20]).expect("a file is written");
     fs::write(&short, vec![7; 4096]).expect("a file is written");
     let fails = |image: &str, code: i32, part: &str| {
-        let output = offload(&dir, image, &[]);
-        let message = String::from_utf8(output.stderr).expect("text");
-        assert_eq!(output.status.code(), Some(code), "{message}");
-        assert!(message.contains(part), "{message}");
+        has_failed(&offload(&dir, image, &[]), code, part);
     };
     fails(&image, 66, "migration_config.json");
     dir.file("migration_config.json", "{}");

@@ -9,40 +9,42 @@ use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::served::{
-    KILLS, Machine, PAGE, PAGES, PATIENCE, Server, children, kill_with_children, page_of,
-    wait_for_the_end,
+    KILLS, Machine, PAGE, PAGES, Server, children, kill_with_children, page_of, status_at,
+    wait_for_the_end, write_image,
 };
-use common::{Dir, keeps_to};
+use common::{Dir, no_disk, object, run, small_disk, text, uzone, wait_until};
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 use serde_json::Value;
 
 fn start(arguments: &[&str]) -> Server {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
-    command.args(["serve", "--json", "--on-failure", "poison"]).args(arguments);
-    Server::spawn(&mut command)
+    Server::start(&[&["--on-failure", "poison"], arguments].concat())
+}
+
+/// Returns a folder with an image in it, the names of that, of a socket, and of the folder for recovery.
+fn folder(test: &str) -> (Dir, String, String, String) {
+    let dir = Dir::new(test);
+    let (image, socket, folder) = (write_image(&dir, "raw", 0), dir.name("sock"), dir.name("kept"));
+    (dir, image, socket, folder)
 }
 
 /// Waits until a process is the keeper of a socket, and returns the status then.
 fn status_of(keeper: Pid, socket: &str) -> Value {
-    let end = Instant::now() + PATIENCE;
-    loop {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
-        let output = command.args(["status", "--json", "--socket", socket]).output();
-        let status = serde_json::from_slice::<Value>(&output.expect("it runs").stdout);
-        if let Ok(status) = status
-            && status["keeper"] == keeper.as_raw_nonzero().get()
-        {
-            keeps_to("uzone.status-1", &status);
-            return status;
-        }
-        assert!(Instant::now() < end, "process {keeper:?} is no keeper");
-        thread::sleep(Duration::from_millis(1));
-    }
+    wait_until("the keeper", || {
+        let status = run(&["status", "--json", "--socket", socket]).stdout;
+        let status = serde_json::from_slice::<Value>(&status);
+        status.is_ok_and(|status| status["keeper"] == keeper.as_raw_nonzero().get())
+    });
+    status_at(socket)
+}
+
+/// Returns how many machines a server has.
+fn sessions(server: &Server, socket: &str) -> Option<usize> {
+    status_of(server.pid(), socket)["sessions"].as_array().map(Vec::len)
 }
 
 /// Returns the metrics of the server that has a port.
@@ -57,7 +59,6 @@ fn metrics_of(address: &str) -> String {
 /// Stops a process, and waits until none of its threads runs.
 fn stop_process(process: Pid) {
     kill_process(process, Signal::STOP).expect("it runs");
-    let end = Instant::now() + PATIENCE;
     let has_stopped = |thread: fs::DirEntry| {
         fs::read_to_string(thread.path().join("stat")).is_ok_and(|state| state.contains(") T "))
     };
@@ -65,22 +66,7 @@ fn stop_process(process: Pid) {
         let threads = fs::read_dir(format!("/proc/{}/task", process.as_raw_nonzero()));
         threads.expect("it runs").map(|thread| thread.expect("a thread"))
     };
-    while !threads().all(has_stopped) {
-        assert!(Instant::now() < end, "process {process:?} does not stop");
-        thread::sleep(Duration::from_millis(1));
-    }
-}
-
-/// Ends a server by two signals, the second when it has removed its socket, and returns its last event.
-fn stop_at_once(server: &mut Server, socket: &str) -> Value {
-    kill_process(server.pid(), Signal::TERM).expect("it runs");
-    let end = Instant::now() + PATIENCE;
-    while fs::exists(socket).expect("it is known") {
-        assert!(Instant::now() < end, "the socket stays");
-        thread::sleep(Duration::from_millis(1));
-    }
-    kill_process(server.pid(), Signal::TERM).expect("it runs");
-    server.event("stopped")
+    wait_until("the stop of a process", || threads().all(has_stopped));
 }
 
 /// Changes a page of each machine, and checks what is packed of it.
@@ -89,9 +75,8 @@ fn check_diffs(machines: &[&Machine], status: &Value, image: &str, changed: &str
     let sessions = status["sessions"].as_array().expect("a list");
     assert_eq!(sessions.len(), machines.len());
     let run = |arguments: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
-        let output = command.args(arguments).output().expect("it runs");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let output = run(arguments);
+        assert!(output.status.success(), "{}", text(&output.stderr));
         output.stdout
     };
     let before = fs::read(image).expect("it is there");
@@ -123,36 +108,28 @@ fn kept(folder: &str) -> Vec<PathBuf> {
 
 #[test]
 fn machines_outlive_both_processes_of_a_server_without_a_service_manager() {
-    let dir = Dir::new("recover");
-    let (image, other, socket) = (dir.name("raw"), dir.name("other"), dir.name("a b.sock"));
-    let folder = dir.name("kept");
-    let bytes: Vec<u8> = (0..PAGES).flat_map(page_of).collect();
-    fs::write(&image, bytes).expect("a file is written");
+    let (dir, image, _, folder) = folder("recover");
+    let (other, socket) = (dir.name("other"), dir.name("a b.sock"));
     fs::write(&other, page_of(7).repeat(1024)).expect("a file is written");
     let arguments = [&image[..], "--socket", &socket, "--recover", &folder];
     let mut server = start(&arguments);
     let Some(machine) = Machine::connect(&socket) else { return drop(server.stop()) };
-    let give_back = |first: u64, end: u64| {
-        machine.memory.mapping().discard(first * PAGE..end * PAGE).expect("it is given back");
-    };
     // Each time, a part is touched and a part is given back, also right before the kill.
     let part = PAGES / KILLS;
     for kill in 0..KILLS {
         let (first, half) = (kill * part, kill * part + part / 2);
-        (first..half - 1).for_each(|page| machine.check(page, &page_of(page)));
-        give_back(first, half - 1);
+        (first..half - 1).for_each(|page| machine.check_page(page));
+        machine.give_back(first..half - 1);
         if kill == 3 {
             // A worker that dies alone is followed by one that goes on with the log.
-            for worker in server.workers() {
-                kill_process(worker, Signal::KILL).expect("it is not waited for");
-            }
+            server.kill_workers();
             server.event("taken_over");
         }
-        give_back(half - 1, half);
+        machine.give_back(half - 1..half);
         server.kill();
         server = start(&arguments);
         (first..half).for_each(|page| machine.check(page, &[0; 4096]));
-        (half..half + part / 4).for_each(|page| machine.check(page, &page_of(page)));
+        (half..half + part / 4).for_each(|page| machine.check_page(page));
         assert_eq!(server.event("taken_over")["pid"], std::process::id());
     }
     assert_eq!(kept(&folder).len(), 2, "the machine and its log");
@@ -161,7 +138,7 @@ fn machines_outlive_both_processes_of_a_server_without_a_service_manager() {
     fs::copy(&kept(&folder)[1], &copy).expect("it is copied");
     server.kill();
     let server = start(&arguments);
-    machine.check(PAGES - 1, &page_of(PAGES - 1));
+    machine.check_page(PAGES - 1);
     assert!(!copy.exists());
     for page in 0..PAGES {
         let is_zero = page % part < part / 2;
@@ -169,12 +146,8 @@ fn machines_outlive_both_processes_of_a_server_without_a_service_manager() {
     }
     // The worker of a keeper that was killed alone takes its place, and goes on with the log.
     let successor = server.kill_keeper();
-    let end = Instant::now() + PATIENCE;
-    while children(successor).is_empty() {
-        assert!(Instant::now() < end, "the keeper has no successor");
-        thread::sleep(Duration::from_millis(1));
-    }
-    give_back(PAGES - 2, PAGES);
+    wait_until("a successor of the keeper", || !children(successor).is_empty());
+    machine.give_back(PAGES - 2..PAGES);
     let worker = kill_with_children(successor);
     wait_for_the_end(&[&worker[..], &[successor]].concat());
     let server = start(&arguments);
@@ -193,20 +166,17 @@ fn machines_outlive_both_processes_of_a_server_without_a_service_manager() {
     // A folder in which others can write is none.
     fs::create_dir(&of_server).expect("it is gone");
     fs::set_permissions(&of_server, fs::Permissions::from_mode(0o770)).expect("it is ours");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
-    let output = command.arg("serve").args(arguments).output().expect("it runs");
-    let text = String::from_utf8_lossy(&output.stderr);
+    let output = run(&[&["serve"], &arguments[..]].concat());
+    let text = text(&output.stderr);
     assert!(!output.status.success() && text.contains("open to other users"), "{text}");
 }
 
 #[test]
 fn without_any_option_machines_outlive_both_processes_too() {
-    let dir = Dir::new("recover-default");
-    let (image, socket) = (dir.name("raw"), dir.name("sock"));
-    fs::write(&image, (0..PAGES).flat_map(page_of).collect::<Vec<u8>>()).expect("it is written");
+    let (dir, image, socket, _) = folder("recover-default");
     let start = |more: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
-        command.args(["serve", "--json", "--on-failure", "poison", &image, "--socket", &socket]);
+        let mut command = uzone(&["serve", "--json", "--on-failure", "poison"]);
+        command.args([&image, "--socket", &socket]);
         Server::spawn(command.args(more).env("XDG_RUNTIME_DIR", dir.path()))
     };
     let kept = || {
@@ -219,19 +189,19 @@ fn without_any_option_machines_outlive_both_processes_too() {
     };
     let server = start(&[]);
     let Some(machine) = Machine::connect(&socket) else { return drop(server.stop()) };
-    machine.check(0, &page_of(0));
-    machine.memory.mapping().discard(0..PAGE).expect("it is given back");
+    machine.check_page(0);
+    machine.give_back(0..1);
     server.kill();
     assert_eq!(kept().len(), 1);
     let mut server = start(&[]);
     assert_eq!(server.event("taken_over")["pid"], std::process::id());
     machine.check(0, &[0; 4096]);
-    machine.check(1, &page_of(1));
+    machine.check_page(1);
     // A server that is stopped at once leaves its machines to the next.
-    assert_eq!(stop_at_once(&mut server, &socket)["left"], 1);
+    assert_eq!(server.stop_at_once(&socket)["left"], 1);
     let mut server = start(&[]);
     server.event("taken_over");
-    machine.check(2, &page_of(2));
+    machine.check_page(2);
     drop(machine);
     server.kill();
     // The process of the machine lives, and has its userfaultfd no more.
@@ -240,7 +210,7 @@ fn without_any_option_machines_outlive_both_processes_too() {
     // Where it is turned off, nothing is kept.
     let server = start(&["--recover", "none"]);
     let machine = Machine::connect(&socket).expect("it did before");
-    machine.check(3, &page_of(3));
+    machine.check_page(3);
     assert!(kept().is_empty(), "{:?}", kept());
     drop((machine, server));
 }
@@ -255,31 +225,27 @@ fn a_server_that_is_started_again_after_its_keeper_was_killed_may_do_all_again()
 }
 
 fn start_again(user: &[&str]) {
-    let dir = Dir::new("start-again");
-    let (image, changed, socket) = (dir.name("raw"), dir.name("changed"), dir.name("sock"));
-    let folder = dir.name("kept");
-    let bytes: Vec<u8> = (0..PAGES).flat_map(page_of).collect();
-    fs::write(&image, &bytes).expect("a file is written");
+    let (dir, image, socket, folder) = folder("start-again");
+    let changed = dir.name("changed");
     let arguments = [&[&image, "--socket", &socket, "--recover", &folder], user].concat();
     let server = start(&arguments);
     let Some(first) = Machine::connect(&socket) else { return drop(server.stop()) };
-    first.check(0, &page_of(0));
+    first.check_page(0);
     assert_eq!(status_of(server.pid(), &socket)["is_confined"], false);
     let successor = server.kill_keeper();
     let status = status_of(successor, &socket);
     assert_eq!(status["is_confined"], true);
     // What connects now is served, and what it changes is packed; to keep it is for a keeper.
     let Some(second) = Machine::connect(&socket) else { panic!("it did before") };
-    second.check(1, &page_of(1));
+    second.check_page(1);
     check_diffs(&[&first, &second], &status_of(successor, &socket), &image, &changed);
     assert_eq!(kept(&folder).len(), 2, "the machine of before and its log");
     if geteuid().is_root() {
         // What another user has made is no server that this one trusts.
         let control = format!("{socket}.control");
         chown(&control, Some(65534), None).expect("root may");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
-        let output = command.arg("serve").args(&arguments).output().expect("it runs");
-        let text = String::from_utf8_lossy(&output.stderr);
+        let output = run(&[&["serve"], &arguments[..]].concat());
+        let text = text(&output.stderr);
         assert!(!output.status.success() && text.contains("another server"), "{text}");
         chown(&control, Some(0), None).expect("root may");
     }
@@ -291,7 +257,7 @@ fn start_again(user: &[&str]) {
     wait_for_the_end(&[successor]);
     assert_eq!(status_of(server.pid(), &socket)["is_confined"], false);
     let Some(third) = Machine::connect(&socket) else { panic!("it did before") };
-    third.check(2, &page_of(2));
+    third.check_page(2);
     let machines = [first, second, third];
     let status = status_of(server.pid(), &socket);
     check_diffs(&machines.each_ref(), &status, &image, &changed);
@@ -299,22 +265,19 @@ fn start_again(user: &[&str]) {
     server.kill();
     let mut server = start(&arguments);
     for machine in &machines {
-        machine.check(PAGES - 1, &page_of(PAGES - 1));
+        machine.check_page(PAGES - 1);
     }
     // Its machines are of this process, so it leaves them.
     let names = [socket.clone(), format!("{socket}.control")];
     assert!(names.iter().all(|name| fs::exists(name).expect("it is known")));
-    assert_eq!(stop_at_once(&mut server, &socket)["left"], 3);
+    assert_eq!(server.stop_at_once(&socket)["left"], 3);
     assert!(names.iter().all(|name| !fs::exists(name).expect("it is known")));
 }
 
 #[test]
 fn a_server_that_drains_keeps_its_machines_from_the_next_one() {
-    let dir = Dir::new("recover-drain");
-    let (image, other, socket) = (dir.name("raw"), dir.name("other"), dir.name("sock"));
-    let folder = dir.name("kept");
-    fs::write(&image, (0..PAGES).flat_map(page_of).collect::<Vec<u8>>()).expect("it is written");
-    fs::write(&other, (1..=PAGES).flat_map(page_of).collect::<Vec<u8>>()).expect("it is written");
+    let (dir, image, socket, folder) = folder("recover-drain");
+    let other = write_image(&dir, "other", 1);
     let address = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
     let address = address.expect("a port is free").to_string();
     let start = |image: &str| {
@@ -322,21 +285,16 @@ fn a_server_that_drains_keeps_its_machines_from_the_next_one() {
     };
     let first = start(&image);
     let Some(machine) = Machine::connect(&socket) else { return drop(first.stop()) };
-    machine.check(0, &page_of(0));
-    kill_process(first.pid(), Signal::TERM).expect("it runs");
-    let end = Instant::now() + PATIENCE;
-    while fs::exists(&socket).expect("it is known") {
-        assert!(Instant::now() < end, "the socket stays");
-        thread::sleep(Duration::from_millis(1));
-    }
+    machine.check_page(0);
+    first.signal(Signal::TERM);
+    wait_until("the end of the socket", || !fs::exists(&socket).expect("it is known"));
     // Neither of the same image nor of another one.
     for (round, next) in (1..).zip([&image, &other]) {
         let server = start(next);
-        let status = status_of(server.pid(), &socket);
-        assert_eq!(status["sessions"].as_array().map(Vec::len), Some(0), "{status}");
+        assert_eq!(sessions(&server, &socket), Some(0));
         let metrics = metrics_of(&address);
         assert!(metrics.contains("\nuzone_draining 0\n"), "{metrics}");
-        machine.memory.mapping().discard(0..round * PAGE).expect("it is given back");
+        machine.give_back(0..round);
         machine.check(0, &[0; 4096]);
         machine.check(round * 100, &page_of(round * 100));
         let second = Machine::connect(&socket).expect("it did before");
@@ -350,7 +308,7 @@ fn a_server_that_drains_keeps_its_machines_from_the_next_one() {
     let mut next = start(&image);
     assert_eq!(next.event("taken_over")["pid"], std::process::id());
     machine.check(1, &[0; 4096]);
-    machine.check(300, &page_of(300));
+    machine.check_page(300);
     assert_eq!(kept(&folder).len(), 2, "the machine and its log, in one folder");
     assert_eq!(fs::read_dir(&folder).expect("a folder").count(), 1);
     drop(machine);
@@ -361,64 +319,48 @@ fn a_server_that_drains_keeps_its_machines_from_the_next_one() {
 fn a_machine_gets_the_bytes_of_its_image_although_the_file_was_replaced() {
     let dir = Dir::new("recover-replaced");
     let (image, new, socket) = (dir.name("image"), dir.name("new"), dir.name("sock"));
-    let write = |path: &str, first: u64| {
-        let bytes = (first..first + PAGES).flat_map(page_of).collect::<Vec<u8>>();
-        fs::write(path, bytes).expect("a file is written");
-    };
-    let pack = |path: &str| {
-        let raw = dir.name("raw");
-        fs::rename(path, &raw).expect("it is there");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
-        let output = command.args(["pack", &raw, path]).output().expect("it runs");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    };
     for is_packed in [false, true] {
-        for (path, first) in [(&image, 0), (&new, 7)] {
-            write(path, first);
+        for (name, first) in [("image", 0), ("new", 7)] {
+            let path = write_image(&dir, name, first);
             if is_packed {
-                pack(path);
+                let raw = dir.name("raw");
+                fs::rename(&path, &raw).expect("it is there");
+                object(&["pack", &raw, &path, "--json"]);
             }
         }
         let mut server = start(&[&image, "--socket", &socket, "--recover", &dir.name("kept")]);
         let Some(machine) = Machine::connect(&socket) else { return drop(server.stop()) };
-        machine.check(0, &page_of(0));
+        machine.check_page(0);
         server.event("connected");
         fs::rename(&new, &image).expect("it is there");
         for page in [100, 200] {
-            for worker in server.workers() {
-                kill_process(worker, Signal::KILL).expect("it is not waited for");
-            }
+            server.kill_workers();
             server.event("taken_over");
-            machine.check(page, &page_of(page));
+            machine.check_page(page);
         }
         // A server with the new image does not take over, and costs the machine a pause.
-        let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
-        let output = command.args(["serve", "--take-over", "--socket", &socket, &image]).output();
-        let output = output.expect("it runs");
-        let text = String::from_utf8_lossy(&output.stderr);
+        let output = run(&["serve", "--take-over", "--socket", &socket, &image]);
+        let text = text(&output.stderr);
         assert!(!output.status.success() && text.contains("another image"), "{text}");
-        machine.check(300, &page_of(300));
+        machine.check_page(300);
         // The worker that takes the place of the keeper goes on with it as well.
         let successor = server.kill_keeper();
         status_of(successor, &socket);
-        machine.check(400, &page_of(400));
+        machine.check_page(400);
         drop(machine);
         wait_for_the_end(&kill_with_children(successor));
-        let end = Instant::now() + PATIENCE;
-        while fs::exists(&socket).expect("it is known") && Instant::now() < end {
+        if fs::exists(&socket).expect("it is known") {
             fs::remove_file(&socket).expect("it is a socket");
         }
     }
     // Bytes that were changed in place are not mixed with those of before.
-    write(&image, 0);
+    write_image(&dir, "image", 0);
     let mut server = start(&[&image, "--socket", &socket, "--recover", &dir.name("kept")]);
     let machine = Machine::connect(&socket).expect("it did before");
-    machine.check(0, &page_of(0));
+    machine.check_page(0);
     thread::sleep(Duration::from_millis(20)); // a file system counts its changes by the clock
-    write(&image, 7);
-    for worker in server.workers() {
-        kill_process(worker, Signal::KILL).expect("it is not waited for");
-    }
+    write_image(&dir, "image", 7);
+    server.kill_workers();
     let refused = server.event("refused");
     assert!(refused["reason"].as_str().is_some_and(|text| text.contains("another image")));
     drop(machine);
@@ -427,45 +369,34 @@ fn a_machine_gets_the_bytes_of_its_image_although_the_file_was_replaced() {
 
 #[test]
 fn machines_that_the_worker_in_the_place_of_its_keeper_lacks_are_served_by_the_next_server() {
-    let dir = Dir::new("recover-lacking");
-    let (image, socket, folder) = (dir.name("raw"), dir.name("sock"), dir.name("kept"));
-    fs::write(&image, (0..PAGES).flat_map(page_of).collect::<Vec<u8>>()).expect("it is written");
+    let (_dir, image, socket, folder) = folder("recover-lacking");
     let arguments = [&image[..], "--socket", &socket, "--recover", &folder];
     let server = start(&arguments);
     let Some(known) = Machine::connect(&socket) else { return drop(server.stop()) };
-    known.check(0, &page_of(0));
+    known.check_page(0);
     let worker = server.workers()[0];
     kill_process(worker, Signal::STOP).expect("it runs");
     let machines = [(); 3].map(|()| Machine::connect(&socket).expect("it did before"));
-    let end = Instant::now() + PATIENCE;
-    let are_kept = || {
-        kept(&folder).iter().filter(|it| it.extension().is_some_and(|of| of == "machine")).count()
-            == 4
-    };
-    while !are_kept() {
-        assert!(Instant::now() < end, "the machines are not kept");
-        thread::sleep(Duration::from_millis(1));
-    }
+    let is_machine = |path: &PathBuf| path.extension().is_some_and(|of| of == "machine");
+    let kept = || kept(&folder).into_iter().filter(is_machine).count();
+    wait_until("the keeping of the machines", || kept() == 4);
     // It takes none or some of them before its keeper ends.
     kill_process(worker, Signal::CONT).expect("it runs");
     let successor = server.kill_keeper();
     status_of(successor, &socket);
     let server = start(&arguments);
-    known.check(1, &page_of(1));
+    known.check_page(1);
     for machine in &machines {
-        machine.check(2, &page_of(2));
+        machine.check_page(2);
     }
-    let status = status_of(server.pid(), &socket);
-    assert_eq!(status["sessions"].as_array().map(Vec::len), Some(4), "{status}");
+    assert_eq!(sessions(&server, &socket), Some(4));
     drop((known, machines));
     drop(server);
 }
 
 #[test]
 fn a_server_that_takes_over_leaves_nothing_of_its_machines_in_another_folder() {
-    let dir = Dir::new("recover-moved");
-    let (image, socket) = (dir.name("raw"), dir.name("sock"));
-    fs::write(&image, (0..PAGES).flat_map(page_of).collect::<Vec<u8>>()).expect("it is written");
+    let (dir, image, socket, _) = folder("recover-moved");
     // On most systems another file system.
     let elsewhere = Path::new("/dev/shm").join(format!("uzone-recover-{}", std::process::id()));
     let folders = [dir.name("kept"), elsewhere.display().to_string()];
@@ -474,13 +405,13 @@ fn a_server_that_takes_over_leaves_nothing_of_its_machines_in_another_folder() {
     };
     let mut last = start("none", &[]);
     let Some(machine) = Machine::connect(&socket) else { return drop(last.stop()) };
-    machine.check(PAGES - 1, &page_of(PAGES - 1));
+    machine.check_page(PAGES - 1);
     last.event("connected");
     for (page, folder) in (0..).zip([&folders[0], &folders[1], "none", &folders[0], &folders[1]]) {
         let mut next = start(folder, &["--take-over"]);
         next.event("taken_over");
         wait_for_the_end(&[last.pid()]);
-        machine.memory.mapping().discard(page * PAGE..(page + 1) * PAGE).expect("it is given back");
+        machine.give_back(page..page + 1);
         machine.check(page + 100, &page_of(page + 100));
         last = next;
     }
@@ -488,18 +419,14 @@ fn a_server_that_takes_over_leaves_nothing_of_its_machines_in_another_folder() {
     last.kill();
     // A server with another folder knows nothing of it, and one with that folder knows all.
     let other = start(&folders[0], &[]);
-    assert_eq!(
-        status_of(other.pid(), &socket)["sessions"].as_array().map(Vec::len),
-        Some(0),
-        "it was kept elsewhere"
-    );
+    assert_eq!(sessions(&other, &socket), Some(0), "it was kept elsewhere");
     other.kill();
     let mut server = start(&folders[1], &[]);
     server.event("taken_over");
     for page in 0..5 {
         machine.check(page, &[0; 4096]);
     }
-    machine.check(5, &page_of(5));
+    machine.check_page(5);
     drop(machine);
     server.kill();
     fs::remove_dir_all(elsewhere).expect("it is ours");
@@ -507,14 +434,9 @@ fn a_server_that_takes_over_leaves_nothing_of_its_machines_in_another_folder() {
 
 #[test]
 fn machines_are_served_without_room_to_keep_them_and_are_not_recovered_from_what_is_old() {
-    let dir = Dir::new("recover-full");
-    let (image, socket, folder) = (dir.name("raw"), dir.name("sock"), dir.name("kept"));
+    let (dir, image, socket, folder) = folder("recover-full");
     let disk = dir.name("disk");
-    fs::write(&image, (0..PAGES).flat_map(page_of).collect::<Vec<u8>>()).expect("it is written");
-    fs::create_dir(&disk).expect("a folder is made");
-    let mount = ["-t", "tmpfs", "-o", "size=64k", "tmpfs", &disk];
-    let mounted = Command::new("mount").args(mount).stderr(Stdio::null()).status();
-    if !mounted.is_ok_and(|status| status.success()) {
+    if !small_disk(&disk, "size=64k") {
         return println!("skipped: machines without room to keep them: this user mounts no tmpfs");
     }
     let start = |folder: &str, more: &[&str]| {
@@ -524,20 +446,14 @@ fn machines_are_served_without_room_to_keep_them_and_are_not_recovered_from_what
         let filled = fs::write(format!("{disk}/full"), vec![1; 128 << 10]);
         assert!(filled.is_err(), "it has room");
     };
-    let gives_back = |machine: &Machine, page: u64| {
-        let bytes = page * PAGE..(page + 1) * PAGE;
-        machine.memory.mapping().discard(bytes).expect("it is given back");
-    };
     // The disk is full when the machine comes.
     let mut server = start(&disk, &[]);
     fill();
     if let Some(machine) = Machine::connect(&socket) {
-        machine.check(1, &page_of(1));
+        machine.check_page(1);
         server.event("connected");
-        gives_back(&machine, 1);
-        for worker in server.workers() {
-            kill_process(worker, Signal::KILL).expect("it is not waited for");
-        }
+        machine.give_back(1..2);
+        server.kill_workers();
         server.event("taken_over");
         for (page, expected) in [(1, vec![0; 4096]), (2, page_of(2))] {
             machine.check(page, &expected);
@@ -545,22 +461,22 @@ fn machines_are_served_without_room_to_keep_them_and_are_not_recovered_from_what
         server.kill();
         fs::remove_file(format!("{disk}/full")).expect("it is ours");
         let server = start(&disk, &[]);
-        assert_eq!(status_of(server.pid(), &socket)["sessions"].as_array().map(Vec::len), Some(0));
+        assert_eq!(sessions(&server, &socket), Some(0));
         server.kill();
 
         // It is full when another server takes over.
         let mut server = start(&folder, &[]);
         let machines = [(); 3].map(|()| Machine::connect(&socket).expect("it did before"));
         for machine in &machines {
-            machine.check(1, &page_of(1));
+            machine.check_page(1);
             server.event("connected");
         }
         let mut next = start(&disk, &["--take-over"]);
         wait_for_the_end(&[server.pid()]);
         for machine in &machines {
             next.event("taken_over");
-            gives_back(machine, 1);
-            machine.check(2, &page_of(2));
+            machine.give_back(1..2);
+            machine.check_page(2);
         }
         fill();
         let mut last = start(&folder, &["--take-over"]);
@@ -571,7 +487,7 @@ fn machines_are_served_without_room_to_keep_them_and_are_not_recovered_from_what
         wait_for_the_end(&[last.pid()]);
         for machine in &machines {
             next.event("taken_over");
-            gives_back(machine, 3);
+            machine.give_back(3..4);
             machine.check(1, &[0; 4096]);
             machine.check(3, &[0; 4096]);
         }
@@ -579,15 +495,12 @@ fn machines_are_served_without_room_to_keep_them_and_are_not_recovered_from_what
         drop(machines);
         next.kill();
     }
-    let unmounted = Command::new("umount").arg(&disk).status();
-    assert!(unmounted.is_ok_and(|status| status.success()), "a process still has a file there");
+    no_disk(&disk);
 }
 
 #[test]
 fn a_machine_whose_message_has_not_been_read_is_no_silent_connection() {
-    let dir = Dir::new("recover-unread");
-    let (image, socket) = (dir.name("raw"), dir.name("sock"));
-    fs::write(&image, (0..PAGES).flat_map(page_of).collect::<Vec<u8>>()).expect("it is written");
+    let (_dir, image, socket, _) = folder("recover-unread");
     let server = start(&[&image, "--socket", &socket, "--recover", "none"]);
     let connect = |count| {
         let streams = (0..count).map(|_| UnixStream::connect(&socket).expect("it listens"));
@@ -602,7 +515,7 @@ fn a_machine_whose_message_has_not_been_read_is_no_silent_connection() {
     let machine = Machine::on(stream);
     kill_process(server.pid(), Signal::CONT).expect("it runs");
     if let Some(machine) = machine {
-        machine.check(5, &page_of(5));
+        machine.check_page(5);
     }
     drop((silent, more));
     server.kill();
@@ -610,9 +523,7 @@ fn a_machine_whose_message_has_not_been_read_is_no_silent_connection() {
 
 #[test]
 fn a_machine_that_has_connected_when_its_server_begins_to_drain_is_served() {
-    let dir = Dir::new("recover-queued");
-    let (image, socket) = (dir.name("raw"), dir.name("sock"));
-    fs::write(&image, (0..PAGES).flat_map(page_of).collect::<Vec<u8>>()).expect("it is written");
+    let (_dir, image, socket, _) = folder("recover-queued");
     for is_ended_first in [true, false] {
         let mut server = start(&[&image, "--socket", &socket, "--recover", "none"]);
         stop_process(server.pid());
@@ -624,7 +535,7 @@ fn a_machine_that_has_connected_when_its_server_begins_to_drain_is_served() {
         (!is_ended_first).then(end);
         kill_process(server.pid(), Signal::CONT).expect("it runs");
         if let Some(machine) = machine {
-            machine.check(5, &page_of(5));
+            machine.check_page(5);
             server.event("connected");
         }
         assert!(fs::exists(&socket).is_ok_and(|is_there| !is_there), "the socket is there");
@@ -636,16 +547,12 @@ fn a_machine_that_has_connected_when_its_server_begins_to_drain_is_served() {
 
 #[test]
 fn a_machine_that_a_worker_in_the_place_of_its_keeper_may_not_end_is_served() {
-    let dir = Dir::new("recover-between");
-    let (image, socket) = (dir.name("raw"), dir.name("sock"));
-    fs::write(&image, (0..PAGES).flat_map(page_of).collect::<Vec<u8>>()).expect("it is written");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
+    let (_dir, image, socket, _) = folder("recover-between");
     let arguments = [&image, "--socket", &socket, "--recover", "none", "--allow-uid", "root"];
-    command.args(["serve", "--json"]).args(arguments);
-    let successor = Server::spawn(&mut command).kill_keeper();
+    let successor = Server::start(&arguments).kill_keeper();
     assert_eq!(status_of(successor, &socket)["is_confined"], true);
     if let Some(machine) = Machine::connect(&socket) {
-        machine.check(5, &page_of(5));
+        machine.check_page(5);
     }
     wait_for_the_end(&kill_with_children(successor));
 }
@@ -653,9 +560,7 @@ fn a_machine_that_a_worker_in_the_place_of_its_keeper_may_not_end_is_served() {
 #[test]
 fn a_start_without_the_right_to_recover_machines_gives_none_up() {
     let name = "a_start_without_the_right_to_recover_machines_gives_none_up";
-    let dir = Dir::new("recover-right");
-    let (image, socket, folder) = (dir.name("raw"), dir.name("sock"), dir.name("kept"));
-    fs::write(&image, (0..PAGES).flat_map(page_of).collect::<Vec<u8>>()).expect("it is written");
+    let (_dir, image, socket, folder) = folder("recover-right");
     let arguments = [&image[..], "--socket", &socket, "--recover", &folder];
     let without = || {
         let mut command = Command::new("setpriv");
@@ -667,7 +572,7 @@ fn a_start_without_the_right_to_recover_machines_gives_none_up() {
     }
     let server = start(&arguments);
     let Some(machine) = Machine::connect(&socket) else { return drop(server.stop()) };
-    machine.check(0, &page_of(0));
+    machine.check_page(0);
     let before = kept(&folder);
     server.kill();
     let mut command = without();
@@ -676,20 +581,19 @@ fn a_start_without_the_right_to_recover_machines_gives_none_up() {
     assert_eq!(kept(&folder), before);
     let mut server = start(&arguments);
     server.event("taken_over");
-    machine.check(1, &page_of(1));
+    machine.check_page(1);
     drop(machine);
     server.kill();
 }
 
 #[test]
 fn a_worker_goes_on_without_what_costs_time_alone_where_machines_wait() {
-    let dir = Dir::new("recover-without");
-    let (image, socket, list) = (dir.name("raw"), dir.name("sock"), dir.name("lists"));
-    fs::write(&image, (0..PAGES).flat_map(page_of).collect::<Vec<u8>>()).expect("it is written");
+    let (dir, image, socket, folder) = folder("recover-without");
+    let list = dir.name("lists");
     fs::create_dir(&list).expect("a folder is made");
     let (record, prefetch) = (format!("{list}/record"), format!("{list}/prefetch"));
     fs::write(&prefetch, "7\n").expect("a file is written");
-    let (cache, folder) = (format!("{list}/cache"), dir.name("kept"));
+    let cache = format!("{list}/cache");
     let arguments = [
         &[&image[..], "--socket", &socket, "--recover", &folder][..],
         &["--record", &record, "--prefetch", &prefetch, "--cache-dir", &cache],
@@ -697,16 +601,14 @@ fn a_worker_goes_on_without_what_costs_time_alone_where_machines_wait() {
     .concat();
     let mut server = start(&arguments);
     let Some(machine) = Machine::connect(&socket) else { return drop(server.stop()) };
-    machine.check(0, &page_of(0));
+    machine.check_page(0);
     server.event("connected");
     fs::remove_dir_all(&list).expect("it is ours");
     fs::write(&list, "").expect("a file is in its place");
     for page in [1, 2] {
-        for worker in server.workers() {
-            kill_process(worker, Signal::KILL).expect("it is not waited for");
-        }
+        server.kill_workers();
         server.event("taken_over");
-        machine.check(page, &page_of(page));
+        machine.check_page(page);
     }
     // A stopped process whose parent dies gets a SIGHUP, too.
     let worker = server.workers()[0];
@@ -714,7 +616,7 @@ fn a_worker_goes_on_without_what_costs_time_alone_where_machines_wait() {
     let successor = server.kill_keeper();
     let status = status_of(successor, &socket);
     assert_eq!(status["is_confined"], true);
-    machine.check(3, &page_of(3));
+    machine.check_page(3);
     drop(machine);
     wait_for_the_end(&kill_with_children(successor));
 }

@@ -11,14 +11,14 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Dir, incompressible, keeps_to};
+use common::{Dir, has_failed, incompressible, keeps_to, object_of, small_disk, text, uzone};
 use s3::{Act, Server};
 use serde_json::Value;
 use uzone_attach::{AttachOptions, AttachedMemory};
 
 fn command(server: &Server, arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
-    command.args(arguments).envs(server.environment()).stdin(Stdio::null());
+    let mut command = uzone(arguments);
+    command.envs(server.environment());
     command
 }
 
@@ -27,20 +27,21 @@ fn run(server: &Server, arguments: &[&str]) -> Output {
 }
 
 fn object(server: &Server, arguments: &[&str]) -> Value {
-    let output = run(server, arguments);
-    assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
-    serde_json::from_slice(&output.stdout).expect("an object")
+    object_of(&run(server, arguments))
 }
 
 /// Runs what must fail with this code, and returns what it states.
 fn fails(server: &Server, code: i32, arguments: &[&str]) -> String {
     let output = run(server, arguments);
-    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {}", text(&output.stderr));
+    println!("{arguments:?}");
+    has_failed(&output, code, "");
     text(&output.stderr).to_owned()
 }
 
-fn text(bytes: &[u8]) -> &str {
-    str::from_utf8(bytes).expect("output is UTF-8")
+/// Lets a page server end.
+fn drain(server: &Server, socket: &str, mut served: Child) {
+    object(server, &["drain", "--socket", socket, "--json"]);
+    assert!(served.wait().expect("it ends").success());
 }
 
 /// Attaches to a server, if this user may.
@@ -300,7 +301,7 @@ fn a_server_serves_an_image_of_a_bucket() {
     // By a name, which is looked up.
     let [_, _, (variable, endpoint), ..] = server.environment();
     serve.env(variable, endpoint.replace("127.0.0.1", "localhost"));
-    let (mut served, line, _lines) = start(&mut serve);
+    let (served, line, _lines) = start(&mut serve);
     let listening: Value = serde_json::from_str(&line).expect("an object");
     assert_eq!((&listening["event"], &listening["image"]), (&"listening".into(), &url.into()));
     assert_eq!(listening["sandbox"]["seccomp"], true, "{listening}");
@@ -326,8 +327,7 @@ fn a_server_serves_an_image_of_a_bucket() {
         let status = object(&server, &["status", "--socket", &socket, "--json"]);
         assert_eq!(status["worker_deaths"], 0);
     }
-    object(&server, &["drain", "--socket", &socket, "--json"]);
-    assert!(served.wait().expect("it ends").success());
+    drain(&server, &socket, served);
 }
 
 #[test]
@@ -346,7 +346,7 @@ fn a_server_serves_raw_memory_of_a_bucket_until_it_is_replaced() {
     let others = ["--on-failure", "poison", "--cache-dir", &cache, "--cache-bytes", "1M"];
     let arguments = [&arguments[..], &others].concat();
     let mut serve = command(&server, &arguments);
-    let (mut served, _, _lines) = start(serve.stderr(fs::File::create(&log).expect("a file")));
+    let (served, _, _lines) = start(serve.stderr(fs::File::create(&log).expect("a file")));
     let memories = [attach(&socket), attach(&socket)];
     if let [Some(first), Some(second)] = &memories {
         assert!(is_served(first, &bytes));
@@ -372,8 +372,7 @@ fn a_server_serves_raw_memory_of_a_bucket_until_it_is_replaced() {
         assert_eq!(status["worker_deaths"], 0);
     }
     drop(memories);
-    object(&server, &["drain", "--socket", &socket, "--json"]);
-    assert!(served.wait().expect("it ends").success());
+    drain(&server, &socket, served);
 }
 
 #[test]
@@ -398,10 +397,7 @@ struct SmallDisk(String);
 
 impl SmallDisk {
     fn mount(at: String) -> Option<Self> {
-        fs::create_dir(&at).expect("it is made");
-        let mount = ["-t", "tmpfs", "-o", "size=4m", "none", &at];
-        let mounted = Command::new("mount").args(mount).stderr(Stdio::null()).status();
-        let disk = mounted.is_ok_and(|status| status.success()).then_some(Self(at))?;
+        let disk = small_disk(&at, "size=4m").then_some(Self(at))?;
         fs::write(format!("{}/other", disk.0), vec![1; (4 << 20) - (128 << 10)]).expect("it fits");
         Some(disk)
     }
@@ -423,7 +419,7 @@ fn a_server_with_a_full_disk_under_its_cache_serves_from_the_bucket_and_names_th
     };
     let url = "s3://images/image";
     let (bytes, mut serve) = in_bucket(&server, &dir, url, &disk.0, memory(8 << 20));
-    let (mut served, _, _lines) = start(serve.stderr(fs::File::create(&log).expect("a file")));
+    let (served, _, _lines) = start(serve.stderr(fs::File::create(&log).expect("a file")));
     let mut has_attached = true;
     // A part of what the second program needs is on the disk.
     for _ in 0..2 {
@@ -435,8 +431,7 @@ fn a_server_with_a_full_disk_under_its_cache_serves_from_the_bucket_and_names_th
     let status = object(&server, &["status", "--socket", &socket, "--json"]);
     let log = fs::read_to_string(log).expect("its messages");
     assert_eq!(status["worker_deaths"], 0, "{log}");
-    object(&server, &["drain", "--socket", &socket, "--json"]);
-    assert!(served.wait().expect("it ends").success());
+    drain(&server, &socket, served);
     let warnings = log.matches("without being kept").count();
     assert_eq!(warnings, usize::from(has_attached), "{log}");
     assert!(!has_attached || log.contains(&format!("cannot write {}", disk.0)), "{log}");
@@ -466,12 +461,10 @@ fn a_machine_whose_source_is_slower_than_the_deadline_is_ended_at_the_deadline_a
         let serve = ["serve", "--json", url, "--socket", &socket, "--deadline", "1"];
         let patient = ["--source-timeout", "300s", "--source-retry", "300s"];
         let mut serve = command(&server, &[&serve[..], &patient].concat());
-        let (mut served, _, mut lines) = start(serve.stderr(Stdio::null()));
+        let (served, _, mut lines) = start(serve.stderr(Stdio::null()));
         // The program can attach, if this user may: it would end well otherwise.
         if attach(&socket).is_none() {
-            object(&server, &["drain", "--socket", &socket, "--json"]);
-            served.wait().expect("it ends");
-            return;
+            return drain(&server, &socket, served);
         }
         let (sender, asked) = std::sync::mpsc::channel();
         server.decide(move |_| {
@@ -502,7 +495,6 @@ fn a_machine_whose_source_is_slower_than_the_deadline_is_ended_at_the_deadline_a
         assert_eq!((&failed["pid"], &failed["was_killed"]), (&victim.id().into(), &true.into()));
         assert_eq!(failed["offset"], 0, "{failed}");
         assert!(failed["reason"].as_str().is_some_and(|why| why.contains("1s")), "{failed}");
-        object(&server, &["drain", "--socket", &socket, "--json"]);
-        assert!(served.wait().expect("it ends").success());
+        drain(&server, &socket, served);
     }
 }

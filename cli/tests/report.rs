@@ -6,30 +6,19 @@ use std::fs;
 use std::io;
 use std::num::NonZeroUsize;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Output, Stdio};
 use std::sync::Arc;
 
-use common::{Dir, keeps_to};
+use common::{
+    Dir, has_failed, keeps_to, no_disk, object_of, refuses, skip, small_disk, text, uzone,
+};
 use serde_json::{Value, json};
 use uzone_fault::{Engine, FunctionBacking, LazyOptions};
 use uzone_pages::{ByteLen, PageSize};
 use uzone_report::{Machine, Trace};
 
-fn uzone() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
-    for name in ["NO_COLOR", "COLUMNS", "LC_ALL", "LC_CTYPE", "LANG"] {
-        command.env_remove(name);
-    }
-    command.arg("report").stdin(Stdio::null());
-    command
-}
-
 fn run(arguments: &[&str]) -> Output {
-    uzone().args(arguments).output().expect("the binary under test runs")
-}
-
-fn text(bytes: &[u8]) -> &str {
-    str::from_utf8(bytes).expect("output is UTF-8")
+    common::run(&[&["report"], arguments].concat())
 }
 
 fn bench() -> String {
@@ -47,9 +36,7 @@ fn a_page_and_pictures_are_written_and_named_and_nothing_else_is_left() {
     let dir = Dir::new("written");
     let (bench, trace) = (dir.file("bench.json", &bench()), dir.file("trace.json", TRACE));
     let (page, svg) = (dir.name("out.html"), dir.name("svg"));
-    let output = run(&[&bench, &trace, "-o", &page, "--svg", &svg, "--json"]);
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    let object: Value = serde_json::from_slice(&output.stdout).expect("an object");
+    let object = object_of(&run(&[&bench, &trace, "-o", &page, "--svg", &svg, "--json"]));
     keeps_to("uzone.report-1", &object);
     assert_eq!(object["documents"], 2);
     for file in object["files"].as_array().expect("an array") {
@@ -105,10 +92,7 @@ fn wrong_missing_and_duplicate_arguments_are_refused() {
         (&[&bench, "-o", "/proc/out.html"], 74, "cannot create"),
         (&[&bench, "--svg", &bench], 74, "cannot make the directory"),
     ] {
-        let output = run(arguments);
-        let stderr = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {stderr}");
-        assert!(stderr.contains(part), "{arguments:?}: {stderr}");
+        let output = refuses(&[&["report"], arguments].concat(), code, part);
         assert!(output.stdout.is_empty(), "{arguments:?}");
     }
     assert_eq!(dir.names(), ["bench.json", "cut.json", "empty.json", "later.json"]);
@@ -120,7 +104,7 @@ fn a_closed_pipe_ends_the_command_quietly() {
     let trace = dir.file("trace.json", TRACE);
     let (reader, writer) = io::pipe().expect("a pipe");
     drop(reader);
-    let output = uzone().arg(&trace).stdout(writer).stderr(Stdio::piped()).output();
+    let output = uzone(&["report", &trace]).stdout(writer).stderr(Stdio::piped()).output();
     let output = output.expect("the binary under test runs");
     assert_eq!(output.status.code(), Some(0));
     assert_eq!(text(&output.stderr), "");
@@ -131,7 +115,7 @@ fn standard_input_is_an_input() {
     let dir = Dir::new("stdin");
     let trace = dir.file("trace.json", TRACE);
     let input = fs::File::open(&trace).expect("the trace");
-    let output = uzone().arg("-").stdin(input).output().expect("the binary under test runs");
+    let output = uzone(&["report", "-"]).stdin(input).output().expect("it runs");
     assert!(output.status.success() && text(&output.stdout).contains("When faults were"));
     assert_eq!(run(&["-"]).status.code(), Some(65), "there is nothing in it");
 }
@@ -141,16 +125,9 @@ fn a_full_disk_leaves_the_old_page_and_nothing_else() {
     let dir = Dir::new("full");
     let bench = dir.file("bench.json", &bench());
     let disk = dir.name("disk");
-    fs::create_dir(&disk).expect("a directory");
-    let mount = ["-t", "tmpfs", "-o", "size=16k", "tmpfs", &disk];
-    let is_mounted =
-        Command::new("mount").args(mount).output().is_ok_and(|done| done.status.success());
-    if !is_mounted {
-        println!(
-            "skipped: a_full_disk_leaves_the_old_page_and_nothing_else: it needs to mount a tmpfs"
-        );
-        assert!(std::env::var_os("REQUIRE_ALL").is_none(), "REQUIRE_ALL is set");
-        return;
+    if !small_disk(&disk, "size=16k") {
+        let name = "a_full_disk_leaves_the_old_page_and_nothing_else";
+        return skip(name, "it needs to mount a tmpfs");
     }
     let page = format!("{disk}/out.html");
     fs::write(&page, "old").expect("there is room for that");
@@ -159,10 +136,8 @@ fn a_full_disk_leaves_the_old_page_and_nothing_else() {
     let output = run(&[&bench, "-o", &page]);
     let old = fs::read_to_string(&page);
     let left = fs::read_dir(&disk).map(Iterator::count);
-    let unmounted = Command::new("umount").arg(&disk).status();
-    assert!(unmounted.is_ok_and(|status| status.success()));
-    assert_eq!(output.status.code(), Some(74), "{}", text(&output.stderr));
-    assert!(text(&output.stderr).contains("make room there"), "{}", text(&output.stderr));
+    no_disk(&disk);
+    has_failed(&output, 74, "make room there");
     assert_eq!((old.expect("the page").as_str(), left.expect("the disk")), ("old", 2));
 }
 
@@ -176,11 +151,7 @@ fn a_real_trace_keeps_to_its_schema_and_is_shown() {
     let (len, options) = (ByteLen::mib(4), LazyOptions::default().trace(100));
     let memory = match engine.map(len, Arc::new(backing), &options) {
         Ok(memory) => memory,
-        Err(error) => {
-            println!("skipped: a_real_trace_keeps_to_its_schema_and_is_shown: {error}");
-            assert!(std::env::var_os("REQUIRE_ALL").is_none(), "REQUIRE_ALL is set");
-            return;
-        }
+        Err(error) => return skip("a_real_trace_keeps_to_its_schema_and_is_shown", error),
     };
     for offset in (0..len.get()).step_by(64 << 10) {
         memory.read_at(offset, &mut [0]).expect("the page is there");

@@ -3,74 +3,52 @@
 mod common;
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, Read, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::net::{UnixDatagram, UnixStream};
-use std::process::{Child, ChildStdout, Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
-use common::{Dir, keeps_to};
+use common::served::{Machine, PAGES, Server, status_at, write_image};
+use common::{
+    Dir, attach, has_failed, keeps_to, object, refuses, run, skip, text, uzone, wait_until,
+};
+use rustix::process::{Signal, geteuid};
 use serde_json::Value;
+use uzone_attach::AttachOptions;
 
-fn serve(arguments: &[&str]) -> (Child, BufReader<ChildStdout>) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
-    command.args(["serve", "--json"]).args(arguments).stdin(Stdio::null()).stdout(Stdio::piped());
-    let mut child = command.spawn().expect("the binary under test runs");
-    let lines = BufReader::new(child.stdout.take().expect("a pipe"));
-    (child, lines)
+/// Starts a server that prints events.
+fn serve(arguments: &[&str]) -> Server {
+    Server::beside(uzone(&["serve", "--json"]).args(arguments))
 }
 
-fn event(lines: &mut impl BufRead) -> Value {
-    let mut line = String::new();
-    lines.read_line(&mut line).expect("it is read");
-    let object = serde_json::from_str(&line).expect("an object a line");
-    keeps_to("uzone.serve-1", &object);
-    object
-}
-
-fn signal(child: &Child) {
-    let pid = rustix::process::Pid::from_child(child);
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it runs");
+/// Returns a folder with a raw image in it, that, and a name for a socket.
+fn folder(test: &str) -> (Dir, String, String) {
+    let dir = Dir::new(test);
+    let (image, socket) = (dir.name("raw"), dir.name("sock"));
+    fs::write(&image, vec![7; 1 << 20]).expect("a file is written");
+    (dir, image, socket)
 }
 
 #[test]
 fn a_server_says_where_it_listens_names_what_it_refuses_and_ends_with_a_signal() {
-    let dir = Dir::new("serve");
-    let (image, socket) = (dir.name("raw"), dir.name("sock"));
-    fs::write(&image, vec![7; 1 << 20]).expect("a file is written");
-    let (mut server, mut lines) = serve(&[&image, "--socket", &socket, "--metrics", "127.0.0.1:0"]);
-    let listening = event(&mut lines);
-    assert_eq!(listening["event"], "listening");
+    let (dir, image, socket) = folder("serve");
+    let mut server = serve(&[&image, "--socket", &socket, "--metrics", "127.0.0.1:0"]);
+    let listening = server.next_event("listening");
     assert_eq!(listening["socket"], socket.as_str());
 
     let mut stream = UnixStream::connect(&socket).expect("it listens");
     stream.write_all(b"GET / HTTP/1.1\r\n\r\n").expect("it is taken");
-    let refused = event(&mut lines);
-    assert_eq!((&refused["event"], &refused["was_killed"]), (&"refused".into(), &false.into()));
+    let refused = server.next_event("refused");
+    assert_eq!(refused["was_killed"], false);
     assert!(refused["reason"].as_str().expect("text").contains("no array of regions"));
+    refuses(&["serve", &image, "--socket", &socket], 75, "another server listens on");
 
-    let second = Command::new(env!("CARGO_BIN_EXE_uzone"))
-        .args(["serve", &image, "--socket", &socket])
-        .output()
-        .expect("the binary under test runs");
-    assert_eq!(second.status.code(), Some(75));
-    let message = String::from_utf8(second.stderr).expect("text");
-    assert!(message.contains("another server listens on"), "{message}");
-
-    let object = |arguments: &[&str]| {
-        let output = Command::new(env!("CARGO_BIN_EXE_uzone"))
-            .args(arguments)
-            .args(["--socket", &socket, "--json"])
-            .output()
-            .expect("the binary under test runs");
-        assert!(output.status.success(), "{output:?}");
-        let object: Value = serde_json::from_slice(&output.stdout).expect("an object");
-        keeps_to("uzone.status-1", &object);
-        object
-    };
-    let status = object(&["status"]);
-    assert_eq!((&status["keeper"], &status["is_draining"]), (&server.id().into(), &false.into()));
+    let status = status_at(&socket);
+    let keeper = server.child.id();
+    assert_eq!((&status["keeper"], &status["is_draining"]), (&keeper.into(), &false.into()));
     let mut scraped = String::new();
     let mut client =
         TcpStream::connect(listening["metrics"].as_str().expect("an address")).expect("it listens");
@@ -80,21 +58,18 @@ fn a_server_says_where_it_listens_names_what_it_refuses_and_ends_with_a_signal()
     assert!(scraped.contains("\nuzone_worker_up 1\n"), "{scraped}");
 
     // The process that answers faults is another, and replaced when it dies.
-    let pid = server.id();
-    let children =
-        fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("it is read");
-    let worker: i32 = children.trim().parse().expect("one number");
-    let worker = rustix::process::Pid::from_raw(worker).expect("a process");
-    rustix::process::kill_process(worker, rustix::process::Signal::KILL).expect("it runs");
-    let died = event(&mut lines);
-    assert_eq!((&died["event"], &died["sessions"]), (&"worker_ended".into(), &0.into()));
+    assert_eq!(server.workers().len(), 1);
+    server.kill_workers();
+    assert_eq!(server.next_event("worker_ended")["sessions"], 0);
 
-    let drained = object(&["drain"]);
+    let drained = object(&["drain", "--socket", &socket, "--json"]);
+    keeps_to("uzone.status-1", &drained);
     assert_eq!((&drained["worker_deaths"], &drained["is_draining"]), (&1.into(), &true.into()));
-    let stopped = event(&mut lines);
-    assert_eq!((&stopped["event"], &stopped["sessions"]), (&"stopped".into(), &0.into()));
-    assert_eq!((&stopped["worker_deaths"], &stopped["dropped_events"]), (&1.into(), &0.into()));
-    assert!(server.wait().expect("it ends").success());
+    let stopped = server.next_event("stopped");
+    for (key, count) in [("sessions", 0), ("worker_deaths", 1), ("dropped_events", 0)] {
+        assert_eq!(stopped[key], count, "{key}");
+    }
+    assert!(server.wait().success());
     assert_eq!(dir.names(), ["raw"], "the socket is gone");
 }
 
@@ -113,25 +88,16 @@ fn each_thread(pid: &Value, line: &str) -> Vec<String> {
 #[test]
 fn each_thread_that_answers_faults_is_confined_unless_that_is_turned_off() {
     let name = "each_thread_that_answers_faults_is_confined_unless_that_is_turned_off";
-    let dir = Dir::new("serve-sandbox");
-    let (image, socket) = (dir.name("raw"), dir.name("sock"));
-    fs::write(&image, vec![7; 1 << 20]).expect("a file is written");
+    let (_dir, image, socket) = folder("serve-sandbox");
     for arguments in [&[][..], &["--no-sandbox"], &["--user", "65534"]] {
-        let is_root = rustix::process::geteuid().is_root();
-        if arguments.contains(&"--user") && !is_root {
-            assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{name}: it takes root");
-            eprintln!("skipped: {name}: another user takes root");
+        if arguments.contains(&"--user") && !geteuid().is_root() {
+            skip(name, "another user takes root");
             continue;
         }
         let of_server = [&image, "--socket", &socket];
-        let (mut server, mut lines) = serve(&[&of_server[..], arguments].concat());
-        let sandbox = event(&mut lines)["sandbox"].take();
-        let output = Command::new(env!("CARGO_BIN_EXE_uzone"))
-            .args(["status", "--json", "--socket", &socket])
-            .output()
-            .expect("the binary under test runs");
-        let status: Value = serde_json::from_slice(&output.stdout).expect("an object");
-        keeps_to("uzone.status-1", &status);
+        let mut server = serve(&[&of_server[..], arguments].concat());
+        let sandbox = server.any_event()["sandbox"].take();
+        let status = status_at(&socket);
         assert_eq!(status["sandbox"], sandbox);
         let is_off = arguments.contains(&"--no-sandbox");
         let worker = &status["worker"];
@@ -155,29 +121,19 @@ fn each_thread_that_answers_faults_is_confined_unless_that_is_turned_off() {
             assert!(is_confined("Gid", "65534\t65534\t65534\t65534"));
             assert!(is_confined("Groups", ""));
         }
-        signal(&server);
-        assert_eq!(event(&mut lines)["event"], "stopped");
-        assert!(server.wait().expect("it ends").success());
+        server.stop();
     }
 }
 
 #[test]
 fn an_image_that_the_user_cannot_read_and_a_user_that_there_is_not_are_named_with_the_fix() {
-    let dir = Dir::new("serve-unreadable");
-    let (image, socket) = (dir.name("raw"), dir.name("sock"));
-    fs::write(&image, vec![7; 1 << 20]).expect("a file is written");
-    let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);
-    fs::set_permissions(&image, private).expect("it is ours");
+    let (dir, image, socket) = folder("serve-unreadable");
+    fs::set_permissions(&image, PermissionsExt::from_mode(0o600)).expect("it is ours");
     let cases = [("65534", 77, "65534"), ("no such user", 2, "name one that is there")];
     for (user, code, part) in cases {
-        let output = Command::new(env!("CARGO_BIN_EXE_uzone"))
-            .args(["serve", &image, "--socket", &socket, "--user", user])
-            .output()
-            .expect("the binary under test runs");
-        let message = String::from_utf8(output.stderr).expect("text");
-        assert_eq!(output.status.code(), Some(code), "{message}");
-        assert!(message.contains(part), "{message}");
-        if code == 77 && rustix::process::geteuid().is_root() {
+        let output = refuses(&["serve", &image, "--socket", &socket, "--user", user], code, part);
+        let message = text(&output.stderr);
+        if code == 77 && geteuid().is_root() {
             assert!(message.contains(&image) && message.contains("--user"), "{message}");
         }
     }
@@ -186,115 +142,85 @@ fn an_image_that_the_user_cannot_read_and_a_user_that_there_is_not_are_named_wit
 
 #[test]
 fn a_service_manager_is_notified_when_machines_can_connect() {
-    let dir = Dir::new("serve-notify");
-    let (image, socket, manager) = (dir.name("raw"), dir.name("sock"), dir.name("manager"));
-    fs::write(&image, vec![7; 1 << 20]).expect("a file is written");
+    let (dir, image, socket) = folder("serve-notify");
+    let manager = dir.name("manager");
     let notified = UnixDatagram::bind(&manager).expect("it listens");
     notified.set_read_timeout(Some(Duration::from_secs(30))).expect("a time");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
-    command.args(["serve", "--quiet", &image, "--socket", &socket]).env("NOTIFY_SOCKET", &manager);
-    let mut server = command.stdin(Stdio::null()).spawn().expect("the binary under test runs");
+    let mut command = uzone(&["serve", "--quiet", &image, "--socket", &socket]);
+    let mut server = Server::beside(command.env("NOTIFY_SOCKET", &manager));
     let mut heard = [0; 256];
     let len = notified.recv(&mut heard).expect("it is notified");
-    let text = String::from_utf8_lossy(&heard[..len]).into_owned();
-    assert!(
-        text.contains("READY=1") && text.contains(&format!("MAINPID={}", server.id())),
-        "{text}"
-    );
+    let heard_text = text(&heard[..len]);
+    let pid = format!("MAINPID={}", server.child.id());
+    assert!(heard_text.contains("READY=1") && heard_text.contains(&pid), "{heard_text}");
     drop(UnixStream::connect(&socket).expect("it listens"));
-    signal(&server);
+    server.signal(Signal::TERM);
     loop {
         let len = notified.recv(&mut heard).expect("it is notified");
-        let text = String::from_utf8_lossy(&heard[..len]);
+        let text = text(&heard[..len]);
         if text.contains("STOPPING=1") {
             break;
         }
         assert!(text.contains("FDNAME=uzone.socket."), "{text}");
     }
-    assert!(server.wait().expect("it ends").success());
+    assert!(server.wait().success());
 }
 
 #[test]
 fn a_process_that_the_server_cannot_see_is_refused_by_name() {
     let name = "a_process_that_the_server_cannot_see_is_refused_by_name";
-    let dir = Dir::new("serve-namespace");
-    let (image, socket) = (dir.name("raw"), dir.name("sock"));
-    fs::write(&image, vec![7; 1 << 20]).expect("a file is written");
+    let (_dir, image, socket) = folder("serve-namespace");
     let unshare = ["--fork", "--pid", "--mount-proc", "--kill-child"];
     let may = Command::new("unshare").args(unshare).arg("true").output();
     if !may.as_ref().is_ok_and(|output| output.status.success()) {
-        assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{name}: {may:?}");
-        println!("skipped: {name}: a PID namespace cannot be made here");
-        return;
+        return skip(name, format_args!("a PID namespace cannot be made here: {may:?}"));
     }
     let mut command = Command::new("unshare");
     command.args(unshare).args([env!("CARGO_BIN_EXE_uzone"), "serve", "--json"]);
-    command.args([&image, "--socket", &socket]).stdin(Stdio::null()).stdout(Stdio::piped());
-    let mut server = command.spawn().expect("it runs");
-    let mut lines = BufReader::new(server.stdout.take().expect("a pipe"));
-    assert_eq!(event(&mut lines)["event"], "listening");
+    let mut server = Server::beside(command.args([&image, "--socket", &socket]));
+    server.next_event("listening");
     let _stream = UnixStream::connect(&socket).expect("it listens");
-    let refused = event(&mut lines);
-    assert_eq!((&refused["event"], &refused["pid"]), (&"refused".into(), &0.into()));
+    let refused = server.next_event("refused");
+    assert_eq!(refused["pid"], 0);
     assert!(refused["reason"].as_str().is_some_and(|text| text.contains("PID namespace")));
-    server.kill().expect("it runs");
-    server.wait().expect("it ends");
+    // The processes of the namespace end with its first.
+    server.signal(Signal::KILL);
+    server.wait();
 }
 
 #[test]
 fn a_signal_ends_a_server_and_one_that_is_not_there_cannot_be_asked() {
-    let dir = Dir::new("serve-signal");
-    let (image, socket) = (dir.name("raw"), dir.name("sock"));
-    fs::write(&image, vec![7; 1 << 20]).expect("a file is written");
-    let (mut server, mut lines) = serve(&[&image, "--socket", &socket]);
-    assert_eq!(event(&mut lines)["metrics"], Value::Null);
-    signal(&server);
-    assert_eq!(event(&mut lines)["event"], "stopped");
-    assert!(server.wait().expect("it ends").success());
+    let (_dir, image, socket) = folder("serve-signal");
+    let mut server = serve(&[&image, "--socket", &socket]);
+    assert_eq!(server.next_event("listening")["metrics"], Value::Null);
+    server.stop();
     for command in ["status", "drain"] {
-        let output = Command::new(env!("CARGO_BIN_EXE_uzone"))
-            .args([command, "--socket", &socket])
-            .output()
-            .expect("the binary under test runs");
-        let message = String::from_utf8(output.stderr).expect("text");
-        assert_eq!(output.status.code(), Some(66), "{message}");
-        assert!(message.contains("cannot ask the server at"), "{message}");
+        refuses(&[command, "--socket", &socket], 66, "cannot ask the server at");
     }
 }
 
 #[test]
 fn a_log_line_states_what_is_not_verified() {
-    let dir = Dir::new("serve-trust");
-    let (raw, packed, socket) = (dir.name("raw"), dir.name("packed"), dir.name("sock"));
-    fs::write(&raw, vec![7; 1 << 20]).expect("a file is written");
-    let pack = Command::new(env!("CARGO_BIN_EXE_uzone")).args(["pack", &raw, &packed]).output();
-    assert!(pack.is_ok_and(|output| output.status.success()));
-    let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
-    let inspected = command.args(["inspect", "--json", &packed]).output().expect("it runs");
-    let inspected: Value = serde_json::from_slice(&inspected.stdout).expect("an object");
-    let root = format!("--root={}", inspected["chain"][0]["root"].as_str().expect("a hash"));
+    let (dir, raw, socket) = folder("serve-trust");
+    let packed = dir.name("packed");
+    let report = object(&["pack", &raw, &packed, "--json"]);
+    let root = format!("--root={}", report["root"].as_str().expect("a hash"));
     for (arguments, part) in [
         (&[&raw[..]][..], "neither damage nor forgery"),
         (&[&packed], "forgery is not"),
         (&[&raw, "--quiet"], ""),
         (&[&packed, &root], ""),
     ] {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
-        command.args(["serve", "--json", "--socket", &socket]).args(arguments);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut server = command.spawn().expect("it runs");
-        let mut lines = BufReader::new(server.stdout.take().expect("a pipe"));
+        let mut command = uzone(&["serve", "--json", "--socket", &socket]);
+        let mut server = Server::beside(command.args(arguments).stderr(Stdio::piped()));
+        wait_until("the socket", || UnixStream::connect(&socket).is_ok());
         if !arguments.contains(&"--quiet") {
-            event(&mut lines);
-        } else {
-            while UnixStream::connect(&socket).is_err() {
-                thread::sleep(Duration::from_millis(5));
-            }
+            server.any_event();
         }
-        signal(&server);
+        server.signal(Signal::TERM);
         let mut logged = String::new();
-        server.stderr.take().expect("a pipe").read_to_string(&mut logged).expect("text");
-        assert!(server.wait().expect("it ends").success());
+        server.child.stderr.take().expect("a pipe").read_to_string(&mut logged).expect("text");
+        assert!(server.wait().success());
         assert!(logged.contains(part) && logged.is_empty() == part.is_empty(), "{logged}");
     }
 }
@@ -307,19 +233,9 @@ fn an_image_that_cannot_be_served_is_named_with_its_exit_code() {
     let (raw, root) = (dir.name("raw"), format!("--root={}", "12".repeat(32)));
     fs::write(&raw, vec![7; 4096]).expect("a file is written");
     for (image, root, code) in [(&cut, "-v", 65), (&none, "-v", 66), (&raw, &root, 65)] {
-        let output = Command::new(env!("CARGO_BIN_EXE_uzone"))
-            .args(["serve", root, image, "--socket", &socket])
-            .output()
-            .expect("the binary under test runs");
-        let message = String::from_utf8(output.stderr).expect("text");
-        assert_eq!(output.status.code(), Some(code), "{message}");
-        assert!(message.contains(image.as_str()), "{message}");
+        refuses(&["serve", root, image, "--socket", &socket], code, image);
     }
-    let output = Command::new(env!("CARGO_BIN_EXE_uzone"))
-        .args(["serve", &cut, "--mode", "1777"])
-        .output()
-        .expect("the binary under test runs");
-    assert_eq!(output.status.code(), Some(2));
+    refuses(&["serve", &cut, "--mode", "1777"], 2, "--mode");
 }
 
 #[test]
@@ -336,9 +252,9 @@ fn a_file_describes_several_servers_and_flags_go_before_it() {
     );
     let config = dir.file("uzone.toml", &text);
     let print = |arguments: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
-        command.args(["serve", "--config", &config, "--print-config"]).args(arguments);
-        let output = command.env("UZONE_SERVE_CACHE_BYTES", "8M").output().expect("it runs");
+        let mut command = uzone(&["serve", "--config", &config, "--print-config"]);
+        command.args(arguments).env("UZONE_SERVE_CACHE_BYTES", "8M");
+        let output = command.output().expect("it runs");
         assert!(output.status.success(), "{output:?}");
         String::from_utf8(output.stdout).expect("text")
     };
@@ -353,8 +269,8 @@ fn a_file_describes_several_servers_and_flags_go_before_it() {
         format!("source-timeout = 7\nsource-retry = \"40s\"\nsource-retry-pause = 1\n{text}");
     let requests = dir.file("requests.toml", &text);
     let of = |arguments: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
-        command.args(["serve", "--config", &requests, "--print-config"]).args(arguments);
+        let mut command = uzone(&["serve", "--config", &requests, "--print-config"]);
+        command.args(arguments);
         command.env("UZONE_SOURCE_RETRY", "50s").env("UZONE_SOURCE_RETRY_PAUSE", "2s");
         let printed = String::from_utf8(command.output().expect("it runs").stdout).expect("text");
         let values = ["timeout", "retry", "retry-pause", "retry-count"].map(|name| {
@@ -372,108 +288,66 @@ fn a_file_describes_several_servers_and_flags_go_before_it() {
     for (given, reason) in
         [("--session-bytes=100", "at least 1 MiB"), ("--session-faults=0", "zero")]
     {
-        let refused = Command::new(env!("CARGO_BIN_EXE_uzone"))
-            .args(["serve", "--config", &config, "--print-config", given])
-            .output()
-            .expect("it runs");
-        assert_eq!(refused.status.code(), Some(2), "{given}");
-        let message = String::from_utf8(refused.stderr).expect("text");
-        assert!(message.contains(reason), "{message}");
+        refuses(&["serve", "--config", &config, "--print-config", given], 2, reason);
     }
 
-    let (mut server, mut lines) = serve(&["--config", &config]);
+    let mut server = serve(&["--config", &config]);
     for socket in [&first, &second] {
-        let listening = event(&mut lines);
-        assert_eq!(
-            (&listening["event"], &listening["socket"]),
-            (&"listening".into(), &socket[..].into())
-        );
+        assert_eq!(server.next_event("listening")["socket"], socket[..]);
     }
     for (socket, byte) in [(&first, 1), (&second, 2)] {
-        let options = uzone_attach::AttachOptions::default();
-        match uzone_attach::AttachedMemory::attach(socket.as_ref(), &options) {
-            Ok(memory) => {
-                let mut seen = [0; 64];
-                memory.mapping().read_at(5000, &mut seen).expect("it is served");
-                assert_eq!(seen, [byte; 64]);
-            }
-            Err(uzone_attach::AttachError::Open(error)) => println!("skipped: attaching: {error}"),
-            Err(error) => panic!("{error}"),
+        if let Some(memory) = attach("attaching", socket, &AttachOptions::default()) {
+            let mut seen = [0; 64];
+            memory.mapping().read_at(5000, &mut seen).expect("it is served");
+            assert_eq!(seen, [byte; 64]);
         }
-        UnixStream::connect(socket)
-            .expect("it listens")
-            .write_all(b"rubbish")
-            .expect("it is taken");
+        let mut stream = UnixStream::connect(socket).expect("it listens");
+        stream.write_all(b"rubbish").expect("it is taken");
         // The session before may end later than this client is refused.
-        loop {
-            let happened = event(&mut lines);
-            if happened["event"] == "refused" {
-                assert_eq!(happened["server"], socket[..], "{happened}");
-                break;
-            }
-        }
+        assert_eq!(server.event("refused")["server"], socket[..]);
     }
-    signal(&server);
-    let mut stopped: Vec<_> = (0..2)
-        .map(|_| {
-            loop {
-                let happened = event(&mut lines);
-                if happened["event"] == "stopped" {
-                    break happened["server"].as_str().expect("a socket").to_owned();
-                }
-            }
-        })
-        .collect();
+    server.signal(Signal::TERM);
+    let stopped = [(); 2].map(|()| server.event("stopped")["server"].take());
+    let mut stopped = stopped.map(|socket| socket.as_str().expect("a socket").to_owned());
     stopped.sort();
     assert_eq!(stopped, [&first[..], &second[..]]);
-    assert!(server.wait().expect("it ends").success());
+    assert!(server.wait().success());
 
     // Machines of the others may wait for their server.
     fs::remove_file(&one).expect("it is there");
-    let (mut server, mut lines) = serve(&["--config", &config]);
+    let mut server = serve(&["--config", &config]);
     let mut line = String::new();
-    lines.read_line(&mut line).expect("it is read");
+    server.lines.read_line(&mut line).expect("it is read");
     let error: Value = serde_json::from_str(&line).expect("an object on a line");
     keeps_to("uzone.error-1", &error);
     assert_eq!(error["exit_code"], 66, "{error}");
-    assert_eq!(event(&mut lines)["socket"], second[..]);
-    signal(&server);
-    assert_eq!(event(&mut lines)["event"], "stopped");
-    assert_eq!(server.wait().expect("it ends").code(), Some(66), "one image is missing");
+    assert_eq!(server.any_event()["socket"], second[..]);
+    server.signal(Signal::TERM);
+    server.next_event("stopped");
+    assert_eq!(server.wait().code(), Some(66), "one image is missing");
 
     let config = dir.file("wrong.toml", "[[image]]\npath = 'a'\nsocket = 'b'\nspeed = 3\n");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
-    let output = command.args(["serve", "--config", &config]).output().expect("it runs");
-    let message = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(65), "{message}");
-    assert!(message.contains("line 4: there is no key speed"), "{message}");
+    refuses(&["serve", "--config", &config], 65, "line 4: there is no key speed");
 }
 
 /// Returns whether tests can be of several users, which takes root and a program that any user may run.
 fn has_users(name: &str) -> bool {
-    use std::os::unix::process::CommandExt;
-    let mut other = Command::new(env!("CARGO_BIN_EXE_uzone"));
-    let run = other.arg("--version").uid(65534).gid(65534).output();
-    let has_users = rustix::process::geteuid().is_root()
-        && run.as_ref().is_ok_and(|output| output.status.success());
+    let run = uzone(&["--version"]).uid(65534).gid(65534).output();
+    let has_users = geteuid().is_root() && run.as_ref().is_ok_and(|output| output.status.success());
     if !has_users {
-        assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{name}: {run:?}");
-        println!("skipped: {name}: it takes root, and a program that others may run");
+        let reason = "it takes root, and a program that others may run";
+        skip(name, format_args!("{reason}: {run:?}"));
     }
     has_users
 }
 
 #[test]
 fn a_socket_has_its_group_and_admits_the_users_that_are_named() {
-    use std::os::unix::fs::MetadataExt;
-    use std::os::unix::process::CommandExt;
     let name = "a_socket_has_its_group_and_admits_the_users_that_are_named";
     if !has_users(name) {
         return;
     }
-    let dir = Dir::new("serve-users");
-    let (image, socket) = (dir.name("raw"), dir.name("sock"));
-    fs::write(&image, vec![7; 1 << 20]).expect("a file is written");
+    let (_dir, image, socket) = folder("serve-users");
     let rights = |path: &str| {
         let metadata = fs::metadata(path).expect("it is there");
         (metadata.mode() & 0o777, metadata.gid())
@@ -486,68 +360,48 @@ fn a_socket_has_its_group_and_admits_the_users_that_are_named() {
         (&["--allow-uid", "65534"], (0o666, own)),
         (&["--allow-uid", "65534,root", "--group=65533"], (0o660, 65533)),
     ] {
-        let (mut server, mut lines) =
-            serve(&[&[&image, "--socket", &socket][..], arguments].concat());
-        event(&mut lines);
+        let server = Server::start(&[&[&image, "--socket", &socket][..], arguments].concat());
         assert_eq!(rights(&socket), expected, "{arguments:?}");
         assert_eq!(rights(&control), (0o600, own), "{arguments:?}");
-        signal(&server);
-        assert!(server.wait().expect("it ends").success());
+        server.stop();
     }
 
     // Another command looks whether a server is there, and so connects.
-    let (mut server, mut lines) = serve(&[&image, "--socket", &socket, "--allow-uid", "65534"]);
-    event(&mut lines);
+    let mut server = Server::start(&[&image, "--socket", &socket, "--allow-uid", "65534"]);
     let looks = |user: u32| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
-        command.args(["serve", &image, "--socket", &socket]).uid(user).gid(user);
-        assert_eq!(command.output().expect("it runs").status.code(), Some(75));
+        let mut command = uzone(&["serve", &image, "--socket", &socket]);
+        let output = command.uid(user).gid(user).output().expect("it runs");
+        assert_eq!(output.status.code(), Some(75));
     };
     looks(65534);
     looks(65533);
-    let refused = event(&mut lines);
-    assert_eq!((&refused["event"], &refused["session"]), (&"refused".into(), &2.into()));
+    let refused = server.next_event("refused");
+    assert_eq!(refused["session"], 2);
     let reason = refused["reason"].as_str().expect("text");
     assert!(reason.contains("user 65533 may not connect") && reason.contains("--allow-uid"));
     // Its worker, which takes its place, has the same list.
-    server.kill().expect("it runs");
-    server.wait().expect("it ends");
-    let status = || {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
-        let output = command.args(["status", "--json", "--socket", &socket]).output();
-        serde_json::from_slice::<Value>(&output.expect("it runs").stdout).ok()
+    server.signal(Signal::KILL);
+    server.wait();
+    let status = || run(&["status", "--json", "--socket", &socket]);
+    let is_confined = || {
+        serde_json::from_slice::<Value>(&status().stdout)
+            .is_ok_and(|status| status["is_confined"] == true)
     };
-    let since = Instant::now();
-    while status().is_none_or(|status| status["is_confined"] != true) {
-        assert!(since.elapsed() < Duration::from_secs(60), "no worker takes its place");
-        thread::sleep(Duration::from_millis(5));
-    }
+    wait_until("a worker in its place", is_confined);
     looks(65533);
-    loop {
-        let happened = event(&mut lines);
-        if happened["event"] == "refused" {
-            assert!(happened["reason"].as_str().is_some_and(|text| text.contains("65533")));
-            break;
-        }
-    }
-    let drained = Command::new(env!("CARGO_BIN_EXE_uzone"))
-        .args(["drain", "--socket", &socket])
-        .output()
-        .expect("it runs");
-    assert!(drained.status.success(), "{drained:?}");
+    let refused = server.event("refused");
+    assert!(refused["reason"].as_str().is_some_and(|text| text.contains("65533")));
+    object(&["drain", "--socket", &socket, "--json"]);
 }
 
 #[test]
 fn faults_are_not_answered_as_root_where_another_user_can_and_root_keeps_few_capabilities() {
-    use std::os::unix::fs::{PermissionsExt, chown};
     let name =
         "faults_are_not_answered_as_root_where_another_user_can_and_root_keeps_few_capabilities";
     if !has_users(name) {
         return;
     }
-    let dir = Dir::new("serve-root");
-    let (image, socket) = (dir.name("raw"), dir.name("sock"));
-    fs::write(&image, vec![7; 1 << 20]).expect("a file is written");
+    let (dir, image, socket) = folder("serve-root");
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("it is ours");
     // Capabilities 2, 5 and 19: reading files, ending processes, tracing them. 6 and 7: other users and groups.
     let (few, more) = ("0000000000080024", "00000000000800e4");
@@ -560,152 +414,110 @@ fn faults_are_not_answered_as_root_where_another_user_can_and_root_keeps_few_cap
     {
         chown(&image, Some(owner), None).expect("root may");
         fs::set_permissions(&image, fs::Permissions::from_mode(mode)).expect("root may");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
-        command.args(["serve", "--json", &image, "--socket", &socket]).stdin(Stdio::null());
-        let mut server =
-            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it runs");
-        let mut lines = BufReader::new(server.stdout.take().expect("a pipe"));
-        let sandbox = event(&mut lines)["sandbox"].take();
+        let mut command = uzone(&["serve", "--json", &image, "--socket", &socket]);
+        let mut server = Server::beside(command.stderr(Stdio::piped()));
+        let sandbox = server.any_event()["sandbox"].take();
         assert_eq!(sandbox["user"].to_string(), user, "{owner} {mode:o}");
         // The main thread, and those for signals, printing and questions, which start a little later.
-        let begun = Instant::now();
-        while each_thread(&Value::from(server.id()), "CapEff").len() < 4 {
-            assert!(begun.elapsed() < Duration::from_secs(20), "threads are missing");
-            thread::yield_now();
-        }
+        let pid = Value::from(server.child.id());
+        wait_until("the threads", || each_thread(&pid, "CapEff").len() >= 4);
         for line in ["CapEff", "CapPrm", "CapBnd"] {
-            let values = each_thread(&Value::from(server.id()), line);
+            let values = each_thread(&pid, line);
             assert!(values.len() >= 4 && values.iter().all(|value| value == left), "{values:?}");
         }
-        signal(&server);
-        assert_eq!(event(&mut lines)["event"], "stopped");
-        let output = server.wait_with_output().expect("it ends");
-        let text = String::from_utf8_lossy(&output.stderr);
+        server.signal(Signal::TERM);
+        server.next_event("stopped");
+        let mut text = String::new();
+        server.child.stderr.take().expect("a pipe").read_to_string(&mut text).expect("text");
         assert_eq!(text.contains("answered as root"), user == "0", "{text}");
     }
 }
 
 #[test]
 fn a_group_or_a_user_that_cannot_be_had_is_named_with_the_fix() {
-    use std::os::unix::process::CommandExt;
-    let dir = Dir::new("serve-no-group");
-    let (image, socket) = (dir.name("raw"), dir.name("sock"));
-    fs::write(&image, vec![7; 1 << 20]).expect("a file is written");
-    let refused = |command: &mut Command, arguments: &[&str], code: i32, parts: &[&str]| {
-        command.args(["serve", &image, "--socket", &socket]).args(arguments);
+    let (dir, image, socket) = folder("serve-no-group");
+    let refused = |is_other: bool, arguments: &[&str], code: i32, parts: &[&str]| {
+        let mut command = uzone(&["serve", &image, "--socket", &socket]);
+        command.args(arguments);
+        if is_other {
+            command.uid(65534).gid(65534);
+        }
         let output = command.output().expect("it runs");
-        let message = String::from_utf8(output.stderr).expect("text");
-        assert_eq!(output.status.code(), Some(code), "{message}");
-        assert!(parts.iter().all(|part| message.contains(part)), "{message}");
+        parts.iter().for_each(|part| has_failed(&output, code, part));
     };
-    let uzone = || Command::new(env!("CARGO_BIN_EXE_uzone"));
     let unknown = ["/etc/group", "no such group", "number"];
-    refused(&mut uzone(), &["--group", "no such group"], 2, &unknown);
-    refused(&mut uzone(), &["--allow-uid", "0,no such user"], 2, &["no such user", "number"]);
+    refused(false, &["--group", "no such group"], 2, &unknown);
+    refused(false, &["--allow-uid", "0,no such user"], 2, &["no such user", "number"]);
     assert_eq!(dir.names(), ["raw"]);
     if has_users("a_group_or_a_user_that_cannot_be_had_is_named_with_the_fix") {
-        std::os::unix::fs::chown(dir.path(), Some(65534), None).expect("this is root");
+        chown(dir.path(), Some(65534), None).expect("this is root");
         let parts = [socket.as_str(), "group 0", "as root or as a member"];
-        refused(uzone().uid(65534).gid(65534), &["--group", "root"], 77, &parts);
+        refused(true, &["--group", "root"], 77, &parts);
         assert_eq!(dir.names(), ["raw"], "nothing is left behind");
     }
 }
 
 #[test]
 fn huge_pages_are_counted_and_a_server_that_may_not_make_them_states_why() {
-    use common::served::{Machine, PAGES, page_of};
-    use std::os::unix::process::CommandExt;
     let name = "huge_pages_are_counted_and_a_server_that_may_not_make_them_states_why";
     if !has_users(name) {
         return;
     }
     let dir = Dir::new("serve-huge");
-    std::os::unix::fs::chown(dir.path(), Some(65534), None).expect("this is root");
-    let (image, socket) = (dir.name("raw"), dir.name("sock"));
-    fs::write(&image, (0..PAGES).flat_map(page_of).collect::<Vec<_>>()).expect("it is written");
+    chown(dir.path(), Some(65534), None).expect("this is root");
+    let (image, socket) = (write_image(&dir, "raw", 0), dir.name("sock"));
     let counts = || {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
-        let output = command.args(["status", "--json", "--socket", &socket]).output();
-        let status: Value =
-            serde_json::from_slice(&output.expect("it runs").stdout).expect("an object");
-        keeps_to("uzone.status-1", &status);
+        let status = status_at(&socket);
         let stats = &status["sessions"][0]["stats"];
         [&stats["huge_pages"], &stats["not_huge"]].map(|count| count.as_u64().unwrap_or(0))
     };
     for is_root in [true, false] {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
-        command.args(["serve", "--json", "--huge", "--on-failure", "hold", "--mode", "666"]);
-        command.args([&image, "--socket", &socket]).stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut command = uzone(&["serve", "--json", "--huge", "--on-failure", "hold"]);
+        command.args(["--mode", "666", &image, "--socket", &socket]);
         if !is_root {
             command.uid(65534).gid(65534);
         }
-        let mut server = command.spawn().expect("it runs");
-        let mut lines = BufReader::new(server.stdout.take().expect("a pipe"));
-        assert_eq!(event(&mut lines)["event"], "listening");
-        let Some(machine) = Machine::connect(&socket) else {
-            signal(&server);
-            server.wait().expect("it ends");
-            return;
-        };
-        assert_eq!(event(&mut lines)["event"], "connected");
-        (0..PAGES).for_each(|page| machine.check(page, &page_of(page)));
-        let since = Instant::now();
-        while counts() == [0, 0] {
-            assert!(since.elapsed() < Duration::from_secs(60), "no block is filled");
-            thread::sleep(Duration::from_millis(5));
-        }
+        let mut server = Server::beside(&mut command);
+        server.next_event("listening");
+        let Some(machine) = Machine::connect(&socket) else { return drop(server.stop()) };
+        server.next_event("connected");
+        (0..PAGES).for_each(|page| machine.check_page(page));
+        wait_until("a block that is filled", || counts() != [0, 0]);
         if !is_root {
-            let not_huge = event(&mut lines);
-            assert_eq!(not_huge["event"], "not_huge");
+            let not_huge = server.next_event("not_huge");
             let reason = not_huge["reason"].as_str().expect("text");
             assert!(reason.contains("may not") && reason.contains("CAP_SYS_NICE"), "{reason}");
             assert_eq!(counts()[0], 0);
         } else if counts()[0] == 0 {
-            let reason = event(&mut lines);
-            assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{reason}");
-            println!("skipped: {name}: {reason}");
+            skip(name, server.any_event());
         }
-        (0..PAGES).for_each(|page| machine.check(page, &page_of(page)));
-        signal(&server);
-        // The process that has the machine is this one, which goes on: the second signal ends the server. The
-        // first was heard when the socket is gone.
-        while fs::exists(&socket).expect("it is read") {
-            thread::sleep(Duration::from_millis(1));
-        }
-        signal(&server);
-        assert_eq!(server.wait().expect("it ends").code(), Some(75), "a machine is left");
+        (0..PAGES).for_each(|page| machine.check_page(page));
+        // The process that has the machine is this one, which goes on.
+        server.stop_at_once(&socket);
+        assert_eq!(server.wait().code(), Some(75), "a machine is left");
         drop(machine);
     }
-    let both = Command::new(env!("CARGO_BIN_EXE_uzone"))
-        .args(["serve", &image, "--huge", "--record", &dir.name("set")])
-        .output()
-        .expect("it runs");
-    assert_eq!(both.status.code(), Some(2), "one page a fault is no block");
+    // One page a fault is no block.
+    refuses(&["serve", &image, "--huge", "--record", &dir.name("set")], 2, "--record");
 }
 
 #[test]
 fn neighbours_come_along_although_the_kernel_does_not_tell_the_user_what_is_cached() {
-    use common::served::{Machine, PAGES, Server, page_of};
-    use std::os::unix::fs::PermissionsExt;
     let name = "neighbours_come_along_although_the_kernel_does_not_tell_the_user_what_is_cached";
     if !has_users(name) {
         return;
     }
     let dir = Dir::new("serve-not-told");
-    let (image, socket) = (dir.name("raw"), dir.name("sock"));
-    fs::write(&image, (0..PAGES).flat_map(page_of).collect::<Vec<u8>>()).expect("it is written");
+    let (image, socket) = (write_image(&dir, "raw", 0), dir.name("sock"));
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("it is ours");
     fs::set_permissions(&image, fs::Permissions::from_mode(0o644)).expect("it is ours");
     // The owner of the file, and a user that may read it alone.
     for user in ["root", "65534"] {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
-        command.args(["serve", "--json", "--on-failure", "hold", "--recover", "none"]);
-        let server = Server::spawn(command.args([&image, "--socket", &socket, "--user", user]));
+        let how = ["--on-failure", "hold", "--recover", "none", "--user", user];
+        let server = Server::start(&[&[&image[..], "--socket", &socket], &how[..]].concat());
         let Some(machine) = Machine::connect(&socket) else { return drop(server.stop()) };
-        (0..PAGES).for_each(|page| machine.check(page, &page_of(page)));
-        let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
-        let output = command.args(["status", "--json", "--socket", &socket]).output();
-        let status: Value = serde_json::from_slice(&output.expect("it runs").stdout).expect("JSON");
+        (0..PAGES).for_each(|page| machine.check_page(page));
+        let status = status_at(&socket);
         let faults = status["sessions"][0]["stats"]["faults"].as_u64().expect("a number");
         assert!(faults <= PAGES / 12, "user {user}: {status}");
         drop(machine);

@@ -10,13 +10,10 @@ use std::io::{ErrorKind, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::process::Command;
-use std::thread;
-use std::time::{Duration, Instant};
 
-use common::Dir;
-use common::served::{KILLS, Machine, PAGE, PAGES, PATIENCE, Server, page_of};
+use common::served::{KILLS, Machine, PAGES, Server, page_of, write_image};
+use common::{Dir, wait_until};
 use rustix::io::FdFlags;
-use rustix::process::{Signal, kill_process};
 use uzone_os::peer;
 
 /// Returns whether two descriptors are of the same thing. Of those without an inode of their own, there is
@@ -122,9 +119,8 @@ impl Manager {
 #[test]
 fn machines_outlive_both_processes_of_a_server_that_a_service_manager_starts_again() {
     let dir = Dir::new("service-manager");
-    let (image, other, socket) = (dir.name("raw"), dir.name("other"), dir.name("a b.sock"));
-    let bytes: Vec<u8> = (0..PAGES).flat_map(page_of).collect();
-    fs::write(&image, bytes).expect("a file is written");
+    let (image, other, socket) =
+        (write_image(&dir, "raw", 0), dir.name("other"), dir.name("a b.sock"));
     fs::write(&other, page_of(7).repeat(1024)).expect("a file is written");
     let mut manager = Manager::new(&dir);
     let arguments = [&image[..], "--socket", &socket];
@@ -134,12 +130,12 @@ fn machines_outlive_both_processes_of_a_server_that_a_service_manager_starts_aga
     let part = PAGES / KILLS;
     for kill in 0..KILLS {
         let (first, half) = (kill * part, kill * part + part / 2);
-        (first..half).for_each(|page| machine.check(page, &page_of(page)));
-        machine.memory.mapping().discard(first * PAGE..half * PAGE).expect("it is given back");
+        (first..half).for_each(|page| machine.check_page(page));
+        machine.give_back(first..half);
         server.kill();
         server = manager.start(&arguments, None);
         (first..half).for_each(|page| machine.check(page, &[0; 4096]));
-        (half..half + part / 4).for_each(|page| machine.check(page, &page_of(page)));
+        (half..half + part / 4).for_each(|page| machine.check_page(page));
         assert_eq!(server.event("taken_over")["pid"], std::process::id());
     }
     for page in 0..PAGES {
@@ -150,11 +146,9 @@ fn machines_outlive_both_processes_of_a_server_that_a_service_manager_starts_aga
     assert_eq!(manager.names().len(), 6, "the socket and five of the machine: {names}");
     // There is no room for more, nor is any taken when a worker dies alone.
     manager.most = 6;
-    for worker in server.workers() {
-        kill_process(worker, Signal::KILL).expect("it is not waited for");
-    }
+    server.kill_workers();
     server.event("taken_over");
-    machine.memory.mapping().discard((PAGES - 1) * PAGE..PAGES * PAGE).expect("it is given back");
+    machine.give_back(PAGES - 1..PAGES);
     server.kill();
     let mut server = manager.start(&arguments, None);
     machine.check(PAGES - 1, &[0; 4096]);
@@ -162,7 +156,7 @@ fn machines_outlive_both_processes_of_a_server_that_a_service_manager_starts_aga
     // Of another machine, a part is dropped: it is not served from what is left.
     manager.most = 7;
     let second = Machine::connect(&socket).expect("it did before");
-    second.check(0, &page_of(0));
+    second.check_page(0);
     server.event("connected");
     assert_eq!(manager.names().len(), 7);
     server.kill();
@@ -194,7 +188,7 @@ fn a_socket_that_the_manager_made(manager: &mut Manager, dir: &Dir, image: &str)
     let refused = server.event("refused");
     assert!(refused["reason"].as_str().is_some_and(|text| text.contains("no array of regions")));
     let machine = Machine::connect(&path).expect("as before");
-    machine.check(5, &page_of(5));
+    machine.check_page(5);
     server.kill();
     // A part of another machine is left.
     manager.obey();
@@ -203,13 +197,9 @@ fn a_socket_that_the_manager_made(manager: &mut Manager, dir: &Dir, image: &str)
     let fd = fd.try_clone().expect("a descriptor");
     manager.kept.push((left.clone(), fd));
     let server = manager.start(&[image], Some(made.as_fd()));
-    machine.check(6, &page_of(6));
+    machine.check_page(6);
     assert!(!manager.names().contains(&&left[..]), "it is given up");
-    let end = Instant::now() + PATIENCE;
-    while !manager.is_ready() {
-        assert!(Instant::now() < end, "it is not ready");
-        thread::sleep(Duration::from_millis(1));
-    }
+    wait_until("readiness", || manager.is_ready());
     server.kill();
     assert!(fs::exists(&path).expect("a folder"), "the socket is the manager's");
     assert!(UnixStream::connect(&path).is_ok());

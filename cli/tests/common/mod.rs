@@ -3,12 +3,91 @@
 
 pub(crate) mod served;
 
+use std::fmt::Display;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use uzone_attach::{AttachError, AttachOptions, AttachedMemory};
+
+/// How long anything may take before it counts as hanging.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Returns the command, without the variables that change what it prints, and with nothing to read.
+pub(crate) fn uzone(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
+    for name in ["NO_COLOR", "UZONE_STORE_POLICY", "COLUMNS", "TERM", "LC_ALL", "LC_CTYPE", "LANG"]
+    {
+        command.env_remove(name);
+    }
+    command.args(arguments).stdin(Stdio::null());
+    command
+}
+
+pub(crate) fn run(arguments: &[&str]) -> Output {
+    uzone(arguments).output().expect("the binary under test runs")
+}
+
+pub(crate) fn text(bytes: &[u8]) -> &str {
+    str::from_utf8(bytes).expect("output is UTF-8")
+}
+
+/// Returns the object that a command printed which ended well.
+pub(crate) fn object_of(output: &Output) -> Value {
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("one JSON object and nothing else")
+}
+
+/// Runs what must end well, and returns the object that it prints.
+pub(crate) fn object(arguments: &[&str]) -> Value {
+    object_of(&run(arguments))
+}
+
+/// Fails unless a command ended with this code, and stated this.
+pub(crate) fn has_failed(output: &Output, code: i32, part: &str) {
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{stderr}");
+    assert!(stderr.contains(part), "{part}: {stderr}");
+}
+
+/// Runs what must fail with this code, and state this.
+pub(crate) fn refuses(arguments: &[&str], code: i32, part: &str) -> Output {
+    let output = run(arguments);
+    println!("{arguments:?}");
+    has_failed(&output, code, part);
+    output
+}
+
+/// Reports that a case cannot run here, which is an error where all have to.
+pub(crate) fn skip(name: &str, reason: impl Display) {
+    assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{name}: {reason}");
+    println!("skipped: {name}: {reason}");
+}
+
+pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let give_up = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < give_up, "{what} is waited for");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Mounts a file system in memory of this size at a new directory, if this user may.
+pub(crate) fn small_disk(at: &str, size: &str) -> bool {
+    fs::create_dir_all(at).expect("a directory is made");
+    let options = ["-t", "tmpfs", "-o", size, "tmpfs", at];
+    Command::new("mount").args(options).output().is_ok_and(|output| output.status.success())
+}
+
+/// Unmounts it.
+pub(crate) fn no_disk(at: &str) {
+    let unmounted = Command::new("umount").arg(at).status();
+    assert!(unmounted.is_ok_and(|status| status.success()), "a process still has a file there");
+}
 
 /// Returns whether an interrupt ends the processes that this one starts, or reports that a case cannot run:
 /// a shell has its background commands ignore interrupts, and what they start ignores them too.
@@ -111,8 +190,7 @@ pub(crate) fn attach(name: &str, socket: &str, options: &AttachOptions) -> Optio
     match AttachedMemory::attach(Path::new(socket), options) {
         Ok(memory) => Some(memory),
         Err(AttachError::Open(error)) => {
-            assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{name}: {error}");
-            println!("skipped: {name}: {error}");
+            skip(name, error);
             None
         }
         Err(error) => panic!("{name}: {error}"),

@@ -3,12 +3,11 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -16,27 +15,43 @@ use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Uffd};
 use uzone_os::{Anonymous, Mapping, peer};
 use uzone_pages::ByteLen;
 
-use super::keeps_to;
+use super::{Dir, keeps_to, object, skip, uzone, wait_until};
 
 pub(crate) const PAGE: u64 = 4096;
 pub(crate) const PAGES: u64 = 1024;
 /// How often both processes are killed.
 pub(crate) const KILLS: u64 = 8;
-/// How long anything may take before it counts as hanging.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
-
 pub(crate) fn page_of(index: u64) -> Vec<u8> {
     let word = |at: u64| ((index * 512 + at + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)).to_le_bytes();
     (0..512).flat_map(word).collect()
 }
 
+/// Writes an image of pages from this one on, and returns its name.
+pub(crate) fn write_image(dir: &Dir, name: &str, first: u64) -> String {
+    let bytes: Vec<u8> = (first..first + PAGES).flat_map(page_of).collect();
+    fs::write(dir.name(name), bytes).expect("a file is written");
+    dir.name(name)
+}
+
+/// Returns what a server does.
+pub(crate) fn status_at(socket: &str) -> Value {
+    let status = object(&["status", "--json", "--socket", socket]);
+    keeps_to("uzone.status-1", &status);
+    status
+}
+
 pub(crate) struct Server {
-    child: Child,
-    lines: BufReader<ChildStdout>,
+    pub(crate) child: Child,
+    pub(crate) lines: BufReader<ChildStdout>,
 }
 
 impl Server {
-    /// Starts a command that prints events.
+    /// Starts `uzone serve` with these arguments, and waits until it listens.
+    pub(crate) fn start(arguments: &[&str]) -> Self {
+        Self::spawn(uzone(&["serve", "--json"]).args(arguments))
+    }
+
+    /// Starts a command that prints events, and waits until it listens.
     pub(crate) fn spawn(command: &mut Command) -> Self {
         let mut server = Self::beside(command);
         server.event("listening");
@@ -51,17 +66,30 @@ impl Server {
         Self { child, lines }
     }
 
-    /// Waits for an event.
+    /// Waits for an event of any kind.
+    pub(crate) fn any_event(&mut self) -> Value {
+        let mut line = String::new();
+        assert!(self.lines.read_line(&mut line).expect("it is read") > 0, "it has ended");
+        let object: Value = serde_json::from_str(&line).expect("an object a line");
+        keeps_to("uzone.serve-1", &object);
+        object
+    }
+
+    /// Waits for an event of this kind.
     pub(crate) fn event(&mut self, what: &str) -> Value {
         loop {
-            let mut line = String::new();
-            assert!(self.lines.read_line(&mut line).expect("it is read") > 0, "{what}: it ended");
-            let object: Value = serde_json::from_str(&line).expect("an object a line");
-            keeps_to("uzone.serve-1", &object);
+            let object = self.any_event();
             if object["event"] == what {
                 return object;
             }
         }
+    }
+
+    /// Waits for an event, which must be of this kind.
+    pub(crate) fn next_event(&mut self, what: &str) -> Value {
+        let object = self.any_event();
+        assert_eq!(object["event"], what, "{object}");
+        object
     }
 
     pub(crate) fn pid(&self) -> Pid {
@@ -70,6 +98,21 @@ impl Server {
 
     pub(crate) fn workers(&self) -> Vec<Pid> {
         children(self.pid())
+    }
+
+    /// Kills the processes that answer faults.
+    pub(crate) fn kill_workers(&self) {
+        for worker in self.workers() {
+            kill_process(worker, Signal::KILL).expect("it is not waited for");
+        }
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(self.pid(), signal).expect("it runs");
+    }
+
+    pub(crate) fn wait(&mut self) -> ExitStatus {
+        self.child.wait().expect("it ends")
     }
 
     /// Kills both processes at once, and waits until they are gone.
@@ -82,15 +125,23 @@ impl Server {
     /// Kills the keeper, and returns the worker that takes its place.
     pub(crate) fn kill_keeper(mut self) -> Pid {
         let workers = self.workers();
-        kill_process(self.pid(), Signal::KILL).expect("it runs");
-        self.child.wait().expect("it ends");
+        self.signal(Signal::KILL);
+        self.wait();
         workers[0]
     }
 
+    /// Ends a server by two signals, the second when it has removed its socket, and returns its last event.
+    pub(crate) fn stop_at_once(&mut self, socket: &str) -> Value {
+        self.signal(Signal::TERM);
+        wait_until("the end of the socket", || !fs::exists(socket).expect("it is known"));
+        self.signal(Signal::TERM);
+        self.event("stopped")
+    }
+
     pub(crate) fn stop(mut self) -> Value {
-        kill_process(Pid::from_child(&self.child), Signal::TERM).expect("it runs");
+        self.signal(Signal::TERM);
         let stopped = self.event("stopped");
-        assert!(self.child.wait().expect("it ends").success());
+        assert!(self.wait().success());
         stopped
     }
 }
@@ -130,16 +181,12 @@ pub(crate) fn kill_with_children(process: Pid) -> Vec<Pid> {
 
 /// Waits until processes that this one did not start are gone.
 pub(crate) fn wait_for_the_end(processes: &[Pid]) {
-    let end = Instant::now() + PATIENCE;
     // As systemd does, which starts a service when none of its processes is left.
     let is_there = |process: &Pid| {
         let state = fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero()));
         state.is_ok_and(|state| !state.contains(") Z "))
     };
-    while processes.iter().any(is_there) {
-        assert!(Instant::now() < end, "a process does not end");
-        thread::sleep(Duration::from_millis(1));
-    }
+    wait_until("the end of a process", || !processes.iter().any(is_there));
 }
 
 /// A machine of this process.
@@ -159,8 +206,7 @@ impl Machine {
         {
             Ok(uffd) => Arc::new(uffd),
             Err(error) => {
-                assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{error}");
-                println!("skipped: machines that outlive a server: {error}");
+                skip("machines that outlive a server", error);
                 return None;
             }
         };
@@ -174,6 +220,16 @@ impl Machine {
         );
         peer::send(&stream, message.as_bytes(), &[uffd.as_fd()]).expect("it is taken");
         Some(Self { memory, _stream: stream })
+    }
+
+    pub(crate) fn give_back(&self, pages: Range<u64>) {
+        let bytes = pages.start * PAGE..pages.end * PAGE;
+        self.memory.mapping().discard(bytes).expect("it is given back");
+    }
+
+    /// Checks that a page is the image's.
+    pub(crate) fn check_page(&self, page: u64) {
+        self.check(page, &page_of(page));
     }
 
     pub(crate) fn check(&self, page: u64, expected: &[u8]) {
