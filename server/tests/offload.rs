@@ -17,7 +17,11 @@ use rustix::fs::FallocateFlags;
 use uzone_os::peer;
 use uzone_os::uffd::{Features, KernelFaults, Uffd};
 use uzone_server::{Offload, Offloaded, ServeError, ServerOptions, Worker};
-use uzone_snapshot::{Image, OpenOptions, Packer};
+use uzone_snapshot::{Image, OpenOptions};
+
+use common::{Folder, damage, page_of, skip};
+
+mod common;
 
 const PAGE: u64 = 4096;
 const PAGES: u64 = 256;
@@ -26,24 +30,6 @@ const LOW: (u32, u64, u64, u64) = (0, 0, 192 * PAGE, 0);
 const HIGH: (u32, u64, u64, u64) = (1, 4 << 30, 64 * PAGE, PAGE);
 const OK: u16 = 1;
 const ERROR: u16 = 2;
-
-/// The oracle: a page of the image.
-fn page_of(index: u64) -> Vec<u8> {
-    if index % 5 == 3 {
-        return vec![0; 4096];
-    }
-    let word = |at: u64| ((index * 512 + at + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)).to_le_bytes();
-    (0..512).flat_map(word).collect()
-}
-
-fn folder(name: &str) -> PathBuf {
-    let folder = std::env::temp_dir().join(format!("uzone-offload-{name}-{}", std::process::id()));
-    fs::create_dir_all(&folder).unwrap();
-    let raw: Vec<u8> = (0..PAGES).flat_map(page_of).collect();
-    fs::write(folder.join("raw"), &raw).unwrap();
-    Packer::default().pack(&mut &raw[..], &folder.join("packed"), None, &|_| true).unwrap();
-    folder
-}
 
 fn config() -> Vec<u8> {
     let slot = |(slot, gpa, size, offset)| {
@@ -175,7 +161,7 @@ fn restored(
 
 #[test]
 fn each_page_has_the_bytes_of_the_image_when_it_was_asked_for() {
-    let folder = folder("bytes");
+    let folder = Folder::new("offload-bytes", PAGES);
     let socket = folder.join("sock");
     let raw = Image::open_or_raw(folder.join("raw"), &OpenOptions::default()).unwrap();
     let raw = Offload::new(raw, config(), b"the state".to_vec()).unwrap();
@@ -194,12 +180,11 @@ fn each_page_has_the_bytes_of_the_image_when_it_was_asked_for() {
         assert_eq!(done.faults, PAGES + 2);
         assert!(done.asked_bytes + done.around_bytes <= PAGES * PAGE, "written once: {done:?}");
     }
-    fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
 fn two_clones_that_write_the_same_page_do_not_see_each_other() {
-    let folder = folder("clones");
+    let folder = Folder::new("offload-clones", PAGES);
     let offload = packed(&folder);
     let written = |number: u8| vec![number; 4096];
     thread::scope(|scope| {
@@ -221,12 +206,11 @@ fn two_clones_that_write_the_same_page_do_not_see_each_other() {
             });
         }
     });
-    fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
 fn what_a_machine_wrote_stays_and_what_it_gave_back_is_zero() {
-    let folder = folder("once");
+    let folder = Folder::new("offload-once", PAGES);
     let done = restored(&packed(&folder), &folder.join("sock"), true, |mut machine| {
         machine.complete();
         assert!(machine.touch(20) == page_of(20));
@@ -240,18 +224,13 @@ fn what_a_machine_wrote_stays_and_what_it_gave_back_is_zero() {
         assert!(machine.touch(22) == page_of(22));
     });
     assert_eq!(done.unwrap().faults, 5);
-    fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
 fn a_page_that_cannot_be_produced_is_answered_by_an_error_and_is_not_there() {
-    let folder = folder("damaged");
-    let packed_file = folder.join("packed");
+    let folder = Folder::new("offload-damaged", PAGES);
     let offload = packed(&folder);
-    let file = File::options().read(true).write(true).open(&packed_file).unwrap();
-    let (mut byte, at) = ([0], file.metadata().unwrap().len() / 4);
-    file.read_exact_at(&mut byte, at).unwrap();
-    file.write_all_at(&[byte[0] ^ 1], at).unwrap();
+    damage(&folder.join("packed"));
     let result = restored(&offload, &folder.join("sock"), true, |mut machine| {
         machine.complete();
         let failed = (0..PAGES).find(|index| {
@@ -265,12 +244,11 @@ fn a_page_that_cannot_be_produced_is_answered_by_an_error_and_is_not_there() {
     });
     let error = result.unwrap_err();
     assert!(matches!(error, ServeError::Page { .. }), "{error}");
-    fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
 fn what_is_no_request_is_answered_by_an_error_and_a_refusal_is_named() {
-    let folder = folder("rubbish");
+    let folder = Folder::new("offload-rubbish", PAGES);
     let (socket, offload) = (folder.join("sock"), packed(&folder));
     for (address, len) in [
         (LOW.2, PAGE),
@@ -301,7 +279,6 @@ fn what_is_no_request_is_answered_by_an_error_and_a_refusal_is_named() {
     let short = Image::open_or_raw(folder.join("short"), &OpenOptions::default()).unwrap();
     let short = Offload::new(short, config(), Vec::new());
     assert!(matches!(short, Err(ServeError::OtherMachine { .. })), "{short:?}");
-    fs::remove_dir_all(folder).unwrap();
 }
 
 /// Names what a process tries that has restored a machine.
@@ -371,13 +348,13 @@ fn a_process_that_restores_a_machine_and_tries_to_break_out() {
 
 #[test]
 fn a_process_that_restores_a_machine_reads_its_image_and_does_nothing_else() {
-    let folder = folder("break-out");
+    let folder = Folder::new("offload-break-out", PAGES);
     let listener = UnixListener::bind(folder.join("sock")).unwrap();
     let run = |what: &str| {
         let mut this = Command::new(std::env::current_exe().unwrap());
         let test = "a_process_that_restores_a_machine_and_tries_to_break_out";
         this.args([test, "--exact", "--nocapture", "--test-threads=1"]);
-        let output = this.env(TRY, what).env(FOLDER, &folder).output().unwrap();
+        let output = this.env(TRY, what).env(FOLDER, &*folder).output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let line = text.lines().find_map(|line| line.split("outcome: ").nth(1).map(str::to_owned));
         (line, output)
@@ -395,9 +372,7 @@ fn a_process_that_restores_a_machine_reads_its_image_and_does_nothing_else() {
     let (missing, output) = run("to be confined");
     if missing.as_deref() != Some("not in force: ") {
         let name = "a_process_that_restores_a_machine_reads_its_image_and_does_nothing_else";
-        assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{name}: {output:?}");
-        fs::remove_dir_all(folder).unwrap();
-        return eprintln!("skipped: {name}: {missing:?}");
+        return skip(name, format_args!("{missing:?}: {output:?}"));
     }
     let (line, output) = outcome("to read the image");
     assert_eq!(line.as_deref(), Some("done"), "{output:?}");
@@ -412,5 +387,4 @@ fn a_process_that_restores_a_machine_reads_its_image_and_does_nothing_else() {
         assert!(message.contains("made system call "), "{what}: {message}");
     }
     assert!(folder.join("sock").exists() && !folder.join("new").exists());
-    fs::remove_dir_all(folder).unwrap();
 }

@@ -9,9 +9,8 @@
 use std::fs;
 use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, RangeInclusive};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -31,8 +30,10 @@ use uzone_server::{
 };
 use uzone_snapshot::Packer;
 
+use common::{Folder, damage, page_of, skip};
 use guest::Guest;
 
+mod common;
 mod guest;
 mod neighbour;
 
@@ -61,15 +62,6 @@ const PAGE: u64 = 4096;
 const PAGES: u64 = 2048;
 /// How long anything may take before it counts as hanging.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// The oracle: a page of the image.
-fn page_of(index: u64) -> Vec<u8> {
-    if index % 5 == 3 {
-        return vec![0; 4096];
-    }
-    let word = |at: u64| ((index * 512 + at + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)).to_le_bytes();
-    (0..512).flat_map(word).collect()
-}
 
 /// Sends what Firecracker sends.
 fn greet(socket: &Path, message: &str, fds: &[BorrowedFd<'_>]) -> UnixStream {
@@ -166,16 +158,6 @@ fn be_a_machine(socket: &Path) {
     });
     (0..half / 2).for_each(|at| check(&high, at, &[0; 4096]));
     (half / 2..half).for_each(|at| check(&high, at, &page_of(half + at)));
-}
-
-/// Returns the folder of one test with an image in it, raw and packed.
-fn folder(name: &str) -> PathBuf {
-    let folder = std::env::temp_dir().join(format!("uzone-{name}-{}", std::process::id()));
-    fs::create_dir_all(&folder).unwrap();
-    let raw: Vec<u8> = (0..PAGES).flat_map(page_of).collect();
-    fs::write(folder.join("raw"), &raw).unwrap();
-    Packer::default().pack(&mut &raw[..], &folder.join("packed"), None, &|_| true).unwrap();
-    folder
 }
 
 /// Returns this program as another process, which runs one test.
@@ -387,29 +369,39 @@ impl Running {
     }
 }
 
-/// Plays the machine if this process is one. Returns whether the test is over.
-fn is_machine(name: &str) -> bool {
+/// Returns the folder of a test, and the socket in it. `None` if this process is a machine of the test, which has done
+/// what `machine` does, or this user may have no userfaultfd.
+fn case_of(name: &str, folder: &str, machine: fn(&Path)) -> Option<(Folder, PathBuf)> {
     if let Some(socket) = std::env::var_os(MACHINE) {
-        be_a_machine(Path::new(&socket));
-        return true;
+        machine(Path::new(&socket));
+        return None;
     }
     let opened = Uffd::open(Features::EVENT_REMOVE, Features::NONE, KernelFaults::IfAllowed);
-    if let Err(error) = &opened {
-        assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{name}: {error}");
-        eprintln!("skipped: {name}: {error}");
+    if let Err(error) = opened {
+        skip(name, error);
+        return None;
     }
-    opened.is_err()
+    let folder = Folder::new(folder, PAGES);
+    let socket = folder.join("sock");
+    Some((folder, socket))
+}
+
+fn case(name: &str, folder: &str) -> Option<(Folder, PathBuf)> {
+    case_of(name, folder, be_a_machine)
+}
+
+/// Returns how many workers of a server have died so far.
+fn deaths(server: &Running) -> u64 {
+    let events = server.events.lock().unwrap();
+    let died = |event: &&ServeEvent| matches!(event, ServeEvent::WorkerEnded { .. });
+    events.iter().filter(died).count() as u64
 }
 
 #[test]
 fn machines_get_their_bytes_from_raw_and_packed_images() {
     let name = "machines_get_their_bytes_from_raw_and_packed_images";
-    if is_machine(name) {
-        return;
-    }
-    let folder = folder("bytes");
+    let Some((folder, socket)) = case(name, "bytes") else { return };
     for image in ["raw", "packed"] {
-        let socket = folder.join(format!("{image}.sock"));
         let server = Running::start(&socket, &folder.join(image), "kill");
         let mut machines: Vec<Process> = (0..3).map(|_| machine(name, &socket)).collect();
         for machine in &mut machines {
@@ -422,23 +414,13 @@ fn machines_get_their_bytes_from_raw_and_packed_images() {
         assert_eq!(events.iter().filter(ended).count(), 3, "{events:?}");
         assert!(!socket.exists());
     }
-    fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
 fn a_page_that_cannot_be_produced_ends_the_machine_before_it_sees_a_byte() {
     let name = "a_page_that_cannot_be_produced_ends_the_machine_before_it_sees_a_byte";
-    if is_machine(name) {
-        return;
-    }
-    let folder = folder("damaged");
-    // A byte of a frame in the first half of the file is another.
-    let file = fs::File::options().read(true).write(true).open(folder.join("packed")).unwrap();
-    let mut byte = [0];
-    let at = file.metadata().unwrap().len() / 4;
-    file.read_exact_at(&mut byte, at).unwrap();
-    file.write_all_at(&[byte[0] ^ 1], at).unwrap();
-    let socket = folder.join("sock");
+    let Some((folder, socket)) = case(name, "damaged") else { return };
+    damage(&folder.join("packed"));
     let server = Running::start(&socket, &folder.join("packed"), "kill");
     let mut victim = program(name);
     let victim = victim.env(MACHINE, &socket).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -470,17 +452,12 @@ fn a_page_that_cannot_be_produced_ends_the_machine_before_it_sees_a_byte() {
     let image = image.unwrap();
     assert!(image.read_at(*offset, &mut [0; 8]).is_err(), "{failed:?}");
     assert!((0..PAGES).any(|at| image.read_at(at * PAGE, &mut [0; 8]).is_ok()));
-    fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
 fn what_breaks_the_protocol_is_refused_by_name_and_harms_no_machine() {
     let name = "what_breaks_the_protocol_is_refused_by_name_and_harms_no_machine";
-    if is_machine(name) {
-        return;
-    }
-    let folder = folder("rubbish");
-    let socket = folder.join("sock");
+    let Some((folder, socket)) = case(name, "rubbish") else { return };
     // This process sends the rubbish, so it must not be killed.
     let server = Running::start(&socket, &folder.join("raw"), "hold");
     let null = fs::File::open("/dev/null").unwrap();
@@ -526,17 +503,12 @@ fn what_breaks_the_protocol_is_refused_by_name_and_harms_no_machine() {
     });
     let (served, _) = server.stop();
     assert_eq!((served.sessions, served.left), (1, 0));
-    fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
 fn silent_connections_make_room_for_machines() {
     let name = "silent_connections_make_room_for_machines";
-    if is_machine(name) {
-        return;
-    }
-    let folder = folder("silent");
-    let socket = folder.join("sock");
+    let Some((folder, socket)) = case(name, "silent") else { return };
     let server = Running::start(&socket, &folder.join("raw"), "hold");
     let silent: Vec<_> = (0..200).map(|_| greet(&socket, "", &[])).collect();
     let begun = Instant::now();
@@ -549,19 +521,14 @@ fn silent_connections_make_room_for_machines() {
     );
     drop(silent);
     assert_eq!(server.stop().0.sessions, 1);
-    fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
 fn a_machine_that_cannot_be_served_is_ended_and_so_is_the_session_of_one_that_is_killed() {
     let name =
         "a_machine_that_cannot_be_served_is_ended_and_so_is_the_session_of_one_that_is_killed";
-    if is_machine(name) {
-        return;
-    }
-    let folder = folder("short");
+    let Some((folder, socket)) = case(name, "short") else { return };
     fs::write(folder.join("short"), vec![0; 1 << 20]).unwrap();
-    let socket = folder.join("sock");
     let server = Running::start(&socket, &folder.join("short"), "kill");
     let mut refused = machine(name, &socket);
     assert_eq!(end_of(&mut refused).signal(), Some(9), "its faults would wait for ever");
@@ -580,12 +547,11 @@ fn a_machine_that_cannot_be_served_is_ended_and_so_is_the_session_of_one_that_is
     assert!(end_of(&mut next).success());
     let (served, _) = server.stop();
     assert_eq!((served.sessions, served.left), (2, 0));
-    fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
 fn a_packed_image_that_lost_its_end_is_not_taken_for_raw_memory() {
-    let folder = folder("cut");
+    let folder = Folder::new("cut", PAGES);
     let packed = fs::read(folder.join("packed")).unwrap();
     let refused = |bytes: &[u8]| {
         fs::write(folder.join("cut"), bytes).unwrap();
@@ -597,7 +563,6 @@ fn a_packed_image_that_lost_its_end_is_not_taken_for_raw_memory() {
     assert!(refused(&[0; 5000]), "raw memory is whole pages");
     assert!(refused(&[]));
     assert!(!refused(&[0; 8192]));
-    fs::remove_dir_all(folder).unwrap();
 }
 
 /// Sets a flag when it is dropped, so that a thread ends even if its test fails.
@@ -612,13 +577,9 @@ impl Drop for SetAtEnd<'_> {
 #[test]
 fn machines_notice_nothing_but_a_pause_when_workers_are_killed() {
     let name = "machines_notice_nothing_but_a_pause_when_workers_are_killed";
-    if is_machine(name) {
-        return;
-    }
-    let folder = folder("killed");
+    let Some((folder, socket)) = case(name, "killed") else { return };
     let kills: u64 = std::env::var(KILLS).map_or(12, |kills| kills.parse().unwrap());
     for image in ["raw", "packed"] {
-        let socket = folder.join("sock");
         let server = Running::start(&socket, &folder.join(image), "kill");
         let is_over = AtomicBool::new(false);
         let mut machines = 0;
@@ -633,13 +594,8 @@ fn machines_notice_nothing_but_a_pause_when_workers_are_killed() {
                     server.kill_worker();
                 }
             });
-            let deaths = || {
-                let events = server.events.lock().unwrap();
-                let died = |event: &&ServeEvent| matches!(event, ServeEvent::WorkerEnded { .. });
-                events.iter().filter(died).count() as u64
-            };
             let give_up = Instant::now() + PATIENCE * 60;
-            while deaths() < kills && Instant::now() < give_up {
+            while deaths(&server) < kills && Instant::now() < give_up {
                 let mut three = [(); 3].map(|()| machine(name, &socket));
                 for machine in &mut three {
                     let status = end_of(machine);
@@ -673,34 +629,23 @@ fn machines_notice_nothing_but_a_pause_when_workers_are_killed() {
         let ended = |event: &&ServeEvent| matches!(event, ServeEvent::Ended { .. });
         assert_eq!(events.iter().filter(ended).count() as u64, machines, "{last:?}");
     }
-    fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
 fn a_worker_that_is_killed_between_the_hand_over_and_the_first_fault_costs_no_byte() {
     let name = "a_worker_that_is_killed_between_the_hand_over_and_the_first_fault_costs_no_byte";
-    if is_machine(name) {
-        return;
-    }
-    let folder = folder("before-faults");
-    let socket = folder.join("sock");
+    let Some((folder, socket)) = case(name, "before-faults") else { return };
     let server = Running::start(&socket, &folder.join("packed"), "kill");
     for round in 1..=4 {
-        let mut machine = program(name);
         let mut machine =
-            Process::start(machine.env(MACHINE, &socket).env(STOPS, BEFORE_ITS_FAULTS));
+            Process::start(program(name).env(MACHINE, &socket).env(STOPS, BEFORE_ITS_FAULTS));
         let is_its = |pid: u32| pid == machine.id();
         let connected =
             |event: &ServeEvent| matches!(event, ServeEvent::Connected { pid, .. } if is_its(*pid));
         server.wait_for("the machine", connected);
         wait_until("the machine does not stop", || is_stopped(&machine));
         server.kill_worker();
-        let deaths = || {
-            let events = server.events.lock().unwrap();
-            let died = |event: &&ServeEvent| matches!(event, ServeEvent::WorkerEnded { .. });
-            events.iter().filter(died).count()
-        };
-        wait_until("the worker does not end", || deaths() == round);
+        wait_until("the worker does not end", || deaths(&server) == round);
         // Its first faults come before the next worker has it, or after.
         if round % 2 == 0 {
             let taken_over = |event: &ServeEvent| matches!(event, ServeEvent::TakenOver { pid, .. } if is_its(*pid));
@@ -711,7 +656,6 @@ fn a_worker_that_is_killed_between_the_hand_over_and_the_first_fault_costs_no_by
     }
     let (served, events) = server.stop();
     assert_eq!((served.sessions, served.left, served.deaths), (4, 0, 4), "{events:?}");
-    fs::remove_dir_all(folder).unwrap();
 }
 
 /// How often a machine kills the worker that has just read of pages that it gave back.
@@ -751,15 +695,10 @@ fn be_a_machine_that_kills(socket: &Path) {
 fn a_balloon_during_takeover_leaves_zeroes_where_pages_were_given_back_and_bytes_elsewhere() {
     let name =
         "a_balloon_during_takeover_leaves_zeroes_where_pages_were_given_back_and_bytes_elsewhere";
-    if let Some(socket) = std::env::var_os(MACHINE) {
-        return be_a_machine_that_kills(Path::new(&socket));
-    }
-    if is_machine(name) {
+    let Some((folder, socket)) = case_of(name, "balloon-takeover", be_a_machine_that_kills) else {
         return;
-    }
-    let folder = folder("balloon-takeover");
+    };
     for image in ["raw", "packed"] {
-        let socket = folder.join("sock");
         let server = Running::start(&socket, &folder.join(image), "kill");
         let mut machine = machine(name, &socket);
         assert!(end_of(&mut machine).success(), "{image}: {:?}", server.events);
@@ -767,7 +706,6 @@ fn a_balloon_during_takeover_leaves_zeroes_where_pages_were_given_back_and_bytes
         assert_eq!((served.sessions, served.left), (1, 0), "{image}: {events:?}");
         assert_eq!(served.deaths, ROUNDS, "{image}: {events:?}");
     }
-    fs::remove_dir_all(folder).unwrap();
 }
 
 /// What a machine with a balloon does while it is restored: one thread gives back pages that no thread has
@@ -806,14 +744,11 @@ fn be_a_machine_with_a_balloon(socket: &Path) {
 #[test]
 fn a_balloon_during_restore_leaves_zeroes_at_once_where_pages_were_not_touched_yet() {
     let name = "a_balloon_during_restore_leaves_zeroes_at_once_where_pages_were_not_touched_yet";
-    if let Some(socket) = std::env::var_os(MACHINE) {
-        return be_a_machine_with_a_balloon(Path::new(&socket));
-    }
-    if is_machine(name) {
+    let Some((folder, socket)) = case_of(name, "balloon-restore", be_a_machine_with_a_balloon)
+    else {
         return;
-    }
-    let folder = folder("balloon-restore");
-    let (socket, set) = (folder.join("sock"), folder.join("set"));
+    };
+    let set = folder.join("set");
     fs::write(&set, (0..PAGES).map(|page| format!("{page}\n")).collect::<String>()).unwrap();
     // Pages come by demand alone, or also as a set that is replayed.
     let replays = format!("prefetch {}", set.display());
@@ -826,18 +761,14 @@ fn a_balloon_during_restore_leaves_zeroes_at_once_where_pages_were_not_touched_y
         let (served, events) = server.stop();
         assert_eq!((served.sessions, served.left, served.deaths), (1, 0, 0), "{events:?}");
     }
-    fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
 fn a_machine_whose_raw_image_is_cut_while_it_is_served_is_ended_before_it_sees_a_zero_for_it() {
     let name =
         "a_machine_whose_raw_image_is_cut_while_it_is_served_is_ended_before_it_sees_a_zero_for_it";
-    if is_machine(name) {
-        return;
-    }
-    let folder = folder("cut-short");
-    let (socket, image) = (folder.join("sock"), folder.join("raw"));
+    let Some((folder, socket)) = case(name, "cut-short") else { return };
+    let image = folder.join("raw");
     let server = Running::start(&socket, &image, "kill");
     let mut victim = program(name);
     let victim = victim.env(MACHINE, &socket).env(STOPS, BEFORE_ITS_FAULTS);
@@ -864,7 +795,6 @@ fn a_machine_whose_raw_image_is_cut_while_it_is_served_is_ended_before_it_sees_a
     server.wait_for("the end", |event| matches!(event, ServeEvent::Ended { .. }));
     let (served, events) = server.stop();
     assert_eq!((served.sessions, served.left, served.deaths), (1, 0, 0), "{events:?}");
-    fs::remove_dir_all(folder).unwrap();
 }
 
 /// Starts a keeper whose worker takes its place when it dies.
@@ -878,17 +808,10 @@ fn keeper_that_listens(socket: &Path) -> Process {
 #[test]
 fn a_worker_takes_the_place_of_its_keeper_that_was_killed() {
     let name = "a_worker_takes_the_place_of_its_keeper_that_was_killed";
-    if is_machine(name) {
-        return;
-    }
-    let folder = folder("unkept");
-    let socket = folder.join("sock");
+    let Some((folder, socket)) = case(name, "unkept") else { return };
     let mut keeper = keeper_that_listens(&socket);
     let mut machines = [(); 3].map(|()| machine(name, &socket));
-    for session in 1..=3 {
-        let connected = folder.join(format!("connected-{session}"));
-        wait_until("a machine does not connect", || connected.exists());
-    }
+    wait_for_machines(&folder, 1..=3);
     let worker = uzone_server::status(&socket).unwrap().worker;
     keeper.kill().unwrap();
     keeper.wait().unwrap();
@@ -903,17 +826,12 @@ fn a_worker_takes_the_place_of_its_keeper_that_was_killed() {
     assert_ne!(status.worker, worker);
     // The name stays: a worker that became a keeper may remove nothing.
     wait_until("the new keeper does not end", || UnixStream::connect(&socket).is_err());
-    fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
 fn a_worker_that_takes_the_place_of_a_keeper_that_drains_accepts_no_machine() {
     let name = "a_worker_that_takes_the_place_of_a_keeper_that_drains_accepts_no_machine";
-    if is_machine(name) {
-        return;
-    }
-    let folder = folder("drained");
-    let socket = folder.join("sock");
+    let Some((_folder, socket)) = case(name, "drained") else { return };
     let mut keeper = keeper_that_listens(&socket);
     let mut machine =
         Process::start(program(name).env(MACHINE, &socket).env(STOPS, AMONG_ITS_FAULTS));
@@ -931,7 +849,6 @@ fn a_worker_that_takes_the_place_of_a_keeper_that_drains_accepts_no_machine() {
     send(machine.id(), rustix::process::Signal::CONT);
     assert!(end_of(&mut machine).success());
     wait_until("the new keeper does not end", || uzone_server::status(&socket).is_err());
-    fs::remove_dir_all(folder).unwrap();
 }
 
 /// Returns whether tests can be of several users, which takes root and a program that any user may run.
@@ -940,22 +857,40 @@ fn has_users(name: &str) -> bool {
     let run = other.uid(STRANGER).gid(STRANGER).stderr(Stdio::null()).status();
     let has_users = rustix::process::geteuid().is_root() && run.is_ok_and(|run| run.success());
     if !has_users {
-        let reason = "it takes root, and a program that others may run";
-        assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{name}: {reason}");
-        eprintln!("skipped: {name}: {reason}");
+        skip(name, "it takes root, and a program that others may run");
     }
     has_users
+}
+
+/// Starts a machine of a user.
+fn machine_of(test: &str, socket: &Path, user: u32) -> Process {
+    Process::start(program(test).env(MACHINE, socket).uid(user).gid(user))
+}
+
+/// Starts a keeper of a user that owns the folder alone, and waits until it listens.
+fn keeper_of_a_stranger(folder: &Path, policy: &str) -> Process {
+    std::os::unix::fs::chown(folder, Some(STRANGER), Some(STRANGER)).unwrap();
+    let socket = folder.join("sock");
+    let mut keeper = program("a_keeper_of_another_test");
+    let keeper = keeper.env(KEEPER, &socket).env(POLICY, policy).uid(STRANGER).gid(STRANGER);
+    let keeper = Process::start(keeper);
+    wait_until("the keeper does not listen", || UnixStream::connect(&socket).is_ok());
+    keeper
+}
+
+/// Waits until machines have connected to a keeper of another process.
+fn wait_for_machines(folder: &Path, sessions: RangeInclusive<u64>) {
+    for session in sessions {
+        let connected = folder.join(format!("connected-{session}"));
+        wait_until("a machine does not connect", || connected.exists());
+    }
 }
 
 #[test]
 fn a_machine_of_another_user_is_served_and_ended_by_a_keeper_that_may() {
     let name = "a_machine_of_another_user_is_served_and_ended_by_a_keeper_that_may";
-    if is_machine(name) || !has_users(name) {
-        return;
-    }
-    let folder = folder("users");
-    let socket = folder.join("sock");
-    let start = || Process::start(program(name).env(MACHINE, &socket).uid(STRANGER).gid(STRANGER));
+    let Some((folder, socket)) = case(name, "users").filter(|_| has_users(name)) else { return };
+    let start = || machine_of(name, &socket, STRANGER);
     let server = Running::start(&socket, &folder.join("packed"), "open");
     assert!(end_of(&mut start()).success());
     let is_it = |event: &ServeEvent| {
@@ -964,29 +899,20 @@ fn a_machine_of_another_user_is_served_and_ended_by_a_keeper_that_may() {
     server.wait_for("the machine", is_it);
     server.stop();
     // All frames are damaged: the worker reports it, and the keeper ends the machine.
-    let len = fs::metadata(folder.join("packed")).unwrap().len();
-    let file = fs::File::options().read(true).write(true).open(folder.join("packed")).unwrap();
-    let mut byte = [0];
-    file.read_exact_at(&mut byte, len / 4).unwrap();
-    file.write_all_at(&[byte[0] ^ 1], len / 4).unwrap();
+    damage(&folder.join("packed"));
     let server = Running::start(&socket, &folder.join("packed"), "open");
     assert_eq!(end_of(&mut start()).signal(), Some(9));
     server.wait_for("the failure", |event| {
         matches!(event, ServeEvent::Failed { was_killed: true, .. })
     });
     server.stop();
-    fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
 fn a_machine_of_a_user_that_may_not_connect_is_refused_and_disturbs_no_other() {
     let name = "a_machine_of_a_user_that_may_not_connect_is_refused_and_disturbs_no_other";
-    if is_machine(name) || !has_users(name) {
-        return;
-    }
-    let folder = folder("allowed");
-    let socket = folder.join("sock");
-    let start = |user: u32| Process::start(program(name).env(MACHINE, &socket).uid(user).gid(user));
+    let Some((folder, socket)) = case(name, "allowed").filter(|_| has_users(name)) else { return };
+    let start = |user: u32| machine_of(name, &socket, user);
     let policy = format!("allow {STRANGER}");
     let server = Running::start(&socket, &folder.join("packed"), &policy);
     let mut others: Vec<Process> = (0..4).map(|_| start(OTHER_STRANGER)).collect();
@@ -1008,26 +934,17 @@ fn a_machine_of_a_user_that_may_not_connect_is_refused_and_disturbs_no_other() {
         };
         assert_eq!(events.iter().filter(is_it).count(), 1, "{events:?}");
     }
-    fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
 fn a_keeper_that_may_not_end_a_machine_refuses_it_unless_it_may_wait() {
     let name = "a_keeper_that_may_not_end_a_machine_refuses_it_unless_it_may_wait";
-    if is_machine(name) || !has_users(name) {
-        return;
-    }
     for (policy, is_served) in [("kill", false), ("hold", true)] {
-        let folder = folder(&format!("rights-{policy}"));
-        std::os::unix::fs::chown(&folder, Some(STRANGER), Some(STRANGER)).unwrap();
-        let socket = folder.join("sock");
-        let mut keeper = program("a_keeper_of_another_test");
-        let keeper = keeper.env(KEEPER, &socket).env(POLICY, policy).uid(STRANGER).gid(STRANGER);
-        let mut keeper = Process::start(keeper);
-        wait_until("the keeper does not listen", || UnixStream::connect(&socket).is_ok());
-        let mut machine = program(name);
-        let machine = machine.env(MACHINE, &socket).uid(OTHER_STRANGER).gid(OTHER_STRANGER);
-        let mut machine = Process::start(machine);
+        let Some((folder, socket)) = case(name, "rights").filter(|_| has_users(name)) else {
+            return;
+        };
+        let mut keeper = keeper_of_a_stranger(&folder, policy);
+        let mut machine = machine_of(name, &socket, OTHER_STRANGER);
         if is_served {
             assert!(end_of(&mut machine).success());
             assert!(folder.join("connected-2").exists() && !folder.join("refused").exists());
@@ -1044,27 +961,19 @@ fn a_keeper_that_may_not_end_a_machine_refuses_it_unless_it_may_wait() {
         // Its worker is left to take its place, and ends with it.
         uzone_server::drain(&socket).unwrap();
         assert!(end_of(&mut keeper).success());
-        fs::remove_dir_all(folder).unwrap();
     }
 }
 
 #[test]
 fn a_worker_of_another_user_takes_the_place_of_its_keeper_and_states_its_rights() {
     let name = "a_worker_of_another_user_takes_the_place_of_its_keeper_and_states_its_rights";
-    if is_machine(name) || !has_users(name) {
-        return;
-    }
-    let folder = folder("heir");
-    let socket = folder.join("sock");
+    let Some((folder, socket)) = case(name, "heir").filter(|_| has_users(name)) else { return };
     let mut program = program("a_keeper_of_another_test");
     let program = program.env(KEEPER, &socket).env(INHERIT, &socket);
     let mut keeper = Process::start(program.env(WORKER_USER, STRANGER.to_string()));
     wait_until("the keeper does not listen", || uzone_server::status(&socket).is_ok());
     let mut machines = [(); 3].map(|()| machine(name, &socket));
-    for session in 1..=3 {
-        let connected = folder.join(format!("connected-{session}"));
-        wait_until("a machine does not connect", || connected.exists());
-    }
+    wait_for_machines(&folder, 1..=3);
     for machine in &machines {
         send(machine.id(), rustix::process::Signal::STOP);
     }
@@ -1087,17 +996,13 @@ fn a_worker_of_another_user_takes_the_place_of_its_keeper_and_states_its_rights(
     }
     uzone_server::drain(&socket).unwrap();
     wait_until("the heir does not end", || UnixStream::connect(&socket).is_err());
-    fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
 fn what_a_machine_touched_is_recorded_and_is_there_before_the_next_touches_it() {
     let name = "what_a_machine_touched_is_recorded_and_is_there_before_the_next_touches_it";
-    if is_machine(name) {
-        return;
-    }
-    let folder = folder("recorded");
-    let (socket, set) = (folder.join("sock"), folder.join("set"));
+    let Some((folder, socket)) = case(name, "recorded") else { return };
+    let set = folder.join("set");
     let faults = |words: &str| {
         let server = Running::start(&socket, &folder.join("packed"), words);
         let mut machine = machine(name, &socket);
@@ -1136,17 +1041,13 @@ fn what_a_machine_touched_is_recorded_and_is_there_before_the_next_touches_it() 
     assert_eq!(fs::read_dir(&sets).unwrap().count(), 1);
     faults(&format!("prefetch {}", sets.display()));
     eprintln!("faults: {recorded} recorded, {wrong:?} with a wrong set, {replayed:?} replayed");
-    fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
 fn an_upgrade_under_load_is_noticed_by_no_machine_and_another_image_is_refused() {
     let name = "an_upgrade_under_load_is_noticed_by_no_machine_and_another_image_is_refused";
-    if is_machine(name) {
-        return;
-    }
-    let folder = folder("upgrade");
-    let (socket, image) = (folder.join("sock"), folder.join("packed"));
+    let Some((folder, socket)) = case(name, "upgrade") else { return };
+    let image = folder.join("packed");
     let no_server = Running::started(&socket, &image, "kill", true);
     assert!(matches!(no_server, Err(ServeError::Ask { .. })));
     let mut server = Running::start(&socket, &image, "kill");
@@ -1178,18 +1079,13 @@ fn an_upgrade_under_load_is_noticed_by_no_machine_and_another_image_is_refused()
     let (served, _) = server.stop();
     assert_eq!((sessions + served.sessions, served.left), (18, 0));
     eprintln!("{handed_over} of 18 machines were handed over");
-    assert_eq!(fs::read_dir(&folder).unwrap().count(), 2, "no socket is left");
-    fs::remove_dir_all(folder).unwrap();
+    assert_eq!(fs::read_dir(&*folder).unwrap().count(), 2, "no socket is left");
 }
 
 #[test]
 fn thirty_two_clones_are_served_at_once_and_a_stopped_one_holds_up_no_other() {
     let name = "thirty_two_clones_are_served_at_once_and_a_stopped_one_holds_up_no_other";
-    if is_machine(name) {
-        return;
-    }
-    let folder = folder("clones");
-    let socket = folder.join("sock");
+    let Some((folder, socket)) = case(name, "clones") else { return };
     let server = Running::start(&socket, &folder.join("packed"), "kill");
     let mut stopped = machine(name, &socket);
     server.wait_for("the first", |event| matches!(event, ServeEvent::Connected { .. }));
@@ -1198,27 +1094,20 @@ fn thirty_two_clones_are_served_at_once_and_a_stopped_one_holds_up_no_other() {
     for clone in &mut clones {
         assert!(end_of(clone).success());
     }
-    let give_up = Instant::now() + PATIENCE;
-    while uzone_server::status(&socket).unwrap().sessions.len() > 1 {
-        assert!(Instant::now() < give_up, "the sessions of the others do not end");
-    }
+    let sessions = || uzone_server::status(&socket).unwrap().sessions.len();
+    wait_until("the sessions of the others do not end", || sessions() <= 1);
     // It has waited for all of them, and notices nothing.
     send(stopped.id(), rustix::process::Signal::CONT);
     assert!(end_of(&mut stopped).success());
     let (served, _) = server.stop();
     assert_eq!((served.sessions, served.left, served.deaths), (33, 0, 0));
-    fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
 fn a_machine_that_is_stopped_for_long_holds_up_no_other_and_goes_on() {
     let name = "a_machine_that_is_stopped_for_long_holds_up_no_other_and_goes_on";
-    if is_machine(name) {
-        return;
-    }
+    let Some((folder, socket)) = case(name, "stopped") else { return };
     let seconds = std::env::var(STOP_SECS).map_or(1, |secs| secs.parse().expect("STOP_SECS"));
-    let folder = folder("stopped");
-    let socket = folder.join("sock");
     let server = Running::start(&socket, &folder.join("packed"), "kill");
     let mut stopped =
         Process::start(program(name).env(MACHINE, &socket).env(STOPS, AMONG_ITS_FAULTS));
@@ -1230,8 +1119,7 @@ fn a_machine_that_is_stopped_for_long_holds_up_no_other_and_goes_on() {
         if others == 2 {
             // The next worker takes over a machine that is stopped.
             server.kill_worker();
-            let ended = |event: &ServeEvent| matches!(event, ServeEvent::WorkerEnded { .. });
-            server.wait_for("the end of the worker", ended);
+            wait_until("the worker does not end", || deaths(&server) > 0);
         }
     }
     let sessions = || uzone_server::status(&socket).unwrap().sessions.len();
@@ -1241,7 +1129,6 @@ fn a_machine_that_is_stopped_for_long_holds_up_no_other_and_goes_on() {
     assert!(end_of(&mut stopped).success());
     let (served, _) = server.stop();
     assert_eq!((served.sessions, served.left, served.deaths), (others + 1, 0, 1));
-    fs::remove_dir_all(folder).unwrap();
 }
 
 /// A pool of 2 MiB pages that is large enough, and as it was before when this ends.
@@ -1310,32 +1197,24 @@ fn be_a_huge_machine(socket: &Path) {
 #[test]
 fn machines_of_huge_and_small_pages_are_served_from_frames_of_any_size() {
     let name = "machines_of_huge_and_small_pages_are_served_from_frames_of_any_size";
-    if let Some(socket) = std::env::var_os(MACHINE) {
-        return be_a_huge_machine(Path::new(&socket));
-    }
+    let Some((folder, socket)) = case_of(name, "huge", be_a_huge_machine) else { return };
     let features = Features::EVENT_REMOVE | Features::MISSING_HUGETLB;
     let opened = Uffd::open(features, Features::NONE, KernelFaults::IfAllowed);
     let pool = opened.map_err(|error| error.to_string()).and_then(|_| Pool::raise(8));
     let _pool = match pool {
         Ok(pool) => pool,
-        Err(reason) => {
-            assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{name}: {reason}");
-            return eprintln!("skipped: {name}: {reason}");
-        }
+        Err(reason) => return skip(name, reason),
     };
-    let folder = folder("huge");
     let raw = fs::read(folder.join("raw")).unwrap();
     let packer = Packer::default().frame(ByteLen::mib(2));
     packer.pack(&mut &raw[..], &folder.join("frames"), None, &|_| true).unwrap();
     for image in ["raw", "packed", "frames"] {
-        let socket = folder.join("sock");
         let server = Running::start(&socket, &folder.join(image), "kill");
         let mut huge = machine(name, &socket);
         assert!(end_of(&mut huge).success(), "{image}: {:?}", server.events);
         let (served, _) = server.stop();
         assert_eq!((served.sessions, served.left), (1, 0), "{image}");
     }
-    fs::remove_dir_all(folder).unwrap();
 }
 
 /// What a machine does whose memory can be made huge pages: a region that starts with a block of 2 MiB, and one
@@ -1406,21 +1285,14 @@ fn huge_bytes(pid: u32) -> u64 {
 #[test]
 fn a_machine_of_small_pages_gets_huge_ones_while_it_runs_and_no_byte_changes() {
     let name = "a_machine_of_small_pages_gets_huge_ones_while_it_runs_and_no_byte_changes";
-    if let Some(socket) = std::env::var_os(MACHINE) {
-        return be_a_machine_of_blocks(Path::new(&socket));
-    }
-    if is_machine(name) {
-        return;
-    }
-    let is_root = rustix::process::geteuid().is_root();
-    let reason = no_huge_pages().or((!is_root).then(|| "it takes root".to_owned()));
-    if let Some(reason) = reason {
-        assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{name}: {reason}");
-        return eprintln!("skipped: {name}: {reason}");
-    }
     for (image, kills) in [("raw", false), ("packed", false), ("packed", true)] {
-        let folder = folder("made-huge");
-        let socket = folder.join("sock");
+        let case = case_of(name, "made-huge", be_a_machine_of_blocks);
+        let Some((folder, socket)) = case else { return };
+        let is_root = rustix::process::geteuid().is_root();
+        let reason = no_huge_pages().or((!is_root).then(|| "it takes root".to_owned()));
+        if let Some(reason) = reason {
+            return skip(name, reason);
+        }
         let server = Running::start(&socket, &folder.join(image), "huge");
         let mut machine = machine(name, &socket);
         let stats = || uzone_server::status(&socket).unwrap().sessions[0].stats.unwrap_or_default();
@@ -1441,7 +1313,6 @@ fn a_machine_of_small_pages_gets_huge_ones_while_it_runs_and_no_byte_changes() {
         assert_eq!((served.sessions, served.left), (1, 0), "{events:?}");
         let is_refused = |event: &ServeEvent| matches!(event, ServeEvent::NotHuge { .. });
         assert!(!events.iter().any(is_refused), "{events:?}");
-        fs::remove_dir_all(folder).unwrap();
     }
 }
 
@@ -1449,22 +1320,10 @@ fn a_machine_of_small_pages_gets_huge_ones_while_it_runs_and_no_byte_changes() {
 fn a_server_without_the_right_to_make_huge_pages_states_that_once_and_serves_all_the_same() {
     let name =
         "a_server_without_the_right_to_make_huge_pages_states_that_once_and_serves_all_the_same";
-    if let Some(socket) = std::env::var_os(MACHINE) {
-        return be_a_machine_of_blocks(Path::new(&socket));
-    }
-    if is_machine(name) || !has_users(name) {
-        return;
-    }
-    let folder = folder("not-huge");
-    std::os::unix::fs::chown(&folder, Some(STRANGER), Some(STRANGER)).unwrap();
-    let socket = folder.join("sock");
-    let mut keeper = program("a_keeper_of_another_test");
-    let keeper = keeper.env(KEEPER, &socket).env(POLICY, "huge").uid(STRANGER).gid(STRANGER);
-    let mut keeper = Process::start(keeper);
-    wait_until("the keeper does not listen", || uzone_server::status(&socket).is_ok());
-    let mut machine = program(name);
-    let machine = machine.env(MACHINE, &socket).uid(STRANGER).gid(STRANGER);
-    let mut machine = Process::start(machine);
+    let case = case_of(name, "not-huge", be_a_machine_of_blocks);
+    let Some((folder, socket)) = case.filter(|_| has_users(name)) else { return };
+    let mut keeper = keeper_of_a_stranger(&folder, "huge");
+    let mut machine = machine_of(name, &socket, STRANGER);
     let stats = || uzone_server::status(&socket).unwrap().sessions[0].stats.unwrap_or_default();
     wait_until("it does not touch all", || folder.join("all-done").exists());
     wait_until("no block is refused", || stats().not_huge == 3);
@@ -1477,7 +1336,6 @@ fn a_server_without_the_right_to_make_huge_pages_states_that_once_and_serves_all
     assert!(end_of(&mut machine).success());
     uzone_server::drain(&socket).unwrap();
     assert!(end_of(&mut keeper).success());
-    fs::remove_dir_all(folder).unwrap();
 }
 
 /// What a monitor with a guest does: it hands its memory over and has the guest walk it, gives memory back and
@@ -1522,9 +1380,7 @@ fn be_a_monitor(socket: &Path) {
 #[test]
 fn a_guest_of_kvm_finds_its_memory_while_workers_are_killed() {
     let name = "a_guest_of_kvm_finds_its_memory_while_workers_are_killed";
-    if let Some(socket) = std::env::var_os(MACHINE) {
-        return be_a_monitor(Path::new(&socket));
-    }
+    let Some((folder, socket)) = case_of(name, "kvm", be_a_monitor) else { return };
     let opened = Uffd::open(Features::EVENT_REMOVE, Features::NONE, KernelFaults::Required);
     let reason = match (opened, Kvm::new()) {
         (Ok(_), Ok(_)) => None,
@@ -1532,11 +1388,8 @@ fn a_guest_of_kvm_finds_its_memory_while_workers_are_killed() {
         (_, Err(error)) => Some(format!("/dev/kvm: {error}")),
     };
     if let Some(reason) = reason {
-        assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{name}: {reason}");
-        return eprintln!("skipped: {name}: {reason}");
+        return skip(name, reason);
     }
-    let folder = folder("kvm");
-    let socket = folder.join("sock");
     let server = Running::start(&socket, &folder.join("packed"), "kill");
     assert!(end_of(&mut machine(name, &socket)).success());
     let machines = [(); 3].map(|()| {
@@ -1549,5 +1402,4 @@ fn a_guest_of_kvm_finds_its_memory_while_workers_are_killed() {
     let (served, _) = server.stop();
     assert_eq!((served.sessions, served.left), (4, 0));
     assert!(served.deaths >= 2, "{served:?}");
-    fs::remove_dir_all(folder).unwrap();
 }

@@ -4,15 +4,15 @@
 //! but not by much. Times are compared with times of the same minute only, because the machine that runs the
 //! tests may be busy.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use uzone_os::uffd::KernelFaults;
 
 use crate::{
-    MACHINE, PAGE, PAGES, PATIENCE, Process, Running, check, end_of, folder, is_machine, machine,
-    one_region, page_of, program, wait_until,
+    MACHINE, PAGE, PAGES, PATIENCE, Process, Running, case_of, check, end_of, machine, one_region,
+    page_of, program, wait_until,
 };
 
 const NAME: &str = "neighbour::a_machine_stays_fast_beside_one_that_faults_at_full_speed";
@@ -99,16 +99,11 @@ fn p99(times: &mut [Duration]) -> Duration {
 
 #[test]
 fn a_machine_stays_fast_beside_one_that_faults_at_full_speed() {
-    if let Some(socket) = std::env::var_os(MACHINE).map(PathBuf::from) {
-        return match std::env::var_os(TIMES) {
-            Some(times) => be_quiet(&socket, Path::new(&times)),
-            None => be_noisy(&socket),
-        };
-    }
-    if is_machine(NAME) {
-        return;
-    }
-    let folder = folder("neighbour");
+    let machine = |socket: &Path| match std::env::var_os(TIMES) {
+        Some(times) => be_quiet(socket, Path::new(&times)),
+        None => be_noisy(socket),
+    };
+    let Some((folder, _)) = case_of(NAME, "neighbour", machine) else { return };
     for image in ["raw", "packed"] {
         let sockets = ["one", "other"].map(|socket| folder.join(socket));
         let servers =
@@ -128,5 +123,4 @@ fn a_machine_stays_fast_beside_one_that_faults_at_full_speed() {
         assert!(longest < PATIENCE / 6, "a touch took {longest:?}");
         servers.into_iter().for_each(|server| drop(server.stop()));
     }
-    fs::remove_dir_all(folder).unwrap();
 }
