@@ -47,11 +47,30 @@ pub(super) struct Image {
 
 impl Image {
     /// Returns whether the chunk at `offset` has that hash.
-    pub(super) fn has(&self, offset: u64, hash: &str) -> bool {
+    fn has(&self, offset: u64, hash: &str) -> bool {
         usize::try_from(offset / CHUNK)
             .ok()
             .and_then(|chunk| self.chunks.get(chunk))
             .is_some_and(|right| right == hash)
+    }
+
+    /// Reads the first `len` bytes chunk by chunk. Returns where the first one starts that is not the image's.
+    pub(super) fn first_difference(
+        &self,
+        len: ByteLen,
+        mut read: impl FnMut(u64, &mut [u8]) -> Result<(), Failure>,
+    ) -> Result<Option<u64>, Failure> {
+        let mut bytes = vec![0; ByteLen::new(CHUNK).to_usize()?];
+        let mut first = None;
+        for offset in (0..len.get()).step_by(bytes.len()) {
+            let left = ByteLen::new((len.get() - offset).min(CHUNK)).to_usize()?;
+            let chunk = &mut bytes[..left];
+            read(offset, chunk)?;
+            if !self.has(offset, &blake3::hash(chunk).to_hex()) {
+                first.get_or_insert(offset);
+            }
+        }
+        Ok(first)
     }
 
     /// Returns how many chunks it has.

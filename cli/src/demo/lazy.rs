@@ -186,19 +186,13 @@ impl Checked {
 fn check(memory: &Adopted, len: ByteLen, image: &Image, out: &Output) -> Result<Checked, Failure> {
     let progress = Progress::new(out, "comparing every byte", image.chunks() as u64);
     let started = Instant::now();
-    let len = len.get();
     let mut whole = blake3::Hasher::new();
-    let mut bytes = vec![0; ByteLen::new(CHUNK).to_usize()?];
-    let mut first_difference = None;
-    for offset in (0..len).step_by(bytes.len()) {
-        let left = ByteLen::new((len - offset).min(CHUNK)).to_usize()?;
-        read(memory, offset, &mut bytes[..left])?;
-        whole.update(&bytes[..left]);
-        if !image.has(offset, &blake3::hash(&bytes[..left]).to_hex()) {
-            first_difference.get_or_insert(offset);
-        }
-        progress.set(offset / CHUNK + 1);
-    }
+    let first_difference = image.first_difference(len, |offset, bytes| {
+        progress.set(offset / CHUNK);
+        read(memory, offset, bytes)?;
+        whole.update(bytes);
+        Ok(())
+    })?;
     let hash = whole.finalize().to_hex().to_string();
     Ok(Checked { hash, elapsed_ns: nanoseconds(started.elapsed()), first_difference })
 }

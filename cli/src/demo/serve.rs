@@ -149,24 +149,14 @@ fn compare(
     out: &Output,
 ) -> Result<Option<u64>, Failure> {
     let progress = Progress::new(out, "comparing what a page server serves", part.get() / CHUNK);
-    let check = |memory: &AttachedMemory, is_first: bool| -> Result<Option<u64>, Failure> {
-        let mut bytes = vec![0; usize::try_from(CHUNK).unwrap_or(0)];
-        let mut wrong = None;
-        for offset in (0..part.get()).step_by(bytes.len()) {
-            let left = usize::try_from(part.get() - offset).unwrap_or(usize::MAX).min(bytes.len());
-            let part_of = &mut bytes[..left];
-            memory
-                .mapping()
-                .read_at(offset, part_of)
-                .map_err(|cause| steps::no_page(&format!("{:?}", memory.served_by()), cause))?;
-            if !image.has(offset, &blake3::hash(part_of).to_hex()) {
-                wrong.get_or_insert(offset);
-            }
+    let check = |memory: &AttachedMemory, is_first: bool| {
+        image.first_difference(part, |offset, bytes| {
             if is_first {
-                progress.set(offset / CHUNK + 1);
+                progress.set(offset / CHUNK);
             }
-        }
-        Ok(wrong)
+            let read = memory.mapping().read_at(offset, bytes);
+            read.map_err(|cause| steps::no_page(&format!("{:?}", memory.served_by()), cause))
+        })
     };
     thread::scope(|scope| {
         let [first, other] = &attached.memories;
