@@ -19,68 +19,62 @@ use uzone_snapshot::SnapshotError;
 use uzone_stream::StreamError;
 use uzone_zone::BindError;
 
-/// The ways to end, in ascending order, each with its number and its meaning in the help.
-macro_rules! exits {
-    ($($(#[$doc:meta])* $name:ident = $code:literal, $meaning:literal;)*) => {
-        /// How the command ended.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        #[repr(u8)]
-        pub(crate) enum Exit {
-            $($(#[$doc])* $name = $code,)*
-        }
-
-        impl Exit {
-            /// Every one, in ascending order.
-            const ALL: &[Self] = &[$(Self::$name),*];
-
-            /// The numbers of all.
-            pub(crate) const CODES: &[u8] = &[$($code),*];
-
-            /// Returns the meaning in a few words, for the help.
-            const fn meaning(self) -> &'static str {
-                match self {
-                    $(Self::$name => $meaning,)*
-                }
-            }
-        }
-    };
-}
-
-exits! {
+/// How the command ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Exit {
     /// All is well.
-    Ok = 0, "ok";
+    Ok = 0,
     /// The command did its work, and what it checked is not as it should be.
-    No = 1, "the check found a problem";
+    No = 1,
     /// The arguments make no sense.
-    Usage = 2, "wrong usage";
+    Usage = 2,
     /// The input is not what it should be (`EX_DATAERR`).
-    Data = 65, "the input is not valid";
+    Data = 65,
     /// The input is not there (`EX_NOINPUT`).
-    Input = 66, "the input is missing";
+    Input = 66,
     /// The kernel lacks a feature (`EX_UNAVAILABLE`).
-    Feature = 69, "the kernel lacks a feature";
+    Feature = 69,
     /// The system refused (`EX_OSERR`).
-    Os = 71, "the system refused (out of memory, processes, descriptors)";
+    Os = 71,
     /// Reading or writing failed (`EX_IOERR`).
-    Io = 74, "reading or writing failed";
+    Io = 74,
     /// It may work the next time (`EX_TEMPFAIL`).
-    Again = 75, "try again";
+    Again = 75,
     /// The other side does not keep to the protocol (`EX_PROTOCOL`).
-    Protocol = 76, "the other side broke the protocol";
+    Protocol = 76,
     /// This user may not do that (`EX_NOPERM`).
-    Permission = 77, "no permission";
+    Permission = 77,
     /// The host or the command is set up in a way that cannot work (`EX_CONFIG`).
-    Config = 78, "the host is not set up for it";
+    Config = 78,
 }
+
+/// Each way to end, in ascending order, and its meaning in the help.
+const MEANINGS: [(Exit, &str); 12] = [
+    (Exit::Ok, "ok"),
+    (Exit::No, "the check found a problem"),
+    (Exit::Usage, "wrong usage"),
+    (Exit::Data, "the input is not valid"),
+    (Exit::Input, "the input is missing"),
+    (Exit::Feature, "the kernel lacks a feature"),
+    (Exit::Os, "the system refused (out of memory, processes, descriptors)"),
+    (Exit::Io, "reading or writing failed"),
+    (Exit::Again, "try again"),
+    (Exit::Protocol, "the other side broke the protocol"),
+    (Exit::Permission, "no permission"),
+    (Exit::Config, "the host is not set up for it"),
+];
 
 impl Exit {
     /// Returns how another process of this program ended, if it was by itself.
     pub(crate) fn of_process(status: ExitStatus) -> Option<Self> {
-        Self::of_code(status.code()?)
+        let mut all = Self::all();
+        all.find(|exit| Some(i32::from(exit.code())) == status.code())
     }
 
-    fn of_code(code: i32) -> Option<Self> {
-        Self::ALL.iter().copied().find(|exit| i32::from(exit.code()) == code)
+    /// Returns every one, in ascending order.
+    pub(crate) fn all() -> impl Iterator<Item = Self> {
+        MEANINGS.into_iter().map(|(exit, _)| exit)
     }
 
     /// Returns the number that the shell sees.
@@ -105,8 +99,9 @@ impl From<Exit> for ExitCode {
 
 /// Returns what stands at the end of a command's help: an example, and the codes it may exit with.
 pub(crate) fn help(example: &str, codes: &[u8]) -> String {
-    let exits = codes.iter().filter_map(|code| Exit::of_code(i32::from(*code)));
-    let exits = exits.map(|exit| format!("\n  {:>2}  {}", exit.code(), exit.meaning()));
+    let exits = MEANINGS.iter().map(|(exit, meaning)| (exit.code(), meaning));
+    let exits = exits.filter(|(code, _)| codes.contains(code));
+    let exits = exits.map(|(code, meaning)| format!("\n  {code:>2}  {meaning}"));
     format!("Example:\n  {example}\n\nExit codes:{}", exits.collect::<String>())
 }
 
@@ -297,7 +292,7 @@ mod tests {
 
     #[test]
     fn codes_are_the_documented_ones_in_ascending_order() {
-        let codes: Vec<u8> = Exit::ALL.iter().map(|exit| exit.code()).collect();
+        let codes: Vec<u8> = Exit::all().map(Exit::code).collect();
         assert_eq!(codes, [0, 1, 2, 65, 66, 69, 71, 74, 75, 76, 77, 78]);
     }
 

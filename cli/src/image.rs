@@ -419,16 +419,13 @@ impl PackArgs {
         if self.hashes_only { Codec::None } else { self.codec.into() }
     }
 
-    fn same_file(&self) -> Failure {
-        let image = self.image.display();
-        Failure::usage(format!("{image} is both the input and the image: name another image"))
-    }
-
     fn fit_together(&self) -> Result<(), Failure> {
         let mut inputs =
             self.input.iter().chain(&self.firecracker).chain(&self.diff).chain(&self.parent);
         if inputs.any(|input| is_same(input, &self.image)) {
-            return Err(self.same_file());
+            let image = self.image.display();
+            let text = format!("{image} is both the input and the image: name another image");
+            return Err(Failure::usage(text));
         }
         if self.input.is_some() && !self.diff.is_empty() {
             return Err(Failure::usage(

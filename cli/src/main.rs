@@ -35,7 +35,7 @@ use tracing::Level;
     version,
     arg_required_else_help = true,
     subcommand_required = true,
-    after_help = exit::help("uzone doctor", Exit::CODES)
+    after_help = exit::help("uzone doctor", &Exit::all().map(Exit::code).collect::<Vec<_>>())
 )]
 struct Arguments {
     #[command(flatten)]

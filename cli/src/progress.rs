@@ -11,6 +11,10 @@ use uzone_bench::{PartOf, Phase};
 
 use crate::output::{Output, Verbosity};
 
+/// What a bar of rounds shows, and one of bytes.
+const ROUNDS: &str = "{msg} {wide_bar} {pos}/{len} {eta}";
+const BYTES: &str = "{msg} {wide_bar} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec}";
+
 /// The bars of a run: one for the step under way, below one for the parts where there are several.
 #[derive(Debug)]
 pub(crate) struct Steps {
@@ -33,24 +37,19 @@ pub(crate) struct Progress(ProgressBar);
 impl Progress {
     /// Starts a step of `total` rounds.
     pub(crate) fn new(out: &Output, what: impl Into<Cow<'static, str>>, total: u64) -> Self {
-        Self::dressed(ProgressBar::with_draw_target(Some(total), target(out)), what)
+        Self::dressed(ProgressBar::with_draw_target(Some(total), target(out)), what, ROUNDS)
     }
 
     /// Starts work on `total` bytes; zero is not known.
     pub(crate) fn bytes(out: &Output, what: &'static str, total: u64) -> Self {
-        let bar = ProgressBar::with_draw_target((total > 0).then_some(total), target(out));
-        let template =
-            "{msg} {wide_bar} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec}";
-        let style = ProgressStyle::with_template(template);
-        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        bar.set_message(what);
-        Self(bar)
+        let total = (total > 0).then_some(total);
+        Self::dressed(ProgressBar::with_draw_target(total, target(out)), what, BYTES)
     }
 
     /// Gives a bar that is where it is to be drawn its looks.
-    fn dressed(bar: ProgressBar, what: impl Into<Cow<'static, str>>) -> Self {
+    fn dressed(bar: ProgressBar, what: impl Into<Cow<'static, str>>, template: &str) -> Self {
         // A template that cannot be read is one with a typing error: the plain bar does too.
-        let style = ProgressStyle::with_template("{msg} {wide_bar} {pos}/{len} {eta}");
+        let style = ProgressStyle::with_template(template);
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
         bar.set_message(what);
         Self(bar)
@@ -107,6 +106,6 @@ impl Steps {
     }
 
     fn bar(&self, total: u64, what: String) -> Progress {
-        Progress::dressed(self.bars.add(ProgressBar::new(total)), what)
+        Progress::dressed(self.bars.add(ProgressBar::new(total)), what, ROUNDS)
     }
 }
