@@ -14,7 +14,6 @@ use std::io::{self, Read};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -23,13 +22,13 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use uzone_fault::{AdoptedMemory, KeptPages, LoggedEvents, RemoteRegion};
-use uzone_os::peer::{self, Peer};
+use uzone_os::peer::Peer;
 use uzone_os::{Anonymous, Exclusive, HugeAdvice, MessageSocket, WriteScan};
 use uzone_pages::ByteLen;
 use uzone_snapshot::Source;
 
 use crate::connection::Connection;
-use crate::control::control_path;
+use crate::control::{self, control_path};
 use crate::error::ServeError;
 use crate::link::{self, Titled};
 use crate::worker::dialect;
@@ -162,11 +161,8 @@ impl SessionMemory {
     }
 
     fn ask(path: &Path, session: u64) -> io::Result<Self> {
-        let stream = UnixStream::connect(path)?;
-        let (here, there) = MessageSocket::pair()?;
-        peer::send(&stream, format!("memory {session}\n").as_bytes(), &[there.as_fd()])?;
-        drop(there);
-        let Titled { title, fds, bytes } = link::receive(&here, &mut link::room())?;
+        let keeper = control::connect(path, &format!("memory {session}\n"))?;
+        let Titled { title, fds, bytes } = link::receive(&keeper, &mut link::room())?;
         let mut fds = fds.into_iter();
         let mut next = || fds.next().ok_or(io::ErrorKind::InvalidData);
         let (image, (memory, pagemap)) = match title {
@@ -191,7 +187,8 @@ impl SessionMemory {
         let removed = log.map(|log| AdoptedMemory::given_back(&of.regions, &log)).transpose();
         let removed = removed.map_err(io::Error::other)?.unwrap_or_default();
         let (is_shared, is_tracked) = (of.is_shared(), of.is_tracked());
-        let (regions, worker) = (of.regions, here);
+        // What follows is for the worker, if the keeper passes it on.
+        let (regions, worker) = (of.regions, keeper);
         Ok(Self { image, regions, is_shared, is_tracked, removed, memory, pagemap, worker })
     }
 

@@ -382,11 +382,14 @@ pub(crate) fn take_over(
     will_absorb: impl FnOnce(&Path) -> io::Result<()>,
 ) -> Result<Estate, ServeError> {
     let path = control_path(socket);
-    let taken = UnixStream::connect(&path).and_then(|stream| {
-        let (here, there) = MessageSocket::pair()?;
-        peer::send(&stream, b"take-over\n", &[there.as_fd()])?;
-        drop(there);
-        takeover::take(&here, image, will_absorb)
-    });
-    taken.map_err(|cause| ServeError::Ask { path, cause })
+    connect(&path, "take-over\n")
+        .and_then(|keeper| takeover::take(&keeper, image, will_absorb))
+        .map_err(|cause| ServeError::Ask { path, cause })
+}
+
+/// Asks the keeper at a control socket for what it sends by a socket of its own. Returns that.
+pub(crate) fn connect(path: &Path, line: &str) -> io::Result<MessageSocket> {
+    let (here, there) = MessageSocket::pair()?;
+    peer::send(UnixStream::connect(path)?, line.as_bytes(), &[there.as_fd()])?;
+    Ok(here)
 }

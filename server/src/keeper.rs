@@ -358,7 +358,6 @@ impl Keeper {
             }
             self.see_to_time();
             self.hand_over();
-            self.ask_for_stats();
         }
         Ok(self.end())
     }

@@ -47,11 +47,9 @@ pub(crate) enum Order {
 /// What the worker sends.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Report {
-    /// Which image it serves, before all else: what tells it from others, where it is, and the names of its files,
-    /// which come along.
-    Image(String, String, Vec<String>),
-    /// How it is confined.
-    Sandbox(Sandbox),
+    /// Which image it serves, before all else: what tells it from others, where it is, and the names of its files, which
+    /// come along; and how it is confined.
+    Opened { image: String, path: String, names: Vec<String>, sandbox: Sandbox },
     /// It can take a connection.
     Next,
     /// It is about to read the events of a session; what it reads is in the log that comes along.

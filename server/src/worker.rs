@@ -188,9 +188,9 @@ impl Worker {
         let (mut room, mut ready) = (link::room(), Vec::new());
         let (names, files): (Vec<_>, Vec<_>) =
             self.files.iter().map(|(name, file)| (name.clone(), file.as_fd())).unzip();
-        let image = Report::Image(self.image.clone(), self.path.clone(), names);
-        let mut is_kept = link::send(&keeper, &image, &files)
-            .and_then(|()| link::send(&keeper, &Report::Sandbox(self.sandbox.clone()), &[]))
+        let (image, path, sandbox) = (self.image.clone(), self.path.clone(), self.sandbox.clone());
+        let opened = Report::Opened { image, path, names, sandbox };
+        let mut is_kept = link::send(&keeper, &opened, &files)
             .and_then(|()| link::send(&keeper, &Report::Next, &[]))
             .is_ok();
         while is_kept {

@@ -100,39 +100,38 @@ impl Keeper {
         Ok(())
     }
 
-    /// Hands a connection over, if the worker waits for one.
+    /// Hands over what there is, if the worker waits for an order: what the next keeper needs, a client, a connection; and
+    /// then asks it for its counts, if they were asked for.
     pub(super) fn hand_over(&mut self) {
         while let Some(worker) = self.worker.as_mut().filter(|worker| worker.asks) {
-            if !worker.has_heirlooms {
-                (worker.asks, worker.has_heirlooms) = (false, true);
+            let sent = if !worker.has_heirlooms {
+                worker.has_heirlooms = true;
                 let listener = self.socket.as_ref().map(|socket| socket.listener.as_fd());
                 let [control, metrics] = self.control.as_ref().map_or([None; 2], Control::sockets);
                 let manager = self.manager.as_ref().map(AsFd::as_fd);
                 let held = self.recovery.as_ref().map(Recovery::held);
                 let folder = held.or(self.folder.as_ref());
-                let fds = [listener, control, metrics, manager];
-                if Heirlooms::hand_over(&worker.socket, fds, folder).is_err() {
-                    return self.worker_ended();
-                }
-                continue;
-            }
-            if let Some((session, client, pending)) = self.captures.pop_front() {
-                worker.asks = false;
+                Heirlooms::hand_over(&worker.socket, [listener, control, metrics, manager], folder)
+            } else if let Some((session, client, pending)) = self.captures.pop_front() {
                 let fds = [client.as_fd(), pending.as_fd()];
-                if link::send(&worker.socket, &Order::Capture(session), &fds).is_err() {
-                    return self.worker_ended();
+                link::send(&worker.socket, &Order::Capture(session), &fds)
+            } else if let Some(key) = self.news.pop_front() {
+                let Some(connection) = self.connections.get_mut(&key) else { continue };
+                worker.taking = Some(key);
+                if connection.may_be_a_machine() {
+                    // If it fails, so it does when the machine is kept, which warns.
+                    let _ = Self::make_log(self.recovery.as_ref(), connection);
                 }
-                continue;
-            }
-            let Some(key) = self.news.pop_front() else { return };
-            let Some(connection) = self.connections.get_mut(&key) else { continue };
-            (worker.asks, worker.taking) = (false, Some(key));
-            if connection.may_be_a_machine() {
-                // If it fails, so it does when the machine is kept, which warns.
-                let _ = Self::make_log(self.recovery.as_ref(), connection);
-            }
-            let (order, fds) = (Order::Take(connection.kept(key)), connection.descriptors());
-            if link::send_with(&worker.socket, &order, &fds, &connection.bytes).is_err() {
+                let (order, fds) = (Order::Take(connection.kept(key)), connection.descriptors());
+                link::send_with(&worker.socket, &order, &fds, &connection.bytes)
+            } else if !self.asking.is_empty() {
+                worker.is_counting = true;
+                link::send(&worker.socket, &Order::Stats, &[])
+            } else {
+                return;
+            };
+            worker.asks = false;
+            if sent.is_err() {
                 return self.worker_ended();
             }
         }
@@ -142,19 +141,6 @@ impl Keeper {
     pub(super) fn heirlooms_changed(&mut self) {
         if let Some(worker) = &mut self.worker {
             worker.has_heirlooms = false;
-        }
-    }
-
-    /// Asks the worker for its counts, if they were asked for, and it waits for an order.
-    pub(super) fn ask_for_stats(&mut self) {
-        if self.asking.is_empty() {
-            return;
-        }
-        if let Some(worker) = self.worker.as_mut().filter(|worker| worker.asks) {
-            (worker.asks, worker.is_counting) = (false, true);
-            if link::send(&worker.socket, &Order::Stats, &[]).is_err() {
-                self.worker_ended();
-            }
         }
     }
 
@@ -169,7 +155,7 @@ impl Keeper {
 
     fn handle(&mut self, Titled { title, fds, .. }: Titled<Report>) {
         match title {
-            Report::Image(image, path, names) => {
+            Report::Opened { image, path, names, sandbox } => {
                 let before = mem::replace(&mut self.image, image);
                 if !before.is_empty() && before != self.image {
                     // It was opened by its name again, or changed in place: no machine gets bytes of both.
@@ -178,10 +164,9 @@ impl Keeper {
                     }
                     self.refuse_other_images();
                 }
-                self.image_path = path;
+                (self.image_path, self.sandbox) = (path, sandbox);
                 self.files = names.into_iter().zip(fds.into_iter().map(File::from)).collect();
             }
-            Report::Sandbox(sandbox) => self.sandbox = sandbox,
             Report::Next => {
                 let Some(worker) = &mut self.worker else { return };
                 (worker.is_ready, worker.asks, worker.taking) = (true, true, None);
