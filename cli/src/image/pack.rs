@@ -1,0 +1,332 @@
+//! `uzone pack`: an image of the bytes of memory.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use serde::Serialize;
+use uzone_pages::ByteLen;
+use uzone_snapshot::{
+    Codec, Image, ImageRegion, Layers, Packer, SnapshotError, Source, is_url, open_source,
+};
+
+use super::{EXITS, Requests, Threads, Work, beside, check_output, is_same, ratio};
+use crate::exit::{self, Exit, Failure};
+use crate::output::{Output, Report, Style};
+use crate::progress::Progress;
+
+/// Pack memory into an image: compressed, verified, and readable at any page
+///
+/// The input is the bytes of memory, such as the memory file of a virtual machine; `-` is standard input.
+/// With zstd and without a parent, `zstd -d` makes the same bytes of the image. It appears when it is whole;
+/// until then it has no name.
+///
+/// The input and the image may be objects: s3://BUCKET/KEY, gs://BUCKET/KEY, az://CONTAINER/KEY, and to read
+/// alone http://HOST/PATH and https://HOST/PATH. Credentials, regions and endpoints come from the environment
+/// (AWS_..., GOOGLE_..., AZURE_...).
+///
+/// A Firecracker snapshot is the memory file of a full snapshot and those of diffs, the oldest first. What a
+/// diff has is known from the holes of its file, which is right on the file that Firecracker wrote, and wrong
+/// on a copy that has other holes. Files on hugetlbfs, on a tmpfs with huge pages, and on file systems
+/// without holes are refused by name. An object has no holes: the memory file may be one, and a diff only
+/// with --all-data.
+#[derive(Debug, clap::Args)]
+#[command(allow_missing_positional = true)]
+#[command(after_help = exit::help("uzone pack --firecracker vm.mem --diff vm.mem.1 vm.img", &EXITS))]
+pub(crate) struct Args {
+    /// The bytes to pack
+    #[arg(required_unless_present = "firecracker", conflicts_with = "firecracker")]
+    input: Option<PathBuf>,
+    /// The image to write; one that is there is replaced as a whole
+    image: PathBuf,
+    /// Pack the memory file of a Firecracker snapshot instead
+    #[arg(long, value_name = "MEM")]
+    firecracker: Option<PathBuf>,
+    /// With --firecracker, the memory file of a diff on top; several, the oldest first
+    #[arg(long, value_name = "MEM")]
+    diff: Vec<PathBuf>,
+    /// Take every byte of each diff, and holes for zeroes
+    #[arg(long, requires = "diff")]
+    all_data: bool,
+    /// Where bytes of the input are in the guest: the address, where they start in the input, and how many
+    /// they are, such as 0x100000000:3G:1G; several for several regions [default: all of it, at 0]
+    #[arg(long, value_name = "ADDRESS:OFFSET:LENGTH", value_parser = region)]
+    region: Vec<ImageRegion>,
+    /// How frames are stored
+    #[arg(long, default_value = "zstd", value_parser = codec())]
+    codec: Codec,
+    /// How hard to compress: up to 22 for zstd, 0 to 12 for lz4 [default: 3 for zstd, 0 for lz4]
+    #[arg(long, allow_negative_numbers = true)]
+    level: Option<i32>,
+    /// How many bytes are compressed together: a power of two from a page to 16M [default: 64K]
+    #[arg(long, value_name = "SIZE")]
+    frame: Option<ByteLen>,
+    /// The size of a page, of which zero ones are noted: a power of two from 4K to 2M [default: 4K]
+    #[arg(long, value_name = "SIZE")]
+    page: Option<ByteLen>,
+    /// Store only what differs from this image, which has to stay where it is
+    #[arg(long, value_name = "IMAGE")]
+    parent: Option<PathBuf>,
+    /// Take down the pages that a run touched: their numbers in order, one a line
+    #[arg(long, value_name = "FILE")]
+    working_set: Option<PathBuf>,
+    /// Pack these pages together, before all others: their numbers in order, one a line, as a run touches
+    /// them. `zstd -d` then gives the pages in that order
+    #[arg(long, value_name = "FILE", conflicts_with = "parent")]
+    order: Option<PathBuf>,
+    /// The input is an image: pack its bytes anew, with those of the images below it. It keeps its regions,
+    /// its working set, and the sizes of its pages and frames
+    #[arg(long, conflicts_with = "firecracker")]
+    rebase: bool,
+    /// Write only hashes of the input, as IMAGE, which is the name of the input with .hashes behind it: then
+    /// each command that takes an image takes the input for one, verified and not compressed
+    #[arg(long, conflicts_with_all = ["firecracker", "parent", "order", "rebase", "codec", "level"])]
+    hashes_only: bool,
+    #[command(flatten)]
+    requests: Requests,
+    #[command(flatten)]
+    threads: Threads,
+}
+
+/// Reads the name of a codec.
+fn codec() -> impl TypedValueParser<Value = Codec> {
+    PossibleValuesParser::new(["zstd", "lz4", "none"]).map(|name| match name.as_str() {
+        "lz4" => Codec::Lz4,
+        "none" => Codec::None,
+        _ => Codec::Zstd,
+    })
+}
+
+/// Reads a part of guest memory, `ADDRESS:OFFSET:LENGTH`; the size of its pages is another argument.
+fn region(text: &str) -> Result<ImageRegion, &'static str> {
+    let number = |text: &str| match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16).ok(),
+        None => text.parse::<ByteLen>().ok().map(ByteLen::get),
+    };
+    let numbers: Vec<_> = text.split(':').map(number).collect();
+    match numbers[..] {
+        [Some(guest_addr), Some(offset), Some(len_bytes)] => {
+            Ok(ImageRegion { guest_addr, offset, len_bytes, page_bytes: 0 })
+        }
+        _ => Err("a region is ADDRESS:OFFSET:LENGTH, such as 0x100000000:3G:1G"),
+    }
+}
+
+/// `uzone.pack/1`
+#[derive(Debug, Serialize)]
+struct PackReport {
+    image: String,
+    root: String,
+    codec: &'static str,
+    image_bytes: u64,
+    file_bytes: u64,
+    page_bytes: u64,
+    frame_bytes: u64,
+    zero_pages: u64,
+    stored_frames: u64,
+    #[serde(flatten)]
+    work: Work,
+}
+
+impl Report for PackReport {
+    const SCHEMA: &'static str = "uzone.pack/1";
+
+    fn text(&self, _style: Style) -> String {
+        format!(
+            "packed {:.1} into {:.1} ({} times smaller) in {}\nroot {}\n",
+            ByteLen::new(self.image_bytes),
+            ByteLen::new(self.file_bytes),
+            ratio(self.image_bytes, self.file_bytes),
+            self.work.text(),
+            self.root,
+        )
+    }
+}
+
+/// What is packed.
+enum Input {
+    /// Bytes that come in order, and how many they are; 0 if that is not known.
+    Stream(Box<dyn Read + Send>, u64),
+    /// Bytes that can be read at any place.
+    Source(Box<dyn Source>),
+    /// Those of an image.
+    Image(Box<Image>),
+}
+
+/// Packs an image.
+///
+/// # Errors
+/// If the input cannot be read or the image cannot be written.
+pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
+    args.fit_together()?;
+    let parent = args.parent.as_ref().map(|path| Image::open(path, &args.requests.open()));
+    let parent = parent.transpose()?;
+    let mut input = args.open_input(out)?;
+    let (packer, page, frame) = args.packer(&input)?;
+    let below = parent.iter().chain(match &input {
+        Input::Image(image) => Some(&**image),
+        _ => None,
+    });
+    for image in below {
+        check_output(image, &args.image)?;
+    }
+    let len = match &input {
+        Input::Stream(_, len) => *len,
+        Input::Source(source) => source.byte_len(),
+        Input::Image(image) => image.byte_len(),
+    };
+    let bar = Progress::bytes(out, "packing", len);
+    let started = Instant::now();
+    let show = |done| {
+        bar.set(done);
+        true
+    };
+    let packed = match &mut input {
+        Input::Stream(input, _) => packer.pack(input, &args.image, parent.as_ref(), &show)?,
+        Input::Source(source) => {
+            packer.pack_source(&**source, &args.image, parent.as_ref(), &show)?
+        }
+        Input::Image(image) => packer.pack_source(&**image, &args.image, parent.as_ref(), &show)?,
+    };
+    drop(bar);
+    out.print(&PackReport {
+        image: args.image.display().to_string(),
+        root: packed.root.to_string(),
+        codec: args.codec().name(),
+        image_bytes: packed.image_bytes,
+        file_bytes: packed.file_bytes,
+        page_bytes: page,
+        frame_bytes: frame,
+        zero_pages: packed.zero_pages,
+        stored_frames: packed.stored_frames,
+        work: Work::of(packed.image_bytes, started),
+    })?;
+    Ok(Exit::Ok)
+}
+
+impl Args {
+    fn codec(&self) -> Codec {
+        if self.hashes_only { Codec::None } else { self.codec }
+    }
+
+    fn fit_together(&self) -> Result<(), Failure> {
+        let mut inputs =
+            self.input.iter().chain(&self.firecracker).chain(&self.diff).chain(&self.parent);
+        if inputs.any(|input| is_same(input, &self.image)) {
+            let image = self.image.display();
+            let text = format!("{image} is both the input and the image: name another image");
+            return Err(Failure::usage(text));
+        }
+        if self.input.is_some() && !self.diff.is_empty() {
+            return Err(Failure::usage(
+                "--diff changes the memory file of --firecracker: name that as well, in the place of an input",
+            ));
+        }
+        if self.hashes_only
+            && let Some(input) = &self.input
+            && self.image.as_os_str() != beside(input).as_os_str()
+        {
+            let expected = beside(input);
+            let text =
+                format!("hashes are found beside their memory alone: name {}", expected.display());
+            return Err(Failure::usage(text));
+        }
+        let is_pipe = self.input.as_deref() == Some(Path::new("-"));
+        if is_pipe && (self.order.is_some() || self.rebase) {
+            return Err(Failure::usage(
+                "--order and --rebase need an input that can be read at any place: name a file",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Returns what writes the image, and the size of its pages and of its frames: an image that is packed
+    /// anew has those it had, its regions and its working set, unless others are given.
+    fn packer(&self, input: &Input) -> Result<(Packer, u64, u64), Failure> {
+        let before = match input {
+            Input::Image(image) => Some(image),
+            _ => None,
+        };
+        let page = self.page.map(ByteLen::get).or(before.map(|image| image.page_bytes()));
+        let frame = self.frame.map(ByteLen::get).or(before.map(|image| image.frame_bytes()));
+        let (page, frame) = (page.unwrap_or(4 << 10), frame.unwrap_or(64 << 10));
+        let with_pages = |regions: &[ImageRegion]| {
+            regions.iter().map(|region| ImageRegion { page_bytes: page, ..*region }).collect()
+        };
+        let regions = match before {
+            Some(image) if self.region.is_empty() => image.regions().to_vec(),
+            _ => with_pages(&self.region),
+        };
+        let working_set = match (&self.working_set, before) {
+            (Some(path), _) => read_pages(path)?,
+            (None, Some(image)) => image.working_set().to_vec(),
+            (None, None) => Vec::new(),
+        };
+        let order = self.order.as_deref().map(read_pages).transpose()?;
+        let codec = self.codec();
+        let level = if codec == Codec::Zstd { 3 } else { 0 };
+        let packer = Packer::default()
+            .codec(codec)
+            .hashes_only(self.hashes_only)
+            .level(self.level.unwrap_or(level))
+            .frame(ByteLen::new(frame))
+            .page(ByteLen::new(page))
+            .threads(self.threads.get())
+            .regions(regions)
+            .working_set(working_set)
+            .order(order.unwrap_or_default());
+        Ok((packer, page, frame))
+    }
+
+    fn open_input(&self, out: &Output) -> Result<Input, SnapshotError> {
+        if let Some(memory) = &self.firecracker {
+            let layers = Layers::open(memory, &self.diff, self.all_data, &self.requests.options())?;
+            if !self.diff.is_empty() && !self.all_data {
+                out.warn(format_args!(
+                    "the holes of a diff are the pages that it does not have: that is so of the file that \
+                     Firecracker wrote; a copy may have lost or gained holes, and would make a wrong image"
+                ));
+            }
+            return Ok(Input::Source(Box::new(layers)));
+        }
+        let path = self.input.as_deref().unwrap_or(Path::new("-"));
+        if self.rebase {
+            return Ok(Input::Image(Box::new(Image::open(path, &self.requests.open())?)));
+        }
+        if self.order.is_some() || is_url(path) {
+            let source = open_source(path, &self.requests.options());
+            return Ok(Input::Source(source.map_err(|cause| unread(path, cause))?));
+        }
+        let (input, len) = open_input(path)?;
+        Ok(Input::Stream(input, len))
+    }
+}
+
+fn unread(path: &Path, cause: io::Error) -> SnapshotError {
+    SnapshotError::Read { name: path.display().to_string(), offset: 0, len_bytes: 0, cause }
+}
+
+fn open_input(path: &Path) -> Result<(Box<dyn Read + Send>, u64), SnapshotError> {
+    if path == Path::new("-") {
+        return Ok((Box::new(io::stdin()), 0));
+    }
+    let failed = |cause| unread(path, cause);
+    let file = File::open(path).map_err(failed)?;
+    let metadata = file.metadata().map_err(failed)?;
+    if metadata.is_dir() {
+        return Err(failed(io::ErrorKind::IsADirectory.into()));
+    }
+    Ok((Box::new(file), metadata.len()))
+}
+
+/// Reads the numbers of pages, one a line.
+fn read_pages(path: &Path) -> Result<Vec<u64>, Failure> {
+    let text = std::fs::read_to_string(path).map_err(|cause| unread(path, cause))?;
+    let pages = (1..).zip(text.lines()).map(|(line, text)| {
+        let wrong = || format!("line {line} of {} is not the number of a page", path.display());
+        text.trim().parse().map_err(|_| Failure::new(Exit::Data, wrong()))
+    });
+    pages.collect()
+}

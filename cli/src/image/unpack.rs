@@ -1,0 +1,89 @@
+//! `uzone unpack`: the raw bytes of an image.
+
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use serde::Serialize;
+use uzone_pages::ByteLen;
+
+use super::{EXITS, OnDisk, Required, Threads, Work, check_output};
+use crate::exit::{self, Exit, Failure};
+use crate::output::{Output, Report, Style};
+use crate::progress::Progress;
+
+/// Write the raw bytes of an image to a file
+///
+/// Each frame is verified before its bytes are written. Zeroes become holes.
+#[derive(Debug, clap::Args)]
+#[command(after_help = exit::help("uzone unpack memory.img memory.raw", &EXITS))]
+pub(crate) struct Args {
+    /// The image: a file, or a URL such as s3://BUCKET/KEY#root=HASH
+    image: PathBuf,
+    /// The file or the URL to write, or `-` for standard output; what is there is replaced as a whole
+    output: PathBuf,
+    #[command(flatten)]
+    required: Required,
+    #[command(flatten)]
+    on_disk: OnDisk,
+    #[command(flatten)]
+    threads: Threads,
+}
+
+/// `uzone.unpack/1`
+#[derive(Debug, Serialize)]
+struct UnpackReport {
+    output: String,
+    root: String,
+    image_bytes: u64,
+    #[serde(flatten)]
+    work: Work,
+}
+
+impl Report for UnpackReport {
+    const SCHEMA: &'static str = "uzone.unpack/1";
+
+    fn text(&self, _style: Style) -> String {
+        format!("unpacked {:.1} in {}\n", ByteLen::new(self.image_bytes), self.work.text())
+    }
+}
+
+/// How much is written to standard output at a time.
+const PIPE_BYTES: u64 = 4 << 20;
+
+/// Unpacks an image.
+///
+/// # Errors
+/// If a frame is damaged or the output cannot be written.
+pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
+    let image = args.on_disk.open_image(&args.image, &args.required)?;
+    check_output(&image, &args.output)?;
+    let bar = Progress::bytes(out, "unpacking", image.byte_len());
+    let started = Instant::now();
+    if args.output == Path::new("-") {
+        let mut to = io::stdout().lock();
+        let (mut at, mut part) = (0, Vec::new());
+        while at < image.byte_len() {
+            let len = PIPE_BYTES.min(image.byte_len() - at);
+            part.resize(usize::try_from(len).unwrap_or(usize::MAX), 0);
+            image.read_at(at, &mut part)?;
+            to.write_all(&part)?;
+            at += len;
+            bar.set(at);
+        }
+        to.flush()?;
+        return Ok(Exit::Ok);
+    }
+    image.unpack(&args.output, args.threads.get(), &|done| {
+        bar.set(done);
+        true
+    })?;
+    drop(bar);
+    out.print(&UnpackReport {
+        output: args.output.display().to_string(),
+        root: image.root().to_string(),
+        image_bytes: image.byte_len(),
+        work: Work::of(image.byte_len(), started),
+    })?;
+    Ok(Exit::Ok)
+}

@@ -1,0 +1,94 @@
+//! `uzone verify`: whether every frame of an image is what it was.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use serde::Serialize;
+use uzone_pages::ByteLen;
+
+use super::{EXITS, OnDisk, Required, Threads, Work, chain};
+use crate::exit::{self, Exit, Failure};
+use crate::output::{Output, Report, Style};
+use crate::progress::Progress;
+
+/// Check every frame of an image, and of the images below it
+///
+/// It exits with 65 and names the first frame that is damaged and where it is in the file. Hashes show
+/// damage; that the image is the one that was made, and not a forgery, shows only --root.
+#[derive(Debug, clap::Args)]
+#[command(after_help = exit::help("uzone verify memory.img", &EXITS))]
+pub(crate) struct Args {
+    /// The image: a file, or a URL such as s3://BUCKET/KEY#root=HASH
+    image: PathBuf,
+    /// Decode each frame as well, which checks the compressor too
+    #[arg(long)]
+    decode: bool,
+    #[command(flatten)]
+    required: Required,
+    #[command(flatten)]
+    on_disk: OnDisk,
+    #[command(flatten)]
+    threads: Threads,
+}
+
+/// `uzone.verify/1`
+#[derive(Debug, Serialize)]
+struct VerifyReport {
+    root: String,
+    /// Whether the root hash was required, so that the bytes are authentic.
+    root_was_required: bool,
+    images: usize,
+    frames: u64,
+    file_bytes: u64,
+    #[serde(flatten)]
+    work: Work,
+}
+
+impl Report for VerifyReport {
+    const SCHEMA: &'static str = "uzone.verify/1";
+
+    fn text(&self, _style: Style) -> String {
+        let authentic = if self.root_was_required {
+            "as required"
+        } else {
+            "not required: damage would be found, forgery would not"
+        };
+        format!(
+            "{} stored frames of {} are right ({:.1} in {})\nroot {} ({authentic})\n",
+            self.frames,
+            if self.images == 1 {
+                "the image".to_owned()
+            } else {
+                format!("{} images", self.images)
+            },
+            ByteLen::new(self.file_bytes),
+            self.work.text(),
+            self.root,
+        )
+    }
+}
+
+/// Verifies an image and those below it.
+///
+/// # Errors
+/// If a frame is damaged, or a file cannot be read.
+pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
+    let image = args.on_disk.open_image(&args.image, &args.required)?;
+    let started = Instant::now();
+    let (mut images, mut frames, mut file_bytes) = (0, 0, 0);
+    for image in chain(&image) {
+        let bar = Progress::bytes(out, "verifying", image.file_len());
+        frames += image.verify(args.threads.get(), args.decode, &|done| bar.set(done))?;
+        images += 1;
+        file_bytes += image.file_len();
+    }
+    out.print(&VerifyReport {
+        root: image.root().to_string(),
+        root_was_required: image.root_was_required(),
+        images,
+        frames,
+        file_bytes,
+        work: Work::of(file_bytes, started),
+    })?;
+    Ok(Exit::Ok)
+}
