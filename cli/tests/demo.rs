@@ -393,9 +393,9 @@ fn a_page_that_cannot_be_had_is_an_error_that_says_why() {
 }
 
 #[test]
-fn nobody_runs_it_too_and_is_told_what_it_cannot_have() {
-    let name = "nobody_runs_it_too";
-    let dir = Dir::new("demo-nobody");
+fn a_user_without_rights_runs_it_too_and_what_it_cannot_have_is_named() {
+    let name = "a_user_without_rights_runs_it_too";
+    let dir = Dir::new("demo-without-rights");
     let mut command = demo(&dir, &["--size=32M", "--reserve=1G", "--json"]);
     if fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0) {
         fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o777)).unwrap();

@@ -63,7 +63,7 @@ fn has(bytes: &[u8], part: &str) -> bool {
 }
 
 #[test]
-fn a_terminal_gets_progress_and_colour_unless_told_otherwise() {
+fn a_terminal_gets_progress_and_colour_unless_that_is_turned_off() {
     let plain = shown(&["doctor"], &[]);
     assert!(has(&plain, "\x1b[32mok\x1b[0m"), "{}", text(&plain));
     for (arguments, variables) in

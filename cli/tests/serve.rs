@@ -507,7 +507,7 @@ fn neighbours_come_along_although_the_kernel_does_not_tell_the_user_what_is_cach
     if !has_users(name) {
         return;
     }
-    let dir = Dir::new("serve-not-told");
+    let dir = Dir::new("serve-not-cached");
     let (image, socket) = (write_image(&dir, "raw", 0), dir.name("sock"));
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("it is ours");
     fs::set_permissions(&image, fs::Permissions::from_mode(0o644)).expect("it is ours");

@@ -174,7 +174,7 @@ fn a_host_with_everything_has_nothing_to_mend() {
 }
 
 #[test]
-fn a_host_with_nothing_but_memory_is_ready_and_told_how_to_mend_each_thing() {
+fn a_host_with_nothing_but_memory_is_ready_and_has_a_fix_for_each_thing() {
     let facts = nothing();
     let doctor = Doctor::of(&facts);
     assert!(doctor.is_ready, "{:#?}", doctor.checks);
