@@ -9,28 +9,28 @@
 //! The kernel's page table states which pages there are; the log of its session states which were given
 //! back. All others are those of the image, and are not read.
 
+mod pages;
+
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::mpsc::{Receiver, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::thread;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use uzone_fault::{AdoptedMemory, KeptPages, LoggedEvents, RemoteRegion};
 use uzone_os::peer::Peer;
-use uzone_os::{Anonymous, Exclusive, HugeAdvice, MessageSocket, WriteScan};
-use uzone_pages::ByteLen;
-use uzone_snapshot::Source;
+use uzone_os::{MessageSocket, WriteScan};
 
+pub use self::pages::CapturedPages;
+
+use self::pages::{PIECE, Run};
 use crate::connection::Connection;
 use crate::control::{self, control_path};
 use crate::error::ServeError;
-use crate::link::{self, Titled};
+use crate::link::{self, CaptureReply, CaptureRequest, Titled};
 use crate::worker::dialect;
 
 /// What `/proc/PID/pagemap` has of a page that is in memory, that is in swap, and that is of a file.
@@ -41,41 +41,8 @@ const OF_FILE: u64 = 1 << 61;
 const PAGE: u64 = 4096;
 /// How many entries are read at once.
 const ENTRIES: usize = 64 << 10;
-/// How many bytes a thread copies at once.
-const PIECE: u64 = 4 << 20;
 /// How long the worker may take to protect the memory: another one may have to be started.
 const PROTECT_WITHIN: Duration = Duration::from_secs(10);
-/// After how many bytes the worker learns what has been read, so that writes to that go on.
-const READ_EVERY: u64 = 32 << 20;
-
-/// Why there is no answer of a worker.
-const GONE: &str = "the process that kept its pages has ended, or the machine has";
-
-/// What the client asks a worker for, by the socket that its keeper passed on.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum CaptureRequest {
-    /// Protect the memory, and keep pages before they change: the memory and the file for them come along.
-    Protect,
-    /// What is before this byte of the image has been read.
-    Read(u64),
-    /// All has been read.
-    End,
-}
-
-/// What a worker answers.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum CaptureReply {
-    Protected,
-    Refused {
-        reason: String,
-    },
-    /// The machine waits for the end.
-    Hurry,
-    Ended {
-        kept_pages: u64,
-        lost: Option<String>,
-    },
-}
 
 /// What a keeper answers.
 #[derive(Debug, Serialize, Deserialize)]
@@ -212,7 +179,10 @@ impl SessionMemory {
     /// Why the server cannot do that, and the memory, to be copied.
     pub fn protect(self) -> Result<CapturedPages, (Box<Self>, String)> {
         match self.try_protect() {
-            Ok((kept, runs)) => Ok(CapturedPages::live(self, kept, runs)),
+            Ok((kept, runs)) => {
+                let Self { memory, removed, worker, .. } = self;
+                Ok(CapturedPages::live(memory, removed, runs, kept, worker))
+            }
             Err(cause) => {
                 let reason = match cause.kind() {
                     io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe => {
@@ -257,9 +227,7 @@ impl SessionMemory {
     /// copy.
     pub fn copy(self, threads: usize) -> io::Result<CapturedPages> {
         let runs = self.runs()?;
-        let copy = copy(&runs, threads, |run, piece| read(&self.memory, run, piece))?;
-        let held = Arc::new(Held { memory: self.memory, kept: None, copy: RwLock::new(copy) });
-        Ok(CapturedPages { runs: runs.into(), removed: self.removed, held, worker: None })
+        CapturedPages::copied(self.memory, self.removed, runs, threads)
     }
 
     /// Returns the runs of pages that there are, by their place in the image.
@@ -329,283 +297,6 @@ impl SessionMemory {
     }
 }
 
-/// Reads the first bytes of a run, as many as there is room for.
-fn read(memory: &File, run: &Run, out: &mut [u8]) -> io::Result<()> {
-    memory.read_exact_at(out, run.address).map_err(|cause| {
-        let text = format!("the memory at {:#x} cannot be read: {cause}", run.address);
-        io::Error::new(cause.kind(), text)
-    })
-}
-
-/// Copies runs by `read`, on as many threads.
-fn copy(
-    runs: &[Run],
-    threads: usize,
-    read: impl Fn(&Run, &mut [u8]) -> io::Result<()> + Sync,
-) -> io::Result<Option<Exclusive>> {
-    let bytes = len_of(runs);
-    if bytes == 0 {
-        return Ok(None);
-    }
-    // Huge pages take fewer faults of this process, while the machine waits.
-    let how = Anonymous { huge: HugeAdvice::Advise, ..Anonymous::default() };
-    let mut copy = Exclusive::anonymous(ByteLen::new(bytes), how).map_err(io::Error::other)?;
-    let mut pieces = Vec::with_capacity(runs.len());
-    let mut rest = copy.as_bytes_mut();
-    // Runs are numbered in the order of their copies.
-    let mut in_order: Vec<_> = runs.iter().collect();
-    in_order.sort_unstable_by_key(|run| run.at);
-    for run in in_order {
-        let len = usize::try_from(run.bytes.end - run.bytes.start).map_err(io::Error::other)?;
-        let (piece, behind) = rest.split_at_mut(len);
-        pieces.push((run, piece));
-        rest = behind;
-    }
-    let pieces = Mutex::new(pieces.into_iter());
-    let work = || loop {
-        let next = pieces.lock().unwrap_or_else(PoisonError::into_inner).next();
-        let Some((run, piece)) = next else { return Ok(()) };
-        read(run, piece)?;
-    };
-    thread::scope(|scope| {
-        let threads: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
-        let mut answers = vec![work()];
-        answers.extend(threads.into_iter().map(|thread| {
-            thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked")))
-        }));
-        answers.into_iter().collect::<io::Result<()>>()
-    })?;
-    Ok(Some(copy))
-}
-
-fn len_of(runs: &[Run]) -> u64 {
-    runs.iter().map(|run| run.bytes.end - run.bytes.start).sum()
-}
-
-/// Pages that there are, one behind the other.
-#[derive(Clone, Debug)]
-struct Run {
-    /// Which bytes of the image they started as.
-    bytes: Range<u64>,
-    address: u64,
-    /// Where their copy starts.
-    at: u64,
-}
-
-/// Where the bytes of the pages are.
-#[derive(Debug)]
-struct Held {
-    memory: File,
-    /// The pages that the worker keeps before they change; `None` if all are copied.
-    kept: Option<KeptPages>,
-    /// The copy. While it is made, pages are read from the memory; the worker ends the capture after that.
-    copy: RwLock<Option<Exclusive>>,
-}
-
-impl Held {
-    /// Reads bytes of a run, from `from` on.
-    fn read(&self, run: &Run, from: u64, out: &mut [u8]) -> io::Result<()> {
-        // Held while the memory is read, so that no copy takes its place meanwhile.
-        let copy = self.copy.read().unwrap_or_else(PoisonError::into_inner);
-        match (&*copy, &self.kept) {
-            (Some(copy), _) => {
-                let start = usize::try_from(run.at + from).map_err(io::Error::other)?;
-                out.copy_from_slice(&copy.as_bytes()[start..start + out.len()]);
-                Ok(())
-            }
-            (None, Some(kept)) => self.read_memory(kept, run, from, out),
-            (None, None) => Err(io::ErrorKind::UnexpectedEof.into()),
-        }
-    }
-
-    fn read_memory(
-        &self,
-        kept: &KeptPages,
-        run: &Run,
-        from: u64,
-        out: &mut [u8],
-    ) -> io::Result<()> {
-        let (bytes, address) = (run.bytes.start + from..run.bytes.end, run.address + from);
-        let start = bytes.start;
-        // In this order: a page that was written to before it was read has been kept by then.
-        read(&self.memory, &Run { bytes, address, at: 0 }, out)?;
-        kept.read_over(start, out)
-    }
-}
-
-/// The worker, and the end that it announced.
-struct WorkerLink {
-    socket: Arc<MessageSocket>,
-    ended: Receiver<io::Result<u64>>,
-    /// What it was, once it was looked at.
-    end: Option<Result<u64, String>>,
-}
-
-/// Pages of a machine, as they were when it was paused.
-pub struct CapturedPages {
-    /// By their place in the image.
-    runs: Arc<[Run]>,
-    removed: Vec<Range<u64>>,
-    held: Arc<Held>,
-    /// `None` if all are copied.
-    worker: Option<Mutex<WorkerLink>>,
-}
-
-impl CapturedPages {
-    /// Pages that the worker keeps before they change.
-    fn live(of: SessionMemory, kept: KeptPages, runs: Vec<Run>) -> Self {
-        let held = Arc::new(Held { memory: of.memory, kept: Some(kept), copy: RwLock::default() });
-        let (socket, runs): (_, Arc<[Run]>) = (Arc::new(of.worker), runs.into());
-        let (answer, ended) = sync_channel(1);
-        let listens = {
-            let (socket, held, runs) = (socket.clone(), held.clone(), runs.clone());
-            move || drop(answer.try_send(listen(&socket, &held, &runs)))
-        };
-        // Without that thread there is no answer, which the end finds.
-        let _ = thread::Builder::new().name("uzone-capture".into()).spawn(listens);
-        Self {
-            runs,
-            removed: of.removed,
-            held,
-            worker: Some(Mutex::new(WorkerLink { socket, ended, end: None })),
-        }
-    }
-
-    /// Returns how many bytes there are of these pages.
-    #[must_use]
-    pub fn present(&self) -> ByteLen {
-        ByteLen::new(len_of(&self.runs))
-    }
-
-    /// Ends the capture, when all has been read. Returns how many pages the machine wrote to meanwhile.
-    ///
-    /// # Errors
-    /// What was read is not the memory of one moment: a worker that kept pages has died, or the machine gave
-    /// memory back before it could be read. Capture it again.
-    pub fn finish(&self) -> io::Result<u64> {
-        let Some(worker) = &self.worker else { return Ok(0) };
-        let mut worker = worker.lock().unwrap_or_else(PoisonError::into_inner);
-        if worker.end.is_none() {
-            // It may have ended before, by an end that is there already.
-            let _ = link::send(&worker.socket, &CaptureRequest::End, &[]);
-            let end = match worker.ended.recv() {
-                Ok(answer) => answer.map_err(|cause| match cause.kind() {
-                    io::ErrorKind::UnexpectedEof => GONE.to_owned(),
-                    _ => cause.to_string(),
-                }),
-                Err(_) => Err(GONE.to_owned()),
-            };
-            worker.end = Some(end);
-        }
-        worker.end.clone().unwrap_or(Ok(0)).map_err(io::Error::other)
-    }
-
-    /// Returns the whole memory: these pages, zeroes where pages were given back, and elsewhere the image. It is
-    /// read in order, and what was read is not read again.
-    #[must_use]
-    pub fn over<'a>(&'a self, image: &'a dyn Source) -> impl Read + Send + 'a {
-        Memory { pages: self, image, at: 0, noted: 0 }
-    }
-
-    fn has_read(&self, until: u64) {
-        if let Some(worker) = &self.worker {
-            let worker = worker.lock().unwrap_or_else(PoisonError::into_inner);
-            // A worker that has gone is found at the end.
-            let _ = link::send(&worker.socket, &CaptureRequest::Read(until), &[]);
-        }
-    }
-
-    /// Returns what is at `at`: how far it goes, and where it comes from.
-    fn part(&self, at: u64) -> (u64, Origin) {
-        let index = self.runs.partition_point(|run| run.bytes.end <= at);
-        let run = self.runs.get(index);
-        if let Some(run) = run.filter(|run| run.bytes.start <= at) {
-            return (run.bytes.end, Origin::Run(index, at - run.bytes.start));
-        }
-        let until = run.map_or(u64::MAX, |run| run.bytes.start);
-        let index = self.removed.partition_point(|removed| removed.end <= at);
-        match self.removed.get(index) {
-            Some(removed) if removed.start <= at => (removed.end.min(until), Origin::Zeroes),
-            removed => (removed.map_or(until, |removed| removed.start.min(until)), Origin::Image),
-        }
-    }
-}
-
-impl std::fmt::Debug for CapturedPages {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("CapturedPages").field("present", &self.present()).finish_non_exhaustive()
-    }
-}
-
-/// Waits for the end of a capture. If the machine waits for that, all its pages are copied first.
-fn listen(worker: &MessageSocket, held: &Held, runs: &[Run]) -> io::Result<u64> {
-    let mut copied = Ok(());
-    loop {
-        match link::receive(worker, &mut link::room())?.title {
-            CaptureReply::Hurry => {
-                let Some(kept) = &held.kept else { continue };
-                let threads = thread::available_parallelism().map_or(1, Into::into);
-                copied = copy(runs, threads, |run, piece| held.read_memory(kept, run, 0, piece))
-                    .map(|copy| *held.copy.write().unwrap_or_else(PoisonError::into_inner) = copy);
-                link::send(worker, &CaptureRequest::End, &[])?;
-            }
-            // What was given back before it was read cannot be copied: the worker states that reason.
-            CaptureReply::Ended { lost: Some(reason), .. } => return Err(io::Error::other(reason)),
-            CaptureReply::Ended { kept_pages, lost: None } => return copied.map(|()| kept_pages),
-            CaptureReply::Protected | CaptureReply::Refused { .. } => {
-                return Err(io::ErrorKind::InvalidData.into());
-            }
-        }
-    }
-}
-
-/// Where bytes come from.
-#[derive(Debug, PartialEq, Eq)]
-enum Origin {
-    /// A run with this number, from this byte of it on.
-    Run(usize, u64),
-    Zeroes,
-    Image,
-}
-
-struct Memory<'a> {
-    pages: &'a CapturedPages,
-    image: &'a dyn Source,
-    at: u64,
-    /// What the worker knows to be read.
-    noted: u64,
-}
-
-impl Read for Memory<'_> {
-    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        if self.at - self.noted >= READ_EVERY {
-            self.pages.has_read(self.at);
-            self.noted = self.at;
-        }
-        let left = self.image.byte_len() - self.at;
-        let most = usize::try_from(left).unwrap_or(usize::MAX).min(out.len());
-        if most == 0 {
-            // The end of the input is where an image is completed: not of what may be of several moments.
-            return if out.is_empty() { Ok(0) } else { self.pages.finish().map(|_| 0) };
-        }
-        let (end, from) = self.pages.part(self.at);
-        let len = usize::try_from(end - self.at).unwrap_or(usize::MAX).min(most);
-        let now = &mut out[..len];
-        match from {
-            Origin::Run(index, from) => {
-                if let Err(cause) = self.pages.held.read(&self.pages.runs[index], from, now) {
-                    // The worker knows of memory that was given back.
-                    return Err(self.pages.finish().err().unwrap_or(cause));
-                }
-            }
-            Origin::Zeroes => now.fill(0),
-            Origin::Image => self.image.read_at(self.at, now)?,
-        }
-        self.at += len as u64;
-        Ok(len)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::process::Command;
@@ -630,65 +321,5 @@ mod tests {
         opened.unwrap();
         assert_eq!(refused, Err(io::ErrorKind::NotFound));
         assert!(open_for_keeper(&peer, known.as_fd()).is_err(), "it has ended");
-    }
-
-    #[test]
-    fn memory_that_was_given_back_is_the_reason_why_a_page_cannot_be_read() {
-        for (lost, reason) in [(Some("given back".to_owned()), "given back"), (None, GONE)] {
-            let (here, worker) = MessageSocket::pair().unwrap();
-            let regions = [RemoteRegion {
-                start: uzone_os::Vaddr::new(0),
-                len: ByteLen::new(PAGE),
-                offset: 0,
-                page: uzone_os::probe::page_size(),
-            }];
-            let kept = KeptPages::new(&regions).unwrap();
-            // There are no bytes any more, as of a process that has ended.
-            let memory = uzone_os::memory_file("memory", &[]).unwrap();
-            let of = SessionMemory {
-                image: String::new(),
-                regions: regions.to_vec(),
-                is_shared: false,
-                is_tracked: true,
-                removed: Vec::new(),
-                pagemap: memory.try_clone().unwrap(),
-                memory,
-                worker: here,
-            };
-            let run = Run { bytes: 0..PAGE, address: 0, at: 0 };
-            let pages = CapturedPages::live(of, kept, vec![run]);
-            link::send(&worker, &CaptureReply::Hurry, &[]).unwrap();
-            let end = CaptureReply::Ended { kept_pages: 0, lost };
-            link::send(&worker, &end, &[]).unwrap();
-            let image: Vec<u8> = vec![0; usize::try_from(PAGE).unwrap()];
-            let error = pages.over(&image).read_to_end(&mut Vec::new()).unwrap_err();
-            assert!(error.to_string().contains(reason), "{error}");
-        }
-    }
-
-    #[test]
-    fn what_is_copied_comes_before_what_was_given_back_and_that_before_the_image() {
-        let run = |bytes: Range<u64>, at| Run { bytes, address: 0, at };
-        let mut copy = Exclusive::anonymous(ByteLen::new(8), Anonymous::default()).unwrap();
-        (1..).zip(&mut copy.as_bytes_mut()[..8]).for_each(|(number, byte)| *byte = number);
-        let memory = uzone_os::memory_file("memory", &[]).unwrap();
-        let held = Held { memory, kept: None, copy: RwLock::new(Some(copy)) };
-        let pages = CapturedPages {
-            runs: vec![run(2..6, 4), run(10..14, 0)].into(),
-            removed: vec![0..3, 5..9, 14..15],
-            held: Arc::new(held),
-            worker: None,
-        };
-        let image: Vec<u8> = vec![99; 16];
-        let expected = [0, 0, 5, 6, 7, 8, 0, 0, 0, 99, 1, 2, 3, 4, 0, 99];
-        for most in 1..=17 {
-            let mut memory = pages.over(&image);
-            let (mut seen, mut part) = (Vec::new(), vec![1; most]);
-            while let len @ 1.. = memory.read(&mut part).unwrap() {
-                seen.extend_from_slice(&part[..len]);
-            }
-            assert_eq!(seen, expected, "{most} at once");
-        }
-        assert_eq!((pages.present().get(), pages.finish().unwrap()), (8, 0));
     }
 }

@@ -24,7 +24,7 @@
 //! | `link`, `connection` | the messages between the two, and what came by one connection |
 //! | `sandbox` | what a worker may do |
 //! | `socket`, `control`, `status` | the socket that monitors connect to, and the one for questions |
-//! | `capture` | the memory of a machine as it is now, for an image of it |
+//! | `capture`, `capture/pages` | the memory of a machine as it is now, for an image of it, and its pages |
 //! | `offload` | [`Offload`]: restoring machines of Cloud Hypervisor, which asks for pages itself |
 //! | `event`, `options`, `error` | [`ServeEvent`], [`ServerOptions`] and [`OnFailure`], [`ServeError`] |
 #![forbid(unsafe_code)]

@@ -64,6 +64,32 @@ pub(crate) enum Report {
     Event(ServeEvent),
 }
 
+/// What a client asks a worker for that reads the memory of a session, by the socket that its keeper passed on.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum CaptureRequest {
+    /// Protect the memory, and keep pages before they change: the memory and the file for them come along.
+    Protect,
+    /// What is before this byte of the image has been read.
+    Read(u64),
+    /// All has been read.
+    End,
+}
+
+/// What a worker answers it.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum CaptureReply {
+    Protected,
+    Refused {
+        reason: String,
+    },
+    /// The machine waits for the end.
+    Hurry,
+    Ended {
+        kept_pages: u64,
+        lost: Option<String>,
+    },
+}
+
 /// Sends a message.
 pub(crate) fn send(
     socket: &MessageSocket,

@@ -7,8 +7,7 @@ use uzone_os::MessageSocket;
 use uzone_os::uffd::PendingFaults;
 
 use super::Worker;
-use crate::capture::{CaptureReply, CaptureRequest};
-use crate::link::{self, Titled};
+use crate::link::{self, CaptureReply, CaptureRequest, Titled};
 
 /// A client that reads the memory of a session.
 pub(super) struct Client {

@@ -15,10 +15,9 @@ use uzone_os::peer::Peer;
 use uzone_os::{MessageSocket, Vaddr};
 
 use super::dialect::Dialect;
-use crate::capture::CaptureReply;
 use crate::connection::Connection;
 use crate::event::ServeEvent;
-use crate::link;
+use crate::link::{self, CaptureReply};
 use crate::options::{OnFailure, ServerOptions};
 use crate::status::{SessionStats, nanoseconds};
 
