@@ -1,5 +1,5 @@
 //! Answering the faults of machines: [`Worker`]. One thread waits for connections, which a keeper hands
-//! over, and for the end of machines; faults are answered by the threads of an [`Engine`].
+//! over, and for the end of machines; faults are answered by the threads of an [`uzone_fault::Engine`].
 
 mod captures;
 pub(crate) mod dialect;
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use uzone_attach::protocol::{Reply, Request, VERSION};
 use uzone_fault::{
-    AdoptedMemory, Backing, Engine, EventLog, LoggedEvents, MapError, Memory as Pages, Remote,
+    AdoptedMemory, Backing, EventLog, LoggedEvents, MapError, Memory as Pages, Remote,
     RemoteRegion, SharedBacking,
 };
 use uzone_os::uffd::EventSet;
@@ -31,7 +31,6 @@ use self::dialect::{Dialect, Memory, Said};
 use self::huge::Finder;
 use self::opening::Opened;
 use self::session::{Session, SessionParts};
-use self::working_set::Recording;
 use crate::connection::Connection;
 use crate::error::ServeError;
 use crate::event::ServeEvent;
@@ -85,17 +84,11 @@ impl WorkerStart {
 
 /// Answers the faults of machines from one image, in a process of its own.
 pub struct Worker {
-    backing: Arc<dyn Backing>,
+    opened: Opened,
     /// The pages that attached programs share, if any of them asked for that.
     shared: Option<Arc<SharedBacking>>,
-    /// What tells the image from others.
-    image: String,
-    /// Where it is, and its files.
-    path: String,
-    files: Vec<(String, File)>,
     /// The keeper, if this process is a worker of one.
     keeper: Option<Arc<MessageSocket>>,
-    engine: Engine,
     options: ServerOptions,
     set: EventSet,
     sessions: HashMap<u64, Session>,
@@ -104,13 +97,8 @@ pub struct Worker {
     next_client: u64,
     /// What the next keeper needs, should this one die.
     heirlooms: Option<Heirlooms>,
-    /// How this process is confined.
-    sandbox: Sandbox,
     /// Sessions whose monitor has ended.
     orphans: Vec<u64>,
-    /// The bytes of the image to install before they are touched.
-    prefetch: Vec<u64>,
-    recording: Option<Recording>,
     recorded: Instant,
     huge: Finder,
 }
@@ -147,25 +135,17 @@ impl Worker {
         options: ServerOptions,
         keeper: Option<Arc<MessageSocket>>,
     ) -> Result<Self, ServeError> {
-        let Opened { backing, image, path, files, engine, sandbox, prefetch, recording } = opened;
         Ok(Self {
-            backing,
+            opened,
             shared: None,
-            image,
-            path,
-            files,
             keeper,
-            engine,
             options,
             set: EventSet::new().map_err(ServeError::Wait)?,
             sessions: HashMap::new(),
             clients: HashMap::new(),
             next_client: CLIENT,
             heirlooms: None,
-            sandbox,
             orphans: Vec::new(),
-            prefetch,
-            recording,
             recorded: Instant::now(),
             huge: Finder::new(),
         })
@@ -174,7 +154,7 @@ impl Worker {
     /// Returns how this process is confined.
     #[must_use]
     pub fn sandbox(&self) -> &Sandbox {
-        &self.sandbox
+        &self.opened.sandbox
     }
 
     /// Serves the machines that the keeper hands over. Returns when that has ended: [`Worker::into_estate`] is what
@@ -187,8 +167,9 @@ impl Worker {
         self.set.add(&*keeper, KEEPER).map_err(ServeError::Wait)?;
         let (mut room, mut ready) = (link::room(), Vec::new());
         let (names, files): (Vec<_>, Vec<_>) =
-            self.files.iter().map(|(name, file)| (name.clone(), file.as_fd())).unzip();
-        let (image, path, sandbox) = (self.image.clone(), self.path.clone(), self.sandbox.clone());
+            self.opened.files.iter().map(|(name, file)| (name.clone(), file.as_fd())).unzip();
+        let (image, path, sandbox) =
+            (self.opened.image.clone(), self.opened.path.clone(), self.opened.sandbox.clone());
         let opened = Report::Opened { image, path, names, sandbox };
         let mut is_kept = link::send(&keeper, &opened, &files)
             .and_then(|()| link::send(&keeper, &Report::Next, &[]))
@@ -239,17 +220,17 @@ impl Worker {
         let connections = sessions.map(|(number, session)| {
             let mut connection = session.into_connection();
             // A worker of the next keeper may find another one.
-            connection.image.get_or_insert(self.image.clone());
+            connection.image.get_or_insert(self.opened.image.clone());
             (number, connection)
         });
         let connections = connections.collect();
-        let (is_confined, files) = (true, self.files);
+        let (is_confined, files) = (true, self.opened.files);
         Some(Estate { is_confined, files, ..Estate::new(self.heirlooms?, connections) })
     }
 
     fn wait(&self, ready: &mut Vec<u64>) -> Result<(), ServeError> {
         let orphans = (!self.orphans.is_empty()).then_some(PROBE);
-        let records = self.recording.is_some() && !self.sessions.is_empty();
+        let records = self.opened.recording.is_some() && !self.sessions.is_empty();
         let looks = orphans.or((!self.clients.is_empty()).then_some(PROBE));
         let timeout = looks.or(records.then_some(RECORD_EVERY));
         let timeout = [timeout, self.huge.timeout(&self.sessions)].into_iter().flatten().min();
@@ -258,7 +239,7 @@ impl Worker {
 
     /// Writes down which pages were touched, if it is time.
     fn record(&mut self, is_time: bool) {
-        let Some(recording) = &mut self.recording else { return };
+        let Some(recording) = &mut self.opened.recording else { return };
         if !is_time && self.recorded.elapsed() < RECORD_EVERY {
             return;
         }
@@ -385,16 +366,19 @@ impl Worker {
         if *version != VERSION {
             return Err(format!("it asks by version {version}: this server has {VERSION}"));
         }
-        if image.as_ref().is_some_and(|image| *image != self.image) {
-            return Err(format!("its memory is of another image: this server has {}", self.image));
+        if image.as_ref().is_some_and(|image| *image != self.opened.image) {
+            return Err(format!(
+                "its memory is of another image: this server has {}",
+                self.opened.image
+            ));
         }
-        let len = self.backing.byte_len().ok_or("the image has no length")?;
+        let len = self.opened.backing.byte_len().ok_or("the image has no length")?;
         let shared = if *share { Some(self.shared().map_err(text)?) } else { None };
         let file = match shared.as_ref().map(|shared| shared.memory()).transpose().map_err(text)? {
             Some(Pages::File { fd, .. }) => Some(fd),
             _ => None,
         };
-        let (image, shares) = (self.image.clone(), file.is_some());
+        let (image, shares) = (self.opened.image.clone(), file.is_some());
         let reply = Reply::Image { image, len_bytes: len.get(), shares };
         dialect
             .reply(&connection.stream, &reply, file.as_ref().map(AsFd::as_fd))
@@ -406,8 +390,8 @@ impl Worker {
         if let Some(shared) = &self.shared {
             return Ok(shared.clone());
         }
-        let keep = self.options.share.or(self.backing.byte_len()).unwrap_or(ByteLen::ZERO);
-        let shared = Arc::new(SharedBacking::new(self.backing.clone(), keep)?);
+        let keep = self.options.share.or(self.opened.backing.byte_len()).unwrap_or(ByteLen::ZERO);
+        let shared = Arc::new(SharedBacking::new(self.opened.backing.clone(), keep)?);
         self.shared = Some(shared.clone());
         Ok(shared)
     }
@@ -435,7 +419,7 @@ impl Worker {
         }
         let backing = match is_shared {
             true => self.shared().map_err(text)? as Arc<dyn Backing>,
-            false => self.backing.clone(),
+            false => self.opened.backing.clone(),
         };
         // Before there is a log as long as they say.
         let has = backing.byte_len().ok_or("the image has no length")?;
@@ -455,9 +439,9 @@ impl Worker {
             dialect,
             is_shared,
             is_tracked,
-            engine: &self.engine,
+            engine: &self.opened.engine,
             options: &self.options,
-            prefetch: &self.prefetch,
+            prefetch: &self.opened.prefetch,
             log: Arc::new(move |event| link::send(&link, &Report::Event(event), &[]).is_ok()),
         })?;
         for fd in session.watched() {
