@@ -134,7 +134,8 @@ fn of_link(error: &(dyn Error + 'static)) -> Option<Exit> {
         .or_else(|| error.downcast_ref().map(ReportError::kind))
         .or_else(|| error.downcast_ref().map(SnapshotError::kind))
         .or_else(|| error.downcast_ref().map(ServeError::kind))
-        .or_else(|| error.downcast_ref().map(BindError::kind))
+        // A file that cannot be opened has its cause.
+        .or_else(|| error.downcast_ref().map(BindError::kind).filter(|kind| *kind != ErrorKind::Io))
         .or_else(|| error.downcast_ref().map(MappingError::kind))
         .or_else(|| error.downcast_ref().map(MapError::kind))
         .or_else(|| error.downcast_ref().map(SysError::kind))
@@ -314,7 +315,10 @@ mod tests {
             cause: pool(),
         };
         let unavailable = BindError::NoStore { path: uzone_stream::Path::Avx512 };
-        let table: [(Box<dyn Error + Send + Sync>, Exit); 18] = [
+        let cause = io::ErrorKind::NotFound.into();
+        let unopened = BindError::Open { path: PathBuf::from("/made/up"), cause };
+        let table: [(Box<dyn Error + Send + Sync>, Exit); 19] = [
+            (Box::new(unopened), Exit::Input),
             (Box::new(cut()), Exit::Usage),
             (Box::new(unmapped), Exit::Config),
             (Box::new(BindError::NotZero), Exit::Usage),
