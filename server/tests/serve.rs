@@ -9,7 +9,7 @@
 use std::fs;
 use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
-use std::ops::{Deref, DerefMut, RangeInclusive};
+use std::ops::{Deref, DerefMut, RangeBounds, RangeInclusive};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -362,6 +362,15 @@ impl Running {
         }
     }
 
+    /// Stops it when it has served so many machines, left none, and lost so many workers.
+    fn stop_after(self, sessions: u64, deaths: impl RangeBounds<u64>) -> (Served, Vec<ServeEvent>) {
+        let (served, events) = self.stop();
+        let last = &events[events.len().saturating_sub(20)..];
+        assert_eq!((served.sessions, served.left), (sessions, 0), "{last:?}");
+        assert!(deaths.contains(&served.deaths), "{served:?}: {last:?}");
+        (served, events)
+    }
+
     fn stop(mut self) -> (Served, Vec<ServeEvent>) {
         self.stop.ring().unwrap();
         let served = self.thread.take().unwrap().join().unwrap();
@@ -407,8 +416,7 @@ fn machines_get_their_bytes_from_raw_and_packed_images() {
         for machine in &mut machines {
             assert!(end_of(machine).success(), "{image}");
         }
-        let (served, events) = server.stop();
-        assert_eq!((served.sessions, served.left), (3, 0), "{events:?}");
+        let (_, events) = server.stop_after(3, ..);
         let ended =
             |event: &&ServeEvent| matches!(event, ServeEvent::Ended { faults, .. } if *faults > 0);
         assert_eq!(events.iter().filter(ended).count(), 3, "{events:?}");
@@ -434,8 +442,7 @@ fn a_page_that_cannot_be_produced_ends_the_machine_before_it_sees_a_byte() {
     assert_eq!((status.signal(), complaints.as_str()), (Some(9), ""), "{status}");
     assert!(result.contains("running 1 test") && !result.contains("test result"), "{result}");
     server.wait_for("the end", |event| matches!(event, ServeEvent::Ended { .. }));
-    let (served, events) = server.stop();
-    assert_eq!((served.sessions, served.left, served.deaths), (1, 0, 0), "{events:?}");
+    let (_, events) = server.stop_after(1, 0..=0);
     // The log has one line for the page, and that page is one which the image cannot give.
     let [ServeEvent::Connected { session, .. }, failed, ServeEvent::Ended { .. }] = &events[..]
     else {
@@ -501,8 +508,7 @@ fn what_breaks_the_protocol_is_refused_by_name_and_harms_no_machine() {
     server.wait_for("the half", |event| {
         matches!(event, ServeEvent::Refused { reason, .. } if reason.contains("ended after"))
     });
-    let (served, _) = server.stop();
-    assert_eq!((served.sessions, served.left), (1, 0));
+    server.stop_after(1, ..);
 }
 
 #[test]
@@ -545,8 +551,7 @@ fn a_machine_that_cannot_be_served_is_ended_and_so_is_the_session_of_one_that_is
     server.wait_for("the end", |event| matches!(event, ServeEvent::Ended { .. }));
     let mut next = machine(name, &socket);
     assert!(end_of(&mut next).success());
-    let (served, _) = server.stop();
-    assert_eq!((served.sessions, served.left), (2, 0));
+    server.stop_after(2, ..);
 }
 
 #[test]
@@ -606,10 +611,7 @@ fn machines_notice_nothing_but_a_pause_when_workers_are_killed() {
                 machines += 3;
             }
         });
-        let (served, events) = server.stop();
-        let last = &events[events.len().saturating_sub(20)..];
-        assert_eq!((served.sessions, served.left), (machines, 0), "{last:?}");
-        assert!(served.deaths >= kills, "{served:?}");
+        let (served, events) = server.stop_after(machines, kills..);
         let pause = |event: &ServeEvent| match event {
             ServeEvent::TakenOver { after_ns, .. } => Some(Duration::from_nanos(*after_ns)),
             _ => None,
@@ -627,7 +629,7 @@ fn machines_notice_nothing_but_a_pause_when_workers_are_killed() {
             pauses[pauses.len() - 1]
         );
         let ended = |event: &&ServeEvent| matches!(event, ServeEvent::Ended { .. });
-        assert_eq!(events.iter().filter(ended).count() as u64, machines, "{last:?}");
+        assert_eq!(events.iter().filter(ended).count() as u64, machines);
     }
 }
 
@@ -654,8 +656,7 @@ fn a_worker_that_is_killed_between_the_hand_over_and_the_first_fault_costs_no_by
         send(machine.id(), rustix::process::Signal::CONT);
         assert!(end_of(&mut machine).success(), "{:?}", server.events);
     }
-    let (served, events) = server.stop();
-    assert_eq!((served.sessions, served.left, served.deaths), (4, 0, 4), "{events:?}");
+    server.stop_after(4, 4..=4);
 }
 
 /// How often a machine kills the worker that has just read of pages that it gave back.
@@ -702,9 +703,7 @@ fn a_balloon_during_takeover_leaves_zeroes_where_pages_were_given_back_and_bytes
         let server = Running::start(&socket, &folder.join(image), "kill");
         let mut machine = machine(name, &socket);
         assert!(end_of(&mut machine).success(), "{image}: {:?}", server.events);
-        let (served, events) = server.stop();
-        assert_eq!((served.sessions, served.left), (1, 0), "{image}: {events:?}");
-        assert_eq!(served.deaths, ROUNDS, "{image}: {events:?}");
+        server.stop_after(1, ROUNDS..=ROUNDS);
     }
 }
 
@@ -758,8 +757,7 @@ fn a_balloon_during_restore_leaves_zeroes_at_once_where_pages_were_not_touched_y
         let server = Running::start(&socket, &folder.join(image), policy);
         let mut machine = machine(name, &socket);
         assert!(end_of(&mut machine).success(), "{image}, {policy}: {:?}", server.events);
-        let (served, events) = server.stop();
-        assert_eq!((served.sessions, served.left, served.deaths), (1, 0, 0), "{events:?}");
+        server.stop_after(1, 0..=0);
     }
 }
 
@@ -793,8 +791,7 @@ fn a_machine_whose_raw_image_is_cut_while_it_is_served_is_ended_before_it_sees_a
     );
     assert!(*offset >= PAGES / 2 * PAGE, "{failed:?}");
     server.wait_for("the end", |event| matches!(event, ServeEvent::Ended { .. }));
-    let (served, events) = server.stop();
-    assert_eq!((served.sessions, served.left, served.deaths), (1, 0, 0), "{events:?}");
+    server.stop_after(1, 0..=0);
 }
 
 /// Starts a keeper whose worker takes its place when it dies.
@@ -925,8 +922,7 @@ fn a_machine_of_a_user_that_may_not_connect_is_refused_and_disturbs_no_other() {
     for machine in &mut machines {
         assert!(end_of(machine).success());
     }
-    let (served, events) = server.stop();
-    assert_eq!((served.sessions, served.left, served.deaths), (3, 0, 0), "{events:?}");
+    let (_, events) = server.stop_after(3, 0..=0);
     for other in &others {
         let is_it = |event: &&ServeEvent| {
             matches!(event, ServeEvent::Refused { pid, reason, .. }
@@ -1099,8 +1095,7 @@ fn thirty_two_clones_are_served_at_once_and_a_stopped_one_holds_up_no_other() {
     // It has waited for all of them, and notices nothing.
     send(stopped.id(), rustix::process::Signal::CONT);
     assert!(end_of(&mut stopped).success());
-    let (served, _) = server.stop();
-    assert_eq!((served.sessions, served.left, served.deaths), (33, 0, 0));
+    server.stop_after(33, 0..=0);
 }
 
 #[test]
@@ -1127,8 +1122,7 @@ fn a_machine_that_is_stopped_for_long_holds_up_no_other_and_goes_on() {
     assert!(stopped.try_wait().unwrap().is_none(), "it waits");
     send(stopped.id(), rustix::process::Signal::CONT);
     assert!(end_of(&mut stopped).success());
-    let (served, _) = server.stop();
-    assert_eq!((served.sessions, served.left, served.deaths), (others + 1, 0, 1));
+    server.stop_after(others + 1, 1..=1);
 }
 
 /// A pool of 2 MiB pages that is large enough, and as it was before when this ends.
@@ -1212,8 +1206,7 @@ fn machines_of_huge_and_small_pages_are_served_from_frames_of_any_size() {
         let server = Running::start(&socket, &folder.join(image), "kill");
         let mut huge = machine(name, &socket);
         assert!(end_of(&mut huge).success(), "{image}: {:?}", server.events);
-        let (served, _) = server.stop();
-        assert_eq!((served.sessions, served.left), (1, 0), "{image}");
+        server.stop_after(1, ..);
     }
 }
 
@@ -1309,8 +1302,7 @@ fn a_machine_of_small_pages_gets_huge_ones_while_it_runs_and_no_byte_changes() {
         wait_until("it does not go on", || folder.join("removed-done").exists());
         fs::write(folder.join("removed"), "").unwrap();
         assert!(end_of(&mut machine).success(), "{image}: {:?}", server.events);
-        let (served, events) = server.stop();
-        assert_eq!((served.sessions, served.left), (1, 0), "{events:?}");
+        let (_, events) = server.stop_after(1, ..);
         let is_refused = |event: &ServeEvent| matches!(event, ServeEvent::NotHuge { .. });
         assert!(!events.iter().any(is_refused), "{events:?}");
     }
@@ -1399,7 +1391,5 @@ fn a_guest_of_kvm_finds_its_memory_while_workers_are_killed() {
     for mut machine in machines {
         assert!(end_of(&mut machine).success(), "{:?}", server.events);
     }
-    let (served, _) = server.stop();
-    assert_eq!((served.sessions, served.left), (4, 0));
-    assert!(served.deaths >= 2, "{served:?}");
+    server.stop_after(4, 2..);
 }
