@@ -126,10 +126,7 @@ impl AttachedMemory {
             bell: bell.clone(),
             deadline: options.deadline,
             tracks: options.tracks,
-            image: image.clone(),
-            log: link.log.take(),
-            wire: link.wire,
-            path: socket.to_owned(),
+            link,
         };
         let thread = thread::Builder::new().name("uzone-attach".into());
         let thread = thread.spawn(move || follower.run()).map_err(AttachError::Follow)?;
@@ -300,23 +297,20 @@ struct Follower {
     bell: Arc<Doorbell>,
     deadline: Duration,
     tracks: bool,
-    image: String,
-    log: Option<OwnedFd>,
-    wire: Wire,
-    path: PathBuf,
+    link: Link,
 }
 
 impl Follower {
     fn run(mut self) {
         loop {
-            match uffd::wait(&self.wire.stream, &self.bell, None) {
+            match uffd::wait(&self.link.wire.stream, &self.bell, None) {
                 Ok(ready) if ready.rung => return,
                 Ok(ready) if !ready.events && !ready.hung_up => continue,
                 Ok(_) | Err(_) => {}
             }
-            match self.wire.receive() {
+            match self.link.wire.receive() {
                 // Another process of the server answers from now on, and keeps another log.
-                Ok((Reply::Served, log)) => self.log = log,
+                Ok((Reply::Served, log)) => self.link.log = log,
                 Ok((Reply::Image { .. }, _)) => {}
                 Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => {}
                 Ok((Reply::Refused { .. }, _)) | Err(_) => {
@@ -332,7 +326,7 @@ impl Follower {
     /// lost and is dropped by now.
     fn attach_again(&mut self) -> bool {
         *lock(&self.state) = ServedBy::Waiting;
-        tracing::warn!(socket = %self.path.display(), "the page server has ended; the next one is awaited");
+        tracing::warn!(socket = %self.link.path.display(), "the page server has ended; the next one is awaited");
         let since = Instant::now();
         loop {
             let error = match self.attach_once() {
@@ -356,9 +350,10 @@ impl Follower {
 
     fn attach_once(&mut self) -> Result<(), AttachError> {
         // The memory file of another server has none of the pages that are mapped here.
-        let mut link = Link::open(&self.path, false, self.tracks, Some(&self.image))?;
-        link.hand_over(&self.memory, self.log.as_ref())?;
-        (self.wire, self.log) = (link.wire, link.log);
+        let Link { path, image, log, .. } = &self.link;
+        let mut link = Link::open(path, false, self.tracks, Some(image))?;
+        link.hand_over(&self.memory, log.as_ref())?;
+        self.link = link;
         Ok(())
     }
 
