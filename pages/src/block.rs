@@ -26,6 +26,7 @@
 //! high, not even for a moment.
 
 use crate::addr::{Order, PageCount, Pfn, PfnRange};
+use crate::folio::HoldError;
 use crate::sync::{AtomicU64, Ordering};
 use crate::word::HoldKind;
 
@@ -35,39 +36,14 @@ pub const BLOCK_ORDER: Order = if cfg!(loom) { Order::new(1) } else { Order::PMD
 
 const COUNT_BITS: u32 = 22;
 const BAR_BITS: u32 = 10;
-const PIN_BARS_SHIFT: u32 = 2 * COUNT_BITS;
+const BARS_SHIFT: u32 = 2 * COUNT_BITS;
+const ONE_BAR: u64 = 1 << BARS_SHIFT;
 const MAX_COUNT: u64 = (1 << COUNT_BITS) - 1;
 const MAX_BARS: u64 = (1 << BAR_BITS) - 1;
 
-const _: () = assert!(PIN_BARS_SHIFT + BAR_BITS <= 64);
+const _: () = assert!(BARS_SHIFT + BAR_BITS <= 64);
 // Every page may have a bar, and half a thousand threads may be about to add one.
 const _: () = assert!(MAX_BARS > 1 << BLOCK_ORDER.get());
-
-/// What a bar keeps off.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Bar {
-    /// Pins: the bytes of a page are not there, or being replaced.
-    Pins,
-    /// Pins, although there may be some already: a page went bad.
-    NewPins,
-}
-
-impl Bar {
-    const fn one(self) -> u64 {
-        match self {
-            Self::Pins | Self::NewPins => 1 << PIN_BARS_SHIFT,
-        }
-    }
-}
-
-/// Why a block was not held.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum BlockRefusal {
-    /// A page of it is not available: its own word has the reason.
-    Barred,
-    /// There are as many holders as can be counted.
-    Overflow,
-}
 
 #[derive(Clone, Copy, Debug)]
 struct Counts(u64);
@@ -80,12 +56,12 @@ impl Counts {
         }
     }
 
-    const fn bars(self, bar: Bar) -> u64 {
-        (self.0 / bar.one()) & MAX_BARS
+    const fn bars(self) -> u64 {
+        (self.0 >> BARS_SHIFT) & MAX_BARS
     }
 
     const fn is_barred(self, sort: HoldKind) -> bool {
-        matches!(sort, HoldKind::Pin) && self.bars(Bar::Pins) != 0
+        matches!(sort, HoldKind::Pin) && self.bars() != 0
     }
 }
 
@@ -141,7 +117,7 @@ impl<'a> BlockRef<'a> {
     /// that the memmap has a part of only counts as whole: it is never held as such.
     pub(crate) fn new(block: &'a Block, starts_pinnable: bool) -> Self {
         let bars = if starts_pinnable { 0 } else { BLOCK_ORDER.pages().get() };
-        Self { block, template: Counts(bars * Bar::Pins.one()) }
+        Self { block, template: Counts(bars * ONE_BAR) }
     }
 
     fn counts(self) -> Counts {
@@ -156,20 +132,24 @@ impl<'a> BlockRef<'a> {
     }
 
     /// Holds every page of the block.
+    ///
+    /// # Errors
+    /// [`HoldError::Busy`] if it is barred: the word of one of its pages has the reason. Or
+    /// [`HoldError::Overflow`].
     #[inline]
-    pub(crate) fn hold(self, sort: HoldKind) -> Result<(), BlockRefusal> {
+    pub(crate) fn hold(self, sort: HoldKind) -> Result<(), HoldError> {
         // Acquire pairs with the Release in `unbar`: who holds the block sees what was done to its
         // pages while it was barred.
         self.update(Ordering::Acquire, |counts| {
             if counts.is_barred(sort) {
-                return Err(BlockRefusal::Barred);
+                return Err(HoldError::Busy);
             }
             add_hold(counts, sort)
         })
     }
 
     /// Holds the block once more for a holder who holds it already, barred or not.
-    pub(crate) fn hold_again(self, sort: HoldKind) -> Result<(), BlockRefusal> {
+    pub(crate) fn hold_again(self, sort: HoldKind) -> Result<(), HoldError> {
         // Relaxed: the caller's own hold has acquired what there is to see.
         self.update(Ordering::Relaxed, |counts| add_hold(counts, sort))
     }
@@ -188,62 +168,47 @@ impl<'a> BlockRef<'a> {
         .is_ok()
     }
 
-    /// Keeps new holds off, unless there are some that this bar has to wait for: then it returns how
-    /// many references and pins.
-    pub(crate) fn bar(self, bar: Bar) -> Result<(), (u32, u32)> {
+    /// Keeps new pins off, unless there are some that this bar would have to wait for: then it returns how
+    /// many.
+    pub(crate) fn bar(self) -> Result<(), u32> {
+        self.add_bars(1, true)
+    }
+
+    /// Adds bars for `pages` pages, whoever has pinned the block: beside one that the caller has set, which
+    /// keeps pins off meanwhile, or because a page went bad.
+    pub(crate) fn bar_more(self, pages: u64) {
+        let barred = self.add_bars(pages, false);
+        debug_assert!(barred.is_ok(), "it does not look at pins");
+    }
+
+    fn add_bars(self, pages: u64, waits_for_pins: bool) -> Result<(), u32> {
         loop {
             let barred = self.update(Ordering::Acquire, |counts| {
-                let references = counts.holds(HoldKind::Reference);
                 let pins = counts.holds(HoldKind::Pin);
-                let is_held = match bar {
-                    Bar::Pins => pins != 0,
-                    Bar::NewPins => false,
-                };
-                if is_held {
-                    Err(Some((references, pins)))
-                } else if counts.bars(bar) == MAX_BARS {
+                if waits_for_pins && pins != 0 {
+                    Err(Some(pins))
+                } else if counts.bars() + pages > MAX_BARS {
                     Err(None)
                 } else {
-                    Ok(Counts(counts.0 + bar.one()))
+                    Ok(Counts(counts.0 + ONE_BAR * pages))
                 }
             });
             match barred {
                 Ok(()) => return Ok(()),
-                Err(Some(held)) => return Err(held),
-                // Five hundred threads are between their bar and their page: one goes on.
+                Err(Some(pins)) => return Err(pins),
+                // Five hundred threads are between their bar and their page. At most one bar a page stays,
+                // so there is room again when others go on.
                 Err(None) => core::hint::spin_loop(),
             }
         }
     }
 
-    /// Adds bars for `pages` pages to one that the caller has set, which keeps pins off meanwhile.
-    pub(crate) fn bar_more(self, bar: Bar, pages: u64) {
-        loop {
-            let added = self.update(Ordering::Acquire, |counts| {
-                if counts.bars(bar) + pages > MAX_BARS {
-                    return Err(());
-                }
-                Ok(Counts(counts.0 + bar.one() * pages))
-            });
-            if added.is_ok() {
-                return;
-            }
-            // As in `bar`: at most one a page stays, so there is room again when others go on.
-            core::hint::spin_loop();
-        }
-    }
-
-    /// Takes a bar back.
-    pub(crate) fn unbar(self, bar: Bar) {
-        self.unbar_many(bar, 1);
-    }
-
     /// Takes the bars of `pages` pages back.
-    pub(crate) fn unbar_many(self, bar: Bar, pages: u64) {
+    pub(crate) fn unbar(self, pages: u64) {
         // Release pairs with the Acquire in `hold`. Subtracting needs no decoding.
-        let before = self.block.0.fetch_sub(bar.one() * pages, Ordering::Release);
+        let before = self.block.0.fetch_sub(ONE_BAR * pages, Ordering::Release);
         let before = Counts(before.wrapping_add(self.template.0));
-        debug_assert!(before.bars(bar) >= pages, "only a bar that was set is removed");
+        debug_assert!(before.bars() >= pages, "only a bar that was set is removed");
     }
 
     #[inline]
@@ -271,9 +236,9 @@ impl<'a> BlockRef<'a> {
 }
 
 #[inline]
-fn add_hold(counts: Counts, sort: HoldKind) -> Result<Counts, BlockRefusal> {
+fn add_hold(counts: Counts, sort: HoldKind) -> Result<Counts, HoldError> {
     if u64::from(counts.holds(sort)) == MAX_COUNT {
-        return Err(BlockRefusal::Overflow);
+        return Err(HoldError::Overflow);
     }
     Ok(Counts(counts.0 + one(sort)))
 }
@@ -286,15 +251,15 @@ mod tests {
     fn a_bar_keeps_off_what_it_is_for_and_nothing_else() {
         let block = Block::new();
         let block = BlockRef::new(&block, true);
-        assert_eq!(block.bar(Bar::Pins), Ok(()));
-        assert_eq!(block.hold(HoldKind::Pin), Err(BlockRefusal::Barred));
+        assert_eq!(block.bar(), Ok(()));
+        assert_eq!(block.hold(HoldKind::Pin), Err(HoldError::Busy));
         assert_eq!(block.hold(HoldKind::Reference), Ok(()));
         assert!(block.give_back(HoldKind::Reference));
         assert!(!block.give_back(HoldKind::Reference));
-        block.unbar(Bar::Pins);
+        block.unbar(1);
         assert_eq!(block.hold(HoldKind::Pin), Ok(()));
-        assert_eq!(block.bar(Bar::Pins), Err((0, 1)));
-        assert_eq!(block.bar(Bar::NewPins), Ok(()));
+        assert_eq!(block.bar(), Err(1));
+        block.bar_more(1);
         assert_eq!(block.hold_again(HoldKind::Pin), Ok(()));
         assert_eq!(block.holds(), (0, 2));
     }
@@ -303,11 +268,11 @@ mod tests {
     fn a_block_none_of_whose_pages_may_be_pinned_is_barred_until_all_may() {
         let block = Block::new();
         let block = BlockRef::new(&block, false);
-        assert_eq!(block.hold(HoldKind::Pin), Err(BlockRefusal::Barred));
+        assert_eq!(block.hold(HoldKind::Pin), Err(HoldError::Busy));
         assert_eq!(block.hold(HoldKind::Reference), Ok(()));
-        block.unbar_many(Bar::Pins, BLOCK_ORDER.pages().get() - 1);
-        assert_eq!(block.hold(HoldKind::Pin), Err(BlockRefusal::Barred));
-        block.unbar(Bar::Pins);
+        block.unbar(BLOCK_ORDER.pages().get() - 1);
+        assert_eq!(block.hold(HoldKind::Pin), Err(HoldError::Busy));
+        block.unbar(1);
         assert_eq!(block.hold(HoldKind::Pin), Ok(()));
         assert_eq!(block.holds(), (1, 1));
     }
@@ -318,8 +283,8 @@ mod tests {
             let block = Block(AtomicU64::new(one(sort) * MAX_COUNT));
             let block = BlockRef::new(&block, true);
             let before = block.holds();
-            assert_eq!(block.hold(sort), Err(BlockRefusal::Overflow));
-            assert_eq!(block.hold_again(sort), Err(BlockRefusal::Overflow));
+            assert_eq!(block.hold(sort), Err(HoldError::Overflow));
+            assert_eq!(block.hold_again(sort), Err(HoldError::Overflow));
             assert_eq!(block.holds(), before);
             assert!(block.give_back(sort));
             assert_eq!(block.hold(sort), Ok(()));

@@ -9,7 +9,7 @@
 use core::ops::Deref;
 
 use crate::addr::{Pfn, PfnRange};
-use crate::block::{BLOCK_ORDER, Bar, Block, BlockRef};
+use crate::block::{BLOCK_ORDER, Block, BlockRef};
 use crate::content::Content;
 use crate::folio::{AdvanceError, Folio};
 use crate::memmap::Memmap;
@@ -66,7 +66,7 @@ where
     ) {
         let Some(block) = self.block(start) else { return };
         let is_leaving = !to.is_pinnable() && from.iter().any(|from| from.is_pinnable());
-        if is_leaving && let Err((_, pins)) = block.bar(Bar::Pins) {
+        if is_leaving && let Err(pins) = block.bar() {
             for (pfn, folio) in self.folios(start, end) {
                 // What would have been refused for another reason is refused for that.
                 let found = folio.own_word().content();
@@ -82,7 +82,7 @@ where
         // Without their blocks: those are barred here for all of them.
         for (pfn, folio) in self.bare_folios(start, end) {
             if is_leaving && spare.bars == 1 {
-                block.bar_more(Bar::Pins, SPARE_BARS);
+                block.bar_more(SPARE_BARS);
                 spare.bars += SPARE_BARS;
             }
             let advanced = advance(folio, from, to);
@@ -92,7 +92,7 @@ where
             }
             if spare.bars > 2 * SPARE_BARS {
                 spare.bars -= SPARE_BARS;
-                block.unbar_many(Bar::Pins, SPARE_BARS);
+                block.unbar(SPARE_BARS);
             }
             each(pfn, advanced);
         }
@@ -113,7 +113,7 @@ struct Spare<'a> {
 impl Drop for Spare<'_> {
     fn drop(&mut self) {
         if self.bars > 0 {
-            self.block.unbar_many(Bar::Pins, self.bars);
+            self.block.unbar(self.bars);
         }
     }
 }

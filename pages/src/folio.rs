@@ -25,13 +25,11 @@
 use core::fmt;
 
 use crate::addr::Pfn;
-use crate::block::{Bar, BlockRef};
+use crate::block::BlockRef;
 use crate::content::Content;
 use crate::page::Page;
 use crate::sync::Ordering;
-use crate::word::{
-    COUNT_MASK, DOOMED, FREE, HoldKind, MAX_HOLDS, MAX_OPTIMISTIC, PARTLY_POISONED, Word,
-};
+use crate::word::{COUNT_MASK, DOOMED, FREE, HoldKind, MAX_HOLDS, PARTLY_POISONED, Word};
 
 /// Returns why a taker is refused whose addition makes the count `total`, if it is.
 #[inline]
@@ -115,15 +113,11 @@ pub enum AdvanceError {
         /// The page.
         pfn: Pfn,
     },
-    /// There are not so many holds of that sort to give back.
-    #[error("gave back {given} {}, where {held} are held", what.name())]
+    /// There is no hold of that sort to give back.
+    #[error("gave one of its {} back, where none is held", what.name())]
     NotHeld {
-        /// Which holds.
+        /// Which.
         what: HoldKind,
-        /// How many were given back.
-        given: u32,
-        /// How many there were.
-        held: u32,
     },
 }
 
@@ -201,16 +195,6 @@ impl<'a, P> Folio<'a, P> {
         self.decode(self.page.stored.load(Ordering::Relaxed))
     }
 
-    /// Takes a hold of `sort`: [`Folio::try_get`] or [`Folio::try_pin`]. Returns the word before it,
-    /// by which the caller of a pin sees whether some page of the folio is bad.
-    ///
-    /// # Errors
-    /// [`HoldError`]; then nothing has changed.
-    #[inline]
-    pub fn try_hold(self, sort: HoldKind) -> Result<Word, HoldError> {
-        self.take(sort, 1)
-    }
-
     /// Takes a hold of `sort` for a holder who has one already, whatever happened to the content
     /// since.
     ///
@@ -229,78 +213,30 @@ impl<'a, P> Folio<'a, P> {
         .map(|_| ())
     }
 
-    /// Gives a hold of `sort` back: [`Folio::put`] or [`Folio::unpin`]. Returns whether that was the last
-    /// hold; exactly one caller is given this answer. The page is free then, or where memory of its kind has
-    /// a base reference, has that again.
+    /// Takes a hold of `sort`: a reference, or a pin, until whose return the page's bytes are not moved,
+    /// cleared or taken away. It costs one locked addition. Returns the word before it, by which the caller
+    /// of a pin sees whether some page of the folio is bad.
     ///
     /// # Errors
-    /// [`AdvanceError::NotHeld`] if there is none; then nothing has changed.
+    /// The page is free or at [`MAX_HOLDS`], or its bytes are not there to be pinned; then nothing has
+    /// changed.
     #[inline]
-    pub fn release(self, sort: HoldKind) -> Result<bool, AdvanceError> {
-        self.give_back(sort, 1)
-    }
-
-    /// Takes a reference. It costs one locked addition.
-    ///
-    /// # Errors
-    /// The page is free or at [`MAX_HOLDS`]; then nothing has changed.
-    pub fn try_get(self) -> Result<(), HoldError> {
-        self.take(HoldKind::Reference, 1).map(|_| ())
-    }
-
-    /// Takes `count` references at once, for as many holders.
-    ///
-    /// # Errors
-    /// The page is free or would have more than [`MAX_HOLDS`]; then nothing has changed.
-    pub fn try_get_many(self, count: u32) -> Result<(), HoldError> {
-        self.take(HoldKind::Reference, count).map(|_| ())
-    }
-
-    /// Takes a pin: until it is given back, the page's bytes are not moved, cleared or taken away.
-    /// It costs one locked addition.
-    ///
-    /// # Errors
-    /// The page is free or at [`MAX_HOLDS`], or its bytes are not there to be pinned; then
-    /// nothing has changed.
-    pub fn try_pin(self) -> Result<(), HoldError> {
-        self.take(HoldKind::Pin, 1).map(|_| ())
-    }
-
-    /// Takes `count` pins at once, for as many holders.
-    ///
-    /// # Errors
-    /// The page is free or would have more than [`MAX_HOLDS`], or its bytes are not there to
-    /// be pinned; then nothing has changed.
-    pub fn try_pin_many(self, count: u32) -> Result<(), HoldError> {
-        self.take(HoldKind::Pin, count).map(|_| ())
-    }
-
-    #[inline]
-    fn take(self, sort: HoldKind, count: u32) -> Result<Word, HoldError> {
-        if count > MAX_OPTIMISTIC {
-            return self.take_compared(sort, count);
-        }
-        let delta = sort.one() * u64::from(count);
-        // Acquire pairs with the Release in `give_back` and `take_first`: a new holder
+    pub fn try_hold(self, sort: HoldKind) -> Result<Word, HoldError> {
+        // Acquire pairs with the Release in `release` and `take_first`: a new holder
         // sees what the last holder, or the owner that handed the page out, wrote.
-        let before = self.decode(self.page.stored.fetch_add(delta, Ordering::Acquire));
-        if refusal(before, sort, sort.raw_count(before) + u64::from(count)).is_none() {
+        let before = self.decode(self.page.stored.fetch_add(sort.one(), Ordering::Acquire));
+        if obstacle(before, sort).is_none() {
             return Ok(before);
         }
-        Self::take_back(self.page, self.template, sort, delta)
+        Self::take_back(self.page, self.template, sort)
     }
 
     /// Takes the addition of a refused taker back, or keeps it if there is no reason any more.
     // By its parts: were it passed as a whole, takers would have to build it in memory first.
     #[cold]
-    fn take_back(
-        page: &Page<P>,
-        template: Word,
-        sort: HoldKind,
-        delta: u64,
-    ) -> Result<Word, HoldError> {
+    fn take_back(page: &Page<P>, template: Word, sort: HoldKind) -> Result<Word, HoldError> {
         let folio = Folio::new(page, template);
-        // Acquire as in `take`, for the case that the addition is kept.
+        // Acquire as in `try_hold`, for the case that the addition is kept.
         let mut stored = page.stored.load(Ordering::Acquire);
         loop {
             let word = folio.decode(stored);
@@ -310,7 +246,7 @@ impl<'a, P> Folio<'a, P> {
             // Relaxed: nothing was learnt or published by an addition that is taken back.
             match page.stored.compare_exchange_weak(
                 stored,
-                folio.encode(Word(word.0 - delta)),
+                folio.encode(Word(word.0 - sort.one())),
                 Ordering::Relaxed,
                 Ordering::Acquire,
             ) {
@@ -321,71 +257,27 @@ impl<'a, P> Folio<'a, P> {
         }
     }
 
-    fn take_compared(self, sort: HoldKind, count: u32) -> Result<Word, HoldError> {
-        self.update(Ordering::Acquire, |word| {
-            let total = sort.raw_count(word) + u64::from(count);
-            match refusal(word, sort, total) {
-                None => Ok(Word(word.0 + sort.one() * u64::from(count))),
-                Some(refusal) => Err(refusal),
-            }
-        })
-        .map(|(before, _)| before)
-    }
-
-    /// Gives a reference back, and returns whether that was the last hold.
+    /// Gives a hold of `sort` back. Returns whether that was the last hold; exactly one caller is given this
+    /// answer. The page is free then, or where memory of its kind has a base reference, has that again.
     ///
     /// # Errors
     /// [`AdvanceError::NotHeld`] if there is none; then nothing has changed.
-    pub fn put(self) -> Result<bool, AdvanceError> {
-        self.give_back(HoldKind::Reference, 1)
-    }
-
-    /// Gives `count` references back at once, and returns whether that was the last hold.
-    ///
-    /// # Errors
-    /// [`AdvanceError::NotHeld`] if there are fewer; then nothing has changed.
-    pub fn put_many(self, count: u32) -> Result<bool, AdvanceError> {
-        self.give_back(HoldKind::Reference, count)
-    }
-
-    /// Gives a pin back, and returns whether that was the last hold.
-    ///
-    /// # Errors
-    /// [`AdvanceError::NotHeld`] if there is none; then nothing has changed.
-    pub fn unpin(self) -> Result<bool, AdvanceError> {
-        self.give_back(HoldKind::Pin, 1)
-    }
-
-    /// Gives `count` pins back at once, and returns whether that was the last hold.
-    ///
-    /// # Errors
-    /// [`AdvanceError::NotHeld`] if there are fewer; then nothing has changed.
-    pub fn unpin_many(self, count: u32) -> Result<bool, AdvanceError> {
-        self.give_back(HoldKind::Pin, count)
-    }
-
     #[inline]
-    fn give_back(self, sort: HoldKind, count: u32) -> Result<bool, AdvanceError> {
-        if count == 0 {
-            return Ok(false);
-        }
-        let delta = sort.one() * u64::from(count);
+    pub fn release(self, sort: HoldKind) -> Result<bool, AdvanceError> {
         let mut is_last = false;
         // Release pairs with the Acquire of the next taker, who sees what this holder wrote; the
         // last one out acquires as well, because it goes on to reuse what the others wrote.
         self.update(Ordering::AcqRel, |word| {
-            let held = sort.count(word);
-            if held < count {
-                return Err(AdvanceError::NotHeld { what: sort, given: count, held });
+            if sort.count(word) == 0 {
+                return Err(AdvanceError::NotHeld { what: sort });
             }
-            let after = Word(word.0 - delta);
-            if after.references() != 0 || after.pins() != 0 {
-                is_last = false;
+            let after = Word(word.0 - sort.one());
+            is_last = after.references() == 0 && after.pins() == 0;
+            if !is_last {
                 return Ok(after);
             }
             // In the same step the page becomes what it was before anybody used it, so that there
             // is no moment in which it has neither a hold nor a sign that it has none.
-            is_last = true;
             let fresh = self.template.0 & (FREE | COUNT_MASK);
             Ok(Word(after.0 | fresh))
         })?;
@@ -396,8 +288,8 @@ impl<'a, P> Folio<'a, P> {
     /// Returns whether the page was free; of several callers, one succeeds.
     #[must_use = "it may not have happened"]
     pub fn take_first(self) -> bool {
-        // Release pairs with the Acquire in `take`: who takes the second reference sees what the
-        // owner prepared. Acquire pairs with the last `give_back`.
+        // Release pairs with the Acquire in `try_hold`: who takes the second reference sees what the
+        // owner prepared. Acquire pairs with the last `release`.
         self.update(Ordering::AcqRel, |word| {
             // A bad page is of no use and is not handed out.
             if !word.is_free() || word.content() == Content::Poisoned {
@@ -409,9 +301,9 @@ impl<'a, P> Folio<'a, P> {
         .is_ok()
     }
 
-    fn unbar(self, bar: Bar) {
+    fn unbar(self) {
         if let Some(block) = self.block {
-            block.unbar(bar);
+            block.unbar(1);
         }
     }
 
@@ -430,13 +322,15 @@ impl<'a, P> Folio<'a, P> {
         }
         let is_leaving = from.is_pinnable() && !to.is_pinnable();
         if is_leaving && let Some(block) = self.block {
-            let bar = if to == Content::Poisoned { Bar::NewPins } else { Bar::Pins };
-            block.bar(bar).map_err(|(_, pins)| AdvanceError::Pinned { pins })?;
+            match to {
+                Content::Poisoned => block.bar_more(1),
+                _ => block.bar().map_err(|pins| AdvanceError::Pinned { pins })?,
+            }
         }
         let advanced = self.advance_barred(from, to);
         let is_arriving = !from.is_pinnable() && to.is_pinnable();
         if is_leaving && advanced.is_err() || is_arriving && advanced.is_ok() {
-            self.unbar(Bar::Pins);
+            self.unbar();
         }
         advanced
     }
@@ -487,7 +381,7 @@ impl<'a, P> Folio<'a, P> {
             })
             .is_ok();
         if is_taken {
-            self.unbar(Bar::Pins);
+            self.unbar();
         }
         is_taken
     }
@@ -525,8 +419,8 @@ impl<'a, P> Folio<'a, P> {
     /// were not warned, and later pins are.
     #[expect(clippy::must_use_candidate, reason = "it is called for its effect")]
     pub fn set_partly_poisoned(self, is_poisoned: bool) -> Word {
-        // Release pairs with the Acquire in `take`: who sees the flag finds the bad page listed.
-        // Acquire pairs with `give_back`, as `advance` does.
+        // Release pairs with the Acquire in `try_hold`: who sees the flag finds the bad page listed.
+        // Acquire pairs with `release`, as `advance` does.
         let flagged = self.update(Ordering::AcqRel, |word| {
             let flag = if is_poisoned { PARTLY_POISONED } else { 0 };
             Ok::<_, core::convert::Infallible>(Word(word.0 & !PARTLY_POISONED | flag))
@@ -574,9 +468,16 @@ mod tests {
     use super::*;
     use crate::kind::MemoryKind;
 
+    const GET: HoldKind = HoldKind::Reference;
+    const PIN: HoldKind = HoldKind::Pin;
+
     fn with_folio(kind: MemoryKind, check: impl FnOnce(Folio<'_>)) {
         let page = Page::new(());
         check(Folio::new(&page, Word::initial(kind)));
+    }
+
+    fn hold(folio: Folio<'_>, sort: HoldKind) -> Result<(), HoldError> {
+        folio.try_hold(sort).map(|_| ())
     }
 
     #[test]
@@ -597,15 +498,14 @@ mod tests {
     #[test]
     fn a_free_page_gives_no_hold_until_its_owner_takes_the_first() {
         with_folio(MemoryKind::Private, |folio| {
-            assert_eq!(folio.try_get(), Err(HoldError::Free));
-            assert_eq!(folio.try_pin(), Err(HoldError::Free));
-            assert_eq!(folio.try_get_many(MAX_HOLDS), Err(HoldError::Free));
+            assert_eq!(hold(folio, GET), Err(HoldError::Free));
+            assert_eq!(hold(folio, PIN), Err(HoldError::Free));
             assert!(folio.take_first());
             assert!(!folio.take_first());
-            assert_eq!(folio.try_get(), Ok(()));
+            assert_eq!(hold(folio, GET), Ok(()));
             assert_eq!(folio.word().references(), 2);
-            assert_eq!(folio.put(), Ok(false));
-            assert_eq!(folio.put(), Ok(true));
+            assert_eq!(folio.release(GET), Ok(false));
+            assert_eq!(folio.release(GET), Ok(true));
             assert_eq!(folio.word(), Word::initial(MemoryKind::Private));
         });
     }
@@ -614,10 +514,10 @@ mod tests {
     fn a_pin_outlives_the_last_reference_and_frees_the_page_when_it_goes() {
         with_folio(MemoryKind::FsDax, |folio| {
             assert!(folio.take_first());
-            assert_eq!(folio.try_pin(), Ok(()));
-            assert_eq!(folio.put(), Ok(false));
+            assert_eq!(hold(folio, PIN), Ok(()));
+            assert_eq!(folio.release(GET), Ok(false));
             assert!(!folio.word().is_free());
-            assert_eq!(folio.unpin(), Ok(true));
+            assert_eq!(folio.release(PIN), Ok(true));
             assert!(folio.word().is_free());
         });
     }
@@ -625,21 +525,24 @@ mod tests {
     #[test]
     fn holds_beyond_the_most_are_refused_and_change_nothing() {
         with_folio(MemoryKind::Generic, |folio| {
-            assert_eq!(folio.try_get_many(MAX_HOLDS), Err(HoldError::Overflow));
-            assert_eq!(folio.try_get_many(u32::MAX), Err(HoldError::Overflow));
-            assert_eq!(folio.try_get_many(MAX_HOLDS - 1), Ok(()));
+            let before = u64::from(MAX_HOLDS) - 2;
+            let held = GET.one() * before + PIN.one() * (before + 1);
+            folio.page.stored.fetch_add(held, Ordering::Relaxed);
+            for sort in [GET, PIN] {
+                assert_eq!(hold(folio, sort), Ok(()));
+                let full = folio.word();
+                assert_eq!(sort.count(full), MAX_HOLDS);
+                assert_eq!(hold(folio, sort), Err(HoldError::Overflow));
+                assert_eq!(folio.hold_again(sort), Err(HoldError::Overflow));
+                assert_eq!(folio.word(), full);
+            }
             let full = folio.word();
-            assert_eq!(full.references(), MAX_HOLDS);
-            assert_eq!(folio.try_get(), Err(HoldError::Overflow));
-            assert_eq!(folio.try_get_many(MAX_OPTIMISTIC), Err(HoldError::Overflow));
-            assert_eq!(folio.word(), full);
-            assert_eq!(folio.try_pin_many(MAX_HOLDS), Ok(()));
-            assert_eq!(folio.try_pin(), Err(HoldError::Overflow));
-            assert_eq!(folio.word().pins(), MAX_HOLDS);
-            assert_eq!(folio.word().references(), MAX_HOLDS);
-            assert_eq!(folio.word().content(), Content::Unknown);
-            assert_eq!(folio.unpin_many(MAX_HOLDS), Ok(false));
-            assert_eq!(folio.put_many(MAX_HOLDS), Ok(true));
+            assert_eq!((full.references(), full.pins()), (MAX_HOLDS, MAX_HOLDS));
+            assert_eq!(full.content(), Content::Unknown);
+            folio.page.stored.fetch_sub(held, Ordering::Relaxed);
+            assert_eq!(folio.release(PIN), Ok(false));
+            assert_eq!(folio.release(GET), Ok(false));
+            assert_eq!(folio.release(GET), Ok(true));
             assert_eq!(folio.word(), Word::initial(MemoryKind::Generic), "its base reference");
         });
     }
@@ -648,21 +551,11 @@ mod tests {
     fn giving_back_what_is_not_held_is_an_error_and_changes_nothing() {
         with_folio(MemoryKind::Generic, |folio| {
             let before = folio.word();
-            assert_eq!(
-                folio.unpin(),
-                Err(AdvanceError::NotHeld { what: HoldKind::Pin, given: 1, held: 0 })
-            );
-            assert_eq!(
-                folio.put_many(2),
-                Err(AdvanceError::NotHeld { what: HoldKind::Reference, given: 2, held: 1 })
-            );
+            assert_eq!(folio.release(PIN), Err(AdvanceError::NotHeld { what: PIN }));
             assert_eq!(folio.word(), before);
         });
         with_folio(MemoryKind::Coherent, |folio| {
-            assert_eq!(
-                folio.put(),
-                Err(AdvanceError::NotHeld { what: HoldKind::Reference, given: 1, held: 0 })
-            );
+            assert_eq!(folio.release(GET), Err(AdvanceError::NotHeld { what: GET }));
             assert!(folio.word().is_free());
         });
     }
@@ -688,7 +581,7 @@ mod tests {
     #[test]
     fn a_pinned_page_keeps_its_bytes_and_one_without_bytes_gives_no_pin() {
         with_folio(MemoryKind::Generic, |folio| {
-            assert_eq!(folio.try_pin(), Ok(()));
+            assert_eq!(hold(folio, PIN), Ok(()));
             for to in [Content::Zeroing, Content::Absent] {
                 assert_eq!(
                     folio.advance(Content::Unknown, to),
@@ -696,34 +589,36 @@ mod tests {
                 );
             }
             assert_eq!(folio.advance(Content::Unknown, Content::Present), Ok(()));
-            assert_eq!(folio.unpin(), Ok(false));
+            assert_eq!(folio.release(PIN), Ok(false));
             assert_eq!(folio.advance(Content::Present, Content::Zeroing), Ok(()));
             let before = folio.word();
-            for count in [1, MAX_OPTIMISTIC + 1] {
-                assert_eq!(folio.try_pin_many(count), Err(HoldError::Content(Content::Zeroing)));
-            }
+            assert_eq!(hold(folio, PIN), Err(HoldError::Content(Content::Zeroing)));
             assert_eq!(folio.word(), before);
-            assert_eq!(folio.try_get(), Ok(()), "its descriptor means what it meant");
+            assert_eq!(hold(folio, GET), Ok(()), "its descriptor means what it meant");
             assert_eq!(folio.advance(Content::Zeroing, Content::Zero), Ok(()));
             assert_eq!(
-                folio.try_pin(),
+                hold(folio, PIN),
                 Err(HoldError::Content(Content::Zero)),
                 "it may be written"
             );
             assert_eq!(folio.advance(Content::Zero, Content::Present), Ok(()));
-            assert_eq!(folio.try_pin(), Ok(()));
+            assert_eq!(hold(folio, PIN), Ok(()));
         });
     }
 
     #[test]
     fn poison_waits_for_nobody_and_says_who_was_too_early() {
         with_folio(MemoryKind::Generic, |folio| {
-            assert_eq!(folio.try_pin_many(3), Ok(()));
+            for _ in 0..3 {
+                assert_eq!(hold(folio, PIN), Ok(()));
+            }
             assert_eq!(folio.poison().map(Word::pins), Some(3));
             assert_eq!(folio.poison(), None);
-            assert_eq!(folio.try_pin(), Err(HoldError::Content(Content::Poisoned)));
-            assert_eq!(folio.hold_again(HoldKind::Pin), Ok(()));
-            assert_eq!(folio.unpin_many(4), Ok(false));
+            assert_eq!(hold(folio, PIN), Err(HoldError::Content(Content::Poisoned)));
+            assert_eq!(folio.hold_again(PIN), Ok(()));
+            for _ in 0..4 {
+                assert_eq!(folio.release(PIN), Ok(false));
+            }
             assert_eq!(folio.advance(Content::Poisoned, Content::Unknown), Ok(()));
             assert_eq!(folio.word(), Word::initial(MemoryKind::Generic));
         });
@@ -748,21 +643,11 @@ mod tests {
     fn a_folio_with_a_bad_page_is_pinned_with_a_warning() {
         with_folio(MemoryKind::Generic, |folio| {
             assert_eq!(folio.set_partly_poisoned(true), Word::initial(MemoryKind::Generic));
-            let before = folio.try_hold(HoldKind::Pin).unwrap();
+            let before = folio.try_hold(PIN).unwrap();
             assert!(before.is_partly_poisoned() && before.pins() == 0);
             assert_eq!(folio.set_partly_poisoned(false).pins(), 1);
-            assert_eq!(folio.release(HoldKind::Pin), Ok(false));
+            assert_eq!(folio.release(PIN), Ok(false));
             assert_eq!(folio.word(), Word::initial(MemoryKind::Generic));
-        });
-    }
-
-    #[test]
-    fn taking_or_giving_back_nothing_changes_nothing() {
-        with_folio(MemoryKind::Generic, |folio| {
-            let before = folio.word();
-            assert_eq!(folio.try_get_many(0), Ok(()));
-            assert_eq!(folio.put_many(0), Ok(false));
-            assert_eq!(folio.word(), before);
         });
     }
 }

@@ -24,8 +24,8 @@
 //! | `altmap` | room for descriptors taken from the region that they describe |
 //! | `placement` | where in a region that room ends and the described pages begin |
 //! | `memmap` | the descriptors of one region |
-//! | `ledger` | the guards on a whole pagemap, and whether it may go |
-//! | `stock` | which folios of a pool are what, and the steps by which they are handed out |
+//! | `live_ref` | the guards on a whole pagemap, and whether it may go |
+//! | `pool_state` | which folios of a pool are what, and the steps by which they are handed out |
 //! | `bits` | sets of small numbers |
 //! | `window` | which pages a fault maps |
 //! | `pattern` | what faults have in common, and the window that follows from it |
@@ -76,7 +76,7 @@ pub use kind::MemoryKind;
 pub use layout::{Class, Layout, Slot, Tails};
 pub use linux::{LinuxPage, LinuxRelease, LinuxSeed, SectionBits};
 pub use live_ref::{Guards, Left, LiveRef, MAX_GUARDS};
-pub use memmap::{Memmap, PageRef};
+pub use memmap::{Memmap, PageView};
 pub use page::Page;
 pub use pattern::{Advice, FaultArea, FaultPattern, FaultPlan, Touch};
 pub use payload::{MAX_PAYLOAD_BYTES, Payload, Plain, Refresh, Template};
@@ -87,4 +87,4 @@ pub use pool_state::{
 };
 pub use span::Span;
 pub use window::FaultAround;
-pub use word::{HoldKind, MAX_HOLDS, MAX_OPTIMISTIC, Word};
+pub use word::{HoldKind, MAX_HOLDS, Word};

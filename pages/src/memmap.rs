@@ -255,12 +255,12 @@ where
 
     /// Returns the page `pfn`, or `None` if it is not described.
     #[must_use]
-    pub fn page(&self, pfn: Pfn) -> Option<PageRef<'_, P>> {
+    pub fn page(&self, pfn: Pfn) -> Option<PageView<'_, P>> {
         let descriptor = self.descriptor(self.layout.index(pfn)?)?;
         let class = self.layout.class(pfn);
         let is_tail = matches!(class, Class::FirstTail | Class::Tail);
         let is_derived = is_tail && self.layout.descriptors_per_folio() == 1;
-        Some(PageRef {
+        Some(PageView {
             pfn,
             class,
             order: self.layout.order(),
@@ -291,8 +291,9 @@ impl<P, S, B> fmt::Debug for Memmap<P, S, B> {
     }
 }
 
-/// One page of a memmap: what follows from its pfn, its descriptor, and its folio.
-pub struct PageRef<'a, P = ()> {
+/// One page of a memmap, read-only: what follows from its pfn, and its descriptor and its folio as they are
+/// now.
+pub struct PageView<'a, P = ()> {
     pfn: Pfn,
     class: Class,
     order: Order,
@@ -300,15 +301,15 @@ pub struct PageRef<'a, P = ()> {
     folio: Folio<'a, P>,
 }
 
-impl<P> Clone for PageRef<'_, P> {
+impl<P> Clone for PageView<'_, P> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<P> Copy for PageRef<'_, P> {}
+impl<P> Copy for PageView<'_, P> {}
 
-impl<'a, P> PageRef<'a, P> {
+impl<'a, P> PageView<'a, P> {
     /// Returns the page's frame number.
     #[must_use]
     pub fn pfn(self) -> Pfn {
@@ -345,38 +346,23 @@ impl<'a, P> PageRef<'a, P> {
         self.order
     }
 
-    /// Returns the folio, which holds and content belong to.
-    #[must_use]
-    pub fn folio(self) -> Folio<'a, P> {
-        self.folio
-    }
-
-    /// Returns the page's own descriptor, or `None` for a derived tail, which has none.
-    #[must_use]
-    pub fn descriptor(self) -> Option<&'a Page<P>> {
-        self.descriptor
-    }
-
-    /// Returns what the caller added to the page, or `None` for a derived tail.
+    /// Returns what the caller added to the page, or `None` for a derived tail, which has no
+    /// descriptor.
     #[must_use]
     pub fn payload(self) -> Option<&'a P> {
         self.descriptor.map(Page::payload)
     }
 
-    /// Returns the page's own word as it is now. A tail has no holds and no content of its own.
+    /// Returns the word of the folio as it is now: its holds and its content.
     #[must_use]
     pub fn word(self) -> Word {
-        match (self.descriptor, self.is_tail()) {
-            (Some(_), false) => self.folio.word(),
-            (Some(tail), true) => Folio::new(tail, Word::tail()).word(),
-            (None, _) => Word::tail(),
-        }
+        self.folio.word()
     }
 }
 
-impl<P> fmt::Debug for PageRef<'_, P> {
+impl<P> fmt::Debug for PageView<'_, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PageRef")
+        f.debug_struct("PageView")
             .field("pfn", &self.pfn)
             .field("class", &self.class)
             .field("order", &self.order)

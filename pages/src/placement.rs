@@ -30,6 +30,8 @@
 //!
 //! Cost: a few dozen divisions, whatever the size.
 
+use core::fmt;
+
 use crate::addr::{AddrError, Order, PageCount, PageSize, Pfn, PfnRange};
 use crate::altmap::Altmap;
 use crate::layout::{Layout, Tails};
@@ -180,6 +182,18 @@ impl Placement {
     #[must_use]
     pub const fn lost(&self) -> PageCount {
         PageCount::new(self.altmap.align().get() + self.altmap.left().get())
+    }
+}
+
+impl fmt::Display for Placement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} pages of the region hold them, {} are reserved and {} lost to alignment",
+            self.descriptors.pages(),
+            self.reserve(),
+            self.lost()
+        )
     }
 }
 

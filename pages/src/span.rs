@@ -10,7 +10,7 @@
 use core::ops::Deref;
 
 use crate::addr::{PageCount, Pfn, PfnRange};
-use crate::block::{BLOCK_ORDER, Block, BlockRef, BlockRefusal};
+use crate::block::{BLOCK_ORDER, Block, BlockRef};
 use crate::content::Content;
 use crate::folio::{Folio, HoldError, obstacle};
 use crate::memmap::Memmap;
@@ -179,7 +179,7 @@ where
         let (first_block, last_block) = span.blocks();
         if first_block < middle && middle < last_block && !middle.is_aligned(BLOCK_ORDER) {
             if let Some(block) = self.block(middle) {
-                block.hold_again(sort).map_err(|_| refused(HoldError::Overflow))?;
+                block.hold_again(sort).map_err(refused)?;
             }
             first.ends |= BACK_BLOCK;
             second.ends |= FRONT_BLOCK;
@@ -287,10 +287,10 @@ where
         start: Pfn,
         block: BlockRef<'_>,
         sort: HoldKind,
-        mut refusal: BlockRefusal,
+        mut refusal: HoldError,
     ) -> Result<(), (Pfn, HoldError)> {
         for _ in 0..PATIENCE {
-            if refusal == BlockRefusal::Overflow {
+            if refusal == HoldError::Overflow {
                 return Err((start, HoldError::Overflow));
             }
             let end = start.checked_add(BLOCK_ORDER.pages()).unwrap_or(start);

@@ -16,7 +16,7 @@
 //!
 //! Takers add first and look afterwards, so a count may be too high for a moment by as many as there
 //! are threads in the middle of that; the band is wider than the number of threads Linux can run
-//! (2^22), and a taker that adds more than [`MAX_OPTIMISTIC`] at once compares first.
+//! (2^22).
 //!
 //! This file is the bits; the atomic steps are in `folio.rs`.
 
@@ -39,11 +39,9 @@ pub(crate) const PARTLY_POISONED: u64 = 1 << 63;
 /// The most references, and the most pins, that a folio may have.
 pub const MAX_HOLDS: u32 = (1 << (COUNT_BITS - 1)) - 1;
 
-/// The most holds that one taker adds before it looks: 2^22 threads of 2^5 stay inside the band.
-pub const MAX_OPTIMISTIC: u32 = 1 << 5;
-
 const _: () = assert!(CONTENT_SHIFT + CONTENT_MASK.count_ones() == DOOMED.trailing_zeros());
-const _: () = assert!((1_u64 << 22) * (MAX_OPTIMISTIC as u64) <= COUNT_MASK - MAX_HOLDS as u64);
+// 2^22 threads that add a hold before they look stay inside the band.
+const _: () = assert!(1_u64 << 22 <= COUNT_MASK - MAX_HOLDS as u64);
 
 /// The two sorts of hold.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -80,10 +80,10 @@ fn a_taker_beside_a_short_life_is_refused_or_holds_the_page() {
             let marks = marks.clone();
             thread::spawn(move || {
                 let folio = folio(&page, PRIVATE);
-                match folio.try_get() {
+                match folio.try_hold(HoldKind::Reference).map(drop) {
                     Ok(()) => {
                         mark(&marks, 0);
-                        if folio.put().unwrap() {
+                        if folio.release(HoldKind::Reference).unwrap() {
                             last_seen.fetch_add(1, Ordering::Relaxed);
                         }
                     }
@@ -96,7 +96,7 @@ fn a_taker_beside_a_short_life_is_refused_or_holds_the_page() {
         };
         let owner = folio(&page, PRIVATE);
         assert!(owner.take_first());
-        if owner.put().unwrap() {
+        if owner.release(HoldKind::Reference).unwrap() {
             last_seen.fetch_add(1, Ordering::Relaxed);
         }
         taker.join().unwrap();
@@ -112,9 +112,12 @@ fn two_takers_on_a_free_page_do_not_mistake_each_other_for_holders() {
         let page = Arc::new(Page::new(()));
         let other = {
             let page = page.clone();
-            thread::spawn(move || folio(&page, PRIVATE).try_pin())
+            thread::spawn(move || folio(&page, PRIVATE).try_hold(HoldKind::Pin).map(drop))
         };
-        assert_eq!(folio(&page, PRIVATE).try_get(), Err(HoldError::Free));
+        assert_eq!(
+            folio(&page, PRIVATE).try_hold(HoldKind::Reference).map(drop),
+            Err(HoldError::Free)
+        );
         assert_eq!(other.join().unwrap(), Err(HoldError::Free));
         assert_eq!(folio(&page, PRIVATE).word(), Word::initial(PRIVATE));
     });
@@ -131,11 +134,11 @@ fn a_generic_page_is_never_seen_without_a_reference() {
             thread::spawn(move || {
                 let folio = folio(&page, GENERIC);
                 assert!(!folio.word().is_free());
-                assert_eq!(folio.try_get(), Ok(()));
-                folio.put().unwrap()
+                assert_eq!(folio.try_hold(HoldKind::Reference).map(drop), Ok(()));
+                folio.release(HoldKind::Reference).unwrap()
             })
         };
-        let mine = folio(&page, GENERIC).put();
+        let mine = folio(&page, GENERIC).release(HoldKind::Reference);
         let theirs = other.join().unwrap();
         assert_eq!(folio(&page, GENERIC).word(), Word::initial(GENERIC));
         // Each gave one back that was there: the base reference, and its own.
@@ -156,7 +159,7 @@ fn who_takes_a_hold_sees_what_the_one_before_wrote() {
                 assert!(folio(&page, PRIVATE).take_first());
             })
         };
-        if folio(&page, PRIVATE).try_get().is_ok() {
+        if folio(&page, PRIVATE).try_hold(HoldKind::Reference).is_ok() {
             assert!(prepared.load(Ordering::Relaxed));
         }
         owner.join().unwrap();
@@ -176,7 +179,7 @@ fn a_content_step_has_one_owner_whatever_the_counts_do() {
                 })
             })
             .collect();
-        assert_eq!(folio(&page, GENERIC).try_get(), Ok(()));
+        assert_eq!(folio(&page, GENERIC).try_hold(HoldKind::Reference).map(drop), Ok(()));
         let owners = steps.into_iter().map(|step| step.join().unwrap());
         assert_eq!(owners.filter(|owns| *owns).count(), 1);
         let word = folio(&page, GENERIC).word();
@@ -199,10 +202,10 @@ fn a_pagemap_is_unbound_or_held_never_both() {
                 if ledger.enter(HoldKind::Pin).is_err() {
                     return false;
                 }
-                assert_eq!(folio(page, GENERIC).try_pin(), Ok(()));
+                assert_eq!(folio(page, GENERIC).try_hold(HoldKind::Pin).map(drop), Ok(()));
                 // Relaxed on purpose: only the ledger orders it.
                 written.store(true, Ordering::Relaxed);
-                assert_eq!(folio(page, GENERIC).unpin(), Ok(false));
+                assert_eq!(folio(page, GENERIC).release(HoldKind::Pin), Ok(false));
                 let _ = leave(ledger, HoldKind::Pin);
                 true
             })
@@ -413,9 +416,9 @@ fn beside_pins_of_a_page_and_of_its_block_clearing_comes_before_or_after() {
                         assert!(blocked.page(0).word().content().is_pinnable());
                         blocked.release(span, HoldKind::Pin);
                     }
-                } else if blocked.page(0).try_pin().is_ok() {
+                } else if blocked.page(0).try_hold(HoldKind::Pin).is_ok() {
                     assert!(blocked.page(0).word().content().is_pinnable());
-                    let _ = blocked.page(0).unpin().unwrap();
+                    let _ = blocked.page(0).release(HoldKind::Pin).unwrap();
                 }
             })
         });
@@ -445,7 +448,7 @@ fn a_pin_of_a_bad_page_is_refused_or_its_holder_told() {
                     if is_whole {
                         blocked.hold(HoldKind::Pin).is_ok()
                     } else {
-                        blocked.page(1).try_pin().is_ok()
+                        blocked.page(1).try_hold(HoldKind::Pin).is_ok()
                     }
                 })
             };
@@ -475,7 +478,7 @@ fn a_pin_of_a_folio_with_a_bad_page_is_warned_or_its_holder_told() {
                 let before = folio(page, GENERIC).try_hold(HoldKind::Pin).unwrap();
                 if before.is_partly_poisoned() {
                     assert!(is_listed.load(Ordering::Relaxed));
-                    let _ = folio(page, GENERIC).unpin().unwrap();
+                    let _ = folio(page, GENERIC).release(HoldKind::Pin).unwrap();
                 }
                 mark(&marks, usize::from(before.is_partly_poisoned()));
                 !before.is_partly_poisoned()
@@ -635,7 +638,7 @@ fn clearing_that_does_not_bar_the_block_clears_under_a_pin() {
     });
 }
 
-/// What `Folio::try_get` would be if a refused taker took its addition back without looking: the
+/// What `Folio::try_hold` would be if a refused taker took its addition back without looking: the
 /// search must find the page that has no holds and can never be handed out again.
 #[test]
 #[should_panic(expected = "the page has no holds and is not free")]

@@ -4,9 +4,10 @@
 
 use proptest::prelude::*;
 use uzone_pages::{
-    AddrError, AdvanceError, Content, Folio, HoldError, Layout, MAX_HOLDS, Memmap, MemoryKind,
-    Order, Page, PageCount, Pfn, PfnRange, Tails, Word,
+    AddrError, AdvanceError, Content, Folio, HoldError, HoldKind, Layout, MAX_HOLDS, Memmap,
+    MemoryKind, Order, Page, PageCount, Pfn, PfnRange, Tails, Word,
 };
+use zerocopy::FromBytes;
 
 /// One page as somebody would keep it who had all the room in the world.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,48 +27,48 @@ impl Plain {
         Self { references: base, pins: 0, content: Content::Unknown, free, base }
     }
 
-    fn take(&mut self, is_pin: bool, count: u64) -> Result<(), HoldError> {
-        let held = if is_pin { &mut self.pins } else { &mut self.references };
+    fn held(&mut self, sort: HoldKind) -> &mut u64 {
+        match sort {
+            HoldKind::Pin => &mut self.pins,
+            HoldKind::Reference => &mut self.references,
+        }
+    }
+
+    fn take(&mut self, sort: HoldKind) -> Result<(), HoldError> {
         if self.free {
             Err(HoldError::Free)
-        } else if is_pin && !self.content.is_pinnable() {
+        } else if sort == HoldKind::Pin && !self.content.is_pinnable() {
             Err(HoldError::Content(self.content))
-        } else if *held + count > u64::from(MAX_HOLDS) {
+        } else if *self.held(sort) == u64::from(MAX_HOLDS) {
             Err(HoldError::Overflow)
         } else {
-            *held += count;
+            *self.held(sort) += 1;
             Ok(())
         }
     }
 
-    fn give_back(&mut self, is_pin: bool, count: u64) -> Option<bool> {
-        let held = if is_pin { &mut self.pins } else { &mut self.references };
-        if count == 0 {
-            return Some(false);
-        }
-        if *held < count {
-            return None;
-        }
-        *held -= count;
-        if self.references == 0 && self.pins == 0 {
+    fn give_back(&mut self, sort: HoldKind) -> Option<bool> {
+        let held = self.held(sort);
+        *held = held.checked_sub(1)?;
+        let is_last = self.references == 0 && self.pins == 0;
+        if is_last {
             self.references = self.base;
             self.free = self.base == 0;
-            return Some(true);
         }
-        Some(false)
+        Some(is_last)
     }
 }
 
 #[derive(Clone, Debug)]
 enum Step {
-    Take { is_pin: bool, count: u32 },
-    GiveBack { is_pin: bool, count: u32 },
+    Take { sort: HoldKind },
+    GiveBack { sort: HoldKind },
     TakeFirst,
     Advance { from: Content, to: Content },
 }
 
-fn count() -> impl Strategy<Value = u32> {
-    prop_oneof![8 => 0..3_u32, 1 => 30..40_u32, 1 => MAX_HOLDS - 2..=MAX_HOLDS, 1 => Just(u32::MAX)]
+fn sort() -> impl Strategy<Value = HoldKind> {
+    prop_oneof![Just(HoldKind::Reference), Just(HoldKind::Pin)]
 }
 
 fn content() -> impl Strategy<Value = Content> {
@@ -76,8 +77,8 @@ fn content() -> impl Strategy<Value = Content> {
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        4 => (any::<bool>(), count()).prop_map(|(is_pin, count)| Step::Take { is_pin, count }),
-        4 => (any::<bool>(), count()).prop_map(|(is_pin, count)| Step::GiveBack { is_pin, count }),
+        4 => sort().prop_map(|sort| Step::Take { sort }),
+        4 => sort().prop_map(|sort| Step::GiveBack { sort }),
         2 => Just(Step::TakeFirst),
         3 => (content(), content()).prop_map(|(from, to)| Step::Advance { from, to }),
     ]
@@ -94,15 +95,11 @@ fn check(folio: Folio<'_>, plain: &Plain) {
 
 fn apply(folio: Folio<'_>, plain: &mut Plain, step: &Step) {
     match *step {
-        Step::Take { is_pin, count } => {
-            let taken = if is_pin { folio.try_pin_many(count) } else { folio.try_get_many(count) };
-            assert_eq!(taken, plain.take(is_pin, u64::from(count)));
+        Step::Take { sort } => {
+            let before = folio.word();
+            assert_eq!(folio.try_hold(sort), plain.take(sort).map(|()| before));
         }
-        Step::GiveBack { is_pin, count } => {
-            let back = if is_pin { folio.unpin_many(count) } else { folio.put_many(count) };
-            // Giving nothing back is no error.
-            assert_eq!(back.ok(), plain.give_back(is_pin, u64::from(count)));
-        }
+        Step::GiveBack { sort } => assert_eq!(folio.release(sort).ok(), plain.give_back(sort)),
         Step::TakeFirst => {
             let first = plain.free && plain.content != Content::Poisoned;
             assert_eq!(folio.take_first(), first);
@@ -143,24 +140,34 @@ proptest! {
         kind in (0..5_usize).prop_map(|index| MemoryKind::ALL[index]),
         order in prop_oneof![Just(0_u8), Just(2)],
         tails in prop_oneof![Just(Tails::Derived), Just(Tails::Stored)],
+        held in prop_oneof![3 => Just(0), 1 => u64::from(MAX_HOLDS) - 4..u64::from(MAX_HOLDS)],
         steps in prop::collection::vec((0..16_u64, step()), 0..if cfg!(miri) { 8 } else { 100 }),
     ) {
         let base = 0x40;
         let range = PfnRange::try_new(Pfn::new(base), PageCount::new(16)).unwrap();
         let layout = Layout::try_new(range, Order::new(order), tails).unwrap();
-        let descriptors: Vec<Page> = (0..layout.descriptors()).map(|_| Page::new(())).collect();
+        // Each folio has `held` holds of both sorts more than a fresh one.
+        let stored = if kind.initial_references() == 0 { 0 } else { held | held << 28 };
+        let fresh = || Page::<()>::read_from_bytes(&stored.to_ne_bytes()).unwrap();
+        let descriptors: Vec<Page> = (0..layout.descriptors()).map(|_| fresh()).collect();
         let memmap = Memmap::try_new(layout, kind, descriptors).unwrap();
-        let mut plain = vec![Plain::fresh(kind); 16 >> order];
+        let mut first = Plain::fresh(kind);
+        (first.references, first.pins) = (first.references + (stored & held), first.pins + (stored & held));
+        let mut plain = vec![first; 16 >> order];
         for (offset, step) in &steps {
-            let page = memmap.page(Pfn::new(base + offset)).unwrap();
-            apply(page.folio(), &mut plain[usize::try_from(offset >> order).unwrap()], step);
+            let folio = memmap.folio(Pfn::new(base + offset)).unwrap();
+            apply(folio, &mut plain[usize::try_from(offset >> order).unwrap()], step);
         }
         for offset in 0..16_u64 {
             let page = memmap.page(Pfn::new(base + offset)).unwrap();
-            check(page.folio(), &plain[usize::try_from(offset >> order).unwrap()]);
-            if page.is_tail() {
+            let folio = memmap.folio(page.pfn()).unwrap();
+            check(folio, &plain[usize::try_from(offset >> order).unwrap()]);
+            prop_assert_eq!(page.word(), folio.word());
+            if page.is_tail() && tails == Tails::Stored {
                 // Whatever happened to the folio, a tail is as it was.
-                prop_assert_eq!(page.word(), Word::tail());
+                let index = usize::try_from(layout.index(page.pfn()).unwrap()).unwrap();
+                let tail = Folio::new(&memmap.descriptors()[index], Word::from_bits(0));
+                prop_assert_eq!(tail.word(), Word::from_bits(stored));
             }
             prop_assert_eq!(page.head().get() + page.distance().get(), base + offset);
         }
@@ -169,23 +176,20 @@ proptest! {
     #[test]
     fn giving_everything_back_leaves_the_word_as_it_was(
         kind in (0..5_usize).prop_map(|index| MemoryKind::ALL[index]),
-        counts in prop::collection::vec((any::<bool>(), 1..50_u32), 0..20),
+        holds in prop::collection::vec(sort(), 0..400),
     ) {
         let page = Page::new(());
         let folio = Folio::new(&page, Word::initial(kind));
         let before = folio.word();
         let is_first = folio.take_first();
-        for (is_pin, count) in &counts {
-            let taken =
-                if *is_pin { folio.try_pin_many(*count) } else { folio.try_get_many(*count) };
-            prop_assert_eq!(taken, Ok(()));
+        for sort in &holds {
+            prop_assert!(folio.try_hold(*sort).is_ok());
         }
-        for (is_pin, count) in &counts {
-            let back = if *is_pin { folio.unpin_many(*count) } else { folio.put_many(*count) };
-            prop_assert_eq!(back, Ok(false));
+        for sort in &holds {
+            prop_assert_eq!(folio.release(*sort), Ok(false));
         }
         if is_first {
-            prop_assert_eq!(folio.put(), Ok(true));
+            prop_assert_eq!(folio.release(HoldKind::Reference), Ok(true));
         }
         prop_assert_eq!(folio.word(), before);
     }
@@ -197,7 +201,7 @@ fn a_generic_page_has_its_base_reference_again_after_the_last_put() {
         let page = Page::new(());
         let folio = Folio::new(&page, Word::initial(kind));
         let _ = folio.take_first();
-        assert_eq!(folio.put(), Ok(true));
+        assert_eq!(folio.release(HoldKind::Reference), Ok(true));
         assert_eq!(folio.word(), Word::initial(kind), "{kind}");
     }
 }
@@ -221,6 +225,6 @@ fn a_page_outside_the_range_has_no_descriptor() {
         assert!(memmap.folio(Pfn::new(outside)).is_none());
     }
     let tail = memmap.page(Pfn::new(15)).unwrap();
-    assert!(tail.is_tail() && tail.payload().is_none() && tail.descriptor().is_none());
+    assert!(tail.is_tail() && tail.payload().is_none());
     assert_eq!((tail.head(), tail.distance().get(), tail.order().get()), (Pfn::new(8), 7, 3));
 }

@@ -10,11 +10,11 @@
 //! |---|---|
 //! | get memory, or adopt memory that exists | [`Region`] |
 //! | describe its pages | [`Zone::bind`], [`BindOptions`], [`Pagemap`] |
-//! | hold pages while a device or a thread uses them | [`Pagemap::pin`], [`Zone::pin`], [`Pinned`] |
+//! | hold pages while a device or a thread uses them | [`Pagemap::pin`](PagemapView::pin), [`Zone::pin`], [`Pinned`] |
 //! | hand out cleared memory | [`Pool`], [`Pooled`] |
 //! | map a file, a memory file or a function lazily | [`lazy::Engine`] |
 //! | have memory filled by a page server | [`attach::AttachedMemory`] |
-//! | survive memory errors | [`sigbus`], [`Pagemap::poison`] |
+//! | survive memory errors | [`sigbus`], [`Pagemap::poison`](PagemapView::poison) |
 //!
 //! The guide in `docs/GUIDE.md` explains one idea after the other. Each package below this one can be used
 //! alone: [`model`] (no system calls, `no_std`), [`stream`] (stores), and what [`os`] has of the kernel.
@@ -22,15 +22,15 @@
 
 pub use uzone_pages::{
     AdvanceError, ByteLen, Content, ErrorKind, MemoryKind, Order, PageCount, PageSize, Payload,
-    Pfn, PfnRange, Refresh,
+    Pfn, PfnRange, Placement, Refresh,
 };
 pub use uzone_zone::{
-    Access, AccessError, Addr, AltmapOptions, AltmapReport, Batching, BindError, BindFailure,
-    BindOptions, BindReport, Busy, Cancel, FaultError, Huge, HugeSize, Init, Limit, NotAdopted,
-    PageView, Pagemap, PagemapOps, PagemapView, PinError, PinOptions, Pinned, PinnedRanges,
-    Poisoned, Pool, PoolError, PoolOptions, PoolStats, Pooled, Populate, PopulateOptions,
-    PopulateReport, Progress, RawGuard, Redeemed, Referenced, Region, RegionView, Segment, Sharing,
-    StorePolicy, TooManyRawGuards, WriteError, ZeroOptions, Zeroed, Zone, sigbus,
+    Access, AccessError, Addr, AltmapOptions, Batching, BindError, BindFailure, BindOptions,
+    BindReport, Busy, Cancel, FaultError, Guard, Huge, HugeSize, Init, Limit, PageView, Pagemap,
+    PagemapOps, PagemapView, PinError, PinOptions, Pinned, PinnedRanges, Poisoned, Pool, PoolError,
+    PoolOptions, PoolStats, Pooled, Populate, PopulateOptions, PopulateReport, Progress, RawGuard,
+    Redeemed, Referenced, Region, RegionView, Rejected, Segment, Sharing, StorePolicy, WriteError,
+    ZeroOptions, Zeroed, Zone, sigbus,
 };
 
 /// Memory whose pages are put in place when they are first touched.

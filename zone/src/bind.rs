@@ -62,9 +62,9 @@ pub(crate) fn bind<P: Payload>(
         Err(cause) => return Err(failed(region, cause)),
     };
     let range = claim.range();
-    let (layout, report) = match &placed {
+    let (layout, placement) = match &placed {
         Placed::Elsewhere(layout) => (*layout, None),
-        Placed::InRegion(_, placement) => (*placement.layout(), altmap::report(placement, range)),
+        Placed::InRegion(_, placement) => (*placement.layout(), Some(*placement)),
     };
     let (front, mut own, data) = match placed {
         Placed::Elsewhere(_) => (None, None, region),
@@ -77,13 +77,13 @@ pub(crate) fn bind<P: Payload>(
     let mut claim = Some(claim);
     match describe(shared, &mut claim, layout, &mut own, &data, options, started) {
         Ok(mut parts) => {
-            if let Some(altmap) = &report {
+            if let Some(placement) = &placement {
                 // Not what is skipped behind the descriptors.
-                let held = altmap.descriptors.to_bytes(data.page_size());
+                let held = placement.descriptors().pages().to_bytes(data.page_size());
                 parts.report.memory = held.unwrap_or(parts.report.memory);
             }
             parts.front = front;
-            parts.report.altmap = report;
+            parts.report.altmap = placement;
             Ok(Pagemap::new(data, parts, keeps_poison))
         }
         Err(cause) => {

@@ -26,7 +26,7 @@ pub(crate) mod zero;
 
 use uzone_pages::ByteLen;
 
-use crate::clear::batches::{Batched, Job};
+use crate::clear::batches::Batched;
 use crate::clear::options::{Cleared, ZeroOptions};
 use crate::error::WriteError;
 use crate::region::Region;
@@ -52,8 +52,8 @@ impl Region {
         len: ByteLen,
         options: &ZeroOptions,
     ) -> Result<Cleared, WriteError> {
-        let job = Job::zero(self.mapping(), self.page_size(), offset_bytes, len, options)?;
-        Ok(job.run())
+        let batches = Batched::zero(self.mapping(), self.page_size(), offset_bytes, len, options)?;
+        Ok(batches.run(options))
     }
 
     /// Zeroes `len` bytes from `offset_bytes` on, a batch for each call of `next` on what this returns.
@@ -82,8 +82,7 @@ impl Region {
         len: ByteLen,
         options: &ZeroOptions,
     ) -> Result<Batched<'_>, WriteError> {
-        let job = Job::zero(self.mapping(), self.page_size(), offset_bytes, len, options)?;
-        Ok(job.batched())
+        Batched::zero(self.mapping(), self.page_size(), offset_bytes, len, options)
     }
 
     /// Copies `len` bytes from `from`, its byte `from_bytes` on, to byte `offset_bytes` of this region
@@ -105,7 +104,9 @@ impl Region {
         options: &ZeroOptions,
     ) -> Result<Cleared, WriteError> {
         let from = (from.mapping(), from_bytes);
-        Ok(Job::copy(self.mapping(), self.page_size(), offset_bytes, from, len, options)?.run())
+        let batches =
+            Batched::copy(self.mapping(), self.page_size(), offset_bytes, from, len, options)?;
+        Ok(batches.run(options))
     }
 
     /// Copies as [`Region::copy_range`] does, a batch for each call of `next`, as
@@ -122,7 +123,6 @@ impl Region {
         options: &ZeroOptions,
     ) -> Result<Batched<'a>, WriteError> {
         let from = (from.mapping(), from_bytes);
-        let job = Job::copy(self.mapping(), self.page_size(), offset_bytes, from, len, options)?;
-        Ok(job.batched())
+        Batched::copy(self.mapping(), self.page_size(), offset_bytes, from, len, options)
     }
 }

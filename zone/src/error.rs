@@ -189,7 +189,7 @@ pub enum BindError {
     },
 }
 
-/// Why pages were not held, a guard not redeemed or listed, or a page not marked as bad or as good.
+/// Why pages were not held, a guard not turned into bits, redeemed or listed, or a page not marked as bad or as good.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PinError {
@@ -311,6 +311,9 @@ pub enum PinError {
         /// How many the list has room for.
         given: usize,
     },
+    /// The zone has 2^32 raw guards already.
+    #[error("the zone has as many raw guards as there are numbers for: redeem some first")]
+    TooManyRawGuards,
     /// Bits are no guard of the zone.
     #[error(
         "{bits:#x} is no guard of this zone: it was redeemed already, or belongs to another, or was \
@@ -453,6 +456,7 @@ impl PinError {
             Self::Poisoned { .. } => ErrorKind::Poisoned,
             Self::Fault { .. } => ErrorKind::Io,
             Self::NotForLong { .. } => ErrorKind::NotSupported,
+            Self::TooManyRawGuards => ErrorKind::OutOfMemory,
             Self::NotFree { .. } | Self::Owned { .. } => ErrorKind::Busy,
             Self::NotAGuard { .. } => ErrorKind::NotFound,
             _ => ErrorKind::InvalidInput,
@@ -497,7 +501,7 @@ pub enum Unclearable {
     Content(Content),
     /// Touching it raised `SIGBUS`, which a handler that is installed made this of
     /// ([`sigbus::install`](crate::sigbus::install)). Of its bytes nothing is known; if somebody watches for
-    /// that ([`Pagemap::watch_bus_errors`](crate::Pagemap::watch_bus_errors)), the page is bad from now on.
+    /// that ([`Pagemap::watch_bus_errors`](crate::PagemapView::watch_bus_errors)), the page is bad from now on.
     #[error("its memory is not there: {0}")]
     Lost(AccessError),
 }

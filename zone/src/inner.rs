@@ -1,6 +1,6 @@
 //! What a pagemap and its guards share, and what its descriptors lie in.
 
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 
@@ -8,7 +8,7 @@ use uzone_os::sigbus::Watch;
 use uzone_os::{AccessError, Exclusive, Mapped};
 use uzone_pages::{
     AdvanceError, Content, Folio, HoldError, HoldKind, Memmap, MemoryKind, Order, Page, PageCount,
-    Payload, Pfn, PfnRange, Span, Template, Word,
+    PageView, Payload, Pfn, PfnRange, Span, Template, Word,
 };
 
 use crate::backing::Backing;
@@ -25,7 +25,6 @@ use crate::pin::pin_target::{PinTarget, Segment, is_missing};
 use crate::pin::token::Tokens;
 use crate::poison::bad_pages::BadPages;
 use crate::region::Region;
-use crate::view::PageView;
 
 /// A memmap, and the claim of its region. When it is dropped, its memory goes back to its zone, if that
 /// should keep it.
@@ -158,7 +157,7 @@ impl<P: Payload> Parts<P> {
     }
 
     pub(crate) fn page(&self, pfn: Pfn) -> Option<PageView<'_, P>> {
-        Some(PageView { page: self.memmap.page(pfn)?, template: &self.template })
+        self.memmap.page(pfn)
     }
 }
 
@@ -225,6 +224,11 @@ impl<P: Payload> Inner<P> {
     fn offset_of(&self, pfn: Pfn) -> u64 {
         let shift = self.region.page_size().shift();
         pfn.checked_since(self.range().start()).map_or(0, |pages| pages.get() << shift)
+    }
+
+    /// Returns the bytes of the region that pages of it are.
+    pub(crate) fn bytes_of(&self, range: PfnRange) -> Range<u64> {
+        self.offset_of(range.start())..self.offset_of(range.end())
     }
 
     /// Returns what a page is when it is good again.

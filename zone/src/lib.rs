@@ -38,7 +38,7 @@
 //! Units: offsets are bytes from the start of the region and carry that in their names, lengths are
 //! [`ByteLen`], pages are base pages of the host ([`PageCount`], [`Pfn`], [`PfnRange`]). Errors name what
 //! was asked and what would help; those that would lose something give it back ([`BindFailure`],
-//! [`Busy`], [`NotAdopted`]). Regions, zones, pagemaps and pools are used by several threads at once;
+//! [`Busy`], [`Rejected`]). Regions, zones, pagemaps and pools are used by several threads at once;
 //! guards go from one to another.
 //!
 //! Programs use these types through the package `uzone`, whose guide explains one concept after the other.
@@ -58,7 +58,6 @@ mod bind;
 mod clear;
 mod error;
 mod inner;
-mod lent;
 mod ops;
 mod pagemap;
 mod panics;
@@ -68,7 +67,7 @@ mod pool;
 mod progress;
 mod region;
 mod region_view;
-mod view;
+mod threads;
 mod zone;
 
 pub use backing::Backing;
@@ -76,34 +75,33 @@ pub use bind::BindFailure;
 pub use bind::init_method::InitMethod;
 pub use bind::memmap_cache::{MemmapPages, Source};
 pub use bind::options::{AltmapOptions, BindOptions, Init};
-pub use bind::report::{AltmapReport, BindReport};
+pub use bind::report::BindReport;
 pub use clear::batches::Batched;
 pub use clear::options::{Batching, Cleared, ZeroOptions};
 pub use clear::populate::{Huge, NotPopulated, PopulateOptions, PopulateReport};
 pub use clear::zero::Zeroed;
 pub use error::{BindError, FaultError, PinError, Unclearable, WriteError};
-pub use lent::PagemapView;
 pub use ops::{PagemapOps, Poisoned, Populate};
-pub use pagemap::{Busy, Pagemap};
+pub use pagemap::{Busy, Pagemap, PagemapView};
 pub use pin::guards::Holder;
 pub use pin::pin_target::Segment;
 pub use pin::pinned_ranges::PinnedRanges;
-pub use pin::token::{RawGuard, Redeemed, TooManyRawGuards};
-pub use pin::{PinOptions, Pinned, Referenced};
+pub use pin::token::{RawGuard, Redeemed};
+pub use pin::{Guard, PinOptions, Pinned, Referenced};
 pub use pool::{Pool, PoolError, PoolOptions, PoolStats, Pooled};
 pub use progress::{Cancel, Progress};
-pub use region::{NotAdopted, Region};
+pub use region::Region;
 pub use region_view::RegionView;
 pub use uzone_os::hugepages::HugeSize;
 pub use uzone_os::memory::Limit;
 pub use uzone_os::sigbus;
 pub use uzone_os::{
     Access, AccessError, Addr, Anonymous, Exclusivity, FileId, HugeAdvice, MapError, Mapping,
-    MappingError, Populated, Sharing,
+    MappingError, Populated, Rejected, Sharing,
 };
+pub use uzone_pages::PageView;
 pub use uzone_stream::{
     CacheState, CopyMethod, NextUse, Path as StorePath, STORE_POLICY, StorePolicy, StreamError,
     Work as StoreWork,
 };
-pub use view::PageView;
 pub use zone::Zone;

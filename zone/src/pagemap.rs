@@ -1,17 +1,18 @@
-//! A bound region: [`Pagemap`].
+//! A bound region: [`Pagemap`], and [`PagemapView`] to look at it and to pin its pages.
 //!
 //! A pagemap owns the region and its descriptors until unbind, which refuses while a guard on any of
 //! its pages exists (see `pin.rs`), or waits for it until a deadline.
 
 use std::fmt;
+use std::ops::Deref;
 use std::panic::Location;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use uzone_os::{LiveArc, LiveGuard, LiveOwner, Mapping, MappingError, REFERENCES};
 use uzone_pages::{
-    AddrError, AdvanceError, ByteLen, Content, Guards, MemoryKind, PageCount, Payload, Pfn,
-    PfnRange, Span,
+    AddrError, AdvanceError, ByteLen, Content, Guards, MemoryKind, PageCount, PageView, Payload,
+    Pfn, PfnRange, Span,
 };
 
 use crate::bind::report::BindReport;
@@ -20,11 +21,10 @@ use crate::error::PinError;
 use crate::inner::{Inner, Parts};
 use crate::pin::guards::{GuardBook, Holder};
 use crate::pin::pin_target::{PinTarget, Place};
-use crate::pin::{Hold, PinOptions, Pinned, Referenced};
+use crate::pin::{Guard, PinOptions, Pinned, Referenced};
 use crate::poison::bad_pages::BadPages;
 use crate::region::Region;
 use crate::region_view::RegionView;
-use crate::view::PageView;
 
 /// A region that is still in use, given back bound as it was.
 #[derive(thiserror::Error)]
@@ -67,7 +67,38 @@ fn first_holder(holders: &[Holder]) -> String {
 /// Dropping it unbinds and unmaps the region, when the last guard on its pages has gone: if there are
 /// any, that is logged as an error (`tracing`), with their number and in debug builds who has the
 /// first. [`Pagemap::unbind`] gives the region back.
-pub struct Pagemap<P: Payload = ()> {
+///
+/// What looks at pages, pins them and marks them as bad or good are methods of [`PagemapView`], to which
+/// this dereferences.
+pub struct Pagemap<P: Payload = ()>(PagemapView<P>);
+
+impl<P: Payload> Deref for Pagemap<P> {
+    type Target = PagemapView<P>;
+
+    fn deref(&self) -> &PagemapView<P> {
+        &self.0
+    }
+}
+
+/// A pagemap as it is lent: it has what reads, pins and marks pages as bad or good, and nothing that writes
+/// bytes, gives pages back to the kernel or changes their content state. Those are the methods of
+/// [`Pagemap`], and of the guards on its pages.
+///
+/// A [`Pool`](crate::Pool) lends one, so that a program cannot write to a free folio. The region of a
+/// pagemap is lent likewise ([`RegionView`]):
+///
+/// ```compile_fail
+/// # use uzone_pages::{ByteLen, MemoryKind};
+/// # use uzone_zone::{BindOptions, Region, Zone};
+/// # let region = Region::anonymous(ByteLen::mib(2)).unwrap();
+/// let pagemap = Zone::new().bind(region, BindOptions::new(MemoryKind::Generic)).unwrap();
+/// let _pinned = pagemap.pin(pagemap.range()).unwrap();
+/// pagemap.region().punch(0..2 << 20).unwrap(); // a view has no such method
+/// ```
+///
+/// A view has no file descriptor either: a program that shares a memory file with another process takes
+/// the descriptor from [`Region::mapping`](crate::Region::mapping) before the bind.
+pub struct PagemapView<P: Payload = ()> {
     // Dropped first.
     door: Door,
     pub(crate) inner: LiveOwner<Inner<P>>,
@@ -107,26 +138,7 @@ impl Drop for Door {
     }
 }
 
-impl<P: Payload> Pagemap<P> {
-    pub(crate) fn new(region: Region, parts: Parts<P>, keeps_poison: bool) -> Self {
-        let (guards, bad) = (GuardBook::default(), BadPages::default());
-        let inner = LiveOwner::new(Inner { watch: OnceLock::new(), parts, region, guards, bad });
-        let range = inner.range();
-        if keeps_poison {
-            for pages in inner.region.bad_pages() {
-                // A page of a region that has become shorter is not there any more.
-                let _ = range.start().checked_add(*pages).map(|pfn| inner.poison(pfn));
-            }
-        }
-        inner.region.touch();
-        // From here on others find its pages.
-        let place: Arc<Place> = inner.place().clone();
-        if let Some(segment) = inner.whole_segment() {
-            inner.parts.claim().publish(segment, inner.region.page_size(), place.clone());
-        }
-        Self { door: Door(place), inner }
-    }
-
+impl<P: Payload> PagemapView<P> {
     #[inline(always)]
     fn enter<const IS_PIN: bool>(&self) -> Result<LiveGuard<dyn PinTarget, IS_PIN>, PinError> {
         LiveArc::enter(&self.door.0).map_err(PinError::NotAdmitted)
@@ -139,33 +151,6 @@ impl<P: Payload> Pagemap<P> {
     #[must_use]
     pub fn region(&self) -> RegionView<'_> {
         RegionView(&self.inner.region)
-    }
-
-    /// Makes the memory of the pages of `range` present: see [`Region::populate`]. No byte changes, and
-    /// neither does what is known about them.
-    ///
-    /// # Errors
-    /// [`NotPopulated`] as [`Region::populate`], and if not all pages belong to the region.
-    pub fn populate(
-        &self,
-        range: PfnRange,
-        options: &PopulateOptions,
-    ) -> Result<PopulateReport, NotPopulated> {
-        let bytes = self.bytes_of(range).ok_or_else(|| {
-            let region = self.range();
-            NotPopulated::NotHere { asked: range, region }
-        })?;
-        self.inner.region.populate(bytes, options)
-    }
-
-    /// Puts the content of the folio of page `pfn` from state `from` to state `to`. Of several threads
-    /// that try, one succeeds. It records what the caller knows about the bytes, and does not change them.
-    ///
-    /// # Errors
-    /// [`AdvanceError`] if the page is not the region's, its folio is in another state, is pinned and
-    /// the step would take its bytes away, or there is no such step; then nothing has changed.
-    pub fn advance(&self, pfn: Pfn, from: Content, to: Content) -> Result<(), AdvanceError> {
-        self.inner.folio(pfn).ok_or(AdvanceError::NotHere { pfn })?.advance(from, to)
     }
 
     /// Returns what the bind did and what it cost.
@@ -200,16 +185,18 @@ impl<P: Payload> Pagemap<P> {
         self.inner.metadata_range()
     }
 
-    /// Returns the pages that an altmap keeps for the region's owner; `None` if there are none.
-    #[must_use]
-    pub fn reserve(&self) -> Option<&Mapping> {
-        self.inner.parts.front.as_ref()?.reserve()
-    }
-
     /// Returns the page `pfn`, or `None` if it does not belong to the region.
     #[must_use]
     pub fn page(&self, pfn: Pfn) -> Option<PageView<'_, P>> {
         self.inner.page(pfn)
+    }
+
+    /// Returns the payload that the page `pfn` started with, or that its descriptor would have started with
+    /// if it had one: for a derived tail, all that is known about it. `None` if the page does not belong to
+    /// the region.
+    #[must_use]
+    pub fn fresh_payload(&self, pfn: Pfn) -> Option<P> {
+        self.inner.parts.template.fresh(pfn)
     }
 
     /// Returns what is known about the bytes of page `pfn`, or `None` if it does not belong to the
@@ -225,6 +212,153 @@ impl<P: Payload> Pagemap<P> {
     #[inline]
     pub fn contents(&self, range: PfnRange) -> impl Iterator<Item = Content> {
         self.inner.contents(range)
+    }
+
+    /// Returns the pages of the region, in ascending order.
+    pub fn pages(&self) -> impl Iterator<Item = PageView<'_, P>> {
+        self.range().iter().filter_map(|pfn| self.page(pfn))
+    }
+
+    /// Returns the page that the byte `offset_bytes` of [`Pagemap::region`](crate::PagemapView::region) belongs to.
+    #[must_use]
+    pub fn page_at(&self, offset_bytes: u64) -> Option<PageView<'_, P>> {
+        let pages = PageCount::new(offset_bytes >> self.region().page_size().shift());
+        self.page(self.range().start().checked_add(pages).ok()?)
+    }
+
+    /// Returns the pages that `len` bytes from byte `offset_bytes` of [`Pagemap::region`](crate::PagemapView::region) on have a part
+    /// of.
+    ///
+    /// # Errors
+    /// [`AddrError`] if there is no byte, or no such number; pages past the region are found out by
+    /// the caller that holds them.
+    pub fn range_at(&self, offset_bytes: u64, len: ByteLen) -> Result<PfnRange, AddrError> {
+        let shift = self.region().page_size().shift();
+        let first = self.range().start().checked_add(PageCount::new(offset_bytes >> shift))?;
+        let end = ByteLen::new(offset_bytes).checked_add(len)?;
+        if len.is_zero() {
+            return Err(AddrError::Empty { start: first.get() });
+        }
+        let last = (end.get() - 1) >> shift;
+        PfnRange::try_new(first, PageCount::new(last - (offset_bytes >> shift) + 1))
+    }
+
+    /// Returns the bytes of [`Pagemap::region`](crate::PagemapView::region) that the pages of `range` are, or `None` if not all of
+    /// them belong to it. The way back from [`Pagemap::range_at`](crate::PagemapView::range_at), for
+    /// [`RegionView::read_at`] and the like.
+    #[must_use]
+    pub fn bytes_of(&self, range: PfnRange) -> Option<std::ops::Range<u64>> {
+        self.range().contains_range(range).then(|| self.inner.bytes_of(range))
+    }
+
+    /// Takes references to the folios of `range`: one atomic step a folio, and of base pages one for
+    /// each 512 that the range covers together.
+    ///
+    /// # Errors
+    /// [`PinError`] if a page is not the region's, or a folio is free or has the most references
+    /// that it may have; then none is taken.
+    #[inline(always)]
+    #[track_caller]
+    pub fn get(&self, range: PfnRange) -> Result<Referenced, PinError> {
+        Guard::take(self.enter()?, range, Location::caller()).map_err(|failure| *failure)
+    }
+
+    /// Pins the folios of `range`: one atomic step a folio, and of base pages one for each 512 that
+    /// the range covers together. Pages that are not there are produced first, if the region can
+    /// ([`PagemapOps::populate`](crate::PagemapOps::populate)); the call may block for them. A pin holds
+    /// off uzone's own unbind and changes; the kernel may still migrate or swap the page.
+    ///
+    /// Entering the pagemap and leaving it are an atomic step each; nothing is allocated.
+    ///
+    /// # Errors
+    /// [`PinError`] if a page is not the region's, is bad, is being cleared, or cannot be
+    /// produced, or a folio is free or has the most pins that it may have; then none is pinned.
+    #[inline(always)]
+    #[track_caller]
+    pub fn pin(&self, range: PfnRange) -> Result<Pinned, PinError> {
+        self.pin_with(range, PinOptions::default())
+    }
+
+    /// As [`Pagemap::pin`](crate::PagemapView::pin), of what is there: a page that would have to be produced first is
+    /// refused, and nothing blocks.
+    ///
+    /// # Errors
+    /// As [`Pagemap::pin`](crate::PagemapView::pin).
+    #[track_caller]
+    pub fn try_pin(&self, range: PfnRange) -> Result<Pinned, PinError> {
+        self.pin_with(range, PinOptions::default().without_faults())
+    }
+
+    /// As [`Pagemap::pin`](crate::PagemapView::pin), the way that `options` say.
+    ///
+    /// # Errors
+    /// As [`Pagemap::pin`](crate::PagemapView::pin), and for memory that cannot be pinned for long if that is asked for.
+    #[inline(always)]
+    #[track_caller]
+    pub fn pin_with(&self, range: PfnRange, options: PinOptions) -> Result<Pinned, PinError> {
+        Pinned::pin(self.enter()?, range, options, Location::caller()).map_err(|failure| *failure)
+    }
+
+    /// Returns whether the page `pfn` may be pinned by somebody. It is never `false` for a page that
+    /// was pinned before the call and still is; it may be `true` for one that is not, because a pin
+    /// on any page of a folio counts for all of them.
+    #[must_use]
+    pub fn maybe_pinned(&self, pfn: Pfn) -> bool {
+        self.page(pfn).is_some_and(|page| page.word().pins() > 0)
+    }
+}
+
+impl<P: Payload> Pagemap<P> {
+    pub(crate) fn new(region: Region, parts: Parts<P>, keeps_poison: bool) -> Self {
+        let (guards, bad) = (GuardBook::default(), BadPages::default());
+        let inner = LiveOwner::new(Inner { watch: OnceLock::new(), parts, region, guards, bad });
+        let range = inner.range();
+        if keeps_poison {
+            for pages in inner.region.bad_pages() {
+                // A page of a region that has become shorter is not there any more.
+                let _ = range.start().checked_add(*pages).map(|pfn| inner.poison(pfn));
+            }
+        }
+        inner.region.touch();
+        // From here on others find its pages.
+        let place: Arc<Place> = inner.place().clone();
+        if let Some(segment) = inner.whole_segment() {
+            inner.parts.claim().publish(segment, inner.region.page_size(), place.clone());
+        }
+        Self(PagemapView { door: Door(place), inner })
+    }
+
+    /// Makes the memory of the pages of `range` present: see [`Region::populate`]. No byte changes, and
+    /// neither does what is known about them.
+    ///
+    /// # Errors
+    /// [`NotPopulated`] as [`Region::populate`], and if not all pages belong to the region.
+    pub fn populate(
+        &self,
+        range: PfnRange,
+        options: &PopulateOptions,
+    ) -> Result<PopulateReport, NotPopulated> {
+        let bytes = self.bytes_of(range).ok_or_else(|| {
+            let region = self.range();
+            NotPopulated::NotHere { asked: range, region }
+        })?;
+        self.inner.region.populate(bytes, options)
+    }
+
+    /// Puts the content of the folio of page `pfn` from state `from` to state `to`. Of several threads
+    /// that try, one succeeds. It records what the caller knows about the bytes, and does not change them.
+    ///
+    /// # Errors
+    /// [`AdvanceError`] if the page is not the region's, its folio is in another state, is pinned and
+    /// the step would take its bytes away, or there is no such step; then nothing has changed.
+    pub fn advance(&self, pfn: Pfn, from: Content, to: Content) -> Result<(), AdvanceError> {
+        self.inner.folio(pfn).ok_or(AdvanceError::NotHere { pfn })?.advance(from, to)
+    }
+
+    /// Returns the pages that an altmap keeps for the region's owner; `None` if there are none.
+    #[must_use]
+    pub fn reserve(&self) -> Option<&Mapping> {
+        self.inner.parts.front.as_ref()?.reserve()
     }
 
     /// Puts the content of every folio with a page in `range` to state `to`, from whichever of the
@@ -243,43 +377,6 @@ impl<P: Payload> Pagemap<P> {
         each: impl FnMut(Pfn, Result<Content, AdvanceError>),
     ) {
         self.inner.advance_run(range, from, to, each);
-    }
-
-    /// Returns the pages of the region, in ascending order.
-    pub fn pages(&self) -> impl Iterator<Item = PageView<'_, P>> {
-        self.range().iter().filter_map(|pfn| self.page(pfn))
-    }
-
-    /// Returns the page that the byte `offset_bytes` of [`Pagemap::region`] belongs to.
-    #[must_use]
-    pub fn page_at(&self, offset_bytes: u64) -> Option<PageView<'_, P>> {
-        let pages = PageCount::new(offset_bytes >> self.region().page_size().shift());
-        self.page(self.range().start().checked_add(pages).ok()?)
-    }
-
-    /// Returns the pages that `len` bytes from byte `offset_bytes` of [`Pagemap::region`] on have a part
-    /// of.
-    ///
-    /// # Errors
-    /// [`AddrError`] if there is no byte, or no such number; pages past the region are found out by
-    /// the caller that holds them.
-    pub fn range_at(&self, offset_bytes: u64, len: ByteLen) -> Result<PfnRange, AddrError> {
-        let shift = self.region().page_size().shift();
-        let first = self.range().start().checked_add(PageCount::new(offset_bytes >> shift))?;
-        let end = ByteLen::new(offset_bytes).checked_add(len)?;
-        if len.is_zero() {
-            return Err(AddrError::Empty { start: first.get() });
-        }
-        let last = (end.get() - 1) >> shift;
-        PfnRange::try_new(first, PageCount::new(last - (offset_bytes >> shift) + 1))
-    }
-
-    /// Returns the bytes of [`Pagemap::region`] that the pages of `range` are, or `None` if not all of
-    /// them belong to it. The way back from [`Pagemap::range_at`], for
-    /// [`RegionView::read_at`] and the like.
-    #[must_use]
-    pub fn bytes_of(&self, range: PfnRange) -> Option<std::ops::Range<u64>> {
-        self.range().contains_range(range).then(|| self.inner.bytes_of(range))
     }
 
     /// Takes the first reference of a free folio, as the memory's owner does who hands it out.
@@ -304,69 +401,7 @@ impl<P: Payload> Pagemap<P> {
             }
             return Err(PinError::NotFree { pfn, references: word.references() });
         }
-        Ok(Referenced(Hold::admitted(entered, Span::of_folios(range), Location::caller())))
-    }
-
-    /// Takes references to the folios of `range`: one atomic step a folio, and of base pages one for
-    /// each 512 that the range covers together.
-    ///
-    /// # Errors
-    /// [`PinError`] if a page is not the region's, or a folio is free or has the most references
-    /// that it may have; then none is taken.
-    #[inline(always)]
-    #[track_caller]
-    pub fn get(&self, range: PfnRange) -> Result<Referenced, PinError> {
-        match Hold::take(self.enter()?, range, Location::caller()) {
-            Ok(hold) => Ok(Referenced(hold)),
-            Err(failure) => Err(*failure),
-        }
-    }
-
-    /// Pins the folios of `range`: one atomic step a folio, and of base pages one for each 512 that
-    /// the range covers together. Pages that are not there are produced first, if the region can
-    /// ([`PagemapOps::populate`](crate::PagemapOps::populate)); the call may block for them. A pin holds
-    /// off uzone's own unbind and changes; the kernel may still migrate or swap the page.
-    ///
-    /// Entering the pagemap and leaving it are an atomic step each; nothing is allocated.
-    ///
-    /// # Errors
-    /// [`PinError`] if a page is not the region's, is bad, is being cleared, or cannot be
-    /// produced, or a folio is free or has the most pins that it may have; then none is pinned.
-    #[inline(always)]
-    #[track_caller]
-    pub fn pin(&self, range: PfnRange) -> Result<Pinned, PinError> {
-        self.pin_with(range, PinOptions::default())
-    }
-
-    /// As [`Pagemap::pin`], of what is there: a page that would have to be produced first is
-    /// refused, and nothing blocks.
-    ///
-    /// # Errors
-    /// As [`Pagemap::pin`].
-    #[track_caller]
-    pub fn try_pin(&self, range: PfnRange) -> Result<Pinned, PinError> {
-        self.pin_with(range, PinOptions::default().without_faults())
-    }
-
-    /// As [`Pagemap::pin`], the way that `options` say.
-    ///
-    /// # Errors
-    /// As [`Pagemap::pin`], and for memory that cannot be pinned for long if that is asked for.
-    #[inline(always)]
-    #[track_caller]
-    pub fn pin_with(&self, range: PfnRange, options: PinOptions) -> Result<Pinned, PinError> {
-        match Hold::pin(self.enter()?, range, options, Location::caller()) {
-            Ok(hold) => Ok(Pinned(hold)),
-            Err(failure) => Err(*failure),
-        }
-    }
-
-    /// Returns whether the page `pfn` may be pinned by somebody. It is never `false` for a page that
-    /// was pinned before the call and still is; it may be `true` for one that is not, because a pin
-    /// on any page of a folio counts for all of them.
-    #[must_use]
-    pub fn maybe_pinned(&self, pfn: Pfn) -> bool {
-        self.page(pfn).is_some_and(|page| page.word().pins() > 0)
+        Ok(Guard::admitted(entered, Span::of_folios(range), Location::caller()))
     }
 
     /// Tells the owner of private memory that the CPU touched `pfn`. Returns whether there was
@@ -413,7 +448,7 @@ impl<P: Payload> Pagemap<P> {
     }
 
     fn unbind_within(self, patience: Duration) -> Result<Region, Busy<P>> {
-        let Self { door, inner } = self;
+        let PagemapView { door, inner } = self.0;
         match inner.try_into_inner(patience) {
             Ok(inner) => {
                 inner.collect_bus_errors();
@@ -428,13 +463,19 @@ impl<P: Payload> Pagemap<P> {
                 pins: guards.pins,
                 references: guards.references,
                 holders: inner.guards.holders(),
-                pagemap: Box::new(Self { door, inner }),
+                pagemap: Box::new(Self(PagemapView { door, inner })),
             }),
         }
     }
 }
 
 impl<P: Payload> fmt::Debug for Pagemap<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl<P: Payload> fmt::Debug for PagemapView<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pagemap")
             .field("region", &self.region())
@@ -443,19 +484,11 @@ impl<P: Payload> fmt::Debug for Pagemap<P> {
     }
 }
 
-macro_rules! pages_of {
-    ($guard:ty) => {
-        impl $guard {
-            /// Returns a page of the region, held or not, to look at. `P` is the payload of the
-            /// region's descriptors; there is no page for another.
-            #[must_use]
-            pub fn page<P: Payload>(&self, pfn: Pfn) -> Option<PageView<'_, P>> {
-                let inner = self.0.target();
-                inner.downcast_ref::<Inner<P>>()?.page(pfn)
-            }
-        }
-    };
+impl<const IS_PIN: bool> Guard<IS_PIN> {
+    /// Returns a page of the region, held or not, to look at. `P` is the payload of the region's descriptors;
+    /// there is no page for another.
+    #[must_use]
+    pub fn page<P: Payload>(&self, pfn: Pfn) -> Option<PageView<'_, P>> {
+        self.target().downcast_ref::<Inner<P>>()?.page(pfn)
+    }
 }
-
-pages_of!(Pinned);
-pages_of!(Referenced);

@@ -42,7 +42,7 @@ use zerocopy::IntoBytes;
 use crate::clear::stores;
 use crate::error::PinError;
 use crate::pin::pin_target::{PinTarget, Segment, check_inside, is_missing};
-use crate::pin::token::{RawGuard, Redeemed, TooManyRawGuards};
+use crate::pin::token::{RawGuard, Redeemed};
 
 /// How pages are pinned.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -69,18 +69,31 @@ impl PinOptions {
     }
 }
 
-/// What both sorts of guard are.
-///
-/// Failures travel in boxes up to the public calls: a result that fits in registers is not put together
-/// in memory, where the next locked instruction would wait for it, and is never copied in other pieces
-/// than it was written in.
-pub(crate) struct Hold<const IS_PIN: bool> {
+/// Holds on the folios of a range of pages, given back when this is dropped: a [`Pinned`] or a
+/// [`Referenced`].
+//
+// Failures travel in boxes up to the public calls: a result that fits in registers is not put together
+// in memory, where the next locked instruction would wait for it, and is never copied in other pieces
+// than it was written in.
+pub struct Guard<const IS_PIN: bool> {
     inner: LiveGuard<dyn PinTarget, IS_PIN>,
     span: Span,
     /// What the registry of a debug build knows this guard by.
     #[cfg(debug_assertions)]
     ticket: u64,
 }
+
+/// References to the folios of a range of pages: their descriptors keep their meaning until this
+/// is dropped. Who drops the last reference of a folio calls the owner's `on_free`.
+pub type Referenced = Guard<REFERENCES>;
+
+/// Pins on the folios of a range of pages: until this is dropped, uzone does not unbind, clear,
+/// discard, replace or hand out the pages.
+///
+/// A pin holds off uzone's own calls. The kernel may still migrate a page or swap it out, so a device
+/// that uses physical addresses needs the kernel's own pin besides (`FixedBuffers` of `uzone-os`,
+/// VFIO, RDMA).
+pub type Pinned = Guard<PINS>;
 
 /// How often a range is tried again whose pages are taken away while others of it are produced, before its parts are
 /// pinned one after the other.
@@ -90,13 +103,8 @@ const PART_ATTEMPTS: usize = 64;
 /// How often a range is tried again of which another thread is changing a page.
 const BUSY_ATTEMPTS: usize = 1000;
 
-impl<const IS_PIN: bool> Hold<IS_PIN> {
+impl<const IS_PIN: bool> Guard<IS_PIN> {
     const KIND: HoldKind = LiveGuard::<dyn PinTarget, IS_PIN>::KIND;
-
-    /// Returns the pagemap that the guard is of.
-    pub(crate) fn target(&self) -> &dyn Any {
-        &*self.inner
-    }
 
     /// Holds a range of pages of the region that the caller has entered.
     #[inline(always)]
@@ -128,22 +136,85 @@ impl<const IS_PIN: bool> Hold<IS_PIN> {
         }
     }
 
-    /// Splits the guard before the page that is `pages` behind its first.
-    fn split(
-        mut self,
-        pages: PageCount,
-        caller: &'static Location<'static>,
-    ) -> Result<(Self, Self), (Self, PinError)> {
+    /// Returns the pages that are held.
+    #[must_use]
+    pub fn range(&self) -> PfnRange {
+        self.span.range()
+    }
+
+    /// Returns the order of the folios that are held.
+    #[must_use]
+    pub fn order(&self) -> Order {
+        self.inner.order()
+    }
+
+    /// Returns the contiguous pieces of memory that are held, in ascending order.
+    pub fn segments(&self) -> impl Iterator<Item = Segment> + use<IS_PIN> {
+        // A region is one mapping, so what is held is one piece.
+        self.inner.segment(self.range()).into_iter()
+    }
+
+    /// Returns the page frames that are held, in ascending order.
+    #[must_use]
+    pub fn pfns(&self) -> impl DoubleEndedIterator<Item = Pfn> + use<IS_PIN> {
+        self.range().iter()
+    }
+
+    /// Writes the numbers of the page frames that are held to the start of `list`, for a
+    /// device or a call that wants each page by itself. Returns how many there are. A long
+    /// list is streamed past the cache: it costs 8 bytes a page at the rate of memory.
+    ///
+    /// # Errors
+    /// [`PinError::ListTooShort`] if there is no room for all; then nothing is written.
+    pub fn write_pfns(&self, list: &mut [Pfn]) -> Result<usize, PinError> {
+        write_pfns(self.range(), list)
+    }
+
+    /// Returns the word of the folio of page `pfn` as it is now, or of a tail, which no thread
+    /// holds, for a page of another region.
+    #[must_use]
+    pub fn word(&self, pfn: Pfn) -> Word {
+        self.inner.word(pfn)
+    }
+
+    /// Returns the pages that are held and have gone bad, in ascending order: a holder that reads
+    /// or writes them gets no data, or a signal.
+    #[must_use]
+    pub fn bad_pages(&self) -> Vec<Pfn> {
+        self.inner.bad_pages(self.range())
+    }
+
+    /// Takes the same pages once more, for another holder.
+    ///
+    /// # Errors
+    /// [`PinError`] if a folio has the most holds it may have, a page that is to be
+    /// pinned has gone bad, or the pagemap is being unbound.
+    #[track_caller]
+    pub fn try_clone(&self) -> Result<Self, PinError> {
+        // What is held is not zero, absent or being replaced, so there is nothing to wait for.
+        let inner = self.inner.enter_again().map_err(PinError::NotAdmitted)?;
+        Self::take(inner, self.range(), Location::caller()).map_err(|failure| *failure)
+    }
+
+    /// Splits the guard: the first `pages` pages, and the rest. A folio that both have a
+    /// part of is held once more, and so is a block of 512 base pages.
+    ///
+    /// # Errors
+    /// The guard as it was, with the reason: one half would be empty, a folio has the most
+    /// holds it may have, or the pagemap is being unbound.
+    #[track_caller]
+    pub fn split(mut self, pages: PageCount) -> Result<(Self, Self), (Self, PinError)> {
         let again = match self.inner.enter_again() {
             Ok(again) => again,
             Err(error) => return Err((self, PinError::NotAdmitted(error))),
         };
         match self.inner.split(self.span, Self::KIND, pages) {
             Ok((first, second)) => {
-                let other = Self::admitted(again, second, caller);
+                let other = Self::admitted(again, second, Location::caller());
                 self.span = first;
                 #[cfg(debug_assertions)]
                 {
+                    let caller = Location::caller();
                     self.inner.guards().unregister(self.ticket);
                     self.ticket = self.inner.guards().register(first.range(), Self::KIND, caller);
                 }
@@ -152,46 +223,42 @@ impl<const IS_PIN: bool> Hold<IS_PIN> {
             Err(refused) => {
                 let failure = match refused {
                     Some((pfn, cause)) => PinError::Refused { pfn, good: pages, cause },
-                    None => {
-                        PinError::NotHere { asked: self.span.range(), region: self.inner.range() }
-                    }
+                    None => PinError::NotHere { asked: self.range(), region: self.inner.range() },
                 };
                 Err((self, failure))
             }
         }
     }
 
-    pub(crate) fn read_at(&self, offset_bytes: u64, out: &mut [u8]) -> Result<(), AccessError> {
-        check_inside(offset_bytes, out.len(), self.len())?;
-        self.inner.read_at(self.span.range().start(), offset_bytes, out)
+    /// Returns the pagemap that the guard is of.
+    pub(crate) fn target(&self) -> &dyn Any {
+        &*self.inner
     }
 
-    pub(crate) fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), AccessError> {
-        check_inside(offset_bytes, bytes.len(), self.len())?;
-        self.inner.write_at(self.span.range().start(), offset_bytes, bytes)
-    }
-
-    pub(crate) fn words(&self, range: Range<u64>) -> Result<&[AtomicU64], AccessError> {
-        let Range { start, end } = range;
-        let none = AccessError::Empty { start, end };
-        let len_bytes = end.checked_sub(start).ok_or(none)?;
-        check_inside(start, usize::try_from(len_bytes).map_err(|_| none)?, self.len())?;
-        self.inner.words(self.span.range().start(), start, len_bytes)
-    }
-
-    /// Returns how many bytes are held.
-    fn len(&self) -> ByteLen {
-        let segment = self.inner.segment(self.span.range());
-        ByteLen::new(segment.map_or(0, |segment| segment.len_bytes))
-    }
-
-    fn segments(&self) -> std::option::IntoIter<Segment> {
-        // A region is one mapping, so what is held is one piece.
-        self.inner.segment(self.span.range()).into_iter()
+    /// Turns the guard into 64 bits that a completion or a C program carries. The pages stay
+    /// held until the guard is had again from [`Zone::redeem`](crate::Zone::redeem).
+    ///
+    /// Costs a lock of one of sixteen lists that no other thread needs at the moment, as a
+    /// rule.
+    ///
+    /// The zone has the guard meanwhile, and the guard what it is a guard of, which has the
+    /// zone: if it is never redeemed, all of them stay for as long as the process, also when
+    /// the last [`Zone`](crate::Zone) and pagemap were dropped.
+    ///
+    /// # Errors
+    /// The guard as it was, with [`PinError::TooManyRawGuards`].
+    // The failure is boxed so that its absence is a register.
+    pub fn into_raw(self) -> Result<RawGuard, Box<(Self, PinError)>>
+    where
+        Self: Into<Redeemed>,
+    {
+        // Of the zone, since the guard may be redeemed, and the pagemap gone, before this ends.
+        let tokens = self.inner.tokens();
+        tokens.park(self).map_err(|guard| Box::new((guard, PinError::TooManyRawGuards)))
     }
 }
 
-impl Hold<PINS> {
+impl Pinned {
     /// Pins a range, after producing what of it is not there if the options allow it.
     #[inline(always)]
     pub(crate) fn pin(
@@ -209,6 +276,49 @@ impl Hold<PINS> {
             pin_again(&*inner, range, options, failure, ATTEMPTS)?;
         }
         Ok(Self::admitted(inner, Span::of_folios(range), caller))
+    }
+
+    /// Copies bytes out of the pages that are pinned, from byte `offset_bytes` of the first of them on.
+    ///
+    /// # Errors
+    /// [`AccessError`] unless all bytes are pinned by this guard; then none is copied. Offsets in the
+    /// error are those of the region where the memory itself is at fault.
+    pub fn read_at(&self, offset_bytes: u64, out: &mut [u8]) -> Result<(), AccessError> {
+        check_inside(offset_bytes, out.len(), self.len())?;
+        self.inner.read_at(self.span.range().start(), offset_bytes, out)
+    }
+
+    /// Copies bytes into the pages that are pinned, from byte `offset_bytes` of the first of them on.
+    ///
+    /// Other threads and devices may have pinned the same pages. They see each aligned 8 bytes change
+    /// at once, and the whole in any order.
+    ///
+    /// # Errors
+    /// As [`Pinned::read_at`].
+    pub fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), AccessError> {
+        check_inside(offset_bytes, bytes.len(), self.len())?;
+        self.inner.write_at(self.span.range().start(), offset_bytes, bytes)
+    }
+
+    /// Returns the words of a range of the bytes that are pinned, counted from the first, to be read and
+    /// written in place. Other threads and devices may do so meanwhile. A touch behind the end of a file
+    /// that was truncated raises `SIGBUS`.
+    ///
+    /// # Errors
+    /// [`AccessError`] unless all bytes are pinned by this guard, start and end at multiples of 8, and
+    /// may be written.
+    pub fn as_words(&self, range: Range<u64>) -> Result<&[AtomicU64], AccessError> {
+        let Range { start, end } = range;
+        let none = AccessError::Empty { start, end };
+        let len_bytes = end.checked_sub(start).ok_or(none)?;
+        check_inside(start, usize::try_from(len_bytes).map_err(|_| none)?, self.len())?;
+        self.inner.words(self.span.range().start(), start, len_bytes)
+    }
+
+    /// Returns how many bytes are held.
+    fn len(&self) -> ByteLen {
+        let segment = self.inner.segment(self.span.range());
+        ByteLen::new(segment.map_or(0, |segment| segment.len_bytes))
     }
 }
 
@@ -311,7 +421,14 @@ impl Drop for Parts<'_> {
     }
 }
 
-impl<const IS_PIN: bool> Drop for Hold<IS_PIN> {
+impl<const IS_PIN: bool> fmt::Debug for Guard<IS_PIN> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = if Self::KIND == HoldKind::Pin { "Pinned" } else { "Referenced" };
+        f.debug_struct(name).field("range", &self.range()).finish()
+    }
+}
+
+impl<const IS_PIN: bool> Drop for Guard<IS_PIN> {
     #[inline]
     fn drop(&mut self) {
         #[cfg(debug_assertions)]
@@ -341,130 +458,6 @@ fn write_pfns(range: PfnRange, list: &mut [Pfn]) -> Result<usize, PinError> {
         }
     }
     Ok(count)
-}
-
-macro_rules! guard {
-    ($(#[$doc:meta])* $name:ident, $kind:ident) => {
-        $(#[$doc])*
-        pub struct $name(pub(crate) Hold<$kind>);
-
-        impl $name {
-            /// Returns the pages that are held.
-            #[must_use]
-            pub fn range(&self) -> PfnRange {
-                self.0.span.range()
-            }
-
-            /// Returns the order of the folios that are held.
-            #[must_use]
-            pub fn order(&self) -> Order {
-                self.0.inner.order()
-            }
-
-            /// Returns the contiguous pieces of memory that are held, in ascending order.
-            pub fn segments(&self) -> impl Iterator<Item = Segment> + use<> {
-                self.0.segments()
-            }
-
-            /// Returns the page frames that are held, in ascending order.
-            pub fn pfns(&self) -> impl DoubleEndedIterator<Item = Pfn> + use<> {
-                self.range().iter()
-            }
-
-            /// Writes the numbers of the page frames that are held to the start of `list`, for a
-            /// device or a call that wants each page by itself. Returns how many there are. A long
-            /// list is streamed past the cache: it costs 8 bytes a page at the rate of memory.
-            ///
-            /// # Errors
-            /// [`PinError::ListTooShort`] if there is no room for all; then nothing is written.
-            pub fn write_pfns(&self, list: &mut [Pfn]) -> Result<usize, PinError> {
-                write_pfns(self.range(), list)
-            }
-
-            /// Returns the word of the folio of page `pfn` as it is now, or of a tail, which no thread
-            /// holds, for a page of another region.
-            #[must_use]
-            pub fn word(&self, pfn: Pfn) -> Word {
-                self.0.inner.word(pfn)
-            }
-
-            /// Returns the pages that are held and have gone bad, in ascending order: a holder that reads
-            /// or writes them gets no data, or a signal.
-            #[must_use]
-            pub fn bad_pages(&self) -> Vec<Pfn> {
-                self.0.inner.bad_pages(self.range())
-            }
-
-            /// Takes the same pages once more, for another holder.
-            ///
-            /// # Errors
-            /// [`PinError`] if a folio has the most holds it may have, a page that is to be
-            /// pinned has gone bad, or the pagemap is being unbound.
-            #[track_caller]
-            pub fn try_clone(&self) -> Result<Self, PinError> {
-                // What is held is not zero, absent or being replaced, so there is nothing to wait for.
-                let inner = self.0.inner.enter_again().map_err(PinError::NotAdmitted)?;
-                let hold = Hold::take(inner, self.range(), Location::caller());
-                hold.map(Self).map_err(|failure| *failure)
-            }
-
-            /// Splits the guard: the first `pages` pages, and the rest. A folio that both have a
-            /// part of is held once more, and so is a block of 512 base pages.
-            ///
-            /// # Errors
-            /// The guard as it was, with the reason: one half would be empty, a folio has the most
-            /// holds it may have, or the pagemap is being unbound.
-            #[track_caller]
-            pub fn split(self, pages: PageCount) -> Result<(Self, Self), (Self, PinError)> {
-                match self.0.split(pages, Location::caller()) {
-                    Ok((first, second)) => Ok((Self(first), Self(second))),
-                    Err((hold, failure)) => Err((Self(hold), failure)),
-                }
-            }
-
-            /// Turns the guard into 64 bits that a completion or a C program carries. The pages stay
-            /// held until the guard is had again from [`Zone::redeem`](crate::Zone::redeem).
-            ///
-            /// Costs a lock of one of sixteen lists that no other thread needs at the moment, as a
-            /// rule.
-            ///
-            /// The zone has the guard meanwhile, and the guard what it is a guard of, which has the
-            /// zone: if it is never redeemed, all of them stay for as long as the process, also when
-            /// the last [`Zone`](crate::Zone) and pagemap were dropped.
-            ///
-            /// # Errors
-            /// [`TooManyRawGuards`] with the guard, if the zone has 2^32 already.
-            // The failure is boxed so that its absence is a register.
-            pub fn into_raw(self) -> Result<RawGuard, Box<TooManyRawGuards<Self>>> {
-                // Of the zone, since the guard may be redeemed, and the pagemap gone, before this ends.
-                let tokens = self.0.inner.tokens();
-                let parked = tokens.park(self, Redeemed::$name);
-                parked.map_err(|guard| Box::new(TooManyRawGuards { guard }))
-            }
-        }
-
-        impl fmt::Debug for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.debug_struct(stringify!($name)).field("range", &self.range()).finish()
-            }
-        }
-    };
-}
-
-guard! {
-    /// References to the folios of a range of pages: their descriptors keep their meaning until this
-    /// is dropped. Who drops the last reference of a folio calls the owner's `on_free`.
-    Referenced, REFERENCES
-}
-
-guard! {
-    /// Pins on the folios of a range of pages: until this is dropped, uzone does not unbind, clear,
-    /// discard, replace or hand out the pages.
-    ///
-    /// A pin holds off uzone's own calls. The kernel may still migrate a page or swap it out, so a device
-    /// that uses physical addresses needs the kernel's own pin besides (`FixedBuffers` of `uzone-os`,
-    /// VFIO, RDMA).
-    Pinned, PINS
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 //!
 //! A pin that comes later is refused if its range has a bad page. The holder of an earlier one is notified:
 //! the list is written before the word, so a pin that was not warned is counted in the
-//! word that [`Pagemap::poison`] returns, and the owner's callback hears of it
+//! word that [`Pagemap::poison`](crate::PagemapView::poison) returns, and the owner's callback hears of it
 //! (`pages/tests/loom.rs` searches that order).
 //!
 //! Locks: one for the list, held over the change of the word so that two threads who mark and mend
@@ -21,7 +21,7 @@ use uzone_pages::{Content, Order, Payload, Pfn, PfnRange};
 use crate::error::PinError;
 use crate::inner::Inner;
 use crate::ops::Poisoned;
-use crate::pagemap::Pagemap;
+use crate::pagemap::PagemapView;
 use crate::pin::pin_target::{PinTarget, good_pieces, not_here};
 use crate::poison::bad_pages::pages_in;
 
@@ -84,7 +84,7 @@ impl<P: Payload> Inner<P> {
     }
 }
 
-impl<P: Payload> Pagemap<P> {
+impl<P: Payload> PagemapView<P> {
     /// Records that the bytes of page `pfn` are lost: the page and no other. From now on it cannot be
     /// pinned, handed out or cleared. The owner's
     /// [`on_poison`](crate::PagemapOps::on_poison) is called, and the result states how many

@@ -39,11 +39,9 @@ use uzone_pages::{
 
 use crate::clear::options::{Batching, ZeroOptions};
 use crate::clear::populate::{NotPopulated, PopulateOptions, PopulateReport};
-use crate::clear::zero::{self, CLEARABLE};
+use crate::clear::zero::{CLEARABLE, Owned};
 use crate::error::WriteError;
-use crate::inner::Inner;
-use crate::lent::PagemapView;
-use crate::pagemap::Pagemap;
+use crate::pagemap::{Pagemap, PagemapView};
 use crate::pin::pin_target::{PinTarget, Segment};
 use crate::progress::Cancel;
 
@@ -349,16 +347,10 @@ impl<P: Payload> Shared<P> {
         let Some(range) = self.whole_folios(range) else { return Ok(None) };
         let inner = &self.pagemap.inner;
         // While they are being filled no other thread can pin, fill or clear them.
-        let mut filling = Filling { inner, runs: Vec::new(), to: Content::Absent };
-        inner.advance_run(range, &[Content::Absent], Content::Filling, |head, step| {
-            if step.is_ok()
-                && let Ok(folio) = PfnRange::try_new(head, inner.order().pages())
-            {
-                zero::push(&mut filling.runs, folio);
-            }
-        });
+        let states = (Content::Filling, Content::Absent);
+        let mut filling = Owned::take(inner, range, &[Content::Absent], states, |_, _| ());
         let punch = |run: &PfnRange| inner.region.punch(inner.bytes_of(*run)).is_ok();
-        let is_zero = filling.runs.iter().all(punch);
+        let is_zero = filling.ranges.iter().all(punch);
         let report = self.pagemap.populate(range, options)?;
         filling.to = if is_zero { Content::Zero } else { Content::Present };
         drop(filling);
@@ -414,22 +406,6 @@ impl<P: Payload> Shared<P> {
         let clears = self.options.clears_on_release;
         let cleared = uzone_pages::give_back(self, stock, first, folios, clears);
         self.on_release.fetch_add(cleared as u64, Ordering::Relaxed); // a number to report
-    }
-}
-
-/// Folios that are being filled; dropping this moves them to the state `to`.
-struct Filling<'a, P: Payload> {
-    inner: &'a Inner<P>,
-    runs: Vec<PfnRange>,
-    to: Content,
-}
-
-impl<P: Payload> Drop for Filling<'_, P> {
-    fn drop(&mut self) {
-        for run in &self.runs {
-            // One that went bad meanwhile is poisoned by this step.
-            self.inner.advance_run(*run, &[Content::Filling], self.to, |_, _| ());
-        }
     }
 }
 
@@ -643,8 +619,8 @@ impl<P: Payload> Pool<P> {
     /// neither writes to folios nor changes their content state: only the owner of a folio writes to it
     /// ([`Pooled::write_at`]), and only the pool knows which is zero.
     #[must_use]
-    pub fn pagemap(&self) -> PagemapView<'_, P> {
-        PagemapView(&self.shared.pagemap)
+    pub fn pagemap(&self) -> &PagemapView<P> {
+        &self.shared.pagemap
     }
 
     /// Returns what the pool has and has done.

@@ -1,5 +1,6 @@
 //! How far a long operation is, and how another thread stops it: [`Progress`], [`Cancel`].
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -12,6 +13,32 @@ pub struct Progress {
     pub done: ByteLen,
     /// Bytes that will be.
     pub total: ByteLen,
+}
+
+/// What is called with the progress of an operation, if anything is.
+#[derive(Clone, Default)]
+pub(crate) struct OnProgress(Option<Arc<dyn Fn(Progress) + Send + Sync>>);
+
+impl OnProgress {
+    pub(crate) fn new(call: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(call)))
+    }
+
+    pub(crate) fn is_some(&self) -> bool {
+        self.0.is_some()
+    }
+
+    pub(crate) fn call(&self, done: ByteLen, total: ByteLen) {
+        if let Some(call) = &self.0 {
+            call(Progress { done, total });
+        }
+    }
+}
+
+impl fmt::Debug for OnProgress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("OnProgress").field(&self.is_some()).finish()
+    }
 }
 
 /// A flag that stops a long operation from another thread: a bind at its next section of 2 MiB, what

@@ -18,24 +18,13 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use uzone_os::{
-    Access, AccessError, Anonymous, FileId, HugeAdvice, HugeSize, MapError, Mapping, Sharing,
-    SystemRoot, dax, numa,
+    Access, AccessError, Anonymous, FileId, HugeAdvice, HugeSize, MapError, Mapping, Rejected,
+    Sharing, SystemRoot, dax, numa,
 };
 use uzone_pages::{AddrError, ByteLen, Order, PageCount, PageSize, Pfn, PfnRange};
 
 use crate::backing::Backing;
 use crate::error::BindError;
-
-/// A mapping that did not become a region, and why.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot adopt the mapping at {addr}: {cause}", addr = mapping.addr())]
-pub struct NotAdopted {
-    /// The mapping, unchanged.
-    pub mapping: Mapping,
-    /// Why it is no region.
-    #[source]
-    pub cause: Box<BindError>,
-}
 
 /// The bytes of a file that are behind a region, or its addresses if it is adopted, as far as two
 /// regions may have the same.
@@ -181,8 +170,8 @@ impl Region {
     /// call.
     ///
     /// # Errors
-    /// [`NotAdopted`] with the mapping if its length is no multiple of the host's page.
-    pub fn adopt(mapping: Mapping) -> Result<Self, NotAdopted> {
+    /// [`Rejected`] with the mapping if its length is no multiple of the host's page.
+    pub fn adopt(mapping: Mapping) -> Result<Self, Rejected<Mapping, BindError>> {
         let page_size = uzone_os::probe::page_size();
         match whole_pages(page_size, mapping.len()) {
             Ok(pages) => {
@@ -190,7 +179,7 @@ impl Region {
                 let untouched = Untouched::of(&backing);
                 Ok(Self { mapping, backing, page_size, pages, node: None, bad, untouched })
             }
-            Err(cause) => Err(NotAdopted { mapping, cause: Box::new(cause) }),
+            Err(cause) => Err(Rejected { value: Box::new(mapping), cause }),
         }
     }
 

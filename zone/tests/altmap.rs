@@ -78,7 +78,7 @@ fn assert_fresh<P: Payload + zerocopy::Immutable>(pagemap: &Pagemap<P>) {
     for page in pagemap.pages() {
         assert_eq!(page.word(), Word::initial(pagemap.kind()), "{page:?}");
         let Some(written) = page.payload() else { continue };
-        let fresh = page.fresh_payload().unwrap();
+        let fresh = pagemap.fresh_payload(page.pfn()).unwrap();
         assert!(written.as_bytes() == fresh.as_bytes(), "{page:?}");
         descriptors += 1;
     }
@@ -116,11 +116,11 @@ fn the_data_starts_behind_the_reserve_and_the_descriptors() {
         let report = pagemap.report().clone();
         let altmap = report.altmap.expect("an altmap");
         assert_eq!(
-            (altmap.reserve.get(), altmap.descriptors.get(), altmap.lost.get()),
+            (altmap.reserve().get(), altmap.descriptors().pages().get(), altmap.lost().get()),
             (kept, descriptors, lost)
         );
         let metadata = pagemap.metadata_range().expect("an altmap");
-        assert_eq!((metadata, metadata.pages().get()), (altmap.range, data));
+        assert_eq!((metadata.pages(), metadata.pages().get()), (altmap.data_at(), data));
         assert_eq!(pagemap.range().start(), metadata.end());
         assert_eq!(pagemap.range().pages().get(), pages - data);
         assert_eq!(pagemap.range(), report.range);
@@ -361,7 +361,7 @@ fn no_descriptor_is_left_to_the_next_user_of_the_memory() {
         assert!(bytes[first..end].iter().all(|byte| *byte == 0), "{metadata:?}");
         // What was not written is as it was: the rest of the last page, and the data.
         assert!(bytes[end..].iter().all(|byte| *byte == 0xff));
-        assert_eq!(report.descriptors.get(), (size * count).div_ceil(4096));
+        assert_eq!(report.descriptors().pages().get(), (size * count).div_ceil(4096));
     }
     // Private memory that was written stays present for the next bind, and no byte of it is left.
     let mut region = anonymous(1 << 12);
@@ -532,7 +532,7 @@ fn frame_numbers_inside_a_folio_are_filled_with_descriptors() {
     let pagemap = zone.bind(anonymous(2 * 512 - 7), options).unwrap();
     assert_eq!(pagemap.range().start(), Pfn::new((1 << 20) + 512));
     assert_eq!(pagemap.range().pages().get(), 512);
-    assert_eq!(pagemap.report().altmap.unwrap().lost.get(), 504);
+    assert_eq!(pagemap.report().altmap.unwrap().lost().get(), 504);
 }
 
 /// A file in the temporary directory, removed when dropped.
@@ -680,7 +680,10 @@ fn a_region_of_huge_pages_gives_whole_ones_and_is_read_as_zero_only_untouched() 
     let pagemap = zone.bind(*refused.region, generic().altmap(reserve(512))).unwrap();
     assert_eq!(pagemap.report().init, Init::OnTouch);
     let altmap = pagemap.report().altmap.unwrap();
-    assert_eq!((altmap.reserve.get(), altmap.descriptors.get(), altmap.lost.get()), (512, 512, 0));
+    assert_eq!(
+        (altmap.reserve().get(), altmap.descriptors().pages().get(), altmap.lost().get()),
+        (512, 512, 0)
+    );
     assert_eq!(pagemap.metadata_resident().unwrap(), ByteLen::ZERO);
     drop(pagemap.pin(pagemap.range()).unwrap());
     let region = pagemap.unbind().unwrap();

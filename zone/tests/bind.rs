@@ -172,7 +172,7 @@ fn a_tail_answers_from_its_number_alone() {
         };
         assert_eq!(page.class(), class);
         // What Linux would have stored in the tail, from arithmetic.
-        let refcount = page.fresh_payload().unwrap().words()[6] >> 32;
+        let refcount = pagemap.fresh_payload(page.pfn()).unwrap().words()[6] >> 32;
         assert_eq!(refcount, u64::from(!page.is_tail()));
     }
     assert!(pagemap.page(Pfn::new(start - 1)).is_none());
@@ -283,7 +283,7 @@ fn other_threads_see_every_descriptor_after_bind_returns() {
             for part in 0..4 {
                 let pagemap = &pagemap;
                 scope.spawn(move || {
-                    let fresh = pagemap.pages().next().unwrap().fresh_payload().unwrap();
+                    let fresh = pagemap.fresh_payload(pagemap.range().start()).unwrap();
                     for page in pagemap.pages().skip(part).step_by(4) {
                         assert_eq!(page.payload().unwrap(), &fresh);
                     }
@@ -509,7 +509,7 @@ fn a_bind_does_with_the_threads_that_it_gets() {
     let _filler = fill_address_space(LIMIT_KIB, 3); // less than 16 stacks
     let threads = NonZeroUsize::new(16).unwrap();
     let pagemap = zone.bind(region, linux().threads(threads)).unwrap();
-    let fresh = pagemap.pages().next().unwrap().fresh_payload().unwrap();
+    let fresh = pagemap.fresh_payload(pagemap.range().start()).unwrap();
     assert!(pagemap.pages().all(|page| page.payload() == Some(&fresh)));
     assert!(pagemap.report().threads < 16, "{}", pagemap.report());
 }
@@ -538,7 +538,7 @@ fn a_payload_that_depends_on_its_address_is_written() {
     let pagemap = zone.bind(anonymous(1 << 20), options.clone()).unwrap();
     assert_eq!(pagemap.report().init, Init::Eager);
     for page in pagemap.pages() {
-        assert_eq!(page.payload().unwrap().0, page.fresh_payload().unwrap().0);
+        assert_eq!(page.payload().unwrap().0, pagemap.fresh_payload(page.pfn()).unwrap().0);
     }
     assert!(matches!(
         cause(zone.bind(anonymous(1 << 20), options.init(Init::OnTouch))),

@@ -65,7 +65,7 @@ fn assert_fresh<P: Payload + Immutable>(pagemap: &Pagemap<P>, case: &str) {
         let Some(written) = page.payload() else {
             continue;
         };
-        let expected = page.fresh_payload().expect("a page of the region");
+        let expected = pagemap.fresh_payload(page.pfn()).expect("a page of the region");
         let (written, expected) = (written.as_bytes(), expected.as_bytes());
         assert!(written == expected, "{case}: {page:?} is {written:x?}, not {expected:x?}");
         descriptors += 1;

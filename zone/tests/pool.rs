@@ -33,7 +33,7 @@ fn descriptors_lie_in_the_hugetlb_pool_where_it_has_room_and_may() {
     for source in [Source::Fresh, Source::Kept] {
         let pagemap = zone.bind(anonymous(1 << 30), linux()).unwrap();
         assert_eq!((pagemap.report().memmap_pages, pagemap.report().source), (pool, source));
-        let fresh = pagemap.pages().next().unwrap().fresh_payload().unwrap();
+        let fresh = pagemap.fresh_payload(pagemap.range().start()).unwrap();
         assert!(pagemap.pages().all(|page| page.payload() == Some(&fresh)));
         assert_eq!(pagemap.metadata_resident().unwrap(), ByteLen::mib(16));
     }

@@ -204,8 +204,8 @@ fn any_mapping_is_adopted_if_it_has_whole_pages_and_given_back_if_not() {
     let cut = Mapping::anonymous(ByteLen::new(page() + 1), Anonymous::default()).unwrap();
     let addr = cut.addr();
     let refused = Region::adopt(cut).unwrap_err();
-    assert!(matches!(*refused.cause, BindError::EndsInsidePage { .. }), "{}", refused.cause);
-    assert_eq!(refused.mapping.addr(), addr);
+    assert!(matches!(refused.cause, BindError::EndsInsidePage { .. }), "{}", refused.cause);
+    assert_eq!(refused.value.addr(), addr);
 
     let file = Temporary::new(&std::env::temp_dir(), "adopt", 4 * page());
     let map = |offset: u64, pages: u64, access| {

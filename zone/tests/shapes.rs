@@ -168,7 +168,7 @@ fn check<const COUNT: usize>(zone: &Zone, shape: &Shape) {
     for offset in (0..described).step_by(stride) {
         let page = pagemap.page(Pfn::new(start + offset)).expect("a page of the region");
         let written = page.payload().expect("a descriptor");
-        let fresh = page.fresh_payload().expect("a page of the region");
+        let fresh = pagemap.fresh_payload(page.pfn()).expect("a page of the region");
         assert!(written.as_bytes() == fresh.as_bytes(), "page {offset}: {:x?}", written.0);
         assert_eq!(page.word(), Word::initial(shape.kind), "page {offset}");
         descriptors += 1;

@@ -8,8 +8,7 @@ use uzone_os::uffd::UffdError;
 use uzone_os::{MapError, Mapping, MappingError, Rejected, SysError};
 use uzone_pages::{ByteLen, ErrorKind, Pfn};
 use uzone_zone::{
-    AccessError, BindError, BindFailure, NotPopulated, PinError, Pinned, PoolError,
-    TooManyRawGuards, WriteError,
+    AccessError, BindError, BindFailure, NotPopulated, PinError, PoolError, WriteError,
 };
 
 /// A benchmark that could not be run. Its text has the values and the fix.
@@ -146,7 +145,6 @@ failures! {
     BindError: "reserve the region to describe", true;
     BindFailure: "bind", false;
     PinError: "hold the pages of the region", false;
-    Box<TooManyRawGuards<Pinned>>: "turn a guard into bits", false;
     MapError: "map memory", true;
     MappingError: "use mapped memory", true;
     SysError: "measure what this process has", true;

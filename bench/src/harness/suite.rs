@@ -418,7 +418,7 @@ pub(crate) fn check_every<P: Payload + Immutable>(
     let range = pagemap.range();
     let pfns = (range.start().get()..range.end().get()).step_by(every);
     for page in pfns.filter_map(|pfn| pagemap.page(Pfn::new(pfn))) {
-        let is_right = match (page.payload(), page.fresh_payload()) {
+        let is_right = match (page.payload(), pagemap.fresh_payload(page.pfn())) {
             (Some(written), Some(fresh)) => written.as_bytes() == fresh.as_bytes(),
             (None, Some(_)) => page.is_tail(),
             (_, None) => false,

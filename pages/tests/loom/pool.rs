@@ -6,8 +6,8 @@ use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::sync::{Arc, Condvar, Mutex, MutexGuard};
 use loom::thread;
 use uzone_pages::{
-    Content, Folio, FolioState, MemoryKind, Page, PoolBackend, PoolState, Refusal, clear_ahead,
-    give_back, hand_out, restock,
+    Content, Folio, FolioState, HoldKind, MemoryKind, Page, PoolBackend, PoolState, Refusal,
+    clear_ahead, give_back, hand_out, restock,
 };
 
 use super::{Seen, folio, mark};
@@ -242,7 +242,8 @@ fn pin_behind_the_pools_back(defect: Defect) {
             thread::spawn(move || {
                 let folio = folios.folio(0);
                 // Who pins takes what is zero over first.
-                if folio.advance(Content::Zero, Content::Present).is_ok() && folio.try_pin().is_ok()
+                if folio.advance(Content::Zero, Content::Present).is_ok()
+                    && folio.try_hold(HoldKind::Pin).is_ok()
                 {
                     // A tenant's folio is the tenant's to lend; a free one has no owner.
                     let stock = folios.lock();
@@ -250,7 +251,7 @@ fn pin_behind_the_pools_back(defect: Defect) {
                         folios.bytes[0].store(5, Ordering::Relaxed);
                     }
                     drop(stock);
-                    let _ = folio.unpin().unwrap();
+                    let _ = folio.release(HoldKind::Pin).unwrap();
                 }
             })
         };
@@ -293,7 +294,7 @@ fn a_folio_that_comes_back_pinned_is_handed_out_when_it_is_not() {
         loom::model(move || {
             let folios = Folios::new(1, Content::Zero, Defect::None);
             let number = hand_out(&*folios, 1).unwrap();
-            folios.folio(number).try_pin().unwrap();
+            folios.folio(number).try_hold(HoldKind::Pin).unwrap();
             // The pool only reads the word of a folio that is pinned, and loom tries the orders of
             // reads with what comes after them sparingly; of exchanges it tries all.
             let turn = Arc::new(AtomicUsize::new(0));
@@ -301,7 +302,7 @@ fn a_folio_that_comes_back_pinned_is_handed_out_when_it_is_not() {
                 let (folios, turn) = (folios.clone(), turn.clone());
                 thread::spawn(move || {
                     folios.bytes[number].store(5, Ordering::Relaxed);
-                    let _ = folios.folio(number).unpin().unwrap();
+                    let _ = folios.folio(number).release(HoldKind::Pin).unwrap();
                     turn.fetch_add(1, Ordering::Relaxed);
                 })
             };

@@ -24,9 +24,9 @@ use uzone_pages::{
 use crate::bind::init_method::SECTION_BYTES;
 use crate::bind::memmap_cache::{MemmapMemory, MemmapPages, Source};
 use crate::bind::options::{AltmapOptions, BindOptions, pageblock_order};
-use crate::bind::report::AltmapReport;
 use crate::error::BindError;
 use crate::region::Region;
+use crate::threads;
 
 /// The parts of a region before its descriptors.
 #[derive(Debug)]
@@ -79,16 +79,6 @@ pub(crate) fn place<P: Payload>(
         }
         placement => Ok(placement?),
     }
-}
-
-/// Returns what a report states about the pages of `range` that are not described.
-pub(crate) fn report(placement: &Placement, range: PfnRange) -> Option<AltmapReport> {
-    Some(AltmapReport {
-        range: PfnRange::try_new(range.start(), placement.data_at()).ok()?,
-        reserve: placement.reserve(),
-        descriptors: placement.descriptors().pages(),
-        lost: placement.lost(),
-    })
 }
 
 impl Cut {
@@ -281,20 +271,10 @@ pub(crate) fn clear(memory: &mut Exclusive, len: usize, writers: usize) {
 fn clear_present(bytes: &mut [u8], threads: usize) {
     let queue = Mutex::new(bytes.chunks_mut(SECTION_BYTES));
     let take = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
-    let work = || {
+    threads::share("uzone-unbind", threads, |_| {
         while let Some(section) = take() {
             uzone_stream::zero(section);
         }
-    };
-    std::thread::scope(|scope| {
-        for _ in 1..threads {
-            let worker = std::thread::Builder::new().name("uzone-unbind".to_owned());
-            if worker.spawn_scoped(scope, work).is_err() {
-                // A limit on threads or on memory: those that run do all of it.
-                break;
-            }
-        }
-        work();
     });
 }
 

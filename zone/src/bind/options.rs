@@ -4,14 +4,13 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use uzone_os::Exclusivity;
-use uzone_pages::{Content, MemoryKind, Order, PageCount, PageSize, Payload, Pfn, Tails};
+use uzone_pages::{Content, MemoryKind, Order, PageCount, PageSize, PageView, Payload, Pfn, Tails};
 
 use crate::backing::Backing;
 use crate::bind::init_method::InitMethod;
 use crate::ops::PagemapOps;
-use crate::progress::{Cancel, Progress};
+use crate::progress::{Cancel, OnProgress, Progress};
 use crate::region::Region;
-use crate::view::PageView;
 
 /// When descriptors are written.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -41,7 +40,7 @@ pub struct BindOptions<P: Payload = ()> {
     pub(crate) owner: Option<u64>,
     pub(crate) ops: PagemapOps,
     pub(crate) pageblock: Option<OnPageblock<P>>,
-    pub(crate) progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
+    pub(crate) progress: OnProgress,
     pub(crate) cancel: Cancel,
     pub(crate) keeps_poison: bool,
     /// What the bytes of every page are at first.
@@ -76,7 +75,7 @@ impl<P: Payload> BindOptions<P> {
             owner: None,
             ops: PagemapOps::default(),
             pageblock: None,
-            progress: None,
+            progress: OnProgress::default(),
             cancel: Cancel::default(),
             keeps_poison: false,
             content: Content::Unknown,
@@ -137,8 +136,8 @@ impl<P: Payload> BindOptions<P> {
     }
 
     /// Puts the descriptors into the region's own first pages. Only the pages behind them are
-    /// described; [`Pagemap::range`](crate::Pagemap::range) has those, and
-    /// [`Pagemap::metadata_range`](crate::Pagemap::metadata_range) the others, which cannot be held.
+    /// described; [`Pagemap::range`](crate::PagemapView::range) has those, and
+    /// [`Pagemap::metadata_range`](crate::PagemapView::metadata_range) the others, which cannot be held.
     ///
     /// Memory that others may have as well needs [`AltmapOptions::exclusive`]. Whatever stands in the
     /// metadata pages behind the reserve is lost; at unbind and when the pagemap is dropped,
@@ -184,7 +183,7 @@ impl<P: Payload> BindOptions<P> {
     /// several threads the calls may come out of order.
     #[must_use]
     pub fn on_progress(mut self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
-        self.progress = Some(Arc::new(progress));
+        self.progress = OnProgress::new(progress);
         self
     }
 

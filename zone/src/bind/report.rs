@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use uzone_pages::{ByteLen, MemoryKind, Order, PageCount, PfnRange, Tails};
+use uzone_pages::{ByteLen, MemoryKind, Order, PageCount, PfnRange, Placement, Tails};
 
 use crate::bind::init_method::InitMethod;
 use crate::bind::memmap_cache::{MemmapPages, Source};
@@ -51,33 +51,9 @@ pub struct BindReport {
     /// The memory that is held for them; more than they span where kept memory was longer.
     pub memory: ByteLen,
     /// What was taken from the region itself; `None` where the descriptors lie elsewhere.
-    pub altmap: Option<AltmapReport>,
+    pub altmap: Option<Placement>,
     /// How long the bind took.
     pub elapsed: Duration,
-}
-
-/// The pages at the start of a region that are not described.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct AltmapReport {
-    /// All of them: `reserve + descriptors + lost` pages.
-    pub range: PfnRange,
-    /// How many the owner keeps.
-    pub reserve: PageCount,
-    /// How many hold descriptors.
-    pub descriptors: PageCount,
-    /// How many were skipped so that descriptors and folios start where they may.
-    pub lost: PageCount,
-}
-
-impl fmt::Display for AltmapReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} pages of the region hold them, {} are reserved and {} lost to alignment",
-            self.descriptors, self.reserve, self.lost
-        )
-    }
 }
 
 impl fmt::Display for BindReport {

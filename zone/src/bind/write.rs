@@ -1,7 +1,7 @@
 //! Writing the descriptors of a memmap by several threads.
 //!
-//! They are cut at multiples of a section of 2 MiB and shared out through a queue, so that a thread
-//! that cannot be started is not missed, and one that fails or panics stops the others. A section of
+//! They are cut at multiples of a section of 2 MiB and shared out through a queue; a thread that fails or
+//! panics stops the others. A section of
 //! fresh memory is populated and then written with ordinary stores, while the lines that the kernel
 //! has just cleared are in the cache; a section of kept memory is streamed past it. Of the region's
 //! own memory it is not known whether it is present, so it is populated and then streamed.
@@ -20,7 +20,7 @@ use crate::bind::memmap_cache::{MemmapMemory, Source};
 use crate::bind::options::BindOptions;
 use crate::clear::stores;
 use crate::error::BindError;
-use crate::progress::Progress;
+use crate::threads;
 
 /// A thread is started for every so many bytes of descriptors: some 200 microseconds of writing.
 const BYTES_PER_THREAD: u64 = 8 << 20;
@@ -65,35 +65,23 @@ pub(crate) fn write<P: Payload>(
         section,
         share,
         queue: Mutex::new(memory.memory.as_bytes_mut()[..total].chunks_mut(share).enumerate()),
-        is_stopped: AtomicBool::new(false),
-        error: Mutex::new(None),
         done_bytes: AtomicU64::new(0),
-        drains: AtomicU64::new(0),
         total: len,
     };
-    let threads = std::thread::scope(|scope| {
-        let mut others = Vec::with_capacity(threads - 1);
-        for _ in 1..threads {
-            let worker = std::thread::Builder::new().name("uzone-bind".to_owned());
-            match worker.spawn_scoped(scope, || job.work()) {
-                Ok(worker) => others.push(worker),
-                // A limit on threads or on memory: those that run do all of it.
-                Err(_) => break,
+    let all = threads::share("uzone-bind", threads, |is_stopped| job.work(is_stopped));
+    let (mut written, mut error) =
+        (Written { stamp: Some(stamp), threads: all.len(), drains: 0 }, None);
+    for part in all {
+        match part {
+            Ok(drains) => written.drains += drains,
+            // A failure is more specific than that the caller cancelled.
+            Err(cause) if matches!(error, None | Some(BindError::Cancelled { .. })) => {
+                error = Some(cause);
             }
+            Err(_) => {}
         }
-        let threads = others.len() + 1;
-        job.work();
-        for other in others {
-            if let Err(panic) = other.join() {
-                std::panic::resume_unwind(panic);
-            }
-        }
-        threads
-    });
-    match job.error.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        Some(error) => Err(error),
-        None => Ok(Written { stamp: Some(stamp), threads, drains: job.drains.into_inner() }),
     }
+    error.map_or(Ok(written), Err)
 }
 
 /// The bytes of a section: whole descriptors, and whole cache lines.
@@ -149,72 +137,54 @@ struct Job<'a, 'mem, P: Payload> {
     section: usize,
     share: usize,
     queue: Mutex<Enumerate<ChunksMut<'mem, u8>>>,
-    /// Whether the threads should stop: one failed or panicked, and its error is the answer.
-    is_stopped: AtomicBool,
-    error: Mutex<Option<BindError>>,
     done_bytes: AtomicU64,
-    drains: AtomicU64,
     total: ByteLen,
 }
 
-/// Stops the other threads if this one unwinds.
-struct StopOthers<'a>(&'a AtomicBool);
-
-impl Drop for StopOthers<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            // Relaxed: nothing is published by it, and a section later is early enough.
-            self.0.store(true, Ordering::Relaxed);
-        }
-    }
-}
-
 impl<P: Payload> Job<'_, '_, P> {
-    /// Writes shares until there is none left, or somebody fails.
-    fn work(&self) {
-        let _guard = StopOthers(&self.is_stopped);
+    /// Writes shares until there is none left, or a thread fails. Returns how often streaming stores were
+    /// drained.
+    fn work(&self, is_stopped: &AtomicBool) -> Result<u64, BindError> {
+        let mut drains = 0;
         loop {
             // The lock is held for the step to the next share alone.
             let next = self.queue.lock().unwrap_or_else(PoisonError::into_inner).next();
-            let Some((number, bytes)) = next else { return };
+            let Some((number, bytes)) = next else { return Ok(drains) };
             let first = (number * (self.share / Template::<P>::DESCRIPTOR_BYTES)) as u64;
-            if let Err(error) = self.write_share(first, bytes) {
-                self.is_stopped.store(true, Ordering::Relaxed); // as in `StopOthers`
-                let mut known = self.error.lock().unwrap_or_else(PoisonError::into_inner);
-                // A failure is more specific than that the caller cancelled.
-                if matches!(*known, None | Some(BindError::Cancelled { .. })) {
-                    *known = Some(error);
-                }
-                return;
-            }
+            drains += self
+                .write_share(first, bytes, is_stopped)
+                // Relaxed: nothing is published by it, and a section later is early enough.
+                .inspect_err(|_| is_stopped.store(true, Ordering::Relaxed))?;
         }
     }
 
     /// Writes the descriptors from `first` on into `bytes`.
-    fn write_share(&self, mut first: u64, bytes: &mut [u8]) -> Result<(), BindError> {
+    fn write_share(
+        &self,
+        mut first: u64,
+        bytes: &mut [u8],
+        is_stopped: &AtomicBool,
+    ) -> Result<u64, BindError> {
+        let mut drains = 0;
         for part in bytes.chunks_mut(self.section) {
-            if self.is_stopped.load(Ordering::Relaxed) {
-                return Ok(()); // the thread that stopped this one has stored the reason
+            if is_stopped.load(Ordering::Relaxed) {
+                return Ok(drains); // the thread that stopped this one returns the reason
             }
             if self.options.cancel.is_cancelled() {
-                // Relaxed, here and below: numbers to report, nothing more.
+                // Relaxed, here and below: a number to report, nothing more.
                 let done = ByteLen::new(self.done_bytes.load(Ordering::Relaxed));
                 return Err(BindError::Cancelled { done, total: self.total });
             }
             if !self.is_present {
                 uzone_os::populate_slice(part).map_err(BindError::Populate)?;
             }
-            let drains =
-                init_method::init(self.template, self.options.kind, self.stamp, first, part);
-            self.drains.fetch_add(drains, Ordering::Relaxed);
+            drains += init_method::init(self.template, self.options.kind, self.stamp, first, part);
             first += (part.len() / Template::<P>::DESCRIPTOR_BYTES) as u64;
             let before = self.done_bytes.fetch_add(part.len() as u64, Ordering::Relaxed);
-            if let Some(progress) = &self.options.progress {
-                let done = ByteLen::new(before + part.len() as u64);
-                progress(Progress { done, total: self.total });
-            }
+            let done = ByteLen::new(before + part.len() as u64);
+            self.options.progress.call(done, self.total);
         }
-        Ok(())
+        Ok(drains)
     }
 }
 

@@ -7,7 +7,7 @@
 
 use std::iter::FusedIterator;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use uzone_stream::{CopyMethod, NextUse, Work as StoreWork};
 use crate::clear::options::{Batching, Cleared, ZeroOptions};
 use crate::clear::stores;
 use crate::error::WriteError;
-use crate::progress::Progress;
+use crate::threads;
 
 const WORD: u64 = 8;
 
@@ -40,121 +40,6 @@ struct Work<'a> {
     start: u64,
 }
 
-/// Work that was checked and can be done.
-#[derive(Debug)]
-pub(crate) struct Job<'a, 'o> {
-    work: Work<'a>,
-    plan: Plan,
-    page: PageSize,
-    far: CopyMethod,
-    near: CopyMethod,
-    options: &'o ZeroOptions,
-}
-
-impl<'a, 'o> Job<'a, 'o> {
-    /// Checks a clearing.
-    pub(crate) fn zero(
-        dst: &'a Mapping,
-        page: PageSize,
-        start: u64,
-        len: ByteLen,
-        options: &'o ZeroOptions,
-    ) -> Result<Self, WriteError> {
-        Self::new(Work { dst, src: None, start }, page, len, options)
-    }
-
-    /// Checks a copy.
-    pub(crate) fn copy(
-        dst: &'a Mapping,
-        page: PageSize,
-        start: u64,
-        (src, src_start): (&'a Mapping, u64),
-        len: ByteLen,
-        options: &'o ZeroOptions,
-    ) -> Result<Self, WriteError> {
-        check_inside(src, src_start, len)?;
-        check_inside(dst, start, len)?;
-        // Both ranges are mapped, so neither address wraps. They have 64 bits: the package below
-        // compiles for nothing else.
-        let (to, from) = (dst.addr().get() as u64 + start, src.addr().get() as u64 + src_start);
-        if to < from.saturating_add(len.get()) && from < to.saturating_add(len.get()) {
-            return Err(WriteError::Overlap { from, to, len });
-        }
-        Self::new(Work { dst, src: Some((src, src_start)), start }, page, len, options)
-    }
-
-    fn new(
-        work: Work<'a>,
-        page: PageSize,
-        len: ByteLen,
-        options: &'o ZeroOptions,
-    ) -> Result<Self, WriteError> {
-        let bytes = check_inside(work.dst, work.start, len)?;
-        let plan = Plan::try_new(bytes, options.hint, page)?;
-        let len_bytes = len.to_usize()?;
-        if work.dst.access() == Access::ReadOnly {
-            return Err(AccessError::ReadOnly { offset: work.start, len_bytes }.into());
-        }
-        if let Some(way) = options.way.filter(|way| !way.is_available()) {
-            return Err(WriteError::Unavailable { way });
-        }
-        let kind = if work.src.is_some() { StoreWork::Copy } else { StoreWork::Zero };
-        let near_bytes = usize::try_from(page.bytes() * (2 * uzone_pages::NEIGHBOUR_PAGES + 1));
-        let choose = |len, next| {
-            options.way.unwrap_or_else(|| stores::policy().choose(kind, len, options.was, next))
-        };
-        let near = choose(near_bytes.unwrap_or(len_bytes).min(len_bytes), NextUse::Soon);
-        Ok(Self { work, plan, page, far: choose(len_bytes, options.next), near, options })
-    }
-
-    /// Leaves the batches to the caller.
-    pub(crate) fn batched(self) -> Batched<'a> {
-        let cut = Cut::new(self.options.batching, self.page);
-        let (far, near) = (self.far, self.near);
-        Batched { work: self.work, plan: self.plan, cut, far, near, error: None }
-    }
-
-    /// Does all of it.
-    pub(crate) fn run(self) -> Cleared {
-        let started = Instant::now();
-        let total = self.plan.left();
-        // A thread that has nothing to do is not started.
-        let most = usize::try_from(total.get().div_ceil(LEAST_SHARE)).unwrap_or(usize::MAX);
-        let threads = self.options.threads.get().min(most);
-        let tally = Tally { options: self.options, total, done: AtomicU64::new(0) };
-        let way = if self.plan.extents().count() == 1 && self.options.hint.is_some() {
-            self.near // the neighbourhood is all there is
-        } else {
-            self.far
-        };
-        let mut batched = Batched {
-            cut: Cut::new(self.options.batching, self.page).shared_by(threads, total, self.page),
-            ..self.batched()
-        };
-        let mut written = Written::default();
-        let mut used = 1;
-        if threads > 1 {
-            used = share_out(&mut batched, threads, &tally, &mut written);
-        }
-        // What is left is the neighbourhood, or all if there is one thread.
-        batched.error = written.error;
-        let mut last = if used > 1 { Instant::now() } else { started };
-        // The clock is read once a batch: of 64 KiB it would be a tenth of the time otherwise.
-        while batched.error.is_none() && !tally.options.cancel.is_cancelled() {
-            let Some(batch) = batched.write_next() else { break };
-            let now = Instant::now();
-            let pause = now.duration_since(last);
-            batched.cut.observe(batch.len(), pause);
-            written.add(batch, pause, &tally);
-            // What is called between batches takes its own time.
-            last = if tally.options.progress.is_some() { Instant::now() } else { now };
-        }
-        written.error = batched.error;
-        let elapsed = if written.error.is_some() { started.elapsed() } else { last - started };
-        written.report(total, used, way, elapsed)
-    }
-}
-
 /// Has `threads` threads write all but the neighbourhood, and returns how many there were.
 fn share_out(
     batched: &mut Batched<'_>,
@@ -164,9 +49,7 @@ fn share_out(
 ) -> usize {
     let Batched { work, cut, far, .. } = *batched;
     let plan = Mutex::new(&mut batched.plan);
-    let is_stopped = AtomicBool::new(false);
-    let write = || {
-        let _guard = StopOthers(&is_stopped);
+    let all = threads::share("uzone-clear", threads, |is_stopped| {
         let (mut mine, mut cut) = (Written::default(), cut);
         // Relaxed: nothing is published by it, and a batch later is early enough.
         while !is_stopped.load(Ordering::Relaxed) && !tally.options.cancel.is_cancelled() {
@@ -183,45 +66,17 @@ fn share_out(
             let taken = Instant::now();
             if let Err(error) = work.write(&batch.bytes, far) {
                 mine.error = Some(error);
-                is_stopped.store(true, Ordering::Relaxed); // as in `StopOthers`
+                is_stopped.store(true, Ordering::Relaxed); // as where it is read
                 break;
             }
             cut.observe(batch.len(), taken.elapsed());
             mine.add(batch, begun.elapsed(), tally);
         }
         mine
-    };
-    std::thread::scope(|scope| {
-        let mut others = Vec::with_capacity(threads - 1);
-        for _ in 1..threads {
-            let worker = std::thread::Builder::new().name("uzone-clear".to_owned());
-            match worker.spawn_scoped(scope, write) {
-                Ok(worker) => others.push(worker),
-                // A limit on threads or on memory: those that run do all of it.
-                Err(_) => break,
-            }
-        }
-        let used = others.len() + 1;
-        written.join(write());
-        for other in others {
-            match other.join() {
-                Ok(theirs) => written.join(theirs),
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
-        }
-        used
-    })
-}
-
-/// Stops the other threads if this one unwinds, out of a callback of the caller's.
-struct StopOthers<'a>(&'a AtomicBool);
-
-impl Drop for StopOthers<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.store(true, Ordering::Relaxed); // as where it is read
-        }
-    }
+    });
+    let used = all.len();
+    all.into_iter().for_each(|theirs| written.join(theirs));
+    used
 }
 
 impl Work<'_> {
@@ -347,7 +202,7 @@ impl Cut {
     }
 }
 
-/// Batches that are written one for each call of `next`.
+/// Batches that were checked and are written one for each call of `next`.
 ///
 /// What was not written yet is left alone when this is dropped.
 #[derive(Debug)]
@@ -355,13 +210,108 @@ impl Cut {
 pub struct Batched<'a> {
     work: Work<'a>,
     plan: Plan,
+    page: PageSize,
     cut: Cut,
     far: CopyMethod,
     near: CopyMethod,
     error: Option<AccessError>,
 }
 
-impl Batched<'_> {
+impl<'a> Batched<'a> {
+    /// Checks a clearing.
+    pub(crate) fn zero(
+        dst: &'a Mapping,
+        page: PageSize,
+        start: u64,
+        len: ByteLen,
+        options: &ZeroOptions,
+    ) -> Result<Self, WriteError> {
+        Self::new(Work { dst, src: None, start }, page, len, options)
+    }
+
+    /// Checks a copy.
+    pub(crate) fn copy(
+        dst: &'a Mapping,
+        page: PageSize,
+        start: u64,
+        (src, src_start): (&'a Mapping, u64),
+        len: ByteLen,
+        options: &ZeroOptions,
+    ) -> Result<Self, WriteError> {
+        check_inside(src, src_start, len)?;
+        check_inside(dst, start, len)?;
+        // Both ranges are mapped, so neither address wraps. They have 64 bits: the package below
+        // compiles for nothing else.
+        let (to, from) = (dst.addr().get() as u64 + start, src.addr().get() as u64 + src_start);
+        if to < from.saturating_add(len.get()) && from < to.saturating_add(len.get()) {
+            return Err(WriteError::Overlap { from, to, len });
+        }
+        Self::new(Work { dst, src: Some((src, src_start)), start }, page, len, options)
+    }
+
+    fn new(
+        work: Work<'a>,
+        page: PageSize,
+        len: ByteLen,
+        options: &ZeroOptions,
+    ) -> Result<Self, WriteError> {
+        let bytes = check_inside(work.dst, work.start, len)?;
+        let plan = Plan::try_new(bytes, options.hint, page)?;
+        let len_bytes = len.to_usize()?;
+        if work.dst.access() == Access::ReadOnly {
+            return Err(AccessError::ReadOnly { offset: work.start, len_bytes }.into());
+        }
+        if let Some(way) = options.way.filter(|way| !way.is_available()) {
+            return Err(WriteError::Unavailable { way });
+        }
+        let kind = if work.src.is_some() { StoreWork::Copy } else { StoreWork::Zero };
+        let near_bytes = usize::try_from(page.bytes() * (2 * uzone_pages::NEIGHBOUR_PAGES + 1));
+        let choose = |len, next| {
+            options.way.unwrap_or_else(|| stores::policy().choose(kind, len, options.was, next))
+        };
+        let near = choose(near_bytes.unwrap_or(len_bytes).min(len_bytes), NextUse::Soon);
+        let far = choose(len_bytes, options.next);
+        let cut = Cut::new(options.batching, page);
+        Ok(Self { work, plan, page, cut, far, near, error: None })
+    }
+
+    /// Writes all of them, by as many threads as the options have.
+    pub(crate) fn run(mut self, options: &ZeroOptions) -> Cleared {
+        let started = Instant::now();
+        let total = self.plan.left();
+        // A thread that has nothing to do is not started.
+        let most = usize::try_from(total.get().div_ceil(LEAST_SHARE)).unwrap_or(usize::MAX);
+        let threads = options.threads.get().min(most);
+        let tally = Tally { options, total, done: AtomicU64::new(0) };
+        let way = if self.plan.extents().count() == 1 && options.hint.is_some() {
+            self.near // the neighbourhood is all there is
+        } else {
+            self.far
+        };
+        self.cut = self.cut.shared_by(threads, total, self.page);
+        let mut written = Written::default();
+        let mut used = 1;
+        if threads > 1 {
+            used = share_out(&mut self, threads, &tally, &mut written);
+        }
+        // What is left is the neighbourhood, or all if there is one thread.
+        self.error = written.error;
+        let mut last = if used > 1 { Instant::now() } else { started };
+        // The clock is read once a batch: of 64 KiB it would be a tenth of the time otherwise.
+        while self.error.is_none() && !options.cancel.is_cancelled() {
+            let Some(batch) = self.write_next() else { break };
+            let now = Instant::now();
+            let pause = now.duration_since(last);
+            self.cut.observe(batch.len(), pause);
+            written.add(batch, pause, &tally);
+            // What is called between batches takes its own time.
+            last = if options.progress.is_some() { Instant::now() } else { now };
+        }
+        written.error = self.error;
+        let elapsed = if written.error.is_some() { started.elapsed() } else { last - started };
+        written.report(total, used, way, elapsed)
+    }
+
     /// Returns what ended the batches early: memory that turned out not to be there, as far as a handler
     /// of SIGBUS is installed. The batch that met it counts as not written, and no more come.
     #[must_use]
@@ -443,9 +393,7 @@ impl Written {
         }
         // Relaxed: a number to report, nothing more.
         let before = tally.done.fetch_add(len, Ordering::Relaxed);
-        if let Some(progress) = &tally.options.progress {
-            progress(Progress { done: ByteLen::new(before + len), total: tally.total });
-        }
+        tally.options.progress.call(ByteLen::new(before + len), tally.total);
     }
 
     fn join(&mut self, other: Self) {

@@ -2,12 +2,11 @@
 
 use uzone_pages::{ByteLen, Content, Order, Payload, Pfn, PfnRange};
 
-use crate::clear::batches::Job;
+use crate::clear::batches::Batched;
 use crate::clear::options::{Cleared, ZeroOptions};
-use crate::clear::zero::{CLEARABLE, Zeroed};
+use crate::clear::zero::{CLEARABLE, Owned, Zeroed};
 use crate::error::{PinError, Unclearable, WriteError};
 use crate::pagemap::Pagemap;
-use crate::panics::FirstPanic;
 use crate::pin::pin_target::PinTarget;
 
 impl<P: Payload> Pagemap<P> {
@@ -44,25 +43,18 @@ impl<P: Payload> Pagemap<P> {
                 _ => Unclearable::Poisoned,
             },
         })?;
-        let cause = self.take_for_copy(to);
-        if let Some(cause) = cause {
-            return Err(WriteError::Copy { pfn: to.start(), cause });
-        }
+        let mut owned =
+            self.take_for_copy(to).map_err(|cause| WriteError::Copy { pfn: to.start(), cause })?;
         let bytes = self.inner.bytes_of(to);
         let source_bytes = (source.inner.region.memory(), source.inner.bytes_of(from).start);
         let len = ByteLen::new(bytes.end - bytes.start);
         let (mapping, page) = (self.inner.region.memory(), self.region().page_size());
-        let mut panic = FirstPanic::default();
-        let copied = panic.call(|| {
-            Job::copy(mapping, page, bytes.start, source_bytes, len, options).map(Job::run)
-        });
+        let copied =
+            Batched::copy(mapping, page, bytes.start, source_bytes, len, options)?.run(options);
         drop(held);
         let mut zeroed = Zeroed::default();
+        owned.ranges.clear();
         self.inner.finish(to, Content::Unknown, &mut zeroed);
-        panic.resume();
-        let Some(copied) = copied.transpose()? else {
-            unreachable!("a copy without an answer has panicked")
-        };
         if !zeroed.bad.is_empty() {
             let cause = Unclearable::Poisoned;
             return Err(WriteError::Copy { pfn: to.start(), cause });
@@ -74,21 +66,19 @@ impl<P: Payload> Pagemap<P> {
         Ok(copied)
     }
 
-    /// Takes a folio whose bytes are about to be replaced. Returns why it is not to be had, if it is
-    /// not.
-    fn take_for_copy(&self, folio: PfnRange) -> Option<Unclearable> {
+    /// Takes a folio whose bytes are about to be replaced, or returns why it is not to be had.
+    fn take_for_copy(&self, folio: PfnRange) -> Result<Owned<'_, P>, Unclearable> {
         if self.inner.bad.first_in(folio).is_some() {
-            return Some(Unclearable::Poisoned);
+            return Err(Unclearable::Poisoned);
         }
         // A zero page has no owner; the thread that replaces its bytes owns it.
         self.inner.advance_run(folio, &[Content::Zero], Content::Present, |_, _| ());
-        let mut zeroed = Zeroed::default();
-        let claimed = self.inner.claim(folio, &CLEARABLE, &mut zeroed);
-        if claimed.ranges.is_empty() {
-            let left = zeroed.left.first().map(|(_, cause)| *cause);
-            return Some(left.unwrap_or(Unclearable::Poisoned));
-        }
-        None
+        let states = (Content::Zeroing, Content::Unknown);
+        let mut cause = Unclearable::Poisoned;
+        let owned = Owned::take(&self.inner, folio, &CLEARABLE, states, |_, error| {
+            cause = Unclearable::of(error);
+        });
+        if owned.ranges.is_empty() { Err(cause) } else { Ok(owned) }
     }
 }
 

@@ -2,14 +2,13 @@
 
 use std::fmt;
 use std::num::NonZeroUsize;
-use std::sync::Arc;
 use std::time::Duration;
 
 use uzone_os::AccessError;
 use uzone_pages::ByteLen;
 use uzone_stream::{CacheState, CopyMethod, NextUse};
 
-use crate::progress::{Cancel, Progress};
+use crate::progress::{Cancel, OnProgress, Progress};
 
 /// How often a caller that shares its thread is let run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,7 +30,7 @@ impl Batching {
 }
 
 /// The options of clearing and copying.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct ZeroOptions {
     pub(crate) was: CacheState,
     pub(crate) next: NextUse,
@@ -39,7 +38,7 @@ pub struct ZeroOptions {
     pub(crate) way: Option<CopyMethod>,
     pub(crate) threads: NonZeroUsize,
     pub(crate) batching: Batching,
-    pub(crate) progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
+    pub(crate) progress: OnProgress,
     pub(crate) cancel: Cancel,
 }
 
@@ -53,7 +52,7 @@ impl Default for ZeroOptions {
             way: None,
             threads: NonZeroUsize::MIN,
             batching: Batching::Whole,
-            progress: None,
+            progress: OnProgress::default(),
             cancel: Cancel::default(),
         }
     }
@@ -110,7 +109,7 @@ impl ZeroOptions {
     /// several threads the calls may come out of order.
     #[must_use]
     pub fn on_batch(mut self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
-        self.progress = Some(Arc::new(progress));
+        self.progress = OnProgress::new(progress);
         self
     }
 
@@ -119,19 +118,6 @@ impl ZeroOptions {
     pub fn cancel(mut self, cancel: Cancel) -> Self {
         self.cancel = cancel;
         self
-    }
-}
-
-impl fmt::Debug for ZeroOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ZeroOptions")
-            .field("was", &self.was)
-            .field("next", &self.next)
-            .field("hint", &self.hint)
-            .field("way", &self.way)
-            .field("threads", &self.threads)
-            .field("batching", &self.batching)
-            .finish_non_exhaustive()
     }
 }
 

@@ -16,9 +16,8 @@ use uzone_pages::{Payload, PfnRange};
 
 use crate::backing::Backing;
 use crate::error::WriteError;
-use crate::inner::Inner;
 use crate::pagemap::Pagemap;
-use crate::pin::pin_target::{self, PinTarget};
+use crate::pin::pin_target;
 use crate::region::Region;
 
 impl<P: Payload> Pagemap<P> {
@@ -34,9 +33,8 @@ impl<P: Payload> Pagemap<P> {
         if let Some(&pfn) = self.bad_pages(range).first() {
             return Err(WriteError::Poisoned { pfn });
         }
-        let bytes = bytes_of(&self.inner, range);
         let not_here = || pin_target::not_here(&*self.inner, range);
-        persist(&self.inner.region, bytes.ok_or_else(not_here)?)
+        persist(&self.inner.region, self.bytes_of(range).ok_or_else(not_here)?)
     }
 
     /// Writes bytes as [`Pagemap::pin_and_write`] does, from byte `offset_bytes` of the region on, and makes
@@ -51,15 +49,6 @@ impl<P: Payload> Pagemap<P> {
         self.pin_and_write(offset_bytes, bytes)?;
         persist(&self.inner.region, offset_bytes..offset_bytes + bytes.len() as u64)
     }
-}
-
-/// Returns the bytes of pages in the memory of their region, if they are all there.
-fn bytes_of<P: Payload>(inner: &Inner<P>, range: PfnRange) -> Option<Range<u64>> {
-    let pages = inner.range();
-    let page = inner.region.page_size().bytes();
-    let start = range.start().checked_since(pages.start())?.get().checked_mul(page)?;
-    let end = range.end().checked_since(pages.start())?.get().checked_mul(page)?;
-    (range.end() <= pages.end()).then_some(start..end)
 }
 
 /// Returns how the bytes of a region come to its storage.

@@ -21,7 +21,6 @@ mod watched;
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::ops::Range;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use uzone_os::hugepages::{self, ThpChoice};
@@ -31,7 +30,7 @@ use uzone_os::{Collapsed, HugeSize, MappingError, PopulateHow, Populated, SysErr
 use uzone_pages::{ByteLen, ErrorKind, PfnRange};
 
 use crate::backing::Backing;
-use crate::progress::{Cancel, Progress};
+use crate::progress::{Cancel, OnProgress, Progress};
 use crate::region::Region;
 
 use watched::Watched;
@@ -155,29 +154,16 @@ pub enum Huge {
     Never,
 }
 
-/// The options of populating.
-#[derive(Clone)]
+/// The options of populating. By default: a thread for each CPU, on all nodes; huge pages if there are any;
+/// without an end of time.
+#[derive(Clone, Debug, Default)]
 pub struct PopulateOptions {
     threads_per_node: Option<NonZeroUsize>,
     node: Option<u32>,
     huge: Huge,
     within: Option<Duration>,
-    progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
+    progress: OnProgress,
     cancel: Cancel,
-}
-
-impl Default for PopulateOptions {
-    /// A thread for each CPU, on all nodes; huge pages if there are any; without an end of time.
-    fn default() -> Self {
-        Self {
-            threads_per_node: None,
-            node: None,
-            huge: Huge::Preferred,
-            within: None,
-            progress: None,
-            cancel: Cancel::default(),
-        }
-    }
 }
 
 impl PopulateOptions {
@@ -214,7 +200,7 @@ impl PopulateOptions {
     /// ascending order.
     #[must_use]
     pub fn on_progress(mut self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
-        self.progress = Some(Arc::new(progress));
+        self.progress = OnProgress::new(progress);
         self
     }
 
@@ -223,17 +209,6 @@ impl PopulateOptions {
     pub fn cancel(mut self, cancel: Cancel) -> Self {
         self.cancel = cancel;
         self
-    }
-}
-
-impl fmt::Debug for PopulateOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PopulateOptions")
-            .field("threads_per_node", &self.threads_per_node)
-            .field("node", &self.node)
-            .field("huge", &self.huge)
-            .field("within", &self.within)
-            .finish_non_exhaustive()
     }
 }
 
@@ -330,11 +305,7 @@ impl Region {
             chunk: watched.as_ref().map(|watched| watched.chunk),
             may_begin: Some(&may_begin),
         };
-        let progress = |done, total| {
-            if let Some(progress) = &options.progress {
-                progress(Progress { done, total });
-            }
-        };
+        let progress = |done, total| options.progress.call(done, total);
         let populated =
             mapping.populate_with(range.clone(), how, progress, options.cancel.flag())?;
         if let (Populated::Cancelled { done, of }, Some(left)) =

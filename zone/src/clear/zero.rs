@@ -23,12 +23,11 @@ use uzone_pages::{
     AddrError, AdvanceError, ByteLen, Content, Order, PageCount, Payload, Pfn, PfnRange,
 };
 
-use crate::clear::batches::Job;
-use crate::clear::options::{Cleared, ZeroOptions};
+use crate::clear::batches::Batched;
+use crate::clear::options::ZeroOptions;
 use crate::error::{Unclearable, WriteError};
 use crate::inner::Inner;
 use crate::pagemap::Pagemap;
-use crate::panics::FirstPanic;
 use crate::pin::pin_target::PinTarget;
 
 /// How many folios of a call are tried whose memory turns out not to be there, before all others that
@@ -121,7 +120,7 @@ fn between(start: Pfn, end: Pfn) -> Option<PfnRange> {
 }
 
 /// Adds a range to a list in ascending order.
-pub(crate) fn push(ranges: &mut Vec<PfnRange>, range: PfnRange) {
+fn push(ranges: &mut Vec<PfnRange>, range: PfnRange) {
     let joined = ranges.last().filter(|last| last.end() == range.start()).and_then(|last| {
         let pages = PageCount::new(last.pages().get() + range.pages().get());
         PfnRange::try_new(last.start(), pages).ok()
@@ -132,10 +131,46 @@ pub(crate) fn push(ranges: &mut Vec<PfnRange>, range: PfnRange) {
     }
 }
 
-/// The folios of one claim.
-#[derive(Default)]
-pub(crate) struct Claimed {
+/// Folios whose bytes this thread replaces. Those that are left when this is dropped, because of an error or
+/// a panic, are let go in the state `to`.
+pub(crate) struct Owned<'a, P: Payload> {
+    inner: &'a Inner<P>,
+    /// In ascending order at first; neighbours are one range.
     pub(crate) ranges: Vec<PfnRange>,
+    /// The state in which they are owned.
+    state: Content,
+    pub(crate) to: Content,
+}
+
+impl<'a, P: Payload> Owned<'a, P> {
+    /// Puts the folios of a range that are in one of the states `from` in `state`, and tells `refused` about
+    /// the others.
+    pub(crate) fn take(
+        inner: &'a Inner<P>,
+        range: PfnRange,
+        from: &[Content],
+        (state, to): (Content, Content),
+        mut refused: impl FnMut(PfnRange, AdvanceError),
+    ) -> Self {
+        let (pages, mut ranges) = (inner.order().pages(), Vec::new());
+        inner.advance_run(range, from, state, |head, advanced| {
+            let Ok(folio) = PfnRange::try_new(head, pages) else { return };
+            match advanced {
+                Ok(_) => push(&mut ranges, folio),
+                Err(error) => refused(folio, error),
+            }
+        });
+        Self { inner, ranges, state, to }
+    }
+}
+
+impl<P: Payload> Drop for Owned<'_, P> {
+    fn drop(&mut self) {
+        for range in &self.ranges {
+            // One that went bad meanwhile is poisoned by this step.
+            self.inner.advance_run(*range, &[self.state], self.to, |_, _| ());
+        }
+    }
 }
 
 impl<P: Payload> Inner<P> {
@@ -151,32 +186,18 @@ impl<P: Payload> Inner<P> {
         Ok(())
     }
 
-    /// Returns the bytes of the region that pages of it are.
-    pub(crate) fn bytes_of(&self, range: PfnRange) -> Range<u64> {
-        let shift = self.region().page_size().shift();
-        // Pages of the region, whose bytes were mapped.
-        let offset = |pfn: Pfn| {
-            pfn.checked_since(self.range().start()).map_or(0, |pages| pages.get() << shift)
-        };
-        offset(range.start())..offset(range.end())
-    }
-
-    /// Takes the folios of a range for clearing, as far as they are to be had.
-    pub(crate) fn claim(&self, range: PfnRange, from: &[Content], zeroed: &mut Zeroed) -> Claimed {
-        let folio_pages = self.order().pages();
-        let mut claimed = Claimed::default();
-        self.advance_run(range, from, Content::Zeroing, |head, advanced| {
-            let Ok(folio) = PfnRange::try_new(head, folio_pages) else { return };
-            match advanced {
-                Ok(_) => push(&mut claimed.ranges, folio),
-                Err(AdvanceError::Found { found: Content::Zero, .. }) => {
-                    zeroed.known = PageCount::new(zeroed.known.get() + folio_pages.get());
-                }
-                Err(AdvanceError::Found { found: Content::Poisoned, .. }) => zeroed.bad.push(head),
-                Err(error) => zeroed.leave(folio, Unclearable::of(error)),
+    /// Takes the folios of a range for clearing, as far as they are to be had; the first is the last.
+    fn claim(&self, range: PfnRange, zeroed: &mut Zeroed) -> Owned<'_, P> {
+        let states = (Content::Zeroing, Content::Unknown);
+        let mut owned = Owned::take(self, range, &CLEARABLE, states, |folio, error| match error {
+            AdvanceError::Found { found: Content::Zero, .. } => {
+                zeroed.known = PageCount::new(zeroed.known.get() + folio.pages().get());
             }
+            AdvanceError::Found { found: Content::Poisoned, .. } => zeroed.bad.push(folio.start()),
+            error => zeroed.leave(folio, Unclearable::of(error)),
         });
-        claimed
+        owned.ranges.reverse();
+        owned
     }
 
     /// Lets folios that were taken for clearing go, as zero or as unknown.
@@ -196,67 +217,33 @@ impl<P: Payload> Inner<P> {
         });
     }
 
-    /// Clears what was claimed, around bad pages.
+    /// Clears what was claimed, but for bad pages and folios whose memory turns out not to be there, and lets
+    /// all of it go. Folios that are being cleared are still `owned`, so that no other thread gets them before
+    /// a callback has panicked.
     fn clear(
         &self,
-        claimed: &Claimed,
-        options: &ZeroOptions,
-        zeroed: &mut Zeroed,
-    ) -> Result<(), WriteError> {
-        for (index, range) in claimed.ranges.iter().enumerate() {
-            let mut panic = FirstPanic::default();
-            let cleared = panic.call(|| self.clear_claimed(*range, options, zeroed));
-            if let Some(Ok(())) = cleared {
-                continue;
-            }
-            for range in &claimed.ranges[index + 1..] {
-                self.finish(*range, Content::Unknown, zeroed);
-            }
-            panic.resume();
-            return cleared.unwrap_or(Ok(()));
-        }
-        Ok(())
-    }
-
-    /// Clears a range that was claimed, but for folios whose memory turns out not to be there, and lets
-    /// all of it go.
-    fn clear_claimed(
-        &self,
-        range: PfnRange,
+        mut owned: Owned<'_, P>,
         options: &ZeroOptions,
         zeroed: &mut Zeroed,
     ) -> Result<(), WriteError> {
         let shift = self.region().page_size().shift();
-        // What is still to do, the next part last.
-        let mut parts = vec![range];
-        while let Some(part) = parts.pop() {
-            let mut panic = FirstPanic::default();
-            let Some(cleared) = panic.call(|| self.clear_range(part, options, zeroed)) else {
-                // The caller's callback panicked, and no other thread can take these folios.
-                for part in parts.into_iter().chain([part]) {
-                    self.finish(part, Content::Unknown, zeroed);
-                }
-                panic.resume();
-                return Ok(());
-            };
+        while let Some(&part) = owned.ranges.last() {
+            let cleared = self.clear_range(part, options, zeroed);
+            let start = self.bytes_of(part).start;
             match cleared {
                 Ok(None) => self.finish(part, Content::Zero, zeroed),
                 Ok(Some(until)) => {
                     // Whole folios up to the first byte that is left.
-                    let pages = PageCount::new((until - self.bytes_of(part).start) >> shift);
+                    let pages = PageCount::new((until - start) >> shift);
                     let (done, rest) = split_at(part, pages, self.order());
-                    if let Some(done) = done {
-                        self.finish(done, Content::Zero, zeroed);
-                    }
-                    if let Some(rest) = rest {
-                        self.finish(rest, Content::Unknown, zeroed);
-                    }
+                    done.into_iter().for_each(|done| self.finish(done, Content::Zero, zeroed));
+                    rest.into_iter().for_each(|rest| self.finish(rest, Content::Unknown, zeroed));
                 }
                 Err(WriteError::Access(error @ AccessError::Bus { offset, .. })) => {
                     // Stores are in any order, so of the other folios nothing is known, and they are
                     // cleared again; those before the one that is lost come next.
-                    let pages = offset.saturating_sub(self.bytes_of(part).start) >> shift;
-                    let (before, rest) = split_at(part, PageCount::new(pages), self.order());
+                    let pages = PageCount::new(offset.saturating_sub(start) >> shift);
+                    let (before, rest) = split_at(part, pages, self.order());
                     let rest = rest.unwrap_or(part);
                     let (lost, behind) = match zeroed.lost().count() {
                         tried if tried < MOST_LOST => {
@@ -265,16 +252,14 @@ impl<P: Payload> Inner<P> {
                         _ => (Some(rest), None),
                     };
                     self.lose(lost.unwrap_or(rest), error, zeroed);
-                    parts.extend(behind);
-                    parts.extend(before);
+                    owned.ranges.pop();
+                    owned.ranges.extend(behind);
+                    owned.ranges.extend(before);
+                    continue;
                 }
-                Err(error) => {
-                    for part in parts.into_iter().chain([part]) {
-                        self.finish(part, Content::Unknown, zeroed);
-                    }
-                    return Err(error);
-                }
+                Err(error) => return Err(error),
             }
+            owned.ranges.pop();
         }
         Ok(())
     }
@@ -316,7 +301,7 @@ impl<P: Payload> Inner<P> {
             let options = ZeroOptions { hint, ..options.clone() };
             let len = ByteLen::new(bytes.end - bytes.start);
             let (mapping, page) = (self.region().memory(), self.region().page_size());
-            let cleared: Cleared = Job::zero(mapping, page, bytes.start, len, &options)?.run();
+            let cleared = Batched::zero(mapping, page, bytes.start, len, &options)?.run(&options);
             zeroed.longest_pause = zeroed.longest_pause.max(cleared.longest_pause);
             if let Some(error) = cleared.error {
                 return Err(error.into());
@@ -400,8 +385,8 @@ impl<P: Payload> Pagemap<P> {
             zeroed.cancelled = PageCount::new(zeroed.cancelled.get() + piece.pages().get());
             return Ok(());
         }
-        let claimed = self.inner.claim(piece, &CLEARABLE, zeroed);
-        self.inner.clear(&claimed, options, zeroed)
+        let owned = self.inner.claim(piece, zeroed);
+        self.inner.clear(owned, options, zeroed)
     }
 
     /// Returns the folio that the hint is in.
@@ -447,19 +432,15 @@ impl<P: Payload> Pagemap<P> {
         let mut zeroed = Zeroed::default();
         // Zero pages are given back as well: that is what is asked for.
         self.inner.advance_run(range, &[Content::Zero], Content::Present, |_, _| ());
-        let claimed = self.inner.claim(range, &CLEARABLE, &mut zeroed);
-        for (index, range) in claimed.ranges.iter().enumerate() {
-            if let Err(error) = self.inner.region.punch(self.inner.bytes_of(*range)) {
-                for range in &claimed.ranges[index..] {
-                    self.inner.finish(*range, Content::Unknown, &mut zeroed);
-                }
-                return Err(WriteError::Punch(error));
-            }
-            self.inner.finish(*range, Content::Zero, &mut zeroed);
+        let mut owned = self.inner.claim(range, &mut zeroed);
+        while let Some(&range) = owned.ranges.last() {
+            self.inner.region.punch(self.inner.bytes_of(range)).map_err(WriteError::Punch)?;
+            owned.ranges.pop();
+            self.inner.finish(range, Content::Zero, &mut zeroed);
             // The kernel has taken bad pages with the others; whether it gives good ones is its
             // business, and `unpoison` the caller's.
             if self.inner.order() != Order::BASE {
-                zeroed.bad.extend(self.inner.bad.in_range(*range));
+                zeroed.bad.extend(self.inner.bad.in_range(range));
             }
         }
         zeroed.elapsed = started.elapsed();

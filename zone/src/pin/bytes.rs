@@ -1,13 +1,10 @@
 //! Bytes written to a bound region: under a pin, or to pages that are being filled.
 //!
 //! A pin keeps pages where they are; it does not say who may write to them. So every call that writes
-//! under pins has a name of its own: a guard's own [`Pinned::write_at`], and [`Pagemap::pin_and_write`],
+//! under pins has a name of its own: a guard's own [`Pinned::write_at`](crate::Pinned::write_at), and [`Pagemap::pin_and_write`],
 //! which pins for the time of the write. Pages that are not there are written by the thread that fills
 //! them ([`Pagemap::fill_at`]). Nothing else writes to a bound region, but for clearing and copying whole
 //! folios, which pins forbid.
-
-use std::ops::Range;
-use std::sync::atomic::AtomicU64;
 
 use uzone_os::AccessError;
 use uzone_pages::{ByteLen, Content, Payload};
@@ -15,45 +12,11 @@ use uzone_pages::{ByteLen, Content, Payload};
 use crate::error::WriteError;
 use crate::inner::Inner;
 use crate::pagemap::Pagemap;
-use crate::pin::Pinned;
 
 impl<P: Payload> Inner<P> {
     /// Writes to the region for a caller who may.
     pub(crate) fn write(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), AccessError> {
         self.region.memory().write_at(offset_bytes, bytes)
-    }
-}
-
-impl Pinned {
-    /// Copies bytes out of the pages that are pinned, from byte `offset_bytes` of the first of them on.
-    ///
-    /// # Errors
-    /// [`AccessError`] unless all bytes are pinned by this guard; then none is copied. Offsets in the
-    /// error are those of the region where the memory itself is at fault.
-    pub fn read_at(&self, offset_bytes: u64, out: &mut [u8]) -> Result<(), AccessError> {
-        self.0.read_at(offset_bytes, out)
-    }
-
-    /// Copies bytes into the pages that are pinned, from byte `offset_bytes` of the first of them on.
-    ///
-    /// Other threads and devices may have pinned the same pages. They see each aligned 8 bytes change
-    /// at once, and the whole in any order.
-    ///
-    /// # Errors
-    /// As [`Pinned::read_at`].
-    pub fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), AccessError> {
-        self.0.write_at(offset_bytes, bytes)
-    }
-
-    /// Returns the words of a range of the bytes that are pinned, counted from the first, to be read and
-    /// written in place. Other threads and devices may do so meanwhile. A touch behind the end of a file
-    /// that was truncated raises `SIGBUS`.
-    ///
-    /// # Errors
-    /// [`AccessError`] unless all bytes are pinned by this guard, start and end at multiples of 8, and
-    /// may be written.
-    pub fn as_words(&self, range: Range<u64>) -> Result<&[AtomicU64], AccessError> {
-        self.0.words(range)
     }
 }
 
@@ -64,7 +27,7 @@ impl<P: Payload> Pagemap<P> {
     ///
     /// # Errors
     /// [`WriteError::Outside`] if the bytes are not all inside the region, [`WriteError::Pin`] if a page
-    /// cannot be pinned ([`Pagemap::pin`]), and [`WriteError::Access`] if the memory cannot be written.
+    /// cannot be pinned ([`Pagemap::pin`](crate::PagemapView::pin)), and [`WriteError::Access`] if the memory cannot be written.
     #[track_caller]
     pub fn pin_and_write(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), WriteError> {
         if bytes.is_empty() {

@@ -8,7 +8,7 @@ use uzone_pages::{ByteLen, PfnRange};
 use crate::error::PinError;
 use crate::pin::pin_target::Segment;
 use crate::pin::region_index::Found;
-use crate::pin::{Hold, PinOptions, Pinned, Referenced};
+use crate::pin::{Guard, PinOptions, Pinned, Referenced};
 use crate::zone::Zone;
 
 /// Guards on neighbouring pages, one for each region that they lie in; never none.
@@ -57,17 +57,10 @@ impl<G> PinnedRanges<G> {
     }
 }
 
-impl PinnedRanges<Pinned> {
-    /// Returns the contiguous pieces of memory that are pinned, in ascending order.
+impl<const IS_PIN: bool> PinnedRanges<Guard<IS_PIN>> {
+    /// Returns the contiguous pieces of memory that are held, in ascending order.
     pub fn segments(&self) -> impl Iterator<Item = Segment> {
-        self.guards().flat_map(Pinned::segments)
-    }
-}
-
-impl PinnedRanges<Referenced> {
-    /// Returns the contiguous pieces of memory that are referenced, in ascending order.
-    pub fn segments(&self) -> impl Iterator<Item = Segment> {
-        self.guards().flat_map(Referenced::segments)
+        self.guards().flat_map(Guard::segments)
     }
 }
 
@@ -124,30 +117,9 @@ impl Zone {
         options: PinOptions,
     ) -> Result<PinnedRanges<Pinned>, PinError> {
         let caller = Location::caller();
-        if let Some(Found { pagemap, range }) = self.shared.directory.one_at_address(address, len) {
-            return match Hold::pin(pagemap, range, options, caller) {
-                Ok(hold) => Ok(PinnedRanges(Parts::One(Pinned(hold)))),
-                Err(failure) => Err(*failure),
-            };
-        }
-        self.pin_each(address, len, options, caller).map_err(|failure| *failure)
-    }
-
-    /// As [`Zone::pin_with`], whatever regions the range lies in, if in any.
-    #[cold]
-    fn pin_each(
-        &self,
-        address: usize,
-        len: ByteLen,
-        options: PinOptions,
-        caller: &'static Location<'static>,
-    ) -> Result<PinnedRanges<Pinned>, Box<PinError>> {
-        let mut guards = Vec::new();
-        self.shared.directory.at_address(address, len, |Found { pagemap, range }| {
-            guards.push(Pinned(Hold::pin(pagemap, range, options, caller)?));
-            Ok(())
-        })?;
-        Ok(across(guards))
+        self.at_address(address, len, |Found { pagemap, range }| {
+            Pinned::pin(pagemap, range, options, caller)
+        })
     }
 
     /// As [`Zone::pin_with`], for pages by their frame numbers.
@@ -161,12 +133,11 @@ impl Zone {
         options: PinOptions,
     ) -> Result<PinnedRanges<Pinned>, PinError> {
         let caller = Location::caller();
-        let mut guards = Vec::new();
-        let taken = self.shared.directory.at_pfn(range, |Found { pagemap, range }| {
-            guards.push(Pinned(Hold::pin(pagemap, range, options, caller)?));
-            Ok(())
-        });
-        taken.map(|()| across(guards)).map_err(|failure| *failure)
+        let taken = self
+            .shared
+            .directory
+            .at_pfn(range, |Found { pagemap, range }| Pinned::pin(pagemap, range, options, caller));
+        taken.map(across).map_err(|failure| *failure)
     }
 
     /// Takes references to the pages that `len` bytes from `address` on have a part of, in whatever
@@ -178,29 +149,9 @@ impl Zone {
     #[track_caller]
     pub fn get(&self, address: usize, len: ByteLen) -> Result<PinnedRanges<Referenced>, PinError> {
         let caller = Location::caller();
-        if let Some(Found { pagemap, range }) = self.shared.directory.one_at_address(address, len) {
-            return match Hold::take(pagemap, range, caller) {
-                Ok(hold) => Ok(PinnedRanges(Parts::One(Referenced(hold)))),
-                Err(failure) => Err(*failure),
-            };
-        }
-        self.get_each(address, len, caller).map_err(|failure| *failure)
-    }
-
-    /// As [`Zone::get`], whatever regions the range lies in, if in any.
-    #[cold]
-    fn get_each(
-        &self,
-        address: usize,
-        len: ByteLen,
-        caller: &'static Location<'static>,
-    ) -> Result<PinnedRanges<Referenced>, Box<PinError>> {
-        let mut guards = Vec::new();
-        self.shared.directory.at_address(address, len, |Found { pagemap, range }| {
-            guards.push(Referenced(Hold::take(pagemap, range, caller)?));
-            Ok(())
-        })?;
-        Ok(across(guards))
+        self.at_address(address, len, |Found { pagemap, range }| {
+            Referenced::take(pagemap, range, caller)
+        })
     }
 
     /// As [`Zone::get`], for pages by their frame numbers.
@@ -210,11 +161,38 @@ impl Zone {
     #[track_caller]
     pub fn get_range(&self, range: PfnRange) -> Result<PinnedRanges<Referenced>, PinError> {
         let caller = Location::caller();
-        let mut guards = Vec::new();
-        let taken = self.shared.directory.at_pfn(range, |Found { pagemap, range }| {
-            guards.push(Referenced(Hold::take(pagemap, range, caller)?));
-            Ok(())
-        });
-        taken.map(|()| across(guards)).map_err(|failure| *failure)
+        let taken = self
+            .shared
+            .directory
+            .at_pfn(range, |Found { pagemap, range }| Referenced::take(pagemap, range, caller));
+        taken.map(across).map_err(|failure| *failure)
+    }
+
+    /// Has `take` make a guard of the pages that `len` bytes from `address` on have a part of.
+    #[inline(always)]
+    fn at_address<const IS_PIN: bool>(
+        &self,
+        address: usize,
+        len: ByteLen,
+        take: impl Fn(Found<IS_PIN>) -> Result<Guard<IS_PIN>, Box<PinError>>,
+    ) -> Result<PinnedRanges<Guard<IS_PIN>>, PinError> {
+        if let Some(found) = self.shared.directory.one_at_address(address, len) {
+            return match take(found) {
+                Ok(guard) => Ok(PinnedRanges(Parts::One(guard))),
+                Err(failure) => Err(*failure),
+            };
+        }
+        self.at_each(address, len, take).map_err(|failure| *failure)
+    }
+
+    /// As [`Zone::at_address`], whatever regions the range lies in, if in any.
+    #[cold]
+    fn at_each<const IS_PIN: bool>(
+        &self,
+        address: usize,
+        len: ByteLen,
+        take: impl Fn(Found<IS_PIN>) -> Result<Guard<IS_PIN>, Box<PinError>>,
+    ) -> Result<PinnedRanges<Guard<IS_PIN>>, Box<PinError>> {
+        self.shared.directory.at_address(address, len, take).map(across)
     }
 }

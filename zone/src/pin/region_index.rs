@@ -242,20 +242,20 @@ impl RegionIndex {
     }
 
     /// Calls `take` for the pages from address `address` on that `len` bytes have a part of, once for
-    /// each region that they lie in, in ascending order.
-    pub(crate) fn at_address<const IS_PIN: bool>(
+    /// each region that they lie in, in ascending order. Returns what it returned.
+    pub(crate) fn at_address<G, const IS_PIN: bool>(
         &self,
         address: usize,
         len: ByteLen,
-        mut take: impl FnMut(Found<IS_PIN>) -> Result<(), Box<PinError>>,
-    ) -> Result<(), Box<PinError>> {
+        take: impl Fn(Found<IS_PIN>) -> Result<G, Box<PinError>>,
+    ) -> Result<Vec<G>, Box<PinError>> {
         let start = address as u64; // as above
         let no_range = || Box::new(PinError::NoRange { address, len_bytes: len.get() });
         let Some(end) = start.checked_add(len.get()).filter(|end| start < *end) else {
             return Err(no_range());
         };
         let table = self.current();
-        let mut at = start;
+        let (mut at, mut guards) = (start, Vec::new());
         while at < end {
             // An address that is part of the range, so it is one.
             let address = usize::try_from(at).unwrap_or(address);
@@ -264,21 +264,20 @@ impl RegionIndex {
             let until = end.min(entry.end);
             let range = entry.pages(at, until).ok_or_else(nowhere)?;
             let pagemap = entry.enter()?.ok_or_else(nowhere)?;
-            take(Found { pagemap, range })?;
+            guards.push(take(Found { pagemap, range })?);
             at = until;
         }
-        Ok(())
+        Ok(guards)
     }
 
-    /// Calls `take` for the pages of `range`, once for each region that they lie in, in ascending
-    /// order.
-    pub(crate) fn at_pfn<const IS_PIN: bool>(
+    /// Calls `take` for the pages of `range`, as [`RegionIndex::at_address`] does.
+    pub(crate) fn at_pfn<G, const IS_PIN: bool>(
         &self,
         range: PfnRange,
-        mut take: impl FnMut(Found<IS_PIN>) -> Result<(), Box<PinError>>,
-    ) -> Result<(), Box<PinError>> {
+        take: impl Fn(Found<IS_PIN>) -> Result<G, Box<PinError>>,
+    ) -> Result<Vec<G>, Box<PinError>> {
         let table = self.current();
-        let mut at = range.start();
+        let (mut at, mut guards) = (range.start(), Vec::new());
         while at < range.end() {
             let nowhere = || Box::new(PinError::NoPage { pfn: at });
             let entry = find(&table.by_pfn, at.get()).ok_or_else(nowhere)?;
@@ -286,10 +285,10 @@ impl RegionIndex {
             let part = until.checked_since(at).and_then(|pages| PfnRange::try_new(at, pages).ok());
             let range = part.ok_or_else(nowhere)?;
             let pagemap = entry.enter()?.ok_or_else(nowhere)?;
-            take(Found { pagemap, range })?;
+            guards.push(take(Found { pagemap, range })?);
             at = until;
         }
-        Ok(())
+        Ok(guards)
     }
 }
 

@@ -53,12 +53,16 @@ pub enum Redeemed {
     Referenced(Referenced),
 }
 
-/// A guard that was not turned into bits, given back: a zone has 2^32 raw guards at most.
-#[derive(Debug, thiserror::Error)]
-#[error("the zone has as many raw guards as there are numbers for: redeem some first")]
-pub struct TooManyRawGuards<G> {
-    /// The guard, as it was.
-    pub guard: G,
+impl From<Pinned> for Redeemed {
+    fn from(guard: Pinned) -> Self {
+        Self::Pinned(guard)
+    }
+}
+
+impl From<Referenced> for Redeemed {
+    fn from(guard: Referenced) -> Self {
+        Self::Referenced(guard)
+    }
 }
 
 #[derive(Default)]
@@ -125,8 +129,8 @@ impl Tokens {
         self.lists[list].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a guard in, by `wrap` of it; gives it back if no list has room.
-    pub(crate) fn park<G>(&self, guard: G, wrap: fn(G) -> Redeemed) -> Result<RawGuard, G> {
+    /// Takes a guard in; gives it back if no list has room.
+    pub(crate) fn park<G: Into<Redeemed>>(&self, guard: G) -> Result<RawGuard, G> {
         let own = own_list();
         for number in (own..LISTS).chain(0..own) {
             let mut list = self.list(number);
@@ -134,7 +138,7 @@ impl Tokens {
             let slot = &mut list.places[place];
             // Zero is no turn, so that no guard is zero. A place whose last turn is over is not empty.
             slot.turn += 1;
-            slot.guard = Some(wrap(guard));
+            slot.guard = Some(guard.into());
             let (turn, number, place) = (u64::from(slot.turn), number as u64, place as u64);
             return Ok(RawGuard(turn << 32 | number << PLACE_BITS | place));
         }
@@ -180,11 +184,11 @@ mod tests {
         let tokens = Tokens { most: 1, ..Tokens::default() };
         let mut raw = Vec::new();
         for _ in 0..LISTS {
-            raw.push(tokens.park(pin(&pagemap), Redeemed::Pinned).unwrap());
+            raw.push(tokens.park(pin(&pagemap)).unwrap());
         }
-        let guard = tokens.park(pin(&pagemap), Redeemed::Pinned).unwrap_err();
+        let guard = tokens.park(pin(&pagemap)).unwrap_err();
         drop(tokens.redeem(raw.pop().unwrap()).unwrap());
-        raw.push(tokens.park(guard, Redeemed::Pinned).unwrap());
+        raw.push(tokens.park(guard).unwrap());
         assert!(raw.into_iter().all(|raw| tokens.redeem(raw).is_some()));
         assert!(pagemap.unbind().is_ok());
     }
@@ -193,14 +197,14 @@ mod tests {
     fn no_number_is_given_out_twice() {
         let pagemap = pagemap();
         let tokens = Tokens::default();
-        let first = tokens.park(pin(&pagemap), Redeemed::Pinned).unwrap();
+        let first = tokens.park(pin(&pagemap)).unwrap();
         drop(tokens.redeem(first).unwrap());
         let own = own_list();
         tokens.list(own).places[0].turn = u32::MAX - 1;
-        let last = tokens.park(pin(&pagemap), Redeemed::Pinned).unwrap();
+        let last = tokens.park(pin(&pagemap)).unwrap();
         assert_eq!(last.to_bits() >> 32, u64::from(u32::MAX));
         drop(tokens.redeem(last).unwrap());
-        let other = tokens.park(pin(&pagemap), Redeemed::Pinned).unwrap();
+        let other = tokens.park(pin(&pagemap)).unwrap();
         assert_ne!(other.to_bits() & u64::from(u32::MAX), last.to_bits() & u64::from(u32::MAX));
         assert!(tokens.redeem(first).is_none() && tokens.redeem(last).is_none());
         assert!(tokens.redeem(other).is_some());

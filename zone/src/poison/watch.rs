@@ -9,7 +9,7 @@ use uzone_os::sigbus::{self, BusError, BusKind, HandlerError, Watch};
 use uzone_pages::{PageCount, Payload, Pfn, PfnRange};
 
 use crate::inner::Inner;
-use crate::pagemap::Pagemap;
+use crate::pagemap::PagemapView;
 use crate::panics::FirstPanic;
 use crate::pin::pin_target::PinTarget;
 
@@ -61,7 +61,7 @@ impl<P: Payload> Inner<P> {
     }
 }
 
-impl<P: Payload> Pagemap<P> {
+impl<P: Payload> PagemapView<P> {
     /// Makes every page bad that raises `SIGBUS` from now on: memory that the hardware found broken,
     /// holes of a file that was truncated, pages that a page server poisoned. Pins are refused from
     /// then on, and [`PagemapOps::on_poison`](crate::PagemapOps::on_poison) hears of the page, on the

@@ -135,7 +135,7 @@ fn through_bits(
     }
     let elapsed = timed(|| {
         for pinned in kept.drain(..) {
-            raw.push(pinned.into_raw()?);
+            raw.push(pinned.into_raw().map_err(|refused| refused.1)?);
         }
         for raw in raw.drain(..) {
             if let Redeemed::Pinned(pinned) = zone.redeem(raw)? {
