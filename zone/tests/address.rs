@@ -1,13 +1,14 @@
 //! Pins and references by address and by frame number, across the regions of a zone, and as 64 bits.
 #![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 
+mod common;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use uzone_pages::{
-    ByteLen, HoldError, LinuxPage, LinuxSeed, MemoryKind, Order, PageCount, Pfn, PfnRange,
-};
+use common::range;
+use uzone_pages::{ByteLen, HoldError, LinuxPage, LinuxSeed, MemoryKind, Order, Pfn};
 use uzone_zone::{
     BindOptions, Pagemap, PagemapOps, PinError, PinOptions, RawGuard, Redeemed, Region, Zone,
 };
@@ -23,10 +24,6 @@ fn bind(zone: &Zone, len: u64, base: u64, order: u8) -> Pagemap {
 
 fn address(pagemap: &Pagemap, offset: u64) -> usize {
     pagemap.region().addr().get() + usize::try_from(offset).unwrap()
-}
-
-fn range(start: u64, pages: u64) -> PfnRange {
-    PfnRange::try_new(Pfn::new(start), PageCount::new(pages)).unwrap()
 }
 
 #[test]

@@ -4,8 +4,7 @@
 //! Needs, for two cases: root, and 16 MiB that can be had in huge pages.
 #![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 
-#[path = "common/hugetlb.rs"]
-mod hugetlb;
+mod common;
 
 use std::fs::File;
 use std::num::NonZeroUsize;
@@ -14,14 +13,14 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use hugetlb::RaisedPool;
+use common::{Temporary, bytes, cause, hugetlb::RaisedPool};
 use uzone_pages::{
     AddrError, ByteLen, LinuxPage, LinuxSeed, MemoryKind, Order, PageCount, Payload, Pfn, PfnRange,
     Refresh, Slot, Tails, Word,
 };
 use uzone_zone::{
-    AltmapOptions, Backing, BindError, BindFailure, BindOptions, Cancel, Exclusivity, HugeSize,
-    Init, MappingError, MemmapPages, PageView, Pagemap, PinError, Region, Source, WriteError,
+    AltmapOptions, Backing, BindError, BindOptions, Cancel, Exclusivity, HugeSize, Init,
+    MappingError, MemmapPages, PageView, Pagemap, PinError, Region, Source, WriteError,
     ZeroOptions, Zone,
 };
 use zerocopy::{FromBytes, IntoBytes, KnownLayout};
@@ -50,13 +49,6 @@ fn promised(region: &Region) -> AltmapOptions {
     AltmapOptions::new().exclusive(unsafe { Exclusivity::assert(region.mapping()) })
 }
 
-fn cause<P: Payload>(bound: Result<Pagemap<P>, BindFailure>) -> BindError {
-    match bound {
-        Ok(pagemap) => panic!("bound: {}", pagemap.report()),
-        Err(failure) => failure.cause,
-    }
-}
-
 fn fill(region: &Region, byte: u8) {
     let bytes = vec![byte; 1 << 20];
     let len = region.len().get();
@@ -64,12 +56,6 @@ fn fill(region: &Region, byte: u8) {
         let part = usize::try_from((len - offset).min(1 << 20)).unwrap();
         region.write_at(offset, &bytes[..part]).unwrap();
     }
-}
-
-fn bytes(region: &Region) -> Vec<u8> {
-    let mut bytes = vec![0; region.len().to_usize().unwrap()];
-    region.read_at(0, &mut bytes).unwrap();
-    bytes
 }
 
 /// Compares every descriptor with the slow path.
@@ -333,7 +319,7 @@ fn old_bytes_never_show_through_descriptors() {
 #[test]
 fn no_descriptor_is_left_to_the_next_user_of_the_memory() {
     let zone = Zone::new();
-    let scratch = Scratch::new("altmap", 1 << 24);
+    let scratch = Temporary::sparse("altmap", 1 << 24);
     let file = || Region::file(&scratch.0, 0, ByteLen::mib(16)).unwrap();
     for ends_by_drop in [false, true] {
         let region = file();
@@ -536,26 +522,10 @@ fn frame_numbers_inside_a_folio_are_filled_with_descriptors() {
 }
 
 /// A file in the temporary directory, removed when dropped.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new(name: &str, len: u64) -> Self {
-        let path = std::env::temp_dir().join(format!("uzone-{name}-{}", std::process::id()));
-        File::create(&path).unwrap().set_len(len).unwrap();
-        Self(path)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-    }
-}
-
 #[test]
 fn a_file_from_an_offset_on_is_the_same_after_unbind_and_bound_only_once() {
     let zone = Zone::new();
-    let scratch = Scratch::new("altmap-offset", 1 << 23);
+    let scratch = Temporary::sparse("altmap-offset", 1 << 23);
     let open = |offset| Region::file(&scratch.0, offset, ByteLen::mib(4)).unwrap();
     let offset_of = |backing: &Backing| match backing {
         Backing::File { offset_bytes, .. } => *offset_bytes,

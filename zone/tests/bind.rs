@@ -1,23 +1,22 @@
 //! Binding real memory: what is refused, what a bind leaves behind, and what rebinding costs.
 #![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 
+mod common;
+
 use std::num::NonZeroUsize;
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use common::{anonymous, cause, linux};
 use uzone_pages::{
     AddrError, ByteLen, Class, Content, LinuxPage, LinuxSeed, MemoryKind, Order, Pfn, PfnRange,
     Plain, Tails,
 };
 use uzone_zone::{
-    BindError, BindFailure, BindOptions, Cancel, Init, PagemapOps, PinError, Region, Source, Zone,
+    BindError, BindOptions, Cancel, Init, PagemapOps, PinError, Region, Source, Zone,
 };
-
-fn anonymous(bytes: u64) -> Region {
-    Region::anonymous(ByteLen::new(bytes)).expect("reserved memory")
-}
 
 fn one(pfn: Pfn) -> PfnRange {
     PfnRange::try_single(pfn).expect("a page")
@@ -25,17 +24,6 @@ fn one(pfn: Pfn) -> PfnRange {
 
 fn generic() -> BindOptions {
     BindOptions::new(MemoryKind::Generic)
-}
-
-fn linux() -> BindOptions<LinuxPage> {
-    BindOptions::with_payload(MemoryKind::Generic, LinuxSeed::default())
-}
-
-fn cause<P: uzone_pages::Payload>(bound: Result<uzone_zone::Pagemap<P>, BindFailure>) -> BindError {
-    match bound {
-        Ok(pagemap) => panic!("bound: {}", pagemap.report()),
-        Err(failure) => failure.cause,
-    }
 }
 
 #[test]

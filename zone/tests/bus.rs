@@ -3,37 +3,18 @@
 //! The handler is of the whole process, so this is a program of its own.
 #![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 
-use std::fs::OpenOptions;
-use std::path::PathBuf;
+mod common;
+
 use std::sync::{Arc, Mutex};
 
+use common::Temporary;
 use uzone_pages::{ByteLen, MemoryKind, Order, PageCount, Pfn, PfnRange};
 use uzone_zone::sigbus::{self, BusKind, HandlerError};
 use uzone_zone::{AccessError, BindOptions, Pagemap, PagemapOps, PinError, Region, Zone};
 
 const BASE: u64 = 0x1000;
 const PAGES: u64 = 1024;
-
-/// A file that is removed at the end.
-struct Temporary(PathBuf);
-
-impl Temporary {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("uzone-{name}-{}", std::process::id()));
-        std::fs::write(&path, vec![7; usize::try_from(PAGES).unwrap() * 4096]).unwrap();
-        Self(path)
-    }
-
-    fn truncate(&self, pages: u64) {
-        OpenOptions::new().write(true).open(&self.0).unwrap().set_len(pages * 4096).unwrap();
-    }
-}
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-    }
-}
+const LEN: usize = 1024 * 4096;
 
 fn range(start: u64, pages: u64) -> PfnRange {
     PfnRange::try_new(Pfn::new(BASE + start), PageCount::new(pages)).unwrap()
@@ -53,7 +34,7 @@ fn what_raises_a_bus_error_is_bad_for_everybody_from_then_on() {
         return;
     }
     let zone = Zone::new();
-    let file = Temporary::new("bus");
+    let file = Temporary::new("bus", &[7; LEN]);
     let early = bind(&zone, &file, 0, PagemapOps::default());
     assert!(matches!(early.watch_bus_errors(), Err(HandlerError::NotInstalled)));
     assert_eq!((early.collect_bus_errors(), early.lost_bus_errors()), (0, 0));
@@ -65,12 +46,12 @@ fn what_raises_a_bus_error_is_bad_for_everybody_from_then_on() {
             let seen = seen.clone();
             PagemapOps::default().on_poison(move |poisoned| seen.lock().unwrap().push(poisoned.pfn))
         };
-        file.truncate(PAGES);
+        file.truncate(PAGES * 4096);
         let pagemap = bind(&zone, &file, order, ops);
         pagemap.watch_bus_errors().unwrap();
         pagemap.watch_bus_errors().unwrap();
         let before = pagemap.pin(pagemap.range()).unwrap();
-        file.truncate(600);
+        file.truncate(600 * 4096);
         let mut bytes = [0; 64];
         pagemap.region().read_at(599 * 4096, &mut bytes).unwrap();
         assert_eq!(bytes, [7; 64], "what is left of the file is good");

@@ -3,12 +3,13 @@
 //! The handler is of the whole process, so this is a program of its own.
 #![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 
-use std::fs::OpenOptions;
+mod common;
+
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
+use common::{Temporary, range};
 use uzone_pages::{ByteLen, Content, MemoryKind, Order, PageCount, Pfn, PfnRange};
 use uzone_zone::sigbus;
 use uzone_zone::{
@@ -19,40 +20,15 @@ use uzone_zone::{
 const PAGES: u64 = 256;
 const PAGE: u64 = 4096;
 
-/// A file that is removed at the end.
-struct Temporary(PathBuf);
-
-impl Temporary {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("uzone-{name}-{}", std::process::id()));
-        std::fs::write(&path, vec![7; usize::try_from(PAGES * PAGE).unwrap()]).unwrap();
-        Self(path)
-    }
-
-    fn truncate(&self, pages: u64) {
-        OpenOptions::new().write(true).open(&self.0).unwrap().set_len(pages * PAGE).unwrap();
-    }
-}
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-    }
-}
-
 /// Binds a file that ends after `pages` of its pages.
 fn truncated(file: &Temporary, order: u8, pages: u64) -> Pagemap {
     file.truncate(0);
-    file.truncate(PAGES);
+    file.truncate(PAGES * PAGE);
     let region = Region::file(&file.0, 0, ByteLen::new(PAGES * PAGE)).unwrap();
     region.write_at(0, &vec![7; usize::try_from(PAGES * PAGE).unwrap()]).unwrap();
-    file.truncate(pages);
+    file.truncate(pages * PAGE);
     let options = BindOptions::new(MemoryKind::Generic).order(Order::new(order)).base(Pfn::new(0));
     Zone::new().bind(region, options).unwrap()
-}
-
-fn range(start: u64, pages: u64) -> PfnRange {
-    PfnRange::try_new(Pfn::new(start), PageCount::new(pages)).unwrap()
 }
 
 fn recovers(name: &str) -> bool {
@@ -70,7 +46,7 @@ fn folios_whose_memory_is_not_there_are_left_with_the_reason_and_all_others_are_
     if !recovers("folios_whose_memory_is_not_there") {
         return;
     }
-    let file = Temporary::new("bus-zero");
+    let file = Temporary::sparse("bus-zero", PAGES * PAGE);
     for watches in [false, true] {
         for order in [0, 2] {
             for way in CopyMethod::all() {
@@ -138,7 +114,7 @@ fn a_pool_hands_out_what_is_there_and_says_why_the_rest_is_not() {
     if !recovers("a_pool_hands_out_what_is_there") {
         return;
     }
-    let file = Temporary::new("bus-pool");
+    let file = Temporary::sparse("bus-pool", PAGES * PAGE);
     for order in [0, 2] {
         for options in [PoolOptions::default().without_worker(), PoolOptions::default()] {
             // Where somebody watches, what is not there is bad, and the others are handed out.
@@ -175,7 +151,7 @@ fn a_pool_that_its_owner_drops_on_its_worker_does_not_wait_for_itself() {
     if !recovers("a pool dropped by its owner") {
         return;
     }
-    let file = Temporary::new("own-drop");
+    let file = Temporary::sparse("own-drop", PAGES * PAGE);
     let pool: Arc<Mutex<Option<Pool>>> = Arc::default();
     let (send, receive) = mpsc::channel();
     let ops = {
@@ -192,7 +168,7 @@ fn a_pool_that_its_owner_drops_on_its_worker_does_not_wait_for_itself() {
         })
     };
     let region = Region::file(&file.0, 0, ByteLen::new(PAGES * PAGE)).unwrap();
-    file.truncate(PAGES - 1);
+    file.truncate((PAGES - 1) * PAGE);
     let options = BindOptions::new(MemoryKind::Generic).ops(ops);
     let pagemap = Zone::new().bind(region, options).unwrap();
     pagemap.watch_bus_errors().unwrap();

@@ -2,12 +2,14 @@
 //! they are cut, by whatever stores, also when somebody stops it.
 #![allow(clippy::single_range_in_vec_init, reason = "a list of ranges may have one")]
 
+mod common;
+
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use common::{Temporary, bytes};
 use uzone_os::{Access, Sharing, SystemRoot, memory};
 use uzone_pages::{AddrError, ByteLen};
 use uzone_zone::{
@@ -29,12 +31,6 @@ fn pattern(bytes: std::ops::Range<u64>) -> Vec<u8> {
     bytes
         .map(|at| u8::try_from(at.wrapping_mul(0x9e37_79b9) >> 11 & 0x7f).map_or(1, |b| b | 0x80))
         .collect()
-}
-
-fn bytes(region: &Region) -> Vec<u8> {
-    let mut all = vec![0; usize::try_from(region.len().get()).expect("small")];
-    region.read_at(0, &mut all).expect("inside");
-    all
 }
 
 /// Asserts that exactly `ranges` are zero.
@@ -362,19 +358,9 @@ fn what_cannot_be_cleared_is_refused_and_nothing_is_written() {
 }
 
 /// A file of this test, removed when dropped.
-struct Scratch(PathBuf);
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-    }
-}
-
 #[test]
 fn a_file_is_cleared_for_whoever_maps_it_and_a_read_only_one_is_only_read() {
-    let path = std::env::temp_dir().join(format!("uzone-clear-{}", std::process::id()));
-    std::fs::write(&path, pattern(0..MIB)).expect("a temporary file");
-    let scratch = Scratch(path);
+    let scratch = Temporary::new("clear", &pattern(0..MIB));
     let region = Region::file(&scratch.0, 0, ByteLen::new(MIB)).expect("a file");
     let done =
         region.zero_range(PAGE, ByteLen::new(PAGE), &ZeroOptions::default()).expect("inside");
@@ -402,12 +388,9 @@ fn memory_that_is_not_there_ends_a_copy_with_what_was_copied_before() {
         return;
     }
     sigbus::install().expect("a handler of SIGBUS");
-    let path = std::env::temp_dir().join(format!("uzone-clear-bus-{}", std::process::id()));
-    std::fs::write(&path, pattern(0..16 * PAGE)).expect("a temporary file");
-    let scratch = Scratch(path);
+    let scratch = Temporary::new("clear-bus", &pattern(0..16 * PAGE));
     let from = Region::file(&scratch.0, 0, ByteLen::new(16 * PAGE)).expect("a file");
-    let file = std::fs::OpenOptions::new().write(true).open(&scratch.0).expect("the file");
-    file.set_len(8 * PAGE).expect("a shorter file");
+    scratch.truncate(8 * PAGE);
     for count in [1, 2] {
         let region = Region::anonymous(ByteLen::new(32 * PAGE)).expect("memory");
         // Words that do not fit each other go through a buffer, whose copies are recovered.

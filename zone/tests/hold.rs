@@ -1,21 +1,20 @@
 //! References and pins on real regions: what they cover, what they refuse, and what they keep.
 #![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 
+mod common;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use common::anonymous;
 use uzone_pages::{
     ByteLen, Content, HoldError, HoldKind, MemoryKind, Order, PageCount, Pfn, PfnRange, Tails,
 };
 use uzone_zone::{
     BindOptions, Pagemap, PagemapOps, PinError, Region, WriteError, ZeroOptions, Zone,
 };
-
-fn anonymous(bytes: u64) -> Region {
-    Region::anonymous(ByteLen::new(bytes)).expect("reserved memory")
-}
 
 fn bound(order: u8, tails: Tails) -> Pagemap {
     let options = BindOptions::new(MemoryKind::Generic).order(Order::new(order)).tails(tails);

@@ -3,8 +3,11 @@
 #![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 #![allow(clippy::cast_possible_truncation, reason = "the ranges of the tests are small")]
 
+mod common;
+
 use std::collections::{BTreeMap, BTreeSet};
 
+use common::range;
 use proptest::prelude::*;
 use uzone_pages::{
     AdvanceError, ByteLen, Content, HoldError, MemoryKind, Order, PageCount, Pfn, PfnRange, Tails,
@@ -16,10 +19,6 @@ use uzone_zone::{
 
 const BASE: u64 = 0x1000;
 const PAGES: u64 = 2048;
-
-fn range(start: u64, pages: u64) -> PfnRange {
-    PfnRange::try_new(Pfn::new(start), PageCount::new(pages)).unwrap()
-}
 
 enum Guard {
     Pinned(Pinned),

@@ -1,8 +1,11 @@
 //! Bad pages: one page and no other, reported to its holders, and remembered on request.
 #![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 
+mod common;
+
 use std::sync::{Arc, Mutex};
 
+use common::range;
 use uzone_pages::{
     ByteLen, Content, HoldError, MemoryKind, Order, PageCount, Pfn, PfnRange, Tails,
 };
@@ -12,10 +15,6 @@ fn bind(order: u8, tails: Tails) -> Pagemap {
     let region = Region::anonymous(ByteLen::mib(8)).unwrap();
     let options = BindOptions::new(MemoryKind::Generic).order(Order::new(order)).tails(tails);
     Zone::new().bind(region, options.base(Pfn::new(0x1000))).unwrap()
-}
-
-fn range(start: u64, pages: u64) -> PfnRange {
-    PfnRange::try_new(Pfn::new(start), PageCount::new(pages)).unwrap()
 }
 
 #[test]

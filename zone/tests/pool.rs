@@ -3,20 +3,11 @@
 //! Needs: root, and 32 MiB that can be had in huge pages.
 #![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 
-#[path = "common/hugetlb.rs"]
-mod hugetlb;
+mod common;
 
-use hugetlb::RaisedPool;
-use uzone_pages::{ByteLen, LinuxPage, LinuxSeed, MemoryKind};
-use uzone_zone::{BindOptions, HugeSize, MemmapPages, Region, Source, Zone};
-
-fn anonymous(bytes: u64) -> Region {
-    Region::anonymous(ByteLen::new(bytes)).expect("reserved memory")
-}
-
-fn linux() -> BindOptions<LinuxPage> {
-    BindOptions::with_payload(MemoryKind::Generic, LinuxSeed::default())
-}
+use common::{anonymous, hugetlb::RaisedPool, linux};
+use uzone_pages::ByteLen;
+use uzone_zone::{HugeSize, MemmapPages, Source, Zone};
 
 #[test]
 fn descriptors_lie_in_the_hugetlb_pool_where_it_has_room_and_may() {

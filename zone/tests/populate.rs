@@ -3,8 +3,7 @@
 //! Needs, for some: root, transparent huge pages, 32 MiB that can be had in huge pages.
 #![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 
-#[path = "common/hugetlb.rs"]
-mod hugetlb;
+mod common;
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -12,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use hugetlb::RaisedPool;
+use common::{Temporary, anonymous, hugetlb::RaisedPool};
 use uzone_os::hugepages::{self, ThpChoice};
 use uzone_os::{Access, Anonymous, HugeAdvice, Sharing, SystemRoot, probe};
 use uzone_pages::ByteLen;
@@ -26,10 +25,6 @@ const MIB: u64 = 1 << 20;
 fn skip(name: &str, reason: &str) {
     assert!(std::env::var_os("REQUIRE_ALL").is_none_or(|value| value != "1"), "{name}: {reason}");
     eprintln!("skipped: {name}: {reason}");
-}
-
-fn anonymous(len: u64) -> Region {
-    Region::anonymous(ByteLen::new(len)).unwrap()
 }
 
 fn page() -> u64 {
@@ -113,7 +108,7 @@ fn huge_pages_that_are_required_are_there_or_it_is_refused() {
         let error = anonymous(MIB).populate(0..MIB, &required).unwrap_err();
         assert!(matches!(error, NotPopulated::NoHugePages { backing: Backing::Anonymous, .. }));
     }
-    let file = Scratch::new("huge", MIB);
+    let file = Temporary::new("pop-huge", &[7; 1 << 20]);
     let region = Region::file(&file.0, 0, ByteLen::mib(1)).unwrap();
     let error = region.populate(0..MIB, &required).unwrap_err();
     assert!(matches!(error, NotPopulated::NoHugePages { .. }), "{error}");
@@ -195,22 +190,6 @@ fn threads_keep_to_the_node_that_was_asked_for() {
 }
 
 /// A file of this test, removed when dropped.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new(name: &str, len: u64) -> Self {
-        let path = std::env::temp_dir().join(format!("uzone-pop-{}-{name}", std::process::id()));
-        std::fs::write(&path, vec![7; usize::try_from(len).unwrap()]).unwrap();
-        Self(path)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-    }
-}
-
 #[test]
 fn punched_bytes_are_zero_their_neighbours_stay_and_their_memory_is_given_back() {
     let memfd = Region::memfd("punch", ByteLen::mib(4)).unwrap();
@@ -236,7 +215,7 @@ fn punched_bytes_are_zero_their_neighbours_stay_and_their_memory_is_given_back()
 
 #[test]
 fn a_hole_in_a_file_is_seen_by_who_reads_it_and_what_is_not_shared_is_refused() {
-    let file = Scratch::new("hole", MIB);
+    let file = Temporary::new("pop-hole", &[7; 1 << 20]);
     let region = Region::file(&file.0, 0, ByteLen::mib(1)).unwrap();
     match region.punch(4096 * 16..MIB / 2) {
         Ok(()) => {

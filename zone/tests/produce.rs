@@ -1,9 +1,12 @@
 //! Pins of pages that are not there: what is at hand is mapped, the rest produced, failures said.
 #![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 
+mod common;
+
 use std::sync::{Arc, Barrier, Mutex, OnceLock, Weak};
 use std::thread;
 
+use common::range;
 use uzone_pages::{ByteLen, Content, HoldError, MemoryKind, Order, PageCount, Pfn, PfnRange};
 use uzone_zone::{BindOptions, FaultError, Pagemap, PagemapOps, PinError, Populate, Region, Zone};
 
@@ -86,10 +89,6 @@ fn lazy(source: Source) -> (Arc<Pagemap>, Arc<Source>) {
         pagemap.advance(page.pfn(), Content::Unknown, Content::Absent).unwrap();
     }
     (pagemap, source)
-}
-
-fn range(start: u64, pages: u64) -> PfnRange {
-    PfnRange::try_new(Pfn::new(start), PageCount::new(pages)).unwrap()
 }
 
 #[test]

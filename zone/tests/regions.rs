@@ -4,10 +4,13 @@
 //! cases that need DAX are skipped by name.
 #![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 
+mod common;
+
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
 
+use common::Temporary;
 use uzone_os::{Access, Anonymous, Sharing, SystemRoot, mempolicy, numa, probe};
 use uzone_pages::{ByteLen, LinuxPage, LinuxSeed, MemoryKind, Order, PageSize, Word};
 use uzone_zone::{
@@ -96,23 +99,6 @@ impl Drop for Own {
 }
 
 /// A file of zeroes that is removed when dropped.
-struct Temporary(PathBuf);
-
-impl Temporary {
-    fn new(directory: &Path, name: &str, len: u64) -> Self {
-        let path = directory.join(format!("uzone-{name}-{}", std::process::id()));
-        File::create(&path).unwrap().set_len(len).unwrap();
-        Self(path)
-    }
-}
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        // A file that stays behind is no reason to fail a test that passed.
-        let _ = std::fs::remove_file(&self.0);
-    }
-}
-
 #[test]
 fn adopted_memory_is_bound_written_unbound_and_still_mapped() {
     let own = Own::new(4 * HUGE);
@@ -207,7 +193,7 @@ fn any_mapping_is_adopted_if_it_has_whole_pages_and_given_back_if_not() {
     assert!(matches!(refused.cause, BindError::EndsInsidePage { .. }), "{}", refused.cause);
     assert_eq!(refused.value.addr(), addr);
 
-    let file = Temporary::new(&std::env::temp_dir(), "adopt", 4 * page());
+    let file = Temporary::sparse("adopt", 4 * page());
     let map = |offset: u64, pages: u64, access| {
         let opened = File::options().read(true).write(true).open(&file.0).unwrap();
         let len = ByteLen::new(pages * page());
@@ -236,14 +222,14 @@ fn what_is_no_dax_device_is_refused_by_its_path() {
         panic!("{error:?}");
     };
     assert_eq!(path, Path::new("/dev/null"));
-    let file = Temporary::new(Path::new("/dev/shm"), "devdax", page());
+    let file = Temporary::sparse_in(Path::new("/dev/shm"), "devdax", page());
     let error = Region::devdax(&file.0).unwrap_err();
     assert!(matches!(error, BindError::Device { cause: MapError::NotDaxDevice, .. }), "{error}");
 }
 
 #[test]
 fn a_file_without_dax_is_refused_by_its_path() {
-    let file = Temporary::new(Path::new("/dev/shm"), "fsdax", 4 * page());
+    let file = Temporary::sparse_in(Path::new("/dev/shm"), "fsdax", 4 * page());
     let error = Region::fsdax(&file.0, page(), ByteLen::new(2 * page())).unwrap_err();
     let BindError::Region { cause: MapError::NoDax { .. }, .. } = &error else {
         panic!("{error:?}");
@@ -320,7 +306,7 @@ fn descriptors_of_dax_memory_come_from_its_node() {
         region = pagemap.unbind().unwrap();
     }
     let mount = PathBuf::from(std::env::var_os("DAX_DIR").unwrap());
-    let file = Temporary::new(&mount, "node", 4 * HUGE);
+    let file = Temporary::sparse_in(&mount, "node", 4 * HUGE);
     let region = Region::fsdax(&file.0, 0, ByteLen::new(4 * HUGE)).unwrap();
     assert_eq!(region.node(), Some(wanted));
     // Memory of no device comes from where it is touched first, and takes no kept memory of the node.
@@ -401,7 +387,7 @@ fn a_file_on_a_dax_mount_is_a_region() {
         let reason = "DAX_DIR names no directory on a DAX mount";
         return skip("a_file_on_a_dax_mount_is_a_region", reason);
     };
-    let file = Temporary::new(&directory, "region", 4 * HUGE);
+    let file = Temporary::sparse_in(&directory, "region", 4 * HUGE);
     let region = Region::fsdax(&file.0, HUGE, ByteLen::new(2 * HUGE)).unwrap();
     let pagemap = Zone::new().bind(region, options()).unwrap();
     pagemap.pin_and_write(3, b"lasting").unwrap();
