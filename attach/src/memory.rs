@@ -10,7 +10,8 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use uzone_os::uffd::{
-    self, Doorbell, Event, EventBuffer, Features, Install, KernelFaults, Modes, Registered, Uffd,
+    self, Doorbell, Event, EventBuffer, Features, Fill, Install, KernelFaults, Modes, Registered,
+    Uffd,
 };
 use uzone_os::{Access, Anonymous, Mapping, Sharing};
 use uzone_pages::ByteLen;
@@ -377,8 +378,9 @@ impl Follower {
                 if let Some(offset) = self.memory.offset_of(fault.address) {
                     let start = offset / page * page;
                     // It is there, or the kernel has no such mark, and the thread waits on.
-                    let _ = self.memory.poison(start..start + page, Install::default());
-                    let _ = self.memory.wake(start..start + page);
+                    let bad = start..start + page;
+                    let _ = self.memory.install(bad.clone(), Fill::Poison, Install::default());
+                    let _ = self.memory.wake(bad);
                 }
             }
         }

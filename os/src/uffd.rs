@@ -6,7 +6,7 @@
 //!
 //! ```
 //! use std::sync::Arc;
-//! use uzone_os::uffd::{Answered, Features, Install, KernelFaults, Modes, Registered, Uffd};
+//! use uzone_os::uffd::{Answered, Features, Fill, Install, KernelFaults, Modes, Registered, Uffd};
 //! use uzone_os::{Anonymous, Mapping, probe};
 //! use uzone_pages::ByteLen;
 //!
@@ -19,7 +19,8 @@
 //! let memory = Registered::new(Arc::new(uffd), memory, Modes::MISSING)?;
 //! let bytes = vec![7; page.to_usize()?];
 //! // No thread waits yet: a page can be installed before its first fault.
-//! assert_eq!(memory.copy(0, &bytes, Install::default())?, Answered::All);
+//! let answered = memory.install(0..page.get(), Fill::Bytes(&bytes), Install::default())?;
+//! assert_eq!(answered, Answered::All);
 //! let mut first = [0];
 //! memory.mapping().read_at(0, &mut first)?;
 //! assert_eq!(first, [7]);
@@ -31,7 +32,6 @@
 //! Source: userfaultfd(2), ioctl_userfaultfd(2), "Userfaultfd" in the Linux administrator's guide.
 
 pub(crate) mod abi;
-mod answer;
 mod bare;
 mod descriptor;
 mod error;
@@ -41,6 +41,7 @@ mod features;
 mod gate;
 mod handover;
 pub mod in_thread;
+mod install;
 mod log;
 mod message;
 mod modes;
@@ -57,7 +58,6 @@ mod rooms;
 mod wait;
 pub mod write_states;
 
-pub use answer::Install;
 pub use bare::BareHandler;
 pub use descriptor::{KernelFaults, Uffd};
 pub use error::UffdError;
@@ -65,6 +65,7 @@ pub use event::EventBuffer;
 pub use event_set::EventSet;
 pub use features::Features;
 pub use handover::Handover;
+pub use install::{Fill, Install};
 pub use log::{EventLog, LoggedEvents};
 pub use message::{Event, FaultKind, PageFault};
 pub use modes::Modes;

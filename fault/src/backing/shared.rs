@@ -27,7 +27,7 @@ use uzone_pages::{ByteLen, Content, FaultAround, PageCount, PageSize};
 use crate::backing::hooks::{Backing, Memory};
 use crate::engine::core::produce::Produced;
 use crate::engine::core::{Core, ReaderState};
-use crate::engine::kernel::{self, Fill, Kernel};
+use crate::engine::kernel::{Fill, Kernel};
 use crate::engine::pages::Policy;
 use crate::engine::window::{Filled, Window};
 use crate::engine::{pattern, room};
@@ -135,7 +135,7 @@ impl Kernel for File {
             Fill::Cached => return Ok(Answered::Hole),
             Fill::Bytes(_) | Fill::From { .. } | Fill::Poison => {}
         }
-        let answer = kernel::install(&self.memory, range.clone(), fill, fill.how())?;
+        let answer = self.memory.install(range.clone(), fill, fill.how())?;
         match answer {
             Answered::All => self.note_filled(range),
             Answered::Part { bytes } => self.note_filled(range.start..range.start + bytes),

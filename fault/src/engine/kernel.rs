@@ -5,46 +5,10 @@
 
 use std::ops::Range;
 
-use uzone_os::Mapping;
-use uzone_os::uffd::{Answered, Install, Registered, UffdError};
-use uzone_pages::ByteLen;
+pub(crate) use uzone_os::uffd::Fill;
+use uzone_os::uffd::{Answered, Registered, UffdError};
 
 use crate::huge::slot::Slot;
-
-/// What missing pages are filled with.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Fill<'a> {
-    /// Bytes, as many as the pages have.
-    Bytes(&'a [u8]),
-    /// Bytes of another mapping, from `offset` on.
-    From { source: &'a Mapping, offset: u64 },
-    /// Zeroes.
-    Zero,
-    /// What the page cache has.
-    Cached,
-    /// A mark that raises `SIGBUS` when a page is touched. The caller wakes the waiters afterwards.
-    Poison,
-}
-
-impl Fill<'_> {
-    /// Returns what fills a part of the pages. `part` is bytes from the start of the first page.
-    pub(crate) fn part(self, part: Range<u64>) -> Self {
-        let index = |at: u64| usize::try_from(at).unwrap_or(usize::MAX);
-        match self {
-            Self::Bytes(bytes) => {
-                let (from, to) = (index(part.start), index(part.end).min(bytes.len()));
-                Self::Bytes(&bytes[from.min(to)..to])
-            }
-            Self::From { source, offset } => Self::From { source, offset: offset + part.start },
-            other => other,
-        }
-    }
-
-    /// Returns how the kernel installs the pages.
-    pub(crate) fn how(&self) -> Install {
-        Install { wake: !matches!(self, Self::Poison), write_protect: false }
-    }
-}
 
 /// The answers to faults of one mapping. Offsets are bytes from its start, multiples of its pages.
 pub(crate) trait Kernel: Send + Sync {
@@ -88,28 +52,9 @@ pub(crate) trait Kernel: Send + Sync {
     }
 }
 
-/// Fills missing pages of memory of this process.
-pub(crate) fn install(
-    memory: &Registered,
-    range: Range<u64>,
-    fill: Fill<'_>,
-    how: Install,
-) -> Result<Answered, UffdError> {
-    match fill {
-        Fill::Bytes(bytes) => memory.copy(range.start, bytes, how),
-        Fill::From { source, offset } => {
-            let len = ByteLen::new(range.end - range.start);
-            memory.copy_from(range.start, source, offset, len, how)
-        }
-        Fill::Zero => memory.zero(range, how),
-        Fill::Cached => memory.continue_mapping(range, how),
-        Fill::Poison => memory.poison(range, how),
-    }
-}
-
 impl Kernel for Registered {
     fn install(&self, range: Range<u64>, fill: Fill<'_>) -> Result<Answered, UffdError> {
-        install(self, range, fill, fill.how())
+        Self::install(self, range, fill, fill.how())
     }
 
     fn wake(&self, range: Range<u64>) {

@@ -87,7 +87,8 @@ impl RemoteMemory {
         let Some(zeroes) = usize::try_from(page).ok().and_then(|page| ZEROES.get(..page)) else {
             return Ok((Answered::Present, bytes));
         };
-        Ok((self.remote.copy(address, zeroes, how)?, page))
+        let fill = Fill::Bytes(zeroes);
+        Ok((self.remote.install(address, ByteLen::new(page), fill, how)?, page))
     }
 
     fn offset_of(&self, address: Vaddr) -> Option<u64> {
@@ -106,14 +107,7 @@ impl Kernel for RemoteMemory {
         // Zeroes that take no memory count as not written to.
         let write_protect = self.is_tracked && !matches!(fill, Fill::Zero | Fill::Poison);
         let how = Install { write_protect, ..fill.how() };
-        let (remote, len) = (&self.remote, ByteLen::new(bytes));
-        let answer = match fill.part(0..bytes) {
-            Fill::Bytes(bytes) => remote.copy(address, bytes, how),
-            Fill::From { source, offset } => remote.copy_from(address, source, offset, len, how),
-            Fill::Zero => remote.zero(address, len, how),
-            Fill::Cached => remote.continue_mapping(address, len, how),
-            Fill::Poison => remote.poison(address, len, how),
-        }?;
+        let answer = self.remote.install(address, ByteLen::new(bytes), fill, how)?;
         let (answer, bytes) = match (answer, fill) {
             (Answered::Present, Fill::Zero) => self.zero_over_marker(address, bytes, how)?,
             (answer, _) => (answer, bytes),
@@ -245,7 +239,8 @@ fn poison_missing(remote: &Remote, region: &RemoteRegion, children: &mut Vec<Rem
     let mut give_up = Instant::now() + PATIENCE;
     let (mut at, end) = (region.start.get(), region.start.get().saturating_add(region.len.get()));
     while at < end {
-        let step = match remote.poison(Vaddr::new(at), ByteLen::new(end - at), Install::default()) {
+        let (start, len) = (Vaddr::new(at), ByteLen::new(end - at));
+        let step = match remote.install(start, len, Fill::Poison, Install::default()) {
             Ok(Answered::All | Answered::Gone) => return,
             Ok(Answered::Part { bytes }) => bytes.max(page),
             // The process waits for its event to be read.
@@ -359,7 +354,7 @@ mod tests {
                 done.store(true, std::sync::atomic::Ordering::Release);
             });
             let is_busy = || {
-                let answer = remote.poison(start, len, Install::default());
+                let answer = remote.install(start, len, Fill::Poison, Install::default());
                 matches!(answer, Ok(Answered::LayoutChanging | Answered::Busy))
             };
             while !is_busy() {

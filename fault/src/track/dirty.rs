@@ -37,7 +37,7 @@ use uzone_os::uffd::{Answered, Features, Install, Modes, Registered, UffdCall, U
 use uzone_os::{Anonymous, Exclusive, Mapped, Mapping, Sharing, WriteScan};
 use uzone_pages::{ByteLen, PageCount, PageSize};
 
-use crate::engine::kernel::{self, Fill, Kernel};
+use crate::engine::kernel::{Fill, Kernel};
 use crate::error::{LazyError, MapError};
 use crate::options::{HugePages, WriteTracking};
 
@@ -279,7 +279,7 @@ impl Kernel for Tracker {
         }
         // The zero page is used only where the scan knows that it was not written.
         let write_protect = !matches!(fill, Fill::Zero | Fill::Poison);
-        kernel::install(&self.memory, range, fill, Install { write_protect, ..fill.how() })
+        self.memory.install(range, fill, Install { write_protect, ..fill.how() })
     }
 
     fn wake(&self, range: Range<u64>) {

@@ -4,7 +4,7 @@
 //! is not decided here: see `reply`.
 //!
 //! Unsafe: every call hands the kernel a structure, and some of them let it write memory that the
-//! structure names. The calls here say what that is; `registered` and `remote` argue whose it is.
+//! structure names. The calls here and in `install` say what that is; `registered` and `remote` argue whose it is.
 //! Source: ioctl_userfaultfd(2) and its pages UFFDIO_*(2const).
 
 use std::os::fd::BorrowedFd;
@@ -72,12 +72,12 @@ const API: Opcode = ioctl::opcode::read_write::<Api>(TYPE, 0x3f);
 const REGISTER: Opcode = ioctl::opcode::read_write::<Register>(TYPE, 0);
 const UNREGISTER: Opcode = ioctl::opcode::read::<Addresses>(TYPE, 1);
 const WAKE: Opcode = ioctl::opcode::read::<Addresses>(TYPE, 2);
-const COPY: Opcode = ioctl::opcode::read_write::<CopyPages>(TYPE, 3);
-const ZEROPAGE: Opcode = ioctl::opcode::read_write::<ZeroPage>(TYPE, 4);
+pub(crate) const COPY: Opcode = ioctl::opcode::read_write::<CopyPages>(TYPE, 3);
+pub(crate) const ZEROPAGE: Opcode = ioctl::opcode::read_write::<ZeroPage>(TYPE, 4);
 const MOVE: Opcode = ioctl::opcode::read_write::<MovePages>(TYPE, 5);
 const WRITEPROTECT: Opcode = ioctl::opcode::read_write::<WriteProtect>(TYPE, 6);
-const CONTINUE: Opcode = ioctl::opcode::read_write::<Continue>(TYPE, 7);
-const POISON: Opcode = ioctl::opcode::read_write::<Poison>(TYPE, 8);
+pub(crate) const CONTINUE: Opcode = ioctl::opcode::read_write::<Continue>(TYPE, 7);
+pub(crate) const POISON: Opcode = ioctl::opcode::read_write::<Poison>(TYPE, 8);
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 const _: () = {
@@ -113,7 +113,10 @@ pub(crate) const MOVE_HOLES: u64 = 1 << 1;
 /// # Safety
 /// `NUMBER` is of a userfaultfd's ioctl on a `T`. The caller may access all other memory of this process
 /// that the kernel reads or writes because of `value`.
-unsafe fn call<const NUMBER: Opcode, T>(fd: BorrowedFd<'_>, value: &mut T) -> Result<(), Errno> {
+pub(crate) unsafe fn call<const NUMBER: Opcode, T>(
+    fd: BorrowedFd<'_>,
+    value: &mut T,
+) -> Result<(), Errno> {
     // SAFETY: `Updater::new` wants the number to be of an ioctl that reads and writes a `T`: the
     // caller's first point. Those that only read it leave it as it is.
     let request = unsafe { ioctl::Updater::<NUMBER, T>::new(value) };
@@ -164,70 +167,6 @@ pub(crate) fn wake(fd: BorrowedFd<'_>, start: u64, len: u64) -> Result<(), Errno
     unsafe { call::<WAKE, _>(fd, &mut value) }
 }
 
-/// Fills missing pages from `dst` on with `len` bytes from the address `src` of this process. Returns
-/// the reply, and the field that belongs to it.
-///
-/// # Safety
-/// The kernel may read `len` bytes at `src`. If the descriptor is of this process: `dst` and the
-/// `len` bytes from there are memory that may be written as atomics write it.
-pub(crate) unsafe fn copy(
-    fd: BorrowedFd<'_>,
-    dst: u64,
-    src: u64,
-    len: u64,
-    mode: u64,
-) -> (Result<(), Errno>, i64) {
-    let mut value = CopyPages { dst, src, len, mode, copy: 0 };
-    // SAFETY: `COPY` is on a `CopyPages`; both ranges are the caller's to give.
-    let answer = unsafe { call::<COPY, _>(fd, &mut value) };
-    (answer, value.copy)
-}
-
-/// Fills missing pages with zeroes.
-///
-/// # Safety
-/// As for `dst` of [`copy`].
-pub(crate) unsafe fn zero_page(
-    fd: BorrowedFd<'_>,
-    start: u64,
-    len: u64,
-    mode: u64,
-) -> (Result<(), Errno>, i64) {
-    let mut value = ZeroPage { range: Addresses { start, len }, mode, zeropage: 0 };
-    // SAFETY: `ZEROPAGE` is on a `ZeroPage`; the range is the caller's to give.
-    let answer = unsafe { call::<ZEROPAGE, _>(fd, &mut value) };
-    (answer, value.zeropage)
-}
-
-/// Maps pages that are in the page cache already.
-///
-/// # Safety
-/// As for `dst` of [`copy`].
-pub(crate) unsafe fn continue_mapping(
-    fd: BorrowedFd<'_>,
-    start: u64,
-    len: u64,
-    mode: u64,
-) -> (Result<(), Errno>, i64) {
-    let mut value = Continue { range: Addresses { start, len }, mode, mapped: 0 };
-    // SAFETY: `CONTINUE` is on a `Continue`; the range is the caller's to give.
-    let answer = unsafe { call::<CONTINUE, _>(fd, &mut value) };
-    (answer, value.mapped)
-}
-
-/// Makes touching missing pages raise `SIGBUS`. No byte that could be read changes.
-pub(crate) fn poison(
-    fd: BorrowedFd<'_>,
-    start: u64,
-    len: u64,
-    mode: u64,
-) -> (Result<(), Errno>, i64) {
-    let mut value = Poison { range: Addresses { start, len }, mode, updated: 0 };
-    // SAFETY: `POISON` is on a `Poison`; pages that are there stay, and the others have no bytes.
-    let answer = unsafe { call::<POISON, _>(fd, &mut value) };
-    (answer, value.updated)
-}
-
 /// Starts or stops to tell of writes. No byte changes.
 pub(crate) fn write_protect(
     fd: BorrowedFd<'_>,
@@ -243,7 +182,8 @@ pub(crate) fn write_protect(
 /// Takes pages from `src` and makes them those of `dst`.
 ///
 /// # Safety
-/// As for `dst` of [`copy`], and `len` bytes at `src` are the caller's to lose.
+/// `len` bytes from `dst` are memory that may be written as atomics write it, and as many at `src` are the caller's
+/// to lose.
 pub(crate) unsafe fn move_pages(
     fd: BorrowedFd<'_>,
     dst: u64,

@@ -17,7 +17,7 @@ use uzone_pages::ByteLen;
 
 use crate::map::mapping::Mapping;
 use crate::map::options::Vaddr;
-use crate::uffd::answer::Install;
+use crate::uffd::install::{Fill, Install};
 use crate::uffd::registered::Registered;
 use crate::uffd::reply::Answered;
 
@@ -175,11 +175,11 @@ impl Bare {
         let mut at = start;
         while at < end {
             let how = Install::default();
-            let answer = match &self.source {
-                Some(source) => self.memory.copy_from(at, source, at, ByteLen::new(end - at), how),
-                None => self.memory.continue_mapping(at..end, how),
+            let fill = match &self.source {
+                Some(source) => Fill::From { source, offset: at },
+                None => Fill::Cached,
             };
-            at = match answer {
+            at = match self.memory.install(at..end, fill, how) {
                 Ok(Answered::All) => end,
                 Ok(Answered::Part { bytes }) => at + bytes.max(page),
                 Ok(Answered::Present) => at + page,

@@ -23,9 +23,9 @@ use crate::map::exclusive::Exclusive;
 use crate::map::mapping::{Mapping, Rejected};
 use crate::map::options::Vaddr;
 use crate::uffd::abi;
-use crate::uffd::answer::{Install, answered, counted, source_address};
 use crate::uffd::descriptor::Uffd;
 use crate::uffd::error::UffdError;
+use crate::uffd::install::{Fill, Install, answered};
 use crate::uffd::modes::Modes;
 use crate::uffd::reply::{Answered, UffdCall};
 
@@ -140,75 +140,21 @@ impl Registered {
         Ok(offset..end)
     }
 
-    /// Fills missing pages from byte `offset` on with `bytes`, which are whole pages.
+    /// Fills the missing pages of a range.
     ///
     /// # Errors
-    /// [`UffdError`] if the pages are not inside, or the kernel refuses.
-    pub fn copy(&self, offset: u64, bytes: &[u8], how: Install) -> Result<Answered, UffdError> {
-        let len = bytes.len() as u64;
-        let dst = self.address(&self.range(offset, len)?)?;
-        let src = bytes.as_ptr().expose_provenance() as u64;
-        // SAFETY: `copy` wants `src` to be readable: it is a slice, borrowed for the call; and `dst` to be
-        // writable as atomics write: it is `len` bytes of a `Mapping` that we own (`address` checked), of
-        // which no slice is lent.
-        let reply = unsafe { abi::copy(self.uffd.as_fd(), dst, src, len, how.bits()) };
-        answered(UffdCall::Copy, dst, len, counted(reply))
-    }
-
-    /// Fills missing pages from byte `offset` on with `len` bytes of another mapping, from its byte
-    /// `source_offset` on, without reading them here. If they are not present they are made so
-    /// first, which may block; a source behind the end of its file is refused.
-    ///
-    /// # Errors
-    /// [`UffdError`] if one of the two ranges is not inside its mapping, or the kernel refuses.
-    pub fn copy_from(
+    /// [`UffdError`] if the range is not whole pages inside, there are not as many bytes to fill them with, or the
+    /// kernel refuses.
+    pub fn install(
         &self,
-        offset: u64,
-        source: &Mapping,
-        source_offset: u64,
-        len: ByteLen,
+        range: Range<u64>,
+        fill: Fill<'_>,
         how: Install,
     ) -> Result<Answered, UffdError> {
-        let len = len.get();
-        let dst = self.address(&self.range(offset, len)?)?;
-        let src = source_address(source, source_offset, len)?;
-        // SAFETY: `copy` wants `src` to be readable: it is inside of a mapping that is borrowed,
-        // whose bytes the kernel reads as any thread may; and `dst` as above.
-        let reply = unsafe { abi::copy(self.uffd.as_fd(), dst, src, len, how.bits()) };
-        answered(UffdCall::Copy, dst, len, counted(reply))
-    }
-
-    /// Fills missing pages of a range with zeroes. Huge pages of a pool do not take it.
-    ///
-    /// # Errors
-    /// [`UffdError`] if the range is not inside, or the kernel refuses.
-    pub fn zero(&self, range: Range<u64>, how: Install) -> Result<Answered, UffdError> {
         let (start, len) = (self.address(&range)?, range.end - range.start);
-        let mode = how.bits() & abi::DONTWAKE;
-        // SAFETY: as for `copy`: the pages are those of a `Mapping` that we own.
-        let reply = unsafe { abi::zero_page(self.uffd.as_fd(), start, len, mode) };
-        answered(UffdCall::ZeroPage, start, len, counted(reply))
-    }
-
-    /// Maps the pages of a range that the page cache has already: the answer to a minor fault.
-    ///
-    /// # Errors
-    /// [`UffdError`] if the range is not inside, or the kernel refuses.
-    pub fn continue_mapping(&self, range: Range<u64>, how: Install) -> Result<Answered, UffdError> {
-        let (start, len) = (self.address(&range)?, range.end - range.start);
-        // SAFETY: as for `copy`.
-        let reply = unsafe { abi::continue_mapping(self.uffd.as_fd(), start, len, how.bits()) };
-        answered(UffdCall::Continue, start, len, counted(reply))
-    }
-
-    /// Makes touching missing pages of a range raise `SIGBUS`, until they are filled after all.
-    ///
-    /// # Errors
-    /// [`UffdError`] if the range is not inside, or the kernel refuses.
-    pub fn poison(&self, range: Range<u64>, how: Install) -> Result<Answered, UffdError> {
-        let (start, len) = (self.address(&range)?, range.end - range.start);
-        let reply = abi::poison(self.uffd.as_fd(), start, len, how.bits() & abi::DONTWAKE);
-        answered(UffdCall::Poison, start, len, counted(reply))
+        // SAFETY: `install` wants memory that may be written as atomics write it: it is pages of a `Mapping` that
+        // we own (`address` checked), of which no slice is lent.
+        unsafe { fill.install(self.uffd.as_fd(), start, len, how) }
     }
 
     /// Moves pages of `source`, from its byte `source_offset` on, to where they are missing here,
@@ -239,10 +185,10 @@ impl Registered {
         }
         let src = mapping.addr().get() as u64 + source_offset;
         let mode = how.bits() & abi::DONTWAKE | abi::MOVE_HOLES;
-        // SAFETY: `move_pages` wants `dst` as `copy` does, and the source to be the caller's to lose: it is
+        // SAFETY: `move_pages` wants `dst` as `Fill::install` does, and the source to be the caller's to lose: it is
         // borrowed mutably, so no slice of it is lent, and zero is what missing pages of such memory are.
-        let reply = unsafe { abi::move_pages(self.uffd.as_fd(), dst, src, len, mode) };
-        answered(UffdCall::Move, dst, len, counted(reply))
+        let (result, count) = unsafe { abi::move_pages(self.uffd.as_fd(), dst, src, len, mode) };
+        answered(UffdCall::Move, dst, len, (result, Some(count)))
     }
 
     /// Starts (`protected`) or stops reporting writes to a range. Stopping wakes the threads that wait to

@@ -17,11 +17,10 @@ use uzone_pages::ByteLen;
 
 use crate::errno;
 use crate::host::kernel;
-use crate::map::mapping::Mapping;
 use crate::map::options::Vaddr;
 use crate::uffd::abi;
-use crate::uffd::answer::{Install, answered, counted, source_address};
 use crate::uffd::error::UffdError;
+use crate::uffd::install::{Fill, Install, answered};
 use crate::uffd::modes::Modes;
 use crate::uffd::reply::{Answered, UffdCall};
 
@@ -132,78 +131,20 @@ impl Remote {
         answered(UffdCall::Register, start, len, (reply.map(drop), None))
     }
 
-    /// Fills missing pages from `start` on with `bytes`, which are whole pages.
+    /// Fills the missing pages of `len` bytes from `start` on.
     ///
     /// # Errors
-    /// [`UffdError`] if the kernel refuses.
-    pub fn copy(&self, start: Vaddr, bytes: &[u8], how: Install) -> Result<Answered, UffdError> {
-        let (dst, len) = (start.get(), bytes.len() as u64);
-        let src = bytes.as_ptr().expose_provenance() as u64;
-        // SAFETY: `copy` wants `src` to be readable: it is a slice, borrowed for the call; and `dst`,
-        // if it is of this process, to be memory that may be written as atomics write it. The
+    /// [`UffdError`] if there are not as many bytes to fill them with, or the kernel refuses.
+    pub fn install(
+        &self,
+        start: Vaddr,
+        len: ByteLen,
+        fill: Fill<'_>,
+        how: Install,
+    ) -> Result<Answered, UffdError> {
+        // SAFETY: `install` wants memory that may be written as atomics write it, if it is of this process: the
         // kernel fills registered pages alone, and those are, by the contract of `Registered`.
-        let reply = unsafe { abi::copy(self.fd.as_fd(), dst, src, len, how.bits()) };
-        answered(UffdCall::Copy, dst, len, counted(reply))
-    }
-
-    /// Fills missing pages from `start` on with `len` bytes of a mapping, from its byte `source_offset`
-    /// on, as [`Registered::copy_from`](crate::uffd::Registered::copy_from) does.
-    ///
-    /// # Errors
-    /// [`UffdError`] if the source is not inside its mapping, or the kernel refuses.
-    pub fn copy_from(
-        &self,
-        start: Vaddr,
-        source: &Mapping,
-        source_offset: u64,
-        len: ByteLen,
-        how: Install,
-    ) -> Result<Answered, UffdError> {
-        let (dst, len) = (start.get(), len.get());
-        let src = source_address(source, source_offset, len)?;
-        // SAFETY: as for `copy`, but that `src` is inside of a mapping that is borrowed, whose bytes
-        // the kernel reads as any thread may.
-        let reply = unsafe { abi::copy(self.fd.as_fd(), dst, src, len, how.bits()) };
-        answered(UffdCall::Copy, dst, len, counted(reply))
-    }
-
-    /// Fills missing pages with zeroes.
-    ///
-    /// # Errors
-    /// [`UffdError`] if the kernel refuses.
-    pub fn zero(&self, start: Vaddr, len: ByteLen, how: Install) -> Result<Answered, UffdError> {
-        let (start, len, mode) = (start.get(), len.get(), how.bits() & abi::DONTWAKE);
-        // SAFETY: as for `copy`.
-        let reply = unsafe { abi::zero_page(self.fd.as_fd(), start, len, mode) };
-        answered(UffdCall::ZeroPage, start, len, counted(reply))
-    }
-
-    /// Maps pages that the page cache has already: the answer to a minor fault.
-    ///
-    /// # Errors
-    /// [`UffdError`] if the kernel refuses.
-    pub fn continue_mapping(
-        &self,
-        start: Vaddr,
-        len: ByteLen,
-        how: Install,
-    ) -> Result<Answered, UffdError> {
-        let (start, len) = (start.get(), len.get());
-        // SAFETY: as for `copy`.
-        let reply = unsafe { abi::continue_mapping(self.fd.as_fd(), start, len, how.bits()) };
-        answered(UffdCall::Continue, start, len, counted(reply))
-    }
-
-    /// Makes touching missing pages raise `SIGBUS`, until they are filled after all. In a virtual
-    /// machine the signal may be an input or output of the guest instead, which its monitor answers
-    /// with zeroes: for those, end the process.
-    ///
-    /// # Errors
-    /// [`UffdError`] if the kernel refuses.
-    pub fn poison(&self, start: Vaddr, len: ByteLen, how: Install) -> Result<Answered, UffdError> {
-        let (start, len) = (start.get(), len.get());
-        let reply = abi::poison(self.fd.as_fd(), start, len, how.bits() & abi::DONTWAKE);
-        answered(UffdCall::Poison, start, len, counted(reply))
+        unsafe { fill.install(self.fd.as_fd(), start.get(), len.get(), how) }
     }
 
     /// Starts (`protected`) or stops reporting writes.

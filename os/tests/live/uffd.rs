@@ -11,8 +11,8 @@ use std::thread;
 use std::time::Duration;
 
 use uzone_os::uffd::{
-    Answered, Doorbell, Event, EventBuffer, FaultKind, Features, Install, KernelFaults, Modes,
-    PageFault, Refusal, Registered, Remote, Uffd, UffdCall, UffdError, wait,
+    Answered, Doorbell, Event, EventBuffer, FaultKind, Features, Fill, Install, KernelFaults,
+    Modes, PageFault, Refusal, Registered, Remote, Uffd, UffdCall, UffdError, wait,
 };
 use uzone_os::{Access, AccessError, Exclusive, HugeSize, Mapping, Sharing, Vaddr};
 use uzone_pages::ByteLen;
@@ -45,6 +45,17 @@ fn anonymous(pages: u64) -> Mapping {
 
 fn bytes(byte: u8, pages: u64) -> Vec<u8> {
     vec![byte; usize::try_from(pages * page()).unwrap()]
+}
+
+/// Fills missing pages of memory from `offset` on with bytes.
+fn copy(
+    memory: &Registered,
+    offset: u64,
+    bytes: &[u8],
+    how: Install,
+) -> Result<Answered, UffdError> {
+    let range = offset..offset.saturating_add(bytes.len() as u64);
+    memory.install(range, Fill::Bytes(bytes), how)
 }
 
 fn pages(range: std::ops::Range<u64>) -> std::ops::Range<u64> {
@@ -93,7 +104,7 @@ fn a_thread_that_touches_a_missing_page_waits_and_gets_the_bytes() {
         assert_eq!(fault.address, Vaddr::new(base + 2 * page()));
         assert_eq!((fault.kind, fault.is_write), (FaultKind::Missing, false));
         assert_eq!(memory.offset_of(fault.address), Some(2 * page()));
-        let answer = memory.copy(2 * page(), &bytes(42, 1), Install::default());
+        let answer = copy(&memory, 2 * page(), &bytes(42, 1), Install::default());
         assert_eq!(answer.unwrap(), Answered::All);
         let (thread, byte) = reader.join().unwrap();
         assert_eq!(byte, 42);
@@ -103,7 +114,10 @@ fn a_thread_that_touches_a_missing_page_waits_and_gets_the_bytes() {
         // read first.)
         let writer = scope.spawn(|| memory.mapping().write_at(3 * page(), &[9; 8]).unwrap());
         let is_write = next_fault(memory.uffd()).is_write;
-        assert_eq!(memory.zero(pages(3..4), Install::default()).unwrap(), Answered::All);
+        assert_eq!(
+            memory.install(pages(3..4), Fill::Zero, Install::default()).unwrap(),
+            Answered::All
+        );
         writer.join().unwrap();
         assert!(is_write);
     });
@@ -117,17 +131,17 @@ fn a_copy_that_meets_a_page_says_how_far_it_got() {
     let Some(uffd) = open("a_copy_that_meets_a_page", Features::NONE) else { return };
     let memory = Registered::new(uffd, anonymous(8), Modes::MISSING).unwrap();
     let how = Install::default();
-    assert_eq!(memory.copy(3 * page(), &bytes(3, 1), how).unwrap(), Answered::All);
+    assert_eq!(copy(&memory, 3 * page(), &bytes(3, 1), how).unwrap(), Answered::All);
     let eight = bytes(8, 8);
-    let answer = memory.copy(0, &eight, how).unwrap();
+    let answer = copy(&memory, 0, &eight, how).unwrap();
     assert_eq!(answer, Answered::Part { bytes: 3 * page() });
     let rest = &eight[..usize::try_from(5 * page()).unwrap()];
-    assert_eq!(memory.copy(3 * page(), rest, how).unwrap(), Answered::Present);
+    assert_eq!(copy(&memory, 3 * page(), rest, how).unwrap(), Answered::Present);
     let rest = &eight[..usize::try_from(4 * page()).unwrap()];
-    assert_eq!(memory.copy(4 * page(), rest, how).unwrap(), Answered::All);
+    assert_eq!(copy(&memory, 4 * page(), rest, how).unwrap(), Answered::All);
     assert_eq!((0..8).map(|at| byte_at(&memory, at)).collect::<Vec<_>>(), [8, 8, 8, 3, 8, 8, 8, 8]);
     // Zeroes do not replace what is there.
-    assert_eq!(memory.zero(pages(0..8), how).unwrap(), Answered::Present);
+    assert_eq!(memory.install(pages(0..8), Fill::Zero, how).unwrap(), Answered::Present);
     assert_eq!(byte_at(&memory, 0), 8);
 }
 
@@ -139,7 +153,7 @@ fn an_answer_that_wakes_nobody_leaves_the_waiter_to_a_wake() {
         let reader = scope.spawn(|| byte_at(&memory, 0));
         next_fault(memory.uffd());
         let later = Install { wake: false, ..Install::default() };
-        assert_eq!(memory.copy(0, &bytes(5, 1), later).unwrap(), Answered::All);
+        assert_eq!(copy(&memory, 0, &bytes(5, 1), later).unwrap(), Answered::All);
         thread::sleep(Duration::from_millis(20));
         assert!(!reader.is_finished(), "no thread has woken it");
         assert_eq!(memory.wake(pages(0..1)).unwrap(), Answered::All);
@@ -150,7 +164,7 @@ fn an_answer_that_wakes_nobody_leaves_the_waiter_to_a_wake() {
         let first = next_fault(memory.uffd());
         assert_eq!(memory.wake(pages(0..2)).unwrap(), Answered::All);
         assert_eq!(next_fault(memory.uffd()).address, first.address);
-        assert_eq!(memory.copy(page(), &bytes(6, 1), Install::default()).unwrap(), Answered::All);
+        assert_eq!(copy(&memory, page(), &bytes(6, 1), Install::default()).unwrap(), Answered::All);
         assert_eq!(reader.join().unwrap(), 6);
     });
 }
@@ -173,17 +187,20 @@ fn a_page_of_a_memory_file_is_mapped_without_a_copy_by_continue() {
             let reader = scope.spawn(|| byte_at(&memory, 1));
             let fault = next_fault(memory.uffd());
             assert_eq!(fault.kind, FaultKind::Minor);
-            let answer = memory.continue_mapping(pages(1..2), Install::default());
+            let answer = memory.install(pages(1..2), Fill::Cached, Install::default());
             assert_eq!(answer.unwrap(), Answered::All);
             assert_eq!(reader.join().unwrap(), 11);
             // Page 3 is a hole: what is before it is mapped, and it is not.
-            let answer = memory.continue_mapping(pages(2..6), Install::default()).unwrap();
+            let answer = memory.install(pages(2..6), Fill::Cached, Install::default()).unwrap();
             assert_eq!(answer, Answered::Part { bytes: page() });
-            let answer = memory.continue_mapping(pages(3..6), Install::default()).unwrap();
+            let answer = memory.install(pages(3..6), Fill::Cached, Install::default()).unwrap();
             assert_eq!(answer, Answered::Hole);
             let reader = scope.spawn(|| byte_at(&memory, 3));
             assert_eq!(next_fault(memory.uffd()).kind, FaultKind::Missing);
-            assert_eq!(memory.zero(pages(3..4), Install::default()).unwrap(), Answered::All);
+            assert_eq!(
+                memory.install(pages(3..4), Fill::Zero, Install::default()).unwrap(),
+                Answered::All
+            );
             assert_eq!(reader.join().unwrap(), 0);
         });
         // What is written to a private mapping stays there.
@@ -218,10 +235,10 @@ fn a_huge_page_of_a_pool_is_filled_as_a_whole() {
         assert_eq!(memory.offset_of(fault.address), Some(huge));
         let part = &filled[..usize::try_from(page()).unwrap()];
         assert!(matches!(
-            memory.copy(huge, part, Install::default()),
+            copy(&memory, huge, part, Install::default()),
             Err(UffdError::Access(AccessError::CutsPage { .. }))
         ));
-        assert_eq!(memory.copy(huge, &filled, Install::default()).unwrap(), Answered::All);
+        assert_eq!(copy(&memory, huge, &filled, Install::default()).unwrap(), Answered::All);
         assert_eq!(reader.join().unwrap(), 3);
     });
 }
@@ -232,7 +249,7 @@ fn a_write_to_a_protected_page_is_told() {
     let modes = Modes { missing: true, minor: false, write_protect: true };
     let memory = Registered::new(uffd, anonymous(2), modes).unwrap();
     let protect = Install { wake: true, write_protect: true };
-    assert_eq!(memory.copy(0, &bytes(1, 1), protect).unwrap(), Answered::All);
+    assert_eq!(copy(&memory, 0, &bytes(1, 1), protect).unwrap(), Answered::All);
     assert_eq!(byte_at(&memory, 0), 1);
     thread::scope(|scope| {
         for _ in 0..2 {
@@ -277,26 +294,26 @@ fn nothing_is_filled_while_a_removal_is_unread() {
     let Some(uffd) = open("nothing_is_filled", Features::EVENT_REMOVE) else { return };
     let memory = Registered::new(uffd, anonymous(4), Modes::MISSING).unwrap();
     let how = Install::default();
-    assert_eq!(memory.copy(0, &bytes(4, 4), how).unwrap(), Answered::All);
+    assert_eq!(copy(&memory, 0, &bytes(4, 4), how).unwrap(), Answered::All);
     thread::scope(|scope| {
         let remover = scope.spawn(|| memory.mapping().discard(pages(1..3)).unwrap());
         // The event is pending when the answers are refused, and not read by asking.
         let mut refused = Answered::Present;
         for _ in 0..2000 {
-            refused = memory.copy(page(), &bytes(9, 1), how).unwrap();
+            refused = copy(&memory, page(), &bytes(9, 1), how).unwrap();
             if refused == Answered::LayoutChanging {
                 break;
             }
             thread::sleep(Duration::from_millis(1));
         }
         assert_eq!(refused, Answered::LayoutChanging);
-        assert_eq!(memory.zero(pages(1..2), how).unwrap(), Answered::LayoutChanging);
+        assert_eq!(memory.install(pages(1..2), Fill::Zero, how).unwrap(), Answered::LayoutChanging);
         assert!(!remover.is_finished());
         let Event::Removed { start, end } = next_event(memory.uffd()) else { panic!("no removal") };
         assert_eq!(memory.offset_of(start), Some(page()));
         assert_eq!(end.get() - start.get(), 2 * page());
         remover.join().unwrap();
-        assert_eq!(memory.zero(pages(1..3), how).unwrap(), Answered::All);
+        assert_eq!(memory.install(pages(1..3), Fill::Zero, how).unwrap(), Answered::All);
         assert_eq!((0..4).map(|at| byte_at(&memory, at)).collect::<Vec<_>>(), [4, 0, 0, 4]);
     });
 }
@@ -338,15 +355,15 @@ fn a_child_by_fork_comes_with_a_userfaultfd_of_its_own() {
         assert!(format!("{child:?}").contains("Remote"));
         // Before exec(2) the child has a copy of the memory, and answers reach the copy. Whether
         // it is still there is a race; that it is not ours is not.
-        let _ = child.copy(memory.mapping().addr().into(), &bytes(1, 1), Install::default());
+        let (start, one) = (memory.mapping().addr().into(), ByteLen::new(page()));
+        let install = |fill| child.install(start, one, fill, Install::default());
+        let _ = install(Fill::Bytes(&bytes(1, 1)));
         assert!(forker.join().unwrap().success());
+        assert_eq!(install(Fill::Zero).unwrap(), Answered::Gone);
         assert_eq!(
-            child
-                .zero(memory.mapping().addr().into(), ByteLen::new(page()), Install::default())
-                .unwrap(),
-            Answered::Gone
+            memory.install(pages(0..1), Fill::Zero, Install::default()).unwrap(),
+            Answered::All
         );
-        assert_eq!(memory.zero(pages(0..1), Install::default()).unwrap(), Answered::All);
         assert_eq!(byte_at(&memory, 0), 0);
     });
 }
@@ -357,13 +374,19 @@ fn a_poisoned_page_raises_a_signal_until_it_is_filled() {
     let child = is_child(name);
     let Some(uffd) = open("a_poisoned_page", Features::POISON) else { return };
     let memory = Registered::new(uffd, anonymous(2), Modes::MISSING).unwrap();
-    assert_eq!(memory.poison(pages(0..2), Install::default()).unwrap(), Answered::All);
-    assert_eq!(memory.poison(pages(0..1), Install::default()).unwrap(), Answered::Present);
+    assert_eq!(
+        memory.install(pages(0..2), Fill::Poison, Install::default()).unwrap(),
+        Answered::All
+    );
+    assert_eq!(
+        memory.install(pages(0..1), Fill::Poison, Install::default()).unwrap(),
+        Answered::Present
+    );
     if child {
         println!("read {}", byte_at(&memory, 1));
         return;
     }
-    assert_eq!(memory.copy(page(), &bytes(8, 1), Install::default()).unwrap(), Answered::All);
+    assert_eq!(copy(&memory, page(), &bytes(8, 1), Install::default()).unwrap(), Answered::All);
     assert_eq!(byte_at(&memory, 1), 8);
     let output = Command::new(std::env::current_exe().unwrap())
         .args([name, "--exact", "--nocapture", "--test-threads=1"])
@@ -430,7 +453,7 @@ fn a_userfaultfd_of_user_mode_is_had_without_privilege() {
     thread::scope(|scope| {
         let reader = scope.spawn(|| byte_at(&memory, 0));
         next_fault(memory.uffd());
-        assert_eq!(memory.copy(0, &bytes(6, 1), Install::default()).unwrap(), Answered::All);
+        assert_eq!(copy(&memory, 0, &bytes(6, 1), Install::default()).unwrap(), Answered::All);
         assert_eq!(reader.join().unwrap(), 6);
     });
 }
@@ -470,29 +493,39 @@ fn a_wrong_use_is_refused_with_what_it_was_given() {
     let how = Install::default();
     let (short, two) = (vec![0; 100], bytes(0, 2));
     assert!(matches!(
-        memory.copy(0, &short, how),
+        copy(&memory, 0, &short, how),
         Err(UffdError::Access(AccessError::CutsPage { .. }))
     ));
-    assert!(matches!(memory.copy(0, &[], how), Err(UffdError::Access(AccessError::Empty { .. }))));
+    assert!(matches!(
+        copy(&memory, 0, &[], how),
+        Err(UffdError::Access(AccessError::Empty { .. }))
+    ));
     for offset in [3 * page(), 4 * page(), !(page() - 1)] {
-        let answer = memory.copy(offset, &two, how);
+        let answer = copy(&memory, offset, &two, how);
         assert!(
             matches!(answer, Err(UffdError::Access(AccessError::Beyond { .. }))),
             "{offset:#x}"
         );
     }
-    assert!(memory.zero(pages(0..5), how).is_err() && memory.wake(pages(4..5)).is_err());
-    assert!(memory.poison(1..2, how).is_err() && memory.write_protect(0..1, true).is_err());
+    assert!(
+        memory.install(pages(0..5), Fill::Zero, how).is_err() && memory.wake(pages(4..5)).is_err()
+    );
+    assert!(
+        memory.install(1..2, Fill::Poison, how).is_err()
+            && memory.write_protect(0..1, true).is_err()
+    );
     // Anonymous memory has no page cache, so there is nothing to continue with.
-    let error = memory.continue_mapping(pages(0..1), how).unwrap_err();
+    let error = memory.install(pages(0..1), Fill::Cached, how).unwrap_err();
     let UffdError::Refused { call, refusal, .. } = &error else { panic!("{error}") };
     assert_eq!((*call, *refusal), (UffdCall::Continue, Refusal::Invalid));
     assert!(error.to_string().starts_with("UFFDIO_CONTINUE of"), "{error}");
     let source = anonymous(1);
-    let one = ByteLen::new(page());
-    assert_eq!(memory.copy_from(0, &source, 0, one, how).unwrap(), Answered::All);
-    assert!(memory.copy_from(page(), &source, page(), one, how).is_err());
-    assert!(memory.copy_from(page(), &source, u64::MAX, one, how).is_err());
+    let from = |offset| Fill::From { source: &source, offset };
+    assert_eq!(memory.install(pages(0..1), from(0), how).unwrap(), Answered::All);
+    for fill in [from(page()), from(u64::MAX), Fill::Bytes(&short)] {
+        let answer = memory.install(pages(1..2), fill, how);
+        assert!(matches!(answer, Err(UffdError::Access(AccessError::Beyond { .. }))), "{fill:?}");
+    }
 
     // Another userfaultfd does not take it, and gets it when the first has let go.
     let Some(second) = open(name, Features::NONE) else { return };
@@ -543,23 +576,35 @@ fn a_descriptor_from_elsewhere_answers_for_registered_memory_alone() {
         while remote.read(&mut buffer).unwrap() == 0 {
             thread::sleep(Duration::from_millis(1));
         }
-        assert_eq!(remote.copy(at(1), &bytes(3, 1), how).unwrap(), Answered::All);
+        assert_eq!(
+            remote.install(at(1), one, Fill::Bytes(&bytes(3, 1)), how).unwrap(),
+            Answered::All
+        );
         assert_eq!(reader.join().unwrap(), 3);
     });
-    assert_eq!(remote.zero(at(0), one, how).unwrap(), Answered::All);
-    assert_eq!(remote.copy(at(0), &bytes(3, 1), how).unwrap(), Answered::Present);
+    assert_eq!(remote.install(at(0), one, Fill::Zero, how).unwrap(), Answered::All);
+    assert_eq!(
+        remote.install(at(0), one, Fill::Bytes(&bytes(3, 1)), how).unwrap(),
+        Answered::Present
+    );
     // Memory that was not registered is out of reach.
     let private = anonymous(1);
     let elsewhere = Vaddr::from(private.addr());
-    assert_eq!(remote.copy(elsewhere, &bytes(3, 1), how).unwrap(), Answered::NotRegistered);
-    assert_eq!(remote.zero(elsewhere, one, how).unwrap(), Answered::NotRegistered);
-    assert!(remote.copy(at(2), &[1, 2, 3], how).is_err());
-    assert!(remote.continue_mapping(at(2), one, how).is_err());
+    assert_eq!(
+        remote.install(elsewhere, one, Fill::Bytes(&bytes(3, 1)), how).unwrap(),
+        Answered::NotRegistered
+    );
+    assert_eq!(remote.install(elsewhere, one, Fill::Zero, how).unwrap(), Answered::NotRegistered);
+    assert!(remote.install(at(2), ByteLen::new(3), Fill::Bytes(&[1, 2, 3]), how).is_err());
+    assert!(remote.install(at(2), one, Fill::Cached, how).is_err());
     assert!(remote.write_protect(elsewhere, one, true).is_ok_and(|answer| answer != Answered::All));
     assert_eq!(remote.unregister(at(2), one).unwrap(), Answered::All);
-    assert_eq!(remote.copy(at(2), &bytes(3, 1), how).unwrap(), Answered::NotRegistered);
+    assert_eq!(
+        remote.install(at(2), one, Fill::Bytes(&bytes(3, 1)), how).unwrap(),
+        Answered::NotRegistered
+    );
     assert_eq!(byte_at(&memory, 2), 0);
-    if let Ok(poisoned) = remote.poison(at(3), one, how) {
+    if let Ok(poisoned) = remote.install(at(3), one, Fill::Poison, how) {
         assert_eq!(poisoned, Answered::All);
     }
     drop(remote.into_fd());

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use uzone_fault::LazyOptions;
 use uzone_os::Mapping;
 use uzone_os::uffd::{
-    Answered, BareHandler, Doorbell, Event, EventBuffer, Features, Install, KernelFaults, Modes,
-    Registered, Uffd, wait,
+    Answered, BareHandler, Doorbell, Event, EventBuffer, Features, Fill, Install, KernelFaults,
+    Modes, Registered, Uffd, wait,
 };
 use uzone_pages::ByteLen;
 
@@ -266,7 +266,7 @@ impl Shared {
                     self.fail(cause);
                     // The reader then reads zeroes, and reports them as wrong.
                     let end = start + page.len() as u64;
-                    let _ = self.memory.zero(start..end, Install::default());
+                    let _ = self.memory.install(start..end, Fill::Zero, Install::default());
                 }
             }
         }
@@ -283,18 +283,13 @@ impl Shared {
             Answer::Copy(_) | Answer::Continue | Answer::Zero => {}
         }
         loop {
-            let how = Install::default();
-            let answered = match answer {
-                Answer::Copy(source) => {
-                    self.memory.copy_from(start, source, start, ByteLen::new(len), how)
-                }
-                Answer::Read(_) | Answer::Fetch(_) | Answer::Mark => {
-                    self.memory.copy(start, page, how)
-                }
-                Answer::Continue => self.memory.continue_mapping(range.clone(), how),
-                Answer::Zero => self.memory.zero(range.clone(), how),
+            let fill = match answer {
+                Answer::Copy(source) => Fill::From { source, offset: start },
+                Answer::Read(_) | Answer::Fetch(_) | Answer::Mark => Fill::Bytes(page),
+                Answer::Continue => Fill::Cached,
+                Answer::Zero => Fill::Zero,
             };
-            return match answered {
+            return match self.memory.install(range.clone(), fill, Install::default()) {
                 Ok(Answered::LayoutChanging) => continue,
                 // Another fault of the same page was answered before.
                 Ok(Answered::Present) => {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use uzone_fault::{Engine, EngineOptions, LazyOptions};
-use uzone_os::uffd::{Answered, Features, Install};
+use uzone_os::uffd::{Answered, Features, Fill, Install};
 use uzone_os::{Access, Anonymous, Mapping, Sharing};
 use uzone_pages::ByteLen;
 use uzone_snapshot::{Image, SnapshotBacking};
@@ -167,13 +167,13 @@ fn add_limits<'a>(
         timed(|| {
             frames::share(threads, frames.len(), Reader::new, |reader, number| {
                 let frame = frames[number];
-                let (start, how) = ((frame * FRAME) as u64, Install::default());
-                let answered = if material.is_zero[frame] {
-                    memory.zero(start..start + FRAME as u64, how)
+                let start = (frame * FRAME) as u64;
+                let fill = if material.is_zero[frame] {
+                    Fill::Zero
                 } else {
-                    memory.copy(start, decode(material, reader, frame)?, how)
+                    Fill::Bytes(decode(material, reader, frame)?)
                 };
-                match answered {
+                match memory.install(start..start + FRAME as u64, fill, Install::default()) {
                     Ok(Answered::All) => Ok(()),
                     Ok(other) => Err(io::Error::other(format!("the kernel answered {other:?}"))),
                     Err(error) => Err(io::Error::other(error)),

@@ -14,11 +14,11 @@ use uzone_pages::{ByteLen, FaultAround, PageCount, PageSize, Pfn, PfnRange};
 use crate::map::mapping::Mapping;
 use crate::map::options::{Anonymous, Vaddr};
 use crate::map::page_cache;
-use crate::uffd::answer::Install;
 use crate::uffd::error::{SLOTS, UffdError};
 use crate::uffd::gate::Gate;
 use crate::uffd::handover;
 use crate::uffd::in_thread::answers::{Answers, FileSource, Source};
+use crate::uffd::install::{Fill, Install};
 use crate::uffd::registered::Registered;
 use crate::uffd::reply::{Answered, Refusal};
 use crate::uffd::ring::Ring;
@@ -456,29 +456,25 @@ impl Answerer {
     /// Fills pages with bytes. Returns `None` if the first of them is not ready.
     fn ask(&self, pages: Range<u64>, bytes: &Bytes<'_>) -> Option<Result<Answered, UffdError>> {
         let start = pages.start << self.page.shift();
-        let range = start..pages.end << self.page.shift();
-        let len = ByteLen::new(range.end - start);
+        let mut range = start..pages.end << self.page.shift();
         let write_protect = self.answers.tracks_writes;
         let how = Install { write_protect, ..Install::default() };
-        Some(match *bytes {
-            Bytes::Mapped(mapped, from) => self.memory.copy_from(start, mapped, from, len, how),
+        // Held until its bytes are copied.
+        let room;
+        let fill = match *bytes {
+            Bytes::Mapped(source, offset) => Fill::From { source, offset },
             Bytes::Cached { file, from, rooms } => {
-                let room = rooms.take()?;
-                let Ok(Some(bytes)) = page_cache::read_cached_into(
-                    &*file.file,
-                    from,
-                    rooms.mapping(),
-                    room.bytes(len),
-                ) else {
-                    return None;
-                };
+                room = rooms.take()?;
+                let to = room.bytes(ByteLen::new(range.end - start));
+                let offset = to.start as u64;
+                let read = page_cache::read_cached_into(&*file.file, from, rooms.mapping(), to);
                 // The page at the end of a file is not whole, and is produced by another thread.
-                let whole = bytes as u64 >> self.page.shift() << self.page.shift();
+                let whole = read.ok()?? as u64 >> self.page.shift() << self.page.shift();
                 if whole == 0 {
                     return None;
                 }
-                let at = room.bytes(len).start as u64;
-                self.memory.copy_from(start, rooms.mapping(), at, ByteLen::new(whole), how)
+                range.end = start + whole;
+                Fill::From { source: rooms.mapping(), offset }
             }
             Bytes::Tail { file, from } => {
                 let tail = file.tail.as_deref()?;
@@ -488,11 +484,13 @@ impl Answerer {
                 if read.ok() != Some(bytes) {
                     return None;
                 }
-                self.memory.copy_from(start, tail, 0, ByteLen::new(self.page.bytes()), how)
+                range.end = start + self.page.bytes();
+                Fill::From { source: tail, offset: 0 }
             }
-            Bytes::Shared => self.memory.continue_mapping(range, how),
-            Bytes::Zero => self.memory.zero(range, Install::default()),
-        })
+            Bytes::Shared => Fill::Cached,
+            Bytes::Zero => Fill::Zero,
+        };
+        Some(self.memory.install(range, fill, how))
     }
 
     /// Fills a hole of a memory file. Returns whether the page is there.
