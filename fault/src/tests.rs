@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use uzone_os::Vaddr;
-use uzone_os::uffd::{Answered, Refusal, UffdCall, UffdError};
+use uzone_os::uffd::{Answered, UffdCall, UffdError};
 use uzone_pages::{
     Advice, ByteLen, Content, FaultAround, FaultPattern, PageCount, PageSize, Touch,
 };
@@ -62,7 +62,6 @@ pub(crate) fn no_memory(call: UffdCall, range: &Range<u64>) -> UffdError {
         call,
         start: Vaddr::new(range.start),
         len_bytes: range.end - range.start,
-        refusal: Refusal::NoMemory,
         cause: std::io::ErrorKind::OutOfMemory.into(),
     }
 }

@@ -72,5 +72,5 @@ pub use modes::Modes;
 pub use pending_faults::PendingFaults;
 pub use registered::Registered;
 pub use remote::Remote;
-pub use reply::{Answered, Refusal, UffdCall};
+pub use reply::{Answered, UffdCall};
 pub use wait::{Doorbell, Ready, wait};

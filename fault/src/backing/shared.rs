@@ -18,9 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use uzone_os::uffd::{
-    Answered, Features, KernelFaults, Modes, Refusal, Registered, Uffd, UffdError,
-};
+use uzone_os::uffd::{Answered, Features, KernelFaults, Modes, Registered, Uffd, UffdError};
 use uzone_os::{Mapping, Sharing};
 use uzone_pages::{ByteLen, Content, FaultAround, PageCount, PageSize};
 
@@ -294,8 +292,7 @@ impl SharedBacking {
 
 /// Returns whether there was no memory for a page.
 fn is_short(error: &BackingError) -> bool {
-    let BackingError::Answer(UffdError::Refused { refusal, .. }) = error else { return false };
-    *refusal == Refusal::NoMemory
+    matches!(error, BackingError::Answer(error) if error.is_no_memory())
 }
 
 impl Backing for SharedBacking {

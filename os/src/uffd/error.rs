@@ -12,7 +12,7 @@ use crate::map::options::{Addr, Vaddr};
 use crate::uffd::features::Features;
 use crate::uffd::modes::Modes;
 use crate::uffd::open;
-use crate::uffd::reply::{Refusal, UffdCall};
+use crate::uffd::reply::{UffdCall, explain};
 
 /// How many mappings can be answered for in their threads at a time.
 pub const SLOTS: usize = 64;
@@ -122,7 +122,7 @@ pub enum UffdError {
     #[error(transparent)]
     Access(#[from] AccessError),
     /// The kernel refused an answer.
-    #[error("UFFDIO_{} of {len_bytes} bytes at {start} was refused: {}", call.name(), refusal.fix())]
+    #[error("UFFDIO_{} of {len_bytes} bytes at {start} was refused: {}", call.name(), explain(cause).1)]
     Refused {
         /// Which answer.
         call: UffdCall,
@@ -130,9 +130,8 @@ pub enum UffdError {
         start: Vaddr,
         /// How long it is.
         len_bytes: u64,
-        /// Why.
-        refusal: Refusal,
-        /// What the kernel answered.
+        /// What the kernel answered; no error of the system if its reply contradicts itself, so that nothing is
+        /// known about what was done.
         #[source]
         cause: io::Error,
     },
@@ -165,16 +164,19 @@ impl UffdError {
                 ErrorKind::InvalidInput
             }
             Self::Access(error) => error.kind(),
-            Self::Refused { refusal, .. } => match refusal {
-                Refusal::Invalid => ErrorKind::InvalidInput,
-                Refusal::Unreadable => ErrorKind::Io,
-                Refusal::NoMemory | Refusal::NoSpace => ErrorKind::OutOfMemory,
-                Refusal::BadPage => ErrorKind::Poisoned,
-                Refusal::NotPermitted => ErrorKind::PermissionDenied,
-                Refusal::Unknown => ErrorKind::NotSupported,
-                Refusal::Contradiction { .. } | Refusal::Other => ErrorKind::Other,
-            },
+            Self::Refused { cause, .. } => explain(cause).0,
         }
+    }
+
+    /// Returns whether an answer was refused because the host or the control group has no memory for a page.
+    #[must_use]
+    pub fn is_no_memory(&self) -> bool {
+        matches!(self, Self::Refused { cause, .. } if cause.kind() == io::ErrorKind::OutOfMemory)
+    }
+
+    /// Returns whether the bytes to copy cannot be read, or the page is behind the end of its file.
+    pub(crate) fn is_unreadable(&self) -> bool {
+        matches!(self, Self::Refused { cause, .. } if Errno::from_io_error(cause) == Some(Errno::FAULT))
     }
 }
 

@@ -165,12 +165,10 @@ pub(crate) fn answered(
     len_bytes: u64,
     (result, count): (Result<(), Errno>, Option<i64>),
 ) -> Result<Answered, UffdError> {
-    reply::decode(call, result, count, len_bytes).map_err(|refusal| UffdError::Refused {
+    reply::decode(call, result, count, len_bytes).map_err(|cause| UffdError::Refused {
         call,
         start: Vaddr::new(start),
         len_bytes,
-        refusal,
-        // A reply that contradicts itself may have no errno.
-        cause: result.err().map_or_else(|| io::ErrorKind::InvalidData.into(), Into::into),
+        cause: cause.map_or_else(|| io::ErrorKind::InvalidData.into(), Into::into),
     })
 }

@@ -15,7 +15,10 @@
 //! Whatever else comes is a contradiction and counts as a failure, never as progress.
 //! Source: ioctl_userfaultfd(2); the table was checked against Linux 6.18.
 
+use std::io;
+
 use rustix::io::Errno;
+use uzone_pages::ErrorKind;
 
 /// An ioctl of a userfaultfd that answers faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -86,65 +89,46 @@ pub enum Answered {
     Gone,
 }
 
-/// Why an answer failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Refusal {
-    /// The request cuts a page or a huge page, or this memory does not take the ioctl.
-    Invalid,
-    /// The bytes to copy cannot be read, or the page is behind the end of its file.
-    Unreadable,
-    /// There is no memory for the page.
-    NoMemory,
-    /// The file system or hugetlb pool behind the page is full.
-    NoSpace,
-    /// The page in the page cache is broken.
-    BadPage,
-    /// The memory may not be changed: its file is sealed, or open for reading alone.
-    NotPermitted,
-    /// This kernel does not know the ioctl.
-    Unknown,
-    /// The reply contradicts itself, so nothing is known about what was done.
-    Contradiction {
-        /// The signed field of the reply.
-        count: i64,
-    },
-    /// Something else.
-    Other,
-}
-
-impl Refusal {
-    /// Returns what would help, for a message.
-    pub(crate) const fn fix(self) -> &'static str {
-        match self {
-            Self::Invalid => "the range cuts a page, or this memory does not take the request",
-            Self::Unreadable => {
-                "the bytes cannot be read, or the page is behind the end of its file"
-            }
-            Self::NoMemory => "the host or the cgroup is out of memory",
-            Self::NoSpace => "the file system or the hugetlb pool is full",
-            Self::BadPage => "the page in the page cache is broken",
-            Self::NotPermitted => "the memory file is sealed or not open for writing",
-            Self::Unknown => "this kernel is too old for it",
-            Self::Contradiction { .. } => "the reply contradicts itself",
-            Self::Other => "the kernel gave no reason that is known here",
+/// Returns what kind of failure the refusal of an answer is, and what would help.
+pub(crate) fn explain(cause: &io::Error) -> (ErrorKind, &'static str) {
+    let Some(errno) = Errno::from_io_error(cause) else {
+        return (ErrorKind::Other, "the reply contradicts itself");
+    };
+    match errno {
+        Errno::INVAL => (
+            ErrorKind::InvalidInput,
+            "the range cuts a page, or this memory does not take the request",
+        ),
+        Errno::FAULT => {
+            (ErrorKind::Io, "the bytes cannot be read, or the page is behind the end of its file")
         }
+        Errno::NOMEM => (ErrorKind::OutOfMemory, "the host or the cgroup is out of memory"),
+        Errno::NOSPC => (ErrorKind::OutOfMemory, "the file system or the hugetlb pool is full"),
+        Errno::IO | Errno::HWPOISON => {
+            (ErrorKind::Poisoned, "the page in the page cache is broken")
+        }
+        Errno::PERM | Errno::ACCESS => {
+            (ErrorKind::PermissionDenied, "the memory file is sealed or not open for writing")
+        }
+        Errno::NOTTY => (ErrorKind::NotSupported, "this kernel is too old for it"),
+        _ => (ErrorKind::Other, "the kernel gave no reason that is known here"),
     }
 }
 
 /// Decodes a reply: what the ioctl `call` returned, its signed field where it has one, and how many
-/// bytes were asked for.
+/// bytes were asked for. The error is the kernel's, or `None` if the reply contradicts itself, so that nothing is
+/// known about what was done.
 pub(crate) fn decode(
     call: UffdCall,
     result: Result<(), Errno>,
     count: Option<i64>,
     asked: u64,
-) -> Result<Answered, Refusal> {
+) -> Result<Answered, Option<Errno>> {
     let Err(errno) = result else {
         return match count {
             None => Ok(Answered::All),
             Some(count) if u64::try_from(count) == Ok(asked) => Ok(Answered::All),
-            Some(count) => Err(Refusal::Contradiction { count }),
+            Some(_) => Err(None),
         };
     };
     if let Some(count) = count
@@ -153,7 +137,7 @@ pub(crate) fn decode(
         // Only one result goes with progress, and it is never all of it.
         return match errno {
             Errno::AGAIN if bytes < asked => Ok(Answered::Part { bytes }),
-            _ => Err(Refusal::Contradiction { count }),
+            _ => Err(None),
         };
     }
     match (errno, call) {
@@ -164,14 +148,7 @@ pub(crate) fn decode(
         (Errno::NOENT, _) => Ok(Answered::NotRegistered),
         (Errno::FAULT, UffdCall::Continue) => Ok(Answered::Hole),
         (Errno::BUSY, _) => Ok(Answered::Busy),
-        (Errno::FAULT, _) => Err(Refusal::Unreadable),
-        (Errno::INVAL, _) => Err(Refusal::Invalid),
-        (Errno::NOMEM, _) => Err(Refusal::NoMemory),
-        (Errno::NOSPC, _) => Err(Refusal::NoSpace),
-        (Errno::IO | Errno::HWPOISON, _) => Err(Refusal::BadPage),
-        (Errno::PERM | Errno::ACCESS, _) => Err(Refusal::NotPermitted),
-        (Errno::NOTTY, _) => Err(Refusal::Unknown),
-        _ => Err(Refusal::Other),
+        _ => Err(Some(errno)),
     }
 }
 
@@ -187,16 +164,16 @@ mod tests {
         for call in COUNTED {
             for (result, count, expected) in [
                 (Ok(()), 8192, Ok(Answered::All)),
-                (Ok(()), 4096, Err(Refusal::Contradiction { count: 4096 })),
-                (Ok(()), 0, Err(Refusal::Contradiction { count: 0 })),
-                (Ok(()), -11, Err(Refusal::Contradiction { count: -11 })),
-                (Ok(()), 12288, Err(Refusal::Contradiction { count: 12288 })),
+                (Ok(()), 4096, Err(None)),
+                (Ok(()), 0, Err(None)),
+                (Ok(()), -11, Err(None)),
+                (Ok(()), 12288, Err(None)),
                 (Err(Errno::AGAIN), 4096, Ok(Answered::Part { bytes: 4096 })),
                 (Err(Errno::AGAIN), 8191, Ok(Answered::Part { bytes: 8191 })),
-                (Err(Errno::AGAIN), 8192, Err(Refusal::Contradiction { count: 8192 })),
-                (Err(Errno::AGAIN), i64::MAX, Err(Refusal::Contradiction { count: i64::MAX })),
-                (Err(Errno::EXIST), 4096, Err(Refusal::Contradiction { count: 4096 })),
-                (Err(Errno::FAULT), 1, Err(Refusal::Contradiction { count: 1 })),
+                (Err(Errno::AGAIN), 8192, Err(None)),
+                (Err(Errno::AGAIN), i64::MAX, Err(None)),
+                (Err(Errno::EXIST), 4096, Err(None)),
+                (Err(Errno::FAULT), 1, Err(None)),
             ] {
                 assert_eq!(
                     decode(call, result, Some(count), 8192),
@@ -235,17 +212,17 @@ mod tests {
             (Move, Errno::NOENT, Ok(Answered::Hole)),
             (Copy, Errno::SRCH, Ok(Answered::Gone)),
             (Continue, Errno::SRCH, Ok(Answered::Gone)),
-            (Copy, Errno::FAULT, Err(Refusal::Unreadable)),
+            (Copy, Errno::FAULT, Err(Some(Errno::FAULT))),
             (Continue, Errno::FAULT, Ok(Answered::Hole)),
             (Move, Errno::BUSY, Ok(Answered::Busy)),
-            (Copy, Errno::INVAL, Err(Refusal::Invalid)),
-            (Copy, Errno::NOMEM, Err(Refusal::NoMemory)),
-            (Copy, Errno::NOSPC, Err(Refusal::NoSpace)),
-            (Continue, Errno::IO, Err(Refusal::BadPage)),
-            (Continue, Errno::HWPOISON, Err(Refusal::BadPage)),
-            (ZeroPage, Errno::PERM, Err(Refusal::NotPermitted)),
-            (Poison, Errno::NOTTY, Err(Refusal::Unknown)),
-            (Copy, Errno::PIPE, Err(Refusal::Other)),
+            (Copy, Errno::INVAL, Err(Some(Errno::INVAL))),
+            (Copy, Errno::NOMEM, Err(Some(Errno::NOMEM))),
+            (Copy, Errno::NOSPC, Err(Some(Errno::NOSPC))),
+            (Continue, Errno::IO, Err(Some(Errno::IO))),
+            (Continue, Errno::HWPOISON, Err(Some(Errno::HWPOISON))),
+            (ZeroPage, Errno::PERM, Err(Some(Errno::PERM))),
+            (Poison, Errno::NOTTY, Err(Some(Errno::NOTTY))),
+            (Copy, Errno::PIPE, Err(Some(Errno::PIPE))),
         ] {
             let negated = -i64::from(errno.raw_os_error());
             for count in [Some(negated), Some(0), None] {
@@ -256,6 +233,27 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn a_refusal_has_a_kind_and_a_fix() {
+        for (errno, kind, fix) in [
+            (Errno::FAULT, ErrorKind::Io, "cannot be read"),
+            (Errno::INVAL, ErrorKind::InvalidInput, "cuts a page"),
+            (Errno::NOMEM, ErrorKind::OutOfMemory, "out of memory"),
+            (Errno::NOSPC, ErrorKind::OutOfMemory, "is full"),
+            (Errno::IO, ErrorKind::Poisoned, "is broken"),
+            (Errno::HWPOISON, ErrorKind::Poisoned, "is broken"),
+            (Errno::PERM, ErrorKind::PermissionDenied, "is sealed"),
+            (Errno::ACCESS, ErrorKind::PermissionDenied, "is sealed"),
+            (Errno::NOTTY, ErrorKind::NotSupported, "too old"),
+            (Errno::PIPE, ErrorKind::Other, "no reason"),
+        ] {
+            let (found, text) = explain(&errno.into());
+            assert!(found == kind && text.contains(fix), "{errno:?}: {found:?}, {text}");
+        }
+        let (kind, text) = explain(&io::ErrorKind::InvalidData.into());
+        assert_eq!((kind, text), (ErrorKind::Other, "the reply contradicts itself"));
     }
 
     #[test]

@@ -12,10 +12,10 @@ use std::time::Duration;
 
 use uzone_os::uffd::{
     Answered, Doorbell, Event, EventBuffer, FaultKind, Features, Fill, Install, KernelFaults,
-    Modes, PageFault, Refusal, Registered, Remote, Uffd, UffdCall, UffdError, wait,
+    Modes, PageFault, Registered, Remote, Uffd, UffdCall, UffdError, wait,
 };
 use uzone_os::{Access, AccessError, Exclusive, HugeSize, Mapping, Sharing, Vaddr};
-use uzone_pages::ByteLen;
+use uzone_pages::{ByteLen, ErrorKind};
 
 use crate::huge::Pool;
 use crate::{CHILD, is_alone, is_child, page, skip, small_pages};
@@ -516,8 +516,8 @@ fn a_wrong_use_is_refused_with_what_it_was_given() {
     );
     // Anonymous memory has no page cache, so there is nothing to continue with.
     let error = memory.install(pages(0..1), Fill::Cached, how).unwrap_err();
-    let UffdError::Refused { call, refusal, .. } = &error else { panic!("{error}") };
-    assert_eq!((*call, *refusal), (UffdCall::Continue, Refusal::Invalid));
+    let UffdError::Refused { call, .. } = &error else { panic!("{error}") };
+    assert_eq!((*call, error.kind()), (UffdCall::Continue, ErrorKind::InvalidInput));
     assert!(error.to_string().starts_with("UFFDIO_CONTINUE of"), "{error}");
     let source = anonymous(1);
     let from = |offset| Fill::From { source: &source, offset };

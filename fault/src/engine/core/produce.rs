@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use uzone_os::uffd::{self, UffdError};
+use uzone_os::uffd::UffdError;
 use uzone_pages::Content;
 
 use super::{Core, ReaderState};
@@ -169,13 +169,11 @@ impl Core {
         };
         let progress = window.state;
         let mut outcome = FaultOutcome::Failed;
-        let is_short = |error: &UffdError| {
-            matches!(error, UffdError::Refused { refusal: uffd::Refusal::NoMemory, .. })
-        };
         if progress.wanted_is_done {
             Counters::add(&self.pages.counters.demand, 1);
             outcome = FaultOutcome::Produced;
-        } else if progress.deferred || waits && answer.as_ref().is_err_and(is_short) {
+        } else if progress.deferred || waits && answer.as_ref().is_err_and(UffdError::is_no_memory)
+        {
             Counters::add(&self.pages.counters.deferred, 1);
             return Some(staged);
         } else if progress.gone {

@@ -20,7 +20,7 @@ use crate::uffd::handover;
 use crate::uffd::in_thread::answers::{Answers, FileSource, Source};
 use crate::uffd::install::{Fill, Install};
 use crate::uffd::registered::Registered;
-use crate::uffd::reply::{Answered, Refusal};
+use crate::uffd::reply::Answered;
 use crate::uffd::ring::Ring;
 use crate::uffd::rooms::Rooms;
 use crate::uffd::write_states::WriteStates;
@@ -432,7 +432,7 @@ impl Answerer {
                 Ok(Answered::NotRegistered | Answered::Gone) => return Wanted::Gone,
                 Err(_) if at > wanted => return found,
                 Err(_) if at < wanted => at = wanted,
-                Err(UffdError::Refused { refusal: Refusal::Unreadable, .. }) if end > at + 1 => {
+                Err(error) if error.is_unreadable() && end > at + 1 => {
                     return self.fill_alone(at, &bytes);
                 }
                 // The signal is an error, and so is that of the next touch.
