@@ -32,14 +32,12 @@
 //! |---|---|
 //! | `live` | [`LiveOwner`]: a value that guards keep in place, counted once |
 //! | `libpmem` | clearing and copying by libpmem, for benchmarks |
-//! | `errno` | the meaning of an errno that several calls share |
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("uzone-os is the Linux layer of uzone: it has no port to another kernel");
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("uzone-os maps regions larger than a 32-bit address space");
 
-mod errno;
 mod host;
 mod ipc;
 mod libpmem;

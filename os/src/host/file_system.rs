@@ -17,11 +17,11 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::process::{Resource, getrlimit};
 use uzone_pages::ByteLen;
 
-use crate::errno;
 use crate::host::signals::Held;
 
 pub use holes::{HoleProblem, hole_problem, next_data};
@@ -82,10 +82,16 @@ pub fn file_of_image(
 /// # Errors
 /// The error of open(2).
 pub fn nameless_file(directory: &Path) -> io::Result<File> {
+    open_nameless(directory, Mode::RUSR | Mode::WUSR)?.map_or_else(|| renounce_name(directory), Ok)
+}
+
+/// Makes a file without a name, or returns `None` where the file system has none: it refuses them, or it or the
+/// kernel ignores the flag and opens the directory.
+fn open_nameless(directory: &Path, mode: Mode) -> io::Result<Option<File>> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    match rustix::fs::open(directory, flags, Mode::RUSR | Mode::WUSR) {
-        Ok(fd) => Ok(fd.into()),
-        Err(cause) if errno::has_no_nameless_files(cause) => renounce_name(directory),
+    match rustix::fs::open(directory, flags, mode) {
+        Ok(fd) => Ok(Some(fd.into())),
+        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => Ok(None),
         Err(cause) => Err(cause.into()),
     }
 }

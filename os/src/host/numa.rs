@@ -5,10 +5,10 @@
 use std::num::NonZeroU32;
 use std::sync::OnceLock;
 
+use rustix::io::Errno;
 use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
 use uzone_pages::ByteLen;
 
-use crate::errno;
 use crate::host::root::{SysError, SystemRoot, kib_field};
 
 const NODES: &str = "sys/devices/system/node";
@@ -149,7 +149,7 @@ pub fn keep_thread_to(cpus: &[u32]) -> Result<(), SysError> {
     // The kernel leaves out what the control group of the process does not have, and refuses what is
     // left if that is nothing.
     sched_setaffinity(None, &set).map_err(|cause| {
-        if errno::is_invalid(cause) {
+        if cause == Errno::INVAL {
             SysError::NoCpu { asked }
         } else {
             SysError::Placement { asked, cause: cause.into() }

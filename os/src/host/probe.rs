@@ -10,13 +10,12 @@ use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use uzone_pages::ByteLen;
 
-use crate::errno::{self, UffdRefusal};
 pub use crate::host::kernel::{
     kernel_release, madvise_collapse_is_known, madvise_populate_is_known, page_size,
 };
 use crate::host::root::{SysError, SystemRoot};
 use crate::map::resident;
-use crate::uffd::open;
+use crate::uffd::open::{self, UffdRefusal, uffd_refusal};
 pub use crate::uffd::probe::uffd_features;
 
 /// Returns the model name of the CPU as `/proc/cpuinfo` has it, or `None` where it has none, as on
@@ -109,7 +108,7 @@ pub enum UffdAccess {
 impl UffdAccess {
     fn refused(errno: Errno) -> Self {
         let cause = errno.into();
-        match errno::uffd_refusal(errno) {
+        match uffd_refusal(errno) {
             UffdRefusal::Permission => Self::Denied { cause },
             UffdRefusal::Absent => Self::Absent { cause },
             UffdRefusal::Other => Self::Failed { cause },
@@ -122,7 +121,7 @@ impl UffdAccess {
 pub fn uffd_syscall() -> UffdAccess {
     match open::by_syscall() {
         Ok(_) => UffdAccess::Full,
-        Err(refused) if errno::uffd_refusal(refused) == UffdRefusal::Permission => {
+        Err(refused) if uffd_refusal(refused) == UffdRefusal::Permission => {
             match open::user_mode_only() {
                 Ok(_) => UffdAccess::UserModeOnly,
                 Err(_) => UffdAccess::refused(refused),

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::fs::MemfdFlags;
 use rustix::io::FdFlags;
 
-use crate::errno;
+use crate::map::create;
 
 /// The number of the first one.
 const FIRST: RawFd = 3;
@@ -50,13 +50,7 @@ pub fn passed_descriptors() -> Vec<(String, OwnedFd)> {
 /// # Errors
 /// The error of the system: no memory, or as many descriptors as the process may have.
 pub fn memory_file(name: &str, bytes: &[u8]) -> io::Result<File> {
-    let flags = MemfdFlags::CLOEXEC;
-    // Kernels since 6.3 warn about memory files without this flag; older ones do not know it.
-    let fd = match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
-        Err(cause) if errno::flag_is_unknown(cause) => rustix::fs::memfd_create(name, flags),
-        answer => answer,
-    }?;
-    let mut file = File::from(fd);
+    let mut file = File::from(create::memfd(name, MemfdFlags::CLOEXEC)?);
     file.write_all(bytes)?;
     Ok(file)
 }

@@ -19,7 +19,6 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal};
 
 use uzone_pages::ByteLen;
 
-use crate::errno;
 use crate::host::kernel::MADV_COLLAPSE;
 use crate::ipc::unix_socket;
 use crate::map::advise::{self, Collapsed};
@@ -311,7 +310,7 @@ pub fn receive(stream: impl AsFd, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> 
         let flags = RecvFlags::CMSG_CLOEXEC;
         let received = match rustix::net::recvmsg(stream.as_fd(), &mut parts, &mut control, flags) {
             Ok(received) => received,
-            Err(cause) if errno::is_interrupted(cause) => continue,
+            Err(Errno::INTR) => continue,
             Err(cause) => return Err(cause.into()),
         };
         for message in control.drain() {

@@ -17,8 +17,6 @@ use rustix::net::{
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
-use crate::errno;
-
 /// One end of a connection that carries whole messages.
 #[derive(Debug)]
 pub struct MessageSocket(OwnedFd);
@@ -68,7 +66,7 @@ impl MessageSocket {
         }
         match send(self.0.as_fd(), bytes, fds) {
             Ok(_) => Ok(()), // all of it: the kernel does not cut such a message
-            Err(cause) if errno::is_reset(cause) => Err(io::ErrorKind::BrokenPipe.into()),
+            Err(Errno::CONNRESET) => Err(io::ErrorKind::BrokenPipe.into()),
             Err(cause) => Err(cause.into()),
         }
     }
@@ -88,9 +86,9 @@ impl MessageSocket {
             let flags = RecvFlags::CMSG_CLOEXEC;
             let received = match rustix::net::recvmsg(&self.0, &mut parts, &mut control, flags) {
                 Ok(received) => received,
-                Err(cause) if errno::is_interrupted(cause) => continue,
+                Err(Errno::INTR) => continue,
                 // Reported once, and before what the other side had sent.
-                Err(cause) if errno::is_reset(cause) => continue,
+                Err(Errno::CONNRESET) => continue,
                 Err(cause) => return Err(cause.into()),
             };
             let mut fds = Vec::new();
@@ -153,7 +151,7 @@ pub(crate) fn send(
     let parts = [IoSlice::new(bytes)];
     loop {
         match rustix::net::sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL) {
-            Err(cause) if errno::is_interrupted(cause) => {}
+            Err(Errno::INTR) => {}
             sent => return sent,
         }
     }

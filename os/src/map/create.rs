@@ -14,11 +14,10 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags};
 use uzone_pages::{ByteLen, PageSize};
 
-use crate::errno;
 use crate::host::hugepages::HugeSize;
 use crate::host::kernel;
 use crate::host::root::SystemRoot;
-use crate::map::mapping::{Mapping, Refused, Request};
+use crate::map::mapping::{Mapping, Request};
 use crate::map::options::{Access, Anonymous, HugeAdvice, MAX_ALIGN, Sharing};
 use crate::map::shortage::MapError;
 
@@ -62,10 +61,8 @@ impl Mapping {
                 flags,
                 fd: None,
             },
-        )
-        .map_err(|refused| {
-            refused.explain(|cause| MapError::memory(&SystemRoot::host(), len, true, cause))
-        })?;
+            |cause| explain(len, true, cause),
+        )?;
         let advice = match how.huge {
             HugeAdvice::Default => return Ok(mapping),
             HugeAdvice::Never if is_never_huge => return Ok(mapping),
@@ -105,8 +102,8 @@ impl Mapping {
                 flags,
                 fd: None,
             },
+            |cause| explain_huge(len, size, cause),
         )
-        .map_err(|refused| refused.explain_huge(size, len))
     }
 
     /// Makes a memory file and maps it shared, so that it can be handed to other processes by
@@ -129,13 +126,11 @@ impl Mapping {
                 flags: MapFlags::SHARED,
                 fd: Some((fd.as_fd(), 0)),
             },
-        )
-        .map_err(|refused| match huge {
-            Some(size) => refused.explain_huge(size, len),
-            None => {
-                refused.explain(|cause| MapError::memory(&SystemRoot::host(), len, false, cause))
-            }
-        })?;
+            |cause| match huge {
+                Some(size) => explain_huge(len, size, cause),
+                None => explain(len, false, cause),
+            },
+        )?;
         Ok(mapping.backed_by(fd, 0, Sharing::Shared))
     }
 
@@ -205,59 +200,45 @@ impl Mapping {
                 flags,
                 fd: Some((fd.as_fd(), offset)),
             },
-        )
-        .map_err(|refused| refused.explain_file(access, sharing))?;
+            |cause| explain_file(len, access, sharing, cause),
+        )?;
         Ok(mapping.backed_by(fd, offset, sharing))
     }
 }
 
-impl Refused {
-    fn explain(self, memory: impl FnOnce(io::Error) -> MapError) -> MapError {
-        match self {
-            Self::Empty => MapError::Empty,
-            Self::TooLong { len_bytes } => MapError::TooLong { len_bytes },
-            Self::Kernel { len, cause } => match cause {
-                Errno::NOMEM => memory(cause.into()),
-                // The process locks all that it maps, and may not lock as much.
-                Errno::AGAIN => MapError::locked(len, cause.into()),
-                _ => MapError::Refused { len, cause: cause.into() },
-            },
-        }
+/// Explains why memory was not mapped, of which the host's strict accounting counts what is `counted`.
+fn explain(len: ByteLen, counted: bool, cause: Errno) -> MapError {
+    match cause {
+        Errno::NOMEM => MapError::memory(&SystemRoot::host(), len, counted, cause.into()),
+        // The process locks all that it maps, and may not lock as much.
+        Errno::AGAIN => MapError::locked(len, cause.into()),
+        _ => MapError::Refused { len, cause: cause.into() },
     }
+}
 
-    /// Explains why a file or device was not mapped.
-    pub(crate) fn explain_file(self, access: Access, sharing: Sharing) -> MapError {
-        let (len, cause) = match self {
-            Self::Empty => return MapError::Empty,
-            Self::TooLong { len_bytes } => return MapError::TooLong { len_bytes },
-            Self::Kernel { len, cause } => (len, cause),
-        };
-        let error = io::Error::from(cause);
-        match cause {
-            Errno::NOMEM => {
-                let counted = access == Access::ReadWrite && sharing == Sharing::Private;
-                MapError::memory(&SystemRoot::host(), len, counted, error)
-            }
-            Errno::AGAIN => MapError::locked(len, error),
-            Errno::ACCESS => MapError::NotOpenFor { access, sharing, cause: error },
-            Errno::NODEV => MapError::NotMappable {
-                kind: "a file whose file system does not support it",
-                cause: Some(error),
-            },
-            _ => MapError::Refused { len, cause: error },
-        }
+/// Explains why a file or device was not mapped.
+pub(crate) fn explain_file(
+    len: ByteLen,
+    access: Access,
+    sharing: Sharing,
+    cause: Errno,
+) -> MapError {
+    match cause {
+        Errno::ACCESS => MapError::NotOpenFor { access, sharing, cause: cause.into() },
+        Errno::NODEV => MapError::NotMappable {
+            kind: "a file whose file system does not support it",
+            cause: Some(cause.into()),
+        },
+        _ => explain(len, access == Access::ReadWrite && sharing == Sharing::Private, cause),
     }
+}
 
-    fn explain_huge(self, size: HugeSize, len: ByteLen) -> MapError {
-        let Self::Kernel { cause, .. } = self else {
-            return self.explain(|cause| MapError::Refused { len, cause });
-        };
-        match cause {
-            Errno::NOMEM => MapError::huge_pool(&SystemRoot::host(), size, len, cause.into()),
-            Errno::AGAIN => MapError::locked(len, cause.into()),
-            Errno::NODEV | Errno::INVAL => MapError::HugeSize { size, cause: cause.into() },
-            _ => MapError::Refused { len, cause: cause.into() },
-        }
+/// Explains why huge pages of a pool were not mapped.
+fn explain_huge(len: ByteLen, size: HugeSize, cause: Errno) -> MapError {
+    match cause {
+        Errno::NOMEM => MapError::huge_pool(&SystemRoot::host(), size, len, cause.into()),
+        Errno::NODEV | Errno::INVAL => MapError::HugeSize { size, cause: cause.into() },
+        _ => explain(len, false, cause),
     }
 }
 
@@ -284,15 +265,19 @@ fn create_memfd(name: &str, len: ByteLen, huge: Option<HugeSize>) -> Result<Owne
     if let Some(size) = huge {
         flags |= MemfdFlags::HUGETLB | MemfdFlags::from_bits_retain(size.encoded_in_flags());
     }
-    // Kernels since 6.3 warn about memory files without this flag; older ones do not know it.
-    let fd = match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
-        Err(cause) if errno::flag_is_unknown(cause) => rustix::fs::memfd_create(name, flags),
-        answer => answer,
-    }
-    .map_err(failed)?;
+    let fd = memfd(name, flags).map_err(failed)?;
     rustix::fs::ftruncate(&fd, whole.get()).map_err(failed)?;
     rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW).map_err(failed)?;
     Ok(fd)
+}
+
+/// Makes an empty memory file, of which nothing is executed.
+pub(crate) fn memfd(name: &str, flags: MemfdFlags) -> Result<OwnedFd, Errno> {
+    // Kernels since 6.3 warn about memory files without this flag; older ones do not know it.
+    match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
+        Err(Errno::INVAL) => rustix::fs::memfd_create(name, flags),
+        answer => answer,
+    }
 }
 
 /// Returns the page size of a file's memory, if the range can be mapped as far as its kind, its

@@ -7,11 +7,10 @@ use rustix::io::Errno;
 use rustix::mm::MapFlags;
 use uzone_pages::{ByteLen, PageSize};
 
-use crate::errno;
 use crate::host::dax::device;
 use crate::host::root::SystemRoot;
 use crate::map::create;
-use crate::map::mapping::{Mapping, Refused, Request};
+use crate::map::mapping::{Mapping, Request};
 use crate::map::options::{Access, Sharing};
 use crate::map::shortage::MapError;
 
@@ -35,8 +34,9 @@ impl Mapping {
         }
         let device = device(&SystemRoot::host(), &fd)?;
         device.check(offset, len)?;
-        map_shared(fd, offset, len, device.align, MapFlags::SHARED)
-            .map_err(|refused| refused.explain_file(Access::ReadWrite, Sharing::Shared))
+        map_shared(fd, offset, len, device.align, MapFlags::SHARED, |cause| {
+            create::explain_file(len, Access::ReadWrite, Sharing::Shared, cause)
+        })
     }
 
     /// Maps `len` bytes of a file on a DAX mount, from `offset` on, shared and writable, so that the
@@ -59,11 +59,10 @@ impl Mapping {
             return Err(MapError::NotRegular);
         }
         let flags = MapFlags::SHARED_VALIDATE | MapFlags::SYNC;
-        map_shared(fd, offset, len, page, flags).map_err(|refused| match refused {
-            Refused::Kernel { cause, .. } if errno::sync_is_unsupported(cause) => {
-                MapError::NoDax { cause: cause.into() }
-            }
-            refused => refused.explain_file(Access::ReadWrite, Sharing::Shared),
+        map_shared(fd, offset, len, page, flags, |cause| match cause {
+            // A kernel before 4.15 does not know `MAP_SHARED_VALIDATE` either, and calls the request invalid.
+            Errno::OPNOTSUPP | Errno::INVAL => MapError::NoDax { cause: cause.into() },
+            _ => create::explain_file(len, Access::ReadWrite, Sharing::Shared, cause),
         })
     }
 }
@@ -75,7 +74,8 @@ fn map_shared(
     len: ByteLen,
     page: PageSize,
     flags: MapFlags,
-) -> Result<Mapping, Refused> {
+    explain: impl FnOnce(Errno) -> MapError,
+) -> Result<Mapping, MapError> {
     let request = Request {
         page,
         // No more is asked for than a page: the driver of a DAX device starts a mapping at a
@@ -86,7 +86,7 @@ fn map_shared(
         flags,
         fd: Some((fd.as_fd(), offset)),
     };
-    let mapping = Mapping::map(len, &request)?;
+    let mapping = Mapping::map(len, &request, explain)?;
     Ok(mapping.backed_by(fd, offset, Sharing::Shared))
 }
 

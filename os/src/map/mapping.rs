@@ -154,13 +154,7 @@ impl Mapping {
         if len.is_zero() {
             return Err(MapError::Empty);
         }
-        let too_long = MapError::TooLong { len_bytes: len.get() };
-        let Ok(len_usize) = len.to_usize() else {
-            return Err(too_long);
-        };
-        if isize::try_from(len_usize).is_err() {
-            return Err(too_long);
-        }
+        let len_usize = fits(len).ok_or(MapError::TooLong { len_bytes: len.get() })?;
         if page < host {
             return Err(MapError::AdoptedPage { page, host });
         }
@@ -375,27 +369,26 @@ impl Mapping {
         })
     }
 
-    /// Maps what is asked for. `request` is for new memory or for a file that is open.
-    pub(crate) fn map(len: ByteLen, request: &Request<'_>) -> Result<Self, Refused> {
+    /// Maps what is asked for. `request` is for new memory or for a file that is open, and `explain` returns
+    /// why the kernel refused it.
+    pub(crate) fn map(
+        len: ByteLen,
+        request: &Request<'_>,
+        explain: impl FnOnce(Errno) -> MapError,
+    ) -> Result<Self, MapError> {
         if len.is_zero() {
-            return Err(Refused::Empty);
+            return Err(MapError::Empty);
         }
-        let too_long = || Refused::TooLong { len_bytes: len.get() };
-        let fits = |bytes: ByteLen| -> Result<usize, Refused> {
-            let bytes = bytes.to_usize().map_err(|_| too_long())?;
-            if isize::try_from(bytes).is_err() {
-                return Err(too_long());
-            }
-            Ok(bytes)
-        };
+        let too_long = || MapError::TooLong { len_bytes: len.get() };
+        let fits = |bytes| fits(bytes).ok_or_else(too_long);
         let page = request.page.bytes();
         let mapped = len.align_up(page).map_err(|_| too_long())?;
         let slack = ByteLen::new(request.align - page);
         let asked_len = fits(mapped.checked_add(slack).map_err(|_| too_long())?)?;
         let (len_usize, mapped_len) = (fits(len)?, fits(mapped)?);
         let align = fits(ByteLen::new(request.align))?;
-        let start = map_aligned(mapped_len, asked_len - mapped_len, align, request)
-            .map_err(|cause| Refused::Kernel { len, cause })?;
+        let start =
+            map_aligned(mapped_len, asked_len - mapped_len, align, request).map_err(explain)?;
         Ok(Self {
             start,
             len: len_usize,
@@ -407,6 +400,11 @@ impl Mapping {
             origin: next_origin(),
         })
     }
+}
+
+/// Returns a length as one that a mapping can have.
+fn fits(len: ByteLen) -> Option<usize> {
+    len.to_usize().ok().filter(|&len| isize::try_from(len).is_ok())
 }
 
 /// Maps `len` bytes at an address that is as far behind a multiple of `align` as the file offset is.
@@ -543,13 +541,6 @@ fn protection(access: Access) -> ProtFlags {
         Access::ReadOnly => ProtFlags::READ,
         Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
     }
-}
-
-/// A mapping that was not made, before it is known what would have helped.
-pub(crate) enum Refused {
-    Empty,
-    TooLong { len_bytes: u64 },
-    Kernel { len: ByteLen, cause: Errno },
 }
 
 impl Drop for Mapping {

@@ -16,7 +16,6 @@ use std::os::fd::{AsFd, AsRawFd};
 use rustix::fs::Advice;
 use rustix::io::{Errno, ReadWriteFlags};
 
-use crate::errno;
 use crate::map::mapping::Mapping;
 use crate::map::options::Access;
 
@@ -43,6 +42,11 @@ const _: () = assert!(size_of::<Bytes>() == size_of::<linux_raw_sys::general::ca
 const _: () = assert!(size_of::<Counts>() == 40);
 const _: () = assert!(size_of::<Counts>() == size_of::<linux_raw_sys::general::cachestat>());
 
+/// Returns whether a system call is not there, or not for this file or with these flags.
+fn is_unsupported(errno: Errno) -> bool {
+    matches!(errno, Errno::NOSYS | Errno::OPNOTSUPP | Errno::INVAL)
+}
+
 /// Returns how many host pages of `len_bytes` from byte `start` of a file on the page cache has, also
 /// those that it has asked the device for and that cannot be read yet, or
 /// `None` if this kernel or file does not tell (cachestat(2), Linux 6.5; not for hugetlb files), or not this user: the
@@ -64,8 +68,8 @@ pub fn cached(file: impl AsFd, start: u64, len_bytes: NonZeroU64) -> io::Result<
     }
     let cause = io::Error::last_os_error();
     match Errno::from_io_error(&cause) {
-        Some(errno) if errno::call_is_unsupported(errno) => Ok(None),
-        Some(errno) if errno::is_unprivileged(errno) => Ok(None),
+        Some(errno) if is_unsupported(errno) => Ok(None),
+        Some(Errno::PERM) => Ok(None),
         _ => Err(cause),
     }
 }
@@ -81,9 +85,9 @@ pub fn read_cached(file: impl AsFd, offset: u64, out: &mut [u8]) -> io::Result<O
     loop {
         return match rustix::io::preadv2(&file, &mut slices, offset, ReadWriteFlags::NOWAIT) {
             Ok(bytes) => Ok(Some(bytes)),
-            Err(cause) if errno::is_interrupted(cause) => continue,
-            Err(cause) if errno::would_wait(cause) => Ok(None),
-            Err(cause) if errno::call_is_unsupported(cause) => Ok(None),
+            Err(Errno::INTR) => continue,
+            Err(Errno::AGAIN) => Ok(None),
+            Err(cause) if is_unsupported(cause) => Ok(None),
             Err(cause) => Err(cause.into()),
         };
     }
@@ -144,9 +148,9 @@ fn read_into_with(
         }
         let cause = io::Error::last_os_error();
         return match Errno::from_io_error(&cause) {
-            Some(errno) if errno::is_interrupted(errno) => continue,
-            Some(errno) if errno::would_wait(errno) => Ok(None),
-            Some(errno) if errno::call_is_unsupported(errno) => Ok(None),
+            Some(Errno::INTR) => continue,
+            Some(Errno::AGAIN) => Ok(None),
+            Some(errno) if is_unsupported(errno) => Ok(None),
             _ => Err(cause),
         };
     }

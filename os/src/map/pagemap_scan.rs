@@ -17,9 +17,9 @@
 use core::ops::Range;
 use std::fs::File;
 
+use rustix::io::Errno;
 use rustix::ioctl::{self, Ioctl, IoctlOutput, Opcode};
 
-use crate::errno;
 use crate::host::root::SysError;
 
 pub(crate) const PAGEMAP: &str = "/proc/self/pagemap";
@@ -175,7 +175,7 @@ pub(crate) fn scan(
         // the procfs pagemap, and the number has a type of its own there; on any other file the
         // kernel answers ENOTTY and reads nothing.
         let scanned = match unsafe { ioctl::ioctl(pagemap, scan) } {
-            Err(cause) if errno::ioctl_is_unknown(cause) => return Ok(false),
+            Err(Errno::NOTTY | Errno::INVAL) => return Ok(false),
             answer => answer?,
         };
         runs.iter().take(scanned.runs).for_each(&mut found);

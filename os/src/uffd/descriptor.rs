@@ -3,7 +3,8 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use crate::errno;
+use rustix::io::Errno;
+
 use crate::uffd::abi;
 use crate::uffd::error::UffdError;
 use crate::uffd::event::EventBuffer;
@@ -63,7 +64,7 @@ impl Uffd {
         let mut features = required.with(Features::from_bits(optional.bits() & offered.bits()));
         let mut answer = abi::handshake(fd.as_fd(), features.bits());
         let fork = Features::EVENT_FORK;
-        if answer.is_err_and(errno::is_unprivileged) && !required.contains(fork) {
+        if answer == Err(Errno::PERM) && !required.contains(fork) {
             // A refused handshake leaves the descriptor as it was.
             features = features.without(fork);
             answer = abi::handshake(fd.as_fd(), features.bits());

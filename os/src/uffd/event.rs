@@ -16,7 +16,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-use crate::errno;
+use rustix::io::Errno;
+
 use crate::uffd::log::EventLog;
 use crate::uffd::message::{Event, MESSAGE, PAGEFAULT, Parsed, WORDS, parse};
 use crate::uffd::remote::Remote;
@@ -112,9 +113,9 @@ impl EventBuffer {
                 Ok(read) => break read,
                 Err(_) => io::Error::last_os_error(),
             };
-            match rustix::io::Errno::from_io_error(&cause) {
-                Some(errno) if errno::would_wait(errno) => break 0,
-                Some(errno) if errno::is_interrupted(errno) => {}
+            match Errno::from_io_error(&cause) {
+                Some(Errno::AGAIN) => break 0,
+                Some(Errno::INTR) => {}
                 _ => return Err(cause),
             }
         };

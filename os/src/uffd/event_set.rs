@@ -12,8 +12,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
-
-use crate::errno;
+use rustix::io::Errno;
 
 /// Descriptors that are waited for.
 #[derive(Debug)]
@@ -76,7 +75,7 @@ impl EventSet {
                 Ok(())
             }
             // The caller looks around and waits again.
-            Err(cause) if errno::is_interrupted(cause) => Ok(()),
+            Err(Errno::INTR) => Ok(()),
             Err(cause) => Err(cause.into()),
         }
     }

@@ -10,7 +10,6 @@ use rustix::io::Errno;
 use rustix::ioctl::{self, Ioctl, IoctlOutput, Opcode};
 use rustix::mm::UserfaultfdFlags;
 
-use crate::errno::{self, UffdRefusal};
 use crate::uffd::abi;
 
 /// The device that gives userfaultfds, Linux 6.1.
@@ -51,7 +50,7 @@ pub(crate) fn by_device() -> rustix::io::Result<OwnedFd> {
 /// more specific error.
 pub(crate) fn full() -> rustix::io::Result<OwnedFd> {
     by_device().or_else(|at_device| {
-        by_syscall().map_err(|by_call| match errno::uffd_refusal(by_call) {
+        by_syscall().map_err(|by_call| match uffd_refusal(by_call) {
             // A filter may hide the call, and the device be there and closed to us.
             UffdRefusal::Absent => at_device,
             UffdRefusal::Permission | UffdRefusal::Other => by_call,
@@ -83,5 +82,43 @@ unsafe impl Ioctl for NewUffd {
         // SAFETY: `from_raw_fd` wants an open descriptor that nothing else closes: the kernel made it by
         // this call, which did not fail.
         Ok(unsafe { OwnedFd::from_raw_fd(out) })
+    }
+}
+
+/// Why a userfaultfd was not given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum UffdRefusal {
+    /// This process may not have one that sees faults of the kernel.
+    Permission,
+    /// The kernel was built without it, or a filter hides it.
+    Absent,
+    /// Something else.
+    Other,
+}
+
+/// Decodes why userfaultfd(2), or opening its device, failed.
+pub(crate) fn uffd_refusal(errno: Errno) -> UffdRefusal {
+    match errno {
+        Errno::PERM | Errno::ACCESS => UffdRefusal::Permission,
+        Errno::NOSYS | Errno::NOENT | Errno::NODEV | Errno::NXIO => UffdRefusal::Absent,
+        _ => UffdRefusal::Other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_documented_answer_has_its_meaning() {
+        for (errno, refusal) in [
+            (Errno::PERM, UffdRefusal::Permission),
+            (Errno::ACCESS, UffdRefusal::Permission),
+            (Errno::NOSYS, UffdRefusal::Absent),
+            (Errno::NOENT, UffdRefusal::Absent),
+            (Errno::MFILE, UffdRefusal::Other),
+        ] {
+            assert_eq!(uffd_refusal(errno), refusal, "{errno:?}");
+        }
     }
 }

@@ -13,9 +13,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::OFlags;
+use rustix::io::Errno;
 use uzone_pages::ByteLen;
 
-use crate::errno;
 use crate::host::kernel;
 use crate::map::options::Vaddr;
 use crate::uffd::abi;
@@ -74,8 +74,7 @@ impl Remote {
         }
         // Before UFFDIO_API the kernel refuses each other call, also this one, which has nothing to wake. No process
         // would ever be seen to end by such a descriptor.
-        if abi::wake(fd.as_fd(), PROBED, kernel::page_size().bytes()).is_err_and(errno::is_invalid)
-        {
+        if abi::wake(fd.as_fd(), PROBED, kernel::page_size().bytes()) == Err(Errno::INVAL) {
             return Err(UffdError::NotUffd {
                 fd,
                 what: "a userfaultfd without UFFDIO_API".to_owned(),
@@ -105,7 +104,7 @@ impl Remote {
         match rustix::event::poll(&mut fds, Some(&Timespec::default())) {
             Ok(_) => Ok(fds[0].revents().contains(PollFlags::IN)),
             // The caller looks again.
-            Err(cause) if errno::is_interrupted(cause) => Ok(false),
+            Err(Errno::INTR) => Ok(false),
             Err(cause) => Err(cause.into()),
         }
     }
@@ -185,7 +184,7 @@ impl Remote {
         for limit in LIMITS {
             let start = limit - 2 * page;
             let asked = abi::write_protect(self.fd.as_fd(), start, page, 0);
-            if asked.is_err_and(errno::is_invalid) {
+            if asked == Err(Errno::INVAL) {
                 continue;
             }
             let answer = answered(UffdCall::WriteProtect, start, page, (asked, None));

@@ -7,8 +7,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
-
-use crate::errno;
+use rustix::io::Errno;
 
 /// Something that another thread rings to be noticed by [`wait`].
 #[derive(Debug)]
@@ -38,7 +37,7 @@ impl Doorbell {
     /// The error of read(2).
     pub fn silence(&self) -> io::Result<()> {
         match rustix::io::read(&self.0, &mut [0_u8; 8]) {
-            Err(cause) if errno::would_wait(cause) => Ok(()),
+            Err(Errno::AGAIN) => Ok(()),
             answer => Ok(answer.map(drop)?),
         }
     }
@@ -75,7 +74,7 @@ pub fn wait(uffd: impl AsFd, bell: &Doorbell, timeout: Option<Duration>) -> io::
     match rustix::event::poll(&mut fds, timeout.as_ref()) {
         Ok(_) => {}
         // The caller looks around and waits again.
-        Err(cause) if errno::is_interrupted(cause) => {
+        Err(Errno::INTR) => {
             return Ok(Ready { events: false, rung: false, hung_up: false });
         }
         Err(cause) => return Err(cause.into()),

@@ -13,8 +13,7 @@ use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 
 use rustix::fs::SeekFrom;
-
-use crate::errno;
+use rustix::io::Errno;
 
 /// Why the holes of a file do not show which pages were written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,7 +165,7 @@ fn problem_of(magic: u64, block_bytes: u64, page_bytes: u64) -> Option<HoleProbl
 pub fn next_data(file: &File, from: u64) -> io::Result<Option<Range<u64>>> {
     let start = match rustix::fs::seek(file, SeekFrom::Data(from)) {
         Ok(start) => start,
-        Err(cause) if errno::is_behind_data(cause) => return Ok(None),
+        Err(Errno::NXIO) => return Ok(None),
         Err(cause) => return Err(cause.into()),
     };
     let end = rustix::fs::seek(file, SeekFrom::Hole(start))?;

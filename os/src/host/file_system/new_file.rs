@@ -9,9 +9,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags};
-
-use crate::errno;
+use rustix::fs::{AtFlags, CWD, Mode};
 
 /// A file that is being written. Dropping it unfinished leaves what was at its path before.
 #[derive(Debug)]
@@ -29,12 +27,10 @@ impl NewFile {
     /// The error of open(2): there is no such directory, or it may not be written.
     pub fn create(path: impl Into<PathBuf>) -> io::Result<Self> {
         let path = path.into();
-        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let mode = Mode::from_bits_truncate(0o666); // the umask takes from it
-        match rustix::fs::open(directory_of(&path), flags, mode) {
-            Ok(fd) => Ok(Self { file: fd.into(), path, hidden: None }),
-            Err(cause) if errno::has_no_nameless_files(cause) => Self::create_hidden(path),
-            Err(cause) => Err(cause.into()),
+        match super::open_nameless(directory_of(&path), mode)? {
+            Some(file) => Ok(Self { file, path, hidden: None }),
+            None => Self::create_hidden(path),
         }
     }
 
