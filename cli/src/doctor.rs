@@ -169,10 +169,10 @@ fn node_table(facts: &Facts) -> comfy_table::Table {
     for node in facts.nodes.iter().flatten() {
         let pages = |size: HugeSize| {
             let pools = facts.node_pools.as_deref().unwrap_or_default();
-            let pool = pools.iter().find(|pool| pool.node == node.number && pool.size == size);
+            let pool = pools.iter().find(|(of, pool)| *of == node.number && pool.size == size);
             pool.map_or_else(
                 || "-".to_owned(),
-                |pool| format!("{} free of {}", pool.free, pool.total),
+                |(_, pool)| format!("{} free of {}", pool.free, pool.total),
             )
         };
         let cpus = if node.cpus.is_empty() { "-".to_owned() } else { number_list(&node.cpus) };

@@ -28,7 +28,7 @@ use sd_notify::NotifyState;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use uzone_fault::Budget;
-use uzone_os::privilege::{self, Privileges};
+use uzone_os::privilege::{self, CapabilitySet, Privileges};
 use uzone_os::uffd::Doorbell;
 use uzone_pages::ByteLen;
 use uzone_server::{
@@ -279,10 +279,11 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
         users.push(rights::user_of_worker(args, arguments, out)?);
     }
     // Before this process starts a thread.
-    let needed = configured.iter().zip(&users).flat_map(|(server, user)| {
+    let needed = configured.iter().zip(&users).map(|(server, user)| {
         rights::of_keeper(&server.args, &socket_of(&server.args, &passed), user.is_some())
     });
-    privilege::keep_capabilities(&needed.collect::<Vec<_>>()).map_err(ServeError::Capabilities)?;
+    let needed = needed.fold(CapabilitySet::empty(), |all, of_one| all | of_one);
+    privilege::keep_capabilities(needed).map_err(ServeError::Capabilities)?;
     let (mut listening, mut failed) = (Vec::new(), None);
     for (server, user) in configured.iter().zip(users) {
         match Listening::open(server, user, &mut passed, out) {

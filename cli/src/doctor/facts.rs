@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use uzone_fault::ReaderPlacement;
 use uzone_os::dax::{self, DaxDevice};
-use uzone_os::hugepages::{self, NodePool, Pool, Thp};
+use uzone_os::hugepages::{self, Pool, Thp};
 use uzone_os::memory::{self, Available, SystemMemory};
 use uzone_os::numa::{self, Node};
 use uzone_os::probe::{self, Overcommit, UffdAccess};
@@ -43,7 +43,7 @@ pub(super) struct Facts {
     pub(super) stores: Option<Stores>,
     pub(super) thp: Result<Option<Thp>, SysError>,
     pub(super) pools: Result<Vec<Pool>, SysError>,
-    pub(super) node_pools: Result<Vec<NodePool>, SysError>,
+    pub(super) node_pools: Result<Vec<(u32, Pool)>, SysError>,
     pub(super) uffd_syscall: UffdAccess,
     pub(super) uffd_device: UffdAccess,
     pub(super) uffd_unprivileged: Result<bool, SysError>,

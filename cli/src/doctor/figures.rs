@@ -4,7 +4,7 @@
 //! had, or (for a limit) none; the check of the same name states which.
 
 use serde_json::{Value, json};
-use uzone_os::hugepages::{NodePool, Pool};
+use uzone_os::hugepages::Pool;
 use uzone_os::memory::Limit;
 use uzone_os::probe::{Overcommit, UffdAccess};
 use uzone_pages::ByteLen;
@@ -84,9 +84,9 @@ fn pool(pool: &Pool) -> Value {
     })
 }
 
-fn pool_of_node(pool: &NodePool) -> Value {
+fn pool_of_node((node, pool): &(u32, Pool)) -> Value {
     json!({
-        "node": pool.node,
+        "node": node,
         "page_size_bytes": pool.size.page_size().bytes(),
         "total_pages": pool.total,
         "free_pages": pool.free,

@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use uzone_os::dax::DaxDevice;
-use uzone_os::hugepages::{NodePool, Pool, Thp, ThpChoice};
+use uzone_os::hugepages::{Pool, Thp, ThpChoice};
 use uzone_os::memory::{Available, Limit, SystemMemory};
 use uzone_os::numa::Node;
 use uzone_os::probe::{Overcommit, UffdAccess};
@@ -57,10 +57,7 @@ fn everything() -> Facts {
             pmd_size: ByteLen::mib(2),
         })),
         pools: Ok(vec![pool(HugeSize::MIB_2, 512), pool(HugeSize::GIB_1, 4)]),
-        node_pools: Ok(vec![
-            NodePool { node: 0, size: HugeSize::MIB_2, total: 512, free: 512, surplus: 0 },
-            NodePool { node: 0, size: HugeSize::GIB_1, total: 4, free: 4, surplus: 0 },
-        ]),
+        node_pools: Ok(vec![(0, pool(HugeSize::MIB_2, 512)), (0, pool(HugeSize::GIB_1, 4))]),
         uffd_syscall: UffdAccess::Full,
         uffd_device: UffdAccess::Full,
         uffd_unprivileged: Ok(true),

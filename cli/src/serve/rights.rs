@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use uzone_os::privilege::{self, Capability};
+use uzone_os::privilege::{self, CapabilitySet};
 
 use super::{Args, NONE, PROGRAM};
 use crate::exit::{Exit, Failure};
@@ -84,20 +84,21 @@ pub(super) fn opens_local_files(args: &Args) -> bool {
 }
 
 /// Returns the capabilities that the keeper of a socket needs, if it has them.
-pub(super) fn of_keeper(args: &Args, socket: &Path, has_user: bool) -> Vec<Capability> {
+pub(super) fn of_keeper(args: &Args, socket: &Path, has_user: bool) -> CapabilitySet {
     // Ending monitors, taking their descriptors, and reading their memory, whose files are their user's.
-    let mut needed = vec![Capability::Kill, Capability::Ptrace, Capability::DacReadSearch];
+    let mut needed =
+        CapabilitySet::KILL | CapabilitySet::SYS_PTRACE | CapabilitySet::DAC_READ_SEARCH;
     if has_user {
-        needed.extend([Capability::SetUser, Capability::SetGroup]);
+        needed |= CapabilitySet::SETUID | CapabilitySet::SETGID;
     }
     if args.group.is_some() {
-        needed.push(Capability::Chown);
+        needed |= CapabilitySet::CHOWN;
     }
     if args.huge {
-        needed.push(Capability::Nice);
+        needed |= CapabilitySet::SYS_NICE;
     }
     if args.metrics.is_some_and(|at| at.port() < FIRST_FREE_PORT) {
-        needed.push(Capability::BindPort);
+        needed |= CapabilitySet::NET_BIND_SERVICE;
     }
     // It makes names there, and removes them at the end.
     let written = socket.parent().into_iter().chain(args.recover.as_deref());
@@ -106,7 +107,7 @@ pub(super) fn of_keeper(args: &Args, socket: &Path, has_user: bool) -> Vec<Capab
         !fs::metadata(folder).is_ok_and(|folder| folder.uid() == privilege::user())
     };
     if written.filter(|folder| folder.as_os_str() != NONE).any(is_of_another) {
-        needed.push(Capability::DacOverride);
+        needed |= CapabilitySet::DAC_OVERRIDE;
     }
     needed
 }

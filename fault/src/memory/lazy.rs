@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use uzone_os::uffd::Registered;
 use uzone_os::uffd::in_thread::InThread;
-use uzone_os::uffd::write_states::{Which, WriteStates, runs_of};
+use uzone_os::uffd::write_states::{WriteStates, runs_of};
 use uzone_os::{AccessError, Addr, Mapping};
 use uzone_pages::{ByteLen, Content, FaultAround, PageSize};
 use uzone_zone::Pinned;
@@ -331,8 +331,8 @@ impl LazyMapping {
         let _turn = tracker.turn();
         match tracker.states() {
             Some(states) => {
-                let clean = self.evict_closed(tracker, states, pages.clone(), Which::Clean)?;
-                Ok(clean + self.evict_closed(tracker, states, pages, Which::Dirty)?)
+                let clean = self.evict_closed(tracker, states, pages.clone(), true)?;
+                Ok(clean + self.evict_closed(tracker, states, pages, false)?)
             }
             None => self.evict_pages(pages),
         }
@@ -346,23 +346,23 @@ impl LazyMapping {
     ) -> Result<u64, LazyError> {
         let _turn = tracker.turn();
         match tracker.states() {
-            Some(states) => self.evict_closed(tracker, states, pages, Which::Clean),
+            Some(states) => self.evict_closed(tracker, states, pages, true),
             None => Err(LazyError::CannotEvict {
                 reason: "a page that is written meanwhile would be lost, since the kernel only records the write: track writes synchronously, or use evict_all when no thread writes any more and everything is written back",
             }),
         }
     }
 
-    /// Gives back pages that no writer can reach meanwhile.
+    /// Gives back pages that no writer can reach meanwhile: those that were not written, or those that may have been.
     fn evict_closed(
         &self,
         tracker: &Tracker,
         states: &WriteStates,
         pages: Range<u64>,
-        which: Which,
+        are_clean: bool,
     ) -> Result<u64, LazyError> {
         let (mut evicted, mut answer) = (0, Ok(()));
-        for run in states.close(pages, which) {
+        for run in states.close(pages, are_clean) {
             if answer.is_ok() {
                 match self.evict_pages(run.clone()) {
                     Ok(count) => evicted += count,
@@ -370,7 +370,7 @@ impl LazyMapping {
                 }
             }
             // Those that stayed are what they were.
-            states.release(run.clone(), which == Which::Clean);
+            states.release(run.clone(), are_clean);
             // Threads that faulted on a write meanwhile wait for this thread.
             tracker.wake_pages(&run);
         }

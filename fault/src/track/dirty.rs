@@ -178,7 +178,7 @@ impl Tracker {
             How::Sync(states) => {
                 let found = states.dirty(pages);
                 let free = found.iter().flat_map(|run| runs_of(run.clone(), |at| !is_pinned(at)));
-                let closed: Vec<_> = free.flat_map(|run| states.close(run, Which::Dirty)).collect();
+                let closed: Vec<_> = free.flat_map(|run| states.close(run, false)).collect();
                 for (index, run) in closed.iter().enumerate() {
                     if let Err(error) = self.protect(run, true) {
                         // The runs before it are clean by now, and the others are still ours.

@@ -162,7 +162,7 @@ pub fn thp(root: &SystemRoot) -> Result<Option<Thp>, SysError> {
     }))
 }
 
-/// One hugetlb pool of the host. Counts are pages of its size.
+/// A hugetlb pool of the host, or the part of one that lies on a NUMA node. Counts are pages of its size.
 ///
 /// `free` includes what is `reserved`, that is promised to mappings which have not touched it yet:
 /// a new mapping can have `free - reserved`, and `overcommit - surplus` more from the host.
@@ -174,27 +174,12 @@ pub struct Pool {
     pub total: u64,
     /// How many are not in use.
     pub free: u64,
-    /// How many of those are promised.
+    /// How many of those are promised; of a node the kernel does not count them.
     pub reserved: u64,
     /// How many it has beyond what it was set to.
     pub surplus: u64,
-    /// How many it may have beyond what it was set to.
+    /// How many it may have beyond what it was set to; a node has no such limit.
     pub overcommit: u64,
-}
-
-/// The part of a hugetlb pool that lies on one NUMA node. Counts are pages of its size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct NodePool {
-    /// The node.
-    pub node: u32,
-    /// The size of the pages.
-    pub size: HugeSize,
-    /// How many there are.
-    pub total: u64,
-    /// How many are not in use.
-    pub free: u64,
-    /// How many there are beyond what was set.
-    pub surplus: u64,
 }
 
 /// Returns the size that is in the name of a pool's directory.
@@ -210,7 +195,7 @@ fn parse_directory(name: &str) -> Option<HugeSize> {
 pub fn pools(root: &SystemRoot) -> Result<Vec<Pool>, SysError> {
     let mut pools = sizes(root, POOLS)?
         .into_iter()
-        .map(|size| read_pool(root, size))
+        .map(|size| read_pool(root, POOLS, size, true))
         .collect::<Result<Vec<_>, _>>()?;
     pools.sort_by_key(|pool| pool.size);
     Ok(pools)
@@ -221,7 +206,7 @@ pub fn pools(root: &SystemRoot) -> Result<Vec<Pool>, SysError> {
 /// # Errors
 /// [`SysError`] names the file that could not be read or understood.
 pub fn pool(root: &SystemRoot, size: HugeSize) -> Result<Option<Pool>, SysError> {
-    match read_pool(root, size) {
+    match read_pool(root, POOLS, size, true) {
         Err(error) if error.is_absent() => Ok(None),
         answer => answer.map(Some),
     }
@@ -234,38 +219,38 @@ fn sizes(root: &SystemRoot, directory: &str) -> Result<Vec<HugeSize>, SysError> 
     }
 }
 
-fn read_pool(root: &SystemRoot, size: HugeSize) -> Result<Pool, SysError> {
-    let number = |file| root.number(format!("{POOLS}/{}/{file}", size.directory()));
+/// Reads a pool of a directory; that of a node has no promises.
+fn read_pool(
+    root: &SystemRoot,
+    directory: &str,
+    size: HugeSize,
+    has_promises: bool,
+) -> Result<Pool, SysError> {
+    let number = |file| root.number(format!("{directory}/{}/{file}", size.directory()));
+    let promise = |file| if has_promises { number(file) } else { Ok(0) };
     Ok(Pool {
         size,
         total: number("nr_hugepages")?,
         free: number("free_hugepages")?,
-        reserved: number("resv_hugepages")?,
+        reserved: promise("resv_hugepages")?,
         surplus: number("surplus_hugepages")?,
-        overcommit: number("nr_overcommit_hugepages")?,
+        overcommit: promise("nr_overcommit_hugepages")?,
     })
 }
 
-/// Returns the pools of each NUMA node, by node and size; none on a kernel without nodes.
+/// Returns the pools of each NUMA node with its number, by node and size; none on a kernel without nodes.
 ///
 /// # Errors
 /// [`SysError`] names the file that could not be read or understood.
-pub fn node_pools(root: &SystemRoot) -> Result<Vec<NodePool>, SysError> {
+pub fn node_pools(root: &SystemRoot) -> Result<Vec<(u32, Pool)>, SysError> {
     let mut pools = Vec::new();
     for node in crate::host::numa::node_numbers(root)? {
         let directory = format!("{NODES}/node{node}/hugepages");
         for size in sizes(root, &directory)? {
-            let number = |file| root.number(format!("{directory}/{}/{file}", size.directory()));
-            pools.push(NodePool {
-                node,
-                size,
-                total: number("nr_hugepages")?,
-                free: number("free_hugepages")?,
-                surplus: number("surplus_hugepages")?,
-            });
+            pools.push((node, read_pool(root, &directory, size, false)?));
         }
     }
-    pools.sort_by_key(|pool| (pool.node, pool.size));
+    pools.sort_by_key(|(node, pool)| (*node, pool.size));
     Ok(pools)
 }
 
@@ -389,9 +374,6 @@ mod tests {
         };
         assert_eq!(pools[0], small);
         assert_eq!(pool(&root, HugeSize::MIB_2).unwrap(), Some(small));
-        assert_eq!(
-            node_pools(&root).unwrap(),
-            [NodePool { node: 1, size: HugeSize::MIB_2, total: 512, free: 500, surplus: 2 }]
-        );
+        assert_eq!(node_pools(&root).unwrap(), [(1, Pool { reserved: 0, overcommit: 0, ..small })]);
     }
 }

@@ -8,7 +8,7 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 
-use rustix::thread::CapabilitySet;
+pub use rustix::thread::CapabilitySet;
 
 /// How many capabilities there can be.
 const CAPABILITIES: u32 = 64;
@@ -56,45 +56,6 @@ impl Privileges {
     }
 }
 
-/// A right beyond those of a user: capabilities(7) has what each permits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Capability {
-    /// `CAP_CHOWN`: giving files to any group.
-    Chown,
-    /// `CAP_DAC_OVERRIDE`: writing to files of other users.
-    DacOverride,
-    /// `CAP_DAC_READ_SEARCH`: reading files of other users.
-    DacReadSearch,
-    /// `CAP_KILL`: ending processes of other users.
-    Kill,
-    /// `CAP_SETGID`: starting a process of another group.
-    SetGroup,
-    /// `CAP_SETUID`: starting a process of another user.
-    SetUser,
-    /// `CAP_NET_BIND_SERVICE`: listening on ports below 1024.
-    BindPort,
-    /// `CAP_SYS_PTRACE`: reading memory and taking descriptors of other users' processes.
-    Ptrace,
-    /// `CAP_SYS_NICE`: advising on memory of other processes.
-    Nice,
-}
-
-impl Capability {
-    fn set(self) -> CapabilitySet {
-        match self {
-            Self::Chown => CapabilitySet::CHOWN,
-            Self::DacOverride => CapabilitySet::DAC_OVERRIDE,
-            Self::DacReadSearch => CapabilitySet::DAC_READ_SEARCH,
-            Self::Kill => CapabilitySet::KILL,
-            Self::SetGroup => CapabilitySet::SETGID,
-            Self::SetUser => CapabilitySet::SETUID,
-            Self::BindPort => CapabilitySet::NET_BIND_SERVICE,
-            Self::Ptrace => CapabilitySet::SYS_PTRACE,
-            Self::Nice => CapabilitySet::SYS_NICE,
-        }
-    }
-}
-
 /// Gives up all capabilities of this thread, and of what it starts, for good: also a program of root's has
 /// none. The user stays the same.
 ///
@@ -102,7 +63,7 @@ impl Capability {
 /// The error of prctl(2) or capset(2).
 pub fn give_up_capabilities() -> io::Result<()> {
     rustix::thread::set_no_new_privs(true)?;
-    keep_capabilities(&[])
+    keep_capabilities(CapabilitySet::empty())
 }
 
 /// Gives up all capabilities of this thread, and of what it starts, but those that it has of `kept`: a program
@@ -110,8 +71,7 @@ pub fn give_up_capabilities() -> io::Result<()> {
 ///
 /// # Errors
 /// The error of capget(2), prctl(2) or capset(2).
-pub fn keep_capabilities(kept: &[Capability]) -> io::Result<()> {
-    let kept = kept.iter().fold(CapabilitySet::empty(), |all, one| all | one.set());
+pub fn keep_capabilities(kept: CapabilitySet) -> io::Result<()> {
     for number in 0..CAPABILITIES {
         let one = CapabilitySet::from_bits_retain(1 << number);
         // The first error is that of a number behind the last.
@@ -250,13 +210,12 @@ mod tests {
     fn what_is_kept_stays_and_the_rest_goes() {
         std::thread::spawn(|| {
             let before = Privileges::of_this_thread().unwrap();
-            let kept = [Capability::Kill, Capability::Ptrace];
-            keep_capabilities(&kept).unwrap();
+            let kept = CapabilitySet::KILL | CapabilitySet::SYS_PTRACE;
+            keep_capabilities(kept).unwrap();
             let after = Privileges::of_this_thread().unwrap();
-            let mask = kept.iter().fold(0, |bits, one| bits | one.set().bits());
             // Those that it had: a test may run as any user.
             let sets = rustix::thread::capabilities(None).unwrap();
-            assert_eq!(after.capabilities, before.capabilities & mask);
+            assert_eq!(after.capabilities, before.capabilities & kept.bits());
             assert!(sets.inheritable.is_empty());
             assert_eq!(after.user, before.user);
         })

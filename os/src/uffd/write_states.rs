@@ -37,15 +37,6 @@ const ALONE: u64 = 3;
 /// How long a page is waited for whose owner is in a call to the kernel.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Which pages are wanted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Which {
-    /// Those that were not written.
-    Clean,
-    /// Those that may have been.
-    Dirty,
-}
-
 /// The states of the pages of one mapping.
 #[derive(Debug)]
 pub struct WriteStates {
@@ -123,12 +114,12 @@ impl WriteStates {
         self.set(pages, DIRTY);
     }
 
-    /// Makes the caller the owner of those pages of a range that are wanted. Returns them in runs.
-    /// A page whose owner is at work for too long is left out.
-    pub fn close(&self, pages: Range<u64>, which: Which) -> Vec<Range<u64>> {
+    /// Makes the caller the owner of those pages of a range that were not written (`are_clean`), or of those that
+    /// may have been. Returns them in runs. A page whose owner is at work for too long is left out.
+    pub fn close(&self, pages: Range<u64>, are_clean: bool) -> Vec<Range<u64>> {
         let give_up = Instant::now() + PATIENCE;
         runs_of(pages, |page| {
-            let from = if which == Which::Clean { CLEAN } else { DIRTY };
+            let from = if are_clean { CLEAN } else { DIRTY };
             loop {
                 match self.get(page) {
                     found if found == from => {
@@ -137,7 +128,7 @@ impl WriteStates {
                         }
                     }
                     // It will be dirty in a moment.
-                    OPENING if which == Which::Dirty && Instant::now() < give_up => {
+                    OPENING if !are_clean && Instant::now() < give_up => {
                         std::thread::yield_now();
                     }
                     _ => return false,
@@ -215,22 +206,22 @@ mod tests {
         assert_eq!(states.dirty(0..64), [5..6]);
         assert_eq!(states.open(5, |_| true), None, "it has an owner");
         states.opened(5..6);
-        assert_eq!(states.close(0..64, Which::Clean), [0..5, 6..64]);
+        assert_eq!(states.close(0..64, true), [0..5, 6..64]);
         for run in [0..5, 6..64] {
             states.closed(run);
         }
-        assert_eq!(states.close(0..64, Which::Dirty), [5..6]);
+        assert_eq!(states.close(0..64, false), [5..6]);
         assert_eq!(states.open(5, |_| true), None, "it has an owner");
         assert_eq!(states.dirty(0..64), [5..6]);
         states.closed(5..6);
         assert_eq!(states.dirty(0..64), []);
         states.mark(7..9);
         assert_eq!(states.dirty(0..64), [7..9]);
-        assert_eq!(states.close(7..10, Which::Dirty), [7..9]);
+        assert_eq!(states.close(7..10, false), [7..9]);
         states.reopened(7..9);
         // A page that is dirty and protected is opened again.
         assert_eq!(states.open(7, |_| true), Some(7..8));
-        assert_eq!(states.close(64..70, Which::Dirty), []);
+        assert_eq!(states.close(64..70, false), []);
     }
 
     #[test]
@@ -252,7 +243,7 @@ mod tests {
                 // Its writer waits until it may write, and is let in before that is noted.
                 while states.open(5, |_| false).is_none() {}
                 turn.store(now, Ordering::Release);
-                left_out += u64::from(states.close(0..64, Which::Dirty) != [5..6]);
+                left_out += u64::from(states.close(0..64, false) != [5..6]);
                 // A failure is asserted at the end: the other thread waits for its turns.
                 states.closed(0..64);
             }
