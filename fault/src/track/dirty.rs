@@ -32,7 +32,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use uzone_os::uffd::write_states::{Which, WriteStates, runs_of};
+use uzone_os::uffd::write_states::{WriteStates, runs_of};
 use uzone_os::uffd::{Answered, Features, Install, Modes, Registered, UffdCall, UffdError};
 use uzone_os::{Anonymous, Exclusive, Mapped, Mapping, Sharing, WriteScan};
 use uzone_pages::{ByteLen, PageCount, PageSize};

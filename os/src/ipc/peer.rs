@@ -7,14 +7,14 @@
 //! proc_pid_stat(5), proc_pid_mem(5), proc_pid_pagemap(5).
 
 use std::fs::File;
-use std::io::{self, IoSliceMut};
+use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags};
+use rustix::net::ReturnFlags;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal};
 
 use uzone_pages::ByteLen;
@@ -304,25 +304,11 @@ unsafe fn socket_option<T>(
 /// wait.
 pub fn receive(stream: impl AsFd, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
-    loop {
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut parts = [IoSliceMut::new(buffer)];
-        let flags = RecvFlags::CMSG_CLOEXEC;
-        let received = match rustix::net::recvmsg(stream.as_fd(), &mut parts, &mut control, flags) {
-            Ok(received) => received,
-            Err(Errno::INTR) => continue,
-            Err(cause) => return Err(cause.into()),
-        };
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(came) = message {
-                fds.extend(came);
-            }
-        }
-        if received.flags.contains(ReturnFlags::CTRUNC) {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-        return Ok(received.bytes);
+    let (bytes, flags) = unix_socket::receive(stream.as_fd(), &mut space, buffer, fds)?;
+    if flags.contains(ReturnFlags::CTRUNC) {
+        return Err(io::ErrorKind::InvalidData.into());
     }
+    Ok(bytes)
 }
 
 /// Sends bytes, at least one, and up to 16 descriptors with the first of them. Returns how many bytes were

@@ -80,28 +80,18 @@ impl MessageSocket {
     /// 20 descriptors (it is lost then, and what came with it closed); otherwise the error of recvmsg(2).
     pub fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
-        loop {
-            let mut control = RecvAncillaryBuffer::new(&mut space);
-            let mut parts = [IoSliceMut::new(buffer)];
-            let flags = RecvFlags::CMSG_CLOEXEC;
-            let received = match rustix::net::recvmsg(&self.0, &mut parts, &mut control, flags) {
-                Ok(received) => received,
-                Err(Errno::INTR) => continue,
+        let mut fds = Vec::new();
+        let (bytes, flags) = loop {
+            match receive(self.0.as_fd(), &mut space, buffer, &mut fds) {
                 // Reported once, and before what the other side had sent.
-                Err(Errno::CONNRESET) => continue,
-                Err(cause) => return Err(cause.into()),
-            };
-            let mut fds = Vec::new();
-            for message in control.drain() {
-                if let RecvAncillaryMessage::ScmRights(came) = message {
-                    fds.extend(came);
-                }
+                Err(Errno::CONNRESET) => {}
+                received => break received?,
             }
-            if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
-                return Err(io::ErrorKind::InvalidData.into());
-            }
-            return Ok((received.bytes != 0).then_some((received.bytes, fds)));
+        };
+        if flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+            return Err(io::ErrorKind::InvalidData.into());
         }
+        Ok((bytes != 0).then_some((bytes, fds)))
     }
 }
 
@@ -154,6 +144,31 @@ pub(crate) fn send(
             Err(Errno::INTR) => {}
             sent => return sent,
         }
+    }
+}
+
+/// Waits for bytes of a socket, and appends the descriptors that come with them to `fds`, as many as `space` has
+/// room for. Returns how many bytes there were, and what became of what there was no room for.
+pub(crate) fn receive(
+    socket: BorrowedFd<'_>,
+    space: &mut [MaybeUninit<u8>],
+    buffer: &mut [u8],
+    fds: &mut Vec<OwnedFd>,
+) -> Result<(usize, ReturnFlags), Errno> {
+    loop {
+        let mut control = RecvAncillaryBuffer::new(space);
+        let mut parts = [IoSliceMut::new(buffer)];
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        let received = match rustix::net::recvmsg(socket, &mut parts, &mut control, flags) {
+            Err(Errno::INTR) => continue,
+            received => received?,
+        };
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(came) = message {
+                fds.extend(came);
+            }
+        }
+        return Ok((received.bytes, received.flags));
     }
 }
 

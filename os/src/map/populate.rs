@@ -15,7 +15,6 @@
 use core::ops::Range;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::io;
 use std::num::NonZeroUsize;
 use std::sync::{PoisonError, RwLock, mpsc};
 use std::thread;
@@ -104,13 +103,7 @@ struct ChunkFailure {
 impl ChunkFailure {
     fn into_error(self, done: ByteLen) -> MappingError {
         let range = self.chunk.start as u64..self.chunk.end as u64;
-        let cause = io::Error::from(self.cause);
-        match self.cause {
-            Errno::NOMEM => MappingError::Memory { range, done, cause },
-            Errno::FAULT => MappingError::Fault { range, done, cause },
-            Errno::HWPOISON => MappingError::Poisoned { range, done, cause },
-            _ => MappingError::Populate { range, done, cause },
-        }
+        MappingError::Populate { range, done, cause: self.cause.into() }
     }
 }
 

@@ -75,7 +75,7 @@ static INSTALLING: Mutex<()> = Mutex::new(());
 pub fn install() -> Result<Installed, HandlerError> {
     // A panic under the lock leaves nothing half done that this would not do again.
     let _alone = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
-    let current = exchange(None)?;
+    let current = exchange(None).map_err(|cause| HandlerError::Install { set: false, cause })?;
     if current.sa_sigaction == ours() {
         return Ok(Installed::Already);
     }
@@ -95,9 +95,9 @@ pub fn install() -> Result<Installed, HandlerError> {
             IS_INSTALLED.store(true, Ordering::Relaxed);
             Ok(Installed::New)
         }
-        Err(error) => {
+        Err(cause) => {
             PREVIOUS.store(before, Ordering::Relaxed);
-            Err(error)
+            Err(HandlerError::Install { set: true, cause })
         }
     }
 }
@@ -143,25 +143,33 @@ fn deferred() -> libc::sigset_t {
 }
 
 /// Returns the action `SIG_DFL`, which is zero, with an empty mask and no flags.
-fn default_action() -> libc::sigaction {
+pub(crate) fn default_action() -> libc::sigaction {
     // SAFETY: `zeroed` wants all bits zero to be a value: numbers, a set of signals that is an array
     // of numbers, and an optional function pointer, which is then `None`.
     unsafe { core::mem::zeroed() }
 }
 
-/// Sets the action of SIGBUS if there is one to set, and returns the one before.
-fn exchange(new: Option<&libc::sigaction>) -> Result<libc::sigaction, HandlerError> {
+/// Sets the action of SIGBUS if there is one to set, and returns the one before. A handler that is set may run on
+/// any thread at any time, and does what handlers may do.
+pub(crate) fn exchange(new: Option<&libc::sigaction>) -> io::Result<libc::sigaction> {
     let mut old = default_action();
-    let new_ptr = new.map_or(ptr::null(), ptr::from_ref);
+    let new = new.map_or(ptr::null(), ptr::from_ref);
     // SAFETY: sigaction(2) reads an action, or none where the pointer is null, and writes the old
-    // one; both live over the call. The one that is set is ours, which may run on any thread at any
-    // time: see the head of this file.
-    let answer = unsafe { libc::sigaction(libc::SIGBUS, new_ptr, &mut old) };
-    if answer == 0 {
-        Ok(old)
-    } else {
-        Err(HandlerError::Install { set: new.is_some(), cause: io::Error::last_os_error() })
-    }
+    // one; both live over the call.
+    let answer = unsafe { libc::sigaction(libc::SIGBUS, new, &mut old) };
+    if answer == 0 { Ok(old) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Calls a part of a handler, and puts errno back.
+pub(crate) fn keep_errno<R>(work: impl FnOnce() -> R) -> R {
+    // SAFETY: `__errno_location` wants nothing, and is safe in a handler.
+    let errno_ptr = unsafe { libc::__errno_location() };
+    // SAFETY: it is this thread's errno, which lives as long as the thread.
+    let errno = unsafe { errno_ptr.read() };
+    let result = work();
+    // SAFETY: as above.
+    unsafe { errno_ptr.write(errno) };
+    result
 }
 
 /// The head of the kernel's `siginfo` for SIGBUS.
@@ -184,15 +192,11 @@ const _: () = assert!(offset_of!(SigInfo, code) == offset_of!(libc::siginfo_t, s
 const _: () = assert!(size_of::<SigInfo>() <= size_of::<libc::siginfo_t>());
 
 extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
-    // SAFETY: `__errno_location` wants nothing, and is safe in a handler.
-    let errno_ptr = unsafe { libc::__errno_location() };
-    // SAFETY: it is this thread's errno, which lives as long as the thread.
-    let errno = unsafe { errno_ptr.read() };
-    if !absorb(info, context) {
-        pass_on(signal, info, context);
-    }
-    // SAFETY: as above.
-    unsafe { errno_ptr.write(errno) };
+    keep_errno(|| {
+        if !absorb(info, context) {
+            pass_on(signal, info, context);
+        }
+    });
 }
 
 /// Records the error, and returns whether that is all that has to be done.

@@ -7,7 +7,6 @@
 //! Source: sigaction(2), signal-safety(7), ioctl_userfaultfd(2), `UFFD_FEATURE_SIGBUS`.
 
 use core::ffi::c_void;
-use core::mem::zeroed;
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::io;
@@ -17,6 +16,7 @@ use uzone_pages::ByteLen;
 
 use crate::map::mapping::Mapping;
 use crate::map::options::Vaddr;
+use crate::sigbus::handler::{default_action, exchange, keep_errno};
 use crate::uffd::install::{Fill, Install};
 use crate::uffd::registered::Registered;
 use crate::uffd::reply::Answered;
@@ -77,12 +77,13 @@ impl BareHandler {
         let bare = Box::into_raw(Box::new(Bare { memory, source, window: window.get() }));
         SHARES.iter().for_each(|share| share.faults.store(0, Ordering::Relaxed));
         CURRENT.store(bare, Ordering::SeqCst);
-        // SAFETY: all zero is an action with an empty mask.
-        let mut action: libc::sigaction = unsafe { zeroed() };
         let handler: extern "C" fn(_, _, _) = on_sigbus;
-        action.sa_sigaction = handler as libc::sighandler_t;
-        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
-        let before = exchange(&action);
+        let action = libc::sigaction {
+            sa_sigaction: handler as libc::sighandler_t,
+            sa_flags: libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART,
+            ..default_action()
+        };
+        let before = exchange(Some(&action));
         // If the kernel refused, the end of this value sets the default action.
         let this = Self { bare, before: *before.as_ref().unwrap_or(&default_action()) };
         before.map(|_| this)
@@ -98,7 +99,7 @@ impl BareHandler {
 impl Drop for BareHandler {
     fn drop(&mut self) {
         // It was the action before, so the kernel takes it.
-        let _ = exchange(&self.before);
+        let _ = exchange(Some(&self.before));
         CURRENT.store(ptr::null_mut(), Ordering::SeqCst);
         for share in &SHARES {
             while share.inside.load(Ordering::SeqCst) != 0 {
@@ -119,50 +120,30 @@ impl core::fmt::Debug for BareHandler {
     }
 }
 
-fn default_action() -> libc::sigaction {
-    // SAFETY: all zero is the default action with an empty mask.
-    unsafe { zeroed() }
-}
-
-/// Sets the action of SIGBUS, and returns the one before.
-fn exchange(action: &libc::sigaction) -> io::Result<libc::sigaction> {
-    let mut before = default_action();
-    // SAFETY: sigaction(2) reads one action and writes the other; both live over the call. Handlers that are
-    // set here do what handlers may do.
-    if unsafe { libc::sigaction(libc::SIGBUS, action, &mut before) } == 0 {
-        Ok(before)
-    } else {
-        Err(io::Error::last_os_error())
-    }
-}
-
 extern "C" fn on_sigbus(_: i32, info: *mut libc::siginfo_t, _: *mut c_void) {
     // SAFETY: the kernel hands a handler with `SA_SIGINFO` a whole `siginfo_t`, alive for the call.
     let info = unsafe { &*info };
     // SAFETY: a SIGBUS of the kernel has an address. One that a process sent has other bytes there, which are
     // no address of the memory, or fill a page of it that nothing asked for.
     let address = unsafe { info.si_addr() }.addr() as u64;
-    // SAFETY: `__errno_location` wants nothing, and is safe in a handler.
-    let errno_ptr = unsafe { libc::__errno_location() };
-    // SAFETY: it is this thread's errno, which lives as long as the thread.
-    let errno = unsafe { errno_ptr.read() };
-    // Stacks are far apart, so that threads have different shares.
-    let share = &SHARES[(ptr::from_ref(&errno).addr() >> 20) % SHARES.len()];
-    share.inside.fetch_add(1, Ordering::SeqCst);
-    let bare = CURRENT.load(Ordering::SeqCst);
-    // SAFETY: `as_ref` wants null or a value that lives as long as the reference: it is freed when no handler
-    // is counted that may have found it.
-    let is_answered = unsafe { bare.as_ref() }.is_some_and(|bare| {
-        share.faults.fetch_add(1, Ordering::Relaxed); // a statistic
-        bare.fill(address)
+    let is_answered = keep_errno(|| {
+        // Stacks are far apart, so that threads have different shares.
+        let share = &SHARES[(ptr::from_ref(&address).addr() >> 20) % SHARES.len()];
+        share.inside.fetch_add(1, Ordering::SeqCst);
+        let bare = CURRENT.load(Ordering::SeqCst);
+        // SAFETY: `as_ref` wants null or a value that lives as long as the reference: it is freed when no handler
+        // is counted that may have found it.
+        let is_answered = unsafe { bare.as_ref() }.is_some_and(|bare| {
+            share.faults.fetch_add(1, Ordering::Relaxed); // a statistic
+            bare.fill(address)
+        });
+        share.inside.fetch_sub(1, Ordering::SeqCst);
+        is_answered
     });
-    share.inside.fetch_sub(1, Ordering::SeqCst);
     if !is_answered {
         // The access is repeated, and ends the process.
-        let _ = exchange(&default_action());
+        let _ = exchange(Some(&default_action()));
     }
-    // SAFETY: as above.
-    unsafe { errno_ptr.write(errno) };
 }
 
 impl Bare {

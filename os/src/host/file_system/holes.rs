@@ -6,7 +6,6 @@
 //!
 //! Source: lseek(2) "Seeking file data and holes", statfs(2), linux/magic.h, `shmem_getattr` of mm/shmem.c.
 
-use std::fmt;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -16,107 +15,63 @@ use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
 /// Why the holes of a file do not show which pages were written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HoleProblem {
-    /// It is made of huge pages, so that a page that was written takes its neighbours along.
-    HugePages {
+    /// The file system has no such holes.
+    #[error("it is on {file_system}, {why}")]
+    FileSystem {
         /// What the file system is called.
         file_system: &'static str,
+        /// What is known of it.
+        why: &'static str,
     },
     /// Its holes are coarser than a page.
+    #[error("it is on {file_system} in blocks of {block_bytes} bytes, more than a page")]
     Coarse {
         /// What the file system is called.
         file_system: &'static str,
         /// How long the shortest hole is.
         block_bytes: u64,
     },
-    /// The file system makes holes of zeroes that are written.
-    ZeroesAreHoles {
-        /// What the file system is called.
-        file_system: &'static str,
-    },
-    /// The file system has no holes, or does not always report them.
-    NoHoles {
-        /// What the file system is called.
-        file_system: &'static str,
-    },
     /// The file system is not known here.
+    #[error("it is on a file system of the type {magic:#x}, which is not known to report holes")]
     Unknown {
         /// Its type, from statfs(2).
         magic: u64,
     },
     /// The file takes less room than its bytes do, and reports no hole.
+    #[error("it takes less room than its bytes do, and its file system reports no hole")]
     Unreported,
 }
 
-impl fmt::Display for HoleProblem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::HugePages { file_system } => write!(
-                f,
-                "it is on {file_system}, where a page that was written takes a whole huge page along"
-            ),
-            Self::Coarse { file_system, block_bytes } => {
-                write!(
-                    f,
-                    "it is on {file_system} in blocks of {block_bytes} bytes, more than a page"
-                )
-            }
-            Self::ZeroesAreHoles { file_system } => {
-                write!(f, "it is on {file_system}, which makes holes of zeroes that were written")
-            }
-            Self::NoHoles { file_system } => {
-                write!(
-                    f,
-                    "it is on {file_system}, which has no holes or does not always report them"
-                )
-            }
-            Self::Unknown { magic } => {
-                write!(
-                    f,
-                    "it is on a file system of the type {magic:#x}, which is not known to report holes"
-                )
-            }
-            Self::Unreported => f.write_str(
-                "it takes less room than its bytes do, and its file system reports no hole",
-            ),
-        }
-    }
-}
+const HUGE_PAGES: &str = "where a page that was written takes a whole huge page along";
+const ZEROES_ARE_HOLES: &str = "which makes holes of zeroes that were written";
+const NO_HOLES: &str = "which has no holes or does not always report them";
 
-/// What is known of a type of file system.
-enum Known {
-    /// It reports holes of its blocks.
-    Fine,
-    ZeroesAreHoles,
-    NoHoles,
-    HugePages,
-}
-
-/// Types of file systems: the number, the name, and what is known.
-const KNOWN: [(u64, &str, Known); 21] = [
-    (0xef53, "ext4", Known::Fine),
-    (0x5846_5342, "XFS", Known::Fine),
-    (0x9123_683e, "Btrfs", Known::Fine),
-    (0xf2f5_2010, "F2FS", Known::Fine),
-    (0xca45_1a4e, "bcachefs", Known::Fine),
-    (0x0102_1994, "tmpfs", Known::Fine),
-    (0x794c_7630, "overlayfs", Known::Fine),
-    (0x0116_1970, "GFS2", Known::Fine),
-    (0x7461_636f, "OCFS2", Known::Fine),
-    (0x9584_58f6, "hugetlbfs", Known::HugePages),
-    (0x2fc1_2fc1, "ZFS", Known::ZeroesAreHoles),
-    (0x4d44, "FAT", Known::NoHoles),
-    (0x2011_bab0, "exFAT", Known::NoHoles),
-    (0x6969, "NFS", Known::NoHoles),
-    (0x0102_1997, "9p", Known::NoHoles),
-    (0x6573_5546, "FUSE", Known::NoHoles),
-    (0xff53_4d42, "CIFS", Known::NoHoles),
-    (0xfe53_4d42, "SMB", Known::NoHoles),
-    (0x00c3_6400, "Ceph", Known::NoHoles),
-    (0x482b, "HFS+", Known::NoHoles),
-    (0x8584_58f6, "ramfs", Known::NoHoles),
+/// Types of file systems: the number, the name, and what is wrong with its holes, if anything is.
+const KNOWN: [(u64, &str, Option<&str>); 21] = [
+    (0xef53, "ext4", None),
+    (0x5846_5342, "XFS", None),
+    (0x9123_683e, "Btrfs", None),
+    (0xf2f5_2010, "F2FS", None),
+    (0xca45_1a4e, "bcachefs", None),
+    (0x0102_1994, "tmpfs", None),
+    (0x794c_7630, "overlayfs", None),
+    (0x0116_1970, "GFS2", None),
+    (0x7461_636f, "OCFS2", None),
+    (0x9584_58f6, "hugetlbfs", Some(HUGE_PAGES)),
+    (0x2fc1_2fc1, "ZFS", Some(ZEROES_ARE_HOLES)),
+    (0x4d44, "FAT", Some(NO_HOLES)),
+    (0x2011_bab0, "exFAT", Some(NO_HOLES)),
+    (0x6969, "NFS", Some(NO_HOLES)),
+    (0x0102_1997, "9p", Some(NO_HOLES)),
+    (0x6573_5546, "FUSE", Some(NO_HOLES)),
+    (0xff53_4d42, "CIFS", Some(NO_HOLES)),
+    (0xfe53_4d42, "SMB", Some(NO_HOLES)),
+    (0x00c3_6400, "Ceph", Some(NO_HOLES)),
+    (0x482b, "HFS+", Some(NO_HOLES)),
+    (0x8584_58f6, "ramfs", Some(NO_HOLES)),
 ];
 
 const TMPFS: u64 = 0x0102_1994;
@@ -145,15 +100,13 @@ fn problem_of(magic: u64, block_bytes: u64, page_bytes: u64) -> Option<HoleProbl
         return Some(HoleProblem::Unknown { magic });
     };
     match known {
-        Known::HugePages => Some(HoleProblem::HugePages { file_system }),
-        Known::ZeroesAreHoles => Some(HoleProblem::ZeroesAreHoles { file_system }),
-        Known::NoHoles => Some(HoleProblem::NoHoles { file_system }),
-        Known::Fine if block_bytes <= page_bytes => None,
+        Some(why) => Some(HoleProblem::FileSystem { file_system, why }),
+        None if block_bytes <= page_bytes => None,
         // Of a file that may have huge pages it states the size of those.
-        Known::Fine if magic == TMPFS => {
-            Some(HoleProblem::HugePages { file_system: "tmpfs with huge pages" })
+        None if magic == TMPFS => {
+            Some(HoleProblem::FileSystem { file_system: "tmpfs with huge pages", why: HUGE_PAGES })
         }
-        Known::Fine => Some(HoleProblem::Coarse { file_system, block_bytes }),
+        None => Some(HoleProblem::Coarse { file_system, block_bytes }),
     }
 }
 

@@ -4,6 +4,7 @@
 use core::ops::Range;
 use std::io;
 
+use rustix::io::Errno;
 use uzone_pages::{ByteLen, ErrorKind};
 
 use crate::host::root::SysError;
@@ -25,46 +26,9 @@ pub enum MappingError {
     /// A setting or a fact of the host could not be read, or a thread could not be placed.
     #[error(transparent)]
     Sys(#[from] SysError),
-    /// There was no memory to make a range present.
-    #[error(
-        "no memory for bytes {range:#x?}, after {done} were present: free memory, or raise the limit of the control group"
-    )]
-    Memory {
-        /// The part that failed.
-        range: Range<u64>,
-        /// How much of the request is present.
-        done: ByteLen,
-        /// What the kernel answered.
-        #[source]
-        cause: io::Error,
-    },
-    /// A touch would have raised `SIGBUS`: the file became shorter, or its pool is empty.
-    #[error(
-        "bytes {range:#x?} have nothing behind them: the file was truncated, or the pool of huge pages or its control group is exhausted"
-    )]
-    Fault {
-        /// The part that failed.
-        range: Range<u64>,
-        /// How much of the request is present.
-        done: ByteLen,
-        /// What the kernel answered.
-        #[source]
-        cause: io::Error,
-    },
-    /// The hardware lost a page of the range.
-    #[error("a page of bytes {range:#x?} is broken: map other memory in its place")]
-    Poisoned {
-        /// The part that failed.
-        range: Range<u64>,
-        /// How much of the request is present.
-        done: ByteLen,
-        /// What the kernel answered.
-        #[source]
-        cause: io::Error,
-    },
-    /// The range was not made present for a reason that has no case of its own, or the call was
-    /// interrupted too often.
-    #[error("the kernel did not make bytes {range:#x?} present: {cause}")]
+    /// A range was not made present, for a reason that is the [`MappingError::kind`]: there is no memory, a touch
+    /// would have raised `SIGBUS`, the hardware lost a page, or the call was interrupted too often.
+    #[error("{}", not_present(range, *done, cause))]
     Populate {
         /// The part that failed.
         range: Range<u64>,
@@ -259,16 +223,16 @@ impl MappingError {
         match self {
             Self::Access(error) => error.kind(),
             Self::Sys(error) => error.kind(),
-            Self::Memory { .. } | Self::Threads { .. } | Self::PinLimit { .. } => {
-                ErrorKind::OutOfMemory
-            }
-            Self::Fault { .. }
-            | Self::Populate { .. }
-            | Self::Scan { .. }
+            Self::Populate { cause, .. } => match Errno::from_io_error(cause) {
+                Some(Errno::NOMEM) => ErrorKind::OutOfMemory,
+                Some(Errno::HWPOISON) => ErrorKind::Poisoned,
+                _ => ErrorKind::Io,
+            },
+            Self::Threads { .. } | Self::PinLimit { .. } => ErrorKind::OutOfMemory,
+            Self::Scan { .. }
             | Self::Sync { .. }
             | Self::RingSetup { .. }
             | Self::PinRefused { .. } => ErrorKind::Io,
-            Self::Poisoned { .. } => ErrorKind::Poisoned,
             Self::RingDisabled { .. } => ErrorKind::PermissionDenied,
             Self::RingAbsent { .. }
             | Self::Advice { .. }
@@ -277,6 +241,22 @@ impl MappingError {
             | Self::Punch { .. } => ErrorKind::NotSupported,
             _ => ErrorKind::InvalidInput,
         }
+    }
+}
+
+/// Returns why a range was not made present, and what would help.
+fn not_present(range: &Range<u64>, done: ByteLen, cause: &io::Error) -> String {
+    match Errno::from_io_error(cause) {
+        Some(Errno::NOMEM) => format!(
+            "no memory for bytes {range:#x?}, after {done} were present: free memory, or raise the limit of the control group"
+        ),
+        Some(Errno::FAULT) => format!(
+            "bytes {range:#x?} have nothing behind them: the file was truncated, or the pool of huge pages or its control group is exhausted"
+        ),
+        Some(Errno::HWPOISON) => {
+            format!("a page of bytes {range:#x?} is broken: map other memory in its place")
+        }
+        _ => format!("the kernel did not make bytes {range:#x?} present: {cause}"),
     }
 }
 
