@@ -126,7 +126,7 @@ extern "C" fn on_sigbus(_: i32, info: *mut libc::siginfo_t, _: *mut c_void) {
     // SAFETY: a SIGBUS of the kernel has an address. One that a process sent has other bytes there, which are
     // no address of the memory, or fill a page of it that nothing asked for.
     let address = unsafe { info.si_addr() }.addr() as u64;
-    let is_answered = keep_errno(|| {
+    keep_errno(|| {
         // Stacks are far apart, so that threads have different shares.
         let share = &SHARES[(ptr::from_ref(&address).addr() >> 20) % SHARES.len()];
         share.inside.fetch_add(1, Ordering::SeqCst);
@@ -138,12 +138,11 @@ extern "C" fn on_sigbus(_: i32, info: *mut libc::siginfo_t, _: *mut c_void) {
             bare.fill(address)
         });
         share.inside.fetch_sub(1, Ordering::SeqCst);
-        is_answered
+        if !is_answered {
+            // The access is repeated, and ends the process.
+            let _ = exchange(Some(&default_action()));
+        }
     });
-    if !is_answered {
-        // The access is repeated, and ends the process.
-        let _ = exchange(Some(&default_action()));
-    }
 }
 
 impl Bare {

@@ -175,25 +175,9 @@ pub(super) unsafe fn fill_lines_with<L: Line>(dst: &mut [u8], pattern: &Pattern)
     else {
         return false; // never: both are longer than that
     };
-    // SAFETY: `Line::new` wants the features, which the caller promises.
-    let mut line = unsafe { L::new(read_each(words)) };
-    if pattern.is_linear() {
-        // SAFETY: `Line::load` wants the features, which the caller promises, and 64 readable
-        // bytes: `steps` is 8 words.
-        let step = unsafe { L::load(steps.as_ptr().cast()) };
-        for dst in lines {
-            // SAFETY: `Line::stream` wants the features and 64 writable bytes, aligned, untouched:
-            // `dst` starts at a multiple of 64, and the caller promises the others.
-            unsafe { line.stream(dst.as_mut_ptr()) };
-            // SAFETY: `Line::plus` wants the features, which the caller promises.
-            line = unsafe { line.plus(step) };
-        }
-    } else {
-        for dst in lines {
-            // SAFETY: as in the other loop.
-            unsafe { line.stream(dst.as_mut_ptr()) };
-        }
-    }
+    let step = pattern.is_linear().then_some(steps);
+    // SAFETY: `fill_lines` wants what the caller promises, and lines that start at a multiple of 64, as whole lines do.
+    unsafe { fill_lines::<L>(lines, &mut [], words, step) };
     true
 }
 
