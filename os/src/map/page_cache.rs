@@ -13,34 +13,12 @@ use std::io::{self, IoSliceMut};
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd, AsRawFd};
 
+use linux_raw_sys::general::{__NR_cachestat, cachestat, cachestat_range};
 use rustix::fs::Advice;
 use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::map::mapping::Mapping;
 use crate::map::options::Access;
-
-/// `struct cachestat_range`.
-#[repr(C)]
-struct Bytes {
-    start: u64,
-    len: u64,
-}
-
-/// `struct cachestat`.
-#[repr(C)]
-#[derive(Default)]
-struct Counts {
-    cached: u64,
-    dirty: u64,
-    writeback: u64,
-    evicted: u64,
-    recently_evicted: u64,
-}
-
-const _: () = assert!(size_of::<Bytes>() == 16);
-const _: () = assert!(size_of::<Bytes>() == size_of::<linux_raw_sys::general::cachestat_range>());
-const _: () = assert!(size_of::<Counts>() == 40);
-const _: () = assert!(size_of::<Counts>() == size_of::<linux_raw_sys::general::cachestat>());
 
 /// Returns whether a system call is not there, or not for this file or with these flags.
 fn is_unsupported(errno: Errno) -> bool {
@@ -55,16 +33,22 @@ fn is_unsupported(errno: Errno) -> bool {
 /// # Errors
 /// The error of cachestat(2).
 pub fn cached(file: impl AsFd, start: u64, len_bytes: NonZeroU64) -> io::Result<Option<u64>> {
-    let range = Bytes { start, len: len_bytes.get() };
-    let mut counts = Counts::default();
-    let number = libc::c_long::from(linux_raw_sys::general::__NR_cachestat.cast_signed());
-    // SAFETY: cachestat(2) takes a descriptor, which is borrowed for the call, reads 16 bytes at
-    // its second argument and writes 40 at its third: a `Bytes` and a `Counts`, both ours.
+    let range = cachestat_range { off: start, len: len_bytes.get() };
+    let mut counts = cachestat {
+        nr_cache: 0,
+        nr_dirty: 0,
+        nr_writeback: 0,
+        nr_evicted: 0,
+        nr_recently_evicted: 0,
+    };
+    let number = libc::c_long::from(__NR_cachestat.cast_signed());
+    // SAFETY: cachestat(2) takes a descriptor, which is borrowed for the call, reads a
+    // range at its second argument and writes counts at its third, both ours.
     let answer = unsafe {
         libc::syscall(number, file.as_fd().as_raw_fd(), &raw const range, &raw mut counts, 0_u32)
     };
     if answer == 0 {
-        return Ok(Some(counts.cached));
+        return Ok(Some(counts.nr_cache));
     }
     let cause = io::Error::last_os_error();
     match Errno::from_io_error(&cause) {

@@ -17,6 +17,7 @@
 use core::ops::Range;
 use std::fs::File;
 
+use linux_raw_sys::general::{self as kernel, page_region, pm_scan_arg};
 use rustix::io::Errno;
 use rustix::ioctl::{self, Ioctl, IoctlOutput, Opcode};
 
@@ -24,71 +25,30 @@ use crate::host::root::SysError;
 
 pub(crate) const PAGEMAP: &str = "/proc/self/pagemap";
 
-/// `PAGE_IS_WRITTEN`: it has no marker that it is protected.
-pub(crate) const WRITTEN: u64 = 1 << 1;
-const _: () = assert!(WRITTEN == linux_raw_sys::general::PAGE_IS_WRITTEN as u64);
-/// `PAGE_IS_PRESENT`, `PAGE_IS_SWAPPED`, `PAGE_IS_PFNZERO`, `PAGE_IS_HUGE`. A page that is being
-/// moved counts as swapped.
-pub(crate) const PRESENT: u64 = 1 << 3;
-pub(crate) const SWAPPED: u64 = 1 << 4;
-pub(crate) const ZERO_PAGE: u64 = 1 << 5;
-pub(crate) const HUGE: u64 = 1 << 6;
-const _: () = assert!(PRESENT == linux_raw_sys::general::PAGE_IS_PRESENT as u64);
-const _: () = assert!(SWAPPED == linux_raw_sys::general::PAGE_IS_SWAPPED as u64);
-const _: () = assert!(ZERO_PAGE == linux_raw_sys::general::PAGE_IS_PFNZERO as u64);
-const _: () = assert!(HUGE == linux_raw_sys::general::PAGE_IS_HUGE as u64);
+/// It has no marker that it is protected.
+pub(crate) const WRITTEN: u64 = kernel::PAGE_IS_WRITTEN as u64;
+/// A page that is being moved counts as swapped.
+pub(crate) const PRESENT: u64 = kernel::PAGE_IS_PRESENT as u64;
+pub(crate) const SWAPPED: u64 = kernel::PAGE_IS_SWAPPED as u64;
+pub(crate) const ZERO_PAGE: u64 = kernel::PAGE_IS_PFNZERO as u64;
+pub(crate) const HUGE: u64 = kernel::PAGE_IS_HUGE as u64;
 
-/// `PM_SCAN_WP_MATCHING`: pages that are found are protected. `PM_SCAN_CHECK_WPASYNC`: only where a write
-/// to such a page does not wait; elsewhere the scan fails.
-const PROTECT: u64 = 1;
-const CHECK_ASYNC: u64 = 1 << 1;
-const _: () = assert!(PROTECT == linux_raw_sys::general::PM_SCAN_WP_MATCHING as u64);
-const _: () = assert!(CHECK_ASYNC == linux_raw_sys::general::PM_SCAN_CHECK_WPASYNC as u64);
+/// Pages that are found are protected, but only where a write to such a page does not wait; elsewhere the scan
+/// fails.
+const PROTECT: u64 = (kernel::PM_SCAN_WP_MATCHING | kernel::PM_SCAN_CHECK_WPASYNC) as u64;
 
 /// How many runs one scan may return.
 pub(crate) const RUNS: usize = 1024;
 
-/// A run of pages with the same properties: `struct page_region`.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Run {
-    pub(crate) start: u64,
-    pub(crate) end: u64,
-    categories: u64,
-}
-
-/// What a scan is asked for, and where it ended: `struct pm_scan_arg`.
-#[repr(C)]
-#[derive(Default)]
-struct ScanArg {
-    size: u64,
-    flags: u64,
-    start: u64,
-    end: u64,
-    walk_end: u64,
-    vec: u64,
-    vec_len: u64,
-    max_pages: u64,
-    category_inverted: u64,
-    category_mask: u64,
-    category_anyof_mask: u64,
-    return_mask: u64,
-}
-
-const _: () = assert!(size_of::<Run>() == 24);
-const _: () = assert!(size_of::<Run>() == size_of::<linux_raw_sys::general::page_region>());
-const _: () = assert!(size_of::<ScanArg>() == 96);
-const _: () = assert!(size_of::<ScanArg>() == size_of::<linux_raw_sys::general::pm_scan_arg>());
-
 /// `PAGEMAP_SCAN`.
-const SCAN: Opcode = ioctl::opcode::read_write::<ScanArg>(b'f', 16);
+const SCAN: Opcode = ioctl::opcode::read_write::<pm_scan_arg>(b'f', 16);
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 const _: () = assert!(SCAN == 0xc060_6610);
 
 /// One scan, with the buffer that it fills.
 struct Scan<'a> {
-    arg: ScanArg,
-    runs: &'a mut [Run],
+    arg: pm_scan_arg,
+    runs: &'a mut [page_region],
 }
 
 /// How many runs a scan filled, and the address at which it stopped.
@@ -98,7 +58,7 @@ struct Scanned {
 }
 
 // SAFETY: `Ioctl` wants the number, the argument and what is written to be those of the kernel.
-// 1. The kernel reads and writes 96 bytes at `as_ptr`, which is a `ScanArg` of that size, borrowed
+// 1. The kernel reads and writes 96 bytes at `as_ptr`, which is a `pm_scan_arg` of that size, borrowed
 //    for the call; it is mutable, and `IS_MUTATING` is set.
 // 2. It also writes up to `vec_len` runs of 24 bytes to `vec`: `as_ptr` sets both from the slice
 //    that this value borrows mutably, so they are writable and not read otherwise.
@@ -113,7 +73,6 @@ unsafe impl Ioctl for Scan<'_> {
     }
 
     fn as_ptr(&mut self) -> *mut core::ffi::c_void {
-        self.arg.size = size_of::<ScanArg>() as u64;
         self.arg.vec = self.runs.as_mut_ptr().expose_provenance() as u64;
         self.arg.vec_len = self.runs.len() as u64;
         (&raw mut self.arg).cast()
@@ -123,9 +82,9 @@ unsafe impl Ioctl for Scan<'_> {
         out: IoctlOutput,
         arg: *mut core::ffi::c_void,
     ) -> rustix::io::Result<Scanned> {
-        // SAFETY: `arg` is what `as_ptr` returned, a `ScanArg` that is alive and ours, after a call
+        // SAFETY: `arg` is what `as_ptr` returned, a `pm_scan_arg` that is alive and ours, after a call
         // that did not fail.
-        let arg = unsafe { &*arg.cast::<ScanArg>() };
+        let arg = unsafe { &*arg.cast::<pm_scan_arg>() };
         Ok(Scanned {
             // Not negative after a call that did not fail.
             runs: usize::try_from(out).unwrap_or(0),
@@ -153,21 +112,26 @@ pub(crate) fn scan(
     pagemap: &File,
     addresses: Range<u64>,
     request: Request,
-    mut found: impl FnMut(&Run),
+    mut found: impl FnMut(&page_region),
 ) -> rustix::io::Result<bool> {
-    let mut runs = vec![Run::default(); RUNS];
+    let mut runs = vec![page_region { start: 0, end: 0, categories: 0 }; RUNS];
     let mut at = addresses.start;
     while at < addresses.end {
         let scan = Scan {
-            arg: ScanArg {
-                flags: if request.protect { PROTECT | CHECK_ASYNC } else { 0 },
+            arg: pm_scan_arg {
+                size: size_of::<pm_scan_arg>() as u64,
+                flags: if request.protect { PROTECT } else { 0 },
                 start: at,
                 end: addresses.end,
+                walk_end: 0,
+                // `as_ptr` sets them.
+                vec: 0,
+                vec_len: 0,
+                max_pages: 0,
                 category_inverted: request.none,
                 category_mask: request.all | request.none,
                 category_anyof_mask: request.any,
                 return_mask: request.all | request.any,
-                ..ScanArg::default()
             },
             runs: &mut runs,
         };

@@ -1,7 +1,5 @@
-//! The ioctls of a userfaultfd: their structures, their numbers, and the calls.
-//!
-//! Layouts and numbers are ours; the compiler checks them against the kernel's. What a reply means
-//! is not decided here: see `reply`.
+//! The ioctls of a userfaultfd: their numbers, which the compiler checks, and the calls. The structures are the
+//! kernel's. What a reply means is not decided here: see `reply`.
 //!
 //! Unsafe: every call hands the kernel a structure, and some of them let it write memory that the
 //! structure names. The calls here and in `install` say what that is; `registered` and `remote` argue whose it is.
@@ -9,58 +7,12 @@
 
 use std::os::fd::BorrowedFd;
 
+use linux_raw_sys::general::{
+    uffdio_api, uffdio_continue, uffdio_copy, uffdio_move, uffdio_poison, uffdio_range,
+    uffdio_register, uffdio_writeprotect, uffdio_zeropage,
+};
 use rustix::io::Errno;
 use rustix::ioctl::{self, Opcode};
-
-macro_rules! layouts {
-    ($($(#[$doc:meta])* $name:ident = $kernel:ident, $size:literal { $($field:ident: $type:ty),* $(,)? })*) => {$(
-        $(#[$doc])*
-        #[repr(C)]
-        #[derive(Clone, Copy, Debug, Default)]
-        pub(crate) struct $name {
-            $(pub(crate) $field: $type,)*
-        }
-        const _: () = assert!(size_of::<$name>() == $size);
-        const _: () = assert!(size_of::<$name>() == size_of::<linux_raw_sys::general::$kernel>());
-    )*};
-}
-
-layouts! {
-    /// The handshake: what is asked for and what is offered.
-    Api = uffdio_api, 24 { api: u64, features: u64, ioctls: u64 }
-    /// Some addresses.
-    Addresses = uffdio_range, 16 { start: u64, len: u64 }
-    /// Which faults of which addresses are reported; `ioctls` is the answer.
-    Register = uffdio_register, 32 { range: Addresses, mode: u64, ioctls: u64 }
-    /// Bytes for missing pages. `copy` is the answer: how many, or a negated errno.
-    CopyPages = uffdio_copy, 40 { dst: u64, src: u64, len: u64, mode: u64, copy: i64 }
-    /// Zeroes for missing pages.
-    ZeroPage = uffdio_zeropage, 32 { range: Addresses, mode: u64, zeropage: i64 }
-    /// Protection against writing.
-    WriteProtect = uffdio_writeprotect, 24 { range: Addresses, mode: u64 }
-    /// Pages of the page cache for a mapping of it.
-    Continue = uffdio_continue, 32 { range: Addresses, mode: u64, mapped: i64 }
-    /// Signals instead of missing pages.
-    Poison = uffdio_poison, 32 { range: Addresses, mode: u64, updated: i64 }
-    /// Pages that are taken from elsewhere in the process.
-    MovePages = uffdio_move, 40 { dst: u64, src: u64, len: u64, mode: u64, moved: i64 }
-}
-
-// The fields that the kernel reads and answers in are where it has them.
-const _: () = {
-    use core::mem::offset_of;
-    use linux_raw_sys::general as kernel;
-    assert!(offset_of!(Api, ioctls) == offset_of!(kernel::uffdio_api, ioctls));
-    assert!(offset_of!(Register, ioctls) == offset_of!(kernel::uffdio_register, ioctls));
-    assert!(offset_of!(CopyPages, src) == offset_of!(kernel::uffdio_copy, src));
-    assert!(offset_of!(CopyPages, copy) == offset_of!(kernel::uffdio_copy, copy));
-    assert!(offset_of!(ZeroPage, zeropage) == offset_of!(kernel::uffdio_zeropage, zeropage));
-    assert!(offset_of!(WriteProtect, mode) == offset_of!(kernel::uffdio_writeprotect, mode));
-    assert!(offset_of!(Continue, mapped) == offset_of!(kernel::uffdio_continue, mapped));
-    assert!(offset_of!(Poison, updated) == offset_of!(kernel::uffdio_poison, updated));
-    assert!(offset_of!(MovePages, src) == offset_of!(kernel::uffdio_move, src));
-    assert!(offset_of!(MovePages, moved) == offset_of!(kernel::uffdio_move, move_));
-};
 
 /// `UFFD_API`, the one version of the interface there is.
 const UFFD_API: u64 = 0xaa;
@@ -68,16 +20,16 @@ const TYPE: u8 = 0xaa;
 
 /// `USERFAULTFD_IOC_NEW`: a new userfaultfd, from the device. Its argument is the flags.
 pub(crate) const NEW: Opcode = ioctl::opcode::none(TYPE, 0);
-const API: Opcode = ioctl::opcode::read_write::<Api>(TYPE, 0x3f);
-const REGISTER: Opcode = ioctl::opcode::read_write::<Register>(TYPE, 0);
-const UNREGISTER: Opcode = ioctl::opcode::read::<Addresses>(TYPE, 1);
-const WAKE: Opcode = ioctl::opcode::read::<Addresses>(TYPE, 2);
-pub(crate) const COPY: Opcode = ioctl::opcode::read_write::<CopyPages>(TYPE, 3);
-pub(crate) const ZEROPAGE: Opcode = ioctl::opcode::read_write::<ZeroPage>(TYPE, 4);
-const MOVE: Opcode = ioctl::opcode::read_write::<MovePages>(TYPE, 5);
-const WRITEPROTECT: Opcode = ioctl::opcode::read_write::<WriteProtect>(TYPE, 6);
-pub(crate) const CONTINUE: Opcode = ioctl::opcode::read_write::<Continue>(TYPE, 7);
-pub(crate) const POISON: Opcode = ioctl::opcode::read_write::<Poison>(TYPE, 8);
+const API: Opcode = ioctl::opcode::read_write::<uffdio_api>(TYPE, 0x3f);
+const REGISTER: Opcode = ioctl::opcode::read_write::<uffdio_register>(TYPE, 0);
+const UNREGISTER: Opcode = ioctl::opcode::read::<uffdio_range>(TYPE, 1);
+const WAKE: Opcode = ioctl::opcode::read::<uffdio_range>(TYPE, 2);
+pub(crate) const COPY: Opcode = ioctl::opcode::read_write::<uffdio_copy>(TYPE, 3);
+pub(crate) const ZEROPAGE: Opcode = ioctl::opcode::read_write::<uffdio_zeropage>(TYPE, 4);
+const MOVE: Opcode = ioctl::opcode::read_write::<uffdio_move>(TYPE, 5);
+const WRITEPROTECT: Opcode = ioctl::opcode::read_write::<uffdio_writeprotect>(TYPE, 6);
+pub(crate) const CONTINUE: Opcode = ioctl::opcode::read_write::<uffdio_continue>(TYPE, 7);
+pub(crate) const POISON: Opcode = ioctl::opcode::read_write::<uffdio_poison>(TYPE, 8);
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 const _: () = {
@@ -128,8 +80,8 @@ pub(crate) unsafe fn call<const NUMBER: Opcode, T>(
 /// Asks for `features` (bits of `UFFD_FEATURE_*`). Returns the features and the ioctls that a
 /// userfaultfd of this kernel offers.
 pub(crate) fn handshake(fd: BorrowedFd<'_>, features: u64) -> Result<(u64, u64), Errno> {
-    let mut api = Api { api: UFFD_API, features, ioctls: 0 };
-    // SAFETY: `API` is on an `Api`, and names no memory.
+    let mut api = uffdio_api { api: UFFD_API, features, ioctls: 0 };
+    // SAFETY: `API` is on an `uffdio_api`, and names no memory.
     unsafe { call::<API, _>(fd, &mut api) }?;
     Ok((api.features, api.ioctls))
 }
@@ -146,8 +98,8 @@ pub(crate) unsafe fn register(
     len: u64,
     mode: u64,
 ) -> Result<u64, Errno> {
-    let mut value = Register { range: Addresses { start, len }, mode, ioctls: 0 };
-    // SAFETY: `REGISTER` is on a `Register`; it reads and writes no memory, and what it makes of
+    let mut value = uffdio_register { range: uffdio_range { start, len }, mode, ioctls: 0 };
+    // SAFETY: `REGISTER` is on a `uffdio_register`; it reads and writes no memory, and what it makes of
     // later touches is what the caller agreed to.
     unsafe { call::<REGISTER, _>(fd, &mut value) }?;
     Ok(value.ioctls)
@@ -155,15 +107,15 @@ pub(crate) unsafe fn register(
 
 /// Stops reporting faults, and wakes the waiting threads: the kernel fills missing pages again.
 pub(crate) fn unregister(fd: BorrowedFd<'_>, start: u64, len: u64) -> Result<(), Errno> {
-    let mut value = Addresses { start, len };
-    // SAFETY: `UNREGISTER` is on an `Addresses`; it changes no byte that anybody has seen.
+    let mut value = uffdio_range { start, len };
+    // SAFETY: `UNREGISTER` is on an `uffdio_range`; it changes no byte that anybody has seen.
     unsafe { call::<UNREGISTER, _>(fd, &mut value) }
 }
 
 /// Wakes the threads that wait for pages of the range; they retry.
 pub(crate) fn wake(fd: BorrowedFd<'_>, start: u64, len: u64) -> Result<(), Errno> {
-    let mut value = Addresses { start, len };
-    // SAFETY: `WAKE` is on an `Addresses`; it changes no memory.
+    let mut value = uffdio_range { start, len };
+    // SAFETY: `WAKE` is on an `uffdio_range`; it changes no memory.
     unsafe { call::<WAKE, _>(fd, &mut value) }
 }
 
@@ -174,8 +126,8 @@ pub(crate) fn write_protect(
     len: u64,
     mode: u64,
 ) -> Result<(), Errno> {
-    let mut value = WriteProtect { range: Addresses { start, len }, mode };
-    // SAFETY: `WRITEPROTECT` is on a `WriteProtect`; it changes how pages may be reached, no byte.
+    let mut value = uffdio_writeprotect { range: uffdio_range { start, len }, mode };
+    // SAFETY: `WRITEPROTECT` is on a `uffdio_writeprotect`; it changes how pages may be reached, no byte.
     unsafe { call::<WRITEPROTECT, _>(fd, &mut value) }
 }
 
@@ -191,8 +143,8 @@ pub(crate) unsafe fn move_pages(
     len: u64,
     mode: u64,
 ) -> (Result<(), Errno>, i64) {
-    let mut value = MovePages { dst, src, len, mode, moved: 0 };
-    // SAFETY: `MOVE` is on a `MovePages`; both ranges are the caller's to give.
+    let mut value = uffdio_move { dst, src, len, mode, move_: 0 };
+    // SAFETY: `MOVE` is on a `uffdio_move`; both ranges are the caller's to give.
     let answer = unsafe { call::<MOVE, _>(fd, &mut value) };
-    (answer, value.moved)
+    (answer, value.move_)
 }

@@ -8,12 +8,15 @@ use core::ops::Range;
 use std::io;
 use std::os::fd::BorrowedFd;
 
+use linux_raw_sys::general::{
+    uffdio_continue, uffdio_copy, uffdio_poison, uffdio_range, uffdio_zeropage,
+};
 use rustix::io::Errno;
 
 use crate::map::bytes::AccessError;
 use crate::map::mapping::Mapping;
 use crate::map::options::Vaddr;
-use crate::uffd::abi::{self, Addresses, Continue, CopyPages, Poison, ZeroPage};
+use crate::uffd::abi;
 use crate::uffd::error::UffdError;
 use crate::uffd::reply::{self, Answered, UffdCall};
 
@@ -95,11 +98,11 @@ impl Fill<'_> {
         how: Install,
     ) -> Result<Answered, UffdError> {
         let src = self.source(len)?;
-        let (range, wake) = (Addresses { start, len }, how.bits() & abi::DONTWAKE);
+        let (range, wake) = (uffdio_range { start, len }, how.bits() & abi::DONTWAKE);
         let (call, result, count) = match self {
             Self::Bytes(_) | Self::From { .. } => {
                 let mode = how.bits();
-                let mut value = CopyPages { dst: start, src, len, mode, copy: 0 };
+                let mut value = uffdio_copy { dst: start, src, len, mode, copy: 0 };
                 // SAFETY: `call` wants `len` bytes at `src` to read: they are those of a slice, or of a mapping,
                 // which is borrowed for the call, and whose bytes the kernel reads as any thread may. The pages
                 // are the caller's to give, here and below.
@@ -107,19 +110,19 @@ impl Fill<'_> {
                 (UffdCall::Copy, result, value.copy)
             }
             Self::Zero => {
-                let mut value = ZeroPage { range, mode: wake, zeropage: 0 };
+                let mut value = uffdio_zeropage { range, mode: wake, zeropage: 0 };
                 // SAFETY: as above.
                 let result = unsafe { abi::call::<{ abi::ZEROPAGE }, _>(fd, &mut value) };
                 (UffdCall::ZeroPage, result, value.zeropage)
             }
             Self::Cached => {
-                let mut value = Continue { range, mode: how.bits(), mapped: 0 };
+                let mut value = uffdio_continue { range, mode: how.bits(), mapped: 0 };
                 // SAFETY: as above.
                 let result = unsafe { abi::call::<{ abi::CONTINUE }, _>(fd, &mut value) };
                 (UffdCall::Continue, result, value.mapped)
             }
             Self::Poison => {
-                let mut value = Poison { range, mode: wake, updated: 0 };
+                let mut value = uffdio_poison { range, mode: wake, updated: 0 };
                 // SAFETY: pages that are there stay, and the others have no bytes.
                 let result = unsafe { abi::call::<{ abi::POISON }, _>(fd, &mut value) };
                 (UffdCall::Poison, result, value.updated)
