@@ -7,7 +7,7 @@
 //! | `options` | the words for it: access, sharing, advice, addresses |
 //! | `shortage` | why it was refused, and what would help |
 //! | `bytes` | copying in and out of memory that may change under us |
-//! | `exclusive`, `mapped` | a mapping with no other writer, so that it has slices, and a `[T]` in one |
+//! | `exclusive` | a mapping with no other writer, so that it has slices of bytes or of values |
 //! | `populate` | making memory present, by several threads |
 //! | `advise` | huge pages for what is mapped already, and giving pages back |
 //! | `resident` | how much of a mapping is present, and in huge pages |
@@ -22,7 +22,6 @@ pub(crate) mod create;
 pub(crate) mod exclusive;
 pub mod fixed_buffers;
 pub(crate) mod map_dax;
-pub(crate) mod mapped;
 pub(crate) mod mapping;
 pub(crate) mod msync;
 pub(crate) mod options;

@@ -1,4 +1,5 @@
-//! A mapping that has no other writer, so that it can be lent as slices: [`Exclusive`].
+//! Memory that has no other writer, so that it can be lent as slices: [`Mapped`], and [`Exclusive`], which is one of
+//! bytes.
 //!
 //! Whether memory is ours alone is a fact of where it comes from: private anonymous pages are, of the
 //! host's size or of a hugetlb pool. A file is not, and neither is a memory file that [`Mapping::memfd`]
@@ -8,16 +9,20 @@
 //! data race, also where every word would be atomic on our side: an initialiser needs a slice, and a slice
 //! must not change under it.
 //!
-//! What changes bytes takes `&mut self` here, where [`Mapping`] takes `&self`: a slice is lent by
-//! borrowing, and nothing may move under it.
-//! Unsafe: this is the file that makes a slice of bytes out of a mapping.
+//! Values are plain data of which every pattern of bits is one. Memory that was never touched reads as values of
+//! zero bits, and costs nothing until it is. What changes bytes takes `&mut self` here, where [`Mapping`] takes
+//! `&self`: a slice is lent by borrowing, and nothing may move under it.
+//! Unsafe: this is the file that makes slices out of a mapping.
 
-use core::ops::Range;
+use core::fmt;
+use core::marker::PhantomData;
+use core::ops::{Deref, DerefMut, Range};
 use core::sync::atomic::AtomicBool;
 use std::io;
 use std::num::NonZeroUsize;
 
 use uzone_pages::{ByteLen, PageSize};
+use zerocopy::FromBytes;
 
 use crate::host::hugepages::HugeSize;
 use crate::map::advise::Collapsed;
@@ -26,13 +31,27 @@ use crate::map::options::{Access, Addr, Anonymous};
 use crate::map::populate::Populated;
 use crate::map::shortage::MapError;
 
-/// Memory of this process that no other process and no other owner in this one can change.
+/// `count` values of `T` at the start of memory of this process that no other process and no other owner in this
+/// one can change.
+///
+/// `T` is plain data: any bytes are a value (`FromBytes`). Atomics qualify. Values are not dropped,
+/// only their memory is unmapped. Where `T` has padding, what stands there afterwards is not
+/// specified.
 ///
 /// # Invariants
-/// `0.is_private()`, or the caller vouched for its bytes with an [`Exclusivity`]; and the mapping is
-/// readable and writable.
-#[derive(Debug)]
-pub struct Exclusive(Mapping);
+/// 1. `mapping` is private, or the caller vouched for its bytes with an [`Exclusivity`]; and it is readable and
+///    writable.
+/// 2. `count * size_of::<T>()` is not zero and at most the length of the memory, and the memory starts
+///    at a multiple of `align_of::<T>()`. Any bytes are a `T`.
+pub struct Mapped<T = u8> {
+    mapping: Mapping,
+    count: usize,
+    // Owning values of `T`: this makes `Mapped<T>` `Send` and `Sync` exactly when `[T]` is.
+    values: PhantomData<T>,
+}
+
+/// Memory of this process that no other process and no other owner in this one can change, as bytes.
+pub type Exclusive = Mapped<u8>;
 
 /// A promise about one mapping and the parts that are cut from it: an [`Exclusive`] that is made of them is
 /// the only user of its bytes.
@@ -62,12 +81,19 @@ impl Exclusivity {
 }
 
 impl Exclusive {
+    /// Takes memory that is exclusive.
+    fn of(mapping: Mapping) -> Self {
+        // It was a `usize` when it was mapped.
+        let count = mapping.len().to_usize().unwrap_or(mapping.mapped_len());
+        Self { mapping, count, values: PhantomData }
+    }
+
     /// Maps private pages of no file, all zero, as [`Mapping::anonymous`] does.
     ///
     /// # Errors
     /// [`MapError`] names the limit that forbids it.
     pub fn anonymous(len: ByteLen, how: Anonymous) -> Result<Self, MapError> {
-        Mapping::anonymous(len, how).map(Self)
+        Mapping::anonymous(len, how).map(Self::of)
     }
 
     /// Maps private huge pages of the pool of `size`, all zero, as [`Mapping::hugetlb`] does.
@@ -75,7 +101,7 @@ impl Exclusive {
     /// # Errors
     /// [`MapError::HugePool`] with the numbers of the pool if it is too small.
     pub fn hugetlb(len: ByteLen, size: HugeSize) -> Result<Self, MapError> {
-        Mapping::hugetlb(len, size).map(Self)
+        Mapping::hugetlb(len, size).map(Self::of)
     }
 
     /// Takes a mapping if its memory is ours alone.
@@ -84,7 +110,7 @@ impl Exclusive {
     /// [`Rejected`] gives the mapping back.
     pub fn try_from_mapping(mapping: Mapping) -> Result<Self, Rejected<Mapping>> {
         if mapping.is_private() {
-            return Ok(Self(mapping));
+            return Ok(Self::of(mapping));
         }
         Err(Rejected::new(mapping, MappingError::Shared))
     }
@@ -104,7 +130,7 @@ impl Exclusive {
             MappingError::ReadOnly
         } else {
             // The invariant: the promise vouches for the bytes.
-            return Ok(Self(mapping));
+            return Ok(Self::of(mapping));
         };
         Err(Rejected::new(mapping, cause))
     }
@@ -115,7 +141,7 @@ impl Exclusive {
     /// [`Rejected`] with the mapping, which is exclusive again by what made it so before.
     pub fn cut(self, front: ByteLen) -> Result<(Self, Self), Rejected<Mapping>> {
         // The invariant: parts of private memory are private, and a promise covers parts.
-        self.0.cut(front).map(|(front, behind)| (Self(front), Self(behind)))
+        self.mapping.cut(front).map(|(front, behind)| (Self::of(front), Self::of(behind)))
     }
 
     /// Joins two parts that [`Exclusive::cut`] made of one, of which `behind` starts where this one
@@ -124,88 +150,25 @@ impl Exclusive {
     /// # Errors
     /// [`Rejected`] with both mappings.
     pub fn join(self, behind: Self) -> Result<Self, Rejected<(Mapping, Mapping)>> {
-        self.0.join(behind.0).map(Self)
+        self.mapping.join(behind.mapping).map(Self::of)
     }
 
     /// Returns the mapping, whose bytes are then copied and not lent.
     #[must_use]
     pub fn into_mapping(self) -> Mapping {
-        self.0
+        self.mapping
     }
 
     /// Returns the bytes.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
-        let len = self.len_usize();
-        // SAFETY: `from_raw_parts` wants `len` initialised bytes in one allocation of at most `isize::MAX`
-        // bytes that do not change for the time of the borrow.
-        // 1. In bounds: invariants 2 and 3 of `Mapping`.
-        // 2. Initialised: the kernel fills a page before it shows it, and after values were written
-        //    through `Mapped`, whose padding has no bytes, `init_padding` was called.
-        // 3. Unchanged: nothing else has these pages, or changes them (the invariant of `Exclusive`), and
-        //    in this process every method that changes them takes `&mut self`, which the borrow forbids.
-        unsafe { core::slice::from_raw_parts(self.0.start().as_ptr(), len) }
-    }
-
-    /// Returns the bytes, to be changed.
-    #[must_use]
-    pub fn as_bytes_mut(&mut self) -> &mut [u8] {
-        let len = self.len_usize();
-        // SAFETY: `from_raw_parts_mut` wants what `from_raw_parts` does above, and that the bytes are
-        // writable and not accessed otherwise for the time of the borrow: `&mut self` is the only way to
-        // the only owner of the pages, and the mapping is writable by the invariant.
-        unsafe { core::slice::from_raw_parts_mut(self.0.start().as_ptr(), len) }
-    }
-
-    /// Makes bytes of whatever stands in the memory, also of padding that a value left there. In the
-    /// language padding has no bytes; in memory it has. An opaque instruction that may have written any of
-    /// it ends that: what stands there from now on is bytes, whichever they are. It costs nothing.
-    pub(crate) fn init_padding(&mut self) {
-        let start = self.0.start().as_ptr();
-        // SAFETY: no instruction is executed, so every demand of `asm` on registers, stack and flags is
-        // met. To the compiler it may write any memory that `start` leads to, which `&mut self` allows:
-        // nothing else reaches it, and any bytes are valid for the next reader, as bytes and as `FromBytes`
-        // values. Pages here never lose their bytes on their own (`MADV_FREE` is not used), so what is read
-        // later is what stands there now.
-        unsafe {
-            core::arch::asm!("/* {0} */", in(reg) start, options(nostack, preserves_flags));
-        }
-    }
-
-    fn len_usize(&self) -> usize {
-        // It was a `usize` when it was mapped.
-        usize::try_from(self.0.len().get()).unwrap_or(self.0.mapped_len())
-    }
-
-    pub(crate) fn mapping(&self) -> &Mapping {
-        &self.0
-    }
-
-    /// Returns whether the memory is private and of no file, so that what is given back to the
-    /// kernel reads as zero afterwards.
-    #[must_use]
-    pub fn is_private(&self) -> bool {
-        self.0.is_private()
-    }
-
-    /// As [`Mapping::prefer_node`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn prefer_node(&self, node: u32) -> io::Result<()> {
-        self.0.prefer_node(node)
-    }
-
-    /// As [`Mapping::node_of_most`].
-    #[must_use]
-    pub fn node_of_most(&self) -> Option<u32> {
-        self.0.node_of_most()
+        self
     }
 
     /// Returns how long the memory is, as it was asked for; never zero.
     #[must_use]
     pub fn len(&self) -> ByteLen {
-        self.0.len()
+        self.mapping.len()
     }
 
     /// Returns whether the memory has no byte, which never holds.
@@ -214,24 +177,12 @@ impl Exclusive {
         false
     }
 
-    /// Returns where the memory starts.
-    #[must_use]
-    pub fn addr(&self) -> Addr {
-        self.0.addr()
-    }
-
-    /// Returns the size of the pages behind it, as [`Mapping::page_size`] does.
-    #[must_use]
-    pub fn page_size(&self) -> PageSize {
-        self.0.page_size()
-    }
-
     /// Makes a range present, as [`Mapping::populate`] does.
     ///
     /// # Errors
     /// [`MappingError`] names what was exhausted.
     pub fn populate(&mut self, range: Range<u64>) -> Result<ByteLen, MappingError> {
-        self.0.populate(range)
+        self.mapping.populate(range)
     }
 
     /// Makes a range present by several threads, as [`Mapping::populate_by`] does.
@@ -245,7 +196,7 @@ impl Exclusive {
         progress: impl FnMut(ByteLen, ByteLen),
         cancel: &AtomicBool,
     ) -> Result<Populated, MappingError> {
-        self.0.populate_by(range, threads, progress, cancel)
+        self.mapping.populate_by(range, threads, progress, cancel)
     }
 
     /// Makes huge pages of what is present, as [`Mapping::collapse`] does.
@@ -253,7 +204,7 @@ impl Exclusive {
     /// # Errors
     /// [`MappingError`] if the kernel cannot.
     pub fn collapse(&mut self, range: Range<u64>) -> Result<Collapsed, MappingError> {
-        self.0.collapse(range)
+        self.mapping.collapse(range)
     }
 
     /// Gives the pages of a range back, as [`Mapping::discard`] does.
@@ -261,7 +212,112 @@ impl Exclusive {
     /// # Errors
     /// [`MappingError`] if the range cuts a page.
     pub fn discard(&mut self, range: Range<u64>) -> Result<(), MappingError> {
-        self.0.discard(range)
+        self.mapping.discard(range)
+    }
+}
+
+impl<T: FromBytes> Mapped<T> {
+    const SIZE: usize = {
+        assert!(size_of::<T>() != 0, "values without a size need no memory");
+        size_of::<T>()
+    };
+
+    /// Takes memory, as `count` values from its start on.
+    ///
+    /// # Errors
+    /// [`Rejected`] gives the memory back: it is too short, or not aligned for `T`.
+    pub fn try_new(memory: Exclusive, count: usize) -> Result<Self, Rejected<Exclusive>> {
+        let (addr, len) = (memory.addr(), memory.len());
+        let bytes = count.checked_mul(Self::SIZE);
+        let cause = if count == 0 || bytes.is_none_or(|bytes| bytes as u64 > len.get()) {
+            MappingError::NotSoMany { addr, count, size_bytes: Self::SIZE, len }
+        } else if !addr.get().is_multiple_of(align_of::<T>()) {
+            MappingError::Unaligned { addr, align_bytes: align_of::<T>() }
+        } else {
+            return Ok(Self { mapping: memory.mapping, count, values: PhantomData });
+        };
+        Err(Rejected::new(memory, cause))
+    }
+
+    /// Returns all bytes of the memory, to be changed or to be initialised by streaming stores. It includes what is
+    /// behind the last value.
+    #[must_use]
+    pub fn as_bytes_mut(&mut self) -> &mut [u8] {
+        self.init_padding();
+        let len = self.mapping.len().to_usize().unwrap_or(self.mapping.mapped_len());
+        // SAFETY: `from_raw_parts_mut` wants `len` initialised and writable bytes in one allocation, not accessed
+        // otherwise for the time of the borrow.
+        // 1. In bounds, and writable: invariants 2 and 3 of `Mapping`, and 1 of `Mapped`.
+        // 2. Initialised: the kernel fills a page before it shows it, and padding has bytes since just now.
+        // 3. Alone: `&mut self` is the only way to the only owner of the pages, and any bytes are a `T`.
+        unsafe { core::slice::from_raw_parts_mut(self.mapping.start().as_ptr(), len) }
+    }
+}
+
+impl<T> Mapped<T> {
+    /// Returns the memory, with the bytes that the values have.
+    #[must_use]
+    pub fn into_exclusive(mut self) -> Exclusive {
+        self.init_padding();
+        Exclusive::of(self.mapping)
+    }
+
+    /// Makes bytes of whatever stands in the memory, also of padding that a value left there. In the
+    /// language padding has no bytes; in memory it has. An opaque instruction that may have written any of
+    /// it ends that: what stands there from now on is bytes, whichever they are. It costs nothing.
+    fn init_padding(&mut self) {
+        let start = self.mapping.start().as_ptr();
+        // SAFETY: no instruction is executed, so every demand of `asm` on registers, stack and flags is
+        // met. To the compiler it may write any memory that `start` leads to, which `&mut self` allows:
+        // nothing else reaches it, and any bytes are valid for the next reader, as bytes and as `FromBytes`
+        // values. Pages here never lose their bytes on their own (`MADV_FREE` is not used), so what is read
+        // later is what stands there now.
+        unsafe {
+            core::arch::asm!("/* {0} */", in(reg) start, options(nostack, preserves_flags));
+        }
+    }
+
+    pub(crate) fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+
+    /// Returns how long the memory is, which may be more than the values need.
+    #[must_use]
+    pub fn byte_len(&self) -> ByteLen {
+        self.mapping.len()
+    }
+
+    /// Returns where the memory starts.
+    #[must_use]
+    pub fn addr(&self) -> Addr {
+        self.mapping.addr()
+    }
+
+    /// Returns the size of the pages behind it, as [`Mapping::page_size`] does.
+    #[must_use]
+    pub fn page_size(&self) -> PageSize {
+        self.mapping.page_size()
+    }
+
+    /// Returns whether the memory is private and of no file, so that what is given back to the
+    /// kernel reads as zero afterwards.
+    #[must_use]
+    pub fn is_private(&self) -> bool {
+        self.mapping.is_private()
+    }
+
+    /// As [`Mapping::prefer_node`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn prefer_node(&self, node: u32) -> io::Result<()> {
+        self.mapping.prefer_node(node)
+    }
+
+    /// As [`Mapping::node_of_most`].
+    #[must_use]
+    pub fn node_of_most(&self) -> Option<u32> {
+        self.mapping.node_of_most()
     }
 
     /// Returns how many bytes are present, as [`Mapping::resident`] does.
@@ -269,7 +325,7 @@ impl Exclusive {
     /// # Errors
     /// [`MappingError`] if the kernel does not say.
     pub fn resident(&self) -> Result<ByteLen, MappingError> {
-        self.0.resident()
+        self.mapping.resident()
     }
 
     /// Returns how many bytes of a range are present, as [`Mapping::resident_in`] does.
@@ -277,7 +333,7 @@ impl Exclusive {
     /// # Errors
     /// [`MappingError`] if the kernel does not say.
     pub fn resident_in(&self, range: Range<u64>) -> Result<ByteLen, MappingError> {
-        self.0.resident_in(range)
+        self.mapping.resident_in(range)
     }
 
     /// Returns whether no page of a range has memory, as [`Mapping::is_untouched`] does.
@@ -285,7 +341,7 @@ impl Exclusive {
     /// # Errors
     /// [`MappingError`] if the kernel does not say.
     pub fn is_untouched(&self, range: Range<u64>) -> Result<bool, MappingError> {
-        self.0.is_untouched(range)
+        self.mapping.is_untouched(range)
     }
 
     /// Returns how many bytes are in huge pages, as [`Mapping::huge_backed`] does.
@@ -293,6 +349,45 @@ impl Exclusive {
     /// # Errors
     /// [`MappingError`] if the kernel does not say.
     pub fn huge_backed(&self) -> Result<ByteLen, MappingError> {
-        self.0.huge_backed()
+        self.mapping.huge_backed()
+    }
+}
+
+impl<T> Deref for Mapped<T> {
+    type Target = [T];
+
+    #[inline]
+    fn deref(&self) -> &[T] {
+        let start = self.mapping.start().cast::<T>();
+        // SAFETY: `from_raw_parts` wants `count` initialised values, aligned, in one allocation of at most
+        // `isize::MAX` bytes, that do not change for the time of the borrow, except inside of an `UnsafeCell`.
+        // 1. In bounds and aligned: invariant 2, and invariants 2 and 3 of `Mapping`.
+        // 2. Initialised: any bytes are a `T`, and the kernel fills a page before it shows it. Padding of values
+        //    that were written before has bytes since `init_padding`, which all that leads to values of another
+        //    type calls.
+        // 3. Unchanged: nothing else has these pages, or changes them (invariant 1), and in this process every
+        //    method that changes them takes `&mut self`, which the borrow forbids.
+        unsafe { core::slice::from_raw_parts(start.as_ptr(), self.count) }
+    }
+}
+
+impl<T> DerefMut for Mapped<T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [T] {
+        let start = self.mapping.start().cast::<T>();
+        // SAFETY: as in `deref`, and `from_raw_parts_mut` wants that the values are writable and not
+        // accessed otherwise: the memory is writable (invariant 1), and `&mut self` is the only way to its only
+        // owner.
+        unsafe { core::slice::from_raw_parts_mut(start.as_ptr(), self.count) }
+    }
+}
+
+impl<T> fmt::Debug for Mapped<T> {
+    /// Writes the memory and the number of values; the values may be millions.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mapped")
+            .field("mapping", &self.mapping)
+            .field("count", &self.count)
+            .finish_non_exhaustive()
     }
 }

@@ -11,7 +11,7 @@
 //! Sharing: every method takes `&self`, from any thread.
 //! Copies: `access` below it, without `unsafe` of its own.
 //! Unsafe: this is the file that turns an address into memory. The proof of everything in
-//! `exclusive`, `mapped`, `populate`, `advise` and `resident` rests on the invariants of `Mapping`,
+//! `exclusive`, `populate`, `advise` and `resident` rests on the invariants of `Mapping`,
 //! whose fields only this file and `cut` below it set.
 
 use core::any::Any;

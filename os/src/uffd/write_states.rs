@@ -22,7 +22,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::map::mapped::Mapped;
+use crate::map::exclusive::Mapped;
 
 const CLEAN: u8 = 0;
 const OPENING: u8 = 1;
