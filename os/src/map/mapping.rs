@@ -83,7 +83,7 @@ enum Behind {
 ///    with the same `origin` has any of them.
 /// 3. `0 < len <= mapped_len`.
 /// 4. No reference to the bytes exists but those that a method of this crate lends, and a plain
-///    `&[u8]`, `&mut [u8]` or `[T]` is lent by `Exclusive` and `Mapped` alone, for the time of
+///    `&[u8]`, `&mut [u8]` or `[T]` is lent by `Mapped` alone, for the time of
 ///    their borrow. They hold private memory of no file, or memory that the caller vouched for with an `Exclusivity`.
 /// 5. Two values have the same `origin` only if they were cut from one, whose `start` was good for
 ///    the bytes of both.
@@ -340,13 +340,15 @@ impl Mapping {
         // 2. Initialised: the kernel fills every page before it shows it, and all numbers are
         //    words. Padding of values written through `Mapped` is settled before anyone comes here.
         //    Of adopted memory the caller of `adopt` guarantees it.
-        // 3. Changes: by invariant 4 this process has no plain access while `&self` lives: `Exclusive` owns
-        //    its `Mapping` and calls this from `&mut self` alone, through `populate`, lending nothing
-        //    meanwhile; `Mapped` never does. Other processes and the kernel change memory as atomics do, and so do other users of adopted memory, by the contract of `adopt`. Where the same bytes are lent through another mapping of a file, the `Exclusivity` keeps this process away from them here. Loads of 64-bit atomics are loads on read-only pages too.
+        // 3. Changes: by invariant 4 this process has no plain access while `&self` lives: `Mapped` owns its `Mapping`
+        //    and calls this from `&mut self` alone, through `populate`, lending nothing meanwhile. Other processes
+        //    and the kernel change memory as atomics do, and so do other users of adopted memory, by the contract
+        //    of `adopt`. Where the same bytes are lent through another mapping of a file, the `Exclusivity` keeps
+        //    this process away from them here. Loads of 64-bit atomics are loads on read-only pages too.
         unsafe { core::slice::from_raw_parts(words.as_ptr(), count) }
     }
 
-    /// Returns where the bytes are. Only `Exclusive` and `Mapped` make references of it.
+    /// Returns where the bytes are. Only `Mapped` makes references of it.
     pub(crate) fn start(&self) -> NonNull<u8> {
         self.start
     }
