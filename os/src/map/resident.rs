@@ -155,20 +155,30 @@ impl Mapping {
         wanted: Wanted,
         entries: u64,
     ) -> Result<ByteLen, MappingError> {
+        self.count_or(range, wanted, |pagemap, addresses| {
+            let page = kernel::page_size().bytes();
+            let pages = (addresses.end - addresses.start) / page;
+            count_entries(pagemap, addresses.start / page, pages, entries)
+                .map(|count| count * page)
+                .map_err(|cause| MappingError::Scan { range: range.clone(), cause })
+        })
+    }
+
+    /// Returns how many bytes of a range are `wanted`, or what `older` returns for its addresses on a kernel that
+    /// cannot scan.
+    fn count_or(
+        &self,
+        range: &Range<u64>,
+        wanted: Wanted,
+        older: impl FnOnce(&File, Range<u64>) -> Result<u64, MappingError>,
+    ) -> Result<ByteLen, MappingError> {
         let part = self.widen(range)?;
         let pagemap = open_pagemap()?;
         let base = self.addr().get();
-        let (start, end) = ((base + part.start) as u64, (base + part.end) as u64);
-        let failed = |cause| MappingError::Scan { range: range.clone(), cause };
-        if let Some(bytes) =
-            scan(&pagemap, start, end, wanted).map_err(|cause| failed(cause.into()))?
-        {
-            return Ok(ByteLen::new(bytes));
-        }
-        let page = kernel::page_size().bytes();
-        let counted =
-            count_entries(&pagemap, start / page, (end - start) / page, entries).map_err(failed)?;
-        Ok(ByteLen::new(counted * page))
+        let addresses = (base + part.start) as u64..(base + part.end) as u64;
+        let scanned = scan(&pagemap, addresses.start, addresses.end, wanted)
+            .map_err(|cause| MappingError::Scan { range: range.clone(), cause: cause.into() })?;
+        scanned.map_or_else(|| older(&pagemap, addresses), Ok).map(ByteLen::new)
     }
 
     /// Returns how many bytes of the mapping are mapped by huge pages, transparent or of a pool.
@@ -188,28 +198,15 @@ impl Mapping {
     /// # Errors
     /// [`MappingError`] if the range is not inside, `/proc` is not there or the kernel refuses.
     pub fn huge_backed_in(&self, range: Range<u64>) -> Result<ByteLen, MappingError> {
-        let part = self.widen(&range)?;
-        let base = self.addr().get();
-        let addresses = (base + part.start) as u64..(base + part.end) as u64;
-        let pagemap = open_pagemap()?;
-        let scanned =
-            scan(&pagemap, addresses.start, addresses.end, Wanted { all: PRESENT | HUGE, any: 0 })
-                .map_err(|cause| MappingError::Scan {
-                    range: range.clone(),
-                    cause: cause.into(),
-                })?;
-        match scanned {
-            Some(bytes) => Ok(ByteLen::new(bytes)),
-            None => huge_backed_by_smaps(&addresses),
-        }
+        let wanted = Wanted { all: PRESENT | HUGE, any: 0 };
+        self.count_or(&range, wanted, |_, addresses| Ok(huge_backed_by_smaps(&addresses)?))
     }
 }
 
 /// Counts by `smaps`, for kernels that cannot scan. `range` is addresses.
-fn huge_backed_by_smaps(range: &Range<u64>) -> Result<ByteLen, MappingError> {
+fn huge_backed_by_smaps(range: &Range<u64>) -> Result<u64, SysError> {
     let read = || parse_smaps(BufReader::new(File::open(SMAPS)?), range);
-    let bytes = read().map_err(|cause| SysError::Read { path: SMAPS.into(), cause })?;
-    Ok(ByteLen::new(bytes))
+    read().map_err(|cause| SysError::Read { path: SMAPS.into(), cause })
 }
 
 #[cfg(test)]
@@ -262,7 +259,7 @@ mod tests {
         assert_eq!(count_entries(&pagemap, first, 300, ENTRY_PRESENT).unwrap(), 150);
         assert_eq!(mapping.huge_backed().unwrap(), ByteLen::ZERO);
         let addresses = first * page..(first + 300) * page;
-        assert_eq!(huge_backed_by_smaps(&addresses).unwrap(), ByteLen::ZERO);
+        assert_eq!(huge_backed_by_smaps(&addresses).unwrap(), 0);
     }
 
     #[test]

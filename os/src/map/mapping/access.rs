@@ -8,14 +8,13 @@
 use core::ops::Range;
 use core::sync::atomic::AtomicU64;
 
+use uzone_pages::Touch;
 use uzone_stream::CopyMethod;
 
 use super::Mapping;
-use crate::sigbus::BusError;
-use uzone_pages::Touch;
-
 use crate::map::bytes::{self, AccessError, Fault};
 use crate::map::options::{Access, Addr};
+use crate::sigbus::BusError;
 
 impl Mapping {
     /// Copies `out.len()` bytes from `offset` on out of the mapping.
@@ -117,9 +116,8 @@ impl Mapping {
     /// # Panics
     /// If the way is not available; nothing is written then.
     pub fn zero_by(&self, range: Range<u64>, way: CopyMethod) -> Result<(), AccessError> {
-        let (start, len_bytes) = (range.start, range.end.saturating_sub(range.start));
-        bytes::zero_words(way, self.as_words(range)?)
-            .map_err(|fault| self.stores_error(Touch::Write, start, len_bytes, fault))
+        let words = self.as_words(range)?;
+        bytes::zero_words(way, words).map_err(|fault| self.stores_error(Touch::Write, words, fault))
     }
 
     /// Copies a range of words from `src`, its byte `src_start` on, by `way`, as
@@ -139,7 +137,7 @@ impl Mapping {
         src_start: u64,
         way: CopyMethod,
     ) -> Result<(), AccessError> {
-        let (start, len_bytes) = (range.start, range.end.saturating_sub(range.start));
+        let len_bytes = range.end.saturating_sub(range.start);
         let dst_words = self.as_words(range)?;
         let src_words = src.as_words(src_start..src_start.saturating_add(len_bytes))?;
         bytes::copy_words(way, dst_words, src_words).map_err(|fault| {
@@ -148,9 +146,9 @@ impl Mapping {
                 usize::try_from(fault.bad).unwrap_or(usize::MAX),
             ));
             if is_dst {
-                self.stores_error(Touch::Write, start, len_bytes, fault)
+                self.stores_error(Touch::Write, dst_words, fault)
             } else {
-                src.stores_error(Touch::Read, src_start, len_bytes, fault)
+                src.stores_error(Touch::Read, src_words, fault)
             }
         })
     }
@@ -162,37 +160,19 @@ impl Mapping {
     /// As [`Mapping::as_words`]. After `sigbus::install`, [`AccessError::Bus`] if some of the memory is not
     /// there: any of the lines may be written back then, so none counts.
     pub fn flush_lines(&self, range: Range<u64>) -> Result<(), AccessError> {
-        let (start, len_bytes) = (range.start, range.end.saturating_sub(range.start));
-        bytes::flush_words(self.as_words(range)?)
-            .map_err(|fault| self.stores_error(Touch::Write, start, len_bytes, fault))
+        let words = self.as_words(range)?;
+        bytes::flush_words(words).map_err(|fault| self.stores_error(Touch::Write, words, fault))
     }
 
-    /// Returns the error for stores in any order that met `fault`.
+    /// Returns the error for stores to some words, or loads of them, in any order that met `fault`.
     #[cold]
-    fn stores_error(
-        &self,
-        direction: Touch,
-        start: u64,
-        len_bytes: u64,
-        fault: Fault,
-    ) -> AccessError {
-        // Both were checked: the range is inside.
-        let start = usize::try_from(start).unwrap_or(usize::MAX);
-        let len_bytes = usize::try_from(len_bytes).unwrap_or(usize::MAX);
-        match self.bus_error(direction, start, len_bytes, fault) {
-            AccessError::Bus { direction, address, offset, len_bytes, kind, lsb, .. } => {
-                AccessError::Bus {
-                    direction,
-                    address,
-                    offset,
-                    copied_bytes: 0,
-                    len_bytes,
-                    kind,
-                    lsb,
-                }
-            }
-            other => other,
+    fn stores_error(&self, direction: Touch, words: &[AtomicU64], fault: Fault) -> AccessError {
+        let start = words.as_ptr().addr().wrapping_sub(self.addr().get());
+        let mut error = self.bus_error(direction, start, size_of_val(words), fault);
+        if let AccessError::Bus { copied_bytes, .. } = &mut error {
+            *copied_bytes = 0;
         }
+        error
     }
 
     /// Returns `offset` as an index if a copy of `len_bytes` from there is all inside, and `None`
