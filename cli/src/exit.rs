@@ -333,7 +333,7 @@ mod tests {
                 Box::new(Outer { what: "this", cause: unread(io::ErrorKind::NotFound) }),
                 Exit::Feature,
             ),
-            (Box::new(UffdError::NoUserfaultfd { cause: refused() }), Exit::Permission),
+            (Box::new(UffdError::NoUserfaultfd(refused())), Exit::Permission),
             (
                 Box::new(StreamError::Malformed { part: "mmx".into(), default: String::new() }),
                 Exit::Config,

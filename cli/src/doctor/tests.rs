@@ -109,7 +109,7 @@ fn nothing() -> Facts {
         uffd_syscall: UffdAccess::Denied { cause: denied() },
         uffd_device: UffdAccess::Absent { cause: io::ErrorKind::NotFound.into() },
         uffd_unprivileged: Err(absent("/proc/sys/vm/unprivileged_userfaultfd")),
-        uffd_features: Err(UffdError::NoUserfaultfd { cause: denied() }),
+        uffd_features: Err(UffdError::NoUserfaultfd(denied())),
         placement: None,
         can_populate: false,
         can_collapse: false,

@@ -66,7 +66,7 @@ impl DaxDevice {
 /// [`MapError::Inspect`], [`MapError::UnknownDevice`], [`MapError::DaxAttribute`], [`MapError::DaxEmpty`] or
 /// [`MapError::DaxEndsInsidePage`] if the kernel does not describe one that can be mapped.
 pub fn device(root: &SystemRoot, file: impl AsFd) -> Result<DaxDevice, MapError> {
-    let inspect = |cause: Errno| MapError::Inspect { cause: cause.into() };
+    let inspect = |cause: Errno| MapError::Inspect(cause.into());
     let stat = rustix::fs::fstat(file).map_err(inspect)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::CharacterDevice {
         return Err(MapError::NotDaxDevice);

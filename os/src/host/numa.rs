@@ -102,7 +102,7 @@ pub fn has_several_nodes() -> bool {
 /// # Errors
 /// [`SysError::Cpus`] if the kernel does not say, as on a host with more than 1024 CPUs.
 pub fn current_cpu_count() -> Result<usize, SysError> {
-    let set = sched_getaffinity(None).map_err(|cause| SysError::Cpus { cause: cause.into() })?;
+    let set = sched_getaffinity(None).map_err(|cause| SysError::Cpus(cause.into()))?;
     Ok(set.count() as usize) // a `u32` fits: the crate compiles for 64-bit targets alone
 }
 
@@ -111,7 +111,7 @@ pub fn current_cpu_count() -> Result<usize, SysError> {
 /// # Errors
 /// [`SysError::Cpus`] if the kernel does not say.
 pub fn usable(cpus: &[u32]) -> Result<Vec<u32>, SysError> {
-    let set = sched_getaffinity(None).map_err(|cause| SysError::Cpus { cause: cause.into() })?;
+    let set = sched_getaffinity(None).map_err(|cause| SysError::Cpus(cause.into()))?;
     Ok(cpus.iter().copied().filter(|cpu| is_in(&set, *cpu)).collect())
 }
 
@@ -122,8 +122,7 @@ pub fn usable(cpus: &[u32]) -> Result<Vec<u32>, SysError> {
 pub fn only_cpu_of(thread: NonZeroU32) -> Result<Option<u32>, SysError> {
     // The kernel numbers threads up to 2^22.
     let Some(thread) = Pid::from_raw(thread.get().cast_signed()) else { return Ok(None) };
-    let set =
-        sched_getaffinity(Some(thread)).map_err(|cause| SysError::Cpus { cause: cause.into() })?;
+    let set = sched_getaffinity(Some(thread)).map_err(|cause| SysError::Cpus(cause.into()))?;
     if set.count() != 1 {
         return Ok(None);
     }

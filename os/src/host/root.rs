@@ -38,12 +38,8 @@ pub enum SysError {
         found: String,
     },
     /// The kernel does not report which CPUs this thread may use.
-    #[error("cannot ask which CPUs this thread may use: {cause}")]
-    Cpus {
-        /// What the kernel answered.
-        #[source]
-        cause: io::Error,
-    },
+    #[error("cannot ask which CPUs this thread may use: {0}")]
+    Cpus(#[source] io::Error),
     /// This thread may use none of the CPUs that it was to keep to.
     #[error(
         "this thread may use none of the {asked} CPUs it was to keep to: widen its affinity, or the cpuset of its control group"

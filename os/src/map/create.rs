@@ -283,7 +283,7 @@ pub(crate) fn memfd(name: &str, flags: MemfdFlags) -> Result<OwnedFd, Errno> {
 /// Returns the page size of a file's memory, if the range can be mapped as far as its kind, its
 /// length and its alignment go.
 pub(crate) fn inspect(fd: BorrowedFd<'_>, offset: u64, len: ByteLen) -> Result<PageSize, MapError> {
-    let inspected = |cause: Errno| MapError::Inspect { cause: cause.into() };
+    let inspected = |cause: Errno| MapError::Inspect(cause.into());
     let stat = rustix::fs::fstat(fd).map_err(inspected)?;
     let kind = match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile | FileType::CharacterDevice | FileType::BlockDevice => None,

@@ -43,9 +43,9 @@ impl FixedBuffers {
         ring.map(|ring| Self { ring }).map_err(|refused| {
             let cause = refused.into();
             match refused {
-                Errno::PERM | Errno::ACCESS => MappingError::RingDisabled { cause },
-                Errno::NOSYS => MappingError::RingAbsent { cause },
-                _ => MappingError::RingSetup { cause },
+                Errno::PERM | Errno::ACCESS => MappingError::RingDisabled(cause),
+                Errno::NOSYS => MappingError::RingAbsent(cause),
+                _ => MappingError::RingSetup(cause),
             }
         })
     }

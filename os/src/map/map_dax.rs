@@ -61,7 +61,7 @@ impl Mapping {
         let flags = MapFlags::SHARED_VALIDATE | MapFlags::SYNC;
         map_shared(fd, offset, len, page, flags, |cause| match cause {
             // A kernel before 4.15 does not know `MAP_SHARED_VALIDATE` either, and calls the request invalid.
-            Errno::OPNOTSUPP | Errno::INVAL => MapError::NoDax { cause: cause.into() },
+            Errno::OPNOTSUPP | Errno::INVAL => MapError::NoDax(cause.into()),
             _ => create::explain_file(len, Access::ReadWrite, Sharing::Shared, cause),
         })
     }
@@ -91,7 +91,7 @@ fn map_shared(
 }
 
 fn is_regular(fd: BorrowedFd<'_>) -> Result<bool, MapError> {
-    let inspect = |cause: Errno| MapError::Inspect { cause: cause.into() };
+    let inspect = |cause: Errno| MapError::Inspect(cause.into());
     let stat = rustix::fs::fstat(fd).map_err(inspect)?;
     Ok(FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile)
 }

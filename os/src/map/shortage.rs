@@ -122,12 +122,8 @@ pub enum MapError {
         cause: io::Error,
     },
     /// A file could not be asked for its kind and length.
-    #[error("cannot inspect the file to be mapped: {cause}")]
-    Inspect {
-        /// What the kernel answered.
-        #[source]
-        cause: io::Error,
-    },
+    #[error("cannot inspect the file to be mapped: {0}")]
+    Inspect(#[source] io::Error),
     /// The kernel refused the advice that the mapping should have been made with.
     #[error("the new mapping of {len} was refused {advice}: {cause}")]
     Advice {
@@ -214,11 +210,7 @@ pub enum MapError {
     #[error(
         "the file system offers no synchronous DAX mapping of the file: on persistent memory, mount it with `-o dax=always`, or with `-o dax=inode` and `chattr +x` on the file while it is not open; or map it as an ordinary file"
     )]
-    NoDax {
-        /// What the kernel answered.
-        #[source]
-        cause: io::Error,
-    },
+    NoDax(#[source] io::Error),
     /// A device where a file of a file system was asked for.
     #[error("only a regular file has a file system to offer DAX: map a device as devdax")]
     NotRegular,

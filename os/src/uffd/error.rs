@@ -26,27 +26,13 @@ pub enum UffdError {
         "no userfaultfd to be had: run as root, give access to {device}, or set vm.unprivileged_userfaultfd to 1; in a container, a seccomp profile may forbid it (see `uzone doctor`)",
         device = open::DEVICE
     )]
-    NoUserfaultfd {
-        /// What userfaultfd(2) answered.
-        #[source]
-        cause: io::Error,
-    },
+    NoUserfaultfd(#[source] io::Error),
     /// The process or the host has as many descriptors as it may, or no memory for one.
-    #[error(
-        "no descriptor for a userfaultfd: {cause}: close what is not used, or raise `ulimit -n`"
-    )]
-    NoDescriptor {
-        /// What userfaultfd(2) answered.
-        #[source]
-        cause: io::Error,
-    },
+    #[error("no descriptor for a userfaultfd: {0}: close what is not used, or raise `ulimit -n`")]
+    NoDescriptor(#[source] io::Error),
     /// The kernel did not answer what it offers.
-    #[error("the kernel refused UFFDIO_API: {cause}")]
-    Probe {
-        /// What it answered.
-        #[source]
-        cause: io::Error,
-    },
+    #[error("the kernel refused UFFDIO_API: {0}")]
+    Probe(#[source] io::Error),
     /// Features that are required are not there.
     #[error("this kernel's userfaultfd lacks {missing}: {} has it", Since(*missing))]
     Missing {
@@ -58,11 +44,7 @@ pub enum UffdError {
         "no userfaultfd for faults of the kernel: run as root, give access to {device}, or set vm.unprivileged_userfaultfd to 1",
         device = open::DEVICE
     )]
-    NotForKernel {
-        /// What the kernel answered.
-        #[source]
-        cause: io::Error,
-    },
+    NotForKernel(#[source] io::Error),
     /// The kernel refused the features although it offers them.
     #[error("the kernel refused a userfaultfd with {features}: EVENT_FORK takes CAP_SYS_PTRACE")]
     Handshake {
@@ -143,9 +125,9 @@ impl UffdError {
         let is_short = matches!(cause, Errno::MFILE | Errno::NFILE | Errno::NOMEM);
         let cause = cause.into();
         match (is_short, for_kernel) {
-            (true, _) => Self::NoDescriptor { cause },
-            (false, true) => Self::NotForKernel { cause },
-            (false, false) => Self::NoUserfaultfd { cause },
+            (true, _) => Self::NoDescriptor(cause),
+            (false, true) => Self::NotForKernel(cause),
+            (false, false) => Self::NoUserfaultfd(cause),
         }
     }
 

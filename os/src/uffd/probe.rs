@@ -37,8 +37,8 @@ pub fn uffd_features() -> Result<(Features, Vec<&'static str>), UffdError> {
     let uffd = open::user_mode_only()
         .or_else(|_| open::full())
         .map_err(|cause| UffdError::not_opened(cause, false))?;
-    let (raw, ioctls) = abi::handshake(uffd.as_fd(), 0)
-        .map_err(|cause| UffdError::Probe { cause: cause.into() })?;
+    let (raw, ioctls) =
+        abi::handshake(uffd.as_fd(), 0).map_err(|cause| UffdError::Probe(cause.into()))?;
     Ok((Features::from_bits(raw), ioctl_names(ioctls)))
 }
 

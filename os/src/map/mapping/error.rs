@@ -114,25 +114,13 @@ pub enum MappingError {
     #[error(
         "this process may not use io_uring: as root, `sysctl kernel.io_uring_disabled=0`, and let the filter of the container pass io_uring_setup(2)"
     )]
-    RingDisabled {
-        /// What the kernel answered.
-        #[source]
-        cause: io::Error,
-    },
+    RingDisabled(#[source] io::Error),
     /// The kernel has no io_uring.
     #[error("this kernel was built without io_uring")]
-    RingAbsent {
-        /// What the kernel answered.
-        #[source]
-        cause: io::Error,
-    },
+    RingAbsent(#[source] io::Error),
     /// The io_uring was refused for another reason.
-    #[error("cannot make an io_uring: {cause}")]
-    RingSetup {
-        /// What the kernel answered.
-        #[source]
-        cause: io::Error,
-    },
+    #[error("cannot make an io_uring: {0}")]
+    RingSetup(#[source] io::Error),
     /// The process may not pin as much memory.
     #[error(
         "cannot pin {len} for io_uring: RLIMIT_MEMLOCK is {limit} for all that the user has pinned: raise it with `ulimit -l`, or give the process CAP_IPC_LOCK"
