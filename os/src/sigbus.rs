@@ -56,13 +56,24 @@
 //! | `error` | what is wrong with memory, and where |
 //! | `state` | the watches, and whether the handler is installed |
 //! | `handler` | what the signal handler does, and the action before it |
+//! | `copier` | how words are touched that may not be there |
+//! | `guarded` | words touched by code that the handler knows |
+//! | `plain` | words touched by the atomics of the language |
+//! | `scope` | the stores of `uzone-stream`, which the handler can end |
 //! | `sync` | atomics, or loom's |
 //!
 //! Source: sigaction(2), signal-safety(7), madvise(2) on `MADV_HWPOISON`, `UFFDIO_POISON`(2const),
 //! and "HWPOISON" in the Linux documentation of memory management.
 
+pub(crate) mod copier;
 pub(crate) mod error;
+#[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
+mod guarded;
 pub(crate) mod handler;
+#[cfg(any(test, not(target_arch = "x86_64"), miri, uzone_sanitizer))]
+pub(crate) mod plain;
+#[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
+mod scope;
 pub(crate) mod state;
 mod sync;
 mod table;
@@ -75,6 +86,13 @@ pub use self::error::{BusError, BusKind, HandlerError};
 pub use self::handler::{Installed, install};
 pub use self::state::{EVENTS, SLOTS};
 
+#[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
+pub(crate) use self::guarded::Guarded as Best;
+#[cfg(not(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer))))]
+pub(crate) use self::plain::{Plain as Best, copy_words, flush_words, zero_words};
+#[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
+pub(crate) use self::scope::{copy_words, flush_words, zero_words};
+
 use self::state::TABLE;
 use self::table::{Entry, Extent};
 use crate::map::options::Addr;
@@ -84,7 +102,7 @@ use crate::map::options::Addr;
 /// handler is installed: on x86-64, but not with a sanitizer, which does not see such copies.
 #[must_use]
 pub const fn recovers_copies() -> bool {
-    crate::map::bytes::IS_GUARDED
+    cfg!(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))
 }
 
 /// Watches `len` bytes from `start` on for bus errors, until what it returns is dropped.

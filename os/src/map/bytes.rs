@@ -9,7 +9,7 @@
 //! It may also turn out not to be there, and touching it raises SIGBUS. On x86-64 the words are touched in
 //! routines that the handler of [`sigbus`](crate::sigbus) knows, if it is installed: then the copy stops at the
 //! bad word and returns an error. How a copy is cut into words is written once, here, and what touches a
-//! word is a [`Copier`].
+//! word is a [`Copier`](crate::sigbus::copier::Copier).
 //!
 //! Gigabytes move the same way, and faster: [`Mapping::zero_by`](crate::Mapping::zero_by) and
 //! [`copy_by`](crate::Mapping::copy_by) take the stores of `uzone-stream`, of which many go past the cache,
@@ -18,24 +18,6 @@
 //!
 //! Cost: a load and a store for 8 bytes, so a fraction of a memcpy in cache and about the same from
 //! memory.
-//!
-//! | file | idea |
-//! |---|---|
-//! | `guarded` | words touched by code that the handler knows |
-//! | `plain` | words touched by the atomics of the language |
-//! | `scope` | the stores of `uzone-stream`, which the handler can end |
-
-#[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
-pub(crate) mod guarded;
-#[cfg(any(test, not(target_arch = "x86_64"), miri, uzone_sanitizer))]
-mod plain;
-#[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
-pub(crate) mod scope;
-
-#[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
-pub(crate) use scope::{copy_words, flush_words, zero_words};
-#[cfg(not(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer))))]
-pub(crate) use unguarded::{copy_words, flush_words, zero_words};
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -43,49 +25,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use uzone_pages::{ErrorKind, PageSize, Touch};
 
 use crate::map::options::Addr;
+use crate::sigbus::copier::{Copier, Fault, WORD};
 use crate::sigbus::error::BusKind;
-
-/// The copier of this build.
-#[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
-pub(crate) type Best = guarded::Guarded;
-/// The copier of this build.
-#[cfg(not(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer))))]
-pub(crate) type Best = plain::Plain;
-
-/// Whether copies by [`Best`] survive memory that is not there.
-pub(crate) const IS_GUARDED: bool =
-    cfg!(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)));
-
-/// Clearing and copying where nothing recovers: memory that is not there kills the process.
-#[cfg(not(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer))))]
-mod unguarded {
-    use core::sync::atomic::AtomicU64;
-
-    use uzone_stream::CopyMethod;
-
-    use super::Fault;
-
-    pub(crate) fn zero_words(way: CopyMethod, dst: &[AtomicU64]) -> Result<(), Fault> {
-        uzone_stream::zero_words(way, dst);
-        Ok(())
-    }
-
-    pub(crate) fn flush_words(words: &[AtomicU64]) -> Result<(), Fault> {
-        uzone_stream::flush_words(words);
-        Ok(())
-    }
-
-    pub(crate) fn copy_words(
-        way: CopyMethod,
-        dst: &[AtomicU64],
-        src: &[AtomicU64],
-    ) -> Result<(), Fault> {
-        uzone_stream::copy_words(way, dst, src);
-        Ok(())
-    }
-}
-
-const WORD: usize = size_of::<AtomicU64>();
 
 /// A range of bytes that is not inside a mapping, or bytes that could not be copied in or out of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
@@ -192,32 +133,6 @@ impl AccessError {
     }
 }
 
-/// A word that is not there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Fault {
-    /// What is wrong, as [`sigbus::BusError`](crate::sigbus::BusError) packs it.
-    pub(crate) info: u64,
-    /// The address of a byte of the first word that was not copied.
-    pub(crate) bad: u64,
-}
-
-/// How the words of a mapping are touched: one whole, aligned word after the other, from the first
-/// on.
-pub(crate) trait Copier {
-    /// Returns a word.
-    fn load(word: &AtomicU64) -> Result<u64, Fault>;
-
-    /// Copies as many words as there are chunks.
-    fn copy_out(words: &[AtomicU64], out: &mut [[u8; WORD]]) -> Result<(), Fault>;
-
-    /// Copies as many chunks as there are words.
-    fn copy_in(words: &[AtomicU64], bytes: &[[u8; WORD]]) -> Result<(), Fault>;
-
-    /// Replaces the bits of a word that are not in `keep` by `bits`. Concurrent writes to the others are
-    /// kept.
-    fn merge(word: &AtomicU64, keep: u64, bits: u64) -> Result<(), Fault>;
-}
-
 /// Copies `out.len()` bytes that start `offset` bytes into `words`.
 ///
 /// # Errors
@@ -313,8 +228,9 @@ pub(crate) fn touch_for_read(words: &[AtomicU64], stride: usize) {
 
 #[cfg(test)]
 mod tests {
-    use super::plain::Plain;
     use super::*;
+    use crate::sigbus::Best;
+    use crate::sigbus::plain::Plain;
 
     /// More than a turn of the guarded loop, and not a multiple of it.
     const WORDS: usize = 11;

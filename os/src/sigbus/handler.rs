@@ -240,8 +240,8 @@ fn recover(context: *mut c_void, error: BusError) -> bool {
     // 3. Alone: the context belongs to this call of the handler. Nothing of it but the registers is
     //    referred to, because the kernel writes fewer bytes than `libc::ucontext_t` has.
     let registers = unsafe { &mut *registers };
-    crate::map::bytes::guarded::land(registers, first..=last, error.info())
-        || crate::map::bytes::scope::land(registers, first..=last, error.info())
+    super::guarded::land(registers, first..=last, error.info())
+        || super::scope::land(registers, first..=last, error.info())
 }
 
 /// Returns what the thread did at the address.

@@ -12,9 +12,10 @@ use uzone_pages::Touch;
 use uzone_stream::CopyMethod;
 
 use super::Mapping;
-use crate::map::bytes::{self, AccessError, Fault};
+use crate::map::bytes::{self, AccessError};
 use crate::map::options::{Access, Addr};
-use crate::sigbus::BusError;
+use crate::sigbus::copier::Fault;
+use crate::sigbus::{self, BusError};
 
 impl Mapping {
     /// Copies `out.len()` bytes from `offset` on out of the mapping.
@@ -32,7 +33,7 @@ impl Mapping {
             return Ok(());
         };
         let len_bytes = out.len();
-        bytes::read::<bytes::Best>(self.words(), start, out)
+        bytes::read::<sigbus::Best>(self.words(), start, out)
             .map_err(|fault| self.bus_error(Touch::Read, start, len_bytes, fault))
     }
 
@@ -53,7 +54,7 @@ impl Mapping {
         let Some(start) = self.check_copy(offset, bytes.len())? else {
             return Ok(());
         };
-        bytes::write::<bytes::Best>(self.words(), start, bytes)
+        bytes::write::<sigbus::Best>(self.words(), start, bytes)
             .map_err(|fault| self.bus_error(Touch::Write, start, bytes.len(), fault))
     }
 
@@ -117,7 +118,8 @@ impl Mapping {
     /// If the way is not available; nothing is written then.
     pub fn zero_by(&self, range: Range<u64>, way: CopyMethod) -> Result<(), AccessError> {
         let words = self.as_words(range)?;
-        bytes::zero_words(way, words).map_err(|fault| self.stores_error(Touch::Write, words, fault))
+        sigbus::zero_words(way, words)
+            .map_err(|fault| self.stores_error(Touch::Write, words, fault))
     }
 
     /// Copies a range of words from `src`, its byte `src_start` on, by `way`, as
@@ -140,7 +142,7 @@ impl Mapping {
         let len_bytes = range.end.saturating_sub(range.start);
         let dst_words = self.as_words(range)?;
         let src_words = src.as_words(src_start..src_start.saturating_add(len_bytes))?;
-        bytes::copy_words(way, dst_words, src_words).map_err(|fault| {
+        sigbus::copy_words(way, dst_words, src_words).map_err(|fault| {
             let is_dst = dst_words.as_ptr_range().contains(&core::ptr::without_provenance(
                 // An address of this process, as the kernel gave it.
                 usize::try_from(fault.bad).unwrap_or(usize::MAX),
@@ -161,7 +163,7 @@ impl Mapping {
     /// there: any of the lines may be written back then, so none counts.
     pub fn flush_lines(&self, range: Range<u64>) -> Result<(), AccessError> {
         let words = self.as_words(range)?;
-        bytes::flush_words(words).map_err(|fault| self.stores_error(Touch::Write, words, fault))
+        sigbus::flush_words(words).map_err(|fault| self.stores_error(Touch::Write, words, fault))
     }
 
     /// Returns the error for stores to some words, or loads of them, in any order that met `fault`.

@@ -30,7 +30,7 @@ use core::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 
 use uzone_stream::CopyMethod;
 
-use super::Fault;
+use crate::sigbus::copier::Fault;
 
 /// What a thread is about to touch, and where to it returns if that is not there.
 ///

@@ -1,10 +1,9 @@
 //! Copies by ordinary atomic loads and stores: the definition of what a copy does, and what is used
-//! where there is no [`guarded`](super::guarded) one. They never return an error: memory that is not
-//! there kills the process.
+//! where nothing recovers. They never return an error: memory that is not there kills the process.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use super::{Copier, Fault, WORD};
+use crate::sigbus::copier::{Copier, Fault, WORD};
 
 pub(crate) struct Plain;
 
@@ -44,4 +43,29 @@ impl Copier for Plain {
             }
         }
     }
+}
+
+/// Clears, as [`uzone_stream::zero_words`] does.
+#[cfg(not(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer))))]
+pub(crate) fn zero_words(way: uzone_stream::CopyMethod, dst: &[AtomicU64]) -> Result<(), Fault> {
+    uzone_stream::zero_words(way, dst);
+    Ok(())
+}
+
+/// Writes lines back, as [`uzone_stream::flush_words`] does.
+#[cfg(not(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer))))]
+pub(crate) fn flush_words(words: &[AtomicU64]) -> Result<(), Fault> {
+    uzone_stream::flush_words(words);
+    Ok(())
+}
+
+/// Copies, as [`uzone_stream::copy_words`] does.
+#[cfg(not(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer))))]
+pub(crate) fn copy_words(
+    way: uzone_stream::CopyMethod,
+    dst: &[AtomicU64],
+    src: &[AtomicU64],
+) -> Result<(), Fault> {
+    uzone_stream::copy_words(way, dst, src);
+    Ok(())
 }

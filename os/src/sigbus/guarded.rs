@@ -29,7 +29,7 @@ use core::arch::naked_asm;
 use core::ops::RangeInclusive;
 use core::sync::atomic::AtomicU64;
 
-use super::{Copier, Fault, WORD};
+use crate::sigbus::copier::{Copier, Fault, WORD};
 
 /// Where in a routine the instruction stands to which a faulting thread is sent. What is before may
 /// fault, and nothing else does.
