@@ -5,7 +5,7 @@
 //! Unsafe: this is the file that sets the action of SIGSYS, and what runs in it.
 //! Source: capabilities(7), prctl(2), seccomp(2), signal-safety(7).
 
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::BorrowedFd;
 
 pub use rustix::thread::CapabilitySet;
@@ -132,55 +132,20 @@ extern "C" fn on_denied(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut
     let mut name = [0_u8; 16];
     // SAFETY: this prctl(2) writes 16 bytes at most, with a zero behind the last, to the array of that size.
     unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
-    let mut line = Line::default();
-    line.push(b"uzone: thread ");
-    line.push(name.split(|byte| *byte == 0).next().unwrap_or_default());
-    line.push(b" made system call ");
-    line.push_number(number.unsigned_abs());
-    line.push(b", which its sandbox denies; --no-sandbox turns that off\n");
+    let name = name.split(|byte| *byte == 0).next().unwrap_or_default().escape_ascii();
+    // On the stack; what there is no room for is left out.
+    let mut line = io::Cursor::new([0_u8; 160]);
+    let _ = writeln!(
+        line,
+        "uzone: thread {name} made system call {number}, which its sandbox denies; --no-sandbox turns that off"
+    );
+    let len = usize::try_from(line.position()).unwrap_or(0);
     // SAFETY: descriptor 2 is open for as long as a process has a standard error, and a write to one that is
     // not fails.
     let stderr = unsafe { BorrowedFd::borrow_raw(2) };
-    let _ = rustix::io::write(stderr, line.bytes());
+    let _ = rustix::io::write(stderr, &line.get_ref()[..len]);
     // SAFETY: raise(3) takes a number, and the default action of this signal ends the process.
     unsafe { libc::raise(signal) };
-}
-
-/// Text on the stack.
-struct Line {
-    bytes: [u8; 160],
-    len: usize,
-}
-
-impl Default for Line {
-    fn default() -> Self {
-        Self { bytes: [0; 160], len: 0 }
-    }
-}
-
-impl Line {
-    /// Appends what there is room for.
-    fn push(&mut self, bytes: &[u8]) {
-        for (to, from) in self.bytes[self.len..].iter_mut().zip(bytes) {
-            *to = *from;
-            self.len += 1;
-        }
-    }
-
-    fn push_number(&mut self, number: u32) {
-        let (mut digits, mut left, mut count) = ([b'0'; 10], number, 0);
-        while count == 0 || left > 0 {
-            count += 1;
-            // A remainder of ten is less than ten.
-            digits[10 - count] += (left % 10) as u8;
-            left /= 10;
-        }
-        self.push(&digits[10 - count..]);
-    }
-
-    fn bytes(&self) -> &[u8] {
-        &self.bytes[..self.len]
-    }
 }
 
 #[cfg(test)]
@@ -221,17 +186,5 @@ mod tests {
         })
         .join()
         .expect("the thread's own assertions");
-    }
-
-    #[test]
-    fn a_line_has_its_numbers_and_ends_where_there_is_no_room() {
-        let mut line = Line::default();
-        for number in [0, 7, 10, 4_294_967_295] {
-            line.push_number(number);
-            line.push(b" ");
-        }
-        assert_eq!(line.bytes(), b"0 7 10 4294967295 ");
-        line.push(&[b'x'; 200]);
-        assert_eq!(line.bytes().len(), 160);
     }
 }

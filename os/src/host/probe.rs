@@ -15,7 +15,7 @@ pub use crate::host::kernel::{
 };
 use crate::host::root::{SysError, SystemRoot};
 use crate::map::resident;
-use crate::uffd::open::{self, UffdRefusal, uffd_refusal};
+use crate::uffd::open;
 pub use crate::uffd::probe::uffd_features;
 
 /// Returns the model name of the CPU as `/proc/cpuinfo` has it, or `None` where it has none, as on
@@ -108,10 +108,10 @@ pub enum UffdAccess {
 impl UffdAccess {
     fn refused(errno: Errno) -> Self {
         let cause = errno.into();
-        match uffd_refusal(errno) {
-            UffdRefusal::Permission => Self::Denied { cause },
-            UffdRefusal::Absent => Self::Absent { cause },
-            UffdRefusal::Other => Self::Failed { cause },
+        match errno {
+            Errno::PERM | Errno::ACCESS => Self::Denied { cause },
+            errno if open::is_absent(errno) => Self::Absent { cause },
+            _ => Self::Failed { cause },
         }
     }
 }
@@ -121,13 +121,10 @@ impl UffdAccess {
 pub fn uffd_syscall() -> UffdAccess {
     match open::by_syscall() {
         Ok(_) => UffdAccess::Full,
-        Err(refused) if uffd_refusal(refused) == UffdRefusal::Permission => {
-            match open::user_mode_only() {
-                Ok(_) => UffdAccess::UserModeOnly,
-                Err(_) => UffdAccess::refused(refused),
-            }
-        }
-        Err(refused) => UffdAccess::refused(refused),
+        Err(refused) => match UffdAccess::refused(refused) {
+            UffdAccess::Denied { .. } if open::user_mode_only().is_ok() => UffdAccess::UserModeOnly,
+            refused => refused,
+        },
     }
 }
 
@@ -157,6 +154,18 @@ pub fn uffd_is_unprivileged(root: &SystemRoot) -> Result<bool, SysError> {
 mod tests {
     use super::*;
     use crate::host::root::MadeUp;
+
+    #[test]
+    fn every_documented_answer_has_its_meaning() {
+        use UffdAccess::{Absent, Denied, Failed};
+        for errno in [Errno::PERM, Errno::ACCESS] {
+            assert!(matches!(UffdAccess::refused(errno), Denied { .. }), "{errno:?}");
+        }
+        for errno in [Errno::NOSYS, Errno::NOENT] {
+            assert!(matches!(UffdAccess::refused(errno), Absent { .. }), "{errno:?}");
+        }
+        assert!(matches!(UffdAccess::refused(Errno::MFILE), Failed { .. }));
+    }
 
     #[test]
     fn settings_of_a_made_up_host_are_read_as_they_stand_there() {

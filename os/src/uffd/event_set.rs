@@ -65,10 +65,8 @@ impl EventSet {
     pub fn wait(&self, ready: &mut Vec<u64>, timeout: Option<Duration>) -> io::Result<()> {
         ready.clear();
         let mut events = [MaybeUninit::uninit(); Self::MOST];
-        let timeout = timeout.map(|timeout| Timespec {
-            tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: timeout.subsec_nanos().into(),
-        });
+        // A time that is too long is as good as none.
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         match epoll::wait(&self.0, &mut events[..], timeout.as_ref()) {
             Ok((events, _)) => {
                 ready.extend(events.iter().map(|event| event.data.u64()));

@@ -50,11 +50,8 @@ pub(crate) fn by_device() -> rustix::io::Result<OwnedFd> {
 /// more specific error.
 pub(crate) fn full() -> rustix::io::Result<OwnedFd> {
     by_device().or_else(|at_device| {
-        by_syscall().map_err(|by_call| match uffd_refusal(by_call) {
-            // A filter may hide the call, and the device be there and closed to us.
-            UffdRefusal::Absent => at_device,
-            UffdRefusal::Permission | UffdRefusal::Other => by_call,
-        })
+        // A filter may hide the call, and the device be there and closed to us.
+        by_syscall().map_err(|by_call| if is_absent(by_call) { at_device } else { by_call })
     })
 }
 
@@ -85,40 +82,8 @@ unsafe impl Ioctl for NewUffd {
     }
 }
 
-/// Why a userfaultfd was not given.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum UffdRefusal {
-    /// This process may not have one that sees faults of the kernel.
-    Permission,
-    /// The kernel was built without it, or a filter hides it.
-    Absent,
-    /// Something else.
-    Other,
-}
-
-/// Decodes why userfaultfd(2), or opening its device, failed.
-pub(crate) fn uffd_refusal(errno: Errno) -> UffdRefusal {
-    match errno {
-        Errno::PERM | Errno::ACCESS => UffdRefusal::Permission,
-        Errno::NOSYS | Errno::NOENT | Errno::NODEV | Errno::NXIO => UffdRefusal::Absent,
-        _ => UffdRefusal::Other,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_documented_answer_has_its_meaning() {
-        for (errno, refusal) in [
-            (Errno::PERM, UffdRefusal::Permission),
-            (Errno::ACCESS, UffdRefusal::Permission),
-            (Errno::NOSYS, UffdRefusal::Absent),
-            (Errno::NOENT, UffdRefusal::Absent),
-            (Errno::MFILE, UffdRefusal::Other),
-        ] {
-            assert_eq!(uffd_refusal(errno), refusal, "{errno:?}");
-        }
-    }
+/// Returns whether userfaultfd(2), or opening its device, failed because the kernel was built without it, or a filter
+/// hides it.
+pub(crate) fn is_absent(errno: Errno) -> bool {
+    matches!(errno, Errno::NOSYS | Errno::NOENT | Errno::NODEV | Errno::NXIO)
 }

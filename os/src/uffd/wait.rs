@@ -66,10 +66,8 @@ pub struct Ready {
 /// # Errors
 /// The error of poll(2).
 pub fn wait(uffd: impl AsFd, bell: &Doorbell, timeout: Option<Duration>) -> io::Result<Ready> {
-    let timeout = timeout.map(|timeout| Timespec {
-        tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: timeout.subsec_nanos().into(),
-    });
+    // A time that is too long is as good as none.
+    let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
     let mut fds = [PollFd::new(&uffd, PollFlags::IN), PollFd::new(&bell.0, PollFlags::IN)];
     match rustix::event::poll(&mut fds, timeout.as_ref()) {
         Ok(_) => {}
