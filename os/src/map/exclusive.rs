@@ -17,9 +17,7 @@
 use core::fmt;
 use core::marker::PhantomData;
 use core::ops::{Deref, DerefMut, Range};
-use core::sync::atomic::AtomicBool;
 use std::io;
-use std::num::NonZeroUsize;
 
 use uzone_pages::{ByteLen, PageSize};
 use zerocopy::FromBytes;
@@ -28,7 +26,6 @@ use crate::host::hugepages::HugeSize;
 use crate::map::advise::Collapsed;
 use crate::map::mapping::{Mapping, MappingError, Rejected};
 use crate::map::options::{Access, Addr, Anonymous};
-use crate::map::populate::Populated;
 use crate::map::shortage::MapError;
 
 /// `count` values of `T` at the start of memory of this process that no other process and no other owner in this
@@ -183,20 +180,6 @@ impl Exclusive {
     /// [`MappingError`] names what was exhausted.
     pub fn populate(&mut self, range: Range<u64>) -> Result<ByteLen, MappingError> {
         self.mapping.populate(range)
-    }
-
-    /// Makes a range present by several threads, as [`Mapping::populate_by`] does.
-    ///
-    /// # Errors
-    /// [`MappingError`] names what was exhausted, and how much is present.
-    pub fn populate_by(
-        &mut self,
-        range: Range<u64>,
-        threads: NonZeroUsize,
-        progress: impl FnMut(ByteLen, ByteLen),
-        cancel: &AtomicBool,
-    ) -> Result<Populated, MappingError> {
-        self.mapping.populate_by(range, threads, progress, cancel)
     }
 
     /// Makes huge pages of what is present, as [`Mapping::collapse`] does.

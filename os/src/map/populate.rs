@@ -1,5 +1,5 @@
-//! Making memory present before it is touched: [`Mapping::populate`], [`Mapping::populate_by`],
-//! [`Mapping::populate_with`], [`populate_slice`].
+//! Making memory present before it is touched: [`Mapping::populate`], [`Mapping::populate_with`],
+//! [`populate_slice`].
 //!
 //! A first touch of a small page costs an exception and 1.5 us; asking for a range costs half of
 //! that, and several threads share it. The work is cut into chunks of 64 MiB at multiples of that
@@ -83,17 +83,6 @@ pub struct PopulateHow<'a> {
     pub may_begin: Option<&'a (dyn Fn(ByteLen) -> bool + Sync)>,
 }
 
-impl core::fmt::Debug for PopulateHow<'_> {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("PopulateHow")
-            .field("threads", &self.threads)
-            .field("nodes", &self.nodes)
-            .field("deadline", &self.deadline)
-            .field("chunk", &self.chunk)
-            .finish_non_exhaustive()
-    }
-}
-
 /// A chunk that failed.
 struct ChunkFailure {
     chunk: Range<usize>,
@@ -140,27 +129,11 @@ impl Mapping {
         Ok(ByteLen::new(done))
     }
 
-    /// Makes a range present by `threads` threads, and returns when they are gone.
+    /// Makes a range present by several threads, and returns when they are gone.
     ///
     /// `progress` is called on this thread with the bytes that are present and the bytes in all,
     /// after each chunk, in ascending order. Storing `true` to `cancel` stops the work: chunks
-    /// that were begun are finished, at most one a thread.
-    ///
-    /// # Errors
-    /// [`MappingError`] names what was exhausted, and how much is present.
-    pub fn populate_by(
-        &self,
-        range: Range<u64>,
-        threads: NonZeroUsize,
-        progress: impl FnMut(ByteLen, ByteLen),
-        cancel: &AtomicBool,
-    ) -> Result<Populated, MappingError> {
-        let how = PopulateHow { threads, nodes: &[], deadline: None, chunk: None, may_begin: None };
-        self.populate_with(range, how, progress, cancel)
-    }
-
-    /// Makes a range present as [`Mapping::populate_by`] does, by threads that keep to nodes, and for
-    /// so long at most. A chunk that was begun is finished: 8 MiB where there is a deadline.
+    /// that were begun are finished, at most one a thread, of 8 MiB where there is a deadline.
     ///
     /// # Errors
     /// [`MappingError`] names what was exhausted, and how much is present;

@@ -37,7 +37,6 @@ use crate::uffd::reply::{Answered, UffdCall};
 pub struct Registered {
     uffd: Arc<Uffd>,
     mapping: Option<Mapping>,
-    modes: Modes,
     /// The bits of the ioctls that the range takes.
     calls: u64,
     /// The process whose memory it is.
@@ -72,7 +71,7 @@ impl Registered {
         match answer {
             Ok(calls) => {
                 let process = std::process::id();
-                Ok(Self { uffd, mapping: Some(mapping), modes, calls, process })
+                Ok(Self { uffd, mapping: Some(mapping), calls, process })
             }
             Err(cause) => {
                 let fix = match cause {
@@ -103,12 +102,6 @@ impl Registered {
     #[must_use]
     pub fn uffd(&self) -> &Arc<Uffd> {
         &self.uffd
-    }
-
-    /// Returns which faults are reported.
-    #[must_use]
-    pub fn modes(&self) -> Modes {
-        self.modes
     }
 
     /// Returns whether the range takes an answer, by what the kernel returned when it was registered.
@@ -265,7 +258,6 @@ impl fmt::Debug for Registered {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Registered")
             .field("mapping", &self.mapping)
-            .field("modes", &self.modes)
             .field("calls", &self.calls)
             .finish_non_exhaustive()
     }

@@ -1,7 +1,6 @@
 //! The limits and the facts of this host.
 
 use std::fs;
-use std::num::NonZeroUsize;
 use std::os::fd::AsFd;
 use std::sync::atomic::AtomicBool;
 
@@ -13,7 +12,7 @@ use uzone_os::{
 };
 use uzone_pages::ByteLen;
 
-use crate::{file_of, is_alone, skip};
+use crate::{by, file_of, is_alone, skip};
 
 #[test]
 fn a_limit_on_addresses_is_named_when_it_forbids_a_mapping() {
@@ -36,15 +35,14 @@ fn a_limit_on_addresses_is_named_when_it_forbids_a_mapping() {
     assert!(available.bytes < ByteLen::gib(1));
     // What fits still works, and is populated by threads whose stacks fit too.
     let mapping = Mapping::anonymous(ByteLen::mib(8), Anonymous::default()).unwrap();
-    let two = NonZeroUsize::new(2).unwrap();
-    let populated = mapping.populate_by(0..8 << 20, two, |_, _| (), &AtomicBool::new(false));
+    let populated = mapping.populate_with(0..8 << 20, by(2), |_, _| (), &AtomicBool::new(false));
     assert_eq!(populated.unwrap(), Populated::Whole { bytes: ByteLen::mib(8) });
     // Where not even a stack fits, that is said, and nothing is left half done.
     let left =
         (1 << 30) - file_of(&fs::read_to_string("/proc/self/status").unwrap(), "VmSize:") * 1024;
     let _filler = Mapping::anonymous(ByteLen::new(left - (1 << 20)), Anonymous::default()).unwrap();
     let large = Mapping::memfd("large", ByteLen::kib(512), None).unwrap();
-    match large.populate_by(0..512 << 10, two, |_, _| (), &AtomicBool::new(false)) {
+    match large.populate_with(0..512 << 10, by(2), |_, _| (), &AtomicBool::new(false)) {
         Err(MappingError::Threads { asked, started, .. }) => {
             assert!(started < asked);
             assert_eq!(large.resident().unwrap(), ByteLen::ZERO);

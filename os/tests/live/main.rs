@@ -21,9 +21,10 @@ mod sigbus;
 mod uffd;
 
 use std::ffi::OsStr;
+use std::num::NonZeroUsize;
 use std::process::{Command, Output};
 
-use uzone_os::{Anonymous, HugeAdvice, probe};
+use uzone_os::{Anonymous, HugeAdvice, PopulateHow, probe};
 
 const CHILD: &str = "UZONE_OS_TEST_CHILD";
 
@@ -81,6 +82,12 @@ fn page() -> u64 {
 
 fn small_pages() -> Anonymous {
     Anonymous { huge: HugeAdvice::Never, ..Anonymous::default() }
+}
+
+/// Populates by so many threads, anywhere and for as long as it takes.
+fn by(threads: usize) -> PopulateHow<'static> {
+    let threads = NonZeroUsize::new(threads).unwrap();
+    PopulateHow { threads, nodes: &[], deadline: None, chunk: None, may_begin: None }
 }
 
 fn file_of(text: &str, field: &str) -> u64 {

@@ -1,6 +1,5 @@
 //! Making memory present and counting what is.
 
-use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -10,7 +9,7 @@ use uzone_os::{
 };
 use uzone_pages::ByteLen;
 
-use crate::{page, skip, small_pages};
+use crate::{by, page, skip, small_pages};
 
 #[test]
 fn populating_makes_exactly_the_range_present() {
@@ -64,9 +63,9 @@ fn threads_populate_exactly_the_range_and_report_each_step_in_order() {
     for threads in [1, 2, 5, 64] {
         let mut last = 0;
         let populated = mapping
-            .populate_by(
+            .populate_with(
                 0..len,
-                NonZeroUsize::new(threads).unwrap(),
+                by(threads),
                 |done, of| {
                     assert!(done.get() > last);
                     assert_eq!(of.get(), len);
@@ -92,12 +91,11 @@ fn a_cancelled_request_says_how_much_is_present() {
     )
     .unwrap();
     let cancel = AtomicBool::new(false);
-    let two = NonZeroUsize::new(2).unwrap();
     let calls = AtomicU64::new(0);
     let populated = mapping
-        .populate_by(
+        .populate_with(
             0..len,
-            two,
+            by(2),
             |_, _| {
                 calls.fetch_add(1, Ordering::Relaxed);
                 cancel.store(true, Ordering::Relaxed);
@@ -115,7 +113,7 @@ fn a_cancelled_request_says_how_much_is_present() {
 
     // Before it began, nothing is done.
     let other = Mapping::anonymous(ByteLen::mib(1), small_pages()).unwrap();
-    let populated = other.populate_by(0..1 << 20, two, |_, _| (), &cancel).unwrap();
+    let populated = other.populate_with(0..1 << 20, by(2), |_, _| (), &cancel).unwrap();
     assert_eq!(populated, Populated::Cancelled { done: ByteLen::ZERO, of: ByteLen::mib(1) });
     assert_eq!(other.resident().unwrap(), ByteLen::ZERO);
 }
@@ -129,10 +127,9 @@ fn a_panic_in_the_progress_call_reaches_the_caller_and_stops_the_threads() {
     .unwrap();
     let never = AtomicBool::new(false);
     let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        let one = NonZeroUsize::new(1).unwrap();
         // Without the hook that prints where, for the threads go on for as long as that takes.
         let fail = |_, _| std::panic::resume_unwind(Box::new("as the test wants"));
-        let _ = mapping.populate_by(0..1 << 30, one, fail, &never);
+        let _ = mapping.populate_with(0..1 << 30, by(1), fail, &never);
     }));
     assert!(caught.is_err());
     assert!(mapping.resident().unwrap() < ByteLen::gib(1));
@@ -181,12 +178,10 @@ fn threads_keep_to_their_nodes_and_nothing_is_begun_after_the_deadline() {
     let mapping = Mapping::anonymous(ByteLen::mib(64), small_pages()).unwrap();
     let all: Vec<u32> = (0..1024).collect();
     let here = uzone_os::numa::usable(&all).unwrap();
-    let two = NonZeroUsize::new(2).unwrap();
     let (range, never) = (0..64 << 20, AtomicBool::new(false));
     // A thread for each of three nodes, which are all here.
     let nodes = [here.clone(), here.clone(), here];
-    let how =
-        PopulateHow { threads: two, nodes: &nodes, deadline: None, chunk: None, may_begin: None };
+    let how = PopulateHow { nodes: &nodes, ..by(2) };
     let mut calls = 0;
     let populated = mapping.populate_with(range.clone(), how, |_, _| calls += 1, &never).unwrap();
     assert_eq!(populated, Populated::Whole { bytes: ByteLen::mib(64) });

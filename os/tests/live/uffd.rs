@@ -356,10 +356,10 @@ fn a_child_by_fork_comes_with_a_userfaultfd_of_its_own() {
         // Before exec(2) the child has a copy of the memory, and answers reach the copy. Whether
         // it is still there is a race; that it is not ours is not.
         let (start, one) = (memory.mapping().addr().into(), ByteLen::new(page()));
-        let install = |fill| child.install(start, one, fill, Install::default());
-        let _ = install(Fill::Bytes(&bytes(1, 1)));
+        let (ones, how) = (bytes(1, 1), Install::default());
+        let _ = child.install(start, one, Fill::Bytes(&ones), how);
         assert!(forker.join().unwrap().success());
-        assert_eq!(install(Fill::Zero).unwrap(), Answered::Gone);
+        assert_eq!(child.install(start, one, Fill::Zero, how).unwrap(), Answered::Gone);
         assert_eq!(
             memory.install(pages(0..1), Fill::Zero, Install::default()).unwrap(),
             Answered::All
