@@ -6,24 +6,15 @@ use crate::uffd::abi;
 use crate::uffd::error::UffdError;
 use crate::uffd::features::Features;
 use crate::uffd::open;
+use crate::uffd::reply::CALLS;
 
-/// The names of the bits of the ioctls, without `UFFDIO_`.
-const IOCTLS: [(u32, &str); 10] = [
-    (0, "REGISTER"),
-    (1, "UNREGISTER"),
-    (2, "WAKE"),
-    (3, "COPY"),
-    (4, "ZEROPAGE"),
-    (5, "MOVE"),
-    (6, "WRITEPROTECT"),
-    (7, "CONTINUE"),
-    (8, "POISON"),
-    (63, "API"),
-];
+/// The bit of the handshake, which has no number among the answers.
+const API: u32 = 63;
 
 /// Returns the names of the ioctls that have a bit.
 fn ioctl_names(bits: u64) -> Vec<&'static str> {
-    IOCTLS.iter().filter(|(bit, _)| bits & (1 << bit) != 0).map(|&(_, name)| name).collect()
+    let calls = CALLS.into_iter().zip(0..).chain([("API", API)]);
+    calls.filter(|(_, bit)| bits & (1 << bit) != 0).map(|(name, _)| name).collect()
 }
 
 /// Returns the features of a userfaultfd of this kernel, and the names without `UFFDIO_` of the ioctls that

@@ -265,17 +265,7 @@ impl fmt::Debug for Registered {
 
 /// Returns whether the bits of the ioctls of a range have an answer.
 const fn takes(calls: u64, call: UffdCall) -> bool {
-    let bit = match call {
-        UffdCall::Register | UffdCall::Unregister => return true,
-        UffdCall::Wake => 2,
-        UffdCall::Copy => 3,
-        UffdCall::ZeroPage => 4,
-        UffdCall::Move => 5,
-        UffdCall::WriteProtect => 6,
-        UffdCall::Continue => 7,
-        UffdCall::Poison => 8,
-    };
-    calls & 1 << bit != 0
+    matches!(call, UffdCall::Register | UffdCall::Unregister) || calls & 1 << call as u8 != 0
 }
 
 #[cfg(test)]

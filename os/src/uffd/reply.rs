@@ -20,44 +20,49 @@ use std::io;
 use rustix::io::Errno;
 use uzone_pages::ErrorKind;
 
-/// An ioctl of a userfaultfd that answers faults.
+/// An ioctl of a userfaultfd, by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
 pub enum UffdCall {
-    /// `UFFDIO_COPY`.
-    Copy,
-    /// `UFFDIO_ZEROPAGE`.
-    ZeroPage,
-    /// `UFFDIO_CONTINUE`.
-    Continue,
-    /// `UFFDIO_POISON`.
-    Poison,
-    /// `UFFDIO_MOVE`.
-    Move,
-    /// `UFFDIO_WRITEPROTECT`.
-    WriteProtect,
-    /// `UFFDIO_WAKE`.
-    Wake,
     /// `UFFDIO_REGISTER`.
     Register,
     /// `UFFDIO_UNREGISTER`.
     Unregister,
+    /// `UFFDIO_WAKE`.
+    Wake,
+    /// `UFFDIO_COPY`.
+    Copy,
+    /// `UFFDIO_ZEROPAGE`.
+    ZeroPage,
+    /// `UFFDIO_MOVE`.
+    Move,
+    /// `UFFDIO_WRITEPROTECT`.
+    WriteProtect,
+    /// `UFFDIO_CONTINUE`.
+    Continue,
+    /// `UFFDIO_POISON`.
+    Poison,
 }
+
+/// The names of the calls, by their numbers, without `UFFDIO_`.
+pub(crate) const CALLS: [&str; 9] = [
+    "REGISTER",
+    "UNREGISTER",
+    "WAKE",
+    "COPY",
+    "ZEROPAGE",
+    "MOVE",
+    "WRITEPROTECT",
+    "CONTINUE",
+    "POISON",
+];
+const _: () = assert!(UffdCall::Poison as u32 == linux_raw_sys::general::_UFFDIO_POISON);
 
 impl UffdCall {
     /// Returns the name, without `UFFDIO_`.
     #[must_use]
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::Copy => "COPY",
-            Self::ZeroPage => "ZEROPAGE",
-            Self::Continue => "CONTINUE",
-            Self::Poison => "POISON",
-            Self::Move => "MOVE",
-            Self::WriteProtect => "WRITEPROTECT",
-            Self::Wake => "WAKE",
-            Self::Register => "REGISTER",
-            Self::Unregister => "UNREGISTER",
-        }
+        CALLS[self as usize]
     }
 }
 
