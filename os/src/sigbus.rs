@@ -14,7 +14,7 @@
 //! - Everything else goes to the action that SIGBUS had before, and does what it would have done.
 //!
 //! ```
-//! use uzone_os::{Anonymous, Mapping, bus};
+//! use uzone_os::{Anonymous, Mapping, sigbus};
 //! use uzone_pages::ByteLen;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
