@@ -62,6 +62,14 @@ impl Seen {
     }
 }
 
+/// Searches the interleavings of a model, and asserts that each of so many outcomes was reached.
+fn search(outcomes: usize, model: impl Fn(&Seen) + Send + Sync + 'static) {
+    let seen = Seen::new(outcomes);
+    let marks = seen.clone();
+    loom::model(move || model(&marks));
+    seen.assert_all();
+}
+
 const LOW: Extent = Extent { first: 0x100, last: 0x1ff };
 const HIGH: Extent = Extent { first: 0x200, last: 0x2ff };
 
@@ -126,9 +134,7 @@ fn a_slot_that_is_taken_without_looking_has_events_of_another_watch() {
 
 #[test]
 fn two_handlers_and_a_reader_agree_on_every_event() {
-    let seen = Seen::new(3);
-    let marks = seen.clone();
-    loom::model(move || {
+    search(3, |marks| {
         let table = Arc::new(Table::<1, 2>::new());
         let slot = table.take(LOW).unwrap();
         let handler = {
@@ -153,14 +159,11 @@ fn two_handlers_and_a_reader_agree_on_every_event() {
         assert_eq!(got, [entry(0x180), entry(0x190)]);
         assert_eq!((table.pending(slot), table.lost(slot)), (0, 0));
     });
-    seen.assert_all();
 }
 
 #[test]
 fn a_ring_that_goes_round_neither_tears_nor_repeats_an_event() {
-    let seen = Seen::new(2);
-    let marks = seen.clone();
-    loom::model(move || {
+    search(2, |marks| {
         let table = Arc::new(Table::<1, 2>::new());
         let slot = table.take(LOW).unwrap();
         table.record(at(0x101), entry(0x101));
@@ -181,14 +184,11 @@ fn a_ring_that_goes_round_neither_tears_nor_repeats_an_event() {
         assert!(rest.get(1).is_none_or(|&third| third == entry(0x103)), "{rest:?}");
         marks.mark(rest.len() - 1);
     });
-    seen.assert_all();
 }
 
 #[test]
 fn two_readers_have_each_event_once() {
-    let seen = Seen::new(2);
-    let marks = seen.clone();
-    loom::model(move || {
+    search(2, |marks| {
         let table = Arc::new(Table::<1, 2>::new());
         let slot = table.take(LOW).unwrap();
         table.record(at(0x101), entry(0x101));
@@ -205,14 +205,11 @@ fn two_readers_have_each_event_once() {
         got.sort_by_key(|entry| entry.address);
         assert_eq!(got, [entry(0x101), entry(0x102)]);
     });
-    seen.assert_all();
 }
 
 #[test]
 fn who_sees_a_slot_watched_sees_its_range() {
-    let seen = Seen::new(2);
-    let marks = seen.clone();
-    loom::model(move || {
+    search(2, |marks| {
         let table = Arc::new(Table::<1, 2>::new());
         let old = table.take(LOW).unwrap();
         table.record(at(0x180), entry(0x180));
@@ -233,7 +230,6 @@ fn who_sees_a_slot_watched_sees_its_range() {
             assert_eq!(table.pop(slot), (watches == 1).then(|| entry(0x280)));
         }
     });
-    seen.assert_all();
 }
 
 /// A value that tells loom when it is used and when it ends: a use beside or after the end is found.
@@ -271,9 +267,7 @@ impl Drop for Value {
 
 #[test]
 fn what_an_owner_drops_ends_when_the_last_guard_has_left() {
-    let seen = Seen::new(2);
-    let marks = seen.clone();
-    loom::model(move || {
+    search(2, |marks| {
         let (value, ends) = Value::new();
         let owned = LiveOwner::new(value);
         let place = owned.place().clone();
@@ -296,14 +290,11 @@ fn what_an_owner_drops_ends_when_the_last_guard_has_left() {
         marks.mark(usize::from(entered));
         assert_eq!(ends.load(std::sync::atomic::Ordering::Relaxed), 1);
     });
-    seen.assert_all();
 }
 
 #[test]
 fn a_value_is_taken_out_or_used_never_both() {
-    let seen = Seen::new(3);
-    let marks = seen.clone();
-    loom::model(move || {
+    search(3, |marks| {
         let (value, ends) = Value::new();
         let owned = LiveOwner::new(value);
         let place = owned.place().clone();
@@ -327,7 +318,6 @@ fn a_value_is_taken_out_or_used_never_both() {
         }
         assert_eq!(ends.load(std::sync::atomic::Ordering::Relaxed), 1);
     });
-    seen.assert_all();
 }
 
 #[test]
@@ -628,9 +618,7 @@ fn a_page_that_is_given_back_at_once_is_filled_with_bytes_of_before() {
 /// Two handlers write records to a ring of one entry while they are taken out.
 #[test]
 fn a_record_of_a_ring_is_whole_or_lost_and_each_is_counted() {
-    let seen = Seen::new(3);
-    let marks = seen.clone();
-    loom::model(move || {
+    search(3, |marks| {
         let ring = Arc::new(Ring::new(1));
         let handlers = [1, 2].map(|word| {
             let ring = ring.clone();
@@ -651,7 +639,6 @@ fn a_record_of_a_ring_is_whole_or_lost_and_each_is_counted() {
         assert_eq!(found + lost, 2);
         marks.mark(usize::try_from(lost).unwrap());
     });
-    seen.assert_all();
 }
 
 /// What handlers ask for, and threads that answer them.
