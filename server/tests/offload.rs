@@ -8,9 +8,7 @@ use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::{io, thread};
 
 use rustix::fs::FallocateFlags;
@@ -19,7 +17,7 @@ use uzone_os::uffd::{Features, KernelFaults, Uffd};
 use uzone_server::{Offload, Offloaded, ServeError, ServerOptions, Worker};
 use uzone_snapshot::{Image, OpenOptions};
 
-use common::{Folder, damage, page_of, skip};
+use common::{Folder, damage, outcome_of, page_of, report, skip, to_try, was_ended};
 
 mod common;
 
@@ -281,10 +279,6 @@ fn what_is_no_request_is_answered_by_an_error_and_a_refusal_is_named() {
     assert!(matches!(short, Err(ServeError::OtherMachine { .. })), "{short:?}");
 }
 
-/// Names what a process tries that has restored a machine.
-const TRY: &str = "UZONE_OFFLOAD_TEST_TRY";
-/// Where the image and the socket are.
-const FOLDER: &str = "UZONE_OFFLOAD_TEST_FOLDER";
 const REFUSED: [&str; 7] = [
     "to read a secret beside the image",
     "to read the memory of its parent",
@@ -300,65 +294,36 @@ const ENDED: [&str; 4] =
 
 fn attempt(what: &str, folder: &Path) -> io::Result<()> {
     match what {
-        "to read the image" => fs::read(folder.join("packed")).map(drop),
         "to read a secret beside the image" => fs::read(folder.join("raw")).map(drop),
-        "to read the memory of its parent" => {
-            let parent = rustix::process::getppid().unwrap().as_raw_nonzero();
-            File::open(format!("/proc/{parent}/mem")).map(drop)
-        }
-        "to list a folder" => fs::read_dir("/").map(drop),
-        "to write to the image" => {
-            File::options().write(true).open(folder.join("packed")).map(drop)
-        }
-        "to make a file beside the image" => fs::write(folder.join("new"), "x"),
         "to remove the socket" => fs::remove_file(folder.join("sock")),
-        "to start a shell" => Command::new("/bin/sh").status().map(drop),
         "to connect again" => UnixStream::connect(folder.join("sock")).map(drop),
-        "to have another root" => Ok(rustix::process::chroot("/")?),
-        "to be another user" => {
-            Ok(rustix::thread::set_thread_uid(rustix::process::Uid::from_raw(65534))?)
-        }
         "to have a userfaultfd" => {
             let (none, faults) = (Features::NONE, KernelFaults::Required);
             Uffd::open(none, none, faults).map(drop).map_err(io::Error::other)
         }
-        _ => unreachable!("{what}"),
+        what => common::attempt(what, folder),
     }
 }
 
 /// No test, but the process that others start.
 #[test]
 fn a_process_that_restores_a_machine_and_tries_to_break_out() {
-    let (Ok(what), Some(folder)) = (std::env::var(TRY), std::env::var_os(FOLDER)) else { return };
-    let folder = PathBuf::from(folder);
+    let Some((what, folder)) = to_try() else { return };
     if what == "to be confined" {
         let worker = Worker::open(&folder.join("packed"), ServerOptions::default()).unwrap();
         return println!("outcome: not in force: {}", worker.sandbox().missing.join("; "));
     }
     let offload = packed(&folder).sandbox(true);
     assert_eq!(offload.restore(&folder.join("sock"), true).unwrap().faults, 1);
-    match attempt(&what, &folder) {
-        Ok(()) => println!("outcome: done"),
-        Err(cause) if cause.kind() == io::ErrorKind::PermissionDenied => {
-            println!("outcome: refused");
-        }
-        Err(cause) => println!("outcome: {cause:?}"),
-    }
+    report(attempt(&what, &folder));
 }
 
 #[test]
 fn a_process_that_restores_a_machine_reads_its_image_and_does_nothing_else() {
     let folder = Folder::new("offload-break-out", PAGES);
     let listener = UnixListener::bind(folder.join("sock")).unwrap();
-    let run = |what: &str| {
-        let mut this = Command::new(std::env::current_exe().unwrap());
-        let test = "a_process_that_restores_a_machine_and_tries_to_break_out";
-        this.args([test, "--exact", "--nocapture", "--test-threads=1"]);
-        let output = this.env(TRY, what).env(FOLDER, &*folder).output().unwrap();
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        let line = text.lines().find_map(|line| line.split("outcome: ").nth(1).map(str::to_owned));
-        (line, output)
-    };
+    let test = "a_process_that_restores_a_machine_and_tries_to_break_out";
+    let run = |what: &str| outcome_of(test, what, &folder);
     let outcome = |what: &str| {
         thread::scope(|scope| {
             let process = scope.spawn(|| run(what));
@@ -380,11 +345,6 @@ fn a_process_that_restores_a_machine_reads_its_image_and_does_nothing_else() {
         let (line, output) = outcome(what);
         assert_eq!(line.as_deref(), Some("refused"), "{what}: {output:?}");
     }
-    for what in ENDED {
-        let (line, output) = outcome(what);
-        assert_eq!((line, output.status.signal()), (None, Some(31)), "{what}: {output:?}");
-        let message = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(message.contains("made system call "), "{what}: {message}");
-    }
+    ENDED.into_iter().for_each(|what| was_ended(what, outcome(what)));
     assert!(folder.join("sock").exists() && !folder.join("new").exists());
 }

@@ -9,34 +9,26 @@ use std::fs;
 use std::io;
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 
 use uzone_os::uffd::{Features, KernelFaults, Uffd};
 use uzone_server::{ServerOptions, Worker};
 use uzone_snapshot::Packer;
 
-mod common;
+use common::{outcome_of, report, skip, to_try, was_ended};
 
-/// Names what a process tries.
-const TRY: &str = "UZONE_SERVER_TEST_TRY";
-/// Where the image and its neighbours are.
-const FOLDER: &str = "UZONE_SERVER_TEST_FOLDER";
-/// `SIGSYS`.
-const DENIED: i32 = 31;
+mod common;
 
 /// Tries something. Attempts that must end the process return what they got.
 fn attempt(what: &str, folder: &Path) -> io::Result<()> {
-    let write = |path: PathBuf| fs::File::options().write(true).open(path).map(drop);
     match what {
-        "to read the image" => fs::read(folder.join("packed")).map(drop),
         "to read its parent" => fs::read(folder.join("below")).map(drop),
         "to read the recorded set" => fs::read(folder.join("record/set")).map(drop),
         "to make a file beside the recorded set" => fs::write(folder.join("record/other"), "x"),
         "to start this program again" => {
             let mut again = Command::new(std::env::current_exe()?);
-            let status = again.arg("no_such_test").env_remove(TRY).status()?;
+            let status = again.arg("no_such_test").status()?;
             assert!(status.success());
             Ok(())
         }
@@ -44,19 +36,11 @@ fn attempt(what: &str, folder: &Path) -> io::Result<()> {
         "to read a secret beside the image" => fs::read(folder.join("secret")).map(drop),
         "to read a file of root's" => fs::read("/etc/shadow").map(drop),
         "to read its own memory map" => fs::read("/proc/self/maps").map(drop),
-        "to read the memory of its parent" => {
-            let parent = rustix::process::getppid().unwrap().as_raw_nonzero();
-            fs::File::open(format!("/proc/{parent}/mem")).map(drop)
-        }
-        "to list a folder" => fs::read_dir("/").map(drop),
-        "to write to the image" => write(folder.join("packed")),
-        "to make a file beside the image" => fs::write(folder.join("new"), "x"),
         "to remove the image" => fs::remove_file(folder.join("packed")),
         "to rename the image" => fs::rename(folder.join("packed"), folder.join("record/packed")),
         "to link the secret" => fs::hard_link(folder.join("secret"), folder.join("record/secret")),
         "to make a socket's name" => UnixListener::bind(folder.join("record/socket")).map(drop),
         "to open the device of faults" => fs::File::open("/dev/userfaultfd").map(drop),
-        "to start a shell" => Command::new("/bin/sh").status().map(drop),
         "to start a copy of this program" => {
             Command::new(folder.join("record/copy")).status().map(drop)
         }
@@ -70,16 +54,12 @@ fn attempt(what: &str, folder: &Path) -> io::Result<()> {
         "to send to a service" => UnixDatagram::pair().map(drop),
         "to connect by TCP" => TcpStream::connect("127.0.0.1:9").map(drop),
         "to listen by TCP" => TcpListener::bind("127.0.0.1:0").map(drop),
-        "to have another root" => Ok(rustix::process::chroot("/")?),
-        "to be another user" => {
-            Ok(rustix::thread::set_thread_uid(rustix::process::Uid::from_raw(65534))?)
-        }
         "to see faults of the kernel" => {
             let opened = Uffd::open(Features::NONE, Features::NONE, KernelFaults::Required);
             opened.map(drop).map_err(io::Error::other)
         }
         "to have an io_uring" => uzone_os::FixedBuffers::new().map(drop).map_err(io::Error::other),
-        _ => unreachable!("{what}"),
+        what => common::attempt(what, folder),
     }
 }
 
@@ -124,33 +104,14 @@ const ENDED: [&str; 9] = [
 /// No test, but the process that others start.
 #[test]
 fn a_worker_that_tries_to_break_out() {
-    let (Ok(what), Some(folder)) = (std::env::var(TRY), std::env::var_os(FOLDER)) else { return };
-    let folder = PathBuf::from(folder);
+    let Some((what, folder)) = to_try() else { return };
     let options = ServerOptions::default().record(folder.join("record/set"));
     let worker = Worker::open(&folder.join("packed"), options).unwrap();
     assert!(!worker.sandbox().has_capabilities);
     for missing in &worker.sandbox().missing {
         println!("missing: {missing}");
     }
-    match attempt(&what, &folder) {
-        Ok(()) => println!("outcome: done"),
-        // Landlock refuses by the second what would move a file to another folder.
-        Err(cause)
-            if matches!(
-                cause.kind(),
-                io::ErrorKind::PermissionDenied | io::ErrorKind::CrossesDevices
-            ) =>
-        {
-            println!("outcome: refused");
-        }
-        Err(cause) => println!("outcome: {cause:?}"),
-    }
-}
-
-fn process(what: &str, folder: &Path) -> Output {
-    let mut this = Command::new(std::env::current_exe().unwrap());
-    this.args(["a_worker_that_tries_to_break_out", "--exact", "--nocapture", "--test-threads=1"]);
-    this.env(TRY, what).env(FOLDER, folder).output().unwrap()
+    report(attempt(&what, &folder));
 }
 
 /// Makes an image with a parent, and files that are none of a worker's business.
@@ -174,29 +135,19 @@ fn folder() -> PathBuf {
 fn a_worker_reads_its_image_and_does_nothing_else() {
     let folder = folder();
     let _service = UnixListener::bind(folder.join("service")).unwrap();
-    let outcome = |what: &str| {
-        let output = process(what, &folder);
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        let line = text.lines().find_map(|line| line.split("outcome: ").nth(1).map(str::to_owned));
-        (line, output)
-    };
+    let outcome = |what: &str| outcome_of("a_worker_that_tries_to_break_out", what, &folder);
     let (_, first) = outcome(ALLOWED[0]);
     let text = String::from_utf8_lossy(&first.stdout).into_owned();
     if let Some(missing) = text.lines().find(|line| line.contains("missing: ")) {
         fs::remove_dir_all(folder).unwrap();
-        return common::skip("a_worker_reads_its_image_and_does_nothing_else", missing);
+        return skip("a_worker_reads_its_image_and_does_nothing_else", missing);
     }
     let expected = ALLOWED.map(|what| (what, "done"));
     for (what, expected) in expected.into_iter().chain(REFUSED.map(|what| (what, "refused"))) {
         let (line, output) = outcome(what);
         assert_eq!(line.as_deref(), Some(expected), "{what}: {output:?}");
     }
-    for what in ENDED {
-        let (line, output) = outcome(what);
-        assert_eq!((line, output.status.signal()), (None, Some(DENIED)), "{what}: {output:?}");
-        let message = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(message.contains("made system call "), "{what}: {message}");
-    }
+    ENDED.into_iter().for_each(|what| was_ended(what, outcome(what)));
     assert_eq!(fs::read(folder.join("secret")).unwrap(), b"of another");
     assert!(!folder.join("new").exists() && folder.join("packed").exists());
     fs::remove_dir_all(folder).unwrap();

@@ -3,9 +3,12 @@
 
 use std::fmt::Display;
 use std::fs::{self, File};
+use std::io;
 use std::ops::Deref;
 use std::os::unix::fs::FileExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
 
 use uzone_snapshot::Packer;
 
@@ -58,4 +61,70 @@ pub(crate) fn damage(packed: &Path) {
 pub(crate) fn skip(name: &str, reason: impl Display) {
     assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{name}: {reason}");
     eprintln!("skipped: {name}: {reason}");
+}
+
+/// Names what a process tries that is confined, and the folder of its image.
+const TRY: &str = "UZONE_SERVER_TEST_TRY";
+const FOLDER: &str = "UZONE_SERVER_TEST_FOLDER";
+
+/// Returns what this process is to try, and the folder, if another one has started it for that.
+pub(crate) fn to_try() -> Option<(String, PathBuf)> {
+    Some((std::env::var(TRY).ok()?, std::env::var_os(FOLDER)?.into()))
+}
+
+/// Tries what no confined process may do, beside the image `packed` of a folder.
+pub(crate) fn attempt(what: &str, folder: &Path) -> io::Result<()> {
+    match what {
+        "to read the image" => fs::read(folder.join("packed")).map(drop),
+        "to read the memory of its parent" => {
+            let parent = rustix::process::getppid().unwrap().as_raw_nonzero();
+            File::open(format!("/proc/{parent}/mem")).map(drop)
+        }
+        "to list a folder" => fs::read_dir("/").map(drop),
+        "to write to the image" => {
+            File::options().write(true).open(folder.join("packed")).map(drop)
+        }
+        "to make a file beside the image" => fs::write(folder.join("new"), "x"),
+        "to start a shell" => Command::new("/bin/sh").status().map(drop),
+        "to have another root" => Ok(rustix::process::chroot("/")?),
+        "to be another user" => {
+            Ok(rustix::thread::set_thread_uid(rustix::process::Uid::from_raw(65534))?)
+        }
+        _ => unreachable!("{what}"),
+    }
+}
+
+/// Prints what came of an attempt, for the process that has started this one.
+pub(crate) fn report(outcome: io::Result<()>) {
+    match outcome {
+        Ok(()) => println!("outcome: done"),
+        // Landlock refuses by the second what would move a file to another folder.
+        Err(cause)
+            if matches!(
+                cause.kind(),
+                io::ErrorKind::PermissionDenied | io::ErrorKind::CrossesDevices
+            ) =>
+        {
+            println!("outcome: refused");
+        }
+        Err(cause) => println!("outcome: {cause:?}"),
+    }
+}
+
+/// Starts a test of this program as a process that tries something. Returns what it reports, unless it has ended before.
+pub(crate) fn outcome_of(test: &str, what: &str, folder: &Path) -> (Option<String>, Output) {
+    let mut this = Command::new(std::env::current_exe().unwrap());
+    this.args([test, "--exact", "--nocapture", "--test-threads=1"]);
+    let output = this.env(TRY, what).env(FOLDER, folder).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let line = text.lines().find_map(|line| line.split("outcome: ").nth(1).map(str::to_owned));
+    (line, output)
+}
+
+/// Fails unless a process was ended by a system call that it may not make, and has named that.
+pub(crate) fn was_ended(what: &str, (line, output): (Option<String>, Output)) {
+    // `SIGSYS`.
+    assert_eq!((line, output.status.signal()), (None, Some(31)), "{what}: {output:?}");
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(message.contains("made system call "), "{what}: {message}");
 }
