@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::sync::{Arc, Condvar, Mutex};
 
+use fastrand::Rng;
 use uzone_pages::{ByteLen, ErrorKind};
 use uzone_snapshot::{Codec, FrameCache, Image, OpenOptions, Packer, Root, SnapshotError, Source};
 
@@ -26,25 +27,6 @@ const BEFORE_INDEX: usize = 8;
 /// Where the root hash starts in the header of an index.
 const ROOT_AT: usize = 96;
 
-/// Numbers that look random and are the same in every run (`SplitMix64`).
-#[derive(Clone)]
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    /// Returns a number below `end`, which is not zero.
-    fn below(&mut self, end: usize) -> usize {
-        (self.next() % end as u64) as usize
-    }
-}
-
 /// An image as the bytes of its file, and those of its parent.
 struct Sample {
     label: &'static str,
@@ -56,13 +38,13 @@ struct Sample {
 
 /// Returns bytes of which some pages are zero, some compress, and some do not.
 fn memory(seed: u64) -> Vec<u8> {
-    let mut random = Random(seed);
+    let mut random = Rng::with_seed(seed);
     let mut bytes = vec![0; 26 * 4096 + 777];
     for (number, page) in bytes.chunks_mut(4096).enumerate() {
         match number % 7 {
             // Two pages, so that some frames are zero as a whole.
             2 | 3 => {}
-            0 | 4 => page.iter_mut().for_each(|byte| *byte = random.next() as u8),
+            0 | 4 => page.iter_mut().for_each(|byte| *byte = random.u8(..)),
             _ => page.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at % 97) as u8 + 1),
         }
     }
@@ -151,37 +133,37 @@ impl Fault {
     }
 
     /// Returns the fault of a number, for a file of `len` bytes.
-    fn choose(number: u64, len: usize, random: &mut Random) -> Self {
+    fn choose(number: u64, len: usize, random: &mut Rng) -> Self {
         match number % 10 {
-            0 | 1 => Self::Flip { bits: 1 + random.below(6) },
-            2 => Self::Truncate { len: random.below(len) },
+            0 | 1 => Self::Flip { bits: 1 + random.usize(..6) },
+            2 => Self::Truncate { len: random.usize(..len) },
             3 => {
                 let half = len / 2;
-                let one = random.below(half);
-                let count = 1 + random.below((half - one).min(2 * FRAME));
-                Self::Swap { one, other: half + random.below(half - count + 1), len: count }
+                let one = random.usize(..half);
+                let count = 1 + random.usize(..(half - one).min(2 * FRAME));
+                Self::Swap { one, other: half + random.usize(..half - count + 1), len: count }
             }
             4 => {
-                let start = random.below(len);
-                Self::Clear { start, len: 1 + random.below((len - start).min(2 * FRAME)) }
+                let start = random.usize(..len);
+                Self::Clear { start, len: 1 + random.usize(..(len - start).min(2 * FRAME)) }
             }
-            5 => Self::Source(Conduct::Short { len: random.below(len), after: random.next() % 24 }),
+            5 => Self::Source(Conduct::Short { len: random.usize(..len), after: random.u64(..24) }),
             6 => Self::Source(Conduct::Slow),
-            7 => Self::Source(Conduct::Flaky(3 + random.next() % 30)),
+            7 => Self::Source(Conduct::Flaky(3 + random.u64(..30))),
             8 => Self::Source(Conduct::CorruptOnce),
             _ => Self::Source(Conduct::CorruptAlways),
         }
     }
 
     /// Changes the bytes of a file, or nothing if the fault is in its source.
-    fn apply(self, file: &mut Vec<u8>, random: &mut Random) {
+    fn apply(self, file: &mut Vec<u8>, random: &mut Rng) {
         match self {
             Self::Flip { bits } => {
                 // The index is small, and is hit every second time.
-                let from = if random.below(2) == 0 { 0 } else { data_len(file) };
+                let from = if random.bool() { 0 } else { data_len(file) };
                 for _ in 0..bits {
-                    let at = from + random.below(file.len() - from);
-                    file[at] ^= 1 << random.below(8);
+                    let at = from + random.usize(..file.len() - from);
+                    file[at] ^= 1 << random.usize(..8);
                 }
             }
             Self::Truncate { len } => file.truncate(len),
@@ -230,13 +212,13 @@ struct Faulty {
 }
 
 struct State {
-    random: Random,
+    random: Rng,
     reads: u64,
     seen: HashSet<u64>,
 }
 
 impl Faulty {
-    fn new(file: Arc<Vec<u8>>, data_len: usize, conduct: Conduct, random: Random) -> Self {
+    fn new(file: Arc<Vec<u8>>, data_len: usize, conduct: Conduct, random: Rng) -> Self {
         let state = Mutex::new(State { random, reads: 0, seen: HashSet::new() });
         Self { file, parent: None, conduct, data_len, gate: Arc::default(), state }
     }
@@ -274,13 +256,13 @@ impl Source for Faulty {
                     io::ErrorKind::ConnectionReset,
                     io::ErrorKind::Interrupted,
                 ];
-                return Err(kinds[state.random.below(3)].into());
+                return Err(kinds[state.random.usize(..3)].into());
             }
             Conduct::CorruptOnce if !is_frame || !state.seen.insert(offset) => {}
             Conduct::CorruptAlways if !is_frame => {}
             Conduct::CorruptOnce | Conduct::CorruptAlways => {
-                let at = state.random.below(out.len());
-                out[at] ^= 1 << state.random.below(8);
+                let at = state.random.usize(..out.len());
+                out[at] ^= 1 << state.random.usize(..8);
             }
             _ => {}
         }
@@ -337,11 +319,11 @@ fn read_frames(
 }
 
 /// Opens an image whose source errs, and reads all of it. Returns the kind of the first error.
-fn inject(sample: &Sample, fault: Fault, random: &mut Random) -> Option<&'static str> {
+fn inject(sample: &Sample, fault: Fault, random: &mut Rng) -> Option<&'static str> {
     // The fault is in the parent every second time.
-    let in_parent = sample.parent.is_some() && random.below(2) == 0;
+    let in_parent = sample.parent.is_some() && random.bool();
     let conduct = if let Fault::Source(conduct) = fault { conduct } else { Conduct::Sound };
-    let harmed = |file: &Arc<Vec<u8>>, random: &mut Random| match fault {
+    let harmed = |file: &Arc<Vec<u8>>, random: &mut Rng| match fault {
         Fault::Source(_) => file.clone(),
         _ => {
             let mut bytes = (**file).clone();
@@ -362,9 +344,9 @@ fn inject(sample: &Sample, fault: Fault, random: &mut Random) -> Option<&'static
     let gate = Arc::new(Gate::default());
     source.gate = gate.clone();
     // A cache of nothing, of two frames, and of all of them.
-    let cache = FrameCache::new([0, 2 * FRAME as u64, 1 << 20][random.below(3)]);
+    let cache = FrameCache::new([0, 2 * FRAME as u64, 1 << 20][random.usize(..3)]);
     let mut options = OpenOptions::default().cache(cache);
-    if random.below(2) == 0 {
+    if random.bool() {
         options = options.root(sample.root);
     }
     let image = match Image::from_source(Box::new(source), &options) {
@@ -381,7 +363,7 @@ fn read_all(
     sample: &Sample,
     fault: Fault,
     gate: &Gate,
-    random: &mut Random,
+    random: &mut Rng,
 ) -> Option<&'static str> {
     let raw = &sample.raw;
     let frames = raw.len().div_ceil(FRAME);
@@ -411,13 +393,13 @@ fn read_all(
         _ => {}
     }
     // A range that starts and ends anywhere.
-    let start = random.below(raw.len());
-    let mut read = vec![0xaa; 1 + random.below(raw.len() - start)];
+    let start = random.usize(..raw.len());
+    let mut read = vec![0xaa; 1 + random.usize(..raw.len() - start)];
     match image.read_at(start as u64, &mut read) {
         Ok(()) => assert!(read == raw[start..start + read.len()]),
         Err(error) => drop(kind(&error)),
     }
-    match image.verify(1, random.below(2) == 0, &|_| ()) {
+    match image.verify(1, random.bool(), &|_| ()) {
         // The parent is verified on its own.
         Ok(_) => assert!(errors.is_empty() || sample.parent.is_some() || is_in_source(fault)),
         Err(error) => drop(kind(&error)),
@@ -434,8 +416,8 @@ fn what_is_read_from_a_damaged_image_is_right_or_an_error() {
     let samples = samples("damage");
     let mut outcomes: BTreeMap<(&str, &str), u32> = BTreeMap::new();
     for number in 0..FAULTS {
-        let mut random = Random(number);
-        let sample = &samples[random.below(samples.len())];
+        let mut random = Rng::with_seed(number);
+        let sample = &samples[random.usize(..samples.len())];
         let shortest =
             sample.parent.iter().map(|file| file.len()).fold(sample.file.len(), usize::min);
         let fault = Fault::choose(number, shortest, &mut random);
@@ -467,26 +449,26 @@ fn covered_len(index: &[u8]) -> Option<usize> {
 }
 
 /// Changes an index in up to three places, and gives it the root hash that it should have then.
-fn forge(index: &mut [u8], random: &mut Random) {
-    for _ in 0..=random.below(3) {
-        if random.below(2) == 0 {
-            let at = random.below(index.len());
-            index[at] = random.next() as u8;
+fn forge(index: &mut [u8], random: &mut Rng) {
+    for _ in 0..=random.usize(..3) {
+        if random.bool() {
+            let at = random.usize(..index.len());
+            index[at] = random.u8(..);
             continue;
         }
         // A number of the header, a region or the working set.
-        let at = random.below(index.len() / 8 - 1) * 8;
+        let at = random.usize(..index.len() / 8 - 1) * 8;
         let before = u64::from_le_bytes(index[at..at + 8].try_into().unwrap());
         let numbers = [
             0,
             1,
             before.wrapping_add(1),
             before.wrapping_sub(1),
-            before ^ 1 << random.below(64),
+            before ^ 1 << random.usize(..64),
             1 << 60,
             u64::MAX,
         ];
-        index[at..at + 8].copy_from_slice(&numbers[random.below(numbers.len())].to_le_bytes());
+        index[at..at + 8].copy_from_slice(&numbers[random.usize(..numbers.len())].to_le_bytes());
     }
     if let Some(covered) = covered_len(index) {
         index[ROOT_AT..ROOT_AT + 32].fill(0);
@@ -500,8 +482,8 @@ fn a_forged_index_never_makes_a_panic_and_never_has_the_required_root() {
     let samples = samples("forgery");
     let (mut opened, mut refused) = (0, 0);
     for number in 0..FORGERIES {
-        let mut random = Random(number ^ 0xf0e);
-        let sample = &samples[random.below(samples.len())];
+        let mut random = Rng::with_seed(number ^ 0xf0e);
+        let sample = &samples[random.usize(..samples.len())];
         let _named = Named(number, sample.label, Fault::Flip { bits: 0 });
         let mut file = (*sample.file).clone();
         let start = data_len(&file) + BEFORE_INDEX;
@@ -511,7 +493,7 @@ fn a_forged_index_never_makes_a_panic_and_never_has_the_required_root() {
         let is_same = file[start..start + covered] == sample.file[start..start + covered];
         let file = Arc::new(file);
         let open = |options: &OpenOptions| {
-            let mut source = Faulty::new(file.clone(), 0, Conduct::Sound, Random(number));
+            let mut source = Faulty::new(file.clone(), 0, Conduct::Sound, Rng::with_seed(number));
             source.parent = sample.parent.clone().map(|parent| (parent, Conduct::Sound));
             Image::from_source(Box::new(source), options)
         };

@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use fastrand::Rng;
 use object_store::aws::AmazonS3Builder;
 use object_store::{BackoffConfig, ClientOptions, RetryConfig};
 use s3::{Act, BUCKET, Server};
@@ -30,24 +31,6 @@ use uzone_snapshot::{
 const FRAME: usize = 8 << 10;
 const URL: &str = "s3://images/image";
 const THREADS: u64 = 8;
-
-/// Numbers that look random and are the same in every run (`SplitMix64`).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    /// Returns a number below `end`, which is not zero.
-    fn below(&mut self, end: usize) -> usize {
-        (self.next() % end as u64) as usize
-    }
-}
 
 /// What fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,19 +48,19 @@ enum Fault {
 }
 
 impl Fault {
-    fn choose(number: u64, len: usize, random: &mut Random) -> Self {
-        let network = |act, random: &mut Random| Self::Network {
+    fn choose(number: u64, len: usize, random: &mut Rng) -> Self {
+        let network = |act, random: &mut Rng| Self::Network {
             act,
-            from: random.next() % 12,
-            count: [1, 2, 1000][random.below(3)],
+            from: random.u64(..12),
+            count: [1, 2, 1000][random.usize(..3)],
         };
         match number % 10 {
-            0 => Self::Object { is_index: false, bits: 1 + random.below(6) },
-            1 => Self::Object { is_index: true, bits: 1 + random.below(6) },
-            2 => Self::Truncated { len: random.below(len) },
-            3 | 4 => Self::Cache { bits: 1 + random.below(40) },
-            5 => Self::CacheCut { at: random.below(len), is_hole: random.below(2) == 0 },
-            6 => network(Act::Fail([500, 503, 403, 404][random.below(4)]), random),
+            0 => Self::Object { is_index: false, bits: 1 + random.usize(..6) },
+            1 => Self::Object { is_index: true, bits: 1 + random.usize(..6) },
+            2 => Self::Truncated { len: random.usize(..len) },
+            3 | 4 => Self::Cache { bits: 1 + random.usize(..40) },
+            5 => Self::CacheCut { at: random.usize(..len), is_hole: random.bool() },
+            6 => network(Act::Fail([500, 503, 403, 404][random.usize(..4)]), random),
             7 => network(Act::Cut, random),
             8 => network(Act::Short, random),
             _ => network(Act::Flip, random),
@@ -112,12 +95,12 @@ impl Drop for Named {
 
 /// Returns bytes of which some pages are zero, some compress, and some do not.
 fn memory() -> Vec<u8> {
-    let mut random = Random(1);
+    let mut random = Rng::with_seed(1);
     let mut bytes = vec![0; 90 * 4096 + 777];
     for (number, page) in bytes.chunks_mut(4096).enumerate() {
         match number % 7 {
             2 | 3 => {}
-            0 | 4 => page.iter_mut().for_each(|byte| *byte = random.next() as u8),
+            0 | 4 => page.iter_mut().for_each(|byte| *byte = random.u8(..)),
             _ => page.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at % 97) as u8 + 1),
         }
     }
@@ -170,16 +153,16 @@ impl Case {
 
     /// Reads frames, each of which is right or an error; returns the kinds of the errors. After some errors,
     /// the others are not read: a store that is gone takes its time.
-    fn read(&self, random: &mut Random) -> Vec<ErrorKind> {
+    fn read(&self, random: &mut Rng) -> Vec<ErrorKind> {
         let image = match self.open() {
             Ok(image) => image,
             Err(error) => return vec![kind(&error)],
         };
         let mut errors = Vec::new();
         let frames = self.raw.len().div_ceil(FRAME);
-        let is_in_order = random.below(2) == 0;
+        let is_in_order = random.bool();
         for number in 0..frames {
-            let frame = if is_in_order { number } else { random.below(frames) };
+            let frame = if is_in_order { number } else { random.usize(..frames) };
             let expected = &self.raw[frame * FRAME..self.raw.len().min((frame + 1) * FRAME)];
             let mut read = vec![0xaa; expected.len()];
             match image.read_at((frame * FRAME) as u64, &mut read) {
@@ -194,7 +177,7 @@ impl Case {
     }
 
     /// Has the cache filled by a reader that nothing disturbs.
-    fn fill(&self, random: &mut Random) -> PathBuf {
+    fn fill(&self, random: &mut Rng) -> PathBuf {
         self.server.decide(|_| Act::Pass);
         self.server.put("image", &self.file);
         assert_eq!(self.read(random), []);
@@ -206,7 +189,7 @@ impl Case {
     }
 
     /// Injects one fault. Returns the kinds of errors.
-    fn inject(&self, fault: Fault, random: &mut Random) -> Vec<ErrorKind> {
+    fn inject(&self, fault: Fault, random: &mut Rng) -> Vec<ErrorKind> {
         let _ = fs::remove_dir_all(self.directory.join("cache"));
         match fault {
             Fault::Object { is_index, bits } => {
@@ -264,10 +247,10 @@ fn kind(error: &SnapshotError) -> ErrorKind {
     }
 }
 
-fn flip(bytes: &mut [u8], bits: usize, random: &mut Random) {
+fn flip(bytes: &mut [u8], bits: usize, random: &mut Rng) {
     for _ in 0..bits {
-        let at = random.below(bytes.len());
-        bytes[at] ^= 1 << random.below(8);
+        let at = random.usize(..bytes.len());
+        bytes[at] ^= 1 << random.usize(..8);
     }
 }
 
@@ -293,7 +276,7 @@ fn no_fault_of_a_store_its_network_or_the_cache_gives_a_wrong_byte() {
                     if number >= count {
                         return;
                     }
-                    let mut random = Random(number);
+                    let mut random = Rng::with_seed(number);
                     let fault = Fault::choose(number, case.file.len(), &mut random);
                     let named = Named(number, fault);
                     let errors = case.inject(fault, &mut random);
