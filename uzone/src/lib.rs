@@ -16,14 +16,16 @@
 //! | have memory filled by a page server | [`attach::AttachedMemory`] |
 //! | survive memory errors | [`sigbus`], [`Pagemap::poison`](PagemapView::poison) |
 //!
-//! The guide in `docs/GUIDE.md` explains one idea after the other. Each package below this one can be used
-//! alone: [`model`] (no system calls, `no_std`), [`stream`] (stores), and what [`os`] has of the kernel.
+//! The guide in `docs/GUIDE.md` explains one idea after the other. [`model`], [`stream`] and [`os`] have what the
+//! packages below this one offer to programs; each of these packages can be used alone, `uzone-pages` without `std`.
 #![forbid(unsafe_code)]
 
+#[doc(inline)]
 pub use uzone_pages::{
     AdvanceError, ByteLen, Content, ErrorKind, MemoryKind, Order, PageCount, PageSize, Payload,
     Pfn, PfnRange, Placement, Refresh,
 };
+#[doc(inline)]
 pub use uzone_zone::{
     Access, AccessError, Addr, AltmapOptions, Batching, BindError, BindFailure, BindOptions,
     BindReport, Busy, Cancel, FaultError, Guard, Huge, HugeSize, Init, Limit, PageView, Pagemap,
@@ -35,6 +37,7 @@ pub use uzone_zone::{
 
 /// Memory whose pages are put in place when they are first touched.
 pub mod lazy {
+    #[doc(inline)]
     pub use uzone_fault::{
         AdoptedMemory, Advice, Answer, AnsweredBy, Backing, BackingError, Budget, Collapsed,
         CompositeBacking, CompositeBuilder, Engine, EngineOptions, EventLog, Failure, FaultAround,
@@ -48,24 +51,53 @@ pub mod lazy {
 
 /// Images of memory: packed, verified, and mapped lazily.
 pub mod snapshot {
+    #[doc(inline)]
     pub use uzone_snapshot::{
         Codec, DiskCache, FileSource, FrameCache, FrameCounts, Image, ImageRegion, OpenOptions,
         Packed, Packer, RequestOptions, Root, SnapshotBacking, SnapshotError, Source, is_url,
         open_source,
     };
 
+    #[doc(inline)]
     #[cfg(feature = "object-storage")]
     pub use uzone_snapshot::ObjectSource;
 }
 
 /// Memory that a page server fills: for programs that attach to `uzone serve`.
 pub mod attach {
+    #[doc(inline)]
     pub use uzone_attach::{AttachError, AttachOptions, AttachedMemory, ServedBy};
 }
 
-pub use uzone_os as os;
-pub use uzone_pages as model;
-pub use uzone_stream as stream;
+/// Descriptors and windows as plain values, without system calls: for programs that keep their own.
+pub mod model {
+    #[doc(inline)]
+    pub use uzone_pages::{
+        AddrError, FaultArea, FaultCosts, FaultPattern, FaultPlan, Folio, HoldError, HoldKind,
+        Layout, LinuxPage, LinuxRelease, LinuxSeed, MAX_HOLDS, MAX_PAYLOAD_BYTES, Memmap, Page,
+        Plain, Tails, Template, Touch, Word, chunks,
+    };
+}
+
+/// Memory to make regions of, and what the kernel and the machine offer.
+pub mod os {
+    #[doc(inline)]
+    pub use uzone_os::{
+        Anonymous, Exclusive, Exclusivity, FileId, FixedBuffers, HugeAdvice, MapError, Mapped,
+        Mapping, MappingError, Rejected, SysError, SystemRoot, dax, hugepages, memory, memory_file,
+        numa, page_cache, passed_descriptors, unix_socket,
+    };
+}
+
+/// Stores that bypass the cache, and which of them wins on this CPU.
+pub mod stream {
+    #[doc(inline)]
+    pub use uzone_stream::{
+        CacheState, CopyMethod, LINE_BYTES, NextUse, Path, Pattern, STORE_POLICY, StreamError,
+        Streaming, Work, best, copy, copy_bytes, copy_flush, copy_words, fill, flush_words,
+        has_write_back, zero, zero_bytes, zero_words,
+    };
+}
 
 /// The example of the README, run as a test.
 #[cfg(doctest)]
