@@ -348,13 +348,16 @@ mod tests {
     const MOUNT_1: &str = "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n";
     const MOUNT_2: &str = "41 31 0:38 / /sys/fs/cgroup rw,relatime shared:4 - cgroup2 cgroup2 rw\n";
 
+    #[track_caller]
+    fn assert_available(tree: &MadeUp, limits: ProcessLimits, bytes: ByteLen, limited_by: Limit) {
+        let expected = Available { bytes, limited_by };
+        assert_eq!(available_under(&tree.root(), limits).unwrap(), expected);
+    }
+
     #[test]
     fn a_process_without_limits_has_what_the_host_has() {
         let tree = MadeUp::new(&[MEMINFO]);
-        assert_eq!(
-            available_under(&tree.root(), ProcessLimits::default()).unwrap(),
-            Available { bytes: ByteLen::gib(4), limited_by: Limit::System }
-        );
+        assert_available(&tree, ProcessLimits::default(), ByteLen::gib(4), Limit::System);
     }
 
     #[test]
@@ -371,10 +374,7 @@ mod tests {
             ("sys/fs/cgroup/a/b/memory.current", "0\n"),
         ]);
         let path = tree.root().path("sys/fs/cgroup/a");
-        assert_eq!(
-            available_under(&tree.root(), ProcessLimits::default()).unwrap(),
-            Available { bytes: ByteLen::gib(1), limited_by: Limit::Cgroup { path } }
-        );
+        assert_available(&tree, ProcessLimits::default(), ByteLen::gib(1), Limit::Cgroup { path });
     }
 
     #[test]
@@ -445,10 +445,7 @@ mod tests {
             ("sys/fs/cgroup/memory/g/memory.usage_in_bytes", "2097152\n"),
         ]);
         let path = tree.root().path("sys/fs/cgroup/memory/g");
-        assert_eq!(
-            available_under(&tree.root(), ProcessLimits::default()).unwrap(),
-            Available { bytes: ByteLen::ZERO, limited_by: Limit::Cgroup { path } }
-        );
+        assert_available(&tree, ProcessLimits::default(), ByteLen::ZERO, Limit::Cgroup { path });
         assert_eq!(cgroups(&tree.root()).unwrap().len(), 1);
     }
 
@@ -457,15 +454,9 @@ mod tests {
         let tree =
             MadeUp::new(&[MEMINFO, ("proc/self/status", "VmSize: 1024 kB\nVmData: 512 kB\n")]);
         let limits = ProcessLimits { address_space: Some(ByteLen::mib(3)), data: None };
-        assert_eq!(
-            available_under(&tree.root(), limits).unwrap(),
-            Available { bytes: ByteLen::mib(2), limited_by: Limit::AddressSpace }
-        );
+        assert_available(&tree, limits, ByteLen::mib(2), Limit::AddressSpace);
         let limits = ProcessLimits { data: Some(ByteLen::mib(1)), ..limits };
-        assert_eq!(
-            available_under(&tree.root(), limits).unwrap(),
-            Available { bytes: ByteLen::kib(512), limited_by: Limit::Data }
-        );
+        assert_available(&tree, limits, ByteLen::kib(512), Limit::Data);
     }
 
     #[test]

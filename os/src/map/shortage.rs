@@ -479,6 +479,7 @@ mod tests {
 
     #[test]
     fn a_refusal_names_the_first_limit_that_forbids_it() {
+        use Shortage::{AddressSpace, Addresses, Data, MapCount, Overcommit, StrictOvercommit};
         let free = Facts {
             address_used: 100,
             data_used: 50,
@@ -491,74 +492,29 @@ mod tests {
             ..Facts::default()
         };
         let len = ByteLen::new;
-        for (what, facts, asked, private, shortage) in [
-            ("nothing", free, 10, true, Shortage::Addresses),
+        let address = |limit| Facts { address_limit: Some(limit), ..free };
+        let mode = |mode| Facts { overcommit_mode: Some(mode), ..free };
+        let data = Facts { data_limit: Some(55), ..free };
+        for (what, facts, asked, shortage) in [
+            ("nothing", free, 10, Addresses),
+            ("maps", Facts { map_used: 65530, ..free }, 10, MapCount { limit: 65530, used: 65530 }),
+            ("one past", address(109), 10, AddressSpace { limit: len(109), used: len(100) }),
+            ("exactly", address(110), 10, Addresses),
             (
-                "maps",
-                Facts { map_used: 65530, ..free },
-                10,
-                true,
-                Shortage::MapCount { limit: 65530, used: 65530 },
-            ),
-            (
-                "address space, one past",
-                Facts { address_limit: Some(109), ..free },
-                10,
-                true,
-                Shortage::AddressSpace { limit: len(109), used: len(100) },
-            ),
-            (
-                "address space, exactly",
-                Facts { address_limit: Some(110), ..free },
-                10,
-                true,
-                Shortage::Addresses,
-            ),
-            (
-                "address space, overflow",
-                Facts { address_limit: Some(u64::MAX - 1), ..free },
+                "overflow",
+                address(u64::MAX - 1),
                 u64::MAX,
-                true,
-                Shortage::AddressSpace { limit: len(u64::MAX - 1), used: len(100) },
+                AddressSpace { limit: len(u64::MAX - 1), used: len(100) },
             ),
-            (
-                "data",
-                Facts { data_limit: Some(55), ..free },
-                10,
-                true,
-                Shortage::Data { limit: len(55), used: len(50) },
-            ),
-            (
-                "data does not count for shared memory",
-                Facts { data_limit: Some(55), ..free },
-                10,
-                false,
-                Shortage::Addresses,
-            ),
-            (
-                "strict",
-                Facts { overcommit_mode: Some(2), ..free },
-                101,
-                true,
-                Shortage::StrictOvercommit { limit: len(1000), used: len(900) },
-            ),
-            (
-                "heuristic",
-                Facts { overcommit_mode: Some(0), ..free },
-                2001,
-                true,
-                Shortage::Overcommit { total: len(2000) },
-            ),
-            (
-                "beyond the CPU's addresses",
-                Facts { overcommit_mode: Some(0), ..free },
-                1 << 48,
-                true,
-                Shortage::Addresses,
-            ),
+            ("data", data, 10, Data { limit: len(55), used: len(50) }),
+            ("strict", mode(2), 101, StrictOvercommit { limit: len(1000), used: len(900) }),
+            ("heuristic", mode(0), 2001, Overcommit { total: len(2000) }),
+            ("beyond the CPU's addresses", mode(0), 1 << 48, Addresses),
         ] {
-            assert_eq!(Shortage::of(len(asked), private, &facts), shortage, "{what}");
+            assert_eq!(Shortage::of(len(asked), true, &facts), shortage, "{what}");
         }
+        // Data does not count for shared memory.
+        assert_eq!(Shortage::of(len(10), false, &data), Addresses);
     }
 
     #[test]
