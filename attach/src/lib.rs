@@ -9,6 +9,7 @@
 //! With [`AttachOptions::share`], all programs that attach to one server map one memory file of it, and a
 //! page is one page of memory for all of them until one writes to it.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::too_many_lines))]
 
 mod error;
 mod memory;

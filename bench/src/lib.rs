@@ -8,6 +8,7 @@
 //!
 //! `harness` runs cases and makes rows of them; `tables` holds what is measured.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::too_many_lines))]
 
 mod harness;
 mod tables;

@@ -3,6 +3,7 @@
 //! This file reads the arguments and turns a command's end into an exit code. A command is a module
 //! with `Args` and `run(&Args, &Output) -> Result<Exit, Failure>`; it prints through [`Output`].
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::too_many_lines))]
 
 mod bench;
 mod demo;

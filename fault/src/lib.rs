@@ -49,6 +49,7 @@
 //! `options` has [`EngineOptions`] and [`LazyOptions`], `error` what can go wrong, `stats` what happened in
 //! numbers, and `rehearsal` the part of a fault outside the kernel, for the benchmark.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::too_many_lines))]
 // The model of tests/loom.rs needs two files of this package and none of those that call the kernel.
 #![cfg(not(loom))]
 

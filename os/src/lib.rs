@@ -32,6 +32,7 @@
 //! |---|---|
 //! | `live` | [`LiveOwner`]: a value that guards keep in place, counted once |
 //! | `libpmem` | clearing and copying by libpmem, for benchmarks |
+#![cfg_attr(not(test), warn(clippy::too_many_lines))]
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("uzone-os is the Linux layer of uzone: it has no port to another kernel");

@@ -28,6 +28,7 @@
 //! | `html`, `terminal` | charts and tables on a page; tables as text |
 //! | `write` | files that are there as a whole or not at all |
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::too_many_lines))]
 
 mod canvas;
 mod chart;

@@ -28,6 +28,7 @@
 //! | `offload` | [`Offload`]: restoring machines of Cloud Hypervisor, which asks for pages itself |
 //! | `event`, `options`, `error` | [`ServeEvent`], [`ServerOptions`] and [`OnFailure`], [`ServeError`] |
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::too_many_lines))]
 
 mod capture;
 mod connection;

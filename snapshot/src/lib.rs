@@ -16,6 +16,7 @@
 //!
 //! With the feature `object-storage`, a path may be a URL such as `s3://BUCKET/KEY`.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::too_many_lines))]
 
 mod ahead;
 mod backing;

@@ -24,6 +24,7 @@
 //! Sharing: all functions may be called from any thread; a [`Streaming`] stays on its own.
 //! Unsafe: only `x86_64.rs` and its folder, which hold the instructions. Other architectures, Miri
 //! and builds with `--cfg uzone_sanitizer` have the portable path alone.
+#![cfg_attr(not(test), warn(clippy::too_many_lines))]
 
 mod copy_method;
 mod error;

@@ -52,6 +52,7 @@
 //! [`PfnRange`]: uzone_pages::PfnRange
 //! [`Word`]: uzone_pages::Word
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::too_many_lines))]
 
 mod backing;
 mod bind;
