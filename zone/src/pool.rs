@@ -16,216 +16,27 @@
 //!
 //! The steps are those of [`uzone_pages::PoolState`], which the model checker searches.
 //!
-//! Locks: one for the sets, held for a few steps and never while memory is cleared. The worker and the
-//! waiting takers sleep on it. A taker that finds every folio handed out, except those that a worker is
+//! A taker that finds every folio handed out, except those that a worker is
 //! clearing, waits for the worker: it clears 2 MiB at a time, or a folio, at its priority.
 //!
 //! Cost: a folio from the zero set is a lock, a few words of a bit set and one atomic step; one that
 //! is given back the same, and a system call if a taker waits for it.
 
+pub(crate) mod options;
+mod shared;
+
 use std::fmt;
-use std::num::NonZeroU8;
-use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
 use uzone_os::{AccessError, SystemRoot, numa};
-use uzone_pages::{
-    ByteLen, Content, ErrorKind, Folio, FolioState, Order, PageCount, Payload, Pfn, PfnRange,
-    PoolBackend, PoolState, Refusal,
-};
+use uzone_pages::{ByteLen, Payload, PfnRange, PoolBackend};
 
-use crate::clear::options::{Batching, ZeroOptions};
 use crate::clear::populate::{NotPopulated, PopulateOptions, PopulateReport};
-use crate::clear::zero::{CLEARABLE, Owned};
-use crate::error::WriteError;
 use crate::pagemap::{Pagemap, PagemapView};
 use crate::pin::pin_target::{PinTarget, Segment};
-use crate::progress::Cancel;
-
-/// How much the worker takes at a time, so that a taker who has to wait for it does not for long.
-const WORKER_BYTES: u64 = 2 << 20;
-
-/// How a pool is run.
-#[derive(Clone, Copy, Debug)]
-pub struct PoolOptions {
-    worker_percent: Option<NonZeroU8>,
-    clears_on_release: bool,
-}
-
-impl Default for PoolOptions {
-    /// A worker that takes at most half of an otherwise idle CPU.
-    fn default() -> Self {
-        Self { worker_percent: NonZeroU8::new(50), clears_on_release: false }
-    }
-}
-
-impl PoolOptions {
-    /// Limits the worker to this share of one CPU, in percent; what is more than 100 is 100. It runs
-    /// when no other thread of the host wants to. On a host with several NUMA nodes, each has a worker
-    /// that may take as much of one of its CPUs.
-    #[must_use]
-    pub fn worker(mut self, percent: NonZeroU8) -> Self {
-        self.worker_percent = Some(percent);
-        self
-    }
-
-    /// Has no worker: folios are cleared when they are handed out, or when they come back.
-    #[must_use]
-    pub fn without_worker(mut self) -> Self {
-        self.worker_percent = None;
-        self
-    }
-
-    /// Clears a folio when it comes back, on the thread that gives it back.
-    #[must_use]
-    pub fn clear_on_release(mut self) -> Self {
-        self.clears_on_release = true;
-        self
-    }
-}
-
-/// Why no folio was handed out, or folios were not taken back: those are whose they were.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum PoolError {
-    /// There are not as many free folios in a row.
-    #[error(
-        "no {folios} free folios in a row: {free} of {all} are free, {pinned} of these pinned or not there: give back what is not needed, or make the pool larger"
-    )]
-    Exhausted {
-        /// How many were asked for.
-        folios: usize,
-        /// How many are free at all.
-        free: usize,
-        /// How many of the free ones somebody has pinned behind the pool's back, is filling or
-        /// clearing, or has elsewhere.
-        pinned: usize,
-        /// How many the pool has.
-        all: usize,
-    },
-    /// None were asked for.
-    #[error("no folio was asked for")]
-    Nothing,
-    /// The memory cannot be cleared.
-    #[error("cannot clear the folio: {0}")]
-    Clear(#[from] WriteError),
-    /// The range that is given back is not of whole folios of the pool.
-    #[error("{given} are no whole folios of the pool, which has {pool}")]
-    Foreign {
-        /// What was given back.
-        given: PfnRange,
-        /// The pages of the pool.
-        pool: PfnRange,
-    },
-    /// A folio is free already.
-    #[error("the folio of page {pfn} is free already")]
-    Free {
-        /// Its head.
-        pfn: Pfn,
-    },
-    /// A guard has the folio: it is given back by that.
-    #[error(
-        "the folio of page {pfn} belongs to a Pooled guard: drop that, or take the range out of it by \
-         Pooled::into_range first"
-    )]
-    Guarded {
-        /// Its head.
-        pfn: Pfn,
-    },
-    /// Somebody has pinned a folio, and may still write to it.
-    #[error("the folio of page {pfn} has {pins} pins: give those back first")]
-    Pinned {
-        /// Its head.
-        pfn: Pfn,
-        /// How many pins.
-        pins: u32,
-    },
-}
-
-impl PoolError {
-    /// Returns what kind of failure this is.
-    #[must_use]
-    pub fn kind(&self) -> ErrorKind {
-        match self {
-            Self::Exhausted { .. } => ErrorKind::OutOfMemory,
-            Self::Clear(error) => error.kind(),
-            Self::Pinned { .. } | Self::Guarded { .. } => ErrorKind::Busy,
-            Self::Nothing | Self::Foreign { .. } | Self::Free { .. } => ErrorKind::InvalidInput,
-        }
-    }
-}
-
-/// What a pool has and has done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct PoolStats {
-    /// How many folios it has.
-    pub folios: usize,
-    /// How many are handed out.
-    pub used: usize,
-    /// How many are free and zero.
-    pub zero: usize,
-    /// How many are free and wait to be cleared: the worker's queue.
-    pub dirty: usize,
-    /// How many are free and pinned behind the pool's back, or not there: set aside until somebody
-    /// finds no other.
-    pub pinned: usize,
-    /// How many are free and bad, and never handed out.
-    pub bad: usize,
-    /// How many folios the worker has cleared.
-    pub cleared_ahead: u64,
-    /// How many folios a taker had to clear.
-    pub cleared_on_demand: u64,
-    /// How many folios were cleared when they came back.
-    pub cleared_on_release: u64,
-    /// How many bytes all of those have.
-    pub cleared: ByteLen,
-}
-
-/// What the lock is around.
-#[derive(Debug)]
-struct Sets {
-    stock: PoolState,
-    is_closing: bool,
-    /// How many takers sleep until folios have been sorted.
-    takers: usize,
-    /// How many workers sleep until there is a dirty folio.
-    idle: usize,
-}
-
-/// The sets, locked.
-struct Locked<'a>(MutexGuard<'a, Sets>);
-
-impl Deref for Locked<'_> {
-    type Target = PoolState;
-
-    fn deref(&self) -> &PoolState {
-        &self.0.stock
-    }
-}
-
-impl DerefMut for Locked<'_> {
-    fn deref_mut(&mut self) -> &mut PoolState {
-        &mut self.0.stock
-    }
-}
-
-struct Shared<P: Payload> {
-    pagemap: Pagemap<P>,
-    options: PoolOptions,
-    sets: Mutex<Sets>,
-    /// Takers sleep on it; signalled when folios have been sorted.
-    sorted: Condvar,
-    /// Workers sleep on it; signalled when there are dirty folios, and when it ends.
-    dirtied: Condvar,
-    ahead: AtomicU64,
-    on_demand: AtomicU64,
-    on_release: AtomicU64,
-    cancel: Cancel,
-}
+use crate::pool::options::{PoolError, PoolOptions, PoolStats};
+use crate::pool::shared::Shared;
 
 /// Folios of a pagemap that are handed out and taken back: what one owner wrote never reaches the next.
 ///
@@ -242,250 +53,6 @@ pub struct Pooled<P: Payload = ()> {
     range: PfnRange,
     /// Whether the folios are still this value's to give back.
     is_ours: bool,
-}
-
-impl<P: Payload> Shared<P> {
-    fn locked(&self) -> MutexGuard<'_, Sets> {
-        // A panic elsewhere cannot leave the sets half changed: nothing between the changes panics.
-        self.sets.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn order(&self) -> Order {
-        self.pagemap.inner.order()
-    }
-
-    /// Returns the pages of `folios` folios from the one with the number `first` on.
-    fn pages(&self, first: usize, folios: usize) -> PfnRange {
-        let order = self.order().get();
-        let start = self.pagemap.range().start().get() + ((first as u64) << order);
-        match PfnRange::try_new(Pfn::new(start), PageCount::new((folios as u64) << order)) {
-            Ok(range) => range,
-            Err(_) => unreachable!("folios of the pool are pages of its region"),
-        }
-    }
-
-    /// Clears dirty folios until the pool ends, on `cpus` if there are any, and those from the number
-    /// `from` on first.
-    fn work(&self, percent: NonZeroU8, cpus: &[u32], from: usize) {
-        // Where the host does not allow it, the share is still kept; where a CPU was taken away
-        // meanwhile, memory of other nodes is cleared as well, and more slowly.
-        let _ = uzone_os::priority::idle();
-        if !cpus.is_empty() {
-            let _ = numa::keep_thread_to(cpus);
-        }
-        let batch = usize::try_from(WORKER_BYTES >> self.pagemap.region().page_size().shift());
-        let batch = (batch.unwrap_or(1) >> self.order().get()).max(1);
-        let mut sets = self.locked();
-        loop {
-            if sets.is_closing {
-                return;
-            }
-            if sets.stock.dirty() == 0 {
-                sets.idle += 1;
-                sets = self.dirtied.wait(sets).unwrap_or_else(PoisonError::into_inner);
-                sets.idle -= 1;
-                continue;
-            }
-            let started = Instant::now();
-            if let Some(Err(_)) = uzone_pages::clear_ahead(self, Locked(sets), from, batch) {
-                return; // memory that cannot be written: takers say so
-            }
-            sets = self.rest(started.elapsed(), percent);
-        }
-    }
-
-    /// Leaves the CPU to others for as long as the worker's share wants, or until the pool ends.
-    fn rest(&self, worked: Duration, percent: NonZeroU8) -> MutexGuard<'_, Sets> {
-        let percent = u32::from(percent.get().min(100));
-        let until = Instant::now() + worked * (100 - percent) / percent;
-        let mut sets = self.locked();
-        while !sets.is_closing {
-            let Some(left) = until.checked_duration_since(Instant::now()) else { break };
-            if left.is_zero() {
-                break;
-            }
-            sets = self
-                .dirtied
-                .wait_timeout(sets, left)
-                .map_or_else(|error| error.into_inner().0, |(sets, _)| sets);
-        }
-        sets
-    }
-
-    fn take(self: &Arc<Self>, folios: usize) -> Result<Pooled<P>, PoolError> {
-        if folios == 0 {
-            return Err(PoolError::Nothing);
-        }
-        // Before the lock: it may call the owner, who may ask the pool.
-        self.pagemap.inner.collect_bus_errors();
-        match uzone_pages::hand_out(&**self, folios) {
-            Ok(first) => {
-                let range = self.pages(first, folios);
-                Ok(Pooled { shared: self.clone(), range, is_ours: true })
-            }
-            Err(Refusal::Exhausted { free, pinned }) => {
-                Err(PoolError::Exhausted { folios, free, pinned, all: self.folios() })
-            }
-            Err(Refusal::Failed(failure)) => Err(failure.into()),
-        }
-    }
-
-    /// Returns the folios of the pool that have pages of `range`, if there are any.
-    fn whole_folios(&self, range: PfnRange) -> Option<PfnRange> {
-        let (pool, order) = (self.pagemap.range(), self.order());
-        let start = range.start().align_down(order).max(pool.start());
-        // A pool ends with a folio, so no folio ends behind it.
-        let end = range.end().align_up(order).map_or(pool.end(), |end| end.min(pool.end()));
-        PfnRange::try_new(start, end.checked_since(start)?).ok()
-    }
-
-    fn populate(
-        &self,
-        range: PfnRange,
-        options: &PopulateOptions,
-    ) -> Result<Option<PopulateReport>, NotPopulated> {
-        let Some(range) = self.whole_folios(range) else { return Ok(None) };
-        let inner = &self.pagemap.inner;
-        // While they are being filled no other thread can pin, fill or clear them.
-        let states = (Content::Filling, Content::Absent);
-        let mut filling = Owned::take(inner, range, &[Content::Absent], states, |_, _| ());
-        let punch = |run: &PfnRange| inner.region.punch(inner.bytes_of(*run)).is_ok();
-        let is_zero = filling.ranges.iter().all(punch);
-        let report = self.pagemap.populate(range, options)?;
-        filling.to = if is_zero { Content::Zero } else { Content::Present };
-        drop(filling);
-        let (first, folios) = self.numbers(range);
-        uzone_pages::look_again(self, first, folios);
-        Ok(Some(report))
-    }
-
-    fn folios(&self) -> usize {
-        let folios = self.pagemap.range().pages().get() >> self.order().get();
-        usize::try_from(folios).unwrap_or(usize::MAX)
-    }
-
-    /// Returns the number of the first folio of a range that was handed out, and how many it has.
-    fn numbers(&self, range: PfnRange) -> (usize, usize) {
-        let order = self.order();
-        let pages = range.start().checked_since(self.pagemap.range().start()).unwrap_or_default();
-        let first = usize::try_from(pages.get() >> order.get()).unwrap_or(usize::MAX);
-        (first, usize::try_from(range.pages().get() >> order.get()).unwrap_or(0))
-    }
-
-    /// Takes folios back: those of a guard, or those whose owner has only their range.
-    fn free(&self, given: PfnRange, is_guard: bool) -> Result<(), PoolError> {
-        let (pool, order) = (self.pagemap.range(), self.order());
-        let is_whole = given.start().is_aligned(order) && given.end().is_aligned(order);
-        let before = given.start().checked_since(pool.start());
-        let (Some(before), true) = (before, is_whole && pool.contains_range(given)) else {
-            return Err(PoolError::Foreign { given, pool });
-        };
-        // Numbers of folios of the pool, which has sets of so many.
-        let number = |pages: u64| usize::try_from(pages >> order.get()).unwrap_or(usize::MAX);
-        let (first, folios) = (number(before.get()), number(given.pages().get()));
-        let stock = self.lock();
-        for number in first..first + folios {
-            let pfn = self.pages(number, 1).start();
-            if !stock.is_used(number) {
-                return Err(PoolError::Free { pfn });
-            }
-            if !is_guard && !stock.is_loose(number) {
-                return Err(PoolError::Guarded { pfn });
-            }
-            let pins = self.pagemap.inner.word(pfn).pins();
-            if pins > 0 {
-                return Err(PoolError::Pinned { pfn, pins });
-            }
-        }
-        self.take_back(stock, first, folios);
-        Ok(())
-    }
-
-    /// Takes folios back that are handed out.
-    fn take_back(&self, stock: Locked<'_>, first: usize, folios: usize) {
-        let clears = self.options.clears_on_release;
-        let cleared = uzone_pages::give_back(self, stock, first, folios, clears);
-        self.on_release.fetch_add(cleared as u64, Ordering::Relaxed); // a number to report
-    }
-}
-
-impl<P: Payload> PoolBackend for Shared<P> {
-    type Failure = WriteError;
-    type Locked<'a>
-        = Locked<'a>
-    where
-        Self: 'a;
-
-    fn lock(&self) -> Locked<'_> {
-        Locked(self.locked())
-    }
-
-    fn wait<'a>(&'a self, stock: Locked<'a>) -> Locked<'a> {
-        let Locked(mut sets) = stock;
-        sets.takers += 1;
-        sets = self.sorted.wait(sets).unwrap_or_else(PoisonError::into_inner);
-        sets.takers -= 1;
-        Locked(sets)
-    }
-
-    fn sorted(&self, stock: Locked<'_>) {
-        let Locked(sets) = stock;
-        let (takers, wakes_worker) = (sets.takers, sets.idle > 0 && sets.stock.dirty() > 0);
-        drop(sets);
-        // A signal costs a system call, so only sleeping threads are signalled.
-        if takers > 0 {
-            self.sorted.notify_all();
-        }
-        if wakes_worker {
-            // All, because one that rests waits here as well.
-            self.dirtied.notify_all();
-        }
-    }
-
-    fn standing(&self, number: usize) -> FolioState {
-        let word = self.pagemap.inner.word(self.pages(number, 1).start());
-        if word.content() == Content::Poisoned || word.is_partly_poisoned() {
-            FolioState::Bad
-        } else if word.content() == Content::Zero {
-            FolioState::Zero
-        } else if word.pins() > 0 || !CLEARABLE.contains(&word.content()) {
-            FolioState::Aside
-        } else {
-            FolioState::Dirty
-        }
-    }
-
-    fn own(&self, first: usize, folios: usize) -> usize {
-        let is_owned = |number: &usize| {
-            let head = self.pages(*number, 1).start();
-            self.pagemap.inner.folio(head).is_some_and(Folio::take_zero)
-        };
-        (first..first + folios).filter(is_owned).count()
-    }
-
-    fn clear(&self, first: usize, folios: usize) -> Result<usize, WriteError> {
-        // No thread takes when the pool ends, so this cancels the worker, and what comes back later.
-        let options = ZeroOptions::default().batching(Batching::COOPERATIVE);
-        let options = options.cancel(self.cancel.clone());
-        let zeroed = self.pagemap.zero(self.pages(first, folios), &options)?;
-        // What raised SIGBUS is bad now where somebody watches for that, and is set aside. Else it is
-        // dirty as before, and a taker that wants it has to get the reason.
-        if let Some(error) = zeroed.lost().next()
-            && self.pagemap.inner.collect_bus_errors() == 0
-        {
-            return Err(WriteError::Access(error));
-        }
-        Ok(usize::try_from(zeroed.pages.get() >> self.order().get()).unwrap_or(usize::MAX))
-    }
-
-    fn count_ahead(&self, folios: usize) {
-        // Relaxed: this thread takes the lock after it, as those do before who read the number.
-        self.ahead.fetch_add(folios as u64, Ordering::Relaxed);
-    }
-
-    fn count_on_demand(&self, folios: usize) {
-        self.on_demand.fetch_add(folios as u64, Ordering::Relaxed); // a number to report
-    }
 }
 
 impl<P: Payload> Pool<P> {
@@ -519,18 +86,7 @@ impl<P: Payload> Pool<P> {
     {
         let folios = pagemap.range().pages().get() >> pagemap.inner.order().get();
         let folios = usize::try_from(folios).unwrap_or(usize::MAX);
-        let sets = Sets { stock: PoolState::new(folios), is_closing: false, takers: 0, idle: 0 };
-        let shared = Arc::new(Shared {
-            pagemap,
-            options,
-            sets: Mutex::new(sets),
-            sorted: Condvar::new(),
-            dirtied: Condvar::new(),
-            ahead: AtomicU64::new(0),
-            on_demand: AtomicU64::new(0),
-            on_release: AtomicU64::new(0),
-            cancel: Cancel::default(),
-        });
+        let shared = Arc::new(Shared::new(pagemap, options, folios));
         uzone_pages::restock(&*shared, 0, folios);
         let mut pool = Self { shared, workers: Vec::new() };
         let Some(percent) = options.worker_percent else { return Ok(pool) };
@@ -556,7 +112,7 @@ impl<P: Payload> Pool<P> {
     /// # Errors
     /// [`PoolError::Exhausted`] if none is free, and [`PoolError::Clear`] if its memory cannot be cleared.
     pub fn take(&self) -> Result<Pooled<P>, PoolError> {
-        self.shared.take(1)
+        self.take_run(1)
     }
 
     /// Hands out several folios in a row, every byte of which is zero; those of them that are not are
@@ -566,7 +122,8 @@ impl<P: Payload> Pool<P> {
     /// [`PoolError::Exhausted`] if there are not so many in a row, [`PoolError::Nothing`] for none, and
     /// [`PoolError::Clear`] if their memory cannot be cleared.
     pub fn take_run(&self, folios: usize) -> Result<Pooled<P>, PoolError> {
-        self.shared.take(folios)
+        let range = self.shared.take(folios)?;
+        Ok(Pooled { shared: self.shared.clone(), range, is_ours: true })
     }
 
     /// Takes folios back that [`Pooled::into_range`] named; some of them, or all.
@@ -626,25 +183,7 @@ impl<P: Payload> Pool<P> {
     /// Returns what the pool has and has done.
     #[must_use]
     pub fn stats(&self) -> PoolStats {
-        let stock = self.shared.lock();
-        // Relaxed: numbers to report.
-        let ahead = self.shared.ahead.load(Ordering::Relaxed);
-        let on_demand = self.shared.on_demand.load(Ordering::Relaxed);
-        let on_release = self.shared.on_release.load(Ordering::Relaxed);
-        let folio =
-            self.shared.order().pages().get() << self.pagemap().region().page_size().shift();
-        PoolStats {
-            folios: self.shared.folios(),
-            used: stock.used(),
-            zero: stock.zero(),
-            dirty: stock.dirty(),
-            pinned: stock.pinned(),
-            bad: stock.bad(),
-            cleared_ahead: ahead,
-            cleared_on_demand: on_demand,
-            cleared_on_release: on_release,
-            cleared: ByteLen::new((ahead + on_demand + on_release).saturating_mul(folio)),
-        }
+        self.shared.stats()
     }
 
     /// Ends the pool and returns its pagemap, if nothing is handed out.
@@ -675,9 +214,7 @@ impl<P: Payload> Pool<P> {
         if self.workers.is_empty() {
             return;
         }
-        self.shared.locked().is_closing = true;
-        self.shared.cancel.cancel();
-        self.shared.dirtied.notify_all();
+        self.shared.close();
         for worker in self.workers.drain(..) {
             // A worker that calls the owner, who drops the pool there, cannot wait for itself. It ends
             // when that call returns.
@@ -800,6 +337,8 @@ impl<P: Payload> fmt::Debug for Pooled<P> {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
     use std::fs;
+    use std::num::NonZeroU8;
+    use std::time::{Duration, Instant};
 
     use uzone_pages::MemoryKind;
 

@@ -78,6 +78,8 @@ fn nothing_of_one_owner_reaches_the_next() {
             }
             let stats = pool.stats();
             assert_eq!(stats.used, handed.len());
+            let text = format!("{} folios: {} used, ", stats.folios, stats.used);
+            assert!(stats.to_string().starts_with(&text), "{stats}");
             assert!(stats.cleared_ahead + stats.cleared_on_demand > 0 || options_clear(&stats));
             drop(handed);
             assert!(pool.into_pagemap().unwrap().unbind().is_ok());

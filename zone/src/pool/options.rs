@@ -1,0 +1,161 @@
+//! The options of a pool, what it has and has done, and why it refuses: [`PoolOptions`], [`PoolStats`],
+//! [`PoolError`].
+
+use std::fmt;
+use std::num::NonZeroU8;
+
+use uzone_pages::{ByteLen, ErrorKind, Pfn, PfnRange};
+
+use crate::error::WriteError;
+
+/// How a pool is run.
+#[derive(Clone, Copy, Debug)]
+pub struct PoolOptions {
+    pub(super) worker_percent: Option<NonZeroU8>,
+    pub(super) clears_on_release: bool,
+}
+
+impl Default for PoolOptions {
+    /// A worker that takes at most half of an otherwise idle CPU.
+    fn default() -> Self {
+        Self { worker_percent: NonZeroU8::new(50), clears_on_release: false }
+    }
+}
+
+impl PoolOptions {
+    /// Limits the worker to this share of one CPU, in percent; what is more than 100 is 100. It runs
+    /// when no other thread of the host wants to. On a host with several NUMA nodes, each has a worker
+    /// that may take as much of one of its CPUs.
+    #[must_use]
+    pub fn worker(mut self, percent: NonZeroU8) -> Self {
+        self.worker_percent = Some(percent);
+        self
+    }
+
+    /// Has no worker: folios are cleared when they are handed out, or when they come back.
+    #[must_use]
+    pub fn without_worker(mut self) -> Self {
+        self.worker_percent = None;
+        self
+    }
+
+    /// Clears a folio when it comes back, on the thread that gives it back.
+    #[must_use]
+    pub fn clear_on_release(mut self) -> Self {
+        self.clears_on_release = true;
+        self
+    }
+}
+
+/// Why no folio was handed out, or folios were not taken back: those are whose they were.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PoolError {
+    /// There are not as many free folios in a row.
+    #[error(
+        "no {folios} free folios in a row: {free} of {all} are free, {pinned} of these pinned or not there: give back what is not needed, or make the pool larger"
+    )]
+    Exhausted {
+        /// How many were asked for.
+        folios: usize,
+        /// How many are free at all.
+        free: usize,
+        /// How many of the free ones somebody has pinned behind the pool's back, is filling or
+        /// clearing, or has elsewhere.
+        pinned: usize,
+        /// How many the pool has.
+        all: usize,
+    },
+    /// None were asked for.
+    #[error("no folio was asked for")]
+    Nothing,
+    /// The memory cannot be cleared.
+    #[error("cannot clear the folio: {0}")]
+    Clear(#[from] WriteError),
+    /// The range that is given back is not of whole folios of the pool.
+    #[error("{given} are no whole folios of the pool, which has {pool}")]
+    Foreign {
+        /// What was given back.
+        given: PfnRange,
+        /// The pages of the pool.
+        pool: PfnRange,
+    },
+    /// A folio is free already.
+    #[error("the folio of page {pfn} is free already")]
+    Free {
+        /// Its head.
+        pfn: Pfn,
+    },
+    /// A guard has the folio: it is given back by that.
+    #[error(
+        "the folio of page {pfn} belongs to a Pooled guard: drop that, or take the range out of it by \
+         Pooled::into_range first"
+    )]
+    Guarded {
+        /// Its head.
+        pfn: Pfn,
+    },
+    /// Somebody has pinned a folio, and may still write to it.
+    #[error("the folio of page {pfn} has {pins} pins: give those back first")]
+    Pinned {
+        /// Its head.
+        pfn: Pfn,
+        /// How many pins.
+        pins: u32,
+    },
+}
+
+impl PoolError {
+    /// Returns what kind of failure this is.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Exhausted { .. } => ErrorKind::OutOfMemory,
+            Self::Clear(error) => error.kind(),
+            Self::Pinned { .. } | Self::Guarded { .. } => ErrorKind::Busy,
+            Self::Nothing | Self::Foreign { .. } | Self::Free { .. } => ErrorKind::InvalidInput,
+        }
+    }
+}
+
+/// What a pool has and has done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PoolStats {
+    /// How many folios it has.
+    pub folios: usize,
+    /// How many are handed out.
+    pub used: usize,
+    /// How many are free and zero.
+    pub zero: usize,
+    /// How many are free and wait to be cleared: the worker's queue.
+    pub dirty: usize,
+    /// How many are free and pinned behind the pool's back, or not there: set aside until somebody
+    /// finds no other.
+    pub pinned: usize,
+    /// How many are free and bad, and never handed out.
+    pub bad: usize,
+    /// How many folios the worker has cleared.
+    pub cleared_ahead: u64,
+    /// How many folios a taker had to clear.
+    pub cleared_on_demand: u64,
+    /// How many folios were cleared when they came back.
+    pub cleared_on_release: u64,
+    /// How many bytes all of those have.
+    pub cleared: ByteLen,
+}
+
+impl fmt::Display for PoolStats {
+    /// `512 folios: 3 used, 500 zero, 9 dirty, 0 pinned, 0 bad; 20 cleared ahead, 4 on demand, 0 on release
+    /// (48 MiB)`, without an end of line.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { folios, used, zero, dirty, pinned, bad, .. } = self;
+        let Self { cleared_ahead, cleared_on_demand, cleared_on_release, cleared, .. } = self;
+        write!(
+            f,
+            "{folios} folios: {used} used, {zero} zero, {dirty} dirty, {pinned} pinned, {bad} bad; "
+        )?;
+        write!(f, "{cleared_ahead} cleared ahead, {cleared_on_demand} on demand, ")?;
+        write!(f, "{cleared_on_release} on release ({cleared:.1})")
+    }
+}

@@ -1,0 +1,356 @@
+//! What a pool shares with its workers and its guards: the sets under their lock, and the memory.
+//!
+//! Locks: one for the sets, held for a few steps and never while memory is cleared. The worker and the
+//! waiting takers sleep on it.
+
+use std::num::NonZeroU8;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use uzone_os::numa;
+use uzone_pages::{
+    ByteLen, Content, Folio, FolioState, Order, PageCount, Payload, Pfn, PfnRange, PoolBackend,
+    PoolState, Refusal,
+};
+
+use crate::clear::options::{Batching, ZeroOptions};
+use crate::clear::populate::{NotPopulated, PopulateOptions, PopulateReport};
+use crate::clear::zero::{CLEARABLE, Owned};
+use crate::error::WriteError;
+use crate::pagemap::Pagemap;
+use crate::pin::pin_target::PinTarget;
+use crate::pool::options::{PoolError, PoolOptions, PoolStats};
+use crate::progress::Cancel;
+
+/// How much the worker takes at a time, so that a taker who has to wait for it does not for long.
+const WORKER_BYTES: u64 = 2 << 20;
+
+/// What the lock is around.
+#[derive(Debug)]
+struct Sets {
+    stock: PoolState,
+    is_closing: bool,
+    /// How many takers sleep until folios have been sorted.
+    takers: usize,
+    /// How many workers sleep until there is a dirty folio.
+    idle: usize,
+}
+
+/// The sets, locked.
+pub(super) struct Locked<'a>(MutexGuard<'a, Sets>);
+
+impl Deref for Locked<'_> {
+    type Target = PoolState;
+
+    fn deref(&self) -> &PoolState {
+        &self.0.stock
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut PoolState {
+        &mut self.0.stock
+    }
+}
+
+pub(super) struct Shared<P: Payload> {
+    pub(super) pagemap: Pagemap<P>,
+    pub(super) options: PoolOptions,
+    sets: Mutex<Sets>,
+    /// Takers sleep on it; signalled when folios have been sorted.
+    sorted: Condvar,
+    /// Workers sleep on it; signalled when there are dirty folios, and when it ends.
+    dirtied: Condvar,
+    ahead: AtomicU64,
+    on_demand: AtomicU64,
+    on_release: AtomicU64,
+    cancel: Cancel,
+}
+
+impl<P: Payload> Shared<P> {
+    /// Takes a pagemap of so many folios, all of them in work.
+    pub(super) fn new(pagemap: Pagemap<P>, options: PoolOptions, folios: usize) -> Self {
+        let sets = Sets { stock: PoolState::new(folios), is_closing: false, takers: 0, idle: 0 };
+        Self {
+            pagemap,
+            options,
+            sets: Mutex::new(sets),
+            sorted: Condvar::new(),
+            dirtied: Condvar::new(),
+            ahead: AtomicU64::new(0),
+            on_demand: AtomicU64::new(0),
+            on_release: AtomicU64::new(0),
+            cancel: Cancel::default(),
+        }
+    }
+
+    /// Ends the workers.
+    pub(super) fn close(&self) {
+        self.locked().is_closing = true;
+        self.cancel.cancel();
+        self.dirtied.notify_all();
+    }
+
+    pub(super) fn stats(&self) -> PoolStats {
+        let stock = self.lock();
+        // Relaxed: numbers to report.
+        let ahead = self.ahead.load(Ordering::Relaxed);
+        let on_demand = self.on_demand.load(Ordering::Relaxed);
+        let on_release = self.on_release.load(Ordering::Relaxed);
+        let folio = self.order().pages().get() << self.pagemap.region().page_size().shift();
+        PoolStats {
+            folios: self.folios(),
+            used: stock.used(),
+            zero: stock.zero(),
+            dirty: stock.dirty(),
+            pinned: stock.pinned(),
+            bad: stock.bad(),
+            cleared_ahead: ahead,
+            cleared_on_demand: on_demand,
+            cleared_on_release: on_release,
+            cleared: ByteLen::new((ahead + on_demand + on_release).saturating_mul(folio)),
+        }
+    }
+
+    fn locked(&self) -> MutexGuard<'_, Sets> {
+        // A panic elsewhere cannot leave the sets half changed: nothing between the changes panics.
+        self.sets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn order(&self) -> Order {
+        self.pagemap.inner.order()
+    }
+
+    /// Returns the pages of `folios` folios from the one with the number `first` on.
+    fn pages(&self, first: usize, folios: usize) -> PfnRange {
+        let order = self.order().get();
+        let start = self.pagemap.range().start().get() + ((first as u64) << order);
+        match PfnRange::try_new(Pfn::new(start), PageCount::new((folios as u64) << order)) {
+            Ok(range) => range,
+            Err(_) => unreachable!("folios of the pool are pages of its region"),
+        }
+    }
+
+    /// Clears dirty folios until the pool ends, on `cpus` if there are any, and those from the number
+    /// `from` on first.
+    pub(super) fn work(&self, percent: NonZeroU8, cpus: &[u32], from: usize) {
+        // Where the host does not allow it, the share is still kept; where a CPU was taken away
+        // meanwhile, memory of other nodes is cleared as well, and more slowly.
+        let _ = uzone_os::priority::idle();
+        if !cpus.is_empty() {
+            let _ = numa::keep_thread_to(cpus);
+        }
+        let batch = usize::try_from(WORKER_BYTES >> self.pagemap.region().page_size().shift());
+        let batch = (batch.unwrap_or(1) >> self.order().get()).max(1);
+        let mut sets = self.locked();
+        loop {
+            if sets.is_closing {
+                return;
+            }
+            if sets.stock.dirty() == 0 {
+                sets.idle += 1;
+                sets = self.dirtied.wait(sets).unwrap_or_else(PoisonError::into_inner);
+                sets.idle -= 1;
+                continue;
+            }
+            let started = Instant::now();
+            if let Some(Err(_)) = uzone_pages::clear_ahead(self, Locked(sets), from, batch) {
+                return; // memory that cannot be written: takers say so
+            }
+            sets = self.rest(started.elapsed(), percent);
+        }
+    }
+
+    /// Leaves the CPU to others for as long as the worker's share wants, or until the pool ends.
+    fn rest(&self, worked: Duration, percent: NonZeroU8) -> MutexGuard<'_, Sets> {
+        let percent = u32::from(percent.get().min(100));
+        let until = Instant::now() + worked * (100 - percent) / percent;
+        let mut sets = self.locked();
+        while !sets.is_closing {
+            let Some(left) = until.checked_duration_since(Instant::now()) else { break };
+            if left.is_zero() {
+                break;
+            }
+            sets = self
+                .dirtied
+                .wait_timeout(sets, left)
+                .map_or_else(|error| error.into_inner().0, |(sets, _)| sets);
+        }
+        sets
+    }
+
+    /// Hands folios out.
+    pub(super) fn take(&self, folios: usize) -> Result<PfnRange, PoolError> {
+        if folios == 0 {
+            return Err(PoolError::Nothing);
+        }
+        // Before the lock: it may call the owner, who may ask the pool.
+        self.pagemap.inner.collect_bus_errors();
+        match uzone_pages::hand_out(self, folios) {
+            Ok(first) => Ok(self.pages(first, folios)),
+            Err(Refusal::Exhausted { free, pinned }) => {
+                Err(PoolError::Exhausted { folios, free, pinned, all: self.folios() })
+            }
+            Err(Refusal::Failed(failure)) => Err(failure.into()),
+        }
+    }
+
+    /// Returns the folios of the pool that have pages of `range`, if there are any.
+    pub(super) fn whole_folios(&self, range: PfnRange) -> Option<PfnRange> {
+        let (pool, order) = (self.pagemap.range(), self.order());
+        let start = range.start().align_down(order).max(pool.start());
+        // A pool ends with a folio, so no folio ends behind it.
+        let end = range.end().align_up(order).map_or(pool.end(), |end| end.min(pool.end()));
+        PfnRange::try_new(start, end.checked_since(start)?).ok()
+    }
+
+    pub(super) fn populate(
+        &self,
+        range: PfnRange,
+        options: &PopulateOptions,
+    ) -> Result<Option<PopulateReport>, NotPopulated> {
+        let Some(range) = self.whole_folios(range) else { return Ok(None) };
+        let inner = &self.pagemap.inner;
+        // While they are being filled no other thread can pin, fill or clear them.
+        let states = (Content::Filling, Content::Absent);
+        let mut filling = Owned::take(inner, range, &[Content::Absent], states, |_, _| ());
+        let punch = |run: &PfnRange| inner.region.punch(inner.bytes_of(*run)).is_ok();
+        let is_zero = filling.ranges.iter().all(punch);
+        let report = self.pagemap.populate(range, options)?;
+        filling.to = if is_zero { Content::Zero } else { Content::Present };
+        drop(filling);
+        let (first, folios) = self.numbers(range);
+        uzone_pages::look_again(self, first, folios);
+        Ok(Some(report))
+    }
+
+    pub(super) fn folios(&self) -> usize {
+        let folios = self.pagemap.range().pages().get() >> self.order().get();
+        usize::try_from(folios).unwrap_or(usize::MAX)
+    }
+
+    /// Returns the number of the first folio of a range that was handed out, and how many it has.
+    pub(super) fn numbers(&self, range: PfnRange) -> (usize, usize) {
+        let order = self.order();
+        let pages = range.start().checked_since(self.pagemap.range().start()).unwrap_or_default();
+        let first = usize::try_from(pages.get() >> order.get()).unwrap_or(usize::MAX);
+        (first, usize::try_from(range.pages().get() >> order.get()).unwrap_or(0))
+    }
+
+    /// Takes folios back: those of a guard, or those whose owner has only their range.
+    pub(super) fn free(&self, given: PfnRange, is_guard: bool) -> Result<(), PoolError> {
+        let (pool, order) = (self.pagemap.range(), self.order());
+        let is_whole = given.start().is_aligned(order) && given.end().is_aligned(order);
+        let before = given.start().checked_since(pool.start());
+        let (Some(before), true) = (before, is_whole && pool.contains_range(given)) else {
+            return Err(PoolError::Foreign { given, pool });
+        };
+        // Numbers of folios of the pool, which has sets of so many.
+        let number = |pages: u64| usize::try_from(pages >> order.get()).unwrap_or(usize::MAX);
+        let (first, folios) = (number(before.get()), number(given.pages().get()));
+        let stock = self.lock();
+        for number in first..first + folios {
+            let pfn = self.pages(number, 1).start();
+            if !stock.is_used(number) {
+                return Err(PoolError::Free { pfn });
+            }
+            if !is_guard && !stock.is_loose(number) {
+                return Err(PoolError::Guarded { pfn });
+            }
+            let pins = self.pagemap.inner.word(pfn).pins();
+            if pins > 0 {
+                return Err(PoolError::Pinned { pfn, pins });
+            }
+        }
+        self.take_back(stock, first, folios);
+        Ok(())
+    }
+
+    /// Takes folios back that are handed out.
+    pub(super) fn take_back(&self, stock: Locked<'_>, first: usize, folios: usize) {
+        let clears = self.options.clears_on_release;
+        let cleared = uzone_pages::give_back(self, stock, first, folios, clears);
+        self.on_release.fetch_add(cleared as u64, Ordering::Relaxed); // a number to report
+    }
+}
+
+impl<P: Payload> PoolBackend for Shared<P> {
+    type Failure = WriteError;
+    type Locked<'a>
+        = Locked<'a>
+    where
+        Self: 'a;
+
+    fn lock(&self) -> Locked<'_> {
+        Locked(self.locked())
+    }
+
+    fn wait<'a>(&'a self, stock: Locked<'a>) -> Locked<'a> {
+        let Locked(mut sets) = stock;
+        sets.takers += 1;
+        sets = self.sorted.wait(sets).unwrap_or_else(PoisonError::into_inner);
+        sets.takers -= 1;
+        Locked(sets)
+    }
+
+    fn sorted(&self, stock: Locked<'_>) {
+        let Locked(sets) = stock;
+        let (takers, wakes_worker) = (sets.takers, sets.idle > 0 && sets.stock.dirty() > 0);
+        drop(sets);
+        // A signal costs a system call, so only sleeping threads are signalled.
+        if takers > 0 {
+            self.sorted.notify_all();
+        }
+        if wakes_worker {
+            // All, because one that rests waits here as well.
+            self.dirtied.notify_all();
+        }
+    }
+
+    fn standing(&self, number: usize) -> FolioState {
+        let word = self.pagemap.inner.word(self.pages(number, 1).start());
+        if word.content() == Content::Poisoned || word.is_partly_poisoned() {
+            FolioState::Bad
+        } else if word.content() == Content::Zero {
+            FolioState::Zero
+        } else if word.pins() > 0 || !CLEARABLE.contains(&word.content()) {
+            FolioState::Aside
+        } else {
+            FolioState::Dirty
+        }
+    }
+
+    fn own(&self, first: usize, folios: usize) -> usize {
+        let is_owned = |number: &usize| {
+            let head = self.pages(*number, 1).start();
+            self.pagemap.inner.folio(head).is_some_and(Folio::take_zero)
+        };
+        (first..first + folios).filter(is_owned).count()
+    }
+
+    fn clear(&self, first: usize, folios: usize) -> Result<usize, WriteError> {
+        // No thread takes when the pool ends, so this cancels the worker, and what comes back later.
+        let options = ZeroOptions::default().batching(Batching::COOPERATIVE);
+        let options = options.cancel(self.cancel.clone());
+        let zeroed = self.pagemap.zero(self.pages(first, folios), &options)?;
+        // What raised SIGBUS is bad now where somebody watches for that, and is set aside. Else it is
+        // dirty as before, and a taker that wants it has to get the reason.
+        if let Some(error) = zeroed.lost().next()
+            && self.pagemap.inner.collect_bus_errors() == 0
+        {
+            return Err(WriteError::Access(error));
+        }
+        Ok(usize::try_from(zeroed.pages.get() >> self.order().get()).unwrap_or(usize::MAX))
+    }
+
+    fn count_ahead(&self, folios: usize) {
+        // Relaxed: this thread takes the lock after it, as those do before who read the number.
+        self.ahead.fetch_add(folios as u64, Ordering::Relaxed);
+    }
+
+    fn count_on_demand(&self, folios: usize) {
+        self.on_demand.fetch_add(folios as u64, Ordering::Relaxed); // a number to report
+    }
+}
