@@ -174,13 +174,14 @@ impl Region {
     pub fn adopt(mapping: Mapping) -> Result<Self, Rejected<Mapping, BindError>> {
         let page_size = uzone_os::probe::page_size();
         match whole_pages(page_size, mapping.len()) {
-            Ok(pages) => {
-                let (backing, bad) = (Backing::Adopted, Vec::new());
-                let untouched = Untouched::of(&backing);
-                Ok(Self { mapping, backing, page_size, pages, node: None, bad, untouched })
-            }
+            Ok(pages) => Ok(Self::new(mapping, Backing::Adopted, page_size, pages)),
             Err(cause) => Err(Rejected { value: Box::new(mapping), cause }),
         }
+    }
+
+    fn new(mapping: Mapping, backing: Backing, page_size: PageSize, pages: PageCount) -> Self {
+        let (bad, untouched) = (Vec::new(), Untouched::of(&backing));
+        Self { mapping, backing, page_size, pages, node: None, bad, untouched }
     }
 
     fn mapped(
@@ -191,10 +192,7 @@ impl Region {
         let page_size = uzone_os::probe::page_size();
         let pages = whole_pages(page_size, len)?;
         match map() {
-            Ok(mapping) => {
-                let (bad, untouched) = (Vec::new(), Untouched::of(&backing));
-                Ok(Self { mapping, backing, page_size, pages, node: None, bad, untouched })
-            }
+            Ok(mapping) => Ok(Self::new(mapping, backing, page_size, pages)),
             Err(cause) => Err(BindError::Region { len, backing, cause }),
         }
     }
@@ -318,43 +316,32 @@ impl Region {
     /// The region as it was, if nothing would be left of one part, or a page of the backing would
     /// be cut.
     pub(crate) fn cut_front(self, pages: PageCount) -> Result<(Mapping, Self), Box<Self>> {
-        let Self { mapping, backing, page_size, pages: all, node, bad, untouched } = self;
-        let whole = |mapping, backing, bad, untouched| {
-            Box::new(Self { mapping, backing, page_size, pages: all, node, bad, untouched })
-        };
-        let Ok(len) = pages.to_bytes(page_size) else {
-            return Err(whole(mapping, backing, bad, untouched));
-        };
-        match mapping.cut(len) {
-            Ok((front, behind)) => {
-                let backing = backing.moved(|offset| offset.saturating_add(len.get()));
-                // It was cut, so it has more than `pages`.
-                let rest = PageCount::new(all.get() - pages.get());
+        let Ok(len) = pages.to_bytes(self.page_size) else { return Err(Box::new(self)) };
+        match self.mapping.cut(len) {
+            Ok((front, mapping)) => {
+                let backing = self.backing.moved(|offset| offset.saturating_add(len.get()));
                 let before = pages.get();
-                let bad = bad.iter().filter_map(|page| page.get().checked_sub(before));
+                // It was cut, so it has more than `pages`.
+                let pages = PageCount::new(self.pages.get() - before);
+                let bad = self.bad.iter().filter_map(|page| page.get().checked_sub(before));
                 let bad = bad.map(PageCount::new).collect();
-                let rest =
-                    Self { mapping: behind, backing, page_size, pages: rest, node, bad, untouched };
-                Ok((front, rest))
+                Ok((front, Self { mapping, backing, pages, bad, ..self }))
             }
-            Err(refused) => Err(whole(*refused.value, backing, bad, untouched)),
+            Err(refused) => Err(Box::new(Self { mapping: *refused.value, ..self })),
         }
     }
 
     /// Puts back what [`Region::cut_front`] cut off, but for its bad pages.
     pub(crate) fn join_front(self, front: Mapping) -> Self {
-        let Self { mapping, backing, page_size, pages, node, bad, untouched } = self;
         let len = front.len();
-        let front_pages = len.get() >> page_size.shift();
-        match front.join(mapping) {
+        let before = len.get() >> self.page_size.shift();
+        match front.join(self.mapping) {
             Ok(mapping) => Self {
                 mapping,
-                backing: backing.moved(|offset| offset.saturating_sub(len.get())),
-                page_size,
-                pages: PageCount::new(pages.get() + front_pages),
-                node,
-                bad: bad.iter().map(|page| PageCount::new(page.get() + front_pages)).collect(),
-                untouched,
+                backing: self.backing.moved(|offset| offset.saturating_sub(len.get())),
+                pages: PageCount::new(self.pages.get() + before),
+                bad: self.bad.iter().map(|page| PageCount::new(page.get() + before)).collect(),
+                ..self
             },
             Err(refused) => unreachable!("parts of one region: {}", refused.cause),
         }
