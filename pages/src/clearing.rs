@@ -13,7 +13,6 @@
 //! Cost: a few instructions a batch; nothing allocates.
 //! Source: the order is that of Linux 7.0 for huge pages, described by its commits and reviews.
 
-use core::iter::FusedIterator;
 use core::ops::Range;
 
 use crate::addr::{AddrError, PageSize};
@@ -47,8 +46,8 @@ impl Batch {
 
 /// What is left to be written, in the order in which to write it.
 ///
-/// As an iterator it gives whole extents: one, or with a hint up to three. [`Plan::take_batch`]
-/// cuts what comes next from the extent under way, and a batch never spans two.
+/// There is one extent, or with a hint up to three. [`Plan::take_batch`] cuts what comes next from the
+/// extent under way, and a batch never spans two.
 ///
 /// # Invariants
 /// The parts before `next` are empty, and so may others be. The bytes of all parts together are those
@@ -119,13 +118,6 @@ impl Plan {
         ByteLen::new(self.parts.iter().map(|part| part.end - part.start).sum())
     }
 
-    /// Returns how many batches of `len` bytes are left; a length of zero counts as one byte.
-    #[must_use]
-    pub fn batches(&self, len: ByteLen) -> u64 {
-        let len = len.get().max(1);
-        self.parts.iter().map(|part| (part.end - part.start).div_ceil(len)).sum()
-    }
-
     /// Puts a batch back that was taken last and not written.
     ///
     /// # Panics
@@ -141,17 +133,6 @@ impl Plan {
         self.parts.iter().filter(|part| part.start < part.end).cloned()
     }
 }
-
-impl Iterator for Plan {
-    type Item = Batch;
-
-    /// Takes what is left of the next extent.
-    fn next(&mut self) -> Option<Batch> {
-        self.take_batch(ByteLen::new(u64::MAX))
-    }
-}
-
-impl FusedIterator for Plan {}
 
 /// How long batches may be, so that the pause between two yield points stays under a bound.
 ///
@@ -225,6 +206,8 @@ mod tests {
 
     const PAGE: u64 = 4096;
     const FOLIO: u64 = 512 * PAGE;
+    /// A batch as long as there is any.
+    const ALL: ByteLen = ByteLen::new(u64::MAX);
 
     fn plan(bytes: Range<u64>, hint: Option<u64>) -> Plan {
         Plan::try_new(bytes, hint, PageSize::KIB_4).unwrap()
@@ -232,7 +215,7 @@ mod tests {
 
     /// The extents in pages, and whether the last is the neighbourhood.
     fn extents(hint: Option<u64>) -> Vec<(Range<u64>, bool)> {
-        plan(0..FOLIO, hint)
+        in_batches(plan(0..FOLIO, hint), ALL)
             .map(|batch| (batch.bytes.start / PAGE..batch.bytes.end / PAGE, batch.is_near))
             .collect()
     }
@@ -260,9 +243,10 @@ mod tests {
     fn a_folio_that_is_all_neighbourhood_is_one_extent() {
         for pages in 1..=3 {
             let mut plan = plan(0..pages * PAGE, Some((pages - 1) * PAGE));
-            assert_eq!(plan.next(), Some(Batch { bytes: 0..pages * PAGE, is_near: true }));
-            assert_eq!(plan.next(), None);
-            assert_eq!(plan.next(), None);
+            let all = Batch { bytes: 0..pages * PAGE, is_near: true };
+            assert_eq!(plan.take_batch(ALL), Some(all));
+            assert_eq!(plan.take_batch(ALL), None);
+            assert_eq!(plan.take_batch(ALL), None);
         }
     }
 
@@ -273,22 +257,21 @@ mod tests {
 
     #[test]
     fn a_caller_that_need_not_yield_gets_one_unit_others_one_for_each_batch() {
-        assert_eq!(plan(0..FOLIO, None).count(), 1);
+        assert_eq!(in_batches(plan(0..FOLIO, None), ALL).count(), 1);
         for (batch, units) in
             [(1, 512), (3, 171), (256, 2), (511, 2), (512, 1), (u64::MAX >> 12, 1)]
         {
             let batch = ByteLen::new(batch * PAGE);
             assert_eq!(in_batches(plan(0..FOLIO, None), batch).count() as u64, units);
-            assert_eq!(plan(0..FOLIO, None).batches(batch), units);
         }
         // Each of the three extents is cut by itself.
-        assert_eq!(plan(0..FOLIO, Some(256 * PAGE)).batches(ByteLen::new(PAGE * 100)), 3 + 3 + 1);
+        let hinted = plan(0..FOLIO, Some(256 * PAGE));
+        assert_eq!(in_batches(hinted, ByteLen::new(PAGE * 100)).count(), 3 + 3 + 1);
     }
 
     #[test]
     fn a_batch_of_nothing_is_a_byte_and_never_an_endless_loop() {
         assert_eq!(in_batches(plan(5..9, None), ByteLen::ZERO).count(), 4);
-        assert_eq!(plan(5..9, None).batches(ByteLen::ZERO), 4);
     }
 
     #[test]

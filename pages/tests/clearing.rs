@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use proptest::prelude::*;
-use uzone_pages::{ByteLen, NEIGHBOUR_PAGES, PageSize, Plan, chunks};
+use uzone_pages::{Batch, ByteLen, NEIGHBOUR_PAGES, PageSize, Plan, chunks};
 
 const CASES: u32 = if cfg!(miri) { 8 } else { 512 };
 
@@ -29,6 +29,11 @@ fn range() -> impl Strategy<Value = (Range<u64>, Option<u64>, PageSize)> {
     })
 }
 
+/// Returns the batches of at most `len` bytes that a plan has left.
+fn in_batches(mut plan: Plan, len: ByteLen) -> Vec<Batch> {
+    std::iter::from_fn(|| plan.take_batch(len)).collect()
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: CASES, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -40,10 +45,11 @@ proptest! {
         let plan = Plan::try_new(bytes.clone(), hint, page).unwrap();
         let batch = ByteLen::new(batch.max(bytes.end.abs_diff(bytes.start) / 3000));
         let extents: Vec<_> = plan.extents().collect();
-        prop_assert_eq!(plan.clone().count(), extents.len());
-        let mut left = plan.clone();
-        let batches: Vec<_> = std::iter::from_fn(|| left.take_batch(batch)).collect();
-        prop_assert_eq!(batches.len() as u64, plan.batches(batch));
+        prop_assert_eq!(in_batches(plan.clone(), ByteLen::new(u64::MAX)).len(), extents.len());
+        let lengths = extents.iter().map(|extent| extent.end - extent.start);
+        let count: u64 = lengths.map(|len| len.div_ceil(batch.get())).sum();
+        let batches = in_batches(plan, batch);
+        prop_assert_eq!(batches.len() as u64, count);
         prop_assert!(batches.iter().all(|part| part.len() <= batch));
         cover(batches.iter().map(|part| part.bytes.clone()).collect(), &bytes);
         // In order: the extents' own bytes, one after the other.
@@ -63,7 +69,8 @@ proptest! {
     fn the_hinted_page_is_in_the_last_extent_with_at_most_two_pages_on_either_side(
         (bytes, hint, page) in range(),
     ) {
-        let batches: Vec<_> = Plan::try_new(bytes.clone(), hint, page).unwrap().collect();
+        let plan = Plan::try_new(bytes.clone(), hint, page).unwrap();
+        let batches = in_batches(plan, ByteLen::new(u64::MAX));
         let near: Vec<_> =
             batches.iter().filter(|part| part.is_near).collect();
         let Some(hint) = hint else {
