@@ -16,5 +16,5 @@ mod tables;
 pub use harness::adopted::Adopted;
 pub use harness::error::{BenchError, sentence};
 pub use harness::group::{PartOf, Phase, Watch};
-pub use harness::{check, machine, report, settings};
+pub use harness::{check, machine, settings};
 pub use tables::{all, brief, metadata};

@@ -9,7 +9,6 @@ pub(crate) mod fault;
 mod first_touch;
 mod hand_out;
 pub mod metadata;
-mod naive;
 pub(crate) mod pin;
 pub(crate) mod restore;
 pub(crate) mod snapshot;

@@ -10,14 +10,13 @@ use std::path::{Path, PathBuf};
 use clap::Subcommand;
 use uzone_bench::all::{self, Pace};
 use uzone_bench::metadata;
-use uzone_bench::report::Bench;
 use uzone_bench::settings::{
     self, BindSettings, CopySettings, FaultSettings, Part, PinSettings, SnapshotSettings,
     ZeroSettings,
 };
 use uzone_bench::{BenchError, Watch};
 use uzone_pages::ByteLen;
-use uzone_report::{Document, ReportError};
+use uzone_report::{Bench, Document, ReportError};
 use uzone_stream::{Basis, STORE_POLICY, StorePolicy};
 
 pub(crate) use self::text::ns;

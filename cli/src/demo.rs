@@ -28,10 +28,10 @@ use std::time::Instant;
 
 use serde::Serialize;
 use uzone_bench::machine;
-use uzone_bench::report::{Bench, SCHEMA};
 use uzone_os::probe;
 use uzone_os::signals::Held;
 use uzone_pages::ByteLen;
+use uzone_report::results::{BENCH_SCHEMA, Bench};
 use uzone_report::{Document, Trace, nanoseconds};
 use uzone_stream::StorePolicy;
 
@@ -75,7 +75,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     drop(engine);
 
     let is_intact = is_clear && is_right && is_served;
-    let (schema, benchmark) = (SCHEMA.to_owned(), "demo".to_owned());
+    let (schema, benchmark) = (BENCH_SCHEMA.to_owned(), "demo".to_owned());
     let mut demo = Demo {
         size_bytes: plan.size.get(),
         reserve_bytes: plan.reserve.get(),

@@ -235,6 +235,15 @@ pub struct Published {
     pub source: Cow<'static, str>,
 }
 
+impl Published {
+    /// Returns a time that was published for `of` pieces of work, scaled to `to` pieces.
+    #[must_use]
+    pub fn scaled(ns: u64, to: u64, of: u64, source: impl Into<Cow<'static, str>>) -> Self {
+        let ns = u128::from(ns) * u128::from(to) / u128::from(of);
+        Self { ns: u64::try_from(ns).unwrap_or(u64::MAX), source: source.into() }
+    }
+}
+
 /// How long single steps of a row took, of all rounds together. Which of the two high quantiles there
 /// is depends on the steps.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]

@@ -10,11 +10,11 @@ use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Remote, Uffd};
 use uzone_os::{AccessError, Anonymous, HugeAdvice, Mapping, Vaddr, probe};
 use uzone_pages::ByteLen;
 
-use crate::harness::error::BenchError;
-use crate::harness::reads::Reads;
+use super::error::{BenchError, Result};
+use super::memory::{Counted, Reads, placed};
 
 /// Memory as an engine maps its own: a window is one range of one page table.
-pub(crate) fn anonymous(len: ByteLen) -> Result<Mapping, BenchError> {
+pub(crate) fn anonymous(len: ByteLen) -> Result<Mapping> {
     let align = Some(ByteLen::mib(2));
     let how = Anonymous { huge: HugeAdvice::Default, align, ..Anonymous::default() };
     Ok(Mapping::anonymous(len, how)?)
@@ -25,7 +25,7 @@ pub(crate) fn registered(
     len: ByteLen,
     features: Features,
     optional: Features,
-) -> Result<Registered, BenchError> {
+) -> Result<Registered> {
     let uffd = Uffd::open(features, optional, KernelFaults::IfAllowed)?;
     Ok(Registered::new(Arc::new(uffd), anonymous(len)?, Modes::MISSING)?)
 }
@@ -47,7 +47,7 @@ impl Adopted {
         memory: Registered,
         backing: Arc<dyn Backing>,
         options: &LazyOptions,
-    ) -> Result<Self, BenchError> {
+    ) -> Result<Self> {
         let fd =
             memory.uffd().as_fd().try_clone_to_owned().map_err(BenchError::of_file("share"))?;
         let mapping = memory.mapping();
@@ -61,12 +61,7 @@ impl Adopted {
     ///
     /// # Errors
     /// [`BenchError`] if memory, a userfaultfd or a thread is refused.
-    pub fn file(
-        engine: &Engine,
-        file: File,
-        len: ByteLen,
-        options: &LazyOptions,
-    ) -> Result<Self, BenchError> {
+    pub fn file(engine: &Engine, file: File, len: ByteLen, options: &LazyOptions) -> Result<Self> {
         let memory = registered(len, Features::NONE, Features::POISON | Features::THREAD_ID)?;
         let backing = FileBacking::new(file).map_err(BenchError::of_file("share"))?;
         Self::new(engine, memory, Arc::new(backing), options)
@@ -88,7 +83,14 @@ impl Adopted {
 }
 
 impl Reads for Adopted {
-    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), BenchError> {
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result {
         Ok(self.read_at(offset, out)?)
+    }
+}
+
+impl Counted for Adopted {
+    fn counts(&self, _: &str) -> Result<(Option<u64>, u64)> {
+        let stats = self.answering.stats();
+        Ok((Some(stats.faults), placed(&stats) * probe::page_size().bytes()))
     }
 }

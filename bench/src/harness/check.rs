@@ -19,7 +19,8 @@
 
 use serde::Serialize;
 
-use crate::harness::report::{Role, Row, Skipped};
+use uzone_report::float;
+use uzone_report::results::{Role, Row, Skipped};
 
 /// The schema of a comparison: raised when a field changes its meaning.
 pub const SCHEMA: &str = "uzone.bench-check/1";
@@ -160,7 +161,7 @@ fn value(row: &Row, measure: Measure) -> Option<(f64, f64)> {
     let (value, noise) = match measure {
         Measure::ShareOfLimit => (row.share_of_limit?, row.noise.share_of_limit.unwrap_or(0.0)),
         Measure::RatioNaive => (row.ratio_naive?, row.noise.ratio_naive.unwrap_or(0.0)),
-        Measure::MedianNs => (crate::harness::group::float(row.median_ns), row.noise.median),
+        Measure::MedianNs => (float(row.median_ns), row.noise.median),
     };
     (value.is_finite() && value > 0.0 && noise.is_finite() && noise >= 0.0)
         .then_some((value, noise))
@@ -229,7 +230,7 @@ fn compared(then: &Row, now: &Row) -> Result<Compared, &'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::harness::report::Noise;
+    use uzone_report::results::Noise;
 
     /// A row of ours with these: median, ratio to the naive way, share of the limit, and one noise for all.
     fn row(median_ns: u64, naive: Option<f64>, limit: Option<f64>, noise: f64) -> Row {

@@ -11,6 +11,9 @@ use uzone_zone::{
     AccessError, BindError, BindFailure, NotPopulated, PinError, PoolError, WriteError,
 };
 
+/// What the functions of this package return.
+pub(crate) type Result<T = (), E = BenchError> = std::result::Result<T, E>;
+
 /// A benchmark that could not be run. Its text has the values and the fix.
 #[derive(Debug, thiserror::Error)]
 #[error("{text}")]

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-pub(crate) use uzone_report::{float, nanoseconds};
+use uzone_report::float;
+pub(crate) use uzone_report::nanoseconds;
+
+use super::error::Result;
 
 /// How far a benchmark is: what it does now, and how many rounds of how many are done.
 #[derive(Clone, Copy, Debug)]
@@ -32,10 +35,10 @@ pub struct PartOf<'a> {
 pub type Watch<'a> = &'a dyn Fn(Phase<'_>);
 
 /// One way of doing the work of a group.
-pub(crate) struct Case<'a, E> {
+pub(crate) struct Case<'a> {
     pub(crate) name: String,
     /// Does the work once and returns how long that took.
-    pub(crate) run: Box<dyn FnMut() -> Result<Duration, E> + 'a>,
+    pub(crate) run: Box<dyn FnMut() -> Result<Duration> + 'a>,
 }
 
 /// What the cases of one group took, in nanoseconds, round by round.
@@ -46,12 +49,12 @@ pub(crate) struct Samples {
 }
 
 /// Runs every case once a round, after one round that is not counted.
-pub(crate) fn run<E>(
+pub(crate) fn run(
     what: &str,
     rounds: u32,
-    cases: &mut [Case<'_, E>],
+    cases: &mut [Case<'_>],
     watch: Watch<'_>,
-) -> Result<Samples, E> {
+) -> Result<Samples> {
     let mut random = fastrand::Rng::with_seed(0x75_7a_6f_6e_65);
     let mut order: Vec<usize> = (0..cases.len()).collect();
     let mut samples =
@@ -174,7 +177,7 @@ mod tests {
         let mut counts = [0; 3];
         let seen = std::cell::RefCell::new(Vec::new());
         {
-            let mut cases: Vec<Case<'_, ()>> = counts
+            let mut cases: Vec<Case<'_>> = counts
                 .iter_mut()
                 .enumerate()
                 .map(|(index, count)| Case {

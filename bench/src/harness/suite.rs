@@ -1,138 +1,25 @@
-//! Cases that are measured together, and the rows that they become: [`Suite`]. With what is re-exported here, this
-//! is what every table is made of.
+//! Cases that are measured together, and the rows that they become: [`Suite`].
 
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use uzone_os::{SystemRoot, memory};
-use uzone_pages::{ByteLen, ErrorKind, Payload, Pfn, Template, Word};
-use uzone_stream::Streaming;
-use uzone_zone::{BindOptions, Init, Pagemap, Region, Source, Zone};
-use zerocopy::Immutable;
+use uzone_pages::ByteLen;
+use uzone_report::float;
+use uzone_report::results::{Noise, Role, Row};
 
-pub(crate) use crate::harness::error::{BenchError, cause, sentence};
-use crate::harness::group::{self, Case, Watch};
-use crate::harness::machine;
-pub(crate) use crate::harness::report::{Bench, Found, Published, Role};
-use crate::harness::report::{Log, Row, RowSpec, SCHEMA, Skipped, Table};
-use crate::harness::settings::Part;
-use crate::harness::summary::headlines;
+use super::error::Result;
+use super::found::{Found, Log, faults, latency, pauses};
+use super::group::{self, Case, Samples, Watch, median, spread};
 
-/// Every so many pages one is compared with the slow path before a row is timed.
-const CHECK_EVERY: usize = 31;
-
-/// Returns an error unless so much memory can be had.
-pub(crate) fn check_memory(needed: ByteLen) -> Result<(), BenchError> {
-    match memory::available(&SystemRoot::host()) {
-        Ok(available) if available.bytes < needed => {
-            let text = format!(
-                "{needed:.1} of memory are needed and {:.1} can be had, limited by {}: raise that limit, or \
-                 describe less with --size, at least 1G",
-                available.bytes, available.limited_by
-            );
-            Err(BenchError::host(ErrorKind::OutOfMemory, text))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// A benchmark under way: what was asked for, and what was found so far.
-pub(crate) struct Session<'a> {
-    tables: Vec<String>,
-    pub(crate) rounds: u32,
-    pub(crate) watch: Watch<'a>,
-    pub(crate) bench: Bench,
-}
-
-impl<'a> Session<'a> {
-    /// Begins one; `settings` is a sentence.
-    pub(crate) fn new(settings: String, part: &Part, rounds: u32, watch: Watch<'a>) -> Self {
-        let bench = Bench {
-            schema: SCHEMA.to_owned(),
-            benchmark: part.name().to_owned(),
-            machine: machine::here(),
-            settings,
-            parameters: vec![part.to_json()],
-            ..Bench::default()
-        };
-        Self { tables: part.tables.clone(), rounds, watch, bench }
-    }
-
-    /// Returns whether a table was asked for: its id begins as one that was named, or none was named.
-    pub(crate) fn wants(&self, table: &str) -> bool {
-        self.tables.is_empty() || self.tables.iter().any(|start| table.starts_with(start.as_str()))
-    }
-
-    /// As [`Self::wants`], for tables that are measured together.
-    pub(crate) fn wants_any(&self, tables: &[&str]) -> bool {
-        tables.iter().any(|table| self.wants(table))
-    }
-
-    /// Records that a row or a table is left out.
-    pub(crate) fn skip(&mut self, id: impl Into<String>, reason: impl Into<String>) {
-        self.bench.skipped.push(Skipped { id: id.into(), reason: reason.into() });
-    }
-
-    /// Adds a table.
-    pub(crate) fn table(
-        &mut self,
-        id: impl Into<String>,
-        title: impl Into<String>,
-        note: impl Into<String>,
-    ) {
-        self.bench.tables.push(Table { id: id.into(), title: title.into(), note: note.into() });
-    }
-
-    /// Measures a suite in as many rounds as were asked for.
-    pub(crate) fn run(&mut self, suite: Suite<'_>, what: &str) -> Result<(), BenchError> {
-        self.bench.results.extend(suite.run(what, self.rounds, self.watch)?);
-        Ok(())
-    }
-
-    /// Measures a suite, and adds its table.
-    pub(crate) fn measure(
-        &mut self,
-        suite: Suite<'_>,
-        what: &str,
-        title: impl Into<String>,
-        note: impl Into<String>,
-    ) -> Result<(), BenchError> {
-        let table = suite.table.clone();
-        self.run(suite, what)?;
-        self.table(table, title, note);
-        Ok(())
-    }
-
-    /// Takes what came of a table. Where this host lacks what it takes, that table alone is left out.
-    pub(crate) fn or_skip(
-        &mut self,
-        table: &str,
-        measured: Result<(), BenchError>,
-    ) -> Result<(), BenchError> {
-        match measured {
-            Err(error) if error.is_of_this_host() => self.skip(table, sentence(&error)),
-            done => done?,
-        }
-        Ok(())
-    }
-
-    /// Ends it: the rows that have a headline become the summary.
-    ///
-    /// # Errors
-    /// If no table was run or skipped.
-    pub(crate) fn finish(mut self) -> Result<Bench, BenchError> {
-        if self.bench.tables.is_empty() && self.bench.skipped.is_empty() {
-            return Err(BenchError::no_table(&self.tables));
-        }
-        self.bench.summary = headlines(&self.bench.results);
-        Ok(self.bench)
-    }
-}
+/// A row may pass its limit by this much, which is what the machine varies. What passes it by more has
+/// no limit.
+const MOST_SHARE: f64 = 1.15;
 
 /// Cases that are measured together, and the rows that they will be: of one table, or of several.
 pub(crate) struct Suite<'a> {
     /// What the ids of rows begin with.
-    table: String,
+    pub(crate) table: String,
     /// How much memory the next row describes.
     pub(crate) size: ByteLen,
     /// How many bytes the next row writes, by how many threads.
@@ -140,7 +27,7 @@ pub(crate) struct Suite<'a> {
     pub(crate) threads: usize,
     /// How many rounds there are at most.
     pub(crate) rounds: u32,
-    cases: Vec<Case<'a, BenchError>>,
+    cases: Vec<Case<'a>>,
     specs: Vec<RowSpec>,
 }
 
@@ -160,13 +47,13 @@ impl<'a> Suite<'a> {
         Self { threads, ..self }
     }
 
-    fn pages(&self) -> u64 {
+    pub(crate) fn pages(&self) -> u64 {
         self.size.get() >> 12
     }
 
-    /// Returns the id of a row. One with a slash is of another table, and is its own id.
+    /// Returns the id of a row.
     pub(crate) fn id(&self, row: &str) -> String {
-        if row.contains('/') { row.to_owned() } else { format!("{}/{row}", self.table) }
+        id(&self.table, row)
     }
 
     /// Adds a case that does anything; `run` gets the id of its row.
@@ -175,7 +62,7 @@ impl<'a> Suite<'a> {
         role: Role,
         row: &str,
         name: impl Into<String>,
-        mut run: impl FnMut(&str) -> Result<Duration, BenchError> + 'a,
+        mut run: impl FnMut(&str) -> Result<Duration> + 'a,
     ) -> &mut RowSpec {
         let (id, own) = (self.id(row), self.id(row));
         self.cases.push(Case { name: id.clone(), run: Box::new(move || run(&own)) });
@@ -193,7 +80,7 @@ impl<'a> Suite<'a> {
         role: Role,
         row: &str,
         name: impl Into<String>,
-        mut run: impl FnMut(&str) -> Result<Found, BenchError> + 'a,
+        mut run: impl FnMut(&str) -> Result<Found> + 'a,
     ) -> &mut RowSpec {
         let log = Log::default();
         let own = log.clone();
@@ -202,81 +89,11 @@ impl<'a> Suite<'a> {
             let mut found = run(row)?;
             let elapsed = found.elapsed;
             found.read_bytes += device_reads().saturating_sub(read);
-            own.borrow_mut().push(found, process_cpu().saturating_sub(cpu));
+            found.cpu = process_cpu().saturating_sub(cpu);
+            own.borrow_mut().push(found);
             Ok(elapsed)
         });
-        spec.faults.log = log;
-        spec.takes_faults = true;
-        spec
-    }
-
-    /// Adds a case that binds a region and unbinds it, after it was checked once. `before` runs
-    /// before each bind and is not timed.
-    pub(crate) fn bind_after<P: Payload + Immutable>(
-        &mut self,
-        role: Role,
-        row: &str,
-        name: impl Into<String>,
-        zone: &'a Zone,
-        options: BindOptions<P>,
-        before: impl Fn() -> Result<(), BenchError> + 'a,
-    ) -> Result<&mut RowSpec, BenchError> {
-        let pagemap = zone.bind(Region::anonymous(self.size)?, options.clone())?;
-        check_descriptors(&pagemap, &self.id(row))?;
-        let resident = u128::from(pagemap.metadata_resident()?.get());
-        let per_tib = u64::try_from((resident << 40) / u128::from(self.size.get())).ok();
-        // Twice: what a row finds kept, the first bind had to take fresh.
-        let pagemap = zone.bind(unbind(pagemap)?, options.clone())?;
-        let report = pagemap.report();
-        let is_written = report.init == Init::Eager;
-        let bytes = if is_written { report.metadata.get() } else { 0 };
-        let cold = is_written && report.source == Source::Fresh;
-        let threads = report.threads;
-        let mut region = Some(unbind(pagemap)?);
-        let spec = self.add(role, row, name, move |_| {
-            // It is back at the end of every round that did not fail.
-            let Some(mine) = region.take() else { return Ok(Duration::ZERO) };
-            let options = options.clone();
-            before()?;
-            let started = Instant::now();
-            let pagemap = zone.bind(mine, options)?;
-            let elapsed = started.elapsed();
-            region = Some(unbind(pagemap)?);
-            Ok(elapsed)
-        });
-        spec.row.metadata_resident_bytes_per_tib = per_tib;
-        (spec.row.bytes, spec.row.threads, spec.row.cold) = (bytes, threads, cold);
-        Ok(spec)
-    }
-
-    /// Adds a case that binds a region and unbinds it, again and again.
-    pub(crate) fn bind<P: Payload + Immutable>(
-        &mut self,
-        role: Role,
-        row: &str,
-        name: impl Into<String>,
-        zone: &'a Zone,
-        options: BindOptions<P>,
-    ) -> Result<&mut RowSpec, BenchError> {
-        self.bind_after(role, row, name, zone, options, || Ok(()))
-    }
-
-    /// Adds a case that binds another region each time: a first bind of it, into memory that the
-    /// zone has kept.
-    pub(crate) fn bind_another<P: Payload + Immutable>(
-        &mut self,
-        row: &str,
-        name: impl Into<String>,
-        zone: &'a Zone,
-        options: BindOptions<P>,
-    ) -> &mut RowSpec {
-        let size = self.size;
-        let bytes = self.pages() * Template::<P>::DESCRIPTOR_BYTES as u64;
-        let spec = self.add(Role::Ours, row, name, move |_| {
-            let (region, options) = (Region::anonymous(size)?, options.clone());
-            timed(|| Ok(zone.bind(region, options)?))
-        });
-        (spec.row.bytes, spec.row.threads) = (bytes, 1);
+        spec.faults = Some(log);
         spec
     }
 
@@ -299,7 +116,7 @@ impl<'a> Suite<'a> {
     }
 
     /// Has `before` called before each case that was added, in every round; it is not measured.
-    pub(crate) fn before_each(&mut self, before: impl Fn() -> Result<(), BenchError> + 'a) {
+    pub(crate) fn before_each(&mut self, before: impl Fn() -> Result + 'a) {
         let before = Rc::new(before);
         let cases = std::mem::take(&mut self.cases).into_iter().map(|Case { name, mut run }| {
             let before = before.clone();
@@ -326,108 +143,141 @@ impl<'a> Suite<'a> {
     }
 
     /// Measures all rows.
-    pub(crate) fn run(
-        mut self,
-        what: &str,
-        rounds: u32,
-        watch: Watch<'_>,
-    ) -> Result<Vec<Row>, BenchError> {
+    pub(crate) fn run(mut self, what: &str, rounds: u32, watch: Watch<'_>) -> Result<Vec<Row>> {
         let samples = group::run(what, rounds.min(self.rounds), &mut self.cases, watch)?;
-        let median = |spec: &&RowSpec| group::median(&samples.sorted(&spec.row.id));
+        let median = |spec: &&RowSpec| median(&samples.sorted(&spec.row.id));
         let best = self.specs.iter().filter(|spec| spec.is_rival).min_by_key(median);
-        let best = best.map(|spec| spec.row.id.clone());
-        let bytes: Vec<(String, u64)> =
-            self.specs.iter().map(|spec| (spec.row.id.clone(), spec.row.bytes)).collect();
-        let written = |id: &str| bytes.iter().find(|row| row.0 == id).map_or(0, |row| row.1);
-        let rows = self.specs.into_iter();
-        Ok(rows.map(|spec| spec.row(&samples, best.as_deref(), written)).collect())
+        let best = best.map(|spec| &*spec.row.id);
+        Ok(self.specs.iter().map(|spec| spec.row(&samples, best, &self.specs)).collect())
+    }
+}
+
+/// Returns the id of a row of a table. One with a slash is of another table, and is its own id.
+fn id(table: &str, row: &str) -> String {
+    if row.contains('/') { row.to_owned() } else { format!("{table}/{row}") }
+}
+
+/// Where a case puts the times of its steps.
+pub(crate) type Times = Rc<RefCell<Vec<u64>>>;
+
+/// What is known of a row before its case runs.
+#[derive(Default)]
+pub(crate) struct RowSpec {
+    /// As far as it is known.
+    pub(crate) row: Row,
+    /// Whether it does the same work as the other rivals of its suite.
+    pub(crate) is_rival: bool,
+    /// Its pauses, and the times of its calls, where the case measures them.
+    pub(crate) pauses: Option<Times>,
+    pub(crate) latencies: Option<Times>,
+    /// What the case finds out, if it takes page faults.
+    faults: Option<Log>,
+    /// The ids of the row whose touches its own are divided by, of that which they go beyond, and of the one-page
+    /// handler that waits as ours does.
+    pub(crate) touch_naive: Option<String>,
+    pub(crate) beyond: Option<String>,
+    pub(crate) waiting_alike: Option<String>,
+}
+
+impl RowSpec {
+    /// Returns the id of a row of the same table, or the id itself.
+    pub(crate) fn of_table(&self, row: &str) -> String {
+        id(self.row.id.split_once('/').unwrap_or_default().0, row)
+    }
+
+    /// Sets the naive row.
+    pub(crate) fn naive(&mut self, row: &str) -> &mut Self {
+        self.row.naive_id = Some(self.of_table(row));
+        self
+    }
+
+    /// Sets the limit.
+    pub(crate) fn limit(&mut self, row: &str) -> &mut Self {
+        self.row.limit_id = Some(self.of_table(row));
+        self
+    }
+
+    /// Sets the line of the summary that the row stands for.
+    pub(crate) fn headline(&mut self, line: impl Into<String>) -> &mut Self {
+        self.row.headline = Some(line.into());
+        self
+    }
+
+    /// Sets how many calls do it, and how many folios the pages are in.
+    pub(crate) fn counts(&mut self, calls: Option<u64>, folios: Option<u64>) -> &mut Self {
+        (self.row.calls, self.row.folios) = (calls, folios);
+        self
+    }
+
+    /// Returns the row. `best` is the id of the fastest rival, and `all` are the rows of the suite.
+    fn row(&self, samples: &Samples, best: Option<&str>, all: &[Self]) -> Row {
+        let row = &self.row;
+        let times = samples.sorted(&row.id);
+        let median_ns = median(&times);
+        let spec = |id: &String| all.iter().find(|spec| spec.row.id == *id);
+        let ratio_spread =
+            |other: Option<&String>| other.and_then(|other| samples.ratio_spread(other, &row.id));
+        let share_of_limit = row.limit_id.as_ref().and_then(|limit| {
+            let times = samples.ratio(limit, &row.id)?;
+            match spec(limit).map_or(0, |limit| limit.row.bytes) {
+                // Both do the same work.
+                0 => Some(times),
+                bytes => Some(times * float(row.bytes) / float(bytes)),
+            }
+        });
+        // What is faster than its limit does something else: there is no limit to show.
+        let share_of_limit = share_of_limit.filter(|share| *share <= MOST_SHARE);
+        let limit_id = row.limit_id.clone().filter(|_| share_of_limit.is_some());
+        let naive = row.naive_id.as_ref();
+        let per = |count: Option<u64>| count.map(|count| float(median_ns) / float(count.max(1)));
+        let step_times = |times: &Option<Times>| times.as_ref().map(|times| times.take());
+        let log = |id: &Option<String>| spec(id.as_ref()?)?.faults.clone();
+        Row {
+            faults: self.faults.as_ref().map(|own| {
+                let mut faults = faults(
+                    own,
+                    median_ns,
+                    row.threads,
+                    &log(&self.touch_naive),
+                    &log(&self.beyond),
+                );
+                let alike = self.waiting_alike.as_ref();
+                faults.ratio_waiting_alike = alike.and_then(|other| samples.ratio(other, &row.id));
+                faults
+            }),
+            noise: Noise {
+                median: spread(&times.iter().map(|time| float(*time)).collect::<Vec<_>>()),
+                ratio_naive: ratio_spread(naive),
+                share_of_limit: ratio_spread(limit_id.as_ref()),
+            },
+            median_ns,
+            min_ns: times.first().copied().unwrap_or(0),
+            worst_ns: times.last().copied().unwrap_or(0),
+            rounds: times.len(),
+            gib_per_s: float(row.bytes) / (float(median_ns.max(1)) / 1e9) / float(1 << 30),
+            ns_per_page: float(median_ns) / float(row.items.max(1)),
+            ns_per_call: per(row.calls),
+            ns_per_folio: per(row.folios),
+            ratio_naive: naive.and_then(|naive| samples.ratio(naive, &row.id)),
+            ratio_best: best
+                .filter(|_| self.is_rival)
+                .and_then(|best| samples.ratio(&row.id, best)),
+            share_of_limit,
+            limit_id,
+            pauses: step_times(&self.pauses).and_then(pauses),
+            latency: step_times(&self.latencies).and_then(latency),
+            ..row.clone()
+        }
     }
 }
 
 /// Runs `work`; what it returns is dropped when the clock has stopped.
-pub(crate) fn timed<T>(
-    work: impl FnOnce() -> Result<T, BenchError>,
-) -> Result<Duration, BenchError> {
+pub(crate) fn timed<T>(work: impl FnOnce() -> Result<T>) -> Result<Duration> {
     let started = Instant::now();
     let done = work()?;
     let elapsed = started.elapsed();
     drop(done);
     Ok(elapsed)
-}
-
-/// Fills memory by `write`, split among threads.
-pub(crate) fn fill(
-    bytes: &mut [u8],
-    threads: usize,
-    write: impl Fn(&mut [u8]) + Sync,
-) -> Result<Duration, BenchError> {
-    let share = bytes.len().div_ceil(threads).next_multiple_of(4096);
-    let write = &write;
-    let mut is_whole = true;
-    let started = Instant::now();
-    std::thread::scope(|scope| {
-        let mut parts = bytes.chunks_mut(share);
-        let mine = parts.next();
-        for part in parts {
-            let thread = std::thread::Builder::new().name("fill".to_owned());
-            // Without its thread a part stays unwritten, and the row would be wrong.
-            is_whole &= thread.spawn_scoped(scope, || write(part)).is_ok();
-        }
-        mine.map(write);
-    });
-    let elapsed = started.elapsed();
-    if is_whole { Ok(elapsed) } else { Err(BenchError::threads(threads)) }
-}
-
-/// Fills memory with zeroes past the cache, split among threads.
-pub(crate) fn fill_zeroes(dst: &mut [u8], threads: usize) -> Result<Duration, BenchError> {
-    fill(dst, threads, |part| {
-        Streaming::scope(uzone_stream::best(), |stream| stream.zero(part));
-    })
-}
-
-/// A length of memory of ours as a number of bytes.
-pub(crate) fn bytes(len: usize) -> ByteLen {
-    ByteLen::new(u64::try_from(len).unwrap_or(u64::MAX))
-}
-
-/// Returns a length as one of memory of ours; what does not fit is not mapped either.
-pub(crate) fn index(bytes: u64) -> usize {
-    usize::try_from(bytes).unwrap_or(usize::MAX)
-}
-
-pub(crate) fn unbind<P: Payload>(pagemap: Pagemap<P>) -> Result<Region, BenchError> {
-    pagemap.unbind().map_err(|busy| BenchError::failed("unbind", false, busy.to_string()))
-}
-
-/// Compares descriptors with the slow path.
-pub(crate) fn check_descriptors<P: Payload + Immutable>(
-    pagemap: &Pagemap<P>,
-    row: &str,
-) -> Result<(), BenchError> {
-    let is_on_touch = pagemap.report().init == Init::OnTouch;
-    check_every(pagemap, row, if is_on_touch { 1 << 20 } else { CHECK_EVERY })
-}
-
-/// Compares the descriptor of every so many pages with the slow path.
-pub(crate) fn check_every<P: Payload + Immutable>(
-    pagemap: &Pagemap<P>,
-    row: &str,
-    every: usize,
-) -> Result<(), BenchError> {
-    let range = pagemap.range();
-    let pfns = (range.start().get()..range.end().get()).step_by(every);
-    for page in pfns.filter_map(|pfn| pagemap.page(Pfn::new(pfn))) {
-        let is_right = match (page.payload(), pagemap.fresh_payload(page.pfn())) {
-            (Some(written), Some(fresh)) => written.as_bytes() == fresh.as_bytes(),
-            (None, Some(_)) => page.is_tail(),
-            (_, None) => false,
-        };
-        if !is_right || page.word() != Word::initial(pagemap.kind()) {
-            return Err(BenchError::wrong_page(row, page.pfn()));
-        }
-    }
-    Ok(())
 }
 
 /// Returns how many bytes devices have read for this process; none where the kernel does not count them.

@@ -11,11 +11,12 @@ use std::path::Path;
 use uzone_os::{SystemRoot, memory};
 use uzone_pages::ByteLen;
 
-use crate::harness::error::{BenchError, sentence};
-use crate::harness::group::{PartOf, Phase, Watch};
-use crate::harness::report::{Bench, Skipped};
-use crate::harness::settings::{Benchmark, Part};
-use crate::tables::{bind, copy, fault, metadata, pin, restore, snapshot, zero};
+use super::{bind, copy, fault, metadata, pin, restore, snapshot, zero};
+use crate::harness::{
+    Bench, BenchError, Benchmark, BindSettings, CopySettings, FaultSettings, Part, PartOf, Phase,
+    PinSettings, ProgramSettings, Result, Skipped, SnapshotSettings, Watch, WholeSettings,
+    ZeroSettings, sentence,
+};
 
 /// How thorough a run is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +39,7 @@ impl Part {
     ///
     /// # Errors
     /// [`BenchError`] if it cannot be run here, or a row found something wrong.
-    pub fn run(&self, watch: Watch<'_>) -> Result<Bench, BenchError> {
+    pub fn run(&self, watch: Watch<'_>) -> Result<Bench> {
         match &self.benchmark {
             Benchmark::Bind(settings) => bind::run(settings, self, watch),
             Benchmark::Pin(settings) => pin::run(settings, self, watch),
@@ -73,14 +74,14 @@ pub fn parts(available: ByteLen, threads: NonZeroUsize, pace: Pace, directory: &
     let size = pick(&[gib(16), gib(8), gib(2), gib(1)], 2 * 64, gib(1));
     // Their memory is that of the smallest arena, so that cold extents are cold.
     let extents = pace.of(ByteLen::kib(64), mib(32));
-    let image = |sizes: &[ByteLen], rounds| snapshot::Settings {
+    let image = |sizes: &[ByteLen], rounds| SnapshotSettings {
         size: pick(sizes, 3 * 4096, mib(8)),
         rounds: pace.of(1, rounds),
         threads,
         directory: directory.to_owned(),
     };
     let parts = [
-        Benchmark::Bind(bind::Settings {
+        Benchmark::Bind(BindSettings {
             size,
             rebinds: pace.of(2, 11),
             first_binds: pace.of(1, 5),
@@ -88,20 +89,20 @@ pub fn parts(available: ByteLen, threads: NonZeroUsize, pace: Pace, directory: &
             growth: pace.of(ByteLen::ZERO, size),
             dax: None,
         }),
-        Benchmark::Pin(pin::Settings {
+        Benchmark::Pin(PinSettings {
             size: pick(&[gib(16), gib(4), gib(1)], 80, gib(1)),
             larger: ByteLen::ZERO,
             rounds: pace.of(2, 11),
         }),
-        Benchmark::Zero(zero::Settings {
+        Benchmark::Zero(ZeroSettings {
             size: extents,
             rounds: pace.of(1, 11),
             first_touches: pace.of(1, 5),
             populate: pick(&[mib(512), mib(128)], 4096, mib(64)),
             threads,
         }),
-        Benchmark::Copy(copy::Settings { size: extents, rounds: pace.of(1, 11) }),
-        Benchmark::Fault(fault::Settings {
+        Benchmark::Copy(CopySettings { size: extents, rounds: pace.of(1, 11) }),
+        Benchmark::Fault(FaultSettings {
             density: pace.of(mib(8), mib(256)),
             ..scans(pace.of(mib(4), mib(8)), pace.of(1, 7), directory)
         }),
@@ -112,10 +113,10 @@ pub fn parts(available: ByteLen, threads: NonZeroUsize, pace: Pace, directory: &
 }
 
 /// Returns the settings of the scans alone, by one thread.
-fn scans(size: ByteLen, rounds: u32, directory: &Path) -> fault::Settings {
+fn scans(size: ByteLen, rounds: u32, directory: &Path) -> FaultSettings {
     let (density, whole, programs) = (ByteLen::ZERO, None, None);
     let (threads, directory) = (vec![1], directory.to_owned());
-    fault::Settings { size, density, whole, programs, rounds, threads, directory }
+    FaultSettings { size, density, whole, programs, rounds, threads, directory }
 }
 
 /// The tables of the published experiments.
@@ -152,7 +153,7 @@ pub fn seeds(
         false => (ByteLen::mib(16), &[1, 8, 120], &[0, 4, 9]),
     };
     let parts = [
-        Benchmark::Bind(bind::Settings {
+        Benchmark::Bind(BindSettings {
             size: fitting(described, 2 * 64),
             rebinds: rounds,
             first_binds: if is_full { 10 } else { 3 },
@@ -160,15 +161,15 @@ pub fn seeds(
             growth: ByteLen::ZERO,
             dax: None,
         }),
-        Benchmark::Pin(pin::Settings { size: fitting(gib(16), 80), larger: gib(128), rounds }),
-        Benchmark::Zero(zero::Settings {
+        Benchmark::Pin(PinSettings { size: fitting(gib(16), 80), larger: gib(128), rounds }),
+        Benchmark::Zero(ZeroSettings {
             size: gib(1),
             rounds: rounds.min(5),
             first_touches: if is_full { 5 } else { 2 },
             populate: fitting(if is_full { gib(64) } else { gib(2) }, 4096),
             threads,
         }),
-        Benchmark::Fault(fault::Settings {
+        Benchmark::Fault(FaultSettings {
             whole: Some(whole(size, counts, orders)),
             programs: Some(programs(ByteLen::mib(if is_full { 256 } else { 64 }), orders)),
             ..scans(ByteLen::mib(8), if is_full { 5 } else { 3 }, directory)
@@ -178,12 +179,12 @@ pub fn seeds(
     parts.into_iter().zip(tables).map(|(part, ids)| Part::from(part).with_tables(ids)).collect()
 }
 
-fn whole(size: ByteLen, threads: &[usize], orders: &[u8]) -> fault::WholeSettings {
-    fault::WholeSettings { size, threads: threads.to_vec(), orders: orders.to_vec() }
+fn whole(size: ByteLen, threads: &[usize], orders: &[u8]) -> WholeSettings {
+    WholeSettings { size, threads: threads.to_vec(), orders: orders.to_vec() }
 }
 
-fn programs(size: ByteLen, orders: &[u8]) -> fault::ProgramSettings {
-    fault::ProgramSettings { database: size, sources: size, orders: orders.to_vec() }
+fn programs(size: ByteLen, orders: &[u8]) -> ProgramSettings {
+    ProgramSettings { database: size, sources: size, orders: orders.to_vec() }
 }
 
 fn strings(ids: &[&str]) -> Vec<String> {
@@ -234,7 +235,7 @@ pub fn with_tables(parts: Vec<Part>, ids: &[String]) -> Vec<Part> {
 ///
 /// # Errors
 /// As [`run`].
-pub fn run_seeds(parts: &[Part], watch: Watch<'_>) -> Result<Bench, BenchError> {
+pub fn run_seeds(parts: &[Part], watch: Watch<'_>) -> Result<Bench> {
     Ok(Bench { benchmark: SEEDS.to_owned(), ..run(parts, Some(metadata()), watch)? })
 }
 
@@ -254,7 +255,7 @@ pub fn run(
     parts: &[Part],
     metadata: Option<metadata::Settings>,
     watch: Watch<'_>,
-) -> Result<Bench, BenchError> {
+) -> Result<Bench> {
     let mut all: Option<Bench> = None;
     let (mut skipped, mut refused) = (Vec::new(), None);
     let of = parts.len() + usize::from(metadata.is_some());

@@ -16,29 +16,27 @@
 //! All of them write memory that is present, except in rows with `cold` in their name.
 
 mod dax;
+mod naive;
+mod rows;
 
 use std::cell::RefCell;
 use std::num::NonZeroUsize;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use uzone_os::{Addr, Anonymous, Exclusive, HugeAdvice, SystemRoot, memory};
-use uzone_pages::{
-    ByteLen, Layout, LinuxPage, LinuxSeed, MemoryKind, Order, PageCount, Payload, Pfn, PfnRange,
-    Tails, Template,
-};
+use uzone_os::{Exclusive, HugeAdvice, SystemRoot, memory};
+use uzone_pages::{ByteLen, LinuxPage, LinuxSeed, MemoryKind, Order, Payload, Tails};
 use uzone_stream::{Pattern, Streaming};
 use uzone_zone::{AltmapOptions, BindOptions, Init, InitMethod, Region, StorePath, Zone};
-use zerocopy::FromBytes;
 
-use crate::harness::error::{BenchError, cause};
-use crate::harness::group::Watch;
-use crate::harness::report::{Bench, Published, Role};
-pub(crate) use crate::harness::settings::BindSettings as Settings;
-use crate::harness::settings::Part;
-use crate::harness::suite::{self, Session, Suite, check_memory, index, timed};
-use crate::tables::naive::{self, NaivePage, NaiveZone};
+use crate::harness::{
+    Bench, BenchError, BindSettings, Part, Published, Result, Role, Session, Suite, Watch, cause,
+    check_memory, fill, fill_zeroes, index, present, timed,
+};
 
-impl Settings {
+use self::rows::rebind;
+pub(crate) use self::rows::{check_every, unbind};
+
+impl BindSettings {
     /// The published experiment: 100 GiB, 30 rebinds.
     #[must_use]
     pub fn published() -> Self {
@@ -54,28 +52,13 @@ impl Settings {
     }
 }
 
-const LI_ZHE_V3: &str = "Li Zhe, memmap template and streaming copy, v3, May 2026, Ice Lake VM, \
-     100 GB; scaled to as many pages as here";
-const LI_ZHE_V3_FIRST: &str = "Li Zhe, memmap template and streaming copy, v3, May 2026, Ice Lake VM, \
-     100 GB, first bind: 1486 ms before, 1422 by the template, 1285 by streaming (devdax with 2 MiB pages: \
-     1515, 1422, 1331); scaled to as many pages as here";
-const LI_ZHE_V1: &str = "Li Zhe, memmap template and streaming copy, v1, May 2026, Ice Lake VM, \
-     100 GB; scaled to as many pages as here";
-const LI_ZHE_V5: &str = "Li Zhe, memmap template and streaming copy, v5, July 2026, Ice Lake VM, \
-     100 GB; scaled to as many pages as here";
-
 /// One shape of the published experiment.
 struct Shape {
     table: &'static str,
     title: &'static str,
     order: Order,
-    /// Nanoseconds, and who published them.
-    published_naive: (u64, &'static str),
-    published_template: (u64, &'static str),
-    published_ours: (u64, &'static str),
-    /// An earlier version, by stores of 8 bytes, and a later one.
-    published_v1: (u64, &'static str),
-    published_v5: (u64, &'static str),
+    /// Nanoseconds of a row, and the version that published them. The last is of the widest store.
+    published: [(&'static str, u64, &'static str); 6],
     /// What it stands for in the summary.
     headline: &'static str,
     /// The table of first binds, and its title.
@@ -86,16 +69,25 @@ struct Shape {
     first_headline: Option<&'static str>,
 }
 
+const V1: &str = "v1, May 2026";
+const V3: &str = "v3, May 2026";
+const V5: &str = "v5, July 2026";
+const V3_FIRST: &str = ", first bind: 1486 ms before, 1422 by the template, 1285 by streaming (devdax with 2 MiB \
+     pages: 1515, 1422, 1331)";
+
 const SHAPES: [Shape; 2] = [
     Shape {
         table: "bind-4k",
         title: "Rebind, base pages, 64-byte Linux descriptors",
         order: Order::BASE,
-        published_naive: (273_520_000, LI_ZHE_V3),
-        published_template: (246_650_000, LI_ZHE_V3),
-        published_ours: (114_310_000, LI_ZHE_V3),
-        published_v1: (104_590_000, LI_ZHE_V1),
-        published_v5: (96_790_000, LI_ZHE_V5),
+        published: [
+            ("naive", 273_520_000, V3),
+            ("slow-path", 273_520_000, V3),
+            ("template-portable", 246_650_000, V3),
+            ("template-movnti", 104_590_000, V1),
+            ("ours-1", 114_310_000, V3),
+            ("", 96_790_000, V5),
+        ],
         headline: "64-byte descriptors, again",
         first: ["bind-first", "First bind, base pages, 64-byte Linux descriptors"],
         published_first: [1_486_000_000, 1_422_000_000, 1_285_000_000],
@@ -105,11 +97,14 @@ const SHAPES: [Shape; 2] = [
         table: "bind-2m",
         title: "Rebind, 2 MiB folios with stored tails, 64-byte Linux descriptors",
         order: Order::PMD,
-        published_naive: (313_450_000, LI_ZHE_V3),
-        published_template: (240_420_000, LI_ZHE_V3),
-        published_ours: (99_370_000, LI_ZHE_V3),
-        published_v1: (116_930_000, LI_ZHE_V1),
-        published_v5: (119_040_000, LI_ZHE_V5),
+        published: [
+            ("naive", 313_450_000, V3),
+            ("slow-path", 313_450_000, V3),
+            ("template-portable", 240_420_000, V3),
+            ("template-movnti", 116_930_000, V1),
+            ("ours-1", 99_370_000, V3),
+            ("", 119_040_000, V5),
+        ],
         headline: "64-byte descriptors, 2 MiB folios, again",
         first: [
             "bind-first-2m",
@@ -131,21 +126,21 @@ const MARTINS_2M: &str = "Joao Martins, compound devmap, 2021: bootstrap of a na
 const MARTINS_1G: &str = "Joao Martins, compound devmap, 2021: bootstrap of a namespace of 128 GB with pages of \
      1 GiB, from 268 to 358 ms to less than 1; scaled to as many pages as here";
 
-/// Returns a published time for as many pages as `size` has.
-fn scaled(published: (u64, &'static str), size: ByteLen) -> Published {
-    scaled_from(published, PUBLISHED_SIZE, size)
-}
-
-fn scaled_from((ns, source): (u64, &'static str), from: ByteLen, size: ByteLen) -> Published {
-    let ns = u128::from(ns) * u128::from(size.get()) / u128::from(from.get());
-    Published { ns: u64::try_from(ns).unwrap_or(u64::MAX), source: source.into() }
+/// Returns a time that a version of the series states of rebinds, or `what` it is of, for as many pages as `size`
+/// has.
+fn li_zhe(ns: u64, version: &str, what: &str, size: ByteLen) -> Published {
+    let source = format!(
+        "Li Zhe, memmap template and streaming copy, {version}, Ice Lake VM, 100 GB{what}; scaled to as many \
+         pages as here"
+    );
+    Published::scaled(ns, size.get(), PUBLISHED_SIZE.get(), source)
 }
 
 /// Returns whether the table can be run: before minutes are spent.
 ///
 /// # Errors
 /// [`BenchError`] if the size is none that is measured, or memory is short.
-fn check(settings: &Settings) -> Result<(), BenchError> {
+fn check(settings: &BindSettings) -> Result {
     let size = settings.size;
     if size.is_zero() || !size.get().is_multiple_of(1 << 30) {
         return Err(BenchError::size(size));
@@ -159,7 +154,7 @@ fn check(settings: &Settings) -> Result<(), BenchError> {
 ///
 /// # Errors
 /// [`BenchError`] if memory is short, or a row wrote something wrong.
-pub(crate) fn run(settings: &Settings, part: &Part, watch: Watch<'_>) -> Result<Bench, BenchError> {
+pub(crate) fn run(settings: &BindSettings, part: &Part, watch: Watch<'_>) -> Result<Bench> {
     check(settings)?;
     let (size, pages) = (settings.size, settings.size.get() >> 12);
     let sentence = format!(
@@ -212,55 +207,36 @@ fn eager<P: Payload>(
     options.order(order).tails(tails).threads(threads).init(Init::Eager)
 }
 
-/// What a bare fill writes.
-#[derive(Clone, Copy, PartialEq)]
-enum Fill {
-    /// A line of which no word is zero.
-    Line,
-    /// Zeroes, which some machines write faster than anything else.
-    Zeroes,
-}
-
-/// Fills memory by the best store, split among threads.
-fn bare_fill(bytes: &mut [u8], fill: Fill, threads: usize) -> Result<Duration, BenchError> {
+/// Fills memory with a line of which no word is zero by the best store, split among threads.
+fn fill_lines(bytes: &mut [u8], threads: usize) -> Result<Duration> {
     let line = match Pattern::constant(&[0x0027_ffff_c000_2000; 8]) {
         Ok(line) => line,
         Err(_) => unreachable!("a line has eight words"),
     };
-    suite::fill(bytes, threads, |part| {
-        Streaming::scope(uzone_stream::best(), |stream| match fill {
-            Fill::Line => stream.fill(part, &line),
-            Fill::Zeroes => stream.zero(part),
-        });
+    fill(bytes, threads, 4096, |_, part| {
+        Streaming::scope(uzone_stream::best(), |stream| stream.fill(part, &line));
+        Ok(())
     })
 }
 
-/// Takes memory and gives it back, so that the host of a virtual machine has it ready: the next who
-/// takes as much pays for this kernel's work and not for the host's.
-fn warm_host(bytes: u64) -> Result<(), BenchError> {
-    present(bytes).map(drop)
+/// A zone that keeps so many bytes of descriptors, and something of its own.
+fn keeping(bytes: u64) -> Zone {
+    Zone::with_keep_limit(ByteLen::new(bytes + (64 << 20)))
 }
 
-/// Memory like that of descriptors, present.
-fn present(bytes: u64) -> Result<Exclusive, BenchError> {
-    let how = Anonymous { huge: HugeAdvice::Advise, ..Anonymous::default() };
-    let mut memory = Exclusive::anonymous(ByteLen::new(bytes), how)?;
-    memory.populate(0..bytes)?;
-    Ok(memory)
-}
-
-fn rebinds(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchError> {
+fn rebinds(settings: &BindSettings, session: &mut Session<'_>) -> Result {
     let pages = settings.size.get() >> 12;
     let (linux_bytes, small_bytes) = (pages * 64, pages * 8);
     let threads = settings.threads.get();
     // One zone for all: every row writes the same memory.
-    let zone = Zone::with_keep_limit(ByteLen::new(linux_bytes + small_bytes + (64 << 20)));
-    let limit = RefCell::new(present(linux_bytes)?);
+    let zone = keeping(linux_bytes + small_bytes);
+    let limit = RefCell::new(present(ByteLen::new(linux_bytes))?);
     let mut suite = Suite::new("bind-limit", settings.size);
-    let fills = [
-        (LINE_ONE, "bare fill, 1 thread", Fill::Line, linux_bytes, 1),
-        ("bind-limit/zero-1", "bare fill with zeroes, 1 thread", Fill::Zeroes, small_bytes, 1),
-        (LINE_MANY, "bare fill, all threads", Fill::Line, linux_bytes, threads),
+    type Fill = fn(&mut [u8], usize) -> Result<Duration>;
+    let fills: [(&str, &str, Fill, u64, usize); 3] = [
+        (LINE_ONE, "bare fill, 1 thread", fill_lines, linux_bytes, 1),
+        ("bind-limit/zero-1", "bare fill with zeroes, 1 thread", fill_zeroes, small_bytes, 1),
+        (LINE_MANY, "bare fill, all threads", fill_lines, linux_bytes, threads),
     ];
     for (id, name, fill, bytes, threads) in fills {
         if id == LINE_MANY && threads == 1 {
@@ -269,7 +245,7 @@ fn rebinds(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchEr
         let limit = &limit;
         (suite.bytes, suite.threads) = (bytes, threads);
         suite.add(Role::Limit, id, name, move |_| {
-            bare_fill(&mut limit.borrow_mut().as_bytes_mut()[..index(bytes)], fill, threads)
+            fill(&mut limit.borrow_mut().as_bytes_mut()[..index(bytes)], threads)
         });
     }
 
@@ -293,39 +269,27 @@ impl Shape {
     /// Adds the rows of the shape. `limit` is the memory that bare fills write.
     fn add<'a>(
         &self,
-        settings: &Settings,
+        settings: &BindSettings,
         zone: &'a Zone,
         limit: &'a RefCell<Exclusive>,
         suite: &mut Suite<'a>,
         session: &mut Session<'_>,
-    ) -> Result<(), BenchError> {
+    ) -> Result {
         let id = |row: &str| format!("{}/{row}", self.table);
         let (size, naive) = (settings.size, &*id("naive"));
-        let template = naive_template(size, self.order, Some(limit.borrow().addr()))?;
-        check_naive(&template, &mut limit.borrow_mut(), naive)?;
-        let rebind = move |_: &str| naive_rebind(&template, &mut limit.borrow_mut());
-        suite
-            .add(Role::Naive, naive, "naive, field by field", rebind)
-            .naive(naive)
-            .limit(LINE_ONE)
-            .row
-            .published = Some(scaled(self.published_naive, size));
+        let template = naive::template(size, self.order, Some(limit.borrow().addr()))?;
+        naive::check(&template, &mut limit.borrow_mut(), naive)?;
+        let rebind = move |_: &str| naive::rebind(&template, &mut limit.borrow_mut());
+        let spec = suite.add(Role::Naive, naive, "naive, field by field", rebind);
+        spec.naive(naive).limit(LINE_ONE).row.published = self.published("naive", size);
         for path in StorePath::ALL.into_iter().filter(|path| !path.is_available()) {
             session.skip(id(&format!("template-{path}")), "this CPU does not offer it");
         }
-        let widest = format!("template-{}", uzone_stream::best());
         for (role, row, name, options) in self.ways(settings.threads.get()) {
             let limit = if row == "ours-all" { LINE_MANY } else { LINE_ONE };
             let spec = suite.bind(role, &id(&row), name, zone, options)?;
             spec.naive(naive).limit(limit);
-            spec.row.published = match row.as_str() {
-                "slow-path" => Some(self.published_naive),
-                "template-portable" => Some(self.published_template),
-                "template-movnti" => Some(self.published_v1),
-                "ours-1" => Some(self.published_ours),
-                _ => (row == widest).then_some(self.published_v5),
-            }
-            .map(|published| scaled(published, size));
+            spec.row.published = self.published(&row, size);
             if row == "ours-1" {
                 spec.headline(format!("describe {size}: {}", self.headline));
             }
@@ -333,6 +297,14 @@ impl Shape {
         let (row, name) = (id("ours-first-kept"), "ours, first bind of another region");
         suite.bind_another(&row, name, zone, self.linux(1)).naive(naive).limit(LINE_ONE);
         Ok(())
+    }
+
+    /// Returns what was published of a row.
+    fn published(&self, row: &str, size: ByteLen) -> Option<Published> {
+        let of = |known: &str| self.published.iter().find(|(row, ..)| *row == known);
+        let is_widest = row == format!("template-{}", uzone_stream::best());
+        let (_, ns, version) = of(row).or_else(|| of("").filter(|_| is_widest))?;
+        Some(li_zhe(*ns, version, "", size))
     }
 
     /// Returns the options for Linux's descriptors in the shape.
@@ -363,7 +335,7 @@ impl Shape {
 }
 
 /// Adds the rows that write fewer bytes for the same pages.
-fn small_rows<'a>(suite: &mut Suite<'a>, zone: &'a Zone, size: ByteLen) -> Result<(), BenchError> {
+fn small_rows<'a>(suite: &mut Suite<'a>, zone: &'a Zone, size: ByteLen) -> Result {
     const NAIVE: &str = "bind-4k/naive";
     let (role, name) = (Role::Ours, "8-byte descriptors, base pages, eager");
     suite
@@ -377,17 +349,18 @@ fn small_rows<'a>(suite: &mut Suite<'a>, zone: &'a Zone, size: ByteLen) -> Resul
         .naive(NAIVE)
         .headline(format!("describe {size}: 8-byte descriptors, on touch"));
     let shapes = [
-        (Order::PMD, "2m", "2 MiB", (78_000_000, MARTINS_2M)),
-        (Order::PUD, "1g", "1 GiB", (1_000_000, MARTINS_1G)),
+        (Order::PMD, "2m", "2 MiB", 78_000_000, MARTINS_2M),
+        (Order::PUD, "1g", "1 GiB", 1_000_000, MARTINS_1G),
     ];
-    for (order, id, folio, published) in shapes {
+    for (order, id, folio, ns, source) in shapes {
         let id = |bytes: u64| format!("bind-small/derived-{id}-{bytes}-bytes");
         let name =
             |bytes: u64| format!("{bytes}-byte descriptors, {folio} folios, derived tails, eager");
         suite.bind(role, &id(8), name(8), zone, small(order, 1))?.naive(NAIVE);
         let options = linux(order, Tails::Derived, 1);
         let spec = suite.bind(role, &id(64), name(64), zone, options)?;
-        spec.naive(NAIVE).row.published = Some(scaled_from(published, COMPOUND_SIZE, size));
+        let published = Published::scaled(ns, size.get(), COMPOUND_SIZE.get(), source);
+        spec.naive(NAIVE).row.published = Some(published);
     }
     Ok(())
 }
@@ -396,51 +369,34 @@ fn small_rows<'a>(suite: &mut Suite<'a>, zone: &'a Zone, size: ByteLen) -> Resul
 /// touched.
 const ALTMAP: ByteLen = ByteLen::gib(16);
 
-/// What of a bind and the unbind after it is timed.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Timed {
-    Both,
-    Bind,
-    Unbind,
-}
-
 /// Binds and unbinds memory whose descriptors lie in itself, which are cleared then.
-fn altmap(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchError> {
+fn altmap(settings: &BindSettings, session: &mut Session<'_>) -> Result {
     let (table, size) = ("bind-altmap", settings.size.min(ALTMAP));
     let threads = settings.threads.get();
     let bytes = (size.get() >> 12) * 64;
-    let zone = &Zone::with_keep_limit(ByteLen::new(bytes + (64 << 20)));
+    let zone = &keeping(bytes);
     let mut suite = Suite::new(table, size).writing(bytes).threads(threads);
     let own = || linux(Order::BASE, Tails::Stored, threads);
     let inside = || own().altmap(AltmapOptions::new());
-    type Row<'r> = (Role, &'r str, &'r str, BindOptions<LinuxPage>, Timed);
+    type Time = fn((Duration, Duration)) -> Duration;
+    type Row<'r> = (Role, &'r str, &'r str, BindOptions<LinuxPage>, Time);
+    let both: Time = |(_, both)| both;
     let rows: [Row<'_>; 4] = [
-        (Role::Peer, "own", "memory of their own, bind and unbind", own(), Timed::Both),
-        (Role::Ours, "both", "in the region, bind and unbind", inside(), Timed::Both),
-        (Role::Variant, "bind", "in the region, bind", inside(), Timed::Bind),
-        (Role::Variant, "unbind", "in the region, unbind", inside(), Timed::Unbind),
+        (Role::Peer, "own", "memory of their own, bind and unbind", own(), both),
+        (Role::Ours, "both", "in the region, bind and unbind", inside(), both),
+        (Role::Variant, "bind", "in the region, bind", inside(), |(bound, _)| bound),
+        (Role::Variant, "unbind", "in the region, unbind", inside(), |(bound, both)| both - bound),
     ];
-    for (role, row, name, options, timed) in rows {
+    for (role, row, name, options, time) in rows {
         let mut region = Some(Region::anonymous(size)?);
         let spec = suite.add(role, row, name, move |_| {
-            let Some(mine) = region.take() else { return Ok(Duration::ZERO) };
-            let started = Instant::now();
-            let pagemap = zone.bind(mine, options.clone())?;
-            let bound = started.elapsed();
-            region = Some(suite::unbind(pagemap)?);
-            let both = started.elapsed();
-            Ok(match timed {
-                Timed::Both => both,
-                Timed::Bind => bound,
-                Timed::Unbind => both - bound,
-            })
+            Ok(time(rebind(&mut region, zone, options.clone(), |_| Ok(()))?))
         });
         // The published namespace of base pages had its descriptors in itself.
-        spec.row.published = (timed == Timed::Bind).then(|| scaled(SHAPES[0].published_ours, size));
+        spec.row.published = SHAPES[0].published("ours-1", size).filter(|_| row == "bind");
     }
     session.measure(
         suite,
-        "descriptors in the region",
         format!("Descriptors in the region itself: {size}, base pages, 64 bytes each"),
         format!(
             "anonymous memory, again; unbind clears the descriptors in place; {threads} threads"
@@ -448,33 +404,35 @@ fn altmap(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchErr
     )
 }
 
+/// Takes memory and gives it back, so that the host of a virtual machine has it ready: the next who
+/// takes as much pays for this kernel's work and not for the host's.
+fn warm_host(bytes: u64) -> Result {
+    present(ByteLen::new(bytes)).map(drop)
+}
+
 const LINE_ONE: &str = "bind-limit/line-1";
 const LINE_MANY: &str = "bind-limit/line-all";
 
-fn first_binds(
-    shape: &Shape,
-    settings: &Settings,
-    session: &mut Session<'_>,
-) -> Result<(), BenchError> {
+fn first_binds(shape: &Shape, settings: &BindSettings, session: &mut Session<'_>) -> Result {
     let ([table, title], size) = (shape.first, settings.size);
     let [before, template, both] =
-        shape.published_first.map(|ns| Some(scaled((ns, LI_ZHE_V3_FIRST), size)));
+        shape.published_first.map(|ns| Some(li_zhe(ns, V3, V3_FIRST, size)));
     let bytes = (size.get() >> 12) * 64;
     let threads = settings.threads.get();
-    let kept = Zone::with_keep_limit(ByteLen::new(bytes + (64 << 20)));
+    let kept = keeping(bytes);
     let fresh = Zone::with_keep_limit(ByteLen::ZERO);
     let mut suite = Suite::new(table, size).writing(bytes);
     for (row, name, huge, published) in [
         ("naive", "naive, faulting 4 KiB pages as it goes", HugeAdvice::Never, before),
         ("naive-huge", "naive, faulting huge pages as it goes", HugeAdvice::Advise, None),
     ] {
-        let template = naive_template(size, shape.order, None)?;
-        let bind = move |_: &str| naive_first_bind(&template, huge);
+        let template = naive::template(size, shape.order, None)?;
+        let bind = move |_: &str| naive::first_bind(&template, huge);
         suite.add(Role::Naive, row, name, bind).limit("clearing").row.published = published;
     }
     suite.add(Role::Limit, "clearing", "the kernel's clearing alone, huge pages", move |_| {
         warm_host(bytes)?;
-        timed(|| present(bytes))
+        timed(|| present(ByteLen::new(bytes)))
     });
     let plain = shape.linux(1).stamp(InitMethod::Template(StorePath::Portable));
     let name = "template, plain stores, fresh memory".to_owned();
@@ -511,71 +469,9 @@ fn first_binds(
     session.run(suite, "first binds")
 }
 
-/// Returns what the naive way should write for descriptors that lie at `address`, if that is known.
-fn naive_template(
-    size: ByteLen,
-    order: Order,
-    address: Option<Addr>,
-) -> Result<Template<LinuxPage>, BenchError> {
-    let pages = PageCount::new(size.get() >> 12);
-    let laid_out = PfnRange::try_new(Pfn::new(1 << 20), pages)
-        .and_then(|range| Layout::try_new(range, order, Tails::Stored));
-    let layout = laid_out.map_err(|_| BenchError::size(size))?;
-    // An address is at most 64 bits.
-    let address = address.map_or(0, |address| address.get() as u64);
-    Ok(Template::new(layout, MemoryKind::Generic, seed(), address))
-}
-
-/// Writes descriptors the naive way into memory that is present.
-fn naive_rebind(
-    template: &Template<LinuxPage>,
-    memory: &mut Exclusive,
-) -> Result<Duration, BenchError> {
-    let bytes = index(template.layout().descriptors() * 64);
-    let started = Instant::now();
-    naive_stamp(template, &mut memory.as_bytes_mut()[..bytes]);
-    Ok(started.elapsed())
-}
-
-fn naive_stamp(template: &Template<LinuxPage>, bytes: &mut [u8]) {
-    let address = bytes.as_ptr().addr() as u64;
-    if let Ok(pages) = <[NaivePage]>::mut_from_bytes(bytes) {
-        naive::stamp(pages, template.layout().order(), &NaiveZone::new(&seed()), address);
-    }
-}
-
-fn check_naive(
-    template: &Template<LinuxPage>,
-    memory: &mut Exclusive,
-    row: &str,
-) -> Result<(), BenchError> {
-    naive_rebind(template, memory)?;
-    let bytes = index(template.layout().descriptors() * 64);
-    let wrong = match <[NaivePage]>::ref_from_bytes(&memory.as_bytes()[..bytes]) {
-        Ok(pages) => naive::first_wrong(pages, template),
-        Err(_) => Some(template.layout().range().start()),
-    };
-    wrong.map_or(Ok(()), |pfn| Err(BenchError::wrong_page(row, pfn)))
-}
-
-/// Maps pages and writes descriptors into them the naive way, without asking for a page before.
-fn naive_first_bind(
-    template: &Template<LinuxPage>,
-    huge: HugeAdvice,
-) -> Result<Duration, BenchError> {
-    let bytes = template.layout().descriptors() * 64;
-    warm_host(bytes)?;
-    timed(|| {
-        let how = Anonymous { huge, ..Anonymous::default() };
-        let mut memory = Exclusive::anonymous(ByteLen::new(bytes), how)?;
-        naive_stamp(template, &mut memory.as_bytes_mut()[..index(bytes)]);
-        Ok(memory)
-    })
-}
-
 /// Cost against size: on touch up to 16 TiB, and eager as far as memory goes. All sizes are
 /// measured together, so that the machine's moods do not look like growth.
-fn growth(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchError> {
+fn growth(settings: &BindSettings, session: &mut Session<'_>) -> Result {
     let on_touch = Zone::with_keep_limit(ByteLen::ZERO);
     let available = memory::available(&SystemRoot::host()).map_or(0, |have| have.bytes.get());
     let mut taken = 0;
@@ -590,7 +486,7 @@ fn growth(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchErr
             continue;
         }
         taken += bytes;
-        zones.push((id, size, Zone::with_keep_limit(ByteLen::new(bytes + (64 << 20)))));
+        zones.push((id, size, keeping(bytes)));
     }
     let mut suite = Suite::new("bind-growth", ByteLen::ZERO);
     for shift in 30..=44 {

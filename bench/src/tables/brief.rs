@@ -6,21 +6,18 @@
 use std::fs::File;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use uzone_fault::{Engine, LazyOptions};
-use uzone_os::{Access, Mapping, Sharing, probe, thread_faults};
+use uzone_os::{Access, Mapping, Sharing, probe};
 use uzone_pages::ByteLen;
 
-use crate::harness::adopted::Adopted;
-use crate::harness::group::Watch;
-use crate::harness::reads::Reads;
-use crate::harness::report::{Row, Table};
-use crate::harness::settings::{Benchmark, Part as Settings};
-use crate::harness::suite::{BenchError, Found, Role, Suite};
-use crate::tables::extents::{self, Arena, Work};
-use crate::tables::fault::{Answer, Bare, Waiting};
-use crate::tables::{bind, pin};
+use super::extents::{self, Arena, Work};
+use super::fault::{Answer, Bare, Part as Touching};
+use super::pin;
+use crate::harness::{
+    Adopted, BenchError, Benchmark, BindSettings, Counted, Found, Part as Settings, PinSettings,
+    Result, Role, Row, Suite, Table, Watch, check_word, counted,
+};
 
 /// What is cleared at once.
 const EXTENT: ByteLen = ByteLen::mib(2);
@@ -56,26 +53,23 @@ pub struct NumberedFile<'a> {
 }
 
 impl NumberedFile<'_> {
-    /// Reads the number of each page in order. Returns the time, and the faults that the kernel counted.
-    fn touch(self, row: &str, memory: &impl Reads) -> Result<(Duration, u64), BenchError> {
+    /// Reads the number of each page in order.
+    fn touch(self, row: &str, memory: &impl Counted) -> Result<Found> {
         let page = probe::page_size().bytes();
-        let faults = thread_faults();
-        let started = Instant::now();
-        let mut word = [0; 8];
-        for number in 0..self.len.get() / page {
-            memory.read(number * page, &mut word)?;
-            if self.is_right && u64::from_le_bytes(word) != number {
-                return Err(BenchError::wrong_byte(&format!("demo-map/{row}"), number * page));
-            }
-        }
-        Ok((started.elapsed(), thread_faults().saturating_sub(faults)))
+        let pages = self.len.get() / page;
+        let read = |number: u64| match self.is_right {
+            true => check_word(row, memory, number * page, number.to_le()),
+            false => memory.read(number * page, &mut [0; 8]),
+        };
+        let found = Touching::of(|| (0..pages).try_for_each(read)).map(Found::from);
+        counted(row, found, memory, pages, page)
     }
 
-    fn again(self) -> Result<File, BenchError> {
+    fn again(self) -> Result<File> {
         self.file.try_clone().map_err(BenchError::of_file("share"))
     }
 
-    fn map(self, sharing: Sharing) -> Result<Mapping, BenchError> {
+    fn map(self, sharing: Sharing) -> Result<Mapping> {
         Ok(Mapping::file(self.again()?, 0, self.len, Access::ReadOnly, sharing)?)
     }
 }
@@ -89,7 +83,7 @@ pub fn map(
     engine: &Engine,
     rounds: u32,
     watch: Watch<'_>,
-) -> Result<Part, BenchError> {
+) -> Result<Part> {
     let len = image.len;
     let table = Table {
         id: "demo-map".to_owned(),
@@ -101,34 +95,21 @@ pub fn map(
     };
     let present = Arc::new(image.map(Sharing::Shared)?);
     present.populate(0..len.get())?;
-    let naive = || {
-        let memory = Bare::anonymous(len, Answer::Copy(present.clone()), Waiting::Poll)?;
-        let (elapsed, _) = image.touch("naive", &memory)?;
-        memory.check("demo-map/naive")?;
-        Ok((elapsed, memory.faults()))
-    };
-    let ours = || {
-        let memory = Adopted::file(engine, image.again()?, len, &LazyOptions::default())?;
-        let (elapsed, _) = image.touch("ours", &memory)?;
-        Ok((elapsed, memory.answering().stats().faults))
-    };
-    let limit = || image.touch("limit", &image.map(Sharing::Private)?);
-    type Read<'a> = Box<dyn Fn() -> Result<(Duration, u64), BenchError> + 'a>;
-    let ways: [(Role, &str, &str, Read<'_>); 3] = [
-        (Role::Naive, "naive", "a handler that answers page by page", Box::new(naive)),
-        (Role::Ours, "ours", "uzone, neighbours come along", Box::new(ours)),
-        (Role::Limit, "limit", "the kernel's own mapping", Box::new(limit)),
-    ];
     let mut suite = Suite::new("demo-map", len).writing(len.get());
-    for (role, row, name, read) in ways {
-        let spec = suite.faults(role, row, name, move |_| {
-            let (elapsed, faults) = read()?;
-            Ok(Found { elapsed, faults, ..Found::default() })
-        });
-        if row != "limit" {
-            spec.limit("limit");
-        }
-    }
+    suite
+        .faults(Role::Naive, "naive", "a handler that answers page by page", |row| {
+            image.touch(row, &Bare::anonymous(len, Answer::Copy(present.clone()), None)?)
+        })
+        .limit("limit");
+    suite
+        .faults(Role::Ours, "ours", "uzone, neighbours come along", |row| {
+            let options = LazyOptions::default();
+            image.touch(row, &Adopted::file(engine, image.again()?, len, &options)?)
+        })
+        .limit("limit");
+    suite.faults(Role::Limit, "limit", "the kernel's own mapping", |row| {
+        image.touch(row, &image.map(Sharing::Private)?)
+    });
     suite.naive("naive");
     let rows = suite.run("reading the image again, in three ways", rounds, watch)?;
     Ok(Part { table, rows })
@@ -151,8 +132,8 @@ fn part(id: &str, title: String, note: &str, rows: &[Row], wanted: &[(&str, &str
 ///
 /// # Errors
 /// [`BenchError`] if memory is short, or a row wrote something wrong.
-pub fn bind(size: ByteLen, rounds: u32, watch: Watch<'_>) -> Result<Part, BenchError> {
-    let settings = bind::Settings {
+pub fn bind(size: ByteLen, rounds: u32, watch: Watch<'_>) -> Result<Part> {
+    let settings = BindSettings {
         size,
         rebinds: rounds,
         first_binds: 0,
@@ -180,7 +161,7 @@ pub fn bind(size: ByteLen, rounds: u32, watch: Watch<'_>) -> Result<Part, BenchE
 ///
 /// # Errors
 /// [`BenchError`] if memory is short, or a row left a wrong byte.
-pub fn zero(arena: ByteLen, rounds: u32, watch: Watch<'_>) -> Result<Part, BenchError> {
+pub fn zero(arena: ByteLen, rounds: u32, watch: Watch<'_>) -> Result<Part> {
     let arena = Arena::of(Work::Zero, arena.get())?;
     let rows = extents::only_cold(Work::Zero, EXTENT, rounds, &arena, watch)?;
     Ok(part(
@@ -200,8 +181,8 @@ pub fn zero(arena: ByteLen, rounds: u32, watch: Watch<'_>) -> Result<Part, Bench
 ///
 /// # Errors
 /// [`BenchError`] if memory is short, or a hold was refused.
-pub fn pin(size: ByteLen, rounds: u32, watch: Watch<'_>) -> Result<Part, BenchError> {
-    let rows = pin::only_folios(pin::Settings { size, larger: ByteLen::ZERO, rounds }, watch)?;
+pub fn pin(size: ByteLen, rounds: u32, watch: Watch<'_>) -> Result<Part> {
+    let rows = pin::only_folios(PinSettings { size, larger: ByteLen::ZERO, rounds }, watch)?;
     Ok(part(
         "demo-pin",
         format!("Pinning {size} of memory: uzone does not take it away"),

@@ -21,16 +21,16 @@ use std::cell::{Cell, RefCell};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use uzone_os::{Anonymous, Exclusive, HugeAdvice, LibPmem};
+use crate::harness::{
+    BenchError, Result, Role, Row, Session, Suite, Watch, bytes, check_memory, index, present,
+    timed,
+};
+use uzone_os::{Exclusive, LibPmem};
 use uzone_pages::ByteLen;
 use uzone_stream::{StorePolicy, Streaming, Work as StoreWork, copy_bytes, zero_bytes};
 use uzone_zone::{
     CacheState, CopyMethod, NextUse, PopulateOptions, Region, StorePath, ZeroOptions,
 };
-
-use crate::harness::group::Watch;
-use crate::harness::report::Row;
-use crate::harness::suite::{BenchError, Role, Session, Suite, bytes, check_memory, index, timed};
 
 /// What a page at a time takes at a time.
 const PAGE: usize = 4096;
@@ -95,24 +95,22 @@ pub(crate) struct Arena {
 
 impl Arena {
     /// Takes memory for extents of up to `largest`, present, and in huge pages if there are any.
-    pub(crate) fn new(work: Work, largest: ByteLen) -> Result<Self, BenchError> {
+    pub(crate) fn new(work: Work, largest: ByteLen) -> Result<Self> {
         let least = if largest < SHORT { LEAST_SHORT_ARENA } else { LEAST_ARENA };
         Self::of(work, largest.get().max(least))
     }
 
     /// Takes `len` bytes for extents.
-    pub(crate) fn of(work: Work, len: u64) -> Result<Self, BenchError> {
+    pub(crate) fn of(work: Work, len: u64) -> Result<Self> {
         let parts = if work == Work::Copy { 4 } else { 2 };
         let needed = ByteLen::new(len.saturating_mul(parts) / 10 * 11);
         check_memory(needed)?;
-        let how = Anonymous { huge: HugeAdvice::Advise, ..Anonymous::default() };
-        let memory = |byte| -> Result<Exclusive, BenchError> {
-            let mut memory = Exclusive::anonymous(ByteLen::new(len), how)?;
-            memory.populate(0..len)?;
+        let memory = |byte| -> Result<Exclusive> {
+            let mut memory = present(ByteLen::new(len))?;
             memory.as_bytes_mut().fill(byte);
             Ok(memory)
         };
-        let region = || -> Result<Region, BenchError> {
+        let region = || -> Result<Region> {
             let region = Region::anonymous(ByteLen::new(len))?;
             let populated = region.populate(0..len, &PopulateOptions::default())?;
             debug_assert!(populated.is_whole());
@@ -214,7 +212,7 @@ const CASES: [Case; 4] = [
 ];
 
 /// Refuses a largest extent that is no size of the tables.
-pub(crate) fn check_size(largest: ByteLen) -> Result<(), BenchError> {
+pub(crate) fn check_size(largest: ByteLen) -> Result {
     if SIZES.contains(&largest.get()) {
         return Ok(());
     }
@@ -230,7 +228,7 @@ pub(crate) fn run(
     largest: ByteLen,
     arena: &Arena,
     session: &mut Session<'_>,
-) -> Result<(), BenchError> {
+) -> Result {
     let wanted: Vec<&Case> = CASES.iter().filter(|case| session.wants(&case.table(work))).collect();
     if wanted.is_empty() {
         return Ok(());
@@ -270,7 +268,7 @@ pub(crate) fn only_cold(
     rounds: u32,
     arena: &Arena,
     watch: Watch<'_>,
-) -> Result<Vec<Row>, BenchError> {
+) -> Result<Vec<Row>> {
     let case = &CASES[0];
     let mut suite = Suite::new(case.table(work), size);
     let (size, is_largest, peer) = (size.get(), true, None);
@@ -291,7 +289,7 @@ struct Extents<'a> {
 
 impl<'a> Extents<'a> {
     /// Adds all rows, after each of them was checked.
-    fn add(&self, suite: &mut Suite<'a>) -> Result<(), BenchError> {
+    fn add(&self, suite: &mut Suite<'a>) -> Result {
         let Self { case, arena, .. } = *self;
         let Case { was, next, .. } = *case;
         let size = index(self.size);
@@ -392,7 +390,7 @@ impl<'a> Extents<'a> {
     }
 
     /// Checks that a row writes what it should before it is timed.
-    fn check(&self, row: &str, size: usize, op: &Op<'_>) -> Result<(), BenchError> {
+    fn check(&self, row: &str, size: usize, op: &Op<'_>) -> Result {
         let at = self.arena.next(size);
         let mut dst = self.arena.dst.borrow_mut();
         let dst = &mut dst.as_bytes_mut()[at..][..size];
@@ -414,7 +412,7 @@ impl<'a> Extents<'a> {
     }
 
     /// Checks the same of a region, at both ends of the extent and in its middle.
-    fn check_region(&self, row: &str, options: &ZeroOptions) -> Result<(), BenchError> {
+    fn check_region(&self, row: &str, options: &ZeroOptions) -> Result {
         let (region, len) = (&self.arena.region, ByteLen::new(self.size));
         let places = [0, self.size / 2, self.size - 64];
         for at in places {
@@ -442,7 +440,7 @@ fn region_time(
     options: &ZeroOptions,
     size: usize,
     calls: usize,
-) -> Result<Duration, BenchError> {
+) -> Result<Duration> {
     let at = arena.next(size * calls);
     timed(|| {
         for call in 0..calls {

@@ -14,53 +14,45 @@
 //! | `write` | the first write to a page whose writes are tracked |
 //! | `place` | the reader where it is by default, and where a caller can place it |
 //! | `huge` | reading at random what was filled in small pages, and in huge ones |
-//! | `bare` | the yardsticks: handlers that keep no record of any page |
 //! | `whole` | every thread reads the whole file |
 //! | `program` | SQLite and ripgrep over lazily mapped files |
-//! | `ways` | the rows that `whole` and `program` have in common |
-//! | `run` | what the tables share |
-//! | `source` | the files, and which bytes are right |
-//! | `touch` | which pages are touched, by whom, on which CPUs |
+//!
+//! `run` has what the tables share; `source` the files, and which bytes are right; `backend` what is made of them;
+//! `touch` which pages are touched, by whom, and on which CPUs; `bare` the yardsticks, handlers that keep no record
+//! of any page.
 //!
 //! Every word that a row reads is compared with what the file holds. The naive row is a handler as
 //! published examples have it: poll(2), read one event, answer one page. The limit is the kernel's
 //! own mapping of the same file, populated at once.
 
+mod backend;
 mod bare;
 mod cold;
 mod density;
 mod huge;
 mod place;
 mod program;
+mod published;
 mod run;
 mod scan;
 mod source;
 mod split;
 mod stall;
 mod touch;
-mod ways;
 mod whole;
 mod write;
 
-pub(crate) use bare::{Answer, Bare, Waiting};
-pub(crate) use run::placed;
-pub(crate) use touch::{Placement, Touched, on, touch, usable_cpus};
-
-use std::sync::Arc;
+pub(crate) use bare::{Answer, Bare};
+pub(crate) use touch::{Part, Placement, on, together, touch, usable_cpus};
 
 use uzone_os::{HugeSize, SystemRoot, hugepages, memory};
 use uzone_pages::{ByteLen, ErrorKind};
 
+use self::backend::Backend;
 use self::run::Run;
-use self::scan::Backend;
 use self::source::{PAGE, Source};
 use self::touch::Pattern;
-use crate::harness::group::Watch;
-use crate::harness::settings::Part;
-pub(crate) use crate::harness::settings::{
-    FaultSettings as Settings, ProgramSettings, WholeSettings,
-};
-use crate::harness::suite::{Bench, BenchError, Session};
+use crate::harness::{Bench, BenchError, FaultSettings, Result, Session, Watch};
 
 /// How much is touched at random at most, as was published.
 const RANDOM: ByteLen = ByteLen::gib(1);
@@ -70,7 +62,11 @@ const RANDOM: ByteLen = ByteLen::gib(1);
 /// # Errors
 /// [`BenchError`] if the size is none that is measured, there is no userfaultfd, the file cannot be
 /// made, or a row read a wrong byte.
-pub(crate) fn run(settings: &Settings, part: &Part, watch: Watch<'_>) -> Result<Bench, BenchError> {
+pub(crate) fn run(
+    settings: &FaultSettings,
+    part: &crate::harness::Part,
+    watch: Watch<'_>,
+) -> Result<Bench> {
     let asked = settings.size;
     check(asked)?;
     if settings.density > ByteLen::ZERO {
@@ -120,7 +116,7 @@ pub(crate) fn run(settings: &Settings, part: &Part, watch: Watch<'_>) -> Result<
 }
 
 /// Refuses a size that is none that is measured, which is each where pages are not of 4 KiB.
-fn check(size: ByteLen) -> Result<(), BenchError> {
+fn check(size: ByteLen) -> Result {
     let is_measured = size >= ByteLen::mib(4) && size.get().is_multiple_of(2 << 20);
     if is_measured && uzone_os::probe::page_size().bytes() == PAGE {
         return Ok(());
@@ -132,12 +128,7 @@ fn check(size: ByteLen) -> Result<(), BenchError> {
 }
 
 /// Measures the scans of `size` of a file and of memory files, and where the time of a fault goes.
-fn scans(
-    run: &mut Run<'_>,
-    file: &Source,
-    size: ByteLen,
-    placements: &[Placement],
-) -> Result<(), BenchError> {
+fn scans(run: &mut Run<'_>, file: &Source, size: ByteLen, placements: &[Placement]) -> Result {
     let tables = [
         (Pattern::InOrder, size),
         (Pattern::Random, size.min(RANDOM)),
@@ -145,8 +136,7 @@ fn scans(
     ];
     let alone = || placements.iter().filter(|placement| placement.threads == 1);
     {
-        let mapped = Arc::new(file.map(size)?);
-        mapped.populate(0..size.get())?;
+        let mapped = file.mapped(size)?;
         let backend = Backend::File(file, mapped.clone());
         for (pattern, len) in tables {
             for placement in placements {
@@ -156,14 +146,12 @@ fn scans(
         }
         match free_huge_pages(size) {
             Ok(len) => {
-                let backend = Backend::HugeCopy(file, mapped);
-                for placement in alone() {
-                    scan::table(run, Pattern::InOrder, &backend, placement, len)?;
-                }
-                let backend = Backend::Memory(source::memory_file(len, Some(HugeSize::MIB_2))?);
-                for placement in alone() {
-                    scan::table(run, Pattern::InOrder, &backend, placement, len)?;
-                }
+                let mut in_order = |backend: Backend<'_>| {
+                    let table = |at| scan::table(run, Pattern::InOrder, &backend, at, len);
+                    alone().try_for_each(table)
+                };
+                in_order(Backend::HugeCopy(file, mapped))?;
+                in_order(Backend::Memory(source::memory_file(len, Some(HugeSize::MIB_2))?))?;
             }
             Err(reason) => {
                 for id in ["fault-seq-hugetlb-copy", "fault-seq-hugetlb"] {

@@ -17,9 +17,9 @@ use uzone_zone::{
 };
 
 use crate::harness::put_back;
-use crate::harness::suite::{
-    BenchError, Published, Role, Session, Suite, bytes, cause, check_memory, fill_zeroes, index,
-    timed,
+use crate::harness::{
+    BenchError, Published, Result, Role, Session, Suite, bytes, cause, check_memory, fill_zeroes,
+    index, timed,
 };
 use crate::tables::extents::Arena;
 
@@ -28,7 +28,7 @@ const TOUCHED: ByteLen = ByteLen::mib(256);
 const PAGE: u64 = 4096;
 
 /// Refuses what there is not the memory for, before minutes are spent.
-pub(crate) fn check(populate: ByteLen) -> Result<(), BenchError> {
+pub(crate) fn check(populate: ByteLen) -> Result {
     // Of what is there, a tenth is left to others.
     let needed = ByteLen::new(populate.get() / 10 * 11);
     check_memory(needed)
@@ -58,7 +58,7 @@ fn raise_pool(size: HugeSize, pages: u64) -> Result<put_back::Changed, String> {
 }
 
 /// Writes a byte to every page of a region, by one thread.
-fn touch(region: &Region) -> Result<(), BenchError> {
+fn touch(region: &Region) -> Result {
     let words = region.mapping().as_words(0..region.len().get()).map_err(WriteError::from)?;
     for word in words.iter().step_by(index(PAGE / 8)) {
         word.store(1, Ordering::Relaxed); // no other thread reads it
@@ -74,7 +74,7 @@ fn add_limit<'a>(suite: &mut Suite<'a>, arena: &'a Arena, len: usize, name: &str
 }
 
 /// Clears a region in place whose pages are all there, whatever the row before left.
-fn clear_in_place(region: &Region, options: &ZeroOptions) -> Result<Duration, BenchError> {
+fn clear_in_place(region: &Region, options: &ZeroOptions) -> Result<Duration> {
     touch(region)?;
     timed(|| Ok(black_box(region.zero_range(0, region.len(), options)?)))
 }
@@ -84,7 +84,7 @@ type Kinds = (Option<put_back::Changed>, Vec<(&'static str, Region)>);
 
 /// Returns memory of each kind that is cleared in place, and its names. Kinds that this host lacks are left
 /// out.
-fn kinds(len: ByteLen, session: &mut Session<'_>) -> Result<Kinds, BenchError> {
+fn kinds(len: ByteLen, session: &mut Session<'_>) -> Result<Kinds> {
     let mut regions = Vec::new();
     let mut skip = |row: &str, reason| session.skip(format!("zero-kernel/{row}-touch"), reason);
     for (row, huge) in [("thp", Huge::Preferred), ("4k", Huge::Never)] {
@@ -105,7 +105,7 @@ fn kinds(len: ByteLen, session: &mut Session<'_>) -> Result<Kinds, BenchError> {
 }
 
 /// Clears in place, and by giving pages back.
-pub(crate) fn kernel(arena: &Arena, session: &mut Session<'_>) -> Result<(), BenchError> {
+pub(crate) fn kernel(arena: &Arena, session: &mut Session<'_>) -> Result {
     let len = TOUCHED.min(bytes(arena.len));
     let whole = || 0..len.get();
     // Given back in the reverse order, the pages of the pool after the region that has them.
@@ -150,7 +150,6 @@ pub(crate) fn kernel(arena: &Arena, session: &mut Session<'_>) -> Result<(), Ben
     suite.limit("limit");
     session.measure(
         suite,
-        "the kernel's own clearing",
         format!("Clearing {len} in place, and by giving the pages back to the kernel"),
         "one thread; naive is to give the same pages back and touch them",
     )
@@ -203,7 +202,7 @@ pub(crate) fn demand(
     threads: NonZeroUsize,
     arena: &Arena,
     session: &mut Session<'_>,
-) -> Result<(), BenchError> {
+) -> Result {
     let &Demand { table, size, whole, units } = demand;
     let page = size.page_size().bytes();
     let len = ByteLen::new(most.get() / page * page);
@@ -251,7 +250,6 @@ pub(crate) fn demand(
     suite.limit("limit");
     session.measure(
         suite,
-        &format!("demand faults of {size}"),
         format!("First touch of {len} in pages of {size}, and clearing them in place"),
         "pages of the hugetlb pool; the limit is a bare streaming fill by one thread of memory that is present; \
              rows in place are compared with a page at a time in place",
@@ -264,7 +262,7 @@ pub(crate) fn populate(
     size: ByteLen,
     threads: NonZeroUsize,
     session: &mut Session<'_>,
-) -> Result<(), BenchError> {
+) -> Result {
     let mut suite = Suite::new("populate", size).writing(size.get());
     add_limit(&mut suite, arena, arena.len, &format!("limit, {} again", bytes(arena.len)));
     let (one, all) = (NonZeroUsize::MIN, threads);
@@ -301,7 +299,6 @@ pub(crate) fn populate(
     }
     session.measure(
         suite,
-        "first touch",
         format!("First touch of {size}"),
         "naive is a byte a page by one thread; the limit is a bare streaming fill by one thread \
                of memory that is present; a virtual machine's host may have to find the memory",

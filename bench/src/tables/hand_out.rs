@@ -11,11 +11,9 @@ use std::rc::Rc;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use crate::harness::{BenchError, Result, Role, Session, Suite, bytes, index, nanoseconds};
 use uzone_pages::{ByteLen, ErrorKind, MemoryKind, Order};
 use uzone_zone::{BindOptions, Pool, PoolOptions, Pooled, PopulateOptions, Region, Zone};
-
-use crate::harness::group::nanoseconds;
-use crate::harness::suite::{BenchError, Role, Session, Suite, bytes, index};
 
 const FOLIO: usize = 2 << 20;
 /// How many folios a pool has.
@@ -29,7 +27,7 @@ const AWAKE: Duration = Duration::from_micros(100);
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A pool of so many folios, present and dirty.
-fn pool(folios: usize, options: PoolOptions) -> Result<Pool, BenchError> {
+fn pool(folios: usize, options: PoolOptions) -> Result<Pool> {
     let region = Region::anonymous(bytes(folios * FOLIO))?;
     let report = region.populate(0..region.len().get(), &PopulateOptions::default())?;
     debug_assert!(report.is_whole(), "it is not cancelled");
@@ -39,7 +37,7 @@ fn pool(folios: usize, options: PoolOptions) -> Result<Pool, BenchError> {
 }
 
 /// Waits until so many folios are zero.
-fn wait_for_zero(pool: &Pool, folios: usize) -> Result<(), BenchError> {
+fn wait_for_zero(pool: &Pool, folios: usize) -> Result {
     let until = Instant::now() + PATIENCE;
     while pool.stats().zero < folios {
         if Instant::now() > until {
@@ -59,7 +57,7 @@ fn wait_for_zero(pool: &Pool, folios: usize) -> Result<(), BenchError> {
 }
 
 /// Takes `folios` one by one, with their times; dropped, they go back.
-fn take(pool: &Pool, folios: usize, times: &RefCell<Vec<u64>>) -> Result<Duration, BenchError> {
+fn take(pool: &Pool, folios: usize, times: &RefCell<Vec<u64>>) -> Result<Duration> {
     let mut taken = Vec::with_capacity(folios);
     let mut elapsed = Duration::ZERO;
     for _ in 0..folios {
@@ -79,7 +77,7 @@ fn take(pool: &Pool, folios: usize, times: &RefCell<Vec<u64>>) -> Result<Duratio
 }
 
 /// Refuses a folio that has a byte at its edges or in its middle.
-fn check(folio: &Pooled) -> Result<(), BenchError> {
+fn check(folio: &Pooled) -> Result {
     let len = bytes(FOLIO).get();
     for offset in [0, len / 2, len - 64] {
         let mut line = [1; 64];
@@ -91,7 +89,7 @@ fn check(folio: &Pooled) -> Result<(), BenchError> {
     Ok(())
 }
 
-fn touch(folio: &Pooled) -> Result<(), BenchError> {
+fn touch(folio: &Pooled) -> Result {
     let len = bytes(FOLIO).get();
     for page in (0..len).step_by(4096) {
         folio.write_at(page, &[0xa5; 64])?;
@@ -102,10 +100,10 @@ fn touch(folio: &Pooled) -> Result<(), BenchError> {
 /// The times of a row's calls.
 type Times = Rc<RefCell<Vec<u64>>>;
 /// What a row does in a turn, which puts the times of its calls there.
-type Turn<'a> = &'a dyn Fn(&RefCell<Vec<u64>>) -> Result<Duration, BenchError>;
+type Turn<'a> = &'a dyn Fn(&RefCell<Vec<u64>>) -> Result<Duration>;
 
 /// Runs the table. `size` is how much memory a pool may have at most.
-pub(crate) fn run(size: ByteLen, session: &mut Session<'_>) -> Result<(), BenchError> {
+pub(crate) fn run(size: ByteLen, session: &mut Session<'_>) -> Result {
     let folios = (index(size.get()) / FOLIO).clamp(2, FOLIOS);
     let all = NonZeroU8::new(100).unwrap_or(NonZeroU8::MIN);
     let ahead = pool(folios, PoolOptions::default().worker(all))?;
@@ -157,7 +155,7 @@ pub(crate) fn run(size: ByteLen, session: &mut Session<'_>) -> Result<(), BenchE
          naive is a list of free folios that are cleared by memset when taken"
     );
     let title = "How long a taker waits for a zero folio of 2 MiB from a pool";
-    session.measure(suite, "hand-out", title, note)
+    session.measure(suite, title, note)
 }
 
 /// Takes folios of a list, and puts them back.

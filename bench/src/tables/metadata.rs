@@ -24,11 +24,10 @@ use uzone_pages::{ByteLen, LinuxPage, LinuxSeed, MemoryKind, Order, Payload, Pfn
 use uzone_zone::{AltmapOptions, BindOptions, Init, Pagemap, Region, Zone};
 use zerocopy::Immutable;
 
-use crate::harness::error::BenchError;
-use crate::harness::group::{Phase, Watch, nanoseconds};
+use super::bind::{check_every, unbind};
 use crate::harness::machine;
-use crate::harness::report::{METADATA_SCHEMA, Metadata, MetadataRow, Skipped, Table};
-use crate::harness::suite;
+use crate::harness::{Phase, Result, Skipped, Table, Watch, nanoseconds};
+use uzone_report::results::{METADATA_SCHEMA, Metadata, MetadataRow};
 
 /// How much is described.
 const SIZE: ByteLen = ByteLen::tib(1);
@@ -60,7 +59,7 @@ const SIZES: &str = "64 bytes for each page of 4 KiB";
 ///
 /// # Errors
 /// [`BenchError`] if a TiB cannot be reserved, or the kernel does not count what is resident.
-pub fn run(settings: Settings, watch: Watch<'_>) -> Result<Metadata, BenchError> {
+pub fn run(settings: Settings, watch: Watch<'_>) -> Result<Metadata> {
     let mut metadata = Metadata {
         schema: METADATA_SCHEMA.to_owned(),
         benchmark: "bind-metadata".to_owned(),
@@ -197,7 +196,7 @@ struct Ours<'a> {
     most: ByteLen,
 }
 
-fn measure(folio: &Folio, settings: Settings, into: &mut Metadata) -> Result<(), BenchError> {
+fn measure(folio: &Folio, settings: Settings, into: &mut Metadata) -> Result {
     let most = match settings.most {
         Some(most) => most,
         None => ByteLen::new(memory::available(&SystemRoot::host())?.bytes.get() / SHARE),
@@ -227,7 +226,7 @@ impl Ours<'_> {
         &self,
         options: &BindOptions<P>,
         into: &mut Metadata,
-    ) -> Result<(), BenchError> {
+    ) -> Result {
         let id = format!("{}/{}", self.folio.table, self.id);
         // One thread: the stack of another would count as mapped.
         let options = options.clone().threads(std::num::NonZeroUsize::MIN);
@@ -258,7 +257,7 @@ impl Ours<'_> {
         let after = memory::of_this_process(&root)?;
         let resident = pagemap.metadata_resident()?;
         if !self.is_touched {
-            suite::check_every(&pagemap, &id, CHECK_EVERY)?;
+            check_every(&pagemap, &id, CHECK_EVERY)?;
         }
         let metadata = pagemap.metadata_range().map_or(0, |range| range.pages().get());
         into.results.push(MetadataRow {
@@ -274,7 +273,7 @@ impl Ours<'_> {
             region_bytes_per_tib: metadata << probe::page_size().shift(),
             bind_ns: Some(nanoseconds(elapsed)),
         });
-        suite::unbind(pagemap)?;
+        unbind(pagemap)?;
         Ok(())
     }
 }
@@ -288,7 +287,7 @@ fn grown(
 }
 
 /// Pins and lets go a page whose descriptor lies in each base page of descriptors.
-fn touch<P: Payload>(pagemap: &Pagemap<P>) -> Result<(), BenchError> {
+fn touch<P: Payload>(pagemap: &Pagemap<P>) -> Result {
     let report = pagemap.report();
     let a_page = probe::page_size().bytes() / report.descriptor_bytes as u64;
     let pages_per_descriptor = report.pages.get() / report.descriptors;

@@ -26,11 +26,10 @@ mod threads;
 
 use uzone_pages::ByteLen;
 
-use crate::harness::group::Watch;
-use crate::harness::report::Row;
-pub(crate) use crate::harness::settings::PinSettings as Settings;
-use crate::harness::settings::{Benchmark, Part};
-use crate::harness::suite::{Bench, BenchError, Session, check_memory, sentence};
+use crate::harness::{
+    Bench, BenchError, Benchmark, Part, PinSettings, Result, Row, Session, Watch, check_memory,
+    sentence,
+};
 
 /// What the ids of the tables of a larger region end with.
 const LARGER: &str = "-larger";
@@ -39,12 +38,12 @@ const LARGER: &str = "-larger";
 ///
 /// # Errors
 /// [`BenchError`] if the size is none that is measured, memory is short, or a hold was refused.
-pub(crate) fn run(settings: &Settings, part: &Part, watch: Watch<'_>) -> Result<Bench, BenchError> {
+pub(crate) fn run(settings: &PinSettings, part: &Part, watch: Watch<'_>) -> Result<Bench> {
     let mut session = session(settings, part, watch)?;
     if session.wants_any(&["pin-2m", "pin-2m-altmap"]) {
         folios::run(settings.size, "", &mut session)?;
     }
-    type Table = fn(&Settings, &mut Session<'_>) -> Result<(), BenchError>;
+    type Table = fn(&PinSettings, &mut Session<'_>) -> Result;
     let tables: [(&str, Table); 4] = [
         ("pin-list", list::run),
         ("pin-4k", base::run),
@@ -67,7 +66,7 @@ pub(crate) fn run(settings: &Settings, part: &Part, watch: Watch<'_>) -> Result<
 }
 
 /// Runs the table of 2 MiB folios alone.
-pub(crate) fn only_folios(settings: Settings, watch: Watch<'_>) -> Result<Vec<Row>, BenchError> {
+pub(crate) fn only_folios(settings: PinSettings, watch: Watch<'_>) -> Result<Vec<Row>> {
     let size = settings.size;
     let mut session = session(&settings.clone(), &Benchmark::Pin(settings).into(), watch)?;
     folios::outside(size, "", &mut session)?;
@@ -75,19 +74,15 @@ pub(crate) fn only_folios(settings: Settings, watch: Watch<'_>) -> Result<Vec<Ro
 }
 
 /// Begins, if the tables can be run: before minutes are spent.
-fn session<'a>(
-    settings: &Settings,
-    part: &Part,
-    watch: Watch<'a>,
-) -> Result<Session<'a>, BenchError> {
-    let &Settings { size, rounds, .. } = settings;
+fn session<'a>(settings: &PinSettings, part: &Part, watch: Watch<'a>) -> Result<Session<'a>> {
+    let &PinSettings { size, rounds, .. } = settings;
     check(size)?;
     let sentence = format!("{size} held ({} pages), {rounds} rounds", size.get() >> 12);
     Ok(Session::new(sentence, part, rounds, watch))
 }
 
 /// Checks that so much memory is measured, and can be described here.
-fn check(size: ByteLen) -> Result<(), BenchError> {
+fn check(size: ByteLen) -> Result {
     if size.is_zero() || !size.get().is_multiple_of(1 << 30) {
         return Err(BenchError::size(size));
     }

@@ -25,20 +25,16 @@ mod share;
 pub(crate) mod store;
 mod touch;
 
-use crate::harness::group::Watch;
-use crate::harness::settings::Part;
-pub(crate) use crate::harness::settings::SnapshotSettings as Settings;
-use crate::harness::suite::{Bench, BenchError, Session};
-
 use self::erofs::Erofs;
 use self::material::Material;
+use crate::harness::{Bench, Part, Result, Session, SnapshotSettings, Watch};
 
 /// Runs the tables.
 ///
 /// # Errors
 /// [`BenchError`] if the files cannot be made, or a row left a wrong byte.
-pub(crate) fn run(settings: &Settings, part: &Part, watch: Watch<'_>) -> Result<Bench, BenchError> {
-    let &Settings { size, rounds, threads, .. } = settings;
+pub(crate) fn run(settings: &SnapshotSettings, part: &Part, watch: Watch<'_>) -> Result<Bench> {
+    let &SnapshotSettings { size, rounds, threads, .. } = settings;
     let mut material = Material::new(settings, watch)?;
     let asked = format!(
         "an image of {size}: programs and libraries, {} % of its pages zero; {rounds} rounds, {threads} \
@@ -84,4 +80,4 @@ pub(crate) fn run(settings: &Settings, part: &Part, watch: Watch<'_>) -> Result<
 }
 
 /// What measures a table.
-type Rows = fn(&Material, &mut Session<'_>) -> Result<(), BenchError>;
+type Rows = fn(&Material, &mut Session<'_>) -> Result;

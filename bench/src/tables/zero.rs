@@ -26,10 +26,10 @@ use uzone_pages::ByteLen;
 use uzone_stream::{NextUse, StorePolicy, Work as StoreWork, zero_bytes};
 use uzone_zone::{Batching, CacheState, CopyMethod, Region, WriteError, ZeroOptions};
 
-use crate::harness::group::{Watch, nanoseconds};
-use crate::harness::settings::Part;
-pub(crate) use crate::harness::settings::ZeroSettings as Settings;
-use crate::harness::suite::{Bench, BenchError, Role, Session, Suite, bytes, fill_zeroes, timed};
+use crate::harness::{
+    Bench, Part, Result, Role, Session, Suite, Watch, ZeroSettings, bytes, fill_zeroes,
+    nanoseconds, timed,
+};
 use crate::tables::extents::{self, Arena, Work, label, read};
 use crate::tables::first_touch;
 use crate::tables::hand_out;
@@ -46,8 +46,8 @@ const CALLS: usize = 8;
 ///
 /// # Errors
 /// [`BenchError`] if memory is short, or a row left a wrong byte.
-pub(crate) fn run(settings: &Settings, part: &Part, watch: Watch<'_>) -> Result<Bench, BenchError> {
-    let &Settings { size, rounds, threads, populate, first_touches } = settings;
+pub(crate) fn run(settings: &ZeroSettings, part: &Part, watch: Watch<'_>) -> Result<Bench> {
+    let &ZeroSettings { size, rounds, threads, populate, first_touches } = settings;
     extents::check_size(size)?;
     first_touch::check(populate)?;
     let sentence = format!(
@@ -57,7 +57,7 @@ pub(crate) fn run(settings: &Settings, part: &Part, watch: Watch<'_>) -> Result<
     let mut session = Session::new(sentence, part, rounds, watch);
     let arena = Arena::new(Work::Zero, size)?;
     extents::run(Work::Zero, size, &arena, &mut session)?;
-    type Table = fn(&Arena, &Settings, &mut Session<'_>) -> Result<(), BenchError>;
+    type Table = fn(&Arena, &ZeroSettings, &mut Session<'_>) -> Result;
     let tables: [(&str, Table); 6] = [
         ("zero-hint", hint),
         ("zero-bystander", bystander),
@@ -87,10 +87,7 @@ pub(crate) fn run(settings: &Settings, part: &Part, watch: Watch<'_>) -> Result<
 type ClearRow = (Role, &'static str, &'static str, fn(&mut [u8]));
 
 /// Does something so often, and returns how long it took in all.
-fn times(
-    calls: usize,
-    mut work: impl FnMut() -> Result<Duration, BenchError>,
-) -> Result<Duration, BenchError> {
+fn times(calls: usize, mut work: impl FnMut() -> Result<Duration>) -> Result<Duration> {
     (0..calls).try_fold(Duration::ZERO, |elapsed, _| Ok(elapsed + work()?))
 }
 
@@ -99,7 +96,7 @@ fn by_pages(folio: &mut [u8]) {
 }
 
 /// Clears 2 MiB and reads the page in its middle at once.
-fn hint(arena: &Arena, _: &Settings, session: &mut Session<'_>) -> Result<(), BenchError> {
+fn hint(arena: &Arena, _: &ZeroSettings, session: &mut Session<'_>) -> Result {
     let total = bytes(FOLIO * CALLS).get();
     let mut suite = Suite::new("zero-hint", bytes(FOLIO)).writing(total);
     let rows: [ClearRow; 3] = [
@@ -135,21 +132,20 @@ fn hint(arena: &Arena, _: &Settings, session: &mut Session<'_>) -> Result<(), Be
     suite.naive("page-at-a-time").each_spec(|spec| spec.is_rival = true);
     session.measure(
         suite,
-        "a folio of which a page is read at once",
         "A 2 MiB folio is cleared, and one page of it read at once",
         "both together, eight times; out of cache; naive is a page at a time",
     )
 }
 
 /// Reads every line of a page of a region.
-fn read_words(region: &Region, at: u64) -> Result<u64, BenchError> {
+fn read_words(region: &Region, at: u64) -> Result<u64> {
     let words = region.mapping().as_words(at..at + bytes(PAGE).get()).map_err(WriteError::from)?;
     let lines = words.iter().step_by(8).map(|word| word.load(Ordering::Relaxed));
     Ok(lines.fold(0, u64::wrapping_add))
 }
 
 /// Reads 1 MiB again after 2 MiB were cleared.
-fn bystander(arena: &Arena, _: &Settings, session: &mut Session<'_>) -> Result<(), BenchError> {
+fn bystander(arena: &Arena, _: &ZeroSettings, session: &mut Session<'_>) -> Result {
     let own = &vec![1_u8; WORKING_SET];
     let total = bytes(WORKING_SET * CALLS).get();
     let mut suite = Suite::new("zero-bystander", bytes(WORKING_SET)).writing(total);
@@ -178,14 +174,13 @@ fn bystander(arena: &Arena, _: &Settings, session: &mut Session<'_>) -> Result<(
     suite.naive("libc").limit("undisturbed");
     session.measure(
         suite,
-        "a bystander",
         "1 MiB that somebody works with is read again after 2 MiB were cleared",
         "the reading alone, eight times; naive is after memset, the limit is undisturbed",
     )
 }
 
 /// Clears the largest extent in batches of several sizes.
-fn pauses(arena: &Arena, _: &Settings, session: &mut Session<'_>) -> Result<(), BenchError> {
+fn pauses(arena: &Arena, _: &ZeroSettings, session: &mut Session<'_>) -> Result {
     let len = bytes(arena.len);
     let mut suite = Suite::new("zero-pause", len).writing(len.get());
     let batch = |shift: u32| {
@@ -217,14 +212,13 @@ fn pauses(arena: &Arena, _: &Settings, session: &mut Session<'_>) -> Result<(), 
     suite.naive("whole");
     session.measure(
         suite,
-        "batches",
         format!("Clearing {len} in batches, and how long others wait for one"),
         "one thread, out of cache; naive is one go; pauses of all rounds, the first included",
     )
 }
 
 /// Clears the largest extent by several threads.
-fn several(arena: &Arena, asked: &Settings, session: &mut Session<'_>) -> Result<(), BenchError> {
+fn several(arena: &Arena, asked: &ZeroSettings, session: &mut Session<'_>) -> Result {
     let len = bytes(arena.len);
     let mut suite = Suite::new("zero-threads", len).writing(len.get());
     let mut counts = vec![NonZeroUsize::MIN, asked.threads];
@@ -244,7 +238,6 @@ fn several(arena: &Arena, asked: &Settings, session: &mut Session<'_>) -> Result
     }
     session.measure(
         suite,
-        "threads",
         format!("Clearing {len} by several threads"),
         "out of cache; naive is ours on one thread; the limit has as many threads",
     )

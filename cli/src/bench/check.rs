@@ -9,10 +9,10 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use uzone_bench::all;
 use uzone_bench::check::{Compared, Comparison, FACTOR, FLOOR, Measure, SCHEMA, Verdict, compare};
-use uzone_bench::report::{Bench, SCHEMA as BENCH_SCHEMA, Skipped};
 use uzone_bench::settings::Part;
 use uzone_bench::{BenchError, Watch};
 use uzone_os::numa;
+use uzone_report::results::{BENCH_SCHEMA, Bench, Skipped};
 use uzone_report::{Document, MOST_BYTES, Machine, number};
 
 use super::text::{ALL, foot, in_brackets, none, ns, percent, time};

@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 use std::time::{Duration, UNIX_EPOCH};
 
-use uzone_bench::report::{Bench, Headline, Metadata, Row, Skipped, Spread, Table};
 use uzone_pages::ByteLen;
+use uzone_report::results::{Bench, Headline, Metadata, Row, Skipped, Spread, Table};
 use uzone_report::{Machine, number};
 
 use crate::output::{Report, Style, Verbosity, human_duration, table};

@@ -1,10 +1,10 @@
 //! The plain way and the limit, measured in the same run as ours ([`run`]).
 
 use uzone_bench::brief::{self, NumberedFile, Part};
-use uzone_bench::report::{Row, Table};
 use uzone_bench::{BenchError, Phase, Watch, sentence};
 use uzone_fault::Engine;
 use uzone_pages::ByteLen;
+use uzone_report::results::{Row, Table};
 
 use super::image::Image;
 use super::plan::Plan;

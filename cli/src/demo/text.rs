@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use comfy_table::CellAlignment;
-use uzone_bench::report::Row;
 use uzone_pages::ByteLen;
+use uzone_report::results::Row;
 
 use super::Demo;
 use super::steps::grouped;

@@ -8,17 +8,13 @@ use std::cell::RefCell;
 use std::fs::metadata;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use uzone_pages::{ByteLen, Order, Tails};
-use uzone_zone::{BindError, Region, Zone};
+use uzone_zone::{BindError, Region};
 
-use super::{
-    Fill, SHAPES, Settings, bare_fill, linux, naive_rebind, naive_template, present, scaled,
-};
-use crate::harness::error::BenchError;
-use crate::harness::report::Role;
-use crate::harness::suite::{self, Session, Suite, index};
+use super::rows::{check_descriptors, rebind};
+use super::{SHAPES, fill_lines, keeping, linux, naive};
+use crate::harness::{BindSettings, Result, Role, Session, Suite, index, present};
 
 /// What its ids begin with.
 pub(super) const TABLE: &str = "bind-dax";
@@ -34,28 +30,24 @@ fn region(path: &Path) -> Result<Region, BindError> {
 }
 
 /// Binds and unbinds it, in base pages and in the folios that it has whole.
-pub(super) fn table(
-    path: &Path,
-    settings: &Settings,
-    session: &mut Session<'_>,
-) -> Result<(), BenchError> {
+pub(super) fn table(path: &Path, settings: &BindSettings, session: &mut Session<'_>) -> Result {
     let mapped = region(path)?;
     let (size, folio, node) = (mapped.len(), mapped.folio_order(), mapped.node());
     let (pages, threads) = (size.get() >> 12, settings.threads.get());
     let bytes = pages * 64;
-    let zone = &Zone::with_keep_limit(ByteLen::new(bytes + (64 << 20)));
-    let limit = &RefCell::new(present(bytes)?);
+    let zone = &keeping(bytes);
+    let limit = &RefCell::new(present(ByteLen::new(bytes))?);
     let shared = &RefCell::new(Some(mapped));
     let mut suite = Suite::new(TABLE, size).writing(bytes);
-    let naive = naive_template(size, Order::BASE, Some(limit.borrow().addr()))?;
-    let naive_row = move |_: &str| naive_rebind(&naive, &mut limit.borrow_mut());
+    let template = naive::template(size, Order::BASE, Some(limit.borrow().addr()))?;
+    let naive_row = move |_: &str| naive::rebind(&template, &mut limit.borrow_mut());
     suite
         .add(Role::Naive, "naive", "naive, field by field", naive_row)
         .naive("naive")
         .limit("limit");
     suite.threads = threads;
     suite.add(Role::Limit, "limit", "bare fill, all threads", move |_| {
-        bare_fill(&mut limit.borrow_mut().as_bytes_mut()[..index(bytes)], Fill::Line, threads)
+        fill_lines(&mut limit.borrow_mut().as_bytes_mut()[..index(bytes)], threads)
     });
     let orders = [(Order::BASE, "4k"), (Order::PMD, "2m"), (Order::PUD, "1g")];
     for (order, row) in
@@ -63,24 +55,18 @@ pub(super) fn table(
     {
         let options = linux(order, Tails::Stored, threads);
         let bind = move |row: &str| {
-            let Some(region) = shared.borrow_mut().take() else { return Ok(Duration::ZERO) };
-            let options = options.clone();
-            let started = Instant::now();
-            let pagemap = zone.bind(region, options)?;
-            let elapsed = started.elapsed();
-            suite::check_descriptors(&pagemap, row)?;
-            *shared.borrow_mut() = Some(suite::unbind(pagemap)?);
-            Ok(elapsed)
+            let check = |pagemap: &_| check_descriptors(pagemap, row);
+            let (bound, _) = rebind(&mut shared.borrow_mut(), zone, options.clone(), check)?;
+            Ok(bound)
         };
         let name = format!("ours, {} folios", ByteLen::new(order.pages().get() << 12));
         let spec = suite.add(Role::Ours, row, name, bind).naive("naive").limit("limit");
         let shape = SHAPES.iter().find(|shape| shape.order == order);
-        spec.row.published = shape.map(|shape| scaled(shape.published_ours, size));
+        spec.row.published = shape.and_then(|shape| shape.published("ours-1", size));
     }
     let node = node.map_or_else(|| "no node".to_owned(), |node| format!("node {node}"));
     session.measure(
         suite,
-        "DAX memory",
         format!("Rebind of {}: {size} of DAX memory, 64-byte descriptors", path.display()),
         format!(
             "it is mapped in pages of {}, on {node}; descriptors in memory of their own; {threads} threads",

@@ -4,9 +4,7 @@
 //! answers its page, and waits again, on a thread of its own. Or it waits as ours does: it looks again for a
 //! moment before it sleeps. [`BareThread`] fills a window in the thread that takes the fault.
 
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
@@ -20,48 +18,27 @@ use uzone_os::uffd::{
 };
 use uzone_pages::ByteLen;
 
-use super::source::mark;
-use crate::harness::adopted::anonymous;
-use crate::harness::error::BenchError;
-use crate::harness::reads::Reads;
+use crate::harness::{BenchError, Counted, Reads, Result, anonymous};
+
+/// Reads the bytes of a page at an offset.
+pub(crate) type Fetch = dyn Fn(u64, &mut [u8]) -> io::Result<()> + Send + Sync;
 
 /// How a handler answers for a page.
 #[derive(Clone)]
 pub(crate) enum Answer {
     /// By a copy from a mapping of the file, all of which is present.
     Copy(Arc<Mapping>),
-    /// By reading it from the file, and a copy.
-    Read(Arc<File>),
-    /// By what a function fetches of an offset, and a copy.
+    /// By a copy of what a function puts into a page, which is given its offset.
     Fetch(Arc<Fetch>),
     /// By mapping what the memory file has.
     Continue,
     /// By the zero page.
     Zero,
-    /// By a copy of a page in which the one word is written that is looked at.
-    Mark,
 }
 
-/// Fills a page with what is at an offset.
-pub(crate) type Fetch = dyn Fn(u64, &mut [u8]) -> io::Result<()> + Send + Sync;
-
-/// How a handler waits for the next fault.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Waiting {
-    /// poll(2), then one event.
-    Poll,
-    /// Looking again for so long, then poll(2).
-    Spin(Duration),
-}
-
-impl Waiting {
-    /// Waits as ours does that looks again for so long.
-    pub(super) fn like_ours(spin: Option<Duration>) -> Self {
-        match spin.unwrap_or(LazyOptions::DEFAULT_SPIN) {
-            Duration::ZERO => Self::Poll,
-            spin => Self::Spin(spin),
-        }
-    }
+/// Returns for how long a handler looks for faults that waits as ours does; `None` where that sleeps at once.
+pub(super) fn spin_as_ours(spin: Option<Duration>) -> Option<Duration> {
+    Some(spin.unwrap_or(LazyOptions::DEFAULT_SPIN)).filter(|spin| !spin.is_zero())
 }
 
 struct Shared {
@@ -79,12 +56,9 @@ pub(crate) struct Bare {
 }
 
 impl Bare {
-    /// Registers memory and starts its handler, on the CPUs of the calling thread.
-    pub(super) fn new(
-        memory: Mapping,
-        answer: Answer,
-        waiting: Waiting,
-    ) -> Result<Self, BenchError> {
+    /// Registers memory and starts its handler, on the CPUs of the calling thread. It looks for faults for so long
+    /// before it sleeps, or calls poll(2) before it reads any.
+    pub(super) fn new(memory: Mapping, answer: Answer, spin: Option<Duration>) -> Result<Self> {
         let is_huge = memory.page_size() != uzone_os::probe::page_size();
         let (modes, features) = match answer {
             Answer::Continue if is_huge => (Modes::MINOR, Features::MINOR_HUGETLB),
@@ -101,33 +75,24 @@ impl Bare {
             failure: Mutex::new(None),
         });
         let handler = shared.clone();
-        let thread = Builder::new()
-            .name("bare".to_owned())
-            .spawn(move || match waiting {
-                Waiting::Poll => handler.poll_and_answer(&answer),
-                Waiting::Spin(spin) => handler.spin_and_answer(&answer, spin),
-            })
-            .map_err(started)?;
+        let thread = Builder::new().name("bare".to_owned());
+        let thread = thread.spawn(move || handler.answer_all(&answer, spin)).map_err(started)?;
         Ok(Self { shared, thread: Some(thread) })
     }
 
     /// The same for memory of its own, as ours maps it.
-    pub(crate) fn anonymous(
-        len: ByteLen,
-        answer: Answer,
-        waiting: Waiting,
-    ) -> Result<Self, BenchError> {
-        Self::new(anonymous(len)?, answer, waiting)
+    pub(crate) fn anonymous(len: ByteLen, answer: Answer, spin: Option<Duration>) -> Result<Self> {
+        Self::new(anonymous(len)?, answer, spin)
     }
+}
 
-    pub(crate) fn faults(&self) -> u64 {
-        self.shared.faults.load(Ordering::Relaxed) // a statistic
-    }
-
-    /// Returns what the handler met, if it could not answer.
-    pub(crate) fn check(&self, row: &str) -> Result<(), BenchError> {
-        let failure = self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
-        failure.map_or(Ok(()), |cause| Err(BenchError::handler(row, cause)))
+impl Counted for Bare {
+    /// Fails with what the handler met, if it could not answer.
+    fn counts(&self, row: &str) -> Result<(Option<u64>, u64)> {
+        match self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            Some(cause) => Err(BenchError::handler(row, cause)),
+            None => Ok((Some(self.shared.faults.load(Ordering::Relaxed)), 0)), // a statistic
+        }
     }
 }
 
@@ -138,25 +103,12 @@ pub(crate) struct BareThread {
 }
 
 impl BareThread {
-    /// Maps as much memory, and fills it with copies of `source`.
-    pub(super) fn copied(
-        len: ByteLen,
-        source: Arc<Mapping>,
-        window: ByteLen,
-    ) -> Result<Self, BenchError> {
-        Self::new(anonymous(len)?, Some(source), window)
-    }
-
-    /// Registers a mapping of a memory file.
-    pub(super) fn shared(memory: Mapping, window: ByteLen) -> Result<Self, BenchError> {
-        Self::new(memory, None, window)
-    }
-
-    fn new(
+    /// Registers memory that is filled with copies of `source`, or maps what its memory file has.
+    pub(super) fn new(
         memory: Mapping,
         source: Option<Arc<Mapping>>,
         window: ByteLen,
-    ) -> Result<Self, BenchError> {
+    ) -> Result<Self> {
         let (modes, features) = match source {
             Some(_) => (Modes::MISSING, Features::NONE),
             None => (Modes::MINOR, Features::MINOR_SHMEM),
@@ -166,14 +118,16 @@ impl BareThread {
         let handler = BareHandler::install(memory.clone(), source, window).map_err(started)?;
         Ok(Self { memory, handler })
     }
+}
 
-    pub(crate) fn faults(&self) -> u64 {
-        self.handler.faults()
+impl Counted for BareThread {
+    fn counts(&self, _: &str) -> Result<(Option<u64>, u64)> {
+        Ok((Some(self.handler.faults()), 0))
     }
 }
 
 impl Reads for BareThread {
-    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), BenchError> {
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result {
         Ok(self.memory.mapping().read_at(offset, out)?)
     }
 }
@@ -183,7 +137,7 @@ fn started(cause: io::Error) -> BenchError {
 }
 
 impl Reads for Bare {
-    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), BenchError> {
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result {
         Ok(self.shared.memory.mapping().read_at(offset, out)?)
     }
 }
@@ -201,46 +155,29 @@ impl Drop for Bare {
 }
 
 impl Shared {
-    fn poll_and_answer(&self, answer: &Answer) {
+    fn answer_all(&self, answer: &Answer, spin: Option<Duration>) {
         let mut buffer = EventBuffer::new(1);
-        let mut page = self.room();
-        loop {
-            if let Err(cause) = wait(&**self.memory.uffd(), &self.bell, None) {
-                return self.fail(cause);
-            }
-            if self.stop.load(Ordering::Acquire) {
-                return;
-            }
-            let _ = self.read_and_answer(&mut buffer, answer, &mut page);
-        }
-    }
-
-    fn spin_and_answer(&self, answer: &Answer, spin: Duration) {
-        let mut buffer = EventBuffer::new(1);
-        let mut page = self.room();
-        let mut idle_since = Instant::now();
-        loop {
-            if self.read_and_answer(&mut buffer, answer, &mut page) {
-                idle_since = Instant::now();
-                continue;
-            }
-            if self.stop.load(Ordering::Acquire) {
-                return;
-            }
-            if idle_since.elapsed() < spin {
-                std::hint::spin_loop();
-                continue;
-            }
-            if let Err(cause) = wait(&**self.memory.uffd(), &self.bell, None) {
-                return self.fail(cause);
-            }
-            idle_since = Instant::now();
-        }
-    }
-
-    fn room(&self) -> Vec<u8> {
         let bytes = self.memory.mapping().page_size().bytes();
-        vec![0; usize::try_from(bytes).unwrap_or(0)]
+        let mut page = vec![0; usize::try_from(bytes).unwrap_or(0)];
+        // When it looked for faults first after the last one: it begins so.
+        let mut idle_since = spin.map(|_| Instant::now());
+        loop {
+            let is_over = |spin| idle_since.is_some_and(|since: Instant| since.elapsed() >= spin);
+            let waits = spin.is_none_or(is_over);
+            if waits && let Err(cause) = wait(&**self.memory.uffd(), &self.bell, None) {
+                return self.fail(cause);
+            }
+            if self.stop.load(Ordering::Acquire) {
+                return;
+            }
+            if self.read_and_answer(&mut buffer, answer, &mut page) {
+                idle_since = None;
+            } else if spin.is_some() {
+                // After a wait, too, it looks for as long.
+                idle_since = idle_since.filter(|_| !waits).or_else(|| Some(Instant::now()));
+                std::hint::spin_loop();
+            }
+        }
     }
 
     fn fail(&self, cause: io::Error) {
@@ -276,16 +213,13 @@ impl Shared {
     fn answer(&self, start: u64, answer: &Answer, page: &mut [u8]) -> io::Result<()> {
         let len = page.len() as u64;
         let range = start..start + len;
-        match answer {
-            Answer::Read(file) => file.read_exact_at(page, start)?,
-            Answer::Fetch(fetch) => fetch(start, page)?,
-            Answer::Mark => mark(start, page),
-            Answer::Copy(_) | Answer::Continue | Answer::Zero => {}
+        if let Answer::Fetch(fetch) = answer {
+            fetch(start, page)?;
         }
         loop {
             let fill = match answer {
                 Answer::Copy(source) => Fill::From { source, offset: start },
-                Answer::Read(_) | Answer::Fetch(_) | Answer::Mark => Fill::Bytes(page),
+                Answer::Fetch(_) => Fill::Bytes(page),
                 Answer::Continue => Fill::Cached,
                 Answer::Zero => Fill::Zero,
             };

@@ -4,22 +4,21 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use super::bare::{Answer, Bare, Waiting};
-use super::run::{Ours, Run, Visit};
+use super::bare::{Answer, Bare};
+use super::run::{Ours, Run, Visits};
 use super::scan::BY_DEFAULT;
 use super::source::{PAGE, Source};
 use super::touch::{Pattern, Placement};
-use crate::harness::reads::Reads;
-use crate::harness::suite::{BenchError, Role, Suite};
+use crate::harness::{BenchError, Counted, Reads, Result, Role, Suite};
 
 /// How many pages are touched at most: a device takes its time.
 const MOST: usize = 512;
 
 /// Reading without mapping.
-struct Plain<'a>(&'a File);
+struct Plain(Arc<File>);
 
-impl Reads for Plain<'_> {
-    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), BenchError> {
+impl Reads for Plain {
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result {
         // A page, as the others read it.
         let mut page = [0; 4096];
         let start = offset & !(PAGE - 1);
@@ -30,8 +29,14 @@ impl Reads for Plain<'_> {
     }
 }
 
+impl Counted for Plain {
+    fn counts(&self, _: &str) -> Result<(Option<u64>, u64)> {
+        Ok((Some(0), 0))
+    }
+}
+
 /// Returns why the file cannot be forgotten, if that is so.
-fn refusal(file: &Source) -> Result<Option<String>, BenchError> {
+fn refusal(file: &Source) -> Result<Option<String>> {
     let kept = file.chill()?;
     let reason = || {
         format!(
@@ -43,7 +48,7 @@ fn refusal(file: &Source) -> Result<Option<String>, BenchError> {
     Ok((kept > 0).then(reason))
 }
 
-pub(super) fn table(run: &mut Run<'_>, file: &Source) -> Result<(), BenchError> {
+pub(super) fn table(run: &mut Run<'_>, file: &Source) -> Result {
     if !run.wants("fault-cold") {
         return Ok(());
     }
@@ -57,30 +62,31 @@ pub(super) fn table(run: &mut Run<'_>, file: &Source) -> Result<(), BenchError> 
     let pages = usize::try_from(len.get() / PAGE).unwrap_or(MOST);
     // Of all pages one in 64, so that hardly any is the neighbour of another.
     parts[0].truncate((pages / 64).clamp(1, MOST));
-    let visit = Visit::timed(&parts, placement);
-    let touched = visit.touched();
+    let visits = Visits::timed(&parts, placement);
+    let touched = visits.touched;
     let shared = Arc::new(file.again()?);
+    let plain = shared.clone();
     let engine = &placement.engine()?;
     let mut suite = Suite::new("fault-cold", len);
-    let spec = suite.faults(Role::Naive, "kernel", "the kernel's own mapping", |row| {
+    visits.add(&mut suite, Role::Naive, "kernel", "the kernel's own mapping", || {
         file.chill()?;
-        visit.kernel(row, &file.map(len)?)
+        file.map(len)
     });
-    let naive = spec.faults.log.clone();
-    suite.faults(Role::Peer, "one-page", "one page, read and copied", |row| {
+    visits.add(&mut suite, Role::Peer, "one-page", "one page, read and copied", move || {
         file.chill()?;
-        let answer = Answer::Read(shared.clone());
-        visit.bare(row, &Bare::anonymous(len, answer, Waiting::Poll)?)
+        let file = shared.clone();
+        let read = move |offset, page: &mut [u8]| file.read_exact_at(page, offset);
+        Bare::anonymous(len, Answer::Fetch(Arc::new(read)), None)
     });
-    suite.faults(Role::Limit, "read", "limit, a page read and not mapped", |row| {
+    visits.add(&mut suite, Role::Limit, "read", "limit, a page read and not mapped", move || {
         file.chill()?;
-        Ok(visit.touch(row, &Plain(&file.file))?.found(0, 0))
+        Ok(Plain(plain.clone()))
     });
     for order in [Some(0), Some(4), None] {
         let Ours { row, name, options } = Ours::new(order, placement)?;
-        suite.faults(Role::Ours, &row, name, move |row| {
+        visits.add(&mut suite, Role::Ours, &row, name, move || {
             file.chill()?;
-            visit.lazy(row, &engine.map(len, file.backing()?, &options)?)
+            Ok(engine.map(len, file.backing()?, &options)?)
         });
     }
     if let Some(spec) = suite.spec(BY_DEFAULT) {
@@ -88,8 +94,8 @@ pub(super) fn table(run: &mut Run<'_>, file: &Source) -> Result<(), BenchError> 
     }
     suite.naive("kernel").limit("read").each_spec(|spec| {
         (spec.row.items, spec.row.cold) = (touched, true);
-        spec.faults.naive = Some(naive.clone());
-        spec.faults.waiting_alike = Some("fault-cold/one-page".to_owned());
+        spec.touch_naive = Some(spec.of_table("kernel"));
+        spec.waiting_alike = Some(spec.of_table("one-page"));
     });
     let title =
         format!("A file of {len} that the page cache has forgotten: {touched} random touches");
@@ -98,5 +104,5 @@ pub(super) fn table(run: &mut Run<'_>, file: &Source) -> Result<(), BenchError> 
          x alike is against one-page reads",
         placement.title
     );
-    run.session.measure(suite, "cold", title, note)
+    run.session.measure(suite, title, note)
 }

@@ -5,15 +5,13 @@
 //! once would look good at every density. The ratio of `auto` to the fastest window of its table is
 //! `ratio_best`. A reader answers for the file; the threads themselves answer for the file and for a memory file.
 
-use std::sync::Arc;
-
 use uzone_pages::ByteLen;
 
-use super::run::{Ours, Run, Visit};
-use super::scan::Backend;
+use super::backend::Backend;
+use super::run::{Ours, Run, Visits, Ways};
 use super::source::{self, PAGE, Source};
 use super::touch::{Pattern, Placement};
-use crate::harness::suite::{BenchError, Role, Suite};
+use crate::harness::{Result, Role, Suite};
 
 /// A part of the pages.
 struct Density {
@@ -53,7 +51,7 @@ struct Tables<'a> {
     /// What their ids begin with.
     id: String,
     densities: &'static [Density],
-    ours: fn(Option<u8>, &Placement) -> Result<Ours, BenchError>,
+    ours: fn(Option<u8>, &Placement) -> Result<Ours>,
     placement: &'a Placement,
 }
 
@@ -76,12 +74,7 @@ impl<'a> Tables<'a> {
         self.densities.iter().any(|density| run.wants(&self.id(density)))
     }
 
-    fn measure(
-        &self,
-        run: &mut Run<'_>,
-        backend: &Backend<'_>,
-        len: ByteLen,
-    ) -> Result<(), BenchError> {
+    fn measure(&self, run: &mut Run<'_>, backend: &Backend<'_>, len: ByteLen) -> Result {
         let order = Pattern::Random.parts(len, PAGE, 1).concat();
         for density in self.densities {
             if run.wants(&self.id(density)) {
@@ -99,43 +92,34 @@ impl<'a> Tables<'a> {
         len: ByteLen,
         density: &Density,
         parts: &[Vec<u64>],
-    ) -> Result<(), BenchError> {
-        let (table, placement) = (self.id(density), self.placement);
-        let visit = Visit { is_timed: false, ..Visit::timed(parts, placement) };
-        let engine = &placement.engine()?;
-        let mut suite = Suite::new(table, len);
+    ) -> Result {
+        let placement = self.placement;
+        let visits = Visits::untimed(parts, placement);
+        let (touched, engine) = (visits.touched, &placement.engine()?);
+        let ways = Ways { visits, backend, engine, len };
+        let mut suite = Suite::new(self.id(density), len);
         suite.rounds = density.rounds;
         for window in std::iter::once(None).chain(density.windows.iter().copied().map(Some)) {
-            let Ours { row, name, options } = (self.ours)(window, placement)?;
             let role = if window.is_none() { Role::Ours } else { Role::Variant };
-            let spec = suite.faults(role, &row, name, move |row| {
-                let memory = placement.by_handler(|| backend.lazy(engine, len, &options))?;
-                visit.lazy(row, &memory)
-            });
-            (spec.row.items, spec.is_rival) = (visit.touched(), true);
+            let spec = ways.add_ours(&mut suite, role, (self.ours)(window, placement)?);
+            (spec.row.items, spec.is_rival) = (touched, true);
         }
         let title = format!(
-            "{}, {} % of its pages in random order: {len}, {} touches",
+            "{}, {} % of its pages in random order: {len}, {touched} touches",
             backend.title(),
-            density.id,
-            visit.touched()
+            density.id
         );
         let note = format!(
             "{}; *x best* of auto is its time by the fastest row's{}",
             placement.title,
             suite.fewer(run.settings.rounds)
         );
-        let what = format!("{} % at random{}", density.id, placement.id);
-        run.session.measure(suite, &what, title, note)
+        run.session.measure(suite, title, note)
     }
 }
 
 /// Measures the tables that were asked for, of `len` bytes.
-pub(super) fn tables(
-    run: &mut Run<'_>,
-    len: ByteLen,
-    placements: &[Placement],
-) -> Result<(), BenchError> {
+pub(super) fn tables(run: &mut Run<'_>, len: ByteLen, placements: &[Placement]) -> Result {
     let alone = placements.iter().filter(|placement| placement.threads == 1);
     let by_reader: Vec<_> = alone.clone().map(Tables::by_reader).collect();
     // No reader has a place where threads answer themselves.
@@ -149,7 +133,7 @@ pub(super) fn tables(
     if file_is_wanted {
         let file = Source::new(&run.settings.directory, len)?;
         file.warm(len)?;
-        let backend = Backend::File(&file, Arc::new(file.map(len)?));
+        let backend = Backend::File(&file, file.map(len)?.into());
         for tables in &of_file {
             tables.measure(run, &backend, len)?;
         }

@@ -8,8 +8,7 @@ use uzone_pages::ByteLen;
 use super::run::{Ours, Run};
 use super::source::{Source, word};
 use super::touch::Placement;
-use crate::harness::reads::Reads;
-use crate::harness::suite::{BenchError, Role, Suite, timed};
+use crate::harness::{Reads, Result, Role, Suite, check_word, timed};
 
 /// The row of a mapping in transparent huge pages.
 pub(super) const ROW: &str = "thp";
@@ -19,13 +18,13 @@ const READS: usize = 1 << 20;
 const MOST: ByteLen = ByteLen::mib(512);
 
 /// A mapping in transparent huge pages, each filled whole.
-pub(super) fn transparent(placement: &Placement) -> Result<Ours, BenchError> {
+pub(super) fn transparent(placement: &Placement) -> Result<Ours> {
     let options = Ours::new(None, placement)?.options.huge(HugePages::Transparent);
     Ok(Ours { row: ROW.to_owned(), name: "ours, transparent huge pages".to_owned(), options })
 }
 
 /// Makes one huge page as the rows will. Returns why that is not possible here.
-pub(super) fn is_possible(file: &Source) -> Result<Result<(), String>, BenchError> {
+pub(super) fn is_possible(file: &Source) -> Result<Result<(), String>> {
     let placement = Placement::anywhere()?;
     let engine = placement.engine()?;
     let options = LazyOptions::default().huge(HugePages::Transparent);
@@ -44,12 +43,7 @@ pub(super) fn is_possible(file: &Source) -> Result<Result<(), String>, BenchErro
 }
 
 /// Fills a mapping of the file.
-fn filled(
-    engine: &Engine,
-    file: &Source,
-    len: ByteLen,
-    huge: HugePages,
-) -> Result<LazyMapping, BenchError> {
+fn filled(engine: &Engine, file: &Source, len: ByteLen, huge: HugePages) -> Result<LazyMapping> {
     let options = LazyOptions::default().huge(huge);
     let memory = engine.map(len, file.backing()?, &options)?;
     memory.populate(0..len.get(), Populate::All)?;
@@ -57,7 +51,7 @@ fn filled(
 }
 
 /// Returns private memory in huge pages with the bytes of the file.
-fn plain(file: &Source, len: ByteLen) -> Result<Mapping, BenchError> {
+fn plain(file: &Source, len: ByteLen) -> Result<Mapping> {
     let how = Anonymous { huge: HugeAdvice::Advise, ..Anonymous::default() };
     let (memory, from) = (Mapping::anonymous(len, how)?, file.map(len)?);
     let mut bytes = vec![0; 1 << 20];
@@ -68,7 +62,7 @@ fn plain(file: &Source, len: ByteLen) -> Result<Mapping, BenchError> {
     Ok(memory)
 }
 
-pub(super) fn table(run: &mut Run<'_>, file: &Source) -> Result<(), BenchError> {
+pub(super) fn table(run: &mut Run<'_>, file: &Source) -> Result {
     const TABLE: &str = "fault-read";
     if !run.wants(TABLE) || !run.has_huge {
         return Ok(());
@@ -102,22 +96,13 @@ pub(super) fn table(run: &mut Run<'_>, file: &Source) -> Result<(), BenchError> 
     ];
     for (role, row, name, memory) in rows {
         suite.add(role, row, name, move |row| {
-            timed(|| {
-                let mut bytes = [0; 8];
-                for &offset in offsets {
-                    memory.read(offset, &mut bytes)?;
-                    if u64::from_ne_bytes(bytes) != word(offset) {
-                        return Err(BenchError::wrong_byte(row, offset));
-                    }
-                }
-                Ok(())
-            })
+            let mut offsets = offsets.iter();
+            timed(|| offsets.try_for_each(|&at| check_word(row, memory, at, word(at))))
         });
     }
     suite.naive("small").limit("plain");
     run.session.measure(
         suite,
-        "reading at random",
         format!("Reading what is there: {READS} words at random of {len}"),
         "each word is compared; nothing is filled meanwhile; naive is ours in small pages",
     )

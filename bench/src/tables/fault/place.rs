@@ -5,10 +5,10 @@
 
 use uzone_fault::{Engine, EngineOptions};
 
-use super::run::{Ours, Run, Visit};
+use super::run::{Ours, Run, Visits};
 use super::source::{PAGE, Source};
 use super::touch::{Pattern, Placement};
-use crate::harness::suite::{BenchError, Role, Suite};
+use crate::harness::{Result, Role, Suite};
 
 /// The windows, by order; `None` adapts.
 const WINDOWS: [Option<u8>; 3] = [Some(0), Some(4), None];
@@ -19,7 +19,7 @@ const TOUCHERS: [(usize, bool, &str); 4] =
 const ID: &str = "fault-place";
 
 /// Measures a table for each window and each number of threads.
-pub(super) fn tables(run: &mut Run<'_>, file: &Source) -> Result<(), BenchError> {
+pub(super) fn tables(run: &mut Run<'_>, file: &Source) -> Result {
     for order in WINDOWS {
         for (threads, is_kept, id) in TOUCHERS {
             let (window, name) = match order {
@@ -33,23 +33,26 @@ pub(super) fn tables(run: &mut Run<'_>, file: &Source) -> Result<(), BenchError>
                 let title =
                     format!("The place of the reader: {threads} {threads_touch}{kept}; {name}");
                 let places = Placement::of_handler(threads, is_kept)?;
-                let suite = suite(file, &table, order, &places)?;
-                let note = "*x best* is the time by the fastest row's";
-                run.session.measure(suite, &table, title, note)?;
+                measure(run, file, &table, order, &places, title)?;
             }
         }
     }
     Ok(())
 }
 
-fn suite<'a>(
-    file: &'a Source,
+fn measure(
+    run: &mut Run<'_>,
+    file: &Source,
     table: &str,
     order: Option<u8>,
-    places: &'a [(&'static str, Placement)],
-) -> Result<Suite<'a>, BenchError> {
+    places: &[(&'static str, Placement)],
+    title: String,
+) -> Result {
     let len = file.len;
+    let threads = places.first().map_or(1, |(_, place)| place.threads);
+    let parts = &Pattern::InOrder.parts(len, PAGE, threads);
     let mut suite = Suite::new(table, len);
+    suite.threads = threads;
     for (row, place) in places {
         let (role, engine) = if *row == "default" {
             (Role::Ours, Engine::with(EngineOptions::default())?)
@@ -57,13 +60,11 @@ fn suite<'a>(
             (Role::Variant, place.engine()?)
         };
         let options = Ours::new(order, place)?.options;
-        let parts = Pattern::InOrder.parts(len, PAGE, place.threads);
-        suite.threads = place.threads;
+        let visits = Visits::untimed(parts, place);
         let spec = suite.faults(role, row, place.title.clone(), move |row| {
-            let memory = engine.map(len, file.backing()?, &options)?;
-            Visit { is_timed: false, ..Visit::timed(&parts, place) }.lazy(row, &memory)
+            visits.found(row, &engine.map(len, file.backing()?, &options)?.into())
         });
         spec.is_rival = true;
     }
-    Ok(suite)
+    run.session.measure(suite, title, "*x best* is the time by the fastest row's")
 }

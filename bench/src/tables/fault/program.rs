@@ -14,14 +14,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use uzone_fault::{Engine, EngineOptions};
 
-use super::run::Run;
-use super::scan::Backend;
+use super::backend::Backend;
+use super::run::{Run, Visitor, Visits, Ways};
 use super::source::{PAGE, Source};
-use super::touch::{Part, Touched};
-use super::ways::{Memory, Ways};
-use crate::harness::reads::Reads;
-use crate::harness::settings::ProgramSettings;
-use crate::harness::suite::{BenchError, Suite, index};
+use super::touch::{Part, Placement};
+use crate::harness::{BenchError, Counted, Found, ProgramSettings, Reads, Result, Suite, index};
+
+/// Memory that holds a file.
+type Memory = Arc<dyn Reads + Send>;
 
 /// They are a note, and not figures of rows, because no row does the same work.
 const PUBLISHED: &str = "published, for windows of 1, 16 and 512 pages: a build of Linux, 151.23, 150.86 and \
@@ -39,11 +39,11 @@ struct Program<'a> {
     file: Source,
     expected: Answers,
     /// Has the program answer from memory that holds the file.
-    ask: Box<dyn Fn(Memory) -> Result<Answers, BenchError> + 'a>,
+    ask: Box<dyn Fn(Memory) -> Result<Answers> + 'a>,
 }
 
 /// Measures a table for each program.
-pub(super) fn tables(run: &mut Run<'_>, settings: &ProgramSettings) -> Result<(), BenchError> {
+pub(super) fn tables(run: &mut Run<'_>, settings: &ProgramSettings) -> Result {
     let directory = &run.settings.directory;
     if run.wants(database::TABLE) {
         let program = database::program(directory, settings.database)?;
@@ -56,29 +56,34 @@ pub(super) fn tables(run: &mut Run<'_>, settings: &ProgramSettings) -> Result<()
     Ok(())
 }
 
-fn table(run: &mut Run<'_>, program: &Program<'_>, orders: &[u8]) -> Result<(), BenchError> {
+fn table(run: &mut Run<'_>, program: &Program<'_>, orders: &[u8]) -> Result {
     let (table, file, len) = (program.table, &program.file, program.file.len);
-    let read = &Arc::new(ReadPages::new(file)?);
+    let read = Arc::new(ReadPages::new(file)?);
     program.run(&format!("{table}/read"), read.clone())?;
     let touched = read.count();
-    let mapped = Arc::new(file.map(len)?);
-    mapped.populate(0..len.get())?;
-    let backend = &Backend::File(file, mapped);
+    let backend = &Backend::File(file, file.mapped(len)?);
     let engine = &Engine::with(EngineOptions::default())?;
-    let visit = |row: &str, memory| program.run(row, memory);
+    let placement = &Placement::anywhere()?;
+    let visits = Visits { visitor: program, placement, touched, page_bytes: PAGE };
     let mut suite = Suite::new(table, len);
-    Ways { backend, engine, len, orders, touched }.add(&mut suite, &visit)?;
+    Ways { visits, backend, engine, len }.add_all(&mut suite, orders)?;
     suite.limit("populate").each_spec(|spec| spec.row.items = touched);
     let title =
         format!("{}, of whose {} pages it reads {touched}", program.title, len.get() / PAGE);
     let note =
         format!("one thread; the program's own work is in the time of each row; {PUBLISHED}");
-    run.session.measure(suite, table, title, note)
+    run.session.measure(suite, title, note)
+}
+
+impl Visitor for &Program<'_> {
+    fn visit<M: Counted + Send + 'static>(&self, row: &str, memory: &Arc<M>) -> Result<Found> {
+        self.run(row, memory.clone())
+    }
 }
 
 impl Program<'_> {
     /// Runs it over memory, and compares its answers.
-    fn run(&self, row: &str, memory: Memory) -> Result<Touched, BenchError> {
+    fn run(&self, row: &str, memory: Memory) -> Result<Found> {
         let mut answers = Answers::new();
         let part = Part::of(|| {
             answers = (self.ask)(memory)?;
@@ -98,7 +103,7 @@ struct ReadPages {
 }
 
 impl ReadPages {
-    fn new(source: &Source) -> Result<Self, BenchError> {
+    fn new(source: &Source) -> Result<Self> {
         let pages = source.len.get() / PAGE;
         let is_read = (0..pages).map(|_| AtomicBool::new(false)).collect();
         Ok(Self { file: source.again()?, is_read })
@@ -112,7 +117,7 @@ impl ReadPages {
 }
 
 impl Reads for ReadPages {
-    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), BenchError> {
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result {
         self.file.read_exact_at(out, offset).map_err(BenchError::of_file("read"))?;
         for page in offset / PAGE..(offset + out.len() as u64).div_ceil(PAGE) {
             if let Some(is_read) = self.is_read.get(index(page)) {
@@ -132,7 +137,7 @@ mod tests {
     struct Zeroes;
 
     impl Reads for Zeroes {
-        fn read(&self, _: u64, out: &mut [u8]) -> Result<(), BenchError> {
+        fn read(&self, _: u64, out: &mut [u8]) -> Result {
             out.fill(0);
             Ok(())
         }

@@ -1,19 +1,19 @@
-//! What the tables of `uzone bench fault` share: what they are run with ([`Run`]), one way of ours
-//! ([`Ours`]), and the touches of a row ([`Visit`]).
+//! What the tables of `uzone bench fault` share: what they are run with ([`Run`]), one way of ours ([`Ours`]), and
+//! rows whose memory is visited in one step ([`Visits`], [`Ways`]).
 
 use std::num::NonZeroUsize;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use uzone_fault::{Answer, FaultStats, LazyMapping, LazyOptions, MapError, Reader};
-use uzone_os::Mapping;
+use uzone_fault::{Answer, Engine, LazyOptions, MapError, Reader};
 use uzone_pages::{Advice, ByteLen, FaultAround};
 
-use super::bare::{Bare, BareThread};
+use super::backend::Backend;
 use super::source::{PAGE, word};
-use super::touch::{Placement, Touched, touch};
-use crate::harness::reads::Reads;
-use crate::harness::settings::FaultSettings;
-use crate::harness::suite::{BenchError, Found, Session};
+use super::touch::{Placement, touch};
+use crate::harness::{
+    Counted, FaultSettings, Found, Result, Role, RowSpec, Session, Suite, counted,
+};
 
 /// What the tables are run with.
 pub(super) struct Run<'a> {
@@ -46,7 +46,7 @@ pub(super) struct Ours {
 
 impl Ours {
     /// A window of so many pages, or the one that adapts.
-    pub(super) fn new(order: Option<u8>, placement: &Placement) -> Result<Self, BenchError> {
+    pub(super) fn new(order: Option<u8>, placement: &Placement) -> Result<Self> {
         let (row, name, advice, size) = match order {
             Some(order) => {
                 let pages = 1_u64 << order;
@@ -68,10 +68,7 @@ impl Ours {
     }
 
     /// The same, and two threads answer for the mapping.
-    pub(super) fn two_readers(
-        order: Option<u8>,
-        placement: &Placement,
-    ) -> Result<Self, BenchError> {
+    pub(super) fn two_readers(order: Option<u8>, placement: &Placement) -> Result<Self> {
         let Self { row, name, options } = Self::new(order, placement)?;
         let own = Reader::Own { cpus: Vec::new() };
         let options = options.answer(Answer::Reader).reader(own);
@@ -80,92 +77,144 @@ impl Ours {
     }
 
     /// The same, and the threads that take faults answer them.
-    pub(super) fn in_thread(order: Option<u8>, placement: &Placement) -> Result<Self, BenchError> {
+    pub(super) fn in_thread(order: Option<u8>, placement: &Placement) -> Result<Self> {
         let Self { row, name, options } = Self::new(order, placement)?;
         let options = options.answer(Answer::InThread);
         Ok(Self { row: format!("thread-{row}"), name: format!("{name}, in the thread"), options })
     }
 }
 
+/// What visits memory.
+pub(super) trait Visitor {
+    fn visit<M: Counted + Send + 'static>(&self, row: &str, memory: &Arc<M>) -> Result<Found>;
+}
+
 /// The pages that each row of a table touches, and how.
 #[derive(Clone, Copy)]
-pub(super) struct Visit<'a> {
+pub(super) struct Touches<'a> {
     /// The offsets that each thread touches.
     pub(super) parts: &'a [Vec<u64>],
     pub(super) placement: &'a Placement,
-    /// The size of the pages that are touched.
-    pub(super) page_bytes: u64,
     /// Whether each touch is timed.
     pub(super) is_timed: bool,
     /// Returns the right word at an offset.
     pub(super) expected: fn(u64) -> u64,
 }
 
-impl<'a> Visit<'a> {
-    /// Touches of pages with the words of the file, each of them timed.
+impl Visitor for Touches<'_> {
+    fn visit<M: Counted + Send + 'static>(&self, row: &str, memory: &Arc<M>) -> Result<Found> {
+        touch(row, &**memory, self.parts, self.placement, self.is_timed, &self.expected)
+    }
+}
+
+/// How the rows of a table visit memory, and how much of it.
+#[derive(Clone, Copy)]
+pub(super) struct Visits<'a, V> {
+    pub(super) visitor: V,
+    pub(super) placement: &'a Placement,
+    /// How many pages a visit touches; others that are mapped are wasted.
+    pub(super) touched: u64,
+    /// The size of the pages that are touched.
+    pub(super) page_bytes: u64,
+}
+
+impl<'a> Visits<'a, Touches<'a>> {
+    /// Touches pages with the words of the file; each touch is timed.
     pub(super) fn timed(parts: &'a [Vec<u64>], placement: &'a Placement) -> Self {
-        Self { parts, placement, page_bytes: PAGE, is_timed: true, expected: word }
+        let visitor = Touches { parts, placement, is_timed: true, expected: word };
+        let touched = parts.iter().map(|part| part.len() as u64).sum();
+        Self { visitor, placement, touched, page_bytes: PAGE }
     }
 
-    /// Returns how many pages are touched.
-    pub(super) fn touched(&self) -> u64 {
-        self.parts.iter().map(|part| part.len() as u64).sum()
-    }
-
-    /// Touches any memory.
-    pub(super) fn touch(&self, row: &str, memory: &impl Reads) -> Result<Touched, BenchError> {
-        touch(row, memory, self.parts, self.placement, self.is_timed, &self.expected)
-    }
-
-    /// Touches memory of a one-page handler, which maps the faulting pages and nothing else.
-    pub(super) fn bare(&self, row: &str, memory: &Bare) -> Result<Found, BenchError> {
-        let done = self.touch(row, memory);
-        memory.check(row)?;
-        Ok(done?.found(memory.faults(), 0))
-    }
-
-    /// Touches memory that threads fill for themselves without a record.
-    pub(super) fn bare_thread(&self, row: &str, memory: &BareThread) -> Result<Found, BenchError> {
-        Ok(self.touch(row, memory)?.found(memory.faults(), 0))
-    }
-
-    /// Touches memory of ours.
-    pub(super) fn lazy(&self, row: &str, memory: &LazyMapping) -> Result<Found, BenchError> {
-        let done = self.touch(row, memory)?;
-        Ok(self.found(done, memory, self.touched()))
-    }
-
-    /// Sums up touches of memory of ours, of which so many pages were touched.
-    pub(super) fn found(&self, done: Touched, memory: &LazyMapping, touched: u64) -> Found {
-        let stats = settled(memory);
-        // The untouched rest of a huge page counts as wasted small pages.
-        let placed = placed(&stats) * (memory.page_size().bytes() / self.page_bytes);
-        done.found(stats.faults, placed.saturating_sub(touched))
-    }
-
-    /// Touches a mapping whose faults the kernel handles.
-    pub(super) fn kernel(&self, row: &str, memory: &Mapping) -> Result<Found, BenchError> {
-        let done = self.touch(row, memory)?;
-        let resident = memory.resident()?.get() / self.page_bytes;
-        let faults = done.kernel_faults;
-        Ok(done.found(faults, resident.saturating_sub(self.touched())))
+    /// The same, and no single touch is timed.
+    pub(super) fn untimed(parts: &'a [Vec<u64>], placement: &'a Placement) -> Self {
+        let timed = Self::timed(parts, placement);
+        Self { visitor: Touches { is_timed: false, ..timed.visitor }, ..timed }
     }
 }
 
-/// Returns how many pages an engine has installed, whatever for.
-pub(crate) fn placed(stats: &FaultStats) -> u64 {
-    stats.demand + stats.around + stats.populated
+impl<'a, V: Visitor + Copy + 'a> Visits<'a, V> {
+    /// Visits memory, and adds what it counts.
+    pub(super) fn found<M: Counted + Send + 'static>(
+        self,
+        row: &str,
+        memory: &Arc<M>,
+    ) -> Result<Found> {
+        let found = self.visitor.visit(row, memory);
+        counted(row, found, &**memory, self.touched, self.page_bytes)
+    }
+
+    /// Adds a row that visits what `open` returns, which is called where the handler runs.
+    pub(super) fn add<'s, M: Counted + Send + 'static>(
+        self,
+        suite: &'s mut Suite<'a>,
+        role: Role,
+        row: &str,
+        name: impl Into<String>,
+        open: impl Fn() -> Result<M> + Send + Sync + 'a,
+    ) -> &'s mut RowSpec {
+        suite.faults(role, row, name, move |row| {
+            self.found(row, &Arc::new(self.placement.by_handler(&open)?))
+        })
+    }
 }
 
-/// Waits until no page is installed any more: neighbours come after the page that was touched.
-pub(super) fn settled(memory: &LazyMapping) -> FaultStats {
-    let mut before = memory.stats();
-    loop {
-        std::thread::sleep(Duration::from_millis(2));
-        let now = memory.stats();
-        if now == before {
-            return now;
+/// The rows of a table that visit memory of one backend.
+#[derive(Clone, Copy)]
+pub(super) struct Ways<'a, V> {
+    pub(super) visits: Visits<'a, V>,
+    pub(super) backend: &'a Backend<'a>,
+    pub(super) engine: &'a Engine,
+    pub(super) len: ByteLen,
+}
+
+impl<'a, V: Visitor + Copy + 'a> Ways<'a, V> {
+    /// Adds the naive row, a one-page handler as published examples have it.
+    pub(super) fn add_naive(self, suite: &mut Suite<'a>) {
+        let name = "one page, poll and read";
+        let open = move || self.backend.bare(self.len, None);
+        self.visits.add(suite, Role::Naive, "naive", name, open);
+    }
+
+    /// Adds one of ours.
+    pub(super) fn add_ours<'s>(
+        self,
+        suite: &'s mut Suite<'a>,
+        role: Role,
+        Ours { row, name, options }: Ours,
+    ) -> &'s mut RowSpec {
+        let open = move || self.backend.lazy(self.engine, self.len, &options);
+        self.visits.add(suite, role, &row, name, open)
+    }
+
+    /// Adds the kernel's own mapping, and the limit: the same populated at once.
+    pub(super) fn add_kernel(self, suite: &mut Suite<'a>) {
+        for (role, row, name, is_limit) in [
+            (Role::Peer, "kernel", "the kernel's own mapping", false),
+            (Role::Limit, "populate", "limit, populated by the kernel", true),
+        ] {
+            suite.faults(role, row, name, move |row| {
+                let memory = Arc::new(self.backend.plain(self.len)?);
+                let begun = Instant::now();
+                if is_limit {
+                    memory.populate(0..self.len.get())?;
+                }
+                let populated = if is_limit { begun.elapsed() } else { Duration::ZERO };
+                Ok(self.visits.found(row, &memory)?.after(populated))
+            });
         }
-        before = now;
+    }
+
+    /// Adds the naive row, ours by each window and with either thread, and the kernel's.
+    pub(super) fn add_all(self, suite: &mut Suite<'a>, orders: &[u8]) -> Result {
+        self.add_naive(suite);
+        let placement = self.visits.placement;
+        for order in orders.iter().copied().map(Some).chain([None]) {
+            self.add_ours(suite, Role::Ours, Ours::new(order, placement)?);
+            self.add_ours(suite, Role::Ours, Ours::in_thread(order, placement)?);
+        }
+        self.add_kernel(suite);
+        suite.naive("naive");
+        Ok(())
     }
 }

@@ -6,11 +6,10 @@ use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::harness::{BenchError, Result, index, place};
 use uzone_fault::FileBacking;
 use uzone_os::{Access, HugeSize, Mapping, Sharing, file_system, page_cache};
 use uzone_pages::ByteLen;
-
-use crate::harness::suite::{BenchError, index};
 
 /// The page that the tables count in; a host with another one is refused.
 pub(super) const PAGE: u64 = 4096;
@@ -21,11 +20,6 @@ const PIECE: usize = 1 << 20;
 /// Returns the 8 bytes that stand at a multiple of 8.
 pub(super) fn word(offset: u64) -> u64 {
     (offset / 8 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
-}
-
-/// Returns where a page is looked at: in another of its lines each time.
-pub(super) fn place(page: u64) -> u64 {
-    page * PAGE + page % (PAGE / 8) * 8
 }
 
 /// Writes the one word of each page that is looked at.
@@ -66,12 +60,12 @@ pub(super) struct Source {
 }
 
 impl Source {
-    pub(super) fn new(directory: &Path, len: ByteLen) -> Result<Self, BenchError> {
+    pub(super) fn new(directory: &Path, len: ByteLen) -> Result<Self> {
         Self::write(directory, len, |file| each_piece(len, |_, bytes| file.write_all(bytes)))
     }
 
     /// A file of these bytes, which are whole pages.
-    pub(super) fn of(directory: &Path, bytes: &[u8]) -> Result<Self, BenchError> {
+    pub(super) fn of(directory: &Path, bytes: &[u8]) -> Result<Self> {
         let len = ByteLen::new(bytes.len() as u64);
         Self::write(directory, len, |file| file.write_all(bytes))
     }
@@ -80,7 +74,7 @@ impl Source {
         directory: &Path,
         len: ByteLen,
         write: impl FnOnce(&mut File) -> io::Result<()>,
-    ) -> Result<Self, BenchError> {
+    ) -> Result<Self> {
         let make = || {
             let mut file = file_system::nameless_file(directory)?;
             write(&mut file)?;
@@ -92,18 +86,18 @@ impl Source {
     }
 
     /// Returns the file once more.
-    pub(super) fn again(&self) -> Result<File, BenchError> {
+    pub(super) fn again(&self) -> Result<File> {
         self.file.try_clone().map_err(BenchError::of_file("share"))
     }
 
     /// Returns a backing of the file's bytes.
-    pub(super) fn backing(&self) -> Result<Arc<FileBacking>, BenchError> {
+    pub(super) fn backing(&self) -> Result<Arc<FileBacking>> {
         let backing = FileBacking::new(self.again()?).map(Arc::new);
         backing.map_err(BenchError::of_file("ask the length of"))
     }
 
     /// Reads what of `len` bytes the page cache does not have.
-    pub(super) fn warm(&self, len: ByteLen) -> Result<(), BenchError> {
+    pub(super) fn warm(&self, len: ByteLen) -> Result {
         use std::os::unix::fs::FileExt;
         let mut bytes = vec![0; PIECE];
         for offset in (0..len.get()).step_by(PIECE) {
@@ -114,7 +108,7 @@ impl Source {
     }
 
     /// Has the page cache forget the file. Returns how many pages it has still.
-    pub(super) fn chill(&self) -> Result<u64, BenchError> {
+    pub(super) fn chill(&self) -> Result<u64> {
         let Some(len) = NonZeroU64::new(self.len.get()) else { return Ok(0) };
         let failed = BenchError::of_file("forget the pages of");
         page_cache::forget(&self.file, 0, len).map_err(&failed)?;
@@ -126,27 +120,27 @@ impl Source {
     }
 
     /// Maps the first `len` bytes as anyone would.
-    pub(super) fn map(&self, len: ByteLen) -> Result<Mapping, BenchError> {
+    pub(super) fn map(&self, len: ByteLen) -> Result<Mapping> {
         Ok(Mapping::file(self.again()?, 0, len, Access::ReadOnly, Sharing::Private)?)
+    }
+
+    /// The same, and all of it is present.
+    pub(super) fn mapped(&self, len: ByteLen) -> Result<Arc<Mapping>> {
+        let mapped = self.map(len)?;
+        mapped.populate(0..len.get())?;
+        Ok(Arc::new(mapped))
     }
 }
 
 /// Makes a memory file, all of whose pages are there.
-pub(super) fn memory_file(
-    len: ByteLen,
-    huge: Option<HugeSize>,
-) -> Result<Arc<Mapping>, BenchError> {
+pub(super) fn memory_file(len: ByteLen, huge: Option<HugeSize>) -> Result<Arc<Mapping>> {
     let memory = Mapping::memfd("uzone-bench", len, huge)?;
     each_piece(len, |offset, bytes| memory.write_at(offset, bytes))?;
     Ok(Arc::new(memory))
 }
 
 /// Maps the first `len` bytes of a memory file as anyone would, or so that it can be answered for.
-pub(super) fn map_memory_file(
-    memory: &Mapping,
-    len: ByteLen,
-    access: Access,
-) -> Result<Mapping, BenchError> {
+pub(super) fn map_memory_file(memory: &Mapping, len: ByteLen, access: Access) -> Result<Mapping> {
     let fd = memory.fd().ok_or_else(|| io::ErrorKind::Unsupported.into());
     let fd = fd.and_then(|fd| fd.try_clone_to_owned()).map_err(BenchError::of_file("share"))?;
     Ok(Mapping::file(fd, 0, len, access, Sharing::Private)?)

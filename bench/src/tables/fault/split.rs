@@ -13,13 +13,11 @@ use uzone_fault::{Backing, FunctionBacking, LazyOptions, MemoryBacking, ZeroBack
 use uzone_os::{Access, Mapping, Sharing};
 use uzone_pages::ByteLen;
 
-use super::bare::{Answer, Bare, Waiting};
-use super::run::{Ours, Run, Visit};
+use super::bare::{Answer, Bare, spin_as_ours};
+use super::run::{Ours, Run, Touches, Visits};
 use super::source::{self, PAGE, Source, mark, word};
 use super::touch::{Pattern, Placement};
-use crate::harness::group::nanoseconds;
-use crate::harness::report::Log;
-use crate::harness::suite::{BenchError, Found, Role, Suite};
+use crate::harness::{BenchError, Found, Result, Role, Suite, anonymous, nanoseconds};
 
 /// How much is touched at most, one page a fault.
 const MOST: ByteLen = ByteLen::mib(64);
@@ -30,10 +28,10 @@ const TIMED: usize = 16;
 
 /// What stands at an offset.
 type Oracle = fn(u64) -> u64;
-/// Id, name, how the handler answers, beyond which of the rows, and what is right.
-type BareRow = (&'static str, &'static str, Answer, Option<usize>, Oracle);
+/// Id, name, how the handler answers, beyond which row, and what is right.
+type BareRow = (&'static str, &'static str, Answer, Option<&'static str>, Oracle);
 /// The same for a backing.
-type OurRow = (&'static str, &'static str, Arc<dyn Backing>, usize, Oracle);
+type OurRow = (&'static str, &'static str, Arc<dyn Backing>, &'static str, Oracle);
 
 fn zero(_: u64) -> u64 {
     0
@@ -44,7 +42,7 @@ pub(super) fn table(
     file: &Source,
     memory: &Arc<Mapping>,
     placement: &Placement,
-) -> Result<(), BenchError> {
+) -> Result {
     let table = format!("fault-split{}", placement.id);
     if !run.wants(&table) {
         return Ok(());
@@ -52,43 +50,36 @@ pub(super) fn table(
     let len = file.len.min(MOST);
     file.warm(len)?;
     let parts = Pattern::Random.parts(len, PAGE, 1);
-    let visit = Visit::timed(&parts, placement);
-    let (touched, options) = (visit.touched(), Ours::new(Some(0), placement)?.options);
-    let waiting = Waiting::like_ours(placement.spin);
+    let visits = Visits::timed(&parts, placement);
+    let (touched, options) = (visits.touched, Ours::new(Some(0), placement)?.options);
+    let expecting = |expected| Visits { visitor: Touches { expected, ..visits.visitor }, ..visits };
+    let spin = spin_as_ours(placement.spin);
     let engine = &placement.engine()?;
     let mut suite = Suite::new(&table, len);
+    let marked = Answer::Fetch(Arc::new(|offset, page: &mut [u8]| {
+        mark(offset, page);
+        Ok(())
+    }));
     let bare: [BareRow; 3] = [
         ("zero", "bare, the zero page: a round trip", Answer::Zero, None, zero),
-        ("copy", "bare, a copy (beyond the zero page)", Answer::Mark, Some(0), word),
+        ("copy", "bare, a copy (beyond the zero page)", marked, Some("zero"), word),
         ("continue", "bare, continued", Answer::Continue, None, word),
     ];
-    // Of the rows so far, which later ones are compared with.
-    let mut logs: Vec<Log> = Vec::new();
     for (row, name, answer, beyond, expected) in bare {
-        let visit = Visit { expected, ..visit };
-        let spec = suite.faults(Role::Limit, row, name, move |row| {
-            let answer = answer.clone();
-            let memory = placement.by_handler(|| match answer {
-                Answer::Continue => {
-                    let mapping = source::map_memory_file(memory, len, Access::ReadWrite)?;
-                    Bare::new(mapping, answer, waiting)
-                }
-                _ => Bare::anonymous(len, answer, waiting),
-            })?;
-            visit.bare(row, &memory)
+        let spec = expecting(expected).add(&mut suite, Role::Limit, row, name, move || {
+            let mapping = match answer {
+                Answer::Continue => source::map_memory_file(memory, len, Access::ReadWrite)?,
+                _ => anonymous(len)?,
+            };
+            Bare::new(mapping, answer.clone(), spin)
         });
-        spec.faults.beyond = beyond.map(|other| logs[other].clone());
-        logs.push(spec.faults.log.clone());
+        spec.beyond = beyond.map(|row| spec.of_table(row));
     }
     for (row, name, backing, beyond, expected) in backings(file, memory)? {
-        let (visit, options) = (Visit { expected, ..visit }, options.clone());
-        let spec = suite.faults(Role::Ours, row, name, move |row| {
-            let backing = backing.clone();
-            let memory = placement.by_handler(|| Ok(engine.map(len, backing, &options)?))?;
-            visit.lazy(row, &memory)
-        });
-        spec.faults.beyond = Some(logs[beyond].clone());
-        logs.push(spec.faults.log.clone());
+        let options = options.clone();
+        let map = move || Ok(engine.map(len, backing.clone(), &options)?);
+        let spec = expecting(expected).add(&mut suite, Role::Ours, row, name, map);
+        spec.beyond = Some(spec.of_table(beyond));
     }
     add_alone(&mut suite, &parts.concat(), len, placement)?;
     suite.each_spec(|spec| spec.row.items = touched);
@@ -97,22 +88,33 @@ pub(super) fn table(
         "{}; all wait alike; beyond is the difference of the median touches; ours alone: {TIMED} faults at once",
         placement.title
     );
-    run.session.measure(suite, &format!("split{}", placement.id), title, note)
+    run.session.measure(suite, title, note)
 }
 
-/// Returns the rows of ours. The numbers are those of the rows that they are compared with: first are the bare
-/// ones.
-fn backings(file: &Source, memory: &Arc<Mapping>) -> Result<[OurRow; 4], BenchError> {
+/// Returns the rows of ours.
+fn backings(file: &Source, memory: &Arc<Mapping>) -> Result<[OurRow; 4]> {
     let function = FunctionBacking::quick(|offset, pages: &mut [u8]| {
         mark(offset, pages);
         Ok(())
     });
     let memory = MemoryBacking::new(memory.clone(), Sharing::Private)?;
     Ok([
-        ("ours-zero", "ours, zeroes (beyond the bare zero page)", Arc::new(ZeroBacking), 0, zero),
-        ("ours-copy", "ours, a copy (beyond the bare one)", Arc::new(function), 1, word),
-        ("ours-continue", "ours, continued (beyond the bare one)", Arc::new(memory), 2, word),
-        ("ours-file", "ours, a file (beyond ours, a copy)", file.backing()?, 4, word),
+        (
+            "ours-zero",
+            "ours, zeroes (beyond the bare zero page)",
+            Arc::new(ZeroBacking),
+            "zero",
+            zero,
+        ),
+        ("ours-copy", "ours, a copy (beyond the bare one)", Arc::new(function), "copy", word),
+        (
+            "ours-continue",
+            "ours, continued (beyond the bare one)",
+            Arc::new(memory),
+            "continue",
+            word,
+        ),
+        ("ours-file", "ours, a file (beyond ours, a copy)", file.backing()?, "ours-copy", word),
     ])
 }
 
@@ -122,7 +124,7 @@ fn add_alone<'a>(
     touched: &[u64],
     len: ByteLen,
     placement: &'a Placement,
-) -> Result<(), BenchError> {
+) -> Result {
     for (row, name, order) in [
         ("ours-alone", "ours alone, without the kernel, 1 page", 0),
         ("ours-alone-16", "ours alone, without the kernel, 16 pages", 4),
@@ -139,12 +141,7 @@ fn add_alone<'a>(
 }
 
 /// Answers faults at `offsets` without the kernel.
-fn rehearse(
-    row: &str,
-    len: ByteLen,
-    options: &LazyOptions,
-    offsets: &[u64],
-) -> Result<Found, BenchError> {
+fn rehearse(row: &str, len: ByteLen, options: &LazyOptions, offsets: &[u64]) -> Result<Found> {
     let mut rehearsal = Rehearsal::new(len, options)?;
     let mut touches_ns = Vec::with_capacity(offsets.len() / TIMED);
     let begun = Instant::now();

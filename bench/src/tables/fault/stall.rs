@@ -7,11 +7,10 @@ use std::time::{Duration, Instant};
 use uzone_fault::{Backing, BackingError, FileBacking, LazyMapping, Window};
 use uzone_pages::ByteLen;
 
-use super::run::{Ours, Run, Visit};
-use super::source::{PAGE, Source, place, word};
+use super::run::{Ours, Run, Visitor, Visits};
+use super::source::{PAGE, Source, word};
 use super::touch::{Pattern, Placement};
-use crate::harness::reads::Reads;
-use crate::harness::suite::{BenchError, Role, Suite};
+use crate::harness::{BenchError, Result, Role, Suite, check_word, counted, place};
 
 /// How much is touched at most.
 const MOST: ByteLen = ByteLen::mib(256);
@@ -66,11 +65,7 @@ impl Backing for Stalling {
     }
 }
 
-pub(super) fn table(
-    run: &mut Run<'_>,
-    file: &Source,
-    placement: &Placement,
-) -> Result<(), BenchError> {
+pub(super) fn table(run: &mut Run<'_>, file: &Source, placement: &Placement) -> Result {
     if !run.wants("fault-stall") {
         return Ok(());
     }
@@ -78,8 +73,8 @@ pub(super) fn table(
     file.warm(len)?;
     let rest = ByteLen::new(len.get() - APART);
     let parts = Pattern::Random.parts(rest, PAGE, 1);
-    let visit = Visit::timed(&parts, placement);
-    let touched = visit.touched();
+    let visits = Visits::timed(&parts, placement);
+    let touched = visits.touched;
     let stalled = len.get() - PAGE;
     let engine = &placement.engine()?;
     let mut suite = Suite::new("fault-stall", rest);
@@ -91,11 +86,12 @@ pub(super) fn table(
             let spec = suite.faults(Role::Ours, &id, format!("{name}: {what}"), move |row| {
                 let gate = Arc::new(Gate::default());
                 let backing = Stalling { file: file.backing()?, stalled, gate: gate.clone() };
-                let memory =
-                    placement.by_handler(|| Ok(engine.map(len, Arc::new(backing), &options)?))?;
+                let map = || Ok(engine.map(len, Arc::new(backing), &options)?);
+                let memory = Arc::new(placement.by_handler(map)?);
                 let at = is_stalled.then(|| place(stalled / PAGE));
-                let done = beside(row, &memory, at, &gate, || visit.touch(row, &memory))?;
-                Ok(visit.found(done, &memory, touched + u64::from(is_stalled)))
+                let touch = || visits.visitor.visit(row, &memory);
+                let found = beside(row, &memory, at, &gate, touch);
+                counted(row, found, &*memory, touched + u64::from(is_stalled), PAGE)
             });
             spec.row.items = touched;
             if is_stalled {
@@ -110,7 +106,7 @@ pub(super) fn table(
         "{}; in random order, each touch timed; naive is the same with all ready",
         placement.title
     );
-    run.session.measure(suite, "one page stalled", title, note)
+    run.session.measure(suite, title, note)
 }
 
 /// Does `work` while another thread waits for the word at `at`, if there is one, until the gate is opened.
@@ -119,17 +115,10 @@ fn beside<T>(
     memory: &LazyMapping,
     at: Option<u64>,
     gate: &Gate,
-    work: impl FnOnce() -> Result<T, BenchError>,
-) -> Result<T, BenchError> {
+    work: impl FnOnce() -> Result<T>,
+) -> Result<T> {
     std::thread::scope(|scope| {
-        let waiter = at.map(|at| {
-            scope.spawn(move || {
-                let mut bytes = [0; 8];
-                memory.read(at, &mut bytes)?;
-                let is_right = u64::from_ne_bytes(bytes) == word(at);
-                is_right.then_some(()).ok_or_else(|| BenchError::wrong_byte(row, at))
-            })
-        });
+        let waiter = at.map(|at| scope.spawn(move || check_word(row, memory, at, word(at))));
         let give_up = Instant::now() + PATIENCE;
         while at.is_some() && memory.stats().queued == 0 && Instant::now() < give_up {
             std::thread::yield_now();

@@ -8,11 +8,8 @@ use uzone_fault::{Engine, EngineOptions};
 use uzone_os::{numa, thread_faults};
 use uzone_pages::ByteLen;
 
-use super::source::{PAGE, place};
-use crate::harness::error::BenchError;
-use crate::harness::group::nanoseconds;
-use crate::harness::reads::Reads;
-use crate::harness::report::Found;
+use super::source::PAGE;
+use crate::harness::{BenchError, Found, Reads, Result, nanoseconds, place};
 
 /// In which order pages are touched.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -82,7 +79,7 @@ pub(crate) struct Placement {
 
 impl Placement {
     /// Returns the placements of a host: another core, the same, and several threads anywhere.
-    pub(crate) fn all(threads: &[usize]) -> Result<Vec<Self>, BenchError> {
+    pub(crate) fn all(threads: &[usize]) -> Result<Vec<Self>> {
         let anywhere = Self::anywhere()?;
         let cpus = anywhere.handler.clone();
         let (Some(&first), Some(&last)) = (cpus.first(), cpus.last()) else {
@@ -122,7 +119,7 @@ impl Placement {
     }
 
     /// Returns the placement that restricts no thread.
-    pub(super) fn anywhere() -> Result<Self, BenchError> {
+    pub(super) fn anywhere() -> Result<Self> {
         let cpus = usable_cpus()?;
         Ok(Self {
             id: String::new(),
@@ -137,10 +134,7 @@ impl Placement {
 
     /// Returns the places that a caller can choose for the handler, and the id of each, while so many threads
     /// touch: on the first CPU, or where the scheduler puts them. The first restricts no handler.
-    pub(super) fn of_handler(
-        threads: usize,
-        is_kept: bool,
-    ) -> Result<Vec<(&'static str, Self)>, BenchError> {
+    pub(super) fn of_handler(threads: usize, is_kept: bool) -> Result<Vec<(&'static str, Self)>> {
         let anywhere = Self::anywhere()?;
         let all = anywhere.handler.clone();
         let one = |cpu: Option<&u32>| cpu.map_or_else(Vec::new, |cpu| vec![*cpu]);
@@ -163,7 +157,7 @@ impl Placement {
     }
 
     /// Starts an engine whose threads run where the handler does.
-    pub(super) fn engine(&self) -> Result<Engine, BenchError> {
+    pub(super) fn engine(&self) -> Result<Engine> {
         let one = NonZeroUsize::MIN;
         let cpus = self.handler.clone();
         let options = EngineOptions::default().producers(one).readers(one).cpus(cpus);
@@ -172,32 +166,23 @@ impl Placement {
 
     /// Does something from which threads come that shall run where the handler does: a thread
     /// starts with the CPUs of the one that starts it.
-    pub(crate) fn by_handler<T: Send>(
-        &self,
-        work: impl FnOnce() -> Result<T, BenchError> + Send,
-    ) -> Result<T, BenchError> {
+    pub(crate) fn by_handler<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         on(&self.handler, work)
     }
 
     /// Does something where memory is touched.
-    pub(super) fn by_toucher<T: Send>(
-        &self,
-        work: impl FnOnce() -> Result<T, BenchError> + Send,
-    ) -> Result<T, BenchError> {
+    pub(super) fn by_toucher<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         on(&self.touchers, work)
     }
 }
 
 /// Returns the CPUs that this process may use.
-pub(crate) fn usable_cpus() -> Result<Vec<u32>, BenchError> {
+pub(crate) fn usable_cpus() -> Result<Vec<u32>> {
     Ok(numa::usable(&(0..1024).collect::<Vec<_>>())?)
 }
 
 /// Does something in a thread of its own, on these CPUs.
-pub(crate) fn on<T: Send>(
-    cpus: &[u32],
-    work: impl FnOnce() -> Result<T, BenchError> + Send,
-) -> Result<T, BenchError> {
+pub(crate) fn on<T: Send>(cpus: &[u32], work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().spawn_scoped(scope, || {
             numa::keep_thread_to(cpus)?;
@@ -208,46 +193,28 @@ pub(crate) fn on<T: Send>(
     })
 }
 
-impl From<Part> for Touched {
-    fn from(Part { begun, ended, kernel_faults, times }: Part) -> Self {
-        Self { elapsed: ended - begun, kernel_faults, times }
-    }
-}
-
-/// What came of touching.
-pub(crate) struct Touched {
-    /// From the start of the first thread to the end of the last.
-    pub(super) elapsed: Duration,
-    /// What the kernel counts as faults of the threads.
-    pub(crate) kernel_faults: u64,
-    pub(super) times: Times,
-}
-
-impl Touched {
-    /// Adds how many faults there were, and how many pages were mapped and not touched.
-    pub(crate) fn found(self, faults: u64, wasted: u64) -> Found {
-        let Self { elapsed, times, .. } = self;
-        let Times { all_ns: touches_ns, demand_ns, .. } = times;
-        Found { elapsed, faults, wasted, touches_ns, demand_ns, ..Found::default() }
-    }
-}
-
-/// One thread's share of it.
-pub(super) struct Part {
+/// One thread's share of touching: from when to when, and what it found.
+pub(crate) struct Part {
     begun: Instant,
     ended: Instant,
-    kernel_faults: u64,
-    times: Times,
+    found: Found,
 }
 
 impl Part {
-    /// Does some work whose single touches are not timed.
-    pub(super) fn of(work: impl FnOnce() -> Result<(), BenchError>) -> Result<Self, BenchError> {
-        let faults = thread_faults();
+    /// Does some work. What the kernel counts as faults of the thread are its faults.
+    pub(crate) fn of(work: impl FnOnce() -> Result) -> Result<Self> {
+        let before = thread_faults();
         let begun = Instant::now();
         work()?;
-        let (ended, times) = (Instant::now(), Times::default());
-        Ok(Self { begun, ended, kernel_faults: thread_faults().saturating_sub(faults), times })
+        let ended = Instant::now();
+        let (elapsed, faults) = (ended - begun, thread_faults().saturating_sub(before));
+        Ok(Self { begun, ended, found: Found { elapsed, faults, ..Found::default() } })
+    }
+}
+
+impl From<Part> for Found {
+    fn from(part: Part) -> Self {
+        part.found
     }
 }
 
@@ -256,7 +223,7 @@ const SHORTEST_WAIT: Duration = Duration::from_nanos(200);
 
 /// How long each touch took, if that was asked for.
 #[derive(Default)]
-pub(crate) struct Times {
+struct Times {
     all_ns: Vec<u64>,
     /// Of those that took a page fault.
     demand_ns: Vec<u64>,
@@ -287,7 +254,8 @@ impl Times {
     }
 }
 
-/// Touches memory and checks every word that is read. `expected` returns the right word of an offset.
+/// Touches memory and checks every word that is read. `expected` returns the right word of an offset. The faults
+/// are those that the kernel counts.
 pub(crate) fn touch<M: Reads>(
     row: &str,
     memory: &M,
@@ -295,57 +263,58 @@ pub(crate) fn touch<M: Reads>(
     placement: &Placement,
     is_timed: bool,
     expected: &(dyn Fn(u64) -> u64 + Sync),
-) -> Result<Touched, BenchError> {
+) -> Result<Found> {
     together(parts.len(), |part, start| {
         let offsets = &parts[part];
         let kept = numa::keep_thread_to(&placement.touchers);
         let mut times = Times::with_room(if is_timed { offsets.len() } else { 0 });
-        let faults = thread_faults();
         start.wait();
         kept?;
-        let begun = Instant::now();
-        let mut bytes = [0; 8];
-        for &offset in offsets {
-            if is_timed {
-                let touched = Instant::now();
-                memory.read(offset, &mut bytes)?;
-                times.push(touched.elapsed());
-            } else {
-                memory.read(offset, &mut bytes)?;
+        let mut part = Part::of(|| {
+            let mut bytes = [0; 8];
+            for &offset in offsets {
+                if is_timed {
+                    let touched = Instant::now();
+                    memory.read(offset, &mut bytes)?;
+                    times.push(touched.elapsed());
+                } else {
+                    memory.read(offset, &mut bytes)?;
+                }
+                if u64::from_ne_bytes(bytes) != expected(offset) {
+                    return Err(BenchError::wrong_byte(row, offset));
+                }
             }
-            if u64::from_ne_bytes(bytes) != expected(offset) {
-                return Err(BenchError::wrong_byte(row, offset));
-            }
-        }
-        let ended = Instant::now();
-        Ok(Part { begun, ended, kernel_faults: thread_faults().saturating_sub(faults), times })
+            Ok(())
+        })?;
+        (part.found.touches_ns, part.found.demand_ns) = (times.all_ns, times.demand_ns);
+        Ok(part)
     })
 }
 
 /// Has so many threads do their parts of `work`, which gets the number of the part, and where all meet before
-/// they begin.
-pub(super) fn together(
+/// they begin. The time is that from the start of the first to the end of the last.
+pub(crate) fn together(
     threads: usize,
-    work: impl Fn(usize, &Barrier) -> Result<Part, BenchError> + Sync,
-) -> Result<Touched, BenchError> {
+    work: impl Fn(usize, &Barrier) -> Result<Part> + Sync,
+) -> Result<Found> {
     let (start, work) = (&Barrier::new(threads), &work);
     let parts: Vec<Part> = std::thread::scope(|scope| {
         let threads: Vec<_> =
             (0..threads).map(|part| scope.spawn(move || work(part, start))).collect();
         let failed = BenchError::threads(threads.len());
         let joined = threads.into_iter().map(|thread| thread.join().ok());
-        joined.collect::<Option<Result<_, _>>>().unwrap_or(Err(failed))
+        joined.collect::<Option<Result<_>>>().unwrap_or(Err(failed))
     })?;
     let begun = parts.iter().map(|part| part.begun).min();
     let ended = parts.iter().map(|part| part.ended).max();
     let elapsed = begun.zip(ended).map_or(Duration::ZERO, |(begun, ended)| ended - begun);
-    let kernel_faults = parts.iter().map(|part| part.kernel_faults).sum();
-    let mut times = Times::default();
-    for part in parts {
-        times.all_ns.extend(part.times.all_ns);
-        times.demand_ns.extend(part.times.demand_ns);
+    let mut all = Found { elapsed, ..Found::default() };
+    for Part { found, .. } in parts {
+        all.faults += found.faults;
+        all.touches_ns.extend(found.touches_ns);
+        all.demand_ns.extend(found.demand_ns);
     }
-    Ok(Touched { elapsed, kernel_faults, times })
+    Ok(all)
 }
 
 #[cfg(test)]
@@ -380,7 +349,7 @@ mod tests {
         let placement = Placement::anywhere().expect("CPUs");
         let touched = |is_timed| {
             let touched = touch("row", &memory, &parts, &placement, is_timed, &|_| 0).expect("0");
-            (touched.times.all_ns.len(), touched.times.demand_ns.len())
+            (touched.touches_ns.len(), touched.demand_ns.len())
         };
         assert_eq!(touched(true), (128, 127));
         let (all, demand) = touched(true);

@@ -14,18 +14,13 @@ use uzone_pages::ByteLen;
 use super::run::{Ours, Run};
 use super::source::PAGE;
 use super::touch::{Pattern, Placement};
-use crate::harness::group::nanoseconds;
-use crate::harness::suite::{BenchError, Found, Role, Suite};
+use crate::harness::{BenchError, Found, Result, Role, Suite, check_word, nanoseconds};
 
 /// How much is written at most.
 const MOST: ByteLen = ByteLen::mib(64);
 
 /// Runs the tables of one placement.
-pub(super) fn tables(
-    run: &mut Run<'_>,
-    memory: &Arc<Mapping>,
-    placement: &Placement,
-) -> Result<(), BenchError> {
+pub(super) fn tables(run: &mut Run<'_>, memory: &Arc<Mapping>, placement: &Placement) -> Result {
     for pattern in [Pattern::InOrder, Pattern::Random] {
         let table = format!("fault-write-{}{}", pattern.id(), placement.id);
         if run.wants(&table) {
@@ -41,7 +36,7 @@ fn write(
     memory: &Arc<Mapping>,
     pattern: Pattern,
     placement: &Placement,
-) -> Result<(), BenchError> {
+) -> Result {
     let len = memory.len().min(MOST);
     let parts = pattern.parts(len, PAGE, 1);
     let offsets = &parts.concat()[..];
@@ -72,16 +67,11 @@ fn write(
     suite.limit("free").each_spec(|spec| spec.row.items = pages);
     let title = format!("The first write to each of {pages} pages, {}", pattern.title());
     let note = format!("{}; private memory of a memory file, present before", placement.title);
-    run.session.measure(suite, &format!("writes{}", placement.id), title, note)
+    run.session.measure(suite, title, note)
 }
 
 /// Writes a word to each page, and compares what is there and what is dirty.
-fn write_all(
-    row: &str,
-    memory: &LazyMapping,
-    offsets: &[u64],
-    is_tracked: bool,
-) -> Result<Found, BenchError> {
+fn write_all(row: &str, memory: &LazyMapping, offsets: &[u64], is_tracked: bool) -> Result<Found> {
     let before = memory.stats().write_protect;
     let mut touches_ns = Vec::with_capacity(offsets.len());
     let begun = Instant::now();
@@ -94,12 +84,8 @@ fn write_all(
     }
     let elapsed = begun.elapsed();
     let faults = memory.stats().write_protect - before;
-    for offset in offsets {
-        let mut word = [0; 8];
-        memory.read_at(*offset, &mut word)?;
-        if u64::from_ne_bytes(word) != offset ^ 0x5a5a {
-            return Err(BenchError::wrong_byte(row, *offset));
-        }
+    for &offset in offsets {
+        check_word(row, memory, offset, offset ^ 0x5a5a)?;
     }
     let whole = 0..memory.len().get();
     if is_tracked && memory.dirty(whole.clone())? != std::slice::from_ref(&whole) {

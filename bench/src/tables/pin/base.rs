@@ -10,13 +10,12 @@ use super::shared::{
     CALL_PAGES, bind, calls, check_pins, compare, hold_bare, hold_bare_and_give_back, role,
     timed_each, words,
 };
-use crate::harness::settings::PinSettings as Settings;
-use crate::harness::suite::{BenchError, Session, Suite, timed};
+use crate::harness::{PinSettings, Result, Session, Suite, timed};
 
 /// What a row does in a round.
-type Run<'a> = &'a dyn Fn() -> Result<Duration, BenchError>;
+type Run<'a> = &'a dyn Fn() -> Result<Duration>;
 
-pub(super) fn run(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchError> {
+pub(super) fn run(settings: &PinSettings, session: &mut Session<'_>) -> Result {
     let size = settings.size;
     let zone = Zone::with_keep_limit(ByteLen::ZERO);
     let base = bind(&zone, size, Order::BASE)?;
@@ -62,7 +61,6 @@ pub(super) fn run(settings: &Settings, session: &mut Session<'_>) -> Result<(), 
     }
     session.measure(
         suite,
-        "base pages",
         "Base pages, 8-byte descriptors",
         format!(
             "one thread; a block of {CALL_PAGES} that is held wholly is held by one word, and naive is \

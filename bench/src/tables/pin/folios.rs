@@ -13,7 +13,7 @@ use super::shared::{
     CALL_BYTES, CALL_ENTRIES, CALL_PAGES, bind, calls, check_pins, compare, hold_bare,
     hold_bare_and_give_back, published, role, timed_each, words,
 };
-use crate::harness::suite::{BenchError, Published, Session, Suite, timed};
+use crate::harness::{BenchError, Published, Result, Session, Suite, timed};
 
 /// One table: a way of describing the region, and what was published of it.
 struct Shape {
@@ -31,21 +31,13 @@ const NOTE: &str = "one thread; the guards of a row that pins alone are dropped 
      stopped; naive is of the same kind of row; the limit is bare atomics on a word for each folio";
 
 /// Measures both tables; their ids end with `suffix`.
-pub(super) fn run(
-    size: ByteLen,
-    suffix: &str,
-    session: &mut Session<'_>,
-) -> Result<(), BenchError> {
+pub(super) fn run(size: ByteLen, suffix: &str, session: &mut Session<'_>) -> Result {
     outside(size, suffix, session)?;
     inside(size, suffix, session)
 }
 
 /// Descriptors in memory of their own.
-pub(super) fn outside(
-    size: ByteLen,
-    suffix: &str,
-    session: &mut Session<'_>,
-) -> Result<(), BenchError> {
+pub(super) fn outside(size: ByteLen, suffix: &str, session: &mut Session<'_>) -> Result {
     let zone = Zone::with_keep_limit(ByteLen::ZERO);
     let folios = bind(&zone, size, Order::PMD)?;
     let shape = Shape {
@@ -64,7 +56,7 @@ pub(super) fn outside(
 }
 
 /// Descriptors in the region itself.
-fn inside(size: ByteLen, suffix: &str, session: &mut Session<'_>) -> Result<(), BenchError> {
+fn inside(size: ByteLen, suffix: &str, session: &mut Session<'_>) -> Result {
     let zone = Zone::with_keep_limit(ByteLen::ZERO);
     let options = BindOptions::new(MemoryKind::Generic)
         .order(Order::PMD)
@@ -91,11 +83,7 @@ fn keep<G>(calls: usize) -> Kept<G> {
 }
 
 /// Times `take` for each of some items; the guards are dropped when the clock has stopped.
-fn fill<T, G, E>(
-    kept: &Kept<G>,
-    items: &[T],
-    take: impl Fn(&T) -> Result<G, E>,
-) -> Result<Duration, BenchError>
+fn fill<T, G, E>(kept: &Kept<G>, items: &[T], take: impl Fn(&T) -> Result<G, E>) -> Result<Duration>
 where
     BenchError: From<E>,
 {
@@ -111,10 +99,7 @@ where
 }
 
 /// Times one guard over all, and a look at it.
-fn whole<G, E>(
-    take: impl FnOnce() -> Result<G, E>,
-    look: impl FnOnce(&G),
-) -> Result<Duration, BenchError>
+fn whole<G, E>(take: impl FnOnce() -> Result<G, E>, look: impl FnOnce(&G)) -> Result<Duration>
 where
     BenchError: From<E>,
 {
@@ -128,7 +113,7 @@ fn through_bits(
     pieces: &[PfnRange],
     (kept, raw): (&Kept<Pinned>, &Kept<RawGuard>),
     row: &str,
-) -> Result<Duration, BenchError> {
+) -> Result<Duration> {
     let (mut kept, mut raw) = (kept.borrow_mut(), raw.borrow_mut());
     for &piece in pieces {
         kept.push(folios.pin(piece)?);
@@ -150,7 +135,7 @@ fn through_bits(
 }
 
 /// What a row does in a round.
-type Run<'a> = &'a dyn Fn() -> Result<Duration, BenchError>;
+type Run<'a> = &'a dyn Fn() -> Result<Duration>;
 
 fn table(
     shape: &Shape,
@@ -158,7 +143,7 @@ fn table(
     zone: &Zone,
     folios: &Pagemap,
     session: &mut Session<'_>,
-) -> Result<(), BenchError> {
+) -> Result {
     let id = |row: &str| format!("{}/{row}", shape.table);
     check_pins(folios, &id("whole-pin"))?;
     let (range, (pieces, addresses)) = (folios.range(), calls(folios)?);
@@ -210,14 +195,14 @@ fn table(
         let headline = shape.headlines.iter().flatten().find(|(known, _)| *known == row);
         spec.row.headline = headline.map(|(_, name)| format!("pin {size}: {name}"));
     }
-    session.measure(suite, &shape.title, &shape.title, NOTE)
+    session.measure(suite, &shape.title, NOTE)
 }
 
 /// The row of guards as bits.
 const TOKEN: &str = "call-raw";
 
 /// Checks that the naive way holds every page once, and none afterwards.
-fn check_naive(naive: &Naive, row: &str, pagemap: &Pagemap) -> Result<(), BenchError> {
+fn check_naive(naive: &Naive, row: &str, pagemap: &Pagemap) -> Result {
     let range = pagemap.range();
     let wrong = || BenchError::wrong_page(row, range.start());
     let held = naive.hold();

@@ -7,18 +7,16 @@
 use std::cell::RefCell;
 use std::time::Instant;
 
+use crate::harness::{PinSettings, Result, Role, Session, Suite, sentence};
 use uzone_os::{Anonymous, FixedBuffers, HugeAdvice, MapError};
 use uzone_pages::ByteLen;
 use uzone_zone::{HugeSize, Mapping};
 
-use crate::harness::settings::PinSettings as Settings;
-use crate::harness::suite::{BenchError, Role, Session, Suite, sentence};
-
 /// Memory of one kind, present, or why this host does not have it.
-type Made = Result<Result<Mapping, String>, BenchError>;
+type Made = Result<Result<Mapping, String>>;
 type Make = fn(ByteLen) -> Made;
 
-pub(super) fn run(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchError> {
+pub(super) fn run(settings: &PinSettings, session: &mut Session<'_>) -> Result {
     // A sixteenth, which is what the machine can have present of a region that is only reserved.
     let len = ByteLen::new((settings.size.get() / 16).min(1 << 30));
     let ring = match FixedBuffers::new() {
@@ -66,14 +64,13 @@ pub(super) fn run(settings: &Settings, session: &mut Session<'_>) -> Result<(), 
     }
     session.measure(
         suite,
-        "the kernel's pins",
         format!("The kernel's own pins: {len} registered as a buffer of an io_uring"),
         "memory present, one thread; the kernel finds the pages in the page tables",
     )
 }
 
 /// Memory of this process, present.
-fn present(len: ByteLen, huge: HugeAdvice) -> Result<Mapping, BenchError> {
+fn present(len: ByteLen, huge: HugeAdvice) -> Result<Mapping> {
     let mapping = Mapping::anonymous(len, Anonymous { huge, ..Anonymous::default() })?;
     mapping.populate(0..len.get())?;
     Ok(mapping)

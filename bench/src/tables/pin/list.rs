@@ -11,11 +11,10 @@ use zerocopy::IntoBytes;
 
 use super::naive::Naive;
 use super::shared::{CALL_ENTRIES, CALL_PAGES, bind, calls, present};
-use crate::harness::settings::PinSettings as Settings;
-use crate::harness::suite::{BenchError, Role, Session, Suite, timed};
+use crate::harness::{BenchError, PinSettings, Result, Role, Session, Suite, timed};
 
 /// What a row does in a round.
-type Run<'a> = &'a dyn Fn() -> Result<Duration, BenchError>;
+type Run<'a> = &'a dyn Fn() -> Result<Duration>;
 
 /// Pins call by call, and writes each list behind the one before, or over it.
 struct Calls<'a> {
@@ -25,7 +24,7 @@ struct Calls<'a> {
 }
 
 impl Calls<'_> {
-    fn pin(&self, list: &mut [Pfn], step: usize) -> Result<Duration, BenchError> {
+    fn pin(&self, list: &mut [Pfn], step: usize) -> Result<Duration> {
         let len = ByteLen::new(CALL_PAGES << 12);
         let mut kept = self.kept.borrow_mut();
         let elapsed = timed(|| {
@@ -45,7 +44,7 @@ impl Calls<'_> {
 }
 
 /// Checks that a list has every page, and clears it.
-fn check(row: &str, range: PfnRange, list: &mut [Pfn]) -> Result<(), BenchError> {
+fn check(row: &str, range: PfnRange, list: &mut [Pfn]) -> Result {
     let wrong = list.iter().zip(range.iter()).find(|(entry, pfn)| *entry != pfn);
     let wrong = wrong.map(|(_, pfn)| BenchError::wrong_page(row, pfn));
     list.fill(Pfn::new(0));
@@ -53,7 +52,7 @@ fn check(row: &str, range: PfnRange, list: &mut [Pfn]) -> Result<(), BenchError>
 }
 
 /// Streams a list and does nothing else.
-fn fill(list: &mut [Pfn], progression: &Pattern) -> Result<Duration, BenchError> {
+fn fill(list: &mut [Pfn], progression: &Pattern) -> Result<Duration> {
     timed(|| {
         Streaming::scope(uzone_stream::best(), |stream| {
             stream.fill(list.as_mut_bytes(), progression);
@@ -63,7 +62,7 @@ fn fill(list: &mut [Pfn], progression: &Pattern) -> Result<Duration, BenchError>
 }
 
 /// Checks that ours and the naive way list every page.
-fn check_both(folios: &Pagemap, naive: &Naive, list: &mut [Pfn]) -> Result<(), BenchError> {
+fn check_both(folios: &Pagemap, naive: &Naive, list: &mut [Pfn]) -> Result {
     let range = folios.range();
     folios.pin(range)?.write_pfns(list)?;
     check("pin-list/ours", range, list)?;
@@ -72,7 +71,7 @@ fn check_both(folios: &Pagemap, naive: &Naive, list: &mut [Pfn]) -> Result<(), B
     check("pin-list/naive", range, list)
 }
 
-pub(super) fn run(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchError> {
+pub(super) fn run(settings: &PinSettings, session: &mut Session<'_>) -> Result {
     let size = settings.size;
     let zone = Zone::with_keep_limit(ByteLen::ZERO);
     let folios = bind(&zone, size, Order::PMD)?;
@@ -126,7 +125,6 @@ pub(super) fn run(settings: &Settings, session: &mut Session<'_>) -> Result<(), 
     });
     session.measure(
         suite,
-        "lists",
         "2 MiB folios, with a list of page frames",
         "pin alone, one thread; 8 bytes a base page into memory that was touched; the limit \
          streams that list and pins nothing",

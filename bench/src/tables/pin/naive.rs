@@ -12,7 +12,7 @@ use uzone_pages::Pfn;
 use zerocopy::FromBytes;
 
 use super::shared::{present, timed_alone};
-use crate::harness::suite::{BenchError, timed};
+use crate::harness::{Result, timed};
 
 /// A descriptor as far as a hold looks at it.
 #[derive(FromBytes)]
@@ -35,7 +35,7 @@ pub(super) struct Naive {
 
 impl Naive {
     /// Describes `pages` base pages in folios of `folio_pages`.
-    pub(super) fn new(pages: u64, folio_pages: usize) -> Result<Self, BenchError> {
+    pub(super) fn new(pages: u64, folio_pages: usize) -> Result<Self> {
         let mut pages: Mapped<NaivePage> = present(pages)?;
         for (head, folio) in pages.chunks_mut(folio_pages).enumerate() {
             for page in folio.iter_mut().skip(1) {
@@ -102,7 +102,7 @@ impl Naive {
 }
 
 /// Times the naive hold of every page.
-pub(super) fn hold_naive(naive: &Naive) -> Result<Duration, BenchError> {
+pub(super) fn hold_naive(naive: &Naive) -> Result<Duration> {
     let hold = || {
         black_box(naive.hold());
     };
@@ -110,7 +110,7 @@ pub(super) fn hold_naive(naive: &Naive) -> Result<Duration, BenchError> {
 }
 
 /// Times the naive hold of every page, and giving all back.
-pub(super) fn hold_naive_and_give_back(naive: &Naive) -> Result<Duration, BenchError> {
+pub(super) fn hold_naive_and_give_back(naive: &Naive) -> Result<Duration> {
     timed(|| {
         black_box(naive.hold());
         naive.give_back();

@@ -3,13 +3,11 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use uzone_os::{Anonymous, Exclusive, HugeAdvice, Mapped};
+use crate::harness::{BenchError, Published, Result, Role, RowSpec, index, timed};
+use uzone_os::Mapped;
 use uzone_pages::{ByteLen, MemoryKind, Order, PageCount, Pfn, PfnRange};
 use uzone_zone::{BindOptions, Init, Pagemap, Region, Zone};
 use zerocopy::FromBytes;
-
-use crate::harness::report::RowSpec;
-use crate::harness::suite::{BenchError, Published, Role, index, timed};
 
 const MARTINS: &str = "Joao Martins, compound pagemaps v2, June 2021: 2 MiB pages of persistent \
      memory, 512 pages a call with their list, holding alone; naive before, ours after; 16 and 128 GiB, \
@@ -21,13 +19,13 @@ pub(super) const CALL_PAGES: u64 = CALL_ENTRIES as u64;
 pub(super) const CALL_ENTRIES: usize = 512;
 
 /// A region of `size`, described by folios of `order` whose descriptors are all present.
-pub(super) fn bind(zone: &Zone, size: ByteLen, order: Order) -> Result<Pagemap, BenchError> {
+pub(super) fn bind(zone: &Zone, size: ByteLen, order: Order) -> Result<Pagemap> {
     let options = BindOptions::new(MemoryKind::Generic).order(order).init(Init::Eager);
     Ok(zone.bind(Region::anonymous(size)?, options)?)
 }
 
 /// The pages of a region, cut into what one call holds, by their numbers and by their addresses.
-pub(super) fn calls(pagemap: &Pagemap) -> Result<(Vec<PfnRange>, Vec<usize>), BenchError> {
+pub(super) fn calls(pagemap: &Pagemap) -> Result<(Vec<PfnRange>, Vec<usize>)> {
     let range = pagemap.range();
     let starts = (range.start().get()..range.end().get()).step_by(CALL_ENTRIES);
     let pieces: Vec<PfnRange> = starts
@@ -42,17 +40,15 @@ pub(super) fn calls(pagemap: &Pagemap) -> Result<(Vec<PfnRange>, Vec<usize>), Be
 pub(super) const CALL_BYTES: usize = CALL_ENTRIES << 12;
 
 /// Memory for `count` values of plain data, present, in huge pages where the host has them.
-pub(super) fn present<T: FromBytes>(count: u64) -> Result<Mapped<T>, BenchError> {
+pub(super) fn present<T: FromBytes>(count: u64) -> Result<Mapped<T>> {
     let bytes = count * size_of::<T>() as u64;
-    let how = Anonymous { huge: HugeAdvice::Advise, ..Anonymous::default() };
-    let mut memory = Exclusive::anonymous(ByteLen::new(bytes), how)?;
-    memory.populate(0..bytes)?;
+    let memory = crate::harness::present(ByteLen::new(bytes))?;
     // The memory was made for that count, and pages are aligned to more than any value is.
     Mapped::try_new(memory, index(count)).map_err(|_| BenchError::size(ByteLen::new(bytes)))
 }
 
 /// As many neighbouring words as there are folios, or blocks of base pages: the limit writes them.
-pub(super) fn words(size: ByteLen) -> Result<Mapped<AtomicU64>, BenchError> {
+pub(super) fn words(size: ByteLen) -> Result<Mapped<AtomicU64>> {
     present((size.get() >> 12) / CALL_PAGES)
 }
 
@@ -72,7 +68,7 @@ pub(super) fn bare_sub(words: &[AtomicU64]) {
 pub(super) fn timed_each<T, G, E>(
     items: &[T],
     take: impl Fn(&T) -> Result<G, E>,
-) -> Result<Duration, BenchError>
+) -> Result<Duration>
 where
     BenchError: From<E>,
 {
@@ -85,10 +81,7 @@ where
 }
 
 /// Runs `work` alone, and then what takes it back.
-pub(super) fn timed_alone(
-    work: impl FnOnce(),
-    undo: impl FnOnce(),
-) -> Result<Duration, BenchError> {
+pub(super) fn timed_alone(work: impl FnOnce(), undo: impl FnOnce()) -> Result<Duration> {
     let elapsed = timed(|| {
         work();
         Ok(())
@@ -98,12 +91,12 @@ pub(super) fn timed_alone(
 }
 
 /// Times bare atomics, one a word.
-pub(super) fn hold_bare(words: &[AtomicU64]) -> Result<Duration, BenchError> {
+pub(super) fn hold_bare(words: &[AtomicU64]) -> Result<Duration> {
     timed_alone(|| bare_add(words), || bare_sub(words))
 }
 
 /// Times bare atomics, two a word.
-pub(super) fn hold_bare_and_give_back(words: &[AtomicU64]) -> Result<Duration, BenchError> {
+pub(super) fn hold_bare_and_give_back(words: &[AtomicU64]) -> Result<Duration> {
     timed(|| {
         bare_add(words);
         bare_sub(words);
@@ -144,7 +137,7 @@ pub(super) fn published(size: ByteLen, us_16: u64, us_128: u64) -> Option<Publis
 }
 
 /// Checks that a guard over the whole region pins every folio once, and none afterwards.
-pub(super) fn check_pins(pagemap: &Pagemap, row: &str) -> Result<(), BenchError> {
+pub(super) fn check_pins(pagemap: &Pagemap, row: &str) -> Result {
     let range = pagemap.range();
     let pins = |expected: u32| {
         let wrong = range

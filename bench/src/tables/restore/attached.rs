@@ -11,9 +11,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use uzone_attach::{AttachOptions, AttachedMemory};
 
-use super::Restore;
-use crate::harness::error::BenchError;
-use crate::harness::report::Found;
+use super::machine::Restore;
+use crate::harness::{Found, Result};
 use crate::tables::snapshot::material::failed;
 
 /// How long a server may take to listen.
@@ -26,7 +25,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    pub(super) fn start(restore: &Restore<'_>) -> Result<Self, BenchError> {
+    pub(super) fn start(restore: &Restore<'_>) -> Result<Self> {
         let program = std::env::current_exe().map_err(failed)?;
         if program.file_stem().is_none_or(|name| name != "uzone") {
             return Err(failed(io::Error::other("the program that runs is no server")));
@@ -52,7 +51,7 @@ impl Server {
     }
 
     /// Waits until a worker can be asked.
-    fn listening(mut self) -> Result<Self, BenchError> {
+    fn listening(mut self) -> Result<Self> {
         let give_up = Instant::now() + PATIENCE;
         while self.processes().len() < 2 {
             let has_ended = self.child.try_wait().map_err(failed)?.is_some();
@@ -74,17 +73,18 @@ impl Server {
         row: &str,
         restore: &Restore<'_>,
         offsets: &[Vec<u64>],
-    ) -> Result<(Found, AttachedMemory), BenchError> {
+    ) -> Result<(Found, AttachedMemory)> {
         let options = AttachOptions::default().share(true);
         let memory = AttachedMemory::attach(&self.socket(), &options);
         let memory = memory.map_err(|error| failed(io::Error::other(error)))?;
-        let done = restore.touch(row, memory.mapping(), offsets)?;
+        let found = restore.touch(row, memory.mapping(), offsets)?;
         let status = uzone_server::status(&self.socket());
         let sessions = status.map_err(|error| failed(io::Error::other(error)))?.sessions;
         let latest = sessions.into_iter().max_by_key(|session| session.session);
         let stats = latest.and_then(|session| session.stats).unwrap_or_default();
         let placed = stats.demand_pages + stats.around_pages;
-        Ok((done.found(stats.faults, placed.saturating_sub(restore.pages.len() as u64)), memory))
+        let wasted = placed.saturating_sub(restore.pages.len() as u64);
+        Ok((Found { faults: stats.faults, wasted, ..found }, memory))
     }
 
     /// Returns the processes of the server.

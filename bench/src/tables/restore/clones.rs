@@ -14,8 +14,8 @@ use uzone_fault::{Backing, Engine, LazyOptions, SharedBacking};
 use uzone_os::Sharing;
 
 use super::attached::Server;
-use super::{COLD_TOUCHES, Restore, machine};
-use crate::harness::suite::{BenchError, Found, Role, Session, Suite, sentence};
+use super::machine::{COLD_TOUCHES, Restore, machine};
+use crate::harness::{BenchError, Found, Result, Role, Session, Suite, sentence};
 use crate::tables::snapshot::material::PAGE;
 
 const TABLE: &str = "restore-clones";
@@ -25,7 +25,7 @@ const CLONES: usize = 16;
 /// How much memory the clones of each row took.
 type Memory = [Cell<Option<Grown>>; 4];
 
-pub(super) fn table(restore: Restore<'_>, session: &mut Session<'_>) -> Result<(), BenchError> {
+pub(super) fn table(restore: Restore<'_>, session: &mut Session<'_>) -> Result {
     let restore = restore.of(&restore.pages[..restore.pages.len().min(COLD_TOUCHES)]);
     let (engine, len, offsets) = (&restore.engine()?, restore.len(), &restore.offsets());
     let memory: &Memory = &Memory::default();
@@ -78,8 +78,7 @@ fn add_rows<'a>(
         clones(&memory[0], &own_share, || {
             let new = || machine(engine, len, backing.clone(), &LazyOptions::default());
             let clone = restore.placement.by_handler(new)?;
-            let done = restore.touch(row, &clone, offsets)?;
-            Ok((restore.found(done, &clone.answering().stats()), clone))
+            Ok((restore.found(row, &clone, offsets)?, clone))
         })
     });
     suite.faults(Role::Ours, "share", "ours, packed, pages shared by all", move |row| {
@@ -87,16 +86,13 @@ fn add_rows<'a>(
         clones(&memory[1], &own_share, || {
             let new = || Ok(engine.map(len, shared.clone(), &LazyOptions::default())?);
             let clone = restore.placement.by_handler(new)?;
-            let done = restore.touch(row, &clone, offsets)?;
-            Ok((restore.found(done, &clone.stats()), clone))
+            Ok((restore.found(row, &clone, offsets)?, clone))
         })
     });
     suite.faults(Role::Peer, "kernel", "the kernel's mapping, raw", move |row| {
         clones(&memory[2], &own_share, || {
             let clone = restore.map_raw(Sharing::Private)?;
-            let done = restore.touch(row, &clone, offsets)?;
-            let faults = done.kernel_faults;
-            Ok((done.found(faults, 0), clone))
+            Ok((restore.touch(row, &clone, offsets)?, clone))
         })
     });
 }
@@ -132,8 +128,8 @@ struct Grown {
 fn clones<C>(
     memory: &Cell<Option<Grown>>,
     share: &dyn Fn() -> Option<u64>,
-    mut start: impl FnMut() -> Result<(Found, C), BenchError>,
-) -> Result<Found, BenchError> {
+    mut start: impl FnMut() -> Result<(Found, C)>,
+) -> Result<Found> {
     let before = share();
     let grown = || share()?.checked_sub(before?);
     let mut by_first = None;

@@ -14,9 +14,9 @@ use std::time::Instant;
 use uzone_fault::LazyOptions;
 use uzone_snapshot::SnapshotBacking;
 
-use super::{CACHE, Restore, machine};
-use crate::harness::suite::{BenchError, Found, Role, Session, Suite};
-use crate::tables::fault::{Answer, Bare, Waiting};
+use super::machine::{CACHE, Restore, machine};
+use crate::harness::{Found, Result, Role, Session, Suite};
+use crate::tables::fault::{Answer, Bare};
 use crate::tables::snapshot::frames;
 use crate::tables::snapshot::material::failed;
 use crate::tables::snapshot::store::{Store, distance};
@@ -30,27 +30,19 @@ const IN_ORDER: usize = 1024;
 const SHARE_IN_ORDER: usize = 8;
 
 /// Runs the table of a working set.
-pub(super) fn table(restore: Restore<'_>, session: &mut Session<'_>) -> Result<(), BenchError> {
+pub(super) fn table(restore: Restore<'_>, session: &mut Session<'_>) -> Result {
     let restore = restore.of(&restore.pages[..restore.pages.len().min(TOUCHES)]);
     measure("restore-far", "pages of a working set in a random order", restore, session)
 }
 
 /// Runs the table of the first pages in order.
-pub(super) fn table_in_order(
-    restore: Restore<'_>,
-    session: &mut Session<'_>,
-) -> Result<(), BenchError> {
+pub(super) fn table_in_order(restore: Restore<'_>, session: &mut Session<'_>) -> Result {
     let count = (restore.material.words.len() / SHARE_IN_ORDER).min(IN_ORDER);
     let pages: Vec<usize> = (0..count).collect();
     measure("restore-seq-far", "pages in order, from the first on", restore.of(&pages), session)
 }
 
-fn measure(
-    table: &str,
-    what: &str,
-    restore: Restore<'_>,
-    session: &mut Session<'_>,
-) -> Result<(), BenchError> {
+fn measure(table: &str, what: &str, restore: Restore<'_>, session: &mut Session<'_>) -> Result {
     let (engine, offsets) = (&restore.engine()?, &restore.offsets());
     let store = &Store::start(&restore.material.packed).map_err(failed)?;
     let raw = &Store::start(&restore.material.raw).map_err(failed)?;
@@ -65,11 +57,8 @@ fn measure(
             Ok(())
         };
         let answer = Answer::Fetch(Arc::new(fetch));
-        let handler = || Bare::anonymous(restore.len(), answer, Waiting::Poll);
-        let memory = restore.placement.by_handler(handler)?;
-        let done = restore.touch(row, &memory, offsets)?;
-        memory.check(row)?;
-        Ok(done.found(memory.faults(), 0))
+        let handler = || Bare::anonymous(restore.len(), answer, None);
+        restore.found(row, &restore.placement.by_handler(handler)?, offsets)
     });
     for (row, name, role) in [
         ("packed", "ours, a request for each frame", Role::Peer),
@@ -82,8 +71,7 @@ fn measure(
             if role == Role::Ours {
                 memory.answering().prefetch(&offsets[0]);
             }
-            let done = restore.touch(row, &memory, offsets)?;
-            Ok(restore.found(done, &memory.answering().stats()))
+            restore.found(row, &memory, offsets)
         });
     }
     add(&mut suite, Role::Peer, "read-first", "everything read first", store, move |row| {
@@ -98,7 +86,6 @@ fn measure(
     }
     session.measure(
         suite,
-        table,
         format!("A machine of {} restored from S3: {} {what}", restore.len(), restore.pages.len()),
         format!("{}; packed; {}", restore.placement.title, distance()),
     )
@@ -111,7 +98,7 @@ fn add<'a>(
     row: &str,
     name: &str,
     store: &'a Store,
-    mut run: impl FnMut(&str) -> Result<Found, BenchError> + 'a,
+    mut run: impl FnMut(&str) -> Result<Found> + 'a,
 ) {
     suite.faults(role, row, name, move |row| {
         let sent = store.sent();

@@ -17,12 +17,11 @@ use std::time::{Duration, Instant};
 
 use uzone_fault::{Budget, Engine, EngineOptions, LazyOptions};
 
-use super::Restore;
-use crate::harness::adopted::Adopted;
-use crate::harness::group::nanoseconds;
-use crate::harness::reads::Reads;
-use crate::harness::suite::{BenchError, Found, Role, Session, Suite};
-use crate::tables::snapshot::material::{Material, PAGE, place};
+use super::machine::Restore;
+use crate::harness::{
+    Adopted, BenchError, Found, Reads, Result, Role, Session, Suite, check_word, nanoseconds, place,
+};
+use crate::tables::snapshot::material::{Material, PAGE};
 
 /// How long the quiet machine runs between its faults.
 const PAUSE: Duration = Duration::from_millis(2);
@@ -46,7 +45,7 @@ enum Noise {
     Apart,
 }
 
-pub(super) fn table(restore: Restore<'_>, session: &mut Session<'_>) -> Result<(), BenchError> {
+pub(super) fn table(restore: Restore<'_>, session: &mut Session<'_>) -> Result {
     let table = "restore-neighbour";
     let engine = || Engine::with(EngineOptions::default().readers(NonZeroUsize::MIN));
     let (one, other) = (&engine()?, &engine()?);
@@ -76,7 +75,6 @@ pub(super) fn table(restore: Restore<'_>, session: &mut Session<'_>) -> Result<(
     });
     session.measure(
         suite,
-        table,
         format!("A machine that takes {} faults, {PAUSE:?} apart, beside a noisy one", pages.len()),
         format!(
             "raw, machines of {}; the noisy one has {NOISY} threads that fault and give pages back without a \
@@ -98,9 +96,9 @@ fn budget() -> Budget {
     Budget::default().faults_per_second(BUDGET)
 }
 
-fn machine(restore: &Restore<'_>, engine: &Engine, budget: Budget) -> Result<Adopted, BenchError> {
+fn machine(restore: &Restore<'_>, engine: &Engine, budget: Budget) -> Result<Adopted> {
     let options = LazyOptions::default().budget(budget);
-    super::machine(engine, restore.len(), restore.raw_backing()?, &options)
+    super::machine::machine(engine, restore.len(), restore.raw_backing()?, &options)
 }
 
 /// Touches pages with a pause before each, and returns how long each touch took.
@@ -109,17 +107,13 @@ fn touch_now_and_then(
     memory: &Adopted,
     pages: &[usize],
     material: &Material,
-) -> Result<Vec<u64>, BenchError> {
-    let mut bytes = [0; 8];
+) -> Result<Vec<u64>> {
     let mut times = Vec::with_capacity(pages.len());
     for &page in pages {
         std::thread::sleep(PAUSE);
         let touched = Instant::now();
-        memory.read(place(page) as u64, &mut bytes)?;
+        check_word(row, memory, place(page as u64), material.words[page])?;
         times.push(nanoseconds(touched.elapsed()));
-        if u64::from_ne_bytes(bytes) != material.words[page] {
-            return Err(BenchError::wrong_byte(row, place(page) as u64));
-        }
     }
     Ok(times)
 }
@@ -132,7 +126,7 @@ fn beside(
     pages: &[usize],
     engine: &Engine,
     budget: Budget,
-) -> Result<Vec<u64>, BenchError> {
+) -> Result<Vec<u64>> {
     let noisy = &machine(restore, engine, budget)?;
     let stop = &AtomicBool::new(false);
     let failed = || BenchError::threads(NOISY);
@@ -163,7 +157,7 @@ fn fault_at_full_speed(
     part: usize,
     material: &Material,
     stop: &AtomicBool,
-) -> Result<(), BenchError> {
+) -> Result {
     let len = material.words.len() / NOISY;
     let mut random = fastrand::Rng::with_seed(part as u64);
     let mut bytes = [0; 8];
@@ -174,11 +168,11 @@ fn fault_at_full_speed(
             if stop.load(Ordering::Relaxed) {
                 return Ok(());
             }
-            memory.read(place(page) as u64, &mut bytes)?;
+            memory.read(place(page as u64), &mut bytes)?;
             // It was given back before, or not.
             let word = u64::from_ne_bytes(bytes);
             if word != material.words[page] && word != 0 {
-                return Err(BenchError::wrong_byte(row, place(page) as u64));
+                return Err(BenchError::wrong_byte(row, place(page as u64)));
             }
         }
         let start = (first * PAGE) as u64;

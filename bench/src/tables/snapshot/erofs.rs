@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use uzone_os::{file_system, page_cache};
 
 use super::frames::{FRAME, LEVEL, failed};
-use crate::harness::error::BenchError;
+use crate::harness::Result;
 
 /// What the image holds.
 const NAME: &str = "raw";
@@ -23,10 +23,7 @@ pub(crate) struct Erofs {
 
 impl Erofs {
     /// Makes the file system of the bytes of `input`, and mounts it. `Ok(Err(_))` is why this host cannot do that.
-    pub(super) fn new(
-        directory: &Path,
-        mut input: impl Read,
-    ) -> Result<Result<Self, String>, BenchError> {
+    pub(super) fn new(directory: &Path, mut input: impl Read) -> Result<Result<Self, String>> {
         let directory = directory.join(format!("uzone-bench-erofs-{}", std::process::id()));
         fs::create_dir(&directory).map_err(failed)?;
         let made = make(&mut input, &directory).map_err(|cause| cause.to_string());
@@ -36,7 +33,7 @@ impl Erofs {
     }
 
     /// Returns the file. The page cache has its compressed bytes, and has forgotten the others.
-    pub(super) fn open(&self) -> Result<&File, BenchError> {
+    pub(super) fn open(&self) -> Result<&File> {
         let forget = |len| match NonZeroU64::new(len) {
             Some(len) => page_cache::forget(&self.file, 0, len),
             None => Ok(()),

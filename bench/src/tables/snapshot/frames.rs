@@ -8,9 +8,8 @@ use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use crate::harness::BenchError;
 use zstd::bulk::{Compressor, Decompressor};
-
-use crate::harness::error::BenchError;
 
 /// How many bytes are compressed together, and the level of zstd of every row.
 pub(crate) const FRAME: usize = 64 << 10;

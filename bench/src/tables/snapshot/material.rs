@@ -20,9 +20,7 @@ use uzone_snapshot::{Codec, FileSource, FrameCache, Image, OpenOptions, Packed, 
 use super::erofs::Erofs;
 use super::frames::{self, Reader, Stored};
 pub(crate) use super::frames::{FRAME, LEVEL, failed};
-use crate::harness::error::BenchError;
-use crate::harness::group::{Phase, Watch};
-use crate::harness::settings::SnapshotSettings;
+use crate::harness::{BenchError, Phase, Result, SnapshotSettings, Watch, index, place};
 
 pub(crate) const PAGE: usize = 4096;
 
@@ -60,14 +58,9 @@ pub(crate) struct Material {
     pub(super) erofs: Option<Erofs>,
 }
 
-/// Returns where the word of a page is that is looked at: in another of its lines each time.
-pub(crate) fn place(page: usize) -> usize {
-    page * PAGE + page % (PAGE / 8) * 8
-}
-
 impl Material {
     /// Makes the files, and checks once that the packed image has the bytes.
-    pub(crate) fn new(settings: &SnapshotSettings, watch: Watch<'_>) -> Result<Self, BenchError> {
+    pub(crate) fn new(settings: &SnapshotSettings, watch: Watch<'_>) -> Result<Self> {
         let (size, directory, threads) =
             (settings.size, &settings.directory, settings.threads.get());
         if size.get() < 4 << 20 || !size.get().is_multiple_of(2 << 20) {
@@ -130,7 +123,7 @@ impl Material {
         format!("{}.{:02} times smaller", hundredths / 100, hundredths % 100)
     }
 
-    pub(crate) fn new_file(&self) -> Result<File, BenchError> {
+    pub(crate) fn new_file(&self) -> Result<File> {
         file_system::nameless_file(&self.directory).map_err(failed)
     }
 
@@ -140,12 +133,12 @@ impl Material {
     }
 
     /// Packs the image, and takes the name of the file away. Returns the file.
-    pub(crate) fn pack(&self, codec: Codec) -> Result<(File, Packed), BenchError> {
+    pub(crate) fn pack(&self, codec: Codec) -> Result<(File, Packed)> {
         self.pack_first(self.len, codec)
     }
 
     /// Packs it with these pages before all others, in that order.
-    pub(crate) fn pack_ordered(&self, pages: Vec<u64>) -> Result<File, BenchError> {
+    pub(crate) fn pack_ordered(&self, pages: Vec<u64>) -> Result<File> {
         let raw = self.raw.try_clone().map_err(failed)?;
         let source = FileSource::from_file(raw, "the image").map_err(failed)?;
         let packer = self.packer(Codec::Zstd).order(pages);
@@ -159,7 +152,7 @@ impl Material {
     }
 
     /// Packs the first bytes of it.
-    fn pack_first(&self, len: usize, codec: Codec) -> Result<(File, Packed), BenchError> {
+    fn pack_first(&self, len: usize, codec: Codec) -> Result<(File, Packed)> {
         let packer = self.packer(codec);
         self.written(|path| {
             Ok(packer.pack(&mut self.input().take(len as u64), path, None, &|_| true)?)
@@ -167,10 +160,7 @@ impl Material {
     }
 
     /// Has a file written, and takes its name away.
-    fn written(
-        &self,
-        write: impl FnOnce(&Path) -> Result<Packed, BenchError>,
-    ) -> Result<(File, Packed), BenchError> {
+    fn written(&self, write: impl FnOnce(&Path) -> Result<Packed>) -> Result<(File, Packed)> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed); // a name, and nothing else
         let name = format!("uzone-bench-{}-{number}.image", std::process::id());
@@ -182,13 +172,13 @@ impl Material {
     }
 
     /// Opens the packed image, with room for decoded frames.
-    pub(crate) fn open(&self, room: ByteLen) -> Result<Image, BenchError> {
+    pub(crate) fn open(&self, room: ByteLen) -> Result<Image> {
         open(&self.packed, FrameCache::new(room.get()))
     }
 
     /// Opens the packed image with room for decoded frames that was used before, as in a process that runs
     /// for some time: its memory is there, and full of the frames of another image.
-    pub(crate) fn open_later(&self, room: ByteLen) -> Result<Image, BenchError> {
+    pub(crate) fn open_later(&self, room: ByteLen) -> Result<Image> {
         let cache = FrameCache::new(room.get());
         let other = open(&self.other, cache.clone())?;
         let mut byte = [0];
@@ -199,7 +189,7 @@ impl Material {
     }
 
     /// Compares every byte of the packed image.
-    fn check(&self) -> Result<(), BenchError> {
+    fn check(&self) -> Result {
         let image = self.open(ByteLen::ZERO)?;
         let (mut right, mut found) = (vec![0; 16 * FRAME], vec![0; 16 * FRAME]);
         let mut at = 0;
@@ -226,7 +216,7 @@ impl Material {
     }
 }
 
-pub(crate) fn open(file: &File, cache: Arc<FrameCache>) -> Result<Image, BenchError> {
+pub(crate) fn open(file: &File, cache: Arc<FrameCache>) -> Result<Image> {
     let file = file.try_clone().map_err(failed)?;
     let source = FileSource::from_file(file, "the packed image").map_err(failed)?;
     Ok(Image::from_source(Box::new(source), &OpenOptions::default().cache(cache))?)
@@ -295,7 +285,7 @@ impl Writer<'_> {
     fn put(&mut self, pages: &[u8]) -> io::Result<()> {
         for page in pages.chunks_exact(PAGE) {
             let number = self.words.len();
-            let inside = place(number) - number * PAGE;
+            let inside = index(place(number as u64)) - number * PAGE;
             let word = page[inside..].first_chunk().copied().unwrap_or_default();
             self.words.push(u64::from_ne_bytes(word));
             let is_zero = page.iter().all(|byte| *byte == 0);

@@ -14,7 +14,7 @@ use uzone_snapshot::{Codec, Image};
 
 use super::frames::{self, Reader};
 use super::material::{FRAME, LEVEL, Material, decode, failed, random_frames};
-use crate::harness::suite::{BenchError, Role, Session, Suite, bytes, index, timed};
+use crate::harness::{BenchError, Result, Role, Session, Suite, bytes, index, timed};
 
 /// How many random places a row reads.
 const READS: usize = 256;
@@ -25,7 +25,7 @@ const HASHED: usize = 1 << 20;
 pub(super) const TABLES: [&str; 3] = ["snapshot-read", "snapshot-read-cold", "snapshot-verify"];
 
 /// Measures packing and unpacking.
-pub(super) fn tables(material: &Material, session: &mut Session<'_>) -> Result<(), BenchError> {
+pub(super) fn tables(material: &Material, session: &mut Session<'_>) -> Result {
     let arguments = [format!("-T{}", material.threads), format!("-{LEVEL}")];
     let file = material.new_file()?;
     let compressed = run_zstd(material, &arguments, &material.raw, &file)?.map(|_| file);
@@ -48,7 +48,7 @@ fn pack(
     arguments: &[String],
     compressed: Option<&File>,
     session: &mut Session<'_>,
-) -> Result<(), BenchError> {
+) -> Result {
     let (size, threads) = (bytes(material.len), material.threads);
     let mut suite = Suite::new("snapshot-pack", size).writing(size.get()).threads(threads);
     if let Some(file) = compressed {
@@ -82,14 +82,13 @@ fn pack(
     }
     session.measure(
         suite,
-        "packing",
         format!("Packing {size}, zstd of level {LEVEL}"),
         "each file is on the device at the end; naive is the command, the limit writes frames of 64 KiB \
          without hashes or an index",
     )
 }
 
-fn len_of(file: &File) -> Result<u64, BenchError> {
+fn len_of(file: &File) -> Result<u64> {
     Ok(file.metadata().map_err(failed)?.len())
 }
 
@@ -99,7 +98,7 @@ fn run_zstd(
     arguments: &[String],
     from: &File,
     to: &File,
-) -> Result<Option<Duration>, BenchError> {
+) -> Result<Option<Duration>> {
     let Some(mut command) = material.zstd(arguments) else { return Ok(None) };
     let mut run = || -> io::Result<Duration> {
         let mut input = from.try_clone()?;
@@ -116,11 +115,7 @@ fn run_zstd(
     run().map(Some).map_err(failed)
 }
 
-fn unpack(
-    material: &Material,
-    compressed: Option<&File>,
-    session: &mut Session<'_>,
-) -> Result<(), BenchError> {
+fn unpack(material: &Material, compressed: Option<&File>, session: &mut Session<'_>) -> Result {
     let size = bytes(material.len);
     let mut suite = Suite::new("snapshot-unpack", size).writing(size.get());
     if let Some(file) = compressed {
@@ -153,7 +148,6 @@ fn unpack(
     }
     session.measure(
         suite,
-        "unpacking",
         format!("Unpacking {size}"),
         "each file is on the device at the end; zeroes are holes in ours; the limit decodes frames of 64 KiB \
          without their hashes",
@@ -179,7 +173,7 @@ impl Places {
     }
 
     /// Decodes each frame with nothing around it.
-    fn decode(&self, material: &Material) -> Result<Duration, BenchError> {
+    fn decode(&self, material: &Material) -> Result<Duration> {
         let mut reader = Reader::new().map_err(failed)?;
         timed(|| {
             for frame in &self.frames {
@@ -190,19 +184,19 @@ impl Places {
     }
 
     /// Reads each frame of an image.
-    fn read(&self, image: &Image) -> Result<Duration, BenchError> {
+    fn read(&self, image: &Image) -> Result<Duration> {
         read_each(self.offsets.iter().copied(), |at, out| Ok(image.read_at(at, out)?))
     }
 
     /// Reads as many bytes as a frame has at each place of a file.
-    fn read_file(&self, file: &File) -> Result<Duration, BenchError> {
+    fn read_file(&self, file: &File) -> Result<Duration> {
         read_each(self.offsets.iter().copied(), |at, out| {
             file.read_exact_at(out, at).map_err(failed)
         })
     }
 
     /// Reads each frame by another implementation.
-    fn seek(&self, material: &Material) -> Result<Duration, BenchError> {
+    fn seek(&self, material: &Material) -> Result<Duration> {
         let file = material.packed.try_clone().map_err(failed)?;
         let seek = |error: zeekstd::Error| failed(io::Error::other(error));
         let mut decoder = zeekstd::Decoder::new(file).map_err(seek)?;
@@ -223,8 +217,8 @@ impl Places {
 /// Times reading as many bytes as a frame has at each offset.
 pub(super) fn read_each(
     offsets: impl Iterator<Item = u64>,
-    mut read: impl FnMut(u64, &mut [u8]) -> Result<(), BenchError>,
-) -> Result<Duration, BenchError> {
+    mut read: impl FnMut(u64, &mut [u8]) -> Result,
+) -> Result<Duration> {
     let mut out = vec![0; FRAME];
     timed(|| {
         for offset in offsets {
@@ -236,7 +230,7 @@ pub(super) fn read_each(
 }
 
 /// Measures reading 64 KiB at random places.
-pub(super) fn read(material: &Material, session: &mut Session<'_>) -> Result<(), BenchError> {
+pub(super) fn read(material: &Material, session: &mut Session<'_>) -> Result {
     let places = &Places::of(material);
     let calls = places.frames.len() as u64;
     let mut suite = places.suite("snapshot-read");
@@ -263,7 +257,6 @@ pub(super) fn read(material: &Material, session: &mut Session<'_>) -> Result<(),
     suite.naive("zeekstd").each_spec(|spec| _ = spec.counts(Some(calls), None));
     session.measure(
         suite,
-        "reading at random",
         format!("Reading 64 KiB at {calls} random places of a packed image"),
         "whole frames that are not zero, from the page cache; naive seeks by the seek table, the limit \
          decodes without the hash",
@@ -271,7 +264,7 @@ pub(super) fn read(material: &Material, session: &mut Session<'_>) -> Result<(),
 }
 
 /// Measures random reads of files that the page cache has forgotten.
-pub(super) fn read_cold(material: &Material, session: &mut Session<'_>) -> Result<(), BenchError> {
+pub(super) fn read_cold(material: &Material, session: &mut Session<'_>) -> Result {
     let places = &Places::of(material);
     let calls = places.frames.len() as u64;
     let mut suite = places.suite("snapshot-read-cold");
@@ -296,21 +289,20 @@ pub(super) fn read_cold(material: &Material, session: &mut Session<'_>) -> Resul
     suite.naive("zeekstd").each_spec(|spec| spec.counts(Some(calls), None).row.cold = true);
     session.measure(
         suite,
-        "reading at random from the device",
         format!("Reading 64 KiB at {calls} random places of a packed image that the page cache has forgotten"),
         "the file of each row is forgotten first (POSIX_FADV_DONTNEED); a host below this one may have it still",
     )
 }
 
 /// Has the page cache forget a file.
-pub(crate) fn forget(file: &File) -> Result<(), BenchError> {
+pub(crate) fn forget(file: &File) -> Result {
     let Some(len) = NonZeroU64::new(len_of(file)?) else { return Ok(()) };
     // Pages that are not on the device yet stay.
     file.sync_data().and_then(|()| page_cache::forget(file, 0, len)).map_err(failed)
 }
 
 /// Measures comparing every hash.
-pub(super) fn verify(material: &Material, session: &mut Session<'_>) -> Result<(), BenchError> {
+pub(super) fn verify(material: &Material, session: &mut Session<'_>) -> Result {
     let (packed, threads) = (material.packed_len, material.threads);
     let len = index(packed);
     let size = bytes(material.len);
@@ -342,7 +334,6 @@ pub(super) fn verify(material: &Material, session: &mut Session<'_>) -> Result<(
     }
     session.measure(
         suite,
-        "verifying",
         format!("Verifying {} of a packed image", ByteLen::new(packed)),
         "from the page cache; the limit hashes the file in pieces of 1 MiB",
     )

@@ -11,11 +11,11 @@ use uzone_pages::ByteLen;
 use uzone_snapshot::SnapshotBacking;
 
 use super::frames;
-use super::material::{FRAME, Material, PAGE, failed, place, random_frames};
+use super::material::{FRAME, Material, PAGE, failed, random_frames};
 use super::pack::read_each;
 use super::store::{Store, distance};
 use super::touch::{CACHE, check};
-use crate::harness::suite::{BenchError, Role, Session, Suite, index, timed};
+use crate::harness::{Result, Role, Session, Suite, check_word, index, place, timed};
 
 /// How many random pages are read, one after the other.
 const READS: usize = 96;
@@ -26,7 +26,7 @@ const CONNECTIONS: usize = 8;
 const CHUNK: u64 = 2 << 20;
 
 /// Reads the whole image in order.
-pub(super) fn in_order(material: &Material, session: &mut Session<'_>) -> Result<(), BenchError> {
+pub(super) fn in_order(material: &Material, session: &mut Session<'_>) -> Result {
     let store = &Store::start(&material.packed).map_err(failed)?;
     let (bytes, packed) = (ByteLen::new(material.len as u64), material.packed_len);
     let pages = &(0..material.words.len()).collect::<Vec<_>>()[..];
@@ -60,7 +60,7 @@ pub(super) fn in_order(material: &Material, session: &mut Session<'_>) -> Result
         let engine = Engine::with(EngineOptions::default())?;
         let backing = Arc::new(SnapshotBacking::new(Arc::new(store.open_image(CACHE)?)));
         let memory = engine.map(bytes, backing, &LazyOptions::default())?;
-        timed(|| check(material, pages, row, |at, out| Ok(memory.read_at(at as u64, out)?)))
+        timed(|| check(material, pages, row, &memory))
     });
     suite.each_spec(|spec| {
         if spec.row.bytes == packed {
@@ -69,7 +69,6 @@ pub(super) fn in_order(material: &Material, session: &mut Session<'_>) -> Result
     });
     session.measure(
         suite,
-        "reading from S3 in order",
         format!("A packed image of {bytes} in S3, read in order"),
         format!(
             "{}; sizes and rates are those of the stored bytes; one by one are {ONE_BY_ONE} frames; the limit asks for \
@@ -81,7 +80,7 @@ pub(super) fn in_order(material: &Material, session: &mut Session<'_>) -> Result
 }
 
 /// Asks for all of the object by several connections.
-fn fill_link(store: &Store, packed: u64) -> Result<Duration, BenchError> {
+fn fill_link(store: &Store, packed: u64) -> Result<Duration> {
     timed(|| {
         let count = index(packed.div_ceil(CHUNK));
         let own = || Ok::<_, io::Error>((store.client()?, Vec::new()));
@@ -101,7 +100,7 @@ fn one_by_one(material: &Material) -> Vec<Range<u64>> {
 }
 
 /// Reads pages at random, each in a frame of its own.
-pub(super) fn at_random(material: &Material, session: &mut Session<'_>) -> Result<(), BenchError> {
+pub(super) fn at_random(material: &Material, session: &mut Session<'_>) -> Result {
     let store = &Store::start(&material.packed).map_err(failed)?;
     let frames = &random_frames(material, READS);
     let (calls, mean) = (frames.len() as u64, material.mean_frame());
@@ -116,19 +115,15 @@ pub(super) fn at_random(material: &Material, session: &mut Session<'_>) -> Resul
     });
     let spec = suite.add(Role::Ours, "ours", "ours, a page read", move |row| {
         let image = store.open_image(ByteLen::ZERO)?;
-        let mut word = [0; 8];
         median(frames.iter().map(|frame| {
-            let (at, page) = (frame * FRAME, frame * FRAME / PAGE);
-            let took = timed(|| Ok(image.read_at(at as u64, &mut word)?))?;
-            let is_right = place(page) != at || u64::from_ne_bytes(word) == material.words[page];
-            if is_right { Ok(took) } else { Err(BenchError::wrong_byte(row, at as u64)) }
+            let page = frame * (FRAME / PAGE);
+            timed(|| check_word(row, &image, place(page as u64), material.words[page]))
         }))
     });
     spec.headline("read a page of an image in S3 at random");
     suite.limit("trip").each_spec(|spec| _ = spec.counts(Some(calls), None));
     session.measure(
         suite,
-        "reading from S3 at random",
         format!("A packed image in S3: {calls} random pages, each in another frame"),
         format!(
             "{}; the median of one read, times {calls}; the limit asks for as many bytes as a frame has on average",
@@ -138,9 +133,7 @@ pub(super) fn at_random(material: &Material, session: &mut Session<'_>) -> Resul
 }
 
 /// Returns the median of some times, as often as there are.
-fn median(
-    times: impl Iterator<Item = Result<Duration, BenchError>>,
-) -> Result<Duration, BenchError> {
+fn median(times: impl Iterator<Item = Result<Duration>>) -> Result<Duration> {
     let mut times = times.collect::<Result<Vec<_>, _>>()?;
     times.sort_unstable();
     let count = u32::try_from(times.len()).unwrap_or(u32::MAX);

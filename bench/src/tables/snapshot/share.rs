@@ -12,27 +12,25 @@ use uzone_snapshot::SnapshotBacking;
 
 use super::material::{Material, PAGE, failed};
 use super::touch::{CACHE, check};
-use crate::harness::suite::{BenchError, Role, Session, Suite, timed};
+use crate::harness::{Result, Role, Session, Suite, timed};
 
 /// Touches every page in order, of an image whose pages another mapping has touched before.
-pub(super) fn in_order(material: &Material, session: &mut Session<'_>) -> Result<(), BenchError> {
+pub(super) fn in_order(material: &Material, session: &mut Session<'_>) -> Result {
     let bytes = ByteLen::new(material.len as u64);
     let pages: Vec<usize> = (0..material.words.len()).collect();
     let pages = &pages[..];
     let engine = &Engine::with(EngineOptions::default())?;
-    let shared = || -> Result<Arc<SharedBacking>, BenchError> {
+    let shared = || -> Result<Arc<SharedBacking>> {
         let image = Arc::new(material.open_later(CACHE)?);
         Ok(Arc::new(SharedBacking::new(Arc::new(SnapshotBacking::new(image)), bytes)?))
     };
     let filled = shared()?;
     let first = engine.map(bytes, filled.clone(), &LazyOptions::default())?;
     first.populate(0..bytes.get(), Populate::All)?;
-    let touch = move |row: &str, memory: &Mapping| {
-        timed(|| check(material, pages, row, |at, out| Ok(memory.read_at(at as u64, out)?)))
-    };
+    let touch = move |row: &str, memory: &Mapping| timed(|| check(material, pages, row, memory));
     let lazily = move |row: &str, backing: Arc<dyn Backing>| {
         let memory = engine.map(bytes, backing, &LazyOptions::default())?;
-        timed(|| check(material, pages, row, |at, out| Ok(memory.read_at(at as u64, out)?)))
+        timed(|| check(material, pages, row, &memory))
     };
     let mut suite = Suite::new("snapshot-share", bytes).writing(bytes.get());
     suite.add(Role::Naive, "again", "mapped again, not shared", move |row| {
@@ -49,7 +47,6 @@ pub(super) fn in_order(material: &Material, session: &mut Session<'_>) -> Result
     suite.naive("again").limit("kernel");
     session.measure(
         suite,
-        "snapshot-share",
         format!("A packed image, mapped a second time: {bytes}"),
         format!(
             "one thread reads a word of each of {} pages of {PAGE} bytes in order; decoded pages are kept in a \
@@ -59,14 +56,14 @@ pub(super) fn in_order(material: &Material, session: &mut Session<'_>) -> Result
     )
 }
 
-fn file_of(shared: &SharedBacking) -> Result<OwnedFd, BenchError> {
+fn file_of(shared: &SharedBacking) -> Result<OwnedFd> {
     match shared.memory().map_err(failed)? {
         Memory::File { fd, .. } => Ok(fd),
         other => unreachable!("shared pages are in a memory file, and not in {other:?}"),
     }
 }
 
-fn private(fd: OwnedFd, len: ByteLen) -> Result<Mapping, BenchError> {
+fn private(fd: OwnedFd, len: ByteLen) -> Result<Mapping> {
     let memory = Mapping::file(fd, 0, len, Access::ReadWrite, Sharing::Private);
     memory.map_err(|error| failed(std::io::Error::other(error)))
 }

@@ -20,7 +20,7 @@ use uzone_pages::ByteLen;
 use uzone_snapshot::{FrameCache, Image, ObjectSource, OpenOptions};
 
 use super::frames::failed;
-use crate::harness::error::BenchError;
+use crate::harness::Result;
 
 /// How long each answer takes to start.
 const LATENCY: Duration = Duration::from_millis(5);
@@ -87,7 +87,7 @@ impl Store {
     }
 
     /// Opens the object as a user does, as an image with room for decoded frames.
-    pub(crate) fn open_image(&self, room: ByteLen) -> Result<Image, BenchError> {
+    pub(crate) fn open_image(&self, room: ByteLen) -> Result<Image> {
         let options = OpenOptions::default().cache(FrameCache::new(room.get()));
         Ok(Image::from_source(Box::new(self.open().map_err(failed)?), &options)?)
     }

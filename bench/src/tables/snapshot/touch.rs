@@ -13,9 +13,10 @@ use uzone_pages::ByteLen;
 use uzone_snapshot::{Image, SnapshotBacking};
 
 use super::frames::{self, Reader};
-use super::material::{FRAME, Material, PAGE, decode, failed, place, random_frames};
-use crate::harness::adopted::registered;
-use crate::harness::suite::{BenchError, Role, Session, Suite, timed};
+use super::material::{FRAME, Material, PAGE, decode, failed, random_frames};
+use crate::harness::{
+    BenchError, Reads, Result, Role, Session, Suite, check_word, fill, place, registered, timed,
+};
 use crate::tables::fault::{on, usable_cpus};
 
 /// How many random pages are touched, each in a frame of its own.
@@ -24,7 +25,7 @@ const TOUCHES: usize = 256;
 pub(super) const CACHE: ByteLen = ByteLen::mib(16);
 
 /// Touches every page in order.
-pub(super) fn in_order(material: &Material, session: &mut Session<'_>) -> Result<(), BenchError> {
+pub(super) fn in_order(material: &Material, session: &mut Session<'_>) -> Result {
     let (bytes, threads) = (ByteLen::new(material.len as u64), material.threads);
     let pages: Vec<usize> = (0..material.words.len()).collect();
     let frames: Vec<usize> = (0..material.is_zero.len()).collect();
@@ -35,7 +36,6 @@ pub(super) fn in_order(material: &Material, session: &mut Session<'_>) -> Result
     suite.before_each(move || back_by_host(bytes));
     session.measure(
         suite,
-        "snapshot-touch-seq",
         format!("A packed image, mapped lazily and touched in order: {bytes}"),
         format!(
             "one thread reads a word of each page; naive reads all of it first, on {threads} threads; the limit \
@@ -45,7 +45,7 @@ pub(super) fn in_order(material: &Material, session: &mut Session<'_>) -> Result
 }
 
 /// Touches pages at random, each in a frame that is not zero.
-pub(super) fn at_random(material: &Material, session: &mut Session<'_>) -> Result<(), BenchError> {
+pub(super) fn at_random(material: &Material, session: &mut Session<'_>) -> Result {
     let frames = random_frames(material, TOUCHES);
     let per_frame = FRAME / PAGE;
     let pages: Vec<usize> =
@@ -57,7 +57,6 @@ pub(super) fn at_random(material: &Material, session: &mut Session<'_>) -> Resul
     suite.each_spec(|spec| _ = spec.counts(Some(calls), None));
     session.measure(
         suite,
-        "snapshot-touch-random",
         format!("A packed image, mapped lazily: {calls} random pages, each in another frame"),
         "one thread reads a word of each; naive reads the whole image first; the limit decodes each frame and \
          copies it by UFFDIO_COPY, and no thread waits for it; the room for decoded frames was used before",
@@ -89,7 +88,7 @@ fn add<'a>(
             let file = OwnedFd::from(erofs.open()?.try_clone().map_err(failed)?);
             let len = ByteLen::new(material.len as u64);
             let memory = Mapping::file(file, 0, len, Access::ReadWrite, Sharing::Private)?;
-            timed(|| check(material, pages, row, |at, out| Ok(memory.read_at(at as u64, out)?)))
+            timed(|| check(material, pages, row, &memory))
         });
     }
     suite.naive("read-first").each_spec(|spec| {
@@ -102,7 +101,7 @@ fn add<'a>(
 
 /// Takes memory and gives it back, so that a row gets pages which the host backs: those that are free for
 /// seconds in a virtual machine are taken back by some hosts, and touching them then costs several copies.
-fn back_by_host(len: ByteLen) -> Result<(), BenchError> {
+fn back_by_host(len: ByteLen) -> Result {
     Mapping::anonymous(len, Anonymous::default())?.populate(0..len.get())?;
     Ok(())
 }
@@ -115,31 +114,18 @@ fn add_read_first<'a>(suite: &mut Suite<'a>, material: &'a Material, pages: &'a 
         timed(|| {
             let mut memory = vec![0; material.len];
             read_all(&image, &mut memory, material.threads)?;
-            check(material, pages, row, |at, out| {
-                out.copy_from_slice(&memory[at..at + 8]);
-                Ok(())
-            })?;
+            check(material, pages, row, &memory)?;
             Ok(memory)
         })
     });
 }
 
-fn read_all(image: &Image, memory: &mut [u8], threads: usize) -> Result<(), BenchError> {
-    let share = memory.len().div_ceil(threads).next_multiple_of(FRAME);
-    let read = |(number, part): (usize, &mut [u8])| {
-        let start = (number * share) as u64;
-        let frames = (start..).step_by(FRAME).zip(part.chunks_mut(FRAME));
-        frames.into_iter().try_for_each(|(at, frame)| image.read_at(at, frame))
-    };
-    std::thread::scope(|scope| {
-        let parts = memory.chunks_mut(share).enumerate();
-        let threads: Vec<_> = parts.map(|part| scope.spawn(move || read(part))).collect();
-        let count = threads.len();
-        threads.into_iter().try_for_each(|thread| match thread.join() {
-            Ok(read) => Ok(read?),
-            Err(_) => Err(BenchError::threads(count)),
-        })
+fn read_all(image: &Image, memory: &mut [u8], threads: usize) -> Result {
+    fill(memory, threads, FRAME, |start, part| {
+        let frames = (start as u64..).step_by(FRAME).zip(part.chunks_mut(FRAME));
+        frames.into_iter().try_for_each(|(at, frame)| Ok(image.read_at(at, frame)?))
     })
+    .map(drop)
 }
 
 /// Adds decoding the frames, and doing so and putting each in place.
@@ -185,12 +171,7 @@ fn add_limits<'a>(
 }
 
 /// Maps the image and touches pages of it, with every thread on `cpu` if there is one.
-fn lazily(
-    material: &Material,
-    pages: &[usize],
-    row: &str,
-    cpu: Option<u32>,
-) -> Result<Duration, BenchError> {
+fn lazily(material: &Material, pages: &[usize], row: &str, cpu: Option<u32>) -> Result<Duration> {
     let touch = || {
         // A polling reader would keep the thread that it has woken from running.
         let options = match cpu {
@@ -201,7 +182,7 @@ fn lazily(
         let image = Arc::new(material.open_later(CACHE)?);
         let backing = Arc::new(SnapshotBacking::new(image));
         let memory = engine.map(ByteLen::new(material.len as u64), backing, &options)?;
-        timed(|| check(material, pages, row, |at, out| Ok(memory.read_at(at as u64, out)?)))
+        timed(|| check(material, pages, row, &memory))
     };
     // A thread starts with the CPUs of the one that starts it, so the engine's threads have the same.
     on(&cpu.map_or_else(usable_cpus, |cpu| Ok(vec![cpu]))?, touch)
@@ -212,15 +193,8 @@ pub(super) fn check(
     material: &Material,
     pages: &[usize],
     row: &str,
-    read: impl Fn(usize, &mut [u8; 8]) -> Result<(), BenchError>,
-) -> Result<(), BenchError> {
-    let mut word = [0; 8];
-    for &page in pages {
-        let at = place(page);
-        read(at, &mut word)?;
-        if u64::from_ne_bytes(word) != material.words[page] {
-            return Err(BenchError::wrong_byte(row, at as u64));
-        }
-    }
-    Ok(())
+    memory: &impl Reads,
+) -> Result {
+    let check = |&page: &usize| check_word(row, memory, place(page as u64), material.words[page]);
+    pages.iter().try_for_each(check)
 }

@@ -15,9 +15,8 @@ use sqlite_vfs::{DatabaseHandle, LockKind, OpenKind, OpenOptions, Vfs};
 use uzone_pages::ByteLen;
 
 use super::super::source::Source;
-use super::super::ways::Memory;
-use super::{Answers, Program};
-use crate::harness::error::BenchError;
+use super::{Answers, Memory, Program};
+use crate::harness::Result;
 
 pub(super) const TABLE: &str = "fault-program-sqlite";
 
@@ -50,7 +49,7 @@ const QUERIES: [&str; 6] = [
 ];
 
 /// Makes a database of about `size`.
-pub(super) fn program(directory: &Path, size: ByteLen) -> Result<Program<'static>, BenchError> {
+pub(super) fn program(directory: &Path, size: ByteLen) -> Result<Program<'static>> {
     let sales = i64::try_from(size.get() / SALE).unwrap_or(i64::MAX);
     let mut connection = Connection::open_in_memory()?;
     connection.execute_batch(SCHEMA)?;
@@ -64,7 +63,7 @@ pub(super) fn program(directory: &Path, size: ByteLen) -> Result<Program<'static
     Ok(Program { table: TABLE, title, file, expected, ask })
 }
 
-fn fill(connection: &Connection, sales: i64) -> Result<(), BenchError> {
+fn fill(connection: &Connection, sales: i64) -> Result {
     let mut random = fastrand::Rng::with_seed(0x73_71_6c);
     let customers = (sales / 50).max(1);
     let mut customer = connection.prepare("INSERT INTO customer (city, name) VALUES (?1, ?2)")?;
@@ -81,13 +80,13 @@ fn fill(connection: &Connection, sales: i64) -> Result<(), BenchError> {
     Ok(())
 }
 
-fn answers(connection: &Connection, sales: i64) -> Result<Answers, BenchError> {
+fn answers(connection: &Connection, sales: i64) -> Result<Answers> {
     let answer = |query| Ok((query, connection.query_row(query, [sales], |row| row.get(0))?));
     QUERIES.into_iter().map(answer).collect()
 }
 
 /// Opens the database that memory holds, and asks it everything.
-fn ask(memory: Memory, len: u64, sales: i64) -> Result<Answers, BenchError> {
+fn ask(memory: Memory, len: u64, sales: i64) -> Result<Answers> {
     let mut is_registered = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     if !*is_registered {
         sqlite_vfs::register(VFS, MemoryVfs, false)?;

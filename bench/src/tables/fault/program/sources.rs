@@ -14,10 +14,8 @@ use grep_searcher::{Searcher, Sink, SinkMatch};
 use uzone_pages::ByteLen;
 
 use super::super::source::{PAGE, Source};
-use super::super::ways::Memory;
-use super::{Answers, Program};
-use crate::harness::error::BenchError;
-use crate::harness::reads::Reads;
+use super::{Answers, Memory, Program};
+use crate::harness::{BenchError, Reads, Result};
 
 pub(super) const TABLE: &str = "fault-program-grep";
 
@@ -38,7 +36,7 @@ struct Place {
 }
 
 /// Makes an image of `size`.
-pub(super) fn program(directory: &Path, size: ByteLen) -> Result<Program<'static>, BenchError> {
+pub(super) fn program(directory: &Path, size: ByteLen) -> Result<Program<'static>> {
     let (bytes, mut places) = image(usize::try_from(size.get()).unwrap_or(usize::MAX));
     fastrand::Rng::with_seed(0x77_61_6c_6b).shuffle(&mut places);
     let files = places.len();
@@ -103,9 +101,7 @@ fn write_file(text: &mut String, len: usize, random: &mut fastrand::Rng) {
 }
 
 /// Returns what `all` finds.
-fn search(
-    all: impl FnOnce(&mut Searcher, &mut Lines) -> io::Result<()>,
-) -> Result<Answers, BenchError> {
+fn search(all: impl FnOnce(&mut Searcher, &mut Lines) -> io::Result<()>) -> Result<Answers> {
     let mut lines = Lines::default();
     let failed = |cause| BenchError::failed("search the sources", false, cause);
     all(&mut Searcher::new(), &mut lines).map_err(failed)?;

@@ -2,13 +2,22 @@
 //! after field in place, as the kernel's slow path does and as a port of it would. It knows nothing
 //! of templates, and shares no code with ours: a baseline may not profit from what is measured.
 
-use uzone_pages::{LinuxPage, LinuxSeed, MemoryKind, Order, Pfn, Template};
+use std::time::{Duration, Instant};
+
+use uzone_os::{Addr, Anonymous, Exclusive, HugeAdvice};
+use uzone_pages::{
+    ByteLen, Layout, LinuxPage, LinuxSeed, MemoryKind, Order, PageCount, Pfn, PfnRange, Tails,
+    Template,
+};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::seed;
+use crate::harness::{BenchError, Result, index, present, timed};
 
 /// A descriptor as its fields, in memory order; all of them plain numbers.
 #[derive(Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub(crate) struct NaivePage {
+struct NaivePage {
     flags: u64,
     compound_head_or_pagemap: u64,
     private_data: u64,
@@ -24,10 +33,10 @@ const _: () = assert!(size_of::<NaivePage>() == 64);
 
 /// What all pages of a memmap have in common.
 #[derive(Clone, Copy)]
-pub(crate) struct NaiveZone {
-    pub(crate) node: u64,
-    pub(crate) pagemap_address: u64,
-    pub(crate) refcount: u32,
+struct NaiveZone {
+    node: u64,
+    pagemap_address: u64,
+    refcount: u32,
 }
 
 const ZONE_DEVICE: u64 = 4;
@@ -70,7 +79,7 @@ impl NaivePage {
 }
 
 /// Writes descriptors for folios of `order`, the first of which will be at `address`.
-pub(crate) fn stamp(pages: &mut [NaivePage], order: Order, zone: &NaiveZone, address: u64) {
+fn stamp_pages(pages: &mut [NaivePage], order: Order, zone: &NaiveZone, address: u64) {
     if order == Order::BASE {
         for page in pages {
             page.init(zone);
@@ -95,7 +104,7 @@ pub(crate) fn stamp(pages: &mut [NaivePage], order: Order, zone: &NaiveZone, add
 }
 
 /// Returns the first page whose descriptor is not what the slow path of `uzone-pages` makes it.
-pub(crate) fn first_wrong(pages: &[NaivePage], template: &Template<LinuxPage>) -> Option<Pfn> {
+fn first_wrong(pages: &[NaivePage], template: &Template<LinuxPage>) -> Option<Pfn> {
     template.layout().range().iter().zip(pages).find_map(|(pfn, page)| {
         let fresh = template.fresh(pfn)?;
         let is_right = page.as_bytes()[..size_of::<LinuxPage>()] == *fresh.as_bytes();
@@ -104,7 +113,7 @@ pub(crate) fn first_wrong(pages: &[NaivePage], template: &Template<LinuxPage>) -
 }
 
 impl NaiveZone {
-    pub(crate) fn new(seed: &LinuxSeed) -> Self {
+    fn new(seed: &LinuxSeed) -> Self {
         Self {
             node: u64::from(seed.node),
             pagemap_address: seed.pagemap_address,
@@ -113,10 +122,61 @@ impl NaiveZone {
     }
 }
 
+/// Returns what the naive way should write for descriptors that lie at `address`, if that is known.
+pub(super) fn template(
+    size: ByteLen,
+    order: Order,
+    address: Option<Addr>,
+) -> Result<Template<LinuxPage>> {
+    let pages = PageCount::new(size.get() >> 12);
+    let laid_out = PfnRange::try_new(Pfn::new(1 << 20), pages)
+        .and_then(|range| Layout::try_new(range, order, Tails::Stored));
+    let layout = laid_out.map_err(|_| BenchError::size(size))?;
+    // An address is at most 64 bits.
+    let address = address.map_or(0, |address| address.get() as u64);
+    Ok(Template::new(layout, MemoryKind::Generic, seed(), address))
+}
+
+/// Writes descriptors into memory that is present.
+pub(super) fn rebind(template: &Template<LinuxPage>, memory: &mut Exclusive) -> Result<Duration> {
+    let bytes = index(template.layout().descriptors() * 64);
+    let started = Instant::now();
+    stamp(template, &mut memory.as_bytes_mut()[..bytes]);
+    Ok(started.elapsed())
+}
+
+/// Maps pages and writes descriptors into them, without asking for a page before.
+pub(super) fn first_bind(template: &Template<LinuxPage>, huge: HugeAdvice) -> Result<Duration> {
+    let len = ByteLen::new(template.layout().descriptors() * 64);
+    drop(present(len)?);
+    timed(|| {
+        let mut memory = Exclusive::anonymous(len, Anonymous { huge, ..Anonymous::default() })?;
+        stamp(template, &mut memory.as_bytes_mut()[..index(len.get())]);
+        Ok(memory)
+    })
+}
+
+fn stamp(template: &Template<LinuxPage>, bytes: &mut [u8]) {
+    let address = bytes.as_ptr().addr() as u64;
+    if let Ok(pages) = <[NaivePage]>::mut_from_bytes(bytes) {
+        stamp_pages(pages, template.layout().order(), &NaiveZone::new(&seed()), address);
+    }
+}
+
+/// Checks that the naive way writes what it should into memory that is present.
+pub(super) fn check(template: &Template<LinuxPage>, memory: &mut Exclusive, row: &str) -> Result {
+    rebind(template, memory)?;
+    let bytes = index(template.layout().descriptors() * 64);
+    let wrong = match <[NaivePage]>::ref_from_bytes(&memory.as_bytes()[..bytes]) {
+        Ok(pages) => first_wrong(pages, template),
+        Err(_) => Some(template.layout().range().start()),
+    };
+    wrong.map_or(Ok(()), |pfn| Err(BenchError::wrong_page(row, pfn)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use uzone_pages::{Layout, PageCount, PfnRange, Tails};
 
     #[test]
     fn the_naive_way_writes_what_the_slow_path_writes() {
@@ -128,7 +188,7 @@ mod tests {
                 Template::<LinuxPage>::new(layout, MemoryKind::Generic, seed, 0x7000_0000);
             let mut pages: Vec<NaivePage> = (0..2048).map(|_| NaivePage::default()).collect();
             let zone = NaiveZone::new(&seed);
-            stamp(&mut pages, Order::new(order), &zone, 0x7000_0000);
+            stamp_pages(&mut pages, Order::new(order), &zone, 0x7000_0000);
             assert_eq!(first_wrong(&pages, &template), None, "order {order}");
         }
     }

@@ -1,0 +1,340 @@
+//! A machine that is restored from an image, and the rows that most tables have: [`Restore`].
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::hint::black_box;
+use std::io;
+use std::num::NonZeroUsize;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use uzone_fault::{
+    AdoptedMemory, Advice, Backing, Engine, EngineOptions, FileBacking, LazyOptions,
+};
+use uzone_os::uffd::Features;
+use uzone_os::{Access, Anonymous, Mapping, Sharing};
+use uzone_pages::ByteLen;
+use uzone_snapshot::{FrameCache, SnapshotBacking};
+
+use crate::harness::{
+    Adopted, Counted, Found, Reads, Result, Role, Session, Suite, counted, index, place, registered,
+};
+use crate::tables::fault::{Answer, Bare, Placement, touch};
+use crate::tables::snapshot::frames::{self, Reader};
+use crate::tables::snapshot::material::{FRAME, Material, PAGE, decode, failed, open};
+use crate::tables::snapshot::pack::forget;
+
+/// Room for decoded frames, as an image has it by default.
+pub(super) const CACHE: ByteLen = ByteLen::mib(64);
+/// How much is read at once where all is read first.
+const PIECE: usize = 1 << 20;
+/// How many pages are touched at most where each may be read from a device.
+pub(super) const COLD_TOUCHES: usize = 2048;
+
+/// Returns memory of a machine, registered as Firecracker registers it, and what answers its faults.
+pub(super) fn machine(
+    engine: &Engine,
+    len: ByteLen,
+    backing: Arc<dyn Backing>,
+    options: &LazyOptions,
+) -> Result<Adopted> {
+    let memory = registered(len, Features::EVENT_REMOVE, Features::NONE)?;
+    Adopted::new(engine, memory, backing, options)
+}
+
+const RECORD: &str = "record";
+/// How long the record of the last touch may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A row of ours.
+#[derive(Clone, Copy)]
+struct Way<'a> {
+    row: &'static str,
+    name: &'static str,
+    open: fn(&Restore<'a>) -> Result<Arc<dyn Backing>>,
+    /// What it asks of the engine.
+    set: fn(&Restore<'a>, LazyOptions) -> LazyOptions,
+    /// Whether the pages are installed ahead.
+    is_replayed: bool,
+}
+
+/// What a table is measured with.
+#[derive(Clone, Copy)]
+pub(super) struct Restore<'a> {
+    pub(super) material: &'a Material,
+    /// The image with the pages that are touched packed together.
+    pub(super) ordered: Option<&'a File>,
+    pub(super) placement: &'a Placement,
+    /// What is touched, in that order.
+    pub(super) pages: &'a [usize],
+    /// Whether the page cache has none of the files.
+    pub(super) is_cold: bool,
+}
+
+impl<'a> Restore<'a> {
+    pub(super) fn len(&self) -> ByteLen {
+        ByteLen::new(self.material.len as u64)
+    }
+
+    /// Has the page cache forget the files, where that is measured.
+    fn chill(&self) -> Result {
+        if self.is_cold {
+            forget(&self.material.raw)?;
+            forget(&self.material.packed)?;
+            forget(&self.material.frames.0)?;
+            self.ordered.map_or(Ok(()), forget)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn table(&self, table: &str, what: &str, session: &mut Session<'_>) -> Result {
+        let (engine, offsets) = (&self.engine()?, &self.offsets());
+        let mut suite = Suite::new(table, self.len());
+        self.add_handlers(&mut suite, engine, offsets)?;
+        self.add_others(&mut suite, offsets);
+        self.compare(&mut suite, "naive");
+        let touched = self.pages.len();
+        session.measure(
+            suite,
+            format!("A machine of {} restored lazily: {what}, {touched} pages", self.len()),
+            self.placement.title.clone(),
+        )
+    }
+
+    /// Compares all rows, each of which touches the pages once.
+    pub(super) fn compare(&self, suite: &mut Suite<'_>, naive: &str) {
+        let pages = self.pages.len() as u64;
+        suite.naive(naive).each_spec(|spec| {
+            (spec.row.items, spec.row.bytes) = (pages, pages * PAGE as u64);
+            spec.row.cold = self.is_cold;
+        });
+    }
+
+    /// Returns where the one thread touches the pages.
+    pub(super) fn offsets(&self) -> Vec<Vec<u64>> {
+        vec![self.pages.iter().map(|page| place(*page as u64)).collect()]
+    }
+
+    /// The same with some of the pages alone.
+    pub(super) fn of(self, pages: &'a [usize]) -> Self {
+        Self { pages, ..self }
+    }
+
+    /// Returns the numbers of the frames that are touched and are not all zero, in ascending order.
+    pub(super) fn frames(&self) -> Vec<usize> {
+        let mut wanted: Vec<usize> = self.pages.iter().map(|page| page / (FRAME / PAGE)).collect();
+        wanted.sort_unstable();
+        wanted.dedup();
+        wanted.retain(|frame| !self.material.is_zero[*frame]);
+        wanted
+    }
+
+    /// Touches the pages of memory, and adds what it counts.
+    pub(super) fn found(
+        &self,
+        row: &str,
+        memory: &impl Counted,
+        offsets: &[Vec<u64>],
+    ) -> Result<Found> {
+        let found = self.touch(row, memory, offsets);
+        counted(row, found, memory, self.pages.len() as u64, PAGE as u64)
+    }
+
+    /// Starts an engine whose reader runs where the handler does; its I/O threads run on any CPU where that
+    /// is not the CPU of the machine.
+    pub(super) fn engine(&self) -> Result<Engine> {
+        let options = EngineOptions::default().readers(NonZeroUsize::MIN);
+        if self.placement.spin.is_some() {
+            return self.placement.by_handler(|| Ok(Engine::with(options)?));
+        }
+        Ok(Engine::with(options.cpus(self.placement.handler.clone()))?)
+    }
+
+    fn raw(&self) -> Result<File> {
+        self.material.raw.try_clone().map_err(failed)
+    }
+
+    pub(super) fn map_raw(&self, sharing: Sharing) -> Result<Mapping> {
+        Ok(Mapping::file(self.raw()?, 0, self.len(), Access::ReadOnly, sharing)?)
+    }
+
+    pub(super) fn packed(&self) -> Result<Arc<dyn Backing>> {
+        let image = self.material.open(CACHE)?;
+        Ok(Arc::new(SnapshotBacking::new(Arc::new(image))))
+    }
+
+    fn packed_together(&self) -> Result<Arc<dyn Backing>> {
+        let file = self.ordered.unwrap_or(&self.material.packed);
+        let image = open(file, FrameCache::new(CACHE.get()))?;
+        Ok(Arc::new(SnapshotBacking::new(Arc::new(image))))
+    }
+
+    pub(super) fn raw_backing(&self) -> Result<Arc<dyn Backing>> {
+        Ok(Arc::new(FileBacking::new(self.raw()?).map_err(failed)?))
+    }
+
+    pub(super) fn touch(
+        &self,
+        row: &str,
+        memory: &impl Reads,
+        offsets: &[Vec<u64>],
+    ) -> Result<Found> {
+        let words = &self.material.words;
+        let expected = |at: u64| words[index(at) / PAGE];
+        touch(row, memory, offsets, self.placement, true, &expected)
+    }
+
+    /// Returns our rows.
+    fn ways(&self) -> Vec<Way<'a>> {
+        let way = |row, name, open| Way {
+            row,
+            name,
+            open,
+            set: |_, options| options,
+            is_replayed: false,
+        };
+        let replayed = |row, name, open| Way { is_replayed: true, ..way(row, name, open) };
+        let mut ways = vec![
+            way("raw", "ours, raw", Self::raw_backing),
+            Way {
+                set: |_, options| options.advice(Advice::Blocks),
+                ..way("huge", "ours, raw, by blocks of 2 MiB", Self::raw_backing)
+            },
+            way("packed", "ours, packed", Self::packed),
+            Way {
+                // As the server does it.
+                set: |this, options| options.advice(Advice::Random).trace(this.pages.len()),
+                ..way(RECORD, "ours, packed, each fault recorded", Self::packed)
+            },
+            replayed("replay", "ours, packed, the set installed ahead", Self::packed),
+        ];
+        if self.ordered.is_some() {
+            let name = "ours, the set packed together and installed ahead";
+            ways.push(replayed("ordered", name, Self::packed_together));
+        }
+        ways
+    }
+
+    /// Checks that all pages are recorded, the last a moment after its touch.
+    fn check_record(&self, answering: &AdoptedMemory) -> Result {
+        let (mut pages, begun) = (BTreeSet::new(), Instant::now());
+        while pages.len() < self.pages.len() {
+            let trace = answering.take_trace();
+            pages.extend(trace.records.iter().map(|record| record.offset / PAGE as u64));
+            if begun.elapsed() > PATIENCE {
+                let (seen, all) = (pages.len(), self.pages.len());
+                let text = format!("{seen} of {all} pages are recorded");
+                return Err(failed(io::Error::other(text)));
+            }
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    /// Adds what answers faults.
+    fn add_handlers(
+        &self,
+        suite: &mut Suite<'a>,
+        engine: &'a Engine,
+        offsets: &'a [Vec<u64>],
+    ) -> Result {
+        let (this, len) = (*self, self.len());
+        let mapped = move || -> Result<Arc<Mapping>> {
+            let source = this.map_raw(Sharing::Shared)?;
+            if !this.is_cold {
+                source.populate(0..len.get())?;
+            }
+            Ok(Arc::new(source))
+        };
+        // A page that is mapped stays in the page cache.
+        let source = if self.is_cold { None } else { Some(mapped()?) };
+        suite.faults(Role::Naive, "naive", "one page a fault, raw", move |row| {
+            this.chill()?;
+            let answer = Answer::Copy(source.clone().map_or_else(mapped, Ok)?);
+            let memory = this.placement.by_handler(|| Bare::anonymous(len, answer, None))?;
+            this.found(row, &memory, offsets)
+        });
+        let mut options = LazyOptions::default();
+        if let Some(spin) = self.placement.spin {
+            options = options.spin(spin);
+        }
+        for Way { row, name, open, set, is_replayed } in self.ways() {
+            let options = set(self, options.clone());
+            let is_recorded = row == RECORD;
+            let spec = suite.faults(Role::Ours, row, name, move |row| {
+                this.chill()?;
+                let machine = || machine(engine, len, open(&this)?, &options);
+                let memory = this.placement.by_handler(machine)?;
+                if is_replayed {
+                    memory.answering().prefetch(&offsets[0]);
+                }
+                let found = this.found(row, &memory, offsets)?;
+                if is_recorded {
+                    this.check_record(memory.answering())?;
+                }
+                Ok(found)
+            });
+            if row == "raw" && self.placement.is_first && !self.is_cold {
+                spec.headline(format!("restore a machine of {len} lazily"));
+            }
+        }
+        suite.faults(Role::Peer, "own", "ours, raw, memory of its own", move |row| {
+            this.chill()?;
+            let map = || Ok(engine.map(len, this.raw_backing()?, &options)?);
+            this.found(row, &this.placement.by_handler(map)?, offsets)
+        });
+        Ok(())
+    }
+
+    /// Reads all into memory of its own, piece by piece, and touches it then.
+    pub(super) fn read_first(
+        &self,
+        row: &str,
+        offsets: &[Vec<u64>],
+        begun: Instant,
+        read: impl Fn(u64, &mut [u8]) -> Result,
+    ) -> Result<Found> {
+        let len = self.len().get();
+        let memory = Mapping::anonymous(self.len(), Anonymous::default())?;
+        let mut piece = vec![0; PIECE];
+        for at in (0..len).step_by(PIECE) {
+            let piece = &mut piece[..index(len - at).min(PIECE)];
+            read(at, piece)?;
+            memory.write_at(at, piece)?;
+        }
+        let read = begun.elapsed();
+        let found = self.touch(row, &memory, offsets)?.after(read);
+        Ok(Found { faults: 0, ..found })
+    }
+
+    /// Adds the rivals without a handler, and the bare work.
+    fn add_others(&self, suite: &mut Suite<'a>, offsets: &'a [Vec<u64>]) {
+        let this = *self;
+        suite.faults(Role::Peer, "read-first", "everything read first, raw", move |row| {
+            this.chill()?;
+            let raw = &this.material.raw;
+            this.read_first(row, offsets, Instant::now(), |at, piece| {
+                raw.read_exact_at(piece, at).map_err(failed)
+            })
+        });
+        suite.faults(Role::Peer, "kernel", "the kernel's mapping, raw", move |row| {
+            this.chill()?;
+            this.touch(row, &this.map_raw(Sharing::Private)?, offsets)
+        });
+        let wanted = self.frames();
+        // As many as ours can have at once: one where the handler has the CPU of the machine.
+        suite.threads = if self.placement.spin.is_some() { 1 } else { self.material.threads };
+        let threads = suite.threads;
+        suite.faults(Role::Peer, "decode", "decoding the frames alone", move |_| {
+            this.chill()?;
+            let begun = Instant::now();
+            frames::share(threads, wanted.len(), Reader::new, |reader, number| {
+                black_box(decode(this.material, reader, wanted[number])?);
+                Ok(())
+            })
+            .map_err(failed)?;
+            Ok(Found { elapsed: begun.elapsed(), ..Found::default() })
+        });
+    }
+}
