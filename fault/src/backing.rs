@@ -15,7 +15,7 @@ mod zero;
 pub use composite::{CompositeBacking, CompositeBuilder};
 pub use file::FileBacking;
 pub use function::FunctionBacking;
-pub use hooks::{Backing, Memory};
+pub use hooks::Backing;
 pub use memory::MemoryBacking;
 #[cfg(test)]
 pub(crate) use memory::continue_or_zero;

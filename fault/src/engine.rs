@@ -43,24 +43,24 @@ pub(crate) mod window;
 
 use std::fmt;
 use std::num::NonZeroUsize;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
 
 use uzone_os::uffd::in_thread::{Answers, InThread, Place, Source};
 use uzone_os::uffd::{
     Features, Handover, KernelFaults, Modes, Registered, Uffd, UffdCall, UffdError,
 };
-use uzone_os::{Access, Anonymous, HugeAdvice, Mapping, numa};
-use uzone_pages::{Advice, ByteLen, FaultArea, FaultAround, FaultPattern, PageCount, PageSize};
+use uzone_os::{Access, Anonymous, HugeAdvice, Mapping, Sharing};
+use uzone_pages::{Advice, ByteLen, FaultAround, PageCount, PageSize};
 use uzone_zone::{PagemapOps, Zone};
 
+use crate::backing::Backing;
 use crate::backing::hooks::sealed::Sealed;
-use crate::backing::{Backing, Memory};
 use crate::engine::core::Core;
 use crate::engine::event_loop::{Attached, EventLoop};
 use crate::engine::handed_over::HandedOver;
 use crate::engine::kernel::Kernel;
-use crate::engine::mapping_reader::{MappingReader, ReaderParts, Sources};
+use crate::engine::mapping_reader::{MappingReader, Sources};
 use crate::engine::pages::Policy;
 use crate::engine::process::Process;
 use crate::engine::threads::Threads;
@@ -69,13 +69,11 @@ use crate::huge::transparent::{self, Transparent};
 use crate::memory::fault_memory::FaultMemory;
 use crate::memory::lazy::LazyMapping;
 use crate::memory::populate::Producer;
-use crate::options::{Answer, EngineOptions, HugePages, LazyOptions, Reader};
+use crate::options::{Answer, EngineOptions, HugePages, LazyOptions};
 use crate::track::dirty::Tracker;
 use crate::track::page_states::PageStates;
 use crate::track::record::Recorder;
 
-/// How many bytes are read from a backing at once.
-const STAGING: u64 = 256 << 10;
 /// How many faults a mapping remembers at most: those take 768 MiB.
 pub(crate) const TRACED: usize = 1 << 24;
 
@@ -165,31 +163,30 @@ impl Engine {
             || tracker.as_ref().is_some_and(|tracker| tracker.copies_zeroes());
         let policy =
             Policy { zeroes_by_copy, removed_is_zero: false, is_tracked: tracker.is_some() };
-        let handover = match &in_thread {
-            Ok(_) => hands_over(&memory, options).transpose().map_err(MapError::Thread)?,
-            Err(_) => None,
-        };
+        // What takes over the faults that threads cannot answer: a page that is waited for until a deadline, and one
+        // that cannot be filled, whose failure is decided about.
+        let hands_over = options.deadline.is_some() || options.on_failure.is_some();
+        let handover =
+            (in_thread.is_ok() && hands_over).then(|| Handover::new(&memory).map(Arc::new));
+        let handover = handover.transpose().map_err(MapError::Thread)?;
         let mut kernel = kernel_of(&memory, tracker.as_ref(), page, options);
         if let Some(handover) = handover.clone() {
             kernel = Arc::new(HandedOver { kernel, handover });
         }
-        let area = contents.fault_area(memory.mapping().addr().get() as u64, page);
-        let pattern = pattern(&[area], page, &*backing, options);
+        let area = contents.fault_area(memory.mapping().addr().get() as u64);
         let recorder = Recorder::new(options.trace);
-        let core = Core::new(kernel, backing, contents, page, policy, pattern, recorder);
-        let readers = if in_thread.is_ok() { 1 } else { options.readers.get() };
-        let core = core.on_failure(options.on_failure.clone()).several_readers(readers > 1);
+        let core = Core::new(kernel, backing, contents, &[area], policy, options, recorder);
         let core = Arc::new(core);
-        let room = room(page)?;
-        producer.serves(&core, room);
+        producer.serves(&core);
         let own = FaultMemory::Own(memory.clone());
         let sources = Sources { handover: handover.clone(), ..Sources::default() };
         let pagers = [(own.clone(), core.clone())];
-        let attached = self.attach(readers, &own, sources, &pagers, options, room)?;
+        let readers = if in_thread.is_ok() { 1 } else { options.readers.get() };
+        let attached = self.attach(readers, &own, sources, &pagers, options)?;
         let tracks = tracker.as_deref();
         let answered = answer_in_thread(in_thread, &memory, &core, tracks, handover, options)?;
         tracing::debug!(%len, %page, ?answered, "map");
-        let mut mapping = LazyMapping::new(attached, memory, core, room, tracker, answered);
+        let mut mapping = LazyMapping::new(attached, memory, core, tracker, answered);
         if let Some(quiet) = options.collapse_when_settled {
             mapping.collapse_when_settled(quiet).map_err(MapError::Thread)?;
         }
@@ -209,8 +206,8 @@ impl Engine {
         backing: &dyn Backing,
         options: &LazyOptions,
     ) -> Result<(Arc<Registered>, PageSize, Answering), MapError> {
-        let memory = backing.memory().map_err(MapError::Unknown)?;
-        let (mapping, mut modes, mut required) = map_memory(len, memory, options)?;
+        let file = backing.memory_file().map_err(MapError::Unknown)?;
+        let (mapping, mut modes, mut required) = map_memory(len, file, options)?;
         let page = match options.huge {
             HugePages::Transparent => transparent::page_size()?,
             HugePages::None | HugePages::Pool(_) => mapping.page_size(),
@@ -300,49 +297,29 @@ impl Engine {
         sources: Sources,
         pagers: &[(FaultMemory, Arc<Core>)],
         options: &LazyOptions,
-        room: usize,
     ) -> Result<Vec<Attached>, MapError> {
-        let &LazyOptions { spin, deadline, budget, .. } = options;
-        // On the only CPU, polling would keep the thread from running that was just woken.
-        let spin = if numa::current_cpu_count().is_ok_and(|cpus| cpus == 1) {
-            Duration::ZERO
-        } else {
-            spin
-        };
-        let loops = self.loops(count, &options.reader)?;
+        let loops = self.loops(count, options.own_reader.as_deref())?;
         let has_peers = loops.len() > 1;
         let Sources { mut log, handover, followed } = sources;
         let attach = |event_loop: Arc<EventLoop>| {
-            let reader = MappingReader::new(ReaderParts {
-                fault_memory: fault_memory.clone(),
-                sources: Sources { log: log.take(), handover: handover.clone(), followed },
-                pagers: pagers.to_vec(),
-                pool: self.threads.pool.clone(),
-                spin,
-                deadline,
-                budget,
-                room,
-                has_peers,
-            });
+            let (memory, pool) = (fault_memory.clone(), &self.threads.pool);
+            let sources = Sources { log: log.take(), handover: handover.clone(), followed };
+            let reader = MappingReader::new(memory, sources, pagers, pool, options, has_peers);
             event_loop.join(reader).map_err(MapError::Thread)
         };
         loops.into_iter().map(attach).collect()
     }
 
     /// Returns so many threads that answer faults, or as many as there are.
-    fn loops(&self, count: usize, reader: &Reader) -> Result<Vec<Arc<EventLoop>>, MapError> {
-        match reader {
-            Reader::Shared => {
-                let mut readers = self.threads.readers.clone();
-                readers.sort_by_key(|reader| reader.readers());
-                readers.truncate(count);
-                Ok(readers)
-            }
-            Reader::Own { cpus } => {
-                let start = |_| EventLoop::start("uzone-fault", cpus).map(Arc::new);
-                (0..count).map(start).collect::<Result<_, _>>().map_err(MapError::Thread)
-            }
-        }
+    fn loops(&self, count: usize, own: Option<&[u32]>) -> Result<Vec<Arc<EventLoop>>, MapError> {
+        let Some(cpus) = own else {
+            let mut readers = self.threads.readers.clone();
+            readers.sort_by_key(|reader| reader.readers());
+            readers.truncate(count);
+            return Ok(readers);
+        };
+        let start = |_| EventLoop::start("uzone-fault", cpus).map(Arc::new);
+        (0..count).map(start).collect::<Result<_, _>>().map_err(MapError::Thread)
     }
 }
 
@@ -367,16 +344,6 @@ fn kernel_of(
     }
 }
 
-/// Returns what takes over the faults that the threads of a mapping cannot answer, if that is for others to do: a page
-/// that is waited for until a deadline, and one that cannot be filled, whose failure is decided about.
-fn hands_over(
-    memory: &Registered,
-    options: &LazyOptions,
-) -> Option<std::io::Result<Arc<Handover>>> {
-    let is_needed = options.deadline.is_some() || options.on_failure.is_some();
-    is_needed.then(|| Handover::new(memory).map(Arc::new))
-}
-
 /// Lets the threads of a mapping answer its faults, if they can.
 fn answer_in_thread(
     answering: Answering,
@@ -390,7 +357,7 @@ fn answer_in_thread(
         Ok(found) => found,
         Err(reason) => return Ok(Err(reason)),
     };
-    let most = core.backing().largest_window();
+    let most = core.backing.largest_window();
     let mut answers = in_thread_answers(options, most, source).records(options.trace);
     if let Some(tracker) = tracker {
         answers = answers.track_writes(tracker.states().cloned());
@@ -445,22 +412,6 @@ pub(crate) fn check_backing(
     Ok(())
 }
 
-/// Returns the pattern that plans the windows of a mapping.
-pub(crate) fn pattern(
-    areas: &[FaultArea],
-    page: PageSize,
-    backing: &dyn Backing,
-    options: &LazyOptions,
-) -> FaultPattern {
-    let most = backing.largest_window();
-    FaultPattern::new(areas, page, options.advice, options.fault_around, most)
-}
-
-/// Returns how many bytes are read from a backing at once, for pages of `page`.
-pub(crate) fn room(page: PageSize) -> Result<usize, MapError> {
-    Ok(ByteLen::new(STAGING.max(page.bytes())).to_usize()?)
-}
-
 impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Engine")
@@ -482,29 +433,29 @@ fn table_align(len: ByteLen) -> ByteLen {
 /// Maps the addresses, and returns which faults have to be registered.
 fn map_memory(
     len: ByteLen,
-    memory: Memory,
+    file: Option<(OwnedFd, Sharing)>,
     options: &LazyOptions,
 ) -> Result<(Mapping, Modes, Features), MapError> {
-    match (memory, options.huge) {
-        (Memory::Own, HugePages::None) => {
+    match (file, options.huge) {
+        (None, HugePages::None) => {
             let align = Some(table_align(len));
             let how = Anonymous { huge: HugeAdvice::Default, align, ..Anonymous::default() };
             Ok((Mapping::anonymous(len, how)?, Modes::MISSING, Features::POISON))
         }
-        (Memory::Own, HugePages::Transparent) => {
+        (None, HugePages::Transparent) => {
             let align = Some(ByteLen::new(transparent::page_size()?.bytes()));
             let how = Anonymous { huge: HugeAdvice::Advise, align, ..Anonymous::default() };
             let features = Features::POISON | Features::MOVE;
             Ok((Mapping::anonymous(len, how)?, Modes::MISSING, features))
         }
-        (Memory::Own, HugePages::Pool(size)) => {
+        (None, HugePages::Pool(size)) => {
             let features = Features::POISON | Features::MISSING_HUGETLB;
             Ok((Mapping::hugetlb(len, size)?, Modes::MISSING, features))
         }
-        (Memory::File { .. }, HugePages::Pool(_) | HugePages::Transparent) => {
+        (Some(_), HugePages::Pool(_) | HugePages::Transparent) => {
             Err(MapError::Backing { reason: "a memory file has the pages that it was made of" })
         }
-        (Memory::File { fd, sharing }, HugePages::None) => {
+        (Some((fd, sharing)), HugePages::None) => {
             let align = table_align(len);
             let mapping = Mapping::file_aligned(fd, 0, len, Access::ReadWrite, sharing, align)?;
             let is_huge = mapping.page_size() != uzone_os::probe::page_size();

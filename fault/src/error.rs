@@ -99,17 +99,9 @@ pub enum MapError {
     /// There is no part.
     #[error("a backing of parts needs at least one part")]
     NoParts,
-    /// A part has no bytes.
-    #[error("the part at {start:#x} ends at {end:#x}: a part has at least one page")]
-    EmptyPart {
-        /// Where it starts.
-        start: u64,
-        /// Where it ends.
-        end: u64,
-    },
-    /// A part starts or ends inside of a page, here or in its own backing.
+    /// A part has no page, or starts or ends inside of one, here or in its own backing.
     #[error(
-        "the part from {start:#x} to {end:#x}, which starts at {offset:#x} of its backing, cuts a page: all three have to be multiples of {}",
+        "the part from {start:#x} to {end:#x}, which starts at {offset:#x} of its backing, is not one page or more: all three have to be multiples of {}",
         page.bytes()
     )]
     PartCutsPage {
@@ -381,6 +373,15 @@ pub enum LazyError {
     /// Its pages are kept for another reader already.
     #[error("the memory is being captured already: wait until that has ended")]
     Captured,
+    /// What was read by a capture may not be what the memory was.
+    #[error("{reason}")]
+    CaptureLost {
+        /// Why not.
+        reason: String,
+    },
+    /// The descriptor of the memory of another process cannot be handed on.
+    #[error("the descriptor of the memory cannot be handed on: this process may have too few: {0}")]
+    NotStopped(#[source] io::Error),
     /// The kernel notes writes to the memory, and reports none.
     #[error(
         "writes to the memory are noted by the kernel, and not reported: copy the pages that were written to"
@@ -417,6 +418,7 @@ impl LazyError {
             Self::NotProtected { answer: Answered::Gone } => ErrorKind::Gone,
             Self::Captured | Self::NotProtected { .. } => ErrorKind::Busy,
             Self::NotReported => ErrorKind::NotSupported,
+            Self::CaptureLost { .. } | Self::NotStopped(_) => ErrorKind::Io,
             Self::Answer(error) | Self::Protect(error) => error.kind(),
         }
     }

@@ -69,8 +69,8 @@ mod track;
 mod tests;
 
 pub use backing::{
-    Backing, CompositeBacking, CompositeBuilder, FileBacking, FunctionBacking, Memory,
-    MemoryBacking, SharedBacking, ZeroBacking,
+    Backing, CompositeBacking, CompositeBuilder, FileBacking, FunctionBacking, MemoryBacking,
+    SharedBacking, ZeroBacking,
 };
 pub use engine::Engine;
 pub use engine::budget::Budget;
@@ -78,21 +78,20 @@ pub use engine::placement::{ReaderPlace, ReaderPlacement};
 pub use engine::window::{Filled, Window};
 pub use error::{BackingError, Failure, LazyError, MapError};
 pub use huge::collapse::{Collapsed, Uncollapsed};
-pub use memory::adopted::{AdoptedMemory, NotStopped};
+pub use memory::adopted::AdoptedMemory;
 pub use memory::lazy::LazyMapping;
-pub use memory::populate::Populate;
 pub use memory::remote_region::RemoteRegion;
-pub use options::{
-    Answer, AnsweredBy, EngineOptions, HugePages, LazyOptions, Reader, Refusal, WriteTracking,
-};
+pub use options::{Answer, EngineOptions, HugePages, LazyOptions, Refusal, WriteTracking};
 pub use stats::FaultStats;
-pub use track::capture::{Captured, KeptPages, WriteCapture};
+pub use track::capture::KeptPages;
 pub use track::record::{FaultOutcome, FaultRecord, FaultTrace, Latency};
 
 // What calls here take and return of the packages below, and what their documentation recommends.
 pub use uzone_os::uffd::{
     EventLog, FaultKind, KernelFaults, LoggedEvents, PendingFaults, Remote, UffdError,
 };
-pub use uzone_os::{AccessError, Addr, HugeSize, Mapping, MappingError, Sharing, SysError, Vaddr};
+pub use uzone_os::{
+    AccessError, Addr, HugeSize, Mapping, MappingError, Rejected, Sharing, SysError, Vaddr,
+};
 pub use uzone_pages::{AddrError, Advice, ByteLen, Content, FaultAround, PageSize};
 pub use uzone_zone::{BindError, FaultError, PinError, Pinned, Zone, sigbus};

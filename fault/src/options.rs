@@ -16,19 +16,6 @@ use crate::error::Failure;
 /// How many readers an engine has by default, if it may use as many CPUs.
 const READERS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(3);
 
-/// Which thread answers the faults of a mapping.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Reader {
-    /// The engine's thread with the fewest mappings.
-    #[default]
-    Shared,
-    /// A thread that answers for this mapping only, or as many as [`LazyOptions::readers`] states.
-    Own {
-        /// The CPUs that it may run on. An empty list allows all.
-        cpus: Vec<u32>,
-    },
-}
-
 /// Who answers the faults of a mapping.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Answer {
@@ -37,8 +24,8 @@ pub enum Answer {
     #[default]
     Auto,
     /// The thread that takes a fault, by a handler of `SIGBUS`, if the mapping allows it: then no other
-    /// thread has to be woken. [`LazyMapping::answered_by`](crate::LazyMapping::answered_by) states who it
-    /// is.
+    /// thread has to be woken. [`LazyMapping::answered_in_thread`](crate::LazyMapping::answered_in_thread)
+    /// returns whether it does.
     ///
     /// A system call that is given a missing page fails with `EFAULT`: pin the pages first
     /// ([`LazyMapping::pin`](crate::LazyMapping::pin),
@@ -47,19 +34,6 @@ pub enum Answer {
     InThread,
     /// A reader, another thread.
     Reader,
-}
-
-/// Who answers the faults of a mapping, and why.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum AnsweredBy {
-    /// The thread that takes the fault.
-    Thread,
-    /// A reader.
-    Reader {
-        /// Why not the thread.
-        reason: &'static str,
-    },
 }
 
 /// Whether the pages of a mapping are huge. A fault on any part of a huge page fills the whole page.
@@ -128,7 +102,7 @@ pub struct LazyOptions {
     pub(crate) fault_around: FaultAround,
     pub(crate) huge: HugePages,
     pub(crate) spin: Duration,
-    pub(crate) reader: Reader,
+    pub(crate) own_reader: Option<Vec<u32>>,
     pub(crate) readers: NonZeroUsize,
     pub(crate) process: Option<NonZeroU32>,
     pub(crate) deadline: Option<Duration>,
@@ -148,7 +122,7 @@ impl Default for LazyOptions {
             fault_around: FaultAround::default(),
             huge: HugePages::None,
             spin: Self::DEFAULT_SPIN,
-            reader: Reader::Shared,
+            own_reader: None,
             readers: NonZeroUsize::MIN,
             process: None,
             deadline: None,
@@ -201,17 +175,19 @@ impl LazyOptions {
         self
     }
 
-    /// Sets which thread answers the faults: [`Reader::Shared`] by default.
+    /// Starts a thread that answers the faults of this mapping only, or as many as [`LazyOptions::readers`]
+    /// states, on these CPUs; an empty list allows all. By default, `None`, the engine's thread with the
+    /// fewest mappings answers them.
     #[must_use]
-    pub fn reader(mut self, reader: Reader) -> Self {
-        self.reader = reader;
+    pub fn own_reader(mut self, cpus: impl Into<Option<Vec<u32>>>) -> Self {
+        self.own_reader = cpus.into();
         self
     }
 
     /// Sets how many threads answer the faults, for a mapping that many threads fault on at once: one by default, and
-    /// at most [`LazyOptions::MOST_READERS`]. With [`Reader::Own`], so many threads are started; with
-    /// [`Reader::Shared`], they are of the engine, and no more than it has. Where threads answer their faults
-    /// themselves ([`Answer`]), one is left for what they hand over.
+    /// at most [`LazyOptions::MOST_READERS`]. With [`LazyOptions::own_reader`], so many threads are started; without
+    /// it, they are of the engine, and no more than it has. Where threads answer their faults themselves
+    /// ([`Answer`]), one is left for what they hand over.
     ///
     /// A fault wakes one of those that wait, also while another looks for faults ([`LazyOptions::spin`]). So more
     /// threads pay where many threads fault and a fault fills many pages; where it fills one, the wake-up costs

@@ -15,15 +15,13 @@ use uzone_os::uffd::{
 use uzone_os::{Anonymous, Mapping, Vaddr};
 use uzone_pages::{ByteLen, Content, PageSize};
 
-use crate::engine::budget::Budget;
 use crate::engine::core::Core;
 use crate::engine::event_loop::EventLoop;
 use crate::engine::inbox::PagerKey;
 use crate::engine::io_pool::{IoPool, Submit};
 use crate::engine::kernel::{Fill, Kernel};
-use crate::engine::mapping_reader::{MappingReader, ReaderParts, Scratch, Sources};
+use crate::engine::mapping_reader::{MappingReader, Scratch, Sources};
 use crate::engine::pages::Policy;
-use crate::engine::pattern;
 use crate::error::MapError;
 use crate::memory::fault_memory::FaultMemory;
 use crate::options::LazyOptions;
@@ -66,25 +64,15 @@ impl Rehearsal {
         let uffd = Uffd::open(Features::NONE, Features::THREAD_ID, KernelFaults::IfAllowed)?;
         let memory = Arc::new(Registered::new(Arc::new(uffd), mapping, Modes::MISSING)?);
         let backing: Arc<dyn Backing> = Arc::new(ZeroBacking);
-        let policy = Policy { zeroes_by_copy: false, removed_is_zero: false, is_tracked: false };
-        let pattern = pattern(&[contents.fault_area(start, page)], page, &*backing, options);
-        let recorder = Recorder::new(options.trace);
-        let core =
-            Core::new(Arc::new(Agreeing), backing, contents, page, policy, pattern, recorder);
+        let (areas, recorder) = ([contents.fault_area(start)], Recorder::new(options.trace));
+        let (kernel, policy) = (Arc::new(Agreeing), Policy::default());
+        let core = Core::new(kernel, backing, contents, &areas, policy, options, recorder);
         let core = Arc::new(core);
         let idle = EventLoop::start("uzone-idle", &[]).map_err(MapError::Thread)?;
         let pool = IoPool::start(NonZeroUsize::MIN).map_err(MapError::Thread)?;
-        let source = MappingReader::new(ReaderParts {
-            fault_memory: FaultMemory::Own(memory.clone()),
-            sources: Sources::default(),
-            pagers: vec![(FaultMemory::Own(memory), core.clone())],
-            pool: Arc::new(pool),
-            spin: Duration::ZERO,
-            deadline: options.deadline,
-            budget: Budget::default(),
-            room: usize::try_from(page.bytes()).unwrap_or(usize::MAX),
-            has_peers: false,
-        });
+        let (own, options) = (FaultMemory::Own(memory), options.clone().spin(Duration::ZERO));
+        let (pagers, pool) = ([(own.clone(), core.clone())], Arc::new(pool));
+        let source = MappingReader::new(own, Sources::default(), &pagers, &pool, &options, false);
         Ok(Self { source, scratch: Scratch::new(), core, start, idle })
     }
 

@@ -1,5 +1,6 @@
 //! What happened to a mapping, in numbers: [`FaultStats`].
 
+use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -29,7 +30,40 @@ pub(crate) struct Counters {
     pub(crate) is_shared: bool,
 }
 
+/// What a count is called, and where it is.
+type Row = (&'static str, fn(&Counters) -> &AtomicU64, fn(&mut FaultStats) -> &mut u64);
+
+const ROWS: [Row; 17] = [
+    ("faults", |it| &it.faults, |it| &mut it.faults),
+    ("minor", |it| &it.minor, |it| &mut it.minor),
+    ("coalesced", |it| &it.coalesced, |it| &mut it.coalesced),
+    ("retouched", |it| &it.retouched, |it| &mut it.retouched),
+    ("demand", |it| &it.demand, |it| &mut it.demand),
+    ("around", |it| &it.around, |it| &mut it.around),
+    ("populated", |it| &it.populated, |it| &mut it.populated),
+    ("queued", |it| &it.queued, |it| &mut it.queued),
+    ("deferred", |it| &it.deferred, |it| &mut it.deferred),
+    ("poisoned", |it| &it.poisoned, |it| &mut it.poisoned),
+    ("evicted", |it| &it.evicted, |it| &mut it.evicted),
+    ("left out", |it| &it.left_out, |it| &mut it.left_out),
+    ("read ahead", |it| &it.read_ahead, |it| &mut it.read_ahead),
+    ("zeroes", |it| &it.zeroes, |it| &mut it.zeroes),
+    ("write-protect", |it| &it.write_protect, |it| &mut it.write_protect),
+    ("collapsed", |it| &it.collapsed, |it| &mut it.collapsed),
+    ("held", |it| &it.held, |it| &mut it.held),
+];
+
 impl Counters {
+    /// Adds the counts to those of a mapping.
+    pub(crate) fn add_to(&self, stats: &mut FaultStats) {
+        for (_, counter, count) in ROWS {
+            // Relaxed: each is a statistic of its own.
+            *count(stats) += counter(self).load(Ordering::Relaxed);
+        }
+        // Relaxed: as above.
+        stats.shares_cpu |= self.shares_cpu.load(Ordering::Relaxed);
+    }
+
     /// Returns how many pages were installed.
     pub(crate) fn installed(&self) -> u64 {
         Self::sum([&self.demand, &self.around, &self.populated])
@@ -116,4 +150,48 @@ pub struct FaultStats {
     pub pending: u64,
     /// For how long the oldest of them has been.
     pub oldest_pending: Option<Duration>,
+}
+
+/// The counts that are not zero, by name.
+impl fmt::Display for FaultStats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut counts = *self;
+        let rows = ROWS.map(|(name, _, count)| (name, *count(&mut counts)));
+        let others = [("huge pages", self.huge_pages), ("pending", self.pending)];
+        write!(f, "faults {}", self.faults)?;
+        for (name, count) in rows[1..].iter().chain(&others) {
+            if *count != 0 {
+                write!(f, ", {name} {count}")?;
+            }
+        }
+        if let Some(oldest) = self.oldest_pending {
+            write!(f, " for {oldest:?}")?;
+        }
+        if self.shares_cpu {
+            f.write_str(", on the CPU of the faulting threads")?;
+        }
+        if self.has_failed {
+            f.write_str(", failed")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statistics_name_what_is_not_zero() {
+        let mut stats = FaultStats::default();
+        assert_eq!(stats.to_string(), "faults 0");
+        Counters { read_ahead: AtomicU64::new(3), ..Counters::default() }.add_to(&mut stats);
+        Counters { faults: AtomicU64::new(7), ..Counters::default() }.add_to(&mut stats);
+        (stats.pending, stats.oldest_pending) = (2, Some(Duration::from_millis(5)));
+        (stats.shares_cpu, stats.has_failed) = (true, true);
+        assert_eq!(
+            stats.to_string(),
+            "faults 7, read ahead 3, pending 2 for 5ms, on the CPU of the faulting threads, failed"
+        );
+    }
 }

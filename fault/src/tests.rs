@@ -8,10 +8,8 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use uzone_os::Vaddr;
-use uzone_os::uffd::{Answered, UffdCall, UffdError};
-use uzone_pages::{
-    Advice, ByteLen, Content, FaultAround, FaultPattern, PageCount, PageSize, Touch,
-};
+use uzone_os::uffd::{Answered, Features, KernelFaults, Uffd, UffdCall, UffdError};
+use uzone_pages::{Advice, ByteLen, Content, FaultAround, PageCount, PageSize, Touch};
 
 use crate::backing::Backing;
 use crate::backing::continue_or_zero;
@@ -21,6 +19,7 @@ use crate::engine::kernel::{Fill, Kernel};
 use crate::engine::pages::Policy;
 use crate::engine::window::{Filled, Window};
 use crate::error::{BackingError, caught};
+use crate::options::LazyOptions;
 use crate::rehearsal::Rehearsal;
 use crate::track::page_states::PageStates;
 use crate::track::record::Recorder;
@@ -64,6 +63,27 @@ pub(crate) fn no_memory(call: UffdCall, range: &Range<u64>) -> UffdError {
         len_bytes: range.end - range.start,
         cause: std::io::ErrorKind::OutOfMemory.into(),
     }
+}
+
+/// Returns a userfaultfd, or prints that the case cannot run.
+pub(crate) fn userfaultfd(
+    name: &str,
+    features: Features,
+    faults: KernelFaults,
+) -> Option<Arc<Uffd>> {
+    match Uffd::open(features, Features::NONE, faults) {
+        Ok(uffd) => Some(Arc::new(uffd)),
+        Err(error) => {
+            skip(name, &error);
+            None
+        }
+    }
+}
+
+/// Prints that a case cannot run, and why.
+pub(crate) fn skip(name: &str, reason: &dyn std::fmt::Debug) {
+    assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{reason:?}");
+    eprintln!("skipped: {name}: {reason:?}");
 }
 
 #[derive(Default)]
@@ -255,10 +275,11 @@ impl Backing for FakeBacking {
     fn byte_len(&self) -> Option<ByteLen> {
         None
     }
-}
 
-fn core(whims: Vec<u8>, kinds: Vec<Kind>, advice: Advice, window: u64) -> (Arc<FakeKernel>, Core) {
-    core_by(POLICY, whims, kinds, advice, window)
+    fn largest_window(&self) -> FaultAround {
+        // So small an area has room for windows that grow no more.
+        FaultAround::try_new(ByteLen::kib(64)).unwrap()
+    }
 }
 
 fn core_by(
@@ -282,24 +303,9 @@ fn core_of(
     kernel.lock().whims = whims;
     let contents = PageStates::reserve(PageCount::new(PAGES), PageSize::KIB_4).unwrap();
     let size = FaultAround::try_new(ByteLen::new(window * 4096)).unwrap();
-    // So small an area has room for windows that grow no more.
-    let most = FaultAround::try_new(ByteLen::kib(64)).unwrap();
-    let pattern = FaultPattern::new(
-        &[contents.fault_area(0, PageSize::KIB_4)],
-        PageSize::KIB_4,
-        advice,
-        size,
-        most,
-    );
-    let core = Core::new(
-        kernel.clone(),
-        backing,
-        contents,
-        PageSize::KIB_4,
-        policy,
-        pattern,
-        Recorder::new(0),
-    );
+    let options = LazyOptions::default().advice(advice).fault_around(size);
+    let (areas, recorder) = ([contents.fault_area(0)], Recorder::new(0));
+    let core = Core::new(kernel.clone(), backing, contents, &areas, policy, &options, recorder);
     (kernel, core)
 }
 
@@ -414,7 +420,7 @@ proptest! {
         advice in prop::sample::select(vec![Advice::Normal, Advice::Random, Advice::Sequential, Advice::Auto]),
         window in prop::sample::select(vec![1_u64, 4, 16, 64]),
     ) {
-        let (kernel, core) = core(whims, kinds.clone(), advice, window);
+        let (kernel, core) = core_by(POLICY, whims, kinds.clone(), advice, window);
         let mut state = ReaderState::new(16 * PAGE);
         let mut worker = ReaderState::new(PAGE);
         let mut queue: Vec<u64> = Vec::new();
@@ -477,14 +483,16 @@ proptest! {
 }
 
 /// A kernel that has no whims.
-fn plain(kinds: Vec<Kind>, advice: Advice, window: u64) -> (Arc<FakeKernel>, Core) {
-    core(vec![3], kinds, advice, window)
+fn plain(kinds: Vec<Kind>, advice: Advice, window: u64) -> (Arc<FakeKernel>, Core, ReaderState) {
+    let (kernel, core) = core_by(POLICY, vec![3], kinds, advice, window);
+    (kernel, core, ReaderState::new(16 * PAGE))
 }
 
 /// Memory of another process, whose removals are read here; all pages are ready.
-fn of_another(whims: Vec<u8>) -> (Arc<FakeKernel>, Core) {
+fn of_another(whims: Vec<u8>) -> (Arc<FakeKernel>, Core, ReaderState) {
     let policy = Policy { removed_is_zero: true, ..POLICY };
-    core_by(policy, whims, all(Kind::Ready), Advice::Normal, 16)
+    let (kernel, core) = core_by(policy, whims, all(Kind::Ready), Advice::Normal, 16);
+    (kernel, core, ReaderState::new(16 * PAGE))
 }
 
 fn all(kind: Kind) -> Vec<Kind> {
@@ -499,8 +507,7 @@ fn present(kernel: &FakeKernel) -> Vec<u64> {
 fn a_page_that_is_not_ready_is_produced_once_and_its_neighbours_are_mapped() {
     let mut kinds = all(Kind::Ready);
     (kinds[20], kinds[22]) = (Kind::Slow, Kind::Slow);
-    let (kernel, core) = plain(kinds, Advice::Normal, 16);
-    let mut state = ReaderState::new(16 * PAGE);
+    let (kernel, core, mut state) = plain(kinds, Advice::Normal, 16);
     assert!(matches!(core.fault(20, Touch::Read, &mut state), Outcome::Produce { .. }));
     while core.map_around(&mut state) {}
     let neighbours: Vec<u64> = (16..32).filter(|page| ![20, 22].contains(page)).collect();
@@ -515,8 +522,7 @@ fn a_page_that_is_not_ready_is_produced_once_and_its_neighbours_are_mapped() {
 
 #[test]
 fn a_write_fault_maps_exactly_its_page() {
-    let (kernel, core) = plain(all(Kind::Ready), Advice::Auto, 16);
-    let mut state = ReaderState::new(16 * PAGE);
+    let (kernel, core, mut state) = plain(all(Kind::Ready), Advice::Auto, 16);
     assert_eq!(core.fault(0, Touch::Write, &mut state), Outcome::Answered);
     assert_eq!(core.fault(50, Touch::Write, &mut state), Outcome::Answered);
     assert_eq!(present(&kernel), [0, 50]);
@@ -526,8 +532,7 @@ fn a_write_fault_maps_exactly_its_page() {
 fn the_faulting_page_goes_first_unless_it_is_read_in_order() {
     // The kernel's replies are counted: one for the page alone, and one for every four at its sides.
     for (page, replies) in [(40, 5), (0, 1)] {
-        let (kernel, core) = plain(all(Kind::Ready), Advice::Normal, 16);
-        let mut state = ReaderState::new(16 * PAGE);
+        let (kernel, core, mut state) = plain(all(Kind::Ready), Advice::Normal, 16);
         assert_eq!(core.fault(page, Touch::Read, &mut state), Outcome::Answered);
         assert!(kernel.lock().pages.contains_key(&page));
         while core.map_around(&mut state) {}
@@ -541,8 +546,7 @@ fn a_failing_page_is_a_signal_and_its_neighbours_are_not() {
     for kind in [Kind::Failing, Kind::Panicking, Kind::LeftOut] {
         let mut kinds = all(Kind::Ready);
         kinds[16] = kind;
-        let (kernel, core) = plain(kinds, Advice::Normal, 16);
-        let mut state = ReaderState::new(16 * PAGE);
+        let (kernel, core, mut state) = plain(kinds, Advice::Normal, 16);
         assert!(matches!(core.fault(16, Touch::Read, &mut state), Outcome::Produce { .. }));
         while core.map_around(&mut state) {}
         let error = core.produce(16, &mut state).unwrap_err();
@@ -557,7 +561,7 @@ fn a_failing_page_is_a_signal_and_its_neighbours_are_not() {
 
 #[test]
 fn what_is_not_a_page_of_the_window_is_refused() {
-    let (_, core) = plain(all(Kind::Ready), Advice::Normal, 16);
+    let (_, core, _) = plain(all(Kind::Ready), Advice::Normal, 16);
     let mut staging = vec![0; 4 * PAGE];
     let mut window = Window::new(&core.pages, 4..8, None, &mut staging);
     assert_eq!((window.range(), window.wanted()), (4 << 12..8 << 12, None));
@@ -629,15 +633,15 @@ fn a_page_of_another_process_that_has_no_memory_for_it_waits_until_the_deadline(
     }
     assert!(core.install(7, staged, true).is_none());
     assert_eq!(kernel.lock().pages[&7], Some(right(7)));
-    assert!(core.recorder().last_failure().is_none());
+    assert!(core.recorder.last_failure().is_none());
     core.time_out(8, Duration::from_secs(1), true);
-    let reason = core.recorder().last_failure().expect("it was given up").reason;
+    let reason = core.recorder.last_failure().expect("it was given up").reason;
     assert!(reason.contains("memory limit"), "{reason}");
 }
 
 #[test]
 fn a_page_that_a_second_waiter_has_marked_as_bad_is_not_taken_for_a_present_one() {
-    let (kernel, core) = plain(all(Kind::Failing), Advice::Random, 1);
+    let (kernel, core, _) = plain(all(Kind::Failing), Advice::Random, 1);
     let core = Arc::new(core);
     let second = core.clone();
     *kernel.before_a_mark.lock().unwrap() = Some(Box::new(move || {
@@ -666,7 +670,7 @@ fn a_page_that_a_second_waiter_has_marked_as_bad_is_not_taken_for_a_present_one(
 
 #[test]
 fn a_page_that_goes_bad_while_its_neighbours_are_copied_over_it_is_good() {
-    let (kernel, core) = plain(all(Kind::Ready), Advice::Normal, 16);
+    let (kernel, core, _) = plain(all(Kind::Ready), Advice::Normal, 16);
     let core = Arc::new(core);
     let second = core.clone();
     *kernel.before_a_copy.lock().unwrap() = Some(Box::new(move || {
@@ -722,14 +726,12 @@ fn the_bookkeeping_of_a_fault_is_small() {
     let pages = 1 << 14;
     for (window, bound_ns) in [(1_u64, 20_000), (16, 60_000)] {
         let fault_around = FaultAround::try_new(ByteLen::new(window * 4096)).unwrap();
-        let options =
-            crate::LazyOptions::default().advice(Advice::Normal).fault_around(fault_around);
+        let options = LazyOptions::default().advice(Advice::Normal).fault_around(fault_around);
         let mut best = u128::MAX;
         for _ in 0..5 {
             let rehearsal = Rehearsal::new(ByteLen::new(pages * 4096), &options);
             let Ok(mut rehearsal) = rehearsal else {
-                assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{rehearsal:?}");
-                return eprintln!("skipped: the_bookkeeping_of_a_fault_is_small: {rehearsal:?}");
+                return skip("the_bookkeeping_of_a_fault_is_small", &rehearsal);
             };
             let begin = std::time::Instant::now();
             for page in (0..pages).step_by(usize_of(window)) {
@@ -745,8 +747,7 @@ fn the_bookkeeping_of_a_fault_is_small() {
 
 #[test]
 fn what_others_removed_is_zero_and_never_what_it_was() {
-    let (kernel, core) = of_another(vec![3]);
-    let mut state = ReaderState::new(16 * PAGE);
+    let (kernel, core, mut state) = of_another(vec![3]);
     assert_eq!(core.fault(0, Touch::Read, &mut state), Outcome::Answered);
     // Pages that are there, and pages that never were.
     core.removed(10..20);
@@ -773,12 +774,11 @@ fn what_others_removed_is_zero_and_never_what_it_was() {
 
 #[test]
 fn a_page_is_lost_when_one_thread_tells_it_twice_and_not_when_two_do_once() {
-    let (kernel, core) = plain(all(Kind::Ready), Advice::Random, 1);
-    let mut state = ReaderState::new(16 * PAGE);
+    let (kernel, core, mut state) = plain(all(Kind::Ready), Advice::Random, 1);
     let mut tell = |page, waiter| {
         state.waiter = waiter;
         assert_eq!(core.fault(page, Touch::Read, &mut state), Outcome::Answered);
-        core.by_reader().demand.load(std::sync::atomic::Ordering::Relaxed)
+        core.by_reader.demand.load(std::sync::atomic::Ordering::Relaxed)
     };
     // It was installed for the first of four threads, and the faults of the others are read after that.
     assert_eq!([1, 2, 3, 4].map(|waiter| tell(7, waiter)), [1; 4]);
@@ -794,7 +794,7 @@ fn a_page_is_lost_when_one_thread_tells_it_twice_and_not_when_two_do_once() {
 #[test]
 fn who_reads_the_removals_does_not_wait_for_them_to_make_a_page_bad() {
     // Each answer is deferred, as while a removal is not read.
-    let (kernel, core) = of_another(vec![8]);
+    let (kernel, core, _) = of_another(vec![8]);
     assert!(core.contents().claim(7));
     core.give_up(7);
     assert_eq!((core.contents().get(7), kernel.lock().changing), (Content::Poisoned, 1));
@@ -807,8 +807,7 @@ fn who_reads_the_removals_does_not_wait_for_them_to_make_a_page_bad() {
 
 #[test]
 fn neighbours_wait_until_there_is_no_fault_and_too_many_are_left_out() {
-    let (kernel, core) = plain(all(Kind::Ready), Advice::Normal, 4);
-    let mut state = ReaderState::new(16 * PAGE);
+    let (kernel, core, mut state) = plain(all(Kind::Ready), Advice::Normal, 4);
     // Each fault is in the middle of a window: two runs of neighbours.
     let faults: Vec<u64> = (0..96).filter(|page| page % 4 == 2).collect();
     for &page in &faults {
@@ -821,7 +820,7 @@ fn neighbours_wait_until_there_is_no_fault_and_too_many_are_left_out() {
     while core.map_around(&mut state) {}
     assert_eq!(present(&kernel).len(), 96);
     // More than there is room for: the same pages again and again, as if they were lost.
-    let (kernel, core) = plain(all(Kind::Ready), Advice::Normal, 4);
+    let (kernel, core, _) = plain(all(Kind::Ready), Advice::Normal, 4);
     for _ in 0..4 {
         for &page in &faults {
             let _ = core.contents().advance(page, Content::Present, Content::Absent);
@@ -829,15 +828,14 @@ fn neighbours_wait_until_there_is_no_fault_and_too_many_are_left_out() {
             assert_eq!(core.fault(page, Touch::Read, &mut state), Outcome::Answered);
         }
     }
-    assert!(core.by_reader().left_out.load(std::sync::atomic::Ordering::Relaxed) > 0);
+    assert!(core.by_reader.left_out.load(std::sync::atomic::Ordering::Relaxed) > 0);
     while core.map_around(&mut state) {}
     assert_eq!(present(&kernel).len(), 96);
 }
 
 #[test]
 fn neighbours_do_not_wait_where_they_turn_out_to_be_wanted() {
-    let (kernel, core) = plain(all(Kind::Ready), Advice::Normal, 16);
-    let mut state = ReaderState::new(16 * PAGE);
+    let (kernel, core, mut state) = plain(all(Kind::Ready), Advice::Normal, 16);
     // No fault comes back to a window: what is around waits.
     for page in [8, 24, 40, 56] {
         assert_eq!(core.fault(page, Touch::Read, &mut state), Outcome::Answered);
@@ -855,8 +853,7 @@ fn neighbours_do_not_wait_where_they_turn_out_to_be_wanted() {
 fn pages_ahead_of_who_reads_in_order_wait_until_there_is_nothing_else() {
     let mut kinds = all(Kind::Ready);
     kinds[usize_of(63)] = Kind::Slow;
-    let (kernel, core) = plain(kinds, Advice::Sequential, 16);
-    let mut state = ReaderState::new(16 * PAGE);
+    let (kernel, core, mut state) = plain(kinds, Advice::Sequential, 16);
     let read = |pages: &[u64], state: &mut ReaderState| {
         for &page in pages {
             assert_eq!(core.fault(page, Touch::Read, state), Outcome::Answered);
@@ -879,15 +876,14 @@ fn pages_ahead_of_who_reads_in_order_wait_until_there_is_nothing_else() {
 
 #[test]
 fn a_fault_brings_a_bounded_number_of_pages_where_other_mappings_wait() {
-    let (kernel, core) = plain(all(Kind::Ready), Advice::Sequential, 128);
-    let mut state = ReaderState::new(16 * PAGE);
+    let (kernel, core, mut state) = plain(all(Kind::Ready), Advice::Sequential, 128);
     state.has_company = true;
     for (page, count) in [(0, 64), (64, 128), (128, 192)] {
         assert_eq!(core.fault(page, Touch::Read, &mut state), Outcome::Answered);
         assert_eq!(present(&kernel).len(), count, "page {page}");
     }
     // A mapping alone waits for its own pages only.
-    let (kernel, core) = plain(all(Kind::Ready), Advice::Sequential, 128);
+    let (kernel, core, _) = plain(all(Kind::Ready), Advice::Sequential, 128);
     state.has_company = false;
     assert_eq!(core.fault(0, Touch::Read, &mut state), Outcome::Answered);
     assert_eq!(present(&kernel).len(), 128);
@@ -898,7 +894,7 @@ fn pages_ahead_are_put_in_place_step_by_step_as_far_as_they_are_at_hand() {
     let mut state = ReaderState::new(16 * PAGE);
     // Windows of 64 pages, of which 32 are a step.
     let mut reads = |kinds, goes_ahead: bool| {
-        let (kernel, core) = plain(kinds, Advice::Sequential, 64);
+        let (kernel, core, _) = plain(kinds, Advice::Sequential, 64);
         state.shares_cpu = !goes_ahead;
         for page in [0, 64] {
             assert_eq!(core.fault(page, Touch::Read, &mut state), Outcome::Answered);

@@ -16,32 +16,28 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{HUGE, Pool, page, skip};
+use common::{
+    HUGE, Pool, anonymous, function, page, region_at, registered, remote, skip, userfaultfd,
+    usize_of, wait_for, write_words,
+};
 use uzone_fault::{
-    AdoptedMemory, BackingError, Engine, EngineOptions, EventLog, FunctionBacking, LazyOptions,
-    LoggedEvents, MapError, RemoteRegion, ZeroBacking,
+    AdoptedMemory, Engine, EngineOptions, EventLog, LazyOptions, LoggedEvents, MapError,
+    RemoteRegion, ZeroBacking,
 };
 use uzone_os::peer::Peer;
-use uzone_os::uffd::{EventBuffer, Features, KernelFaults, Modes, Registered, Remote, Uffd};
+use uzone_os::uffd::{EventBuffer, Features, KernelFaults, Registered, Remote, Uffd};
 use uzone_os::{Anonymous, Collapsed, HugeSize, Mapping, Vaddr, probe};
 use uzone_pages::{Advice, ByteLen, Content, PageSize};
 
 const CHILD: &str = "UZONE_FAULT_TEST_OTHER";
 const PAGES: u64 = 1024;
 
-fn fill(offset: u64, out: &mut [u8]) {
-    for (index, chunk) in out.chunks_exact_mut(8).enumerate() {
-        let word = (offset / 8 + index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        chunk.copy_from_slice(&word.to_ne_bytes());
-    }
-}
-
 fn check(memory: &Registered, at: u64, offset: u64, is_zero: bool) {
-    let size = usize::try_from(page()).unwrap();
+    let size = usize_of(page());
     let (mut seen, mut expected) = (vec![1; size], vec![0; size]);
     memory.mapping().read_at(at * page(), &mut seen).unwrap();
     if !is_zero {
-        fill(offset + at * page(), &mut expected);
+        write_words(offset + at * page(), &mut expected);
     }
     assert!(seen == expected, "wrong bytes in page {at}");
 }
@@ -51,12 +47,7 @@ fn check(memory: &Registered, at: u64, offset: u64, is_zero: bool) {
 fn be_the_other_process() {
     let features = Features::EVENT_REMOVE;
     let uffd = Arc::new(Uffd::open(features, Features::NONE, KernelFaults::IfAllowed).unwrap());
-    let len = ByteLen::new(PAGES / 2 * page());
-    let region = || {
-        let mapping = Mapping::anonymous(len, Anonymous::default()).unwrap();
-        Registered::new(uffd.clone(), mapping, Modes::MISSING).unwrap()
-    };
-    let (first, second) = (region(), region());
+    let [first, second] = [0, 1].map(|_| registered(&uffd, anonymous(PAGES / 2)));
     let (low, high) = (0, PAGES / 2 * page());
     let mut lines = std::io::stdin().lock().lines();
     let mut turn = |say: &str| {
@@ -132,10 +123,12 @@ impl Drop for Other {
 }
 
 fn backing() -> Arc<dyn uzone_fault::Backing> {
-    Arc::new(FunctionBacking::quick(|offset, out: &mut [u8]| {
-        fill(offset, out);
-        Ok::<_, BackingError>(())
-    }))
+    Arc::new(function())
+}
+
+/// Returns a userfaultfd that reports what is given back, or prints that the case cannot run.
+fn events(name: &str) -> Option<Arc<Uffd>> {
+    userfaultfd(name, Features::EVENT_REMOVE, KernelFaults::IfAllowed)
 }
 
 #[test]
@@ -206,15 +199,6 @@ fn another_process_gets_its_bytes_and_its_zeroes_and_a_second_server() {
     drop(memory);
 }
 
-/// Memory of `PAGES` pages as another process registers it, and the descriptor for its server.
-fn registered() -> (Registered, Remote) {
-    let features = Features::EVENT_REMOVE;
-    let uffd = Uffd::open(features, Features::NONE, KernelFaults::IfAllowed).unwrap();
-    let remote = Remote::adopt(uffd.as_fd().try_clone_to_owned().unwrap()).unwrap();
-    let mapping = Mapping::anonymous(ByteLen::new(PAGES * page()), Anonymous::default()).unwrap();
-    (Registered::new(Arc::new(uffd), mapping, Modes::MISSING).unwrap(), remote)
-}
-
 /// Touches pages of a part of the memory and gives them back, until `stop` is set.
 fn be_noisy(memory: &Registered, part: u64, parts: u64, stop: &AtomicBool) {
     let len = PAGES / parts;
@@ -223,7 +207,7 @@ fn be_noisy(memory: &Registered, part: u64, parts: u64, stop: &AtomicBool) {
         for at in part * len..(part + 1) * len {
             memory.mapping().read_at(at * page(), &mut word).unwrap();
             let mut right = [0; 8];
-            fill(at * page(), &mut right);
+            write_words(at * page(), &mut right);
             assert!(word == right || word == [0; 8], "page {at}");
             if at % 4 == 0 {
                 memory.mapping().discard(at * page()..(at + 1) * page()).unwrap();
@@ -237,23 +221,16 @@ fn be_noisy(memory: &Registered, part: u64, parts: u64, stop: &AtomicBool) {
 fn a_client_that_faults_at_full_speed_beside_one_that_must_stay_fast() {
     const NOISY: u64 = 32;
     let name = "a_client_that_faults_at_full_speed_beside_one_that_must_stay_fast";
-    if let Err(error) = Uffd::open(Features::EVENT_REMOVE, Features::NONE, KernelFaults::IfAllowed)
-    {
-        return skip(name, &error.to_string());
+    if events(name).is_none() {
+        return;
     }
     let one = EngineOptions::default().readers(NonZeroUsize::MIN).producers(NonZeroUsize::MIN);
     let engine = Engine::with(one).unwrap();
     let adopt = |advice| {
-        let (memory, remote) = registered();
-        let (start, len) = (memory.mapping().addr().get() as u64, ByteLen::new(PAGES * page()));
-        let regions = vec![RemoteRegion {
-            start: Vaddr::new(start),
-            len,
-            offset: 0,
-            page: probe::page_size(),
-        }];
+        let memory = registered(&events(name).unwrap(), anonymous(PAGES));
         let options = LazyOptions::default().advice(advice);
-        (engine.adopt(remote, regions, backing(), &options).unwrap(), memory)
+        let regions = vec![region_at(0, &memory)];
+        (engine.adopt(remote(&memory), regions, backing(), &options).unwrap(), memory)
     };
     let ((quiet, quiet_memory), (noisy, noisy_memory)) =
         (adopt(Advice::Random), adopt(Advice::Auto));
@@ -329,25 +306,17 @@ fn regions_that_do_not_fit_are_refused() {
 #[test]
 fn what_was_read_by_a_server_that_died_of_it_is_known_to_the_next() {
     let name = "what_was_read_by_a_server_that_died_of_it_is_known_to_the_next";
-    let features = Features::EVENT_REMOVE;
-    let uffd = match Uffd::open(features, Features::NONE, KernelFaults::IfAllowed) {
-        Ok(uffd) => Arc::new(uffd),
-        Err(error) => return skip(name, &error.to_string()),
-    };
-    let len = ByteLen::new(16 * page());
-    let mapping = Mapping::anonymous(len, Anonymous::default()).unwrap();
-    let memory = Registered::new(uffd.clone(), mapping, Modes::MISSING).unwrap();
-    let start = Vaddr::new(memory.mapping().addr().get() as u64);
+    let Some(uffd) = events(name) else { return };
+    let memory = registered(&uffd, anonymous(16));
     // The region is in the middle of the backing.
-    let regions = vec![RemoteRegion { start, len, offset: 4 * page(), page: probe::page_size() }];
-    let remote = || Remote::adopt(uffd.as_fd().try_clone_to_owned().unwrap()).unwrap();
+    let regions = vec![region_at(4 * page(), &memory)];
     let log = AdoptedMemory::log(&regions, None, None).unwrap();
     assert_eq!(log.marks(), 20);
     let kept = |log: &EventLog| log.fd().unwrap().try_clone_to_owned().unwrap();
     let read = |fd| LoggedEvents::read(fd).unwrap();
     let first = kept(&log);
     let mut buffer = EventBuffer::logged(log);
-    let dead = remote();
+    let dead = remote(&memory);
     thread::scope(|scope| {
         let reader = scope.spawn(|| {
             while dead.read(&mut buffer).unwrap() == 0 {
@@ -366,10 +335,6 @@ fn what_was_read_by_a_server_that_died_of_it_is_known_to_the_next() {
     let third = kept(&log);
 
     let engine = Engine::new(NonZeroUsize::MIN).unwrap();
-    let backing = Arc::new(FunctionBacking::quick(|offset, out: &mut [u8]| {
-        fill(offset, out);
-        Ok(())
-    }));
     let options = LazyOptions::default();
     // A thread waits that the dead server had read the fault of.
     thread::scope(|scope| {
@@ -377,8 +342,9 @@ fn what_was_read_by_a_server_that_died_of_it_is_known_to_the_next() {
         while dead.read(&mut buffer).unwrap() == 0 {
             thread::yield_now();
         }
-        let server =
-            engine.adopt_logged(remote(), regions.clone(), backing, &options, log).unwrap();
+        let server = engine
+            .adopt_logged(remote(&memory), regions.clone(), backing(), &options, log)
+            .unwrap();
         waiter.join().unwrap();
         (0..16).for_each(|at| check(&memory, at, 4 * page(), (2..5).contains(&at)));
         thread::scope(|scope| {
@@ -391,42 +357,27 @@ fn what_was_read_by_a_server_that_died_of_it_is_known_to_the_next() {
     assert_eq!(log.marked().collect::<Vec<_>>(), [6, 7, 8, 13]);
     // A log of other memory is refused.
     let other = RemoteRegion { len: ByteLen::new(page()), ..regions[0] };
-    let answer = engine.adopt_logged(remote(), vec![other], Arc::new(ZeroBacking), &options, log);
+    let answer =
+        engine.adopt_logged(remote(&memory), vec![other], Arc::new(ZeroBacking), &options, log);
     assert!(matches!(answer, Err(MapError::Backing { .. })), "{answer:?}");
 }
 
 #[test]
 fn what_is_prefetched_is_there_when_it_is_touched_and_what_was_given_back_stays_zero() {
     let name = "what_is_prefetched_is_there_when_it_is_touched";
-    let features = Features::EVENT_REMOVE;
-    let uffd = match Uffd::open(features, Features::NONE, KernelFaults::IfAllowed) {
-        Ok(uffd) => Arc::new(uffd),
-        Err(error) => return skip(name, &error.to_string()),
-    };
-    let len = ByteLen::new(PAGES * page());
-    let mapping = Mapping::anonymous(len, Anonymous::default()).unwrap();
-    let memory = Registered::new(uffd.clone(), mapping, Modes::MISSING).unwrap();
-    let start = Vaddr::new(memory.mapping().addr().get() as u64);
-    let regions = vec![RemoteRegion { start, len, offset: 0, page: probe::page_size() }];
-    let remote = Remote::adopt(uffd.as_fd().try_clone_to_owned().unwrap()).unwrap();
+    let Some(uffd) = events(name) else { return };
+    let memory = registered(&uffd, anonymous(PAGES));
     let engine = Engine::new(NonZeroUsize::MIN).unwrap();
-    let backing = Arc::new(FunctionBacking::quick(|offset, out: &mut [u8]| {
-        fill(offset, out);
-        Ok(())
-    }));
     let options = LazyOptions::default().advice(Advice::Random);
-    let server = engine.adopt(remote, regions, backing, &options).unwrap();
+    let regions = vec![region_at(0, &memory)];
+    let server = engine.adopt(remote(&memory), regions, backing(), &options).unwrap();
     memory.mapping().discard(8 * page()..16 * page()).unwrap();
     // Every second page in a wild order, some twice, and some that there are not.
     let wanted = (0..PAGES).map(|at| at * 37 % PAGES).filter(|at| at % 2 == 0);
     let mut offsets: Vec<u64> = wanted.map(|at| at * page() + at).collect();
     offsets.extend([0, PAGES * page(), u64::MAX, 0]);
     server.prefetch(&offsets);
-    let begin = Instant::now();
-    while server.stats().populated < PAGES / 2 - 4 {
-        assert!(begin.elapsed().as_secs() < 60, "{:?}", server.stats());
-        thread::yield_now();
-    }
+    wait_for("the pages", || server.stats().populated >= PAGES / 2 - 4);
     (0..PAGES).step_by(2).filter(|at| !(8..16).contains(at)).for_each(|at| {
         check(&memory, at, 0, false);
     });
@@ -440,15 +391,11 @@ fn what_is_prefetched_is_there_when_it_is_touched_and_what_was_given_back_stays_
 fn pages_of_two_sizes_behind_one_descriptor_get_their_bytes_their_zeroes_and_the_next_server() {
     let name = "pages_of_two_sizes_behind_one_descriptor";
     let features = Features::EVENT_REMOVE | Features::MISSING_HUGETLB | Features::POISON;
-    let uffd = match Uffd::open(features, Features::NONE, KernelFaults::IfAllowed) {
-        Ok(uffd) => Arc::new(uffd),
-        Err(error) => return skip(name, &error.to_string()),
-    };
+    let Some(uffd) = userfaultfd(name, features, KernelFaults::IfAllowed) else { return };
     let _pool = match Pool::try_grow(4) {
         Ok(pool) => pool,
         Err(reason) => return skip(name, &reason),
     };
-    let remote = || Remote::adopt(uffd.as_fd().try_clone_to_owned().unwrap()).unwrap();
     let (small, huge) = (PageSize::KIB_4, PageSize::try_from_bytes(HUGE).unwrap());
     // A small area, a huge one, a small one behind a page that no area has, and a huge one.
     let areas = [
@@ -464,9 +411,9 @@ fn pages_of_two_sizes_behind_one_descriptor_get_their_bytes_their_zeroes_and_the
         } else {
             Mapping::anonymous(bytes, Anonymous::default()).unwrap()
         };
-        let memory = Registered::new(uffd.clone(), mapping, Modes::MISSING).unwrap();
-        let start = Vaddr::new(memory.mapping().addr().get() as u64);
-        (memory, RemoteRegion { start, len: bytes, offset, page: size })
+        let memory = registered(&uffd, mapping);
+        let region = region_at(offset, &memory);
+        (memory, region)
     });
     let regions: Vec<_> = areas.iter().map(|(_, region)| *region).collect();
     let engine = Engine::new(NonZeroUsize::MIN).unwrap();
@@ -475,7 +422,8 @@ fn pages_of_two_sizes_behind_one_descriptor_get_their_bytes_their_zeroes_and_the
         let log = AdoptedMemory::log(&regions, before, None).unwrap();
         assert_eq!(log.marks(), 7 * HUGE / 4096);
         let kept = log.fd().unwrap().try_clone_to_owned().unwrap();
-        let server = engine.adopt_logged(remote(), regions.clone(), backing(), &options, log);
+        let remote = remote(&areas[0].0);
+        let server = engine.adopt_logged(remote, regions.clone(), backing(), &options, log);
         (server.unwrap(), kept)
     };
     let (server, log) = adopt(None);
@@ -486,11 +434,7 @@ fn pages_of_two_sizes_behind_one_descriptor_get_their_bytes_their_zeroes_and_the
     let pages = |area: usize| areas[area].1.len.get() / 4096;
     // The second huge page of the last area comes before it is touched, and pages of a small one.
     server.prefetch(&[5 * HUGE + 7, 2 * HUGE + 4096 * 3, 2 * HUGE, 2 * HUGE + 4096 * 2]);
-    let begin = Instant::now();
-    while server.stats().populated < 3 {
-        assert!(begin.elapsed().as_secs() < 60, "{:?}", server.stats());
-        thread::yield_now();
-    }
+    wait_for("the pages", || server.stats().populated >= 3);
     assert_eq!(server.content(5 * HUGE), Some(Content::Present));
     assert_eq!(server.content(2 * HUGE + 4096 * 2), Some(Content::Present));
     assert_eq!((server.content(2 * HUGE), server.content(7 * HUGE)), (None, None));
@@ -538,10 +482,7 @@ fn pages_of_two_sizes_behind_one_descriptor_get_their_bytes_their_zeroes_and_the
         });
     });
     // Eight small pages and a huge one. The last is counted after its thread was woken.
-    let begin = Instant::now();
-    while server.stats().demand < 9 && begin.elapsed() < Duration::from_secs(20) {
-        thread::yield_now();
-    }
+    wait_for("the last", || server.stats().demand >= 9);
     assert_eq!(server.stats().demand, 9, "{:?}", server.stats());
 }
 
@@ -561,28 +502,23 @@ impl OwnBlocks {
         blocks: u64,
         backing: Arc<dyn uzone_fault::Backing>,
         advice: Advice,
-    ) -> Result<Self, String> {
-        let uffd = Uffd::open(Features::EVENT_REMOVE, Features::NONE, KernelFaults::IfAllowed);
-        let uffd = Arc::new(uffd.map_err(|error| error.to_string())?);
+        name: &str,
+    ) -> Option<Self> {
+        let uffd = events(name)?;
         // The first page is at the end of a block, of which there is no more.
         let len = ByteLen::new((blocks + 1) * Self::BLOCK);
         let align = Some(ByteLen::new(Self::BLOCK));
         let mapping = Mapping::anonymous(len, Anonymous { align, ..Anonymous::default() }).unwrap();
-        let memory = Registered::new(uffd.clone(), mapping, Modes::MISSING).unwrap();
-        let remote = Remote::adopt(uffd.as_fd().try_clone_to_owned().unwrap()).unwrap();
-        let first = Self::BLOCK - page();
-        let regions = vec![RemoteRegion {
-            start: Vaddr::new(memory.mapping().addr().get() as u64 + first),
-            len: ByteLen::new(len.get() - first),
-            offset: 0,
-            page: probe::page_size(),
-        }];
+        let memory = registered(&uffd, mapping);
+        let (whole, first) = (region_at(0, &memory), Self::BLOCK - page());
+        let (start, len) = (whole.start.get() + first, ByteLen::new(len.get() - first));
+        let regions = vec![RemoteRegion { start: Vaddr::new(start), len, ..whole }];
         let options = LazyOptions::default().advice(advice);
-        let adopted = engine.adopt(remote, regions, backing, &options).unwrap();
+        let adopted = engine.adopt(remote(&memory), regions, backing, &options).unwrap();
         let own = rustix::process::getpid();
         let pidfd = rustix::process::pidfd_open(own, rustix::process::PidfdFlags::empty()).unwrap();
         let peer = Peer::from_parts(std::process::id(), 0, pidfd).unwrap();
-        Ok(Self { adopted, memory, peer })
+        Some(Self { adopted, memory, peer })
     }
 
     /// Returns where a block starts in the mapping.
@@ -605,25 +541,21 @@ impl OwnBlocks {
 
     /// Waits until the pages of a block are present, but for one.
     fn wait_for(&self, block: u64, except: Option<u64>) {
-        let give_up = Instant::now() + Duration::from_secs(30);
         let first = page() + block * Self::BLOCK;
         let is_there = |at: u64| {
             Some(at) == except
                 || self.adopted.content(first + at * page()) == Some(Content::Present)
         };
-        while !(0..Self::BLOCK / page()).all(is_there) {
-            assert!(Instant::now() < give_up, "block {block} is not filled");
-            thread::sleep(Duration::from_millis(1));
-        }
+        wait_for("the block", || (0..Self::BLOCK / page()).all(is_there));
     }
 
     fn check(&self, block: u64, is_zero: impl Fn(u64) -> bool) {
-        let size = usize::try_from(page()).unwrap();
+        let size = usize_of(page());
         for at in 0..Self::BLOCK / page() {
             let (mut seen, mut expected) = (vec![1; size], vec![0; size]);
             self.memory.mapping().read_at(Self::start(block) + at * page(), &mut seen).unwrap();
             if !is_zero(at) {
-                fill(page() + block * Self::BLOCK + at * page(), &mut expected);
+                write_words(page() + block * Self::BLOCK + at * page(), &mut expected);
             }
             assert!(seen == expected, "wrong bytes in page {at} of block {block}");
         }
@@ -639,10 +571,7 @@ impl OwnBlocks {
 fn blocks_that_are_filled_become_huge_pages_and_no_byte_changes() {
     let name = "blocks_that_are_filled_become_huge_pages_and_no_byte_changes";
     let engine = Engine::new(NonZeroUsize::MIN).unwrap();
-    let own = match OwnBlocks::new(&engine, 3, backing(), Advice::Blocks) {
-        Ok(own) => own,
-        Err(reason) => return skip(name, &reason),
-    };
+    let Some(own) = OwnBlocks::new(&engine, 3, backing(), Advice::Blocks, name) else { return };
     assert_eq!(own.adopted.blocks_left(), 3, "what is before the first block is none");
     // A write in the middle brings all of its block.
     own.memory.mapping().write_at(OwnBlocks::start(1) + 100 * page(), &[0]).unwrap();
@@ -655,7 +584,7 @@ fn blocks_that_are_filled_become_huge_pages_and_no_byte_changes() {
     }
     assert!(own.is_huge(1));
     let mut first = vec![0; 8];
-    fill(page() + OwnBlocks::BLOCK + 100 * page(), &mut first);
+    write_words(page() + OwnBlocks::BLOCK + 100 * page(), &mut first);
     own.memory.mapping().write_at(OwnBlocks::start(1) + 100 * page(), &first).unwrap();
     own.check(1, |_| false);
     own.discard(1, 7);
@@ -687,10 +616,8 @@ fn zero_pages_take_memory_where_huge_pages_are_to_be_made_and_elsewhere_no_huge_
     let name = "zero_pages_take_memory_where_huge_pages_are_to_be_made";
     let engine = Engine::new(NonZeroUsize::MIN).unwrap();
     for (advice, is_made) in [(Advice::Blocks, true), (Advice::Normal, false)] {
-        let own = match OwnBlocks::new(&engine, 1, Arc::new(ZeroBacking), advice) {
-            Ok(own) => own,
-            Err(reason) => return skip(name, &reason),
-        };
+        let zeroes = Arc::new(ZeroBacking);
+        let Some(own) = OwnBlocks::new(&engine, 1, zeroes, advice, name) else { return };
         own.check(0, |_| true);
         // A page is noted as present a moment after its thread was woken.
         own.wait_for(0, None);

@@ -16,9 +16,7 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 
 use common::{engine, page, skip, unnamed_file, usize_of};
-use uzone_fault::{
-    Advice, Answer, AnsweredBy, FileBacking, KernelFaults, LazyMapping, LazyOptions, sigbus,
-};
+use uzone_fault::{Advice, Answer, FileBacking, KernelFaults, LazyMapping, LazyOptions, sigbus};
 use uzone_os::uffd::{Features, Uffd};
 use uzone_pages::ByteLen;
 
@@ -201,7 +199,7 @@ fn an_allocator_whose_memory_is_mapped_lazily_takes_faults_under_its_lock() {
         let backing = Arc::new(FileBacking::new(file.try_clone().unwrap()).unwrap());
         let options = LazyOptions::default().answer(Answer::InThread).advice(Advice::Random);
         let memory = engine.map(ByteLen::new(len as u64), backing, &options).unwrap();
-        assert_eq!(memory.answered_by(), AnsweredBy::Thread);
+        assert_eq!(memory.answered_in_thread(), Ok(()));
         memory
     };
     // What is allocated there is given back until the process ends.

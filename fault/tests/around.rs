@@ -15,9 +15,7 @@ use common::{
     Stalling, check_all, check_page, engine, file_of, fill_wanted, function, map, options, page,
     settles, skip, wait_for, write_words,
 };
-use uzone_fault::{
-    Backing, BackingError, FileBacking, FunctionBacking, LazyMapping, Populate, Window,
-};
+use uzone_fault::{Backing, BackingError, FileBacking, FunctionBacking, LazyMapping, Window};
 use uzone_os::page_cache;
 use uzone_pages::{Advice, ByteLen, Content};
 
@@ -94,7 +92,7 @@ fn what_is_there_or_bad_stays_as_it_is() {
     let options = options(Advice::Normal, 16);
     let Some(memory) = map(name, &engine, 64 * page(), backing, &options) else { return };
     memory.write_at(20 * page(), &[7; 8]).unwrap();
-    memory.populate(18 * page()..19 * page(), Populate::All).unwrap_err();
+    memory.populate(18 * page()..19 * page()).unwrap_err();
     settles(&memory, |_| present(&memory) == [20]);
     check_page(&memory, 25 * page());
     // A run in which a page fails stays open as a whole; the other pages come when they are touched.

@@ -17,13 +17,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{HUGE, PATIENCE, Pool, function, page, scattered, skip, usize_of, word, write_words};
-use uzone_fault::{
-    AdoptedMemory, Captured, Engine, KeptPages, LazyError, LazyOptions, PendingFaults,
-    RemoteRegion, WriteCapture,
+use common::{
+    HUGE, PATIENCE, Pool, function, page, region_at, registered, remote, scattered, skip,
+    userfaultfd, usize_of, word, write_words,
 };
-use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Remote, Uffd};
-use uzone_os::{Anonymous, HugeSize, Mapping, Vaddr};
+use uzone_fault::{
+    AdoptedMemory, Engine, KeptPages, LazyError, LazyOptions, PendingFaults, RemoteRegion,
+};
+use uzone_os::uffd::{Features, KernelFaults, Registered};
+use uzone_os::{Anonymous, HugeSize, Mapping};
 use uzone_pages::{Advice, ByteLen, PageSize};
 
 const PAGES: u64 = 2048;
@@ -38,22 +40,14 @@ struct Adopted {
 
 impl Adopted {
     fn new(name: &str, size: PageSize) -> Option<Self> {
-        let features = Features::EVENT_REMOVE;
-        let uffd = match Uffd::open(features, Features::NONE, KernelFaults::Required) {
-            Ok(uffd) => Arc::new(uffd),
-            Err(error) => {
-                skip(name, &error.to_string());
-                return None;
-            }
-        };
+        let uffd = userfaultfd(name, Features::EVENT_REMOVE, KernelFaults::Required)?;
         let len = ByteLen::new(PAGES * page());
         let mapping = match size == PageSize::KIB_4 {
             true => Mapping::anonymous(len, Anonymous::default()),
             false => Mapping::hugetlb(len, HugeSize::MIB_2),
         };
-        let memory = Registered::new(uffd, mapping.unwrap(), Modes::MISSING).unwrap();
-        let start = Vaddr::new(memory.mapping().addr().get() as u64);
-        let region = RemoteRegion { start, len, offset: 0, page: size };
+        let memory = registered(&uffd, mapping.unwrap());
+        let region = region_at(0, &memory);
         let engine = Engine::new(NonZeroUsize::MIN).unwrap();
         let mut this = Self { memory, engine, region, adopted: None };
         this.adopt();
@@ -62,9 +56,8 @@ impl Adopted {
 
     /// Answers by another reader from now on, as if the one before had been killed.
     fn adopt(&mut self) {
-        let fd = self.memory.uffd().as_fd().try_clone_to_owned().unwrap();
         let options = LazyOptions::default().advice(Advice::Random);
-        let (remote, regions) = (Remote::adopt(fd).unwrap(), vec![self.region]);
+        let (remote, regions) = (remote(&self.memory), vec![self.region]);
         drop(self.adopted.take());
         let adopted = self.engine.adopt(remote, regions, Arc::new(function()), &options);
         self.adopted = Some(adopted.unwrap());
@@ -89,11 +82,11 @@ impl Adopted {
         let pending = PendingFaults::open(self.memory.uffd().as_fd()).unwrap();
         let hurried = hurried.clone();
         let hurry = move || hurried.store(true, Ordering::Release);
-        self.adopted().capture(WriteCapture::new(own(), theirs, pending, hurry), false).unwrap();
+        self.adopted().capture(own(), theirs, pending, false, hurry).unwrap();
         Reader { memory: own(), start: self.region.start.get(), kept }
     }
 
-    fn end(&self) -> Captured {
+    fn end(&self) -> Result<u64, LazyError> {
         self.adopted().end_capture().expect("there is a capture")
     }
 }
@@ -138,7 +131,7 @@ fn check_beside_writers(adopted: &Adopted) {
     let second = PendingFaults::open(adopted.memory.uffd().as_fd()).unwrap();
     let (memory, kept) =
         (File::open("/proc/self/mem").unwrap(), KeptPages::new(&[adopted.region]).unwrap());
-    let refused = adopted.adopted().capture(WriteCapture::new(memory, kept, second, || {}), false);
+    let refused = adopted.adopted().capture(memory, kept, second, false, || {});
     assert!(matches!(refused, Err(LazyError::Captured)), "{refused:?}");
 
     let writes = AtomicU64::new(0);
@@ -188,9 +181,8 @@ fn check_beside_writers(adopted: &Adopted) {
         stop.store(true, Ordering::Release);
         checked.unwrap();
     });
-    let captured = adopted.end();
-    assert_eq!(captured.lost, None);
-    assert!(captured.kept_pages > 0 && captured.kept_pages <= PAGES / 2, "{captured:?}");
+    let kept_pages = adopted.end().unwrap();
+    assert!(kept_pages > 0 && kept_pages <= PAGES / 2, "{kept_pages}");
     assert!(!hurried.load(Ordering::Acquire));
     assert!(adopted.adopted().end_capture().is_none());
     // The threads wrote what they wrote, and nothing else changed.
@@ -263,7 +255,7 @@ fn a_thread_that_gives_memory_back_waits_until_that_was_read() {
         });
         let captured = checks.join();
         drop(adopted.adopted().end_capture());
-        assert_eq!(captured.unwrap().lost, None);
+        captured.unwrap().unwrap();
     });
     let zeroes = vec![0; usize_of(page())];
     (10..20).for_each(|at| assert!(adopted.read(at) == zeroes, "page {at}"));
@@ -299,6 +291,5 @@ fn a_page_that_cannot_be_kept_ends_the_capture_and_harms_no_thread() {
     file.set_len(0).unwrap();
     adopted.memory.mapping().write_at(3 * page(), &[5; 8]).unwrap();
     assert_eq!(adopted.read(3)[..8], [5; 8]);
-    let captured = adopted.end();
-    assert!(captured.lost.is_some_and(|reason| reason.contains("cannot be kept")));
+    assert!(adopted.end().unwrap_err().to_string().contains("cannot be kept"));
 }

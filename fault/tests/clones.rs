@@ -7,7 +7,7 @@ mod common;
 use std::sync::Arc;
 
 use common::{bytes_of, engine, map, page, usize_of, words};
-use uzone_fault::{LazyOptions, MemoryBacking, Populate};
+use uzone_fault::{LazyOptions, MemoryBacking};
 use uzone_os::{Mapping, Sharing};
 use uzone_pages::ByteLen;
 
@@ -72,7 +72,7 @@ fn four_clones_have_one_physical_copy_and_one_of_each_page_that_they_write() {
                 assert!(bytes_of(clone, at, page()) == right, "at {at:#x}");
             }
         } else {
-            clone.populate(0..len, Populate::All).unwrap();
+            clone.populate(0..len).unwrap();
         }
     }
     let taken = |index: usize| {

@@ -14,7 +14,7 @@ use common::{
     skip, usize_of, wait_for, words,
 };
 use uzone_fault::{
-    CompositeBacking, HugePages, LazyMapping, LazyOptions, MemoryBacking, Populate, Uncollapsed,
+    CompositeBacking, HugePages, LazyMapping, LazyOptions, MemoryBacking, Uncollapsed,
     WriteTracking,
 };
 use uzone_os::{HugeSize, Mapping, Sharing, probe};
@@ -39,7 +39,7 @@ fn what_is_filled_wholly_becomes_huge_and_the_rest_says_why_not() {
     };
     let done = memory.collapse(0..len).unwrap();
     assert_eq!((done.huge_pages, done.skipped), (0, 4), "nothing is there: {done:?}");
-    memory.populate(0..len, Populate::All).unwrap();
+    memory.populate(0..len).unwrap();
     assert_eq!(memory.evict(HUGE + 7 * page()..HUGE + 8 * page()).unwrap(), 1);
     assert_eq!(anonymous_huge(&memory), 0);
     let start = Instant::now();
@@ -77,7 +77,7 @@ fn zeroes_become_memory_and_the_bytes_around_them_stay() {
         .build()
         .unwrap();
     let Some(memory) = map(name, &engine(), HUGE, whole, &LazyOptions::default()) else { return };
-    memory.populate(0..HUGE, Populate::All).unwrap();
+    memory.populate(0..HUGE).unwrap();
     let done = memory.collapse(0..HUGE).unwrap();
     if done.reasons.contains_key(&Uncollapsed::NotNow) {
         return skip(name, &format!("the host has no free huge pages: {done:?}"));
@@ -130,7 +130,7 @@ fn readers_and_writers_go_on_while_pages_are_collapsed_and_evicted() {
             made += memory.collapse(0..len).unwrap().made;
             let at = HUGE + at * page();
             memory.evict(at..at + page()).unwrap();
-            memory.populate(0..len, Populate::All).unwrap();
+            memory.populate(0..len).unwrap();
             if Instant::now() > until {
                 break;
             }
@@ -150,7 +150,7 @@ fn a_mapping_that_has_settled_becomes_huge_by_itself() {
     let quiet = Some(Duration::from_millis(20));
     let options = LazyOptions::default().collapse_when_settled(quiet);
     let Some(memory) = map(name, &engine(), 2 * HUGE, function(), &options) else { return };
-    memory.populate(0..2 * HUGE, Populate::All).unwrap();
+    memory.populate(0..2 * HUGE).unwrap();
     let probe = memory.collapse(0..HUGE).unwrap();
     if probe.reasons.contains_key(&Uncollapsed::NotNow) {
         return skip(name, &format!("the host has no free huge pages: {probe:?}"));
@@ -174,7 +174,7 @@ fn memory_that_cannot_be_collapsed_says_why() {
     for track in [WriteTracking::Async, WriteTracking::Sync] {
         let options = LazyOptions::default().track_writes(track);
         let Some(memory) = map(name, &engine(), HUGE, function(), &options) else { return };
-        memory.populate(0..HUGE, Populate::All).unwrap();
+        memory.populate(0..HUGE).unwrap();
         let done = memory.collapse(0..HUGE).unwrap();
         assert_eq!(done.reasons.get(&Uncollapsed::WritesTracked), Some(&1), "{done:?}");
         assert_eq!(memory.dirty(0..HUGE).unwrap(), []);
@@ -186,7 +186,7 @@ fn memory_that_cannot_be_collapsed_says_why() {
         let Some(memory) = map(name, &engine(), 2 * HUGE, backing, &LazyOptions::default()) else {
             return;
         };
-        memory.populate(0..2 * HUGE, Populate::All).unwrap();
+        memory.populate(0..2 * HUGE).unwrap();
         let done = memory.collapse(0..2 * HUGE).unwrap();
         assert_eq!(done.huge_pages, 0, "{done:?}");
         assert_eq!(done.reasons.get(&Uncollapsed::MemoryFile), Some(&done.skipped));
@@ -198,7 +198,7 @@ fn memory_that_cannot_be_collapsed_says_why() {
     };
     let options = LazyOptions::default().huge(HugePages::Pool(HugeSize::MIB_2));
     let Some(memory) = map(name, &engine(), 2 * HUGE, function(), &options) else { return };
-    memory.populate(0..HUGE, Populate::All).unwrap();
+    memory.populate(0..HUGE).unwrap();
     let done = memory.collapse(0..2 * HUGE).unwrap();
     assert_eq!((done.huge_pages, done.made, done.skipped), (1, 0, 0));
 }
@@ -213,7 +213,7 @@ fn a_pinned_page_is_not_moved_into_a_huge_one() {
     let Some(memory) = map(name, &engine(), len, function(), &LazyOptions::default()) else {
         return;
     };
-    memory.populate(0..len, Populate::All).unwrap();
+    memory.populate(0..len).unwrap();
     let pinned = memory.pin(HUGE + 5 * page()..HUGE + 6 * page()).unwrap();
     let done = memory.collapse(0..len).unwrap();
     let behind = memory.collapse(HUGE..len).unwrap();

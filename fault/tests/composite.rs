@@ -12,7 +12,7 @@ use common::{
 };
 use uzone_fault::{
     Backing, BackingError, CompositeBacking, FileBacking, FunctionBacking, HugePages, LazyOptions,
-    MapError, MemoryBacking, Populate,
+    MapError, MemoryBacking,
 };
 use uzone_os::{HugeSize, Mapping, Sharing, probe};
 use uzone_pages::{Advice, ByteLen, FaultAround};
@@ -67,7 +67,7 @@ fn each_part_has_its_bytes_in_any_order_of_touches() {
         wait_for("the zeroes", || memory.stats().zeroes == 38);
         assert_eq!(memory.stats().poisoned, 0);
         assert!(memory.evict(0..97 * page()).unwrap() > 0);
-        memory.populate(0..97 * page(), Populate::All).unwrap();
+        memory.populate(0..97 * page()).unwrap();
         (0..97).for_each(check);
         assert_eq!(memory.stats().zeroes, 76);
     }
@@ -87,7 +87,7 @@ fn a_part_that_fails_is_a_signal_there_and_nowhere_else() {
     let Some(memory) = map(name, &engine(), 4 * page(), whole, &LazyOptions::default()) else {
         return;
     };
-    assert!(memory.populate(2 * page()..3 * page(), Populate::All).is_err());
+    assert!(memory.populate(2 * page()..3 * page()).is_err());
     for at in [0, 1, 3] {
         let mut expected = vec![0; usize_of(page())];
         write_words(at * page(), &mut expected);

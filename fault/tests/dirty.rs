@@ -20,8 +20,8 @@ use common::{
 use proptest::prelude::*;
 use uzone_fault::{
     Answer, Backing, BackingError, CompositeBacking, FileBacking, FunctionBacking, HugePages,
-    LazyError, LazyMapping, LazyOptions, MapError, Memory, MemoryBacking, Populate, Window,
-    WriteTracking, ZeroBacking,
+    LazyError, LazyMapping, LazyOptions, MapError, MemoryBacking, Window, WriteTracking,
+    ZeroBacking,
 };
 use uzone_os::{HugeSize, Mapping, Sharing, probe};
 use uzone_pages::{Advice, ByteLen, Content, FaultAround};
@@ -70,7 +70,7 @@ fn what_was_written_is_dirty_and_what_was_only_filled_or_read_is_not() {
             let whole = 0..256 * page();
             // By faults, with neighbours, and by populating.
             (0..64).for_each(|at| drop(bytes_of(&memory, at * page(), 8)));
-            memory.populate(range(64..128), Populate::All).unwrap();
+            memory.populate(range(64..128)).unwrap();
             assert_eq!(memory.dirty(whole.clone()).unwrap(), [], "{track:?} {memory:?}");
             // Pages that are there, and pages that are not.
             let written = [3, 4, 70, 127, 128, 200, 255];
@@ -103,7 +103,7 @@ fn what_was_written_is_dirty_and_what_was_only_filled_or_read_is_not() {
             assert_eq!(bytes_of(&memory, 70 * page() + 9, 1), [1]);
             assert_eq!(memory.take_dirty(range(70..71)).unwrap(), [range(70..71)]);
             assert!(memory.evict_all(whole.clone()).unwrap() > 0);
-            memory.populate(whole.clone(), Populate::All).unwrap();
+            memory.populate(whole.clone()).unwrap();
             assert_eq!(memory.dirty(whole).unwrap(), [], "{track:?} {memory:?}");
         }
     }
@@ -120,7 +120,7 @@ fn huge_pages_are_tracked_whole() {
     for track in BOTH {
         let options = options(track).huge(HugePages::Pool(HugeSize::MIB_2));
         let Some(memory) = map(name, &engine(), 4 * huge, function(), &options) else { return };
-        memory.populate(0..2 * huge, Populate::All).unwrap();
+        memory.populate(0..2 * huge).unwrap();
         assert_eq!(memory.dirty(0..4 * huge).unwrap(), []);
         memory.write_at(huge + 5, &[1]).unwrap();
         memory.write_at(3 * huge, &[1]).unwrap();
@@ -148,7 +148,7 @@ fn huge_pages_are_tracked_whole() {
     let huge_pages = HugePages::Pool(HugeSize::MIB_2);
     let options = options(WriteTracking::Sync).huge(huge_pages);
     let Some(memory) = map(name, &engine(), 2 * huge, backing, &options) else { return };
-    memory.populate(0..huge, Populate::All).unwrap();
+    memory.populate(0..huge).unwrap();
     assert_eq!(memory.evict(0..huge).unwrap(), 1);
     fails.store(true, Ordering::Relaxed);
     assert!(memory.read_at(5, &mut [0; 8]).is_err());
@@ -423,8 +423,7 @@ fn bytes_that_were_read_before_a_page_was_written_and_evicted_do_not_come_back()
         let memory = &memory;
         thread::scope(|scope| {
             let late = thread::Builder::new().name("late".to_owned());
-            late.spawn_scoped(scope, || memory.populate(0..page(), Populate::Cached).unwrap())
-                .unwrap();
+            late.spawn_scoped(scope, || memory.populate_cached(0..page()).unwrap()).unwrap();
             has_read.pass();
             memory.write_at(8, &[5; 8]).unwrap();
             common::wait_for("the page", || memory.content(0) == Some(Content::Present));
@@ -491,8 +490,8 @@ impl Backing for Failing {
         self.file.byte_len()
     }
 
-    fn memory(&self) -> std::io::Result<Memory> {
-        self.file.memory()
+    fn memory_file(&self) -> std::io::Result<Option<(std::os::fd::OwnedFd, Sharing)>> {
+        self.file.memory_file()
     }
 }
 
@@ -509,7 +508,7 @@ fn a_page_of_a_memory_file_that_was_given_back_can_be_made_a_bad_one() {
         let Some(memory) = map(name, &engine(), 4 * page(), backing, &options(track)) else {
             return;
         };
-        memory.populate(range(0..4), Populate::All).unwrap();
+        memory.populate(range(0..4)).unwrap();
         memory.write_at(page(), &[1]).unwrap();
         assert_eq!(memory.evict_all(range(0..4)).unwrap(), 4);
         fails.store(true, Ordering::Relaxed);
@@ -616,7 +615,7 @@ fn who_holds_a_pinned_page_writes_to_it_after_the_mapping_has_gone() {
         if !memory.sees_kernel_faults() {
             return skip(name, "faults of the kernel are not reported here: run as root");
         }
-        memory.populate(0..4 * page(), Populate::All).unwrap();
+        memory.populate(0..4 * page()).unwrap();
         let pinned = memory.pin(page()..2 * page()).unwrap();
         let at = memory.addr().get() as u64 + page();
         drop(memory);
@@ -834,7 +833,7 @@ proptest! {
                     memory.evict_all(part(page, pages)).unwrap();
                 }
                 Step::Populate { page, pages } => {
-                    memory.populate(part(page, pages), Populate::All).unwrap();
+                    memory.populate(part(page, pages)).unwrap();
                 }
             }
         }
@@ -863,7 +862,7 @@ fn a_bad_page_is_neither_dirty_nor_brought_back() {
         let Some(memory) = map(name, &engine(), 4 * page(), backing, &options(track)) else {
             return;
         };
-        assert!(memory.populate(0..4 * page(), Populate::All).is_err());
+        assert!(memory.populate(0..4 * page()).is_err());
         assert_eq!(memory.dirty(0..4 * page()).unwrap(), [], "{track:?}");
         assert_eq!(memory.write_back(0..4 * page()).unwrap(), 0);
         assert!(memory.evict_all(0..4 * page()).is_ok());

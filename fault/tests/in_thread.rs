@@ -18,10 +18,10 @@ use std::time::{Duration, Instant};
 
 use common::{page, skip};
 use uzone_fault::{
-    Advice, Answer, AnsweredBy, Backing, Budget, ByteLen, CompositeBacking, Content, Engine,
-    EngineOptions, FaultAround, FaultKind, FaultOutcome, FileBacking, FunctionBacking,
-    KernelFaults, LazyMapping, LazyOptions, MapError, Mapping, MemoryBacking, Populate, Refusal,
-    Sharing, WriteTracking, ZeroBacking, sigbus,
+    Advice, Answer, Backing, Budget, ByteLen, CompositeBacking, Content, Engine, EngineOptions,
+    FaultAround, FaultKind, FaultOutcome, FileBacking, FunctionBacking, KernelFaults, LazyMapping,
+    LazyOptions, MapError, Mapping, MemoryBacking, Refusal, Sharing, WriteTracking, ZeroBacking,
+    sigbus,
 };
 use uzone_os::uffd::{Features, Uffd};
 use uzone_os::{Access, page_cache};
@@ -103,7 +103,7 @@ fn every_window_and_backing_has_the_same_bytes_pins_and_evictions() {
         for backing in [file(), memory_file()] {
             let options = in_thread().advice(advice).fault_around(size);
             let memory = engine.map(ByteLen::new(len()), backing, &options).unwrap();
-            assert_eq!(memory.answered_by(), AnsweredBy::Thread);
+            assert_eq!(memory.answered_in_thread(), Ok(()));
             assert_eq!(memory.content(0), Some(Content::Absent));
             // Pinned before any touch, and after.
             let early = memory.pin(5 * page()..9 * page()).unwrap();
@@ -130,7 +130,7 @@ fn every_window_and_backing_has_the_same_bytes_pins_and_evictions() {
             assert_eq!(memory.content(300 * page()), Some(Content::Absent));
             drop((early, late));
             memory.write_at(300 * page(), &[byte(300 * page())]).unwrap();
-            memory.populate(0..len(), Populate::All).unwrap();
+            memory.populate(0..len()).unwrap();
             let faults = memory.stats().faults;
             (0..PAGES).for_each(|at| check(&memory, at));
             assert_eq!(memory.stats().faults, faults, "what is populated is present");
@@ -157,13 +157,10 @@ fn a_reader_answers_where_a_thread_cannot_and_states_why() {
         let mut seen = [1];
         memory.read_at(page(), &mut seen).unwrap();
         assert_eq!(seen, [0]);
-        memory.answered_by()
+        memory.answered_in_thread()
     };
     let auto = LazyOptions::default();
-    assert_eq!(
-        by(&engine, zero(), auto.clone().kernel_faults(KernelFaults::Never)),
-        AnsweredBy::Thread
-    );
+    assert_eq!(by(&engine, zero(), auto.clone().kernel_faults(KernelFaults::Never)), Ok(()));
     let slow = Budget::default().bytes_per_second(ByteLen::mib(1));
     for options in [
         in_thread().track_writes(WriteTracking::Sync),
@@ -172,7 +169,7 @@ fn a_reader_answers_where_a_thread_cannot_and_states_why() {
         in_thread().budget(slow),
         in_thread().on_failure(|_| Refusal::Poison),
     ] {
-        assert_eq!(by(&engine, zero(), options), AnsweredBy::Thread);
+        assert_eq!(by(&engine, zero(), options), Ok(()));
     }
     for (reason, answered) in [
         ("asked for", by(&engine, zero(), auto.clone().answer(Answer::Reader))),
@@ -180,7 +177,7 @@ fn a_reader_answers_where_a_thread_cannot_and_states_why() {
         ("runs code", by(&engine, function, in_thread())),
         ("wanted", by(&engine, zero(), in_thread().kernel_faults(KernelFaults::Required))),
     ] {
-        let AnsweredBy::Reader { reason: why } = answered else { panic!("{reason}: {answered:?}") };
+        let why = answered.unwrap_err();
         assert!(why.contains(reason), "{why}");
     }
 }
@@ -198,7 +195,7 @@ fn a_page_of_a_file_that_was_cut_is_an_error_and_never_zero() {
     for at in [50, 51, PAGES - 1] {
         memory.read_at(at * page(), &mut [0]).unwrap_err();
         memory.pin(at * page()..(at + 1) * page()).unwrap_err();
-        memory.populate(at * page()..(at + 1) * page(), Populate::All).unwrap_err();
+        memory.populate(at * page()..(at + 1) * page()).unwrap_err();
     }
     (0..50).for_each(|at| check(&memory, at));
 }
@@ -221,7 +218,7 @@ fn with_a_deadline_pages_that_are_ready_and_those_that_are_not_have_the_same_byt
             options = track.into_iter().fold(options, LazyOptions::track_writes);
             let mapped = ByteLen::new(len() + page());
             let memory = engine.map(mapped, backing.clone(), &options).unwrap();
-            assert_eq!(memory.answered_by(), AnsweredBy::Thread);
+            assert_eq!(memory.answered_in_thread(), Ok(()));
             // What is still mapped by a copy stays cached.
             page_cache::forget(&source, 0, whole).unwrap();
             thread::scope(|scope| {
@@ -366,7 +363,7 @@ fn parts_of_files_and_zeroes_are_filled_and_a_file_that_was_cut_is_an_error() {
             options = track.into_iter().fold(options, LazyOptions::track_writes);
             let len = ByteLen::new(1400 * page());
             let memory = engine().map(len, parts.clone(), &options).unwrap();
-            assert_eq!(memory.answered_by(), AnsweredBy::Thread);
+            assert_eq!(memory.answered_in_thread(), Ok(()));
             (0..1400).for_each(|at| check(&memory, (at * 37) % 1400));
             if track != Some(WriteTracking::Async) {
                 assert_eq!(memory.evict(0..len.get()).unwrap(), 1400);
@@ -497,7 +494,7 @@ fn the_handler_takes_at_most_2_kib_of_stack_for_each_backing_and_option() {
                 let taken = || {
                     let options = options.clone();
                     let memory = engine.map(ByteLen::new(len()), of.clone(), &options).unwrap();
-                    assert_eq!(memory.answered_by(), AnsweredBy::Thread);
+                    assert_eq!(memory.answered_in_thread(), Ok(()));
                     let (mut seen, mut faults) = ([0; 8], 0);
                     let taken = stack_taken(|| {
                         for at in (0..PAGES).step_by(7) {
@@ -543,7 +540,7 @@ fn a_reader_answers_where_another_handler_of_sigbus_came_later() {
         engine.map(ByteLen::new(len()), backing, options).unwrap()
     };
     let first = map(&in_thread());
-    assert_eq!(first.answered_by(), AnsweredBy::Thread);
+    assert_eq!(first.answered_in_thread(), Ok(()));
     (0..PAGES / 2).for_each(|at| check(&first, at));
     let handler: extern "C" fn(i32) = foreign;
     // SAFETY: all zero is the default action with an empty mask.
@@ -554,7 +551,7 @@ fn a_reader_answers_where_another_handler_of_sigbus_came_later() {
     for options in [in_thread(), LazyOptions::default().kernel_faults(KernelFaults::Never)] {
         let memory = map(&options);
         let reason = "the process has another handler of SIGBUS";
-        assert_eq!(memory.answered_by(), AnsweredBy::Reader { reason });
+        assert_eq!(memory.answered_in_thread(), Err(reason));
         (0..PAGES).for_each(|at| check(&memory, at));
         assert!(memory.stats().faults > 0);
     }
@@ -562,7 +559,7 @@ fn a_reader_answers_where_another_handler_of_sigbus_came_later() {
     // SAFETY: the action is the one that was there.
     assert_eq!(unsafe { libc::sigaction(libc::SIGBUS, &ours, std::ptr::null_mut()) }, 0);
     let last = map(&in_thread());
-    assert_eq!(last.answered_by(), AnsweredBy::Thread);
+    assert_eq!(last.answered_in_thread(), Ok(()));
     for memory in [&first, &last] {
         (0..PAGES).for_each(|at| check(memory, at));
     }
@@ -687,7 +684,7 @@ fn map_and_cut(engine: &Engine) {
     });
     // And where it was made bad.
     let behind = left * page()..(left + 1) * page();
-    assert!(memory.populate(behind.clone(), Populate::All).is_err());
+    assert!(memory.populate(behind.clone()).is_err());
     assert!(memory.read_at(behind.start, &mut [0]).is_err());
 }
 
@@ -712,7 +709,7 @@ fn many_threads_over_mappings_that_come_and_go_see_the_right_bytes() {
     let options = in_thread().track_writes(WriteTracking::Sync);
     let writable = Arc::new(FileBacking::writable(written.try_clone().unwrap()).unwrap());
     let tracked = &engine.map(ByteLen::new(len()), writable, &options).unwrap();
-    assert_eq!(tracked.answered_by(), AnsweredBy::Thread);
+    assert_eq!(tracked.answered_in_thread(), Ok(()));
     let memories = [long, other, late, tracked];
     let are_busy = |memories: &[&LazyMapping]| {
         memories.iter().all(|memory| {
@@ -767,7 +764,7 @@ fn many_threads_over_mappings_that_come_and_go_see_the_right_bytes() {
                 page_cache::forget(cold, 0, NonZeroU64::new(len()).unwrap()).unwrap();
                 for memory in [long, other, late] {
                     memory.evict(0..len()).unwrap();
-                    memory.populate(0..64 * page(), Populate::All).unwrap();
+                    memory.populate(0..64 * page()).unwrap();
                 }
                 for at in (0..PAGES).step_by(64) {
                     let some = at * page()..(at + 64) * page();

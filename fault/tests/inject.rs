@@ -20,13 +20,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use common::{again, ends, function, is_child, page, skip, usize_of, word};
+use common::{again, ends, function, is_child, page, region_at, skip, usize_of, word};
 use uzone_fault::{
     Engine, EngineOptions, FileBacking, FunctionBacking, LazyMapping, LazyOptions, MemoryBacking,
-    Populate, Reader, RemoteRegion, WriteTracking,
+    WriteTracking,
 };
 use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Remote, Uffd};
-use uzone_os::{Anonymous, Mapping, Sharing, Vaddr, probe, sigbus};
+use uzone_os::{Anonymous, Mapping, Sharing, sigbus};
 use uzone_pages::Order;
 use uzone_pages::{ByteLen, MemoryKind};
 use uzone_zone::{BindOptions, Pool, PoolOptions, Region, ZeroOptions, Zone};
@@ -136,16 +136,16 @@ fn take_from_a_pool() -> Done {
 }
 
 fn map_lazily() -> Done {
-    let own = Reader::Own { cpus: Vec::new() };
     let engine = Engine::with(EngineOptions::default())?;
     let len = ByteLen::new(64 * page());
-    let memory = engine.map(len, Arc::new(function()), &LazyOptions::default().reader(own))?;
+    let options = LazyOptions::default().own_reader(Vec::new());
+    let memory = engine.map(len, Arc::new(function()), &options)?;
     for at in [0, 1, 17, 40, 63] {
         check(&memory, at * page())?;
     }
     let address = memory.addr().get() + usize_of(30 * page());
     drop(engine.zone().pin(address, ByteLen::new(4 * page()))?);
-    memory.populate(0..len.get(), Populate::All)?;
+    memory.populate(0..len.get())?;
     memory.evict(0..len.get())?;
     check(&memory, 5 * page())?;
     let slow = FunctionBacking::slow(|offset, out: &mut [u8]| {
@@ -190,11 +190,9 @@ fn adopt() -> Done {
     let memory = Registered::new(uffd.clone(), mapping, Modes::MISSING)?;
     // It stays until the last server has gone: a closed descriptor would mean zeroes.
     let remote = Remote::adopt(uffd.as_fd().try_clone_to_owned()?)?;
-    let start = Vaddr::new(memory.mapping().addr().get() as u64);
-    let len = memory.mapping().len();
-    let region = RemoteRegion { start, len, offset: 0, page: probe::page_size() };
     let options = LazyOptions::default();
-    let server = engine.adopt(remote, vec![region], Arc::new(function()), &options)?;
+    let server =
+        engine.adopt(remote, vec![region_at(0, &memory)], Arc::new(function()), &options)?;
     let mut seen = [0; 8];
     memory.mapping().read_at(3 * page(), &mut seen)?;
     if u64::from_ne_bytes(seen) != word(3 * page()) {

@@ -21,7 +21,7 @@ use common::{
 };
 use uzone_fault::{
     Backing, BackingError, FileBacking, FunctionBacking, HugePages, LazyError, LazyMapping,
-    LazyOptions, MapError, MemoryBacking, Populate, ZeroBacking,
+    LazyOptions, MapError, MemoryBacking, ZeroBacking,
 };
 use uzone_os::{HugeSize, Mapping, Sharing, page_cache};
 use uzone_pages::{Advice, ByteLen, Content, FaultAround};
@@ -135,13 +135,13 @@ fn a_file_that_became_shorter_is_an_error_and_never_zero() {
     };
     file.set_len(32 * page()).unwrap();
     check_page(&memory, 31 * page());
-    let error = memory.populate(40 * page()..41 * page(), Populate::All).unwrap_err();
+    let error = memory.populate(40 * page()..41 * page()).unwrap_err();
     let LazyError::Backing { cause: BackingError::Short { end, .. }, offset } = &error else {
         panic!("{error:?}");
     };
     assert_eq!((*end, *offset), (32 * page(), 40 * page()));
     assert_eq!(memory.content(40 * page()), Some(Content::Poisoned));
-    let again = memory.populate(40 * page()..41 * page(), Populate::All).unwrap_err();
+    let again = memory.populate(40 * page()..41 * page()).unwrap_err();
     assert!(matches!(again, LazyError::Poisoned { .. }), "{again}");
     assert_eq!(memory.stats().poisoned, 1);
 }
@@ -156,9 +156,9 @@ fn a_page_that_the_file_was_cut_in_is_an_error_and_never_zero_behind_the_cut() {
     };
     file.set_len(15 * page() + page() / 2).unwrap();
     // All sixteen pages are in the page cache, the last with zeroes behind the cut.
-    assert_eq!(memory.populate(0..16 * page(), Populate::Cached).unwrap(), 15);
+    assert_eq!(memory.populate_cached(0..16 * page()).unwrap(), 15);
     assert_eq!(memory.content(15 * page()), Some(Content::Absent));
-    let error = memory.populate(0..16 * page(), Populate::All).unwrap_err();
+    let error = memory.populate(0..16 * page()).unwrap_err();
     let LazyError::Backing { cause: BackingError::Short { .. }, offset } = &error else {
         panic!("{error:?}");
     };
@@ -338,7 +338,7 @@ fn a_page_that_fails_raises_a_signal_in_its_reader_and_nowhere_else() {
     }
     check_page(&memory, 21 * page());
     check_page(&memory, 19 * page());
-    let error = memory.populate(16 * page()..32 * page(), Populate::All).unwrap_err();
+    let error = memory.populate(16 * page()..32 * page()).unwrap_err();
     assert!(matches!(error, LazyError::Backing { offset, .. } if offset == 20 * page()), "{error}");
     let output = Command::new(std::env::current_exe().unwrap())
         .args([name, "--exact", "--nocapture", "--test-threads=1"])
@@ -363,7 +363,7 @@ fn a_closure_that_panics_makes_its_page_bad_and_the_engine_goes_on() {
     else {
         return;
     };
-    assert!(memory.populate(3 * page()..4 * page(), Populate::All).is_err());
+    assert!(memory.populate(3 * page()..4 * page()).is_err());
     for at in [0, 1, 2, 4, 5, 6, 7] {
         check_page(&memory, at * page());
     }
@@ -404,7 +404,7 @@ fn what_is_evicted_comes_back_under_readers_that_never_see_anything_else() {
                 let end = (at + 1 + at % 40).min(len / page());
                 evicted += memory.evict(at * page()..end * page()).unwrap();
                 if at % 7 == 0 {
-                    memory.populate(at * page()..end * page(), Populate::All).unwrap();
+                    memory.populate(at * page()..end * page()).unwrap();
                 }
                 if Instant::now() > until {
                     break;
@@ -425,11 +425,11 @@ fn populating_what_is_at_hand_maps_that_and_no_more() {
     let Some(memory) = map("populating", 1024 * page(), backing, &LazyOptions::default()) else {
         return;
     };
-    assert_eq!(memory.populate(0..1024 * page(), Populate::Cached).unwrap(), 1023);
+    assert_eq!(memory.populate_cached(0..1024 * page()).unwrap(), 1023);
     assert_eq!(memory.content(5 * page()), Some(Content::Absent));
-    assert_eq!(memory.populate(0..1024 * page(), Populate::Cached).unwrap(), 0);
+    assert_eq!(memory.populate_cached(0..1024 * page()).unwrap(), 0);
     gate.open();
-    assert_eq!(memory.populate(0..1024 * page(), Populate::All).unwrap(), 1);
+    assert_eq!(memory.populate(0..1024 * page()).unwrap(), 1);
     check_all(&memory);
     let stats = memory.stats();
     assert_eq!((stats.faults, stats.populated), (0, 1024));
@@ -437,7 +437,7 @@ fn populating_what_is_at_hand_maps_that_and_no_more() {
     assert_eq!(memory.evict(0..1024 * page()).unwrap(), 1024);
     thread::scope(|scope| {
         for _ in 0..3 {
-            scope.spawn(|| memory.populate(0..1024 * page(), Populate::All).unwrap());
+            scope.spawn(|| memory.populate(0..1024 * page()).unwrap());
             scope.spawn(|| check_all(&memory));
         }
     });
@@ -495,7 +495,7 @@ fn a_wrong_request_is_refused_with_what_it_was_given() {
     let backwards = std::ops::Range { start: page(), end: 0 };
     for range in [0..0, backwards, 0..5 * page(), 1..page(), 0..page() + 1] {
         assert!(matches!(memory.evict(range.clone()), Err(LazyError::Access(_))), "{range:?}");
-        assert!(memory.populate(range.clone(), Populate::All).is_err(), "{range:?}");
+        assert!(memory.populate(range.clone()).is_err(), "{range:?}");
     }
     assert!(memory.read_at(4 * page(), &mut [0]).is_err());
     assert!(memory.write_at(4 * page() - 1, &[0, 0]).is_err());
@@ -541,7 +541,7 @@ fn a_pin_produces_what_is_missing_and_keeps_it_until_it_goes() {
     let segment = pinned.segments().next().unwrap();
     assert_eq!(segment.address, memory.addr().get() + usize_of(3 * page()));
     // What is pinned is not given back, and what is beside it is.
-    memory.populate(0..64 * page(), Populate::All).unwrap();
+    memory.populate(0..64 * page()).unwrap();
     assert_eq!(memory.evict(0..64 * page()).unwrap(), 60);
     assert_eq!(memory.stats().faults, 0);
     check_all(&memory);

@@ -5,19 +5,20 @@
 mod common;
 
 use std::fs;
-use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{check_page, file_of, map, options, page, skip};
-use uzone_fault::{
-    AdoptedMemory, Engine, EngineOptions, FileBacking, LazyOptions, Reader, ReaderPlace,
-    ReaderPlacement, RemoteRegion, ZeroBacking,
+use common::{
+    anonymous, check_page, file_of, map, options, page, region_at, registered, remote, userfaultfd,
 };
-use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Remote, Uffd};
-use uzone_os::{Anonymous, Mapping, Vaddr, numa, probe};
-use uzone_pages::{Advice, ByteLen};
+use uzone_fault::{
+    AdoptedMemory, Engine, EngineOptions, FileBacking, LazyOptions, ReaderPlace, ReaderPlacement,
+    ZeroBacking,
+};
+use uzone_os::numa;
+use uzone_os::uffd::{Features, KernelFaults, Registered};
+use uzone_pages::Advice;
 
 const PAGES: u64 = 4096;
 
@@ -95,21 +96,10 @@ struct Other {
 }
 
 fn other(engine: &Engine, options: &LazyOptions) -> Option<Other> {
-    let features = Features::EVENT_REMOVE;
-    let uffd = match Uffd::open(features, Features::NONE, KernelFaults::IfAllowed) {
-        Ok(uffd) => uffd,
-        Err(error) => {
-            skip("memory of another process", &error.to_string());
-            return None;
-        }
-    };
-    let remote = Remote::adopt(uffd.as_fd().try_clone_to_owned().unwrap()).unwrap();
-    let len = ByteLen::new(PAGES * page());
-    let mapping = Mapping::anonymous(len, Anonymous::default()).unwrap();
-    let memory = Registered::new(Arc::new(uffd), mapping, Modes::MISSING).unwrap();
-    let start = Vaddr::new(memory.mapping().addr().get() as u64);
-    let regions = vec![RemoteRegion { start, len, offset: 0, page: probe::page_size() }];
-    let server = engine.adopt(remote, regions, Arc::new(ZeroBacking), options).unwrap();
+    let (name, faults) = ("memory of another process", KernelFaults::IfAllowed);
+    let memory = registered(&userfaultfd(name, Features::EVENT_REMOVE, faults)?, anonymous(PAGES));
+    let (regions, zeroes) = (vec![region_at(0, &memory)], Arc::new(ZeroBacking));
+    let server = engine.adopt(remote(&memory), regions, zeroes, options).unwrap();
     Some(Other { server, memory })
 }
 
@@ -161,7 +151,7 @@ fn the_reader_of_a_process_that_is_kept_to_a_cpu_goes_there_and_comes_back() {
     let rounds = cpus.iter().cycle().take(20);
     let follows = |&cpu: &u32| {
         numa::keep_thread_to(&[cpu]).unwrap();
-        let by_hand = random.clone().reader(Reader::Own { cpus: vec![cpu] }).spin(Duration::ZERO);
+        let by_hand = random.clone().own_reader(vec![cpu]).spin(Duration::ZERO);
         for (way, options) in [("by hand", &by_hand), ("anywhere", &random)] {
             let other = other(&engine, options)?;
             println!("{way}: {:?}", other.touch(0..PAGES));

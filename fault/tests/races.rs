@@ -19,7 +19,7 @@ use common::{
 };
 use uzone_fault::{
     Backing, BackingError, Engine, EngineOptions, FileBacking, FunctionBacking, LazyError,
-    LazyMapping, LazyOptions, MapError, Populate, Reader, Window, ZeroBacking,
+    LazyMapping, LazyOptions, MapError, Window, ZeroBacking,
 };
 use uzone_os::{AccessError, sigbus};
 use uzone_pages::{Advice, ByteLen, Content, FaultAround};
@@ -40,12 +40,7 @@ impl Backing for Guessing {
     fn map_pages(&self, _: &mut Window<'_>) {}
 
     fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError> {
-        let range = window.range();
-        let filled = window.copy_with(range.clone(), |out| {
-            write_words(range.start, out);
-            Ok::<_, BackingError>(out.len())
-        });
-        filled.map(drop)
+        fill_wanted(window)
     }
 
     fn made_with(&self, _: u64) -> Option<std::ops::Range<u64>> {
@@ -198,8 +193,11 @@ fn readers_get_the_right_bytes_or_an_error_whatever_goes_on() {
             scope.spawn(move || {
                 for at in scattered(78, pages) {
                     let (start, end) = (at * page(), (at + 1 + at % 30).min(pages) * page());
-                    let what = if at % 2 == 0 { Populate::Cached } else { Populate::All };
-                    match memory.populate(start..end, what) {
+                    let answer = match at % 2 {
+                        0 => memory.populate_cached(start..end),
+                        _ => memory.populate(start..end),
+                    };
+                    match answer {
                         Ok(_) => {}
                         Err(LazyError::Backing { offset, .. } | LazyError::Poisoned { offset }) => {
                             assert!(Mixed::fails(offset), "{offset:#x}");
@@ -275,7 +273,7 @@ fn a_mapping_may_be_dropped_by_whoever_is_last_and_after_its_engine() {
         let memory = if round % 2 == 0 {
             map(name, &engine, 64 * page(), slow, &LazyOptions::default())
         } else {
-            let own = LazyOptions::default().reader(Reader::Own { cpus: Vec::new() });
+            let own = LazyOptions::default().own_reader(Vec::new());
             map(name, &engine, 64 * page(), function(), &own)
         };
         let Some(memory) = memory else { return };
@@ -348,7 +346,7 @@ fn a_backing_that_writes_too_little_fills_no_page_with_what_it_did_not_write() {
     let Some(memory) = map(name, &engine, 4 * page(), short, &options(Advice::Random, 1)) else {
         return;
     };
-    let error = memory.populate(0..page(), Populate::All).unwrap_err();
+    let error = memory.populate(0..page()).unwrap_err();
     assert!(matches!(error, LazyError::Backing { offset: 0, .. }), "{error:?}");
     assert_eq!(memory.content(0), Some(Content::Poisoned));
     if survives(name) {
@@ -475,16 +473,16 @@ fn options_that_nobody_should_give_are_refused_or_harmless() {
     // A window that is larger than the memory, and a handler that would look for ever.
     let begun = Instant::now();
     for spin in [Duration::MAX, Duration::from_secs(3600), Duration::ZERO] {
-        for reader in [Reader::Shared, Reader::Own { cpus: Vec::new() }] {
+        for cpus in [None, Some(Vec::new())] {
             let fault_around = FaultAround::MAX;
-            let options = plain.clone().spin(spin).reader(reader).fault_around(fault_around);
+            let options = plain.clone().spin(spin).own_reader(cpus).fault_around(fault_around);
             let memory = map(name, &engine, 3 * page(), function(), &options).unwrap();
             check_all(&memory);
         }
     }
     assert!(begun.elapsed() < Duration::from_secs(30), "a mapping hangs when it goes");
     let nowhere = vec![1023];
-    let own = plain.clone().reader(Reader::Own { cpus: nowhere.clone() });
+    let own = plain.clone().own_reader(nowhere.clone());
     let error = engine.map(ByteLen::new(page()), Arc::new(ZeroBacking), &own).unwrap_err();
     assert!(matches!(error, MapError::Thread(_)), "{error:?}");
     let options = EngineOptions::default().cpus(nowhere);

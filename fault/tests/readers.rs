@@ -6,19 +6,20 @@
 mod common;
 
 use std::num::NonZeroUsize;
-use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, Stalling, check_page, file_of, map, page, scattered, settles, wait_for};
+use common::{
+    PATIENCE, Stalling, anonymous, check_page, file_of, map, page, region_at, registered, remote,
+    scattered, settles, userfaultfd, wait_for,
+};
 use uzone_fault::{
     Advice, Answer, ByteLen, Content, Engine, EngineOptions, FileBacking, LazyMapping, LazyOptions,
-    MapError, Populate, Reader, Refusal, RemoteRegion, WriteTracking, sigbus,
+    MapError, Refusal, WriteTracking, sigbus,
 };
-use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Remote, Uffd};
-use uzone_os::{Anonymous, Mapping, Vaddr, probe};
+use uzone_os::uffd::{Features, KernelFaults};
 
 const PAGES: u64 = 4096;
 /// For how many seconds the stress test runs: 2 by default.
@@ -26,10 +27,7 @@ const STRESS: &str = "UZONE_FAULT_TEST_STRESS_S";
 
 fn options(readers: usize) -> LazyOptions {
     let readers = NonZeroUsize::new(readers).unwrap();
-    LazyOptions::default()
-        .answer(Answer::Reader)
-        .reader(Reader::Own { cpus: Vec::new() })
-        .readers(readers)
+    LazyOptions::default().answer(Answer::Reader).own_reader(Vec::new()).readers(readers)
 }
 
 fn len() -> u64 {
@@ -94,7 +92,7 @@ fn a_mapping_has_no_more_readers_than_are_possible_and_shares_those_of_its_engin
     let name = "a_mapping_has_no_more_readers_than_are_possible_and_shares_those_of_its_engine";
     let two = NonZeroUsize::new(2).unwrap();
     let engine = Engine::with(EngineOptions::default().readers(two)).unwrap();
-    let shared = options(7).reader(Reader::Shared);
+    let shared = options(7).own_reader(None);
     let Some(memory) = map(name, &engine, len(), common::function(), &shared) else { return };
     touch_all(&memory);
     let many = options(LazyOptions::MOST_READERS + 1);
@@ -103,15 +101,10 @@ fn a_mapping_has_no_more_readers_than_are_possible_and_shares_those_of_its_engin
     assert!(matches!(refused, MapError::TooMany { most: LazyOptions::MOST_READERS, .. }));
     // Memory that is answered for as if it were another process's.
     let wanted = Features::EVENT_REMOVE | Features::POISON;
-    let uffd = Uffd::open(wanted, Features::NONE, KernelFaults::IfAllowed).unwrap();
-    let len = ByteLen::new(len());
-    let mapping = Mapping::anonymous(len, Anonymous::default()).unwrap();
-    let memory = Registered::new(Arc::new(uffd), mapping, Modes::MISSING).unwrap();
-    let remote = Remote::adopt(memory.uffd().as_fd().try_clone_to_owned().unwrap()).unwrap();
-    let start = Vaddr::new(memory.mapping().addr().get() as u64);
-    let regions = vec![RemoteRegion { start, len, offset: 0, page: probe::page_size() }];
-    let backing = Arc::new(common::function());
-    let refused = engine.adopt(remote, regions, backing, &options(2)).unwrap_err();
+    let uffd = userfaultfd(name, wanted, KernelFaults::IfAllowed).unwrap();
+    let memory = registered(&uffd, anonymous(len() / page()));
+    let (regions, backing) = (vec![region_at(0, &memory)], Arc::new(common::function()));
+    let refused = engine.adopt(remote(&memory), regions, backing, &options(2)).unwrap_err();
     assert!(refused.to_string().contains("another process's memory is 2"), "{refused}");
 }
 
@@ -185,7 +178,7 @@ fn threads_write_pin_and_evict_under_several_readers_and_nothing_is_lost() {
         scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) {
                 other.evict(0..len()).unwrap();
-                other.populate(0..64 * page(), Populate::All).unwrap();
+                other.populate(0..64 * page()).unwrap();
                 for at in (0..PAGES).step_by(64) {
                     let some = at * page()..(at + 64) * page();
                     memory.write_back(some.clone()).unwrap();

@@ -6,21 +6,20 @@
 mod common;
 
 use std::ops::Range;
-use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::{
-    bytes_of, check_all, check_page, engine, file_of, options, page, scattered, skip, try_page,
-    usize_of, word, words,
+    bytes_of, check_all, check_page, engine, file_of, options, page, region_at, remote, scattered,
+    skip, try_page, usize_of, word, words,
 };
 use uzone_fault::{
-    Backing, BackingError, Engine, FileBacking, LazyMapping, LazyOptions, MapError, Memory,
-    MemoryBacking, Populate, RemoteRegion, SharedBacking, Window, ZeroBacking,
+    Backing, BackingError, Engine, FileBacking, LazyMapping, LazyOptions, MapError, MemoryBacking,
+    RemoteRegion, SharedBacking, Window, ZeroBacking,
 };
-use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Remote, Uffd};
-use uzone_os::{Access, Mapping, Sharing, Vaddr};
+use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Uffd};
+use uzone_os::{Access, Mapping, Sharing};
 use uzone_pages::{Advice, ByteLen};
 
 const LEN: u64 = 4 << 20;
@@ -145,7 +144,7 @@ fn what_is_made_with_a_page_comes_with_it_and_is_forgotten_once_it_is_shared() {
         assert_eq!(inner.produced.load(Ordering::Relaxed), 32);
         assert_eq!(memory.stats().faults, 2, "the others were there");
         // Windows have several.
-        memory.populate(0..LEN, Populate::All).unwrap();
+        memory.populate(0..LEN).unwrap();
         let forgotten = framed.forgotten.lock().unwrap();
         let frame = 16 * page();
         let is_forgotten = |start: u64| forgotten.contains(&(start..start + frame));
@@ -193,7 +192,7 @@ fn each_page_is_produced_once_for_all_mappings() {
                 let zeroes = &zeroes;
                 scope.spawn(move || {
                     if seed == 4 {
-                        memory.populate(0..LEN, Populate::All).unwrap();
+                        memory.populate(0..LEN).unwrap();
                     }
                     for at in scattered(seed, LEN / page()).take(500) {
                         check(memory, at * page(), zeroes);
@@ -245,7 +244,7 @@ fn a_page_that_another_process_touched_in_the_file_is_filled_and_not_zero() {
         let Some(backing) = shared("a_page_that_another_process_touched", &inner, LEN) else {
             return;
         };
-        let Ok(Memory::File { fd, .. }) = backing.memory() else { panic!("it is a file") };
+        let Ok(Some((fd, _))) = backing.memory_file() else { panic!("it is a file") };
         let (len, access) = (ByteLen::new(LEN), Access::ReadOnly);
         let other = Mapping::file(fd, 0, len, access, Sharing::Shared).unwrap();
         let engine = engine();
@@ -266,7 +265,7 @@ fn a_page_that_another_process_touched_in_the_file_is_filled_and_not_zero() {
     // Bytes that are copied from a mapping.
     let source = FileBacking::new(file_of(LEN)).unwrap();
     let backing = Arc::new(SharedBacking::new(Arc::new(source), ByteLen::new(LEN)).unwrap());
-    let Ok(Memory::File { fd, .. }) = backing.memory() else { panic!("it is a file") };
+    let Ok(Some((fd, _))) = backing.memory_file() else { panic!("it is a file") };
     let other = Mapping::file(fd, 0, ByteLen::new(LEN), Access::ReadOnly, Sharing::Shared).unwrap();
     other.read_at(0, &mut vec![0; usize_of(LEN / 2)]).unwrap();
     let engine = engine();
@@ -306,12 +305,10 @@ fn memory_of_another_file_gets_copies() {
             Mapping::file(fd, 0, ByteLen::new(LEN), Access::ReadWrite, Sharing::Private).unwrap();
         let modes = Modes { missing: true, minor: true, write_protect: false };
         let memory = Registered::new(uffd.clone(), private, modes).unwrap();
-        let remote = Remote::adopt(uffd.as_fd().try_clone_to_owned().unwrap()).unwrap();
-        let start = Vaddr::new(memory.mapping().addr().get() as u64);
-        let (len, host) = (ByteLen::new(LEN - page()), uzone_os::probe::page_size());
-        let regions = vec![RemoteRegion { start, len, offset: 0, page: host }];
+        let len = ByteLen::new(LEN - page());
+        let regions = vec![RemoteRegion { len, ..region_at(0, &memory) }];
         let options = LazyOptions::default();
-        let engine = engine();
+        let (engine, remote) = (engine(), remote(&memory));
         let adopted = engine.adopt(remote, regions, backing.clone(), &options).unwrap();
         for at in scattered(3, LEN - page()).take(2000) {
             let at = at & !7;
@@ -345,7 +342,7 @@ fn a_file_is_shared_and_its_descriptor_is_for_readers() {
         Err(error) => return skip(name, &error.to_string()),
     };
     check_all(&map(&backing, &engine(), &LazyOptions::default()));
-    let Memory::File { fd, .. } = backing.memory().unwrap() else { panic!() };
+    let (fd, _) = backing.memory_file().unwrap().unwrap();
     let of = |access, sharing| {
         Mapping::file(fd.try_clone().unwrap(), 0, ByteLen::new(LEN), access, sharing)
     };

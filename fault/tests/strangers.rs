@@ -17,15 +17,16 @@ use std::thread;
 use std::time::Duration;
 
 use common::{
-    again, bytes_of, check_all, check_page, ends, engine, fill_wanted, function, is_child, map,
-    options, page, skip, try_page, wait_for, word, write_words,
+    again, anonymous, bytes_of, check_all, check_page, ends, engine, fill_wanted, function,
+    is_child, map, options, page, region_at, registered, remote, skip, try_page, userfaultfd,
+    wait_for, word, write_words,
 };
 use uzone_fault::{
     Backing, BackingError, Engine, EngineOptions, FunctionBacking, LazyMapping, LazyOptions,
-    MapError, MemoryBacking, Reader, RemoteRegion, Window,
+    MapError, MemoryBacking, RemoteRegion, Window,
 };
-use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Remote, Uffd};
-use uzone_os::{Anonymous, Mapping, Sharing, Vaddr, numa, probe, sigbus};
+use uzone_os::uffd::{Features, KernelFaults, Remote, Uffd};
+use uzone_os::{Mapping, Sharing, Vaddr, numa, probe, sigbus};
 use uzone_pages::{Advice, ByteLen, Content};
 
 #[test]
@@ -65,7 +66,7 @@ fn a_reader_runs_where_the_engine_says_whatever_the_caller_is_kept_to() {
     let [first, .., last] = cpus[..] else { return skip(name, "one CPU") };
     thread::spawn(move || {
         numa::keep_thread_to(&[first]).unwrap();
-        let options = LazyOptions::default().reader(Reader::Own { cpus: vec![last] });
+        let options = LazyOptions::default().own_reader(vec![last]);
         let Some(memory) = map(name, &engine(), 16 * page(), function(), &options) else { return };
         check_all(&memory);
         let engine = Engine::with(EngineOptions::default().cpus(vec![last]));
@@ -156,24 +157,12 @@ fn errors_and_panics_that_panic_again_make_pages_bad_and_end_no_thread() {
 }
 
 /// Reads each page from another mapping.
-struct Layered(Arc<OnceLock<LazyMapping>>);
-
-impl Backing for Layered {
-    fn map_pages(&self, _: &mut Window<'_>) {}
-
-    fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError> {
-        let (range, below) = (window.range(), self.0.get().unwrap());
-        let offset = range.start;
-        let _ = window.copy_with(range, |out| {
-            below.read_at(offset, out).unwrap();
-            Ok::<_, BackingError>(out.len())
-        })?;
+fn layered(below: &Arc<OnceLock<LazyMapping>>) -> impl Backing + 'static {
+    let below = below.clone();
+    FunctionBacking::slow(move |offset, out: &mut [u8]| {
+        below.get().unwrap().read_at(offset, out).unwrap();
         Ok(())
-    }
-
-    fn byte_len(&self) -> Option<ByteLen> {
-        None
-    }
+    })
 }
 
 #[test]
@@ -191,7 +180,7 @@ fn backings_that_read_other_memory_of_their_engine_do_not_wait_for_each_other() 
         // Three layers, each of which reads the one below.
         for _ in 0..3 {
             let cell = Arc::new(OnceLock::new());
-            let top = map(name, &engine, pages * page(), Layered(cell.clone()), &own).unwrap();
+            let top = map(name, &engine, pages * page(), layered(&cell), &own).unwrap();
             assert!(cell.set(std::mem::replace(&mut below, top)).is_ok());
         }
         let top = &below;
@@ -215,7 +204,7 @@ fn read_by_a_thread_each(name: &str, pages: u64) {
     let own = options(Advice::Random, 1);
     let Some(below) = map(name, &engine, pages * page(), slow, &own) else { return };
     let cell = Arc::new(OnceLock::new());
-    let top = map(name, &engine, pages * page(), Layered(cell.clone()), &own).unwrap();
+    let top = map(name, &engine, pages * page(), layered(&cell), &own).unwrap();
     assert!(cell.set(below).is_ok());
     let start = std::sync::Barrier::new(usize::try_from(pages).unwrap());
     let bad: usize = thread::scope(|scope| {
@@ -288,35 +277,22 @@ fn kernel_window(fault: u64, area: (u64, u64)) -> (u64, u64) {
 #[test]
 fn windows_of_adopted_memory_are_those_of_the_kernel_in_each_region() {
     let name = "windows_of_adopted_memory_are_those_of_the_kernel_in_each_region";
-    let uffd = match Uffd::open(Features::NONE, Features::NONE, KernelFaults::IfAllowed) {
-        Ok(uffd) => Arc::new(uffd),
-        Err(error) => return skip(name, &error.to_string()),
-    };
+    let Some(uffd) = userfaultfd(name, Features::NONE, KernelFaults::IfAllowed) else { return };
     let lens = [345_u64, 777, 20];
-    let areas: Vec<_> = lens
-        .iter()
-        .map(|&pages| {
-            let mapping =
-                Mapping::anonymous(ByteLen::new(pages * page()), Anonymous::default()).unwrap();
-            Registered::new(uffd.clone(), mapping, Modes::MISSING).unwrap()
-        })
-        .collect();
+    let areas = lens.map(|pages| registered(&uffd, anonymous(pages)));
     // Neighbours in the backing, behind a gap that is no multiple of a window.
     let mut offset = 311 * page();
     let regions: Vec<_> = areas
         .iter()
         .map(|memory| {
-            let start = Vaddr::new(memory.mapping().addr().get() as u64);
-            let (len, page) = (memory.mapping().len(), probe::page_size());
-            let region = RemoteRegion { start, len, offset, page };
+            let region = region_at(offset, memory);
             offset += region.len.get();
             region
         })
         .collect();
     let engine = engine();
     let adopt = || {
-        let remote = Remote::adopt(uffd.as_fd().try_clone_to_owned().unwrap()).unwrap();
-        let options = options(Advice::Normal, 16);
+        let (remote, options) = (remote(&areas[0]), options(Advice::Normal, 16));
         engine.adopt(remote, regions.clone(), Arc::new(function()), &options).unwrap()
     };
     let mut state = 7_u64;
@@ -355,9 +331,7 @@ fn descriptors() -> usize {
 fn be_a_client_that_forks() {
     let wanted = Features::EVENT_FORK | Features::POISON;
     let uffd = Arc::new(Uffd::open(wanted, Features::NONE, KernelFaults::IfAllowed).unwrap());
-    let len = ByteLen::new(64 * page());
-    let mapping = Mapping::anonymous(len, Anonymous::default()).unwrap();
-    let memory = Registered::new(uffd.clone(), mapping, Modes::MISSING).unwrap();
+    let memory = registered(&uffd, anonymous(64));
     let mut lines = std::io::stdin().lock().lines();
     let mut turn = |say: &str| {
         println!("{say}");

@@ -18,9 +18,7 @@ use common::{
     PATIENCE, again, check_page, ends, file_of, fill_but, fill_wanted, function, is_child, map,
     page, scattered, skip, try_page, usize_of, word,
 };
-use uzone_fault::{
-    Backing, BackingError, Engine, FileBacking, LazyError, Populate, Window, WriteTracking,
-};
+use uzone_fault::{Backing, BackingError, Engine, FileBacking, LazyError, Window, WriteTracking};
 use uzone_os::sigbus;
 use uzone_os::uffd::{Features, KernelFaults, Uffd};
 use uzone_pages::{Advice, ByteLen, MemoryKind};
@@ -243,7 +241,7 @@ fn moody_backings() {
         match (id, number / 4096 % 64) {
             (0, 0) => *memory.lock().unwrap() = make(),
             (1..=3, 1..8) => drop(mine.evict(run).unwrap()),
-            (4..=6, 1..8) => match mine.populate(run, Populate::All) {
+            (4..=6, 1..8) => match mine.populate(run) {
                 Ok(_) => {}
                 Err(LazyError::Backing { offset, .. } | LazyError::Poisoned { offset }) => {
                     assert!(Moody::may_fail(offset), "{offset:#x}");

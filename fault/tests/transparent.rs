@@ -18,8 +18,8 @@ use common::{
 };
 use uzone_fault::{
     Advice, Backing, BackingError, CompositeBacking, Content, FileBacking, FunctionBacking,
-    HugePages, LazyError, LazyMapping, LazyOptions, MapError, MemoryBacking, Populate, Window,
-    WriteTracking, ZeroBacking,
+    HugePages, LazyError, LazyMapping, LazyOptions, MapError, MemoryBacking, Window, WriteTracking,
+    ZeroBacking,
 };
 use uzone_os::{Mapping, Sharing, page_cache};
 use uzone_pages::{ByteLen, PageSize};
@@ -168,8 +168,8 @@ fn huge_pages_are_evicted_populated_and_pinned_whole() {
     let len = 4 * HUGE;
     let Some(memory) = map_huge(name, len, function()) else { return };
     assert!(matches!(memory.evict(0..page()), Err(LazyError::Access(_))), "it cuts a page");
-    assert_eq!(memory.populate(0..len, Populate::Cached).unwrap(), 4);
-    assert_eq!(memory.populate(0..len, Populate::All).unwrap(), 0);
+    assert_eq!(memory.populate_cached(0..len).unwrap(), 4);
+    assert_eq!(memory.populate(0..len).unwrap(), 0);
     let pinned = memory.pin(2 * HUGE + 100..2 * HUGE + 200).unwrap();
     assert_eq!(memory.evict(0..len).unwrap(), 3);
     drop(pinned);
@@ -221,7 +221,7 @@ fn a_page_that_fails_is_bad_as_a_whole_and_its_bytes_are_nobodys() {
         try_page(&memory, at).unwrap_err();
     }
     assert_eq!(memory.stats().poisoned, 1);
-    let refused = memory.populate(HUGE..2 * HUGE, Populate::All);
+    let refused = memory.populate(HUGE..2 * HUGE);
     assert!(matches!(refused, Err(LazyError::Poisoned { offset: HUGE })), "{refused:?}");
     // The next one is made in the same slot.
     for at in (0..HUGE).chain(2 * HUGE..3 * HUGE).step_by(usize_of(page())) {
@@ -270,7 +270,7 @@ fn readers_see_right_bytes_while_pages_are_evicted_populated_and_collapsed() {
         }
         scope.spawn(|| {
             for at in scattered(5, pages) {
-                memory.populate(at * HUGE..(at + 1) * HUGE, Populate::All).unwrap();
+                memory.populate(at * HUGE..(at + 1) * HUGE).unwrap();
                 if stop.load(Ordering::Relaxed) {
                     return;
                 }

@@ -15,9 +15,7 @@ use std::thread;
 use common::{
     CHILD, bytes_of, check_all, ends, engine, file_with, function, page, skip, usize_of, words,
 };
-use uzone_fault::{
-    Answer, Engine, FileBacking, LazyMapping, LazyOptions, MapError, Populate, WriteTracking,
-};
+use uzone_fault::{Answer, Engine, FileBacking, LazyMapping, LazyOptions, MapError, WriteTracking};
 use uzone_os::uffd::{KernelFaults, UffdError};
 use uzone_pages::ByteLen;
 
@@ -85,7 +83,7 @@ fn be_nobody() {
     }
     // What is missing cannot be given to a system call; what is there can be.
     assert_eq!(give_to_the_kernel(&memory, 0), Err(no_address()));
-    memory.populate(0..page(), Populate::All).unwrap();
+    memory.populate(0..page()).unwrap();
     assert_eq!(give_to_the_kernel(&memory, 0), Ok(usize_of(page())));
     // The error for a caller that requires those faults names the fix.
     let required = LazyOptions::default().kernel_faults(KernelFaults::Required);

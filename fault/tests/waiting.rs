@@ -9,20 +9,21 @@ mod common;
 
 use std::fs::File;
 use std::num::{NonZeroU32, NonZeroUsize};
-use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Gate, Stalling, page, skip, write_words};
+use common::{
+    Gate, Stalling, anonymous, mapped, page, region_at, registered, remote, skip, userfaultfd,
+    wait_for, write_words,
+};
 use uzone_fault::{
     Backing, BackingError, Budget, Engine, EngineOptions, FaultKind, FaultOutcome, FileBacking,
-    FunctionBacking, LazyMapping, LazyOptions, MapError, Populate, Reader, ReaderPlace,
-    ReaderPlacement, RemoteRegion, Window,
+    FunctionBacking, LazyMapping, LazyOptions, MapError, ReaderPlace, ReaderPlacement, Window,
 };
-use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Remote, Uffd, UffdError};
-use uzone_os::{AccessError, Anonymous, Mapping, Vaddr, page_cache, probe, sigbus};
+use uzone_os::uffd::{Features, KernelFaults, Registered};
+use uzone_os::{AccessError, Mapping, page_cache, sigbus};
 use uzone_pages::{Advice, ByteLen, Content, FaultAround};
 
 fn size() -> usize {
@@ -42,30 +43,6 @@ fn engine(options: EngineOptions) -> Engine {
 
 fn two() -> NonZeroUsize {
     NonZeroUsize::new(2).unwrap()
-}
-
-fn mapped(name: &str, answer: Result<LazyMapping, MapError>) -> Option<LazyMapping> {
-    match answer {
-        Ok(memory) => Some(memory),
-        Err(MapError::Open(
-            error @ (UffdError::Missing { .. }
-            | UffdError::NoUserfaultfd { .. }
-            | UffdError::Probe { .. }),
-        )) => {
-            skip(name, &error.to_string());
-            None
-        }
-        Err(error) => panic!("{name}: {error:?}"),
-    }
-}
-
-/// Waits until something holds.
-fn until(what: &str, holds: impl Fn() -> bool) {
-    let give_up = Instant::now() + Duration::from_secs(20);
-    while !holds() {
-        assert!(Instant::now() < give_up, "it does not come to this: {what}");
-        thread::sleep(Duration::from_micros(200));
-    }
 }
 
 #[test]
@@ -118,7 +95,7 @@ fn a_mapping_with_a_budget_is_held_up_and_not_the_one_beside_it() {
     let begin = Instant::now();
     thread::scope(|scope| {
         let noise = scope.spawn(|| (0..400).for_each(|at| assert!(is_right(&noisy, at))));
-        until("it is held up", || noisy.stats().held > 0);
+        wait_for("it is held up", || noisy.stats().held > 0);
         let (before, begun) = (noisy.stats().faults, Instant::now());
         (0..400).for_each(|at| assert!(is_right(&quiet, at)));
         // In the time of as many as the other one was let have.
@@ -142,9 +119,9 @@ fn a_mapping_with_a_budget_is_held_up_and_not_the_one_beside_it() {
     let noisy = engine.map(len, Arc::new(slow), &options).unwrap();
     thread::scope(|scope| {
         let first = scope.spawn(|| assert!(is_right(&noisy, 0)));
-        until("it is produced", || noisy.stats().pending == 1);
+        wait_for("it is produced", || noisy.stats().pending == 1);
         let second = scope.spawn(|| assert!(is_right(&noisy, 1)));
-        until("it waits", || noisy.stats().held == 1);
+        wait_for("it waits", || noisy.stats().held == 1);
         assert!(!second.is_finished());
         gate.open();
         first.join().unwrap();
@@ -259,14 +236,14 @@ fn zeroes_that_come_too_late_leave_a_page_bad_and_say_so() {
     let Some(memory) = mapped("zeroes that come too late", answer) else { return };
     memory.read_at(5 * page(), &mut [0; 8]).unwrap_err();
     gate.open();
-    until("they have come", || have_come.load(Ordering::SeqCst));
+    wait_for("they have come", || have_come.load(Ordering::SeqCst));
     // The kernel takes no zero page where a signal stands: what is said is what a touch finds.
     for _ in 0..50 {
         assert_eq!(memory.content(5 * page()), Some(Content::Poisoned));
         memory.read_at(5 * page(), &mut [0; 8]).unwrap_err();
         thread::sleep(Duration::from_micros(200));
     }
-    assert!(memory.populate(5 * page()..6 * page(), Populate::All).is_err());
+    assert!(memory.populate(5 * page()..6 * page()).is_err());
 }
 
 #[test]
@@ -280,8 +257,8 @@ fn a_deadline_is_kept_where_the_page_is_produced_for_somebody_who_populates() {
     let answer = engine.map(ByteLen::new(16 * page()), Arc::new(backing), &options);
     let Some(memory) = mapped("a deadline of a page that is populated", answer) else { return };
     thread::scope(|scope| {
-        let populates = scope.spawn(|| memory.populate(5 * page()..6 * page(), Populate::All));
-        until("it is asked for", || asked.load(Ordering::SeqCst) == 1);
+        let populates = scope.spawn(|| memory.populate(5 * page()..6 * page()));
+        wait_for("it is asked for", || asked.load(Ordering::SeqCst) == 1);
         memory.read_at(5 * page(), &mut [0; 8]).unwrap_err();
         assert!(!populates.is_finished());
         gate.open();
@@ -308,14 +285,14 @@ fn what_is_waited_for_is_counted_and_its_age_told() {
             let memory = &memory;
             scope.spawn(move || memory.read_at(at * page(), &mut [0; 8]).unwrap());
         }
-        until("two pages are pending", || memory.stats().pending == 2);
+        wait_for("two pages are pending", || memory.stats().pending == 2);
         thread::sleep(Duration::from_millis(2));
         assert!(memory.stats().oldest_pending.unwrap() >= Duration::from_millis(2));
         gate.open();
     });
-    until("none is", || memory.stats().pending == 0);
+    wait_for("none is", || memory.stats().pending == 0);
     assert_eq!(memory.stats().oldest_pending, None);
-    until("both are timed", || {
+    wait_for("both are timed", || {
         memory.latencies().iter().any(|latency| {
             latency.outcome == FaultOutcome::Produced
                 && latency.count == 2
@@ -337,7 +314,7 @@ fn a_trace_has_every_fault_with_its_page_and_outcome() {
         memory.read_at(at * page(), &mut [0; 8]).unwrap();
     }
     memory.write_at(2 * page(), &[1; 8]).unwrap();
-    until("all are noted", || {
+    wait_for("all are noted", || {
         memory.stats().faults == 5 && memory.latencies().iter().map(|it| it.count).sum::<u64>() == 5
     });
     let trace = memory.take_trace();
@@ -393,7 +370,7 @@ fn one_loop_answers_many_mappings_while_some_come_and_go() {
     });
     for memory in &memories {
         // A page is counted a moment after its waiter is woken.
-        until("every page is counted once", || {
+        wait_for("every page is counted once", || {
             let stats = memory.stats();
             stats.faults >= 1 && stats.demand + stats.around == 64
         });
@@ -406,14 +383,14 @@ fn a_reader_of_its_own_answers_where_it_is_told_to() {
     let backing = || Arc::new(Stalling::at(|_| false));
     let len = ByteLen::new(16 * page());
     let cpu = uzone_os::numa::usable(&(0..64).collect::<Vec<_>>()).unwrap()[0];
-    let options = LazyOptions::default().reader(Reader::Own { cpus: vec![cpu] });
+    let options = LazyOptions::default().own_reader(vec![cpu]);
     let Some(memory) = mapped("a reader of its own", engine.map(len, backing(), &options)) else {
         return;
     };
     for at in 0..16 {
         memory.read_at(at * page(), &mut [0; 8]).unwrap();
     }
-    let nowhere = LazyOptions::default().reader(Reader::Own { cpus: vec![99_999] });
+    let nowhere = LazyOptions::default().own_reader(vec![99_999]);
     let refused = engine.map(len, backing(), &nowhere).unwrap_err();
     assert!(matches!(refused, MapError::Thread(_)), "{refused:?}");
 }
@@ -460,29 +437,14 @@ struct Adopted {
 
 fn adopted(name: &str, pages: u64, is_slow: fn(u64) -> bool) -> Option<Adopted> {
     let wanted = Features::EVENT_REMOVE | Features::POISON;
-    let uffd = match Uffd::open(wanted, Features::NONE, KernelFaults::IfAllowed) {
-        Ok(uffd) => Arc::new(uffd),
-        Err(error) => {
-            skip(name, &error.to_string());
-            return None;
-        }
-    };
-    let len = ByteLen::new(pages * page());
-    let mapping = Mapping::anonymous(len, Anonymous::default()).unwrap();
-    let memory = Arc::new(Registered::new(uffd.clone(), mapping, Modes::MISSING).unwrap());
-    let remote = Remote::adopt(uffd.as_fd().try_clone_to_owned().unwrap()).unwrap();
-    let start = Vaddr::new(memory.mapping().addr().get() as u64);
+    let uffd = userfaultfd(name, wanted, KernelFaults::IfAllowed)?;
+    let memory = Arc::new(registered(&uffd, anonymous(pages)));
     let backing = Stalling::at(move |at| is_slow(at / page()));
     let (gate, asked) = (backing.gate.clone(), backing.asked.clone());
     let engine = engine(EngineOptions::default().producers(two()));
-    let server = engine
-        .adopt(
-            remote,
-            vec![RemoteRegion { start, len, offset: 0, page: probe::page_size() }],
-            Arc::new(backing),
-            &LazyOptions::default().fault_around(FaultAround::MIN),
-        )
-        .unwrap();
+    let options = LazyOptions::default().fault_around(FaultAround::MIN);
+    let regions = vec![region_at(0, &memory)];
+    let server = engine.adopt(remote(&memory), regions, Arc::new(backing), &options).unwrap();
     Some(Adopted { memory, server, gate, asked })
 }
 
@@ -492,7 +454,7 @@ fn a_slow_page_of_another_process_holds_up_no_other() {
     thread::scope(|scope| {
         let memory = adopted.memory.clone();
         let waiter = scope.spawn(move || is_right(memory.mapping(), 10));
-        until("the page is asked for", || adopted.asked.load(Ordering::SeqCst) == 1);
+        wait_for("the page is asked for", || adopted.asked.load(Ordering::SeqCst) == 1);
         for at in (0..64).filter(|&at| at != 10) {
             assert!(is_right(adopted.memory.mapping(), at), "page {at}");
         }
@@ -513,7 +475,7 @@ fn a_page_that_is_given_back_while_it_is_produced_is_zero() {
             memory.mapping().read_at(10 * page(), &mut seen).unwrap();
             seen
         });
-        until("the page is asked for", || adopted.asked.load(Ordering::SeqCst) == 1);
+        wait_for("the page is asked for", || adopted.asked.load(Ordering::SeqCst) == 1);
         adopted.memory.mapping().discard(8 * page()..12 * page()).unwrap();
         // The waiting thread does not wait for the old bytes any more.
         assert!(waiter.join().unwrap().iter().all(|&byte| byte == 0));
@@ -535,19 +497,11 @@ fn a_server_that_stops_leaves_what_is_pending_to_the_next() {
     thread::scope(|scope| {
         let waiting = memory.clone();
         let waiter = scope.spawn(move || is_right(waiting.mapping(), 10));
-        until("the page is asked for", || asked.load(Ordering::SeqCst) == 1);
+        wait_for("the page is asked for", || asked.load(Ordering::SeqCst) == 1);
         let remote = server.stop().unwrap();
         let engine = engine(EngineOptions::default().producers(two()));
-        let start = Vaddr::new(memory.mapping().addr().get() as u64);
-        let (len, page) = (ByteLen::new(16 * page()), probe::page_size());
-        let next = engine
-            .adopt(
-                remote,
-                vec![RemoteRegion { start, len, offset: 0, page }],
-                Arc::new(Stalling::at(|_| false)),
-                &LazyOptions::default(),
-            )
-            .unwrap();
+        let (regions, backing) = (vec![region_at(0, &memory)], Arc::new(Stalling::at(|_| false)));
+        let next = engine.adopt(remote, regions, backing, &LazyOptions::default()).unwrap();
         assert!(waiter.join().unwrap());
         assert!(next.stats().faults >= 1);
         gate.open();
@@ -602,11 +556,11 @@ fn the_pages_of_a_mapping_do_not_wait_for_all_those_of_another() {
         for at in 0..NOISY {
             scope.spawn(move || read(noisy, at));
         }
-        until("all of the noisy one wait", || noisy.stats().queued == NOISY);
+        wait_for("all of the noisy one wait", || noisy.stats().queued == NOISY);
         for at in 0..2 {
             scope.spawn(move || read(quiet, at));
         }
-        until("both of the quiet one wait", || quiet.stats().queued == 2);
+        wait_for("both of the quiet one wait", || quiet.stats().queued == 2);
         gate.open();
     });
     let order = order.lock().unwrap();

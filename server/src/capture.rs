@@ -3,7 +3,7 @@
 //!
 //! The machine is paused by the caller. [`SessionMemory::protect`] has the worker protect all of it against
 //! writing; then the machine may go on, and its pages are read while the worker keeps those that it writes to
-//! ([`uzone_fault::WriteCapture`]). [`SessionMemory::copy`] copies them first, for a server that cannot do that.
+//! ([`AdoptedMemory::capture`]). [`SessionMemory::copy`] copies them first, for a server that cannot do that.
 //! Both give [`CapturedPages`].
 //!
 //! The kernel's page table states which pages there are; the log of its session states which were given

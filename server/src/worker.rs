@@ -19,8 +19,7 @@ use std::time::{Duration, Instant};
 
 use uzone_attach::protocol::{Reply, Request, VERSION};
 use uzone_fault::{
-    AdoptedMemory, Backing, EventLog, LoggedEvents, MapError, Memory as Pages, Remote,
-    RemoteRegion, SharedBacking,
+    AdoptedMemory, Backing, EventLog, LoggedEvents, MapError, Remote, RemoteRegion, SharedBacking,
 };
 use uzone_os::uffd::EventSet;
 use uzone_os::{MessageSocket, Vaddr};
@@ -373,10 +372,11 @@ impl Worker {
             ));
         }
         let len = self.opened.backing.byte_len().ok_or("the image has no length")?;
-        let shared = if *share { Some(self.shared().map_err(text)?) } else { None };
-        let file = match shared.as_ref().map(|shared| shared.memory()).transpose().map_err(text)? {
-            Some(Pages::File { fd, .. }) => Some(fd),
-            _ => None,
+        let file = if *share {
+            let shared = self.shared().map_err(text)?;
+            shared.memory_file().map_err(text)?.map(|(fd, _)| fd)
+        } else {
+            None
         };
         let (image, shares) = (self.opened.image.clone(), file.is_some());
         let reply = Reply::Image { image, len_bytes: len.get(), shares };

@@ -39,13 +39,12 @@ pub use uzone_zone::{
 pub mod lazy {
     #[doc(inline)]
     pub use uzone_fault::{
-        AdoptedMemory, Advice, Answer, AnsweredBy, Backing, BackingError, Budget, Collapsed,
-        CompositeBacking, CompositeBuilder, Engine, EngineOptions, EventLog, Failure, FaultAround,
-        FaultKind, FaultOutcome, FaultRecord, FaultStats, FaultTrace, FileBacking, Filled,
-        FunctionBacking, HugePages, KernelFaults, Latency, LazyError, LazyMapping, LazyOptions,
-        LoggedEvents, MapError, Mapping, Memory, MemoryBacking, NotStopped, Populate, Reader,
-        ReaderPlace, ReaderPlacement, Refusal, Remote, RemoteRegion, SharedBacking, Uncollapsed,
-        Vaddr, Window, WriteTracking, ZeroBacking,
+        AdoptedMemory, Advice, Answer, Backing, BackingError, Budget, Collapsed, CompositeBacking,
+        CompositeBuilder, Engine, EngineOptions, EventLog, Failure, FaultAround, FaultKind,
+        FaultOutcome, FaultRecord, FaultStats, FaultTrace, FileBacking, Filled, FunctionBacking,
+        HugePages, KernelFaults, Latency, LazyError, LazyMapping, LazyOptions, LoggedEvents,
+        MapError, Mapping, MemoryBacking, ReaderPlace, ReaderPlacement, Refusal, Rejected, Remote,
+        RemoteRegion, SharedBacking, Uncollapsed, Vaddr, Window, WriteTracking, ZeroBacking,
     };
 }
 

@@ -17,8 +17,8 @@ use std::sync::Arc;
 use uzone_os::uffd::in_thread::{Source, SourcePart};
 use uzone_pages::{ByteLen, FaultAround, PageSize};
 
+use crate::backing::hooks::Backing;
 use crate::backing::hooks::sealed::Sealed;
-use crate::backing::hooks::{Backing, Memory};
 use crate::backing::zero::ZeroBacking;
 use crate::engine::window::Window;
 use crate::error::{BackingError, MapError};
@@ -94,15 +94,12 @@ impl CompositeBuilder {
 /// Checks a part by itself.
 fn check(part: &Part, page: PageSize) -> Result<(), MapError> {
     let Part { range: Range { start, end }, offset, ref backing } = *part;
-    if start >= end {
-        return Err(MapError::EmptyPart { start, end });
-    }
-    if (start | end | offset) & (page.bytes() - 1) != 0 {
+    if start >= end || (start | end | offset) & (page.bytes() - 1) != 0 {
         return Err(MapError::PartCutsPage { start, end, offset, page });
     }
-    match backing.memory() {
-        Ok(Memory::Own) => {}
-        Ok(Memory::File { .. }) => return Err(MapError::PartNotOwn { start }),
+    match backing.memory_file() {
+        Ok(None) => {}
+        Ok(Some(_)) => return Err(MapError::PartNotOwn { start }),
         Err(cause) => return Err(MapError::PartUnknown { start, cause }),
     }
     let Some(wanted) = offset.checked_add(end - start) else {

@@ -9,21 +9,6 @@ use uzone_pages::{ByteLen, FaultAround, PageSize};
 use crate::engine::window::Window;
 use crate::error::BackingError;
 
-/// What the pages of a mapping are made of.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum Memory {
-    /// Pages of its own, or huge pages of a pool, into which bytes are copied.
-    Own,
-    /// The pages of a memory file, from its start on, which are mapped and not copied.
-    File {
-        /// The file.
-        fd: OwnedFd,
-        /// Whether writes reach the file.
-        sharing: Sharing,
-    },
-}
-
 /// What produces the pages of a mapping.
 ///
 /// Its hooks are called by several threads at once: `map_pages` by the reader and by threads that populate
@@ -91,12 +76,14 @@ pub trait Backing: Send + Sync {
     /// Returns how many bytes there are, or `None` for as many as are asked for.
     fn byte_len(&self) -> Option<ByteLen>;
 
-    /// Returns what the mapping is made of.
+    /// Returns the memory file whose pages, from its start on, are mapped and not copied, and whether writes
+    /// reach it. `None` if the mapping has pages of its own, or of a pool of huge pages, into which bytes are
+    /// copied.
     ///
     /// # Errors
-    /// The error of the system if that is a file and its descriptor cannot be duplicated.
-    fn memory(&self) -> std::io::Result<Memory> {
-        Ok(Memory::Own)
+    /// The error of the system if the descriptor of the file cannot be duplicated.
+    fn memory_file(&self) -> std::io::Result<Option<(OwnedFd, Sharing)>> {
+        Ok(None)
     }
 
     /// Takes bytes that were written to the mapping, whole pages from `offset` on. It is called by the

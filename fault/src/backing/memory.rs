@@ -5,15 +5,15 @@
 //! the file is zero, as it is in read(2).
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use uzone_os::uffd::in_thread::Source;
 use uzone_os::{Mapping, Sharing};
 use uzone_pages::{ByteLen, FaultAround};
 
+use crate::backing::hooks::Backing;
 use crate::backing::hooks::sealed::Sealed;
-use crate::backing::hooks::{Backing, Memory};
 use crate::engine::window::{Filled, Window};
 use crate::error::{BackingError, MapError};
 
@@ -65,14 +65,9 @@ impl Backing for MemoryBacking {
         Some(self.file.len())
     }
 
-    fn memory(&self) -> io::Result<Memory> {
-        match self.file.fd() {
-            Some(fd) => {
-                let fd = fd.as_fd().try_clone_to_owned()?;
-                Ok(Memory::File { fd, sharing: self.sharing })
-            }
-            None => Err(io::ErrorKind::Unsupported.into()),
-        }
+    fn memory_file(&self) -> io::Result<Option<(OwnedFd, Sharing)>> {
+        let fd = self.file.fd().ok_or(io::ErrorKind::Unsupported)?;
+        Ok(Some((fd.as_fd().try_clone_to_owned()?, self.sharing)))
     }
 
     fn in_thread(&self, _: Sealed) -> Option<Source> {

@@ -13,7 +13,7 @@
 use std::fmt;
 use std::io;
 use std::ops::Range;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -22,13 +22,12 @@ use uzone_os::uffd::{Answered, Features, KernelFaults, Modes, Registered, Uffd, 
 use uzone_os::{Mapping, Sharing};
 use uzone_pages::{ByteLen, Content, FaultAround, PageCount, PageSize};
 
-use crate::backing::hooks::{Backing, Memory};
+use crate::backing::hooks::Backing;
 use crate::engine::core::produce::Produced;
 use crate::engine::core::{Core, ReaderState};
 use crate::engine::kernel::{Fill, Kernel};
 use crate::engine::pages::Policy;
 use crate::engine::window::{Filled, Window};
-use crate::engine::{pattern, room};
 use crate::error::{BackingError, MapError};
 use crate::options::LazyOptions;
 use crate::track::page_states::PageStates;
@@ -52,7 +51,6 @@ pub struct SharedBacking {
     most: u64,
     /// What threads fill pages with, while none does.
     spare: Mutex<Vec<ReaderState>>,
-    room: usize,
 }
 
 /// The file, whose pages are filled through its mapping here.
@@ -159,7 +157,7 @@ impl SharedBacking {
         let page = uzone_os::probe::page_size();
         let refused = |reason| Err(MapError::Backing { reason });
         let Some(len) = inner.byte_len() else { return refused("it has no length to share") };
-        if matches!(inner.memory(), Ok(Memory::File { .. })) {
+        if matches!(inner.memory_file(), Ok(Some(_))) {
             return refused("it is a memory file, whose mappings share its pages in any case");
         }
         if !inner.takes_pages_of(page) {
@@ -179,13 +177,12 @@ impl SharedBacking {
         let file = Arc::new(File { memory, zeroes, filled, kept, page });
         let contents = PageStates::reserve(pages, page)?;
         let options = LazyOptions::default();
-        let policy = Policy { zeroes_by_copy: false, removed_is_zero: false, is_tracked: false };
-        let pattern = pattern(&[contents.fault_area(0, page)], page, &*inner, &options);
-        let recorder = Recorder::new(0);
+        let (areas, policy, recorder) =
+            ([contents.fault_area(0)], Policy::default(), Recorder::new(0));
         let core =
-            Core::new(file.clone(), inner.clone(), contents, page, policy, pattern, recorder);
+            Core::new(file.clone(), inner.clone(), contents, &areas, policy, &options, recorder);
         let most = keep.get() >> page.shift();
-        Ok(Self { inner, core, file, len, most, spare: Mutex::default(), room: room(page)? })
+        Ok(Self { inner, core, file, len, most, spare: Mutex::default() })
     }
 
     /// Returns how many bytes of pages are kept.
@@ -203,7 +200,7 @@ impl SharedBacking {
     fn with_state<R>(&self, use_it: impl FnOnce(&mut ReaderState) -> R) -> R {
         let lock = || self.spare.lock().unwrap_or_else(PoisonError::into_inner);
         let spare = lock().pop();
-        let mut state = spare.unwrap_or_else(|| ReaderState::new(self.room));
+        let mut state = spare.unwrap_or_else(|| ReaderState::new(self.core.room()));
         let result = use_it(&mut state);
         lock().push(state);
         result
@@ -357,10 +354,9 @@ impl Backing for SharedBacking {
         Some(self.len)
     }
 
-    fn memory(&self) -> io::Result<Memory> {
+    fn memory_file(&self) -> io::Result<Option<(OwnedFd, Sharing)>> {
         let fd = self.file.memory.mapping().fd().ok_or(io::ErrorKind::Unsupported)?;
-        let fd = fd.as_fd().try_clone_to_owned()?;
-        Ok(Memory::File { fd, sharing: Sharing::Private })
+        Ok(Some((fd.as_fd().try_clone_to_owned()?, Sharing::Private)))
     }
 
     fn takes_pages_of(&self, page: PageSize) -> bool {

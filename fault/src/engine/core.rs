@@ -22,7 +22,8 @@ use std::time::{Duration, Instant};
 use uzone_os::uffd::FaultKind;
 use uzone_os::uffd::in_thread::{Counts, InThread, Record};
 use uzone_pages::{
-    Advice, Content, FaultCosts, FaultPattern, FaultPlan, PageCount, PageSize, Pfn, PfnRange, Touch,
+    Advice, Content, FaultArea, FaultCosts, FaultPattern, FaultPlan, PageCount, PageSize, Pfn,
+    PfnRange, Touch,
 };
 
 use crate::backing::Backing;
@@ -33,10 +34,13 @@ use crate::engine::pending::Pending;
 use crate::engine::prefetch::Prefetch;
 use crate::engine::window::{Progress, Window};
 use crate::error::{BackingError, caught};
-use crate::options::OnFailure;
+use crate::options::{LazyOptions, OnFailure};
 use crate::stats::{Counters, FaultStats};
 use crate::track::page_states::PageStates;
 use crate::track::record::{FaultOutcome, FaultRecord, Recorder};
+
+/// How many bytes are read from a backing at once.
+const STAGING: u64 = 256 << 10;
 
 /// How many pages that were woken lately are remembered, with the threads that waited for them.
 const RECENT: usize = 64;
@@ -173,13 +177,13 @@ impl ReaderState {
 /// The pages of one size of a mapping, their backing, and the kernel that installs them.
 pub(crate) struct Core {
     pub(crate) pages: Pages,
-    backing: Arc<dyn Backing>,
+    pub(crate) backing: Arc<dyn Backing>,
     // Held for a few instructions, by the reader and by a thread that changes the advice.
     pattern: Mutex<FaultPattern>,
     /// Counts of the threads that answer faults.
-    by_reader: Counters,
-    recorder: Arc<Recorder>,
-    pending: Pending,
+    pub(crate) by_reader: Counters,
+    pub(crate) recorder: Arc<Recorder>,
+    pub(crate) pending: Pending,
     /// The turn of the last of its pages that was queued for the I/O threads.
     pub(crate) turn: AtomicU64,
     /// Whether its reader panicked.
@@ -197,36 +201,27 @@ impl Core {
         kernel: Arc<dyn Kernel>,
         backing: Arc<dyn Backing>,
         contents: PageStates,
-        page: PageSize,
+        areas: &[FaultArea],
         policy: Policy,
-        pattern: FaultPattern,
+        options: &LazyOptions,
         recorder: Arc<Recorder>,
     ) -> Self {
+        let LazyOptions { advice, fault_around, on_failure, .. } = options;
+        let most = backing.largest_window();
+        let pattern = FaultPattern::new(areas, contents.page_size(), *advice, *fault_around, most);
         Self {
-            pages: Pages::new(kernel, contents, page, policy),
+            pages: Pages::new(kernel, contents, policy),
             backing,
             pattern: Mutex::new(pattern),
-            by_reader: Counters::default(),
+            by_reader: Counters { is_shared: options.readers.get() > 1, ..Counters::default() },
             recorder,
             pending: Pending::new(),
             turn: AtomicU64::new(0),
             has_failed: AtomicBool::new(false),
-            on_failure: None,
+            on_failure: on_failure.clone(),
             holds: AtomicBool::new(false),
             in_thread: OnceLock::new(),
         }
-    }
-
-    /// Sets what decides about pages that cannot be produced.
-    pub(crate) fn on_failure(mut self, decide: Option<OnFailure>) -> Self {
-        self.on_failure = decide;
-        self
-    }
-
-    /// Sets whether several threads answer its faults.
-    pub(crate) fn several_readers(mut self, are_several: bool) -> Self {
-        self.by_reader.is_shared = are_several;
-        self
     }
 
     /// Notes what fills pages in the threads that take faults.
@@ -252,10 +247,6 @@ impl Core {
 
     pub(crate) fn kernel(&self) -> &dyn Kernel {
         &*self.pages.kernel
-    }
-
-    pub(crate) fn backing(&self) -> &dyn Backing {
-        &*self.backing
     }
 
     pub(crate) fn contents(&self) -> &PageStates {
@@ -317,11 +308,6 @@ impl Core {
         self.give_up(page);
     }
 
-    /// Returns the counts of the threads that answer faults.
-    pub(crate) fn by_reader(&self) -> &Counters {
-        &self.by_reader
-    }
-
     /// Returns the recorder, with the faults that threads answered themselves.
     pub(crate) fn all_recorded(&self) -> &Recorder {
         if let Some(in_thread) = self.in_thread() {
@@ -349,14 +335,6 @@ impl Core {
         }
     }
 
-    pub(crate) fn recorder(&self) -> &Recorder {
-        &self.recorder
-    }
-
-    pub(crate) fn pending(&self) -> &Pending {
-        &self.pending
-    }
-
     /// Returns whether only the thread that reads the removals installs pages.
     pub(crate) fn has_one_filler(&self) -> bool {
         self.pages.policy.removed_is_zero
@@ -364,6 +342,11 @@ impl Core {
 
     pub(crate) fn page_size(&self) -> PageSize {
         self.pages.page
+    }
+
+    /// Returns how many bytes are read from the backing at once, or written to it.
+    pub(crate) fn room(&self) -> usize {
+        usize::try_from(STAGING.max(self.pages.page.bytes())).unwrap_or(usize::MAX)
     }
 
     pub(crate) fn pattern(&self) -> MutexGuard<'_, FaultPattern> {
@@ -748,41 +731,25 @@ impl Core {
 
     /// Returns what happened so far to a mapping, whose pages are those of `cores`.
     pub(crate) fn stats(cores: &[Arc<Self>]) -> FaultStats {
-        // Relaxed: each is a statistic of its own.
-        let get = |of: fn(&Counters) -> &AtomicU64| {
-            let of_one = |core: &Arc<Self>| {
-                of(core.counters()).load(Ordering::Relaxed)
-                    + of(core.by_reader()).load(Ordering::Relaxed)
-            };
-            cores.iter().map(of_one).sum::<u64>()
-        };
-        let in_thread = cores.iter().find_map(|core| core.in_thread());
-        let in_thread = in_thread.map_or(Counts::default(), |it| it.counts());
-        let demand = in_thread.faults.min(in_thread.filled);
-        let oldest = cores.iter().filter_map(|core| core.pending().oldest()).min();
-        FaultStats {
-            faults: get(|counters| &counters.faults) + in_thread.faults + in_thread.writes,
-            minor: get(|counters| &counters.minor),
-            coalesced: get(|counters| &counters.coalesced),
-            retouched: get(|counters| &counters.retouched),
-            demand: get(|counters| &counters.demand) + demand,
-            around: get(|counters| &counters.around) + (in_thread.filled - demand),
-            populated: get(|counters| &counters.populated),
-            queued: get(|counters| &counters.queued),
-            deferred: get(|counters| &counters.deferred),
-            poisoned: get(|counters| &counters.poisoned),
-            evicted: get(|counters| &counters.evicted),
-            left_out: get(|counters| &counters.left_out),
-            zeroes: get(|counters| &counters.zeroes),
-            write_protect: get(|counters| &counters.write_protect) + in_thread.writes,
-            collapsed: get(|counters| &counters.collapsed),
-            huge_pages: cores.iter().map(|core| core.kernel().huge_pages()).sum(),
-            held: get(|counters| &counters.held) + in_thread.held,
-            read_ahead: get(|counters| &counters.read_ahead),
-            shares_cpu: cores.iter().any(|it| it.by_reader().shares_cpu.load(Ordering::Relaxed)),
-            has_failed: cores.iter().any(|core| core.has_failed()),
-            pending: cores.iter().map(|core| core.pending().len() as u64).sum(),
-            oldest_pending: oldest.map(|since| since.elapsed()),
+        let mut stats = FaultStats::default();
+        for core in cores {
+            core.counters().add_to(&mut stats);
+            core.by_reader.add_to(&mut stats);
+            stats.huge_pages += core.kernel().huge_pages();
+            stats.has_failed |= core.has_failed();
+            stats.pending += core.pending.len() as u64;
         }
+        let in_thread = cores.iter().find_map(|core| core.in_thread());
+        let Counts { faults, filled, writes, held } =
+            in_thread.map_or(Counts::default(), |it| it.counts());
+        let demand = faults.min(filled);
+        stats.faults += faults + writes;
+        stats.demand += demand;
+        stats.around += filled - demand;
+        stats.write_protect += writes;
+        stats.held += held;
+        let oldest = cores.iter().filter_map(|core| core.pending.oldest()).min();
+        stats.oldest_pending = oldest.map(|since| since.elapsed());
+        stats
     }
 }

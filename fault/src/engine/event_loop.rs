@@ -156,7 +156,8 @@ impl Attached {
     pub(crate) fn prefetch(&self, pager: usize, prefetch: &Arc<Prefetch>) {
         for _ in 0..prefetch.underway() {
             let group = Group::before_the_first(prefetch.clone());
-            self.event_loop.inbox().prefetch(PagerKey { mapping: self.key, pager }, group);
+            let key = PagerKey { mapping: self.key, pager };
+            self.event_loop.inbox().send(Message::Prefetch { key, group });
         }
     }
 }
@@ -423,25 +424,22 @@ mod tests {
     use std::ops::Range;
     use std::sync::atomic::AtomicBool;
 
-    use uzone_os::uffd::{
-        Answered, FaultKind, Features, KernelFaults, Modes, Registered, Uffd, UffdError,
-    };
+    use uzone_os::uffd::{Answered, Features, KernelFaults, Modes, Registered, Uffd, UffdError};
     use uzone_os::{Anonymous, Mapping};
     use uzone_pages::{ByteLen, Content};
     use uzone_zone::{PagemapOps, Zone, sigbus};
 
     use super::*;
     use crate::backing::ZeroBacking;
-    use crate::engine::budget::Budget;
     use crate::engine::core::Core;
     use crate::engine::io_pool::IoPool;
     use crate::engine::kernel::{Fill, Kernel};
-    use crate::engine::mapping_reader::{ReaderParts, Sources};
+    use crate::engine::mapping_reader::Sources;
     use crate::engine::pages::Policy;
-    use crate::engine::pattern;
     use crate::engine::pending::Awaited;
     use crate::memory::fault_memory::FaultMemory;
     use crate::options::LazyOptions;
+    use crate::tests::{skip, userfaultfd};
     use crate::track::page_states::PageStates;
     use crate::track::record::Recorder;
 
@@ -462,6 +460,15 @@ mod tests {
         }
     }
 
+    /// Returns whether faults can be answered and the signal of a bad page is an error, or prints that they cannot.
+    fn recovers(name: &str) -> bool {
+        let can = sigbus::recovers_copies() && sigbus::install().is_ok();
+        if !can {
+            skip(name, &"no recovery from SIGBUS");
+        }
+        can && userfaultfd(name, Features::POISON, KernelFaults::IfAllowed).is_some()
+    }
+
     /// Lets `event_loop` answer the faults of new memory of zeroes.
     fn map(
         event_loop: &Arc<EventLoop>,
@@ -474,25 +481,17 @@ mod tests {
         let memory = Arc::new(Registered::new(Arc::new(uffd), mapping, Modes::MISSING).unwrap());
         let lent = Mapping::lent(memory.clone());
         let contents = PageStates::bind(&Zone::new(), lent, page, PagemapOps::default()).unwrap();
-        let area = contents.fault_area(memory.mapping().addr().get() as u64, page);
-        let pattern = pattern(&[area], page, &ZeroBacking, &LazyOptions::default());
-        let policy = Policy { zeroes_by_copy: false, removed_is_zero: false, is_tracked: false };
+        let areas = [contents.fault_area(memory.mapping().addr().get() as u64)];
         let kernel = Arc::new(Panicking(memory.clone(), AtomicBool::new(panics)));
-        let recorder = Recorder::new(0);
-        let core =
-            Core::new(kernel, Arc::new(ZeroBacking), contents, page, policy, pattern, recorder);
-        let core = Arc::new(core);
-        let reader = MappingReader::new(ReaderParts {
-            fault_memory: FaultMemory::Own(memory.clone()),
-            sources: Sources::default(),
-            pagers: vec![(FaultMemory::Own(memory.clone()), core.clone())],
-            pool: Arc::new(IoPool::start(NonZeroUsize::MIN).unwrap()),
-            spin: Duration::ZERO,
-            deadline,
-            budget: Budget::default(),
-            room: 4096,
-            has_peers: false,
-        });
+        let (backing, policy, recorder) =
+            (Arc::new(ZeroBacking), Policy::default(), Recorder::new(0));
+        let options = LazyOptions::default().spin(Duration::ZERO).deadline(deadline);
+        let core = Core::new(kernel, backing, contents, &areas, policy, &options, recorder);
+        let (core, own) = (Arc::new(core), FaultMemory::Own(memory.clone()));
+        let (pagers, pool) =
+            ([(own.clone(), core.clone())], IoPool::start(NonZeroUsize::MIN).unwrap());
+        let reader =
+            MappingReader::new(own, Sources::default(), &pagers, &Arc::new(pool), &options, false);
         let attached = event_loop.join(reader).unwrap();
         (memory, core, attached)
     }
@@ -501,10 +500,8 @@ mod tests {
     #[cfg_attr(miri, ignore = "it takes faults")]
     fn a_reader_that_panics_fails_its_mapping_and_answers_the_others() {
         let name = "a_reader_that_panics_fails_its_mapping_and_answers_the_others";
-        let uffd = Uffd::open(Features::POISON, Features::NONE, KernelFaults::IfAllowed);
-        if uffd.is_err() || !sigbus::recovers_copies() || sigbus::install().is_err() {
-            assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{uffd:?}");
-            return eprintln!("skipped: {name}: {uffd:?}, or no recovery from SIGBUS");
+        if !recovers(name) {
+            return;
         }
         let event_loop = Arc::new(EventLoop::start("uzone-fault-test", &[]).unwrap());
         let (memory, core, attached) = map(&event_loop, true, None);
@@ -517,7 +514,7 @@ mod tests {
         assert!(!core.has_failed());
         memory.mapping().read_at(3 * page, &mut [1]).unwrap_err();
         assert!(core.has_failed());
-        assert!(core.recorder().last_failure().unwrap().reason.contains("panicked"));
+        assert!(core.recorder.last_failure().unwrap().reason.contains("panicked"));
         // What was there is there, and what was missing is bad.
         memory.mapping().read_at(page, &mut [1]).unwrap();
         memory.mapping().read_at(9 * page, &mut [1]).unwrap_err();
@@ -552,10 +549,8 @@ mod tests {
     #[cfg_attr(miri, ignore = "it takes faults")]
     fn a_failed_mapping_still_gives_up_pages_at_their_deadline_and_its_reader_sleeps() {
         let name = "a_failed_mapping_still_gives_up_pages_at_their_deadline";
-        let uffd = Uffd::open(Features::POISON, Features::NONE, KernelFaults::IfAllowed);
-        if uffd.is_err() || !sigbus::recovers_copies() || sigbus::install().is_err() {
-            assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{uffd:?}");
-            return eprintln!("skipped: {name}: {uffd:?}, or no recovery from SIGBUS");
+        if !recovers(name) {
+            return;
         }
         let event_loop = Arc::new(EventLoop::start("uzone-fault-test", &[]).unwrap());
         let (memory, core, attached) = map(&event_loop, true, Some(Duration::from_millis(5)));
@@ -567,15 +562,14 @@ mod tests {
         // A thread that pins page 9 produces it, and its backing never returns.
         assert!(core.contents().claim(9));
         let since = Instant::now();
-        let (class, is_write, is_fault) = (FaultKind::Missing, false, false);
-        assert!(core.pending().push(Awaited { page: 9, since, class, is_write, is_fault }));
+        assert!(core.pending.push(Awaited { page: 9, since, fault: None }));
         // A fault, after which the reader looks at the deadlines.
         memory.mapping().read_at(5 * page, &mut [1]).unwrap_err();
         while core.contents().get(9) != Content::Poisoned {
             assert!(since.elapsed() < Duration::from_secs(30), "page 9 was not given up");
             std::thread::sleep(Duration::from_millis(1));
         }
-        assert_eq!(core.pending().oldest(), None, "the reader has nothing to wake up for");
+        assert_eq!(core.pending.oldest(), None, "the reader has nothing to wake up for");
         drop(attached);
     }
 }

@@ -10,9 +10,8 @@ use std::sync::Arc;
 use uzone_os::uffd::{Answered, Handover, UffdError};
 
 use crate::engine::kernel::{Fill, Kernel};
-use crate::huge::slot::Slot;
 
-/// A kernel that wakes those threads too.
+/// A kernel that wakes those threads too. It makes no page in a slot: where threads answer, pages are small.
 pub(crate) struct HandedOver {
     pub(crate) kernel: Arc<dyn Kernel>,
     pub(crate) handover: Arc<Handover>,
@@ -33,25 +32,6 @@ impl Kernel for HandedOver {
         self.handover.wake(range);
     }
 
-    fn has_slots(&self) -> bool {
-        self.kernel.has_slots()
-    }
-
-    fn slot(&self) -> Option<Slot<'_>> {
-        self.kernel.slot()
-    }
-
-    fn install_slot(&self, offset: u64, slot: &mut Slot<'_>) -> Result<Answered, UffdError> {
-        let range = offset..offset + slot.bytes().len() as u64;
-        let answer = self.kernel.install_slot(offset, slot);
-        self.handover.wake(range);
-        answer
-    }
-
-    fn huge_pages(&self) -> u64 {
-        self.kernel.huge_pages()
-    }
-
     fn ended(&self) {
         self.kernel.ended();
     }
@@ -70,7 +50,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use uzone_os::uffd::in_thread::{FileSource, Source};
-    use uzone_os::uffd::{Features, KernelFaults, Uffd};
+    use uzone_os::uffd::{Features, KernelFaults};
     use uzone_os::{Anonymous, Mapping};
     use uzone_pages::{ByteLen, Content};
     use uzone_zone::sigbus;
@@ -81,8 +61,8 @@ mod tests {
     use crate::engine::window::Window;
     use crate::error::BackingError;
     use crate::memory::lazy::LazyMapping;
-    use crate::memory::populate::Populate;
-    use crate::options::{Answer, AnsweredBy, LazyOptions, Refusal};
+    use crate::options::{Answer, LazyOptions, Refusal};
+    use crate::tests::{skip, userfaultfd};
 
     const PAGES: u64 = 64;
     const SLOW: u64 = 5;
@@ -148,11 +128,9 @@ mod tests {
     }
 
     fn mapped(name: &str, options: &LazyOptions) -> Option<(LazyMapping, Arc<Device>)> {
-        let features = Features::SIGBUS | Features::POISON;
-        let uffd = Uffd::open(features, Features::NONE, KernelFaults::Never);
-        if uffd.is_err() || !sigbus::recovers_copies() {
-            assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{uffd:?}");
-            eprintln!("skipped: {name}: {uffd:?}, or no recovery from SIGBUS");
+        userfaultfd(name, Features::SIGBUS | Features::POISON, KernelFaults::Never)?;
+        if !sigbus::recovers_copies() {
+            skip(name, &"no recovery from SIGBUS");
             return None;
         }
         let engine = Engine::new(NonZeroUsize::MIN.saturating_add(1)).unwrap();
@@ -160,7 +138,7 @@ mod tests {
         let options = options.clone().answer(Answer::InThread);
         let len = ByteLen::new(PAGES * page());
         let memory = engine.map(len, device.clone(), &options).unwrap();
-        assert_eq!(memory.answered_by(), AnsweredBy::Thread);
+        assert_eq!(memory.answered_in_thread(), Ok(()));
         Some((memory, device))
     }
 
@@ -245,7 +223,7 @@ mod tests {
         assert_eq!(*seen.lock().unwrap(), [BROKEN * page()]);
         memory.read_at(BROKEN * page(), &mut [0; 8]).unwrap_err();
         assert_eq!(seen.lock().unwrap().len(), 1, "a bad page stays one");
-        assert!(memory.populate(BROKEN * page()..(BROKEN + 1) * page(), Populate::All).is_err());
+        assert!(memory.populate(BROKEN * page()..(BROKEN + 1) * page()).is_err());
         check(&memory, BROKEN + 1);
     }
 

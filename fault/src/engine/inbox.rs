@@ -50,17 +50,6 @@ impl Inbox {
         Ok(Self { messages, called, bell: Doorbell::new()? })
     }
 
-    /// Hands a page over to the thread that installs it.
-    pub(crate) fn install(&self, key: PagerKey, page: u64, staged: Staged) {
-        // If the loop is not woken now, the next message wakes it.
-        let _ = self.send(Message::Install { key, page, staged });
-    }
-
-    /// Hands pages over that are ready.
-    pub(crate) fn prefetch(&self, key: PagerKey, group: Group) {
-        let _ = self.send(Message::Prefetch { key, group });
-    }
-
     /// Returns whether there may be messages.
     pub(crate) fn is_called(&self) -> bool {
         // Acquire pairs with the Release of `send`.
@@ -81,7 +70,7 @@ impl Inbox {
         std::mem::take(&mut *self.messages.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Sends a message to the loop. Returns whether the loop was woken.
+    /// Sends a message to the loop. Returns whether the loop was woken; if not, the next message wakes it.
     pub(crate) fn send(&self, message: Message) -> bool {
         self.messages.lock().unwrap_or_else(PoisonError::into_inner).push(message);
         // Release pairs with the Acquire of the loop: it sees what was pushed.

@@ -23,7 +23,7 @@ use std::thread::Builder;
 use uzone_pages::Content;
 
 use crate::engine::core::{Core, ReaderState};
-use crate::engine::inbox::{Inbox, PagerKey};
+use crate::engine::inbox::{Inbox, Message, PagerKey};
 use crate::engine::prefetch::{Group, Prefetch};
 use crate::engine::process::Process;
 use crate::error::{caught, discard};
@@ -41,7 +41,6 @@ const REINFORCEMENTS: usize = 64;
 struct Job {
     core: Arc<Core>,
     page: u64,
-    room: usize,
     /// The thread that installs it, if that is not the one that produces it.
     filler: Option<(Arc<Inbox>, PagerKey)>,
     /// When it is its turn, set by the queue.
@@ -60,13 +59,14 @@ impl Job {
     }
 
     fn produce(self, state: &mut ReaderState) {
-        if state.staging.len() < self.room {
-            state.staging.resize(self.room, 0);
+        if state.staging.len() < self.core.room() {
+            state.staging.resize(self.core.room(), 0);
         }
         match self.filler {
             // It takes the page off the list of those that are waited for.
             Some((filler, key)) => {
-                filler.install(key, self.page, self.core.stage(self.page, state));
+                let (page, staged) = (self.page, self.core.stage(self.page, state));
+                filler.send(Message::Install { key, page, staged });
             }
             None => {
                 // A failure has made the page bad and was counted; a thread that touches it gets a signal.
@@ -122,7 +122,7 @@ impl PrefetchJob {
             }
         }
         let group = Group { runs: open, prefetch: self.prefetch, is_first: false, is_last };
-        self.filler.prefetch(self.key, group);
+        self.filler.send(Message::Prefetch { key: self.key, group });
         discard(self.core);
     }
 }
@@ -270,11 +270,10 @@ impl Submit<'_> {
         pool: &IoPool,
         core: &Arc<Core>,
         page: u64,
-        room: usize,
         is_nested: bool,
     ) -> bool {
         let filler = core.has_one_filler().then(|| (self.filler.clone(), self.key));
-        pool.submit(Job { core: core.clone(), page, room, filler, turn: 0 }, is_nested)
+        pool.submit(Job { core: core.clone(), page, filler, turn: 0 }, is_nested)
     }
 }
 

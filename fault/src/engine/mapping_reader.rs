@@ -12,10 +12,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use uzone_os::Vaddr;
 use uzone_os::uffd::{Event, EventBuffer, EventLog, EventSet, Handover, PageFault, Remote};
+use uzone_os::{Vaddr, numa};
 
-use crate::engine::budget::{Allowance, Budget};
+use crate::engine::budget::Allowance;
 use crate::engine::core::Core;
 use crate::engine::follow::{Followed, Waiters};
 use crate::engine::io_pool::{IoPool, Submit};
@@ -23,6 +23,7 @@ use crate::engine::pager::{Pager, RETRY};
 use crate::engine::prefetch::Group;
 use crate::engine::staged::Staged;
 use crate::memory::fault_memory::FaultMemory;
+use crate::options::LazyOptions;
 use crate::track::record::{FaultRecord, Recorder};
 
 /// How many events are read at once.
@@ -146,7 +147,6 @@ pub(crate) struct MappingReader {
     held_until: Option<Instant>,
     pub(crate) is_active: bool,
     pub(crate) is_timed: bool,
-    room: usize,
     /// For how long it polls where it does not share the CPU of the faulting thread.
     spin: Duration,
     followed: Followed,
@@ -162,29 +162,26 @@ pub(crate) struct Sources {
     pub(crate) followed: Followed,
 }
 
-/// The parts of a reader.
-pub(crate) struct ReaderParts {
-    pub(crate) fault_memory: FaultMemory,
-    pub(crate) sources: Sources,
-    /// The pages of each size and which part of the memory has them, the smallest first. Their recorder is the
-    /// same.
-    pub(crate) pagers: Vec<(FaultMemory, Arc<Core>)>,
-    pub(crate) pool: Arc<IoPool>,
-    pub(crate) spin: Duration,
-    pub(crate) deadline: Option<Duration>,
-    pub(crate) budget: Budget,
-    pub(crate) room: usize,
-    pub(crate) has_peers: bool,
-}
-
 impl MappingReader {
-    pub(crate) fn new(parts: ReaderParts) -> Self {
-        let ReaderParts { fault_memory, sources, pagers, pool, .. } = parts;
-        let ReaderParts { spin, deadline, budget, room, has_peers, .. } = parts;
+    /// Takes the memory, the pages of each size and which part of the memory has them, the smallest first. Their
+    /// recorder is the same. `has_peers` is whether other threads answer for it too.
+    pub(crate) fn new(
+        fault_memory: FaultMemory,
+        sources: Sources,
+        pagers: &[(FaultMemory, Arc<Core>)],
+        pool: &Arc<IoPool>,
+        options: &LazyOptions,
+        has_peers: bool,
+    ) -> Self {
         let Sources { log, handover, followed } = sources;
-        let pager =
-            |(part, core)| Pager::new(part, core, pool.clone(), spin.is_zero(), deadline, room);
-        let pagers: Vec<_> = pagers.into_iter().map(pager).collect();
+        let &LazyOptions { spin, deadline, budget, .. } = options;
+        // On the only CPU, polling would keep the thread from running that was just woken.
+        let is_alone = numa::current_cpu_count().is_ok_and(|cpus| cpus == 1);
+        let spin = if is_alone { Duration::ZERO } else { spin };
+        let pager = |(part, core): &(FaultMemory, Arc<Core>)| {
+            Pager::new(part.clone(), core.clone(), pool.clone(), spin.is_zero(), deadline)
+        };
+        let pagers: Vec<_> = pagers.iter().map(pager).collect();
         Self {
             fault_memory,
             mark_shift: pagers[0].core().page_size().shift(),
@@ -205,7 +202,6 @@ impl MappingReader {
             held_until: None,
             is_active: false,
             is_timed: false,
-            room,
             spin,
             followed,
         }
@@ -219,13 +215,13 @@ impl MappingReader {
         for pager in &mut self.pagers {
             pager.set_shares_cpu(spin.is_zero());
             // Relaxed: a statistic.
-            pager.core().by_reader().shares_cpu.store(shares_cpu, Ordering::Relaxed);
+            pager.core().by_reader.shares_cpu.store(shares_cpu, Ordering::Relaxed);
         }
     }
 
     /// Returns how many bytes are read from its backing at once.
     pub(crate) fn room(&self) -> usize {
-        self.room
+        self.pagers.iter().map(|pager| pager.core().room()).max().unwrap_or(0)
     }
 
     pub(crate) fn join(&self, set: &EventSet, key: u64) -> io::Result<()> {
@@ -332,7 +328,7 @@ impl MappingReader {
     }
 
     fn recorder(&self) -> &Recorder {
-        self.pagers[0].core().recorder()
+        &self.pagers[0].core().recorder
     }
 
     fn has_neighbours(&self) -> bool {
@@ -364,15 +360,15 @@ impl MappingReader {
         self.looked = Instant::now();
         let (mut faults, mut bytes, mut pending) = (0, 0, 0);
         for core in self.pagers.iter().map(Pager::core) {
-            let (own, others) = (core.by_reader(), core.counters());
+            let (own, others) = (&core.by_reader, core.counters());
             // Relaxed: a statistic.
             faults += own.faults.load(Ordering::Relaxed);
             bytes += (own.installed() + others.installed()) << core.page_size().shift();
-            pending += core.pending().len();
+            pending += core.pending.len();
         }
         let until = allowance.held_until([faults, bytes], pending, self.looked);
         if until.is_some() && self.held_until.is_none() {
-            self.pagers[0].core().by_reader().bump(|it| &it.held, 1);
+            self.pagers[0].core().by_reader.bump(|it| &it.held, 1);
         }
         self.held_until = until;
         until.is_some()
@@ -665,11 +661,12 @@ impl Children {
 mod tests {
     use std::os::fd::AsFd;
 
-    use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Uffd};
+    use uzone_os::uffd::{Features, KernelFaults, Modes, Registered};
     use uzone_os::{Anonymous, Mapping};
     use uzone_pages::ByteLen;
 
     use super::*;
+    use crate::tests::userfaultfd;
 
     #[test]
     fn neighbours_do_not_hide_that_nobody_comes() {
@@ -695,13 +692,11 @@ mod tests {
     #[cfg_attr(miri, ignore = "it takes events")]
     fn a_child_of_a_client_goes_on_after_an_event_of_its_own() {
         let wanted = Features::EVENT_REMOVE;
-        let Ok(uffd) = Uffd::open(wanted, Features::NONE, KernelFaults::IfAllowed) else {
-            assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "no userfaultfd");
-            return eprintln!("skipped: a_child_of_a_client_goes_on: no userfaultfd");
-        };
+        let (name, faults) = ("a_child_of_a_client_goes_on", KernelFaults::IfAllowed);
+        let Some(uffd) = userfaultfd(name, wanted, faults) else { return };
         let len = ByteLen::new(4 * uzone_os::probe::page_size().bytes());
         let mapping = Mapping::anonymous(len, Anonymous::default()).unwrap();
-        let memory = Arc::new(Registered::new(Arc::new(uffd), mapping, Modes::MISSING).unwrap());
+        let memory = Arc::new(Registered::new(uffd, mapping, Modes::MISSING).unwrap());
         let mut children = Children::new();
         let fd = memory.uffd().as_fd().try_clone_to_owned().unwrap();
         let fault_memory = FaultMemory::Own(memory.clone());

@@ -12,7 +12,6 @@ use uzone_os::Vaddr;
 use uzone_os::uffd::{FaultKind, PageFault};
 use uzone_pages::{Content, Touch};
 
-use crate::backing::Memory;
 use crate::engine::core::{Core, Outcome, ReaderState};
 use crate::engine::costs::{CONTINUED_NS, COPIED_NS, CostMeter};
 use crate::engine::io_pool::{IoPool, PrefetchJob, Submit};
@@ -47,7 +46,6 @@ pub(crate) struct Pager {
     /// for it is awake.
     answered: Option<u64>,
     deadline: Option<Duration>,
-    room: usize,
 }
 
 impl Pager {
@@ -57,12 +55,10 @@ impl Pager {
         pool: Arc<IoPool>,
         shares_cpu: bool,
         deadline: Option<Duration>,
-        room: usize,
     ) -> Self {
         let mut state = ReaderState::new(0);
         state.shares_cpu = shares_cpu;
-        let memory = core.backing().memory();
-        let is_continued = memory.is_ok_and(|memory| matches!(memory, Memory::File { .. }));
+        let is_continued = core.backing.memory_file().is_ok_and(|file| file.is_some());
         let page_ns = if is_continued { CONTINUED_NS } else { COPIED_NS };
         state.meter = CostMeter::new(page_ns, !shares_cpu);
         Self {
@@ -77,7 +73,6 @@ impl Pager {
             prefetching: 0,
             answered: None,
             deadline,
-            room,
         }
     }
 
@@ -144,7 +139,7 @@ impl Pager {
         let Some(group) = self.groups.pop_front() else { return false };
         for pages in group.runs {
             let filled = self.core.map_ready(pages, &mut self.state);
-            self.core.by_reader().bump(|it| &it.populated, filled);
+            self.core.by_reader.bump(|it| &it.populated, filled);
         }
         self.pool.prefetch(PrefetchJob {
             core: self.core.clone(),
@@ -161,7 +156,7 @@ impl Pager {
         let parked = self.parked.is_waiting().then_some(self.parked.since + RETRY);
         let late = (!self.late.is_empty()).then_some(self.late_since + RETRY);
         let deadline =
-            self.deadline.and_then(|after| self.core.pending().oldest()?.checked_add(after));
+            self.deadline.and_then(|after| self.core.pending.oldest()?.checked_add(after));
         [parked, late, deadline].into_iter().flatten().min()
     }
 
@@ -176,7 +171,7 @@ impl Pager {
             }
         }
         if let Some(after) = self.deadline {
-            while let Some(awaited) = self.core.pending().take_older_than(after) {
+            while let Some(awaited) = self.core.pending.take_older_than(after) {
                 let page = awaited.page;
                 self.core.record(&awaited, FaultOutcome::Failed);
                 let is_produced = self.late.iter().any(|(late, _)| *late == page);
@@ -187,7 +182,7 @@ impl Pager {
 
     /// Wakes all waiting threads a little later: the faults of some of them are forgotten.
     pub(crate) fn forgot_faults(&mut self) {
-        self.core.by_reader().bump(|it| &it.deferred, 1);
+        self.core.by_reader.bump(|it| &it.deferred, 1);
         self.parked.push_all();
     }
 
@@ -203,7 +198,7 @@ impl Pager {
 
     /// Makes the pages bad that are waited for. A backing may never return; what it brings later is dropped.
     pub(crate) fn give_up(&self) {
-        for page in self.core.pending().pages() {
+        for page in self.core.pending.pages() {
             self.core.give_up(page);
         }
     }
@@ -211,7 +206,7 @@ impl Pager {
     /// Releases the pages that are waited for, and wakes their threads and those of `unanswered` faults: they
     /// fault again.
     pub(crate) fn release(&mut self, unanswered: &[PageFault]) {
-        for page in self.core.pending().drain() {
+        for page in self.core.pending.drain() {
             self.core.release(page);
             self.parked.push(page);
         }
@@ -256,7 +251,7 @@ impl Pager {
         let class = fault.kind;
         self.state.waiter = fault.thread.map_or(0, NonZero::get);
         if class == FaultKind::Minor {
-            self.core.by_reader().bump(|it| &it.minor, 1);
+            self.core.by_reader.bump(|it| &it.minor, 1);
         }
         let outcome = self.answer_page(page, class, fault.is_write, submit, read_at)?;
         Some(FaultRecord {
@@ -286,8 +281,8 @@ impl Pager {
         let touch = if is_write { Touch::Write } else { Touch::Read };
         // Many threads that read in step wait for the same page.
         if self.answered == Some(page) {
-            self.core.by_reader().bump(|it| &it.faults, 1);
-            self.core.by_reader().bump(|it| &it.retouched, 1);
+            self.core.by_reader.bump(|it| &it.faults, 1);
+            self.core.by_reader.bump(|it| &it.retouched, 1);
             return Some(FaultOutcome::Ready);
         }
         match self.core.fault(page, touch, &mut self.state) {
@@ -301,25 +296,23 @@ impl Pager {
             }
             Outcome::Later => {}
             Outcome::Produce { ahead } => {
-                self.core.by_reader().bump(|it| &it.queued, 1);
-                let is_listed = self.core.pending().push(Awaited {
+                self.core.by_reader.bump(|it| &it.queued, 1);
+                let is_listed = self.core.pending.push(Awaited {
                     page,
                     since: read_at,
-                    class,
-                    is_write,
-                    is_fault: true,
+                    fault: Some((class, is_write)),
                 });
                 // A page that a thread of the pool waits for needs no room in the queue.
                 let is_nested = self.is_nested();
                 if is_listed || is_nested {
-                    if submit.demand(&self.pool, &self.core, page, self.room, is_nested) {
+                    if submit.demand(&self.pool, &self.core, page, is_nested) {
                         self.see_to_nesting(page);
                         if let Some(ahead) = ahead {
                             self.pool.read_ahead(&self.core, ahead);
                         }
                         return None;
                     }
-                    self.core.pending().remove(page);
+                    self.core.pending.remove(page);
                 }
                 self.core.release(page);
             }
@@ -342,7 +335,7 @@ impl Pager {
     }
 
     fn deferred(&mut self, page: u64) -> FaultOutcome {
-        self.core.by_reader().bump(|it| &it.deferred, 1);
+        self.core.by_reader.bump(|it| &it.deferred, 1);
         self.parked.push(page);
         FaultOutcome::Deferred
     }

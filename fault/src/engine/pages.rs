@@ -13,7 +13,7 @@ use crate::track::bad_pages::{BadPages, Marked, PageTable};
 use crate::track::page_states::PageStates;
 
 /// What differs between memories.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Policy {
     /// Whether the kernel has no zero page for this memory.
     pub(crate) zeroes_by_copy: bool,
@@ -40,12 +40,8 @@ pub(crate) struct Pages {
 }
 
 impl Pages {
-    pub(crate) fn new(
-        kernel: Arc<dyn Kernel>,
-        contents: PageStates,
-        page: PageSize,
-        policy: Policy,
-    ) -> Self {
+    pub(crate) fn new(kernel: Arc<dyn Kernel>, contents: PageStates, policy: Policy) -> Self {
+        let page = contents.page_size();
         let (counters, bad_pages) = (Counters::default(), BadPages::default());
         Self { kernel, contents, page, policy, counters, bad_pages, evictions: RwLock::default() }
     }

@@ -16,10 +16,8 @@ const LIMIT: usize = 1024;
 pub(crate) struct Awaited {
     pub(crate) page: u64,
     pub(crate) since: Instant,
-    pub(crate) class: FaultKind,
-    pub(crate) is_write: bool,
-    /// Whether that is a fault, which is recorded.
-    pub(crate) is_fault: bool,
+    /// The kind of the fault that asked for it, and whether it was a write; none if a thread populates.
+    pub(crate) fault: Option<(FaultKind, bool)>,
 }
 
 /// The pages of one mapping that are being produced, the oldest first.

@@ -15,7 +15,7 @@ use uzone_pages::{Advice, ByteLen};
 use crate::backing::ZeroBacking;
 use crate::engine::Engine;
 use crate::error::MapError;
-use crate::options::{Answer, EngineOptions, LazyOptions, Reader};
+use crate::options::{Answer, EngineOptions, LazyOptions};
 
 /// How many faults are timed for each place at most, besides a few that are not.
 const FAULTS: u64 = 256;
@@ -134,7 +134,7 @@ fn time(engine: &Engine, cpu: u32, reader: u32, spin: Duration) -> Result<Durati
         .advice(Advice::Random)
         .spin(spin)
         .answer(Answer::Reader)
-        .reader(Reader::Own { cpus: vec![reader] });
+        .own_reader(vec![reader]);
     let len = ByteLen::new((WARM_UP + FAULTS) * page);
     let memory = engine.map(len, Arc::new(ZeroBacking), &options);
     let memory = memory.map_err(|error| MapError::Measure(Box::new(error)))?;

@@ -162,7 +162,7 @@ impl<'a> Window<'a> {
         let first = start >> page.shift();
         let pages = first..first + ((end - offset) >> page.shift());
         // If the other one panics, this window is restored too: its progress is read afterwards.
-        let whole = Whole { pages: self.pages.clone(), base: self.base, next: self.next };
+        let whole = (self.pages.clone(), self.base, self.next);
         (self.pages, self.base, self.next) = (pages, start.wrapping_sub(offset), first);
         let narrowed = Narrowed { window: self, whole };
         Ok(offered(&mut *narrowed.window))
@@ -440,23 +440,17 @@ impl Drop for Lent<'_, '_> {
     }
 }
 
-/// What a window is when no part of it is offered.
-struct Whole {
-    pages: Range<u64>,
-    base: u64,
-    next: u64,
-}
-
 /// A window that is a part of itself, until this is dropped.
 struct Narrowed<'w, 'a> {
     window: &'w mut Window<'a>,
-    whole: Whole,
+    /// What the window is otherwise: its pages, its base, and where the next run is looked for.
+    whole: (Range<u64>, u64, u64),
 }
 
 impl Drop for Narrowed<'_, '_> {
     fn drop(&mut self) {
-        self.window.pages = self.whole.pages.clone();
-        (self.window.base, self.window.next) = (self.whole.base, self.whole.next);
+        let window = &mut *self.window;
+        (window.pages, window.base, window.next) = self.whole.clone();
     }
 }
 

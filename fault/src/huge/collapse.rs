@@ -20,7 +20,8 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
@@ -182,16 +183,10 @@ impl Drop for Closed<'_> {
     }
 }
 
-/// What the collapsing thread and its owner share.
-#[derive(Default)]
-struct Shared {
-    stop: Mutex<bool>,
-    changed: Condvar,
-}
-
 /// A thread that collapses a mapping after a time without a filled page, until this is dropped.
 pub(crate) struct QuietCollapser {
-    shared: Arc<Shared>,
+    /// Dropped to stop the thread.
+    stop: Option<SyncSender<()>>,
     thread: Option<JoinHandle<()>>,
     process: Process,
 }
@@ -199,26 +194,21 @@ pub(crate) struct QuietCollapser {
 impl QuietCollapser {
     /// Starts one that acts when no page was filled for `quiet`.
     pub(crate) fn start(collapser: Collapser, quiet: Duration) -> io::Result<Self> {
-        let shared = Arc::new(Shared::default());
-        let theirs = shared.clone();
-        let work = move || collapse_when_quiet(&collapser, &theirs, quiet);
+        let (stop, stopped) = sync_channel(0);
+        let work = move || collapse_when_quiet(&collapser, &stopped, quiet);
         let thread = Builder::new().name("uzone-collapse".to_owned()).spawn(work)?;
-        Ok(Self { shared, thread: Some(thread), process: Process::this() })
+        Ok(Self { stop: Some(stop), thread: Some(thread), process: Process::this() })
     }
 }
 
-fn collapse_when_quiet(collapser: &Collapser, shared: &Shared, quiet: Duration) {
+fn collapse_when_quiet(collapser: &Collapser, stopped: &Receiver<()>, quiet: Duration) {
     // A filter may forbid it; then the thread is as important as others.
     let _ = priority::low();
-    let is_stopped = || *shared.stop.lock().unwrap_or_else(PoisonError::into_inner);
+    let is_stopped = || stopped.try_recv() == Err(TryRecvError::Disconnected);
     let filled = || collapser.core.filled();
     let (mut last, mut done) = (filled(), 0);
-    loop {
-        let stop = shared.stop.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = shared.changed.wait_timeout_while(stop, quiet, |stop| !*stop);
-        if *waited.unwrap_or_else(PoisonError::into_inner).0 {
-            return;
-        }
+    // No message comes: the owner drops its end.
+    while stopped.recv_timeout(quiet) == Err(RecvTimeoutError::Timeout) {
         let now = filled();
         if now == last && now != done {
             let area = collapser.core.contents().area();
@@ -237,11 +227,10 @@ impl Drop for QuietCollapser {
     fn drop(&mut self) {
         if !self.process.is_this() {
             // The C library has taken what the thread had.
-            std::mem::forget(self.thread.take());
+            std::mem::forget((self.stop.take(), self.thread.take()));
             return;
         }
-        *self.shared.stop.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.shared.changed.notify_all();
+        self.stop = None;
         if let Some(thread) = self.thread.take() {
             // It was printed when it happened.
             let _ = thread.join();

@@ -114,21 +114,6 @@ impl<K: MovingKernel> Transparent<K> {
         }
         Ok(Answered::All)
     }
-
-    /// Asks for the first page of a range. Returns `All` only if that is the last one.
-    fn page_by_page(
-        &self,
-        range: Range<u64>,
-        mut ask: impl FnMut(Range<u64>) -> Result<Answered, UffdError>,
-    ) -> Result<Answered, UffdError> {
-        let first = range.start..range.start + self.page.bytes();
-        let bytes = self.page.bytes();
-        let is_last = first.end >= range.end;
-        match ask(first)? {
-            Answered::All if !is_last => Ok(Answered::Part { bytes }),
-            answer => Ok(answer),
-        }
-    }
 }
 
 impl<K: MovingKernel> Kernel for Transparent<K> {
@@ -137,22 +122,27 @@ impl<K: MovingKernel> Kernel for Transparent<K> {
             // The memory is of no file, so the page cache has nothing of it.
             return self.small.install(range, fill);
         }
-        let start = range.start;
-        self.page_by_page(range, |page| {
-            let fill = fill.part(page.start - start..page.end - start);
-            if let Fill::Bytes(bytes) = fill
-                && let Some(mut slot) = self.slot()
-            {
-                slot.bytes().copy_from_slice(bytes);
-                return self.install_slot(page.start, &mut slot);
-            }
+        let page = range.start..range.start + self.page.bytes();
+        let fill = fill.part(0..self.page.bytes());
+        let answer = if let Fill::Bytes(bytes) = fill
+            && let Some(mut slot) = self.slot()
+        {
+            slot.bytes().copy_from_slice(bytes);
+            self.install_slot(page.start, &mut slot)
+        } else {
             // Bytes of another mapping are copied in small pages: the kernel reads them, which raises no
             // signal where they end. Zeroes take no memory until they are written.
             self.in_small_pages(page.clone(), |part| {
                 let fill = fill.part(part.start - page.start..part.end - page.start);
                 self.small.install(part, fill)
             })
-        })
+        };
+        match answer? {
+            Answered::All if page.end < range.end => {
+                Ok(Answered::Part { bytes: self.page.bytes() })
+            }
+            answer => Ok(answer),
+        }
     }
 
     fn wake(&self, range: Range<u64>) {

@@ -6,14 +6,14 @@
 //! all pages, including those that an I/O thread produced.
 
 use std::fmt;
-use std::io;
+use std::fs::File;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use uzone_os::Vaddr;
-use uzone_os::uffd::{Answered, EventLog, LoggedEvents, Remote};
+use uzone_os::uffd::{Answered, EventLog, LoggedEvents, PendingFaults, Remote};
+use uzone_os::{Rejected, Vaddr};
 use uzone_pages::{AddrError, Advice, ByteLen, PageCount, PageSize};
 
 use crate::backing::Backing;
@@ -25,13 +25,13 @@ use crate::engine::mapping_reader::{EVENTS, Sources};
 use crate::engine::pages::Policy;
 use crate::engine::placement::ReaderPlacement;
 use crate::engine::prefetch::Prefetch;
-use crate::engine::{Engine, TRACED, check_backing, pattern, room};
+use crate::engine::{Engine, TRACED, check_backing};
 use crate::error::{LazyError, MapError, at_most};
 use crate::huge::blocks::Blocks;
 use crate::memory::fault_memory::{FaultMemory, RemoteMemory};
 use crate::memory::remote_region::{RemoteRegion, offsets};
 use crate::options::{LazyOptions, WriteTracking};
-use crate::track::capture::{Captured, WriteCapture};
+use crate::track::capture::{KeptPages, WriteCapture};
 use crate::track::page_states::PageStates;
 use crate::track::record::Recorder;
 
@@ -59,7 +59,7 @@ impl Engine {
         backing: Arc<dyn Backing>,
         options: &LazyOptions,
     ) -> Result<AdoptedMemory, MapError> {
-        self.adopt_memory(remote, regions, backing, options, None)
+        self.adopt_logged(remote, regions, backing, options, None)
     }
 
     /// Answers as [`Engine::adopt`] does, and keeps in `log` ([`AdoptedMemory::log`], of the same regions)
@@ -75,19 +75,9 @@ impl Engine {
         regions: Vec<RemoteRegion>,
         backing: Arc<dyn Backing>,
         options: &LazyOptions,
-        log: EventLog,
+        log: impl Into<Option<EventLog>>,
     ) -> Result<AdoptedMemory, MapError> {
-        self.adopt_memory(remote, regions, backing, options, Some(log))
-    }
-
-    fn adopt_memory(
-        &self,
-        remote: Remote,
-        regions: Vec<RemoteRegion>,
-        backing: Arc<dyn Backing>,
-        options: &LazyOptions,
-        log: Option<EventLog>,
-    ) -> Result<AdoptedMemory, MapError> {
+        let log = log.into();
         self.check_process()?;
         let pages = check(&regions, log.as_ref(), options)?;
         let is_tracked = options.track_writes.is_some();
@@ -103,10 +93,9 @@ impl Engine {
         };
         let parts: Result<Vec<_>, MapError> = sizes.into_iter().map(part_of).collect();
         let parts = parts?;
-        let Some((_, largest)) = parts.last() else {
+        if parts.is_empty() {
             return Err(MapError::Backing { reason: "no region holds a byte of it" });
-        };
-        let room = room(largest.page_size())?;
+        }
         let is_logged = log.is_some();
         let smallest = smallest_page(&memory.regions);
         for marked in log.iter().flat_map(EventLog::marked) {
@@ -123,7 +112,7 @@ impl Engine {
         let memory = Arc::new(memory);
         let fault_memory = FaultMemory::Remote(memory.clone());
         let sources = Sources { log, handover: None, followed: followed(options) };
-        let attached = self.attach(1, &fault_memory, sources, &pagers, options, room)?;
+        let attached = self.attach(1, &fault_memory, sources, &pagers, options)?;
         if is_logged {
             // What another process read and did not answer is reported again.
             memory.wake(0..pages.to_bytes(smallest)?.get());
@@ -192,7 +181,6 @@ fn part_of(
     check_backing(&**backing, pages.to_bytes(page)?, page)?;
     let contents = PageStates::reserve(pages, page)?;
     let areas: Result<Vec<_>, AddrError> = regions.iter().map(RemoteRegion::fault_area).collect();
-    let pattern = pattern(&areas?, page, &**backing, options);
     // The kernel makes no huge page of what is its page of zeroes in part.
     let zeroes_by_copy = page > uzone_os::probe::page_size() || options.advice == Advice::Blocks;
     let (remote, capture) = (memory.remote.clone(), memory.capture.clone());
@@ -200,8 +188,8 @@ fn part_of(
     let part = Arc::new(RemoteMemory { remote, regions, capture, is_tracked });
     let policy = Policy { zeroes_by_copy, removed_is_zero: true, is_tracked: false };
     let (backing, recorder) = (backing.clone(), recorder.clone());
-    let core = Core::new(part.clone(), backing, contents, page, policy, pattern, recorder);
-    Ok((part, Arc::new(core.on_failure(options.on_failure.clone()))))
+    let core = Core::new(part.clone(), backing, contents, &areas?, policy, options, recorder);
+    Ok((part, Arc::new(core)))
 }
 
 /// Returns the size of the smallest pages of regions.
@@ -309,7 +297,7 @@ impl AdoptedMemory {
         for (pager, (part, core)) in self.parts.iter().zip(&self.cores).enumerate() {
             let offsets: Vec<_> = offsets.iter().copied().filter(|at| part.has(*at)).collect();
             if !offsets.is_empty() {
-                let stored_at = |offset| core.backing().stored_at(offset);
+                let stored_at = |offset| core.backing.stored_at(offset);
                 attached.prefetch(pager, &Prefetch::new(&offsets, core.page_size(), stored_at));
             }
         }
@@ -323,18 +311,28 @@ impl AdoptedMemory {
 
     /// Protects all of the memory against writing, and has pages kept before they are written to from now on,
     /// until [`AdoptedMemory::end_capture`]. Of what is written in a page before it was kept nothing is lost:
-    /// see [`KeptPages`](crate::KeptPages). The process does not run meanwhile, or what it writes until this
-    /// returns may be part of what is captured.
+    /// see [`KeptPages`]. The process does not run meanwhile, or what it writes until this returns may be part
+    /// of what is captured.
     ///
-    /// `minor` is whether the memory is registered for pages of the page cache that are not mapped.
+    /// It takes the memory of the process (`/proc/PID/mem`), the file that its wanted pages are noted in and
+    /// kept, and the count of its pending faults. `minor` is whether the memory is registered for pages of the
+    /// page cache that are not mapped. `hurry` is called once, by the thread that answers faults, if the
+    /// process waits for the end of the capture; it must return at once.
     ///
     /// # Errors
     /// [`LazyError`]: there is a capture, or the kernel refuses. Nothing is protected then.
-    pub fn capture(&self, capture: WriteCapture, minor: bool) -> Result<(), LazyError> {
+    pub fn capture(
+        &self,
+        memory: File,
+        kept: KeptPages,
+        pending: PendingFaults,
+        minor: bool,
+        hurry: impl Fn() + Send + Sync + 'static,
+    ) -> Result<(), LazyError> {
         if self.memory.is_tracked {
             return Err(LazyError::NotReported);
         }
-        if !self.memory.capture.set(capture) {
+        if !self.memory.capture.set(WriteCapture::new(memory, kept, pending, hurry)) {
             return Err(LazyError::Captured);
         }
         let since = Instant::now();
@@ -357,7 +355,7 @@ impl AdoptedMemory {
                 Err(error) => break LazyError::Protect(error),
             }
         };
-        self.end_capture();
+        let _ = self.end_capture();
         Err(error)
     }
 
@@ -376,8 +374,12 @@ impl AdoptedMemory {
         self.memory.capture.waits()
     }
 
-    /// Ends a capture and lets all writes go on. `None` if there is none.
-    pub fn end_capture(&self) -> Option<Captured> {
+    /// Ends a capture and lets all writes go on. Returns how many pages of the host were kept, since the process
+    /// wrote to them; `None` if there is no capture.
+    ///
+    /// # Errors
+    /// [`LazyError::CaptureLost`] if what was read may not be what the memory was.
+    pub fn end_capture(&self) -> Option<Result<u64, LazyError>> {
         let captured = self.memory.capture.end()?;
         // What stays protected, since the layout changes for instance, is let go when it is written to.
         let _ = self.memory.write_protect(&(0..u64::MAX), false);
@@ -413,31 +415,23 @@ impl AdoptedMemory {
     /// waiting.
     ///
     /// # Errors
-    /// [`NotStopped`] gives the memory back, answered as before: closing its descriptor could be the end
-    /// of the last one.
-    pub fn stop(mut self) -> Result<Remote, NotStopped> {
+    /// [`LazyError::NotStopped`] gives the memory back, answered as before: closing its descriptor could be
+    /// the end of the last one.
+    pub fn stop(mut self) -> Result<Remote, Rejected<Self, LazyError>> {
         match self.memory.remote.try_clone() {
             Ok(remote) => {
                 self.attached.clear();
                 Ok(remote)
             }
-            Err(cause) => Err(NotStopped { memory: Box::new(self), cause }),
+            Err(cause) => {
+                let (value, cause) = (Box::new(self), LazyError::NotStopped(cause));
+                Err(Rejected { value, cause })
+            }
         }
     }
 }
 
 crate::track::observe::observe!(AdoptedMemory, "the backing");
-
-/// Memory that is answered for still, because its descriptor cannot be handed on.
-#[derive(Debug, thiserror::Error)]
-#[error("the descriptor of the memory cannot be handed on: this process may have too few: {cause}")]
-pub struct NotStopped {
-    /// The memory.
-    pub memory: Box<AdoptedMemory>,
-    /// What the system answered.
-    #[source]
-    pub cause: io::Error,
-}
 
 impl fmt::Debug for AdoptedMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

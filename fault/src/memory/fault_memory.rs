@@ -16,7 +16,7 @@ use uzone_os::uffd::{
 use uzone_pages::ByteLen;
 
 use crate::engine::kernel::{Fill, Kernel};
-use crate::memory::remote_region::{RemoteRegion, offsets};
+use crate::memory::remote_region::{RemoteRegion, offsets, places};
 use crate::track::capture::CaptureSlot;
 
 /// How long to retry while the kernel defers poisoning a page of a client's child.
@@ -36,13 +36,9 @@ pub(crate) struct RemoteMemory {
 impl RemoteMemory {
     /// Returns the addresses that a range of the backing has, up to the end of its region, and how
     /// many bytes those are.
-    fn address(&self, range: &Range<u64>) -> Option<(Vaddr, u64)> {
-        let region = self
-            .regions
-            .iter()
-            .find(|region| (region.offset..region.end_offset()).contains(&range.start))?;
-        let address = region.start.get() + (range.start - region.offset);
-        Some((Vaddr::new(address), range.end.min(region.end_offset()) - range.start))
+    fn place(&self, range: &Range<u64>) -> Option<(Vaddr, ByteLen)> {
+        let region = self.regions.iter().find(|region| region.offsets().contains(&range.start))?;
+        places(std::slice::from_ref(region), range).next()
     }
 
     /// Returns whether it holds a byte of the backing.
@@ -57,14 +53,8 @@ impl RemoteMemory {
         bytes: &Range<u64>,
         protected: bool,
     ) -> Result<Answered, UffdError> {
-        for region in &self.regions {
-            let from = bytes.start.max(region.offset);
-            let to = bytes.end.min(region.end_offset());
-            if from >= to {
-                continue;
-            }
-            let address = Vaddr::new(region.start.get() + (from - region.offset));
-            match self.remote.write_protect(address, ByteLen::new(to - from), protected)? {
+        for (address, len) in places(&self.regions, bytes) {
+            match self.remote.write_protect(address, len, protected)? {
                 Answered::All => {}
                 answer => return Ok(answer),
             }
@@ -103,11 +93,12 @@ impl Kernel for RemoteMemory {
     /// Fills as much of a range as is in one region.
     fn install(&self, range: Range<u64>, fill: Fill<'_>) -> Result<Answered, UffdError> {
         // Bytes that no region has are not filled.
-        let Some((address, bytes)) = self.address(&range) else { return Ok(Answered::Hole) };
+        let Some((address, len)) = self.place(&range) else { return Ok(Answered::Hole) };
         // Zeroes that take no memory count as not written to.
         let write_protect = self.is_tracked && !matches!(fill, Fill::Zero | Fill::Poison);
         let how = Install { write_protect, ..fill.how() };
-        let answer = self.remote.install(address, ByteLen::new(bytes), fill, how)?;
+        let bytes = len.get();
+        let answer = self.remote.install(address, len, fill, how)?;
         let (answer, bytes) = match (answer, fill) {
             (Answered::Present, Fill::Zero) => self.zero_over_marker(address, bytes, how)?,
             (answer, _) => (answer, bytes),
@@ -117,14 +108,9 @@ impl Kernel for RemoteMemory {
     }
 
     fn wake(&self, range: Range<u64>) {
-        for region in &self.regions {
-            let from = range.start.max(region.offset);
-            let to = range.end.min(region.end_offset());
-            if from < to {
-                let address = Vaddr::new(region.start.get() + (from - region.offset));
-                // A refusal means that the process is gone, and no thread waits.
-                let _ = self.remote.wake(address, ByteLen::new(to - from));
-            }
+        for (address, len) in places(&self.regions, &range) {
+            // A refusal means that the process is gone, and no thread waits.
+            let _ = self.remote.wake(address, len);
         }
     }
 
@@ -136,7 +122,7 @@ impl Kernel for RemoteMemory {
         };
         let bytes = page << shift..(page + 1) << shift;
         if let Some(capture) = self.capture.get()
-            && let Some((address, _)) = self.address(&bytes)
+            && let Some((address, _)) = self.place(&bytes)
         {
             capture.before_write(&bytes, address.get());
         }
@@ -270,39 +256,31 @@ fn poison_missing(remote: &Remote, region: &RemoteRegion, children: &mut Vec<Rem
 mod tests {
     use std::os::fd::AsFd;
 
-    use uzone_os::uffd::{Features, KernelFaults, Modes, Uffd};
+    use uzone_os::uffd::{Features, KernelFaults, Modes};
     use uzone_os::{Anonymous, Mapping};
 
     use super::*;
+    use crate::tests::userfaultfd;
 
     #[test]
     #[cfg_attr(miri, ignore = "it takes faults")]
     fn who_waits_behind_a_gap_is_woken_too() {
-        let Ok(uffd) = Uffd::open(Features::NONE, Features::NONE, KernelFaults::IfAllowed) else {
-            assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "no userfaultfd");
-            eprintln!("skipped: who_waits_behind_a_gap: no userfaultfd");
-            return;
-        };
-        let uffd = Arc::new(uffd);
+        let (name, faults) = ("who_waits_behind_a_gap", KernelFaults::IfAllowed);
+        let Some(uffd) = userfaultfd(name, Features::NONE, faults) else { return };
         let page = ByteLen::new(uzone_os::probe::page_size().bytes());
         let two = [0, 1].map(|_| {
             let mapping = Mapping::anonymous(page, Anonymous::default()).unwrap();
             Registered::new(uffd.clone(), mapping, Modes::MISSING).unwrap()
         });
         let remote = Remote::adopt(uffd.as_fd().try_clone_to_owned().unwrap()).unwrap();
-        let start = |memory: &Registered| Vaddr::new(memory.mapping().addr().get() as u64);
         // One is at the start of the backing, the other behind a gap.
-        let regions: Vec<_> = two
-            .iter()
-            .zip([0, 8])
-            .map(|(memory, at)| RemoteRegion {
-                start: start(memory),
-                len: page,
-                offset: at * page.get(),
-                page: uzone_os::probe::page_size(),
-            })
-            .collect();
-        let (remote, capture) = (Arc::new(remote), Arc::default());
+        let regions = two.iter().zip([0, 8]).map(|(memory, at)| RemoteRegion {
+            start: Vaddr::new(memory.mapping().addr().get() as u64),
+            len: page,
+            offset: at * page.get(),
+            page: uzone_os::probe::page_size(),
+        });
+        let (remote, regions, capture) = (Arc::new(remote), regions.collect(), Arc::default());
         let memory = RemoteMemory { remote, regions, capture, is_tracked: false };
         let mut buffer = EventBuffer::new(8);
         let mut read_faults = |count: usize| {
@@ -335,13 +313,11 @@ mod tests {
     #[cfg_attr(miri, ignore = "it takes events")]
     fn a_child_of_a_client_that_waits_for_its_own_events_is_refused_all_the_same() {
         let wanted = Features::EVENT_REMOVE | Features::POISON;
-        let Ok(uffd) = Uffd::open(wanted, Features::NONE, KernelFaults::IfAllowed) else {
-            assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "no userfaultfd");
-            return eprintln!("skipped: a_child_of_a_client_that_waits: no userfaultfd");
-        };
+        let (name, faults) = ("a_child_of_a_client_that_waits", KernelFaults::IfAllowed);
+        let Some(uffd) = userfaultfd(name, wanted, faults) else { return };
         let len = ByteLen::new(4 * uzone_os::probe::page_size().bytes());
         let mapping = Mapping::anonymous(len, Anonymous::default()).unwrap();
-        let memory = Registered::new(Arc::new(uffd), mapping, Modes::MISSING).unwrap();
+        let memory = Registered::new(uffd, mapping, Modes::MISSING).unwrap();
         let start = Vaddr::new(memory.mapping().addr().get() as u64);
         let page = uzone_os::probe::page_size();
         let regions = [RemoteRegion { start, len, offset: 0, page }];

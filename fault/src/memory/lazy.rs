@@ -27,8 +27,7 @@ use crate::engine::core::{Core, ReaderState};
 use crate::engine::event_loop::Attached;
 use crate::error::LazyError;
 use crate::huge::collapse::{Collapsed, Collapser, QuietCollapser};
-use crate::memory::populate::{Populate, populate};
-use crate::options::AnsweredBy;
+use crate::memory::populate::{What, populate};
 use crate::stats::Counters;
 use crate::track::dirty::Tracker;
 
@@ -41,11 +40,9 @@ pub struct LazyMapping {
     _quiet_collapser: Option<QuietCollapser>,
     // Then this: no fault is answered afterwards, and waiting threads get a signal.
     _attached: Vec<Attached>,
-    _in_thread: Option<Arc<InThread>>,
-    answered_by: AnsweredBy,
+    in_thread: Result<Arc<InThread>, &'static str>,
     pub(crate) memory: Arc<Registered>,
     core: Arc<Core>,
-    room: usize,
     tracker: Option<Arc<Tracker>>,
 }
 
@@ -62,33 +59,26 @@ impl LazyMapping {
         attached: Vec<Attached>,
         memory: Arc<Registered>,
         core: Arc<Core>,
-        room: usize,
         tracker: Option<Arc<Tracker>>,
-        answered: Result<Arc<InThread>, &'static str>,
+        in_thread: Result<Arc<InThread>, &'static str>,
     ) -> Self {
-        let answered_by = match &answered {
-            Ok(_) => AnsweredBy::Thread,
-            Err(reason) => AnsweredBy::Reader { reason },
-        };
-        let (_quiet_collapser, _attached, _in_thread) = (None, attached, answered.ok());
-        Self { _quiet_collapser, _attached, _in_thread, answered_by, memory, core, room, tracker }
+        let (_quiet_collapser, _attached) = (None, attached);
+        Self { _quiet_collapser, _attached, in_thread, memory, core, tracker }
     }
 
-    /// Returns who answers the faults ([`LazyOptions::answer`](crate::LazyOptions::answer)).
-    #[must_use]
-    pub fn answered_by(&self) -> AnsweredBy {
-        self.answered_by
+    /// Returns whether the threads that take faults answer them
+    /// ([`LazyOptions::answer`](crate::LazyOptions::answer)).
+    ///
+    /// # Errors
+    /// Why a reader answers them instead.
+    pub fn answered_in_thread(&self) -> Result<(), &'static str> {
+        self.in_thread.as_ref().map(|_| ()).map_err(|reason| *reason)
     }
 
     /// Starts a thread that collapses present pages when no page was filled for `quiet`.
     pub(crate) fn collapse_when_settled(&mut self, quiet: Duration) -> io::Result<()> {
         self._quiet_collapser = Some(QuietCollapser::start(self.collapser(), quiet)?);
         Ok(())
-    }
-
-    /// Returns how many bytes are read from a backing at once, or written to it.
-    pub(crate) fn room(&self) -> usize {
-        self.room
     }
 
     pub(crate) fn collapser(&self) -> Collapser {
@@ -114,12 +104,6 @@ impl LazyMapping {
     #[must_use]
     pub fn len(&self) -> ByteLen {
         self.mapping().len()
-    }
-
-    /// Returns whether it has no byte, which never holds.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        false
     }
 
     /// Returns the size of a page.
@@ -205,16 +189,25 @@ impl LazyMapping {
     }
 
     /// Makes pages of a range of bytes present before they are touched, in the calling thread. Returns how
-    /// many pages were installed. With [`Populate::Cached`] it never blocks on the backing; with
-    /// [`Populate::All`] it waits at most 30 seconds for a page that another thread is producing.
+    /// many pages were installed. It waits at most 30 seconds for a page that another thread is producing.
     ///
     /// # Errors
     /// [`LazyError::Poisoned`] or [`LazyError::Backing`] at the first page that cannot be produced,
     /// [`LazyError::TimedOut`] at one that another thread did not produce in time; pages before it are
     /// present. [`LazyError::Access`] if the range is not inside, or cuts a page.
-    pub fn populate(&self, range: Range<u64>, what: Populate) -> Result<u64, LazyError> {
+    pub fn populate(&self, range: Range<u64>) -> Result<u64, LazyError> {
         let pages = self.pages(&range)?;
-        populate(&self.core, pages, what, &mut ReaderState::new(self.room))
+        populate(&self.core, pages, What::All, &mut ReaderState::new(self.core.room()))
+    }
+
+    /// Makes those pages of a range of bytes present that are ready. Returns how many were installed. It never
+    /// blocks on the backing.
+    ///
+    /// # Errors
+    /// [`LazyError::Access`] if the range is not inside, or cuts a page.
+    pub fn populate_cached(&self, range: Range<u64>) -> Result<u64, LazyError> {
+        let pages = self.pages(&range)?;
+        populate(&self.core, pages, What::Cached, &mut ReaderState::new(self.core.room()))
     }
 
     /// Gives the pages of a range back; they are produced anew when they are touched. Pages that are pinned
@@ -422,8 +415,8 @@ impl LazyMapping {
             tracker.dirty(pages)?
         };
         let shift = self.page_size().shift();
-        let step = (self.room() as u64 >> shift).max(1);
-        let mut buffer = vec![0; self.room()];
+        let step = (self.core.room() as u64 >> shift).max(1);
+        let mut buffer = vec![0; self.core.room()];
         let mut written = 0;
         for run in found {
             for start in (run.start..run.end).step_by(usize::try_from(step).unwrap_or(1)) {
@@ -453,7 +446,7 @@ impl LazyMapping {
             let bytes = &mut buffer[..len];
             let answer = self.read_at(offset, bytes).and_then(|()| {
                 self.core
-                    .backing()
+                    .backing
                     .write_back(offset, bytes)
                     .map_err(|cause| LazyError::WriteBack { offset, cause })
             });

@@ -14,14 +14,13 @@ use crate::engine::core::{Core, ReaderState};
 use crate::engine::pending::Awaited;
 use crate::error::LazyError;
 use crate::stats::Counters;
-use uzone_os::uffd::FaultKind;
 
 /// How long to wait for a page that another thread is producing.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What is made present.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Populate {
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum What {
     /// Pages that are ready. It never blocks.
     Cached,
     /// Every page.
@@ -32,7 +31,7 @@ pub enum Populate {
 pub(crate) fn populate(
     core: &Core,
     pages: Range<u64>,
-    what: Populate,
+    what: What,
     state: &mut ReaderState,
 ) -> Result<u64, LazyError> {
     let step = FaultAround::MAX.pages(core.page_size()).get();
@@ -44,7 +43,7 @@ pub(crate) fn populate(
         let mut window = at..pages.end.min(at + step);
         at = window.end;
         filled += core.map_ready(window.clone(), state);
-        if what == Populate::All {
+        if what == What::All {
             let whole = window.clone();
             answer = window.try_for_each(|page| {
                 filled += produce(core, page, state)?;
@@ -70,13 +69,11 @@ fn produce(core: &Core, page: u64, state: &mut ReaderState) -> Result<u64, LazyE
             Content::Absent => {
                 if core.contents().claim(page) {
                     // Threads that fault on it meanwhile wait for this one, up to the deadline.
-                    let since = Instant::now();
-                    let (class, is_write, is_fault) = (FaultKind::Missing, false, false);
-                    let awaited = Awaited { page, since, class, is_write, is_fault };
-                    let is_listed = core.pending().push(awaited);
+                    let awaited = Awaited { page, since: Instant::now(), fault: None };
+                    let is_listed = core.pending.push(awaited);
                     let answer = core.produce(page, state);
                     if is_listed {
-                        core.pending().remove(page);
+                        core.pending.remove(page);
                     }
                     return match answer {
                         Ok(()) => Ok(1),
@@ -97,22 +94,21 @@ fn produce(core: &Core, page: u64, state: &mut ReaderState) -> Result<u64, LazyE
 ///
 /// It knows the mapping weakly: the mapping owns the pagemap that owns this.
 #[derive(Clone, Default)]
-pub(crate) struct Producer(Arc<OnceLock<(Weak<Core>, usize)>>);
+pub(crate) struct Producer(Arc<OnceLock<Weak<Core>>>);
 
 impl Producer {
-    /// Sets the mapping, and how much is read at once.
-    pub(crate) fn serves(&self, core: &Arc<Core>, room: usize) {
-        let is_first = self.0.set((Arc::downgrade(core), room)).is_ok();
+    /// Sets the mapping.
+    pub(crate) fn serves(&self, core: &Arc<Core>) {
+        let is_first = self.0.set(Arc::downgrade(core)).is_ok();
         debug_assert!(is_first, "a mapping has a producer of its own");
     }
 
-    fn populate(&self, range: PfnRange, what: Populate) -> Result<(), FaultError> {
-        let core = self.0.get().and_then(|(core, room)| Some((core.upgrade()?, *room)));
-        let Some((core, room)) = core else {
+    fn populate(&self, range: PfnRange, what: What) -> Result<(), FaultError> {
+        let Some(core) = self.0.get().and_then(Weak::upgrade) else {
             return Err(FaultError::new("the mapping is being dropped"));
         };
         let pages = core.contents().pages_of(range);
-        let answer = populate(&core, pages, what, &mut ReaderState::new(room));
+        let answer = populate(&core, pages, what, &mut ReaderState::new(core.room()));
         answer.map(drop).map_err(FaultError::new)
     }
 }
@@ -120,11 +116,11 @@ impl Producer {
 impl uzone_zone::Populate for Producer {
     fn map_pages(&self, range: PfnRange) {
         // What is missing afterwards is produced page by page.
-        let _ = self.populate(range, Populate::Cached);
+        let _ = self.populate(range, What::Cached);
     }
 
     fn fault(&self, pfn: Pfn) -> Result<(), FaultError> {
         let page = PfnRange::try_new(pfn, PageCount::new(1)).map_err(FaultError::new)?;
-        self.populate(page, Populate::All)
+        self.populate(page, What::All)
     }
 }

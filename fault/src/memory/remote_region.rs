@@ -19,10 +19,6 @@ pub struct RemoteRegion {
 }
 
 impl RemoteRegion {
-    pub(crate) fn end_offset(&self) -> u64 {
-        self.offset.saturating_add(self.len.get())
-    }
-
     /// Returns its addresses.
     pub(crate) fn addresses(&self) -> Range<u64> {
         self.start.get()..self.start.get().saturating_add(self.len.get())
@@ -38,8 +34,23 @@ impl RemoteRegion {
 
     /// Returns which bytes of the backing it holds.
     pub(crate) fn offsets(&self) -> Range<u64> {
-        self.offset..self.end_offset()
+        self.offset..self.offset.saturating_add(self.len.get())
     }
+}
+
+/// Returns the addresses that bytes of the backing have, region by region, and how many bytes those are.
+pub(crate) fn places(
+    regions: &[RemoteRegion],
+    bytes: &Range<u64>,
+) -> impl Iterator<Item = (Vaddr, ByteLen)> {
+    let Range { start, end } = *bytes;
+    regions.iter().filter_map(move |region| {
+        let held = region.offsets();
+        let (from, to) = (start.max(held.start), end.min(held.end));
+        let place =
+            || (Vaddr::new(region.start.get() + (from - held.start)), ByteLen::new(to - from));
+        (from < to).then(place)
+    })
 }
 
 /// Returns which pages of the backing the addresses from `start` up to `end` are, region by region.

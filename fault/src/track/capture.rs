@@ -25,6 +25,7 @@ use std::time::Instant;
 use uzone_os::uffd::{EventBuffer, PendingFaults, Remote};
 use uzone_pages::PageSize;
 
+use crate::error::LazyError;
 use crate::memory::remote_region::RemoteRegion;
 
 /// The states of pages in the file: the page is wanted as it is now, and it was kept.
@@ -174,9 +175,8 @@ impl AsFd for KeptPages {
     }
 }
 
-/// What keeps the pages of a process before they change
-/// ([`AdoptedMemory::capture`](crate::AdoptedMemory::capture)).
-pub struct WriteCapture {
+/// What keeps the pages of a process before they change.
+pub(crate) struct WriteCapture {
     memory: File,
     kept: KeptPages,
     pending: PendingFaults,
@@ -191,22 +191,9 @@ pub struct WriteCapture {
     piece: Mutex<Vec<u8>>,
 }
 
-/// How a capture ended.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Captured {
-    /// How many pages of the host were kept, since the process wrote to them.
-    pub kept_pages: u64,
-    /// Why what was read is not what the memory was, if it may not be.
-    pub lost: Option<String>,
-}
-
 impl WriteCapture {
-    /// Takes what a capture needs: the memory of the process (`/proc/PID/mem`), the file that its wanted pages
-    /// are noted in and kept, and the count of its pending faults. `hurry` is called once, by the thread that
-    /// answers faults, if the process waits for the end of the capture; it must return at once.
-    #[must_use]
-    pub fn new(
+    /// Takes what [`AdoptedMemory::capture`](crate::AdoptedMemory::capture) does.
+    pub(crate) fn new(
         memory: File,
         kept: KeptPages,
         pending: PendingFaults,
@@ -283,12 +270,13 @@ impl WriteCapture {
         }
     }
 
-    fn end(&self) -> Captured {
+    /// Returns how many pages were kept, or that the capture is lost.
+    fn end(&self) -> Result<u64, LazyError> {
         drop(self.piece());
-        Captured {
+        match self.lost.get() {
             // Relaxed: a statistic.
-            kept_pages: self.count.load(Ordering::Relaxed),
-            lost: self.lost.get().cloned(),
+            None => Ok(self.count.load(Ordering::Relaxed)),
+            Some(reason) => Err(LazyError::CaptureLost { reason: reason.clone() }),
         }
     }
 }
@@ -335,7 +323,7 @@ impl CaptureSlot {
     }
 
     /// Takes the capture out: all events are read again. Returns how it went.
-    pub(crate) fn end(&self) -> Option<Captured> {
+    pub(crate) fn end(&self) -> Option<Result<u64, LazyError>> {
         let capture = self.lock().take()?;
         // Relaxed: `get` looks under the lock.
         self.is_there.store(false, Ordering::Relaxed);

@@ -6,17 +6,13 @@
 //! |---|---|---|
 //! | a first write | the kernel removes the protection and goes on | an event, and the reader lets the writer in |
 //! | where it is recorded | the page tables, by a scan | a byte a page ([`WriteStates`]) |
-//! | first write, at random | 3 us | 17 us |
-//! | first write, in order | 2.3 us | 1.6 us: up to 16 pages at once |
-//! | taking a dirty page | 0.15 us | 2.7 us where they are scattered |
 //! | from | Linux 6.7 | 5.7; memory files 6.4 |
 //! | memory | private: anonymous, huge pages, a memory file mapped privately | all |
 //! | zeroes | the zero page | copied, since the zero page cannot be protected |
 //! | evicting clean pages | refused: a write could come in between | yes |
 //!
-//! The times are medians of 64 MiB of base pages in a virtual machine with two busy CPUs on Linux 6.18,
-//! where a write without tracking takes 0.1 to 0.3 us. The events are answered by a reader; a thread that
-//! answers its own needs about two thirds of what a reader on the same CPU does (`uzone bench fault`).
+//! [`WriteTracking`] has what each takes where events are answered by a reader; a thread that answers its own
+//! needs about two thirds of what a reader on the same CPU does (`uzone bench fault`).
 //!
 //! Shared memory files can lose pages from the page tables, and with them what was noted there, so
 //! asynchronous tracking is refused for them.

@@ -29,7 +29,7 @@ macro_rules! observe {
             /// Returns the last page that could not be produced for a waiting thread, and why.
             #[must_use]
             pub fn last_failure(&self) -> Option<$crate::Failure> {
-                self.cores()[0].recorder().last_failure()
+                self.cores()[0].recorder.last_failure()
             }
 
             /// Changes how faults are answered from now on.

@@ -29,6 +29,7 @@ const MOMENT: u32 = 1000;
 /// The states of the pages of one mapping, numbered from its start.
 pub(crate) struct PageStates {
     pagemap: Pagemap,
+    page: PageSize,
     order: Order,
     area: PfnRange,
 }
@@ -52,7 +53,7 @@ impl PageStates {
         let options = BindOptions::new(MemoryKind::Generic).order(order).ops(ops).absent();
         let options = options.init(init).uses_hugetlb_pool(false);
         let pagemap = zone.bind(region, options).map_err(|refused| refused.cause)?;
-        Ok(Self { pagemap, order, area })
+        Ok(Self { pagemap, page, order, area })
     }
 
     /// Describes pages of another process, by reserved address space.
@@ -63,8 +64,12 @@ impl PageStates {
     }
 
     /// Returns the pages as one area of faults, whose first page is at `address`.
-    pub(crate) fn fault_area(&self, address: u64, page: PageSize) -> FaultArea {
-        FaultArea { pages: self.area, address: address >> page.shift() }
+    pub(crate) fn fault_area(&self, address: u64) -> FaultArea {
+        FaultArea { pages: self.area, address: address >> self.page.shift() }
+    }
+
+    pub(crate) fn page_size(&self) -> PageSize {
+        self.page
     }
 
     /// Returns the numbers of the pages.

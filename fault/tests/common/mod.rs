@@ -6,6 +6,7 @@
 use std::fs::File;
 use std::io::Write;
 use std::num::NonZeroUsize;
+use std::os::fd::AsFd;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -13,10 +14,10 @@ use std::time::{Duration, Instant};
 
 use uzone_fault::{
     Backing, BackingError, Engine, FaultStats, FunctionBacking, LazyMapping, LazyOptions, MapError,
-    Window,
+    RemoteRegion, Window,
 };
-use uzone_os::uffd::UffdError;
-use uzone_os::{AccessError, SystemRoot, hugepages, probe};
+use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Remote, Uffd, UffdError};
+use uzone_os::{AccessError, Anonymous, Mapping, SystemRoot, Vaddr, hugepages, probe};
 use uzone_pages::{Advice, ByteLen, FaultAround};
 
 /// Which test a child is to be.
@@ -44,7 +45,12 @@ pub(crate) fn map(
     backing: impl Backing + 'static,
     options: &LazyOptions,
 ) -> Option<LazyMapping> {
-    match engine.map(ByteLen::new(len), Arc::new(backing), options) {
+    mapped(name, engine.map(ByteLen::new(len), Arc::new(backing), options))
+}
+
+/// Returns the mapping, or prints that the case cannot run.
+pub(crate) fn mapped(name: &str, answer: Result<LazyMapping, MapError>) -> Option<LazyMapping> {
+    match answer {
         Ok(memory) => Some(memory),
         Err(MapError::Open(
             error @ (UffdError::Missing { .. }
@@ -56,6 +62,42 @@ pub(crate) fn map(
         }
         Err(error) => panic!("{name}: {error:?}"),
     }
+}
+
+/// Returns a userfaultfd, or prints that the case cannot run.
+pub(crate) fn userfaultfd(
+    name: &str,
+    features: Features,
+    faults: KernelFaults,
+) -> Option<Arc<Uffd>> {
+    match Uffd::open(features, Features::NONE, faults) {
+        Ok(uffd) => Some(Arc::new(uffd)),
+        Err(error) => {
+            skip(name, &error.to_string());
+            None
+        }
+    }
+}
+
+pub(crate) fn anonymous(pages: u64) -> Mapping {
+    Mapping::anonymous(ByteLen::new(pages * page()), Anonymous::default()).unwrap()
+}
+
+/// Memory that another process could have registered.
+pub(crate) fn registered(uffd: &Arc<Uffd>, mapping: Mapping) -> Registered {
+    Registered::new(uffd.clone(), mapping, Modes::MISSING).unwrap()
+}
+
+/// The descriptor of such memory for its server.
+pub(crate) fn remote(memory: &Registered) -> Remote {
+    Remote::adopt(memory.uffd().as_fd().try_clone_to_owned().unwrap()).unwrap()
+}
+
+/// The region of such memory that is at `offset` of the backing.
+pub(crate) fn region_at(offset: u64, memory: &Registered) -> RemoteRegion {
+    let mapping = memory.mapping();
+    let start = Vaddr::new(mapping.addr().get() as u64);
+    RemoteRegion { start, len: mapping.len(), offset, page: mapping.page_size() }
 }
 
 pub(crate) fn page() -> u64 {

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use uzone_fault::Captured;
 use uzone_os::MessageSocket;
 use uzone_os::uffd::PendingFaults;
 
@@ -48,8 +47,12 @@ impl Worker {
             (CaptureRequest::End, None) if client.captures => {
                 client.captures = false;
                 let Some(captured) = session.memory.end_capture() else { return false };
-                let Captured { kept_pages, lost, .. } = captured;
-                CaptureReply::Ended { kept_pages, lost }
+                match captured {
+                    Ok(kept_pages) => CaptureReply::Ended { kept_pages, lost: None },
+                    Err(error) => {
+                        CaptureReply::Ended { kept_pages: 0, lost: Some(error.to_string()) }
+                    }
+                }
             }
             // Of a client that does not keep to the order.
             _ => return false,
@@ -62,7 +65,7 @@ impl Worker {
         let Some(client) = self.clients.remove(&key) else { return };
         let _ = self.set.remove(&client.socket);
         if let Some(session) = self.sessions.get(&client.session).filter(|_| client.captures) {
-            session.memory.end_capture();
+            drop(session.memory.end_capture());
         }
     }
 

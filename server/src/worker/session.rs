@@ -9,7 +9,7 @@ use std::time::Instant;
 use uzone_attach::protocol::Reply;
 use uzone_fault::{
     AdoptedMemory, Advice, Backing, Engine, EventLog, FaultStats, FaultTrace, KeptPages, LazyError,
-    LazyOptions, PendingFaults, Refusal, Remote, RemoteRegion, WriteCapture, WriteTracking,
+    LazyOptions, PendingFaults, Refusal, Remote, RemoteRegion, WriteTracking,
 };
 use uzone_os::peer::Peer;
 use uzone_os::{MessageSocket, Vaddr};
@@ -112,13 +112,13 @@ impl Session {
         // A client that has gone is found by its socket.
         let hurry = move || drop(link::send(&client, &CaptureReply::Hurry, &[]));
         let kept = KeptPages::from_fd(kept, self.memory.regions());
-        self.memory.capture(WriteCapture::new(memory, kept, pending, hurry), self.is_shared)
+        self.memory.capture(memory, kept, pending, self.is_shared, hurry)
     }
 
     /// Stops answering: no event is read when this returns.
     pub(crate) fn into_connection(self) -> Connection {
         let Self { memory, connection, .. } = self;
-        memory.end_capture();
+        drop(memory.end_capture());
         drop(memory);
         connection
     }

@@ -1,7 +1,7 @@
 //! What transparent huge pages are for: reading at random what is there, from memory that was filled in
 //! small pages, filled in huge ones, or made huge afterwards.
 
-use uzone_fault::{Engine, HugePages, LazyMapping, LazyOptions, Populate};
+use uzone_fault::{Engine, HugePages, LazyMapping, LazyOptions};
 use uzone_os::{Anonymous, HugeAdvice, Mapping};
 use uzone_pages::ByteLen;
 
@@ -35,7 +35,7 @@ pub(super) fn is_possible(file: &Source) -> Result<Result<(), String>> {
             return Ok(Err(format!("{error}{}", cause.unwrap_or_default())));
         }
     };
-    memory.populate(0..2 << 20, Populate::All)?;
+    memory.populate(0..2 << 20)?;
     Ok(match memory.stats().huge_pages {
         0 => Err("no huge page is free: too little memory is in one piece".to_owned()),
         _ => Ok(()),
@@ -46,7 +46,7 @@ pub(super) fn is_possible(file: &Source) -> Result<Result<(), String>> {
 fn filled(engine: &Engine, file: &Source, len: ByteLen, huge: HugePages) -> Result<LazyMapping> {
     let options = LazyOptions::default().huge(huge);
     let memory = engine.map(len, file.backing()?, &options)?;
-    memory.populate(0..len.get(), Populate::All)?;
+    memory.populate(0..len.get())?;
     Ok(memory)
 }
 

@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use uzone_fault::{Answer, Engine, LazyOptions, MapError, Reader};
+use uzone_fault::{Answer, Engine, LazyOptions, MapError};
 use uzone_pages::{Advice, ByteLen, FaultAround};
 
 use super::backend::Backend;
@@ -70,8 +70,7 @@ impl Ours {
     /// The same, and two threads answer for the mapping.
     pub(super) fn two_readers(order: Option<u8>, placement: &Placement) -> Result<Self> {
         let Self { row, name, options } = Self::new(order, placement)?;
-        let own = Reader::Own { cpus: Vec::new() };
-        let options = options.answer(Answer::Reader).reader(own);
+        let options = options.answer(Answer::Reader).own_reader(Vec::new());
         let options = options.readers(NonZeroUsize::MIN.saturating_add(1));
         Ok(Self { row: format!("readers-2-{row}"), name: format!("{name}, two readers"), options })
     }

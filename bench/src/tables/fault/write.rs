@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use uzone_fault::{Answer, LazyMapping, LazyOptions, MemoryBacking, Populate, WriteTracking};
+use uzone_fault::{Answer, LazyMapping, LazyOptions, MemoryBacking, WriteTracking};
 use uzone_os::{Mapping, Sharing};
 use uzone_pages::ByteLen;
 
@@ -59,7 +59,7 @@ fn write(
         suite.faults(role, row, name, move |row| {
             let backing = Arc::new(MemoryBacking::new(memory.clone(), Sharing::Private)?);
             let memory = placement.by_handler(|| Ok(engine.map(len, backing, &options)?))?;
-            memory.populate(0..len.get(), Populate::All)?;
+            memory.populate(0..len.get())?;
             placement.by_toucher(|| write_all(row, &memory, offsets, is_tracked))
         });
     }

@@ -3,9 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use uzone_fault::{
-    Backing, Engine, EngineOptions, LazyOptions, Memory, Populate, SharedBacking, Sharing,
-};
+use uzone_fault::{Backing, Engine, EngineOptions, LazyOptions, SharedBacking, Sharing};
 use uzone_os::{Access, Mapping};
 use uzone_pages::ByteLen;
 use uzone_snapshot::SnapshotBacking;
@@ -26,7 +24,7 @@ pub(super) fn in_order(material: &Material, session: &mut Session<'_>) -> Result
     };
     let filled = shared()?;
     let first = engine.map(bytes, filled.clone(), &LazyOptions::default())?;
-    first.populate(0..bytes.get(), Populate::All)?;
+    first.populate(0..bytes.get())?;
     let touch = move |row: &str, memory: &Mapping| timed(|| check(material, pages, row, memory));
     let lazily = move |row: &str, backing: Arc<dyn Backing>| {
         let memory = engine.map(bytes, backing, &LazyOptions::default())?;
@@ -57,9 +55,9 @@ pub(super) fn in_order(material: &Material, session: &mut Session<'_>) -> Result
 }
 
 fn file_of(shared: &SharedBacking) -> Result<OwnedFd> {
-    match shared.memory().map_err(failed)? {
-        Memory::File { fd, .. } => Ok(fd),
-        other => unreachable!("shared pages are in a memory file, and not in {other:?}"),
+    match shared.memory_file().map_err(failed)? {
+        Some((fd, _)) => Ok(fd),
+        None => unreachable!("shared pages are in a memory file"),
     }
 }
 

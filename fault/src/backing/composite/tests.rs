@@ -5,13 +5,14 @@ use std::sync::Mutex;
 
 use proptest::prelude::*;
 use uzone_os::uffd::{Answered, UffdError};
-use uzone_pages::{Advice, Content, FaultPattern, PageCount, Touch};
+use uzone_pages::{Advice, Content, PageCount, Touch};
 
 use super::*;
 use crate::backing::FunctionBacking;
 use crate::engine::core::{Core, ReaderState};
 use crate::engine::kernel::{Fill, Kernel};
 use crate::engine::pages::Policy;
+use crate::options::LazyOptions;
 use crate::track::page_states::PageStates;
 use crate::track::record::Recorder;
 
@@ -31,7 +32,7 @@ fn parts_that_are_no_whole_are_refused_by_where_they_start() {
     let backwards = Range { start: 2 * PAGE, end: PAGE };
     assert!(matches!(
         builder().zero(backwards).build(),
-        Err(MapError::EmptyPart { start, .. }) if start == 2 * PAGE
+        Err(MapError::PartCutsPage { start, .. }) if start == 2 * PAGE
     ));
     for (range, offset) in [(0..PAGE + 1, 0), (1..PAGE, 0), (0..PAGE, 512)] {
         assert!(matches!(
@@ -114,6 +115,16 @@ impl Kernel for Keeper {
     fn wake(&self, _: Range<u64>) {}
 }
 
+/// The pages of `whole`, in windows of `window`.
+fn core(kernel: &Arc<Keeper>, whole: CompositeBacking, pages: u64, window: u64) -> Core {
+    let contents = PageStates::reserve(PageCount::new(pages), PageSize::KIB_4).unwrap();
+    let size = FaultAround::try_new(ByteLen::new(window * PAGE)).unwrap();
+    let options = LazyOptions::default().advice(Advice::Normal).fault_around(size);
+    let (kernel, areas) = (kernel.clone(), [contents.fault_area(0)]);
+    let (policy, recorder) = (Policy::default(), Recorder::new(0));
+    Core::new(kernel, Arc::new(whole), contents, &areas, policy, &options, recorder)
+}
+
 /// What a part is: whose bytes, and whether they are ready.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
@@ -181,13 +192,7 @@ proptest! {
         let pages = expected.len() as u64;
         prop_assert_eq!(whole.byte_len(), Some(ByteLen::new(pages * PAGE)));
         let kernel = Arc::new(Keeper::default());
-        let contents = PageStates::reserve(PageCount::new(pages), PageSize::KIB_4).unwrap();
-        let size = FaultAround::try_new(ByteLen::new(window * PAGE)).unwrap();
-        let pattern =
-            FaultPattern::new(&[contents.fault_area(0, PageSize::KIB_4)], PageSize::KIB_4, Advice::Normal, size, FaultAround::MAX);
-        let policy = Policy { zeroes_by_copy: false, removed_is_zero: false, is_tracked: false };
-        let core =
-            Core::new(kernel.clone(), Arc::new(whole), contents, PageSize::KIB_4, policy, pattern, Recorder::new(0));
+        let core = core(&kernel, whole, pages, window);
         let mut state = ReaderState::new(4 * 4096);
         for (page, count, is_ready) in touches {
             let page = page % pages;
@@ -247,24 +252,7 @@ fn a_part_reaches_no_page_of_its_neighbours_also_when_it_panics() {
         .build()
         .unwrap();
     let kernel = Arc::new(Keeper::default());
-    let contents = PageStates::reserve(PageCount::new(4), PageSize::KIB_4).unwrap();
-    let pattern = FaultPattern::new(
-        &[contents.fault_area(0, PageSize::KIB_4)],
-        PageSize::KIB_4,
-        Advice::Normal,
-        FaultAround::MAX,
-        FaultAround::MAX,
-    );
-    let policy = Policy { zeroes_by_copy: false, removed_is_zero: false, is_tracked: false };
-    let core = Core::new(
-        kernel.clone(),
-        Arc::new(whole),
-        contents,
-        PageSize::KIB_4,
-        policy,
-        pattern,
-        Recorder::new(0),
-    );
+    let core = core(&kernel, whole, 4, 512);
     let mut state = ReaderState::new(4096);
     // What was installed before the panic counts.
     assert_eq!(core.map_ready(0..4, &mut state), 2);

@@ -200,14 +200,12 @@ impl Core {
 
     /// Records what became of a page that a thread waited for, if that was a fault.
     pub(crate) fn record(&self, awaited: &Awaited, outcome: FaultOutcome) {
-        if !awaited.is_fault {
-            return;
-        }
+        let Some((class, is_write)) = awaited.fault else { return };
         self.recorder.note(&[FaultRecord {
             at: self.recorder.since_start(awaited.since),
             offset: self.bytes(awaited.page..awaited.page + 1).start,
-            class: awaited.class,
-            is_write: awaited.is_write,
+            class,
+            is_write,
             outcome,
             latency: awaited.since.elapsed(),
         }]);

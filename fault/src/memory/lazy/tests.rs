@@ -10,7 +10,7 @@ use std::thread;
 
 use uzone_os::Mapping;
 use uzone_os::uffd::in_thread::{FileSource, Source};
-use uzone_os::uffd::{Features, KernelFaults, Uffd};
+use uzone_os::uffd::{Features, KernelFaults};
 use uzone_pages::ByteLen;
 
 use crate::backing::Backing;
@@ -18,8 +18,8 @@ use crate::backing::hooks::sealed::Sealed;
 use crate::engine::Engine;
 use crate::engine::window::Window;
 use crate::error::BackingError;
-use crate::memory::populate::Populate;
-use crate::options::{Answer, AnsweredBy, LazyOptions, WriteTracking};
+use crate::options::{Answer, LazyOptions, WriteTracking};
+use crate::tests::userfaultfd;
 
 /// A file of which a thread that populates reads the bytes, and installs them when it may go on.
 struct Late {
@@ -64,10 +64,7 @@ impl Backing for Late {
 #[cfg_attr(miri, ignore = "it takes faults")]
 fn bytes_that_were_read_before_a_thread_wrote_to_its_own_page_do_not_come_back() {
     let features = Features::SIGBUS | Features::POISON;
-    let uffd = Uffd::open(features, Features::NONE, KernelFaults::Never);
-    if uffd.is_err() {
-        assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{uffd:?}");
-        eprintln!("skipped: bytes_that_were_read_before: {uffd:?}");
+    if userfaultfd("bytes_that_were_read_before", features, KernelFaults::Never).is_none() {
         return;
     }
     let page = uzone_os::probe::page_size().bytes();
@@ -78,9 +75,9 @@ fn bytes_that_were_read_before_a_thread_wrote_to_its_own_page_do_not_come_back()
     let engine = Engine::new(NonZeroUsize::MIN).unwrap();
     let options = LazyOptions::default().answer(Answer::InThread).track_writes(WriteTracking::Sync);
     let memory = engine.map(ByteLen::new(page), Arc::new(backing), &options).unwrap();
-    assert_eq!(memory.answered_by(), AnsweredBy::Thread);
+    assert_eq!(memory.answered_in_thread(), Ok(()));
     thread::scope(|scope| {
-        let late = scope.spawn(|| memory.populate(0..page, Populate::Cached).unwrap());
+        let late = scope.spawn(|| memory.populate_cached(0..page).unwrap());
         reads.recv().unwrap();
         // This thread fills the page, and no other learns of it.
         memory.write_at(8, &[5; 8]).unwrap();

@@ -14,6 +14,7 @@ use crate::error::MapError;
 /// The states of the pages of one mapping, numbered from its start.
 pub(crate) struct PageStates {
     pages: Vec<Page>,
+    page: PageSize,
     area: PfnRange,
 }
 
@@ -22,9 +23,9 @@ impl PageStates {
         Err(MapError::Unknown(std::io::ErrorKind::Unsupported.into()))
     }
 
-    pub(crate) fn reserve(pages: PageCount, _: PageSize) -> Result<Self, MapError> {
+    pub(crate) fn reserve(pages: PageCount, page: PageSize) -> Result<Self, MapError> {
         let words = (0..pages.get()).map(|_| Page::new(())).collect();
-        let contents = Self { pages: words, area: PfnRange::try_new(Pfn::new(0), pages)? };
+        let contents = Self { pages: words, page, area: PfnRange::try_new(Pfn::new(0), pages)? };
         for page in 0..pages.get() {
             assert!(contents.advance(page, Content::Unknown, Content::Absent));
         }
@@ -35,8 +36,12 @@ impl PageStates {
         self.area
     }
 
-    pub(crate) fn fault_area(&self, address: u64, page: PageSize) -> FaultArea {
-        FaultArea { pages: self.area, address: address >> page.shift() }
+    pub(crate) fn fault_area(&self, address: u64) -> FaultArea {
+        FaultArea { pages: self.area, address: address >> self.page.shift() }
+    }
+
+    pub(crate) fn page_size(&self) -> PageSize {
+        self.page
     }
 
     fn folio(&self, page: u64) -> Option<Folio<'_, ()>> {
