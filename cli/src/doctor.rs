@@ -1,4 +1,4 @@
-//! `uzone doctor`: what this host offers, one line each, and how to mend what is missing.
+//! `uzone doctor`: what this host offers, one line each, and how to fix what is missing.
 //!
 //! The way of a fact: `facts.rs` asks the host, `checks.rs` decides what that means, `figures.rs`
 //! has it raw for machines, and this file prints it. Nothing on the host is changed.
@@ -17,11 +17,11 @@ use crate::output::{Output, Report, Style, Tone, Verbosity, number_list, table};
 use checks::{Check, Status};
 use facts::Facts;
 
-/// Show what this host offers big memory, and how to mend what is missing
+/// Show what this host offers big memory, and how to fix what is missing
 ///
 /// Each line is one check: `ok`; `note`, something only some programs want; `warn`, something that
 /// will be slow or fail when used; `FAIL`, something nothing works without. Only the last makes the
-/// exit code 1. A line that is not ok is followed by how to mend it. Nothing is changed.
+/// exit code 1. A line that is not ok is followed by how to fix it. Nothing is changed.
 #[derive(Debug, clap::Args)]
 #[command(after_help = exit::help(
     "uzone doctor --json | jq '.checks[] | select(.status != \"ok\")'",

@@ -7,22 +7,22 @@
 //! ```text
 //!  63            54 53            44 43                  22 21                   0
 //! ┌────────────────┬────────────────┬──────────────────────┬──────────────────────┐
-//! │     unused     │      bars      │         pins         │      references      │
+//! │     unused     │   inhibitors   │         pins         │      references      │
 //! └────────────────┴────────────────┴──────────────────────┴──────────────────────┘
 //! ```
 //!
 //! What must not happen to a page that is pinned (to be cleared, removed) then depends on two words.
-//! It is made to depend on one at a time by *bars*: a thread that makes a page unavailable bars its
-//! block first, which fails while the block is pinned, and only then changes the page; a barred block
+//! It is made to depend on one at a time by *inhibitors*: a thread that makes a page unavailable inhibits its
+//! block first, which fails while the block is pinned, and only then changes the page; an inhibited block
 //! gives no pin until the page is available again. So of a thread that pins the block and one that
 //! clears a page of it, one comes first in the order of the block's word, and the other is refused;
-//! `tests/loom.rs` searches that. A poisoned page bars its block as well, without waiting for the
+//! `tests/loom.rs` searches that. A poisoned page inhibits its block as well, without waiting for the
 //! holders: poisoning reports them instead.
 //!
 //! Only for memory whose pages always have a reference. Where pages come and go, the last put of a
 //! page would have to wait for the holds on its block.
 //!
-//! Cost: 8 bytes for 512 pages; a hold is one compare-and-swap, and so is a bar. No count is ever too
+//! Cost: 8 bytes for 512 pages; a hold is one compare-and-swap, and so is an inhibitor. No count is ever too
 //! high, not even for a moment.
 
 use crate::addr::{Order, PageCount, Pfn, PfnRange};
@@ -35,15 +35,15 @@ use crate::word::HoldKind;
 pub const BLOCK_ORDER: Order = if cfg!(loom) { Order::new(1) } else { Order::PMD };
 
 const COUNT_BITS: u32 = 22;
-const BAR_BITS: u32 = 10;
-const BARS_SHIFT: u32 = 2 * COUNT_BITS;
-const ONE_BAR: u64 = 1 << BARS_SHIFT;
+const INHIBITOR_BITS: u32 = 10;
+const INHIBITORS_SHIFT: u32 = 2 * COUNT_BITS;
+const ONE_INHIBITOR: u64 = 1 << INHIBITORS_SHIFT;
 const MAX_COUNT: u64 = (1 << COUNT_BITS) - 1;
-const MAX_BARS: u64 = (1 << BAR_BITS) - 1;
+const MAX_INHIBITORS: u64 = (1 << INHIBITOR_BITS) - 1;
 
-const _: () = assert!(BARS_SHIFT + BAR_BITS <= 64);
-// Every page may have a bar, and half a thousand threads may be about to add one.
-const _: () = assert!(MAX_BARS > 1 << BLOCK_ORDER.get());
+const _: () = assert!(INHIBITORS_SHIFT + INHIBITOR_BITS <= 64);
+// Every page may have an inhibitor, and half a thousand threads may be about to add one.
+const _: () = assert!(MAX_INHIBITORS > 1 << BLOCK_ORDER.get());
 
 #[derive(Clone, Copy, Debug)]
 struct Counts(u64);
@@ -56,12 +56,12 @@ impl Counts {
         }
     }
 
-    const fn bars(self) -> u64 {
-        (self.0 >> BARS_SHIFT) & MAX_BARS
+    const fn inhibitors(self) -> u64 {
+        (self.0 >> INHIBITORS_SHIFT) & MAX_INHIBITORS
     }
 
-    const fn is_barred(self, sort: HoldKind) -> bool {
-        matches!(sort, HoldKind::Pin) && self.bars() != 0
+    const fn is_inhibited(self, sort: HoldKind) -> bool {
+        matches!(sort, HoldKind::Pin) && self.inhibitors() != 0
     }
 }
 
@@ -116,8 +116,8 @@ impl<'a> BlockRef<'a> {
     /// Takes a block whose pages all start with bytes that may be pinned, or none of them. A block
     /// that the memmap has a part of only counts as whole: it is never held as such.
     pub(crate) fn new(block: &'a Block, starts_pinnable: bool) -> Self {
-        let bars = if starts_pinnable { 0 } else { BLOCK_ORDER.pages().get() };
-        Self { block, template: Counts(bars * ONE_BAR) }
+        let inhibitors = if starts_pinnable { 0 } else { BLOCK_ORDER.pages().get() };
+        Self { block, template: Counts(inhibitors * ONE_INHIBITOR) }
     }
 
     fn counts(self) -> Counts {
@@ -134,21 +134,21 @@ impl<'a> BlockRef<'a> {
     /// Holds every page of the block.
     ///
     /// # Errors
-    /// [`HoldError::Busy`] if it is barred: the word of one of its pages has the reason. Or
+    /// [`HoldError::Busy`] if it is inhibited: the word of one of its pages has the reason. Or
     /// [`HoldError::Overflow`].
     #[inline]
     pub(crate) fn hold(self, sort: HoldKind) -> Result<(), HoldError> {
-        // Acquire pairs with the Release in `unbar`: who holds the block sees what was done to its
-        // pages while it was barred.
+        // Acquire pairs with the Release in `uninhibit`: the holder of the block sees what was done to its
+        // pages while it was inhibited.
         self.update(Ordering::Acquire, |counts| {
-            if counts.is_barred(sort) {
+            if counts.is_inhibited(sort) {
                 return Err(HoldError::Busy);
             }
             add_hold(counts, sort)
         })
     }
 
-    /// Holds the block once more for a holder who holds it already, barred or not.
+    /// Holds the block once more for a holder who holds it already, inhibited or not.
     pub(crate) fn hold_again(self, sort: HoldKind) -> Result<(), HoldError> {
         // Relaxed: the caller's own hold has acquired what there is to see.
         self.update(Ordering::Relaxed, |counts| add_hold(counts, sort))
@@ -158,7 +158,7 @@ impl<'a> BlockRef<'a> {
     #[inline]
     #[must_use]
     pub(crate) fn give_back(self, sort: HoldKind) -> bool {
-        // Release pairs with the Acquire in `bar`: who bars the block sees what its holders wrote.
+        // Release pairs with the Acquire in `inhibit`: the thread that inhibits the block sees what its holders wrote.
         self.update(Ordering::Release, |counts| {
             if counts.holds(sort) == 0 {
                 return Err(());
@@ -168,47 +168,47 @@ impl<'a> BlockRef<'a> {
         .is_ok()
     }
 
-    /// Keeps new pins off, unless there are some that this bar would have to wait for: then it returns how
+    /// Keeps new pins off, unless there are some that this inhibitor would have to wait for: then it returns how
     /// many.
-    pub(crate) fn bar(self) -> Result<(), u32> {
-        self.add_bars(1, true)
+    pub(crate) fn inhibit(self) -> Result<(), u32> {
+        self.add_inhibitors(1, true)
     }
 
-    /// Adds bars for `pages` pages, whoever has pinned the block: beside one that the caller has set, which
+    /// Adds inhibitors for `pages` pages, whatever pins the block has: beside one that the caller has set, which
     /// keeps pins off meanwhile, or because a page went bad.
-    pub(crate) fn bar_more(self, pages: u64) {
-        let barred = self.add_bars(pages, false);
-        debug_assert!(barred.is_ok(), "it does not look at pins");
+    pub(crate) fn inhibit_more(self, pages: u64) {
+        let inhibited = self.add_inhibitors(pages, false);
+        debug_assert!(inhibited.is_ok(), "it does not look at pins");
     }
 
-    fn add_bars(self, pages: u64, waits_for_pins: bool) -> Result<(), u32> {
+    fn add_inhibitors(self, pages: u64, waits_for_pins: bool) -> Result<(), u32> {
         loop {
-            let barred = self.update(Ordering::Acquire, |counts| {
+            let inhibited = self.update(Ordering::Acquire, |counts| {
                 let pins = counts.holds(HoldKind::Pin);
                 if waits_for_pins && pins != 0 {
                     Err(Some(pins))
-                } else if counts.bars() + pages > MAX_BARS {
+                } else if counts.inhibitors() + pages > MAX_INHIBITORS {
                     Err(None)
                 } else {
-                    Ok(Counts(counts.0 + ONE_BAR * pages))
+                    Ok(Counts(counts.0 + ONE_INHIBITOR * pages))
                 }
             });
-            match barred {
+            match inhibited {
                 Ok(()) => return Ok(()),
                 Err(Some(pins)) => return Err(pins),
-                // Five hundred threads are between their bar and their page. At most one bar a page stays,
+                // Five hundred threads are between their inhibitor and their page. At most one inhibitor a page stays,
                 // so there is room again when others go on.
                 Err(None) => core::hint::spin_loop(),
             }
         }
     }
 
-    /// Takes the bars of `pages` pages back.
-    pub(crate) fn unbar(self, pages: u64) {
+    /// Takes the inhibitors of `pages` pages back.
+    pub(crate) fn uninhibit(self, pages: u64) {
         // Release pairs with the Acquire in `hold`. Subtracting needs no decoding.
-        let before = self.block.0.fetch_sub(ONE_BAR * pages, Ordering::Release);
+        let before = self.block.0.fetch_sub(ONE_INHIBITOR * pages, Ordering::Release);
         let before = Counts(before.wrapping_add(self.template.0));
-        debug_assert!(before.bars() >= pages, "only a bar that was set is removed");
+        debug_assert!(before.inhibitors() >= pages, "only an inhibitor that was set is removed");
     }
 
     #[inline]
@@ -248,31 +248,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bar_keeps_off_what_it_is_for_and_nothing_else() {
+    fn an_inhibitor_keeps_off_what_it_is_for_and_nothing_else() {
         let block = Block::new();
         let block = BlockRef::new(&block, true);
-        assert_eq!(block.bar(), Ok(()));
+        assert_eq!(block.inhibit(), Ok(()));
         assert_eq!(block.hold(HoldKind::Pin), Err(HoldError::Busy));
         assert_eq!(block.hold(HoldKind::Reference), Ok(()));
         assert!(block.give_back(HoldKind::Reference));
         assert!(!block.give_back(HoldKind::Reference));
-        block.unbar(1);
+        block.uninhibit(1);
         assert_eq!(block.hold(HoldKind::Pin), Ok(()));
-        assert_eq!(block.bar(), Err(1));
-        block.bar_more(1);
+        assert_eq!(block.inhibit(), Err(1));
+        block.inhibit_more(1);
         assert_eq!(block.hold_again(HoldKind::Pin), Ok(()));
         assert_eq!(block.holds(), (0, 2));
     }
 
     #[test]
-    fn a_block_none_of_whose_pages_may_be_pinned_is_barred_until_all_may() {
+    fn a_block_none_of_whose_pages_may_be_pinned_is_inhibited_until_all_may() {
         let block = Block::new();
         let block = BlockRef::new(&block, false);
         assert_eq!(block.hold(HoldKind::Pin), Err(HoldError::Busy));
         assert_eq!(block.hold(HoldKind::Reference), Ok(()));
-        block.unbar(BLOCK_ORDER.pages().get() - 1);
+        block.uninhibit(BLOCK_ORDER.pages().get() - 1);
         assert_eq!(block.hold(HoldKind::Pin), Err(HoldError::Busy));
-        block.unbar(1);
+        block.uninhibit(1);
         assert_eq!(block.hold(HoldKind::Pin), Ok(()));
         assert_eq!(block.holds(), (1, 1));
     }

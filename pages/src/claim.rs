@@ -1,10 +1,10 @@
 //! Steps of the content of many pages: [`Memmap::advance_run`].
 //!
-//! Page by page, a step of a base page is two atomics: the bar of its block, and its word. A run bars
+//! Page by page, a step of a base page is two atomics: the inhibitor of its block, and its word. A run inhibits
 //! the block for itself, before its first page and until after its last, and takes and gives back the
-//! bars of pages a few at a time; so what is left is little more than one atomic a page. What makes
-//! that right is the order: a page that becomes unpinnable has a bar of its own from before that step
-//! on, for others may make it pinnable again while the run goes on, and then take that bar back.
+//! inhibitors of pages a few at a time; so what is left is little more than one atomic a page. What makes
+//! that right is the order: a page that becomes unpinnable has an inhibitor of its own from before that step
+//! on, for others may make it pinnable again while the run goes on, and then take that inhibitor back.
 
 use core::ops::Deref;
 
@@ -66,7 +66,7 @@ where
     ) {
         let Some(block) = self.block(start) else { return };
         let is_leaving = !to.is_pinnable() && from.iter().any(|from| from.is_pinnable());
-        if is_leaving && let Err(pins) = block.bar() {
+        if is_leaving && let Err(pins) = block.inhibit() {
             for (pfn, folio) in self.folios(start, end) {
                 // What would have been refused for another reason is refused for that.
                 let found = folio.own_word().content();
@@ -78,42 +78,42 @@ where
             }
             return;
         }
-        let mut spare = Spare { block, bars: u64::from(is_leaving) };
-        // Without their blocks: those are barred here for all of them.
+        let mut spare = Spare { block, inhibitors: u64::from(is_leaving) };
+        // Without their blocks: those are inhibited here for all of them.
         for (pfn, folio) in self.bare_folios(start, end) {
-            if is_leaving && spare.bars == 1 {
-                block.bar_more(SPARE_BARS);
-                spare.bars += SPARE_BARS;
+            if is_leaving && spare.inhibitors == 1 {
+                block.inhibit_more(SPARE_INHIBITORS);
+                spare.inhibitors += SPARE_INHIBITORS;
             }
             let advanced = advance(folio, from, to);
             if let Ok(from) = advanced {
-                spare.bars -= u64::from(from.is_pinnable() && !to.is_pinnable());
-                spare.bars += u64::from(!from.is_pinnable() && to.is_pinnable());
+                spare.inhibitors -= u64::from(from.is_pinnable() && !to.is_pinnable());
+                spare.inhibitors += u64::from(!from.is_pinnable() && to.is_pinnable());
             }
-            if spare.bars > 2 * SPARE_BARS {
-                spare.bars -= SPARE_BARS;
-                block.unbar(SPARE_BARS);
+            if spare.inhibitors > 2 * SPARE_INHIBITORS {
+                spare.inhibitors -= SPARE_INHIBITORS;
+                block.uninhibit(SPARE_INHIBITORS);
             }
             each(pfn, advanced);
         }
     }
 }
 
-/// How many bars a run takes or gives back at a time. A block that has a bar for every page has room
+/// How many inhibitors a run takes or gives back at a time. A block that has an inhibitor for every page has room
 /// for those of a dozen runs.
-const SPARE_BARS: u64 = 16;
+const SPARE_INHIBITORS: u64 = 16;
 
-/// The bars of a run that are no page's: while it takes pages away, always one, which keeps pins off.
+/// The inhibitors of a run that are no page's: while it takes pages away, always one, which keeps pins off.
 /// Dropping it takes them back, also if the caller panics.
 struct Spare<'a> {
     block: BlockRef<'a>,
-    bars: u64,
+    inhibitors: u64,
 }
 
 impl Drop for Spare<'_> {
     fn drop(&mut self) {
-        if self.bars > 0 {
-            self.block.unbar(self.bars);
+        if self.inhibitors > 0 {
+            self.block.uninhibit(self.inhibitors);
         }
     }
 }
@@ -130,7 +130,7 @@ fn advance<P>(folio: Folio<'_, P>, from: &[Content], to: Content) -> Result<Cont
         if !from.contains(&found) {
             return Err(AdvanceError::Found { expected: to_expect(from), found });
         }
-        match folio.advance_barred(found, to) {
+        match folio.advance_inhibited(found, to) {
             Ok(()) => return Ok(found),
             // Another state of those that are right: it ends, for another thread's step succeeded.
             Err(AdvanceError::Found { found: now, .. }) if from.contains(&now) => {}

@@ -109,7 +109,7 @@ impl Content {
             (Zero, Present | Absent | Removed) => true,
             // Touched again, as zeroes or through a fault.
             (Removed, Absent | Filling | Zero) => true,
-            // Mended: what is in it now is unknown, or has to be produced anew.
+            // Unpoisoned: what is in it now is unknown, or has to be produced anew.
             (Poisoned, Unknown | Absent) => true,
             (Poisoned, _) => false,
             (_, Poisoned) => true,

@@ -301,9 +301,9 @@ impl<'a, P> Folio<'a, P> {
         .is_ok()
     }
 
-    fn unbar(self) {
+    fn uninhibit(self) {
         if let Some(block) = self.block {
-            block.unbar(1);
+            block.uninhibit(1);
         }
     }
 
@@ -323,22 +323,22 @@ impl<'a, P> Folio<'a, P> {
         let is_leaving = from.is_pinnable() && !to.is_pinnable();
         if is_leaving && let Some(block) = self.block {
             match to {
-                Content::Poisoned => block.bar_more(1),
-                _ => block.bar().map_err(|pins| AdvanceError::Pinned { pins })?,
+                Content::Poisoned => block.inhibit_more(1),
+                _ => block.inhibit().map_err(|pins| AdvanceError::Pinned { pins })?,
             }
         }
-        let advanced = self.advance_barred(from, to);
+        let advanced = self.advance_inhibited(from, to);
         let is_arriving = !from.is_pinnable() && to.is_pinnable();
         if is_leaving && advanced.is_err() || is_arriving && advanced.is_ok() {
-            self.unbar();
+            self.uninhibit();
         }
         advanced
     }
 
     /// Advances the content as [`Folio::advance`] does, along a legal step, while the caller answers
-    /// for the bars of the block: there is one from before a page becomes unpinnable until after it
+    /// for the inhibitors of the block: there is one from before a page becomes unpinnable until after it
     /// is pinnable again.
-    pub(crate) fn advance_barred(self, from: Content, to: Content) -> Result<(), AdvanceError> {
+    pub(crate) fn advance_inhibited(self, from: Content, to: Content) -> Result<(), AdvanceError> {
         let needs_no_pins = from.is_pinnable() && !to.is_pinnable() && to != Content::Poisoned;
         // Acquire and Release: who sees the new state sees the bytes behind it, and who leaves the
         // old one has seen the bytes behind that.
@@ -371,7 +371,7 @@ impl<'a, P> Folio<'a, P> {
     /// be unpoisoned between two reads.
     #[must_use = "it may not have happened"]
     pub fn take_zero(self) -> bool {
-        // Acquire and Release: as in `advance_barred`.
+        // Acquire and Release: as in `advance_inhibited`.
         let is_taken = self
             .update(Ordering::AcqRel, |word| {
                 if word.content() != Content::Zero || word.is_partly_poisoned() {
@@ -381,7 +381,7 @@ impl<'a, P> Folio<'a, P> {
             })
             .is_ok();
         if is_taken {
-            self.unbar();
+            self.uninhibit();
         }
         is_taken
     }

@@ -295,7 +295,7 @@ pub fn hand_out<D: PoolBackend>(depot: &D, folios: usize) -> Result<usize, Refus
         } else if stock.in_work > 0 {
             stock = depot.wait(stock);
         } else if !has_looked_again && stock.pinned() + stock.bad() > 0 {
-            // They may have been given back, or mended, meanwhile.
+            // They may have been given back, or unpoisoned, meanwhile.
             has_looked_again = true;
             sort_again(depot, &mut stock);
         } else {

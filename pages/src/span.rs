@@ -17,8 +17,8 @@ use crate::memmap::Memmap;
 use crate::page::Page;
 use crate::word::HoldKind;
 
-/// How often a barred block is looked at before it is called busy: longer than a thread takes from
-/// its bar to its page, if it runs.
+/// How often an inhibited block is looked at before it is called busy: longer than a thread takes from
+/// its inhibitor to its page, if it runs.
 const PATIENCE: u32 = if cfg!(loom) { 1 } else { 256 };
 
 /// A range of pages whose folios are held.
@@ -271,7 +271,7 @@ where
     fn hold_blocks(&self, first: Pfn, last: Pfn, sort: HoldKind) -> Result<(), (Pfn, HoldError)> {
         for (start, block) in self.blocks(first, last) {
             if let Err(refusal) = block.hold(sort)
-                && let Err(refused) = self.hold_barred(start, block, sort, refusal)
+                && let Err(refused) = self.hold_inhibited(start, block, sort, refusal)
             {
                 self.release_blocks(first, start, sort);
                 return Err(refused);
@@ -280,9 +280,9 @@ where
         Ok(())
     }
 
-    /// Finds the page for which a block is barred; holds the block if the bar has gone meanwhile.
+    /// Finds the page for which a block is inhibited; holds the block if the inhibitor has gone meanwhile.
     #[cold]
-    fn hold_barred(
+    fn hold_inhibited(
         &self,
         start: Pfn,
         block: BlockRef<'_>,
@@ -299,7 +299,7 @@ where
                     return Err((pfn, cause));
                 }
             }
-            // The thread that barred it is between the steps on the block and on the page.
+            // The thread that inhibited it is between the steps on the block and on the page.
             spin();
             match block.hold(sort) {
                 Ok(()) => return Ok(()),

@@ -343,13 +343,13 @@ impl Blocked {
         self.memmap.release(span, sort, |_| unreachable!());
     }
 
-    /// Whether every count is as it was and no bar is left.
+    /// Whether every count is as it was and no inhibitor is left.
     fn assert_fresh(&self) {
         for index in 0..BLOCK_ORDER.pages().get() {
             assert_eq!(self.page(index).word(), Word::initial(GENERIC));
         }
         for sort in [HoldKind::Reference, HoldKind::Pin] {
-            let span = self.hold(sort).expect("no bar is left");
+            let span = self.hold(sort).expect("no inhibitor is left");
             self.release(span, sort);
         }
     }
@@ -531,7 +531,7 @@ fn a_block_whose_guard_is_split_is_held_until_both_parts_are_gone() {
     seen.assert_all();
 }
 
-/// A run of pages is cleared beside a pin of the block: the bars of the run keep the pin off from
+/// A run of pages is cleared beside a pin of the block: the inhibitors of the run keep the pin off from
 /// before its first page to after its last.
 #[test]
 fn a_run_of_pages_is_cleared_or_its_block_pinned_never_both() {
@@ -570,10 +570,10 @@ fn a_run_of_pages_is_cleared_or_its_block_pinned_never_both() {
     seen.assert_all();
 }
 
-/// Pages are taken away, and a fault brings one back while the run still goes on: that page's bar goes,
+/// Pages are taken away, and a fault brings one back while the run still goes on: that page's inhibitor goes,
 /// and the block is not pinned before the others are back as well.
 #[test]
-fn a_page_that_comes_back_during_a_run_leaves_the_bars_of_the_others() {
+fn a_page_that_comes_back_during_a_run_leaves_the_inhibitors_of_the_others() {
     let seen = Seen::new(2);
     let marks = seen.marks();
     loom::model(move || {
@@ -609,11 +609,11 @@ fn a_page_that_comes_back_during_a_run_leaves_the_bars_of_the_others() {
     seen.assert_all();
 }
 
-/// What clearing would be if it looked for pins of the block and of the page without a bar: the
+/// What clearing would be if it looked for pins of the block and of the page without an inhibitor: the
 /// search must find a page that is cleared under a pin.
 #[test]
 #[should_panic(expected = "cleared under a pin")]
-fn clearing_that_does_not_bar_the_block_clears_under_a_pin() {
+fn clearing_that_does_not_inhibit_the_block_clears_under_a_pin() {
     use loom::sync::atomic::AtomicU64;
     loom::model(|| {
         // The pins of the block, and whether the page is being cleared.

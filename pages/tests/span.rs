@@ -257,7 +257,7 @@ proptest! {
             prop_assert_eq!((word.references(), word.pins()), (1, 0));
             let _ = folio(page).advance(Content::Poisoned, Content::Unknown);
         }
-        // No bar is left behind either, where no page is unpinnable.
+        // No inhibitor is left behind either, where no page is unpinnable.
         if plain.iter().all(|page| page.content.is_pinnable() || page.content == Content::Poisoned) {
             for sort in [HoldKind::Reference, HoldKind::Pin] {
                 let span = hold(&memmap, range(START, PAGES), sort).unwrap();

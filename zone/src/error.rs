@@ -291,14 +291,14 @@ pub enum PinError {
         pfn: Pfn,
     },
     /// The page is to be marked as good, and is not bad.
-    #[error("page {pfn} is not bad: there is nothing to mend")]
+    #[error("page {pfn} is not bad: there is nothing to unpoison")]
     NotPoisoned {
         /// The page that was given.
         pfn: Pfn,
     },
     /// The page is to be marked as good while a thread clears or fills it, which has not seen yet that it
     /// is bad.
-    #[error("page {pfn} is being cleared or filled: mend it when that has ended")]
+    #[error("page {pfn} is being cleared or filled: unpoison it when that has ended")]
     Owned {
         /// The page that was given.
         pfn: Pfn,

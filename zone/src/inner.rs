@@ -232,7 +232,7 @@ impl<P: Payload> Inner<P> {
     }
 
     /// Returns what a page is when it is good again.
-    pub(crate) fn mended_as(&self) -> Content {
+    pub(crate) fn unpoisoned_as(&self) -> Content {
         match self.parts.memmap.started_as() {
             Content::Absent => Content::Absent,
             _ => Content::Unknown,

@@ -9,7 +9,7 @@
 //! word that [`Pagemap::poison`](crate::PagemapView::poison) returns, and the owner's callback hears of it
 //! (`pages/tests/loom.rs` searches that order).
 //!
-//! Locks: one for the list, held over the change of the word so that two threads who mark and mend
+//! Locks: one for the list, held over the change of the word so that two threads who mark and unpoison
 //! pages of the same folio leave list and word in agreement. Readers ask the list only when a word
 //! states that it is not empty.
 
@@ -56,8 +56,11 @@ impl<P: Payload> Inner<P> {
         }
         list.remove(&pfn);
         if self.order() == Order::BASE {
-            let mended = folio.advance(Content::Poisoned, self.mended_as());
-            debug_assert!(mended.is_ok(), "what is listed is poisoned, and only here is it mended");
+            let unpoisoned = folio.advance(Content::Poisoned, self.unpoisoned_as());
+            debug_assert!(
+                unpoisoned.is_ok(),
+                "what is listed is poisoned, and only here is it unpoisoned"
+            );
         } else {
             let head = pfn.align_down(self.order());
             let folio_range = PfnRange::try_new(head, self.order().pages());

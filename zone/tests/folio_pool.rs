@@ -249,9 +249,9 @@ fn a_bad_page_is_never_handed_out_and_a_mended_one_is() {
             assert!(pool.take().is_err());
             assert_eq!(pool.stats().bad, 2);
             pool.pagemap().unpoison(bad).unwrap();
-            let mended = pool.take().unwrap();
-            assert!(mended.range().contains(bad));
-            assert_zero_and_use(&pool, &mended, 1);
+            let unpoisoned = pool.take().unwrap();
+            assert!(unpoisoned.range().contains(bad));
+            assert_zero_and_use(&pool, &unpoisoned, 1);
         }
     }
 }

@@ -302,14 +302,14 @@ impl Machine {
             }
             Step::Unpoison { page } => {
                 let page = BASE + page;
-                let mended = self.pagemap().unpoison(Pfn::new(page));
+                let unpoisoned = self.pagemap().unpoison(Pfn::new(page));
                 let is_owned =
                     self.contents.get(&self.head(page)).is_some_and(|content| content.is_owned());
                 if self.bad.contains(&page) && is_owned {
-                    assert_eq!(mended, Err(PinError::Owned { pfn: Pfn::new(page) }));
+                    assert_eq!(unpoisoned, Err(PinError::Owned { pfn: Pfn::new(page) }));
                 } else {
-                    assert_eq!(mended.is_ok(), self.bad.remove(&page));
-                    if mended.is_ok() && self.content(page) == Content::Zero {
+                    assert_eq!(unpoisoned.is_ok(), self.bad.remove(&page));
+                    if unpoisoned.is_ok() && self.content(page) == Content::Zero {
                         self.contents.remove(&self.head(page));
                     }
                 }
@@ -318,7 +318,7 @@ impl Machine {
                 let page = BASE + page;
                 let from = self.content(page);
                 match self.pagemap().advance(Pfn::new(page), from, to) {
-                    // Only mending makes a bad page good: the list would still have it.
+                    // Only unpoisoning makes a bad page good: the list would still have it.
                     Ok(()) if from == Content::Poisoned => {
                         self.pagemap().advance(Pfn::new(page), to, Content::Poisoned).unwrap();
                     }

@@ -63,10 +63,10 @@ fn a_bad_page_that_is_mended_is_as_good_as_any() {
         for pfn in bad {
             pagemap.poison(pfn).unwrap();
         }
-        for (mended, pfn) in bad.into_iter().enumerate() {
+        for (unpoisoned, pfn) in bad.into_iter().enumerate() {
             pagemap.unpoison(pfn).unwrap();
             assert!(pagemap.pin(PfnRange::try_single(pfn).unwrap()).is_ok());
-            assert_eq!(pagemap.pin(range(0x1008, 8)).is_ok(), mended == 2);
+            assert_eq!(pagemap.pin(range(0x1008, 8)).is_ok(), unpoisoned == 2);
         }
         let after: Vec<_> = pagemap.pages().map(uzone_zone::PageView::word).collect();
         assert_eq!(before, after);
@@ -195,7 +195,7 @@ fn a_page_of_base_pages_says_that_it_is_bad() {
     assert_eq!(HoldError::Content(Content::Poisoned).to_string(), "the page's content is poisoned");
 }
 
-/// Threads mark and mend pages of the same folios while others pin: at the end list and words agree.
+/// Threads mark and unpoison pages of the same folios while others pin: at the end list and words agree.
 #[test]
 fn threads_that_mark_and_mend_leave_list_and_words_in_agreement() {
     for order in [0, 3] {

@@ -1,4 +1,4 @@
-//! Threads pin, split, mark bad, mend, clear and unbind at once, for `SOAK_SECS` seconds (3
+//! Threads pin, split, mark bad, unpoison, clear and unbind at once, for `SOAK_SECS` seconds (3
 //! by default, a minute in the checks), and the invariants hold all the time:
 //!
 //! - a pinned page has its bytes, and no thread clears it or gives it away;
@@ -115,7 +115,7 @@ fn pin(zone: &Zone, shared: &RwLock<Option<Pagemap>>, counters: &Counters, rando
     }
 }
 
-/// Clears a page, or marks it bad and mends it.
+/// Clears a page, or marks it bad and unpoisons it.
 fn disturb(shared: &RwLock<Option<Pagemap>>, counters: &Counters, random: &mut Random) {
     let lock = shared.read().unwrap();
     let Some(pagemap) = &*lock else { return };

@@ -546,7 +546,7 @@ fn uffd_features(facts: &Facts) -> Check {
         Err(error) => {
             return Check::note(
                 format!("not known: {}", sentence(error)),
-                "mend userfaultfd, above, and run again",
+                "fix userfaultfd, above, and run again",
             );
         }
     };

@@ -261,7 +261,7 @@ fn judge(table: &[Judged]) {
         assert_eq!(check.status, *status, "{check:?}");
         assert!(check.value.contains(value), "{check:?} should say {value}");
         let found = check.fix.as_deref().unwrap_or_default();
-        assert!(found.contains(fix), "{check:?} should be mended by {fix}");
+        assert!(found.contains(fix), "{check:?} should be fixed by {fix}");
         assert_eq!(found.is_empty(), fix.is_empty(), "{check:?}");
     }
 }

@@ -114,7 +114,7 @@ pub(crate) fn failure(
     }
     let mut bad = inner.bad_pages(range);
     if bad.is_empty() {
-        bad.push(pfn); // mended by now
+        bad.push(pfn); // unpoisoned by now
     }
     PinError::Poisoned { pfn, good: good_pieces(range, &bad) }
 }
