@@ -186,6 +186,11 @@ pub(crate) struct Canvas {
 }
 
 impl Canvas {
+    /// Returns whether it is as wide as a phone.
+    pub(crate) fn is_narrow(&self) -> bool {
+        self.width < 600.0
+    }
+
     pub(crate) fn new(id: &str, width: f64) -> Self {
         let (body, boxes, inks) = (String::new(), Vec::new(), BTreeSet::new());
         Self { id: id.to_owned(), width, height: 0.0, body, boxes, inks }

@@ -1,14 +1,14 @@
 //! [`columns`]: how many of each kind in each step of time or latency.
 
 use super::axis::Axis;
-use super::{Sample, is_narrow, legend};
+use super::legend::{Sample, legend};
 use crate::canvas::{Anchor, Canvas, fit};
 use crate::chart::{Columns, Unit};
 use crate::text::float;
 
 /// Draws stacked columns.
 pub(super) fn columns(canvas: &mut Canvas, columns: &Columns) {
-    let (top, bottom) = (30.0, if is_narrow(canvas) { 200.0 } else { 230.0 });
+    let (top, bottom) = (30.0, if canvas.is_narrow() { 200.0 } else { 230.0 });
     let most = columns.counts.iter().map(|counts| total(counts)).max().unwrap_or(0);
     let y_axis = Axis::from_zero(float(most.max(4)), Unit::Plain, (bottom, top));
     let (left, right) = (y_axis.label_room(), canvas.width - 6.0);

@@ -1,7 +1,7 @@
 //! [`heat`]: which addresses were wanted when.
 
 use super::axis::Axis;
-use super::{Sample, is_narrow, legend};
+use super::legend::{Sample, legend};
 use crate::canvas::{Anchor, Canvas, fit};
 use crate::chart::{Heat, Unit};
 use crate::text::count;
@@ -34,7 +34,7 @@ fn shades(counts: &[u64]) -> (impl Fn(u64) -> Option<usize>, Vec<u64>) {
 
 /// Draws the map: time to the right, addresses upwards.
 pub(super) fn heat(canvas: &mut Canvas, heat: &Heat) {
-    let (top, bottom) = (30.0, if is_narrow(canvas) { 270.0 } else { 350.0 });
+    let (top, bottom) = (30.0, if canvas.is_narrow() { 270.0 } else { 350.0 });
     let y_axis = Axis::between(0.0, heat.len_bytes, Unit::Bytes, (bottom, top));
     let (left, right) = (y_axis.label_room(), canvas.width - 8.0);
     y_axis.left(canvas, left, right);

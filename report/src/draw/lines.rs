@@ -1,7 +1,7 @@
 //! [`lines`]: how something changes with a length or a count.
 
 use super::axis::Axis;
-use super::{Sample, is_narrow, legend};
+use super::legend::{Sample, legend};
 use crate::canvas::{Anchor, Canvas};
 use crate::chart::{Lines, Role, Series};
 
@@ -18,7 +18,7 @@ fn stroke(series: &Series, before: usize) -> (f64, &'static str) {
 
 /// Draws the lines, the important ones last and so on top.
 pub(super) fn lines(canvas: &mut Canvas, lines: &Lines) {
-    let bottom = if is_narrow(canvas) { 250.0 } else { 300.0 };
+    let bottom = if canvas.is_narrow() { 250.0 } else { 300.0 };
     let top = 30.0;
     let points = || lines.series.iter().flat_map(|series| series.points.iter());
     let y_axis = if lines.is_log {

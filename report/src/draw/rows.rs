@@ -3,10 +3,13 @@
 //! On a page the label stands at the left of its mark, on a phone above it.
 
 use super::axis::Axis;
-use super::{MOST_ROWS, Sample, is_narrow, legend};
+use super::legend::{Sample, legend};
 use crate::canvas::{Anchor, BOLD, Canvas, Ink, Shape, fit, width};
 use crate::chart::{Mark, Role, Rows};
 use crate::text::count;
+
+/// How many rows of a chart are drawn; the others are in its table.
+pub(crate) const MOST_ROWS: usize = 60;
 
 /// Where the parts of rows are.
 struct Place {
@@ -34,7 +37,7 @@ fn place<'a>(
 ) -> Place {
     let texts = rows.clone().map(|(.., text)| width(text)).fold(0.0, f64::max) + 12.0;
     let count = rows.clone().count();
-    if is_narrow(canvas) {
+    if canvas.is_narrow() {
         let right = canvas.width - texts.min(canvas.width * 0.5) - 2.0;
         let label_room = canvas.width - 4.0;
         Place {

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::canvas::Fill;
+use crate::canvas::Ink;
 use crate::chart::{Columns, Heat, Lines, Mark, Numbers, Role, Rows, Series, Unit};
 
 fn role() -> impl Strategy<Value = Role> {

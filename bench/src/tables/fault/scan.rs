@@ -73,11 +73,7 @@ pub(super) fn table(
         let order = order.filter(|_| is_published);
         spec.row.published = order.and_then(|order| published(pattern, 1, order, len));
     }
-    for order in IN_THREAD.into_iter().flatten().filter(|_| !backend.is_huge()) {
-        let name = format!("bare, {} pages, in the thread", 1_u64 << order);
-        let open = move || backend.bare_thread(len, order);
-        visits.add(&mut suite, Role::Peer, &format!("thread-bare-{order}"), name, open);
-    }
+    add_bare_threads(&mut suite, ways);
     ways.add_kernel(&mut suite);
     suite.naive("naive").each_spec(|spec| {
         spec.row.items = touched;
@@ -90,6 +86,16 @@ pub(super) fn table(
     run.session.measure(suite, title, note(placement))?;
     leave_out_huge(run, &table, lacking.get());
     Ok(())
+}
+
+/// Adds handlers in the thread that keep no record.
+fn add_bare_threads<'a>(suite: &mut Suite<'a>, ways: Ways<'a, Touches<'a>>) {
+    let Ways { visits, backend, len, .. } = ways;
+    for order in IN_THREAD.into_iter().flatten().filter(|_| !backend.is_huge()) {
+        let name = format!("bare, {} pages, in the thread", 1_u64 << order);
+        let open = move || backend.bare_thread(len, order);
+        visits.add(suite, Role::Peer, &format!("thread-bare-{order}"), name, open);
+    }
 }
 
 /// Leaves the row of huge pages out if some were not huge: it would be one of base pages.
