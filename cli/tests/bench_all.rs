@@ -286,12 +286,17 @@ fn a_signal_in_the_middle_of_clearing_leaves_the_pool_of_huge_pages_as_it_was() 
     if fs::write(FILE, &before).is_err() {
         return skip(NAME, format_args!("{FILE} cannot be written"));
     }
+    let zero = ["bench", "zero", "--size=4K", "--table=zero-kernel"];
+    let tried = object(&[&zero[..], &["--rounds=1", "--json"]].concat());
+    let is_hugetlb = |row: &Value| string(row, "name").starts_with("hugetlb");
+    if !array(&tried, "results").iter().any(is_hugetlb) {
+        return skip(NAME, "the pool cannot be made larger: free memory is in small pieces");
+    }
     for (signal, number) in [("INT", 2), ("TERM", 15)] {
         if signal == "INT" && !interrupts_arrive(NAME) {
             continue;
         }
-        let arguments =
-            ["bench", "zero", "--size=4K", "--rounds=10000", "--table=zero-kernel", "--quiet"];
+        let arguments = [&zero[..], &["--rounds=10000", "--quiet"]].concat();
         let mut running = Running::new(&arguments);
         assert!(running.wait_until(|_| read() != before), "the pool is made larger");
         assert_eq!(running.end(signal), Some(number), "it dies of the signal that it got");
