@@ -58,7 +58,7 @@ const SIZES: &str = "64 bytes for each page of 4 KiB";
 /// Runs the tables.
 ///
 /// # Errors
-/// [`BenchError`] if a TiB cannot be reserved, or the kernel does not count what is resident.
+/// [`BenchError`](crate::BenchError) if a TiB cannot be reserved, or the kernel does not count what is resident.
 pub fn run(settings: Settings, watch: Watch<'_>) -> Result<Metadata> {
     let mut metadata = Metadata {
         schema: METADATA_SCHEMA.to_owned(),

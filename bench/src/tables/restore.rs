@@ -39,7 +39,7 @@ const LONGEST_RUN: usize = 64;
 /// Runs the tables.
 ///
 /// # Errors
-/// [`BenchError`] if the files cannot be made, or a row read a wrong byte.
+/// [`BenchError`](crate::BenchError) if the files cannot be made, or a row read a wrong byte.
 pub(crate) fn run(settings: &SnapshotSettings, part: &Part, watch: Watch<'_>) -> Result<Bench> {
     let (size, rounds) = (settings.size, settings.rounds);
     let material = Material::new(settings, watch)?;

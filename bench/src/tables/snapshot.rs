@@ -32,7 +32,7 @@ use crate::harness::{Bench, Part, Result, Session, SnapshotSettings, Watch};
 /// Runs the tables.
 ///
 /// # Errors
-/// [`BenchError`] if the files cannot be made, or a row left a wrong byte.
+/// [`BenchError`](crate::BenchError) if the files cannot be made, or a row left a wrong byte.
 pub(crate) fn run(settings: &SnapshotSettings, part: &Part, watch: Watch<'_>) -> Result<Bench> {
     let &SnapshotSettings { size, rounds, threads, .. } = settings;
     let mut material = Material::new(settings, watch)?;

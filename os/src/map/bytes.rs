@@ -9,7 +9,7 @@
 //! It may also turn out not to be there, and touching it raises SIGBUS. On x86-64 the words are touched in
 //! routines that the handler of [`sigbus`](crate::sigbus) knows, if it is installed: then the copy stops at the
 //! bad word and returns an error. How a copy is cut into words is written once, here, and what touches a
-//! word is a [`Copier`](crate::sigbus::copier::Copier).
+//! word is a [`Copier`].
 //!
 //! Gigabytes move the same way, and faster: [`Mapping::zero_by`](crate::Mapping::zero_by) and
 //! [`copy_by`](crate::Mapping::copy_by) take the stores of `uzone-stream`, of which many go past the cache,

@@ -22,7 +22,7 @@ impl Mapping {
     ///
     /// Bytes that someone writes meanwhile are seen as they were or as they are, in units of
     /// aligned 8 bytes. Reading behind the end of a file that was truncated, or a broken page, raises
-    /// SIGBUS, of which the process dies unless [`sigbus::install`](crate::sigbus::install) was called.
+    /// SIGBUS, of which the process dies unless [`sigbus::install`] was called.
     ///
     /// # Errors
     /// [`AccessError::Beyond`] unless all bytes are inside; then none is copied. After
@@ -41,7 +41,7 @@ impl Mapping {
     ///
     /// Others see each aligned 8 bytes change at once, and the whole in any order. Writing behind
     /// the end of a file that was truncated, or to a broken page, raises SIGBUS, of which the process
-    /// dies unless [`sigbus::install`](crate::sigbus::install) was called.
+    /// dies unless [`sigbus::install`] was called.
     ///
     /// # Errors
     /// [`AccessError::Beyond`] unless all bytes fit, [`AccessError::ReadOnly`] if the mapping is;
