@@ -14,12 +14,13 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use common::{Dir, has_failed, keeps_to, no_disk, object_of, skip, small_disk, text, uzone};
+use common::{
+    Dir, UNPRIVILEGED, has_failed, keeps_to, no_disk, object_of, skip, small_disk, text, uzone,
+};
 use serde_json::Value;
 
 /// How long anything may take before it counts as hanging.
 const PATIENCE: Duration = Duration::from_secs(120);
-const NOBODY: u32 = 65534;
 
 fn demo(dir: &Dir, arguments: &[&str]) -> Command {
     let mut command = uzone(&[&["demo"], arguments].concat());
@@ -399,7 +400,7 @@ fn a_user_without_rights_runs_it_too_and_what_it_cannot_have_is_named() {
     let mut command = demo(&dir, &["--size=32M", "--reserve=1G", "--json"]);
     if fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0) {
         fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o777)).unwrap();
-        command.uid(NOBODY).gid(NOBODY);
+        command.uid(UNPRIVILEGED).gid(UNPRIVILEGED);
     }
     let output = match command.output() {
         Ok(output) => output,
@@ -425,7 +426,7 @@ fn a_user_without_rights_runs_it_too_and_what_it_cannot_have_is_named() {
     fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o555)).unwrap();
     let mut command = demo(&dir, &["--size=32M", "--dir=/tmp"]);
     if fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0) {
-        command.uid(NOBODY).gid(NOBODY);
+        command.uid(UNPRIVILEGED).gid(UNPRIVILEGED);
     }
     let output = command.output().unwrap();
     has_failed(&output, 77, "may be written to");

@@ -12,16 +12,13 @@ use std::process::Stdio;
 use std::thread;
 use std::time::Duration;
 
-use common::{Dir, interrupts_arrive, object_of, run, skip, text, uzone};
+use common::{Dir, UNPRIVILEGED, interrupts_arrive, object_of, run, skip, text, uzone};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
     SeccompRule, TargetArch,
 };
-
-/// The user without rights, of whatever name.
-const NOBODY: u32 = 65534;
 
 /// A terminal: its writing end, and a thread that reads until that is closed.
 fn terminal() -> (OwnedFd, thread::JoinHandle<Vec<u8>>) {
@@ -141,7 +138,7 @@ fn without_a_userfaultfd_what_needs_one_says_so_before_it_makes_anything() {
 #[test]
 fn without_huge_pages_of_the_pool_the_rows_that_need_them_are_named_and_not_measured() {
     let arguments = ["bench", "zero", "--size=4K", "--rounds=1", "--populate-size=0", "--json"];
-    let output = match uzone(&arguments).uid(NOBODY).gid(NOBODY).output() {
+    let output = match uzone(&arguments).uid(UNPRIVILEGED).gid(UNPRIVILEGED).output() {
         Ok(output) => output,
         // Where that user may not run the binary, such as under a home directory.
         Err(error) => return skip("a bench without rights", error),

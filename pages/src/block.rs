@@ -148,7 +148,7 @@ impl<'a> BlockRef<'a> {
         })
     }
 
-    /// Holds the block once more for a holder who holds it already, inhibited or not.
+    /// Adds a hold to a block that the calling thread holds already, also while the block is inhibited.
     pub(crate) fn hold_again(self, sort: HoldKind) -> Result<(), HoldError> {
         // Relaxed: the caller's own hold has acquired what there is to see.
         self.update(Ordering::Relaxed, |counts| add_hold(counts, sort))

@@ -16,6 +16,8 @@ use uzone_attach::{AttachError, AttachOptions, AttachedMemory};
 
 /// How long anything may take before it counts as hanging.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// The user and the group without rights, by their number on every system.
+pub(crate) const UNPRIVILEGED: u32 = 65534;
 
 /// Returns the command, without the variables that change what it prints, and with nothing to read.
 pub(crate) fn uzone(arguments: &[&str]) -> Command {
