@@ -1,6 +1,9 @@
 //! The engine against a kernel that answers whatever a kernel may answer, in random order, with a
 //! plain map as the oracle of what each page must hold.
 
+#[path = "../tests/common/skip.rs"]
+mod skip;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -8,7 +11,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use uzone_os::Vaddr;
-use uzone_os::uffd::{Answered, Features, KernelFaults, Uffd, UffdCall, UffdError};
+use uzone_os::uffd::{Answered, UffdCall, UffdError};
 use uzone_pages::{Advice, ByteLen, Content, FaultAround, PageCount, PageSize, Touch};
 
 use crate::backing::Backing;
@@ -23,6 +26,8 @@ use crate::options::LazyOptions;
 use crate::rehearsal::Rehearsal;
 use crate::track::page_states::PageStates;
 use crate::track::record::Recorder;
+
+pub(crate) use self::skip::{skip, userfaultfd};
 
 const PAGES: u64 = 192;
 const PAGE: usize = 4096;
@@ -63,27 +68,6 @@ pub(crate) fn no_memory(call: UffdCall, range: &Range<u64>) -> UffdError {
         len_bytes: range.end - range.start,
         cause: std::io::ErrorKind::OutOfMemory.into(),
     }
-}
-
-/// Returns a userfaultfd, or prints that the case cannot run.
-pub(crate) fn userfaultfd(
-    name: &str,
-    features: Features,
-    faults: KernelFaults,
-) -> Option<Arc<Uffd>> {
-    match Uffd::open(features, Features::NONE, faults) {
-        Ok(uffd) => Some(Arc::new(uffd)),
-        Err(error) => {
-            skip(name, &error);
-            None
-        }
-    }
-}
-
-/// Prints that a case cannot run, and why.
-pub(crate) fn skip(name: &str, reason: &dyn std::fmt::Debug) {
-    assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{reason:?}");
-    eprintln!("skipped: {name}: {reason:?}");
 }
 
 #[derive(Default)]
@@ -731,7 +715,8 @@ fn the_bookkeeping_of_a_fault_is_small() {
         for _ in 0..5 {
             let rehearsal = Rehearsal::new(ByteLen::new(pages * 4096), &options);
             let Ok(mut rehearsal) = rehearsal else {
-                return skip("the_bookkeeping_of_a_fault_is_small", &rehearsal);
+                let why = format!("{:?}", rehearsal.err());
+                return skip("the_bookkeeping_of_a_fault_is_small", &why);
             };
             let begin = std::time::Instant::now();
             for page in (0..pages).step_by(usize_of(window)) {

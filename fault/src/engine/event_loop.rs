@@ -464,7 +464,7 @@ mod tests {
     fn recovers(name: &str) -> bool {
         let can = sigbus::recovers_copies() && sigbus::install().is_ok();
         if !can {
-            skip(name, &"no recovery from SIGBUS");
+            skip(name, "no recovery from SIGBUS");
         }
         can && userfaultfd(name, Features::POISON, KernelFaults::IfAllowed).is_some()
     }

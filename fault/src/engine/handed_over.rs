@@ -130,7 +130,7 @@ mod tests {
     fn mapped(name: &str, options: &LazyOptions) -> Option<(LazyMapping, Arc<Device>)> {
         userfaultfd(name, Features::SIGBUS | Features::POISON, KernelFaults::Never)?;
         if !sigbus::recovers_copies() {
-            skip(name, &"no recovery from SIGBUS");
+            skip(name, "no recovery from SIGBUS");
             return None;
         }
         let engine = Engine::new(NonZeroUsize::MIN.saturating_add(1)).unwrap();

@@ -1,7 +1,9 @@
 //! What the tests of lazily mapped memory share.
 
-#![allow(dead_code, reason = "each test program uses its part")]
+#![allow(dead_code, unused_imports, reason = "each test program uses its part")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
+
+mod skip;
 
 use std::fs::File;
 use std::io::Write;
@@ -16,22 +18,16 @@ use uzone_fault::{
     Backing, BackingError, Engine, FaultStats, FunctionBacking, LazyMapping, LazyOptions, MapError,
     RemoteRegion, Window,
 };
-use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Remote, Uffd, UffdError};
+use uzone_os::uffd::{Modes, Registered, Remote, Uffd, UffdError};
 use uzone_os::{AccessError, Anonymous, Mapping, SystemRoot, Vaddr, hugepages, probe};
 use uzone_pages::{Advice, ByteLen, FaultAround};
+
+pub(crate) use self::skip::{skip, userfaultfd};
 
 /// Which test a child is to be.
 pub(crate) const CHILD: &str = "UZONE_FAULT_TEST_CHILD";
 /// How long anything may take before it counts as hanging.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
-
-pub(crate) fn skip(name: &str, reason: &str) {
-    assert!(
-        std::env::var_os("REQUIRE_ALL").is_none_or(|value| value != "1"),
-        "{name} was to run, and cannot: {reason}"
-    );
-    eprintln!("skipped: {name}: {reason}");
-}
 
 pub(crate) fn engine() -> Engine {
     Engine::new(NonZeroUsize::new(2).unwrap()).unwrap()
@@ -61,21 +57,6 @@ pub(crate) fn mapped(name: &str, answer: Result<LazyMapping, MapError>) -> Optio
             None
         }
         Err(error) => panic!("{name}: {error:?}"),
-    }
-}
-
-/// Returns a userfaultfd, or prints that the case cannot run.
-pub(crate) fn userfaultfd(
-    name: &str,
-    features: Features,
-    faults: KernelFaults,
-) -> Option<Arc<Uffd>> {
-    match Uffd::open(features, Features::NONE, faults) {
-        Ok(uffd) => Some(Arc::new(uffd)),
-        Err(error) => {
-            skip(name, &error.to_string());
-            None
-        }
     }
 }
 
