@@ -93,10 +93,25 @@ impl OnDisk {
         let open = |dir| DiskCache::open(dir, self.cache_disk_bytes.get());
         self.cache_dir.as_ref().map(open).transpose()
     }
+}
 
-    fn open_image(&self, image: &Path, required: &Required) -> Result<Image, SnapshotError> {
-        let disk = self.open()?;
-        Image::open(image, &disk.into_iter().fold(required.options(), OpenOptions::disk_cache))
+/// An image that is read as a whole.
+#[derive(Debug, clap::Args)]
+struct Whole {
+    /// The image: a file, or a URL such as s3://BUCKET/KEY#root=HASH
+    image: PathBuf,
+    #[command(flatten)]
+    required: Required,
+    #[command(flatten)]
+    on_disk: OnDisk,
+    #[command(flatten)]
+    threads: Threads,
+}
+
+impl Whole {
+    fn open(&self) -> Result<Image, SnapshotError> {
+        let disk = self.on_disk.open()?.into_iter();
+        Image::open(&self.image, &disk.fold(self.required.options(), OpenOptions::disk_cache))
     }
 }
 

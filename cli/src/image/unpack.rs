@@ -7,7 +7,7 @@ use std::time::Instant;
 use serde::Serialize;
 use uzone_pages::ByteLen;
 
-use super::{EXITS, OnDisk, Required, Threads, Work, check_output};
+use super::{EXITS, Whole, Work, check_output};
 use crate::exit::{self, Exit, Failure};
 use crate::output::{Output, Report, Style};
 use crate::progress::Progress;
@@ -18,16 +18,10 @@ use crate::progress::Progress;
 #[derive(Debug, clap::Args)]
 #[command(after_help = exit::help("uzone unpack memory.img memory.raw", &EXITS))]
 pub(crate) struct Args {
-    /// The image: a file, or a URL such as s3://BUCKET/KEY#root=HASH
-    image: PathBuf,
+    #[command(flatten)]
+    whole: Whole,
     /// The file or the URL to write, or `-` for standard output; what is there is replaced as a whole
     output: PathBuf,
-    #[command(flatten)]
-    required: Required,
-    #[command(flatten)]
-    on_disk: OnDisk,
-    #[command(flatten)]
-    threads: Threads,
 }
 
 /// `uzone.unpack/1`
@@ -56,7 +50,7 @@ const PIPE_BYTES: u64 = 4 << 20;
 /// # Errors
 /// If a frame is damaged or the output cannot be written.
 pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
-    let image = args.on_disk.open_image(&args.image, &args.required)?;
+    let image = args.whole.open()?;
     check_output(&image, &args.output)?;
     let bar = Progress::bytes(out, "unpacking", image.byte_len());
     let started = Instant::now();
@@ -74,7 +68,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
         to.flush()?;
         return Ok(Exit::Ok);
     }
-    image.unpack(&args.output, args.threads.get(), &|done| {
+    image.unpack(&args.output, args.whole.threads.get(), &|done| {
         bar.set(done);
         true
     })?;

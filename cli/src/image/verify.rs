@@ -1,12 +1,11 @@
 //! `uzone verify`: whether every frame of an image is what it was.
 
-use std::path::PathBuf;
 use std::time::Instant;
 
 use serde::Serialize;
 use uzone_pages::ByteLen;
 
-use super::{EXITS, OnDisk, Required, Threads, Work, chain};
+use super::{EXITS, Whole, Work, chain};
 use crate::exit::{self, Exit, Failure};
 use crate::output::{Output, Report, Style};
 use crate::progress::Progress;
@@ -18,17 +17,11 @@ use crate::progress::Progress;
 #[derive(Debug, clap::Args)]
 #[command(after_help = exit::help("uzone verify memory.img", &EXITS))]
 pub(crate) struct Args {
-    /// The image: a file, or a URL such as s3://BUCKET/KEY#root=HASH
-    image: PathBuf,
+    #[command(flatten)]
+    whole: Whole,
     /// Decode each frame as well, which checks the compressor too
     #[arg(long)]
     decode: bool,
-    #[command(flatten)]
-    required: Required,
-    #[command(flatten)]
-    on_disk: OnDisk,
-    #[command(flatten)]
-    threads: Threads,
 }
 
 /// `uzone.verify/1`
@@ -73,12 +66,12 @@ impl Report for VerifyReport {
 /// # Errors
 /// If a frame is damaged, or a file cannot be read.
 pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
-    let image = args.on_disk.open_image(&args.image, &args.required)?;
+    let image = args.whole.open()?;
     let started = Instant::now();
     let (mut images, mut frames, mut file_bytes) = (0, 0, 0);
     for image in chain(&image) {
         let bar = Progress::bytes(out, "verifying", image.file_len());
-        frames += image.verify(args.threads.get(), args.decode, &|done| bar.set(done))?;
+        frames += image.verify(args.whole.threads.get(), args.decode, &|done| bar.set(done))?;
         images += 1;
         file_bytes += image.file_len();
     }
