@@ -58,8 +58,8 @@ fn what_the_page_cache_does_not_have_is_left_alone() {
 }
 
 #[test]
-fn a_page_that_somebody_produces_is_left_to_them() {
-    let name = "a_page_that_somebody_produces_is_left_to_them";
+fn a_page_that_another_thread_produces_is_left_to_it() {
+    let name = "a_page_that_another_thread_produces_is_left_to_it";
     let (backing, gate, asked) = Stalling::new(20 * page());
     let engine = engine();
     let options = options(Advice::Normal, 16);

@@ -454,8 +454,8 @@ fn a_mapping_goes_while_its_pages_wait_in_the_queue() {
 }
 
 #[test]
-fn options_that_nobody_should_give_are_refused_or_harmless() {
-    let name = "options_that_nobody_should_give";
+fn absurd_options_are_refused_or_harmless() {
+    let name = "absurd_options";
     let engine = engine();
     let plain = LazyOptions::default();
     if map(name, &engine, page(), ZeroBacking, &plain).is_none() {

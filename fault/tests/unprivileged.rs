@@ -73,7 +73,7 @@ fn be_nobody() {
     common::settles(&memory, |stats| stats.demand + stats.around == 256);
     assert_eq!(memory.evict(0..len.get()).unwrap(), 256);
     if memory.sees_kernel_faults() {
-        // The host lets everyone: vm.unprivileged_userfaultfd, or the device.
+        // The host lets every user: vm.unprivileged_userfaultfd, or the device.
         assert_eq!(give_to_the_kernel(&memory, 0), Ok(usize_of(page())));
         println!(
             "{} sees faults of the kernel",

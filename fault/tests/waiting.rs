@@ -247,7 +247,7 @@ fn zeroes_that_come_too_late_leave_a_page_bad_and_say_so() {
 }
 
 #[test]
-fn a_deadline_is_kept_where_the_page_is_produced_for_somebody_who_populates() {
+fn a_deadline_is_kept_where_the_page_is_produced_for_a_thread_that_populates() {
     sigbus::install().unwrap();
     let engine = engine(EngineOptions::default().producers(two()));
     let backing = Stalling::at(|at| at == 5 * page());

@@ -1,4 +1,4 @@
-//! Other processes: how they are reached, what they pass, and who they are.
+//! Other processes: how they are reached, what they pass, and which they are.
 //!
 //! | file | mechanism |
 //! |---|---|

@@ -1,12 +1,12 @@
 //! Shared ownership whose count is a [`LiveRef`]: [`LiveOwner`], [`LiveArc`] and [`LiveGuard`].
 //!
 //! A guard on pages has to be counted so that a pagemap is not unbound under it, and has to keep the
-//! pagemap's memory alive. With an `Arc` and a ledger these are two counts, and two locked instructions
-//! each way; here the ledger is both. A value has one [`LiveOwner`], which gives it back
+//! pagemap's memory alive. With an `Arc` and a live reference these are two counts, and two locked instructions
+//! each way; here the live reference is both. A value has one [`LiveOwner`], which gives it back
 //! ([`LiveOwner::try_into_inner`]) or lets it go; any number of [`LiveGuard`], which keep it where it is;
 //! and any number of `Arc<LiveArc>`, which keep only the place and try to enter.
 //!
-//! The place of a value (its ledger, and room for it) lives longer than the value: as long as an
+//! The place of a value (its live reference, and room for it) lives longer than the value: as long as an
 //! `Arc<LiveArc>`. The owner has one. If it goes before the last guard, it leaves its own behind, and the
 //! last guard drops the value and that. Locks: `closing` is held while the owner waits for the last guard,
 //! and by the guard that wakes it.
@@ -31,12 +31,12 @@ use crate::sync::{Arc, Condvar, Mutex};
 ///
 /// # Invariants
 /// The value is there from [`LiveOwner::new`] on until one of these, of which one happens, and once:
-/// - the owner takes it out, after the ledger was closed and found empty;
+/// - the owner takes it out, after the live reference was killed and found empty;
 /// - the owner drops it, after [`LiveRef::orphan`] found no guard;
-/// - a guard drops it, after leaving returned [`Left::LastOfOrphan`]. After each the ledger is an orphan
+/// - a guard drops it, after leaving returned [`Left::LastOfOrphan`]. After each the live reference is an orphan
 ///   without guards, which cannot be entered.
 pub struct LiveArc<T: ?Sized> {
-    ledger: LiveRef,
+    live: LiveRef,
     closing: Mutex<()>,
     left: Condvar,
     value: UnsafeCell<ManuallyDrop<T>>,
@@ -68,7 +68,7 @@ impl<T: ?Sized> LiveArc<T> {
     /// The caller is the one that ends it: see the invariants.
     unsafe fn end(&self) {
         let value = self.value.get();
-        // SAFETY: by the ledger no guard uses the value, so this reference is the only one.
+        // SAFETY: by the live reference no guard uses the value, so this reference is the only one.
         let value = unsafe { &mut *value };
         // SAFETY: it is dropped once, and can no longer be entered.
         unsafe { ManuallyDrop::drop(value) };
@@ -81,7 +81,7 @@ impl<T: ?Sized> LiveArc<T> {
     /// [`HoldError::Full`] if there are too many guards.
     #[inline(always)]
     pub fn enter<const IS_PIN: bool>(place: &Arc<Self>) -> Result<LiveGuard<T, IS_PIN>, HoldError> {
-        place.ledger.enter(LiveGuard::<T, IS_PIN>::KIND)?;
+        place.live.enter(LiveGuard::<T, IS_PIN>::KIND)?;
         // Of an `Arc`, for `LiveGuard::leave` makes one of it.
         let place = Arc::as_ptr(place).cast_mut();
         // SAFETY: a pointer of an `Arc` is not null.
@@ -92,7 +92,7 @@ impl<T: ?Sized> LiveArc<T> {
     /// Returns the guards that there are now.
     #[must_use]
     pub fn guards(&self) -> Guards {
-        self.ledger.guards()
+        self.live.guards()
     }
 
     #[cold]
@@ -105,7 +105,7 @@ impl<T: ?Sized> LiveArc<T> {
 
 impl<T: ?Sized> fmt::Debug for LiveArc<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LiveArc").field("ledger", &self.ledger).finish_non_exhaustive()
+        f.debug_struct("LiveArc").field("live", &self.live).finish_non_exhaustive()
     }
 }
 
@@ -127,7 +127,7 @@ impl<T> LiveOwner<T> {
     #[must_use]
     pub fn new(value: T) -> Self {
         let place = LiveArc {
-            ledger: LiveRef::new(),
+            live: LiveRef::new(),
             closing: Mutex::new(()),
             left: Condvar::new(),
             value: UnsafeCell::new(ManuallyDrop::new(value)),
@@ -156,9 +156,9 @@ impl<T> LiveOwner<T> {
         // SAFETY: `this` is not used afterwards, so the place is taken out of it once.
         let place = unsafe { ManuallyDrop::take(&mut this.place) };
         // For good: a thread that still knows the place finds it empty.
-        let guards = place.ledger.orphan();
-        debug_assert!(guards.is_empty(), "a closed ledger cannot be entered");
-        // SAFETY: the ledger was closed and empty, so no guard uses the value, now or later.
+        let guards = place.live.orphan();
+        debug_assert!(guards.is_empty(), "a killed live reference cannot be entered");
+        // SAFETY: the live reference was killed and empty, so no guard uses the value, now or later.
         let value = unsafe { &mut *place.value.get() };
         // SAFETY: as above, and it is taken once: by the owner, whose drop does not run.
         let value = unsafe { ManuallyDrop::take(value) };
@@ -168,20 +168,20 @@ impl<T> LiveOwner<T> {
     /// Admits no guard from now on, and waits at most `patience` until there is none.
     fn close_within(&self, patience: Duration) -> Result<(), Guards> {
         let place = &*self.place;
-        let mut guards = place.ledger.close();
+        let mut guards = place.live.kill();
         if guards.is_empty() {
             return Ok(());
         }
         let started = Instant::now();
         let mut closing = place.closing.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            guards = place.ledger.guards();
+            guards = place.live.guards();
             if guards.is_empty() {
                 return Ok(());
             }
             let rest = patience.saturating_sub(started.elapsed());
             if rest.is_zero() {
-                place.ledger.reopen();
+                place.live.resurrect();
                 return Err(guards);
             }
             closing = place
@@ -204,11 +204,11 @@ impl<T> Deref for LiveOwner<T> {
 
 impl<T> Drop for LiveOwner<T> {
     fn drop(&mut self) {
-        if !self.place.ledger.orphan().is_empty() {
+        if !self.place.live.orphan().is_empty() {
             // Our share of the place is left for the last guard, which may have taken it by now.
             return;
         }
-        // SAFETY: the ledger found no guard when it was orphaned, so the owner ends the value.
+        // SAFETY: the live reference found no guard when it was orphaned, so the owner ends the value.
         unsafe { self.place.end() };
         // SAFETY: this is the end of its owner, so it is dropped once.
         unsafe { ManuallyDrop::drop(&mut self.place) };
@@ -248,11 +248,11 @@ impl<T: ?Sized, const IS_PIN: bool> LiveGuard<T, IS_PIN> {
     pub fn enter_again(&self) -> Result<Self, HoldError> {
         // SAFETY: the place lives as long as a guard does.
         let place = unsafe { self.place.as_ref() };
-        place.ledger.enter(Self::KIND)?;
+        place.live.enter(Self::KIND)?;
         Ok(Self { place: self.place, owns: PhantomData })
     }
 
-    /// Leaves a ledger that is closing or orphaned.
+    /// Leaves a live reference that is closing or orphaned.
     #[cold]
     fn leave(&mut self) {
         let place = self.place.as_ptr().cast_const();
@@ -262,7 +262,7 @@ impl<T: ?Sized, const IS_PIN: bool> LiveGuard<T, IS_PIN> {
         unsafe { Arc::increment_strong_count(place) };
         // SAFETY: as above; this is the share that was just added.
         let kept = unsafe { Arc::from_raw(place) };
-        match kept.ledger.leave(Self::KIND) {
+        match kept.live.leave(Self::KIND) {
             Left::Others => {}
             Left::LastOfClosing => kept.wake(),
             Left::LastOfOrphan => {
@@ -293,7 +293,7 @@ impl<T: ?Sized, const IS_PIN: bool> Drop for LiveGuard<T, IS_PIN> {
     fn drop(&mut self) {
         // SAFETY: the place lives as long as a guard does, and this one counts until it has left.
         let place = unsafe { self.place.as_ref() };
-        if !place.ledger.try_leave(Self::KIND) {
+        if !place.live.try_leave(Self::KIND) {
             self.leave();
         }
     }
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_is_given_back_when_nobody_has_entered() {
+    fn a_value_is_given_back_when_no_guard_has_entered() {
         let drops = AtomicUsize::new(0);
         let owned = LiveOwner::new(FaultMemory(&drops));
         let place = owned.place().clone();

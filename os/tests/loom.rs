@@ -345,7 +345,7 @@ fn an_owner_who_waits_is_woken_by_the_last_guard() {
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn a_guard_that_takes_no_share_wakes_a_place_that_is_gone() {
-    /// A ledger, and the rest of the place, which its end writes to.
+    /// A live reference, and the rest of the place, which its end writes to.
     struct Place(uzone_pages::LiveRef, UnsafeCell<()>);
     // SAFETY: loom checks how the cell is used.
     unsafe impl Sync for Place {}

@@ -174,8 +174,8 @@ impl<'a> BlockRef<'a> {
         self.add_inhibitors(1, true)
     }
 
-    /// Adds inhibitors for `pages` pages, whatever pins the block has: beside one that the caller has set, which
-    /// keeps pins off meanwhile, or because a page went bad.
+    /// Adds inhibitors for `pages` pages without looking at pins. The caller has set one before, which keeps
+    /// pins off meanwhile, or a page went bad.
     pub(crate) fn inhibit_more(self, pages: u64) {
         let inhibited = self.add_inhibitors(pages, false);
         debug_assert!(inhibited.is_ok(), "it does not look at pins");

@@ -16,7 +16,7 @@ use core::fmt;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Content {
-    /// Nothing is known: somebody's old bytes may be there. It must not be handed out.
+    /// Nothing is known: bytes of an earlier owner may be there. It must not be handed out.
     Unknown = 0,
     /// There is no page yet: a fault has to produce it.
     Absent = 1,
@@ -72,8 +72,8 @@ impl Content {
     /// no thread is about to replace them. A page that is pinned does not leave these states, except by
     /// going bad.
     ///
-    /// A page that is known to be zero is not among them: who pins it may write to it, so it is
-    /// *present* from before the first pin on.
+    /// A page that is known to be zero is not among them: the holder of a pin may write to it, so
+    /// it is *present* from before the first pin on.
     #[must_use]
     pub const fn is_pinnable(self) -> bool {
         matches!(self, Self::Unknown | Self::Present)

@@ -29,7 +29,7 @@ use crate::block::BlockRef;
 use crate::content::Content;
 use crate::page::Page;
 use crate::sync::Ordering;
-use crate::word::{COUNT_MASK, DOOMED, FREE, HoldKind, MAX_HOLDS, PARTLY_POISONED, Word};
+use crate::word::{COUNT_MASK, FREE, HoldKind, MAX_HOLDS, PARTLY_POISONED, POISON_PENDING, Word};
 
 /// Returns why a taker is refused whose addition makes the count `total`, if it is.
 #[inline]
@@ -197,8 +197,8 @@ impl<'a, P> Folio<'a, P> {
         self.decode(self.page.stored.load(Ordering::Relaxed))
     }
 
-    /// Takes a hold of `sort` for a holder who has one already, whatever happened to the content
-    /// since.
+    /// Takes one more hold of `sort` for a thread that has one already. It does not look at the content, which may
+    /// have changed since.
     ///
     /// # Errors
     /// [`HoldError::Overflow`], or [`HoldError::Free`] for a caller that has none; then nothing has
@@ -267,7 +267,7 @@ impl<'a, P> Folio<'a, P> {
     #[inline]
     pub fn release(self, sort: HoldKind) -> Result<bool, AdvanceError> {
         let mut is_last = false;
-        // Release pairs with the Acquire of the next taker, who sees what this holder wrote; the
+        // Release pairs with the Acquire of the next taker, which sees what this holder wrote; the
         // last one out acquires as well, because it goes on to reuse what the others wrote.
         self.update(Ordering::AcqRel, |word| {
             if sort.count(word) == 0 {
@@ -278,7 +278,7 @@ impl<'a, P> Folio<'a, P> {
             if !is_last {
                 return Ok(after);
             }
-            // In the same step the page becomes what it was before anybody used it, so that there
+            // In the same step the page becomes what it was before its first use, so that there
             // is no moment in which it has neither a hold nor a sign that it has none.
             let fresh = self.template.0 & (FREE | COUNT_MASK);
             Ok(Word(after.0 | fresh))
@@ -290,8 +290,8 @@ impl<'a, P> Folio<'a, P> {
     /// Returns whether the page was free; of several callers, one succeeds.
     #[must_use = "it may not have happened"]
     pub fn take_first(self) -> bool {
-        // Release pairs with the Acquire in `try_hold`: who takes the second reference sees what the
-        // owner prepared. Acquire pairs with the last `release`.
+        // Release pairs with the Acquire in `try_hold`: the thread that takes the second reference sees
+        // what the owner prepared. Acquire pairs with the last `release`.
         self.update(Ordering::AcqRel, |word| {
             // A bad page is of no use and is not handed out.
             if !word.is_free() || word.content() == Content::Poisoned {
@@ -342,14 +342,14 @@ impl<'a, P> Folio<'a, P> {
     /// is pinnable again.
     pub(crate) fn advance_inhibited(self, from: Content, to: Content) -> Result<(), AdvanceError> {
         let needs_no_pins = from.is_pinnable() && !to.is_pinnable() && to != Content::Poisoned;
-        // Acquire and Release: who sees the new state sees the bytes behind it, and who leaves the
-        // old one has seen the bytes behind that.
+        // Acquire and Release: a thread that sees the new state sees the bytes behind it, and this thread
+        // has seen the bytes behind the old one.
         let advanced = self.update(Ordering::AcqRel, |word| {
             let found = word.content();
             if found != from {
                 Err(AdvanceError::Found { expected: from, found })
-            } else if word.is_doomed() {
-                Ok(Word(word.0 & !DOOMED).with_content(Content::Poisoned))
+            } else if word.is_poison_pending() {
+                Ok(Word(word.0 & !POISON_PENDING).with_content(Content::Poisoned))
             } else if needs_no_pins && word.pins() != 0 {
                 Err(AdvanceError::Pinned { pins: word.pins() })
             } else {
@@ -358,7 +358,7 @@ impl<'a, P> Folio<'a, P> {
         });
         match advanced {
             // Only an owned page is poison_pending, and that was unpinnable before as it is now.
-            Ok((before, _)) if before.is_doomed() => {
+            Ok((before, _)) if before.is_poison_pending() => {
                 Err(AdvanceError::Found { expected: from, found: Content::Poisoned })
             }
             Ok(_) => Ok(()),
@@ -397,14 +397,14 @@ impl<'a, P> Folio<'a, P> {
         loop {
             let before = self.own_word();
             let from = before.content();
-            if from == Content::Poisoned || before.is_doomed() {
+            if from == Content::Poisoned || before.is_poison_pending() {
                 return None;
             }
             let is_done = if from.is_owned() {
                 // Relaxed: the owner's next step orders what there is to order.
                 self.update(Ordering::Relaxed, |word| {
-                    let is_same = word.content() == from && !word.is_doomed();
-                    if is_same { Ok(Word(word.0 | DOOMED)) } else { Err(()) }
+                    let is_same = word.content() == from && !word.is_poison_pending();
+                    if is_same { Ok(Word(word.0 | POISON_PENDING)) } else { Err(()) }
                 })
                 .is_ok()
             } else {
@@ -421,7 +421,8 @@ impl<'a, P> Folio<'a, P> {
     /// were not warned, and later pins are.
     #[expect(clippy::must_use_candidate, reason = "it is called for its effect")]
     pub fn set_partly_poisoned(self, is_poisoned: bool) -> Word {
-        // Release pairs with the Acquire in `try_hold`: who sees the flag finds the bad page listed.
+        // Release pairs with the Acquire in `try_hold`: a thread that sees the flag finds the bad page
+        // listed.
         // Acquire pairs with `release`, as `advance` does.
         let flagged = self.update(Ordering::AcqRel, |word| {
             let flag = if is_poisoned { PARTLY_POISONED } else { 0 };
@@ -609,7 +610,7 @@ mod tests {
     }
 
     #[test]
-    fn poison_waits_for_nobody_and_says_who_was_too_early() {
+    fn poison_does_not_wait_and_counts_the_pins_that_were_earlier() {
         with_folio(MemoryKind::Generic, |folio| {
             for _ in 0..3 {
                 assert_eq!(hold(folio, PIN), Ok(()));
@@ -630,14 +631,14 @@ mod tests {
     fn a_page_that_goes_bad_under_its_owner_is_poisoned_when_that_has_done() {
         with_folio(MemoryKind::Generic, |folio| {
             assert_eq!(folio.advance(Content::Unknown, Content::Zeroing), Ok(()));
-            assert!(folio.poison().is_some_and(Word::is_doomed));
+            assert!(folio.poison().is_some_and(Word::is_poison_pending));
             assert_eq!(folio.poison(), None);
             assert_eq!(folio.word().content(), Content::Zeroing, "it has an owner");
             let poisoned =
                 AdvanceError::Found { expected: Content::Zeroing, found: Content::Poisoned };
             assert_eq!(folio.advance(Content::Zeroing, Content::Zero), Err(poisoned));
             assert_eq!(folio.word().content(), Content::Poisoned);
-            assert!(!folio.word().is_doomed());
+            assert!(!folio.word().is_poison_pending());
         });
     }
 

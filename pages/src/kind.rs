@@ -29,7 +29,7 @@ impl MemoryKind {
     pub const ALL: [Self; 5] =
         [Self::Private, Self::Coherent, Self::FsDax, Self::PciP2pdma, Self::Generic];
 
-    /// Returns how many references a page of this kind has before anybody takes one.
+    /// Returns how many references a page of this kind has before the first is taken.
     ///
     /// Zero means that a page is free: its owner gives it the first reference when it hands the
     /// page out. One means a base reference, which comes back when the last user has gone.

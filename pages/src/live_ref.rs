@@ -12,8 +12,8 @@
 //! ```
 //!
 //! A guard enters *before* it takes its first hold and leaves *after* it gave the last one back. So
-//! if the count is closed while it is empty, no folio is held, and none will be, because entering a
-//! closed count is refused.
+//! if the count is killed while it is empty, no folio is held, and none will be, because entering a
+//! killed count is refused.
 //!
 //! The same count keeps the pagemap alive, so that a guard needs no other. It starts with an owner. An
 //! owner that goes while there are guards leaves it *orphaned*, and the last guard ends it; an orphan
@@ -37,7 +37,7 @@ const _: () = assert!(2 * COUNT_BITS == ORPHANED.trailing_zeros());
 /// The most guards of one sort that a pagemap may have.
 pub const MAX_GUARDS: u32 = (1 << COUNT_BITS) - 1;
 
-/// Returns one guard of `sort`, as it is added to the ledger.
+/// Returns one guard of `sort`, as it is added to the live reference.
 const fn one(sort: HoldKind) -> u64 {
     match sort {
         HoldKind::Reference => 1,
@@ -69,7 +69,7 @@ impl Guards {
     }
 }
 
-/// What the guard that left was to a ledger that is closing or orphaned.
+/// What the guard that left was to a live reference that is closing or orphaned.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[must_use]
 pub enum Left {
@@ -92,7 +92,7 @@ impl Default for LiveRef {
 }
 
 impl LiveRef {
-    /// Makes an open ledger without guards, of a pagemap with an owner.
+    /// Makes an open live reference without guards, of a pagemap with an owner.
     #[must_use]
     pub fn new() -> Self {
         Self(AtomicU64::new(0))
@@ -111,7 +111,8 @@ impl LiveRef {
             if let Some(refusal) = refusal(word, sort) {
                 return Err(refusal);
             }
-            // Acquire pairs with the Release in `reopen`: who enters afterwards sees what was undone.
+            // Acquire pairs with the Release in `resurrect`: a thread that enters afterwards sees what
+            // was undone.
             let after = word + one(sort);
             match self.0.compare_exchange_weak(word, after, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => return Ok(()),
@@ -121,9 +122,9 @@ impl LiveRef {
         }
     }
 
-    /// Lets an admitted guard go if no other thread is affected: the ledger is open, and the
+    /// Lets an admitted guard go if no other thread is affected: the live reference is open, and the
     /// pagemap has an owner. Returns whether it did; if so, the caller has nothing to do with the
-    /// ledger any more, which may be gone by then. If not, the guard still counts, and leaves by
+    /// live reference any more, which may be gone by then. If not, the guard still counts, and leaves by
     /// [`LiveRef::leave`].
     #[inline]
     #[must_use = "the guard may not have left"]
@@ -134,8 +135,8 @@ impl LiveRef {
             if word & (CLOSING | ORPHANED) != 0 {
                 return false;
             }
-            // Release pairs with the Acquire in `close` and `orphan`: who unbinds sees what every
-            // guard did.
+            // Release pairs with the Acquire in `kill` and `orphan`: the thread that unbinds
+            // sees what every guard did.
             let after = word - one(sort);
             match self.0.compare_exchange_weak(word, after, Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => return true,
@@ -145,8 +146,8 @@ impl LiveRef {
         }
     }
 
-    /// Lets a guard go that was admitted, of a ledger that may be closing or orphaned. The caller sees
-    /// to it that the ledger outlives the call.
+    /// Lets a guard go that was admitted, of a live reference that may be closing or orphaned. The caller sees
+    /// to it that the live reference outlives the call.
     pub fn leave(&self, sort: HoldKind) -> Left {
         // Release as in `try_leave`. Acquire: the last one of an orphan ends what the others used, and
         // what its owner left.
@@ -163,13 +164,13 @@ impl LiveRef {
     }
 
     /// Admits no guard from now on. Returns those that there are; if there are none, none will be.
-    #[must_use = "a ledger with guards is not closed, only closing"]
-    pub fn close(&self) -> Guards {
+    #[must_use = "a live reference with guards is not killed, only closing"]
+    pub fn kill(&self) -> Guards {
         Guards::of(self.0.fetch_or(CLOSING, Ordering::Acquire))
     }
 
     /// Admits guards again.
-    pub fn reopen(&self) {
+    pub fn resurrect(&self) {
         self.0.fetch_and(!CLOSING, Ordering::Release);
     }
 
@@ -185,12 +186,12 @@ impl LiveRef {
     /// Returns the guards that there are.
     #[must_use]
     pub fn guards(&self) -> Guards {
-        // Acquire as in `close`, since a thread that waits for none goes on as if it had closed.
+        // Acquire as in `kill`, since a thread that waits for none goes on as if it had killed it.
         Guards::of(self.0.load(Ordering::Acquire))
     }
 }
 
-/// Returns why a guard is not admitted to a ledger of which `word` is the word, if it is not.
+/// Returns why a guard is not admitted to a live reference of which `word` is the word, if it is not.
 #[inline]
 fn refusal(word: u64, sort: HoldKind) -> Option<HoldError> {
     if word & (CLOSING | ORPHANED) == 0 {
@@ -209,51 +210,51 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_closed_ledger_admits_nobody_until_it_is_opened_again() {
-        let ledger = LiveRef::new();
-        assert_eq!(ledger.enter(HoldKind::Pin), Ok(()));
-        assert_eq!(ledger.enter(HoldKind::Reference), Ok(()));
-        assert_eq!(ledger.enter(HoldKind::Reference), Ok(()));
-        assert!(ledger.try_leave(HoldKind::Reference), "no thread waits");
-        assert_eq!(ledger.close(), Guards { references: 1, pins: 1 });
-        assert_eq!(ledger.enter(HoldKind::Pin), Err(HoldError::Closing));
-        assert!(!ledger.try_leave(HoldKind::Pin), "somebody waits");
-        assert_eq!(ledger.leave(HoldKind::Pin), Left::Others);
-        assert_eq!(ledger.leave(HoldKind::Reference), Left::LastOfClosing);
-        assert!(ledger.close().is_empty());
-        ledger.reopen();
-        assert_eq!(ledger.enter(HoldKind::Pin), Ok(()));
-        assert_eq!(ledger.leave(HoldKind::Pin), Left::Others, "no thread closes it");
+    fn a_killed_region_admits_no_guard_until_it_is_resurrected() {
+        let live = LiveRef::new();
+        assert_eq!(live.enter(HoldKind::Pin), Ok(()));
+        assert_eq!(live.enter(HoldKind::Reference), Ok(()));
+        assert_eq!(live.enter(HoldKind::Reference), Ok(()));
+        assert!(live.try_leave(HoldKind::Reference), "no thread waits");
+        assert_eq!(live.kill(), Guards { references: 1, pins: 1 });
+        assert_eq!(live.enter(HoldKind::Pin), Err(HoldError::Closing));
+        assert!(!live.try_leave(HoldKind::Pin), "a thread waits");
+        assert_eq!(live.leave(HoldKind::Pin), Left::Others);
+        assert_eq!(live.leave(HoldKind::Reference), Left::LastOfClosing);
+        assert!(live.kill().is_empty());
+        live.resurrect();
+        assert_eq!(live.enter(HoldKind::Pin), Ok(()));
+        assert_eq!(live.leave(HoldKind::Pin), Left::Others, "no thread closes it");
     }
 
     #[test]
-    fn an_orphan_lives_until_its_last_guard_and_admits_nobody_afterwards() {
-        let ledger = LiveRef::new();
-        assert_eq!(ledger.enter(HoldKind::Pin), Ok(()));
-        assert_eq!(ledger.orphan(), Guards { references: 0, pins: 1 });
-        assert_eq!(ledger.enter(HoldKind::Reference), Ok(()), "it is not gone yet");
-        assert!(!ledger.try_leave(HoldKind::Pin));
-        assert_eq!(ledger.leave(HoldKind::Pin), Left::Others);
-        assert_eq!(ledger.leave(HoldKind::Reference), Left::LastOfOrphan);
-        assert_eq!(ledger.enter(HoldKind::Pin), Err(HoldError::Gone));
-        let ledger = LiveRef::new();
-        assert!(ledger.orphan().is_empty());
-        assert_eq!(ledger.enter(HoldKind::Pin), Err(HoldError::Gone));
-        let ledger = LiveRef::new();
-        assert!(ledger.close().is_empty());
-        assert!(ledger.orphan().is_empty());
-        assert_eq!(ledger.enter(HoldKind::Pin), Err(HoldError::Gone), "it was unbound");
+    fn an_orphan_lives_until_its_last_guard_and_admits_no_guard_afterwards() {
+        let live = LiveRef::new();
+        assert_eq!(live.enter(HoldKind::Pin), Ok(()));
+        assert_eq!(live.orphan(), Guards { references: 0, pins: 1 });
+        assert_eq!(live.enter(HoldKind::Reference), Ok(()), "it is not gone yet");
+        assert!(!live.try_leave(HoldKind::Pin));
+        assert_eq!(live.leave(HoldKind::Pin), Left::Others);
+        assert_eq!(live.leave(HoldKind::Reference), Left::LastOfOrphan);
+        assert_eq!(live.enter(HoldKind::Pin), Err(HoldError::Gone));
+        let live = LiveRef::new();
+        assert!(live.orphan().is_empty());
+        assert_eq!(live.enter(HoldKind::Pin), Err(HoldError::Gone));
+        let live = LiveRef::new();
+        assert!(live.kill().is_empty());
+        assert!(live.orphan().is_empty());
+        assert_eq!(live.enter(HoldKind::Pin), Err(HoldError::Gone), "it was unbound");
     }
 
     #[test]
     fn guards_beyond_the_most_are_refused_and_change_nothing() {
         for sort in [HoldKind::Reference, HoldKind::Pin] {
-            let ledger = LiveRef(AtomicU64::new(one(sort) * u64::from(MAX_GUARDS)));
-            let before = ledger.guards();
-            assert_eq!(ledger.enter(sort), Err(HoldError::Full));
-            assert_eq!(ledger.guards(), before);
-            assert!(ledger.try_leave(sort));
-            assert_eq!(ledger.enter(sort), Ok(()));
+            let live = LiveRef(AtomicU64::new(one(sort) * u64::from(MAX_GUARDS)));
+            let before = live.guards();
+            assert_eq!(live.enter(sort), Err(HoldError::Full));
+            assert_eq!(live.guards(), before);
+            assert!(live.try_leave(sort));
+            assert_eq!(live.enter(sort), Ok(()));
         }
     }
 }

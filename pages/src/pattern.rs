@@ -252,7 +252,7 @@ impl FaultPattern {
         });
         let streak = known.map_or(0, |index| self.streams[index].streak.saturating_add(1));
         self.streams[index] = Stream { next: window.end(), size, streak };
-        // Whether anybody reads on is not known, so it is for a thread that has read for long.
+        // Whether the reader goes on is not known, so it is for a thread that has read for long.
         let is_long = streak >= GROWS_AFTER && size == self.most && self.advice != Advice::Normal;
         let goes_ahead = is_long && size.pages(page).get() > 1;
         // The window behind this one is aligned, and begins before this one ends where that is not.

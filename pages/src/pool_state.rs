@@ -9,12 +9,12 @@
 //! `uzone-zone` with threads and gigabytes, and the model checker with two folios of a byte each
 //! (`tests/loom.rs`).
 //!
-//! A folio is in one set, or it is *in work*: somebody clears it, and puts it in a set afterwards,
-//! also when that unwinds. With that, for the whole stock:
+//! A folio is in one set, or it is *in work*: a thread clears it, and puts it in a set afterwards,
+//! also when that unwinds. With that, for the whole pool:
 //! `used + zero + dirty + pinned + bad + in_work = folios`.
 //!
-//! Locks: one, the depot's, held for a few steps and never while memory is cleared. Under it words of
-//! folios are read and stepped, and nothing is called that might ask the stock.
+//! Locks: one, the backend's, held for a few steps and never while memory is cleared. Under it words of
+//! folios are read and stepped, and nothing is called that might use the pool.
 //!
 //! Cost: a folio that is zero is a lock, a few words of a bit set and one step of its word.
 
@@ -29,7 +29,7 @@ pub enum FolioState {
     Zero,
     /// It has to be cleared first.
     Dirty,
-    /// Somebody has it pinned and may write to it, is at work on it, or has its bytes elsewhere.
+    /// It is pinned and may be written to, a thread is at work on it, or its bytes are elsewhere.
     Aside,
     /// It has a bad page.
     Bad,
@@ -56,7 +56,7 @@ pub struct PoolState {
     in_work: usize,
 }
 
-// The sets of a stock.
+// The sets of a pool.
 const USED: usize = 0;
 const ZERO: usize = 1;
 const DIRTY: usize = 2;
@@ -65,28 +65,28 @@ const BAD: usize = 4;
 /// Handed out, and known to its owner by its number alone.
 const LOOSE: usize = 5;
 
-/// A stock with a lock around it, and the memory that it is about.
+/// The state of a pool with a lock around it, and the memory that it is about.
 pub trait PoolBackend {
     /// Why memory could not be cleared.
     type Failure;
-    /// The stock, locked.
+    /// The state, locked.
     type Locked<'a>: DerefMut<Target = PoolState>
     where
         Self: 'a;
 
-    /// Locks the stock.
+    /// Locks the state.
     fn lock(&self) -> Self::Locked<'_>;
 
-    /// Lets the lock go until somebody has called [`PoolBackend::sorted`], and takes it again. It may return
+    /// Lets the lock go until another thread has called [`PoolBackend::sorted`], and takes it again. It may return
     /// sooner.
-    fn wait<'a>(&'a self, stock: Self::Locked<'a>) -> Self::Locked<'a>;
+    fn wait<'a>(&'a self, state: Self::Locked<'a>) -> Self::Locked<'a>;
 
     /// Folios that were in work have been put in sets: tells those that wait for some, and lets the
     /// lock go.
-    fn sorted(&self, stock: Self::Locked<'_>);
+    fn sorted(&self, state: Self::Locked<'_>);
 
     /// Returns what a free folio is, by its word. Called under the lock.
-    fn standing(&self, number: usize) -> FolioState;
+    fn state_of(&self, number: usize) -> FolioState;
 
     /// Steps the folios from `first` on from zero to what their owner has; those that are bad or not
     /// zero are not stepped. Returns how many were. Called under the lock.
@@ -96,7 +96,7 @@ pub trait PoolBackend {
     /// cleared. Called without the lock.
     ///
     /// # Errors
-    /// What ended it. What it was called for is sorted by [`PoolBackend::standing`] either way.
+    /// What ended it. What it was called for is sorted by [`PoolBackend::state_of`] either way.
     fn clear(&self, first: usize, folios: usize) -> Result<usize, Self::Failure>;
 
     /// Counts folios that were cleared ahead of need. Called before they are sorted, so that a thread
@@ -108,7 +108,7 @@ pub trait PoolBackend {
 }
 
 impl PoolState {
-    /// Makes the stock of so many folios, all of them in work: [`restock`] puts them in sets.
+    /// Makes the state of so many folios, all of them in work: [`restock`] puts them in sets.
     #[must_use]
     pub fn new(folios: usize) -> Self {
         Self { sets: Bits::new(folios), in_work: folios }
@@ -165,7 +165,7 @@ impl PoolState {
         self.sets.len(BAD)
     }
 
-    /// Returns how many somebody is at work on.
+    /// Returns how many a thread is at work on.
     #[must_use]
     pub fn in_work(&self) -> usize {
         self.in_work
@@ -199,8 +199,8 @@ impl PoolState {
     }
 
     /// Puts one that is in work where it belongs.
-    fn put(&mut self, number: usize, standing: FolioState) {
-        let set = match standing {
+    fn put(&mut self, number: usize, state_of: FolioState) {
+        let set = match state_of {
             FolioState::Zero => ZERO,
             FolioState::Dirty => DIRTY,
             FolioState::Aside => PINNED,
@@ -230,39 +230,39 @@ fn run(sets: &Bits<6>, folios: usize) -> Option<usize> {
     }
 }
 
-/// Folios that are in work: put in sets when this is dropped, also by a panic of who clears them.
+/// Folios that are in work: put in sets when this is dropped, also where the thread that clears them panics.
 struct InWork<'a, D: PoolBackend> {
-    depot: &'a D,
+    backend: &'a D,
     first: usize,
     folios: usize,
 }
 
 impl<D: PoolBackend> Drop for InWork<'_, D> {
     fn drop(&mut self) {
-        restock(self.depot, self.first, self.folios);
+        restock(self.backend, self.first, self.folios);
     }
 }
 
 /// Puts folios that are in work in sets, by their words.
-pub fn restock<D: PoolBackend>(depot: &D, first: usize, folios: usize) {
-    let mut stock = depot.lock();
+pub fn restock<D: PoolBackend>(backend: &D, first: usize, folios: usize) {
+    let mut state = backend.lock();
     for number in first..first + folios {
-        stock.put(number, depot.standing(number));
+        state.put(number, backend.state_of(number));
     }
-    depot.sorted(stock);
+    backend.sorted(state);
 }
 
 /// Looks again at free folios that were set aside or bad when they were last looked at, and puts them
 /// where they belong by now. Others are left alone.
-pub fn look_again<D: PoolBackend>(depot: &D, first: usize, folios: usize) {
-    let mut stock = depot.lock();
-    for number in first..first.saturating_add(folios).min(stock.sets.bound()) {
-        if stock.sets.remove(PINNED, number) || stock.sets.remove(BAD, number) {
-            stock.in_work += 1;
-            stock.put(number, depot.standing(number));
+pub fn look_again<D: PoolBackend>(backend: &D, first: usize, folios: usize) {
+    let mut state = backend.lock();
+    for number in first..first.saturating_add(folios).min(state.sets.bound()) {
+        if state.sets.remove(PINNED, number) || state.sets.remove(BAD, number) {
+            state.in_work += 1;
+            state.put(number, backend.state_of(number));
         }
     }
-    depot.sorted(stock);
+    backend.sorted(state);
 }
 
 /// Hands out so many folios in a row, every byte of which is zero, and returns the number of the
@@ -270,37 +270,37 @@ pub fn look_again<D: PoolBackend>(depot: &D, first: usize, folios: usize) {
 /// the caller's thread.
 ///
 /// # Errors
-/// [`Refusal`] if there are none. Somebody who is clearing what may be the last ones is waited for.
-pub fn hand_out<D: PoolBackend>(depot: &D, folios: usize) -> Result<usize, Refusal<D::Failure>> {
+/// [`Refusal`] if there are none. It waits for a thread that is clearing what may be the last ones.
+pub fn hand_out<D: PoolBackend>(backend: &D, folios: usize) -> Result<usize, Refusal<D::Failure>> {
     let mut has_looked_again = false;
-    let mut stock = depot.lock();
+    let mut state = backend.lock();
     loop {
         if folios == 1
-            && let Some(number) = stock.sets.first(ZERO)
+            && let Some(number) = state.sets.first(ZERO)
         {
-            stock.sets.remove(ZERO, number);
-            if depot.own(number, 1) == 1 {
-                stock.sets.insert(USED, number);
+            state.sets.remove(ZERO, number);
+            if backend.own(number, 1) == 1 {
+                state.sets.insert(USED, number);
                 return Ok(number);
             }
-            // Somebody else has been at it; in its set of now, this looks at it once.
-            stock.in_work += 1;
-            stock.put(number, depot.standing(number));
-        } else if let Some(first) = stock.pick(folios) {
-            drop(stock);
-            if clear_and_own(depot, first, folios).map_err(Refusal::Failed)? {
+            // Another thread has changed it; in its set of now, this looks at it once.
+            state.in_work += 1;
+            state.put(number, backend.state_of(number));
+        } else if let Some(first) = state.pick(folios) {
+            drop(state);
+            if clear_and_own(backend, first, folios).map_err(Refusal::Failed)? {
                 return Ok(first);
             }
-            stock = depot.lock();
-        } else if stock.in_work > 0 {
-            stock = depot.wait(stock);
-        } else if !has_looked_again && stock.pinned() + stock.bad() > 0 {
+            state = backend.lock();
+        } else if state.in_work > 0 {
+            state = backend.wait(state);
+        } else if !has_looked_again && state.pinned() + state.bad() > 0 {
             // They may have been given back, or unpoisoned, meanwhile.
             has_looked_again = true;
-            sort_again(depot, &mut stock);
+            sort_again(backend, &mut state);
         } else {
-            let pinned = stock.pinned();
-            let free = stock.zero() + stock.dirty() + pinned;
+            let pinned = state.pinned();
+            let free = state.zero() + state.dirty() + pinned;
             return Err(Refusal::Exhausted { free, pinned });
         }
     }
@@ -308,13 +308,13 @@ pub fn hand_out<D: PoolBackend>(depot: &D, folios: usize) -> Result<usize, Refus
 
 /// Looks at all folios that were set aside or bad, and puts them in sets by their words. One that is
 /// still pinned or bad stays counted as that, so that a taker who is refused leaves the counts right.
-fn sort_again<D: PoolBackend>(depot: &D, stock: &mut PoolState) {
+fn sort_again<D: PoolBackend>(backend: &D, state: &mut PoolState) {
     for set in [PINNED, BAD] {
         let mut from = 0;
-        while let Some(number) = stock.sets.first_from(set, from) {
-            stock.sets.remove(set, number);
-            stock.in_work += 1;
-            stock.put(number, depot.standing(number));
+        while let Some(number) = state.sets.first_from(set, from) {
+            state.sets.remove(set, number);
+            state.in_work += 1;
+            state.put(number, backend.state_of(number));
             from = number + 1;
         }
     }
@@ -323,71 +323,71 @@ fn sort_again<D: PoolBackend>(depot: &D, stock: &mut PoolState) {
 /// Clears folios that are in work and makes all of them the caller's. Returns whether it did; if not,
 /// they are in sets again.
 fn clear_and_own<D: PoolBackend>(
-    depot: &D,
+    backend: &D,
     first: usize,
     folios: usize,
 ) -> Result<bool, D::Failure> {
-    let work = InWork { depot, first, folios };
-    depot.count_on_demand(depot.clear(first, folios)?);
-    let mut stock = depot.lock();
-    if depot.own(first, folios) != folios {
-        drop(stock);
+    let work = InWork { backend, first, folios };
+    backend.count_on_demand(backend.clear(first, folios)?);
+    let mut state = backend.lock();
+    if backend.own(first, folios) != folios {
+        drop(state);
         return Ok(false);
     }
     for number in first..first + folios {
-        stock.sets.insert(USED, number);
+        state.sets.insert(USED, number);
     }
-    stock.in_work -= folios;
+    state.in_work -= folios;
     // Wakes the threads that wait for these: there are fewer to wait for.
-    depot.sorted(stock);
+    backend.sorted(state);
     core::mem::forget(work);
     Ok(true)
 }
 
 /// Takes folios back that are handed out. They are cleared at once if `clears` is set; what is not
-/// cleared then is dirty. Returns how many were cleared. `stock` is the depot's, and is let go.
+/// cleared then is dirty. Returns how many were cleared. `state` is the backend's, and is let go.
 pub fn give_back<'a, D: PoolBackend>(
-    depot: &'a D,
-    mut stock: D::Locked<'a>,
+    backend: &'a D,
+    mut state: D::Locked<'a>,
     first: usize,
     folios: usize,
     clears: bool,
 ) -> usize {
     for number in first..first + folios {
-        let was_used = stock.sets.remove(USED, number) || stock.sets.remove(LOOSE, number);
+        let was_used = state.sets.remove(USED, number) || state.sets.remove(LOOSE, number);
         debug_assert!(was_used, "the caller has looked");
     }
-    stock.in_work += folios;
+    state.in_work += folios;
     if clears {
-        drop(stock);
-        let _work = InWork { depot, first, folios };
+        drop(state);
+        let _work = InWork { backend, first, folios };
         // What it could not clear is dirty, and the next taker gets the error.
-        depot.clear(first, folios).unwrap_or(0)
+        backend.clear(first, folios).unwrap_or(0)
     } else {
         for number in first..first + folios {
-            stock.put(number, depot.standing(number));
+            state.put(number, backend.state_of(number));
         }
-        depot.sorted(stock);
+        backend.sorted(state);
         0
     }
 }
 
 /// Clears some dirty folios ahead of need, `most` at most: those from the number `from` on, or if none
-/// of these is dirty, the first of all. `None` if none is dirty; `stock` is the depot's, and is let go.
+/// of these is dirty, the first of all. `None` if none is dirty; `state` is the backend's, and is let go.
 /// # Errors
 /// What [`PoolBackend::clear`] answered.
 pub fn clear_ahead<'a, D: PoolBackend>(
-    depot: &'a D,
-    mut stock: D::Locked<'a>,
+    backend: &'a D,
+    mut state: D::Locked<'a>,
     from: usize,
     most: usize,
 ) -> Option<Result<usize, D::Failure>> {
-    let (first, folios) = stock.pick_dirty(from, most)?;
-    drop(stock);
-    let _work = InWork { depot, first, folios };
-    let cleared = depot.clear(first, folios);
+    let (first, folios) = state.pick_dirty(from, most)?;
+    drop(state);
+    let _work = InWork { backend, first, folios };
+    let cleared = backend.clear(first, folios);
     if let Ok(cleared) = &cleared {
-        depot.count_ahead(*cleared);
+        backend.count_ahead(*cleared);
     }
     Some(cleared)
 }

@@ -31,7 +31,7 @@ const PINS_SHIFT: u32 = COUNT_BITS;
 const CONTENT_SHIFT: u32 = 2 * COUNT_BITS;
 const CONTENT_MASK: u64 = 0x7;
 
-pub(crate) const DOOMED: u64 = 1 << 59;
+pub(crate) const POISON_PENDING: u64 = 1 << 59;
 const RESERVED: u64 = 1 << 60;
 pub(crate) const FREE: u64 = 1 << 62;
 pub(crate) const PARTLY_POISONED: u64 = 1 << 63;
@@ -39,7 +39,7 @@ pub(crate) const PARTLY_POISONED: u64 = 1 << 63;
 /// The most references, and the most pins, that a folio may have.
 pub const MAX_HOLDS: u32 = (1 << (COUNT_BITS - 1)) - 1;
 
-const _: () = assert!(CONTENT_SHIFT + CONTENT_MASK.count_ones() == DOOMED.trailing_zeros());
+const _: () = assert!(CONTENT_SHIFT + CONTENT_MASK.count_ones() == POISON_PENDING.trailing_zeros());
 // 2^22 threads that add a hold before they look stay inside the band.
 const _: () = assert!(1_u64 << 22 <= COUNT_MASK - MAX_HOLDS as u64);
 
@@ -91,7 +91,7 @@ impl HoldKind {
 pub struct Word(pub(crate) u64);
 
 impl Word {
-    /// Returns the word that a page of `kind` has before anybody used it: reserved, its content
+    /// Returns the word that a page of `kind` has before its first use: reserved, its content
     /// unknown, and free or with its base reference.
     #[must_use]
     pub const fn initial(kind: MemoryKind) -> Self {
@@ -151,11 +151,11 @@ impl Word {
         self.0 & FREE != 0
     }
 
-    /// Returns whether the page went bad while somebody was replacing its bytes: it becomes poisoned
-    /// when they have done.
+    /// Returns whether the page went bad while a thread was replacing its bytes: it becomes poisoned
+    /// when that thread has done.
     #[must_use]
-    pub const fn is_doomed(self) -> bool {
-        self.0 & DOOMED != 0
+    pub const fn is_poison_pending(self) -> bool {
+        self.0 & POISON_PENDING != 0
     }
 
     /// Returns whether some page of the folio is bad, and which, has to be looked up.
@@ -194,7 +194,7 @@ impl fmt::Debug for Word {
             .field("content", &self.content())
             .field("reserved", &self.is_reserved())
             .field("free", &self.is_free())
-            .field("poison_pending", &self.is_doomed())
+            .field("poison_pending", &self.is_poison_pending())
             .field("partly_poisoned", &self.is_partly_poisoned())
             .finish()
     }

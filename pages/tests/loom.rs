@@ -187,7 +187,7 @@ fn a_content_step_has_one_owner_whatever_the_counts_do() {
     });
 }
 
-/// A pagemap is unbound or held, never both: a thread that finds its ledger closed and empty finds no
+/// A pagemap is unbound or held, never both: a thread that finds its live reference closed and empty finds no
 /// hold on its folios, now and later, and sees what every guard wrote.
 #[test]
 fn a_pagemap_is_unbound_or_held_never_both() {
@@ -198,20 +198,20 @@ fn a_pagemap_is_unbound_or_held_never_both() {
         let holder = {
             let pagemap = pagemap.clone();
             thread::spawn(move || {
-                let (ledger, page, written) = &*pagemap;
-                if ledger.enter(HoldKind::Pin).is_err() {
+                let (live, page, written) = &*pagemap;
+                if live.enter(HoldKind::Pin).is_err() {
                     return false;
                 }
                 assert_eq!(folio(page, GENERIC).try_hold(HoldKind::Pin).map(drop), Ok(()));
-                // Relaxed on purpose: only the ledger orders it.
+                // Relaxed on purpose: only the live reference orders it.
                 written.store(true, Ordering::Relaxed);
                 assert_eq!(folio(page, GENERIC).release(HoldKind::Pin), Ok(false));
-                let _ = leave(ledger, HoldKind::Pin);
+                let _ = leave(live, HoldKind::Pin);
                 true
             })
         };
-        let (ledger, page, written) = &*pagemap;
-        let is_closed = ledger.close().is_empty();
+        let (live, page, written) = &*pagemap;
+        let is_closed = live.kill().is_empty();
         let pins = folio(page, GENERIC).word().pins();
         let was_written = written.load(Ordering::Relaxed);
         let held = holder.join().unwrap();
@@ -220,8 +220,8 @@ fn a_pagemap_is_unbound_or_held_never_both() {
             assert_eq!(was_written, held, "a guard that came came before");
             mark(&marks, 0);
         } else {
-            ledger.reopen();
-            assert_eq!(ledger.enter(HoldKind::Reference), Ok(()));
+            live.resurrect();
+            assert_eq!(live.enter(HoldKind::Reference), Ok(()));
             mark(&marks, 1);
         }
     });
@@ -229,32 +229,32 @@ fn a_pagemap_is_unbound_or_held_never_both() {
 }
 
 /// Lets a guard go as `uzone_os::LiveArc` does. Returns the answer.
-fn leave(ledger: &LiveRef, sort: HoldKind) -> Left {
-    if ledger.try_leave(sort) { Left::Others } else { ledger.leave(sort) }
+fn leave(live: &LiveRef, sort: HoldKind) -> Left {
+    if live.try_leave(sort) { Left::Others } else { live.leave(sort) }
 }
 
-/// One guard that leaves a closing ledger learns that it was the last, if the closing thread has seen
+/// One guard that leaves a closing live reference learns that it was the last, if the closing thread has seen
 /// guards: no thread waits for ever.
 #[test]
 fn who_waits_for_the_last_guard_is_told() {
     let seen = Seen::new(2);
     let marks = seen.marks();
     loom::model(move || {
-        let ledger = Arc::new(LiveRef::new());
-        assert_eq!(ledger.enter(HoldKind::Pin), Ok(()));
-        assert_eq!(ledger.enter(HoldKind::Reference), Ok(()));
+        let live = Arc::new(LiveRef::new());
+        assert_eq!(live.enter(HoldKind::Pin), Ok(()));
+        assert_eq!(live.enter(HoldKind::Reference), Ok(()));
         let leavers: Vec<_> = [HoldKind::Pin, HoldKind::Reference]
             .into_iter()
             .map(|sort| {
-                let ledger = ledger.clone();
-                thread::spawn(move || leave(&ledger, sort))
+                let live = live.clone();
+                thread::spawn(move || leave(&live, sort))
             })
             .collect();
-        let is_empty = ledger.close().is_empty();
+        let is_empty = live.kill().is_empty();
         let last = leavers.into_iter().map(|leaver| leaver.join().unwrap());
         let last = last.filter(|left| *left == Left::LastOfClosing).count();
         assert_eq!(last, usize::from(!is_empty));
-        assert!(ledger.guards().is_empty());
+        assert!(live.guards().is_empty());
         mark(&marks, last);
     });
     seen.assert_all();
@@ -272,14 +272,14 @@ fn an_orphan_is_ended_once_and_by_the_last_who_had_it() {
         let uses = |sort: HoldKind| {
             let pagemap = pagemap.clone();
             thread::spawn(move || {
-                let (ledger, ends, uses) = &*pagemap;
-                if sort == HoldKind::Reference && ledger.enter(sort).is_err() {
+                let (live, ends, uses) = &*pagemap;
+                if sort == HoldKind::Reference && live.enter(sort).is_err() {
                     return (false, false);
                 }
                 assert_eq!(ends.load(Ordering::Relaxed), 0, "it was ended under a guard");
-                // Relaxed on purpose: only the ledger orders it.
+                // Relaxed on purpose: only the live reference orders it.
                 uses.fetch_add(1, Ordering::Relaxed);
-                let is_last = leave(ledger, sort) == Left::LastOfOrphan;
+                let is_last = leave(live, sort) == Left::LastOfOrphan;
                 if is_last {
                     ends.fetch_add(1, Ordering::Relaxed);
                 }
@@ -287,8 +287,8 @@ fn an_orphan_is_ended_once_and_by_the_last_who_had_it() {
             })
         };
         let (early, late) = (uses(HoldKind::Pin), uses(HoldKind::Reference));
-        let (ledger, ends, used) = &*pagemap;
-        let is_owner = ledger.orphan().is_empty();
+        let (live, ends, used) = &*pagemap;
+        let is_owner = live.orphan().is_empty();
         if is_owner {
             let before = ends.fetch_add(1, Ordering::Relaxed);
             assert_eq!(before, 0, "it was ended before");
@@ -493,7 +493,7 @@ fn a_pin_of_a_folio_with_a_bad_page_is_warned_or_its_holder_told() {
     seen.assert_all();
 }
 
-/// A guard over a block is split and one half dropped while somebody wants to clear a page of it:
+/// A guard over a block is split and one half dropped while another thread wants to clear a page of it:
 /// not before the other half is dropped as well.
 #[test]
 fn a_block_whose_guard_is_split_is_held_until_both_parts_are_gone() {

@@ -9,7 +9,7 @@ use uzone_pages::{
 };
 use zerocopy::FromBytes;
 
-/// One page as somebody would keep it who had all the room in the world.
+/// One page as it would be kept without a limit of room.
 #[derive(Clone, Debug, PartialEq)]
 struct Plain {
     references: u64,

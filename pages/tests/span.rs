@@ -37,12 +37,12 @@ struct Plain {
     references: u32,
     pins: u32,
     content: Content,
-    is_doomed: bool,
+    is_poison_pending: bool,
 }
 
 impl Plain {
     const FRESH: Self =
-        Self { references: 1, pins: 0, content: Content::Unknown, is_doomed: false };
+        Self { references: 1, pins: 0, content: Content::Unknown, is_poison_pending: false };
 
     fn obstacle(&self, sort: HoldKind) -> Option<HoldError> {
         if sort == HoldKind::Pin && !self.content.is_pinnable() {
@@ -169,13 +169,13 @@ proptest! {
                     let from = plain[page].content;
                     match folio(page).advance(from, to) {
                         Err(AdvanceError::Found { found: Content::Poisoned, .. })
-                            if plain[page].is_doomed =>
+                            if plain[page].is_poison_pending =>
                         {
                             plain[page].content = Content::Poisoned;
-                            plain[page].is_doomed = false;
+                            plain[page].is_poison_pending = false;
                         }
                         Ok(()) => {
-                            prop_assert!(!plain[page].is_doomed);
+                            prop_assert!(!plain[page].is_poison_pending);
                             prop_assert!(plain[page].pins == 0 || to.is_pinnable()
                                 || to == Content::Poisoned || !from.is_pinnable());
                             plain[page].content = to;
@@ -190,13 +190,13 @@ proptest! {
                 Step::Poison { page } => {
                     let page = at(page);
                     let word = folio(page).poison();
-                    let is_known = plain[page].content == Content::Poisoned || plain[page].is_doomed;
+                    let is_known = plain[page].content == Content::Poisoned || plain[page].is_poison_pending;
                     prop_assert_eq!(word.is_none(), is_known);
                     if let Some(word) = word {
                         prop_assert!(word.pins() >= plain[page].pins);
                     }
                     if plain[page].content.is_owned() {
-                        plain[page].is_doomed = true;
+                        plain[page].is_poison_pending = true;
                     } else {
                         plain[page].content = Content::Poisoned;
                     }
@@ -217,18 +217,18 @@ proptest! {
                         match advanced {
                             Ok(was) => {
                                 assert_eq!(was, plain.content);
-                                assert!(from.contains(&was) && !plain.is_doomed);
+                                assert!(from.contains(&was) && !plain.is_poison_pending);
                                 assert!(plain.pins == 0 || !to_zeroing);
                                 plain.content = to;
                             }
                             Err(AdvanceError::Pinned { pins }) => {
                                 assert!(pins > 0 && to_zeroing && from.contains(&plain.content));
                             }
-                            Err(AdvanceError::Found { found, .. }) if plain.is_doomed => {
+                            Err(AdvanceError::Found { found, .. }) if plain.is_poison_pending => {
                                 if from.contains(&plain.content) {
                                     assert_eq!(found, Content::Poisoned);
                                     plain.content = found;
-                                    plain.is_doomed = false;
+                                    plain.is_poison_pending = false;
                                 }
                             }
                             Err(AdvanceError::Found { found, .. }) => {

@@ -209,7 +209,7 @@ fn nothing_of_the_input_becomes_markup_or_a_command_to_a_terminal() {
 }
 
 #[test]
-fn numbers_that_nobody_measures_are_drawn_as_well() {
+fn absurd_numbers_are_drawn_as_well() {
     let mut rows = Vec::new();
     for value in [json!(0), json!(u64::MAX)] {
         for float in [json!(0.0), json!(-1e300), json!(1e300), json!(1e-300)] {

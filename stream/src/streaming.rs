@@ -142,7 +142,7 @@ impl<'dst> Streaming<'dst> {
     /// since the last drain there is nothing to wait for, and no fence is issued.
     ///
     /// Destinations stay borrowed all the same. Only needed to publish a part of the scope's work
-    /// to somebody who reaches the memory by other means.
+    /// to a thread or device that reaches the memory by other means.
     #[inline]
     pub fn drain(&mut self) {
         if self.is_in_flight {

@@ -116,13 +116,13 @@ impl BufferPool {
             return Err(error.into());
         }
         self.pagemap.fill_at(offset, &bytes)?;
-        // Relaxed: the step of the word publishes it to whoever pins the frame.
+        // Relaxed: the step of the word publishes it to the thread that pins the frame next.
         header.holds.store(page + 1, Relaxed);
         self.counts[1].fetch_add(1, Relaxed);
         Ok(self.pagemap.advance(at.start(), Content::Filling, Content::Present)?)
     }
 
-    /// Sweeps to a frame that nobody has pinned or wants, and makes it empty and the caller's.
+    /// Sweeps to a frame that is neither pinned nor wanted, and makes it empty and the caller's.
     fn evict(&self) -> Outcome<PfnRange> {
         for _ in 0..FRAMES * 100 {
             let at = self.frames[self.hand.fetch_add(1, Relaxed) % FRAMES];

@@ -45,9 +45,9 @@ fn use_block(zone: &Zone, block: &Pooled, secret: u8) -> Outcome<()> {
     let mut bytes = vec![1; BLOCK.to_usize()?];
     block.read_at(0, &mut bytes)?;
     if bytes != vec![0; bytes.len()] {
-        return Err(format!("{block:?} has bytes of somebody else").into());
+        return Err(format!("{block:?} has bytes of an earlier tenant").into());
     }
-    // For as long as a device may be writing, nobody gives the block to the next tenant.
+    // As long as a device may be writing, the pool does not give the block to the next tenant.
     let long_term = PinOptions::default().long_term();
     let pinned = zone.pin_with(at.address, ByteLen::new(at.len_bytes), long_term)?;
     bytes.fill(secret);
@@ -137,7 +137,7 @@ fn main() -> Outcome<()> {
         waits[waits.len() - 1]
     );
     if stats.used != 0 || stats.cleared_ahead + stats.cleared_on_demand < waits.len() as u64 {
-        return Err(format!("blocks were reused that nobody cleared: {stats:?}").into());
+        return Err(format!("blocks were reused that were not cleared: {stats:?}").into());
     }
     let pagemap = pool.into_pagemap().map_err(|_| "a block is still handed out")?;
     let region = pagemap.unbind()?;

@@ -7,7 +7,7 @@
 //! 64 GiB of numbers are mapped whose pages are decoded from a first value and a step. One thread reads
 //! a part in order, another one here and there, and each advice is tried: what the kernel would do by
 //! default, one page a fault, windows that grow, and finding out. Prints for each how many faults there
-//! were, how many pages were made, how many of them nobody read, and the time; fails if a byte is wrong.
+//! were, how many pages were made, how many of them were not read, and the time; fails if a byte is wrong.
 
 use std::collections::HashSet;
 use std::error::Error;
@@ -27,7 +27,7 @@ const LEN: ByteLen = ByteLen::gib(64);
 const RUN: usize = 4096;
 /// What is read in order.
 const SCAN: ByteLen = ByteLen::mib(32);
-/// How often somebody reads here and there.
+/// How many numbers are read here and there.
 const LOOKUPS: u64 = 2000;
 
 /// Returns the code of a run: its first number, and by how much each is larger than the one before.
@@ -90,7 +90,7 @@ fn main() -> Outcome<()> {
     let decoded = Arc::new(AtomicU64::new(0));
     let counter = decoded.clone();
     let backing = Arc::new(FunctionBacking::quick(move |offset, pages: &mut [u8]| {
-        counter.fetch_add((pages.len() / RUN) as u64, Ordering::Relaxed); // before anybody sees them
+        counter.fetch_add((pages.len() / RUN) as u64, Ordering::Relaxed); // before they can be read
         decode(offset, pages);
         Ok::<_, BackingError>(())
     }));
@@ -110,7 +110,7 @@ fn main() -> Outcome<()> {
         let touched = readers(&memory)?;
         let (elapsed, stats) = (started.elapsed(), memory.stats());
         let made = decoded.load(Ordering::Relaxed) - before;
-        let wasted = made.checked_sub(touched).ok_or("pages were read that nobody made")?;
+        let wasted = made.checked_sub(touched).ok_or("pages were read that were not made")?;
         println!(
             "{:<10} {:>7} {:>9} {made:>11} {:>8}% {:>7}",
             format!("{advice:?}"),
@@ -120,7 +120,7 @@ fn main() -> Outcome<()> {
             elapsed.as_millis()
         );
         if stats.poisoned != 0 || (advice == Advice::Random && wasted > touched / 100) {
-            return Err(format!("pages went bad, or were made for nobody: {stats:?}").into());
+            return Err(format!("pages went bad, or were made and not read: {stats:?}").into());
         }
         faults.push(stats.faults);
     }

@@ -1,7 +1,7 @@
 //! Clearing and copying the plain memory of a region: [`Region::zero_range`], [`Region::copy_range`].
 //!
 //! Bytes are written by the largest contiguous extent, by the way that measurement prefers for its
-//! length and for what the caller states about both ends ([`ZeroOptions`]). With a hint, somebody waits
+//! length and for what the caller states about both ends ([`ZeroOptions`]). With a hint, a thread waits
 //! for the page there: its neighbourhood is written last and stays in the cache.
 //!
 //! A caller that has to let other threads run asks for it: batches of so many bytes, or a longest pause, with a yield
@@ -88,7 +88,7 @@ impl Region {
     /// Copies `len` bytes from `from`, its byte `from_bytes` on, to byte `offset_bytes` of this region
     /// and on. `from` may be this region.
     ///
-    /// Bytes that somebody writes meanwhile arrive as they were or as they are, in units of aligned 8
+    /// Bytes that are written meanwhile arrive as they were or as they are, in units of aligned 8
     /// bytes where both offsets are alike in their last three bits. Where they are not, or `from` is
     /// read-only, the bytes go through a buffer, at a third of the rate.
     ///

@@ -173,9 +173,9 @@ pub enum BindError {
     /// The memory for the descriptors does not fit them. A bug of this crate's.
     #[error("the memory for the descriptors does not fit them: {0}")]
     Mapped(#[source] MappingError),
-    /// Somebody may have written to the memory that is to be known as zero.
+    /// The memory that is to be known as zero may have been written to.
     #[error(
-        "the memory is not known to be zero: somebody has had its address, or has written to it; \
+        "the memory is not known to be zero: its address was given out, or it was written to; \
          leave out BindOptions::known_zero, and clear what is handed out"
     )]
     NotZeroMemory,
@@ -487,7 +487,7 @@ impl WriteError {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unclearable {
-    /// Somebody has pinned it: a device may be writing to it.
+    /// It is pinned: a device may be writing to it.
     #[error("it has {pins} pins")]
     Pinned {
         /// How many.
@@ -496,11 +496,11 @@ pub enum Unclearable {
     /// Its bytes are lost.
     #[error("it is bad")]
     Poisoned,
-    /// It is not there, or somebody is at work on its bytes.
+    /// It is not there, or a thread is at work on its bytes.
     #[error("its content is {0}")]
     Content(Content),
     /// Touching it raised `SIGBUS`, which a handler that is installed made this of
-    /// ([`sigbus::install`](crate::sigbus::install)). Of its bytes nothing is known; if somebody watches for
+    /// ([`sigbus::install`](crate::sigbus::install)). Of its bytes nothing is known; if the program watches for
     /// that ([`Pagemap::watch_bus_errors`](crate::PagemapView::watch_bus_errors)), the page is bad from now on.
     #[error("its memory is not there: {0}")]
     Lost(AccessError),

@@ -164,7 +164,7 @@ impl<P: Payload> Parts<P> {
 /// What a pagemap and its guards share. Fields are dropped in this order, and `parts` ends the claim:
 /// the zone must not know the region's addresses any more when the region is unmapped.
 pub(crate) struct Inner<P: Payload> {
-    /// Who notes the bus errors of the region, if anybody asked. First, so that nothing is noted of
+    /// Notes the bus errors of the region, if the program asked for that. First, so that nothing is noted of
     /// what is mapped there afterwards.
     pub(crate) watch: OnceLock<Watch>,
     pub(crate) parts: Parts<P>,

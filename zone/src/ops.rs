@@ -25,7 +25,7 @@ pub trait Populate: Send + Sync {
     /// need not do anything.
     fn map_pages(&self, range: PfnRange);
 
-    /// Makes the page `pfn` present, or waits until somebody has. May block.
+    /// Makes the page `pfn` present, or waits until another thread has. May block.
     ///
     /// # Errors
     /// [`FaultError`] if the page cannot be had; then it is absent as before, or poisoned.
@@ -68,7 +68,7 @@ impl PagemapOps {
         self
     }
 
-    /// Takes what produces pages that are not there when somebody pins them.
+    /// Takes what produces pages that are not there when they are pinned.
     #[must_use]
     pub fn populate(mut self, populate: impl Populate + 'static) -> Self {
         self.populate = Some(Arc::new(populate));

@@ -42,7 +42,7 @@ pub struct Busy<P: Payload> {
     pub pins: u32,
     /// How many guards of references there are.
     pub references: u32,
-    /// Who has them, in debug builds, in ascending order of their pages; empty in others.
+    /// Their holders, in debug builds, in ascending order of their pages; empty in others.
     pub holders: Vec<Holder>,
 }
 
@@ -65,8 +65,8 @@ fn first_holder(holders: &[Holder]) -> String {
 /// A region every page of which is described.
 ///
 /// Dropping it unbinds and unmaps the region, when the last guard on its pages has gone: if there are
-/// any, that is logged as an error (`tracing`), with their number and in debug builds who has the
-/// first. [`Pagemap::unbind`] gives the region back.
+/// any, that is logged as an error (`tracing`), with their number and in debug builds the holder of
+/// the first. [`Pagemap::unbind`] gives the region back.
 ///
 /// What looks at pages, pins them and marks them as bad or good are methods of [`PagemapView`], to which
 /// this dereferences.
@@ -299,7 +299,7 @@ impl<P: Payload> PagemapView<P> {
         Pinned::pin(self.enter()?, range, options, Location::caller()).map_err(|failure| *failure)
     }
 
-    /// Returns whether the page `pfn` may be pinned by somebody. It is never `false` for a page that
+    /// Returns whether the page `pfn` may be pinned. It is never `false` for a page that
     /// was pinned before the call and still is; it may be `true` for one that is not, because a pin
     /// on any page of a folio counts for all of them.
     #[must_use]
@@ -362,7 +362,7 @@ impl<P: Payload> Pagemap<P> {
     }
 
     /// Puts the content of every folio with a page in `range` to state `to`, from whichever of the
-    /// states `from` it is in, and tells `each` its head and how that went, in ascending order. Pages
+    /// states `from` it is in, and calls `each` with its head and how that went, in ascending order. Pages
     /// that do not belong to the region are left out. One atomic step a folio, and of base pages one
     /// more for about eight: see [`Pagemap::advance`].
     ///
@@ -379,7 +379,7 @@ impl<P: Payload> Pagemap<P> {
         self.inner.advance_run(range, from, to, each);
     }
 
-    /// Takes the first reference of a free folio, as the memory's owner does who hands it out.
+    /// Takes the first reference of a free folio, as its owner does to hand it out.
     /// Generic memory always has a reference, so there is no first one to take.
     ///
     /// This does not concern the bytes: clear memory before it goes to another tenant.

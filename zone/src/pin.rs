@@ -12,7 +12,7 @@
 //! Taking a guard is all or nothing: if a folio refuses, those before it are given back, and the
 //! error states how many pages from the start would have succeeded.
 //!
-//! The order of things: the guard is entered in the pagemap's ledger, then the folios are held, and
+//! The order of things: the guard is entered in the pagemap's live reference, then the folios are held, and
 //! nothing of a descriptor is trusted before that. A `LiveRef` that was killed admits no guard, so a
 //! guard that exists is on pages that belong to the pagemap, and they do until it is dropped.
 //!
@@ -84,7 +84,7 @@ pub struct Guard<const IS_PIN: bool> {
 }
 
 /// References to the folios of a range of pages: their descriptors keep their meaning until this
-/// is dropped. Who drops the last reference of a folio calls the owner's `on_free`.
+/// is dropped. Dropping the last reference of a folio calls the owner's `on_free`.
 pub type Referenced = Guard<REFERENCES>;
 
 /// Pins on the folios of a range of pages: until this is dropped, uzone does not unbind, clear,

@@ -1,4 +1,4 @@
-//! Pages whose bytes are lost: marking them, asking for them, and telling who holds them.
+//! Pages whose bytes are lost: marking them, listing them, and notifying their holders.
 //!
 //! A page that goes bad takes nothing else with it. Of base pages it is the page's own word that
 //! states it; of a larger folio the word states that some page is bad, and the list here names it, so
@@ -9,7 +9,7 @@
 //! word that [`Pagemap::poison`](crate::PagemapView::poison) returns, and the owner's callback hears of it
 //! (`pages/tests/loom.rs` searches that order).
 //!
-//! Locks: one for the list, held over the change of the word so that two threads who mark and unpoison
+//! Locks: one for the list, held over the change of the word so that two threads that mark and unpoison
 //! pages of the same folio leave list and word in agreement. Readers ask the list only when a word
 //! states that it is not empty.
 
@@ -51,7 +51,7 @@ impl<P: Payload> Inner<P> {
             return Err(PinError::NotPoisoned { pfn });
         }
         let word = folio.word();
-        if word.is_doomed() || self.order() != Order::BASE && word.content().is_owned() {
+        if word.is_poison_pending() || self.order() != Order::BASE && word.content().is_owned() {
             return Err(PinError::Owned { pfn });
         }
         list.remove(&pfn);

@@ -216,7 +216,7 @@ impl<P: Payload> Pool<P> {
         }
         self.shared.close();
         for worker in self.workers.drain(..) {
-            // A worker that calls the owner, who drops the pool there, cannot wait for itself. It ends
+            // A worker in a call of the owner that drops the pool cannot wait for itself. It ends
             // when that call returns.
             if worker.thread().id() != std::thread::current().id() {
                 // A worker that panicked has said so.
@@ -322,8 +322,8 @@ impl<P: Payload> Drop for Pooled<P> {
             return;
         }
         let (first, folios) = self.shared.numbers(self.range);
-        let stock = self.shared.lock();
-        self.shared.take_back(stock, first, folios);
+        let state = self.shared.lock();
+        self.shared.take_back(state, first, folios);
     }
 }
 

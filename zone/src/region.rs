@@ -57,7 +57,7 @@ pub struct Region {
     untouched: Untouched,
 }
 
-/// Whether memory is as the kernel made it, until somebody gets at its addresses.
+/// Whether memory is as the kernel made it, until its addresses are given out.
 #[derive(Debug)]
 struct Untouched(AtomicBool);
 
@@ -225,7 +225,7 @@ impl Region {
     /// Returns the memory, for its address, its descriptor and its kernel accounting.
     #[must_use]
     pub fn mapping(&self) -> &Mapping {
-        self.untouched.end(); // who has the address may write
+        self.untouched.end(); // the caller may write there
         &self.mapping
     }
 

@@ -156,7 +156,7 @@ fn a_guard_survives_the_way_through_64_bits_once() {
     };
     assert_eq!(pinned.range(), range(0x1010, 3));
     drop(pinned);
-    // Redeemed twice, made up, or of another zone: nothing of anybody's is given back.
+    // Redeemed twice, made up, or of another zone: no hold is given back.
     let again = pagemap.pin(range(0x1010, 3)).unwrap().into_raw().unwrap();
     let refused = zone.redeem(raw).unwrap_err();
     assert_eq!(refused, PinError::NotAGuard { bits: raw.to_bits() });
@@ -209,7 +209,7 @@ fn a_list_of_frames_names_each_page_in_order() {
 }
 
 /// Threads pin by address while regions come and go: a guard is on a region that is
-/// mapped, and bytes written through it are read back; everybody else is refused with a reason.
+/// mapped, and bytes written through it are read back; a thread that finds none is refused with the reason.
 #[test]
 fn lookups_beside_binds_and_unbinds_find_a_live_region_or_none() {
     let zone = Zone::new();

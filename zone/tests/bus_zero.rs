@@ -117,7 +117,7 @@ fn a_pool_hands_out_what_is_there_and_says_why_the_rest_is_not() {
     let file = Temporary::sparse("bus-pool", PAGES * PAGE);
     for order in [0, 2] {
         for options in [PoolOptions::default().without_worker(), PoolOptions::default()] {
-            // Where somebody watches, what is not there is bad, and the others are handed out.
+            // Where the program watches, what is not there is bad, and the others are handed out.
             let pagemap = truncated(&file, order, 200);
             pagemap.watch_bus_errors().unwrap();
             let pool = Pool::new(pagemap, options).unwrap();

@@ -1,5 +1,5 @@
 //! Clearing and copying the plain memory of regions: exactly the bytes that were asked for, however
-//! they are cut, by whatever stores, also when somebody stops it.
+//! they are cut, by whatever stores, also when it is cancelled.
 #![allow(clippy::single_range_in_vec_init, reason = "a list of ranges may have one")]
 
 mod common;

@@ -21,7 +21,7 @@ fn options(order: u8) -> BindOptions {
     BindOptions::new(MemoryKind::Generic).order(Order::new(order)).base(Pfn::new(BASE))
 }
 
-/// A region in which somebody left bytes.
+/// A region that an earlier owner left bytes in.
 fn used(order: u8) -> Pagemap {
     let region = Region::anonymous(ByteLen::new(PAGES * PAGE)).unwrap();
     region.write_at(0, &vec![0xa5; (PAGES * PAGE) as usize]).unwrap();
@@ -38,7 +38,7 @@ fn assert_zero_and_use(pool: &Pool, pooled: &Pooled, secret: u8) {
     let mut bytes = vec![1; (pooled.range().pages().get() * PAGE) as usize];
     pool.pagemap().region().read_at(offset, &mut bytes).unwrap();
     let leak = bytes.iter().position(|byte| *byte != 0);
-    assert_eq!(leak, None, "{pooled:?} has bytes of somebody else");
+    assert_eq!(leak, None, "{pooled:?} has bytes of an earlier owner");
     pooled.write_at(0, &vec![secret; bytes.len()]).unwrap();
 }
 
@@ -156,7 +156,7 @@ fn what_is_not_handed_out_is_not_taken_back() {
 }
 
 #[test]
-fn what_somebody_has_pinned_comes_back_when_they_let_go() {
+fn a_pinned_folio_comes_back_when_its_pins_are_given_back() {
     for options in every_kind() {
         let pool = Pool::new(used(2), options).unwrap();
         let pooled = pool.take().unwrap();
@@ -212,7 +212,7 @@ fn pages_that_have_come_are_handed_out_once_they_were_looked_at_again() {
 }
 
 #[test]
-fn a_free_page_that_somebody_pins_behind_the_pools_back_is_cleared_again() {
+fn a_free_page_that_is_pinned_past_the_pool_is_cleared_again() {
     let options = PoolOptions::default().without_worker().clear_on_release();
     let pool = Pool::new(used(0), options).unwrap();
     let pooled = pool.take().unwrap();

@@ -299,8 +299,8 @@ fn threads_that_pin_and_unbind_never_lose_a_pin() {
                 })
             })
             .collect();
-        // Half of the rounds wait until somebody has pinned: where threads take turns on one CPU, the
-        // others may close the region before anybody can.
+        // Half of the rounds wait until a thread has pinned: where threads take turns on one CPU, the
+        // others may close the region before one can.
         let deadline = Instant::now() + Duration::from_secs(60);
         while round % 2 == 0 && pinned_total.load(Ordering::Relaxed) == pinned_before {
             assert!(Instant::now() < deadline, "no pin of a region that is open");
@@ -312,7 +312,7 @@ fn threads_that_pin_and_unbind_never_lose_a_pin() {
                 Err(busy) => pagemap = *busy.pagemap,
             }
         };
-        assert_eq!(in_use.load(Ordering::SeqCst), 0, "unbound while somebody held a page");
+        assert_eq!(in_use.load(Ordering::SeqCst), 0, "unbound while a thread held a page");
         for worker in workers {
             worker.join().unwrap();
         }

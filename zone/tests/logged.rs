@@ -94,7 +94,7 @@ fn a_pagemap_that_is_dropped_while_its_pages_are_held_is_an_error_in_the_log() {
         assert!(fields["who"].contains("logged.rs"), "{fields:?}");
     }
 
-    // The memory is there as long as anybody holds it, and not longer.
+    // The memory is there as long as a guard holds it, and not longer.
     assert!(is_mapped(address));
     let events = problems(|| drop((pinned, again)));
     assert!(events.is_empty() && is_mapped(address));

@@ -147,7 +147,7 @@ impl Machine {
         })
     }
 
-    /// What a pin does to pages that are known to be zero: if it is given, they are somebody's. If it
+    /// What a pin does to pages that are known to be zero: if it is given, they are its holder's. If it
     /// is refused for another page, they may be or not.
     fn take_zero(&mut self, asked: PfnRange, is_given: bool) {
         let pagemap = self.pagemap.as_ref().unwrap();

@@ -331,7 +331,7 @@ impl Group {
         Ok(group)
     }
 
-    /// How often the kernel has killed somebody here; `None` where it does not say.
+    /// How often the kernel has killed a process here; `None` where it does not say.
     fn kills(&self) -> Option<u64> {
         ["memory.events", "memory.oom_control"].into_iter().find_map(|file| {
             let text = std::fs::read_to_string(self.0.join(file)).ok()?;
@@ -355,8 +355,9 @@ impl Drop for Group {
 /// Two processes under one limit, each of which would fit alone: none is killed, and the one that is short
 /// reports it with numbers, before the time that the rest would have taken is spent.
 #[test]
-fn two_processes_that_share_a_limit_find_the_shortage_and_nobody_is_killed() {
-    const NAME: &str = "two_processes_that_share_a_limit_find_the_shortage_and_nobody_is_killed";
+fn two_processes_that_share_a_limit_find_the_shortage_and_no_process_is_killed() {
+    const NAME: &str =
+        "two_processes_that_share_a_limit_find_the_shortage_and_no_process_is_killed";
     const CHILD: &str = "UZONE_TEST_GROUP";
     const LIMIT: u64 = 512 * MIB;
     if let Some(group) = std::env::var_os(CHILD) {

@@ -193,7 +193,7 @@ fn threads_that_pin_the_same_absent_pages_all_get_them() {
                         let pinned = loop {
                             match pagemap.pin(range(start, 64)) {
                                 Ok(pinned) => break pinned,
-                                // Somebody else is between two states; the source does not wait.
+                                // Another thread is between two states; the source does not wait.
                                 Err(PinError::Refused {
                                     cause: HoldError::Content(Content::Filling | Content::Absent),
                                     ..

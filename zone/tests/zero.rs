@@ -24,7 +24,7 @@ fn pfn(page: u64) -> Pfn {
     Pfn::new(BASE + page)
 }
 
-/// A region full of bytes that somebody else left.
+/// A region full of bytes of an earlier owner.
 fn used(order: u8) -> Pagemap {
     let region = Region::anonymous(ByteLen::new(PAGES * PAGE)).unwrap();
     region.write_at(0, &vec![0xa5; (PAGES * PAGE) as usize]).unwrap();
@@ -217,7 +217,7 @@ fn a_folio_is_copied_whole_and_belongs_to_its_new_owner() {
         }
         assert_eq!(content(&target, 1024), Content::Present);
         assert!(is_zero(&target, 1023) && is_zero(&target, 1024 + pages));
-        // Over itself again, now that it is somebody's.
+        // Over itself again, now that it may have been written to.
         assert!(target.copy_folio(pfn(1024), &source, pfn(512), &options).unwrap().is_whole());
         let pinned = target.pin(range(1024, 1)).unwrap();
         let failure = target.copy_folio(pfn(1024), &source, pfn(512), &options).unwrap_err();

@@ -404,8 +404,8 @@ fn altmap(settings: &BindSettings, session: &mut Session<'_>) -> Result {
     )
 }
 
-/// Takes memory and gives it back, so that the host of a virtual machine has it ready: the next who
-/// takes as much pays for this kernel's work and not for the host's.
+/// Takes memory and gives it back, so that the host of a virtual machine has it ready: the
+/// next case that takes as much pays for this kernel's work and not for the host's.
 fn warm_host(bytes: u64) -> Result {
     present(ByteLen::new(bytes)).map(drop)
 }

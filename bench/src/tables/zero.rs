@@ -174,7 +174,7 @@ fn bystander(arena: &Arena, _: &ZeroSettings, session: &mut Session<'_>) -> Resu
     suite.naive("libc").limit("undisturbed");
     session.measure(
         suite,
-        "1 MiB that somebody works with is read again after 2 MiB were cleared",
+        "1 MiB that is in use is read again after 2 MiB were cleared",
         "the reading alone, eight times; naive is after memset, the limit is undisturbed",
     )
 }

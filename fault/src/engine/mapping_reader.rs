@@ -669,7 +669,7 @@ mod tests {
     use crate::tests::userfaultfd;
 
     #[test]
-    fn neighbours_do_not_hide_that_nobody_comes() {
+    fn neighbours_do_not_hide_that_no_fault_comes() {
         let most = Duration::from_micros(20);
         let mut look = AdaptiveSpin::new(most);
         let mut now = look.since;

@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_is_seen_after_the_last_message_and_sending_to_nobody_is_an_error() {
+    fn an_end_is_seen_after_the_last_message_and_sending_to_a_closed_socket_is_an_error() {
         let (one, other) = MessageSocket::pair().unwrap();
         one.send(b"last", &[]).unwrap();
         // An unreceived message is closed with the socket, without a report.

@@ -132,7 +132,7 @@ impl Mapping {
     }
 
     /// Gives the pages of a range back to the kernel, in such a way that its bytes read as zero afterwards,
-    /// for everybody: private anonymous memory as [`Mapping::discard`] does, and what is shared by a hole
+    /// in every mapping: private anonymous memory as [`Mapping::discard`] does, and what is shared by a hole
     /// in the file. The range must start and end at pages, as there. Other mappings of the file see zeroes
     /// at once, byte for byte of what they map.
     ///

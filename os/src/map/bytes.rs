@@ -3,7 +3,7 @@
 //! A shared mapping changes when another process writes, and two threads of ours may call at the
 //! same time. So memory is seen as a row of atomic 64-bit words and every access is one whole,
 //! aligned word; a byte in part of a word is changed by compare-and-swap, so that its neighbours
-//! keep what someone else writes meanwhile. Racing calls may therefore see old and new words side
+//! keep what another writer puts there meanwhile. Racing calls may therefore see old and new words side
 //! by side; they never see a torn word, and nothing about them is undefined.
 //!
 //! It may also turn out not to be there, and touching it raises SIGBUS. On x86-64 the words are touched in

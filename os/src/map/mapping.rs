@@ -338,7 +338,7 @@ impl Mapping {
         // for the time of the borrow only through the atomics.
         // 1. In bounds and aligned: invariants 1 and 2; a page is a multiple of 8.
         // 2. Initialised: the kernel fills every page before it shows it, and all numbers are
-        //    words. Padding of values written through `Mapped` is settled before anyone comes here.
+        //    words. Padding of values written through `Mapped` is settled before this is called.
         //    Of adopted memory the caller of `adopt` guarantees it.
         // 3. Changes: by invariant 4 this process has no plain access while `&self` lives: `Mapped` owns its `Mapping`
         //    and calls this from `&mut self` alone, through `populate`, lending nothing meanwhile. Other processes

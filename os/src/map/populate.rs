@@ -332,7 +332,7 @@ fn ask(start: NonNull<u8>, len: usize, advice: Advice) -> Result<(), Errno> {
     let mut last = Errno::AGAIN;
     for _ in 0..TRIES {
         // SAFETY: madvise(2) acts on `len` bytes from `start`. Both advices given here, populating
-        // for reading and for writing, make pages present and change no byte that anyone could have
+        // for reading and for writing, make pages present and change no byte that could have been
         // read; where nothing is mapped they answer ENOMEM. So any address is sound.
         let answer = unsafe { rustix::mm::madvise(start.as_ptr().cast(), len, advice) };
         match answer {

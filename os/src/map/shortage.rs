@@ -78,7 +78,7 @@ pub enum MapError {
         size: HugeSize,
         /// How many were asked for.
         pages: u64,
-        /// How many are neither in use nor promised to someone.
+        /// How many are neither in use nor promised.
         free: u64,
         /// How many the pool has.
         total: u64,

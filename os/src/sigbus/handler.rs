@@ -21,7 +21,7 @@
 //! and system calls that the signal interrupts are restarted. "Default" is the process dying of this very
 //! signal: the action is set back and the signal, with its `siginfo`, is queued again for this thread,
 //! which has it as soon as the handler returns. "Ignored" is the same for an error of the thread's own
-//! access, which the kernel does not let anyone ignore, and nothing for the rest.
+//! access, which the kernel lets no process ignore, and nothing for the rest.
 //!
 //! Unsafe: signal actions, the pointers that the kernel hands a handler, and calling other handlers.
 //! Source: sigaction(2), signal-safety(7), rt_tgsigqueueinfo(2), and `siginfo` of the kernel's

@@ -108,7 +108,7 @@ pub(crate) unsafe fn register(
 /// Stops reporting faults, and wakes the waiting threads: the kernel fills missing pages again.
 pub(crate) fn unregister(fd: BorrowedFd<'_>, start: u64, len: u64) -> Result<(), Errno> {
     let mut value = uffdio_range { start, len };
-    // SAFETY: `UNREGISTER` is on an `uffdio_range`; it changes no byte that anybody has seen.
+    // SAFETY: `UNREGISTER` is on an `uffdio_range`; it changes no byte that could be read.
     unsafe { call::<UNREGISTER, _>(fd, &mut value) }
 }
 

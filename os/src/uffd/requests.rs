@@ -55,7 +55,8 @@ impl<const PLACES: usize, const WORDS: usize> Requests<PLACES, WORDS> {
     /// Asks for a page. Returns whether there was room.
     pub(crate) fn ask(&self, request: Request) -> bool {
         self.places.iter().any(|place| {
-            // Release pairs with the Acquire of `take`: who takes it sees that a handler waits at the word.
+            // Release pairs with the Acquire of `take`: the reader that takes it sees that a handler
+            // waits at the word.
             // Relaxed otherwise: a place that is taken is none for this request.
             place
                 .compare_exchange(0, request.to_bits(), Ordering::Release, Ordering::Relaxed)
@@ -66,7 +67,7 @@ impl<const PLACES: usize, const WORDS: usize> Requests<PLACES, WORDS> {
     /// Takes the requests out.
     pub(crate) fn take(&self, mut found: impl FnMut(Request)) {
         for place in &self.places {
-            // Relaxed: a hint, which spares most places a write. Who asks rings a bell afterwards.
+            // Relaxed: a hint, which spares most places a write. The handler rings a bell afterwards.
             if place.load(Ordering::Relaxed) != 0
                 // Acquire pairs with the Release of `ask`.
                 && let Some(request) = Request::of_bits(place.swap(0, Ordering::Acquire))

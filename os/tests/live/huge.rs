@@ -47,7 +47,7 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         let path = HugeSize::MIB_2.nr_path();
-        // By difference: someone else may have changed the pool meanwhile.
+        // By difference: another process may have changed the pool meanwhile.
         let restored = fs::read_to_string(&path)
             .ok()
             .and_then(|text| text.trim().parse::<u64>().ok())

@@ -1000,8 +1000,8 @@ fn an_error_of_one_thread_is_not_anothers() {
 }
 
 #[test]
-fn clearing_somebody_elses_hole_kills_as_it_would_have() {
-    let name = "sigbus::clearing_somebody_elses_hole_kills_as_it_would_have";
+fn clearing_an_unguarded_hole_kills_as_it_would_have() {
+    let name = "sigbus::clearing_an_unguarded_hole_kills_as_it_would_have";
     if is_child(name) {
         leave_no_core();
         if case() == "handler" {

@@ -146,7 +146,7 @@ fn a_copy_that_meets_a_page_says_how_far_it_got() {
 }
 
 #[test]
-fn an_answer_that_wakes_nobody_leaves_the_waiter_to_a_wake() {
+fn an_answer_that_wakes_no_thread_leaves_the_waiter_to_a_wake() {
     let Some(uffd) = open("an_answer_that_wakes_nobody", Features::NONE) else { return };
     let memory = Registered::new(uffd, anonymous(2), Modes::MISSING).unwrap();
     thread::scope(|scope| {
@@ -412,7 +412,7 @@ fn a_userfaultfd_of_user_mode_is_had_without_privilege() {
             }
             command
         };
-        // A copy where everybody may run it: the build may be in a directory that is closed to them.
+        // A copy where every user may run it: the build may be in a directory that is closed to them.
         let copy = std::env::temp_dir().join(format!("uzone-uffd-{}", std::process::id()));
         std::fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
         let output = command(&copy).output();

@@ -12,7 +12,7 @@ use uzone_pages::{
 
 use super::{Seen, folio, mark};
 
-/// What is wrong with a depot, to see that the models notice.
+/// What is wrong with a backend, to see that the models notice.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Defect {
     None,
@@ -26,7 +26,7 @@ enum Defect {
 struct Folios {
     pages: Vec<Page>,
     bytes: Vec<AtomicUsize>,
-    stock: Mutex<PoolState>,
+    state: Mutex<PoolState>,
     sorted: Condvar,
     on_demand: AtomicUsize,
     defect: Defect,
@@ -41,7 +41,7 @@ impl Folios {
         let this = Arc::new(Self {
             pages: (0..count).map(|_| Page::new(())).collect(),
             bytes: (0..count).map(|_| AtomicUsize::new(OLD)).collect(),
-            stock: Mutex::new(PoolState::new(count)),
+            state: Mutex::new(PoolState::new(count)),
             sorted: Condvar::new(),
             on_demand: AtomicUsize::new(0),
             defect,
@@ -60,7 +60,7 @@ impl Folios {
     /// Reads what was handed out, and writes to it as its owner does.
     fn use_as_owner(&self, number: usize, secret: usize) {
         // Relaxed: that these see what others wrote is what is asked.
-        assert_eq!(self.bytes[number].load(Ordering::Relaxed), 0, "bytes of somebody else");
+        assert_eq!(self.bytes[number].load(Ordering::Relaxed), 0, "bytes of an earlier owner");
         self.bytes[number].store(secret, Ordering::Relaxed);
     }
 
@@ -70,9 +70,9 @@ impl Folios {
 
     /// Every folio is in one set, and no work is under way.
     fn assert_sorted(&self) {
-        let stock = self.lock();
-        let all = stock.used() + stock.zero() + stock.dirty() + stock.pinned() + stock.bad();
-        assert_eq!((all, stock.in_work()), (self.pages.len(), 0));
+        let state = self.lock();
+        let all = state.used() + state.zero() + state.dirty() + state.pinned() + state.bad();
+        assert_eq!((all, state.in_work()), (self.pages.len(), 0));
     }
 }
 
@@ -81,21 +81,21 @@ impl PoolBackend for Folios {
     type Locked<'a> = MutexGuard<'a, PoolState>;
 
     fn lock(&self) -> MutexGuard<'_, PoolState> {
-        self.stock.lock().unwrap()
+        self.state.lock().unwrap()
     }
 
-    fn wait<'a>(&'a self, stock: MutexGuard<'a, PoolState>) -> MutexGuard<'a, PoolState> {
-        self.sorted.wait(stock).unwrap()
+    fn wait<'a>(&'a self, state: MutexGuard<'a, PoolState>) -> MutexGuard<'a, PoolState> {
+        self.sorted.wait(state).unwrap()
     }
 
-    fn sorted(&self, stock: MutexGuard<'_, PoolState>) {
-        drop(stock);
+    fn sorted(&self, state: MutexGuard<'_, PoolState>) {
+        drop(state);
         if self.defect != Defect::TellsNobody {
             self.sorted.notify_all();
         }
     }
 
-    fn standing(&self, number: usize) -> FolioState {
+    fn state_of(&self, number: usize) -> FolioState {
         let word = self.folio(number).word();
         match word.content() {
             Content::Poisoned => FolioState::Bad,
@@ -231,7 +231,7 @@ fn a_run_is_zero_beside_a_worker_and_a_taker_of_one() {
     seen.assert_all();
 }
 
-/// Somebody pins a free folio, writes to it and lets go: it is cleared again, or not handed out.
+/// A thread pins a free folio, writes to it and lets go: it is cleared again, or not handed out.
 fn pin_behind_the_pools_back(defect: Defect) {
     let seen = Seen::new(2);
     let marks = seen.marks();
@@ -246,11 +246,11 @@ fn pin_behind_the_pools_back(defect: Defect) {
                     && folio.try_hold(HoldKind::Pin).is_ok()
                 {
                     // A tenant's folio is the tenant's to lend; a free one has no owner.
-                    let stock = folios.lock();
-                    if !stock.is_used(0) {
+                    let state = folios.lock();
+                    if !state.is_used(0) {
                         folios.bytes[0].store(5, Ordering::Relaxed);
                     }
-                    drop(stock);
+                    drop(state);
                     let _ = folio.release(HoldKind::Pin).unwrap();
                 }
             })
@@ -280,12 +280,12 @@ fn a_free_folio_that_a_stranger_pinned_is_cleared_again() {
 }
 
 #[test]
-#[should_panic(expected = "bytes of somebody else")]
+#[should_panic(expected = "bytes of an earlier owner")]
 fn a_pool_that_trusts_its_sets_hands_out_what_a_stranger_wrote() {
     pin_behind_the_pools_back(Defect::TrustsTheSets);
 }
 
-/// A folio comes back while somebody lets go of it.
+/// A folio comes back while its holder lets go of it.
 #[test]
 fn a_folio_that_comes_back_pinned_is_handed_out_when_it_is_not() {
     let seen = Seen::new(2);
@@ -369,7 +369,7 @@ fn a_folio_that_goes_bad_is_not_handed_out_again() {
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn a_pool_that_tells_nobody_leaves_a_taker_asleep() {
+fn a_pool_that_wakes_no_taker_leaves_one_asleep() {
     loom::model(|| {
         let folios = Folios::new(1, Content::Unknown, Defect::TellsNobody);
         let worker = {

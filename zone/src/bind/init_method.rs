@@ -55,7 +55,7 @@ pub(crate) fn init<P: Payload>(
 }
 
 /// Writes descriptors by the slow path, and reports each but the first of the memmap, whose report
-/// was the question whether anybody listens.
+/// was the question whether a tracer listens.
 fn field_by_field<P: Payload>(
     template: &Template<P>,
     kind: MemoryKind,

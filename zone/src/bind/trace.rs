@@ -1,5 +1,5 @@
 //! The reference-set probe: a USDT probe that fires for every descriptor that gets its first
-//! reference count, if somebody listens.
+//! reference count, if a tracer listens.
 //!
 //! `perf probe`, `bpftrace` and `gdb` see it as `uzone:page_ref_set`, with the pfn and the count,
 //! as Linux has the tracepoint of that name. A copied template never sets a count, so a listener
@@ -10,7 +10,7 @@
 
 use uzone_pages::Pfn;
 
-/// Fires `uzone:page_ref_set`. Returns whether anybody listens.
+/// Fires `uzone:page_ref_set`. Returns whether a tracer listens.
 // Never inlined: each expansion of the probe would be a probe with a semaphore of its own.
 #[inline(never)]
 pub(crate) fn page_ref_set(pfn: Pfn, references: u32) -> bool {

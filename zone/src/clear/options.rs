@@ -14,7 +14,7 @@ use crate::progress::{Cancel, OnProgress, Progress};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Batching {
-    /// Never in an extent: the kernel preempts this thread if somebody else has to run.
+    /// Never in an extent: the kernel preempts this thread if another one has to run.
     #[default]
     Whole,
     /// After every so many bytes.

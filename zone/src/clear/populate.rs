@@ -6,7 +6,7 @@
 //! the node that each of them keeps to, for huge pages where there are any. What would fail after
 //! minutes is looked up before: a memory limit that leaves too little, a pool of huge pages that is too
 //! small, transparent huge pages that are switched off. Others take memory too, also under the same
-//! limit, and beyond that the kernel kills somebody instead of answering. So what is left is looked up
+//! limit, and beyond that the kernel kills a process instead of answering. So what is left is looked up
 //! again and again ([`Watched`]), and the request ends before that with an error that states how much is
 //! present. The kernel may still refuse a range halfway, of a pool for example; that is the same.
 //!
@@ -66,8 +66,8 @@ pub enum NotPopulated {
         /// What the limit is.
         limited_by: Limit,
     },
-    /// Somebody else took memory meanwhile, and what is left is too little, or so little that going on
-    /// might have the kernel kill somebody. What is present stays so.
+    /// Others took memory meanwhile, and what is left is too little, or so little that going on
+    /// might have the kernel kill a process. What is present stays so.
     #[error(
         "{done:.1} of {of} are present; {needed:.1} more are needed, and {available:.1} can be had because others took memory meanwhile, limited by {limited_by}: raise that limit, or give what is present back and populate less"
     )]

@@ -3,12 +3,12 @@
 //!
 //! A page that is cleared belongs to the clearing thread from before its first byte changes until after
 //! its last one has: its content is *zeroing* meanwhile, no pin is given, and no other thread clears it.
-//! Afterwards it is *zero*, and stays that until somebody pins it or is given it, who may write to it. What is zero already, because
-//! the kernel or an earlier call has cleared it, is left alone: clearing twice costs as much as
+//! Afterwards it is *zero*, and stays that until it is pinned or handed out, and may be written to. What is zero
+//! already, because the kernel or an earlier call has cleared it, is left alone: clearing twice costs as much as
 //! clearing once.
 //!
-//! What cannot be cleared is no error of the call: pages that are pinned, bad, not there, or somebody
-//! else's at the moment are in the answer with the reason, and all others are done. Cancelling is no error
+//! What cannot be cleared is no error of the call: pages that are pinned, bad, not there, or in the hands of
+//! another thread are in the answer with the reason, and all others are done. Cancelling is no error
 //! either; a page of which a byte is left is *unknown* afterwards.
 //!
 //! Units: pages. Cost: what the stores take ([`Region::zero_range`](crate::Region::zero_range)), and
@@ -39,7 +39,7 @@ const CLAIM: ByteLen = ByteLen::gib(1);
 
 /// What clearing pages came to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[must_use = "pages that are pinned, bad or somebody else's are left as they were"]
+#[must_use = "pages that are pinned, bad or another thread's are left as they were"]
 #[non_exhaustive]
 pub struct Zeroed {
     /// The pages that were cleared, in ascending order; neighbours are one range. A folio with bad
@@ -143,7 +143,7 @@ pub(crate) struct Owned<'a, P: Payload> {
 }
 
 impl<'a, P: Payload> Owned<'a, P> {
-    /// Puts the folios of a range that are in one of the states `from` in `state`, and tells `refused` about
+    /// Puts the folios of a range that are in one of the states `from` in `state`, and calls `refused` with
     /// the others.
     pub(crate) fn take(
         inner: &'a Inner<P>,
@@ -339,7 +339,7 @@ pub(crate) const CLEARABLE: [Content; 2] = [Content::Unknown, Content::Present];
 
 impl<P: Payload> Pagemap<P> {
     /// Clears the folios of `range`, but for those that are zero already. Those that are pinned, bad,
-    /// absent or somebody else's at the moment are left as they were, and the answer lists them. Costs what
+    /// absent or in the hands of another thread are left as they were, and the answer lists them. Costs what
     /// the stores take ([`Region::zero_range`](crate::Region::zero_range)), and two atomic steps a folio.
     ///
     /// A hint of the options is a byte of the region, as of
@@ -415,8 +415,8 @@ impl<P: Payload> Pagemap<P> {
     }
 
     /// Gives the pages of `range` back to the kernel, which answers the next touch with zeroes: their
-    /// content is zero afterwards. Folios that are pinned, bad, absent or somebody else's at the moment
-    /// are left as they were, and the answer lists them.
+    /// content is zero afterwards. Folios that are pinned, bad, absent or in the hands of another
+    /// thread are left as they were, and the answer lists them.
     ///
     /// The next touch of such a page takes longer than clearing it in place would have:
     /// it is for memory that is not needed for a while.

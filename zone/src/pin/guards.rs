@@ -1,5 +1,5 @@
-//! Who has guards on a pagemap: [`GuardBook`], a list that debug builds keep. How many there are, every
-//! build knows from the pagemap's ledger (`uzone_os::LiveArc`).
+//! The holders of guards on a pagemap: [`GuardBook`], a list that debug builds keep. How many there are, every
+//! build knows from the pagemap's live reference (`uzone_os::LiveArc`).
 //!
 //! Locks: the list has one, and nothing is called while it is held.
 
@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use uzone_pages::{HoldKind, PfnRange};
 
-/// Somebody who holds pages, and where in the program the guard was taken.
+/// A holder of pages, and where in the program the guard was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holder {
     /// The pages that are held.

@@ -48,7 +48,7 @@ pub(crate) trait PinTarget: Any + Send + Sync {
         sort: HoldKind,
         pages: PageCount,
     ) -> Result<(Span, Span), Option<(Pfn, HoldError)>>;
-    /// Makes the pages of a range that are known to be zero somebody's, who may write to them.
+    /// Makes the pages of a range present that are known to be zero: their holder may write to them.
     fn take_zero(&self, range: PfnRange);
     /// Makes the pages of a range that are not there be there, for a pin that was refused by the content
     /// of one. Returns whether it is worth trying again.
@@ -71,7 +71,7 @@ pub(crate) trait PinTarget: Any + Send + Sync {
 
     // Two methods in one, so that a guard costs one call of a table and not two.
 
-    /// Holds the folios of `range` for a caller who has entered, so that what is held is
+    /// Holds the folios of `range` for a caller that has entered, so that what is held is
     /// [`Span::of_folios`] of it. The failure is boxed so that its absence is a register.
     fn admit(&self, range: PfnRange, sort: HoldKind) -> Result<(), Box<PinError>> {
         if !self.range().contains_range(range) {
@@ -138,7 +138,7 @@ pub(crate) fn not_here(inner: &(impl PinTarget + ?Sized), asked: PfnRange) -> Pi
     PinError::NotHere { asked, region: inner.range() }
 }
 
-/// Whether a page has to be produced before it can be pinned, or somebody is at it.
+/// Whether a page has to be produced before it can be pinned, or a thread is producing it.
 pub(crate) fn is_missing(content: Content) -> bool {
     matches!(content, Content::Absent | Content::Filling | Content::Removed)
 }

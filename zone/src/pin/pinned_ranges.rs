@@ -185,7 +185,7 @@ impl Zone {
         self.at_each(address, len, take).map_err(|failure| *failure)
     }
 
-    /// As [`Zone::at_address`], whatever regions the range lies in, if in any.
+    /// As [`Zone::at_address`], where the range lies in several regions, or partly in none.
     #[cold]
     fn at_each<const IS_PIN: bool>(
         &self,

@@ -173,8 +173,8 @@ impl RegionIndex {
             let mut newest = self.newest();
             if Arc::ptr_eq(&newest, &before) {
                 *newest = Arc::new(table);
-                // Release pairs with the Acquire in `one_at_address`: who sees the number finds this
-                // table, or a newer one.
+                // Release pairs with the Acquire in `one_at_address`: a thread that sees the
+                // number finds this table, or a newer one.
                 self.version.store(next_version(), Ordering::Release);
                 drop(newest);
                 return; // and drops `before`, without the lock

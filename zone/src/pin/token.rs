@@ -1,7 +1,7 @@
 //! Guards as 64 bits: [`RawGuard`], for the `user_data` of an I/O request and for C.
 //!
 //! A raw guard is a place in a list and the number of that place's turn, so one that was redeemed
-//! already, or made up, is refused and cannot give back what somebody else holds.
+//! already, or made up, is refused and cannot give back what another holder has.
 //!
 //! ```text
 //!  63                                32 31    28 27                         0

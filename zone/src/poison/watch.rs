@@ -1,9 +1,9 @@
 //! Bus errors of a region as bad pages: what the kernel reports to the first access to a page, the
-//! pagemap then knows for everybody.
+//! pagemap then knows for all its users.
 //!
 //! Opt-in twice: the program installs the handler ([`sigbus::install`]), and asks
 //! for each pagemap. The handler only notes; here the notes become poison, before the next pin is
-//! given or when somebody asks. Without a bus error a pin pays one load for that.
+//! given, or when the caller asks. Without a bus error a pin pays one load for that.
 
 use uzone_os::sigbus::{self, BusError, BusKind, HandlerError, Watch};
 use uzone_pages::{PageCount, Payload, Pfn, PfnRange};

@@ -60,8 +60,8 @@ pub enum PoolError {
         folios: usize,
         /// How many are free at all.
         free: usize,
-        /// How many of the free ones somebody has pinned behind the pool's back, is filling or
-        /// clearing, or has elsewhere.
+        /// How many of the free ones are pinned past the pool, being filled or cleared by another thread, or
+        /// elsewhere.
         pinned: usize,
         /// How many the pool has.
         all: usize,
@@ -95,7 +95,7 @@ pub enum PoolError {
         /// Its head.
         pfn: Pfn,
     },
-    /// Somebody has pinned a folio, and may still write to it.
+    /// A folio is pinned, and its holder may still write to it.
     #[error("the folio of page {pfn} has {pins} pins: give those back first")]
     Pinned {
         /// Its head.
@@ -130,8 +130,8 @@ pub struct PoolStats {
     pub zero: usize,
     /// How many are free and wait to be cleared: the worker's queue.
     pub dirty: usize,
-    /// How many are free and pinned behind the pool's back, or not there: set aside until somebody
-    /// finds no other.
+    /// How many are free and pinned past the pool, or not there: set aside until a taker finds no
+    /// other.
     pub pinned: usize,
     /// How many are free and bad, and never handed out.
     pub bad: usize,

@@ -24,13 +24,13 @@ use crate::pin::pin_target::PinTarget;
 use crate::pool::options::{PoolError, PoolOptions, PoolStats};
 use crate::progress::Cancel;
 
-/// How much the worker takes at a time, so that a taker who has to wait for it does not for long.
+/// How much the worker takes at a time, so that a taker that has to wait for it does not for long.
 const WORKER_BYTES: u64 = 2 << 20;
 
 /// What the lock is around.
 #[derive(Debug)]
 struct Sets {
-    stock: PoolState,
+    state: PoolState,
     is_closing: bool,
     /// How many takers sleep until folios have been sorted.
     takers: usize,
@@ -45,13 +45,13 @@ impl Deref for Locked<'_> {
     type Target = PoolState;
 
     fn deref(&self) -> &PoolState {
-        &self.0.stock
+        &self.0.state
     }
 }
 
 impl DerefMut for Locked<'_> {
     fn deref_mut(&mut self) -> &mut PoolState {
-        &mut self.0.stock
+        &mut self.0.state
     }
 }
 
@@ -72,7 +72,7 @@ pub(super) struct Shared<P: Payload> {
 impl<P: Payload> Shared<P> {
     /// Takes a pagemap of so many folios, all of them in work.
     pub(super) fn new(pagemap: Pagemap<P>, options: PoolOptions, folios: usize) -> Self {
-        let sets = Sets { stock: PoolState::new(folios), is_closing: false, takers: 0, idle: 0 };
+        let sets = Sets { state: PoolState::new(folios), is_closing: false, takers: 0, idle: 0 };
         Self {
             pagemap,
             options,
@@ -94,7 +94,7 @@ impl<P: Payload> Shared<P> {
     }
 
     pub(super) fn stats(&self) -> PoolStats {
-        let stock = self.lock();
+        let state = self.lock();
         // Relaxed: numbers to report.
         let ahead = self.ahead.load(Ordering::Relaxed);
         let on_demand = self.on_demand.load(Ordering::Relaxed);
@@ -102,11 +102,11 @@ impl<P: Payload> Shared<P> {
         let folio = self.order().pages().get() << self.pagemap.region().page_size().shift();
         PoolStats {
             folios: self.folios(),
-            used: stock.used(),
-            zero: stock.zero(),
-            dirty: stock.dirty(),
-            pinned: stock.pinned(),
-            bad: stock.bad(),
+            used: state.used(),
+            zero: state.zero(),
+            dirty: state.dirty(),
+            pinned: state.pinned(),
+            bad: state.bad(),
             cleared_ahead: ahead,
             cleared_on_demand: on_demand,
             cleared_on_release: on_release,
@@ -149,7 +149,7 @@ impl<P: Payload> Shared<P> {
             if sets.is_closing {
                 return;
             }
-            if sets.stock.dirty() == 0 {
+            if sets.state.dirty() == 0 {
                 sets.idle += 1;
                 sets = self.dirtied.wait(sets).unwrap_or_else(PoisonError::into_inner);
                 sets.idle -= 1;
@@ -186,7 +186,7 @@ impl<P: Payload> Shared<P> {
         if folios == 0 {
             return Err(PoolError::Nothing);
         }
-        // Before the lock: it may call the owner, who may ask the pool.
+        // Before the lock: it may call the owner, which may use the pool.
         self.pagemap.inner.collect_bus_errors();
         match uzone_pages::hand_out(self, folios) {
             Ok(first) => Ok(self.pages(first, folios)),
@@ -250,13 +250,13 @@ impl<P: Payload> Shared<P> {
         // Numbers of folios of the pool, which has sets of so many.
         let number = |pages: u64| usize::try_from(pages >> order.get()).unwrap_or(usize::MAX);
         let (first, folios) = (number(before.get()), number(given.pages().get()));
-        let stock = self.lock();
+        let state = self.lock();
         for number in first..first + folios {
             let pfn = self.pages(number, 1).start();
-            if !stock.is_used(number) {
+            if !state.is_used(number) {
                 return Err(PoolError::Free { pfn });
             }
-            if !is_guard && !stock.is_loose(number) {
+            if !is_guard && !state.is_loose(number) {
                 return Err(PoolError::Guarded { pfn });
             }
             let pins = self.pagemap.inner.word(pfn).pins();
@@ -264,14 +264,14 @@ impl<P: Payload> Shared<P> {
                 return Err(PoolError::Pinned { pfn, pins });
             }
         }
-        self.take_back(stock, first, folios);
+        self.take_back(state, first, folios);
         Ok(())
     }
 
     /// Takes folios back that are handed out.
-    pub(super) fn take_back(&self, stock: Locked<'_>, first: usize, folios: usize) {
+    pub(super) fn take_back(&self, state: Locked<'_>, first: usize, folios: usize) {
         let clears = self.options.clears_on_release;
-        let cleared = uzone_pages::give_back(self, stock, first, folios, clears);
+        let cleared = uzone_pages::give_back(self, state, first, folios, clears);
         self.on_release.fetch_add(cleared as u64, Ordering::Relaxed); // a number to report
     }
 }
@@ -287,17 +287,17 @@ impl<P: Payload> PoolBackend for Shared<P> {
         Locked(self.locked())
     }
 
-    fn wait<'a>(&'a self, stock: Locked<'a>) -> Locked<'a> {
-        let Locked(mut sets) = stock;
+    fn wait<'a>(&'a self, state: Locked<'a>) -> Locked<'a> {
+        let Locked(mut sets) = state;
         sets.takers += 1;
         sets = self.sorted.wait(sets).unwrap_or_else(PoisonError::into_inner);
         sets.takers -= 1;
         Locked(sets)
     }
 
-    fn sorted(&self, stock: Locked<'_>) {
-        let Locked(sets) = stock;
-        let (takers, wakes_worker) = (sets.takers, sets.idle > 0 && sets.stock.dirty() > 0);
+    fn sorted(&self, state: Locked<'_>) {
+        let Locked(sets) = state;
+        let (takers, wakes_worker) = (sets.takers, sets.idle > 0 && sets.state.dirty() > 0);
         drop(sets);
         // A signal costs a system call, so only sleeping threads are signalled.
         if takers > 0 {
@@ -309,7 +309,7 @@ impl<P: Payload> PoolBackend for Shared<P> {
         }
     }
 
-    fn standing(&self, number: usize) -> FolioState {
+    fn state_of(&self, number: usize) -> FolioState {
         let word = self.pagemap.inner.word(self.pages(number, 1).start());
         if word.content() == Content::Poisoned || word.is_partly_poisoned() {
             FolioState::Bad
@@ -335,7 +335,7 @@ impl<P: Payload> PoolBackend for Shared<P> {
         let options = ZeroOptions::default().batching(Batching::COOPERATIVE);
         let options = options.cancel(self.cancel.clone());
         let zeroed = self.pagemap.zero(self.pages(first, folios), &options)?;
-        // What raised SIGBUS is bad now where somebody watches for that, and is set aside. Else it is
+        // What raised SIGBUS is bad now where the program watches for that, and is set aside. Else it is
         // dirty as before, and a taker that wants it has to get the reason.
         if let Some(error) = zeroed.lost().next()
             && self.pagemap.inner.collect_bus_errors() == 0
@@ -346,7 +346,7 @@ impl<P: Payload> PoolBackend for Shared<P> {
     }
 
     fn count_ahead(&self, folios: usize) {
-        // Relaxed: this thread takes the lock after it, as those do before who read the number.
+        // Relaxed: this thread takes the lock after it, as a thread does before it reads the number.
         self.ahead.fetch_add(folios as u64, Ordering::Relaxed);
     }
 

@@ -119,7 +119,7 @@ impl Source {
         &self.directory
     }
 
-    /// Maps the first `len` bytes as anyone would.
+    /// Maps the first `len` bytes without uzone.
     pub(super) fn map(&self, len: ByteLen) -> Result<Mapping> {
         Ok(Mapping::file(self.again()?, 0, len, Access::ReadOnly, Sharing::Private)?)
     }
@@ -139,7 +139,7 @@ pub(super) fn memory_file(len: ByteLen, huge: Option<HugeSize>) -> Result<Arc<Ma
     Ok(Arc::new(memory))
 }
 
-/// Maps the first `len` bytes of a memory file as anyone would, or so that it can be answered for.
+/// Maps the first `len` bytes of a memory file, or so that its faults can be answered.
 pub(super) fn map_memory_file(memory: &Mapping, len: ByteLen, access: Access) -> Result<Mapping> {
     let fd = memory.fd().ok_or_else(|| io::ErrorKind::Unsupported.into());
     let fd = fd.and_then(|fd| fd.try_clone_to_owned()).map_err(BenchError::of_file("share"))?;

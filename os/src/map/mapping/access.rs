@@ -20,7 +20,7 @@ use crate::sigbus::{self, BusError};
 impl Mapping {
     /// Copies `out.len()` bytes from `offset` on out of the mapping.
     ///
-    /// Bytes that someone writes meanwhile are seen as they were or as they are, in units of
+    /// Bytes that are written meanwhile are seen as they were or as they are, in units of
     /// aligned 8 bytes. Reading behind the end of a file that was truncated, or a broken page, raises
     /// SIGBUS, of which the process dies unless [`sigbus::install`] was called.
     ///

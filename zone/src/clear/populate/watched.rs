@@ -1,6 +1,6 @@
 //! Whether there is memory left for the rest of a request, looked up again as it shrinks.
 //!
-//! The kernel answers a limit that is passed by killing somebody, and of two processes under one
+//! The kernel answers a limit that is passed by killing a process, and of two processes under one
 //! limit each finds enough at first.
 
 use std::num::NonZeroUsize;
@@ -19,7 +19,7 @@ const MOST_CHUNK: u64 = 64 << 20;
 ///
 /// As long as what can be had shrinks by no more than what was populated, it may be used up to the
 /// last byte. Once others have taken some as well, a distance is kept, of what all threads may have
-/// under way, twice: somebody like us may be on the other side.
+/// under way, twice: the others may be populating as well.
 pub(super) struct Watched<'a> {
     root: &'a SystemRoot,
     /// What could be had before.
