@@ -362,8 +362,8 @@ fn a_guard_that_takes_no_share_wakes_a_place_that_is_gone() {
                 }
             })
         };
-        let is_closed = place.0.close().is_empty();
-        if is_closed || place.0.guards().is_empty() {
+        let is_unused = place.0.kill().is_empty();
+        if is_unused || place.0.guards().is_empty() {
             // The owner's share was the only one.
             place.1.with_mut(|_end| ());
         }

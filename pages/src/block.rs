@@ -174,11 +174,11 @@ impl<'a> BlockRef<'a> {
         self.add_inhibitors(1, true)
     }
 
-    /// Adds inhibitors for `pages` pages without looking at pins. The caller has set one before, which keeps
-    /// pins off meanwhile, or a page went bad.
+    /// Adds inhibitors for `pages` pages without looking at pins. The caller has set an inhibitor already,
+    /// which keeps new pins off, or a page of the block went bad.
     pub(crate) fn inhibit_more(self, pages: u64) {
         let inhibited = self.add_inhibitors(pages, false);
-        debug_assert!(inhibited.is_ok(), "it does not look at pins");
+        debug_assert!(inhibited.is_ok(), "adding inhibitors that do not wait for pins cannot fail");
     }
 
     fn add_inhibitors(self, pages: u64, waits_for_pins: bool) -> Result<(), u32> {

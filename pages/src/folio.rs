@@ -116,7 +116,7 @@ pub enum AdvanceError {
         pfn: Pfn,
     },
     /// There is no hold of that sort to give back.
-    #[error("gave one of its {} back, where none is held", what.name())]
+    #[error("cannot give back a hold: the folio has no {}", what.name())]
     NotHeld {
         /// Which.
         what: HoldKind,
@@ -527,27 +527,33 @@ mod tests {
 
     #[test]
     fn holds_beyond_the_most_are_refused_and_change_nothing() {
-        with_folio(MemoryKind::Generic, |folio| {
-            let before = u64::from(MAX_HOLDS) - 2;
-            let held = GET.one() * before + PIN.one() * (before + 1);
-            folio.page.stored.fetch_add(held, Ordering::Relaxed);
-            for sort in [GET, PIN] {
-                assert_eq!(hold(folio, sort), Ok(()));
-                let full = folio.word();
-                assert_eq!(sort.count(full), MAX_HOLDS);
-                assert_eq!(hold(folio, sort), Err(HoldError::Overflow));
-                assert_eq!(folio.hold_again(sort), Err(HoldError::Overflow));
-                assert_eq!(folio.word(), full);
-            }
+        for kind in MemoryKind::ALL {
+            with_folio(kind, |folio| holds_end_at_the_most(folio, kind));
+        }
+    }
+
+    fn holds_end_at_the_most(folio: Folio<'_>, kind: MemoryKind) {
+        let is_free = folio.word().is_free();
+        assert_eq!(folio.take_first(), is_free, "the one hold that it has");
+        let before = u64::from(MAX_HOLDS) - 2;
+        let held = GET.one() * before + PIN.one() * (before + 1);
+        folio.page.stored.fetch_add(held, Ordering::Relaxed);
+        for sort in [GET, PIN] {
+            assert_eq!(hold(folio, sort), Ok(()));
             let full = folio.word();
-            assert_eq!((full.references(), full.pins()), (MAX_HOLDS, MAX_HOLDS));
-            assert_eq!(full.content(), Content::Unknown);
-            folio.page.stored.fetch_sub(held, Ordering::Relaxed);
-            assert_eq!(folio.release(PIN), Ok(false));
-            assert_eq!(folio.release(GET), Ok(false));
-            assert_eq!(folio.release(GET), Ok(true));
-            assert_eq!(folio.word(), Word::initial(MemoryKind::Generic), "its base reference");
-        });
+            assert_eq!(sort.count(full), MAX_HOLDS);
+            assert_eq!(hold(folio, sort), Err(HoldError::Overflow));
+            assert_eq!(folio.hold_again(sort), Err(HoldError::Overflow));
+            assert_eq!(folio.word(), full);
+        }
+        let full = folio.word();
+        assert_eq!((full.references(), full.pins()), (MAX_HOLDS, MAX_HOLDS));
+        assert_eq!(full.content(), Content::Unknown);
+        folio.page.stored.fetch_sub(held, Ordering::Relaxed);
+        assert_eq!(folio.release(PIN), Ok(false));
+        assert_eq!(folio.release(GET), Ok(false));
+        assert_eq!(folio.release(GET), Ok(true));
+        assert_eq!(folio.word(), Word::initial(kind), "free, or its base reference");
     }
 
     #[test]

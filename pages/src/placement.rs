@@ -189,7 +189,7 @@ impl fmt::Display for Placement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} pages of the region hold them, {} are reserved and {} lost to alignment",
+            "{} pages of the region hold descriptors, {} are reserved and {} are lost to alignment",
             self.descriptors.pages(),
             self.reserve(),
             self.lost()

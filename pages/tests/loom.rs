@@ -690,14 +690,14 @@ fn a_folio_with_a_page_that_was_left_out_is_never_taken_for_zero() {
             thread::spawn(move || {
                 let folio = folio(&page, GENERIC);
                 // As the list of bad pages is emptied.
-                let mended = folio.advance(Content::Zero, Content::Present).and_then(|()| {
+                let unpoisoned = folio.advance(Content::Zero, Content::Present).and_then(|()| {
                     turn.fetch_add(1, Ordering::Relaxed);
                     folio.advance(Content::Present, Content::Unknown)
                 });
                 turn.fetch_add(1, Ordering::Relaxed);
                 folio.set_partly_poisoned(false);
                 turn.fetch_add(1, Ordering::Relaxed);
-                mended.is_ok()
+                unpoisoned.is_ok()
             })
         };
         turn.fetch_add(1, Ordering::Relaxed);

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-use uzone_os::{AccessError, MapError, MappingError, memory};
+use uzone_os::{AccessError, Addr, MapError, MappingError, memory};
 use uzone_pages::{
     AddrError, AdvanceError, ByteLen, Content, ErrorKind, HoldError, MemoryKind, Order, PageCount,
     PageSize, Pfn, PfnRange,
@@ -23,6 +23,18 @@ pub enum BindError {
         /// What was asked for.
         len_bytes: u64,
         /// The size of a page of the backing.
+        page: PageSize,
+    },
+    /// A mapping that was to be adopted does not have whole pages.
+    #[error(
+        "cannot adopt the mapping of {len_bytes} bytes at {addr}: its length is no multiple of {page}"
+    )]
+    Adopt {
+        /// Where the mapping starts.
+        addr: Addr,
+        /// How long it is.
+        len_bytes: u64,
+        /// The size of a page.
         page: PageSize,
     },
     /// The memory of the region could not be mapped.

@@ -173,9 +173,13 @@ impl Region {
     /// [`Rejected`] with the mapping if its length is no multiple of the host's page.
     pub fn adopt(mapping: Mapping) -> Result<Self, Rejected<Mapping, BindError>> {
         let page_size = uzone_os::probe::page_size();
-        match whole_pages(page_size, mapping.len()) {
+        let (addr, len) = (mapping.addr(), mapping.len());
+        match whole_pages(page_size, len) {
             Ok(pages) => Ok(Self::new(mapping, Backing::Adopted, page_size, pages)),
-            Err(cause) => Err(Rejected { value: Box::new(mapping), cause }),
+            Err(_) => {
+                let cause = BindError::Adopt { addr, len_bytes: len.get(), page: page_size };
+                Err(Rejected { value: Box::new(mapping), cause })
+            }
         }
     }
 

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 /// Calls `work` on this thread and on others of that name, `threads` in all, and returns what each call
-/// returned. If the system gives fewer threads, there are fewer calls: those take the work from a queue,
-/// so that a thread that cannot be started is not missed.
+/// returned. If the system starts fewer threads, `work` is called fewer times. It takes its pieces from a
+/// queue, so the threads that did start do all of it.
 ///
 /// The flag that `work` is called with is set when one of the calls panics; that panic goes on here when
 /// all threads have ended.
@@ -25,7 +25,7 @@ pub(crate) fn share<T: Send>(
         for _ in 1..threads {
             match thread::Builder::new().name(name.to_owned()).spawn_scoped(scope, call) {
                 Ok(other) => others.push(other),
-                // A limit on threads or on memory: those that run do all of it.
+                // The system refused it, for a limit on threads or on memory. The others do its work.
                 Err(_) => break,
             }
         }

@@ -521,7 +521,6 @@ fn frame_numbers_inside_a_folio_are_filled_with_descriptors() {
     assert_eq!(pagemap.report().altmap.unwrap().lost().get(), 504);
 }
 
-/// A file in the temporary directory, removed when dropped.
 #[test]
 fn a_file_from_an_offset_on_is_the_same_after_unbind_and_bound_only_once() {
     let zone = Zone::new();

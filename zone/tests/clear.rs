@@ -357,7 +357,6 @@ fn what_cannot_be_cleared_is_refused_and_nothing_is_written() {
     only_these_are_zero(&region, &[], "refused");
 }
 
-/// A file of this test, removed when dropped.
 #[test]
 fn a_file_is_cleared_for_whoever_maps_it_and_a_read_only_one_is_only_read() {
     let scratch = Temporary::new("clear", &pattern(0..MIB));

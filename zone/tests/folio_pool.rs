@@ -231,7 +231,7 @@ fn a_free_page_that_is_pinned_past_the_pool_is_cleared_again() {
 }
 
 #[test]
-fn a_bad_page_is_never_handed_out_and_a_mended_one_is() {
+fn a_bad_page_is_never_handed_out_and_an_unpoisoned_one_is() {
     for order in [0_u8, 2] {
         for options in every_kind() {
             let pagemap = used(order);
@@ -284,7 +284,7 @@ fn memory_that_the_kernel_has_cleared_is_not_cleared_again() {
         assert!(!region.is_untouched());
         assert!(zone.bind(region, options(0).known_zero()).is_err());
     }
-    // Long ranges are pinned by the block, which starts barred and must not stay so.
+    // Long ranges are pinned by the block, which starts inhibited and must not stay so.
     let region = Region::anonymous(ByteLen::new(PAGES * PAGE)).unwrap();
     let pagemap = zone.bind(region, options(0).known_zero()).unwrap();
     drop(pagemap.pin(range(3, 700)).unwrap());

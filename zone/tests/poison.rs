@@ -55,7 +55,7 @@ fn a_bad_page_is_refused_and_its_neighbours_are_not() {
 }
 
 #[test]
-fn a_bad_page_that_is_mended_is_as_good_as_any() {
+fn a_bad_page_that_is_unpoisoned_is_as_good_as_any() {
     for order in [0, 3] {
         let pagemap = bind(order, Tails::Derived);
         let before: Vec<_> = pagemap.pages().map(uzone_zone::PageView::word).collect();
@@ -74,7 +74,7 @@ fn a_bad_page_that_is_mended_is_as_good_as_any() {
 }
 
 #[test]
-fn what_cannot_be_marked_or_mended_is_said() {
+fn what_cannot_be_poisoned_or_unpoisoned_is_named() {
     for order in [0, 9] {
         let pagemap = bind(order, Tails::Derived);
         let (inside, outside) = (Pfn::new(0x1234), Pfn::new(0x1800));
@@ -123,7 +123,7 @@ fn the_holders_of_a_page_that_goes_bad_are_counted_for_its_owner() {
 }
 
 #[test]
-fn a_page_that_goes_bad_while_it_is_cleared_is_mended_only_afterwards() {
+fn a_page_that_goes_bad_while_it_is_cleared_is_unpoisoned_only_afterwards() {
     let pagemap = bind(0, Tails::Derived);
     let pfn = Pfn::new(0x1234);
     let page = pagemap.page(pfn).unwrap();

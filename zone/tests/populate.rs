@@ -189,7 +189,6 @@ fn threads_keep_to_the_node_that_was_asked_for() {
     assert_eq!(uzone_os::numa::current_cpu_count().unwrap(), before);
 }
 
-/// A file of this test, removed when dropped.
 #[test]
 fn punched_bytes_are_zero_their_neighbours_stay_and_their_memory_is_given_back() {
     let memfd = Region::memfd("punch", ByteLen::mib(4)).unwrap();

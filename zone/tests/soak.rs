@@ -3,7 +3,7 @@
 //!
 //! - a pinned page has its bytes, and no thread clears it or gives it away;
 //! - no guard enters a region that is unbound, and none is unbound under a guard;
-//! - nothing is left behind: every count, every bar and every bad page is accounted for at the end.
+//! - nothing is left behind: every count, every inhibitor and every bad page is accounted for at the end.
 #![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 
 use std::sync::RwLock;
@@ -192,7 +192,7 @@ fn everything_at_once_for_a_while() {
             assert_eq!((word.pins(), word.references()), (0, 1), "{}", page.pfn());
             assert!(word.content().is_pinnable() && !word.is_partly_poisoned(), "{word:?}");
         }
-        drop(pagemap.pin(pagemap.range()).expect("no bar is left"));
+        drop(pagemap.pin(pagemap.range()).expect("no inhibitor is left"));
         assert!(pagemap.unbind().is_ok());
         for counter in
             [&counters.pins, &counters.clearings, &counters.poisonings, &counters.unbinds]

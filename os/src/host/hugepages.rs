@@ -219,7 +219,8 @@ fn sizes(root: &SystemRoot, directory: &str) -> Result<Vec<HugeSize>, SysError> 
     }
 }
 
-/// Reads a pool of a directory; that of a node has no promises.
+/// Reads the pool of one page size in a directory. That of a node has no files for reserved and overcommitted
+/// pages: without `has_promises`, both counts are 0.
 fn read_pool(
     root: &SystemRoot,
     directory: &str,

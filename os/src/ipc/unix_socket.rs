@@ -148,7 +148,8 @@ pub(crate) fn send(
 }
 
 /// Waits for bytes of a socket, and appends the descriptors that come with them to `fds`, as many as `space` has
-/// room for. Returns how many bytes there were, and what became of what there was no room for.
+/// room for. Returns how many bytes there were, and the kernel's flags, which state whether bytes or descriptors were
+/// cut off.
 pub(crate) fn receive(
     socket: BorrowedFd<'_>,
     space: &mut [MaybeUninit<u8>],

@@ -206,7 +206,7 @@ impl Mapping {
     }
 }
 
-/// Explains why memory was not mapped, of which the host's strict accounting counts what is `counted`.
+/// Explains why the kernel did not map memory. `counted` is whether strict overcommit accounting counts it.
 fn explain(len: ByteLen, counted: bool, cause: Errno) -> MapError {
     match cause {
         Errno::NOMEM => MapError::memory(&SystemRoot::host(), len, counted, cause.into()),

@@ -77,12 +77,21 @@ impl Exclusivity {
     }
 }
 
+/// Returns how many bytes a mapping has.
+fn len_of(mapping: &Mapping) -> usize {
+    // It was a `usize` when it was mapped.
+    mapping.len().to_usize().unwrap_or(mapping.mapped_len())
+}
+
 impl Exclusive {
     /// Takes memory that is exclusive.
     fn of(mapping: Mapping) -> Self {
-        // It was a `usize` when it was mapped.
-        let count = mapping.len().to_usize().unwrap_or(mapping.mapped_len());
-        Self { mapping, count, values: PhantomData }
+        Self { count: len_of(&mapping), mapping, values: PhantomData }
+    }
+
+    /// Returns the mapping, whose padding has bytes.
+    pub(crate) fn mapping(&self) -> &Mapping {
+        &self.mapping
     }
 
     /// Maps private pages of no file, all zero, as [`Mapping::anonymous`] does.
@@ -227,7 +236,7 @@ impl<T: FromBytes> Mapped<T> {
     #[must_use]
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
         self.init_padding();
-        let len = self.mapping.len().to_usize().unwrap_or(self.mapping.mapped_len());
+        let len = len_of(&self.mapping);
         // SAFETY: `from_raw_parts_mut` wants `len` initialised and writable bytes in one allocation, not accessed
         // otherwise for the time of the borrow.
         // 1. In bounds, and writable: invariants 2 and 3 of `Mapping`, and 1 of `Mapped`.
@@ -258,10 +267,6 @@ impl<T> Mapped<T> {
         unsafe {
             core::arch::asm!("/* {0} */", in(reg) start, options(nostack, preserves_flags));
         }
-    }
-
-    pub(crate) fn mapping(&self) -> &Mapping {
-        &self.mapping
     }
 
     /// Returns how long the memory is, which may be more than the values need.
@@ -346,8 +351,8 @@ impl<T> Deref for Mapped<T> {
         // `isize::MAX` bytes, that do not change for the time of the borrow, except inside of an `UnsafeCell`.
         // 1. In bounds and aligned: invariant 2, and invariants 2 and 3 of `Mapping`.
         // 2. Initialised: any bytes are a `T`, and the kernel fills a page before it shows it. Padding of values
-        //    that were written before has bytes since `init_padding`, which all that leads to values of another
-        //    type calls.
+        //    that were written before has bytes since `init_padding`, which `into_exclusive` and `as_bytes_mut`
+        //    call, the only ways from values to bytes.
         // 3. Unchanged: nothing else has these pages, or changes them (invariant 1), and in this process every
         //    method that changes them takes `&mut self`, which the borrow forbids.
         unsafe { core::slice::from_raw_parts(start.as_ptr(), self.count) }

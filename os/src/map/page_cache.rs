@@ -52,8 +52,7 @@ pub fn cached(file: impl AsFd, start: u64, len_bytes: NonZeroU64) -> io::Result<
     }
     let cause = io::Error::last_os_error();
     match Errno::from_io_error(&cause) {
-        Some(errno) if is_unsupported(errno) => Ok(None),
-        Some(Errno::PERM) => Ok(None),
+        Some(errno) if errno == Errno::PERM || is_unsupported(errno) => Ok(None),
         _ => Err(cause),
     }
 }

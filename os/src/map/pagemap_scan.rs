@@ -25,10 +25,10 @@ use crate::host::root::SysError;
 
 pub(crate) const PAGEMAP: &str = "/proc/self/pagemap";
 
-/// It has no marker that it is protected.
+/// The page has no marker that it is protected.
 pub(crate) const WRITTEN: u64 = kernel::PAGE_IS_WRITTEN as u64;
-/// A page that is being moved counts as swapped.
 pub(crate) const PRESENT: u64 = kernel::PAGE_IS_PRESENT as u64;
+/// A page that is being moved counts as swapped.
 pub(crate) const SWAPPED: u64 = kernel::PAGE_IS_SWAPPED as u64;
 pub(crate) const ZERO_PAGE: u64 = kernel::PAGE_IS_PFNZERO as u64;
 pub(crate) const HUGE: u64 = kernel::PAGE_IS_HUGE as u64;

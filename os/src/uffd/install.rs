@@ -65,7 +65,7 @@ impl Fill<'_> {
         Install { wake: !matches!(self, Self::Poison), write_protect: false }
     }
 
-    /// Returns the address of `len` bytes to copy, of a fill that has some.
+    /// Returns the address of the `len` bytes to copy, or 0 for a fill that copies none.
     fn source(&self, len: u64) -> Result<u64, AccessError> {
         let (address, start, len_bytes) = match self {
             Self::Bytes(bytes) => {
@@ -128,7 +128,7 @@ impl Fill<'_> {
                 (UffdCall::Poison, result, value.updated)
             }
         };
-        answered(call, start, len, (result, Some(count)))
+        answered(call, start, len, result, Some(count))
     }
 }
 
@@ -166,12 +166,16 @@ pub(crate) fn answered(
     call: UffdCall,
     start: u64,
     len_bytes: u64,
-    (result, count): (Result<(), Errno>, Option<i64>),
+    result: Result<(), Errno>,
+    count: Option<i64>,
 ) -> Result<Answered, UffdError> {
     reply::decode(call, result, count, len_bytes).map_err(|cause| UffdError::Refused {
         call,
         start: Vaddr::new(start),
         len_bytes,
-        cause: cause.map_or_else(|| io::ErrorKind::InvalidData.into(), Into::into),
+        cause: cause.map_or_else(
+            || io::Error::other(format!("the reply is {result:?}, with {count:?} bytes")),
+            Into::into,
+        ),
     })
 }

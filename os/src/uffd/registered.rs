@@ -181,7 +181,7 @@ impl Registered {
         // SAFETY: `move_pages` wants `dst` as `Fill::install` does, and the source to be the caller's to lose: it is
         // borrowed mutably, so no slice of it is lent, and zero is what missing pages of such memory are.
         let (result, count) = unsafe { abi::move_pages(self.uffd.as_fd(), dst, src, len, mode) };
-        answered(UffdCall::Move, dst, len, (result, Some(count)))
+        answered(UffdCall::Move, dst, len, result, Some(count))
     }
 
     /// Starts (`protected`) or stops reporting writes to a range. Stopping wakes the threads that wait to
@@ -193,7 +193,7 @@ impl Registered {
         let (start, len) = (self.address(&range)?, range.end - range.start);
         let mode = if protected { abi::PROTECT } else { 0 };
         let result = abi::write_protect(self.uffd.as_fd(), start, len, mode);
-        answered(UffdCall::WriteProtect, start, len, (result, None))
+        answered(UffdCall::WriteProtect, start, len, result, None)
     }
 
     /// Wakes the threads that wait for pages of a range. They retry, and if there is still no page, they
@@ -204,7 +204,7 @@ impl Registered {
     pub fn wake(&self, range: Range<u64>) -> Result<Answered, UffdError> {
         let (start, len) = (self.address(&range)?, range.end - range.start);
         let result = abi::wake(self.uffd.as_fd(), start, len);
-        answered(UffdCall::Wake, start, len, (result, None))
+        answered(UffdCall::Wake, start, len, result, None)
     }
 
     /// Unregisters the memory and returns it. Waiting threads are woken, and missing pages are zero from

@@ -127,7 +127,7 @@ impl Remote {
         // memory of this process it can be only if the program hands its own userfaultfd to itself, and
         // then it is of memory that is registered for these faults already (`Registered`).
         let reply = unsafe { abi::register(self.fd.as_fd(), start, len, modes.bits()) };
-        answered(UffdCall::Register, start, len, (reply.map(drop), None))
+        answered(UffdCall::Register, start, len, reply.map(drop), None)
     }
 
     /// Fills the missing pages of `len` bytes from `start` on.
@@ -159,7 +159,7 @@ impl Remote {
         let (start, len) = (start.get(), len.get());
         let mode = if protected { abi::PROTECT } else { 0 };
         let result = abi::write_protect(self.fd.as_fd(), start, len, mode);
-        answered(UffdCall::WriteProtect, start, len, (result, None))
+        answered(UffdCall::WriteProtect, start, len, result, None)
     }
 
     /// Wakes the threads that wait for pages of a range. They retry, and if there is still no page, they
@@ -170,7 +170,7 @@ impl Remote {
     pub fn wake(&self, start: Vaddr, len: ByteLen) -> Result<Answered, UffdError> {
         let (start, len) = (start.get(), len.get());
         let result = abi::wake(self.fd.as_fd(), start, len);
-        answered(UffdCall::Wake, start, len, (result, None))
+        answered(UffdCall::Wake, start, len, result, None)
     }
 
     /// Returns whether the process whose memory it is has ended. A process that forked off another one and
@@ -187,7 +187,7 @@ impl Remote {
             if asked == Err(Errno::INVAL) {
                 continue;
             }
-            let answer = answered(UffdCall::WriteProtect, start, page, (asked, None));
+            let answer = answered(UffdCall::WriteProtect, start, page, asked, None);
             return matches!(answer, Ok(Answered::Gone));
         }
         false
@@ -200,7 +200,7 @@ impl Remote {
     pub fn unregister(&self, start: Vaddr, len: ByteLen) -> Result<Answered, UffdError> {
         let (start, len) = (start.get(), len.get());
         let result = abi::unregister(self.fd.as_fd(), start, len);
-        answered(UffdCall::Unregister, start, len, (result, None))
+        answered(UffdCall::Unregister, start, len, result, None)
     }
 }
 

@@ -181,8 +181,8 @@ pub(super) unsafe fn fill_lines_with<L: Line>(dst: &mut [u8], pattern: &Pattern)
     true
 }
 
-/// Fills each line of `lines`, and `tail`, with the words of one; if there is a `step`, each line is the one before
-/// and that.
+/// Fills each line of `lines`, and `tail`, with the words of one. With a `step`, each line is the line before it
+/// plus `step`.
 ///
 /// # Safety
 ///

@@ -186,7 +186,8 @@ impl<P: Payload> Inner<P> {
         Ok(())
     }
 
-    /// Takes the folios of a range for clearing, as far as they are to be had; the first is the last.
+    /// Takes those folios of a range for clearing that can be taken. They are in descending order, so that
+    /// the lowest is popped first.
     fn claim(&self, range: PfnRange, zeroed: &mut Zeroed) -> Owned<'_, P> {
         let states = (Content::Zeroing, Content::Unknown);
         let mut owned = Owned::take(self, range, &CLEARABLE, states, |folio, error| match error {
@@ -217,9 +218,9 @@ impl<P: Payload> Inner<P> {
         });
     }
 
-    /// Clears what was claimed, but for bad pages and folios whose memory turns out not to be there, and lets
-    /// all of it go. Folios that are being cleared are still `owned`, so that no other thread gets them before
-    /// a callback has panicked.
+    /// Clears what was claimed, except bad pages and folios whose memory is not there, and lets go of all of
+    /// it. A folio stays in `owned` while it is cleared, so that dropping `owned` lets go of it if a callback
+    /// panics.
     fn clear(
         &self,
         mut owned: Owned<'_, P>,

@@ -117,7 +117,11 @@ impl Zone {
         options: PinOptions,
     ) -> Result<PinnedRanges<Pinned>, PinError> {
         let caller = Location::caller();
-        self.at_address(address, len, |Found { pagemap, range }| {
+        // Called here by itself: with a second caller the whole pin would not be inlined.
+        if let Some(Found { pagemap, range }) = self.shared.directory.one_at_address(address, len) {
+            return one(Pinned::pin(pagemap, range, options, caller));
+        }
+        self.at_each(address, len, |Found { pagemap, range }| {
             Pinned::pin(pagemap, range, options, caller)
         })
     }
@@ -149,7 +153,10 @@ impl Zone {
     #[track_caller]
     pub fn get(&self, address: usize, len: ByteLen) -> Result<PinnedRanges<Referenced>, PinError> {
         let caller = Location::caller();
-        self.at_address(address, len, |Found { pagemap, range }| {
+        if let Some(Found { pagemap, range }) = self.shared.directory.one_at_address(address, len) {
+            return one(Referenced::take(pagemap, range, caller));
+        }
+        self.at_each(address, len, |Found { pagemap, range }| {
             Referenced::take(pagemap, range, caller)
         })
     }
@@ -168,31 +175,25 @@ impl Zone {
         taken.map(across).map_err(|failure| *failure)
     }
 
-    /// Has `take` make a guard of the pages that `len` bytes from `address` on have a part of.
-    #[inline(always)]
-    fn at_address<const IS_PIN: bool>(
-        &self,
-        address: usize,
-        len: ByteLen,
-        take: impl Fn(Found<IS_PIN>) -> Result<Guard<IS_PIN>, Box<PinError>>,
-    ) -> Result<PinnedRanges<Guard<IS_PIN>>, PinError> {
-        if let Some(found) = self.shared.directory.one_at_address(address, len) {
-            return match take(found) {
-                Ok(guard) => Ok(PinnedRanges(Parts::One(guard))),
-                Err(failure) => Err(*failure),
-            };
-        }
-        self.at_each(address, len, take).map_err(|failure| *failure)
-    }
-
-    /// As [`Zone::at_address`], where the range lies in several regions, or partly in none.
+    /// Makes guards by `take` of a range that lies in several regions, or partly in none.
     #[cold]
     fn at_each<const IS_PIN: bool>(
         &self,
         address: usize,
         len: ByteLen,
         take: impl Fn(Found<IS_PIN>) -> Result<Guard<IS_PIN>, Box<PinError>>,
-    ) -> Result<PinnedRanges<Guard<IS_PIN>>, Box<PinError>> {
-        self.shared.directory.at_address(address, len, take).map(across)
+    ) -> Result<PinnedRanges<Guard<IS_PIN>>, PinError> {
+        self.shared.directory.at_address(address, len, take).map(across).map_err(|failure| *failure)
+    }
+}
+
+/// Returns the guard of a range that lies in one region.
+#[inline(always)]
+fn one<const IS_PIN: bool>(
+    taken: Result<Guard<IS_PIN>, Box<PinError>>,
+) -> Result<PinnedRanges<Guard<IS_PIN>>, PinError> {
+    match taken {
+        Ok(guard) => Ok(PinnedRanges(Parts::One(guard))),
+        Err(failure) => Err(*failure),
     }
 }

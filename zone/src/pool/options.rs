@@ -47,7 +47,7 @@ impl PoolOptions {
     }
 }
 
-/// Why no folio was handed out, or folios were not taken back: those are whose they were.
+/// Why no folio was handed out, or folios were not taken back. The owner of the folios has not changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PoolError {
@@ -86,7 +86,7 @@ pub enum PoolError {
         /// Its head.
         pfn: Pfn,
     },
-    /// A guard has the folio: it is given back by that.
+    /// A `Pooled` guard has the folio, and gives it back when it is dropped.
     #[error(
         "the folio of page {pfn} belongs to a Pooled guard: drop that, or take the range out of it by \
          Pooled::into_range first"
