@@ -128,7 +128,7 @@ fn the_data_starts_behind_the_reserve_and_the_descriptors() {
             [PfnRange::try_new(metadata.start(), PageCount::new(pages)).unwrap()]
         );
         let text = report.to_string();
-        assert!(text.contains(&format!("{kept} are reserved and {lost} lost")), "{text}");
+        assert!(text.contains(&format!("{kept} are reserved and {lost} are lost")), "{text}");
         let whole = pagemap.unbind().unwrap();
         assert_eq!(whole.pages().get(), pages);
     }
