@@ -72,9 +72,9 @@ pub mod attach {
 pub mod model {
     #[doc(inline)]
     pub use uzone_pages::{
-        AddrError, FaultArea, FaultCosts, FaultPattern, FaultPlan, Folio, HoldError, HoldKind,
-        Layout, LinuxPage, LinuxRelease, LinuxSeed, MAX_HOLDS, MAX_PAYLOAD_BYTES, Memmap, Page,
-        Plain, Tails, Template, Touch, Word, chunks,
+        AddrError, Class, FaultArea, FaultCosts, FaultPattern, FaultPlan, Folio, HoldError,
+        HoldKind, Layout, LinuxPage, LinuxRelease, LinuxSeed, MAX_HOLDS, MAX_PAYLOAD_BYTES, Memmap,
+        Page, Plain, Tails, Template, Touch, Word, chunks,
     };
 }
 
@@ -83,8 +83,8 @@ pub mod os {
     #[doc(inline)]
     pub use uzone_os::{
         Anonymous, Exclusive, Exclusivity, FileId, FixedBuffers, HugeAdvice, MapError, Mapped,
-        Mapping, MappingError, Rejected, SysError, SystemRoot, dax, hugepages, memory, memory_file,
-        numa, page_cache, passed_descriptors, unix_socket,
+        Mapping, MappingError, Populated, Rejected, Shortage, SysError, SystemRoot, dax, hugepages,
+        memory, memory_file, numa, page_cache, passed_descriptors, unix_socket,
     };
 }
 
