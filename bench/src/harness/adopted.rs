@@ -33,7 +33,7 @@ pub(crate) fn registered(
 /// Memory, and what answers its faults.
 ///
 /// It is not [`Engine::map`]'s memory, which is kept from child processes by madvise(2): some hosts deny
-/// that call, and who measures with this starts no processes.
+/// that call, and these benchmarks start no child process.
 pub struct Adopted {
     // Dropped first: no fault is answered afterwards.
     answering: AdoptedMemory,

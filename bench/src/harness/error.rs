@@ -60,7 +60,7 @@ impl BenchError {
         ))
     }
 
-    /// The size is none that an image is made of.
+    /// No image can be made of this size.
     pub(crate) fn image_size(size: ByteLen) -> Self {
         Self::not_valid(format!(
             "{size} cannot be measured: an image is a multiple of 2 MiB, at least 4M, such as 1G"
@@ -91,7 +91,7 @@ impl BenchError {
         Self { kind: ErrorKind::Other, is_of_this_host, text, cause: Some(cause) }
     }
 
-    /// Returns what becomes of an error of the file that is measured, with which `what` was to be done.
+    /// Returns a function that makes an error of the measured file from its cause. `what` is the verb.
     pub(crate) fn of_file(what: &'static str) -> impl Fn(io::Error) -> Self {
         move |cause| Self::failed(&format!("{what} the file that is measured"), true, cause)
     }
@@ -133,7 +133,7 @@ impl BenchError {
     }
 }
 
-/// What cannot be done where a library returns an error, and whether that is for this host's sake.
+/// What failed where a library returned an error, and whether this host lacks what is needed.
 macro_rules! failures {
     ($($error:ty: $what:literal, $is_of_this_host:literal;)*) => {$(
         impl From<$error> for BenchError {

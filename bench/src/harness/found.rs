@@ -22,11 +22,11 @@ pub(crate) struct Found {
     pub(crate) read_bytes: u64,
     /// How long each touch took, where that is asked for.
     pub(crate) touches_ns: Vec<u64>,
-    /// The same of those that took a page fault.
+    /// How long each touch took that caused a page fault.
     pub(crate) demand_ns: Vec<u64>,
     /// How much memory each of several clones takes, in bytes.
     pub(crate) clone_bytes: Option<u64>,
-    /// The time of a CPU that this process had, with making the memory. The suite sets it.
+    /// CPU time of the process, including that of making the memory. The suite sets it.
     pub(crate) cpu: Duration,
 }
 
@@ -36,7 +36,7 @@ impl Found {
         Self { elapsed: self.elapsed + before, before: self.before + before, ..self }
     }
 
-    /// Returns when so many touches were done. Of what is done between touches nothing counts.
+    /// Returns the time until `touches` touches were done, without the time between touches.
     fn until(&self, touches: usize) -> u64 {
         nanoseconds(self.before) + self.touches_ns.iter().take(touches).sum::<u64>()
     }
@@ -56,8 +56,7 @@ fn middle(values: impl Iterator<Item = u64>) -> u64 {
     median(&values)
 }
 
-/// Sums up the faults of a row. Its touches are compared with those of `naive`, and with those that they go
-/// `beyond`.
+/// Sums up the faults of a row. Compares its touches with those of the rows `naive` and `beyond`.
 pub(super) fn faults(
     log: &Log,
     median_ns: u64,

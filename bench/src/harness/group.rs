@@ -16,7 +16,7 @@ pub struct Phase<'a> {
     pub done: u64,
     /// How many there are.
     pub total: u64,
-    /// Of a run of several benchmarks, which this is.
+    /// The position among several benchmarks, if there are several.
     pub part: Option<PartOf<'a>>,
 }
 

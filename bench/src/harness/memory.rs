@@ -34,7 +34,8 @@ pub(crate) fn present(len: ByteLen) -> Result<Exclusive> {
     Ok(memory)
 }
 
-/// Has `write` fill memory, split among threads at multiples of `unit`. It gets where its part starts.
+/// Fills memory by several threads: each calls `write` with the offset of its part, a multiple of `unit`, and the
+/// part.
 pub(crate) fn fill(
     bytes: &mut [u8],
     threads: usize,
@@ -72,12 +73,12 @@ pub(crate) fn fill_zeroes(dst: &mut [u8], threads: usize) -> Result<Duration> {
     })
 }
 
-/// A length of memory of ours as a number of bytes.
+/// Returns a `usize` length as a `ByteLen`.
 pub(crate) fn bytes(len: usize) -> ByteLen {
     ByteLen::new(u64::try_from(len).unwrap_or(u64::MAX))
 }
 
-/// Returns a length as one of memory of ours; what does not fit is not mapped either.
+/// Returns a length as a `usize`. A length that does not fit cannot be mapped.
 pub(crate) fn index(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
@@ -114,8 +115,11 @@ impl Reads for Image {
 
 /// Memory whose page faults are counted.
 pub(crate) trait Counted: Reads {
-    /// Returns how many faults were answered, unless that is the kernel's count of the threads that touch, and how
-    /// many bytes were mapped.
+    /// Waits until no more pages are installed: neighbours come after the page that was touched.
+    fn settle(&self) {}
+
+    /// Returns the number of answered faults and of mapped bytes. `None` if the kernel answers the faults: its own
+    /// count is taken then.
     fn counts(&self, row: &str) -> Result<(Option<u64>, u64)>;
 }
 
@@ -126,25 +130,29 @@ impl Counted for Mapping {
 }
 
 impl Counted for LazyMapping {
-    fn counts(&self, _: &str) -> Result<(Option<u64>, u64)> {
-        // Until no page is installed any more: neighbours come after the page that was touched.
+    fn settle(&self) {
         let mut stats = self.stats();
         loop {
             std::thread::sleep(Duration::from_millis(2));
             let before = std::mem::replace(&mut stats, self.stats());
             if stats == before {
-                return Ok((Some(stats.faults), placed(&stats) * self.page_size().bytes()));
+                return;
             }
         }
     }
+
+    fn counts(&self, _: &str) -> Result<(Option<u64>, u64)> {
+        let stats = self.stats();
+        Ok((Some(stats.faults), placed(&stats) * self.page_size().bytes()))
+    }
 }
 
-/// Returns how many pages an engine has installed, whatever for.
+/// Returns how many pages an engine has installed: on demand, around a fault, or by populating.
 pub(super) fn placed(stats: &FaultStats) -> u64 {
     stats.demand + stats.around + stats.populated
 }
 
-/// Adds what memory counts to what was found when `touched` pages of `page_bytes` were touched.
+/// Adds the faults and the wasted pages of memory of which `touched` pages of `page_bytes` were touched.
 pub(crate) fn counted(
     row: &str,
     found: Result<Found>,
@@ -172,7 +180,7 @@ pub(crate) fn check_word(
     if is_right { Ok(()) } else { Err(BenchError::wrong_byte(row, offset)) }
 }
 
-/// Returns where a page of 4 KiB is looked at: in another of its lines each time.
+/// Returns the offset of the word that is read of a page of 4 KiB, in another cache line from page to page.
 pub(crate) fn place(page: u64) -> u64 {
     page * 4096 + page % 512 * 8
 }

@@ -1,11 +1,12 @@
 //! A benchmark under way: [`Session`].
 
+use uzone_report::results::{BENCH_SCHEMA, Bench, Headline, Row, Skipped, Table};
+
 use super::error::{BenchError, Result, sentence};
 use super::group::Watch;
 use super::machine;
 use super::settings::Part;
 use super::suite::Suite;
-use uzone_report::results::{BENCH_SCHEMA, Bench, Headline, Row, Skipped, Table};
 
 /// A benchmark under way: what was asked for, and what was found so far.
 pub(crate) struct Session<'a> {
@@ -60,7 +61,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Measures a suite, and adds its table.
+    /// Measures a suite, and adds its table. Progress shows the id of the table, which `--table` takes.
     pub(crate) fn measure(
         &mut self,
         suite: Suite<'_>,

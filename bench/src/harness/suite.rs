@@ -12,8 +12,8 @@ use super::error::Result;
 use super::found::{Found, Log, faults, latency, pauses};
 use super::group::{self, Case, Samples, Watch, median, spread};
 
-/// A row may pass its limit by this much, which is what the machine varies. What passes it by more has
-/// no limit.
+/// A row may pass its limit by this much, which is what the machine varies. A row that is faster does less work than
+/// the limit, and gets none.
 const MOST_SHARE: f64 = 1.15;
 
 /// Cases that are measured together, and the rows that they will be: of one table, or of several.
@@ -134,7 +134,7 @@ impl<'a> Suite<'a> {
         self.specs.iter_mut().for_each(set);
     }
 
-    /// Returns what the note of a table has to state where it has fewer rounds than were asked for.
+    /// Returns the words for a table's note if the suite runs fewer rounds than `asked`.
     pub(crate) fn fewer(&self, asked: u32) -> String {
         match self.rounds {
             rounds if rounds < asked => format!("; {rounds} rounds, because each takes long"),
@@ -172,10 +172,11 @@ pub(crate) struct RowSpec {
     pub(crate) latencies: Option<Times>,
     /// What the case finds out, if it takes page faults.
     faults: Option<Log>,
-    /// The ids of the row whose touches its own are divided by, of that which they go beyond, and of the one-page
-    /// handler that waits as ours does.
+    /// The id of the row by whose touches its own are divided.
     pub(crate) touch_naive: Option<String>,
+    /// The id of the row whose touches are subtracted from its own.
     pub(crate) beyond: Option<String>,
+    /// The id of the one-page handler that waits as ours does.
     pub(crate) waiting_alike: Option<String>,
 }
 

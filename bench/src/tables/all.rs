@@ -213,8 +213,8 @@ pub fn quick_seeds(parts: Vec<Part>) -> Vec<Part> {
     parts.into_iter().filter_map(of).collect()
 }
 
-/// Returns those of `parts` that have some of the tables whose ids begin so, with these alone; all of them if
-/// there are no ids.
+/// Returns the parts that have tables whose ids start with one of `ids`, reduced to these tables; all parts if
+/// `ids` is empty.
 #[must_use]
 pub fn with_tables(parts: Vec<Part>, ids: &[String]) -> Vec<Part> {
     if ids.is_empty() {

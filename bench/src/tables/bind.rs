@@ -57,7 +57,8 @@ struct Shape {
     table: &'static str,
     title: &'static str,
     order: Order,
-    /// Nanoseconds of a row, and the version that published them. The last is of the widest store.
+    /// Nanoseconds of a row, and the version that published them. The last, without a name, is for the row
+    /// of the widest store.
     published: [(&'static str, u64, &'static str); 6],
     /// What it stands for in the summary.
     headline: &'static str,
@@ -126,8 +127,8 @@ const MARTINS_2M: &str = "Joao Martins, compound devmap, 2021: bootstrap of a na
 const MARTINS_1G: &str = "Joao Martins, compound devmap, 2021: bootstrap of a namespace of 128 GB with pages of \
      1 GiB, from 268 to 358 ms to less than 1; scaled to as many pages as here";
 
-/// Returns a time that a version of the series states of rebinds, or `what` it is of, for as many pages as `size`
-/// has.
+/// Returns a time published by a version of the series, scaled to `size`. `what` is added to the source; it is
+/// empty for rebinds.
 fn li_zhe(ns: u64, version: &str, what: &str, size: ByteLen) -> Published {
     let source = format!(
         "Li Zhe, memmap template and streaming copy, {version}, Ice Lake VM, 100 GB{what}; scaled to as many \
@@ -404,12 +405,6 @@ fn altmap(settings: &BindSettings, session: &mut Session<'_>) -> Result {
     )
 }
 
-/// Takes memory and gives it back, so that the host of a virtual machine has it ready: the
-/// next case that takes as much pays for this kernel's work and not for the host's.
-fn warm_host(bytes: u64) -> Result {
-    present(ByteLen::new(bytes)).map(drop)
-}
-
 const LINE_ONE: &str = "bind-limit/line-1";
 const LINE_MANY: &str = "bind-limit/line-all";
 
@@ -431,7 +426,6 @@ fn first_binds(shape: &Shape, settings: &BindSettings, session: &mut Session<'_>
         suite.add(Role::Naive, row, name, bind).limit("clearing").row.published = published;
     }
     suite.add(Role::Limit, "clearing", "the kernel's clearing alone, huge pages", move |_| {
-        warm_host(bytes)?;
         timed(|| present(ByteLen::new(bytes)))
     });
     let plain = shape.linux(1).stamp(InitMethod::Template(StorePath::Portable));
@@ -445,8 +439,7 @@ fn first_binds(shape: &Shape, settings: &BindSettings, session: &mut Session<'_>
         rows.push((Role::Ours, "ours-all", name, shape.linux(threads), both));
     }
     for (role, row, name, options, published) in rows {
-        let warm = move || warm_host(bytes);
-        let spec = suite.bind_after(role, row, name, &fresh, options, warm)?;
+        let spec = suite.bind(role, row, name, &fresh, options)?;
         spec.row.published = published;
         // The clearing was measured on one thread.
         if row != "ours-all" {
@@ -457,6 +450,9 @@ fn first_binds(shape: &Shape, settings: &BindSettings, session: &mut Session<'_>
         }
     }
     suite.each_spec(|spec| spec.row.cold = true);
+    // Takes memory and gives it back, so that the host of a virtual machine has it ready: the case that takes as much
+    // pays for this kernel's work and not for the host's.
+    suite.before_each(move || present(ByteLen::new(bytes)).map(drop));
     drop(kept.bind(Region::anonymous(size)?, shape.linux(1))?);
     suite.bind_another("ours-kept", "ours, memory that the zone had kept", &kept, shape.linux(1));
     session.table(

@@ -12,11 +12,11 @@ use uzone_os::{Access, Mapping, Sharing, probe};
 use uzone_pages::ByteLen;
 
 use super::extents::{self, Arena, Work};
-use super::fault::{Answer, Bare, Part as Touching};
+use super::fault::{Answer, Bare, Share};
 use super::pin;
 use crate::harness::{
     Adopted, BenchError, Benchmark, BindSettings, Counted, Found, Part as Settings, PinSettings,
-    Result, Role, Row, Suite, Table, Watch, check_word, counted,
+    Reads, Result, Role, Row, Suite, Table, Watch, check_word, counted,
 };
 
 /// What is cleared at once.
@@ -54,15 +54,19 @@ pub struct NumberedFile<'a> {
 
 impl NumberedFile<'_> {
     /// Reads the number of each page in order.
-    fn touch(self, row: &str, memory: &impl Counted) -> Result<Found> {
+    fn read(self, row: &str, memory: &impl Reads) -> Result<Found> {
         let page = probe::page_size().bytes();
-        let pages = self.len.get() / page;
         let read = |number: u64| match self.is_right {
             true => check_word(row, memory, number * page, number.to_le()),
             false => memory.read(number * page, &mut [0; 8]),
         };
-        let found = Touching::of(|| (0..pages).try_for_each(read)).map(Found::from);
-        counted(row, found, memory, pages, page)
+        Ok(Share::of(|| (0..self.len.get() / page).try_for_each(read))?.found)
+    }
+
+    /// Does the same, and adds what memory counts.
+    fn touch(self, row: &str, memory: &impl Counted) -> Result<Found> {
+        let page = probe::page_size().bytes();
+        counted(row, self.read(row, memory), memory, self.len.get() / page, page)
     }
 
     fn again(self) -> Result<File> {
@@ -108,7 +112,7 @@ pub fn map(
         })
         .limit("limit");
     suite.faults(Role::Limit, "limit", "the kernel's own mapping", |row| {
-        image.touch(row, &image.map(Sharing::Private)?)
+        image.read(row, &image.map(Sharing::Private)?)
     });
     suite.naive("naive");
     let rows = suite.run("reading the image again, in three ways", rounds, watch)?;

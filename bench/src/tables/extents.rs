@@ -21,15 +21,16 @@ use std::cell::{Cell, RefCell};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use crate::harness::{
-    BenchError, Result, Role, Row, Session, Suite, Watch, bytes, check_memory, index, present,
-    timed,
-};
 use uzone_os::{Exclusive, LibPmem};
 use uzone_pages::ByteLen;
 use uzone_stream::{StorePolicy, Streaming, Work as StoreWork, copy_bytes, zero_bytes};
 use uzone_zone::{
     CacheState, CopyMethod, NextUse, PopulateOptions, Region, StorePath, ZeroOptions,
+};
+
+use crate::harness::{
+    BenchError, Result, Role, Row, Session, Suite, Watch, bytes, check_memory, index, present,
+    timed,
 };
 
 /// What a page at a time takes at a time.

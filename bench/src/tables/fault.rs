@@ -18,7 +18,7 @@
 //! | `program` | SQLite and ripgrep over lazily mapped files |
 //!
 //! `run` has what the tables share; `source` the files, and which bytes are right; `backend` what is made of them;
-//! `touch` which pages are touched, by whom, and on which CPUs; `bare` the yardsticks, handlers that keep no record
+//! `touch` which pages are touched, by which threads, and on which CPUs; `bare` the yardsticks, handlers that keep no record
 //! of any page.
 //!
 //! Every word that a row reads is compared with what the file holds. The naive row is a handler as
@@ -43,30 +43,24 @@ mod whole;
 mod write;
 
 pub(crate) use bare::{Answer, Bare};
-pub(crate) use touch::{Part, Placement, on, together, touch, usable_cpus};
+pub(crate) use touch::{Placement, Share, on, together, touch, usable_cpus};
 
 use uzone_os::{HugeSize, SystemRoot, hugepages, memory};
 use uzone_pages::{ByteLen, ErrorKind};
 
 use self::backend::Backend;
+use self::published::RANDOM;
 use self::run::Run;
 use self::source::{PAGE, Source};
 use self::touch::Pattern;
-use crate::harness::{Bench, BenchError, FaultSettings, Result, Session, Watch};
-
-/// How much is touched at random at most, as was published.
-const RANDOM: ByteLen = ByteLen::gib(1);
+use crate::harness::{Bench, BenchError, FaultSettings, Part, Result, Session, Watch};
 
 /// Runs the tables.
 ///
 /// # Errors
-/// [`BenchError`] if the size is none that is measured, there is no userfaultfd, the file cannot be
+/// [`BenchError`] if the size cannot be measured, there is no userfaultfd, the file cannot be
 /// made, or a row read a wrong byte.
-pub(crate) fn run(
-    settings: &FaultSettings,
-    part: &crate::harness::Part,
-    watch: Watch<'_>,
-) -> Result<Bench> {
+pub(crate) fn run(settings: &FaultSettings, part: &Part, watch: Watch<'_>) -> Result<Bench> {
     let asked = settings.size;
     check(asked)?;
     if settings.density > ByteLen::ZERO {
@@ -115,7 +109,7 @@ pub(crate) fn run(
     run.session.finish()
 }
 
-/// Refuses a size that is none that is measured, which is each where pages are not of 4 KiB.
+/// Returns an error for sizes that cannot be measured, and for any size on hosts whose pages are not of 4 KiB.
 fn check(size: ByteLen) -> Result {
     let is_measured = size >= ByteLen::mib(4) && size.get().is_multiple_of(2 << 20);
     if is_measured && uzone_os::probe::page_size().bytes() == PAGE {

@@ -16,10 +16,9 @@ use uzone_zone::{
     Backing, Batching, CopyMethod, Huge, HugeSize, PopulateOptions, Region, WriteError, ZeroOptions,
 };
 
-use crate::harness::put_back;
 use crate::harness::{
     BenchError, Published, Result, Role, Session, Suite, bytes, cause, check_memory, fill_zeroes,
-    index, timed,
+    index, put_back, timed,
 };
 use crate::tables::extents::Arena;
 

@@ -11,14 +11,15 @@ use std::rc::Rc;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use crate::harness::{BenchError, Result, Role, Session, Suite, bytes, index, nanoseconds};
 use uzone_pages::{ByteLen, ErrorKind, MemoryKind, Order};
 use uzone_zone::{BindOptions, Pool, PoolOptions, Pooled, PopulateOptions, Region, Zone};
+
+use crate::harness::{BenchError, Result, Role, Session, Suite, bytes, index, nanoseconds};
 
 const FOLIO: usize = 2 << 20;
 /// How many folios a pool has.
 const FOLIOS: usize = 32;
-/// How often all of them are taken in a round, so that one in a hundred is one of some.
+/// How often all of them are taken in a round, so that the 99th percentile rests on several takes.
 const TURNS: usize = 8;
 /// A taker is awake for so long before it takes: what a virtual CPU takes to come back from sleep is
 /// no time of the pool's. Nothing of the pool is touched meanwhile.

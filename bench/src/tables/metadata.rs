@@ -21,13 +21,12 @@ use std::time::Instant;
 use uzone_os::memory::{self, ProcessMemory};
 use uzone_os::{SystemRoot, probe};
 use uzone_pages::{ByteLen, LinuxPage, LinuxSeed, MemoryKind, Order, Payload, PfnRange, Tails};
+use uzone_report::results::{METADATA_SCHEMA, Metadata, MetadataRow};
 use uzone_zone::{AltmapOptions, BindOptions, Init, Pagemap, Region, Zone};
 use zerocopy::Immutable;
 
 use super::bind::{check_every, unbind};
-use crate::harness::machine;
-use crate::harness::{Phase, Result, Skipped, Table, Watch, nanoseconds};
-use uzone_report::results::{METADATA_SCHEMA, Metadata, MetadataRow};
+use crate::harness::{Phase, Result, Skipped, Table, Watch, machine, nanoseconds};
 
 /// How much is described.
 const SIZE: ByteLen = ByteLen::tib(1);

@@ -3,8 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::canvas::Fill;
-use crate::canvas::Ink;
+use crate::canvas::{Fill, Ink};
 use crate::chart::{Columns, Heat, Lines, Mark, Numbers, Role, Rows, Series, Unit};
 
 fn role() -> impl Strategy<Value = Role> {

@@ -12,7 +12,7 @@ use uzone_pages::{
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::seed;
-use crate::harness::{BenchError, Result, index, present, timed};
+use crate::harness::{BenchError, Result, index, timed};
 
 /// A descriptor as its fields, in memory order; all of them plain numbers.
 #[derive(Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -148,7 +148,6 @@ pub(super) fn rebind(template: &Template<LinuxPage>, memory: &mut Exclusive) -> 
 /// Maps pages and writes descriptors into them, without asking for a page before.
 pub(super) fn first_bind(template: &Template<LinuxPage>, huge: HugeAdvice) -> Result<Duration> {
     let len = ByteLen::new(template.layout().descriptors() * 64);
-    drop(present(len)?);
     timed(|| {
         let mut memory = Exclusive::anonymous(len, Anonymous { huge, ..Anonymous::default() })?;
         stamp(template, &mut memory.as_bytes_mut()[..index(len.get())]);

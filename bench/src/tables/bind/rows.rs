@@ -8,20 +8,18 @@ use zerocopy::Immutable;
 
 use crate::harness::{BenchError, Result, Role, RowSpec, Suite, timed};
 
-/// Every so many pages one is compared with the slow path before a row is timed.
+/// One page in this many is compared with the slow path before a row is timed.
 const CHECK_EVERY: usize = 31;
 
 impl<'a> Suite<'a> {
-    /// Adds a case that binds a region and unbinds it, after it was checked once. `before` runs
-    /// before each bind and is not timed.
-    pub(super) fn bind_after<P: Payload + Immutable>(
+    /// Adds a case that binds a region and unbinds it, again and again, after it was checked once.
+    pub(super) fn bind<P: Payload + Immutable>(
         &mut self,
         role: Role,
         row: &str,
         name: impl Into<String>,
         zone: &'a Zone,
         options: BindOptions<P>,
-        before: impl Fn() -> Result + 'a,
     ) -> Result<&mut RowSpec> {
         let pagemap = zone.bind(Region::anonymous(self.size)?, options.clone())?;
         check_descriptors(&pagemap, &self.id(row))?;
@@ -36,25 +34,11 @@ impl<'a> Suite<'a> {
         let threads = report.threads;
         let mut region = Some(unbind(pagemap)?);
         let spec = self.add(role, row, name, move |_| {
-            before()?;
-            let (bound, _) = rebind(&mut region, zone, options.clone(), |_| Ok(()))?;
-            Ok(bound)
+            Ok(rebind(&mut region, zone, options.clone(), |_| Ok(()))?.0)
         });
         spec.row.metadata_resident_bytes_per_tib = per_tib;
         (spec.row.bytes, spec.row.threads, spec.row.cold) = (bytes, threads, cold);
         Ok(spec)
-    }
-
-    /// Adds a case that binds a region and unbinds it, again and again.
-    pub(super) fn bind<P: Payload + Immutable>(
-        &mut self,
-        role: Role,
-        row: &str,
-        name: impl Into<String>,
-        zone: &'a Zone,
-        options: BindOptions<P>,
-    ) -> Result<&mut RowSpec> {
-        self.bind_after(role, row, name, zone, options, || Ok(()))
     }
 
     /// Adds a case that binds another region each time: a first bind of it, into memory that the

@@ -28,7 +28,7 @@ pub(crate) type Fetch = dyn Fn(u64, &mut [u8]) -> io::Result<()> + Send + Sync;
 pub(crate) enum Answer {
     /// By a copy from a mapping of the file, all of which is present.
     Copy(Arc<Mapping>),
-    /// By a copy of what a function puts into a page, which is given its offset.
+    /// By a copy of a page that a function fills.
     Fetch(Arc<Fetch>),
     /// By mapping what the memory file has.
     Continue,
@@ -36,7 +36,7 @@ pub(crate) enum Answer {
     Zero,
 }
 
-/// Returns for how long a handler looks for faults that waits as ours does; `None` where that sleeps at once.
+/// Returns how long a handler polls before it sleeps if it waits as ours does; `None` if ours does not poll.
 pub(super) fn spin_as_ours(spin: Option<Duration>) -> Option<Duration> {
     Some(spin.unwrap_or(LazyOptions::DEFAULT_SPIN)).filter(|spin| !spin.is_zero())
 }
@@ -56,8 +56,8 @@ pub(crate) struct Bare {
 }
 
 impl Bare {
-    /// Registers memory and starts its handler, on the CPUs of the calling thread. It looks for faults for so long
-    /// before it sleeps, or calls poll(2) before it reads any.
+    /// Registers memory and starts its handler, on the CPUs of the calling thread. It polls for `spin` before it
+    /// sleeps; with `None` it calls poll(2) before each read.
     pub(super) fn new(memory: Mapping, answer: Answer, spin: Option<Duration>) -> Result<Self> {
         let is_huge = memory.page_size() != uzone_os::probe::page_size();
         let (modes, features) = match answer {

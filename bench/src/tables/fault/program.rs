@@ -17,7 +17,7 @@ use uzone_fault::{Engine, EngineOptions};
 use super::backend::Backend;
 use super::run::{Run, Visitor, Visits, Ways};
 use super::source::{PAGE, Source};
-use super::touch::{Part, Placement};
+use super::touch::{Placement, Share};
 use crate::harness::{BenchError, Counted, Found, ProgramSettings, Reads, Result, Suite, index};
 
 /// Memory that holds a file.
@@ -85,13 +85,13 @@ impl Program<'_> {
     /// Runs it over memory, and compares its answers.
     fn run(&self, row: &str, memory: Memory) -> Result<Found> {
         let mut answers = Answers::new();
-        let part = Part::of(|| {
+        let share = Share::of(|| {
             answers = (self.ask)(memory)?;
             Ok(())
         })?;
         match self.expected.iter().zip(&answers).find(|(expected, found)| expected != found) {
             Some(((question, _), _)) => Err(BenchError::wrong_answer(row, question)),
-            None => Ok(part.into()),
+            None => Ok(share.found),
         }
     }
 }

@@ -140,6 +140,7 @@ impl<'a, V: Visitor + Copy + 'a> Visits<'a, V> {
         memory: &Arc<M>,
     ) -> Result<Found> {
         let found = self.visitor.visit(row, memory);
+        memory.settle();
         counted(row, found, &**memory, self.touched, self.page_bytes)
     }
 

@@ -118,7 +118,7 @@ fn note(placement: &Placement) -> String {
     }
 }
 
-/// Returns our rows, with the order of the window of those that a time was published for.
+/// Returns our rows, each with the order of its window if times were published for that order.
 fn rows(run: &Run<'_>, ways: Ways<'_, Touches<'_>>) -> Result<Vec<(Option<u8>, Ours)>> {
     let Ways { visits, backend, .. } = ways;
     let Visits { visitor: Touches { parts, is_timed, .. }, placement, .. } = visits;
@@ -140,7 +140,7 @@ fn rows(run: &Run<'_>, ways: Ways<'_, Touches<'_>>) -> Result<Vec<(Option<u8>, O
     Ok(rows)
 }
 
-/// Adds the row of transparent huge pages, and counts pages that are none.
+/// Adds the row of transparent huge pages, and counts the pages of 2 MiB that did not become huge.
 fn add_huge<'a>(
     suite: &mut Suite<'a>,
     Ways { visits, backend, engine, len }: Ways<'a, Touches<'a>>,

@@ -96,7 +96,7 @@ impl Source {
         backing.map_err(BenchError::of_file("ask the length of"))
     }
 
-    /// Reads what of `len` bytes the page cache does not have.
+    /// Brings the first `len` bytes into the page cache.
     pub(super) fn warm(&self, len: ByteLen) -> Result {
         use std::os::unix::fs::FileExt;
         let mut bytes = vec![0; PIECE];
@@ -107,7 +107,7 @@ impl Source {
         Ok(())
     }
 
-    /// Has the page cache forget the file. Returns how many pages it has still.
+    /// Drops the file from the page cache. Returns how many pages it has still.
     pub(super) fn chill(&self) -> Result<u64> {
         let Some(len) = NonZeroU64::new(self.len.get()) else { return Ok(0) };
         let failed = BenchError::of_file("forget the pages of");
@@ -139,7 +139,7 @@ pub(super) fn memory_file(len: ByteLen, huge: Option<HugeSize>) -> Result<Arc<Ma
     Ok(Arc::new(memory))
 }
 
-/// Maps the first `len` bytes of a memory file, or so that its faults can be answered.
+/// Maps the first `len` bytes of a memory file. For answering its faults, `access` is read-write.
 pub(super) fn map_memory_file(memory: &Mapping, len: ByteLen, access: Access) -> Result<Mapping> {
     let fd = memory.fd().ok_or_else(|| io::ErrorKind::Unsupported.into());
     let fd = fd.and_then(|fd| fd.try_clone_to_owned()).map_err(BenchError::of_file("share"))?;

@@ -10,7 +10,7 @@ use uzone_pages::ByteLen;
 use super::run::{Ours, Run, Visitor, Visits};
 use super::source::{PAGE, Source, word};
 use super::touch::{Pattern, Placement};
-use crate::harness::{BenchError, Result, Role, Suite, check_word, counted, place};
+use crate::harness::{BenchError, Counted, Result, Role, Suite, check_word, counted, place};
 
 /// How much is touched at most.
 const MOST: ByteLen = ByteLen::mib(256);
@@ -91,6 +91,7 @@ pub(super) fn table(run: &mut Run<'_>, file: &Source, placement: &Placement) -> 
                 let at = is_stalled.then(|| place(stalled / PAGE));
                 let touch = || visits.visitor.visit(row, &memory);
                 let found = beside(row, &memory, at, &gate, touch);
+                memory.settle();
                 counted(row, found, &*memory, touched + u64::from(is_stalled), PAGE)
             });
             spec.row.items = touched;

@@ -194,13 +194,13 @@ pub(crate) fn on<T: Send>(cpus: &[u32], work: impl FnOnce() -> Result<T> + Send)
 }
 
 /// One thread's share of touching: from when to when, and what it found.
-pub(crate) struct Part {
+pub(crate) struct Share {
     begun: Instant,
     ended: Instant,
-    found: Found,
+    pub(crate) found: Found,
 }
 
-impl Part {
+impl Share {
     /// Does some work. What the kernel counts as faults of the thread are its faults.
     pub(crate) fn of(work: impl FnOnce() -> Result) -> Result<Self> {
         let before = thread_faults();
@@ -209,12 +209,6 @@ impl Part {
         let ended = Instant::now();
         let (elapsed, faults) = (ended - begun, thread_faults().saturating_sub(before));
         Ok(Self { begun, ended, found: Found { elapsed, faults, ..Found::default() } })
-    }
-}
-
-impl From<Part> for Found {
-    fn from(part: Part) -> Self {
-        part.found
     }
 }
 
@@ -232,7 +226,7 @@ struct Times {
 }
 
 impl Times {
-    /// Makes room for so many, of which each page is present: it takes no fault between two touches.
+    /// Allocates room for the times and makes it present, so that storing a time takes no page fault.
     fn with_room(touches: usize) -> Self {
         let room = || {
             let mut room = vec![1; touches];
@@ -270,7 +264,7 @@ pub(crate) fn touch<M: Reads>(
         let mut times = Times::with_room(if is_timed { offsets.len() } else { 0 });
         start.wait();
         kept?;
-        let mut part = Part::of(|| {
+        let mut share = Share::of(|| {
             let mut bytes = [0; 8];
             for &offset in offsets {
                 if is_timed {
@@ -286,30 +280,29 @@ pub(crate) fn touch<M: Reads>(
             }
             Ok(())
         })?;
-        (part.found.touches_ns, part.found.demand_ns) = (times.all_ns, times.demand_ns);
-        Ok(part)
+        (share.found.touches_ns, share.found.demand_ns) = (times.all_ns, times.demand_ns);
+        Ok(share)
     })
 }
 
-/// Has so many threads do their parts of `work`, which gets the number of the part, and where all meet before
-/// they begin. The time is that from the start of the first to the end of the last.
+/// Runs `work` on `threads` threads. It gets the number of its thread, and the barrier at which all start. The time is that from the start of the first to the end of the last.
 pub(crate) fn together(
     threads: usize,
-    work: impl Fn(usize, &Barrier) -> Result<Part> + Sync,
+    work: impl Fn(usize, &Barrier) -> Result<Share> + Sync,
 ) -> Result<Found> {
     let (start, work) = (&Barrier::new(threads), &work);
-    let parts: Vec<Part> = std::thread::scope(|scope| {
+    let shares: Vec<Share> = std::thread::scope(|scope| {
         let threads: Vec<_> =
             (0..threads).map(|part| scope.spawn(move || work(part, start))).collect();
         let failed = BenchError::threads(threads.len());
         let joined = threads.into_iter().map(|thread| thread.join().ok());
         joined.collect::<Option<Result<_>>>().unwrap_or(Err(failed))
     })?;
-    let begun = parts.iter().map(|part| part.begun).min();
-    let ended = parts.iter().map(|part| part.ended).max();
+    let begun = shares.iter().map(|part| part.begun).min();
+    let ended = shares.iter().map(|part| part.ended).max();
     let elapsed = begun.zip(ended).map_or(Duration::ZERO, |(begun, ended)| ended - begun);
     let mut all = Found { elapsed, ..Found::default() };
-    for Part { found, .. } in parts {
+    for Share { found, .. } in shares {
         all.faults += found.faults;
         all.touches_ns.extend(found.touches_ns);
         all.demand_ns.extend(found.demand_ns);

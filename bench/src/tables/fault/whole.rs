@@ -12,7 +12,7 @@ use super::backend::Backend;
 use super::published::{IN_ORDER, RANDOM, published};
 use super::run::{Run, Visitor, Visits, Ways};
 use super::source::{PAGE, Source, word};
-use super::touch::{Part, Pattern, Placement, together};
+use super::touch::{Pattern, Placement, Share, together};
 use crate::harness::{BenchError, Counted, Found, Reads, Result, Suite, WholeSettings};
 
 /// Tables with so many threads have at most so many rounds.
@@ -88,7 +88,7 @@ impl Visitor for Visit<'_> {
         together(self.threads, |_, start| {
             start.wait();
             let mut offsets = self.pages.iter();
-            Part::of(|| offsets.try_for_each(|&offset| self.check(row, &**memory, offset)))
+            Share::of(|| offsets.try_for_each(|&offset| self.check(row, &**memory, offset)))
         })
     }
 }

@@ -1,19 +1,14 @@
 //! Base pages, which are held by blocks of 512.
 
-use std::time::Duration;
-
 use uzone_pages::{ByteLen, Order, PageCount, PfnRange};
 use uzone_zone::Zone;
 
 use super::naive::{Naive, hold_naive, hold_naive_and_give_back};
 use super::shared::{
-    CALL_PAGES, bind, calls, check_pins, compare, hold_bare, hold_bare_and_give_back, role,
+    CALL_PAGES, Run, bind, calls, check_pins, compare, hold_bare, hold_bare_and_give_back, role,
     timed_each, words,
 };
 use crate::harness::{PinSettings, Result, Session, Suite, timed};
-
-/// What a row does in a round.
-type Run<'a> = &'a dyn Fn() -> Result<Duration>;
 
 pub(super) fn run(settings: &PinSettings, session: &mut Session<'_>) -> Result {
     let size = settings.size;

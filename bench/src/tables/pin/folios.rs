@@ -10,7 +10,7 @@ use uzone_zone::{
 
 use super::naive::{Naive, hold_naive, hold_naive_and_give_back};
 use super::shared::{
-    CALL_BYTES, CALL_ENTRIES, CALL_PAGES, bind, calls, check_pins, compare, hold_bare,
+    CALL_BYTES, CALL_ENTRIES, CALL_PAGES, Run, bind, calls, check_pins, compare, hold_bare,
     hold_bare_and_give_back, published, role, timed_each, words,
 };
 use crate::harness::{BenchError, Published, Result, Session, Suite, timed};
@@ -120,7 +120,8 @@ fn through_bits(
     }
     let elapsed = timed(|| {
         for pinned in kept.drain(..) {
-            raw.push(pinned.into_raw().map_err(|refused| refused.1)?);
+            let failed = |cause| BenchError::failed("turn a guard into bits", false, cause);
+            raw.push(pinned.into_raw().map_err(|refused| failed(refused.1))?);
         }
         for raw in raw.drain(..) {
             if let Redeemed::Pinned(pinned) = zone.redeem(raw)? {
@@ -133,9 +134,6 @@ fn through_bits(
     kept.clear();
     if is_whole { elapsed } else { Err(BenchError::wrong_page(row, folios.range().start())) }
 }
-
-/// What a row does in a round.
-type Run<'a> = &'a dyn Fn() -> Result<Duration>;
 
 fn table(
     shape: &Shape,

@@ -7,10 +7,11 @@
 use std::cell::RefCell;
 use std::time::Instant;
 
-use crate::harness::{PinSettings, Result, Role, Session, Suite, sentence};
 use uzone_os::{Anonymous, FixedBuffers, HugeAdvice, MapError};
 use uzone_pages::ByteLen;
 use uzone_zone::{HugeSize, Mapping};
+
+use crate::harness::{PinSettings, Result, Role, Session, Suite, sentence};
 
 /// Memory of one kind, present, or why this host does not have it.
 type Made = Result<Result<Mapping, String>>;

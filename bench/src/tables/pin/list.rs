@@ -10,11 +10,8 @@ use uzone_zone::{Pagemap, Pinned, PinnedRanges, Zone};
 use zerocopy::IntoBytes;
 
 use super::naive::Naive;
-use super::shared::{CALL_ENTRIES, CALL_PAGES, bind, calls, present};
+use super::shared::{CALL_ENTRIES, CALL_PAGES, Run, bind, calls, present};
 use crate::harness::{BenchError, PinSettings, Result, Role, Session, Suite, timed};
-
-/// What a row does in a round.
-type Run<'a> = &'a dyn Fn() -> Result<Duration>;
 
 /// Pins call by call, and writes each list behind the one before, or over it.
 struct Calls<'a> {

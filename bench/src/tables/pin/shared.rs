@@ -3,11 +3,12 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::harness::{BenchError, Published, Result, Role, RowSpec, index, timed};
 use uzone_os::Mapped;
 use uzone_pages::{ByteLen, MemoryKind, Order, PageCount, Pfn, PfnRange};
 use uzone_zone::{BindOptions, Init, Pagemap, Region, Zone};
 use zerocopy::FromBytes;
+
+use crate::harness::{BenchError, Published, Result, Role, RowSpec, index, timed};
 
 const MARTINS: &str = "Joao Martins, compound pagemaps v2, June 2021: 2 MiB pages of persistent \
      memory, 512 pages a call with their list, holding alone; naive before, ours after; 16 and 128 GiB, \
@@ -17,6 +18,9 @@ const MARTINS: &str = "Joao Martins, compound pagemaps v2, June 2021: 2 MiB page
 pub(super) const CALL_PAGES: u64 = CALL_ENTRIES as u64;
 /// As many, as the length of a list.
 pub(super) const CALL_ENTRIES: usize = 512;
+
+/// What a row does in a round.
+pub(super) type Run<'a> = &'a dyn Fn() -> Result<Duration>;
 
 /// A region of `size`, described by folios of `order` whose descriptors are all present.
 pub(super) fn bind(zone: &Zone, size: ByteLen, order: Order) -> Result<Pagemap> {

@@ -11,7 +11,7 @@ use uzone_zone::{Pagemap, Zone};
 
 use super::shared::{CALL_PAGES, bare_add, bare_sub, bind, words};
 use crate::harness::{PinSettings, Result, Role, Session, Suite};
-use crate::tables::fault::{Part, together};
+use crate::tables::fault::{Share, together};
 
 /// How many pages' worth of passes a sample is: milliseconds.
 const SAMPLE_PAGES: u64 = 1 << 28;
@@ -91,7 +91,7 @@ pub(super) fn run(settings: &PinSettings, session: &mut Session<'_>) -> Result {
         let spec = suite.add(role, row, name, move |_| {
             let done = together(threads, |thread, start| {
                 start.wait();
-                Part::of(|| work.run(thread, passes))
+                Share::of(|| work.run(thread, passes))
             });
             Ok(done?.elapsed)
         });

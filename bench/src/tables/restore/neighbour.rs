@@ -4,7 +4,7 @@
 //! that faults and removals never cease. The quiet one touches a page every [`PAUSE`], and each touch is
 //! timed.
 //!
-//! | row | who answers the noisy machine |
+//! | row | the engine that answers the noisy machine |
 //! |---|---|
 //! | `alone` | there is none |
 //! | `same` | the thread that answers the quiet one |
@@ -111,8 +111,9 @@ fn touch_now_and_then(
     let mut times = Vec::with_capacity(pages.len());
     for &page in pages {
         std::thread::sleep(PAUSE);
+        let (at, word) = (place(page as u64), material.words[page]);
         let touched = Instant::now();
-        check_word(row, memory, place(page as u64), material.words[page])?;
+        check_word(row, memory, at, word)?;
         times.push(nanoseconds(touched.elapsed()));
     }
     Ok(times)

@@ -8,8 +8,9 @@ use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use crate::harness::BenchError;
 use zstd::bulk::{Compressor, Decompressor};
+
+use crate::harness::BenchError;
 
 /// How many bytes are compressed together, and the level of zstd of every row.
 pub(crate) const FRAME: usize = 64 << 10;
