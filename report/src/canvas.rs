@@ -186,7 +186,7 @@ pub(crate) struct Canvas {
 }
 
 impl Canvas {
-    /// Returns whether it is as wide as a phone.
+    /// Returns whether the picture is drawn for a phone.
     pub(crate) fn is_narrow(&self) -> bool {
         self.width < 600.0
     }

@@ -182,12 +182,12 @@ pub enum SnapshotError {
 }
 
 impl SnapshotError {
-    /// Returns what makes the error of a step with a file from its cause.
+    /// Returns a function that turns the cause of a failed `step` into an error of the file `path`.
     pub(crate) fn write(path: &Path, step: &'static str) -> impl Fn(io::Error) -> Self {
         move |cause| Self::Write { path: path.to_owned(), step, cause }
     }
 
-    /// Returns what makes the error of a read from its cause.
+    /// Returns a function that turns the cause of a failed read into an error of `source`.
     pub(crate) fn read(source: &dyn Source, offset: u64, len: usize) -> impl Fn(io::Error) -> Self {
         move |cause| Self::Read { name: source.name(), offset, len_bytes: len as u64, cause }
     }

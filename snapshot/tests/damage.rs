@@ -1,7 +1,7 @@
 //! Images with 10,000 injected faults: what is read is right, or an error that names the image. Images with a
 //! forged index, whose hashes match: no panic, and never the required root hash.
 //!
-//! The seeds are fixed, so a fault has the same number in every run, and a failure prints it. Half of the
+//! The seeds are fixed, so a fault has the same number in every run with the same `fastrand`, and a failure prints it. Half of the
 //! faults change the bytes of the file; the other half are in the source, which the tests write themselves.
 #![allow(
     clippy::unwrap_used,

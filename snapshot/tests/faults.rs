@@ -1,7 +1,7 @@
 //! Injected faults of images in object storage with a cache on disk: what is read is right, or an error of a
 //! known kind that names the URL. The bytes of the object, its index, the cache, and the network fail.
 //!
-//! The seeds are fixed, so a fault has the same number in every run, and a failure prints it. There are 200;
+//! The seeds are fixed, so a fault has the same number in every run with the same `fastrand`, and a failure prints it. There are 200;
 //! `UZONE_FAULTS` is another number.
 #![cfg(feature = "object-storage")]
 #![allow(

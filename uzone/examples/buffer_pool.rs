@@ -141,7 +141,7 @@ impl BufferPool {
                 return Err(error);
             }
             header.holds.store(0, Relaxed);
-            self.table().remove(&page); // who misses the page from here on finds it in the file
+            self.table().remove(&page); // from here on, a reader that misses the page finds it in the file
             self.counts[2].fetch_add(1, Relaxed);
             return Ok(at);
         }

@@ -84,7 +84,7 @@ fn main() -> Outcome<()> {
     let zone = Zone::new();
     let region = Region::anonymous(ADDRESSES)?;
     let order = region.page_size().order_of(BLOCK.get())?;
-    // Nothing is there yet; what has been populated is told block by block.
+    // Nothing is there yet; the example reports populated memory block by block.
     let pagemap = zone.bind(region, BindOptions::new(MemoryKind::Generic).order(order).absent())?;
     println!("{ADDRESSES} of addresses: {}", pagemap.report());
     let worker = NonZeroU8::new(100)

@@ -94,7 +94,7 @@ impl Axis {
         };
         all.retain(is_power);
         let stride = all.len().div_ceil(most).max(1);
-        // Powers of two by even strides are those that are read easily.
+        // An even stride through powers of two is easy to read.
         let stride =
             if self.unit == Unit::Bytes && stride > 2 { stride.div_ceil(2) * 2 } else { stride };
         all.into_iter().step_by(stride).collect()

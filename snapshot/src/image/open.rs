@@ -101,7 +101,7 @@ impl Image {
         let hashes = match (source.neighbour(&name), source.file()) {
             (Ok(hashes), _) => hashes,
             (Err(cause), _) if cause.kind() == io::ErrorKind::NotFound => return Err(not_packed),
-            // A store answers so where there is nothing, to those who may not list what there is.
+            // A store answers this for a missing object if the user may not list the bucket.
             (Err(cause), None) if cause.kind() == io::ErrorKind::PermissionDenied => {
                 return Err(not_packed);
             }

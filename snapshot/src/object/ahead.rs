@@ -59,8 +59,9 @@ struct Chunk {
 
 #[derive(Debug)]
 struct Reader {
-    /// From where on it is looked at what it leaves out, and how many bytes it has read since.
+    /// Where the count of skipped bytes starts.
     start: u64,
+    /// How many bytes it has read since.
     read: u64,
     /// How many bytes it has read in order.
     earned: u64,
