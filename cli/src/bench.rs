@@ -374,8 +374,8 @@ impl Benchmark {
         tables.chain(dax.map(|path| format!("--dax={}", path.display()))).collect()
     }
 
-    /// Returns whether its arguments are those that it has if it is given these and nothing else.
-    fn is_untold_but(&self, words: &[String]) -> bool {
+    /// Returns whether only these arguments were given.
+    fn has_only(&self, words: &[String]) -> bool {
         fn is_default<A: clap::Args + clap::FromArgMatches + PartialEq>(
             args: &A,
             words: &[String],
@@ -481,7 +481,7 @@ impl Args {
     /// Refuses arguments that contradict each other.
     fn fit_together(&self) -> Result<(), Failure> {
         if let (true, Some(benchmark)) = (self.quick, &self.benchmark)
-            && !benchmark.is_untold_but(&benchmark.words_of_quick())
+            && !benchmark.has_only(&benchmark.words_of_quick())
         {
             return Err(Failure::usage(format!(
                 "--quick has sizes and rounds of its own: leave the arguments of {} out, all but --table and \

@@ -83,8 +83,8 @@ impl Exit {
         self as u8
     }
 
-    /// Returns the code for an error: that of the first in its chain of causes that states more than a kind, or else of
-    /// the first that has a kind.
+    /// Returns the code for an error: that of the first in its chain of causes that has a code of its own, or else
+    /// of the first that has a kind.
     pub(crate) fn of(error: &(dyn Error + 'static)) -> Self {
         let of_kind = || chain(error).find_map(of_link);
         chain(error).find_map(by_itself).or_else(of_kind).unwrap_or(Self::Os)
@@ -110,8 +110,8 @@ fn chain<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn 
     iter::successors(Some(error), |&error| error.source())
 }
 
-/// Returns the code of an error for which its kind is not enough: what to do is up to the administrator, or the input is not
-/// right.
+/// Returns the code of an error that has one of its own, more precise than its kind: the administrator has to do
+/// something, or the input is not right.
 fn by_itself(error: &(dyn Error + 'static)) -> Option<Exit> {
     match (error.downcast_ref(), error.downcast_ref(), error.downcast_ref()) {
         (Some(MapError::HugePool { .. }), ..) | (_, Some(BindError::NoStore { .. }), _) => {
@@ -134,12 +134,9 @@ fn of_link(error: &(dyn Error + 'static)) -> Option<Exit> {
         .or_else(|| error.downcast_ref().map(ReportError::kind))
         .or_else(|| error.downcast_ref().map(SnapshotError::kind))
         .or_else(|| error.downcast_ref().map(ServeError::kind))
-        // A file that cannot be opened has its cause.
-        .or_else(|| error.downcast_ref().map(BindError::kind).filter(|kind| *kind != ErrorKind::Io))
-        .or_else(|| error.downcast_ref().map(MappingError::kind))
-        .or_else(|| error.downcast_ref().map(MapError::kind))
-        .or_else(|| error.downcast_ref().map(SysError::kind))
-        .or_else(|| error.downcast_ref().map(AddrError::kind));
+        .or_else(|| error.downcast_ref().map(AddrError::kind))
+        // What the kernel refused has its cause.
+        .or_else(|| os_kind(error).filter(|kind| *kind != ErrorKind::Io));
     match kind {
         Some(kind) => of_kind(kind),
         None if error.is::<serde_json::Error>() => Some(Exit::Data),
@@ -147,7 +144,15 @@ fn of_link(error: &(dyn Error + 'static)) -> Option<Exit> {
     }
 }
 
-/// Returns the code for a kind of error, or `None` if a cause has to tell.
+/// Returns the kind of an error of memory or of the system.
+fn os_kind(error: &(dyn Error + 'static)) -> Option<ErrorKind> {
+    (error.downcast_ref().map(BindError::kind))
+        .or_else(|| error.downcast_ref().map(MappingError::kind))
+        .or_else(|| error.downcast_ref().map(MapError::kind))
+        .or_else(|| error.downcast_ref().map(SysError::kind))
+}
+
+/// Returns the code for a kind of error, or `None` if its cause determines that.
 fn of_kind(kind: ErrorKind) -> Option<Exit> {
     match kind {
         ErrorKind::InvalidInput | ErrorKind::AlreadyExists => Some(Exit::Usage),
@@ -317,7 +322,7 @@ mod tests {
         let unavailable = BindError::NoStore { path: uzone_stream::Path::Avx512 };
         let cause = io::ErrorKind::NotFound.into();
         let unopened = BindError::Open { path: PathBuf::from("/made/up"), cause };
-        let table: [(Box<dyn Error + Send + Sync>, Exit); 19] = [
+        let table: [(Box<dyn Error + Send + Sync>, Exit); 21] = [
             (Box::new(unopened), Exit::Input),
             (Box::new(cut()), Exit::Usage),
             (Box::new(unmapped), Exit::Config),
@@ -328,6 +333,8 @@ mod tests {
             (Box::new(unavailable), Exit::Config),
             (Box::new(unread(io::ErrorKind::NotFound)), Exit::Feature),
             (Box::new(unread(io::ErrorKind::PermissionDenied)), Exit::Permission),
+            (Box::new(unread(io::ErrorKind::WouldBlock)), Exit::Again),
+            (Box::new(MapError::Inspect(refused())), Exit::Permission),
             (Box::new(unread(io::ErrorKind::NotFound)), Exit::Feature),
             (
                 Box::new(Outer { what: "this", cause: unread(io::ErrorKind::NotFound) }),

@@ -175,13 +175,14 @@ impl Engine {
         }
         let area = contents.fault_area(memory.mapping().addr().get() as u64);
         let recorder = Recorder::new(options.trace);
-        let core = Core::new(kernel, backing, contents, &[area], policy, options, recorder);
+        let mut core = Core::new(kernel, backing, contents, &[area], policy, options, recorder);
+        let readers = if in_thread.is_ok() { 1 } else { options.readers.get() };
+        core.by_reader.is_shared = readers > 1;
         let core = Arc::new(core);
         producer.serves(&core);
         let own = FaultMemory::Own(memory.clone());
         let sources = Sources { handover: handover.clone(), ..Sources::default() };
         let pagers = [(own.clone(), core.clone())];
-        let readers = if in_thread.is_ok() { 1 } else { options.readers.get() };
         let attached = self.attach(readers, &own, sources, &pagers, options)?;
         let tracks = tracker.as_deref();
         let answered = answer_in_thread(in_thread, &memory, &core, tracks, handover, options)?;

@@ -777,7 +777,7 @@ fn a_page_is_lost_when_one_thread_tells_it_twice_and_not_when_two_do_once() {
 }
 
 #[test]
-fn who_reads_the_removals_does_not_wait_for_them_to_make_a_page_bad() {
+fn the_reader_of_removals_does_not_wait_for_them_to_make_a_page_bad() {
     // Each answer is deferred, as while a removal is not read.
     let (kernel, core, _) = of_another(vec![8]);
     assert!(core.contents().claim(7));
@@ -835,7 +835,7 @@ fn neighbours_do_not_wait_where_they_turn_out_to_be_wanted() {
 }
 
 #[test]
-fn pages_ahead_of_who_reads_in_order_wait_until_there_is_nothing_else() {
+fn pages_ahead_of_a_reader_in_order_wait_until_there_is_nothing_else() {
     let mut kinds = all(Kind::Ready);
     kinds[usize_of(63)] = Kind::Slow;
     let (kernel, core, mut state) = plain(kinds, Advice::Sequential, 16);
@@ -875,7 +875,7 @@ fn a_fault_brings_a_bounded_number_of_pages_where_other_mappings_wait() {
 }
 
 #[test]
-fn pages_ahead_are_put_in_place_step_by_step_as_far_as_they_are_at_hand() {
+fn pages_ahead_are_installed_step_by_step_as_far_as_they_are_ready() {
     let mut state = ReaderState::new(16 * PAGE);
     // Windows of 64 pages, of which 32 are a step.
     let mut reads = |kinds, goes_ahead: bool| {

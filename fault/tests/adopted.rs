@@ -343,7 +343,7 @@ fn what_was_read_by_a_server_that_died_of_it_is_known_to_the_next() {
             thread::yield_now();
         }
         let server = engine
-            .adopt_logged(remote(&memory), regions.clone(), backing(), &options, log)
+            .adopt_logged(remote(&memory), regions.clone(), backing(), &options, Some(log))
             .unwrap();
         waiter.join().unwrap();
         (0..16).for_each(|at| check(&memory, at, 4 * page(), (2..5).contains(&at)));
@@ -357,8 +357,13 @@ fn what_was_read_by_a_server_that_died_of_it_is_known_to_the_next() {
     assert_eq!(log.marked().collect::<Vec<_>>(), [6, 7, 8, 13]);
     // A log of other memory is refused.
     let other = RemoteRegion { len: ByteLen::new(page()), ..regions[0] };
-    let answer =
-        engine.adopt_logged(remote(&memory), vec![other], Arc::new(ZeroBacking), &options, log);
+    let answer = engine.adopt_logged(
+        remote(&memory),
+        vec![other],
+        Arc::new(ZeroBacking),
+        &options,
+        Some(log),
+    );
     assert!(matches!(answer, Err(MapError::Backing { .. })), "{answer:?}");
 }
 
@@ -423,7 +428,7 @@ fn pages_of_two_sizes_behind_one_descriptor_get_their_bytes_their_zeroes_and_the
         assert_eq!(log.marks(), 7 * HUGE / 4096);
         let kept = log.fd().unwrap().try_clone_to_owned().unwrap();
         let remote = remote(&areas[0].0);
-        let server = engine.adopt_logged(remote, regions.clone(), backing(), &options, log);
+        let server = engine.adopt_logged(remote, regions.clone(), backing(), &options, Some(log));
         (server.unwrap(), kept)
     };
     let (server, log) = adopt(None);

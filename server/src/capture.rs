@@ -159,7 +159,7 @@ impl SessionMemory {
         Ok(Self { image, regions, is_shared, is_tracked, removed, memory, pagemap, worker })
     }
 
-    /// Returns what tells the image that it is served from from others: the root hash of a packed image.
+    /// Returns the identity of the image that serves it: the root hash of a packed image.
     #[must_use]
     pub fn image(&self) -> &str {
         &self.image

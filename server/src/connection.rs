@@ -37,7 +37,7 @@ pub(crate) struct Connection {
     pub(crate) bytes: Vec<u8>,
     fds: Vec<OwnedFd>,
     pub(crate) since: Instant,
-    /// What its worker reads is logged there. A machine comes of a connection that has one.
+    /// The log of the events that its worker reads. A connection with a log is a machine.
     pub(crate) log: Option<OwnedFd>,
     /// The file for the log of a machine, which its workers write one after the other; another process may keep it.
     pub(crate) log_file: Option<OwnedFd>,
@@ -49,27 +49,27 @@ pub(crate) struct Connection {
     pub(crate) deaths: u32,
     /// What it was served from by a server that has died.
     pub(crate) image: Option<String>,
-    /// How many bytes of it the service manager keeps, and how often it was asked to keep more of them. That process may
-    /// keep one more before it dies, and the latest has the highest number.
+    /// How many bytes of it the service manager keeps, and how often it was asked to keep more of them. A process that
+    /// hands over may keep one more part before it dies; the part with the highest number is the latest.
     pub(crate) kept_bytes: Option<usize>,
     pub(crate) times_kept: u32,
 }
 
-/// What each process knows that has a connection.
+/// The facts about a connection that are passed from process to process.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Known {
-    /// What no other connection has, also none of another process.
+    /// Its number, which no other connection has, also none of another process.
     pub(crate) id: u64,
     /// Whether the keeper may end the peer, and read its memory.
     pub(crate) can_be_killed: bool,
     #[serde(default)]
     pub(crate) can_be_read: bool,
-    /// Whether the peer is a process that has not the userfaultfd, and was named by one that is not trusted: this
-    /// process uses no rights over it.
+    /// Whether the peer does not have the userfaultfd, and was named by a process that is not trusted: this process
+    /// uses no rights over it.
     #[serde(default)]
     pub(crate) is_foreign: bool,
-    /// Whether it is served although its process may not be ended: the keeper has not the rights that the next one will
-    /// have.
+    /// Whether it is served although its process may not be ended: this keeper lacks rights that the next keeper
+    /// will have.
     #[serde(default)]
     pub(crate) must_be_served: bool,
     /// Whether more descriptors came than were taken.
@@ -155,7 +155,7 @@ impl Connection {
     /// Opens the memory of the peer and its page table.
     pub(crate) fn open_memory(&self) -> io::Result<(File, File)> {
         if self.known.is_foreign {
-            let reason = "the process was named by a worker, and has not the userfaultfd";
+            let reason = "the process was named by a worker, and does not have the userfaultfd";
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, reason));
         }
         self.peer.open_memory()

@@ -234,8 +234,8 @@ fn read_request(stream: &UnixStream) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
 }
 
 impl Shared {
-    /// Serves one client after the other, until the server ends. Those that are near came by the control socket, and so
-    /// may give orders.
+    /// Serves one client after the other, until the server ends. `is_near` is whether they come by the control
+    /// socket: only those may give orders.
     fn serve_all(
         &self,
         set: &EventSet,

@@ -13,7 +13,7 @@ pub enum ServeEvent {
         session: u64,
         /// The process of its monitor.
         pid: u32,
-        /// The user of that.
+        /// The user of that process.
         uid: u32,
         /// Whether the server may kill it.
         can_be_killed: bool,

@@ -369,7 +369,7 @@ impl Keeper {
         self.served
     }
 
-    /// Answers those that asked for the status.
+    /// Answers all pending requests for the status.
     fn answer_all(&mut self) {
         if !self.asking.is_empty() {
             let status = self.status();

@@ -120,7 +120,10 @@ pub(crate) fn titled(title: &impl Serialize, bytes: &[u8]) -> io::Result<Vec<u8>
 /// Returns the line of JSON that bytes start with, and what follows.
 pub(crate) fn parse_titled<T: DeserializeOwned>(bytes: &[u8]) -> io::Result<(T, &[u8])> {
     let line = bytes.iter().position(|byte| *byte == b'\n').ok_or(io::ErrorKind::InvalidData)?;
-    Ok((serde_json::from_slice(&bytes[..line])?, &bytes[line + 1..]))
+    let title = serde_json::from_slice(&bytes[..line]);
+    // A line that is cut off would be the end of the other side otherwise.
+    let title = title.map_err(|cause| io::Error::new(io::ErrorKind::InvalidData, cause))?;
+    Ok((title, &bytes[line + 1..]))
 }
 
 /// A message that came.
@@ -139,7 +142,8 @@ pub(crate) fn room() -> Vec<u8> {
 /// Waits for a message.
 ///
 /// # Errors
-/// [`io::ErrorKind::UnexpectedEof`] if the other side has ended, [`io::ErrorKind::InvalidData`] for what is none.
+/// [`io::ErrorKind::UnexpectedEof`] if the other side has ended, [`io::ErrorKind::InvalidData`] if
+/// the message is malformed.
 pub(crate) fn receive<T: DeserializeOwned>(
     socket: &MessageSocket,
     room: &mut [u8],

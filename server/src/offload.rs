@@ -315,7 +315,7 @@ impl SlotMemory {
         let (what, number) = ("a memory file", self.slot.number.to_le_bytes());
         broken(what, stream.write_all(&header(MEMORY_FD, 0, number.len())))?;
         let sent = peer::send(stream, &number, &[self.file.as_fd()]);
-        // A part of 4 bytes is none that is sent by a stream that waits.
+        // A stream that blocks sends 4 bytes as a whole.
         broken(what, sent.and_then(|len| stream.write_all(&number[len..])))?;
         expect_ok(stream, what)
     }

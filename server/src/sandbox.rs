@@ -12,7 +12,7 @@
 //!
 //! A process that restores one machine ([`Offload::sandbox`](crate::Offload::sandbox)) has the same walls.
 //!
-//! Scopes of signals are left out: without a keeper, the worker is who ends a machine.
+//! Scopes of signals are left out: without a keeper, the worker ends machines itself.
 //! Source: landlock(7), seccomp(2), capabilities(7), ioctl_userfaultfd(2).
 
 use std::collections::BTreeMap;

@@ -149,8 +149,8 @@ impl ListeningSocket {
         !self.is_left
     }
 
-    /// Lets no process connect any more, whatever processes have the socket: those that have connected can still be
-    /// accepted, and none is behind them.
+    /// Lets no process connect any more, in any process that holds the socket. Connections that are made already can
+    /// still be accepted.
     pub(crate) fn close(&self) {
         self.remove_name();
         // std has shutdown(2) for streams alone; it fails only without a descriptor for it.

@@ -45,7 +45,7 @@ pub struct SessionStatus {
     pub session: u64,
     /// The process of its monitor.
     pub pid: u32,
-    /// The user of that.
+    /// The user of that process.
     pub uid: u32,
     /// Whether the server may kill it.
     pub can_be_killed: bool,

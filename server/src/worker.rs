@@ -186,7 +186,7 @@ impl Worker {
                     self.monitor_ended(key);
                     continue;
                 }
-                // A message that is none is of no keeper of this version.
+                // A malformed message comes from a keeper of another version.
                 let order = link::receive(&keeper, &mut room);
                 is_kept = order.is_ok_and(|order| self.obey(&keeper, order));
             }

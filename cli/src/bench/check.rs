@@ -182,7 +182,7 @@ fn can_be_repeated(
         };
         if then == now { Ok(()) } else { Err(Failure::usage(text())) }
     };
-    let given = asked.filter(|asked| !asked.is_untold_but(&[]));
+    let given = asked.filter(|asked| !asked.has_only(&[]));
     if let (Some(Ok(given)), Some(then)) = (given.map(Benchmark::parts), parameters.first()) {
         let (then, now) = (serde_json::to_value(then)?, serde_json::to_value(given)?);
         for name in then.as_object().into_iter().flat_map(|settings| settings.keys()) {

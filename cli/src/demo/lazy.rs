@@ -188,9 +188,9 @@ fn check(memory: &Adopted, len: ByteLen, image: &Image, out: &Output) -> Result<
     let started = Instant::now();
     let mut whole = blake3::Hasher::new();
     let first_difference = image.first_difference(len, |offset, bytes| {
-        progress.set(offset / CHUNK);
         read(memory, offset, bytes)?;
         whole.update(bytes);
+        progress.set(offset / CHUNK + 1);
         Ok(())
     })?;
     let hash = whole.finalize().to_hex().to_string();

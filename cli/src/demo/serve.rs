@@ -151,11 +151,12 @@ fn compare(
     let progress = Progress::new(out, "comparing what a page server serves", part.get() / CHUNK);
     let check = |memory: &AttachedMemory, is_first: bool| {
         image.first_difference(part, |offset, bytes| {
-            if is_first {
-                progress.set(offset / CHUNK);
-            }
             let read = memory.mapping().read_at(offset, bytes);
-            read.map_err(|cause| steps::no_page(&format!("{:?}", memory.served_by()), cause))
+            read.map_err(|cause| steps::no_page(&format!("{:?}", memory.served_by()), cause))?;
+            if is_first {
+                progress.set(offset / CHUNK + 1);
+            }
+            Ok(())
         })
     };
     thread::scope(|scope| {

@@ -158,7 +158,7 @@ fn text(facts: &Facts, verbosity: Verbosity) -> String {
 }
 
 #[test]
-fn a_host_with_everything_has_nothing_to_mend() {
+fn a_host_with_everything_has_nothing_to_fix() {
     let facts = everything();
     let doctor = Doctor::of(&facts);
     for check in &doctor.checks {
@@ -202,7 +202,7 @@ fn a_host_with_nothing_but_memory_is_ready_and_has_a_fix_for_each_thing() {
 }
 
 #[test]
-fn whatever_is_not_ok_says_how_to_mend_it_and_whatever_is_ok_does_not() {
+fn a_check_that_is_not_ok_states_a_fix_and_one_that_is_ok_does_not() {
     for facts in [everything(), nothing(), hidden()] {
         for check in checks::checks(&facts) {
             assert_eq!(check.fix.is_some(), check.status != Status::Ok, "{check:?}");

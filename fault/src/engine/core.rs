@@ -213,7 +213,7 @@ impl Core {
             pages: Pages::new(kernel, contents, policy),
             backing,
             pattern: Mutex::new(pattern),
-            by_reader: Counters { is_shared: options.readers.get() > 1, ..Counters::default() },
+            by_reader: Counters::default(),
             recorder,
             pending: Pending::new(),
             turn: AtomicU64::new(0),
@@ -707,7 +707,7 @@ impl Core {
         state: &mut ReaderState,
     ) -> Progress {
         let mut window = Window::new(&self.pages, pages, wanted, &mut state.staging);
-        // A closure of the caller's may panic; nothing of ours is left half done by that.
+        // A closure of the caller's may panic; the state of the engine stays consistent.
         let _ = caught(|| self.backing.map_pages(&mut window));
         window.state
     }

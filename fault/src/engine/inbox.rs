@@ -27,7 +27,7 @@ pub(crate) struct PagerKey {
     pub(crate) pager: usize,
 }
 
-/// A message to a loop. A reader that joins it is in the list of those that do.
+/// A message to a loop. A reader that joins is in the list of joining readers.
 pub(crate) enum Message {
     Join { key: u64 },
     Leave { key: u64, done: SyncSender<()> },

@@ -22,7 +22,7 @@ const FAULTS: u64 = 256;
 const WARM_UP: u64 = 8;
 /// For how long: fewer are timed where they take longer.
 const WITHIN: Duration = Duration::from_micros(700);
-/// How long all of it may take that no caller asked for: a place whose turn comes later is left out.
+/// The time limit of a measurement that no caller requested: places whose turn comes later are left out.
 const IN_ALL: Duration = Duration::from_millis(5);
 /// CPUs with larger numbers are ignored.
 const CPUS: u32 = 4096;

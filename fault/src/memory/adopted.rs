@@ -65,7 +65,7 @@ impl Engine {
     /// Answers as [`Engine::adopt`] does, and keeps in `log` ([`AdoptedMemory::log`], of the same regions)
     /// which pages were given back. A process that holds the log's descriptor and that of the memory can so
     /// let another one answer if this one is killed. Pages that are marked in the log are zero, and faults
-    /// that an earlier process left are reported again.
+    /// that an earlier process left are reported again. Without a log it does what [`Engine::adopt`] does.
     ///
     /// # Errors
     /// As for [`Engine::adopt`].
@@ -75,9 +75,8 @@ impl Engine {
         regions: Vec<RemoteRegion>,
         backing: Arc<dyn Backing>,
         options: &LazyOptions,
-        log: impl Into<Option<EventLog>>,
+        log: Option<EventLog>,
     ) -> Result<AdoptedMemory, MapError> {
-        let log = log.into();
         self.check_process()?;
         let pages = check(&regions, log.as_ref(), options)?;
         let is_tracked = options.track_writes.is_some();
@@ -181,7 +180,7 @@ fn part_of(
     check_backing(&**backing, pages.to_bytes(page)?, page)?;
     let contents = PageStates::reserve(pages, page)?;
     let areas: Result<Vec<_>, AddrError> = regions.iter().map(RemoteRegion::fault_area).collect();
-    // The kernel makes no huge page of what is its page of zeroes in part.
+    // The kernel makes no huge page of a block that contains its page of zeroes.
     let zeroes_by_copy = page > uzone_os::probe::page_size() || options.advice == Advice::Blocks;
     let (remote, capture) = (memory.remote.clone(), memory.capture.clone());
     let is_tracked = memory.is_tracked;

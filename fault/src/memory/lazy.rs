@@ -125,7 +125,7 @@ impl LazyMapping {
     /// [`uzone_zone::sigbus::install`] once.
     ///
     /// # Errors
-    /// [`LazyError::Access`] unless all bytes are inside, and where `SIGBUS` is an error by that.
+    /// [`LazyError::Access`] unless all bytes are inside or, with that handler, if the access raised `SIGBUS`.
     pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), LazyError> {
         Ok(self.mapping().read_at(offset, out)?)
     }

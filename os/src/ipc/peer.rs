@@ -1,4 +1,4 @@
-//! The process at the other end of a Unix socket: [`Peer`], which is told from every later process of the
+//! The process at the other end of a Unix socket: [`Peer`], which is distinguished from every later process of the
 //! same number, and the descriptors that go to it and come from it ([`send`], [`receive`]).
 //!
 //! Unsafe: getsockopt(2) with `SO_PEERPIDFD`, which rustix does not wrap, and with `SO_PEERCRED`; kcmp(2);

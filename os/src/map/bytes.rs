@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_sees_a_word_half_written() {
+    fn no_reader_sees_a_word_half_written() {
         let words: Vec<_> = (0..64).map(|_| AtomicU64::new(0)).collect();
         std::thread::scope(|scope| {
             let writer = scope.spawn(|| {

@@ -45,6 +45,7 @@ pub enum Fill<'a> {
 
 impl Fill<'_> {
     /// Returns what fills a part of the pages. `part` is bytes from the start of the first page.
+    #[inline]
     #[must_use]
     pub fn part(self, part: Range<u64>) -> Self {
         let index = |at: u64| usize::try_from(at).unwrap_or(usize::MAX);
@@ -60,6 +61,7 @@ impl Fill<'_> {
 
     /// Returns how such pages are installed unless the caller knows better: the threads that wait for a page are
     /// woken, but for a mark, which is noted elsewhere first.
+    #[inline]
     #[must_use]
     pub fn how(&self) -> Install {
         Install { wake: !matches!(self, Self::Poison), write_protect: false }

@@ -1,4 +1,4 @@
-//! Connections until a worker has them: who may connect, how many are waited for, and which make room.
+//! Connections until a worker has them: who may connect, how many are waited for, and which are dropped to make room.
 
 use std::io;
 use std::net::Shutdown;

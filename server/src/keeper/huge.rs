@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
@@ -79,11 +79,14 @@ impl Collapser {
     pub(crate) fn add(&self, session: u64, peer: Arc<Peer>, blocks: Vec<Vaddr>) {
         let refused = blocks.len() as u64;
         let sent = self.waiting.as_ref().map(|waiting| waiting.try_send((session, peer, blocks)));
-        if !matches!(sent, Some(Ok(()))) {
+        let reason = match sent {
+            Some(Ok(())) => return,
             // A worker of this version is far from that.
-            let reason = Some("too many blocks wait".to_owned());
-            self.shared.add(session, Outcome { refused, reason, ..Outcome::default() });
-        }
+            Some(Err(TrySendError::Full(_))) => "too many blocks wait",
+            _ => "the thread that makes huge pages has ended",
+        };
+        let reason = Some(reason.to_owned());
+        self.shared.add(session, Outcome { refused, reason, ..Outcome::default() });
     }
 
     /// Returns what was done since the last call.

@@ -1,4 +1,4 @@
-//! What survives both processes of a server: machines are kept by a service manager, and in a folder.
+//! Keeping machines across the death of both processes of a server: in a service manager, and in a folder.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -14,14 +14,14 @@ use crate::connection::Connection;
 use crate::error::ServeError;
 
 impl Keeper {
-    /// Takes what the keeper before has kept of machines, and the machines which that did not know of.
+    /// Takes what the previous keeper has kept of machines, and adds the machines that it did not know.
     pub(super) fn take_what_is_kept(&mut self, estate: &mut Estate) {
         match (&self.recovery, estate.heirlooms.folder.take()) {
             (Some(recovery), folder) => {
                 let connections = estate.connections.values_mut();
                 if let Some(before) = folder {
                     let absorbed = recovery.absorb(&before);
-                    // Also the notes on it, and on what an earlier server had to take here.
+                    // Also the notes about that folder, and about folders that an earlier server was to take over.
                     if let Err(cause) =
                         absorbed.and_then(|()| recovery.absorb_noted(&recovery.held().path))
                     {

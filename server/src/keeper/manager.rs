@@ -97,7 +97,7 @@ impl ServiceManager {
 
     /// Has descriptors kept under a name until they are discarded.
     fn keep(&self, name: &str, fds: &[BorrowedFd<'_>]) {
-        // A descriptor that has ended is kept as well: its machine may live.
+        // A descriptor whose other end is closed is kept as well: its machine may still run.
         let lines = format!("FDSTORE=1\nFDNAME={name}\nFDPOLL=0\n");
         let sent = match name.len() {
             0..=NAME_BYTES => peer::send(&self.0, lines.as_bytes(), fds).map(drop),

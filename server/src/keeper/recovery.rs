@@ -2,13 +2,13 @@
 //! no service manager has their descriptors: [`Recovery`].
 //!
 //! A machine is a file with what its monitor sent and where its userfaultfd is: a number of the process that
-//! it came from, which has it still. When that process started tells it from later ones of its number. The
-//! log of what the machine gave back is a file too, one for each worker after the other. A worker cannot write
+//! it came from, which has it still. The start time distinguishes that process from a later one with the same
+//! number. The log of what the machine gave back is a file too, one for each worker after the other. A worker cannot write
 //! in the folder, nor can one that takes the place of its keeper: what the log states stays true. A keeper that
 //! takes over from that one keeps the machines which have connected to it meanwhile.
 //!
 //! A folder is one server's as long as a process of it lives ([`HeldFolder`]). A server that accepts no more machines
-//! has its folder until the last one has ended, and the next server of that socket has another one meanwhile. What is
+//! keeps its folder until its last machine has ended, and the next server of that socket has another one meanwhile. What is
 //! in folders that no server has is taken by the one that starts. A server that takes over by another `--recover` notes
 //! where the machines are before it has them ([`Recovery::will_absorb`]), so that each kill meanwhile leaves them to the next
 //! one.
@@ -37,10 +37,10 @@ use crate::link;
 use crate::options::ServerOptions;
 use crate::socket::{ListeningSocket, escaped};
 
-/// What tells one start of the system from others.
+/// The file with the identity of this start of the system.
 const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 
-/// What a file with the path of a folder is named whose machines belong here, before the numbers of that folder.
+/// The prefix of a note, before the numbers of a folder: a file with the path of a folder whose machines belong here.
 const ABSORBS: &str = "absorbs.";
 
 /// How many servers of one socket may live at a time, all but one of which accept no more machines.
@@ -179,7 +179,7 @@ impl Recovery {
         // The log first: where the machine is without one, it is not recovered.
         let (log, machine) = (other.path.join(log_name(id)), other.path.join(machine_name(id)));
         // The server before has ended, so a copy is all of it.
-        // The one beside the log is what it is: what was moved before may have been replaced since.
+        // The machine file beside the log is current; one that was moved earlier may be out of date.
         if move_file(&log, &self.log(id))? || !self.has_machine(id) {
             move_file(&machine, &self.machine(id))?;
         }

@@ -1,4 +1,4 @@
-//! The worker of a keeper: it is started, handed what there is, heard, and followed by the next one.
+//! The worker of a keeper: starting it, giving it orders, handling its reports, and replacing it.
 
 use std::fs::File;
 use std::io;
@@ -19,7 +19,7 @@ use crate::error::ServeError;
 use crate::event::ServeEvent;
 use crate::link::{self, BLOCKS, Order, Report, Titled};
 
-/// After how long the death of a worker is no repetition.
+/// A worker that ran this long resets the count of deaths in a row.
 const STEADY: Duration = Duration::from_secs(1);
 /// How long to wait for the next start after the second death in a row; doubled with each, up to the limit.
 const BACKOFF: Duration = Duration::from_millis(5);
@@ -100,8 +100,8 @@ impl Keeper {
         Ok(())
     }
 
-    /// Hands over what there is, if the worker waits for an order: what the next keeper needs, a client, a connection; and
-    /// then asks it for its counts, if they were asked for.
+    /// Sends the next order to a worker that waits for one: what the next keeper needs, a client, a connection, or a
+    /// request for its counts.
     pub(super) fn hand_over(&mut self) {
         while let Some(worker) = self.worker.as_mut().filter(|worker| worker.asks) {
             let sent = if !worker.has_heirlooms {

@@ -19,7 +19,7 @@ pub(super) struct Client {
 }
 
 impl Worker {
-    /// Does what a client asks for that reads the memory of a session. Returns whether more may come.
+    /// Handles a request of a client that reads the memory of a session. Returns whether more may come.
     pub(super) fn hear(&mut self, key: u64, room: &mut [u8]) -> bool {
         let Some(client) = self.clients.get_mut(&key) else { return false };
         let message = link::receive(&client.socket, room);

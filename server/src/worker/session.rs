@@ -90,7 +90,7 @@ impl Session {
         options = options.track_writes(parts.is_tracked.then_some(WriteTracking::Async));
         let policy = parts.options.on_failure;
         let options = on_failure(options, number, peer, policy, &parts.log);
-        let memory = parts.engine.adopt_logged(remote, regions, backing, &options, removals);
+        let memory = parts.engine.adopt_logged(remote, regions, backing, &options, Some(removals));
         let memory = memory.map_err(|error| error.to_string())?;
         memory.prefetch(parts.prefetch);
         (parts.log)(connected);

@@ -281,7 +281,7 @@ impl Backing for Asked {
 }
 
 #[test]
-fn parts_are_told_what_to_read_ahead_in_their_own_offsets() {
+fn parts_get_what_to_read_ahead_in_their_own_offsets() {
     let (first, second) = (Arc::new(Asked::default()), Arc::new(Asked::default()));
     let whole = builder()
         .part(0..4 * PAGE, first.clone(), 100 * PAGE)
