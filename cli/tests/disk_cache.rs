@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::sync::mpsc::channel;
 
-use common::{Dir, incompressible, no_disk, object_of, small_disk, text, uzone};
+use common::{Dir, incompressible, no_disk, object_of, skip, small_disk, text, uzone};
 use s3::{Act, Server};
 
 const LEN: usize = 20 << 20;
@@ -96,7 +96,7 @@ fn frames_are_fetched_once_and_served_from_the_disk_then() {
 }
 
 #[test]
-fn frames_that_are_damaged_on_the_disk_are_fetched_anew_and_mended() {
+fn frames_that_are_damaged_on_the_disk_are_fetched_and_stored_anew() {
     let case = Case::new("cache-damage");
     let bytes = case.pack("image", 2);
     case.unpack("image", &bytes);
@@ -215,7 +215,7 @@ fn a_cache_that_cannot_grow_is_given_up_with_one_warning() {
     // A device that is full.
     fs::remove_dir_all(case.cache()).expect("it is removed");
     if !small_disk(&case.cache(), "size=4m") {
-        return eprintln!("skipped: a_cache_on_a_full_device: this user mounts no tmpfs");
+        return skip("a_cache_on_a_full_device", "this user mounts no tmpfs");
     }
     let output = case.run(&["unpack", &url("image"), "-", "--cache-dir", &case.cache()]);
     no_disk(&case.cache());

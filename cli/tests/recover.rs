@@ -17,7 +17,7 @@ use common::served::{
     KILLS, Machine, PAGE, PAGES, Server, children, kill_with_children, page_of, status_at,
     wait_for_the_end, write_image,
 };
-use common::{Dir, no_disk, object, run, small_disk, text, uzone, wait_until};
+use common::{Dir, no_disk, object, run, skip, small_disk, text, uzone, wait_until};
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 use serde_json::Value;
 
@@ -437,7 +437,7 @@ fn machines_are_served_without_room_to_keep_them_and_are_not_recovered_from_what
     let (dir, image, socket, folder) = folder("recover-full");
     let disk = dir.name("disk");
     if !small_disk(&disk, "size=64k") {
-        return println!("skipped: machines without room to keep them: this user mounts no tmpfs");
+        return skip("machines without room to keep them", "this user mounts no tmpfs");
     }
     let start = |folder: &str, more: &[&str]| {
         start(&[&[&image, "--socket", &socket, "--recover", folder], more].concat())
@@ -568,7 +568,7 @@ fn a_start_without_the_right_to_recover_machines_gives_none_up() {
         command
     };
     if !geteuid().is_root() || !without().arg("true").status().is_ok_and(|it| it.success()) {
-        return println!("skipped: {name}: it takes root and setpriv");
+        return skip(name, "it takes root and setpriv");
     }
     let server = start(&arguments);
     let Some(machine) = Machine::connect(&socket) else { return drop(server.stop()) };

@@ -11,7 +11,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Dir, has_failed, incompressible, keeps_to, object_of, small_disk, text, uzone};
+use common::{Dir, has_failed, incompressible, keeps_to, object_of, skip, small_disk, text, uzone};
 use s3::{Act, Server};
 use serde_json::Value;
 use uzone_attach::{AttachOptions, AttachedMemory};
@@ -136,7 +136,7 @@ fn a_firecracker_snapshot_in_a_bucket_is_packed_with_its_diffs_and_in_an_order()
     for options in [&[][..], &["--order", &set]] {
         let output = run(&server, &[&pack[..], &["--diff", &diff, "--quiet"], options].concat());
         if output.status.code() == Some(69) {
-            println!("skipped: a Firecracker snapshot in a bucket: {}", text(&output.stderr));
+            skip("a Firecracker snapshot in a bucket", text(&output.stderr));
             break;
         }
         assert!(output.status.success(), "{}", text(&output.stderr));
@@ -415,7 +415,7 @@ fn a_server_with_a_full_disk_under_its_cache_serves_from_the_bucket_and_names_th
     let (server, dir) = (Server::start("full"), Dir::new("serve-full"));
     let (socket, log) = (dir.name("sock"), dir.name("log"));
     let Some(disk) = SmallDisk::mount(dir.name("cache")) else {
-        return println!("skipped: a full disk under the cache: this user mounts no tmpfs");
+        return skip("a full disk under the cache", "this user mounts no tmpfs");
     };
     let url = "s3://images/image";
     let (bytes, mut serve) = in_bucket(&server, &dir, url, &disk.0, memory(8 << 20));

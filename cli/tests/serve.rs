@@ -32,6 +32,13 @@ fn folder(test: &str) -> (Dir, String, String) {
     (dir, image, socket)
 }
 
+/// Ends a server whose next event is its end.
+fn stop(mut server: Server) {
+    server.signal(Signal::TERM);
+    server.next_event("stopped");
+    assert!(server.wait().success());
+}
+
 #[test]
 fn a_server_says_where_it_listens_names_what_it_refuses_and_ends_with_a_signal() {
     let (dir, image, socket) = folder("serve");
@@ -121,7 +128,7 @@ fn each_thread_that_answers_faults_is_confined_unless_that_is_turned_off() {
             assert!(is_confined("Gid", "65534\t65534\t65534\t65534"));
             assert!(is_confined("Groups", ""));
         }
-        server.stop();
+        stop(server);
     }
 }
 
@@ -193,7 +200,7 @@ fn a_signal_ends_a_server_and_one_that_is_not_there_cannot_be_asked() {
     let (_dir, image, socket) = folder("serve-signal");
     let mut server = serve(&[&image, "--socket", &socket]);
     assert_eq!(server.next_event("listening")["metrics"], Value::Null);
-    server.stop();
+    stop(server);
     for command in ["status", "drain"] {
         refuses(&[command, "--socket", &socket], 66, "cannot ask the server at");
     }
@@ -363,7 +370,7 @@ fn a_socket_has_its_group_and_admits_the_users_that_are_named() {
         let server = Server::start(&[&[&image, "--socket", &socket][..], arguments].concat());
         assert_eq!(rights(&socket), expected, "{arguments:?}");
         assert_eq!(rights(&control), (0o600, own), "{arguments:?}");
-        server.stop();
+        stop(server);
     }
 
     // Another command looks whether a server is there, and so connects.

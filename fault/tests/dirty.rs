@@ -522,7 +522,7 @@ fn a_page_of_a_memory_file_that_was_given_back_can_be_made_a_bad_one() {
 }
 
 #[test]
-fn a_page_that_is_pinned_stays_dirty_whoever_takes_it() {
+fn a_page_that_is_pinned_stays_dirty_when_dirty_pages_are_taken() {
     for track in BOTH {
         let store = Store::new(4 * page());
         let name = "a_page_that_is_pinned_stays_dirty";
@@ -606,7 +606,7 @@ impl<B: Backing> Backing for NotAtHand<B> {
 }
 
 #[test]
-fn who_holds_a_pinned_page_writes_to_it_after_the_mapping_has_gone() {
+fn a_holder_of_a_pinned_page_writes_to_it_after_the_mapping_has_gone() {
     let name = "who_holds_a_pinned_page";
     for track in BOTH {
         let Some(memory) = map(name, &engine(), 4 * page(), function(), &options(track)) else {

@@ -420,7 +420,7 @@ fn what_is_evicted_comes_back_under_readers_that_never_see_anything_else() {
 }
 
 #[test]
-fn populating_what_is_at_hand_maps_that_and_no_more() {
+fn populating_what_is_cached_maps_that_and_no_more() {
     let (backing, gate, _) = Stalling::new(5 * page());
     let Some(memory) = map("populating", 1024 * page(), backing, &LazyOptions::default()) else {
         return;

@@ -157,7 +157,7 @@ fn a_page_that_is_given_up_while_it_is_produced_is_good() {
 }
 
 #[test]
-fn a_bad_page_stays_bad_whoever_marks_it() {
+fn a_bad_page_stays_bad_whichever_thread_marks_it() {
     loom::model(|| fail(mark_again));
 }
 

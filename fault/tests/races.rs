@@ -261,7 +261,7 @@ fn a_page_is_asked_for_once_however_many_wait_and_however_it_is_evicted() {
 }
 
 #[test]
-fn a_mapping_may_be_dropped_by_whoever_is_last_and_after_its_engine() {
+fn a_mapping_may_be_dropped_by_any_thread_and_after_its_engine() {
     let name = "a_mapping_may_be_dropped_by_whoever_is_last";
     for round in 0..40 {
         let engine = engine();
@@ -490,8 +490,8 @@ fn absurd_options_are_refused_or_harmless() {
 }
 
 #[test]
-fn a_process_without_descriptors_is_told_so_and_goes_on() {
-    let name = "a_process_without_descriptors_is_told_so_and_goes_on";
+fn a_process_without_descriptors_gets_an_error_that_names_them_and_goes_on() {
+    let name = "a_process_without_descriptors_gets_an_error_that_names_them_and_goes_on";
     if !is_child(name) {
         let mut child = again(name).spawn().unwrap();
         let status = ends(&mut child).expect("the process hangs");

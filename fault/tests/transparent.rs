@@ -212,7 +212,7 @@ impl Backing for FailsAt {
 }
 
 #[test]
-fn a_page_that_fails_is_bad_as_a_whole_and_its_bytes_are_nobodys() {
+fn a_page_that_fails_is_bad_as_a_whole_and_none_of_its_bytes_is_shown() {
     let name = "a_page_that_fails_is_bad";
     uzone_zone::sigbus::install().unwrap();
     let backing = FailsAt(HUGE + 5 * page(), AtomicBool::new(false));

@@ -57,7 +57,7 @@ fn take_from_the_kernel(memory: &LazyMapping, offset: u64) -> Result<usize, io::
     })
 }
 
-fn be_nobody() {
+fn be_unprivileged() {
     let engine = Engine::new(NonZeroUsize::MIN).unwrap();
     let len = ByteLen::new(256 * page());
     let is_child = rustix::process::getuid().as_raw() == UNPRIVILEGED;
@@ -102,10 +102,10 @@ fn be_nobody() {
 }
 
 #[test]
-fn nobody_reads_lazily_mapped_memory_and_is_told_what_system_calls_do() {
-    let name = "nobody_reads_lazily_mapped_memory_and_is_told_what_system_calls_do";
+fn an_unprivileged_user_reads_lazily_mapped_memory_and_learns_what_system_calls_do() {
+    let name = "an_unprivileged_user_reads_lazily_mapped_memory_and_learns_what_system_calls_do";
     if std::env::var_os(CHILD).is_some() {
-        return be_nobody();
+        return be_unprivileged();
     }
     let mut command = common::again(name);
     if rustix::process::geteuid().is_root() {

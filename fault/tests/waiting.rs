@@ -273,7 +273,7 @@ fn a_deadline_is_kept_where_the_page_is_produced_for_a_thread_that_populates() {
 }
 
 #[test]
-fn what_is_waited_for_is_counted_and_its_age_told() {
+fn what_is_waited_for_is_counted_with_its_age() {
     let engine = engine(EngineOptions::default().producers(two()));
     let backing = Stalling::at(|at| at == 3 * page() || at == 9 * page());
     let gate = backing.gate.clone();
@@ -378,7 +378,7 @@ fn one_loop_answers_many_mappings_while_some_come_and_go() {
 }
 
 #[test]
-fn a_reader_of_its_own_answers_where_it_is_told_to() {
+fn a_reader_of_its_own_answers_on_the_cpus_it_was_given() {
     let engine = engine(EngineOptions::default().producers(two()));
     let backing = || Arc::new(Stalling::at(|_| false));
     let len = ByteLen::new(16 * page());

@@ -208,7 +208,7 @@ fn two_readers_have_each_event_once() {
 }
 
 #[test]
-fn who_sees_a_slot_watched_sees_its_range() {
+fn a_thread_that_sees_a_slot_watched_sees_its_range() {
     search(2, |marks| {
         let table = Arc::new(Table::<1, 2>::new());
         let old = table.take(LOW).unwrap();
@@ -321,7 +321,7 @@ fn a_value_is_taken_out_or_used_never_both() {
 }
 
 #[test]
-fn an_owner_who_waits_is_woken_by_the_last_guard() {
+fn an_owner_that_waits_is_woken_by_the_last_guard() {
     loom::model(|| {
         let (value, _) = Value::new();
         let owned = LiveOwner::new(value);

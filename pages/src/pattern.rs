@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_next_is_put_in_place_for_who_has_read_for_long() {
+    fn what_comes_next_is_installed_for_a_reader_that_has_read_for_long() {
         let area = area(0, 512 * 5 + 100);
         let plan = |pattern: &mut FaultPattern, at: u64| {
             pattern.plan(Pfn::new(at), Touch::Read, COSTS).unwrap()
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn eight_scans_at_once_are_told_apart() {
+    fn eight_scans_at_once_are_distinguished() {
         let area = area(0, 1 << 20);
         let mut pattern = of_area(area, Advice::Auto, pages(16), FaultAround::MAX);
         let mut at: [u64; STREAMS] = core::array::from_fn(|index| index as u64 * (1 << 17) + 512);

@@ -53,7 +53,7 @@ const GENERIC: MemoryKind = MemoryKind::Generic;
 const PRIVATE: MemoryKind = MemoryKind::Private;
 
 #[test]
-fn of_two_owners_who_hand_a_page_out_one_succeeds() {
+fn of_two_owners_that_hand_a_page_out_one_succeeds() {
     loom::model(|| {
         let page = Arc::new(Page::new(()));
         let other = {
@@ -147,7 +147,7 @@ fn a_generic_page_is_never_seen_without_a_reference() {
 }
 
 #[test]
-fn who_takes_a_hold_sees_what_the_one_before_wrote() {
+fn a_new_holder_sees_what_the_holder_before_wrote() {
     loom::model(|| {
         let page = Arc::new(Page::new(()));
         let prepared = Arc::new(AtomicBool::new(false));
@@ -236,7 +236,7 @@ fn leave(live: &LiveRef, sort: HoldKind) -> Left {
 /// One guard that leaves a closing live reference learns that it was the last, if the closing thread has seen
 /// guards: no thread waits for ever.
 #[test]
-fn who_waits_for_the_last_guard_is_told() {
+fn an_owner_that_waits_learns_of_the_last_guard() {
     let seen = Seen::new(2);
     let marks = seen.marks();
     loom::model(move || {
@@ -263,7 +263,7 @@ fn who_waits_for_the_last_guard_is_told() {
 /// What its owner leaves behind is ended by exactly one: the owner, or the last guard. Who enters late
 /// enters before the end, or not at all.
 #[test]
-fn an_orphan_is_ended_once_and_by_the_last_who_had_it() {
+fn an_orphan_is_ended_once_and_by_its_last_guard() {
     let seen = Seen::new(4);
     let marks = seen.marks();
     loom::model(move || {
@@ -436,7 +436,7 @@ fn beside_pins_of_a_page_and_of_its_block_clearing_comes_before_or_after() {
 /// A page goes bad while its block is being pinned: the pin is refused, or the
 /// poisoning thread sees that there is a holder to warn.
 #[test]
-fn a_pin_of_a_bad_page_is_refused_or_its_holder_told() {
+fn a_pin_of_a_bad_page_is_refused_or_its_holder_learns_of_it() {
     let seen = Seen::new(2);
     for is_whole in [false, true] {
         let marks = seen.marks();
@@ -465,7 +465,7 @@ fn a_pin_of_a_bad_page_is_refused_or_its_holder_told() {
 /// The same for a folio of which one page goes bad: who lists the page before the flag is set is
 /// seen by every later pin, and every earlier pin is seen by it.
 #[test]
-fn a_pin_of_a_folio_with_a_bad_page_is_warned_or_its_holder_told() {
+fn a_pin_of_a_folio_with_a_bad_page_is_warned_or_its_holder_learns_of_it() {
     let seen = Seen::new(2);
     let marks = seen.marks();
     loom::model(move || {

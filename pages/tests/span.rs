@@ -400,7 +400,7 @@ fn a_run_beyond_the_memmap_tells_of_its_own_pages_alone_and_at_once() {
 }
 
 #[test]
-fn pages_that_a_run_gives_free_can_be_taken_by_who_is_told_of_them() {
+fn pages_that_a_run_gives_free_can_be_taken_by_the_callback() {
     let whole = range(512, 512);
     let memmap = memmap(whole);
     memmap.advance_run(whole, &[Content::Unknown], Content::Zeroing, |_, _| ());

@@ -120,7 +120,7 @@ fn words_are_cleared_and_copied_wherever_they_begin_and_none_beside_them() {
 }
 
 #[test]
-fn nobody_ever_sees_half_a_word() {
+fn no_thread_ever_sees_half_a_word() {
     let rounds = if cfg!(miri) { 2 } else { 300 };
     let count = if cfg!(miri) { 24 } else { 4096 + 24 };
     let is_whole = |word: u64| [0, 0x1111_1111_1111_1111, u64::MAX].contains(&word);
@@ -158,7 +158,7 @@ fn nobody_ever_sees_half_a_word() {
 }
 
 #[test]
-fn what_was_cleared_past_the_cache_is_seen_by_whoever_learns_of_the_return() {
+fn what_was_cleared_past_the_cache_is_seen_by_a_thread_that_learns_of_the_return() {
     if cfg!(miri) {
         eprintln!("skipped: visibility: Miri has no streaming stores");
         return;

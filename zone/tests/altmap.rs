@@ -725,7 +725,7 @@ fn binds_over_old_bytes(mut region: Region, kept: u64) {
 /// Pins by address or number find the data pages where they are, and refuse those in front; so do
 /// poison and clearing.
 #[test]
-fn pages_in_front_are_refused_by_whoever_asks_and_the_others_found() {
+fn pages_in_front_are_refused_by_every_call_and_the_others_found() {
     for order in [0_u8, 9] {
         let zone = Zone::new();
         let region = anonymous(16 << 10);

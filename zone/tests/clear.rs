@@ -358,7 +358,7 @@ fn what_cannot_be_cleared_is_refused_and_nothing_is_written() {
 }
 
 #[test]
-fn a_file_is_cleared_for_whoever_maps_it_and_a_read_only_one_is_only_read() {
+fn a_file_is_cleared_in_every_mapping_of_it_and_a_read_only_one_is_only_read() {
     let scratch = Temporary::new("clear", &pattern(0..MIB));
     let region = Region::file(&scratch.0, 0, ByteLen::new(MIB)).expect("a file");
     let done =

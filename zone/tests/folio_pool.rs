@@ -348,7 +348,7 @@ fn tenants_at_once_beside_a_worker_that_is_stopped_never_see_each_others_bytes()
 /// Of several who want the last folio while it is being cleared, one gets it and the others get an
 /// error: no taker waits for a folio that does not come.
 #[test]
-fn whoever_waits_for_the_last_folio_hears_that_another_has_it() {
+fn a_thread_that_waits_for_the_last_folio_learns_that_another_has_it() {
     for round in 0..200_u32 {
         let region = Region::anonymous(ByteLen::new(4 * PAGE)).unwrap();
         region.write_at(0, &vec![0xa5; 4 * PAGE as usize]).unwrap();

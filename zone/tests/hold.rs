@@ -154,7 +154,7 @@ fn a_split_guard_is_two_that_hold_as_much() {
 }
 
 #[test]
-fn unbind_says_who_holds_the_region_and_gives_it_back_in_use() {
+fn unbind_names_the_holders_of_the_region_and_gives_it_back_in_use() {
     let pagemap = bound(2, Tails::Derived);
     let pinned = pagemap.pin(range(&pagemap, 40, 2)).unwrap();
     let again = pinned.try_clone().unwrap();

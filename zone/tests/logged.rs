@@ -118,7 +118,7 @@ fn a_pagemap_that_is_unbound_or_not_held_is_not_logged() {
 }
 
 #[test]
-fn each_step_is_logged_for_those_who_look_closer() {
+fn each_step_is_logged_at_the_levels_that_show_more() {
     let _alone = ALONE.lock();
     let events = logged(|| {
         let region = Region::anonymous(ByteLen::mib(4)).unwrap();

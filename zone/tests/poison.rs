@@ -197,7 +197,7 @@ fn a_page_of_base_pages_says_that_it_is_bad() {
 
 /// Threads mark and unpoison pages of the same folios while others pin: at the end list and words agree.
 #[test]
-fn threads_that_mark_and_mend_leave_list_and_words_in_agreement() {
+fn threads_that_poison_and_unpoison_leave_list_and_words_in_agreement() {
     for order in [0, 3] {
         let pagemap = bind(order, Tails::Derived);
         std::thread::scope(|scope| {

@@ -213,7 +213,7 @@ fn punched_bytes_are_zero_their_neighbours_stay_and_their_memory_is_given_back()
 }
 
 #[test]
-fn a_hole_in_a_file_is_seen_by_who_reads_it_and_what_is_not_shared_is_refused() {
+fn a_hole_in_a_file_is_seen_by_its_readers_and_what_is_not_shared_is_refused() {
     let file = Temporary::new("pop-hole", &[7; 1 << 20]);
     let region = Region::file(&file.0, 0, ByteLen::mib(1)).unwrap();
     match region.punch(4096 * 16..MIB / 2) {

@@ -92,7 +92,7 @@ fn lazy(source: Source) -> (Arc<Pagemap>, Arc<Source>) {
 }
 
 #[test]
-fn a_pin_maps_what_is_at_hand_and_faults_the_rest() {
+fn a_pin_maps_what_is_ready_and_faults_the_rest() {
     let (pagemap, source) = lazy(Source::default());
     let pinned = pagemap.pin(range(0x1003, 5)).unwrap();
     assert_eq!(

@@ -265,7 +265,7 @@ fn pages_that_are_given_back_are_zero_and_take_no_memory() {
 /// Threads clear, pin and write at once: who pinned a page finds in it what it wrote, until it lets
 /// go, and what is called zero is zero.
 #[test]
-fn nobody_clears_a_page_under_its_pin() {
+fn no_thread_clears_a_page_under_its_pin() {
     for order in [0_u8, 3] {
         let pagemap = used(order);
         std::thread::scope(|scope| {

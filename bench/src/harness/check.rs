@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_slower_is_told_by_its_part_whichever_way_the_measure_goes() {
+    fn what_is_slower_is_found_by_its_part_whichever_way_the_measure_goes() {
         let change = |then: &Row, now: &Row| {
             compare(std::slice::from_ref(then), std::slice::from_ref(now)).rows[0].change
         };

@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_run_was_told_is_read_again_as_it_was_written() {
+    fn what_a_run_was_given_is_read_again_as_it_was_written() {
         let (available, directory) = (ByteLen::gib(8), Path::new("/var/tmp"));
         let parts = parts(available, NonZeroUsize::MIN, Pace::Full, directory);
         let seeds = seeds(available, NonZeroUsize::MIN, false, directory);

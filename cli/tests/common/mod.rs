@@ -99,7 +99,7 @@ pub(crate) fn interrupts_arrive(name: &str) -> bool {
     let ignored = u64::from_str_radix(ignored.trim(), 16).expect("a hexadecimal number");
     let arrive = ignored & 1 << (2 - 1) == 0; // SIGINT is 2
     if !arrive {
-        println!("skipped: {name}: interrupts are ignored here, as in a background command");
+        skip(name, "interrupts are ignored here, as in a background command");
     }
     arrive
 }

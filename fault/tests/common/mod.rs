@@ -1,6 +1,6 @@
 //! What the tests of lazily mapped memory share.
 
-#![allow(dead_code, unused_imports, reason = "each test program uses its part")]
+#![allow(dead_code, reason = "each test program uses its part")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
 mod skip;
@@ -22,6 +22,7 @@ use uzone_os::uffd::{Modes, Registered, Remote, Uffd, UffdError};
 use uzone_os::{AccessError, Anonymous, Mapping, SystemRoot, Vaddr, hugepages, probe};
 use uzone_pages::{Advice, ByteLen, FaultAround};
 
+#[allow(unused_imports, reason = "each test program uses its part")]
 pub(crate) use self::skip::{skip, userfaultfd};
 
 /// Which test a child is to be.

@@ -128,7 +128,7 @@ fn a_file_on_a_dax_mount_is_mapped_without_a_copy() {
 }
 
 #[test]
-fn an_ordinary_file_system_offers_no_dax_and_is_told_what_would() {
+fn an_ordinary_file_system_offers_no_dax_and_the_error_names_one_that_does() {
     // A temporary directory may itself be on a DAX mount; shared memory is not.
     let mut directories = vec![PathBuf::from("/dev/shm")];
     if std::env::var_os("DAX_DIR").is_none() {

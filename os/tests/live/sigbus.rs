@@ -684,8 +684,8 @@ fn poison_kind() -> (BusKind, u8) {
 }
 
 #[test]
-fn a_poisoned_page_is_told_and_its_neighbours_stay_good() {
-    let name = "sigbus::a_poisoned_page_is_told_and_its_neighbours_stay_good";
+fn a_poisoned_page_is_reported_and_its_neighbours_stay_good() {
+    let name = "sigbus::a_poisoned_page_is_reported_and_its_neighbours_stay_good";
     if !is_alone(name) || is_unguarded(name) {
         return;
     }
@@ -740,8 +740,8 @@ fn a_poisoned_page_is_told_and_its_neighbours_stay_good() {
 }
 
 #[test]
-fn a_page_that_the_kernel_breaks_is_told() {
-    let name = "sigbus::a_page_that_the_kernel_breaks_is_told";
+fn a_page_that_the_kernel_breaks_is_reported() {
+    let name = "sigbus::a_page_that_the_kernel_breaks_is_reported";
     // It costs a page of real memory until the machine starts again, so `REQUIRE_ALL` does not ask
     // for it.
     let say = |reason: &str| eprintln!("skipped: {name}: {reason}");

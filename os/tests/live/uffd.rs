@@ -244,7 +244,7 @@ fn a_huge_page_of_a_pool_is_filled_as_a_whole() {
 }
 
 #[test]
-fn a_write_to_a_protected_page_is_told() {
+fn a_write_to_a_protected_page_is_reported() {
     let Some(uffd) = open("a_write_to_a_protected_page", Features::WRITE_PROTECT) else { return };
     let modes = Modes { missing: true, minor: false, write_protect: true };
     let memory = Registered::new(uffd, anonymous(2), modes).unwrap();
@@ -319,7 +319,7 @@ fn nothing_is_filled_while_a_removal_is_unread() {
 }
 
 #[test]
-fn unmapping_is_told_and_goes_on_when_it_was_read() {
+fn unmapping_is_reported_and_goes_on_when_it_was_read() {
     let Some(uffd) = open("unmapping_is_told", Features::EVENT_UNMAP) else { return };
     let memory = Registered::new(uffd.clone(), anonymous(4), Modes::MISSING).unwrap();
     let base = memory.mapping().addr();

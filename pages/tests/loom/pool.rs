@@ -135,7 +135,7 @@ impl PoolBackend for Folios {
 
 /// A worker clears, a tenant takes, uses and gives back, another takes what the first had.
 #[test]
-fn what_is_handed_out_is_zero_whoever_cleared_it() {
+fn what_is_handed_out_is_zero_whichever_thread_cleared_it() {
     let seen = Seen::new(2);
     for clears in [false, true] {
         let marks = seen.marks();
