@@ -98,7 +98,8 @@ stage_format() {
 
 stage_clippy() {
     need_component clippy clippy
-    cargo clippy --workspace --all-targets --locked -- -D warnings
+    # The profile of the tests, so that C is compiled once for both.
+    cargo clippy --profile test --workspace --all-targets --locked -- -D warnings
     RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom \
         cargo clippy -p uzone-pages -p uzone-os -p uzone-fault --test loom --locked -- -D warnings
 }
@@ -122,7 +123,8 @@ stage_test() {
 
 stage_doc() {
     rm -rf target/doc
-    RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --document-private-items
+    RUSTDOCFLAGS="-D warnings" \
+        cargo doc --profile test --workspace --no-deps --locked --document-private-items
     local pages
     pages=$(find target/doc -name index.html | wc -l)
     [ "$pages" -gt 0 ] || { say "no documentation was written"; return 1; }
