@@ -278,6 +278,8 @@ impl Network {
         }
         let response = match act {
             Act::Fail(status) => {
+                // A connection that is closed while the client writes is an error of the network.
+                let _ = request.into_body().collect().await;
                 let mut response = Response::new(Answer::default());
                 *response.status_mut() = StatusCode::from_u16(status).expect("a status");
                 response
