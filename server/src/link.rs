@@ -239,6 +239,9 @@ mod tests {
         send(&worker, &Report::Reading(7), &[far.as_fd()]).unwrap();
         let came = receive(&keeper, &mut other_room).unwrap();
         assert!(matches!(came.title, Report::Reading(7)) && came.fds.len() == 1, "{came:?}");
+        worker.send(b"{\"Reading\":\n", &[]).unwrap();
+        let cut = receive::<Report>(&keeper, &mut other_room).unwrap_err();
+        assert_eq!(cut.kind(), io::ErrorKind::InvalidData, "{cut}");
         drop(worker);
         let ended = receive::<Report>(&keeper, &mut other_room).unwrap_err();
         assert_eq!(ended.kind(), io::ErrorKind::UnexpectedEof);
