@@ -130,26 +130,22 @@ fn by_itself(error: &(dyn Error + 'static)) -> Option<Exit> {
 /// An error type of a library that is new here gets a line. A wrapper whose Display is its inner
 /// error's (`#[error(transparent)]`) hides that from the chain, and has its kind.
 fn of_link(error: &(dyn Error + 'static)) -> Option<Exit> {
+    // What the kernel refused has its cause.
+    let is_stated = |kind: &ErrorKind| *kind != ErrorKind::Io;
     let kind = (error.downcast_ref().map(BenchError::kind))
         .or_else(|| error.downcast_ref().map(ReportError::kind))
         .or_else(|| error.downcast_ref().map(SnapshotError::kind))
         .or_else(|| error.downcast_ref().map(ServeError::kind))
         .or_else(|| error.downcast_ref().map(AddrError::kind))
-        // What the kernel refused has its cause.
-        .or_else(|| os_kind(error).filter(|kind| *kind != ErrorKind::Io));
+        .or_else(|| error.downcast_ref().map(BindError::kind).filter(is_stated))
+        .or_else(|| error.downcast_ref().map(MappingError::kind).filter(is_stated))
+        .or_else(|| error.downcast_ref().map(MapError::kind).filter(is_stated))
+        .or_else(|| error.downcast_ref().map(SysError::kind).filter(is_stated));
     match kind {
         Some(kind) => of_kind(kind),
         None if error.is::<serde_json::Error>() => Some(Exit::Data),
         None => error.downcast_ref().map(of_io),
     }
-}
-
-/// Returns the kind of an error of memory or of the system.
-fn os_kind(error: &(dyn Error + 'static)) -> Option<ErrorKind> {
-    (error.downcast_ref().map(BindError::kind))
-        .or_else(|| error.downcast_ref().map(MappingError::kind))
-        .or_else(|| error.downcast_ref().map(MapError::kind))
-        .or_else(|| error.downcast_ref().map(SysError::kind))
 }
 
 /// Returns the code for a kind of error, or `None` if its cause determines that.
