@@ -607,7 +607,7 @@ impl<B: Backing> Backing for NotAtHand<B> {
 
 #[test]
 fn a_holder_of_a_pinned_page_writes_to_it_after_the_mapping_has_gone() {
-    let name = "who_holds_a_pinned_page";
+    let name = "a_holder_of_a_pinned_page";
     for track in BOTH {
         let Some(memory) = map(name, &engine(), 4 * page(), function(), &options(track)) else {
             return;

@@ -262,7 +262,7 @@ fn a_page_is_asked_for_once_however_many_wait_and_however_it_is_evicted() {
 
 #[test]
 fn a_mapping_may_be_dropped_by_any_thread_and_after_its_engine() {
-    let name = "a_mapping_may_be_dropped_by_whoever_is_last";
+    let name = "a_mapping_may_be_dropped_by_any_thread";
     for round in 0..40 {
         let engine = engine();
         let slow = FunctionBacking::slow(|offset, out: &mut [u8]| {

@@ -199,8 +199,8 @@ impl PoolState {
     }
 
     /// Puts one that is in work where it belongs.
-    fn put(&mut self, number: usize, state_of: FolioState) {
-        let set = match state_of {
+    fn put(&mut self, number: usize, state: FolioState) {
+        let set = match state {
             FolioState::Zero => ZERO,
             FolioState::Dirty => DIRTY,
             FolioState::Aside => PINNED,

@@ -18,8 +18,8 @@
 //! | `program` | SQLite and ripgrep over lazily mapped files |
 //!
 //! `run` has what the tables share; `source` the files, and which bytes are right; `backend` what is made of them;
-//! `touch` which pages are touched, by which threads, and on which CPUs; `bare` the yardsticks, handlers that keep no record
-//! of any page.
+//! `touch` which pages are touched, by which threads, and on which CPUs; `bare` the yardsticks, handlers that keep
+//! no record of any page.
 //!
 //! Every word that a row reads is compared with what the file holds. The naive row is a handler as
 //! published examples have it: poll(2), read one event, answer one page. The limit is the kernel's

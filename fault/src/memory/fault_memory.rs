@@ -265,7 +265,7 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "it takes faults")]
     fn a_waiter_behind_a_gap_is_woken_too() {
-        let (name, faults) = ("who_waits_behind_a_gap", KernelFaults::IfAllowed);
+        let (name, faults) = ("a_waiter_behind_a_gap", KernelFaults::IfAllowed);
         let Some(uffd) = userfaultfd(name, Features::NONE, faults) else { return };
         let page = ByteLen::new(uzone_os::probe::page_size().bytes());
         let two = [0, 1].map(|_| {

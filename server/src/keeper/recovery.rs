@@ -3,15 +3,15 @@
 //!
 //! A machine is a file with what its monitor sent and where its userfaultfd is: a number of the process that
 //! it came from, which has it still. The start time distinguishes that process from a later one with the same
-//! number. The log of what the machine gave back is a file too, one for each worker after the other. A worker cannot write
-//! in the folder, nor can one that takes the place of its keeper: what the log states stays true. A keeper that
+//! number. The log of what the machine gave back is a file too, one for each worker after the other. A worker cannot
+//! write in the folder, nor can one that takes the place of its keeper: what the log states stays true. A keeper that
 //! takes over from that one keeps the machines which have connected to it meanwhile.
 //!
 //! A folder is one server's as long as a process of it lives ([`HeldFolder`]). A server that accepts no more machines
-//! keeps its folder until its last machine has ended, and the next server of that socket has another one meanwhile. What is
-//! in folders that no server has is taken by the one that starts. A server that takes over by another `--recover` notes
-//! where the machines are before it has them ([`Recovery::will_absorb`]), so that each kill meanwhile leaves them to the next
-//! one.
+//! keeps its folder until its last machine has ended, and the next server of that socket has another one meanwhile.
+//! What is in folders that no server has is taken by the one that starts. A server that takes over by another
+//! `--recover` notes where the machines are before it has them ([`Recovery::will_absorb`]), so that each kill
+//! meanwhile leaves them to the next one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;

@@ -33,8 +33,8 @@ pub(super) struct Opened {
 
 impl Opened {
     /// Opens an image, by `files` if there are any, and starts the threads that answer faults. This process is confined
-    /// then, if the options state that. Where machines wait, the list of pages to install and the recording are left out if they
-    /// cannot be opened.
+    /// then, if the options state that. Where machines wait, the list of pages to install and the recording
+    /// are left out if they cannot be opened.
     pub(super) fn new(
         path: &Path,
         options: &ServerOptions,

@@ -7,8 +7,8 @@
 //! [`Placement`].
 //!
 //! What is left of descriptors is cleared, by whichever way the pagemap ends, before another process or
-//! region can see it. Private memory of no file is unmapped; or, when the region is unbound, given back to the kernel if
-//! its descriptors were initialised on touch. Other memory is overwritten, at the rate at which this machine
+//! region can see it. Private memory of no file is unmapped; or, when the region is unbound, given back to the kernel
+//! if its descriptors were initialised on touch. Other memory is overwritten, at the rate at which this machine
 //! streams, and stays present. A process that is killed clears nothing.
 //! No later bind takes the bytes for descriptors: memory is initialised on touch only where it was
 //! just given back, or was never touched.

@@ -285,7 +285,8 @@ pub(crate) fn touch<M: Reads>(
     })
 }
 
-/// Runs `work` on `threads` threads. It gets the number of its thread, and the barrier at which all start. The time is that from the start of the first to the end of the last.
+/// Runs `work` on `threads` threads. It gets the number of its thread, and the barrier at which all start. The time
+/// is that from the start of the first to the end of the last.
 pub(crate) fn together(
     threads: usize,
     work: impl Fn(usize, &Barrier) -> Result<Share> + Sync,
@@ -298,8 +299,8 @@ pub(crate) fn together(
         let joined = threads.into_iter().map(|thread| thread.join().ok());
         joined.collect::<Option<Result<_>>>().unwrap_or(Err(failed))
     })?;
-    let begun = shares.iter().map(|part| part.begun).min();
-    let ended = shares.iter().map(|part| part.ended).max();
+    let begun = shares.iter().map(|share| share.begun).min();
+    let ended = shares.iter().map(|share| share.ended).max();
     let elapsed = begun.zip(ended).map_or(Duration::ZERO, |(begun, ended)| ended - begun);
     let mut all = Found { elapsed, ..Found::default() };
     for Share { found, .. } in shares {
