@@ -21,8 +21,7 @@
 //! | `clearing` | in which order, and in which batches, memory is cleared or copied |
 //! | `chunks` | a range cut at a limit and an alignment |
 //! | `layout` | which descriptor belongs to which page |
-//! | `altmap` | room for descriptors taken from the region that they describe |
-//! | `placement` | where in a region that room ends and the described pages begin |
+//! | `placement` | where in a region its descriptors lie and the described pages begin |
 //! | `memmap` | the descriptors of one region |
 //! | `live_ref` | the guards on a whole pagemap, and whether it may go |
 //! | `pool_state` | which folios of a pool are what, and the steps by which they are handed out |
@@ -38,7 +37,6 @@
 extern crate alloc;
 
 mod addr;
-mod altmap;
 mod bits;
 mod block;
 mod byte_len;

@@ -11,9 +11,9 @@
 //! the descriptors of all that follow fit: moving it up shrinks the need and grows the room, so it is
 //! found by halving.
 //!
-//! Descriptors are requested in blocks of a huge page, which start at a multiple of one, and what is less
-//! than a block page by page behind them. A block never shares a huge page with the reserve, and the
-//! loss is less than one block. Linux populates a vmemmap section by section in ascending order: a
+//! Descriptors lie in one run behind the reserve. If they fill at least one block of a huge page, the run
+//! starts at a multiple of one, and what that skips is lost; fewer need no such start. A block never
+//! shares a huge page with the reserve, and the loss is less than one block. Linux populates a vmemmap section by section in ascending order: a
 //! whole section (128 MiB of 4 KiB pages, whose 64-byte descriptors are one huge page) from a huge page,
 //! and a section that the range covers in part, at its start or its end, in base pages. So where a
 //! range starts inside a section, Linux takes base pages before the first huge page. Here all blocks
@@ -29,11 +29,11 @@
 //! cannot be given to another owner.
 //!
 //! Cost: a few dozen divisions, whatever the size.
+//! Source: the Linux documentation and the behaviour of its `vmem_altmap`.
 
 use core::fmt;
 
 use crate::addr::{AddrError, Order, PageCount, PageSize, Pfn, PfnRange};
-use crate::altmap::Altmap;
 use crate::layout::{Layout, Tails};
 
 /// What a region whose descriptors lie in itself looks like.
@@ -63,7 +63,8 @@ pub struct PlacementSpec {
 /// Which pages of a region hold its descriptors, and which are described.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Placement {
-    altmap: Altmap,
+    base: Pfn,
+    reserve: PageCount,
     descriptors: PfnRange,
     layout: Layout,
 }
@@ -129,40 +130,30 @@ impl Placement {
     /// Lays the region out with `data` as its first described page, if there is room before it.
     fn with_data_at(spec: &PlacementSpec, data: Pfn) -> Result<Option<Self>, AddrError> {
         let &PlacementSpec { range, reserve, backing, block, order, tails, .. } = spec;
-        let base = range.start();
-        // It is at or behind the end of the reserve, and before the end of the region.
-        let (room, pages) =
-            (data.get() - base.get() - reserve.get(), range.end().get() - data.get());
-        let metadata = spec.metadata(PageCount::new(pages))?.get();
-        let mut altmap = Altmap::try_new(base, reserve, PageCount::new(room))?;
+        let pages = PageCount::new(range.end().get() - data.get());
+        let metadata = spec.metadata(pages)?;
         let block = block.max(backing);
-        let (blocks, rest) = (metadata >> block.get(), metadata & block.offset_mask());
-        let mut descriptors: Option<PfnRange> = None;
-        for (unit, count) in [(block, blocks), (backing, rest >> backing.get())] {
-            if count == 0 {
-                continue;
-            }
-            let Some(part) = altmap.take_blocks(unit.pages(), count)? else { return Ok(None) };
-            // The second part starts where the first ended, which is a multiple of its unit.
-            let start = descriptors.map_or(part.start(), PfnRange::start);
-            let pages = PageCount::new(part.end().get() - start.get());
-            descriptors = Some(PfnRange::try_new(start, pages)?);
-        }
-        let layout =
-            Layout::try_new(PfnRange::try_new(data, PageCount::new(pages))?, order, tails)?;
-        Ok(descriptors.map(|descriptors| Self { altmap, descriptors, layout }))
+        let start = range.start().checked_add(reserve)?;
+        let start = if metadata < block.pages() { Ok(start) } else { start.align_up(block) };
+        // Where the numbers end before the next multiple, there is no room.
+        let descriptors = start.and_then(|start| PfnRange::try_new(start, metadata));
+        let Some(descriptors) = descriptors.ok().filter(|found| found.end() <= data) else {
+            return Ok(None);
+        };
+        let layout = Layout::try_new(PfnRange::try_new(data, pages)?, order, tails)?;
+        Ok(Some(Self { base: range.start(), reserve, descriptors, layout }))
     }
 
     /// Returns how many pages the region's owner keeps.
     #[must_use]
     pub const fn reserve(&self) -> PageCount {
-        self.altmap.reserve()
+        self.reserve
     }
 
     /// Returns how many pages lie before the first that is described.
     #[must_use]
     pub const fn data_at(&self) -> PageCount {
-        self.altmap.offset()
+        PageCount::new(self.layout.range().start().get() - self.base.get())
     }
 
     /// Returns the pages that the descriptors lie in.
@@ -181,7 +172,8 @@ impl Placement {
     /// skipped before these and before the first folio.
     #[must_use]
     pub const fn lost(&self) -> PageCount {
-        PageCount::new(self.altmap.align().get() + self.altmap.left().get())
+        let kept = self.reserve.get() + self.descriptors.pages().get();
+        PageCount::new(self.data_at().get() - kept)
     }
 }
 
