@@ -81,8 +81,7 @@ pub use pattern::{Advice, FaultArea, FaultPattern, FaultPlan, Touch};
 pub use payload::{MAX_PAYLOAD_BYTES, Payload, Plain, Refresh, Template};
 pub use placement::{Placement, PlacementSpec};
 pub use pool_state::{
-    FolioState, PoolBackend, PoolState, Refusal, clear_ahead, give_back, hand_out, look_again,
-    restock,
+    FolioState, PoolBackend, PoolState, clear_ahead, give_back, hand_out, look_again, restock,
 };
 pub use span::Span;
 pub use window::FaultAround;

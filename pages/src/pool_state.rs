@@ -22,31 +22,17 @@ use core::ops::DerefMut;
 
 use crate::bits::Bits;
 
-/// What a free folio is.
+/// What a free folio is, numbered as its set.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum FolioState {
     /// Every byte is zero, and its word has that state.
-    Zero,
+    Zero = 1,
     /// It has to be cleared first.
-    Dirty,
+    Dirty = 2,
     /// It is pinned and may be written to, a thread is at work on it, or its bytes are elsewhere.
-    Aside,
+    Aside = 3,
     /// It has a bad page.
-    Bad,
-}
-
-/// Why no folio was handed out.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Refusal<F> {
-    /// There are not so many free folios in a row.
-    Exhausted {
-        /// How many are free at all.
-        free: usize,
-        /// How many of these are set aside.
-        pinned: usize,
-    },
-    /// They could not be cleared.
-    Failed(F),
+    Bad = 4,
 }
 
 /// The folios of a pool by their numbers, from 0 on.
@@ -54,20 +40,27 @@ pub enum Refusal<F> {
 pub struct PoolState {
     sets: Bits<6>,
     in_work: usize,
+    /// How many were cleared: ahead of need, on demand, and when they came back.
+    cleared: [u64; 3],
 }
+
+// Why folios are cleared.
+const AHEAD: usize = 0;
+const ON_DEMAND: usize = 1;
+const ON_RELEASE: usize = 2;
 
 // The sets of a pool.
 const USED: usize = 0;
-const ZERO: usize = 1;
-const DIRTY: usize = 2;
-const PINNED: usize = 3;
-const BAD: usize = 4;
+const ZERO: usize = FolioState::Zero as usize;
+const DIRTY: usize = FolioState::Dirty as usize;
+const PINNED: usize = FolioState::Aside as usize;
+const BAD: usize = FolioState::Bad as usize;
 /// Handed out, and known to its owner by its number alone.
 const LOOSE: usize = 5;
 
 /// The state of a pool with a lock around it, and the memory that it is about.
 pub trait PoolBackend {
-    /// Why memory could not be cleared.
+    /// Why no folio was handed out, or memory could not be cleared.
     type Failure;
     /// The state, locked.
     type Locked<'a>: DerefMut<Target = PoolState>
@@ -99,19 +92,16 @@ pub trait PoolBackend {
     /// What ended it. What it was called for is sorted by [`PoolBackend::state_of`] either way.
     fn clear(&self, first: usize, folios: usize) -> Result<usize, Self::Failure>;
 
-    /// Counts folios that were cleared ahead of need. Called before they are sorted, so that a thread
-    /// that finds them zero finds them counted.
-    fn count_ahead(&self, folios: usize);
-
-    /// Counts folios that a taker had to have cleared.
-    fn count_on_demand(&self, folios: usize);
+    /// Returns the failure for a taker of so many folios, where there are not so many free ones in a row:
+    /// how many are free at all, and how many of these are set aside. Called under the lock.
+    fn exhausted(&self, folios: usize, free: usize, pinned: usize) -> Self::Failure;
 }
 
 impl PoolState {
     /// Makes the state of so many folios, all of them in work: [`restock`] puts them in sets.
     #[must_use]
     pub fn new(folios: usize) -> Self {
-        Self { sets: Bits::new(folios), in_work: folios }
+        Self { sets: Bits::new(folios), in_work: folios, cleared: [0; 3] }
     }
 
     /// Returns how many are handed out.
@@ -141,34 +131,23 @@ impl PoolState {
         }
     }
 
-    /// Returns how many were free and zero when they were last looked at.
+    /// Returns how many are free and were this when they were last looked at.
     #[must_use]
-    pub fn zero(&self) -> usize {
-        self.sets.len(ZERO)
-    }
-
-    /// Returns how many are free and wait to be cleared.
-    #[must_use]
-    pub fn dirty(&self) -> usize {
-        self.sets.len(DIRTY)
-    }
-
-    /// Returns how many are free and were pinned when they were last looked at.
-    #[must_use]
-    pub fn pinned(&self) -> usize {
-        self.sets.len(PINNED)
-    }
-
-    /// Returns how many are free and were bad when they were last looked at.
-    #[must_use]
-    pub fn bad(&self) -> usize {
-        self.sets.len(BAD)
+    pub fn count(&self, state: FolioState) -> usize {
+        self.sets.len(state as usize)
     }
 
     /// Returns how many a thread is at work on.
     #[must_use]
     pub fn in_work(&self) -> usize {
         self.in_work
+    }
+
+    /// Returns how many were cleared so far: ahead of need, on demand, and when they came back. What is in
+    /// a set is counted.
+    #[must_use]
+    pub fn cleared(&self) -> [u64; 3] {
+        self.cleared
     }
 
     /// Takes the first dirty ones from `from` on out of their set, or the first of all if there are none;
@@ -200,13 +179,7 @@ impl PoolState {
 
     /// Puts one that is in work where it belongs.
     fn put(&mut self, number: usize, state: FolioState) {
-        let set = match state {
-            FolioState::Zero => ZERO,
-            FolioState::Dirty => DIRTY,
-            FolioState::Aside => PINNED,
-            FolioState::Bad => BAD,
-        };
-        self.sets.insert(set, number);
+        self.sets.insert(state as usize, number);
         self.in_work -= 1;
     }
 }
@@ -235,17 +208,26 @@ struct InWork<'a, D: PoolBackend> {
     backend: &'a D,
     first: usize,
     folios: usize,
+    why: usize,
+    /// How many of them were cleared, and are not counted yet.
+    cleared: usize,
 }
 
 impl<D: PoolBackend> Drop for InWork<'_, D> {
     fn drop(&mut self) {
-        restock(self.backend, self.first, self.folios);
+        let mut state = self.backend.lock();
+        state.cleared[self.why] += self.cleared as u64;
+        sort(self.backend, state, self.first, self.folios);
     }
 }
 
 /// Puts folios that are in work in sets, by their words.
 pub fn restock<D: PoolBackend>(backend: &D, first: usize, folios: usize) {
-    let mut state = backend.lock();
+    sort(backend, backend.lock(), first, folios);
+}
+
+/// [`restock`] under the lock, which is let go.
+fn sort<'a, D: PoolBackend>(backend: &'a D, mut state: D::Locked<'a>, first: usize, folios: usize) {
     for number in first..first + folios {
         state.put(number, backend.state_of(number));
     }
@@ -270,8 +252,9 @@ pub fn look_again<D: PoolBackend>(backend: &D, first: usize, folios: usize) {
 /// the caller's thread.
 ///
 /// # Errors
-/// [`Refusal`] if there are none. It waits for a thread that is clearing what may be the last ones.
-pub fn hand_out<D: PoolBackend>(backend: &D, folios: usize) -> Result<usize, Refusal<D::Failure>> {
+/// [`PoolBackend::exhausted`] if there are none, and what [`PoolBackend::clear`] answered. It waits for a
+/// thread that is clearing what may be the last ones.
+pub fn hand_out<D: PoolBackend>(backend: &D, folios: usize) -> Result<usize, D::Failure> {
     let mut has_looked_again = false;
     let mut state = backend.lock();
     loop {
@@ -288,20 +271,20 @@ pub fn hand_out<D: PoolBackend>(backend: &D, folios: usize) -> Result<usize, Ref
             state.put(number, backend.state_of(number));
         } else if let Some(first) = state.pick(folios) {
             drop(state);
-            if clear_and_own(backend, first, folios).map_err(Refusal::Failed)? {
+            if clear_and_own(backend, first, folios)? {
                 return Ok(first);
             }
             state = backend.lock();
         } else if state.in_work > 0 {
             state = backend.wait(state);
-        } else if !has_looked_again && state.pinned() + state.bad() > 0 {
+        } else if !has_looked_again && state.sets.len(PINNED) + state.sets.len(BAD) > 0 {
             // They may have been given back, or unpoisoned, meanwhile.
             has_looked_again = true;
             sort_again(backend, &mut state);
         } else {
-            let pinned = state.pinned();
-            let free = state.zero() + state.dirty() + pinned;
-            return Err(Refusal::Exhausted { free, pinned });
+            let pinned = state.sets.len(PINNED);
+            let free = state.sets.len(ZERO) + state.sets.len(DIRTY) + pinned;
+            return Err(backend.exhausted(folios, free, pinned));
         }
     }
 }
@@ -327,9 +310,10 @@ fn clear_and_own<D: PoolBackend>(
     first: usize,
     folios: usize,
 ) -> Result<bool, D::Failure> {
-    let work = InWork { backend, first, folios };
-    backend.count_on_demand(backend.clear(first, folios)?);
+    let work = InWork { backend, first, folios, why: ON_DEMAND, cleared: 0 };
+    let cleared = backend.clear(first, folios)?;
     let mut state = backend.lock();
+    state.cleared[ON_DEMAND] += cleared as u64;
     if backend.own(first, folios) != folios {
         drop(state);
         return Ok(false);
@@ -345,14 +329,14 @@ fn clear_and_own<D: PoolBackend>(
 }
 
 /// Takes folios back that are handed out. They are cleared at once if `clears` is set; what is not
-/// cleared then is dirty. Returns how many were cleared. `state` is the backend's, and is let go.
+/// cleared then is dirty. `state` is the backend's, and is let go.
 pub fn give_back<'a, D: PoolBackend>(
     backend: &'a D,
     mut state: D::Locked<'a>,
     first: usize,
     folios: usize,
     clears: bool,
-) -> usize {
+) {
     for number in first..first + folios {
         let was_used = state.sets.remove(USED, number) || state.sets.remove(LOOSE, number);
         debug_assert!(was_used, "the caller has looked");
@@ -360,20 +344,17 @@ pub fn give_back<'a, D: PoolBackend>(
     state.in_work += folios;
     if clears {
         drop(state);
-        let _work = InWork { backend, first, folios };
+        let mut work = InWork { backend, first, folios, why: ON_RELEASE, cleared: 0 };
         // What it could not clear is dirty, and the next taker gets the error.
-        backend.clear(first, folios).unwrap_or(0)
+        work.cleared = backend.clear(first, folios).unwrap_or(0);
     } else {
-        for number in first..first + folios {
-            state.put(number, backend.state_of(number));
-        }
-        backend.sorted(state);
-        0
+        sort(backend, state, first, folios);
     }
 }
 
 /// Clears some dirty folios ahead of need, `most` at most: those from the number `from` on, or if none
 /// of these is dirty, the first of all. `None` if none is dirty; `state` is the backend's, and is let go.
+///
 /// # Errors
 /// What [`PoolBackend::clear`] answered.
 pub fn clear_ahead<'a, D: PoolBackend>(
@@ -384,10 +365,8 @@ pub fn clear_ahead<'a, D: PoolBackend>(
 ) -> Option<Result<usize, D::Failure>> {
     let (first, folios) = state.pick_dirty(from, most)?;
     drop(state);
-    let _work = InWork { backend, first, folios };
+    let mut work = InWork { backend, first, folios, why: AHEAD, cleared: 0 };
     let cleared = backend.clear(first, folios);
-    if let Ok(cleared) = &cleared {
-        backend.count_ahead(*cleared);
-    }
+    work.cleared = *cleared.as_ref().unwrap_or(&0);
     Some(cleared)
 }

@@ -6,8 +6,8 @@ use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::sync::{Arc, Condvar, Mutex, MutexGuard};
 use loom::thread;
 use uzone_pages::{
-    Content, Folio, FolioState, HoldKind, MemoryKind, Page, PoolBackend, PoolState, Refusal,
-    clear_ahead, give_back, hand_out, restock,
+    Content, Folio, FolioState, HoldKind, MemoryKind, Page, PoolBackend, PoolState, clear_ahead,
+    give_back, hand_out, restock,
 };
 
 use super::{Seen, folio, mark};
@@ -28,7 +28,6 @@ struct Folios {
     bytes: Vec<AtomicUsize>,
     state: Mutex<PoolState>,
     sorted: Condvar,
-    on_demand: AtomicUsize,
     defect: Defect,
 }
 
@@ -43,7 +42,6 @@ impl Folios {
             bytes: (0..count).map(|_| AtomicUsize::new(OLD)).collect(),
             state: Mutex::new(PoolState::new(count)),
             sorted: Condvar::new(),
-            on_demand: AtomicUsize::new(0),
             defect,
         });
         if content == Content::Zero {
@@ -71,13 +69,15 @@ impl Folios {
     /// Every folio is in one set, and no work is under way.
     fn assert_sorted(&self) {
         let state = self.lock();
-        let all = state.used() + state.zero() + state.dirty() + state.pinned() + state.bad();
+        let free = [FolioState::Zero, FolioState::Dirty, FolioState::Aside, FolioState::Bad];
+        let all = state.used() + free.map(|free| state.count(free)).iter().sum::<usize>();
         assert_eq!((all, state.in_work()), (self.pages.len(), 0));
     }
 }
 
 impl PoolBackend for Folios {
-    type Failure = ();
+    /// How many folios are free, and how many of these are set aside.
+    type Failure = (usize, usize);
     type Locked<'a> = MutexGuard<'a, PoolState>;
 
     fn lock(&self) -> MutexGuard<'_, PoolState> {
@@ -112,7 +112,7 @@ impl PoolBackend for Folios {
         (first..first + folios).filter(is_owned).count()
     }
 
-    fn clear(&self, first: usize, folios: usize) -> Result<usize, ()> {
+    fn clear(&self, first: usize, folios: usize) -> Result<usize, (usize, usize)> {
         let is_cleared = |number: &usize| {
             let folio = self.folio(*number);
             let claimed = [Content::Unknown, Content::Present]
@@ -126,10 +126,8 @@ impl PoolBackend for Folios {
         Ok((first..first + folios).filter(is_cleared).count())
     }
 
-    fn count_ahead(&self, _: usize) {}
-
-    fn count_on_demand(&self, folios: usize) {
-        self.on_demand.fetch_add(folios, Ordering::Relaxed);
+    fn exhausted(&self, _: usize, free: usize, pinned: usize) -> (usize, usize) {
+        (free, pinned)
     }
 }
 
@@ -178,7 +176,7 @@ fn of_two_takers_of_one_folio_each_has_it_zero_or_is_refused() {
                     true
                 }
                 Err(refusal) => {
-                    assert_eq!(refusal, Refusal::Exhausted { free: 0, pinned: 0 });
+                    assert_eq!(refusal, (0, 0));
                     false
                 }
             };
@@ -221,7 +219,7 @@ fn a_run_is_zero_beside_a_worker_and_a_taker_of_one() {
                 mark(&marks, 0);
             }
             Err(refusal) => {
-                assert!(matches!(refusal, Refusal::Exhausted { free: 1, .. }), "{refusal:?}");
+                assert_eq!(refusal.0, 1, "{refusal:?}");
                 mark(&marks, 1);
             }
         }
@@ -262,7 +260,7 @@ fn pin_behind_the_pools_back(defect: Defect) {
                 mark(&marks, 0);
             }
             Err(refusal) => {
-                assert_eq!(refusal, Refusal::Exhausted { free: 1, pinned: 1 });
+                assert_eq!(refusal, (1, 1));
                 stranger.join().unwrap();
                 let number = hand_out(&*folios, 1).unwrap();
                 folios.use_as_owner(number, 9);
@@ -315,7 +313,7 @@ fn a_folio_that_comes_back_pinned_is_handed_out_when_it_is_not() {
                     mark(&marks, 0);
                 }
                 Err(refusal) => {
-                    assert_eq!(refusal, Refusal::Exhausted { free: 1, pinned: 1 });
+                    assert_eq!(refusal, (1, 1));
                     mark(&marks, 1);
                 }
             }
@@ -353,15 +351,15 @@ fn a_folio_that_goes_bad_is_not_handed_out_again() {
                 mark(&marks, 0);
             }
             Err(refusal) => {
-                assert_eq!(refusal, Refusal::Exhausted { free: 0, pinned: 0 });
+                assert_eq!(refusal, (0, 0));
                 mark(&marks, 1);
             }
         }
         hardware.join().unwrap();
         worker.join().unwrap();
         let again = hand_out(&*folios, 1);
-        assert_eq!(again, Err(Refusal::Exhausted { free: 0, pinned: 0 }));
-        assert_eq!(folios.lock().bad(), 1);
+        assert_eq!(again, Err((0, 0)));
+        assert_eq!(folios.lock().count(FolioState::Bad), 1);
         folios.assert_sorted();
     });
     seen.assert_all();

@@ -5,14 +5,13 @@
 
 use std::num::NonZeroU8;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use uzone_os::numa;
 use uzone_pages::{
     ByteLen, Content, Folio, FolioState, Order, PageCount, Payload, Pfn, PfnRange, PoolBackend,
-    PoolState, Refusal,
+    PoolState,
 };
 
 use crate::clear::options::{Batching, ZeroOptions};
@@ -63,9 +62,6 @@ pub(super) struct Shared<P: Payload> {
     sorted: Condvar,
     /// Workers sleep on it; signalled when there are dirty folios, and when it ends.
     dirtied: Condvar,
-    ahead: AtomicU64,
-    on_demand: AtomicU64,
-    on_release: AtomicU64,
     cancel: Cancel,
 }
 
@@ -79,9 +75,6 @@ impl<P: Payload> Shared<P> {
             sets: Mutex::new(sets),
             sorted: Condvar::new(),
             dirtied: Condvar::new(),
-            ahead: AtomicU64::new(0),
-            on_demand: AtomicU64::new(0),
-            on_release: AtomicU64::new(0),
             cancel: Cancel::default(),
         }
     }
@@ -95,18 +88,15 @@ impl<P: Payload> Shared<P> {
 
     pub(super) fn stats(&self) -> PoolStats {
         let state = self.lock();
-        // Relaxed: numbers to report.
-        let ahead = self.ahead.load(Ordering::Relaxed);
-        let on_demand = self.on_demand.load(Ordering::Relaxed);
-        let on_release = self.on_release.load(Ordering::Relaxed);
+        let [ahead, on_demand, on_release] = state.cleared();
         let folio = self.order().pages().get() << self.pagemap.region().page_size().shift();
         PoolStats {
             folios: self.folios(),
             used: state.used(),
-            zero: state.zero(),
-            dirty: state.dirty(),
-            pinned: state.pinned(),
-            bad: state.bad(),
+            zero: state.count(FolioState::Zero),
+            dirty: state.count(FolioState::Dirty),
+            pinned: state.count(FolioState::Aside),
+            bad: state.count(FolioState::Bad),
             cleared_ahead: ahead,
             cleared_on_demand: on_demand,
             cleared_on_release: on_release,
@@ -149,7 +139,7 @@ impl<P: Payload> Shared<P> {
             if sets.is_closing {
                 return;
             }
-            if sets.state.dirty() == 0 {
+            if sets.state.count(FolioState::Dirty) == 0 {
                 sets.idle += 1;
                 sets = self.dirtied.wait(sets).unwrap_or_else(PoisonError::into_inner);
                 sets.idle -= 1;
@@ -188,13 +178,7 @@ impl<P: Payload> Shared<P> {
         }
         // Before the lock: it may call the owner, which may use the pool.
         self.pagemap.inner.collect_bus_errors();
-        match uzone_pages::hand_out(self, folios) {
-            Ok(first) => Ok(self.pages(first, folios)),
-            Err(Refusal::Exhausted { free, pinned }) => {
-                Err(PoolError::Exhausted { folios, free, pinned, all: self.folios() })
-            }
-            Err(Refusal::Failed(failure)) => Err(failure.into()),
-        }
+        Ok(self.pages(uzone_pages::hand_out(self, folios)?, folios))
     }
 
     /// Returns the folios of the pool that have pages of `range`, if there are any.
@@ -271,13 +255,12 @@ impl<P: Payload> Shared<P> {
     /// Takes folios back that are handed out.
     pub(super) fn take_back(&self, state: Locked<'_>, first: usize, folios: usize) {
         let clears = self.options.clears_on_release;
-        let cleared = uzone_pages::give_back(self, state, first, folios, clears);
-        self.on_release.fetch_add(cleared as u64, Ordering::Relaxed); // a number to report
+        uzone_pages::give_back(self, state, first, folios, clears);
     }
 }
 
 impl<P: Payload> PoolBackend for Shared<P> {
-    type Failure = WriteError;
+    type Failure = PoolError;
     type Locked<'a>
         = Locked<'a>
     where
@@ -297,7 +280,8 @@ impl<P: Payload> PoolBackend for Shared<P> {
 
     fn sorted(&self, state: Locked<'_>) {
         let Locked(sets) = state;
-        let (takers, wakes_worker) = (sets.takers, sets.idle > 0 && sets.state.dirty() > 0);
+        let (takers, wakes_worker) =
+            (sets.takers, sets.idle > 0 && sets.state.count(FolioState::Dirty) > 0);
         drop(sets);
         // A signal costs a system call, so only sleeping threads are signalled.
         if takers > 0 {
@@ -330,7 +314,7 @@ impl<P: Payload> PoolBackend for Shared<P> {
         (first..first + folios).filter(is_owned).count()
     }
 
-    fn clear(&self, first: usize, folios: usize) -> Result<usize, WriteError> {
+    fn clear(&self, first: usize, folios: usize) -> Result<usize, PoolError> {
         // No thread takes when the pool ends, so this cancels the worker, and what comes back later.
         let options = ZeroOptions::default().batching(Batching::COOPERATIVE);
         let options = options.cancel(self.cancel.clone());
@@ -340,17 +324,12 @@ impl<P: Payload> PoolBackend for Shared<P> {
         if let Some(error) = zeroed.lost().next()
             && self.pagemap.inner.collect_bus_errors() == 0
         {
-            return Err(WriteError::Access(error));
+            return Err(WriteError::Access(error).into());
         }
         Ok(usize::try_from(zeroed.pages.get() >> self.order().get()).unwrap_or(usize::MAX))
     }
 
-    fn count_ahead(&self, folios: usize) {
-        // Relaxed: this thread takes the lock after it, as a thread does before it reads the number.
-        self.ahead.fetch_add(folios as u64, Ordering::Relaxed);
-    }
-
-    fn count_on_demand(&self, folios: usize) {
-        self.on_demand.fetch_add(folios as u64, Ordering::Relaxed); // a number to report
+    fn exhausted(&self, folios: usize, free: usize, pinned: usize) -> PoolError {
+        PoolError::Exhausted { folios, free, pinned, all: self.folios() }
     }
 }
