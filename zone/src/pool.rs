@@ -84,9 +84,8 @@ impl<P: Payload> Pool<P> {
     where
         P: Send + Sync + 'static,
     {
-        let folios = pagemap.range().pages().get() >> pagemap.inner.order().get();
-        let folios = usize::try_from(folios).unwrap_or(usize::MAX);
-        let shared = Arc::new(Shared::new(pagemap, options, folios));
+        let shared = Arc::new(Shared::new(pagemap, options));
+        let folios = shared.folios;
         uzone_pages::restock(&*shared, 0, folios);
         let mut pool = Self { shared, workers: Vec::new() };
         let Some(percent) = options.worker_percent else { return Ok(pool) };
@@ -150,13 +149,7 @@ impl<P: Payload> Pool<P> {
         range: PfnRange,
         options: &PopulateOptions,
     ) -> Result<PopulateReport, NotPopulated> {
-        self.shared.populate(range, options)?.map_or_else(
-            || {
-                let region = self.shared.pagemap.range();
-                Err(NotPopulated::NotHere { asked: range, region })
-            },
-            Ok,
-        )
+        self.shared.populate(range, options)
     }
 
     /// Looks again at free folios of `range` that were set aside because they were pinned, bad or not

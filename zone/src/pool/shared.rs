@@ -57,6 +57,7 @@ impl DerefMut for Locked<'_> {
 pub(super) struct Shared<P: Payload> {
     pub(super) pagemap: Pagemap<P>,
     pub(super) options: PoolOptions,
+    pub(super) folios: usize,
     sets: Mutex<Sets>,
     /// Takers sleep on it; signalled when folios have been sorted.
     sorted: Condvar,
@@ -66,12 +67,15 @@ pub(super) struct Shared<P: Payload> {
 }
 
 impl<P: Payload> Shared<P> {
-    /// Takes a pagemap of so many folios, all of them in work.
-    pub(super) fn new(pagemap: Pagemap<P>, options: PoolOptions, folios: usize) -> Self {
+    /// Takes a pagemap, all of whose folios are in work.
+    pub(super) fn new(pagemap: Pagemap<P>, options: PoolOptions) -> Self {
+        let folios = pagemap.range().pages().get() >> pagemap.inner.order().get();
+        let folios = usize::try_from(folios).unwrap_or(usize::MAX);
         let sets = Sets { state: PoolState::new(folios), is_closing: false, takers: 0, idle: 0 };
         Self {
             pagemap,
             options,
+            folios,
             sets: Mutex::new(sets),
             sorted: Condvar::new(),
             dirtied: Condvar::new(),
@@ -91,7 +95,7 @@ impl<P: Payload> Shared<P> {
         let [ahead, on_demand, on_release] = state.cleared();
         let folio = self.order().pages().get() << self.pagemap.region().page_size().shift();
         PoolStats {
-            folios: self.folios(),
+            folios: self.folios,
             used: state.used(),
             zero: state.count(FolioState::Zero),
             dirty: state.count(FolioState::Dirty),
@@ -194,8 +198,10 @@ impl<P: Payload> Shared<P> {
         &self,
         range: PfnRange,
         options: &PopulateOptions,
-    ) -> Result<Option<PopulateReport>, NotPopulated> {
-        let Some(range) = self.whole_folios(range) else { return Ok(None) };
+    ) -> Result<PopulateReport, NotPopulated> {
+        let region = self.pagemap.range();
+        let not_here = NotPopulated::NotHere { asked: range, region };
+        let range = self.whole_folios(range).ok_or(not_here)?;
         let inner = &self.pagemap.inner;
         // While they are being filled no other thread can pin, fill or clear them.
         let states = (Content::Filling, Content::Absent);
@@ -207,12 +213,7 @@ impl<P: Payload> Shared<P> {
         drop(filling);
         let (first, folios) = self.numbers(range);
         uzone_pages::look_again(self, first, folios);
-        Ok(Some(report))
-    }
-
-    pub(super) fn folios(&self) -> usize {
-        let folios = self.pagemap.range().pages().get() >> self.order().get();
-        usize::try_from(folios).unwrap_or(usize::MAX)
+        Ok(report)
     }
 
     /// Returns the number of the first folio of a range that was handed out, and how many it has.
@@ -227,13 +228,10 @@ impl<P: Payload> Shared<P> {
     pub(super) fn free(&self, given: PfnRange, is_guard: bool) -> Result<(), PoolError> {
         let (pool, order) = (self.pagemap.range(), self.order());
         let is_whole = given.start().is_aligned(order) && given.end().is_aligned(order);
-        let before = given.start().checked_since(pool.start());
-        let (Some(before), true) = (before, is_whole && pool.contains_range(given)) else {
+        if !is_whole || !pool.contains_range(given) {
             return Err(PoolError::Foreign { given, pool });
-        };
-        // Numbers of folios of the pool, which has sets of so many.
-        let number = |pages: u64| usize::try_from(pages >> order.get()).unwrap_or(usize::MAX);
-        let (first, folios) = (number(before.get()), number(given.pages().get()));
+        }
+        let (first, folios) = self.numbers(given);
         let state = self.lock();
         for number in first..first + folios {
             let pfn = self.pages(number, 1).start();
@@ -330,6 +328,6 @@ impl<P: Payload> PoolBackend for Shared<P> {
     }
 
     fn exhausted(&self, folios: usize, free: usize, pinned: usize) -> PoolError {
-        PoolError::Exhausted { folios, free, pinned, all: self.folios() }
+        PoolError::Exhausted { folios, free, pinned, all: self.folios }
     }
 }
