@@ -150,12 +150,6 @@ impl Watch {
         self.len
     }
 
-    /// Returns whether the range has no address, which never holds.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        false
-    }
-
     /// Returns how many events wait, in one load. An event counts a moment before it can be
     /// drained.
     #[must_use]

@@ -36,12 +36,6 @@ impl Batch {
     pub fn len(&self) -> ByteLen {
         ByteLen::new(self.bytes.end - self.bytes.start)
     }
-
-    /// Returns whether there is no byte, which never holds.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        false
-    }
 }
 
 /// What is left to be written, in the order in which to write it.

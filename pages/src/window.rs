@@ -55,12 +55,6 @@ impl FaultAround {
         ByteLen::new(1 << self.0)
     }
 
-    /// Returns whether it is no byte, which never holds.
-    #[must_use]
-    pub const fn is_empty(self) -> bool {
-        false
-    }
-
     /// Returns how many pages of `page` that is: at least one, a power of two.
     #[must_use]
     pub const fn pages(self, page: PageSize) -> PageCount {

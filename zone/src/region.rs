@@ -283,12 +283,6 @@ impl Region {
         self.mapping.len()
     }
 
-    /// Returns whether the region has no byte, which never holds.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        false
-    }
-
     /// Returns the size of a base page.
     #[must_use]
     pub fn page_size(&self) -> PageSize {

@@ -177,12 +177,6 @@ impl Exclusive {
         self.mapping.len()
     }
 
-    /// Returns whether the memory has no byte, which never holds.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        false
-    }
-
     /// Makes a range present, as [`Mapping::populate`] does.
     ///
     /// # Errors

@@ -208,12 +208,6 @@ impl Mapping {
         ByteLen::new(self.len as u64)
     }
 
-    /// Returns whether the mapping has no byte, which never holds.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        false
-    }
-
     /// Returns where the mapping starts.
     #[must_use]
     pub fn addr(&self) -> Addr {
