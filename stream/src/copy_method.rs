@@ -41,23 +41,32 @@ impl CopyMethod {
             .chain(streaming().map(Self::Interleaved))
     }
 
+    /// Returns the store past the cache; [`Path::Portable`] if there is none.
+    #[inline]
+    #[must_use]
+    pub fn path(self) -> Path {
+        match self {
+            Self::String => Path::Portable,
+            Self::Streaming(path) | Self::Interleaved(path) => path,
+        }
+    }
+
     /// Returns whether the destination is left in the cache.
     #[inline]
     #[must_use]
     pub fn is_cached(self) -> bool {
-        match self {
-            Self::String => true,
-            Self::Streaming(path) | Self::Interleaved(path) => path == Path::Portable,
-        }
+        self.path() == Path::Portable
     }
 
     /// Returns whether this build, CPU and operating system offer the way.
     #[must_use]
     pub fn is_available(self) -> bool {
-        match self {
-            Self::String => true,
-            Self::Streaming(path) | Self::Interleaved(path) => path.is_available(),
-        }
+        self.path().is_available()
+    }
+
+    #[inline]
+    fn is_aside(self) -> bool {
+        matches!(self, Self::Interleaved(_))
     }
 }
 
@@ -71,30 +80,6 @@ impl fmt::Display for CopyMethod {
     }
 }
 
-/// A way that is available: what the architecture files ask for instead of checking again.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum ReadyWay {
-    String,
-    Streaming(Ready),
-    Interleaved(Ready),
-}
-
-impl ReadyWay {
-    /// Takes an available way.
-    ///
-    /// # Panics
-    ///
-    /// If it is not available.
-    #[inline]
-    fn new(way: CopyMethod) -> Self {
-        match way {
-            CopyMethod::String => Self::String,
-            CopyMethod::Streaming(path) => Self::Streaming(Ready::new(path)),
-            CopyMethod::Interleaved(path) => Self::Interleaved(Ready::new(path)),
-        }
-    }
-}
-
 /// Zeroes words that others may touch meanwhile. Each changes at once, the whole in any order; all of
 /// them are visible to every thread that learns of the return.
 ///
@@ -103,7 +88,7 @@ impl ReadyWay {
 /// If the way is not available; nothing is written then.
 #[inline]
 pub fn zero_words(way: CopyMethod, dst: &[AtomicU64]) {
-    arch::zero_words(ReadyWay::new(way), dst);
+    arch::zero_words(Ready::new(way.path()), dst);
     drain(way);
 }
 
@@ -117,7 +102,7 @@ pub fn zero_words(way: CopyMethod, dst: &[AtomicU64]) {
 /// If there are not as many of either, or the way is not available; nothing is written then.
 #[inline]
 pub fn copy_words(way: CopyMethod, dst: &[AtomicU64], src: &[AtomicU64]) {
-    arch::copy_words_shared(ReadyWay::new(way), dst, src);
+    arch::copy_words_shared(Ready::new(way.path()), way.is_aside(), dst, src);
     drain(way);
 }
 
@@ -128,7 +113,7 @@ pub fn copy_words(way: CopyMethod, dst: &[AtomicU64], src: &[AtomicU64]) {
 /// If the way is not available; nothing is written then.
 #[inline]
 pub fn zero_bytes(way: CopyMethod, dst: &mut [u8]) {
-    arch::zero_bytes(ReadyWay::new(way), dst);
+    arch::zero_bytes(Ready::new(way.path()), dst);
     drain(way);
 }
 
@@ -139,7 +124,7 @@ pub fn zero_bytes(way: CopyMethod, dst: &mut [u8]) {
 /// If the lengths differ, or the way is not available; nothing is written then.
 #[inline]
 pub fn copy_bytes(way: CopyMethod, dst: &mut [u8], src: &[u8]) {
-    arch::copy_bytes(ReadyWay::new(way), dst, src);
+    arch::copy_bytes(Ready::new(way.path()), way.is_aside(), dst, src);
     drain(way);
 }
 

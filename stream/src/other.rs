@@ -6,7 +6,6 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::copy_method::ReadyWay;
 use crate::path::{Path, Ready};
 use crate::pattern::Pattern;
 use crate::policy::Processor;
@@ -62,7 +61,7 @@ pub(crate) fn copy_small(_: &mut [u8], _: &[u8]) -> bool {
 }
 
 /// Zeroes words that others may touch meanwhile.
-pub(crate) fn zero_words(_: ReadyWay, dst: &[AtomicU64]) {
+pub(crate) fn zero_words(_: Ready, dst: &[AtomicU64]) {
     for word in dst {
         word.store(0, Ordering::Relaxed); // nothing is published by it
     }
@@ -73,7 +72,7 @@ pub(crate) fn zero_words(_: ReadyWay, dst: &[AtomicU64]) {
 /// # Panics
 ///
 /// If there are not as many of either.
-pub(crate) fn copy_words_shared(_: ReadyWay, dst: &[AtomicU64], src: &[AtomicU64]) {
+pub(crate) fn copy_words_shared(_: Ready, _: bool, dst: &[AtomicU64], src: &[AtomicU64]) {
     assert!(dst.len() == src.len(), "a copy of {} words to {}", src.len(), dst.len());
     for (dst, src) in dst.iter().zip(src) {
         dst.store(src.load(Ordering::Relaxed), Ordering::Relaxed); // as above
@@ -81,11 +80,11 @@ pub(crate) fn copy_words_shared(_: ReadyWay, dst: &[AtomicU64], src: &[AtomicU64
 }
 
 /// Zeroes a slice.
-pub(crate) fn zero_bytes(_: ReadyWay, dst: &mut [u8]) {
+pub(crate) fn zero_bytes(_: Ready, dst: &mut [u8]) {
     portable::zero(dst);
 }
 
 /// Copies between slices of equal length.
-pub(crate) fn copy_bytes(_: ReadyWay, dst: &mut [u8], src: &[u8]) {
+pub(crate) fn copy_bytes(_: Ready, _: bool, dst: &mut [u8], src: &[u8]) {
     portable::copy(dst, src);
 }

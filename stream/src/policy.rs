@@ -191,10 +191,7 @@ impl StorePolicy {
     #[inline]
     #[must_use]
     pub fn store(&self, work: Work) -> Path {
-        match self.streaming[work as usize] {
-            CopyMethod::Streaming(path) | CopyMethod::Interleaved(path) => path,
-            CopyMethod::String => Path::Portable,
-        }
+        self.streaming[work as usize].path()
     }
 
     /// Returns how a work is streamed.

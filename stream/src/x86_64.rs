@@ -40,7 +40,6 @@ use self::cut::{
 use self::line::{Words, Xmm, Ymm, Zmm};
 use self::shared::{copy_shared, copy_side_by_side, words_of, zero_shared};
 use crate::LINE_BYTES;
-use crate::copy_method::ReadyWay;
 use crate::path::{Path, Ready};
 use crate::pattern::Pattern;
 use crate::policy::Processor;
@@ -273,26 +272,27 @@ macro_rules! on_path {
 
 /// Zeroes words that others may touch meanwhile; the caller drains, as for [`copy`].
 #[inline]
-pub(crate) fn zero_words(way: ReadyWay, dst: &[AtomicU64]) {
-    match way {
-        ReadyWay::String => shared::zero_string(dst),
-        ReadyWay::Streaming(path) | ReadyWay::Interleaved(path) => {
-            on_path!(path, zero_past(dst), shared::zero_string(dst));
-        }
-    }
+pub(crate) fn zero_words(ready: Ready, dst: &[AtomicU64]) {
+    on_path!(ready, zero_past(dst), shared::zero_string(dst));
 }
 
-/// Copies words that others may touch meanwhile; the caller drains, as for [`copy`].
+/// Copies words that others may touch meanwhile, several pages side by side if `is_aside` is set; the caller
+/// drains, as for [`copy`].
 ///
 /// # Panics
 ///
 /// If there are not as many of either.
 #[inline]
-pub(crate) fn copy_words_shared(way: ReadyWay, dst: &[AtomicU64], src: &[AtomicU64]) {
+pub(crate) fn copy_words_shared(
+    ready: Ready,
+    is_aside: bool,
+    dst: &[AtomicU64],
+    src: &[AtomicU64],
+) {
     assert!(dst.len() == src.len(), "a copy of {} words to {}", src.len(), dst.len());
     // SAFETY: `copy_from` wants as many readable bytes: `src` is that many words, compared above, and
     // atomic words change as a whole.
-    unsafe { copy_from(way, dst, src.as_ptr().cast()) };
+    unsafe { copy_from(ready, is_aside, dst, src.as_ptr().cast()) };
 }
 
 /// Copies to words from wherever the bytes are.
@@ -301,40 +301,35 @@ pub(crate) fn copy_words_shared(way: ReadyWay, dst: &[AtomicU64], src: &[AtomicU
 ///
 /// `src` has as many readable bytes, which change meanwhile by whole aligned words at most.
 #[inline]
-unsafe fn copy_from(way: ReadyWay, dst: &[AtomicU64], src: *const u8) {
-    match way {
-        // SAFETY: the caller promises it.
-        ReadyWay::String => unsafe { shared::copy_string(dst, src) },
-        ReadyWay::Streaming(path) => on_path!(path, copy_past(dst, src), {
-            // SAFETY: the caller promises it.
-            unsafe { shared::copy_string(dst, src) }
-        }),
-        ReadyWay::Interleaved(path) => on_path!(path, copy_aside(dst, src), {
-            // SAFETY: the caller promises it.
-            unsafe { shared::copy_string(dst, src) }
-        }),
+unsafe fn copy_from(ready: Ready, is_aside: bool, dst: &[AtomicU64], src: *const u8) {
+    // SAFETY: the caller promises it.
+    let by_string = || unsafe { shared::copy_string(dst, src) };
+    if is_aside {
+        on_path!(ready, copy_aside(dst, src), by_string());
+    } else {
+        on_path!(ready, copy_past(dst, src), by_string());
     }
 }
 
 /// Zeroes a slice; the caller drains, as for [`copy`].
 #[inline]
-pub(crate) fn zero_bytes(way: ReadyWay, dst: &mut [u8]) {
+pub(crate) fn zero_bytes(ready: Ready, dst: &mut [u8]) {
     let (head, words, tail) = words_of(dst);
     head.fill(0);
-    zero_words(way, words);
+    zero_words(ready, words);
     tail.fill(0);
 }
 
 /// Copies between slices of equal length; the caller drains, as for [`copy`].
 #[inline]
-pub(crate) fn copy_bytes(way: ReadyWay, dst: &mut [u8], src: &[u8]) {
+pub(crate) fn copy_bytes(ready: Ready, is_aside: bool, dst: &mut [u8], src: &[u8]) {
     assert!(dst.len() == src.len(), "a copy of {} bytes to {}", src.len(), dst.len());
     let (head, words, tail) = words_of(dst);
     let (head_src, rest) = src.split_at(head.len());
     let (words_src, tail_src) = rest.split_at(size_of_val(words));
     head.copy_from_slice(head_src);
     // SAFETY: `copy_from` wants as many readable bytes, which do not change while they are borrowed.
-    unsafe { copy_from(way, words, words_src.as_ptr()) };
+    unsafe { copy_from(ready, is_aside, words, words_src.as_ptr()) };
     tail.copy_from_slice(tail_src);
 }
 
