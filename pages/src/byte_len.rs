@@ -1,8 +1,9 @@
 //! Lengths in bytes, and how they are written: `4096`, `4K`, `2M`, `1.5G`.
 //!
 //! Units: bytes, in powers of two.
-//! Cost: one instruction; reading and writing as text allocates nothing.
+//! Cost: one instruction; as text, only reading a rounded length allocates, some bytes.
 
+use alloc::format;
 use core::fmt;
 use core::num::{IntErrorKind, ParseIntError};
 use core::str::FromStr;
@@ -122,23 +123,16 @@ impl ByteLen {
     }
 }
 
-/// A unit of bytes: its power of two, and its names.
-const UNITS: [(u32, char, &str); 6] = [
-    (60, 'E', "EiB"),
-    (50, 'P', "PiB"),
-    (40, 'T', "TiB"),
-    (30, 'G', "GiB"),
-    (20, 'M', "MiB"),
-    (10, 'K', "KiB"),
-];
+/// A unit of bytes: its power of two, and its name.
+const UNITS: [(u32, &str); 6] =
+    [(60, "EiB"), (50, "PiB"), (40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
 
 /// A whole number of at most this is shown in a smaller unit, rather than rounded in a larger one.
 const SHORT: u64 = 99_999;
 
 impl fmt::Display for ByteLen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some((shift, _, name)) = UNITS.into_iter().find(|(shift, ..)| self.0 >> shift > 0)
-        else {
+        let Some((shift, name)) = UNITS.into_iter().find(|(shift, _)| self.0 >> shift > 0) else {
             return write!(f, "{} B", self.0);
         };
         let whole = self.0 >> shift;
@@ -147,8 +141,8 @@ impl fmt::Display for ByteLen {
         let tenths = rest >> shift;
         let is_exact = tenths << shift == rest;
         if !is_exact && f.precision().is_none() {
-            let smaller = UNITS.into_iter().map(|(shift, _, name)| (shift, name));
-            let short = smaller
+            let short = UNITS
+                .into_iter()
                 .chain([(0, "B")])
                 .find(|(shift, _)| (self.0 >> shift) << shift == self.0)
                 .filter(|(shift, _)| self.0 >> shift <= SHORT);
@@ -173,11 +167,8 @@ impl FromStr for ByteLen {
             text.strip_suffix(')').and_then(|text| text.split_once(" ("))
         {
             let exact: Self = bytes.parse()?;
-            return if same_text(&format_args!("{exact:.1}"), rounded) {
-                Ok(exact)
-            } else {
-                Err(AddrError::SizesDiffer)
-            };
+            let is_same = format!("{exact:.1}") == rounded;
+            return if is_same { Ok(exact) } else { Err(AddrError::SizesDiffer) };
         }
         let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
         let (number, unit) = text.split_at(end);
@@ -195,13 +186,8 @@ impl FromStr for ByteLen {
         } else {
             UNITS
                 .iter()
-                .find(|(_, letter, name)| {
-                    let mut chars = unit.chars();
-                    let is_letter = chars.next().is_some_and(|c| c.eq_ignore_ascii_case(letter))
-                        && chars.next().is_none();
-                    is_letter || unit == *name
-                })
-                .map(|(shift, ..)| *shift)
+                .find(|(_, name)| unit == *name || unit.eq_ignore_ascii_case(&name[..1]))
+                .map(|(shift, _)| *shift)
                 .ok_or(AddrError::BadUnit)?
         };
         let fraction = fraction.map_or(Ok(0), |digits| fraction_bytes(digits, shift))?;
@@ -234,20 +220,6 @@ fn fraction_bytes(digits: &str, shift: u32) -> Result<u64, AddrError> {
     }
     // Less than one unit, which is at most 2^60 bytes.
     u64::try_from(bytes / divisor).map_err(|_| AddrError::SizeTooLarge)
-}
-
-/// Returns whether arguments are written as `text`, without allocating.
-fn same_text(arguments: &fmt::Arguments<'_>, text: &str) -> bool {
-    /// What is left of the text.
-    struct Rest<'a>(&'a str);
-    impl fmt::Write for Rest<'_> {
-        fn write_str(&mut self, part: &str) -> fmt::Result {
-            self.0 = self.0.strip_prefix(part).ok_or(fmt::Error)?;
-            Ok(())
-        }
-    }
-    let mut rest = Rest(text);
-    fmt::write(&mut rest, *arguments).is_ok() && rest.0.is_empty()
 }
 
 #[cfg(test)]
