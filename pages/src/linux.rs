@@ -43,6 +43,10 @@ const TAIL_MAPPING: u64 = 0xdead_0000_0000_0400;
 const NOT_MAPPED: u64 = 0xffff_ffff;
 /// Both mapcounts of a folio that is mapped nowhere.
 const FOLIO_NOT_MAPPED: u64 = u64::MAX;
+/// The lowest bit of the section number, in the flags of a kernel without a virtual memmap.
+const SECTION_SHIFT: u32 = 45;
+/// The order of a section: 128 MiB.
+const SECTION_ORDER: Order = Order::new(15);
 
 /// Which kernel's policy of first references is modelled.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -65,27 +69,6 @@ impl LinuxRelease {
     }
 }
 
-/// Where a kernel without a virtual memmap keeps the section number: in the flags.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct SectionBits {
-    shift: u32,
-    order: Order,
-}
-
-impl SectionBits {
-    /// 19 bits at the top of the flags, sections of 128 MiB.
-    pub const X86_64: Self = Self { shift: 45, order: Order::new(15) };
-
-    /// Takes the lowest bit of the section number in the flags, below which the node and the zone
-    /// need 13 bits and the low flags 14, and the order of a section's pages.
-    ///
-    /// Returns `None` for a bit below 27 or above 63.
-    #[must_use]
-    pub const fn try_new(shift: u32, order: Order) -> Option<Self> {
-        if shift < 27 || shift > 63 { None } else { Some(Self { shift, order }) }
-    }
-}
-
 /// What the descriptors of one Linux pagemap have in common. By default: node 0 and a virtual
 /// memmap, as on most machines.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -96,8 +79,9 @@ pub struct LinuxSeed {
     pub node: u16,
     /// The address of the pagemap's own structure.
     pub pagemap_address: u64,
-    /// Where the section number is kept, for a kernel without a virtual memmap.
-    pub section: Option<SectionBits>,
+    /// Whether the flags have the section number, as in a kernel without a virtual memmap: 19 bits at the
+    /// top, sections of 128 MiB.
+    pub section: bool,
     /// The address of page frame 0's bytes, for a kernel that keeps each page's address.
     /// It has effect in descriptors of 72 bytes and more.
     pub virtual_base: Option<u64>,
@@ -132,13 +116,12 @@ impl<const WORDS: usize> LinuxPage<WORDS> {
         const LAST_CPUPID_SHIFT: u32 = 30;
         const LAST_CPUPID: u64 = (1 << 21) - 1;
         let node = u64::from(seed.node & 0x3ff);
-        self.words[0] |= match seed.section {
-            None => node << 54 | ZONE_DEVICE << 51 | LAST_CPUPID << LAST_CPUPID_SHIFT,
-            Some(section) => {
-                let number = slot.pfn.get() >> section.order.get();
-                let node_shift = section.shift - 10;
-                number << section.shift | node << node_shift | ZONE_DEVICE << (node_shift - 3)
-            }
+        self.words[0] |= if seed.section {
+            let number = slot.pfn.get() >> SECTION_ORDER.get();
+            let node_shift = SECTION_SHIFT - 10;
+            number << SECTION_SHIFT | node << node_shift | ZONE_DEVICE << (node_shift - 3)
+        } else {
+            node << 54 | ZONE_DEVICE << 51 | LAST_CPUPID << LAST_CPUPID_SHIFT
         };
     }
 
@@ -186,9 +169,6 @@ impl<const WORDS: usize> Payload for LinuxPage<WORDS> {
     }
 
     fn refresh(seed: &LinuxSeed) -> Refresh {
-        match seed.section {
-            None => Refresh::Linear,
-            Some(section) => Refresh::LinearWithin(section.order),
-        }
+        if seed.section { Refresh::LinearWithin(SECTION_ORDER) } else { Refresh::Linear }
     }
 }

@@ -3,8 +3,8 @@
 #![cfg(not(loom))]
 
 use uzone_pages::{
-    Layout, LinuxPage, LinuxRelease, LinuxSeed, MemoryKind, Order, PageCount, Pfn, PfnRange,
-    SectionBits, Tails, Template,
+    Layout, LinuxPage, LinuxRelease, LinuxSeed, MemoryKind, Order, PageCount, Pfn, PfnRange, Tails,
+    Template,
 };
 
 const PAGEMAP: u64 = 0xffff_8881_0abc_d000;
@@ -125,16 +125,13 @@ fn first_references_follow_kind_and_release_and_tails_have_none() {
 
 #[test]
 fn the_section_and_the_address_are_those_of_the_page() {
-    let seed = LinuxSeed {
-        section: Some(SectionBits::X86_64),
-        virtual_base: Some(0xffff_8880_0000_0000),
-        ..seed()
-    };
+    let seed = LinuxSeed { section: true, virtual_base: Some(0xffff_8880_0000_0000), ..seed() };
     let template = template::<8>(9, Tails::Stored, seed);
     for offset in [0, 1, 2, 32_767, 32_768, 65_535, 65_536] {
         let pfn = BASE + offset;
         let page = template.fresh(Pfn::new(pfn)).unwrap();
         assert_eq!(page.words()[0] >> 45, pfn >> 15);
+        assert!(page.words()[0] & 1 << 13 != 0, "reserved");
         assert_eq!(page.words()[7], 0xffff_8880_0000_0000 + pfn * 4096);
     }
     // Sections are 64 folios of 2 MiB: the fields are linear up to the next one.
@@ -149,18 +146,5 @@ fn the_order_fits_the_first_tail_for_every_folio_size() {
         let first_tail = words(&template, 1);
         assert_eq!(first_tail[0] & 0xff, u64::from(order));
         assert_eq!(first_tail[4], 1 << order);
-    }
-}
-
-#[test]
-fn section_bits_that_leave_no_room_for_the_flags_are_refused() {
-    assert_eq!(SectionBits::try_new(45, Order::new(15)), Some(SectionBits::X86_64));
-    for shift in [0, 26, 64, 70] {
-        assert_eq!(SectionBits::try_new(shift, Order::new(15)), None, "{shift}");
-    }
-    for shift in [27, 63] {
-        let section = SectionBits::try_new(shift, Order::new(15));
-        let seed = LinuxSeed { section, ..seed() };
-        assert!(words(&template::<7>(9, Tails::Stored, seed), 1)[0] & 1 << 13 != 0, "{shift}");
     }
 }

@@ -4,8 +4,8 @@
 use std::num::NonZeroUsize;
 
 use uzone_pages::{
-    ByteLen, LinuxPage, LinuxSeed, MemoryKind, Order, PageCount, Payload, Plain, Refresh,
-    SectionBits, Slot, Tails, Word,
+    ByteLen, LinuxPage, LinuxSeed, MemoryKind, Order, PageCount, Payload, Plain, Refresh, Slot,
+    Tails, Word,
 };
 use uzone_zone::{
     AltmapOptions, BindOptions, Init, InitMethod, Pagemap, PagemapOps, Region, StorePath, Zone,
@@ -20,7 +20,7 @@ fn options<P: Payload>(kind: MemoryKind, seed: P::Seed) -> BindOptions<P> {
 fn linux_seed(is_refreshed: bool) -> LinuxSeed {
     LinuxSeed {
         pagemap_address: 0xffff_8881_0abc_d000,
-        section: is_refreshed.then_some(SectionBits::X86_64),
+        section: is_refreshed,
         virtual_base: is_refreshed.then_some(0xffff_8880_0000_0000),
         ..LinuxSeed::default()
     }
