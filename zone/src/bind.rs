@@ -165,7 +165,7 @@ fn describe<P: Payload>(
     let (pages, source) = (memory.pages, memory.source);
     let node = if source == Source::Region { wanted } else { memory.node };
     let report = report(&layout, len, &memory, wanted.and(node), init, &written, options);
-    let memmap = memmap_in(memory, own, blocks, layout, options)?;
+    let memmap = memmap_in(memory, blocks, layout, options);
     let keeper = (init == Init::Eager && source != Source::Region).then(|| shared.clone());
     let Some(taken) = claim.take() else { unreachable!("a bind has claimed its region") };
     let mut parts = Parts {
@@ -274,24 +274,16 @@ fn fill<P: Payload>(
     Ok((blocks, written))
 }
 
-/// Returns the memmap whose descriptors are in `memory`. Where that does not fit, memory of the region is
-/// in `own` again.
+/// Returns the memmap whose descriptors are in `memory`.
 fn memmap_in<P: Payload>(
     memory: MemmapMemory,
-    own: &mut Option<Exclusive>,
     blocks: Blocks,
     layout: Layout,
     options: &BindOptions<P>,
-) -> Result<Memmap<P, Mapped<Page<P>>, Blocks>, BindError> {
+) -> Memmap<P, Mapped<Page<P>>, Blocks> {
     let count = usize::try_from(layout.descriptors()).unwrap_or(usize::MAX);
-    let descriptors = match Mapped::<Page<P>>::try_new(memory.memory, count) {
-        Ok(descriptors) => descriptors,
-        Err(refused) => {
-            if memory.source == Source::Region {
-                *own = Some(*refused.value);
-            }
-            return Err(BindError::Mapped(refused.cause));
-        }
+    let Ok(descriptors) = Mapped::<Page<P>>::try_new(memory.memory, count) else {
+        unreachable!("the memory was found for as many descriptors, and starts at a page")
     };
     let Ok(memmap) = Memmap::try_new(layout, options.kind, descriptors) else {
         unreachable!("the row was made with as many descriptors as the layout has")
@@ -299,7 +291,7 @@ fn memmap_in<P: Payload>(
     let Ok(memmap) = memmap.starting_as(options.content).with_blocks(blocks) else {
         unreachable!("the blocks were made for the layout")
     };
-    Ok(memmap)
+    memmap
 }
 
 /// Calls back for the first page of each pageblock.

@@ -182,9 +182,6 @@ pub enum BindError {
     /// The memory for the descriptors could not be made present.
     #[error("cannot populate the memory for the descriptors: {0}")]
     Populate(#[source] MappingError),
-    /// The memory for the descriptors does not fit them. A bug of this crate's.
-    #[error("the memory for the descriptors does not fit them: {0}")]
-    Mapped(#[source] MappingError),
     /// The memory that is to be known as zero may have been written to.
     #[error(
         "the memory is not known to be zero: its address was given out, or it was written to; \
@@ -443,7 +440,7 @@ impl BindError {
             Self::Region { cause, .. } | Self::Device { cause, .. } | Self::Map { cause, .. } => {
                 cause.kind()
             }
-            Self::Promise(error) | Self::Populate(error) | Self::Mapped(error) => error.kind(),
+            Self::Promise(error) | Self::Populate(error) => error.kind(),
             Self::Open { .. } => ErrorKind::Io,
             Self::Overlaps { .. } | Self::SameBytes { .. } => ErrorKind::AlreadyExists,
             Self::NoStore { .. } => ErrorKind::NotSupported,
