@@ -76,7 +76,7 @@ pub(crate) fn bind<P: Payload>(
     // Declared last, so that a panic ends it before anything is unmapped.
     let mut claim = Some(claim);
     match describe(shared, &mut claim, layout, &mut own, &data, options, started) {
-        Ok(mut parts) => {
+        Ok((memmap, mut parts)) => {
             if let Some(placement) = &placement {
                 // Not what is skipped behind the descriptors.
                 let held = placement.descriptors().pages().to_bytes(data.page_size());
@@ -84,7 +84,7 @@ pub(crate) fn bind<P: Payload>(
             }
             parts.front = front;
             parts.report.altmap = placement;
-            Ok(Pagemap::new(data, parts, keeps_poison))
+            Ok(Pagemap::new(data, (memmap, parts), keeps_poison))
         }
         Err(cause) => {
             let region = match (front, own) {
@@ -148,7 +148,7 @@ fn describe<P: Payload>(
     region: &Region,
     options: &BindOptions<P>,
     started: Instant,
-) -> Result<Parts<P>, BindError> {
+) -> Result<(CachedMemmap<P>, Parts<P>), BindError> {
     let len = descriptor_bytes::<P>(&layout)?;
     let wanted = region.node();
     let (mut memory, template, init) = find_memory(shared, &layout, len, own, wanted, options)?;
@@ -168,23 +168,18 @@ fn describe<P: Payload>(
     let memmap = memmap_in(memory, blocks, layout, options);
     let keeper = (init == Init::Eager && source != Source::Region).then(|| shared.clone());
     let Some(taken) = claim.take() else { unreachable!("a bind has claimed its region") };
-    let mut parts = Parts {
-        memmap: CachedMemmap::new(memmap, taken, keeper, pages, node),
-        template,
-        owner: options.owner,
-        ops: options.ops.clone(),
-        report,
-        front: None,
-    };
-    if call_pageblocks(&parts, options, pageblock_order(region.page_size())).is_err() {
+    let memmap = CachedMemmap::new(memmap, taken, keeper, pages, node);
+    let mut parts =
+        Parts { template, owner: options.owner, ops: options.ops.clone(), report, front: None };
+    if call_pageblocks(&memmap, options, pageblock_order(region.page_size())).is_err() {
         if source == Source::Region {
-            let (memory, _, taken) = parts.memmap.into_exclusive();
+            let (memory, _, taken) = memmap.into_exclusive();
             (*own, *claim) = (Some(memory), Some(taken));
         }
         return Err(BindError::Cancelled { done: len, total: len });
     }
     parts.report.elapsed = started.elapsed();
-    Ok(parts)
+    Ok((memmap, parts))
 }
 
 /// Returns what is reported of descriptors in `memory`; the time is not known yet.
@@ -299,18 +294,18 @@ fn memmap_in<P: Payload>(
 /// # Errors
 /// If the caller cancelled.
 fn call_pageblocks<P: Payload>(
-    parts: &Parts<P>,
+    memmap: &CachedMemmap<P>,
     options: &BindOptions<P>,
     block: Order,
 ) -> Result<(), Cancelled> {
     let Some(pageblock) = &options.pageblock else { return Ok(()) };
-    let range = parts.report.range;
+    let range = memmap.layout().range();
     let first = range.start().align_up(block).unwrap_or(range.end());
     for pfn in (first.get()..range.end().get()).step_by(1 << block.get()) {
         if options.cancel.is_cancelled() {
             return Err(Cancelled);
         }
-        if let Some(page) = parts.page(Pfn::new(pfn)) {
+        if let Some(page) = memmap.page(Pfn::new(pfn)) {
             pageblock(page);
         }
     }

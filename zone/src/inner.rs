@@ -7,8 +7,8 @@ use std::sync::{Arc, OnceLock};
 use uzone_os::sigbus::Watch;
 use uzone_os::{AccessError, Exclusive, Mapped};
 use uzone_pages::{
-    AdvanceError, Content, Folio, HoldError, HoldKind, Memmap, MemoryKind, Order, Page, PageCount,
-    PageView, Payload, Pfn, PfnRange, Span, Template, Word,
+    Content, Folio, HoldError, HoldKind, Memmap, MemoryKind, Order, Page, PageCount, Payload, Pfn,
+    PfnRange, Span, Template, Word,
 };
 
 use crate::backing::Backing;
@@ -125,10 +125,8 @@ impl<P: Payload> Drop for CachedMemmap<P> {
     }
 }
 
-/// All of a pagemap but its region.
+/// All of a pagemap but its region and its memmap.
 pub(crate) struct Parts<P: Payload> {
-    // Dropped first: it ends the claim before the front is unmapped.
-    pub(crate) memmap: CachedMemmap<P>,
     pub(crate) template: Template<P>,
     pub(crate) owner: Option<u64>,
     pub(crate) ops: PagemapOps,
@@ -139,10 +137,10 @@ pub(crate) struct Parts<P: Payload> {
 
 impl<P: Payload> Parts<P> {
     /// Ends the description and returns the whole region.
-    pub(crate) fn into_region(self, data: Region) -> Region {
+    pub(crate) fn into_region(self, memmap: CachedMemmap<P>, data: Region) -> Region {
         match self.front {
             Some(front) => {
-                let (memory, len, claim) = self.memmap.into_exclusive();
+                let (memory, len, claim) = memmap.into_exclusive();
                 let region = front.join_cleared(memory, len, self.report.threads, data);
                 drop(claim);
                 region
@@ -150,23 +148,15 @@ impl<P: Payload> Parts<P> {
             None => data,
         }
     }
-
-    /// Returns the claim of the region.
-    pub(crate) fn claim(&self) -> &Claim {
-        self.memmap.claim()
-    }
-
-    pub(crate) fn page(&self, pfn: Pfn) -> Option<PageView<'_, P>> {
-        self.memmap.page(pfn)
-    }
 }
 
-/// What a pagemap and its guards share. Fields are dropped in this order, and `parts` ends the claim:
-/// the zone must not know the region's addresses any more when the region is unmapped.
+/// What a pagemap and its guards share. Fields are dropped in this order, and `memmap` ends the claim:
+/// the zone must not know the region's addresses any more when the region, or its front, is unmapped.
 pub(crate) struct Inner<P: Payload> {
     /// Notes the bus errors of the region, if the program asked for that. First, so that nothing is noted of
     /// what is mapped there afterwards.
     pub(crate) watch: OnceLock<Watch>,
+    pub(crate) memmap: CachedMemmap<P>,
     pub(crate) parts: Parts<P>,
     pub(crate) region: Region,
     pub(crate) guards: GuardBook,
@@ -174,23 +164,6 @@ pub(crate) struct Inner<P: Payload> {
 }
 
 impl<P: Payload> Inner<P> {
-    pub(crate) fn region(&self) -> &Region {
-        &self.region
-    }
-
-    pub(crate) fn page(&self, pfn: Pfn) -> Option<PageView<'_, P>> {
-        self.parts.page(pfn)
-    }
-
-    pub(crate) fn folio(&self, pfn: Pfn) -> Option<Folio<'_, P>> {
-        self.parts.memmap.folio(pfn)
-    }
-
-    /// Returns the folios that have pages from `start` up to `end`, with their heads.
-    pub(crate) fn folios(&self, start: Pfn, end: Pfn) -> impl Iterator<Item = (Pfn, Folio<'_, P>)> {
-        self.parts.memmap.folios(start, end)
-    }
-
     /// Returns where all pages lie that are claimed, those of the descriptors in front included.
     pub(crate) fn whole_segment(&self) -> Option<Segment> {
         let data = self.segment(self.range())?;
@@ -201,23 +174,6 @@ impl<P: Payload> Inner<P> {
             len_bytes: data.len_bytes + front.get(),
             pfn: metadata.start(),
         })
-    }
-
-    /// Returns the content of the folios of `range`, one after the other.
-    #[inline]
-    pub(crate) fn contents(&self, range: PfnRange) -> impl Iterator<Item = Content> {
-        self.parts.memmap.contents(range)
-    }
-
-    /// Advances the content of the folios of `range`: see [`Memmap::advance_run`].
-    pub(crate) fn advance_run(
-        &self,
-        range: PfnRange,
-        from: &[Content],
-        to: Content,
-        each: impl FnMut(Pfn, Result<Content, AdvanceError>),
-    ) {
-        self.parts.memmap.advance_run(range, from, to, each);
     }
 
     /// Returns the offset of a page of the region, in bytes.
@@ -233,7 +189,7 @@ impl<P: Payload> Inner<P> {
 
     /// Returns what a page is when it is good again.
     pub(crate) fn unpoisoned_as(&self) -> Content {
-        match self.parts.memmap.started_as() {
+        match self.memmap.started_as() {
             Content::Absent => Content::Absent,
             _ => Content::Unknown,
         }
@@ -246,7 +202,7 @@ impl<P: Payload> Inner<P> {
         let mut panic = FirstPanic::default();
         let bad = |part| self.bad.first_in(part);
         let freed = |head| self.freed(head, &mut panic);
-        let held = self.parts.memmap.hold(range, sort, bad, freed);
+        let held = self.memmap.hold(range, sort, bad, freed);
         panic.resume();
         held
     }
@@ -256,7 +212,7 @@ impl<P: Payload> Inner<P> {
     #[inline(never)]
     fn release_freeing(&self, span: Span, sort: HoldKind) {
         let mut panic = FirstPanic::default();
-        self.parts.memmap.release(span, sort, |head| self.freed(head, &mut panic));
+        self.memmap.release(span, sort, |head| self.freed(head, &mut panic));
         panic.resume();
     }
 
@@ -277,18 +233,18 @@ impl<P: Payload> Inner<P> {
 
 impl<P: Payload> PinTarget for Inner<P> {
     fn range(&self) -> PfnRange {
-        self.parts.memmap.layout().range()
+        self.memmap.layout().range()
     }
 
     fn metadata_range(&self) -> Option<PfnRange> {
-        let whole = self.parts.claim().range();
+        let whole = self.memmap.claim().range();
         let before = self.range().start().checked_since(whole.start())?;
         // No page, no range: without an altmap every page is described.
         PfnRange::try_new(whole.start(), before).ok()
     }
 
     fn order(&self) -> Order {
-        self.parts.memmap.layout().order()
+        self.memmap.layout().order()
     }
 
     #[cfg(debug_assertions)]
@@ -297,7 +253,7 @@ impl<P: Payload> PinTarget for Inner<P> {
     }
 
     fn tokens(&self) -> Arc<Tokens> {
-        self.parts.claim().shared().tokens.clone()
+        self.memmap.claim().shared().tokens.clone()
     }
 
     fn segment(&self, range: PfnRange) -> Option<Segment> {
@@ -318,7 +274,7 @@ impl<P: Payload> PinTarget for Inner<P> {
         if self.parts.ops.free.is_some() {
             return self.hold_freeing(range, sort);
         }
-        self.parts.memmap.hold(range, sort, |part| self.bad.first_in(part), |_| ())
+        self.memmap.hold(range, sort, |part| self.bad.first_in(part), |_| ())
     }
 
     #[inline]
@@ -326,7 +282,7 @@ impl<P: Payload> PinTarget for Inner<P> {
         if self.parts.ops.free.is_some() {
             return self.release_freeing(span, sort);
         }
-        self.parts.memmap.release(span, sort, |_| ());
+        self.memmap.release(span, sort, |_| ());
     }
 
     fn split(
@@ -335,11 +291,11 @@ impl<P: Payload> PinTarget for Inner<P> {
         sort: HoldKind,
         pages: PageCount,
     ) -> Result<(Span, Span), Option<(Pfn, HoldError)>> {
-        self.parts.memmap.split(span, sort, pages)
+        self.memmap.split(span, sort, pages)
     }
 
     fn take_zero(&self, range: PfnRange) {
-        self.advance_run(range, &[Content::Zero], Content::Present, |_, _| ());
+        self.memmap.advance_run(range, &[Content::Zero], Content::Present, |_, _| ());
     }
 
     fn produce(&self, range: PfnRange, refused: Content) -> Result<bool, PinError> {
@@ -353,10 +309,10 @@ impl<P: Payload> PinTarget for Inner<P> {
     }
 
     fn not_for_long(&self) -> Option<&'static str> {
-        if self.parts.memmap.kind() == MemoryKind::Coherent {
+        if self.memmap.kind() == MemoryKind::Coherent {
             return Some("coherent memory");
         }
-        let is_fsdax = self.parts.memmap.kind() == MemoryKind::FsDax
+        let is_fsdax = self.memmap.kind() == MemoryKind::FsDax
             || matches!(self.region.backing(), Backing::Fsdax { .. });
         is_fsdax.then_some("a file on a DAX mount")
     }
@@ -385,6 +341,6 @@ impl<P: Payload> PinTarget for Inner<P> {
     }
 
     fn word(&self, pfn: Pfn) -> Word {
-        self.folio(pfn).map_or_else(Word::tail, Folio::word)
+        self.memmap.folio(pfn).map_or_else(Word::tail, Folio::word)
     }
 }

@@ -18,7 +18,7 @@ use uzone_pages::{
 use crate::bind::report::BindReport;
 use crate::clear::populate::{NotPopulated, PopulateOptions, PopulateReport};
 use crate::error::PinError;
-use crate::inner::{Inner, Parts};
+use crate::inner::{CachedMemmap, Inner, Parts};
 use crate::pin::guards::{GuardBook, Holder};
 use crate::pin::pin_target::{PinTarget, Place};
 use crate::pin::{Guard, PinOptions, Pinned, Referenced};
@@ -162,7 +162,7 @@ impl<P: Payload> PagemapView<P> {
     /// Returns the kind of the memory.
     #[must_use]
     pub fn kind(&self) -> MemoryKind {
-        self.inner.parts.memmap.kind()
+        self.inner.memmap.kind()
     }
 
     /// Returns whose the memory is, the number of [`BindOptions::owner`](crate::BindOptions::owner).
@@ -188,7 +188,7 @@ impl<P: Payload> PagemapView<P> {
     /// Returns the page `pfn`, or `None` if it does not belong to the region.
     #[must_use]
     pub fn page(&self, pfn: Pfn) -> Option<PageView<'_, P>> {
-        self.inner.page(pfn)
+        self.inner.memmap.page(pfn)
     }
 
     /// Returns the payload that the page `pfn` started with, or that its descriptor would have started with
@@ -204,14 +204,14 @@ impl<P: Payload> PagemapView<P> {
     #[must_use]
     #[inline]
     pub fn content(&self, pfn: Pfn) -> Option<Content> {
-        Some(self.inner.folio(pfn)?.content())
+        Some(self.inner.memmap.folio(pfn)?.content())
     }
 
     /// Returns what is known about the bytes of the folios that have pages in `range`, each once, in
     /// ascending order; pages that do not belong to the region have none. Costs a load each.
     #[inline]
     pub fn contents(&self, range: PfnRange) -> impl Iterator<Item = Content> {
-        self.inner.contents(range)
+        self.inner.memmap.contents(range)
     }
 
     /// Returns the pages of the region, in ascending order.
@@ -309,9 +309,14 @@ impl<P: Payload> PagemapView<P> {
 }
 
 impl<P: Payload> Pagemap<P> {
-    pub(crate) fn new(region: Region, parts: Parts<P>, keeps_poison: bool) -> Self {
+    pub(crate) fn new(
+        region: Region,
+        (memmap, parts): (CachedMemmap<P>, Parts<P>),
+        keeps_poison: bool,
+    ) -> Self {
         let (guards, bad) = (GuardBook::default(), BadPages::default());
-        let inner = LiveOwner::new(Inner { watch: OnceLock::new(), parts, region, guards, bad });
+        let watch = OnceLock::new();
+        let inner = LiveOwner::new(Inner { watch, memmap, parts, region, guards, bad });
         let range = inner.range();
         if keeps_poison {
             for pages in inner.region.bad_pages() {
@@ -323,7 +328,7 @@ impl<P: Payload> Pagemap<P> {
         // From here on others find its pages.
         let place: Arc<Place> = inner.place().clone();
         if let Some(segment) = inner.whole_segment() {
-            inner.parts.claim().publish(segment, inner.region.page_size(), place.clone());
+            inner.memmap.claim().publish(segment, inner.region.page_size(), place.clone());
         }
         Self(PagemapView { door: Door(place), inner })
     }
@@ -352,7 +357,7 @@ impl<P: Payload> Pagemap<P> {
     /// [`AdvanceError`] if the page is not the region's, its folio is in another state, is pinned and
     /// the step would take its bytes away, or there is no such step; then nothing has changed.
     pub fn advance(&self, pfn: Pfn, from: Content, to: Content) -> Result<(), AdvanceError> {
-        self.inner.folio(pfn).ok_or(AdvanceError::NotHere { pfn })?.advance(from, to)
+        self.inner.memmap.folio(pfn).ok_or(AdvanceError::NotHere { pfn })?.advance(from, to)
     }
 
     /// Returns the pages that an altmap keeps for the region's owner; `None` if there are none.
@@ -376,7 +381,7 @@ impl<P: Payload> Pagemap<P> {
         to: Content,
         each: impl FnMut(Pfn, Result<Content, AdvanceError>),
     ) {
-        self.inner.advance_run(range, from, to, each);
+        self.inner.memmap.advance_run(range, from, to, each);
     }
 
     /// Takes the first reference of a free folio, as its owner does to hand it out.
@@ -389,7 +394,8 @@ impl<P: Payload> Pagemap<P> {
     #[track_caller]
     pub fn hand_out(&self, pfn: Pfn) -> Result<Referenced, PinError> {
         let region = self.range();
-        let (Ok(range), Some(folio)) = (PfnRange::try_single(pfn), self.inner.folio(pfn)) else {
+        let (Ok(range), Some(folio)) = (PfnRange::try_single(pfn), self.inner.memmap.folio(pfn))
+        else {
             let asked = PfnRange::try_single(pfn).unwrap_or(region);
             return Err(crate::pin::pin_target::not_here(&*self.inner, asked));
         };
@@ -423,7 +429,7 @@ impl<P: Payload> Pagemap<P> {
     /// # Errors
     /// [`MappingError`] if the kernel does not say.
     pub fn metadata_resident(&self) -> Result<ByteLen, MappingError> {
-        self.inner.parts.memmap.memory().resident_in(0..self.report().metadata.get())
+        self.inner.memmap.memory().resident_in(0..self.report().metadata.get())
     }
 
     /// Ends the description and gives the region back, if no page of it is held. The
@@ -452,11 +458,11 @@ impl<P: Payload> Pagemap<P> {
         match inner.try_into_inner(patience) {
             Ok(inner) => {
                 inner.collect_bus_errors();
-                let Inner { mut region, parts, bad, .. } = inner;
-                let range = parts.memmap.layout().range();
+                let Inner { memmap, mut region, parts, bad, .. } = inner;
+                let range = memmap.layout().range();
                 tracing::debug!(%range, "unbind");
                 region.remember_bad(&bad.in_range(range), range);
-                Ok(parts.into_region(region))
+                Ok(parts.into_region(memmap, region))
             }
             Err((inner, guards)) => Err(Busy {
                 range: inner.range(),
@@ -489,6 +495,6 @@ impl<const IS_PIN: bool> Guard<IS_PIN> {
     /// there is no page for another.
     #[must_use]
     pub fn page<P: Payload>(&self, pfn: Pfn) -> Option<PageView<'_, P>> {
-        self.target().downcast_ref::<Inner<P>>()?.page(pfn)
+        self.target().downcast_ref::<Inner<P>>()?.memmap.page(pfn)
     }
 }

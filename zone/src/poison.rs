@@ -79,7 +79,7 @@ impl<P: Payload> Inner<P> {
     }
 
     fn described(&self, pfn: Pfn) -> Result<uzone_pages::Folio<'_, P>, PinError> {
-        self.folio(pfn).ok_or_else(|| {
+        self.memmap.folio(pfn).ok_or_else(|| {
             // The last number of all is of no range, and of no region.
             let page = PfnRange::try_single(pfn);
             page.map_or(PinError::NoPage { pfn }, |page| not_here(self, page))

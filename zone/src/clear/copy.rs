@@ -61,7 +61,7 @@ impl<P: Payload> Pagemap<P> {
         }
         if copied.is_whole() {
             // A faster thread has taken it over as it is.
-            self.inner.advance_run(to, &[Content::Unknown], Content::Present, |_, _| ());
+            self.inner.memmap.advance_run(to, &[Content::Unknown], Content::Present, |_, _| ());
         }
         Ok(copied)
     }
@@ -72,7 +72,7 @@ impl<P: Payload> Pagemap<P> {
             return Err(Unclearable::Poisoned);
         }
         // A zero page has no owner; the thread that replaces its bytes owns it.
-        self.inner.advance_run(folio, &[Content::Zero], Content::Present, |_, _| ());
+        self.inner.memmap.advance_run(folio, &[Content::Zero], Content::Present, |_, _| ());
         let states = (Content::Zeroing, Content::Unknown);
         let mut cause = Unclearable::Poisoned;
         let owned = Owned::take(&self.inner, folio, &CLEARABLE, states, |_, error| {

@@ -153,7 +153,7 @@ impl<'a, P: Payload> Owned<'a, P> {
         mut refused: impl FnMut(PfnRange, AdvanceError),
     ) -> Self {
         let (pages, mut ranges) = (inner.order().pages(), Vec::new());
-        inner.advance_run(range, from, state, |head, advanced| {
+        inner.memmap.advance_run(range, from, state, |head, advanced| {
             let Ok(folio) = PfnRange::try_new(head, pages) else { return };
             match advanced {
                 Ok(_) => push(&mut ranges, folio),
@@ -168,7 +168,7 @@ impl<P: Payload> Drop for Owned<'_, P> {
     fn drop(&mut self) {
         for range in &self.ranges {
             // One that went bad meanwhile is poisoned by this step.
-            self.inner.advance_run(*range, &[self.state], self.to, |_, _| ());
+            self.inner.memmap.advance_run(*range, &[self.state], self.to, |_, _| ());
         }
     }
 }
@@ -204,7 +204,7 @@ impl<P: Payload> Inner<P> {
     /// Lets folios that were taken for clearing go, as zero or as unknown.
     pub(crate) fn finish(&self, range: PfnRange, to: Content, zeroed: &mut Zeroed) {
         let folio_pages = self.order().pages();
-        self.advance_run(range, &[Content::Zeroing], to, |head, advanced| {
+        self.memmap.advance_run(range, &[Content::Zeroing], to, |head, advanced| {
             let Ok(folio) = PfnRange::try_new(head, folio_pages) else { return };
             match (advanced, to) {
                 (Ok(_), Content::Zero) => zeroed.add(folio),
@@ -227,7 +227,7 @@ impl<P: Payload> Inner<P> {
         options: &ZeroOptions,
         zeroed: &mut Zeroed,
     ) -> Result<(), WriteError> {
-        let shift = self.region().page_size().shift();
+        let shift = self.region.page_size().shift();
         while let Some(&part) = owned.ranges.last() {
             let cleared = self.clear_range(part, options, zeroed);
             let start = self.bytes_of(part).start;
@@ -301,7 +301,7 @@ impl<P: Payload> Inner<P> {
             let hint = options.hint.filter(|hint| bytes.contains(hint));
             let options = ZeroOptions { hint, ..options.clone() };
             let len = ByteLen::new(bytes.end - bytes.start);
-            let (mapping, page) = (self.region().memory(), self.region().page_size());
+            let (mapping, page) = (self.region.memory(), self.region.page_size());
             let cleared = Batched::zero(mapping, page, bytes.start, len, &options)?.run(&options);
             zeroed.longest_pause = zeroed.longest_pause.max(cleared.longest_pause);
             if let Some(error) = cleared.error {
@@ -432,7 +432,7 @@ impl<P: Payload> Pagemap<P> {
         self.inner.collect_bus_errors();
         let mut zeroed = Zeroed::default();
         // Zero pages are given back as well: that is what is asked for.
-        self.inner.advance_run(range, &[Content::Zero], Content::Present, |_, _| ());
+        self.inner.memmap.advance_run(range, &[Content::Zero], Content::Present, |_, _| ());
         let mut owned = self.inner.claim(range, &mut zeroed);
         while let Some(&range) = owned.ranges.last() {
             self.inner.region.punch(self.inner.bytes_of(range)).map_err(WriteError::Punch)?;

@@ -19,7 +19,8 @@ impl<P: Payload> Inner<P> {
         range: PfnRange,
     ) -> Result<bool, PinError> {
         let missing = || {
-            self.folios(range.start(), range.end())
+            self.memmap
+                .folios(range.start(), range.end())
                 .filter(|(_, folio)| is_missing(folio.word().content()))
                 .map(|(head, _)| head.max(range.start()))
         };

@@ -45,7 +45,7 @@ impl<P: Payload> Inner<P> {
 
     #[cold]
     fn drain(&self, watch: &Watch) -> u64 {
-        let (start, shift) = (watch.addr().get() as u64, self.region().page_size().shift());
+        let (start, shift) = (watch.addr().get() as u64, self.region.page_size().shift());
         let mut found = 0;
         // An error that was taken from the watch is not found again, so all its pages are made bad, also
         // if the owner panics who is called for each.

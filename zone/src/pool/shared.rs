@@ -307,7 +307,7 @@ impl<P: Payload> PoolBackend for Shared<P> {
     fn own(&self, first: usize, folios: usize) -> usize {
         let is_owned = |number: &usize| {
             let head = self.pages(*number, 1).start();
-            self.pagemap.inner.folio(head).is_some_and(Folio::take_zero)
+            self.pagemap.inner.memmap.folio(head).is_some_and(Folio::take_zero)
         };
         (first..first + folios).filter(is_owned).count()
     }
