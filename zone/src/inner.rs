@@ -299,13 +299,23 @@ impl<P: Payload> PinTarget for Inner<P> {
     }
 
     fn produce(&self, range: PfnRange, refused: Content) -> Result<bool, PinError> {
-        match &self.parts.ops.populate {
+        let Some(populate) = &self.parts.ops.populate else { return Ok(false) };
+        let missing = || {
+            self.memmap
+                .folios(range.start(), range.end())
+                .filter(|(_, folio)| is_missing(folio.word().content()))
+                .map(|(head, _)| head.max(range.start()))
+        };
+        if missing().next().is_none() {
             // What was missing and is not any more, another thread has produced.
-            Some(populate) => {
-                self.produce_missing(&**populate, range).map(|any| any || is_missing(refused))
-            }
-            None => Ok(false),
+            return Ok(is_missing(refused));
         }
+        // What is at hand is mapped for the whole range, and the rest is produced page by page.
+        populate.map_pages(range);
+        for pfn in missing() {
+            populate.fault(pfn).map_err(|cause| PinError::Fault { pfn, cause })?;
+        }
+        Ok(true)
     }
 
     fn not_for_long(&self) -> Option<&'static str> {

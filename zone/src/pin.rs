@@ -22,7 +22,6 @@ pub(crate) mod bytes;
 pub(crate) mod guards;
 pub(crate) mod pin_target;
 pub(crate) mod pinned_ranges;
-pub(crate) mod produce;
 pub(crate) mod region_index;
 pub(crate) mod token;
 
