@@ -1,7 +1,6 @@
 //! What a pagemap and its guards share, and what its descriptors lie in.
 
 use std::ops::{Deref, Range};
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 
 use uzone_os::sigbus::Watch;
@@ -176,17 +175,6 @@ impl<P: Payload> Inner<P> {
         })
     }
 
-    /// Returns the offset of a page of the region, in bytes.
-    fn offset_of(&self, pfn: Pfn) -> u64 {
-        let shift = self.region.page_size().shift();
-        pfn.checked_since(self.range().start()).map_or(0, |pages| pages.get() << shift)
-    }
-
-    /// Returns the bytes of the region that pages of it are.
-    pub(crate) fn bytes_of(&self, range: PfnRange) -> Range<u64> {
-        self.offset_of(range.start())..self.offset_of(range.end())
-    }
-
     /// Returns what a page is when it is good again.
     pub(crate) fn unpoisoned_as(&self) -> Content {
         match self.memmap.started_as() {
@@ -332,22 +320,20 @@ impl<P: Payload> PinTarget for Inner<P> {
         self.bad.in_range(range)
     }
 
-    fn read_at(&self, first: Pfn, offset_bytes: u64, out: &mut [u8]) -> Result<(), AccessError> {
-        self.region.read_at(self.offset_of(first).saturating_add(offset_bytes), out)
+    fn region(&self) -> &Region {
+        &self.region
     }
 
-    fn words(
-        &self,
-        first: Pfn,
-        offset_bytes: u64,
-        len_bytes: u64,
-    ) -> Result<&[AtomicU64], AccessError> {
-        let start = self.offset_of(first).saturating_add(offset_bytes);
-        self.region.memory().as_words(start..start.saturating_add(len_bytes))
+    fn bytes_of(&self, range: PfnRange) -> Range<u64> {
+        let shift = self.region.page_size().shift();
+        let at = |pfn: Pfn| {
+            pfn.checked_since(self.range().start()).map_or(0, |pages| pages.get() << shift)
+        };
+        at(range.start())..at(range.end())
     }
 
-    fn write_at(&self, first: Pfn, offset_bytes: u64, bytes: &[u8]) -> Result<(), AccessError> {
-        self.write(self.offset_of(first).saturating_add(offset_bytes), bytes)
+    fn write(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), AccessError> {
+        self.region.memory().write_at(offset_bytes, bytes)
     }
 
     fn word(&self, pfn: Pfn) -> Word {

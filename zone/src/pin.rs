@@ -32,15 +32,13 @@ use std::panic::Location;
 use std::sync::atomic::AtomicU64;
 
 use uzone_os::{AccessError, LiveGuard, PINS, REFERENCES};
-use uzone_pages::{
-    ByteLen, Content, HoldError, HoldKind, Order, PageCount, Pfn, PfnRange, Span, Word,
-};
+use uzone_pages::{Content, HoldError, HoldKind, Order, PageCount, Pfn, PfnRange, Span, Word};
 use uzone_stream::{CacheState, NextUse, Pattern, Streaming, Work, best};
 use zerocopy::IntoBytes;
 
 use crate::clear::stores;
 use crate::error::PinError;
-use crate::pin::pin_target::{PinTarget, Segment, check_inside, is_missing};
+use crate::pin::pin_target::{PinTarget, Segment, is_missing, start_inside};
 use crate::pin::token::{RawGuard, Redeemed};
 
 /// How pages are pinned.
@@ -283,8 +281,8 @@ impl Pinned {
     /// [`AccessError`] unless all bytes are pinned by this guard; then none is copied. Offsets in the
     /// error are those of the region where the memory itself is at fault.
     pub fn read_at(&self, offset_bytes: u64, out: &mut [u8]) -> Result<(), AccessError> {
-        check_inside(offset_bytes, out.len(), self.len())?;
-        self.inner.read_at(self.span.range().start(), offset_bytes, out)
+        let start = start_inside(&*self.inner, self.range(), offset_bytes, out.len())?;
+        self.inner.region().read_at(start, out)
     }
 
     /// Copies bytes into the pages that are pinned, from byte `offset_bytes` of the first of them on.
@@ -295,8 +293,8 @@ impl Pinned {
     /// # Errors
     /// As [`Pinned::read_at`].
     pub fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), AccessError> {
-        check_inside(offset_bytes, bytes.len(), self.len())?;
-        self.inner.write_at(self.span.range().start(), offset_bytes, bytes)
+        let start = start_inside(&*self.inner, self.range(), offset_bytes, bytes.len())?;
+        self.inner.write(start, bytes)
     }
 
     /// Returns the words of a range of the bytes that are pinned, counted from the first, to be read and
@@ -310,14 +308,9 @@ impl Pinned {
         let Range { start, end } = range;
         let none = AccessError::Empty { start, end };
         let len_bytes = end.checked_sub(start).ok_or(none)?;
-        check_inside(start, usize::try_from(len_bytes).map_err(|_| none)?, self.len())?;
-        self.inner.words(self.span.range().start(), start, len_bytes)
-    }
-
-    /// Returns how many bytes are held.
-    fn len(&self) -> ByteLen {
-        let segment = self.inner.segment(self.span.range());
-        ByteLen::new(segment.map_or(0, |segment| segment.len_bytes))
+        let len = usize::try_from(len_bytes).map_err(|_| none)?;
+        let start = start_inside(&*self.inner, self.range(), start, len)?;
+        self.inner.region().memory().as_words(start..start + len_bytes)
     }
 }
 

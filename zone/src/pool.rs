@@ -30,11 +30,11 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use uzone_os::{AccessError, SystemRoot, numa};
-use uzone_pages::{ByteLen, Payload, PfnRange, PoolBackend};
+use uzone_pages::{Payload, PfnRange, PoolBackend};
 
 use crate::clear::populate::{NotPopulated, PopulateOptions, PopulateReport};
 use crate::pagemap::{Pagemap, PagemapView};
-use crate::pin::pin_target::{PinTarget, Segment};
+use crate::pin::pin_target::{PinTarget, Segment, start_inside};
 use crate::pool::options::{PoolError, PoolOptions, PoolStats};
 use crate::pool::shared::Shared;
 
@@ -262,8 +262,8 @@ impl<P: Payload> Pooled<P> {
     /// [`AccessError`] unless all bytes are inside; then none is copied. Offsets in the error are those
     /// of the region where the memory itself is at fault.
     pub fn read_at(&self, offset_bytes: u64, out: &mut [u8]) -> Result<(), AccessError> {
-        let start = self.check_inside(offset_bytes, out.len())?;
-        self.shared.pagemap.inner.region.read_at(start, out)
+        let inner = &self.shared.pagemap.inner;
+        inner.region.read_at(start_inside(&**inner, self.range, offset_bytes, out.len())?, out)
     }
 
     /// Copies bytes into the folios, from byte `offset_bytes` of the first of them on. Devices that have
@@ -272,16 +272,8 @@ impl<P: Payload> Pooled<P> {
     /// # Errors
     /// As [`Pooled::read_at`].
     pub fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), AccessError> {
-        let start = self.check_inside(offset_bytes, bytes.len())?;
-        self.shared.pagemap.inner.write(start, bytes)
-    }
-
-    /// Returns the byte of the region that byte `offset_bytes` of the folios is.
-    fn check_inside(&self, offset_bytes: u64, len_bytes: usize) -> Result<u64, AccessError> {
-        let bytes = self.shared.pagemap.inner.bytes_of(self.range);
-        let held = ByteLen::new(bytes.end - bytes.start);
-        crate::pin::pin_target::check_inside(offset_bytes, len_bytes, held)?;
-        Ok(bytes.start + offset_bytes)
+        let inner = &self.shared.pagemap.inner;
+        inner.write(start_inside(&**inner, self.range, offset_bytes, bytes.len())?, bytes)
     }
 
     /// Gives the folios back.
@@ -333,7 +325,7 @@ mod tests {
     use std::num::NonZeroU8;
     use std::time::{Duration, Instant};
 
-    use uzone_pages::MemoryKind;
+    use uzone_pages::{ByteLen, MemoryKind};
 
     use super::*;
     use crate::{BindOptions, Region, Zone};

@@ -6,19 +6,11 @@
 //! them ([`Pagemap::fill_at`]). Nothing else writes to a bound region, but for clearing and copying whole
 //! folios, which pins forbid.
 
-use uzone_os::AccessError;
 use uzone_pages::{ByteLen, Content, Payload};
 
 use crate::error::WriteError;
-use crate::inner::Inner;
 use crate::pagemap::Pagemap;
-
-impl<P: Payload> Inner<P> {
-    /// Writes to the region for a caller who may.
-    pub(crate) fn write(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), AccessError> {
-        self.region.memory().write_at(offset_bytes, bytes)
-    }
-}
+use crate::pin::pin_target::{PinTarget, not_here};
 
 impl<P: Payload> Pagemap<P> {
     /// Pins the pages that `bytes` go to, copies them in from byte `offset_bytes` of the region on, and
@@ -56,9 +48,7 @@ impl<P: Payload> Pagemap<P> {
             match self.content(pfn) {
                 Some(Content::Filling) => {}
                 Some(content) => return Err(WriteError::NotFilling { pfn, content }),
-                None => {
-                    return Err(crate::pin::pin_target::not_here(&*self.inner, range).into());
-                }
+                None => return Err(not_here(&*self.inner, range).into()),
             }
         }
         Ok(self.inner.write(offset_bytes, bytes)?)

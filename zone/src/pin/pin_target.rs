@@ -1,18 +1,17 @@
 //! A pagemap as its guards see it: [`PinTarget`].
 
 use std::any::Any;
+use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 use uzone_os::{AccessError, LiveArc};
-use uzone_pages::{
-    ByteLen, Content, HoldError, HoldKind, Order, PageCount, Pfn, PfnRange, Span, Word,
-};
+use uzone_pages::{Content, HoldError, HoldKind, Order, PageCount, Pfn, PfnRange, Span, Word};
 
 use crate::error::PinError;
 #[cfg(debug_assertions)]
 use crate::pin::guards::GuardBook;
 use crate::pin::token::Tokens;
+use crate::region::Region;
 
 /// One contiguous piece of what a guard holds, for a DMA engine or an I/O call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,17 +56,11 @@ pub(crate) trait PinTarget: Any + Send + Sync {
     fn not_for_long(&self) -> Option<&'static str>;
     fn bad_pages(&self, range: PfnRange) -> Vec<Pfn>;
     fn word(&self, pfn: Pfn) -> Word;
-    /// Copies bytes out of pages of the region, from byte `offset_bytes` of page `first` on.
-    fn read_at(&self, first: Pfn, offset_bytes: u64, out: &mut [u8]) -> Result<(), AccessError>;
-    /// Returns words of pages of the region, from byte `offset_bytes` of page `first` on.
-    fn words(
-        &self,
-        first: Pfn,
-        offset_bytes: u64,
-        len_bytes: u64,
-    ) -> Result<&[AtomicU64], AccessError>;
-    /// Copies bytes into pages of the region, for a holder of theirs.
-    fn write_at(&self, first: Pfn, offset_bytes: u64, bytes: &[u8]) -> Result<(), AccessError>;
+    fn region(&self) -> &Region;
+    /// Returns the bytes of the region that pages of it are.
+    fn bytes_of(&self, range: PfnRange) -> Range<u64>;
+    /// Writes to the region for a caller who may.
+    fn write(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), AccessError>;
 
     // Two methods in one, so that a guard costs one call of a table and not two.
 
@@ -143,19 +136,22 @@ pub(crate) fn is_missing(content: Content) -> bool {
     matches!(content, Content::Absent | Content::Filling | Content::Removed)
 }
 
-/// Refuses bytes that are not all among the `held` that a guard has.
-pub(crate) fn check_inside(
+/// Returns the byte of the region that byte `offset_bytes` of the pages `held` is. Refuses bytes that are not
+/// all in these.
+pub(crate) fn start_inside(
+    inner: &(impl PinTarget + ?Sized),
+    held: PfnRange,
     offset_bytes: u64,
     len_bytes: usize,
-    held: ByteLen,
-) -> Result<(), AccessError> {
+) -> Result<u64, AccessError> {
+    let held = inner.bytes_of(held);
     let end = offset_bytes.checked_add(len_bytes as u64); // a length in memory is at most 64 bits
     match end {
-        Some(end) if end <= held.get() => Ok(()),
+        Some(end) if end <= held.end - held.start => Ok(held.start + offset_bytes),
         _ => Err(AccessError::Beyond {
             start: offset_bytes,
             end: end.unwrap_or(u64::MAX),
-            len_bytes: held.get(),
+            len_bytes: held.end - held.start,
         }),
     }
 }
