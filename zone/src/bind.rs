@@ -27,7 +27,7 @@ use uzone_pages::{
 use crate::bind::altmap::Cut;
 use crate::bind::blocks::Blocks;
 use crate::bind::init_method::InitMethod;
-use crate::bind::memmap_cache::{MemmapMemory, Source};
+use crate::bind::memmap_cache::{MemmapMemory, MemmapPages};
 use crate::bind::options::{AltmapOptions, BindOptions, Init, pageblock_order};
 use crate::bind::registry::{Claim, Shared};
 use crate::bind::report::BindReport;
@@ -152,7 +152,8 @@ fn describe<P: Payload>(
     let len = descriptor_bytes::<P>(&layout)?;
     let wanted = region.node();
     let (mut memory, template, init) = find_memory(shared, &layout, len, own, wanted, options)?;
-    if let (Some(node), Source::Fresh) = (wanted, memory.source) {
+    let is_of_region = memory.pages == MemmapPages::Region;
+    if let Some(node) = wanted.filter(|_| !memory.is_kept && !is_of_region) {
         memory.prefer_node(node);
     }
     let (blocks, written) = match fill(&mut memory, &template, init, len, &layout, options) {
@@ -162,17 +163,17 @@ fn describe<P: Payload>(
             return Err(error);
         }
     };
-    let (pages, source) = (memory.pages, memory.source);
-    let node = if source == Source::Region { wanted } else { memory.node };
+    let pages = memory.pages;
+    let node = if is_of_region { wanted } else { memory.node };
     let report = report(&layout, len, &memory, wanted.and(node), init, &written, options);
     let memmap = memmap_in(memory, blocks, layout, options);
-    let keeper = (init == Init::Eager && source != Source::Region).then(|| shared.clone());
+    let keeper = (init == Init::Eager && !is_of_region).then(|| shared.clone());
     let Some(taken) = claim.take() else { unreachable!("a bind has claimed its region") };
     let memmap = CachedMemmap::new(memmap, taken, keeper, pages, node);
     let mut parts =
         Parts { template, owner: options.owner, ops: options.ops.clone(), report, front: None };
     if call_pageblocks(&memmap, options, pageblock_order(region.page_size())).is_err() {
-        if source == Source::Region {
+        if is_of_region {
             let (memory, _, taken) = memmap.into_exclusive();
             (*own, *claim) = (Some(memory), Some(taken));
         }
@@ -203,7 +204,7 @@ fn report<P: Payload>(
         init,
         stamp: written.stamp,
         memmap_pages: memory.pages,
-        source: memory.source,
+        is_kept: memory.is_kept,
         node,
         threads: written.threads,
         drains: written.drains,
@@ -216,10 +217,10 @@ fn report<P: Payload>(
 
 /// Returns memory for descriptors to where it came from.
 fn give_back(shared: &Shared, memory: MemmapMemory, own: &mut Option<Exclusive>) {
-    match memory.source {
-        Source::Kept => shared.memmap_cache.give(memory),
-        Source::Region => *own = Some(memory.memory),
-        Source::Fresh => {}
+    if memory.is_kept {
+        shared.memmap_cache.give(memory);
+    } else if memory.pages == MemmapPages::Region {
+        *own = Some(memory.memory);
     }
 }
 
@@ -263,7 +264,7 @@ fn fill<P: Payload>(
         return Ok((blocks, Written::default()));
     }
     let written = write::write(template, memory, len, options)?;
-    if memory.source == Source::Fresh {
+    if !memory.is_kept {
         memory.settle();
     }
     Ok((blocks, written))

@@ -13,7 +13,7 @@ use uzone_pages::{
 use crate::backing::Backing;
 use crate::bind::altmap::{self, Front};
 use crate::bind::blocks::Blocks;
-use crate::bind::memmap_cache::{MemmapMemory, MemmapPages, Source};
+use crate::bind::memmap_cache::{MemmapMemory, MemmapPages};
 use crate::bind::registry::{Claim, Shared};
 use crate::bind::report::BindReport;
 use crate::error::PinError;
@@ -109,15 +109,9 @@ impl<P: Payload> Drop for CachedMemmap<P> {
                 drop(memory.join(blocks.into_exclusive()));
             }
             (_, Some(keeper)) => {
-                let (pages, source) = (self.pages, Source::Kept);
-                let node = self.node;
-                keeper.memmap_cache.give(MemmapMemory {
-                    memory,
-                    pages,
-                    source,
-                    node,
-                    behind: None,
-                });
+                let (pages, node) = (self.pages, self.node);
+                let kept = MemmapMemory { memory, pages, is_kept: true, node, behind: None };
+                keeper.memmap_cache.give(kept);
             }
             _ => {}
         }

@@ -74,7 +74,7 @@ mod zone;
 pub use backing::Backing;
 pub use bind::BindFailure;
 pub use bind::init_method::InitMethod;
-pub use bind::memmap_cache::{MemmapPages, Source};
+pub use bind::memmap_cache::MemmapPages;
 pub use bind::options::{AltmapOptions, BindOptions, Init};
 pub use bind::report::BindReport;
 pub use clear::batches::Batched;

@@ -20,8 +20,7 @@ use uzone_pages::{
 };
 use uzone_zone::{
     AltmapOptions, Backing, BindError, BindOptions, Cancel, Exclusivity, HugeSize, Init,
-    MappingError, MemmapPages, PageView, Pagemap, PinError, Region, Source, WriteError,
-    ZeroOptions, Zone,
+    MappingError, MemmapPages, PageView, Pagemap, PinError, Region, WriteError, ZeroOptions, Zone,
 };
 use zerocopy::{FromBytes, IntoBytes, KnownLayout};
 
@@ -115,7 +114,7 @@ fn the_data_starts_behind_the_reserve_and_the_descriptors() {
         assert_eq!(report.pages, pagemap.range().pages());
         assert_eq!(pagemap.region().len(), ByteLen::new((pages - data) * 4096));
         assert_eq!(report.memory, ByteLen::new(descriptors * 4096));
-        assert_eq!((report.memmap_pages, report.source), (MemmapPages::Region, Source::Region));
+        assert_eq!((report.memmap_pages, report.is_kept), (MemmapPages::Region, false));
         assert_eq!(report.init, Init::OnTouch);
         assert_eq!(
             pagemap.reserve().map(|reserve| reserve.len().get()),

@@ -7,7 +7,7 @@ mod common;
 
 use common::{anonymous, hugetlb::RaisedPool, linux};
 use uzone_pages::ByteLen;
-use uzone_zone::{HugeSize, MemmapPages, Source, Zone};
+use uzone_zone::{HugeSize, MemmapPages, Zone};
 
 #[test]
 fn descriptors_lie_in_the_hugetlb_pool_where_it_has_room_and_may() {
@@ -21,9 +21,9 @@ fn descriptors_lie_in_the_hugetlb_pool_where_it_has_room_and_may() {
     };
     let pool = MemmapPages::Hugetlb(HugeSize::MIB_2);
     let zone = Zone::with_keep_limit(ByteLen::mib(64));
-    for source in [Source::Fresh, Source::Kept] {
+    for is_kept in [false, true] {
         let pagemap = zone.bind(anonymous(1 << 30), linux()).unwrap();
-        assert_eq!((pagemap.report().memmap_pages, pagemap.report().source), (pool, source));
+        assert_eq!((pagemap.report().memmap_pages, pagemap.report().is_kept), (pool, is_kept));
         let fresh = pagemap.fresh_payload(pagemap.range().start()).unwrap();
         assert!(pagemap.pages().all(|page| page.payload() == Some(&fresh)));
         assert_eq!(pagemap.metadata_resident().unwrap(), ByteLen::mib(16));

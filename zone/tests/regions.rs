@@ -15,7 +15,7 @@ use uzone_os::{Access, Anonymous, Sharing, SystemRoot, mempolicy, numa, probe};
 use uzone_pages::{ByteLen, LinuxPage, LinuxSeed, MemoryKind, Order, PageSize, Word};
 use uzone_zone::{
     AccessError, AltmapOptions, Backing, BindError, BindOptions, Exclusivity, Init, MapError,
-    Mapping, PinError, Region, Source, WriteError, Zone,
+    Mapping, PinError, Region, WriteError, Zone,
 };
 
 const HUGE: u64 = 2 << 20;
@@ -299,10 +299,10 @@ fn descriptors_of_dax_memory_come_from_its_node() {
     // Fresh memory, and then memory that the zone has kept.
     let zone = Zone::new();
     let mut region = device;
-    for source in [Source::Fresh, Source::Kept] {
+    for is_kept in [false, true] {
         let pagemap = zone.bind(region, of_64_bytes()).unwrap();
         let report = pagemap.report();
-        assert_eq!((report.source, report.node), (source, Some(wanted)), "{report}");
+        assert_eq!((report.is_kept, report.node), (is_kept, Some(wanted)), "{report}");
         assert!(report.to_string().contains(&format!("on node {wanted}")), "{report}");
         assert!(report.metadata >= ByteLen::mib(2), "{report}");
         let (here, elsewhere) = pages_that_prefer(wanted);
@@ -317,7 +317,7 @@ fn descriptors_of_dax_memory_come_from_its_node() {
     let region = Region::anonymous(ByteLen::mib(256)).unwrap();
     assert_eq!(region.node(), None);
     let pagemap = zone.bind(region, of_64_bytes()).unwrap();
-    assert_eq!((pagemap.report().source, pagemap.report().node), (Source::Fresh, None));
+    assert_eq!((pagemap.report().is_kept, pagemap.report().node), (false, None));
 }
 
 #[test]
@@ -351,10 +351,10 @@ fn descriptors_come_from_the_node_that_most_pages_of_their_region_lie_on() {
     let mut region = Region::adopt(mapping).unwrap();
     assert_eq!(region.node(), Some(far));
     // What the zone has kept lies on the other node.
-    for source in [Source::Fresh, Source::Kept] {
+    for is_kept in [false, true] {
         let pagemap = zone.bind(region, of_64_bytes()).unwrap();
         let report = pagemap.report();
-        assert_eq!((report.source, report.node), (source, Some(far)), "{report}");
+        assert_eq!((report.is_kept, report.node), (is_kept, Some(far)), "{report}");
         assert!(report.to_string().contains(&format!("on node {far}")), "{report}");
         let (here, elsewhere) = pages_that_prefer(far);
         assert!(
@@ -365,7 +365,7 @@ fn descriptors_come_from_the_node_that_most_pages_of_their_region_lie_on() {
     }
     // A region that no page is of takes what was kept of the near node, and no other.
     let pagemap = zone.bind(Region::anonymous(len).unwrap(), of_64_bytes()).unwrap();
-    assert_eq!((pagemap.report().source, pagemap.report().node), (Source::Kept, None));
+    assert_eq!((pagemap.report().is_kept, pagemap.report().node), (true, None));
 }
 
 /// Returns how many pages of memory that was asked of a node lie there, and how many elsewhere.

@@ -22,7 +22,7 @@ use uzone_pages::{
 };
 
 use crate::bind::init_method::SECTION_BYTES;
-use crate::bind::memmap_cache::{MemmapMemory, MemmapPages, Source};
+use crate::bind::memmap_cache::{MemmapMemory, MemmapPages};
 use crate::bind::options::{AltmapOptions, BindOptions, pageblock_order};
 use crate::error::BindError;
 use crate::region::Region;
@@ -226,8 +226,7 @@ pub(crate) fn check_memory(memory: &Exclusive, len: ByteLen) -> Result<(), BindE
 
 /// Returns the region's own memory as memory for descriptors.
 pub(crate) fn own(memory: Exclusive) -> MemmapMemory {
-    let (pages, source) = (MemmapPages::Region, Source::Region);
-    MemmapMemory { memory, pages, source, node: None, behind: None }
+    MemmapMemory { memory, pages: MemmapPages::Region, is_kept: false, node: None, behind: None }
 }
 
 /// Returns whether memory reads as zero, after an attempt to make it so that costs next to nothing.

@@ -43,23 +43,13 @@ impl fmt::Display for MemmapPages {
     }
 }
 
-/// Where the memory of one bind came from.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Source {
-    /// From the kernel, never touched.
-    Fresh,
-    /// From an earlier bind of the same zone, present and with old descriptors in it.
-    Kept,
-    /// From the region that is described, with whatever stood there before.
-    Region,
-}
-
 /// Memory for the descriptors of one region.
 #[derive(Debug)]
 pub(crate) struct MemmapMemory {
     pub(crate) memory: Exclusive,
     pub(crate) pages: MemmapPages,
-    pub(crate) source: Source,
+    /// Whether it is of an earlier bind of the same zone, present and with old descriptors in it.
+    pub(crate) is_kept: bool,
     /// The NUMA node that its pages were asked of, or lie on once it is kept.
     pub(crate) node: Option<u32>,
     /// What was mapped together with it, for the blocks; such memory is fresh and not kept.
@@ -68,7 +58,7 @@ pub(crate) struct MemmapMemory {
 
 impl MemmapMemory {
     fn fresh(memory: Exclusive, pages: MemmapPages) -> Self {
-        Self { memory, pages, source: Source::Fresh, node: None, behind: None }
+        Self { memory, pages, is_kept: false, node: None, behind: None }
     }
 
     /// Asks that pages of fresh memory come from a node. Where that is not possible, they come from
@@ -151,7 +141,7 @@ impl MemmapCache {
         let lies_on = || numa::has_several_nodes().then(|| memory.memory.node_of_most())?;
         let node = memory.node.or_else(lies_on);
         let mut kept = self.lock();
-        kept.push(MemmapMemory { source: Source::Kept, node, ..memory });
+        kept.push(MemmapMemory { is_kept: true, node, ..memory });
         let freed = take_until(&mut kept, self.limit);
         drop(kept);
         drop(freed); // unmapped outside of the lock

@@ -6,7 +6,7 @@ use std::time::Duration;
 use uzone_pages::{ByteLen, MemoryKind, Order, PageCount, PfnRange, Placement, Tails};
 
 use crate::bind::init_method::InitMethod;
-use crate::bind::memmap_cache::{MemmapPages, Source};
+use crate::bind::memmap_cache::MemmapPages;
 use crate::bind::options::Init;
 
 /// What a bind did and what it cost.
@@ -34,8 +34,9 @@ pub struct BindReport {
     pub stamp: Option<InitMethod>,
     /// What their memory is made of.
     pub memmap_pages: MemmapPages,
-    /// Where their memory came from.
-    pub source: Source,
+    /// Whether their memory was kept from an earlier bind of the same zone. Other memory is the region's own or
+    /// fresh from the kernel.
+    pub is_kept: bool,
     /// The NUMA node of the region ([`Region::node`]), if their memory lies in it or was asked of that node;
     /// `None` where the region has none, or the kernel refused.
     ///
@@ -68,10 +69,10 @@ impl fmt::Display for BindReport {
             self.pages, self.elapsed, self.descriptors, self.descriptor_bytes, self.metadata
         )?;
         if let Some(stamp) = self.stamp {
-            let source = match self.source {
-                Source::Fresh => "fresh",
-                Source::Kept => "kept",
-                Source::Region => "the first",
+            let source = match self.memmap_pages {
+                MemmapPages::Region => "the first",
+                _ if self.is_kept => "kept",
+                _ => "fresh",
             };
             write!(f, " of {source} {}, {stamp}", self.memmap_pages)?;
             if let Some(node) = self.node {

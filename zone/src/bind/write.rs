@@ -16,7 +16,7 @@ use uzone_pages::{ByteLen, Payload, Template};
 use uzone_stream::{CacheState, NextUse, Work};
 
 use crate::bind::init_method::{self, InitMethod, SECTION_BYTES};
-use crate::bind::memmap_cache::{MemmapMemory, Source};
+use crate::bind::memmap_cache::{MemmapMemory, MemmapPages};
 use crate::bind::options::BindOptions;
 use crate::clear::stores;
 use crate::error::BindError;
@@ -43,13 +43,12 @@ pub(crate) fn write<P: Payload>(
     len: ByteLen,
     options: &BindOptions<P>,
 ) -> Result<Written, BindError> {
-    let is_fresh = match memory.source {
-        Source::Fresh => true,
-        Source::Kept => false,
+    let is_fresh = match memory.pages {
         // How it is written is only a matter of speed here: a kernel that does not say is no error.
-        Source::Region => memory.memory.resident().is_ok_and(ByteLen::is_zero),
+        MemmapPages::Region => memory.memory.resident().is_ok_and(ByteLen::is_zero),
+        _ => !memory.is_kept,
     };
-    let is_present = memory.source == Source::Kept;
+    let is_present = memory.is_kept;
     let stamp = choose_stamp(template, options, len, is_fresh);
     let total = len.to_usize()?;
     let section = section_bytes(Template::<P>::DESCRIPTOR_BYTES);

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use uzone_pages::{Payload, Pfn, Template, Word};
-use uzone_zone::{BindOptions, Init, Pagemap, Region, Source, Zone};
+use uzone_zone::{BindOptions, Init, MemmapPages, Pagemap, Region, Zone};
 use zerocopy::Immutable;
 
 use crate::harness::{BenchError, Result, Role, RowSpec, Suite, timed};
@@ -30,7 +30,8 @@ impl<'a> Suite<'a> {
         let report = pagemap.report();
         let is_written = report.init == Init::Eager;
         let bytes = if is_written { report.metadata.get() } else { 0 };
-        let cold = is_written && report.source == Source::Fresh;
+        let is_fresh = !report.is_kept && report.memmap_pages != MemmapPages::Region;
+        let cold = is_written && is_fresh;
         let threads = report.threads;
         let mut region = Some(unbind(pagemap)?);
         let spec = self.add(role, row, name, move |_| {
