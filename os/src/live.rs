@@ -127,7 +127,7 @@ impl<T> LiveOwner<T> {
     #[must_use]
     pub fn new(value: T) -> Self {
         let place = LiveArc {
-            live: LiveRef::new(),
+            live: LiveRef::default(),
             closing: Mutex::new(()),
             left: Condvar::new(),
             value: UnsafeCell::new(ManuallyDrop::new(value)),

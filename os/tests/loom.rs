@@ -350,7 +350,7 @@ fn a_guard_that_takes_no_share_wakes_a_place_that_is_gone() {
     // SAFETY: loom checks how the cell is used.
     unsafe impl Sync for Place {}
     loom::model(|| {
-        let place = Arc::new(Place(uzone_pages::LiveRef::new(), UnsafeCell::new(())));
+        let place = Arc::new(Place(uzone_pages::LiveRef::default(), UnsafeCell::new(())));
         place.0.enter(uzone_pages::HoldKind::Pin).unwrap();
         let guard = {
             let place = place.clone();

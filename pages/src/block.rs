@@ -65,32 +65,13 @@ impl Counts {
     }
 }
 
-const fn one(sort: HoldKind) -> u64 {
-    match sort {
-        HoldKind::Reference => 1,
-        HoldKind::Pin => 1 << COUNT_BITS,
-    }
-}
-
 /// The holds that cover a block of base pages wholly. All zero is a block without holds.
 #[cfg_attr(not(loom), derive(zerocopy::FromBytes))]
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct Block(AtomicU64);
 
-impl Default for Block {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Block {
-    /// Returns a block without holds.
-    #[must_use]
-    pub fn new() -> Self {
-        Self(AtomicU64::new(0))
-    }
-
     /// Returns how many blocks the pages of `range` have a part of.
     #[must_use]
     pub const fn count(range: PfnRange) -> PageCount {
@@ -163,7 +144,7 @@ impl<'a> BlockRef<'a> {
             if counts.holds(sort) == 0 {
                 return Err(());
             }
-            Ok(Counts(counts.0 - one(sort)))
+            Ok(Counts(counts.0 - sort.one(COUNT_BITS)))
         })
         .is_ok()
     }
@@ -240,7 +221,7 @@ fn add_hold(counts: Counts, sort: HoldKind) -> Result<Counts, HoldError> {
     if u64::from(counts.holds(sort)) == MAX_COUNT {
         return Err(HoldError::Overflow);
     }
-    Ok(Counts(counts.0 + one(sort)))
+    Ok(Counts(counts.0 + sort.one(COUNT_BITS)))
 }
 
 #[cfg(all(test, not(loom)))]
@@ -249,7 +230,7 @@ mod tests {
 
     #[test]
     fn an_inhibitor_keeps_off_what_it_is_for_and_nothing_else() {
-        let block = Block::new();
+        let block = Block::default();
         let block = BlockRef::new(&block, true);
         assert_eq!(block.inhibit(), Ok(()));
         assert_eq!(block.hold(HoldKind::Pin), Err(HoldError::Busy));
@@ -266,7 +247,7 @@ mod tests {
 
     #[test]
     fn a_block_none_of_whose_pages_may_be_pinned_is_inhibited_until_all_may() {
-        let block = Block::new();
+        let block = Block::default();
         let block = BlockRef::new(&block, false);
         assert_eq!(block.hold(HoldKind::Pin), Err(HoldError::Busy));
         assert_eq!(block.hold(HoldKind::Reference), Ok(()));
@@ -280,7 +261,7 @@ mod tests {
     #[test]
     fn a_block_that_is_full_refuses_and_keeps_its_counts() {
         for sort in [HoldKind::Reference, HoldKind::Pin] {
-            let block = Block(AtomicU64::new(one(sort) * MAX_COUNT));
+            let block = Block(AtomicU64::new(sort.one(COUNT_BITS) * MAX_COUNT));
             let block = BlockRef::new(&block, true);
             let before = block.holds();
             assert_eq!(block.hold(sort), Err(HoldError::Overflow));

@@ -29,7 +29,9 @@ use crate::block::BlockRef;
 use crate::content::Content;
 use crate::page::Page;
 use crate::sync::Ordering;
-use crate::word::{COUNT_MASK, FREE, HoldKind, MAX_HOLDS, PARTLY_POISONED, POISON_PENDING, Word};
+use crate::word::{
+    COUNT_MASK, FREE, HoldKind, MAX_HOLDS, PARTLY_POISONED, PINS_SHIFT, POISON_PENDING, Word,
+};
 
 /// Returns why a taker is refused whose addition makes the count `total`, if it is.
 #[inline]
@@ -208,7 +210,7 @@ impl<'a, P> Folio<'a, P> {
         self.update(Ordering::Relaxed, |word| {
             let total = sort.raw_count(word) + 1;
             match refusal(word, HoldKind::Reference, total) {
-                None => Ok(Word(word.0 + sort.one())),
+                None => Ok(Word(word.0 + sort.one(PINS_SHIFT))),
                 Some(refusal) => Err(refusal),
             }
         })
@@ -226,7 +228,8 @@ impl<'a, P> Folio<'a, P> {
     pub fn try_hold(self, sort: HoldKind) -> Result<Word, HoldError> {
         // Acquire pairs with the Release in `release` and `take_first`: a new holder
         // sees what the last holder, or the owner that handed the page out, wrote.
-        let before = self.decode(self.page.stored.fetch_add(sort.one(), Ordering::Acquire));
+        let before =
+            self.decode(self.page.stored.fetch_add(sort.one(PINS_SHIFT), Ordering::Acquire));
         if obstacle(before, sort).is_none() {
             return Ok(before);
         }
@@ -248,7 +251,7 @@ impl<'a, P> Folio<'a, P> {
             // Relaxed: nothing was learnt or published by an addition that is taken back.
             match page.stored.compare_exchange_weak(
                 stored,
-                folio.encode(Word(word.0 - sort.one())),
+                folio.encode(Word(word.0 - sort.one(PINS_SHIFT))),
                 Ordering::Relaxed,
                 Ordering::Acquire,
             ) {
@@ -273,7 +276,7 @@ impl<'a, P> Folio<'a, P> {
             if sort.count(word) == 0 {
                 return Err(AdvanceError::NotHeld { what: sort });
             }
-            let after = Word(word.0 - sort.one());
+            let after = Word(word.0 - sort.one(PINS_SHIFT));
             is_last = after.references() == 0 && after.pins() == 0;
             if !is_last {
                 return Ok(after);
@@ -298,7 +301,7 @@ impl<'a, P> Folio<'a, P> {
                 return Err(());
             }
             // Takers that will be refused may be in the count; they take back what they added.
-            Ok(Word((word.0 & !FREE) + HoldKind::Reference.one()))
+            Ok(Word((word.0 & !FREE) + HoldKind::Reference.one(PINS_SHIFT)))
         })
         .is_ok()
     }
@@ -492,7 +495,7 @@ mod tests {
                 assert_eq!(word.references(), kind.initial_references());
                 assert_eq!(word.pins(), 0);
                 assert_eq!(word.content(), Content::Unknown);
-                assert!(word.is_reserved());
+                assert!(word.to_bits() & 1 << 60 != 0, "reserved");
                 assert_eq!(word.is_free(), kind != MemoryKind::Generic);
             });
         }
@@ -536,7 +539,7 @@ mod tests {
         let is_free = folio.word().is_free();
         assert_eq!(folio.take_first(), is_free, "the one hold that it has");
         let before = u64::from(MAX_HOLDS) - 2;
-        let held = GET.one() * before + PIN.one() * (before + 1);
+        let held = GET.one(PINS_SHIFT) * before + PIN.one(PINS_SHIFT) * (before + 1);
         folio.page.stored.fetch_add(held, Ordering::Relaxed);
         for sort in [GET, PIN] {
             assert_eq!(hold(folio, sort), Ok(()));

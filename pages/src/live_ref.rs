@@ -37,14 +37,6 @@ const _: () = assert!(2 * COUNT_BITS == ORPHANED.trailing_zeros());
 /// The most guards of one sort that a pagemap may have.
 pub const MAX_GUARDS: u32 = (1 << COUNT_BITS) - 1;
 
-/// Returns one guard of `sort`, as it is added to the live reference.
-const fn one(sort: HoldKind) -> u64 {
-    match sort {
-        HoldKind::Reference => 1,
-        HoldKind::Pin => 1 << COUNT_BITS,
-    }
-}
-
 /// The guards of one pagemap at one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Guards {
@@ -81,23 +73,12 @@ pub enum Left {
     LastOfOrphan,
 }
 
-/// The count of guards on a pagemap, whether it still admits any, and whether it has an owner.
-#[derive(Debug)]
+/// The count of guards on a pagemap, whether it still admits any, and whether it has an owner. By default it
+/// is open, without guards, and has an owner.
+#[derive(Debug, Default)]
 pub struct LiveRef(AtomicU64);
 
-impl Default for LiveRef {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl LiveRef {
-    /// Makes an open live reference without guards, of a pagemap with an owner.
-    #[must_use]
-    pub fn new() -> Self {
-        Self(AtomicU64::new(0))
-    }
-
     /// Admits a guard.
     ///
     /// # Errors
@@ -113,7 +94,7 @@ impl LiveRef {
             }
             // Acquire pairs with the Release in `resurrect`: a thread that enters afterwards sees what
             // was undone.
-            let after = word + one(sort);
+            let after = word + sort.one(COUNT_BITS);
             match self.0.compare_exchange_weak(word, after, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => return Ok(()),
                 // It ends: each round fails only because another thread's step succeeded.
@@ -137,7 +118,7 @@ impl LiveRef {
             }
             // Release pairs with the Acquire in `kill` and `orphan`: the thread that unbinds
             // sees what every guard did.
-            let after = word - one(sort);
+            let after = word - sort.one(COUNT_BITS);
             match self.0.compare_exchange_weak(word, after, Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => return true,
                 // It ends, as in `enter`.
@@ -151,8 +132,8 @@ impl LiveRef {
     pub fn leave(&self, sort: HoldKind) -> Left {
         // Release as in `try_leave`. Acquire: the last one of an orphan ends what the others used, and
         // what its owner left.
-        let before = self.0.fetch_sub(one(sort), Ordering::AcqRel);
-        if !Guards::of(before - one(sort)).is_empty() {
+        let before = self.0.fetch_sub(sort.one(COUNT_BITS), Ordering::AcqRel);
+        if !Guards::of(before - sort.one(COUNT_BITS)).is_empty() {
             Left::Others
         } else if before & ORPHANED != 0 {
             Left::LastOfOrphan
@@ -201,7 +182,7 @@ fn refusal(word: u64, sort: HoldKind) -> Option<HoldError> {
     } else if word & CLOSING != 0 {
         return Some(HoldError::Closing);
     }
-    let is_full = (word / one(sort)) & COUNT_MASK == COUNT_MASK;
+    let is_full = (word / sort.one(COUNT_BITS)) & COUNT_MASK == COUNT_MASK;
     is_full.then_some(HoldError::Full)
 }
 
@@ -211,7 +192,7 @@ mod tests {
 
     #[test]
     fn a_killed_region_admits_no_guard_until_it_is_resurrected() {
-        let live = LiveRef::new();
+        let live = LiveRef::default();
         assert_eq!(live.enter(HoldKind::Pin), Ok(()));
         assert_eq!(live.enter(HoldKind::Reference), Ok(()));
         assert_eq!(live.enter(HoldKind::Reference), Ok(()));
@@ -229,7 +210,7 @@ mod tests {
 
     #[test]
     fn an_orphan_lives_until_its_last_guard_and_admits_no_guard_afterwards() {
-        let live = LiveRef::new();
+        let live = LiveRef::default();
         assert_eq!(live.enter(HoldKind::Pin), Ok(()));
         assert_eq!(live.orphan(), Guards { references: 0, pins: 1 });
         assert_eq!(live.enter(HoldKind::Reference), Ok(()), "it is not gone yet");
@@ -237,10 +218,10 @@ mod tests {
         assert_eq!(live.leave(HoldKind::Pin), Left::Others);
         assert_eq!(live.leave(HoldKind::Reference), Left::LastOfOrphan);
         assert_eq!(live.enter(HoldKind::Pin), Err(HoldError::Gone));
-        let live = LiveRef::new();
+        let live = LiveRef::default();
         assert!(live.orphan().is_empty());
         assert_eq!(live.enter(HoldKind::Pin), Err(HoldError::Gone));
-        let live = LiveRef::new();
+        let live = LiveRef::default();
         assert!(live.kill().is_empty());
         assert!(live.orphan().is_empty());
         assert_eq!(live.enter(HoldKind::Pin), Err(HoldError::Gone), "it was unbound");
@@ -249,7 +230,7 @@ mod tests {
     #[test]
     fn guards_beyond_the_most_are_refused_and_change_nothing() {
         for sort in [HoldKind::Reference, HoldKind::Pin] {
-            let live = LiveRef(AtomicU64::new(one(sort) * u64::from(MAX_GUARDS)));
+            let live = LiveRef(AtomicU64::new(sort.one(COUNT_BITS) * u64::from(MAX_GUARDS)));
             let before = live.guards();
             assert_eq!(live.enter(sort), Err(HoldError::Full));
             assert_eq!(live.guards(), before);

@@ -27,7 +27,7 @@ use crate::kind::MemoryKind;
 
 const COUNT_BITS: u32 = 28;
 pub(crate) const COUNT_MASK: u64 = (1 << COUNT_BITS) - 1;
-const PINS_SHIFT: u32 = COUNT_BITS;
+pub(crate) const PINS_SHIFT: u32 = COUNT_BITS;
 const CONTENT_SHIFT: u32 = 2 * COUNT_BITS;
 const CONTENT_MASK: u64 = 0x7;
 
@@ -53,15 +53,11 @@ pub enum HoldKind {
 }
 
 impl HoldKind {
-    /// Returns one hold of this sort, as it is added to a word.
-    pub(crate) const fn one(self) -> u64 {
-        1 << self.shift()
-    }
-
-    const fn shift(self) -> u32 {
+    /// Returns one hold of this sort, as it is added to a word whose pins begin at bit `pins_shift`.
+    pub(crate) const fn one(self, pins_shift: u32) -> u64 {
         match self {
-            Self::Reference => 0,
-            Self::Pin => PINS_SHIFT,
+            Self::Reference => 1,
+            Self::Pin => 1 << pins_shift,
         }
     }
 
@@ -81,7 +77,10 @@ impl HoldKind {
 
     /// Returns the count as it stands in the word, with takers that will be refused.
     pub(crate) const fn raw_count(self, word: Word) -> u64 {
-        (word.0 >> self.shift()) & COUNT_MASK
+        match self {
+            Self::Reference => word.0 & COUNT_MASK,
+            Self::Pin => (word.0 >> PINS_SHIFT) & COUNT_MASK,
+        }
     }
 }
 
@@ -139,12 +138,6 @@ impl Word {
         Content::from_bits(self.0 >> CONTENT_SHIFT)
     }
 
-    /// Returns whether the page is reserved for its owner, as every device page is.
-    #[must_use]
-    pub const fn is_reserved(self) -> bool {
-        self.0 & RESERVED != 0
-    }
-
     /// Returns whether the page waits for its first reference.
     #[must_use]
     pub const fn is_free(self) -> bool {
@@ -192,7 +185,7 @@ impl fmt::Debug for Word {
             .field("references", &self.references())
             .field("pins", &self.pins())
             .field("content", &self.content())
-            .field("reserved", &self.is_reserved())
+            .field("reserved", &(self.0 & RESERVED != 0))
             .field("free", &self.is_free())
             .field("poison_pending", &self.is_poison_pending())
             .field("partly_poisoned", &self.is_partly_poisoned())

@@ -194,7 +194,7 @@ fn a_pagemap_is_unbound_or_held_never_both() {
     let seen = Seen::new(2);
     let marks = seen.marks();
     loom::model(move || {
-        let pagemap = Arc::new((LiveRef::new(), Page::new(()), AtomicBool::new(false)));
+        let pagemap = Arc::new((LiveRef::default(), Page::new(()), AtomicBool::new(false)));
         let holder = {
             let pagemap = pagemap.clone();
             thread::spawn(move || {
@@ -240,7 +240,7 @@ fn an_owner_that_waits_learns_of_the_last_guard() {
     let seen = Seen::new(2);
     let marks = seen.marks();
     loom::model(move || {
-        let live = Arc::new(LiveRef::new());
+        let live = Arc::new(LiveRef::default());
         assert_eq!(live.enter(HoldKind::Pin), Ok(()));
         assert_eq!(live.enter(HoldKind::Reference), Ok(()));
         let leavers: Vec<_> = [HoldKind::Pin, HoldKind::Reference]
@@ -267,7 +267,7 @@ fn an_orphan_is_ended_once_and_by_its_last_guard() {
     let seen = Seen::new(4);
     let marks = seen.marks();
     loom::model(move || {
-        let pagemap = Arc::new((LiveRef::new(), AtomicUsize::new(0), AtomicUsize::new(0)));
+        let pagemap = Arc::new((LiveRef::default(), AtomicUsize::new(0), AtomicUsize::new(0)));
         assert_eq!(pagemap.0.enter(HoldKind::Pin), Ok(()));
         let uses = |sort: HoldKind| {
             let pagemap = pagemap.clone();
@@ -327,7 +327,7 @@ impl Blocked {
         let layout = Layout::try_new(range, Order::BASE, Tails::Derived).unwrap();
         let descriptors: Vec<Page> = range.iter().map(|_| Page::new(())).collect();
         let memmap = Memmap::try_new(layout, GENERIC, descriptors).unwrap();
-        let memmap = memmap.with_blocks(vec![Block::new()]).unwrap();
+        let memmap = memmap.with_blocks(vec![Block::default()]).unwrap();
         Arc::new(Self { memmap, bytes: AtomicBool::new(false) })
     }
 

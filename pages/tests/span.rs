@@ -22,7 +22,7 @@ fn range(start: u64, pages: u64) -> PfnRange {
 fn memmap(range: PfnRange) -> Blocked {
     let layout = Layout::try_new(range, Order::BASE, Tails::Derived).unwrap();
     let descriptors: Vec<Page> = range.iter().map(|_| Page::new(())).collect();
-    let blocks = (0..Block::count(range).get()).map(|_| Block::new()).collect();
+    let blocks = (0..Block::count(range).get()).map(|_| Block::default()).collect();
     Memmap::try_new(layout, MemoryKind::Generic, descriptors).unwrap().with_blocks(blocks).unwrap()
 }
 
@@ -333,7 +333,7 @@ fn blocks_are_refused_where_pages_come_and_go_and_where_there_are_folios() {
     let make = |kind, order: u8, blocks: usize| {
         let layout = Layout::try_new(range(1024, 1024), Order::new(order), Tails::Derived).unwrap();
         let descriptors: Vec<Page> = (0..layout.descriptors()).map(|_| Page::new(())).collect();
-        let blocks: Vec<Block> = (0..blocks).map(|_| Block::new()).collect();
+        let blocks: Vec<Block> = (0..blocks).map(|_| Block::default()).collect();
         Memmap::try_new(layout, kind, descriptors).unwrap().with_blocks(blocks).map(|_| ())
     };
     assert_eq!(make(MemoryKind::Generic, 0, 2), Ok(()));
