@@ -122,9 +122,7 @@ fn claim<P: Payload>(
         return Err(BindError::NotZeroMemory);
     }
     let align = match &options.altmap {
-        Some(altmap) => {
-            options.order.max(altmap::backing_order(region)).max(altmap.align_for(region))
-        }
+        Some(altmap) => options.order.max(region.folio_order()).max(altmap.align_for(region)),
         None => options.order,
     };
     let claim = shared.claim(region.pages(), align, options.base, region.extent())?;
@@ -389,16 +387,18 @@ fn eager_memory<P: Payload>(
     }
     // Asked before minutes are spent, or the kernel's killer comes; and before the memory is
     // mapped, for that counts against the limits of the process.
-    if let Ok(available) = memory::available(&SystemRoot::host())
-        && available.bytes < len
-    {
-        return Err(BindError::TooLittleMemory {
-            needed: len,
-            available: available.bytes,
-            limited_by: available.limited_by,
-        });
-    }
+    check_available(len)?;
     memmap_cache::fresh_huge(len).map_err(map)
+}
+
+/// Refuses to take more memory than there is, where the host states how much that is.
+fn check_available(needed: ByteLen) -> Result<(), BindError> {
+    match memory::available(&SystemRoot::host()) {
+        Ok(memory::Available { bytes: available, limited_by }) if available < needed => {
+            Err(BindError::TooLittleMemory { needed, available, limited_by })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// What Linux's `memremap_pages` refuses, and what a region adds to that.

@@ -16,7 +16,7 @@
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use uzone_os::{Exclusive, Mapping, SystemRoot, memory};
+use uzone_os::{Exclusive, Mapping};
 use uzone_pages::{
     AddrError, ByteLen, Order, PageCount, Payload, PfnRange, Placement, PlacementSpec, Template,
 };
@@ -47,12 +47,6 @@ pub(crate) struct Cut {
     pub(crate) data: Region,
 }
 
-/// Returns the order of the pages behind a region whose descriptors lie in it: what starts or ends a
-/// part of it is a multiple of those.
-pub(crate) fn backing_order(region: &Region) -> Order {
-    region.folio_order()
-}
-
 /// Finds out which pages of a region will be what.
 pub(crate) fn place<P: Payload>(
     region: &Region,
@@ -65,7 +59,8 @@ pub(crate) fn place<P: Payload>(
         align: altmap.align_for(region),
         range,
         reserve: altmap.reserve,
-        backing: backing_order(region),
+        // What starts or ends a part of the region is a multiple of those.
+        backing: region.folio_order(),
         block: pageblock_order(page),
         page,
         order: options.order,
@@ -214,14 +209,7 @@ pub(crate) fn check_memory(memory: &Exclusive, len: ByteLen) -> Result<(), BindE
     }
     let resident = memory.resident_in(0..len.get()).unwrap_or_default();
     let needed = ByteLen::new(len.get().saturating_sub(resident.get()));
-    match memory::available(&SystemRoot::host()) {
-        Ok(available) if available.bytes < needed => Err(BindError::TooLittleMemory {
-            needed,
-            available: available.bytes,
-            limited_by: available.limited_by,
-        }),
-        _ => Ok(()),
-    }
+    super::check_available(needed)
 }
 
 /// Returns the region's own memory as memory for descriptors.

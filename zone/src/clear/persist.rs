@@ -51,36 +51,29 @@ impl<P: Payload> Pagemap<P> {
     }
 }
 
-/// Returns how the bytes of a region come to its storage.
-fn can_persist(region: &Region) -> Result<Way, WriteError> {
+/// Returns whether the bytes of a region come to its storage by writing back the lines of the cache; else the
+/// kernel writes pages to a device.
+fn can_persist(region: &Region) -> Result<bool, WriteError> {
     match region.backing() {
         Backing::Devdax { .. } | Backing::Fsdax { .. } if !uzone_stream::has_write_back() => {
             Err(WriteError::NoInstruction)
         }
-        Backing::Devdax { .. } | Backing::Fsdax { .. } => Ok(Way::Lines),
-        Backing::File { .. } => Ok(Way::File),
+        Backing::Devdax { .. } | Backing::Fsdax { .. } => Ok(true),
+        Backing::File { .. } => Ok(false),
         backing => Err(WriteError::NoStorage { backing: backing.clone() }),
     }
 }
 
-/// How bytes come to their storage.
-enum Way {
-    /// By writing back the lines of the cache.
-    Lines,
-    /// By the kernel, which writes pages to a device.
-    File,
-}
-
 fn persist(region: &Region, range: Range<u64>) -> Result<(), WriteError> {
-    let way = can_persist(region)?;
+    let by_lines = can_persist(region)?;
     if range.is_empty() {
         return Ok(());
     }
     let memory = region.memory();
-    match way {
+    if by_lines {
         // A line has whole words, and so has a region.
-        Way::Lines => memory.flush_lines(range.start & !7..range.end.next_multiple_of(8))?,
-        Way::File => memory.sync(range).map_err(WriteError::Sync)?,
+        Ok(memory.flush_lines(range.start & !7..range.end.next_multiple_of(8))?)
+    } else {
+        memory.sync(range).map_err(WriteError::Sync)
     }
-    Ok(())
 }
