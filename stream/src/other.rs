@@ -23,12 +23,12 @@ pub(crate) fn processor() -> Option<Processor> {
 
 #[inline]
 pub(crate) fn copy(_: Ready, dst: &mut [u8], src: &[u8]) {
-    portable::copy(dst, src);
+    dst.copy_from_slice(src);
 }
 
 #[inline]
 pub(crate) fn zero(_: Ready, dst: &mut [u8]) {
-    portable::zero(dst);
+    dst.fill(0);
 }
 
 #[inline]
@@ -81,10 +81,10 @@ pub(crate) fn copy_words_shared(_: Ready, _: bool, dst: &[AtomicU64], src: &[Ato
 
 /// Zeroes a slice.
 pub(crate) fn zero_bytes(_: Ready, dst: &mut [u8]) {
-    portable::zero(dst);
+    dst.fill(0);
 }
 
 /// Copies between slices of equal length.
 pub(crate) fn copy_bytes(_: Ready, _: bool, dst: &mut [u8], src: &[u8]) {
-    portable::copy(dst, src);
+    dst.copy_from_slice(src);
 }

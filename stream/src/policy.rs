@@ -21,7 +21,6 @@
 use std::env;
 use std::ffi::OsStr;
 use std::fmt;
-use std::str::FromStr;
 use std::sync::OnceLock;
 
 use crate::arch;
@@ -263,15 +262,6 @@ impl fmt::Display for StorePolicy {
             write!(f, "{comma}{}={}{aside}", work.name(), self.store(work))?;
         }
         Ok(())
-    }
-}
-
-impl FromStr for StorePolicy {
-    type Err = StreamError;
-
-    /// [`StorePolicy::for_cpu`] with the works that the text names replaced.
-    fn from_str(text: &str) -> Result<Self, StreamError> {
-        Self::for_cpu().with_text(text)
     }
 }
 

@@ -1,4 +1,5 @@
-//! Copy, fill and zero by plain stores: the fallback, and what the other paths are tested against.
+//! Filling by plain stores: the fallback, and what the other paths are tested against. Copies and zeroes are
+//! those of slices.
 //!
 //! Not streaming: what is written here goes through the cache, which is also why this is the
 //! "cached" side of every measurement. Safe code only, and nothing that depends on the machine
@@ -9,18 +10,6 @@
 
 use crate::LINE_BYTES;
 use crate::pattern::{BLOCK_WORDS, Pattern};
-
-/// Copies `src` to `dst`. The lengths are equal: the caller has checked.
-#[inline]
-pub(crate) fn copy(dst: &mut [u8], src: &[u8]) {
-    dst.copy_from_slice(src);
-}
-
-/// Zeroes `dst`.
-#[inline]
-pub(crate) fn zero(dst: &mut [u8]) {
-    dst.fill(0);
-}
 
 /// Fills `dst` with the elements of `pattern`, from element 0; the last may be cut.
 #[inline]

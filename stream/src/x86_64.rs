@@ -350,13 +350,13 @@ pub(crate) fn copy(ready: Ready, dst: &mut [u8], src: &[u8]) {
         return;
     }
     // The destination is not accessed until the caller drains, here and below.
-    on_path!(ready, copy(dst, src), portable::copy(dst, src));
+    on_path!(ready, copy(dst, src), dst.copy_from_slice(src));
 }
 
 /// Zeroes `dst`; the caller drains, as for [`copy`].
 #[inline]
 pub(crate) fn zero(ready: Ready, dst: &mut [u8]) {
-    on_path!(ready, zero(dst), portable::zero(dst));
+    on_path!(ready, zero(dst), dst.fill(0));
 }
 
 /// Fills `dst` from element 0 of `pattern`; the caller drains, as for [`copy`].

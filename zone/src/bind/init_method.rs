@@ -46,11 +46,9 @@ pub(crate) fn init<P: Payload>(
             field_by_field(template, kind, first, bytes);
             0
         }
-        InitMethod::Template(path) => Streaming::scope(path, |stream| {
-            by_template(template, stream, first, bytes);
-            stream.drain();
-            stream.drains()
-        }),
+        InitMethod::Template(path) => {
+            Streaming::counted_scope(path, |stream| by_template(template, stream, first, bytes)).1
+        }
     }
 }
 
