@@ -79,8 +79,8 @@ pub struct LinuxSeed {
     pub node: u16,
     /// The address of the pagemap's own structure.
     pub pagemap_address: u64,
-    /// Whether the flags have the section number, as in a kernel without a virtual memmap: 19 bits at the
-    /// top, sections of 128 MiB.
+    /// Whether the flags have the section number, as in a kernel without a virtual memmap: 19 bits
+    /// at the top, sections of 128 MiB.
     pub section: bool,
     /// The address of page frame 0's bytes, for a kernel that keeps each page's address.
     /// It has effect in descriptors of 72 bytes and more.

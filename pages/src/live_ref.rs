@@ -73,8 +73,8 @@ pub enum Left {
     LastOfOrphan,
 }
 
-/// The count of guards on a pagemap, whether it still admits any, and whether it has an owner. By default it
-/// is open, without guards, and has an owner.
+/// The count of guards on a pagemap, whether it still admits any, and whether it has an owner. By
+/// default it is open, without guards, and has an owner.
 #[derive(Debug, Default)]
 pub struct LiveRef(AtomicU64);
 

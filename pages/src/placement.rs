@@ -11,13 +11,14 @@
 //! the descriptors of all that follow fit: moving it up shrinks the need and grows the room, so it is
 //! found by halving.
 //!
-//! Descriptors lie in one run behind the reserve. If they fill at least one block of a huge page, the run
-//! starts at a multiple of one, and what that skips is lost; fewer need no such start. A block never
-//! shares a huge page with the reserve, and the loss is less than one block. Linux populates a vmemmap section by section in ascending order: a
-//! whole section (128 MiB of 4 KiB pages, whose 64-byte descriptors are one huge page) from a huge page,
-//! and a section that the range covers in part, at its start or its end, in base pages. So where a
-//! range starts inside a section, Linux takes base pages before the first huge page. Here all blocks
-//! come first; no section is populated by itself.
+//! Descriptors lie in one run behind the reserve. If they fill at least one block of a huge page,
+//! the run starts at a multiple of one, and what that skips is lost; fewer need no such start. A
+//! block never shares a huge page with the reserve, and the loss is less than one block. Linux
+//! populates a vmemmap section by section in ascending order: a whole section (128 MiB of 4 KiB
+//! pages, whose 64-byte descriptors are one huge page) from a huge page, and a section that the
+//! range covers in part, at its start or its end, in base pages. So where a range starts inside a
+//! section, Linux takes base pages before the first huge page. Here all blocks come first; no
+//! section is populated by itself.
 //!
 //! The data starts at a multiple of `align`. Linux decides that before it knows the descriptors: it
 //! leaves 64 bytes for each page of the whole namespace, the data's pages and the others, and rounds up

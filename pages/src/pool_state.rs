@@ -92,8 +92,8 @@ pub trait PoolBackend {
     /// What ended it. What it was called for is sorted by [`PoolBackend::state_of`] either way.
     fn clear(&self, first: usize, folios: usize) -> Result<usize, Self::Failure>;
 
-    /// Returns the failure for a taker of so many folios, where there are not so many free ones in a row:
-    /// how many are free at all, and how many of these are set aside. Called under the lock.
+    /// Returns the failure for a taker of so many folios, where there are not so many free ones in
+    /// a row: how many are free at all, and how many of these are set aside. Called under the lock.
     fn exhausted(&self, folios: usize, free: usize, pinned: usize) -> Self::Failure;
 }
 
@@ -143,8 +143,8 @@ impl PoolState {
         self.in_work
     }
 
-    /// Returns how many were cleared so far: ahead of need, on demand, and when they came back. What is in
-    /// a set is counted.
+    /// Returns how many were cleared so far: ahead of need, on demand, and when they came back.
+    /// What is in a set is counted.
     #[must_use]
     pub fn cleared(&self) -> [u64; 3] {
         self.cleared
@@ -252,8 +252,8 @@ pub fn look_again<D: PoolBackend>(backend: &D, first: usize, folios: usize) {
 /// the caller's thread.
 ///
 /// # Errors
-/// [`PoolBackend::exhausted`] if there are none, and what [`PoolBackend::clear`] answered. It waits for a
-/// thread that is clearing what may be the last ones.
+/// [`PoolBackend::exhausted`] if there are none, and what [`PoolBackend::clear`] answered. It waits
+/// for a thread that is clearing what may be the last ones.
 pub fn hand_out<D: PoolBackend>(backend: &D, folios: usize) -> Result<usize, D::Failure> {
     let mut has_looked_again = false;
     let mut state = backend.lock();

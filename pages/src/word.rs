@@ -53,7 +53,8 @@ pub enum HoldKind {
 }
 
 impl HoldKind {
-    /// Returns one hold of this sort, as it is added to a word whose pins begin at bit `pins_shift`.
+    /// Returns one hold of this sort, as it is added to a word whose pins begin at bit
+    /// `pins_shift`.
     pub(crate) const fn one(self, pins_shift: u32) -> u64 {
         match self {
             Self::Reference => 1,

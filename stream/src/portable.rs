@@ -1,5 +1,5 @@
-//! Filling by plain stores: the fallback, and what the other paths are tested against. Copies and zeroes are
-//! those of slices.
+//! Filling by plain stores: the fallback, and what the other paths are tested against. Copies and
+//! zeroes are those of slices.
 //!
 //! Not streaming: what is written here goes through the cache, which is also why this is the
 //! "cached" side of every measurement. Safe code only, and nothing that depends on the machine

@@ -276,8 +276,8 @@ pub(crate) fn zero_words(ready: Ready, dst: &[AtomicU64]) {
     on_path!(ready, zero_past(dst), shared::zero_string(dst));
 }
 
-/// Copies words that others may touch meanwhile, several pages side by side if `is_aside` is set; the caller
-/// drains, as for [`copy`].
+/// Copies words that others may touch meanwhile, several pages side by side if `is_aside` is set;
+/// the caller drains, as for [`copy`].
 ///
 /// # Panics
 ///

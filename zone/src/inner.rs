@@ -143,8 +143,9 @@ impl<P: Payload> Parts<P> {
     }
 }
 
-/// What a pagemap and its guards share. Fields are dropped in this order, and `memmap` ends the claim:
-/// the zone must not know the region's addresses any more when the region, or its front, is unmapped.
+/// What a pagemap and its guards share. Fields are dropped in this order, and `memmap` ends the
+/// claim: the zone must not know the region's addresses any more when the region, or its front, is
+/// unmapped.
 pub(crate) struct Inner<P: Payload> {
     /// Notes the bus errors of the region, if the program asked for that. First, so that nothing is noted of
     /// what is mapped there afterwards.

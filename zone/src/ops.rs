@@ -19,7 +19,8 @@ pub struct Poisoned {
     pub references: u32,
 }
 
-/// What makes pages present that a pin finds absent or removed: the fault engine is one implementation.
+/// What makes pages present that a pin finds absent or removed: the fault engine is one
+/// implementation.
 pub trait Populate: Send + Sync {
     /// Maps what of `range` is at hand, and advances the content of those pages. Never blocks, and
     /// need not do anything.

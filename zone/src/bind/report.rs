@@ -34,8 +34,8 @@ pub struct BindReport {
     pub stamp: Option<InitMethod>,
     /// What their memory is made of.
     pub memmap_pages: MemmapPages,
-    /// Whether their memory was kept from an earlier bind of the same zone. Other memory is the region's own or
-    /// fresh from the kernel.
+    /// Whether their memory was kept from an earlier bind of the same zone. Other memory is the
+    /// region's own or fresh from the kernel.
     pub is_kept: bool,
     /// The NUMA node of the region ([`Region::node`]), if their memory lies in it or was asked of that node;
     /// `None` where the region has none, or the kernel refused.

@@ -51,8 +51,8 @@ impl<P: Payload> Pagemap<P> {
     }
 }
 
-/// Returns whether the bytes of a region come to its storage by writing back the lines of the cache; else the
-/// kernel writes pages to a device.
+/// Returns whether the bytes of a region come to its storage by writing back the lines of the
+/// cache; else the kernel writes pages to a device.
 fn can_persist(region: &Region) -> Result<bool, WriteError> {
     match region.backing() {
         Backing::Devdax { .. } | Backing::Fsdax { .. } if !uzone_stream::has_write_back() => {

@@ -136,8 +136,8 @@ pub(crate) fn is_missing(content: Content) -> bool {
     matches!(content, Content::Absent | Content::Filling | Content::Removed)
 }
 
-/// Returns the byte of the region that byte `offset_bytes` of the pages `held` is. Refuses bytes that are not
-/// all in these.
+/// Returns the byte of the region that byte `offset_bytes` of the pages `held` is. Refuses bytes
+/// that are not all in these.
 pub(crate) fn start_inside(
     inner: &(impl PinTarget + ?Sized),
     held: PfnRange,
