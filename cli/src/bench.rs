@@ -421,9 +421,6 @@ fn or_all_cpus(threads: Option<u16>) -> NonZeroUsize {
 }
 
 /// Runs one benchmark or all, or compares with an earlier run, and prints what came of it.
-///
-/// # Errors
-/// If memory is short, or the result cannot be written.
 pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     args.fit_together()?;
     if let Some(page) = &args.report {
@@ -529,9 +526,6 @@ fn write_page(
 }
 
 /// Makes the fastest stores of this machine those of the process, unless the environment names some.
-///
-/// # Errors
-/// If what the environment names cannot be followed.
 pub(crate) fn choose_stores(out: &Output) -> Result<(), Failure> {
     if std::env::var_os(STORE_POLICY).is_some_and(|text| !text.is_empty()) {
         return match StorePolicy::problem() {

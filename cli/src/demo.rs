@@ -44,10 +44,8 @@ use self::steps::{Step, Steps, grouped};
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
 
-/// Runs the demo, writes its two files, and prints what it did.
-///
-/// # Errors
-/// What is missing, before anything is made; afterwards what the system refused.
+/// Runs the demo, writes its two files, and prints what it did. What is missing is an error before
+/// anything is made.
 pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     if let Some(problem) = StorePolicy::problem() {
         return Err(problem.clone().into());

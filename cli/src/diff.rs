@@ -96,9 +96,6 @@ fn may_go_on(session: u64, bytes: u64, what: &str, paused_ns: u64) -> String {
 }
 
 /// Writes an image of what a machine has changed.
-///
-/// # Errors
-/// If there is no such session, it runs from another image, or the image cannot be written.
 pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     let socket = args.at.path();
     let image = match &args.image {

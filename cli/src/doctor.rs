@@ -30,9 +30,6 @@ use facts::Facts;
 pub(crate) struct Args {}
 
 /// Asks the host and prints what it offers.
-///
-/// # Errors
-/// If the result cannot be written.
 pub(crate) fn run(_: &Args, out: &Output) -> Result<Exit, Failure> {
     out.log("asking the kernel, and measuring stores and page faults (a moment)");
     let facts = Facts::of_host();

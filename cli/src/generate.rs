@@ -69,9 +69,6 @@ impl Report for Completions {
 }
 
 /// Prints or writes manual pages.
-///
-/// # Errors
-/// If a page cannot be written.
 pub(crate) fn man(args: &ManArgs, out: &Output) -> Result<Exit, Failure> {
     let mut command = Arguments::command();
     command.build();
@@ -114,9 +111,6 @@ fn text(bytes: Vec<u8>) -> io::Result<String> {
 }
 
 /// Prints the script for a shell.
-///
-/// # Errors
-/// If it cannot be printed.
 pub(crate) fn completions(args: &CompletionsArgs, out: &Output) -> Result<Exit, Failure> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Arguments::command(), "uzone", &mut script);

@@ -73,9 +73,6 @@ impl Report for OffloadReport {
 }
 
 /// Restores a machine.
-///
-/// # Errors
-/// If the image or the state cannot be read, or Cloud Hypervisor refuses the machine.
 pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     let read = |name| {
         let path = args.state.join(name);

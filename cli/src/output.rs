@@ -209,9 +209,6 @@ impl Output {
     }
 
     /// Prints a result to standard output, as text or JSON.
-    ///
-    /// # Errors
-    /// If standard output cannot be written, except that its reader went away.
     pub(crate) fn print(&self, report: &impl Report) -> Result<(), Failure> {
         if self.is_json {
             return print_json(&Object::from(report));
@@ -220,9 +217,6 @@ impl Output {
     }
 
     /// Prints a text that is no result, the same with `--json`.
-    ///
-    /// # Errors
-    /// As of [`Output::print`].
     pub(crate) fn text(&self, text: &str) -> Result<(), Failure> {
         to_stdout(text)
     }

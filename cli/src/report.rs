@@ -58,9 +58,6 @@ impl Report for Written {
 }
 
 /// Reads the inputs, and writes what was asked for.
-///
-/// # Errors
-/// If an input cannot be read or is none, or an output cannot be written.
 pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     check(args)?;
     let mut documents: Vec<Document> = Vec::new();

@@ -254,9 +254,6 @@ fn options(args: &Args) -> ServerOptions {
 }
 
 /// Serves machines until a signal.
-///
-/// # Errors
-/// If the image cannot be read or the socket cannot be made.
 pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     if args.worker {
         return work(args, out);

@@ -139,9 +139,6 @@ const COLUMNS: [Column; 10] = [
 ];
 
 /// Prints what a server does.
-///
-/// # Errors
-/// If there is no server, or this user may not ask.
 pub(crate) fn status(args: &StatusArgs, out: &Output) -> Result<Exit, Failure> {
     let status = uzone_server::status(&args.at.path())?;
     out.print(&StatusReport { status, is_metrics: args.metrics })?;
@@ -149,9 +146,6 @@ pub(crate) fn status(args: &StatusArgs, out: &Output) -> Result<Exit, Failure> {
 }
 
 /// Lets a server end, and prints what it did when that began.
-///
-/// # Errors
-/// If there is no server, or this user may not ask.
 pub(crate) fn drain(args: &DrainArgs, out: &Output) -> Result<Exit, Failure> {
     let socket = args.at.path();
     let status = uzone_server::drain(&socket)?;

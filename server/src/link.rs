@@ -139,11 +139,8 @@ pub(crate) fn room() -> Vec<u8> {
     vec![0; TAKEN_BYTES + OTHER_BYTES]
 }
 
-/// Waits for a message.
-///
-/// # Errors
-/// [`io::ErrorKind::UnexpectedEof`] if the other side has ended, [`io::ErrorKind::InvalidData`] if
-/// the message is malformed.
+/// Waits for a message. The error is [`io::ErrorKind::UnexpectedEof`] if the other side has ended,
+/// and [`io::ErrorKind::InvalidData`] if the message is malformed.
 pub(crate) fn receive<T: DeserializeOwned>(
     socket: &MessageSocket,
     room: &mut [u8],
@@ -153,10 +150,7 @@ pub(crate) fn receive<T: DeserializeOwned>(
     Ok(Titled { title, fds, bytes: bytes.to_vec() })
 }
 
-/// Waits for a message for a time.
-///
-/// # Errors
-/// As of [`receive`]; [`io::ErrorKind::TimedOut`] if none came.
+/// Waits for a message for a time; as [`receive`], and [`io::ErrorKind::TimedOut`] if none came.
 pub(crate) fn receive_within<T: DeserializeOwned>(
     socket: &MessageSocket,
     room: &mut [u8],

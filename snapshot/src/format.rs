@@ -328,9 +328,6 @@ impl Index {
     }
 
     /// Reads an index, and checks its root hash.
-    ///
-    /// # Errors
-    /// What is wrong with it.
     pub(crate) fn decode(bytes: &[u8]) -> Result<(Self, Root), Flaw> {
         let mut rest = bytes;
         let header = take(&mut rest, HEADER_LEN as u64)?;

@@ -40,11 +40,8 @@ fn changes() -> MutexGuard<'static, Changes> {
 #[derive(Debug)]
 pub(crate) struct Changed(u64);
 
-/// Makes a change that `undo` takes back.
-///
-/// # Errors
-/// The error of `make`, or of the system about the thread and its signals; then nothing is changed, as far as
-/// `make` changes nothing when it fails.
+/// Makes a change that `undo` takes back. An error is of `make`, or of the thread and its signals;
+/// then nothing is changed, as far as `make` changes nothing when it fails.
 pub(crate) fn change(
     make: impl FnOnce() -> io::Result<()>,
     undo: impl FnOnce() + Send + 'static,

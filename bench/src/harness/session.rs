@@ -84,9 +84,6 @@ impl<'a> Session<'a> {
     }
 
     /// Ends it: the rows that have a headline become the summary.
-    ///
-    /// # Errors
-    /// If no table was run or skipped.
     pub(crate) fn finish(mut self) -> Result<Bench> {
         if self.bench.tables.is_empty() && self.bench.skipped.is_empty() {
             return Err(BenchError::no_table(&self.tables));

@@ -138,9 +138,6 @@ fn li_zhe(ns: u64, version: &str, what: &str, size: ByteLen) -> Published {
 }
 
 /// Returns whether the table can be run: before minutes are spent.
-///
-/// # Errors
-/// [`BenchError`] if the size is none that is measured, or memory is short.
 fn check(settings: &BindSettings) -> Result {
     let size = settings.size;
     if size.is_zero() || !size.get().is_multiple_of(1 << 30) {
@@ -152,9 +149,6 @@ fn check(settings: &BindSettings) -> Result {
 }
 
 /// Runs the whole table.
-///
-/// # Errors
-/// [`BenchError`] if memory is short, or a row wrote something wrong.
 pub(crate) fn run(settings: &BindSettings, part: &Part, watch: Watch<'_>) -> Result<Bench> {
     check(settings)?;
     let (size, pages) = (settings.size, settings.size.get() >> 12);

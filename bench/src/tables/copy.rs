@@ -7,9 +7,6 @@ use crate::harness::{Bench, CopySettings, Part, Result, Session, Watch};
 use crate::tables::extents::{self, Arena, Work};
 
 /// Runs the tables.
-///
-/// # Errors
-/// [`BenchError`](crate::BenchError) if memory is short, or a row left a wrong byte.
 pub(crate) fn run(settings: &CopySettings, part: &Part, watch: Watch<'_>) -> Result<Bench> {
     let &CopySettings { size, rounds } = settings;
     extents::check_size(size)?;

@@ -56,10 +56,6 @@ use self::touch::Pattern;
 use crate::harness::{Bench, BenchError, FaultSettings, Part, Result, Session, Watch};
 
 /// Runs the tables.
-///
-/// # Errors
-/// [`BenchError`] if the size cannot be measured, there is no userfaultfd, the file cannot be
-/// made, or a row read a wrong byte.
 pub(crate) fn run(settings: &FaultSettings, part: &Part, watch: Watch<'_>) -> Result<Bench> {
     let asked = settings.size;
     check(asked)?;

@@ -35,9 +35,6 @@ use crate::harness::{
 const LARGER: &str = "-larger";
 
 /// Runs the tables.
-///
-/// # Errors
-/// [`BenchError`] if the size is none that is measured, memory is short, or a hold was refused.
 pub(crate) fn run(settings: &PinSettings, part: &Part, watch: Watch<'_>) -> Result<Bench> {
     let mut session = session(settings, part, watch)?;
     if session.wants_any(&["pin-2m", "pin-2m-altmap"]) {

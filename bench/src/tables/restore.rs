@@ -37,9 +37,6 @@ const SET_SHARE: usize = 10;
 const LONGEST_RUN: usize = 64;
 
 /// Runs the tables.
-///
-/// # Errors
-/// [`BenchError`](crate::BenchError) if the files cannot be made, or a row read a wrong byte.
 pub(crate) fn run(settings: &SnapshotSettings, part: &Part, watch: Watch<'_>) -> Result<Bench> {
     let (size, rounds) = (settings.size, settings.rounds);
     let material = Material::new(settings, watch)?;

@@ -30,9 +30,6 @@ use self::material::Material;
 use crate::harness::{Bench, Part, Result, Session, SnapshotSettings, Watch};
 
 /// Runs the tables.
-///
-/// # Errors
-/// [`BenchError`](crate::BenchError) if the files cannot be made, or a row left a wrong byte.
 pub(crate) fn run(settings: &SnapshotSettings, part: &Part, watch: Watch<'_>) -> Result<Bench> {
     let &SnapshotSettings { size, rounds, threads, .. } = settings;
     let mut material = Material::new(settings, watch)?;

@@ -43,9 +43,6 @@ const WORKING_SET: usize = 1 << 20;
 const CALLS: usize = 8;
 
 /// Runs the tables.
-///
-/// # Errors
-/// [`BenchError`](crate::BenchError) if memory is short, or a row left a wrong byte.
 pub(crate) fn run(settings: &ZeroSettings, part: &Part, watch: Watch<'_>) -> Result<Bench> {
     let &ZeroSettings { size, rounds, threads, populate, first_touches } = settings;
     extents::check_size(size)?;

@@ -103,10 +103,7 @@ impl From<Machine> for Then {
     }
 }
 
-/// Runs what an earlier run ran, and compares.
-///
-/// # Errors
-/// If the file is no earlier run, it was another benchmark than `asked`, or it cannot be run here.
+/// Runs what an earlier run ran, and compares. It refuses a file of another benchmark than `asked`.
 pub(super) fn run(
     file: &Path,
     asked: Option<&Benchmark>,

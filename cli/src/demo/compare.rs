@@ -18,9 +18,6 @@ const READINGS: u32 = 5;
 const ROUNDS: u32 = 9;
 
 /// Measures all parts. If the image was read right before, a page that is wrong now is an error.
-///
-/// # Errors
-/// If memory is refused, or one of the ways left a wrong byte.
 pub(super) fn run(
     plan: &Plan,
     image: Image,

@@ -80,9 +80,6 @@ impl Image {
 }
 
 /// Fills a file without a name, which was made before, with `len` bytes.
-///
-/// # Errors
-/// If it cannot be written, with the directory that it is in.
 pub(super) fn make(
     mut file: File,
     directory: &Path,
@@ -119,9 +116,6 @@ pub(super) fn make(
 }
 
 /// Makes the empty file.
-///
-/// # Errors
-/// If the directory is not there or may not be written to.
 pub(super) fn create(directory: &Path) -> Result<File, Failure> {
     file_system::nameless_file(directory).map_err(|cause| no_file(directory, cause))
 }

@@ -59,9 +59,6 @@ pub(super) struct Lazy {
 }
 
 /// Maps the image lazily, touches all of it, and compares what was read with what was written.
-///
-/// # Errors
-/// If memory or a thread is refused, or a page cannot be had.
 pub(super) fn run(
     plan: &Plan,
     image: &Image,

@@ -23,9 +23,6 @@ const THREADS: u64 = 512 << 20;
 
 /// Returns the first of the plans for which there is enough memory and disk, and whether lazily mapped
 /// memory reports faults of the kernel too. A plan that is not the first is named in the log.
-///
-/// # Errors
-/// What the last plan lacks, with numbers and what would help.
 pub(super) fn first_that_fits(plans: Vec<Plan>, out: &Output) -> Result<(Plan, bool), Failure> {
     let mut refused: Option<(Failure, String)> = None;
     for plan in plans {

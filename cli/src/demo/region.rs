@@ -19,9 +19,6 @@ use crate::progress::Progress;
 const PIECE: ByteLen = ByteLen::mib(2);
 
 /// Does it, and notes each step. Returns whether every byte was what it should be.
-///
-/// # Errors
-/// If memory is refused, or the image cannot be read.
 pub(super) fn run(
     size: ByteLen,
     part: ByteLen,

@@ -101,9 +101,6 @@ struct Attached {
 
 /// Has the first part of the image served by another process, and compares every byte of it. Returns whether
 /// all are right. A host that cannot do it is named in the step, and is no failure.
-///
-/// # Errors
-/// If a page cannot be had.
 pub(super) fn run(
     plan: &Plan,
     image: &Image,

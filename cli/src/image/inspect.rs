@@ -172,9 +172,6 @@ fn map_of(image: &Image) -> ImageMap {
 }
 
 /// Shows an image.
-///
-/// # Errors
-/// If the image, or one below it, cannot be opened.
 pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     let image = Image::open(&args.image, &args.required.options())?;
     if let Some(page) = &args.report {

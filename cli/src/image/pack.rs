@@ -156,9 +156,6 @@ enum Input {
 }
 
 /// Packs an image.
-///
-/// # Errors
-/// If the input cannot be read or the image cannot be written.
 pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     args.fit_together()?;
     let parent = args.parent.as_ref().map(|path| Image::open(path, &args.requests.open()));

@@ -46,9 +46,6 @@ impl Report for UnpackReport {
 const PIPE_BYTES: u64 = 4 << 20;
 
 /// Unpacks an image.
-///
-/// # Errors
-/// If a frame is damaged or the output cannot be written.
 pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     let image = args.whole.open()?;
     check_output(&image, &args.output)?;

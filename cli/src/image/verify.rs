@@ -62,9 +62,6 @@ impl Report for VerifyReport {
 }
 
 /// Verifies an image and those below it.
-///
-/// # Errors
-/// If a frame is damaged, or a file cannot be read.
 pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     let image = args.whole.open()?;
     let started = Instant::now();

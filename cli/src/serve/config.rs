@@ -40,9 +40,6 @@ fn command() -> Command {
 }
 
 /// Returns the servers that a file describes.
-///
-/// # Errors
-/// What is wrong with it, and where.
 pub(super) fn read(path: &Path) -> Result<Vec<Server>, Failure> {
     let text = fs::read_to_string(path).map_err(|cause| {
         Failure::of(format!("cannot read {}: {cause}", path.display()), cause).with(Exit::Input)
@@ -98,9 +95,6 @@ fn servers(path: &Path, text: &str, given: &[OsString]) -> Result<Vec<Server>, F
 }
 
 /// Returns the server of the command line.
-///
-/// # Errors
-/// It was parsed before, so there is none.
 pub(super) fn alone() -> Result<Server, Failure> {
     let arguments: Vec<_> = [OsString::from("serve")].into_iter().chain(given()).collect();
     let matches = command().try_get_matches_from(&arguments)?;

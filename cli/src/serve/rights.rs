@@ -22,9 +22,6 @@ const USERS: [&str; 2] = ["uzone", "65534"];
 const FIRST_FREE_PORT: u16 = 1024;
 
 /// Returns the user that answers faults, unless it is that of this process. `arguments` start a worker.
-///
-/// # Errors
-/// That the user of `--user` is not known, or this process may start none of it.
 pub(super) fn user_of_worker(
     args: &Args,
     arguments: &[OsString],

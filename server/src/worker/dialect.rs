@@ -26,9 +26,6 @@ pub(crate) trait Dialect: Sync {
     fn has(&self, first: u8) -> bool;
 
     /// Returns what came so far: a pure function of the bytes.
-    ///
-    /// # Errors
-    /// [`ServeError`] if it is no message of this dialect.
     fn parse(&self, bytes: &[u8]) -> Result<Said, ServeError>;
 
     /// Returns how many descriptors come with memory at most; the first is the userfaultfd.
@@ -40,9 +37,6 @@ pub(crate) trait Dialect: Sync {
     }
 
     /// Sends a reply, and the descriptor that belongs to it, without waiting. By default a client expects none.
-    ///
-    /// # Errors
-    /// The client does not take it.
     fn reply(&self, _: &UnixStream, _: &Reply, _: Option<BorrowedFd<'_>>) -> io::Result<()> {
         Ok(())
     }
@@ -87,9 +81,6 @@ pub(crate) fn of(bytes: &[u8]) -> Option<&'static dyn Dialect> {
 }
 
 /// Returns what came by a connection.
-///
-/// # Errors
-/// [`ServeError`] if it is of no dialect.
 pub(crate) fn read(connection: &Connection) -> Result<Said, ServeError> {
     let bytes = &connection.bytes;
     if bytes.len() > MESSAGE_BYTES {
@@ -113,9 +104,6 @@ pub(crate) fn read(connection: &Connection) -> Result<Said, ServeError> {
 }
 
 /// Checks that regions are whole pages, and that the image has their bytes.
-///
-/// # Errors
-/// [`ServeError::RegionCutsPage`], [`ServeError::RegionBeyond`].
 pub(crate) fn check(regions: &[RemoteRegion], image: ByteLen) -> Result<(), ServeError> {
     for (index, region) in regions.iter().enumerate() {
         let &RemoteRegion { start, len, offset, page } = region;
