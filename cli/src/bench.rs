@@ -3,8 +3,8 @@
 mod check;
 mod text;
 
+use std::env::temp_dir;
 use std::io;
-use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
@@ -12,7 +12,7 @@ use uzone_bench::all::{self, Pace};
 use uzone_bench::metadata;
 use uzone_bench::settings::{
     self, BindSettings, CopySettings, FaultSettings, Part, PinSettings, SnapshotSettings,
-    ZeroSettings,
+    ZeroSettings, all_cpus,
 };
 use uzone_bench::{BenchError, Watch};
 use uzone_pages::ByteLen;
@@ -53,191 +53,110 @@ const EXITS: [u8; 9] = [0, 1, 2, 65, 66, 69, 71, 74, 77];
 
 #[derive(Debug, Subcommand)]
 enum Benchmark {
-    Bind(BindArgs),
-    Pin(PinArgs),
-    Zero(ZeroArgs),
-    Copy(CopyArgs),
-    Fault(FaultArgs),
-    Snapshot(SnapshotArgs),
-    Restore(RestoreArgs),
-    Seeds(SeedsArgs),
+    /// Describe every page of a region: first bind, rebinds, and cost against size
+    ///
+    /// The region is only reserved; what is written are its descriptors, 64 bytes a page. Every row
+    /// is measured once a round, in a random order, so that they all meet the same machine. `naive`
+    /// is a call for each page that sets field after field; the limit is a bare fill of as many
+    /// bytes.
+    #[command(after_help = exit::help("uzone bench bind --size 100G --rebinds 30", &EXITS))]
+    Bind(Asked<BindArgs>),
+    /// Pin a region and let it go: 2 MiB folios, lists, base pages, threads, and the kernel
+    ///
+    /// The region is reserved and described; its bytes are never touched. `naive` is an atomic step
+    /// for each base page, on 64-byte descriptors as Linux has them; they take 1/64 of the size.
+    /// The kernel's own pins are measured as buffers of an io_uring, of memory that is present: up
+    /// to 1 GiB of base pages, of transparent huge pages, and of the pool's if that has as many
+    /// free.
+    #[command(after_help = exit::help("uzone bench pin --size 128G", &EXITS))]
+    Pin(Asked<PinSettings>),
+    /// Clear memory: every size, hot and cold, read at once or not, beside the kernel and the C
+    /// library
+    ///
+    /// Extents from 4 KiB on, by every store there is; a folio of which one page is read at once;
+    /// what a bystander loses; batches and pauses; how long a taker waits for a folio of a pool;
+    /// the kernel's own clearing; and first touch. With root, 256 MiB of huge pages are put into
+    /// the host's pool for the run. libpmem is measured if it is installed.
+    #[command(after_help = exit::help("uzone bench zero --size 32M --populate-size 0", &EXITS))]
+    Zero(Asked<ZeroSettings>),
+    /// Copy memory: every size, hot and cold, read at once or not, beside the C library and libpmem
+    ///
+    /// Extents from 4 KiB on, by every store there is, several pages side by side among them.
+    /// libpmem is measured if it is installed.
+    #[command(after_help = exit::help("uzone bench copy --size 32M", &EXITS))]
+    Copy(Asked<CopySettings>),
+    /// Map files lazily: windows of every size, beside a one-page handler and the kernel's own
+    /// mapping
+    ///
+    /// A file in the page cache and a memory file, touched in order, at random, and one page per 2
+    /// MiB; huge pages of the pool if there are free ones; a file that the page cache has
+    /// forgotten; what a page does to the others that does not come; where the time of a fault
+    /// goes; and 0.2 to 100 % of the pages of a larger file at random. This takes less than a
+    /// minute; the published sizes (--size 2G --threads 1,2,8) take more than an hour.
+    #[command(after_help = exit::help("uzone bench fault --size 256M --threads 1,2", &EXITS))]
+    Fault(Asked<FaultSettings>),
+    /// Pack an image of memory, read and verify it, and map it lazily: beside zstd, BLAKE3 and the
+    /// raw bytes
+    ///
+    /// The image is made of the programs and libraries in /usr/bin and /usr/lib, in runs, between
+    /// which are runs of zero pages; about 30 % of the pages are zero. All files are in the page
+    /// cache. The command zstd is measured if it is installed.
+    #[command(after_help = exit::help("uzone bench snapshot --size 256M --dir /dev/shm", &EXITS))]
+    Snapshot(Asked<SnapshotSettings>),
+    /// Restore a virtual machine from an image lazily, beside a handler of one page a fault and the
+    /// kernel's mapping
+    ///
+    /// The image is that of `uzone bench snapshot`, raw and packed, in the page cache. A thread
+    /// touches memory that is registered as Firecracker registers it: all pages in order, and a
+    /// tenth of them, in runs, in random order.
+    #[command(after_help = exit::help("uzone bench restore --size 256M --dir /dev/shm", &EXITS))]
+    Restore(Asked<RestoreArgs>),
+    /// The published experiments: describing memory, pinning it, clearing it, and mapping a file by
+    /// windows
+    ///
+    /// Each is a table with the published figures beside the naive way, ours and the limit; SQLite
+    /// and ripgrep over mapped files take the place of the builds of Linux and the tests of git.
+    /// Without --full they are scaled, which each table states, and take less than five minutes on
+    /// 2 CPUs. With it they have the published sizes as far as memory allows, all windows, and 1 to
+    /// 120 threads.
+    #[command(after_help = exit::help("uzone bench seeds --report seeds.html", &EXITS))]
+    Seeds(Asked<SeedsArgs>),
 }
 
-/// The published experiments: describing memory, pinning it, clearing it, and mapping a file by windows
-///
-/// Each is a table with the published figures beside the naive way, ours and the limit; SQLite and ripgrep over
-/// mapped files take the place of the builds of Linux and the tests of git. Without --full they are
-/// scaled, which each table states, and take less than five minutes on 2 CPUs. With it they have the published
-/// sizes as far as memory allows, all windows, and 1 to 120 threads.
+/// The arguments of a benchmark.
 #[derive(Debug, PartialEq, clap::Args)]
-#[command(after_help = exit::help("uzone bench seeds --report seeds.html", &EXITS))]
+struct Asked<S: clap::Args> {
+    #[command(flatten)]
+    of: S,
+    #[command(flatten)]
+    tables: Tables,
+}
+
+#[derive(Debug, PartialEq, clap::Args)]
 struct SeedsArgs {
     /// Take the published sizes
     #[arg(long)]
     full: bool,
     /// Where the file is made that is mapped [default: where temporary files go]
-    #[arg(long, value_name = "DIR")]
-    dir: Option<PathBuf>,
-    #[command(flatten)]
-    tables: Tables,
+    #[arg(long, default_value_os_t = temp_dir(), hide_default_value = true, value_name = "DIR")]
+    dir: PathBuf,
 }
 
-/// Map files lazily: windows of every size, beside a one-page handler and the kernel's own mapping
-///
-/// A file in the page cache and a memory file, touched in order, at random, and one page per 2 MiB;
-/// huge pages of the pool if there are free ones; a file that the page cache has forgotten; what a
-/// page does to the others that does not come; where the time of a fault goes; and 0.2 to 100 % of the
-/// pages of a larger file at random. This takes less than a minute; the published sizes
-/// (--size 2G --threads 1,2,8) take more than an hour.
 #[derive(Debug, PartialEq, clap::Args)]
-#[command(after_help = exit::help("uzone bench fault --size 256M --threads 1,2", &EXITS))]
-struct FaultArgs {
-    /// How much is touched in order, and at most 1 GiB of that at random
-    #[arg(long, default_value = "8M", value_name = "SIZE")]
-    size: ByteLen,
-    /// How large the file is of which 0.2 to 100 % of the pages are touched at random; 0 leaves that out
-    #[arg(long, default_value = "256M", value_name = "SIZE")]
-    density_size: ByteLen,
-    /// Rounds
-    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    rounds: u32,
-    /// Numbers of threads that touch; each but 1 has tables of its own, and 1 always has
-    #[arg(long, default_values_t = [1], value_delimiter = ',', value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
-    threads: Vec<u16>,
-    /// Where the file is made; on a disk, or nothing can be cold [default: where temporary files go]
-    #[arg(long, value_name = "DIR")]
-    dir: Option<PathBuf>,
-    #[command(flatten)]
-    tables: Tables,
-}
-
-/// Clear memory: every size, hot and cold, read at once or not, beside the kernel and the C library
-///
-/// Extents from 4 KiB on, by every store there is; a folio of which one page is read at once; what a
-/// bystander loses; batches and pauses; how long a taker waits for a folio of a pool; the kernel's own
-/// clearing; and first touch. With root, 256 MiB of huge pages are put into the host's pool for the run. libpmem is measured if it is installed.
-#[derive(Debug, PartialEq, clap::Args)]
-#[command(after_help = exit::help("uzone bench zero --size 32M --populate-size 0", &EXITS))]
-struct ZeroArgs {
-    /// The largest extent
-    #[arg(long, default_value = "1G", value_name = "SIZE")]
-    size: ByteLen,
-    /// Rounds
-    #[arg(long, default_value_t = 11, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    rounds: u32,
-    /// How much memory is touched for the first time; 0 leaves that out
-    #[arg(long, default_value = "8G", value_name = "SIZE")]
-    populate_size: ByteLen,
-    /// Rounds of first touch
-    #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    first_touches: u32,
-    #[command(flatten)]
-    threads: Threads,
-    #[command(flatten)]
-    tables: Tables,
-}
-
-/// Copy memory: every size, hot and cold, read at once or not, beside the C library and libpmem
-///
-/// Extents from 4 KiB on, by every store there is, several pages side by side among them. libpmem is
-/// measured if it is installed.
-#[derive(Debug, PartialEq, clap::Args)]
-#[command(after_help = exit::help("uzone bench copy --size 32M", &EXITS))]
-struct CopyArgs {
-    /// The largest extent; the memory taken is four times that, at least 2 GiB
-    #[arg(long, default_value = "1G", value_name = "SIZE")]
-    size: ByteLen,
-    /// Rounds
-    #[arg(long, default_value_t = 11, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    rounds: u32,
-    #[command(flatten)]
-    tables: Tables,
-}
-
-/// Pin a region and let it go: 2 MiB folios, lists, base pages, threads, and the kernel
-///
-/// The region is reserved and described; its bytes are never touched. `naive` is an atomic step for
-/// each base page, on 64-byte descriptors as Linux has them; they take 1/64 of the size. The kernel's
-/// own pins are measured as buffers of an io_uring, of memory that is present: up to 1 GiB of base
-/// pages, of transparent huge pages, and of the pool's if that has as many free.
-#[derive(Debug, PartialEq, clap::Args)]
-#[command(after_help = exit::help("uzone bench pin --size 128G", &EXITS))]
-struct PinArgs {
-    /// How much memory is held, in whole GiB
-    #[arg(long, default_value = "16G", value_name = "SIZE")]
-    size: ByteLen,
-    /// Rounds
-    #[arg(long, default_value_t = 30, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    rounds: u32,
-    #[command(flatten)]
-    tables: Tables,
-}
-
-/// Describe every page of a region: first bind, rebinds, and cost against size
-///
-/// The region is only reserved; what is written are its descriptors, 64 bytes a page. Every row is
-/// measured once a round, in a random order, so that they all meet the same machine. `naive` is a
-/// call for each page that sets field after field; the limit is a bare fill of as many bytes.
-#[derive(Debug, PartialEq, clap::Args)]
-#[command(after_help = exit::help("uzone bench bind --size 100G --rebinds 30", &EXITS))]
 struct BindArgs {
-    /// How much memory is described, in whole GiB; its descriptors take 1/64 of that, twice
-    #[arg(long, default_value = "100G", value_name = "SIZE")]
-    size: ByteLen,
-    /// Rounds of rebinds
-    #[arg(long, default_value_t = 30, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    rebinds: u32,
-    /// Rounds of first binds, which take fresh memory from the kernel; 0 leaves them out
-    #[arg(long, default_value_t = 10, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=10_000))]
-    first_binds: u32,
-    /// The most threads of the rows that have several [default: as many as there are CPUs]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    threads: Option<u16>,
-    /// Leave out cost against size, which takes up to three quarters of the available memory
-    #[arg(long)]
-    no_growth: bool,
-    /// Describe this DAX device too, or this file on a DAX mount: table bind-dax. Its bytes are not touched
-    #[arg(long, value_name = "PATH")]
-    dax: Option<PathBuf>,
+    #[command(flatten)]
+    settings: BindSettings,
     /// Instead of times, show how many bytes the descriptors of 1 TiB take, Linux's and ours
-    #[arg(long, conflicts_with_all = ["size", "rebinds", "first_binds", "threads", "no_growth", "dax", "table"])]
+    #[arg(long, conflicts_with_all = ["size", "rebinds", "first_binds", "threads", "growth", "dax", "table"])]
     metadata: bool,
     /// With --metadata, the most memory that the descriptors of a row may take [default: half of
     /// what can be had]
     #[arg(long, requires = "metadata", value_name = "SIZE")]
     max_memory: Option<ByteLen>,
-    #[command(flatten)]
-    tables: Tables,
 }
 
-/// Pack an image of memory, read and verify it, and map it lazily: beside zstd, BLAKE3 and the raw bytes
-///
-/// The image is made of the programs and libraries in /usr/bin and /usr/lib, in runs, between which are runs
-/// of zero pages; about 30 % of the pages are zero. All files are in the page cache. The command zstd is
-/// measured if it is installed.
+/// [`SnapshotSettings`] without threads.
 #[derive(Debug, PartialEq, clap::Args)]
-#[command(after_help = exit::help("uzone bench snapshot --size 256M --dir /dev/shm", &EXITS))]
-struct SnapshotArgs {
-    /// How large the image is; files of twice that are made, and it is read into as much memory
-    #[arg(long, default_value = "1G", value_name = "SIZE")]
-    size: ByteLen,
-    /// Rounds
-    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    rounds: u32,
-    #[command(flatten)]
-    threads: Threads,
-    #[command(flatten)]
-    files: Files,
-    #[command(flatten)]
-    tables: Tables,
-}
-
-/// Restore a virtual machine from an image lazily, beside a handler of one page a fault and the kernel's mapping
-///
-/// The image is that of `uzone bench snapshot`, raw and packed, in the page cache. A thread touches memory that is
-/// registered as Firecracker registers it: all pages in order, and a tenth of them, in runs, in random order.
-#[derive(Debug, PartialEq, clap::Args)]
-#[command(after_help = exit::help("uzone bench restore --size 256M --dir /dev/shm", &EXITS))]
 struct RestoreArgs {
     /// How large the machine is; files of twice that are made, and its memory is as much
     #[arg(long, default_value = "1G", value_name = "SIZE")]
@@ -245,27 +164,10 @@ struct RestoreArgs {
     /// Rounds
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     rounds: u32,
-    #[command(flatten)]
-    files: Files,
-    #[command(flatten)]
-    tables: Tables,
-}
-
-/// How many threads there are.
-#[derive(Debug, PartialEq, clap::Args)]
-struct Threads {
-    /// The threads of the rows that have several [default: as many as there are CPUs]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    threads: Option<u16>,
-}
-
-/// Where an image is made.
-#[derive(Debug, PartialEq, clap::Args)]
-struct Files {
     /// Where the files are made; in memory, the figures are without the disk [default: where temporary
     /// files go]
-    #[arg(long, value_name = "DIR")]
-    dir: Option<PathBuf>,
+    #[arg(long, default_value_os_t = temp_dir(), hide_default_value = true, value_name = "DIR")]
+    dir: PathBuf,
 }
 
 /// Which tables of a benchmark are run.
@@ -319,40 +221,19 @@ impl Benchmark {
     /// Returns the settings of the benchmark, or of the several that it is.
     fn parts(&self) -> Result<Part, Vec<Part>> {
         let benchmark = match self {
-            Self::Bind(args) => settings::Benchmark::Bind(args.settings()),
-            Self::Pin(args) => {
-                let (size, larger, rounds) = (args.size, ByteLen::ZERO, args.rounds);
-                settings::Benchmark::Pin(PinSettings { size, larger, rounds })
-            }
-            Self::Zero(args) => settings::Benchmark::Zero(ZeroSettings {
-                size: args.size,
-                rounds: args.rounds,
-                first_touches: args.first_touches,
-                populate: args.populate_size,
-                threads: or_all_cpus(args.threads.threads),
-            }),
-            Self::Copy(args) => {
-                settings::Benchmark::Copy(CopySettings { size: args.size, rounds: args.rounds })
-            }
-            Self::Fault(args) => settings::Benchmark::Fault(FaultSettings {
-                size: args.size,
-                density: args.density_size,
-                whole: None,
-                programs: None,
-                rounds: args.rounds,
-                threads: args.threads.iter().copied().map(usize::from).collect(),
-                directory: or_temporary(args.dir.as_deref()),
-            }),
-            Self::Snapshot(SnapshotArgs { size, rounds, threads, files, .. }) => {
-                settings::Benchmark::Snapshot(image(*size, *rounds, threads.threads, files))
-            }
-            Self::Restore(RestoreArgs { size, rounds, files, .. }) => {
-                settings::Benchmark::Restore(image(*size, *rounds, None, files))
+            Self::Bind(args) => settings::Benchmark::Bind(args.of.settings.clone()),
+            Self::Pin(args) => settings::Benchmark::Pin(args.of.clone()),
+            Self::Zero(args) => settings::Benchmark::Zero(args.of.clone()),
+            Self::Copy(args) => settings::Benchmark::Copy(args.of.clone()),
+            Self::Fault(args) => settings::Benchmark::Fault(args.of.clone()),
+            Self::Snapshot(args) => settings::Benchmark::Snapshot(args.of.clone()),
+            Self::Restore(Asked { of: RestoreArgs { size, rounds, dir }, .. }) => {
+                let (size, rounds, directory) = (*size, *rounds, dir.clone());
+                let threads = all_cpus();
+                settings::Benchmark::Restore(SnapshotSettings { size, rounds, threads, directory })
             }
             Self::Seeds(args) => {
-                let directory = or_temporary(args.dir.as_deref());
-                let threads = or_all_cpus(None);
-                let parts = all::seeds(all::available(), threads, args.full, &directory);
+                let parts = all::seeds(all::available(), all_cpus(), args.of.full, &args.of.dir);
                 return Err(all::with_tables(parts, &args.tables.table));
             }
         };
@@ -368,7 +249,7 @@ impl Benchmark {
     fn words_of_quick(&self) -> Vec<String> {
         let tables = self.tables().table.iter().map(|table| format!("--table={table}"));
         let dax = match self {
-            Self::Bind(args) => args.dax.as_deref(),
+            Self::Bind(args) => args.of.settings.dax.as_deref(),
             _ => None,
         };
         tables.chain(dax.map(|path| format!("--dax={}", path.display()))).collect()
@@ -390,36 +271,6 @@ impl Benchmark {
     }
 }
 
-impl BindArgs {
-    fn settings(&self) -> BindSettings {
-        let published = BindSettings::published();
-        BindSettings {
-            size: self.size,
-            rebinds: self.rebinds,
-            first_binds: self.first_binds,
-            threads: or_all_cpus(self.threads),
-            growth: if self.no_growth { ByteLen::ZERO } else { published.growth },
-            dax: self.dax.clone(),
-        }
-    }
-}
-
-fn image(size: ByteLen, rounds: u32, threads: Option<u16>, files: &Files) -> SnapshotSettings {
-    let (threads, directory) = (or_all_cpus(threads), or_temporary(files.dir.as_deref()));
-    SnapshotSettings { size, rounds, threads, directory }
-}
-
-/// Returns a directory; that of temporary files unless one is given.
-fn or_temporary(directory: Option<&Path>) -> PathBuf {
-    directory.map_or_else(std::env::temp_dir, Path::to_owned)
-}
-
-/// Returns a number of threads; as many as there are CPUs unless one is given.
-fn or_all_cpus(threads: Option<u16>) -> NonZeroUsize {
-    let given = threads.and_then(|threads| NonZeroUsize::new(usize::from(threads)));
-    given.unwrap_or_else(|| BindSettings::published().threads)
-}
-
 /// Runs one benchmark or all, or compares with an earlier run, and prints what came of it.
 pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     args.fit_together()?;
@@ -430,7 +281,9 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
         return check::run(file, args.benchmark.as_ref(), args.report.as_deref(), out);
     }
     match &args.benchmark {
-        Some(Benchmark::Bind(BindArgs { metadata: true, max_memory, .. })) => {
+        Some(Benchmark::Bind(Asked {
+            of: BindArgs { metadata: true, max_memory, .. }, ..
+        })) => {
             let settings = metadata::Settings { most: *max_memory };
             let found = with_progress(out, |watch| metadata::run(settings, watch))?;
             write_page(args.report.as_deref(), || Document::Metadata(found.clone()), out)?;
@@ -461,7 +314,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
 impl Args {
     fn all_parts(&self) -> Vec<Part> {
         let pace = if self.quick { Pace::Quick } else { Pace::Full };
-        all::parts(all::available(), or_all_cpus(None), pace, &std::env::temp_dir())
+        all::parts(all::available(), all_cpus(), pace, &temp_dir())
     }
 
     /// Returns one benchmark as a quick run of all has it, if that does.
@@ -470,7 +323,7 @@ impl Args {
         if let (settings::Benchmark::Bind(settings), Benchmark::Bind(args)) =
             (&mut part.benchmark, benchmark)
         {
-            settings.dax.clone_from(&args.dax);
+            settings.dax.clone_from(&args.of.settings.dax);
         }
         Some(part.with_tables(benchmark.tables().table.clone()))
     }
@@ -487,7 +340,9 @@ impl Args {
             )));
         }
         let Some(file) = &self.check else { return Ok(()) };
-        if let Some(Benchmark::Bind(BindArgs { metadata: true, .. })) = &self.benchmark {
+        if let Some(Benchmark::Bind(Asked { of: BindArgs { metadata: true, .. }, .. })) =
+            &self.benchmark
+        {
             let text = "--metadata counts bytes, which have no noise: leave --check out";
             return Err(Failure::usage(text));
         }

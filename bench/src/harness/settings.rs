@@ -1,9 +1,14 @@
-//! The settings of a run as data, so that the same run can be repeated and compared.
+//! The settings of a run as data, so that the same run can be repeated and compared; and as
+//! arguments of the command, whose help the documentation of their fields is.
 
+use std::env::temp_dir;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
+use clap::builder::{BoolishValueParser, RangedI64ValueParser, TypedValueParser};
+use clap::{ArgAction, Args};
 use serde::{Deserialize, Serialize};
+use uzone_os::numa;
 use uzone_pages::ByteLen;
 
 /// One benchmark, its settings, and which of its tables are run.
@@ -79,86 +84,114 @@ impl Part {
 }
 
 /// The settings of `uzone bench bind`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Args)]
 pub struct BindSettings {
-    /// How much memory is described.
+    /// How much memory is described, in whole GiB; its descriptors take 1/64 of that, twice
+    #[arg(long, default_value = "100G", value_name = "SIZE")]
     #[serde(rename = "size_bytes", with = "byte_len")]
     pub size: ByteLen,
-    /// How many rounds of rebinds.
+    /// Rounds of rebinds
+    #[arg(long, default_value_t = 30, value_name = "N", value_parser = rounds_from(1))]
     pub rebinds: u32,
-    /// How many rounds of first binds, into memory fresh from the kernel.
+    /// Rounds of first binds, which take fresh memory from the kernel; 0 leaves them out
+    #[arg(long, default_value_t = 10, value_name = "N", value_parser = rounds_from(0))]
     pub first_binds: u32,
-    /// The most threads that rows with several have.
+    /// The most threads of the rows that have several; by default as many as there are CPUs
+    #[arg(long, default_value_t = all_cpus(), hide_default_value = true, value_name = "N", value_parser = some_threads())]
     pub threads: NonZeroUsize,
-    /// The largest region whose descriptors are written for cost against size; none leaves that table
-    /// out. Sizes whose descriptors do not fit in memory are skipped.
+    /// Leave out cost against size, which takes up to three quarters of the available memory
+    // The largest region whose descriptors are written there; sizes whose descriptors do not fit
+    // are skipped.
+    #[arg(long = "no-growth", action = ArgAction::SetTrue, value_parser = growth_unless())]
     #[serde(rename = "growth_bytes", with = "byte_len")]
     pub growth: ByteLen,
-    /// A DAX device, or a file on a DAX mount, that is described as well.
+    /// Describe this DAX device too, or this file on a DAX mount: table bind-dax. Its bytes are not
+    /// touched
+    #[arg(long, value_name = "PATH")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dax: Option<PathBuf>,
 }
 
 /// The settings of `uzone bench pin`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Args)]
 pub struct PinSettings {
-    /// How much memory is held.
+    /// How much memory is held, in whole GiB
+    #[arg(long, default_value = "16G", value_name = "SIZE")]
     #[serde(rename = "size_bytes", with = "byte_len")]
     pub size: ByteLen,
     /// How much more is held in tables of 2 MiB folios of their own; 0 leaves these out.
+    #[arg(skip = ByteLen::ZERO)]
     #[serde(default, rename = "larger_bytes", with = "byte_len")]
     pub larger: ByteLen,
-    /// How many rounds.
+    /// Rounds
+    #[arg(long, default_value_t = 30, value_name = "N", value_parser = rounds_from(1))]
     pub rounds: u32,
 }
 
 /// The settings of `uzone bench copy`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Args)]
 pub struct CopySettings {
-    /// The largest extent.
+    /// The largest extent; the memory taken is four times that, at least 2 GiB
+    #[arg(long, default_value = "1G", value_name = "SIZE")]
     #[serde(rename = "size_bytes", with = "byte_len")]
     pub size: ByteLen,
-    /// How many rounds.
+    /// Rounds
+    #[arg(long, default_value_t = 11, value_name = "N", value_parser = rounds_from(1))]
     pub rounds: u32,
 }
 
 /// The settings of `uzone bench zero`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Args)]
 pub struct ZeroSettings {
-    /// The largest extent.
+    /// The largest extent
+    #[arg(long, default_value = "1G", value_name = "SIZE")]
     #[serde(rename = "size_bytes", with = "byte_len")]
     pub size: ByteLen,
-    /// How many rounds.
+    /// Rounds
+    #[arg(long, default_value_t = 11, value_name = "N", value_parser = rounds_from(1))]
     pub rounds: u32,
-    /// How many rounds of first touch.
+    /// Rounds of first touch
+    #[arg(long, default_value_t = 3, value_name = "N", value_parser = rounds_from(1))]
     pub first_touches: u32,
-    /// How much memory is touched for the first time; none leaves that out.
+    /// How much memory is touched for the first time; 0 leaves that out
+    #[arg(long = "populate-size", default_value = "8G", value_name = "SIZE")]
     #[serde(rename = "populate_bytes", with = "byte_len")]
     pub populate: ByteLen,
-    /// How many threads the rows with several have.
+    /// The threads of the rows that have several; by default as many as there are CPUs
+    #[arg(long, default_value_t = all_cpus(), hide_default_value = true, value_name = "N", value_parser = some_threads())]
     pub threads: NonZeroUsize,
 }
 
 /// The settings of `uzone bench fault`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Args)]
 pub struct FaultSettings {
-    /// How much is touched in order; at random at most 1 GiB of it.
+    /// How much is touched in order, and at most 1 GiB of that at random
+    #[arg(long, default_value = "8M", value_name = "SIZE")]
     #[serde(rename = "size_bytes", with = "byte_len")]
     pub size: ByteLen,
-    /// How large the file is of which a part is touched at random; 0 leaves these tables out.
+    /// How large the file is of which 0.2 to 100 % of the pages are touched at random; 0 leaves
+    /// that out
+    #[arg(long = "density-size", default_value = "256M", value_name = "SIZE")]
     #[serde(default, rename = "density_bytes", with = "byte_len")]
     pub density: ByteLen,
     /// The published experiment as it was run, if that is measured.
+    #[arg(skip)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub whole: Option<WholeSettings>,
     /// The programs that read lazily mapped files, if they are measured.
+    #[arg(skip)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub programs: Option<ProgramSettings>,
-    /// How many rounds.
+    /// Rounds
+    #[arg(long, default_value_t = 5, value_name = "N", value_parser = rounds_from(1))]
     pub rounds: u32,
-    /// How many threads touch, in tables of their own; one always does.
+    /// Numbers of threads that touch; each but 1 has tables of its own, and 1 always has
+    #[arg(long, default_values_t = [1], value_delimiter = ',', value_name = "N",
+        value_parser = clap::value_parser!(u16).range(1..=64).map(usize::from))]
     pub threads: Vec<usize>,
-    /// Where the file is made.
+    /// Where the file is made; on a disk, or nothing can be cold; by default where temporary
+    /// files go
+    #[arg(long = "dir", default_value_os_t = temp_dir(), hide_default_value = true, value_name = "DIR")]
     #[serde(with = "path")]
     pub directory: PathBuf,
 }
@@ -189,18 +222,47 @@ pub struct ProgramSettings {
 }
 
 /// The settings of `uzone bench snapshot` and `uzone bench restore`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Args)]
 pub struct SnapshotSettings {
-    /// How large the image is.
+    /// How large the image is; files of twice that are made, and it is read into as much memory
+    #[arg(long, default_value = "1G", value_name = "SIZE")]
     #[serde(rename = "size_bytes", with = "byte_len")]
     pub size: ByteLen,
-    /// How many rounds.
+    /// Rounds
+    #[arg(long, default_value_t = 5, value_name = "N", value_parser = rounds_from(1))]
     pub rounds: u32,
-    /// How many threads the rows with several have.
+    /// The threads of the rows that have several; by default as many as there are CPUs
+    #[arg(long, default_value_t = all_cpus(), hide_default_value = true, value_name = "N", value_parser = some_threads())]
     pub threads: NonZeroUsize,
-    /// Where the files are made.
+    /// Where the files are made; in memory, the figures are without the disk; by default where
+    /// temporary files go
+    #[arg(long = "dir", default_value_os_t = temp_dir(), hide_default_value = true, value_name = "DIR")]
     #[serde(with = "path")]
     pub directory: PathBuf,
+}
+
+/// The most threads that an argument may ask for.
+const MOST_THREADS: u16 = 1024;
+
+/// Returns as many threads as this process has CPUs, up to the most that may be asked for.
+#[must_use]
+pub fn all_cpus() -> NonZeroUsize {
+    let cpus = numa::current_cpu_count().unwrap_or(1).min(usize::from(MOST_THREADS));
+    NonZeroUsize::new(cpus).unwrap_or(NonZeroUsize::MIN)
+}
+
+fn rounds_from(least: i64) -> RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(least..=10_000)
+}
+
+fn some_threads() -> impl TypedValueParser<Value = NonZeroUsize> {
+    let count = |count| NonZeroUsize::new(usize::from(count)).unwrap_or(NonZeroUsize::MIN);
+    clap::value_parser!(u16).range(1..=i64::from(MOST_THREADS)).map(count)
+}
+
+/// Parses a flag that leaves out cost against size.
+fn growth_unless() -> impl TypedValueParser<Value = ByteLen> {
+    BoolishValueParser::new().map(|none| if none { ByteLen::ZERO } else { ByteLen::gib(512) })
 }
 
 /// A length as a number of bytes.

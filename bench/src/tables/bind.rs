@@ -36,22 +36,6 @@ use crate::harness::{
 use self::rows::rebind;
 pub(crate) use self::rows::{check_every, unbind};
 
-impl BindSettings {
-    /// The published experiment: 100 GiB, 30 rebinds.
-    #[must_use]
-    pub fn published() -> Self {
-        let threads = uzone_os::numa::current_cpu_count().unwrap_or(1);
-        Self {
-            size: ByteLen::gib(100),
-            rebinds: 30,
-            first_binds: 10,
-            threads: NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN),
-            growth: ByteLen::gib(512),
-            dax: None,
-        }
-    }
-}
-
 /// One shape of the published experiment.
 struct Shape {
     table: &'static str,
