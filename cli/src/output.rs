@@ -341,10 +341,10 @@ pub(crate) fn number_list(numbers: &[u32]) -> String {
 
 /// Returns an empty table without rules, for text: the first column to the left, the others, which
 /// hold numbers, to the right. Print it with `trim_fmt`, which leaves no blanks at the ends of lines.
-pub(crate) fn table(header: &[&str]) -> Table {
+pub(crate) fn table(header: &[impl AsRef<str>]) -> Table {
     let mut table = Table::new();
     table.load_style(comfy_table::presets::NOTHING);
-    table.set_header(header);
+    table.set_header(header.iter().map(AsRef::as_ref));
     for (index, column) in table.column_iter_mut().enumerate() {
         // The gap between columns.
         column.set_padding((if index == 0 { 0 } else { 2 }, 0));

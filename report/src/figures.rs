@@ -82,14 +82,46 @@ fn foot<'a>(machine: String, what: &str, sources: impl Iterator<Item = &'a str>)
     iter::once(machine).chain(sources.iter().map(|source| format!("{what}: {source}"))).collect()
 }
 
-/// A heading, and what a row has under it.
-type Column<T> = (&'static str, fn(&T) -> Option<String>);
+/// Where a column is shown.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Where {
+    Both,
+    Text,
+    Page,
+}
 
-/// Returns all rows, in columns.
-fn numbers<T>(columns: &[&Column<T>], rows: &[&T]) -> Numbers {
-    let headings: Vec<&str> = columns.iter().map(|(heading, _)| *heading).collect();
-    let cells = |row: &&T| columns.iter().map(|(_, cell)| cell(row).unwrap_or_else(none)).collect();
+/// A heading, where it is shown, and what a row has under it.
+type Column<T> = (&'static str, Where, fn(&T) -> Option<String>);
+
+const PUBLISHED: &str = "published";
+
+/// Returns all rows, in the columns that any of them has something for. Text states as well that
+/// nothing was published.
+fn numbers<T>(place: Where, columns: &[Column<T>], rows: &[&T]) -> Numbers {
+    let is_shown = |(heading, of, cell): &&Column<T>| {
+        (*of == place || *of == Where::Both)
+            && (rows.iter().any(|row| cell(row).is_some())
+                || (place == Where::Text && *heading == PUBLISHED))
+    };
+    let columns: Vec<_> = columns.iter().filter(is_shown).collect();
+    let headings: Vec<&str> = columns.iter().map(|(heading, ..)| *heading).collect();
+    let none = || if place == Where::Text { "-".to_owned() } else { none() };
+    let cells =
+        |row: &&T| columns.iter().map(|(.., cell)| cell(row).unwrap_or_else(none)).collect();
     Numbers::new(&headings, rows.iter().map(cells))
+}
+
+/// Returns the headings of a table, and its rows, for text.
+fn cells<T>(
+    table: &Table,
+    columns: &[Column<T>],
+    rows: &[T],
+    id: fn(&T) -> &str,
+) -> Vec<Vec<String>> {
+    let is_of = |row: &&T| id(row).split_once('/').is_some_and(|(first, _)| first == table.id);
+    let rows: Vec<&T> = rows.iter().filter(is_of).collect();
+    let Numbers { headings, rows } = numbers(Where::Text, columns, &rows);
+    iter::once(headings).chain(rows).collect()
 }
 
 /// Returns a number unless it is 0: a file of another version may lack it.

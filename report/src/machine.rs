@@ -34,7 +34,8 @@ pub struct Machine {
 
 impl Machine {
     /// Returns the machine as a sentence.
-    pub(crate) fn sentence(&self) -> String {
+    #[must_use]
+    pub fn sentence(&self) -> String {
         let mut parts = Vec::new();
         let mut add = |is_known: bool, part: String| {
             if is_known {

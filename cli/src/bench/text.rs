@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::time::{Duration, UNIX_EPOCH};
 
 use uzone_pages::ByteLen;
-use uzone_report::results::{Bench, Headline, Metadata, Row, Skipped, Spread, Table};
+use uzone_report::results::{Bench, Headline, Metadata, Skipped, Table};
 use uzone_report::{Machine, number};
 
 use crate::output::{Report, Style, Verbosity, human_duration, table};
@@ -22,8 +22,7 @@ impl Report for Bench {
         };
         if !is_all || style.verbosity == Verbosity::Verbose {
             for table in &self.tables {
-                text.push('\n');
-                write_table(&mut text, table, &self.results);
+                write_table(&mut text, table, self.cells(table));
             }
             if let Some(metadata) = &self.metadata {
                 write_metadata(&mut text, metadata);
@@ -59,34 +58,8 @@ impl Report for Metadata {
 
 /// Writes the tables of what descriptors take.
 fn write_metadata(text: &mut String, metadata: &Metadata) {
-    for spec in &metadata.tables {
-        let _ = writeln!(text, "\n{}\n({})", spec.title, spec.note);
-        let header = [
-            "row",
-            "bytes each",
-            "mapped",
-            "resident",
-            "page tables",
-            "of the region",
-            "bind",
-            "figures",
-        ];
-        let mut cells = table(&header);
-        let prefix = format!("{}/", spec.id);
-        for row in metadata.results.iter().filter(|row| row.id.starts_with(&prefix)) {
-            let bytes = |bytes: u64| format!("{:.1}", ByteLen::new(bytes));
-            cells.add_row(vec![
-                row.name.clone(),
-                row.descriptor_bytes.to_string(),
-                row.virtual_bytes_per_tib.map_or_else(none, bytes),
-                bytes(row.resident_bytes_per_tib),
-                row.page_table_bytes_per_tib.map_or_else(none, bytes),
-                bytes(row.region_bytes_per_tib),
-                row.bind_ns.map_or_else(none, ns),
-                row.origin.to_string(),
-            ]);
-        }
-        let _ = writeln!(text, "{}", cells.trim_fmt());
+    for table in &metadata.tables {
+        write_table(text, table, metadata.cells(table));
     }
     write_skipped(text, &metadata.skipped);
 }
@@ -147,78 +120,11 @@ fn write_bytes(text: &mut String, metadata: &Metadata) {
     let _ = writeln!(text, "\n{}", cells.trim_fmt());
 }
 
-fn write_table(text: &mut String, spec: &Table, rows: &[Row]) {
-    let _ = writeln!(text, "{}\n({})", spec.title, spec.note);
-    let prefix = format!("{}/", spec.id);
-    let rows: Vec<&Row> = rows.iter().filter(|row| row.id.starts_with(&prefix)).collect();
-    // A column that no row of the table has anything for is not shown; that nothing was published is
-    // worth knowing.
-    let columns: Vec<&Column> = COLUMNS
-        .iter()
-        .filter(|(heading, cell)| {
-            *heading == PUBLISHED || rows.iter().any(|row| cell(row).is_some())
-        })
-        .collect();
-    let mut cells = table(&columns.iter().map(|(heading, _)| *heading).collect::<Vec<_>>());
-    for row in rows {
-        let of_row = columns.iter().map(|(_, cell)| cell(row).unwrap_or_else(none));
-        cells.add_row(of_row.collect::<Vec<_>>());
-    }
-    let _ = writeln!(text, "{}", cells.trim_fmt());
-}
-
-/// A heading, and what a row has under it.
-type Column = (&'static str, fn(&Row) -> Option<String>);
-
-const PUBLISHED: &str = "published";
-
-const COLUMNS: [Column; 25] = [
-    ("row", |row| Some(row.label())),
-    ("median", |row| Some(ns(row.median_ns))),
-    ("worst", |row| Some(ns(row.worst_ns))),
-    ("ns/page", |row| Some(number(row.ns_per_page))),
-    ("ns/folio", |row| row.ns_per_folio.map(number)),
-    // The time of the only call is the median.
-    ("ns/call", |row| row.ns_per_call.filter(|_| row.calls > Some(1)).map(number)),
-    ("GB/s", |row| row.gb_per_s().map(number)),
-    ("of limit", |row| row.share_of_limit.map(percent)),
-    ("x naive", |row| row.ratio_naive.map(number)),
-    ("x best", |row| row.ratio_best.map(number)),
-    ("x alike", |row| row.faults?.ratio_waiting_alike.map(number)),
-    ("faults", |row| Some(row.faults?.count.to_string())),
-    ("ns/fault", |row| row.faults?.ns_per_fault.map(number)),
-    ("wasted pages", |row| Some(row.faults?.wasted_pages.to_string())),
-    ("first, half", |row| {
-        let faults = row.faults?;
-        Some(format!("{}, {}", ns(faults.first_ns?), ns(faults.half_ns?)))
-    }),
-    ("CPU", |row| row.faults.map(|faults| ns(faults.cpu_ns))),
-    ("read", |row| {
-        let read = row.faults?.read_bytes;
-        (read > 0).then(|| ByteLen::new(read).to_string())
-    }),
-    ("demand p50, p99, p99.9", |row| {
-        let demand = row.faults?.demand?;
-        Some(format!("{}, {}, {}", ns(demand.p50_ns), ns(demand.p99_ns?), ns(demand.p999_ns?)))
-    }),
-    ("touch p50, p99, p99.9", |row| {
-        let touch = row.faults.filter(|faults| faults.demand.is_none())?.touch?;
-        Some(format!("{}, {}, {}", ns(touch.p50_ns), ns(touch.p99_ns?), ns(touch.p999_ns?)))
-    }),
-    ("a clone", |row| Some(ByteLen::new(row.faults?.clone_resident_bytes?).to_string())),
-    ("beyond", |row| Some(format!("{:+.0} ns", row.faults?.beyond_ns?))),
-    ("pause p50, p99.9, worst", |row| quantiles(row.pauses?)),
-    ("call p50, p99, worst", |row| quantiles(row.latency?)),
-    ("resident/TiB", |row| {
-        Some(format!("{:.1}", ByteLen::new(row.metadata_resident_bytes_per_tib?)))
-    }),
-    (PUBLISHED, |row| Some(ns(row.published.as_ref()?.ns))),
-];
-
-/// Returns the median, the high quantile that was taken, and the longest.
-fn quantiles(spread: Spread) -> Option<String> {
-    let high = spread.p99_ns.or(spread.p999_ns)?;
-    Some(format!("{}, {}, {}", ns(spread.p50_ns), ns(high), ns(spread.worst_ns)))
+fn write_table(text: &mut String, spec: &Table, cells: Vec<Vec<String>>) {
+    let mut cells = cells.into_iter();
+    let mut shown = table(&cells.next().unwrap_or_default());
+    shown.add_rows(cells);
+    let _ = writeln!(text, "\n{}\n({})\n{}", spec.title, spec.note, shown.trim_fmt());
 }
 
 /// Returns a part of a whole.
@@ -247,18 +153,7 @@ pub(super) fn in_brackets(commit: Option<&str>) -> String {
 
 /// Returns what was measured on, and what was published on what.
 pub(super) fn foot(machine: &Machine, mut sources: Vec<&str>) -> String {
-    let mut text = format!(
-        "{}: {}, {} CPUs, {:.1}, Linux {}, transparent huge pages {}; {} stores; uzone {}{}\n",
-        time(machine.unix_seconds),
-        machine.cpu,
-        machine.cpus,
-        ByteLen::new(machine.memory_bytes),
-        machine.kernel,
-        machine.transparent_huge_pages,
-        machine.stream,
-        machine.version,
-        in_brackets(machine.commit.as_deref()),
-    );
+    let mut text = machine.sentence() + "\n";
     sources.sort_unstable();
     sources.dedup();
     for source in sources {

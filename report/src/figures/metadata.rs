@@ -1,6 +1,7 @@
 //! What descriptors of one TiB take: the memory, and in the table what else.
 
-use super::{Column, foot, heading, known, numbers, tables};
+use super::Where::{Both, Page};
+use super::{Column, cells, foot, heading, known, numbers, tables};
 use crate::chart::{Chart, Mark, Plot, Role, Rows, Section, Unit};
 use crate::results::{Metadata, MetadataRow, Table};
 use crate::text::{bytes, float, ns, sentences};
@@ -30,7 +31,7 @@ fn chart(table: &Table, rows: &[&MetadataRow]) -> Chart {
         ..Rows::default()
     };
     let note = [&*table.note, "lower is better", "other ways are Linux's"];
-    let table_of = numbers(&COLUMNS.iter().collect::<Vec<_>>(), rows);
+    let table_of = numbers(Page, &COLUMNS, rows);
     Chart::new(&table.id, heading(&table.title, &table.id), &note, Plot::Rows(marks), table_of)
 }
 
@@ -39,14 +40,22 @@ fn label(row: &MetadataRow) -> String {
 }
 
 const COLUMNS: [Column<MetadataRow>; 10] = [
-    ("row", |row| Some(label(row))),
-    ("id", |row| Some(row.id.clone())),
-    ("resident/TiB", |row| Some(bytes(row.resident_bytes_per_tib))),
-    ("mapped/TiB", |row| row.virtual_bytes_per_tib.map(bytes)),
-    ("page tables/TiB", |row| row.page_table_bytes_per_tib.map(bytes)),
-    ("of the region/TiB", |row| Some(bytes(row.region_bytes_per_tib))),
-    ("bytes each", |row| known(row.descriptor_bytes).map(|bytes| bytes.to_string())),
-    ("folio", |row| known(row.folio_bytes).map(bytes)),
-    ("bind", |row| row.bind_ns.map(ns)),
-    ("figures", |row| Some(row.origin.to_string()).filter(|origin| !origin.is_empty())),
+    ("row", Both, |row| Some(label(row))),
+    ("id", Page, |row| Some(row.id.clone())),
+    ("folio", Page, |row| known(row.folio_bytes).map(bytes)),
+    ("bytes each", Both, |row| Some(row.descriptor_bytes.to_string())),
+    ("mapped", Both, |row| row.virtual_bytes_per_tib.map(bytes)),
+    ("resident", Both, |row| Some(bytes(row.resident_bytes_per_tib))),
+    ("page tables", Both, |row| row.page_table_bytes_per_tib.map(bytes)),
+    ("of the region", Both, |row| Some(bytes(row.region_bytes_per_tib))),
+    ("bind", Both, |row| row.bind_ns.map(ns)),
+    ("figures", Both, |row| Some(row.origin.to_string()).filter(|origin| !origin.is_empty())),
 ];
+
+impl Metadata {
+    /// Returns the headings of a table, and under these what its rows have, as text shows it.
+    #[must_use]
+    pub fn cells(&self, table: &Table) -> Vec<Vec<String>> {
+        cells(table, &COLUMNS, &self.results, |row| &row.id)
+    }
+}

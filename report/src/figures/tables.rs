@@ -1,6 +1,7 @@
 //! The charts of a benchmark: for each of its tables one that fits what the rows have in common.
 
-use super::{Column, foot, heading, known, none, tables};
+use super::Where::{Both, Page, Text};
+use super::{Column, PUBLISHED, cells, foot, heading, known, none, numbers, tables};
 use crate::chart::{Chart, Lines, Mark, Numbers, Plot, Role, Rows, Section, Series, Unit};
 use crate::results::{Bench, Row, Spread, Table};
 use crate::text::{bytes, float, ns, number, sentences};
@@ -33,7 +34,13 @@ pub(super) fn section(bench: &Bench) -> Section {
 fn chart(bench: &Bench, table: &Table, rows: &[&Row]) -> Chart {
     let (plot, hint) = plot(bench, rows);
     let note = [&*table.note, hint, &left_out(rows.len(), &plot)];
-    Chart::new(&table.id, heading(&table.title, &table.id), &note, plot, numbers(rows))
+    Chart::new(
+        &table.id,
+        heading(&table.title, &table.id),
+        &note,
+        plot,
+        numbers(Page, &COLUMNS, rows),
+    )
 }
 
 fn left_out(rows: usize, plot: &Plot) -> String {
@@ -319,42 +326,63 @@ fn spread(table: &Table, rows: &[&Row], benchmark: &str) -> Option<Chart> {
     ))
 }
 
-const COLUMNS: [Column<Row>; 31] = [
-    ("row", |row| Some(row.label())),
-    ("id", |row| Some(row.id.clone())),
-    ("median", |row| Some(ns(row.median_ns))),
-    ("fastest", |row| known(row.min_ns).map(ns)),
-    ("slowest", |row| known(row.worst_ns).map(ns)),
-    ("GB/s", |row| row.gb_per_s().map(number)),
-    ("of the limit", |row| Some(format!("{:.0} %", row.share_of_limit? * 100.0))),
-    ("x naive", |row| row.ratio_naive.map(number)),
-    ("x best", |row| row.ratio_best.map(number)),
-    ("published", |row| row.published.as_ref().map(|published| ns(published.ns))),
-    ("ns/page", |row| Some(row.ns_per_page).filter(|ns| *ns != 0.0).map(number)),
-    ("ns/folio", |row| row.ns_per_folio.map(number)),
-    ("ns/call", |row| row.ns_per_call.map(number)),
-    ("pages", |row| known(row.items).map(|items| items.to_string())),
-    ("folios", |row| row.folios.map(|folios| folios.to_string())),
-    ("calls", |row| row.calls.map(|calls| calls.to_string())),
-    ("bytes", |row| known(row.bytes).map(bytes)),
-    ("resident/TiB", |row| row.metadata_resident_bytes_per_tib.map(bytes)),
-    ("faults", |row| Some(row.faults?.count.to_string())),
-    ("ns/fault", |row| row.faults?.ns_per_fault.map(number)),
-    ("wasted pages", |row| Some(row.faults?.wasted_pages.to_string())),
-    ("first touch", |row| row.faults?.first_ns.map(ns)),
-    ("half of them", |row| row.faults?.half_ns.map(ns)),
-    ("CPU", |row| known(row.faults?.cpu_ns).map(ns)),
-    ("a clone", |row| row.faults?.clone_resident_bytes.map(bytes)),
-    ("bytes read", |row| known(row.faults?.read_bytes).map(bytes)),
-    ("x alike", |row| row.faults?.ratio_waiting_alike.map(number)),
-    ("touch x naive", |row| row.faults?.touch_ratio_naive.map(number)),
-    ("beyond", |row| Some(format!("{:+.0} ns", row.faults?.beyond_ns?))),
-    ("threads", |row| Some(row.threads.to_string())),
-    ("rounds", |row| Some(row.rounds.to_string())),
+const COLUMNS: [Column<Row>; 34] = [
+    ("row", Both, |row| Some(row.label())),
+    ("id", Page, |row| Some(row.id.clone())),
+    ("median", Both, |row| Some(ns(row.median_ns))),
+    ("fastest", Page, |row| known(row.min_ns).map(ns)),
+    ("worst", Both, |row| known(row.worst_ns).map(ns)),
+    ("ns/page", Both, |row| Some(row.ns_per_page).filter(|ns| *ns != 0.0).map(number)),
+    ("ns/folio", Both, |row| row.ns_per_folio.map(number)),
+    // The time of the only call is the median.
+    ("ns/call", Both, |row| row.ns_per_call.filter(|_| row.calls > Some(1)).map(number)),
+    ("GB/s", Both, |row| row.gb_per_s().map(number)),
+    ("of limit", Both, |row| Some(format!("{:.0} %", row.share_of_limit? * 100.0))),
+    ("x naive", Both, |row| row.ratio_naive.map(number)),
+    ("x best", Both, |row| row.ratio_best.map(number)),
+    ("x alike", Both, |row| row.faults?.ratio_waiting_alike.map(number)),
+    ("touch x naive", Page, |row| row.faults?.touch_ratio_naive.map(number)),
+    ("faults", Both, |row| Some(row.faults?.count.to_string())),
+    ("ns/fault", Both, |row| row.faults?.ns_per_fault.map(number)),
+    ("wasted pages", Both, |row| Some(row.faults?.wasted_pages.to_string())),
+    ("first, half", Both, |row| {
+        let faults = row.faults?;
+        Some(format!("{}, {}", ns(faults.first_ns?), ns(faults.half_ns?)))
+    }),
+    ("CPU", Both, |row| known(row.faults?.cpu_ns).map(ns)),
+    ("read", Both, |row| known(row.faults?.read_bytes).map(bytes)),
+    ("demand p50, p99, p99.9", Text, |row| three(row.faults?.demand?)),
+    ("touch p50, p99, p99.9", Text, |row| {
+        three(row.faults.filter(|faults| faults.demand.is_none())?.touch?)
+    }),
+    ("a clone", Both, |row| row.faults?.clone_resident_bytes.map(bytes)),
+    ("beyond", Both, |row| Some(format!("{:+.0} ns", row.faults?.beyond_ns?))),
+    ("pause p50, p99.9, worst", Text, |row| and_worst(row.pauses?)),
+    ("call p50, p99, worst", Text, |row| and_worst(row.latency?)),
+    ("pages", Page, |row| known(row.items).map(|items| items.to_string())),
+    ("folios", Page, |row| row.folios.map(|folios| folios.to_string())),
+    ("calls", Page, |row| row.calls.map(|calls| calls.to_string())),
+    ("bytes", Page, |row| known(row.bytes).map(bytes)),
+    ("threads", Page, |row| Some(row.threads.to_string())),
+    ("rounds", Page, |row| Some(row.rounds.to_string())),
+    ("resident/TiB", Both, |row| row.metadata_resident_bytes_per_tib.map(bytes)),
+    (PUBLISHED, Both, |row| Some(ns(row.published.as_ref()?.ns))),
 ];
 
-/// Returns all rows, in the columns that any of them has something for.
-fn numbers(rows: &[&Row]) -> Numbers {
-    let has_any = |(_, cell): &&Column<Row>| rows.iter().any(|row| cell(row).is_some());
-    super::numbers(&COLUMNS.iter().filter(has_any).collect::<Vec<_>>(), rows)
+fn three(Spread { p50_ns, p99_ns, p999_ns, .. }: Spread) -> Option<String> {
+    Some(format!("{}, {}, {}", ns(p50_ns), ns(p99_ns?), ns(p999_ns?)))
+}
+
+/// Returns the median, the high quantile that was taken, and the longest.
+fn and_worst(spread: Spread) -> Option<String> {
+    let high = spread.p99_ns.or(spread.p999_ns)?;
+    Some(format!("{}, {}, {}", ns(spread.p50_ns), ns(high), ns(spread.worst_ns)))
+}
+
+impl Bench {
+    /// Returns the headings of a table, and under these what its rows have, as text shows it.
+    #[must_use]
+    pub fn cells(&self, table: &Table) -> Vec<Vec<String>> {
+        cells(table, &COLUMNS, &self.results, |row| &row.id)
+    }
 }
