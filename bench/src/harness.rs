@@ -17,7 +17,7 @@ pub(crate) use uzone_report::results::{Bench, Published, Role, Row, Skipped, Tab
 pub(crate) use self::adopted::{Adopted, anonymous, registered};
 pub(crate) use self::error::{BenchError, Result, cause, sentence};
 pub(crate) use self::found::Found;
-pub(crate) use self::group::{PartOf, Phase, Watch, nanoseconds};
+pub(crate) use self::group::{Phase, Watch, nanoseconds};
 pub(crate) use self::memory::{
     Counted, Reads, bytes, check_memory, check_word, counted, fill, fill_zeroes, index, place,
     present,

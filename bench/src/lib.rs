@@ -15,6 +15,6 @@ mod tables;
 
 pub use harness::adopted::Adopted;
 pub use harness::error::{BenchError, sentence};
-pub use harness::group::{PartOf, Phase, Watch};
+pub use harness::group::{Phase, Watch};
 pub use harness::{check, machine, settings};
 pub use tables::{all, brief, metadata};

@@ -8,13 +8,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
-use uzone_bench::all::{self, Pace};
-use uzone_bench::metadata;
 use uzone_bench::settings::{
     self, BindSettings, CopySettings, FaultSettings, Part, PinSettings, SnapshotSettings,
     ZeroSettings, all_cpus,
 };
 use uzone_bench::{BenchError, Watch};
+use uzone_bench::{all, metadata};
 use uzone_pages::ByteLen;
 use uzone_report::{Bench, Document, ReportError};
 use uzone_stream::{Basis, STORE_POLICY, StorePolicy};
@@ -284,8 +283,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
         Some(Benchmark::Bind(Asked {
             of: BindArgs { metadata: true, max_memory, .. }, ..
         })) => {
-            let settings = metadata::Settings { most: *max_memory };
-            let found = with_progress(out, |watch| metadata::run(settings, watch))?;
+            let found = with_progress(out, |watch| metadata::run(*max_memory, watch))?;
             write_page(args.report.as_deref(), || Document::Metadata(found.clone()), out)?;
             out.print(&found)?;
         }
@@ -301,7 +299,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
                     }
                 },
                 Some(benchmark) => benchmark.run(watch),
-                None => all::run(&args.all_parts(), Some(all::metadata()), watch),
+                None => all::run(&args.all_parts(), true, watch),
             })?;
             found.quick = args.quick;
             write_page(args.report.as_deref(), || Document::Bench(found.clone()), out)?;
@@ -313,8 +311,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
 
 impl Args {
     fn all_parts(&self) -> Vec<Part> {
-        let pace = if self.quick { Pace::Quick } else { Pace::Full };
-        all::parts(all::available(), all_cpus(), pace, &temp_dir())
+        all::parts(all::available(), all_cpus(), self.quick, &temp_dir())
     }
 
     /// Returns one benchmark as a quick run of all has it, if that does.

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use std::cell::RefCell;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
-use uzone_bench::{PartOf, Phase};
+use uzone_bench::Phase;
 
 use crate::output::{Output, Verbosity};
 
@@ -85,7 +85,7 @@ impl Steps {
     /// Shows how far the run is.
     pub(crate) fn show(&self, phase: Phase<'_>) {
         let mut shown = self.shown.borrow_mut();
-        if let Some(PartOf { name, number, of }) = phase.part
+        if let Some((name, number, of)) = phase.part
             && shown.part.as_ref().is_none_or(|(known, _)| *known != number)
         {
             // Below the new bar there will be the new step's.

@@ -71,9 +71,9 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     }
     if let Some(dir) = &args.svg {
         uzone_report::make_directory(dir)?;
-        for picture in uzone_report::svgs(&documents) {
-            let path = dir.join(picture.name);
-            uzone_report::replace(&path, picture.svg.as_bytes())?;
+        for (name, svg) in uzone_report::svgs(&documents) {
+            let path = dir.join(name);
+            uzone_report::replace(&path, svg.as_bytes())?;
             files.push(path.display().to_string());
         }
     }

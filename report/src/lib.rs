@@ -55,15 +55,6 @@ pub use text::{float, human_duration, nanoseconds, number};
 pub use trace::{Class, Outcome, Record, Summary, TRACE_SCHEMA, Trace};
 pub use write::{make_directory, replace};
 
-/// A chart as a file of its own.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Picture {
-    /// The name of the file: lower case letters, digits, hyphens and `.svg`.
-    pub name: String,
-    /// What is in it.
-    pub svg: String,
-}
-
 /// Returns all charts as one HTML page that needs nothing else.
 ///
 /// Each chart is drawn for a wide page and for a phone, and its numbers stand in a table below it.
@@ -72,15 +63,15 @@ pub fn html(documents: &[Document]) -> String {
     html::page(&figures::sections(documents))
 }
 
-/// Returns each chart as an SVG file, in the order of the page. Names differ.
+/// Returns the name and the text of an SVG file for each chart, in the order of the page. Names
+/// differ; they have lower case letters, digits, hyphens and `.svg`.
 #[must_use]
-pub fn svgs(documents: &[Document]) -> Vec<Picture> {
+pub fn svgs(documents: &[Document]) -> Vec<(String, String)> {
     let sections = figures::sections(documents);
     let charts = sections.iter().flat_map(|section| &section.charts);
     charts
-        .map(|chart| Picture {
-            name: format!("{}.svg", chart.id),
-            svg: draw::draw(chart, draw::WIDE).alone(&chart.title),
+        .map(|chart| {
+            (format!("{}.svg", chart.id), draw::draw(chart, draw::WIDE).alone(&chart.title))
         })
         .collect()
 }

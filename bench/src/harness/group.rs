@@ -16,19 +16,9 @@ pub struct Phase<'a> {
     pub done: u64,
     /// How many there are.
     pub total: u64,
-    /// The position among several benchmarks, if there are several.
-    pub part: Option<PartOf<'a>>,
-}
-
-/// One benchmark of several that are run one after the other.
-#[derive(Clone, Copy, Debug)]
-pub struct PartOf<'a> {
-    /// Its name.
-    pub name: &'a str,
-    /// Which it is, from 1 on.
-    pub number: usize,
-    /// How many there are.
-    pub of: usize,
+    /// Of several benchmarks that are run one after the other, the name of this one, its number
+    /// from 1 on, and how many there are.
+    pub part: Option<(&'a str, usize, usize)>,
 }
 
 /// Receives the progress of a benchmark.

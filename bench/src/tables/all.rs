@@ -13,26 +13,10 @@ use uzone_pages::ByteLen;
 
 use super::{bind, copy, fault, metadata, pin, restore, snapshot, zero};
 use crate::harness::{
-    Bench, BenchError, Benchmark, BindSettings, CopySettings, FaultSettings, Part, PartOf, Phase,
+    Bench, BenchError, Benchmark, BindSettings, CopySettings, FaultSettings, Part, Phase,
     PinSettings, ProgramSettings, Result, Skipped, SnapshotSettings, Watch, WholeSettings,
     ZeroSettings, sentence,
 };
-
-/// How thorough a run is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pace {
-    /// Sizes and rounds of which the figures can be trusted.
-    Full,
-    /// Every row once or twice, at sizes that take about half a minute in all: whether it all works.
-    Quick,
-}
-
-impl Pace {
-    /// Returns what a run at this pace has.
-    fn of<T>(self, quick: T, full: T) -> T {
-        if self == Self::Quick { quick } else { full }
-    }
-}
 
 impl Part {
     /// Runs it.
@@ -58,53 +42,60 @@ pub fn available() -> ByteLen {
     memory::available(&SystemRoot::host()).map_or(ByteLen::gib(1), |have| have.bytes)
 }
 
-/// Returns the benchmarks and the settings of each, for so much memory. The file of `fault` is made
-/// in `directory`, by a path that holds from anywhere.
+/// Returns the benchmarks and the settings of each, for so much memory: of sizes and rounds of
+/// which the figures can be trusted, or with `is_quick` of those that take half a minute in all,
+/// which show whether it all works. The file of `fault` is made in `directory`, by a path that
+/// holds from anywhere.
 #[must_use]
-pub fn parts(available: ByteLen, threads: NonZeroUsize, pace: Pace, directory: &Path) -> Vec<Part> {
+pub fn parts(
+    available: ByteLen,
+    threads: NonZeroUsize,
+    is_quick: bool,
+    directory: &Path,
+) -> Vec<Part> {
     // Of what can be had, half is left to others.
     let room = available.get() / 2;
     // The first of some sizes of which each byte takes so many 4096ths of a byte of memory.
     let pick = |sizes: &[ByteLen], cost: u64, quick: ByteLen| {
         let fits = |size: &&ByteLen| size.get() / 4096 * cost <= room;
         let fitting = sizes.iter().find(fits).or(sizes.last()).copied();
-        pace.of(quick, fitting.unwrap_or(ByteLen::gib(1)))
+        if is_quick { quick } else { fitting.unwrap_or(ByteLen::gib(1)) }
     };
     let (gib, mib) = (ByteLen::gib, ByteLen::mib);
     let size = pick(&[gib(16), gib(8), gib(2), gib(1)], 2 * 64, gib(1));
     // Their memory is that of the smallest arena, so that cold extents are cold.
-    let extents = pace.of(ByteLen::kib(64), mib(32));
+    let extents = if is_quick { ByteLen::kib(64) } else { mib(32) };
     let image = |sizes: &[ByteLen], rounds| SnapshotSettings {
         size: pick(sizes, 3 * 4096, mib(8)),
-        rounds: pace.of(1, rounds),
+        rounds: if is_quick { 1 } else { rounds },
         threads,
         directory: directory.to_owned(),
     };
     let parts = [
         Benchmark::Bind(BindSettings {
             size,
-            rebinds: pace.of(2, 11),
-            first_binds: pace.of(1, 5),
+            rebinds: if is_quick { 2 } else { 11 },
+            first_binds: if is_quick { 1 } else { 5 },
             threads,
-            growth: pace.of(ByteLen::ZERO, size),
+            growth: if is_quick { ByteLen::ZERO } else { size },
             dax: None,
         }),
         Benchmark::Pin(PinSettings {
             size: pick(&[gib(16), gib(4), gib(1)], 80, gib(1)),
             larger: ByteLen::ZERO,
-            rounds: pace.of(2, 11),
+            rounds: if is_quick { 2 } else { 11 },
         }),
         Benchmark::Zero(ZeroSettings {
             size: extents,
-            rounds: pace.of(1, 11),
-            first_touches: pace.of(1, 5),
+            rounds: if is_quick { 1 } else { 11 },
+            first_touches: if is_quick { 1 } else { 5 },
             populate: pick(&[mib(512), mib(128)], 4096, mib(64)),
             threads,
         }),
-        Benchmark::Copy(CopySettings { size: extents, rounds: pace.of(1, 11) }),
+        Benchmark::Copy(CopySettings { size: extents, rounds: if is_quick { 1 } else { 11 } }),
         Benchmark::Fault(FaultSettings {
-            density: pace.of(mib(8), mib(256)),
-            ..scans(pace.of(mib(4), mib(8)), pace.of(1, 7), directory)
+            density: if is_quick { mib(8) } else { mib(256) },
+            ..scans(if is_quick { mib(4) } else { mib(8) }, if is_quick { 1 } else { 7 }, directory)
         }),
         Benchmark::Snapshot(image(&[mib(256), mib(64)], 5)),
         Benchmark::Restore(image(&[mib(128), mib(64)], 3)),
@@ -236,31 +227,24 @@ pub fn with_tables(parts: Vec<Part>, ids: &[String]) -> Vec<Part> {
 /// # Errors
 /// As [`run`].
 pub fn run_seeds(parts: &[Part], watch: Watch<'_>) -> Result<Bench> {
-    Ok(Bench { benchmark: SEEDS.to_owned(), ..run(parts, Some(metadata()), watch)? })
+    Ok(Bench { benchmark: SEEDS.to_owned(), ..run(parts, true, watch)? })
 }
 
-/// Returns how much memory the descriptors may take that are counted and not timed: little, for rows
-/// that need more are slow and show nothing new.
-#[must_use]
-pub fn metadata() -> metadata::Settings {
-    metadata::Settings { most: Some(ByteLen::mib(64)) }
-}
+/// How much memory the descriptors may take that are counted and not timed: little, for rows that
+/// need more are slow and show nothing new.
+const COUNTED: ByteLen = ByteLen::mib(64);
 
-/// Runs some benchmarks as one document, and counts the bytes of descriptors at the end if that is asked
-/// for.
+/// Runs some benchmarks as one document, and at the end counts the bytes of descriptors if
+/// `counts_bytes`.
 ///
 /// # Errors
 /// [`BenchError`] if a row found something wrong, or no part could be run.
-pub fn run(
-    parts: &[Part],
-    metadata: Option<metadata::Settings>,
-    watch: Watch<'_>,
-) -> Result<Bench> {
+pub fn run(parts: &[Part], counts_bytes: bool, watch: Watch<'_>) -> Result<Bench> {
     let mut all: Option<Bench> = None;
     let (mut skipped, mut refused) = (Vec::new(), None);
-    let of = parts.len() + usize::from(metadata.is_some());
+    let of = parts.len() + usize::from(counts_bytes);
     let watch = |name, number| {
-        let part = Some(PartOf { name, number, of });
+        let part = Some((name, number, of));
         move |phase: Phase<'_>| watch(Phase { part, ..phase })
     };
     // What a host lacks ends no run.
@@ -279,8 +263,8 @@ pub fn run(
         }
     }
     let mut counted = None;
-    if let Some(settings) = metadata {
-        match metadata::run(settings, &watch("metadata", of)) {
+    if counts_bytes {
+        match metadata::run(Some(COUNTED), &watch("metadata", of)) {
             Ok(metadata) => counted = Some(Box::new(metadata)),
             Err(error) => drop(or_skipped("metadata", error)?),
         }
@@ -309,8 +293,8 @@ fn append(all: &mut Bench, mut other: Bench) {
 mod tests {
     use super::*;
 
-    fn sizes(available: ByteLen, pace: Pace) -> [u64; 7] {
-        let parts = parts(available, NonZeroUsize::MIN, pace, Path::new("/tmp"));
+    fn sizes(available: ByteLen, is_quick: bool) -> [u64; 7] {
+        let parts = parts(available, NonZeroUsize::MIN, is_quick, Path::new("/tmp"));
         let size = |part: &Part| part.to_json()["size_bytes"].as_u64().expect("a size");
         let sizes: Vec<u64> = parts.iter().map(|part| size(part) >> 10).collect();
         sizes.try_into().expect("seven parts")
@@ -327,19 +311,15 @@ mod tests {
             (ByteLen::mib(128), [2 * G, G, 32 * M, 32 * M, 8 * M, 64 * M, 64 * M]),
             (ByteLen::ZERO, [G, G, 32 * M, 32 * M, 8 * M, 64 * M, 64 * M]),
         ] {
-            assert_eq!(sizes(available, Pace::Full), expected, "{available}");
-            assert_eq!(
-                sizes(available, Pace::Quick),
-                [G, G, 64, 64, 4 * M, 8 * M, 8 * M],
-                "{available}"
-            );
+            assert_eq!(sizes(available, false), expected, "{available}");
+            assert_eq!(sizes(available, true), [G, G, 64, 64, 4 * M, 8 * M, 8 * M], "{available}");
         }
     }
 
     #[test]
     fn what_a_run_was_given_is_read_again_as_it_was_written() {
         let (available, directory) = (ByteLen::gib(8), Path::new("/var/tmp"));
-        let parts = parts(available, NonZeroUsize::MIN, Pace::Full, directory);
+        let parts = parts(available, NonZeroUsize::MIN, false, directory);
         let seeds = seeds(available, NonZeroUsize::MIN, false, directory);
         for part in parts.into_iter().chain(seeds) {
             let part = part.with_tables(vec!["zero-hint".to_owned()]);

@@ -39,14 +39,6 @@ const CHECK_EVERY: usize = (1 << 12) - 1;
 /// need some too.
 const SHARE: u64 = 2;
 
-/// The settings of `uzone bench bind --metadata`.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Settings {
-    /// The most memory that the descriptors of a row may take; by default half of what can be
-    /// had. Rows that need more are left out.
-    pub most: Option<ByteLen>,
-}
-
 /// Where a figure comes from that is arithmetic over documented sizes.
 const DERIVED: &str = "derived";
 const MARTINS: &str = "Joao Martins, compound pagemaps v2, June 2021";
@@ -54,11 +46,12 @@ const DOCUMENTED: &str =
     "Linux documentation, vmemmap_dedup: pages kept of each folio's descriptors";
 const SIZES: &str = "64 bytes for each page of 4 KiB";
 
-/// Runs the tables.
+/// Runs the tables. The descriptors of a row take at most so much memory, by default half of what
+/// can be had; rows that need more are left out.
 ///
 /// # Errors
 /// [`BenchError`](crate::BenchError) if a TiB cannot be reserved, or the kernel does not count what is resident.
-pub fn run(settings: Settings, watch: Watch<'_>) -> Result<Metadata> {
+pub fn run(most: Option<ByteLen>, watch: Watch<'_>) -> Result<Metadata> {
     let mut metadata = Metadata {
         schema: METADATA_SCHEMA.to_owned(),
         benchmark: "bind-metadata".to_owned(),
@@ -76,7 +69,7 @@ pub fn run(settings: Settings, watch: Watch<'_>) -> Result<Metadata> {
                 .to_owned(),
         });
         metadata.results.extend(folio.linux.iter().map(|row| row.row(folio)));
-        measure(folio, settings, &mut metadata)?;
+        measure(folio, most, &mut metadata)?;
     }
     let total = FOLIOS.len() as u64;
     watch(Phase { what: "metadata", done: total, total, part: None });
@@ -195,8 +188,8 @@ struct Ours<'a> {
     most: ByteLen,
 }
 
-fn measure(folio: &Folio, settings: Settings, into: &mut Metadata) -> Result {
-    let most = match settings.most {
+fn measure(folio: &Folio, most: Option<ByteLen>, into: &mut Metadata) -> Result {
+    let most = match most {
         Some(most) => most,
         None => ByteLen::new(memory::available(&SystemRoot::host())?.bytes.get() / SHARE),
     };

@@ -125,7 +125,7 @@ pub(super) fn run(
     if !worse.is_empty() {
         let again = all::with_tables(parameters, &worse);
         out.log(format_args!("once more: {}", worse.join(", ")));
-        let bench = with_progress(out, |watch| all::run(&again, None, watch))?;
+        let bench = with_progress(out, |watch| all::run(&again, false, watch))?;
         comparison.again(&earlier.results, &bench.results);
     }
     let is_ok = comparison.worse().next().is_none();
@@ -192,7 +192,7 @@ fn can_be_repeated(
 fn measure(parts: &[Part], is_all: bool, watch: Watch<'_>) -> Result<Bench, BenchError> {
     match parts {
         [part] if !is_all => part.run(watch),
-        parts => all::run(parts, None, watch),
+        parts => all::run(parts, false, watch),
     }
 }
 
