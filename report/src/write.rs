@@ -1,25 +1,12 @@
 //! A file that is there as a whole or not at all ([`replace`]).
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
+
+use uzone_os::file_system::NewFile;
 
 use crate::error::ReportError;
-
-/// A file under another name, taken away again unless it gets its own.
-struct Unfinished {
-    path: PathBuf,
-    is_done: bool,
-}
-
-impl Drop for Unfinished {
-    fn drop(&mut self) {
-        if !self.is_done {
-            // The first error is returned; the caller could not act on this one.
-            let _ = fs::remove_file(&self.path);
-        }
-    }
-}
 
 /// Makes a directory, and those above it, unless it is there.
 ///
@@ -48,32 +35,12 @@ pub fn replace(target: &Path, bytes: &[u8]) -> Result<(), ReportError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => target.to_owned(),
         Err(cause) => return Err(failed("look at", cause)),
     };
-    let Some(name) = target_file.file_name() else {
+    if target_file.file_name().is_none() {
         return Err(ReportError::not_a_file(target));
-    };
-    let (mut file, mut unfinished) =
-        create_beside(&target_file, name).map_err(|cause| failed("create", cause))?;
-    file.write_all(bytes).and_then(|()| file.sync_all()).map_err(|cause| failed("write", cause))?;
-    fs::rename(&unfinished.path, &target_file).map_err(|cause| failed("replace", cause))?;
-    unfinished.is_done = true;
-    Ok(())
-}
-
-fn create_beside(target: &Path, name: &std::ffi::OsStr) -> io::Result<(File, Unfinished)> {
-    // Names that others took are passed over; a directory is not full of them.
-    for attempt in 0..100_u32 {
-        let mut other = std::ffi::OsString::from(".");
-        // A long name must not become too long by what is added to it.
-        let short: String = name.to_string_lossy().chars().take(40).collect();
-        other.push(format!("{short}.{}-{attempt}.part", std::process::id()));
-        let path = target.with_file_name(other);
-        match File::create_new(&path) {
-            Ok(file) => return Ok((file, Unfinished { path, is_done: false })),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(error),
-        }
     }
-    Err(io::ErrorKind::AlreadyExists.into())
+    let new = NewFile::create(target_file).map_err(|cause| failed("create", cause))?;
+    new.file().write_all(bytes).map_err(|cause| failed("write", cause))?;
+    new.finish().map_err(|cause| failed("replace", cause))
 }
 
 #[cfg(test)]

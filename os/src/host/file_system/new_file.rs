@@ -3,7 +3,6 @@
 //! It is written without a name (`O_TMPFILE`), so nothing of it is left however the process ends. Where the
 //! file system has no such files it has a hidden name until it is finished.
 
-use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
@@ -94,10 +93,10 @@ fn hidden_name(path: &Path) -> PathBuf {
     static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
     // Relaxed: a number that no other file of this process has.
     let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-    let mut name = OsString::from(".");
-    name.push(path.file_name().unwrap_or_default());
-    name.push(format!(".{}-{number}.part", std::process::id()));
-    path.with_file_name(name)
+    // A long name must not become too long by what is added to it.
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let short: String = name.chars().take(40).collect();
+    path.with_file_name(format!(".{short}.{}-{number}.part", std::process::id()))
 }
 
 #[cfg(test)]
