@@ -1,7 +1,7 @@
 //! What a page that does not come does to the others: touches of cached pages are timed, with and
 //! without one page whose backing stalls until they are done.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use uzone_fault::{Backing, BackingError, FileBacking, LazyMapping, Window};
@@ -19,31 +19,12 @@ const APART: u64 = 2 << 20;
 /// How long the stalled page may take to be asked for.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Something that is shut and is opened once.
-#[derive(Default)]
-struct Gate {
-    is_open: Mutex<bool>,
-    opened: Condvar,
-}
-
-impl Gate {
-    fn open(&self) {
-        *self.is_open.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.opened.notify_all();
-    }
-
-    fn pass(&self) {
-        let is_open = self.is_open.lock().unwrap_or_else(PoisonError::into_inner);
-        let passed = self.opened.wait_while(is_open, |is_open| !*is_open);
-        drop(passed.unwrap_or_else(PoisonError::into_inner));
-    }
-}
-
 /// A file of which the last page stalls.
 struct Stalling {
     file: Arc<FileBacking>,
     stalled: u64,
-    gate: Arc<Gate>,
+    /// Shut until it is set.
+    gate: Arc<OnceLock<()>>,
 }
 
 impl Backing for Stalling {
@@ -55,7 +36,7 @@ impl Backing for Stalling {
 
     fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError> {
         if window.range().contains(&self.stalled) {
-            self.gate.pass();
+            self.gate.wait();
         }
         self.file.fault(window)
     }
@@ -84,7 +65,7 @@ pub(super) fn table(run: &mut Run<'_>, file: &Source, placement: &Placement) -> 
             let what = if is_stalled { "one page stalled" } else { "all ready" };
             let (id, options) = (format!("{row}-{state}"), options.clone());
             let spec = suite.faults(Role::Ours, &id, format!("{name}: {what}"), move |row| {
-                let gate = Arc::new(Gate::default());
+                let gate = Arc::new(OnceLock::new());
                 let backing = Stalling { file: file.backing()?, stalled, gate: gate.clone() };
                 let map = || Ok(engine.map(len, Arc::new(backing), &options)?);
                 let memory = Arc::new(placement.by_handler(map)?);
@@ -110,12 +91,13 @@ pub(super) fn table(run: &mut Run<'_>, file: &Source, placement: &Placement) -> 
     run.session.measure(suite, title, note)
 }
 
-/// Does `work` while another thread waits for the word at `at`, if there is one, until the gate is opened.
+/// Does `work` while another thread waits for the word at `at`, if there is one, until the gate is
+/// set.
 fn beside<T>(
     row: &str,
     memory: &LazyMapping,
     at: Option<u64>,
-    gate: &Gate,
+    gate: &OnceLock<()>,
     work: impl FnOnce() -> Result<T>,
 ) -> Result<T> {
     std::thread::scope(|scope| {
@@ -126,7 +108,7 @@ fn beside<T>(
         }
         let done = work();
         // Also after a failure, or the scope would wait for a thread that waits for us.
-        gate.open();
+        let _ = gate.set(());
         let waited = waiter.map(|waiter| waiter.join().map_err(|_| BenchError::threads(2)));
         waited.transpose()?.transpose()?;
         done
