@@ -3,10 +3,10 @@
 use uzone_pages::{ByteLen, Order, PageCount, PfnRange};
 use uzone_zone::Zone;
 
-use super::naive::{Naive, hold_naive, hold_naive_and_give_back};
+use super::naive::Naive;
 use super::shared::{
-    CALL_PAGES, Run, bind, calls, check_pins, compare, hold_bare, hold_bare_and_give_back, role,
-    timed_each, words,
+    CALL_PAGES, Run, bare_add, bare_sub, bind, calls, check_pins, compare, role, timed_alone,
+    timed_both, timed_each, words,
 };
 use crate::harness::{PinSettings, Result, Session, Suite, timed};
 
@@ -28,13 +28,13 @@ pub(super) fn run(settings: &PinSettings, session: &mut Session<'_>) -> Result {
     let words = words(size)?;
 
     let cut = |range| timed_each(&[range], |range| base.pin(*range));
-    let (naive_pin, naive_both): (Run<'_>, Run<'_>) =
-        (&|| hold_naive(&naive), &|| hold_naive_and_give_back(&naive));
+    let naive_pin: Run<'_> = &|| timed_alone(|| naive.hold(), || naive.give_back());
+    let naive_both: Run<'_> = &|| timed_both(|| naive.hold(), || naive.give_back());
     let whole_pin: Run<'_> = &|| timed(|| Ok(base.pin(range)?));
     let (whole_both, cut_both): (Run<'_>, Run<'_>) = (&|| cut(range), &|| cut(inner));
     let call_both: Run<'_> = &|| timed_each(&pieces, |piece| base.pin(*piece));
-    let (one_each, two_each): (Run<'_>, Run<'_>) =
-        (&|| hold_bare(&words), &|| hold_bare_and_give_back(&words));
+    let one_each: Run<'_> = &|| timed_alone(|| bare_add(&words), || bare_sub(&words));
+    let two_each: Run<'_> = &|| timed_both(|| bare_add(&words), || bare_sub(&words));
     let (each, one, call) = (Some(pages), Some(1), Some(pieces.len() as u64));
     let rows = [
         ("naive-pin", "naive, pin", each, naive_pin),

@@ -8,10 +8,10 @@ use uzone_zone::{
     AltmapOptions, BindOptions, Init, Pagemap, Pinned, RawGuard, Redeemed, Region, Zone,
 };
 
-use super::naive::{Naive, hold_naive, hold_naive_and_give_back};
+use super::naive::Naive;
 use super::shared::{
-    CALL_BYTES, CALL_ENTRIES, CALL_PAGES, Run, bind, calls, check_pins, compare, hold_bare,
-    hold_bare_and_give_back, published, role, timed_each, words,
+    CALL_BYTES, CALL_ENTRIES, CALL_PAGES, Run, bare_add, bare_sub, bind, calls, check_pins,
+    compare, published, role, timed_alone, timed_both, timed_each, words,
 };
 use crate::harness::{BenchError, Published, Result, Session, Suite, timed};
 
@@ -153,8 +153,8 @@ fn table(
     let (len, segments) = (ByteLen::new(CALL_BYTES as u64), Cell::new(0));
     let (each, one, call) = (Some(pages), Some(1), Some(calls as u64));
     // Getting and pinning cost the same: the naive way has one sort of count.
-    let hold: Run<'_> = &|| hold_naive(&naive);
-    let hold_both: Run<'_> = &|| hold_naive_and_give_back(&naive);
+    let hold: Run<'_> = &|| timed_alone(|| naive.hold(), || naive.give_back());
+    let hold_both: Run<'_> = &|| timed_both(|| naive.hold(), || naive.give_back());
     let get: Run<'_> = &|| whole(|| folios.get(range), |all| segments.set(all.segments().count()));
     let pin: Run<'_> = &|| whole(|| folios.pin(range), |all| segments.set(all.segments().count()));
     let both: Run<'_> = &|| timed_each(&[range], |range| folios.pin(*range));
@@ -164,8 +164,9 @@ fn table(
     let pfn_pin: Run<'_> = &|| fill(&pinned, &pieces, |piece| folios.pin(*piece));
     let pfn_both: Run<'_> = &|| timed_each(&pieces, |piece| folios.pin(*piece));
     let bits: Run<'_> = &|| through_bits(zone, folios, &pieces, (&pinned, &raw), &id("call-raw"));
-    let bare: Run<'_> = &|| hold_bare(&words);
-    let (bare_both, none): (Run<'_>, _) = (&|| hold_bare_and_give_back(&words), &None);
+    let bare: Run<'_> = &|| timed_alone(|| bare_add(&words), || bare_sub(&words));
+    let bare_both: Run<'_> = &|| timed_both(|| bare_add(&words), || bare_sub(&words));
+    let none = &None;
     let rows = [
         ("naive-get", "naive, get", each, &shape.naive_get, hold),
         ("naive-pin", "naive, pin", each, &shape.naive_pin, hold),

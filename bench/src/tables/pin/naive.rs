@@ -5,14 +5,13 @@
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use uzone_os::Mapped;
 use uzone_pages::Pfn;
 use zerocopy::FromBytes;
 
-use super::shared::{present, timed_alone};
-use crate::harness::{Result, timed};
+use super::shared::present;
+use crate::harness::Result;
 
 /// A descriptor as far as a hold looks at it.
 #[derive(FromBytes)]
@@ -72,7 +71,7 @@ impl Naive {
 
     /// Takes a hold for each page. Returns how many were had.
     pub(super) fn hold(&self) -> usize {
-        self.pages.iter().filter(|page| self.take(page)).count()
+        black_box(self.pages.iter().filter(|page| self.take(page)).count())
     }
 
     /// Takes a hold for each page and writes its number to a list. Returns how many were had.
@@ -99,21 +98,4 @@ impl Naive {
     pub(super) fn is_held(&self, holds: u64) -> bool {
         self.pages.iter().all(|page| self.count_of(page).load(Ordering::Relaxed) == 1 + holds)
     }
-}
-
-/// Times the naive hold of every page.
-pub(super) fn hold_naive(naive: &Naive) -> Result<Duration> {
-    let hold = || {
-        black_box(naive.hold());
-    };
-    timed_alone(hold, || naive.give_back())
-}
-
-/// Times the naive hold of every page, and giving all back.
-pub(super) fn hold_naive_and_give_back(naive: &Naive) -> Result<Duration> {
-    timed(|| {
-        black_box(naive.hold());
-        naive.give_back();
-        Ok(())
-    })
 }

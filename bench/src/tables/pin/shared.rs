@@ -84,26 +84,18 @@ where
     })
 }
 
-/// Runs `work` alone, and then what takes it back.
-pub(super) fn timed_alone(work: impl FnOnce(), undo: impl FnOnce()) -> Result<Duration> {
-    let elapsed = timed(|| {
-        work();
-        Ok(())
-    });
+/// Times `work` alone, and then runs what takes it back.
+pub(super) fn timed_alone<T>(work: impl FnOnce() -> T, undo: impl FnOnce()) -> Result<Duration> {
+    let elapsed = timed(|| Ok(work()));
     undo();
     elapsed
 }
 
-/// Times bare atomics, one a word.
-pub(super) fn hold_bare(words: &[AtomicU64]) -> Result<Duration> {
-    timed_alone(|| bare_add(words), || bare_sub(words))
-}
-
-/// Times bare atomics, two a word.
-pub(super) fn hold_bare_and_give_back(words: &[AtomicU64]) -> Result<Duration> {
+/// Times `work` together with what takes it back.
+pub(super) fn timed_both<T>(work: impl FnOnce() -> T, undo: impl FnOnce()) -> Result<Duration> {
     timed(|| {
-        bare_add(words);
-        bare_sub(words);
+        work();
+        undo();
         Ok(())
     })
 }
