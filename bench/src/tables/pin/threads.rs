@@ -6,40 +6,26 @@
 
 use std::sync::atomic::AtomicU64;
 
-use uzone_pages::{ByteLen, HoldKind, Order, PageCount, PfnRange};
-use uzone_zone::{Pagemap, Zone};
+use uzone_pages::{ByteLen, Order, PageCount, PfnRange};
+use uzone_zone::Zone;
 
-use super::shared::{CALL_PAGES, bare_add, bare_sub, bind, words};
-use crate::harness::{PinSettings, Result, Role, Session, Suite};
+use super::shared::{CALL_PAGES, bare_add, bare_sub, bind, role, words};
+use crate::harness::{PinSettings, Result, Session, Suite};
 use crate::tables::fault::{Share, together};
 
 /// How many pages' worth of passes a sample is: milliseconds.
 const SAMPLE_PAGES: u64 = 1 << 28;
 
-/// What the threads do in one sample.
-#[derive(Clone, Copy)]
-enum Work<'a> {
-    Hold(&'a Pagemap, HoldKind, [PfnRange; 2]),
-    Bare([&'a [AtomicU64]; 2]),
-}
+/// What a thread does in one pass; it gets its number.
+type Work<'a> = Box<dyn Fn(usize) -> Result + Sync + 'a>;
 
-impl Work<'_> {
-    /// Does one thread's part `passes` times.
-    fn run(self, thread: usize, passes: u64) -> Result {
-        for _ in 0..passes {
-            match self {
-                Work::Hold(pagemap, HoldKind::Pin, ranges) => drop(pagemap.pin(ranges[thread])?),
-                Work::Hold(pagemap, HoldKind::Reference, ranges) => {
-                    drop(pagemap.get(ranges[thread])?);
-                }
-                Work::Bare(words) => {
-                    bare_add(words[thread]);
-                    bare_sub(words[thread]);
-                }
-            }
-        }
+/// Adds to each of a thread's words, and takes away again.
+fn bare<'a>(words: [&'a [AtomicU64]; 2]) -> Work<'a> {
+    Box::new(move |thread| {
+        bare_add(words[thread]);
+        bare_sub(words[thread]);
         Ok(())
-    }
+    })
 }
 
 /// Returns both halves of a range.
@@ -66,9 +52,14 @@ pub(super) fn run(settings: &PinSettings, session: &mut Session<'_>) -> Result {
     let passes = (SAMPLE_PAGES / pages).max(1);
 
     let whole = [range; 2];
-    let pin = |ranges| Work::Hold(&folios, HoldKind::Pin, ranges);
-    let get = |ranges| Work::Hold(&folios, HoldKind::Reference, ranges);
-    let (bare, same) = (Work::Bare([front, back]), Work::Bare([&words[..], &words[..]]));
+    let folios = &folios;
+    let pin = |ranges: [PfnRange; 2]| -> Work<'_> {
+        Box::new(move |thread| Ok(folios.pin(ranges[thread]).map(drop)?))
+    };
+    let get = |ranges: [PfnRange; 2]| -> Work<'_> {
+        Box::new(move |thread| Ok(folios.get(ranges[thread]).map(drop)?))
+    };
+    let same = [&words[..]; 2];
     let samples = [
         ("pin-one", "pin and unpin, one thread", pin(whole), 1, 1),
         ("pin-halves", "pin and unpin, two threads, a half each", pin(halves), 2, 1),
@@ -76,22 +67,18 @@ pub(super) fn run(settings: &PinSettings, session: &mut Session<'_>) -> Result {
         ("get-one", "get and put, one thread", get(whole), 1, 1),
         ("get-halves", "get and put, two threads, a half each", get(halves), 2, 1),
         ("get-same", "get and put, two threads, the same range", get(whole), 2, 2),
-        ("limit-one", "bare atomics, one thread", same, 1, 1),
-        ("limit-halves", "bare atomics, halves", bare, 2, 1),
-        ("limit-same", "bare atomics, same words", same, 2, 2),
+        ("limit-one", "bare atomics, one thread", bare(same), 1, 1),
+        ("limit-halves", "bare atomics, halves", bare([front, back]), 2, 1),
+        ("limit-same", "bare atomics, same words", bare(same), 2, 2),
     ];
     let mut suite = Suite::new("pin-threads", size);
     // How many threads there are, and how many times the region is held in a pass of all of them together.
     for (row, name, work, threads, times) in samples {
-        let role = match work {
-            Work::Hold(..) => Role::Ours,
-            Work::Bare(_) => Role::Limit,
-        };
         suite.threads = threads;
-        let spec = suite.add(role, row, name, move |_| {
+        let spec = suite.add(role(row), row, name, move |_| {
             let done = together(threads, |thread, start| {
                 start.wait();
-                Share::of(|| work.run(thread, passes))
+                Share::of(|| (0..passes).try_for_each(|_| work(thread)))
             });
             Ok(done?.elapsed)
         });
