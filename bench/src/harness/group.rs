@@ -1,5 +1,6 @@
 //! Running cases in interleaved rounds, and the numbers that come of it.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use uzone_report::float;
@@ -31,12 +32,9 @@ pub(crate) struct Case<'a> {
     pub(crate) run: Box<dyn FnMut() -> Result<Duration> + 'a>,
 }
 
-/// What the cases of one group took, in nanoseconds, round by round.
+/// What each case of one group took, in nanoseconds, round by round.
 #[derive(Debug, Default)]
-pub(crate) struct Samples {
-    names: Vec<String>,
-    rounds: Vec<Vec<u64>>,
-}
+pub(crate) struct Samples(BTreeMap<String, Vec<u64>>);
 
 /// Runs every case once a round, after one round that is not counted.
 pub(crate) fn run(
@@ -47,17 +45,16 @@ pub(crate) fn run(
 ) -> Result<Samples> {
     let mut random = fastrand::Rng::with_seed(0x75_7a_6f_6e_65);
     let mut order: Vec<usize> = (0..cases.len()).collect();
-    let mut samples =
-        Samples { names: cases.iter().map(|case| case.name.clone()).collect(), rounds: Vec::new() };
+    let mut samples = Samples::default();
     for round in 0..=rounds {
         watch(Phase { what, done: u64::from(round), total: u64::from(rounds) + 1, part: None });
         random.shuffle(&mut order);
-        let mut times = vec![0; cases.len()];
         for &index in &order {
-            times[index] = nanoseconds((cases[index].run)()?);
-        }
-        if round > 0 {
-            samples.rounds.push(times);
+            let Case { name, run } = &mut cases[index];
+            let time = nanoseconds(run()?);
+            if round > 0 {
+                samples.0.entry(name.clone()).or_default().push(time);
+            }
         }
     }
     let total = u64::from(rounds) + 1;
@@ -66,14 +63,9 @@ pub(crate) fn run(
 }
 
 impl Samples {
-    fn index(&self, name: &str) -> Option<usize> {
-        self.names.iter().position(|known| known == name)
-    }
-
     /// Returns what the case `name` took, in ascending order.
     pub(crate) fn sorted(&self, name: &str) -> Vec<u64> {
-        let Some(index) = self.index(name) else { return Vec::new() };
-        let mut times: Vec<u64> = self.rounds.iter().map(|round| round[index]).collect();
+        let mut times = self.0.get(name).cloned().unwrap_or_default();
         times.sort_unstable();
         times
     }
@@ -91,12 +83,9 @@ impl Samples {
 
     /// Returns how many times longer `name` took than `other`, in ascending order.
     fn ratios(&self, name: &str, other: &str) -> Option<Vec<f64>> {
-        let (name, other) = (self.index(name)?, self.index(other)?);
-        let mut ratios: Vec<f64> = self
-            .rounds
-            .iter()
-            .map(|round| float(round[name]) / float(round[other].max(1)))
-            .collect();
+        let rounds = self.0.get(name)?.iter().zip(self.0.get(other)?);
+        let mut ratios: Vec<f64> =
+            rounds.map(|(time, other)| float(*time) / float((*other).max(1))).collect();
         ratios.sort_by(f64::total_cmp);
         Some(ratios)
     }
@@ -126,12 +115,14 @@ pub(crate) fn median(sorted: &[u64]) -> u64 {
 mod tests {
     use super::*;
 
+    fn three_rounds() -> Samples {
+        let times = [("slow", vec![100, 900, 200]), ("fast", vec![50, 300, 50])];
+        Samples(times.map(|(name, times)| (name.into(), times)).into())
+    }
+
     #[test]
     fn a_ratio_is_the_median_of_the_rounds_own_ratios() {
-        let samples = Samples {
-            names: vec!["slow".into(), "fast".into()],
-            rounds: vec![vec![100, 50], vec![900, 300], vec![200, 50]],
-        };
+        let samples = three_rounds();
         assert_eq!(samples.ratio("slow", "fast"), Some(3.0));
         assert_eq!(samples.ratio("slow", "none"), None);
         assert_eq!(samples.sorted("slow"), [100, 200, 900]);
@@ -153,10 +144,7 @@ mod tests {
         for (values, expected) in table {
             assert!((spread(values) - expected).abs() < 1e-12, "{values:?}: {}", spread(values));
         }
-        let samples = Samples {
-            names: vec!["slow".into(), "fast".into()],
-            rounds: vec![vec![100, 50], vec![900, 300], vec![200, 50]],
-        };
+        let samples = three_rounds();
         // The ratios are 2, 3 and 4, whatever the times do.
         assert_eq!(samples.ratio_spread("slow", "fast"), Some(1.0 / 3.0));
         assert_eq!(samples.ratio_spread("slow", "none"), None);
