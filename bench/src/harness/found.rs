@@ -36,6 +36,15 @@ impl Found {
         Self { elapsed: self.elapsed + before, before: self.before + before, ..self }
     }
 
+    /// Adds what another thread or clone found.
+    pub(crate) fn add(&mut self, other: Self) {
+        self.elapsed += other.elapsed;
+        self.faults += other.faults;
+        self.wasted += other.wasted;
+        self.touches_ns.extend(other.touches_ns);
+        self.demand_ns.extend(other.demand_ns);
+    }
+
     /// Returns the time until `touches` touches were done, without the time between touches.
     fn until(&self, touches: usize) -> u64 {
         nanoseconds(self.before) + self.touches_ns.iter().take(touches).sum::<u64>()

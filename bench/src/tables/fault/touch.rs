@@ -302,13 +302,9 @@ pub(crate) fn together(
     let begun = shares.iter().map(|share| share.begun).min();
     let ended = shares.iter().map(|share| share.ended).max();
     let elapsed = begun.zip(ended).map_or(Duration::ZERO, |(begun, ended)| ended - begun);
-    let mut all = Found { elapsed, ..Found::default() };
-    for Share { found, .. } in shares {
-        all.faults += found.faults;
-        all.touches_ns.extend(found.touches_ns);
-        all.demand_ns.extend(found.demand_ns);
-    }
-    Ok(all)
+    let mut all = Found::default();
+    shares.into_iter().for_each(|share| all.add(share.found));
+    Ok(Found { elapsed, ..all })
 }
 
 #[cfg(test)]

@@ -22,8 +22,10 @@ const TABLE: &str = "restore-clones";
 /// How many clones there are.
 const CLONES: usize = 16;
 
-/// How much memory the clones of each row took.
-type Memory = [Cell<Option<Grown>>; 4];
+/// By how much the first clone of a row and all of them made memory grow, in KiB.
+type Grown = Cell<Option<(u64, u64)>>;
+/// The same of each row.
+type Memory = [Grown; 4];
 
 pub(super) fn table(restore: Restore<'_>, session: &mut Session<'_>) -> Result {
     let restore = restore.of(&restore.pages[..restore.pages.len().min(COLD_TOUCHES)]);
@@ -45,7 +47,7 @@ pub(super) fn table(restore: Restore<'_>, session: &mut Session<'_>) -> Result {
         let mib = |kib: u64| kib.div_ceil(1 << 10);
         grown.get().map_or_else(
             || "unknown".to_owned(),
-            |grown| format!("{} and {} MiB", mib(grown.by_first), mib(grown.by_all)),
+            |(first, all)| format!("{} and {} MiB", mib(first), mib(all)),
         )
     });
     session.table(
@@ -102,7 +104,7 @@ fn add_attached<'a>(
     suite: &mut Suite<'a>,
     restore: Restore<'a>,
     offsets: &'a [Vec<u64>],
-    memory: &'a Cell<Option<Grown>>,
+    memory: &'a Grown,
 ) {
     let name = "ours, packed, attached to a server, pages shared";
     suite.faults(Role::Ours, "attach", name, move |row| {
@@ -116,17 +118,10 @@ fn add_attached<'a>(
     });
 }
 
-/// By how much memory has grown, in KiB.
-#[derive(Clone, Copy)]
-struct Grown {
-    by_first: u64,
-    by_all: u64,
-}
-
 /// Starts the clones, each of which touches its pages, and notes how much memory that takes of what `share`
 /// returns, in KiB.
 fn clones<C>(
-    memory: &Cell<Option<Grown>>,
+    memory: &Grown,
     share: &dyn Fn() -> Option<u64>,
     mut start: impl FnMut() -> Result<(Found, C)>,
 ) -> Result<Found> {
@@ -138,21 +133,13 @@ fn clones<C>(
         let (found, clone) = start()?;
         alive.push(clone);
         by_first = by_first.or_else(grown);
-        let sum = match all.take() {
-            None => found,
-            Some(mut sum) => {
-                sum.elapsed += found.elapsed;
-                sum.faults += found.faults;
-                sum.wasted += found.wasted;
-                sum.touches_ns.extend(found.touches_ns);
-                sum.demand_ns.extend(found.demand_ns);
-                sum
-            }
-        };
-        all = Some(sum);
+        match &mut all {
+            None => all = Some(found),
+            Some(all) => all.add(found),
+        }
     }
     let pair = by_first.zip(grown());
-    memory.set(pair.map(|(by_first, by_all)| Grown { by_first, by_all }));
+    memory.set(pair);
     let clone_bytes = pair.map(|(_, by_all)| (by_all << 10) / CLONES as u64);
     all.map(|all| Found { clone_bytes, ..all }).ok_or_else(|| BenchError::threads(CLONES))
 }
