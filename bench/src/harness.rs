@@ -15,7 +15,7 @@ mod suite;
 pub(crate) use uzone_report::results::{Bench, Published, Role, Row, Skipped, Table};
 
 pub(crate) use self::adopted::{Adopted, anonymous, registered};
-pub(crate) use self::error::{BenchError, Result, cause, sentence};
+pub(crate) use self::error::{BenchError, Result, sentence};
 pub(crate) use self::found::Found;
 pub(crate) use self::group::{Phase, Watch, nanoseconds};
 pub(crate) use self::memory::{

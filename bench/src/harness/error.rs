@@ -174,12 +174,3 @@ pub fn sentence(error: &dyn Error) -> String {
         if text.contains(&cause) { text } else { format!("{text}: {cause}") }
     })
 }
-
-/// Returns the innermost cause of an error.
-pub(crate) fn cause(error: &dyn Error) -> String {
-    let mut cause = error;
-    while let Some(source) = cause.source() {
-        cause = source;
-    }
-    cause.to_string()
-}

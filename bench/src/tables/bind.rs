@@ -29,8 +29,8 @@ use uzone_stream::{Pattern, Streaming};
 use uzone_zone::{AltmapOptions, BindOptions, Init, InitMethod, Region, StorePath, Zone};
 
 use crate::harness::{
-    Bench, BenchError, BindSettings, Part, Published, Result, Role, Session, Suite, Watch, cause,
-    check_memory, fill, fill_zeroes, index, present, timed,
+    Bench, BenchError, BindSettings, Part, Published, Result, Role, Session, Suite, Watch,
+    check_memory, fill, fill_zeroes, index, present, sentence, timed,
 };
 
 use self::rows::rebind;
@@ -481,7 +481,7 @@ fn growth(settings: &BindSettings, session: &mut Session<'_>) -> Result {
         let name = format!("64-byte, eager, {size}");
         if let Err(error) = suite.bind(Role::Ours, id, name, zone, options) {
             // The rows before are worth more than one more.
-            session.skip(id.clone(), format!("{error}: {}", cause(&error)));
+            session.skip(id.clone(), sentence(&error));
         }
     }
     session.table(

@@ -17,8 +17,8 @@ use uzone_zone::{
 };
 
 use crate::harness::{
-    BenchError, Published, Result, Role, Session, Suite, bytes, cause, check_memory, fill_zeroes,
-    index, put_back, timed,
+    BenchError, Published, Result, Role, Session, Suite, bytes, check_memory, fill_zeroes, index,
+    put_back, sentence, timed,
 };
 use crate::tables::extents::Arena;
 
@@ -96,7 +96,7 @@ fn kinds(len: ByteLen, session: &mut Session<'_>) -> Result<Kinds> {
         }
     }
     let pool = raise_pool(HugeSize::MIB_2, len.get() >> 21).and_then(|pool| {
-        let region = Region::hugetlb(len, HugeSize::MIB_2).map_err(|error| cause(&error))?;
+        let region = Region::hugetlb(len, HugeSize::MIB_2).map_err(|error| sentence(&error))?;
         regions.push(("hugetlb", region));
         Ok(pool)
     });

@@ -8,7 +8,7 @@ use uzone_pages::ByteLen;
 use super::run::{Ours, Run};
 use super::source::{Source, word};
 use super::touch::Placement;
-use crate::harness::{Reads, Result, Role, Suite, check_word, timed};
+use crate::harness::{Reads, Result, Role, Suite, check_word, sentence, timed};
 
 /// The row of a mapping in transparent huge pages.
 pub(super) const ROW: &str = "thp";
@@ -30,10 +30,7 @@ pub(super) fn is_possible(file: &Source) -> Result<Result<(), String>> {
     let options = LazyOptions::default().huge(HugePages::Transparent);
     let memory = match engine.map(ByteLen::mib(2), file.backing()?, &options) {
         Ok(memory) => memory,
-        Err(error) => {
-            let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}"));
-            return Ok(Err(format!("{error}{}", cause.unwrap_or_default())));
-        }
+        Err(error) => return Ok(Err(sentence(&error))),
     };
     memory.populate(0..2 << 20)?;
     Ok(match memory.stats().huge_pages {
