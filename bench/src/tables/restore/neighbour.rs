@@ -36,34 +36,25 @@ const BUDGET: NonZeroU32 = NonZeroU32::new(1000).unwrap();
 /// How long the noisy machine may take to begin.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Who answers the noisy machine.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Noise {
-    None,
-    Same,
-    Budget,
-    Apart,
-}
-
 pub(super) fn table(restore: Restore<'_>, session: &mut Session<'_>) -> Result {
     let table = "restore-neighbour";
     let engine = || Engine::with(EngineOptions::default().readers(NonZeroUsize::MIN));
     let (one, other) = (&engine()?, &engine()?);
     let pages = &quiet_pages(restore.material.words.len());
     let mut suite = Suite::new(table, restore.len());
+    let (free, limited) = (Budget::default(), Budget::default().faults_per_second(BUDGET));
+    // The engine that answers the noisy machine, and that one's budget.
     for (row, name, role, noise) in [
-        ("alone", "a quiet machine alone", Role::Peer, Noise::None),
-        ("apart", "beside a noisy one of another engine", Role::Peer, Noise::Apart),
-        ("same", "beside a noisy one of the same thread", Role::Ours, Noise::Same),
-        ("budget", "beside one with a budget", Role::Ours, Noise::Budget),
+        ("alone", "a quiet machine alone", Role::Peer, None),
+        ("apart", "beside a noisy one of another engine", Role::Peer, Some((other, free))),
+        ("same", "beside a noisy one of the same thread", Role::Ours, Some((one, free))),
+        ("budget", "beside one with a budget", Role::Ours, Some((one, limited))),
     ] {
         suite.faults(role, row, name, move |row| {
             let quiet = machine(&restore, one, Budget::default())?;
             let times = match noise {
-                Noise::None => touch_now_and_then(row, &quiet, pages, restore.material),
-                Noise::Same => beside(row, &restore, &quiet, pages, one, Budget::default()),
-                Noise::Budget => beside(row, &restore, &quiet, pages, one, budget()),
-                Noise::Apart => beside(row, &restore, &quiet, pages, other, Budget::default()),
+                None => touch_now_and_then(row, &quiet, pages, restore.material),
+                Some((engine, budget)) => beside(row, &restore, &quiet, pages, engine, budget),
             }?;
             let elapsed = Duration::from_nanos(times.iter().sum());
             let faults = times.len() as u64;
@@ -90,10 +81,6 @@ fn quiet_pages(pages: usize) -> Vec<usize> {
     let mut quiet: Vec<usize> = (0..pages).step_by(apart).collect();
     fastrand::Rng::with_seed(23).shuffle(&mut quiet);
     quiet
-}
-
-fn budget() -> Budget {
-    Budget::default().faults_per_second(BUDGET)
 }
 
 fn machine(restore: &Restore<'_>, engine: &Engine, budget: Budget) -> Result<Adopted> {
