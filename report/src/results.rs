@@ -136,7 +136,7 @@ pub struct Row {
     /// The name of the row, for people.
     #[serde(default)]
     pub name: String,
-    /// What it is beside the others; absent in files of earlier versions.
+    /// What it is beside the others; without it, the words of the id decide how the row is drawn.
     pub role: Option<Role>,
     /// The id of the naive row, if it is compared with one.
     pub naive_id: Option<String>,

@@ -12,8 +12,8 @@ const MOST_TIMES: f64 = 60.0;
 pub(super) fn section(bench: &Bench) -> Section {
     let mut charts = Vec::new();
     for (table, rows) in tables(&bench.tables, &bench.results, |row| &row.id) {
-        charts.push(chart(bench, &table, &rows));
-        charts.extend(spread(&table, &rows, &bench.benchmark));
+        charts.push(chart(&table, &rows));
+        charts.extend(spread(&table, &rows));
     }
     let sources = bench.results.iter().filter_map(|row| Some(&*row.published.as_ref()?.source));
     Section {
@@ -31,8 +31,8 @@ pub(super) fn section(bench: &Bench) -> Section {
     }
 }
 
-fn chart(bench: &Bench, table: &Table, rows: &[&Row]) -> Chart {
-    let (plot, hint) = plot(bench, rows);
+fn chart(table: &Table, rows: &[&Row]) -> Chart {
+    let (plot, hint) = plot(rows);
     let note = [&*table.note, hint, &left_out(rows.len(), &plot)];
     Chart::new(
         &table.id,
@@ -53,14 +53,14 @@ fn left_out(rows: usize, plot: &Plot) -> String {
     }
 }
 
-fn plot(bench: &Bench, rows: &[&Row]) -> (Plot, &'static str) {
+fn plot(rows: &[&Row]) -> (Plot, &'static str) {
     if let Some(lines) = windows(rows) {
         return (
             Plot::Lines(lines),
             "lower is better; both axes are logarithmic; level lines do not depend on the window",
         );
     }
-    if let Some(lines) = sizes(bench, rows) {
+    if let Some(lines) = sizes(rows) {
         let hint = if lines.is_log {
             "lower is better; both axes are logarithmic"
         } else {
@@ -72,11 +72,11 @@ fn plot(bench: &Bench, rows: &[&Row]) -> (Plot, &'static str) {
     let is_same_work = rows.iter().all(|row| row.bytes == rows[0].bytes);
     match rates {
         Some(rates) if is_same_work && near(&rates) => (
-            Plot::Rows(bars(bench, rows, &rates)),
+            Plot::Rows(bars(rows, &rates)),
             "higher is better; beside each bar: GB/s, share of its limit, times as fast as naive",
         ),
         _ => (
-            Plot::Rows(times(bench, rows)),
+            Plot::Rows(times(rows)),
             "lower is better, on a logarithmic axis; beside each row: median, share of its limit, times as fast as naive",
         ),
     }
@@ -90,20 +90,20 @@ fn near(rates: &[f64]) -> bool {
 }
 
 /// Returns what stands beside a row's mark.
-fn beside(bench: &Bench, row: &Row, first: String) -> String {
+fn beside(row: &Row, first: String) -> String {
     let mut parts = vec![first];
     parts.extend(row.share_of_limit.map(|share| format!("{:.0} %", share * 100.0)));
-    let is_naive = look(row, &bench.benchmark) == Role::Naive;
+    let is_naive = look(row) == Role::Naive;
     let ratio = row.ratio_naive.filter(|_| !is_naive);
     parts.extend(ratio.map(|ratio| format!("{} x", number(ratio))));
     parts.join(" \u{b7} ")
 }
 
-fn bars(bench: &Bench, rows: &[&Row], rates: &[f64]) -> Rows {
+fn bars(rows: &[&Row], rates: &[f64]) -> Rows {
     // A limit that the machine's noise has put farther away would squeeze all bars.
     let most = rates.iter().fold(0.0, |most: f64, rate| most.max(*rate)) * 3.0;
     let rows = rows.iter().zip(rates).map(|(row, rate)| {
-        let role = look(row, &bench.benchmark);
+        let role = look(row);
         let share = row.share_of_limit.filter(|share| *share > 0.0 && role != Role::Limit);
         Mark {
             limit: share.map(|share| rate / share).filter(|limit| *limit <= most),
@@ -112,15 +112,15 @@ fn bars(bench: &Bench, rows: &[&Row], rates: &[f64]) -> Rows {
                 .published
                 .as_ref()
                 .map(|published| float(row.bytes) / float(published.ns.max(1))),
-            ..Mark::at(row.label(), role, *rate, beside(bench, row, number(*rate)))
+            ..Mark::at(row.label(), role, *rate, beside(row, number(*rate)))
         }
     });
     Rows { axis: "GB/s".to_owned(), has_bars: true, rows: rows.collect(), ..Rows::default() }
 }
 
-fn times(bench: &Bench, rows: &[&Row]) -> Rows {
+fn times(rows: &[&Row]) -> Rows {
     let rows = rows.iter().map(|row| {
-        let (role, text) = (look(row, &bench.benchmark), beside(bench, row, ns(row.median_ns)));
+        let (role, text) = (look(row), beside(row, ns(row.median_ns)));
         Mark {
             low: float(known(row.min_ns).unwrap_or(row.median_ns)),
             high: float(known(row.worst_ns).unwrap_or(row.median_ns)),
@@ -167,7 +167,7 @@ fn windows(rows: &[&Row]) -> Option<Lines> {
     }
     for row in levels.into_iter().take(6) {
         // What adapts is no point of the sweep: it is a level beside it.
-        let role = match look(row, "fault") {
+        let role = match look(row) {
             Role::Ours => Role::Peer,
             role => role,
         };
@@ -183,32 +183,16 @@ fn windows(rows: &[&Row]) -> Option<Lines> {
     })
 }
 
-/// Returns how a row is drawn: by its role, or by its id in files of earlier versions.
-fn look(row: &Row, benchmark: &str) -> Role {
-    row.role.map_or_else(|| look_by_id(row, benchmark), Role::from)
-}
-
-/// Returns how a row of a file of an earlier version is drawn, by its id.
-fn look_by_id(row: &Row, benchmark: &str) -> Role {
-    let (table, case) = row.id.split_once('/').unwrap_or(("", &row.id));
+/// Returns how a row is drawn: by its role, or where it has none, by the words of its id.
+fn look(row: &Row) -> Role {
+    let case = row.id.split_once('/').map_or(&*row.id, |(_, case)| case);
     let has = |word: &str| case.split('-').any(|part| part == word);
-    let ends = |words: &str| case.ends_with(words);
-    if has("naive") || ends("page-at-a-time") {
-        Role::Naive
-    } else if has("limit")
-        || table.ends_with("-limit")
-        || ["populate", "clearing", "undisturbed"].contains(&case)
-    {
-        Role::Limit
-    } else if has("ours")
-        || row.name.starts_with("ours")
-        || (benchmark == "fault" && (case.starts_with("order-") || case == "auto"))
-        || (benchmark == "pin" && row.ratio_naive.is_some())
-        || ["bind-small", "bind-growth", "zero-pause"].contains(&table)
-    {
-        Role::Ours
-    } else {
-        Role::Peer
+    match row.role {
+        Some(role) => role.into(),
+        None if has("naive") || case.ends_with("page-at-a-time") => Role::Naive,
+        None if has("limit") => Role::Limit,
+        None if has("ours") => Role::Ours,
+        None => Role::Peer,
     }
 }
 
@@ -235,7 +219,7 @@ fn sized(case: &str) -> Option<(u64, &str)> {
 type Points = Vec<(f64, f64)>;
 
 /// Rows of which each is one way at one size: a line for each way.
-fn sizes(bench: &Bench, rows: &[&Row]) -> Option<Lines> {
+fn sizes(rows: &[&Row]) -> Option<Lines> {
     let mut ways: Vec<(&str, &Row, Points)> = Vec::new();
     let is_rate = rows.iter().all(|row| row.gb_per_s().is_some());
     for row in rows {
@@ -257,7 +241,7 @@ fn sizes(bench: &Bench, rows: &[&Row]) -> Option<Lines> {
         ways.into_iter().filter(|(.., points)| points.len() > 1).map(|(way, row, mut points)| {
             points.sort_by(|one, other| one.0.total_cmp(&other.0));
             points.dedup_by(|one, other| one.0.total_cmp(&other.0).is_eq());
-            Series { name: way.replace('-', " "), role: look(row, &bench.benchmark), points }
+            Series { name: way.replace('-', " "), role: look(row), points }
         });
     let series: Vec<Series> = series.collect();
     Some(Lines {
@@ -271,7 +255,7 @@ fn sizes(bench: &Bench, rows: &[&Row]) -> Option<Lines> {
 }
 
 /// The distributions that rows of a table have, as a chart of its own.
-fn spread(table: &Table, rows: &[&Row], benchmark: &str) -> Option<Chart> {
+fn spread(table: &Table, rows: &[&Row]) -> Option<Chart> {
     let (mut spans, mut lines) = (Vec::new(), Vec::new());
     for row in rows {
         let touch = row.faults.and_then(|faults| faults.touch);
@@ -291,7 +275,7 @@ fn spread(table: &Table, rows: &[&Row], benchmark: &str) -> Option<Chart> {
             spans.push(Mark {
                 high: float(worst_ns),
                 tick: tick.map(float),
-                ..Mark::at(row.label(), look(row, benchmark), float(p50_ns), text)
+                ..Mark::at(row.label(), look(row), float(p50_ns), text)
             });
             let cell = |value: Option<u64>| value.map_or_else(none, ns);
             lines.push(vec![
