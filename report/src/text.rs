@@ -1,7 +1,7 @@
 //! Numbers as text, and text that cannot do harm where it is put.
 
 use std::borrow::Cow;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use uzone_pages::ByteLen;
 
@@ -154,20 +154,10 @@ pub(crate) fn float_bytes(value: f64) -> String {
 
 /// Returns a time as `2026-11-22 06:00 UTC`.
 pub(crate) fn date(unix_seconds: u64) -> String {
-    let (days, seconds) = (unix_seconds / 86_400, unix_seconds % 86_400);
-    // Howard Hinnant's civil_from_days, for days since 1970: years begin in March, so that the day
-    // which some of them lack is their last.
-    let shifted = days + 719_468;
-    let era = shifted / 146_097;
-    let day_of_era = shifted % 146_097;
-    let year_of_era =
-        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted_month = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
-    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
-    let year = year_of_era + era * 400 + u64::from(month <= 2);
-    format!("{year:04}-{month:02}-{day:02} {:02}:{:02} UTC", seconds / 3600, seconds % 3600 / 60)
+    // The last second that has a year of four digits.
+    let since = Duration::from_secs(unix_seconds.min(253_402_300_799));
+    let time = humantime::format_rfc3339_seconds(UNIX_EPOCH + since).to_string();
+    format!("{} UTC", time[..16].replace('T', " "))
 }
 
 #[cfg(test)]
