@@ -26,6 +26,7 @@ mod text;
 use std::path::PathBuf;
 use std::time::Instant;
 
+use indicatif::HumanCount;
 use serde::Serialize;
 use uzone_bench::machine;
 use uzone_os::probe;
@@ -40,7 +41,7 @@ pub(crate) use self::plan::Args;
 use self::image::ImageFacts;
 use self::lazy::TouchFacts;
 use self::plan::Plan;
-use self::steps::{Step, Steps, grouped};
+use self::steps::{Step, Steps};
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
 
@@ -60,7 +61,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     let what = format!(
         "an image of {}, of {} files of this machine; no two pages are equal",
         plan.size,
-        grouped(image.facts.source_files),
+        HumanCount(image.facts.source_files),
     );
     steps.done("make", started, what);
     let is_clear = region::run(plan.reserve, plan.part, &image.file, &mut steps, out)?;
@@ -143,8 +144,8 @@ impl Demo {
              {}. A region of {reserve} was described, {} of it pinned and \
              cleared. Each picture below has the plain way (naive), uzone, and the limit of this \
              machine, all measured in this run",
-            grouped(self.touch.pages),
-            grouped(self.touch.faults),
+            HumanCount(self.touch.pages),
+            HumanCount(self.touch.faults),
             if self.is_intact { "found every byte right" } else { "found bytes that are WRONG" },
             ByteLen::new(self.part_bytes),
         )

@@ -5,6 +5,7 @@ use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use indicatif::HumanCount;
 use serde::Serialize;
 use uzone_bench::{Adopted, machine};
 use uzone_fault::{AdoptedMemory, Engine, LazyOptions};
@@ -15,7 +16,7 @@ use uzone_report::{Trace, nanoseconds};
 
 use super::image::{CHUNK, Image, ImageFacts, unread};
 use super::plan::Plan;
-use super::steps::{self, Steps, grouped};
+use super::steps::{self, Steps};
 use crate::exit::Failure;
 use crate::output::Output;
 use crate::progress::Progress;
@@ -73,7 +74,7 @@ pub(super) fn run(
     let file = image.file.try_clone().map_err(unread)?;
     let options = LazyOptions::default().trace(TRACED).deadline(DEADLINE);
     let memory = Adopted::file(&engine, file, plan.size, &options)?;
-    let what = format!("the image lazily; none of its {} pages is read", grouped(pages));
+    let what = format!("the image lazily; none of its {} pages is read", HumanCount(pages));
     steps.done("map", started, what);
 
     let touched = touch(&memory, plan, out)?;
@@ -83,7 +84,7 @@ pub(super) fn run(
         (answering.stats(), answering.latencies(), answering.take_trace());
     let what = format!(
         "every page, in order, the last ones here and there; the reader waited {} times",
-        grouped(stats.faults)
+        HumanCount(stats.faults)
     );
     steps.took("touch", touched.in_order_ns.saturating_add(touched.scattered_ns), what);
 
@@ -169,7 +170,11 @@ impl Checked {
     fn what(&self, image: &Image, len: ByteLen) -> String {
         match self.first_difference {
             None if self.hash == image.facts.hash => {
-                format!("all {} bytes are right: BLAKE3 {}...", grouped(len.get()), &self.hash[..8])
+                format!(
+                    "all {} bytes are right: BLAKE3 {}...",
+                    HumanCount(len.get()),
+                    &self.hash[..8]
+                )
             }
             Some(offset) => {
                 format!("bytes DIFFER, first in the {} from {offset:#x} on", ByteLen::new(CHUNK))

@@ -5,12 +5,13 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
+use indicatif::HumanCount;
 use uzone_pages::ByteLen;
 use uzone_pages::{MemoryKind, Order, PfnRange};
 use uzone_zone::{BindOptions, Pagemap, Region, ZeroOptions, Zone};
 
 use super::image::unread;
-use super::steps::{Steps, grouped, units};
+use super::steps::{Steps, units};
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
 use crate::progress::Progress;
@@ -34,7 +35,7 @@ pub(super) fn run(
     let started = Instant::now();
     let options = BindOptions::new(MemoryKind::Generic).order(Order::PMD);
     let pagemap = zone.bind(region, options)?;
-    let pages = grouped(pagemap.report().pages.get());
+    let pages = HumanCount(pagemap.report().pages.get());
     let what = format!("{pages} pages have a descriptor each; unused descriptors take no memory");
     steps.done("describe", started, what);
 
@@ -103,7 +104,7 @@ fn look(pagemap: &Pagemap, size: ByteLen) -> Result<String, Failure> {
     drop(held);
     Ok(format!(
         "at the descriptor of page {}: {users} references while held, {} after",
-        grouped(page.pfn().get()),
+        HumanCount(page.pfn().get()),
         page.word().references(),
     ))
 }

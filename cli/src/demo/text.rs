@@ -3,11 +3,11 @@
 use std::fmt::Write as _;
 
 use comfy_table::CellAlignment;
+use indicatif::HumanCount;
 use uzone_pages::ByteLen;
 use uzone_report::results::Row;
 
 use super::Demo;
-use super::steps::grouped;
 use crate::bench::{ns, number};
 use crate::output::{Report, Style, Tone, table};
 
@@ -121,7 +121,7 @@ impl Demo {
         let waits = |id: &str| {
             find(id)
                 .and_then(|row| row.faults)
-                .map_or_else(String::new, |faults| grouped(faults.count))
+                .map_or_else(String::new, |faults| HumanCount(faults.count).to_string())
         };
         let _ = writeln!(
             text,
