@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
 use uzone_pages::{ByteLen, ErrorKind};
@@ -69,17 +68,6 @@ pub enum UffdError {
         #[source]
         cause: io::Error,
     },
-    /// The memory is registered still.
-    #[error("{len} at {addr} cannot be taken from its userfaultfd: {cause}")]
-    Unregister {
-        /// Where the memory starts.
-        addr: Addr,
-        /// How long it is.
-        len: ByteLen,
-        /// What the kernel answered.
-        #[source]
-        cause: io::Error,
-    },
     /// The handler of `SIGBUS` is not the one of this package, or cannot be.
     #[error("the process has another handler of SIGBUS")]
     AnotherHandler,
@@ -92,14 +80,9 @@ pub enum UffdError {
     /// There is no memory to answer faults in their threads.
     #[error("the kernel has no memory for the handler")]
     NoMemory,
-    /// A descriptor is no userfaultfd, and is given back.
-    #[error("a descriptor is {what}, where a userfaultfd was expected")]
-    NotUffd {
-        /// The descriptor.
-        fd: OwnedFd,
-        /// The name in `/proc/self/fd`, or why it is unknown.
-        what: String,
-    },
+    /// A descriptor is no userfaultfd: its name in `/proc/self/fd`, or why that is unknown.
+    #[error("a descriptor is {0}, where a userfaultfd was expected")]
+    NotUffd(String),
     /// The range of an answer is not inside the mapping, or cuts a page.
     #[error(transparent)]
     Access(#[from] AccessError),
@@ -139,12 +122,10 @@ impl UffdError {
                 ErrorKind::PermissionDenied
             }
             Self::Missing { .. } => ErrorKind::NotSupported,
-            Self::Probe { .. } | Self::Unregister { .. } => ErrorKind::Other,
+            Self::Probe { .. } => ErrorKind::Other,
             Self::AnotherHandler => ErrorKind::Busy,
             Self::TooMany | Self::NoMemory | Self::NoDescriptor { .. } => ErrorKind::OutOfMemory,
-            Self::Register { .. } | Self::NoSigbus | Self::NotUffd { .. } => {
-                ErrorKind::InvalidInput
-            }
+            Self::Register { .. } | Self::NoSigbus | Self::NotUffd(_) => ErrorKind::InvalidInput,
             Self::Access(error) => error.kind(),
             Self::Refused { cause, .. } => explain(cause).0,
         }

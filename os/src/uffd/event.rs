@@ -168,14 +168,7 @@ impl Iterator for EventBuffer {
             }
         })
     }
-
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        let left = self.filled - self.next;
-        (left, Some(left))
-    }
 }
-
-impl ExactSizeIterator for EventBuffer {}
 
 impl Drop for EventBuffer {
     fn drop(&mut self) {

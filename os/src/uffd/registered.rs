@@ -32,8 +32,8 @@ use crate::uffd::reply::{Answered, UffdCall};
 /// Memory of this process whose faults a [`Uffd`] reports.
 ///
 /// # Invariants
-/// `mapping` is `Some` but while this value is taken apart, and all its mapped bytes are
-/// registered with `uffd`.
+/// `mapping` is `Some` until this value is dropped, and all its mapped bytes are registered with
+/// `uffd`.
 pub struct Registered {
     uffd: Arc<Uffd>,
     mapping: Option<Mapping>,
@@ -94,7 +94,7 @@ impl Registered {
     pub fn mapping(&self) -> &Mapping {
         match &self.mapping {
             Some(mapping) => mapping,
-            None => unreachable!("only what ends this value takes the mapping out"),
+            None => unreachable!("only the drop takes the mapping out"),
         }
     }
 
@@ -205,27 +205,6 @@ impl Registered {
         let (start, len) = (self.address(&range)?, range.end - range.start);
         let result = abi::wake(self.uffd.as_fd(), start, len);
         answered(UffdCall::Wake, start, len, result, None)
-    }
-
-    /// Unregisters the memory and returns it. Waiting threads are woken, and missing pages are zero from
-    /// then on: fill what has to be present before.
-    ///
-    /// # Errors
-    /// [`Rejected`] gives it back as it was, registered still, with [`UffdError::Unregister`].
-    pub fn into_mapping(mut self) -> Result<Mapping, Rejected<Self, UffdError>> {
-        let range = 0..self.mapping().mapped_len() as u64;
-        let (start, len) = (self.mapping().addr().get() as u64, range.end);
-        match abi::unregister(self.uffd.as_fd(), start, len) {
-            Ok(()) => match self.mapping.take() {
-                Some(mapping) => Ok(mapping),
-                None => unreachable!("only what ends this value takes the mapping out"),
-            },
-            Err(cause) => {
-                let (addr, len) = (self.mapping().addr(), self.mapping().len());
-                let cause = UffdError::Unregister { addr, len, cause: cause.into() };
-                Err(Rejected::new(self, cause))
-            }
-        }
     }
 }
 

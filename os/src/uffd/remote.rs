@@ -54,31 +54,25 @@ impl Remote {
     /// Takes a descriptor that another process made, and makes it one that never waits.
     ///
     /// # Errors
-    /// [`UffdError::NotUffd`] gives it back if it is something else, its maker has not initialised it, or `/proc` is
-    /// not mounted.
+    /// [`UffdError::NotUffd`] if it is something else, its maker has not initialised it, or `/proc` is not mounted.
     pub fn adopt(fd: OwnedFd) -> Result<Self, UffdError> {
         let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
         match link {
             Ok(link) if link.as_os_str() == LINK => {}
-            Ok(link) => return Err(UffdError::NotUffd { fd, what: link.display().to_string() }),
-            Err(cause) => {
-                return Err(UffdError::NotUffd { fd, what: format!("unknown ({cause})") });
-            }
+            Ok(link) => return Err(UffdError::NotUffd(link.display().to_string())),
+            Err(cause) => return Err(UffdError::NotUffd(format!("unknown ({cause})"))),
         }
         // A userfaultfd that waits cannot be polled. The flag is the descriptor's, also for its maker,
         // which needs it as well.
         let flags = rustix::fs::fcntl_getfl(&fd)
             .and_then(|flags| rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK));
         if let Err(cause) = flags {
-            return Err(UffdError::NotUffd { fd, what: format!("stuck ({cause})") });
+            return Err(UffdError::NotUffd(format!("stuck ({cause})")));
         }
         // Before UFFDIO_API the kernel refuses each other call, also this one, which has nothing to wake. No process
         // would ever be seen to end by such a descriptor.
         if abi::wake(fd.as_fd(), PROBED, kernel::page_size().bytes()) == Err(Errno::INVAL) {
-            return Err(UffdError::NotUffd {
-                fd,
-                what: "a userfaultfd without UFFDIO_API".to_owned(),
-            });
+            return Err(UffdError::NotUffd("a userfaultfd without UFFDIO_API".to_owned()));
         }
         Ok(Self { fd })
     }
@@ -86,13 +80,6 @@ impl Remote {
     /// Takes the descriptor that came with a fork.
     pub(crate) fn of_child(fd: OwnedFd) -> Self {
         Self { fd }
-    }
-
-    /// Gives the descriptor back. If it is the last one, what is missing in the other process reads
-    /// as zero from then on.
-    #[must_use]
-    pub fn into_fd(self) -> OwnedFd {
-        self.fd
     }
 
     /// Returns whether an event is pending. It is not read.
@@ -191,16 +178,6 @@ impl Remote {
             return matches!(answer, Ok(Answered::Gone));
         }
         false
-    }
-
-    /// Unregisters a range, and wakes the threads that wait in it: missing pages are zero from then on.
-    ///
-    /// # Errors
-    /// [`UffdError`] if the kernel refuses.
-    pub fn unregister(&self, start: Vaddr, len: ByteLen) -> Result<Answered, UffdError> {
-        let (start, len) = (start.get(), len.get());
-        let result = abi::unregister(self.fd.as_fd(), start, len);
-        answered(UffdCall::Unregister, start, len, result, None)
     }
 }
 

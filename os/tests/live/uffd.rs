@@ -529,22 +529,22 @@ fn a_wrong_use_is_refused_with_what_it_was_given() {
 
     // Another userfaultfd does not take it, and gets it when the first has let go.
     let Some(second) = open(name, Features::NONE) else { return };
-    let shared = memory.into_mapping().unwrap();
-    let memory = Registered::new(uffd, shared, Modes::MISSING).unwrap();
-    let addr = memory.mapping().addr();
-    // SAFETY: `adopt` wants memory that stays mapped while the new value lives, to which no
-    // reference exists, and which is reached through mappings of this crate alone: `memory` owns
-    // it and outlives `twice`, which is dropped with the refusal.
-    let twice = unsafe {
-        Mapping::adopt(
-            std::ptr::NonNull::new(std::ptr::with_exposed_provenance_mut(addr.get())).unwrap(),
-            memory.mapping().len(),
-            memory.mapping().page_size(),
-        )
-    }
-    .unwrap();
-    let error = Registered::new(second, twice, Modes::MISSING).unwrap_err();
+    let owner = anonymous(1);
+    let adopted = || {
+        let addr = std::ptr::with_exposed_provenance_mut(owner.addr().get());
+        // SAFETY: `adopt` wants memory that stays mapped while the new value lives, to which no
+        // reference exists, and which is reached through mappings of this crate alone: `owner` owns
+        // it and outlives what is made here.
+        unsafe {
+            Mapping::adopt(std::ptr::NonNull::new(addr).unwrap(), owner.len(), owner.page_size())
+        }
+        .unwrap()
+    };
+    let memory = Registered::new(uffd, adopted(), Modes::MISSING).unwrap();
+    let error = Registered::new(second.clone(), adopted(), Modes::MISSING).unwrap_err();
     assert!(error.to_string().contains("another userfaultfd"), "{error}");
+    drop(memory);
+    drop(Registered::new(second, *error.value, Modes::MISSING).unwrap());
 }
 
 #[test]
@@ -568,7 +568,7 @@ fn a_descriptor_from_elsewhere_answers_for_registered_memory_alone() {
         while remote.read(&mut buffer).unwrap() == 0 {
             thread::sleep(Duration::from_millis(1));
         }
-        assert_eq!((buffer.len(), buffer.capacity()), (1, 8));
+        assert_eq!(buffer.capacity(), 8);
         assert!(matches!(buffer.next(), Some(Event::PageFault(fault)) if fault.address == at(1)));
         assert!(buffer.next().is_none());
         // A fault that was read and not answered comes again after a wake.
@@ -598,16 +598,9 @@ fn a_descriptor_from_elsewhere_answers_for_registered_memory_alone() {
     assert!(remote.install(at(2), ByteLen::new(3), Fill::Bytes(&[1, 2, 3]), how).is_err());
     assert!(remote.install(at(2), one, Fill::Cached, how).is_err());
     assert!(remote.write_protect(elsewhere, one, true).is_ok_and(|answer| answer != Answered::All));
-    assert_eq!(remote.unregister(at(2), one).unwrap(), Answered::All);
-    assert_eq!(
-        remote.install(at(2), one, Fill::Bytes(&bytes(3, 1)), how).unwrap(),
-        Answered::NotRegistered
-    );
-    assert_eq!(byte_at(&memory, 2), 0);
     if let Ok(poisoned) = remote.install(at(3), one, Fill::Poison, how) {
         assert_eq!(poisoned, Answered::All);
     }
-    drop(remote.into_fd());
 }
 
 #[test]
