@@ -48,7 +48,6 @@ mod modes;
 pub(crate) mod open;
 mod pace;
 mod pending_faults;
-pub(crate) mod probe;
 pub(crate) mod registered;
 mod remote;
 mod reply;

@@ -16,7 +16,7 @@ pub use crate::host::kernel::{
 use crate::host::root::{SysError, SystemRoot};
 use crate::map::resident;
 use crate::uffd::open;
-pub use crate::uffd::probe::uffd_features;
+pub use crate::uffd::open::uffd_features;
 
 /// Returns the model name of the CPU as `/proc/cpuinfo` has it, or `None` where it has none, as on
 /// AArch64.

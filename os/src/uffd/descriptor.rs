@@ -9,7 +9,7 @@ use crate::uffd::abi;
 use crate::uffd::error::UffdError;
 use crate::uffd::event::EventBuffer;
 use crate::uffd::features::Features;
-use crate::uffd::{open, probe};
+use crate::uffd::open;
 
 /// Whether faults of the kernel have to be reported, as of a system call that is given a missing page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -44,7 +44,7 @@ impl Uffd {
         kernel_faults: KernelFaults,
     ) -> Result<Self, UffdError> {
         // A descriptor that was asked what there is cannot be asked for it any more.
-        let (offered, _) = probe::uffd_features()?;
+        let (offered, _) = open::uffd_features()?;
         let missing = required.without(offered);
         if !missing.is_empty() {
             return Err(UffdError::Missing { missing });

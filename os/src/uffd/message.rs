@@ -45,8 +45,7 @@ pub enum FaultKind {
 /// A thread that waits for a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageFault {
-    /// What it touched: the start of the page, or the byte with
-    /// [`Features::EXACT_ADDRESS`](crate::uffd::Features::EXACT_ADDRESS).
+    /// What it touched: the start of the page, or the byte with `UFFD_FEATURE_EXACT_ADDRESS`.
     pub address: Vaddr,
     /// What is missing.
     pub kind: FaultKind,

@@ -43,12 +43,9 @@ impl fmt::Display for Modes {
             (self.minor, "minor"),
             (self.write_protect, "write-protect"),
         ];
-        let mut is_first = true;
-        for (_, name) in names.into_iter().filter(|(is_set, _)| *is_set) {
-            f.write_str(if is_first { "" } else { " and " })?;
-            f.write_str(name)?;
-            is_first = false;
-        }
-        f.write_str(if is_first { "no" } else { "" })
+        let names: Vec<_> =
+            names.into_iter().filter(|(is_set, _)| *is_set).map(|(_, name)| name).collect();
+        f.write_str(if names.is_empty() { "no" } else { "" })?;
+        f.write_str(&names.join(" and "))
     }
 }

@@ -1,16 +1,20 @@
-//! Getting a userfaultfd: the device, the system call, and the handshake. Shared with `probe`.
+//! Getting a userfaultfd: the device, the system call, and the handshake; and what one of this kernel can do:
+//! [`uffd_features`].
 //!
 //! Unsafe: the system call that makes one, and the ioctl of its device.
 //! Source: userfaultfd(2), "Userfaultfd" in the Linux administrator's guide.
 
 use std::fs::File;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::ioctl::{self, Ioctl, IoctlOutput, Opcode};
 use rustix::mm::UserfaultfdFlags;
 
 use crate::uffd::abi;
+use crate::uffd::error::UffdError;
+use crate::uffd::features::Features;
+use crate::uffd::reply::CALLS;
 
 /// The device that gives userfaultfds, Linux 6.1.
 pub(crate) const DEVICE: &str = "/dev/userfaultfd";
@@ -86,4 +90,37 @@ unsafe impl Ioctl for NewUffd {
 /// hides it.
 pub(crate) fn is_absent(errno: Errno) -> bool {
     matches!(errno, Errno::NOSYS | Errno::NOENT | Errno::NODEV | Errno::NXIO)
+}
+
+/// The bit of the handshake, which has no number among the answers.
+const API: u32 = 63;
+
+/// Returns the names of the ioctls that have a bit.
+fn ioctl_names(bits: u64) -> Vec<&'static str> {
+    let calls = CALLS.into_iter().zip(0..).chain([("API", API)]);
+    calls.filter(|(_, bit)| bits & (1 << bit) != 0).map(|(name, _)| name).collect()
+}
+
+/// Returns the features of a userfaultfd of this kernel, and the names without `UFFDIO_` of the ioctls that
+/// every one has, asked of a new one. The ioctls of a range are returned when it is registered.
+///
+/// # Errors
+/// [`UffdError::NoUserfaultfd`] if none can be had, by the system call or the device,
+/// [`UffdError::NoDescriptor`] if the process has as many as it may, and [`UffdError::Probe`] if the kernel refuses.
+pub fn uffd_features() -> Result<(Features, Vec<&'static str>), UffdError> {
+    // One for faults of user code has the same features, and needs no right; kernels before 5.11 have none.
+    let uffd = user_mode_only()
+        .or_else(|_| full())
+        .map_err(|cause| UffdError::not_opened(cause, false))?;
+    let (raw, ioctls) =
+        abi::handshake(uffd.as_fd(), 0).map_err(|cause| UffdError::Probe(cause.into()))?;
+    Ok((Features::from_bits(raw), ioctl_names(ioctls)))
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn an_ioctl_has_its_name_by_its_bit() {
+        assert_eq!(super::ioctl_names(1 << 63 | 0b11), ["REGISTER", "UNREGISTER", "API"]);
+    }
 }

@@ -54,7 +54,8 @@ impl Remote {
     /// Takes a descriptor that another process made, and makes it one that never waits.
     ///
     /// # Errors
-    /// [`UffdError::NotUffd`] if it is something else, its maker has not initialised it, or `/proc` is not mounted.
+    /// [`UffdError::NotUffd`] if it is something else, its maker has not initialised it, or `/proc`
+    /// is not mounted.
     pub fn adopt(fd: OwnedFd) -> Result<Self, UffdError> {
         let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
         match link {
