@@ -52,6 +52,7 @@
 //!
 //! | file | idea |
 //! |---|---|
+//! | `gate` | a range of addresses, and how many handlers are inside |
 //! | `table` | watched ranges and their events, without a lock |
 //! | `error` | what is wrong with memory, and where |
 //! | `state` | the watches, and whether the handler is installed |
@@ -60,13 +61,13 @@
 //! | `guarded` | words touched by code that the handler knows |
 //! | `plain` | words touched by the atomics of the language |
 //! | `scope` | the stores of `uzone-stream`, which the handler can end |
-//! | `sync` | atomics, or loom's |
 //!
 //! Source: sigaction(2), signal-safety(7), madvise(2) on `MADV_HWPOISON`, `UFFDIO_POISON`(2const),
 //! and "HWPOISON" in the Linux documentation of memory management.
 
 pub(crate) mod copier;
 pub(crate) mod error;
+pub(crate) mod gate;
 #[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
 mod guarded;
 pub(crate) mod handler;
@@ -75,7 +76,6 @@ pub(crate) mod plain;
 #[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
 mod scope;
 pub(crate) mod state;
-mod sync;
 mod table;
 
 use core::fmt;

@@ -38,7 +38,6 @@ mod error;
 mod event;
 mod event_set;
 mod features;
-mod gate;
 mod handover;
 pub mod in_thread;
 mod install;

@@ -11,7 +11,7 @@ mod sync {
     pub(crate) use loom::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
     pub(crate) use loom::sync::{Arc, Condvar, Mutex};
 }
-#[path = "../src/uffd/gate.rs"]
+#[path = "../src/sigbus/gate.rs"]
 #[allow(dead_code, reason = "it is the whole file of the library")]
 mod gate;
 #[path = "../src/live.rs"]
@@ -507,7 +507,7 @@ fn answer_and_close(
             let (gate, answerers) = (gate.clone(), answerers.clone());
             thread::spawn(move || {
                 let mut word = 0;
-                let is_answered = gate.answer(0x180, |answerer| {
+                let is_answered = gate.answer(0x180, 0x180, |answerer| {
                     assert_eq!(
                         answerer.cast_const(),
                         &raw const answerers[0],
@@ -573,7 +573,7 @@ fn fill_and_give_back(
         let handler = {
             let (gate, words) = (gate.clone(), words.clone());
             thread::spawn(move || {
-                gate.answer(0x180, |_| {
+                gate.answer(0x180, 0x180, |_| {
                     let (source, page) = &*words;
                     // Relaxed: it is the gate that orders them.
                     let word = source.load(Ordering::Relaxed);

@@ -3,38 +3,14 @@
 //!
 //! A handler interrupts any thread at any instruction, perhaps one that is in the middle of a call
 //! of this file. So nothing here locks, allocates or frees: slots and rings are there from the
-//! start and for good, and a handler can never look at memory that is gone. What is left to settle
-//! is that an event of one watch never lands in the ring of the next one that has its slot.
-//! # A slot and the handlers inside
+//! start and for good, and a handler can never look at memory that is gone.
 //!
-//! ```text
-//!    63      62     61                                        0
-//!  ┌────────┬───────┬──────────────────────────────────────────┐
-//!  │ active │ taken │ handlers that are inside                 │
-//!  └────────┴───────┴──────────────────────────────────────────┘
-//! ```
-//!
-//! | state | taken | active | what a handler does that enters |
-//! |---|---|---|---|
-//! | free | 0 | 0 | leaves |
-//! | being set up | 1 | 0 | leaves |
-//! | watched | 1 | 1 | looks at the range again, and pushes |
-//! | let go | 0 | 0 | leaves; a handler that entered before may still push |
-//!
-//! A handler counts itself in, and the same step tells it whether the slot is active. A slot is taken by
-//! exchanging a state of *zero*: not taken, not active and no handler inside. So between the step with
-//! which a handler saw a slot active and the step with which it leaves, the slot may be let go and is not
-//! taken again. A handler that pushes into a slot that was let go meanwhile pushes into a ring that is no
+//! A slot has a [`Gate`], open for the addresses of its watch, and a handler pushes inside of it. The gate is
+//! taken again only when no handler is inside, so no event of one watch lands in the ring of the next one
+//! that has its slot. A handler that pushes into a slot that was let go meanwhile pushes into a ring that is no
 //! longer read, and the next owner of the slot empties it first. Letting go never waits: a handler that is
-//! stopped inside (by a debugger, say) keeps one slot from being used again, and that is all.
-//!
-//! The range is looked at before a handler enters, too, so that it enters hardly any slot for nothing. That
-//! first look may see halves of two ranges. It may then miss a slot only if that was being set up or let go
-//! at the same time, where missing it is one of the two right answers: a thread that faults after `take`
-//! returned, in the order of the program, sees what it wrote.
-//!
-//! A process that forks while another thread is inside leaves that slot's count in the child, where
-//! the slot is not used again.
+//! stopped inside (by a debugger, say) keeps one slot from being used again, and that is all. A child of a process
+//! that forks while another thread is inside does not use that slot again.
 //!
 //! # A ring
 //!
@@ -47,10 +23,8 @@
 //! Cost: nothing until there is a fault. Then two loads for each slot that was ever used, and four
 //! atomic steps for each watch that has the address.
 
-use super::sync::{AtomicU64, Ordering};
-
-const ACTIVE: u64 = 1 << 63;
-const TAKEN: u64 = 1 << 62;
+use super::gate::Gate;
+use crate::sync::{AtomicU64, Ordering};
 
 /// What is kept of an event: two words, of which this file reads none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,13 +40,6 @@ pub(crate) struct Extent {
     pub(crate) last: u64,
 }
 
-impl Extent {
-    /// Returns whether the two have an address in common.
-    pub(crate) fn overlaps(self, other: Self) -> bool {
-        self.first <= other.last && other.first <= self.last
-    }
-}
-
 /// `SLOTS` ranges with up to `EVENTS` events each, which is a power of two.
 pub(crate) struct Table<const SLOTS: usize, const EVENTS: usize> {
     /// How many slots, from the first on, were ever taken. Relaxed is enough: a thread that faults after
@@ -84,10 +51,7 @@ pub(crate) struct Table<const SLOTS: usize, const EVENTS: usize> {
 // A line of its own, so that counting in and out does not slow the neighbours.
 #[repr(align(64))]
 struct Slot<const EVENTS: usize> {
-    state: AtomicU64,
-    /// The range; empty while the slot is free.
-    first: AtomicU64,
-    last: AtomicU64,
+    gate: Gate<()>,
     ring: Ring<EVENTS>,
 }
 
@@ -116,9 +80,7 @@ impl<const SLOTS: usize, const EVENTS: usize> Table<SLOTS, EVENTS> {
             used: AtomicU64::new(0),
             slots: [const {
                 Slot {
-                    state: AtomicU64::new(0),
-                    first: AtomicU64::new(0),
-                    last: AtomicU64::new(0),
+                    gate: Gate::new(),
                     ring: Ring {
                         ends: AtomicU64::new(0),
                         lost: AtomicU64::new(0),
@@ -141,37 +103,23 @@ impl<const SLOTS: usize, const EVENTS: usize> Table<SLOTS, EVENTS> {
     ///
     /// Not to be called by a handler, though it would do no harm.
     pub(crate) fn take(&self, extent: Extent) -> Option<usize> {
-        // Acquire pairs with the Releases of `leave` and `let_go`: all that handlers and the last
-        // owner did to the slot was before. They are steps of one word, each of which hands on what
-        // the one before published.
-        let index = self.slots.iter().position(|slot| {
-            slot.state.compare_exchange(0, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok()
-        })?;
-        self.set_up(index, extent);
-        Some(index)
+        self.take_by(extent, Gate::take)
     }
 
-    /// Makes a slot that is taken a watched one.
-    fn set_up(&self, index: usize, extent: Extent) {
+    fn take_by(&self, extent: Extent, take: fn(&Gate<()>) -> bool) -> Option<usize> {
+        let index = self.slots.iter().position(|slot| take(&slot.gate))?;
         let slot = &self.slots[index];
         slot.ring.reset();
-        slot.first.store(extent.first, Ordering::Relaxed);
-        slot.last.store(extent.last, Ordering::Relaxed);
         self.used.fetch_max(index as u64 + 1, Ordering::Relaxed);
-        // Release pairs with the Acquire of `enter`: a handler that sees the slot active sees its range and
-        // an empty ring.
-        slot.state.fetch_or(ACTIVE, Ordering::Release);
+        // A handler that finds the gate open sees the empty ring.
+        slot.gate.open(extent.first, extent.last, core::ptr::null_mut());
+        Some(index)
     }
 
     /// Lets a slot go that `take` returned. It never waits.
     pub(crate) fn let_go(&self, index: usize) {
-        let slot = &self.slots[index];
-        // No address is between these two, so that handlers do not enter for nothing.
-        slot.first.store(u64::MAX, Ordering::Relaxed);
-        slot.last.store(0, Ordering::Relaxed);
-        // Release pairs with the Acquire of `take`: the two stores are before those of the next
-        // owner.
-        slot.state.fetch_and(!(ACTIVE | TAKEN), Ordering::Release);
+        self.slots[index].gate.close();
+        self.slots[index].gate.give_back();
     }
 
     /// Gives an event to every watch that has an address of `extent`, and returns to how many.
@@ -179,18 +127,13 @@ impl<const SLOTS: usize, const EVENTS: usize> Table<SLOTS, EVENTS> {
     /// For handlers: it takes no lock, allocates nothing and does not panic.
     pub(crate) fn record(&self, extent: Extent, entry: Entry) -> usize {
         let used = usize::try_from(self.used.load(Ordering::Relaxed)).unwrap_or(SLOTS);
-        let mut watches = 0;
-        for slot in self.slots.iter().take(used) {
-            if !slot.extent().overlaps(extent) {
-                continue;
-            }
-            if slot.enter() && slot.extent().overlaps(extent) {
+        let pushes = |slot: &&Slot<EVENTS>| {
+            slot.gate.answer(extent.first, extent.last, |_| {
                 slot.ring.push(entry);
-                watches += 1;
-            }
-            slot.leave();
-        }
-        watches
+                true
+            })
+        };
+        self.slots.iter().take(used).filter(pushes).count()
     }
 
     /// Returns how many events wait in a slot.
@@ -210,33 +153,10 @@ impl<const SLOTS: usize, const EVENTS: usize> Table<SLOTS, EVENTS> {
     }
 }
 
-impl<const EVENTS: usize> Slot<EVENTS> {
-    fn extent(&self) -> Extent {
-        // Relaxed: before `enter`, these are a hint; after it, they were published to us.
-        Extent {
-            first: self.first.load(Ordering::Relaxed),
-            last: self.last.load(Ordering::Relaxed),
-        }
-    }
-
-    /// Counts a handler in, and returns whether the slot is watched. Whatever the answer, the
-    /// handler leaves again. The count cannot overflow: there are fewer threads.
-    fn enter(&self) -> bool {
-        // Acquire pairs with the Release of `set_up`.
-        self.state.fetch_add(1, Ordering::Acquire) & ACTIVE != 0
-    }
-
-    fn leave(&self) {
-        // Release pairs with the Acquire of `take`: what was pushed is there before the slot has another
-        // owner.
-        self.state.fetch_sub(1, Ordering::Release);
-    }
-}
-
 impl<const EVENTS: usize> Ring<EVENTS> {
     /// Forgets the unread events. No handler is inside.
     fn reset(&self) {
-        // Relaxed: `set_up` publishes it.
+        // Relaxed: the gate publishes it when it is opened.
         let (_, tail) = halves(self.ends.load(Ordering::Relaxed));
         self.ends.store(word(tail, tail), Ordering::Relaxed);
         self.lost.store(0, Ordering::Relaxed);
@@ -333,9 +253,7 @@ impl<const SLOTS: usize, const EVENTS: usize> Table<SLOTS, EVENTS> {
         Self {
             used: zero(),
             slots: std::array::from_fn(|_| Slot {
-                state: zero(),
-                first: zero(),
-                last: zero(),
+                gate: Gate::new(),
                 ring: Ring {
                     ends: zero(),
                     lost: zero(),
@@ -351,12 +269,7 @@ impl<const SLOTS: usize, const EVENTS: usize> Table<SLOTS, EVENTS> {
 
     /// Takes a slot whether or not a handler is inside: what must not be done.
     pub(crate) fn take_without_looking(&self, extent: Extent) -> Option<usize> {
-        let index = self
-            .slots
-            .iter()
-            .position(|slot| slot.state.fetch_or(TAKEN, Ordering::Acquire) & TAKEN == 0)?;
-        self.set_up(index, extent);
-        Some(index)
+        self.take_by(extent, Gate::take_without_looking)
     }
 }
 
@@ -450,16 +363,5 @@ mod tests {
         assert_eq!(table.record(extent(5, 5), entry(5)), 0);
         assert_eq!(table.record(extent(25, 25), entry(25)), 1);
         assert_eq!(table.pop(again), Some(entry(25)));
-    }
-
-    #[test]
-    fn a_slot_with_a_handler_inside_is_not_taken_again() {
-        let table = Table::<1, 2>::new();
-        let slot = table.take(extent(0, 9)).unwrap();
-        assert!(table.slots[slot].enter());
-        table.let_go(slot);
-        assert_eq!(table.take(extent(0, 9)), None, "a handler is inside");
-        table.slots[slot].leave();
-        assert_eq!(table.take(extent(0, 9)), Some(slot));
     }
 }

@@ -44,8 +44,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::sigbus;
+use crate::sigbus::gate::Gate;
 use crate::uffd::error::UffdError;
-use crate::uffd::gate::Gate;
 use crate::uffd::pace::Paced;
 use crate::uffd::registered::Registered;
 use answerer::{ANSWERED, Answerer, FLAGS, PRESENT, Share, TABLE, WRITE, place};

@@ -14,8 +14,8 @@ use uzone_pages::{ByteLen, FaultAround, PageCount, PageSize, Pfn, PfnRange};
 use crate::map::mapping::Mapping;
 use crate::map::options::{Anonymous, Vaddr};
 use crate::map::page_cache;
+use crate::sigbus::gate::Gate;
 use crate::uffd::error::{SLOTS, UffdError};
-use crate::uffd::gate::Gate;
 use crate::uffd::handover;
 use crate::uffd::in_thread::answers::{Answers, FileSource, Source};
 use crate::uffd::install::{Fill, Install};
@@ -111,7 +111,7 @@ enum Wanted {
 /// is known.
 pub(crate) fn answer(address: u64, access: Option<Access>) -> bool {
     TABLE.iter().any(|slot| {
-        slot.answer(address, |answerer| {
+        slot.answer(address, address, |answerer| {
             // SAFETY: `&*` wants a value that lives as long as the reference. The slot is open to this
             // handler, so the pointer is that of `start`; it is freed only after the handler has left.
             unsafe { &*answerer }.answer(address, access)

@@ -1,5 +1,5 @@
-//! A range of addresses whose faults are answered by handlers of signals, and how many of those are inside:
-//! [`Gate`].
+//! A range of addresses whose errors are answered by handlers of signals, and how many of those are
+//! inside: [`Gate`].
 //!
 //! A handler may come at any time and waits for nothing, so what it uses is freed only when none is inside.
 //! `tests/loom.rs` searches the interleavings.
@@ -26,15 +26,16 @@ pub(crate) struct Gate<T> {
 }
 
 impl<T> Gate<T> {
+    /// Returns a gate that is free: zero memory, so that a static of it costs none before it is used.
     #[cfg(not(loom))]
     pub(crate) const fn new() -> Self {
-        let (state, first, last) = (AtomicU64::new(0), AtomicU64::new(u64::MAX), AtomicU64::new(0));
+        let [state, first, last] = [const { AtomicU64::new(0) }; 3];
         Self { state, first, last, answerer: AtomicPtr::new(core::ptr::null_mut()) }
     }
 
     #[cfg(loom)]
     pub(crate) fn new() -> Self {
-        let (state, first, last) = (AtomicU64::new(0), AtomicU64::new(u64::MAX), AtomicU64::new(0));
+        let [state, first, last] = core::array::from_fn(|_| AtomicU64::new(0));
         Self { state, first, last, answerer: AtomicPtr::new(core::ptr::null_mut()) }
     }
 
@@ -42,6 +43,13 @@ impl<T> Gate<T> {
     pub(crate) fn take(&self) -> bool {
         // Acquire pairs with the Release of those that leave: no handler of an earlier user is inside.
         self.state.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    /// Takes the gate whether or not a handler is inside: what must not be done.
+    #[cfg(loom)]
+    pub(crate) fn take_without_looking(&self) -> bool {
+        self.state.fetch_add(1, Ordering::Acquire);
+        true
     }
 
     /// Gives back a gate that the caller has taken and that is not open: others may take it.
@@ -59,11 +67,17 @@ impl<T> Gate<T> {
         self.state.fetch_add(OPEN - 1, Ordering::Release);
     }
 
-    /// Calls `answer` with what answers for an address, which is not freed before it returns. Returns
-    /// whether it did, and `false` if the gate is not open for the address.
-    pub(crate) fn answer(&self, address: u64, answer: impl FnOnce(*mut T) -> bool) -> bool {
-        // Relaxed: a hint, which spares most gates a write.
-        if !self.covers(address) {
+    /// Calls `answer` with what answers for one of some addresses, which is not freed before it returns.
+    /// Returns whether it did, and `false` if the gate is open for none of them.
+    pub(crate) fn answer(
+        &self,
+        first: u64,
+        last: u64,
+        answer: impl FnOnce(*mut T) -> bool,
+    ) -> bool {
+        // A hint, which spares most gates a write. It may see halves of two ranges, and then misses a gate
+        // only if that is being opened or closed, where missing it is one of the two right answers.
+        if !self.covers(first, last) {
             return false;
         }
         // Relaxed: in either count a handler is waited for.
@@ -73,7 +87,7 @@ impl<T> Gate<T> {
         let state = self.state.fetch_add(one, Ordering::Acquire);
         // The addresses again: the gate may have become another mapping's meanwhile.
         let is_answered = state & OPEN != 0
-            && self.covers(address)
+            && self.covers(first, last)
             && answer(self.answerer.load(Ordering::Relaxed));
         // Release pairs with the Acquire of `is_empty` and `drain`.
         self.state.fetch_sub(one, Ordering::Release);
@@ -101,9 +115,11 @@ impl<T> Gate<T> {
         true
     }
 
-    fn covers(&self, address: u64) -> bool {
-        address >= self.first.load(Ordering::Relaxed)
-            && address <= self.last.load(Ordering::Relaxed)
+    /// Returns whether the gate has one of some addresses.
+    fn covers(&self, first: u64, last: u64) -> bool {
+        // Relaxed: a handler that found the gate open sees what `open` stored. The last address of a gate
+        // that is not open is zero, so it decides in one load.
+        first <= self.last.load(Ordering::Relaxed) && self.first.load(Ordering::Relaxed) <= last
     }
 
     /// Lets no handler in any more. The gate stays the caller's.
@@ -119,5 +135,24 @@ impl<T> Gate<T> {
     pub(crate) fn is_empty(&self) -> bool {
         // Acquire pairs with the Release of the handlers that leave.
         self.state.load(Ordering::Acquire) == 1
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gate_with_a_handler_inside_is_not_taken_again() {
+        let gate = Gate::<()>::new();
+        assert!(gate.take());
+        gate.open(0, 9, core::ptr::null_mut());
+        assert!(gate.answer(9, 10, |_| {
+            gate.close();
+            gate.give_back();
+            assert!(!gate.take(), "a handler is inside");
+            true
+        }));
+        assert!(gate.take());
     }
 }
