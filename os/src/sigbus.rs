@@ -60,7 +60,7 @@
 //! | `copier` | how words are touched that may not be there |
 //! | `guarded` | words touched by code that the handler knows |
 //! | `plain` | words touched by the atomics of the language |
-//! | `scope` | the stores of `uzone-stream`, which the handler can end |
+//! | `scope` | calls that the handler can end: the stores of `uzone-stream` |
 //!
 //! Source: sigaction(2), signal-safety(7), madvise(2) on `MADV_HWPOISON`, `UFFDIO_POISON`(2const),
 //! and "HWPOISON" in the Linux documentation of memory management.
@@ -82,6 +82,7 @@ use core::fmt;
 
 use uzone_pages::ByteLen;
 
+pub(crate) use self::copier::{copy_words, flush_words, zero_words};
 pub use self::error::{BusError, BusKind, HandlerError};
 pub use self::handler::{Installed, install};
 pub use self::state::{EVENTS, SLOTS};
@@ -89,9 +90,9 @@ pub use self::state::{EVENTS, SLOTS};
 #[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
 pub(crate) use self::guarded::Guarded as Best;
 #[cfg(not(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer))))]
-pub(crate) use self::plain::{Plain as Best, copy_words, flush_words, zero_words};
+pub(crate) use self::plain::{Plain as Best, guarded_call};
 #[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
-pub(crate) use self::scope::{copy_words, flush_words, zero_words};
+pub(crate) use self::scope::guarded_call;
 
 use self::state::TABLE;
 use self::table::{Entry, Extent};

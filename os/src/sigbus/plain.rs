@@ -45,27 +45,16 @@ impl Copier for Plain {
     }
 }
 
-/// Clears, as [`uzone_stream::zero_words`] does.
+/// Calls `work`, which nothing ends.
+///
+/// # Safety
+/// This one wants nothing; the one of `scope` does.
 #[cfg(not(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer))))]
-pub(crate) fn zero_words(way: uzone_stream::CopyMethod, dst: &[AtomicU64]) -> Result<(), Fault> {
-    uzone_stream::zero_words(way, dst);
-    Ok(())
-}
-
-/// Writes lines back, as [`uzone_stream::flush_words`] does.
-#[cfg(not(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer))))]
-pub(crate) fn flush_words(words: &[AtomicU64]) -> Result<(), Fault> {
-    uzone_stream::flush_words(words);
-    Ok(())
-}
-
-/// Copies, as [`uzone_stream::copy_words`] does.
-#[cfg(not(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer))))]
-pub(crate) fn copy_words(
-    way: uzone_stream::CopyMethod,
-    dst: &[AtomicU64],
-    src: &[AtomicU64],
+pub(crate) unsafe fn guarded_call(
+    _: impl FnOnce(),
+    work: impl Fn() + Copy,
+    _: [&[AtomicU64]; 2],
 ) -> Result<(), Fault> {
-    uzone_stream::copy_words(way, dst, src);
+    work();
     Ok(())
 }

@@ -8,8 +8,8 @@
 //!
 //! What may be abandoned is a frame without anything to drop, to unlock or to finish, and
 //! `zero_words`, `copy_words` and `flush_words` of `uzone-stream` are such: loops, and a fence, which is
-//! done here in their place. Nothing else is called in a scope, so it is no `pub` function that takes
-//! a closure. How much was written is not known: whole words, each old or new.
+//! done here in their place. Nothing else is called in a scope (see `copier`). How much was written is not
+//! known: whole words, each old or new.
 //!
 //! An error at an address outside of what the scope names is not ours. A signal handler of the program that
 //! interrupts the stores and touches, of all memory, what is being cleared or copied, is abandoned with
@@ -28,9 +28,8 @@ use core::ops::RangeInclusive;
 use core::ptr;
 use core::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 
-use uzone_stream::CopyMethod;
-
 use crate::sigbus::copier::Fault;
+use crate::sigbus::state::is_installed;
 
 /// What a thread is about to touch, and where to it returns if that is not there.
 ///
@@ -132,23 +131,35 @@ pub(crate) fn land(
     true
 }
 
-/// Calls `work` with `data` such that SIGBUS at the guarded addresses ends the call.
+/// Calls `check`, and then `work` such that SIGBUS at one of the words ends the call. Where no handler is
+/// installed, it calls `work` alone.
 ///
 /// # Safety
-/// `work` may be called with `data`, does not unwind, and its frames may be abandoned.
-unsafe fn guarded_call(
-    work: extern "sysv64" fn(*const c_void),
-    data: *const c_void,
-    guarded: [[u64; 2]; 2],
+/// Once `check` has returned, `work` does not unwind, and its frames may be abandoned.
+pub(crate) unsafe fn guarded_call<W: Fn() + Copy>(
+    check: impl FnOnce(),
+    work: W,
+    words: [&[AtomicU64]; 2],
 ) -> Result<(), Fault> {
-    let mut scope = Scope { stack: 0, landing: 0, guarded, bad: 0 };
+    extern "sysv64" fn run<W: Fn()>(work: *const c_void) {
+        // SAFETY: `&*` wants a `W` that lives as long as the reference: it is the one below, which lives over
+        // the call.
+        (unsafe { &*work.cast::<W>() })();
+    }
+    if !is_installed() {
+        work();
+        return Ok(());
+    }
+    check();
+    let mut scope = Scope { stack: 0, landing: 0, guarded: words.map(side), bad: 0 };
     let scope = &raw mut scope;
     // A handler of this thread may be in here as well; its caller's scope is put back afterwards.
     let outer = SCOPE.replace(scope);
     // The handler runs on this thread: what it has to see must only not be moved by the compiler.
     compiler_fence(Ordering::SeqCst);
-    // SAFETY: `call` wants what this function's caller promises, and the thread's scope, which it is.
-    let info = unsafe { call(work, data, scope) };
+    // SAFETY: `call` wants what this function's caller promises, with `work` as the data of `run`, and the
+    // thread's scope, which it is.
+    let info = unsafe { call(run::<W>, (&raw const work).cast(), scope) };
     compiler_fence(Ordering::SeqCst);
     SCOPE.set(outer);
     // SAFETY: `scope` points to this frame's own value. It was handed out to machine code and to the
@@ -164,92 +175,4 @@ fn side(words: &[AtomicU64]) -> [u64; 2] {
         0 => NOTHING,
         len => [first, first + (len - 1)],
     }
-}
-
-/// What the stores are called with.
-struct Stores<'a> {
-    way: CopyMethod,
-    dst: &'a [AtomicU64],
-    src: &'a [AtomicU64],
-}
-
-extern "sysv64" fn zero_stores(data: *const c_void) {
-    // SAFETY: the functions below pass a `Stores` that lives over the call.
-    let stores = unsafe { &*data.cast::<Stores<'_>>() };
-    uzone_stream::zero_words(stores.way, stores.dst);
-}
-
-extern "sysv64" fn copy_stores(data: *const c_void) {
-    // SAFETY: as in `zero_stores`.
-    let stores = unsafe { &*data.cast::<Stores<'_>>() };
-    uzone_stream::copy_words(stores.way, stores.dst, stores.src);
-}
-
-extern "sysv64" fn flush_stores(data: *const c_void) {
-    // SAFETY: `flush_words` below passes a `Stores` that lives over the call.
-    let stores = unsafe { &*data.cast::<Stores<'_>>() };
-    uzone_stream::flush_words(stores.dst);
-}
-
-/// Writes the lines of words back as [`uzone_stream::flush_words`] does.
-///
-/// # Errors
-/// [`Fault`] if some are not there. Others may be written back then.
-pub(crate) fn flush_words(words: &[AtomicU64]) -> Result<(), Fault> {
-    if !crate::sigbus::state::is_installed() {
-        uzone_stream::flush_words(words);
-        return Ok(());
-    }
-    // The first call finds out what the CPU has, by a lock that must not be abandoned.
-    let _ = uzone_stream::has_write_back();
-    let stores = Stores { way: CopyMethod::String, dst: words, src: &[] };
-    // SAFETY: as in `zero_words`; `flush_words` panics for nothing.
-    unsafe { guarded_call(flush_stores, (&raw const stores).cast(), [side(words), NOTHING]) }
-}
-
-/// Zeroes words as [`uzone_stream::zero_words`] does.
-///
-/// # Errors
-/// [`Fault`] if some are not there. Others may be written then.
-///
-/// # Panics
-/// If the way is not available; nothing is written then.
-pub(crate) fn zero_words(way: CopyMethod, dst: &[AtomicU64]) -> Result<(), Fault> {
-    if !crate::sigbus::state::is_installed() {
-        uzone_stream::zero_words(way, dst);
-        return Ok(());
-    }
-    assert!(way.is_available(), "stores of the kind '{way}' are not available");
-    let stores = Stores { way, dst, src: &[] };
-    // SAFETY: `guarded_call` wants work that may be called with the data, does not unwind, and may be
-    // abandoned.
-    // 1. Called: `stores` lives over the call.
-    // 2. No unwinding: `zero_words` panics for a way that is not available alone.
-    // 3. Abandoned: it is a loop over stores and a fence, with nothing to drop in its frames; the
-    //    words are atomics, which may have any value, and the fence is done where it lands.
-    unsafe { guarded_call(zero_stores, (&raw const stores).cast(), [side(dst), NOTHING]) }
-}
-
-/// Copies words as [`uzone_stream::copy_words`] does.
-///
-/// # Errors
-/// [`Fault`] if some of either are not there. Others may be copied then.
-///
-/// # Panics
-/// If there are not as many of either, or the way is not available; nothing is written then.
-pub(crate) fn copy_words(
-    way: CopyMethod,
-    dst: &[AtomicU64],
-    src: &[AtomicU64],
-) -> Result<(), Fault> {
-    if !crate::sigbus::state::is_installed() {
-        uzone_stream::copy_words(way, dst, src);
-        return Ok(());
-    }
-    assert!(way.is_available(), "stores of the kind '{way}' are not available");
-    assert_eq!(dst.len(), src.len(), "as many words to copy as there is room for");
-    let stores = Stores { way, dst, src };
-    // SAFETY: as in `zero_words`; `copy_words` panics for lengths that differ as well, which they do
-    // not.
-    unsafe { guarded_call(copy_stores, (&raw const stores).cast(), [side(dst), side(src)]) }
 }
