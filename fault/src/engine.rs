@@ -358,18 +358,16 @@ fn answer_in_thread(
         Ok(found) => found,
         Err(reason) => return Ok(Err(reason)),
     };
-    let most = core.backing.largest_window();
-    let mut answers = in_thread_answers(options, most, source).records(options.trace);
-    if let Some(tracker) = tracker {
-        answers = answers.track_writes(tracker.states().cloned());
-    }
-    if let Some(handover) = handover {
-        answers = answers.hands_over(handover);
-    }
-    if options.deadline.is_some() {
-        answers = answers.without_waiting();
-    }
-    let in_thread = InThread::start(place, memory.clone(), options.budget.pace(answers));
+    let answers = Answers {
+        tracks_writes: tracker.is_some(),
+        states: tracker.and_then(Tracker::states).cloned(),
+        records: options.trace,
+        handover,
+        waits: options.deadline.is_none(),
+        pace: options.budget.pace(),
+        ..in_thread_answers(options, core.backing.largest_window(), source)
+    };
+    let in_thread = InThread::start(place, memory.clone(), answers);
     // No reader can take its place: this userfaultfd reports nothing.
     let in_thread = Arc::new(in_thread?);
     core.answered_in_thread(&in_thread);
@@ -390,7 +388,8 @@ fn in_thread_answers(options: &LazyOptions, most: FaultAround, source: Source) -
                 }
                 Source::Parts(_) | Source::Cached => BLOCK_MAPPED,
             };
-            Answers::new(source, first).growing(most.max(first), block_after)
+            let growth = Some((most.max(first), block_after));
+            Answers { growth, ..Answers::new(source, first) }
         }
     }
 }

@@ -7,7 +7,6 @@
 use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::time::{Duration, Instant};
 
-use uzone_os::uffd::in_thread::Answers;
 use uzone_pages::ByteLen;
 
 /// For how long a mapping may save up what it did not use.
@@ -55,10 +54,10 @@ impl Budget {
         self
     }
 
-    /// Limits what threads do that answer their faults themselves.
-    pub(crate) fn pace(self, answers: Answers) -> Answers {
+    /// Returns how many faults and bytes a second threads have at most that answer their faults themselves.
+    pub(crate) fn pace(self) -> (Option<NonZeroU32>, Option<NonZeroU64>) {
         let bytes = self.bytes.map(|rate| rate.max(Self::LEAST_BYTES).get());
-        answers.pace(self.faults, bytes.and_then(NonZeroU64::new))
+        (self.faults, bytes.and_then(NonZeroU64::new))
     }
 
     /// Returns whether there is a limit.

@@ -9,7 +9,7 @@
 //! bytes of a file are the source of a copy that the kernel makes. A page that is not in the page cache is
 //! waited for in that copy.
 //!
-//! No thread can end such a wait. Where a page has a deadline ([`Answers::without_waiting`]), the handler fills what is
+//! No thread can end such a wait. Where a page has a deadline ([`Answers::waits`]), the handler fills what is
 //! ready alone: it reads what the page cache has into a room that was made beforehand, and copies it from there. What
 //! is not ready, or cannot be filled at all, is handed over ([`Handover`](crate::uffd::Handover)), if there is another thread for
 //! it.
@@ -19,14 +19,14 @@
 //!
 //! # Which pages
 //!
-//! The handler maps the aligned window around the page. With [`Answers::growing`], it knows up to eight readers
+//! The handler maps the aligned window around the page. With [`Answers::growth`], it knows up to eight readers
 //! in order, whose windows double; of other faults it maps one page, until a block of 2 MiB has had so many
 //! that they have cost as much as mapping all of it, and then that. One bit a page states whether it was
 //! filled; it is a hint, and the kernel decides.
 //!
 //! # Writes
 //!
-//! Where writes are tracked ([`Answers::track_writes`]), pages are filled protected. If each first write is an event, the
+//! Where writes are tracked ([`Answers::tracks_writes`]), pages are filled protected. If each first write is an event, the
 //! thread that writes notes it and lets itself in; while another thread makes the page clean, it tries again.
 //! A page that is given back may come again with other bytes, those that were written back, so
 //! [`InThread::drain`] waits for the handlers that may have read the old ones.
@@ -173,7 +173,7 @@ impl InThread {
             faults: get(|share| &share.faults),
             filled: get(|share| &share.filled),
             writes: get(|share| &share.writes),
-            held: answerer.answers.paced.as_ref().map_or(0, Paced::held),
+            held: answerer.paced.as_ref().map_or(0, Paced::held),
         }
     }
 

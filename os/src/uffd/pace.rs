@@ -38,7 +38,8 @@ fn pay(paid: u64, now: u64, cost: u64) -> u64 {
 }
 
 impl Paced {
-    pub(crate) fn new(faults: Option<NonZeroU32>, bytes: Option<NonZeroU64>) -> Self {
+    /// Limits how many faults are answered a second, and how many bytes are filled.
+    pub(crate) fn new((faults, bytes): (Option<NonZeroU32>, Option<NonZeroU64>)) -> Self {
         let [faults_paid, bytes_paid, held] = [const { AtomicU64::new(0) }; 3];
         Self { faults, bytes, faults_paid, bytes_paid, held }
     }
@@ -98,7 +99,7 @@ mod tests {
 
     #[test]
     fn a_rate_is_kept_after_a_burst_and_unused_time_is_saved_up_to_a_limit() {
-        let paced = Paced::new(NonZeroU32::new(1000), None);
+        let paced = Paced::new((NonZeroU32::new(1000), None));
         for _ in 0..=100 {
             // A tenth of a second of them at once, and the one that is not paid for yet.
             paced.admit(ms(0), MOST).unwrap();
@@ -114,7 +115,7 @@ mod tests {
 
     #[test]
     fn bytes_hold_a_thread_up_as_well_and_a_long_wait_is_made_of_short_ones() {
-        let paced = Paced::new(None, NonZeroU64::new(1 << 20));
+        let paced = Paced::new((None, NonZeroU64::new(1 << 20)));
         paced.admit(ms(0), MOST).unwrap();
         paced.filled(ms(0), 1 << 20);
         assert_eq!(paced.admit(ms(0), MOST), Err(MOST));

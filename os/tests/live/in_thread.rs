@@ -67,7 +67,8 @@ fn check(memory: &Registered, at: u64, len: u64) {
 }
 
 fn growing(source: Source) -> Answers {
-    Answers::new(source, FaultAround::DEFAULT).growing(FaultAround::MAX, 20)
+    let growth = Some((FaultAround::MAX, 20));
+    Answers { growth, ..Answers::new(source, FaultAround::DEFAULT) }
 }
 
 #[test]

@@ -19,6 +19,7 @@ use crate::uffd::error::{SLOTS, UffdError};
 use crate::uffd::handover;
 use crate::uffd::in_thread::answers::{Answers, FileSource, Source};
 use crate::uffd::install::{Fill, Install};
+use crate::uffd::pace::Paced;
 use crate::uffd::registered::Registered;
 use crate::uffd::reply::Answered;
 use crate::uffd::ring::Ring;
@@ -58,6 +59,8 @@ pub(super) static TABLE: std::sync::LazyLock<[Gate<Answerer>; SLOTS]> =
 pub(super) struct Answerer {
     pub(super) memory: Arc<Registered>,
     pub(super) answers: Answers,
+    /// What limits the threads, if anything does.
+    pub(super) paced: Option<Paced>,
     /// Zeroes to copy, where the kernel's zero page is not what a page is filled with.
     pub(super) zeroes: Option<Mapping>,
     /// Rooms to read to, where no file is waited for.
@@ -151,6 +154,7 @@ impl Answerer {
             rooms: rooms.map_err(|_| UffdError::NoMemory)?,
             started: Instant::now(),
             records: Ring::new(answers.records),
+            paced: (answers.pace != (None, None)).then(|| Paced::new(answers.pace)),
             answers,
             page,
             pages,
@@ -186,7 +190,7 @@ impl Answerer {
     fn note_filled(&self, pages: Range<u64>) {
         // Relaxed: a statistic.
         self.share().filled.fetch_add(pages.end - pages.start, Ordering::Relaxed);
-        if let Some(paced) = &self.answers.paced {
+        if let Some(paced) = &self.paced {
             let bytes = (pages.end - pages.start) << self.page.shift();
             paced.filled(self.started.elapsed(), bytes);
         }
@@ -214,9 +218,9 @@ impl Answerer {
         if access.is_some_and(|access| !access.is_present) && self.is_bad(page) {
             return false;
         }
-        let is_timed = self.answers.records > 0 || self.answers.paced.is_some();
+        let is_timed = self.answers.records > 0 || self.paced.is_some();
         let begun = is_timed.then(|| self.started.elapsed());
-        if let (Some(paced), Some(begun)) = (&self.answers.paced, begun)
+        if let (Some(paced), Some(begun)) = (&self.paced, begun)
             && let Err(left) = paced.admit(begun, handover::MOMENT)
         {
             // The access is repeated, after signals that came meanwhile.

@@ -10,7 +10,6 @@ use uzone_pages::{ByteLen, FaultAround};
 use crate::map::mapping::Mapping;
 use crate::map::options::Anonymous;
 use crate::uffd::handover::Handover;
-use crate::uffd::pace::Paced;
 use crate::uffd::write_states::WriteStates;
 
 /// Where pages come from.
@@ -75,15 +74,25 @@ pub struct SourcePart {
 /// How faults are answered.
 #[derive(Debug)]
 pub struct Answers {
-    pub(super) source: Source,
-    pub(super) around: FaultAround,
-    pub(super) growth: Option<(FaultAround, u8)>,
-    pub(super) tracks_writes: bool,
-    pub(super) states: Option<Arc<WriteStates>>,
-    pub(super) records: usize,
-    pub(super) handover: Option<Arc<Handover>>,
-    pub(super) waits: bool,
-    pub(super) paced: Option<Paced>,
+    /// Where pages come from.
+    pub source: Source,
+    /// The size of the aligned window that is filled for a fault.
+    pub around: FaultAround,
+    /// Lets windows grow: the second one of a reader in order has the size `around`, and this is the largest.
+    /// After so many faults of other threads in a block of 512 pages, all of it is mapped.
+    pub growth: Option<(FaultAround, u8)>,
+    /// Whether writes are tracked. The kernel records them and lets writers in, unless there are `states`.
+    pub tracks_writes: bool,
+    /// With these, each first write of a tracked page is an event.
+    pub states: Option<Arc<WriteStates>>,
+    /// How many records are kept of the last faults.
+    pub records: usize,
+    /// Where faults are handed over that cannot be answered here.
+    pub handover: Option<Arc<Handover>>,
+    /// Whether a page is waited for. If not, it is handed over, too.
+    pub waits: bool,
+    /// How many faults threads take a second, and how many bytes are filled for them, before they have to wait.
+    pub pace: (Option<NonZeroU32>, Option<NonZeroU64>),
 }
 
 impl Answers {
@@ -99,52 +108,7 @@ impl Answers {
             records: 0,
             handover: None,
             waits: true,
-            paced: None,
+            pace: (None, None),
         }
-    }
-
-    /// Lets windows grow: the second one of a reader in order has the size that [`Answers::new`] was given,
-    /// and `most` is the largest. After `block_after` faults of other threads in a block of 512 pages, all of
-    /// it is mapped.
-    #[must_use]
-    pub fn growing(mut self, most: FaultAround, block_after: u8) -> Self {
-        self.growth = Some((most, block_after));
-        self
-    }
-
-    /// Hands faults over that cannot be answered here.
-    #[must_use]
-    pub fn hands_over(mut self, to: Arc<Handover>) -> Self {
-        self.handover = Some(to);
-        self
-    }
-
-    /// Hands over what would have to be waited for, too.
-    #[must_use]
-    pub fn without_waiting(mut self) -> Self {
-        self.waits = false;
-        self
-    }
-
-    /// Lets threads wait that take more faults, or have more bytes filled, a second than that.
-    #[must_use]
-    pub fn pace(mut self, faults: Option<NonZeroU32>, bytes: Option<NonZeroU64>) -> Self {
-        self.paced = (faults.is_some() || bytes.is_some()).then(|| Paced::new(faults, bytes));
-        self
-    }
-
-    /// Tracks writes: with `states`, each first write of a page is an event; without, the kernel records
-    /// them, and lets writers in.
-    #[must_use]
-    pub fn track_writes(mut self, states: Option<Arc<WriteStates>>) -> Self {
-        (self.tracks_writes, self.states) = (true, states);
-        self
-    }
-
-    /// Keeps records of the last faults.
-    #[must_use]
-    pub fn records(mut self, keeps: usize) -> Self {
-        self.records = keeps;
-        self
     }
 }
