@@ -305,8 +305,8 @@ impl Follower {
     fn run(mut self) {
         loop {
             match uffd::wait(&self.link.wire.stream, &self.bell, None) {
-                Ok(ready) if ready.rung => return,
-                Ok(ready) if !ready.events && !ready.hung_up => continue,
+                Ok((_, true)) => return,
+                Ok((false, _)) => continue,
                 Ok(_) | Err(_) => {}
             }
             match self.link.wire.receive() {
@@ -343,7 +343,7 @@ impl Follower {
             }
             // The stream has ended, so only the bell is waited for.
             let ready = uffd::wait(self.bell.as_fd(), &self.bell, Some(RETRY));
-            if ready.is_ok_and(|ready| ready.rung) {
+            if ready.is_ok_and(|(_, is_rung)| is_rung) {
                 return false;
             }
         }
@@ -368,7 +368,7 @@ impl Follower {
         let _ = self.memory.wake(0..self.memory.mapping().len().get());
         loop {
             match uffd::wait(self.memory.uffd().as_fd(), &self.bell, None) {
-                Ok(ready) if ready.rung => return,
+                Ok((_, true)) => return,
                 Ok(_) | Err(_) => {}
             }
             // An error leaves no event.

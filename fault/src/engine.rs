@@ -383,7 +383,7 @@ fn in_thread_answers(options: &LazyOptions, most: FaultAround, source: Source) -
         Advice::Blocks => Answers::new(source, FaultAround::MAX),
         Advice::Sequential | Advice::Auto => {
             let block_after = match &source {
-                Source::Parts(parts) if parts.iter().any(|part| part.file.is_some()) => {
+                Source::Parts(parts) if parts.iter().any(|(_, file)| file.is_some()) => {
                     BLOCK_COPIED
                 }
                 Source::Parts(_) | Source::Cached => BLOCK_MAPPED,

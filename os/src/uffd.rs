@@ -71,4 +71,4 @@ pub use pending_faults::PendingFaults;
 pub use registered::Registered;
 pub use remote::Remote;
 pub use reply::{Answered, UffdCall};
-pub use wait::{Doorbell, Ready, wait};
+pub use wait::{Doorbell, wait};

@@ -14,7 +14,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use uzone_os::uffd::in_thread::{Source, SourcePart};
+use uzone_os::uffd::in_thread::Source;
 use uzone_pages::{ByteLen, FaultAround, PageSize};
 
 use crate::backing::hooks::Backing;
@@ -179,12 +179,12 @@ impl Backing for CompositeBacking {
         for Part { range, offset, backing } in &self.parts {
             let Source::Parts(inner) = backing.in_thread(Sealed(()))? else { return None };
             let end = offset + (range.end - range.start);
-            for part in inner {
-                let (from, to) = (part.range.start.max(*offset), part.range.end.min(end));
+            for (inside, file) in inner {
+                let (from, to) = (inside.start.max(*offset), inside.end.min(end));
                 if from < to {
-                    let file = part.file.map(|(file, at)| (file, at + (from - part.range.start)));
+                    let file = file.map(|(file, at)| (file, at + (from - inside.start)));
                     let range = range.start + (from - offset)..range.start + (to - offset);
-                    parts.push(SourcePart { range, file });
+                    parts.push((range, file));
                 }
             }
         }

@@ -19,8 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use uzone_os::uffd::FaultKind;
-use uzone_os::uffd::in_thread::{Counts, InThread, Record};
+use uzone_os::uffd::in_thread::{InThread, Record};
 use uzone_pages::{
     Advice, Content, FaultArea, FaultCosts, FaultPattern, FaultPlan, PageCount, PageSize, Pfn,
     PfnRange, Touch,
@@ -318,17 +317,11 @@ impl Core {
     }
 
     fn record_of(&self, record: &Record) -> FaultRecord {
-        let is_tracked = self.pages.policy.is_tracked;
-        let class = match () {
-            () if is_tracked && record.was_present && record.is_write => FaultKind::WriteProtect,
-            () if record.is_minor => FaultKind::Minor,
-            () => FaultKind::Missing,
-        };
         let outcome = if record.is_answered { FaultOutcome::Ready } else { FaultOutcome::Failed };
         FaultRecord {
             at: self.recorder.since_start(record.at),
             offset: self.bytes(record.page..record.page + 1).start,
-            class,
+            class: record.kind,
             is_write: record.is_write,
             outcome,
             latency: record.latency,
@@ -740,8 +733,7 @@ impl Core {
             stats.pending += core.pending.len() as u64;
         }
         let in_thread = cores.iter().find_map(|core| core.in_thread());
-        let Counts { faults, filled, writes, held } =
-            in_thread.map_or(Counts::default(), |it| it.counts());
+        let [faults, filled, writes, held] = in_thread.map_or([0; 4], |it| it.counts());
         let demand = faults.min(filled);
         stats.faults += faults + writes;
         stats.demand += demand;

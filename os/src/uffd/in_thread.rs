@@ -46,12 +46,13 @@ use std::time::Instant;
 use crate::sigbus;
 use crate::sigbus::gate::Gate;
 use crate::uffd::error::UffdError;
+use crate::uffd::message::FaultKind;
 use crate::uffd::pace::Paced;
 use crate::uffd::registered::Registered;
 use answerer::{ANSWERED, Answerer, FLAGS, PRESENT, Share, TABLE, WRITE, place};
 
 pub use crate::uffd::error::SLOTS;
-pub use answers::{Answers, FileSource, Source, SourcePart};
+pub use answers::{Answers, FileSource, Source};
 
 /// How long to wait for handlers at the end; if one is stopped inside, its memory is kept for good.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -65,27 +66,12 @@ pub struct Record {
     pub page: u64,
     /// Whether it was a write.
     pub is_write: bool,
-    /// Whether the page was there before.
-    pub was_present: bool,
-    /// Whether the page was one of a memory file.
-    pub is_minor: bool,
+    /// What was missing.
+    pub kind: FaultKind,
     /// Whether the access was repeated.
     pub is_answered: bool,
     /// How long the handler took.
     pub latency: Duration,
-}
-
-/// What was done so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// How many faults there were of pages that were not there.
-    pub faults: u64,
-    /// How many pages were filled for them.
-    pub filled: u64,
-    /// How many faults there were of writes to pages that were there.
-    pub writes: u64,
-    /// How often a thread waited because of [`Answers::pace`].
-    pub held: u64,
 }
 
 /// A mapping whose faults are answered by the threads that take them, until this is dropped.
@@ -161,33 +147,38 @@ impl InThread {
         unsafe { &*self.answerer }
     }
 
-    /// Returns what was done so far.
+    /// Returns what was done so far: how many faults there were of pages that were not there, how many pages were
+    /// filled for them, how many faults there were of writes to pages that were there, and how often a thread waited
+    /// because of [`Answers::pace`].
     #[must_use]
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> [u64; 4] {
         let answerer = self.answerer();
         // Relaxed: statistics.
         let get = |count: fn(&Share) -> &AtomicU64| -> u64 {
             answerer.shares.iter().map(|share| count(share).load(Ordering::Relaxed)).sum()
         };
-        Counts {
-            faults: get(|share| &share.faults),
-            filled: get(|share| &share.filled),
-            writes: get(|share| &share.writes),
-            held: answerer.paced.as_ref().map_or(0, Paced::held),
-        }
+        let held = answerer.paced.as_ref().map_or(0, Paced::held);
+        [get(|share| &share.faults), get(|share| &share.filled), get(|share| &share.writes), held]
     }
 
     /// Takes the records out that were made since the last call, in the order in which they were finished
     /// or nearly so. Returns how many were lost. One thread at a time calls it.
     pub fn take_records(&self, mut found: impl FnMut(Record)) -> u64 {
         let answerer = self.answerer();
+        let Answers { source, tracks_writes, .. } = &answerer.answers;
         answerer.records.take(|[at, page, rest]| {
+            let kind = match source {
+                _ if *tracks_writes && rest & PRESENT != 0 && rest & WRITE != 0 => {
+                    FaultKind::WriteProtect
+                }
+                Source::Cached => FaultKind::Minor,
+                Source::Parts(_) => FaultKind::Missing,
+            };
             found(Record {
                 at: answerer.started + Duration::from_nanos(at),
                 page,
                 is_write: rest & WRITE != 0,
-                was_present: rest & PRESENT != 0,
-                is_minor: matches!(answerer.answers.source, Source::Cached),
+                kind,
                 is_answered: rest & ANSWERED != 0,
                 latency: Duration::from_nanos(rest >> FLAGS),
             });

@@ -49,38 +49,24 @@ impl AsFd for Doorbell {
     }
 }
 
-/// What a wait ended with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ready {
-    /// There are events to read.
-    pub events: bool,
-    /// The doorbell rang.
-    pub rung: bool,
-    /// The descriptor is of no use any more.
-    pub hung_up: bool,
-}
-
 /// Waits until `uffd` has events, `bell` rings, or `timeout` is over; without one, for as long as
-/// it takes.
+/// it takes. Returns whether `uffd` has events, or is of no use any more, and whether `bell` rang.
 ///
 /// # Errors
 /// The error of poll(2).
-pub fn wait(uffd: impl AsFd, bell: &Doorbell, timeout: Option<Duration>) -> io::Result<Ready> {
+pub fn wait(
+    uffd: impl AsFd,
+    bell: &Doorbell,
+    timeout: Option<Duration>,
+) -> io::Result<(bool, bool)> {
     // A time that is too long is as good as none.
     let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
     let mut fds = [PollFd::new(&uffd, PollFlags::IN), PollFd::new(&bell.0, PollFlags::IN)];
     match rustix::event::poll(&mut fds, timeout.as_ref()) {
-        Ok(_) => {}
+        // Errors and hang-ups are reported unasked.
+        Ok(_) => Ok((!fds[0].revents().is_empty(), fds[1].revents().contains(PollFlags::IN))),
         // The caller looks around and waits again.
-        Err(Errno::INTR) => {
-            return Ok(Ready { events: false, rung: false, hung_up: false });
-        }
-        Err(cause) => return Err(cause.into()),
+        Err(Errno::INTR) => Ok((false, false)),
+        Err(cause) => Err(cause.into()),
     }
-    let events = fds[0].revents();
-    Ok(Ready {
-        events: events.contains(PollFlags::IN),
-        rung: fds[1].revents().contains(PollFlags::IN),
-        hung_up: events.intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL),
-    })
 }

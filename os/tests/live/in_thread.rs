@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 
-use uzone_os::uffd::in_thread::{Answers, Counts, FileSource, InThread, Place, SLOTS, Source};
+use uzone_os::uffd::in_thread::{Answers, FileSource, InThread, Place, SLOTS, Source};
 use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Uffd, UffdError};
 use uzone_os::{Access, AccessError, Anonymous, Mapping, Sharing};
 use uzone_pages::{ByteLen, FaultAround};
@@ -101,7 +101,7 @@ fn threads_fill_what_they_touch_and_each_byte_is_right() {
                 });
             }
         });
-        let Counts { faults, filled: pages, .. } = answering.counts();
+        let [faults, pages, ..] = answering.counts();
         assert_eq!(pages, PAGES, "{window:?}");
         let fewest = if window == Some(FaultAround::MIN) { PAGES } else { 1 };
         assert!((fewest..=8 * PAGES).contains(&faults), "{window:?}: {faults}");
@@ -110,7 +110,7 @@ fn threads_fill_what_they_touch_and_each_byte_is_right() {
         answering.gives_back(3..9);
         memory.mapping().discard(3 * page()..9 * page()).unwrap();
         (0..PAGES).for_each(|at| check(&memory, at, len));
-        assert_eq!(answering.counts().filled, PAGES + 6);
+        assert_eq!(answering.counts()[1], PAGES + 6);
         drop(answering);
         // Without it the signal is an error again.
         memory.mapping().discard(0..page()).unwrap();
@@ -194,7 +194,7 @@ fn a_memory_file_is_mapped_and_its_holes_are_zero() {
         InThread::start(Place::take().unwrap(), memory.clone(), growing(Source::Cached)).unwrap();
     (0..PAGES).for_each(|at| check(&memory, at, 8 * page()));
     memory.mapping().write_at(3, &[7]).unwrap();
-    assert_eq!(answering.counts().filled, PAGES, "holes are filled as well");
+    assert_eq!(answering.counts()[1], PAGES, "holes are filled as well");
     let mut seen = [0; 1];
     file.read_at(3, &mut seen).unwrap();
     assert_eq!(seen, [byte(3)], "it is private");
@@ -300,5 +300,5 @@ fn a_fault_inside_of_another_handler_and_of_the_c_library_is_answered_and_errno_
     // SAFETY: as above.
     assert_eq!(unsafe { errno.read() }, 77);
     assert!(copied.into_iter().eq((from..from + count).map(byte)));
-    assert_eq!(answering.counts().faults, 64 + 20);
+    assert_eq!(answering.counts()[0], 64 + 20);
 }

@@ -293,11 +293,11 @@ impl Answerer {
     fn bytes(&self, at: u64, end: u64) -> Option<(Bytes<'_>, u64)> {
         let Source::Parts(parts) = &self.answers.source else { return Some((Bytes::Shared, end)) };
         let (start, shift) = (at << self.page.shift(), self.page.shift());
-        let part = parts.get(parts.partition_point(|part| part.range.end <= start))?;
-        let end = end.min(part.range.end >> shift);
-        let Some((file, offset)) = &part.file else { return Some(self.zeroes(at, end)) };
+        let (range, file) = parts.get(parts.partition_point(|(range, _)| range.end <= start))?;
+        let end = end.min(range.end >> shift);
+        let Some((file, offset)) = file else { return Some(self.zeroes(at, end)) };
         let end = self.rooms.as_ref().map_or(end, |rooms| end.min(at + rooms.pages()));
-        let from = offset + (start - part.range.start);
+        let from = offset + (start - range.start);
         let now = file.file.metadata().map_or(0, |metadata| metadata.len());
         // Of a file that was cut, only whole pages are left.
         let left = (now >> shift).saturating_sub(from >> shift);

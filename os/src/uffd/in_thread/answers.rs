@@ -12,26 +12,29 @@ use crate::map::options::Anonymous;
 use crate::uffd::handover::Handover;
 use crate::uffd::write_states::WriteStates;
 
+/// Where a part is in the memory, and the file with where the part starts in it: without a file it is zero.
+type Part = (Range<u64>, Option<(FileSource, u64)>);
+
 /// Where pages come from.
 #[derive(Debug)]
 pub enum Source {
     /// The memory file that the memory is a mapping of. Its holes are zero.
     Cached,
-    /// Files and zeroes, in order and without a gap.
-    Parts(Vec<SourcePart>),
+    /// Files and zeroes, in order and without a gap, in whole pages.
+    Parts(Vec<Part>),
 }
 
 impl Source {
     /// Returns a source of nothing but zeroes.
     #[must_use]
     pub fn zero() -> Self {
-        Self::Parts(vec![SourcePart { range: 0..u64::MAX, file: None }])
+        Self::Parts(vec![(0..u64::MAX, None)])
     }
 
     /// Returns a source of a file alone.
     #[must_use]
     pub fn file(file: FileSource) -> Self {
-        Self::Parts(vec![SourcePart { range: 0..u64::MAX, file: Some((file, 0)) }])
+        Self::Parts(vec![(0..u64::MAX, Some((file, 0)))])
     }
 }
 
@@ -60,15 +63,6 @@ impl FileSource {
         let tail = cuts.then(tail).flatten().map(Arc::new);
         Self { file, mapped, len, tail }
     }
-}
-
-/// Some bytes of a memory, in whole pages.
-#[derive(Debug)]
-pub struct SourcePart {
-    /// Where it is in the memory.
-    pub range: Range<u64>,
-    /// The file, and where the part starts in it; without one it is zero.
-    pub file: Option<(FileSource, u64)>,
 }
 
 /// How faults are answered.
