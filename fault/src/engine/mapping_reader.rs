@@ -529,7 +529,7 @@ impl MappingReader {
                     Event::PageFault(_) => {
                         self.pagers.iter_mut().for_each(Pager::forgot_faults);
                     }
-                    Event::Removed { start, end } | Event::Unmapped { start, end } => {
+                    Event::Removed { start, end } => {
                         self.mark(buffer, start, end, Core::removed);
                     }
                     Event::Forked(child) => self.children.push(child, &self.fault_memory),
@@ -572,7 +572,7 @@ impl MappingReader {
         while let Some(event) = buffer.next() {
             match event {
                 Event::PageFault(fault) => self.refuse_fault(&fault),
-                Event::Removed { start, end } | Event::Unmapped { start, end } => {
+                Event::Removed { start, end } => {
                     self.mark(buffer, start, end, |_, _| {});
                 }
                 Event::Forked(child) => self.children.push(child, &self.fault_memory),

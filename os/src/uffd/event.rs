@@ -19,7 +19,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::io::Errno;
 
 use crate::uffd::log::EventLog;
-use crate::uffd::message::{Event, MESSAGE, PAGEFAULT, Parsed, WORDS, parse};
+use crate::uffd::message::{Event, MESSAGE, PAGEFAULT, WORDS, parse};
 use crate::uffd::remote::Remote;
 
 /// Where messages are read to.
@@ -158,15 +158,12 @@ impl Iterator for EventBuffer {
             bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
         }
         self.next += 1;
-        Some(match parse(&message) {
-            Parsed::Event(event) => event,
-            Parsed::Child(fd) => {
-                // SAFETY: `from_raw_fd` wants an open descriptor that nothing else closes. The kernel
-                // opened it in this process when the message was read (the invariant of the buffer, which
-                // only `fill` fills, from a userfaultfd), and each message is taken once.
-                Event::Forked(Remote::of_child(unsafe { OwnedFd::from_raw_fd(fd) }))
-            }
-        })
+        Some(parse(&message).unwrap_or_else(|fd| {
+            // SAFETY: `from_raw_fd` wants an open descriptor that nothing else closes. The kernel
+            // opened it in this process when the message was read (the invariant of the buffer, which
+            // only `fill` fills, from a userfaultfd), and each message is taken once.
+            Event::Forked(Remote::of_child(unsafe { OwnedFd::from_raw_fd(fd) }))
+        }))
     }
 }
 

@@ -22,7 +22,7 @@ use uzone_pages::ByteLen;
 
 use crate::map::mapping::Mapping;
 use crate::map::options::{Access, Sharing, Vaddr};
-use crate::uffd::message::{self, Event, MESSAGE, Parsed, WORDS};
+use crate::uffd::message::{self, Event, MESSAGE, WORDS};
 
 /// What the first word is.
 const MAGIC: u64 = u64::from_le_bytes(*b"uzonlog1");
@@ -214,9 +214,7 @@ impl LoggedEvents {
         let slots = read(HEADER as u64, messages)?;
         let (slots, _) = slots.as_chunks::<MESSAGE>();
         let removed = slots.iter().filter_map(|slot| match message::parse(slot) {
-            Parsed::Event(Event::Removed { start, end } | Event::Unmapped { start, end }) => {
-                Some(start..end)
-            }
+            Ok(Event::Removed { start, end }) => Some(start..end),
             // Faults are reported again, and descriptors went with their process.
             _ => None,
         });

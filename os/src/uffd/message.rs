@@ -17,12 +17,10 @@ const _: () = assert!(MESSAGE == size_of::<linux_raw_sys::general::uffd_msg>());
 /// `UFFD_EVENT_*`.
 pub(crate) const PAGEFAULT: u8 = 0x12;
 const FORK: u8 = 0x13;
-const REMAP: u8 = 0x14;
 const REMOVE: u8 = 0x15;
 const UNMAP: u8 = 0x16;
 const _: () = assert!(PAGEFAULT as u32 == linux_raw_sys::general::UFFD_EVENT_PAGEFAULT);
 const _: () = assert!(FORK as u32 == linux_raw_sys::general::UFFD_EVENT_FORK);
-const _: () = assert!(REMAP as u32 == linux_raw_sys::general::UFFD_EVENT_REMAP);
 const _: () = assert!(REMOVE as u32 == linux_raw_sys::general::UFFD_EVENT_REMOVE);
 const _: () = assert!(UNMAP as u32 == linux_raw_sys::general::UFFD_EVENT_UNMAP);
 
@@ -61,7 +59,7 @@ pub struct PageFault {
 pub enum Event {
     /// A thread waits for a page.
     PageFault(PageFault),
-    /// The pages from `start` up to `end` are being given back. The thread that does so goes on
+    /// The pages from `start` up to `end` are being given back or unmapped. The thread that does so goes on
     /// when this event has been read.
     Removed {
         /// The first address.
@@ -69,40 +67,18 @@ pub enum Event {
         /// The address behind the last.
         end: Vaddr,
     },
-    /// The addresses from `start` up to `end` are unmapped.
-    Unmapped {
-        /// The first address.
-        start: Vaddr,
-        /// The address behind the last.
-        end: Vaddr,
-    },
-    /// The memory at `from` has moved.
-    Moved {
-        /// Where it was.
-        from: Vaddr,
-        /// Where it is.
-        to: Vaddr,
-        /// How long it is.
-        len_bytes: u64,
-    },
     /// The process forked: this is the userfaultfd of the child.
     Forked(Remote),
-    /// Something that a newer kernel tells.
+    /// Memory that has moved, or something that a newer kernel tells.
     Unknown {
         /// The number of the event.
         number: u8,
     },
 }
 
-/// A message taken apart, before an owner is made of a descriptor.
-#[derive(Debug)]
-pub(crate) enum Parsed {
-    Event(Event),
-    Child(RawFd),
-}
-
-/// Takes a message apart: the event in its first byte, and three numbers from byte 8 on.
-pub(crate) fn parse(message: &[u8; MESSAGE]) -> Parsed {
+/// Takes a message apart: the event in its first byte, and three numbers from byte 8 on. Of a fork it returns the
+/// descriptor, of which no owner is made yet.
+pub(crate) fn parse(message: &[u8; MESSAGE]) -> Result<Event, RawFd> {
     let (words, _) = message.as_chunks::<8>();
     let word = |index: usize| u64::from_ne_bytes(words[index]);
     let half = |at: usize| {
@@ -110,7 +86,7 @@ pub(crate) fn parse(message: &[u8; MESSAGE]) -> Parsed {
         bytes.copy_from_slice(&message[at..at + 4]);
         u32::from_ne_bytes(bytes)
     };
-    Parsed::Event(match message[0] {
+    Ok(match message[0] {
         PAGEFAULT => {
             let flags = word(1);
             Event::PageFault(PageFault {
@@ -124,12 +100,8 @@ pub(crate) fn parse(message: &[u8; MESSAGE]) -> Parsed {
                 thread: NonZeroU32::new(half(24)),
             })
         }
-        FORK => return Parsed::Child(half(8).cast_signed()),
-        REMAP => {
-            Event::Moved { from: Vaddr::new(word(1)), to: Vaddr::new(word(2)), len_bytes: word(3) }
-        }
-        REMOVE => Event::Removed { start: Vaddr::new(word(1)), end: Vaddr::new(word(2)) },
-        UNMAP => Event::Unmapped { start: Vaddr::new(word(1)), end: Vaddr::new(word(2)) },
+        FORK => return Err(half(8).cast_signed()),
+        REMOVE | UNMAP => Event::Removed { start: Vaddr::new(word(1)), end: Vaddr::new(word(2)) },
         number => Event::Unknown { number },
     })
 }
@@ -157,28 +129,22 @@ mod tests {
             (5, FaultKind::Minor, true),
         ] {
             let bytes = message(PAGEFAULT, [flags, 0x7000, 77]);
-            let Parsed::Event(Event::PageFault(fault)) = parse(&bytes) else {
+            let Ok(Event::PageFault(fault)) = parse(&bytes) else {
                 panic!("no fault");
             };
             let thread = NonZeroU32::new(77);
             assert_eq!(fault, PageFault { address: Vaddr::new(0x7000), kind, is_write, thread });
         }
-        assert!(matches!(
-            parse(&message(REMOVE, [1, 2, 0])),
-            Parsed::Event(Event::Removed { start, end }) if (start.get(), end.get()) == (1, 2)
-        ));
-        assert!(matches!(
-            parse(&message(UNMAP, [1, 2, 0])),
-            Parsed::Event(Event::Unmapped { start, end }) if (start.get(), end.get()) == (1, 2)
-        ));
-        assert!(matches!(
-            parse(&message(REMAP, [1, 2, 3])),
-            Parsed::Event(Event::Moved { from, to, len_bytes: 3 }) if (from.get(), to.get()) == (1, 2)
-        ));
-        assert!(matches!(parse(&message(FORK, [9, 0, 0])), Parsed::Child(9)));
-        assert!(matches!(
-            parse(&message(0x55, [0; 3])),
-            Parsed::Event(Event::Unknown { number: 0x55 })
-        ));
+        for event in [REMOVE, UNMAP] {
+            assert!(matches!(
+                parse(&message(event, [1, 2, 0])),
+                Ok(Event::Removed { start, end }) if (start.get(), end.get()) == (1, 2)
+            ));
+        }
+        assert_eq!(parse(&message(FORK, [9, 0, 0])).unwrap_err(), 9);
+        for number in [0x14, 0x55] {
+            let event = parse(&message(number, [1, 2, 3]));
+            assert!(matches!(event, Ok(Event::Unknown { number: unknown }) if unknown == number));
+        }
     }
 }

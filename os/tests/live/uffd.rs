@@ -324,7 +324,7 @@ fn unmapping_is_reported_and_goes_on_when_it_was_read() {
     let memory = Registered::new(uffd.clone(), anonymous(4), Modes::MISSING).unwrap();
     let base = memory.mapping().addr();
     let dropper = thread::spawn(move || drop(memory));
-    let Event::Unmapped { start, end } = next_event(&uffd) else { panic!("not unmapped") };
+    let Event::Removed { start, end } = next_event(&uffd) else { panic!("not unmapped") };
     assert_eq!((start, end.get()), (base.into(), base.get() as u64 + 4 * page()));
     dropper.join().unwrap();
 }
