@@ -87,9 +87,7 @@ pub use track::capture::KeptPages;
 pub use track::record::{FaultOutcome, FaultRecord, FaultTrace, Latency};
 
 // What calls here take and return of the packages below, and what their documentation recommends.
-pub use uzone_os::uffd::{
-    EventLog, FaultKind, KernelFaults, LoggedEvents, PendingFaults, Remote, UffdError,
-};
+pub use uzone_os::uffd::{EventLog, FaultKind, KernelFaults, LoggedEvents, Remote, UffdError};
 pub use uzone_os::{
     AccessError, Addr, HugeSize, Mapping, MappingError, Rejected, Sharing, SysError, Vaddr,
 };

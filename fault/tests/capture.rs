@@ -21,10 +21,8 @@ use common::{
     HUGE, PATIENCE, Pool, function, page, region_at, registered, remote, scattered, skip,
     userfaultfd, usize_of, word, write_words,
 };
-use uzone_fault::{
-    AdoptedMemory, Engine, KeptPages, LazyError, LazyOptions, PendingFaults, RemoteRegion,
-};
-use uzone_os::uffd::{Features, KernelFaults, Registered};
+use uzone_fault::{AdoptedMemory, Engine, KeptPages, LazyError, LazyOptions, RemoteRegion};
+use uzone_os::uffd::{Features, KernelFaults, Registered, open_pending_faults};
 use uzone_os::{Anonymous, HugeSize, Mapping};
 use uzone_pages::{Advice, ByteLen, PageSize};
 
@@ -79,7 +77,7 @@ impl Adopted {
         let kept = KeptPages::new(&[self.region]).unwrap();
         kept.want(wanted.start * page()..wanted.end * page()).unwrap();
         let theirs = KeptPages::from_fd(kept.as_fd().try_clone_to_owned().unwrap(), &[self.region]);
-        let pending = PendingFaults::open(self.memory.uffd().as_fd()).unwrap();
+        let pending = open_pending_faults(self.memory.uffd().as_fd()).unwrap();
         let hurried = hurried.clone();
         let hurry = move || hurried.store(true, Ordering::Release);
         self.adopted().capture(own(), theirs, pending, false, hurry).unwrap();
@@ -128,7 +126,7 @@ fn check_beside_writers(adopted: &Adopted) {
     }
     let hurried = Arc::new(AtomicBool::new(false));
     let reader = adopted.capture(0..PAGES / 2, &hurried);
-    let second = PendingFaults::open(adopted.memory.uffd().as_fd()).unwrap();
+    let second = open_pending_faults(adopted.memory.uffd().as_fd()).unwrap();
     let (memory, kept) =
         (File::open("/proc/self/mem").unwrap(), KeptPages::new(&[adopted.region]).unwrap());
     let refused = adopted.adopted().capture(memory, kept, second, false, || {});

@@ -67,7 +67,7 @@ pub use install::{Fill, Install};
 pub use log::{EventLog, LoggedEvents};
 pub use message::{Event, FaultKind, PageFault};
 pub use modes::Modes;
-pub use pending_faults::PendingFaults;
+pub use pending_faults::{open_pending_faults, pending_faults};
 pub use registered::Registered;
 pub use remote::Remote;
 pub use reply::{Answered, UffdCall};

@@ -23,7 +23,7 @@ use std::process::Child;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
-use uzone_os::uffd::{Doorbell, EventSet, PendingFaults};
+use uzone_os::uffd::{Doorbell, EventSet, open_pending_faults};
 use uzone_os::{MessageSocket, privilege};
 
 use self::estate::{Estate, Heirlooms};
@@ -107,7 +107,7 @@ pub struct Keeper {
     /// Those that are to be handed over.
     news: VecDeque<u64>,
     /// The clients that read the memory of a session and are to be passed on.
-    captures: VecDeque<(u64, MessageSocket, PendingFaults)>,
+    captures: VecDeque<(u64, MessageSocket, File)>,
     next: u64,
     is_accepting: bool,
     served: Served,
@@ -434,7 +434,7 @@ impl Keeper {
                     let shown = capture::show(&to, &self.image, session, connection);
                     // Without the count, which a worker in the place of its keeper may not open, the client
                     // learns by the end of its socket that no pages are kept.
-                    if let Some(Ok(pending)) = userfaultfd.map(PendingFaults::open)
+                    if let Some(Ok(pending)) = userfaultfd.map(open_pending_faults)
                         && shown.is_ok()
                     {
                         self.captures.push_back((session, to, pending));

@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use uzone_os::uffd::{Answered, EventLog, LoggedEvents, PendingFaults, Remote};
+use uzone_os::uffd::{Answered, EventLog, LoggedEvents, Remote};
 use uzone_os::{Rejected, Vaddr};
 use uzone_pages::{AddrError, Advice, ByteLen, PageCount, PageSize};
 
@@ -314,9 +314,10 @@ impl AdoptedMemory {
     /// of what is captured.
     ///
     /// It takes the memory of the process (`/proc/PID/mem`), the file that its wanted pages are noted in and
-    /// kept, and the count of its pending faults. `minor` is whether the memory is registered for pages of the
-    /// page cache that are not mapped. `hurry` is called once, by the thread that answers faults, if the
-    /// process waits for the end of the capture; it must return at once.
+    /// kept, and the count of its pending faults
+    /// ([`open_pending_faults`](uzone_os::uffd::open_pending_faults)). `minor` is whether the memory is registered
+    /// for pages of the page cache that are not mapped. `hurry` is called once, by the thread that answers
+    /// faults, if the process waits for the end of the capture; it must return at once.
     ///
     /// # Errors
     /// [`LazyError`]: there is a capture, or the kernel refuses. Nothing is protected then.
@@ -324,7 +325,7 @@ impl AdoptedMemory {
         &self,
         memory: File,
         kept: KeptPages,
-        pending: PendingFaults,
+        pending: File,
         minor: bool,
         hurry: impl Fn() + Send + Sync + 'static,
     ) -> Result<(), LazyError> {

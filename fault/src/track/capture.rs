@@ -4,7 +4,7 @@
 //! of each page first the memory, then the kept page if there is one by then, which is older than the write.
 //!
 //! The kernel takes pages away without a write, too: what is given back is gone as soon as the event is read.
-//! So the reader reads page faults alone while it captures ([`PendingFaults`]), and if another event is
+//! So the reader reads page faults alone while it captures ([`pending_faults`]), and if another event is
 //! pending, none at all: [`WriteCapture`] calls `hurry`, and the machine goes on when the capture is over. If
 //! an event is read all the same, since a pending fault was withdrawn meanwhile, the capture is lost, which
 //! its end states.
@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
-use uzone_os::uffd::{EventBuffer, PendingFaults, Remote};
+use uzone_os::uffd::{EventBuffer, Remote, pending_faults};
 use uzone_pages::PageSize;
 
 use crate::error::LazyError;
@@ -179,7 +179,8 @@ impl AsFd for KeptPages {
 pub(crate) struct WriteCapture {
     memory: File,
     kept: KeptPages,
-    pending: PendingFaults,
+    /// The count of the pending faults.
+    pending: File,
     hurry: Box<dyn Fn() + Send + Sync>,
     /// Since when an event has been waiting that is no fault.
     waits: OnceLock<Instant>,
@@ -196,7 +197,7 @@ impl WriteCapture {
     pub(crate) fn new(
         memory: File,
         kept: KeptPages,
-        pending: PendingFaults,
+        pending: File,
         hurry: impl Fn() + Send + Sync + 'static,
     ) -> Self {
         Self {
@@ -250,7 +251,7 @@ impl WriteCapture {
             return Ok(0);
         }
         // In this order: a fault that was pending by then is counted, so what is pending is not one.
-        match self.pending.count() {
+        match pending_faults(&self.pending) {
             Ok(0) => {
                 self.waits.get_or_init(Instant::now);
                 (self.hurry)();

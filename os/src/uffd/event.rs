@@ -135,8 +135,8 @@ impl Remote {
     }
 
     /// Reads as [`Remote::read`] does, and `most` events at most. The kernel gives page faults out before
-    /// other events: of as many as there are pending faults ([`PendingFaults`](crate::uffd::PendingFaults)),
-    /// none is of another kind.
+    /// other events: of as many as there are pending faults
+    /// ([`pending_faults`](fn@crate::uffd::pending_faults)), none is of another kind.
     ///
     /// # Errors
     /// The error of read(2).

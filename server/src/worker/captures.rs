@@ -1,9 +1,9 @@
 //! Clients that read the memory of a session: pages are kept for them before they change.
 
+use std::fs::File;
 use std::sync::Arc;
 
 use uzone_os::MessageSocket;
-use uzone_os::uffd::PendingFaults;
 
 use super::Worker;
 use crate::link::{self, CaptureReply, CaptureRequest, Titled};
@@ -13,7 +13,7 @@ pub(super) struct Client {
     pub(super) session: u64,
     pub(super) socket: Arc<MessageSocket>,
     /// The count of pending faults, until it asks that pages are kept.
-    pub(super) pending: Option<PendingFaults>,
+    pub(super) pending: Option<File>,
     /// Whether pages are kept for it.
     pub(super) captures: bool,
 }

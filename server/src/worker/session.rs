@@ -9,7 +9,7 @@ use std::time::Instant;
 use uzone_attach::protocol::Reply;
 use uzone_fault::{
     AdoptedMemory, Advice, Backing, Engine, EventLog, FaultStats, FaultTrace, KeptPages, LazyError,
-    LazyOptions, PendingFaults, Refusal, Remote, RemoteRegion, WriteTracking,
+    LazyOptions, Refusal, Remote, RemoteRegion, WriteTracking,
 };
 use uzone_os::peer::Peer;
 use uzone_os::{MessageSocket, Vaddr};
@@ -106,7 +106,7 @@ impl Session {
         &self,
         memory: File,
         kept: OwnedFd,
-        pending: PendingFaults,
+        pending: File,
         client: Arc<MessageSocket>,
     ) -> Result<(), LazyError> {
         // A client that has gone is found by its socket.
