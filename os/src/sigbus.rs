@@ -124,7 +124,7 @@ pub fn watch(start: Addr, len: ByteLen) -> Result<Watch, HandlerError> {
     let first = start.get() as u64;
     let last = first.checked_add(len.get() - 1).ok_or(HandlerError::Wraps { start, len })?;
     let slot = TABLE.take(Extent { first, last }).ok_or(HandlerError::Full { slots: SLOTS })?;
-    Ok(Watch { slot, start, len })
+    Ok(Watch { slot, start })
 }
 
 /// A range of addresses whose bus errors are recorded, until it is dropped.
@@ -135,7 +135,6 @@ pub fn watch(start: Addr, len: ByteLen) -> Result<Watch, HandlerError> {
 pub struct Watch {
     slot: usize,
     start: Addr,
-    len: ByteLen,
 }
 
 impl Watch {
@@ -143,12 +142,6 @@ impl Watch {
     #[must_use]
     pub fn addr(&self) -> Addr {
         self.start
-    }
-
-    /// Returns how long the range is; never zero.
-    #[must_use]
-    pub fn len(&self) -> ByteLen {
-        self.len
     }
 
     /// Returns how many events wait, in one load. An event counts a moment before it can be
@@ -191,7 +184,6 @@ impl fmt::Debug for Watch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Watch")
             .field("start", &self.start)
-            .field("len", &self.len)
             .field("pending", &self.pending())
             .field("lost", &self.lost())
             .finish_non_exhaustive()
