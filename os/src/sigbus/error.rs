@@ -29,6 +29,7 @@ pub enum BusKind {
 }
 
 impl BusKind {
+    /// Each kind, by its number.
     const ALL: [Self; 5] =
         [Self::ActionRequired, Self::ActionOptional, Self::BeyondEnd, Self::Alignment, Self::Other];
 
@@ -102,14 +103,7 @@ impl BusError {
 
     /// Returns the kind and `lsb` as a word that is not zero.
     pub(super) fn info(self) -> u64 {
-        let kind = match self.kind {
-            BusKind::ActionRequired => 1,
-            BusKind::ActionOptional => 2,
-            BusKind::BeyondEnd => 3,
-            BusKind::Alignment => 4,
-            BusKind::Other => 5,
-        };
-        kind << 8 | u64::from(self.lsb)
+        (self.kind as u64 + 1) << 8 | u64::from(self.lsb)
     }
 
     /// Takes what [`BusError::info`] returned, with an address.
