@@ -1,7 +1,7 @@
-//! Signals that end this process, held back for a moment ([`Held`]).
+//! Signals that end this process, held back for a moment ([`Held`]), and the masks and the actions of signals.
 //!
-//! Unsafe: this is the file that calls pthread_sigmask(3), which rustix does not wrap.
-//! Source: pthread_sigmask(3), signal(7).
+//! Unsafe: this is the file that calls pthread_sigmask(3) and sigaction(2), which rustix does not wrap.
+//! Source: pthread_sigmask(3), sigaction(2), signal(7).
 
 use std::io;
 use std::marker::PhantomData;
@@ -28,34 +28,62 @@ impl Held {
     /// # Errors
     /// What the kernel answered.
     pub fn hold() -> io::Result<Self> {
-        let mut ending = MaybeUninit::<libc::sigset_t>::uninit();
-        // SAFETY: sigemptyset(3) writes a whole set to where it is pointed at, which lives here.
-        unsafe { libc::sigemptyset(ending.as_mut_ptr()) };
-        // SAFETY: the call above has written it.
-        let mut ending = unsafe { ending.assume_init() };
-        for signal in ENDING {
-            // SAFETY: sigaddset(3) changes a set that is initialised, for a signal that there is.
-            unsafe { libc::sigaddset(&raw mut ending, signal) };
-        }
-        let mut before = ending;
-        // SAFETY: pthread_sigmask(3) reads the first set and writes the second; both live over the
-        // call. Blocking a signal changes nothing that memory safety rests on.
-        let error =
-            unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const ending, &raw mut before) };
-        match error {
-            0 => Ok(Self { before, _of_this_thread: PhantomData }),
-            error => Err(io::Error::from_raw_os_error(error)),
-        }
+        let before = set_mask(libc::SIG_BLOCK, &set_of(&ENDING))?;
+        Ok(Self { before, _of_this_thread: PhantomData })
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        let before = &raw const self.before;
-        // SAFETY: pthread_sigmask(3) reads the set, which it wrote itself when this was made, and
-        // writes nothing where it is given no place.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before, std::ptr::null_mut()) };
+        // It fails for no mask that this thread had.
+        let _ = set_mask(libc::SIG_SETMASK, &self.before);
     }
+}
+
+/// Returns the set of some signals.
+pub(crate) fn set_of(signals: &[libc::c_int]) -> libc::sigset_t {
+    let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: sigemptyset(3) writes a whole set to where it is pointed at, which lives here.
+    unsafe { libc::sigemptyset(set.as_mut_ptr()) };
+    // SAFETY: the call above has written it.
+    let mut set = unsafe { set.assume_init() };
+    for signal in signals {
+        // SAFETY: sigaddset(3) changes a set that is initialised, for a signal that there is.
+        unsafe { libc::sigaddset(&raw mut set, *signal) };
+    }
+    set
+}
+
+/// Changes which signals this thread blocks, and returns those that it blocked.
+pub(crate) fn set_mask(how: libc::c_int, set: &libc::sigset_t) -> io::Result<libc::sigset_t> {
+    let mut before = *set;
+    // SAFETY: pthread_sigmask(3) reads the first set and writes the second; both live over the call.
+    // Blocking a signal changes nothing that memory safety rests on.
+    match unsafe { libc::pthread_sigmask(how, set, &raw mut before) } {
+        0 => Ok(before),
+        error => Err(io::Error::from_raw_os_error(error)),
+    }
+}
+
+/// Returns the action `SIG_DFL`, which is zero, with an empty mask and no flags.
+pub(crate) fn default_action() -> libc::sigaction {
+    // SAFETY: `zeroed` wants all bits zero to be a value: numbers, a set of signals that is an array
+    // of numbers, and an optional function pointer, which is then `None`.
+    unsafe { core::mem::zeroed() }
+}
+
+/// Sets the action of a signal if there is one to set, and returns the one before. A handler that is set may run
+/// on any thread at any time, and does what handlers may do.
+pub(crate) fn exchange(
+    signal: libc::c_int,
+    new: Option<&libc::sigaction>,
+) -> io::Result<libc::sigaction> {
+    let mut old = default_action();
+    let new = new.map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: sigaction(2) reads an action, or none where the pointer is null, and writes the old
+    // one; both live over the call.
+    let answer = unsafe { libc::sigaction(signal, new, &mut old) };
+    if answer == 0 { Ok(old) } else { Err(io::Error::last_os_error()) }
 }
 
 #[cfg(test)]
@@ -63,13 +91,9 @@ mod tests {
     use super::*;
 
     fn is_blocked(signal: libc::c_int) -> bool {
-        let mut now = MaybeUninit::<libc::sigset_t>::uninit();
-        // SAFETY: without a new set, pthread_sigmask(3) only writes the present one.
-        unsafe {
-            libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), now.as_mut_ptr());
-        }
-        // SAFETY: the call above has written it, and the signal is one that there is.
-        unsafe { libc::sigismember(now.as_ptr(), signal) == 1 }
+        let now = set_mask(libc::SIG_BLOCK, &set_of(&[])).unwrap();
+        // SAFETY: sigismember(3) reads a set, and the signal is one that there is.
+        unsafe { libc::sigismember(&raw const now, signal) == 1 }
     }
 
     #[test]

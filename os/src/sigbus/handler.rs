@@ -28,14 +28,14 @@
 //! user interface.
 
 use core::ffi::c_void;
-use core::mem::{MaybeUninit, offset_of};
+use core::mem::offset_of;
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
-use std::io;
 use std::sync::{Mutex, PoisonError};
 
 use super::error::{BusError, BusKind, HandlerError};
 use super::state::{IS_INSTALLED, TABLE, is_installed};
+use crate::host::signals::{default_action, exchange, set_mask, set_of};
 use crate::uffd::in_thread::answerer;
 
 /// What [`install`] found.
@@ -75,7 +75,8 @@ static INSTALLING: Mutex<()> = Mutex::new(());
 pub fn install() -> Result<Installed, HandlerError> {
     // A panic under the lock leaves nothing half done that this would not do again.
     let _alone = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
-    let current = exchange(None).map_err(|cause| HandlerError::Install { set: false, cause })?;
+    let current = exchange(libc::SIGBUS, None)
+        .map_err(|cause| HandlerError::Install { set: false, cause })?;
     if current.sa_sigaction == ours() {
         return Ok(Installed::Already);
     }
@@ -86,7 +87,7 @@ pub fn install() -> Result<Installed, HandlerError> {
     // The handler may run as soon as it is set, so what it looks for is there before.
     let before = PREVIOUS.load(Ordering::Relaxed);
     remember(current);
-    match exchange(Some(&action())) {
+    match exchange(libc::SIGBUS, Some(&action())) {
         Ok(replaced) => {
             if replaced.sa_sigaction != current.sa_sigaction {
                 // Another thread set another action between the two calls.
@@ -128,36 +129,11 @@ fn action() -> libc::sigaction {
 /// Returns the signals that wait for our handler: all but those that an instruction raises, or a thread
 /// itself by abort(3).
 fn deferred() -> libc::sigset_t {
-    let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
-    // SAFETY: sigfillset(3) writes a whole set.
-    unsafe { libc::sigfillset(set.as_mut_ptr()) };
-    // SAFETY: the call above has written it.
-    let mut set = unsafe { set.assume_init() };
-    for signal in
-        [libc::SIGSEGV, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS, libc::SIGABRT]
-    {
-        // SAFETY: sigdelset(3) changes a set that is initialised, for a signal that there is.
-        unsafe { libc::sigdelset(&mut set, signal) };
-    }
-    set
-}
-
-/// Returns the action `SIG_DFL`, which is zero, with an empty mask and no flags.
-pub(crate) fn default_action() -> libc::sigaction {
-    // SAFETY: `zeroed` wants all bits zero to be a value: numbers, a set of signals that is an array
-    // of numbers, and an optional function pointer, which is then `None`.
-    unsafe { core::mem::zeroed() }
-}
-
-/// Sets the action of SIGBUS if there is one to set, and returns the one before. A handler that is set may run on
-/// any thread at any time, and does what handlers may do.
-pub(crate) fn exchange(new: Option<&libc::sigaction>) -> io::Result<libc::sigaction> {
-    let mut old = default_action();
-    let new = new.map_or(ptr::null(), ptr::from_ref);
-    // SAFETY: sigaction(2) reads an action, or none where the pointer is null, and writes the old
-    // one; both live over the call.
-    let answer = unsafe { libc::sigaction(libc::SIGBUS, new, &mut old) };
-    if answer == 0 { Ok(old) } else { Err(io::Error::last_os_error()) }
+    const RAISED: [i32; 6] =
+        [libc::SIGSEGV, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS, libc::SIGABRT];
+    // The kernel has signals 1 to 64.
+    let deferred: Vec<i32> = (1..=64).filter(|signal| !RAISED.contains(signal)).collect();
+    set_of(&deferred)
 }
 
 /// Calls a part of a handler, and puts errno back.
@@ -321,7 +297,9 @@ fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
             unsafe { core::mem::transmute::<libc::sighandler_t, extern "C" fn(i32)>(handler) };
         handler(signal);
     }
-    set_mask(libc::SIG_SETMASK, &mask);
+    if let Ok(mask) = mask {
+        let _ = set_mask(libc::SIG_SETMASK, &mask);
+    }
 }
 
 /// Returns what is blocked while the handler of `action` runs.
@@ -358,22 +336,10 @@ fn interrupted_mask(context: *mut c_void) -> libc::sigset_t {
     mask
 }
 
-/// Changes which signals this thread blocks, and returns those that it blocked.
-fn set_mask(how: i32, set: &libc::sigset_t) -> libc::sigset_t {
-    let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
-    // SAFETY: pthread_sigmask(3) reads a set and writes one; both live over the call. It can fail
-    // only for a `how` that there is not.
-    unsafe { libc::pthread_sigmask(how, set, before.as_mut_ptr()) };
-    // SAFETY: a set is an array of numbers, of which zero is one.
-    unsafe { before.assume_init() }
-}
-
 /// Sets the action back to the default one and queues the signal again for this thread, which dies
 /// of it when the handler returns.
 fn die(info: *mut libc::siginfo_t) {
-    let default = default_action();
-    // SAFETY: sigaction(2) reads an action that lives over the call, and writes nothing.
-    unsafe { libc::sigaction(libc::SIGBUS, &default, ptr::null_mut()) };
+    let _ = exchange(libc::SIGBUS, Some(&default_action()));
     // SAFETY: getpid(2) touches no memory.
     let process = unsafe { libc::getpid() };
     // SAFETY: gettid(2) touches no memory.

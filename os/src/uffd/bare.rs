@@ -14,9 +14,10 @@ use std::sync::Arc;
 
 use uzone_pages::ByteLen;
 
+use crate::host::signals::{default_action, exchange};
 use crate::map::mapping::Mapping;
 use crate::map::options::Vaddr;
-use crate::sigbus::handler::{default_action, exchange, keep_errno};
+use crate::sigbus::handler::keep_errno;
 use crate::uffd::install::{Fill, Install};
 use crate::uffd::registered::Registered;
 use crate::uffd::reply::Answered;
@@ -83,7 +84,7 @@ impl BareHandler {
             sa_flags: libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART,
             ..default_action()
         };
-        let before = exchange(Some(&action));
+        let before = exchange(libc::SIGBUS, Some(&action));
         // If the kernel refused, the end of this value sets the default action.
         let this = Self { bare, before: *before.as_ref().unwrap_or(&default_action()) };
         before.map(|_| this)
@@ -99,7 +100,7 @@ impl BareHandler {
 impl Drop for BareHandler {
     fn drop(&mut self) {
         // It was the action before, so the kernel takes it.
-        let _ = exchange(Some(&self.before));
+        let _ = exchange(libc::SIGBUS, Some(&self.before));
         CURRENT.store(ptr::null_mut(), Ordering::SeqCst);
         for share in &SHARES {
             while share.inside.load(Ordering::SeqCst) != 0 {
@@ -140,7 +141,7 @@ extern "C" fn on_sigbus(_: i32, info: *mut libc::siginfo_t, _: *mut c_void) {
         share.inside.fetch_sub(1, Ordering::SeqCst);
         if !is_answered {
             // The access is repeated, and ends the process.
-            let _ = exchange(Some(&default_action()));
+            let _ = exchange(libc::SIGBUS, Some(&default_action()));
         }
     });
 }
