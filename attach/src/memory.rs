@@ -367,9 +367,8 @@ impl Follower {
         // Faults that a server has read are reported again. Memory that is mapped is not refused.
         let _ = self.memory.wake(0..self.memory.mapping().len().get());
         loop {
-            match uffd::wait(self.memory.uffd().as_fd(), &self.bell, None) {
-                Ok((_, true)) => return,
-                Ok(_) | Err(_) => {}
+            if let Ok((_, true)) = uffd::wait(self.memory.uffd().as_fd(), &self.bell, None) {
+                return;
             }
             // An error leaves no event.
             let _ = self.memory.uffd().read(&mut buffer);

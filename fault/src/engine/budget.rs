@@ -54,7 +54,8 @@ impl Budget {
         self
     }
 
-    /// Returns how many faults and bytes a second threads have at most that answer their faults themselves.
+    /// Returns how many faults and bytes a second threads have at most that answer their faults
+    /// themselves.
     pub(crate) fn pace(self) -> (Option<NonZeroU32>, Option<NonZeroU64>) {
         let bytes = self.bytes.map(|rate| rate.max(Self::LEAST_BYTES).get());
         (self.faults, bytes.and_then(NonZeroU64::new))

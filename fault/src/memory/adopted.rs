@@ -313,11 +313,12 @@ impl AdoptedMemory {
     /// see [`KeptPages`]. The process does not run meanwhile, or what it writes until this returns may be part
     /// of what is captured.
     ///
-    /// It takes the memory of the process (`/proc/PID/mem`), the file that its wanted pages are noted in and
-    /// kept, and the count of its pending faults
-    /// ([`open_pending_faults`](uzone_os::uffd::open_pending_faults)). `minor` is whether the memory is registered
-    /// for pages of the page cache that are not mapped. `hurry` is called once, by the thread that answers
-    /// faults, if the process waits for the end of the capture; it must return at once.
+    /// It takes the memory of the process (`/proc/PID/mem`), the file that its wanted pages are
+    /// noted in and kept, and the count of its pending faults
+    /// ([`open_pending_faults`](uzone_os::uffd::open_pending_faults)). `minor` is whether the
+    /// memory is registered for pages of the page cache that are not mapped. `hurry` is called
+    /// once, by the thread that answers faults, if the process waits for the end of the capture; it
+    /// must return at once.
     ///
     /// # Errors
     /// [`LazyError`]: there is a capture, or the kernel refuses. Nothing is protected then.

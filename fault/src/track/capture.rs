@@ -3,11 +3,11 @@
 //! to [`KeptPages`] before it lets the first write to it go on. A second process reads the memory meanwhile:
 //! of each page first the memory, then the kept page if there is one by then, which is older than the write.
 //!
-//! The kernel takes pages away without a write, too: what is given back is gone as soon as the event is read.
-//! So the reader reads page faults alone while it captures ([`pending_faults`]), and if another event is
-//! pending, none at all: [`WriteCapture`] calls `hurry`, and the machine goes on when the capture is over. If
-//! an event is read all the same, since a pending fault was withdrawn meanwhile, the capture is lost, which
-//! its end states.
+//! The kernel takes pages away without a write, too: what is given back is gone as soon as the
+//! event is read. So the reader reads page faults alone while it captures ([`pending_faults`]), and
+//! if another event is pending, none at all: [`WriteCapture`] calls `hurry`, and the machine goes
+//! on when the capture is over. If an event is read all the same, since a pending fault was
+//! withdrawn meanwhile, the capture is lost, which its end states.
 //!
 //! Units: bytes of the backing and pages of the host, also where the memory has huge pages.
 //! Locks: one that is held over a read of events or the copy of a page, and one for the capture itself, a leaf.

@@ -1,5 +1,5 @@
-//! How the words of memory that may not be there are touched: [`Copier`], [`Fault`], and the stores of
-//! `uzone-stream`, which the handler may end.
+//! How the words of memory that may not be there are touched: [`Copier`], [`Fault`], and the stores
+//! of `uzone-stream`, which the handler may end.
 //!
 //! Unsafe: calls that may be abandoned.
 
@@ -82,7 +82,7 @@ pub(crate) fn copy_words(
         assert!(way.is_available(), "stores of the kind '{way}' are not available");
         assert_eq!(dst.len(), src.len(), "as many words to copy as there is room for");
     };
-    // SAFETY: as in `zero_words`; `copy_words` panics for lengths that differ as well, which they do
-    // not.
+    // SAFETY: as in `zero_words`; `copy_words` panics for lengths that differ as well, which they
+    // do not.
     unsafe { guarded_call(check, move || uzone_stream::copy_words(way, dst, src), [dst, src]) }
 }

@@ -26,7 +26,8 @@ pub(crate) struct Gate<T> {
 }
 
 impl<T> Gate<T> {
-    /// Returns a gate that is free: zero memory, so that a static of it costs none before it is used.
+    /// Returns a gate that is free: zero memory, so that a static of it costs none before it is
+    /// used.
     #[cfg(not(loom))]
     pub(crate) const fn new() -> Self {
         let [state, first, last] = [const { AtomicU64::new(0) }; 3];
@@ -67,16 +68,17 @@ impl<T> Gate<T> {
         self.state.fetch_add(OPEN - 1, Ordering::Release);
     }
 
-    /// Calls `answer` with what answers for one of some addresses, which is not freed before it returns.
-    /// Returns whether it did, and `false` if the gate is open for none of them.
+    /// Calls `answer` with what answers for one of some addresses, which is not freed before it
+    /// returns. Returns whether it did, and `false` if the gate is open for none of them.
     pub(crate) fn answer(
         &self,
         first: u64,
         last: u64,
         answer: impl FnOnce(*mut T) -> bool,
     ) -> bool {
-        // A hint, which spares most gates a write. It may see halves of two ranges, and then misses a gate
-        // only if that is being opened or closed, where missing it is one of the two right answers.
+        // A hint, which spares most gates a write. It may see halves of two ranges, and then misses
+        // a gate only if that is being opened or closed, where missing it is one of the two right
+        // answers.
         if !self.covers(first, last) {
             return false;
         }
@@ -117,8 +119,8 @@ impl<T> Gate<T> {
 
     /// Returns whether the gate has one of some addresses.
     fn covers(&self, first: u64, last: u64) -> bool {
-        // Relaxed: a handler that found the gate open sees what `open` stored. The last address of a gate
-        // that is not open is zero, so it decides in one load.
+        // Relaxed: a handler that found the gate open sees what `open` stored. The last address of
+        // a gate that is not open is zero, so it decides in one load.
         first <= self.last.load(Ordering::Relaxed) && self.first.load(Ordering::Relaxed) <= last
     }
 

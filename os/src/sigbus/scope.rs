@@ -7,9 +7,9 @@
 //! call, as a `siglongjmp` would: what ran in the call is abandoned.
 //!
 //! What may be abandoned is a frame without anything to drop, to unlock or to finish, and
-//! `zero_words`, `copy_words` and `flush_words` of `uzone-stream` are such: loops, and a fence, which is
-//! done here in their place. Nothing else is called in a scope (see `copier`). How much was written is not
-//! known: whole words, each old or new.
+//! `zero_words`, `copy_words` and `flush_words` of `uzone-stream` are such: loops, and a fence,
+//! which is done here in their place. Nothing else is called in a scope (see `copier`). How much
+//! was written is not known: whole words, each old or new.
 //!
 //! An error at an address outside of what the scope names is not ours. A signal handler of the program that
 //! interrupts the stores and touches, of all memory, what is being cleared or copied, is abandoned with
@@ -131,8 +131,8 @@ pub(crate) fn land(
     true
 }
 
-/// Calls `check`, and then `work` such that SIGBUS at one of the words ends the call. Where no handler is
-/// installed, it calls `work` alone.
+/// Calls `check`, and then `work` such that SIGBUS at one of the words ends the call. Where no
+/// handler is installed, it calls `work` alone.
 ///
 /// # Safety
 /// Once `check` has returned, `work` does not unwind, and its frames may be abandoned.
@@ -142,8 +142,8 @@ pub(crate) unsafe fn guarded_call<W: Fn() + Copy>(
     words: [&[AtomicU64]; 2],
 ) -> Result<(), Fault> {
     extern "sysv64" fn run<W: Fn()>(work: *const c_void) {
-        // SAFETY: `&*` wants a `W` that lives as long as the reference: it is the one below, which lives over
-        // the call.
+        // SAFETY: `&*` wants a `W` that lives as long as the reference: it is the one below, which
+        // lives over the call.
         (unsafe { &*work.cast::<W>() })();
     }
     if !is_installed() {
@@ -157,8 +157,8 @@ pub(crate) unsafe fn guarded_call<W: Fn() + Copy>(
     let outer = SCOPE.replace(scope);
     // The handler runs on this thread: what it has to see must only not be moved by the compiler.
     compiler_fence(Ordering::SeqCst);
-    // SAFETY: `call` wants what this function's caller promises, with `work` as the data of `run`, and the
-    // thread's scope, which it is.
+    // SAFETY: `call` wants what this function's caller promises, with `work` as the data of `run`,
+    // and the thread's scope, which it is.
     let info = unsafe { call(run::<W>, (&raw const work).cast(), scope) };
     compiler_fence(Ordering::SeqCst);
     SCOPE.set(outer);

@@ -5,12 +5,13 @@
 //! of this file. So nothing here locks, allocates or frees: slots and rings are there from the
 //! start and for good, and a handler can never look at memory that is gone.
 //!
-//! A slot has a [`Gate`], open for the addresses of its watch, and a handler pushes inside of it. The gate is
-//! taken again only when no handler is inside, so no event of one watch lands in the ring of the next one
-//! that has its slot. A handler that pushes into a slot that was let go meanwhile pushes into a ring that is no
-//! longer read, and the next owner of the slot empties it first. Letting go never waits: a handler that is
-//! stopped inside (by a debugger, say) keeps one slot from being used again, and that is all. A child of a process
-//! that forks while another thread is inside does not use that slot again.
+//! A slot has a [`Gate`], open for the addresses of its watch, and a handler pushes inside of it.
+//! The gate is taken again only when no handler is inside, so no event of one watch lands in the
+//! ring of the next one that has its slot. A handler that pushes into a slot that was let go
+//! meanwhile pushes into a ring that is no longer read, and the next owner of the slot empties it
+//! first. Letting go never waits: a handler that is stopped inside (by a debugger, say) keeps one
+//! slot from being used again, and that is all. A child of a process that forks while another
+//! thread is inside does not use that slot again.
 //!
 //! # A ring
 //!

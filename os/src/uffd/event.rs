@@ -160,8 +160,8 @@ impl Iterator for EventBuffer {
         self.next += 1;
         Some(parse(&message).unwrap_or_else(|fd| {
             // SAFETY: `from_raw_fd` wants an open descriptor that nothing else closes. The kernel
-            // opened it in this process when the message was read (the invariant of the buffer, which
-            // only `fill` fills, from a userfaultfd), and each message is taken once.
+            // opened it in this process when the message was read (the invariant of the buffer,
+            // which only `fill` fills, from a userfaultfd), and each message is taken once.
             Event::Forked(Remote::of_child(unsafe { OwnedFd::from_raw_fd(fd) }))
         }))
     }

@@ -9,26 +9,27 @@
 //! bytes of a file are the source of a copy that the kernel makes. A page that is not in the page cache is
 //! waited for in that copy.
 //!
-//! No thread can end such a wait. Where a page has a deadline ([`Answers::waits`]), the handler fills what is
-//! ready alone: it reads what the page cache has into a room that was made beforehand, and copies it from there. What
-//! is not ready, or cannot be filled at all, is handed over ([`Handover`](crate::uffd::Handover)), if there is another thread for
-//! it.
+//! No thread can end such a wait. Where a page has a deadline ([`Answers::waits`]), the handler
+//! fills what is ready alone: it reads what the page cache has into a room that was made
+//! beforehand, and copies it from there. What is not ready, or cannot be filled at all, is handed
+//! over ([`Handover`](crate::uffd::Handover)), if there is another thread for it.
 //!
 //! A system call that is given a missing page fails with `EFAULT`. A thread that blocks `SIGBUS` dies of a
 //! fault.
 //!
 //! # Which pages
 //!
-//! The handler maps the aligned window around the page. With [`Answers::growth`], it knows up to eight readers
-//! in order, whose windows double; of other faults it maps one page, until a block of 2 MiB has had so many
-//! that they have cost as much as mapping all of it, and then that. One bit a page states whether it was
-//! filled; it is a hint, and the kernel decides.
+//! The handler maps the aligned window around the page. With [`Answers::growth`], it knows up to
+//! eight readers in order, whose windows double; of other faults it maps one page, until a block of
+//! 2 MiB has had so many that they have cost as much as mapping all of it, and then that. One bit a
+//! page states whether it was filled; it is a hint, and the kernel decides.
 //!
 //! # Writes
 //!
-//! Where writes are tracked ([`Answers::tracks_writes`]), pages are filled protected. If each first write is an event, the
-//! thread that writes notes it and lets itself in; while another thread makes the page clean, it tries again.
-//! A page that is given back may come again with other bytes, those that were written back, so
+//! Where writes are tracked ([`Answers::tracks_writes`]), pages are filled protected. If each first
+//! write is an event, the thread that writes notes it and lets itself in; while another thread
+//! makes the page clean, it tries again. A page that is given back may come again with other bytes,
+//! those that were written back, so
 //! [`InThread::drain`] waits for the handlers that may have read the old ones.
 //!
 //! Unsafe: the pointer that the handler follows.
@@ -147,9 +148,9 @@ impl InThread {
         unsafe { &*self.answerer }
     }
 
-    /// Returns what was done so far: how many faults there were of pages that were not there, how many pages were
-    /// filled for them, how many faults there were of writes to pages that were there, and how often a thread waited
-    /// because of [`Answers::pace`].
+    /// Returns what was done so far: how many faults there were of pages that were not there, how
+    /// many pages were filled for them, how many faults there were of writes to pages that were
+    /// there, and how often a thread waited because of [`Answers::pace`].
     #[must_use]
     pub fn counts(&self) -> [u64; 4] {
         let answerer = self.answerer();

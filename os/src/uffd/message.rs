@@ -59,8 +59,8 @@ pub struct PageFault {
 pub enum Event {
     /// A thread waits for a page.
     PageFault(PageFault),
-    /// The pages from `start` up to `end` are being given back or unmapped. The thread that does so goes on
-    /// when this event has been read.
+    /// The pages from `start` up to `end` are being given back or unmapped. The thread that does so
+    /// goes on when this event has been read.
     Removed {
         /// The first address.
         start: Vaddr,
@@ -76,8 +76,8 @@ pub enum Event {
     },
 }
 
-/// Takes a message apart: the event in its first byte, and three numbers from byte 8 on. Of a fork it returns the
-/// descriptor, of which no owner is made yet.
+/// Takes a message apart: the event in its first byte, and three numbers from byte 8 on. Of a fork
+/// it returns the descriptor, of which no owner is made yet.
 pub(crate) fn parse(message: &[u8; MESSAGE]) -> Result<Event, RawFd> {
     let (words, _) = message.as_chunks::<8>();
     let word = |index: usize| u64::from_ne_bytes(words[index]);

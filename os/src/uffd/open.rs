@@ -1,4 +1,5 @@
-//! Getting a userfaultfd: the device, the system call, and the handshake; and what one of this kernel can do:
+//! Getting a userfaultfd: the device, the system call, and the handshake; and what one of this
+//! kernel can do:
 //! [`uffd_features`].
 //!
 //! Unsafe: the system call that makes one, and the ioctl of its device.
@@ -101,14 +102,17 @@ fn ioctl_names(bits: u64) -> Vec<&'static str> {
     calls.filter(|(_, bit)| bits & (1 << bit) != 0).map(|(name, _)| name).collect()
 }
 
-/// Returns the features of a userfaultfd of this kernel, and the names without `UFFDIO_` of the ioctls that
-/// every one has, asked of a new one. The ioctls of a range are returned when it is registered.
+/// Returns the features of a userfaultfd of this kernel, and the names without `UFFDIO_` of the
+/// ioctls that every one has, asked of a new one. The ioctls of a range are returned when it is
+/// registered.
 ///
 /// # Errors
 /// [`UffdError::NoUserfaultfd`] if none can be had, by the system call or the device,
-/// [`UffdError::NoDescriptor`] if the process has as many as it may, and [`UffdError::Probe`] if the kernel refuses.
+/// [`UffdError::NoDescriptor`] if the process has as many as it may, and [`UffdError::Probe`] if
+/// the kernel refuses.
 pub fn uffd_features() -> Result<(Features, Vec<&'static str>), UffdError> {
-    // One for faults of user code has the same features, and needs no right; kernels before 5.11 have none.
+    // One for faults of user code has the same features, and needs no right; kernels before 5.11
+    // have none.
     let uffd = user_mode_only()
         .or_else(|_| full())
         .map_err(|cause| UffdError::not_opened(cause, false))?;

@@ -17,8 +17,8 @@ use std::os::unix::fs::FileExt;
 /// How long the file is at most that is read.
 const TEXT: usize = 512;
 
-/// Opens the count of the pending faults of a userfaultfd that this process has, and keeps for as long as the
-/// count is read.
+/// Opens the count of the pending faults of a userfaultfd that this process has, and keeps for as
+/// long as the count is read.
 ///
 /// # Errors
 /// The error of open(2): `/proc` is not mounted, or this process may not open its own files there.
@@ -26,7 +26,8 @@ pub fn open_pending_faults(uffd: impl AsFd) -> io::Result<File> {
     File::open(format!("/proc/self/fdinfo/{}", uffd.as_fd().as_raw_fd()))
 }
 
-/// Returns how many faults are pending, by what [`open_pending_faults`] returned, here or in another process.
+/// Returns how many faults are pending, by what [`open_pending_faults`] returned, here or in
+/// another process.
 ///
 /// # Errors
 /// The error of read(2): the process that opened it has ended, or has closed its descriptor; and

@@ -72,10 +72,12 @@ pub struct Answers {
     pub source: Source,
     /// The size of the aligned window that is filled for a fault.
     pub around: FaultAround,
-    /// Lets windows grow: the second one of a reader in order has the size `around`, and this is the largest.
-    /// After so many faults of other threads in a block of 512 pages, all of it is mapped.
+    /// Lets windows grow: the second one of a reader in order has the size `around`, and this is
+    /// the largest. After so many faults of other threads in a block of 512 pages, all of it is
+    /// mapped.
     pub growth: Option<(FaultAround, u8)>,
-    /// Whether writes are tracked. The kernel records them and lets writers in, unless there are `states`.
+    /// Whether writes are tracked. The kernel records them and lets writers in, unless there are
+    /// `states`.
     pub tracks_writes: bool,
     /// With these, each first write of a tracked page is an event.
     pub states: Option<Arc<WriteStates>>,
@@ -85,7 +87,8 @@ pub struct Answers {
     pub handover: Option<Arc<Handover>>,
     /// Whether a page is waited for. If not, it is handed over, too.
     pub waits: bool,
-    /// How many faults threads take a second, and how many bytes are filled for them, before they have to wait.
+    /// How many faults threads take a second, and how many bytes are filled for them, before they
+    /// have to wait.
     pub pace: (Option<NonZeroU32>, Option<NonZeroU64>),
 }
 
