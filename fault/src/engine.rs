@@ -2,24 +2,6 @@
 //!
 //! Cost: a mapping is one userfaultfd, about 40 KiB, and 8 bytes of descriptor a page. Those are written
 //! when their page is touched, but for mappings of up to 262,144 pages, which have theirs from the start.
-//!
-//! | file | mechanism |
-//! |---|---|
-//! | `window` | [`Window`](crate::Window): what a backing is offered, and what the kernel's replies do to it |
-//! | `core` | the decisions about a fault |
-//! | `pages` | the pages of one size of a mapping, with the kernel that installs them |
-//! | `kernel` | installing pages, behind a trait for the tests |
-//! | `costs` | what faults cost, measured |
-//! | `event_loop`, `inbox` | the reader threads, and the messages to them |
-//! | `mapping_reader` | one mapping, as its reader sees it |
-//! | `pager` | its pages of one size, and the answers to their faults |
-//! | `pending`, `staged` | the pages that threads wait for, and those that another thread installs |
-//! | `handed_over` | waking threads that wait in a handler for the reader |
-//! | `prefetch` | pages that will be touched, installed before they are |
-//! | `budget` | the most that is done for one mapping |
-//! | `io_pool` | the I/O threads |
-//! | `threads`, `process` | the threads of engines, and the process that has them |
-//! | `follow`, `placement` | on which CPU a reader runs, and where it should, measured |
 
 pub(crate) mod budget;
 pub(crate) mod core;
