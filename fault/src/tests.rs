@@ -256,10 +256,6 @@ impl Backing for FakeBacking {
         }
     }
 
-    fn byte_len(&self) -> Option<ByteLen> {
-        None
-    }
-
     fn largest_window(&self) -> FaultAround {
         // So small an area has room for windows that grow no more.
         FaultAround::try_new(ByteLen::kib(64)).unwrap()
@@ -563,14 +559,8 @@ fn what_is_not_a_page_of_the_window_is_refused() {
 struct Continuing;
 
 impl Backing for Continuing {
-    fn map_pages(&self, _: &mut Window<'_>) {}
-
     fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError> {
         continue_or_zero(window)
-    }
-
-    fn byte_len(&self) -> Option<ByteLen> {
-        None
     }
 }
 

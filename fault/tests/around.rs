@@ -239,10 +239,6 @@ impl Backing for Evicting {
     fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError> {
         fill_wanted(window)
     }
-
-    fn byte_len(&self) -> Option<ByteLen> {
-        None
-    }
 }
 
 #[test]

@@ -356,10 +356,6 @@ impl Backing for Stored {
         self.0.bytes.lock().unwrap()[usize_of(offset)..][..bytes.len()].copy_from_slice(bytes);
         Ok(())
     }
-
-    fn byte_len(&self) -> Option<ByteLen> {
-        None
-    }
 }
 
 /// A store whose bytes one thread reads, and puts in place when it is let go.
@@ -398,10 +394,6 @@ impl Backing for Late {
 
     fn write_back(&self, offset: u64, bytes: &[u8]) -> Result<(), BackingError> {
         Stored(self.store.clone()).write_back(offset, bytes)
-    }
-
-    fn byte_len(&self) -> Option<ByteLen> {
-        None
     }
 }
 
@@ -477,8 +469,6 @@ struct Failing {
 }
 
 impl Backing for Failing {
-    fn map_pages(&self, _: &mut Window<'_>) {}
-
     fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError> {
         if self.fails.load(Ordering::Relaxed) {
             return Err(BackingError::Other("it broke".into()));
@@ -590,18 +580,12 @@ fn what_is_written_to_a_page_that_came_too_late_is_brought_back() {
 struct NotAtHand<B>(B);
 
 impl<B: Backing> Backing for NotAtHand<B> {
-    fn map_pages(&self, _: &mut Window<'_>) {}
-
     fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError> {
         self.0.fault(window)
     }
 
     fn write_back(&self, offset: u64, bytes: &[u8]) -> Result<(), BackingError> {
         self.0.write_back(offset, bytes)
-    }
-
-    fn byte_len(&self) -> Option<ByteLen> {
-        None
     }
 }
 

@@ -37,18 +37,12 @@ fn survives(name: &str) -> bool {
 struct Guessing;
 
 impl Backing for Guessing {
-    fn map_pages(&self, _: &mut Window<'_>) {}
-
     fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError> {
         fill_wanted(window)
     }
 
     fn made_with(&self, _: u64) -> Option<std::ops::Range<u64>> {
         panic!("it does not know")
-    }
-
-    fn byte_len(&self) -> Option<ByteLen> {
-        None
     }
 }
 
@@ -136,10 +130,6 @@ impl Backing for Mixed {
             thread::sleep(Duration::from_micros(200));
         }
         fill_wanted(window)
-    }
-
-    fn byte_len(&self) -> Option<ByteLen> {
-        None
     }
 }
 
@@ -324,10 +314,6 @@ impl Backing for Short {
             Ok::<_, BackingError>(if self.in_fault { out.len() / 2 } else { out.len() })
         })?;
         Ok(())
-    }
-
-    fn byte_len(&self) -> Option<ByteLen> {
-        None
     }
 }
 

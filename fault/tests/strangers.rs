@@ -130,10 +130,6 @@ impl Backing for Spiteful {
     fn read_ahead(&self, _: std::ops::Range<u64>) {
         std::panic::resume_unwind(Box::new(Bomb));
     }
-
-    fn byte_len(&self) -> Option<ByteLen> {
-        None
-    }
 }
 
 #[test]

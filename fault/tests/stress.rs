@@ -214,10 +214,6 @@ impl Backing for Moody {
     fn read_ahead(&self, range: std::ops::Range<u64>) {
         assert!(range.start < range.end);
     }
-
-    fn byte_len(&self) -> Option<ByteLen> {
-        None
-    }
 }
 
 fn moody_backings() {

@@ -192,8 +192,6 @@ fn huge_pages_are_evicted_populated_and_pinned_whole() {
 struct FailsAt(u64, AtomicBool);
 
 impl Backing for FailsAt {
-    fn map_pages(&self, _: &mut Window<'_>) {}
-
     fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError> {
         if window.range().contains(&self.0) && !self.1.swap(true, Ordering::Relaxed) {
             // Half of it was present, and has no owner.
@@ -204,10 +202,6 @@ impl Backing for FailsAt {
             return Err(BackingError::Other("it broke".into()));
         }
         fill_wanted(window)
-    }
-
-    fn byte_len(&self) -> Option<ByteLen> {
-        None
     }
 }
 

@@ -209,18 +209,12 @@ struct LateZeroes {
 }
 
 impl Backing for LateZeroes {
-    fn map_pages(&self, _: &mut Window<'_>) {}
-
     fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError> {
         self.gate.pass();
         let answer = window.zero(window.range());
         self.have_come.store(true, Ordering::SeqCst);
         let _ = answer?;
         Ok(())
-    }
-
-    fn byte_len(&self) -> Option<ByteLen> {
-        None
     }
 }
 

@@ -2,8 +2,6 @@
 
 use std::fmt;
 
-use uzone_pages::ByteLen;
-
 use crate::backing::hooks::Backing;
 use crate::engine::window::Window;
 use crate::error::BackingError;
@@ -66,10 +64,6 @@ where
         let start = range.start;
         let _ = window.copy_with(range, |bytes| (self.fill)(start, bytes).map(|()| bytes.len()))?;
         Ok(())
-    }
-
-    fn byte_len(&self) -> Option<ByteLen> {
-        None
     }
 }
 

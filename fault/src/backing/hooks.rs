@@ -19,12 +19,15 @@ use crate::error::BackingError;
 /// [`LazyMapping::last_failure`](crate::LazyMapping::last_failure) reports that the backing panicked; after
 /// one in `map_pages` what is not filled stays open, and one in `read_ahead` changes nothing.
 pub trait Backing: Send + Sync {
-    /// Fills the pages of `window` that are ready. It never blocks, and may do nothing. What it skips or
-    /// fails to fill stays open; for a page that a thread waits for, [`Backing::fault`] is called.
+    /// Fills the pages of `window` that are ready. It never blocks, and may do nothing, as by
+    /// default. What it skips or fails to fill stays open; for a page that a thread waits for,
+    /// [`Backing::fault`] is called.
     ///
     /// It must not touch this mapping nor any other that is mapped lazily: the calling thread may be the
     /// one that answers their faults.
-    fn map_pages(&self, window: &mut Window<'_>);
+    fn map_pages(&self, window: &mut Window<'_>) {
+        let _ = window;
+    }
 
     /// Fills the one page of `window`. It may block; while it does, one thread of
     /// [`EngineOptions::producers`](crate::EngineOptions::producers) does nothing else. It may read other
@@ -73,8 +76,10 @@ pub trait Backing: Send + Sync {
         let _ = range;
     }
 
-    /// Returns how many bytes there are, or `None` for as many as are asked for.
-    fn byte_len(&self) -> Option<ByteLen>;
+    /// Returns how many bytes there are, or `None`, the default, for as many as are asked for.
+    fn byte_len(&self) -> Option<ByteLen> {
+        None
+    }
 
     /// Returns the memory file whose pages, from its start on, are mapped and not copied, and whether writes
     /// reach it. `None` if the mapping has pages of its own, or of a pool of huge pages, into which bytes are

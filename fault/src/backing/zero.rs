@@ -1,7 +1,7 @@
 //! Memory that is zero: [`ZeroBacking`].
 
 use uzone_os::uffd::in_thread::Source;
-use uzone_pages::{ByteLen, FaultAround};
+use uzone_pages::FaultAround;
 
 use crate::backing::hooks::Backing;
 use crate::backing::hooks::sealed::Sealed;
@@ -25,10 +25,6 @@ impl Backing for ZeroBacking {
         let range = window.range();
         let _ = window.zero(range)?;
         Ok(())
-    }
-
-    fn byte_len(&self) -> Option<ByteLen> {
-        None
     }
 
     fn in_thread(&self, _: Sealed) -> Option<Source> {

@@ -93,8 +93,6 @@ mod tests {
     }
 
     impl Backing for Device {
-        fn map_pages(&self, _: &mut Window<'_>) {}
-
         fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError> {
             let range = window.range();
             let number = range.start / page();
@@ -113,10 +111,6 @@ mod tests {
                 Ok::<_, BackingError>(out.len())
             });
             filled.map(drop)
-        }
-
-        fn byte_len(&self) -> Option<ByteLen> {
-            None
         }
 
         fn in_thread(&self, _: Sealed) -> Option<Source> {

@@ -277,10 +277,6 @@ impl Backing for Stalling {
         }
         fill_wanted(window)
     }
-
-    fn byte_len(&self) -> Option<ByteLen> {
-        None
-    }
 }
 
 /// This test program again, for one case.

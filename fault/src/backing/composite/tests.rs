@@ -239,10 +239,6 @@ fn a_part_reaches_no_page_of_its_neighbours_also_when_it_panics() {
         fn fault(&self, _: &mut Window<'_>) -> Result<(), BackingError> {
             Ok(())
         }
-
-        fn byte_len(&self) -> Option<ByteLen> {
-            None
-        }
     }
 
     let whole = builder()
@@ -265,18 +261,12 @@ fn a_part_reaches_no_page_of_its_neighbours_also_when_it_panics() {
 struct Asked(Mutex<Vec<Range<u64>>>);
 
 impl Backing for Asked {
-    fn map_pages(&self, _: &mut Window<'_>) {}
-
     fn fault(&self, _: &mut Window<'_>) -> Result<(), BackingError> {
         Ok(())
     }
 
     fn read_ahead(&self, range: Range<u64>) {
         self.0.lock().unwrap().push(range);
-    }
-
-    fn byte_len(&self) -> Option<ByteLen> {
-        None
     }
 }
 

@@ -50,10 +50,6 @@ impl Backing for Late {
         Ok(())
     }
 
-    fn byte_len(&self) -> Option<ByteLen> {
-        None
-    }
-
     fn in_thread(&self, _: Sealed) -> Option<Source> {
         let (file, mapped) = (self.file.clone(), &self.mapped);
         Some(Source::file(FileSource::new(file, mapped.clone(), mapped.len())))
