@@ -18,7 +18,6 @@ pub(crate) mod pages;
 pub(crate) mod pending;
 pub(crate) mod placement;
 pub(crate) mod prefetch;
-pub(crate) mod process;
 mod staged;
 mod threads;
 pub(crate) mod window;
@@ -44,7 +43,6 @@ use crate::engine::handed_over::HandedOver;
 use crate::engine::kernel::Kernel;
 use crate::engine::mapping_reader::{MappingReader, Sources};
 use crate::engine::pages::Policy;
-use crate::engine::process::Process;
 use crate::engine::threads::Threads;
 use crate::error::{MapError, at_most};
 use crate::huge::transparent::{self, Transparent};
@@ -77,7 +75,9 @@ pub struct Engine {
     zone: Zone,
     threads: Arc<Threads>,
     handles_sigbus: bool,
-    process: Process,
+    /// The process that made it. A child that was forked off has the value and none of its threads, and locks may
+    /// be as another thread left them, so nothing is waited for there.
+    process: u32,
 }
 
 impl Engine {
@@ -98,7 +98,7 @@ impl Engine {
     pub fn with(options: EngineOptions) -> Result<Self, MapError> {
         let threads = Threads::of(&options)?;
         let EngineOptions { zone, handles_sigbus, .. } = options;
-        let (zone, process) = (zone.unwrap_or_default(), Process::this());
+        let (zone, process) = (zone.unwrap_or_default(), std::process::id());
         Ok(Self { zone, threads, handles_sigbus, process })
     }
 
@@ -178,7 +178,7 @@ impl Engine {
 
     /// Refuses to work in a child that was forked off, which has no thread of the engine.
     pub(crate) fn check_process(&self) -> Result<(), MapError> {
-        if self.process.is_this() { Ok(()) } else { Err(MapError::Forked) }
+        if self.process == std::process::id() { Ok(()) } else { Err(MapError::Forked) }
     }
 
     /// Makes the memory of a mapping, whose faults wait from now on. Returns the size of the pages that are filled at

@@ -35,7 +35,6 @@ use crate::engine::inbox::{Inbox, Message, PagerKey};
 use crate::engine::io_pool::Submit;
 use crate::engine::mapping_reader::{MappingReader, Scratch};
 use crate::engine::prefetch::{Group, Prefetch};
-use crate::engine::process::Process;
 use crate::error::{caught, discard};
 
 /// The key of the bell.
@@ -69,7 +68,7 @@ pub(crate) struct EventLoop {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
     id: ThreadId,
-    process: Process,
+    process: u32,
 }
 
 impl EventLoop {
@@ -95,7 +94,7 @@ impl EventLoop {
             }
         })?;
         let id = thread.thread().id();
-        let event_loop = Self { shared, thread: Some(thread), id, process: Process::this() };
+        let event_loop = Self { shared, thread: Some(thread), id, process: std::process::id() };
         match placed.recv() {
             Ok(Ok(())) => Ok(event_loop),
             Ok(Err(refused)) => Err(io::Error::other(refused)),
@@ -129,7 +128,7 @@ impl EventLoop {
 
 impl Drop for EventLoop {
     fn drop(&mut self) {
-        if !self.process.is_this() {
+        if self.process != std::process::id() {
             // The C library has taken what the thread had.
             std::mem::forget(self.thread.take());
             return;
@@ -165,7 +164,7 @@ impl Attached {
 impl Drop for Attached {
     /// Returns when the mapping is not read any more.
     fn drop(&mut self) {
-        if !self.event_loop.process.is_this() {
+        if self.event_loop.process != std::process::id() {
             return;
         }
         let (done, is_done) = sync_channel(1);

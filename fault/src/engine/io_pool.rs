@@ -25,7 +25,6 @@ use uzone_pages::Content;
 use crate::engine::core::{Core, ReaderState};
 use crate::engine::inbox::{Inbox, Message, PagerKey};
 use crate::engine::prefetch::{Group, Prefetch};
-use crate::engine::process::Process;
 use crate::error::{caught, discard};
 use crate::stats::Counters;
 use crate::track::record::FaultOutcome;
@@ -246,7 +245,7 @@ impl Shared {
 /// Threads that produce pages, and the queues to them.
 pub(crate) struct IoPool {
     shared: Arc<Shared>,
-    process: Process,
+    process: u32,
 }
 
 /// How the pages of a mapping are submitted.
@@ -287,7 +286,7 @@ impl IoPool {
             queues.demand.reserve_exact(LIMIT);
             queues.ahead.reserve_exact(AHEAD);
         }
-        let pool = Self { shared, process: Process::this() };
+        let pool = Self { shared, process: std::process::id() };
         for index in 0..=producers {
             let shared = pool.shared.clone();
             // If a later one is refused, dropping the pool ends those that run.
@@ -430,7 +429,7 @@ fn work(shared: &Shared) {
 
 impl Drop for IoPool {
     fn drop(&mut self) {
-        if !self.process.is_this() {
+        if self.process != std::process::id() {
             return;
         }
         // The threads produce the queued pages first, because other threads wait for them. They are not

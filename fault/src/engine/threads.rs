@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::engine::event_loop::EventLoop;
 use crate::engine::io_pool::IoPool;
-use crate::engine::process::Process;
 use crate::error::{MapError, at_most};
 use crate::options::{EngineOptions, default_producers, default_readers};
 
@@ -16,7 +15,7 @@ const MOST: usize = 1024;
 /// The threads that engines share, and the process that has them: a forked child has none.
 ///
 /// Locked while they are started.
-static SHARED: Mutex<Option<(Process, Weak<Threads>)>> = Mutex::new(None);
+static SHARED: Mutex<Option<(u32, Weak<Threads>)>> = Mutex::new(None);
 
 /// The threads of an engine. They end when it and all its mappings are dropped.
 pub(crate) struct Threads {
@@ -32,12 +31,12 @@ impl Threads {
             return Self::start(options).map(Arc::new);
         }
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-        let running = shared.as_ref().filter(|(process, _)| process.is_this());
+        let running = shared.as_ref().filter(|(process, _)| *process == std::process::id());
         if let Some(threads) = running.and_then(|(_, threads)| threads.upgrade()) {
             return Ok(threads);
         }
         let threads = Arc::new(Self::start(options)?);
-        *shared = Some((Process::this(), Arc::downgrade(&threads)));
+        *shared = Some((std::process::id(), Arc::downgrade(&threads)));
         Ok(threads)
     }
 

@@ -30,7 +30,6 @@ use uzone_os::{Collapsed as Advised, SystemRoot, hugepages, priority};
 use uzone_pages::Content;
 
 use crate::engine::core::Core;
-use crate::engine::process::Process;
 use crate::error::LazyError;
 use crate::stats::Counters;
 
@@ -188,7 +187,7 @@ pub(crate) struct QuietCollapser {
     /// Dropped to stop the thread.
     stop: Option<SyncSender<()>>,
     thread: Option<JoinHandle<()>>,
-    process: Process,
+    process: u32,
 }
 
 impl QuietCollapser {
@@ -197,7 +196,7 @@ impl QuietCollapser {
         let (stop, stopped) = sync_channel(0);
         let work = move || collapse_when_quiet(&collapser, &stopped, quiet);
         let thread = Builder::new().name("uzone-collapse".to_owned()).spawn(work)?;
-        Ok(Self { stop: Some(stop), thread: Some(thread), process: Process::this() })
+        Ok(Self { stop: Some(stop), thread: Some(thread), process: std::process::id() })
     }
 }
 
@@ -225,7 +224,7 @@ fn collapse_when_quiet(collapser: &Collapser, stopped: &Receiver<()>, quiet: Dur
 
 impl Drop for QuietCollapser {
     fn drop(&mut self) {
-        if !self.process.is_this() {
+        if self.process != std::process::id() {
             // The C library has taken what the thread had.
             std::mem::forget((self.stop.take(), self.thread.take()));
             return;
