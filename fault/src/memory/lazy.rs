@@ -13,6 +13,7 @@
 use std::fmt;
 use std::io;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -438,24 +439,22 @@ impl LazyMapping {
         // From here on no thread evicts pages that are clean already and not in the backing yet.
         let _turn = tracker.turn();
         let taken = self.taken(tracker, pages)?;
-        let mut left = Taken { tracker, runs: &taken };
         let mut written = 0;
-        while let Some(run) = left.runs.first() {
+        for (index, run) in taken.iter().enumerate() {
             let offset = run.start << shift;
             let len = usize::try_from((run.end - run.start) << shift).unwrap_or(buffer.len());
             let bytes = &mut buffer[..len];
-            let answer = self.read_at(offset, bytes).and_then(|()| {
-                self.core
-                    .backing
-                    .write_back(offset, bytes)
-                    .map_err(|cause| LazyError::WriteBack { offset, cause })
-            });
-            if let Err(error) = answer {
-                left.put_back()?;
-                return Err(error);
+            let answer = catch_unwind(AssertUnwindSafe(|| {
+                self.read_at(offset, bytes)?;
+                let answer = self.core.backing.write_back(offset, bytes);
+                answer.map_err(|cause| LazyError::WriteBack { offset, cause })
+            }));
+            if !matches!(answer, Ok(Ok(()))) {
+                // Whatever ended the write-back, a panic of the backing among it, nothing is lost.
+                let put_back = tracker.put_back(&taken[index..]);
+                put_back.and(answer.unwrap_or_else(|panic| resume_unwind(panic)))?;
             }
             written += run.end - run.start;
-            left.runs = &left.runs[1..];
         }
         Ok(written)
     }
@@ -511,28 +510,6 @@ impl LazyMapping {
 }
 
 crate::track::observe::observe!(LazyMapping, "the mapping");
-
-/// Pages that are clean and not in the backing yet.
-struct Taken<'a> {
-    tracker: &'a Tracker,
-    runs: &'a [Range<u64>],
-}
-
-impl Taken<'_> {
-    fn put_back(&mut self) -> Result<(), LazyError> {
-        self.tracker.put_back(self.runs)?;
-        self.runs = &[];
-        Ok(())
-    }
-}
-
-impl Drop for Taken<'_> {
-    /// Whatever ended the write-back, a panic of the backing among it, nothing is lost.
-    fn drop(&mut self) {
-        // The kernel refuses only for memory that is gone.
-        let _ = self.put_back();
-    }
-}
 
 #[cfg(test)]
 mod tests;
