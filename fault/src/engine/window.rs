@@ -9,6 +9,7 @@
 //! attempt.
 
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use uzone_os::uffd::{Answered, UffdError};
 use uzone_os::{AccessError, Mapping};
@@ -164,8 +165,9 @@ impl<'a> Window<'a> {
         // If the other one panics, this window is restored too: its progress is read afterwards.
         let whole = (self.pages.clone(), self.base, self.next);
         (self.pages, self.base, self.next) = (pages, start.wrapping_sub(offset), first);
-        let narrowed = Narrowed { window: self, whole };
-        Ok(offered(&mut *narrowed.window))
+        let answer = catch_unwind(AssertUnwindSafe(|| offered(self)));
+        (self.pages, self.base, self.next) = whole;
+        Ok(answer.unwrap_or_else(|panic| resume_unwind(panic)))
     }
 
     /// Returns whether `range` is whole pages of the window.
@@ -437,20 +439,6 @@ struct Lent<'w, 'a> {
 impl Drop for Lent<'_, '_> {
     fn drop(&mut self) {
         self.window.staging = std::mem::take(&mut self.staging);
-    }
-}
-
-/// A window that is a part of itself, until this is dropped.
-struct Narrowed<'w, 'a> {
-    window: &'w mut Window<'a>,
-    /// What the window is otherwise: its pages, its base, and where the next run is looked for.
-    whole: (Range<u64>, u64, u64),
-}
-
-impl Drop for Narrowed<'_, '_> {
-    fn drop(&mut self) {
-        let window = &mut *self.window;
-        (window.pages, window.base, window.next) = self.whole.clone();
     }
 }
 
