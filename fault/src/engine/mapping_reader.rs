@@ -103,17 +103,6 @@ impl AdaptiveSpin {
     }
 }
 
-/// What came of reading the events that are pending.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Drained {
-    /// There are no others.
-    All,
-    /// There may be more.
-    Part,
-    /// The descriptor cannot be read.
-    Failed,
-}
-
 /// One mapping, and what is being done about its faults.
 pub(crate) struct MappingReader {
     fault_memory: FaultMemory,
@@ -271,8 +260,9 @@ impl MappingReader {
         let drained = self.drain(&mut scratch.buffer, &mut scratch.faults);
         self.looked = Instant::now();
         let read_at = self.looked;
-        let mut is_busy = !scratch.faults.is_empty() || drained == Drained::Part;
-        if drained == Drained::Part {
+        let has_more = matches!(drained, Ok(true));
+        let mut is_busy = !scratch.faults.is_empty() || has_more;
+        if has_more {
             // A removal may be unread that is older than one of these faults.
             self.unanswered.append(&mut scratch.faults);
             self.look.found(read_at);
@@ -286,7 +276,7 @@ impl MappingReader {
             self.map_prefetched(submit);
             self.look.found(read_at);
         } else {
-            self.poll_failed = drained == Drained::Failed;
+            self.poll_failed = drained.is_err();
             self.see_to_what_waits();
             // No thread waits: time for neighbours, a few at a time. If this thread does not poll, it may
             // be on the CPU of the thread that was just woken, which goes first.
@@ -502,8 +492,9 @@ impl MappingReader {
         }
     }
 
-    /// Reads what is pending: faults into `faults`, removals at once into the pages' words.
-    fn drain(&mut self, buffer: &mut EventBuffer, faults: &mut Vec<PageFault>) -> Drained {
+    /// Reads what is pending: faults into `faults`, removals at once into the pages' words. Returns
+    /// whether there may be more.
+    fn drain(&mut self, buffer: &mut EventBuffer, faults: &mut Vec<PageFault>) -> io::Result<bool> {
         if let Some(handover) = &self.handover
             && faults.len() + Handover::MOST <= FAULTS
         {
@@ -515,13 +506,16 @@ impl MappingReader {
         drained
     }
 
-    fn drain_to(&mut self, buffer: &mut EventBuffer, faults: &mut Vec<PageFault>) -> Drained {
+    fn drain_to(
+        &mut self,
+        buffer: &mut EventBuffer,
+        faults: &mut Vec<PageFault>,
+    ) -> io::Result<bool> {
         for _ in 0..READS {
-            let read = match self.fault_memory.read(buffer) {
-                Ok(0) => return Drained::All,
-                Ok(read) => read,
-                Err(_) => return Drained::Failed,
-            };
+            let read = self.fault_memory.read(buffer)?;
+            if read == 0 {
+                return Ok(false);
+            }
             while let Some(event) = buffer.next() {
                 match event {
                     Event::PageFault(fault) if faults.len() < FAULTS => faults.push(fault),
@@ -538,10 +532,10 @@ impl MappingReader {
             }
             // A buffer that is not full has taken all events, unless a removal came meanwhile.
             if read < buffer.capacity() && matches!(self.fault_memory, FaultMemory::Own(_)) {
-                return Drained::All;
+                return Ok(false);
             }
         }
-        Drained::Part
+        Ok(true)
     }
 
     /// Marks pages in the log that were given back, if there is one. `removed` is called with them.
