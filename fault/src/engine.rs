@@ -220,32 +220,25 @@ impl Engine {
         options: &LazyOptions,
     ) -> Result<(Uffd, Answering), MapError> {
         let open = |required, faults| Uffd::open(required, Features::THREAD_ID, faults);
-        let can = self.can_answer_in_thread(backing, mapping, options);
-        let source = match (can, options.answer) {
-            (Ok(source), Answer::InThread) => source,
-            (Ok(source), _) => {
-                let uffd = open(required, options.kernel_faults)?;
-                if uffd.sees_kernel_faults() {
-                    let reason = "faults of system calls are answered too";
-                    return Ok((uffd, Err(reason)));
-                }
-                source
+        let source = self.can_answer_in_thread(backing, mapping, options);
+        if source.is_ok() && options.answer != Answer::InThread {
+            let uffd = open(required, options.kernel_faults)?;
+            if uffd.sees_kernel_faults() {
+                return Ok((uffd, Err("faults of system calls are answered too")));
             }
-            (Err(reason), _) => return Ok((open(required, options.kernel_faults)?, Err(reason))),
-        };
-        let place = match Place::take() {
-            Ok(place) => place,
+        }
+        let answering = source.and_then(|source| match Place::take() {
+            Ok(place) => Ok((place, source)),
             Err(UffdError::TooMany) => {
-                let reason = "as many mappings as possible are answered for by their threads";
-                return Ok((open(required, options.kernel_faults)?, Err(reason)));
+                Err("as many mappings as possible are answered for by their threads")
             }
-            Err(_) => {
-                let reason = "the process has another handler of SIGBUS";
-                return Ok((open(required, options.kernel_faults)?, Err(reason)));
-            }
+            Err(_) => Err("the process has another handler of SIGBUS"),
+        });
+        let uffd = match answering {
+            Ok(_) => open(required | Features::SIGBUS, KernelFaults::Never)?,
+            Err(_) => open(required, options.kernel_faults)?,
         };
-        let uffd = open(required | Features::SIGBUS, KernelFaults::Never)?;
-        Ok((uffd, Ok((place, source))))
+        Ok((uffd, answering))
     }
 
     /// Returns what the threads of a mapping can fill pages from, or why they cannot.
