@@ -226,9 +226,13 @@ impl LazyMapping {
     /// meanwhile could be lost.
     pub fn evict(&self, range: Range<u64>) -> Result<u64, LazyError> {
         let pages = self.pages(&range)?;
-        match self.tracking() {
-            Some(tracker) => self.evict_clean(tracker, pages),
-            None => self.evict_pages(pages),
+        let Some(tracker) = self.tracking() else { return self.evict_pages(pages) };
+        let _turn = tracker.turn();
+        match tracker.states() {
+            Some(states) => self.evict_closed(tracker, states, pages, true),
+            None => Err(LazyError::CannotEvict {
+                reason: "a page that is written meanwhile would be lost, since the kernel only records the write: track writes synchronously, or use evict_all when no thread writes any more and everything is written back",
+            }),
         }
     }
 
@@ -329,21 +333,6 @@ impl LazyMapping {
                 Ok(clean + self.evict_closed(tracker, states, pages, false)?)
             }
             None => self.evict_pages(pages),
-        }
-    }
-
-    /// Gives the clean pages back.
-    pub(crate) fn evict_clean(
-        &self,
-        tracker: &Tracker,
-        pages: Range<u64>,
-    ) -> Result<u64, LazyError> {
-        let _turn = tracker.turn();
-        match tracker.states() {
-            Some(states) => self.evict_closed(tracker, states, pages, true),
-            None => Err(LazyError::CannotEvict {
-                reason: "a page that is written meanwhile would be lost, since the kernel only records the write: track writes synchronously, or use evict_all when no thread writes any more and everything is written back",
-            }),
         }
     }
 
