@@ -276,10 +276,10 @@ impl Engine {
     ) -> Result<Vec<Attached>, MapError> {
         let loops = self.loops(count, options.own_reader.as_deref())?;
         let has_peers = loops.len() > 1;
-        let Sources { mut log, handover, followed } = sources;
+        let Sources { mut log, handover, process } = sources;
         let attach = |event_loop: Arc<EventLoop>| {
             let (memory, pool) = (fault_memory.clone(), &self.threads.pool);
-            let sources = Sources { log: log.take(), handover: handover.clone(), followed };
+            let sources = Sources { log: log.take(), handover: handover.clone(), process };
             let reader = MappingReader::new(memory, sources, pagers, pool, options, has_peers);
             event_loop.join(reader).map_err(MapError::Thread)
         };

@@ -6,14 +6,14 @@
 //! all the faults, and stays there if faults are answered faster then. A thread that may use several CPUs is
 //! not followed: the scheduler would wake it on an idle one while the reader runs.
 //!
-//! Which thread of another process faults is not known: the reader follows the process, which is one thread here
-//! ([`Followed`]), unless a measurement says that faults take more than twice the time on the same CPU.
+//! Which thread of another process faults is not known: the reader follows the process, which is
+//! one thread here, unless a measurement says that faults take more than twice the time on the same
+//! CPU.
 
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 use uzone_os::numa;
-use uzone_os::uffd::PageFault;
 
 /// After how many faults of one thread in a row the place of the reader is reconsidered.
 const RUN: u32 = 32;
@@ -25,27 +25,6 @@ const BETTER: Duration = Duration::from_secs(1);
 const CHANGES: u32 = 8;
 /// CPUs with larger numbers are ignored.
 const CPUS: u32 = 1024;
-
-/// What the reader of a mapping follows.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) enum Followed {
-    /// The thread of this process that faults.
-    #[default]
-    Thread,
-    /// A process, or nothing.
-    Process(Option<NonZeroU32>),
-}
-
-impl Followed {
-    /// Returns the number of what waits for a fault to be answered, or 0 where it is not known.
-    pub(crate) fn waiter(self, fault: &PageFault) -> u32 {
-        let number = match self {
-            Self::Thread => fault.thread,
-            Self::Process(process) => process,
-        };
-        number.map_or(0, NonZeroU32::get)
-    }
-}
 
 /// Which threads the last faults were of.
 pub(crate) struct Waiters {

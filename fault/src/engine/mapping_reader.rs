@@ -7,6 +7,7 @@
 //! its own; what comes by the descriptor, and what is allowed of it, belongs to the reader.
 
 use std::io;
+use std::num::NonZeroU32;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,7 +18,7 @@ use uzone_os::{Vaddr, numa};
 
 use crate::engine::budget::Allowance;
 use crate::engine::core::Core;
-use crate::engine::follow::{Followed, Waiters};
+use crate::engine::follow::Waiters;
 use crate::engine::io_pool::{IoPool, Submit};
 use crate::engine::pager::{Pager, RETRY};
 use crate::engine::prefetch::Group;
@@ -138,7 +139,8 @@ pub(crate) struct MappingReader {
     pub(crate) is_timed: bool,
     /// For how long it polls where it does not share the CPU of the faulting thread.
     spin: Duration,
-    followed: Followed,
+    /// The process whose memory it is, if the reader follows it.
+    process: Option<NonZeroU32>,
 }
 
 /// What a reader reads besides a descriptor, where to, and what it follows.
@@ -148,7 +150,8 @@ pub(crate) struct Sources {
     pub(crate) log: Option<EventLog>,
     /// Where threads hand faults over that they cannot answer themselves.
     pub(crate) handover: Option<Arc<Handover>>,
-    pub(crate) followed: Followed,
+    /// The process that it follows, of memory of another one.
+    pub(crate) process: Option<NonZeroU32>,
 }
 
 impl MappingReader {
@@ -162,7 +165,7 @@ impl MappingReader {
         options: &LazyOptions,
         has_peers: bool,
     ) -> Self {
-        let Sources { log, handover, followed } = sources;
+        let Sources { log, handover, process } = sources;
         let &LazyOptions { spin, deadline, budget, .. } = options;
         // On the only CPU, polling would keep the thread from running that was just woken.
         let is_alone = numa::current_cpu_count().is_ok_and(|cpus| cpus == 1);
@@ -192,7 +195,7 @@ impl MappingReader {
             is_active: false,
             is_timed: false,
             spin,
-            followed,
+            process,
         }
     }
 
@@ -385,7 +388,11 @@ impl MappingReader {
         let mut faults = scratch.faults.drain(..);
         self.pagers.iter_mut().for_each(Pager::forget_answered);
         for fault in faults.by_ref() {
-            scratch.waiters.note(self.followed.waiter(&fault), read_at);
+            let waiter = match self.fault_memory {
+                FaultMemory::Own(_) => fault.thread,
+                FaultMemory::Remote(_) => self.process,
+            };
+            scratch.waiters.note(waiter.map_or(0, NonZeroU32::get), read_at);
             if let Some((index, page)) = self.page(fault.address) {
                 let submit = submit.of(index);
                 let record = self.pager(index).answer(page, &fault, &submit, read_at, at);

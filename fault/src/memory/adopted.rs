@@ -7,6 +7,7 @@
 
 use std::fmt;
 use std::fs::File;
+use std::num::NonZeroU32;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -19,7 +20,6 @@ use uzone_pages::{AddrError, Advice, ByteLen, PageCount, PageSize};
 use crate::backing::Backing;
 use crate::engine::core::Core;
 use crate::engine::event_loop::Attached;
-use crate::engine::follow::Followed;
 use crate::engine::kernel::Kernel;
 use crate::engine::mapping_reader::{EVENTS, Sources};
 use crate::engine::pages::Policy;
@@ -110,7 +110,7 @@ impl Engine {
         let pagers: Vec<_> = parts.iter().map(pager).collect();
         let memory = Arc::new(memory);
         let fault_memory = FaultMemory::Remote(memory.clone());
-        let sources = Sources { log, handover: None, followed: followed(options) };
+        let sources = Sources { log, handover: None, process: followed(options) };
         let attached = self.attach(1, &fault_memory, sources, &pagers, options)?;
         if is_logged {
             // What another process read and did not answer is reported again.
@@ -129,10 +129,10 @@ impl Engine {
 /// Returns which process the reader follows: none where it was measured that the CPU of the thread that faults is by
 /// far not the best place. A few faults of new threads are no more than a hint: whether it is better, the faults of
 /// the process show.
-fn followed(options: &LazyOptions) -> Followed {
+fn followed(options: &LazyOptions) -> Option<NonZeroU32> {
     let may_share =
         |_: &_| ReaderPlacement::of_this_process().is_none_or(ReaderPlacement::may_share_cpu);
-    Followed::Process(options.process.filter(may_share))
+    options.process.filter(may_share)
 }
 
 /// Returns how many pages some regions have in all, which `log` and `options` fit.
