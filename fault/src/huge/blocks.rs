@@ -25,18 +25,23 @@ use crate::engine::core::Core;
 use crate::memory::remote_region::RemoteRegion;
 
 /// A block that was not returned yet.
-#[derive(Debug)]
 struct Block {
     address: Vaddr,
     /// Its pages, of the pages of that core.
     pages: Range<u64>,
-    core: usize,
+    core: Arc<Core>,
+}
+
+impl Block {
+    fn is_filled(&mut self) -> bool {
+        let contents = self.core.contents();
+        self.pages.clone().all(|page| contents.get(page) == Content::Present)
+    }
 }
 
 /// The blocks of some memory that were not returned yet.
 #[derive(Default)]
 pub(crate) struct Blocks {
-    cores: Vec<Arc<Core>>,
     // Held for a look at the pages, by the one thread that asks.
     left: Mutex<Vec<Block>>,
 }
@@ -53,26 +58,16 @@ impl Blocks {
             for at in whole(&region.addresses(), len) {
                 let first = (region.offset + (at - region.start.get())) >> page.shift();
                 let pages = first..first + (len >> page.shift());
-                left.push(Block { address: Vaddr::new(at), pages, core: self.cores.len() });
+                left.push(Block { address: Vaddr::new(at), pages, core: core.clone() });
             }
         }
-        self.cores.push(core.clone());
     }
 
     /// Returns the addresses of blocks that are filled, and forgets these.
     pub(crate) fn take(&self, most: usize) -> Vec<Vaddr> {
-        let mut taken = Vec::new();
         let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
-        left.retain(|block| {
-            let contents = self.cores[block.core].contents();
-            let is_taken = taken.len() < most
-                && block.pages.clone().all(|page| contents.get(page) == Content::Present);
-            if is_taken {
-                taken.push(block.address);
-            }
-            !is_taken
-        });
-        taken
+        let taken = left.extract_if(.., Block::is_filled).take(most);
+        taken.map(|block| block.address).collect()
     }
 
     /// Returns how many are left.
