@@ -95,9 +95,3 @@ impl Rehearsal {
         self.core.contents().get(offset >> self.core.page_size().shift()) == Content::Present
     }
 }
-
-impl std::fmt::Debug for Rehearsal {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Rehearsal").field("start", &self.start).finish_non_exhaustive()
-    }
-}

@@ -437,7 +437,7 @@ crate::track::observe::observe!(AdoptedMemory, "the backing");
 impl fmt::Debug for AdoptedMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AdoptedMemory")
-            .field("memory", &self.memory)
+            .field("regions", &self.memory.regions)
             .field("stats", &self.stats())
             .finish_non_exhaustive()
     }

@@ -23,7 +23,6 @@ use crate::track::capture::CaptureSlot;
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Memory of another process whose faults are answered.
-#[derive(Debug)]
 pub(crate) struct RemoteMemory {
     pub(crate) remote: Arc<Remote>,
     pub(crate) regions: Vec<RemoteRegion>,

@@ -12,7 +12,6 @@
 //! Units: bytes of the backing and pages of the host, also where the memory has huge pages.
 //! Locks: one that is held over a read of events or the copy of a page, and one for the capture itself, a leaf.
 
-use std::fmt;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -282,17 +281,8 @@ impl WriteCapture {
     }
 }
 
-impl fmt::Debug for WriteCapture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WriteCapture")
-            .field("kept_pages", &self.count)
-            .field("lost", &self.lost)
-            .finish_non_exhaustive()
-    }
-}
-
 /// The capture of some memory, if there is one.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct CaptureSlot {
     /// Whether there is one, for the threads that look at each fault.
     is_there: AtomicBool,
