@@ -290,7 +290,7 @@ impl IoPool {
         for index in 0..=producers {
             let shared = pool.shared.clone();
             // If a later one is refused, dropping the pool ends those that run.
-            Builder::new().name(format!("uzone-io-{index}")).spawn(move || work(&shared))?;
+            Builder::new().name(format!("uzone-io-{index}")).spawn(move || work(&shared, false))?;
         }
         Ok(pool)
     }
@@ -320,7 +320,8 @@ impl IoPool {
             queues.reinforcements += 1;
         }
         let shared = self.shared.clone();
-        let started = Builder::new().name("uzone-io-more".into()).spawn(move || help(&shared));
+        let started =
+            Builder::new().name("uzone-io-more".into()).spawn(move || work(&shared, true));
         if started.is_ok() {
             return true;
         }
@@ -361,24 +362,10 @@ impl IoPool {
     }
 }
 
-/// Produces pages for which threads of the pool wait, until there is none. It takes no other: their
-/// backings may wait as well, and then no thread would be left.
-fn help(shared: &Shared) {
-    let mut state = ReaderState::new(0);
-    let thread = uzone_os::thread_id();
-    let mut queues = shared.lock();
-    queues.threads.push(thread);
-    while let Some(job) = queues.nested.pop_front() {
-        drop(queues);
-        job.run(&mut state);
-        queues = shared.lock();
-        queues.ended(thread);
-    }
-    queues.threads.retain(|&other| other != thread);
-    queues.reinforcements -= 1;
-}
-
-fn work(shared: &Shared) {
+/// Produces pages and reads ahead. A reinforcement produces pages for which threads of the pool
+/// wait, until there is none. It takes no other: their backings may wait as well, and then no
+/// thread would be left.
+fn work(shared: &Shared, is_reinforcement: bool) {
     let mut state = ReaderState::new(0);
     let thread = uzone_os::thread_id();
     let mut queues = shared.lock();
@@ -389,6 +376,10 @@ fn work(shared: &Shared) {
             job.run(&mut state);
             queues = shared.lock();
             queues.ended(thread);
+        } else if is_reinforcement {
+            queues.threads.retain(|&other| other != thread);
+            queues.reinforcements -= 1;
+            return;
         } else if queues.producing < shared.producers
             && let Some(job) = queues.pop()
         {
