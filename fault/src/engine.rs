@@ -36,7 +36,6 @@ use uzone_pages::{Advice, ByteLen, FaultAround, PageCount, PageSize};
 use uzone_zone::{PagemapOps, Zone};
 
 use crate::backing::Backing;
-use crate::backing::hooks::sealed::Sealed;
 use crate::engine::core::Core;
 use crate::engine::event_loop::{Attached, EventLoop};
 use crate::engine::handed_over::HandedOver;
@@ -260,9 +259,7 @@ impl Engine {
         if let Some((_, reason)) = reasons.into_iter().find(|(is_so, _)| *is_so) {
             return Err(reason);
         }
-        backing
-            .in_thread(Sealed(()))
-            .ok_or("its backing runs code that a handler of a signal must not run")
+        backing.in_thread().ok_or("its backing runs code that a handler of a signal must not run")
     }
 
     /// Lets readers answer the faults of a mapping: one, or several where there is no log.

@@ -23,6 +23,7 @@ use uzone_fault::{
     LazyError, LazyMapping, LazyOptions, MapError, MemoryBacking, Window, WriteTracking,
     ZeroBacking,
 };
+use uzone_os::uffd::in_thread::Source;
 use uzone_os::{HugeSize, Mapping, Sharing, probe};
 use uzone_pages::{Advice, ByteLen, Content, FaultAround};
 
@@ -358,24 +359,46 @@ impl Backing for Stored {
     }
 }
 
-/// A store whose bytes one thread reads, and puts in place when it is let go.
+type Read = dyn Fn(u64, &mut [u8]) + Send + Sync;
+
+/// A backing whose bytes one thread reads, and puts in place when it is let go.
 struct Late {
-    store: Arc<Store>,
-    is_late: Arc<dyn Fn() -> bool + Send + Sync>,
+    inner: Box<dyn Backing>,
+    /// Reads bytes of it.
+    read: Box<Read>,
+    is_late: Box<dyn Fn() -> bool + Send + Sync>,
     has_read: Arc<Gate>,
     goes_on: Arc<Gate>,
+}
+
+impl Late {
+    fn of_store(store: &Arc<Store>, is_late: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        let bytes = store.clone();
+        let read = move |at, out: &mut [u8]| {
+            out.copy_from_slice(&bytes.bytes.lock().unwrap()[usize_of(at)..][..out.len()]);
+        };
+        Self::new(Stored(store.clone()), read, is_late)
+    }
+
+    fn new(
+        inner: impl Backing + 'static,
+        read: impl Fn(u64, &mut [u8]) + Send + Sync + 'static,
+        is_late: impl Fn() -> bool + Send + Sync + 'static,
+    ) -> Self {
+        let (has_read, goes_on) = (Arc::default(), Arc::default());
+        let (inner, read, is_late) = (Box::new(inner), Box::new(read), Box::new(is_late));
+        Self { inner, read, is_late, has_read, goes_on }
+    }
 }
 
 impl Backing for Late {
     fn map_pages(&self, window: &mut Window<'_>) {
         if !(self.is_late)() {
-            return Stored(self.store.clone()).map_pages(window);
+            return self.inner.map_pages(window);
         }
         while let Some(run) = window.next_run() {
             let _ = window.copy_with(run.clone(), |out| {
-                out.copy_from_slice(
-                    &self.store.bytes.lock().unwrap()[usize_of(run.start)..][..out.len()],
-                );
+                (self.read)(run.start, out);
                 self.has_read.open();
                 self.goes_on.pass();
                 Ok::<_, BackingError>(out.len())
@@ -384,48 +407,68 @@ impl Backing for Late {
     }
 
     fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError> {
-        let (range, is_late) = (window.range(), (self.is_late)());
-        if is_late {
+        if (self.is_late)() {
             self.has_read.open();
             self.goes_on.pass();
         }
-        self.store.fill(window, range)
+        self.inner.fault(window)
     }
 
     fn write_back(&self, offset: u64, bytes: &[u8]) -> Result<(), BackingError> {
-        Stored(self.store.clone()).write_back(offset, bytes)
+        self.inner.write_back(offset, bytes)
+    }
+
+    fn in_thread(&self) -> Option<Source> {
+        self.inner.in_thread()
     }
 }
 
 #[test]
 fn bytes_that_were_read_before_a_page_was_written_and_evicted_do_not_come_back() {
-    for track in BOTH {
-        let store = Store::new(4 * page());
-        let (has_read, goes_on) = (Arc::<Gate>::default(), Arc::<Gate>::default());
-        let backing = Late {
-            store: store.clone(),
-            is_late: Arc::new(|| thread::current().name() == Some("late")),
-            has_read: has_read.clone(),
-            goes_on: goes_on.clone(),
+    let is_late = || thread::current().name() == Some("late");
+    let by_reader = BOTH.map(|track| (track, Answer::Reader));
+    for (track, answer) in by_reader.into_iter().chain([(WriteTracking::Sync, Answer::InThread)]) {
+        let backing = match answer {
+            // A thread that faults fills the page itself, from the file.
+            Answer::InThread => {
+                let file = uzone_os::memory_file("late", &words(4 * page())).unwrap();
+                let same = file.try_clone().unwrap();
+                let read = move |at, out: &mut [u8]| same.read_exact_at(out, at).unwrap();
+                Late::new(FileBacking::writable(file).unwrap(), read, is_late)
+            }
+            _ => Late::of_store(&Store::new(4 * page()), is_late),
         };
+        let (has_read, goes_on) = (backing.has_read.clone(), backing.goes_on.clone());
+        let options = options(track).answer(answer);
         let name = "bytes_that_were_read_before";
-        let Some(memory) = map(name, &engine(), 4 * page(), backing, &options(track)) else {
-            return;
-        };
+        let Some(memory) = map(name, &engine(), 4 * page(), backing, &options) else { return };
+        let is_in_thread = memory.answered_in_thread() == Ok(());
+        assert_eq!(is_in_thread, answer == Answer::InThread);
         let memory = &memory;
         thread::scope(|scope| {
             let late = thread::Builder::new().name("late".to_owned());
-            late.spawn_scoped(scope, || memory.populate_cached(0..page()).unwrap()).unwrap();
+            let populate = || memory.populate_cached(0..page()).unwrap();
+            let late = late.spawn_scoped(scope, populate).unwrap();
             has_read.pass();
             memory.write_at(8, &[5; 8]).unwrap();
-            common::wait_for("the page", || memory.content(0) == Some(Content::Present));
-            assert_eq!(memory.write_back(0..page()).unwrap(), 1);
-            let evicts = scope.spawn(|| memory.evict_all(0..page()).unwrap());
-            // No thread waits for the late producer: its bytes are too old.
-            assert_eq!(evicts.join().unwrap(), 1, "{track:?}");
+            let evicted = if is_in_thread {
+                // No other thread learns that the page is there.
+                assert_eq!(memory.write_back(0..page()).unwrap(), 1);
+                memory.evict(0..page()).unwrap()
+            } else {
+                common::wait_for("the page", || memory.content(0) == Some(Content::Present));
+                assert_eq!(memory.write_back(0..page()).unwrap(), 1);
+                let evicts = scope.spawn(|| memory.evict_all(0..page()).unwrap());
+                // No thread waits for the late producer: its bytes are too old.
+                evicts.join().unwrap()
+            };
+            assert_eq!(evicted, 1, "{track:?}, {answer:?}");
             goes_on.open();
+            let installed = late.join().unwrap();
+            assert!(!is_in_thread || installed == 0, "{installed}");
         });
-        assert_eq!(bytes_of(memory, 8, 8), [5; 8], "{track:?}: what was written is lost");
+        let seen = bytes_of(memory, 8, 8);
+        assert_eq!(seen, [5; 8], "{track:?}, {answer:?}: what was written is lost");
     }
 }
 
@@ -549,17 +592,12 @@ fn what_is_written_to_a_page_that_came_too_late_is_brought_back() {
     for track in BOTH {
         let store = Store::new(4 * page());
         let is_first = AtomicBool::new(true);
-        let goes_on = Arc::<Gate>::default();
-        let backing = Late {
-            store: store.clone(),
-            is_late: Arc::new(move || {
-                let is_producer =
-                    thread::current().name().is_some_and(|name| name.starts_with("uzone-io"));
-                is_producer && is_first.swap(false, Ordering::Relaxed)
-            }),
-            has_read: Arc::default(),
-            goes_on: goes_on.clone(),
-        };
+        let backing = Late::of_store(&store, move || {
+            let is_producer =
+                thread::current().name().is_some_and(|name| name.starts_with("uzone-io"));
+            is_producer && is_first.swap(false, Ordering::Relaxed)
+        });
+        let goes_on = backing.goes_on.clone();
         // No page is ready, so that an I/O thread produces it.
         let backing = NotAtHand(backing);
         let deadline = Some(Duration::from_millis(20));

@@ -18,7 +18,6 @@ use uzone_os::uffd::in_thread::Source;
 use uzone_pages::{ByteLen, FaultAround, PageSize};
 
 use crate::backing::hooks::Backing;
-use crate::backing::hooks::sealed::Sealed;
 use crate::backing::zero::ZeroBacking;
 use crate::engine::window::Window;
 use crate::error::{BackingError, MapError};
@@ -174,10 +173,10 @@ impl Backing for CompositeBacking {
         }
     }
 
-    fn in_thread(&self, _: Sealed) -> Option<Source> {
+    fn in_thread(&self) -> Option<Source> {
         let mut parts = Vec::new();
         for Part { range, offset, backing } in &self.parts {
-            let Source::Parts(inner) = backing.in_thread(Sealed(()))? else { return None };
+            let Source::Parts(inner) = backing.in_thread()? else { return None };
             let end = offset + (range.end - range.start);
             for (inside, file) in inner {
                 let (from, to) = (inside.start.max(*offset), inside.end.min(end));

@@ -25,7 +25,6 @@ use uzone_os::{Access, Mapping, Sharing};
 use uzone_pages::ByteLen;
 
 use crate::backing::hooks::Backing;
-use crate::backing::hooks::sealed::Sealed;
 use crate::engine::window::{Filled, Window};
 use crate::error::BackingError;
 
@@ -285,7 +284,7 @@ impl Backing for FileBacking {
         Some(ByteLen::new(self.len))
     }
 
-    fn in_thread(&self, _: Sealed) -> Option<Source> {
+    fn in_thread(&self) -> Option<Source> {
         let (mapped, file) = (self.mapped.clone()?, self.file.clone());
         Some(Source::file(FileSource::new(file, mapped, ByteLen::new(self.len))))
     }

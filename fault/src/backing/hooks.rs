@@ -110,9 +110,9 @@ pub trait Backing: Send + Sync {
         true
     }
 
-    /// Returns what a handler of a signal can fill pages from. Only backings of this package can.
+    /// Returns what a handler of a signal can fill pages from, for the backings of this package.
     #[doc(hidden)]
-    fn in_thread(&self, _: sealed::Sealed) -> Option<Source> {
+    fn in_thread(&self) -> Option<Source> {
         None
     }
 
@@ -121,12 +121,6 @@ pub trait Backing: Send + Sync {
     fn largest_window(&self) -> FaultAround {
         LARGEST_COPY
     }
-}
-
-pub(crate) mod sealed {
-    /// What only this package has.
-    #[derive(Debug)]
-    pub struct Sealed(pub(crate) ());
 }
 
 /// 512 KiB.

@@ -13,7 +13,6 @@ use uzone_os::{Mapping, Sharing};
 use uzone_pages::{ByteLen, FaultAround};
 
 use crate::backing::hooks::Backing;
-use crate::backing::hooks::sealed::Sealed;
 use crate::engine::window::{Filled, Window};
 use crate::error::{BackingError, MapError};
 
@@ -70,7 +69,7 @@ impl Backing for MemoryBacking {
         Ok(Some((fd.as_fd().try_clone_to_owned()?, self.sharing)))
     }
 
-    fn in_thread(&self, _: Sealed) -> Option<Source> {
+    fn in_thread(&self) -> Option<Source> {
         Some(Source::Cached)
     }
 

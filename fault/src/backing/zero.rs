@@ -4,7 +4,6 @@ use uzone_os::uffd::in_thread::Source;
 use uzone_pages::FaultAround;
 
 use crate::backing::hooks::Backing;
-use crate::backing::hooks::sealed::Sealed;
 use crate::engine::window::Window;
 use crate::error::BackingError;
 
@@ -27,7 +26,7 @@ impl Backing for ZeroBacking {
         Ok(())
     }
 
-    fn in_thread(&self, _: Sealed) -> Option<Source> {
+    fn in_thread(&self) -> Option<Source> {
         Some(Source::zero())
     }
 

@@ -56,7 +56,6 @@ mod tests {
     use uzone_zone::sigbus;
 
     use crate::backing::Backing;
-    use crate::backing::hooks::sealed::Sealed;
     use crate::engine::Engine;
     use crate::engine::window::Window;
     use crate::error::BackingError;
@@ -113,7 +112,7 @@ mod tests {
             filled.map(drop)
         }
 
-        fn in_thread(&self, _: Sealed) -> Option<Source> {
+        fn in_thread(&self) -> Option<Source> {
             let file = File::open("/dev/null").ok()?;
             let nothing = Mapping::anonymous(ByteLen::new(page()), Anonymous::default()).ok()?;
             let (file, mapped) = (Arc::new(file), Arc::new(nothing));

@@ -500,9 +500,6 @@ impl LazyMapping {
 
 crate::track::observe::observe!(LazyMapping, "the mapping");
 
-#[cfg(test)]
-mod tests;
-
 impl fmt::Debug for LazyMapping {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LazyMapping")
