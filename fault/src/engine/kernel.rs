@@ -5,10 +5,9 @@
 
 use std::ops::Range;
 
+use uzone_os::Exclusive;
 pub(crate) use uzone_os::uffd::Fill;
 use uzone_os::uffd::{Answered, Registered, UffdError};
-
-use crate::huge::slot::Slot;
 
 /// The answers to faults of one mapping. Offsets are bytes from its start, multiples of its pages.
 pub(crate) trait Kernel: Send + Sync {
@@ -23,16 +22,21 @@ pub(crate) trait Kernel: Send + Sync {
         false
     }
 
-    /// Returns memory to make one page in, which [`Kernel::install_slot`] installs without a copy, if
-    /// there is some.
-    fn slot(&self) -> Option<Slot<'_>> {
+    /// Returns a slot, if there is one: memory to make one page in, which holds anything and which
+    /// [`Kernel::install_slot`] installs without a copy.
+    fn slot(&self) -> Option<Exclusive> {
         None
     }
 
     /// Installs a page that was made in a slot of this kernel.
-    fn install_slot(&self, offset: u64, slot: &mut Slot<'_>) -> Result<Answered, UffdError> {
-        let bytes = slot.bytes();
+    fn install_slot(&self, offset: u64, slot: &mut Exclusive) -> Result<Answered, UffdError> {
+        let bytes = slot.as_bytes_mut();
         self.install(offset..offset + bytes.len() as u64, Fill::Bytes(bytes))
+    }
+
+    /// Takes a slot back, to make another page in. One that is dropped is freed.
+    fn give_back(&self, slot: Exclusive) {
+        drop(slot);
     }
 
     /// Returns how many pages were installed as one transparent huge page each.

@@ -240,16 +240,17 @@ impl<'a> Window<'a> {
     ) -> Result<Filled, E> {
         let len = usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(usize::MAX);
         let page = self.page_size();
-        if let Some(mut slot) = self.kernel.slot() {
-            let room = len.min(slot.bytes().len());
-            let written = produce(&mut slot.bytes()[..room])?;
-            if room as u64 != page.bytes() || written < room {
-                return Ok(Filled::Some);
-            }
-            let kernel = self.kernel;
+        let kernel = self.kernel;
+        if let Some(mut slot) = kernel.slot() {
+            let bytes = slot.as_bytes_mut();
+            let room = len.min(bytes.len());
+            let written = produce(&mut bytes[..room])?;
+            let is_whole = room as u64 == page.bytes() && written >= room;
             let first = range.start..range.start.saturating_add(page.bytes());
-            let filled =
-                self.install_with(first, |part| kernel.install_slot(part.start, &mut slot))?;
+            let install = |part: Range<u64>| kernel.install_slot(part.start, &mut slot);
+            let filled = if is_whole { self.install_with(first, install)? } else { Filled::Some };
+            // An error or a panic drops it.
+            kernel.give_back(slot);
             return Ok(if room == len { filled } else { Filled::Some });
         }
         // Taken out, so that the window can be changed while the bytes are in it.

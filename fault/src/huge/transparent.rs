@@ -1,7 +1,7 @@
 //! Transparent huge pages, filled and installed whole: [`Transparent`], a kernel whose pages are that
 //! large, although the page tables may have smaller ones. The kernel makes no huge page where missing pages
 //! raise events: it would have to fill pages that no thread touched. So a page of 2 MiB is made elsewhere,
-//! in a [`Slot`] of unregistered memory, is filled there, and then moved to where it is missing: a thread
+//! in a slot of unregistered memory, is filled there, and then moved to where it is missing: a thread
 //! that touches any part of it sees all of it or waits. The thread that produces a page writes straight
 //! into the slot.
 //!
@@ -31,7 +31,6 @@ use uzone_pages::{ByteLen, PageSize};
 
 use crate::engine::kernel::{Fill, Kernel};
 use crate::error::MapError;
-use crate::huge::slot::Slot;
 
 /// A kernel that answers in small pages, and moves large ones.
 pub(crate) trait MovingKernel: Kernel {
@@ -127,8 +126,10 @@ impl<K: MovingKernel> Kernel for Transparent<K> {
         let answer = if let Fill::Bytes(bytes) = fill
             && let Some(mut slot) = self.slot()
         {
-            slot.bytes().copy_from_slice(bytes);
-            self.install_slot(page.start, &mut slot)
+            slot.as_bytes_mut().copy_from_slice(bytes);
+            let answer = self.install_slot(page.start, &mut slot);
+            self.give_back(slot);
+            answer
         } else {
             // Bytes of another mapping are copied in small pages: the kernel reads them, which raises no
             // signal where they end. Zeroes take no memory until they are written.
@@ -153,21 +154,23 @@ impl<K: MovingKernel> Kernel for Transparent<K> {
         true
     }
 
-    fn slot(&self) -> Option<Slot<'_>> {
-        let at_home = self.slots.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let memory = at_home.or_else(|| {
+    fn slot(&self) -> Option<Exclusive> {
+        let kept = self.slots.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        kept.or_else(|| {
             let len = ByteLen::new(self.page.bytes());
             let huge = HugeAdvice::Advise;
             let how = Anonymous { huge, align: Some(len), ..Anonymous::default() };
             Exclusive::anonymous(len, how).ok()
-        });
-        Some(Slot { memory: Some(memory?), home: &self.slots })
+        })
     }
 
-    fn install_slot(&self, offset: u64, slot: &mut Slot<'_>) -> Result<Answered, UffdError> {
+    fn give_back(&self, slot: Exclusive) {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner).push(slot);
+    }
+
+    fn install_slot(&self, offset: u64, slot: &mut Exclusive) -> Result<Answered, UffdError> {
         let page = offset..offset + self.page.bytes();
-        let made = slot.memory();
-        let moved = match self.small.move_here(offset, made) {
+        let moved = match self.small.move_here(offset, slot) {
             Ok(Answered::All) => {
                 // The kernel cuts it where the page tables have had small pages.
                 let is_huge = self.small.is_huge(page);
@@ -179,7 +182,7 @@ impl<K: MovingKernel> Kernel for Transparent<K> {
             Ok(Answered::Part { bytes }) => bytes,
             Ok(_) | Err(_) => 0,
         };
-        let bytes = &*slot.bytes();
+        let bytes = &*slot.as_bytes_mut();
         let rest = page.start + moved..page.end;
         let copied = self.in_small_pages(rest, |part| {
             let fill = Fill::Bytes(bytes).part(part.start - page.start..part.end - page.start);
@@ -337,9 +340,11 @@ mod tests {
                 let from = usize::try_from(at).unwrap();
                 let answer = if by_slot {
                     let mut slot = kernel.slot().unwrap();
-                    let len = slot.bytes().len();
-                    slot.bytes().copy_from_slice(&bytes[from..from + len]);
-                    kernel.install_slot(at, &mut slot)
+                    let len = slot.as_bytes_mut().len();
+                    slot.as_bytes_mut().copy_from_slice(&bytes[from..from + len]);
+                    let answer = kernel.install_slot(at, &mut slot);
+                    kernel.give_back(slot);
+                    answer
                 } else {
                     kernel.install(at..2 * HUGE, Fill::Bytes(&bytes[from..]))
                 };
