@@ -73,9 +73,9 @@ type Answering = Result<(Place, Source), &'static str>;
 pub struct Engine {
     zone: Zone,
     threads: Arc<Threads>,
-    handles_sigbus: bool,
-    /// The process that made it. A child that was forked off has the value and none of its threads, and locks may
-    /// be as another thread left them, so nothing is waited for there.
+    leaves_sigbus: bool,
+    /// The process that made it. A child that was forked off has the value and none of its threads,
+    /// and locks may be as another thread left them, so nothing is waited for there.
     process: u32,
 }
 
@@ -96,9 +96,9 @@ impl Engine {
     /// [`MapError::Thread`] if a thread is refused, or may not run on those CPUs.
     pub fn with(options: EngineOptions) -> Result<Self, MapError> {
         let threads = Threads::of(&options)?;
-        let EngineOptions { zone, handles_sigbus, .. } = options;
+        let EngineOptions { zone, leaves_sigbus, .. } = options;
         let (zone, process) = (zone.unwrap_or_default(), std::process::id());
-        Ok(Self { zone, threads, handles_sigbus, process })
+        Ok(Self { zone, threads, leaves_sigbus, process })
     }
 
     /// Returns the zone that lazily mapped memory is bound in: pages are pinned there by address
@@ -128,7 +128,7 @@ impl Engine {
     ) -> Result<LazyMapping, MapError> {
         self.check_process()?;
         at_most("LazyOptions::trace", options.trace, TRACED)?;
-        at_most("LazyOptions::readers", options.readers.get(), LazyOptions::MOST_READERS)?;
+        at_most("LazyOptions::readers", options.reader_count(), LazyOptions::MOST_READERS)?;
         let (memory, page, in_thread) = self.register(len, &*backing, options)?;
         let producer = Producer::default();
         let ops = PagemapOps::default().populate(producer.clone());
@@ -157,7 +157,7 @@ impl Engine {
         let area = contents.fault_area(memory.mapping().addr().get() as u64);
         let recorder = Recorder::new(options.trace);
         let mut core = Core::new(kernel, backing, contents, &[area], policy, options, recorder);
-        let readers = if in_thread.is_ok() { 1 } else { options.readers.get() };
+        let readers = if in_thread.is_ok() { 1 } else { options.reader_count() };
         core.by_reader.is_shared = readers > 1;
         let core = Arc::new(core);
         producer.serves(&core);
@@ -252,7 +252,7 @@ impl Engine {
         let reasons = [
             (options.answer == Answer::Reader, "that was asked for"),
             (options.kernel_faults == KernelFaults::Required, "faults of system calls are wanted"),
-            (!self.handles_sigbus, "the engine must not handle SIGBUS"),
+            (self.leaves_sigbus, "the engine must not handle SIGBUS"),
             (is_huge, "its pages are huge"),
             (options.collapse_when_settled.is_some(), "its pages are collapsed"),
         ];

@@ -96,14 +96,14 @@ impl fmt::Debug for OnFailure {
 }
 
 /// How memory is mapped lazily.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct LazyOptions {
     pub(crate) advice: Advice,
     pub(crate) fault_around: FaultAround,
     pub(crate) huge: HugePages,
-    pub(crate) spin: Duration,
+    pub(crate) spin: Option<Duration>,
     pub(crate) own_reader: Option<Vec<u32>>,
-    pub(crate) readers: NonZeroUsize,
+    pub(crate) readers: Option<NonZeroUsize>,
     pub(crate) process: Option<NonZeroU32>,
     pub(crate) deadline: Option<Duration>,
     pub(crate) budget: Budget,
@@ -115,29 +115,12 @@ pub struct LazyOptions {
     pub(crate) answer: Answer,
 }
 
-impl Default for LazyOptions {
-    fn default() -> Self {
-        Self {
-            advice: Advice::default(),
-            fault_around: FaultAround::default(),
-            huge: HugePages::None,
-            spin: Self::DEFAULT_SPIN,
-            own_reader: None,
-            readers: NonZeroUsize::MIN,
-            process: None,
-            deadline: None,
-            budget: Budget::default(),
-            trace: 0,
-            kernel_faults: KernelFaults::IfAllowed,
-            track_writes: None,
-            collapse_when_settled: None,
-            on_failure: None,
-            answer: Answer::Auto,
-        }
-    }
-}
-
 impl LazyOptions {
+    /// Returns how many readers are asked for.
+    pub(crate) fn reader_count(&self) -> usize {
+        self.readers.map_or(1, NonZeroUsize::get)
+    }
+
     /// The default of [`LazyOptions::spin`].
     pub const DEFAULT_SPIN: Duration = Duration::from_micros(60);
 
@@ -171,7 +154,7 @@ impl LazyOptions {
     /// installs nothing ahead of a sequential reader.
     #[must_use]
     pub fn spin(mut self, spin: Duration) -> Self {
-        self.spin = spin;
+        self.spin = Some(spin);
         self
     }
 
@@ -195,7 +178,7 @@ impl LazyOptions {
     /// back while a second one copies would come back.
     #[must_use]
     pub fn readers(mut self, readers: NonZeroUsize) -> Self {
-        self.readers = readers;
+        self.readers = Some(readers);
         self
     }
 
@@ -288,19 +271,13 @@ impl LazyOptions {
 }
 
 /// The zone and the threads of an engine.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct EngineOptions {
     pub(crate) zone: Option<Zone>,
     pub(crate) producers: Option<NonZeroUsize>,
     pub(crate) readers: Option<NonZeroUsize>,
     pub(crate) cpus: Vec<u32>,
-    pub(crate) handles_sigbus: bool,
-}
-
-impl Default for EngineOptions {
-    fn default() -> Self {
-        Self { zone: None, producers: None, readers: None, cpus: Vec::new(), handles_sigbus: true }
-    }
+    pub(crate) leaves_sigbus: bool,
 }
 
 impl EngineOptions {
@@ -352,7 +329,7 @@ impl EngineOptions {
     /// threads that take them ([`Answer`]): they may by default.
     #[must_use]
     pub fn handles_sigbus(mut self, handles_sigbus: bool) -> Self {
-        self.handles_sigbus = handles_sigbus;
+        self.leaves_sigbus = !handles_sigbus;
         self
     }
 }

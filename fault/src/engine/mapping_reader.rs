@@ -169,7 +169,8 @@ impl MappingReader {
         let &LazyOptions { spin, deadline, budget, .. } = options;
         // On the only CPU, polling would keep the thread from running that was just woken.
         let is_alone = numa::current_cpu_count().is_ok_and(|cpus| cpus == 1);
-        let spin = if is_alone { Duration::ZERO } else { spin };
+        let spin =
+            if is_alone { Duration::ZERO } else { spin.unwrap_or(LazyOptions::DEFAULT_SPIN) };
         let pager = |(part, core): &(FaultMemory, Arc<Core>)| {
             Pager::new(part.clone(), core.clone(), pool.clone(), spin.is_zero(), deadline)
         };

@@ -142,7 +142,7 @@ fn check(
     options: &LazyOptions,
 ) -> Result<PageCount, MapError> {
     at_most("LazyOptions::trace", options.trace, TRACED)?;
-    at_most("LazyOptions::readers of another process's memory", options.readers.get(), 1)?;
+    at_most("LazyOptions::readers of another process's memory", options.reader_count(), 1)?;
     let pages = count_pages(regions)?;
     let reason = if overlap(regions.iter().map(RemoteRegion::offsets)) {
         "two regions hold the same bytes of it, and a page has one address"

@@ -12,11 +12,12 @@ use crate::uffd::features::Features;
 use crate::uffd::open;
 
 /// Whether faults of the kernel have to be reported, as of a system call that is given a missing page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum KernelFaults {
     /// They have to be, or there is no userfaultfd. That takes a privilege or the device.
     Required,
     /// They are reported if this process may have that.
+    #[default]
     IfAllowed,
     /// They are not: such a system call fails with `EFAULT`.
     Never,
