@@ -5,7 +5,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use uzone_os::uffd::{
     self, Doorbell, Event, EventBuffer, Features, Fill, Install, KernelFaults, Modes, Registered,
     Uffd,
 };
-use uzone_os::{Access, Anonymous, Mapping, Sharing};
+use uzone_os::{Access, Anonymous, Mapping, Sharing, lock};
 use uzone_pages::ByteLen;
 
 use crate::error::AttachError;
@@ -184,10 +184,6 @@ impl fmt::Debug for AttachedMemory {
             .field("served_by", &self.served_by())
             .finish_non_exhaustive()
     }
-}
-
-fn lock(state: &Mutex<ServedBy>) -> MutexGuard<'_, ServedBy> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A server that was asked for its image.

@@ -72,3 +72,10 @@ pub use map::populate::{PopulateHow, Populated, populate_slice};
 pub use map::shortage::{MapError, Shortage};
 pub use map::write_scan::WriteScan;
 pub use map::{fixed_buffers, page_cache};
+
+/// Locks a mutex, also where a thread panicked that held it: what is locked is changed by single
+/// steps, and whole after each.
+#[doc(hidden)]
+pub fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

@@ -13,6 +13,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
+use uzone_os::lock;
 use uzone_pages::ByteLen;
 
 use crate::codec::Encoder;
@@ -401,10 +402,6 @@ struct Frame {
     /// A bit for each page: whether it is zero.
     zero: Vec<bool>,
     raw_len: u64,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<'a> Turns<'a> {

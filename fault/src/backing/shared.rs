@@ -15,11 +15,11 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use uzone_os::uffd::{Answered, Features, KernelFaults, Modes, Registered, Uffd, UffdError};
-use uzone_os::{Mapping, Sharing};
+use uzone_os::{Mapping, Sharing, lock};
 use uzone_pages::{ByteLen, Content, FaultAround, PageCount, PageSize};
 
 use crate::backing::hooks::Backing;
@@ -198,11 +198,10 @@ impl SharedBacking {
     }
 
     fn with_state<R>(&self, use_it: impl FnOnce(&mut ReaderState) -> R) -> R {
-        let lock = || self.spare.lock().unwrap_or_else(PoisonError::into_inner);
-        let spare = lock().pop();
+        let spare = lock(&self.spare).pop();
         let mut state = spare.unwrap_or_else(|| ReaderState::new(self.core.room()));
         let result = use_it(&mut state);
-        lock().push(state);
+        lock(&self.spare).push(state);
         result
     }
 

@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use uzone_os::lock;
 use uzone_os::uffd::in_thread::{InThread, Record};
 use uzone_pages::{
     Advice, Content, FaultArea, FaultCosts, FaultPattern, FaultPlan, PageCount, PageSize, Pfn,
@@ -343,7 +344,7 @@ impl Core {
     }
 
     pub(crate) fn pattern(&self) -> MutexGuard<'_, FaultPattern> {
-        self.pattern.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.pattern)
     }
 
     pub(crate) fn bytes(&self, pages: Range<u64>) -> Range<u64> {

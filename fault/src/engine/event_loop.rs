@@ -23,12 +23,12 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle, ThreadId};
 use std::time::{Duration, Instant};
 
-use uzone_os::numa;
 use uzone_os::uffd::EventSet;
+use uzone_os::{lock, numa};
 
 use crate::engine::follow::Follower;
 use crate::engine::inbox::{Inbox, Message, PagerKey};
@@ -55,12 +55,6 @@ struct Shared {
     joining: Mutex<HashMap<u64, Box<MappingReader>>>,
     next_key: AtomicU64,
     readers: AtomicUsize,
-}
-
-impl Shared {
-    fn joining(&self) -> MutexGuard<'_, HashMap<u64, Box<MappingReader>>> {
-        self.joining.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// A thread that answers the faults of its mappings.
@@ -120,7 +114,7 @@ impl EventLoop {
         // Waited for before the loop knows it: it asks once more then.
         reader.join(&self.shared.set, key)?;
         self.shared.readers.fetch_add(1, Ordering::Relaxed);
-        self.shared.joining().insert(key, Box::new(reader));
+        lock(&self.shared.joining).insert(key, Box::new(reader));
         self.inbox().send(Message::Join { key });
         Ok(Attached { event_loop: self.clone(), key })
     }
@@ -251,7 +245,9 @@ impl Runner {
         for message in self.inbox.take() {
             match message {
                 Message::Join { key } => {
-                    let Some(mut reader) = self.shared.joining().remove(&key) else { continue };
+                    let Some(mut reader) = lock(&self.shared.joining).remove(&key) else {
+                        continue;
+                    };
                     if self.shares_cpu {
                         reader.set_shares_cpu(true);
                     }

@@ -3,11 +3,12 @@
 //! Locks: one, for the messages, held for a push or to take all.
 
 use std::io;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::SyncSender;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use uzone_os::lock;
 use uzone_os::uffd::Doorbell;
 
 use crate::engine::prefetch::Group;
@@ -67,12 +68,12 @@ impl Inbox {
         // In this order: a thread that sends after the swap rings again.
         let _ = self.bell.silence();
         self.called.swap(false, Ordering::AcqRel);
-        std::mem::take(&mut *self.messages.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *lock(&self.messages))
     }
 
     /// Sends a message to the loop. Returns whether the loop was woken; if not, the next message wakes it.
     pub(crate) fn send(&self, message: Message) -> bool {
-        self.messages.lock().unwrap_or_else(PoisonError::into_inner).push(message);
+        lock(&self.messages).push(message);
         // Release pairs with the Acquire of the loop: it sees what was pushed.
         if self.called.swap(true, Ordering::Release) {
             return true; // it was rung for, and not silenced since

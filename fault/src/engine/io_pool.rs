@@ -17,9 +17,10 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread::Builder;
 
+use uzone_os::lock;
 use uzone_pages::Content;
 
 use crate::engine::core::{Core, ReaderState};
@@ -230,10 +231,6 @@ struct Shared {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Queues> {
-        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns whether a thread is left that takes the next page sooner or later: one that does not wait
     /// for a page itself.
     fn has_free_thread(&self, queues: &Queues) -> bool {
@@ -282,7 +279,7 @@ impl IoPool {
         let producers = threads.get();
         let shared = Arc::new(Shared { producers, ..Shared::default() });
         {
-            let mut queues = shared.lock();
+            let mut queues = lock(&shared.queues);
             queues.demand.reserve_exact(LIMIT);
             queues.ahead.reserve_exact(AHEAD);
         }
@@ -298,7 +295,7 @@ impl IoPool {
     /// Returns whether a thread, by the number that the kernel gives it, is one of the pool's.
     pub(crate) fn is_producer(&self, thread: u32) -> bool {
         // A thread is in the list before it can fault in a backing.
-        thread != 0 && self.shared.lock().threads.contains(&thread)
+        thread != 0 && lock(&self.shared.queues).threads.contains(&thread)
     }
 
     /// Has a page of `core` produced before all others, for which `thread` of the pool waits. Starts one
@@ -306,7 +303,7 @@ impl IoPool {
     /// `false` where no thread can be started and each of those that there are waits for a page itself.
     pub(crate) fn reinforce(&self, thread: u32, core: &Arc<Core>, page: u64) -> bool {
         {
-            let mut queues = self.shared.lock();
+            let mut queues = lock(&self.shared.queues);
             queues.note_waiting(thread, core, page);
             if queues.nested.len() <= queues.idle {
                 // One that was woken for the page may have found it in the other queue, and as many producing
@@ -325,13 +322,13 @@ impl IoPool {
         if started.is_ok() {
             return true;
         }
-        let mut queues = self.shared.lock();
+        let mut queues = lock(&self.shared.queues);
         queues.reinforcements -= 1;
         self.shared.has_free_thread(&queues)
     }
 
     fn submit(&self, job: Job, is_nested: bool) -> bool {
-        if !self.shared.lock().push(job, is_nested) {
+        if !lock(&self.shared.queues).push(job, is_nested) {
             return false;
         }
         self.shared.ready.notify_one();
@@ -340,7 +337,7 @@ impl IoPool {
 
     /// Queues a group to be made ready.
     pub(crate) fn prefetch(&self, job: PrefetchJob) {
-        self.shared.lock().prefetch.push_back(job);
+        lock(&self.shared.queues).prefetch.push_back(job);
         self.shared.ready.notify_one();
     }
 
@@ -350,7 +347,7 @@ impl IoPool {
         if count == 0 {
             return;
         }
-        let mut queues = self.shared.lock();
+        let mut queues = lock(&self.shared.queues);
         if queues.ahead.len() == AHEAD {
             drop(queues);
             return Counters::add(&core.counters().left_out, count);
@@ -368,13 +365,13 @@ impl IoPool {
 fn work(shared: &Shared, is_reinforcement: bool) {
     let mut state = ReaderState::new(0);
     let thread = uzone_os::thread_id();
-    let mut queues = shared.lock();
+    let mut queues = lock(&shared.queues);
     queues.threads.push(thread);
     loop {
         if let Some(job) = queues.nested.pop_front() {
             drop(queues);
             job.run(&mut state);
-            queues = shared.lock();
+            queues = lock(&shared.queues);
             queues.ended(thread);
         } else if is_reinforcement {
             queues.threads.retain(|&other| other != thread);
@@ -386,7 +383,7 @@ fn work(shared: &Shared, is_reinforcement: bool) {
             queues.producing += 1;
             drop(queues);
             job.run(&mut state);
-            queues = shared.lock();
+            queues = lock(&shared.queues);
             queues.producing -= 1;
             queues.ended(thread);
         } else if queues.reading_ahead < shared.producers
@@ -405,7 +402,7 @@ fn work(shared: &Shared, is_reinforcement: bool) {
                     std::thread::yield_now();
                 }
             }
-            queues = shared.lock();
+            queues = lock(&shared.queues);
             queues.reading_ahead -= 1;
             queues.ended(thread);
         } else if queues.is_closed {
@@ -425,7 +422,7 @@ impl Drop for IoPool {
         }
         // The threads produce the queued pages first, because other threads wait for them. They are not
         // joined: one may be in a backing that never returns.
-        self.shared.lock().is_closed = true;
+        lock(&self.shared.queues).is_closed = true;
         self.shared.ready.notify_all();
     }
 }

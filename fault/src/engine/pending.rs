@@ -3,9 +3,10 @@
 //! Locks: one, held for a push, a removal or a look, over nothing else.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use uzone_os::lock;
 use uzone_os::uffd::FaultKind;
 
 /// How many pages of one mapping may be waited for.
@@ -28,13 +29,9 @@ impl Pending {
         Self(Mutex::new(VecDeque::with_capacity(LIMIT)))
     }
 
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Awaited>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Adds a page. Returns whether there was room.
     pub(crate) fn push(&self, awaited: Awaited) -> bool {
-        let mut list = self.lock();
+        let mut list = lock(&self.0);
         let has_room = list.len() < LIMIT;
         if has_room {
             list.push_back(awaited);
@@ -44,34 +41,34 @@ impl Pending {
 
     /// Removes a page that was produced or given up. Returns what is known about the fault.
     pub(crate) fn remove(&self, page: u64) -> Option<Awaited> {
-        let mut list = self.lock();
+        let mut list = lock(&self.0);
         let at = list.iter().position(|awaited| awaited.page == page)?;
         list.remove(at)
     }
 
     /// Returns since when the oldest is waited for.
     pub(crate) fn oldest(&self) -> Option<Instant> {
-        self.lock().front().map(|awaited| awaited.since)
+        lock(&self.0).front().map(|awaited| awaited.since)
     }
 
     /// Returns how many there are.
     pub(crate) fn len(&self) -> usize {
-        self.lock().len()
+        lock(&self.0).len()
     }
 
     /// Takes the oldest page out, if it is waited for since longer than `age`: each is given up by one thread.
     pub(crate) fn take_older_than(&self, age: Duration) -> Option<Awaited> {
-        let mut list = self.lock();
+        let mut list = lock(&self.0);
         list.pop_front_if(|awaited| awaited.since.elapsed() >= age)
     }
 
     /// Returns all.
     pub(crate) fn pages(&self) -> Vec<u64> {
-        self.lock().iter().map(|awaited| awaited.page).collect()
+        lock(&self.0).iter().map(|awaited| awaited.page).collect()
     }
 
     /// Takes all out.
     pub(crate) fn drain(&self) -> Vec<u64> {
-        self.lock().drain(..).map(|awaited| awaited.page).collect()
+        lock(&self.0).drain(..).map(|awaited| awaited.page).collect()
     }
 }

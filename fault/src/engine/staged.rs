@@ -5,8 +5,9 @@
 //! thread fills a [`Staged`] instead of the memory, and the reader installs it if the page is still wanted.
 
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
+use uzone_os::lock;
 use uzone_os::uffd::{Answered, UffdError};
 
 use crate::engine::kernel::{Fill, Kernel};
@@ -44,12 +45,8 @@ struct Notes {
 }
 
 impl StagingFiller {
-    fn notes(&self) -> MutexGuard<'_, Notes> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn keep(&self, staged: Staged) -> Result<Answered, UffdError> {
-        self.notes().staged = Some(staged);
+        lock(&self.0).staged = Some(staged);
         Ok(Answered::All)
     }
 
@@ -70,7 +67,7 @@ impl Kernel for StagingFiller {
         match fill {
             Fill::Bytes(bytes) => self.keep(Staged::Bytes(bytes.to_vec())),
             Fill::Zero => self.keep(Staged::Zero),
-            Fill::Cached if std::mem::replace(&mut self.notes().has_continued, true) => {
+            Fill::Cached if std::mem::replace(&mut lock(&self.0).has_continued, true) => {
                 // The backing has filled the file meanwhile.
                 let otherwise = Box::new(Staged::Failed(BackingError::Other(LEFT_OUT.into())));
                 self.keep(Staged::Cached { otherwise })

@@ -2,7 +2,9 @@
 //! none of them share the same ones, so that a process with many engines has few threads.
 
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
+
+use uzone_os::lock;
 
 use crate::engine::event_loop::EventLoop;
 use crate::engine::io_pool::IoPool;
@@ -30,7 +32,7 @@ impl Threads {
         if producers.is_some() || readers.is_some() || !cpus.is_empty() {
             return Self::start(options).map(Arc::new);
         }
-        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shared = lock(&SHARED);
         let running = shared.as_ref().filter(|(process, _)| *process == std::process::id());
         if let Some(threads) = running.and_then(|(_, threads)| threads.upgrade()) {
             return Ok(threads);

@@ -18,7 +18,7 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use uzone_os::Vaddr;
+use uzone_os::{Vaddr, lock};
 use uzone_pages::{Content, FaultAround};
 
 use crate::engine::core::Core;
@@ -65,14 +65,14 @@ impl Blocks {
 
     /// Returns the addresses of blocks that are filled, and forgets these.
     pub(crate) fn take(&self, most: usize) -> Vec<Vaddr> {
-        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut left = lock(&self.left);
         let taken = left.extract_if(.., Block::is_filled).take(most);
         taken.map(|block| block.address).collect()
     }
 
     /// Returns how many are left.
     pub(crate) fn left(&self) -> usize {
-        self.left.lock().unwrap_or_else(PoisonError::into_inner).len()
+        lock(&self.left).len()
     }
 }
 

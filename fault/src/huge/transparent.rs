@@ -22,11 +22,11 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use uzone_os::hugepages::{self, ThpChoice};
 use uzone_os::uffd::{Answered, Install, Registered, UffdError};
-use uzone_os::{Anonymous, Exclusive, HugeAdvice, SystemRoot};
+use uzone_os::{Anonymous, Exclusive, HugeAdvice, SystemRoot, lock};
 use uzone_pages::{ByteLen, PageSize};
 
 use crate::engine::kernel::{Fill, Kernel};
@@ -155,7 +155,7 @@ impl<K: MovingKernel> Kernel for Transparent<K> {
     }
 
     fn slot(&self) -> Option<Exclusive> {
-        let kept = self.slots.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let kept = lock(&self.slots).pop();
         kept.or_else(|| {
             let len = ByteLen::new(self.page.bytes());
             let huge = HugeAdvice::Advise;
@@ -165,7 +165,7 @@ impl<K: MovingKernel> Kernel for Transparent<K> {
     }
 
     fn give_back(&self, slot: Exclusive) {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner).push(slot);
+        lock(&self.slots).push(slot);
     }
 
     fn install_slot(&self, offset: u64, slot: &mut Exclusive) -> Result<Answered, UffdError> {

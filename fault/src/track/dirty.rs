@@ -25,12 +25,12 @@
 //! Source: "Userfaultfd" in the Linux administrator's guide, ioctl_pagemap_scan(2).
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use uzone_os::uffd::write_states::{WriteStates, runs_of};
 use uzone_os::uffd::{Answered, Features, Install, Modes, Registered, UffdCall, UffdError};
-use uzone_os::{Anonymous, Exclusive, Mapped, Mapping, Sharing, WriteScan};
+use uzone_os::{Anonymous, Exclusive, Mapped, Mapping, Sharing, WriteScan, lock};
 use uzone_pages::{ByteLen, PageCount, PageSize};
 
 use crate::engine::kernel::{Fill, Kernel};
@@ -129,7 +129,7 @@ impl Tracker {
 
     /// Locks out the other threads that make pages clean.
     pub(crate) fn turn(&self) -> MutexGuard<'_, ()> {
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.turn)
     }
 
     fn bytes(&self, pages: &Range<u64>) -> Range<u64> {

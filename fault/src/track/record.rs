@@ -11,10 +11,11 @@
 //! Locks: one, held while some numbers are noted or copied, over nothing else.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
+use uzone_os::lock;
 use uzone_os::uffd::FaultKind;
 
 use crate::error::Failure;
@@ -147,10 +148,6 @@ impl Recorder {
         Arc::new(Self { started: Instant::now(), records: Mutex::new(records) })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Records> {
-        self.records.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns the time from when the mapping was made to an instant.
     pub(crate) fn since_start(&self, moment: Instant) -> Duration {
         moment.saturating_duration_since(self.started)
@@ -161,7 +158,7 @@ impl Recorder {
         for fault in faults {
             fire(fault);
         }
-        let mut records = self.lock();
+        let mut records = lock(&self.records);
         for fault in faults {
             records.note(fault);
         }
@@ -169,7 +166,7 @@ impl Recorder {
 
     /// Records faults that were noted elsewhere. `take` hands them over, and returns how many were lost.
     pub(crate) fn absorb(&self, take: impl FnOnce(&mut dyn FnMut(FaultRecord)) -> u64) {
-        let mut records = self.lock();
+        let mut records = lock(&self.records);
         let lost = take(&mut |fault| {
             fire(&fault);
             records.note(&fault);
@@ -179,7 +176,7 @@ impl Recorder {
 
     /// Returns how long faults took, by class and outcome.
     pub(crate) fn latencies(&self) -> Vec<Latency> {
-        let records = self.lock();
+        let records = lock(&self.records);
         let mut latencies: Vec<_> = records
             .series
             .iter()
@@ -192,17 +189,17 @@ impl Recorder {
 
     /// Notes why a page could not be produced.
     pub(crate) fn note_failure(&self, failure: Failure) {
-        self.lock().last_failure = Some(failure);
+        lock(&self.records).last_failure = Some(failure);
     }
 
     /// Returns what was noted last.
     pub(crate) fn last_failure(&self) -> Option<Failure> {
-        self.lock().last_failure.clone()
+        lock(&self.records).last_failure.clone()
     }
 
     /// Takes the trace out.
     pub(crate) fn take_trace(&self) -> FaultTrace {
-        let mut records = self.lock();
+        let mut records = lock(&self.records);
         let keeps = records.keeps;
         let trace = std::mem::replace(&mut records.trace, VecDeque::with_capacity(keeps));
         FaultTrace { records: trace.into(), lost: std::mem::take(&mut records.lost) }
