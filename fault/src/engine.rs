@@ -206,7 +206,9 @@ impl Engine {
         // would never be missing.
         mapping.discard(0..mapping.len().get()).map_err(MapError::Present)?;
         let (uffd, in_thread) = self.open(backing, &mapping, required, options)?;
-        let memory = Arc::new(Registered::new(Arc::new(uffd), mapping, modes)?);
+        let memory = Arc::new(
+            Registered::new(Arc::new(uffd), mapping, modes).map_err(|refused| refused.cause)?,
+        );
         Ok((memory, page, in_thread))
     }
 

@@ -4,35 +4,26 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use uzone_os::uffd::{Answered, UffdError};
-use uzone_os::{AccessError, Mapping, MappingError, Rejected, SysError};
-use uzone_pages::{AddrError, ByteLen, ErrorKind, PageSize};
+use uzone_os::{AccessError, MappingError, SysError};
+use uzone_pages::{AddrError, ByteLen, ErrorKind};
 use uzone_zone::{BindError, PinError};
 
 /// Memory that was not mapped lazily.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MapError {
-    /// There is no userfaultfd, or it lacks a feature.
+    /// There is no userfaultfd, it lacks a feature, or the memory could not be registered with it.
     #[error("cannot receive page faults: {0}")]
     Open(#[from] UffdError),
-    /// The memory could not be registered with the userfaultfd.
-    #[error("cannot receive the page faults of the memory: {0}")]
-    Register(#[from] Rejected<Mapping, UffdError>),
     /// No memory was mapped, for the caller's pages or for their descriptors.
     #[error("cannot map the memory: {0}")]
     Map(#[from] uzone_os::MapError),
     /// The states of pages whose writes are events have no room.
     #[error("cannot map the states of the pages: {0}")]
     Mapped(#[from] MappingError),
-    /// The page tables cannot be scanned for writes.
-    #[error("writes cannot be tracked: {0}")]
-    Scan(#[from] SysError),
     /// The length has no such number of pages, or the window size was refused.
     #[error(transparent)]
     Addr(#[from] AddrError),
-    /// The memory is no region.
-    #[error(transparent)]
-    Region(#[from] Box<BindError>),
     /// The pages cannot be described.
     #[error("the pages cannot be described: {0}")]
     Bind(#[from] BindError),
@@ -71,9 +62,10 @@ pub enum MapError {
     /// The memory file of a log or of shared pages cannot be made, or an earlier log cannot be read.
     #[error("the memory file of the log of events, or of shared pages, cannot be used: {0}")]
     MemoryFile(#[source] io::Error),
-    /// What the host is set to cannot be read.
-    #[error("cannot read whether there are transparent huge pages: {0}")]
-    Host(#[source] SysError),
+    /// What the host has or is set to cannot be read, its page tables cannot be scanned for writes,
+    /// or a thread cannot be kept to a CPU.
+    #[error("{0}")]
+    Host(#[from] SysError),
     /// The backing cannot be used in this way.
     #[error("the backing cannot be mapped: {reason}")]
     Backing {
@@ -96,82 +88,15 @@ pub enum MapError {
     /// A thread was not started, or what wakes it was not made.
     #[error("cannot start the threads of the mapping: {0}")]
     Thread(#[source] io::Error),
-    /// There is no part.
-    #[error("a backing of parts needs at least one part")]
-    NoParts,
-    /// A part has no page, or starts or ends inside of one, here or in its own backing.
-    #[error(
-        "the part from {start:#x} to {end:#x}, which starts at {offset:#x} of its backing, is not one page or more: all three have to be multiples of {}",
-        page.bytes()
-    )]
-    PartCutsPage {
-        /// Where it starts.
-        start: u64,
-        /// Where it ends.
-        end: u64,
-        /// Where it starts in its own backing.
-        offset: u64,
-        /// The size of a page.
-        page: PageSize,
+    /// The parts of a backing do not fit.
+    #[error("{reason}")]
+    Part {
+        /// Which does not, and why, or what would help.
+        reason: String,
     },
-    /// Two parts have the same bytes.
-    #[error("the part at {second:#x} starts before the one at {first:#x} ends, at {end:#x}")]
-    PartsOverlap {
-        /// Where the one starts.
-        first: u64,
-        /// Where it ends.
-        end: u64,
-        /// Where the other starts.
-        second: u64,
-    },
-    /// No part has these bytes.
-    #[error(
-        "no part has the bytes from {start:#x} to {end:#x}: add one, or say that gaps are zero"
-    )]
-    NoPartAt {
-        /// The first of them.
-        start: u64,
-        /// Where the next part starts.
-        end: u64,
-    },
-    /// A backing is shorter than its part.
-    #[error(
-        "the part at {start:#x} wants its backing up to {wanted:#x}, and that has {has}: make the part shorter"
-    )]
-    PartTooShort {
-        /// Where the part starts.
-        start: u64,
-        /// Where it ends in its own backing.
-        wanted: u64,
-        /// How long its backing is.
-        has: ByteLen,
-    },
-    /// A backing is a memory file, whose pages cannot be mapped beside those of others.
-    #[error(
-        "the part at {start:#x} is a memory file, whose pages are mapped and not copied: give it a mapping of its own"
-    )]
-    PartNotOwn {
-        /// Where the part starts.
-        start: u64,
-    },
-    /// A backing did not return the kind of its memory.
-    #[error("the part at {start:#x} does not return its memory: {cause}")]
-    PartUnknown {
-        /// Where the part starts.
-        start: u64,
-        /// Why not.
-        #[source]
-        cause: io::Error,
-    },
-    /// Where faults are answered best cannot be measured: memory could not be mapped lazily.
-    #[error("cannot measure where faults are answered best: {0}")]
-    Measure(#[source] Box<MapError>),
     /// The memory that faults were to be measured on could not be read.
     #[error("cannot measure where faults are answered best: {0}")]
-    MeasureRead(#[source] Box<LazyError>),
-    /// Which CPUs may be used is not known, or a thread that measures cannot be kept to one.
-    #[error("cannot measure where faults are answered best: {0}")]
-    MeasureCpus(#[source] SysError),
+    MeasureRead(#[from] Box<LazyError>),
 }
 
 impl MapError {
@@ -180,16 +105,14 @@ impl MapError {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Open(error) => error.kind(),
-            Self::Register(refused) => refused.cause.kind(),
             Self::Map(error) => error.kind(),
             Self::Mapped(error) | Self::Children(error) | Self::Present(error) => error.kind(),
-            Self::Scan(error) | Self::Host(error) | Self::MeasureCpus(error) => error.kind(),
+            Self::Host(error) => error.kind(),
             Self::Bind(error) => error.kind(),
-            Self::Measure(error) => error.kind(),
             Self::MeasureRead(error) => error.kind(),
             Self::NotHuge { .. } => ErrorKind::NotSupported,
             Self::Thread(_) => ErrorKind::OutOfMemory,
-            Self::MemoryFile(_) | Self::Unknown(_) | Self::PartUnknown { .. } => ErrorKind::Io,
+            Self::MemoryFile(_) | Self::Unknown(_) => ErrorKind::Io,
             _ => ErrorKind::InvalidInput,
         }
     }
@@ -199,9 +122,11 @@ impl MapError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BackingError {
-    /// Reading it failed.
-    #[error("cannot read {len_bytes} bytes at {offset:#x}: {cause}")]
-    Read {
+    /// Reading or writing it failed.
+    #[error("cannot {call} {len_bytes} bytes at {offset:#x}: {cause}")]
+    Io {
+        /// `read` or `write`.
+        call: &'static str,
         /// Where in the backing.
         offset: u64,
         /// How many.
@@ -230,17 +155,6 @@ pub enum BackingError {
         /// Why not, and what would help.
         reason: &'static str,
     },
-    /// Writing to it failed.
-    #[error("cannot write {len_bytes} bytes at {offset:#x}: {cause}")]
-    Write {
-        /// Where in the backing.
-        offset: u64,
-        /// How many.
-        len_bytes: u64,
-        /// What the system answered.
-        #[source]
-        cause: io::Error,
-    },
     /// The kernel refused the page.
     #[error("the kernel refused the page: {0}")]
     Answer(#[from] UffdError),
@@ -254,7 +168,7 @@ impl BackingError {
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Read { .. } | Self::Write { .. } => ErrorKind::Io,
+            Self::Io { .. } => ErrorKind::Io,
             Self::Short { .. } => ErrorKind::InvalidData,
             Self::ReadOnly { .. } => ErrorKind::NotSupported,
             Self::Answer(error) => error.kind(),
@@ -398,9 +312,6 @@ pub enum LazyError {
         /// What the kernel answered.
         answer: Answered,
     },
-    /// The kernel refused to protect the memory of another process.
-    #[error("the memory cannot be protected against writing: {0}")]
-    Protect(#[source] UffdError),
 }
 
 impl LazyError {
@@ -419,7 +330,7 @@ impl LazyError {
             Self::Captured | Self::NotProtected { .. } => ErrorKind::Busy,
             Self::NotReported => ErrorKind::NotSupported,
             Self::CaptureLost { .. } | Self::NotStopped(_) => ErrorKind::Io,
-            Self::Answer(error) | Self::Protect(error) => error.kind(),
+            Self::Answer(error) => error.kind(),
         }
     }
 }

@@ -62,7 +62,8 @@ impl Rehearsal {
         let mapping = Mapping::anonymous(len, Anonymous::default())?;
         let start = mapping.addr().get() as u64;
         let uffd = Uffd::open(Features::NONE, Features::THREAD_ID, KernelFaults::IfAllowed)?;
-        let memory = Arc::new(Registered::new(Arc::new(uffd), mapping, Modes::MISSING)?);
+        let memory = Registered::new(Arc::new(uffd), mapping, Modes::MISSING);
+        let memory = Arc::new(memory.map_err(|refused| refused.cause)?);
         let backing: Arc<dyn Backing> = Arc::new(ZeroBacking);
         let (areas, recorder) = ([contents.fault_area(start)], Recorder::new(options.trace));
         let (kernel, policy) = (Arc::new(Agreeing), Policy::default());

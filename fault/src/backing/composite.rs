@@ -72,43 +72,55 @@ impl CompositeBuilder {
             let before = whole.last().map_or(0..0, |last| last.range.clone());
             if start < before.end {
                 let Range { start: first, end } = before;
-                return Err(MapError::PartsOverlap { first, end, second: start });
+                return Err(refused(format!(
+                    "the part at {start:#x} starts before the one at {first:#x} ends, at {end:#x}"
+                )));
             }
             if start > before.end {
                 let range = before.end..start;
                 if !gaps_are_zero {
-                    return Err(MapError::NoPartAt { start: range.start, end: range.end });
+                    return Err(refused(format!(
+                        "no part has the bytes from {:#x} to {start:#x}: add one, or say that gaps are zero",
+                        range.start
+                    )));
                 }
                 whole.push(Part { range, offset: 0, backing: Arc::new(ZeroBacking) });
             }
             whole.push(part);
         }
         if whole.is_empty() {
-            return Err(MapError::NoParts);
+            return Err(refused("a backing of parts needs at least one part".to_owned()));
         }
         Ok(CompositeBacking { page, parts: whole })
     }
 }
 
+fn refused(reason: String) -> MapError {
+    MapError::Part { reason }
+}
+
 /// Checks a part by itself.
 fn check(part: &Part, page: PageSize) -> Result<(), MapError> {
     let Part { range: Range { start, end }, offset, ref backing } = *part;
-    if start >= end || (start | end | offset) & (page.bytes() - 1) != 0 {
-        return Err(MapError::PartCutsPage { start, end, offset, page });
+    let page = page.bytes();
+    if start >= end || (start | end | offset) & (page - 1) != 0 {
+        return Err(refused(format!(
+            "the part from {start:#x} to {end:#x}, which starts at {offset:#x} of its backing, is not one page or more: all three have to be multiples of {page}"
+        )));
     }
-    match backing.memory_file() {
-        Ok(None) => {}
-        Ok(Some(_)) => return Err(MapError::PartNotOwn { start }),
-        Err(cause) => return Err(MapError::PartUnknown { start, cause }),
+    if backing.memory_file().map_err(MapError::Unknown)?.is_some() {
+        return Err(refused(format!(
+            "the part at {start:#x} is a memory file, whose pages are mapped and not copied: give it a mapping of its own"
+        )));
     }
-    let Some(wanted) = offset.checked_add(end - start) else {
-        let has = backing.byte_len().unwrap_or(ByteLen::new(u64::MAX));
-        return Err(MapError::PartTooShort { start, wanted: u64::MAX, has });
-    };
-    if let Some(has) = backing.byte_len()
-        && wanted > has.get().div_ceil(page.bytes()).saturating_mul(page.bytes())
-    {
-        return Err(MapError::PartTooShort { start, wanted, has });
+    // Also of a backing without a length, no byte is behind the last.
+    let (wanted, has) = (offset.checked_add(end - start), backing.byte_len());
+    let has = has.unwrap_or(ByteLen::new(u64::MAX));
+    if wanted.is_none_or(|wanted| wanted > has.get().div_ceil(page).saturating_mul(page)) {
+        let wanted = wanted.unwrap_or(u64::MAX);
+        return Err(refused(format!(
+            "the part at {start:#x} wants its backing up to {wanted:#x}, and that has {has}: make the part shorter"
+        )));
     }
     Ok(())
 }

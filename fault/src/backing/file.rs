@@ -36,6 +36,15 @@ const SMALLEST_HALF: u64 = 16 << 10;
 /// are installed.
 const SMALLEST_COPY: u64 = 48 << 10;
 
+/// Returns what makes an error of those of a call on bytes of the file.
+fn failed(
+    call: &'static str,
+    offset: u64,
+    len_bytes: u64,
+) -> impl Fn(io::Error) -> BackingError + Copy {
+    move |cause| BackingError::Io { call, offset, len_bytes, cause }
+}
+
 /// The bytes of a file, from its start on.
 #[derive(Debug)]
 pub struct FileBacking {
@@ -81,7 +90,7 @@ impl FileBacking {
     /// behind the end of the file are zero.
     fn read_cached(&self, at: u64, out: &mut [u8]) -> Result<usize, BackingError> {
         let wanted = self.inside(at, out.len());
-        let failed = |cause| BackingError::Read { offset: at, len_bytes: wanted as u64, cause };
+        let failed = failed("read", at, wanted as u64);
         match page_cache::read_cached(&self.file, at, &mut out[..wanted]).map_err(failed)? {
             Some(bytes) if bytes == wanted => {
                 out[wanted..].fill(0);
@@ -103,7 +112,7 @@ impl FileBacking {
         if end - start < SMALLEST_COPY {
             return Ok(None);
         }
-        let failed = |cause| BackingError::Read { offset: start, len_bytes: end - start, cause };
+        let failed = failed("read", start, end - start);
         let len = self.len.min(self.file.metadata().map_err(failed)?.len());
         let host = uzone_os::probe::page_size().bytes();
         let whole = end.min(len / host * host);
@@ -122,7 +131,7 @@ impl FileBacking {
         }
         let Range { start, end } = range;
         let Some(len) = NonZeroU64::new(end - start) else { return Ok(None) };
-        let failed = |cause| BackingError::Read { offset: start, len_bytes: end - start, cause };
+        let failed = failed("read", start, end - start);
         let cached = page_cache::cached(&self.file, start, len).map_err(failed)?;
         if cached.is_none_or(|pages| pages < len.get() / host.bytes())
             || self.file.metadata().map_err(failed)?.len().min(self.len) < end
@@ -141,7 +150,7 @@ impl FileBacking {
         let Some(len) = end.checked_sub(run.start).and_then(NonZeroU64::new) else {
             return Ok(());
         };
-        let failed = |cause| BackingError::Read { offset: run.start, len_bytes: len.get(), cause };
+        let failed = failed("read", run.start, len.get());
         let cached = page_cache::cached(&self.file, run.start, len).map_err(failed)?;
         match cached {
             Some(0) => return Ok(()),
@@ -250,7 +259,7 @@ impl Backing for FileBacking {
                     let end = self.file.metadata().map_or(0, |metadata| metadata.len());
                     Err(BackingError::Short { offset, len_bytes: wanted as u64, end })
                 }
-                Err(cause) => Err(BackingError::Read { offset, len_bytes: wanted as u64, cause }),
+                Err(cause) => Err(failed("read", offset, wanted as u64)(cause)),
             }
         })?;
         Ok(())
@@ -263,7 +272,7 @@ impl Backing for FileBacking {
             return Err(BackingError::ReadOnly { offset, len_bytes, reason });
         }
         let bytes = &bytes[..self.inside(offset, bytes.len())];
-        let failed = |cause| BackingError::Write { offset, len_bytes, cause };
+        let failed = failed("write", offset, len_bytes);
         let end = self.file.metadata().map_err(failed)?.len();
         if offset + bytes.len() as u64 > end {
             // Writing would make it longer again, with zeroes in between.

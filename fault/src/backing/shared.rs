@@ -171,7 +171,8 @@ impl SharedBacking {
         mapping.seal_for_readers().map_err(MapError::MemoryFile)?;
         // No thread touches a page that is missing, so none of a kind is to be seen.
         let uffd = Uffd::open(Features::MISSING_SHMEM, Features::NONE, KernelFaults::Never)?;
-        let memory = Registered::new(Arc::new(uffd), mapping, Modes::MISSING)?;
+        let memory = Registered::new(Arc::new(uffd), mapping, Modes::MISSING)
+            .map_err(|refused| refused.cause)?;
         let pages = page.pages_in(len)?;
         let (zeroes, filled, kept) = (Bits::new(pages), Bits::new(pages), AtomicU64::new(0));
         let file = Arc::new(File { memory, zeroes, filled, kept, page });

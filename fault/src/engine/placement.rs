@@ -75,7 +75,7 @@ impl ReaderPlacement {
     fn measure_within(most: Duration) -> Result<Self, MapError> {
         let begin = Instant::now();
         let all: Vec<u32> = (0..CPUS).collect();
-        let cpus = numa::usable(&all).map_err(MapError::MeasureCpus)?;
+        let cpus = numa::usable(&all)?;
         let cpu = cpus.first().copied().unwrap_or(0);
         let other = cpus.get(1).copied();
         let look = LazyOptions::DEFAULT_SPIN;
@@ -85,8 +85,7 @@ impl ReaderPlacement {
             places.push((ReaderPlace::OtherCpu, other, Duration::ZERO));
         }
         let one = NonZeroUsize::MIN;
-        let engine = Engine::with(EngineOptions::default().producers(one).readers(one));
-        let engine = engine.map_err(|error| MapError::Measure(Box::new(error)))?;
+        let engine = Engine::with(EngineOptions::default().producers(one).readers(one))?;
         let mut times = Vec::with_capacity(places.len());
         for (place, reader, spin) in places {
             if begin.elapsed().saturating_add(WITHIN) > most {
@@ -136,16 +135,12 @@ fn time(engine: &Engine, cpu: u32, reader: u32, spin: Duration) -> Result<Durati
         .answer(Answer::Reader)
         .own_reader(vec![reader]);
     let len = ByteLen::new((WARM_UP + FAULTS) * page);
-    let memory = engine.map(len, Arc::new(ZeroBacking), &options);
-    let memory = memory.map_err(|error| MapError::Measure(Box::new(error)))?;
-    let read = |page_at: u64| {
-        let read = memory.read_at(page_at * page, &mut [0]);
-        read.map_err(|error| MapError::MeasureRead(Box::new(error)))
-    };
+    let memory = engine.map(len, Arc::new(ZeroBacking), &options)?;
+    let read = |page_at: u64| memory.read_at(page_at * page, &mut [0]).map_err(Box::new);
     // In a thread of its own, so that the caller's stays where it was.
     let touched = std::thread::scope(|scope| {
         let touch = || -> Result<Vec<Duration>, MapError> {
-            numa::keep_thread_to(&[cpu]).map_err(MapError::MeasureCpus)?;
+            numa::keep_thread_to(&[cpu])?;
             let mut times = Vec::new();
             for at in 0..WARM_UP {
                 read(at)?;

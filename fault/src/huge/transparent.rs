@@ -67,8 +67,7 @@ pub(crate) struct Transparent<K> {
 /// # Errors
 /// [`MapError::NotHuge`] if it has none, or they are switched off.
 pub(crate) fn page_size() -> Result<PageSize, MapError> {
-    let thp = hugepages::thp(&SystemRoot::host()).map_err(MapError::Host)?;
-    let Some(thp) = thp else {
+    let Some(thp) = hugepages::thp(&SystemRoot::host())? else {
         return Err(MapError::NotHuge { reason: "its kernel was built without them" });
     };
     if thp.enabled == ThpChoice::Never {

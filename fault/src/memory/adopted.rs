@@ -353,7 +353,7 @@ impl AdoptedMemory {
                     std::thread::yield_now();
                 }
                 Ok(answer) => break LazyError::NotProtected { answer },
-                Err(error) => break LazyError::Protect(error),
+                Err(error) => break error.into(),
             }
         };
         let _ = self.end_capture();
