@@ -74,7 +74,7 @@ pub use backing::{
 };
 pub use engine::Engine;
 pub use engine::budget::Budget;
-pub use engine::placement::{ReaderPlace, ReaderPlacement};
+pub use engine::placement::ReaderPlacement;
 pub use engine::window::{Filled, Window};
 pub use error::{BackingError, Failure, LazyError, MapError};
 pub use huge::collapse::{Collapsed, Uncollapsed};

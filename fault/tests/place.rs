@@ -13,8 +13,7 @@ use common::{
     anonymous, check_page, file_of, map, options, page, region_at, registered, remote, userfaultfd,
 };
 use uzone_fault::{
-    AdoptedMemory, Engine, EngineOptions, FileBacking, LazyOptions, ReaderPlace, ReaderPlacement,
-    ZeroBacking,
+    AdoptedMemory, Engine, EngineOptions, FileBacking, LazyOptions, ReaderPlacement, ZeroBacking,
 };
 use uzone_os::numa;
 use uzone_os::uffd::{Features, KernelFaults, Registered};
@@ -133,7 +132,7 @@ fn is_to_follow() -> bool {
     assert!(begin.elapsed() < Duration::from_millis(1), "it is measured once");
     assert_eq!(again, measured);
     let by_far = |it: &ReaderPlacement| {
-        let same = it.times.iter().find(|(place, _)| *place == ReaderPlace::SameCpu);
+        let same = it.times.iter().find(|(place, _)| *place == ReaderPlacement::SAME_CPU);
         same.is_some_and(|(_, same)| *same > it.times[0].1 * 2)
     };
     usable().len() > 1 && !measured.is_some_and(by_far)

@@ -20,7 +20,7 @@ use common::{
 };
 use uzone_fault::{
     Backing, BackingError, Budget, Engine, EngineOptions, FaultKind, FaultOutcome, FileBacking,
-    FunctionBacking, LazyMapping, LazyOptions, MapError, ReaderPlace, ReaderPlacement, Window,
+    FunctionBacking, LazyMapping, LazyOptions, MapError, ReaderPlacement, Window,
 };
 use uzone_os::uffd::{Features, KernelFaults, Registered};
 use uzone_os::{AccessError, Mapping, page_cache, sigbus};
@@ -509,7 +509,7 @@ fn where_faults_are_answered_best_is_measured() {
         Err(error) => return skip("the best place", &format!("{error:?}")),
     };
     let places: Vec<_> = placement.times.iter().map(|&(place, _)| place).collect();
-    assert!(places.contains(&ReaderPlace::SameCpu));
+    assert!(places.contains(&ReaderPlacement::SAME_CPU));
     assert_eq!(places.len(), if placement.other.is_some() { 3 } else { 1 });
     assert!(placement.times.is_sorted_by_key(|&(_, time)| time));
     assert_eq!(placement.best(), places[0]);

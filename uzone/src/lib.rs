@@ -43,8 +43,8 @@ pub mod lazy {
         CompositeBuilder, Engine, EngineOptions, EventLog, Failure, FaultAround, FaultKind,
         FaultOutcome, FaultRecord, FaultStats, FaultTrace, FileBacking, Filled, FunctionBacking,
         HugePages, KernelFaults, Latency, LazyError, LazyMapping, LazyOptions, LoggedEvents,
-        MapError, Mapping, MemoryBacking, ReaderPlace, ReaderPlacement, Refusal, Rejected, Remote,
-        RemoteRegion, SharedBacking, Uncollapsed, Vaddr, Window, WriteTracking, ZeroBacking,
+        MapError, Mapping, MemoryBacking, ReaderPlacement, Refusal, Rejected, Remote, RemoteRegion,
+        SharedBacking, Uncollapsed, Vaddr, Window, WriteTracking, ZeroBacking,
     };
 }
 

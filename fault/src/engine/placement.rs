@@ -4,7 +4,6 @@
 //! which saves a wake-up and costs that CPU. Which is best depends on the machine: interrupts between CPUs
 //! cost more in a virtual one.
 
-use std::fmt;
 use std::num::NonZeroUsize;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -27,28 +26,6 @@ const IN_ALL: Duration = Duration::from_millis(5);
 /// CPUs with larger numbers are ignored.
 const CPUS: u32 = 4096;
 
-/// Where the reader thread runs, relative to the faulting thread.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum ReaderPlace {
-    /// On the same CPU.
-    SameCpu,
-    /// On another one, where it sleeps between faults.
-    OtherCpu,
-    /// On another one, where it polls for faults and does not sleep.
-    OtherCpuLooking,
-}
-
-impl fmt::Display for ReaderPlace {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::SameCpu => "on the same CPU",
-            Self::OtherCpu => "on another CPU, sleeping between faults",
-            Self::OtherCpuLooking => "on another CPU, looking for faults",
-        })
-    }
-}
-
 /// How long a fault takes, by the place of the reader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -59,10 +36,17 @@ pub struct ReaderPlacement {
     pub other: Option<u32>,
     /// Each place and the median time of a fault there, from the touch to the next instruction, the fastest
     /// first.
-    pub times: Vec<(ReaderPlace, Duration)>,
+    pub times: Vec<(&'static str, Duration)>,
 }
 
 impl ReaderPlacement {
+    /// The place of a reader on the CPU of the faulting thread.
+    pub const SAME_CPU: &'static str = "on the same CPU";
+    /// That of a reader on another one, where it sleeps between faults.
+    pub const OTHER_CPU: &'static str = "on another CPU, sleeping between faults";
+    /// That of a reader on another one, where it polls for faults and does not sleep.
+    pub const OTHER_CPU_LOOKING: &'static str = "on another CPU, looking for faults";
+
     /// Times faults in each place, from the first CPU that this process may use. It takes less than five
     /// milliseconds on an idle machine, and starts threads that end with it.
     ///
@@ -79,10 +63,10 @@ impl ReaderPlacement {
         let cpu = cpus.first().copied().unwrap_or(0);
         let other = cpus.get(1).copied();
         let look = LazyOptions::DEFAULT_SPIN;
-        let mut places = vec![(ReaderPlace::SameCpu, cpu, Duration::ZERO)];
+        let mut places = vec![(Self::SAME_CPU, cpu, Duration::ZERO)];
         if let Some(other) = other {
-            places.push((ReaderPlace::OtherCpuLooking, other, look));
-            places.push((ReaderPlace::OtherCpu, other, Duration::ZERO));
+            places.push((Self::OTHER_CPU_LOOKING, other, look));
+            places.push((Self::OTHER_CPU, other, Duration::ZERO));
         }
         let one = NonZeroUsize::MIN;
         let engine = Engine::with(EngineOptions::default().producers(one).readers(one))?;
@@ -114,15 +98,15 @@ impl ReaderPlacement {
 
     /// Returns whether a fault took no more than twice the time on the same CPU that it took in the best place.
     pub(crate) fn may_share_cpu(&self) -> bool {
-        let same = self.times.iter().find(|(place, _)| *place == ReaderPlace::SameCpu);
+        let same = self.times.iter().find(|(place, _)| *place == Self::SAME_CPU);
         let best = self.times.first();
         same.zip(best).is_none_or(|((_, same), (_, best))| *same <= *best * 2)
     }
 
     /// Returns the place where a fault took the shortest time.
     #[must_use]
-    pub fn best(&self) -> ReaderPlace {
-        self.times.first().map_or(ReaderPlace::SameCpu, |&(place, _)| place)
+    pub fn best(&self) -> &'static str {
+        self.times.first().map_or(Self::SAME_CPU, |&(place, _)| place)
     }
 }
 
