@@ -484,31 +484,6 @@ fn present(kernel: &FakeKernel) -> Vec<u64> {
 }
 
 #[test]
-fn a_page_that_is_not_ready_is_produced_once_and_its_neighbours_are_mapped() {
-    let mut kinds = all(Kind::Ready);
-    (kinds[20], kinds[22]) = (Kind::Slow, Kind::Slow);
-    let (kernel, core, mut state) = plain(kinds, Advice::Normal, 16);
-    assert!(matches!(core.fault(20, Touch::Read, &mut state), Outcome::Produce { .. }));
-    while core.map_around(&mut state) {}
-    let neighbours: Vec<u64> = (16..32).filter(|page| ![20, 22].contains(page)).collect();
-    assert_eq!(present(&kernel), neighbours);
-    // Another thread touches it meanwhile: it has an owner, which wakes them both.
-    assert_eq!(core.fault(20, Touch::Read, &mut state), Outcome::Coalesced);
-    core.produce(20, &mut state).unwrap();
-    assert_eq!(core.contents().get(20), Content::Present);
-    assert_eq!(core.contents().get(22), Content::Absent);
-    assert_eq!(kernel.lock().pages[&20], Some(right(20)));
-}
-
-#[test]
-fn a_write_fault_maps_exactly_its_page() {
-    let (kernel, core, mut state) = plain(all(Kind::Ready), Advice::Auto, 16);
-    assert_eq!(core.fault(0, Touch::Write, &mut state), Outcome::Answered);
-    assert_eq!(core.fault(50, Touch::Write, &mut state), Outcome::Answered);
-    assert_eq!(present(&kernel), [0, 50]);
-}
-
-#[test]
 fn the_faulting_page_goes_first_unless_it_is_read_in_order() {
     // The kernel's replies are counted: one for the page alone, and one for every four at its sides.
     for (page, replies) in [(40, 5), (0, 1)] {
@@ -518,24 +493,6 @@ fn the_faulting_page_goes_first_unless_it_is_read_in_order() {
         while core.map_around(&mut state) {}
         assert_eq!(present(&kernel).len(), 16);
         assert_eq!(kernel.lock().next, replies, "page {page}");
-    }
-}
-
-#[test]
-fn a_failing_page_is_a_signal_and_its_neighbours_are_not() {
-    for kind in [Kind::Failing, Kind::Panicking, Kind::LeftOut] {
-        let mut kinds = all(Kind::Ready);
-        kinds[16] = kind;
-        let (kernel, core, mut state) = plain(kinds, Advice::Normal, 16);
-        assert!(matches!(core.fault(16, Touch::Read, &mut state), Outcome::Produce { .. }));
-        while core.map_around(&mut state) {}
-        let error = core.produce(16, &mut state).unwrap_err();
-        assert!(!error.to_string().is_empty());
-        assert_eq!(core.contents().get(16), Content::Poisoned);
-        assert_eq!(kernel.lock().pages[&16], None);
-        assert!((17..32).all(|page| kernel.lock().pages[&page] == Some(right(page))));
-        // A later thread gets it too.
-        assert_eq!(core.fault(16, Touch::Read, &mut state), Outcome::Answered);
     }
 }
 

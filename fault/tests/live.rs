@@ -112,20 +112,6 @@ fn a_cold_file_is_read_where_it_is_touched() {
 }
 
 #[test]
-fn a_last_page_that_the_file_fills_in_part_ends_in_zeroes() {
-    let len = 5 * page() + 100;
-    let backing = FileBacking::new(file_of(len)).unwrap();
-    let Some(memory) = map("a_last_page", 6 * page(), backing, &LazyOptions::default()) else {
-        return;
-    };
-    check_bytes(&memory, 0, 5 * page());
-    check_bytes(&memory, 5 * page(), 96);
-    let mut rest = vec![1; usize_of(page() - 100)];
-    memory.read_at(len, &mut rest).unwrap();
-    assert!(rest.iter().all(|&byte| byte == 0));
-}
-
-#[test]
 fn a_file_that_became_shorter_is_an_error_and_never_zero() {
     let name = "a_file_that_became_shorter";
     let file = file_of(64 * page());
@@ -500,33 +486,6 @@ fn a_wrong_request_is_refused_with_what_it_was_given() {
     assert!(memory.read_at(4 * page(), &mut [0]).is_err());
     assert!(memory.write_at(4 * page() - 1, &[0, 0]).is_err());
     assert!(format!("{memory:?} {engine:?}").contains("LazyMapping"));
-}
-
-#[test]
-fn many_mappings_come_and_go_while_their_pages_are_produced() {
-    let engine = engine();
-    for round in 0..30 {
-        let slow = FunctionBacking::slow(|offset, out: &mut [u8]| {
-            thread::sleep(Duration::from_micros(300));
-            write_words(offset, out);
-            Ok(())
-        });
-        let len = 64 * page();
-        let name = "many_mappings";
-        let Some(memory) = map_with(name, &engine, len, slow, &LazyOptions::default()) else {
-            return;
-        };
-        thread::scope(|scope| {
-            for seed in 0..4 {
-                let memory = &memory;
-                scope.spawn(move || {
-                    for at in scattered(seed + round * 4 + 1, 64).take(8) {
-                        check_page(memory, at * page());
-                    }
-                });
-            }
-        });
-    }
 }
 
 #[test]

@@ -388,12 +388,15 @@ fn a_page_that_misses_its_deadline_is_an_error_and_a_late_answer_changes_nothing
         let (backing, gate, _) = Stalling::new(3 * page());
         let options = LazyOptions::default().deadline(deadline);
         let Some(memory) = map(name, &engine, 16 * page(), backing, &options) else { return };
+        let begin = Instant::now();
         assert!(matches!(try_page(&memory, 3 * page()), Err(AccessError::Bus { .. })));
+        assert!(begin.elapsed() >= deadline, "it was given up too early");
         // The signal may be a moment ahead of what is known.
         settles(&memory, |_| memory.content(3 * page()) == Some(Content::Poisoned));
+        settles(&memory, |it| (it.pending, it.oldest_pending, it.poisoned) == (0, None, 1));
         let failure = memory.last_failure().expect("it is known");
         assert_eq!(failure.offset, 3 * page());
-        assert!(!failure.reason.is_empty());
+        assert!(failure.reason.contains(&format!("{deadline:?}")), "{}", failure.reason);
         gate.open();
         // Whether the late page mends it or not: it is right or bad.
         for _ in 0..100 {
@@ -467,12 +470,13 @@ fn absurd_options_are_refused_or_harmless() {
         }
     }
     assert!(begun.elapsed() < Duration::from_secs(30), "a mapping hangs when it goes");
-    let nowhere = vec![1023];
-    let own = plain.clone().own_reader(nowhere.clone());
-    let error = engine.map(ByteLen::new(page()), Arc::new(ZeroBacking), &own).unwrap_err();
-    assert!(matches!(error, MapError::Thread(_)), "{error:?}");
-    let options = EngineOptions::default().cpus(nowhere);
-    assert!(matches!(Engine::with(options), Err(MapError::Thread(_))));
+    for nowhere in [vec![1023], vec![99_999]] {
+        let own = plain.clone().own_reader(nowhere.clone());
+        let error = engine.map(ByteLen::new(page()), Arc::new(ZeroBacking), &own).unwrap_err();
+        assert!(matches!(error, MapError::Thread(_)), "{error:?}");
+        let options = EngineOptions::default().cpus(nowhere);
+        assert!(matches!(Engine::with(options), Err(MapError::Thread(_))));
+    }
 }
 
 #[test]

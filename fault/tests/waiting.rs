@@ -20,10 +20,10 @@ use common::{
 };
 use uzone_fault::{
     Backing, BackingError, Budget, Engine, EngineOptions, FaultKind, FaultOutcome, FileBacking,
-    FunctionBacking, LazyMapping, LazyOptions, MapError, ReaderPlacement, Window,
+    FunctionBacking, LazyMapping, LazyOptions, ReaderPlacement, Window,
 };
 use uzone_os::uffd::{Features, KernelFaults, Registered};
-use uzone_os::{AccessError, Mapping, page_cache, sigbus};
+use uzone_os::{Mapping, page_cache, sigbus};
 use uzone_pages::{Advice, ByteLen, Content, FaultAround};
 
 fn size() -> usize {
@@ -43,32 +43,6 @@ fn engine(options: EngineOptions) -> Engine {
 
 fn two() -> NonZeroUsize {
     NonZeroUsize::new(2).unwrap()
-}
-
-#[test]
-fn a_page_that_misses_its_deadline_raises_a_signal_and_says_why() {
-    sigbus::install().unwrap();
-    let engine = engine(EngineOptions::default().producers(two()));
-    let backing = Stalling::at(|at| at == 5 * page());
-    let gate = backing.gate.clone();
-    let deadline = Duration::from_millis(30);
-    let options = LazyOptions::default().deadline(deadline);
-    let answer = engine.map(ByteLen::new(16 * page()), Arc::new(backing), &options);
-    let Some(memory) = mapped("a deadline", answer) else { return };
-    let begin = Instant::now();
-    let refused = memory.read_at(5 * page(), &mut [0; 8]).unwrap_err();
-    assert!(begin.elapsed() >= deadline, "it was given up too early");
-    let uzone_fault::LazyError::Access(AccessError::Bus { .. }) = refused else {
-        panic!("{refused:?}");
-    };
-    assert_eq!(memory.content(5 * page()), Some(Content::Poisoned));
-    let failure = memory.last_failure().unwrap();
-    assert_eq!(failure.offset, 5 * page());
-    assert!(failure.reason.contains("30ms"), "{}", failure.reason);
-    let stats = memory.stats();
-    assert_eq!((stats.pending, stats.oldest_pending, stats.poisoned), (0, None, 1));
-    memory.read_at(4 * page(), &mut [0; 8]).unwrap();
-    gate.open();
 }
 
 #[test]
@@ -369,24 +343,6 @@ fn one_loop_answers_many_mappings_while_some_come_and_go() {
             stats.faults >= 1 && stats.demand + stats.around == 64
         });
     }
-}
-
-#[test]
-fn a_reader_of_its_own_answers_on_the_cpus_it_was_given() {
-    let engine = engine(EngineOptions::default().producers(two()));
-    let backing = || Arc::new(Stalling::at(|_| false));
-    let len = ByteLen::new(16 * page());
-    let cpu = uzone_os::numa::usable(&(0..64).collect::<Vec<_>>()).unwrap()[0];
-    let options = LazyOptions::default().own_reader(vec![cpu]);
-    let Some(memory) = mapped("a reader of its own", engine.map(len, backing(), &options)) else {
-        return;
-    };
-    for at in 0..16 {
-        memory.read_at(at * page(), &mut [0; 8]).unwrap();
-    }
-    let nowhere = LazyOptions::default().own_reader(vec![99_999]);
-    let refused = engine.map(len, backing(), &nowhere).unwrap_err();
-    assert!(matches!(refused, MapError::Thread(_)), "{refused:?}");
 }
 
 #[test]

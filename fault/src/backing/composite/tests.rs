@@ -55,29 +55,9 @@ fn parts_that_are_no_whole_are_refused_by_where_they_start() {
     }
     let end = u64::MAX - PAGE + 1;
     let last = builder().gaps_are_zero().part(end - PAGE..end, function(), end - PAGE);
-    assert_eq!(last.build().unwrap().byte_len(), Some(ByteLen::new(end)));
-}
-
-#[test]
-fn parts_are_found_with_the_offsets_of_their_own_backings() {
-    let whole = builder()
-        .part(4 * PAGE..8 * PAGE, function(), 100 * PAGE)
-        .part(0..2 * PAGE, function(), 0)
-        .gaps_are_zero()
-        .build()
-        .unwrap();
-    let found = |range: Range<u64>| -> Vec<_> {
-        whole.parts(range).map(|(_, inside, offset)| (inside, offset)).collect()
-    };
-    assert_eq!(
-        found(PAGE..6 * PAGE),
-        [(PAGE..2 * PAGE, PAGE), (2 * PAGE..4 * PAGE, 0), (4 * PAGE..6 * PAGE, 100 * PAGE)]
-    );
-    assert_eq!(found(7 * PAGE..8 * PAGE), [(7 * PAGE..8 * PAGE, 103 * PAGE)]);
-    assert_eq!(found(8 * PAGE..9 * PAGE), []);
-    assert!(whole.takes_pages_of(PageSize::KIB_4));
-    assert!(!whole.takes_pages_of(PageSize::try_from_bytes(2 << 20).unwrap()));
-    assert!(format!("{whole:?}").contains("CompositeBacking"));
+    let last = last.build().unwrap();
+    assert_eq!(last.byte_len(), Some(ByteLen::new(end)));
+    assert!(format!("{last:?}").contains("CompositeBacking"));
 }
 
 /// A kernel that keeps the first 8 bytes of each page that it is given, and refuses none.
