@@ -23,24 +23,14 @@ struct Usage {
 }
 
 fn usage(start: u64, len: u64) -> Usage {
-    let (mut is_ours, mut usage) = (false, Usage::default());
-    for line in std::fs::read_to_string("/proc/self/smaps").unwrap().lines() {
-        let mut words = line.split_whitespace();
-        let first = words.next().unwrap_or_default();
-        if let Some((from, to)) = first.split_once('-') {
-            let number = |digits| u64::from_str_radix(digits, 16).unwrap_or(0);
-            is_ours = number(from) < start + len && number(to) > start;
-            continue;
-        }
-        let field = match first {
-            "Rss:" => &mut usage.rss,
-            "Pss:" => &mut usage.pss,
-            "Shared_Clean:" | "Shared_Dirty:" => &mut usage.shared,
-            "Anonymous:" => &mut usage.anonymous,
-            _ => continue,
-        };
-        if is_ours {
-            *field += words.next().unwrap().parse::<u64>().unwrap() << 10;
+    let mut usage = Usage::default();
+    for (name, bytes) in common::smaps(start, len) {
+        match name.as_str() {
+            "Rss:" => usage.rss += bytes,
+            "Pss:" => usage.pss += bytes,
+            "Shared_Clean:" | "Shared_Dirty:" => usage.shared += bytes,
+            "Anonymous:" => usage.anonymous += bytes,
+            _ => {}
         }
     }
     usage

@@ -23,10 +23,7 @@ fn parts() -> (CompositeBacking, Vec<u8>) {
     let page = page();
     let file = file_with(&words(20 * page + 100));
     let taken = || Arc::new(FileBacking::new(file.try_clone().unwrap()).unwrap());
-    let slow = FunctionBacking::slow(|offset, out: &mut [u8]| {
-        write_words(offset, out);
-        Ok::<_, BackingError>(())
-    });
+    let slow = common::slow();
     let whole = CompositeBacking::builder(probe::page_size())
         .part(0..21 * page, taken(), 0)
         .zero(21 * page..30 * page)

@@ -5,8 +5,7 @@
 
 mod common;
 
-use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
@@ -16,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{page, skip};
+use common::{file_of, page, skip, usize_of, words};
 use uzone_fault::{
     Advice, Answer, Backing, Budget, ByteLen, CompositeBacking, Content, Engine, EngineOptions,
     FaultAround, FaultKind, FaultOutcome, FileBacking, FunctionBacking, KernelFaults, LazyMapping,
@@ -32,24 +31,16 @@ const PAGES: u64 = 2048;
 const STRESS: &str = "UZONE_FAULT_TEST_STRESS_S";
 
 fn byte(at: u64) -> u8 {
-    u8::try_from(at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56).unwrap_or(0)
+    common::word(at).to_ne_bytes()[usize_of(at % 8)]
 }
 
 fn len() -> u64 {
     PAGES * page()
 }
 
-fn file(name: &str) -> File {
-    let path = std::env::temp_dir().join(format!("uzone-in-thread-{name}-{}", std::process::id()));
-    let mut file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
-    std::fs::remove_file(&path).unwrap();
-    file.write_all(&(0..len()).map(byte).collect::<Vec<_>>()).unwrap();
-    file
-}
-
 fn memory_file() -> Arc<dyn Backing> {
     let file = Mapping::memfd("in-thread", ByteLen::new(len()), None).unwrap();
-    file.write_at(0, &(0..len()).map(byte).collect::<Vec<_>>()).unwrap();
+    file.write_at(0, &words(len())).unwrap();
     Arc::new(MemoryBacking::new(Arc::new(file), Sharing::Private).unwrap())
 }
 
@@ -78,9 +69,7 @@ fn is_skipped(name: &str) -> bool {
 }
 
 fn check(memory: &LazyMapping, at: u64) {
-    let mut seen = vec![1; usize::try_from(page()).unwrap()];
-    memory.read_at(at * page(), &mut seen).unwrap();
-    assert!(seen.into_iter().eq((at * page()..(at + 1) * page()).map(byte)), "page {at}");
+    common::check_page(memory, at * page());
 }
 
 #[test]
@@ -89,7 +78,7 @@ fn every_window_and_backing_has_the_same_bytes_pins_and_evictions() {
         return;
     }
     let engine = engine();
-    let source = file("same");
+    let source = file_of(len());
     let file =
         || -> Arc<dyn Backing> { Arc::new(FileBacking::new(source.try_clone().unwrap()).unwrap()) };
     let small = FaultAround::try_new(ByteLen::new(page())).unwrap();
@@ -187,7 +176,7 @@ fn a_page_of_a_file_that_was_cut_is_an_error_and_never_zero() {
     if is_skipped("a_page_of_a_file_that_was_cut_is_an_error_and_never_zero") {
         return;
     }
-    let source = file("cut");
+    let source = file_of(len());
     let backing = Arc::new(FileBacking::new(source.try_clone().unwrap()).unwrap());
     let memory = engine().map(ByteLen::new(len()), backing, &in_thread()).unwrap();
     check(&memory, 3);
@@ -260,7 +249,7 @@ fn a_page_of_a_file_that_was_cut_is_bad_where_its_failure_is_decided_about() {
     if is_skipped(name) {
         return;
     }
-    let source = file("decided");
+    let source = file_of(len());
     let backing = Arc::new(FileBacking::new(source.try_clone().unwrap()).unwrap());
     let seen = Arc::new(Mutex::new(Vec::new()));
     let noted = seen.clone();
@@ -292,7 +281,7 @@ fn threads_keep_the_budget_of_their_mapping_and_not_those_beside_it() {
         return;
     }
     let engine = engine();
-    let source = file("budget");
+    let source = file_of(len());
     let map = |options: &LazyOptions| {
         let backing = Arc::new(FileBacking::new(source.try_clone().unwrap()).unwrap());
         engine.map(ByteLen::new(len()), backing, options).unwrap()
@@ -328,7 +317,7 @@ fn parts_of_files_and_zeroes_are_filled_and_a_file_that_was_cut_is_an_error() {
     if is_skipped("parts_of_files_and_zeroes_are_filled_and_a_file_that_was_cut_is_an_error") {
         return;
     }
-    let source = file("parts");
+    let source = file_of(len());
     let whole = Arc::new(FileBacking::new(source.try_clone().unwrap()).unwrap());
     let size = PageSize::try_from_bytes(page()).unwrap();
     let pages = |pages: std::ops::Range<u64>| pages.start * page()..pages.end * page();
@@ -385,7 +374,7 @@ fn faults_that_threads_answer_are_recorded() {
         return;
     }
     let options = in_thread().advice(Advice::Random).trace(16).track_writes(WriteTracking::Sync);
-    let source = file("recorded");
+    let source = file_of(len());
     let backing = Arc::new(FileBacking::new(source.try_clone().unwrap()).unwrap());
     let memory = engine().map(ByteLen::new(len()), backing, &options).unwrap();
     check(&memory, 7);
@@ -468,7 +457,7 @@ fn the_handler_takes_at_most_2_kib_of_stack_for_each_backing_and_option() {
     if is_skipped(name) {
         return;
     }
-    let source = file("stack");
+    let source = file_of(len());
     let whole = || Arc::new(FileBacking::writable(source.try_clone().unwrap()).unwrap());
     let size = PageSize::try_from_bytes(page()).unwrap();
     let half = len() / 2;
@@ -534,7 +523,7 @@ fn a_reader_answers_where_another_handler_of_sigbus_came_later() {
         return;
     }
     let engine = engine();
-    let source = file("foreign");
+    let source = file_of(len());
     let map = |options: &LazyOptions| {
         let backing = Arc::new(FileBacking::new(source.try_clone().unwrap()).unwrap());
         engine.map(ByteLen::new(len()), backing, options).unwrap()
@@ -609,7 +598,7 @@ fn what_others_wrote_behind_the_end_of_a_file_is_not_seen() {
     if is_skipped(name) {
         return;
     }
-    let source = file("tail");
+    let source = file_of(len());
     let (end, last, len) = (5 * page() + 100, 5 * page()..6 * page(), ByteLen::new(6 * page()));
     let (access, sharing) = (Access::ReadWrite, Sharing::Shared);
     let other = Mapping::file(source.try_clone().unwrap(), 0, len, access, sharing).unwrap();
@@ -635,7 +624,7 @@ fn a_child_that_was_forked_off_drops_mappings_and_engines() {
     for answer in [Answer::Reader, Answer::InThread] {
         let options = LazyOptions::default().answer(answer);
         let backings: [Arc<dyn Backing>; 2] =
-            [Arc::new(FileBacking::new(file("forked")).unwrap()), memory_file()];
+            [Arc::new(FileBacking::new(file_of(len())).unwrap()), memory_file()];
         for (index, backing) in backings.into_iter().enumerate() {
             let options = if index == 0 && answer == Answer::Reader {
                 options.clone().collapse_when_settled(Duration::from_secs(100))
@@ -671,7 +660,7 @@ fn a_child_that_was_forked_off_drops_mappings_and_engines() {
 
 /// Maps a file, of which a part is cut off before it was read: each page behind the cut is an error.
 fn map_and_cut(engine: &Engine) {
-    let source = file("cut-again");
+    let source = file_of(len());
     let backing = FileBacking::new(source.try_clone().unwrap()).unwrap();
     let memory = engine.map(ByteLen::new(len()), Arc::new(backing), &in_thread()).unwrap();
     (0..PAGES).step_by(67).for_each(|at| check(&memory, at));
@@ -697,7 +686,7 @@ fn many_threads_over_mappings_that_come_and_go_see_the_right_bytes() {
     }
     let seconds = std::env::var(STRESS).map_or(2, |seconds| seconds.parse().unwrap());
     let engine = &engine();
-    let (source, written, cold) = (file("stress"), file("written"), &file("cold"));
+    let (source, written, cold) = (file_of(len()), file_of(len()), &file_of(len()));
     let file = || Arc::new(FileBacking::new(source.try_clone().unwrap()).unwrap());
     let long = &engine.map(ByteLen::new(len()), file(), &in_thread()).unwrap();
     let other = &engine.map(ByteLen::new(len()), memory_file(), &in_thread()).unwrap();

@@ -22,8 +22,7 @@ use std::thread;
 
 use common::{again, ends, function, is_child, page, region_at, skip, usize_of, word};
 use uzone_fault::{
-    Engine, EngineOptions, FileBacking, FunctionBacking, LazyMapping, LazyOptions, MemoryBacking,
-    WriteTracking,
+    Engine, EngineOptions, FileBacking, LazyMapping, LazyOptions, MemoryBacking, WriteTracking,
 };
 use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Remote, Uffd};
 use uzone_os::{Anonymous, Mapping, Sharing, sigbus};
@@ -148,10 +147,7 @@ fn map_lazily() -> Done {
     memory.populate(0..len.get())?;
     memory.evict(0..len.get())?;
     check(&memory, 5 * page())?;
-    let slow = FunctionBacking::slow(|offset, out: &mut [u8]| {
-        common::write_words(offset, out);
-        Ok(())
-    });
+    let slow = common::slow();
     let memory = engine.map(len, Arc::new(slow), &LazyOptions::default())?;
     check(&memory, 9 * page())
 }

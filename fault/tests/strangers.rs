@@ -19,7 +19,7 @@ use std::time::Duration;
 use common::{
     again, anonymous, bytes_of, check_all, check_page, ends, engine, fill_wanted, function,
     is_child, map, options, page, region_at, registered, remote, skip, try_page, userfaultfd,
-    wait_for, word, write_words,
+    wait_for, word,
 };
 use uzone_fault::{
     Backing, BackingError, Engine, EngineOptions, FunctionBacking, LazyMapping, LazyOptions,
@@ -34,10 +34,7 @@ fn a_deadline_that_is_longer_than_the_clock_goes_is_none() {
     for deadline in [Duration::MAX, Duration::from_secs(u64::MAX / 2)] {
         let options = LazyOptions::default().deadline(deadline);
         let name = "a_deadline_that_is_longer_than_the_clock_goes_is_none";
-        let slow = FunctionBacking::slow(|offset, out: &mut [u8]| {
-            write_words(offset, out);
-            Ok(())
-        });
+        let slow = common::slow();
         let Some(memory) = map(name, &engine(), 16 * page(), slow, &options) else { return };
         check_all(&memory);
         assert!(!memory.stats().has_failed);
@@ -167,10 +164,7 @@ fn backings_that_read_other_memory_of_their_engine_do_not_wait_for_each_other() 
     for producers in [1, 2] {
         let engine = Engine::new(NonZeroUsize::new(producers).unwrap()).unwrap();
         let pages = 64;
-        let slow = FunctionBacking::slow(|offset, out: &mut [u8]| {
-            write_words(offset, out);
-            Ok(())
-        });
+        let slow = common::slow();
         let own = LazyOptions::default();
         let Some(mut below) = map(name, &engine, pages * page(), slow, &own) else { return };
         // Three layers, each of which reads the one below.
@@ -193,10 +187,7 @@ fn backings_that_read_other_memory_of_their_engine_do_not_wait_for_each_other() 
 /// Reads all pages of memory whose backing reads other memory of an engine, in a thread for each page.
 fn read_by_a_thread_each(name: &str, pages: u64) {
     let engine = Engine::new(NonZeroUsize::new(2).unwrap()).unwrap();
-    let slow = FunctionBacking::slow(|offset, out: &mut [u8]| {
-        write_words(offset, out);
-        Ok(())
-    });
+    let slow = common::slow();
     let own = options(Advice::Random, 1);
     let Some(below) = map(name, &engine, pages * page(), slow, &own) else { return };
     let cell = Arc::new(OnceLock::new());

@@ -17,9 +17,8 @@ use common::{
     wait_for, word, words,
 };
 use uzone_fault::{
-    Advice, Backing, BackingError, CompositeBacking, Content, FileBacking, FunctionBacking,
-    HugePages, LazyError, LazyMapping, LazyOptions, MapError, MemoryBacking, Window, WriteTracking,
-    ZeroBacking,
+    Advice, Backing, BackingError, CompositeBacking, Content, FileBacking, HugePages, LazyError,
+    LazyMapping, LazyOptions, MapError, MemoryBacking, Window, WriteTracking, ZeroBacking,
 };
 use uzone_os::{Mapping, Sharing, page_cache};
 use uzone_pages::{ByteLen, PageSize};
@@ -64,10 +63,7 @@ fn a_touch_fills_a_huge_page_from_every_backing() {
         .part(HUGE..len, Arc::new(FileBacking::new(file_of(len)).unwrap()), HUGE)
         .build()
         .unwrap();
-    let slow = FunctionBacking::slow(|offset, out: &mut [u8]| {
-        common::write_words(offset, out);
-        Ok(())
-    });
+    let slow = common::slow();
     let backings: [(&str, Arc<dyn Backing>); 4] = [
         ("function", Arc::new(function())),
         ("slow function", Arc::new(slow)),

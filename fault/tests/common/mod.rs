@@ -115,6 +115,14 @@ pub(crate) fn function() -> impl Backing + 'static {
     })
 }
 
+/// The same, of which no page is ready.
+pub(crate) fn slow() -> impl Backing + 'static {
+    FunctionBacking::slow(|offset, out: &mut [u8]| {
+        write_words(offset, out);
+        Ok(())
+    })
+}
+
 /// Reads a page and compares all of it. `Err` means that the page is bad, which takes the handler of
 /// SIGBUS.
 pub(crate) fn try_page(memory: &LazyMapping, offset: u64) -> Result<(), AccessError> {
@@ -354,20 +362,24 @@ pub(crate) fn has_huge_pages(name: &str) -> bool {
     }
 }
 
-/// Returns how many bytes of a mapping `smaps` has as anonymous huge pages.
-pub(crate) fn anonymous_huge(memory: &LazyMapping) -> u64 {
-    let (start, len) = (memory.addr().get() as u64, memory.len().get());
-    let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
-    let (mut is_ours, mut kib) = (false, 0);
-    for line in text.lines() {
+/// Returns the fields in bytes that `smaps` has of the mappings in some memory of this process.
+pub(crate) fn smaps(start: u64, len: u64) -> Vec<(String, u64)> {
+    let (mut is_ours, mut fields) = (false, Vec::new());
+    for line in std::fs::read_to_string("/proc/self/smaps").unwrap().lines() {
         let mut words = line.split_whitespace();
         let first = words.next().unwrap_or_default();
         if let Some((from, to)) = first.split_once('-') {
             let number = |digits| u64::from_str_radix(digits, 16).unwrap_or(0);
             is_ours = number(from) < start + len && number(to) > start;
-        } else if is_ours && first == "AnonHugePages:" {
-            kib += words.next().unwrap().parse::<u64>().unwrap();
+        } else if is_ours && let Some(kib) = words.next().and_then(|kib| kib.parse::<u64>().ok()) {
+            fields.push((first.to_owned(), kib << 10));
         }
     }
-    kib << 10
+    fields
+}
+
+/// Returns how many bytes of a mapping `smaps` has as anonymous huge pages.
+pub(crate) fn anonymous_huge(memory: &LazyMapping) -> u64 {
+    let fields = smaps(memory.addr().get() as u64, memory.len().get()).into_iter();
+    fields.filter(|(name, _)| name == "AnonHugePages:").map(|(_, bytes)| bytes).sum()
 }
