@@ -69,7 +69,7 @@ pub use map::fixed_buffers::FixedBuffers;
 pub use map::mapping::{FileId, Mapping, MappingError, Rejected, leaked};
 pub use map::options::{Access, Addr, Anonymous, HugeAdvice, Sharing, Vaddr};
 pub use map::populate::{PopulateHow, Populated, populate_slice};
-pub use map::shortage::{MapError, Shortage};
+pub use map::shortage::MapError;
 pub use map::write_scan::WriteScan;
 pub use map::{fixed_buffers, page_cache};
 

@@ -83,8 +83,8 @@ pub mod os {
     #[doc(inline)]
     pub use uzone_os::{
         Anonymous, Exclusive, Exclusivity, FileId, FixedBuffers, HugeAdvice, MapError, Mapped,
-        Mapping, MappingError, Populated, Rejected, Shortage, SysError, SystemRoot, dax, hugepages,
-        memory, memory_file, numa, page_cache, passed_descriptors, unix_socket,
+        Mapping, MappingError, Populated, Rejected, SysError, SystemRoot, dax, hugepages, memory,
+        memory_file, numa, page_cache, passed_descriptors, unix_socket,
     };
 }
 

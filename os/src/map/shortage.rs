@@ -1,9 +1,8 @@
-//! Why a mapping was refused, and what would help: [`MapError`], [`Shortage`]. mmap(2) returns `ENOMEM` for
-//! half a dozen limits. Which one it was is found afterwards by comparing what was asked with what the
-//! process has and may have; [`Shortage::of`] does that as a pure function of [`Facts`]. The facts are read
-//! after the refusal, so under concurrent mappings the answer is the likely one, not a proof.
+//! Why a mapping was refused, and what would help: [`MapError`]. mmap(2) returns `ENOMEM` for half a dozen
+//! limits. Which one it was is found afterwards by comparing what was asked with what the process has and
+//! may have; [`shortage`] does that as a pure function of [`Facts`]. The facts are read after the refusal,
+//! so under concurrent mappings the answer is the likely one, not a proof.
 
-use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
@@ -104,8 +103,8 @@ pub enum MapError {
     Memory {
         /// What was asked for.
         len: ByteLen,
-        /// Which limit it most likely was.
-        shortage: Shortage,
+        /// Which limit it most likely was, and what helps.
+        shortage: String,
         /// What the kernel answered.
         #[source]
         cause: io::Error,
@@ -302,8 +301,11 @@ impl MapError {
     /// Returns the error for memory that would have been locked at once.
     pub(crate) fn locked(len: ByteLen, cause: io::Error) -> Self {
         // Without a limit this refusal does not happen, so the number is there.
-        let limit = getrlimit(Resource::Memlock).current.unwrap_or(u64::MAX);
-        Self::Memory { len, shortage: Shortage::Locked { limit: ByteLen::new(limit) }, cause }
+        let limit = ByteLen::new(getrlimit(Resource::Memlock).current.unwrap_or(u64::MAX));
+        let shortage = format!(
+            "the process locks what it maps and RLIMIT_MEMLOCK is {limit}: raise it with `ulimit -l`"
+        );
+        Self::Memory { len, shortage, cause }
     }
 
     /// Returns the error for a mapping that the kernel had no memory for.
@@ -313,90 +315,15 @@ impl MapError {
         writable_private: bool,
         cause: io::Error,
     ) -> Self {
-        Self::Memory {
-            len,
-            shortage: Shortage::of(len, writable_private, &Facts::read(root)),
-            cause,
-        }
+        let shortage = shortage(len, writable_private, &Facts::read(root));
+        Self::Memory { len, shortage, cause }
     }
 }
 
-/// Which limit a refused mapping most likely met.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Shortage {
-    /// The address space limit of the process, `RLIMIT_AS`.
-    AddressSpace {
-        /// The limit.
-        limit: ByteLen,
-        /// How much is mapped.
-        used: ByteLen,
-    },
-    /// The limit on private writable memory, `RLIMIT_DATA`.
-    Data {
-        /// The limit.
-        limit: ByteLen,
-        /// How much is mapped.
-        used: ByteLen,
-    },
-    /// The number of mappings of the process, `vm.max_map_count`.
-    MapCount {
-        /// The limit.
-        limit: u64,
-        /// How many there are.
-        used: u64,
-    },
-    /// The limit on locked memory, `RLIMIT_MEMLOCK`, of a process that locks all that it maps.
-    Locked {
-        /// The limit.
-        limit: ByteLen,
-    },
-    /// The kernel promises no more than it has, `vm.overcommit_memory=2`.
-    StrictOvercommit {
-        /// The limit of the host.
-        limit: ByteLen,
-        /// How much of it is promised.
-        used: ByteLen,
-    },
-    /// More than the host has was asked for with accounting, under `vm.overcommit_memory=0`.
-    Overcommit {
-        /// What the host has, with swap.
-        total: ByteLen,
-    },
-    /// The CPU's addresses do not reach as far, or no gap among them is as long.
-    Addresses,
-}
-
-impl fmt::Display for Shortage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::AddressSpace { limit, used } => {
-                write!(f, "RLIMIT_AS is {limit} and {used} are mapped: raise it with `ulimit -v`")
-            }
-            Self::Data { limit, used } => {
-                write!(f, "RLIMIT_DATA is {limit} and {used} are in use: raise it with `ulimit -d`")
-            }
-            Self::MapCount { limit, used } => {
-                write!(f, "the process has {used} mappings of {limit}: raise vm.max_map_count")
-            }
-            Self::Locked { limit } => write!(
-                f,
-                "the process locks what it maps and RLIMIT_MEMLOCK is {limit}: raise it with `ulimit -l`"
-            ),
-            Self::StrictOvercommit { limit, used } => write!(
-                f,
-                "vm.overcommit_memory is 2 and {used} of {limit} are promised: set it to 0 or 1, or raise vm.overcommit_ratio"
-            ),
-            Self::Overcommit { total } => write!(
-                f,
-                "the host has {total} with swap: reserve lazily, or set vm.overcommit_memory to 1"
-            ),
-            Self::Addresses => f.write_str(
-                "there is no such gap in the address space, or the kernel itself is out of memory",
-            ),
-        }
-    }
-}
+/// The shortage that is left when each limit allows the mapping: the CPU's addresses do not reach as far, no
+/// gap among them is as long, or the kernel cannot allocate for itself.
+const NO_GAP: &str =
+    "there is no such gap in the address space, or the kernel itself is out of memory";
 
 /// What a refusal is explained by. `None` is unlimited, or unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -436,40 +363,40 @@ impl Facts {
     }
 }
 
-impl Shortage {
-    /// Returns which limit forbids `len` more bytes.
-    pub(crate) fn of(len: ByteLen, writable_private: bool, facts: &Facts) -> Self {
-        let len = len.get();
-        let passes = |limit: u64, used: u64| used.saturating_add(len) <= limit;
-        if let Some(limit) = facts.map_limit
-            && facts.map_used >= limit
-        {
-            return Self::MapCount { limit, used: facts.map_used };
-        }
-        if let Some(limit) = facts.address_limit
-            && !passes(limit, facts.address_used)
-        {
-            return Self::AddressSpace {
-                limit: ByteLen::new(limit),
-                used: ByteLen::new(facts.address_used),
-            };
-        }
-        if let Some(limit) = facts.data_limit
-            && writable_private
-            && !passes(limit, facts.data_used)
-        {
-            return Self::Data { limit: ByteLen::new(limit), used: ByteLen::new(facts.data_used) };
-        }
-        match facts.overcommit_mode {
-            Some(2) if !passes(facts.commit_limit, facts.committed) => Self::StrictOvercommit {
-                limit: ByteLen::new(facts.commit_limit),
-                used: ByteLen::new(facts.committed),
-            },
-            Some(0) if len > facts.memory_and_swap && len < 1 << 46 => {
-                Self::Overcommit { total: ByteLen::new(facts.memory_and_swap) }
-            }
-            _ => Self::Addresses,
-        }
+/// Returns which limit most likely forbids `len` more bytes, and what helps.
+fn shortage(len: ByteLen, writable_private: bool, facts: &Facts) -> String {
+    let (len, bytes) = (len.get(), ByteLen::new);
+    let passes = |limit: u64, used: u64| used.saturating_add(len) <= limit;
+    if let Some(limit) = facts.map_limit
+        && facts.map_used >= limit
+    {
+        let used = facts.map_used;
+        return format!("the process has {used} mappings of {limit}: raise vm.max_map_count");
+    }
+    if let Some(limit) = facts.address_limit
+        && !passes(limit, facts.address_used)
+    {
+        let (limit, used) = (bytes(limit), bytes(facts.address_used));
+        return format!("RLIMIT_AS is {limit} and {used} are mapped: raise it with `ulimit -v`");
+    }
+    if let Some(limit) = facts.data_limit
+        && writable_private
+        && !passes(limit, facts.data_used)
+    {
+        let (limit, used) = (bytes(limit), bytes(facts.data_used));
+        return format!("RLIMIT_DATA is {limit} and {used} are in use: raise it with `ulimit -d`");
+    }
+    match facts.overcommit_mode {
+        Some(2) if !passes(facts.commit_limit, facts.committed) => format!(
+            "vm.overcommit_memory is 2 and {used} of {limit} are promised: set it to 0 or 1, or raise vm.overcommit_ratio",
+            used = bytes(facts.committed),
+            limit = bytes(facts.commit_limit)
+        ),
+        Some(0) if len > facts.memory_and_swap && len < 1 << 46 => format!(
+            "the host has {total} with swap: reserve lazily, or set vm.overcommit_memory to 1",
+            total = bytes(facts.memory_and_swap)
+        ),
+        _ => NO_GAP.to_owned(),
     }
 }
 
@@ -479,7 +406,6 @@ mod tests {
 
     #[test]
     fn a_refusal_names_the_first_limit_that_forbids_it() {
-        use Shortage::{AddressSpace, Addresses, Data, MapCount, Overcommit, StrictOvercommit};
         let free = Facts {
             address_used: 100,
             data_used: 50,
@@ -491,30 +417,26 @@ mod tests {
             memory_and_swap: 2000,
             ..Facts::default()
         };
-        let len = ByteLen::new;
         let address = |limit| Facts { address_limit: Some(limit), ..free };
         let mode = |mode| Facts { overcommit_mode: Some(mode), ..free };
         let data = Facts { data_limit: Some(55), ..free };
-        for (what, facts, asked, shortage) in [
-            ("nothing", free, 10, Addresses),
-            ("maps", Facts { map_used: 65530, ..free }, 10, MapCount { limit: 65530, used: 65530 }),
-            ("one past", address(109), 10, AddressSpace { limit: len(109), used: len(100) }),
-            ("exactly", address(110), 10, Addresses),
-            (
-                "overflow",
-                address(u64::MAX - 1),
-                u64::MAX,
-                AddressSpace { limit: len(u64::MAX - 1), used: len(100) },
-            ),
-            ("data", data, 10, Data { limit: len(55), used: len(50) }),
-            ("strict", mode(2), 101, StrictOvercommit { limit: len(1000), used: len(900) }),
-            ("heuristic", mode(0), 2001, Overcommit { total: len(2000) }),
-            ("beyond the CPU's addresses", mode(0), 1 << 48, Addresses),
+        let exhausted = Facts { map_used: 65530, ..free };
+        for (what, facts, asked, text) in [
+            ("nothing", free, 10, NO_GAP),
+            ("maps", exhausted, 10, "the process has 65530 mappings of 65530: raise vm.max"),
+            ("one past", address(109), 10, "RLIMIT_AS is 109 B and 100 B are mapped"),
+            ("exactly", address(110), 10, NO_GAP),
+            ("overflow", address(u64::MAX - 1), u64::MAX, "RLIMIT_AS is 16.0 EiB and 100 B are"),
+            ("data", data, 10, "RLIMIT_DATA is 55 B and 50 B are in use"),
+            ("strict", mode(2), 101, "vm.overcommit_memory is 2 and 900 B of 1000 B are promised"),
+            ("heuristic", mode(0), 2001, "the host has 2000 B with swap"),
+            ("beyond the CPU's addresses", mode(0), 1 << 48, NO_GAP),
         ] {
-            assert_eq!(Shortage::of(len(asked), true, &facts), shortage, "{what}");
+            let found = shortage(ByteLen::new(asked), true, &facts);
+            assert!(found.starts_with(text), "{what}: {found}");
         }
         // Data does not count for shared memory.
-        assert_eq!(Shortage::of(len(10), false, &data), Addresses);
+        assert_eq!(shortage(ByteLen::new(10), false, &data), NO_GAP);
     }
 
     #[test]

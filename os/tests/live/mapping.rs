@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use uzone_os::{
     Access, AccessError, Anonymous, Exclusive, HugeAdvice, HugeSize, MapError, Mapped, Mapping,
-    MappingError, Sharing, Shortage,
+    MappingError, Sharing,
 };
 use uzone_pages::ByteLen;
 
@@ -115,7 +115,8 @@ fn no_length_and_lengths_beyond_the_address_space_are_errors() {
         assert!(Mapping::memfd("x", ByteLen::new(len), None).is_err());
     }
     let error = Mapping::anonymous(ByteLen::tib(1 << 20), Anonymous::default()).unwrap_err();
-    assert!(matches!(error, MapError::Memory { shortage: Shortage::Addresses, .. }), "{error}");
+    assert!(matches!(error, MapError::Memory { .. }), "{error:?}");
+    assert!(error.to_string().contains("no such gap in the address space"), "{error}");
 }
 
 #[test]
@@ -130,8 +131,8 @@ fn sixteen_tebibytes_are_reserved_at_once_or_the_limit_is_named() {
             assert!(!mapping.resident().unwrap().is_zero());
         }
         Err(MapError::Memory { shortage, .. }) => {
-            assert_ne!(shortage, Shortage::Addresses);
-            skip("sixteen_tebibytes", &shortage.to_string());
+            assert!(!shortage.contains("no such gap"), "{shortage}");
+            skip("sixteen_tebibytes", &shortage);
         }
         Err(error) => panic!("{error}"),
     }
