@@ -12,7 +12,7 @@
 //! | `advise` | huge pages for what is mapped already, and giving pages back |
 //! | `resident` | how much of a mapping is present, and in huge pages |
 //! | `page_cache` | which pages of a file the page cache has |
-//! | `pagemap_scan`, `write_scan` | scanning the page tables, and which pages were written |
+//! | `pagemap_scan` | scanning the page tables, and which pages were written |
 //! | `fixed_buffers` | having the kernel itself pin a mapping, by an io_uring |
 //! | `msync` | bringing writes to the file of a mapping |
 
@@ -26,8 +26,7 @@ pub(crate) mod mapping;
 pub(crate) mod msync;
 pub(crate) mod options;
 pub mod page_cache;
-pub(crate) mod pagemap_scan;
+pub mod pagemap_scan;
 pub(crate) mod populate;
 pub(crate) mod resident;
 pub(crate) mod shortage;
-pub(crate) mod write_scan;

@@ -22,7 +22,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use uzone_fault::{AdoptedMemory, KeptPages, LoggedEvents, RemoteRegion};
 use uzone_os::peer::Peer;
-use uzone_os::{MessageSocket, WriteScan};
+use uzone_os::{MessageSocket, pagemap_scan};
 
 pub use self::pages::CapturedPages;
 
@@ -247,7 +247,7 @@ impl SessionMemory {
     fn written(&self, region: &RemoteRegion, runs: &mut Vec<Run>) -> io::Result<()> {
         let (start, end) = (region.start.get(), region.start.get() + region.len.get());
         let mut found = Vec::new();
-        WriteScan::of(self.pagemap.try_clone()?).written_at(start..end, &mut found)?;
+        pagemap_scan::written_at(&self.pagemap, start..end, &mut found)?;
         let mut at = runs.last().map_or(0, |run| run.at + (run.bytes.end - run.bytes.start));
         for written in found {
             let mut address = written.start;

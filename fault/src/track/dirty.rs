@@ -24,13 +24,14 @@
 //! that is being made clean waits until it is protected again.
 //! Source: "Userfaultfd" in the Linux administrator's guide, ioctl_pagemap_scan(2).
 
+use std::fs::File;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use uzone_os::uffd::write_states::{WriteStates, runs_of};
 use uzone_os::uffd::{Answered, Features, Install, Modes, Registered, UffdCall, UffdError};
-use uzone_os::{Anonymous, Exclusive, Mapped, Mapping, Sharing, WriteScan, lock};
+use uzone_os::{Anonymous, Exclusive, Mapped, Mapping, Sharing, lock, pagemap_scan};
 use uzone_pages::{ByteLen, PageCount, PageSize};
 
 use crate::engine::kernel::{Fill, Kernel};
@@ -74,7 +75,7 @@ impl WriteTracking {
 }
 
 enum How {
-    Async(WriteScan),
+    Async(File),
     Sync(Arc<WriteStates>),
 }
 
@@ -99,7 +100,7 @@ impl Tracker {
         }
         let page = memory.mapping().page_size();
         let how = match tracking {
-            WriteTracking::Async => How::Async(WriteScan::open()?),
+            WriteTracking::Async => How::Async(pagemap_scan::open()?),
             WriteTracking::Sync => {
                 let bytes = ByteLen::new(pages.get());
                 let memory = Exclusive::anonymous(bytes, Anonymous::default())?;
@@ -144,9 +145,9 @@ impl Tracker {
     pub(crate) fn dirty(&self, pages: Range<u64>) -> Result<Vec<Range<u64>>, LazyError> {
         match &self.how {
             How::Sync(states) => Ok(states.dirty(pages)),
-            How::Async(scan) => {
-                let mut found = Vec::new();
-                scan.written(&self.memory, self.bytes(&pages), &mut found)?;
+            How::Async(pagemap) => {
+                let (mut found, bytes) = (Vec::new(), self.bytes(&pages));
+                pagemap_scan::written(pagemap, &self.memory, bytes, false, &mut found)?;
                 Ok(found.iter().map(|run| self.pages(run)).collect())
             }
         }
@@ -161,9 +162,9 @@ impl Tracker {
         is_pinned: impl Fn(u64) -> bool,
     ) -> Result<Vec<Range<u64>>, LazyError> {
         match &self.how {
-            How::Async(scan) => {
-                let mut found = Vec::new();
-                let answer = scan.take_written(&self.memory, self.bytes(&pages), &mut found);
+            How::Async(pagemap) => {
+                let (mut found, bytes) = (Vec::new(), self.bytes(&pages));
+                let answer = pagemap_scan::written(pagemap, &self.memory, bytes, true, &mut found);
                 let found: Vec<_> = found.iter().map(|run| self.pages(run)).collect();
                 if let Err(error) = answer {
                     self.put_back(&found)?;

@@ -1,5 +1,5 @@
 //! The state of ranges of pages in the page tables of this process, and which pages were written:
-//! `PAGEMAP_SCAN`, [`WriteScan`](crate::WriteScan).
+//! `PAGEMAP_SCAN`, [`written`], [`written_at`].
 //!
 //! Memory that is registered for writes with
 //! [`Features::WRITE_PROTECT_ASYNC`](crate::uffd::Features::WRITE_PROTECT_ASYNC) has a marker in the page
@@ -16,12 +16,15 @@
 
 use core::ops::Range;
 use std::fs::File;
+use std::io;
 
 use linux_raw_sys::general::{self as kernel, page_region, pm_scan_arg};
 use rustix::io::Errno;
 use rustix::ioctl::{self, Ioctl, IoctlOutput, Opcode};
 
 use crate::host::root::SysError;
+use crate::map::mapping::MappingError;
+use crate::uffd::registered::Registered;
 
 pub(crate) const PAGEMAP: &str = "/proc/self/pagemap";
 
@@ -152,6 +155,66 @@ pub(crate) fn scan(
     Ok(true)
 }
 
-pub(crate) fn open_pagemap() -> Result<File, SysError> {
+/// Opens the procfs pagemap of this process.
+///
+/// # Errors
+/// [`SysError`] if `/proc` is not there, or may not be read.
+pub fn open() -> Result<File, SysError> {
     File::open(PAGEMAP).map_err(|cause| SysError::Read { path: PAGEMAP.into(), cause })
+}
+
+/// Adds the runs of pages at some addresses of the process that `pagemap` is of to `found` that were written
+/// since they were protected, in order, by their addresses. Missing pages are not among them, and without
+/// protection each page counts as written.
+///
+/// # Errors
+/// The error of ioctl_pagemap_scan(2): [`io::ErrorKind::Unsupported`] before Linux 6.7.
+pub fn written_at(
+    pagemap: &File,
+    addresses: Range<u64>,
+    found: &mut Vec<Range<u64>>,
+) -> io::Result<()> {
+    scan_written(pagemap, addresses, 0, false, found)
+}
+
+/// Adds the runs of pages of `range` to `found` that were written since they were protected, in order. Pages
+/// that are missing are not among them. With `protect` they are protected again in the same step: a write is
+/// in this answer or the next, and in none twice.
+///
+/// # Errors
+/// [`MappingError`] if the range is not inside or the kernel refuses, for `protect` also if a write to a
+/// protected page is an event here and not a note. What was added until then is protected and will not be
+/// found again.
+pub fn written(
+    pagemap: &File,
+    memory: &Registered,
+    range: Range<u64>,
+    protect: bool,
+    found: &mut Vec<Range<u64>>,
+) -> Result<(), MappingError> {
+    let part = memory.mapping().widen(&range)?;
+    let base = memory.mapping().addr().get();
+    let addresses = (base + part.start) as u64..(base + part.end) as u64;
+    scan_written(pagemap, addresses, base as u64, protect, found)
+        .map_err(|cause| MappingError::Scan { range, cause })
+}
+
+/// Adds the runs that were written, less `base`.
+fn scan_written(
+    pagemap: &File,
+    addresses: Range<u64>,
+    base: u64,
+    protect: bool,
+    found: &mut Vec<Range<u64>>,
+) -> io::Result<()> {
+    let request = Request { all: WRITTEN, none: ZERO_PAGE, any: PRESENT | SWAPPED, protect };
+    let is_there = scan(pagemap, addresses, request, |run| {
+        let run = run.start - base..run.end - base;
+        match found.last_mut() {
+            // Scans end where the buffer is full.
+            Some(last) if last.end == run.start => last.end = run.end,
+            _ => found.push(run),
+        }
+    })?;
+    is_there.then_some(()).ok_or(io::ErrorKind::Unsupported.into())
 }

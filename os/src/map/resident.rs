@@ -22,9 +22,7 @@ use crate::host::kernel;
 use crate::host::root::{SysError, kib_field};
 use crate::map::mapping::Mapping;
 use crate::map::mapping::MappingError;
-use crate::map::pagemap_scan::{
-    self, HUGE, PAGEMAP, PRESENT, Request, SWAPPED, ZERO_PAGE, open_pagemap,
-};
+use crate::map::pagemap_scan::{self, HUGE, PAGEMAP, PRESENT, Request, SWAPPED, ZERO_PAGE};
 
 const SMAPS: &str = "/proc/self/smaps";
 
@@ -35,31 +33,27 @@ const ENTRY_SWAPPED: u64 = 1 << 62;
 /// How many bytes of the procfs pagemap are read at once.
 const ENTRIES: usize = 64 << 10;
 
-/// Which pages are counted: those with all properties of the one, and with any of the other if
-/// that names some. The zero page is never counted.
-#[derive(Clone, Copy)]
-struct Wanted {
-    all: u64,
-    any: u64,
+/// Returns which pages are counted: those with all properties of `all`, and with any of `any` if that names
+/// some. The zero page is never counted.
+const fn with(all: u64, any: u64) -> Request {
+    Request { all, none: ZERO_PAGE, any, protect: false }
 }
 
 /// Returns how many bytes of the page-aligned addresses `start..end` are `wanted`, or `None` if this
 /// kernel has no such scan.
-fn scan(pagemap: &File, start: u64, end: u64, wanted: Wanted) -> rustix::io::Result<Option<u64>> {
+fn scan(pagemap: &File, start: u64, end: u64, wanted: Request) -> rustix::io::Result<Option<u64>> {
     let mut bytes = 0;
-    let Wanted { all, any } = wanted;
-    let request = Request { all, none: ZERO_PAGE, any, protect: false };
     let known =
-        pagemap_scan::scan(pagemap, start..end, request, |run| bytes += run.end - run.start)?;
+        pagemap_scan::scan(pagemap, start..end, wanted, |run| bytes += run.end - run.start)?;
     Ok(known.then_some(bytes))
 }
 
 /// Returns whether this kernel has the scan, by scanning nothing but one page of our own.
 pub(crate) fn scan_is_known() -> Result<bool, SysError> {
-    let pagemap = open_pagemap()?;
+    let pagemap = pagemap_scan::open()?;
     let page = kernel::page_size().bytes();
     let here = (&raw const pagemap).addr() as u64 & !(page - 1);
-    scan(&pagemap, here, here + page, Wanted { all: PRESENT, any: 0 })
+    scan(&pagemap, here, here + page, with(PRESENT, 0))
         .map(|found| found.is_some())
         .map_err(|cause| SysError::Read { path: PAGEMAP.into(), cause: cause.into() })
 }
@@ -132,7 +126,7 @@ impl Mapping {
     /// # Errors
     /// [`MappingError`] if the range is not inside, `/proc` is not there or the kernel refuses.
     pub fn resident_in(&self, range: Range<u64>) -> Result<ByteLen, MappingError> {
-        self.count(&range, Wanted { all: PRESENT, any: 0 }, ENTRY_PRESENT)
+        self.count(&range, with(PRESENT, 0), ENTRY_PRESENT)
     }
 
     /// Returns whether no page of a range, widened to whole pages, was ever given memory by this
@@ -143,7 +137,7 @@ impl Mapping {
     /// [`MappingError`] if the range is not inside, `/proc` is not there or the kernel refuses.
     pub fn is_untouched(&self, range: Range<u64>) -> Result<bool, MappingError> {
         // One look at each page, for a page that is being moved is in one of the two states.
-        let wanted = Wanted { all: 0, any: PRESENT | SWAPPED };
+        let wanted = with(0, PRESENT | SWAPPED);
         let touched = self.count(&range, wanted, ENTRY_PRESENT | ENTRY_SWAPPED)?;
         Ok(touched.is_zero())
     }
@@ -152,7 +146,7 @@ impl Mapping {
     fn count(
         &self,
         range: &Range<u64>,
-        wanted: Wanted,
+        wanted: Request,
         entries: u64,
     ) -> Result<ByteLen, MappingError> {
         self.count_or(range, wanted, |pagemap, addresses| {
@@ -169,11 +163,11 @@ impl Mapping {
     fn count_or(
         &self,
         range: &Range<u64>,
-        wanted: Wanted,
+        wanted: Request,
         older: impl FnOnce(&File, Range<u64>) -> Result<u64, MappingError>,
     ) -> Result<ByteLen, MappingError> {
         let part = self.widen(range)?;
-        let pagemap = open_pagemap()?;
+        let pagemap = pagemap_scan::open()?;
         let base = self.addr().get();
         let addresses = (base + part.start) as u64..(base + part.end) as u64;
         let scanned = scan(&pagemap, addresses.start, addresses.end, wanted)
@@ -198,7 +192,7 @@ impl Mapping {
     /// # Errors
     /// [`MappingError`] if the range is not inside, `/proc` is not there or the kernel refuses.
     pub fn huge_backed_in(&self, range: Range<u64>) -> Result<ByteLen, MappingError> {
-        let wanted = Wanted { all: PRESENT | HUGE, any: 0 };
+        let wanted = with(PRESENT | HUGE, 0);
         self.count_or(&range, wanted, |_, addresses| Ok(huge_backed_by_smaps(&addresses)?))
     }
 }
@@ -254,7 +248,7 @@ mod tests {
             mapping.write_at(index * page, &[1]).unwrap();
         }
         assert_eq!(mapping.resident().unwrap().get(), 150 * page);
-        let pagemap = open_pagemap().unwrap();
+        let pagemap = pagemap_scan::open().unwrap();
         let first = mapping.addr().get() as u64 / page;
         assert_eq!(count_entries(&pagemap, first, 300, ENTRY_PRESENT).unwrap(), 150);
         assert_eq!(mapping.huge_backed().unwrap(), ByteLen::ZERO);
@@ -275,7 +269,7 @@ mod tests {
         assert!(!mapping.is_untouched(0..8 * page).unwrap());
         assert!(mapping.is_untouched(0..5 * page).unwrap());
         assert!(!mapping.is_untouched(5 * page + 7..5 * page + 8).unwrap());
-        let (pagemap, first) = (open_pagemap().unwrap(), mapping.addr().get() as u64 / page);
+        let (pagemap, first) = (pagemap_scan::open().unwrap(), mapping.addr().get() as u64 / page);
         let entries = ENTRY_PRESENT | ENTRY_SWAPPED;
         assert_eq!(count_entries(&pagemap, first + 5, 3, entries).unwrap(), 1);
         mapping.discard(0..8 * page).unwrap();
