@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{Temporary, anonymous, hugetlb::RaisedPool};
-use uzone_os::hugepages::{self, ThpChoice};
+use uzone_os::hugepages;
 use uzone_os::{Access, Anonymous, HugeAdvice, Sharing, SystemRoot, probe};
 use uzone_pages::ByteLen;
 use uzone_zone::{
@@ -33,7 +33,7 @@ fn page() -> u64 {
 
 fn has_thp() -> bool {
     let thp = hugepages::thp(&SystemRoot::host()).unwrap();
-    thp.is_some_and(|thp| thp.enabled != ThpChoice::Never)
+    thp.is_some_and(|thp| thp.enabled != "never")
 }
 
 fn all_zero(region: &Region, range: std::ops::Range<u64>) -> bool {

@@ -9,7 +9,7 @@ use serde::Serialize;
 use uzone_bench::sentence;
 use uzone_os::HugeSize;
 use uzone_os::dax::DaxDevice;
-use uzone_os::hugepages::{Pool, ThpChoice};
+use uzone_os::hugepages::Pool;
 use uzone_os::memory::{Available, Limit};
 use uzone_os::probe::{Overcommit, UffdAccess};
 use uzone_os::uffd::Features;
@@ -354,10 +354,8 @@ fn thp(facts: &Facts) -> Check {
         let (enabled, defrag) = (thp.enabled, thp.defrag);
         let value = format!("{enabled} (defrag {defrag}, {} each)", thp.pmd_size);
         match (thp.enabled, thp.defrag) {
-            (ThpChoice::Never, _) => {
-                Check::warn(value, format!("as root: echo madvise > {THP}/enabled"))
-            }
-            (_, ThpChoice::Never | ThpChoice::Defer) => Check::note(
+            ("never", _) => Check::warn(value, format!("as root: echo madvise > {THP}/enabled")),
+            (_, "never" | "defer") => Check::note(
                 format!("{value}: small pages when no huge one is free"),
                 format!("as root: echo madvise > {THP}/defrag"),
             ),
@@ -369,7 +367,7 @@ fn thp(facts: &Facts) -> Check {
 fn thp_files(facts: &Facts) -> Check {
     Check::of(&facts.thp, |thp| match thp {
         None => Check::note("this kernel has none", NO_THP),
-        Some(thp) if matches!(thp.shmem, ThpChoice::Never | ThpChoice::Deny) => Check::note(
+        Some(thp) if matches!(thp.shmem, "never" | "deny") => Check::note(
             format!("{}: memory files get small pages", thp.shmem),
             format!("as root: echo advise > {THP}/shmem_enabled"),
         ),

@@ -43,9 +43,9 @@ pub(super) fn of(facts: &Facts) -> Value {
         },
         "stores": facts.stores.as_ref().map(stores),
         "transparent_huge_pages": thp.map(|thp| json!({
-            "enabled": thp.enabled.to_string(),
-            "defrag": thp.defrag.to_string(),
-            "shmem": thp.shmem.to_string(),
+            "enabled": thp.enabled,
+            "defrag": thp.defrag,
+            "shmem": thp.shmem,
             "size_bytes": thp.pmd_size.get(),
         })),
         "huge_page_pools": each(facts.pools.as_deref(), pool),

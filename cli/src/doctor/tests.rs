@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use uzone_os::dax::DaxDevice;
-use uzone_os::hugepages::{Pool, Thp, ThpChoice};
+use uzone_os::hugepages::{Pool, Thp};
 use uzone_os::memory::{Available, Limit, SystemMemory};
 use uzone_os::numa::Node;
 use uzone_os::probe::{Overcommit, UffdAccess};
@@ -51,9 +51,9 @@ fn everything() -> Facts {
             elapsed: Duration::from_micros(98_000),
         }),
         thp: Ok(Some(Thp {
-            enabled: ThpChoice::Madvise,
-            defrag: ThpChoice::Madvise,
-            shmem: ThpChoice::Advise,
+            enabled: "madvise",
+            defrag: "madvise",
+            shmem: "advise",
             pmd_size: ByteLen::mib(2),
         })),
         pools: Ok(vec![pool(HugeSize::MIB_2, 512), pool(HugeSize::GIB_1, 4)]),
@@ -291,9 +291,9 @@ fn each_policy_of_stores_is_judged_by_itself() {
 #[test]
 fn each_setting_of_transparent_huge_pages_is_judged_by_itself() {
     const NAME: &str = "transparent huge pages";
-    let enabled: Change = |facts| set_thp(facts, |thp| thp.enabled = ThpChoice::Never);
-    let defrag: Change = |facts| set_thp(facts, |thp| thp.defrag = ThpChoice::Never);
-    let shmem: Change = |facts| set_thp(facts, |thp| thp.shmem = ThpChoice::Deny);
+    let enabled: Change = |facts| set_thp(facts, |thp| thp.enabled = "never");
+    let defrag: Change = |facts| set_thp(facts, |thp| thp.defrag = "never");
+    let shmem: Change = |facts| set_thp(facts, |thp| thp.shmem = "deny");
     let never = "never (defrag madvise, 2 MiB each)";
     let enable = "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled";
     let small = "madvise (defrag never, 2 MiB each)";

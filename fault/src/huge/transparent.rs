@@ -24,7 +24,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use uzone_os::hugepages::{self, ThpChoice};
+use uzone_os::hugepages;
 use uzone_os::uffd::{Answered, Install, Registered, UffdError};
 use uzone_os::{Anonymous, Exclusive, HugeAdvice, SystemRoot, lock};
 use uzone_pages::{ByteLen, PageSize};
@@ -70,7 +70,7 @@ pub(crate) fn page_size() -> Result<PageSize, MapError> {
     let Some(thp) = hugepages::thp(&SystemRoot::host())? else {
         return Err(MapError::NotHuge { reason: "its kernel was built without them" });
     };
-    if thp.enabled == ThpChoice::Never {
+    if thp.enabled == "never" {
         let reason = "write madvise to /sys/kernel/mm/transparent_hugepage/enabled as root";
         return Err(MapError::NotHuge { reason });
     }

@@ -78,68 +78,35 @@ impl fmt::Display for HugeSize {
     }
 }
 
-/// A choice that the kernel offers for transparent huge pages; each file has some of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ThpChoice {
-    /// Wherever a huge page fits. A fault compacts memory for it, and waits.
-    Always,
-    /// A fault takes small pages and leaves the compaction to the background.
-    Defer,
-    /// A fault waits where huge pages were advised, and defers elsewhere.
-    DeferMadvise,
-    /// Where huge pages were advised; a fault waits there alone.
-    Madvise,
-    /// Where a memory file is long enough.
-    WithinSize,
-    /// Where huge pages were advised for a memory file.
-    Advise,
-    /// Nowhere, and no fault waits.
-    Never,
-    /// Nowhere, also against the own option of a mount.
-    Deny,
-    /// Wherever a huge page fits, also against the own option of a mount.
-    Force,
+/// The choices that the kernel offers for transparent huge pages; each file has some of them.
+const CHOICES: [&str; 9] = [
+    "always",
+    "defer",
+    "defer+madvise",
+    "madvise",
+    "within_size",
+    "advise",
+    "never",
+    "deny",
+    "force",
+];
+
+/// Takes a line such as `always [madvise] never`, and returns the choice in brackets.
+fn parse_choice(text: &str) -> Option<&'static str> {
+    let mut words = text.split_whitespace();
+    let chosen = words.find_map(|word| word.strip_prefix('[')?.strip_suffix(']'))?;
+    CHOICES.into_iter().find(|word| *word == chosen)
 }
 
-impl ThpChoice {
-    /// The words of the kernel.
-    const WORDS: [(Self, &str); 9] = [
-        (Self::Always, "always"),
-        (Self::Defer, "defer"),
-        (Self::DeferMadvise, "defer+madvise"),
-        (Self::Madvise, "madvise"),
-        (Self::WithinSize, "within_size"),
-        (Self::Advise, "advise"),
-        (Self::Never, "never"),
-        (Self::Deny, "deny"),
-        (Self::Force, "force"),
-    ];
-
-    /// Takes a line such as `always [madvise] never`, with the choice in brackets.
-    fn parse(text: &str) -> Option<Self> {
-        let mut words = text.split_whitespace();
-        let chosen = words.find_map(|word| word.strip_prefix('[')?.strip_suffix(']'))?;
-        Self::WORDS.into_iter().find(|(_, word)| *word == chosen).map(|(choice, _)| choice)
-    }
-}
-
-impl fmt::Display for ThpChoice {
-    /// Writes the kernel's word for it.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let word = Self::WORDS.into_iter().find(|(choice, _)| choice == self);
-        f.pad(word.map_or("", |(_, word)| word))
-    }
-}
-
-/// How the host is set for transparent huge pages.
+/// How the host is set for transparent huge pages, by the kernel's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Thp {
-    /// For anonymous memory.
-    pub enabled: ThpChoice,
-    /// Whether a fault waits for one.
-    pub defrag: ThpChoice,
-    /// For memory files.
-    pub shmem: ThpChoice,
+    /// For anonymous memory: `always`, `madvise` or `never`.
+    pub enabled: &'static str,
+    /// Whether a fault waits for one: `always`, `defer`, `defer+madvise`, `madvise` or `never`.
+    pub defrag: &'static str,
+    /// For memory files: `always`, `within_size`, `advise`, `never`, `deny` or `force`.
+    pub shmem: &'static str,
     /// How long one is.
     pub pmd_size: ByteLen,
 }
@@ -150,14 +117,14 @@ pub struct Thp {
 /// [`SysError`] names the file that could not be read or understood.
 pub fn thp(root: &SystemRoot) -> Result<Option<Thp>, SysError> {
     const WANTED: &str = "a choice in brackets that is known";
-    let enabled = match root.parse(format!("{THP}/enabled"), WANTED, ThpChoice::parse) {
+    let enabled = match root.parse(format!("{THP}/enabled"), WANTED, parse_choice) {
         Err(error) if error.is_absent() => return Ok(None),
         answer => answer?,
     };
     Ok(Some(Thp {
         enabled,
-        defrag: root.parse(format!("{THP}/defrag"), WANTED, ThpChoice::parse)?,
-        shmem: root.parse(format!("{THP}/shmem_enabled"), WANTED, ThpChoice::parse)?,
+        defrag: root.parse(format!("{THP}/defrag"), WANTED, parse_choice)?,
+        shmem: root.parse(format!("{THP}/shmem_enabled"), WANTED, parse_choice)?,
         pmd_size: ByteLen::new(root.number(format!("{THP}/hpage_pmd_size"))?),
     }))
 }
@@ -263,42 +230,39 @@ mod tests {
     #[test]
     fn the_word_in_brackets_is_the_setting() {
         for (text, enabled) in [
-            ("always [madvise] never\n", Some(ThpChoice::Madvise)),
-            ("[always] madvise never\n", Some(ThpChoice::Always)),
-            ("always madvise [never]", Some(ThpChoice::Never)),
+            ("always [madvise] never\n", Some("madvise")),
+            ("[always] madvise never\n", Some("always")),
+            ("always madvise [never]", Some("never")),
             ("always madvise never", None),
             ("[sometimes]", None),
             ("[always", None),
             ("", None),
         ] {
-            assert_eq!(ThpChoice::parse(text), enabled, "{text:?}");
+            assert_eq!(parse_choice(text), enabled, "{text:?}");
         }
         assert_eq!(
-            ThpChoice::parse("always defer [defer+madvise] madvise never"),
-            Some(ThpChoice::DeferMadvise)
+            parse_choice("always defer [defer+madvise] madvise never"),
+            Some("defer+madvise")
         );
-        assert_eq!(
-            ThpChoice::parse("always within_size advise never [deny] force"),
-            Some(ThpChoice::Deny)
-        );
+        assert_eq!(parse_choice("always within_size advise never [deny] force"), Some("deny"));
     }
 
     #[test]
     fn every_word_of_the_kernel_is_written_as_it_was_read() {
-        fn round_trip<T: fmt::Display>(line: &str, parse: impl Fn(&str) -> Option<T>) {
+        for line in [
+            "always madvise never",
+            "always defer defer+madvise madvise never",
+            "always within_size advise never deny force",
+        ] {
             for word in line.split_whitespace() {
                 let text = line
                     .split_whitespace()
                     .map(|other| if other == word { format!("[{word}]") } else { other.into() })
                     .collect::<Vec<String>>()
                     .join(" ");
-                let setting = parse(&text).unwrap_or_else(|| panic!("{text}"));
-                assert_eq!(setting.to_string(), word, "{text}");
+                assert_eq!(parse_choice(&text), Some(word));
             }
         }
-        round_trip("always madvise never", ThpChoice::parse);
-        round_trip("always defer defer+madvise madvise never", ThpChoice::parse);
-        round_trip("always within_size advise never deny force", ThpChoice::parse);
     }
 
     #[test]
@@ -357,9 +321,9 @@ mod tests {
         assert_eq!(
             thp(&root).unwrap(),
             Some(Thp {
-                enabled: ThpChoice::Madvise,
-                defrag: ThpChoice::Madvise,
-                shmem: ThpChoice::Never,
+                enabled: "madvise",
+                defrag: "madvise",
+                shmem: "never",
                 pmd_size: ByteLen::mib(2),
             })
         );

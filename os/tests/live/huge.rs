@@ -3,7 +3,6 @@
 use std::fs;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use uzone_os::hugepages::ThpChoice;
 use uzone_os::{
     Access, AccessError, Anonymous, Collapsed, Exclusive, HugeAdvice, HugeSize, MapError, Mapped,
     Mapping, MappingError, Sharing, SystemRoot, hugepages, probe,
@@ -168,7 +167,7 @@ fn huge_pages_are_there_where_they_were_advised_or_collapsed() {
     let two = 2 * huge.get();
     let mut memory = Exclusive::anonymous(ByteLen::new(two), how).unwrap();
     memory.populate(0..two).unwrap();
-    if thp.enabled == ThpChoice::Never || memory.huge_backed().unwrap().get() != two {
+    if thp.enabled == "never" || memory.huge_backed().unwrap().get() != two {
         return skip(
             "huge_pages_are_there",
             "no huge pages by advice: set enabled to madvise, or free memory",

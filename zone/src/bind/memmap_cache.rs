@@ -13,7 +13,7 @@
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use uzone_os::hugepages::{self, HugeSize, ThpChoice};
+use uzone_os::hugepages::{self, HugeSize};
 use uzone_os::{Anonymous, Exclusive, HugeAdvice, MapError, SystemRoot, mempolicy, numa};
 use uzone_pages::ByteLen;
 
@@ -219,7 +219,7 @@ pub(crate) fn fresh_huge(len: ByteLen) -> Result<MemmapMemory, MapError> {
     // A host whose setting cannot be read gets the advice: it does no harm where it has no effect.
     let thp = hugepages::thp(&SystemRoot::host()).ok().flatten();
     let (huge, pages) = match thp {
-        Some(thp) if thp.enabled == ThpChoice::Never => (HugeAdvice::Default, MemmapPages::Base),
+        Some(thp) if thp.enabled == "never" => (HugeAdvice::Default, MemmapPages::Base),
         // Whether the advice had an effect is found out when the memory is present.
         _ => (HugeAdvice::Advise, MemmapPages::Transparent),
     };

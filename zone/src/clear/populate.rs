@@ -23,7 +23,7 @@ use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use uzone_os::hugepages::{self, ThpChoice};
+use uzone_os::hugepages;
 use uzone_os::memory::{self, Available, Limit};
 use uzone_os::numa;
 use uzone_os::{Collapsed, HugeSize, MappingError, PopulateHow, Populated, SysError, SystemRoot};
@@ -415,11 +415,9 @@ impl Region {
             (Huge::Required, None) => {
                 Err(none("this kernel has no transparent huge pages; use a hugetlb pool"))
             }
-            (Huge::Required, Some(thp)) if thp.enabled == ThpChoice::Never && is_anonymous => {
-                Err(none(
-                    "they are switched off; write 'madvise' to /sys/kernel/mm/transparent_hugepage/enabled",
-                ))
-            }
+            (Huge::Required, Some(thp)) if thp.enabled == "never" && is_anonymous => Err(none(
+                "they are switched off; write 'madvise' to /sys/kernel/mm/transparent_hugepage/enabled",
+            )),
             (Huge::Required, Some(_))
                 if matches!(self.backing(), Backing::File { .. } | Backing::Fsdax { .. }) =>
             {
