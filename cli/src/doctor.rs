@@ -10,7 +10,7 @@ mod figures;
 use std::fmt::Write as _;
 
 use serde::Serialize;
-use uzone_os::HugeSize;
+use uzone_pages::PageSize;
 
 use crate::exit::{self, Exit, Failure};
 use crate::output::{Output, Report, Style, Tone, Verbosity, number_list, table};
@@ -164,7 +164,7 @@ fn write_check(text: &mut String, check: &Check, width: usize, style: Style) {
 fn node_table(facts: &Facts) -> comfy_table::Table {
     let mut table = table(&["node", "CPUs", "memory", "free", "2 MiB pages", "1 GiB pages"]);
     for node in facts.nodes.iter().flatten() {
-        let pages = |size: HugeSize| {
+        let pages = |size: PageSize| {
             let pools = facts.node_pools.as_deref().unwrap_or_default();
             let pool = pools.iter().find(|(of, pool)| *of == node.number && pool.size == size);
             pool.map_or_else(
@@ -178,8 +178,8 @@ fn node_table(facts: &Facts) -> comfy_table::Table {
             cpus,
             format!("{:.1}", node.total),
             format!("{:.1}", node.free),
-            pages(HugeSize::MIB_2),
-            pages(HugeSize::GIB_1),
+            pages(PageSize::MIB_2),
+            pages(PageSize::GIB_1),
         ]);
     }
     table

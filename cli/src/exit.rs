@@ -277,8 +277,8 @@ impl<E: Error + Send + Sync + 'static> From<E> for Failure {
 mod tests {
     use super::*;
     use std::path::PathBuf;
-    use uzone_os::HugeSize;
     use uzone_os::uffd::UffdError;
+    use uzone_pages::PageSize;
 
     #[derive(Debug, thiserror::Error)]
     #[error("cannot do {what}")]
@@ -302,17 +302,17 @@ mod tests {
     fn an_error_of_a_library_has_the_code_that_says_what_to_do() {
         let refused = || io::Error::from(io::ErrorKind::PermissionDenied);
         let pool = || MapError::HugePool {
-            size: HugeSize::MIB_2,
+            size: PageSize::MIB_2,
             pages: 1,
             free: 0,
             total: 0,
             wanted: 1,
             cause: io::ErrorKind::OutOfMemory.into(),
         };
-        let cut = || BindError::EndsInsidePage { len_bytes: 1, page: uzone_pages::PageSize::KIB_4 };
+        let cut = || BindError::EndsInsidePage { len_bytes: 1, page: PageSize::KIB_4 };
         let unmapped = BindError::Region {
             len: uzone_pages::ByteLen::mib(2),
-            backing: uzone_zone::Backing::Hugetlb(HugeSize::MIB_2),
+            backing: uzone_zone::Backing::Hugetlb(PageSize::MIB_2),
             cause: pool(),
         };
         let unavailable = BindError::NoStore { path: uzone_stream::Path::Avx512 };

@@ -5,9 +5,8 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::Arc;
 use std::time::Duration;
 
-use uzone_os::HugeSize;
 use uzone_os::uffd::KernelFaults;
-use uzone_pages::{Advice, FaultAround};
+use uzone_pages::{Advice, FaultAround, PageSize};
 use uzone_zone::Zone;
 
 use crate::engine::budget::Budget;
@@ -44,7 +43,7 @@ pub enum HugePages {
     #[default]
     None,
     /// The pages are of the hugetlb pool of this size, reserved when the memory is mapped.
-    Pool(HugeSize),
+    Pool(PageSize),
     /// The pages are transparent huge pages, 2 MiB on common machines, allocated from free memory when they
     /// are touched. Where none is free, a page is filled in small ones, and
     /// [`FaultStats::huge_pages`](crate::FaultStats::huge_pages) does not count it. They are swapped

@@ -26,7 +26,7 @@ use uzone_fault::{
 };
 use uzone_os::peer::Peer;
 use uzone_os::uffd::{EventBuffer, Features, KernelFaults, Registered, Remote, Uffd};
-use uzone_os::{Anonymous, Collapsed, HugeSize, Mapping, Vaddr, probe};
+use uzone_os::{Anonymous, Collapsed, Mapping, Vaddr, probe};
 use uzone_pages::{Advice, ByteLen, Content, PageSize};
 
 const CHILD: &str = "UZONE_FAULT_TEST_OTHER";
@@ -412,7 +412,7 @@ fn pages_of_two_sizes_behind_one_descriptor_get_their_bytes_their_zeroes_and_the
     .map(|(size, offset, len)| {
         let bytes = ByteLen::new(len);
         let mapping = if size == huge {
-            Mapping::hugetlb(bytes, HugeSize::MIB_2).unwrap()
+            Mapping::hugetlb(bytes, PageSize::MIB_2).unwrap()
         } else {
             Mapping::anonymous(bytes, Anonymous::default()).unwrap()
         };

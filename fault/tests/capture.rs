@@ -23,7 +23,7 @@ use common::{
 };
 use uzone_fault::{AdoptedMemory, Engine, KeptPages, LazyError, LazyOptions, RemoteRegion};
 use uzone_os::uffd::{Features, KernelFaults, Registered, open_pending_faults};
-use uzone_os::{Anonymous, HugeSize, Mapping};
+use uzone_os::{Anonymous, Mapping};
 use uzone_pages::{Advice, ByteLen, PageSize};
 
 const PAGES: u64 = 2048;
@@ -42,7 +42,7 @@ impl Adopted {
         let len = ByteLen::new(PAGES * page());
         let mapping = match size == PageSize::KIB_4 {
             true => Mapping::anonymous(len, Anonymous::default()),
-            false => Mapping::hugetlb(len, HugeSize::MIB_2),
+            false => Mapping::hugetlb(len, PageSize::MIB_2),
         };
         let memory = registered(&uffd, mapping.unwrap());
         let region = region_at(0, &memory);

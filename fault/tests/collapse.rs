@@ -17,8 +17,8 @@ use uzone_fault::{
     CompositeBacking, HugePages, LazyMapping, LazyOptions, MemoryBacking, Uncollapsed,
     WriteTracking,
 };
-use uzone_os::{HugeSize, Mapping, Sharing, probe};
-use uzone_pages::ByteLen;
+use uzone_os::{Mapping, Sharing, probe};
+use uzone_pages::{ByteLen, PageSize};
 
 fn check_all(memory: &LazyMapping, expected: &[u8]) {
     for at in (0..memory.len().get()).step_by(usize_of(page())) {
@@ -196,7 +196,7 @@ fn memory_that_cannot_be_collapsed_says_why() {
         Ok(pool) => pool,
         Err(reason) => return skip(name, &reason),
     };
-    let options = LazyOptions::default().huge(HugePages::Pool(HugeSize::MIB_2));
+    let options = LazyOptions::default().huge(HugePages::Pool(PageSize::MIB_2));
     let Some(memory) = map(name, &engine(), 2 * HUGE, function(), &options) else { return };
     memory.populate(0..HUGE).unwrap();
     let done = memory.collapse(0..2 * HUGE).unwrap();

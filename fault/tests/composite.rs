@@ -14,8 +14,8 @@ use uzone_fault::{
     Backing, BackingError, CompositeBacking, FileBacking, FunctionBacking, HugePages, LazyOptions,
     MapError, MemoryBacking,
 };
-use uzone_os::{HugeSize, Mapping, Sharing, probe};
-use uzone_pages::{Advice, ByteLen, FaultAround};
+use uzone_os::{Mapping, Sharing, probe};
+use uzone_pages::{Advice, ByteLen, FaultAround, PageSize};
 
 /// A file of which the last page is not full, zeroes, a function, a gap, a slow function, and the
 /// same file once more from inside of it; and the bytes of all that.
@@ -111,8 +111,8 @@ fn parts_that_cannot_be_mapped_are_refused_with_the_reason() {
         .part(page()..2 << 20, Arc::new(function()), page())
         .build()
         .unwrap();
-    assert!(!whole.takes_pages_of(HugeSize::MIB_2.page_size()));
-    let options = LazyOptions::default().huge(HugePages::Pool(HugeSize::MIB_2));
+    assert!(!whole.takes_pages_of(PageSize::MIB_2));
+    let options = LazyOptions::default().huge(HugePages::Pool(PageSize::MIB_2));
     assert!(matches!(
         engine().map(ByteLen::mib(2), Arc::new(whole), &options),
         Err(MapError::Backing { .. } | MapError::Map(_))

@@ -24,8 +24,8 @@ use uzone_fault::{
     ZeroBacking,
 };
 use uzone_os::uffd::in_thread::Source;
-use uzone_os::{HugeSize, Mapping, Sharing, probe};
-use uzone_pages::{Advice, ByteLen, Content, FaultAround};
+use uzone_os::{Mapping, Sharing, probe};
+use uzone_pages::{Advice, ByteLen, Content, FaultAround, PageSize};
 
 const BOTH: [WriteTracking; 2] = [WriteTracking::Async, WriteTracking::Sync];
 
@@ -119,7 +119,7 @@ fn huge_pages_are_tracked_whole() {
         Err(reason) => return skip(name, &reason),
     };
     for track in BOTH {
-        let options = options(track).huge(HugePages::Pool(HugeSize::MIB_2));
+        let options = options(track).huge(HugePages::Pool(PageSize::MIB_2));
         let Some(memory) = map(name, &engine(), 4 * huge, function(), &options) else { return };
         memory.populate(0..2 * huge).unwrap();
         assert_eq!(memory.dirty(0..4 * huge).unwrap(), []);
@@ -146,7 +146,7 @@ fn huge_pages_are_tracked_whole() {
         if is_failing.load(Ordering::Relaxed) { Err("it broke".into()) } else { Ok(()) }
             .map_err(|error: Box<dyn std::error::Error + Send + Sync>| BackingError::Other(error))
     });
-    let huge_pages = HugePages::Pool(HugeSize::MIB_2);
+    let huge_pages = HugePages::Pool(PageSize::MIB_2);
     let options = options(WriteTracking::Sync).huge(huge_pages);
     let Some(memory) = map(name, &engine(), 2 * huge, backing, &options) else { return };
     memory.populate(0..huge).unwrap();

@@ -23,8 +23,8 @@ use uzone_fault::{
     Backing, BackingError, FileBacking, FunctionBacking, HugePages, LazyError, LazyMapping,
     LazyOptions, MapError, MemoryBacking, ZeroBacking,
 };
-use uzone_os::{HugeSize, Mapping, Sharing, page_cache};
-use uzone_pages::{Advice, ByteLen, Content, FaultAround};
+use uzone_os::{Mapping, Sharing, page_cache};
+use uzone_pages::{Advice, ByteLen, Content, FaultAround, PageSize};
 
 /// Maps by an engine of its own, or prints that the case cannot run.
 fn map(
@@ -232,7 +232,7 @@ fn a_hole_of_a_memory_file_is_zero_and_what_is_shared_is_seen() {
 #[test]
 fn huge_pages_are_filled_whole() {
     let name = "huge_pages_are_filled_whole";
-    let (size, huge) = (HugeSize::MIB_2, 2 << 20);
+    let (size, huge) = (PageSize::MIB_2, 2 << 20);
     let options = LazyOptions::default().huge(HugePages::Pool(size));
     let engine = engine();
     let _pool = match Pool::try_grow(4) {
@@ -464,7 +464,7 @@ fn a_wrong_request_is_refused_with_what_it_was_given() {
     assert!(matches!(engine.map(ByteLen::ZERO, backing(), &options), Err(MapError::Map(_))));
     let file = Arc::new(Mapping::memfd("x", ByteLen::new(page()), None).unwrap());
     let memory = MemoryBacking::new(file, Sharing::Shared).unwrap();
-    let huge = LazyOptions::default().huge(HugePages::Pool(HugeSize::MIB_2));
+    let huge = LazyOptions::default().huge(HugePages::Pool(PageSize::MIB_2));
     assert!(matches!(
         engine.map(ByteLen::new(page()), Arc::new(memory), &huge),
         Err(MapError::Backing { .. })

@@ -50,7 +50,6 @@ pub mod uffd;
 
 pub use host::dax::DaxDevice;
 pub use host::file_writes::{check_readable, check_writable};
-pub use host::hugepages::HugeSize;
 pub use host::priority::thread_id;
 pub use host::root::{SysError, SystemRoot};
 pub use host::usage::thread_faults;

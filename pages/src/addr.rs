@@ -498,7 +498,7 @@ impl fmt::Display for Order {
     }
 }
 
-/// The size of a base page, a power of two of at least 4096 bytes.
+/// The size of a page, a power of two of at least 4096 bytes.
 ///
 /// It is a value: read from the system once and passed on. Linux runs with 4, 16 and 64 KiB pages.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -508,6 +508,10 @@ pub struct PageSize(u8);
 impl PageSize {
     /// 4096 bytes.
     pub const KIB_4: Self = Self(12);
+    /// 2 MiB.
+    pub const MIB_2: Self = Self(21);
+    /// 1 GiB.
+    pub const GIB_1: Self = Self(30);
 
     /// Takes a size in bytes.
     ///

@@ -23,8 +23,8 @@ use std::time::{Duration, Instant};
 use kvm_ioctls::Kvm;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use uzone_os::uffd::{Doorbell, Features, KernelFaults, Modes, Registered, Uffd};
-use uzone_os::{Anonymous, HugeSize, Mapping};
-use uzone_pages::ByteLen;
+use uzone_os::{Anonymous, Mapping};
+use uzone_pages::{ByteLen, PageSize};
 use uzone_server::{
     Keeper, OnFailure, Prefetch, ServeError, ServeEvent, Served, ServerOptions, Worker, WorkerStart,
 };
@@ -1156,7 +1156,7 @@ fn be_a_huge_machine(socket: &Path) {
     let features = Features::EVENT_REMOVE | Features::MISSING_HUGETLB;
     let uffd = Arc::new(Uffd::open(features, Features::NONE, KernelFaults::IfAllowed).unwrap());
     let (len, small_len) = ((PAGES - SMALL) * PAGE, SMALL * PAGE);
-    let mapping = Mapping::hugetlb(ByteLen::new(len), HugeSize::MIB_2).unwrap();
+    let mapping = Mapping::hugetlb(ByteLen::new(len), PageSize::MIB_2).unwrap();
     let memory = Registered::new(uffd.clone(), mapping, Modes::MISSING).unwrap();
     let small = Mapping::anonymous(ByteLen::new(small_len), Anonymous::default()).unwrap();
     let small = Registered::new(uffd.clone(), small, Modes::MISSING).unwrap();

@@ -28,8 +28,8 @@ pub use uzone_pages::{
 #[doc(inline)]
 pub use uzone_zone::{
     Access, AccessError, Addr, AltmapOptions, Batching, BindError, BindFailure, BindOptions,
-    BindReport, Busy, Cancel, FaultError, Guard, Huge, HugeSize, Init, Limit, PageView, Pagemap,
-    PagemapOps, PagemapView, PinError, PinOptions, Pinned, PinnedRanges, Poisoned, Pool, PoolError,
+    BindReport, Busy, Cancel, FaultError, Guard, Huge, Init, Limit, PageView, Pagemap, PagemapOps,
+    PagemapView, PinError, PinOptions, Pinned, PinnedRanges, Poisoned, Pool, PoolError,
     PoolOptions, PoolStats, Pooled, Populate, PopulateOptions, PopulateReport, Progress, RawGuard,
     Redeemed, Referenced, Region, RegionView, Rejected, Segment, Sharing, StorePolicy, WriteError,
     ZeroOptions, Zeroed, Zone, sigbus,

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use uzone_os::HugeSize;
+use uzone_pages::PageSize;
 
 /// What is behind a region.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub enum Backing {
     /// A memory file, whose descriptor can be handed to others.
     Memfd,
     /// Pages of a hugetlb pool.
-    Hugetlb(HugeSize),
+    Hugetlb(PageSize),
     /// A file, from an offset on.
     File {
         /// Where it was opened.

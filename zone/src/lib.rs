@@ -94,7 +94,6 @@ pub use pool::{Pool, Pooled};
 pub use progress::{Cancel, Progress};
 pub use region::Region;
 pub use region_view::RegionView;
-pub use uzone_os::hugepages::HugeSize;
 pub use uzone_os::memory::Limit;
 pub use uzone_os::sigbus;
 pub use uzone_os::{

@@ -18,8 +18,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use uzone_os::{
-    Access, AccessError, Anonymous, FileId, HugeAdvice, HugeSize, MapError, Mapping, Rejected,
-    Sharing, SystemRoot, dax, numa,
+    Access, AccessError, Anonymous, FileId, HugeAdvice, MapError, Mapping, Rejected, Sharing,
+    SystemRoot, dax, numa,
 };
 use uzone_pages::{AddrError, ByteLen, Order, PageCount, PageSize, Pfn, PfnRange};
 
@@ -102,12 +102,11 @@ impl Region {
     /// # Errors
     /// [`BindError`] if `len` cuts a huge page, or with the numbers of the pool if it is too
     /// small.
-    pub fn hugetlb(len: ByteLen, size: HugeSize) -> Result<Self, BindError> {
-        let page = size.page_size();
+    pub fn hugetlb(len: ByteLen, page: PageSize) -> Result<Self, BindError> {
         if !len.get().is_multiple_of(page.bytes()) {
             return Err(BindError::EndsInsidePage { len_bytes: len.get(), page });
         }
-        Self::mapped(len, Backing::Hugetlb(size), || Mapping::hugetlb(len, size))
+        Self::mapped(len, Backing::Hugetlb(page), || Mapping::hugetlb(len, page))
     }
 
     /// Maps `len` bytes of a file from `offset_bytes` on, shared with every other mapping of it: what

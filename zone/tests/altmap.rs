@@ -15,12 +15,12 @@ use std::time::Duration;
 
 use common::{Temporary, bytes, cause, hugetlb::RaisedPool};
 use uzone_pages::{
-    AddrError, ByteLen, LinuxPage, LinuxSeed, MemoryKind, Order, PageCount, Payload, Pfn, PfnRange,
-    Refresh, Slot, Tails, Word,
+    AddrError, ByteLen, LinuxPage, LinuxSeed, MemoryKind, Order, PageCount, PageSize, Payload, Pfn,
+    PfnRange, Refresh, Slot, Tails, Word,
 };
 use uzone_zone::{
-    AltmapOptions, Backing, BindError, BindOptions, Cancel, Exclusivity, HugeSize, Init,
-    MappingError, MemmapPages, PageView, Pagemap, PinError, Region, WriteError, ZeroOptions, Zone,
+    AltmapOptions, Backing, BindError, BindOptions, Cancel, Exclusivity, Init, MappingError,
+    MemmapPages, PageView, Pagemap, PinError, Region, WriteError, ZeroOptions, Zone,
 };
 use zerocopy::{FromBytes, IntoBytes, KnownLayout};
 
@@ -619,12 +619,12 @@ fn skip(name: &str, reason: &str, variable: &str) {
 #[test]
 fn a_region_of_huge_pages_gives_whole_ones_and_is_read_as_zero_only_untouched() {
     let name = "a_region_of_huge_pages_gives_whole_ones_and_is_read_as_zero_only_untouched";
-    let _pool = match RaisedPool::raise(HugeSize::MIB_2, 8) {
+    let _pool = match RaisedPool::raise(PageSize::MIB_2, 8) {
         Ok(pool) => pool,
         Err(reason) => return skip(name, &reason, "REQUIRE_ALL"),
     };
     let zone = Zone::new();
-    let make = || match Region::hugetlb(ByteLen::mib(16), HugeSize::MIB_2) {
+    let make = || match Region::hugetlb(ByteLen::mib(16), PageSize::MIB_2) {
         Ok(region) => Some(region),
         // Another test program binds while the pool is raised, and takes pages of it.
         Err(error) => {

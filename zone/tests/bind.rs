@@ -75,7 +75,7 @@ fn a_region_of_no_page_or_half_a_page_is_refused() {
         Err(BindError::EndsInsidePage { len_bytes: 4097, .. })
     ));
     assert!(matches!(
-        Region::hugetlb(ByteLen::new(4096), uzone_zone::HugeSize::MIB_2),
+        Region::hugetlb(ByteLen::new(4096), uzone_pages::PageSize::MIB_2),
         Err(BindError::EndsInsidePage { .. })
     ));
 }

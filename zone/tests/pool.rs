@@ -6,12 +6,12 @@
 mod common;
 
 use common::{anonymous, hugetlb::RaisedPool, linux};
-use uzone_pages::ByteLen;
-use uzone_zone::{HugeSize, MemmapPages, Zone};
+use uzone_pages::{ByteLen, PageSize};
+use uzone_zone::{MemmapPages, Zone};
 
 #[test]
 fn descriptors_lie_in_the_hugetlb_pool_where_it_has_room_and_may() {
-    let _pool = match RaisedPool::raise(HugeSize::MIB_2, 16) {
+    let _pool = match RaisedPool::raise(PageSize::MIB_2, 16) {
         Ok(pool) => pool,
         Err(reason) => {
             assert!(std::env::var_os("REQUIRE_ALL").is_none(), "{reason}");
@@ -19,7 +19,7 @@ fn descriptors_lie_in_the_hugetlb_pool_where_it_has_room_and_may() {
             return;
         }
     };
-    let pool = MemmapPages::Hugetlb(HugeSize::MIB_2);
+    let pool = MemmapPages::Hugetlb(PageSize::MIB_2);
     let zone = Zone::with_keep_limit(ByteLen::mib(64));
     for is_kept in [false, true] {
         let pagemap = zone.bind(anonymous(1 << 30), linux()).unwrap();

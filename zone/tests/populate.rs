@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 use common::{Temporary, anonymous, hugetlb::RaisedPool};
 use uzone_os::hugepages;
 use uzone_os::{Access, Anonymous, HugeAdvice, Sharing, SystemRoot, probe};
-use uzone_pages::ByteLen;
+use uzone_pages::{ByteLen, PageSize};
 use uzone_zone::{
-    Backing, Batching, Cancel, Huge, HugeSize, Mapping, MappingError, NotPopulated,
-    PopulateOptions, Populated, Progress, Region, ZeroOptions,
+    Backing, Batching, Cancel, Huge, Mapping, MappingError, NotPopulated, PopulateOptions,
+    Populated, Progress, Region, ZeroOptions,
 };
 
 const MIB: u64 = 1 << 20;
@@ -249,11 +249,11 @@ fn a_hole_in_a_file_is_seen_by_its_readers_and_what_is_not_shared_is_refused() {
 
 #[test]
 fn a_region_of_a_pool_is_huge_may_be_punched_and_finds_an_empty_pool_at_once() {
-    let pool = match RaisedPool::raise(HugeSize::MIB_2, 8) {
+    let pool = match RaisedPool::raise(PageSize::MIB_2, 8) {
         Ok(pool) => pool,
         Err(reason) => return skip("a_region_of_a_pool", &reason),
     };
-    let region = Region::hugetlb(ByteLen::mib(16), HugeSize::MIB_2).unwrap();
+    let region = Region::hugetlb(ByteLen::mib(16), PageSize::MIB_2).unwrap();
     for huge in [Huge::Preferred, Huge::Required, Huge::Never] {
         let report = region.populate(0..16 * MIB, &PopulateOptions::default().huge(huge)).unwrap();
         assert_eq!(report.huge, ByteLen::mib(16), "{report}");
@@ -263,7 +263,7 @@ fn a_region_of_a_pool_is_huge_may_be_punched_and_finds_an_empty_pool_at_once() {
     region.punch(2 * MIB..4 * MIB).unwrap();
     assert_eq!(region.mapping().resident().unwrap(), ByteLen::mib(14));
     drop(pool); // the pool shrinks under the region
-    let free = hugepages::pool(&SystemRoot::host(), HugeSize::MIB_2).unwrap().unwrap().free;
+    let free = hugepages::pool(&SystemRoot::host(), PageSize::MIB_2).unwrap().unwrap().free;
     match region.populate(0..16 * MIB, &PopulateOptions::default()) {
         // The kernel has kept the page that was given back promised to us.
         Ok(report) => assert!(free > 0 && report.huge == ByteLen::mib(16), "{free}: {report}"),
@@ -277,11 +277,11 @@ fn a_region_of_a_pool_is_huge_may_be_punched_and_finds_an_empty_pool_at_once() {
 #[test]
 fn a_page_of_1_gib_is_taken_and_cleared_whole_and_in_units() {
     const PAGE: ByteLen = ByteLen::gib(1);
-    let _pool = match RaisedPool::raise(HugeSize::GIB_1, 1) {
+    let _pool = match RaisedPool::raise(PageSize::GIB_1, 1) {
         Ok(pool) => pool,
         Err(reason) => return skip("a_page_of_1_gib", &reason),
     };
-    let region = Region::hugetlb(PAGE, HugeSize::GIB_1).unwrap();
+    let region = Region::hugetlb(PAGE, PageSize::GIB_1).unwrap();
     let report = region.populate(0..PAGE.get(), &PopulateOptions::default()).unwrap();
     assert_eq!((report.huge, region.mapping().page_size().bytes()), (PAGE, PAGE.get()));
     for batching in [Batching::Whole, Batching::Bytes(ByteLen::mib(8))] {

@@ -45,8 +45,8 @@ mod write;
 pub(crate) use bare::{Answer, Bare};
 pub(crate) use touch::{Placement, Share, on, together, touch, usable_cpus};
 
-use uzone_os::{HugeSize, SystemRoot, hugepages, memory};
-use uzone_pages::{ByteLen, ErrorKind};
+use uzone_os::{SystemRoot, hugepages, memory};
+use uzone_pages::{ByteLen, ErrorKind, PageSize};
 
 use self::backend::Backend;
 use self::published::RANDOM;
@@ -141,7 +141,7 @@ fn scans(run: &mut Run<'_>, file: &Source, size: ByteLen, placements: &[Placemen
                     alone().try_for_each(table)
                 };
                 in_order(Backend::HugeCopy(file, mapped))?;
-                in_order(Backend::Memory(source::memory_file(len, Some(HugeSize::MIB_2))?))?;
+                in_order(Backend::Memory(source::memory_file(len, Some(PageSize::MIB_2))?))?;
             }
             Err(reason) => {
                 for id in ["fault-seq-hugetlb-copy", "fault-seq-hugetlb"] {
@@ -180,8 +180,8 @@ fn fitting(asked: ByteLen) -> (ByteLen, String) {
 
 /// Returns how much can be had of the pool for two copies at once, or why it is too little.
 fn free_huge_pages(most: ByteLen) -> Result<ByteLen, String> {
-    let size = HugeSize::MIB_2;
-    let path = size.nr_path();
+    let size = PageSize::MIB_2;
+    let path = hugepages::nr_path(size);
     let free = match hugepages::pool(&SystemRoot::host(), size) {
         Ok(Some(pool)) => pool.free.saturating_sub(pool.reserved),
         Ok(None) => return Err("this kernel has no pool of 2 MiB pages".to_owned()),

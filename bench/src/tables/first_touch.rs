@@ -11,9 +11,10 @@ use std::num::NonZeroUsize;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use uzone_pages::ByteLen;
+use uzone_os::hugepages;
+use uzone_pages::{ByteLen, PageSize};
 use uzone_zone::{
-    Backing, Batching, CopyMethod, Huge, HugeSize, PopulateOptions, Region, WriteError, ZeroOptions,
+    Backing, Batching, CopyMethod, Huge, PopulateOptions, Region, WriteError, ZeroOptions,
 };
 
 use crate::harness::{
@@ -34,8 +35,8 @@ pub(crate) fn check(populate: ByteLen) -> Result {
 }
 
 /// Makes a pool of huge pages larger for a run. It is put back when that ends, or a signal ends it.
-fn raise_pool(size: HugeSize, pages: u64) -> Result<put_back::Changed, String> {
-    let path = size.nr_path();
+fn raise_pool(size: PageSize, pages: u64) -> Result<put_back::Changed, String> {
+    let path = hugepages::nr_path(size);
     let said = |error: std::io::Error| format!("{path}: {error}: run as root");
     let before = std::fs::read_to_string(&path).map_err(said)?;
     let total = before.trim().parse::<u64>().map_err(|error| error.to_string())? + pages;
@@ -95,8 +96,8 @@ fn kinds(len: ByteLen, session: &mut Session<'_>) -> Result<Kinds> {
             skip(row, report.to_string());
         }
     }
-    let pool = raise_pool(HugeSize::MIB_2, len.get() >> 21).and_then(|pool| {
-        let region = Region::hugetlb(len, HugeSize::MIB_2).map_err(|error| sentence(&error))?;
+    let pool = raise_pool(PageSize::MIB_2, len.get() >> 21).and_then(|pool| {
+        let region = Region::hugetlb(len, PageSize::MIB_2).map_err(|error| sentence(&error))?;
         regions.push(("hugetlb", region));
         Ok(pool)
     });
@@ -158,16 +159,16 @@ pub(crate) fn kernel(arena: &Arena, session: &mut Session<'_>) -> Result {
 /// a time and whole, and the same where the kernel clears units of 8 MB.
 pub(crate) struct Demand {
     pub(crate) table: &'static str,
-    size: HugeSize,
+    size: PageSize,
     whole: [u64; 2],
     units: Option<[u64; 2]>,
 }
 
 pub(crate) const DEMAND: [Demand; 2] = [
-    Demand { table: "zero-demand-2m", size: HugeSize::MIB_2, whole: [1292, 1703], units: None },
+    Demand { table: "zero-demand-2m", size: PageSize::MIB_2, whole: [1292, 1703], units: None },
     Demand {
         table: "zero-demand-1g",
-        size: HugeSize::GIB_1,
+        size: PageSize::GIB_1,
         whole: [1726, 4217],
         units: Some([1714, 1804]),
     },
@@ -203,7 +204,7 @@ pub(crate) fn demand(
     session: &mut Session<'_>,
 ) -> Result {
     let &Demand { table, size, whole, units } = demand;
-    let page = size.page_size().bytes();
+    let page = size.bytes();
     let len = ByteLen::new(most.get() / page * page);
     let raised = match len.get() / page {
         0 => Err(format!("{most} have no page of {size}: raise --populate-size")),

@@ -7,13 +7,12 @@ use std::error::Error;
 
 use serde::Serialize;
 use uzone_bench::sentence;
-use uzone_os::HugeSize;
 use uzone_os::dax::DaxDevice;
-use uzone_os::hugepages::Pool;
+use uzone_os::hugepages::{self, Pool};
 use uzone_os::memory::{Available, Limit};
 use uzone_os::probe::{Overcommit, UffdAccess};
 use uzone_os::uffd::Features;
-use uzone_pages::ByteLen;
+use uzone_pages::{ByteLen, PageSize};
 use uzone_stream::{Basis, STORE_POLICY};
 
 use super::facts::{Facts, From, TRIAL};
@@ -376,7 +375,7 @@ fn thp_files(facts: &Facts) -> Check {
 }
 
 /// The largest pool that a fix proposes on a host without one.
-const PROPOSED_POOL: [(HugeSize, u64); 2] = [(HugeSize::MIB_2, 512), (HugeSize::GIB_1, 4)];
+const PROPOSED_POOL: [(PageSize, u64); 2] = [(PageSize::MIB_2, 512), (PageSize::GIB_1, 4)];
 
 fn pools(facts: &Facts) -> Vec<Check> {
     let pools = match &facts.pools {
@@ -393,7 +392,7 @@ fn pools(facts: &Facts) -> Vec<Check> {
         Some(pool) => pool_check(pool, available),
         None => Check::note(
             "this kernel has no pages of this size",
-            if size == HugeSize::GIB_1 {
+            if size == PageSize::GIB_1 {
                 "a kernel with CONFIG_HUGETLBFS on a CPU with 1 GiB pages (flag pdpe1gb)"
             } else {
                 "a kernel built with CONFIG_HUGETLBFS"
@@ -426,11 +425,11 @@ fn pool_check(pool: &Pool, available: Option<ByteLen>) -> Check {
             format!("make room first: not even one page of {} is available", pool.size),
         );
     }
-    let bytes = ByteLen::new(more.saturating_mul(pool.size.page_size().bytes()));
+    let bytes = ByteLen::new(more.saturating_mul(pool.size.bytes()));
     let wanted = pool.total.saturating_add(more);
-    let file = pool.size.nr_path();
+    let file = hugepages::nr_path(pool.size);
     let fix = format!("as root: echo {wanted} > {file}   # takes {bytes}");
-    if pool.size == HugeSize::GIB_1 {
+    if pool.size == PageSize::GIB_1 {
         let boot = format!(
             "or at boot, when memory is not in pieces yet: hugepagesz=1G hugepages={wanted}"
         );
@@ -440,10 +439,10 @@ fn pool_check(pool: &Pool, available: Option<ByteLen>) -> Check {
 }
 
 /// Returns how many pages to propose: no more than a quarter of what is available.
-fn proposed_pages(size: HugeSize, available: Option<ByteLen>) -> u64 {
+fn proposed_pages(size: PageSize, available: Option<ByteLen>) -> u64 {
     let most =
         PROPOSED_POOL.iter().find(|(proposed, _)| *proposed == size).map_or(1, |(_, pages)| *pages);
-    let bytes = size.page_size().bytes();
+    let bytes = size.bytes();
     match available.map(ByteLen::get) {
         None => most,
         Some(available) if available < bytes => 0,

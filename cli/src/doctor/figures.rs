@@ -75,7 +75,7 @@ fn memory(facts: &Facts) -> Value {
 
 fn pool(pool: &Pool) -> Value {
     json!({
-        "page_size_bytes": pool.size.page_size().bytes(),
+        "page_size_bytes": pool.size.bytes(),
         "total_pages": pool.total,
         "free_pages": pool.free,
         "reserved_pages": pool.reserved,
@@ -87,7 +87,7 @@ fn pool(pool: &Pool) -> Value {
 fn pool_of_node((node, pool): &(u32, Pool)) -> Value {
     json!({
         "node": node,
-        "page_size_bytes": pool.size.page_size().bytes(),
+        "page_size_bytes": pool.size.bytes(),
         "total_pages": pool.total,
         "free_pages": pool.free,
         "surplus_pages": pool.surplus,

@@ -24,7 +24,7 @@ fn denied() -> io::Error {
     io::ErrorKind::PermissionDenied.into()
 }
 
-fn pool(size: HugeSize, total: u64) -> Pool {
+fn pool(size: PageSize, total: u64) -> Pool {
     Pool { size, total, free: total, reserved: 0, surplus: 0, overcommit: 0 }
 }
 
@@ -56,8 +56,8 @@ fn everything() -> Facts {
             shmem: "advise",
             pmd_size: ByteLen::mib(2),
         })),
-        pools: Ok(vec![pool(HugeSize::MIB_2, 512), pool(HugeSize::GIB_1, 4)]),
-        node_pools: Ok(vec![(0, pool(HugeSize::MIB_2, 512)), (0, pool(HugeSize::GIB_1, 4))]),
+        pools: Ok(vec![pool(PageSize::MIB_2, 512), pool(PageSize::GIB_1, 4)]),
+        node_pools: Ok(vec![(0, pool(PageSize::MIB_2, 512)), (0, pool(PageSize::GIB_1, 4))]),
         uffd_syscall: UffdAccess::Full,
         uffd_device: UffdAccess::Full,
         uffd_unprivileged: Ok(true),
@@ -104,7 +104,7 @@ fn nothing() -> Facts {
             elapsed: Duration::ZERO,
         }),
         thp: Ok(None),
-        pools: Ok(vec![pool(HugeSize::MIB_2, 0)]),
+        pools: Ok(vec![pool(PageSize::MIB_2, 0)]),
         node_pools: Ok(Vec::new()),
         uffd_syscall: UffdAccess::Denied { cause: denied() },
         uffd_device: UffdAccess::Absent { cause: io::ErrorKind::NotFound.into() },
@@ -310,18 +310,18 @@ fn each_setting_of_transparent_huge_pages_is_judged_by_itself() {
 fn each_pool_of_huge_pages_is_judged_by_itself() {
     const MIB_2: &str = "huge page pool 2 MiB";
     const GIB_1: &str = "huge page pool 1 GiB";
-    let empty: Change = |facts| facts.pools = Ok(vec![pool(HugeSize::MIB_2, 0)]);
-    let empty_1g: Change = |facts| facts.pools = Ok(vec![pool(HugeSize::GIB_1, 0)]);
+    let empty: Change = |facts| facts.pools = Ok(vec![pool(PageSize::MIB_2, 0)]);
+    let empty_1g: Change = |facts| facts.pools = Ok(vec![pool(PageSize::GIB_1, 0)]);
     let raise = "echo 512 > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages   # takes 1 GiB";
     let promised: Change = |facts| {
-        facts.pools = Ok(vec![Pool { free: 7, reserved: 7, ..pool(HugeSize::MIB_2, 512) }]);
+        facts.pools = Ok(vec![Pool { free: 7, reserved: 7, ..pool(PageSize::MIB_2, 512) }]);
     };
     let seven = "7 of 512 pages free, 7 of them promised";
     let on_demand: Change =
-        |facts| facts.pools = Ok(vec![Pool { overcommit: 64, ..pool(HugeSize::MIB_2, 0) }]);
+        |facts| facts.pools = Ok(vec![Pool { overcommit: 64, ..pool(PageSize::MIB_2, 0) }]);
     let no_room: Change = |facts| {
         let (total, available) = (ByteLen::gib(64), ByteLen::mib(512));
-        facts.pools = Ok(vec![pool(HugeSize::GIB_1, 0)]);
+        facts.pools = Ok(vec![pool(PageSize::GIB_1, 0)]);
         facts.memory = Ok(SystemMemory { total, available });
     };
     judge(&[
@@ -396,7 +396,7 @@ fn memory_and_where_it_is_are_judged_by_themselves() {
     };
     let other = "1: CPUs 0-7, 50 GiB free of 63 GiB, but the host reports 128 GiB";
     let device: Change = |facts| {
-        let (size, align) = (ByteLen::gib(16), HugeSize::MIB_2.page_size());
+        let (size, align) = (ByteLen::gib(16), PageSize::MIB_2);
         let device = DaxDevice { size, align, node: Some(1) };
         facts.dax = Ok(vec![("dax0.0".to_owned(), device)]);
     };

@@ -4,9 +4,7 @@
 //! changes a setting: that is for the administrator, and the errors of this package say how.
 //! Source: "Transparent Hugepage Support" and "HugeTLB Pages" in the Linux administrator's guide.
 
-use core::fmt;
-
-use uzone_pages::{AddrError, ByteLen, PageSize};
+use uzone_pages::{ByteLen, PageSize};
 
 use crate::host::root::{SysError, SystemRoot};
 
@@ -14,68 +12,25 @@ const THP: &str = "sys/kernel/mm/transparent_hugepage";
 const POOLS: &str = "sys/kernel/mm/hugepages";
 const NODES: &str = "sys/devices/system/node";
 
-/// The size of the pages of one hugetlb pool.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-#[repr(transparent)]
-pub struct HugeSize(PageSize);
-
-impl HugeSize {
-    /// 2 MiB.
-    pub const MIB_2: Self = Self::of(2 << 20);
-    /// 1 GiB.
-    pub const GIB_1: Self = Self::of(1 << 30);
-
-    const fn of(bytes: u64) -> Self {
-        match PageSize::try_from_bytes(bytes) {
-            Ok(size) => Self(size),
-            Err(_) => panic!("no page size"),
-        }
-    }
-
-    /// Takes a size in bytes. Whether the host has such pages is another question.
-    ///
-    /// # Errors
-    /// [`AddrError::BadPageSize`] unless it is a power of two of at least 4096.
-    pub const fn try_from_bytes(bytes: u64) -> Result<Self, AddrError> {
-        match PageSize::try_from_bytes(bytes) {
-            Ok(size) => Ok(Self(size)),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Returns the size as that of a page.
-    #[must_use]
-    pub const fn page_size(self) -> PageSize {
-        self.0
-    }
-
-    /// Returns the size as `MAP_HUGE_*` and `MFD_HUGE_*` write it: log2, from bit 26 on.
-    #[must_use]
-    pub(crate) const fn encoded_in_flags(self) -> u32 {
-        self.0.shift() << linux_raw_sys::general::MAP_HUGE_SHIFT
-    }
-
-    /// Returns the name of the pool's directory.
-    fn directory(self) -> String {
-        format!("hugepages-{}kB", self.0.bytes() >> 10)
-    }
-
-    /// Returns the file that holds, and sets, the number of pages of the pool.
-    #[must_use]
-    pub fn nr_path(self) -> String {
-        format!("/{POOLS}/{}/nr_hugepages", self.directory())
-    }
+/// Returns a size of huge pages as `MAP_HUGE_*` and `MFD_HUGE_*` write it: log2, from bit 26 on.
+pub(crate) const fn encoded_in_flags(size: PageSize) -> u32 {
+    size.shift() << linux_raw_sys::general::MAP_HUGE_SHIFT
 }
 
-const _: () = assert!(HugeSize::MIB_2.encoded_in_flags() == linux_raw_sys::general::MAP_HUGE_2MB);
-const _: () = assert!(HugeSize::MIB_2.encoded_in_flags() == linux_raw_sys::general::MFD_HUGE_2MB);
-const _: () = assert!(HugeSize::GIB_1.encoded_in_flags() == linux_raw_sys::general::MAP_HUGE_1GB);
-const _: () = assert!(HugeSize::GIB_1.encoded_in_flags() == linux_raw_sys::general::MFD_HUGE_1GB);
+const _: () = assert!(encoded_in_flags(PageSize::MIB_2) == linux_raw_sys::general::MAP_HUGE_2MB);
+const _: () = assert!(encoded_in_flags(PageSize::MIB_2) == linux_raw_sys::general::MFD_HUGE_2MB);
+const _: () = assert!(encoded_in_flags(PageSize::GIB_1) == linux_raw_sys::general::MAP_HUGE_1GB);
+const _: () = assert!(encoded_in_flags(PageSize::GIB_1) == linux_raw_sys::general::MFD_HUGE_1GB);
 
-impl fmt::Display for HugeSize {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
+/// Returns the name of the directory of a pool.
+fn pool_name(size: PageSize) -> String {
+    format!("hugepages-{}kB", size.bytes() >> 10)
+}
+
+/// Returns the file that holds, and sets, the number of pages of a pool.
+#[must_use]
+pub fn nr_path(size: PageSize) -> String {
+    format!("/{POOLS}/{}/nr_hugepages", pool_name(size))
 }
 
 /// The choices that the kernel offers for transparent huge pages; each file has some of them.
@@ -136,7 +91,7 @@ pub fn thp(root: &SystemRoot) -> Result<Option<Thp>, SysError> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Pool {
     /// The size of its pages.
-    pub size: HugeSize,
+    pub size: PageSize,
     /// How many it has.
     pub total: u64,
     /// How many are not in use.
@@ -150,9 +105,9 @@ pub struct Pool {
 }
 
 /// Returns the size that is in the name of a pool's directory.
-fn parse_directory(name: &str) -> Option<HugeSize> {
+fn parse_directory(name: &str) -> Option<PageSize> {
     let kib: u64 = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
-    HugeSize::try_from_bytes(kib.checked_mul(1024)?).ok()
+    PageSize::try_from_bytes(kib.checked_mul(1024)?).ok()
 }
 
 /// Returns the pools of the host, smallest pages first; none if its kernel has no hugetlb.
@@ -172,14 +127,14 @@ pub fn pools(root: &SystemRoot) -> Result<Vec<Pool>, SysError> {
 ///
 /// # Errors
 /// [`SysError`] names the file that could not be read or understood.
-pub fn pool(root: &SystemRoot, size: HugeSize) -> Result<Option<Pool>, SysError> {
+pub fn pool(root: &SystemRoot, size: PageSize) -> Result<Option<Pool>, SysError> {
     match read_pool(root, POOLS, size, true) {
         Err(error) if error.is_absent() => Ok(None),
         answer => answer.map(Some),
     }
 }
 
-fn sizes(root: &SystemRoot, directory: &str) -> Result<Vec<HugeSize>, SysError> {
+fn sizes(root: &SystemRoot, directory: &str) -> Result<Vec<PageSize>, SysError> {
     match root.names(directory) {
         Err(error) if error.is_absent() => Ok(Vec::new()),
         answer => Ok(answer?.iter().filter_map(|name| parse_directory(name)).collect()),
@@ -191,10 +146,10 @@ fn sizes(root: &SystemRoot, directory: &str) -> Result<Vec<HugeSize>, SysError> 
 fn read_pool(
     root: &SystemRoot,
     directory: &str,
-    size: HugeSize,
+    size: PageSize,
     has_promises: bool,
 ) -> Result<Pool, SysError> {
-    let number = |file| root.number(format!("{directory}/{}/{file}", size.directory()));
+    let number = |file| root.number(format!("{directory}/{}/{file}", pool_name(size)));
     let promise = |file| if has_promises { number(file) } else { Ok(0) };
     Ok(Pool {
         size,
@@ -268,8 +223,8 @@ mod tests {
     #[test]
     fn a_pool_is_known_by_the_name_of_its_directory() {
         for (name, size) in [
-            ("hugepages-2048kB", Some(HugeSize::MIB_2)),
-            ("hugepages-1048576kB", Some(HugeSize::GIB_1)),
+            ("hugepages-2048kB", Some(PageSize::MIB_2)),
+            ("hugepages-1048576kB", Some(PageSize::GIB_1)),
             ("hugepages-3kB", None),
             ("hugepages-kB", None),
             ("hugepages-99999999999999999999kB", None),
@@ -285,7 +240,7 @@ mod tests {
         let tree = MadeUp::new(&[("proc/version", "")]);
         assert_eq!(thp(&tree.root()).unwrap(), None);
         assert_eq!(pools(&tree.root()).unwrap(), []);
-        assert_eq!(pool(&tree.root(), HugeSize::MIB_2).unwrap(), None);
+        assert_eq!(pool(&tree.root(), PageSize::MIB_2).unwrap(), None);
         assert_eq!(node_pools(&tree.root()).unwrap(), []);
     }
 
@@ -330,7 +285,7 @@ mod tests {
         let pools = pools(&root).unwrap();
         assert_eq!(pools.len(), 2);
         let small = Pool {
-            size: HugeSize::MIB_2,
+            size: PageSize::MIB_2,
             total: 512,
             free: 500,
             reserved: 7,
@@ -338,7 +293,7 @@ mod tests {
             overcommit: 64,
         };
         assert_eq!(pools[0], small);
-        assert_eq!(pool(&root, HugeSize::MIB_2).unwrap(), Some(small));
+        assert_eq!(pool(&root, PageSize::MIB_2).unwrap(), Some(small));
         assert_eq!(node_pools(&root).unwrap(), [(1, Pool { reserved: 0, overcommit: 0, ..small })]);
     }
 }

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags};
 use uzone_pages::{ByteLen, PageSize};
 
-use crate::host::hugepages::HugeSize;
+use crate::host::hugepages;
 use crate::host::kernel;
 use crate::host::root::SystemRoot;
 use crate::map::mapping::{Mapping, Request};
@@ -89,15 +89,15 @@ impl Mapping {
     ///
     /// # Errors
     /// [`MapError::HugePool`] with the numbers of the pool if it is too small.
-    pub fn hugetlb(len: ByteLen, size: HugeSize) -> Result<Self, MapError> {
+    pub fn hugetlb(len: ByteLen, size: PageSize) -> Result<Self, MapError> {
         let flags = MapFlags::PRIVATE
             | MapFlags::HUGETLB
-            | MapFlags::from_bits_retain(size.encoded_in_flags());
+            | MapFlags::from_bits_retain(hugepages::encoded_in_flags(size));
         Self::map(
             len,
             &Request {
-                page: size.page_size(),
-                align: size.page_size().bytes(),
+                page: size,
+                align: size.bytes(),
                 access: Access::ReadWrite,
                 flags,
                 fd: None,
@@ -114,9 +114,9 @@ impl Mapping {
     ///
     /// # Errors
     /// [`MapError`] names the limit that forbids it.
-    pub fn memfd(name: &str, len: ByteLen, huge: Option<HugeSize>) -> Result<Self, MapError> {
+    pub fn memfd(name: &str, len: ByteLen, huge: Option<PageSize>) -> Result<Self, MapError> {
         let fd = create_memfd(name, len, huge)?;
-        let page = huge.map_or_else(kernel::page_size, HugeSize::page_size);
+        let page = huge.unwrap_or_else(kernel::page_size);
         let mapping = Self::map(
             len,
             &Request {
@@ -234,7 +234,7 @@ pub(crate) fn explain_file(
 }
 
 /// Explains why huge pages of a pool were not mapped.
-fn explain_huge(len: ByteLen, size: HugeSize, cause: Errno) -> MapError {
+fn explain_huge(len: ByteLen, size: PageSize, cause: Errno) -> MapError {
     match cause {
         Errno::NOMEM => MapError::huge_pool(&SystemRoot::host(), size, len, cause.into()),
         Errno::NODEV | Errno::INVAL => MapError::HugeSize { size, cause: cause.into() },
@@ -243,7 +243,7 @@ fn explain_huge(len: ByteLen, size: HugeSize, cause: Errno) -> MapError {
 }
 
 /// Makes a memory file of `len` bytes, up to the next page, that can neither shrink nor grow.
-fn create_memfd(name: &str, len: ByteLen, huge: Option<HugeSize>) -> Result<OwnedFd, MapError> {
+fn create_memfd(name: &str, len: ByteLen, huge: Option<PageSize>) -> Result<OwnedFd, MapError> {
     if len.is_zero() {
         return Err(MapError::Empty);
     }
@@ -253,7 +253,7 @@ fn create_memfd(name: &str, len: ByteLen, huge: Option<HugeSize>) -> Result<Owne
         }
         _ => MapError::Create { name: name.to_owned(), len, cause: cause.into() },
     };
-    let page = huge.map_or_else(kernel::page_size, HugeSize::page_size);
+    let page = huge.unwrap_or_else(kernel::page_size);
     let too_long = MapError::TooLong { len_bytes: len.get() };
     let Ok(whole) = len.align_up(page.bytes()) else {
         return Err(too_long);
@@ -263,7 +263,8 @@ fn create_memfd(name: &str, len: ByteLen, huge: Option<HugeSize>) -> Result<Owne
     }
     let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     if let Some(size) = huge {
-        flags |= MemfdFlags::HUGETLB | MemfdFlags::from_bits_retain(size.encoded_in_flags());
+        flags |=
+            MemfdFlags::HUGETLB | MemfdFlags::from_bits_retain(hugepages::encoded_in_flags(size));
     }
     let fd = memfd(name, flags).map_err(failed)?;
     rustix::fs::ftruncate(&fd, whole.get()).map_err(failed)?;

@@ -22,7 +22,6 @@ use std::io;
 use uzone_pages::{ByteLen, PageSize};
 use zerocopy::FromBytes;
 
-use crate::host::hugepages::HugeSize;
 use crate::map::advise::Collapsed;
 use crate::map::mapping::{Mapping, MappingError, Rejected};
 use crate::map::options::{Access, Addr, Anonymous};
@@ -106,7 +105,7 @@ impl Exclusive {
     ///
     /// # Errors
     /// [`MapError::HugePool`] with the numbers of the pool if it is too small.
-    pub fn hugetlb(len: ByteLen, size: HugeSize) -> Result<Self, MapError> {
+    pub fn hugetlb(len: ByteLen, size: PageSize) -> Result<Self, MapError> {
         Mapping::hugetlb(len, size).map(Self::of)
     }
 

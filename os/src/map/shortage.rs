@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use rustix::process::{Resource, getrlimit};
 use uzone_pages::{ByteLen, ErrorKind, PageSize};
 
-use crate::host::hugepages::{self, HugeSize};
+use crate::host::hugepages;
 use crate::host::root::{SysError, SystemRoot, kib_field};
 use crate::map::options::{Access, Addr, Sharing};
 
@@ -71,10 +71,10 @@ pub enum MapError {
         cause: io::Error,
     },
     /// The pool of huge pages is too small.
-    #[error("asked for {pages} pages of {size}, the pool has {free} free of {total}: `sysctl vm.nr_hugepages={wanted}` as root for the default size, or write {wanted} to {path}", path = size.nr_path())]
+    #[error("asked for {pages} pages of {size}, the pool has {free} free of {total}: `sysctl vm.nr_hugepages={wanted}` as root for the default size, or write {wanted} to {path}", path = hugepages::nr_path(*size))]
     HugePool {
         /// The size of the pages.
-        size: HugeSize,
+        size: PageSize,
         /// How many were asked for.
         pages: u64,
         /// How many are neither in use nor promised.
@@ -93,7 +93,7 @@ pub enum MapError {
     )]
     HugeSize {
         /// The size that was asked for.
-        size: HugeSize,
+        size: PageSize,
         /// What the kernel answered.
         #[source]
         cause: io::Error,
@@ -276,11 +276,11 @@ impl MapError {
     /// is too small, or, if it is not, another limit forbids it.
     pub(crate) fn huge_pool(
         root: &SystemRoot,
-        size: HugeSize,
+        size: PageSize,
         len: ByteLen,
         cause: io::Error,
     ) -> Self {
-        let pages = len.get().div_ceil(size.page_size().bytes());
+        let pages = len.get().div_ceil(size.bytes());
         // A pool that cannot be read is shown as empty: the refusal is a fact either way.
         let pool = hugepages::pool(root, size).ok().flatten();
         let (total, free) =
@@ -449,7 +449,7 @@ mod tests {
             ("sys/kernel/mm/hugepages/hugepages-2048kB/nr_overcommit_hugepages", "0\n"),
         ]);
         let cause = || io::Error::from(io::ErrorKind::OutOfMemory);
-        let text = MapError::huge_pool(&tree.root(), HugeSize::MIB_2, ByteLen::mib(1600), cause())
+        let text = MapError::huge_pool(&tree.root(), PageSize::MIB_2, ByteLen::mib(1600), cause())
             .to_string();
         assert!(
             text.starts_with("asked for 800 pages of 2 MiB, the pool has 1 free of 10: `sysctl vm.nr_hugepages=809` as root"),
@@ -457,7 +457,7 @@ mod tests {
         );
         let text = MapError::huge_pool(
             &SystemRoot::at("/nowhere"),
-            HugeSize::GIB_1,
+            PageSize::GIB_1,
             ByteLen::gib(2),
             cause(),
         )

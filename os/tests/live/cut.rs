@@ -4,9 +4,9 @@ use std::ffi::c_void;
 use std::fs::OpenOptions;
 
 use uzone_os::{
-    Access, AccessError, Exclusive, Exclusivity, HugeSize, Mapped, Mapping, MappingError, Sharing,
+    Access, AccessError, Exclusive, Exclusivity, Mapped, Mapping, MappingError, Sharing,
 };
-use uzone_pages::ByteLen;
+use uzone_pages::{ByteLen, PageSize};
 
 use crate::huge::Pool;
 use crate::{is_alone, page, skip, small_pages};
@@ -157,8 +157,7 @@ fn parts_of_a_file_know_their_offset_and_share_its_descriptor() {
 
 #[test]
 fn a_cut_inside_a_huge_page_is_refused_with_its_size() {
-    let size = HugeSize::MIB_2;
-    let huge = size.page_size();
+    let size = PageSize::MIB_2;
     let pool = match Pool::try_grow(4) {
         Ok(pool) => pool,
         Err(reason) => return skip("a_cut_inside_a_huge_page_is_refused_with_its_size", &reason),
@@ -168,7 +167,7 @@ fn a_cut_inside_a_huge_page_is_refused_with_its_size() {
         Mapping::memfd("cut", ByteLen::mib(4), Some(size)).unwrap(),
     ] {
         let refused = mapping.cut(pages(1)).unwrap_err();
-        let cut = AccessError::CutsPage { start: 0, end: page(), page: huge };
+        let cut = AccessError::CutsPage { start: 0, end: page(), page: size };
         assert!(matches!(refused.cause, MappingError::Access(cause) if cause == cut));
         let (front, behind) = refused.value.cut(ByteLen::mib(2)).unwrap();
         front.write_at(0, b"front").unwrap();

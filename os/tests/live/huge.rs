@@ -4,10 +4,10 @@ use std::fs;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use uzone_os::{
-    Access, AccessError, Anonymous, Collapsed, Exclusive, HugeAdvice, HugeSize, MapError, Mapped,
-    Mapping, MappingError, Sharing, SystemRoot, hugepages, probe,
+    Access, AccessError, Anonymous, Collapsed, Exclusive, HugeAdvice, MapError, Mapped, Mapping,
+    MappingError, Sharing, SystemRoot, hugepages, probe,
 };
-use uzone_pages::ByteLen;
+use uzone_pages::{ByteLen, PageSize};
 
 use crate::{page, skip};
 
@@ -26,7 +26,7 @@ fn pool_turn() -> MutexGuard<'static, ()> {
 impl Pool {
     pub(crate) fn try_grow(pages: u64) -> Result<Self, String> {
         let alone = pool_turn();
-        let path = HugeSize::MIB_2.nr_path();
+        let path = hugepages::nr_path(PageSize::MIB_2);
         let read = || -> Result<u64, String> {
             let text = fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
             text.trim().parse().map_err(|error| format!("{path}: {error}"))
@@ -45,7 +45,7 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        let path = HugeSize::MIB_2.nr_path();
+        let path = hugepages::nr_path(PageSize::MIB_2);
         // By difference: another process may have changed the pool meanwhile.
         let restored = fs::read_to_string(&path)
             .ok()
@@ -61,14 +61,14 @@ impl Drop for Pool {
 fn a_pool_that_is_too_small_is_reported_with_its_numbers() {
     let _turn = pool_turn();
     let root = SystemRoot::host();
-    let Some(pool) = hugepages::pool(&root, HugeSize::MIB_2).unwrap() else {
+    let Some(pool) = hugepages::pool(&root, PageSize::MIB_2).unwrap() else {
         return skip("a_pool_that_is_too_small", "no pool of 2 MiB pages");
     };
     let more = pool.free - pool.reserved + pool.overcommit - pool.surplus + 800;
     let len = ByteLen::mib(2 * more);
     for error in [
-        Mapping::hugetlb(len, HugeSize::MIB_2).unwrap_err(),
-        Mapping::memfd("pool", len, Some(HugeSize::MIB_2)).unwrap_err(),
+        Mapping::hugetlb(len, PageSize::MIB_2).unwrap_err(),
+        Mapping::memfd("pool", len, Some(PageSize::MIB_2)).unwrap_err(),
     ] {
         let MapError::HugePool { pages, free, total, .. } = error else {
             panic!("{error:?}");
@@ -82,10 +82,10 @@ fn a_pool_that_is_too_small_is_reported_with_its_numbers() {
 
 #[test]
 fn pages_of_a_size_that_no_kernel_has_are_refused_by_their_size() {
-    let odd = HugeSize::try_from_bytes(128 << 40).unwrap();
+    let odd = PageSize::try_from_bytes(128 << 40).unwrap();
     for error in [
         Mapping::hugetlb(ByteLen::mib(1), odd).unwrap_err(),
-        Mapping::memfd("odd", ByteLen::mib(1), Some(HugeSize::try_from_bytes(8192).unwrap()))
+        Mapping::memfd("odd", ByteLen::mib(1), Some(PageSize::try_from_bytes(8192).unwrap()))
             .unwrap_err(),
     ] {
         assert!(
@@ -104,7 +104,7 @@ fn huge_pages_of_the_pool_are_private_memory_and_memory_files() {
         Ok(pool) => pool,
         Err(reason) => return skip("huge_pages_of_the_pool", &reason),
     };
-    let mut memory = Exclusive::hugetlb(ByteLen::mib(3), HugeSize::MIB_2).unwrap();
+    let mut memory = Exclusive::hugetlb(ByteLen::mib(3), PageSize::MIB_2).unwrap();
     assert_eq!(memory.resident().unwrap(), ByteLen::ZERO);
     assert_eq!(memory.populate(0..1).unwrap(), ByteLen::mib(2));
     assert_eq!(memory.huge_backed().unwrap(), ByteLen::mib(2));
@@ -122,7 +122,7 @@ fn huge_pages_of_the_pool_are_private_memory_and_memory_files() {
     assert_eq!(values.huge_backed().unwrap(), ByteLen::mib(4));
     let mapping = values.into_exclusive().into_mapping();
     assert!(mapping.fd().is_none());
-    let shared = Mapping::memfd("huge", ByteLen::mib(4), Some(HugeSize::MIB_2)).unwrap();
+    let shared = Mapping::memfd("huge", ByteLen::mib(4), Some(PageSize::MIB_2)).unwrap();
     shared.write_at(3, b"shared").unwrap();
     let fd = shared.fd().unwrap().try_clone_to_owned().unwrap();
     let other = Mapping::file(fd, 0, ByteLen::mib(4), Access::ReadOnly, Sharing::Shared).unwrap();
@@ -137,7 +137,7 @@ fn huge_pages_of_the_pool_are_private_memory_and_memory_files() {
 
 #[test]
 fn a_pool_that_was_raised_is_as_before_also_after_a_panic() {
-    let size = HugeSize::MIB_2;
+    let size = PageSize::MIB_2;
     let total = || hugepages::pool(&SystemRoot::host(), size).unwrap().unwrap().total;
     if hugepages::pool(&SystemRoot::host(), size).unwrap().is_none() {
         return skip("a_pool_that_was_raised", "no pool of 2 MiB pages");

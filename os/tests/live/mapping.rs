@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use uzone_os::{
-    Access, AccessError, Anonymous, Exclusive, HugeAdvice, HugeSize, MapError, Mapped, Mapping,
-    MappingError, Sharing,
+    Access, AccessError, Anonymous, Exclusive, HugeAdvice, MapError, Mapped, Mapping, MappingError,
+    Sharing,
 };
-use uzone_pages::ByteLen;
+use uzone_pages::{ByteLen, PageSize};
 
 use crate::{file_of, is_alone, page, skip, small_pages};
 
@@ -102,7 +102,7 @@ fn no_length_and_lengths_beyond_the_address_space_are_errors() {
     let empty = |error: MapError| assert!(matches!(error, MapError::Empty), "{error:?}");
     empty(Mapping::anonymous(ByteLen::ZERO, Anonymous::default()).unwrap_err());
     empty(Mapping::memfd("x", ByteLen::ZERO, None).unwrap_err());
-    empty(Mapping::hugetlb(ByteLen::ZERO, HugeSize::MIB_2).unwrap_err());
+    empty(Mapping::hugetlb(ByteLen::ZERO, PageSize::MIB_2).unwrap_err());
     let scratch = Scratch::new("empty", b"x");
     empty(
         Mapping::file(scratch.open(), 0, ByteLen::ZERO, Access::ReadOnly, Sharing::Shared)
@@ -111,7 +111,7 @@ fn no_length_and_lengths_beyond_the_address_space_are_errors() {
     for len in [u64::MAX, u64::MAX - 4095, 1 << 63, (1 << 63) - 1] {
         let error = Mapping::anonymous(ByteLen::new(len), Anonymous::default()).unwrap_err();
         assert!(matches!(error, MapError::TooLong { len_bytes } if len_bytes == len), "{error:?}");
-        assert!(Mapping::hugetlb(ByteLen::new(len), HugeSize::GIB_1).is_err());
+        assert!(Mapping::hugetlb(ByteLen::new(len), PageSize::GIB_1).is_err());
         assert!(Mapping::memfd("x", ByteLen::new(len), None).is_err());
     }
     let error = Mapping::anonymous(ByteLen::tib(1 << 20), Anonymous::default()).unwrap_err();

@@ -14,8 +14,8 @@ use uzone_os::uffd::{
     Answered, Doorbell, Event, EventBuffer, FaultKind, Features, Fill, Install, KernelFaults,
     Modes, PageFault, Registered, Remote, Uffd, UffdCall, UffdError, wait,
 };
-use uzone_os::{Access, AccessError, Exclusive, HugeSize, Mapping, Sharing, Vaddr};
-use uzone_pages::{ByteLen, ErrorKind};
+use uzone_os::{Access, AccessError, Exclusive, Mapping, Sharing, Vaddr};
+use uzone_pages::{ByteLen, ErrorKind, PageSize};
 
 use crate::huge::Pool;
 use crate::{CHILD, is_alone, is_child, page, skip, small_pages};
@@ -214,13 +214,13 @@ fn a_page_of_a_memory_file_is_mapped_without_a_copy_by_continue() {
 #[test]
 fn a_huge_page_of_a_pool_is_filled_as_a_whole() {
     let name = "a_huge_page_of_a_pool";
-    let size = HugeSize::MIB_2;
+    let size = PageSize::MIB_2;
     let _pool = match Pool::try_grow(2) {
         Ok(pool) => pool,
         Err(reason) => return skip(name, &reason),
     };
     let Some(uffd) = open(name, Features::MISSING_HUGETLB) else { return };
-    let huge = size.page_size().bytes();
+    let huge = size.bytes();
     let memory = Mapping::hugetlb(ByteLen::new(2 * huge), size).unwrap();
     let memory = Registered::new(uffd, memory, Modes::MISSING).unwrap();
     assert!(!memory.takes(UffdCall::ZeroPage), "huge pages take copies alone");

@@ -13,16 +13,16 @@
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use uzone_os::hugepages::{self, HugeSize};
+use uzone_os::hugepages;
 use uzone_os::{Anonymous, Exclusive, HugeAdvice, MapError, SystemRoot, mempolicy, numa};
-use uzone_pages::ByteLen;
+use uzone_pages::{ByteLen, PageSize};
 
 /// What the descriptors' memory is made of.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum MemmapPages {
     /// Pages of a hugetlb pool.
-    Hugetlb(HugeSize),
+    Hugetlb(PageSize),
     /// Transparent huge pages; base pages in between where the kernel had no huge one.
     Transparent,
     /// The first pages of the region itself, whatever is behind them.
@@ -203,9 +203,9 @@ pub(crate) fn fresh_sparse_with(len: ByteLen, behind: ByteLen) -> Result<MemmapM
 
 /// Returns fresh memory of the pool of 2 MiB pages, if that has room for it now.
 pub(crate) fn fresh_from_pool(len: ByteLen) -> Option<MemmapMemory> {
-    let size = HugeSize::MIB_2;
+    let size = PageSize::MIB_2;
     let pool = hugepages::pool(&SystemRoot::host(), size).ok()??;
-    let wanted = len.get().div_ceil(size.page_size().bytes());
+    let wanted = len.get().div_ceil(size.bytes());
     if pool.free.saturating_sub(pool.reserved) < wanted {
         return None;
     }

@@ -26,8 +26,8 @@ use std::time::{Duration, Instant};
 use uzone_os::hugepages;
 use uzone_os::memory::{self, Available, Limit};
 use uzone_os::numa;
-use uzone_os::{Collapsed, HugeSize, MappingError, PopulateHow, Populated, SysError, SystemRoot};
-use uzone_pages::{ByteLen, ErrorKind, PfnRange};
+use uzone_os::{Collapsed, MappingError, PopulateHow, Populated, SysError, SystemRoot};
+use uzone_pages::{ByteLen, ErrorKind, PageSize, PfnRange};
 
 use crate::backing::Backing;
 use crate::progress::{Cancel, OnProgress, Progress};
@@ -85,11 +85,11 @@ pub enum NotPopulated {
     },
     /// The pool of huge pages is too small. Nothing was populated.
     #[error(
-        "{needed} are needed of the pool of {size} pages, of which {free} are free: write a larger number to {path}", path = size.nr_path()
+        "{needed} are needed of the pool of {size} pages, of which {free} are free: write a larger number to {path}", path = hugepages::nr_path(*size)
     )]
     HugePool {
         /// The size of its pages.
-        size: HugeSize,
+        size: PageSize,
         /// What of the range is not present yet.
         needed: ByteLen,
         /// How many bytes its free pages are.
@@ -369,7 +369,7 @@ impl Region {
             Backing::Hugetlb(size) => {
                 let Some(pool) = hugepages::pool(root, *size)? else { return Ok(None) };
                 // Those that are promised to this region are free until they are touched.
-                let free = ByteLen::new(pool.free.saturating_mul(size.page_size().bytes()));
+                let free = ByteLen::new(pool.free.saturating_mul(size.bytes()));
                 if free < needed {
                     return Err(NotPopulated::HugePool { size: *size, needed, free });
                 }

@@ -1,6 +1,7 @@
 //! A pool of huge pages, made larger for a test.
 
-use uzone_zone::HugeSize;
+use uzone_os::hugepages;
+use uzone_pages::PageSize;
 
 /// The pool, put back as it was when this ends, also by a panic. Needs root.
 pub(crate) struct RaisedPool {
@@ -13,8 +14,8 @@ impl RaisedPool {
     ///
     /// # Errors
     /// Why not: no permission, or not so many in one piece. Then the pool is as it was.
-    pub(crate) fn raise(size: HugeSize, pages: u64) -> Result<Self, String> {
-        let file = size.nr_path();
+    pub(crate) fn raise(size: PageSize, pages: u64) -> Result<Self, String> {
+        let file = hugepages::nr_path(size);
         let failed =
             |what: &str, error: &dyn std::fmt::Display| format!("cannot {what} {file}: {error}");
         let read = || std::fs::read_to_string(&file).map_err(|error| failed("read", &error));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use uzone_fault::{Backing, Engine, HugePages, LazyMapping, LazyOptions, MemoryBacking};
-use uzone_os::{Access, HugeSize, Mapping, Sharing};
+use uzone_os::{Access, Mapping, Sharing};
 use uzone_pages::{ByteLen, PageSize};
 
 use super::bare::{Answer, Bare, BareThread};
@@ -26,7 +26,7 @@ impl Backend<'_> {
         match self {
             Self::File(..) => PageSize::KIB_4,
             Self::Memory(memory) => memory.page_size(),
-            Self::HugeCopy(..) => HugeSize::MIB_2.page_size(),
+            Self::HugeCopy(..) => PageSize::MIB_2,
         }
     }
 
@@ -57,7 +57,7 @@ impl Backend<'_> {
         let (memory, answer) = match self {
             Self::File(_, mapped) => (anonymous(len)?, Answer::Copy(mapped.clone())),
             Self::HugeCopy(_, mapped) => {
-                (Mapping::hugetlb(len, HugeSize::MIB_2)?, Answer::Copy(mapped.clone()))
+                (Mapping::hugetlb(len, PageSize::MIB_2)?, Answer::Copy(mapped.clone()))
             }
             Self::Memory(memory) => {
                 (map_memory_file(memory, len, Access::ReadWrite)?, Answer::Continue)
@@ -90,7 +90,7 @@ impl Backend<'_> {
         };
         let mut options = options.clone();
         if matches!(self, Self::HugeCopy(..)) {
-            options = options.huge(HugePages::Pool(HugeSize::MIB_2));
+            options = options.huge(HugePages::Pool(PageSize::MIB_2));
         }
         Ok(engine.map(len, backing, &options)?)
     }

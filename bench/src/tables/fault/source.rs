@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use crate::harness::{BenchError, Result, index, place};
 use uzone_fault::FileBacking;
-use uzone_os::{Access, HugeSize, Mapping, Sharing, file_system, page_cache};
-use uzone_pages::ByteLen;
+use uzone_os::{Access, Mapping, Sharing, file_system, page_cache};
+use uzone_pages::{ByteLen, PageSize};
 
 /// The page that the tables count in; a host with another one is refused.
 pub(super) const PAGE: u64 = 4096;
@@ -133,7 +133,7 @@ impl Source {
 }
 
 /// Makes a memory file, all of whose pages are there.
-pub(super) fn memory_file(len: ByteLen, huge: Option<HugeSize>) -> Result<Arc<Mapping>> {
+pub(super) fn memory_file(len: ByteLen, huge: Option<PageSize>) -> Result<Arc<Mapping>> {
     let memory = Mapping::memfd("uzone-bench", len, huge)?;
     each_piece(len, |offset, bytes| memory.write_at(offset, bytes))?;
     Ok(Arc::new(memory))

@@ -8,8 +8,8 @@ use std::cell::RefCell;
 use std::time::Instant;
 
 use uzone_os::{Anonymous, FixedBuffers, HugeAdvice, MapError};
-use uzone_pages::ByteLen;
-use uzone_zone::{HugeSize, Mapping};
+use uzone_pages::{ByteLen, PageSize};
+use uzone_zone::Mapping;
 
 use crate::harness::{PinSettings, Result, Role, Session, Suite, sentence};
 
@@ -94,7 +94,7 @@ fn transparent(len: ByteLen) -> Made {
 }
 
 fn of_the_pool(len: ByteLen) -> Made {
-    match Mapping::hugetlb(len, HugeSize::MIB_2) {
+    match Mapping::hugetlb(len, PageSize::MIB_2) {
         Ok(mapping) => {
             mapping.populate(0..len.get())?;
             Ok(Ok(mapping))
