@@ -61,7 +61,6 @@ pub use ipc::unix_socket::MessageSocket;
 pub use ipc::{peer, unix_socket};
 pub use libpmem::LibPmem;
 pub use live::{LiveArc, LiveGuard, LiveOwner, PINS, REFERENCES};
-pub use map::advise::Collapsed;
 pub use map::bytes::AccessError;
 pub use map::exclusive::{Exclusive, Exclusivity, Mapped};
 pub use map::fixed_buffers::FixedBuffers;

@@ -26,7 +26,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use uzone_os::uffd::Registered;
-use uzone_os::{Collapsed as Advised, SystemRoot, hugepages, priority};
+use uzone_os::{SystemRoot, hugepages, priority};
 use uzone_pages::Content;
 
 use crate::engine::core::Core;
@@ -138,9 +138,9 @@ impl Collapser {
             return Err(Uncollapsed::NotNow);
         };
         match mapping.collapse(bytes) {
-            Ok(Advised::Whole { .. }) => Ok(()),
-            Ok(Advised::NotNow { .. }) => Err(Uncollapsed::NotNow),
-            Ok(Advised::NothingFits { .. }) | Err(_) => Err(Uncollapsed::Refused),
+            Ok(None) => Ok(()),
+            Ok(Some(_)) => Err(Uncollapsed::NotNow),
+            Err(_) => Err(Uncollapsed::Refused),
         }
     }
 }

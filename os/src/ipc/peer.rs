@@ -21,7 +21,7 @@ use uzone_pages::ByteLen;
 
 use crate::host::kernel::MADV_COLLAPSE;
 use crate::ipc::unix_socket;
-use crate::map::advise::{self, Collapsed};
+use crate::map::advise;
 use crate::map::options::Vaddr;
 
 /// `SO_PEERPIDFD`, Linux 6.5: asm-generic/socket.h.
@@ -170,15 +170,16 @@ impl Peer {
     }
 
     /// Makes huge pages of its memory from `start` on (`MADV_COLLAPSE`), whatever the host is set to. Both the
-    /// address and the length are multiples of a huge page.
+    /// address and the length are multiples of a huge page. Returns `None` if all are made, and otherwise what
+    /// the kernel answered: there is no free huge page, or pages are in use.
     ///
     /// No byte changes. Where missing pages raise events of a userfaultfd, a huge page of which a part is
-    /// missing, or is the kernel's page of zeroes, is not made: [`Collapsed::NotNow`].
+    /// missing, or is the kernel's page of zeroes, is not made.
     ///
     /// # Errors
     /// The error of process_madvise(2): it has ended, this process may not, which takes `CAP_SYS_NICE` and the
     /// same user or `CAP_SYS_PTRACE`, or the kernel cannot do that with this memory.
-    pub fn collapse(&self, start: Vaddr, len: ByteLen) -> io::Result<Collapsed> {
+    pub fn collapse(&self, start: Vaddr, len: ByteLen) -> io::Result<Option<io::Error>> {
         let at = usize::try_from(start.get()).map_err(io::Error::other)?;
         let iov_len = usize::try_from(len.get()).map_err(io::Error::other)?;
         let range = libc::iovec { iov_base: std::ptr::without_provenance_mut(at), iov_len };
@@ -195,7 +196,7 @@ impl Peer {
                 flags,
             )
         };
-        advise::collapsed(answer >= 0, len)
+        advise::collapsed(answer >= 0)
     }
 
     /// Returns whether this process may end it, or it has ended.

@@ -7,11 +7,6 @@
 use core::ops::Range;
 use std::io;
 
-use rustix::fs::FallocateFlags;
-use rustix::io::Errno;
-use rustix::mm::Advice;
-use uzone_pages::ByteLen;
-
 use crate::host::hugepages;
 use crate::host::kernel::{self, MADV_COLLAPSE};
 use crate::host::root::SystemRoot;
@@ -19,28 +14,9 @@ use crate::map::bytes::AccessError;
 use crate::map::mapping::Mapping;
 use crate::map::mapping::MappingError;
 use crate::map::options::{Access, Sharing};
-
-/// What collapsing did.
-#[derive(Debug)]
-#[must_use = "what is not collapsed is still in small pages"]
-pub enum Collapsed {
-    /// Every huge page that fits in the range is one now.
-    Whole {
-        /// How many bytes they are.
-        bytes: ByteLen,
-    },
-    /// No huge page fits in the range.
-    NothingFits {
-        /// How long one is.
-        huge: ByteLen,
-    },
-    /// Some are not huge, and it may work later: there was no free huge page, or pages were in use.
-    /// [`Mapping::huge_backed`] returns how many are.
-    NotNow {
-        /// What the kernel answered.
-        cause: io::Error,
-    },
-}
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+use rustix::mm::Advice;
 
 impl Mapping {
     /// Asks for transparent huge pages, from now on, wherever they fit (`MADV_HUGEPAGE`). Whether that has
@@ -72,11 +48,13 @@ impl Mapping {
     }
 
     /// Makes huge pages of a range (`MADV_COLLAPSE`), whatever the host is set to. No byte changes;
-    /// pages that were not present become so.
+    /// pages that were not present become so. Returns `None` if every huge page that fits in the range is
+    /// one now. Otherwise some are not, and it may work later, and the result is what the kernel answered:
+    /// there was no free huge page, or pages were in use. [`Mapping::huge_backed`] returns how many are.
     ///
     /// # Errors
     /// [`MappingError`] if the range is not inside, or the kernel cannot do that with this memory.
-    pub fn collapse(&self, range: Range<u64>) -> Result<Collapsed, MappingError> {
+    pub fn collapse(&self, range: Range<u64>) -> Result<Option<io::Error>, MappingError> {
         let part = self.widen(&range)?;
         let refused =
             |cause| MappingError::Advice { advice: "MADV_COLLAPSE", range: range.clone(), cause };
@@ -85,7 +63,7 @@ impl Mapping {
         };
         let huge = usize::try_from(thp.pmd_size.get()).unwrap_or(usize::MAX);
         let Some(inside) = whole_huge(self.addr().get(), &part, huge) else {
-            return Ok(Collapsed::NothingFits { huge: thp.pmd_size });
+            return Ok(None);
         };
         // The kernel refuses a huge page of which nothing was ever present (EINVAL, as for memory
         // that cannot be huge at all), so the first small page of each is made present.
@@ -101,7 +79,7 @@ impl Mapping {
         // SAFETY: madvise(2) acts on `inside.len()` bytes from `start`, all of this mapping: they are
         // inside of `part`, which `widen` checked. This advice moves bytes and changes none.
         let answer = unsafe { libc::madvise(start.cast(), inside.len(), MADV_COLLAPSE) };
-        collapsed(answer == 0, ByteLen::new(inside.len() as u64)).map_err(refused)
+        collapsed(answer == 0).map_err(refused)
     }
 
     /// Gives the pages of a range back to the kernel (`MADV_DONTNEED`).
@@ -202,17 +180,16 @@ impl Mapping {
     }
 }
 
-/// Returns what a call with `MADV_COLLAPSE` did, whose error is the last one of this thread if it failed.
-pub(crate) fn collapsed(is_done: bool, bytes: ByteLen) -> io::Result<Collapsed> {
+/// Returns why a call with `MADV_COLLAPSE` did not do all now, whose error is the last one of this thread if it
+/// failed.
+pub(crate) fn collapsed(is_done: bool) -> io::Result<Option<io::Error>> {
     if is_done {
-        return Ok(Collapsed::Whole { bytes });
+        return Ok(None);
     }
     let cause = io::Error::last_os_error();
     match Errno::from_io_error(&cause) {
         // No free huge page, or pages in use: it may work later.
-        Some(Errno::AGAIN | Errno::BUSY | Errno::NOMEM | Errno::INTR) => {
-            Ok(Collapsed::NotNow { cause })
-        }
+        Some(Errno::AGAIN | Errno::BUSY | Errno::NOMEM | Errno::INTR) => Ok(Some(cause)),
         _ => Err(cause),
     }
 }

@@ -22,7 +22,6 @@ use std::io;
 use uzone_pages::{ByteLen, PageSize};
 use zerocopy::FromBytes;
 
-use crate::map::advise::Collapsed;
 use crate::map::mapping::{Mapping, MappingError, Rejected};
 use crate::map::options::{Access, Addr, Anonymous};
 use crate::map::shortage::MapError;
@@ -182,14 +181,6 @@ impl Exclusive {
     /// [`MappingError`] names what was exhausted.
     pub fn populate(&mut self, range: Range<u64>) -> Result<ByteLen, MappingError> {
         self.mapping.populate(range)
-    }
-
-    /// Makes huge pages of what is present, as [`Mapping::collapse`] does.
-    ///
-    /// # Errors
-    /// [`MappingError`] if the kernel cannot.
-    pub fn collapse(&mut self, range: Range<u64>) -> Result<Collapsed, MappingError> {
-        self.mapping.collapse(range)
     }
 
     /// Gives the pages of a range back, as [`Mapping::discard`] does.

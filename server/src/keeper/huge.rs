@@ -14,7 +14,7 @@ use std::thread::{Builder, JoinHandle};
 
 use uzone_os::peer::Peer;
 use uzone_os::uffd::Doorbell;
-use uzone_os::{Collapsed, SystemRoot, Vaddr, hugepages, priority};
+use uzone_os::{SystemRoot, Vaddr, hugepages, priority};
 use uzone_pages::FaultAround;
 
 /// How many messages of a worker may wait; what comes beyond counts as refused.
@@ -125,11 +125,11 @@ fn collapse(shared: &Shared, batches: &Receiver<Batch>) {
             if shared.is_stopped.load(Ordering::Relaxed) {
                 return;
             }
-            match peer.collapse(block, FaultAround::MAX.len()) {
-                Ok(Collapsed::Whole { .. }) => outcome.made += 1,
-                answer => {
+            match problem(peer.collapse(block, FaultAround::MAX.len())) {
+                None => outcome.made += 1,
+                reason => {
                     outcome.refused += 1;
-                    outcome.reason = Some(reason(answer));
+                    outcome.reason = reason;
                 }
             }
         }
@@ -139,9 +139,10 @@ fn collapse(shared: &Shared, batches: &Receiver<Batch>) {
     }
 }
 
-/// Returns why a block is no huge page, and what helps.
-fn reason(answer: io::Result<Collapsed>) -> String {
-    match answer {
+/// Returns why a block is no huge page, and what helps, or `None` if it is one.
+fn problem(answer: io::Result<Option<io::Error>>) -> Option<String> {
+    Some(match answer {
+        Ok(None) => return None,
         Err(cause) if cause.kind() == io::ErrorKind::PermissionDenied => format!(
             "the keeper may not make huge pages of its memory ({cause}): run the server as root, or as the \
              user of the monitor with CAP_SYS_NICE"
@@ -150,10 +151,9 @@ fn reason(answer: io::Result<Collapsed>) -> String {
             "the kernel makes no huge pages of its memory ({cause}): that takes Linux 6.1, and private memory \
              that is not advised against huge pages"
         ),
-        Ok(Collapsed::NotNow { cause }) => format!(
+        Ok(Some(cause)) => format!(
             "the kernel made no huge page of a block of it ({cause}): its pages were given back or are in use, \
              or no huge page is free"
         ),
-        Ok(_) => "a block has no whole huge page".to_owned(),
-    }
+    })
 }

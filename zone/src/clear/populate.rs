@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use uzone_os::hugepages;
 use uzone_os::memory::{self, Available, Limit};
 use uzone_os::numa;
-use uzone_os::{Collapsed, MappingError, PopulateHow, Populated, SysError, SystemRoot};
+use uzone_os::{MappingError, PopulateHow, Populated, SysError, SystemRoot};
 use uzone_pages::{ByteLen, ErrorKind, PageSize, PfnRange};
 
 use crate::backing::Backing;
@@ -446,7 +446,7 @@ impl Region {
             return Ok(());
         }
         // It succeeds, or the count below shows that it did not.
-        if let Collapsed::Whole { .. } = mapping.collapse(range.clone())? {
+        if mapping.collapse(range.clone())?.is_none() {
             return Ok(());
         }
         let huge = mapping.huge_backed_in(range)?;
