@@ -3,7 +3,7 @@
 //! | file | mechanism |
 //! |---|---|
 //! | `mapping` | the range itself, the calls that read and write its bytes, and one as two |
-//! | `create`, `map_dax` | making one: anonymous, of a pool, of a memory file, of a file or device |
+//! | `create` | making one: anonymous, of a pool, of a memory file, of a file or device, of DAX |
 //! | `options` | the words for it: access, sharing, advice, addresses |
 //! | `shortage` | why it was refused, and what would help |
 //! | `bytes` | copying in and out of memory that may change under us |
@@ -21,7 +21,6 @@ pub(crate) mod bytes;
 pub(crate) mod create;
 pub(crate) mod exclusive;
 pub mod fixed_buffers;
-pub(crate) mod map_dax;
 pub(crate) mod mapping;
 pub(crate) mod msync;
 pub(crate) mod options;

@@ -7,16 +7,16 @@
 use core::ops::Range;
 use std::io;
 
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+use rustix::mm::Advice;
+
 use crate::host::hugepages;
 use crate::host::kernel::{self, MADV_COLLAPSE};
 use crate::host::root::SystemRoot;
 use crate::map::bytes::AccessError;
-use crate::map::mapping::Mapping;
-use crate::map::mapping::MappingError;
+use crate::map::mapping::{Mapping, MappingError};
 use crate::map::options::{Access, Sharing};
-use rustix::fs::FallocateFlags;
-use rustix::io::Errno;
-use rustix::mm::Advice;
 
 impl Mapping {
     /// Asks for transparent huge pages, from now on, wherever they fit (`MADV_HUGEPAGE`). Whether that has
@@ -170,7 +170,7 @@ impl Mapping {
         })
     }
 
-    fn ask(&self, part: &Range<usize>, advice: Advice) -> Result<(), Errno> {
+    pub(crate) fn ask(&self, part: &Range<usize>, advice: Advice) -> Result<(), Errno> {
         let start = self.at(part.start).as_ptr();
         // SAFETY: madvise(2) acts on `part.len()` bytes from `start`, all of this mapping. Three advices
         // set a policy. The other two replace bytes: none of them is borrowed, because a type that lends

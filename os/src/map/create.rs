@@ -1,4 +1,5 @@
-//! Making a mapping: anonymous memory, huge pages of a pool, memory files, files and devices.
+//! Making a mapping: anonymous memory, huge pages of a pool, memory files, files and devices, also DAX devices
+//! and files on DAX mounts ([`Mapping::devdax`], [`Mapping::fsdax`]).
 //!
 //! Here a request is turned into flags, a file is inspected before it is mapped, and a refusal is
 //! explained. The one call that maps is in `mapping`.
@@ -14,6 +15,7 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags};
 use uzone_pages::{ByteLen, PageSize};
 
+use crate::host::dax::device;
 use crate::host::hugepages;
 use crate::host::kernel;
 use crate::host::root::SystemRoot;
@@ -66,22 +68,16 @@ impl Mapping {
         let advice = match how.huge {
             HugeAdvice::Default => return Ok(mapping),
             HugeAdvice::Never if is_never_huge => return Ok(mapping),
-            HugeAdvice::Never => (Advice::LinuxNoHugepage, "MADV_NOHUGEPAGE"),
-            HugeAdvice::Advise => (Advice::LinuxHugepage, "MADV_HUGEPAGE"),
+            HugeAdvice::Never => Advice::LinuxNoHugepage,
+            HugeAdvice::Advise => Advice::LinuxHugepage,
         };
-        match mapping.advise_new(advice.0, advice.1) {
+        match mapping.ask(&(0..mapping.mapped_len()), advice) {
             // A kernel without transparent huge pages, or a filter that denies the call: it is only
             // advice, and the memory is what it would be without.
-            Err(MapError::Advice { cause, .. })
-                if how.huge == HugeAdvice::Advise
-                    && matches!(
-                        cause.kind(),
-                        io::ErrorKind::InvalidInput | io::ErrorKind::PermissionDenied
-                    ) => {}
-            Err(MapError::Advice { cause, .. }) if cause.kind() == io::ErrorKind::InvalidInput => {}
-            other => other?,
+            Ok(()) | Err(Errno::INVAL) => Ok(mapping),
+            Err(Errno::PERM | Errno::ACCESS) if how.huge == HugeAdvice::Advise => Ok(mapping),
+            Err(cause) => Err(MapError::Refused { len, cause: cause.into() }),
         }
-        Ok(mapping)
     }
 
     /// Maps private huge pages of the pool of `size`, all zero. The pool promises them at once, so
@@ -186,7 +182,7 @@ impl Mapping {
         if len.is_zero() {
             return Err(MapError::Empty);
         }
-        let page = inspect(fd.as_fd(), offset, len)?;
+        let (page, _) = inspect(fd.as_fd(), offset, len)?;
         let flags = match sharing {
             Sharing::Shared => MapFlags::SHARED,
             Sharing::Private => MapFlags::PRIVATE,
@@ -204,6 +200,80 @@ impl Mapping {
         )?;
         Ok(mapping.backed_by(fd, offset, sharing))
     }
+
+    /// Maps `len` bytes of a DAX device, from `offset` on, shared and writable. Both are multiples of
+    /// the device's alignment, which is the [`Mapping::page_size`], and so is the address: the
+    /// driver chooses one, and maps nothing elsewhere.
+    ///
+    /// Stores reach persistent memory when their cache lines are flushed; there is no msync(2) to
+    /// wait for. A page is mapped when it is first touched. Costs one mmap(2) and what [`device`]
+    /// does.
+    ///
+    /// # Errors
+    /// As [`device`] if `file` is no DAX device; [`MapError::CutsDaxPage`] or [`MapError::BeyondDax`] if the
+    /// range cuts a page of it or ends behind it; [`MapError::NotOpenFor`] unless it is open for reading and
+    /// writing; another [`MapError`] names the limit that forbids it.
+    pub fn devdax(file: impl Into<OwnedFd>, offset: u64, len: ByteLen) -> Result<Self, MapError> {
+        let fd = file.into();
+        if len.is_zero() {
+            return Err(MapError::Empty);
+        }
+        let device = device(&SystemRoot::host(), &fd)?;
+        device.check(offset, len)?;
+        map_shared(fd, offset, len, device.align, MapFlags::SHARED, |cause| {
+            explain_file(len, Access::ReadWrite, Sharing::Shared, cause)
+        })
+    }
+
+    /// Maps `len` bytes of a file on a DAX mount, from `offset` on, shared and writable, so that the
+    /// memory of the file is what is mapped and no copy of it (`MAP_SYNC`): a store lasts once its
+    /// cache lines are flushed, without fsync(2).
+    ///
+    /// As for [`Mapping::file`], another process may truncate the file. Costs three system calls.
+    ///
+    /// # Errors
+    /// [`MapError::NoDax`] if the file system does not offer that for this file; the file can still
+    /// be mapped by [`Mapping::file`], and then fsync(2) makes stores last. Otherwise as
+    /// [`Mapping::file`]; a DAX device is [`MapError::NotRegular`].
+    pub fn fsdax(file: impl Into<OwnedFd>, offset: u64, len: ByteLen) -> Result<Self, MapError> {
+        let fd = file.into();
+        if len.is_zero() {
+            return Err(MapError::Empty);
+        }
+        let (page, is_regular) = inspect(fd.as_fd(), offset, len)?;
+        if !is_regular {
+            return Err(MapError::NotRegular);
+        }
+        let flags = MapFlags::SHARED_VALIDATE | MapFlags::SYNC;
+        map_shared(fd, offset, len, page, flags, |cause| match cause {
+            // A kernel before 4.15 does not know `MAP_SHARED_VALIDATE` either, and calls the request invalid.
+            Errno::OPNOTSUPP | Errno::INVAL => MapError::NoDax(cause.into()),
+            _ => explain_file(len, Access::ReadWrite, Sharing::Shared, cause),
+        })
+    }
+}
+
+/// Maps a file where the kernel likes to have it, readable and writable.
+fn map_shared(
+    fd: OwnedFd,
+    offset: u64,
+    len: ByteLen,
+    page: PageSize,
+    flags: MapFlags,
+    explain: impl FnOnce(Errno) -> MapError,
+) -> Result<Mapping, MapError> {
+    let request = Request {
+        page,
+        // No more is asked for than a page: the driver of a DAX device starts a mapping at a
+        // multiple of the device's alignment or refuses it, and a file system starts one where it
+        // can use huge pages.
+        align: page.bytes(),
+        access: Access::ReadWrite,
+        flags,
+        fd: Some((fd.as_fd(), offset)),
+    };
+    let mapping = Mapping::map(len, &request, explain)?;
+    Ok(mapping.backed_by(fd, offset, Sharing::Shared))
 }
 
 /// Explains why the kernel did not map memory. `counted` is whether strict overcommit accounting counts it.
@@ -217,12 +287,7 @@ fn explain(len: ByteLen, counted: bool, cause: Errno) -> MapError {
 }
 
 /// Explains why a file or device was not mapped.
-pub(crate) fn explain_file(
-    len: ByteLen,
-    access: Access,
-    sharing: Sharing,
-    cause: Errno,
-) -> MapError {
+fn explain_file(len: ByteLen, access: Access, sharing: Sharing, cause: Errno) -> MapError {
     match cause {
         Errno::ACCESS => MapError::NotOpenFor { access, sharing, cause: cause.into() },
         Errno::NODEV => MapError::NotMappable {
@@ -281,9 +346,9 @@ pub(crate) fn memfd(name: &str, flags: MemfdFlags) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// Returns the page size of a file's memory, if the range can be mapped as far as its kind, its
-/// length and its alignment go.
-pub(crate) fn inspect(fd: BorrowedFd<'_>, offset: u64, len: ByteLen) -> Result<PageSize, MapError> {
+/// Returns the page size of a file's memory, and whether it is a regular file, if the range can be mapped as
+/// far as its kind, its length and its alignment go.
+fn inspect(fd: BorrowedFd<'_>, offset: u64, len: ByteLen) -> Result<(PageSize, bool), MapError> {
     let inspected = |cause: Errno| MapError::Inspect(cause.into());
     let stat = rustix::fs::fstat(fd).map_err(inspected)?;
     let kind = match FileType::from_raw_mode(stat.st_mode) {
@@ -319,5 +384,5 @@ pub(crate) fn inspect(fd: BorrowedFd<'_>, offset: u64, len: ByteLen) -> Result<P
     if is_regular && !is_inside {
         return Err(MapError::BeyondEnd { offset, len_bytes: len.get(), file_len });
     }
-    Ok(page)
+    Ok((page, is_regular))
 }

@@ -352,19 +352,6 @@ impl Mapping {
         self.mapped_len
     }
 
-    /// Gives an advice for a mapping that was not handed out yet.
-    pub(crate) fn advise_new(&self, advice: Advice, name: &'static str) -> Result<(), MapError> {
-        // SAFETY: madvise(2) acts on `mapped_len` bytes from `start`, which are ours (invariant
-        // 2). The two advices given here set the policy of huge pages and change no byte.
-        let answer =
-            unsafe { rustix::mm::madvise(self.start.as_ptr().cast(), self.mapped_len, advice) };
-        answer.map_err(|cause| MapError::Advice {
-            len: self.len(),
-            advice: name,
-            cause: cause.into(),
-        })
-    }
-
     /// Maps what is asked for. `request` is for new memory or for a file that is open, and `explain` returns
     /// why the kernel refused it.
     pub(crate) fn map(

@@ -123,17 +123,6 @@ pub enum MapError {
     /// A file could not be asked for its kind and length.
     #[error("cannot inspect the file to be mapped: {0}")]
     Inspect(#[source] io::Error),
-    /// The kernel refused the advice that the mapping should have been made with.
-    #[error("the new mapping of {len} was refused {advice}: {cause}")]
-    Advice {
-        /// How long the mapping is.
-        len: ByteLen,
-        /// The kernel's name of the advice.
-        advice: &'static str,
-        /// What the kernel answered.
-        #[source]
-        cause: io::Error,
-    },
     /// The file is of a kind that no DAX device is.
     #[error(
         "the file is no character device, which a DAX device such as /dev/dax0.0 is: `daxctl list` shows those of this host, and a file on a DAX mount is mapped as fsdax"
@@ -262,7 +251,6 @@ impl MapError {
             }
             Self::NotOpenFor { .. } => ErrorKind::PermissionDenied,
             Self::HugeSize { .. }
-            | Self::Advice { .. }
             | Self::UnknownDevice { .. }
             | Self::DaxAttribute { .. }
             | Self::NoDax { .. } => ErrorKind::NotSupported,
