@@ -9,12 +9,11 @@
 //! | `bytes` | copying in and out of memory that may change under us |
 //! | `exclusive` | a mapping with no other writer, so that it has slices of bytes or of values |
 //! | `populate` | making memory present, by several threads |
-//! | `advise` | huge pages for what is mapped already, and giving pages back |
+//! | `advise` | huge pages for what is mapped already, giving pages back, and bringing writes to a file |
 //! | `resident` | how much of a mapping is present, and in huge pages |
 //! | `page_cache` | which pages of a file the page cache has |
 //! | `pagemap_scan` | scanning the page tables, and which pages were written |
 //! | `fixed_buffers` | having the kernel itself pin a mapping, by an io_uring |
-//! | `msync` | bringing writes to the file of a mapping |
 
 pub(crate) mod advise;
 pub(crate) mod bytes;
@@ -22,7 +21,6 @@ pub(crate) mod create;
 pub(crate) mod exclusive;
 pub mod fixed_buffers;
 pub(crate) mod mapping;
-pub(crate) mod msync;
 pub(crate) mod options;
 pub mod page_cache;
 pub mod pagemap_scan;

@@ -1,15 +1,16 @@
-//! Huge pages for what is mapped already, and giving pages back: [`Mapping::advise_huge`],
-//! [`Mapping::collapse`], [`Mapping::discard`], [`Mapping::punch`].
+//! Huge pages for what is mapped already, giving pages back, and bringing writes to the file of a mapping:
+//! [`Mapping::advise_huge`], [`Mapping::collapse`], [`Mapping::discard`], [`Mapping::punch`],
+//! [`Mapping::sync`].
 //!
-//! Unsafe: calls of madvise(2), one of which drops pages.
-//! Source: madvise(2), fallocate(2).
+//! Unsafe: calls of madvise(2), one of which drops pages, and of msync(2).
+//! Source: madvise(2), fallocate(2), msync(2).
 
 use core::ops::Range;
 use std::io;
 
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
-use rustix::mm::Advice;
+use rustix::mm::{Advice, MsyncFlags};
 
 use crate::host::hugepages;
 use crate::host::kernel::{self, MADV_COLLAPSE};
@@ -140,6 +141,21 @@ impl Mapping {
         // Both fit: the range is mapped from there on.
         rustix::fs::fallocate(fd, hole, offset + part.start as u64, part.len() as u64)
             .map_err(|cause| MappingError::Punch { range: start..end, cause: cause.into() })
+    }
+
+    /// Writes the pages of a range to the storage of the file behind the mapping, and waits for that. It
+    /// lasts as long as the file system does: a memory file has no storage.
+    ///
+    /// Costs one msync(2), which takes what the device takes.
+    ///
+    /// # Errors
+    /// [`MappingError::Sync`] if the device failed; [`MappingError::Access`] if the range is not inside.
+    pub fn sync(&self, range: Range<u64>) -> Result<(), MappingError> {
+        let part = self.widen(&range)?;
+        let start = self.at(part.start).as_ptr();
+        // SAFETY: msync(2) reads `part.len()` bytes from `start`, all of this mapping, and changes none.
+        unsafe { rustix::mm::msync(start.cast(), part.len(), MsyncFlags::SYNC) }
+            .map_err(|cause| MappingError::Sync { range, cause: cause.into() })
     }
 
     /// Returns a range as indices if it is whole pages, or ends with the mapping.

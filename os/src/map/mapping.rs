@@ -1,7 +1,7 @@
 //! An owned range of memory of this process: [`Mapping`].
 //!
 //! A `Mapping` is memory and where it comes from: anonymous pages, a memory file, a file or a
-//! device; `create` and `dax` make them, and they are unmapped when dropped. Memory that the caller
+//! device; `create` makes them, and they are unmapped when dropped. Memory that the caller
 //! mapped is adopted ([`Mapping::adopt`]) and stays mapped. Its bytes may change under us (another
 //! process, a page server, another thread of ours), so it lends no slice of bytes, but one of atomic
 //! words ([`Mapping::as_words`]); [`Mapping::read_at`] and [`Mapping::write_at`] copy. Memory of which we
