@@ -48,20 +48,11 @@ impl Mapping {
 
     fn check_cut(&self, at: u64) -> Result<usize, AccessError> {
         let len_bytes = self.len as u64;
-        if at == 0 {
-            return Err(AccessError::Empty { start: 0, end: 0 });
-        }
         if at == len_bytes {
             return Err(AccessError::Empty { start: at, end: len_bytes });
         }
-        let beyond = AccessError::Beyond { start: 0, end: at, len_bytes };
-        if at > len_bytes {
-            return Err(beyond);
-        }
-        if !at.is_multiple_of(self.page.bytes()) {
-            return Err(AccessError::CutsPage { start: 0, end: at, page: self.page });
-        }
-        usize::try_from(at).map_err(|_| beyond)
+        AccessError::check_pages(&(0..at), len_bytes, self.page)?;
+        usize::try_from(at).map_err(|_| AccessError::Beyond { start: 0, end: at, len_bytes })
     }
 
     /// Joins two parts that [`Mapping::cut`] made of one, of which `behind` starts where this one
