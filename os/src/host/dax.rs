@@ -44,12 +44,12 @@ impl DaxDevice {
     /// Returns how a range of the device is refused, if it is: only whole pages can be mapped.
     ///
     /// # Errors
-    /// [`MapError::CutsDaxPage`], [`MapError::BeyondDax`].
+    /// [`MapError::CutsPage`], [`MapError::BeyondDax`].
     pub fn check(&self, offset: u64, len: ByteLen) -> Result<(), MapError> {
         let len_bytes = len.get();
         let align = self.align.bytes();
         if !offset.is_multiple_of(align) || !len_bytes.is_multiple_of(align) {
-            return Err(MapError::CutsDaxPage { offset, len_bytes, align: self.align });
+            return Err(MapError::CutsPage { start: offset, len, page: self.align });
         }
         let size_bytes = self.size.get();
         if offset.checked_add(len_bytes).is_none_or(|end| end > size_bytes) {
@@ -284,7 +284,7 @@ mod tests {
         }
         for (offset, len) in [(4096, 2 << 20), (0, 4096), (1, 1), (0, (8 << 20) + 1)] {
             let error = device.check(offset, ByteLen::new(len)).unwrap_err();
-            assert!(matches!(error, MapError::CutsDaxPage { .. }), "{offset} {len}: {error}");
+            assert!(matches!(error, MapError::CutsPage { .. }), "{offset} {len}: {error}");
         }
         let last = u64::MAX - ((2 << 20) - 1);
         for (offset, len) in [(0, 10 << 20), (8 << 20, 2 << 20), (last, 2 << 20), (last, last)] {

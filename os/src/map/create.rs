@@ -146,7 +146,7 @@ impl Mapping {
     /// lease, its own directory).
     ///
     /// # Errors
-    /// [`MapError`]: the offset cuts a page of the file ([`MapError::UnalignedOffset`]), the range
+    /// [`MapError`]: the offset cuts a page of the file ([`MapError::CutsPage`]), the range
     /// ends behind the file ([`MapError::BeyondEnd`]), it is a directory or another kind without
     /// memory ([`MapError::NotMappable`]), or it is not open for `access`
     /// ([`MapError::NotOpenFor`]).
@@ -210,7 +210,7 @@ impl Mapping {
     /// does.
     ///
     /// # Errors
-    /// As [`device`] if `file` is no DAX device; [`MapError::CutsDaxPage`] or [`MapError::BeyondDax`] if the
+    /// As [`device`] if `file` is no DAX device; [`MapError::CutsPage`] or [`MapError::BeyondDax`] if the
     /// range cuts a page of it or ends behind it; [`MapError::NotOpenFor`] unless it is open for reading and
     /// writing; another [`MapError`] names the limit that forbids it.
     pub fn devdax(file: impl Into<OwnedFd>, offset: u64, len: ByteLen) -> Result<Self, MapError> {
@@ -376,7 +376,7 @@ fn inspect(fd: BorrowedFd<'_>, offset: u64, len: ByteLen) -> Result<(PageSize, b
         }
     }
     if !offset.is_multiple_of(page.bytes()) {
-        return Err(MapError::UnalignedOffset { offset, page: ByteLen::new(page.bytes()) });
+        return Err(MapError::CutsPage { start: offset, len, page });
     }
     // A device has no length here; its driver refuses what it does not have.
     let file_len = u64::try_from(stat.st_size).unwrap_or(0);

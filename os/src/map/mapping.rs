@@ -125,7 +125,7 @@ impl Mapping {
     ///
     /// # Errors
     /// [`MapError::Empty`], [`MapError::TooLong`], [`MapError::AdoptedPage`] for a page smaller
-    /// than the host's, [`MapError::AdoptedCut`] if the range cuts a page, or
+    /// than the host's, [`MapError::CutsPage`] if the range cuts a page, or
     /// [`MapError::AdoptedWraps`] if it does not end before the last address.
     ///
     /// # Safety
@@ -160,7 +160,7 @@ impl Mapping {
         }
         let page_len = ByteLen::new(page.bytes());
         if !addr.is_aligned(page_len) || !len.get().is_multiple_of(page.bytes()) {
-            return Err(MapError::AdoptedCut { addr, len, page });
+            return Err(MapError::CutsPage { start: addr.get() as u64, len, page });
         }
         if addr.get().checked_add(len_usize).is_none() {
             return Err(MapError::AdoptedWraps { addr, len });

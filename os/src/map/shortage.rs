@@ -32,13 +32,17 @@ pub enum MapError {
         /// What was asked for.
         align_bytes: u64,
     },
-    /// An offset into a file that is no multiple of its page.
-    #[error("offset {offset:#x} is not a multiple of {page}, the page size of the file")]
-    UnalignedOffset {
-        /// Where the mapping should have started in the file.
-        offset: u64,
-        /// The page size of the file's memory.
-        page: ByteLen,
+    /// A range that cuts a page: of a file, of a DAX device, or of memory to be adopted.
+    #[error(
+        "{len} from {start:#x} on cut a page: memory in pages of {page} starts at a multiple of that, and that of a DAX device, or to be adopted, ends at one"
+    )]
+    CutsPage {
+        /// Where the mapping should have started in the file, or where the memory starts.
+        start: u64,
+        /// How long it should have been.
+        len: ByteLen,
+        /// The size of the pages.
+        page: PageSize,
     },
     /// The range reaches past the end of the file.
     #[error("bytes {offset:#x} to {end:#x} are not all inside the file, which ends at {file_len:#x}", end = u128::from(*offset) + u128::from(*len_bytes))]
@@ -172,18 +176,6 @@ pub enum MapError {
         /// The size of its pages.
         align: PageSize,
     },
-    /// A range that cuts a page of a DAX device.
-    #[error(
-        "bytes {offset:#x} and {len_bytes:#x} more cut a page of the DAX device: both have to be multiples of its alignment, {align}"
-    )]
-    CutsDaxPage {
-        /// Where the mapping should have started in the device.
-        offset: u64,
-        /// How long it should have been.
-        len_bytes: u64,
-        /// The size of the device's pages.
-        align: PageSize,
-    },
     /// A range that ends behind a DAX device.
     #[error("bytes {offset:#x} to {end:#x} are not all inside the DAX device, which has {size_bytes:#x}", end = u128::from(*offset) + u128::from(*len_bytes))]
     BeyondDax {
@@ -209,18 +201,6 @@ pub enum MapError {
         page: PageSize,
         /// The size of a page of the host.
         host: PageSize,
-    },
-    /// Memory to be adopted that cuts a page.
-    #[error(
-        "{len} at {addr} cannot be adopted with pages of {page}: the start and the length have to be multiples of that"
-    )]
-    AdoptedCut {
-        /// Where the memory starts.
-        addr: Addr,
-        /// How long it is.
-        len: ByteLen,
-        /// The size of its pages.
-        page: PageSize,
     },
     /// Memory to be adopted that ends behind the last address.
     #[error("{len} at {addr} cannot be adopted: they do not end inside of the address space")]

@@ -142,7 +142,7 @@ fn what_is_no_range_of_whole_pages_is_not_adopted() {
         (own.start, page(), huge),
     ] {
         let error = adopt(start, len_bytes, page);
-        assert!(matches!(error, MapError::AdoptedCut { .. }), "{error}");
+        assert!(matches!(error, MapError::CutsPage { .. }), "{error}");
     }
     for len_bytes in [1 << 30, 2 << 30] {
         let error = adopt(last, len_bytes, huge);

@@ -132,7 +132,7 @@ fn huge_pages_of_the_pool_are_private_memory_and_memory_files() {
     assert_eq!(&seen, b"shared");
     let fd = shared.fd().unwrap().try_clone_to_owned().unwrap();
     let error = Mapping::file(fd, 4096, ByteLen::mib(1), Access::ReadOnly, Sharing::Shared);
-    assert!(matches!(error, Err(MapError::UnalignedOffset { .. })), "{error:?}");
+    assert!(matches!(error, Err(MapError::CutsPage { .. })), "{error:?}");
 }
 
 #[test]

@@ -177,7 +177,7 @@ fn a_file_is_mapped_where_it_has_bytes_and_nowhere_else() {
     }
     for offset in [1, page() - 1, page() + 8] {
         let error = map(offset, 1, Access::ReadOnly, Sharing::Shared).unwrap_err();
-        assert!(matches!(error, MapError::UnalignedOffset { .. }), "{error:?}");
+        assert!(matches!(error, MapError::CutsPage { .. }), "{error:?}");
     }
 }
 
