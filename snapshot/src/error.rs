@@ -3,7 +3,6 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use uzone_os::file_system::HoleProblem;
 use uzone_pages::ErrorKind;
 
 use crate::format::Root;
@@ -44,7 +43,7 @@ pub enum SnapshotError {
         /// The diff.
         path: PathBuf,
         /// Why not.
-        why: HoleProblem,
+        why: String,
     },
     /// A diff is an object, which has no holes that show which pages it has.
     #[error(

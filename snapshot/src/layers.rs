@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use uzone_os::file_system::{HoleProblem, hole_problem, next_data};
+use uzone_os::file_system::{hole_problem, next_data};
 
 use crate::error::SnapshotError;
 use crate::file_source::open_source;
@@ -119,7 +119,7 @@ impl Layer {
         self.source.file().filter(|_| !self.has_all)
     }
 
-    fn hole_problem(&self) -> io::Result<Option<HoleProblem>> {
+    fn hole_problem(&self) -> io::Result<Option<String>> {
         self.with_holes().map_or(Ok(None), |file| hole_problem(file, PAGE_BYTES))
     }
 

@@ -24,7 +24,7 @@ use uzone_pages::ByteLen;
 
 use crate::host::signals::Held;
 
-pub use holes::{HoleProblem, hole_problem, next_data};
+pub use holes::{hole_problem, next_data};
 pub use new_file::NewFile;
 
 /// `TMPFS_MAGIC` and `RAMFS_MAGIC` of linux/magic.h.

@@ -14,37 +14,6 @@ use std::os::unix::fs::MetadataExt;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
-/// Why the holes of a file do not show which pages were written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum HoleProblem {
-    /// The file system has no such holes.
-    #[error("it is on {file_system}, {why}")]
-    FileSystem {
-        /// What the file system is called.
-        file_system: &'static str,
-        /// What is known of it.
-        why: &'static str,
-    },
-    /// Its holes are coarser than a page.
-    #[error("it is on {file_system} in blocks of {block_bytes} bytes, more than a page")]
-    Coarse {
-        /// What the file system is called.
-        file_system: &'static str,
-        /// How long the shortest hole is.
-        block_bytes: u64,
-    },
-    /// The file system is not known here.
-    #[error("it is on a file system of the type {magic:#x}, which is not known to report holes")]
-    Unknown {
-        /// Its type, from statfs(2).
-        magic: u64,
-    },
-    /// The file takes less room than its bytes do, and reports no hole.
-    #[error("it takes less room than its bytes do, and its file system reports no hole")]
-    Unreported,
-}
-
 const HUGE_PAGES: &str = "where a page that was written takes a whole huge page along";
 const ZEROES_ARE_HOLES: &str = "which makes holes of zeroes that were written";
 const NO_HOLES: &str = "which has no holes or does not always report them";
@@ -81,7 +50,7 @@ const TMPFS: u64 = 0x0102_1994;
 ///
 /// # Errors
 /// The error of fstat(2), fstatfs(2) or lseek(2).
-pub fn hole_problem(file: &File, page_bytes: u64) -> io::Result<Option<HoleProblem>> {
+pub fn hole_problem(file: &File, page_bytes: u64) -> io::Result<Option<String>> {
     let metadata = file.metadata()?;
     // Of a type that differs from one architecture to the other; the magic number has 32 bits.
     let magic = u64::try_from(i128::from(rustix::fs::fstatfs(file)?.f_type) & 0xffff_ffff);
@@ -91,22 +60,26 @@ pub fn hole_problem(file: &File, page_bytes: u64) -> io::Result<Option<HoleProbl
     }
     let is_short = metadata.blocks().saturating_mul(512) < metadata.len();
     let has_no_hole = || Ok::<_, io::Error>(next_data(file, 0)? == Some(0..metadata.len()));
-    Ok((is_short && has_no_hole()?).then_some(HoleProblem::Unreported))
+    Ok((is_short && has_no_hole()?).then(|| {
+        "it takes less room than its bytes do, and its file system reports no hole".to_owned()
+    }))
 }
 
 /// Returns what is wrong with a type of file system whose files have blocks of so many bytes.
-fn problem_of(magic: u64, block_bytes: u64, page_bytes: u64) -> Option<HoleProblem> {
+fn problem_of(magic: u64, block_bytes: u64, page_bytes: u64) -> Option<String> {
     let Some((_, file_system, known)) = KNOWN.iter().find(|(known, ..)| *known == magic) else {
-        return Some(HoleProblem::Unknown { magic });
+        return Some(format!(
+            "it is on a file system of the type {magic:#x}, which is not known to report holes"
+        ));
     };
     match known {
-        Some(why) => Some(HoleProblem::FileSystem { file_system, why }),
+        Some(why) => Some(format!("it is on {file_system}, {why}")),
         None if block_bytes <= page_bytes => None,
         // Of a file that may have huge pages it states the size of those.
-        None if magic == TMPFS => {
-            Some(HoleProblem::FileSystem { file_system: "tmpfs with huge pages", why: HUGE_PAGES })
-        }
-        None => Some(HoleProblem::Coarse { file_system, block_bytes }),
+        None if magic == TMPFS => Some(format!("it is on tmpfs with huge pages, {HUGE_PAGES}")),
+        None => Some(format!(
+            "it is on {file_system} in blocks of {block_bytes} bytes, more than a page"
+        )),
     }
 }
 
@@ -133,7 +106,7 @@ mod tests {
 
     #[test]
     fn each_type_of_file_system_is_refused_by_its_name_or_is_fine() {
-        let said = |magic, block| problem_of(magic, block, 4096).map(|why| why.to_string());
+        let said = |magic, block| problem_of(magic, block, 4096);
         for fine in [0xef53, 0x5846_5342, 0x9123_683e, TMPFS] {
             assert_eq!(said(fine, 4096), None, "{fine:#x}");
             assert_eq!(said(fine, 1024), None, "{fine:#x}");
