@@ -76,41 +76,20 @@ pub fn read_cached(file: impl AsFd, offset: u64, out: &mut [u8]) -> io::Result<O
     }
 }
 
-/// Reads bytes of a file into a mapping, from its byte `to` on, as [`read_cached`] does. It allocates nothing.
+/// Reads bytes of a file into a mapping, from its byte `to` on, as [`read_cached`] does, or with `waits` also those
+/// that the device has to bring. It allocates nothing.
 ///
 /// # Errors
 /// The error of preadv2(2), and [`io::ErrorKind::InvalidInput`] unless all of the bytes are inside the mapping and may
 /// be written.
-pub(crate) fn read_cached_into(
-    file: impl AsFd,
-    offset: u64,
-    mapping: &Mapping,
-    to: Range<usize>,
-) -> io::Result<Option<usize>> {
-    read_into_with(file, offset, mapping, to, libc::RWF_NOWAIT)
-}
-
-/// Reads bytes of a file into a mapping, from its byte `to` on, and waits for the device. It allocates nothing. Returns
-/// how many there were.
-///
-/// # Errors
-/// As for [`read_cached_into`].
 pub(crate) fn read_into(
     file: impl AsFd,
     offset: u64,
     mapping: &Mapping,
     to: Range<usize>,
-) -> io::Result<usize> {
-    read_into_with(file, offset, mapping, to, 0)?.ok_or_else(|| io::ErrorKind::Unsupported.into())
-}
-
-fn read_into_with(
-    file: impl AsFd,
-    offset: u64,
-    mapping: &Mapping,
-    to: Range<usize>,
-    flags: libc::c_int,
+    waits: bool,
 ) -> io::Result<Option<usize>> {
+    let flags = if waits { 0 } else { libc::RWF_NOWAIT };
     let is_inside = to.start < to.end && to.end <= mapping.mapped_len();
     if !is_inside || mapping.access() != Access::ReadWrite {
         return Err(io::ErrorKind::InvalidInput.into());

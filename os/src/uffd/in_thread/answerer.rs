@@ -471,7 +471,7 @@ impl Answerer {
                 room = rooms.take()?;
                 let to = room.bytes(ByteLen::new(range.end - start));
                 let offset = to.start as u64;
-                let read = page_cache::read_cached_into(&*file.file, from, rooms.mapping(), to);
+                let read = page_cache::read_into(&*file.file, from, rooms.mapping(), to, false);
                 // The page at the end of a file is not whole, and is produced by another thread.
                 let whole = read.ok()?? as u64 >> self.page.shift() << self.page.shift();
                 if whole == 0 {
@@ -484,8 +484,8 @@ impl Answerer {
                 let tail = file.tail.as_deref()?;
                 let bytes = usize::try_from(file.len.get().checked_sub(from)?).ok()?;
                 // What is behind was never written.
-                let read = page_cache::read_into(&*file.file, from, tail, 0..bytes);
-                if read.ok() != Some(bytes) {
+                let read = page_cache::read_into(&*file.file, from, tail, 0..bytes, true);
+                if read.ok()? != Some(bytes) {
                     return None;
                 }
                 range.end = start + self.page.bytes();
