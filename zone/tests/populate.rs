@@ -127,7 +127,7 @@ fn what_was_cancelled_or_is_out_of_time_says_how_much_is_present() {
     let stop = cancel.clone();
     let options = PopulateOptions::default().cancel(cancel).on_progress(move |_| stop.cancel());
     let report = region.populate(0..1 << 30, &options).unwrap();
-    let Populated::Cancelled { done, of } = report.populated else { panic!("{report}") };
+    let Populated { done, of, is_expired: false } = report.populated else { panic!("{report}") };
     assert_eq!(of, ByteLen::gib(1));
     assert!(!done.is_zero() && done < of);
     assert_eq!(region.mapping().resident_in(0..done.get()).unwrap(), done);
@@ -136,7 +136,8 @@ fn what_was_cancelled_or_is_out_of_time_says_how_much_is_present() {
     let region = anonymous(1 << 30);
     let options = PopulateOptions::default().within(Duration::ZERO);
     let report = region.populate(0..1 << 30, &options).unwrap();
-    assert_eq!(report.populated, Populated::Expired { done: ByteLen::ZERO, of: ByteLen::gib(1) });
+    let expired = Populated { done: ByteLen::ZERO, of: ByteLen::gib(1), is_expired: true };
+    assert_eq!(report.populated, expired);
     assert_eq!(region.mapping().resident().unwrap(), ByteLen::ZERO);
     assert!(report.to_string().contains("out of time"), "{report}");
     let options = PopulateOptions::default().within(Duration::from_secs(3600));

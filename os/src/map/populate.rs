@@ -41,29 +41,17 @@ const TIMED_CHUNK: usize = 8 << 20;
 /// How often a chunk that the kernel interrupted is asked for again.
 const TRIES: u32 = 1000;
 
-/// What became of a request that did not fail.
+/// What became of a request that did not fail: the first `done` bytes are present. If those are not all, the caller
+/// cancelled it, or its time was up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a cancelled request leaves memory that is not present"]
-pub enum Populated {
-    /// Every byte is present.
-    Whole {
-        /// How many bytes, in whole pages.
-        bytes: ByteLen,
-    },
-    /// The caller cancelled. The first `done` bytes are present.
-    Cancelled {
-        /// How many bytes, in whole pages.
-        done: ByteLen,
-        /// How many there would have been.
-        of: ByteLen,
-    },
-    /// The time was up. The first `done` bytes are present.
-    Expired {
-        /// How many bytes, in whole pages.
-        done: ByteLen,
-        /// How many there would have been.
-        of: ByteLen,
-    },
+pub struct Populated {
+    /// How many bytes are present, in whole pages.
+    pub done: ByteLen,
+    /// How many there are in all, in whole pages.
+    pub of: ByteLen,
+    /// Whether the time was up before all were.
+    pub is_expired: bool,
 }
 
 /// How a range is to be made present.
@@ -79,21 +67,22 @@ pub struct PopulateHow<'a> {
     /// How much the kernel is asked for at a time at most; of a page that is larger, one page.
     pub chunk: Option<ByteLen>,
     /// Called by each thread before it begins a chunk, with the length of that. After it returns `false`,
-    /// no chunk is begun, and the request is [`Populated::Cancelled`].
+    /// no chunk is begun, and the request counts as cancelled.
     pub may_begin: Option<&'a (dyn Fn(ByteLen) -> bool + Sync)>,
 }
 
-/// A chunk that failed.
-struct ChunkFailure {
-    chunk: Range<usize>,
-    cause: Errno,
+/// Returns the error for a range that was not made present.
+fn failed(range: Range<usize>, cause: Errno) -> MappingError {
+    let range = range.start as u64..range.end as u64;
+    MappingError::Populate { range, done: ByteLen::ZERO, cause: cause.into() }
 }
 
-impl ChunkFailure {
-    fn into_error(self, done: ByteLen) -> MappingError {
-        let range = self.chunk.start as u64..self.chunk.end as u64;
-        MappingError::Populate { range, done, cause: self.cause.into() }
+/// Returns the error with how much is present after all.
+fn after(mut error: MappingError, all: ByteLen) -> MappingError {
+    if let MappingError::Populate { done, .. } = &mut error {
+        *done = all;
     }
+    error
 }
 
 /// Returns the part of `range` between the `index`-th and the next multiple of `size`, counted from
@@ -123,7 +112,7 @@ impl Mapping {
                 break;
             };
             let bytes = part.len() as u64;
-            self.populate_chunk(part).map_err(|failed| failed.into_error(ByteLen::new(done)))?;
+            self.populate_chunk(part).map_err(|error| after(error, ByteLen::new(done)))?;
             done += bytes;
         }
         Ok(ByteLen::new(done))
@@ -157,7 +146,8 @@ impl Mapping {
         // No more threads than chunks, and as many for each node as for the others.
         let most = chunks.max(nodes);
         let asked = how.threads.get().min(most).next_multiple_of(nodes).min(most);
-        let (send, receive) = mpsc::channel::<Message>();
+        // Each thread sends `Ok(0)` first, then how many bytes each chunk has.
+        let (send, receive) = mpsc::channel();
         let work = &Work {
             mapping: self,
             range,
@@ -183,13 +173,11 @@ impl Mapping {
             }
             drop(send);
             for _ in 0..asked {
-                // Each thread sends this first; an error means that one is gone already.
                 match receive.recv() {
-                    Ok(Message::Arrived(Err(cause))) => {
-                        // The gate stays `false`, which ends the other threads.
-                        return Err(MappingError::Sys(cause));
-                    }
-                    Ok(_) => {}
+                    // The gate stays `false`, which ends the other threads.
+                    Ok(Err(error)) => return Err(error),
+                    Ok(Ok(_)) => {}
+                    // One is gone already.
                     Err(_) => break,
                 }
             }
@@ -205,7 +193,7 @@ impl Mapping {
     }
 
     /// Makes whole pages present. `part` is inside the mapping and starts and ends at pages.
-    fn populate_chunk(&self, part: Range<usize>) -> Result<(), ChunkFailure> {
+    fn populate_chunk(&self, part: Range<usize>) -> Result<(), MappingError> {
         let is_writable = self.access() == Access::ReadWrite;
         if !kernel::madvise_populate_is_known() {
             self.touch(part, is_writable);
@@ -214,7 +202,7 @@ impl Mapping {
         let advice =
             if is_writable { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
         let start = self.at(part.start);
-        ask(start, part.len(), advice).map_err(|cause| ChunkFailure { chunk: part, cause })
+        ask(start, part.len(), advice).map_err(|cause| failed(part, cause))
     }
 
     /// Makes pages present by touching each, for kernels before 5.14. What goes wrong there is a
@@ -250,13 +238,14 @@ impl Work<'_> {
     }
 
     /// Populates chunks until there are none, as the thread of this number.
-    fn run(&self, number: usize, send: &mpsc::Sender<Message>) {
+    fn run(&self, number: usize, send: &mpsc::Sender<Result<u64, MappingError>>) {
         let kept = match self.how.nodes.get(number % self.how.nodes.len().max(1)) {
             Some(cpus) => numa::keep_thread_to(cpus),
             None => Ok(()),
         };
+        let arrived = kept.map(|()| 0).map_err(MappingError::Sys);
         // A thread that cannot report, or runs on the wrong CPUs, does not work.
-        if send.send(Message::Arrived(kept)).is_err() {
+        if send.send(arrived).is_err() {
             return;
         }
         // A gate is poisoned if its owner panicked: it is `false` then.
@@ -280,14 +269,11 @@ impl Work<'_> {
             let base = self.mapping.addr().get();
             let Some(part) = chunk(base, &self.range, self.size, index) else { return };
             let bytes = part.len() as u64;
-            let message = match self.mapping.populate_chunk(part) {
-                Ok(()) => Message::Done { bytes },
-                Err(failure) => {
-                    self.failed.store(true, Ordering::Relaxed);
-                    Message::Failed(failure)
-                }
-            };
-            if send.send(message).is_err() {
+            let populated = self.mapping.populate_chunk(part).map(|()| bytes);
+            if populated.is_err() {
+                self.failed.store(true, Ordering::Relaxed);
+            }
+            if send.send(populated).is_err() {
                 return;
             }
         }
@@ -297,33 +283,28 @@ impl Work<'_> {
     fn collect(
         &self,
         of: ByteLen,
-        receive: mpsc::Receiver<Message>,
+        receive: mpsc::Receiver<Result<u64, MappingError>>,
         mut progress: impl FnMut(ByteLen, ByteLen),
     ) -> Result<Populated, MappingError> {
         let mut done = 0;
         let mut failure = None;
-        for message in receive {
-            match message {
-                Message::Arrived(_) => {}
-                Message::Done { bytes } => {
+        for populated in receive {
+            match populated {
+                Ok(bytes) => {
                     done += bytes;
                     progress(ByteLen::new(done), of);
                 }
-                Message::Failed(chunk) => failure = failure.or(Some(chunk)),
+                Err(error) => failure = failure.or(Some(error)),
             }
         }
         let done = ByteLen::new(done);
-        match failure {
-            Some(failure) => Err(failure.into_error(done)),
-            None if done == of => Ok(Populated::Whole { bytes: done }),
-            // Relaxed, as above. A late cancel still counts as one.
-            None if self.is_late() && !self.cancel.load(Ordering::Relaxed) => {
-                Ok(Populated::Expired { done, of })
-            }
-            // Chunks are taken in ascending order and each one taken was finished, so what is
-            // present is the first part of the range.
-            None => Ok(Populated::Cancelled { done, of }),
+        if let Some(error) = failure {
+            return Err(after(error, done));
         }
+        // Chunks are taken in ascending order and each one taken was finished, so what is present is the
+        // first part of the range. Relaxed, as above. A late cancel still counts as one.
+        let is_expired = done != of && self.is_late() && !self.cancel.load(Ordering::Relaxed);
+        Ok(Populated { done, of, is_expired })
     }
 }
 
@@ -374,15 +355,7 @@ pub fn populate_slice(bytes: &mut [u8]) -> Result<(), MappingError> {
     let Some(start) = NonNull::new(start) else {
         return Err(AccessError::Empty { start: 0, end: 0 }.into());
     };
-    ask(start, skipped + len, Advice::LinuxPopulateWrite)
-        .map_err(|cause| ChunkFailure { chunk: 0..len, cause }.into_error(ByteLen::ZERO))
-}
-
-/// A message from a populating thread.
-enum Message {
-    Arrived(Result<(), crate::SysError>),
-    Done { bytes: u64 },
-    Failed(ChunkFailure),
+    ask(start, skipped + len, Advice::LinuxPopulateWrite).map_err(|cause| failed(0..len, cause))
 }
 
 #[cfg(test)]

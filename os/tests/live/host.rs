@@ -7,12 +7,11 @@ use std::sync::atomic::AtomicBool;
 use rustix::process::{Resource, Rlimit, setrlimit};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use uzone_os::{
-    Anonymous, MapError, Mapping, MappingError, Populated, SystemRoot, hugepages, memory, numa,
-    probe,
+    Anonymous, MapError, Mapping, MappingError, SystemRoot, hugepages, memory, numa, probe,
 };
 use uzone_pages::ByteLen;
 
-use crate::{by, file_of, is_alone, skip};
+use crate::{by, file_of, is_alone, skip, whole};
 
 #[test]
 fn a_limit_on_addresses_is_named_when_it_forbids_a_mapping() {
@@ -32,7 +31,7 @@ fn a_limit_on_addresses_is_named_when_it_forbids_a_mapping() {
     // What fits still works, and is populated by threads whose stacks fit too.
     let mapping = Mapping::anonymous(ByteLen::mib(8), Anonymous::default()).unwrap();
     let populated = mapping.populate_with(0..8 << 20, by(2), |_, _| (), &AtomicBool::new(false));
-    assert_eq!(populated.unwrap(), Populated::Whole { bytes: ByteLen::mib(8) });
+    assert_eq!(populated.unwrap(), whole(ByteLen::mib(8)));
     // Where not even a stack fits, that is said, and nothing is left half done.
     let left =
         (1 << 30) - file_of(&fs::read_to_string("/proc/self/status").unwrap(), "VmSize:") * 1024;
@@ -44,7 +43,7 @@ fn a_limit_on_addresses_is_named_when_it_forbids_a_mapping() {
             assert_eq!(large.resident().unwrap(), ByteLen::ZERO);
         }
         // The stacks of the last time were still at hand.
-        other => assert_eq!(other.unwrap(), Populated::Whole { bytes: ByteLen::kib(512) }),
+        other => assert_eq!(other.unwrap(), whole(ByteLen::kib(512))),
     }
 }
 

@@ -24,7 +24,8 @@ use std::ffi::OsStr;
 use std::num::NonZeroUsize;
 use std::process::{Command, Output};
 
-use uzone_os::{Anonymous, HugeAdvice, PopulateHow, probe};
+use uzone_os::{Anonymous, HugeAdvice, PopulateHow, Populated, probe};
+use uzone_pages::ByteLen;
 
 const CHILD: &str = "UZONE_OS_TEST_CHILD";
 
@@ -82,6 +83,11 @@ fn page() -> u64 {
 
 fn small_pages() -> Anonymous {
     Anonymous { huge: HugeAdvice::Never, ..Anonymous::default() }
+}
+
+/// What populating all of `len` comes to.
+fn whole(len: ByteLen) -> Populated {
+    Populated { done: len, of: len, is_expired: false }
 }
 
 /// Populates by so many threads, anywhere and for as long as it takes.

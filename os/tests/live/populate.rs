@@ -9,7 +9,7 @@ use uzone_os::{
 };
 use uzone_pages::ByteLen;
 
-use crate::{by, page, skip, small_pages};
+use crate::{by, page, skip, small_pages, whole};
 
 #[test]
 fn populating_makes_exactly_the_range_present() {
@@ -74,7 +74,7 @@ fn threads_populate_exactly_the_range_and_report_each_step_in_order() {
                 &AtomicBool::new(false),
             )
             .unwrap();
-        assert_eq!(populated, Populated::Whole { bytes: ByteLen::new(len) });
+        assert_eq!(populated, whole(ByteLen::new(len)));
         assert_eq!(last, len);
         assert_eq!(mapping.resident_in(0..len).unwrap().get(), len);
         assert_eq!(mapping.resident_in(len..len + page()).unwrap(), ByteLen::ZERO);
@@ -103,18 +103,21 @@ fn a_cancelled_request_says_how_much_is_present() {
             &cancel,
         )
         .unwrap();
-    let Populated::Cancelled { done, of } = populated else {
+    let Populated { done, of, is_expired: false } = populated else {
         panic!("{populated:?} after {calls:?} calls");
     };
     assert_eq!(of.get(), len);
-    assert!(!done.is_zero());
+    assert!(!done.is_zero() && done < of);
     assert_eq!(mapping.resident().unwrap(), done);
     assert_eq!(mapping.resident_in(0..done.get()).unwrap(), done);
 
     // Before it began, nothing is done.
     let other = Mapping::anonymous(ByteLen::mib(1), small_pages()).unwrap();
     let populated = other.populate_with(0..1 << 20, by(2), |_, _| (), &cancel).unwrap();
-    assert_eq!(populated, Populated::Cancelled { done: ByteLen::ZERO, of: ByteLen::mib(1) });
+    assert_eq!(
+        populated,
+        Populated { done: ByteLen::ZERO, of: ByteLen::mib(1), is_expired: false }
+    );
     assert_eq!(other.resident().unwrap(), ByteLen::ZERO);
 }
 
@@ -184,13 +187,14 @@ fn threads_keep_to_their_nodes_and_nothing_is_begun_after_the_deadline() {
     let how = PopulateHow { nodes: &nodes, ..by(2) };
     let mut calls = 0;
     let populated = mapping.populate_with(range.clone(), how, |_, _| calls += 1, &never).unwrap();
-    assert_eq!(populated, Populated::Whole { bytes: ByteLen::mib(64) });
+    assert_eq!(populated, whole(ByteLen::mib(64)));
     assert!(calls >= 1);
     mapping.discard(range.clone()).unwrap();
 
     let past = PopulateHow { deadline: Some(Instant::now()), ..how };
     let populated = mapping.populate_with(range.clone(), past, |_, _| (), &never).unwrap();
-    assert_eq!(populated, Populated::Expired { done: ByteLen::ZERO, of: ByteLen::mib(64) });
+    let expired = Populated { done: ByteLen::ZERO, of: ByteLen::mib(64), is_expired: true };
+    assert_eq!(populated, expired);
     let nowhere = [vec![1023]];
     let how = PopulateHow { nodes: &nowhere, ..how };
     let error = mapping.populate_with(range, how, |_, _| (), &never).unwrap_err();

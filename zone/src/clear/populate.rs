@@ -235,16 +235,13 @@ impl PopulateReport {
     /// Returns whether all of the range is present.
     #[must_use]
     pub fn is_whole(&self) -> bool {
-        matches!(self.populated, Populated::Whole { .. })
+        self.populated.done == self.populated.of
     }
 
     /// Returns how much is present, from the start of the range on.
     #[must_use]
     pub fn done(&self) -> ByteLen {
-        match self.populated {
-            Populated::Whole { bytes } => bytes,
-            Populated::Cancelled { done, .. } | Populated::Expired { done, .. } => done,
-        }
+        self.populated.done
     }
 }
 
@@ -253,11 +250,11 @@ impl fmt::Display for PopulateReport {
     /// line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { huge, base, threads, elapsed, .. } = self;
-        write!(f, "{} present", self.done())?;
-        match self.populated {
-            Populated::Whole { .. } => {}
-            Populated::Cancelled { of, .. } => write!(f, " of {of}, cancelled")?,
-            Populated::Expired { of, .. } => write!(f, " of {of}, out of time")?,
+        let Populated { done, of, is_expired } = self.populated;
+        write!(f, "{done} present")?;
+        if done != of {
+            let why = if is_expired { "out of time" } else { "cancelled" };
+            write!(f, " of {of}, {why}")?;
         }
         write!(
             f,
@@ -308,14 +305,16 @@ impl Region {
         let progress = |done, total| options.progress.call(done, total);
         let populated =
             mapping.populate_with(range.clone(), how, progress, options.cancel.flag())?;
-        if let (Populated::Cancelled { done, of }, Some(left)) =
-            (populated, watched.and_then(Watched::into_shortage))
+        let Populated { done, of, is_expired } = populated;
+        if done != of
+            && !is_expired
+            && let Some(left) = watched.and_then(Watched::into_shortage)
         {
             let needed = ByteLen::new(of.get() - done.get());
             let Available { bytes: available, limited_by } = left;
             return Err(NotPopulated::TakenMeanwhile { done, of, needed, available, limited_by });
         }
-        if options.huge == Huge::Required && matches!(populated, Populated::Whole { .. }) {
+        if options.huge == Huge::Required && done == of {
             self.require_huge(&root, range.clone())?;
         }
         let mut report = PopulateReport {
