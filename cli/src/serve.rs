@@ -28,7 +28,7 @@ use sd_notify::NotifyState;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use uzone_fault::Budget;
-use uzone_os::privilege::{self, CapabilitySet, Privileges};
+use uzone_os::privilege::{self, CapabilitySet};
 use uzone_os::uffd::Doorbell;
 use uzone_pages::ByteLen;
 use uzone_server::{
@@ -393,7 +393,7 @@ fn is_left_to_a_worker(socket: &Path) -> bool {
     // The keeper made the socket for questions. One that another user made may be of no server, and what
     // comes by it is trusted.
     let of = fs::metadata(uzone_server::control_path(socket)).map(|socket| socket.uid());
-    of.is_ok_and(|user| Privileges::of_this_thread().is_ok_and(|own| own.user == user))
+    of.is_ok_and(|user| user == privilege::user())
         && uzone_server::status(socket)
             .is_ok_and(|status| status.is_confined && !status.is_draining)
 }

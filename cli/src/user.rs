@@ -4,7 +4,7 @@
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use uzone_os::privilege::Privileges;
+use uzone_os::privilege;
 
 use crate::exit::{Exit, Failure};
 
@@ -24,11 +24,7 @@ impl User {
     pub(crate) fn named(name: &str) -> Result<Self, Failure> {
         let user = find("user", USERS, name, Self::among)?;
         let theirs = user.number;
-        let failed = |cause| {
-            let text = format!("cannot learn the user of this process: {cause}");
-            Failure::of(text, cause).with(Exit::Os)
-        };
-        match Privileges::of_this_thread().map_err(failed)?.user {
+        match privilege::user() {
             ours if ours != 0 && ours != theirs => Err(Failure::new(
                 Exit::Permission,
                 format!(
@@ -63,7 +59,7 @@ impl User {
     /// Has `command` run as this user, without the groups of this process.
     pub(crate) fn runs(self, command: &mut Command) {
         // A process that is its already may lack the right to, and needs nothing.
-        if Privileges::of_this_thread().is_ok_and(|ours| ours.user != self.number) {
+        if privilege::user() != self.number {
             command.uid(self.number).gid(self.group);
         }
     }

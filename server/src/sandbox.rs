@@ -31,7 +31,7 @@ use seccompiler::{
     SeccompRule, TargetArch,
 };
 use serde::{Deserialize, Serialize};
-use uzone_os::privilege::{self, Privileges};
+use uzone_os::privilege;
 
 /// What is asked for of Landlock; a kernel that knows less confines less.
 const LANDLOCK: ABI = ABI::V10;
@@ -139,9 +139,9 @@ impl Sandbox {
     }
 
     fn now() -> io::Result<Self> {
-        let Privileges { user, capabilities, gets_no_more, .. } = Privileges::of_this_thread()?;
+        let (capabilities, gets_no_more) = privilege::capabilities()?;
         let has_capabilities = capabilities != 0 || !gets_no_more;
-        Ok(Self { user, has_capabilities, ..Self::default() })
+        Ok(Self { user: privilege::user(), has_capabilities, ..Self::default() })
     }
 
     /// Confines this thread, and what it starts, to some files.

@@ -1,4 +1,4 @@
-//! What this process may do beyond its user's rights, and giving that up: [`Privileges`],
+//! What this process may do beyond its user's rights, and giving that up: [`capabilities`],
 //! [`give_up_capabilities`], [`keep_capabilities`]; and a last line for a process that makes a system call which a filter denies
 //! ([`report_denied_calls`]).
 //!
@@ -12,19 +12,6 @@ pub use rustix::thread::CapabilitySet;
 
 /// How many capabilities there can be.
 const CAPABILITIES: u32 = 64;
-
-/// What this thread may do beyond its user's rights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Privileges {
-    /// Its user.
-    pub user: u32,
-    /// Its group.
-    pub group: u32,
-    /// The capabilities that it has, could take, or would leave to a program: one bit each.
-    pub capabilities: u64,
-    /// Whether no program that it starts gets more.
-    pub gets_no_more: bool,
-}
 
 /// Returns whether a filter decides about the system calls of this thread (seccomp(2)).
 #[must_use]
@@ -40,20 +27,15 @@ pub fn user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-impl Privileges {
-    /// Returns those of this thread.
-    ///
-    /// # Errors
-    /// The error of capget(2) or prctl(2).
-    pub fn of_this_thread() -> io::Result<Self> {
-        let sets = rustix::thread::capabilities(None)?;
-        Ok(Self {
-            user: user(),
-            group: rustix::process::getegid().as_raw(),
-            capabilities: (sets.effective | sets.permitted | sets.inheritable).bits(),
-            gets_no_more: rustix::thread::no_new_privs()?,
-        })
-    }
+/// Returns the capabilities that this thread has, could take, or would leave to a program, one bit each, and whether
+/// no program that it starts gets more.
+///
+/// # Errors
+/// The error of capget(2) or prctl(2).
+pub fn capabilities() -> io::Result<(u64, bool)> {
+    let sets = rustix::thread::capabilities(None)?;
+    let bits = (sets.effective | sets.permitted | sets.inheritable).bits();
+    Ok((bits, rustix::thread::no_new_privs()?))
 }
 
 /// Gives up all capabilities of this thread, and of what it starts, for good: also a program of root's has
@@ -155,11 +137,11 @@ mod tests {
     #[test]
     fn a_thread_without_capabilities_gets_none_back() {
         std::thread::spawn(|| {
-            let before = Privileges::of_this_thread().unwrap();
+            let ids = || (user(), rustix::process::getegid());
+            let before = ids();
             give_up_capabilities().unwrap();
-            let after = Privileges::of_this_thread().unwrap();
-            assert_eq!((after.capabilities, after.gets_no_more), (0, true));
-            assert_eq!((after.user, after.group), (before.user, before.group));
+            assert_eq!(capabilities().unwrap(), (0, true));
+            assert_eq!(ids(), before);
             let all = CapabilitySet::from_bits_retain(1);
             let sets =
                 rustix::thread::CapabilitySets { effective: all, permitted: all, inheritable: all };
@@ -174,15 +156,14 @@ mod tests {
     #[test]
     fn what_is_kept_stays_and_the_rest_goes() {
         std::thread::spawn(|| {
-            let before = Privileges::of_this_thread().unwrap();
+            let before = (capabilities().unwrap().0, user());
             let kept = CapabilitySet::KILL | CapabilitySet::SYS_PTRACE;
             keep_capabilities(kept).unwrap();
-            let after = Privileges::of_this_thread().unwrap();
+            let after = (capabilities().unwrap().0, user());
             // Those that it had: a test may run as any user.
             let sets = rustix::thread::capabilities(None).unwrap();
-            assert_eq!(after.capabilities, before.capabilities & kept.bits());
+            assert_eq!(after, (before.0 & kept.bits(), before.1));
             assert!(sets.inheritable.is_empty());
-            assert_eq!(after.user, before.user);
         })
         .join()
         .expect("the thread's own assertions");
