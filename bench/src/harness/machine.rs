@@ -11,7 +11,7 @@ pub fn here() -> Machine {
     Machine {
         cpu: probe::cpu_model(&root).ok().flatten().unwrap_or_else(unknown),
         cpus: numa::current_cpu_count().unwrap_or(1),
-        memory_bytes: memory::system(&root).map_or(0, |system| system.total.get()),
+        memory_bytes: memory::system(&root).map_or(0, |(total, _)| total.get()),
         kernel: probe::kernel_release(),
         page_bytes: probe::page_size().bytes(),
         transparent_huge_pages: hugepages::thp(&root)

@@ -18,7 +18,7 @@
 
 use std::time::Instant;
 
-use uzone_os::memory::{self, ProcessMemory};
+use uzone_os::memory;
 use uzone_os::{SystemRoot, probe};
 use uzone_pages::{ByteLen, LinuxPage, LinuxSeed, MemoryKind, Order, Payload, PfnRange, Tails};
 use uzone_report::results::{METADATA_SCHEMA, Metadata, MetadataRow};
@@ -259,9 +259,9 @@ impl Ours<'_> {
             descriptor_bytes: pagemap.report().descriptor_bytes as u64,
             origin: "measured".into(),
             source: None,
-            virtual_bytes_per_tib: Some(grown(before, after, |memory| memory.address_space)),
+            virtual_bytes_per_tib: Some(grown(before.0, after.0)),
             resident_bytes_per_tib: resident.get(),
-            page_table_bytes_per_tib: Some(grown(before, after, |memory| memory.page_tables)),
+            page_table_bytes_per_tib: Some(grown(before.1, after.1)),
             region_bytes_per_tib: metadata << probe::page_size().shift(),
             bind_ns: Some(nanoseconds(elapsed)),
         });
@@ -270,12 +270,8 @@ impl Ours<'_> {
     }
 }
 
-fn grown(
-    before: ProcessMemory,
-    after: ProcessMemory,
-    of: impl Fn(ProcessMemory) -> ByteLen,
-) -> u64 {
-    of(after).get().saturating_sub(of(before).get())
+fn grown(before: ByteLen, after: ByteLen) -> u64 {
+    after.get().saturating_sub(before.get())
 }
 
 /// Pins and lets go a page whose descriptor lies in each base page of descriptors.

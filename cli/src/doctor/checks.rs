@@ -170,7 +170,7 @@ fn memory(facts: &Facts) -> Check {
         (Ok(available), host) => {
             let (limit, fix) = limit(available);
             let total = match host {
-                Ok(host) => format!(" of {:.1}", host.total),
+                Ok((total, _)) => format!(" of {total:.1}"),
                 Err(_) => String::new(),
             };
             let bytes = available.bytes;
@@ -220,8 +220,8 @@ fn numa(facts: &Facts) -> Check {
         }
     };
     match &facts.memory {
-        Ok(host) if !are_close(total, host.total.get()) => Check::note(
-            format!("{value}, but the host reports {}", host.total),
+        Ok((host, _)) if !are_close(total, host.get()) => Check::note(
+            format!("{value}, but the host reports {host}"),
             "plan with the smaller figure: memory that was added later, or a balloon, is not\n\
              counted in both places",
         ),
@@ -383,7 +383,7 @@ fn pools(facts: &Facts) -> Vec<Check> {
         Err(error) => return vec![Check::unknown(error).named("huge page pools")],
     };
     // A pool is the host's, whatever this process may take.
-    let available = facts.memory.as_ref().ok().map(|host| host.available);
+    let available = facts.memory.as_ref().ok().map(|&(_, available)| available);
     let mut sizes: Vec<_> = PROPOSED_POOL.iter().map(|(size, _)| *size).collect();
     sizes.extend(pools.iter().map(|pool| pool.size));
     sizes.sort_unstable();

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use uzone_fault::ReaderPlacement;
 use uzone_os::dax::{self, DaxDevice};
 use uzone_os::hugepages::{self, Pool, Thp};
-use uzone_os::memory::{self, Available, SystemMemory};
+use uzone_os::memory::{self, Available};
 use uzone_os::numa::{self, Node};
 use uzone_os::probe::{self, Overcommit, UffdAccess};
 use uzone_os::uffd::{Features, UffdError};
@@ -65,7 +65,8 @@ pub(super) struct Facts {
     pub(super) nodes: Result<Vec<Node>, SysError>,
     /// The DAX devices that can be mapped, by name.
     pub(super) dax: Result<Vec<(String, DaxDevice)>, MapError>,
-    pub(super) memory: Result<SystemMemory, SysError>,
+    /// The host's memory, all of it and what can be had.
+    pub(super) memory: Result<(ByteLen, ByteLen), SysError>,
     pub(super) available: Result<Available, SysError>,
     /// Whether [`TRIAL`] could be mapped and made present.
     pub(super) trial: Result<(), Box<dyn std::error::Error + Send + Sync>>,

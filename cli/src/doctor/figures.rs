@@ -65,8 +65,8 @@ fn memory(facts: &Facts) -> Value {
     let available = facts.available.as_ref().ok();
     let limit = available.map(|available| limit(&available.limited_by));
     json!({
-        "host_total_bytes": host.map(|host| host.total.get()),
-        "host_available_bytes": host.map(|host| host.available.get()),
+        "host_total_bytes": host.map(|(total, _)| total.get()),
+        "host_available_bytes": host.map(|(_, available)| available.get()),
         "available_bytes": available.map(|available| available.bytes.get()),
         "limited_by": limit.as_ref().map(|(word, _)| word),
         "limited_by_path": limit.as_ref().and_then(|(_, path)| path.as_ref()),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use uzone_os::dax::DaxDevice;
 use uzone_os::hugepages::{Pool, Thp};
-use uzone_os::memory::{Available, Limit, SystemMemory};
+use uzone_os::memory::{Available, Limit};
 use uzone_os::numa::Node;
 use uzone_os::probe::{Overcommit, UffdAccess};
 use uzone_os::uffd::{Features, UffdError};
@@ -80,7 +80,7 @@ fn everything() -> Facts {
             free: ByteLen::gib(50),
         }]),
         dax: Ok(Vec::new()),
-        memory: Ok(SystemMemory { total: ByteLen::gib(64), available: ByteLen::gib(60) }),
+        memory: Ok((ByteLen::gib(64), ByteLen::gib(60))),
         available: Ok(all),
         trial: Ok(()),
     }
@@ -320,9 +320,8 @@ fn each_pool_of_huge_pages_is_judged_by_itself() {
     let on_demand: Change =
         |facts| facts.pools = Ok(vec![Pool { overcommit: 64, ..pool(PageSize::MIB_2, 0) }]);
     let no_room: Change = |facts| {
-        let (total, available) = (ByteLen::gib(64), ByteLen::mib(512));
         facts.pools = Ok(vec![pool(PageSize::GIB_1, 0)]);
-        facts.memory = Ok(SystemMemory { total, available });
+        facts.memory = Ok((ByteLen::gib(64), ByteLen::mib(512)));
     };
     judge(&[
         (empty, MIB_2, Status::Note, "empty", raise),
@@ -392,7 +391,7 @@ fn memory_and_where_it_is_are_judged_by_themselves() {
     let limited = "2 GiB available of 64 GiB, limited by the control group /sys/fs/cgroup/box";
     let more: Change = |facts| {
         let total = ByteLen::gib(128);
-        facts.memory = Ok(SystemMemory { total, available: total });
+        facts.memory = Ok((total, total));
     };
     let other = "1: CPUs 0-7, 50 GiB free of 63 GiB, but the host reports 128 GiB";
     let device: Change = |facts| {

@@ -57,15 +57,6 @@ pub struct Available {
     pub limited_by: Limit,
 }
 
-/// The host's memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SystemMemory {
-    /// All of it.
-    pub total: ByteLen,
-    /// What can be had without swapping, as the kernel estimates it.
-    pub available: ByteLen,
-}
-
 /// The limits of a process that matter for memory. `None` is unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct ProcessLimits {
@@ -107,39 +98,39 @@ impl CgroupMemory {
     }
 }
 
-/// Returns the host's memory.
+/// Returns the host's memory: all of it, and what can be had without swapping, as the kernel estimates it.
 ///
 /// # Errors
 /// [`SysError`] if `/proc/meminfo` cannot be read or understood.
-pub fn system(root: &SystemRoot) -> Result<SystemMemory, SysError> {
-    let wanted = "lines MemTotal and MemAvailable in kB";
-    root.parse("proc/meminfo", wanted, |text| {
-        Some(SystemMemory {
-            total: ByteLen::new(kib_field(text, "MemTotal")?),
-            available: ByteLen::new(kib_field(text, "MemAvailable")?),
-        })
-    })
+pub fn system(root: &SystemRoot) -> Result<(ByteLen, ByteLen), SysError> {
+    two_lengths(
+        root,
+        "proc/meminfo",
+        "lines MemTotal and MemAvailable in kB",
+        "MemTotal",
+        "MemAvailable",
+    )
 }
 
-/// What this process has, by the kernel's account.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ProcessMemory {
-    /// The addresses that are mapped, with or without memory.
-    pub address_space: ByteLen,
-    /// The page tables for them, of every level; they are memory of the kernel.
-    pub page_tables: ByteLen,
-}
-
-/// Returns what this process has.
+/// Returns what this process has, by the kernel's account: the addresses that are mapped, with or without memory, and
+/// the page tables for them, of every level, which are memory of the kernel.
 ///
 /// # Errors
 /// [`SysError`] if `/proc/self/status` cannot be read or understood.
-pub fn of_this_process(root: &SystemRoot) -> Result<ProcessMemory, SysError> {
-    root.parse("proc/self/status", "lines VmSize and VmPTE in kB", |text| {
-        Some(ProcessMemory {
-            address_space: ByteLen::new(kib_field(text, "VmSize")?),
-            page_tables: ByteLen::new(kib_field(text, "VmPTE")?),
-        })
+pub fn of_this_process(root: &SystemRoot) -> Result<(ByteLen, ByteLen), SysError> {
+    two_lengths(root, "proc/self/status", "lines VmSize and VmPTE in kB", "VmSize", "VmPTE")
+}
+
+fn two_lengths(
+    root: &SystemRoot,
+    path: &str,
+    wanted: &'static str,
+    one: &str,
+    other: &str,
+) -> Result<(ByteLen, ByteLen), SysError> {
+    root.parse(path, wanted, |text| {
+        let of = |name| kib_field(text, name).map(ByteLen::new);
+        Some((of(one)?, of(other)?))
     })
 }
 
@@ -154,7 +145,7 @@ pub fn available(root: &SystemRoot) -> Result<Available, SysError> {
 
 /// As [`available`], for a process with the given limits.
 fn available_under(root: &SystemRoot, limits: ProcessLimits) -> Result<Available, SysError> {
-    let mut least = Available { bytes: system(root)?.available, limited_by: Limit::System };
+    let mut least = Available { bytes: system(root)?.1, limited_by: Limit::System };
     let mut offer = |bytes: ByteLen, limited_by: Limit| {
         if bytes < least.bytes {
             least = Available { bytes, limited_by };
@@ -462,12 +453,11 @@ mod tests {
     #[test]
     fn what_a_process_has_is_read_from_its_status() {
         let tree = MadeUp::new(&[("proc/self/status", "VmSize:\t 8 kB\nVmPTE:\t  4 kB\n")]);
-        let expected =
-            ProcessMemory { address_space: ByteLen::kib(8), page_tables: ByteLen::kib(4) };
+        let expected = (ByteLen::kib(8), ByteLen::kib(4));
         assert_eq!(of_this_process(&tree.root()).unwrap(), expected);
         let without = MadeUp::new(&[("proc/self/status", "VmSize: 8 kB\n")]);
         assert!(of_this_process(&without.root()).is_err());
-        assert!(of_this_process(&SystemRoot::host()).unwrap().page_tables > ByteLen::ZERO);
+        assert!(of_this_process(&SystemRoot::host()).unwrap().1 > ByteLen::ZERO);
     }
 
     #[test]

@@ -56,7 +56,7 @@ fn this_host_answers_every_probe() {
     probe::overcommit(&root).unwrap();
     let _ = probe::memlock_limit();
     let available = memory::available(&root).unwrap();
-    assert!(available.bytes <= memory::system(&root).unwrap().total);
+    assert!(available.bytes <= memory::system(&root).unwrap().0);
     hugepages::pools(&root).unwrap();
     hugepages::node_pools(&root).unwrap();
     let nodes = numa::nodes(&root).unwrap();
