@@ -10,7 +10,7 @@ use uzone_bench::sentence;
 use uzone_os::dax::DaxDevice;
 use uzone_os::hugepages::{self, Pool};
 use uzone_os::memory::{Available, Limit};
-use uzone_os::probe::{Overcommit, UffdAccess};
+use uzone_os::probe::UffdAccess;
 use uzone_os::uffd::Features;
 use uzone_pages::{ByteLen, PageSize};
 use uzone_stream::{Basis, STORE_POLICY};
@@ -614,10 +614,10 @@ fn mappings(facts: &Facts) -> Check {
 }
 
 fn overcommit(facts: &Facts) -> Check {
-    Check::of(&facts.overcommit, |overcommit| match overcommit {
-        Overcommit::Heuristic => Check::ok("heuristic (vm.overcommit_memory=0)"),
-        Overcommit::Always => Check::ok("always (vm.overcommit_memory=1)"),
-        Overcommit::Never => Check::warn(
+    Check::of(&facts.overcommit, |mode| match mode {
+        0 => Check::ok("heuristic (vm.overcommit_memory=0)"),
+        1 => Check::ok("always (vm.overcommit_memory=1)"),
+        _ => Check::warn(
             "never (vm.overcommit_memory=2): every reserved byte counts as used",
             "as root: sysctl vm.overcommit_memory=0\n\
              or raise the share that may be promised: sysctl vm.overcommit_ratio=95",

@@ -12,7 +12,7 @@ use uzone_os::dax::{self, DaxDevice};
 use uzone_os::hugepages::{self, Pool, Thp};
 use uzone_os::memory::{self, Available};
 use uzone_os::numa::{self, Node};
-use uzone_os::probe::{self, Overcommit, UffdAccess};
+use uzone_os::probe::{self, UffdAccess};
 use uzone_os::uffd::{Features, UffdError};
 use uzone_os::{Anonymous, Exclusive, MapError, SysError, SystemRoot};
 use uzone_pages::{ByteLen, PageSize};
@@ -61,7 +61,7 @@ pub(super) struct Facts {
     /// Whether this process may lock more than that.
     pub(super) is_memlock_exempt: bool,
     pub(super) max_map_count: Result<u64, SysError>,
-    pub(super) overcommit: Result<Overcommit, SysError>,
+    pub(super) overcommit: Result<u64, SysError>,
     pub(super) nodes: Result<Vec<Node>, SysError>,
     /// The DAX devices that can be mapped, by name.
     pub(super) dax: Result<Vec<(String, DaxDevice)>, MapError>,

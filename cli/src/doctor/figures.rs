@@ -6,7 +6,7 @@
 use serde_json::{Value, json};
 use uzone_os::hugepages::Pool;
 use uzone_os::memory::Limit;
-use uzone_os::probe::{Overcommit, UffdAccess};
+use uzone_os::probe::UffdAccess;
 use uzone_pages::ByteLen;
 use uzone_report::nanoseconds;
 use uzone_stream::Basis;
@@ -113,9 +113,9 @@ fn limits(facts: &Facts) -> Value {
         "memlock_is_exempt": facts.is_memlock_exempt,
         "max_map_count": facts.max_map_count.as_ref().ok(),
         "overcommit": facts.overcommit.as_ref().ok().map(|mode| match mode {
-            Overcommit::Heuristic => "heuristic",
-            Overcommit::Always => "always",
-            Overcommit::Never => "never",
+            0 => "heuristic",
+            1 => "always",
+            _ => "never",
         }),
     })
 }

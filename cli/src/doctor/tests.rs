@@ -6,7 +6,7 @@ use uzone_os::dax::DaxDevice;
 use uzone_os::hugepages::{Pool, Thp};
 use uzone_os::memory::{Available, Limit};
 use uzone_os::numa::Node;
-use uzone_os::probe::{Overcommit, UffdAccess};
+use uzone_os::probe::UffdAccess;
 use uzone_os::uffd::{Features, UffdError};
 use uzone_os::{MapError, SysError};
 use uzone_pages::{ByteLen, PageSize};
@@ -72,7 +72,7 @@ fn everything() -> Facts {
         memlock: None,
         is_memlock_exempt: false,
         max_map_count: Ok(1_048_576),
-        overcommit: Ok(Overcommit::Heuristic),
+        overcommit: Ok(0),
         nodes: Ok(vec![Node {
             number: 0,
             cpus: (0..8).collect(),
@@ -116,7 +116,7 @@ fn nothing() -> Facts {
         can_scan: Ok(false),
         memlock: Some(ByteLen::kib(64)),
         max_map_count: Ok(1024),
-        overcommit: Ok(Overcommit::Never),
+        overcommit: Ok(2),
         nodes: Ok(Vec::new()),
         ..everything()
     }
@@ -372,7 +372,7 @@ fn each_limit_is_judged_by_itself() {
     let mappings: Change = |facts| facts.max_map_count = Ok(65529);
     let mapped = "mappings per process";
     let (never, no_overcommit): (Change, _) =
-        (|facts| facts.overcommit = Ok(Overcommit::Never), "never (vm.overcommit_memory=2)");
+        (|facts| facts.overcommit = Ok(2), "never (vm.overcommit_memory=2)");
     judge(&[
         (exempt, NAME, Status::Ok, exempted, ""),
         (little, NAME, Status::Note, "up to 64 KiB", "LimitMEMLOCK=infinity"),
@@ -445,7 +445,7 @@ fn a_refused_trial_names_the_limit_that_stands_in_the_way() {
 #[test]
 fn each_check_is_one_aligned_line_with_its_fix_below() {
     let mut facts = everything();
-    facts.overcommit = Ok(Overcommit::Never);
+    facts.overcommit = Ok(2);
     let text = text(&facts, Verbosity::Normal);
     let lines: Vec<_> = text.lines().collect();
     let mut values = Vec::new();

@@ -39,29 +39,14 @@ pub fn max_map_count(root: &SystemRoot) -> Result<u64, SysError> {
     root.number("proc/sys/vm/max_map_count")
 }
 
-/// How the kernel promises memory (`vm.overcommit_memory`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Overcommit {
-    /// It refuses what is obviously too much.
-    Heuristic,
-    /// It refuses nothing.
-    Always,
-    /// It refuses what it could not give all at once; lazy reservation counts too.
-    Never,
-}
-
-/// Returns how the kernel promises memory.
+/// Returns how the kernel promises memory (`vm.overcommit_memory`): with 0 it refuses what is obviously too much, with
+/// 1 nothing, and with 2 what it could not give all at once; lazy reservation counts too.
 ///
 /// # Errors
 /// [`SysError`] if the file cannot be read or understood.
-pub fn overcommit(root: &SystemRoot) -> Result<Overcommit, SysError> {
+pub fn overcommit(root: &SystemRoot) -> Result<u64, SysError> {
     root.parse("proc/sys/vm/overcommit_memory", "0, 1 or 2", |text| {
-        Some(match text.trim() {
-            "0" => Overcommit::Heuristic,
-            "1" => Overcommit::Always,
-            "2" => Overcommit::Never,
-            _ => return None,
-        })
+        text.trim().parse().ok().filter(|mode| *mode <= 2)
     })
 }
 
@@ -178,7 +163,7 @@ mod tests {
         let root = tree.root();
         assert_eq!(cpu_model(&root).unwrap().as_deref(), Some("A CPU: fast"));
         assert_eq!(max_map_count(&root).unwrap(), 65530);
-        assert_eq!(overcommit(&root).unwrap(), Overcommit::Never);
+        assert_eq!(overcommit(&root).unwrap(), 2);
         assert!(uffd_is_unprivileged(&root).unwrap());
         let odd = MadeUp::new(&[
             ("proc/cpuinfo", "CPU implementer : 0x41\n"),
