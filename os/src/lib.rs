@@ -49,7 +49,7 @@ mod sync;
 pub mod uffd;
 
 pub use host::dax::DaxDevice;
-pub use host::file_writes::{check_readable, check_writable};
+pub use host::file_writes::check_file;
 pub use host::priority::thread_id;
 pub use host::root::{SysError, SystemRoot};
 pub use host::usage::thread_faults;

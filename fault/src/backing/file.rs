@@ -63,7 +63,7 @@ impl FileBacking {
     /// open for reading, and [`io::ErrorKind::InvalidInput`] if it is with `O_DIRECT`: pages are copied from the page
     /// cache.
     pub fn new(file: File) -> io::Result<Self> {
-        uzone_os::check_readable(&file)?;
+        uzone_os::check_file(&file, false)?;
         let len = file.metadata()?.len();
         let map = |file: File| {
             let (access, sharing) = (Access::ReadOnly, Sharing::Shared);
@@ -82,7 +82,7 @@ impl FileBacking {
     /// The error of the system, and [`io::ErrorKind::PermissionDenied`] if it is not open for writing, or
     /// for appending: then what is written would not go where it belongs.
     pub fn writable(file: File) -> io::Result<Self> {
-        uzone_os::check_writable(&file)?;
+        uzone_os::check_file(&file, true)?;
         Ok(Self { is_writable: true, ..Self::new(file)? })
     }
 
