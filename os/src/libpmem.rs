@@ -7,8 +7,7 @@
 //! Source: libpmem(7), pmem_memset(3), pmem_memcpy(3), dlopen(3).
 
 use core::ffi::{CStr, c_int, c_uint, c_void};
-
-use crate::host::root::SysError;
+use std::io;
 
 /// `PMEM_F_MEM_NONTEMPORAL`: past the cache, at any length.
 const NONTEMPORAL: c_uint = 1 << 1;
@@ -30,19 +29,26 @@ impl LibPmem {
     /// Loads the library.
     ///
     /// # Errors
-    /// [`SysError`] if it is not installed, or too old.
-    pub fn load() -> Result<Self, SysError> {
+    /// [`io::ErrorKind::Unsupported`] if it is not installed, or too old.
+    pub fn load() -> io::Result<Self> {
+        let refused = |why: String| io::Error::new(io::ErrorKind::Unsupported, why);
         // SAFETY: dlopen(3) runs the initialisers of the library, which only look at the CPU and the
         // environment; the name is a C string.
         let library = unsafe { libc::dlopen(c"libpmem.so.1".as_ptr(), libc::RTLD_NOW) };
         if library.is_null() {
-            return Err(SysError::NoLibPmem);
+            let why = "libpmem.so.1 cannot be loaded: install the package libpmem1 (or libpmem)";
+            return Err(refused(why.to_owned()));
         }
         let find = |name: &'static CStr| {
             // SAFETY: dlsym(3) wants a library that is loaded, which was just tested, and a C string.
             let function = unsafe { libc::dlsym(library, name.as_ptr()) };
+            if !function.is_null() {
+                return Ok(function);
+            }
             let name = name.to_str().unwrap_or("?");
-            if function.is_null() { Err(SysError::OldLibPmem { name }) } else { Ok(function) }
+            Err(refused(format!(
+                "libpmem.so.1 has no function {name}: it is older than version 1.5"
+            )))
         };
         let (memset, memcpy) = (find(c"pmem_memset")?, find(c"pmem_memcpy")?);
         Ok(Self {

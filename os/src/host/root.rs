@@ -57,15 +57,6 @@ pub enum SysError {
         #[source]
         cause: io::Error,
     },
-    /// libpmem could not be loaded.
-    #[error("libpmem.so.1 cannot be loaded: install the package libpmem1 (or libpmem)")]
-    NoLibPmem,
-    /// libpmem has no such function.
-    #[error("libpmem.so.1 has no function {name}: it is older than version 1.5")]
-    OldLibPmem {
-        /// The function.
-        name: &'static str,
-    },
 }
 
 impl SysError {
@@ -77,7 +68,6 @@ impl SysError {
             Self::Read { cause, .. } if cause.kind() == io::ErrorKind::PermissionDenied => {
                 ErrorKind::PermissionDenied
             }
-            Self::NoLibPmem | Self::OldLibPmem { .. } => ErrorKind::NotSupported,
             Self::Format { .. } => ErrorKind::InvalidData,
             Self::NoCpu { .. } => ErrorKind::InvalidInput,
             _ => ErrorKind::Io,
@@ -88,10 +78,6 @@ impl SysError {
     #[must_use]
     pub fn is_absent(&self) -> bool {
         matches!(self, Self::Read { cause, .. } if cause.kind() == io::ErrorKind::NotFound)
-    }
-
-    pub(crate) fn format(path: &Path, wanted: &'static str, found: &str) -> Self {
-        Self::Format { path: path.to_path_buf(), wanted, found: found.chars().take(80).collect() }
     }
 }
 
@@ -136,7 +122,11 @@ impl SystemRoot {
     ) -> Result<T, SysError> {
         let path = path.as_ref();
         let text = self.read(path)?;
-        parse(&text).ok_or_else(|| SysError::format(&self.path(path), wanted, text.trim()))
+        parse(&text).ok_or_else(|| SysError::Format {
+            path: self.path(path),
+            wanted,
+            found: text.trim().chars().take(80).collect(),
+        })
     }
 
     /// Returns the number that is all a file holds.
