@@ -68,7 +68,7 @@ pub use map::mapping::{FileId, Mapping, MappingError, Rejected, leaked};
 pub use map::options::{Access, Addr, Anonymous, HugeAdvice, Sharing, Vaddr};
 pub use map::populate::{PopulateHow, Populated, populate_slice};
 pub use map::shortage::MapError;
-pub use map::{fixed_buffers, page_cache, pagemap_scan};
+pub use map::{page_cache, pagemap_scan};
 
 /// Locks a mutex, also where a thread panicked that held it: what is locked is changed by single
 /// steps, and whole after each.

@@ -19,7 +19,7 @@ pub(crate) mod advise;
 pub(crate) mod bytes;
 pub(crate) mod create;
 pub(crate) mod exclusive;
-pub mod fixed_buffers;
+pub(crate) mod fixed_buffers;
 pub(crate) mod mapping;
 pub(crate) mod options;
 pub mod page_cache;

@@ -10,6 +10,7 @@
 //! Unsafe: calls of io_uring_setup(2) and io_uring_register(2).
 //! Source: io_uring_setup(2), io_uring_register(2), getrlimit(2).
 
+use std::fmt;
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
@@ -50,7 +51,7 @@ impl FixedBuffers {
         })
     }
 
-    /// Has the kernel pin a mapping, all of its pages, until the answer is dropped. Pages that were
+    /// Has the kernel pin a mapping, all of its pages, until the result is dropped. Pages that were
     /// not present become so.
     ///
     /// # Errors
@@ -59,7 +60,7 @@ impl FixedBuffers {
     pub fn register<'a>(
         &'a mut self,
         mapping: &'a Mapping,
-    ) -> Result<Registered<'a>, MappingError> {
+    ) -> Result<impl fmt::Debug + use<'a>, MappingError> {
         let mapped_len = mapping.mapped_len();
         let len = ByteLen::new(mapped_len as u64);
         let parts = mapped_len.div_ceil(MAX_BUFFER);
@@ -86,7 +87,7 @@ impl FixedBuffers {
             )
         };
         match answer {
-            Ok(_) => Ok(Registered { ring: self, mapping }),
+            Ok(_) => Ok(Registered { ring: self, _mapping: mapping }),
             Err(refused) => Err(refusal(len, refused)),
         }
     }
@@ -114,18 +115,9 @@ fn lock_limit() -> Option<ByteLen> {
 
 /// A mapping that the kernel has pinned; dropping this lets it go.
 #[derive(Debug)]
-#[must_use = "dropping it unpins the memory"]
-pub struct Registered<'a> {
+struct Registered<'a> {
     ring: &'a mut FixedBuffers,
-    mapping: &'a Mapping,
-}
-
-impl Registered<'_> {
-    /// Returns what is pinned.
-    #[must_use]
-    pub fn mapping(&self) -> &Mapping {
-        self.mapping
-    }
+    _mapping: &'a Mapping,
 }
 
 impl Drop for Registered<'_> {
