@@ -64,7 +64,7 @@ pub use live::{LiveArc, LiveGuard, LiveOwner, PINS, REFERENCES};
 pub use map::bytes::AccessError;
 pub use map::exclusive::{Exclusive, Exclusivity, Mapped};
 pub use map::fixed_buffers::FixedBuffers;
-pub use map::mapping::{FileId, Mapping, MappingError, Rejected, leaked};
+pub use map::mapping::{Mapping, MappingError, Rejected, leaked};
 pub use map::options::{Access, Addr, Anonymous, HugeAdvice, Sharing, Vaddr};
 pub use map::populate::{PopulateHow, Populated, populate_slice};
 pub use map::shortage::MapError;

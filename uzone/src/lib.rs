@@ -82,8 +82,8 @@ pub mod model {
 pub mod os {
     #[doc(inline)]
     pub use uzone_os::{
-        Anonymous, Exclusive, Exclusivity, FileId, FixedBuffers, HugeAdvice, MapError, Mapped,
-        Mapping, MappingError, Populated, Rejected, SysError, SystemRoot, dax, hugepages, memory,
+        Anonymous, Exclusive, Exclusivity, FixedBuffers, HugeAdvice, MapError, Mapped, Mapping,
+        MappingError, Populated, Rejected, SysError, SystemRoot, dax, hugepages, memory,
         memory_file, numa, page_cache, passed_descriptors, unix_socket,
     };
 }

@@ -97,8 +97,8 @@ pub use region_view::RegionView;
 pub use uzone_os::memory::Limit;
 pub use uzone_os::sigbus;
 pub use uzone_os::{
-    Access, AccessError, Addr, Anonymous, Exclusivity, FileId, HugeAdvice, MapError, Mapping,
-    MappingError, Populated, Rejected, Sharing,
+    Access, AccessError, Addr, Anonymous, Exclusivity, HugeAdvice, MapError, Mapping, MappingError,
+    Populated, Rejected, Sharing,
 };
 pub use uzone_pages::PageView;
 pub use uzone_stream::{

@@ -18,8 +18,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use uzone_os::{
-    Access, AccessError, Anonymous, FileId, HugeAdvice, MapError, Mapping, Rejected, Sharing,
-    SystemRoot, dax, numa,
+    Access, AccessError, Anonymous, HugeAdvice, MapError, Mapping, Rejected, Sharing, SystemRoot,
+    dax, numa,
 };
 use uzone_pages::{AddrError, ByteLen, Order, PageCount, PageSize, Pfn, PfnRange};
 
@@ -31,7 +31,7 @@ use crate::error::BindError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FileExtent {
     /// `None` where `start` and `end` are addresses of this process.
-    file: Option<FileId>,
+    file: Option<(u64, Option<u64>)>,
     start: u64,
     end: u64,
 }

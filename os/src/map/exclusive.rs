@@ -253,12 +253,6 @@ impl<T> Mapped<T> {
         }
     }
 
-    /// Returns how long the memory is, which may be more than the values need.
-    #[must_use]
-    pub fn byte_len(&self) -> ByteLen {
-        self.mapping.len()
-    }
-
     /// Returns where the memory starts.
     #[must_use]
     pub fn addr(&self) -> Addr {

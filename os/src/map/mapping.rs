@@ -47,16 +47,6 @@ fn next_origin() -> u64 {
     NEXT_ORIGIN.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Which file a mapping is of: two mappings with the same number share its bytes, by whatever path
-/// their files were opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct FileId {
-    /// The device that the file is on, or that it is.
-    device: u64,
-    /// The number of the file on its device; `None` for a device itself.
-    inode: Option<u64>,
-}
-
 /// What is behind a mapping, which decides whether dropping it unmaps it.
 #[derive(Debug)]
 enum Behind {
@@ -262,17 +252,16 @@ impl Mapping {
         matches!(self.behind, Behind::Adopted | Behind::Lent { .. })
     }
 
-    /// Returns which file is behind the mapping, or `None` for anonymous and adopted memory, or if the
-    /// kernel does not report it.
+    /// Returns which file is behind the mapping, or `None` for anonymous and adopted memory, or if the kernel does not
+    /// report it: the number of the device that the file is on, or that it is, and that of the file on it, `None` for
+    /// a device itself. Two mappings with the same numbers share their bytes, by whatever path their files were opened.
     #[must_use]
-    pub fn file_id(&self) -> Option<FileId> {
+    pub fn file_id(&self) -> Option<(u64, Option<u64>)> {
         let stat = rustix::fs::fstat(self.fd()?).ok()?;
         Some(match FileType::from_raw_mode(stat.st_mode) {
             // Several nodes may name one device: the device counts, not the node.
-            FileType::CharacterDevice | FileType::BlockDevice => {
-                FileId { device: stat.st_rdev, inode: None }
-            }
-            _ => FileId { device: stat.st_dev, inode: Some(stat.st_ino) },
+            FileType::CharacterDevice | FileType::BlockDevice => (stat.st_rdev, None),
+            _ => (stat.st_dev, Some(stat.st_ino)),
         })
     }
 

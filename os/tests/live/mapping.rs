@@ -272,9 +272,9 @@ fn values_fit_the_memory_and_its_alignment_or_it_comes_back() {
     values[fitting - 1] = 7;
     values.as_bytes_mut()[0] = 1;
     assert_eq!(values[0].to_ne_bytes()[0], 1);
-    assert_eq!(values.byte_len(), len);
     let mut seven = [0; 8];
     let memory = values.into_exclusive().into_mapping();
+    assert_eq!(memory.len(), len);
     memory.read_at(8 * (fitting as u64 - 1), &mut seven).unwrap();
     assert_eq!(u64::from_ne_bytes(seven), 7);
 
