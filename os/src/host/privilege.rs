@@ -2,13 +2,15 @@
 //! [`give_up_capabilities`], [`keep_capabilities`]; and a last line for a process that makes a system call which a filter denies
 //! ([`report_denied_calls`]).
 //!
-//! Unsafe: this is the file that sets the action of SIGSYS, and what runs in it.
+//! Unsafe: what the handler of SIGSYS does.
 //! Source: capabilities(7), prctl(2), seccomp(2), signal-safety(7).
 
 use std::io::{self, Write};
 use std::os::fd::BorrowedFd;
 
 pub use rustix::thread::CapabilitySet;
+
+use crate::host::signals::{default_action, exchange};
 
 /// How many capabilities there can be.
 const CAPABILITIES: u32 = 64;
@@ -93,16 +95,13 @@ const _: () = assert!(size_of::<DeniedCall>() <= size_of::<libc::siginfo_t>());
 /// The error of sigaction(2).
 pub fn report_denied_calls() -> io::Result<()> {
     let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) = on_denied;
-    // SAFETY: all bits zero are a whole `sigaction`: numbers, a set of signals, and an optional function.
-    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-    action.sa_sigaction = handler as libc::sighandler_t;
-    // The default action is back when it runs, so that it can raise the signal again.
-    action.sa_flags = libc::SA_SIGINFO | libc::SA_RESETHAND | libc::SA_NODEFER | libc::SA_ONSTACK;
-    // SAFETY: sigaction(2) reads the action, which lives over the call and whose function takes what the
-    // flags have the kernel hand it, and writes no old one where the pointer is null. What the function
-    // does is allowed in a handler: see there.
-    let answer = unsafe { libc::sigaction(libc::SIGSYS, &raw const action, std::ptr::null_mut()) };
-    if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    let action = libc::sigaction {
+        sa_sigaction: handler as libc::sighandler_t,
+        // The default action is back when it runs, so that it can raise the signal again.
+        sa_flags: libc::SA_SIGINFO | libc::SA_RESETHAND | libc::SA_NODEFER | libc::SA_ONSTACK,
+        ..default_action()
+    };
+    exchange(libc::SIGSYS, Some(&action)).map(drop)
 }
 
 /// Writes the line. It allocates nothing and takes no lock, since it runs between any two instructions; the
