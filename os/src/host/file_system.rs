@@ -14,7 +14,6 @@ use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -98,14 +97,9 @@ fn open_nameless(directory: &Path, mode: Mode) -> io::Result<Option<File>> {
 
 /// Makes a file and takes its name away, where the file system knows no other way.
 fn renounce_name(directory: &Path) -> io::Result<File> {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
     // A signal that ends the process in between would leave the name.
     let _held = Held::hold()?;
-    let number = NEXT.fetch_add(1, Ordering::Relaxed); // a name, and nothing else
-    let path = directory.join(format!(".uzone-{}-{number}", std::process::id()));
-    let file = File::options().read(true).write(true).create_new(true).open(&path)?;
-    std::fs::remove_file(&path)?;
-    Ok(file)
+    NewFile::create_hidden(directory.join("uzone"))?.file().try_clone()
 }
 
 #[cfg(test)]

@@ -33,7 +33,7 @@ impl NewFile {
         }
     }
 
-    fn create_hidden(path: PathBuf) -> io::Result<Self> {
+    pub(super) fn create_hidden(path: PathBuf) -> io::Result<Self> {
         let hidden = hidden_name(&path);
         let file = File::options().read(true).write(true).create_new(true).open(&hidden)?;
         Ok(Self { file, path, hidden: Some(hidden) })
