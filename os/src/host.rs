@@ -10,10 +10,9 @@
 //! | `dax` | DAX devices and files on DAX mounts |
 //! | `file_system` | the room in a directory, and files without a name |
 //! | `file_writes` | whether reads and writes of a file go where they belong |
-//! | `priority` | a thread that runs when no other wants to |
 //! | `privilege` | capabilities given up, and system calls that a filter denies |
 //! | `signals` | signals that end the process: held back, or wanted with its parent's end |
-//! | `usage` | page faults that the kernel counts |
+//! | `thread` | its number and its page faults, and a thread that runs when no other wants to |
 
 pub mod dax;
 pub mod file_system;
@@ -23,9 +22,8 @@ pub(crate) mod kernel;
 pub mod memory;
 pub mod mempolicy;
 pub mod numa;
-pub mod priority;
 pub mod privilege;
 pub mod probe;
 pub(crate) mod root;
 pub mod signals;
-pub(crate) mod usage;
+pub mod thread;

@@ -50,11 +50,10 @@ pub mod uffd;
 
 pub use host::dax::DaxDevice;
 pub use host::file_writes::check_file;
-pub use host::priority::thread_id;
 pub use host::root::{SysError, SystemRoot};
-pub use host::usage::thread_faults;
+pub use host::thread::{thread_faults, thread_id};
 pub use host::{
-    dax, file_system, hugepages, memory, mempolicy, numa, priority, privilege, probe, signals,
+    dax, file_system, hugepages, memory, mempolicy, numa, privilege, probe, signals, thread,
 };
 pub use ipc::passed::{memory_file, passed_descriptors};
 pub use ipc::unix_socket::MessageSocket;

@@ -26,7 +26,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use uzone_os::uffd::Registered;
-use uzone_os::{SystemRoot, hugepages, priority};
+use uzone_os::{SystemRoot, hugepages};
 use uzone_pages::Content;
 
 use crate::engine::core::Core;
@@ -202,7 +202,7 @@ impl QuietCollapser {
 
 fn collapse_when_quiet(collapser: &Collapser, stopped: &Receiver<()>, quiet: Duration) {
     // A filter may forbid it; then the thread is as important as others.
-    let _ = priority::low();
+    let _ = uzone_os::thread::low();
     let is_stopped = || stopped.try_recv() == Err(TryRecvError::Disconnected);
     let filled = || collapser.core.filled();
     let (mut last, mut done) = (filled(), 0);

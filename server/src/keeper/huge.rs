@@ -14,7 +14,7 @@ use std::thread::{Builder, JoinHandle};
 
 use uzone_os::peer::Peer;
 use uzone_os::uffd::Doorbell;
-use uzone_os::{SystemRoot, Vaddr, hugepages, priority};
+use uzone_os::{SystemRoot, Vaddr, hugepages};
 use uzone_pages::FaultAround;
 
 /// How many messages of a worker may wait; what comes beyond counts as refused.
@@ -118,7 +118,7 @@ impl Drop for Collapser {
 
 fn collapse(shared: &Shared, batches: &Receiver<Batch>) {
     // The system may forbid it; then the thread is as important as others.
-    let _ = priority::low();
+    let _ = uzone_os::thread::low();
     for (session, peer, blocks) in batches {
         let mut outcome = Outcome::default();
         for block in blocks {

@@ -132,7 +132,7 @@ impl<P: Payload> Shared<P> {
     pub(super) fn work(&self, percent: NonZeroU8, cpus: &[u32], from: usize) {
         // Where the host does not allow it, the share is still kept; where a CPU was taken away
         // meanwhile, memory of other nodes is cleared as well, and more slowly.
-        let _ = uzone_os::priority::idle();
+        let _ = uzone_os::thread::idle();
         if !cpus.is_empty() {
             let _ = numa::keep_thread_to(cpus);
         }

@@ -1,13 +1,29 @@
-//! The number of a thread, and its priority: [`thread_id`], [`idle`], [`low`].
+//! The number of a thread, its page faults, and its priority: [`thread_id`], [`thread_faults`], [`idle`],
+//! [`low`].
 //!
-//! Unsafe: this is the file that calls sched_setscheduler(2), which rustix does not wrap.
+//! Unsafe: this is the file that calls sched_setscheduler(2) and getrusage(2), which rustix does not wrap.
 
 use std::io;
+use std::mem::MaybeUninit;
 
 /// Returns the number of this thread, as the kernel names it in events of a userfaultfd.
 #[must_use]
 pub fn thread_id() -> u32 {
     rustix::thread::gettid().as_raw_pid().unsigned_abs()
+}
+
+/// Returns how many page faults the kernel has counted of this thread, minor and major ones.
+///
+/// A fault that a userfaultfd waits for counts once, when its page is there.
+#[must_use]
+pub fn thread_faults() -> u64 {
+    let mut usage = MaybeUninit::<libc::rusage>::zeroed();
+    // It fails for a bad address or a bad number alone.
+    // SAFETY: the kernel writes one `rusage` there, which is as large.
+    let _ = unsafe { libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr()) };
+    // SAFETY: it is integers, of which the kernel has written all, or all are zero.
+    let usage = unsafe { usage.assume_init() };
+    u64::try_from(usage.ru_minflt.saturating_add(usage.ru_majflt)).unwrap_or(0)
 }
 
 /// Lets this thread run only when no other one wants to, on any CPU it may use: `SCHED_IDLE`. It needs
@@ -35,7 +51,20 @@ pub fn low() -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use uzone_pages::ByteLen;
+
     use super::*;
+    use crate::{Anonymous, Exclusive};
+
+    #[test]
+    fn the_faults_of_this_thread_are_counted() {
+        // Not of the heap, which may have had the pages before.
+        let memory = Exclusive::anonymous(ByteLen::mib(1), Anonymous::default());
+        let mut memory = memory.expect("memory");
+        let before = thread_faults();
+        memory.as_bytes_mut().fill(1);
+        assert!(std::hint::black_box(&memory).as_bytes()[5] == 1 && thread_faults() > before);
+    }
 
     #[test]
     fn a_low_priority_is_of_one_thread() {
