@@ -34,29 +34,20 @@ impl FixedBuffers {
     /// Makes a ring.
     ///
     /// # Errors
-    /// [`MappingError::RingDisabled`] or [`MappingError::RingAbsent`] where there is no io_uring for
-    /// this process.
+    /// [`MappingError::Ring`] where there is no io_uring for this process.
     pub fn new() -> Result<Self, MappingError> {
         let mut params = io_uring_params::default();
         // SAFETY: io_uring_setup(2) reads and writes `params`, which is borrowed mutably; its flags
         // are zero, so that none of the descriptors in it is looked at.
         let ring = unsafe { io_uring_setup(1, &mut params) };
-        ring.map(|ring| Self { ring }).map_err(|refused| {
-            let cause = refused.into();
-            match refused {
-                Errno::PERM | Errno::ACCESS => MappingError::RingDisabled(cause),
-                Errno::NOSYS => MappingError::RingAbsent(cause),
-                _ => MappingError::RingSetup(cause),
-            }
-        })
+        ring.map(|ring| Self { ring }).map_err(|cause| MappingError::Ring(cause.into()))
     }
 
     /// Has the kernel pin a mapping, all of its pages, until the result is dropped. Pages that were
     /// not present become so.
     ///
     /// # Errors
-    /// [`MappingError::PinTooLong`], [`MappingError::PinLimit`], [`MappingError::PinNotWritable`] or
-    /// [`MappingError::PinRefused`]; then nothing is pinned.
+    /// [`MappingError::PinTooLong`] or [`MappingError::Pin`]; then nothing is pinned.
     pub fn register<'a>(
         &'a mut self,
         mapping: &'a Mapping,
@@ -88,20 +79,11 @@ impl FixedBuffers {
         };
         match answer {
             Ok(_) => Ok(Registered { ring: self, _mapping: mapping }),
-            Err(refused) => Err(refusal(len, refused)),
+            Err(cause) => {
+                let limit = if cause == Errno::NOMEM { lock_limit() } else { None };
+                Err(MappingError::Pin { len, limit, cause: cause.into() })
+            }
         }
-    }
-}
-
-fn refusal(len: ByteLen, refused: Errno) -> MappingError {
-    let cause = refused.into();
-    match refused {
-        Errno::FAULT => MappingError::PinNotWritable { len, cause },
-        Errno::NOMEM => match lock_limit() {
-            Some(limit) => MappingError::PinLimit { len, limit, cause },
-            None => MappingError::PinRefused { len, cause },
-        },
-        _ => MappingError::PinRefused { len, cause },
     }
 }
 

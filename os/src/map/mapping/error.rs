@@ -110,26 +110,17 @@ pub enum MappingError {
         #[source]
         cause: io::Error,
     },
-    /// This process may not have an io_uring, to pin memory with.
-    #[error(
-        "this process may not use io_uring: as root, `sysctl kernel.io_uring_disabled=0`, and let the filter of the container pass io_uring_setup(2)"
-    )]
-    RingDisabled(#[source] io::Error),
-    /// The kernel has no io_uring.
-    #[error("this kernel was built without io_uring")]
-    RingAbsent(#[source] io::Error),
-    /// The io_uring was refused for another reason.
-    #[error("cannot make an io_uring: {0}")]
-    RingSetup(#[source] io::Error),
-    /// The process may not pin as much memory.
-    #[error(
-        "cannot pin {len} for io_uring: RLIMIT_MEMLOCK is {limit} for all that the user has pinned: raise it with `ulimit -l`, or give the process CAP_IPC_LOCK"
-    )]
-    PinLimit {
+    /// There is no io_uring to pin memory with: the kernel has none, or this process may not have it.
+    #[error("{}", no_ring(.0))]
+    Ring(#[source] io::Error),
+    /// The kernel did not pin the memory for an io_uring: the process may not pin as much, a page of it cannot be
+    /// written, memory is short, or it is of a kind that is not pinned for long.
+    #[error("cannot pin {len} for io_uring: {}", not_pinned(*limit, cause))]
+    Pin {
         /// What was to be pinned.
         len: ByteLen,
-        /// The limit.
-        limit: ByteLen,
+        /// How much the user may pin, if that is why.
+        limit: Option<ByteLen>,
         /// What the kernel answered.
         #[source]
         cause: io::Error,
@@ -139,27 +130,6 @@ pub enum MappingError {
     PinTooLong {
         /// What was to be pinned.
         len: ByteLen,
-    },
-    /// The memory cannot be pinned by an io_uring for writing.
-    #[error(
-        "cannot pin {len} for io_uring: a page of it cannot be written or made present; map it writable, and a file as long as the mapping"
-    )]
-    PinNotWritable {
-        /// What was to be pinned.
-        len: ByteLen,
-        /// What the kernel answered.
-        #[source]
-        cause: io::Error,
-    },
-    /// The kernel did not pin the memory for another reason: memory is short, or it is of a kind that is not
-    /// pinned for long.
-    #[error("cannot pin {len} for io_uring: {cause}")]
-    PinRefused {
-        /// What was to be pinned.
-        len: ByteLen,
-        /// What the kernel answered.
-        #[source]
-        cause: io::Error,
     },
     /// The memory is of a file, or adopted.
     #[error("it is of a file that others may have: its bytes can be copied, and not lent")]
@@ -216,14 +186,17 @@ impl MappingError {
                 Some(Errno::HWPOISON) => ErrorKind::Poisoned,
                 _ => ErrorKind::Io,
             },
-            Self::Threads { .. } | Self::PinLimit { .. } => ErrorKind::OutOfMemory,
-            Self::Scan { .. }
-            | Self::Sync { .. }
-            | Self::RingSetup { .. }
-            | Self::PinRefused { .. } => ErrorKind::Io,
-            Self::RingDisabled { .. } => ErrorKind::PermissionDenied,
-            Self::RingAbsent { .. }
-            | Self::Advice { .. }
+            Self::Threads { .. } | Self::Pin { limit: Some(_), .. } => ErrorKind::OutOfMemory,
+            Self::Ring(cause) => match Errno::from_io_error(cause) {
+                Some(Errno::PERM | Errno::ACCESS) => ErrorKind::PermissionDenied,
+                Some(Errno::NOSYS) => ErrorKind::NotSupported,
+                _ => ErrorKind::Io,
+            },
+            Self::Pin { cause, .. } if Errno::from_io_error(cause) == Some(Errno::FAULT) => {
+                ErrorKind::InvalidInput
+            }
+            Self::Scan { .. } | Self::Sync { .. } | Self::Pin { .. } => ErrorKind::Io,
+            Self::Advice { .. }
             | Self::GiveBack { .. }
             | Self::NotPunchable { .. }
             | Self::Punch { .. } => ErrorKind::NotSupported,
@@ -245,6 +218,26 @@ fn not_present(range: &Range<u64>, done: ByteLen, cause: &io::Error) -> String {
             format!("a page of bytes {range:#x?} is broken: map other memory in its place")
         }
         _ => format!("the kernel did not make bytes {range:#x?} present: {cause}"),
+    }
+}
+
+/// Returns why there is no io_uring, and what would help.
+fn no_ring(cause: &io::Error) -> String {
+    match Errno::from_io_error(cause) {
+        Some(Errno::PERM | Errno::ACCESS) => "this process may not use io_uring: as root, `sysctl kernel.io_uring_disabled=0`, and let the filter of the container pass io_uring_setup(2)".to_owned(),
+        Some(Errno::NOSYS) => "this kernel was built without io_uring".to_owned(),
+        _ => format!("cannot make an io_uring: {cause}"),
+    }
+}
+
+/// Returns why memory was not pinned, and what would help.
+fn not_pinned(limit: Option<ByteLen>, cause: &io::Error) -> String {
+    match limit {
+        Some(limit) => format!(
+            "RLIMIT_MEMLOCK is {limit} for all that the user has pinned: raise it with `ulimit -l`, or give the process CAP_IPC_LOCK"
+        ),
+        None if Errno::from_io_error(cause) == Some(Errno::FAULT) => "a page of it cannot be written or made present; map it writable, and a file as long as the mapping".to_owned(),
+        None => cause.to_string(),
     }
 }
 
