@@ -3,13 +3,13 @@
 //! | file | mechanism |
 //! |---|---|
 //! | `mapping` | the range itself, the calls that read and write its bytes, and one as two |
-//! | `create` | making one: anonymous, of a pool, of a memory file, of a file or device, of DAX |
+//! | `create` | making one: anonymous, of a pool, of a memory file, of a file or device |
 //! | `options` | the words for it: access, sharing, advice, addresses |
 //! | `shortage` | why it was refused, and what would help |
 //! | `bytes` | copying in and out of memory that may change under us |
 //! | `exclusive` | a mapping with no other writer, so that it has slices of bytes or of values |
 //! | `populate` | making memory present, by several threads |
-//! | `advise` | huge pages for what is mapped already, giving pages back, and bringing writes to a file |
+//! | `advise` | huge pages of what is mapped, giving pages back, bringing writes to a file |
 //! | `resident` | how much of a mapping is present, and in huge pages |
 //! | `page_cache` | which pages of a file the page cache has |
 //! | `pagemap_scan` | scanning the page tables, and which pages were written |

@@ -9,12 +9,13 @@ use std::os::fd::AsFd;
 
 use rustix::fs::OFlags;
 
-/// Checks that reads through a descriptor are of the page cache, or with `is_written` that it writes at any offset that
-/// it is given.
+/// Checks that reads through a descriptor are of the page cache, or with `is_written` that it
+/// writes at any offset that it is given.
 ///
 /// # Errors
 /// [`io::ErrorKind::PermissionDenied`] if it is not open for that, or is for appending and written,
-/// [`io::ErrorKind::InvalidInput`] if it is read and open with `O_DIRECT`, and the error of fcntl(2).
+/// [`io::ErrorKind::InvalidInput`] if it is read and open with `O_DIRECT`, and the error of
+/// fcntl(2).
 pub fn check_file(file: impl AsFd, is_written: bool) -> io::Result<()> {
     let flags = rustix::fs::fcntl_getfl(file)?;
     let mode = flags & OFlags::RWMODE;

@@ -98,7 +98,8 @@ impl CgroupMemory {
     }
 }
 
-/// Returns the host's memory: all of it, and what can be had without swapping, as the kernel estimates it.
+/// Returns the host's memory: all of it, and what can be had without swapping, as the kernel
+/// estimates it.
 ///
 /// # Errors
 /// [`SysError`] if `/proc/meminfo` cannot be read or understood.
@@ -112,8 +113,8 @@ pub fn system(root: &SystemRoot) -> Result<(ByteLen, ByteLen), SysError> {
     )
 }
 
-/// Returns what this process has, by the kernel's account: the addresses that are mapped, with or without memory, and
-/// the page tables for them, of every level, which are memory of the kernel.
+/// Returns what this process has, by the kernel's account: the addresses that are mapped, with or
+/// without memory, and the page tables for them, of every level, which are memory of the kernel.
 ///
 /// # Errors
 /// [`SysError`] if `/proc/self/status` cannot be read or understood.

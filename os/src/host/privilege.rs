@@ -29,8 +29,8 @@ pub fn user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Returns the capabilities that this thread has, could take, or would leave to a program, one bit each, and whether
-/// no program that it starts gets more.
+/// Returns the capabilities that this thread has, could take, or would leave to a program, one bit
+/// each, and whether no program that it starts gets more.
 ///
 /// # Errors
 /// The error of capget(2) or prctl(2).

@@ -39,8 +39,9 @@ pub fn max_map_count(root: &SystemRoot) -> Result<u64, SysError> {
     root.number("proc/sys/vm/max_map_count")
 }
 
-/// Returns how the kernel promises memory (`vm.overcommit_memory`): with 0 it refuses what is obviously too much, with
-/// 1 nothing, and with 2 what it could not give all at once; lazy reservation counts too.
+/// Returns how the kernel promises memory (`vm.overcommit_memory`): with 0 it refuses what is
+/// obviously too much, with 1 nothing, and with 2 what it could not give all at once; lazy
+/// reservation counts too.
 ///
 /// # Errors
 /// [`SysError`] if the file cannot be read or understood.

@@ -1,7 +1,8 @@
-//! The number of a thread, its page faults, and its priority: [`thread_id`], [`thread_faults`], [`idle`],
-//! [`low`].
+//! The number of a thread, its page faults, and its priority: [`thread_id`], [`thread_faults`],
+//! [`idle`], [`low`].
 //!
-//! Unsafe: this is the file that calls sched_setscheduler(2) and getrusage(2), which rustix does not wrap.
+//! Unsafe: this is the file that calls sched_setscheduler(2) and getrusage(2), which rustix does
+//! not wrap.
 
 use std::io;
 use std::mem::MaybeUninit;

@@ -170,8 +170,8 @@ impl Peer {
     }
 
     /// Makes huge pages of its memory from `start` on (`MADV_COLLAPSE`), whatever the host is set to. Both the
-    /// address and the length are multiples of a huge page. Returns `None` if all are made, and otherwise what
-    /// the kernel answered: there is no free huge page, or pages are in use.
+    /// address and the length are multiples of a huge page. Returns `None` if all are made, and
+    /// otherwise what the kernel answered: there is no free huge page, or pages are in use.
     ///
     /// No byte changes. Where missing pages raise events of a userfaultfd, a huge page of which a part is
     /// missing, or is the kernel's page of zeroes, is not made.

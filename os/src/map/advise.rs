@@ -1,6 +1,6 @@
-//! Huge pages for what is mapped already, giving pages back, and bringing writes to the file of a mapping:
-//! [`Mapping::advise_huge`], [`Mapping::collapse`], [`Mapping::discard`], [`Mapping::punch`],
-//! [`Mapping::sync`].
+//! Huge pages for what is mapped already, giving pages back, and bringing writes to the file of a
+//! mapping: [`Mapping::advise_huge`], [`Mapping::collapse`], [`Mapping::discard`],
+//! [`Mapping::punch`], [`Mapping::sync`].
 //!
 //! Unsafe: calls of madvise(2), one of which drops pages, and of msync(2).
 //! Source: madvise(2), fallocate(2), msync(2).
@@ -49,9 +49,10 @@ impl Mapping {
     }
 
     /// Makes huge pages of a range (`MADV_COLLAPSE`), whatever the host is set to. No byte changes;
-    /// pages that were not present become so. Returns `None` if every huge page that fits in the range is
-    /// one now. Otherwise some are not, and it may work later, and the result is what the kernel answered:
-    /// there was no free huge page, or pages were in use. [`Mapping::huge_backed`] returns how many are.
+    /// pages that were not present become so. Returns `None` if every huge page that fits in the
+    /// range is one now. Otherwise some are not, and it may work later, and the result is what the
+    /// kernel answered: there was no free huge page, or pages were in use. [`Mapping::huge_backed`]
+    /// returns how many are.
     ///
     /// # Errors
     /// [`MappingError`] if the range is not inside, or the kernel cannot do that with this memory.
@@ -143,17 +144,19 @@ impl Mapping {
             .map_err(|cause| MappingError::Punch { range: start..end, cause: cause.into() })
     }
 
-    /// Writes the pages of a range to the storage of the file behind the mapping, and waits for that. It
-    /// lasts as long as the file system does: a memory file has no storage.
+    /// Writes the pages of a range to the storage of the file behind the mapping, and waits for
+    /// that. It lasts as long as the file system does: a memory file has no storage.
     ///
     /// Costs one msync(2), which takes what the device takes.
     ///
     /// # Errors
-    /// [`MappingError::Sync`] if the device failed; [`MappingError::Access`] if the range is not inside.
+    /// [`MappingError::Sync`] if the device failed; [`MappingError::Access`] if the range is not
+    /// inside.
     pub fn sync(&self, range: Range<u64>) -> Result<(), MappingError> {
         let part = self.widen(&range)?;
         let start = self.at(part.start).as_ptr();
-        // SAFETY: msync(2) reads `part.len()` bytes from `start`, all of this mapping, and changes none.
+        // SAFETY: msync(2) reads `part.len()` bytes from `start`, all of this mapping, and changes
+        // none.
         unsafe { rustix::mm::msync(start.cast(), part.len(), MsyncFlags::SYNC) }
             .map_err(|cause| MappingError::Sync { range, cause: cause.into() })
     }
@@ -196,8 +199,8 @@ impl Mapping {
     }
 }
 
-/// Returns why a call with `MADV_COLLAPSE` did not do all now, whose error is the last one of this thread if it
-/// failed.
+/// Returns why a call with `MADV_COLLAPSE` did not do all now, whose error is the last one of this
+/// thread if it failed.
 pub(crate) fn collapsed(is_done: bool) -> io::Result<Option<io::Error>> {
     if is_done {
         return Ok(None);

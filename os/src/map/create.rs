@@ -1,5 +1,5 @@
-//! Making a mapping: anonymous memory, huge pages of a pool, memory files, files and devices, also DAX devices
-//! and files on DAX mounts ([`Mapping::devdax`], [`Mapping::fsdax`]).
+//! Making a mapping: anonymous memory, huge pages of a pool, memory files, files and devices, also
+//! DAX devices and files on DAX mounts ([`Mapping::devdax`], [`Mapping::fsdax`]).
 //!
 //! Here a request is turned into flags, a file is inspected before it is mapped, and a refusal is
 //! explained. The one call that maps is in `mapping`.
@@ -201,8 +201,8 @@ impl Mapping {
         Ok(mapping.backed_by(fd, offset, sharing))
     }
 
-    /// Maps `len` bytes of a DAX device, from `offset` on, shared and writable. Both are multiples of
-    /// the device's alignment, which is the [`Mapping::page_size`], and so is the address: the
+    /// Maps `len` bytes of a DAX device, from `offset` on, shared and writable. Both are multiples
+    /// of the device's alignment, which is the [`Mapping::page_size`], and so is the address: the
     /// driver chooses one, and maps nothing elsewhere.
     ///
     /// Stores reach persistent memory when their cache lines are flushed; there is no msync(2) to
@@ -210,9 +210,9 @@ impl Mapping {
     /// does.
     ///
     /// # Errors
-    /// As [`device`] if `file` is no DAX device; [`MapError::CutsPage`] or [`MapError::BeyondDax`] if the
-    /// range cuts a page of it or ends behind it; [`MapError::NotOpenFor`] unless it is open for reading and
-    /// writing; another [`MapError`] names the limit that forbids it.
+    /// As [`device`] if `file` is no DAX device; [`MapError::CutsPage`] or [`MapError::BeyondDax`]
+    /// if the range cuts a page of it or ends behind it; [`MapError::NotOpenFor`] unless it is open
+    /// for reading and writing; another [`MapError`] names the limit that forbids it.
     pub fn devdax(file: impl Into<OwnedFd>, offset: u64, len: ByteLen) -> Result<Self, MapError> {
         let fd = file.into();
         if len.is_zero() {
@@ -225,9 +225,9 @@ impl Mapping {
         })
     }
 
-    /// Maps `len` bytes of a file on a DAX mount, from `offset` on, shared and writable, so that the
-    /// memory of the file is what is mapped and no copy of it (`MAP_SYNC`): a store lasts once its
-    /// cache lines are flushed, without fsync(2).
+    /// Maps `len` bytes of a file on a DAX mount, from `offset` on, shared and writable, so that
+    /// the memory of the file is what is mapped and no copy of it (`MAP_SYNC`): a store lasts once
+    /// its cache lines are flushed, without fsync(2).
     ///
     /// As for [`Mapping::file`], another process may truncate the file. Costs three system calls.
     ///
@@ -246,7 +246,8 @@ impl Mapping {
         }
         let flags = MapFlags::SHARED_VALIDATE | MapFlags::SYNC;
         map_shared(fd, offset, len, page, flags, |cause| match cause {
-            // A kernel before 4.15 does not know `MAP_SHARED_VALIDATE` either, and calls the request invalid.
+            // A kernel before 4.15 does not know `MAP_SHARED_VALIDATE` either, and calls the
+            // request invalid.
             Errno::OPNOTSUPP | Errno::INVAL => MapError::NoDax(cause.into()),
             _ => explain_file(len, Access::ReadWrite, Sharing::Shared, cause),
         })
@@ -346,8 +347,8 @@ pub(crate) fn memfd(name: &str, flags: MemfdFlags) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// Returns the page size of a file's memory, and whether it is a regular file, if the range can be mapped as
-/// far as its kind, its length and its alignment go.
+/// Returns the page size of a file's memory, and whether it is a regular file, if the range can be
+/// mapped as far as its kind, its length and its alignment go.
 fn inspect(fd: BorrowedFd<'_>, offset: u64, len: ByteLen) -> Result<(PageSize, bool), MapError> {
     let inspected = |cause: Errno| MapError::Inspect(cause.into());
     let stat = rustix::fs::fstat(fd).map_err(inspected)?;

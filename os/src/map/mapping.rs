@@ -252,9 +252,10 @@ impl Mapping {
         matches!(self.behind, Behind::Adopted | Behind::Lent { .. })
     }
 
-    /// Returns which file is behind the mapping, or `None` for anonymous and adopted memory, or if the kernel does not
-    /// report it: the number of the device that the file is on, or that it is, and that of the file on it, `None` for
-    /// a device itself. Two mappings with the same numbers share their bytes, by whatever path their files were opened.
+    /// Returns which file is behind the mapping, or `None` for anonymous and adopted memory, or if
+    /// the kernel does not report it: the number of the device that the file is on, or that it is,
+    /// and that of the file on it, `None` for a device itself. Two mappings with the same numbers
+    /// share their bytes, by whatever path their files were opened.
     #[must_use]
     pub fn file_id(&self) -> Option<(u64, Option<u64>)> {
         let stat = rustix::fs::fstat(self.fd()?).ok()?;

@@ -76,8 +76,8 @@ pub fn read_cached(file: impl AsFd, offset: u64, out: &mut [u8]) -> io::Result<O
     }
 }
 
-/// Reads bytes of a file into a mapping, from its byte `to` on, as [`read_cached`] does, or with `waits` also those
-/// that the device has to bring. It allocates nothing.
+/// Reads bytes of a file into a mapping, from its byte `to` on, as [`read_cached`] does, or with
+/// `waits` also those that the device has to bring. It allocates nothing.
 ///
 /// # Errors
 /// The error of preadv2(2), and [`io::ErrorKind::InvalidInput`] unless all of the bytes are inside the mapping and may

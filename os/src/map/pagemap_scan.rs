@@ -163,9 +163,9 @@ pub fn open() -> Result<File, SysError> {
     File::open(PAGEMAP).map_err(|cause| SysError::Read { path: PAGEMAP.into(), cause })
 }
 
-/// Adds the runs of pages at some addresses of the process that `pagemap` is of to `found` that were written
-/// since they were protected, in order, by their addresses. Missing pages are not among them, and without
-/// protection each page counts as written.
+/// Adds the runs of pages at some addresses of the process that `pagemap` is of to `found` that
+/// were written since they were protected, in order, by their addresses. Missing pages are not
+/// among them, and without protection each page counts as written.
 ///
 /// # Errors
 /// The error of ioctl_pagemap_scan(2): [`io::ErrorKind::Unsupported`] before Linux 6.7.
@@ -177,14 +177,14 @@ pub fn written_at(
     scan_written(pagemap, addresses, 0, false, found)
 }
 
-/// Adds the runs of pages of `range` to `found` that were written since they were protected, in order. Pages
-/// that are missing are not among them. With `protect` they are protected again in the same step: a write is
-/// in this answer or the next, and in none twice.
+/// Adds the runs of pages of `range` to `found` that were written since they were protected, in
+/// order. Pages that are missing are not among them. With `protect` they are protected again in the
+/// same step: a write is in this answer or the next, and in none twice.
 ///
 /// # Errors
-/// [`MappingError`] if the range is not inside or the kernel refuses, for `protect` also if a write to a
-/// protected page is an event here and not a note. What was added until then is protected and will not be
-/// found again.
+/// [`MappingError`] if the range is not inside or the kernel refuses, for `protect` also if a write
+/// to a protected page is an event here and not a note. What was added until then is protected and
+/// will not be found again.
 pub fn written(
     pagemap: &File,
     memory: &Registered,

@@ -41,8 +41,8 @@ const TIMED_CHUNK: usize = 8 << 20;
 /// How often a chunk that the kernel interrupted is asked for again.
 const TRIES: u32 = 1000;
 
-/// What became of a request that did not fail: the first `done` bytes are present. If those are not all, the caller
-/// cancelled it, or its time was up.
+/// What became of a request that did not fail: the first `done` bytes are present. If those are not
+/// all, the caller cancelled it, or its time was up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a cancelled request leaves memory that is not present"]
 pub struct Populated {
@@ -301,8 +301,8 @@ impl Work<'_> {
         if let Some(error) = failure {
             return Err(after(error, done));
         }
-        // Chunks are taken in ascending order and each one taken was finished, so what is present is the
-        // first part of the range. Relaxed, as above. A late cancel still counts as one.
+        // Chunks are taken in ascending order and each one taken was finished, so what is present
+        // is the first part of the range. Relaxed, as above. A late cancel still counts as one.
         let is_expired = done != of && self.is_late() && !self.cancel.load(Ordering::Relaxed);
         Ok(Populated { done, of, is_expired })
     }

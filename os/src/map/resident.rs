@@ -33,8 +33,8 @@ const ENTRY_SWAPPED: u64 = 1 << 62;
 /// How many bytes of the procfs pagemap are read at once.
 const ENTRIES: usize = 64 << 10;
 
-/// Returns which pages are counted: those with all properties of `all`, and with any of `any` if that names
-/// some. The zero page is never counted.
+/// Returns which pages are counted: those with all properties of `all`, and with any of `any` if
+/// that names some. The zero page is never counted.
 const fn with(all: u64, any: u64) -> Request {
     Request { all, none: ZERO_PAGE, any, protect: false }
 }

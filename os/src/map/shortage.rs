@@ -1,7 +1,7 @@
-//! Why a mapping was refused, and what would help: [`MapError`]. mmap(2) returns `ENOMEM` for half a dozen
-//! limits. Which one it was is found afterwards by comparing what was asked with what the process has and
-//! may have; [`shortage`] does that as a pure function of [`Facts`]. The facts are read after the refusal,
-//! so under concurrent mappings the answer is the likely one, not a proof.
+//! Why a mapping was refused, and what would help: [`MapError`]. mmap(2) returns `ENOMEM` for half
+//! a dozen limits. Which one it was is found afterwards by comparing what was asked with what the
+//! process has and may have; [`shortage`] does that as a pure function of [`Facts`]. The facts are
+//! read after the refusal, so under concurrent mappings the answer is the likely one, not a proof.
 
 use std::io;
 use std::path::PathBuf;
@@ -288,8 +288,8 @@ impl MapError {
     }
 }
 
-/// The shortage that is left when each limit allows the mapping: the CPU's addresses do not reach as far, no
-/// gap among them is as long, or the kernel cannot allocate for itself.
+/// The shortage that is left when each limit allows the mapping: the CPU's addresses do not reach
+/// as far, no gap among them is as long, or the kernel cannot allocate for itself.
 const NO_GAP: &str =
     "there is no such gap in the address space, or the kernel itself is out of memory";
 

@@ -110,11 +110,12 @@ pub enum MappingError {
         #[source]
         cause: io::Error,
     },
-    /// There is no io_uring to pin memory with: the kernel has none, or this process may not have it.
+    /// There is no io_uring to pin memory with: the kernel has none, or this process may not have
+    /// it.
     #[error("{}", no_ring(.0))]
     Ring(#[source] io::Error),
-    /// The kernel did not pin the memory for an io_uring: the process may not pin as much, a page of it cannot be
-    /// written, memory is short, or it is of a kind that is not pinned for long.
+    /// The kernel did not pin the memory for an io_uring: the process may not pin as much, a page
+    /// of it cannot be written, memory is short, or it is of a kind that is not pinned for long.
     #[error("cannot pin {len} for io_uring: {}", not_pinned(*limit, cause))]
     Pin {
         /// What was to be pinned.
