@@ -16,6 +16,7 @@ use uzone_os::peer::{self, Peer};
 use uzone_os::uffd::Remote;
 
 use crate::status::{SessionStats, SessionStatus, nanoseconds};
+use crate::worker::dialect;
 
 /// How many regions a message has at most.
 pub(crate) const REGIONS: usize = 1024;
@@ -300,8 +301,8 @@ impl Connection {
     }
 
     /// Returns whether it is of a program that attaches, which goes on to the next server by itself.
-    fn is_program(&self) -> bool {
-        self.bytes.trim_ascii_start().first() == Some(&b'{')
+    pub(crate) fn is_program(&self) -> bool {
+        dialect::is_of_program(&self.bytes)
     }
 
     /// Returns whether the service manager is to keep what came: a machine may come of it that waits if its

@@ -18,7 +18,7 @@
 //! | `keeper/{estate, takeover}` | what one keeper has for the next, and how it hands that over |
 //! | `worker` | [`Worker`]: the machines of one image, from the handover to their end |
 //! | `worker/session` | one machine: its memory, and what becomes of it if a page fails |
-//! | `worker/dialect` | what came by a connection, from bytes to regions: a trait with a kind of client each |
+//! | `worker/dialect` | what came by a connection, from bytes to regions |
 //! | `worker/working_set` | the pages that machines touched, recorded and read |
 //! | `worker/huge`, `keeper/huge` | huge pages for machines whose pages are small: found, and made |
 //! | `link`, `connection` | the messages between the two, and what came by one connection |

@@ -26,7 +26,7 @@ use uzone_os::{MessageSocket, Vaddr};
 use uzone_pages::ByteLen;
 
 use self::captures::Client;
-use self::dialect::{Dialect, Memory, Said};
+use self::dialect::{Memory, Said};
 use self::huge::Finder;
 use self::opening::Opened;
 use self::session::{Session, SessionParts};
@@ -330,37 +330,29 @@ impl Worker {
     fn take(&mut self, keeper: &Arc<MessageSocket>, number: u64, connection: Connection) {
         let pid = connection.peer.pid();
         let stream = connection.stream.try_clone();
-        let said = dialect::read(&connection);
-        let dialect = dialect::of(&connection.bytes);
-        let reason = match (said, dialect) {
-            (Ok(Said::Part), _) | (Ok(_), None) => return,
-            (Ok(Said::Asks(request)), Some(dialect)) => self.answer(&connection, dialect, &request),
-            (Ok(Said::Memory(memory)), Some(dialect)) => {
-                self.serve(keeper, number, connection, dialect, memory)
-            }
+        let is_program = connection.is_program();
+        let reason = match dialect::read(&connection) {
+            Ok(Said::Part) => return,
+            Ok(Said::Asks(request)) => self.answer(&connection, &request),
+            Ok(Said::Memory(memory)) => self.serve(keeper, number, connection, memory),
             // A probe of whether there is a server.
-            (Err(ServeError::MessageEnded(0)), _) if !connection.has_descriptors() => {
+            Err(ServeError::MessageEnded(0)) if !connection.has_descriptors() => {
                 let _ = link::send(keeper, &Report::Probe(number), &[]);
                 return;
             }
-            (Err(error), _) => Err(error.to_string()),
+            Err(error) => Err(error.to_string()),
         };
         let Err(reason) = reason else { return };
-        if let (Some(dialect), Ok(stream)) = (dialect, stream) {
-            // A client that has gone is not interested.
-            let _ = dialect.reply(&stream, &Reply::Refused { reason: reason.clone() }, None);
+        if let (true, Ok(stream)) = (is_program, stream) {
+            // A program that has gone is not interested.
+            let _ = dialect::reply(&stream, &Reply::Refused { reason: reason.clone() }, None);
         }
         // If it was not sent, the keeper has ended, which the next receive finds.
         let _ = link::send(keeper, &refused(number, pid, reason), &[]);
     }
 
     /// Answers a program that asks for the image.
-    fn answer(
-        &mut self,
-        connection: &Connection,
-        dialect: &dyn Dialect,
-        request: &Request,
-    ) -> Result<(), String> {
+    fn answer(&mut self, connection: &Connection, request: &Request) -> Result<(), String> {
         let Request::Attach { version, share, image, .. } = request;
         if *version != VERSION {
             return Err(format!("it asks by version {version}: this server has {VERSION}"));
@@ -380,8 +372,7 @@ impl Worker {
         };
         let (image, shares) = (self.opened.image.clone(), file.is_some());
         let reply = Reply::Image { image, len_bytes: len.get(), shares };
-        dialect
-            .reply(&connection.stream, &reply, file.as_ref().map(AsFd::as_fd))
+        dialect::reply(&connection.stream, &reply, file.as_ref().map(AsFd::as_fd))
             .map_err(|cause| format!("it does not take the answer: {cause}"))
     }
 
@@ -401,7 +392,6 @@ impl Worker {
         keeper: &Arc<MessageSocket>,
         number: u64,
         mut connection: Connection,
-        dialect: &'static dyn Dialect,
         memory: Memory,
     ) -> Result<(), String> {
         let (is_shared, is_tracked) = (memory.is_shared(), memory.is_tracked());
@@ -436,7 +426,6 @@ impl Worker {
             regions,
             removals,
             backing,
-            dialect,
             is_shared,
             is_tracked,
             engine: &self.opened.engine,

@@ -1,9 +1,9 @@
-//! How a client hands memory over and is answered: a [`Dialect`], one for each kind of client. A session is the
-//! same for all.
+//! How a client hands memory over and is answered: a monitor as Firecracker does ([`firecracker`]),
+//! a program that attaches by [`uzone_attach::protocol`]. A session is the same for both.
 //!
-//! A new kind of client is a new implementation, in [`DIALECTS`].
+//! A program sends a request, and after the answer its regions as Firecracker sends them, with its
+//! userfaultfd and the log of an earlier server, if there was one. A monitor expects no answer.
 
-pub(crate) mod attach;
 pub(crate) mod firecracker;
 
 use std::io;
@@ -12,35 +12,11 @@ use std::os::unix::net::UnixStream;
 
 use uzone_attach::protocol::{Reply, Request};
 use uzone_fault::RemoteRegion;
+use uzone_os::peer;
 use uzone_pages::ByteLen;
 
 use crate::connection::{Connection, MESSAGE_BYTES};
 use crate::error::ServeError;
-
-/// The dialects. The first one takes a message whose start is of several.
-const DIALECTS: [&dyn Dialect; 2] = [&attach::Attach, &firecracker::Firecracker];
-
-/// What one kind of client sends, and what it is sent.
-pub(crate) trait Dialect: Sync {
-    /// Returns whether a message may be of it that starts with this byte, leaving out white space.
-    fn has(&self, first: u8) -> bool;
-
-    /// Returns what came so far: a pure function of the bytes.
-    fn parse(&self, bytes: &[u8]) -> Result<Said, ServeError>;
-
-    /// Returns how many descriptors come with memory at most; the first is the userfaultfd.
-    fn descriptors(&self) -> usize;
-
-    /// Returns whether the end of its stream ends its session; otherwise the end of its process does.
-    fn ends_with_stream(&self) -> bool {
-        false
-    }
-
-    /// Sends a reply, and the descriptor that belongs to it, without waiting. By default a client expects none.
-    fn reply(&self, _: &UnixStream, _: &Reply, _: Option<BorrowedFd<'_>>) -> io::Result<()> {
-        Ok(())
-    }
-}
 
 /// What came so far.
 #[derive(Debug, PartialEq, Eq)]
@@ -74,10 +50,51 @@ impl Memory {
     }
 }
 
-/// Returns the dialect of a message, which is not known before it has a byte.
-pub(crate) fn of(bytes: &[u8]) -> Option<&'static dyn Dialect> {
-    let first = *bytes.trim_ascii_start().first()?;
-    DIALECTS.into_iter().find(|dialect| dialect.has(first))
+/// Returns what came so far: a pure function of the bytes.
+///
+/// # Errors
+/// [`ServeError`] if it is neither a message of a monitor nor of a program.
+fn parse(bytes: &[u8]) -> Result<Said, ServeError> {
+    let (request, rest) = if is_of_program(bytes) {
+        let mut values = serde_json::Deserializer::from_slice(bytes).into_iter::<Request>();
+        let request = match values.next() {
+            None => return Ok(Said::Part),
+            Some(Err(error)) if error.is_eof() => return Ok(Said::Part),
+            Some(Err(error)) => return Err(ServeError::NotARequest(error.to_string())),
+            Some(Ok(request)) => request,
+        };
+        let rest = &bytes[values.byte_offset()..];
+        if rest.trim_ascii().is_empty() {
+            return Ok(Said::Asks(request));
+        }
+        (Some(request), rest)
+    } else {
+        (None, bytes)
+    };
+    let regions = firecracker::regions(rest)?;
+    Ok(regions.map_or(Said::Part, |regions| Said::Memory(Memory { regions, request })))
+}
+
+/// Returns whether a message is of a program that attaches.
+pub(crate) fn is_of_program(bytes: &[u8]) -> bool {
+    bytes.trim_ascii_start().starts_with(b"{")
+}
+
+/// Sends a program a reply, and the descriptor that belongs to it, without waiting.
+///
+/// # Errors
+/// The program does not take it.
+pub(crate) fn reply(
+    stream: &UnixStream,
+    reply: &Reply,
+    fd: Option<BorrowedFd<'_>>,
+) -> io::Result<()> {
+    let mut line = serde_json::to_vec(reply)?;
+    line.push(b'\n');
+    match peer::send(stream, &line, fd.as_slice())? {
+        sent if sent == line.len() => Ok(()),
+        _ => Err(io::ErrorKind::WouldBlock.into()),
+    }
 }
 
 /// Returns what came by a connection.
@@ -86,10 +103,9 @@ pub(crate) fn read(connection: &Connection) -> Result<Said, ServeError> {
     if bytes.len() > MESSAGE_BYTES {
         return Err(ServeError::MessageTooLong);
     }
-    let dialect = of(bytes);
-    let said = dialect.map_or(Ok(Said::Part), |dialect| dialect.parse(bytes))?;
+    let said = parse(bytes)?;
     let descriptors = connection.count_descriptors();
-    let most = dialect.map_or(1, Dialect::descriptors);
+    let most = if connection.is_program() { 2 } else { 1 };
     match said {
         Said::Part if descriptors > most => Err(ServeError::Descriptors(descriptors)),
         // More will not come.
@@ -125,7 +141,7 @@ pub(crate) fn check(regions: &[RemoteRegion], image: ByteLen) -> Result<(), Serv
 
 /// Returns the memory that was handed over by a whole message.
 pub(crate) fn memory_of(bytes: &[u8]) -> Option<Memory> {
-    match of(bytes)?.parse(bytes).ok()? {
+    match parse(bytes).ok()? {
         Said::Memory(memory) => Some(memory),
         Said::Part | Said::Asks(_) => None,
     }

@@ -14,7 +14,7 @@ use uzone_fault::{
 use uzone_os::peer::Peer;
 use uzone_os::{MessageSocket, Vaddr};
 
-use super::dialect::Dialect;
+use super::dialect;
 use crate::connection::Connection;
 use crate::event::ServeEvent;
 use crate::link::{self, CaptureReply};
@@ -35,8 +35,6 @@ pub(crate) struct SessionParts<'a> {
     pub(crate) regions: Vec<RemoteRegion>,
     pub(crate) removals: EventLog,
     pub(crate) backing: Arc<dyn Backing>,
-    /// What it is answered by, and what ends it.
-    pub(crate) dialect: &'static dyn Dialect,
     /// Whether its pages are those of a memory file until they are written to.
     pub(crate) is_shared: bool,
     /// Whether the kernel notes which pages are written to.
@@ -55,7 +53,6 @@ pub(crate) struct Session {
     connection: Connection,
     /// Another descriptor of the same, to learn whether the memory is gone.
     remote: Remote,
-    dialect: &'static dyn Dialect,
     is_shared: bool,
     since: Instant,
     /// How many pages were filled when that was looked at last.
@@ -66,7 +63,7 @@ impl Session {
     /// Serves a machine from now on.
     pub(crate) fn start(parts: SessionParts<'_>) -> Result<Self, String> {
         let SessionParts { number, connection, remote, regions, removals, backing, .. } = parts;
-        let (dialect, is_shared) = (parts.dialect, parts.is_shared);
+        let is_shared = parts.is_shared;
         let peer = connection.peer.clone();
         let watched = remote.try_clone().map_err(|error| error.to_string())?;
         let connected = ServeEvent::Connected {
@@ -94,11 +91,13 @@ impl Session {
         let memory = memory.map_err(|error| error.to_string())?;
         memory.prefetch(parts.prefetch);
         (parts.log)(connected);
-        // A client that takes no answer has its memory filled all the same.
-        let log = connection.log.as_ref().map(AsFd::as_fd);
-        let _ = dialect.reply(&connection.stream, &Reply::Served, log);
+        if connection.is_program() {
+            // A program that takes no answer has its memory filled all the same.
+            let log = connection.log.as_ref().map(AsFd::as_fd);
+            let _ = dialect::reply(&connection.stream, &Reply::Served, log);
+        }
         let (remote, since, filled) = (watched, Instant::now(), 0);
-        Ok(Self { number, memory, connection, remote, dialect, is_shared, since, filled })
+        Ok(Self { number, memory, connection, remote, is_shared, since, filled })
     }
 
     /// Has the pages that a client wants kept before they change; `client` is where it is asked to hurry.
@@ -125,7 +124,7 @@ impl Session {
 
     /// Returns what becomes ready when it may have ended.
     pub(crate) fn watched(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        let stream = self.dialect.ends_with_stream().then(|| self.connection.stream.as_fd());
+        let stream = self.connection.is_program().then(|| self.connection.stream.as_fd());
         [self.connection.peer.as_fd()].into_iter().chain(stream)
     }
 
@@ -154,7 +153,7 @@ impl Session {
     /// Returns whether its memory is gone: the process that connected may have ended before the one whose
     /// memory it is.
     pub(crate) fn is_gone(&self) -> bool {
-        self.remote.is_gone() || self.dialect.ends_with_stream() && self.connection.is_closed()
+        self.remote.is_gone() || self.connection.is_program() && self.connection.is_closed()
     }
 
     /// Returns what was done so far.

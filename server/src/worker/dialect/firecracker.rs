@@ -9,33 +9,12 @@
 use serde::Deserialize;
 use uzone_fault::{ByteLen, PageSize, RemoteRegion, Vaddr};
 
-use super::{Dialect, Memory, Said};
 use crate::connection::REGIONS;
 use crate::error::ServeError;
 
 /// The sizes of pages that memory of a machine has.
 const SMALL: u64 = 4 << 10;
 const HUGE: u64 = 2 << 20;
-
-/// One message of regions, with a userfaultfd.
-pub(super) struct Firecracker;
-
-impl Dialect for Firecracker {
-    fn has(&self, _: u8) -> bool {
-        true
-    }
-
-    fn parse(&self, bytes: &[u8]) -> Result<Said, ServeError> {
-        Ok(match regions(bytes)? {
-            None => Said::Part,
-            Some(regions) => Said::Memory(Memory { regions, request: None }),
-        })
-    }
-
-    fn descriptors(&self) -> usize {
-        1
-    }
-}
 
 #[derive(Deserialize)]
 struct Region {
