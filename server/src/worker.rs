@@ -29,7 +29,7 @@ use self::captures::Client;
 use self::dialect::{Memory, Said};
 use self::huge::Finder;
 use self::opening::Opened;
-use self::session::{Session, SessionParts};
+use self::session::Session;
 use crate::connection::Connection;
 use crate::error::ServeError;
 use crate::event::ServeEvent;
@@ -391,11 +391,9 @@ impl Worker {
         &mut self,
         keeper: &Arc<MessageSocket>,
         number: u64,
-        mut connection: Connection,
+        connection: Connection,
         memory: Memory,
     ) -> Result<(), String> {
-        let (is_shared, is_tracked) = (memory.is_shared(), memory.is_tracked());
-        let regions = memory.regions;
         let peer = &connection.peer;
         // A machine that another process served is better off with faults that are answered.
         let is_new = connection.is_greeting() && !connection.known.must_be_served;
@@ -407,32 +405,17 @@ impl Worker {
                 peer.uid()
             ));
         }
-        let backing = match is_shared {
+        let backing = match memory.is_shared() {
             true => self.shared().map_err(text)? as Arc<dyn Backing>,
             false => self.opened.backing.clone(),
         };
         // Before there is a log as long as they say.
         let has = backing.byte_len().ok_or("the image has no length")?;
-        dialect::check(&regions, has).map_err(text)?;
+        dialect::check(&memory.regions, has).map_err(text)?;
         let fd = connection.userfaultfd().ok_or("the userfaultfd is lost")?;
         let fd = fd.try_clone().map_err(text)?;
         let remote = Remote::adopt(fd).map_err(text)?;
-        let removals = begin_log(keeper, number, &mut connection, &regions)?;
-        let link = keeper.clone();
-        let session = Session::start(SessionParts {
-            number,
-            connection,
-            remote,
-            regions,
-            removals,
-            backing,
-            is_shared,
-            is_tracked,
-            engine: &self.opened.engine,
-            options: &self.options,
-            prefetch: &self.opened.prefetch,
-            log: Arc::new(move |event| link::send(&link, &Report::Event(event), &[]).is_ok()),
-        })?;
+        let session = Session::start(self, keeper, number, connection, memory, backing, remote)?;
         for fd in session.watched() {
             self.set.add(fd, number).map_err(text)?;
         }

@@ -8,17 +8,18 @@ use std::time::Instant;
 
 use uzone_attach::protocol::Reply;
 use uzone_fault::{
-    AdoptedMemory, Advice, Backing, Engine, EventLog, FaultStats, FaultTrace, KeptPages, LazyError,
-    LazyOptions, Refusal, Remote, RemoteRegion, WriteTracking,
+    AdoptedMemory, Advice, Backing, FaultStats, FaultTrace, KeptPages, LazyError, LazyOptions,
+    Refusal, Remote, WriteTracking,
 };
 use uzone_os::peer::Peer;
 use uzone_os::{MessageSocket, Vaddr};
 
-use super::dialect;
+use super::dialect::{self, Memory};
+use super::{Worker, begin_log};
 use crate::connection::Connection;
 use crate::event::ServeEvent;
-use crate::link::{self, CaptureReply};
-use crate::options::{OnFailure, ServerOptions};
+use crate::link::{self, CaptureReply, Report};
+use crate::options::OnFailure;
 use crate::status::{SessionStats, nanoseconds};
 
 /// How many faults are recorded between two looks at them, of 48 bytes each.
@@ -26,25 +27,6 @@ const TRACED: usize = 1 << 18;
 
 /// Takes events, also by threads that answer faults. Returns whether another process has them.
 pub(crate) type Log = Arc<dyn Fn(ServeEvent) -> bool + Send + Sync>;
-
-/// What a session is made of.
-pub(crate) struct SessionParts<'a> {
-    pub(crate) number: u64,
-    pub(crate) connection: Connection,
-    pub(crate) remote: Remote,
-    pub(crate) regions: Vec<RemoteRegion>,
-    pub(crate) removals: EventLog,
-    pub(crate) backing: Arc<dyn Backing>,
-    /// Whether its pages are those of a memory file until they are written to.
-    pub(crate) is_shared: bool,
-    /// Whether the kernel notes which pages are written to.
-    pub(crate) is_tracked: bool,
-    pub(crate) engine: &'a Engine,
-    pub(crate) options: &'a ServerOptions,
-    /// The bytes of the image to install before they are touched.
-    pub(crate) prefetch: &'a [u64],
-    pub(crate) log: Log,
-}
 
 /// A machine that is served.
 pub(crate) struct Session {
@@ -61,9 +43,20 @@ pub(crate) struct Session {
 
 impl Session {
     /// Serves a machine from now on.
-    pub(crate) fn start(parts: SessionParts<'_>) -> Result<Self, String> {
-        let SessionParts { number, connection, remote, regions, removals, backing, .. } = parts;
-        let is_shared = parts.is_shared;
+    pub(crate) fn start(
+        worker: &Worker,
+        keeper: &Arc<MessageSocket>,
+        number: u64,
+        mut connection: Connection,
+        memory: Memory,
+        backing: Arc<dyn Backing>,
+        remote: Remote,
+    ) -> Result<Self, String> {
+        let (is_shared, is_tracked) = (memory.is_shared(), memory.is_tracked());
+        let regions = memory.regions;
+        let removals = begin_log(keeper, number, &mut connection, &regions)?;
+        let link = keeper.clone();
+        let log: Log = Arc::new(move |event| link::send(&link, &Report::Event(event), &[]).is_ok());
         let peer = connection.peer.clone();
         let watched = remote.try_clone().map_err(|error| error.to_string())?;
         let connected = ServeEvent::Connected {
@@ -76,21 +69,21 @@ impl Session {
             len_bytes: regions.iter().map(|region| region.len.get()).fold(0, u64::saturating_add),
             page_bytes: regions.iter().map(|region| region.page.bytes()).min().unwrap_or(0),
         };
-        let mut options = LazyOptions::default().deadline(parts.options.deadline);
-        options = options.budget(parts.options.budget).process(peer.pid());
-        if parts.options.record.is_some() {
+        let (server, opened) = (&worker.options, &worker.opened);
+        let mut options = LazyOptions::default().deadline(server.deadline);
+        options = options.budget(server.budget).process(peer.pid());
+        if server.record.is_some() {
             // A page at a time, so that each one that is touched is seen.
             options = options.advice(Advice::Random).trace(TRACED);
-        } else if parts.options.huge && !parts.is_shared && !parts.is_tracked {
+        } else if server.huge && !is_shared && !is_tracked {
             options = options.advice(Advice::Blocks);
         }
-        options = options.track_writes(parts.is_tracked.then_some(WriteTracking::Async));
-        let policy = parts.options.on_failure;
-        let options = on_failure(options, number, peer, policy, &parts.log);
-        let memory = parts.engine.adopt_logged(remote, regions, backing, &options, Some(removals));
+        options = options.track_writes(is_tracked.then_some(WriteTracking::Async));
+        let options = on_failure(options, number, peer, server.on_failure, &log);
+        let memory = opened.engine.adopt_logged(remote, regions, backing, &options, Some(removals));
         let memory = memory.map_err(|error| error.to_string())?;
-        memory.prefetch(parts.prefetch);
-        (parts.log)(connected);
+        memory.prefetch(&opened.prefetch);
+        log(connected);
         if connection.is_program() {
             // A program that takes no answer has its memory filled all the same.
             let log = connection.log.as_ref().map(AsFd::as_fd);
