@@ -2,14 +2,12 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 
 use uzone_fault::MapError;
-use uzone_pages::{ByteLen, ErrorKind};
+use uzone_pages::ErrorKind;
 use uzone_snapshot::SnapshotError;
-
-use crate::connection::{MESSAGE_BYTES, REGIONS};
 
 /// A server that cannot be started or go on, a message that hands no memory over, or a machine that is not restored.
 #[derive(Debug, thiserror::Error)]
@@ -35,9 +33,11 @@ pub enum ServeError {
     /// The capabilities cannot be given up.
     #[error("cannot give up the capabilities of this process: {0}")]
     Capabilities(#[source] io::Error),
-    /// The socket cannot be made.
-    #[error("cannot listen on {}: {cause}", path.display())]
-    Listen {
+    /// The socket, the folder for recovery or the working set cannot be used.
+    #[error("cannot {what} {}: {cause}", path.display())]
+    At {
+        /// What was to be done.
+        what: &'static str,
         /// Where.
         path: PathBuf,
         /// What the system answered.
@@ -59,15 +59,6 @@ pub enum ServeError {
         #[source]
         cause: io::Error,
     },
-    /// The folder for recovery cannot be used.
-    #[error("cannot keep what recovery takes in {}: {cause}", path.display())]
-    Recovery {
-        /// The folder.
-        path: PathBuf,
-        /// What the system answered.
-        #[source]
-        cause: io::Error,
-    },
     /// Another server listens there.
     #[error("another server listens on {}: stop it, or name another socket", path.display())]
     InUse {
@@ -83,15 +74,6 @@ pub enum ServeError {
     /// The threads that answer faults cannot be started.
     #[error(transparent)]
     Engine(#[from] MapError),
-    /// The list of pages that machines touched cannot be read or written.
-    #[error("cannot use the working set {}: {cause}", path.display())]
-    WorkingSet {
-        /// The file.
-        path: PathBuf,
-        /// What the system answered.
-        #[source]
-        cause: io::Error,
-    },
     /// The worker process cannot be started.
     #[error("cannot start the process that answers faults: {0}")]
     Start(#[source] io::Error),
@@ -122,58 +104,9 @@ pub enum ServeError {
     /// Events cannot be waited for.
     #[error("cannot wait for events: {0}")]
     Wait(#[source] io::Error),
-    /// The message of a client is no array of regions.
-    #[error("the message is no array of regions in JSON: {0}")]
-    NotRegions(String),
-    /// The message is an object, and no request of a program that attaches.
-    #[error("the message is no request to attach: {0}")]
-    NotARequest(String),
-    /// The message has no region, or too many.
-    #[error("the message has {0} regions: 1 to {REGIONS} are possible")]
-    Regions(usize),
-    /// The message is longer than a message may be.
-    #[error("the message is longer than {MESSAGE_BYTES} bytes")]
-    MessageTooLong,
-    /// The pages of a region have a size that memory cannot have.
-    #[error("region {index} has pages of {page_bytes} bytes: 4096 and 2097152 are possible")]
-    PageSize {
-        /// Which region.
-        index: usize,
-        /// How many bytes.
-        page_bytes: u64,
-    },
-    /// A region starts or ends inside of a page.
-    #[error(
-        "region {index} has {what} {bytes:#x}, which is no multiple of its pages of {page_bytes} bytes"
-    )]
-    RegionCutsPage {
-        /// Which region.
-        index: usize,
-        /// What of it: its address, its size or its offset in the image.
-        what: &'static str,
-        /// That number.
-        bytes: u64,
-        /// How large its pages are.
-        page_bytes: u64,
-    },
-    /// A region is longer than the image has bytes from there on, or has none.
-    #[error("region {index} has {len} at offset {offset:#x} of the image, which has {image}")]
-    RegionBeyond {
-        /// Which region.
-        index: usize,
-        /// How long it is.
-        len: ByteLen,
-        /// Where it starts in the image.
-        offset: u64,
-        /// How long the image is.
-        image: ByteLen,
-    },
-    /// The connection ended before the message did.
-    #[error("the connection ended after {0} bytes of a message")]
-    MessageEnded(usize),
-    /// The message came without a descriptor, or with too many.
-    #[error("the message came with {0} descriptors: one userfaultfd is needed")]
-    Descriptors(usize),
+    /// A client handed no memory over: why its message cannot be used.
+    #[error("{0}")]
+    Message(String),
     /// The configuration of a machine has no memory, or memory that there cannot be.
     #[error("the configuration of the machine cannot be used: {why}")]
     MachineConfig {
@@ -234,6 +167,11 @@ pub enum ServeError {
 }
 
 impl ServeError {
+    /// Returns a function that makes the error of a path of what the system answered.
+    pub(crate) fn at(what: &'static str, path: &Path) -> impl Fn(io::Error) -> Self + Copy {
+        move |cause| Self::At { what, path: path.to_owned(), cause }
+    }
+
     /// Returns the kind of the error.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
@@ -253,10 +191,8 @@ impl ServeError {
         };
         match self {
             Self::Image(error) | Self::Unreadable { cause: error, .. } => error.kind(),
-            Self::Recovery { cause, .. }
-            | Self::Listen { cause, .. }
+            Self::At { cause, .. }
             | Self::Group { cause, .. }
-            | Self::WorkingSet { cause, .. }
             | Self::Ask { cause, .. }
             | Self::Metrics { cause, .. }
             | Self::Start(cause)
@@ -264,17 +200,9 @@ impl ServeError {
             | Self::Wait(cause) => of_io(cause),
             Self::InUse { .. } => ErrorKind::Busy,
             Self::NotASocket { .. } => ErrorKind::InvalidInput,
-            Self::NotRegions(_)
-            | Self::NotARequest(_)
-            | Self::Regions(_)
-            | Self::MessageTooLong
-            | Self::PageSize { .. }
-            | Self::RegionCutsPage { .. }
-            | Self::RegionBeyond { .. }
-            | Self::MessageEnded(_)
-            | Self::Descriptors(_)
-            | Self::MachineConfig { .. }
-            | Self::OtherMachine { .. } => ErrorKind::InvalidData,
+            Self::Message(_) | Self::MachineConfig { .. } | Self::OtherMachine { .. } => {
+                ErrorKind::InvalidData
+            }
             Self::Connect { cause, .. } if cause.kind() == io::ErrorKind::PermissionDenied => {
                 ErrorKind::PermissionDenied
             }

@@ -86,7 +86,7 @@ impl ListeningSocket {
     /// Listens on `path` as [`ListeningSocket::bind`] does, also in the place of a process that listens there
     /// and leaves the name to this one.
     pub(crate) fn replace(path: &Path, mode: u32, group: Option<u32>) -> Result<Self, ServeError> {
-        let failed = |cause| ServeError::Listen { path: path.to_owned(), cause };
+        let failed = ServeError::at("listen on", path);
         match fs::symlink_metadata(path) {
             Ok(metadata) if !metadata.file_type().is_socket() => {
                 return Err(ServeError::NotASocket { path: path.to_owned() });

@@ -336,7 +336,7 @@ impl Worker {
             Ok(Said::Asks(request)) => self.answer(&connection, &request),
             Ok(Said::Memory(memory)) => self.serve(keeper, number, connection, memory),
             // A probe of whether there is a server.
-            Err(ServeError::MessageEnded(0)) if !connection.has_descriptors() => {
+            Err(_) if connection.bytes.is_empty() && !connection.has_descriptors() => {
                 let _ = link::send(keeper, &Report::Probe(number), &[]);
                 return;
             }

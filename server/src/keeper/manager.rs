@@ -196,8 +196,8 @@ impl Passed {
     /// machines of the processes before. `None` if there is nothing of it.
     ///
     /// # Errors
-    /// [`ServeError::Listen`] or [`ServeError::Group`] if there are machines and no socket, and it cannot be made
-    /// with the mode and the group of `options`.
+    /// [`ServeError::At`] or [`ServeError::Group`] if there are machines and no socket, and it
+    /// cannot be made with the mode and the group of `options`.
     pub fn estate(
         &mut self,
         socket: &Path,
@@ -212,18 +212,18 @@ impl Passed {
         let manager = ServiceManager::of_environment();
         let kills = options.on_failure == OnFailure::Kill;
         let connections = self.machines(socket, manager.as_ref(), kills);
+        let failed = ServeError::at("listen on", socket);
         let fd = match made.or(kept) {
             Some((_, fd)) => {
                 let listener = UnixListener::from(fd);
                 // One that the manager made may wait.
                 let never_waits = listener.set_nonblocking(true).map(|()| listener.into());
-                never_waits
-                    .map_err(|cause| ServeError::Listen { path: socket.to_owned(), cause })?
+                never_waits.map_err(failed)?
             }
             None if connections.is_empty() => return Ok(None),
             None => {
-                let bound = ListeningSocket::bind(socket, options.mode, options.group)?.into_fd();
-                bound.map_err(|cause| ServeError::Listen { path: socket.to_owned(), cause })?
+                let bound = ListeningSocket::bind(socket, options.mode, options.group)?;
+                bound.into_fd().map_err(failed)?
             }
         };
         let (socket, manager) = (Some(fd), manager.map(OwnedFd::from));

@@ -50,6 +50,8 @@ const SERVERS: u32 = 64;
 /// end. One that accepts no more machines has its own for longer.
 const STARTS: Duration = Duration::from_millis(300);
 const PAUSE: Duration = Duration::from_millis(5);
+/// What a server does with a folder for recovery.
+const KEEP: &str = "keep what recovery takes in";
 
 /// The folder of the server with one socket.
 #[derive(Debug)]
@@ -84,13 +86,11 @@ impl Recovery {
     /// another part while an earlier server of that socket lives. Only its owner may read it.
     ///
     /// # Errors
-    /// [`ServeError::Recovery`] if it cannot be made, or other users can write in it or rename it, and
-    /// [`ServeError::Listen`] if the folder of the socket is not there.
+    /// [`ServeError::At`] if it cannot be made, other users can write in it or rename it, or the
+    /// folder of the socket is not there.
     pub fn open(folder: &Path, socket: &Path) -> Result<Self, ServeError> {
-        let name = name_of(socket)
-            .map_err(|cause| ServeError::Listen { path: socket.to_owned(), cause })?;
-        Self::open_part(folder, &name)
-            .map_err(|cause| ServeError::Recovery { path: folder.to_owned(), cause })
+        let name = name_of(socket).map_err(ServeError::at("listen on", socket))?;
+        Self::open_part(folder, &name).map_err(ServeError::at(KEEP, folder))
     }
 
     fn open_part(folder: &Path, name: &str) -> io::Result<Self> {
@@ -348,11 +348,10 @@ impl Recovery {
         socket: &Path,
         options: &ServerOptions,
     ) -> Result<Option<Estate>, ServeError> {
-        let failed = |cause| ServeError::Recovery { path: self.held.path.clone(), cause };
         let begun = Instant::now();
         let ids = loop {
             let ids = self.absorb_the_dead().and_then(|()| machines_in(&self.held.path));
-            let ids = ids.map_err(failed)?;
+            let ids = ids.map_err(ServeError::at(KEEP, &self.held.path))?;
             let has_machines = |path: &PathBuf| machines_in(path).is_ok_and(|ids| !ids.is_empty());
             if !ids.is_empty() || begun.elapsed() >= STARTS || !self.others.iter().any(has_machines)
             {
@@ -369,8 +368,8 @@ impl Recovery {
         };
         let mut connections = BTreeMap::new();
         ids.into_iter().for_each(|id| self.add(id, &mut connections));
-        let listen = |cause| ServeError::Listen { path: socket.to_owned(), cause };
-        let socket = listener.map(ListeningSocket::into_fd).transpose().map_err(listen)?;
+        let fd = listener.map(ListeningSocket::into_fd).transpose();
+        let socket = fd.map_err(ServeError::at("listen on", socket))?;
         let heirlooms = Heirlooms { socket, ..Heirlooms::default() };
         Ok(Some(Estate { recovery: Some(self), ..Estate::new(heirlooms, connections) }))
     }

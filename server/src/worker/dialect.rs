@@ -60,7 +60,10 @@ fn parse(bytes: &[u8]) -> Result<Said, ServeError> {
         let request = match values.next() {
             None => return Ok(Said::Part),
             Some(Err(error)) if error.is_eof() => return Ok(Said::Part),
-            Some(Err(error)) => return Err(ServeError::NotARequest(error.to_string())),
+            Some(Err(error)) => {
+                let reason = format!("the message is no request to attach: {error}");
+                return Err(ServeError::Message(reason));
+            }
             Some(Ok(request)) => request,
         };
         let rest = &bytes[values.byte_offset()..];
@@ -101,22 +104,24 @@ pub(crate) fn reply(
 pub(crate) fn read(connection: &Connection) -> Result<Said, ServeError> {
     let bytes = &connection.bytes;
     if bytes.len() > MESSAGE_BYTES {
-        return Err(ServeError::MessageTooLong);
+        let reason = format!("the message is longer than {MESSAGE_BYTES} bytes");
+        return Err(ServeError::Message(reason));
     }
     let said = parse(bytes)?;
     let descriptors = connection.count_descriptors();
+    let wrong_number =
+        |count| format!("the message came with {count} descriptors: one userfaultfd is needed");
     let most = if connection.is_program() { 2 } else { 1 };
-    match said {
-        Said::Part if descriptors > most => Err(ServeError::Descriptors(descriptors)),
+    let reason = match said {
+        Said::Part if descriptors > most => wrong_number(descriptors),
         // More will not come.
         Said::Part | Said::Asks(_) if connection.known.is_ended => {
-            Err(ServeError::MessageEnded(bytes.len()))
+            format!("the connection ended after {} bytes of a message", bytes.len())
         }
-        Said::Memory(_) if !(1..=most).contains(&descriptors) => {
-            Err(ServeError::Descriptors(descriptors))
-        }
-        said => Ok(said),
-    }
+        Said::Memory(_) if !(1..=most).contains(&descriptors) => wrong_number(descriptors),
+        said => return Ok(said),
+    };
+    Err(ServeError::Message(reason))
 }
 
 /// Checks that regions are whole pages, and that the image has their bytes.
@@ -126,14 +131,18 @@ pub(crate) fn check(regions: &[RemoteRegion], image: ByteLen) -> Result<(), Serv
         let page_bytes = page.bytes();
         for (what, bytes) in [("address", start.get()), ("size", len.get()), ("offset", offset)] {
             if !bytes.is_multiple_of(page_bytes) {
-                return Err(ServeError::RegionCutsPage { index, what, bytes, page_bytes });
+                return Err(ServeError::Message(format!(
+                    "region {index} has {what} {bytes:#x}, which is no multiple of its pages of {page_bytes} bytes"
+                )));
             }
         }
         // The last page of an image may be a part of one.
         let end = offset.checked_add(len.get());
         let has = image.align_up(page_bytes).unwrap_or(image).get();
         if len.is_zero() || end.is_none_or(|end| end > has) {
-            return Err(ServeError::RegionBeyond { index, len, offset, image });
+            return Err(ServeError::Message(format!(
+                "region {index} has {len} at offset {offset:#x} of the image, which has {image}"
+            )));
         }
     }
     Ok(())

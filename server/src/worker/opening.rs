@@ -15,6 +15,9 @@ use crate::error::ServeError;
 use crate::options::{Prefetch, ServerOptions};
 use crate::sandbox::{Beside, Files, Sandbox};
 
+/// What a worker does with the list of pages that machines touched.
+const USE: &str = "use the working set";
+
 /// An image, and what answers faults from it.
 pub(super) struct Opened {
     pub(super) backing: Arc<dyn Backing>,
@@ -64,8 +67,7 @@ impl Opened {
         let pages = pages_ahead(&options.prefetch, &image);
         let recording = options.record.clone().map(|path| {
             let file = working_set::file_of(&path, image.root());
-            Recording::open(file, page_bytes)
-                .map_err(|cause| ServeError::WorkingSet { path, cause })
+            Recording::open(file, page_bytes).map_err(ServeError::at(USE, &path))
         });
         // Both cost time alone.
         let pages = unless_machines_wait(has_machines, pages.map(Some))?.unwrap_or_default();
@@ -139,7 +141,7 @@ fn pages_ahead(prefetch: &Prefetch, image: &Image) -> Result<Vec<u64>, ServeErro
             tracing::warn!(path = %path.display(), "there is no list of pages to install ahead");
             Ok(Vec::new())
         }
-        pages => pages.map_err(|cause| ServeError::WorkingSet { path: path.clone(), cause }),
+        pages => pages.map_err(ServeError::at(USE, path)),
     }
 }
 

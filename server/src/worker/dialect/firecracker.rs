@@ -55,22 +55,31 @@ pub fn regions(bytes: &[u8]) -> Result<Option<Vec<RemoteRegion>>, ServeError> {
     let regions = match values.next() {
         None => return Ok(None),
         Some(Err(error)) if error.is_eof() || is_cut_in_number(bytes, &error) => return Ok(None),
-        Some(Err(error)) => return Err(ServeError::NotRegions(error.to_string())),
+        Some(Err(error)) => {
+            let reason = format!("the message is no array of regions in JSON: {error}");
+            return Err(ServeError::Message(reason));
+        }
         Some(Ok(regions)) => regions,
     };
     if !(1..=REGIONS).contains(&regions.len()) {
-        return Err(ServeError::Regions(regions.len()));
+        let count = regions.len();
+        return Err(ServeError::Message(format!(
+            "the message has {count} regions: 1 to {REGIONS} are possible"
+        )));
     }
     let region = |(index, region): (usize, &Region)| {
         let page_bytes = region.page_bytes();
         let page = PageSize::try_from_bytes(page_bytes).ok();
+        let page = page.filter(|page| matches!(page.bytes(), SMALL | HUGE));
         Ok(RemoteRegion {
             start: Vaddr::new(region.base_host_virt_addr),
             len: ByteLen::new(region.size),
             offset: region.offset,
-            page: page
-                .filter(|page| matches!(page.bytes(), SMALL | HUGE))
-                .ok_or(ServeError::PageSize { index, page_bytes })?,
+            page: page.ok_or_else(|| {
+                ServeError::Message(format!(
+                    "region {index} has pages of {page_bytes} bytes: {SMALL} and {HUGE} are possible"
+                ))
+            })?,
         })
     };
     regions.iter().enumerate().map(region).collect::<Result<_, _>>().map(Some)
@@ -177,25 +186,29 @@ mod tests {
 
     #[test]
     fn what_is_no_message_is_refused_by_name() {
-        let is_error = |text: &str, expected: fn(&ServeError) -> bool| {
+        let is_refused = |text: &str, reason: &str| {
             let error = regions(text.as_bytes()).unwrap_err();
-            assert!(expected(&error), "{text}: {error}");
+            assert!(matches!(error, ServeError::Message(_)), "{text}: {error:?}");
+            assert!(error.to_string().starts_with(reason), "{text}: {error}");
         };
-        is_error("GET / HTTP/1.1", |error| matches!(error, ServeError::NotRegions(_)));
-        is_error("[1]", |error| matches!(error, ServeError::NotRegions(_)));
-        is_error("{}", |error| matches!(error, ServeError::NotRegions(_)));
-        is_error(r#"[{"size":1}]"#, |error| matches!(error, ServeError::NotRegions(_)));
-        is_error("[]", |error| matches!(error, ServeError::Regions(0)));
+        let not_regions = "the message is no array of regions in JSON: ";
+        is_refused("GET / HTTP/1.1", not_regions);
+        is_refused("[1]", not_regions);
+        is_refused("{}", not_regions);
+        is_refused(r#"[{"size":1}]"#, not_regions);
+        is_refused("[]", "the message has 0 regions: 1 to 1024 are possible");
         let region = |page: u64| {
             format!(r#"{{"base_host_virt_addr":0,"size":4096,"offset":0,"page_size":{page}}}"#)
         };
-        is_error(&format!("[{}]", region(8192)), |error| {
-            matches!(error, ServeError::PageSize { page_bytes: 8192, .. })
-        });
-        is_error(&format!("[{},{}]", region(4096), region(1 << 30)), |error| {
-            matches!(error, ServeError::PageSize { index: 1, .. })
-        });
+        is_refused(
+            &format!("[{}]", region(8192)),
+            "region 0 has pages of 8192 bytes: 4096 and 2097152 are possible",
+        );
+        is_refused(
+            &format!("[{},{}]", region(4096), region(1 << 30)),
+            "region 1 has pages of 1073741824 bytes: ",
+        );
         let many = vec![region(4096); REGIONS + 1].join(",");
-        is_error(&format!("[{many}]"), |error| matches!(error, ServeError::Regions(_)));
+        is_refused(&format!("[{many}]"), "the message has 1025 regions: ");
     }
 }
