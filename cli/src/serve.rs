@@ -548,7 +548,7 @@ fn work(args: &Args, out: &Output) -> Result<Exit, Failure> {
         if is_url(image) {
             return Ok(if rights::opens_local_files(args) { Exit::Ok } else { Exit::Permission });
         }
-        Worker::open(image, options.disk_cache(disk))?;
+        Worker::open(image, options.disk_cache(disk), None)?;
         return Ok(Exit::Ok);
     }
     // The kernel sends it to a stopped process whose parent dies: this one goes on then, in the place of its keeper.
@@ -561,7 +561,7 @@ fn work(args: &Args, out: &Output) -> Result<Exit, Failure> {
         }
         opened => opened?,
     };
-    let mut worker = Worker::open_for(start, image, options.clone().disk_cache(disk))?;
+    let mut worker = Worker::open(image, options.clone().disk_cache(disk), Some(start))?;
     worker.run()?;
     let Some(estate) = worker.into_estate() else { return Ok(Exit::Ok) };
     out.warn(format_args!(

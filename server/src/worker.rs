@@ -103,37 +103,26 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Opens `image`, a packed image or the raw bytes of memory.
+    /// Opens `image`, a packed image or the raw bytes of memory. With the `start` of a keeper, an
+    /// image that was open in an earlier worker is the same, although its files may have been
+    /// replaced since; and where machines wait, a list of pages that cannot be read or written is a
+    /// warning.
     ///
     /// Unless [`ServerOptions::sandbox`] turns that off, this thread and those that it starts are confined
     /// from then on, for good: so this is for a process of its own, before it has other threads.
     ///
     /// # Errors
     /// [`ServeError`]: the image cannot be read, or a thread is refused.
-    pub fn open(image: &Path, options: ServerOptions) -> Result<Self, ServeError> {
-        Self::of(Opened::new(image, &options, Vec::new(), false)?, options, None)
-    }
-
-    /// Opens `image` for a keeper. If the image was open in an earlier worker, it is the same, although its files may
-    /// have been replaced since. Where machines wait, a list of pages that cannot be read or written is a warning.
-    ///
-    /// # Errors
-    /// As of [`Worker::open`].
-    pub fn open_for(
-        start: WorkerStart,
+    pub fn open(
         image: &Path,
         options: ServerOptions,
+        start: Option<WorkerStart>,
     ) -> Result<Self, ServeError> {
-        let WorkerStart { keeper, files, has_machines } = start;
+        let (keeper, files, has_machines) = match start {
+            Some(start) => (Some(Arc::new(start.keeper)), start.files, start.has_machines),
+            None => (None, Vec::new(), false),
+        };
         let opened = Opened::new(image, &options, files, has_machines)?;
-        Self::of(opened, options, Some(Arc::new(keeper)))
-    }
-
-    fn of(
-        opened: Opened,
-        options: ServerOptions,
-        keeper: Option<Arc<MessageSocket>>,
-    ) -> Result<Self, ServeError> {
         Ok(Self {
             opened,
             shared: None,

@@ -310,7 +310,7 @@ fn attempt(what: &str, folder: &Path) -> io::Result<()> {
 fn a_process_that_restores_a_machine_and_tries_to_break_out() {
     let Some((what, folder)) = to_try() else { return };
     if what == "to be confined" {
-        let worker = Worker::open(&folder.join("packed"), ServerOptions::default()).unwrap();
+        let worker = Worker::open(&folder.join("packed"), ServerOptions::default(), None).unwrap();
         return println!("outcome: not in force: {}", worker.sandbox().missing.join("; "));
     }
     let offload = packed(&folder).sandbox(true);

@@ -106,7 +106,7 @@ const ENDED: [&str; 9] = [
 fn a_worker_that_tries_to_break_out() {
     let Some((what, folder)) = to_try() else { return };
     let options = ServerOptions::default().record(folder.join("record/set"));
-    let worker = Worker::open(&folder.join("packed"), options).unwrap();
+    let worker = Worker::open(&folder.join("packed"), options, None).unwrap();
     assert!(!worker.sandbox().has_capabilities);
     for missing in &worker.sandbox().missing {
         println!("missing: {missing}");

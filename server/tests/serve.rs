@@ -237,7 +237,7 @@ fn a_worker_of_the_other_tests() {
     let policy = std::env::var("OPTIONS").unwrap();
     let keeper = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
     let start = WorkerStart::receive(keeper).unwrap();
-    let mut worker = Worker::open_for(start, Path::new(&image), options(&policy)).unwrap();
+    let mut worker = Worker::open(Path::new(&image), options(&policy), Some(start)).unwrap();
     worker.run().unwrap();
     // Its keeper was killed.
     let Some(socket) = std::env::var_os(INHERIT).map(PathBuf::from) else { return };
@@ -561,7 +561,7 @@ fn a_packed_image_that_lost_its_end_is_not_taken_for_raw_memory() {
     let refused = |bytes: &[u8]| {
         fs::write(folder.join("cut"), bytes).unwrap();
         let options = ServerOptions::default().sandbox(false);
-        Worker::open(&folder.join("cut"), options).is_err()
+        Worker::open(&folder.join("cut"), options, None).is_err()
     };
     assert!(refused(&packed[..packed.len() - 1]));
     assert!(refused(&packed[..packed.len() / 4096 * 4096 - 4096]));
