@@ -1,7 +1,6 @@
 //! Memory that a page server fills: [`AttachedMemory`], and the thread that attaches it to the next server
 //! if this one ends.
 
-use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -97,6 +96,7 @@ pub enum ServedBy {
 ///
 /// A range that is given back ([`Mapping::discard`]) is zero from then on; that call waits for the server.
 /// Forked processes do not inherit the memory.
+#[derive(Debug)]
 pub struct AttachedMemory {
     memory: Arc<Registered>,
     state: Arc<Mutex<ServedBy>>,
@@ -172,17 +172,6 @@ impl Drop for AttachedMemory {
         if let Some(follower) = self.follower.take() {
             let _ = follower.join();
         }
-    }
-}
-
-impl fmt::Debug for AttachedMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AttachedMemory")
-            .field("mapping", self.mapping())
-            .field("image", &self.image)
-            .field("shares", &self.shares)
-            .field("served_by", &self.served_by())
-            .finish_non_exhaustive()
     }
 }
 

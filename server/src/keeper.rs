@@ -13,7 +13,6 @@ pub(crate) mod takeover;
 mod workers;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::fmt;
 use std::fs::File;
 use std::io;
 use std::net::SocketAddr;
@@ -584,15 +583,5 @@ impl Keeper {
             let was_killed = connection.end_if_it_has_memory();
             (self.log)(&ServeEvent::Refused { session, pid, reason, was_killed });
         }
-    }
-}
-
-impl fmt::Debug for Keeper {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Keeper")
-            .field("socket", &self.socket)
-            .field("options", &self.options)
-            .field("served", &self.served)
-            .finish_non_exhaustive()
     }
 }

@@ -413,15 +413,6 @@ impl Worker {
     }
 }
 
-impl fmt::Debug for Worker {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Worker")
-            .field("options", &self.options)
-            .field("sessions", &self.sessions.len())
-            .finish_non_exhaustive()
-    }
-}
-
 /// Makes the log of a session, and has the keeper keep it before the first event is read.
 fn begin_log(
     keeper: &MessageSocket,

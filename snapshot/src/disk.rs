@@ -44,6 +44,7 @@ const OPENINGS: usize = 8;
 const BLOCK: u64 = 512;
 
 /// Frames and indexes of images far away in a directory, within a limit.
+#[derive(Debug)]
 pub struct DiskCache {
     directory: PathBuf,
     limit_bytes: u64,
@@ -171,15 +172,6 @@ impl DiskCache {
             }
         }
         Ok(used + bytes <= self.limit_bytes)
-    }
-}
-
-impl std::fmt::Debug for DiskCache {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DiskCache")
-            .field("directory", &self.directory)
-            .field("limit_bytes", &self.limit_bytes)
-            .finish_non_exhaustive()
     }
 }
 

@@ -129,6 +129,7 @@ impl Held {
 }
 
 /// The worker, and the end that it announced.
+#[derive(Debug)]
 struct WorkerLink {
     socket: Arc<MessageSocket>,
     ended: Receiver<io::Result<u64>>,
@@ -137,6 +138,7 @@ struct WorkerLink {
 }
 
 /// Pages of a machine, as they were when it was paused.
+#[derive(Debug)]
 pub struct CapturedPages {
     /// By their place in the image.
     runs: Arc<[Run]>,
@@ -237,12 +239,6 @@ impl CapturedPages {
             Some(removed) if removed.start <= at => (removed.end.min(until), Origin::Zeroes),
             removed => (removed.map_or(until, |removed| removed.start.min(until)), Origin::Image),
         }
-    }
-}
-
-impl std::fmt::Debug for CapturedPages {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("CapturedPages").field("present", &self.present()).finish_non_exhaustive()
     }
 }
 
