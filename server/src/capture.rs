@@ -129,7 +129,7 @@ impl SessionMemory {
 
     fn ask(path: &Path, session: u64) -> io::Result<Self> {
         let keeper = control::connect(path, &format!("memory {session}\n"))?;
-        let Titled { title, fds, bytes } = link::receive(&keeper, &mut link::room())?;
+        let Titled { title, fds, bytes } = link::receive(&keeper)?;
         let mut fds = fds.into_iter();
         let mut next = || fds.next().ok_or(io::ErrorKind::InvalidData);
         let (image, (memory, pagemap)) = match title {
@@ -202,7 +202,7 @@ impl SessionMemory {
         runs.iter().try_for_each(|run| kept.want(run.bytes.clone()))?;
         let fds = [self.memory.as_fd(), kept.as_fd()];
         link::send(&self.worker, &CaptureRequest::Protect, &fds)?;
-        let reply = link::receive_within(&self.worker, &mut link::room(), PROTECT_WITHIN);
+        let reply = link::receive_within(&self.worker, PROTECT_WITHIN);
         let reply = reply.map_err(|cause| match cause.kind() {
             io::ErrorKind::TimedOut => {
                 let reason =

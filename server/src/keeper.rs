@@ -36,7 +36,6 @@ use crate::connection::Connection;
 use crate::control::{self, Asked, Control, Request};
 use crate::error::ServeError;
 use crate::event::ServeEvent;
-use crate::link;
 use crate::options::{OnFailure, ServerOptions};
 use crate::sandbox::Sandbox;
 use crate::socket::ListeningSocket;
@@ -101,7 +100,6 @@ pub struct Keeper {
     down_since: Option<Instant>,
     start_at: Option<Instant>,
     set: EventSet,
-    room: Vec<u8>,
     connections: BTreeMap<u64, Connection>,
     /// Those that are to be handed over.
     news: VecDeque<u64>,
@@ -272,7 +270,6 @@ impl Keeper {
             down_since: Some(Instant::now()),
             start_at: None,
             set: EventSet::new().map_err(ServeError::Wait)?,
-            room: link::room(),
             connections: BTreeMap::new(),
             news: VecDeque::new(),
             captures: VecDeque::new(),

@@ -134,18 +134,11 @@ pub(crate) struct Titled<T> {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// Room for a message of either side.
-pub(crate) fn room() -> Vec<u8> {
-    vec![0; TAKEN_BYTES + OTHER_BYTES]
-}
-
 /// Waits for a message. The error is [`io::ErrorKind::UnexpectedEof`] if the other side has ended,
 /// and [`io::ErrorKind::InvalidData`] if the message is malformed.
-pub(crate) fn receive<T: DeserializeOwned>(
-    socket: &MessageSocket,
-    room: &mut [u8],
-) -> io::Result<Titled<T>> {
-    let (len, fds) = socket.receive(room)?.ok_or(io::ErrorKind::UnexpectedEof)?;
+pub(crate) fn receive<T: DeserializeOwned>(socket: &MessageSocket) -> io::Result<Titled<T>> {
+    let mut room = vec![0; TAKEN_BYTES + OTHER_BYTES];
+    let (len, fds) = socket.receive(&mut room)?.ok_or(io::ErrorKind::UnexpectedEof)?;
     let (title, bytes) = parse_titled(&room[..len])?;
     Ok(Titled { title, fds, bytes: bytes.to_vec() })
 }
@@ -153,7 +146,6 @@ pub(crate) fn receive<T: DeserializeOwned>(
 /// Waits for a message for a time; as [`receive`], and [`io::ErrorKind::TimedOut`] if none came.
 pub(crate) fn receive_within<T: DeserializeOwned>(
     socket: &MessageSocket,
-    room: &mut [u8],
     patience: Duration,
 ) -> io::Result<Titled<T>> {
     let (set, mut ready) = (EventSet::new()?, Vec::new());
@@ -162,7 +154,7 @@ pub(crate) fn receive_within<T: DeserializeOwned>(
     if ready.is_empty() {
         return Err(io::ErrorKind::TimedOut.into());
     }
-    receive(socket, room)
+    receive(socket)
 }
 
 #[cfg(test)]
@@ -200,8 +192,7 @@ mod tests {
             writer.join().unwrap()
         });
         assert!(writes < 2 * MESSAGE_BYTES);
-        let (mut room, mut other_room) = (room(), room());
-        let mut next = || receive::<Order>(&worker, &mut room).unwrap();
+        let next = || receive::<Order>(&worker).unwrap();
         let take = |order: Titled<Order>| {
             let Order::Take(kept) = order.title else { panic!("{order:?}") };
             Connection::from_kept(&kept, order.fds, order.bytes).unwrap()
@@ -231,13 +222,13 @@ mod tests {
         let Order::Start { names: of_files, has_machines: true } = came.title else { panic!() };
         assert!(of_files == names && came.fds.len() == 2);
         send(&worker, &Report::Reading(7), &[far.as_fd()]).unwrap();
-        let came = receive(&keeper, &mut other_room).unwrap();
+        let came = receive(&keeper).unwrap();
         assert!(matches!(came.title, Report::Reading(7)) && came.fds.len() == 1, "{came:?}");
         worker.send(b"{\"Reading\":\n", &[]).unwrap();
-        let cut = receive::<Report>(&keeper, &mut other_room).unwrap_err();
+        let cut = receive::<Report>(&keeper).unwrap_err();
         assert_eq!(cut.kind(), io::ErrorKind::InvalidData, "{cut}");
         drop(worker);
-        let ended = receive::<Report>(&keeper, &mut other_room).unwrap_err();
+        let ended = receive::<Report>(&keeper).unwrap_err();
         assert_eq!(ended.kind(), io::ErrorKind::UnexpectedEof);
     }
 }

@@ -65,8 +65,7 @@ impl WorkerStart {
     /// [`ServeError::Wait`] if that is no such descriptor, or the keeper has ended.
     pub fn receive(keeper: OwnedFd) -> Result<Self, ServeError> {
         let keeper = MessageSocket::from_fd(keeper).map_err(ServeError::Wait)?;
-        let Titled { title, fds, .. } =
-            link::receive(&keeper, &mut link::room()).map_err(ServeError::Wait)?;
+        let Titled { title, fds, .. } = link::receive(&keeper).map_err(ServeError::Wait)?;
         let Order::Start { names, has_machines } = title else {
             return Err(ServeError::Wait(io::ErrorKind::InvalidData.into()));
         };
@@ -153,7 +152,7 @@ impl Worker {
     pub fn run(&mut self) -> Result<(), ServeError> {
         let Some(keeper) = self.keeper.clone() else { return Ok(()) };
         self.set.add(&*keeper, KEEPER).map_err(ServeError::Wait)?;
-        let (mut room, mut ready) = (link::room(), Vec::new());
+        let mut ready = Vec::new();
         let (names, files): (Vec<_>, Vec<_>) =
             self.opened.files.iter().map(|(name, file)| (name.clone(), file.as_fd())).unzip();
         let (image, path, sandbox) =
@@ -166,7 +165,7 @@ impl Worker {
             self.wait(&mut ready)?;
             for &key in &ready {
                 if key & CLIENT != 0 {
-                    if !self.hear(key, &mut room) {
+                    if !self.hear(key) {
                         self.forget_client(key);
                     }
                     continue;
@@ -176,7 +175,7 @@ impl Worker {
                     continue;
                 }
                 // A malformed message comes from a keeper of another version.
-                let order = link::receive(&keeper, &mut room);
+                let order = link::receive(&keeper);
                 is_kept = order.is_ok_and(|order| self.obey(&keeper, order));
             }
             self.end_slow_captures();
@@ -424,7 +423,7 @@ fn begin_log(
     let log = removals.fd().ok_or("the log has no descriptor")?;
     connection.log = Some(log.try_clone_to_owned().map_err(text)?);
     let answer = link::send(keeper, &Report::Reading(number), &[log])
-        .and_then(|()| link::receive::<Order>(keeper, &mut link::room()));
+        .and_then(|()| link::receive::<Order>(keeper));
     match answer {
         // This process takes the place of a keeper that has died.
         Err(cause) if cause.kind() != io::ErrorKind::UnexpectedEof => {

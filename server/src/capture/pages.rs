@@ -246,7 +246,7 @@ impl CapturedPages {
 fn listen(worker: &MessageSocket, held: &Held, runs: &[Run]) -> io::Result<u64> {
     let mut copied = Ok(());
     loop {
-        match link::receive(worker, &mut link::room())?.title {
+        match link::receive(worker)?.title {
             CaptureReply::Hurry => {
                 let Some(kept) = &held.kept else { continue };
                 let threads = thread::available_parallelism().map_or(1, Into::into);

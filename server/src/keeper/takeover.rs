@@ -43,8 +43,8 @@ enum Piece {
 }
 
 /// Receives a message.
-fn receive(socket: &MessageSocket, room: &mut [u8]) -> io::Result<Titled<Piece>> {
-    link::receive_within(socket, room, PATIENCE)
+fn receive(socket: &MessageSocket) -> io::Result<Titled<Piece>> {
+    link::receive_within(socket, PATIENCE)
 }
 
 fn unexpected<T>(piece: &Piece) -> io::Result<T> {
@@ -69,7 +69,7 @@ pub(crate) fn give(
         link::send_with(to, &piece, &fds, &connection.bytes)?;
     }
     link::send(to, &Piece::End, &[])?;
-    match receive(to, &mut link::room())?.title {
+    match receive(to)?.title {
         Piece::Taken => link::send(to, &Piece::Go, &[]),
         other => unexpected(&other),
     }
@@ -82,9 +82,8 @@ pub(crate) fn take(
     image: &str,
     will_absorb: impl FnOnce(&Path) -> io::Result<()>,
 ) -> io::Result<Estate> {
-    let mut room = link::room();
     let (mut socket, mut connections) = (None, BTreeMap::new());
-    let Titled { title, fds, .. } = receive(from, &mut room)?;
+    let Titled { title, fds, .. } = receive(from)?;
     let (next, folder) = match title {
         Piece::Start { image: other, next, folder } if other == image => {
             (next, folder.zip(fds.into_iter().next()))
@@ -95,7 +94,7 @@ pub(crate) fn take(
         other => return unexpected(&other),
     };
     loop {
-        let Titled { title, fds, bytes } = receive(from, &mut room)?;
+        let Titled { title, fds, bytes } = receive(from)?;
         match title {
             Piece::Socket => socket = fds.into_iter().next(),
             Piece::Connection(kept) => {
@@ -109,7 +108,7 @@ pub(crate) fn take(
     let socket = socket.ok_or(io::ErrorKind::InvalidData)?;
     folder.as_ref().map_or(Ok(()), |(path, _)| will_absorb(path))?;
     link::send(from, &Piece::Taken, &[])?;
-    match receive(from, &mut room)?.title {
+    match receive(from)?.title {
         Piece::Go => {
             let folder = folder.map(|(path, lock)| HeldFolder::of(path, lock));
             let heirlooms = Heirlooms { socket: Some(socket), folder, ..Heirlooms::default() };

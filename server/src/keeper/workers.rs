@@ -90,7 +90,7 @@ impl Keeper {
     /// Waits for a report of the first worker.
     pub(super) fn first_words(&mut self) -> Result<(), ServeError> {
         let Some(worker) = &mut self.worker else { return Ok(()) };
-        match link::receive(&worker.socket, &mut self.room) {
+        match link::receive(&worker.socket) {
             Ok(report) => self.handle(report),
             Err(_) => {
                 let status = worker.child.wait().map_err(ServeError::Start)?;
@@ -147,7 +147,7 @@ impl Keeper {
     /// Receives what the worker reports.
     pub(super) fn hear(&mut self) {
         let Some(worker) = &self.worker else { return };
-        match link::receive(&worker.socket, &mut self.room) {
+        match link::receive(&worker.socket) {
             Ok(report) => self.handle(report),
             Err(_) => self.worker_ended(),
         }

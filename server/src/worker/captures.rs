@@ -20,9 +20,9 @@ pub(super) struct Client {
 
 impl Worker {
     /// Handles a request of a client that reads the memory of a session. Returns whether more may come.
-    pub(super) fn hear(&mut self, key: u64, room: &mut [u8]) -> bool {
+    pub(super) fn hear(&mut self, key: u64) -> bool {
         let Some(client) = self.clients.get_mut(&key) else { return false };
-        let message = link::receive(&client.socket, room);
+        let message = link::receive(&client.socket);
         let (Ok(Titled { title, fds, .. }), Some(session)) =
             (message, self.sessions.get(&client.session))
         else {
