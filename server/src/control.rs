@@ -78,9 +78,7 @@ pub(crate) struct Control {
 /// Returns where the server that listens on `socket` is asked.
 #[must_use]
 pub fn control_path(socket: &Path) -> PathBuf {
-    let mut path = socket.as_os_str().to_owned();
-    path.push(".control");
-    PathBuf::from(path)
+    socket.with_added_extension("control")
 }
 
 impl Control {
