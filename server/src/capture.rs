@@ -299,21 +299,14 @@ impl SessionMemory {
 
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
-
-    use rustix::process::{Pid, PidfdFlags};
-
     use super::*;
+    use crate::connection::tests::process_with;
 
     #[test]
     fn a_process_whose_memory_a_client_opens_must_have_the_userfaultfd() {
         // What is compared are open files: here those of pipes.
         let ((known, _near), (other, _far)) = (io::pipe().unwrap(), io::pipe().unwrap());
-        let mut command = Command::new("/bin/cat");
-        let mut process = command.stdin(known.try_clone().unwrap()).spawn().unwrap();
-        let pid = Pid::from_child(&process);
-        let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).unwrap();
-        let peer = Peer::from_parts(process.id(), 0, pidfd).unwrap();
+        let (mut process, peer) = process_with(&known);
         let opened = open_for_keeper(&peer, known.as_fd()).map(drop);
         let refused = open_for_keeper(&peer, other.as_fd()).map(drop).map_err(|cause| cause.kind());
         process.kill().unwrap();

@@ -359,21 +359,27 @@ impl Connection {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::process::Command;
+pub(crate) mod tests {
+    use std::process::{Child, Command};
 
     use rustix::process::{Pid, PidfdFlags};
 
     use super::*;
 
+    /// Starts a process that has a descriptor.
+    pub(crate) fn process_with(fd: &impl AsFd) -> (Child, Peer) {
+        let stdin = fd.as_fd().try_clone_to_owned().unwrap();
+        let process = Command::new("/bin/cat").stdin(stdin).spawn().unwrap();
+        let pidfd = rustix::process::pidfd_open(Pid::from_child(&process), PidfdFlags::empty());
+        let peer = Peer::from_parts(process.id(), 0, pidfd.unwrap()).unwrap();
+        (process, peer)
+    }
+
     #[test]
     fn a_process_that_has_not_the_userfaultfd_is_neither_ended_nor_read() {
         // What is compared are open files: here those of pipes.
         let ((known, _near), (other, _far)) = (io::pipe().unwrap(), io::pipe().unwrap());
-        let mut command = Command::new("/bin/cat");
-        let mut process = command.stdin(known.try_clone().unwrap()).spawn().unwrap();
-        let pidfd = rustix::process::pidfd_open(Pid::from_child(&process), PidfdFlags::empty());
-        let peer = Peer::from_parts(process.id(), 0, pidfd.unwrap()).unwrap();
+        let (mut process, peer) = process_with(&known);
         let (stream, _far) = UnixStream::pair().unwrap();
         let mut connection = Connection::new(stream, peer);
         let may = |connection: &mut Connection, fd: OwnedFd| {
