@@ -9,7 +9,7 @@ use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
 
-use clap::{Args, ValueEnum};
+use clap::{Args, ColorChoice, ValueEnum};
 use comfy_table::{CellAlignment, Table};
 use serde::Serialize;
 use tracing::Level;
@@ -33,23 +33,16 @@ pub(crate) struct Flags {
     verbose: bool,
     /// When to use colour; with auto, on a terminal unless NO_COLOR is set
     #[arg(long, global = true, value_enum, value_name = "WHEN", default_value_t)]
-    color: When,
-}
-
-/// When to use colour.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum When {
-    // A documentation comment on each would make the help of every command six lines longer.
-    #[default]
-    Auto,
-    Always,
-    Never,
+    color: ColorChoice,
 }
 
 impl Flags {
     /// Returns what of `--json` and `--color` can be seen in arguments that are not parsed yet, or
     /// that cannot be: wrong usage is reported in the form that was asked for.
     pub(crate) fn peek(arguments: impl Iterator<Item = OsString>) -> Self {
+        let color = |value: Option<&str>| {
+            value.and_then(|value| ColorChoice::from_str(value, false).ok()).unwrap_or_default()
+        };
         let mut flags = Self::default();
         let mut arguments = arguments.take_while(|argument| argument != "--");
         while let Some(argument) = arguments.next() {
@@ -60,29 +53,22 @@ impl Flags {
                 flags.json = true;
             } else if argument == "--color" {
                 let value = arguments.next();
-                let value = value.as_deref().and_then(OsStr::to_str);
-                flags.color = value.and_then(When::of).unwrap_or_default();
+                flags.color = color(value.as_deref().and_then(OsStr::to_str));
             } else if let Some(value) = argument.strip_prefix("--color=") {
-                flags.color = When::of(value).unwrap_or_default();
+                flags.color = color(Some(value));
             }
         }
         flags
     }
 }
 
-impl When {
-    fn of(value: &str) -> Option<Self> {
-        Self::from_str(value, false).ok()
-    }
-
-    /// Returns whether to use colour, given the value of `NO_COLOR` and whether a terminal reads.
-    /// As no-color.org has it, an empty `NO_COLOR` has no effect, and an explicit flag wins.
-    fn is_wanted(self, no_color: Option<&OsStr>, is_terminal: bool) -> bool {
-        match self {
-            Self::Always => true,
-            Self::Never => false,
-            Self::Auto => is_terminal && no_color.is_none_or(OsStr::is_empty),
-        }
+/// Returns whether to use colour, given the value of `NO_COLOR` and whether a terminal reads.
+/// As no-color.org has it, an empty `NO_COLOR` has no effect, and an explicit flag wins.
+fn is_wanted(when: ColorChoice, no_color: Option<&OsStr>, is_terminal: bool) -> bool {
+    match when {
+        ColorChoice::Always => true,
+        ColorChoice::Never => false,
+        ColorChoice::Auto => is_terminal && no_color.is_none_or(OsStr::is_empty),
     }
 }
 
@@ -169,7 +155,7 @@ impl<'a, R: Report> From<&'a R> for Object<'a, R> {
 pub(crate) struct Output {
     is_json: bool,
     verbosity: Verbosity,
-    when: When,
+    when: ColorChoice,
 }
 
 impl Output {
@@ -192,12 +178,8 @@ impl Output {
     }
 
     /// Returns whether what clap prints may have colour.
-    pub(crate) fn clap_color(&self) -> clap::ColorChoice {
-        match self.when {
-            When::Auto => clap::ColorChoice::Auto,
-            When::Always => clap::ColorChoice::Always,
-            When::Never => clap::ColorChoice::Never,
-        }
+    pub(crate) fn clap_color(&self) -> ColorChoice {
+        self.when
     }
 
     fn style(&self, is_terminal: bool) -> Style {
@@ -205,7 +187,7 @@ impl Output {
     }
 
     fn has_color(&self, is_terminal: bool) -> bool {
-        self.when.is_wanted(env::var_os("NO_COLOR").as_deref(), is_terminal)
+        is_wanted(self.when, env::var_os("NO_COLOR").as_deref(), is_terminal)
     }
 
     /// Prints a result to standard output, as text or JSON.
@@ -364,15 +346,15 @@ mod tests {
         let (set, empty) = (Some(OsStr::new("1")), Some(OsStr::new("")));
         // The flag, NO_COLOR, whether a terminal reads, and whether there is colour.
         let table = [
-            (When::Auto, None, true, true),
-            (When::Auto, None, false, false),
-            (When::Auto, set, true, false),
-            (When::Auto, empty, true, true),
-            (When::Always, set, false, true),
-            (When::Never, None, true, false),
+            (ColorChoice::Auto, None, true, true),
+            (ColorChoice::Auto, None, false, false),
+            (ColorChoice::Auto, set, true, false),
+            (ColorChoice::Auto, empty, true, true),
+            (ColorChoice::Always, set, false, true),
+            (ColorChoice::Never, None, true, false),
         ];
         for (when, no_color, is_terminal, expected) in table {
-            let wanted = when.is_wanted(no_color, is_terminal);
+            let wanted = is_wanted(when, no_color, is_terminal);
             assert_eq!(wanted, expected, "{when:?} {no_color:?} {is_terminal}");
         }
     }
@@ -383,10 +365,10 @@ mod tests {
         assert!(peek("uzone --json").json);
         assert!(peek("uzone doctor --bogus --json").json);
         assert!(!peek("uzone doctor -- --json").json);
-        assert_eq!(peek("uzone --color never doctor").color, When::Never);
-        assert_eq!(peek("uzone doctor --color=always").color, When::Always);
-        assert_eq!(peek("uzone doctor --color").color, When::Auto);
-        assert_eq!(peek("uzone doctor --color=red").color, When::Auto);
+        assert_eq!(peek("uzone --color never doctor").color, ColorChoice::Never);
+        assert_eq!(peek("uzone doctor --color=always").color, ColorChoice::Always);
+        assert_eq!(peek("uzone doctor --color").color, ColorChoice::Auto);
+        assert_eq!(peek("uzone doctor --color=red").color, ColorChoice::Auto);
     }
 
     #[test]
