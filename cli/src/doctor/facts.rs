@@ -7,6 +7,7 @@
 use std::env::consts;
 use std::time::{Duration, Instant};
 
+use rustix::thread::{CapabilitySet, capabilities};
 use uzone_fault::ReaderPlacement;
 use uzone_os::dax::{self, DaxDevice};
 use uzone_os::hugepages::{self, Pool, Thp};
@@ -21,9 +22,6 @@ use uzone_stream::{Basis, CacheState, NextUse, Path, StorePolicy, StreamError, W
 /// How much is mapped and made present, to see whether memory can be had at all. It is more than the
 /// measurement of the stores takes, which ends the process where it has none.
 pub(super) const TRIAL: ByteLen = ByteLen::mib(16);
-
-/// `CAP_IPC_LOCK`: the holder may lock any amount of memory. See capabilities(7).
-const CAP_IPC_LOCK: u32 = 14;
 
 /// What the host reports.
 #[derive(Debug)]
@@ -130,9 +128,8 @@ impl Facts {
             can_scan: probe::pagemap_scan_is_known(),
             memlock: probe::memlock_limit(),
             // Unread, it is not assumed: the report then shows the limit, which is on the safe side.
-            is_memlock_exempt: root
-                .read("proc/self/status")
-                .is_ok_and(|status| may_lock_any_amount(&status)),
+            is_memlock_exempt: capabilities(None)
+                .is_ok_and(|sets| sets.effective.contains(CapabilitySet::IPC_LOCK)),
             max_map_count: probe::max_map_count(root),
             overcommit: probe::overcommit(root),
             nodes: numa::nodes(root),
@@ -177,33 +174,9 @@ fn try_to_map() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     Ok(())
 }
 
-/// Returns whether the text of `/proc/self/status` has `CAP_IPC_LOCK` among the effective
-/// capabilities.
-fn may_lock_any_amount(status: &str) -> bool {
-    status
-        .lines()
-        .find_map(|line| line.strip_prefix("CapEff:"))
-        .and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok())
-        .is_some_and(|bits| bits & (1 << CAP_IPC_LOCK) != 0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_right_to_lock_memory_is_one_bit_of_the_effective_capabilities() {
-        for (status, may) in [
-            ("Name:\tx\nCapEff:\t0000000000004000\n", true),
-            ("CapEff:\t000001fffeffffff\n", true),
-            ("CapEff:\t0000000000000000\n", false),
-            ("CapPrm:\t0000000000004000\nCapEff:\t0000000000000001\n", false),
-            ("CapEff:\tx\n", false),
-            ("", false),
-        ] {
-            assert_eq!(may_lock_any_amount(status), may, "{status:?}");
-        }
-    }
 
     #[test]
     fn this_host_can_be_asked() {
