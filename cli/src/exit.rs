@@ -396,12 +396,4 @@ mod tests {
             assert_eq!(failure.text().matches("caused by").count(), expected.len());
         }
     }
-
-    #[test]
-    fn the_help_lists_each_code_with_its_meaning() {
-        assert_eq!(
-            help("uzone doctor", &[0, 65]),
-            "Example:\n  uzone doctor\n\nExit codes:\n   0  ok\n  65  the input is not valid"
-        );
-    }
 }

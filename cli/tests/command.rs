@@ -28,6 +28,9 @@ fn help_is_printed_to_standard_output_with_an_example_and_the_exit_codes() {
         assert!(help.contains("Usage: uzone"), "{help}");
         assert!(help.contains("Example:\n  uzone doctor"), "{help}");
         assert!(help.contains("\n   2  wrong usage\n"), "{help}");
+        // The codes of the command alone.
+        let has_65 = help.contains("\n  65  the input is not valid\n");
+        assert_eq!(has_65, !arguments.contains(&"doctor"), "{help}");
         assert!(output.stderr.is_empty());
     }
 }

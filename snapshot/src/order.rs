@@ -60,21 +60,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_page_is_packed_once_and_is_found_where_it_is_packed() {
-        for list in [&[][..], &[3], &[0], &[9], &[5, 2, 9, 0], &[9, 8, 7, 6, 5, 4, 3, 2, 1, 0]] {
-            let order = Order::new(list, 10);
-            let pages: Vec<u64> = order.pages(10).collect();
-            assert_eq!(pages[..list.len()], *list);
-            let mut sorted = pages.clone();
-            sorted.sort_unstable();
-            assert!(sorted.iter().copied().eq(0..10), "{pages:?}");
-            for (page, place) in pages.iter().zip(0..) {
-                assert_eq!(order.place_of(*page), place, "{pages:?}");
-            }
-        }
-    }
-
-    #[test]
     fn a_page_that_is_listed_twice_or_is_not_there_is_left_out() {
         assert_eq!(Order::new(&[7, 3, 7, 10, 3, u64::MAX, 0], 10).listed(), [7, 3, 0]);
         assert!(Order::new(&[10], 10).is_empty());

@@ -173,16 +173,3 @@ fn try_to_map() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     mapping.populate(0..TRIAL.get())?;
     Ok(())
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn this_host_can_be_asked() {
-        let facts = Facts::of_host();
-        assert_eq!(facts.system, "linux");
-        let stores = facts.stores.expect("there is memory for the tests");
-        assert!(stores.available.contains(&stores.chosen));
-    }
-}
