@@ -33,6 +33,7 @@ mod layers;
 #[cfg(feature = "object-storage")]
 mod object;
 mod order;
+mod share;
 mod source;
 mod unpack;
 mod writer;

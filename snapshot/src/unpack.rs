@@ -2,13 +2,12 @@
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::destination::Destination;
 use crate::error::SnapshotError;
 use crate::image::Image;
+use crate::share::share;
 
 impl Image {
     /// Writes the bytes of the image to a file, with `threads` threads; a file that is there is replaced as a
@@ -46,43 +45,24 @@ impl Image {
         progress: &(dyn Fn(u64) -> bool + Sync),
     ) -> Result<(), SnapshotError> {
         let frames = self.byte_len().div_ceil(self.frame_bytes());
-        let (next, done) = (AtomicU64::new(0), AtomicU64::new(0));
-        let first = Mutex::new(None);
-        let run = || {
-            let mut raw = vec![0; usize::try_from(self.frame_bytes()).unwrap_or(0)];
-            loop {
-                // Relaxed: the numbers alone are shared; files order their own writes.
-                let frame = next.fetch_add(1, Ordering::Relaxed);
-                if frame >= frames {
-                    return Ok(());
-                }
-                let start = frame * self.frame_bytes();
-                let len = self.frame_bytes().min(self.byte_len() - start);
-                let pages = start / self.page_bytes()..(start + len).div_ceil(self.page_bytes());
-                if !pages.into_iter().all(|page| self.is_zero_page(page)) {
-                    let raw = &mut raw[..usize::try_from(len).unwrap_or(usize::MAX)];
-                    self.read_through(start, raw)?;
-                    write(raw, start)?;
-                }
-                if !progress(done.fetch_add(len, Ordering::Relaxed) + len) {
-                    return Err(SnapshotError::Cancelled);
-                }
+        let done = AtomicU64::new(0);
+        share(threads, frames, |raw: &mut Vec<u8>, frame| {
+            let start = frame * self.frame_bytes();
+            let len = self.frame_bytes().min(self.byte_len() - start);
+            let pages = start / self.page_bytes()..(start + len).div_ceil(self.page_bytes());
+            if !pages.into_iter().all(|page| self.is_zero_page(page)) {
+                // All frames but the last are as long.
+                raw.resize(usize::try_from(len).unwrap_or(usize::MAX), 0);
+                self.read_through(start, raw)?;
+                write(raw, start)?;
             }
-        };
-        let work = || {
-            if let Err(error) = run() {
-                // The other threads end at their next frame.
-                next.fetch_max(frames, Ordering::Relaxed);
-                first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+            // Relaxed: a statistic; files order their own writes.
+            if progress(done.fetch_add(len, Ordering::Relaxed) + len) {
+                Ok(())
+            } else {
+                Err(SnapshotError::Cancelled)
             }
-        };
-        std::thread::scope(|scope| {
-            for _ in 1..threads.max(1) {
-                scope.spawn(work);
-            }
-            work();
-        });
-        first.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+        })
     }
 
     /// Appends all bytes in order.

@@ -1,11 +1,11 @@
 //! How an image is verified: every stored frame, and what follows them.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{Image, READ_BYTES};
 use crate::error::SnapshotError;
 use crate::format::{self, Record, bit, is_zero, stored_hash};
+use crate::share::share;
 
 /// How much may be read for frames that are verified together: one of 16 MiB, or several with others between.
 const LONGEST_READ: u64 = 17 << 20;
@@ -40,46 +40,22 @@ impl Image {
         // Frames that follow each other in the file are read together.
         let each = if decode { 1 } else { (READ_BYTES / self.frame_bytes()).clamp(1, 64) };
         let each = usize::try_from(each).unwrap_or(1);
-        let (next, done) = (AtomicUsize::new(0), AtomicU64::new(0));
-        let failed = AtomicBool::new(false);
-        let first: Mutex<Option<(usize, SnapshotError)>> = Mutex::default();
-        let work = || {
-            let mut room = Room::default();
-            // Relaxed: the numbers alone are shared, and the scope ends with a join. Threads take frames in
-            // order, so the frames before the first failure are all looked at.
-            while !failed.load(Ordering::Relaxed) {
-                let start = next.fetch_add(each, Ordering::Relaxed);
-                let Some(taken) = frames.get(start..).filter(|rest| !rest.is_empty()) else {
-                    break;
-                };
-                let taken = &taken[..each.min(taken.len())];
-                let result = if decode {
-                    self.check_decoded(start, taken[0], &mut room)
-                } else {
-                    self.check_hashes(start, taken, &mut room)
-                };
-                if let Err((number, error)) = result {
-                    failed.store(true, Ordering::Relaxed);
-                    let mut first = first.lock().unwrap_or_else(PoisonError::into_inner);
-                    if first.as_ref().is_none_or(|(at, _)| number < *at) {
-                        *first = Some((number, error));
-                    }
-                }
-                let records = &self.index.records[start..start + taken.len()];
-                let read: u64 = records.iter().map(|record| u64::from(record.len)).sum();
-                progress(done.fetch_add(read, Ordering::Relaxed) + read);
-            }
-        };
-        std::thread::scope(|scope| {
-            for _ in 1..threads.max(1) {
-                scope.spawn(work);
-            }
-            work();
-        });
-        match first.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            Some((_, error)) => Err(error),
-            None => Ok(frames.len() as u64),
-        }
+        let (parts, done) = (frames.chunks(each), AtomicU64::new(0));
+        share(threads, parts.len() as u64, |room: &mut Room, part| {
+            let part = usize::try_from(part).unwrap_or(usize::MAX);
+            let (start, taken) = (part * each, parts.clone().nth(part).unwrap_or_default());
+            let result = if decode {
+                self.check_decoded(start, taken[0], room)
+            } else {
+                self.check_hashes(start, taken, room)
+            };
+            let records = &self.index.records[start..start + taken.len()];
+            let read: u64 = records.iter().map(|record| u64::from(record.len)).sum();
+            // Relaxed: a statistic.
+            progress(done.fetch_add(read, Ordering::Relaxed) + read);
+            result
+        })?;
+        Ok(frames.len() as u64)
     }
 
     /// Decodes a stored frame, and compares it with the map of zero pages.
@@ -88,11 +64,10 @@ impl Image {
         number: usize,
         frame: u64,
         room: &mut Room,
-    ) -> Result<(), (usize, SnapshotError)> {
+    ) -> Result<(), SnapshotError> {
         room.whole.resize(usize::try_from(self.index.frame_len(frame)).unwrap_or(0), 0);
-        self.read_stored(frame, number, &mut room.whole)
-            .and_then(|()| self.check_zero_pages(frame, self.offsets[number], &room.whole))
-            .map_err(|error| (number, error))
+        self.read_stored(frame, number, &mut room.whole)?;
+        self.check_zero_pages(frame, self.offsets[number], &room.whole)
     }
 
     /// Compares the hashes of stored frames that follow each other. One that does not match is read again,
@@ -102,7 +77,7 @@ impl Image {
         start: usize,
         frames: &[u64],
         room: &mut Room,
-    ) -> Result<(), (usize, SnapshotError)> {
+    ) -> Result<(), SnapshotError> {
         let numbers = start..start + frames.len();
         let parts = self.offsets[numbers.clone()].iter().zip(&self.index.records[numbers]);
         let from = self.offsets[start];
@@ -113,7 +88,7 @@ impl Image {
             room.whole.resize(usize::try_from(end - from).unwrap_or(usize::MAX), 0);
             self.source.read_at(from, &mut room.whole).is_ok()
         };
-        for ((at, record), (number, frame)) in parts.zip((start..).zip(frames)) {
+        for ((at, record), frame) in parts.zip(frames) {
             let inside = usize::try_from(at - from).unwrap_or(usize::MAX);
             let len = usize::try_from(record.len).unwrap_or(usize::MAX);
             room.stored.clear();
@@ -121,8 +96,7 @@ impl Image {
                 room.stored.extend_from_slice(&room.whole[inside..inside + len]);
             }
             if !is_read || stored_hash(&mut room.stored) != record.hash {
-                self.check_hash(*frame, *at, *record, is_read, &mut room.stored)
-                    .map_err(|error| (number, error))?;
+                self.check_hash(*frame, *at, *record, is_read, &mut room.stored)?;
             }
         }
         Ok(())

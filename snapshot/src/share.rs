@@ -1,0 +1,42 @@
+//! Work on numbered parts, which threads share: [`share`].
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// Calls `work` with each number below `count`, on as many threads, and with what a thread keeps.
+///
+/// # Errors
+/// The error of the lowest number. After an error, no further number is taken.
+pub(crate) fn share<T: Default, E: Send>(
+    threads: usize,
+    count: u64,
+    work: impl Fn(&mut T, u64) -> Result<(), E> + Sync,
+) -> Result<(), E> {
+    let (next, first) = (AtomicU64::new(0), Mutex::new(None::<(u64, E)>));
+    let run = || {
+        let mut kept = T::default();
+        loop {
+            // Relaxed: the numbers alone are shared, and the scope ends with a join. Threads take
+            // them in order, so all below that of an error are worked on.
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            if number >= count {
+                return;
+            }
+            if let Err(error) = work(&mut kept, number) {
+                next.fetch_max(count, Ordering::Relaxed);
+                let mut first = first.lock().unwrap_or_else(PoisonError::into_inner);
+                if first.as_ref().is_none_or(|(lowest, _)| number < *lowest) {
+                    *first = Some((number, error));
+                }
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads {
+            scope.spawn(run);
+        }
+        run();
+    });
+    let first = first.into_inner().unwrap_or_else(PoisonError::into_inner);
+    first.map_or(Ok(()), |(_, error)| Err(error))
+}
