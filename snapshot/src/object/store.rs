@@ -45,13 +45,8 @@ struct RequestError {
     cause: object_store::Error,
 }
 
-/// A URL that names no object.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct UrlError(&'static str);
-
 fn invalid(why: &'static str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidInput, UrlError(why))
+    io::Error::new(io::ErrorKind::InvalidInput, why)
 }
 
 impl Place {
