@@ -327,8 +327,14 @@ impl Index {
         (out, root)
     }
 
-    /// Reads an index, and checks its root hash.
-    pub(crate) fn decode(bytes: &[u8]) -> Result<(Self, Root), Flaw> {
+    /// Returns the major version of an index, if it starts as one does.
+    pub(crate) fn major(bytes: &[u8]) -> Option<u16> {
+        let version = bytes.strip_prefix(&MAGIC)?.first_chunk()?;
+        Some(u16::from_le_bytes(*version))
+    }
+
+    /// Reads an index of this major version, and checks its root hash.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<(Self, Root), &'static str> {
         let mut rest = bytes;
         let header = take(&mut rest, HEADER_LEN as u64)?;
         let mut index = Self::from_header(header)?;
@@ -336,14 +342,14 @@ impl Index {
         index.regions = read_regions(&mut rest, regions, index.image_len)?;
         let name = take(&mut rest, name_len)?;
         if header[13] & HAS_PARENT != 0 {
-            let name = std::str::from_utf8(name)
-                .map_err(|_| Flaw::Bad("the name of its parent is not text"))?;
+            let name =
+                std::str::from_utf8(name).map_err(|_| "the name of its parent is not text")?;
             let root = Root(array(header, 64));
             index.parent = Some(ParentLink { root, name: name.to_owned() });
         }
         index.stored = take(&mut rest, index.frames().div_ceil(8))?.to_vec();
         index.zero = take(&mut rest, index.pages().div_ceil(8))?.to_vec();
-        let record_bytes = stored.checked_mul(RECORD_LEN as u64).ok_or(Flaw::Bad(SHORT))?;
+        let record_bytes = stored.checked_mul(RECORD_LEN as u64).ok_or(SHORT)?;
         let records = take(&mut rest, record_bytes)?;
         index.records = records
             .chunks_exact(RECORD_LEN)
@@ -358,7 +364,7 @@ impl Index {
         let covered = bytes.len() - rest.len();
         let root = Root(array(header, ROOT_AT));
         if root_of(&bytes[..covered]) != root {
-            return Err(Flaw::Bad("its root hash does not match"));
+            return Err("its root hash does not match");
         }
         index.working_set = read_working_set(rest, index.pages());
         index.check()?;
@@ -366,13 +372,9 @@ impl Index {
     }
 
     /// Returns an index with what the header has of it, and nothing else.
-    fn from_header(header: &[u8]) -> Result<Self, Flaw> {
+    fn from_header(header: &[u8]) -> Result<Self, &'static str> {
         if header[..8] != MAGIC {
-            return Err(Flaw::Bad("it does not start with the magic number"));
-        }
-        let major = u16::from_le_bytes([header[8], header[9]]);
-        if major != MAJOR {
-            return Err(Flaw::Version(major));
+            return Err("it does not start with the magic number");
         }
         let [codec, flags, page_shift, frame_shift] =
             [header[12], header[13], header[14], header[15]];
@@ -380,15 +382,13 @@ impl Index {
             0 => Codec::None,
             1 => Codec::Zstd,
             2 => Codec::Lz4,
-            _ => return Err(Flaw::Bad("it names a codec that does not exist")),
+            _ => return Err("it names a codec that does not exist"),
         };
         let sizes_are_valid = PAGE_SHIFTS.contains(&page_shift)
             && FRAME_SHIFTS.contains(&frame_shift)
             && page_shift <= frame_shift;
         if !sizes_are_valid || flags & !(HAS_PARENT | HAS_ORDER) != 0 {
-            return Err(Flaw::Bad(
-                "it has a page size, a frame size or a flag that does not exist",
-            ));
+            return Err("it has a page size, a frame size or a flag that does not exist");
         }
         Ok(Self {
             minor: u16::from_le_bytes([header[10], header[11]]),
@@ -399,28 +399,28 @@ impl Index {
     }
 
     /// Checks the invariants, and that the frames fill the data exactly.
-    fn check(&self) -> Result<(), Flaw> {
+    fn check(&self) -> Result<(), &'static str> {
         let set: u64 = self.stored.iter().map(|byte| u64::from(byte.count_ones())).sum();
         if set != self.records.len() as u64
             || (self.frames()..self.stored.len() as u64 * 8).any(|at| bit(&self.stored, at))
         {
-            return Err(Flaw::Bad("it does not have a record for each stored frame"));
+            return Err("it does not have a record for each stored frame");
         }
         if (self.pages()..self.zero.len() as u64 * 8).any(|at| bit(&self.zero, at)) {
-            return Err(Flaw::Bad("it has a page behind its end"));
+            return Err("it has a page behind its end");
         }
         let before = self.before_frame();
         let mut lens = self.records.iter().map(|record| u64::from(record.len) + before);
         let sum = lens.try_fold(0_u64, u64::checked_add);
         if sum != Some(self.data_len) {
-            return Err(Flaw::Bad("the lengths of its frames are not the length of its data"));
+            return Err("the lengths of its frames are not the length of its data");
         }
         let is_open = |frame| !bit(&self.stored, frame) && !self.is_zero_frame(frame);
         if self.parent.is_some() && !self.order.is_empty() {
-            return Err(Flaw::Bad("it has a parent and an order, which no image has"));
+            return Err("it has a parent and an order, which no image has");
         }
         if self.parent.is_none() && (0..self.frames()).any(is_open) {
-            return Err(Flaw::Bad("a frame is neither stored nor zero, and there is no parent"));
+            return Err("a frame is neither stored nor zero, and there is no parent");
         }
         Ok(())
     }
@@ -434,20 +434,11 @@ impl Index {
     }
 }
 
-/// What is wrong with an index.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Flaw {
-    /// It has another major version.
-    Version(u16),
-    /// It is damaged.
-    Bad(&'static str),
-}
-
 const SHORT: &str = "it ends too early";
 
-fn take<'a>(rest: &mut &'a [u8], len: u64) -> Result<&'a [u8], Flaw> {
-    let len = usize::try_from(len).map_err(|_| Flaw::Bad(SHORT))?;
-    let (front, behind) = rest.split_at_checked(len).ok_or(Flaw::Bad(SHORT))?;
+fn take<'a>(rest: &mut &'a [u8], len: u64) -> Result<&'a [u8], &'static str> {
+    let len = usize::try_from(len).map_err(|_| SHORT)?;
+    let (front, behind) = rest.split_at_checked(len).ok_or(SHORT)?;
     *rest = behind;
     Ok(front)
 }
@@ -461,8 +452,12 @@ fn number(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(array(bytes, at))
 }
 
-fn read_regions(rest: &mut &[u8], count: u64, image_len: u64) -> Result<Vec<ImageRegion>, Flaw> {
-    let len = count.checked_mul(REGION_LEN as u64).ok_or(Flaw::Bad(SHORT))?;
+fn read_regions(
+    rest: &mut &[u8],
+    count: u64,
+    image_len: u64,
+) -> Result<Vec<ImageRegion>, &'static str> {
+    let len = count.checked_mul(REGION_LEN as u64).ok_or(SHORT)?;
     let regions: Vec<ImageRegion> = take(rest, len)?
         .chunks_exact(REGION_LEN)
         .map(|region| ImageRegion {
@@ -475,16 +470,16 @@ fn read_regions(rest: &mut &[u8], count: u64, image_len: u64) -> Result<Vec<Imag
     if regions.iter().all(|region| region.is_inside(image_len)) {
         Ok(regions)
     } else {
-        Err(Flaw::Bad("a region is not inside the image"))
+        Err("a region is not inside the image")
     }
 }
 
-fn read_order(rest: &mut &[u8], count: u64, whole_pages: u64) -> Result<Order, Flaw> {
-    let len = count.checked_mul(8).ok_or(Flaw::Bad(SHORT))?;
+fn read_order(rest: &mut &[u8], count: u64, whole_pages: u64) -> Result<Order, &'static str> {
+    let len = count.checked_mul(8).ok_or(SHORT)?;
     let pages: Vec<u64> = take(rest, len)?.chunks_exact(8).map(|page| number(page, 0)).collect();
     let order = Order::new(&pages, whole_pages);
     if pages.is_empty() || order.listed() != pages {
-        return Err(Flaw::Bad("its order has no page, a page twice, or a page that is not there"));
+        return Err("its order has no page, a page twice, or a page that is not there");
     }
     Ok(order)
 }
@@ -577,15 +572,6 @@ pub(crate) fn seek_table(index: &Index) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// Where the index of a file lies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct IndexPlace {
-    /// Where its frame starts: the frames of the image end there.
-    pub(crate) start: u64,
-    /// How long the index is, without its trailer.
-    pub(crate) len: u64,
-}
-
 /// How long the end of a file is that [`trailer_at`] asks for.
 pub(crate) const FOOTER_LEN: usize = 9;
 const _: () = assert!(FOOTER_LEN as u64 == SEEK_FOOTER_LEN);
@@ -603,15 +589,16 @@ pub(crate) fn trailer_at(file_len: u64, footer: &[u8]) -> Result<u64, &'static s
     file_len.checked_sub(table + TRAILER as u64).ok_or("its seek table is longer than the file")
 }
 
-/// Returns where the index is, from the bytes at [`trailer_at`].
-pub(crate) fn index_place(trailer_at: u64, trailer: &[u8]) -> Result<IndexPlace, &'static str> {
+/// Returns where the frame of the index starts, and how long the index is without its trailer, from
+/// the bytes at [`trailer_at`].
+pub(crate) fn index_place(trailer_at: u64, trailer: &[u8]) -> Result<(u64, u64), &'static str> {
     if trailer[8..16] != END_MAGIC || u32::from_le_bytes(array(trailer, 16)) != SEEK_FRAME {
         return Err("there is no index before its seek table");
     }
     let len = number(trailer, 0);
     let start = trailer_at.checked_sub(len).and_then(|start| start.checked_sub(SKIPPABLE_LEN));
     let start = start.ok_or("its index is longer than the file")?;
-    Ok(IndexPlace { start, len })
+    Ok((start, len))
 }
 
 /// Checks the header of the frame of the index.

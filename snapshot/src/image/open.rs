@@ -10,7 +10,7 @@ use crate::codec;
 use crate::disk::{CachedImage, DiskCache};
 use crate::error::SnapshotError;
 use crate::file_source::open_by;
-use crate::format::{self, Codec, FOOTER_LEN, Flaw, Index, Record, Root, SKIPPABLE_LEN};
+use crate::format::{self, Codec, FOOTER_LEN, Index, Record, Root, SKIPPABLE_LEN};
 use crate::source::{self, Address, Source};
 
 /// The longest chain of parents.
@@ -389,22 +389,22 @@ fn fetch_index(source: &dyn Source, end: &[u8]) -> Result<(u64, Vec<u8>), Snapsh
         format::trailer_at(source.byte_len(), footer).map_err(|why| not(source, why))?;
     let mut trailer = [0; format::TRAILER];
     read(source, trailer_at, &mut trailer)?;
-    let place = format::index_place(trailer_at, &trailer).map_err(|why| not(source, why))?;
+    let (start, len) = format::index_place(trailer_at, &trailer).map_err(|why| not(source, why))?;
     // Not longer than the file, as was checked.
-    let mut frame = vec![0; usize::try_from(SKIPPABLE_LEN + place.len).unwrap_or(usize::MAX)];
-    read(source, place.start, &mut frame)?;
-    if !format::is_index_header(&frame, place.len) {
+    let mut frame = vec![0; usize::try_from(SKIPPABLE_LEN + len).unwrap_or(usize::MAX)];
+    read(source, start, &mut frame)?;
+    if !format::is_index_header(&frame, len) {
         return Err(bad(source, "its frame and its trailer have different lengths"));
     }
-    Ok((place.start, frame))
+    Ok((start, frame))
 }
 
 /// Reads an index, and checks what a packer keeps to.
 fn decode(source: &dyn Source, bytes: &[u8]) -> Result<(Index, Root), SnapshotError> {
-    let (index, root) = Index::decode(bytes).map_err(|flaw| match flaw {
-        Flaw::Version(major) => SnapshotError::Version { name: source.name(), major },
-        Flaw::Bad(why) => bad(source, why),
-    })?;
+    if let Some(major) = Index::major(bytes).filter(|major| *major != format::MAJOR) {
+        return Err(SnapshotError::Version { name: source.name(), major });
+    }
+    let (index, root) = Index::decode(bytes).map_err(|why| bad(source, why))?;
     let longest = codec::longest_stored(index.codec, 1 << index.frame_shift)
         .map_err(|cause| SnapshotError::Codec { codec: index.codec.name(), cause })?;
     if index.records.iter().any(|record| record.len as usize > longest) {
