@@ -163,8 +163,8 @@ impl Packer {
             return Err(SnapshotError::Options { why });
         }
         let pages = order.pages(index.pages()).peekable();
-        let ahead = Announced { listed: order.listed(), announced: 0, taken: 0 };
-        let mut input = InOrder { source, pages, ahead, page: self.page.get(), run: 0..0 };
+        let (listed, page) = (order.listed(), self.page.get());
+        let mut input = InOrder { source, pages, listed, announced: 0, taken: 0, page, run: 0..0 };
         self.pack_in(&order, &mut input, path, parent, progress)
     }
 
@@ -267,23 +267,20 @@ const ANNOUNCED_BYTES: u64 = 2 << 20;
 struct InOrder<'a, I: Iterator<Item = u64>> {
     source: &'a dyn Source,
     pages: Peekable<I>,
-    ahead: Announced<'a>,
+    listed: &'a [u64],
+    /// How many of the listed pages were announced to the source, and how many pages were taken.
+    announced: usize,
+    taken: usize,
     page: u64,
     /// Bytes of the source that come next.
     run: Range<u64>,
 }
 
-/// How many of the listed pages were announced to a source, and how many pages were taken.
-struct Announced<'a> {
-    listed: &'a [u64],
-    announced: usize,
-    taken: usize,
-}
-
-impl Announced<'_> {
+impl<I: Iterator<Item = u64>> InOrder<'_, I> {
     /// Announces the pages that follow, a part ahead of the one that is read: alone, each would wait for a
     /// device or a network.
-    fn announce(&mut self, source: &dyn Source, page: u64) {
+    fn announce(&mut self) {
+        let (source, page) = (self.source, self.page);
         let part = ANNOUNCED_PAGES.min(ANNOUNCED_BYTES / page).max(1);
         let part = usize::try_from(part).unwrap_or(1);
         while self.announced < self.listed.len() && self.announced < self.taken + part + 1 {
@@ -301,9 +298,9 @@ impl Announced<'_> {
 impl<I: Iterator<Item = u64>> Read for InOrder<'_, I> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         if self.run.is_empty() {
-            self.ahead.announce(self.source, self.page);
+            self.announce();
             let Some(page) = self.pages.next() else { return Ok(0) };
-            self.ahead.taken += 1;
+            self.taken += 1;
             let start = page * self.page;
             self.run = start..self.source.byte_len().min(start + self.page);
         }
@@ -312,7 +309,7 @@ impl<I: Iterator<Item = u64>> Read for InOrder<'_, I> {
             && self.run.end.is_multiple_of(self.page)
             && let Some(page) = self.pages.next_if_eq(&(self.run.end / self.page))
         {
-            self.ahead.taken += 1;
+            self.taken += 1;
             self.run.end = self.source.byte_len().min((page + 1) * self.page);
         }
         let len =
