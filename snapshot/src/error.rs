@@ -175,12 +175,17 @@ pub enum SnapshotError {
     /// The caller cancelled.
     #[error("cancelled")]
     Cancelled,
-    /// A text is no root hash.
-    #[error("a root hash has 64 hexadecimal digits")]
-    NotARoot,
 }
 
 impl SnapshotError {
+    /// Returns a function that turns the cause into an error of `path`, which was not opened.
+    pub fn unopened(path: &Path) -> impl Fn(io::Error) -> Self + Copy {
+        move |cause| {
+            let name = path.display().to_string();
+            Self::Read { name, offset: 0, len_bytes: 0, cause }
+        }
+    }
+
     /// Returns a function that turns the cause of a failed `step` into an error of the file `path`.
     pub(crate) fn write(path: &Path, step: &'static str) -> impl Fn(io::Error) -> Self {
         move |cause| Self::Write { path: path.to_owned(), step, cause }
@@ -213,7 +218,7 @@ impl SnapshotError {
                 ErrorKind::NotSupported
             }
             Self::Parent { cause, .. } => cause.kind(),
-            Self::Beyond { .. } | Self::Options { .. } | Self::NotARoot => ErrorKind::InvalidInput,
+            Self::Beyond { .. } | Self::Options { .. } => ErrorKind::InvalidInput,
             Self::Codec { .. } => ErrorKind::Other,
             Self::Cancelled => ErrorKind::Cancelled,
         }

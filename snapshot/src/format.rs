@@ -83,7 +83,8 @@ impl FromStr for Root {
     type Err = SnapshotError;
 
     fn from_str(text: &str) -> Result<Self, SnapshotError> {
-        let hash = blake3::Hash::from_hex(text).map_err(|_| SnapshotError::NotARoot)?;
+        let why = "a root hash has 64 hexadecimal digits";
+        let hash = blake3::Hash::from_hex(text).map_err(|_| SnapshotError::Options { why })?;
         Ok(Self(*hash.as_bytes()))
     }
 }

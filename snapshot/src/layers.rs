@@ -81,7 +81,7 @@ impl Layers {
                     below_bytes: len,
                 });
             }
-            if let Some(why) = diff.hole_problem().map_err(|cause| unopened(path, cause))? {
+            if let Some(why) = diff.hole_problem().map_err(SnapshotError::unopened(path))? {
                 return Err(SnapshotError::Holes { path: path.clone(), why });
             }
             layers.push(diff);
@@ -103,14 +103,9 @@ impl Layers {
     }
 }
 
-fn unopened(path: &Path, cause: io::Error) -> SnapshotError {
-    let name = path.display().to_string();
-    SnapshotError::Read { name, offset: 0, len_bytes: 0, cause }
-}
-
 impl Layer {
     fn open(path: &Path, has_all: bool, requests: &RequestOptions) -> Result<Self, SnapshotError> {
-        let source = open_source(path, requests).map_err(|cause| unopened(path, cause))?;
+        let source = open_source(path, requests).map_err(SnapshotError::unopened(path))?;
         Ok(Self { source, has_all, known: Mutex::default() })
     }
 

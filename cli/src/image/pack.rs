@@ -294,22 +294,18 @@ impl Args {
         }
         if self.order.is_some() || is_url(path) {
             let source = open_source(path, &self.requests.options());
-            return Ok(Input::Source(source.map_err(|cause| unread(path, cause))?));
+            return Ok(Input::Source(source.map_err(SnapshotError::unopened(path))?));
         }
         let (input, len) = open_input(path)?;
         Ok(Input::Stream(input, len))
     }
 }
 
-fn unread(path: &Path, cause: io::Error) -> SnapshotError {
-    SnapshotError::Read { name: path.display().to_string(), offset: 0, len_bytes: 0, cause }
-}
-
 fn open_input(path: &Path) -> Result<(Box<dyn Read + Send>, u64), SnapshotError> {
     if path == Path::new("-") {
         return Ok((Box::new(io::stdin()), 0));
     }
-    let failed = |cause| unread(path, cause);
+    let failed = SnapshotError::unopened(path);
     let file = File::open(path).map_err(failed)?;
     let metadata = file.metadata().map_err(failed)?;
     if metadata.is_dir() {
@@ -320,7 +316,7 @@ fn open_input(path: &Path) -> Result<(Box<dyn Read + Send>, u64), SnapshotError>
 
 /// Reads the numbers of pages, one a line.
 fn read_pages(path: &Path) -> Result<Vec<u64>, Failure> {
-    let text = std::fs::read_to_string(path).map_err(|cause| unread(path, cause))?;
+    let text = std::fs::read_to_string(path).map_err(SnapshotError::unopened(path))?;
     let pages = (1..).zip(text.lines()).map(|(line, text)| {
         let wrong = || format!("line {line} of {} is not the number of a page", path.display());
         text.trim().parse().map_err(|_| Failure::new(Exit::Data, wrong()))

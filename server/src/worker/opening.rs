@@ -108,10 +108,8 @@ fn backing(image: Image) -> Result<Arc<dyn Backing>, SnapshotError> {
     let Some(file) = image.raw_file() else {
         return Ok(Arc::new(SnapshotBacking::new(Arc::new(image))));
     };
-    let backing = file.try_clone().and_then(FileBacking::new).map_err(|cause| {
-        SnapshotError::Read { name: image.name(), offset: 0, len_bytes: 0, cause }
-    });
-    Ok(Arc::new(backing?))
+    let backing = file.try_clone().and_then(FileBacking::new);
+    Ok(Arc::new(backing.map_err(SnapshotError::unopened(Path::new(&image.name())))?))
 }
 
 /// Returns what was opened. Where machines wait, it is a warning if that failed.
