@@ -163,7 +163,7 @@ fn memory_without_its_image_is_lost_and_raises_errors() {
     let server = start(&packed, &socket);
     let options = AttachOptions::default().deadline(Duration::from_millis(500));
     let Some(memory) = attach(name, &socket, &options) else { return };
-    uzone_fault::sigbus::install().expect("a handler");
+    uzone_os::sigbus::install().expect("a handler");
     check(&memory, 1, &page_of(1));
     let mut server = thread::scope(|scope| {
         // One that waits already.

@@ -332,7 +332,7 @@ fn a_server_serves_an_image_of_a_bucket() {
 
 #[test]
 fn a_server_serves_raw_memory_of_a_bucket_until_it_is_replaced() {
-    uzone_fault::sigbus::install().expect("a handler");
+    uzone_os::sigbus::install().expect("a handler");
     let (server, dir) = (Server::start("raw"), Dir::new("serve-raw"));
     let (socket, cache, log) = (dir.name("sock"), dir.name("cache"), dir.name("log"));
     let bytes = memory(3 << 20);

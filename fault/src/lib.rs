@@ -85,9 +85,3 @@ pub use options::{Answer, EngineOptions, HugePages, LazyOptions, Refusal, WriteT
 pub use stats::FaultStats;
 pub use track::capture::KeptPages;
 pub use track::record::{FaultOutcome, FaultRecord, FaultTrace, Latency};
-
-// What calls here take and return of the packages below, and what their documentation recommends.
-pub use uzone_os::uffd::{EventLog, FaultKind, KernelFaults, LoggedEvents, Remote, UffdError};
-pub use uzone_os::{AccessError, Addr, Mapping, MappingError, Rejected, Sharing, SysError, Vaddr};
-pub use uzone_pages::{AddrError, Advice, ByteLen, Content, FaultAround, PageSize};
-pub use uzone_zone::{BindError, FaultError, PinError, Pinned, Zone, sigbus};

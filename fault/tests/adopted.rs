@@ -21,11 +21,12 @@ use common::{
     usize_of, wait_for, write_words,
 };
 use uzone_fault::{
-    AdoptedMemory, Engine, EngineOptions, EventLog, LazyOptions, LoggedEvents, MapError,
-    RemoteRegion, ZeroBacking,
+    AdoptedMemory, Engine, EngineOptions, LazyOptions, MapError, RemoteRegion, ZeroBacking,
 };
 use uzone_os::peer::Peer;
-use uzone_os::uffd::{EventBuffer, Features, KernelFaults, Registered, Remote, Uffd};
+use uzone_os::uffd::{
+    EventBuffer, EventLog, Features, KernelFaults, LoggedEvents, Registered, Remote, Uffd,
+};
 use uzone_os::{Anonymous, Mapping, Vaddr, probe};
 use uzone_pages::{Advice, ByteLen, Content, PageSize};
 

@@ -16,9 +16,10 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 
 use common::{engine, page, skip, unnamed_file, usize_of};
-use uzone_fault::{Advice, Answer, FileBacking, KernelFaults, LazyMapping, LazyOptions, sigbus};
-use uzone_os::uffd::{Features, Uffd};
-use uzone_pages::ByteLen;
+use uzone_fault::{Answer, FileBacking, LazyMapping, LazyOptions};
+use uzone_os::sigbus;
+use uzone_os::uffd::{Features, KernelFaults, Uffd};
+use uzone_pages::{Advice, ByteLen};
 
 /// Blocks have 16 bytes to 64 KiB, a power of two.
 const SMALLEST: usize = 16;

@@ -138,7 +138,7 @@ fn huge_pages_are_tracked_whole() {
         assert_eq!(bytes_of(&memory, 3 * huge, 1), [2]);
     }
     // A page that was given back can be made a bad one.
-    uzone_zone::sigbus::install().unwrap();
+    uzone_os::sigbus::install().unwrap();
     let fails = Arc::new(AtomicBool::new(false));
     let is_failing = fails.clone();
     let backing = FunctionBacking::slow(move |offset, out: &mut [u8]| {
@@ -530,7 +530,7 @@ impl Backing for Failing {
 
 #[test]
 fn a_page_of_a_memory_file_that_was_given_back_can_be_made_a_bad_one() {
-    uzone_zone::sigbus::install().unwrap();
+    uzone_os::sigbus::install().unwrap();
     let name = "a_page_of_a_memory_file_that_was_given_back";
     for (track, sharing) in
         BOTH.map(|track| (track, Sharing::Private)).into_iter().chain([(BOTH[1], Sharing::Shared)])
@@ -588,7 +588,7 @@ fn a_page_that_is_pinned_stays_dirty_when_dirty_pages_are_taken() {
 
 #[test]
 fn what_is_written_to_a_page_that_came_too_late_is_brought_back() {
-    uzone_zone::sigbus::install().unwrap();
+    uzone_os::sigbus::install().unwrap();
     for track in BOTH {
         let store = Store::new(4 * page());
         let is_first = AtomicBool::new(true);

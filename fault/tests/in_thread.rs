@@ -17,14 +17,13 @@ use std::time::{Duration, Instant};
 
 use common::{file_of, page, skip, usize_of, words};
 use uzone_fault::{
-    Advice, Answer, Backing, Budget, ByteLen, CompositeBacking, Content, Engine, EngineOptions,
-    FaultAround, FaultKind, FaultOutcome, FileBacking, FunctionBacking, KernelFaults, LazyMapping,
-    LazyOptions, MapError, Mapping, MemoryBacking, Refusal, Sharing, WriteTracking, ZeroBacking,
-    sigbus,
+    Answer, Backing, Budget, CompositeBacking, Engine, EngineOptions, FaultOutcome, FileBacking,
+    FunctionBacking, LazyMapping, LazyOptions, MapError, MemoryBacking, Refusal, WriteTracking,
+    ZeroBacking,
 };
-use uzone_os::uffd::{Features, Uffd};
-use uzone_os::{Access, page_cache};
-use uzone_pages::PageSize;
+use uzone_os::uffd::{FaultKind, Features, KernelFaults, Uffd};
+use uzone_os::{Access, Mapping, Sharing, page_cache, sigbus};
+use uzone_pages::{Advice, ByteLen, Content, FaultAround, PageSize};
 
 const PAGES: u64 = 2048;
 /// For how many seconds the stress test runs: 2 by default.

@@ -16,10 +16,12 @@ use common::{
     scattered, settles, userfaultfd, wait_for,
 };
 use uzone_fault::{
-    Advice, Answer, ByteLen, Content, Engine, EngineOptions, FileBacking, LazyMapping, LazyOptions,
-    MapError, Refusal, WriteTracking, sigbus,
+    Answer, Engine, EngineOptions, FileBacking, LazyMapping, LazyOptions, MapError, Refusal,
+    WriteTracking,
 };
+use uzone_os::sigbus;
 use uzone_os::uffd::{Features, KernelFaults};
+use uzone_pages::{Advice, ByteLen, Content};
 
 const PAGES: u64 = 4096;
 /// For how many seconds the stress test runs: 2 by default.

@@ -278,7 +278,7 @@ fn a_page_that_failed_is_produced_for_the_next_mapping() {
     let name = "a_page_that_failed_is_produced_for_the_next_mapping";
     let inner = Counting::new(0..0, true);
     let Some(backing) = shared(name, &inner, LEN) else { return };
-    let _ = uzone_fault::sigbus::install();
+    let _ = uzone_os::sigbus::install();
     let engine = engine();
     inner.fails.store(true, Ordering::Relaxed);
     let first = map(&backing, &engine, &LazyOptions::default());

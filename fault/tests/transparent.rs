@@ -17,11 +17,11 @@ use common::{
     wait_for, word, words,
 };
 use uzone_fault::{
-    Advice, Backing, BackingError, CompositeBacking, Content, FileBacking, HugePages, LazyError,
-    LazyMapping, LazyOptions, MapError, MemoryBacking, Window, WriteTracking, ZeroBacking,
+    Backing, BackingError, CompositeBacking, FileBacking, HugePages, LazyError, LazyMapping,
+    LazyOptions, MapError, MemoryBacking, Window, WriteTracking, ZeroBacking,
 };
 use uzone_os::{Mapping, Sharing, page_cache};
-use uzone_pages::{ByteLen, PageSize};
+use uzone_pages::{Advice, ByteLen, Content, PageSize};
 
 fn options() -> LazyOptions {
     LazyOptions::default().huge(HugePages::Transparent)
@@ -204,7 +204,7 @@ impl Backing for FailsAt {
 #[test]
 fn a_page_that_fails_is_bad_as_a_whole_and_none_of_its_bytes_is_shown() {
     let name = "a_page_that_fails_is_bad";
-    uzone_zone::sigbus::install().unwrap();
+    uzone_os::sigbus::install().unwrap();
     let backing = FailsAt(HUGE + 5 * page(), AtomicBool::new(false));
     let Some(memory) = map_huge(name, 3 * HUGE, backing) else { return };
     for at in [HUGE, HUGE + 5 * page(), 2 * HUGE - page()] {

@@ -19,10 +19,10 @@ use common::{
     skip, userfaultfd, wait_for, write_words,
 };
 use uzone_fault::{
-    Backing, BackingError, Budget, Engine, EngineOptions, FaultKind, FaultOutcome, FileBacking,
+    Backing, BackingError, Budget, Engine, EngineOptions, FaultOutcome, FileBacking,
     FunctionBacking, LazyMapping, LazyOptions, ReaderPlacement, Window,
 };
-use uzone_os::uffd::{Features, KernelFaults, Registered};
+use uzone_os::uffd::{FaultKind, Features, KernelFaults, Registered};
 use uzone_os::{Mapping, page_cache, sigbus};
 use uzone_pages::{Advice, ByteLen, Content, FaultAround};
 

@@ -48,7 +48,6 @@ pub mod sigbus;
 mod sync;
 pub mod uffd;
 
-pub use host::dax::DaxDevice;
 pub use host::file_writes::check_file;
 pub use host::root::{SysError, SystemRoot};
 pub use host::thread::{thread_faults, thread_id};
@@ -56,7 +55,6 @@ pub use host::{
     dax, file_system, hugepages, memory, mempolicy, numa, privilege, probe, signals, thread,
 };
 pub use ipc::passed::{memory_file, passed_descriptors};
-pub use ipc::unix_socket::MessageSocket;
 pub use ipc::{peer, unix_socket};
 pub use libpmem::LibPmem;
 pub use live::{LiveArc, LiveGuard, LiveOwner, PINS, REFERENCES};

@@ -15,7 +15,8 @@ use std::io::Write;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde::ser::Serializer;
 use serde::{Deserialize, Serialize};
-use uzone_fault::{FaultKind, FaultOutcome, FaultRecord, FaultTrace, Latency};
+use uzone_fault::{FaultOutcome, FaultRecord, FaultTrace, Latency};
+use uzone_os::uffd::FaultKind;
 use uzone_pages::{ByteLen, PageSize};
 
 use crate::machine::Machine;

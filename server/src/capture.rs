@@ -20,9 +20,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use uzone_fault::{AdoptedMemory, KeptPages, LoggedEvents, RemoteRegion};
+use uzone_fault::{AdoptedMemory, KeptPages, RemoteRegion};
+use uzone_os::pagemap_scan;
 use uzone_os::peer::Peer;
-use uzone_os::{MessageSocket, pagemap_scan};
+use uzone_os::uffd::LoggedEvents;
+use uzone_os::unix_socket::MessageSocket;
 
 pub use self::pages::CapturedPages;
 

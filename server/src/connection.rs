@@ -11,9 +11,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use uzone_fault::EventLog;
 use uzone_os::peer::{self, Peer};
-use uzone_os::uffd::Remote;
+use uzone_os::uffd::{EventLog, Remote};
 
 use crate::status::{SessionStats, SessionStatus, nanoseconds};
 use crate::worker::dialect;

@@ -19,8 +19,9 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use serde::Deserialize;
+use uzone_os::peer;
 use uzone_os::uffd::{Doorbell, EventSet};
-use uzone_os::{MessageSocket, peer};
+use uzone_os::unix_socket::MessageSocket;
 
 use crate::error::ServeError;
 use crate::keeper::estate::Estate;

@@ -22,8 +22,9 @@ use std::process::Child;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
+use uzone_os::privilege;
 use uzone_os::uffd::{Doorbell, EventSet, open_pending_faults};
-use uzone_os::{MessageSocket, privilege};
+use uzone_os::unix_socket::MessageSocket;
 
 use self::estate::{Estate, Heirlooms};
 use self::held_folder::HeldFolder;

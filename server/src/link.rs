@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use uzone_os::MessageSocket;
 use uzone_os::uffd::EventSet;
+use uzone_os::unix_socket::MessageSocket;
 
 use crate::connection::{Kept, TAKEN_BYTES};
 use crate::event::ServeEvent;

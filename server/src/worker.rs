@@ -18,11 +18,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use uzone_attach::protocol::{Reply, Request, VERSION};
-use uzone_fault::{
-    AdoptedMemory, Backing, EventLog, LoggedEvents, MapError, Remote, RemoteRegion, SharedBacking,
-};
-use uzone_os::uffd::EventSet;
-use uzone_os::{MessageSocket, Vaddr};
+use uzone_fault::{AdoptedMemory, Backing, MapError, RemoteRegion, SharedBacking};
+use uzone_os::Vaddr;
+use uzone_os::uffd::{EventLog, EventSet, LoggedEvents, Remote};
+use uzone_os::unix_socket::MessageSocket;
 use uzone_pages::ByteLen;
 
 use self::captures::Client;

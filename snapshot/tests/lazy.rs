@@ -9,7 +9,8 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use uzone_fault::{Engine, LazyMapping, LazyOptions, sigbus};
+use uzone_fault::{Engine, LazyMapping, LazyOptions};
+use uzone_os::sigbus;
 use uzone_pages::ByteLen;
 use uzone_snapshot::{FrameCache, Image, OpenOptions, Packer, SnapshotBacking, Source};
 

@@ -18,7 +18,8 @@ use std::time::Duration;
 use object_store::aws::AmazonS3Builder;
 use object_store::{BackoffConfig, ClientOptions, RetryConfig};
 use s3::{Act, BUCKET, Server};
-use uzone_fault::{Backing, Engine, LazyOptions, sigbus};
+use uzone_fault::{Backing, Engine, LazyOptions};
+use uzone_os::sigbus;
 use uzone_pages::{ByteLen, ErrorKind};
 use uzone_snapshot::{
     Codec, DiskCache, Image, ObjectSource, OpenOptions, Packed, Packer, RequestOptions, Root,

@@ -18,7 +18,8 @@ use std::thread;
 use uzone::ByteLen;
 use uzone::Sharing;
 use uzone::lazy::MemoryBacking;
-use uzone::lazy::{Engine, EngineOptions, LazyMapping, LazyOptions, Mapping};
+use uzone::lazy::{Engine, EngineOptions, LazyMapping, LazyOptions};
+use uzone::os::Mapping;
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 

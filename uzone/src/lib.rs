@@ -21,31 +21,41 @@
 #![forbid(unsafe_code)]
 
 #[doc(inline)]
+pub use uzone_os::memory::Limit;
+#[doc(inline)]
+pub use uzone_os::{Access, AccessError, Addr, Rejected, Sharing, sigbus};
+#[doc(inline)]
 pub use uzone_pages::{
-    AdvanceError, ByteLen, Content, ErrorKind, MemoryKind, Order, PageCount, PageSize, Payload,
-    Pfn, PfnRange, Placement, Refresh,
+    AdvanceError, ByteLen, Content, ErrorKind, MemoryKind, Order, PageCount, PageSize, PageView,
+    Payload, Pfn, PfnRange, Placement, Refresh,
 };
 #[doc(inline)]
+pub use uzone_stream::StorePolicy;
+#[doc(inline)]
 pub use uzone_zone::{
-    Access, AccessError, Addr, AltmapOptions, Batching, BindError, BindFailure, BindOptions,
-    BindReport, Busy, Cancel, FaultError, Guard, Huge, Init, Limit, PageView, Pagemap, PagemapOps,
-    PagemapView, PinError, PinOptions, Pinned, PinnedRanges, Poisoned, Pool, PoolError,
-    PoolOptions, PoolStats, Pooled, Populate, PopulateOptions, PopulateReport, Progress, RawGuard,
-    Redeemed, Referenced, Region, RegionView, Rejected, Segment, Sharing, StorePolicy, WriteError,
-    ZeroOptions, Zeroed, Zone, sigbus,
+    AltmapOptions, Batching, BindError, BindFailure, BindOptions, BindReport, Busy, Cancel,
+    Cleared, FaultError, Guard, Holder, Huge, Init, NotPopulated, Pagemap, PagemapOps, PagemapView,
+    PinError, PinOptions, Pinned, PinnedRanges, Poisoned, Pool, PoolError, PoolOptions, PoolStats,
+    Pooled, Populate, PopulateOptions, PopulateReport, Progress, RawGuard, Redeemed, Referenced,
+    Region, RegionView, Segment, Unclearable, WriteError, ZeroOptions, Zeroed, Zone,
 };
 
 /// Memory whose pages are put in place when they are first touched.
 pub mod lazy {
     #[doc(inline)]
     pub use uzone_fault::{
-        AdoptedMemory, Advice, Answer, Backing, BackingError, Budget, Collapsed, CompositeBacking,
-        CompositeBuilder, Engine, EngineOptions, EventLog, Failure, FaultAround, FaultKind,
-        FaultOutcome, FaultRecord, FaultStats, FaultTrace, FileBacking, Filled, FunctionBacking,
-        HugePages, KernelFaults, Latency, LazyError, LazyMapping, LazyOptions, LoggedEvents,
-        MapError, Mapping, MemoryBacking, ReaderPlacement, Refusal, Rejected, Remote, RemoteRegion,
-        SharedBacking, Uncollapsed, Vaddr, Window, WriteTracking, ZeroBacking,
+        AdoptedMemory, Answer, Backing, BackingError, Budget, Collapsed, CompositeBacking,
+        CompositeBuilder, Engine, EngineOptions, Failure, FaultOutcome, FaultRecord, FaultStats,
+        FaultTrace, FileBacking, Filled, FunctionBacking, HugePages, Latency, LazyError,
+        LazyMapping, LazyOptions, MapError, MemoryBacking, ReaderPlacement, Refusal, RemoteRegion,
+        SharedBacking, Uncollapsed, Window, WriteTracking, ZeroBacking,
     };
+    #[doc(inline)]
+    pub use uzone_os::Vaddr;
+    #[doc(inline)]
+    pub use uzone_os::uffd::{EventLog, FaultKind, KernelFaults, LoggedEvents, Remote};
+    #[doc(inline)]
+    pub use uzone_pages::{Advice, FaultAround};
 }
 
 /// Images of memory: packed, verified, and mapped lazily.
@@ -74,7 +84,7 @@ pub mod model {
     pub use uzone_pages::{
         AddrError, Class, FaultArea, FaultCosts, FaultPattern, FaultPlan, Folio, HoldError,
         HoldKind, Layout, LinuxPage, LinuxRelease, LinuxSeed, MAX_HOLDS, MAX_PAYLOAD_BYTES, Memmap,
-        Page, Plain, Tails, Template, Touch, Word, chunks,
+        Page, Plain, Slot, Tails, Template, Touch, Word, chunks,
     };
 }
 
@@ -83,8 +93,8 @@ pub mod os {
     #[doc(inline)]
     pub use uzone_os::{
         Anonymous, Exclusive, Exclusivity, FixedBuffers, HugeAdvice, MapError, Mapped, Mapping,
-        MappingError, Populated, Rejected, SysError, SystemRoot, dax, hugepages, memory,
-        memory_file, numa, page_cache, passed_descriptors, unix_socket,
+        MappingError, Populated, SysError, SystemRoot, dax, hugepages, memory, memory_file, numa,
+        page_cache, passed_descriptors, unix_socket,
     };
 }
 

@@ -94,15 +94,4 @@ pub use pool::{Pool, Pooled};
 pub use progress::{Cancel, Progress};
 pub use region::Region;
 pub use region_view::RegionView;
-pub use uzone_os::memory::Limit;
-pub use uzone_os::sigbus;
-pub use uzone_os::{
-    Access, AccessError, Addr, Anonymous, Exclusivity, HugeAdvice, MapError, Mapping, MappingError,
-    Populated, Rejected, Sharing,
-};
-pub use uzone_pages::PageView;
-pub use uzone_stream::{
-    CacheState, CopyMethod, NextUse, Path as StorePath, STORE_POLICY, StorePolicy, StreamError,
-    Work as StoreWork,
-};
 pub use zone::Zone;

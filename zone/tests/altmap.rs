@@ -14,13 +14,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use common::{Temporary, bytes, cause, hugetlb::RaisedPool};
+use uzone_os::{Exclusivity, MappingError};
 use uzone_pages::{
-    AddrError, ByteLen, LinuxPage, LinuxSeed, MemoryKind, Order, PageCount, PageSize, Payload, Pfn,
-    PfnRange, Refresh, Slot, Tails, Word,
+    AddrError, ByteLen, LinuxPage, LinuxSeed, MemoryKind, Order, PageCount, PageSize, PageView,
+    Payload, Pfn, PfnRange, Refresh, Slot, Tails, Word,
 };
 use uzone_zone::{
-    AltmapOptions, Backing, BindError, BindOptions, Cancel, Exclusivity, Init, MappingError,
-    MemmapPages, PageView, Pagemap, PinError, Region, WriteError, ZeroOptions, Zone,
+    AltmapOptions, Backing, BindError, BindOptions, Cancel, Init, MemmapPages, Pagemap, PinError,
+    Region, WriteError, ZeroOptions, Zone,
 };
 use zerocopy::{FromBytes, IntoBytes, KnownLayout};
 

@@ -241,7 +241,7 @@ fn a_pageblock_callback_sees_every_block_once_initialised_and_in_order() {
 #[test]
 fn streaming_stores_are_drained_once_a_section() {
     let zone = Zone::with_keep_limit(ByteLen::gib(1));
-    let streaming = uzone_zone::StorePath::ALL
+    let streaming = uzone_stream::Path::ALL
         .into_iter()
         .filter(|path| path.is_available() && path.name() != "portable");
     let mut region = anonymous(3 << 30); // 48 MiB of descriptors: 24 sections
@@ -536,7 +536,7 @@ fn a_payload_that_depends_on_its_address_is_written() {
 fn a_store_that_this_cpu_lacks_is_refused_before_anything_is_done() {
     let zone = Zone::with_keep_limit(ByteLen::gib(1));
     drop(zone.bind(anonymous(1 << 30), linux()).unwrap());
-    let missing = uzone_zone::StorePath::ALL.into_iter().find(|path| !path.is_available());
+    let missing = uzone_stream::Path::ALL.into_iter().find(|path| !path.is_available());
     let Some(path) = missing else {
         eprintln!("skipped: a_store_that_this_cpu_lacks_is_refused: this CPU has them all");
         return;

@@ -8,9 +8,10 @@ mod common;
 use std::sync::{Arc, Mutex};
 
 use common::Temporary;
+use uzone_os::AccessError;
+use uzone_os::sigbus::{self, BusKind, HandlerError};
 use uzone_pages::{ByteLen, MemoryKind, Order, PageCount, Pfn, PfnRange};
-use uzone_zone::sigbus::{self, BusKind, HandlerError};
-use uzone_zone::{AccessError, BindOptions, Pagemap, PagemapOps, PinError, Region, Zone};
+use uzone_zone::{BindOptions, Pagemap, PagemapOps, PinError, Region, Zone};
 
 const BASE: u64 = 0x1000;
 const PAGES: u64 = 1024;

@@ -10,11 +10,13 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use common::{Temporary, range};
+use uzone_os::AccessError;
+use uzone_os::sigbus;
 use uzone_pages::{ByteLen, Content, MemoryKind, Order, PageCount, Pfn, PfnRange};
-use uzone_zone::sigbus;
+use uzone_stream::CopyMethod;
 use uzone_zone::{
-    AccessError, BindOptions, CopyMethod, Pagemap, PagemapOps, Pool, PoolError, PoolOptions,
-    Pooled, Region, Unclearable, WriteError, ZeroOptions, Zone,
+    BindOptions, Pagemap, PagemapOps, Pool, PoolError, PoolOptions, Pooled, Region, Unclearable,
+    WriteError, ZeroOptions, Zone,
 };
 
 const PAGES: u64 = 256;

@@ -10,12 +10,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::{Temporary, bytes};
-use uzone_os::{Access, Sharing, SystemRoot, memory};
+use uzone_os::{Access, AccessError, Mapping, Sharing, SystemRoot, memory};
 use uzone_pages::{AddrError, ByteLen};
-use uzone_zone::{
-    AccessError, Batching, CacheState, Cancel, CopyMethod, Mapping, NextUse, Progress, Region,
-    StorePath, WriteError, ZeroOptions,
-};
+use uzone_stream::{CacheState, CopyMethod, NextUse, Path as StorePath};
+use uzone_zone::{Batching, Cancel, Progress, Region, WriteError, ZeroOptions};
 
 const PAGE: u64 = 4096;
 const MIB: u64 = 1 << 20;

@@ -7,9 +7,8 @@ use uzone_pages::{
     ByteLen, LinuxPage, LinuxSeed, MemoryKind, Order, PageCount, Payload, Plain, Refresh, Slot,
     Tails, Word,
 };
-use uzone_zone::{
-    AltmapOptions, BindOptions, Init, InitMethod, Pagemap, PagemapOps, Region, StorePath, Zone,
-};
+use uzone_stream::Path as StorePath;
+use uzone_zone::{AltmapOptions, BindOptions, Init, InitMethod, Pagemap, PagemapOps, Region, Zone};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 fn options<P: Payload>(kind: MemoryKind, seed: P::Seed) -> BindOptions<P> {

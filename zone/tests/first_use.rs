@@ -23,7 +23,7 @@ fn first_beyond_second(what: &str) -> Duration {
             let output = Command::new(env::current_exe().unwrap())
                 .args(["--exact", "the_child_times_its_first_call", "--nocapture"])
                 .env(CHILD, what)
-                .env_remove(uzone_zone::STORE_POLICY)
+                .env_remove(uzone_stream::STORE_POLICY)
                 .output()
                 .unwrap();
             let text = String::from_utf8(output.stdout).unwrap();

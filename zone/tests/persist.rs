@@ -9,11 +9,10 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use uzone_os::probe;
+use uzone_os::{Access, Mapping, Sharing, probe};
 use uzone_pages::{ByteLen, MemoryKind, PageCount, Pfn, PfnRange};
 use uzone_zone::{
-    Access, BindOptions, Mapping, Pagemap, PinError, Pool, PoolOptions, Region, Sharing,
-    WriteError, ZeroOptions, Zone,
+    BindOptions, Pagemap, PinError, Pool, PoolOptions, Region, WriteError, ZeroOptions, Zone,
 };
 
 /// How long the files are: some extents of a file system.

@@ -58,7 +58,7 @@ fn a_bad_page_is_refused_and_its_neighbours_are_not() {
 fn a_bad_page_that_is_unpoisoned_is_as_good_as_any() {
     for order in [0, 3] {
         let pagemap = bind(order, Tails::Derived);
-        let before: Vec<_> = pagemap.pages().map(uzone_zone::PageView::word).collect();
+        let before: Vec<_> = pagemap.pages().map(uzone_pages::PageView::word).collect();
         let bad = [0x1008, 0x1009, 0x100f].map(Pfn::new);
         for pfn in bad {
             pagemap.poison(pfn).unwrap();
@@ -68,7 +68,7 @@ fn a_bad_page_that_is_unpoisoned_is_as_good_as_any() {
             assert!(pagemap.pin(PfnRange::try_single(pfn).unwrap()).is_ok());
             assert_eq!(pagemap.pin(range(0x1008, 8)).is_ok(), unpoisoned == 2);
         }
-        let after: Vec<_> = pagemap.pages().map(uzone_zone::PageView::word).collect();
+        let after: Vec<_> = pagemap.pages().map(uzone_pages::PageView::word).collect();
         assert_eq!(before, after);
     }
 }
@@ -162,7 +162,7 @@ fn poison_survives_a_rebind_when_asked_and_leaves_no_trace_otherwise() {
         let region = Region::anonymous(ByteLen::mib(8)).unwrap();
         assert!(region.bad_pages().is_empty());
         let pagemap = zone.bind(region, options()).unwrap();
-        let fresh: Vec<_> = pagemap.pages().map(uzone_zone::PageView::word).collect();
+        let fresh: Vec<_> = pagemap.pages().map(uzone_pages::PageView::word).collect();
         pagemap.poison(Pfn::new(0x1005)).unwrap();
         pagemap.poison(Pfn::new(0x17fe)).unwrap();
         let region = pagemap.unbind().unwrap();
@@ -175,7 +175,7 @@ fn poison_survives_a_rebind_when_asked_and_leaves_no_trace_otherwise() {
         let region = pagemap.unbind().unwrap();
         assert_eq!(region.bad_pages(), [PageCount::new(0x7fe)]);
         let pagemap = zone.bind(region, options()).unwrap();
-        let again: Vec<_> = pagemap.pages().map(uzone_zone::PageView::word).collect();
+        let again: Vec<_> = pagemap.pages().map(uzone_pages::PageView::word).collect();
         assert_eq!(fresh, again);
         assert!(pagemap.pin(pagemap.range()).is_ok());
         assert!(pagemap.unbind().unwrap().bad_pages().is_empty());

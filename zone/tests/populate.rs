@@ -12,12 +12,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{Temporary, anonymous, hugetlb::RaisedPool};
-use uzone_os::hugepages;
 use uzone_os::{Access, Anonymous, HugeAdvice, Sharing, SystemRoot, probe};
+use uzone_os::{Mapping, MappingError, Populated, hugepages};
 use uzone_pages::{ByteLen, PageSize};
 use uzone_zone::{
-    Backing, Batching, Cancel, Huge, Mapping, MappingError, NotPopulated, PopulateOptions,
-    Populated, Progress, Region, ZeroOptions,
+    Backing, Batching, Cancel, Huge, NotPopulated, PopulateOptions, Progress, Region, ZeroOptions,
 };
 
 const MIB: u64 = 1 << 20;

@@ -11,11 +11,13 @@ use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
 
 use common::Temporary;
-use uzone_os::{Access, Anonymous, Sharing, SystemRoot, mempolicy, numa, probe};
+use uzone_os::{
+    Access, AccessError, Anonymous, Exclusivity, MapError, Mapping, Sharing, SystemRoot, mempolicy,
+    numa, probe,
+};
 use uzone_pages::{ByteLen, LinuxPage, LinuxSeed, MemoryKind, Order, PageSize, Word};
 use uzone_zone::{
-    AccessError, AltmapOptions, Backing, BindError, BindOptions, Exclusivity, Init, MapError,
-    Mapping, PinError, Region, WriteError, Zone,
+    AltmapOptions, Backing, BindError, BindOptions, Init, PinError, Region, WriteError, Zone,
 };
 
 const HUGE: u64 = 2 << 20;

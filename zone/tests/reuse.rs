@@ -10,10 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Uffd};
+use uzone_os::{Anonymous, Mapping};
 use uzone_pages::{ByteLen, MemoryKind};
-use uzone_zone::{
-    AltmapOptions, Anonymous, BindError, BindOptions, Mapping, PinOptions, Region, Zone,
-};
+use uzone_zone::{AltmapOptions, BindError, BindOptions, PinOptions, Region, Zone};
 
 const PAGES: u64 = 64;
 

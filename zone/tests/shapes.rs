@@ -9,9 +9,8 @@ use proptest::sample::select;
 use uzone_pages::{
     ByteLen, MemoryKind, Order, PageCount, Payload, Pfn, Refresh, Slot, Tails, Word,
 };
-use uzone_zone::{
-    AltmapOptions, BindOptions, Init, InitMethod, PagemapOps, Region, StorePath, Zone,
-};
+use uzone_stream::Path as StorePath;
+use uzone_zone::{AltmapOptions, BindOptions, Init, InitMethod, PagemapOps, Region, Zone};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 const MAX_WORDS: usize = 20;

@@ -133,7 +133,7 @@ fn a_listener_hears_of_every_page_and_no_template_is_copied() {
         BindOptions::<LinuxPage>::with_payload(MemoryKind::Generic, LinuxSeed::default())
             .order(Order::PMD)
             .tails(Tails::Stored)
-            .stamp(InitMethod::Template(uzone_zone::StorePath::Portable))
+            .stamp(InitMethod::Template(uzone_stream::Path::Portable))
     };
     let region = Region::anonymous(ByteLen::mib(8)).unwrap();
     let pagemap = zone.bind(region, options()).unwrap();
@@ -145,7 +145,7 @@ fn a_listener_hears_of_every_page_and_no_template_is_copied() {
     let pagemap = zone.bind(region, options()).unwrap();
     assert_eq!(
         pagemap.report().stamp,
-        Some(InitMethod::Template(uzone_zone::StorePath::Portable)),
+        Some(InitMethod::Template(uzone_stream::Path::Portable)),
         "no listener is left"
     );
 }

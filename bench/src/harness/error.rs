@@ -5,11 +5,9 @@ use std::io;
 use std::path::Path;
 
 use uzone_os::uffd::UffdError;
-use uzone_os::{MapError, Mapping, MappingError, Rejected, SysError};
+use uzone_os::{AccessError, MapError, Mapping, MappingError, Rejected, SysError};
 use uzone_pages::{ByteLen, ErrorKind, Pfn};
-use uzone_zone::{
-    AccessError, BindError, BindFailure, NotPopulated, PinError, PoolError, WriteError,
-};
+use uzone_zone::{BindError, BindFailure, NotPopulated, PinError, PoolError, WriteError};
 
 /// What the functions of this package return.
 pub(crate) type Result<T = (), E = BenchError> = std::result::Result<T, E>;

@@ -25,8 +25,8 @@ use std::time::Duration;
 
 use uzone_os::{Exclusive, HugeAdvice, SystemRoot, memory};
 use uzone_pages::{ByteLen, LinuxPage, LinuxSeed, MemoryKind, Order, Payload, Tails};
-use uzone_stream::{Pattern, Streaming};
-use uzone_zone::{AltmapOptions, BindOptions, Init, InitMethod, Region, StorePath, Zone};
+use uzone_stream::{Path as StorePath, Pattern, Streaming};
+use uzone_zone::{AltmapOptions, BindOptions, Init, InitMethod, Region, Zone};
 
 use crate::harness::{
     Bench, BenchError, BindSettings, Part, Published, Result, Role, Session, Suite, Watch,

@@ -23,10 +23,11 @@ use std::time::{Duration, Instant};
 
 use uzone_os::{Exclusive, LibPmem};
 use uzone_pages::ByteLen;
-use uzone_stream::{StorePolicy, Streaming, Work as StoreWork, copy_bytes, zero_bytes};
-use uzone_zone::{
-    CacheState, CopyMethod, NextUse, PopulateOptions, Region, StorePath, ZeroOptions,
+use uzone_stream::{
+    CacheState, CopyMethod, NextUse, Path as StorePath, StorePolicy, Streaming, Work as StoreWork,
+    copy_bytes, zero_bytes,
 };
+use uzone_zone::{PopulateOptions, Region, ZeroOptions};
 
 use crate::harness::{
     BenchError, Result, Role, Row, Session, Suite, Watch, bytes, check_memory, index, present,

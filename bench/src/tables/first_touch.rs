@@ -13,9 +13,8 @@ use std::time::Duration;
 
 use uzone_os::hugepages;
 use uzone_pages::{ByteLen, PageSize};
-use uzone_zone::{
-    Backing, Batching, CopyMethod, Huge, PopulateOptions, Region, WriteError, ZeroOptions,
-};
+use uzone_stream::CopyMethod;
+use uzone_zone::{Backing, Batching, Huge, PopulateOptions, Region, WriteError, ZeroOptions};
 
 use crate::harness::{
     BenchError, Published, Result, Role, Session, Suite, bytes, check_memory, fill_zeroes, index,

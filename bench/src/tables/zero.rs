@@ -23,8 +23,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use uzone_pages::ByteLen;
-use uzone_stream::{NextUse, StorePolicy, Work as StoreWork, zero_bytes};
-use uzone_zone::{Batching, CacheState, CopyMethod, Region, WriteError, ZeroOptions};
+use uzone_stream::{CacheState, CopyMethod, NextUse, StorePolicy, Work as StoreWork, zero_bytes};
+use uzone_zone::{Batching, Region, WriteError, ZeroOptions};
 
 use crate::harness::{
     Bench, Part, Result, Role, Session, Suite, Watch, ZeroSettings, bytes, fill_zeroes,

@@ -420,9 +420,9 @@ mod tests {
     use std::sync::atomic::AtomicBool;
 
     use uzone_os::uffd::{Answered, Features, KernelFaults, Modes, Registered, Uffd, UffdError};
-    use uzone_os::{Anonymous, Mapping};
+    use uzone_os::{Anonymous, Mapping, sigbus};
     use uzone_pages::{ByteLen, Content};
-    use uzone_zone::{PagemapOps, Zone, sigbus};
+    use uzone_zone::{PagemapOps, Zone};
 
     use super::*;
     use crate::backing::ZeroBacking;

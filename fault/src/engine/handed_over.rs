@@ -51,9 +51,8 @@ mod tests {
 
     use uzone_os::uffd::in_thread::{FileSource, Source};
     use uzone_os::uffd::{Features, KernelFaults};
-    use uzone_os::{Anonymous, Mapping};
+    use uzone_os::{Anonymous, Mapping, sigbus};
     use uzone_pages::{ByteLen, Content};
-    use uzone_zone::sigbus;
 
     use crate::backing::Backing;
     use crate::engine::Engine;

@@ -123,7 +123,7 @@ impl LazyMapping {
     /// Copies bytes out, from byte `offset` of the mapping on. What is missing is produced, and the call
     /// waits for it, whether or not faults of the kernel are reported; a page that is bad raises `SIGBUS`,
     /// so a caller whose backing may fail calls [`LazyMapping::populate`] first, or
-    /// [`uzone_zone::sigbus::install`] once.
+    /// [`uzone_os::sigbus::install`] once.
     ///
     /// # Errors
     /// [`LazyError::Access`] unless all bytes are inside or, with that handler, if the access raised `SIGBUS`.

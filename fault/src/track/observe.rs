@@ -33,13 +33,13 @@ macro_rules! observe {
             }
 
             /// Changes how faults are answered from now on.
-            pub fn advise(&self, advice: $crate::Advice, fault_around: $crate::FaultAround) {
+            pub fn advise(&self, advice: uzone_pages::Advice, fault_around: uzone_pages::FaultAround) {
                 self.cores().iter().for_each(|core| core.pattern().set(advice, fault_around));
             }
 
             #[doc = concat!("Returns the state of the page with byte `offset` of ", $of, ", or `None` if there is none.")]
             #[must_use]
-            pub fn content(&self, offset: u64) -> Option<$crate::Content> {
+            pub fn content(&self, offset: u64) -> Option<uzone_pages::Content> {
                 let core = self.core_at(offset)?;
                 let page = offset >> core.page_size().shift();
                 (page < core.contents().area().end().get()).then(|| core.content(page))

@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread;
 
 use uzone_fault::KeptPages;
-use uzone_os::{Anonymous, Exclusive, HugeAdvice, MessageSocket};
+use uzone_os::unix_socket::MessageSocket;
+use uzone_os::{Anonymous, Exclusive, HugeAdvice};
 use uzone_pages::ByteLen;
 use uzone_snapshot::Source;
 

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use uzone_os::MessageSocket;
+use uzone_os::unix_socket::MessageSocket;
 
 use super::held_folder::HeldFolder;
 use super::recovery::Recovery;

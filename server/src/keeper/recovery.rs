@@ -26,8 +26,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use uzone_fault::EventLog;
 use uzone_os::peer::Peer;
+use uzone_os::uffd::EventLog;
 
 use super::estate::{self, Estate, Heirlooms};
 use super::held_folder::HeldFolder;

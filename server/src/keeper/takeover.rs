@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use uzone_os::MessageSocket;
+use uzone_os::unix_socket::MessageSocket;
 
 use super::estate::{Estate, Heirlooms};
 use super::held_folder::HeldFolder;

@@ -8,7 +8,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use uzone_os::{MessageSocket, Vaddr};
+use uzone_os::Vaddr;
+use uzone_os::unix_socket::MessageSocket;
 
 use super::estate::Heirlooms;
 use super::huge::{Collapser, Outcome};

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use uzone_os::MessageSocket;
+use uzone_os::unix_socket::MessageSocket;
 
 use super::Worker;
 use crate::link::{self, CaptureReply, CaptureRequest, Titled};

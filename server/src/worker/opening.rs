@@ -6,9 +6,10 @@ use std::iter;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use uzone_fault::{Backing, Engine, EngineOptions, FileBacking, MapError, ReaderPlacement, Zone};
+use uzone_fault::{Backing, Engine, EngineOptions, FileBacking, MapError, ReaderPlacement};
 use uzone_pages::ErrorKind;
 use uzone_snapshot::{FrameCache, Image, OpenOptions, SnapshotBacking, SnapshotError, is_url};
+use uzone_zone::Zone;
 
 use super::working_set::{self, Recording};
 use crate::error::ServeError;

@@ -8,11 +8,14 @@ use std::time::Instant;
 
 use uzone_attach::protocol::Reply;
 use uzone_fault::{
-    AdoptedMemory, Advice, Backing, FaultStats, FaultTrace, KeptPages, LazyError, LazyOptions,
-    Refusal, Remote, WriteTracking,
+    AdoptedMemory, Backing, FaultStats, FaultTrace, KeptPages, LazyError, LazyOptions, Refusal,
+    WriteTracking,
 };
+use uzone_os::Vaddr;
 use uzone_os::peer::Peer;
-use uzone_os::{MessageSocket, Vaddr};
+use uzone_os::uffd::Remote;
+use uzone_os::unix_socket::MessageSocket;
+use uzone_pages::Advice;
 
 use super::dialect::{self, Memory};
 use super::{Worker, begin_log};

@@ -7,8 +7,9 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use uzone_fault::{FaultKind, FaultTrace};
+use uzone_fault::FaultTrace;
 use uzone_os::file_system::NewFile;
+use uzone_os::uffd::FaultKind;
 use uzone_snapshot::Root;
 
 /// How long a file may be: that of 64 GiB in pages of 4 KiB.

@@ -7,9 +7,8 @@
 use std::cell::RefCell;
 use std::time::Instant;
 
-use uzone_os::{Anonymous, FixedBuffers, HugeAdvice, MapError};
+use uzone_os::{Anonymous, FixedBuffers, HugeAdvice, MapError, Mapping};
 use uzone_pages::{ByteLen, PageSize};
-use uzone_zone::Mapping;
 
 use crate::harness::{PinSettings, Result, Role, Session, Suite, sentence};
 

@@ -9,12 +9,10 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use uzone_fault::{
-    AdoptedMemory, Advice, Backing, Engine, EngineOptions, FileBacking, LazyOptions,
-};
+use uzone_fault::{AdoptedMemory, Backing, Engine, EngineOptions, FileBacking, LazyOptions};
 use uzone_os::uffd::Features;
 use uzone_os::{Access, Anonymous, Mapping, Sharing};
-use uzone_pages::ByteLen;
+use uzone_pages::{Advice, ByteLen};
 use uzone_snapshot::{FrameCache, SnapshotBacking};
 
 use crate::harness::{

@@ -3,8 +3,8 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use uzone_fault::{Backing, Engine, EngineOptions, LazyOptions, SharedBacking, Sharing};
-use uzone_os::{Access, Mapping};
+use uzone_fault::{Backing, Engine, EngineOptions, LazyOptions, SharedBacking};
+use uzone_os::{Access, Mapping, Sharing};
 use uzone_pages::ByteLen;
 use uzone_snapshot::SnapshotBacking;
 

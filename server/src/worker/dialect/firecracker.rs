@@ -7,7 +7,9 @@
 //! Source: Firecracker, `docs/snapshotting/handling-page-faults-on-snapshot-resume.md`.
 
 use serde::Deserialize;
-use uzone_fault::{ByteLen, PageSize, RemoteRegion, Vaddr};
+use uzone_fault::RemoteRegion;
+use uzone_os::Vaddr;
+use uzone_pages::{ByteLen, PageSize};
 
 use crate::connection::REGIONS;
 use crate::error::ServeError;
