@@ -11,7 +11,7 @@
 //! | `file_system` | the room in a directory, and files without a name |
 //! | `file_writes` | whether reads and writes of a file go where they belong |
 //! | `privilege` | capabilities given up, and system calls that a filter denies |
-//! | `signals` | signals that end the process: held back, or wanted with its parent's end |
+//! | `signals` | masks and actions of signals; those that end the process, held back or wanted with its parent's end |
 //! | `thread` | its number and its page faults, and a thread that runs when no other wants to |
 
 pub mod dax;

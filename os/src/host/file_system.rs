@@ -99,7 +99,12 @@ fn open_nameless(directory: &Path, mode: Mode) -> io::Result<Option<File>> {
 fn renounce_name(directory: &Path) -> io::Result<File> {
     // A signal that ends the process in between would leave the name.
     let _held = Held::hold()?;
-    NewFile::create_hidden(directory.join("uzone"))?.file().try_clone()
+    let mut made = NewFile::create_hidden(directory.join("uzone"))?;
+    let file = made.file.try_clone()?;
+    if let Some(hidden) = made.hidden.take() {
+        std::fs::remove_file(hidden)?;
+    }
+    Ok(file)
 }
 
 #[cfg(test)]

@@ -1,6 +1,8 @@
-//! Signals that end this process, held back for a moment ([`Held`]), and the masks and the actions of signals.
+//! Signals that end this process, held back for a moment ([`Held`]), and the masks and the actions
+//! of signals.
 //!
-//! Unsafe: this is the file that calls pthread_sigmask(3) and sigaction(2), which rustix does not wrap.
+//! Unsafe: this is the file that calls pthread_sigmask(3) and sigaction(2), which rustix does not
+//! wrap.
 //! Source: pthread_sigmask(3), sigaction(2), signal(7).
 
 use std::io;
@@ -48,7 +50,8 @@ pub(crate) fn set_of(signals: &[libc::c_int]) -> libc::sigset_t {
     // SAFETY: the call above has written it.
     let mut set = unsafe { set.assume_init() };
     for signal in signals {
-        // SAFETY: sigaddset(3) changes a set that is initialised, for a signal that there is.
+        // SAFETY: sigaddset(3) changes a set that is initialised, and refuses what is no signal, or
+        // one of the C library's own.
         unsafe { libc::sigaddset(&raw mut set, *signal) };
     }
     set
@@ -57,8 +60,8 @@ pub(crate) fn set_of(signals: &[libc::c_int]) -> libc::sigset_t {
 /// Changes which signals this thread blocks, and returns those that it blocked.
 pub(crate) fn set_mask(how: libc::c_int, set: &libc::sigset_t) -> io::Result<libc::sigset_t> {
     let mut before = *set;
-    // SAFETY: pthread_sigmask(3) reads the first set and writes the second; both live over the call.
-    // Blocking a signal changes nothing that memory safety rests on.
+    // SAFETY: pthread_sigmask(3) reads the first set and writes the second; both live over the
+    // call. Blocking a signal changes nothing that memory safety rests on.
     match unsafe { libc::pthread_sigmask(how, set, &raw mut before) } {
         0 => Ok(before),
         error => Err(io::Error::from_raw_os_error(error)),
@@ -67,13 +70,13 @@ pub(crate) fn set_mask(how: libc::c_int, set: &libc::sigset_t) -> io::Result<lib
 
 /// Returns the action `SIG_DFL`, which is zero, with an empty mask and no flags.
 pub(crate) fn default_action() -> libc::sigaction {
-    // SAFETY: `zeroed` wants all bits zero to be a value: numbers, a set of signals that is an array
-    // of numbers, and an optional function pointer, which is then `None`.
+    // SAFETY: `zeroed` wants all bits zero to be a value: numbers, a set of signals that is an
+    // array of numbers, and an optional function pointer, which is then `None`.
     unsafe { core::mem::zeroed() }
 }
 
-/// Sets the action of a signal if there is one to set, and returns the one before. A handler that is set may run
-/// on any thread at any time, and does what handlers may do.
+/// Sets the action of a signal if there is one to set, and returns the one before. A handler that is
+/// set may run on any thread at any time, and does what handlers may do.
 pub(crate) fn exchange(
     signal: libc::c_int,
     new: Option<&libc::sigaction>,
@@ -81,7 +84,9 @@ pub(crate) fn exchange(
     let mut old = default_action();
     let new = new.map_or(std::ptr::null(), std::ptr::from_ref);
     // SAFETY: sigaction(2) reads an action, or none where the pointer is null, and writes the old
-    // one; both live over the call.
+    // one; both live over the call. The action is the default one, one that this function returned,
+    // or one of `sigbus::handler`, `uffd::bare` and `privilege`: their functions take what
+    // `SA_SIGINFO` has the kernel hand them, and do only what signal-safety(7) allows.
     let answer = unsafe { libc::sigaction(signal, new, &mut old) };
     if answer == 0 { Ok(old) } else { Err(io::Error::last_os_error()) }
 }

@@ -189,6 +189,8 @@ impl Mapping {
         })
     }
 
+    /// Gives an advice for a part that is inside the mapped pages. `advice` is one of those in this
+    /// file: one that replaces bytes is given only as `discard` and `punch` do.
     pub(crate) fn ask(&self, part: &Range<usize>, advice: Advice) -> Result<(), Errno> {
         let start = self.at(part.start).as_ptr();
         // SAFETY: madvise(2) acts on `part.len()` bytes from `start`, all of this mapping. Three advices

@@ -65,18 +65,18 @@ impl Mapping {
             },
             |cause| explain(len, true, cause),
         )?;
-        let advice = match how.huge {
+        let (advice, name) = match how.huge {
             HugeAdvice::Default => return Ok(mapping),
             HugeAdvice::Never if is_never_huge => return Ok(mapping),
-            HugeAdvice::Never => Advice::LinuxNoHugepage,
-            HugeAdvice::Advise => Advice::LinuxHugepage,
+            HugeAdvice::Never => (Advice::LinuxNoHugepage, "MADV_NOHUGEPAGE"),
+            HugeAdvice::Advise => (Advice::LinuxHugepage, "MADV_HUGEPAGE"),
         };
         match mapping.ask(&(0..mapping.mapped_len()), advice) {
             // A kernel without transparent huge pages, or a filter that denies the call: it is only
             // advice, and the memory is what it would be without.
             Ok(()) | Err(Errno::INVAL) => Ok(mapping),
             Err(Errno::PERM | Errno::ACCESS) if how.huge == HugeAdvice::Advise => Ok(mapping),
-            Err(cause) => Err(MapError::Refused { len, cause: cause.into() }),
+            Err(cause) => Err(MapError::Advice { len, advice: name, cause: cause.into() }),
         }
     }
 

@@ -10,7 +10,6 @@
 //! Unsafe: calls of io_uring_setup(2) and io_uring_register(2).
 //! Source: io_uring_setup(2), io_uring_register(2), getrlimit(2).
 
-use std::fmt;
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
@@ -51,7 +50,7 @@ impl FixedBuffers {
     pub fn register<'a>(
         &'a mut self,
         mapping: &'a Mapping,
-    ) -> Result<impl fmt::Debug + use<'a>, MappingError> {
+    ) -> Result<Registered<'a>, MappingError> {
         let mapped_len = mapping.mapped_len();
         let len = ByteLen::new(mapped_len as u64);
         let parts = mapped_len.div_ceil(MAX_BUFFER);
@@ -97,7 +96,8 @@ fn lock_limit() -> Option<ByteLen> {
 
 /// A mapping that the kernel has pinned; dropping this lets it go.
 #[derive(Debug)]
-struct Registered<'a> {
+#[must_use = "dropping it unpins the memory"]
+pub struct Registered<'a> {
     ring: &'a mut FixedBuffers,
     _mapping: &'a Mapping,
 }

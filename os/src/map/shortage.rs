@@ -34,7 +34,7 @@ pub enum MapError {
     },
     /// A range that cuts a page: of a file, of a DAX device, or of memory to be adopted.
     #[error(
-        "{len} from {start:#x} on cut a page: memory in pages of {page} starts at a multiple of that, and that of a DAX device, or to be adopted, ends at one"
+        "{len} from {start:#x} on cut a page: the start has to be a multiple of {page}, the page size of the file, device or memory, and so has the length of a DAX device's or of adopted memory"
     )]
     CutsPage {
         /// Where the mapping should have started in the file, or where the memory starts.
@@ -127,6 +127,17 @@ pub enum MapError {
     /// A file could not be asked for its kind and length.
     #[error("cannot inspect the file to be mapped: {0}")]
     Inspect(#[source] io::Error),
+    /// The kernel refused the advice that the mapping should have been made with.
+    #[error("the new mapping of {len} was refused {advice}: {cause}")]
+    Advice {
+        /// How long the mapping is.
+        len: ByteLen,
+        /// The kernel's name of the advice.
+        advice: &'static str,
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
     /// The file is of a kind that no DAX device is.
     #[error(
         "the file is no character device, which a DAX device such as /dev/dax0.0 is: `daxctl list` shows those of this host, and a file on a DAX mount is mapped as fsdax"
@@ -231,6 +242,7 @@ impl MapError {
             }
             Self::NotOpenFor { .. } => ErrorKind::PermissionDenied,
             Self::HugeSize { .. }
+            | Self::Advice { .. }
             | Self::UnknownDevice { .. }
             | Self::DaxAttribute { .. }
             | Self::NoDax { .. } => ErrorKind::NotSupported,
@@ -394,7 +406,12 @@ mod tests {
             ("maps", exhausted, 10, "the process has 65530 mappings of 65530: raise vm.max"),
             ("one past", address(109), 10, "RLIMIT_AS is 109 B and 100 B are mapped"),
             ("exactly", address(110), 10, NO_GAP),
-            ("overflow", address(u64::MAX - 1), u64::MAX, "RLIMIT_AS is 16.0 EiB and 100 B are"),
+            (
+                "overflow",
+                address(u64::MAX - 1),
+                u64::MAX,
+                "RLIMIT_AS is 15.9 EiB (18446744073709551614 B) and 100 B",
+            ),
             ("data", data, 10, "RLIMIT_DATA is 55 B and 50 B are in use"),
             ("strict", mode(2), 101, "vm.overcommit_memory is 2 and 900 B of 1000 B are promised"),
             ("heuristic", mode(0), 2001, "the host has 2000 B with swap"),

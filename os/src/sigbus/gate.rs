@@ -2,6 +2,17 @@
 //! inside: [`Gate`].
 //!
 //! A handler may come at any time and waits for nothing, so what it uses is freed only when none is inside.
+//!
+//! ```text
+//!    63     62      61              31 30               0
+//!  ┌──────┬───────┬──────────────────┬──────────────────┐
+//!  │ open │ upper │ handlers (upper) │ handlers (lower) │
+//!  └──────┴───────┴──────────────────┴──────────────────┘
+//! ```
+//!
+//! The one that has taken a gate which is not open counts in the lower place. A count cannot overflow:
+//! Linux has at most 2^22 threads.
+//!
 //! `tests/loom.rs` searches the interleavings.
 
 use crate::sync::{AtomicPtr, AtomicU64, Ordering};
@@ -78,7 +89,8 @@ impl<T> Gate<T> {
     ) -> bool {
         // A hint, which spares most gates a write. It may see halves of two ranges, and then misses
         // a gate only if that is being opened or closed, where missing it is one of the two right
-        // answers.
+        // answers. A thread that faults after `open` returned sees what that stored, by the order of
+        // the program.
         if !self.covers(first, last) {
             return false;
         }

@@ -23,7 +23,7 @@
 //! which has it as soon as the handler returns. "Ignored" is the same for an error of the thread's own
 //! access, which the kernel lets no process ignore, and nothing for the rest.
 //!
-//! Unsafe: signal actions, the pointers that the kernel hands a handler, and calling other handlers.
+//! Unsafe: the pointers that the kernel hands a handler, and calling other handlers.
 //! Source: sigaction(2), signal-safety(7), rt_tgsigqueueinfo(2), and `siginfo` of the kernel's
 //! user interface.
 

@@ -29,8 +29,8 @@
 //! Where writes are tracked ([`Answers::tracks_writes`]), pages are filled protected. If each first
 //! write is an event, the thread that writes notes it and lets itself in; while another thread
 //! makes the page clean, it tries again. A page that is given back may come again with other bytes,
-//! those that were written back, so
-//! [`InThread::drain`] waits for the handlers that may have read the old ones.
+//! those that were written back, so [`InThread::drain`] waits for the handlers that may have read
+//! the old ones.
 //!
 //! Unsafe: the pointer that the handler follows.
 //! Source: ioctl_userfaultfd(2), `UFFD_FEATURE_SIGBUS`; signal-safety(7).

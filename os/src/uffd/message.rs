@@ -69,7 +69,7 @@ pub enum Event {
     },
     /// The process forked: this is the userfaultfd of the child.
     Forked(Remote),
-    /// Memory that has moved, or something that a newer kernel tells.
+    /// Memory that has moved, or an event of a newer kernel.
     Unknown {
         /// The number of the event.
         number: u8,

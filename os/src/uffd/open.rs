@@ -1,6 +1,5 @@
 //! Getting a userfaultfd: the device, the system call, and the handshake; and what one of this
-//! kernel can do:
-//! [`uffd_features`].
+//! kernel can do: [`uffd_features`].
 //!
 //! Unsafe: the system call that makes one, and the ioctl of its device.
 //! Source: userfaultfd(2), "Userfaultfd" in the Linux administrator's guide.

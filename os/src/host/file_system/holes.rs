@@ -106,10 +106,10 @@ mod tests {
 
     #[test]
     fn each_type_of_file_system_is_refused_by_its_name_or_is_fine() {
-        let said = |magic, block| problem_of(magic, block, 4096);
+        let problem = |magic, block| problem_of(magic, block, 4096);
         for fine in [0xef53, 0x5846_5342, 0x9123_683e, TMPFS] {
-            assert_eq!(said(fine, 4096), None, "{fine:#x}");
-            assert_eq!(said(fine, 1024), None, "{fine:#x}");
+            assert_eq!(problem(fine, 4096), None, "{fine:#x}");
+            assert_eq!(problem(fine, 1024), None, "{fine:#x}");
         }
         for (magic, block, part) in [
             (0x9584_58f6, 2 << 20, "hugetlbfs, where a page"),
@@ -119,8 +119,8 @@ mod tests {
             (0x4d44, 4096, "FAT, which has no holes"),
             (0x1234, 4096, "0x1234, which is not known"),
         ] {
-            let said = said(magic, block).unwrap();
-            assert!(said.contains(part), "{said}");
+            let problem = problem(magic, block).unwrap();
+            assert!(problem.contains(part), "{problem}");
         }
     }
 

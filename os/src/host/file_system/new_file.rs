@@ -13,10 +13,10 @@ use rustix::fs::{AtFlags, CWD, Mode};
 /// A file that is being written. Dropping it unfinished leaves what was at its path before.
 #[derive(Debug)]
 pub struct NewFile {
-    file: File,
+    pub(super) file: File,
     path: PathBuf,
     /// The hidden name, while it has that.
-    hidden: Option<PathBuf>,
+    pub(super) hidden: Option<PathBuf>,
 }
 
 impl NewFile {

@@ -12,7 +12,8 @@ use crate::map::options::Anonymous;
 use crate::uffd::handover::Handover;
 use crate::uffd::write_states::WriteStates;
 
-/// Where a part is in the memory, and the file with where the part starts in it: without a file it is zero.
+/// Where a part is in the memory, and the file with where the part starts in it. A part without a
+/// file is zero.
 type Part = (Range<u64>, Option<(FileSource, u64)>);
 
 /// Where pages come from.
@@ -72,9 +73,9 @@ pub struct Answers {
     pub source: Source,
     /// The size of the aligned window that is filled for a fault.
     pub around: FaultAround,
-    /// Lets windows grow: the second one of a reader in order has the size `around`, and this is
-    /// the largest. After so many faults of other threads in a block of 512 pages, all of it is
-    /// mapped.
+    /// Lets windows grow: the second one of a reader in order has the size `around`, and the largest
+    /// has the first of these. After as many faults of other threads in a block of 512 pages as the
+    /// second number, all of it is mapped.
     pub growth: Option<(FaultAround, u8)>,
     /// Whether writes are tracked. The kernel records them and lets writers in, unless there are
     /// `states`.
