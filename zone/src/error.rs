@@ -4,7 +4,8 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-use uzone_os::{AccessError, Addr, MapError, MappingError, memory};
+use uzone_os::memory::Limit;
+use uzone_os::{AccessError, Addr, MapError, MappingError, SysError, hugepages};
 use uzone_pages::{
     AddrError, AdvanceError, ByteLen, Content, ErrorKind, HoldError, MemoryKind, Order, PageCount,
     PageSize, Pfn, PfnRange,
@@ -168,7 +169,7 @@ pub enum BindError {
         /// Bytes that this process may still take.
         available: ByteLen,
         /// What the limit is.
-        limited_by: memory::Limit,
+        limited_by: Limit,
     },
     /// The memory for the descriptors could not be mapped.
     #[error("cannot map {len} for the descriptors: {cause}")]
@@ -337,7 +338,7 @@ pub enum PinError {
 // It is returned by each pin, so it stays small.
 const _: () = assert!(size_of::<PinError>() <= 40);
 
-/// Why bytes of a region were not written, cleared, copied, given back or made persistent.
+/// Why bytes of a region were not written, cleared, copied, made present, given back or made persistent.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WriteError {
@@ -430,6 +431,78 @@ pub enum WriteError {
     /// The device did not take the pages.
     #[error("cannot make bytes last: {0}")]
     Sync(#[source] MappingError),
+    /// Pages were not made present: the range is not inside of the region, or the kernel refused a part of it.
+    /// The error states how much is present.
+    #[error(transparent)]
+    Populate(#[from] MappingError),
+    /// There is not enough memory. Nothing was populated.
+    #[error(
+        "{needed:.1} are needed and {available:.1} can be had, limited by {limited_by}: raise that limit, or populate less"
+    )]
+    TooLittleMemory {
+        /// What of the range is not present yet.
+        needed: ByteLen,
+        /// What this process may still take.
+        available: ByteLen,
+        /// What the limit is.
+        limited_by: Limit,
+    },
+    /// Others took memory meanwhile, and what is left is too little, or so little that going on
+    /// might have the kernel kill a process. What is present stays so.
+    #[error(
+        "{done:.1} of {of} are present; {needed:.1} more are needed, and {available:.1} can be had because others took memory meanwhile, limited by {limited_by}: raise that limit, or give what is present back and populate less"
+    )]
+    TakenMeanwhile {
+        /// What is present of the request, from the start of the range on.
+        done: ByteLen,
+        /// How much the request was for.
+        of: ByteLen,
+        /// What is not present yet.
+        needed: ByteLen,
+        /// What this process may still take.
+        available: ByteLen,
+        /// What the limit is.
+        limited_by: Limit,
+    },
+    /// The pool of huge pages is too small. Nothing was populated.
+    #[error(
+        "{needed} are needed of the pool of {size} pages, of which {free} are free: write a larger number to {path}", path = hugepages::nr_path(*size)
+    )]
+    HugePool {
+        /// The size of its pages.
+        size: PageSize,
+        /// What of the range is not present yet.
+        needed: ByteLen,
+        /// How many bytes its free pages are.
+        free: ByteLen,
+    },
+    /// Huge pages were required, and this memory gets none. Nothing was populated.
+    #[error("huge pages are required, and there are none for {backing}: {why}")]
+    NoHugePages {
+        /// What is behind the region.
+        backing: Backing,
+        /// Why not, and what would help.
+        why: &'static str,
+    },
+    /// Huge pages were required, and there were not enough. What is present stays so.
+    #[error(
+        "huge pages are required, and of {wanted} only {huge} are in them: free memory and write 1 to /proc/sys/vm/compact_memory, or use a hugetlb pool"
+    )]
+    TooFewHugePages {
+        /// How many bytes of the range can be in huge pages.
+        wanted: ByteLen,
+        /// How many are.
+        huge: ByteLen,
+    },
+    /// There is no such node.
+    #[error("there is no NUMA node {node} with CPUs: `uzone doctor` lists those that there are")]
+    Node {
+        /// What was asked for.
+        node: u32,
+    },
+    /// What the host has could not be read.
+    #[error("cannot ask the host what it has: {0}")]
+    Sys(#[from] SysError),
 }
 
 impl BindError {
@@ -480,13 +553,19 @@ impl WriteError {
         match self {
             Self::Pin(error) => error.kind(),
             Self::Access(error) => error.kind(),
-            Self::Punch(error) | Self::Sync(error) => error.kind(),
+            Self::Punch(error) | Self::Sync(error) | Self::Populate(error) => error.kind(),
+            Self::Sys(error) => error.kind(),
             Self::NotFilling { .. } => ErrorKind::Busy,
             Self::Copy { cause, .. } => cause.kind(),
             Self::Poisoned { .. } => ErrorKind::Poisoned,
-            Self::Unavailable { .. } | Self::NoStorage { .. } | Self::NoInstruction => {
-                ErrorKind::NotSupported
-            }
+            Self::Unavailable { .. }
+            | Self::NoStorage { .. }
+            | Self::NoInstruction
+            | Self::NoHugePages { .. } => ErrorKind::NotSupported,
+            Self::TooLittleMemory { .. }
+            | Self::TakenMeanwhile { .. }
+            | Self::HugePool { .. }
+            | Self::TooFewHugePages { .. } => ErrorKind::OutOfMemory,
             _ => ErrorKind::InvalidInput,
         }
     }

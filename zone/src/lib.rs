@@ -79,7 +79,7 @@ pub use bind::options::{AltmapOptions, BindOptions, Init};
 pub use bind::report::BindReport;
 pub use clear::batches::Batched;
 pub use clear::options::{Batching, Cleared, ZeroOptions};
-pub use clear::populate::{Huge, NotPopulated, PopulateOptions, PopulateReport};
+pub use clear::populate::{Huge, PopulateOptions, PopulateReport};
 pub use clear::zero::Zeroed;
 pub use error::{BindError, FaultError, PinError, Unclearable, WriteError};
 pub use ops::{PagemapOps, Poisoned, Populate};

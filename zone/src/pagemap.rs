@@ -16,8 +16,8 @@ use uzone_pages::{
 };
 
 use crate::bind::report::BindReport;
-use crate::clear::populate::{NotPopulated, PopulateOptions, PopulateReport};
-use crate::error::PinError;
+use crate::clear::populate::{PopulateOptions, PopulateReport};
+use crate::error::{PinError, WriteError};
 use crate::inner::{CachedMemmap, Inner, Parts};
 use crate::pin::guards::{GuardBook, Holder};
 use crate::pin::pin_target::{PinTarget, Place};
@@ -337,15 +337,15 @@ impl<P: Payload> Pagemap<P> {
     /// neither does what is known about them.
     ///
     /// # Errors
-    /// [`NotPopulated`] as [`Region::populate`], and if not all pages belong to the region.
+    /// [`WriteError`] as [`Region::populate`], and if not all pages belong to the region.
     pub fn populate(
         &self,
         range: PfnRange,
         options: &PopulateOptions,
-    ) -> Result<PopulateReport, NotPopulated> {
+    ) -> Result<PopulateReport, WriteError> {
         let bytes = self.bytes_of(range).ok_or_else(|| {
             let region = self.range();
-            NotPopulated::NotHere { asked: range, region }
+            PinError::NotHere { asked: range, region }
         })?;
         self.inner.region.populate(bytes, options)
     }

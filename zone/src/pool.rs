@@ -32,7 +32,8 @@ use std::thread::JoinHandle;
 use uzone_os::{AccessError, SystemRoot, numa};
 use uzone_pages::{Payload, PfnRange, PoolBackend};
 
-use crate::clear::populate::{NotPopulated, PopulateOptions, PopulateReport};
+use crate::clear::populate::{PopulateOptions, PopulateReport};
+use crate::error::WriteError;
 use crate::pagemap::{Pagemap, PagemapView};
 use crate::pin::pin_target::{PinTarget, Segment, start_inside};
 use crate::pool::options::{PoolError, PoolOptions, PoolStats};
@@ -143,12 +144,12 @@ impl<P: Payload> Pool<P> {
     /// Costs what [`Pagemap::populate`] does, and a system call for each run of absent folios.
     ///
     /// # Errors
-    /// [`NotPopulated`] as [`Pagemap::populate`]; then the folios are absent as before.
+    /// [`WriteError`] as [`Pagemap::populate`]; then the folios are absent as before.
     pub fn populate(
         &self,
         range: PfnRange,
         options: &PopulateOptions,
-    ) -> Result<PopulateReport, NotPopulated> {
+    ) -> Result<PopulateReport, WriteError> {
         self.shared.populate(range, options)
     }
 

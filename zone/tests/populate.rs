@@ -16,7 +16,7 @@ use uzone_os::{Access, Anonymous, HugeAdvice, Sharing, SystemRoot, probe};
 use uzone_os::{Mapping, MappingError, Populated, hugepages};
 use uzone_pages::{ByteLen, PageSize};
 use uzone_zone::{
-    Backing, Batching, Cancel, Huge, NotPopulated, PopulateOptions, Progress, Region, ZeroOptions,
+    Backing, Batching, Cancel, Huge, PopulateOptions, Progress, Region, WriteError, ZeroOptions,
 };
 
 const MIB: u64 = 1 << 20;
@@ -86,7 +86,7 @@ fn huge_pages_that_are_required_are_there_or_it_is_refused() {
         let region = anonymous(32 * MIB);
         match region.populate(0..32 * MIB, &required) {
             Ok(report) => assert_eq!(report.huge, ByteLen::mib(32), "{report}"),
-            Err(NotPopulated::TooFewHugePages { wanted, huge }) => {
+            Err(WriteError::TooFewHugePages { wanted, huge }) => {
                 assert!(huge < wanted, "{huge} of {wanted}");
                 skip("huge_pages_that_are_required", "free memory is in pieces");
             }
@@ -98,19 +98,19 @@ fn huge_pages_that_are_required_are_there_or_it_is_refused() {
         assert!(region.populate(0..8 * MIB, &small).unwrap().is_whole());
         match region.populate(0..8 * MIB, &required) {
             Ok(report) => assert_eq!(report.huge, ByteLen::mib(8), "{report}"),
-            Err(NotPopulated::TooFewHugePages { .. }) => {
+            Err(WriteError::TooFewHugePages { .. }) => {
                 skip("huge_pages_of_base_pages", "free memory is in pieces");
             }
             Err(error) => panic!("{error}"),
         }
     } else {
         let error = anonymous(MIB).populate(0..MIB, &required).unwrap_err();
-        assert!(matches!(error, NotPopulated::NoHugePages { backing: Backing::Anonymous, .. }));
+        assert!(matches!(error, WriteError::NoHugePages { backing: Backing::Anonymous, .. }));
     }
     let file = Temporary::new("pop-huge", &[7; 1 << 20]);
     let region = Region::file(&file.0, 0, ByteLen::mib(1)).unwrap();
     let error = region.populate(0..MIB, &required).unwrap_err();
-    assert!(matches!(error, NotPopulated::NoHugePages { .. }), "{error}");
+    assert!(matches!(error, WriteError::NoHugePages { .. }), "{error}");
     assert!(error.to_string().contains("use memory without a file"), "{error}");
     // What huge pages do not fit into needs none.
     let report = anonymous(MIB).populate(0..MIB, &required);
@@ -149,7 +149,7 @@ fn a_shortage_of_memory_is_found_before_any_is_taken() {
     let started = Instant::now();
     let error = region.populate(0..16 << 40, &PopulateOptions::default()).unwrap_err();
     assert!(started.elapsed() < Duration::from_secs(5));
-    let NotPopulated::TooLittleMemory { needed, available, .. } = &error else {
+    let WriteError::TooLittleMemory { needed, available, .. } = &error else {
         panic!("{error}");
     };
     assert_eq!(*needed, ByteLen::tib(16));
@@ -165,10 +165,10 @@ fn a_range_that_is_not_inside_and_a_node_that_is_not_there_are_refused() {
     let backwards = std::ops::Range { start: 5, end: 4 };
     for range in [0..MIB + 1, 0..0, backwards, u64::MAX - 1..u64::MAX] {
         let error = region.populate(range, &options).unwrap_err();
-        assert!(matches!(error, NotPopulated::Populate(MappingError::Access(_))), "{error}");
+        assert!(matches!(error, WriteError::Populate(MappingError::Access(_))), "{error}");
     }
     let error = region.populate(0..MIB, &options.clone().node(1000)).unwrap_err();
-    assert!(matches!(error, NotPopulated::Node { node: 1000 }), "{error}");
+    assert!(matches!(error, WriteError::Node { node: 1000 }), "{error}");
     assert_eq!(region.mapping().resident().unwrap(), ByteLen::ZERO);
 }
 
@@ -267,7 +267,7 @@ fn a_region_of_a_pool_is_huge_may_be_punched_and_finds_an_empty_pool_at_once() {
     match region.populate(0..16 * MIB, &PopulateOptions::default()) {
         // The kernel has kept the page that was given back promised to us.
         Ok(report) => assert!(free > 0 && report.huge == ByteLen::mib(16), "{free}: {report}"),
-        Err(NotPopulated::HugePool { needed, free, .. }) => {
+        Err(WriteError::HugePool { needed, free, .. }) => {
             assert_eq!((needed, free), (ByteLen::mib(2), ByteLen::ZERO));
         }
         Err(error) => panic!("{error}"),
@@ -370,7 +370,7 @@ fn two_processes_that_share_a_limit_find_the_shortage_and_no_process_is_killed()
         let result = region.populate(0..region.len().get(), &PopulateOptions::default());
         match result {
             Ok(report) => println!("whole {}", report.done().get()),
-            Err(error @ NotPopulated::TakenMeanwhile { done, of, needed, available, .. }) => {
+            Err(error @ WriteError::TakenMeanwhile { done, of, needed, available, .. }) => {
                 assert_eq!(of, region.len());
                 assert_eq!(done.get() + needed.get(), of.get());
                 assert!(available.get() < LIMIT, "{error}");
@@ -378,7 +378,7 @@ fn two_processes_that_share_a_limit_find_the_shortage_and_no_process_is_killed()
                 assert!(region.mapping().resident().unwrap() >= done);
                 println!("short {error}");
             }
-            Err(error @ NotPopulated::TooLittleMemory { .. }) => println!("short {error}"),
+            Err(error @ WriteError::TooLittleMemory { .. }) => println!("short {error}"),
             Err(error) => panic!("{error}"),
         }
         std::io::stdin().read_line(&mut String::new()).unwrap();

@@ -7,7 +7,7 @@ use std::path::Path;
 use uzone_os::uffd::UffdError;
 use uzone_os::{AccessError, MapError, Mapping, MappingError, Rejected, SysError};
 use uzone_pages::{ByteLen, ErrorKind, Pfn};
-use uzone_zone::{BindError, BindFailure, NotPopulated, PinError, PoolError, WriteError};
+use uzone_zone::{BindError, BindFailure, PinError, PoolError, WriteError};
 
 /// What the functions of this package return.
 pub(crate) type Result<T = (), E = BenchError> = std::result::Result<T, E>;
@@ -154,13 +154,33 @@ failures! {
     UffdError: "open a userfaultfd", true;
     Rejected<Mapping, UffdError>: "register memory with a userfaultfd", true;
     AccessError: "reach mapped memory", false;
-    WriteError: "clear or copy the memory of a region", false;
-    NotPopulated: "make a region present", true;
     PoolError: "take a folio of a pool", false;
     uzone_snapshot::SnapshotError: "pack or read an image", false;
     rusqlite::Error: "query a database", false;
     sqlite_vfs::RegisterError: "add a file system to SQLite", false;
     grep_regex::Error: "make a regular expression", false;
+}
+
+impl From<WriteError> for BenchError {
+    fn from(error: WriteError) -> Self {
+        let is_of_this_host = matches!(
+            error,
+            WriteError::TooLittleMemory { .. }
+                | WriteError::TakenMeanwhile { .. }
+                | WriteError::HugePool { .. }
+                | WriteError::NoHugePages { .. }
+                | WriteError::TooFewHugePages { .. }
+                | WriteError::Node { .. }
+                | WriteError::Populate(_)
+                | WriteError::Sys(_)
+        );
+        let what = if is_of_this_host {
+            "make a region present"
+        } else {
+            "clear or copy the memory of a region"
+        };
+        Self::failed(what, is_of_this_host, error)
+    }
 }
 
 /// Returns an error on one line, with those of its causes that the text before does not contain.

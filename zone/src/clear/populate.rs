@@ -24,12 +24,13 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use uzone_os::hugepages;
-use uzone_os::memory::{self, Available, Limit};
+use uzone_os::memory::{self, Available};
 use uzone_os::numa;
-use uzone_os::{MappingError, PopulateHow, Populated, SysError, SystemRoot};
-use uzone_pages::{ByteLen, ErrorKind, PageSize, PfnRange};
+use uzone_os::{MappingError, PopulateHow, Populated, SystemRoot};
+use uzone_pages::ByteLen;
 
 use crate::backing::Backing;
+use crate::error::WriteError;
 use crate::progress::{Cancel, OnProgress, Progress};
 use crate::region::Region;
 
@@ -37,110 +38,6 @@ use watched::Watched;
 
 /// How much is asked for first where base pages will not do: a few huge pages of the common size.
 const TRIAL_BYTES: u64 = 8 << 20;
-
-/// A region that was not made present.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum NotPopulated {
-    /// The range is not inside of the region, or the kernel refused a part of it. The error states how
-    /// much is present.
-    #[error(transparent)]
-    Populate(#[from] MappingError),
-    /// Not every page belongs to the region. Nothing was populated.
-    #[error("{asked} do not all belong to the region, which has {region}")]
-    NotHere {
-        /// The pages that were asked for.
-        asked: PfnRange,
-        /// The pages of the region.
-        region: PfnRange,
-    },
-    /// There is not enough memory. Nothing was populated.
-    #[error(
-        "{needed:.1} are needed and {available:.1} can be had, limited by {limited_by}: raise that limit, or populate less"
-    )]
-    TooLittleMemory {
-        /// What of the range is not present yet.
-        needed: ByteLen,
-        /// What this process may still take.
-        available: ByteLen,
-        /// What the limit is.
-        limited_by: Limit,
-    },
-    /// Others took memory meanwhile, and what is left is too little, or so little that going on
-    /// might have the kernel kill a process. What is present stays so.
-    #[error(
-        "{done:.1} of {of} are present; {needed:.1} more are needed, and {available:.1} can be had because others took memory meanwhile, limited by {limited_by}: raise that limit, or give what is present back and populate less"
-    )]
-    TakenMeanwhile {
-        /// What is present of the request, from the start of the range on.
-        done: ByteLen,
-        /// How much the request was for.
-        of: ByteLen,
-        /// What is not present yet.
-        needed: ByteLen,
-        /// What this process may still take.
-        available: ByteLen,
-        /// What the limit is.
-        limited_by: Limit,
-    },
-    /// The pool of huge pages is too small. Nothing was populated.
-    #[error(
-        "{needed} are needed of the pool of {size} pages, of which {free} are free: write a larger number to {path}", path = hugepages::nr_path(*size)
-    )]
-    HugePool {
-        /// The size of its pages.
-        size: PageSize,
-        /// What of the range is not present yet.
-        needed: ByteLen,
-        /// How many bytes its free pages are.
-        free: ByteLen,
-    },
-    /// Huge pages were required, and this memory gets none. Nothing was populated.
-    #[error("huge pages are required, and there are none for {backing}: {why}")]
-    NoHugePages {
-        /// What is behind the region.
-        backing: Backing,
-        /// Why not, and what would help.
-        why: &'static str,
-    },
-    /// Huge pages were required, and there were not enough. What is present stays so.
-    #[error(
-        "huge pages are required, and of {wanted} only {huge} are in them: free memory and write 1 to /proc/sys/vm/compact_memory, or use a hugetlb pool"
-    )]
-    TooFewHugePages {
-        /// How many bytes of the range can be in huge pages.
-        wanted: ByteLen,
-        /// How many are.
-        huge: ByteLen,
-    },
-    /// There is no such node.
-    #[error("there is no NUMA node {node} with CPUs: `uzone doctor` lists those that there are")]
-    Node {
-        /// What was asked for.
-        node: u32,
-    },
-    /// What the host has could not be read.
-    #[error("cannot ask the host what it has: {0}")]
-    Sys(#[from] SysError),
-}
-
-impl NotPopulated {
-    /// Returns what kind of failure this is.
-    #[must_use]
-    pub fn kind(&self) -> ErrorKind {
-        match self {
-            Self::Populate(error) => error.kind(),
-            Self::NotHere { .. } => ErrorKind::NotFound,
-            Self::NoHugePages { .. } => ErrorKind::NotSupported,
-            Self::Node { .. } => ErrorKind::InvalidInput,
-            Self::Sys(error) => error.kind(),
-            Self::TooLittleMemory { .. }
-            | Self::TakenMeanwhile { .. }
-            | Self::HugePool { .. }
-            | Self::TooFewHugePages { .. } => ErrorKind::OutOfMemory,
-        }
-    }
-}
 
 /// Whether memory is to be in huge pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -269,13 +166,13 @@ impl Region {
     /// reads of `/proc` and `/sys`. Source: madvise(2), `MADV_POPULATE_WRITE`.
     ///
     /// # Errors
-    /// [`NotPopulated`] names what there was not enough of, with numbers; where that could be known
+    /// [`WriteError`] names what there was not enough of, with numbers; where that could be known
     /// before, nothing is populated. That it was cancelled or out of time is no error.
     pub fn populate(
         &self,
         range: Range<u64>,
         options: &PopulateOptions,
-    ) -> Result<PopulateReport, NotPopulated> {
+    ) -> Result<PopulateReport, WriteError> {
         let started = Instant::now();
         let (mapping, root) = (self.memory(), SystemRoot::host());
         let resident = mapping.resident_in(range.clone())?;
@@ -312,7 +209,7 @@ impl Region {
         {
             let needed = ByteLen::new(of.get() - done.get());
             let Available { bytes: available, limited_by } = left;
-            return Err(NotPopulated::TakenMeanwhile { done, of, needed, available, limited_by });
+            return Err(WriteError::TakenMeanwhile { done, of, needed, available, limited_by });
         }
         if options.huge == Huge::Required && done == of {
             self.require_huge(&root, range.clone())?;
@@ -362,7 +259,7 @@ impl Region {
         &self,
         root: &SystemRoot,
         needed: ByteLen,
-    ) -> Result<Option<Available>, NotPopulated> {
+    ) -> Result<Option<Available>, WriteError> {
         let is_small = self.memory().page_size() == uzone_os::probe::page_size();
         match self.backing() {
             Backing::Hugetlb(size) => {
@@ -370,13 +267,13 @@ impl Region {
                 // Those that are promised to this region are free until they are touched.
                 let free = ByteLen::new(pool.free.saturating_mul(size.bytes()));
                 if free < needed {
-                    return Err(NotPopulated::HugePool { size: *size, needed, free });
+                    return Err(WriteError::HugePool { size: *size, needed, free });
                 }
             }
             Backing::Anonymous | Backing::Memfd | Backing::Adopted if is_small => {
                 let available = memory::available(root)?;
                 if available.bytes < needed {
-                    return Err(NotPopulated::TooLittleMemory {
+                    return Err(WriteError::TooLittleMemory {
                         needed,
                         available: available.bytes,
                         limited_by: available.limited_by,
@@ -397,12 +294,12 @@ impl Region {
         root: &SystemRoot,
         range: Range<u64>,
         huge: Huge,
-    ) -> Result<ByteLen, NotPopulated> {
+    ) -> Result<ByteLen, WriteError> {
         let mapping = self.memory();
         if mapping.page_size() != uzone_os::probe::page_size() {
             return Ok(ByteLen::new(range.end - range.start)); // huge already
         }
-        let none = |why| NotPopulated::NoHugePages { backing: self.backing().clone(), why };
+        let none = |why| WriteError::NoHugePages { backing: self.backing().clone(), why };
         let thp = hugepages::thp(root)?;
         let is_anonymous = matches!(self.backing(), Backing::Anonymous | Backing::Adopted);
         match (huge, thp) {
@@ -434,7 +331,7 @@ impl Region {
     }
 
     /// Makes huge pages of what is in base pages, and refuses if that does not go.
-    fn require_huge(&self, root: &SystemRoot, range: Range<u64>) -> Result<(), NotPopulated> {
+    fn require_huge(&self, root: &SystemRoot, range: Range<u64>) -> Result<(), WriteError> {
         let mapping = self.memory();
         let Some(thp) = hugepages::thp(root)? else { return Ok(()) };
         if mapping.page_size() != uzone_os::probe::page_size() {
@@ -449,7 +346,7 @@ impl Region {
             return Ok(());
         }
         let huge = mapping.huge_backed_in(range)?;
-        if huge >= wanted { Ok(()) } else { Err(NotPopulated::TooFewHugePages { wanted, huge }) }
+        if huge >= wanted { Ok(()) } else { Err(WriteError::TooFewHugePages { wanted, huge }) }
     }
 
     /// Returns for each node the CPUs that its threads keep to, and how many threads there are.
@@ -457,7 +354,7 @@ impl Region {
         &self,
         root: &SystemRoot,
         options: &PopulateOptions,
-    ) -> Result<(Vec<Vec<u32>>, NonZeroUsize), NotPopulated> {
+    ) -> Result<(Vec<Vec<u32>>, NonZeroUsize), WriteError> {
         let mut nodes = Vec::new();
         for node in numa::nodes(root)? {
             let is_wanted = options.node.is_none_or(|wanted| wanted == node.number);
@@ -467,7 +364,7 @@ impl Region {
             }
         }
         if let (Some(node), true) = (options.node, nodes.is_empty()) {
-            return Err(NotPopulated::Node { node });
+            return Err(WriteError::Node { node });
         }
         let cpus = match nodes.iter().map(Vec::len).sum() {
             0 => numa::current_cpu_count()?,

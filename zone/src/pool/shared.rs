@@ -15,9 +15,9 @@ use uzone_pages::{
 };
 
 use crate::clear::options::{Batching, ZeroOptions};
-use crate::clear::populate::{NotPopulated, PopulateOptions, PopulateReport};
+use crate::clear::populate::{PopulateOptions, PopulateReport};
 use crate::clear::zero::{CLEARABLE, Owned};
-use crate::error::WriteError;
+use crate::error::{PinError, WriteError};
 use crate::pagemap::Pagemap;
 use crate::pin::pin_target::PinTarget;
 use crate::pool::options::{PoolError, PoolOptions, PoolStats};
@@ -198,9 +198,9 @@ impl<P: Payload> Shared<P> {
         &self,
         range: PfnRange,
         options: &PopulateOptions,
-    ) -> Result<PopulateReport, NotPopulated> {
+    ) -> Result<PopulateReport, WriteError> {
         let region = self.pagemap.range();
-        let not_here = NotPopulated::NotHere { asked: range, region };
+        let not_here = PinError::NotHere { asked: range, region };
         let range = self.whole_folios(range).ok_or(not_here)?;
         let inner = &self.pagemap.inner;
         // While they are being filled no other thread can pin, fill or clear them.
