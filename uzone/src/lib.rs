@@ -36,8 +36,8 @@ pub use uzone_zone::{
     AltmapOptions, Batching, BindError, BindFailure, BindOptions, BindReport, Busy, Cancel,
     Cleared, FaultError, Guard, Holder, Huge, Init, Pagemap, PagemapOps, PagemapView, PinError,
     PinOptions, Pinned, PinnedRanges, Poisoned, Pool, PoolError, PoolOptions, PoolStats, Pooled,
-    Populate, PopulateOptions, PopulateReport, Progress, RawGuard, Redeemed, Referenced, Region,
-    RegionView, Segment, Unclearable, WriteError, ZeroOptions, Zeroed, Zone,
+    Populate, PopulateOptions, PopulateReport, RawGuard, Redeemed, Referenced, Region, RegionView,
+    Segment, Unclearable, WriteError, ZeroOptions, Zeroed, Zone,
 };
 
 /// Memory whose pages are put in place when they are first touched.

@@ -91,7 +91,7 @@ pub use pin::token::{RawGuard, Redeemed};
 pub use pin::{Guard, PinOptions, Pinned, Referenced};
 pub use pool::options::{PoolError, PoolOptions, PoolStats};
 pub use pool::{Pool, Pooled};
-pub use progress::{Cancel, Progress};
+pub use progress::Cancel;
 pub use region::Region;
 pub use region_view::RegionView;
 pub use zone::Zone;

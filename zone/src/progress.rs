@@ -1,4 +1,4 @@
-//! How far a long operation is, and how another thread stops it: [`Progress`], [`Cancel`].
+//! How far a long operation is, and how another thread stops it: [`Cancel`].
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,21 +6,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use uzone_pages::ByteLen;
 
-/// How far a long operation is.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Progress {
-    /// Bytes that are done: of descriptors for a bind, else of the region.
-    pub done: ByteLen,
-    /// Bytes that will be.
-    pub total: ByteLen,
-}
-
-/// What is called with the progress of an operation, if anything is.
+/// What is called with how many bytes of an operation are done and how many will be, if anything is.
 #[derive(Clone, Default)]
-pub(crate) struct OnProgress(Option<Arc<dyn Fn(Progress) + Send + Sync>>);
+pub(crate) struct OnProgress(Option<Arc<dyn Fn(ByteLen, ByteLen) + Send + Sync>>);
 
 impl OnProgress {
-    pub(crate) fn new(call: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+    pub(crate) fn new(call: impl Fn(ByteLen, ByteLen) + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(call)))
     }
 
@@ -30,7 +21,7 @@ impl OnProgress {
 
     pub(crate) fn call(&self, done: ByteLen, total: ByteLen) {
         if let Some(call) = &self.0 {
-            call(Progress { done, total });
+            call(done, total);
         }
     }
 }

@@ -436,7 +436,7 @@ fn a_bind_that_is_cancelled_gives_the_whole_region_back_without_descriptors() {
         options = if after_writing {
             options.on_pageblock(move |_| flag.cancel())
         } else {
-            options.on_progress(move |_| flag.cancel())
+            options.on_progress(move |_, _| flag.cancel())
         };
         let refused = zone.bind(region, options).unwrap_err();
         assert!(matches!(refused.cause, BindError::Cancelled { .. }), "{}", refused.cause);

@@ -326,8 +326,8 @@ fn a_cancelled_bind_gives_the_region_back_and_keeps_the_memory_it_had() {
     let cancel = Cancel::default();
     let options = {
         let (stop, flag) = (cancel.clone(), cancel);
-        linux().threads(NonZeroUsize::MIN).cancel(flag).on_progress(move |progress| {
-            if progress.done >= ByteLen::mib(6) {
+        linux().threads(NonZeroUsize::MIN).cancel(flag).on_progress(move |done, _| {
+            if done >= ByteLen::mib(6) {
                 stop.cancel();
             }
         })
@@ -349,13 +349,13 @@ fn progress_rises_to_the_total() {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let options = {
         let seen = seen.clone();
-        linux().on_progress(move |progress| seen.lock().unwrap().push(progress))
+        linux().on_progress(move |done, total| seen.lock().unwrap().push((done, total)))
     };
     drop(zone.bind(anonymous(1 << 30), options).unwrap());
     let seen = seen.lock().unwrap();
     assert_eq!(seen.len(), 8);
-    assert!(seen.iter().all(|progress| progress.total == ByteLen::mib(16)));
-    assert_eq!(seen.iter().map(|progress| progress.done).max(), Some(ByteLen::mib(16)));
+    assert!(seen.iter().all(|(_, total)| *total == ByteLen::mib(16)));
+    assert_eq!(seen.iter().map(|(done, _)| *done).max(), Some(ByteLen::mib(16)));
 }
 
 #[test]
@@ -599,7 +599,7 @@ fn a_worker_that_panics_stops_the_others_and_leaves_no_claim() {
     let calls = Arc::new(AtomicU64::new(0));
     let options = {
         let calls = calls.clone();
-        linux().threads(NonZeroUsize::new(2).unwrap()).on_progress(move |_| {
+        linux().threads(NonZeroUsize::new(2).unwrap()).on_progress(move |_, _| {
             assert!(calls.fetch_add(1, Ordering::SeqCst) != 0, "the first call panics");
         })
     };
@@ -627,7 +627,7 @@ fn a_bind_that_is_cancelled_before_it_begins_does_nothing() {
 fn a_callback_may_bind_and_unbind_in_the_same_zone() {
     let zone = Zone::new();
     let inner = zone.clone();
-    let options = linux().on_progress(move |_| {
+    let options = linux().on_progress(move |_, _| {
         drop(inner.bind(anonymous(1 << 20), generic()).unwrap());
         assert!(!inner.bound().is_empty());
         inner.trim();

@@ -13,7 +13,7 @@ use common::{Temporary, bytes};
 use uzone_os::{Access, AccessError, Mapping, Sharing, SystemRoot, memory};
 use uzone_pages::{AddrError, ByteLen};
 use uzone_stream::{CacheState, CopyMethod, NextUse, Path as StorePath};
-use uzone_zone::{Batching, Cancel, Progress, Region, WriteError, ZeroOptions};
+use uzone_zone::{Batching, Cancel, Region, WriteError, ZeroOptions};
 
 const PAGE: u64 = 4096;
 const MIB: u64 = 1 << 20;
@@ -213,7 +213,7 @@ fn a_preemptible_caller_gets_whole_extents_and_a_cooperative_one_a_yield_point_a
     let counted = Arc::clone(&calls);
     let options = ZeroOptions::default()
         .batching(Batching::Bytes(ByteLen::new(3 * PAGE)))
-        .on_batch(move |_| {
+        .on_batch(move |_, _| {
             counted.fetch_add(1, Ordering::Relaxed);
         });
     assert_eq!(zero(&options), 171, "512 pages by 3");
@@ -233,11 +233,11 @@ fn the_neighbourhood_of_the_hint_is_written_last_also_by_several_threads() {
             .threads(threads(count))
             .batching(Batching::Bytes(ByteLen::mib(1)))
             .hint(hint)
-            .on_batch(move |progress: Progress| tell.lock().expect("alone").push(progress));
+            .on_batch(move |done, _| tell.lock().expect("alone").push(done.get()));
         assert!(region.zero_range(0, ByteLen::mib(8), &options).expect("inside").is_whole());
         let seen = seen.lock().expect("alone");
         // The five pages come alone, and after them nothing.
-        let done: Vec<u64> = seen.iter().map(|progress| progress.done.get()).collect();
+        let done: &[u64] = &seen;
         let last = done.len() - 1;
         assert_eq!(done[last], 8 * MIB, "{done:?}");
         assert!(done[..last].iter().all(|done| *done <= 8 * MIB - 5 * PAGE), "{done:?}");
@@ -263,7 +263,7 @@ fn what_was_cancelled_says_exactly_what_is_cleared() {
                 .batching(Batching::Bytes(ByteLen::kib(64)))
                 .hint(MIB)
                 .cancel(cancel)
-                .on_batch(move |_| {
+                .on_batch(move |_, _| {
                     if calls.fetch_add(1, Ordering::Relaxed) + 1 >= stop_after {
                         stop.cancel();
                     }
@@ -418,7 +418,7 @@ fn a_callback_that_panics_stops_all_threads_and_comes_through() {
     let options = ZeroOptions::default()
         .threads(threads(2))
         .batching(Batching::Bytes(ByteLen::kib(4)))
-        .on_batch(|_| panic!("on purpose"));
+        .on_batch(|_, _| panic!("on purpose"));
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         region.zero_range(0, ByteLen::mib(16), &options)
     }));

@@ -441,7 +441,7 @@ fn what_was_cancelled_at_any_moment_is_zero_or_not_called_so() {
                     .batching(uzone_zone::Batching::Bytes(ByteLen::new(5 * PAGE)))
                     .cancel(cancel.clone())
                     .hint((stop_after % 37 * 7 % PAGES) * PAGE)
-                    .on_batch(move |_| {
+                    .on_batch(move |_, _| {
                         if batches.fetch_add(1, Ordering::Relaxed) >= stop_after {
                             cancel.cancel();
                         }

@@ -16,7 +16,7 @@ use uzone_os::{Access, Anonymous, HugeAdvice, Sharing, SystemRoot, probe};
 use uzone_os::{Mapping, MappingError, Populated, hugepages};
 use uzone_pages::{ByteLen, PageSize};
 use uzone_zone::{
-    Backing, Batching, Cancel, Huge, PopulateOptions, Progress, Region, WriteError, ZeroOptions,
+    Backing, Batching, Cancel, Huge, PopulateOptions, Region, WriteError, ZeroOptions,
 };
 
 const MIB: u64 = 1 << 20;
@@ -47,11 +47,10 @@ fn exactly_the_range_is_present_and_the_report_says_in_which_pages() {
         let region = anonymous(64 * MIB);
         let seen = Arc::new(AtomicU64::new(0));
         let reported = Arc::clone(&seen);
-        let options =
-            PopulateOptions::default().huge(huge).on_progress(move |progress: Progress| {
-                assert!(progress.done <= progress.total);
-                reported.store(progress.done.get(), Ordering::Relaxed);
-            });
+        let options = PopulateOptions::default().huge(huge).on_progress(move |done, total| {
+            assert!(done <= total);
+            reported.store(done.get(), Ordering::Relaxed);
+        });
         let report = region.populate(8 * MIB..40 * MIB, &options).unwrap();
         assert!(report.is_whole(), "{report}");
         assert_eq!(report.done(), ByteLen::mib(32));
@@ -124,7 +123,7 @@ fn what_was_cancelled_or_is_out_of_time_says_how_much_is_present() {
     let region = anonymous(1 << 30);
     let cancel = Cancel::default();
     let stop = cancel.clone();
-    let options = PopulateOptions::default().cancel(cancel).on_progress(move |_| stop.cancel());
+    let options = PopulateOptions::default().cancel(cancel).on_progress(move |_, _| stop.cancel());
     let report = region.populate(0..1 << 30, &options).unwrap();
     let Populated { done, of, is_expired: false } = report.populated else { panic!("{report}") };
     assert_eq!(of, ByteLen::gib(1));

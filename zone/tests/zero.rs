@@ -138,8 +138,8 @@ fn a_cancelled_clearing_leaves_the_truth_behind() {
         let options = ZeroOptions::default()
             .batching(Batching::Bytes(ByteLen::new(3 * PAGE)))
             .threads(NonZeroUsize::new(threads).unwrap())
-            .on_batch(move |progress| {
-                if progress.done.get() > 100 * PAGE {
+            .on_batch(move |done, _| {
+                if done.get() > 100 * PAGE {
                     flag.cancel();
                 }
             })
@@ -338,10 +338,10 @@ fn folios_are_free_to_others_after_a_callback_panicked() {
         let options = ZeroOptions::default()
             .threads(NonZeroUsize::new(threads).unwrap())
             .batching(Batching::Bytes(ByteLen::kib(64)))
-            .on_batch(|_| panic!("the caller's own"));
+            .on_batch(|_, _| panic!("the caller's own"));
         let clears = || target.zero(target.range(), &options).map(|_| ());
         assert!(catch_unwind(AssertUnwindSafe(clears)).is_err());
-        let options = ZeroOptions::default().on_batch(|_| panic!("the caller's own"));
+        let options = ZeroOptions::default().on_batch(|_, _| panic!("the caller's own"));
         let copies = || target.copy_folio(pfn(8), &source, pfn(4), &options).map(|_| ());
         assert!(catch_unwind(AssertUnwindSafe(copies)).is_err());
         drop(target.pin(target.range()).expect("no folio is still being cleared"));

@@ -9,7 +9,7 @@ use uzone_pages::{Content, MemoryKind, Order, PageCount, PageSize, PageView, Pay
 use crate::backing::Backing;
 use crate::bind::init_method::InitMethod;
 use crate::ops::PagemapOps;
-use crate::progress::{Cancel, OnProgress, Progress};
+use crate::progress::{Cancel, OnProgress};
 use crate::region::Region;
 
 /// When descriptors are written.
@@ -179,10 +179,14 @@ impl<P: Payload> BindOptions<P> {
         self
     }
 
-    /// Takes what is called after every 2 MiB of descriptors, by the thread that wrote them; with
-    /// several threads the calls may come out of order.
+    /// Takes what is called after every 2 MiB of descriptors, by the thread that wrote them, with how many
+    /// bytes of descriptors are written and how many will be; with several threads the calls may come out
+    /// of order.
     #[must_use]
-    pub fn on_progress(mut self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+    pub fn on_progress(
+        mut self,
+        progress: impl Fn(ByteLen, ByteLen) + Send + Sync + 'static,
+    ) -> Self {
         self.progress = OnProgress::new(progress);
         self
     }

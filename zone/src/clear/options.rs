@@ -8,7 +8,7 @@ use uzone_os::AccessError;
 use uzone_pages::ByteLen;
 use uzone_stream::{CacheState, CopyMethod, NextUse};
 
-use crate::progress::{Cancel, OnProgress, Progress};
+use crate::progress::{Cancel, OnProgress};
 
 /// How often a caller that shares its thread is let run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -105,10 +105,10 @@ impl ZeroOptions {
         self
     }
 
-    /// Takes what is called after every batch, by the thread that wrote it: the yield point. With
-    /// several threads the calls may come out of order.
+    /// Takes what is called after every batch, by the thread that wrote it, with how many bytes are written
+    /// and how many will be: the yield point. With several threads the calls may come out of order.
     #[must_use]
-    pub fn on_batch(mut self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+    pub fn on_batch(mut self, progress: impl Fn(ByteLen, ByteLen) + Send + Sync + 'static) -> Self {
         self.progress = OnProgress::new(progress);
         self
     }

@@ -31,7 +31,7 @@ use uzone_pages::ByteLen;
 
 use crate::backing::Backing;
 use crate::error::WriteError;
-use crate::progress::{Cancel, OnProgress, Progress};
+use crate::progress::{Cancel, OnProgress};
 use crate::region::Region;
 
 use watched::Watched;
@@ -93,10 +93,13 @@ impl PopulateOptions {
         self
     }
 
-    /// Takes what is called after every chunk, by the thread that called [`Region::populate`], in
-    /// ascending order.
+    /// Takes what is called after every chunk, by the thread that called [`Region::populate`], with how many
+    /// bytes are present and how many will be, in ascending order.
     #[must_use]
-    pub fn on_progress(mut self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+    pub fn on_progress(
+        mut self,
+        progress: impl Fn(ByteLen, ByteLen) + Send + Sync + 'static,
+    ) -> Self {
         self.progress = OnProgress::new(progress);
         self
     }
