@@ -16,6 +16,7 @@ pub(crate) mod trace;
 pub(crate) mod write;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use uzone_os::{Exclusive, Mapped, SystemRoot, memory};
@@ -301,7 +302,7 @@ fn call_pageblocks<P: Payload>(
     let range = memmap.layout().range();
     let first = range.start().align_up(block).unwrap_or(range.end());
     for pfn in (first.get()..range.end().get()).step_by(1 << block.get()) {
-        if options.cancel.is_cancelled() {
+        if options.cancel.load(Ordering::Relaxed) {
             return Err(Cancelled);
         }
         if let Some(page) = memmap.page(Pfn::new(pfn)) {
@@ -425,7 +426,7 @@ fn check<P: Payload>(options: &BindOptions<P>, pages: PageCount) -> Result<(), B
     {
         return Err(BindError::NoNumbers { base, pages });
     }
-    if options.cancel.is_cancelled() {
+    if options.cancel.load(Ordering::Relaxed) {
         return Err(BindError::Cancelled { done: ByteLen::ZERO, total: ByteLen::ZERO });
     }
     let folio = options.order.pages();

@@ -91,7 +91,6 @@ pub use pin::token::{RawGuard, Redeemed};
 pub use pin::{Guard, PinOptions, Pinned, Referenced};
 pub use pool::options::{PoolError, PoolOptions, PoolStats};
 pub use pool::{Pool, Pooled};
-pub use progress::Cancel;
 pub use region::Region;
 pub use region_view::RegionView;
 pub use zone::Zone;

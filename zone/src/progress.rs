@@ -1,8 +1,7 @@
-//! How far a long operation is, and how another thread stops it: [`Cancel`].
+//! What is called with how far a long operation is: [`OnProgress`].
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use uzone_pages::ByteLen;
 
@@ -29,29 +28,5 @@ impl OnProgress {
 impl fmt::Debug for OnProgress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("OnProgress").field(&self.is_some()).finish()
-    }
-}
-
-/// A flag that stops a long operation from another thread: a bind at its next section of 2 MiB, what
-/// clears or copies after the batch under way.
-#[derive(Clone, Debug, Default)]
-pub struct Cancel(Arc<AtomicBool>);
-
-impl Cancel {
-    /// Stops the operations that were given a clone of this flag.
-    pub fn cancel(&self) {
-        // Relaxed: nothing is published by it, and a section later is early enough.
-        self.0.store(true, Ordering::Relaxed);
-    }
-
-    /// Returns whether [`Cancel::cancel`] was called.
-    #[must_use]
-    pub fn is_cancelled(&self) -> bool {
-        self.0.load(Ordering::Relaxed) // as in `cancel`
-    }
-
-    /// Returns the flag itself, for the packages below.
-    pub(crate) fn flag(&self) -> &AtomicBool {
-        &self.0
     }
 }

@@ -10,7 +10,8 @@ use std::fs::File;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use common::{Temporary, bytes, cause, hugetlb::RaisedPool};
@@ -20,8 +21,8 @@ use uzone_pages::{
     Payload, Pfn, PfnRange, Refresh, Slot, Tails, Word,
 };
 use uzone_zone::{
-    AltmapOptions, Backing, BindError, BindOptions, Cancel, Init, MemmapPages, Pagemap, PinError,
-    Region, WriteError, ZeroOptions, Zone,
+    AltmapOptions, Backing, BindError, BindOptions, Init, MemmapPages, Pagemap, PinError, Region,
+    WriteError, ZeroOptions, Zone,
 };
 use zerocopy::{FromBytes, IntoBytes, KnownLayout};
 
@@ -429,14 +430,14 @@ fn a_bind_that_is_cancelled_gives_the_whole_region_back_without_descriptors() {
         let region = Region::memfd("uzone-test", ByteLen::mib(1024)).unwrap();
         let altmap = promised(&region).reserve(PageCount::new(1));
         region.write_at(5, b"label").unwrap();
-        let cancel = Cancel::default();
+        let cancel = Arc::<AtomicBool>::default();
         let flag = cancel.clone();
         let mut options =
             linux().altmap(altmap).cancel(cancel).threads(NonZeroUsize::new(2).unwrap());
         options = if after_writing {
-            options.on_pageblock(move |_| flag.cancel())
+            options.on_pageblock(move |_| flag.store(true, Ordering::Relaxed))
         } else {
-            options.on_progress(move |_, _| flag.cancel())
+            options.on_progress(move |_, _| flag.store(true, Ordering::Relaxed))
         };
         let refused = zone.bind(region, options).unwrap_err();
         assert!(matches!(refused.cause, BindError::Cancelled { .. }), "{}", refused.cause);

@@ -5,7 +5,7 @@ mod common;
 
 use std::num::NonZeroUsize;
 use std::process::Command;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use uzone_pages::{
     AddrError, ByteLen, Class, Content, LinuxPage, LinuxSeed, MemoryKind, Order, Pfn, PfnRange,
     Plain, Tails,
 };
-use uzone_zone::{BindError, BindOptions, Cancel, Init, PagemapOps, PinError, Region, Zone};
+use uzone_zone::{BindError, BindOptions, Init, PagemapOps, PinError, Region, Zone};
 
 fn one(pfn: Pfn) -> PfnRange {
     PfnRange::try_single(pfn).expect("a page")
@@ -323,12 +323,12 @@ fn a_cancelled_bind_gives_the_region_back_and_keeps_the_memory_it_had() {
     let zone = Zone::with_keep_limit(ByteLen::gib(1));
     drop(zone.bind(anonymous(1 << 30), linux()).unwrap());
     assert_eq!(zone.kept(), ByteLen::mib(16));
-    let cancel = Cancel::default();
+    let cancel = Arc::<AtomicBool>::default();
     let options = {
         let (stop, flag) = (cancel.clone(), cancel);
         linux().threads(NonZeroUsize::MIN).cancel(flag).on_progress(move |done, _| {
             if done >= ByteLen::mib(6) {
-                stop.cancel();
+                stop.store(true, Ordering::Relaxed);
             }
         })
     };
@@ -615,8 +615,8 @@ fn a_worker_that_panics_stops_the_others_and_leaves_no_claim() {
 #[test]
 fn a_bind_that_is_cancelled_before_it_begins_does_nothing() {
     let zone = Zone::new();
-    let cancel = Cancel::default();
-    cancel.cancel();
+    let cancel = Arc::<AtomicBool>::default();
+    cancel.store(true, Ordering::Relaxed);
     let failure = zone.bind(anonymous(1 << 20), generic().cancel(cancel)).unwrap_err();
     assert!(matches!(failure.cause, BindError::Cancelled { .. }));
     assert!(zone.bound().is_empty());

@@ -5,7 +5,7 @@
 mod common;
 
 use std::num::NonZeroUsize;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use common::{Temporary, bytes};
 use uzone_os::{Access, AccessError, Mapping, Sharing, SystemRoot, memory};
 use uzone_pages::{AddrError, ByteLen};
 use uzone_stream::{CacheState, CopyMethod, NextUse, Path as StorePath};
-use uzone_zone::{Batching, Cancel, Region, WriteError, ZeroOptions};
+use uzone_zone::{Batching, Region, WriteError, ZeroOptions};
 
 const PAGE: u64 = 4096;
 const MIB: u64 = 1 << 20;
@@ -256,7 +256,7 @@ fn what_was_cancelled_says_exactly_what_is_cleared() {
     for count in [1, 2] {
         for stop_after in [1, 3, 10] {
             let region = filled(4 * MIB);
-            let cancel = Cancel::default();
+            let cancel = Arc::<AtomicBool>::default();
             let (stop, calls) = (cancel.clone(), Arc::new(AtomicU64::new(0)));
             let options = ZeroOptions::default()
                 .threads(threads(count))
@@ -265,7 +265,7 @@ fn what_was_cancelled_says_exactly_what_is_cleared() {
                 .cancel(cancel)
                 .on_batch(move |_, _| {
                     if calls.fetch_add(1, Ordering::Relaxed) + 1 >= stop_after {
-                        stop.cancel();
+                        stop.store(true, Ordering::Relaxed);
                     }
                 });
             let done = region.zero_range(0, ByteLen::mib(4), &options).expect("inside");
@@ -276,8 +276,8 @@ fn what_was_cancelled_says_exactly_what_is_cleared() {
         }
     }
     // Before the first batch.
-    let (region, cancel) = (filled(MIB), Cancel::default());
-    cancel.cancel();
+    let (region, cancel) = (filled(MIB), Arc::<AtomicBool>::default());
+    cancel.store(true, Ordering::Relaxed);
     let options = ZeroOptions::default().cancel(cancel);
     let done = region.zero_range(0, ByteLen::mib(1), &options).expect("inside");
     assert_eq!((done.done, done.ranges.len()), (ByteLen::ZERO, 0));

@@ -4,6 +4,7 @@
 #![allow(clippy::cast_possible_truncation, reason = "the ranges of the tests are small")]
 
 use std::num::NonZeroU8;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -433,7 +434,7 @@ fn what_was_cancelled_at_any_moment_is_zero_or_not_called_so() {
     for order in [0_u8, 2] {
         let mut pagemap = used(order);
         for stop_after in (0..40_u64).chain([u64::MAX]) {
-            let cancel = uzone_zone::Cancel::default();
+            let cancel = Arc::<AtomicBool>::default();
             let zero = {
                 let cancel = cancel.clone();
                 let batches = std::sync::atomic::AtomicU64::new(0);
@@ -443,7 +444,7 @@ fn what_was_cancelled_at_any_moment_is_zero_or_not_called_so() {
                     .hint((stop_after % 37 * 7 % PAGES) * PAGE)
                     .on_batch(move |_, _| {
                         if batches.fetch_add(1, Ordering::Relaxed) >= stop_after {
-                            cancel.cancel();
+                            cancel.store(true, Ordering::Relaxed);
                         }
                     })
             };

@@ -8,16 +8,14 @@ mod common;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{Temporary, anonymous, hugetlb::RaisedPool};
 use uzone_os::{Access, Anonymous, HugeAdvice, Sharing, SystemRoot, probe};
 use uzone_os::{Mapping, MappingError, Populated, hugepages};
 use uzone_pages::{ByteLen, PageSize};
-use uzone_zone::{
-    Backing, Batching, Cancel, Huge, PopulateOptions, Region, WriteError, ZeroOptions,
-};
+use uzone_zone::{Backing, Batching, Huge, PopulateOptions, Region, WriteError, ZeroOptions};
 
 const MIB: u64 = 1 << 20;
 
@@ -121,9 +119,11 @@ fn huge_pages_that_are_required_are_there_or_it_is_refused() {
 #[test]
 fn what_was_cancelled_or_is_out_of_time_says_how_much_is_present() {
     let region = anonymous(1 << 30);
-    let cancel = Cancel::default();
+    let cancel = Arc::<AtomicBool>::default();
     let stop = cancel.clone();
-    let options = PopulateOptions::default().cancel(cancel).on_progress(move |_, _| stop.cancel());
+    let options = PopulateOptions::default()
+        .cancel(cancel)
+        .on_progress(move |_, _| stop.store(true, Ordering::Relaxed));
     let report = region.populate(0..1 << 30, &options).unwrap();
     let Populated { done, of, is_expired: false } = report.populated else { panic!("{report}") };
     assert_eq!(of, ByteLen::gib(1));

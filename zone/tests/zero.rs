@@ -5,11 +5,12 @@
 
 use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use uzone_pages::{AddrError, ByteLen, Content, MemoryKind, Order, PageCount, Pfn, PfnRange};
 use uzone_zone::{
-    Batching, BindOptions, Cancel, Pagemap, PinError, Region, Unclearable, WriteError, ZeroOptions,
-    Zone,
+    Batching, BindOptions, Pagemap, PinError, Region, Unclearable, WriteError, ZeroOptions, Zone,
 };
 
 const BASE: u64 = 0x1000;
@@ -133,14 +134,14 @@ fn pinned_pages_are_refused_and_bad_ones_left_out() {
 fn a_cancelled_clearing_leaves_the_truth_behind() {
     for (order, threads) in [(0, 1), (2, 1), (2, 2)] {
         let pagemap = used(order);
-        let cancel = Cancel::default();
+        let cancel = Arc::<AtomicBool>::default();
         let flag = cancel.clone();
         let options = ZeroOptions::default()
             .batching(Batching::Bytes(ByteLen::new(3 * PAGE)))
             .threads(NonZeroUsize::new(threads).unwrap())
             .on_batch(move |done, _| {
                 if done.get() > 100 * PAGE {
-                    flag.cancel();
+                    flag.store(true, Ordering::Relaxed);
                 }
             })
             .cancel(cancel);

@@ -2,6 +2,7 @@
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use uzone_os::Exclusivity;
 use uzone_pages::{Content, MemoryKind, Order, PageCount, PageSize, PageView, Payload, Pfn, Tails};
@@ -9,7 +10,7 @@ use uzone_pages::{Content, MemoryKind, Order, PageCount, PageSize, PageView, Pay
 use crate::backing::Backing;
 use crate::bind::init_method::InitMethod;
 use crate::ops::PagemapOps;
-use crate::progress::{Cancel, OnProgress};
+use crate::progress::OnProgress;
 use crate::region::Region;
 
 /// When descriptors are written.
@@ -41,7 +42,7 @@ pub struct BindOptions<P: Payload = ()> {
     pub(crate) ops: PagemapOps,
     pub(crate) pageblock: Option<OnPageblock<P>>,
     pub(crate) progress: OnProgress,
-    pub(crate) cancel: Cancel,
+    pub(crate) cancel: Arc<AtomicBool>,
     pub(crate) keeps_poison: bool,
     /// What the bytes of every page are at first.
     pub(crate) content: Content,
@@ -76,7 +77,7 @@ impl<P: Payload> BindOptions<P> {
             ops: PagemapOps::default(),
             pageblock: None,
             progress: OnProgress::default(),
-            cancel: Cancel::default(),
+            cancel: Arc::default(),
             keeps_poison: false,
             content: Content::Unknown,
         }
@@ -216,9 +217,9 @@ impl<P: Payload> BindOptions<P> {
         self
     }
 
-    /// Takes a flag that stops the bind.
+    /// Takes a flag that stops the bind at its next section of 2 MiB, once another thread sets it.
     #[must_use]
-    pub fn cancel(mut self, cancel: Cancel) -> Self {
+    pub fn cancel(mut self, cancel: Arc<AtomicBool>) -> Self {
         self.cancel = cancel;
         self
     }

@@ -169,7 +169,7 @@ impl<P: Payload> Job<'_, '_, P> {
             if is_stopped.load(Ordering::Relaxed) {
                 return Ok(drains); // the thread that stopped this one returns the reason
             }
-            if self.options.cancel.is_cancelled() {
+            if self.options.cancel.load(Ordering::Relaxed) {
                 // Relaxed, here and below: a number to report, nothing more.
                 let done = ByteLen::new(self.done_bytes.load(Ordering::Relaxed));
                 return Err(BindError::Cancelled { done, total: self.total });

@@ -52,7 +52,7 @@ fn share_out(
     let all = threads::share("uzone-clear", threads, |is_stopped| {
         let (mut mine, mut cut) = (Written::default(), cut);
         // Relaxed: nothing is published by it, and a batch later is early enough.
-        while !is_stopped.load(Ordering::Relaxed) && !tally.options.cancel.is_cancelled() {
+        while !is_stopped.load(Ordering::Relaxed) && !tally.options.cancel.load(Ordering::Relaxed) {
             let begun = Instant::now();
             let batch = {
                 let mut plan = plan.lock().unwrap_or_else(PoisonError::into_inner);
@@ -298,7 +298,7 @@ impl<'a> Batched<'a> {
         self.error = written.error;
         let mut last = if used > 1 { Instant::now() } else { started };
         // The clock is read once a batch: of 64 KiB it would be a tenth of the time otherwise.
-        while self.error.is_none() && !options.cancel.is_cancelled() {
+        while self.error.is_none() && !options.cancel.load(Ordering::Relaxed) {
             let Some(batch) = self.write_next() else { break };
             let now = Instant::now();
             let pause = now.duration_since(last);

@@ -2,13 +2,15 @@
 
 use std::fmt;
 use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use uzone_os::AccessError;
 use uzone_pages::ByteLen;
 use uzone_stream::{CacheState, CopyMethod, NextUse};
 
-use crate::progress::{Cancel, OnProgress};
+use crate::progress::OnProgress;
 
 /// How often a caller that shares its thread is let run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,7 +41,7 @@ pub struct ZeroOptions {
     pub(crate) threads: NonZeroUsize,
     pub(crate) batching: Batching,
     pub(crate) progress: OnProgress,
-    pub(crate) cancel: Cancel,
+    pub(crate) cancel: Arc<AtomicBool>,
 }
 
 impl Default for ZeroOptions {
@@ -53,7 +55,7 @@ impl Default for ZeroOptions {
             threads: NonZeroUsize::MIN,
             batching: Batching::Whole,
             progress: OnProgress::default(),
-            cancel: Cancel::default(),
+            cancel: Arc::default(),
         }
     }
 }
@@ -113,9 +115,9 @@ impl ZeroOptions {
         self
     }
 
-    /// Takes a flag that stops the work after the batch under way.
+    /// Takes a flag that stops the work after the batch under way, once another thread sets it.
     #[must_use]
-    pub fn cancel(mut self, cancel: Cancel) -> Self {
+    pub fn cancel(mut self, cancel: Arc<AtomicBool>) -> Self {
         self.cancel = cancel;
         self
     }

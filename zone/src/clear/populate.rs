@@ -21,6 +21,8 @@ mod watched;
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use uzone_os::hugepages;
@@ -31,7 +33,7 @@ use uzone_pages::ByteLen;
 
 use crate::backing::Backing;
 use crate::error::WriteError;
-use crate::progress::{Cancel, OnProgress};
+use crate::progress::OnProgress;
 use crate::region::Region;
 
 use watched::Watched;
@@ -60,7 +62,7 @@ pub struct PopulateOptions {
     huge: Huge,
     within: Option<Duration>,
     progress: OnProgress,
-    cancel: Cancel,
+    cancel: Arc<AtomicBool>,
 }
 
 impl PopulateOptions {
@@ -104,9 +106,9 @@ impl PopulateOptions {
         self
     }
 
-    /// Takes a flag that stops the work, at most a chunk of each thread later.
+    /// Takes a flag that stops the work once another thread sets it, at most a chunk of each thread later.
     #[must_use]
-    pub fn cancel(mut self, cancel: Cancel) -> Self {
+    pub fn cancel(mut self, cancel: Arc<AtomicBool>) -> Self {
         self.cancel = cancel;
         self
     }
@@ -203,8 +205,7 @@ impl Region {
             may_begin: Some(&may_begin),
         };
         let progress = |done, total| options.progress.call(done, total);
-        let populated =
-            mapping.populate_with(range.clone(), how, progress, options.cancel.flag())?;
+        let populated = mapping.populate_with(range.clone(), how, progress, &options.cancel)?;
         let Populated { done, of, is_expired } = populated;
         if done != of
             && !is_expired

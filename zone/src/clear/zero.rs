@@ -16,6 +16,7 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use uzone_os::AccessError;
@@ -382,7 +383,7 @@ impl<P: Payload> Pagemap<P> {
         options: &ZeroOptions,
         zeroed: &mut Zeroed,
     ) -> Result<(), WriteError> {
-        if options.cancel.is_cancelled() {
+        if options.cancel.load(Ordering::Relaxed) {
             zeroed.cancelled = PageCount::new(zeroed.cancelled.get() + piece.pages().get());
             return Ok(());
         }

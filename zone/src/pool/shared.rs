@@ -5,7 +5,8 @@
 
 use std::num::NonZeroU8;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use uzone_os::numa;
@@ -21,7 +22,6 @@ use crate::error::{PinError, WriteError};
 use crate::pagemap::Pagemap;
 use crate::pin::pin_target::PinTarget;
 use crate::pool::options::{PoolError, PoolOptions, PoolStats};
-use crate::progress::Cancel;
 
 /// How much the worker takes at a time, so that a taker that has to wait for it does not for long.
 const WORKER_BYTES: u64 = 2 << 20;
@@ -63,7 +63,7 @@ pub(super) struct Shared<P: Payload> {
     sorted: Condvar,
     /// Workers sleep on it; signalled when there are dirty folios, and when it ends.
     dirtied: Condvar,
-    cancel: Cancel,
+    cancel: Arc<AtomicBool>,
 }
 
 impl<P: Payload> Shared<P> {
@@ -79,14 +79,15 @@ impl<P: Payload> Shared<P> {
             sets: Mutex::new(sets),
             sorted: Condvar::new(),
             dirtied: Condvar::new(),
-            cancel: Cancel::default(),
+            cancel: Arc::default(),
         }
     }
 
     /// Ends the workers.
     pub(super) fn close(&self) {
         self.locked().is_closing = true;
-        self.cancel.cancel();
+        // Relaxed: nothing is published by it, and a batch later is early enough.
+        self.cancel.store(true, Ordering::Relaxed);
         self.dirtied.notify_all();
     }
 
