@@ -33,7 +33,7 @@ use uzone_os::uffd::{
 };
 use uzone_os::{Access, Anonymous, HugeAdvice, Mapping, Sharing};
 use uzone_pages::{Advice, ByteLen, FaultAround, PageCount, PageSize};
-use uzone_zone::{PagemapOps, Zone};
+use uzone_zone::Zone;
 
 use crate::backing::Backing;
 use crate::engine::core::Core;
@@ -131,7 +131,7 @@ impl Engine {
         at_most("LazyOptions::readers", options.reader_count(), LazyOptions::MOST_READERS)?;
         let (memory, page, in_thread) = self.register(len, &*backing, options)?;
         let producer = Producer::default();
-        let ops = PagemapOps::default().populate(producer.clone());
+        let ops = producer.ops();
         let contents = PageStates::bind(&self.zone, Mapping::lent(memory.clone()), page, ops)?;
         let tracker = match options.track_writes {
             Some(tracking) => {

@@ -35,7 +35,7 @@ pub use uzone_stream::StorePolicy;
 pub use uzone_zone::{
     AltmapOptions, Batching, BindError, BindFailure, BindOptions, BindReport, Busy, Cleared,
     FaultError, Guard, Holder, Huge, Init, Pagemap, PagemapOps, PagemapView, PinError, PinOptions,
-    Pinned, PinnedRanges, Poisoned, Pool, PoolError, PoolOptions, PoolStats, Pooled, Populate,
+    Pinned, PinnedRanges, Poisoned, Pool, PoolError, PoolOptions, PoolStats, Pooled,
     PopulateOptions, PopulateReport, RawGuard, Redeemed, Referenced, Region, RegionView, Segment,
     Unclearable, WriteError, ZeroOptions, Zeroed, Zone,
 };

@@ -3,19 +3,8 @@
 
 use uzone::{
     Batching, BindOptions, ByteLen, Content, FaultError, MemoryKind, Pagemap, PagemapOps, Pfn,
-    PfnRange, Pinned, Populate, Redeemed, Referenced, Region, ZeroOptions, Zone,
+    PfnRange, Pinned, Redeemed, Referenced, Region, ZeroOptions, Zone,
 };
-
-/// Pages that cannot be had.
-struct Nothing;
-
-impl Populate for Nothing {
-    fn map_pages(&self, _: PfnRange) {}
-
-    fn fault(&self, _: Pfn) -> Result<(), FaultError> {
-        Err(FaultError::new("there is nothing"))
-    }
-}
 
 /// What a driver keeps.
 struct Kept {
@@ -42,7 +31,8 @@ fn guards_hooks_and_options_have_names() {
     kept.pagemap.unbind().unwrap();
 
     let region = Region::anonymous(ByteLen::mib(2)).unwrap();
-    let ops = PagemapOps::default().populate(Nothing);
+    let fault = |_: Pfn| Err(FaultError::new("there is nothing"));
+    let ops = PagemapOps::default().populate(|_: PfnRange| {}, fault);
     let options = BindOptions::new(MemoryKind::Generic).absent().ops(ops);
     let pagemap = zone.bind(region, options).unwrap();
     assert_eq!(pagemap.page_at(0).unwrap().word().content(), Content::Absent);

@@ -268,7 +268,7 @@ pub enum PinError {
     Fault {
         /// The page.
         pfn: Pfn,
-        /// What [`Populate::fault`](crate::Populate::fault) answered.
+        /// What the callback of [`PagemapOps::populate`](crate::PagemapOps::populate) answered.
         #[source]
         cause: FaultError,
     },

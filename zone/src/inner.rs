@@ -282,7 +282,8 @@ impl<P: Payload> PinTarget for Inner<P> {
     }
 
     fn produce(&self, range: PfnRange, refused: Content) -> Result<bool, PinError> {
-        let Some(populate) = &self.parts.ops.populate else { return Ok(false) };
+        let ops = &self.parts.ops;
+        let (Some(map_pages), Some(fault)) = (&ops.map_pages, &ops.fault) else { return Ok(false) };
         let missing = || {
             self.memmap
                 .folios(range.start(), range.end())
@@ -294,9 +295,9 @@ impl<P: Payload> PinTarget for Inner<P> {
             return Ok(is_missing(refused));
         }
         // What is at hand is mapped for the whole range, and the rest is produced page by page.
-        populate.map_pages(range);
+        map_pages(range);
         for pfn in missing() {
-            populate.fault(pfn).map_err(|cause| PinError::Fault { pfn, cause })?;
+            fault(pfn).map_err(|cause| PinError::Fault { pfn, cause })?;
         }
         Ok(true)
     }

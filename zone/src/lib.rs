@@ -82,7 +82,7 @@ pub use clear::options::{Batching, Cleared, ZeroOptions};
 pub use clear::populate::{Huge, PopulateOptions, PopulateReport};
 pub use clear::zero::Zeroed;
 pub use error::{BindError, FaultError, PinError, Unclearable, WriteError};
-pub use ops::{PagemapOps, Poisoned, Populate};
+pub use ops::{PagemapOps, Poisoned};
 pub use pagemap::{Busy, Pagemap, PagemapView};
 pub use pin::guards::Holder;
 pub use pin::pin_target::Segment;

@@ -1,4 +1,4 @@
-//! The callbacks of a pagemap: [`PagemapOps`], and [`Populate`] for pages that come later.
+//! The callbacks of a pagemap: [`PagemapOps`].
 
 use std::sync::Arc;
 
@@ -19,27 +19,17 @@ pub struct Poisoned {
     pub references: u32,
 }
 
-/// What makes pages present that a pin finds absent or removed: the fault engine is one
-/// implementation.
-pub trait Populate: Send + Sync {
-    /// Maps what of `range` is at hand, and advances the content of those pages. Never blocks, and
-    /// need not do anything.
-    fn map_pages(&self, range: PfnRange);
-
-    /// Makes the page `pfn` present, or waits until another thread has. May block.
-    ///
-    /// # Errors
-    /// [`FaultError`] if the page cannot be had; then it is absent as before, or poisoned.
-    fn fault(&self, pfn: Pfn) -> Result<(), FaultError>;
-}
+/// What is called, if anything is.
+type Callback<T, R = ()> = Option<Arc<dyn Fn(T) -> R + Send + Sync>>;
 
 /// What a pagemap's owner is asked to do, after Linux's `dev_pagemap_ops`.
 #[derive(Clone, Default)]
 pub struct PagemapOps {
-    pub(crate) free: Option<Arc<dyn Fn(Pfn) + Send + Sync>>,
-    pub(crate) migrate_to_ram: Option<Arc<dyn Fn(Pfn) + Send + Sync>>,
-    pub(crate) poison: Option<Arc<dyn Fn(Poisoned) + Send + Sync>>,
-    pub(crate) populate: Option<Arc<dyn Populate>>,
+    pub(crate) free: Callback<Pfn>,
+    pub(crate) migrate_to_ram: Callback<Pfn>,
+    pub(crate) poison: Callback<Poisoned>,
+    pub(crate) map_pages: Callback<PfnRange>,
+    pub(crate) fault: Callback<Pfn, Result<(), FaultError>>,
 }
 
 impl PagemapOps {
@@ -69,10 +59,18 @@ impl PagemapOps {
         self
     }
 
-    /// Takes what produces pages that are not there when they are pinned.
+    /// Takes what makes pages present that a pin finds absent or removed, and advances their content.
+    /// `map_pages` maps what of the range is ready, if anything, and never blocks. Then `fault` makes
+    /// each page present that is still missing, or waits until another thread has, and may block. If
+    /// it fails, the page is absent as before, or poisoned. Both may be called by several threads.
     #[must_use]
-    pub fn populate(mut self, populate: impl Populate + 'static) -> Self {
-        self.populate = Some(Arc::new(populate));
+    pub fn populate(
+        mut self,
+        map_pages: impl Fn(PfnRange) + Send + Sync + 'static,
+        fault: impl Fn(Pfn) -> Result<(), FaultError> + Send + Sync + 'static,
+    ) -> Self {
+        self.map_pages = Some(Arc::new(map_pages));
+        self.fault = Some(Arc::new(fault));
         self
     }
 }
@@ -83,7 +81,7 @@ impl std::fmt::Debug for PagemapOps {
             .field("free", &self.free.is_some())
             .field("migrate_to_ram", &self.migrate_to_ram.is_some())
             .field("poison", &self.poison.is_some())
-            .field("populate", &self.populate.is_some())
+            .field("populate", &self.fault.is_some())
             .finish()
     }
 }

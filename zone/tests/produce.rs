@@ -8,7 +8,7 @@ use std::thread;
 
 use common::range;
 use uzone_pages::{ByteLen, Content, HoldError, MemoryKind, Order, PageCount, Pfn, PfnRange};
-use uzone_zone::{BindOptions, FaultError, Pagemap, PagemapOps, PinError, Populate, Region, Zone};
+use uzone_zone::{BindOptions, FaultError, Pagemap, PagemapOps, PinError, Region, Zone};
 
 /// A source of pages: the even ones are at hand, the others have to be fetched.
 #[derive(Default)]
@@ -41,9 +41,7 @@ impl Source {
             pagemap.advance(pfn, Content::Filling, to).unwrap();
         }
     }
-}
 
-impl Populate for Source {
     fn map_pages(&self, range: PfnRange) {
         self.calls.lock().unwrap().push(Call::MapPages(range));
         range.iter().filter(|pfn| pfn.get() % 2 == 0).for_each(|pfn| self.make_present(pfn));
@@ -63,26 +61,14 @@ impl Populate for Source {
     }
 }
 
-/// Lends its source to the pagemap.
-struct Lent(Arc<Source>);
-
-impl Populate for Lent {
-    fn map_pages(&self, range: PfnRange) {
-        self.0.map_pages(range);
-    }
-
-    fn fault(&self, pfn: Pfn) -> Result<(), FaultError> {
-        self.0.fault(pfn)
-    }
-}
-
 fn lazy(source: Source) -> (Arc<Pagemap>, Arc<Source>) {
     let source = Arc::new(source);
+    let (ready, each) = (source.clone(), source.clone());
+    let ops = PagemapOps::default()
+        .populate(move |pages| ready.map_pages(pages), move |pfn| each.fault(pfn));
     let region = Region::anonymous(ByteLen::mib(8)).unwrap();
-    let options = BindOptions::new(MemoryKind::Generic)
-        .base(Pfn::new(0x1000))
-        .order(Order::BASE)
-        .ops(PagemapOps::default().populate(Lent(source.clone())));
+    let options =
+        BindOptions::new(MemoryKind::Generic).base(Pfn::new(0x1000)).order(Order::BASE).ops(ops);
     let pagemap = Arc::new(Zone::new().bind(region, options).unwrap());
     source.pagemap.set(Arc::downgrade(&pagemap)).unwrap();
     for page in pagemap.pages() {
@@ -215,22 +201,15 @@ fn threads_that_pin_the_same_absent_pages_all_get_them() {
     }
 }
 
-/// Produces pages as a fault engine does: who comes second waits for the first.
-struct Waiting(Arc<OnceLock<Weak<Pagemap>>>);
-
-impl Populate for Waiting {
-    fn map_pages(&self, _range: PfnRange) {}
-
-    fn fault(&self, pfn: Pfn) -> Result<(), FaultError> {
-        let pagemap = self.0.get().unwrap().upgrade().unwrap();
-        let page = pagemap.page(pfn).unwrap();
-        if pagemap.advance(pfn, Content::Absent, Content::Filling).is_ok() {
-            pagemap.advance(pfn, Content::Filling, Content::Present).unwrap();
-        }
-        while page.word().content() != Content::Present {
-            thread::yield_now();
-        }
-        Ok(())
+/// Produces a page as a fault engine does: who comes second waits for the first.
+fn fill_or_wait(pages: &OnceLock<Weak<Pagemap>>, pfn: Pfn) {
+    let pagemap = pages.get().unwrap().upgrade().unwrap();
+    let page = pagemap.page(pfn).unwrap();
+    if pagemap.advance(pfn, Content::Absent, Content::Filling).is_ok() {
+        pagemap.advance(pfn, Content::Filling, Content::Present).unwrap();
+    }
+    while page.word().content() != Content::Present {
+        thread::yield_now();
     }
 }
 
@@ -238,10 +217,14 @@ impl Populate for Waiting {
 fn a_page_that_several_threads_pin_first_is_refused_to_none() {
     const THREADS: usize = 4;
     for _ in 0..20 {
-        let pages = Arc::new(OnceLock::new());
-        let options = BindOptions::new(MemoryKind::Generic)
-            .absent()
-            .ops(PagemapOps::default().populate(Waiting(pages.clone())));
+        let pages = Arc::new(OnceLock::<Weak<Pagemap>>::new());
+        let source = pages.clone();
+        let fault = move |pfn| {
+            fill_or_wait(&source, pfn);
+            Ok(())
+        };
+        let ops = PagemapOps::default().populate(|_| {}, fault);
+        let options = BindOptions::new(MemoryKind::Generic).absent().ops(ops);
         let region = Region::anonymous(ByteLen::mib(8)).unwrap();
         let pagemap = Arc::new(Zone::new().bind(region, options).unwrap());
         pages.set(Arc::downgrade(&pagemap)).unwrap();

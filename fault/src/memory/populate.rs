@@ -7,8 +7,8 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use uzone_pages::{Content, FaultAround, PageCount, Pfn, PfnRange};
-use uzone_zone::FaultError;
+use uzone_pages::{Content, FaultAround, PfnRange};
+use uzone_zone::{FaultError, PagemapOps};
 
 use crate::engine::core::{Core, ReaderState};
 use crate::engine::pending::Awaited;
@@ -111,16 +111,17 @@ impl Producer {
         let answer = populate(&core, pages, what, &mut ReaderState::new(core.room()));
         answer.map(drop).map_err(FaultError::new)
     }
-}
 
-impl uzone_zone::Populate for Producer {
-    fn map_pages(&self, range: PfnRange) {
-        // What is missing afterwards is produced page by page.
-        let _ = self.populate(range, What::Cached);
-    }
-
-    fn fault(&self, pfn: Pfn) -> Result<(), FaultError> {
-        let page = PfnRange::try_new(pfn, PageCount::new(1)).map_err(FaultError::new)?;
-        self.populate(page, What::All)
+    /// Returns the callbacks of the mapping's pagemap.
+    pub(crate) fn ops(&self) -> PagemapOps {
+        let (ready, each) = (self.clone(), self.clone());
+        PagemapOps::default().populate(
+            // What is missing afterwards is produced page by page.
+            move |range| drop(ready.populate(range, What::Cached)),
+            move |pfn| {
+                let page = PfnRange::try_single(pfn).map_err(FaultError::new)?;
+                each.populate(page, What::All)
+            },
+        )
     }
 }
