@@ -1,4 +1,4 @@
-//! In which order memory is cleared or copied, and in which pieces: [`Plan`], [`Batch`], [`Pace`].
+//! In which order memory is cleared or copied, and in which pieces: [`Plan`], [`Pace`].
 //!
 //! A thread that waits for one page of a folio reads that page next, so it is written last, by stores that
 //! leave it in the cache: first what lies right of the neighbourhood of the hinted page, then what
@@ -20,23 +20,6 @@ use crate::byte_len::ByteLen;
 
 /// How many pages on either side of the hinted one belong to its neighbourhood.
 pub const NEIGHBOUR_PAGES: u64 = 2;
-
-/// Bytes to be written in one go.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct Batch {
-    /// Which; never none.
-    pub bytes: Range<u64>,
-    /// Whether they surround the hinted page, and are read next.
-    pub is_near: bool,
-}
-
-impl Batch {
-    /// Returns how many bytes; never zero.
-    #[must_use]
-    pub fn len(&self) -> ByteLen {
-        ByteLen::new(self.bytes.end - self.bytes.start)
-    }
-}
 
 /// What is left to be written, in the order in which to write it.
 ///
@@ -90,8 +73,9 @@ impl Plan {
     }
 
     /// Takes at most `len` bytes of the extent that comes next, or of the smallest thing there is, one
-    /// byte, for a length of zero. `None` when all are taken.
-    pub fn take_batch(&mut self, len: ByteLen) -> Option<Batch> {
+    /// byte, for a length of zero. Returns the bytes, at least one, and whether they surround the hinted page
+    /// and are read next. `None` when all are taken.
+    pub fn take_batch(&mut self, len: ByteLen) -> Option<(Range<u64>, bool)> {
         while let Some(part) = self.parts.get_mut(self.next) {
             if part.start >= part.end {
                 self.next += 1;
@@ -100,7 +84,7 @@ impl Plan {
             let start = part.start;
             let end = part.end.min(start.saturating_add(len.get().max(1)));
             part.start = end;
-            return Some(Batch { bytes: start..end, is_near: self.next == NEAR });
+            return Some((start..end, self.next == NEAR));
         }
         None
     }
@@ -116,10 +100,10 @@ impl Plan {
     ///
     /// # Panics
     /// If it is not the one that was taken last.
-    pub fn put_back(&mut self, batch: &Batch) {
-        let part = self.parts.get_mut(self.next).filter(|part| part.start == batch.bytes.end);
+    pub fn put_back(&mut self, batch: &Range<u64>) {
+        let part = self.parts.get_mut(self.next).filter(|part| part.start == batch.end);
         let Some(part) = part else { panic!("a batch that was not the last to be taken") };
-        part.start = batch.bytes.start;
+        part.start = batch.start;
     }
 
     /// Returns the extents that are left, in order, without taking them.
@@ -210,7 +194,7 @@ mod tests {
     /// The extents in pages, and whether the last is the neighbourhood.
     fn extents(hint: Option<u64>) -> Vec<(Range<u64>, bool)> {
         in_batches(plan(0..FOLIO, hint), ALL)
-            .map(|batch| (batch.bytes.start / PAGE..batch.bytes.end / PAGE, batch.is_near))
+            .map(|(bytes, is_near)| (bytes.start / PAGE..bytes.end / PAGE, is_near))
             .collect()
     }
 
@@ -237,7 +221,7 @@ mod tests {
     fn a_folio_that_is_all_neighbourhood_is_one_extent() {
         for pages in 1..=3 {
             let mut plan = plan(0..pages * PAGE, Some((pages - 1) * PAGE));
-            let all = Batch { bytes: 0..pages * PAGE, is_near: true };
+            let all = (0..pages * PAGE, true);
             assert_eq!(plan.take_batch(ALL), Some(all));
             assert_eq!(plan.take_batch(ALL), None);
             assert_eq!(plan.take_batch(ALL), None);
@@ -245,7 +229,7 @@ mod tests {
     }
 
     /// Returns the batches of `len` bytes, each as it is taken.
-    fn in_batches(mut plan: Plan, len: ByteLen) -> impl Iterator<Item = Batch> {
+    fn in_batches(mut plan: Plan, len: ByteLen) -> impl Iterator<Item = (Range<u64>, bool)> {
         std::iter::from_fn(move || plan.take_batch(len))
     }
 
@@ -286,7 +270,8 @@ mod tests {
     fn the_last_64_bit_numbers_are_covered_like_others() {
         let start = u64::MAX - 3 * PAGE;
         let plan = plan(start..u64::MAX, Some(u64::MAX - 1));
-        let total: u64 = in_batches(plan, ByteLen::new(PAGE)).map(|batch| batch.len().get()).sum();
+        let total: u64 =
+            in_batches(plan, ByteLen::new(PAGE)).map(|(bytes, _)| bytes.end - bytes.start).sum();
         assert_eq!(total, 3 * PAGE);
     }
 
@@ -294,7 +279,7 @@ mod tests {
     fn a_batch_that_was_put_back_is_taken_again() {
         let mut plan = plan(0..FOLIO, Some(0));
         let first = plan.take_batch(ByteLen::new(PAGE)).unwrap();
-        plan.put_back(&first);
+        plan.put_back(&first.0);
         assert_eq!(plan.left(), ByteLen::new(FOLIO));
         assert_eq!(plan.take_batch(ByteLen::new(PAGE)), Some(first));
         assert_eq!(plan.left(), ByteLen::new(FOLIO - PAGE));

@@ -66,7 +66,7 @@ pub use addr::{AddrError, Order, PageCount, PageSize, Pfn, PfnRange};
 pub use block::{BLOCK_ORDER, Block};
 pub use byte_len::ByteLen;
 pub use chunks::chunks;
-pub use clearing::{Batch, DEFAULT_PAUSE_NS, NEIGHBOUR_PAGES, Pace, Plan};
+pub use clearing::{DEFAULT_PAUSE_NS, NEIGHBOUR_PAGES, Pace, Plan};
 pub use content::Content;
 pub use density::FaultCosts;
 pub use error::ErrorKind;

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use proptest::prelude::*;
-use uzone_pages::{Batch, ByteLen, NEIGHBOUR_PAGES, PageSize, Plan, chunks};
+use uzone_pages::{ByteLen, NEIGHBOUR_PAGES, PageSize, Plan, chunks};
 
 const CASES: u32 = if cfg!(miri) { 8 } else { 512 };
 
@@ -29,8 +29,8 @@ fn range() -> impl Strategy<Value = (Range<u64>, Option<u64>, PageSize)> {
     })
 }
 
-/// Returns the batches of at most `len` bytes that a plan has left.
-fn in_batches(mut plan: Plan, len: ByteLen) -> Vec<Batch> {
+/// Returns the batches of at most `len` bytes that a plan has left, and whether each is near the hint.
+fn in_batches(mut plan: Plan, len: ByteLen) -> Vec<(Range<u64>, bool)> {
     std::iter::from_fn(|| plan.take_batch(len)).collect()
 }
 
@@ -48,20 +48,20 @@ proptest! {
         prop_assert_eq!(in_batches(plan.clone(), ByteLen::new(u64::MAX)).len(), extents.len());
         let lengths = extents.iter().map(|extent| extent.end - extent.start);
         let count: u64 = lengths.map(|len| len.div_ceil(batch.get())).sum();
-        let batches = in_batches(plan, batch);
+        let batches: Vec<_> = in_batches(plan, batch).into_iter().map(|(bytes, _)| bytes).collect();
         prop_assert_eq!(batches.len() as u64, count);
-        prop_assert!(batches.iter().all(|part| part.len() <= batch));
-        cover(batches.iter().map(|part| part.bytes.clone()).collect(), &bytes);
+        prop_assert!(batches.iter().all(|part| part.end - part.start <= batch.get()));
+        cover(batches.clone(), &bytes);
         // In order: the extents' own bytes, one after the other.
         let mut at = extents.iter().flat_map(|extent| [extent.start, extent.end]);
         let mut expected = at.next();
         for part in &batches {
-            if Some(part.bytes.start) != expected {
+            if Some(part.start) != expected {
                 prop_assert_eq!(at.next(), expected, "the extent before it was finished");
                 expected = at.next();
-                prop_assert_eq!(Some(part.bytes.start), expected);
+                prop_assert_eq!(Some(part.start), expected);
             }
-            expected = Some(part.bytes.end);
+            expected = Some(part.end);
         }
     }
 
@@ -72,13 +72,13 @@ proptest! {
         let plan = Plan::try_new(bytes.clone(), hint, page).unwrap();
         let batches = in_batches(plan, ByteLen::new(u64::MAX));
         let near: Vec<_> =
-            batches.iter().filter(|part| part.is_near).collect();
+            batches.iter().filter(|(_, is_near)| *is_near).collect();
         let Some(hint) = hint else {
             prop_assert!(near.is_empty() && batches.len() == 1);
             return Ok(());
         };
         prop_assert_eq!(&near, &[batches.last().unwrap()]);
-        let near = &near[0].bytes;
+        let near = &near[0].0;
         let pages = |byte: u64| byte / page.bytes();
         prop_assert!(near.contains(&hint));
         prop_assert!(pages(hint) - pages(near.start) <= NEIGHBOUR_PAGES);
@@ -98,15 +98,16 @@ proptest! {
         let mut done = 0;
         for (len, is_put_back) in lengths.into_iter().chain(std::iter::repeat((1 << 20, false))) {
             let before = plan.left();
-            let Some(batch) = plan.take_batch(ByteLen::new(len)) else { break };
-            prop_assert_eq!(before.get() - plan.left().get(), batch.len().get());
+            let Some((batch, _)) = plan.take_batch(ByteLen::new(len)) else { break };
+            let len = batch.end - batch.start;
+            prop_assert_eq!(before.get() - plan.left().get(), len);
             if is_put_back {
                 plan.put_back(&batch);
                 prop_assert_eq!(plan.left(), before);
                 continue;
             }
-            done += batch.len().get();
-            parts.push(batch.bytes);
+            done += len;
+            parts.push(batch);
             prop_assert_eq!(done + plan.left().get(), bytes.end - bytes.start);
         }
         prop_assert!(plan.left().is_zero());

@@ -68,7 +68,7 @@ impl Region {
     /// let options = ZeroOptions::default().batching(Batching::COOPERATIVE);
     /// let mut done = 0;
     /// for batch in region.zero_batches(0, ByteLen::mib(64), &options)? {
-    ///     done += batch.len().get(); // a runtime's `yield_now().await` goes here
+    ///     done += batch.end - batch.start; // a runtime's `yield_now().await` goes here
     /// }
     /// assert_eq!(done, 64 << 20);
     /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -246,7 +246,7 @@ fn the_neighbourhood_of_the_hint_is_written_last_also_by_several_threads() {
     let batches: Vec<_> = region
         .zero_batches(0, ByteLen::new(MIB), &ZeroOptions::default().hint(MIB / 2))
         .expect("inside")
-        .map(|batch| batch.bytes.start / PAGE..batch.bytes.end / PAGE)
+        .map(|batch| batch.start / PAGE..batch.end / PAGE)
         .collect();
     assert_eq!(batches, [131..256, 0..126, 126..131]);
 }
@@ -291,7 +291,7 @@ fn batches_that_are_not_asked_for_are_not_written() {
     let mut batches = region.zero_batches(PAGE, ByteLen::new(MIB / 2), &options).expect("inside");
     assert_eq!(batches.next_len(), ByteLen::new(3 * PAGE));
     let first = batches.next().expect("a batch");
-    assert_eq!(first.bytes, PAGE..4 * PAGE);
+    assert_eq!(first, PAGE..4 * PAGE);
     assert_eq!(batches.left(), ByteLen::new(MIB / 2 - 3 * PAGE));
     drop(batches);
     only_these_are_zero(&region, &[PAGE..4 * PAGE], "one batch");
@@ -299,7 +299,7 @@ fn batches_that_are_not_asked_for_are_not_written() {
     let copied: u64 = region
         .copy_batches(0, &from, 0, ByteLen::new(MIB), &options)
         .expect("inside")
-        .map(|batch| batch.len().get())
+        .map(|batch| batch.end - batch.start)
         .sum();
     assert_eq!(copied, MIB);
     only_these_are_zero(&region, &[], "copied over");

@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use uzone_os::{Access, AccessError, Mapping};
-use uzone_pages::{Batch, ByteLen, Pace, PageSize, Plan};
+use uzone_pages::{ByteLen, Pace, PageSize, Plan};
 use uzone_stream::{CopyMethod, NextUse, Work as StoreWork};
 
 use crate::clear::options::{Batching, Cleared, ZeroOptions};
@@ -56,20 +56,20 @@ fn share_out(
             let begun = Instant::now();
             let batch = {
                 let mut plan = plan.lock().unwrap_or_else(PoisonError::into_inner);
-                let Some(batch) = plan.take_batch(cut.len()) else { break };
-                if batch.is_near {
+                let Some((batch, is_near)) = plan.take_batch(cut.len()) else { break };
+                if is_near {
                     plan.put_back(&batch);
                     break;
                 }
                 batch
             };
             let taken = Instant::now();
-            if let Err(error) = work.write(&batch.bytes, far) {
+            if let Err(error) = work.write(&batch, far) {
                 mine.error = Some(error);
                 is_stopped.store(true, Ordering::Relaxed); // as where it is read
                 break;
             }
-            cut.observe(batch.len(), taken.elapsed());
+            cut.observe(len_of(&batch), taken.elapsed());
             mine.add(batch, begun.elapsed(), tally);
         }
         mine
@@ -302,7 +302,7 @@ impl<'a> Batched<'a> {
             let Some(batch) = self.write_next() else { break };
             let now = Instant::now();
             let pause = now.duration_since(last);
-            self.cut.observe(batch.len(), pause);
+            self.cut.observe(len_of(&batch), pause);
             written.add(batch, pause, &tally);
             // What is called between batches takes its own time.
             last = if options.progress.is_some() { Instant::now() } else { now };
@@ -332,10 +332,10 @@ impl<'a> Batched<'a> {
     }
 
     /// Writes the next batch, and learns nothing from how long it took.
-    fn write_next(&mut self) -> Option<Batch> {
-        let batch = self.plan.take_batch(self.cut.len())?;
-        let way = if batch.is_near { self.near } else { self.far };
-        if let Err(error) = self.work.write(&batch.bytes, way) {
+    fn write_next(&mut self) -> Option<Range<u64>> {
+        let (batch, is_near) = self.plan.take_batch(self.cut.len())?;
+        let way = if is_near { self.near } else { self.far };
+        if let Err(error) = self.work.write(&batch, way) {
             self.plan.put_back(&batch);
             self.error = Some(error);
             return None;
@@ -345,10 +345,10 @@ impl<'a> Batched<'a> {
 }
 
 impl Iterator for Batched<'_> {
-    type Item = Batch;
+    type Item = Range<u64>;
 
     /// Writes the next batch and returns which bytes it was.
-    fn next(&mut self) -> Option<Batch> {
+    fn next(&mut self) -> Option<Range<u64>> {
         if self.error.is_some() {
             return None;
         }
@@ -357,7 +357,7 @@ impl Iterator for Batched<'_> {
         }
         let started = Instant::now();
         let batch = self.write_next()?;
-        self.cut.observe(batch.len(), started.elapsed());
+        self.cut.observe(len_of(&batch), started.elapsed());
         Some(batch)
     }
 }
@@ -371,6 +371,11 @@ struct Tally<'a> {
     done: AtomicU64,
 }
 
+/// Returns how many bytes a range has.
+fn len_of(range: &Range<u64>) -> ByteLen {
+    ByteLen::new(range.end - range.start)
+}
+
 /// What a thread has written.
 #[derive(Default)]
 struct Written {
@@ -382,14 +387,14 @@ struct Written {
 
 impl Written {
     /// Counts a batch, and yields.
-    fn add(&mut self, batch: Batch, pause: Duration, tally: &Tally<'_>) {
-        let len = batch.len().get();
+    fn add(&mut self, batch: Range<u64>, pause: Duration, tally: &Tally<'_>) {
+        let len = batch.end - batch.start;
         self.batches += 1;
         self.longest_pause = self.longest_pause.max(pause);
         // Those that follow each other are kept as one, so that millions of batches take no memory.
-        match self.ranges.last_mut().filter(|last| last.end == batch.bytes.start) {
-            Some(last) => last.end = batch.bytes.end,
-            None => self.ranges.push(batch.bytes),
+        match self.ranges.last_mut().filter(|last| last.end == batch.start) {
+            Some(last) => last.end = batch.end,
+            None => self.ranges.push(batch),
         }
         // Relaxed: a number to report, nothing more.
         let before = tally.done.fetch_add(len, Ordering::Relaxed);
