@@ -73,7 +73,7 @@ pub use error::ErrorKind;
 pub use folio::{AdvanceError, Folio, HoldError};
 pub use kind::MemoryKind;
 pub use layout::{Class, Layout, Slot, Tails};
-pub use linux::{LinuxPage, LinuxRelease, LinuxSeed};
+pub use linux::{LinuxPage, LinuxSeed};
 pub use live_ref::{Guards, Left, LiveRef, MAX_GUARDS};
 pub use memmap::{Memmap, PageView};
 pub use page::Page;

@@ -48,33 +48,13 @@ const SECTION_SHIFT: u32 = 45;
 /// The order of a section: 128 MiB.
 const SECTION_ORDER: Order = Order::new(15);
 
-/// Which kernel's policy of first references is modelled.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum LinuxRelease {
-    /// 6.12: a page of a file system with direct access starts with one reference.
-    #[default]
-    V6_12,
-    /// 6.15 and later: it starts with none.
-    V6_15,
-}
-
-impl LinuxRelease {
-    /// Returns the reference count that a fresh base page or head has in this kernel.
-    #[must_use]
-    pub const fn initial_references(self, kind: MemoryKind) -> u32 {
-        match (self, kind) {
-            (Self::V6_12, MemoryKind::FsDax) => 1,
-            _ => kind.initial_references(),
-        }
-    }
-}
-
-/// What the descriptors of one Linux pagemap have in common. By default: node 0 and a virtual
-/// memmap, as on most machines.
+/// What the descriptors of one Linux pagemap have in common. By default: Linux 6.12, node 0 and a
+/// virtual memmap, as on most machines.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct LinuxSeed {
-    /// The kernel that is modelled.
-    pub release: LinuxRelease,
+    /// Whether a page of a file system with direct access starts without a reference, as since Linux 6.15.
+    /// In 6.12 it starts with one.
+    pub dax_starts_free: bool,
     /// The number of the memory node, 0 to 1023.
     pub node: u16,
     /// The address of the pagemap's own structure.
@@ -163,7 +143,10 @@ impl<const WORDS: usize> Payload for LinuxPage<WORDS> {
             }
         }
         self.set_counts(match slot.class {
-            Class::Base | Class::Head => seed.release.initial_references(slot.kind),
+            Class::Base | Class::Head if slot.kind == MemoryKind::FsDax => {
+                u32::from(!seed.dax_starts_free)
+            }
+            Class::Base | Class::Head => slot.kind.initial_references(),
             Class::FirstTail | Class::Tail => 0,
         });
     }

@@ -83,8 +83,8 @@ pub mod model {
     #[doc(inline)]
     pub use uzone_pages::{
         AddrError, Class, FaultArea, FaultCosts, FaultPattern, FaultPlan, Folio, HoldError,
-        HoldKind, Layout, LinuxPage, LinuxRelease, LinuxSeed, MAX_HOLDS, MAX_PAYLOAD_BYTES, Memmap,
-        Page, Plain, Slot, Tails, Template, Touch, Word, chunks,
+        HoldKind, Layout, LinuxPage, LinuxSeed, MAX_HOLDS, MAX_PAYLOAD_BYTES, Memmap, Page, Plain,
+        Slot, Tails, Template, Touch, Word, chunks,
     };
 }
 

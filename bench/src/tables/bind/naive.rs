@@ -117,7 +117,7 @@ impl NaiveZone {
         Self {
             node: u64::from(seed.node),
             pagemap_address: seed.pagemap_address,
-            refcount: seed.release.initial_references(MemoryKind::Generic),
+            refcount: MemoryKind::Generic.initial_references(),
         }
     }
 }
