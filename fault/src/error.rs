@@ -72,9 +72,15 @@ pub enum MapError {
         /// Why not.
         reason: &'static str,
     },
-    /// The backing did not return the kind of its memory.
-    #[error("the backing does not return its memory: {0}")]
-    Unknown(#[source] io::Error),
+    /// The backing, or that of a part, did not return the kind of its memory.
+    #[error("the backing{of_part} does not return its memory: {cause}", of_part = part.map_or(String::new(), |at| format!(" of the part at {at:#x}")))]
+    Unknown {
+        /// Where the part starts, if it is one.
+        part: Option<u64>,
+        /// Why not.
+        #[source]
+        cause: io::Error,
+    },
     /// An option is larger than it may be.
     #[error("{option} is {asked}: at most {most} are possible")]
     TooMany {
@@ -112,7 +118,7 @@ impl MapError {
             Self::MeasureRead(error) => error.kind(),
             Self::NotHuge { .. } => ErrorKind::NotSupported,
             Self::Thread(_) => ErrorKind::OutOfMemory,
-            Self::MemoryFile(_) | Self::Unknown(_) => ErrorKind::Io,
+            Self::MemoryFile(_) | Self::Unknown { .. } => ErrorKind::Io,
             _ => ErrorKind::InvalidInput,
         }
     }

@@ -3,7 +3,8 @@
 //!
 //! ```
 //! use std::sync::Arc;
-//! use uzone_fault::{ByteLen, Engine, EngineOptions, FunctionBacking, LazyOptions};
+//! use uzone_fault::{Engine, EngineOptions, FunctionBacking, LazyOptions};
+//! use uzone_pages::ByteLen;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let engine = Engine::with(EngineOptions::default())?;
@@ -48,6 +49,10 @@
 //!
 //! `options` has [`EngineOptions`] and [`LazyOptions`], `error` what can go wrong, `stats` what happened in
 //! numbers, and `rehearsal` the part of a fault outside the kernel, for the benchmark.
+//!
+//! [`ByteLen`]: uzone_pages::ByteLen
+//! [`FaultAround`]: uzone_pages::FaultAround
+//! [`KernelFaults`]: uzone_os::uffd::KernelFaults
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::too_many_lines))]
 // The model of tests/loom.rs needs two files of this package and none of those that call the kernel.

@@ -822,6 +822,21 @@ fn a_fault_brings_a_bounded_number_of_pages_where_other_mappings_wait() {
 }
 
 #[test]
+fn a_page_with_an_owner_is_left_to_it_and_one_that_fails_is_answered_as_bad() {
+    let mut kinds = all(Kind::Ready);
+    (kinds[20], kinds[22], kinds[24]) = (Kind::Slow, Kind::Slow, Kind::LeftOut);
+    let (_, core, mut state) = plain(kinds, Advice::Normal, 16);
+    assert!(matches!(core.fault(20, Touch::Read, &mut state), Outcome::Produce { .. }));
+    while core.map_around(&mut state) {}
+    assert_eq!(core.fault(20, Touch::Read, &mut state), Outcome::Coalesced);
+    core.produce(20, &mut state).unwrap();
+    assert_eq!(core.contents().get(22), Content::Absent);
+    assert!(matches!(core.fault(24, Touch::Read, &mut state), Outcome::Produce { .. }));
+    assert!(!core.produce(24, &mut state).unwrap_err().to_string().is_empty());
+    assert_eq!(core.fault(24, Touch::Read, &mut state), Outcome::Answered);
+}
+
+#[test]
 fn pages_ahead_are_installed_step_by_step_as_far_as_they_are_ready() {
     let mut state = ReaderState::new(16 * PAGE);
     // Windows of 64 pages, of which 32 are a step.

@@ -1,7 +1,7 @@
 //! Lengths in bytes, and how they are written: `4096`, `4K`, `2M`, `1.5G`.
 //!
 //! Units: bytes, in powers of two.
-//! Cost: one instruction; as text, only reading a rounded length allocates, some bytes.
+//! Cost: one instruction; reading a rounded length as text allocates a few bytes; nothing else allocates.
 
 use alloc::format;
 use core::fmt;

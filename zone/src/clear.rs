@@ -38,7 +38,7 @@ impl Region {
     ///
     /// Others see each aligned 8 bytes change at once, and the whole in any order; all of it before
     /// this returns. What a file was truncated of, or a page that is broken, raises `SIGBUS`: once
-    /// [`sigbus::install`](crate::sigbus::install) was called, [`Cleared::error`] reports it, and the process
+    /// [`sigbus::install`](uzone_os::sigbus::install) was called, [`Cleared::error`] reports it, and the process
     /// dies otherwise.
     ///
     /// # Errors

@@ -588,7 +588,7 @@ pub enum Unclearable {
     #[error("its content is {0}")]
     Content(Content),
     /// Touching it raised `SIGBUS`, which a handler that is installed made this of
-    /// ([`sigbus::install`](crate::sigbus::install)). Of its bytes nothing is known; if the program watches for
+    /// ([`sigbus::install`](uzone_os::sigbus::install)). Of its bytes nothing is known; if the program watches for
     /// that ([`Pagemap::watch_bus_errors`](crate::PagemapView::watch_bus_errors)), the page is bad from now on.
     #[error("its memory is not there: {0}")]
     Lost(AccessError),

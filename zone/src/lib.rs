@@ -47,7 +47,10 @@
 //! [`ByteLen`]: uzone_pages::ByteLen
 //! [`Content`]: uzone_pages::Content
 //! [`PageCount`]: uzone_pages::PageCount
+//! [`PageView`]: uzone_pages::PageView
 //! [`Payload`]: uzone_pages::Payload
+//! [`Rejected`]: uzone_os::Rejected
+//! [`sigbus`]: uzone_os::sigbus
 //! [`Pfn`]: uzone_pages::Pfn
 //! [`PfnRange`]: uzone_pages::PfnRange
 //! [`Word`]: uzone_pages::Word

@@ -458,7 +458,8 @@ impl<P: Payload> Pagemap<P> {
         match inner.try_into_inner(patience) {
             Ok(inner) => {
                 inner.collect_bus_errors();
-                let Inner { memmap, mut region, parts, bad, .. } = inner;
+                // Bindings are dropped from the last to the first: the claim ends before anything is unmapped.
+        let Inner { mut region, parts, memmap, bad, .. } = inner;
                 let range = memmap.layout().range();
                 tracing::debug!(%range, "unbind");
                 region.remember_bad(&bad.in_range(range), range);

@@ -108,7 +108,8 @@ fn check(part: &Part, page: PageSize) -> Result<(), MapError> {
             "the part from {start:#x} to {end:#x}, which starts at {offset:#x} of its backing, is not one page or more: all three have to be multiples of {page}"
         )));
     }
-    if backing.memory_file().map_err(MapError::Unknown)?.is_some() {
+    let unknown = |cause| MapError::Unknown { part: Some(start), cause };
+    if backing.memory_file().map_err(unknown)?.is_some() {
         return Err(refused(format!(
             "the part at {start:#x} is a memory file, whose pages are mapped and not copied: give it a mapping of its own"
         )));

@@ -7,7 +7,7 @@
 //! not followed: the scheduler would wake it on an idle one while the reader runs.
 //!
 //! Which thread of another process faults is not known: the reader follows the process, which is
-//! one thread here, unless a measurement says that faults take more than twice the time on the same
+//! one thread here, unless it was measured that faults take more than twice the time on the same
 //! CPU.
 
 use std::num::NonZeroU32;

@@ -252,7 +252,7 @@ impl Region {
     /// [`MappingError`] if the range cuts a page, or the memory is of a kind that has other bytes behind
     /// it, or that its owner does not give back: adopted memory, DAX devices, read-only files.
     ///
-    /// [`Mapping::page_size`]: crate::Mapping::page_size
+    /// [`Mapping::page_size`]: uzone_os::Mapping::page_size
     pub fn punch(&self, range: Range<u64>) -> Result<(), MappingError> {
         self.memory().punch(range)
     }

@@ -58,6 +58,8 @@ fn parts_that_are_no_whole_are_refused_by_where_they_start() {
     let last = last.build().unwrap();
     assert_eq!(last.byte_len(), Some(ByteLen::new(end)));
     assert!(format!("{last:?}").contains("CompositeBacking"));
+    assert!(last.takes_pages_of(PageSize::KIB_4));
+    assert_eq!(last.parts(end..end + PAGE / 2).count(), 0);
 }
 
 /// A kernel that keeps the first 8 bytes of each page that it is given, and refuses none.
