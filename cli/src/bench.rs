@@ -3,14 +3,13 @@
 mod check;
 mod text;
 
-use std::env::temp_dir;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
 use uzone_bench::settings::{
     self, BindSettings, CopySettings, FaultSettings, Part, PinSettings, SnapshotSettings,
-    ZeroSettings, all_cpus,
+    ZeroSettings, all_cpus, temporary,
 };
 use uzone_bench::{BenchError, Watch};
 use uzone_bench::{all, metadata};
@@ -136,8 +135,8 @@ struct SeedsArgs {
     /// Take the published sizes
     #[arg(long)]
     full: bool,
-    /// Where the file is made that is mapped [default: where temporary files go]
-    #[arg(long, default_value_os_t = temp_dir(), hide_default_value = true, value_name = "DIR")]
+    /// Where the file is made that is mapped; by default where temporary files go
+    #[arg(long, default_value_os_t = temporary(), hide_default_value = true, value_name = "DIR")]
     dir: PathBuf,
 }
 
@@ -163,9 +162,9 @@ struct RestoreArgs {
     /// Rounds
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     rounds: u32,
-    /// Where the files are made; in memory, the figures are without the disk [default: where temporary
-    /// files go]
-    #[arg(long, default_value_os_t = temp_dir(), hide_default_value = true, value_name = "DIR")]
+    /// Where the files are made; in memory, the figures are without the disk; by default where
+    /// temporary files go
+    #[arg(long, default_value_os_t = temporary(), hide_default_value = true, value_name = "DIR")]
     dir: PathBuf,
 }
 
@@ -311,7 +310,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
 
 impl Args {
     fn all_parts(&self) -> Vec<Part> {
-        all::parts(all::available(), all_cpus(), self.quick, &temp_dir())
+        all::parts(all::available(), all_cpus(), self.quick, &temporary())
     }
 
     /// Returns one benchmark as a quick run of all has it, if that does.

@@ -380,6 +380,14 @@ mod tests {
     }
 
     #[test]
+    fn paint_without_colour_leaves_the_text_alone() {
+        let plain = Style::plain(Verbosity::Normal);
+        assert_eq!(plain.paint(Tone::Bad, "x"), "x");
+        let color = Style { color: true, ..plain };
+        assert_eq!(color.paint(Tone::Bad, "x"), "\x1b[1;31mx\x1b[0m");
+    }
+
+    #[test]
     fn a_table_has_its_numbers_to_the_right_and_no_blanks_at_the_ends() {
         let mut table = table(&["case", "time"]);
         table.add_row(["zero", "9.8 ms"]);

@@ -27,6 +27,7 @@ fn help_is_printed_to_standard_output_with_an_example_and_the_exit_codes() {
         let help = text(&output.stdout);
         assert!(help.contains("Usage: uzone"), "{help}");
         assert!(help.contains("Example:\n  uzone doctor"), "{help}");
+        assert!(help.contains("\n\nExit codes:\n   0  ok\n"), "{help}");
         assert!(help.contains("\n   2  wrong usage\n"), "{help}");
         // The codes of the command alone.
         let has_65 = help.contains("\n  65  the input is not valid\n");

@@ -45,6 +45,7 @@ fn the_object_keeps_to_its_schema_and_agrees_with_itself() {
     let report = object_of(&output);
     keeps_to("uzone.doctor-1", &report);
     assert_eq!(report["is_ready"], true);
+    assert_eq!(report["kernel"]["system"], "linux");
     let stores = &report["stores"];
     assert!(stores["available"].as_array().is_some_and(|all| all.contains(&stores["chosen"])));
     let checks = report["checks"].as_array().expect("a list of checks");

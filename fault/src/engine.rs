@@ -188,7 +188,8 @@ impl Engine {
         backing: &dyn Backing,
         options: &LazyOptions,
     ) -> Result<(Arc<Registered>, PageSize, Answering), MapError> {
-        let file = backing.memory_file().map_err(|cause| MapError::Unknown { part: None, cause })?;
+        let file =
+            backing.memory_file().map_err(|cause| MapError::Unknown { part: None, cause })?;
         let (mapping, mut modes, mut required) = map_memory(len, file, options)?;
         let page = match options.huge {
             HugePages::Transparent => transparent::page_size()?,

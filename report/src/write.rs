@@ -39,7 +39,8 @@ pub fn replace(target: &Path, bytes: &[u8]) -> Result<(), ReportError> {
         return Err(ReportError::not_a_file(target));
     }
     let new = NewFile::create(target_file).map_err(|cause| failed("create", cause))?;
-    new.file().write_all(bytes).map_err(|cause| failed("write", cause))?;
+    let written = new.file().write_all(bytes).and_then(|()| new.file().sync_all());
+    written.map_err(|cause| failed("write", cause))?;
     new.finish().map_err(|cause| failed("replace", cause))
 }
 
@@ -58,13 +59,20 @@ mod tests {
         replace(&link, b"two").expect("it can be replaced");
         assert_eq!(fs::read(&target).expect("the file"), b"two");
         assert!(fs::symlink_metadata(&link).expect("the link").is_symlink());
+        // A name that another program left is passed over.
+        for number in 0..8 {
+            let taken = format!(".out.html.{}-{number}.part", std::process::id());
+            fs::write(dir.join(taken), b"").expect("a name that is taken");
+        }
+        replace(&target, b"three").expect("it can be replaced");
+        assert_eq!(fs::read(&target).expect("the file"), b"three");
         for other in [&dir, Path::new("/dev/null")] {
             let error = replace(other, b"").expect_err("it is no file");
             assert!(error.to_string().contains("is not a regular file"), "{error}");
         }
         let missing = replace(&dir.join("no/out.html"), b"").expect_err("there is no directory");
         assert!(missing.to_string().ends_with("make its directory first"), "{missing}");
-        assert_eq!(fs::read_dir(&dir).expect("the directory").count(), 2);
+        assert_eq!(fs::read_dir(&dir).expect("the directory").count(), 2 + 8);
         fs::remove_dir_all(&dir).expect("it is ours");
     }
 }

@@ -15,7 +15,6 @@ use uzone_os::peer::{self, Peer};
 use uzone_os::uffd::{EventLog, Remote};
 
 use crate::status::{SessionStats, SessionStatus, nanoseconds};
-use crate::worker::dialect;
 
 /// How many regions a message has at most.
 pub(crate) const REGIONS: usize = 1024;
@@ -301,7 +300,7 @@ impl Connection {
 
     /// Returns whether it is of a program that attaches, which goes on to the next server by itself.
     pub(crate) fn is_program(&self) -> bool {
-        dialect::is_of_program(&self.bytes)
+        is_of_program(&self.bytes)
     }
 
     /// Returns whether the service manager is to keep what came: a machine may come of it that waits if its
@@ -355,6 +354,11 @@ impl Connection {
             }),
         })
     }
+}
+
+/// Returns whether a message is of a program that attaches.
+pub(crate) fn is_of_program(bytes: &[u8]) -> bool {
+    bytes.trim_ascii_start().starts_with(b"{")
 }
 
 #[cfg(test)]

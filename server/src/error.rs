@@ -104,7 +104,7 @@ pub enum ServeError {
     /// Events cannot be waited for.
     #[error("cannot wait for events: {0}")]
     Wait(#[source] io::Error),
-    /// A client handed no memory over: why its message cannot be used.
+    /// The message of a client cannot be used; the text states why.
     #[error("{0}")]
     Message(String),
     /// The configuration of a machine has no memory, or memory that there cannot be.
@@ -167,7 +167,7 @@ pub enum ServeError {
 }
 
 impl ServeError {
-    /// Returns a function that makes the error of a path of what the system answered.
+    /// Returns a function that turns an error of the system into that of doing `what` to `path`.
     pub(crate) fn at(what: &'static str, path: &Path) -> impl Fn(io::Error) -> Self + Copy {
         move |cause| Self::At { what, path: path.to_owned(), cause }
     }

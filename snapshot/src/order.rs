@@ -61,7 +61,10 @@ mod tests {
 
     #[test]
     fn a_page_that_is_listed_twice_or_is_not_there_is_left_out() {
-        assert_eq!(Order::new(&[7, 3, 7, 10, 3, u64::MAX, 0], 10).listed(), [7, 3, 0]);
+        let order = Order::new(&[7, 3, 7, 10, 3, u64::MAX, 0], 10);
+        assert_eq!(order.listed(), [7, 3, 0]);
+        assert_eq!(order.pages(10).collect::<Vec<_>>(), [7, 3, 0, 1, 2, 4, 5, 6, 8, 9]);
+        assert!(order.pages(10).map(|page| order.place_of(page)).eq(0..10));
         assert!(Order::new(&[10], 10).is_empty());
     }
 }

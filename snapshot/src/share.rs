@@ -3,7 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Calls `work` with each number below `count`, on as many threads, and with what a thread keeps.
+/// Calls `work` once for each number below `count`, on `threads` threads, at least one. Each thread
+/// passes its own `T` to all its calls.
 ///
 /// # Errors
 /// The error of the lowest number. After an error, no further number is taken.

@@ -459,7 +459,7 @@ impl<P: Payload> Pagemap<P> {
             Ok(inner) => {
                 inner.collect_bus_errors();
                 // Bindings are dropped from the last to the first: the claim ends before anything is unmapped.
-        let Inner { mut region, parts, memmap, bad, .. } = inner;
+                let Inner { mut region, parts, memmap, bad, .. } = inner;
                 let range = memmap.layout().range();
                 tracing::debug!(%range, "unbind");
                 region.remember_bad(&bad.in_range(range), range);

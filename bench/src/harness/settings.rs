@@ -1,5 +1,5 @@
-//! The settings of a run as data, so that the same run can be repeated and compared; and as
-//! arguments of the command, whose help the documentation of their fields is.
+//! The settings of a run as data, so that the same run can be repeated and compared, and as
+//! arguments of the command: the documentation of a field is the help of its argument.
 
 use std::env::temp_dir;
 use std::num::NonZeroUsize;
@@ -191,7 +191,7 @@ pub struct FaultSettings {
     pub threads: Vec<usize>,
     /// Where the file is made; on a disk, or nothing can be cold; by default where temporary
     /// files go
-    #[arg(long = "dir", default_value_os_t = temp_dir(), hide_default_value = true, value_name = "DIR")]
+    #[arg(long = "dir", default_value_os_t = temporary(), hide_default_value = true, value_name = "DIR")]
     #[serde(with = "path")]
     pub directory: PathBuf,
 }
@@ -236,9 +236,15 @@ pub struct SnapshotSettings {
     pub threads: NonZeroUsize,
     /// Where the files are made; in memory, the figures are without the disk; by default where
     /// temporary files go
-    #[arg(long = "dir", default_value_os_t = temp_dir(), hide_default_value = true, value_name = "DIR")]
+    #[arg(long = "dir", default_value_os_t = temporary(), hide_default_value = true, value_name = "DIR")]
     #[serde(with = "path")]
     pub directory: PathBuf,
+}
+
+/// Returns where temporary files go; an argument has no empty default.
+#[must_use]
+pub fn temporary() -> PathBuf {
+    Some(temp_dir()).filter(|path| !path.as_os_str().is_empty()).unwrap_or_else(|| "/tmp".into())
 }
 
 /// The most threads that an argument may ask for.

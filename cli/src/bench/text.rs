@@ -153,7 +153,18 @@ pub(super) fn in_brackets(commit: Option<&str>) -> String {
 
 /// Returns what was measured on, and what was published on what.
 pub(super) fn foot(machine: &Machine, mut sources: Vec<&str>) -> String {
-    let mut text = machine.sentence() + "\n";
+    let mut text = format!(
+        "{}: {}, {} CPUs, {:.1}, Linux {}, transparent huge pages {}; {} stores; uzone {}{}\n",
+        time(machine.unix_seconds),
+        machine.cpu,
+        machine.cpus,
+        ByteLen::new(machine.memory_bytes),
+        machine.kernel,
+        machine.transparent_huge_pages,
+        machine.stream,
+        machine.version,
+        in_brackets(machine.commit.as_deref()),
+    );
     sources.sort_unstable();
     sources.dedup();
     for source in sources {
@@ -176,7 +187,7 @@ mod tests {
             "results": [{"id": "bind-4k/slow", "name": "slow path, the oracle", "median_ns": 5}],
             "skipped": [{"id": "fault", "reason": "there is no userfaultfd"}],
             "metadata": {"tables": [{"id": "metadata-4k", "title": "Descriptors"}],
-                "results": [{"id": "metadata-4k/eager", "resident_bytes_per_tib": 2147483648}]}}"#;
+                "results": [{"id": "metadata-4k/eager", "descriptor_bytes": 64, "resident_bytes_per_tib": 2147483648}]}}"#;
         let bench: Bench = serde_json::from_str(bench).expect("a run");
         let summary = bench.text(Style::plain(Verbosity::Normal));
         for part in [

@@ -90,7 +90,11 @@ impl ReaderPlacement {
         let measure = || {
             let measured =
                 (!privilege::has_filtered_calls()).then(|| Self::measure_within(IN_ALL))?;
-            let measured = measured.inspect_err(|error| tracing::debug!("the place of the reader was not measured: {error}")).ok()?;
+            let measured = measured
+                .inspect_err(|error| {
+                    tracing::debug!("the place of the reader was not measured: {error}");
+                })
+                .ok()?;
             (measured.times.len() > 1 || measured.other.is_none()).then_some(measured)
         };
         MEASURED.get_or_init(measure).as_ref()

@@ -43,7 +43,7 @@ const COLUMNS: [Column<MetadataRow>; 10] = [
     ("row", Both, |row| Some(label(row))),
     ("id", Page, |row| Some(row.id.clone())),
     ("folio", Page, |row| known(row.folio_bytes).map(bytes)),
-    ("bytes each", Both, |row| Some(row.descriptor_bytes.to_string())),
+    ("bytes each", Both, |row| known(row.descriptor_bytes).map(|bytes| bytes.to_string())),
     ("mapped", Both, |row| row.virtual_bytes_per_tib.map(bytes)),
     ("resident", Both, |row| Some(bytes(row.resident_bytes_per_tib))),
     ("page tables", Both, |row| row.page_table_bytes_per_tib.map(bytes)),

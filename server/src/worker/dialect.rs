@@ -15,7 +15,7 @@ use uzone_fault::RemoteRegion;
 use uzone_os::peer;
 use uzone_pages::ByteLen;
 
-use crate::connection::{Connection, MESSAGE_BYTES};
+use crate::connection::{Connection, MESSAGE_BYTES, is_of_program};
 use crate::error::ServeError;
 
 /// What came so far.
@@ -76,11 +76,6 @@ fn parse(bytes: &[u8]) -> Result<Said, ServeError> {
     };
     let regions = firecracker::regions(rest)?;
     Ok(regions.map_or(Said::Part, |regions| Said::Memory(Memory { regions, request })))
-}
-
-/// Returns whether a message is of a program that attaches.
-pub(crate) fn is_of_program(bytes: &[u8]) -> bool {
-    bytes.trim_ascii_start().starts_with(b"{")
 }
 
 /// Sends a program a reply, and the descriptor that belongs to it, without waiting.

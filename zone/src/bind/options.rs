@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use uzone_os::Exclusivity;
-use uzone_pages::{ByteLen, Content, MemoryKind, Order, PageCount, PageSize, PageView, Payload, Pfn, Tails};
+use uzone_pages::{
+    ByteLen, Content, MemoryKind, Order, PageCount, PageSize, PageView, Payload, Pfn, Tails,
+};
 
 use crate::backing::Backing;
 use crate::bind::init_method::InitMethod;

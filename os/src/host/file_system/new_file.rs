@@ -34,8 +34,9 @@ impl NewFile {
     }
 
     pub(super) fn create_hidden(path: PathBuf) -> io::Result<Self> {
-        let hidden = hidden_name(&path);
-        let file = File::options().read(true).write(true).create_new(true).open(&hidden)?;
+        let (hidden, file) = with_hidden_name(&path, |hidden| {
+            File::options().read(true).write(true).create_new(true).open(hidden)
+        })?;
         Ok(Self { file, path, hidden: Some(hidden) })
     }
 
@@ -60,16 +61,21 @@ impl NewFile {
         let hidden = match &self.hidden {
             Some(hidden) => hidden.clone(),
             None => {
-                let hidden = hidden_name(&self.path);
                 let own = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-                rustix::fs::linkat(CWD, own, CWD, &hidden, AtFlags::SYMLINK_FOLLOW)?;
+                let (hidden, ()) = with_hidden_name(&self.path, |hidden| {
+                    Ok(rustix::fs::linkat(CWD, &own, CWD, hidden, AtFlags::SYMLINK_FOLLOW)?)
+                })?;
                 self.hidden = Some(hidden.clone());
                 hidden
             }
         };
         fs::rename(hidden, &self.path)?;
         self.hidden = None;
-        File::open(directory_of(&self.path))?.sync_all()
+        // A directory that may be written and not read cannot be synced.
+        match File::open(directory_of(&self.path)) {
+            Err(cause) if cause.kind() == io::ErrorKind::PermissionDenied => Ok(()),
+            directory => directory?.sync_all(),
+        }
     }
 }
 
@@ -87,6 +93,21 @@ fn directory_of(path: &Path) -> &Path {
         Some(directory) if directory != Path::new("") => directory,
         _ => Path::new("."),
     }
+}
+
+/// Calls `make` with hidden names until one is free: a run that was killed may have left some.
+fn with_hidden_name<T>(
+    path: &Path,
+    make: impl Fn(&Path) -> io::Result<T>,
+) -> io::Result<(PathBuf, T)> {
+    for _ in 0..100 {
+        let hidden = hidden_name(path);
+        match make(&hidden) {
+            Err(cause) if cause.kind() == io::ErrorKind::AlreadyExists => {}
+            made => return made.map(|made| (hidden, made)),
+        }
+    }
+    Err(io::ErrorKind::AlreadyExists.into())
 }
 
 fn hidden_name(path: &Path) -> PathBuf {
