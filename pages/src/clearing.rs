@@ -73,8 +73,8 @@ impl Plan {
     }
 
     /// Takes at most `len` bytes of the extent that comes next, or of the smallest thing there is, one
-    /// byte, for a length of zero. Returns the bytes, at least one, and whether they surround the hinted page
-    /// and are read next. `None` when all are taken.
+    /// byte, for a length of zero. Returns the bytes, at least one, and whether they surround the
+    /// hinted page and are read next. `None` when all are taken.
     pub fn take_batch(&mut self, len: ByteLen) -> Option<(Range<u64>, bool)> {
         while let Some(part) = self.parts.get_mut(self.next) {
             if part.start >= part.end {

@@ -52,8 +52,8 @@ const SECTION_ORDER: Order = Order::new(15);
 /// virtual memmap, as on most machines.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct LinuxSeed {
-    /// Whether a page of a file system with direct access starts without a reference, as since Linux 6.15.
-    /// In 6.12 it starts with one.
+    /// Whether a page of a file system with direct access starts without a reference, as since Linux
+    /// 6.15. In 6.12 it starts with one.
     pub dax_starts_free: bool,
     /// The number of the memory node, 0 to 1023.
     pub node: u16,

@@ -338,7 +338,8 @@ pub enum PinError {
 // It is returned by each pin, so it stays small.
 const _: () = assert!(size_of::<PinError>() <= 40);
 
-/// Why bytes of a region were not written, cleared, copied, made present, given back or made persistent.
+/// Why bytes of a region were not written, cleared, copied, given back, or made present or
+/// persistent.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WriteError {
@@ -431,8 +432,8 @@ pub enum WriteError {
     /// The device did not take the pages.
     #[error("cannot make bytes last: {0}")]
     Sync(#[source] MappingError),
-    /// Pages were not made present: the range is not inside of the region, or the kernel refused a part of it.
-    /// The error states how much is present.
+    /// Pages were not made present: the range is not inside of the region, or the kernel refused a
+    /// part of it. The error states how much is present.
     #[error(transparent)]
     Populate(#[from] MappingError),
     /// There is not enough memory. Nothing was populated.

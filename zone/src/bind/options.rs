@@ -182,9 +182,9 @@ impl<P: Payload> BindOptions<P> {
         self
     }
 
-    /// Takes what is called after every 2 MiB of descriptors, by the thread that wrote them, with how many
-    /// bytes of descriptors are written and how many will be; with several threads the calls may come out
-    /// of order.
+    /// Takes what is called after every 2 MiB of descriptors, by the thread that wrote them, with how
+    /// many bytes of descriptors are written and how many will be; with several threads the calls may
+    /// come out of order.
     #[must_use]
     pub fn on_progress(
         mut self,

@@ -107,8 +107,9 @@ impl ZeroOptions {
         self
     }
 
-    /// Takes what is called after every batch, by the thread that wrote it, with how many bytes are written
-    /// and how many will be: the yield point. With several threads the calls may come out of order.
+    /// Takes what is called after every batch, by the thread that wrote it, with how many bytes are
+    /// written and how many will be: the yield point. With several threads the calls may come out of
+    /// order.
     #[must_use]
     pub fn on_batch(mut self, progress: impl Fn(ByteLen, ByteLen) + Send + Sync + 'static) -> Self {
         self.progress = OnProgress::new(progress);

@@ -95,8 +95,8 @@ impl PopulateOptions {
         self
     }
 
-    /// Takes what is called after every chunk, by the thread that called [`Region::populate`], with how many
-    /// bytes are present and how many will be, in ascending order.
+    /// Takes what is called after every chunk, by the thread that called [`Region::populate`], with how
+    /// many bytes are present and how many will be, in ascending order.
     #[must_use]
     pub fn on_progress(
         mut self,
@@ -106,7 +106,8 @@ impl PopulateOptions {
         self
     }
 
-    /// Takes a flag that stops the work once another thread sets it, at most a chunk of each thread later.
+    /// Takes a flag that stops the work once another thread sets it, at most a chunk of each thread
+    /// later.
     #[must_use]
     pub fn cancel(mut self, cancel: Arc<AtomicBool>) -> Self {
         self.cancel = cancel;
