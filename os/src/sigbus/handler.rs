@@ -257,6 +257,9 @@ fn recover(_: *mut c_void, _: BusError) -> bool {
 }
 
 /// Does what the action before ours would have done.
+// A function of its own, so that a fault that is answered takes no stack for the masks and actions
+// in here.
+#[inline(never)]
 fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
     // Acquire pairs with the Release of `remember`.
     let previous = PREVIOUS.load(Ordering::Acquire);
