@@ -294,7 +294,7 @@ impl<P: Payload> PinTarget for Inner<P> {
             // What was missing and is not any more, another thread has produced.
             return Ok(is_missing(refused));
         }
-        // What is at hand is mapped for the whole range, and the rest is produced page by page.
+        // What is ready is mapped for the whole range, and the rest is produced page by page.
         map_pages(range);
         for pfn in missing() {
             fault(pfn).map_err(|cause| PinError::Fault { pfn, cause })?;
