@@ -104,13 +104,8 @@ impl CgroupMemory {
 /// # Errors
 /// [`SysError`] if `/proc/meminfo` cannot be read or understood.
 pub fn system(root: &SystemRoot) -> Result<(ByteLen, ByteLen), SysError> {
-    two_lengths(
-        root,
-        "proc/meminfo",
-        "lines MemTotal and MemAvailable in kB",
-        "MemTotal",
-        "MemAvailable",
-    )
+    let wanted = "lines MemTotal and MemAvailable in kB";
+    root.parse("proc/meminfo", wanted, |text| two_fields(text, "MemTotal", "MemAvailable"))
 }
 
 /// Returns what this process has, by the kernel's account: the addresses that are mapped, with or
@@ -119,20 +114,13 @@ pub fn system(root: &SystemRoot) -> Result<(ByteLen, ByteLen), SysError> {
 /// # Errors
 /// [`SysError`] if `/proc/self/status` cannot be read or understood.
 pub fn of_this_process(root: &SystemRoot) -> Result<(ByteLen, ByteLen), SysError> {
-    two_lengths(root, "proc/self/status", "lines VmSize and VmPTE in kB", "VmSize", "VmPTE")
+    let wanted = "lines VmSize and VmPTE in kB";
+    root.parse("proc/self/status", wanted, |text| two_fields(text, "VmSize", "VmPTE"))
 }
 
-fn two_lengths(
-    root: &SystemRoot,
-    path: &str,
-    wanted: &'static str,
-    one: &str,
-    other: &str,
-) -> Result<(ByteLen, ByteLen), SysError> {
-    root.parse(path, wanted, |text| {
-        let of = |name| kib_field(text, name).map(ByteLen::new);
-        Some((of(one)?, of(other)?))
-    })
+fn two_fields(text: &str, one: &str, other: &str) -> Option<(ByteLen, ByteLen)> {
+    let of = |name| kib_field(text, name).map(ByteLen::new);
+    Some((of(one)?, of(other)?))
 }
 
 /// Returns how much memory this process may still take, and what limits it.
