@@ -14,14 +14,14 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use serde::Deserialize;
-use uzone_os::peer;
 use uzone_os::uffd::{Doorbell, EventSet};
 use uzone_os::unix_socket::MessageSocket;
+use uzone_os::{lock, peer};
 
 use crate::error::ServeError;
 use crate::keeper::estate::Estate;
@@ -184,7 +184,7 @@ impl Control {
     /// Takes what was asked since the last call.
     pub(crate) fn take(&self) -> io::Result<Vec<Asked>> {
         self.shared.bell.silence()?;
-        Ok(std::mem::take(&mut *self.shared.asked.lock().unwrap_or_else(PoisonError::into_inner)))
+        Ok(std::mem::take(&mut *lock(&self.shared.asked)))
     }
 
     /// Returns where metrics are, if there is a port for them.
@@ -323,7 +323,7 @@ impl Shared {
 
     fn ask(&self, request: Request) -> Option<Status> {
         let (answer, answered) = sync_channel(1);
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner).push(Asked { request, answer });
+        lock(&self.asked).push(Asked { request, answer });
         self.bell.ring().ok()?;
         answered.recv_timeout(ANSWER).ok()
     }

@@ -59,9 +59,7 @@ impl Destination {
         let written = match &self.kind {
             Kind::File(new) => new.file().write_all(bytes),
             #[cfg(feature = "object-storage")]
-            Kind::Object(upload) => {
-                upload.lock().unwrap_or_else(PoisonError::into_inner).append(bytes)
-            }
+            Kind::Object(upload) => uzone_os::lock(upload).append(bytes),
         };
         written.map_err(SnapshotError::write(&self.path, "write"))
     }

@@ -20,10 +20,11 @@ use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
 use uzone_os::file_system::{next_data, room};
+use uzone_os::lock;
 use uzone_os::page_cache::read_cached;
 use uzone_pages::ByteLen;
 
@@ -258,13 +259,13 @@ impl CachedImage {
             if has_room { self.file.write_all_at(bytes, offset) } else { Ok(()) }
         });
         if let Err(cause) = written {
-            self.room.lock().unwrap_or_else(PoisonError::into_inner).is_over = true;
+            lock(&self.room).is_over = true;
             self.cache.warn(&SnapshotError::write(&self.path, "write")(cause));
         }
     }
 
     fn has_room(&self, offset: u64, len_bytes: u64) -> io::Result<bool> {
-        let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut room = lock(&self.room);
         if room.is_over {
             return Ok(false);
         }

@@ -10,9 +10,10 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use uzone_os::file_system::{hole_problem, next_data};
+use uzone_os::lock;
 
 use crate::error::SnapshotError;
 use crate::file_source::open_source;
@@ -121,7 +122,7 @@ impl Layer {
     /// Returns the next data that ends behind `at`; it starts behind the end if there is none.
     fn data_at(&self, at: u64) -> io::Result<Range<u64>> {
         let Some(file) = self.with_holes() else { return Ok(0..u64::MAX) };
-        let known = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = || lock(&self.known);
         let Known { from, data } = known().clone();
         if from <= at && at < data.end {
             return Ok(data);

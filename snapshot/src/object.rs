@@ -28,6 +28,7 @@ use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt};
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
+use uzone_os::lock;
 
 use crate::source::{RequestOptions, Source};
 use ahead::{Ahead, Kept};
@@ -208,7 +209,7 @@ impl fmt::Debug for ObjectSource {
 impl Shared {
     fn ahead(&self) -> MutexGuard<'_, Ahead> {
         // A thread that panicked left whole entries.
-        self.ahead.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.ahead)
     }
 
     /// Copies bytes that were requested ahead, after waiting for them. Returns whether it did.
@@ -263,7 +264,7 @@ impl Shared {
 
     /// Requests a range, and once more if that takes longer than such requests do.
     async fn hedged(&self, range: &Range<u64>, like: &Mutex<Latencies>) -> io::Result<Vec<u8>> {
-        let latencies = || like.lock().unwrap_or_else(PoisonError::into_inner);
+        let latencies = || lock(like);
         let started = Instant::now();
         let patience = latencies().most();
         let mut first = pin!(self.get(range));

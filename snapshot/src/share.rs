@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use uzone_os::lock;
+
 /// Calls `work` once for each number below `count`, on `threads` threads, at least one. Each thread
 /// passes its own `T` to all its calls.
 ///
@@ -25,7 +27,7 @@ pub(crate) fn share<T: Default, E: Send>(
             }
             if let Err(error) = work(&mut kept, number) {
                 next.fetch_max(count, Ordering::Relaxed);
-                let mut first = first.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut first = lock(&first);
                 if first.as_ref().is_none_or(|(lowest, _)| number < *lowest) {
                     *first = Some((number, error));
                 }

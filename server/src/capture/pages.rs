@@ -11,7 +11,7 @@ use std::thread;
 
 use uzone_fault::KeptPages;
 use uzone_os::unix_socket::MessageSocket;
-use uzone_os::{Anonymous, Exclusive, HugeAdvice};
+use uzone_os::{Anonymous, Exclusive, HugeAdvice, lock};
 use uzone_pages::ByteLen;
 use uzone_snapshot::Source;
 
@@ -59,7 +59,7 @@ fn copy(
     }
     let pieces = Mutex::new(pieces.into_iter());
     let work = || loop {
-        let next = pieces.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let next = lock(&pieces).next();
         let Some((run, piece)) = next else { return Ok(()) };
         read(run, piece)?;
     };
@@ -196,7 +196,7 @@ impl CapturedPages {
     /// memory back before it could be read. Capture it again.
     pub fn finish(&self) -> io::Result<u64> {
         let Some(worker) = &self.worker else { return Ok(0) };
-        let mut worker = worker.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut worker = lock(worker);
         if worker.end.is_none() {
             // It may have ended before, by an end that is there already.
             let _ = link::send(&worker.socket, &CaptureRequest::End, &[]);
@@ -221,7 +221,7 @@ impl CapturedPages {
 
     fn has_read(&self, until: u64) {
         if let Some(worker) = &self.worker {
-            let worker = worker.lock().unwrap_or_else(PoisonError::into_inner);
+            let worker = lock(worker);
             // A worker that has gone is found at the end.
             let _ = link::send(&worker.socket, &CaptureRequest::Read(until), &[]);
         }

@@ -9,12 +9,12 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle};
 
 use uzone_os::peer::Peer;
 use uzone_os::uffd::Doorbell;
-use uzone_os::{SystemRoot, Vaddr, hugepages};
+use uzone_os::{SystemRoot, Vaddr, hugepages, lock};
 use uzone_pages::FaultAround;
 
 /// How many messages of a worker may wait; what comes beyond counts as refused.
@@ -43,7 +43,7 @@ struct Shared {
 impl Shared {
     /// Adds what became of blocks of a session.
     fn add(&self, session: u64, outcome: Outcome) {
-        let mut all = self.outcomes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.outcomes);
         let all = all.entry(session).or_default();
         (all.made, all.refused) = (all.made + outcome.made, all.refused + outcome.refused);
         all.reason = outcome.reason.or(all.reason.take());
@@ -92,7 +92,7 @@ impl Collapser {
     /// Returns what was done since the last call.
     pub(crate) fn take(&self) -> io::Result<BTreeMap<u64, Outcome>> {
         self.shared.bell.silence()?;
-        let mut outcomes = self.shared.outcomes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut outcomes = lock(&self.shared.outcomes);
         Ok(std::mem::take(&mut *outcomes))
     }
 }

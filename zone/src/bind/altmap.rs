@@ -14,9 +14,9 @@
 //! just given back, or was never touched.
 
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
-use uzone_os::{Exclusive, Mapping};
+use uzone_os::{Exclusive, Mapping, lock};
 use uzone_pages::{
     AddrError, ByteLen, Order, PageCount, Payload, PfnRange, Placement, PlacementSpec, Template,
 };
@@ -257,7 +257,7 @@ pub(crate) fn clear(memory: &mut Exclusive, len: usize, writers: usize) {
 /// Clears bytes by several threads.
 fn clear_present(bytes: &mut [u8], threads: usize) {
     let queue = Mutex::new(bytes.chunks_mut(SECTION_BYTES));
-    let take = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let take = || lock(&queue).next();
     threads::share("uzone-unbind", threads, |_| {
         while let Some(section) = take() {
             uzone_stream::zero(section);

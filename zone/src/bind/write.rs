@@ -9,9 +9,10 @@
 use std::iter::Enumerate;
 use std::num::NonZeroUsize;
 use std::slice::ChunksMut;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
+use uzone_os::lock;
 use uzone_pages::{ByteLen, Payload, Template};
 use uzone_stream::{CacheState, NextUse, Work};
 
@@ -147,7 +148,7 @@ impl<P: Payload> Job<'_, '_, P> {
         let mut drains = 0;
         loop {
             // The lock is held for the step to the next share alone.
-            let next = self.queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let next = lock(&self.queue).next();
             let Some((number, bytes)) = next else { return Ok(drains) };
             let first = (number * (self.share / Template::<P>::DESCRIPTOR_BYTES)) as u64;
             drains += self

@@ -7,11 +7,11 @@
 
 use std::iter::FusedIterator;
 use std::ops::Range;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use uzone_os::{Access, AccessError, Mapping};
+use uzone_os::{Access, AccessError, Mapping, lock};
 use uzone_pages::{ByteLen, Pace, PageSize, Plan};
 use uzone_stream::{CopyMethod, NextUse, Work as StoreWork};
 
@@ -55,7 +55,7 @@ fn share_out(
         while !is_stopped.load(Ordering::Relaxed) && !tally.options.cancel.load(Ordering::Relaxed) {
             let begun = Instant::now();
             let batch = {
-                let mut plan = plan.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut plan = lock(&plan);
                 let Some((batch, is_near)) = plan.take_batch(cut.len()) else { break };
                 if is_near {
                     plan.put_back(&batch);

@@ -6,8 +6,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::Location;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
+use uzone_os::lock;
 use uzone_pages::{HoldKind, PfnRange};
 
 /// A holder of pages, and where in the program the guard was taken.
@@ -42,11 +43,6 @@ struct List {
     #[cfg(debug_assertions)]
     next: u64,
     holders: BTreeMap<u64, Holder>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic elsewhere cannot leave it half changed: each change is one call.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl GuardBook {

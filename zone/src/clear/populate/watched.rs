@@ -6,8 +6,8 @@
 use std::num::NonZeroUsize;
 use std::sync::{Mutex, PoisonError};
 
-use uzone_os::SystemRoot;
 use uzone_os::memory::{self, Available};
+use uzone_os::{SystemRoot, lock};
 use uzone_pages::ByteLen;
 
 /// What is asked for at a time, at least and at most: little where little is left, so that what is under
@@ -66,7 +66,7 @@ impl<'a> Watched<'a> {
     /// Returns whether another chunk may be begun.
     pub(super) fn may_begin(&self, chunk: ByteLen) -> bool {
         // A panic of another thread left numbers that are right or too large by a chunk.
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = lock(&self.seen);
         if seen.shortage.is_some() {
             return false;
         }
