@@ -398,10 +398,7 @@ fn pages_of_two_sizes_behind_one_descriptor_get_their_bytes_their_zeroes_and_the
     let name = "pages_of_two_sizes_behind_one_descriptor";
     let features = Features::EVENT_REMOVE | Features::MISSING_HUGETLB | Features::POISON;
     let Some(uffd) = userfaultfd(name, features, KernelFaults::IfAllowed) else { return };
-    let _pool = match Pool::try_grow(4) {
-        Ok(pool) => pool,
-        Err(reason) => return skip(name, &reason),
-    };
+    let Some(_pool) = Pool::grow(name, PageSize::MIB_2, 4) else { return };
     let (small, huge) = (PageSize::KIB_4, PageSize::try_from_bytes(HUGE).unwrap());
     // A small area, a huge one, a small one behind a page that no area has, and a huge one.
     let areas = [

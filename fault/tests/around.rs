@@ -12,8 +12,8 @@ use std::sync::{Arc, Barrier, OnceLock, Weak};
 use std::thread;
 
 use common::{
-    Stalling, check_all, check_page, engine, file_of, fill_wanted, function, map, options, page,
-    settles, skip, wait_for, write_words,
+    Stalling, check_all, check_page, engine, file_of, fill_wanted, function, map, options, or_skip,
+    page, settles, skip, wait_for, write_words,
 };
 use uzone_fault::{Backing, BackingError, FileBacking, FunctionBacking, LazyMapping, Window};
 use uzone_os::page_cache;
@@ -247,10 +247,8 @@ fn pages_that_are_evicted_while_others_are_mapped_come_back() {
     let engine = engine();
     let backing = Arc::new(Evicting { memory: OnceLock::new(), is_evicting: true.into() });
     let options = options(Advice::Normal, 16);
-    let memory = match engine.map(ByteLen::new(256 * page()), backing.clone(), &options) {
-        Ok(memory) => Arc::new(memory),
-        Err(error) => return skip(name, &error.to_string()),
-    };
+    let memory = engine.map(ByteLen::new(256 * page()), backing.clone(), &options);
+    let Some(memory) = or_skip(name, memory).map(Arc::new) else { return };
     backing.memory.set(Arc::downgrade(&memory)).unwrap();
     thread::scope(|scope| {
         for seed in 0..3 {

@@ -18,8 +18,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{
-    HUGE, PATIENCE, Pool, function, page, region_at, registered, remote, scattered, skip,
-    userfaultfd, usize_of, word, write_words,
+    HUGE, PATIENCE, Pool, function, page, region_at, registered, remote, scattered, userfaultfd,
+    usize_of, word, write_words,
 };
 use uzone_fault::{AdoptedMemory, Engine, KeptPages, LazyError, LazyOptions, RemoteRegion};
 use uzone_os::uffd::{Features, KernelFaults, Registered, open_pending_faults};
@@ -214,10 +214,7 @@ fn what_is_read_is_the_memory_of_one_moment_while_threads_write_to_it() {
 #[test]
 fn huge_pages_are_kept_whole() {
     let name = "huge_pages_are_kept_whole";
-    let _pool = match Pool::try_grow(PAGES * page() / HUGE) {
-        Ok(pool) => pool,
-        Err(reason) => return skip(name, &reason),
-    };
+    let Some(_pool) = Pool::grow(name, PageSize::MIB_2, PAGES * page() / HUGE) else { return };
     let size = PageSize::try_from_bytes(HUGE).unwrap();
     let Some(adopted) = Adopted::new(name, size) else { return };
     check_beside_writers(&adopted);

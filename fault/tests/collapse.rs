@@ -192,10 +192,7 @@ fn memory_that_cannot_be_collapsed_says_why() {
         assert_eq!(done.reasons.get(&Uncollapsed::MemoryFile), Some(&done.skipped));
         check_all(&memory, &words(2 * HUGE));
     }
-    let _pool = match Pool::try_grow(2) {
-        Ok(pool) => pool,
-        Err(reason) => return skip(name, &reason),
-    };
+    let Some(_pool) = Pool::grow(name, PageSize::MIB_2, 2) else { return };
     let options = LazyOptions::default().huge(HugePages::Pool(PageSize::MIB_2));
     let Some(memory) = map(name, &engine(), 2 * HUGE, function(), &options) else { return };
     memory.populate(0..HUGE).unwrap();

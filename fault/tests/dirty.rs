@@ -114,10 +114,7 @@ fn what_was_written_is_dirty_and_what_was_only_filled_or_read_is_not() {
 fn huge_pages_are_tracked_whole() {
     let name = "huge_pages_are_tracked_whole";
     let huge = 2 << 20;
-    let _pool = match Pool::try_grow(4) {
-        Ok(pool) => pool,
-        Err(reason) => return skip(name, &reason),
-    };
+    let Some(_pool) = Pool::grow(name, PageSize::MIB_2, 4) else { return };
     for track in BOTH {
         let options = options(track).huge(HugePages::Pool(PageSize::MIB_2));
         let Some(memory) = map(name, &engine(), 4 * huge, function(), &options) else { return };

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::{
-    bytes_of, check_all, check_page, engine, file_of, options, page, region_at, remote, scattered,
-    skip, try_page, usize_of, word, words,
+    bytes_of, check_all, check_page, engine, file_of, options, or_skip, page, region_at, remote,
+    scattered, skip, try_page, usize_of, word, words,
 };
 use uzone_fault::{
     Backing, BackingError, Engine, FileBacking, LazyMapping, LazyOptions, MapError, MemoryBacking,
@@ -337,10 +337,8 @@ fn what_cannot_be_shared_is_refused_by_name() {
 fn a_file_is_shared_and_its_descriptor_is_for_readers() {
     let name = "a_file_is_shared_and_its_descriptor_is_for_readers";
     let file: Arc<dyn Backing> = Arc::new(FileBacking::new(file_of(LEN)).unwrap());
-    let backing = match SharedBacking::new(file, ByteLen::new(LEN)) {
-        Ok(backing) => Arc::new(backing),
-        Err(error) => return skip(name, &error.to_string()),
-    };
+    let backing = or_skip(name, SharedBacking::new(file, ByteLen::new(LEN)));
+    let Some(backing) = backing.map(Arc::new) else { return };
     check_all(&map(&backing, &engine(), &LazyOptions::default()));
     let (fd, _) = backing.memory_file().unwrap().unwrap();
     let of = |access, sharing| {

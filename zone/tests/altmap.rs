@@ -14,7 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use common::{Temporary, bytes, cause, hugetlb::RaisedPool};
+use common::needs::{Pool, is_dax_required, or_skip, skip_dax};
+use common::{Temporary, bytes, cause};
 use uzone_os::{Exclusivity, MappingError};
 use uzone_pages::{
     AddrError, ByteLen, LinuxPage, LinuxSeed, MemoryKind, Order, PageCount, PageSize, PageView,
@@ -595,10 +596,7 @@ impl Drop for Tmpfs {
 #[test]
 fn a_file_system_that_is_full_is_an_error_and_no_signal() {
     let name = "a_file_system_that_is_full_is_an_error_and_no_signal";
-    let mount = match Tmpfs::mount("altmap-full", "5m") {
-        Ok(mount) => mount,
-        Err(reason) => return skip(name, &reason, "REQUIRE_ALL"),
-    };
+    let Some(mount) = or_skip(name, Tmpfs::mount("altmap-full", "5m")) else { return };
     let path = mount.0.join("sparse");
     File::create(&path).unwrap().set_len(1 << 30).unwrap();
     let region = Region::file(&path, 0, ByteLen::gib(1)).unwrap();
@@ -612,29 +610,14 @@ fn a_file_system_that_is_full_is_an_error_and_no_signal() {
     drop(refused);
 }
 
-fn skip(name: &str, reason: &str, variable: &str) {
-    let is_required = std::env::var_os(variable).is_some_and(|value| value == "1");
-    assert!(!is_required, "{name} was to run, and cannot: {reason}");
-    eprintln!("skipped: {name}: {reason}");
-}
-
 #[test]
 fn a_region_of_huge_pages_gives_whole_ones_and_is_read_as_zero_only_untouched() {
     let name = "a_region_of_huge_pages_gives_whole_ones_and_is_read_as_zero_only_untouched";
-    let _pool = match RaisedPool::raise(PageSize::MIB_2, 8) {
-        Ok(pool) => pool,
-        Err(reason) => return skip(name, &reason, "REQUIRE_ALL"),
-    };
+    let Some(_pool) = Pool::grow(name, PageSize::MIB_2, 8) else { return };
     let zone = Zone::new();
-    let make = || match Region::hugetlb(ByteLen::mib(16), PageSize::MIB_2) {
-        Ok(region) => Some(region),
-        // Another test program binds while the pool is raised, and takes pages of it.
-        Err(error) => {
-            skip(name, &error.to_string(), "REQUIRE_ALL");
-            None
-        }
-    };
-    let Some(region) = make() else { return };
+    // Another test program may bind while the pool is raised, and take pages of it.
+    let region = or_skip(name, Region::hugetlb(ByteLen::mib(16), PageSize::MIB_2));
+    let Some(region) = region else { return };
     let refused = zone.bind(region, generic().altmap(reserve(1))).unwrap_err();
     let align = Order::PMD.pages();
     assert!(matches!(
@@ -679,7 +662,7 @@ fn a_region_of_huge_pages_gives_whole_ones_and_is_read_as_zero_only_untouched() 
 fn a_file_on_a_dax_mount_holds_its_own_descriptors() {
     let name = "a_file_on_a_dax_mount_holds_its_own_descriptors";
     let Some(directory) = std::env::var_os("DAX_DIR").map(PathBuf::from) else {
-        return skip(name, "DAX_DIR names no directory on a DAX mount", "REQUIRE_DAX");
+        return skip_dax(name, "DAX_DIR names no directory on a DAX mount");
     };
     let path = directory.join(format!("uzone-altmap-{}", std::process::id()));
     File::create(&path).unwrap().set_len(32 << 20).unwrap();
@@ -691,13 +674,13 @@ fn a_file_on_a_dax_mount_holds_its_own_descriptors() {
 #[test]
 fn a_dax_device_holds_its_own_descriptors() {
     let name = "a_dax_device_holds_its_own_descriptors";
-    if std::env::var_os("REQUIRE_DAX").is_none_or(|value| value != "1") {
-        return skip(name, "it overwrites the device: set REQUIRE_DAX=1 to let it", "REQUIRE_DAX");
+    if !is_dax_required() {
+        return skip_dax(name, "it overwrites the device: set REQUIRE_DAX=1 to let it");
     }
     let Some(path) =
         (0..16).map(|index| format!("/dev/dax{index}.0")).find(|path| Path::new(path).exists())
     else {
-        return skip(name, "there is no DAX device", "REQUIRE_DAX");
+        return skip_dax(name, "there is no DAX device");
     };
     let region = Region::devdax(Path::new(&path)).unwrap();
     let reserve = region.folio_order().pages().get();

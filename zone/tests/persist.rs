@@ -5,10 +5,13 @@
 //! another finds after the next boot what has lasted. `scripts/dax-vm.sh` does both.
 #![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 
+mod common;
+
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use common::needs::{is_dax_required, skip_dax};
 use uzone_os::{Access, Mapping, Sharing, probe};
 use uzone_pages::{ByteLen, MemoryKind, PageCount, Pfn, PfnRange};
 use uzone_zone::{
@@ -17,12 +20,6 @@ use uzone_zone::{
 
 /// How long the files are: some extents of a file system.
 const LEN: ByteLen = ByteLen::mib(8);
-
-fn skip(name: &str, reason: &str) {
-    let is_required = std::env::var_os("REQUIRE_DAX").is_some_and(|value| value == "1");
-    assert!(!is_required, "{name} was to run, and cannot: {reason}");
-    eprintln!("skipped: {name}: {reason}");
-}
 
 fn page() -> u64 {
     probe::page_size().bytes()
@@ -99,13 +96,13 @@ fn the_lines_of_a_mapping_are_written_back_and_no_byte_changes() {
 fn dax_memory_is_pinned_poisoned_cleared_pooled_and_lasting() {
     let name = "dax_memory_is_pinned_poisoned_cleared_pooled_and_lasting";
     let Some(directory) = std::env::var_os("DAX_DIR").map(PathBuf::from) else {
-        return skip(name, "DAX_DIR names no directory on a DAX mount");
+        return skip_dax(name, "DAX_DIR names no directory on a DAX mount");
     };
     let path = directory.join("uzone-uses");
     new_file(&path);
     let mut regions = vec![Region::fsdax(&path, 0, LEN).unwrap()];
     std::fs::remove_file(&path).unwrap();
-    if std::env::var_os("REQUIRE_DAX").is_some_and(|value| value == "1") {
+    if is_dax_required() {
         regions.push(Region::devdax(Path::new("/dev/dax0.0")).unwrap());
     }
     for region in regions {

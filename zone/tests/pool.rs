@@ -5,20 +5,14 @@
 
 mod common;
 
-use common::{anonymous, hugetlb::RaisedPool, linux};
+use common::{anonymous, linux, needs::Pool};
 use uzone_pages::{ByteLen, PageSize};
 use uzone_zone::{MemmapPages, Zone};
 
 #[test]
 fn descriptors_lie_in_the_hugetlb_pool_where_it_has_room_and_may() {
-    let _pool = match RaisedPool::raise(PageSize::MIB_2, 16) {
-        Ok(pool) => pool,
-        Err(reason) => {
-            assert!(std::env::var_os("REQUIRE_ALL").is_none(), "{reason}");
-            eprintln!("skipped: descriptors_lie_in_the_hugetlb_pool: {reason}");
-            return;
-        }
-    };
+    let name = "descriptors_lie_in_the_hugetlb_pool";
+    let Some(_pool) = Pool::grow(name, PageSize::MIB_2, 16) else { return };
     let pool = MemmapPages::Hugetlb(PageSize::MIB_2);
     let zone = Zone::with_keep_limit(ByteLen::mib(64));
     for is_kept in [false, true] {

@@ -11,18 +11,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Temporary, anonymous, hugetlb::RaisedPool};
+use common::needs::{Group, Pool, or_skip, skip};
+use common::{Temporary, anonymous};
 use uzone_os::{Access, Anonymous, HugeAdvice, Sharing, SystemRoot, probe};
 use uzone_os::{Mapping, MappingError, Populated, hugepages};
 use uzone_pages::{ByteLen, PageSize};
 use uzone_zone::{Backing, Batching, Huge, PopulateOptions, Region, WriteError, ZeroOptions};
 
 const MIB: u64 = 1 << 20;
-
-fn skip(name: &str, reason: &str) {
-    assert!(std::env::var_os("REQUIRE_ALL").is_none_or(|value| value != "1"), "{name}: {reason}");
-    eprintln!("skipped: {name}: {reason}");
-}
 
 fn page() -> u64 {
     probe::page_size().bytes()
@@ -248,10 +244,7 @@ fn a_hole_in_a_file_is_seen_by_its_readers_and_what_is_not_shared_is_refused() {
 
 #[test]
 fn a_region_of_a_pool_is_huge_may_be_punched_and_finds_an_empty_pool_at_once() {
-    let pool = match RaisedPool::raise(PageSize::MIB_2, 8) {
-        Ok(pool) => pool,
-        Err(reason) => return skip("a_region_of_a_pool", &reason),
-    };
+    let Some(pool) = Pool::grow("a_region_of_a_pool", PageSize::MIB_2, 8) else { return };
     let region = Region::hugetlb(ByteLen::mib(16), PageSize::MIB_2).unwrap();
     for huge in [Huge::Preferred, Huge::Required, Huge::Never] {
         let report = region.populate(0..16 * MIB, &PopulateOptions::default().huge(huge)).unwrap();
@@ -276,10 +269,7 @@ fn a_region_of_a_pool_is_huge_may_be_punched_and_finds_an_empty_pool_at_once() {
 #[test]
 fn a_page_of_1_gib_is_taken_and_cleared_whole_and_in_units() {
     const PAGE: ByteLen = ByteLen::gib(1);
-    let _pool = match RaisedPool::raise(PageSize::GIB_1, 1) {
-        Ok(pool) => pool,
-        Err(reason) => return skip("a_page_of_1_gib", &reason),
-    };
+    let Some(_pool) = Pool::grow("a_page_of_1_gib", PageSize::GIB_1, 1) else { return };
     let region = Region::hugetlb(PAGE, PageSize::GIB_1).unwrap();
     let report = region.populate(0..PAGE.get(), &PopulateOptions::default()).unwrap();
     assert_eq!((report.huge, region.mapping().page_size().bytes()), (PAGE, PAGE.get()));
@@ -292,61 +282,6 @@ fn a_page_of_1_gib_is_taken_and_cleared_whole_and_in_units() {
         for start in (0..1024).step_by(64) {
             assert!(all_zero(&region, start * MIB..(start + 64) * MIB), "at {start} MiB");
         }
-    }
-}
-
-/// A control group of our own with a limit on memory, removed when dropped.
-struct Group(PathBuf);
-
-impl Group {
-    fn new(limit: u64) -> Result<Self, String> {
-        let mounts = std::fs::read_to_string("/proc/self/mountinfo").map_err(|e| e.to_string())?;
-        let (top, file) = mounts
-            .lines()
-            .find_map(|line| {
-                let (left, right) = line.split_once(" - ")?;
-                let point = PathBuf::from(left.split(' ').nth(4)?);
-                match right.split(' ').next()? {
-                    "cgroup"
-                        if right.rsplit(' ').next()?.split(',').any(|name| name == "memory") =>
-                    {
-                        Some((point, "memory.limit_in_bytes"))
-                    }
-                    "cgroup2" => {
-                        let given = std::fs::read_to_string(point.join("cgroup.subtree_control"));
-                        let has = given.ok()?.split_whitespace().any(|name| name == "memory");
-                        has.then_some((point, "memory.max"))
-                    }
-                    _ => None,
-                }
-            })
-            .ok_or("no hierarchy of control groups has the memory controller to give")?;
-        let path = top.join(format!("uzone-test-{}", std::process::id()));
-        let said = |error| format!("{}: {error}: run as root", path.display());
-        std::fs::create_dir(&path).map_err(said)?;
-        let group = Self(path.clone());
-        std::fs::write(path.join(file), limit.to_string()).map_err(said)?;
-        Ok(group)
-    }
-
-    /// How often the kernel has killed a process here; `None` where it does not say.
-    fn kills(&self) -> Option<u64> {
-        ["memory.events", "memory.oom_control"].into_iter().find_map(|file| {
-            let text = std::fs::read_to_string(self.0.join(file)).ok()?;
-            text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.parse().ok())
-        })
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        for _ in 0..500 {
-            if std::fs::remove_dir(&self.0).is_ok() {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        eprintln!("{} is left behind", self.0.display());
     }
 }
 
@@ -383,16 +318,13 @@ fn two_processes_that_share_a_limit_find_the_shortage_and_no_process_is_killed()
         std::io::stdin().read_line(&mut String::new()).unwrap();
         return;
     }
-    let group = match Group::new(LIMIT) {
-        Ok(group) => group,
-        Err(reason) => return skip(NAME, &reason),
-    };
+    let Some(group) = or_skip(NAME, Group::try_new(ByteLen::new(LIMIT))) else { return };
     for percent in [60, 52, 90] {
         let mut children: Vec<_> = (0..2)
             .map(|_| {
                 std::process::Command::new(std::env::current_exe().unwrap())
                     .args([NAME, "--exact", "--nocapture", "--test-threads=1"])
-                    .env(CHILD, &group.0)
+                    .env(CHILD, &group.path)
                     .env("UZONE_TEST_PERCENT", percent.to_string())
                     .stdin(std::process::Stdio::piped())
                     .stdout(std::process::Stdio::piped())

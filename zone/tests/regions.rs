@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
 
 use common::Temporary;
+use common::needs::{is_dax_required, skip_dax};
 use uzone_os::{
     Access, AccessError, Anonymous, Exclusivity, MapError, Mapping, Sharing, SystemRoot, mempolicy,
     numa, probe,
@@ -28,15 +29,6 @@ fn page() -> u64 {
 
 fn options() -> BindOptions {
     BindOptions::new(MemoryKind::Generic)
-}
-
-fn skip(name: &str, reason: &str) {
-    assert!(!is_required(), "{name} was to run, and cannot: {reason}");
-    eprintln!("skipped: {name}: {reason}");
-}
-
-fn is_required() -> bool {
-    std::env::var_os("REQUIRE_DAX").is_some_and(|value| value == "1")
 }
 
 /// Anonymous memory of this test that starts at a multiple of 2 MiB.
@@ -259,10 +251,10 @@ fn a_dax_device_is_bound_in_folios_of_its_alignment() {
     let name = "a_dax_device_is_bound_in_folios_of_its_alignment";
     let path = Path::new("/dev/dax0.0");
     if !path.exists() {
-        return skip(name, "there is no /dev/dax0.0");
+        return skip_dax(name, "there is no /dev/dax0.0");
     }
-    if !is_required() {
-        return skip(name, "it overwrites the device: set REQUIRE_DAX=1 to let it");
+    if !is_dax_required() {
+        return skip_dax(name, "it overwrites the device: set REQUIRE_DAX=1 to let it");
     }
     let region = Region::devdax(path).unwrap();
     assert_eq!(region.backing().to_string(), "the DAX device /dev/dax0.0");
@@ -283,13 +275,13 @@ fn a_dax_device_is_bound_in_folios_of_its_alignment() {
 fn descriptors_of_dax_memory_come_from_its_node() {
     let name = "descriptors_of_dax_memory_come_from_its_node";
     let path = Path::new("/dev/dax0.0");
-    if !path.exists() || !is_required() {
-        return skip(name, "there is no /dev/dax0.0, or REQUIRE_DAX=1 is not set");
+    if !path.exists() || !is_dax_required() {
+        return skip_dax(name, "there is no /dev/dax0.0, or REQUIRE_DAX=1 is not set");
     }
     let device = Region::devdax(path).unwrap();
     let wanted: u32 = match std::env::var("DAX_NODE") {
         Ok(node) => node.parse().unwrap(),
-        Err(_) => return skip(name, "DAX_NODE does not say which node the device is on"),
+        Err(_) => return skip_dax(name, "DAX_NODE does not say which node the device is on"),
     };
     assert_eq!(device.node(), Some(wanted));
     // Enough of them that the zone keeps their memory.
@@ -330,7 +322,7 @@ fn descriptors_come_from_the_node_that_most_pages_of_their_region_lie_on() {
     let near = mempolicy::current_node();
     let has_room = |node: &&numa::Node| Some(node.number) != near && node.free > ByteLen::mib(160);
     let Some(far) = nodes.iter().find(has_room).map(|node| node.number) else {
-        return skip(name, "there is no second node with memory");
+        return skip_dax(name, "there is no second node with memory");
     };
     let of_64_bytes = || {
         let seed = LinuxSeed::default();
@@ -391,7 +383,7 @@ fn pages_that_prefer(node: u32) -> (u64, u64) {
 fn a_file_on_a_dax_mount_is_a_region() {
     let Some(directory) = std::env::var_os("DAX_DIR").map(PathBuf::from) else {
         let reason = "DAX_DIR names no directory on a DAX mount";
-        return skip("a_file_on_a_dax_mount_is_a_region", reason);
+        return skip_dax("a_file_on_a_dax_mount_is_a_region", reason);
     };
     let file = Temporary::sparse_in(&directory, "region", 4 * HUGE);
     let region = Region::fsdax(&file.0, HUGE, ByteLen::new(2 * HUGE)).unwrap();

@@ -6,12 +6,15 @@
 //! Needs: the `uprobe` event source and the right to open it (root, or `CAP_PERFMON`).
 #![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 
+mod common;
+
 use std::ffi::CString;
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::FromRawFd;
 use std::os::unix::ffi::OsStrExt;
 
+use common::needs::or_skip;
 use object::read::elf::ElfFile64;
 use object::{Object, ObjectSection};
 use uzone_pages::{ByteLen, LinuxPage, LinuxSeed, MemoryKind, Order, Tails};
@@ -119,15 +122,9 @@ fn count(listener: &mut File) -> u64 {
 #[test]
 fn a_listener_hears_of_every_page_and_no_template_is_copied() {
     let probe = find_probe();
-    let mut listener = match listen(&probe) {
-        Ok(listener) => listener,
-        Err(error) => {
-            let reason = format!("a uprobe cannot be opened here: {error}");
-            assert!(std::env::var_os("REQUIRE_ALL").is_none(), "{reason}");
-            eprintln!("skipped: a_listener_hears_of_every_page: {reason}");
-            return;
-        }
-    };
+    let listening =
+        listen(&probe).map_err(|error| format!("a uprobe cannot be opened here: {error}"));
+    let Some(mut listener) = or_skip("a_listener_hears_of_every_page", listening) else { return };
     let zone = Zone::new();
     let options = || {
         BindOptions::<LinuxPage>::with_payload(MemoryKind::Generic, LinuxSeed::default())

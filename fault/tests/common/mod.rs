@@ -23,7 +23,7 @@ use uzone_os::{AccessError, Anonymous, Mapping, SystemRoot, Vaddr, hugepages, pr
 use uzone_pages::{Advice, ByteLen, FaultAround};
 
 #[allow(unused_imports, reason = "each test program uses its part")]
-pub(crate) use self::skip::{skip, userfaultfd};
+pub(crate) use self::skip::{Pool, or_skip, skip, userfaultfd};
 
 /// Which test a child is to be.
 pub(crate) const CHILD: &str = "UZONE_FAULT_TEST_CHILD";
@@ -320,33 +320,6 @@ pub(crate) fn bytes_of(memory: &LazyMapping, offset: u64, len: u64) -> Vec<u8> {
     let mut seen = vec![0; usize_of(len)];
     memory.read_at(offset, &mut seen).unwrap();
     seen
-}
-
-/// Huge pages that were added to the pool, and are taken back when dropped.
-pub(crate) struct Pool(u64);
-
-const POOL: &str = "/proc/sys/vm/nr_hugepages";
-
-impl Pool {
-    fn size() -> Option<u64> {
-        std::fs::read_to_string(POOL).ok()?.trim().parse().ok()
-    }
-
-    pub(crate) fn try_grow(pages: u64) -> Result<Self, String> {
-        let before = Self::size().ok_or_else(|| format!("{POOL} cannot be read"))?;
-        std::fs::write(POOL, (before + pages).to_string())
-            .map_err(|error| format!("{POOL}: {error}: run as root"))?;
-        let pool = Self(Self::size().unwrap_or(before).saturating_sub(before));
-        if pool.0 < pages { Err(format!("the host gave {} huge pages", pool.0)) } else { Ok(pool) }
-    }
-}
-
-impl Drop for Pool {
-    fn drop(&mut self) {
-        if let Some(now) = Self::size() {
-            let _ = std::fs::write(POOL, now.saturating_sub(self.0).to_string());
-        }
-    }
 }
 
 pub(crate) const HUGE: u64 = 2 << 20;

@@ -8,8 +8,8 @@ use uzone_os::{
 };
 use uzone_pages::{ByteLen, PageSize};
 
-use crate::huge::Pool;
-use crate::{is_alone, page, skip, small_pages};
+use crate::needs::Pool;
+use crate::{is_alone, page, small_pages};
 
 fn anonymous(pages: u64) -> Mapping {
     Mapping::anonymous(ByteLen::new(pages * page()), small_pages()).unwrap()
@@ -158,10 +158,7 @@ fn parts_of_a_file_know_their_offset_and_share_its_descriptor() {
 #[test]
 fn a_cut_inside_a_huge_page_is_refused_with_its_size() {
     let size = PageSize::MIB_2;
-    let pool = match Pool::try_grow(4) {
-        Ok(pool) => pool,
-        Err(reason) => return skip("a_cut_inside_a_huge_page_is_refused_with_its_size", &reason),
-    };
+    let Some(pool) = Pool::grow("a_cut_inside_a_huge_page_is_refused", size, 4) else { return };
     for mapping in [
         Mapping::hugetlb(ByteLen::mib(4), size).unwrap(),
         Mapping::memfd("cut", ByteLen::mib(4), Some(size)).unwrap(),

@@ -14,16 +14,8 @@ use uzone_os::dax::{self, DaxDevice};
 use uzone_os::{Access, Exclusive, MapError, Mapping, Sharing, SystemRoot};
 use uzone_pages::ByteLen;
 
+use crate::needs::{is_dax_required, skip_dax};
 use crate::page;
-
-fn skip(name: &str, reason: &str) {
-    assert!(!is_required(), "{name} was to run, and cannot: {reason}");
-    eprintln!("skipped: {name}: {reason}");
-}
-
-fn is_required() -> bool {
-    std::env::var_os("REQUIRE_DAX").is_some_and(|value| value == "1")
-}
 
 /// Returns the DAX devices of this machine, in order.
 fn devices() -> Vec<PathBuf> {
@@ -57,10 +49,10 @@ fn a_dax_device_is_mapped_in_pages_of_its_alignment() {
     let name = "a_dax_device_is_mapped_in_pages_of_its_alignment";
     let paths = devices();
     if paths.is_empty() {
-        return skip(name, "there is no /dev/dax*");
+        return skip_dax(name, "there is no /dev/dax*");
     }
-    if !is_required() {
-        return skip(name, "it overwrites the devices: set REQUIRE_DAX=1 to let it");
+    if !is_dax_required() {
+        return skip_dax(name, "it overwrites the devices: set REQUIRE_DAX=1 to let it");
     }
     for path in paths {
         let DaxDevice { size, align, node } =
@@ -111,7 +103,7 @@ fn a_dax_device_is_mapped_in_pages_of_its_alignment() {
 fn a_file_on_a_dax_mount_is_mapped_without_a_copy() {
     let Some(directory) = std::env::var_os("DAX_DIR").map(PathBuf::from) else {
         let reason = "DAX_DIR names no directory on a DAX mount";
-        return skip("a_file_on_a_dax_mount_is_mapped_without_a_copy", reason);
+        return skip_dax("a_file_on_a_dax_mount_is_mapped_without_a_copy", reason);
     };
     let file = unnamed(&directory, ByteLen::mib(4).get());
     let mapping = Mapping::fsdax(file.try_clone().unwrap(), page(), ByteLen::mib(2)).unwrap();

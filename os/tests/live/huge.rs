@@ -1,7 +1,6 @@
 //! Huge pages: of a pool, advised and collapsed.
 
 use std::fs;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use uzone_os::{
     Access, AccessError, Anonymous, Exclusive, HugeAdvice, MapError, Mapped, Mapping, MappingError,
@@ -9,53 +8,8 @@ use uzone_os::{
 };
 use uzone_pages::{ByteLen, PageSize};
 
+use crate::needs::{Pool, pool_turn};
 use crate::{page, skip};
-
-/// A pool of 2 MiB pages that was made larger, and is made smaller again when dropped.
-pub(crate) struct Pool {
-    added: u64,
-    _alone: MutexGuard<'static, ()>,
-}
-
-/// Cases that change or count the pool take turns.
-fn pool_turn() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Pool {
-    pub(crate) fn try_grow(pages: u64) -> Result<Self, String> {
-        let alone = pool_turn();
-        let path = hugepages::nr_path(PageSize::MIB_2);
-        let read = || -> Result<u64, String> {
-            let text = fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
-            text.trim().parse().map_err(|error| format!("{path}: {error}"))
-        };
-        let before = read()?;
-        fs::write(&path, (before + pages).to_string())
-            .map_err(|error| format!("{path}: {error}: run as root"))?;
-        // Made first, so that what was added is taken back also when it was not enough.
-        let pool = Self { added: read()?.saturating_sub(before), _alone: alone };
-        if pool.added < pages {
-            return Err(format!("the host gave {} of {pages} huge pages", pool.added));
-        }
-        Ok(pool)
-    }
-}
-
-impl Drop for Pool {
-    fn drop(&mut self) {
-        let path = hugepages::nr_path(PageSize::MIB_2);
-        // By difference: another process may have changed the pool meanwhile.
-        let restored = fs::read_to_string(&path)
-            .ok()
-            .and_then(|text| text.trim().parse::<u64>().ok())
-            .map(|now| fs::write(&path, now.saturating_sub(self.added).to_string()));
-        if !matches!(restored, Some(Ok(()))) {
-            eprintln!("{path} is larger by {} than before this test", self.added);
-        }
-    }
-}
 
 #[test]
 fn a_pool_that_is_too_small_is_reported_with_its_numbers() {
@@ -100,10 +54,7 @@ fn pages_of_a_size_that_no_kernel_has_are_refused_by_their_size() {
 
 #[test]
 fn huge_pages_of_the_pool_are_private_memory_and_memory_files() {
-    let _pool = match Pool::try_grow(8) {
-        Ok(pool) => pool,
-        Err(reason) => return skip("huge_pages_of_the_pool", &reason),
-    };
+    let Some(_pool) = Pool::grow("huge_pages_of_the_pool", PageSize::MIB_2, 8) else { return };
     let mut memory = Exclusive::hugetlb(ByteLen::mib(3), PageSize::MIB_2).unwrap();
     assert_eq!(memory.resident().unwrap(), ByteLen::ZERO);
     assert_eq!(memory.populate(0..1).unwrap(), ByteLen::mib(2));
@@ -146,7 +97,7 @@ fn a_pool_that_was_raised_is_as_before_also_after_a_panic() {
     let before = total();
     drop(turn);
     let caught = std::panic::catch_unwind(|| {
-        let pool = Pool::try_grow(2);
+        let pool = Pool::try_grow(size, 2);
         let pool = pool.unwrap();
         assert!(pool.added == 0, "as the test wants");
     });

@@ -13,7 +13,8 @@ use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Uffd, UffdError}
 use uzone_os::{Access, AccessError, Anonymous, Mapping, Sharing};
 use uzone_pages::{ByteLen, FaultAround};
 
-use crate::{is_alone, page, skip};
+use crate::needs::or_skip;
+use crate::{is_alone, page};
 
 const PAGES: u64 = 1024;
 
@@ -23,17 +24,8 @@ fn byte(at: u64) -> u8 {
 
 /// Opens a userfaultfd that signals, or reports why the case is skipped.
 fn open(name: &str) -> Option<Arc<Uffd>> {
-    match Uffd::open(
-        Features::SIGBUS,
-        Features::MINOR_SHMEM | Features::MISSING_SHMEM,
-        KernelFaults::Never,
-    ) {
-        Ok(uffd) => Some(Arc::new(uffd)),
-        Err(error) => {
-            skip(name, &error.to_string());
-            None
-        }
-    }
+    let wished = Features::MINOR_SHMEM | Features::MISSING_SHMEM;
+    or_skip(name, Uffd::open(Features::SIGBUS, wished, KernelFaults::Never)).map(Arc::new)
 }
 
 /// A file of whole pages and some bytes more, and all of it mapped.
@@ -186,10 +178,8 @@ fn a_memory_file_is_mapped_and_its_holes_are_zero() {
     let align = ByteLen::mib(2);
     let mapping = Mapping::file_aligned(fd, 0, len, access, sharing, align).unwrap();
     let modes = Modes { missing: true, minor: true, write_protect: false };
-    let memory = match Registered::new(uffd, mapping, modes) {
-        Ok(memory) => Arc::new(memory),
-        Err(error) => return skip(name, &error.to_string()),
-    };
+    let memory = or_skip(name, Registered::new(uffd, mapping, modes));
+    let Some(memory) = memory.map(Arc::new) else { return };
     let answering =
         InThread::start(Place::take().unwrap(), memory.clone(), growing(Source::Cached)).unwrap();
     (0..PAGES).for_each(|at| check(&memory, at, 8 * page()));

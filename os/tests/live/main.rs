@@ -15,6 +15,8 @@ mod host;
 mod huge;
 mod in_thread;
 mod mapping;
+#[path = "../common/needs.rs"]
+mod needs;
 mod page_cache;
 mod populate;
 mod sigbus;
@@ -27,16 +29,9 @@ use std::process::{Command, Output};
 use uzone_os::{Anonymous, HugeAdvice, PopulateHow, Populated, probe};
 use uzone_pages::ByteLen;
 
-const CHILD: &str = "UZONE_OS_TEST_CHILD";
+use needs::skip;
 
-/// Prints that a case could not run here.
-fn skip(name: &str, reason: &str) {
-    assert!(
-        std::env::var_os("REQUIRE_ALL").is_none_or(|value| value != "1"),
-        "{name} was to run, and cannot: {reason}"
-    );
-    eprintln!("skipped: {name}: {reason}");
-}
+const CHILD: &str = "UZONE_OS_TEST_CHILD";
 
 /// Returns whether this process is the one that is to run the case `name`, a path from the root of
 /// this program; if not, another is started that does, and this fails if that did.

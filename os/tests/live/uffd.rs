@@ -17,7 +17,7 @@ use uzone_os::uffd::{
 use uzone_os::{Access, AccessError, Exclusive, Mapping, Sharing, Vaddr};
 use uzone_pages::{ByteLen, ErrorKind, PageSize};
 
-use crate::huge::Pool;
+use crate::needs::{Pool, or_skip};
 use crate::{CHILD, is_alone, is_child, page, skip, small_pages};
 
 /// Opens a userfaultfd with `features`, or prints that the case `name` cannot run.
@@ -215,10 +215,7 @@ fn a_page_of_a_memory_file_is_mapped_without_a_copy_by_continue() {
 fn a_huge_page_of_a_pool_is_filled_as_a_whole() {
     let name = "a_huge_page_of_a_pool";
     let size = PageSize::MIB_2;
-    let _pool = match Pool::try_grow(2) {
-        Ok(pool) => pool,
-        Err(reason) => return skip(name, &reason),
-    };
+    let Some(_pool) = Pool::grow(name, size, 2) else { return };
     let Some(uffd) = open(name, Features::MISSING_HUGETLB) else { return };
     let huge = size.bytes();
     let memory = Mapping::hugetlb(ByteLen::new(2 * huge), size).unwrap();
@@ -335,11 +332,9 @@ fn a_child_by_fork_comes_with_a_userfaultfd_of_its_own() {
     if !is_alone(name) {
         return;
     }
-    let uffd = match Uffd::open(Features::EVENT_FORK, Features::NONE, KernelFaults::IfAllowed) {
-        Ok(uffd) => Arc::new(uffd),
-        Err(error) => return skip("a_child_by_fork", &error.to_string()),
-    };
-    let memory = Registered::new(uffd, anonymous(4), Modes::MISSING).unwrap();
+    let uffd = Uffd::open(Features::EVENT_FORK, Features::NONE, KernelFaults::IfAllowed);
+    let Some(uffd) = or_skip("a_child_by_fork", uffd) else { return };
+    let memory = Registered::new(Arc::new(uffd), anonymous(4), Modes::MISSING).unwrap();
     // A thread that forks holds the allocator's locks until the event of it was read.
     let (bell, mut buffer) = (Doorbell::new().unwrap(), EventBuffer::new(1));
     thread::scope(|scope| {
@@ -429,10 +424,8 @@ fn a_userfaultfd_of_user_mode_is_had_without_privilege() {
         }
         return;
     }
-    let uffd = match Uffd::open(Features::NONE, Features::POISON, KernelFaults::Never) {
-        Ok(uffd) => Arc::new(uffd),
-        Err(error) => return skip(name, &error.to_string()),
-    };
+    let uffd = Uffd::open(Features::NONE, Features::POISON, KernelFaults::Never);
+    let Some(uffd) = or_skip(name, uffd).map(Arc::new) else { return };
     assert!(!uffd.sees_kernel_faults());
     match Uffd::open(Features::NONE, Features::NONE, KernelFaults::Required) {
         Ok(uffd) => assert!(uffd.sees_kernel_faults(), "this host allows it"),

@@ -2,7 +2,8 @@
 #![allow(dead_code, reason = "each test uses a part of this")]
 #![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 
-pub(crate) mod hugetlb;
+#[path = "../../../os/tests/common/needs.rs"]
+pub(crate) mod needs;
 
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
