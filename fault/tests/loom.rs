@@ -13,10 +13,12 @@ mod sync {
 #[path = "../src/track/bad_pages.rs"]
 #[allow(dead_code, unreachable_pub, reason = "it is the whole file of the library")]
 mod bad_pages;
+#[path = "../../pages/tests/loom/seen.rs"]
+mod seen;
 
 use bad_pages::{BadPages, Marked, PageTable};
 use loom::sync::{Arc, Mutex};
-use loom::thread;
+use seen::beside;
 use uzone_pages::{Content, Folio, MemoryKind, Page, Word};
 
 /// What the kernel has for the page.
@@ -87,20 +89,14 @@ impl PageTable for One {
 
 /// Runs the three threads; `second` is what the reader does for a second waiter.
 fn give_up(second: fn(&BadPages, &One)) {
-    let bad = Arc::new(BadPages::default());
-    let page = Arc::new(One::filling());
-    let reader = {
-        let (bad, page) = (bad.clone(), page.clone());
-        thread::spawn(move || second(&bad, &page))
-    };
-    let producer = {
-        let (bad, page) = (bad.clone(), page.clone());
-        thread::spawn(move || {
-            let is_placed = page.copy();
-            bad.note_filled(7, is_placed, &*page)
-        })
-    };
-    bad.make(7, &*page, || false);
+    let shared = Arc::new((BadPages::default(), One::filling()));
+    let reader = beside(&shared, move |(bad, page)| second(bad, page));
+    let producer = beside(&shared, |(bad, page)| {
+        let is_placed = page.copy();
+        bad.note_filled(7, is_placed, page)
+    });
+    let (bad, page) = &*shared;
+    bad.make(7, page, || false);
     reader.join().unwrap();
     producer.join().unwrap();
     let (content, entry) = (page.content(7), *page.entry.lock().unwrap());
@@ -110,13 +106,10 @@ fn give_up(second: fn(&BadPages, &One)) {
 
 /// The same without the producer: the page is bad in the end, whatever the second waiter did.
 fn fail(second: fn(&BadPages, &One)) {
-    let bad = Arc::new(BadPages::default());
-    let page = Arc::new(One::filling());
-    let reader = {
-        let (bad, page) = (bad.clone(), page.clone());
-        thread::spawn(move || second(&bad, &page))
-    };
-    assert!(bad.make(7, &*page, || false), "a mark is taken for a page");
+    let shared = Arc::new((BadPages::default(), One::filling()));
+    let reader = beside(&shared, move |(bad, page)| second(bad, page));
+    let (bad, page) = &*shared;
+    assert!(bad.make(7, page, || false), "a mark is taken for a page");
     reader.join().unwrap();
     let (content, entry) = (page.content(7), *page.entry.lock().unwrap());
     assert_eq!(
@@ -128,13 +121,10 @@ fn fail(second: fn(&BadPages, &One)) {
 
 /// Two readers that are asked for a bad page by a second and a third waiter, while it is made bad.
 fn fail_with_two_readers() {
-    let bad = Arc::new(BadPages::default());
-    let page = Arc::new(One::filling());
-    let readers = [(); 2].map(|()| {
-        let (bad, page) = (bad.clone(), page.clone());
-        thread::spawn(move || mark_again(&bad, &page))
-    });
-    assert!(bad.make(7, &*page, || false), "a mark is taken for a page");
+    let shared = Arc::new((BadPages::default(), One::filling()));
+    let readers = [(); 2].map(|()| beside(&shared, |(bad, page)| mark_again(bad, page)));
+    let (bad, page) = &*shared;
+    assert!(bad.make(7, page, || false), "a mark is taken for a page");
     readers.into_iter().for_each(|reader| reader.join().unwrap());
     let found = (page.content(7), *page.entry.lock().unwrap());
     assert_eq!(found, (Content::Poisoned, Entry::Mark), "a bad page is taken for present");

@@ -23,6 +23,8 @@ mod requests;
 #[path = "../src/uffd/ring.rs"]
 #[allow(dead_code, reason = "it is the whole file of the library")]
 mod ring;
+#[path = "../../pages/tests/loom/seen.rs"]
+mod seen;
 #[path = "../src/sigbus/table.rs"]
 #[allow(dead_code, reason = "it is the whole file of the library")]
 mod table;
@@ -36,39 +38,8 @@ use loom::sync::{Arc, Mutex};
 use loom::thread;
 use requests::{Request, Requests};
 use ring::Ring;
+use seen::{Seen, beside, search};
 use table::{Entry, Extent, Table};
-
-/// The outcomes a model was seen to have, collected over all its interleavings. They are flags outside
-/// of the model, and survive from one interleaving to the next.
-#[derive(Clone)]
-struct Seen(std::sync::Arc<[std::sync::atomic::AtomicBool]>);
-
-impl Seen {
-    fn new(count: usize) -> Self {
-        Self((0..count).map(|_| Default::default()).collect())
-    }
-
-    fn mark(&self, outcome: usize) {
-        self.0[outcome].store(true, std::sync::atomic::Ordering::Relaxed);
-    }
-
-    fn assert_all(&self) {
-        for (outcome, seen) in self.0.iter().enumerate() {
-            assert!(
-                seen.load(std::sync::atomic::Ordering::Relaxed),
-                "outcome {outcome} was never reached: the model does not test what it states"
-            );
-        }
-    }
-}
-
-/// Searches the interleavings of a model, and asserts that each of so many outcomes was reached.
-fn search(outcomes: usize, model: impl Fn(&Seen) + Send + Sync + 'static) {
-    let seen = Seen::new(outcomes);
-    let marks = seen.clone();
-    loom::model(move || model(&marks));
-    seen.assert_all();
-}
 
 const LOW: Extent = Extent { first: 0x100, last: 0x1ff };
 const HIGH: Extent = Extent { first: 0x200, last: 0x2ff };
@@ -88,17 +59,12 @@ fn at(address: u64) -> Extent {
 
 /// Lets a watch go while a handler may be inside, and takes its slot again by `take`.
 fn reuse(
-    seen: &Seen,
     take: fn(&Table<1, 2>, Extent) -> Option<usize>,
-) -> impl Fn() + Sync + Send + 'static {
-    let seen = seen.clone();
-    move || {
+) -> impl Fn(&Seen) + Sync + Send + 'static {
+    move |seen: &Seen| {
         let table = Arc::new(Table::<1, 2>::new());
         let slot = table.take(LOW).unwrap();
-        let handler = {
-            let table = table.clone();
-            thread::spawn(move || table.record(at(0x180), entry(0x180)))
-        };
+        let handler = beside(&table, |table| table.record(at(0x180), entry(0x180)));
         table.let_go(slot);
         let again = take(&table, HIGH);
         let watches = handler.join().unwrap();
@@ -119,9 +85,7 @@ fn reuse(
 
 #[test]
 fn an_event_never_lands_in_the_next_watch_of_a_slot() {
-    let seen = Seen::new(4);
-    loom::model(reuse(&seen, Table::take));
-    seen.assert_all();
+    search(4, reuse(Table::take));
 }
 
 /// The table without the check for handlers inside: the search must find the event that lands in the next
@@ -129,7 +93,7 @@ fn an_event_never_lands_in_the_next_watch_of_a_slot() {
 #[test]
 #[should_panic(expected = "an event of another watch")]
 fn a_slot_that_is_taken_without_looking_has_events_of_another_watch() {
-    loom::model(reuse(&Seen::new(4), Table::take_without_looking));
+    search(4, reuse(Table::take_without_looking));
 }
 
 #[test]
@@ -137,17 +101,11 @@ fn two_handlers_and_a_reader_agree_on_every_event() {
     search(3, |marks| {
         let table = Arc::new(Table::<1, 2>::new());
         let slot = table.take(LOW).unwrap();
-        let handler = {
-            let table = table.clone();
-            thread::spawn(move || assert_eq!(table.record(at(0x180), entry(0x180)), 1))
-        };
-        let reader = {
-            let table = table.clone();
-            thread::spawn(move || {
-                // One that is not whole is not there yet.
-                (0..2).filter_map(|_| table.pop(slot)).collect::<Vec<_>>()
-            })
-        };
+        let handler = beside(&table, |table| assert_eq!(table.record(at(0x180), entry(0x180)), 1));
+        let reader = beside(&table, move |table| {
+            // One that is not whole is not there yet.
+            (0..2).filter_map(|_| table.pop(slot)).collect::<Vec<_>>()
+        });
         assert_eq!(table.record(at(0x190), entry(0x190)), 1);
         handler.join().unwrap();
         let mut got = reader.join().unwrap();
@@ -168,13 +126,10 @@ fn a_ring_that_goes_round_neither_tears_nor_repeats_an_event() {
         let slot = table.take(LOW).unwrap();
         table.record(at(0x101), entry(0x101));
         table.record(at(0x102), entry(0x102));
-        let handler = {
-            let table = table.clone();
-            thread::spawn(move || {
-                // Only fits if the reader has made room.
-                table.record(at(0x103), entry(0x103));
-            })
-        };
+        let handler = beside(&table, |table| {
+            // Only fits if the reader has made room.
+            table.record(at(0x103), entry(0x103));
+        });
         let first = table.pop(slot).unwrap();
         assert_eq!(first, entry(0x101));
         handler.join().unwrap();
@@ -193,10 +148,7 @@ fn two_readers_have_each_event_once() {
         let slot = table.take(LOW).unwrap();
         table.record(at(0x101), entry(0x101));
         table.record(at(0x102), entry(0x102));
-        let other = {
-            let table = table.clone();
-            thread::spawn(move || table.pop(slot))
-        };
+        let other = beside(&table, move |table| table.pop(slot));
         let ours = table.pop(slot);
         let theirs = other.join().unwrap();
         marks.mark(usize::from(ours == Some(entry(0x101))));
@@ -214,13 +166,10 @@ fn a_thread_that_sees_a_slot_watched_sees_its_range() {
         let old = table.take(LOW).unwrap();
         table.record(at(0x180), entry(0x180));
         table.let_go(old);
-        let handler = {
-            let table = table.clone();
-            thread::spawn(move || {
-                assert_eq!(table.record(at(0x180), entry(0x180)), 0, "a range of before");
-                table.record(at(0x280), entry(0x280))
-            })
-        };
+        let handler = beside(&table, |table| {
+            assert_eq!(table.record(at(0x180), entry(0x180)), 0, "a range of before");
+            table.record(at(0x280), entry(0x280))
+        });
         // The handler may be inside for a moment, to see that the slot is not watched.
         let slot = table.take(HIGH);
         let watches = handler.join().unwrap();
@@ -352,16 +301,13 @@ fn a_guard_that_takes_no_share_wakes_a_place_that_is_gone() {
     loom::model(|| {
         let place = Arc::new(Place(uzone_pages::LiveRef::default(), UnsafeCell::new(())));
         place.0.enter(uzone_pages::HoldKind::Pin).unwrap();
-        let guard = {
-            let place = place.clone();
-            thread::spawn(move || {
-                if !place.0.try_leave(uzone_pages::HoldKind::Pin)
-                    && place.0.leave(uzone_pages::HoldKind::Pin) == uzone_pages::Left::LastOfClosing
-                {
-                    place.1.with(|_wake| ());
-                }
-            })
-        };
+        let guard = beside(&place, |place| {
+            if !place.0.try_leave(uzone_pages::HoldKind::Pin)
+                && place.0.leave(uzone_pages::HoldKind::Pin) == uzone_pages::Left::LastOfClosing
+            {
+                place.1.with(|_wake| ());
+            }
+        });
         let is_unused = place.0.kill().is_empty();
         if is_unused || place.0.guards().is_empty() {
             // The owner's share was the only one.
@@ -454,9 +400,8 @@ fn map_bind_pin_drop(
     true
 }
 
-fn reuse_an_address(bound: fn(Claim, Memory) -> Bound, seen: &Seen) {
-    let seen = seen.clone();
-    loom::model(move || {
+fn reuse_an_address(bound: fn(Claim, Memory) -> Bound) {
+    search(2, move |marks| {
         let space = Arc::new(AddressSpace::default());
         let other = {
             let space = space.clone();
@@ -465,23 +410,21 @@ fn reuse_an_address(bound: fn(Claim, Memory) -> Bound, seen: &Seen) {
         let ours = map_bind_pin_drop(&space, 2, bound);
         let theirs = other.join().unwrap();
         assert!(ours || theirs, "the address was free");
-        seen.mark(usize::from(ours && theirs));
+        marks.mark(usize::from(ours && theirs));
     });
 }
 
 /// A thread that maps what another has just unmapped binds it, and a pin by its address finds it.
 #[test]
 fn an_address_that_is_handed_out_again_has_no_claim_and_no_entry() {
-    let seen = Seen::new(2);
-    reuse_an_address(Bound::ClaimFirst, &seen);
-    seen.assert_all();
+    reuse_an_address(Bound::ClaimFirst);
 }
 
 /// Memory that is unmapped before its claim ends: the search must find the bind that is refused.
 #[test]
 #[should_panic(expected = "bound already")]
 fn an_address_that_is_free_before_its_claim_is_refused_to_the_next() {
-    reuse_an_address(|claim, memory| Bound::MemoryFirst(memory, claim), &Seen::new(2));
+    reuse_an_address(|claim, memory| Bound::MemoryFirst(memory, claim));
 }
 
 /// What answers for a mapping: a word that is written before and after, and read by handlers.
@@ -490,11 +433,9 @@ type Answerer = UnsafeCell<u64>;
 /// Lets a gate be opened, closed and opened for other addresses while a handler comes. `is_empty` looks for
 /// handlers inside, before the answerer is freed.
 fn answer_and_close(
-    seen: &Seen,
     is_empty: fn(&Gate<Answerer>) -> bool,
-) -> impl Fn() + Sync + Send + 'static {
-    let seen = seen.clone();
-    move || {
+) -> impl Fn(&Seen) + Sync + Send + 'static {
+    move |seen: &Seen| {
         let gate = Arc::new(Gate::<Answerer>::new());
         let answerers = Arc::new([UnsafeCell::new(0), UnsafeCell::new(0)]);
         // SAFETY: `with_mut` lends a pointer to the word, which loom watches for the accesses of others.
@@ -543,29 +484,25 @@ fn answer_and_close(
 
 #[test]
 fn what_answers_faults_is_freed_after_the_last_handler_has_left() {
-    let seen = Seen::new(5);
-    loom::model(answer_and_close(&seen, Gate::is_empty));
-    seen.assert_all();
+    search(5, answer_and_close(Gate::is_empty));
 }
 
 /// Without the look for handlers inside, one reads what is freed: the search must find that.
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn what_answers_faults_and_is_freed_at_once_is_read_afterwards() {
-    loom::model(answer_and_close(&Seen::new(5), |_| true));
+    search(5, answer_and_close(|_| true));
 }
 
 /// A page is filled by a handler from a word, while its owner changes that word, waits for the handlers inside
 /// and gives the page back, twice.
 fn fill_and_give_back(
-    seen: &Seen,
     drain: fn(&Gate<Answerer>) -> bool,
-) -> impl Fn() + Sync + Send + 'static {
+) -> impl Fn(&Seen) + Sync + Send + 'static {
     use loom::sync::atomic::{AtomicU64, Ordering};
     const ABSENT: u64 = 0;
     const LAST: u64 = 3;
-    let seen = seen.clone();
-    move || {
+    move |seen: &Seen| {
         let gate = Arc::new(Gate::<Answerer>::new());
         let words = Arc::new((AtomicU64::new(1), AtomicU64::new(ABSENT)));
         assert!(gate.take());
@@ -598,21 +535,20 @@ fn fill_and_give_back(
 
 #[test]
 fn a_page_that_was_given_back_is_not_filled_with_bytes_of_before() {
-    let seen = Seen::new(2);
-    loom::model(fill_and_give_back(&seen, |gate| {
+    let drain = |gate: &Gate<Answerer>| {
         gate.drain(|| {
             thread::yield_now();
             true
         })
-    }));
-    seen.assert_all();
+    };
+    search(2, fill_and_give_back(drain));
 }
 
 /// Without the wait a handler fills it from what it read before: the search must find that.
 #[test]
 #[should_panic(expected = "a page with old bytes")]
 fn a_page_that_is_given_back_at_once_is_filled_with_bytes_of_before() {
-    loom::model(fill_and_give_back(&Seen::new(2), |_| true));
+    search(2, fill_and_give_back(|_| true));
 }
 
 /// Two handlers write records to a ring of one entry while they are taken out.
@@ -620,10 +556,7 @@ fn a_page_that_is_given_back_at_once_is_filled_with_bytes_of_before() {
 fn a_record_of_a_ring_is_whole_or_lost_and_each_is_counted() {
     search(3, |marks| {
         let ring = Arc::new(Ring::new(1));
-        let handlers = [1, 2].map(|word| {
-            let ring = ring.clone();
-            thread::spawn(move || ring.push([word; Ring::WORDS]))
-        });
+        let handlers = [1, 2].map(|word| beside(&ring, move |ring| ring.push([word; Ring::WORDS])));
         let mut found = 0;
         let mut take = || {
             ring.take(|words| {
@@ -682,15 +615,10 @@ fn answer(asked: &Asked, count: u32) {
 /// been asked.
 fn asked(handlers: u32, is_filled_elsewhere: bool, ask: fn(&Asked, u32) -> u32) {
     let asked = Arc::new(Asked::new());
-    let threads: Vec<_> = (1..=handlers)
-        .map(|number| {
-            let asked = asked.clone();
-            thread::spawn(move || ask(&asked, number))
-        })
-        .collect();
+    let threads: Vec<_> =
+        (1..=handlers).map(|number| beside(&asked, move |asked| ask(asked, number))).collect();
     let other = is_filled_elsewhere.then(|| {
-        let asked = asked.clone();
-        thread::spawn(move || {
+        beside(&asked, |asked| {
             let _ = asked.wakes(5);
         })
     });

@@ -15,35 +15,10 @@ use uzone_pages::{
 
 #[path = "loom/pool.rs"]
 mod pool;
+#[path = "loom/seen.rs"]
+mod seen;
 
-/// The outcomes a model was seen to have, collected over all its interleavings.
-struct Seen(Vec<Mark>);
-
-/// A flag outside the model: it survives from one interleaving to the next.
-type Mark = std::sync::Arc<std::sync::atomic::AtomicBool>;
-
-impl Seen {
-    fn new(count: usize) -> Self {
-        Self((0..count).map(|_| std::sync::Arc::default()).collect())
-    }
-
-    fn marks(&self) -> Vec<Mark> {
-        self.0.clone()
-    }
-
-    fn assert_all(&self) {
-        for (outcome, seen) in self.0.iter().enumerate() {
-            assert!(
-                seen.load(Ordering::Relaxed),
-                "outcome {outcome} was never reached: the model does not test what its name claims"
-            );
-        }
-    }
-}
-
-fn mark(marks: &[Mark], outcome: usize) {
-    marks[outcome].store(true, Ordering::Relaxed);
-}
+use seen::{Seen, beside, search};
 
 fn folio(page: &Page, kind: MemoryKind) -> Folio<'_> {
     Folio::new(page, Word::initial(kind))
@@ -56,10 +31,7 @@ const PRIVATE: MemoryKind = MemoryKind::Private;
 fn of_two_owners_that_hand_a_page_out_one_succeeds() {
     loom::model(|| {
         let page = Arc::new(Page::new(()));
-        let other = {
-            let page = page.clone();
-            thread::spawn(move || folio(&page, PRIVATE).take_first())
-        };
+        let other = beside(&page, |page| folio(page, PRIVATE).take_first());
         let mine = folio(&page, PRIVATE).take_first();
         assert_ne!(mine, other.join().unwrap());
         assert_eq!(folio(&page, PRIVATE).word().references(), 1);
@@ -70,9 +42,7 @@ fn of_two_owners_that_hand_a_page_out_one_succeeds() {
 /// the page; and when all is given back the page is free, which exactly one thread learns.
 #[test]
 fn a_taker_beside_a_short_life_is_refused_or_holds_the_page() {
-    let seen = Seen::new(2);
-    let marks = seen.marks();
-    loom::model(move || {
+    search(2, |marks| {
         let page = Arc::new(Page::new(()));
         let last_seen = Arc::new(AtomicUsize::new(0));
         let taker = {
@@ -82,14 +52,14 @@ fn a_taker_beside_a_short_life_is_refused_or_holds_the_page() {
                 let folio = folio(&page, PRIVATE);
                 match folio.try_hold(HoldKind::Reference).map(drop) {
                     Ok(()) => {
-                        mark(&marks, 0);
+                        marks.mark(0);
                         if folio.release(HoldKind::Reference).unwrap() {
                             last_seen.fetch_add(1, Ordering::Relaxed);
                         }
                     }
                     Err(error) => {
                         assert_eq!(error, HoldError::Free);
-                        mark(&marks, 1);
+                        marks.mark(1);
                     }
                 }
             })
@@ -103,17 +73,13 @@ fn a_taker_beside_a_short_life_is_refused_or_holds_the_page() {
         assert_eq!(folio(&page, PRIVATE).word(), Word::initial(PRIVATE));
         assert_eq!(last_seen.load(Ordering::Relaxed), 1);
     });
-    seen.assert_all();
 }
 
 #[test]
 fn two_takers_on_a_free_page_do_not_mistake_each_other_for_holders() {
     loom::model(|| {
         let page = Arc::new(Page::new(()));
-        let other = {
-            let page = page.clone();
-            thread::spawn(move || folio(&page, PRIVATE).try_hold(HoldKind::Pin).map(drop))
-        };
+        let other = beside(&page, |page| folio(page, PRIVATE).try_hold(HoldKind::Pin).map(drop));
         assert_eq!(
             folio(&page, PRIVATE).try_hold(HoldKind::Reference).map(drop),
             Err(HoldError::Free)
@@ -129,15 +95,12 @@ fn two_takers_on_a_free_page_do_not_mistake_each_other_for_holders() {
 fn a_generic_page_is_never_seen_without_a_reference() {
     loom::model(|| {
         let page = Arc::new(Page::new(()));
-        let other = {
-            let page = page.clone();
-            thread::spawn(move || {
-                let folio = folio(&page, GENERIC);
-                assert!(!folio.word().is_free());
-                assert_eq!(folio.try_hold(HoldKind::Reference).map(drop), Ok(()));
-                folio.release(HoldKind::Reference).unwrap()
-            })
-        };
+        let other = beside(&page, |page| {
+            let folio = folio(page, GENERIC);
+            assert!(!folio.word().is_free());
+            assert_eq!(folio.try_hold(HoldKind::Reference).map(drop), Ok(()));
+            folio.release(HoldKind::Reference).unwrap()
+        });
         let mine = folio(&page, GENERIC).release(HoldKind::Reference);
         let theirs = other.join().unwrap();
         assert_eq!(folio(&page, GENERIC).word(), Word::initial(GENERIC));
@@ -172,9 +135,8 @@ fn a_content_step_has_one_owner_whatever_the_counts_do() {
         let page = Arc::new(Page::new(()));
         let steps: Vec<_> = (0..2)
             .map(|_| {
-                let page = page.clone();
-                thread::spawn(move || {
-                    let folio = folio(&page, GENERIC);
+                beside(&page, |page| {
+                    let folio = folio(page, GENERIC);
                     folio.advance(Content::Unknown, Content::Zeroing).is_ok()
                 })
             })
@@ -191,25 +153,20 @@ fn a_content_step_has_one_owner_whatever_the_counts_do() {
 /// hold on its folios, now and later, and sees what every guard wrote.
 #[test]
 fn a_pagemap_is_unbound_or_held_never_both() {
-    let seen = Seen::new(2);
-    let marks = seen.marks();
-    loom::model(move || {
+    search(2, |marks| {
         let pagemap = Arc::new((LiveRef::default(), Page::new(()), AtomicBool::new(false)));
-        let holder = {
-            let pagemap = pagemap.clone();
-            thread::spawn(move || {
-                let (live, page, written) = &*pagemap;
-                if live.enter(HoldKind::Pin).is_err() {
-                    return false;
-                }
-                assert_eq!(folio(page, GENERIC).try_hold(HoldKind::Pin).map(drop), Ok(()));
-                // Relaxed on purpose: only the live reference orders it.
-                written.store(true, Ordering::Relaxed);
-                assert_eq!(folio(page, GENERIC).release(HoldKind::Pin), Ok(false));
-                let _ = leave(live, HoldKind::Pin);
-                true
-            })
-        };
+        let holder = beside(&pagemap, |pagemap| {
+            let (live, page, written) = pagemap;
+            if live.enter(HoldKind::Pin).is_err() {
+                return false;
+            }
+            assert_eq!(folio(page, GENERIC).try_hold(HoldKind::Pin).map(drop), Ok(()));
+            // Relaxed on purpose: only the live reference orders it.
+            written.store(true, Ordering::Relaxed);
+            assert_eq!(folio(page, GENERIC).release(HoldKind::Pin), Ok(false));
+            let _ = leave(live, HoldKind::Pin);
+            true
+        });
         let (live, page, written) = &*pagemap;
         let is_closed = live.kill().is_empty();
         let pins = folio(page, GENERIC).word().pins();
@@ -218,14 +175,13 @@ fn a_pagemap_is_unbound_or_held_never_both() {
         if is_closed {
             assert_eq!(pins, 0);
             assert_eq!(was_written, held, "a guard that came came before");
-            mark(&marks, 0);
+            marks.mark(0);
         } else {
             live.resurrect();
             assert_eq!(live.enter(HoldKind::Reference), Ok(()));
-            mark(&marks, 1);
+            marks.mark(1);
         }
     });
-    seen.assert_all();
 }
 
 /// Lets a guard go as `uzone_os::LiveArc` does. Returns the answer.
@@ -237,42 +193,33 @@ fn leave(live: &LiveRef, sort: HoldKind) -> Left {
 /// guards: no thread waits for ever.
 #[test]
 fn an_owner_that_waits_learns_of_the_last_guard() {
-    let seen = Seen::new(2);
-    let marks = seen.marks();
-    loom::model(move || {
+    search(2, |marks| {
         let live = Arc::new(LiveRef::default());
         assert_eq!(live.enter(HoldKind::Pin), Ok(()));
         assert_eq!(live.enter(HoldKind::Reference), Ok(()));
         let leavers: Vec<_> = [HoldKind::Pin, HoldKind::Reference]
             .into_iter()
-            .map(|sort| {
-                let live = live.clone();
-                thread::spawn(move || leave(&live, sort))
-            })
+            .map(|sort| beside(&live, move |live| leave(live, sort)))
             .collect();
         let is_empty = live.kill().is_empty();
         let last = leavers.into_iter().map(|leaver| leaver.join().unwrap());
         let last = last.filter(|left| *left == Left::LastOfClosing).count();
         assert_eq!(last, usize::from(!is_empty));
         assert!(live.guards().is_empty());
-        mark(&marks, last);
+        marks.mark(last);
     });
-    seen.assert_all();
 }
 
 /// What its owner leaves behind is ended by exactly one: the owner, or the last guard. Who enters late
 /// enters before the end, or not at all.
 #[test]
 fn an_orphan_is_ended_once_and_by_its_last_guard() {
-    let seen = Seen::new(4);
-    let marks = seen.marks();
-    loom::model(move || {
+    search(4, |marks| {
         let pagemap = Arc::new((LiveRef::default(), AtomicUsize::new(0), AtomicUsize::new(0)));
         assert_eq!(pagemap.0.enter(HoldKind::Pin), Ok(()));
         let uses = |sort: HoldKind| {
-            let pagemap = pagemap.clone();
-            thread::spawn(move || {
-                let (live, ends, uses) = &*pagemap;
+            beside(&pagemap, move |pagemap| {
+                let (live, ends, uses) = pagemap;
                 if sort == HoldKind::Reference && live.enter(sort).is_err() {
                     return (false, false);
                 }
@@ -297,21 +244,17 @@ fn an_orphan_is_ended_once_and_by_its_last_guard() {
         let enders = [is_owner, early.1, late.1].into_iter().filter(|ends| *ends).count();
         assert_eq!(enders, 1);
         assert_eq!(used.load(Ordering::Relaxed), 1 + usize::from(late.0));
-        mark(
-            &marks,
-            if is_owner {
-                0
-            } else if early.1 {
-                1
-            } else {
-                2
-            },
-        );
+        marks.mark(if is_owner {
+            0
+        } else if early.1 {
+            1
+        } else {
+            2
+        });
         if !late.0 {
-            mark(&marks, 3);
+            marks.mark(3);
         }
     });
-    seen.assert_all();
 }
 
 /// One block of base pages, two under the model checker.
@@ -359,9 +302,7 @@ impl Blocked {
 /// thread sees what the pin's holder wrote.
 #[test]
 fn a_page_is_cleared_or_its_block_pinned_never_both() {
-    let seen = Seen::new(3);
-    let marks = seen.marks();
-    loom::model(move || {
+    search(3, |marks| {
         let blocked = Blocked::new();
         let pinner = {
             let blocked = blocked.clone();
@@ -371,7 +312,7 @@ fn a_page_is_cleared_or_its_block_pinned_never_both() {
                     assert!(blocked.page(1).word().content().is_pinnable());
                     blocked.bytes.store(true, Ordering::Relaxed);
                     blocked.release(span, HoldKind::Pin);
-                    mark(&marks, 0);
+                    marks.mark(0);
                     true
                 }
                 Err((_, cause)) => {
@@ -379,7 +320,7 @@ fn a_page_is_cleared_or_its_block_pinned_never_both() {
                         cause,
                         HoldError::Content(Content::Zeroing) | HoldError::Busy
                     ));
-                    mark(&marks, 1);
+                    marks.mark(1);
                     false
                 }
             })
@@ -393,12 +334,11 @@ fn a_page_is_cleared_or_its_block_pinned_never_both() {
             // A pin before the clearing is seen; a pin after it is not.
             assert!(pinned || !saw);
         } else {
-            mark(&marks, 2);
+            marks.mark(2);
             assert!(pinner.join().unwrap());
         }
         blocked.assert_fresh();
     });
-    seen.assert_all();
 }
 
 /// The same with a pin of one page beside one of the block: three threads.
@@ -409,8 +349,7 @@ fn beside_pins_of_a_page_and_of_its_block_clearing_comes_before_or_after() {
     model.check(|| {
         let blocked = Blocked::new();
         let pinners = [false, true].map(|is_whole| {
-            let blocked = blocked.clone();
-            thread::spawn(move || {
+            beside(&blocked, move |blocked| {
                 if is_whole {
                     if let Ok(span) = blocked.hold(HoldKind::Pin) {
                         assert!(blocked.page(0).word().content().is_pinnable());
@@ -439,24 +378,21 @@ fn beside_pins_of_a_page_and_of_its_block_clearing_comes_before_or_after() {
 fn a_pin_of_a_bad_page_is_refused_or_its_holder_learns_of_it() {
     let seen = Seen::new(2);
     for is_whole in [false, true] {
-        let marks = seen.marks();
+        let marks = seen.clone();
         loom::model(move || {
             let blocked = Blocked::new();
-            let pinner = {
-                let blocked = blocked.clone();
-                thread::spawn(move || {
-                    if is_whole {
-                        blocked.hold(HoldKind::Pin).is_ok()
-                    } else {
-                        blocked.page(1).try_hold(HoldKind::Pin).is_ok()
-                    }
-                })
-            };
+            let pinner = beside(&blocked, move |blocked| {
+                if is_whole {
+                    blocked.hold(HoldKind::Pin).is_ok()
+                } else {
+                    blocked.page(1).try_hold(HoldKind::Pin).is_ok()
+                }
+            });
             let word = blocked.page(1).poison().expect("it was good");
             let is_pinned = pinner.join().unwrap();
             // A taker that is about to be refused may be counted for a moment, and is warned for nothing.
             assert!(!is_pinned || word.pins() == 1 || blocked.page(1).word().pins() == 0);
-            mark(&marks, usize::from(is_pinned));
+            marks.mark(usize::from(is_pinned));
         });
     }
     seen.assert_all();
@@ -466,9 +402,7 @@ fn a_pin_of_a_bad_page_is_refused_or_its_holder_learns_of_it() {
 /// seen by every later pin, and every earlier pin is seen by it.
 #[test]
 fn a_pin_of_a_folio_with_a_bad_page_is_warned_or_its_holder_learns_of_it() {
-    let seen = Seen::new(2);
-    let marks = seen.marks();
-    loom::model(move || {
+    search(2, |marks| {
         let shared = Arc::new((Page::new(()), AtomicBool::new(false)));
         let pinner = {
             let shared = shared.clone();
@@ -480,7 +414,7 @@ fn a_pin_of_a_folio_with_a_bad_page_is_warned_or_its_holder_learns_of_it() {
                     assert!(is_listed.load(Ordering::Relaxed));
                     let _ = folio(page, GENERIC).release(HoldKind::Pin).unwrap();
                 }
-                mark(&marks, usize::from(before.is_partly_poisoned()));
+                marks.mark(usize::from(before.is_partly_poisoned()));
                 !before.is_partly_poisoned()
             })
         };
@@ -490,29 +424,23 @@ fn a_pin_of_a_folio_with_a_bad_page_is_warned_or_its_holder_learns_of_it() {
         let is_held = pinner.join().unwrap();
         assert!(!is_held || before.pins() == 1);
     });
-    seen.assert_all();
 }
 
 /// A guard over a block is split and one half dropped while another thread wants to clear a page of it:
 /// not before the other half is dropped as well.
 #[test]
 fn a_block_whose_guard_is_split_is_held_until_both_parts_are_gone() {
-    let seen = Seen::new(2);
-    let marks = seen.marks();
-    loom::model(move || {
+    search(2, |marks| {
         let blocked = Blocked::new();
         let whole = blocked.hold(HoldKind::Pin).unwrap();
-        let holder = {
-            let blocked = blocked.clone();
-            thread::spawn(move || {
-                let one = Order::BASE.pages();
-                let (first, second) = blocked.memmap.split(whole, HoldKind::Pin, one).unwrap();
-                blocked.release(first, HoldKind::Pin);
-                assert!(blocked.page(1).word().content().is_pinnable());
-                blocked.bytes.store(true, Ordering::Relaxed);
-                blocked.release(second, HoldKind::Pin);
-            })
-        };
+        let holder = beside(&blocked, move |blocked| {
+            let one = Order::BASE.pages();
+            let (first, second) = blocked.memmap.split(whole, HoldKind::Pin, one).unwrap();
+            blocked.release(first, HoldKind::Pin);
+            assert!(blocked.page(1).word().content().is_pinnable());
+            blocked.bytes.store(true, Ordering::Relaxed);
+            blocked.release(second, HoldKind::Pin);
+        });
         let page = blocked.page(1);
         let mut is_cleared = page.advance(Content::Unknown, Content::Zeroing).is_ok();
         if !is_cleared {
@@ -524,20 +452,17 @@ fn a_block_whose_guard_is_split_is_held_until_both_parts_are_gone() {
             assert!(blocked.bytes.load(Ordering::Relaxed), "before the last part was dropped");
             assert_eq!(page.advance(Content::Zeroing, Content::Unknown), Ok(()));
         }
-        mark(&marks, usize::from(is_cleared));
+        marks.mark(usize::from(is_cleared));
         holder.join().unwrap();
         blocked.assert_fresh();
     });
-    seen.assert_all();
 }
 
 /// A run of pages is cleared beside a pin of the block: the inhibitors of the run keep the pin off from
 /// before its first page to after its last.
 #[test]
 fn a_run_of_pages_is_cleared_or_its_block_pinned_never_both() {
-    let seen = Seen::new(2);
-    let marks = seen.marks();
-    loom::model(move || {
+    search(2, |marks| {
         let blocked = Blocked::new();
         let range = blocked.memmap.layout().range();
         let pinner = {
@@ -549,9 +474,9 @@ fn a_run_of_pages_is_cleared_or_its_block_pinned_never_both() {
                         assert!(blocked.page(index).word().content().is_pinnable());
                     }
                     blocked.release(span, HoldKind::Pin);
-                    mark(&marks, 0);
+                    marks.mark(0);
                 } else {
-                    mark(&marks, 1);
+                    marks.mark(1);
                 }
             })
         };
@@ -567,16 +492,13 @@ fn a_run_of_pages_is_cleared_or_its_block_pinned_never_both() {
         pinner.join().unwrap();
         blocked.assert_fresh();
     });
-    seen.assert_all();
 }
 
 /// Pages are taken away, and a fault brings one back while the run still goes on: that page's inhibitor goes,
 /// and the block is not pinned before the others are back as well.
 #[test]
 fn a_page_that_comes_back_during_a_run_leaves_the_inhibitors_of_the_others() {
-    let seen = Seen::new(2);
-    let marks = seen.marks();
-    loom::model(move || {
+    search(2, |marks| {
         let blocked = Blocked::new();
         let range = blocked.memmap.layout().range();
         let faulter = {
@@ -584,7 +506,7 @@ fn a_page_that_comes_back_during_a_run_leaves_the_inhibitors_of_the_others() {
             let marks = marks.clone();
             thread::spawn(move || {
                 if blocked.page(0).advance(Content::Absent, Content::Present).is_err() {
-                    return mark(&marks, 0);
+                    return marks.mark(0);
                 }
                 if let Ok(span) = blocked.hold(HoldKind::Pin) {
                     for index in 0..BLOCK_ORDER.pages().get() {
@@ -592,7 +514,7 @@ fn a_page_that_comes_back_during_a_run_leaves_the_inhibitors_of_the_others() {
                     }
                     blocked.release(span, HoldKind::Pin);
                 } else {
-                    mark(&marks, 1);
+                    marks.mark(1);
                 }
             })
         };
@@ -606,7 +528,6 @@ fn a_page_that_comes_back_during_a_run_leaves_the_inhibitors_of_the_others() {
         }
         blocked.assert_fresh();
     });
-    seen.assert_all();
 }
 
 /// What clearing would be if it looked for pins of the block and of the page without an inhibitor: the
@@ -618,18 +539,15 @@ fn clearing_that_does_not_inhibit_the_block_clears_under_a_pin() {
     loom::model(|| {
         // The pins of the block, and whether the page is being cleared.
         let words = Arc::new((AtomicU64::new(0), AtomicBool::new(false)));
-        let pinner = {
-            let words = words.clone();
-            thread::spawn(move || {
-                let (pins, is_zeroing) = &*words;
-                if is_zeroing.load(Ordering::Acquire) {
-                    return;
-                }
-                pins.fetch_add(1, Ordering::AcqRel);
-                assert!(!is_zeroing.load(Ordering::Acquire), "cleared under a pin");
-                pins.fetch_sub(1, Ordering::AcqRel);
-            })
-        };
+        let pinner = beside(&words, |words| {
+            let (pins, is_zeroing) = words;
+            if is_zeroing.load(Ordering::Acquire) {
+                return;
+            }
+            pins.fetch_add(1, Ordering::AcqRel);
+            assert!(!is_zeroing.load(Ordering::Acquire), "cleared under a pin");
+            pins.fetch_sub(1, Ordering::AcqRel);
+        });
         let (pins, is_zeroing) = &*words;
         if pins.load(Ordering::Acquire) == 0 {
             is_zeroing.store(true, Ordering::Release);
@@ -647,16 +565,13 @@ fn a_taker_that_does_not_look_again_loses_the_page() {
     const FREE: u64 = 1 << 62;
     loom::model(|| {
         let word = Arc::new(AtomicU64::new(FREE));
-        let taker = {
-            let word = word.clone();
-            thread::spawn(move || {
-                if word.fetch_add(1, Ordering::Acquire) & FREE != 0 {
-                    word.fetch_sub(1, Ordering::Relaxed);
-                } else {
-                    put(&word);
-                }
-            })
-        };
+        let taker = beside(&word, |word| {
+            if word.fetch_add(1, Ordering::Acquire) & FREE != 0 {
+                word.fetch_sub(1, Ordering::Relaxed);
+            } else {
+                put(word);
+            }
+        });
         word.fetch_add(1_u64.wrapping_sub(FREE), Ordering::AcqRel);
         put(&word);
         taker.join().unwrap();
@@ -674,9 +589,7 @@ fn a_taker_that_does_not_look_again_loses_the_page() {
 /// folio: a folio that is taken as zero has no page that was left out.
 #[test]
 fn a_folio_with_a_page_that_was_left_out_is_never_taken_for_zero() {
-    let marks = Seen::new(2);
-    let seen = marks.marks();
-    loom::model(move || {
+    search(2, |marks| {
         let page = Arc::new(Page::new(()));
         let head = folio(&page, GENERIC);
         head.set_partly_poisoned(true);
@@ -703,8 +616,7 @@ fn a_folio_with_a_page_that_was_left_out_is_never_taken_for_zero() {
         turn.fetch_add(1, Ordering::Relaxed);
         assert!(!head.take_zero(), "a page was left out");
         turn.fetch_add(1, Ordering::Relaxed);
-        mark(&seen, usize::from(head.word().is_partly_poisoned()));
+        marks.mark(usize::from(head.word().is_partly_poisoned()));
         assert!(mender.join().unwrap());
     });
-    marks.assert_all();
 }

@@ -10,7 +10,8 @@ use uzone_pages::{
     give_back, hand_out, restock,
 };
 
-use super::{Seen, folio, mark};
+use super::folio;
+use super::seen::{Seen, beside, search};
 
 /// What is wrong with a backend, to see that the models notice.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -136,20 +137,17 @@ impl PoolBackend for Folios {
 fn what_is_handed_out_is_zero_whichever_thread_cleared_it() {
     let seen = Seen::new(2);
     for clears in [false, true] {
-        let marks = seen.marks();
+        let marks = seen.clone();
         loom::model(move || {
             let folios = Folios::new(1, Content::Unknown, Defect::None);
-            let worker = {
-                let folios = folios.clone();
-                thread::spawn(move || clear_ahead(&*folios, folios.lock(), 0, 4))
-            };
+            let worker = beside(&folios, |folios| clear_ahead(folios, folios.lock(), 0, 4));
             for secret in [8, 9] {
                 let number = hand_out(&*folios, 1).unwrap();
                 folios.use_as_owner(number, secret);
                 folios.give_back(number, clears);
             }
             let ahead = worker.join().unwrap();
-            mark(&marks, usize::from(ahead == Some(Ok(1))));
+            marks.mark(usize::from(ahead == Some(Ok(1))));
             folios.assert_sorted();
         });
     }
@@ -164,7 +162,7 @@ fn of_two_takers_of_one_folio_each_has_it_zero_or_is_refused() {
     for (content, returns) in
         [(Content::Unknown, true), (Content::Unknown, false), (Content::Zero, true)]
     {
-        let marks = seen.marks();
+        let marks = seen.clone();
         loom::model(move || {
             let folios = Folios::new(1, content, Defect::None);
             let tenant = move |folios: &Folios, secret| match hand_out(folios, 1) {
@@ -180,17 +178,14 @@ fn of_two_takers_of_one_folio_each_has_it_zero_or_is_refused() {
                     false
                 }
             };
-            let other = {
-                let folios = folios.clone();
-                thread::spawn(move || tenant(&folios, 8))
-            };
+            let other = beside(&folios, move |folios| tenant(folios, 8));
             let (mine, theirs) = (tenant(&folios, 9), other.join().unwrap());
             assert!(if returns { mine || theirs } else { mine != theirs });
-            mark(&marks, usize::from(mine) * 2 + usize::from(theirs));
+            marks.mark(usize::from(mine) * 2 + usize::from(theirs));
             folios.assert_sorted();
         });
     }
-    let [neither, rest @ ..] = &seen.marks()[..] else { unreachable!() };
+    let [neither, rest @ ..] = &*seen.0 else { unreachable!() };
     assert!(!neither.load(Ordering::Relaxed), "the folio was there");
     assert!(rest.iter().all(|seen| seen.load(Ordering::Relaxed)), "not all outcomes were reached");
 }
@@ -198,78 +193,66 @@ fn of_two_takers_of_one_folio_each_has_it_zero_or_is_refused() {
 /// Runs are taken beside a worker that has one of their folios in hand.
 #[test]
 fn a_run_is_zero_beside_a_worker_and_a_taker_of_one() {
-    let seen = Seen::new(2);
-    let marks = seen.marks();
-    loom::model(move || {
+    search(2, |marks| {
         let folios = Folios::new(2, Content::Unknown, Defect::None);
-        let worker = {
-            let folios = folios.clone();
-            thread::spawn(move || {
-                let _ = clear_ahead(&*folios, folios.lock(), 0, 1);
-                if let Ok(number) = hand_out(&*folios, 1) {
-                    folios.use_as_owner(number, 8);
-                    folios.give_back(number, false);
-                }
-            })
-        };
+        let worker = beside(&folios, |folios| {
+            let _ = clear_ahead(folios, folios.lock(), 0, 1);
+            if let Ok(number) = hand_out(folios, 1) {
+                folios.use_as_owner(number, 8);
+                folios.give_back(number, false);
+            }
+        });
         match hand_out(&*folios, 2) {
             Ok(first) => {
                 folios.use_as_owner(first, 9);
                 folios.use_as_owner(first + 1, 9);
-                mark(&marks, 0);
+                marks.mark(0);
             }
             Err(refusal) => {
                 assert_eq!(refusal.0, 1, "{refusal:?}");
-                mark(&marks, 1);
+                marks.mark(1);
             }
         }
         worker.join().unwrap();
         folios.assert_sorted();
     });
-    seen.assert_all();
 }
 
 /// A thread pins a free folio, writes to it and lets go: it is cleared again, or not handed out.
 fn pin_behind_the_pools_back(defect: Defect) {
-    let seen = Seen::new(2);
-    let marks = seen.marks();
-    loom::model(move || {
+    search(2, move |marks| {
         let folios = Folios::new(1, Content::Zero, defect);
-        let stranger = {
-            let folios = folios.clone();
-            thread::spawn(move || {
-                let folio = folios.folio(0);
-                // Who pins takes what is zero over first.
-                if folio.advance(Content::Zero, Content::Present).is_ok()
-                    && folio.try_hold(HoldKind::Pin).is_ok()
-                {
-                    // A tenant's folio is the tenant's to lend; a free one has no owner.
-                    let state = folios.lock();
-                    if !state.is_used(0) {
-                        folios.bytes[0].store(5, Ordering::Relaxed);
-                    }
-                    drop(state);
-                    let _ = folio.release(HoldKind::Pin).unwrap();
+        let stranger = beside(&folios, |folios| {
+            let folio = folios.folio(0);
+            // Who pins takes what is zero over first.
+            if folio.advance(Content::Zero, Content::Present).is_ok()
+                && folio.try_hold(HoldKind::Pin).is_ok()
+            {
+                // A tenant's folio is the tenant's to lend; a free one has no owner.
+                let state = folios.lock();
+                if !state.is_used(0) {
+                    folios.bytes[0].store(5, Ordering::Relaxed);
                 }
-            })
-        };
+                drop(state);
+                let _ = folio.release(HoldKind::Pin).unwrap();
+            }
+        });
         match hand_out(&*folios, 1) {
             Ok(number) => {
                 folios.use_as_owner(number, 9);
                 stranger.join().unwrap();
-                mark(&marks, 0);
+                marks.mark(0);
             }
             Err(refusal) => {
                 assert_eq!(refusal, (1, 1));
                 stranger.join().unwrap();
                 let number = hand_out(&*folios, 1).unwrap();
                 folios.use_as_owner(number, 9);
-                mark(&marks, 1);
+                marks.mark(1);
             }
         }
         folios.assert_sorted();
     });
-    seen.assert_all();
 }
 
 #[test]
@@ -288,7 +271,7 @@ fn a_pool_that_trusts_its_sets_hands_out_what_a_stranger_wrote() {
 fn a_folio_that_comes_back_pinned_is_handed_out_when_it_is_not() {
     let seen = Seen::new(2);
     for clears in [false, true] {
-        let marks = seen.marks();
+        let marks = seen.clone();
         loom::model(move || {
             let folios = Folios::new(1, Content::Zero, Defect::None);
             let number = hand_out(&*folios, 1).unwrap();
@@ -310,11 +293,11 @@ fn a_folio_that_comes_back_pinned_is_handed_out_when_it_is_not() {
             match hand_out(&*folios, 1) {
                 Ok(number) => {
                     folios.use_as_owner(number, 9);
-                    mark(&marks, 0);
+                    marks.mark(0);
                 }
                 Err(refusal) => {
                     assert_eq!(refusal, (1, 1));
-                    mark(&marks, 1);
+                    marks.mark(1);
                 }
             }
             device.join().unwrap();
@@ -328,31 +311,23 @@ fn a_folio_that_comes_back_pinned_is_handed_out_when_it_is_not() {
 /// before and is the last time.
 #[test]
 fn a_folio_that_goes_bad_is_not_handed_out_again() {
-    let seen = Seen::new(2);
-    let marks = seen.marks();
-    loom::model(move || {
+    search(2, |marks| {
         let folios = Folios::new(1, Content::Unknown, Defect::None);
-        let hardware = {
-            let folios = folios.clone();
-            thread::spawn(move || {
-                assert!(folios.folio(0).poison().is_some());
-            })
-        };
-        let worker = {
-            let folios = folios.clone();
-            thread::spawn(move || {
-                let _ = clear_ahead(&*folios, folios.lock(), 0, 1);
-            })
-        };
+        let hardware = beside(&folios, |folios| {
+            assert!(folios.folio(0).poison().is_some());
+        });
+        let worker = beside(&folios, |folios| {
+            let _ = clear_ahead(folios, folios.lock(), 0, 1);
+        });
         match hand_out(&*folios, 1) {
             Ok(number) => {
                 folios.use_as_owner(number, 9);
                 folios.give_back(number, false);
-                mark(&marks, 0);
+                marks.mark(0);
             }
             Err(refusal) => {
                 assert_eq!(refusal, (0, 0));
-                mark(&marks, 1);
+                marks.mark(1);
             }
         }
         hardware.join().unwrap();
@@ -362,7 +337,6 @@ fn a_folio_that_goes_bad_is_not_handed_out_again() {
         assert_eq!(folios.lock().count(FolioState::Bad), 1);
         folios.assert_sorted();
     });
-    seen.assert_all();
 }
 
 #[test]
@@ -370,12 +344,9 @@ fn a_folio_that_goes_bad_is_not_handed_out_again() {
 fn a_pool_that_wakes_no_taker_leaves_one_asleep() {
     loom::model(|| {
         let folios = Folios::new(1, Content::Unknown, Defect::TellsNobody);
-        let worker = {
-            let folios = folios.clone();
-            thread::spawn(move || {
-                let _ = clear_ahead(&*folios, folios.lock(), 0, 1);
-            })
-        };
+        let worker = beside(&folios, |folios| {
+            let _ = clear_ahead(folios, folios.lock(), 0, 1);
+        });
         let _ = hand_out(&*folios, 1);
         worker.join().unwrap();
     });
