@@ -12,8 +12,8 @@ use std::sync::{Arc, Barrier, OnceLock, Weak};
 use std::thread;
 
 use common::{
-    Stalling, check_all, check_page, engine, file_of, fill_wanted, function, map, options, or_skip,
-    page, settles, skip, wait_for, write_words,
+    Stalling, bytes_of, check_all, check_page, engine, file_of, fill_wanted, function, map,
+    options, or_skip, page, settles, skip, wait_for, write_words,
 };
 use uzone_fault::{Backing, BackingError, FileBacking, FunctionBacking, LazyMapping, Window};
 use uzone_os::page_cache;
@@ -99,9 +99,7 @@ fn what_is_there_or_bad_stays_as_it_is() {
     for at in (16..32).filter(|at| ![18, 20].contains(at)) {
         check_page(&memory, at * page());
     }
-    let mut seen = [0; 8];
-    memory.read_at(20 * page(), &mut seen).unwrap();
-    assert_eq!(seen, [7; 8]);
+    assert_eq!(bytes_of(&memory, 20 * page(), 8), [7; 8]);
     assert_eq!(memory.content(18 * page()), Some(Content::Poisoned));
     assert_eq!(memory.stats().poisoned, 1);
 }
@@ -156,12 +154,9 @@ fn a_window_ends_where_the_file_or_the_mapping_does() {
         let backing = FileBacking::new(file_of(file_bytes)).unwrap();
         let options = options(Advice::Normal, 16);
         let Some(memory) = map(name, &engine, pages * page(), backing, &options) else { return };
-        let mut first = [0; 8];
-        memory.read_at(0, &mut first).unwrap();
-        assert_eq!(first, common::word(0).to_ne_bytes());
+        assert_eq!(common::word_in(&memory, 0), common::word(0));
         settles(&memory, |stats| stats.demand + stats.around == pages);
-        let mut all = vec![1; usize::try_from(pages * page()).unwrap()];
-        memory.read_at(0, &mut all).unwrap();
+        let all = bytes_of(&memory, 0, pages * page());
         assert_eq!(memory.stats().faults, 1, "{file_bytes}");
         let inside = usize::try_from(file_bytes.min(pages * page())).unwrap();
         let mut expected = common::words(file_bytes.min(pages * page()));

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use common::{
     HUGE, Pool, anonymous_huge, bytes_of, engine, function, has_huge_pages, map, page, scattered,
-    skip, usize_of, wait_for, words,
+    skip, usize_of, wait_for, word_in, words,
 };
 use uzone_fault::{
     CompositeBacking, HugePages, LazyMapping, LazyOptions, MemoryBacking, Uncollapsed,
@@ -108,14 +108,12 @@ fn readers_and_writers_go_on_while_pages_are_collapsed_and_evicted() {
                 // evicts them.
                 let mut last = vec![None; 512];
                 for (turn, at) in (1_u64..).zip(scattered(seed + 3, len / page())) {
-                    let mut seen = [0; 8];
-                    memory.read_at(at * page() + seed * 8, &mut seen).unwrap();
-                    assert_eq!(u64::from_ne_bytes(seen), common::word(at * page() + seed * 8));
+                    let offset = at * page() + seed * 8;
+                    assert_eq!(word_in(memory, offset), common::word(offset));
                     if at < 512 && at % 2 == seed {
                         let offset = (at + 1) * page() - 8;
-                        memory.read_at(offset, &mut seen).unwrap();
                         let expected = last[usize_of(at)].unwrap_or(common::word(offset));
-                        assert_eq!(u64::from_ne_bytes(seen), expected, "page {at}");
+                        assert_eq!(word_in(memory, offset), expected, "page {at}");
                         memory.write_at(offset, &turn.to_ne_bytes()).unwrap();
                         last[usize_of(at)] = Some(turn);
                     }

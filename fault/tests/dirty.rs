@@ -15,7 +15,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{
-    Gate, Pool, bytes_of, engine, file_with, function, map, page, scattered, skip, usize_of, words,
+    Gate, Pool, bytes_of, engine, file_with, function, map, page, scattered, skip, usize_of,
+    word_in, words,
 };
 use proptest::prelude::*;
 use uzone_fault::{
@@ -729,10 +730,8 @@ fn writers_never_miss_what_they_wrote_while_pages_are_brought_back_and_evicted()
                         for (turn, at) in (1..).zip(scattered(writer + 1, pages / writers)) {
                             let page_of = at * writers + writer;
                             let offset = page_of * page() + 8 * (at % 512);
-                            let mut seen = [0; 8];
-                            memory.read_at(offset, &mut seen).unwrap();
-                            let seen = u64::from_ne_bytes(seen);
-                            assert_eq!(seen, last[usize_of(page_of)], "{track:?} {page_of}");
+                            let expected = last[usize_of(page_of)];
+                            assert_eq!(word_in(memory, offset), expected, "{track:?} {page_of}");
                             memory.write_at(offset, &u64::to_ne_bytes(turn)).unwrap();
                             last[usize_of(page_of)] = turn;
                             if stop.load(Ordering::Relaxed) {

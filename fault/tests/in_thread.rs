@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{file_of, page, skip, usize_of, words};
+use common::{bytes_of, file_of, page, skip, usize_of, word_in, words};
 use uzone_fault::{
     Answer, Backing, Budget, CompositeBacking, Engine, EngineOptions, FaultOutcome, FileBacking,
     FunctionBacking, LazyMapping, LazyOptions, MapError, MemoryBacking, Refusal, WriteTracking,
@@ -142,9 +142,7 @@ fn a_reader_answers_where_a_thread_cannot_and_states_why() {
     }));
     let by = |engine: &Engine, backing: Arc<dyn Backing>, options: LazyOptions| {
         let memory = engine.map(ByteLen::new(4 * page()), backing, &options).unwrap();
-        let mut seen = [1];
-        memory.read_at(page(), &mut seen).unwrap();
-        assert_eq!(seen, [0]);
+        assert_eq!(bytes_of(&memory, page(), 1), [0]);
         memory.answered_in_thread()
     };
     let auto = LazyOptions::default();
@@ -217,8 +215,7 @@ fn with_a_deadline_pages_that_are_ready_and_those_that_are_not_have_the_same_byt
                     });
                 }
             });
-            let mut last = vec![1; usize::try_from(page()).unwrap()];
-            memory.read_at(len(), &mut last).unwrap();
+            let last = bytes_of(&memory, len(), page());
             assert!(last[..part].iter().copied().eq((len()..len() + page() / 2).map(byte)));
             assert!(last[part..].iter().all(|&byte| byte == 0));
             let stats = memory.stats();
@@ -341,8 +338,7 @@ fn parts_of_files_and_zeroes_are_filled_and_a_file_that_was_cut_is_an_error() {
         _ => byte(at + (PAGES - 1400) * page()),
     };
     let check = |memory: &LazyMapping, at: u64| {
-        let mut seen = vec![1; usize::try_from(page()).unwrap()];
-        memory.read_at(at * page(), &mut seen).unwrap();
+        let seen = bytes_of(memory, at * page(), page());
         assert!(seen.into_iter().eq((at * page()..(at + 1) * page()).map(right)), "page {at}");
     };
     for advice in [Advice::Auto, Advice::Random, Advice::Normal] {
@@ -609,8 +605,7 @@ fn what_others_wrote_behind_the_end_of_a_file_is_not_seen() {
     let parts: Arc<dyn Backing> = Arc::new(parts.build().unwrap());
     for (backing, len, at) in [(backing, len, last.start), (parts, ByteLen::new(page()), 0)] {
         let memory = engine().map(len, backing, &in_thread()).unwrap();
-        let mut seen = vec![1; usize::try_from(page()).unwrap()];
-        memory.read_at(at, &mut seen).unwrap();
+        let seen = bytes_of(&memory, at, page());
         assert!(seen[..100].iter().zip(last.start..).all(|(seen, at)| *seen == byte(at)));
         assert!(seen[100..].iter().all(|seen| *seen == 0));
     }
@@ -733,10 +728,8 @@ fn many_threads_over_mappings_that_come_and_go_see_the_right_bytes() {
                         let held = (seed % 4 == 1).then(|| {
                             tracked.pin_for_write(page_number * page()..(page_number + 1) * page())
                         });
-                        let mut seen = [0; 8];
-                        tracked.read_at(word, &mut seen).unwrap();
                         let last = &mut last[usize::try_from(page_number).unwrap()];
-                        assert_eq!(u64::from_ne_bytes(seen), *last, "page {page_number}");
+                        assert_eq!(word_in(tracked, word), *last, "page {page_number}");
                         tracked.write_at(word, &u64::to_ne_bytes(at)).unwrap();
                         *last = at;
                         drop(held.transpose().unwrap());

@@ -17,7 +17,8 @@ use std::time::{Duration, Instant};
 
 use common::{
     CHILD, Pool, Stalling, bytes_of, check_all, check_page, engine, file_of, function,
-    map as map_with, options, page, scattered, settles, skip, usize_of, word, words, write_words,
+    map as map_with, options, page, scattered, settles, skip, usize_of, word, word_in, words,
+    write_words,
 };
 use uzone_fault::{
     Backing, BackingError, FileBacking, FunctionBacking, HugePages, LazyError, LazyMapping,
@@ -184,13 +185,9 @@ fn clones_of_a_memory_file_share_it_until_they_write() {
     first.write_at(5 * page(), &[9; 8]).unwrap();
     let Some(third) = clone() else { return };
     third.write_at(6 * page(), &[8; 8]).unwrap();
-    let mut seen = [0; 8];
-    first.read_at(5 * page(), &mut seen).unwrap();
-    assert_eq!(seen, [9; 8]);
-    third.read_at(6 * page(), &mut seen).unwrap();
-    assert_eq!(seen, [8; 8]);
-    third.read_at(6 * page() + 8, &mut seen).unwrap();
-    assert_eq!(seen, word(6 * page() + 8).to_ne_bytes());
+    assert_eq!(bytes_of(&first, 5 * page(), 8), [9; 8]);
+    assert_eq!(bytes_of(&third, 6 * page(), 8), [8; 8]);
+    assert_eq!(word_in(&third, 6 * page() + 8), word(6 * page() + 8));
     check_all(&second);
     let mut bytes = vec![0; usize_of(len)];
     file.read_at(0, &mut bytes).unwrap();
@@ -217,11 +214,9 @@ fn a_hole_of_a_memory_file_is_zero_and_what_is_shared_is_seen() {
     for at in 0..64 {
         if at % 3 != 0 {
             check_page(&memory, at * page());
-            continue;
+        } else {
+            assert!(bytes_of(&memory, at * page(), page()) == zeroes, "page {at}");
         }
-        let mut seen = vec![1; usize_of(page())];
-        memory.read_at(at * page(), &mut seen).unwrap();
-        assert!(seen == zeroes, "page {at}");
     }
     memory.write_at(page(), &[7; 8]).unwrap();
     let mut seen = [0; 8];
@@ -244,9 +239,7 @@ fn huge_pages_are_filled_whole() {
     check_all(&function);
     drop(function);
     let Some(zero) = map_with(name, &engine, huge, ZeroBacking, &options) else { return };
-    let mut seen = vec![1; usize_of(huge)];
-    zero.read_at(0, &mut seen).unwrap();
-    assert!(seen.iter().all(|&byte| byte == 0));
+    assert!(bytes_of(&zero, 0, huge).iter().all(|&byte| byte == 0));
     assert!(matches!(
         engine.map(ByteLen::new(huge + page()), Arc::new(ZeroBacking), &options),
         Err(MapError::CutsPage { .. } | MapError::Map(_))
@@ -259,14 +252,11 @@ fn a_write_fault_fills_its_page_alone() {
     let Some(memory) = map("a_write_fault", 64 * page(), function(), &options) else { return };
     memory.write_at(20 * page(), &[1; 8]).unwrap();
     settles(&memory, |stats| (stats.faults, stats.demand, stats.around) == (1, 1, 0));
-    let mut seen = [0; 16];
-    memory.read_at(20 * page(), &mut seen).unwrap();
-    assert_eq!(seen[..8], [1; 8]);
-    assert_eq!(seen[8..], word(20 * page() + 8).to_ne_bytes());
+    assert_eq!(bytes_of(&memory, 20 * page(), 8), [1; 8]);
+    assert_eq!(word_in(&memory, 20 * page() + 8), word(20 * page() + 8));
     // Its neighbours come with the next read, and it stays as it was written.
     check_page(&memory, 21 * page());
-    memory.read_at(20 * page(), &mut seen).unwrap();
-    assert_eq!(seen[..8], [1; 8]);
+    assert_eq!(bytes_of(&memory, 20 * page(), 8), [1; 8]);
     settles(&memory, |stats| stats.demand + stats.around == 16);
 }
 

@@ -528,9 +528,7 @@ fn memory_that_is_written_and_evicted_by_turns_holds_what_was_written_or_what_wa
                 for at in scattered(seed + 5, pages).map(|at| at * page()) {
                     // Only ever the complement of what the backing has.
                     memory.write_at(at, &(!word(at)).to_ne_bytes()).unwrap();
-                    let mut seen = [0; 8];
-                    memory.read_at(at, &mut seen).unwrap();
-                    let seen = u64::from_ne_bytes(seen);
+                    let seen = common::word_in(memory, at);
                     assert!(seen == word(at) || seen == !word(at), "{seen:#x} at {at:#x}");
                     memory.read_at(at + 8, seen.to_ne_bytes().as_mut_slice()).unwrap();
                     if stop.load(Ordering::Relaxed) {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use common::{
     PATIENCE, Stalling, anonymous, check_page, file_of, map, page, region_at, registered, remote,
-    scattered, settles, userfaultfd, wait_for,
+    scattered, settles, userfaultfd, wait_for, word_in,
 };
 use uzone_fault::{
     Answer, Engine, EngineOptions, FileBacking, LazyMapping, LazyOptions, MapError, Refusal,
@@ -165,10 +165,8 @@ fn threads_write_pin_and_evict_under_several_readers_and_nothing_is_lost() {
                         let range = at * page()..(at + 1) * page();
                         let pinned = (seed % 4 == 0).then(|| memory.pin(range).unwrap());
                         let word = at * page() + 8 * seed;
-                        let mut seen = [0; 8];
-                        memory.read_at(word, &mut seen).unwrap();
                         let last = &mut last[usize::try_from(at).unwrap()];
-                        assert_eq!(u64::from_ne_bytes(seen), *last, "page {at}");
+                        assert_eq!(word_in(memory, word), *last, "page {at}");
                         memory.write_at(word, &count.to_ne_bytes()).unwrap();
                         *last = count;
                         drop(pinned);
@@ -198,9 +196,8 @@ fn threads_write_pin_and_evict_under_several_readers_and_nothing_is_lost() {
     });
     for at in 0..PAGES {
         for (seed, last) in (0..).zip(&lasts) {
-            let mut word = [0; 8];
-            memory.read_at(at * page() + 8 * seed, &mut word).unwrap();
-            assert_eq!(u64::from_ne_bytes(word), last[usize::try_from(at).unwrap()], "page {at}");
+            let word = word_in(memory, at * page() + 8 * seed);
+            assert_eq!(word, last[usize::try_from(at).unwrap()], "page {at}");
         }
     }
     let (seen, read) = (memory.stats(), other.stats());

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use common::{
     PATIENCE, again, check_page, ends, file_of, fill_but, fill_wanted, function, is_child, map,
-    page, scattered, skip, try_page, usize_of, word,
+    page, scattered, skip, try_page, usize_of, word, word_in,
 };
 use uzone_fault::{Backing, BackingError, Engine, FileBacking, LazyError, Window, WriteTracking};
 use uzone_os::sigbus;
@@ -302,12 +302,9 @@ fn write_back_and_evict() {
                 written[usize_of(mine)].store(number, Ordering::Relaxed);
             }
             _ => {
-                let mut seen = [0; 8];
-                memory.read_at(at, &mut seen).unwrap();
                 let expected = written[usize_of(mine)].load(Ordering::Relaxed);
-                assert_eq!(u64::from_ne_bytes(seen), expected, "page {mine}");
-                memory.read_at(at + 8, &mut seen).unwrap();
-                assert_eq!(u64::from_ne_bytes(seen), word(at + 8), "page {mine}");
+                assert_eq!(word_in(&memory, at), expected, "page {mine}");
+                assert_eq!(word_in(&memory, at + 8), word(at + 8), "page {mine}");
             }
         }
     });

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use common::{
     HUGE, Stalling, anonymous_huge, bytes_of, check_all, check_page, engine, file_of, file_with,
     fill_wanted, function, has_huge_pages, map, page, scattered, settles, skip, try_page, usize_of,
-    wait_for, word, words,
+    wait_for, word, word_in, words,
 };
 use uzone_fault::{
     Backing, BackingError, CompositeBacking, FileBacking, HugePages, LazyError, LazyMapping,
@@ -248,9 +248,7 @@ fn readers_see_right_bytes_while_pages_are_evicted_populated_and_collapsed() {
             let (memory, stop, seen) = (&memory, &stop, &seen);
             scope.spawn(move || {
                 for at in scattered(seed + 11, len / 8) {
-                    let mut bytes = [0; 8];
-                    memory.read_at(at * 8, &mut bytes).unwrap();
-                    assert_eq!(u64::from_ne_bytes(bytes), word(at * 8), "at {:#x}", at * 8);
+                    assert_eq!(word_in(memory, at * 8), word(at * 8), "at {:#x}", at * 8);
                     seen.fetch_add(1, Ordering::Relaxed);
                     if stop.load(Ordering::Relaxed) {
                         return;

@@ -226,9 +226,7 @@ fn a_deadline_is_kept_where_the_page_is_produced_for_a_thread_that_populates() {
         assert_eq!(populates.join().unwrap().unwrap(), 1);
     });
     assert_eq!(memory.content(5 * page()), Some(Content::Present));
-    let mut seen = [0; 8];
-    memory.read_at(5 * page(), &mut seen).unwrap();
-    assert_eq!(u64::from_ne_bytes(seen), common::word(5 * page()));
+    assert_eq!(common::word_in(&memory, 5 * page()), common::word(5 * page()));
     assert_eq!(memory.stats().pending, 0);
 }
 

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use common::needs::{Pool, is_dax_required, or_skip, skip_dax};
-use common::{Temporary, bytes, cause};
+use common::{Temporary, bytes, cause, is_zero, read};
 use uzone_os::{Exclusivity, MappingError};
 use uzone_pages::{
     AddrError, ByteLen, LinuxPage, LinuxSeed, MemoryKind, Order, PageCount, PageSize, PageView,
@@ -154,9 +154,7 @@ fn offsets_and_segments_count_from_the_first_page_that_is_described() {
     assert_eq!((segment.address, segment.pfn), (start + at, range.start()));
     drop(pinned);
     let whole = pagemap.unbind().unwrap();
-    let mut seen = [0; 6];
-    whole.read_at((data + 5) * 4096, &mut seen).unwrap();
-    assert_eq!(&seen, b"device");
+    assert_eq!(&read(|out| whole.read_at((data + 5) * 4096, out)), b"device");
 }
 
 #[test]
@@ -205,17 +203,13 @@ fn the_reserve_is_its_owners_before_while_and_after_the_region_is_bound() {
     region.write_at(4096 - 3, b"label").unwrap();
     let pagemap = zone.bind(region, linux().altmap(reserve(2))).unwrap();
     let kept = pagemap.reserve().unwrap();
-    let mut seen = [0; 5];
-    kept.read_at(4096 - 3, &mut seen).unwrap();
-    assert_eq!(&seen, b"label");
+    assert_eq!(&read(|out| kept.read_at(4096 - 3, out)), b"label");
     kept.write_at(8192 - 5, b"super").unwrap();
     assert!(kept.write_at(8192 - 4, b"block").is_err(), "the next page is a descriptor's");
     assert_fresh(&pagemap);
     let region = pagemap.unbind().unwrap();
-    region.read_at(8192 - 5, &mut seen).unwrap();
-    assert_eq!(&seen, b"super");
-    region.read_at(4096 - 3, &mut seen).unwrap();
-    assert_eq!(&seen, b"label");
+    assert_eq!(&read(|out| region.read_at(8192 - 5, out)), b"super");
+    assert_eq!(&read(|out| region.read_at(4096 - 3, out)), b"label");
 }
 
 /// What a database keeps for each of its frames, written through a shared reference.
@@ -444,12 +438,8 @@ fn a_bind_that_is_cancelled_gives_the_whole_region_back_without_descriptors() {
         assert!(matches!(refused.cause, BindError::Cancelled { .. }), "{}", refused.cause);
         let region = *refused.region;
         assert_eq!((region.len(), region.backing()), (ByteLen::mib(1024), &Backing::Memfd));
-        let mut seen = [0; 5];
-        region.read_at(5, &mut seen).unwrap();
-        assert_eq!(&seen, b"label");
-        let mut metadata = vec![0; 17 << 20];
-        region.read_at(4096, &mut metadata).unwrap();
-        assert!(metadata.iter().all(|byte| *byte == 0));
+        assert_eq!(&read(|out| region.read_at(5, out)), b"label");
+        assert!(is_zero(&region, 4096..4096 + (17 << 20)));
         assert!(zone.bound().is_empty());
         // And it can be bound.
         assert_fresh(&zone.bind(region, linux().altmap(altmap)).unwrap());
@@ -604,9 +594,7 @@ fn a_file_system_that_is_full_is_an_error_and_no_signal() {
     let refused = Zone::new().bind(region, linux().altmap(altmap)).unwrap_err();
     assert!(matches!(refused.cause, BindError::Populate(_)), "{}", refused.cause);
     // What had been written before it was full is cleared.
-    let mut bytes = vec![1; 4 << 20];
-    refused.region.read_at(0, &mut bytes).unwrap();
-    assert!(bytes.iter().all(|byte| *byte == 0));
+    assert!(is_zero(&refused.region, 0..4 << 20));
     drop(refused);
 }
 
@@ -652,9 +640,7 @@ fn a_region_of_huge_pages_gives_whole_ones_and_is_read_as_zero_only_untouched() 
     let pagemap = zone.bind(*refused.region, generic()).unwrap();
     assert_fresh(&pagemap);
     let region = pagemap.unbind().unwrap();
-    let mut metadata = vec![1; 7 * 512 * 8];
-    region.read_at(0, &mut metadata).unwrap();
-    assert!(metadata.iter().all(|byte| *byte == 0), "nothing is left of descriptors");
+    assert!(is_zero(&region, 0..7 * 512 * 8), "nothing is left of descriptors");
 }
 
 /// DAX is not asked for by `REQUIRE_ALL`: see the live tests of `os`.
@@ -697,13 +683,9 @@ fn binds_over_old_bytes(mut region: Region, kept: u64) {
         let pagemap = zone.bind(region, options).unwrap();
         assert_fresh(&pagemap);
         region = pagemap.unbind().unwrap();
-        let mut seen = [1; 4096];
-        region.read_at(kept * 4096, &mut seen).unwrap();
-        assert_eq!(seen, [0; 4096]);
+        assert!(is_zero(&region, kept * 4096..(kept + 1) * 4096));
     }
-    let mut label = [0; 5];
-    region.read_at(0, &mut label).unwrap();
-    assert_eq!(&label, b"label");
+    assert_eq!(&read(|out| region.read_at(0, out)), b"label");
 }
 
 /// Pins by address or number find the data pages where they are, and refuse those in front; so do

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use common::{anonymous, cause, linux};
+use common::{anonymous, cause, linux, read};
 use uzone_pages::{
     AddrError, ByteLen, Class, Content, LinuxPage, LinuxSeed, MemoryKind, Order, Pfn, PfnRange,
     Plain, Tails,
@@ -128,9 +128,7 @@ fn bytes_of_a_region_outlive_bind_and_unbind() {
     region.write_at(4095, b"page").unwrap();
     for _ in 0..3 {
         let pagemap = zone.bind(region, generic()).unwrap();
-        let mut bytes = [0; 4];
-        pagemap.region().read_at(4095, &mut bytes).unwrap();
-        assert_eq!(&bytes, b"page");
+        assert_eq!(&read(|out| pagemap.region().read_at(4095, out)), b"page");
         region = pagemap.unbind().expect("no page is held");
     }
     assert!(region.write_at((4 << 20) - 3, b"page").is_err(), "one byte past the end");

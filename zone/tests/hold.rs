@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use common::anonymous;
+use common::{anonymous, read};
 use uzone_pages::{
     ByteLen, Content, HoldError, HoldKind, MemoryKind, Order, PageCount, Pfn, PfnRange, Tails,
 };
@@ -327,31 +327,25 @@ fn bytes_are_written_under_a_pin_by_calls_that_say_so() {
     let page = pagemap.region().page_size().bytes();
     let pinned = pagemap.pin(pagemap.range_at(page, ByteLen::new(2 * page)).unwrap()).unwrap();
     pinned.write_at(5, b"five").unwrap();
-    let mut found = [0; 4];
-    pagemap.region().read_at(page + 5, &mut found).unwrap();
-    assert_eq!(&found, b"five");
-    pinned.read_at(5, &mut found).unwrap();
-    assert_eq!(&found, b"five");
+    assert_eq!(&read(|out| pagemap.region().read_at(page + 5, out)), b"five");
+    assert_eq!(&read(|out| pinned.read_at(5, out)), b"five");
     let words = pinned.as_words(8..16).unwrap();
     words[0].store(u64::from_le_bytes(*b"in place"), Ordering::Relaxed);
-    let mut eight = [0; 8];
-    pagemap.region().read_at(page + 8, &mut eight).unwrap();
-    assert_eq!(&eight, b"in place");
+    assert_eq!(&read(|out| pagemap.region().read_at(page + 8, out)), b"in place");
     for range in [0..4, 2 * page - 8..2 * page + 8, u64::MAX - 8..u64::MAX] {
         assert!(pinned.as_words(range).is_err());
     }
     pinned.write_at(5, b"five").unwrap();
     // Not past the pages of the guard.
     assert!(pinned.write_at(2 * page - 3, b"five").is_err());
-    assert!(pinned.read_at(u64::MAX, &mut found).is_err());
+    assert!(pinned.read_at(u64::MAX, &mut [0; 4]).is_err());
     // What clears or discards is refused.
     assert_eq!(pagemap.punch(pinned.range()).unwrap().pages, PageCount::ZERO);
     assert_eq!(
         pagemap.zero(pinned.range(), &ZeroOptions::default()).unwrap().pages,
         PageCount::ZERO
     );
-    pinned.read_at(5, &mut found).unwrap();
-    assert_eq!(&found, b"five");
+    assert_eq!(&read(|out| pinned.read_at(5, out)), b"five");
     drop(pinned);
     // A page is filled by the thread that has made it so, and written by no other call meanwhile.
     let first = pagemap.range().start();
@@ -364,8 +358,7 @@ fn bytes_are_written_under_a_pin_by_calls_that_say_so() {
     pagemap.fill_at(0, b"data").unwrap();
     assert!(matches!(pagemap.fill_at(page - 2, b"data"), Err(WriteError::NotFilling { .. })));
     pagemap.advance(first, Content::Filling, Content::Present).unwrap();
-    pagemap.region().read_at(0, &mut found).unwrap();
-    assert_eq!(&found, b"data");
+    assert_eq!(&read(|out| pagemap.region().read_at(0, out)), b"data");
     assert!(pagemap.pin_and_write(ByteLen::mib(2).get() - 1, b"data").is_err());
     assert!(pagemap.fill_at(u64::MAX, b"data").is_err());
     assert!(pagemap.advance(Pfn::new(0), Content::Unknown, Content::Absent).is_err());

@@ -12,6 +12,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use common::needs::{is_dax_required, skip_dax};
+use common::read;
 use uzone_os::{Access, Mapping, Sharing, probe};
 use uzone_pages::{ByteLen, MemoryKind, PageCount, Pfn, PfnRange};
 use uzone_zone::{
@@ -51,9 +52,7 @@ fn a_file_is_written_to_its_device_and_memory_without_storage_is_refused() {
     let pagemap = bind(Region::file(&path, 0, LEN).unwrap());
     std::fs::remove_file(&path).unwrap();
     pagemap.write_durably(3 * page() - 2, b"across").unwrap();
-    let mut seen = [0; 6];
-    pagemap.region().read_at(3 * page() - 2, &mut seen).unwrap();
-    assert_eq!(&seen, b"across");
+    assert_eq!(&read(|out| pagemap.region().read_at(3 * page() - 2, out)), b"across");
     pagemap.persist(pagemap.range()).unwrap();
     let beyond = pages(&pagemap, LEN.get() / page() - 1, 2);
     let failure = pagemap.persist(beyond).unwrap_err();
@@ -69,9 +68,7 @@ fn a_file_is_written_to_its_device_and_memory_without_storage_is_refused() {
         let pagemap = bind(region);
         let failure = pagemap.write_durably(0, b"gone").unwrap_err();
         assert!(matches!(failure, WriteError::NoStorage { .. }), "{failure}");
-        let mut seen = [1; 4];
-        pagemap.region().read_at(0, &mut seen).unwrap();
-        assert_eq!(seen, [0; 4], "nothing was written");
+        assert_eq!(read(|out| pagemap.region().read_at(0, out)), [0; 4], "nothing was written");
     }
 }
 
@@ -120,11 +117,12 @@ fn uses(region: Region) {
     let pinned = pagemap.pin(first).unwrap();
     let zeroed = pagemap.zero(both, &ZeroOptions::default()).unwrap();
     assert!(!zeroed.is_whole(), "{what}: a pinned folio is not cleared");
-    let mut seen = [1; 2];
-    pinned.read_at(7, &mut seen).unwrap();
-    assert_eq!(seen, [0xa5; 2], "{what}");
-    pagemap.region().read_at(folio * page(), &mut seen).unwrap();
-    assert_eq!(seen, [0; 2], "{what}: its neighbour is");
+    assert_eq!(read(|out| pinned.read_at(7, out)), [0xa5; 2], "{what}");
+    assert_eq!(
+        read(|out| pagemap.region().read_at(folio * page(), out)),
+        [0; 2],
+        "{what}: its neighbour is"
+    );
     drop(pinned);
     let _ = pagemap.poison(second.start()).unwrap();
     assert!(pagemap.pin(second).is_err(), "{what}: a bad page is not pinned");

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use common::needs::{Group, Pool, or_skip, skip};
-use common::{Temporary, anonymous};
+use common::{Temporary, anonymous, is_zero, read};
 use uzone_os::{Access, Anonymous, HugeAdvice, Sharing, SystemRoot, probe};
 use uzone_os::{Mapping, MappingError, Populated, hugepages};
 use uzone_pages::{ByteLen, PageSize};
@@ -27,12 +27,6 @@ fn page() -> u64 {
 fn has_thp() -> bool {
     let thp = hugepages::thp(&SystemRoot::host()).unwrap();
     thp.is_some_and(|thp| thp.enabled != "never")
-}
-
-fn all_zero(region: &Region, range: std::ops::Range<u64>) -> bool {
-    let mut bytes = vec![1; usize::try_from(range.end - range.start).unwrap()];
-    region.read_at(range.start, &mut bytes).unwrap();
-    bytes.iter().all(|byte| *byte == 0)
 }
 
 #[test]
@@ -57,13 +51,11 @@ fn exactly_the_range_is_present_and_the_report_says_in_which_pages() {
             assert_eq!(region.mapping().resident().unwrap(), ByteLen::mib(32));
         }
         assert_eq!(region.mapping().resident_in(8 * MIB..40 * MIB).unwrap(), ByteLen::mib(32));
-        assert!(all_zero(&region, 0..64 * MIB));
+        assert!(is_zero(&region, 0..64 * MIB));
         // Bytes that are there stay, and are not asked for again.
         region.write_at(9 * MIB, b"kept").unwrap();
         assert!(region.populate(0..64 * MIB, &options).unwrap().is_whole());
-        let mut kept = [0; 4];
-        region.read_at(9 * MIB, &mut kept).unwrap();
-        assert_eq!(&kept, b"kept");
+        assert_eq!(&read(|out| region.read_at(9 * MIB, out)), b"kept");
     }
     // A byte is a page, as far as it goes.
     let region = anonymous(MIB);
@@ -191,19 +183,19 @@ fn punched_bytes_are_zero_their_neighbours_stay_and_their_memory_is_given_back()
         let all = vec![7; usize::try_from(4 * MIB).unwrap()];
         region.write_at(0, &all).unwrap();
         region.punch(MIB..3 * MIB).unwrap();
-        assert!(all_zero(&region, MIB..3 * MIB), "{}", region.backing());
-        let mut beside = [0; 2];
-        region.read_at(MIB - 1, &mut beside).unwrap();
-        assert_eq!(beside, [7, 0]);
-        region.read_at(3 * MIB - 1, &mut beside).unwrap();
-        assert_eq!(beside, [0, 7]);
+        assert!(is_zero(&region, MIB..3 * MIB), "{}", region.backing());
+        assert_eq!(read(|out| region.read_at(MIB - 1, out)), [7, 0]);
+        assert_eq!(read(|out| region.read_at(3 * MIB - 1, out)), [0, 7]);
         region.punch(0..MIB).unwrap();
         let resident = region.mapping().resident_in(0..MIB).unwrap();
         assert_eq!(resident, ByteLen::ZERO);
         let cut = region.punch(3 * MIB + 1..4 * MIB).unwrap_err();
         assert!(matches!(cut, MappingError::Access(_)), "{cut}");
-        region.read_at(3 * MIB, &mut beside).unwrap();
-        assert_eq!(beside, [7, 7], "nothing of a refused range is given back");
+        assert_eq!(
+            read(|out| region.read_at(3 * MIB, out)),
+            [7, 7],
+            "nothing of a refused range is given back"
+        );
     }
 }
 
@@ -239,7 +231,7 @@ fn a_hole_in_a_file_is_seen_by_its_readers_and_what_is_not_shared_is_refused() {
     let adopted = Region::adopt(Mapping::anonymous(ByteLen::mib(1), own).unwrap()).unwrap();
     adopted.write_at(0, &[7; 8]).unwrap();
     adopted.punch(0..MIB).unwrap();
-    assert!(all_zero(&adopted, 0..MIB), "private memory that became a region");
+    assert!(is_zero(&adopted, 0..MIB), "private memory that became a region");
 }
 
 #[test]
@@ -280,7 +272,7 @@ fn a_page_of_1_gib_is_taken_and_cleared_whole_and_in_units() {
         let options = ZeroOptions::default().batching(batching);
         assert_eq!(region.zero_range(0, PAGE, &options).unwrap().done, PAGE);
         for start in (0..1024).step_by(64) {
-            assert!(all_zero(&region, start * MIB..(start + 64) * MIB), "at {start} MiB");
+            assert!(is_zero(&region, start * MIB..(start + 64) * MIB), "at {start} MiB");
         }
     }
 }

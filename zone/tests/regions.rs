@@ -10,8 +10,8 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
 
-use common::Temporary;
 use common::needs::{is_dax_required, skip_dax};
+use common::{Temporary, read};
 use uzone_os::{
     Access, AccessError, Anonymous, Exclusivity, MapError, Mapping, Sharing, SystemRoot, mempolicy,
     numa, probe,
@@ -102,9 +102,7 @@ fn adopted_memory_is_bound_written_unbound_and_still_mapped() {
     let zone = Zone::new();
     let pagemap = zone.bind(region, options()).unwrap();
     pagemap.pin_and_write(HUGE - 2, b"over").unwrap();
-    let mut seen = [0; 4];
-    pagemap.region().read_at(HUGE - 2, &mut seen).unwrap();
-    assert_eq!(&seen, b"over");
+    assert_eq!(&read(|out| pagemap.region().read_at(HUGE - 2, out)), b"over");
     let beyond = pagemap.pin_and_write(4 * HUGE - 1, b"xy").unwrap_err();
     assert!(matches!(beyond, WriteError::Pin(PinError::NotHere { .. })), "{beyond}");
     let region = pagemap.unbind().expect("no page is held");
@@ -266,9 +264,7 @@ fn a_dax_device_is_bound_in_folios_of_its_alignment() {
     assert!(matches!(twice.cause, BindError::SameBytes { .. }), "{}", twice.cause);
     pagemap.pin_and_write(len.get() - 4, b"tail").unwrap();
     drop(pagemap.unbind());
-    let mut seen = [0; 4];
-    twice.region.read_at(len.get() - 4, &mut seen).unwrap();
-    assert_eq!(&seen, b"tail");
+    assert_eq!(&read(|out| twice.region.read_at(len.get() - 4, out)), b"tail");
 }
 
 #[test]

@@ -317,9 +317,16 @@ pub(crate) fn ends(child: &mut Child) -> Option<ExitStatus> {
 }
 
 pub(crate) fn bytes_of(memory: &LazyMapping, offset: u64, len: u64) -> Vec<u8> {
-    let mut seen = vec![0; usize_of(len)];
+    let mut seen = vec![0xee; usize_of(len)];
     memory.read_at(offset, &mut seen).unwrap();
     seen
+}
+
+/// Returns the 8 bytes at an offset.
+pub(crate) fn word_in(memory: &LazyMapping, offset: u64) -> u64 {
+    let mut seen = [0xee; 8];
+    memory.read_at(offset, &mut seen).unwrap();
+    u64::from_ne_bytes(seen)
 }
 
 pub(crate) const HUGE: u64 = 2 << 20;

@@ -5,7 +5,7 @@ use std::ptr::{self, NonNull};
 use uzone_os::{Access, Exclusive, Exclusivity, MapError, Mapping, probe};
 use uzone_pages::{ByteLen, PageSize};
 
-use crate::page;
+use crate::{page, read};
 
 /// Anonymous memory of this test, unmapped by it.
 struct Own {
@@ -70,9 +70,7 @@ fn adopted_memory_is_read_and_written_and_outlives_its_mapping() {
     assert!(mapping.file_offset().is_none());
     mapping.write_at(page() - 2, b"over").unwrap();
     assert!(mapping.write_at(3 * page() - 1, b"xy").is_err());
-    let mut seen = [0; 4];
-    mapping.read_at(page() - 2, &mut seen).unwrap();
-    assert_eq!(&seen, b"over");
+    assert_eq!(&read(&mapping, page() - 2), b"over");
     mapping.populate(0..3 * page()).unwrap();
     assert_eq!(mapping.resident().unwrap().get(), 3 * page());
     std::thread::spawn(move || drop(mapping)).join().unwrap();
@@ -80,11 +78,9 @@ fn adopted_memory_is_read_and_written_and_outlives_its_mapping() {
     assert_eq!(own.byte(usize::try_from(page()).unwrap() - 2), b'o');
     // And it can be adopted again.
     let again = own.adopt();
-    again.read_at(page() - 2, &mut seen).unwrap();
-    assert_eq!(&seen, b"over");
+    assert_eq!(&read(&again, page() - 2), b"over");
     again.discard(0..page()).unwrap();
-    again.read_at(page() - 2, &mut seen).unwrap();
-    assert_eq!(&seen, b"\0\0er");
+    assert_eq!(&read(&again, page() - 2), b"\0\0er");
 }
 
 #[test]
@@ -94,9 +90,7 @@ fn parts_of_adopted_memory_join_again_and_leave_it_mapped() {
     assert!(front.is_adopted() && behind.is_adopted());
     behind.write_at(0, b"part").unwrap();
     let whole = front.join(behind).unwrap();
-    let mut seen = [0; 4];
-    whole.read_at(page(), &mut seen).unwrap();
-    assert_eq!(&seen, b"part");
+    assert_eq!(&read(&whole, page()), b"part");
     let (front, behind) = whole.cut(ByteLen::new(3 * page())).unwrap();
     // SAFETY: the memory is this test's, and nothing else looks at it before `exclusive` is dropped.
     let promise = unsafe { Exclusivity::assert(&front) };

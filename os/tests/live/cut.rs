@@ -9,7 +9,7 @@ use uzone_os::{
 use uzone_pages::{ByteLen, PageSize};
 
 use crate::needs::Pool;
-use crate::{is_alone, page, small_pages};
+use crate::{is_alone, page, read, small_pages};
 
 fn anonymous(pages: u64) -> Mapping {
     Mapping::anonymous(ByteLen::new(pages * page()), small_pages()).unwrap()
@@ -42,11 +42,8 @@ fn each_part_of_a_cut_mapping_has_its_own_bytes_and_unmaps_only_those() {
     let (front, behind) = whole.cut(pages(3)).unwrap();
     assert_eq!((front.addr().get(), front.len()), (start, pages(3)));
     assert_eq!((behind.addr().get(), behind.len()), (start + 3 * step, pages(6)));
-    let (mut left, mut right) = ([0; 2], [0; 2]);
-    front.read_at(3 * page() - 2, &mut left).unwrap();
-    behind.read_at(0, &mut right).unwrap();
-    assert_eq!((&left, &right), (b"ov", b"er"));
-    assert!(front.read_at(3 * page() - 1, &mut left).is_err(), "the next byte is the other's");
+    assert_eq!((&read(&front, 3 * page() - 2), &read(&behind, 0)), (b"ov", b"er"));
+    assert!(front.read_at(3 * page() - 1, &mut [0; 2]).is_err(), "the next byte is the other's");
     assert!(front.write_at(3 * page(), b"x").is_err());
     assert!(front.populate(0..4 * page()).is_err());
     let (middle, last) = behind.cut(pages(2)).unwrap();
@@ -82,9 +79,7 @@ fn parts_that_are_joined_are_what_was_cut() {
             front.join(middle.join(last).unwrap()).unwrap()
         };
         assert_eq!((joined.addr(), joined.len()), (addr, len));
-        let mut kept = [0; 4];
-        joined.read_at(2 * page() + 7, &mut kept).unwrap();
-        assert_eq!(&kept, b"kept");
+        assert_eq!(&read(&joined, 2 * page() + 7), b"kept");
         joined.write_at(8 * page() + 4, b"x").unwrap();
         assert!(joined.write_at(8 * page() + 5, b"x").is_err());
         drop(joined);
@@ -147,9 +142,7 @@ fn parts_of_a_file_know_their_offset_and_share_its_descriptor() {
     behind.write_at(1, b"through").unwrap();
     let again =
         Mapping::file(file, 2 * page(), pages(1), Access::ReadOnly, Sharing::Shared).unwrap();
-    let mut seen = [0; 7];
-    again.read_at(1, &mut seen).unwrap();
-    assert_eq!(&seen, b"through");
+    assert_eq!(&read(&again, 1), b"through");
     let (first, second) = behind.cut(pages(1)).unwrap();
     assert_eq!(second.file_offset(), Some(3 * page()));
     assert_eq!(first.join(second).unwrap().file_offset(), Some(2 * page()));
@@ -170,9 +163,7 @@ fn a_cut_inside_a_huge_page_is_refused_with_its_size() {
         front.write_at(0, b"front").unwrap();
         behind.write_at(0, b"behind").unwrap();
         drop(front);
-        let mut seen = [0; 6];
-        behind.read_at(0, &mut seen).unwrap();
-        assert_eq!(&seen, b"behind");
+        assert_eq!(&read(&behind, 0), b"behind");
     }
     drop(pool);
 }
@@ -187,9 +178,7 @@ fn the_front_of_anonymous_memory_is_exclusive_and_comes_back() {
     behind.write_at(0, b"behind").unwrap();
     let front = values.into_exclusive().into_mapping();
     let whole = front.join(behind).unwrap();
-    let mut seen = [0; 8];
-    whole.read_at(16, &mut seen).unwrap();
-    assert_eq!(&seen, b"in front");
+    assert_eq!(&read(&whole, 16), b"in front");
 }
 
 #[test]
@@ -205,9 +194,7 @@ fn a_promise_is_good_for_its_mapping_and_the_parts_of_it() {
     exclusive.as_bytes_mut()[..4].copy_from_slice(b"ours");
     behind.write_at(0, b"shared").unwrap();
     let whole = exclusive.into_mapping().join(behind).unwrap();
-    let mut seen = [0; 4];
-    whole.read_at(0, &mut seen).unwrap();
-    assert_eq!(&seen, b"ours");
+    assert_eq!(&read(&whole, 0), b"ours");
 
     let other = Mapping::memfd("other", pages(1), None).unwrap();
     let refused = Exclusive::try_from_promised(other, promise).unwrap_err();
@@ -268,9 +255,7 @@ fn a_file_that_cannot_be_mapped_takes_no_addresses_with_it() {
         let mapping =
             Mapping::file_aligned(file, offset, len, Access::ReadOnly, shared, align).unwrap();
         assert_eq!((mapping.addr().get() as u64 - offset) % align.get(), 0);
-        let mut seen = [0; 1];
-        mapping.read_at(len.get() - 1, &mut seen).unwrap();
-        assert_eq!(seen, [7]);
+        assert_eq!(read(&mapping, len.get() - 1), [7]);
     }
     std::fs::remove_file(&path).unwrap();
     assert_eq!(uzone_os::leaked(), ByteLen::ZERO);

@@ -15,7 +15,7 @@ use uzone_os::{Access, Exclusive, MapError, Mapping, Sharing, SystemRoot};
 use uzone_pages::ByteLen;
 
 use crate::needs::{is_dax_required, skip_dax};
-use crate::page;
+use crate::{page, read};
 
 /// Returns the DAX devices of this machine, in order.
 fn devices() -> Vec<PathBuf> {
@@ -68,20 +68,15 @@ fn a_dax_device_is_mapped_in_pages_of_its_alignment() {
         // A second mapping shows the same bytes, and so does one from the second page on.
         let again = Mapping::devdax(open(&path), 0, size).unwrap();
         assert_eq!(again.file_id(), whole.file_id());
-        let mut seen = [0; 4];
-        again.read_at(step - 2, &mut seen).unwrap();
-        assert_eq!(&seen, b"over");
+        assert_eq!(&read(&again, step - 2), b"over");
         let later = Mapping::devdax(open(&path), step, ByteLen::new(end - step)).unwrap();
         assert_eq!(later.file_offset(), Some(step));
         assert!(later.addr().is_aligned(ByteLen::new(step)));
-        later.read_at(end - step - 4, &mut seen).unwrap();
-        assert_eq!(&seen, b"tail");
-        later.read_at(0, &mut seen[..2]).unwrap();
-        assert_eq!(&seen[..2], b"er");
+        assert_eq!(&read(&later, end - step - 4), b"tail");
+        assert_eq!(&read(&later, 0), b"er");
         later.populate(0..step).unwrap();
         drop(whole);
-        again.read_at(end - 4, &mut seen).unwrap();
-        assert_eq!(&seen, b"tail");
+        assert_eq!(&read(&again, end - 4), b"tail");
         assert!(Exclusive::try_from_mapping(again).is_err());
         for (offset, len) in [(0, end + step), (end, step), (step, end)] {
             let error = Mapping::devdax(open(&path), offset, ByteLen::new(len)).unwrap_err();
@@ -112,11 +107,8 @@ fn a_file_on_a_dax_mount_is_mapped_without_a_copy() {
     // The page cache has no older copy to show.
     let other =
         Mapping::file(file, page(), ByteLen::mib(2), Access::ReadOnly, Sharing::Shared).unwrap();
-    let mut seen = [0; 4];
-    other.read_at(page() - 2, &mut seen).unwrap();
-    assert_eq!(&seen, b"over");
-    mapping.read_at(page() - 2, &mut seen).unwrap();
-    assert_eq!(&seen, b"over");
+    assert_eq!(&read(&other, page() - 2), b"over");
+    assert_eq!(&read(&mapping, page() - 2), b"over");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use uzone_os::{Access, Anonymous, FixedBuffers, HugeAdvice, Mapping, MappingError, Sharing};
 use uzone_pages::{ByteLen, ErrorKind};
 
-use crate::{file_of, is_alone, page, skip, small_pages};
+use crate::{file_of, is_alone, page, read, skip, small_pages};
 
 /// Makes a ring, or skips the case `name`.
 fn ring(name: &str) -> Option<FixedBuffers> {
@@ -47,9 +47,7 @@ fn registered_memory_is_pinned_until_the_registration_is_dropped() {
         assert_eq!(mapping.resident().unwrap(), mapping.len(), "all present");
         drop(registered);
         assert_eq!(pinned_kib(), before);
-        let mut byte = [0];
-        mapping.read_at(5, &mut byte).unwrap();
-        assert_eq!(byte, [7]);
+        assert_eq!(read(mapping, 5), [7]);
     }
 }
 

@@ -9,7 +9,7 @@ use uzone_os::{
 use uzone_pages::{ByteLen, PageSize};
 
 use crate::needs::{Pool, pool_turn};
-use crate::{page, skip};
+use crate::{page, read, skip};
 
 #[test]
 fn a_pool_that_is_too_small_is_reported_with_its_numbers() {
@@ -78,9 +78,7 @@ fn huge_pages_of_the_pool_are_private_memory_and_memory_files() {
     let fd = shared.fd().unwrap().try_clone_to_owned().unwrap();
     let other = Mapping::file(fd, 0, ByteLen::mib(4), Access::ReadOnly, Sharing::Shared).unwrap();
     assert_eq!(other.page_size().bytes(), 2 << 20);
-    let mut seen = [0; 6];
-    other.read_at(3, &mut seen).unwrap();
-    assert_eq!(&seen, b"shared");
+    assert_eq!(&read(&other, 3), b"shared");
     let fd = shared.fd().unwrap().try_clone_to_owned().unwrap();
     let error = Mapping::file(fd, 4096, ByteLen::mib(1), Access::ReadOnly, Sharing::Shared);
     assert!(matches!(error, Err(MapError::CutsPage { .. })), "{error:?}");
@@ -143,9 +141,7 @@ fn huge_pages_are_there_where_they_were_advised_or_collapsed() {
         None => assert_eq!(small.huge_backed().unwrap().get(), two),
         Some(cause) => skip("collapse", &cause.to_string()),
     }
-    let mut five = [0];
-    small.read_at(5, &mut five).unwrap();
-    assert_eq!(five, [5]);
+    assert_eq!(read(&small, 5), [5]);
 }
 
 #[test]

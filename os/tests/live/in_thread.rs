@@ -14,7 +14,7 @@ use uzone_os::{Access, AccessError, Anonymous, Mapping, Sharing};
 use uzone_pages::{ByteLen, FaultAround};
 
 use crate::needs::or_skip;
-use crate::{is_alone, page};
+use crate::{is_alone, page, read};
 
 const PAGES: u64 = 1024;
 
@@ -185,9 +185,7 @@ fn a_memory_file_is_mapped_and_its_holes_are_zero() {
     (0..PAGES).for_each(|at| check(&memory, at, 8 * page()));
     memory.mapping().write_at(3, &[7]).unwrap();
     assert_eq!(answering.counts()[1], PAGES, "holes are filled as well");
-    let mut seen = [0; 1];
-    file.read_at(3, &mut seen).unwrap();
-    assert_eq!(seen, [byte(3)], "it is private");
+    assert_eq!(read(&file, 3), [byte(3)], "it is private");
 }
 
 #[test]
@@ -216,11 +214,7 @@ fn threads_that_end_and_mappings_that_go_leave_no_slot_behind() {
         assert!(matches!(Place::take(), Err(UffdError::TooMany)));
         thread::scope(|scope| {
             for (_, memory) in &all {
-                scope.spawn(move || {
-                    let mut seen = [1; 64];
-                    memory.mapping().read_at(5 * page(), &mut seen).unwrap();
-                    assert_eq!(seen, [0; 64]);
-                });
+                scope.spawn(move || assert_eq!(read(memory.mapping(), 5 * page()), [0; 64]));
             }
         });
     }

@@ -26,7 +26,7 @@ use std::ffi::OsStr;
 use std::num::NonZeroUsize;
 use std::process::{Command, Output};
 
-use uzone_os::{Anonymous, HugeAdvice, PopulateHow, Populated, probe};
+use uzone_os::{Anonymous, HugeAdvice, Mapping, PopulateHow, Populated, probe};
 use uzone_pages::ByteLen;
 
 use needs::skip;
@@ -78,6 +78,13 @@ fn page() -> u64 {
 
 fn small_pages() -> Anonymous {
     Anonymous { huge: HugeAdvice::Never, ..Anonymous::default() }
+}
+
+/// Returns bytes of a mapping.
+fn read<const N: usize>(mapping: &Mapping, offset: u64) -> [u8; N] {
+    let mut bytes = [0xee; N];
+    mapping.read_at(offset, &mut bytes).unwrap();
+    bytes
 }
 
 /// What populating all of `len` comes to.

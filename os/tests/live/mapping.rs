@@ -14,7 +14,7 @@ use uzone_os::{
 };
 use uzone_pages::{ByteLen, PageSize};
 
-use crate::{file_of, is_alone, page, skip, small_pages};
+use crate::{file_of, is_alone, page, read, skip, small_pages};
 
 /// A file in the temporary directory, removed when dropped.
 struct Scratch(PathBuf);
@@ -160,9 +160,8 @@ fn a_file_is_mapped_where_it_has_bytes_and_nowhere_else() {
     assert_eq!(whole.resident().unwrap().get(), 3 * page());
 
     let tail = map(2 * page(), 100, Access::ReadWrite, Sharing::Shared).unwrap();
-    tail.write_at(99, &[0xee]).unwrap();
-    whole.read_at(len - 1, &mut seen[..1]).unwrap();
-    assert_eq!(seen[0], 0xee);
+    tail.write_at(99, &[0xdd]).unwrap();
+    assert_eq!(read(&whole, len - 1), [0xdd]);
     let private = map(0, len, Access::ReadWrite, Sharing::Private).unwrap();
     private.write_at(0, b"private").unwrap();
     assert_eq!(fs::read(&scratch.0).unwrap()[..7], bytes[..7]);
@@ -222,17 +221,14 @@ fn a_memory_file_shows_what_others_write_and_cannot_be_truncated() {
     let mapping = Mapping::memfd("shared", ByteLen::new(page() + 5), None).unwrap();
     let mut file = File::from(mapping.fd().unwrap().try_clone_to_owned().unwrap());
     file.write_all(b"from outside").unwrap();
-    let mut seen = [0; 12];
-    mapping.read_at(0, &mut seen).unwrap();
-    assert_eq!(&seen, b"from outside");
+    assert_eq!(&read(&mapping, 0), b"from outside");
     assert!(file.set_len(0).is_err());
     assert!(file.set_len(1 << 20).is_err());
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     assert!(maps.contains("/memfd:shared"), "{maps}");
     // Its bytes can be copied and not lent, and it comes back unharmed.
     let refused = Exclusive::try_from_mapping(mapping).unwrap_err();
-    refused.value.read_at(5, &mut seen[..7]).unwrap();
-    assert_eq!(&seen[..7], b"outside");
+    assert_eq!(&read(&refused.value, 5), b"outside");
     assert!(Mapping::memfd("a\0b", ByteLen::new(1), None).is_err());
 }
 
@@ -241,9 +237,7 @@ fn copies_end_at_the_last_byte_of_the_mapping() {
     let len = page() + 13;
     let mapping = Mapping::anonymous(ByteLen::new(len), small_pages()).unwrap();
     mapping.write_at(len - 3, b"end").unwrap();
-    let mut three = [0; 3];
-    mapping.read_at(len - 3, &mut three).unwrap();
-    assert_eq!(&three, b"end");
+    assert_eq!(&read(&mapping, len - 3), b"end");
     mapping.read_at(len, &mut []).unwrap();
     mapping.write_at(len, &[]).unwrap();
     for (offset, asked) in [(len - 2, 3), (len, 1), (len + 1, 0), (u64::MAX, 3), (u64::MAX, 0)] {
@@ -272,11 +266,9 @@ fn values_fit_the_memory_and_its_alignment_or_it_comes_back() {
     values[fitting - 1] = 7;
     values.as_bytes_mut()[0] = 1;
     assert_eq!(values[0].to_ne_bytes()[0], 1);
-    let mut seven = [0; 8];
     let memory = values.into_exclusive().into_mapping();
     assert_eq!(memory.len(), len);
-    memory.read_at(8 * (fitting as u64 - 1), &mut seven).unwrap();
-    assert_eq!(u64::from_ne_bytes(seven), 7);
+    assert_eq!(u64::from_ne_bytes(read(&memory, 8 * (fitting as u64 - 1))), 7);
 
     for count in [0, fitting + 1, usize::MAX] {
         let refused = Mapped::<u64>::try_new(map(), count).unwrap_err();
@@ -344,9 +336,7 @@ fn mappings_are_used_and_dropped_by_other_threads() {
                 for index in 0..1000 {
                     let at = thread * 5 + index * 20;
                     mapping.write_at(at, &[byte; 5]).unwrap();
-                    let mut seen = [9; 5];
-                    mapping.read_at(at, &mut seen).unwrap();
-                    assert_eq!(seen, [byte; 5]);
+                    assert_eq!(read(mapping, at), [byte; 5]);
                 }
             });
         }
@@ -361,9 +351,7 @@ fn words_are_lent_where_they_are_whole_and_may_be_written() {
     let words = mapping.as_words(8..24).unwrap();
     assert_eq!((words.len(), words[0].load(Ordering::Relaxed)), (2, 7));
     words[1].store(u64::MAX, Ordering::Relaxed);
-    let mut seen = [0; 10];
-    mapping.read_at(15, &mut seen).unwrap();
-    assert_eq!(seen, [0, 255, 255, 255, 255, 255, 255, 255, 255, 0]);
+    assert_eq!(read(&mapping, 15), [0, 255, 255, 255, 255, 255, 255, 255, 255, 0]);
     assert!(mapping.as_words(page()..page()).unwrap().is_empty());
     for (start, end) in [(4, 12), (8, 12), (page(), page() + 3)] {
         assert_eq!(
@@ -403,8 +391,6 @@ fn a_file_that_is_sealed_against_writing_keeps_its_bytes_when_it_is_to_have_a_ho
     }
     let error = mapping.punch(0..page()).unwrap_err();
     assert!(matches!(error, MappingError::Punch { .. }), "{error}");
-    let mut kept = [0; 8];
-    mapping.read_at(0, &mut kept).unwrap();
-    assert_eq!(kept, [7; 8]);
+    assert_eq!(read(&mapping, 0), [7; 8]);
     assert!(matches!(mapping.punch(1..page()), Err(MappingError::Access(_))));
 }

@@ -9,7 +9,7 @@ use uzone_os::{
 };
 use uzone_pages::ByteLen;
 
-use crate::{by, page, skip, small_pages, whole};
+use crate::{by, page, read, skip, small_pages, whole};
 
 #[test]
 fn populating_makes_exactly_the_range_present() {
@@ -28,9 +28,7 @@ fn populating_makes_exactly_the_range_present() {
     // Again, it changes nothing.
     mapping.write_at(10 * page(), b"kept").unwrap();
     mapping.populate(0..pages * page()).unwrap();
-    let mut kept = [0; 4];
-    mapping.read_at(10 * page(), &mut kept).unwrap();
-    assert_eq!(&kept, b"kept");
+    assert_eq!(&read(&mapping, 10 * page()), b"kept");
     mapping.discard(0..pages * page()).unwrap();
     assert_eq!(mapping.resident().unwrap(), ByteLen::ZERO);
     let backwards = std::ops::Range { start: 5, end: 4 };

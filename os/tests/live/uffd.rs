@@ -18,7 +18,7 @@ use uzone_os::{Access, AccessError, Exclusive, Mapping, Sharing, Vaddr};
 use uzone_pages::{ByteLen, ErrorKind, PageSize};
 
 use crate::needs::{Pool, or_skip};
-use crate::{CHILD, is_alone, is_child, page, skip, small_pages};
+use crate::{CHILD, is_alone, is_child, page, read, skip, small_pages};
 
 /// Opens a userfaultfd with `features`, or prints that the case `name` cannot run.
 fn open(name: &str, features: Features) -> Option<Arc<Uffd>> {
@@ -85,9 +85,8 @@ fn next_event_with(uffd: &Uffd, bell: &Doorbell, buffer: &mut EventBuffer) -> Ev
 }
 
 fn byte_at(memory: &Registered, page_index: u64) -> u8 {
-    let mut byte = [0];
-    memory.mapping().read_at(page_index * page() + 77, &mut byte).unwrap();
-    byte[0]
+    let [byte] = read(memory.mapping(), page_index * page() + 77);
+    byte
 }
 
 #[test]
@@ -205,9 +204,8 @@ fn a_page_of_a_memory_file_is_mapped_without_a_copy_by_continue() {
         });
         // What is written to a private mapping stays there.
         memory.mapping().write_at(page() + 77, &[99]).unwrap();
-        let mut byte = [0];
-        file.read_at(page() + 77, &mut byte).unwrap();
-        assert_eq!(byte[0], if sharing == Sharing::Shared { 99 } else { 11 });
+        let expected = if sharing == Sharing::Shared { 99 } else { 11 };
+        assert_eq!(read(&file, page() + 77), [expected]);
     }
 }
 
@@ -223,11 +221,7 @@ fn a_huge_page_of_a_pool_is_filled_as_a_whole() {
     assert!(!memory.takes(UffdCall::ZeroPage), "huge pages take copies alone");
     let filled = vec![3; usize::try_from(huge).unwrap()];
     thread::scope(|scope| {
-        let reader = scope.spawn(|| {
-            let mut byte = [0];
-            memory.mapping().read_at(huge + 12345, &mut byte).unwrap();
-            byte[0]
-        });
+        let reader = scope.spawn(|| read(memory.mapping(), huge + 12345));
         let fault = next_fault(memory.uffd());
         assert_eq!(memory.offset_of(fault.address), Some(huge));
         let part = &filled[..usize::try_from(page()).unwrap()];
@@ -236,7 +230,7 @@ fn a_huge_page_of_a_pool_is_filled_as_a_whole() {
             Err(UffdError::Access(AccessError::CutsPage { .. }))
         ));
         assert_eq!(copy(&memory, huge, &filled, Install::default()).unwrap(), Answered::All);
-        assert_eq!(reader.join().unwrap(), 3);
+        assert_eq!(reader.join().unwrap(), [3]);
     });
 }
 

@@ -5,6 +5,7 @@
 #[path = "../../../os/tests/common/needs.rs"]
 pub(crate) mod needs;
 
+use std::fmt::Debug;
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
 
@@ -32,11 +33,29 @@ pub(crate) fn cause<P: Payload>(bound: Result<Pagemap<P>, BindFailure>) -> BindE
     }
 }
 
+/// Returns the bytes that `read_at` of a region or of a guard reads.
+pub(crate) fn read<const N: usize, E: Debug>(
+    read_at: impl FnOnce(&mut [u8]) -> Result<(), E>,
+) -> [u8; N] {
+    let mut bytes = [0xee; N];
+    read_at(&mut bytes).unwrap();
+    bytes
+}
+
+/// Returns the bytes of a region in a range.
+pub(crate) fn bytes_in(region: &Region, range: std::ops::Range<u64>) -> Vec<u8> {
+    let mut bytes = vec![0xee; usize::try_from(range.end - range.start).unwrap()];
+    region.read_at(range.start, &mut bytes).unwrap();
+    bytes
+}
+
 /// Returns all bytes of a region.
 pub(crate) fn bytes(region: &Region) -> Vec<u8> {
-    let mut bytes = vec![0; region.len().to_usize().unwrap()];
-    region.read_at(0, &mut bytes).unwrap();
-    bytes
+    bytes_in(region, 0..region.len().get())
+}
+
+pub(crate) fn is_zero(region: &Region, range: std::ops::Range<u64>) -> bool {
+    bytes_in(region, range).iter().all(|byte| *byte == 0)
 }
 
 /// A file that is removed at the end.
