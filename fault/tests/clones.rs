@@ -5,11 +5,12 @@
 mod common;
 
 use std::sync::Arc;
+use std::thread;
 
-use common::{bytes_of, engine, map, page, usize_of, words};
-use uzone_fault::{LazyOptions, MemoryBacking};
+use common::{bytes_of, check_all, engine, map, options, page, usize_of, word, word_in, words};
+use uzone_fault::MemoryBacking;
 use uzone_os::{Mapping, Sharing};
-use uzone_pages::ByteLen;
+use uzone_pages::{Advice, ByteLen};
 
 /// The fields of `smaps` for some addresses, in bytes.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -42,28 +43,28 @@ fn four_clones_have_one_physical_copy_and_one_of_each_page_that_they_write() {
     let len = 8 << 20;
     let file = Arc::new(Mapping::memfd("clones", ByteLen::new(len), None).unwrap());
     file.write_at(0, &words(len)).unwrap();
-    let clones: Vec<_> = (0..4)
-        .map_while(|_| {
-            let backing = MemoryBacking::new(file.clone(), Sharing::Private).unwrap();
-            map(name, &engine(), len, backing, &LazyOptions::default())
-        })
-        .collect();
+    let clone = || {
+        let backing = MemoryBacking::new(file.clone(), Sharing::Private).unwrap();
+        map(name, &engine(), len, backing, &options(Advice::Auto, 16))
+    };
+    let clones: Vec<_> = (0..4).map_while(|_| clone()).collect();
     if clones.len() < 4 {
         return;
     }
     let of = |index: usize| usage(clones[index].addr().get() as u64, len);
     assert_eq!(of(0), Usage::default());
     // Two by faults, two by populating.
-    for (index, clone) in clones.iter().enumerate() {
-        if index < 2 {
-            let bytes = words(len);
-            for at in (0..len).step_by(usize_of(page())) {
-                let right = &bytes[usize_of(at)..][..usize_of(page())];
-                assert!(bytes_of(clone, at, page()) == right, "at {at:#x}");
-            }
-        } else {
-            clone.populate(0..len).unwrap();
+    thread::scope(|scope| {
+        for clone in &clones[..2] {
+            scope.spawn(|| check_all(clone));
         }
+    });
+    let stats = clones[1].stats();
+    assert!(stats.minor > 0 && stats.queued == 0, "{stats:?}");
+    // It grows: 16, 16, 32, 64 and so on, up to 512 at a time.
+    assert!(stats.faults < 30, "{stats:?}");
+    for clone in &clones[2..] {
+        clone.populate(0..len).unwrap();
     }
     let taken = |index: usize| {
         let usage = of(index);
@@ -91,5 +92,14 @@ fn four_clones_have_one_physical_copy_and_one_of_each_page_that_they_write() {
     }
     assert_eq!((of(1).anonymous, of(3).anonymous), (0, 0));
     eprintln!("after 310 pages were written: {} bytes", whole(310 * page()));
-    assert_eq!(bytes_of(&clones[1], 0, 8), common::word(0).to_ne_bytes());
+    assert_eq!(bytes_of(&clones[0], 3 * page(), 1), [1]);
+    check_all(&clones[1]);
+    // A write to a page that is not there.
+    let Some(fifth) = clone() else { return };
+    fifth.write_at(6 * page(), &[8; 8]).unwrap();
+    assert_eq!(bytes_of(&fifth, 6 * page(), 8), [8; 8]);
+    assert_eq!(word_in(&fifth, 6 * page() + 8), word(6 * page() + 8));
+    let mut bytes = vec![0; usize_of(len)];
+    file.read_at(0, &mut bytes).unwrap();
+    assert!(bytes == words(len), "the file itself is as it was");
 }

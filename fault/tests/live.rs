@@ -165,40 +165,6 @@ fn a_process_that_is_forked_off_has_no_mapping_to_read_zeroes_from() {
 }
 
 #[test]
-fn clones_of_a_memory_file_share_it_until_they_write() {
-    let name = "clones_of_a_memory_file";
-    let len = 8 << 20;
-    let file = Arc::new(Mapping::memfd("clones", ByteLen::new(len), None).unwrap());
-    file.write_at(0, &words(len)).unwrap();
-    let engine = engine();
-    let clone = || {
-        let backing = MemoryBacking::new(file.clone(), Sharing::Private).unwrap();
-        map_with(name, &engine, len, backing, &options(Advice::Auto, 16))
-    };
-    let (Some(first), Some(second)) = (clone(), clone()) else { return };
-    thread::scope(|scope| {
-        for memory in [&first, &second] {
-            scope.spawn(|| check_all(memory));
-        }
-    });
-    // A write to a page that is there, and to one that is not.
-    first.write_at(5 * page(), &[9; 8]).unwrap();
-    let Some(third) = clone() else { return };
-    third.write_at(6 * page(), &[8; 8]).unwrap();
-    assert_eq!(bytes_of(&first, 5 * page(), 8), [9; 8]);
-    assert_eq!(bytes_of(&third, 6 * page(), 8), [8; 8]);
-    assert_eq!(word_in(&third, 6 * page() + 8), word(6 * page() + 8));
-    check_all(&second);
-    let mut bytes = vec![0; usize_of(len)];
-    file.read_at(0, &mut bytes).unwrap();
-    assert!(bytes == words(len), "the file itself is as it was");
-    let stats = second.stats();
-    assert!(stats.minor > 0 && stats.queued == 0, "{stats:?}");
-    // It grows: 16, 16, 32, 64 and so on, up to 512 at a time.
-    assert!(stats.faults < 30, "{stats:?}");
-}
-
-#[test]
 fn a_hole_of_a_memory_file_is_zero_and_what_is_shared_is_seen() {
     let name = "a_hole_of_a_memory_file";
     let len = 64 * page();
@@ -258,34 +224,6 @@ fn a_write_fault_fills_its_page_alone() {
     check_page(&memory, 21 * page());
     assert_eq!(bytes_of(&memory, 20 * page(), 8), [1; 8]);
     settles(&memory, |stats| stats.demand + stats.around == 16);
-}
-
-#[test]
-fn a_backing_that_stalls_holds_up_no_other_page() {
-    let stalled = 100 * page();
-    let (backing, gate, _) = Stalling::new(stalled);
-    let len = 4 << 20;
-    let Some(memory) = map("a_backing_that_stalls", len, backing, &LazyOptions::default()) else {
-        return;
-    };
-    thread::scope(|scope| {
-        let waiters: Vec<_> =
-            (0..3).map(|_| scope.spawn(|| check_page(&memory, stalled))).collect();
-        while memory.stats().queued == 0 {
-            thread::yield_now();
-        }
-        for at in (0..len).step_by(usize_of(page())).filter(|&at| at != stalled) {
-            check_page(&memory, at);
-        }
-        assert_eq!(memory.content(stalled), Some(Content::Filling));
-        assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
-        gate.open();
-        for waiter in waiters {
-            waiter.join().unwrap();
-        }
-    });
-    // Its waiters are woken a moment before that is noted.
-    settles(&memory, |_| memory.content(stalled) == Some(Content::Present));
 }
 
 #[test]

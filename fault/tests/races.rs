@@ -242,10 +242,16 @@ fn a_page_is_asked_for_once_however_many_wait_and_however_it_is_evicted() {
         wait_for("eight faults", || memory.stats().faults >= 8);
         // A page that is being produced is not given back.
         memory.evict(16 * page()..32 * page()).unwrap();
+        // It holds up no other page.
+        for at in (0..64).filter(|at| *at != 20) {
+            check_page(memory, at * page());
+        }
         assert_eq!(memory.content(20 * page()), Some(Content::Filling));
         assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
         gate.open();
     });
+    // Its waiters are woken a moment before that is noted.
+    settles(memory, |_| memory.content(20 * page()) == Some(Content::Present));
     assert_eq!(asked.load(Ordering::SeqCst), 1);
     check_all(memory);
 }

@@ -189,16 +189,3 @@ impl fmt::Debug for Watch {
             .finish_non_exhaustive()
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_watch_before_the_handler_says_what_is_missing() {
-        // The tests of this crate never install it: `tests/live` does, in processes of its own.
-        let error = watch(Addr::new(4096), ByteLen::new(1)).unwrap_err();
-        assert!(matches!(error, HandlerError::NotInstalled), "{error}");
-        assert!(error.to_string().ends_with("call sigbus::install first"));
-    }
-}

@@ -332,7 +332,9 @@ fn what_cannot_be_watched_is_an_error() {
         return;
     }
     let one = ByteLen::new(1);
-    assert!(matches!(sigbus::watch(Addr::new(1), one).unwrap_err(), HandlerError::NotInstalled));
+    let error = sigbus::watch(Addr::new(1), one).unwrap_err();
+    assert!(matches!(error, HandlerError::NotInstalled), "{error}");
+    assert!(error.to_string().ends_with("call sigbus::install first"));
     install();
     assert_eq!(sigbus::install().unwrap(), Installed::Already);
     let start = Addr::new(4096);
