@@ -9,7 +9,7 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
@@ -17,12 +17,12 @@ use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use uzone_os::sigbus::{self, BusError, BusKind, HandlerError, Installed, SLOTS, Watch};
-use uzone_os::uffd::Features;
-use uzone_os::{Access, AccessError, Addr, Mapping, Sharing, probe};
+use uzone_os::uffd::{Answered, Features, Fill, Install, Modes, Registered};
+use uzone_os::{Access, AccessError, Addr, Mapping, Sharing};
 use uzone_pages::{ByteLen, Touch};
 use uzone_stream::CopyMethod;
 
-use crate::{is_alone, is_child, page, run_child, skip, small_pages};
+use crate::{is_alone, is_child, page, run_child, small_pages};
 
 /// Which of several processes a case started.
 const CASE: &str = "UZONE_OS_TEST_BUS_CASE";
@@ -626,55 +626,6 @@ fn an_error_in_the_slice_of_the_caller_is_the_callers() {
     }
 }
 
-/// A userfaultfd for `mapping`, whose missing pages it has.
-struct Uffd(OwnedFd);
-
-impl Uffd {
-    fn try_new(mapping: &Mapping) -> Result<Self, String> {
-        let (features, _) = probe::uffd_features().map_err(|error| error.to_string())?;
-        if !features.contains(Features::POISON) {
-            return Err("UFFDIO_POISON needs Linux 6.6".into());
-        }
-        // SAFETY: userfaultfd(2) takes numbers and returns a descriptor that nothing else has.
-        let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) };
-        let Ok(fd) = i32::try_from(fd) else { unreachable!("descriptors are small") };
-        if fd < 0 {
-            return Err(format!("userfaultfd: {}", std::io::Error::last_os_error()));
-        }
-        // SAFETY: it was just opened.
-        let uffd = Self(unsafe { OwnedFd::from_raw_fd(fd) });
-        const POISON: u64 = 1 << 14;
-        uffd.ioctl(0xc018_aa3f, &mut [0xaa, POISON, 0])?;
-        let (start, len) = (mapping.addr().get() as u64, mapping.len().get());
-        const MISSING: u64 = 1;
-        uffd.ioctl(0xc020_aa00, &mut [start, len, MISSING, 0])?;
-        Ok(uffd)
-    }
-
-    fn ioctl<const WORDS: usize>(
-        &self,
-        number: u64,
-        argument: &mut [u64; WORDS],
-    ) -> Result<(), String> {
-        // SAFETY: each of these ioctls reads and writes as many words as it is given here.
-        let answer = unsafe { libc::ioctl(self.0.as_raw_fd(), number, argument) };
-        if answer == 0 {
-            return Ok(());
-        }
-        Err(format!("ioctl {number:#x}: {}", std::io::Error::last_os_error()))
-    }
-
-    fn poison(&self, start: u64, len: u64) {
-        let mut poison = [start, len, 0, 0];
-        self.ioctl(0xc020_aa08, &mut poison).unwrap();
-        assert_eq!(poison[3], len);
-    }
-
-    fn zero(&self, start: u64, len: u64) {
-        self.ioctl(0xc020_aa04, &mut [start, len, 0, 0]).unwrap();
-    }
-}
-
 /// What the kernel calls poison: one without `CONFIG_MEMORY_FAILURE` has no name of its own for it.
 fn poison_kind() -> (BusKind, u8) {
     if Path::new("/proc/sys/vm/memory_failure_early_kill").exists() {
@@ -691,16 +642,19 @@ fn a_poisoned_page_is_reported_and_its_neighbours_stay_good() {
         return;
     }
     install();
+    let Some(uffd) = crate::uffd::open(name, Features::POISON) else { return };
     let mapping = Mapping::anonymous(ByteLen::new(3 * page()), small_pages()).unwrap();
-    let uffd = match Uffd::try_new(&mapping) {
-        Ok(uffd) => uffd,
-        Err(reason) => return skip(name, &reason),
+    let memory = Registered::new(uffd, mapping, Modes::MISSING).unwrap();
+    let install = |at: u64, fill: Fill<'_>| {
+        let answer = memory.install(at * page()..(at + 1) * page(), fill, Install::default());
+        assert_eq!(answer.unwrap(), Answered::All);
     };
+    let mapping = memory.mapping();
     let watch = sigbus::watch(mapping.addr(), mapping.len()).unwrap();
     let start = mapping.addr().get() as u64;
-    uffd.zero(start, page());
-    uffd.zero(start + 2 * page(), page());
-    uffd.poison(start + page(), page());
+    install(0, Fill::Zero);
+    install(2, Fill::Zero);
+    install(1, Fill::Poison);
     let (kind, lsb) = poison_kind();
     let mut out = [0xee; 64];
     for (offset, bad) in [(page() - 24, page()), (page() + 808, page() + 808)] {
@@ -734,7 +688,7 @@ fn a_poisoned_page_is_reported_and_its_neighbours_stay_good() {
     }
     // A fresh page in its place is good again.
     mapping.discard(page()..2 * page()).unwrap();
-    uffd.zero(start + page(), page());
+    install(1, Fill::Zero);
     mapping.read_at(page(), &mut out).unwrap();
     assert_eq!(out, [0; 64]);
     assert_eq!(watch.pending(), 0);

@@ -18,10 +18,10 @@ use uzone_os::{Access, AccessError, Exclusive, Mapping, Sharing, Vaddr};
 use uzone_pages::{ByteLen, ErrorKind, PageSize};
 
 use crate::needs::{Pool, or_skip};
-use crate::{CHILD, is_alone, is_child, page, read, skip, small_pages};
+use crate::{CHILD, is_alone, is_child, page, read, run_child, skip, small_pages};
 
 /// Opens a userfaultfd with `features`, or prints that the case `name` cannot run.
-fn open(name: &str, features: Features) -> Option<Arc<Uffd>> {
+pub(crate) fn open(name: &str, features: Features) -> Option<Arc<Uffd>> {
     match Uffd::open(features, Features::NONE, KernelFaults::IfAllowed) {
         Ok(uffd) => {
             assert!(uffd.features().contains(features));
@@ -377,11 +377,7 @@ fn a_poisoned_page_raises_a_signal_until_it_is_filled() {
     }
     assert_eq!(copy(&memory, page(), &bytes(8, 1), Install::default()).unwrap(), Answered::All);
     assert_eq!(byte_at(&memory, 1), 8);
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args([name, "--exact", "--nocapture", "--test-threads=1"])
-        .env(CHILD, name)
-        .output()
-        .unwrap();
+    let output = run_child(name, &[]);
     assert_eq!(output.status.signal(), Some(rustix::process::Signal::BUS.as_raw()), "{output:?}");
 }
 
