@@ -31,71 +31,34 @@ fn options() -> BindOptions {
     BindOptions::new(MemoryKind::Generic)
 }
 
-/// Anonymous memory of this test that starts at a multiple of 2 MiB.
-struct Own {
-    mapped: *mut libc::c_void,
-    mapped_len: usize,
-    start: NonNull<u8>,
-    len: usize,
+/// Memory of this test that starts at a multiple of 2 MiB.
+fn owner(len: u64) -> Mapping {
+    let how = Anonymous { align: Some(ByteLen::mib(2)), ..Anonymous::default() };
+    Mapping::anonymous(ByteLen::new(len), how).unwrap()
 }
 
-impl Own {
-    fn new(len: u64) -> Self {
-        let mapped_len = usize::try_from(len + HUGE).unwrap();
-        let prot = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: mmap(2) with a null address and no `MAP_FIXED` makes new addresses ours and
-        // touches no memory that exists.
-        let mapped = unsafe { libc::mmap(ptr::null_mut(), mapped_len, prot, flags, -1, 0) };
-        assert_ne!(mapped, libc::MAP_FAILED);
-        let start = mapped.map_addr(|addr| addr.next_multiple_of(usize::try_from(HUGE).unwrap()));
-        let start = NonNull::new(start.cast()).unwrap();
-        Self { mapped, mapped_len, start, len: usize::try_from(len).unwrap() }
-    }
-
-    /// Adopts the bytes from `offset` on. Every case drops what it adopts before `self`.
-    fn adopt(&self, offset: u64, len: u64, page_len: u64) -> Region {
-        let offset = usize::try_from(offset).unwrap();
-        assert!(offset + usize::try_from(len).unwrap() <= self.len);
-        let page = PageSize::try_from_bytes(page_len).unwrap();
-        // SAFETY: `add` wants to stay inside of what was mapped, as the assertion checks.
-        let start = unsafe { self.start.add(offset) };
-        // SAFETY: `adopt` wants the memory mapped, initialised and reached by nothing but mappings
-        // until this one is dropped: it is anonymous, `self` outlives the mapping, and only `byte`
-        // looks at it otherwise, after that.
-        let mapping = unsafe { Mapping::adopt(start, ByteLen::new(len), page) };
-        Region::adopt(mapping.unwrap()).unwrap()
-    }
-
-    /// Returns a byte. No region of the memory may be alive.
-    fn byte(&self, offset: usize) -> u8 {
-        assert!(offset < self.len);
-        // SAFETY: `add` wants to stay inside of what was mapped, which has `len` bytes from `start`.
-        let at = unsafe { self.start.add(offset) };
-        // SAFETY: `read` wants an initialised byte that no thread writes meanwhile: it is anonymous,
-        // and this thread is the only one to know it.
-        unsafe { at.read() }
-    }
-
-    fn is_mapped(&self) -> bool {
-        let mut present = vec![0_u8; self.len.div_ceil(usize::try_from(page()).unwrap())];
-        // SAFETY: mincore(2) writes a byte for each page of the range to `present`, which has as
-        // many; it touches no byte of the range.
-        unsafe { libc::mincore(self.start.as_ptr().cast(), self.len, present.as_mut_ptr()) == 0 }
-    }
+/// Adopts the bytes from `offset` on. Every case drops what it adopts before `owner`.
+fn adopt(owner: &Mapping, offset: u64, len: u64, page_len: u64) -> Region {
+    assert!(offset + len <= owner.len().get());
+    let start = owner.addr().get() + usize::try_from(offset).unwrap();
+    let start = NonNull::new(ptr::with_exposed_provenance_mut(start)).unwrap();
+    let page = PageSize::try_from_bytes(page_len).unwrap();
+    // SAFETY: `adopt` wants the memory mapped, initialised and reached by nothing but mappings
+    // until this one is dropped: it is anonymous, `owner` outlives the mapping, and nothing else
+    // knows it.
+    let mapping = unsafe { Mapping::adopt(start, ByteLen::new(len), page) };
+    Region::adopt(mapping.unwrap()).unwrap()
 }
 
-impl Drop for Own {
-    fn drop(&mut self) {
-        // SAFETY: munmap(2) ends the life of memory that `new` mapped and that is not borrowed.
-        unsafe { libc::munmap(self.mapped, self.mapped_len) };
-    }
+/// Returns whether the kernel still has all of it mapped.
+fn is_mapped(owner: &Mapping) -> bool {
+    owner.populate(0..owner.len().get()).is_ok()
 }
 
 #[test]
 fn adopted_memory_is_bound_written_unbound_and_still_mapped() {
-    let own = Own::new(4 * HUGE);
-    let region = own.adopt(0, 4 * HUGE, page());
+    let own = owner(4 * HUGE);
+    let region = adopt(&own, 0, 4 * HUGE, page());
     assert_eq!(region.backing(), &Backing::Adopted);
     assert_eq!(region.backing().to_string(), "adopted memory");
     assert_eq!(region.pages().get(), 4 * HUGE / page());
@@ -110,18 +73,16 @@ fn adopted_memory_is_bound_written_unbound_and_still_mapped() {
     let mapping = region.into_mapping();
     assert!(mapping.is_adopted());
     drop(mapping);
-    assert!(own.is_mapped());
-    let at = usize::try_from(HUGE).unwrap() - 2;
-    assert_eq!((own.byte(at - 1), own.byte(at), own.byte(at + 3)), (0, b'o', b'r'));
-    assert_eq!(own.byte(at + 4), 0);
+    assert!(is_mapped(&own));
+    assert_eq!(&read(|out| own.read_at(HUGE - 3, out)), b"\0over\0");
 }
 
 #[test]
 fn adopted_memory_holds_its_own_descriptors_and_has_none_of_them_afterwards() {
-    let own = Own::new(4 * HUGE);
+    let own = owner(4 * HUGE);
     let zone = Zone::new();
     let order = probe::page_size().order_of(HUGE).unwrap();
-    let region = own.adopt(0, 4 * HUGE, HUGE);
+    let region = adopt(&own, 0, 4 * HUGE, HUGE);
     region.write_at(0, b"label").unwrap();
     region.write_at(HUGE, &[0xff; 64]).unwrap();
     // SAFETY: the memory is this test's, and nothing else looks at it before the region is dropped.
@@ -134,21 +95,22 @@ fn adopted_memory_holds_its_own_descriptors_and_has_none_of_them_afterwards() {
     let pinned = pagemap.pin(pagemap.range()).unwrap();
     assert!(pagemap.pages().all(|page| page.word().pins() == 1));
     drop((pinned, pagemap));
-    assert!(own.is_mapped());
-    let huge = usize::try_from(HUGE).unwrap();
-    assert_eq!((own.byte(0), own.byte(4)), (b'l', b'l'));
-    assert!((huge..huge + 2 * huge / 4096 * 8).all(|at| own.byte(at) == 0));
+    assert!(is_mapped(&own));
+    assert_eq!(&read(|out| own.read_at(0, out)), b"label");
+    let mut descriptors = vec![1; usize::try_from(2 * HUGE / 4096 * 8).unwrap()];
+    own.read_at(HUGE, &mut descriptors).unwrap();
+    assert!(descriptors.iter().all(|byte| *byte == 0));
 }
 
 #[test]
 fn adopted_addresses_are_bound_once_at_a_time() {
-    let own = Own::new(4 * HUGE);
+    let own = owner(4 * HUGE);
     let zone = Zone::new();
-    let first = zone.bind(own.adopt(0, 2 * HUGE, page()), options()).unwrap();
-    let refused = zone.bind(own.adopt(2 * HUGE - page(), HUGE, page()), options()).unwrap_err();
+    let first = zone.bind(adopt(&own, 0, 2 * HUGE, page()), options()).unwrap();
+    let refused = zone.bind(adopt(&own, 2 * HUGE - page(), HUGE, page()), options()).unwrap_err();
     assert!(matches!(refused.cause, BindError::SameBytes { .. }), "{}", refused.cause);
     // What is beside them is free, and so are they afterwards.
-    let second = zone.bind(own.adopt(2 * HUGE, HUGE, page()), options()).unwrap();
+    let second = zone.bind(adopt(&own, 2 * HUGE, HUGE, page()), options()).unwrap();
     drop(first.unbind());
     let again = zone.bind(*refused.region, options()).unwrap_err();
     assert!(matches!(again.cause, BindError::SameBytes { .. }), "it overlaps the second");
@@ -158,9 +120,9 @@ fn adopted_addresses_are_bound_once_at_a_time() {
 
 #[test]
 fn the_backing_suggests_the_order_of_its_pages() {
-    let own = Own::new(2 * HUGE);
+    let own = owner(2 * HUGE);
     let base = probe::page_size();
-    let huge = own.adopt(0, 2 * HUGE, HUGE);
+    let huge = adopt(&own, 0, 2 * HUGE, HUGE);
     assert_eq!(huge.folio_order(), base.order_of(HUGE).unwrap());
     let zone = Zone::new();
     let order = huge.folio_order();
@@ -168,7 +130,7 @@ fn the_backing_suggests_the_order_of_its_pages() {
     assert!(pagemap.page_at(HUGE).is_some_and(|view| !view.is_tail()));
     drop(pagemap.unbind());
     for region in [
-        own.adopt(0, 2 * HUGE, page()),
+        adopt(&own, 0, 2 * HUGE, page()),
         Region::anonymous(ByteLen::mib(4)).unwrap(),
         Region::memfd("order", ByteLen::mib(4)).unwrap(),
     ] {
