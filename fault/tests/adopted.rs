@@ -7,18 +7,16 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader, Write};
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, AsRawFd};
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{
-    HUGE, Pool, anonymous, function, page, region_at, registered, remote, skip, userfaultfd,
-    usize_of, wait_for, write_words,
+    Client, HUGE, Pool, anonymous, function, is_child, page, region_at, registered, remote, skip,
+    turns, userfaultfd, usize_of, wait_for, write_words,
 };
 use uzone_fault::{
     AdoptedMemory, Engine, EngineOptions, LazyOptions, MapError, RemoteRegion, ZeroBacking,
@@ -30,7 +28,6 @@ use uzone_os::uffd::{
 use uzone_os::{Anonymous, Mapping, Vaddr, probe};
 use uzone_pages::{Advice, ByteLen, Content, PageSize};
 
-const CHILD: &str = "UZONE_FAULT_TEST_OTHER";
 const PAGES: u64 = 1024;
 
 fn check(memory: &Registered, at: u64, offset: u64, is_zero: bool) {
@@ -50,12 +47,7 @@ fn be_the_other_process() {
     let uffd = Arc::new(Uffd::open(features, Features::NONE, KernelFaults::IfAllowed).unwrap());
     let [first, second] = [0, 1].map(|_| registered(&uffd, anonymous(PAGES / 2)));
     let (low, high) = (0, PAGES / 2 * page());
-    let mut lines = std::io::stdin().lock().lines();
-    let mut turn = |say: &str| {
-        println!("{say}");
-        std::io::stdout().flush().unwrap();
-        lines.next().unwrap().unwrap();
-    };
+    let mut turn = turns();
     turn(&format!(
         "ready {} {} {}",
         uffd.as_fd().as_raw_fd(),
@@ -93,36 +85,6 @@ fn be_the_other_process() {
     turn("done");
 }
 
-struct Other {
-    child: Child,
-    lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
-}
-
-impl Other {
-    fn line(&mut self) -> String {
-        loop {
-            let line = self.lines.next().expect("the other process ended").unwrap();
-            if let Some(at) =
-                ["ready", "checked", "waited", "done"].iter().find_map(|word| line.find(word))
-            {
-                return line[at..].to_owned();
-            }
-        }
-    }
-
-    fn go_on(&mut self) {
-        writeln!(self.child.stdin.as_mut().unwrap(), "go on").unwrap();
-    }
-}
-
-impl Drop for Other {
-    fn drop(&mut self) {
-        // If it ended well there is no such process.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 fn backing() -> Arc<dyn uzone_fault::Backing> {
     Arc::new(function())
 }
@@ -135,39 +97,17 @@ fn events(name: &str) -> Option<Arc<Uffd>> {
 #[test]
 fn another_process_gets_its_bytes_and_its_zeroes_and_a_second_server() {
     let name = "another_process_gets_its_bytes_and_its_zeroes_and_a_second_server";
-    if std::env::var_os(CHILD).is_some() {
+    if is_child(name) {
         return be_the_other_process();
     }
     if let Err(error) = Uffd::open(Features::EVENT_REMOVE, Features::NONE, KernelFaults::IfAllowed)
     {
         return skip(name, &error.to_string());
     }
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args([name, "--exact", "--nocapture", "--test-threads=1"])
-        .env(CHILD, "1")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let mut other = Other { child, lines };
-    let line = other.line();
-    let numbers: Vec<u64> =
-        line.split_whitespace().skip(1).map(|number| number.parse().unwrap()).collect();
-    let [fd, first, second] = numbers[..] else { panic!("{line}") };
-
-    // Its descriptor, as a server gets it that takes over from one that died.
-    let pid = rustix::process::Pid::from_child(&other.child);
-    let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
-    let fd = rustix::process::pidfd_getfd(
-        &pidfd,
-        i32::try_from(fd).unwrap(),
-        rustix::process::PidfdGetfdFlags::empty(),
-    );
-    let fd = match fd {
-        Ok(fd) => fd,
-        Err(error) => return skip(name, &format!("pidfd_getfd: {error}: run as root")),
-    };
+    let mut other = Client::start(name);
+    let numbers = other.ready();
+    let [fd, first, second] = numbers[..] else { panic!("{numbers:?}") };
+    let Some(fd) = other.take(name, fd) else { return };
     let remote = Remote::adopt(fd).unwrap();
     let len = ByteLen::new(PAGES / 2 * page());
     let regions = vec![
@@ -181,7 +121,7 @@ fn another_process_gets_its_bytes_and_its_zeroes_and_a_second_server() {
     };
     let memory = adopt(remote);
     other.go_on();
-    assert_eq!(other.line(), "checked");
+    other.line("checked");
     let stats = memory.stats();
     assert!(stats.faults > 0 && stats.around > 0 && stats.poisoned == 0, "{stats:?}");
     assert_eq!(memory.content(0), Some(Content::Removed));
@@ -192,9 +132,9 @@ fn another_process_gets_its_bytes_and_its_zeroes_and_a_second_server() {
     let remote = memory.stop().unwrap();
     other.go_on();
     let memory = adopt(remote);
-    assert_eq!(other.line(), "waited");
+    other.line("waited");
     other.go_on();
-    assert_eq!(other.line(), "done");
+    other.line("done");
     other.go_on();
     assert!(other.child.wait().unwrap().success());
     drop(memory);

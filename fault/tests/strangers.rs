@@ -7,19 +7,18 @@
 mod common;
 
 use std::fmt;
-use std::io::{BufRead, BufReader, Write};
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
 use common::{
-    again, anonymous, bytes_of, check_all, check_page, ends, engine, fill_wanted, function,
-    is_child, map, options, page, region_at, registered, remote, skip, try_page, userfaultfd,
-    wait_for, word,
+    Client, anonymous, bytes_of, check_all, check_page, ends, engine, fill_wanted, function,
+    is_child, map, options, page, region_at, registered, remote, skip, try_page, turns,
+    userfaultfd, wait_for, word,
 };
 use uzone_fault::{
     Backing, BackingError, Engine, EngineOptions, FunctionBacking, LazyMapping, LazyOptions,
@@ -319,12 +318,7 @@ fn be_a_client_that_forks() {
     let wanted = Features::EVENT_FORK | Features::POISON;
     let uffd = Arc::new(Uffd::open(wanted, Features::NONE, KernelFaults::IfAllowed).unwrap());
     let memory = registered(&uffd, anonymous(64));
-    let mut lines = std::io::stdin().lock().lines();
-    let mut turn = |say: &str| {
-        println!("{say}");
-        std::io::stdout().flush().unwrap();
-        lines.next().unwrap().unwrap();
-    };
+    let mut turn = turns();
     turn(&format!("ready {} {}", uffd.as_fd().as_raw_fd(), memory.mapping().addr().get()));
     for _ in 0..300 {
         let mut command = Command::new("/bin/true");
@@ -349,42 +343,21 @@ fn a_client_that_forks_leaves_no_descriptor_for_a_child_that_has_ended() {
     if let Err(error) = Uffd::open(wanted, Features::NONE, KernelFaults::IfAllowed) {
         return skip(name, &error.to_string());
     }
-    let mut client = again(name).stdin(Stdio::piped()).spawn().unwrap();
-    let mut lines = BufReader::new(client.stdout.take().unwrap()).lines();
-    let mut line = |word: &str| loop {
-        let line = lines.next().expect("the client ended").unwrap();
-        if let Some(at) = line.find(word) {
-            break line[at..].to_owned();
-        }
-    };
-    let ready = line("ready");
-    let numbers: Vec<u64> =
-        ready.split_whitespace().skip(1).map(|number| number.parse().unwrap()).collect();
-    let pid = rustix::process::Pid::from_child(&client);
-    let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
-    let fd = i32::try_from(numbers[0]).unwrap();
-    let flags = rustix::process::PidfdGetfdFlags::empty();
-    let fd = match rustix::process::pidfd_getfd(&pidfd, fd, flags) {
-        Ok(fd) => fd,
-        Err(error) => {
-            client.kill().unwrap();
-            client.wait().unwrap();
-            return skip(name, &format!("pidfd_getfd: {error}: run as root"));
-        }
-    };
+    let mut client = Client::start(name);
+    let numbers = client.ready();
+    let Some(fd) = client.take(name, numbers[0]) else { return };
     let (start, len) = (Vaddr::new(numbers[1]), ByteLen::new(64 * page()));
     let region = RemoteRegion { start, len, offset: 0, page: probe::page_size() };
     let (engine, options) = (engine(), options(Advice::Random, 1));
     let remote = Remote::adopt(fd).unwrap();
     let server = engine.adopt(remote, vec![region], Arc::new(function()), &options).unwrap();
     let before = descriptors();
-    let mut stdin = client.stdin.take().unwrap();
-    writeln!(stdin, "go on").unwrap();
-    line("forked");
+    client.go_on();
+    client.line("forked");
     // Other tests of this process have descriptors too; the children were 300.
     assert!(descriptors() < before + 200, "{} and {before} before", descriptors());
     wait_for("the descriptors of the last children", || descriptors() < before + 20);
     assert_eq!(server.stats().poisoned, 0);
-    writeln!(stdin, "go on").unwrap();
-    assert!(ends(&mut client).expect("the client hangs").success());
+    client.go_on();
+    assert!(ends(&mut client.child).expect("the client hangs").success());
 }

@@ -6,10 +6,10 @@
 mod skip;
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{BufRead, BufReader, Lines, Write};
 use std::num::NonZeroUsize;
-use std::os::fd::AsFd;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
@@ -18,6 +18,7 @@ use uzone_fault::{
     Backing, BackingError, Engine, FaultStats, FunctionBacking, LazyMapping, LazyOptions, MapError,
     RemoteRegion, Window,
 };
+use uzone_os::peer::Peer;
 use uzone_os::uffd::{Modes, Registered, Remote, Uffd, UffdError};
 use uzone_os::{AccessError, Anonymous, Mapping, SystemRoot, Vaddr, hugepages, probe};
 use uzone_pages::{Advice, ByteLen, FaultAround};
@@ -313,6 +314,69 @@ pub(crate) fn ends(child: &mut Child) -> Option<ExitStatus> {
             return None;
         }
         std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Returns a closure that prints a line of a child and waits until the parent goes on.
+pub(crate) fn turns() -> impl FnMut(&str) {
+    let mut lines = std::io::stdin().lines();
+    move |say| {
+        println!("{say}");
+        std::io::stdout().flush().unwrap();
+        lines.next().unwrap().unwrap();
+    }
+}
+
+/// This test program again, for a case in which it says lines and waits after each. Killed when
+/// dropped.
+pub(crate) struct Client {
+    pub(crate) child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Client {
+    pub(crate) fn start(name: &str) -> Self {
+        let mut child = again(name).stdin(Stdio::piped()).stderr(Stdio::inherit()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Self { child, lines }
+    }
+
+    /// Waits for a line with this word. Returns it from there on: a test's first line begins with
+    /// its name.
+    pub(crate) fn line(&mut self, word: &str) -> String {
+        loop {
+            let line = self.lines.next().expect("the other process ended").unwrap();
+            if let Some(at) = line.find(word) {
+                return line[at..].to_owned();
+            }
+        }
+    }
+
+    /// Waits for a line that begins with `ready`. Returns its numbers.
+    pub(crate) fn ready(&mut self) -> Vec<u64> {
+        let line = self.line("ready");
+        line.split_whitespace().skip(1).map(|number| number.parse().unwrap()).collect()
+    }
+
+    pub(crate) fn go_on(&mut self) {
+        writeln!(self.child.stdin.as_mut().unwrap(), "go on").unwrap();
+    }
+
+    /// Takes a descriptor of it, as a server does that takes over from one that died.
+    pub(crate) fn take(&self, name: &str, number: u64) -> Option<OwnedFd> {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
+        let peer = Peer::from_parts(self.child.id(), 0, pidfd).unwrap();
+        let taken = peer.descriptor(u32::try_from(number).unwrap());
+        or_skip(name, taken.map_err(|error| format!("pidfd_getfd: {error}: run as root")))
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        // If it ended well there is no such process.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
