@@ -1,13 +1,14 @@
 //! Every way of clearing and copying against `fill` and `copy_from_slice`: lengths, alignments, the
 //! bytes beside, and others who touch the same words.
 
+mod common;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use common::{Arena, noise};
 use uzone_stream::{CopyMethod, Path, copy_bytes, copy_words, zero_bytes, zero_words};
 
-/// What surrounds every destination, and has to be there afterwards.
-const GUARD: u8 = 0xc3;
 /// Lengths around everything that cuts an extent: words, lines, pages, groups of eight pages.
 const LENGTHS: [usize; 24] = [
     511, 512, 520, 1000, 4031, 4032, 4095, 4096, 4097, 4160, 8192, 12_289, 28_672, 32_767, 32_768,
@@ -15,55 +16,19 @@ const LENGTHS: [usize; 24] = [
 ];
 const STRIDE: usize = if cfg!(miri) { 37 } else { 1 };
 
-fn noise(len_bytes: usize) -> Vec<u8> {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut bytes = Vec::with_capacity(len_bytes + 8);
-    while bytes.len() < len_bytes {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend_from_slice(&state.to_ne_bytes());
-    }
-    bytes.truncate(len_bytes);
-    bytes
-}
-
-/// Calls `write` with `expected.len()` bytes, `offset` after the start of a line, and asserts that they
-/// are as expected then and that nothing within a line on either side has changed.
-#[track_caller]
-fn check(
-    arena: &mut [u8],
-    way: CopyMethod,
-    offset: usize,
-    expected: &[u8],
-    write: impl FnOnce(&mut [u8]),
-) {
-    let first_line = arena.as_ptr().addr().wrapping_neg() % 64;
-    let arena = &mut arena[first_line..][..offset + expected.len() + 192];
-    arena.fill(GUARD);
-    let (before, rest) = arena.split_at_mut(64 + offset);
-    let (dst, after) = rest.split_at_mut(expected.len());
-    write(dst);
-    let len_bytes = expected.len();
-    assert!(dst == expected, "{way}: {len_bytes} bytes at {offset} are wrong");
-    for beside in [before, after] {
-        let is_whole = beside.iter().all(|byte| *byte == GUARD);
-        assert!(is_whole, "{way}: a byte beside {len_bytes} at {offset} changed");
-    }
-}
-
 #[test]
 fn every_way_clears_and_copies_every_short_length_at_every_alignment_and_nothing_beside_it() {
     let longest = if cfg!(miri) { 150 } else { 330 };
-    let (mut arena, src) = (vec![0; longest + 512], noise(longest + 64));
+    let (mut arena, src) = (Arena::new(longest), noise(longest + 64));
     let zeroes = vec![0; longest];
     for way in CopyMethod::all() {
+        let case = way.to_string();
         for len_bytes in (0..=longest).step_by(STRIDE) {
             for offset in (0..64).step_by(STRIDE) {
-                check(&mut arena, way, offset, &zeroes[..len_bytes], |dst| zero_bytes(way, dst));
+                arena.check(&case, offset, &zeroes[..len_bytes], |dst| zero_bytes(way, dst));
                 for from in [offset, (offset * 7 + len_bytes + 3) % 64] {
                     let src = &src[from..][..len_bytes];
-                    check(&mut arena, way, offset, src, |dst| copy_bytes(way, dst, src));
+                    arena.check(&case, offset, src, |dst| copy_bytes(way, dst, src));
                 }
             }
         }
@@ -73,16 +38,17 @@ fn every_way_clears_and_copies_every_short_length_at_every_alignment_and_nothing
 #[test]
 fn every_way_clears_and_copies_extents_of_many_pages() {
     let longest = LENGTHS[LENGTHS.len() - 1];
-    let (mut arena, src) = (vec![0; longest + 8192], noise(longest + 64));
+    let (mut arena, src) = (Arena::new(longest), noise(longest + 64));
     let zeroes = vec![0; longest];
     let lengths = LENGTHS.into_iter().step_by(if cfg!(miri) { 11 } else { 1 });
     for way in CopyMethod::all() {
+        let case = way.to_string();
         for len_bytes in lengths.clone() {
             for offset in [0, 8, 1, 56, 63] {
-                check(&mut arena, way, offset, &zeroes[..len_bytes], |dst| zero_bytes(way, dst));
+                arena.check(&case, offset, &zeroes[..len_bytes], |dst| zero_bytes(way, dst));
                 for from in [offset, 0, 5] {
                     let src = &src[from..][..len_bytes];
-                    check(&mut arena, way, offset, src, |dst| copy_bytes(way, dst, src));
+                    arena.check(&case, offset, src, |dst| copy_bytes(way, dst, src));
                 }
             }
         }

@@ -2,69 +2,15 @@
 //!
 //! Under Miri only the portable path is available and the tables are thinned out.
 
+mod common;
+
+use common::{Arena, noise, paths};
 use uzone_stream::{Path, Pattern, copy_by, copy_flush, fill_by, zero_by};
 
-/// What surrounds every destination, and has to be there afterwards.
-const GUARD: u8 = 0xc3;
 /// The longest destination that the full tables go to, in bytes.
 const LONGEST: usize = if cfg!(miri) { 72 } else { 512 };
 /// Every how many lengths and alignments a thinned table looks.
 const STRIDE: usize = if cfg!(miri) { 31 } else { 1 };
-
-/// The paths to test. What is skipped is said by name, so a test asks once. It is never a failure:
-/// no setting gives a CPU an instruction that it does not have.
-fn paths() -> Vec<Path> {
-    let (available, absent): (Vec<_>, Vec<_>) =
-        Path::ALL.into_iter().partition(|path| path.is_available());
-    for path in absent {
-        eprintln!("skipped: {path}: this CPU does not offer it");
-    }
-    available
-}
-
-/// Memory with room for a destination at any place in a line and a line of guard on either side.
-struct Arena {
-    bytes: Vec<u8>,
-    longest: usize,
-}
-
-impl Arena {
-    fn new(longest: usize) -> Self {
-        Self { bytes: vec![0; longest + 4 * 64], longest }
-    }
-
-    /// Calls `write` with as many bytes as `expected` has, `offset` after the start of a line, and
-    /// asserts that they are as expected then and that nothing beside them has changed.
-    #[track_caller]
-    fn check(&mut self, case: &str, offset: usize, expected: &[u8], write: impl FnOnce(&mut [u8])) {
-        assert!(offset < 64 && expected.len() <= self.longest);
-        self.bytes.fill(GUARD);
-        let first_line = self.bytes.as_ptr().addr().wrapping_neg() % 64;
-        let (before, rest) = self.bytes.split_at_mut(first_line + 64 + offset);
-        let (dst, after) = rest.split_at_mut(expected.len());
-        write(dst);
-        let len_bytes = expected.len();
-        assert!(dst == expected, "{case}: {len_bytes} bytes at {offset} are wrong");
-        for (name, beside) in [("before", before), ("after", after)] {
-            let is_whole = beside.iter().all(|byte| *byte == GUARD);
-            assert!(is_whole, "{case}: a byte {name} {len_bytes} at {offset} changed");
-        }
-    }
-}
-
-/// Bytes of which no two neighbouring words are alike.
-fn noise(len_bytes: usize) -> Vec<u8> {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut bytes = Vec::with_capacity(len_bytes + 8);
-    while bytes.len() < len_bytes {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend_from_slice(&state.to_ne_bytes());
-    }
-    bytes.truncate(len_bytes);
-    bytes
-}
 
 /// Words of an element and their steps, with carries over every byte.
 fn element(words: usize, is_linear: bool) -> (Vec<u64>, Vec<u64>) {

@@ -1,22 +1,15 @@
 //! The scope: how often it fences, and that others see what it wrote.
 
+mod common;
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, mpsc};
 use std::thread;
 
+use common::paths;
 use uzone_stream::{Path, Pattern, Streaming, zero_by};
 
-/// The paths to test. What is skipped is said by name, so a test asks once.
-fn paths() -> Vec<Path> {
-    let (available, absent): (Vec<_>, Vec<_>) =
-        Path::ALL.into_iter().partition(|path| path.is_available());
-    for path in absent {
-        eprintln!("skipped: {path}: this CPU does not offer it");
-    }
-    available
-}
-
-/// Those of them that stream.
+/// The paths that stream.
 fn streaming_paths() -> impl Iterator<Item = Path> {
     paths().into_iter().filter(|path| *path != Path::Portable)
 }
