@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use common::{
     Client, HUGE, Pool, anonymous, function, is_child, page, region_at, registered, remote, skip,
-    turns, userfaultfd, usize_of, wait_for, write_words,
+    turns, userfaultfd, usize_of, wait_for, words_at,
 };
 use uzone_fault::{
     AdoptedMemory, Engine, EngineOptions, LazyOptions, MapError, RemoteRegion, ZeroBacking,
@@ -30,14 +30,15 @@ use uzone_pages::{Advice, ByteLen, Content, PageSize};
 
 const PAGES: u64 = 1024;
 
+/// The bytes of a page at an offset of the backing.
+fn bytes_at(offset: u64, is_zero: bool) -> Vec<u8> {
+    if is_zero { vec![0; usize_of(page())] } else { words_at(offset, page()) }
+}
+
 fn check(memory: &Registered, at: u64, offset: u64, is_zero: bool) {
-    let size = usize_of(page());
-    let (mut seen, mut expected) = (vec![1; size], vec![0; size]);
+    let mut seen = vec![1; usize_of(page())];
     memory.mapping().read_at(at * page(), &mut seen).unwrap();
-    if !is_zero {
-        write_words(offset + at * page(), &mut expected);
-    }
-    assert!(seen == expected, "wrong bytes in page {at}");
+    assert!(seen == bytes_at(offset + at * page(), is_zero), "wrong bytes in page {at}");
 }
 
 /// What the other process does: two regions with backing offsets in the other order, and a line to
@@ -147,8 +148,7 @@ fn be_noisy(memory: &Registered, part: u64, parts: u64, stop: &AtomicBool) {
     while !stop.load(Ordering::Acquire) {
         for at in part * len..(part + 1) * len {
             memory.mapping().read_at(at * page(), &mut word).unwrap();
-            let mut right = [0; 8];
-            write_words(at * page(), &mut right);
+            let right = common::word(at * page()).to_ne_bytes();
             assert!(word == right || word == [0; 8], "page {at}");
             if at % 4 == 0 {
                 memory.mapping().discard(at * page()..(at + 1) * page()).unwrap();
@@ -493,14 +493,11 @@ impl OwnBlocks {
     }
 
     fn check(&self, block: u64, is_zero: impl Fn(u64) -> bool) {
-        let size = usize_of(page());
         for at in 0..Self::BLOCK / page() {
-            let (mut seen, mut expected) = (vec![1; size], vec![0; size]);
+            let mut seen = vec![1; usize_of(page())];
             self.memory.mapping().read_at(Self::start(block) + at * page(), &mut seen).unwrap();
-            if !is_zero(at) {
-                write_words(page() + block * Self::BLOCK + at * page(), &mut expected);
-            }
-            assert!(seen == expected, "wrong bytes in page {at} of block {block}");
+            let offset = page() + block * Self::BLOCK + at * page();
+            assert!(seen == bytes_at(offset, is_zero(at)), "page {at} of block {block}");
         }
     }
 
@@ -526,8 +523,7 @@ fn blocks_that_are_filled_become_huge_pages_and_no_byte_changes() {
         answer => return skip(name, &format!("{answer:?}")),
     }
     assert!(own.is_huge(1));
-    let mut first = vec![0; 8];
-    write_words(page() + OwnBlocks::BLOCK + 100 * page(), &mut first);
+    let first = words_at(page() + OwnBlocks::BLOCK + 100 * page(), 8);
     own.memory.mapping().write_at(OwnBlocks::start(1) + 100 * page(), &first).unwrap();
     own.check(1, |_| false);
     own.discard(1, 7);

@@ -12,10 +12,10 @@ use std::sync::{Arc, Barrier, OnceLock, Weak};
 use std::thread;
 
 use common::{
-    Stalling, bytes_of, check_all, check_page, engine, file_of, fill_wanted, function, map,
-    options, or_skip, page, settles, skip, wait_for, write_words,
+    Stalling, bytes_of, check_all, check_page, engine, failing_at, file_of, fill_wanted, function,
+    map, options, or_skip, page, settles, skip, wait_for, write_words,
 };
-use uzone_fault::{Backing, BackingError, FileBacking, FunctionBacking, LazyMapping, Window};
+use uzone_fault::{Backing, BackingError, FileBacking, LazyMapping, Window};
 use uzone_os::page_cache;
 use uzone_pages::{Advice, ByteLen, Content};
 
@@ -81,16 +81,9 @@ fn a_page_that_another_thread_produces_is_left_to_it() {
 #[test]
 fn what_is_there_or_bad_stays_as_it_is() {
     let name = "what_is_there_or_bad_stays_as_it_is";
-    let backing = FunctionBacking::quick(|offset, out: &mut [u8]| {
-        if (offset..offset + out.len() as u64).contains(&(18 * page())) {
-            return Err(BackingError::Other("this page is lost".into()));
-        }
-        write_words(offset, out);
-        Ok(())
-    });
     let engine = engine();
-    let options = options(Advice::Normal, 16);
-    let Some(memory) = map(name, &engine, 64 * page(), backing, &options) else { return };
+    let (failing, options) = (failing_at(18 * page()), options(Advice::Normal, 16));
+    let Some(memory) = map(name, &engine, 64 * page(), failing, &options) else { return };
     memory.write_at(20 * page(), &[7; 8]).unwrap();
     memory.populate(18 * page()..19 * page()).unwrap_err();
     settles(&memory, |_| present(&memory) == [20]);

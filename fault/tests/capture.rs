@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use common::{
     HUGE, PATIENCE, Pool, function, page, region_at, registered, remote, scattered, userfaultfd,
-    usize_of, word, write_words,
+    usize_of, word, words_at,
 };
 use uzone_fault::{AdoptedMemory, Engine, KeptPages, LazyError, LazyOptions, RemoteRegion};
 use uzone_os::uffd::{Features, KernelFaults, Registered, open_pending_faults};
@@ -107,9 +107,7 @@ impl Reader {
 }
 
 fn image(page_number: u64) -> Vec<u8> {
-    let mut bytes = vec![0; usize_of(page())];
-    write_words(page_number * page(), &mut bytes);
-    bytes
+    words_at(page_number * page(), page())
 }
 
 /// Has some threads write to all pages, and compares what is read with what was there when all began.

@@ -4,13 +4,14 @@
 
 mod common;
 
-use std::sync::Arc;
 use std::thread;
 
-use common::{bytes_of, check_all, engine, map, options, page, usize_of, word, word_in, words};
+use common::{
+    bytes_of, check_all, engine, map, memfd_of, options, page, usize_of, word, word_in, words,
+};
 use uzone_fault::MemoryBacking;
-use uzone_os::{Mapping, Sharing};
-use uzone_pages::{Advice, ByteLen};
+use uzone_os::Sharing;
+use uzone_pages::Advice;
 
 /// The fields of `smaps` for some addresses, in bytes.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -41,8 +42,7 @@ fn usage(start: u64, len: u64) -> Usage {
 fn four_clones_have_one_physical_copy_and_one_of_each_page_that_they_write() {
     let name = "four_clones_have_one_physical_copy";
     let len = 8 << 20;
-    let file = Arc::new(Mapping::memfd("clones", ByteLen::new(len), None).unwrap());
-    file.write_at(0, &words(len)).unwrap();
+    let file = memfd_of(len);
     let clone = || {
         let backing = MemoryBacking::new(file.clone(), Sharing::Private).unwrap();
         map(name, &engine(), len, backing, &options(Advice::Auto, 16))

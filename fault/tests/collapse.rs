@@ -10,15 +10,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{
-    HUGE, Pool, anonymous_huge, bytes_of, engine, function, has_huge_pages, map, page, scattered,
-    skip, usize_of, wait_for, word_in, words,
+    HUGE, Pool, anonymous_huge, bytes_of, engine, function, has_huge_pages, map, memfd_of, page,
+    scattered, skip, usize_of, wait_for, word_in, words,
 };
 use uzone_fault::{
     CompositeBacking, HugePages, LazyMapping, LazyOptions, MemoryBacking, Uncollapsed,
     WriteTracking,
 };
-use uzone_os::{Mapping, Sharing, probe};
-use uzone_pages::{ByteLen, PageSize};
+use uzone_os::{Sharing, probe};
+use uzone_pages::PageSize;
 
 fn check_all(memory: &LazyMapping, expected: &[u8]) {
     for at in (0..memory.len().get()).step_by(usize_of(page())) {
@@ -178,9 +178,7 @@ fn memory_that_cannot_be_collapsed_says_why() {
         assert_eq!(memory.dirty(0..HUGE).unwrap(), []);
     }
     for sharing in [Sharing::Shared, Sharing::Private] {
-        let file = Arc::new(Mapping::memfd("collapse", ByteLen::new(2 * HUGE), None).unwrap());
-        file.write_at(0, &words(2 * HUGE)).unwrap();
-        let backing = MemoryBacking::new(file, sharing).unwrap();
+        let backing = MemoryBacking::new(memfd_of(2 * HUGE), sharing).unwrap();
         let Some(memory) = map(name, &engine(), 2 * HUGE, backing, &LazyOptions::default()) else {
             return;
         };

@@ -7,8 +7,8 @@ mod common;
 use std::sync::Arc;
 
 use common::{
-    bytes_of, engine, file_with, function, map, page, scattered, usize_of, wait_for, words,
-    write_words,
+    bytes_of, check_page, engine, file_with, function, map, page, scattered, usize_of, wait_for,
+    words, write_words,
 };
 use uzone_fault::{
     Backing, BackingError, CompositeBacking, FileBacking, FunctionBacking, HugePages, LazyOptions,
@@ -86,9 +86,7 @@ fn a_part_that_fails_is_a_signal_there_and_nowhere_else() {
     };
     assert!(memory.populate(2 * page()..3 * page()).is_err());
     for at in [0, 1, 3] {
-        let mut expected = vec![0; usize_of(page())];
-        write_words(at * page(), &mut expected);
-        assert!(bytes_of(&memory, at * page(), page()) == expected, "page {at}");
+        check_page(&memory, at * page());
     }
     assert_eq!(memory.stats().poisoned, 1);
 }

@@ -38,9 +38,7 @@ fn memfd(len: u64) -> Arc<Mapping> {
     let file = Arc::new(Mapping::memfd("dirty", ByteLen::new(len), None).unwrap());
     // With holes, which are zero.
     for at in (0..len / page()).filter(|at| at % 4 != 0) {
-        let mut bytes = vec![0; usize_of(page())];
-        common::write_words(at * page(), &mut bytes);
-        file.write_at(at * page(), &bytes).unwrap();
+        file.write_at(at * page(), &common::words_at(at * page(), page())).unwrap();
     }
     file
 }
@@ -870,14 +868,8 @@ proptest! {
 fn a_bad_page_is_neither_dirty_nor_brought_back() {
     let name = "a_bad_page_is_neither_dirty";
     for track in BOTH {
-        let backing = FunctionBacking::quick(|offset, out: &mut [u8]| {
-            if (offset..offset + out.len() as u64).contains(&page()) {
-                return Err(BackingError::Other("this page is lost".into()));
-            }
-            out.fill(1);
-            Ok(())
-        });
-        let Some(memory) = map(name, &engine(), 4 * page(), backing, &options(track)) else {
+        let failing = common::failing_at(page());
+        let Some(memory) = map(name, &engine(), 4 * page(), failing, &options(track)) else {
             return;
         };
         assert!(memory.populate(0..4 * page()).is_err());

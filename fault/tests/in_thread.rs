@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{bytes_of, file_of, page, skip, usize_of, word_in, words};
+use common::{bytes_of, file_of, memfd_of, page, skip, usize_of, word_in};
 use uzone_fault::{
     Answer, Backing, Budget, CompositeBacking, Engine, EngineOptions, FaultOutcome, FileBacking,
     FunctionBacking, LazyMapping, LazyOptions, MapError, MemoryBacking, Refusal, WriteTracking,
@@ -38,9 +38,7 @@ fn len() -> u64 {
 }
 
 fn memory_file() -> Arc<dyn Backing> {
-    let file = Mapping::memfd("in-thread", ByteLen::new(len()), None).unwrap();
-    file.write_at(0, &words(len())).unwrap();
-    Arc::new(MemoryBacking::new(Arc::new(file), Sharing::Private).unwrap())
+    Arc::new(MemoryBacking::new(memfd_of(len()), Sharing::Private).unwrap())
 }
 
 fn engine() -> Engine {

@@ -16,9 +16,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{
-    CHILD, Pool, Stalling, bytes_of, check_all, check_page, engine, file_of, function,
-    map as map_with, options, page, scattered, settles, skip, usize_of, word, word_in, words,
-    write_words,
+    CHILD, Pool, Stalling, bytes_of, check_all, check_page, engine, failing_at, file_of, function,
+    map as map_with, memfd_of, options, page, scattered, settles, skip, usize_of, word, word_in,
+    words_at, write_words,
 };
 use uzone_fault::{
     Backing, BackingError, FileBacking, FunctionBacking, HugePages, LazyError, LazyMapping,
@@ -39,9 +39,7 @@ fn map(
 
 /// Reads as many bytes at once and compares them.
 fn check_bytes(memory: &LazyMapping, offset: u64, len: u64) {
-    let mut expected = vec![0; usize_of(len)];
-    write_words(offset, &mut expected);
-    assert!(bytes_of(memory, offset, len) == expected, "wrong bytes at {offset:#x}");
+    assert!(bytes_of(memory, offset, len) == words_at(offset, len), "wrong bytes at {offset:#x}");
 }
 
 fn window(pages: u64) -> FaultAround {
@@ -170,9 +168,7 @@ fn a_hole_of_a_memory_file_is_zero_and_what_is_shared_is_seen() {
     let len = 64 * page();
     let file = Arc::new(Mapping::memfd("holes", ByteLen::new(len), None).unwrap());
     for at in (0..64).filter(|at| at % 3 != 0) {
-        let mut bytes = vec![0; usize_of(page())];
-        write_words(at * page(), &mut bytes);
-        file.write_at(at * page(), &bytes).unwrap();
+        file.write_at(at * page(), &words_at(at * page(), page())).unwrap();
     }
     let backing = MemoryBacking::new(file.clone(), Sharing::Shared).unwrap();
     let Some(memory) = map(name, len, backing, &options(Advice::Normal, 16)) else { return };
@@ -230,15 +226,8 @@ fn a_write_fault_fills_its_page_alone() {
 fn a_page_that_fails_raises_a_signal_in_its_reader_and_nowhere_else() {
     let name = "a_page_that_fails_raises_a_signal_in_its_reader_and_nowhere_else";
     let is_child = std::env::var(CHILD).is_ok_and(|child| child == name);
-    let backing = FunctionBacking::quick(|offset, out: &mut [u8]| {
-        let bad = 20 * page();
-        if (offset..offset + out.len() as u64).contains(&bad) {
-            return Err(BackingError::Other("this page is lost".into()));
-        }
-        write_words(offset, out);
-        Ok(())
-    });
-    let Some(memory) = map(name, 64 * page(), backing, &options(Advice::Normal, 16)) else {
+    let failing = failing_at(20 * page());
+    let Some(memory) = map(name, 64 * page(), failing, &options(Advice::Normal, 16)) else {
         return;
     };
     check_bytes(&memory, 0, 16 * page());
@@ -285,8 +274,7 @@ fn a_closure_that_panics_makes_its_page_bad_and_the_engine_goes_on() {
 fn what_is_evicted_comes_back_under_readers_that_never_see_anything_else() {
     let name = "what_is_evicted_comes_back";
     let len = 4 << 20;
-    let file = Arc::new(Mapping::memfd("evict", ByteLen::new(len), None).unwrap());
-    file.write_at(0, &words(len)).unwrap();
+    let file = memfd_of(len);
     let engine = engine();
     let options = options(Advice::Auto, 16);
     let copied = map_with(name, &engine, len, function(), &options);
@@ -447,13 +435,7 @@ fn a_pin_produces_what_is_missing_and_keeps_it_until_it_goes() {
 #[test]
 fn a_pin_of_a_page_that_cannot_be_had_is_refused_with_the_reason() {
     let name = "a pin of a failing page";
-    let failing = FunctionBacking::quick(|offset, out: &mut [u8]| {
-        if offset == 5 * page() || (offset..offset + out.len() as u64).contains(&(5 * page())) {
-            return Err(BackingError::Other("as the test wants".into()));
-        }
-        write_words(offset, out);
-        Ok(())
-    });
+    let failing = failing_at(5 * page());
     let Some(memory) = map(name, 16 * page(), failing, &LazyOptions::default()) else { return };
     let error = memory.pin(4 * page()..8 * page()).unwrap_err();
     let text =
@@ -461,7 +443,7 @@ fn a_pin_of_a_page_that_cannot_be_had_is_refused_with_the_reason() {
             .map(ToString::to_string)
             .collect::<Vec<_>>()
             .join(": ");
-    assert!(text.contains("as the test wants"), "{text}");
+    assert!(text.contains("this page is lost"), "{text}");
     assert_eq!(memory.content(5 * page()), Some(Content::Poisoned));
     // The good pieces are pinned as before.
     drop(memory.pin(4 * page()..5 * page()).unwrap());

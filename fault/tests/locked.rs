@@ -7,23 +7,19 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{check_all, engine, file_of, page, skip, usize_of};
+use common::{check_all, engine, file_of, page, skip};
 use rustix::mm::MlockAllFlags;
 use uzone_fault::{
     Answer, Backing, FileBacking, LazyMapping, LazyOptions, MemoryBacking, SharedBacking,
     WriteTracking,
 };
-use uzone_os::{Mapping, Sharing};
+use uzone_os::Sharing;
 use uzone_pages::ByteLen;
 
 const PAGES: u64 = 64;
 
 fn memory_file(sharing: Sharing) -> MemoryBacking {
-    let file = Mapping::memfd("locked", ByteLen::new(PAGES * page()), None).unwrap();
-    let mut bytes = vec![0; usize_of(PAGES * page())];
-    common::write_words(0, &mut bytes);
-    file.write_at(0, &bytes).unwrap();
-    MemoryBacking::new(Arc::new(file), sharing).unwrap()
+    MemoryBacking::new(common::memfd_of(PAGES * page()), sharing).unwrap()
 }
 
 fn check(memory: &LazyMapping, is_tracked: bool) {

@@ -12,8 +12,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{
-    PATIENCE, Stalling, anonymous, check_page, file_of, map, page, region_at, registered, remote,
-    scattered, settles, userfaultfd, wait_for, word_in,
+    PATIENCE, Stalling, anonymous, check_page, engine, file_of, map, page, region_at, registered,
+    remote, scattered, settles, userfaultfd, wait_for, word_in,
 };
 use uzone_fault::{
     Answer, Engine, EngineOptions, FileBacking, LazyMapping, LazyOptions, MapError, Refusal,
@@ -34,10 +34,6 @@ fn options(readers: usize) -> LazyOptions {
 
 fn len() -> u64 {
     PAGES * page()
-}
-
-fn engine() -> Engine {
-    common::engine()
 }
 
 /// Has eight threads touch all pages, in an order of their own each.
@@ -115,8 +111,9 @@ fn a_deadline_of_a_mapping_with_several_readers_is_kept_once() {
     let name = "a_deadline_of_a_mapping_with_several_readers_is_kept_once";
     sigbus::install().unwrap();
     let engine = engine();
-    let (backing, failures) = (Stalling::at(|at| at == 5 * page()), Arc::new(Mutex::new(0)));
-    let (gate, noted) = (backing.gate.clone(), failures.clone());
+    let (backing, gate, _) = Stalling::new(5 * page());
+    let failures = Arc::new(Mutex::new(0));
+    let noted = failures.clone();
     let options = options(3).advice(Advice::Random).deadline(Duration::from_millis(30));
     let options = options.on_failure(move |_| {
         *noted.lock().unwrap() += 1;

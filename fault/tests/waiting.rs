@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use common::{
     Gate, Stalling, anonymous, check_page, function, mapped, page, region_at, registered, remote,
-    skip, userfaultfd, wait_for, write_words,
+    skip, try_page, userfaultfd, wait_for, words, words_at, write_words,
 };
 use uzone_fault::{
     Backing, BackingError, Budget, Engine, EngineOptions, FaultOutcome, FileBacking,
@@ -31,10 +31,9 @@ fn size() -> usize {
 }
 
 fn is_right(memory: &Mapping, at: u64) -> bool {
-    let (mut seen, mut right) = (vec![0; size()], vec![0; size()]);
+    let mut seen = vec![0; size()];
     memory.read_at(at * page(), &mut seen).unwrap();
-    write_words(at * page(), &mut right);
-    seen == right
+    seen == words_at(at * page(), page())
 }
 
 fn engine(options: EngineOptions) -> Engine {
@@ -79,8 +78,7 @@ fn a_mapping_with_a_budget_is_held_up_and_not_the_one_beside_it() {
     drop(noisy);
 
     // Pages that are being produced, and bytes.
-    let slow = Stalling::at(|at| at == 0);
-    let gate = slow.gate.clone();
+    let (slow, gate, _) = Stalling::new(0);
     let options = one_page.budget(Budget::default().pending(NonZeroUsize::MIN));
     let noisy = engine.map(len, Arc::new(slow), &options).unwrap();
     thread::scope(|scope| {
@@ -125,13 +123,9 @@ fn a_closure_that_needs_what_the_faulting_thread_holds_is_given_up_at_the_deadli
     assert_eq!(word, [0; 8], "nothing was read");
     drop(holds);
     // The thread that waited for the lock goes on, and so do other pages.
-    let (mut seen, mut right) = (vec![0; size()], vec![0; size()]);
-    memory.read_at(3 * page(), &mut seen).unwrap();
-    write_words(3 * page(), &mut right);
-    assert!(seen == right);
+    check_page(&memory, 3 * page());
     // The page is bad, or the closure has brought it after all.
-    write_words(2 * page(), &mut right);
-    assert!(memory.read_at(2 * page(), &mut seen).is_err() || seen == right);
+    let _ = try_page(&memory, 2 * page());
 }
 
 #[test]
@@ -139,8 +133,7 @@ fn a_deadline_is_kept_while_other_faults_never_end() {
     sigbus::install().unwrap();
     let engine = engine(EngineOptions::default().producers(two()));
     let pages = 64 << 10;
-    let backing = Stalling::at(|at| at == 0);
-    let gate = backing.gate.clone();
+    let (backing, gate, _) = Stalling::new(0);
     let deadline = Some(Duration::from_millis(30));
     let options = LazyOptions::default().deadline(deadline).advice(Advice::Random);
     let answer = engine.map(ByteLen::new(pages * page()), Arc::new(backing), &options);
@@ -210,8 +203,7 @@ fn zeroes_that_come_too_late_leave_a_page_bad_and_say_so() {
 fn a_deadline_is_kept_where_the_page_is_produced_for_a_thread_that_populates() {
     sigbus::install().unwrap();
     let engine = engine(EngineOptions::default().producers(two()));
-    let backing = Stalling::at(|at| at == 5 * page());
-    let (gate, asked) = (backing.gate.clone(), backing.asked.clone());
+    let (backing, gate, asked) = Stalling::new(5 * page());
     let deadline = Some(Duration::from_millis(30));
     let options = LazyOptions::default().deadline(deadline);
     let answer = engine.map(ByteLen::new(16 * page()), Arc::new(backing), &options);
@@ -233,8 +225,7 @@ fn a_deadline_is_kept_where_the_page_is_produced_for_a_thread_that_populates() {
 #[test]
 fn what_is_waited_for_is_counted_with_its_age() {
     let engine = engine(EngineOptions::default().producers(two()));
-    let backing = Stalling::at(|at| at == 3 * page() || at == 9 * page());
-    let gate = backing.gate.clone();
+    let (backing, gate, _) = Stalling::at(|at| at == 3 * page() || at == 9 * page());
     let len = ByteLen::new(16 * page());
     let answer = engine.map(len, Arc::new(backing), &LazyOptions::default());
     let Some(memory) = mapped("pending pages", answer) else { return };
@@ -262,8 +253,8 @@ fn what_is_waited_for_is_counted_with_its_age() {
 #[test]
 fn a_trace_has_every_fault_with_its_page_and_outcome() {
     let engine = engine(EngineOptions::default().producers(two()));
-    let backing = Stalling::at(|at| at == 6 * page());
-    backing.gate.open();
+    let (backing, gate, _) = Stalling::new(6 * page());
+    gate.open();
     let options = LazyOptions::default().advice(Advice::Random).trace(100);
     let answer = engine.map(ByteLen::new(16 * page()), Arc::new(backing), &options);
     let Some(memory) = mapped("a trace", answer) else { return };
@@ -327,13 +318,12 @@ fn one_loop_answers_many_mappings_while_some_come_and_go() {
 fn what_is_read_in_order_and_not_cached_is_read_ahead() {
     let path = std::env::temp_dir().join(format!("uzone-ahead-{}", std::process::id()));
     let len = 8 << 20;
-    let mut bytes = vec![0; len];
-    write_words(0, &mut bytes);
+    let bytes = words(len);
     std::fs::write(&path, &bytes).unwrap();
     let file = File::open(&path).unwrap();
     std::fs::remove_file(&path).unwrap();
     file.sync_all().unwrap();
-    let whole = std::num::NonZeroU64::new(len as u64).unwrap();
+    let whole = std::num::NonZeroU64::new(len).unwrap();
     page_cache::forget(&file, 0, whole).unwrap();
     if page_cache::cached(&file, 0, whole).unwrap() != Some(0) {
         return skip("reading ahead", "the file cannot be taken out of the page cache");
@@ -342,7 +332,7 @@ fn what_is_read_in_order_and_not_cached_is_read_ahead() {
     let options =
         LazyOptions::default().advice(Advice::Sequential).fault_around(FaultAround::DEFAULT);
     let backing = Arc::new(FileBacking::new(file).unwrap());
-    let answer = engine.map(ByteLen::new(len as u64), backing, &options);
+    let answer = engine.map(ByteLen::new(len), backing, &options);
     let Some(memory) = mapped("reading ahead", answer) else { return };
     let mut out = vec![0; size()];
     for (at, right) in (0..).zip(bytes.chunks(size())) {
@@ -352,7 +342,7 @@ fn what_is_read_in_order_and_not_cached_is_read_ahead() {
     let stats = memory.stats();
     // A device may be so fast that what a read which does not wait had begun is there at once.
     assert!(stats.read_ahead > 0 || stats.queued == 0, "{stats:?}");
-    assert!(stats.queued < len as u64 / page() / 16, "each window waited for a device: {stats:?}");
+    assert!(stats.queued < len / page() / 16, "each window waited for a device: {stats:?}");
 }
 
 /// Memory of this process that is answered for as if it were another's.
@@ -367,8 +357,7 @@ fn adopted(name: &str, pages: u64, is_slow: fn(u64) -> bool) -> Option<Adopted> 
     let wanted = Features::EVENT_REMOVE | Features::POISON;
     let uffd = userfaultfd(name, wanted, KernelFaults::IfAllowed)?;
     let memory = Arc::new(registered(&uffd, anonymous(pages)));
-    let backing = Stalling::at(move |at| is_slow(at / page()));
-    let (gate, asked) = (backing.gate.clone(), backing.asked.clone());
+    let (backing, gate, asked) = Stalling::at(move |at| is_slow(at / page()));
     let engine = engine(EngineOptions::default().producers(two()));
     let options = LazyOptions::default().fault_around(FaultAround::MIN);
     let regions = vec![region_at(0, &memory)];
@@ -428,7 +417,7 @@ fn a_server_that_stops_leaves_what_is_pending_to_the_next() {
         wait_for("the page is asked for", || asked.load(Ordering::SeqCst) == 1);
         let remote = server.stop().unwrap();
         let engine = engine(EngineOptions::default().producers(two()));
-        let (regions, backing) = (vec![region_at(0, &memory)], Arc::new(Stalling::at(|_| false)));
+        let (regions, backing) = (vec![region_at(0, &memory)], Arc::new(function()));
         let next = engine.adopt(remote, regions, backing, &LazyOptions::default()).unwrap();
         assert!(waiter.join().unwrap());
         assert!(next.stats().faults >= 1);

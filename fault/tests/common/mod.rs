@@ -103,14 +103,29 @@ pub(crate) fn write_words(offset: u64, out: &mut [u8]) {
     }
 }
 
-pub(crate) fn words(len: u64) -> Vec<u8> {
+pub(crate) fn words_at(offset: u64, len: u64) -> Vec<u8> {
     let mut bytes = vec![0; usize_of(len)];
-    write_words(0, &mut bytes);
+    write_words(offset, &mut bytes);
     bytes
+}
+
+pub(crate) fn words(len: u64) -> Vec<u8> {
+    words_at(0, len)
 }
 
 pub(crate) fn function() -> impl Backing + 'static {
     FunctionBacking::quick(|offset, out: &mut [u8]| {
+        write_words(offset, out);
+        Ok(())
+    })
+}
+
+/// The same, whose page at this offset cannot be had.
+pub(crate) fn failing_at(bad: u64) -> impl Backing + 'static {
+    FunctionBacking::quick(move |offset, out: &mut [u8]| {
+        if (offset..offset + out.len() as u64).contains(&bad) {
+            return Err(BackingError::Other("this page is lost".into()));
+        }
         write_words(offset, out);
         Ok(())
     })
@@ -133,9 +148,7 @@ pub(crate) fn try_page(memory: &LazyMapping, offset: u64) -> Result<(), AccessEr
         Err(uzone_fault::LazyError::Access(error @ AccessError::Bus { .. })) => return Err(error),
         Err(error) => panic!("{error:?}"),
     }
-    let mut expected = vec![0; usize_of(page())];
-    write_words(offset, &mut expected);
-    assert!(seen == expected, "wrong bytes at {offset:#x}");
+    assert!(seen == words_at(offset, page()), "wrong bytes at {offset:#x}");
     Ok(())
 }
 
@@ -181,6 +194,13 @@ pub(crate) fn file_with(bytes: &[u8]) -> File {
 /// The same with the words in it.
 pub(crate) fn file_of(len: u64) -> File {
     file_with(&words(len))
+}
+
+/// A memory file with the words in it.
+pub(crate) fn memfd_of(len: u64) -> Arc<Mapping> {
+    let file = Mapping::memfd("words", ByteLen::new(len), None).unwrap();
+    file.write_at(0, &words(len)).unwrap();
+    Arc::new(file)
 }
 
 pub(crate) fn options(advice: Advice, pages: u64) -> LazyOptions {
@@ -255,22 +275,24 @@ pub(crate) fn fill_wanted(window: &mut Window<'_>) -> Result<(), BackingError> {
 /// Fills like the function, but a thread that asks for one of some pages is held up until it is released.
 pub(crate) struct Stalling {
     is_stalled: Box<dyn Fn(u64) -> bool + Send + Sync>,
-    pub(crate) gate: Arc<Gate>,
-    /// How often one of those pages was asked for.
-    pub(crate) asked: Arc<AtomicU64>,
+    gate: Arc<Gate>,
+    asked: Arc<AtomicU64>,
 }
 
 impl Stalling {
-    /// Holds up the threads that ask for the page at this offset.
+    /// Holds up the threads that ask for the page at this offset. Returns what releases them as
+    /// well, and how often the page was asked for.
     pub(crate) fn new(stalled: u64) -> (Self, Arc<Gate>, Arc<AtomicU64>) {
-        let backing = Self::at(move |offset| offset == stalled);
-        let (gate, asked) = (backing.gate.clone(), backing.asked.clone());
-        (backing, gate, asked)
+        Self::at(move |offset| offset == stalled)
     }
 
-    /// Holds up the threads that ask for a page at such an offset.
-    pub(crate) fn at(is_stalled: impl Fn(u64) -> bool + Send + Sync + 'static) -> Self {
-        Self { is_stalled: Box::new(is_stalled), gate: Arc::default(), asked: Arc::default() }
+    /// The same for the pages at such offsets.
+    pub(crate) fn at(
+        is_stalled: impl Fn(u64) -> bool + Send + Sync + 'static,
+    ) -> (Self, Arc<Gate>, Arc<AtomicU64>) {
+        let (gate, asked) = (Arc::<Gate>::default(), Arc::<AtomicU64>::default());
+        let is_stalled = Box::new(is_stalled);
+        (Self { is_stalled, gate: gate.clone(), asked: asked.clone() }, gate, asked)
     }
 }
 
