@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use common::{
     HUGE, Pool, anonymous_huge, bytes_of, engine, function, has_huge_pages, map, memfd_of, page,
-    scattered, skip, usize_of, wait_for, word_in, words,
+    scattered, scattered_until, skip, usize_of, wait_for, word_in, words,
 };
 use uzone_fault::{
     CompositeBacking, HugePages, LazyMapping, LazyOptions, MemoryBacking, Uncollapsed,
@@ -107,7 +107,7 @@ fn readers_and_writers_go_on_while_pages_are_collapsed_and_evicted() {
                 // The last 8 bytes of a page of the first 2 MiB are this thread's to write, and no thread
                 // evicts them.
                 let mut last = vec![None; 512];
-                for (turn, at) in (1_u64..).zip(scattered(seed + 3, len / page())) {
+                for (turn, at) in (1_u64..).zip(scattered_until(stop, seed + 3, len / page())) {
                     let offset = at * page() + seed * 8;
                     assert_eq!(word_in(memory, offset), common::word(offset));
                     if at < 512 && at % 2 == seed {
@@ -117,21 +117,15 @@ fn readers_and_writers_go_on_while_pages_are_collapsed_and_evicted() {
                         memory.write_at(offset, &turn.to_ne_bytes()).unwrap();
                         last[usize_of(at)] = Some(turn);
                     }
-                    if stop.load(Ordering::Relaxed) {
-                        return;
-                    }
                 }
             });
         }
         let until = Instant::now() + Duration::from_millis(600);
-        for at in scattered(1, 1024) {
+        for at in scattered(1, 1024).take_while(|_| Instant::now() <= until) {
             made += memory.collapse(0..len).unwrap().made;
             let at = HUGE + at * page();
             memory.evict(at..at + page()).unwrap();
             memory.populate(0..len).unwrap();
-            if Instant::now() > until {
-                break;
-            }
         }
         stop.store(true, Ordering::Relaxed);
     });

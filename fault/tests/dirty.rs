@@ -15,8 +15,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{
-    Gate, Pool, bytes_of, engine, file_with, function, map, page, scattered, skip, usize_of,
-    word_in, words,
+    Gate, Pool, bytes_of, engine, file_with, function, map, page, scattered, scattered_until, skip,
+    usize_of, word_in, words,
 };
 use proptest::prelude::*;
 use uzone_fault::{
@@ -725,31 +725,27 @@ fn writers_never_miss_what_they_wrote_while_pages_are_brought_back_and_evicted()
                     scope.spawn(move || {
                         // The last value in each page of this writer's.
                         let mut last = vec![0_u64; usize_of(pages)];
-                        for (turn, at) in (1..).zip(scattered(writer + 1, pages / writers)) {
+                        for (turn, at) in
+                            (1..).zip(scattered_until(stop, writer + 1, pages / writers))
+                        {
                             let page_of = at * writers + writer;
                             let offset = page_of * page() + 8 * (at % 512);
                             let expected = last[usize_of(page_of)];
                             assert_eq!(word_in(memory, offset), expected, "{track:?} {page_of}");
                             memory.write_at(offset, &u64::to_ne_bytes(turn)).unwrap();
                             last[usize_of(page_of)] = turn;
-                            if stop.load(Ordering::Relaxed) {
-                                return last;
-                            }
                         }
                         last
                     })
                 })
                 .collect();
             let until = Instant::now() + Duration::from_millis(700);
-            for at in scattered(9, pages) {
+            for at in scattered(9, pages).take_while(|_| Instant::now() <= until) {
                 let part = range(at..(at + 1 + at % 20).min(pages));
                 if at % 3 == 0 || track == WriteTracking::Async {
                     brought += memory.write_back(part).unwrap();
                 } else {
                     evicted += memory.evict(part).unwrap();
-                }
-                if Instant::now() > until {
-                    break;
                 }
             }
             stop.store(true, Ordering::Relaxed);

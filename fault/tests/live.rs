@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 
 use common::{
     CHILD, Pool, Stalling, bytes_of, check_all, check_page, engine, failing_at, file_of, function,
-    map as map_with, memfd_of, options, page, scattered, settles, skip, usize_of, word, word_in,
-    words_at, write_words,
+    map as map_with, memfd_of, options, page, scattered, scattered_until, settles, skip, usize_of,
+    word, word_in, words_at, write_words,
 };
 use uzone_fault::{
     Backing, BackingError, FileBacking, FunctionBacking, HugePages, LazyError, LazyMapping,
@@ -289,24 +289,18 @@ fn what_is_evicted_comes_back_under_readers_that_never_see_anything_else() {
             for seed in 0..3 {
                 let (memory, stop) = (&memory, &stop);
                 scope.spawn(move || {
-                    for at in scattered(seed + 7, len / page()) {
+                    for at in scattered_until(stop, seed + 7, len / page()) {
                         check_page(memory, at * page());
-                        if stop.load(Ordering::Relaxed) {
-                            return;
-                        }
                     }
                 });
             }
             let until = Instant::now() + Duration::from_millis(300);
             let mut evicted = 0;
-            for at in scattered(99, len / page()) {
+            for at in scattered(99, len / page()).take_while(|_| Instant::now() <= until) {
                 let end = (at + 1 + at % 40).min(len / page());
                 evicted += memory.evict(at * page()..end * page()).unwrap();
                 if at % 7 == 0 {
                     memory.populate(at * page()..end * page()).unwrap();
-                }
-                if Instant::now() > until {
-                    break;
                 }
             }
             stop.store(true, Ordering::Relaxed);

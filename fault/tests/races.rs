@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use common::{
     Gate, Stalling, again, check_all, check_page, ends, engine, file_of, fill_but, fill_wanted,
-    function, is_child, map, options, page, scattered, settles, skip, try_page, usize_of, wait_for,
-    word, write_words,
+    function, is_child, map, options, page, scattered, scattered_until, settles, skip, try_page,
+    usize_of, wait_for, word, write_words,
 };
 use uzone_fault::{
     Backing, BackingError, Engine, EngineOptions, FileBacking, FunctionBacking, LazyError,
@@ -137,7 +137,7 @@ impl Backing for Mixed {
 fn read_until(memory: &LazyMapping, seed: u64, stop: &AtomicBool) -> (u64, u64) {
     let pages = memory.len().get() / page();
     let (mut right, mut bad) = (0, 0);
-    for at in scattered(seed, pages).map(|at| at * page()) {
+    for at in scattered_until(stop, seed, pages).map(|at| at * page()) {
         match try_page(memory, at) {
             Ok(()) => {
                 assert!(!Mixed::fails(at), "the page at {at:#x} cannot be had");
@@ -147,9 +147,6 @@ fn read_until(memory: &LazyMapping, seed: u64, stop: &AtomicBool) -> (u64, u64) 
                 assert!(Mixed::fails(at), "{error}");
                 bad += 1;
             }
-        }
-        if stop.load(Ordering::Relaxed) {
-            break;
         }
     }
     (right, bad)
@@ -172,16 +169,13 @@ fn readers_get_the_right_bytes_or_an_error_whatever_goes_on() {
                 .map(|seed| scope.spawn(move || read_until(memory, seed + 1, stop)))
                 .collect();
             scope.spawn(move || {
-                for at in scattered(77, pages) {
+                for at in scattered_until(stop, 77, pages) {
                     let end = (at + 1 + at % 90).min(pages);
                     memory.evict(at * page()..end * page()).unwrap();
-                    if stop.load(Ordering::Relaxed) {
-                        return;
-                    }
                 }
             });
             scope.spawn(move || {
-                for at in scattered(78, pages) {
+                for at in scattered_until(stop, 78, pages) {
                     let (start, end) = (at * page(), (at + 1 + at % 30).min(pages) * page());
                     let answer = match at % 2 {
                         0 => memory.populate_cached(start..end),
@@ -193,9 +187,6 @@ fn readers_get_the_right_bytes_or_an_error_whatever_goes_on() {
                             assert!(Mixed::fails(offset), "{offset:#x}");
                         }
                         Err(error) => panic!("{error}"),
-                    }
-                    if stop.load(Ordering::Relaxed) {
-                        return;
                     }
                 }
             });
@@ -531,15 +522,12 @@ fn memory_that_is_written_and_evicted_by_turns_holds_what_was_written_or_what_wa
     thread::scope(|scope| {
         for seed in 0..2 {
             scope.spawn(move || {
-                for at in scattered(seed + 5, pages).map(|at| at * page()) {
+                for at in scattered_until(stop, seed + 5, pages).map(|at| at * page()) {
                     // Only ever the complement of what the backing has.
                     memory.write_at(at, &(!word(at)).to_ne_bytes()).unwrap();
                     let seen = common::word_in(memory, at);
                     assert!(seen == word(at) || seen == !word(at), "{seen:#x} at {at:#x}");
                     memory.read_at(at + 8, seen.to_ne_bytes().as_mut_slice()).unwrap();
-                    if stop.load(Ordering::Relaxed) {
-                        return;
-                    }
                 }
             });
         }

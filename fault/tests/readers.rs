@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use common::{
     PATIENCE, Stalling, anonymous, check_page, engine, file_of, map, page, region_at, registered,
-    remote, scattered, settles, userfaultfd, wait_for, word_in,
+    remote, scattered, scattered_until, settles, userfaultfd, wait_for, word_in,
 };
 use uzone_fault::{
     Answer, Engine, EngineOptions, FileBacking, LazyMapping, LazyOptions, MapError, Refusal,
@@ -154,10 +154,7 @@ fn threads_write_pin_and_evict_under_several_readers_and_nothing_is_lost() {
             .map(|seed| {
                 scope.spawn(move || {
                     let mut last = vec![0_u64; usize::try_from(PAGES).unwrap()];
-                    for (count, at) in (1_u64..).zip(scattered(seed + 1, PAGES)) {
-                        if is_over.load(Ordering::Relaxed) {
-                            break;
-                        }
+                    for (count, at) in (1_u64..).zip(scattered_until(is_over, seed + 1, PAGES)) {
                         check_page(other, at * page());
                         let range = at * page()..(at + 1) * page();
                         let pinned = (seed % 4 == 0).then(|| memory.pin(range).unwrap());

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use common::{
     HUGE, Stalling, anonymous_huge, bytes_of, check_all, check_page, engine, file_of, file_with,
-    fill_wanted, function, has_huge_pages, map, page, scattered, settles, skip, try_page, usize_of,
-    wait_for, word, word_in, words,
+    fill_wanted, function, has_huge_pages, map, page, scattered, scattered_until, settles, skip,
+    try_page, usize_of, wait_for, word, word_in, words,
 };
 use uzone_fault::{
     Backing, BackingError, CompositeBacking, FileBacking, HugePages, LazyError, LazyMapping,
@@ -247,31 +247,22 @@ fn readers_see_right_bytes_while_pages_are_evicted_populated_and_collapsed() {
         for seed in 0..3 {
             let (memory, stop, seen) = (&memory, &stop, &seen);
             scope.spawn(move || {
-                for at in scattered(seed + 11, len / 8) {
+                for at in scattered_until(stop, seed + 11, len / 8) {
                     assert_eq!(word_in(memory, at * 8), word(at * 8), "at {:#x}", at * 8);
                     seen.fetch_add(1, Ordering::Relaxed);
-                    if stop.load(Ordering::Relaxed) {
-                        return;
-                    }
                 }
             });
         }
         scope.spawn(|| {
-            for at in scattered(5, pages) {
+            for at in scattered_until(&stop, 5, pages) {
                 memory.populate(at * HUGE..(at + 1) * HUGE).unwrap();
-                if stop.load(Ordering::Relaxed) {
-                    return;
-                }
             }
         });
         let until = Instant::now() + Duration::from_secs(1);
-        for at in scattered(1, pages) {
+        for at in scattered(1, pages).take_while(|_| Instant::now() <= until) {
             memory.evict(at * HUGE..(at + 1) * HUGE).unwrap();
             if at == 0 {
                 memory.collapse(0..len).unwrap();
-            }
-            if Instant::now() > until {
-                break;
             }
         }
         stop.store(true, Ordering::Relaxed);

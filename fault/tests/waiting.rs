@@ -142,10 +142,8 @@ fn a_deadline_is_kept_while_other_faults_never_end() {
     thread::scope(|scope| {
         for part in 0..4 {
             scope.spawn(move || {
-                for at in (1..pages).filter(|at| at % 4 == part).cycle() {
-                    if stop.load(Ordering::Relaxed) {
-                        return;
-                    }
+                let pages = (1..pages).filter(|at| at % 4 == part).cycle();
+                for at in pages.take_while(|_| !stop.load(Ordering::Relaxed)) {
                     memory.read_at(at * page(), &mut [0; 8]).unwrap();
                     memory.evict(at * page()..(at + 1) * page()).unwrap();
                 }

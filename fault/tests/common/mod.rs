@@ -10,7 +10,7 @@ use std::io::{BufRead, BufReader, Lines, Write};
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -171,6 +171,11 @@ pub(crate) fn scattered(seed: u64, end: u64) -> impl Iterator<Item = u64> {
         state ^= state << 17;
         state % end
     })
+}
+
+/// The same, until `stop` is set.
+pub(crate) fn scattered_until(stop: &AtomicBool, seed: u64, end: u64) -> impl Iterator<Item = u64> {
+    scattered(seed, end).take_while(|_| !stop.load(Ordering::Relaxed))
 }
 
 /// A file without a name beside this program: where temporary files go may be memory.
