@@ -21,7 +21,7 @@ use uzone_fault::{
     FunctionBacking, LazyMapping, LazyOptions, MapError, MemoryBacking, Refusal, WriteTracking,
     ZeroBacking,
 };
-use uzone_os::uffd::{FaultKind, Features, KernelFaults, Uffd};
+use uzone_os::uffd::{FaultKind, Features, KernelFaults};
 use uzone_os::{Access, Mapping, Sharing, page_cache, sigbus};
 use uzone_pages::{Advice, ByteLen, Content, FaultAround, PageSize};
 
@@ -41,28 +41,18 @@ fn memory_file() -> Arc<dyn Backing> {
     Arc::new(MemoryBacking::new(memfd_of(len()), Sharing::Private).unwrap())
 }
 
-fn engine() -> Engine {
-    Engine::new(NonZeroUsize::MIN).unwrap()
+/// Returns an engine, or prints that the case cannot run.
+fn engine(name: &str) -> Option<Engine> {
+    common::userfaultfd(name, Features::SIGBUS | Features::POISON, KernelFaults::Never)?;
+    if !sigbus::recovers_copies() {
+        skip(name, "copies do not recover from SIGBUS in this build");
+        return None;
+    }
+    Some(Engine::new(NonZeroUsize::MIN).unwrap())
 }
 
 fn in_thread() -> LazyOptions {
     LazyOptions::default().answer(Answer::InThread)
-}
-
-/// Returns whether a case cannot run here.
-fn is_skipped(name: &str) -> bool {
-    let features = Features::SIGBUS | Features::POISON;
-    match Uffd::open(features, Features::NONE, KernelFaults::Never) {
-        Ok(_) if sigbus::recovers_copies() => false,
-        Ok(_) => {
-            skip(name, "copies do not recover from SIGBUS in this build");
-            true
-        }
-        Err(error) => {
-            skip(name, &error.to_string());
-            true
-        }
-    }
 }
 
 fn check(memory: &LazyMapping, at: u64) {
@@ -71,10 +61,7 @@ fn check(memory: &LazyMapping, at: u64) {
 
 #[test]
 fn every_window_and_backing_has_the_same_bytes_pins_and_evictions() {
-    if is_skipped("every_window_and_backing_has_the_same_bytes_pins_and_evictions") {
-        return;
-    }
-    let engine = engine();
+    let Some(engine) = engine("every_window_and_backing_has_the_same_bytes") else { return };
     let source = file_of(len());
     let file =
         || -> Arc<dyn Backing> { Arc::new(FileBacking::new(source.try_clone().unwrap()).unwrap()) };
@@ -128,10 +115,7 @@ fn every_window_and_backing_has_the_same_bytes_pins_and_evictions() {
 
 #[test]
 fn a_reader_answers_where_a_thread_cannot_and_states_why() {
-    if is_skipped("a_reader_answers_where_a_thread_cannot_and_states_why") {
-        return;
-    }
-    let engine = engine();
+    let Some(engine) = engine("a_reader_answers_where_a_thread_cannot") else { return };
     let forbidding = Engine::with(EngineOptions::default().handles_sigbus(false)).unwrap();
     let zero = || -> Arc<dyn Backing> { Arc::new(ZeroBacking) };
     let function = Arc::new(FunctionBacking::quick(|_, out: &mut [u8]| {
@@ -168,12 +152,10 @@ fn a_reader_answers_where_a_thread_cannot_and_states_why() {
 
 #[test]
 fn a_page_of_a_file_that_was_cut_is_an_error_and_never_zero() {
-    if is_skipped("a_page_of_a_file_that_was_cut_is_an_error_and_never_zero") {
-        return;
-    }
+    let Some(engine) = engine("a_page_of_a_file_that_was_cut_is_an_error") else { return };
     let source = file_of(len());
     let backing = Arc::new(FileBacking::new(source.try_clone().unwrap()).unwrap());
-    let memory = engine().map(ByteLen::new(len()), backing, &in_thread()).unwrap();
+    let memory = engine.map(ByteLen::new(len()), backing, &in_thread()).unwrap();
     check(&memory, 3);
     source.set_len(50 * page() + 3).unwrap();
     for at in [50, 51, PAGES - 1] {
@@ -186,16 +168,12 @@ fn a_page_of_a_file_that_was_cut_is_an_error_and_never_zero() {
 
 #[test]
 fn with_a_deadline_pages_that_are_ready_and_those_that_are_not_have_the_same_bytes() {
-    let name = "with_a_deadline_pages_that_are_ready_and_those_that_are_not_have_the_same_bytes";
-    if is_skipped(name) {
-        return;
-    }
+    let Some(engine) = engine("with_a_deadline_pages_have_the_same_bytes") else { return };
     // One page more, of which the file has a part.
     let part = usize::try_from(page() / 2).unwrap();
     let source = common::file_with(&(0..len() + page() / 2).map(byte).collect::<Vec<_>>());
     let whole = NonZeroU64::new(len()).unwrap();
     let backing = Arc::new(FileBacking::new(source.try_clone().unwrap()).unwrap());
-    let engine = engine();
     for track in [None, Some(WriteTracking::Sync)] {
         for advice in [Advice::Auto, Advice::Random, Advice::Normal] {
             let mut options = in_thread().advice(advice).deadline(Duration::from_secs(60));
@@ -239,10 +217,7 @@ fn with_a_deadline_pages_that_are_ready_and_those_that_are_not_have_the_same_byt
 
 #[test]
 fn a_page_of_a_file_that_was_cut_is_bad_where_its_failure_is_decided_about() {
-    let name = "a_page_of_a_file_that_was_cut_is_bad_where_its_failure_is_decided_about";
-    if is_skipped(name) {
-        return;
-    }
+    let Some(engine) = engine("a_page_of_a_file_that_was_cut_is_bad") else { return };
     let source = file_of(len());
     let backing = Arc::new(FileBacking::new(source.try_clone().unwrap()).unwrap());
     let seen = Arc::new(Mutex::new(Vec::new()));
@@ -252,7 +227,7 @@ fn a_page_of_a_file_that_was_cut_is_bad_where_its_failure_is_decided_about() {
         noted.lock().unwrap().push(failure.offset / page());
         Refusal::Poison
     });
-    let memory = engine().map(ByteLen::new(len()), backing, &options).unwrap();
+    let memory = engine.map(ByteLen::new(len()), backing, &options).unwrap();
     source.set_len(50 * page() + 3).unwrap();
     for at in [50, 51, PAGES - 1] {
         for _ in 0..2 {
@@ -271,10 +246,7 @@ fn a_page_of_a_file_that_was_cut_is_bad_where_its_failure_is_decided_about() {
 
 #[test]
 fn threads_keep_the_budget_of_their_mapping_and_not_those_beside_it() {
-    if is_skipped("threads_keep_the_budget_of_their_mapping_and_not_those_beside_it") {
-        return;
-    }
-    let engine = engine();
+    let Some(engine) = engine("threads_keep_the_budget_of_their_mapping") else { return };
     let source = file_of(len());
     let map = |options: &LazyOptions| {
         let backing = Arc::new(FileBacking::new(source.try_clone().unwrap()).unwrap());
@@ -308,9 +280,7 @@ fn threads_keep_the_budget_of_their_mapping_and_not_those_beside_it() {
 
 #[test]
 fn parts_of_files_and_zeroes_are_filled_and_a_file_that_was_cut_is_an_error() {
-    if is_skipped("parts_of_files_and_zeroes_are_filled_and_a_file_that_was_cut_is_an_error") {
-        return;
-    }
+    let Some(engine) = engine("parts_of_files_and_zeroes_are_filled") else { return };
     let source = file_of(len());
     let whole = Arc::new(FileBacking::new(source.try_clone().unwrap()).unwrap());
     let size = PageSize::try_from_bytes(page()).unwrap();
@@ -344,7 +314,7 @@ fn parts_of_files_and_zeroes_are_filled_and_a_file_that_was_cut_is_an_error() {
             let mut options = in_thread().advice(advice).fault_around(FaultAround::MAX);
             options = track.into_iter().fold(options, LazyOptions::track_writes);
             let len = ByteLen::new(1400 * page());
-            let memory = engine().map(len, parts.clone(), &options).unwrap();
+            let memory = engine.map(len, parts.clone(), &options).unwrap();
             assert_eq!(memory.answered_in_thread(), Ok(()));
             (0..1400).for_each(|at| check(&memory, (at * 37) % 1400));
             if track != Some(WriteTracking::Async) {
@@ -353,7 +323,7 @@ fn parts_of_files_and_zeroes_are_filled_and_a_file_that_was_cut_is_an_error() {
             (0..1400).for_each(|at| check(&memory, at));
         }
     }
-    let memory = engine().map(ByteLen::new(1400 * page()), parts, &in_thread()).unwrap();
+    let memory = engine.map(ByteLen::new(1400 * page()), parts, &in_thread()).unwrap();
     source.set_len(150 * page()).unwrap();
     (0..50).chain(600..1300).for_each(|at| check(&memory, at));
     for at in [50, 599, 1300, 1399] {
@@ -363,13 +333,11 @@ fn parts_of_files_and_zeroes_are_filled_and_a_file_that_was_cut_is_an_error() {
 
 #[test]
 fn faults_that_threads_answer_are_recorded() {
-    if is_skipped("faults_that_threads_answer_are_recorded") {
-        return;
-    }
+    let Some(engine) = engine("faults_that_threads_answer_are_recorded") else { return };
     let options = in_thread().advice(Advice::Random).trace(16).track_writes(WriteTracking::Sync);
     let source = file_of(len());
     let backing = Arc::new(FileBacking::new(source.try_clone().unwrap()).unwrap());
-    let memory = engine().map(ByteLen::new(len()), backing, &options).unwrap();
+    let memory = engine.map(ByteLen::new(len()), backing, &options).unwrap();
     check(&memory, 7);
     memory.write_at(7 * page(), &[byte(7 * page())]).unwrap();
     memory.write_at(9 * page(), &[byte(9 * page())]).unwrap();
@@ -446,10 +414,7 @@ fn stack_taken(on: impl FnOnce()) -> usize {
 
 #[test]
 fn the_handler_takes_at_most_2_kib_of_stack_for_each_backing_and_option() {
-    let name = "the_handler_takes_at_most_2_kib_of_stack_for_each_backing_and_option";
-    if is_skipped(name) {
-        return;
-    }
+    let Some(engine) = engine("the_handler_takes_at_most_2_kib_of_stack") else { return };
     let source = file_of(len());
     let whole = || Arc::new(FileBacking::writable(source.try_clone().unwrap()).unwrap());
     let size = PageSize::try_from_bytes(page()).unwrap();
@@ -468,7 +433,7 @@ fn the_handler_takes_at_most_2_kib_of_stack_for_each_backing_and_option() {
         ("recorded, paced", in_thread().trace(64).budget(budget)),
         ("with a deadline", in_thread().deadline(Duration::from_secs(60))),
     ];
-    let engine = &engine();
+    let engine = &engine;
     for (backing, of) in &backings {
         for (way, options) in &ways {
             // Its own thread has an alternate stack of its own.
@@ -505,9 +470,7 @@ extern "C" fn foreign(_: i32) {
 #[test]
 fn a_reader_answers_where_another_handler_of_sigbus_came_later() {
     let name = "a_reader_answers_where_another_handler_of_sigbus_came_later";
-    if is_skipped(name) {
-        return;
-    }
+    let Some(engine) = engine(name) else { return };
     if !common::is_child(name) {
         // The handler is for all of a process.
         let mut child = common::again(name).spawn().unwrap();
@@ -515,7 +478,6 @@ fn a_reader_answers_where_another_handler_of_sigbus_came_later() {
         assert!(status.success(), "{status}");
         return;
     }
-    let engine = engine();
     let source = file_of(len());
     let map = |options: &LazyOptions| {
         let backing = Arc::new(FileBacking::new(source.try_clone().unwrap()).unwrap());
@@ -587,10 +549,7 @@ fn fork_once() {
 
 #[test]
 fn what_others_wrote_behind_the_end_of_a_file_is_not_seen() {
-    let name = "what_others_wrote_behind_the_end_of_a_file";
-    if is_skipped(name) {
-        return;
-    }
+    let Some(engine) = engine("what_others_wrote_behind_the_end_of_a_file") else { return };
     let source = file_of(len());
     let (end, last, len) = (5 * page() + 100, 5 * page()..6 * page(), ByteLen::new(6 * page()));
     let (access, sharing) = (Access::ReadWrite, Sharing::Shared);
@@ -602,7 +561,7 @@ fn what_others_wrote_behind_the_end_of_a_file_is_not_seen() {
         CompositeBacking::builder(PageSize::KIB_4).part(0..page(), backing.clone(), last.start);
     let parts: Arc<dyn Backing> = Arc::new(parts.build().unwrap());
     for (backing, len, at) in [(backing, len, last.start), (parts, ByteLen::new(page()), 0)] {
-        let memory = engine().map(len, backing, &in_thread()).unwrap();
+        let memory = engine.map(len, backing, &in_thread()).unwrap();
         let seen = bytes_of(&memory, at, page());
         assert!(seen[..100].iter().zip(last.start..).all(|(seen, at)| *seen == byte(at)));
         assert!(seen[100..].iter().all(|seen| *seen == 0));
@@ -673,11 +632,9 @@ fn map_and_cut(engine: &Engine) {
 /// take faults too, forks, and files that are cut.
 #[test]
 fn many_threads_over_mappings_that_come_and_go_see_the_right_bytes() {
-    if is_skipped("many_threads_over_mappings_that_come_and_go_see_the_right_bytes") {
-        return;
-    }
+    let Some(engine) = engine("many_threads_over_mappings_that_come_and_go") else { return };
     let seconds = std::env::var(STRESS).map_or(2, |seconds| seconds.parse().unwrap());
-    let engine = &engine();
+    let engine = &engine;
     let (source, written, cold) = (file_of(len()), file_of(len()), &file_of(len()));
     let file = || Arc::new(FileBacking::new(source.try_clone().unwrap()).unwrap());
     let long = &engine.map(ByteLen::new(len()), file(), &in_thread()).unwrap();
