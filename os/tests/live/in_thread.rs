@@ -14,6 +14,7 @@ use uzone_os::{Access, AccessError, Anonymous, Mapping, Sharing};
 use uzone_pages::{ByteLen, FaultAround};
 
 use crate::needs::or_skip;
+use crate::sigbus::{Action, raise, set_action};
 use crate::{is_alone, page, read};
 
 const PAGES: u64 = 1024;
@@ -22,8 +23,12 @@ fn byte(at: u64) -> u8 {
     (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
 }
 
-/// Opens a userfaultfd that signals, or reports why the case is skipped.
+/// Opens a userfaultfd that signals, or reports why the case is skipped. `None` as well in the
+/// process that has the case run alone.
 fn open(name: &str) -> Option<Arc<Uffd>> {
+    if !is_alone(name) {
+        return None;
+    }
     let wished = Features::MINOR_SHMEM | Features::MISSING_SHMEM;
     or_skip(name, Uffd::open(Features::SIGBUS, wished, KernelFaults::Never)).map(Arc::new)
 }
@@ -51,6 +56,10 @@ fn from_file(file: &File, mapped: &Arc<Mapping>, len: u64) -> Source {
     Source::file(FileSource::new(Arc::new(file), mapped, ByteLen::new(len)))
 }
 
+fn start(memory: &Arc<Registered>, answers: Answers) -> InThread {
+    InThread::start(Place::take().unwrap(), memory.clone(), answers).unwrap()
+}
+
 fn check(memory: &Registered, at: u64, len: u64) {
     let mut seen = vec![1; usize::try_from(page()).unwrap()];
     memory.mapping().read_at(at * page(), &mut seen).unwrap();
@@ -66,9 +75,6 @@ fn growing(source: Source) -> Answers {
 #[test]
 fn threads_fill_what_they_touch_and_each_byte_is_right() {
     let name = "in_thread::threads_fill_what_they_touch_and_each_byte_is_right";
-    if !is_alone(name) {
-        return;
-    }
     let Some(uffd) = open(name) else { return };
     // The last page is filled in part.
     let len = PAGES * page() - 100;
@@ -80,7 +86,7 @@ fn threads_fill_what_they_touch_and_each_byte_is_right() {
             Some(size) => Answers::new(source, size),
             None => growing(source),
         };
-        let answering = InThread::start(Place::take().unwrap(), memory.clone(), answers).unwrap();
+        let answering = start(&memory, answers);
         assert!(!answering.may_have_filled(0));
         thread::scope(|scope| {
             for seed in 0..8 {
@@ -115,20 +121,12 @@ fn threads_fill_what_they_touch_and_each_byte_is_right() {
 fn a_page_of_a_file_that_was_cut_is_an_error_and_a_system_call_gets_one_too() {
     let name =
         "in_thread::a_page_of_a_file_that_was_cut_is_an_error_and_a_system_call_gets_one_too";
-    if !is_alone(name) {
-        return;
-    }
     let Some(uffd) = open(name) else { return };
     let len = PAGES * page();
     let (file, mapped) = file(len);
     let memory = registered(uffd);
     let source = from_file(&file, &mapped, len);
-    let answering = InThread::start(
-        Place::take().unwrap(),
-        memory.clone(),
-        Answers::new(source, FaultAround::DEFAULT),
-    )
-    .unwrap();
+    let answering = start(&memory, Answers::new(source, FaultAround::DEFAULT));
     check(&memory, 0, len);
     // In the middle of page 100.
     file.set_len(100 * page() + 7).unwrap();
@@ -165,9 +163,6 @@ fn rustix_read(
 #[test]
 fn a_memory_file_is_mapped_and_its_holes_are_zero() {
     let name = "in_thread::a_memory_file_is_mapped_and_its_holes_are_zero";
-    if !is_alone(name) {
-        return;
-    }
     let Some(uffd) = open(name) else { return };
     let len = ByteLen::new(PAGES * page());
     let file = Mapping::memfd("shared", len, None).unwrap();
@@ -180,8 +175,7 @@ fn a_memory_file_is_mapped_and_its_holes_are_zero() {
     let modes = Modes { missing: true, minor: true, write_protect: false };
     let memory = or_skip(name, Registered::new(uffd, mapping, modes));
     let Some(memory) = memory.map(Arc::new) else { return };
-    let answering =
-        InThread::start(Place::take().unwrap(), memory.clone(), growing(Source::Cached)).unwrap();
+    let answering = start(&memory, growing(Source::Cached));
     (0..PAGES).for_each(|at| check(&memory, at, 8 * page()));
     memory.mapping().write_at(3, &[7]).unwrap();
     assert_eq!(answering.counts()[1], PAGES, "holes are filled as well");
@@ -191,24 +185,13 @@ fn a_memory_file_is_mapped_and_its_holes_are_zero() {
 #[test]
 fn threads_that_end_and_mappings_that_go_leave_no_slot_behind() {
     let name = "in_thread::threads_that_end_and_mappings_that_go_leave_no_slot_behind";
-    if !is_alone(name) {
-        return;
-    }
     let Some(uffd) = open(name) else { return };
     let window = FaultAround::DEFAULT;
     for _ in 0..3 {
         let all: Vec<_> = (0..SLOTS)
             .map(|_| {
                 let memory = registered(uffd.clone());
-                (
-                    InThread::start(
-                        Place::take().unwrap(),
-                        memory.clone(),
-                        Answers::new(Source::zero(), window),
-                    )
-                    .unwrap(),
-                    memory,
-                )
+                (start(&memory, Answers::new(Source::zero(), window)), memory)
             })
             .collect();
         assert!(matches!(Place::take(), Err(UffdError::TooMany)));
@@ -242,33 +225,20 @@ extern "C" fn read_a_page(_: i32) {
 #[test]
 fn a_fault_inside_of_another_handler_and_of_the_c_library_is_answered_and_errno_kept() {
     let name = "in_thread::a_fault_inside_of_another_handler_and_of_the_c_library_is_answered_and_errno_kept";
-    if !is_alone(name) {
-        return;
-    }
     let Some(uffd) = open(name) else { return };
     let len = PAGES * page();
     let (file, mapped) = file(len);
     let memory = registered(uffd);
     let source = from_file(&file, &mapped, len);
-    let window = FaultAround::MIN;
-    let answering =
-        InThread::start(Place::take().unwrap(), memory.clone(), Answers::new(source, window))
-            .unwrap();
+    let answering = start(&memory, Answers::new(source, FaultAround::MIN));
     let start = memory.mapping().addr().get();
-    // SAFETY: all zero is the default action with an empty mask.
-    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-    let handler: extern "C" fn(i32) = read_a_page;
-    action.sa_sigaction = handler as libc::sighandler_t;
-    // SAFETY: the action lives over the call, and its handler does what handlers may do.
-    let answer = unsafe { libc::sigaction(libc::SIGUSR1, &action, std::ptr::null_mut()) };
-    assert_eq!(answer, 0);
+    set_action(libc::SIGUSR1, &Action::Plain(read_a_page), 0, &[]);
     let mut right = 0;
     for at in 0..64 {
         let offset = at * page() + at;
         READ_AT.store(start + usize::try_from(offset).unwrap(), Ordering::Relaxed);
         right += u64::from(byte(offset));
-        // SAFETY: raise(3) touches no memory.
-        assert_eq!(unsafe { libc::raise(libc::SIGUSR1) }, 0);
+        raise(libc::SIGUSR1);
         assert_eq!(SUM.load(Ordering::Relaxed), right);
     }
     // A copy of the C library from pages that are missing, with errno set.

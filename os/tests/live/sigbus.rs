@@ -125,7 +125,7 @@ fn queue(code: i32, address: usize, lsb: i16) {
 }
 
 /// What stands for a handler in sigaction(2).
-enum Action {
+pub(crate) enum Action {
     Default,
     Ignore,
     Plain(extern "C" fn(i32)),
@@ -133,7 +133,7 @@ enum Action {
 }
 
 /// Sets an action with `flags`, and a mask of `masked`.
-fn set_action(signal: i32, action: &Action, flags: i32, masked: &[i32]) {
+pub(crate) fn set_action(signal: i32, action: &Action, flags: i32, masked: &[i32]) {
     // SAFETY: all bits zero are an action: the default one.
     let mut new: libc::sigaction = unsafe { std::mem::zeroed() };
     new.sa_flags = flags;
@@ -165,7 +165,7 @@ fn is_blocked(signal: i32) -> bool {
     unsafe { libc::sigismember(&set, signal) == 1 }
 }
 
-fn raise(signal: i32) {
+pub(crate) fn raise(signal: i32) {
     // SAFETY: raise(3) touches no memory.
     assert_eq!(unsafe { libc::raise(signal) }, 0);
 }
