@@ -13,8 +13,8 @@ use uzone_pages::{
     AdvanceError, ByteLen, Content, HoldError, MemoryKind, Order, PageCount, Pfn, PfnRange, Tails,
 };
 use uzone_zone::{
-    BindOptions, Pagemap, PinError, PinOptions, Pinned, RawGuard, Redeemed, Referenced, Region,
-    Zone,
+    BindOptions, Pagemap, PinError, PinOptions, Pinned, PinnedRanges, RawGuard, Redeemed,
+    Referenced, Region, Zone,
 };
 
 const BASE: u64 = 0x1000;
@@ -164,25 +164,16 @@ impl Machine {
         let pagemap = self.pagemap.take().unwrap();
         let address = pagemap.region().addr().get() + (asked.start().get() - BASE) as usize * 4096;
         let len = ByteLen::new(asked.pages().get() * 4096);
+        let pinned = |ranges: PinnedRanges<_>| Guard::Pinned(ranges.into_single().unwrap());
+        let referenced = |ranges: PinnedRanges<_>| Guard::Referenced(ranges.into_single().unwrap());
+        let options = PinOptions::default().without_faults();
         let guard = match (is_pin, by) {
             (true, 0) => pagemap.pin(asked).map(Guard::Pinned),
-            (true, 1) => self
-                .zone
-                .pin(address, len)
-                .map(|across| Guard::Pinned(across.into_single().unwrap())),
-            (true, _) => self
-                .zone
-                .pin_range(asked, PinOptions::default().without_faults())
-                .map(|across| Guard::Pinned(across.into_single().unwrap())),
+            (true, 1) => self.zone.pin(address, len).map(pinned),
+            (true, _) => self.zone.pin_range(asked, options).map(pinned),
             (false, 0) => pagemap.get(asked).map(Guard::Referenced),
-            (false, 1) => self
-                .zone
-                .get(address, len)
-                .map(|across| Guard::Referenced(across.into_single().unwrap())),
-            (false, _) => self
-                .zone
-                .get_range(asked)
-                .map(|across| Guard::Referenced(across.into_single().unwrap())),
+            (false, 1) => self.zone.get(address, len).map(referenced),
+            (false, _) => self.zone.get_range(asked).map(referenced),
         };
         self.pagemap = Some(pagemap);
         self.check_held(asked, is_pin, guard);
@@ -240,29 +231,26 @@ impl Machine {
                 let guard = self.guards.swap_remove(which % self.guards.len());
                 let at = PageCount::new(at % (guard.range().pages().get() + 1));
                 let is_inside = at.get() != 0 && at != guard.range().pages();
-                match guard {
-                    Guard::Pinned(pinned) => match pinned.split(at) {
-                        Ok((first, second)) => {
-                            assert!(is_inside && first.range().pages() == at);
-                            self.guards.extend([Guard::Pinned(first), Guard::Pinned(second)]);
-                        }
-                        Err((whole, _)) => {
-                            assert!(!is_inside);
-                            self.guards.push(Guard::Pinned(whole));
-                        }
-                    },
-                    Guard::Referenced(referenced) => match referenced.split(at) {
-                        Ok((first, second)) => {
-                            assert!(is_inside && first.range().pages() == at);
-                            self.guards
-                                .extend([Guard::Referenced(first), Guard::Referenced(second)]);
-                        }
-                        Err((whole, _)) => {
-                            assert!(!is_inside);
-                            self.guards.push(Guard::Referenced(whole));
-                        }
-                    },
-                    raw @ Guard::Raw(..) => self.guards.push(raw),
+                let halves = match guard {
+                    Guard::Pinned(pinned) => pinned
+                        .split(at)
+                        .map(|(first, second)| [first, second].map(Guard::Pinned))
+                        .map_err(|(whole, _)| Guard::Pinned(whole)),
+                    Guard::Referenced(referenced) => referenced
+                        .split(at)
+                        .map(|(first, second)| [first, second].map(Guard::Referenced))
+                        .map_err(|(whole, _)| Guard::Referenced(whole)),
+                    raw @ Guard::Raw(..) => Err(raw),
+                };
+                match halves {
+                    Ok(halves) => {
+                        assert!(is_inside && halves[0].range().pages() == at);
+                        self.guards.extend(halves);
+                    }
+                    Err(whole) => {
+                        assert!(!is_inside || matches!(whole, Guard::Raw(..)));
+                        self.guards.push(whole);
+                    }
                 }
             }
             Step::Clone { which } if !self.guards.is_empty() => {
