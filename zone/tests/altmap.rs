@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use common::needs::{Pool, is_dax_required, or_skip, skip_dax};
-use common::{Temporary, bytes, cause, is_zero, read};
+use common::{Temporary, assert_fresh, bytes, cause, is_zero, read};
 use uzone_os::{Exclusivity, MappingError};
 use uzone_pages::{
     AddrError, ByteLen, LinuxPage, LinuxSeed, MemoryKind, Order, PageCount, PageSize, PageView,
@@ -58,19 +58,6 @@ fn fill(region: &Region, byte: u8) {
         let part = usize::try_from((len - offset).min(1 << 20)).unwrap();
         region.write_at(offset, &bytes[..part]).unwrap();
     }
-}
-
-/// Compares every descriptor with the slow path.
-fn assert_fresh<P: Payload + zerocopy::Immutable>(pagemap: &Pagemap<P>) {
-    let mut descriptors = 0;
-    for page in pagemap.pages() {
-        assert_eq!(page.word(), Word::initial(pagemap.kind()), "{page:?}");
-        let Some(written) = page.payload() else { continue };
-        let fresh = pagemap.fresh_payload(page.pfn()).unwrap();
-        assert!(written.as_bytes() == fresh.as_bytes(), "{page:?}");
-        descriptors += 1;
-    }
-    assert_eq!(descriptors, pagemap.report().descriptors);
 }
 
 /// Returns how many pages of the process the kernel has mapped at the addresses.
@@ -206,7 +193,7 @@ fn the_reserve_is_its_owners_before_while_and_after_the_region_is_bound() {
     assert_eq!(&read(|out| kept.read_at(4096 - 3, out)), b"label");
     kept.write_at(8192 - 5, b"super").unwrap();
     assert!(kept.write_at(8192 - 4, b"block").is_err(), "the next page is a descriptor's");
-    assert_fresh(&pagemap);
+    assert_fresh(&pagemap, "altmap");
     let region = pagemap.unbind().unwrap();
     assert_eq!(&read(|out| region.read_at(8192 - 5, out)), b"super");
     assert_eq!(&read(|out| region.read_at(4096 - 3, out)), b"label");
@@ -296,17 +283,17 @@ fn old_bytes_never_show_through_descriptors() {
                 let is_private = *pagemap.region().backing() == Backing::Anonymous;
                 let init = if is_private { Init::OnTouch } else { Init::Eager };
                 assert_eq!(pagemap.report().init, init);
-                assert_fresh(&pagemap);
+                assert_fresh(&pagemap, "altmap");
                 let region = pagemap.unbind().unwrap();
                 fill(&region, 0xff);
                 let pagemap =
                     zone.bind(region, linux().order(order).tails(stored).altmap(altmap)).unwrap();
-                assert_fresh(&pagemap);
+                assert_fresh(&pagemap, "altmap");
                 // One shape over another, and smaller descriptors over larger ones.
                 let region = pagemap.unbind().unwrap();
                 let options = generic().init(Init::Eager).altmap(altmap);
                 let pagemap = zone.bind(region, options).unwrap();
-                assert_fresh(&pagemap);
+                assert_fresh(&pagemap, "altmap");
             }
         }
     }
@@ -388,7 +375,7 @@ fn memory_that_others_may_have_is_taken_only_on_a_promise_about_it() {
     // The region that came back is the one that the promise was made about.
     let pagemap = zone.bind(*insisting.region, generic().altmap(altmap)).unwrap();
     assert_eq!(pagemap.report().init, Init::Eager);
-    assert_fresh(&pagemap);
+    assert_fresh(&pagemap, "altmap");
     assert_eq!(zone.bound().len(), 1);
 }
 
@@ -442,7 +429,7 @@ fn a_bind_that_is_cancelled_gives_the_whole_region_back_without_descriptors() {
         assert!(is_zero(&region, 4096..4096 + (17 << 20)));
         assert!(zone.bound().is_empty());
         // And it can be bound.
-        assert_fresh(&zone.bind(region, linux().altmap(altmap)).unwrap());
+        assert_fresh(&zone.bind(region, linux().altmap(altmap)).unwrap(), "altmap");
     }
 }
 
@@ -632,13 +619,13 @@ fn a_region_of_huge_pages_gives_whole_ones_and_is_read_as_zero_only_untouched() 
     // What was touched is written, also where it was cleared.
     let pagemap = zone.bind(region, generic()).unwrap();
     assert_eq!(pagemap.report().init, Init::Eager);
-    assert_fresh(&pagemap);
+    assert_fresh(&pagemap, "altmap");
     let region = pagemap.unbind().unwrap();
     fill(&region, 0xff);
     let refused = zone.bind(region, generic().init(Init::OnTouch)).unwrap_err();
     assert!(matches!(refused.cause, BindError::OldBytes));
     let pagemap = zone.bind(*refused.region, generic()).unwrap();
-    assert_fresh(&pagemap);
+    assert_fresh(&pagemap, "altmap");
     let region = pagemap.unbind().unwrap();
     assert!(is_zero(&region, 0..7 * 512 * 8), "nothing is left of descriptors");
 }
@@ -681,7 +668,7 @@ fn binds_over_old_bytes(mut region: Region, kept: u64) {
         region.write_at(kept * 4096, &[0xff; 4096]).unwrap();
         let options = linux().order(region.folio_order()).tails(Tails::Stored).altmap(altmap);
         let pagemap = zone.bind(region, options).unwrap();
-        assert_fresh(&pagemap);
+        assert_fresh(&pagemap, "altmap");
         region = pagemap.unbind().unwrap();
         assert!(is_zero(&region, kept * 4096..(kept + 1) * 4096));
     }

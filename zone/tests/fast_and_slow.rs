@@ -1,14 +1,17 @@
 //! The fast path writes, bit for bit, what the slow path writes: for every kind of memory, folio
 //! size, descriptor size and store, with and without fields that depend on the pfn.
 
+mod common;
+
 use std::num::NonZeroUsize;
 
+use common::assert_fresh;
 use uzone_pages::{
     ByteLen, LinuxPage, LinuxSeed, MemoryKind, Order, PageCount, Payload, Plain, Refresh, Slot,
-    Tails, Word,
+    Tails,
 };
 use uzone_stream::Path as StorePath;
-use uzone_zone::{AltmapOptions, BindOptions, Init, InitMethod, Pagemap, PagemapOps, Region, Zone};
+use uzone_zone::{AltmapOptions, BindOptions, Init, InitMethod, PagemapOps, Region, Zone};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 fn options<P: Payload>(kind: MemoryKind, seed: P::Seed) -> BindOptions<P> {
@@ -58,23 +61,6 @@ fn check_altmap<P: Payload + Immutable>(
     }
 }
 
-fn assert_fresh<P: Payload + Immutable>(pagemap: &Pagemap<P>, case: &str) {
-    let mut descriptors = 0;
-    for page in pagemap.pages() {
-        let Some(written) = page.payload() else {
-            continue;
-        };
-        let expected = pagemap.fresh_payload(page.pfn()).expect("a page of the region");
-        let (written, expected) = (written.as_bytes(), expected.as_bytes());
-        assert!(written == expected, "{case}: {page:?} is {written:x?}, not {expected:x?}");
-        descriptors += 1;
-    }
-    assert_eq!(descriptors, pagemap.report().descriptors, "{case}");
-    for page in pagemap.pages().step_by(127) {
-        assert_eq!(page.word(), Word::initial(pagemap.kind()), "{case}: {page:?}");
-    }
-}
-
 fn available_stamps() -> Vec<InitMethod> {
     let mut stamps = vec![InitMethod::FieldByField];
     for path in StorePath::ALL {
@@ -109,33 +95,15 @@ fn every_size<const WORDS: usize>() {
 }
 
 #[test]
-fn descriptors_of_56_bytes_are_those_of_the_slow_path() {
-    every_size::<6>();
-}
-
-#[test]
-fn descriptors_of_64_bytes_are_those_of_the_slow_path() {
-    every_size::<7>();
-}
-
-#[test]
-fn descriptors_of_72_bytes_are_those_of_the_slow_path() {
-    every_size::<8>();
-}
-
-#[test]
-fn descriptors_of_80_bytes_are_those_of_the_slow_path() {
-    every_size::<9>();
-}
-
-#[test]
-fn descriptors_of_88_bytes_are_those_of_the_slow_path() {
-    every_size::<10>();
-}
-
-#[test]
-fn descriptors_of_96_bytes_are_those_of_the_slow_path() {
-    every_size::<11>();
+fn descriptors_of_56_to_96_bytes_are_those_of_the_slow_path() {
+    std::thread::scope(|scope| {
+        scope.spawn(every_size::<6>);
+        scope.spawn(every_size::<7>);
+        scope.spawn(every_size::<8>);
+        scope.spawn(every_size::<9>);
+        scope.spawn(every_size::<10>);
+        scope.spawn(every_size::<11>);
+    });
 }
 
 #[test]

@@ -9,8 +9,11 @@ use std::fmt::Debug;
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
 
-use uzone_pages::{ByteLen, LinuxPage, LinuxSeed, MemoryKind, PageCount, Payload, Pfn, PfnRange};
+use uzone_pages::{
+    ByteLen, LinuxPage, LinuxSeed, MemoryKind, PageCount, Payload, Pfn, PfnRange, Word,
+};
 use uzone_zone::{BindError, BindFailure, BindOptions, Pagemap, Region};
+use zerocopy::Immutable;
 
 pub(crate) fn range(start: u64, pages: u64) -> PfnRange {
     PfnRange::try_new(Pfn::new(start), PageCount::new(pages)).unwrap()
@@ -56,6 +59,20 @@ pub(crate) fn bytes(region: &Region) -> Vec<u8> {
 
 pub(crate) fn is_zero(region: &Region, range: std::ops::Range<u64>) -> bool {
     bytes_in(region, range).iter().all(|byte| *byte == 0)
+}
+
+/// Compares every descriptor with the slow path.
+pub(crate) fn assert_fresh<P: Payload + Immutable>(pagemap: &Pagemap<P>, case: &str) {
+    let mut descriptors = 0;
+    for page in pagemap.pages() {
+        assert_eq!(page.word(), Word::initial(pagemap.kind()), "{case}: {page:?}");
+        let Some(written) = page.payload() else { continue };
+        let expected = pagemap.fresh_payload(page.pfn()).unwrap();
+        let (written, expected) = (written.as_bytes(), expected.as_bytes());
+        assert!(written == expected, "{case}: {page:?} is {written:x?}, not {expected:x?}");
+        descriptors += 1;
+    }
+    assert_eq!(descriptors, pagemap.report().descriptors, "{case}");
 }
 
 /// A file that is removed at the end.
