@@ -9,10 +9,13 @@
     reason = "helpers of tests fail by panicking, as tests do"
 )]
 
+mod common;
+
 use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::sync::{Arc, Condvar, Mutex};
 
+use common::{Directory, Named, random_memory};
 use fastrand::Rng;
 use uzone_pages::{ByteLen, ErrorKind};
 use uzone_snapshot::{Codec, FrameCache, Image, OpenOptions, Packer, Root, SnapshotError, Source};
@@ -36,28 +39,12 @@ struct Sample {
     root: Root,
 }
 
-/// Returns bytes of which some pages are zero, some compress, and some do not.
-fn memory(seed: u64) -> Vec<u8> {
-    let mut random = Rng::with_seed(seed);
-    let mut bytes = vec![0; 26 * 4096 + 777];
-    for (number, page) in bytes.chunks_mut(4096).enumerate() {
-        match number % 7 {
-            // Two pages, so that some frames are zero as a whole.
-            2 | 3 => {}
-            0 | 4 => page.iter_mut().for_each(|byte| *byte = random.u8(..)),
-            _ => page.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at % 97) as u8 + 1),
-        }
-    }
-    bytes
-}
-
 /// Returns one image of each codec, and one with a parent.
 fn samples(test: &str) -> Vec<Sample> {
-    let directory = std::env::temp_dir().join(format!("uzone-{test}-{}", std::process::id()));
-    std::fs::create_dir_all(&directory).unwrap();
+    let directory = Directory::new(test);
     let pack = |name: &str, codec, raw: &[u8], parent: Option<&Image>| {
         let packer = Packer::default().codec(codec).frame(ByteLen::new(FRAME as u64)).threads(1);
-        let path = directory.join(name);
+        let path = directory.file(name);
         let packed = packer
             .working_set(vec![3, 1, 4, 1, 5])
             .pack(&mut &*raw, &path, parent, &|_| true)
@@ -66,19 +53,18 @@ fn samples(test: &str) -> Vec<Sample> {
     };
     let mut samples = Vec::new();
     for codec in [Codec::None, Codec::Zstd, Codec::Lz4] {
-        let raw = memory(1);
+        let raw = random_memory(26, 1);
         let (file, root) = pack(codec.name(), codec, &raw, None);
         samples.push(Sample { label: codec.name(), raw, file, parent: None, root });
     }
-    let parent = Image::open(directory.join("lz4"), &OpenOptions::default()).unwrap();
-    let mut raw = memory(1);
+    let parent = Image::open(directory.file("lz4"), &OpenOptions::default()).unwrap();
+    let mut raw = random_memory(26, 1);
     for at in [5, 60_000, 100_000] {
         raw[at] ^= 1;
     }
     let (file, root) = pack("child", Codec::Zstd, &raw, Some(&parent));
     let parent = Some(samples[2].file.clone());
     samples.push(Sample { label: "child", raw, file, parent, root });
-    std::fs::remove_dir_all(&directory).unwrap();
     samples
 }
 
@@ -278,17 +264,6 @@ impl Source for Faulty {
     }
 }
 
-/// Prints which fault it was if the test fails in its scope.
-struct Named<'a>(u64, &'a str, Fault);
-
-impl Drop for Named<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("fault {} of the image {}: {:?}", self.0, self.1, self.2);
-        }
-    }
-}
-
 /// Returns the name of the kind of an error, which must be one of three and name its source.
 fn kind(error: &SnapshotError) -> &'static str {
     assert!(error.to_string().contains(NAME), "{error}");
@@ -421,7 +396,7 @@ fn what_is_read_from_a_damaged_image_is_right_or_an_error() {
         let shortest =
             sample.parent.iter().map(|file| file.len()).fold(sample.file.len(), usize::min);
         let fault = Fault::choose(number, shortest, &mut random);
-        let _named = Named(number, sample.label, fault);
+        let _named = Named(format!("fault {number} of the image {}: {fault:?}", sample.label));
         let outcome = inject(sample, fault, &mut random).unwrap_or("right");
         *outcomes.entry((fault.label(), outcome)).or_default() += 1;
     }
@@ -484,7 +459,7 @@ fn a_forged_index_never_makes_a_panic_and_never_has_the_required_root() {
     for number in 0..FORGERIES {
         let mut random = Rng::with_seed(number ^ 0xf0e);
         let sample = &samples[random.usize(..samples.len())];
-        let _named = Named(number, sample.label, Fault::Flip { bits: 0 });
+        let _named = Named(format!("forgery {number} of the image {}", sample.label));
         let mut file = (*sample.file).clone();
         let start = data_len(&file) + BEFORE_INDEX;
         let trailer = file.windows(8).rposition(|window| window == b"UZONEEND").unwrap() - 8;

@@ -10,6 +10,7 @@
     reason = "helpers of tests fail by panicking, as tests do"
 )]
 
+mod common;
 mod s3;
 
 use std::collections::BTreeMap;
@@ -19,6 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use common::{Directory, Named, random_memory};
 use fastrand::Rng;
 use object_store::aws::AmazonS3Builder;
 use object_store::{BackoffConfig, ClientOptions, RetryConfig};
@@ -82,35 +84,10 @@ impl Fault {
     }
 }
 
-/// Prints which fault it was if the test fails in its scope.
-struct Named(u64, Fault);
-
-impl Drop for Named {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("fault {}: {:?}", self.0, self.1);
-        }
-    }
-}
-
-/// Returns bytes of which some pages are zero, some compress, and some do not.
-fn memory() -> Vec<u8> {
-    let mut random = Rng::with_seed(1);
-    let mut bytes = vec![0; 90 * 4096 + 777];
-    for (number, page) in bytes.chunks_mut(4096).enumerate() {
-        match number % 7 {
-            2 | 3 => {}
-            0 | 4 => page.iter_mut().for_each(|byte| *byte = random.u8(..)),
-            _ => page.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at % 97) as u8 + 1),
-        }
-    }
-    bytes
-}
-
 /// What one thread tries.
 struct Case {
     server: Server,
-    directory: PathBuf,
+    directory: Directory,
     raw: Vec<u8>,
     file: Vec<u8>,
     root: Root,
@@ -119,10 +96,8 @@ struct Case {
 impl Case {
     fn new(thread: u64) -> Self {
         let server = Server::start(&format!("faults-{thread}"));
-        let name = format!("uzone-faults-{thread}-{}", std::process::id());
-        let directory = std::env::temp_dir().join(name);
-        fs::create_dir_all(&directory).unwrap();
-        let (raw, path) = (memory(), directory.join("image"));
+        let directory = Directory::new(&format!("faults-{thread}"));
+        let (raw, path) = (random_memory(90, 1), directory.file("image"));
         let codec = [Codec::Zstd, Codec::Lz4, Codec::None][thread as usize % 3];
         let packer = Packer::default().codec(codec).frame(ByteLen::new(FRAME as u64)).threads(1);
         let packed = packer.level(0).pack(&mut &*raw, &path, None, &|_| true).unwrap();
@@ -146,7 +121,7 @@ impl Case {
         let builder = builder.with_client_options(options).with_retry(retry);
         let source =
             ObjectSource::from_store(|| Ok(Arc::new(builder.build()?)), "image".into(), URL);
-        let disk = DiskCache::open(self.directory.join("cache"), 1 << 30)?;
+        let disk = DiskCache::open(self.directory.file("cache"), 1 << 30)?;
         let options = OpenOptions::default().root(self.root).disk_cache(disk);
         Image::from_source(Box::new(source.map_err(failed)?), &options)
     }
@@ -185,12 +160,12 @@ impl Case {
         let mut read = vec![0; self.raw.len()];
         image.read_at(0, &mut read).unwrap();
         assert!(read == self.raw);
-        self.directory.join("cache").join(format!("{}.frames", self.root))
+        self.directory.file("cache").join(format!("{}.frames", self.root))
     }
 
     /// Injects one fault. Returns the kinds of errors.
     fn inject(&self, fault: Fault, random: &mut Rng) -> Vec<ErrorKind> {
-        let _ = fs::remove_dir_all(self.directory.join("cache"));
+        let _ = fs::remove_dir_all(self.directory.file("cache"));
         match fault {
             Fault::Object { is_index, bits } => {
                 let mut file = self.file.clone();
@@ -225,12 +200,6 @@ impl Case {
             assert_eq!(self.read(random), [], "what has failed is over");
         }
         errors
-    }
-}
-
-impl Drop for Case {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.directory);
     }
 }
 
@@ -278,7 +247,7 @@ fn no_fault_of_a_store_its_network_or_the_cache_gives_a_wrong_byte() {
                     }
                     let mut random = Rng::with_seed(number);
                     let fault = Fault::choose(number, case.file.len(), &mut random);
-                    let named = Named(number, fault);
+                    let named = Named(format!("fault {number}: {fault:?}"));
                     let errors = case.inject(fault, &mut random);
                     match fault {
                         // The root hash and the seek table cover it, or its bytes have no meaning.

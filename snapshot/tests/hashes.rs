@@ -1,34 +1,16 @@
 //! Raw memory with hashes beside it: verified as a packed image is, with the root hash of that.
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
-use std::fs;
-use std::path::{Path, PathBuf};
+mod common;
 
+use std::fs;
+use std::path::Path;
+
+use common::{Directory, all};
 use uzone_pages::{ByteLen, ErrorKind};
 use uzone_snapshot::{Codec, HASHES, Image, OpenOptions, Packed, Packer};
 
 const PAGES: usize = 500;
-
-/// A directory that is removed when this ends.
-struct Dir(PathBuf);
-
-impl Dir {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("uzone-hashes-{name}-{}", std::process::id()));
-        fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
 
 /// Returns bytes with zeroes in long runs, of which some are whole frames.
 fn memory() -> Vec<u8> {
@@ -48,30 +30,24 @@ fn open(path: &Path) -> Result<Image, uzone_snapshot::SnapshotError> {
     Image::open(path, &OpenOptions::default())
 }
 
-fn read(image: &Image) -> Vec<u8> {
-    let mut bytes = vec![0xaa; usize::try_from(image.byte_len()).unwrap()];
-    image.read_at(0, &mut bytes).unwrap();
-    bytes
-}
-
 #[test]
 fn raw_memory_with_hashes_is_an_image_with_the_root_hash_of_the_packed_one() {
-    let dir = Dir::new("root");
-    let (raw, bytes) = (dir.path("raw"), memory());
+    let dir = Directory::new("root");
+    let (raw, bytes) = (dir.file("raw"), memory());
     fs::write(&raw, &bytes).unwrap();
     assert_eq!(open(&raw).unwrap_err().kind(), ErrorKind::InvalidData);
     let plain = Image::open_or_raw(&raw, &OpenOptions::default()).unwrap();
-    assert!(plain.is_raw() && plain.raw_file().is_some() && read(&plain) == bytes);
+    assert!(plain.is_raw() && plain.raw_file().is_some() && all(&plain) == bytes);
     assert!(plain.verify(1, false, &|_| ()).is_err(), "there is nothing to compare it with");
 
-    let packed = pack(&bytes, &dir.path("packed"), false);
-    let hashes = pack(&bytes, &dir.path(&format!("raw{HASHES}")), true);
+    let packed = pack(&bytes, &dir.file("packed"), false);
+    let hashes = pack(&bytes, &dir.file(&format!("raw{HASHES}")), true);
     assert_eq!((hashes.root, hashes.zero_pages), (packed.root, packed.zero_pages));
     assert!(hashes.file_bytes < 16 << 10, "{hashes:?}");
     let image = Image::open_or_raw(&raw, &OpenOptions::default().root(packed.root)).unwrap();
     assert!(!image.is_raw() && image.raw_file().is_none() && image.root_was_required());
     assert_eq!((image.identity(), image.sources().len()), (packed.root.to_string(), 2));
-    assert!(read(&image) == bytes);
+    assert!(all(&image) == bytes);
     for decode in [false, true] {
         assert_eq!(image.verify(2, decode, &|_| ()).unwrap(), packed.stored_frames);
     }
@@ -79,9 +55,9 @@ fn raw_memory_with_hashes_is_an_image_with_the_root_hash_of_the_packed_one() {
 
 #[test]
 fn memory_that_does_not_match_its_hashes_is_an_error() {
-    let dir = Dir::new("damage");
-    let (raw, mut bytes) = (dir.path("raw"), memory());
-    let hashes = dir.path(&format!("raw{HASHES}"));
+    let dir = Directory::new("damage");
+    let (raw, mut bytes) = (dir.file("raw"), memory());
+    let hashes = dir.file(&format!("raw{HASHES}"));
     pack(&bytes, &hashes, true);
     bytes[250 * 4096 + 77] ^= 1;
     fs::write(&raw, &bytes).unwrap();
@@ -114,17 +90,17 @@ fn memory_that_does_not_match_its_hashes_is_an_error() {
     fs::write(&hashes, whole).unwrap();
     // An image with frames has no hashes of raw memory, and hashes alone are no image.
     fs::write(&raw, &bytes).unwrap();
-    fs::copy(&hashes, dir.path("hashes")).unwrap();
-    assert!(open(&dir.path("hashes")).unwrap_err().to_string().contains("where the frames end"));
+    fs::copy(&hashes, dir.file("hashes")).unwrap();
+    assert!(open(&dir.file("hashes")).unwrap_err().to_string().contains("where the frames end"));
     pack(&memory(), &hashes, false);
     assert!(open(&raw).unwrap_err().to_string().contains("where the frames end"));
 }
 
 #[test]
 fn hashes_have_no_codec() {
-    let dir = Dir::new("codec");
+    let dir = Directory::new("codec");
     let packer = Packer::default().hashes_only(true);
-    let error = packer.pack(&mut &memory()[..], &dir.path("hashes"), None, &|_| true).unwrap_err();
+    let error = packer.pack(&mut &memory()[..], &dir.file("hashes"), None, &|_| true).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
-    assert!(!dir.path("hashes").exists());
+    assert!(!dir.file("hashes").exists());
 }

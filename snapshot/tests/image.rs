@@ -5,43 +5,17 @@
     reason = "helpers of tests fail by panicking, as tests do"
 )]
 
+mod common;
+
 use std::io::{self, Read};
-use std::path::PathBuf;
 use std::sync::Arc;
 
+use common::{Directory, all};
 use proptest::prelude::*;
 use uzone_pages::{ByteLen, ErrorKind};
 use uzone_snapshot::{
     Codec, Image, ImageRegion, OpenOptions, Packer, PageCounts, SnapshotError, Source,
 };
-
-/// A directory of this test, removed with its files.
-struct Directory(PathBuf);
-
-impl Directory {
-    fn new(name: &str) -> Self {
-        let path =
-            std::env::temp_dir().join(format!("uzone-snapshot-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-
-    fn file(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-
-    /// Returns the names of the files that are here.
-    fn names(&self) -> Vec<String> {
-        let entries = std::fs::read_dir(&self.0).unwrap();
-        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
-    }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
 
 /// Returns bytes of which some pages are zero, some compress, and some do not.
 fn memory(pages: usize, extra: usize, seed: u64) -> Vec<u8> {
@@ -71,12 +45,6 @@ fn pack(packer: &Packer, bytes: &[u8], path: &std::path::Path, parent: Option<&I
     assert_eq!(packed.file_bytes, image.file_len());
     assert_eq!(packed.zero_pages, image.zero_pages());
     image
-}
-
-fn all(image: &Image) -> Vec<u8> {
-    let mut bytes = vec![0xaa; usize::try_from(image.byte_len()).unwrap()];
-    image.read_at(0, &mut bytes).unwrap();
-    bytes
 }
 
 #[test]
@@ -422,14 +390,13 @@ proptest! {
 
 #[test]
 fn the_parts_of_an_image_count_each_of_its_pages_once() {
-    let directory = std::env::temp_dir().join(format!("uzone-parts-{}", std::process::id()));
-    std::fs::create_dir_all(&directory).unwrap();
+    let directory = Directory::new("parts");
     let mut bytes = vec![0; 100 * 4096 + 5];
     for (number, page) in bytes.chunks_mut(4096).enumerate().filter(|(number, _)| number % 3 > 0) {
         page.fill(u8::try_from(number).unwrap());
     }
     let packer = Packer::default().frame(ByteLen::kib(16)).working_set(vec![0, 99, 100, 4]);
-    let (base, child) = (directory.join("base"), directory.join("child"));
+    let (base, child) = (directory.file("base"), directory.file("child"));
     packer.pack(&mut &*bytes, &base, None, &|_| true).unwrap();
     let base = Image::open(&base, &OpenOptions::default()).unwrap();
     bytes[50 * 4096] ^= 1;
@@ -449,5 +416,4 @@ fn the_parts_of_an_image_count_each_of_its_pages_once() {
     let parts = child.page_counts(26);
     assert_eq!((parts[12].stored, parts[12].zero, parts[12].parent), (2, 2, 0));
     assert_eq!((parts[0].working_set, parts[1].working_set, parts[25].working_set), (1, 1, 1));
-    std::fs::remove_dir_all(&directory).unwrap();
 }

@@ -2,26 +2,19 @@
 //! whatever order the pages are packed.
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
+mod common;
+
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use common::Directory;
 use proptest::prelude::*;
 use uzone_snapshot::{Image, Layers, OpenOptions, Packer, RequestOptions, SnapshotError, Source};
 
 const PAGE: usize = 4096;
 
-/// A directory that is gone at the end.
-struct Directory(PathBuf);
-
 impl Directory {
-    fn new(name: &str) -> Self {
-        let name = format!("uzone-snapshot-layers-{name}-{}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-
     /// Writes a sparse file of so many pages; `pages` are data, each full of a byte.
     fn sparse(&self, name: &str, len_pages: usize, pages: &[(usize, u8)]) -> PathBuf {
         let path = self.0.join(name);
@@ -31,12 +24,6 @@ impl Directory {
             file.write_all_at(&[*byte; PAGE], (page * PAGE) as u64).unwrap();
         }
         path
-    }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 

@@ -5,14 +5,14 @@
     reason = "helpers of tests fail by panicking, as tests do"
 )]
 
-use std::num::NonZeroUsize;
+mod common;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use uzone_fault::{Engine, LazyMapping, LazyOptions};
-use uzone_os::sigbus;
+use common::map;
 use uzone_pages::ByteLen;
-use uzone_snapshot::{FrameCache, Image, OpenOptions, Packer, SnapshotBacking, Source};
+use uzone_snapshot::{FrameCache, Image, OpenOptions, Packer, Source};
 
 fn memory(pages: usize) -> Vec<u8> {
     let mut bytes = vec![0; pages * 4096 + 600];
@@ -30,29 +30,13 @@ fn path(name: &str) -> PathBuf {
     std::env::temp_dir().join(format!("uzone-snapshot-lazy-{name}-{}", std::process::id()))
 }
 
-/// Maps an image, and returns nothing where the host has no userfaultfd.
-fn map(image: Arc<Image>, pages: u64) -> Option<LazyMapping> {
-    sigbus::install().unwrap();
-    let backing = Arc::new(SnapshotBacking::new(image));
-    let mapped = Engine::new(NonZeroUsize::MIN).and_then(|engine| {
-        engine.map(ByteLen::new(pages * 4096), backing, &LazyOptions::default())
-    });
-    match mapped {
-        Ok(mapping) => Some(mapping),
-        Err(error) => {
-            eprintln!("skipped: lazily mapped images: {error}");
-            None
-        }
-    }
-}
-
 #[test]
 fn threads_that_touch_pages_at_random_read_the_bytes_of_the_image() {
     let (bytes, path) = (memory(700), path("random"));
     Packer::default().pack(&mut &*bytes, &path, None, &|_| true).unwrap();
     let image = Arc::new(Image::open(&path, &OpenOptions::default()).unwrap());
     std::fs::remove_file(&path).unwrap();
-    let Some(mapping) = map(image, 701) else { return };
+    let Some(mapping) = map("lazily mapped images", image, 701) else { return };
     std::thread::scope(|scope| {
         for thread in 0..4_u64 {
             let (mapping, bytes) = (&mapping, &bytes);
@@ -103,7 +87,7 @@ fn an_image_that_is_read_in_order_has_its_bytes_whether_or_not_its_source_waits(
             let options = OpenOptions::default().cache(FrameCache::new(cache));
             let image = Arc::new(Image::from_source(source(file.clone()), &options).unwrap());
             let name = image.name();
-            let Some(mapping) = map(image, 2001) else { return };
+            let Some(mapping) = map("lazily mapped images", image, 2001) else { return };
             for (page, expected) in bytes.chunks(4096).enumerate() {
                 let mut read = [0xaa; 4096];
                 mapping.read_at(page as u64 * 4096, &mut read).unwrap();
@@ -124,7 +108,7 @@ fn a_frame_that_is_damaged_makes_its_pages_bad_and_no_others() {
     std::fs::remove_file(&path).unwrap();
     file[100] ^= 1;
     let image = Arc::new(Image::from_source(Box::new(file), &OpenOptions::default()).unwrap());
-    let Some(mapping) = map(image, 64) else { return };
+    let Some(mapping) = map("lazily mapped images", image, 64) else { return };
     let mut read = [0xaa; 4096];
     assert!(mapping.read_at(4096, &mut read).is_err());
     let failure = mapping.last_failure().unwrap();
@@ -147,7 +131,7 @@ fn a_child_is_mapped_with_the_frames_of_a_parent_that_has_others() {
         let image = Arc::new(Image::open(&child, &OpenOptions::default()).unwrap());
         std::fs::remove_file(&parent).unwrap();
         std::fs::remove_file(&child).unwrap();
-        let Some(mapping) = map(image, 301) else { return };
+        let Some(mapping) = map("lazily mapped images", image, 301) else { return };
         let mut read = vec![0xaa; 301 * 4096];
         mapping.read_at(0, &mut read).unwrap();
         assert!(read[..bytes.len()] == bytes[..], "{frame}");

@@ -2,13 +2,15 @@
 //! was, however it is read.
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
+mod common;
+
 use std::collections::HashSet;
-use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
+use common::{all, map};
 use proptest::prelude::*;
-use uzone_fault::{Backing, Engine, LazyOptions};
+use uzone_fault::Backing;
 use uzone_pages::{ByteLen, ErrorKind};
 use uzone_snapshot::{
     Codec, FrameCache, Image, ImageRegion, OpenOptions, Packer, SnapshotBacking, SnapshotError,
@@ -126,13 +128,7 @@ fn an_image_in_an_order_is_mapped_lazily() {
     let bytes = memory(300, 77);
     let order: Vec<u64> = (0..100).map(|n| (n * 37) % 300).collect();
     let image = Arc::new(pack("lazy", &Packer::default().order(order), &bytes));
-    let backing = Arc::new(SnapshotBacking::new(image));
-    let mapped = Engine::new(NonZeroUsize::MIN)
-        .and_then(|engine| engine.map(ByteLen::new(301 * 4096), backing, &LazyOptions::default()));
-    let mapping = match mapped {
-        Ok(mapping) => mapping,
-        Err(error) => return eprintln!("skipped: lazily mapped images in an order: {error}"),
-    };
+    let Some(mapping) = map("lazily mapped images in an order", image, 301) else { return };
     for step in [1_usize, 7] {
         for number in (0..301).map(|page| page * step % 301) {
             let mut read = [0xaa; 4096];
@@ -153,19 +149,14 @@ fn a_touch_reads_no_frame_but_that_of_its_page() {
     let reads = Arc::new(Mutex::new(HashSet::new()));
     let source = Counted { file: std::fs::read(&path).unwrap(), reads: reads.clone() };
     std::fs::remove_file(&path).unwrap();
-    let image = Image::from_source(Box::new(source), &OpenOptions::default()).unwrap();
+    let image = Arc::new(Image::from_source(Box::new(source), &OpenOptions::default()).unwrap());
     reads.lock().unwrap().clear();
-    let backing = Arc::new(SnapshotBacking::new(Arc::new(image)));
+    let backing = SnapshotBacking::new(image.clone());
     let page = |number: u64| number * 4096;
     // Sixteen of the list are a frame, and the others follow in theirs.
     let places = [16, 1, 17].map(|number| backing.stored_at(page(number)));
     assert_eq!(places, [page(1), page(64), page(64 + 15)]);
-    let mapped = Engine::new(NonZeroUsize::MIN)
-        .and_then(|engine| engine.map(ByteLen::new(page(1024)), backing, &LazyOptions::default()));
-    let mapping = match mapped {
-        Ok(mapping) => mapping,
-        Err(error) => return eprintln!("skipped: lazily mapped images in an order: {error}"),
-    };
+    let Some(mapping) = map("lazily mapped images in an order", image, 1024) else { return };
     let touch = |number: u64| {
         let mut read = [0xaa; 4096];
         mapping.read_at(page(number), &mut read).unwrap();
@@ -201,9 +192,7 @@ fn an_image_is_packed_anew_without_the_images_below_it() {
         }
         let again = Image::open(&alone, &OpenOptions::default().root(packed.root)).unwrap();
         assert_eq!(again.parent().is_some(), parent.is_some());
-        let mut read = vec![0xaa; bytes.len()];
-        again.read_at(0, &mut read).unwrap();
-        assert!(read == bytes);
+        assert!(all(&again) == bytes);
     }
     for path in [base, child, other, alone] {
         std::fs::remove_file(path).unwrap();

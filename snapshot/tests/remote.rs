@@ -6,20 +6,20 @@
     reason = "helpers of tests fail by panicking, as tests do"
 )]
 
+mod common;
 mod s3;
 
-use std::num::NonZeroUsize;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use common::{Directory, map};
 use object_store::aws::AmazonS3Builder;
 use object_store::{BackoffConfig, ClientOptions, RetryConfig};
 use s3::{Act, BUCKET, Server};
-use uzone_fault::{Backing, Engine, LazyOptions};
-use uzone_os::sigbus;
+use uzone_fault::Backing;
 use uzone_pages::{ByteLen, ErrorKind};
 use uzone_snapshot::{
     Codec, DiskCache, Image, ObjectSource, OpenOptions, Packed, Packer, RequestOptions, Root,
@@ -546,11 +546,11 @@ fn ranges_that_are_announced_come_in_few_requests_and_those_on_disk_in_none() {
     let server = Server::start("announced");
     let raw = memory(1000);
     let packed = pack(&server, "image", &raw, None);
-    let directory = std::env::temp_dir().join(format!("uzone-announced-{}", std::process::id()));
+    let directory = Directory::new("announced");
     let pages: Vec<u64> = (10..900).step_by(11).collect();
     let ranges: Vec<_> = pages.iter().map(|page| page * 4096..(page + 1) * 4096).collect();
     for are_on_disk in [false, true] {
-        let disk = DiskCache::open(&directory, 64 << 20).unwrap();
+        let disk = DiskCache::open(&directory.0, 64 << 20).unwrap();
         let options = OpenOptions::default().root(packed.root).disk_cache(disk);
         let source = Box::new(source(&server, "image").unwrap());
         let image = Arc::new(Image::from_source(source, &options).unwrap());
@@ -566,7 +566,6 @@ fn ranges_that_are_announced_come_in_few_requests_and_those_on_disk_in_none() {
         assert!(server.requests() <= most, "{} requests", server.requests());
         assert!(are_on_disk || server.requests() > 0);
     }
-    std::fs::remove_dir_all(directory).unwrap();
 }
 
 #[test]
@@ -599,15 +598,7 @@ fn a_mapping_of_an_image_in_a_bucket_has_its_bytes_in_order_and_at_random() {
     server.decide(|seen| if seen.number % 9 == 4 { Act::Fail(500) } else { Act::Pass });
     for step in [1, 377] {
         let image = Arc::new(open(&server, "image", packed.root));
-        sigbus::install().unwrap();
-        let backing = Arc::new(SnapshotBacking::new(image));
-        let mapped = Engine::new(NonZeroUsize::MIN).and_then(|engine| {
-            engine.map(ByteLen::new(1001 * 4096), backing, &LazyOptions::default())
-        });
-        let mapping = match mapped {
-            Ok(mapping) => mapping,
-            Err(error) => return eprintln!("skipped: lazily mapped images in buckets: {error}"),
-        };
+        let Some(mapping) = map("lazily mapped images in buckets", image, 1001) else { return };
         for number in 0..1001 {
             let page = number * step % 1001;
             let expected = &raw[page * 4096..raw.len().min((page + 1) * 4096)];

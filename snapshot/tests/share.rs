@@ -5,11 +5,14 @@
     reason = "helpers of tests fail by panicking, as tests do"
 )]
 
+mod common;
+
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use common::{Directory, all};
 use uzone_pages::ByteLen;
 use uzone_snapshot::{FileSource, FrameCache, Image, OpenOptions, Packer, Source};
 
@@ -47,31 +50,8 @@ impl Source for Counting {
     }
 }
 
-/// A directory of this test, removed with its files.
-struct Directory(PathBuf);
-
-impl Directory {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("uzone-share-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 fn memory(frames: u64) -> Vec<u8> {
     (0..frames * FRAME).map(|at| (at / 4096 * 31 + at % 251) as u8 | 1).collect()
-}
-
-fn all(image: &Image) -> Vec<u8> {
-    let mut bytes = vec![0xaa; usize::try_from(image.byte_len()).unwrap()];
-    image.read_at(0, &mut bytes).unwrap();
-    bytes
 }
 
 /// Packs an image and opens it to be counted, with `cache`.
@@ -93,7 +73,7 @@ fn packed(
 fn an_image_that_is_opened_twice_decodes_each_frame_once() {
     let directory = Directory::new("twice");
     let (bytes, cache, reads) = (memory(8), FrameCache::new(1 << 30), Arc::default());
-    let path = directory.0.join("image");
+    let path = directory.file("image");
     let first = packed(&path, &bytes, FRAME, None, &cache, &reads);
     let options = OpenOptions::default().cache(cache.clone());
     let second = Image::from_source(Counting::open(&path, &reads), &options).unwrap();
@@ -118,7 +98,7 @@ fn children_share_the_frames_of_their_parent_whatever_their_own_sizes_are() {
         ("smaller", 4 * FRAME, FRAME / 16),
         ("larger", FRAME / 16, 4 * FRAME),
     ] {
-        let file = |end: &str| directory.0.join(format!("{name}-{end}"));
+        let file = |end: &str| directory.file(&format!("{name}-{end}"));
         let parent = packed(&file("parent"), &bytes, frame, None, &cache, &reads);
         let mut one = bytes.clone();
         one[0] ^= 2;
@@ -141,7 +121,7 @@ fn children_share_the_frames_of_their_parent_whatever_their_own_sizes_are() {
 fn a_child_of_small_frames_is_unpacked_with_one_decoding_of_each_large_one() {
     let directory = Directory::new("unpack");
     let (bytes, cache, reads) = (memory(16), FrameCache::new(1 << 30), Arc::default());
-    let file = |name: &str| directory.0.join(name);
+    let file = |name: &str| directory.file(name);
     let parent = packed(&file("parent"), &bytes, 4 * FRAME, None, &cache, &reads);
     let mut changed = bytes.clone();
     changed[0] ^= 2;
