@@ -66,22 +66,6 @@ fn every_codec_and_frame_size_gives_the_bytes_back() {
 }
 
 #[test]
-fn frames_that_do_not_compress_are_longer_than_their_bytes_and_read_all_the_same() {
-    let directory = Directory::new("noise");
-    let mut state = 1_u64;
-    let noise = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        ((state >> 16) ^ (state >> 40)).to_le_bytes()
-    };
-    let bytes: Vec<u8> = std::iter::repeat_with(noise).take(2 << 20).flatten().collect();
-    for codec in [Codec::Zstd, Codec::Lz4] {
-        let packer = Packer::default().codec(codec).level(1).frame(ByteLen::mib(16));
-        let image = pack(&packer, &bytes, &directory.file("image"), None);
-        assert!(all(&image) == bytes, "{codec:?}");
-    }
-}
-
-#[test]
 fn the_same_bytes_have_the_same_root_however_many_threads_pack_them() {
     let directory = Directory::new("root");
     let bytes = memory(100, 0, 2);
