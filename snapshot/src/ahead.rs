@@ -6,8 +6,10 @@
 //! Lock: one mutex, held for a look at the range; never while a frame is read or decoded.
 
 use std::ops::Range;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::{Builder, JoinHandle};
+
+use uzone_os::lock;
 
 use crate::cache::Ready;
 use crate::image::Image;
@@ -62,7 +64,7 @@ impl Ahead {
             // Where a thread is refused, those that answer faults decode alone.
             (0..self.most).map_while(|number| start(number).ok()).collect()
         });
-        let mut wanted = self.shared.lock();
+        let mut wanted = lock(&self.shared.wanted);
         let from = wanted.range.start;
         let start = if range.contains(&from) { from } else { range.start };
         wanted.range = start..range.end;
@@ -73,7 +75,7 @@ impl Ahead {
 
 impl Drop for Ahead {
     fn drop(&mut self) {
-        self.shared.lock().is_over = true;
+        lock(&self.shared.wanted).is_over = true;
         self.shared.changed.notify_all();
         for thread in self.threads.take().into_iter().flatten() {
             // A panic of it was printed when it happened.
@@ -83,13 +85,8 @@ impl Drop for Ahead {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Wanted> {
-        // A range is replaced by one assignment.
-        self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn work(&self) {
-        let mut wanted = self.lock();
+        let mut wanted = lock(&self.wanted);
         while !wanted.is_over {
             let Range { start, end } = wanted.range;
             if start >= end {
@@ -105,7 +102,7 @@ impl Shared {
                 // An error shows when a page of it is touched.
                 let _ = stored.get();
             }
-            wanted = self.lock();
+            wanted = lock(&self.wanted);
         }
     }
 }

@@ -8,6 +8,8 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use uzone_os::lock;
+
 use crate::format::Root;
 use crate::frame::{Frame, FrameRoom};
 
@@ -66,11 +68,6 @@ impl FrameCache {
         Arc::new(Self { limit_bytes, state, decoded: Condvar::new(), room })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // A thread that panicked left whole entries: each change is a single insert or remove.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Waits until a thread has decoded a frame or given it up.
     fn wait<'a>(&self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         state.waiting += 1;
@@ -81,7 +78,7 @@ impl FrameCache {
 
     /// Returns a frame if it is kept.
     pub(crate) fn get(&self, key: Key) -> Option<Frame> {
-        match self.lock().find(key)? {
+        match lock(&self.state).find(key)? {
             Slot::Kept { bytes, .. } => Some(bytes),
             Slot::Decoding { .. } => None,
         }
@@ -94,7 +91,7 @@ impl FrameCache {
         key: Key,
         decode: impl FnOnce() -> Result<Frame, E>,
     ) -> Result<Frame, E> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         loop {
             match state.find(key) {
                 Some(Slot::Kept { bytes, .. }) => return Ok(bytes),
@@ -117,7 +114,7 @@ impl FrameCache {
         key: Key,
         decode: impl FnOnce() -> Option<Frame>,
     ) -> Ready {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         match state.find(key) {
             Some(Slot::Kept { bytes, .. }) => return Ready::Bytes(bytes),
             Some(Slot::Decoding { is_brief: true }) => return Ready::Soon,
@@ -135,7 +132,7 @@ impl FrameCache {
     /// Returns a frame that was [`Ready::Soon`], after waiting for the thread that decodes it; `None` if it
     /// is not kept then.
     pub(crate) fn soon(&self, key: Key) -> Option<Frame> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         loop {
             match state.find(key)? {
                 Slot::Kept { bytes, .. } => return Some(bytes),
@@ -147,7 +144,7 @@ impl FrameCache {
 
     /// Gives a frame up that is kept.
     pub(crate) fn forget(&self, key: Key) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let given_up = state.give_up(key);
         // Mostly one of the latest.
         if given_up.is_some()
@@ -223,14 +220,15 @@ struct Attempt<'a> {
 impl Attempt<'_> {
     /// Keeps what came of it.
     fn keep(self, bytes: &Frame) {
-        let given_up = self.cache.lock().keep(self.key, bytes.clone(), self.cache.limit_bytes);
+        let given_up =
+            lock(&self.cache.state).keep(self.key, bytes.clone(), self.cache.limit_bytes);
         drop(given_up); // their memory has a lock of its own
     }
 }
 
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
-        let mut state = self.cache.lock();
+        let mut state = lock(&self.cache.state);
         if let Some(Slot::Decoding { .. }) = state.frames.get(&self.key) {
             state.frames.remove(&self.key);
         }
@@ -354,12 +352,12 @@ mod tests {
         let _ = cache.get_or_decode(key(3), || Ok::<_, ()>(frame(1)));
         assert!(cache.get(key(0)).is_some(), "it was used");
         assert!(cache.get(key(1)).is_none(), "it was the oldest that was not");
-        assert_eq!(cache.lock().bytes, 300);
+        assert_eq!(lock(&cache.state).bytes, 300);
         cache.forget(key(0));
         cache.forget(key(0));
         assert!(cache.get(key(0)).is_none() && cache.get(key(2)).is_some());
-        assert_eq!(cache.lock().bytes, 200);
-        assert_eq!(cache.lock().clock.len(), 2);
+        assert_eq!(lock(&cache.state).bytes, 200);
+        assert_eq!(lock(&cache.state).clock.len(), 2);
         let huge = cache.get_or_decode(key(9), || Ok::<_, ()>(vec![0; 400].into())).unwrap();
         assert_eq!(huge.len(), 400);
         assert!(cache.get(key(9)).is_none(), "more than the limit is not kept");

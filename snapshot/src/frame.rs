@@ -9,9 +9,9 @@
 
 use std::collections::HashMap;
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
-use uzone_os::{Anonymous, Exclusive, HugeAdvice, probe};
+use uzone_os::{Anonymous, Exclusive, HugeAdvice, lock, probe};
 use uzone_pages::ByteLen;
 
 /// How much is taken from the kernel at once.
@@ -34,7 +34,7 @@ impl Drop for Memory {
         if let Self::Part(part, home) = self
             && let (Some(part), Some(home)) = (part.take(), home.upgrade())
         {
-            home.lock().entry(part.as_bytes().len()).or_default().returned.push(part);
+            lock(&home.0).entry(part.as_bytes().len()).or_default().returned.push(part);
         }
     }
 }
@@ -94,11 +94,6 @@ impl Parts {
 }
 
 impl FrameRoom {
-    fn lock(&self) -> MutexGuard<'_, HashMap<usize, Parts>> {
-        // Each change is a single push, or a part more or less.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns memory for a frame of `len` bytes, which hold anything.
     pub(crate) fn take(self: &Arc<Self>, len: usize) -> Frame {
         let Some(part) = self.part(len) else { return vec![0; len].into() };
@@ -113,14 +108,14 @@ impl FrameRoom {
         if part.is_zero() || part.get() > BLOCK / 2 || cuts_page {
             return None;
         }
-        if let Some(kept) = self.lock().get_mut(&len).and_then(|parts| parts.take(part)) {
+        if let Some(kept) = lock(&self.0).get_mut(&len).and_then(|parts| parts.take(part)) {
             return Some(kept);
         }
         let whole = ByteLen::new(BLOCK / part.get() * part.get());
         let how = Anonymous { huge: HugeAdvice::Advise, ..Anonymous::default() };
         let (first, rest) = Exclusive::anonymous(whole, how).ok()?.cut(part).ok()?;
         // Another thread may have taken a block meanwhile, of which the rest goes then.
-        let other = self.lock().entry(len).or_default().rest.replace(rest);
+        let other = lock(&self.0).entry(len).or_default().rest.replace(rest);
         drop(other);
         Some(first)
     }
@@ -134,7 +129,7 @@ mod tests {
     fn the_parts_of_a_block_are_disjoint_and_are_used_again() {
         let (len, room) = (64 << 10, Arc::new(FrameRoom::default()));
         let mut frames: Vec<Frame> = (0..32).map(|_| room.take(len)).collect();
-        assert!(room.lock()[&len].rest.is_none(), "they are one block");
+        assert!(lock(&room.0)[&len].rest.is_none(), "they are one block");
         for (number, frame) in (0..).zip(&mut frames) {
             frame.get_mut().unwrap().fill(number);
         }
@@ -144,7 +139,7 @@ mod tests {
         let (first, second) = (frames[0].as_ptr(), frames[1].clone());
         frames.truncate(2);
         drop(frames);
-        assert_eq!(room.lock()[&len].returned.len(), 31, "one is read still");
+        assert_eq!(lock(&room.0)[&len].returned.len(), 31, "one is read still");
         assert_eq!(second[0], 1);
         let again = room.take(len);
         assert_eq!(again.as_ptr(), first);
@@ -161,6 +156,6 @@ mod tests {
             frame.get_mut().unwrap().fill(7);
             assert_eq!(frame.len(), len);
         }
-        assert!(room.lock().is_empty());
+        assert!(lock(&room.0).is_empty());
     }
 }
