@@ -10,6 +10,7 @@
 )]
 
 mod common;
+mod targets;
 
 use std::collections::{BTreeMap, HashSet};
 use std::io;
@@ -27,8 +28,6 @@ const NAME: &str = "the source of the test";
 const FRAME: usize = 8 << 10;
 /// What precedes the index: the header of its skippable frame.
 const BEFORE_INDEX: usize = 8;
-/// Where the root hash starts in the header of an index.
-const ROOT_AT: usize = 96;
 
 /// An image as the bytes of its file, and those of its parent.
 struct Sample {
@@ -413,16 +412,6 @@ fn what_is_read_from_a_damaged_image_is_right_or_an_error() {
     assert!(totals.iter().all(|(_, count)| *count > 0), "each outcome occurs: {totals:?}");
 }
 
-/// Returns how many bytes of an index its root hash covers, if they are all there.
-fn covered_len(index: &[u8]) -> Option<usize> {
-    let number = |at: usize| u64::from_le_bytes(index[at..at + 8].try_into().unwrap());
-    let units = |shift: u8| Some(number(16).div_ceil(1_u64.checked_shl(shift.into())?));
-    let maps = units(index[14])?.div_ceil(8) + units(index[15])?.div_ceil(8);
-    let rows = number(40).checked_mul(32)?.checked_add(number(32).checked_mul(20)?)?;
-    let len = rows.checked_add(number(48))?.checked_add(maps)?.checked_add(128)?;
-    usize::try_from(len).ok().filter(|len| *len <= index.len())
-}
-
 /// Changes an index in up to three places, and gives it the root hash that it should have then.
 fn forge(index: &mut [u8], random: &mut Rng) {
     for _ in 0..=random.usize(..3) {
@@ -445,11 +434,7 @@ fn forge(index: &mut [u8], random: &mut Rng) {
         ];
         index[at..at + 8].copy_from_slice(&numbers[random.usize(..numbers.len())].to_le_bytes());
     }
-    if let Some(covered) = covered_len(index) {
-        index[ROOT_AT..ROOT_AT + 32].fill(0);
-        let root = *blake3::hash(&index[..covered]).as_bytes();
-        index[ROOT_AT..ROOT_AT + 32].copy_from_slice(&root);
-    }
+    targets::fix_root(index);
 }
 
 #[test]
@@ -464,7 +449,7 @@ fn a_forged_index_never_makes_a_panic_and_never_has_the_required_root() {
         let start = data_len(&file) + BEFORE_INDEX;
         let trailer = file.windows(8).rposition(|window| window == b"UZONEEND").unwrap() - 8;
         forge(&mut file[start..trailer], &mut random);
-        let covered = covered_len(&sample.file[start..trailer]).unwrap();
+        let covered = targets::covered_len(&sample.file[start..trailer]).unwrap();
         let is_same = file[start..start + covered] == sample.file[start..start + covered];
         let file = Arc::new(file);
         let open = |options: &OpenOptions| {

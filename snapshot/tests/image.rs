@@ -6,6 +6,7 @@
 )]
 
 mod common;
+mod targets;
 
 use std::io::{self, Read};
 use std::sync::Arc;
@@ -268,11 +269,7 @@ fn a_parent_that_is_too_short_for_its_child_is_refused() {
         let pair = std::str::from_utf8(pair).unwrap();
         file[index + 64 + at] = u8::from_str_radix(pair, 16).unwrap();
     }
-    // No records: the name of 4 bytes, 4 frames and 64 pages are 1 and 8 bytes.
-    let covered = 128 + 32 + 4 + 1 + 8;
-    file[index + 96..index + 128].fill(0);
-    let root = *blake3::hash(&file[index..index + covered]).as_bytes();
-    file[index + 96..index + 128].copy_from_slice(&root);
+    targets::fix_root(&mut file[index..]);
     std::fs::write(directory.file("child"), file).unwrap();
     let error = Image::open(directory.file("child"), &OpenOptions::default()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidData, "{error}");

@@ -2,6 +2,7 @@
 //! without an end, and `tests/corpus.rs` with the bytes that are kept in `fuzz/corpus`.
 //!
 //! A target panics if what an image answers contradicts itself.
+#![allow(dead_code, reason = "each test program uses its part")]
 
 use uzone_snapshot::{FrameCache, Image, OpenOptions};
 
@@ -93,28 +94,30 @@ fn zeroes() -> Vec<u8> {
 }
 
 /// Puts the right root hash into an index, as far as the header states how long it is.
-fn fix_root(payload: &mut [u8]) {
-    let covered = || {
-        let [image, stored, regions, name] = [16, 32, 40, 48].map(|at| number(payload, at));
-        let (flags, page, frame) = (payload.get(13)?, payload.get(14)?, payload.get(15)?);
-        let ordered = if flags & 2 == 0 { 0 } else { number(payload, 56)? };
-        let pages = image?.div_ceil(1_u64.checked_shl(u32::from(*page))?);
-        let frames = image?.div_ceil(1_u64.checked_shl(u32::from(*frame))?);
-        let parts = [
-            regions?.checked_mul(32)?,
-            name?,
-            frames.div_ceil(8),
-            pages.div_ceil(8),
-            stored?.checked_mul(20)?,
-            ordered.checked_mul(8)?,
-        ];
-        let len = parts.into_iter().try_fold(HEADER as u64, u64::checked_add)?;
-        usize::try_from(len).ok().filter(|len| *len <= payload.len())
-    };
-    let Some(covered) = covered() else { return };
+pub(crate) fn fix_root(payload: &mut [u8]) {
+    let Some(covered) = covered_len(payload) else { return };
     payload[ROOT..HEADER].fill(0);
     let root = blake3::hash(&payload[..covered]);
     payload[ROOT..HEADER].copy_from_slice(root.as_bytes());
+}
+
+/// Returns how many bytes of an index its root hash covers, if they are all there.
+pub(crate) fn covered_len(payload: &[u8]) -> Option<usize> {
+    let [image, stored, regions, name] = [16, 32, 40, 48].map(|at| number(payload, at));
+    let (flags, page, frame) = (payload.get(13)?, payload.get(14)?, payload.get(15)?);
+    let ordered = if flags & 2 == 0 { 0 } else { number(payload, 56)? };
+    let pages = image?.div_ceil(1_u64.checked_shl(u32::from(*page))?);
+    let frames = image?.div_ceil(1_u64.checked_shl(u32::from(*frame))?);
+    let parts = [
+        regions?.checked_mul(32)?,
+        name?,
+        frames.div_ceil(8),
+        pages.div_ceil(8),
+        stored?.checked_mul(20)?,
+        ordered.checked_mul(8)?,
+    ];
+    let len = parts.into_iter().try_fold(HEADER as u64, u64::checked_add)?;
+    usize::try_from(len).ok().filter(|len| *len <= payload.len())
 }
 
 fn number(bytes: &[u8], at: usize) -> Option<u64> {
