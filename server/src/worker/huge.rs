@@ -35,7 +35,7 @@ impl Finder {
     /// Returns after how long to look again, if there may be blocks.
     pub(crate) fn timeout(&self, sessions: &HashMap<u64, Session>) -> Option<Duration> {
         let every = if self.is_idle { IDLE } else { EVERY };
-        let may_find = sessions.values().any(Session::may_have_blocks);
+        let may_find = sessions.values().any(|session| session.memory.blocks_left() > 0);
         may_find.then(|| every.saturating_sub(self.looked.elapsed()))
     }
 
@@ -54,8 +54,8 @@ impl Finder {
         for number in numbers {
             let Some(session) = sessions.get_mut(&number) else { continue };
             let has_faults = session.was_filled();
-            let blocks =
-                session.take_blocks(if has_faults { left.min(BESIDE_FAULTS) } else { left });
+            let most = if has_faults { left.min(BESIDE_FAULTS) } else { left };
+            let blocks = session.memory.take_filled_blocks(most);
             self.is_idle &= !has_faults && blocks.is_empty();
             if !blocks.is_empty() {
                 left -= blocks.len();

@@ -8,10 +8,8 @@ use std::time::Instant;
 
 use uzone_attach::protocol::Reply;
 use uzone_fault::{
-    AdoptedMemory, Backing, FaultStats, FaultTrace, KeptPages, LazyError, LazyOptions, Refusal,
-    WriteTracking,
+    AdoptedMemory, Backing, FaultStats, KeptPages, LazyError, LazyOptions, Refusal, WriteTracking,
 };
-use uzone_os::Vaddr;
 use uzone_os::peer::Peer;
 use uzone_os::uffd::Remote;
 use uzone_os::unix_socket::MessageSocket;
@@ -124,26 +122,11 @@ impl Session {
         [self.connection.peer.as_fd()].into_iter().chain(stream)
     }
 
-    /// Takes the faults that were recorded since the last call.
-    pub(crate) fn take_trace(&self) -> FaultTrace {
-        self.memory.take_trace()
-    }
-
-    /// Returns whether there may be blocks of which huge pages can be made, now or later.
-    pub(crate) fn may_have_blocks(&self) -> bool {
-        self.memory.blocks_left() > 0
-    }
-
     /// Returns whether pages were filled since the last call.
     pub(crate) fn was_filled(&mut self) -> bool {
         let stats = self.memory.stats();
         let filled = stats.demand + stats.around + stats.populated;
         std::mem::replace(&mut self.filled, filled) != filled
-    }
-
-    /// Takes blocks of which huge pages can be made, at most so many.
-    pub(crate) fn take_blocks(&self, most: usize) -> Vec<Vaddr> {
-        self.memory.take_filled_blocks(most)
     }
 
     /// Returns whether its memory is gone: the process that connected may have ended before the one whose
