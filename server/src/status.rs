@@ -101,25 +101,16 @@ impl Status {
     pub fn metrics(&self) -> String {
         let mut text = String::new();
         let sessions = self.sessions.len() as u64;
-        let gauges: [(&str, &str, &str, u64); 6] = [
-            ("uzone_sessions", "gauge", "Machines that are served.", sessions),
-            ("uzone_sessions_total", "counter", "Machines that were served.", self.sessions_served),
-            (
-                "uzone_greetings",
-                "gauge",
-                "Connections without a whole message.",
-                self.greetings as u64,
-            ),
-            ("uzone_draining", "gauge", "Whether no machine is accepted.", self.is_draining.into()),
-            (
-                "uzone_worker_up",
-                "gauge",
-                "Whether there is a worker.",
-                self.worker.is_some().into(),
-            ),
-            ("uzone_worker_deaths_total", "counter", "Workers that died.", self.worker_deaths),
+        let all: [(&str, &str, u64); 6] = [
+            ("uzone_sessions", "Machines that are served.", sessions),
+            ("uzone_sessions_total", "Machines that were served.", self.sessions_served),
+            ("uzone_greetings", "Connections without a whole message.", self.greetings as u64),
+            ("uzone_draining", "Whether no machine is accepted.", self.is_draining.into()),
+            ("uzone_worker_up", "Whether there is a worker.", self.worker.is_some().into()),
+            ("uzone_worker_deaths_total", "Workers that died.", self.worker_deaths),
         ];
-        for (name, kind, help, value) in gauges {
+        for (name, help, value) in all {
+            let kind = kind(name);
             // Memory takes it all.
             let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}");
         }
@@ -129,31 +120,24 @@ impl Status {
 
     fn add_metrics_of_sessions(&self, text: &mut String) {
         type Get = fn(&SessionStats) -> u64;
-        let each: [(&str, &str, &str, Get); 12] = [
-            ("faults_total", "counter", "Faults that were read.", |stats| stats.faults),
-            ("demand_pages_total", "counter", "Pages for waiting threads.", |stats| {
-                stats.demand_pages
-            }),
-            ("around_pages_total", "counter", "Pages that came along.", |stats| stats.around_pages),
-            ("prefetched_pages_total", "counter", "Pages ahead of a touch.", |stats| {
-                stats.prefetched_pages
-            }),
-            ("zero_pages_total", "counter", "Zero pages.", |stats| stats.zero_pages),
-            ("bad_pages_total", "counter", "Pages that are bad.", |stats| stats.bad_pages),
-            ("huge_pages_total", "counter", "Huge pages that were made.", |stats| stats.huge_pages),
-            ("not_huge_total", "counter", "Filled blocks that were not.", |stats| stats.not_huge),
-            ("held_total", "counter", "How often its budget was used up.", |stats| stats.held),
-            ("shares_cpu", "gauge", "Whether faults are answered on its CPU.", |stats| {
+        let each: [(&str, &str, Get); 12] = [
+            ("faults_total", "Faults that were read.", |stats| stats.faults),
+            ("demand_pages_total", "Pages for waiting threads.", |stats| stats.demand_pages),
+            ("around_pages_total", "Pages that came along.", |stats| stats.around_pages),
+            ("prefetched_pages_total", "Pages ahead of a touch.", |stats| stats.prefetched_pages),
+            ("zero_pages_total", "Zero pages.", |stats| stats.zero_pages),
+            ("bad_pages_total", "Pages that are bad.", |stats| stats.bad_pages),
+            ("huge_pages_total", "Huge pages that were made.", |stats| stats.huge_pages),
+            ("not_huge_total", "Filled blocks that were not.", |stats| stats.not_huge),
+            ("held_total", "How often its budget was used up.", |stats| stats.held),
+            ("shares_cpu", "Whether faults are answered on its CPU.", |stats| {
                 stats.shares_cpu.into()
             }),
-            ("pending_pages", "gauge", "Pages that are being produced.", |stats| {
-                stats.pending_pages
-            }),
-            ("oldest_pending_ns", "gauge", "Age of the oldest of them.", |stats| {
-                stats.oldest_pending_ns
-            }),
+            ("pending_pages", "Pages that are being produced.", |stats| stats.pending_pages),
+            ("oldest_pending_ns", "Age of the oldest of them.", |stats| stats.oldest_pending_ns),
         ];
-        for (name, kind, help, get) in each {
+        for (name, help, get) in each {
+            let kind = kind(name);
             let _ = writeln!(
                 text,
                 "# HELP uzone_session_{name} {help}\n# TYPE uzone_session_{name} {kind}"
@@ -168,6 +152,11 @@ impl Status {
             }
         }
     }
+}
+
+/// Returns the type of a metric, by its name: those that only grow end in `_total`.
+fn kind(name: &str) -> &'static str {
+    if name.ends_with("_total") { "counter" } else { "gauge" }
 }
 
 /// Returns a time as a number of nanoseconds.
