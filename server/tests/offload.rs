@@ -1,33 +1,33 @@
-//! Machines of Cloud Hypervisor are restored by faults. The other side is composed from the fields of its
-//! protocol, and plays what its process does: it takes the machine and its memory files, and asks for pages,
-//! some of them before it has taken the state.
+//! Machines of Cloud Hypervisor are restored by faults. The other side plays what its process does:
+//! it takes the machine and its memory files, and asks for pages, some of them before it has taken
+//! the state.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
 use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::{io, thread};
 
 use rustix::fs::FallocateFlags;
-use uzone_os::peer;
 use uzone_os::uffd::{Features, KernelFaults, Uffd};
 use uzone_server::{Offload, Offloaded, ServeError, ServerOptions, Worker};
 use uzone_snapshot::{Image, OpenOptions};
 
 use common::{Folder, damage, outcome_of, page_of, report, skip, to_try, was_ended};
+use receiver::{ERROR, Machine, OK};
 
 mod common;
+mod receiver;
 
 const PAGE: u64 = 4096;
 const PAGES: u64 = 256;
 /// The guest addresses of two slots; the second starts in its file behind a page of another.
 const LOW: (u32, u64, u64, u64) = (0, 0, 192 * PAGE, 0);
 const HIGH: (u32, u64, u64, u64) = (1, 4 << 30, 64 * PAGE, PAGE);
-const OK: u16 = 1;
-const ERROR: u16 = 2;
+const STATE: &[u8] = b"the state";
 
 fn config() -> Vec<u8> {
     let slot = |(slot, gpa, size, offset)| {
@@ -40,87 +40,15 @@ fn config() -> Vec<u8> {
 
 fn packed(folder: &Path) -> Offload {
     let image = Image::open(folder.join("packed"), &OpenOptions::default()).unwrap();
-    Offload::new(image, config(), b"the state".to_vec()).unwrap()
-}
-
-/// What the other process has of a machine.
-struct Machine {
-    stream: UnixStream,
-    faults: UnixStream,
-    low: File,
-    high: File,
+    Offload::new(image, config(), STATE.to_vec()).unwrap()
 }
 
 impl Machine {
-    fn header(stream: &mut UnixStream) -> (u16, u64) {
-        let mut header = [0; 16];
-        stream.read_exact(&mut header).unwrap();
-        let code = u16::from_le_bytes(header[..2].try_into().unwrap());
-        (code, u64::from_le_bytes(header[8..].try_into().unwrap()))
-    }
-
-    fn answer(stream: &mut UnixStream, status: u16) {
-        let mut answer = [0; 16];
-        answer[..2].copy_from_slice(&status.to_le_bytes());
-        stream.write_all(&answer).unwrap();
-    }
-
-    /// Takes a machine up to its state.
-    fn receive(listener: &UnixListener) -> Self {
-        let (mut stream, _) = listener.accept().unwrap();
-        assert_eq!(Self::header(&mut stream), (1, 0), "the start");
-        Self::answer(&mut stream, OK);
-        let mut files = Vec::new();
-        for expected in [LOW.0, HIGH.0] {
-            assert_eq!(Self::header(&mut stream), (7, 4), "a memory file");
-            let (mut number, mut fds) = ([0; 4], Vec::new());
-            assert_eq!(peer::receive(&stream, &mut number, &mut fds).unwrap(), 4);
-            assert_eq!(u32::from_le_bytes(number), expected);
-            files.push(File::from(fds.pop().unwrap()));
-            Self::answer(&mut stream, OK);
-        }
-        let (code, len) = Self::header(&mut stream);
-        let mut came = vec![0; usize::try_from(len).unwrap()];
-        stream.read_exact(&mut came).unwrap();
-        assert!(code == 2 && came == config());
-        Self::answer(&mut stream, OK);
-        let (mut faults, _) = listener.accept().unwrap();
-        let mut role = [0; 2];
-        faults.read_exact(&mut role).unwrap();
-        assert_eq!(u16::from_le_bytes(role), 2, "it carries faults");
-        let high = files.pop().unwrap();
-        Self { stream, faults, low: files.pop().unwrap(), high }
-    }
-
-    /// Takes the rest. Returns the command that ends it.
-    fn complete(&mut self) -> u16 {
-        let (code, len) = Self::header(&mut self.stream);
-        let mut state = vec![0; usize::try_from(len).unwrap()];
-        self.stream.read_exact(&mut state).unwrap();
-        assert!(code == 3 && state == b"the state");
-        Self::answer(&mut self.stream, OK);
-        let (code, _) = Self::header(&mut self.stream);
-        Self::answer(&mut self.stream, OK);
-        code
-    }
-
-    /// Asks for a range. Returns the status of the answer.
-    fn ask(&mut self, address: u64, len: u64) -> u16 {
-        let mut request = [0; 32];
-        (request[0], request[8]) = (9, 16);
-        request[16..24].copy_from_slice(&address.to_le_bytes());
-        request[24..].copy_from_slice(&len.to_le_bytes());
-        self.faults.write_all(&request).unwrap();
-        let (status, len) = Self::header(&mut self.faults);
-        assert_eq!(len, 0, "the bytes are in the file");
-        status
-    }
-
     /// Returns the file of a page of the image, where it is there, and its guest address.
     fn place(&self, index: u64) -> (&File, u64, u64) {
         match index.checked_sub(LOW.2 / PAGE) {
-            None => (&self.low, index * PAGE, index * PAGE),
-            Some(index) => (&self.high, HIGH.3 + index * PAGE, HIGH.1 + index * PAGE),
+            None => (&self.files[0], index * PAGE, index * PAGE),
+            Some(index) => (&self.files[1], HIGH.3 + index * PAGE, HIGH.1 + index * PAGE),
         }
     }
 
@@ -148,7 +76,8 @@ fn restored(
 ) -> Result<Offloaded, ServeError> {
     let listener = UnixListener::bind(socket).unwrap();
     let restored = thread::scope(|scope| {
-        let other = scope.spawn(|| machine(Machine::receive(&listener)));
+        let other =
+            scope.spawn(|| machine(Machine::receive(&listener, &[LOW.0, HIGH.0], &config())));
         let restored = offload.restore(socket, resumes);
         other.join().unwrap();
         restored
@@ -162,12 +91,12 @@ fn each_page_has_the_bytes_of_the_image_when_it_was_asked_for() {
     let folder = Folder::new("offload-bytes", PAGES);
     let socket = folder.join("sock");
     let raw = Image::open_or_raw(folder.join("raw"), &OpenOptions::default()).unwrap();
-    let raw = Offload::new(raw, config(), b"the state".to_vec()).unwrap();
+    let raw = Offload::new(raw, config(), STATE.to_vec()).unwrap();
     for (offload, resumes) in [(&packed(&folder), true), (&raw, false)] {
         let done = restored(offload, &socket, resumes, |mut machine| {
             // As the other side does while it takes the state.
             assert!(machine.touch(7) == page_of(7));
-            assert_eq!(machine.complete(), if resumes { 5 } else { 8 });
+            assert_eq!(machine.complete(STATE), if resumes { 5 } else { 8 });
             for step in 0..PAGES {
                 let index = (step * 37 + 11) % PAGES;
                 assert!(machine.touch(index) == page_of(index), "page {index}");
@@ -191,9 +120,9 @@ fn two_clones_that_write_the_same_page_do_not_see_each_other() {
             scope.spawn(move || {
                 let socket = folder.join(format!("sock-{number}"));
                 let clone = |mut machine: Machine| {
-                    machine.complete();
+                    machine.complete(STATE);
                     assert!(machine.touch(9) == page_of(9), "another's page");
-                    machine.low.write_all_at(&written(number), 9 * PAGE).unwrap();
+                    machine.files[0].write_all_at(&written(number), 9 * PAGE).unwrap();
                     for index in 0..PAGES {
                         let seen = machine.touch(index);
                         let expected = if index == 9 { written(number) } else { page_of(index) };
@@ -210,12 +139,12 @@ fn two_clones_that_write_the_same_page_do_not_see_each_other() {
 fn what_a_machine_wrote_stays_and_what_it_gave_back_is_zero() {
     let folder = Folder::new("offload-once", PAGES);
     let done = restored(&packed(&folder), &folder.join("sock"), true, |mut machine| {
-        machine.complete();
+        machine.complete(STATE);
         assert!(machine.touch(20) == page_of(20));
-        machine.low.write_all_at(&[7; 4096], 20 * PAGE).unwrap();
+        machine.files[0].write_all_at(&[7; 4096], 20 * PAGE).unwrap();
         assert!(machine.touch(20) == [7; 4096], "it was written over");
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        rustix::fs::fallocate(&machine.low, hole, 20 * PAGE, PAGE).unwrap();
+        rustix::fs::fallocate(&machine.files[0], hole, 20 * PAGE, PAGE).unwrap();
         // Its neighbours do not bring it back.
         assert!(machine.touch(21) == page_of(21));
         assert!(machine.touch(20) == [0; 4096], "it has old bytes");
@@ -230,7 +159,7 @@ fn a_page_that_cannot_be_produced_is_answered_by_an_error_and_is_not_there() {
     let offload = packed(&folder);
     damage(&folder.join("packed"));
     let result = restored(&offload, &folder.join("sock"), true, |mut machine| {
-        machine.complete();
+        machine.complete(STATE);
         let failed = (0..PAGES).find(|index| {
             let address = machine.place(*index).2;
             let failed = machine.ask(address, PAGE) == ERROR;
@@ -258,7 +187,7 @@ fn what_is_no_request_is_answered_by_an_error_and_a_refusal_is_named() {
         (HIGH.1 - PAGE, 2 * PAGE),
     ] {
         let result = restored(&offload, &socket, true, |mut machine| {
-            machine.complete();
+            machine.complete(STATE);
             assert_eq!(machine.ask(address, len), ERROR, "{len} bytes at {address:#x}");
         });
         assert!(matches!(result, Err(ServeError::Broken { .. })), "{result:?}");
@@ -327,8 +256,8 @@ fn a_process_that_restores_a_machine_reads_its_image_and_does_nothing_else() {
     let outcome = |what: &str| {
         thread::scope(|scope| {
             let process = scope.spawn(|| run(what));
-            let mut machine = Machine::receive(&listener);
-            machine.complete();
+            let mut machine = Machine::receive(&listener, &[LOW.0, HIGH.0], &config());
+            machine.complete(STATE);
             assert!(machine.touch(7) == page_of(7));
             drop(machine);
             process.join().unwrap()
