@@ -5,13 +5,15 @@ mod common;
 mod s3;
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use common::served::Server as PageServer;
 use common::{Dir, has_failed, incompressible, keeps_to, object_of, skip, small_disk, text, uzone};
+use rustix::process::Signal;
 use s3::{Act, Server};
 use serde_json::Value;
 use uzone_attach::{AttachOptions, AttachedMemory};
@@ -30,32 +32,23 @@ fn object(server: &Server, arguments: &[&str]) -> Value {
     object_of(&run(server, arguments))
 }
 
-/// Runs what must fail with this code, and returns what it states.
-fn fails(server: &Server, code: i32, arguments: &[&str]) -> String {
+/// Runs what must fail with this code, and state this. Returns all that it states.
+fn fails(server: &Server, code: i32, arguments: &[&str], part: &str) -> String {
     let output = run(server, arguments);
     println!("{arguments:?}");
-    has_failed(&output, code, "");
+    has_failed(&output, code, part);
     text(&output.stderr).to_owned()
 }
 
 /// Lets a page server end.
-fn drain(server: &Server, socket: &str, mut served: Child) {
+fn drain(server: &Server, socket: &str, mut served: PageServer) {
     object(server, &["drain", "--socket", socket, "--json"]);
-    assert!(served.wait().expect("it ends").success());
+    assert!(served.wait().success());
 }
 
 /// Attaches to a server, if this user may.
 fn attach(socket: &str) -> Option<AttachedMemory> {
     common::attach("reading what is served", socket, &AttachOptions::default())
-}
-
-/// Starts a page server. Returns it, the line that it prints when it listens, and those that follow.
-fn start(command: &mut Command) -> (Child, String, BufReader<ChildStdout>) {
-    let mut child = command.stdout(Stdio::piped()).spawn().expect("the binary under test runs");
-    let mut line = String::new();
-    let mut lines = BufReader::new(child.stdout.take().expect("a pipe"));
-    assert!(lines.read_line(&mut line).expect("it is read") > 0, "it has ended");
-    (child, line, lines)
 }
 
 /// Packs an image into a bucket. Returns its bytes, and the command that serves it: this process attaches to
@@ -147,13 +140,12 @@ fn a_firecracker_snapshot_in_a_bucket_is_packed_with_its_diffs_and_in_an_order()
     // A diff in the bucket has no holes.
     server.put("vm.mem.1", &bytes);
     let with_object = [&pack[..], &["--diff", "s3://images/vm.mem.1", "--json"]].concat();
-    let message = fails(&server, 69, &with_object);
-    assert!(message.contains("s3://images/vm.mem.1 is in object storage"), "{message}");
+    let message = fails(&server, 69, &with_object, "s3://images/vm.mem.1 is in object storage");
     assert!(message.contains("the local file") && message.contains("--all-data"), "{message}");
     object(&server, &[&with_object[..], &["--all-data"]].concat());
     assert!(run(&server, &["unpack", &image, "-"]).stdout == bytes);
-    let message = fails(&server, 66, &["pack", "--firecracker", "s3://images/none", &image]);
-    assert!(message.contains("s3://images/none: there is no such object"), "{message}");
+    let none = ["pack", "--firecracker", "s3://images/none", &image];
+    fails(&server, 66, &none, "s3://images/none: there is no such object");
 }
 
 #[test]
@@ -165,14 +157,13 @@ fn an_object_appears_when_it_is_whole_and_what_was_sent_of_another_is_removed() 
     let url = "s3://images/image";
     let part = |seen: &s3::Seen<'_>| seen.query.contains("partNumber=3");
     server.decide(move |seen| if part(seen) { Act::Fail(403) } else { Act::Pass });
-    let message = fails(&server, 77, &["pack", &raw, url, "--threads", "2"]);
-    assert!(message.contains("s3://images/image: the store refuses"), "{message}");
+    let pack = ["pack", &raw, url, "--threads", "2"];
+    fails(&server, 77, &pack, "s3://images/image: the store refuses");
     assert_eq!(server.files(), [""; 0]);
     // The whole upload fails when it is to be completed.
     let completes = |seen: &s3::Seen<'_>| seen.method == "POST" && seen.query.contains("uploadId");
     server.decide(move |seen| if completes(seen) { Act::Fail(403) } else { Act::Pass });
-    let message = fails(&server, 77, &["pack", &raw, url]);
-    assert!(message.contains("cannot finish s3://images/image"), "{message}");
+    fails(&server, 77, &["pack", &raw, url], "cannot finish s3://images/image");
     assert_eq!(server.files(), [""; 0]);
     server.decide(|_| Act::Pass);
     let packed = object(&server, &["pack", &raw, url, "--json"]);
@@ -201,8 +192,8 @@ fn a_packer_that_is_killed_leaves_no_object() {
     packer.wait().expect("it ends");
     assert!(!server.object("image").exists());
     server.decide(|_| Act::Pass);
-    let message = fails(&server, 66, &["inspect", "s3://images/image"]);
-    assert!(message.contains("there is no such object; check the URL"), "{message}");
+    let inspect = ["inspect", "s3://images/image"];
+    fails(&server, 66, &inspect, "there is no such object; check the URL");
 }
 
 #[test]
@@ -221,8 +212,7 @@ fn a_child_finds_its_parent_in_the_same_bucket_and_no_other_place_is_taken() {
     let shown = object(&server, &["inspect", "s3://images/vm/child", "--json"]);
     assert_eq!(shown["chain"][1]["image"], "s3://images/base/parent");
     assert!(run(&server, &["unpack", "s3://images/vm/child", "-"]).stdout == bytes);
-    let message = fails(&server, 2, &[&to[..], &[&local]].concat());
-    assert!(message.contains("objects of one store"), "{message}");
+    fails(&server, 2, &[&to[..], &[&local]].concat(), "objects of one store");
 }
 
 #[test]
@@ -231,15 +221,14 @@ fn what_cannot_be_read_or_written_names_the_url_the_operation_and_the_fix() {
     let raw = dir.file("raw", &"text ".repeat(5000));
     object(&server, &["pack", &raw, "s3://images/image", "--json"]);
     let other = format!("s3://images/image#root={}", "7".repeat(64));
-    assert!(fails(&server, 65, &["verify", &other]).contains("it is another image"));
-    let message = fails(&server, 2, &["verify", "s3://images/image#hash=7"]);
-    assert!(message.contains("root= and the 64 hexadecimal digits"), "{message}");
-    let message = fails(&server, 74, &["pack", &raw, "http://127.0.0.1:1/image"]);
-    assert!(message.contains("cannot create http://127.0.0.1:1/image"), "{message}");
+    fails(&server, 65, &["verify", &other], "it is another image");
+    let hash = "s3://images/image#hash=7";
+    fails(&server, 2, &["verify", hash], "root= and the 64 hexadecimal digits");
+    let to = "http://127.0.0.1:1/image";
+    let message = fails(&server, 74, &["pack", &raw, to], &format!("cannot create {to}"));
     assert!(message.contains("write to s3, gs or az"), "{message}");
     server.decide(|_| Act::Fail(403));
-    let message = fails(&server, 77, &["inspect", "s3://images/image"]);
-    assert!(message.contains("of s3://images/image"), "{message}");
+    let message = fails(&server, 77, &["inspect", "s3://images/image"], "of s3://images/image");
     assert!(message.contains("grant it, or set others in the environment"), "{message}");
 }
 
@@ -275,22 +264,21 @@ fn requests_are_repeated_as_the_options_have_it_and_a_bad_value_names_its_option
     fails_for(u64::MAX);
     let socket = dir.name("sock");
     let serve = ["serve", url, "--socket", &socket, "--source-retry-count=1", "--deadline", "9"];
-    let message = fails(&server, 74, &[&serve[..], &pause].concat());
+    let message = fails(&server, 74, &[&serve[..], &pause].concat(), "");
     assert_eq!(server.requests(), 4);
     for part in ["--deadline 9", "25s", "--source-retry 15s", "--source-timeout 5s"] {
         assert!(message.contains(part), "{message}");
     }
     let long = ["--deadline", "26"];
-    let message = fails(&server, 74, &[&serve[..5], &pause, &long].concat());
+    let message = fails(&server, 74, &[&serve[..5], &pause, &long].concat(), "");
     assert!(!message.contains("--deadline"), "{message}");
     for option in ["--source-timeout", "--source-retry", "--source-retry-pause"] {
         for value in ["0", "0s", "25h", "soon"] {
-            let message = fails(&server, 2, &["serve", url, option, value]);
-            assert!(message.contains(option) && message.contains("a time is"), "{message}");
+            let message = fails(&server, 2, &["serve", url, option, value], "a time is");
+            assert!(message.contains(option), "{message}");
         }
     }
-    let message = fails(&server, 2, &["inspect", url, "--source-retry-count=-1"]);
-    assert!(message.contains("--source-retry-count"), "{message}");
+    fails(&server, 2, &["inspect", url, "--source-retry-count=-1"], "--source-retry-count");
 }
 
 #[test]
@@ -301,9 +289,9 @@ fn a_server_serves_an_image_of_a_bucket() {
     // By a name, which is looked up.
     let [_, _, (variable, endpoint), ..] = server.environment();
     serve.env(variable, endpoint.replace("127.0.0.1", "localhost"));
-    let (served, line, _lines) = start(&mut serve);
-    let listening: Value = serde_json::from_str(&line).expect("an object");
-    assert_eq!((&listening["event"], &listening["image"]), (&"listening".into(), &url.into()));
+    let mut served = PageServer::beside(&mut serve);
+    let listening = served.next_event("listening");
+    assert_eq!(listening["image"], url);
     assert_eq!(listening["sandbox"]["seccomp"], true, "{listening}");
     let worker = &object(&server, &["status", "--socket", &socket, "--json"])["worker"];
     for task in fs::read_dir(format!("/proc/{worker}/task")).expect("it runs") {
@@ -339,14 +327,13 @@ fn a_server_serves_raw_memory_of_a_bucket_until_it_is_replaced() {
     server.put("raw", &bytes);
     server.put("cut", &bytes[..5000]);
     for url in ["s3://images/cut", &format!("s3://images/raw#root={}", "7".repeat(64))] {
-        let message = fails(&server, 65, &["serve", url, "--socket", &socket]);
-        assert!(message.contains("is not a packed image"), "{message}");
+        fails(&server, 65, &["serve", url, "--socket", &socket], "is not a packed image");
     }
     let arguments = ["serve", "--json", "s3://images/raw", "--socket", &socket];
     let others = ["--on-failure", "poison", "--cache-dir", &cache, "--cache-bytes", "1M"];
     let arguments = [&arguments[..], &others].concat();
     let mut serve = command(&server, &arguments);
-    let (served, _, _lines) = start(serve.stderr(fs::File::create(&log).expect("a file")));
+    let served = PageServer::spawn(serve.stderr(fs::File::create(&log).expect("a file")));
     let memories = [attach(&socket), attach(&socket)];
     if let [Some(first), Some(second)] = &memories {
         assert!(is_served(first, &bytes));
@@ -380,16 +367,17 @@ fn a_worker_whose_keeper_dies_starts_another_one_that_reaches_the_bucket() {
     let (server, dir) = (Server::start("keeper"), Dir::new("serve-keeper"));
     let (url, socket, cache) = ("s3://images/image", dir.name("sock"), dir.name("cache"));
     let (bytes, mut serve) = in_bucket(&server, &dir, url, &cache, memory(1 << 20));
-    let (mut served, mut line, mut lines) = start(&mut serve);
-    served.kill().expect("it runs");
-    served.wait().expect("it ends");
+    let mut served = PageServer::spawn(&mut serve);
+    served.signal(Signal::KILL);
+    served.wait();
     if let Some(memory) = attach(&socket) {
         assert!(is_served(&memory, &bytes));
     }
     object(&server, &["drain", "--socket", &socket, "--json"]);
     // The last process that has the pipe has ended.
-    lines.read_to_string(&mut line).expect("it is read");
-    assert!(!line.contains("worker_ended"), "{line}");
+    let mut rest = String::new();
+    served.lines.read_to_string(&mut rest).expect("it is read");
+    assert!(!rest.contains("worker_ended"), "{rest}");
 }
 
 /// A file system in memory at a directory with room for 128 KiB, unmounted when this ends.
@@ -419,7 +407,7 @@ fn a_server_with_a_full_disk_under_its_cache_serves_from_the_bucket_and_names_th
     };
     let url = "s3://images/image";
     let (bytes, mut serve) = in_bucket(&server, &dir, url, &disk.0, memory(8 << 20));
-    let (served, _, _lines) = start(serve.stderr(fs::File::create(&log).expect("a file")));
+    let served = PageServer::spawn(serve.stderr(fs::File::create(&log).expect("a file")));
     let mut has_attached = true;
     // A part of what the second program needs is on the disk.
     for _ in 0..2 {
@@ -461,7 +449,7 @@ fn a_machine_whose_source_is_slower_than_the_deadline_is_ended_at_the_deadline_a
         let serve = ["serve", "--json", url, "--socket", &socket, "--deadline", "1"];
         let patient = ["--source-timeout", "300s", "--source-retry", "300s"];
         let mut serve = command(&server, &[&serve[..], &patient].concat());
-        let (served, _, mut lines) = start(serve.stderr(Stdio::null()));
+        let mut served = PageServer::spawn(serve.stderr(Stdio::null()));
         // The program can attach, if this user may: it would end well otherwise.
         if attach(&socket).is_none() {
             return drain(&server, &socket, served);
@@ -483,15 +471,7 @@ fn a_machine_whose_source_is_slower_than_the_deadline_is_ended_at_the_deadline_a
         // Half of it is left for what comes before the first request.
         let (least, most) = (Duration::from_millis(500), Duration::from_secs(60));
         assert!((least..most).contains(&waited), "{slow:?}: {waited:?}");
-        let failed = loop {
-            let mut line = String::new();
-            assert!(lines.read_line(&mut line).expect("it is read") > 0, "no failure");
-            let object: Value = serde_json::from_str(&line).expect("an object");
-            keeps_to("uzone.serve-1", &object);
-            if object["event"] == "failed" {
-                break object;
-            }
-        };
+        let failed = served.event("failed");
         assert_eq!((&failed["pid"], &failed["was_killed"]), (&victim.id().into(), &true.into()));
         assert_eq!(failed["offset"], 0, "{failed}");
         assert!(failed["reason"].as_str().is_some_and(|why| why.contains("1s")), "{failed}");
