@@ -101,7 +101,7 @@ fn a_quick_run_of_one_benchmark_works_and_is_no_base_of_a_check() {
         let bench = object(&["bench", name, "--quick", "--json"]);
         keeps_to("uzone.bench-1", &bench);
         assert_eq!((&bench["quick"], &bench["benchmark"]), (&json!(true), &json!(name)));
-        let file = dir.file("quick.json", &bench.to_string());
+        let file = dir.file("quick.json", bench.to_string());
         for asked in [&["bench", "--check", &file][..], &["bench", name, "--check", &file]] {
             refuses(asked, 2, "quick.json is a run with --quick");
         }
@@ -127,7 +127,7 @@ const SMALL: [&str; 6] =
 fn a_check_against_a_run_of_just_now_compares_every_row_and_keeps_to_its_schema() {
     let dir = Dir::new("bench-check");
     let earlier = object(&SMALL);
-    let file = dir.file("base.json", &earlier.to_string());
+    let file = dir.file("base.json", earlier.to_string());
     for asked in [&["bench", "--check", &file][..], &["bench", "copy", "--check", &file]] {
         let output = run(&[asked, &["--json"]].concat());
         let checked = printed(&output);
@@ -168,7 +168,7 @@ fn a_row_that_was_three_times_as_good_is_a_regression_that_is_seen_twice() {
     first.expect("a row")["bytes"] = json!(1);
     let second = rows.iter().position(|row| row["id"] == "copy-cold-later/16K-ours");
     rows.remove(second.expect("a row"));
-    let file = dir.file("base.json", &earlier.to_string());
+    let file = dir.file("base.json", earlier.to_string());
 
     let arguments = ["bench", "--check", &file, "--json"];
     let output = refuses(&arguments, 1, "another CPU (Another CPU");
@@ -203,15 +203,15 @@ fn a_row_that_was_three_times_as_good_is_a_regression_that_is_seen_twice() {
 fn an_earlier_run_that_cannot_be_compared_with_is_refused_with_what_would_help() {
     let dir = Dir::new("bench-refused");
     let earlier = object(&SMALL);
-    let base = dir.file("base.json", &earlier.to_string());
-    let later = dir.file("later.json", &earlier.to_string().replace("bench/1", "bench/2"));
+    let base = dir.file("base.json", earlier.to_string());
+    let later = dir.file("later.json", earlier.to_string().replace("bench/1", "bench/2"));
     let cut = dir.file("cut.json", &earlier.to_string()[..300]);
     let mut old = earlier.clone();
     old.as_object_mut().expect("an object").remove("parameters");
-    let old = dir.file("old.json", &old.to_string());
+    let old = dir.file("old.json", old.to_string());
     let mut none = earlier.clone();
     none["results"] = json!([]);
-    let none = dir.file("none.json", &none.to_string());
+    let none = dir.file("none.json", none.to_string());
     let report = dir.name("no/where/out.html");
     let missing = dir.name("missing.json");
     for (arguments, code, part) in [

@@ -156,7 +156,7 @@ fn every_byte_is_right_and_the_object_keeps_to_its_schema_and_the_files_can_be_r
     assert!(page.contains("found every byte right") && page.contains("Where faults were"));
     let trace = fs::read(dir.path().join("uzone-demo.trace.json")).unwrap();
     keeps_to("uzone.trace-1", &serde_json::from_slice(&trace).expect("JSON"));
-    let result = dir.file("result.json", text(&output.stdout));
+    let result = dir.file("result.json", &output.stdout);
     for file in [dir.name("uzone-demo.trace.json"), result] {
         let shown = common::run(&["report", &file]);
         assert!(shown.status.success() && !shown.stdout.is_empty(), "{}", text(&shown.stderr));

@@ -34,8 +34,8 @@ impl Case {
 
     /// Packs an image, and returns its bytes.
     fn pack(&self, key: &str, seed: u64) -> Vec<u8> {
-        let (raw, bytes) = (self.dir.name("raw"), memory(seed));
-        fs::write(&raw, &bytes).expect("a file is written");
+        let bytes = memory(seed);
+        let raw = self.dir.file("raw", &bytes);
         object_of(&self.run(&["pack", &raw, &url(key), "--json"]));
         bytes
     }

@@ -19,8 +19,7 @@ fn memory() -> Vec<u8> {
 #[test]
 fn an_image_is_packed_inspected_verified_and_unpacked() {
     let dir = Dir::new("image");
-    let (raw, image, back) = (dir.name("raw"), dir.name("image"), dir.name("back"));
-    fs::write(&raw, memory()).expect("a file is written");
+    let (raw, image, back) = (dir.file("raw", memory()), dir.name("image"), dir.name("back"));
     for codec in ["zstd", "lz4", "none"] {
         let packed = object(&["pack", &raw, &image, "--codec", codec, "--json"]);
         keeps_to("uzone.pack-1", &packed);
@@ -44,10 +43,9 @@ fn an_image_is_packed_inspected_verified_and_unpacked() {
 #[test]
 fn a_firecracker_snapshot_is_packed_with_its_diffs_and_the_regions_of_its_guest() {
     let dir = Dir::new("firecracker");
-    let (memory, diff) = (dir.name("vm.mem"), dir.name("vm.mem.1"));
-    let (image, back) = (dir.name("image"), dir.name("back"));
+    let (image, back, diff) = (dir.name("image"), dir.name("back"), dir.name("vm.mem.1"));
     let mut bytes = vec![7; 64 * 4096];
-    fs::write(&memory, &bytes).expect("a file is written");
+    let memory = dir.file("vm.mem", &bytes);
     let file = fs::File::create(&diff).expect("a file is made");
     file.set_len(64 * 4096).expect("a sparse file");
     for (page, byte) in [(3_usize, 0), (40, 9)] {
@@ -107,14 +105,13 @@ fn a_firecracker_snapshot_is_packed_with_its_diffs_and_the_regions_of_its_guest(
 #[test]
 fn a_page_shows_where_the_zero_the_stored_and_the_shared_pages_are() {
     let dir = Dir::new("map");
-    let [raw, base, child, page, set] =
-        ["raw", "base", "child", "page.html", "set"].map(|name| dir.name(name));
+    let [base, child, page] = ["base", "child", "page.html"].map(|name| dir.name(name));
     let mut bytes = memory();
-    fs::write(&raw, &bytes).expect("a file is written");
+    let raw = dir.file("raw", &bytes);
     object(&["pack", &raw, &base, "--json"]);
     bytes[100_000] ^= 1;
     fs::write(&raw, &bytes).expect("a file is written");
-    fs::write(&set, "3\n4\n200\n").expect("a file is written");
+    let set = dir.file("set", "3\n4\n200\n");
     object(&["pack", &raw, &child, "--parent", &base, "--working-set", &set, "--json"]);
     object(&["inspect", &child, "--report", &page, "--json"]);
     let html = fs::read_to_string(&page).expect("a page");
@@ -141,11 +138,10 @@ fn a_page_shows_where_the_zero_the_stored_and_the_shared_pages_are() {
 #[test]
 fn an_image_is_packed_in_an_order_and_anew_without_its_parent() {
     let dir = Dir::new("order");
-    let [raw, set, ordered, base, child, alone] =
-        ["raw", "set", "ordered", "base", "child", "alone"].map(|name| dir.name(name));
+    let [ordered, base, child, alone] =
+        ["ordered", "base", "child", "alone"].map(|name| dir.name(name));
     let mut bytes = memory();
-    fs::write(&raw, &bytes).expect("a file is written");
-    fs::write(&set, "300\n7\n7\n100000\n12\n").expect("a file is written");
+    let (raw, set) = (dir.file("raw", &bytes), dir.file("set", "300\n7\n7\n100000\n12\n"));
     keeps_to("uzone.pack-1", &object(&["pack", &raw, &ordered, "--order", &set, "--json"]));
     assert!(run(&["unpack", &ordered, "-"]).stdout == bytes);
     object(&["verify", &ordered, "--decode", "--json"]);
@@ -180,9 +176,8 @@ fn an_image_is_packed_in_an_order_and_anew_without_its_parent() {
 #[test]
 fn raw_memory_with_hashes_beside_it_is_an_image() {
     let dir = Dir::new("hashes");
-    let (raw, hashes) = (dir.name("raw"), dir.name("raw.hashes"));
     let bytes = memory();
-    fs::write(&raw, &bytes).expect("a file is written");
+    let (raw, hashes) = (dir.file("raw", &bytes), dir.name("raw.hashes"));
     assert_eq!(run(&["verify", &raw]).status.code(), Some(65));
     let other = dir.name("other");
     refuses(&["pack", "--hashes-only", &raw, &other], 2, &format!("name {hashes}"));
@@ -196,10 +191,9 @@ fn raw_memory_with_hashes_beside_it_is_an_image() {
     keeps_to("uzone.inspect-1", &object(&["inspect", &raw, "--json"]));
     assert!(run(&["unpack", &raw, "-"]).stdout == bytes);
     // Also as a parent.
-    let (changed, child) = (dir.name("changed"), dir.name("child"));
     let mut after = bytes.clone();
     after[70_000..80_000].fill(9);
-    fs::write(&changed, &after).expect("a file is written");
+    let (changed, child) = (dir.file("changed", &after), dir.name("child"));
     object(&["pack", "--parent", &raw, &changed, &child, "--json"]);
     object(&["verify", &child, "--json"]);
     assert!(run(&["unpack", &child, "-"]).stdout == after);
@@ -241,13 +235,11 @@ fn a_pipe_is_packed_and_an_image_stores_what_differs_from_its_parent() {
 #[test]
 fn what_is_wrong_is_named_and_has_its_exit_code() {
     let dir = Dir::new("wrong");
-    let (raw, image) = (dir.name("raw"), dir.name("image"));
-    fs::write(&raw, memory()).expect("a file is written");
+    let (raw, image) = (dir.file("raw", memory()), dir.name("image"));
     object(&["pack", &raw, &image, "--json"]);
     let mut file = fs::read(&image).expect("a file");
     file[9000] ^= 4;
-    let bad = dir.name("bad");
-    fs::write(&bad, file).expect("a file is written");
+    let bad = dir.file("bad", file);
     let zeroes = "0".repeat(64);
     for (arguments, code, part) in [
         (vec!["verify", &bad], 65, "is damaged: its bytes do not match their hash"),

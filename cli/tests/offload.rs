@@ -23,11 +23,9 @@ fn offload(dir: &Dir, image: &str, more: &[&str]) -> Output {
 
 /// Writes the image and the state of a machine. Returns where the image is.
 fn machine(dir: &Dir) -> String {
-    let image = dir.name("raw");
-    fs::write(&image, vec![7; 1 << 20]).expect("a file is written");
     dir.file("migration_config.json", CONFIG);
     dir.file("state.json", "{}");
-    image
+    dir.file("raw", vec![7; 1 << 20])
 }
 
 #[test]
@@ -50,9 +48,7 @@ fn a_machine_is_restored_by_its_faults_and_what_was_done_is_an_object() {
 #[test]
 fn what_keeps_a_machine_from_being_restored_is_named_with_its_exit_code() {
     let dir = Dir::new("offload-not");
-    let (image, short) = (dir.name("raw"), dir.name("short"));
-    fs::write(&image, vec![7; 1 << 20]).expect("a file is written");
-    fs::write(&short, vec![7; 4096]).expect("a file is written");
+    let (image, short) = (dir.file("raw", vec![7; 1 << 20]), dir.file("short", vec![7; 4096]));
     let fails = |image: &str, code: i32, part: &str| {
         has_failed(&offload(&dir, image, &[]), code, part);
     };

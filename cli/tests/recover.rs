@@ -109,8 +109,7 @@ fn kept(folder: &str) -> Vec<PathBuf> {
 #[test]
 fn machines_outlive_both_processes_of_a_server_without_a_service_manager() {
     let (dir, image, _, folder) = folder("recover");
-    let (other, socket) = (dir.name("other"), dir.name("a b.sock"));
-    fs::write(&other, page_of(7).repeat(1024)).expect("a file is written");
+    let (other, socket) = (dir.file("other", page_of(7).repeat(1024)), dir.name("a b.sock"));
     let arguments = [&image[..], "--socket", &socket, "--recover", &folder];
     let mut server = start(&arguments);
     let Some(machine) = Machine::connect(&socket) else { return drop(server.stop()) };

@@ -60,8 +60,7 @@ fn in_bucket(
     cache: &str,
     bytes: Vec<u8>,
 ) -> (Vec<u8>, Command) {
-    let (raw, socket) = (dir.name("raw"), dir.name("sock"));
-    fs::write(&raw, &bytes).expect("a file is written");
+    let (raw, socket) = (dir.file("raw", &bytes), dir.name("sock"));
     object(server, &["pack", &raw, url, "--json"]);
     let arguments = ["serve", "--json", url, "--socket", &socket, "--on-failure", "hold"];
     (bytes, command(server, &[&arguments[..], &["--cache-dir", cache]].concat()))
@@ -81,9 +80,8 @@ fn memory(len: usize) -> Vec<u8> {
 #[test]
 fn an_image_is_packed_into_a_bucket_and_inspected_verified_and_unpacked_from_there() {
     let (server, dir) = (Server::start("cli"), Dir::new("remote"));
-    let (raw, back) = (dir.name("raw"), dir.name("back"));
     let bytes = memory(3 << 20);
-    fs::write(&raw, &bytes).expect("a file is written");
+    let (raw, back) = (dir.file("raw", &bytes), dir.name("back"));
     let packed = object(&server, &["pack", &raw, "s3://images/vm/image", "--json"]);
     keeps_to("uzone.pack-1", &packed);
     assert_eq!(packed["image"], "s3://images/vm/image");
@@ -121,10 +119,9 @@ fn a_firecracker_snapshot_in_a_bucket_is_packed_with_its_diffs_and_in_an_order()
         file.write_all_at(&[byte; 4096], page as u64 * 4096).expect("a page is written");
         bytes[page * 4096..(page + 1) * 4096].fill(byte);
     }
-    let raw = dir.name("raw");
-    fs::write(&raw, &bytes).expect("a file is written");
+    let raw = dir.file("raw", &bytes);
     let numbers: String = (0..300).map(|number| format!("{}\n", number * 499 % 1024)).collect();
-    let set = dir.file("set", &numbers);
+    let set = dir.file("set", numbers);
     let pack = ["pack", "--firecracker", "s3://images/vm.mem", &image];
     for options in [&[][..], &["--order", &set]] {
         let output = run(&server, &[&pack[..], &["--diff", &diff, "--quiet"], options].concat());
@@ -151,9 +148,8 @@ fn a_firecracker_snapshot_in_a_bucket_is_packed_with_its_diffs_and_in_an_order()
 #[test]
 fn an_object_appears_when_it_is_whole_and_what_was_sent_of_another_is_removed() {
     let (server, dir) = (Server::start("whole"), Dir::new("whole"));
-    let raw = dir.name("raw");
     let bytes = memory(40 << 20);
-    fs::write(&raw, &bytes).expect("a file is written");
+    let raw = dir.file("raw", &bytes);
     let url = "s3://images/image";
     let part = |seen: &s3::Seen<'_>| seen.query.contains("partNumber=3");
     server.decide(move |seen| if part(seen) { Act::Fail(403) } else { Act::Pass });
@@ -176,8 +172,7 @@ fn an_object_appears_when_it_is_whole_and_what_was_sent_of_another_is_removed() 
 #[test]
 fn a_packer_that_is_killed_leaves_no_object() {
     let (server, dir) = (Server::start("killed"), Dir::new("killed"));
-    let raw = dir.name("raw");
-    fs::write(&raw, memory(40 << 20)).expect("a file is written");
+    let raw = dir.file("raw", memory(40 << 20));
     let (sender, sent) = std::sync::mpsc::channel();
     server.decide(move |seen| {
         let _ = sender.send(());
@@ -199,9 +194,8 @@ fn a_packer_that_is_killed_leaves_no_object() {
 #[test]
 fn a_child_finds_its_parent_in_the_same_bucket_and_no_other_place_is_taken() {
     let (server, dir) = (Server::start("parents"), Dir::new("parents"));
-    let (raw, local) = (dir.name("raw"), dir.name("local"));
     let mut bytes = memory(2 << 20);
-    fs::write(&raw, &bytes).expect("a file is written");
+    let (raw, local) = (dir.file("raw", &bytes), dir.name("local"));
     object(&server, &["pack", &raw, "s3://images/base/parent", "--json"]);
     object(&server, &["pack", &raw, &local, "--json"]);
     bytes[100] ^= 1;
@@ -218,7 +212,7 @@ fn a_child_finds_its_parent_in_the_same_bucket_and_no_other_place_is_taken() {
 #[test]
 fn what_cannot_be_read_or_written_names_the_url_the_operation_and_the_fix() {
     let (server, dir) = (Server::start("names"), Dir::new("names"));
-    let raw = dir.file("raw", &"text ".repeat(5000));
+    let raw = dir.file("raw", "text ".repeat(5000));
     object(&server, &["pack", &raw, "s3://images/image", "--json"]);
     let other = format!("s3://images/image#root={}", "7".repeat(64));
     fails(&server, 65, &["verify", &other], "it is another image");
@@ -235,8 +229,7 @@ fn what_cannot_be_read_or_written_names_the_url_the_operation_and_the_fix() {
 #[test]
 fn requests_are_repeated_as_the_options_have_it_and_a_bad_value_names_its_option() {
     let (server, dir) = (Server::start("requests"), Dir::new("requests"));
-    let raw = dir.name("raw");
-    fs::write(&raw, memory(1 << 20)).expect("a file is written");
+    let raw = dir.file("raw", memory(1 << 20));
     let url = "s3://images/image";
     object(&server, &["pack", &raw, url, "--json"]);
     let pause = ["--source-retry-pause", "1ms"];
@@ -439,8 +432,7 @@ fn a_machine_whose_source_is_slower_than_the_deadline_is_ended_at_the_deadline_a
         panic!("it saw {:?} and {read:?}", &page[..8]);
     }
     let (server, dir) = (Server::start("deadline"), Dir::new("serve-deadline"));
-    let (raw, socket) = (dir.name("raw"), dir.name("sock"));
-    fs::write(&raw, memory(1 << 20)).expect("a file is written");
+    let (raw, socket) = (dir.file("raw", memory(1 << 20)), dir.name("sock"));
     let url = "s3://images/image";
     object(&server, &["pack", &raw, url, "--json"]);
     for slow in [Act::Hang, Act::Late(Duration::from_secs(300))] {

@@ -34,7 +34,7 @@ const TRACE: &str = r#"{"schema":"uzone.trace/1","page_size_bytes":4096,"len_byt
 #[test]
 fn a_page_and_pictures_are_written_and_named_and_nothing_else_is_left() {
     let dir = Dir::new("written");
-    let (bench, trace) = (dir.file("bench.json", &bench()), dir.file("trace.json", TRACE));
+    let (bench, trace) = (dir.file("bench.json", bench()), dir.file("trace.json", TRACE));
     let (page, svg) = (dir.name("out.html"), dir.name("svg"));
     let object = object_of(&run(&[&bench, &trace, "-o", &page, "--svg", &svg, "--json"]));
     keeps_to("uzone.report-1", &object);
@@ -66,12 +66,12 @@ fn without_an_output_the_tables_are_printed_in_ascii_and_without_colour() {
 #[test]
 fn wrong_missing_and_duplicate_arguments_are_refused() {
     let dir = Dir::new("usage");
-    let bench = dir.file("bench.json", &bench());
+    let bench = dir.file("bench.json", bench());
     let (out, missing) = (dir.name("out.html"), dir.name("missing.json"));
     let alias = format!("{}/./bench.json", dir.path().display());
     let cut = dir.file("cut.json", &TRACE[..90]);
     let empty = dir.file("empty.json", "");
-    let later = dir.file("later.json", &TRACE.replace("trace/1", "trace/9"));
+    let later = dir.file("later.json", TRACE.replace("trace/1", "trace/9"));
     let deep = dir.name("no/where/out.html");
     for (arguments, code, part) in [
         (&[][..], 2, "<FILE>"),
@@ -123,7 +123,7 @@ fn standard_input_is_an_input() {
 #[test]
 fn a_full_disk_leaves_the_old_page_and_nothing_else() {
     let dir = Dir::new("full");
-    let bench = dir.file("bench.json", &bench());
+    let bench = dir.file("bench.json", bench());
     let disk = dir.name("disk");
     if !small_disk(&disk, "size=16k") {
         let name = "a_full_disk_leaves_the_old_page_and_nothing_else";
@@ -171,7 +171,7 @@ fn a_real_trace_keeps_to_its_schema_and_is_shown() {
     keeps_to("uzone.trace-1", &object);
     assert_eq!(serde_json::from_slice::<Trace>(&written).expect("a trace"), trace);
     let dir = Dir::new("trace");
-    let file = dir.file("trace.json", text(&written));
+    let file = dir.file("trace.json", written);
     let output = run(&[&file]);
     assert!(text(&output.stdout).contains("missing, at hand"), "{}", text(&output.stdout));
 }

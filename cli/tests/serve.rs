@@ -27,8 +27,7 @@ fn serve(arguments: &[&str]) -> Server {
 /// Returns a folder with a raw image in it, that, and a name for a socket.
 fn folder(test: &str) -> (Dir, String, String) {
     let dir = Dir::new(test);
-    let (image, socket) = (dir.name("raw"), dir.name("sock"));
-    fs::write(&image, vec![7; 1 << 20]).expect("a file is written");
+    let (image, socket) = (dir.file("raw", vec![7; 1 << 20]), dir.name("sock"));
     (dir, image, socket)
 }
 
@@ -235,10 +234,9 @@ fn a_log_line_states_what_is_not_verified() {
 #[test]
 fn an_image_that_cannot_be_served_is_named_with_its_exit_code() {
     let dir = Dir::new("serve-not");
-    let (cut, none, socket) = (dir.name("cut"), dir.name("none"), dir.name("sock"));
-    fs::write(&cut, vec![7; 5000]).expect("a file is written");
-    let (raw, root) = (dir.name("raw"), format!("--root={}", "12".repeat(32)));
-    fs::write(&raw, vec![7; 4096]).expect("a file is written");
+    let (none, socket) = (dir.name("none"), dir.name("sock"));
+    let (cut, raw) = (dir.file("cut", vec![7; 5000]), dir.file("raw", vec![7; 4096]));
+    let root = format!("--root={}", "12".repeat(32));
     for (image, root, code) in [(&cut, "-v", 65), (&none, "-v", 66), (&raw, &root, 65)] {
         refuses(&["serve", root, image, "--socket", &socket], code, image);
     }
@@ -248,10 +246,8 @@ fn an_image_that_cannot_be_served_is_named_with_its_exit_code() {
 #[test]
 fn a_file_describes_several_servers_and_flags_go_before_it() {
     let dir = Dir::new("serve-config");
-    let (one, two) = (dir.name("one"), dir.name("two"));
-    for (path, byte) in [(&one, 1), (&two, 2)] {
-        fs::write(path, vec![byte; 1 << 20]).expect("a file is written");
-    }
+    let [one, two] =
+        [("one", 1), ("two", 2)].map(|(name, byte)| dir.file(name, vec![byte; 1 << 20]));
     let (first, second) = (dir.name("first.sock"), dir.name("second.sock"));
     let text = format!(
         "deadline = 20\n\n[[image]]\npath = \"{one}\"\nsocket = \"{first}\"\n\n[[image]]\npath = \"{two}\"\n\
@@ -274,7 +270,7 @@ fn a_file_describes_several_servers_and_flags_go_before_it() {
     // The variable goes before the file, and the option before both.
     let text =
         format!("source-timeout = 7\nsource-retry = \"40s\"\nsource-retry-pause = 1\n{text}");
-    let requests = dir.file("requests.toml", &text);
+    let requests = dir.file("requests.toml", text);
     let of = |arguments: &[&str]| {
         let mut command = uzone(&["serve", "--config", &requests, "--print-config"]);
         command.args(arguments);

@@ -119,9 +119,8 @@ impl Manager {
 #[test]
 fn machines_outlive_both_processes_of_a_server_that_a_service_manager_starts_again() {
     let dir = Dir::new("service-manager");
-    let (image, other, socket) =
-        (write_image(&dir, "raw", 0), dir.name("other"), dir.name("a b.sock"));
-    fs::write(&other, page_of(7).repeat(1024)).expect("a file is written");
+    let (image, socket) = (write_image(&dir, "raw", 0), dir.name("a b.sock"));
+    let other = dir.file("other", page_of(7).repeat(1024));
     let mut manager = Manager::new(&dir);
     let arguments = [&image[..], "--socket", &socket];
     let mut server = manager.start(&arguments, None);

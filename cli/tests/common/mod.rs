@@ -118,8 +118,8 @@ impl Dir {
         &self.0
     }
 
-    pub(crate) fn file(&self, name: &str, text: &str) -> String {
-        fs::write(self.0.join(name), text).expect("it can be written");
+    pub(crate) fn file(&self, name: &str, bytes: impl AsRef<[u8]>) -> String {
+        fs::write(self.0.join(name), bytes).expect("it can be written");
         self.name(name)
     }
 

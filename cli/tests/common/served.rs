@@ -29,8 +29,7 @@ pub(crate) fn page_of(index: u64) -> Vec<u8> {
 /// Writes an image of pages from this one on, and returns its name.
 pub(crate) fn write_image(dir: &Dir, name: &str, first: u64) -> String {
     let bytes: Vec<u8> = (first..first + PAGES).flat_map(page_of).collect();
-    fs::write(dir.name(name), bytes).expect("a file is written");
-    dir.name(name)
+    dir.file(name, bytes)
 }
 
 /// Returns what a server does.
