@@ -5,13 +5,14 @@ mod common;
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{
     Dir, PATIENCE, interrupts_arrive, keeps_to, object, object_of, pool, refuses, run, skip, text,
     uzone, wait_until,
 };
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 fn array<'a>(object: &'a Value, key: &str) -> &'a Vec<Value> {
@@ -259,11 +260,9 @@ impl Running {
         panic!("nothing happened in {PATIENCE:?}");
     }
 
-    /// Sends a signal by its name, and returns the number of the one that ended the run.
-    fn end(mut self, signal: &str) -> Option<i32> {
-        let kill = format!("kill -{signal} {}", self.0.id());
-        let sent = Command::new("sh").args(["-c", &kill]).status().expect("there is a shell");
-        assert!(sent.success());
+    /// Sends a signal, and returns the number of the one that ended the run.
+    fn end(mut self, signal: Signal) -> Option<i32> {
+        kill_process(Pid::from_child(&self.0), signal).expect("it runs");
         self.0.wait().expect("it is ours").signal()
     }
 }
@@ -292,14 +291,14 @@ fn a_signal_in_the_middle_of_clearing_leaves_the_pool_of_huge_pages_as_it_was() 
     if !array(&tried, "results").iter().any(is_hugetlb) {
         return skip(NAME, "the pool cannot be made larger: free memory is in small pieces");
     }
-    for (signal, number) in [("INT", 2), ("TERM", 15)] {
-        if signal == "INT" && !interrupts_arrive(NAME) {
+    for signal in [Signal::INT, Signal::TERM] {
+        if signal == Signal::INT && !interrupts_arrive(NAME) {
             continue;
         }
         let arguments = [&zero[..], &["--rounds=10000", "--quiet"]].concat();
         let mut running = Running::new(&arguments);
         assert!(running.wait_until(|_| read() != before), "the pool is made larger");
-        assert_eq!(running.end(signal), Some(number), "it dies of the signal that it got");
+        assert_eq!(running.end(signal), Some(signal.as_raw()), "it dies of the signal that it got");
         // What it still had of the pool goes with the last of its memory.
         wait_until("the pool as it was", || read() == before);
     }
@@ -324,6 +323,6 @@ fn a_signal_in_the_middle_of_mapping_a_file_leaves_its_directory_empty() {
     };
     assert!(running.wait_until(has_file), "the file is made");
     assert_eq!(dir.names(), [""; 0], "it has no name");
-    assert_eq!(running.end("INT"), Some(2));
+    assert_eq!(running.end(Signal::INT), Some(Signal::INT.as_raw()));
     assert_eq!(dir.names(), [""; 0]);
 }

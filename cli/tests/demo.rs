@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use common::{
     Dir, UNPRIVILEGED, has_failed, keeps_to, no_disk, object_of, skip, small_disk, text, uzone,
 };
+use rustix::process::{Pid, Signal, geteuid, kill_process};
 use serde_json::Value;
 
 /// How long anything may take before it counts as hanging.
@@ -92,11 +93,6 @@ fn has_userfaultfd(pid: u32) -> bool {
     descriptors.into_iter().flatten().filter_map(Result::ok).any(|entry| {
         fs::read_link(entry.path()).is_ok_and(|link| link.ends_with("anon_inode:[userfaultfd]"))
     })
-}
-
-fn signal(pid: u32, name: &str) {
-    let sent = Command::new("kill").args([name, &pid.to_string()]).stderr(Stdio::null()).status();
-    assert!(sent.is_ok());
 }
 
 /// Returns the nameless file that a process has in a directory, once it has one.
@@ -350,16 +346,17 @@ fn a_disk_that_is_too_small_is_noticed_before_anything_is_made() {
 fn an_interrupt_at_any_moment_leaves_no_file() {
     let dir = Dir::new("demo-interrupt");
     let mut interrupted = 0;
-    for (step, name) in ["-INT", "-TERM", "-KILL", "-HUP"].into_iter().cycle().take(9).enumerate() {
+    let signals = [Signal::INT, Signal::TERM, Signal::KILL, Signal::HUP];
+    for (step, signal) in signals.into_iter().cycle().take(9).enumerate() {
         let mut child = demo(&dir, &["--size=64M", "--reserve=1G"]).spawn().unwrap();
         // Once by each as soon as memory is mapped lazily, and otherwise later and later. SIGKILL cannot
         // be held back while a file is written, so it does not come later.
-        if step < 4 || name == "-KILL" {
+        if step < 4 || signal == Signal::KILL {
             maps_lazily(&mut child, dir.path());
         } else {
             sleep(Duration::from_millis(20 << step) / 4);
         }
-        signal(child.id(), name);
+        let _ = kill_process(Pid::from_child(&child), signal); // it may have ended
         let status = end(&mut child);
         if status.signal().is_none() {
             // It was ready before.
@@ -410,7 +407,7 @@ fn a_user_without_rights_runs_it_too_and_what_it_cannot_have_is_named() {
     let name = "a_user_without_rights_runs_it_too";
     let dir = Dir::new("demo-without-rights");
     let mut command = demo(&dir, &["--size=32M", "--reserve=1G", "--json"]);
-    if fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0) {
+    if geteuid().is_root() {
         fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o777)).unwrap();
         command.uid(UNPRIVILEGED).gid(UNPRIVILEGED);
     }
@@ -437,7 +434,7 @@ fn a_user_without_rights_runs_it_too_and_what_it_cannot_have_is_named() {
     // A directory without write permission is reported before the work.
     fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o555)).unwrap();
     let mut command = demo(&dir, &["--size=32M", "--dir=/tmp"]);
-    if fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0) {
+    if geteuid().is_root() {
         command.uid(UNPRIVILEGED).gid(UNPRIVILEGED);
     }
     let output = command.output().unwrap();
