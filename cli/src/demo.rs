@@ -158,17 +158,18 @@ struct Mode {
     /// Whether a system call may be given memory that is not there yet.
     sees_kernel_faults: bool,
     /// What cannot be done because of that, and what would help.
-    cannot: Vec<&'static str>,
+    cannot: Vec<String>,
 }
 
-/// What userfaultfds for user-mode faults do not report.
-const USER_MODE: &str = "a system call that is given a page which is not there yet (such as read(2) \
-     into lazily mapped memory) is not served: it fails with EFAULT; root, access to \
-     /dev/userfaultfd, or vm.unprivileged_userfaultfd = 1 (sysctl) changes that";
+/// What userfaultfds for user-mode faults do not report, in lines as the text has them.
+const USER_MODE: &str = "a system call that is given a page which is not there yet\n\
+    (such as read(2) into lazily mapped memory) is not served: it fails with EFAULT; root, access\n\
+    to /dev/userfaultfd, or vm.unprivileged_userfaultfd = 1 (sysctl) changes that";
 
 impl Mode {
     fn of(sees_kernel_faults: bool) -> Self {
-        let cannot = if sees_kernel_faults { Vec::new() } else { vec![USER_MODE] };
+        let cannot =
+            if sees_kernel_faults { Vec::new() } else { vec![USER_MODE.replace('\n', " ")] };
         Self { sees_kernel_faults, cannot }
     }
 }
