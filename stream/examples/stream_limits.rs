@@ -19,11 +19,6 @@ use std::time::Instant;
 
 use uzone_stream::{LINE_BYTES, Path, Pattern, StorePolicy, Streaming, copy_by, fill_by, zero_by};
 
-/// A line's worth of memory, aligned like one.
-#[derive(Clone, Copy)]
-#[repr(align(64))]
-struct Line([u8; 64]);
-
 /// A compound page's descriptors, in bytes: a head, a first tail, and 510 tails.
 const COMPOUND_BYTES: usize = 512 * 64;
 
@@ -46,11 +41,14 @@ fn main() {
     let policy = StorePolicy::current();
     println!("{policy} ({:?}), problem: {:?}", policy.basis(), StorePolicy::problem());
 
-    let count = len_bytes / LINE_BYTES;
-    let mut src = vec![Line([0x5a; 64]); count];
-    let mut dst = vec![Line([0xa5; 64]); count];
-    for (index, line) in src.iter_mut().enumerate() {
-        line.0[..8].copy_from_slice(&index.to_ne_bytes()[..8]);
+    // Both start where a line starts.
+    let [mut src, mut dst] = [0x5a_u8, 0xa5].map(|byte| vec![byte; len_bytes + LINE_BYTES]);
+    let [src, dst] = [&mut src, &mut dst].map(|bytes| {
+        let at = bytes.as_ptr().addr().wrapping_neg() % LINE_BYTES;
+        &mut bytes[at..][..len_bytes]
+    });
+    for (index, line) in src.chunks_exact_mut(LINE_BYTES).enumerate() {
+        line[..8].copy_from_slice(&index.to_ne_bytes()[..8]);
     }
     let mut times = Times::new();
     for round in 0..rounds {
@@ -58,7 +56,7 @@ fn main() {
         for index in 0..Path::ALL.len() {
             let path = Path::ALL[(index + round) % Path::ALL.len()];
             if path.is_available() {
-                one_round(path, &mut dst, &src, &mut times);
+                one_round(path, dst, src, &mut times);
             } else if round == 0 {
                 println!("skipped: {path:?}: this CPU or build does not offer it");
             }
@@ -93,11 +91,11 @@ fn main() {
             println!();
         }
     }
-    calls(&mut dst);
+    calls(dst);
 }
 
 /// Times every case on `path` once.
-fn one_round(path: Path, dst: &mut [Line], src: &[Line], times: &mut Times) {
+fn one_round(path: Path, dst: &mut [u8], src: &[u8], times: &mut Times) {
     let pattern = Pattern::constant(&WORDS).expect("8 words");
     let linear = Pattern::linear(&WORDS, &STEPS).expect("8 words");
     let pattern_72 =
@@ -107,15 +105,13 @@ fn one_round(path: Path, dst: &mut [Line], src: &[Line], times: &mut Times) {
     // seen to depend on what was written to it last.
     let before = Pattern::linear(&[!0; 8], &[3, 5, 7, 11, 13, 17, 19, 23]).expect("8 words");
     let mut time = |what: &str, act: &mut dyn FnMut(&mut [u8])| {
-        let bytes = flat_mut(dst);
-        fill_by(uzone_stream::best(), bytes, &before);
+        fill_by(uzone_stream::best(), dst, &before);
         let start = Instant::now();
-        act(bytes);
+        act(dst);
         let seconds = start.elapsed().as_secs_f64();
-        black_box(&bytes);
+        black_box(&dst);
         times.entry(format!("{what}/{path}")).or_default().push(seconds);
     };
-    let src = flat(src);
     if let Some(bare) = bare::loops(path) {
         time("bare fill", &mut |dst| (bare.fill)(dst, &WORDS, &STEPS));
         time("bare linear", &mut |dst| (bare.linear)(dst, &WORDS, &STEPS));
@@ -149,36 +145,34 @@ fn compounds(path: Path, dst: &mut [u8], head: &Pattern, tail: &Pattern) {
 }
 
 /// What a call costs beside its stores: calls of 64 bytes, one after the other, against one call.
-fn calls(dst: &mut [Line]) {
+fn calls(dst: &mut [u8]) {
     let pattern = Pattern::constant(&WORDS).expect("8 words");
     for path in Path::ALL.into_iter().filter(|path| path.is_available()) {
-        let bytes = flat_mut(dst);
-        let calls = (bytes.len() / 64) as f64;
+        let calls = (dst.len() / 64) as f64;
         let start = Instant::now();
         Streaming::scope(path, |stream| {
-            for line in bytes.chunks_exact_mut(64) {
+            for line in dst.chunks_exact_mut(64) {
                 stream.fill(line, &pattern);
             }
         });
         let each = start.elapsed().as_secs_f64();
-        let (bytes, src) = (flat_mut(dst), [0x5a; 64]);
+        let src = [0x5a; 64];
         let start = Instant::now();
         Streaming::scope(path, |stream| {
-            for line in bytes.chunks_exact_mut(64) {
+            for line in dst.chunks_exact_mut(64) {
                 stream.copy(line, &src);
             }
         });
         let copied = start.elapsed().as_secs_f64();
-        let bytes = flat_mut(dst);
         let start = Instant::now();
-        fill_by(path, bytes, &pattern);
+        fill_by(path, dst, &pattern);
         let whole = start.elapsed().as_secs_f64();
         // Nothing to store: what is left is the call.
         let empty_calls = 10_000_000;
         let start = Instant::now();
         Streaming::scope(path, |stream| {
             for _ in 0..empty_calls {
-                stream.fill(flat_mut(black_box(&mut [])), &pattern);
+                stream.fill(black_box::<&mut [u8]>(&mut []), &pattern);
             }
         });
         let empty = start.elapsed().as_secs_f64() / f64::from(empty_calls);
@@ -190,21 +184,6 @@ fn calls(dst: &mut [Line]) {
             empty * 1e9
         );
     }
-}
-
-/// Bytes of lines.
-fn flat(lines: &[Line]) -> &[u8] {
-    // SAFETY: `from_raw_parts` wants that many initialised bytes behind the pointer, unchanged
-    // while borrowed: a `Line` is 64 bytes without padding, and `lines` is borrowed as long.
-    unsafe { std::slice::from_raw_parts(lines.as_ptr().cast(), size_of_val(lines)) }
-}
-
-/// Bytes of lines.
-fn flat_mut(lines: &mut [Line]) -> &mut [u8] {
-    // SAFETY: `from_raw_parts_mut` wants that many initialised bytes behind the pointer that no other
-    // thread reaches: a `Line` is 64 bytes without padding, any byte is valid in one, and `lines` is
-    // borrowed mutably as long.
-    unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), size_of_val(lines)) }
 }
 
 /// The least of a non-empty list.
