@@ -75,62 +75,47 @@ impl<'a> Tables<'a> {
     }
 
     fn measure(&self, run: &mut Run<'_>, backend: &Backend<'_>, len: ByteLen) -> Result {
-        let order = Pattern::Random.parts(len, PAGE, 1).concat();
+        let (placement, order) = (self.placement, Pattern::Random.parts(len, PAGE, 1).concat());
         for density in self.densities {
-            if run.wants(&self.id(density)) {
-                let touched = (order.len() * density.per_mille / 1000).max(1);
-                self.table(run, backend, len, density, &[order[..touched].to_vec()])?;
+            let id = self.id(density);
+            if !run.wants(&id) {
+                continue;
             }
+            let parts = [order[..(order.len() * density.per_mille / 1000).max(1)].to_vec()];
+            let visits = Visits::untimed(&parts, placement);
+            let (touched, engine) = (visits.touched, &placement.engine()?);
+            let ways = Ways { visits, backend, engine, len };
+            let mut suite = Suite::new(id, len);
+            suite.rounds = density.rounds;
+            for window in std::iter::once(None).chain(density.windows.iter().copied().map(Some)) {
+                let role = if window.is_none() { Role::Ours } else { Role::Variant };
+                let spec = ways.add_ours(&mut suite, role, (self.ours)(window, placement)?);
+                (spec.row.items, spec.is_rival) = (touched, true);
+            }
+            let title = format!(
+                "{}, {} % of its pages in random order: {len}, {touched} touches",
+                backend.title(),
+                density.id
+            );
+            let note = format!(
+                "{}; *x best* of auto is its time by the fastest row's{}",
+                placement.title,
+                suite.fewer(run.settings.rounds)
+            );
+            run.session.measure(suite, title, note)?;
         }
         Ok(())
-    }
-
-    fn table(
-        &self,
-        run: &mut Run<'_>,
-        backend: &Backend<'_>,
-        len: ByteLen,
-        density: &Density,
-        parts: &[Vec<u64>],
-    ) -> Result {
-        let placement = self.placement;
-        let visits = Visits::untimed(parts, placement);
-        let (touched, engine) = (visits.touched, &placement.engine()?);
-        let ways = Ways { visits, backend, engine, len };
-        let mut suite = Suite::new(self.id(density), len);
-        suite.rounds = density.rounds;
-        for window in std::iter::once(None).chain(density.windows.iter().copied().map(Some)) {
-            let role = if window.is_none() { Role::Ours } else { Role::Variant };
-            let spec = ways.add_ours(&mut suite, role, (self.ours)(window, placement)?);
-            (spec.row.items, spec.is_rival) = (touched, true);
-        }
-        let title = format!(
-            "{}, {} % of its pages in random order: {len}, {touched} touches",
-            backend.title(),
-            density.id
-        );
-        let note = format!(
-            "{}; *x best* of auto is its time by the fastest row's{}",
-            placement.title,
-            suite.fewer(run.settings.rounds)
-        );
-        run.session.measure(suite, title, note)
     }
 }
 
 /// Measures the tables that were asked for, of `len` bytes.
 pub(super) fn tables(run: &mut Run<'_>, len: ByteLen, placements: &[Placement]) -> Result {
-    let alone = placements.iter().filter(|placement| placement.threads == 1);
-    let by_reader: Vec<_> = alone.clone().map(Tables::by_reader).collect();
+    let alone: Vec<_> = placements.iter().filter(|place| place.threads == 1).collect();
     // No reader has a place where threads answer themselves.
-    let in_thread =
-        |backend| alone.clone().take(1).map(move |place| Tables::in_thread(backend, place));
-    let in_thread: [Vec<_>; 2] = ["file", "memfd"].map(|backend| in_thread(backend).collect());
-    let [of_file, of_memory] = in_thread;
-    let of_file: Vec<_> = by_reader.into_iter().chain(of_file).collect();
-    let are_wanted = |tables: &[Tables<'_>]| tables.iter().any(|tables| tables.are_wanted(run));
-    let (file_is_wanted, memory_is_wanted) = (are_wanted(&of_file), are_wanted(&of_memory));
-    if file_is_wanted {
+    let in_thread = |backend| alone.first().map(|place| Tables::in_thread(backend, place));
+    let by_reader = alone.iter().map(|place| Tables::by_reader(place));
+    let of_file: Vec<_> = by_reader.chain(in_thread("file")).collect();
+    if of_file.iter().any(|tables| tables.are_wanted(run)) {
         let file = Source::new(&run.settings.directory, len)?;
         file.warm(len)?;
         let backend = Backend::File(&file, file.map(len)?.into());
@@ -138,11 +123,9 @@ pub(super) fn tables(run: &mut Run<'_>, len: ByteLen, placements: &[Placement]) 
             tables.measure(run, &backend, len)?;
         }
     }
-    if memory_is_wanted {
+    if let Some(of_memory) = in_thread("memfd").filter(|tables| tables.are_wanted(run)) {
         let backend = Backend::Memory(source::memory_file(len, None)?);
-        for tables in &of_memory {
-            tables.measure(run, &backend, len)?;
-        }
+        of_memory.measure(run, &backend, len)?;
     }
     Ok(())
 }
