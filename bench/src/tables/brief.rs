@@ -10,8 +10,9 @@ use std::sync::Arc;
 use uzone_fault::{Engine, LazyOptions};
 use uzone_os::{Access, Mapping, Sharing, probe};
 use uzone_pages::ByteLen;
+use uzone_stream::Work;
 
-use super::extents::{self, Arena, Work};
+use super::extents::{self, Arena};
 use super::fault::{Answer, Bare, Share};
 use super::pin;
 use crate::harness::{

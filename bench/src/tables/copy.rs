@@ -3,8 +3,10 @@
 //! The rows are those of `extents.rs`. Source and destination are different memory; in the cases that
 //! are out of cache, both are.
 
+use uzone_stream::Work;
+
 use crate::harness::{Bench, CopySettings, Part, Result, Session, Watch};
-use crate::tables::extents::{self, Arena, Work};
+use crate::tables::extents::{self, Arena};
 
 /// Runs the tables.
 pub(crate) fn run(settings: &CopySettings, part: &Part, watch: Watch<'_>) -> Result<Bench> {

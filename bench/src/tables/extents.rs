@@ -24,8 +24,8 @@ use std::time::{Duration, Instant};
 use uzone_os::{Exclusive, LibPmem};
 use uzone_pages::ByteLen;
 use uzone_stream::{
-    CacheState, CopyMethod, NextUse, Path as StorePath, StorePolicy, Streaming, Work as StoreWork,
-    copy_bytes, zero_bytes,
+    CacheState, CopyMethod, NextUse, Path as StorePath, StorePolicy, Streaming, Work, copy_bytes,
+    zero_bytes,
 };
 use uzone_zone::{PopulateOptions, Region, ZeroOptions};
 
@@ -65,22 +65,6 @@ const SIZES: [u64; 10] = [
     128 << 20,
     1 << 30,
 ];
-
-/// What is measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Work {
-    Zero,
-    Copy,
-}
-
-impl Work {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Zero => "zero",
-            Self::Copy => "copy",
-        }
-    }
-}
 
 /// What is done to an extent, and from where.
 type Op<'a> = Box<dyn Fn(&mut [u8], &[u8]) + 'a>;
@@ -383,7 +367,7 @@ impl<'a> Extents<'a> {
             };
             add(Role::Peer, "libpmem", "libpmem, non-temporal", Box::new(op));
         }
-        let work = if is_copy { StoreWork::Copy } else { StoreWork::Zero };
+        let work = self.work;
         let ours = move |dst: &mut [u8], src: &[u8]| {
             by(StorePolicy::current().choose(work, dst.len(), was, next), dst, src);
         };

@@ -23,14 +23,14 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use uzone_pages::ByteLen;
-use uzone_stream::{CacheState, CopyMethod, NextUse, StorePolicy, Work as StoreWork, zero_bytes};
+use uzone_stream::{CacheState, CopyMethod, NextUse, StorePolicy, Work, zero_bytes};
 use uzone_zone::{Batching, Region, WriteError, ZeroOptions};
 
 use crate::harness::{
     Bench, Part, Result, Role, Session, Suite, Watch, ZeroSettings, bytes, fill_zeroes,
     nanoseconds, timed,
 };
-use crate::tables::extents::{self, Arena, Work, label, read};
+use crate::tables::extents::{self, Arena, label, read};
 use crate::tables::first_touch;
 use crate::tables::hand_out;
 
@@ -242,5 +242,5 @@ fn several(arena: &Arena, asked: &ZeroSettings, session: &mut Session<'_>) -> Re
 
 /// Returns the way past the cache for a folio.
 fn past() -> CopyMethod {
-    StorePolicy::current().choose(StoreWork::Zero, FOLIO, CacheState::Cold, NextUse::Later)
+    StorePolicy::current().choose(Work::Zero, FOLIO, CacheState::Cold, NextUse::Later)
 }
