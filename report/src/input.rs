@@ -10,9 +10,9 @@ use std::path::Path;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::error::{ReportError, misfit};
+use crate::error::ReportError;
 use crate::image_map::ImageMap;
-use crate::object::{Misfit, from_json, object};
+use crate::object::{from_json, object};
 use crate::results::{BENCH_SCHEMA, Bench, METADATA_SCHEMA, Metadata};
 use crate::text::bytes;
 use crate::trace::{TRACE_SCHEMA, Trace};
@@ -82,10 +82,8 @@ pub fn parse(path: &Path, text: &[u8]) -> Result<Vec<Document>, ReportError> {
     let mut documents = Vec::new();
     for object in serde_json::Deserializer::from_slice(text).into_iter::<&RawValue>() {
         let object = object.map_err(json)?.get();
-        let Tagged { schema } = from_json(object).map_err(|Misfit { field, cause }| {
-            let wrong = misfit(&field, &cause);
-            invalid(&format!("is not what uzone writes: {wrong}: {WANTED}"))
-        })?;
+        let Tagged { schema } = from_json(object)
+            .map_err(|wrong| invalid(&format!("is not what uzone writes: {wrong}: {WANTED}")))?;
         let Some(schema) = schema else {
             return Err(invalid(&format!("holds JSON without a \"schema\": {WANTED}")));
         };
@@ -101,8 +99,7 @@ pub fn parse(path: &Path, text: &[u8]) -> Result<Vec<Document>, ReportError> {
                 )));
             }
         };
-        documents.push(document.map_err(|Misfit { field, cause }| {
-            let wrong = misfit(&field, &cause);
+        documents.push(document.map_err(|wrong| {
             invalid(&format!(
                 "is marked as {schema} and does not keep to that: {wrong}: run the command again that wrote it"
             ))

@@ -10,6 +10,8 @@ use std::marker::PhantomData;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 
+use crate::error::misfit;
+
 /// A struct that an object becomes, and nothing else.
 pub(crate) struct Object<T>(pub(crate) T);
 
@@ -62,16 +64,8 @@ where
     Ok(object.map(|Object(value)| value))
 }
 
-/// What does not fit in an object, and which field of it that is.
-pub(crate) struct Misfit {
-    /// The field, such as `results[3].median_ns`: empty if it is the object itself.
-    pub(crate) field: String,
-    /// What is wrong with it.
-    pub(crate) cause: serde_json::Error,
-}
-
-/// Reads a struct from the text of one JSON object.
-pub(crate) fn from_json<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T, Misfit> {
+/// Reads a struct from the text of one JSON object, or returns which field does not fit and why.
+pub(crate) fn from_json<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T, String> {
     let mut deserializer = serde_json::Deserializer::from_str(text);
     match serde_path_to_error::deserialize(&mut deserializer) {
         Ok(Object(value)) => Ok(value),
@@ -79,7 +73,7 @@ pub(crate) fn from_json<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T, M
             let path = error.path();
             let is_root = path.iter().next().is_none();
             let field = if is_root { String::new() } else { path.to_string() };
-            Err(Misfit { field, cause: error.into_inner() })
+            Err(misfit(&field, &error.into_inner()))
         }
     }
 }
