@@ -284,7 +284,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
         })) => {
             let found = with_progress(out, |watch| metadata::run(*max_memory, watch))?;
             write_page(args.report.as_deref(), || Document::Metadata(found.clone()), out)?;
-            out.print(&found)?;
+            out.print(&found)
         }
         benchmark => {
             choose_stores(out)?;
@@ -302,10 +302,9 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
             })?;
             found.quick = args.quick;
             write_page(args.report.as_deref(), || Document::Bench(found.clone()), out)?;
-            out.print(&found)?;
+            out.print(&found)
         }
     }
-    Ok(Exit::Ok)
 }
 
 impl Args {

@@ -80,8 +80,7 @@ pub(crate) fn man(args: &ManArgs, out: &Output) -> Result<Exit, Failure> {
             write_pages(&command, dir, &mut manual.files)?;
         }
     }
-    out.print(&manual)?;
-    Ok(Exit::Ok)
+    out.print(&manual)
 }
 
 /// Writes the page of a command, and those of its subcommands.
@@ -114,6 +113,5 @@ fn text(bytes: Vec<u8>) -> io::Result<String> {
 pub(crate) fn completions(args: &CompletionsArgs, out: &Output) -> Result<Exit, Failure> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Arguments::command(), "uzone", &mut script);
-    out.print(&Completions { shell: args.shell.to_string(), script: text(script)? })?;
-    Ok(Exit::Ok)
+    out.print(&Completions { shell: args.shell.to_string(), script: text(script)? })
 }

@@ -88,6 +88,5 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     let done: Result<_, ServeError> = offload.restore(&args.socket, args.resume);
     let Offloaded { faults, asked_bytes, around_bytes, .. } = done?;
     let served_ns = nanoseconds(started.elapsed());
-    out.print(&OffloadReport { faults, asked_bytes, around_bytes, served_ns })?;
-    Ok(Exit::Ok)
+    out.print(&OffloadReport { faults, asked_bytes, around_bytes, served_ns })
 }

@@ -190,12 +190,14 @@ impl Output {
         is_wanted(self.when, env::var_os("NO_COLOR").as_deref(), is_terminal)
     }
 
-    /// Prints a result to standard output, as text or JSON.
-    pub(crate) fn print(&self, report: &impl Report) -> Result<(), Failure> {
+    /// Prints a result to standard output, as text or JSON, and returns the exit code of success.
+    pub(crate) fn print(&self, report: &impl Report) -> Result<Exit, Failure> {
         if self.is_json {
-            return print_json(&Object::from(report));
+            print_json(&Object::from(report))?;
+        } else {
+            to_stdout(&report.text(self.style(io::stdout().is_terminal())))?;
         }
-        to_stdout(&report.text(self.style(io::stdout().is_terminal())))
+        Ok(Exit::Ok)
     }
 
     /// Prints a text that is no result, the same with `--json`.

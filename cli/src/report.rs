@@ -80,8 +80,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     let is_text = args.terminal || (args.output.is_none() && args.svg.is_none());
     let text = is_text.then(|| uzone_report::terminal(&documents));
     let documents = documents.len();
-    out.print(&Written { documents, files, text })?;
-    Ok(Exit::Ok)
+    out.print(&Written { documents, files, text })
 }
 
 /// Refuses arguments that would lose something.

@@ -141,8 +141,7 @@ const COLUMNS: [Column; 10] = [
 /// Prints what a server does.
 pub(crate) fn status(args: &StatusArgs, out: &Output) -> Result<Exit, Failure> {
     let status = uzone_server::status(&args.at.path())?;
-    out.print(&StatusReport { status, is_metrics: args.metrics })?;
-    Ok(Exit::Ok)
+    out.print(&StatusReport { status, is_metrics: args.metrics })
 }
 
 /// Lets a server end, and prints what it did when that began.
@@ -171,6 +170,5 @@ pub(crate) fn drain(args: &DrainArgs, out: &Output) -> Result<Exit, Failure> {
             Err(error) => return Err(error.into()),
         }
     }
-    out.print(&report)?;
-    Ok(Exit::Ok)
+    out.print(&report)
 }

@@ -186,6 +186,5 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     out.print(&InspectReport {
         chain: chain(&image).map(Shown::of).collect(),
         regions: image.regions().iter().map(region).collect(),
-    })?;
-    Ok(Exit::Ok)
+    })
 }

@@ -199,8 +199,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
         zero_pages: packed.zero_pages,
         stored_frames: packed.stored_frames,
         work: Work::of(packed.image_bytes, started),
-    })?;
-    Ok(Exit::Ok)
+    })
 }
 
 impl Args {

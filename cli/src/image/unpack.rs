@@ -75,6 +75,5 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
         root: image.root().to_string(),
         image_bytes: image.byte_len(),
         work: Work::of(image.byte_len(), started),
-    })?;
-    Ok(Exit::Ok)
+    })
 }

@@ -79,6 +79,5 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
         frames,
         file_bytes,
         work: Work::of(file_bytes, started),
-    })?;
-    Ok(Exit::Ok)
+    })
 }
