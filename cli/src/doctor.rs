@@ -47,7 +47,6 @@ struct Counts {
     fail: usize,
 }
 
-/// `uzone.doctor/1`.
 #[derive(Debug, Serialize)]
 struct Doctor<'a> {
     uzone_version: &'static str,

@@ -49,7 +49,6 @@ pub(crate) struct Args {
     no_sandbox: bool,
 }
 
-/// `uzone.offload/1`
 #[derive(Debug, Serialize)]
 struct OffloadReport {
     faults: u64,

@@ -56,7 +56,6 @@ impl Socket {
     }
 }
 
-/// `uzone.status/1`
 #[derive(Debug, Serialize)]
 struct StatusReport {
     #[serde(flatten)]

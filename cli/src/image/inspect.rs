@@ -101,7 +101,6 @@ struct Region {
     page_bytes: u64,
 }
 
-/// `uzone.inspect/1`
 #[derive(Debug, Serialize)]
 struct InspectReport {
     /// The image, its parent, and so on.

@@ -114,7 +114,6 @@ fn region(text: &str) -> Result<ImageRegion, &'static str> {
     }
 }
 
-/// `uzone.pack/1`
 #[derive(Debug, Serialize)]
 struct PackReport {
     image: String,

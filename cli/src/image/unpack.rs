@@ -24,7 +24,6 @@ pub(crate) struct Args {
     output: PathBuf,
 }
 
-/// `uzone.unpack/1`
 #[derive(Debug, Serialize)]
 struct UnpackReport {
     output: String,

@@ -24,7 +24,6 @@ pub(crate) struct Args {
     decode: bool,
 }
 
-/// `uzone.verify/1`
 #[derive(Debug, Serialize)]
 struct VerifyReport {
     root: String,
