@@ -195,16 +195,7 @@ macro_rules! of_any {
 
 impl Benchmark {
     fn name(&self) -> &'static str {
-        match self {
-            Self::Bind(_) => "bind",
-            Self::Pin(_) => "pin",
-            Self::Zero(_) => "zero",
-            Self::Copy(_) => "copy",
-            Self::Fault(_) => "fault",
-            Self::Snapshot(_) => "snapshot",
-            Self::Restore(_) => "restore",
-            Self::Seeds(_) => all::SEEDS,
-        }
+        self.parts().map_or(all::SEEDS, |part| part.name())
     }
 
     /// Runs it.
