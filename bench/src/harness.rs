@@ -27,4 +27,4 @@ pub(crate) use self::settings::{
     Benchmark, BindSettings, CopySettings, FaultSettings, Part, PinSettings, ProgramSettings,
     SnapshotSettings, WholeSettings, ZeroSettings,
 };
-pub(crate) use self::suite::{RowSpec, Suite, timed};
+pub(crate) use self::suite::{RowSpec, Suite, Times, timed};

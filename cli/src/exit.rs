@@ -318,7 +318,7 @@ mod tests {
         let unavailable = BindError::NoStore { path: uzone_stream::Path::Avx512 };
         let cause = io::ErrorKind::NotFound.into();
         let unopened = BindError::Open { path: PathBuf::from("/made/up"), cause };
-        let table: [(Box<dyn Error + Send + Sync>, Exit); 21] = [
+        let table: [(Box<dyn Error + Send + Sync>, Exit); 20] = [
             (Box::new(unopened), Exit::Input),
             (Box::new(cut()), Exit::Usage),
             (Box::new(unmapped), Exit::Config),
@@ -331,7 +331,6 @@ mod tests {
             (Box::new(unread(io::ErrorKind::PermissionDenied)), Exit::Permission),
             (Box::new(unread(io::ErrorKind::WouldBlock)), Exit::Again),
             (Box::new(MapError::Inspect(refused())), Exit::Permission),
-            (Box::new(unread(io::ErrorKind::NotFound)), Exit::Feature),
             (
                 Box::new(Outer { what: "this", cause: unread(io::ErrorKind::NotFound) }),
                 Exit::Feature,

@@ -76,7 +76,13 @@ fn with_json_wrong_usage_is_an_object_as_well() {
 
 #[test]
 fn a_closed_pipe_ends_the_command_quietly() {
-    for arguments in [&["doctor"][..], &["doctor", "--json"], &["--help"], &["--version"]] {
+    for arguments in [
+        &["doctor"][..],
+        &["doctor", "--json"],
+        &["completions", "bash"],
+        &["--help"],
+        &["--version"],
+    ] {
         let (reader, writer) = io::pipe().expect("a pipe");
         drop(reader);
         let output = uzone(arguments)

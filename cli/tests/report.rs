@@ -3,10 +3,9 @@
 mod common;
 
 use std::fs;
-use std::io;
 use std::num::NonZeroUsize;
 use std::path::Path;
-use std::process::{Output, Stdio};
+use std::process::Output;
 use std::sync::Arc;
 
 use common::{
@@ -96,18 +95,6 @@ fn wrong_missing_and_duplicate_arguments_are_refused() {
         assert!(output.stdout.is_empty(), "{arguments:?}");
     }
     assert_eq!(dir.names(), ["bench.json", "cut.json", "empty.json", "later.json"]);
-}
-
-#[test]
-fn a_closed_pipe_ends_the_command_quietly() {
-    let dir = Dir::new("pipe");
-    let trace = dir.file("trace.json", TRACE);
-    let (reader, writer) = io::pipe().expect("a pipe");
-    drop(reader);
-    let output = uzone(&["report", &trace]).stdout(writer).stderr(Stdio::piped()).output();
-    let output = output.expect("the binary under test runs");
-    assert_eq!(output.status.code(), Some(0));
-    assert_eq!(text(&output.stderr), "");
 }
 
 #[test]

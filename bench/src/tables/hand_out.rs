@@ -7,14 +7,13 @@
 
 use std::cell::RefCell;
 use std::num::NonZeroU8;
-use std::rc::Rc;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use uzone_pages::{ByteLen, ErrorKind, MemoryKind, Order};
 use uzone_zone::{BindOptions, Pool, PoolOptions, Pooled, PopulateOptions, Region, Zone};
 
-use crate::harness::{BenchError, Result, Role, Session, Suite, bytes, index, nanoseconds};
+use crate::harness::{BenchError, Result, Role, Session, Suite, Times, bytes, index, nanoseconds};
 
 const FOLIO: usize = 2 << 20;
 /// How many folios a pool has.
@@ -98,8 +97,6 @@ fn touch(folio: &Pooled) -> Result {
     Ok(folio.write_at(len - 64, &[0xa5; 64])?)
 }
 
-/// The times of a row's calls.
-type Times = Rc<RefCell<Vec<u64>>>;
 /// What a row does in a turn, which puts the times of its calls there.
 type Turn<'a> = &'a dyn Fn(&RefCell<Vec<u64>>) -> Result<Duration>;
 
