@@ -113,27 +113,6 @@ impl Pattern {
         self.is_linear
     }
 
-    /// Makes element `elements` the new element 0, so that the next fill goes on where one of
-    /// `elements` whole elements ended.
-    ///
-    /// Cost: a multiplication and two additions for each word of the element if that is 64 bytes
-    /// long; nothing for a constant pattern.
-    #[inline]
-    pub fn advance(&mut self, elements: u64) {
-        if !self.is_linear {
-            return;
-        }
-        let mut deltas = self.element_steps;
-        for delta in &mut deltas {
-            *delta = delta.wrapping_mul(elements);
-        }
-        if self.element_words == LINE_WORDS {
-            self.add_to_line(deltas.first_chunk().unwrap_or(&[0; LINE_WORDS]));
-        } else {
-            self.add_to_all(&deltas);
-        }
-    }
-
     /// Adds `deltas` to the words of every element, wrapping: a new base address for all of them.
     ///
     /// Cost: two vector additions for each 16 bytes of a 64-byte element (some 2 ns); some 20 ns for
@@ -162,9 +141,9 @@ impl Pattern {
         }
     }
 
-    /// `add` for any element. `deltas` has at least as many words as the element.
+    /// `add` for any element.
     fn add_to_all(&mut self, deltas: &[u64]) {
-        let (room, deltas) = (self.room_words(), &deltas[..self.element_words]);
+        let room = self.room_words();
         for element in self.words[..room].chunks_mut(self.element_words) {
             for (word, delta) in element.iter_mut().zip(deltas) {
                 *word = word.wrapping_add(*delta);
