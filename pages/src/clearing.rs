@@ -234,20 +234,6 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_that_need_not_yield_gets_one_unit_others_one_for_each_batch() {
-        assert_eq!(in_batches(plan(0..FOLIO, None), ALL).count(), 1);
-        for (batch, units) in
-            [(1, 512), (3, 171), (256, 2), (511, 2), (512, 1), (u64::MAX >> 12, 1)]
-        {
-            let batch = ByteLen::new(batch * PAGE);
-            assert_eq!(in_batches(plan(0..FOLIO, None), batch).count() as u64, units);
-        }
-        // Each of the three extents is cut by itself.
-        let hinted = plan(0..FOLIO, Some(256 * PAGE));
-        assert_eq!(in_batches(hinted, ByteLen::new(PAGE * 100)).count(), 3 + 3 + 1);
-    }
-
-    #[test]
     fn a_batch_of_nothing_is_a_byte_and_never_an_endless_loop() {
         assert_eq!(in_batches(plan(5..9, None), ByteLen::ZERO).count(), 4);
     }
@@ -273,17 +259,6 @@ mod tests {
         let total: u64 =
             in_batches(plan, ByteLen::new(PAGE)).map(|(bytes, _)| bytes.end - bytes.start).sum();
         assert_eq!(total, 3 * PAGE);
-    }
-
-    #[test]
-    fn a_batch_that_was_put_back_is_taken_again() {
-        let mut plan = plan(0..FOLIO, Some(0));
-        let first = plan.take_batch(ByteLen::new(PAGE)).unwrap();
-        plan.put_back(&first.0);
-        assert_eq!(plan.left(), ByteLen::new(FOLIO));
-        assert_eq!(plan.take_batch(ByteLen::new(PAGE)), Some(first));
-        assert_eq!(plan.left(), ByteLen::new(FOLIO - PAGE));
-        assert_eq!(plan.extents().collect::<Vec<_>>(), [4 * PAGE..FOLIO, 0..3 * PAGE]);
     }
 
     #[test]

@@ -487,48 +487,6 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_was_never_written_is_an_initialised_descriptor() {
-        for kind in MemoryKind::ALL {
-            with_folio(kind, |folio| {
-                let word = folio.word();
-                assert_eq!(word, Word::initial(kind));
-                assert_eq!(word.references(), kind.initial_references());
-                assert_eq!(word.pins(), 0);
-                assert_eq!(word.content(), Content::Unknown);
-                assert!(word.to_bits() & 1 << 60 != 0, "reserved");
-                assert_eq!(word.is_free(), kind != MemoryKind::Generic);
-            });
-        }
-    }
-
-    #[test]
-    fn a_free_page_gives_no_hold_until_its_owner_takes_the_first() {
-        with_folio(MemoryKind::Private, |folio| {
-            assert_eq!(hold(folio, GET), Err(HoldError::Free));
-            assert_eq!(hold(folio, PIN), Err(HoldError::Free));
-            assert!(folio.take_first());
-            assert!(!folio.take_first());
-            assert_eq!(hold(folio, GET), Ok(()));
-            assert_eq!(folio.word().references(), 2);
-            assert_eq!(folio.release(GET), Ok(false));
-            assert_eq!(folio.release(GET), Ok(true));
-            assert_eq!(folio.word(), Word::initial(MemoryKind::Private));
-        });
-    }
-
-    #[test]
-    fn a_pin_outlives_the_last_reference_and_frees_the_page_when_it_goes() {
-        with_folio(MemoryKind::FsDax, |folio| {
-            assert!(folio.take_first());
-            assert_eq!(hold(folio, PIN), Ok(()));
-            assert_eq!(folio.release(GET), Ok(false));
-            assert!(!folio.word().is_free());
-            assert_eq!(folio.release(PIN), Ok(true));
-            assert!(folio.word().is_free());
-        });
-    }
-
-    #[test]
     fn holds_beyond_the_most_are_refused_and_change_nothing() {
         for kind in MemoryKind::ALL {
             with_folio(kind, |folio| holds_end_at_the_most(folio, kind));
@@ -557,37 +515,6 @@ mod tests {
         assert_eq!(folio.release(GET), Ok(false));
         assert_eq!(folio.release(GET), Ok(true));
         assert_eq!(folio.word(), Word::initial(kind), "free, or its base reference");
-    }
-
-    #[test]
-    fn giving_back_what_is_not_held_is_an_error_and_changes_nothing() {
-        with_folio(MemoryKind::Generic, |folio| {
-            let before = folio.word();
-            assert_eq!(folio.release(PIN), Err(AdvanceError::NotHeld { what: PIN }));
-            assert_eq!(folio.word(), before);
-        });
-        with_folio(MemoryKind::Coherent, |folio| {
-            assert_eq!(folio.release(GET), Err(AdvanceError::NotHeld { what: GET }));
-            assert!(folio.word().is_free());
-        });
-    }
-
-    #[test]
-    fn a_content_step_succeeds_once_and_only_along_the_table() {
-        with_folio(MemoryKind::Generic, |folio| {
-            assert_eq!(
-                folio.advance(Content::Unknown, Content::Filling),
-                Err(AdvanceError::Illegal { from: Content::Unknown, to: Content::Filling })
-            );
-            assert_eq!(folio.advance(Content::Unknown, Content::Zeroing), Ok(()));
-            assert_eq!(
-                folio.advance(Content::Unknown, Content::Zeroing),
-                Err(AdvanceError::Found { expected: Content::Unknown, found: Content::Zeroing })
-            );
-            assert_eq!(folio.advance(Content::Zeroing, Content::Zero), Ok(()));
-            assert_eq!(folio.word().content(), Content::Zero);
-            assert_eq!(folio.word().references(), 1);
-        });
     }
 
     #[test]

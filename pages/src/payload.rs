@@ -255,54 +255,31 @@ mod tests {
         Template::new(layout, MemoryKind::Generic, seed, 0x7000_0000_0000)
     }
 
-    /// A payload that is linear only inside blocks of eight pages.
+    /// The payloads of the tests, which differ in what they hold.
     #[derive(FromBytes, IntoBytes, KnownLayout)]
     #[repr(C)]
-    struct Blocks(u64);
+    struct Odd<const SORT: u8>(u64);
 
-    impl Payload for Blocks {
+    /// Linear only inside blocks of eight pages.
+    type Blocks = Odd<0>;
+    /// Sets fields of derived tails alone, which have no descriptor.
+    type OnlyTails = Odd<1>;
+    /// Holds the high half of an address.
+    type HighHalf = Odd<2>;
+
+    impl<const SORT: u8> Payload for Odd<SORT> {
         type Seed = ();
 
         fn init(&mut self, _seed: &(), slot: &Slot) {
-            self.0 = slot.pfn.get() >> 3;
+            self.0 = match SORT {
+                0 => slot.pfn.get() >> 3,
+                1 => u64::from(matches!(slot.class, Class::FirstTail | Class::Tail)),
+                _ => slot.head_address >> 32,
+            };
         }
 
         fn refresh(_seed: &()) -> Refresh {
-            Refresh::LinearWithin(Order::new(3))
-        }
-    }
-
-    /// A payload that sets fields of derived tails alone, which have no descriptor.
-    #[derive(FromBytes, IntoBytes, KnownLayout)]
-    #[repr(C)]
-    struct OnlyTails(u64);
-
-    impl Payload for OnlyTails {
-        type Seed = ();
-
-        fn init(&mut self, _seed: &(), slot: &Slot) {
-            self.0 = u64::from(matches!(slot.class, Class::FirstTail | Class::Tail));
-        }
-
-        fn refresh(_seed: &()) -> Refresh {
-            Refresh::Linear
-        }
-    }
-
-    /// A payload that holds the high half of an address.
-    #[derive(FromBytes, IntoBytes, KnownLayout)]
-    #[repr(C)]
-    struct HighHalf(u64);
-
-    impl Payload for HighHalf {
-        type Seed = ();
-
-        fn init(&mut self, _seed: &(), slot: &Slot) {
-            self.0 = slot.head_address >> 32;
-        }
-
-        fn refresh(_seed: &()) -> Refresh {
-            Refresh::Linear
+            if SORT == 0 { Refresh::LinearWithin(Order::new(3)) } else { Refresh::Linear }
         }
     }
 
@@ -356,7 +333,7 @@ mod tests {
     #[test]
     fn a_page_outside_the_memmap_has_no_place() {
         let template = template::<Blocks>(16, 0, Tails::Derived, ());
-        let mut payload = Blocks(7);
+        let mut payload = Odd::<0>(7);
         assert!(!template.init(Pfn::new((1 << 20) - 1), &mut payload));
         assert!(!template.init(Pfn::new((1 << 20) + 16), &mut payload));
         assert_eq!(payload.0, 7);

@@ -47,15 +47,15 @@ impl Plain {
         }
     }
 
-    fn give_back(&mut self, sort: HoldKind) -> Option<bool> {
+    fn give_back(&mut self, sort: HoldKind) -> Result<bool, AdvanceError> {
         let held = self.held(sort);
-        *held = held.checked_sub(1)?;
+        *held = held.checked_sub(1).ok_or(AdvanceError::NotHeld { what: sort })?;
         let is_last = self.references == 0 && self.pins == 0;
         if is_last {
             self.references = self.base;
             self.free = self.base == 0;
         }
-        Some(is_last)
+        Ok(is_last)
     }
 }
 
@@ -99,7 +99,7 @@ fn apply(folio: Folio<'_>, plain: &mut Plain, step: &Step) {
             let before = folio.word();
             assert_eq!(folio.try_hold(sort), plain.take(sort).map(|()| before));
         }
-        Step::GiveBack { sort } => assert_eq!(folio.release(sort).ok(), plain.give_back(sort)),
+        Step::GiveBack { sort } => assert_eq!(folio.release(sort), plain.give_back(sort)),
         Step::TakeFirst => {
             let first = plain.free && plain.content != Content::Poisoned;
             assert_eq!(folio.take_first(), first);
