@@ -11,10 +11,10 @@
 //! the kernel's has that property for nothing.
 
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use uzone_os::hugepages;
-use uzone_os::{Anonymous, Exclusive, HugeAdvice, MapError, SystemRoot, mempolicy, numa};
+use uzone_os::{Anonymous, Exclusive, HugeAdvice, MapError, SystemRoot, lock, mempolicy, numa};
 use uzone_pages::{ByteLen, PageSize};
 
 /// What the descriptors' memory is made of.
@@ -119,7 +119,7 @@ impl MemmapCache {
         let most = len.get().saturating_mul(2).saturating_add(CACHED_FROM.get());
         let here = || numa::has_several_nodes().then(mempolicy::current_node)?;
         let node = node.or_else(here);
-        let mut kept = self.lock();
+        let mut kept = lock(&self.kept);
         let (index, _) = kept
             .iter()
             .enumerate()
@@ -140,7 +140,7 @@ impl MemmapCache {
         }
         let lies_on = || numa::has_several_nodes().then(|| memory.memory.node_of_most())?;
         let node = memory.node.or_else(lies_on);
-        let mut kept = self.lock();
+        let mut kept = lock(&self.kept);
         kept.push(MemmapMemory { is_kept: true, node, ..memory });
         let freed = take_until(&mut kept, self.limit);
         drop(kept);
@@ -149,17 +149,12 @@ impl MemmapCache {
 
     /// Gives kept memory back to the kernel until at most `limit` is left. Returns how much went.
     pub(crate) fn trim(&self, limit: ByteLen) -> ByteLen {
-        let freed = take_until(&mut self.lock(), limit);
+        let freed = take_until(&mut lock(&self.kept), limit);
         ByteLen::new(total(&freed)) // unmapped outside of the lock
     }
 
     pub(crate) fn kept(&self) -> ByteLen {
-        ByteLen::new(total(&self.lock()))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<MemmapMemory>> {
-        // A panic elsewhere cannot leave the list half changed: each change is one call.
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        ByteLen::new(total(&lock(&self.kept)))
     }
 }
 

@@ -1,8 +1,9 @@
 //! What the pagemaps of a zone share: claims of frame numbers, the index of regions, kept memory and raw
 //! guards.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use uzone_os::lock;
 use uzone_pages::{AddrError, ByteLen, Order, PageCount, PageSize, Pfn, PfnRange};
 
 use crate::bind::memmap_cache::MemmapCache;
@@ -69,7 +70,7 @@ impl Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         self.shared.directory.remove(self.id);
-        self.shared.lock().list.retain(|entry| entry.id != self.id);
+        lock(&self.shared.claims).list.retain(|entry| entry.id != self.id);
     }
 }
 
@@ -84,14 +85,9 @@ impl Shared {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Claims> {
-        // A panic elsewhere cannot leave the list half changed: each change is one call.
-        self.claims.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns the ranges that are claimed, in ascending order.
     pub(crate) fn claimed(&self) -> Vec<PfnRange> {
-        self.lock().list.iter().map(|entry| entry.range).collect()
+        lock(&self.claims).list.iter().map(|entry| entry.range).collect()
     }
 
     /// Claims `pages` frame numbers that start at `base`, or at the first free multiple of `order`.
@@ -102,7 +98,7 @@ impl Shared {
         base: Option<Pfn>,
         extent: Option<FileExtent>,
     ) -> Result<Claim, BindError> {
-        let mut claims = self.lock();
+        let mut claims = lock(&self.claims);
         let same_bytes = claims.list.iter().find(|entry| {
             extent.is_some_and(|ours| entry.extent.is_some_and(|theirs| ours.overlaps(&theirs)))
         });

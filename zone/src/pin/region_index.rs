@@ -17,9 +17,9 @@
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use uzone_os::{LiveArc, LiveGuard};
+use uzone_os::{LiveArc, LiveGuard, lock};
 use uzone_pages::{ByteLen, HoldError, PageCount, PageSize, Pfn, PfnRange};
 
 use crate::error::PinError;
@@ -167,10 +167,10 @@ impl RegionIndex {
     fn change(&self, next: impl Fn(&Table) -> Option<Table>) {
         // It ends: each round fails only because another thread's change succeeded.
         loop {
-            let before = self.newest().clone();
+            let before = lock(&self.table).clone();
             // Without the lock, for it may be long.
             let Some(table) = next(&before) else { return };
-            let mut newest = self.newest();
+            let mut newest = lock(&self.table);
             if Arc::ptr_eq(&newest, &before) {
                 *newest = Arc::new(table);
                 // Release pairs with the Acquire in `one_at_address`: a thread that sees the
@@ -180,11 +180,6 @@ impl RegionIndex {
                 return; // and drops `before`, without the lock
             }
         }
-    }
-
-    fn newest(&self) -> MutexGuard<'_, Arc<Table>> {
-        // A panic elsewhere cannot leave the table half changed: it is replaced as a whole.
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the newest table: the one that this thread keeps, if it is that.
@@ -198,7 +193,7 @@ impl RegionIndex {
             Ok(Some(table)) => table,
             Ok(None) => KEPT.with(|kept| self.keep(kept)),
             // The thread is ending.
-            Err(_) => self.newest().clone(),
+            Err(_) => lock(&self.table).clone(),
         }
     }
 
@@ -231,7 +226,7 @@ impl RegionIndex {
     /// Makes the newest table the one that the thread keeps.
     #[cold]
     fn keep(&self, kept: &RefCell<Option<Kept>>) -> Arc<Table> {
-        let newest = self.newest();
+        let newest = lock(&self.table);
         // Relaxed: it changes under the lock alone.
         let version = self.version.load(Ordering::Relaxed);
         let table = newest.clone();

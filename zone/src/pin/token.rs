@@ -14,8 +14,10 @@
 //! room, and redeeming goes to the list that the guard names. Nothing is called while one is held.
 
 use std::cell::Cell;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use uzone_os::lock;
 
 use crate::pin::{Pinned, Referenced};
 
@@ -124,16 +126,11 @@ fn own_list() -> usize {
 }
 
 impl Tokens {
-    fn list(&self, list: usize) -> MutexGuard<'_, List> {
-        // A panic elsewhere cannot leave a list half changed: nothing in between can panic.
-        self.lists[list].lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Takes a guard in; gives it back if no list has room.
     pub(crate) fn park<G: Into<Redeemed>>(&self, guard: G) -> Result<RawGuard, G> {
         let own = own_list();
         for number in (own..LISTS).chain(0..own) {
-            let mut list = self.list(number);
+            let mut list = lock(&self.lists[number]);
             let Some(place) = list.vacancy(self.most) else { continue };
             let slot = &mut list.places[place];
             // Zero is no turn, so that no guard is zero. A place whose last turn is over is not empty.
@@ -150,7 +147,7 @@ impl Tokens {
         let turn = raw.0 >> 32;
         let low = usize::try_from(raw.0 & u64::from(u32::MAX)).ok()?;
         let place = low % MAX_PLACES;
-        let mut list = self.list(low / MAX_PLACES % LISTS);
+        let mut list = lock(&self.lists[low / MAX_PLACES % LISTS]);
         let slot = list.places.get_mut(place).filter(|slot| u64::from(slot.turn) == turn)?;
         let guard = slot.guard.take()?;
         // After its last turn a place stays unused, so that no number is ever given out twice.
@@ -200,7 +197,7 @@ mod tests {
         let first = tokens.park(pin(&pagemap)).unwrap();
         drop(tokens.redeem(first).unwrap());
         let own = own_list();
-        tokens.list(own).places[0].turn = u32::MAX - 1;
+        tokens.lists[own].lock().unwrap().places[0].turn = u32::MAX - 1;
         let last = tokens.park(pin(&pagemap)).unwrap();
         assert_eq!(last.to_bits() >> 32, u64::from(u32::MAX));
         drop(tokens.redeem(last).unwrap());

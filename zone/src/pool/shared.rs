@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use uzone_os::numa;
+use uzone_os::{lock, numa};
 use uzone_pages::{
     ByteLen, Content, Folio, FolioState, Order, PageCount, Payload, Pfn, PfnRange, PoolBackend,
     PoolState,
@@ -85,7 +85,7 @@ impl<P: Payload> Shared<P> {
 
     /// Ends the workers.
     pub(super) fn close(&self) {
-        self.locked().is_closing = true;
+        lock(&self.sets).is_closing = true;
         // Relaxed: nothing is published by it, and a batch later is early enough.
         self.cancel.store(true, Ordering::Relaxed);
         self.dirtied.notify_all();
@@ -107,11 +107,6 @@ impl<P: Payload> Shared<P> {
             cleared_on_release: on_release,
             cleared: ByteLen::new((ahead + on_demand + on_release).saturating_mul(folio)),
         }
-    }
-
-    fn locked(&self) -> MutexGuard<'_, Sets> {
-        // A panic elsewhere cannot leave the sets half changed: nothing between the changes panics.
-        self.sets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn order(&self) -> Order {
@@ -139,7 +134,7 @@ impl<P: Payload> Shared<P> {
         }
         let batch = usize::try_from(WORKER_BYTES >> self.pagemap.region().page_size().shift());
         let batch = (batch.unwrap_or(1) >> self.order().get()).max(1);
-        let mut sets = self.locked();
+        let mut sets = lock(&self.sets);
         loop {
             if sets.is_closing {
                 return;
@@ -162,7 +157,7 @@ impl<P: Payload> Shared<P> {
     fn rest(&self, worked: Duration, percent: NonZeroU8) -> MutexGuard<'_, Sets> {
         let percent = u32::from(percent.get().min(100));
         let until = Instant::now() + worked * (100 - percent) / percent;
-        let mut sets = self.locked();
+        let mut sets = lock(&self.sets);
         while !sets.is_closing {
             let Some(left) = until.checked_duration_since(Instant::now()) else { break };
             if left.is_zero() {
@@ -266,7 +261,7 @@ impl<P: Payload> PoolBackend for Shared<P> {
         Self: 'a;
 
     fn lock(&self) -> Locked<'_> {
-        Locked(self.locked())
+        Locked(lock(&self.sets))
     }
 
     fn wait<'a>(&'a self, state: Locked<'a>) -> Locked<'a> {
