@@ -52,8 +52,7 @@ impl Region {
         len: ByteLen,
         options: &ZeroOptions,
     ) -> Result<Cleared, WriteError> {
-        let batches = Batched::zero(self.mapping(), self.page_size(), offset_bytes, len, options)?;
-        Ok(batches.run(options))
+        Ok(self.zero_batches(offset_bytes, len, options)?.run(options))
     }
 
     /// Zeroes `len` bytes from `offset_bytes` on, a batch for each call of `next` on what this returns.
@@ -103,10 +102,7 @@ impl Region {
         len: ByteLen,
         options: &ZeroOptions,
     ) -> Result<Cleared, WriteError> {
-        let from = (from.mapping(), from_bytes);
-        let batches =
-            Batched::copy(self.mapping(), self.page_size(), offset_bytes, from, len, options)?;
-        Ok(batches.run(options))
+        Ok(self.copy_batches(offset_bytes, from, from_bytes, len, options)?.run(options))
     }
 
     /// Copies as [`Region::copy_range`] does, a batch for each call of `next`, as

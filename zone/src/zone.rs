@@ -91,14 +91,7 @@ impl Zone {
     /// Gives kept descriptor memory back to the kernel. Returns how much.
     #[expect(clippy::must_use_candidate, reason = "it is called for its effect")]
     pub fn trim(&self) -> ByteLen {
-        self.trim_to(ByteLen::ZERO)
-    }
-
-    /// Gives kept descriptor memory back to the kernel until at most `limit` is left. Returns how
-    /// much went.
-    #[expect(clippy::must_use_candidate, reason = "it is called for its effect")]
-    pub fn trim_to(&self, limit: ByteLen) -> ByteLen {
-        self.shared.memmap_cache.trim(limit)
+        self.shared.memmap_cache.trim(ByteLen::ZERO)
     }
 
     /// Returns the frame numbers of the regions that are bound now, in ascending order.

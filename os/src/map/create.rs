@@ -113,21 +113,10 @@ impl Mapping {
     pub fn memfd(name: &str, len: ByteLen, huge: Option<PageSize>) -> Result<Self, MapError> {
         let fd = create_memfd(name, len, huge)?;
         let page = huge.unwrap_or_else(kernel::page_size);
-        let mapping = Self::map(
-            len,
-            &Request {
-                page,
-                align: page.bytes(),
-                access: Access::ReadWrite,
-                flags: MapFlags::SHARED,
-                fd: Some((fd.as_fd(), 0)),
-            },
-            |cause| match huge {
-                Some(size) => explain_huge(len, size, cause),
-                None => explain(len, false, cause),
-            },
-        )?;
-        Ok(mapping.backed_by(fd, 0, Sharing::Shared))
+        map_shared(fd, 0, len, page, MapFlags::SHARED, |cause| match huge {
+            Some(size) => explain_huge(len, size, cause),
+            None => explain(len, false, cause),
+        })
     }
 
     /// Seals the memory file behind this mapping for good: from now on only mappings that exist already write

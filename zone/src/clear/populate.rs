@@ -219,28 +219,15 @@ impl Region {
         if options.huge == Huge::Required && done == of {
             self.require_huge(&root, range.clone())?;
         }
-        let mut report = PopulateReport {
-            populated,
-            huge: ByteLen::ZERO,
-            base: ByteLen::ZERO,
-            nodes: nodes.len(),
-            threads: threads.get(),
-            elapsed: started.elapsed(),
+        let elapsed = started.elapsed();
+        tracing::debug!(?range, ?populated, %threads, ?elapsed, "populate");
+        let huge = match done.get() {
+            0 => done,
+            len => mapping.huge_backed_in(start..(start + len).min(self.len().get()))?.min(done),
         };
-        self.count_huge(&mut report, start)?;
-        tracing::debug!(?range, ?populated, threads = report.threads, elapsed = ?report.elapsed, "populate");
-        Ok(report)
-    }
-
-    /// Counts how much of what was populated from `start` on is in huge pages.
-    fn count_huge(&self, report: &mut PopulateReport, start: u64) -> Result<(), MappingError> {
-        let done = report.done();
-        if !done.is_zero() {
-            let present = start..(start + done.get()).min(self.len().get());
-            report.huge = self.memory().huge_backed_in(present)?.min(done);
-            report.base = ByteLen::new(done.get() - report.huge.get());
-        }
-        Ok(())
+        let base = ByteLen::new(done.get() - huge.get());
+        let (nodes, threads) = (nodes.len(), threads.get());
+        Ok(PopulateReport { populated, huge, base, nodes, threads, elapsed })
     }
 
     /// Gives the pages of a range back to the kernel, after which its bytes read as zero, for other processes
