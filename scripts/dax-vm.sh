@@ -63,16 +63,21 @@ version=$(ls "$WORK/kernel/lib/modules")
 busybox depmod -b "$WORK/kernel" "$version"
 
 say "building the tests"
-# Prints the program that cargo builds for a test of a package, or for the command.
+# All of them, as `./check.sh test` does, so that what it built is not built again with other features.
+cargo test --workspace --no-run --locked --message-format=json >"$WORK/built" 2>"$WORK/build.log" || {
+    cat "$WORK/build.log" >&2
+    die "the tests cannot be built"
+}
+# Prints the program that cargo built of the target of a package.
 built() {
-    cargo "$@" --locked --message-format=json 2>"$WORK/build.log" |
-        grep -oE '"executable":"[^"]+"' | tail -n 1 | cut -d'"' -f4 || { cat "$WORK/build.log" >&2; die "no $*"; }
+    grep -F "/$1/Cargo.toml\"" "$WORK/built" | grep -F "\"name\":\"$2\"" |
+        grep -oE '"executable":"[^"]+"' | cut -d'"' -f4
 }
 declare -A programs
 for test in os:live zone:regions zone:altmap zone:persist fault:live; do
-    programs[${test/:/-}]=$(built test -p "uzone-${test%:*}" --test "${test#*:}" --no-run)
+    programs[${test/:/-}]=$(built "${test%:*}" "${test#*:}")
 done
-programs[uzone]=$(built build -p uzone-cli)
+programs[uzone]=$(built cli uzone | grep '/debug/uzone$')
 
 say "making the initial file system"
 root="$WORK/root"
