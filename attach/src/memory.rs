@@ -239,7 +239,9 @@ impl Link {
             }
         }
         let uffd = Uffd::open(required, Features::POISON, options.kernel_faults)?;
-        let modes = Modes { missing: true, minor, write_protect: options.tracks };
+        let mut modes = Modes::MISSING;
+        modes.set(Modes::MINOR, minor);
+        modes.set(Modes::WRITE_PROTECT, options.tracks);
         Ok(Registered::new(Arc::new(uffd), mapping, modes)?)
     }
 

@@ -440,7 +440,7 @@ fn map_memory(
                 } else {
                     Features::MINOR_SHMEM | Features::MISSING_SHMEM
                 };
-            let modes = Modes { missing: true, minor: true, write_protect: false };
+            let modes = Modes::MISSING | Modes::MINOR;
             Ok((mapping, modes, features))
         }
     }

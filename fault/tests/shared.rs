@@ -303,7 +303,7 @@ fn memory_of_another_file_gets_copies() {
         let fd = file.fd().unwrap().try_clone_to_owned().unwrap();
         let private =
             Mapping::file(fd, 0, ByteLen::new(LEN), Access::ReadWrite, Sharing::Private).unwrap();
-        let modes = Modes { missing: true, minor: true, write_protect: false };
+        let modes = Modes::MISSING | Modes::MINOR;
         let memory = Registered::new(uffd.clone(), private, modes).unwrap();
         let len = ByteLen::new(LEN - page());
         let regions = vec![RemoteRegion { len, ..region_at(0, &memory) }];

@@ -529,7 +529,7 @@ fn uffd(facts: &Facts) -> Check {
 
 /// Returns the features that are missing.
 fn missing(features: Features) -> Features {
-    Features::NAMED.without(features)
+    Features::NAMED.difference(features)
 }
 
 /// Returns the names of the features that are missing.

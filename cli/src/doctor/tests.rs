@@ -62,7 +62,7 @@ fn everything() -> Facts {
         uffd_device: UffdAccess::Full,
         uffd_unprivileged: Ok(true),
         uffd_features: Ok((
-            Features::from_bits((1 << 17) - 1),
+            Features::from_bits_retain((1 << 17) - 1),
             vec!["REGISTER", "UNREGISTER", "API"],
         )),
         placement: None,
@@ -349,7 +349,7 @@ fn each_access_to_userfaultfd_is_judged_by_itself() {
     let as_root = "full access, as root (vm.unprivileged_userfaultfd=0)";
     let newer: Change = |facts| {
         let raw = ((1 << 14) - 1) | (1 << 40);
-        facts.uffd_features = Ok((Features::from_bits(raw), Vec::new()));
+        facts.uffd_features = Ok((Features::from_bits_retain(raw), Vec::new()));
     };
     let some = "14 of 17, and 1 newer than this program; missing: POISON WP_ASYNC MOVE";
     judge(&[

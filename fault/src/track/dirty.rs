@@ -60,7 +60,7 @@ impl WriteTracking {
         let is_own = mapping.is_private();
         if !is_own || mapping.page_size() != uzone_os::probe::page_size() {
             // Installing pages of a memory file protected came with the latter.
-            features = features | Features::WRITE_PROTECT_SHARED | Features::WRITE_PROTECT_ABSENT;
+            features |= Features::WRITE_PROTECT_SHARED | Features::WRITE_PROTECT_ABSENT;
         }
         if self == Self::Async {
             if !is_own && mapping.sharing() != Some(Sharing::Private) {
@@ -68,9 +68,9 @@ impl WriteTracking {
                     reason: "the kernel may forget that a page of a shared file was written: track writes synchronously, or map it privately",
                 });
             }
-            features = features | Features::WRITE_PROTECT_ASYNC;
+            features |= Features::WRITE_PROTECT_ASYNC;
         }
-        Ok((Modes { write_protect: true, ..modes }, features))
+        Ok((modes | Modes::WRITE_PROTECT, features))
     }
 }
 

@@ -46,11 +46,6 @@ const _: () = {
     assert!(POISON == 0xc020_aa08);
 };
 
-/// Which faults are reported: `UFFDIO_REGISTER_MODE_*`.
-pub(crate) const MODE_MISSING: u64 = 1;
-pub(crate) const MODE_WP: u64 = 1 << 1;
-pub(crate) const MODE_MINOR: u64 = 1 << 2;
-
 /// `UFFDIO_*_MODE_DONTWAKE` of every answer but write-protect, of which waking is the point.
 pub(crate) const DONTWAKE: u64 = 1;
 /// `UFFDIO_COPY_MODE_WP` and `UFFDIO_CONTINUE_MODE_WP`.

@@ -46,7 +46,7 @@ impl Uffd {
     ) -> Result<Self, UffdError> {
         // A descriptor that was asked what there is cannot be asked for it any more.
         let (offered, _) = open::uffd_features()?;
-        let missing = required.without(offered);
+        let missing = required.difference(offered);
         if !missing.is_empty() {
             return Err(UffdError::Missing { missing });
         }
@@ -62,12 +62,12 @@ impl Uffd {
             },
         };
         let fd = fd.map_err(|cause| UffdError::not_opened(cause, false))?;
-        let mut features = required.with(Features::from_bits(optional.bits() & offered.bits()));
+        let mut features = required | (optional & offered);
         let mut answer = abi::handshake(fd.as_fd(), features.bits());
         let fork = Features::EVENT_FORK;
         if answer == Err(Errno::PERM) && !required.contains(fork) {
             // A refused handshake leaves the descriptor as it was.
-            features = features.without(fork);
+            features.remove(fork);
             answer = abi::handshake(fd.as_fd(), features.bits());
         }
         match answer {

@@ -1,8 +1,8 @@
 //! What a userfaultfd can do beyond the least: [`Features`], a set of bits with names.
 
 use core::fmt;
-use core::ops::BitOr;
 
+use bitflags::bitflags;
 use linux_raw_sys::general as kernel;
 
 /// The features, each with its name without `UFFD_FEATURE_` and the release of Linux that brought
@@ -28,84 +28,52 @@ const NAMES: [(u32, &str, (u32, u32)); 17] = [
 ];
 const _: () = assert!(1 << (NAMES.len() - 1) == kernel::UFFD_FEATURE_MOVE);
 
-/// A set of features of a userfaultfd, `UFFD_FEATURE_*`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-pub struct Features(u64);
+bitflags! {
+    /// A set of features of a userfaultfd, `UFFD_FEATURE_*`. Bits of a newer kernel, which have no name
+    /// here, are kept.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+    pub struct Features: u64 {
+        /// Writes to protected pages of anonymous memory raise events.
+        const WRITE_PROTECT = kernel::UFFD_FEATURE_PAGEFAULT_FLAG_WP as u64;
+        /// A child made by fork(2) comes with a userfaultfd of its own. Needs `CAP_SYS_PTRACE`.
+        const EVENT_FORK = kernel::UFFD_FEATURE_EVENT_FORK as u64;
+        /// Giving pages back by madvise(2) raises an event.
+        const EVENT_REMOVE = kernel::UFFD_FEATURE_EVENT_REMOVE as u64;
+        /// Missing pages of hugetlb memory.
+        const MISSING_HUGETLB = kernel::UFFD_FEATURE_MISSING_HUGETLBFS as u64;
+        /// Missing pages of shared memory and memory files.
+        const MISSING_SHMEM = kernel::UFFD_FEATURE_MISSING_SHMEM as u64;
+        /// Unmapping memory raises an event.
+        const EVENT_UNMAP = kernel::UFFD_FEATURE_EVENT_UNMAP as u64;
+        /// A fault raises `SIGBUS` in its thread, and no event.
+        const SIGBUS = kernel::UFFD_FEATURE_SIGBUS as u64;
+        /// A fault carries the id of the waiting thread.
+        const THREAD_ID = kernel::UFFD_FEATURE_THREAD_ID as u64;
+        /// Minor faults of hugetlb files: pages that exist and are not mapped.
+        const MINOR_HUGETLB = kernel::UFFD_FEATURE_MINOR_HUGETLBFS as u64;
+        /// Minor faults of memory files: pages that exist and are not mapped.
+        const MINOR_SHMEM = kernel::UFFD_FEATURE_MINOR_SHMEM as u64;
+        /// Writes to protected pages of hugetlb and shared memory raise events.
+        const WRITE_PROTECT_SHARED = kernel::UFFD_FEATURE_WP_HUGETLBFS_SHMEM as u64;
+        /// Protection covers pages that are not there yet.
+        const WRITE_PROTECT_ABSENT = kernel::UFFD_FEATURE_WP_UNPOPULATED as u64;
+        /// Pages can be made to raise `SIGBUS`.
+        const POISON = kernel::UFFD_FEATURE_POISON as u64;
+        /// Writes to protected pages are noted in the page tables, without an event.
+        const WRITE_PROTECT_ASYNC = kernel::UFFD_FEATURE_WP_ASYNC as u64;
+        /// Pages can be moved from elsewhere in the process.
+        const MOVE = kernel::UFFD_FEATURE_MOVE as u64;
+    }
+}
 
 impl Features {
     /// All that have a name here.
-    pub const NAMED: Self = Self((1 << NAMES.len()) - 1);
+    pub const NAMED: Self = Self::from_bits_retain((1 << NAMES.len()) - 1);
     /// No feature: missing pages of anonymous memory alone.
-    pub const NONE: Self = Self(0);
-    /// Writes to protected pages of anonymous memory raise events.
-    pub const WRITE_PROTECT: Self = Self(kernel::UFFD_FEATURE_PAGEFAULT_FLAG_WP as u64);
-    /// A child made by fork(2) comes with a userfaultfd of its own. Needs `CAP_SYS_PTRACE`.
-    pub const EVENT_FORK: Self = Self(kernel::UFFD_FEATURE_EVENT_FORK as u64);
-    /// Giving pages back by madvise(2) raises an event.
-    pub const EVENT_REMOVE: Self = Self(kernel::UFFD_FEATURE_EVENT_REMOVE as u64);
-    /// Missing pages of hugetlb memory.
-    pub const MISSING_HUGETLB: Self = Self(kernel::UFFD_FEATURE_MISSING_HUGETLBFS as u64);
-    /// Missing pages of shared memory and memory files.
-    pub const MISSING_SHMEM: Self = Self(kernel::UFFD_FEATURE_MISSING_SHMEM as u64);
-    /// Unmapping memory raises an event.
-    pub const EVENT_UNMAP: Self = Self(kernel::UFFD_FEATURE_EVENT_UNMAP as u64);
-    /// A fault raises `SIGBUS` in its thread, and no event.
-    pub const SIGBUS: Self = Self(kernel::UFFD_FEATURE_SIGBUS as u64);
-    /// A fault carries the id of the waiting thread.
-    pub const THREAD_ID: Self = Self(kernel::UFFD_FEATURE_THREAD_ID as u64);
-    /// Minor faults of hugetlb files: pages that exist and are not mapped.
-    pub const MINOR_HUGETLB: Self = Self(kernel::UFFD_FEATURE_MINOR_HUGETLBFS as u64);
-    /// Minor faults of memory files: pages that exist and are not mapped.
-    pub const MINOR_SHMEM: Self = Self(kernel::UFFD_FEATURE_MINOR_SHMEM as u64);
-    /// Writes to protected pages of hugetlb and shared memory raise events.
-    pub const WRITE_PROTECT_SHARED: Self = Self(kernel::UFFD_FEATURE_WP_HUGETLBFS_SHMEM as u64);
-    /// Protection covers pages that are not there yet.
-    pub const WRITE_PROTECT_ABSENT: Self = Self(kernel::UFFD_FEATURE_WP_UNPOPULATED as u64);
-    /// Pages can be made to raise `SIGBUS`.
-    pub const POISON: Self = Self(kernel::UFFD_FEATURE_POISON as u64);
-    /// Writes to protected pages are noted in the page tables, without an event.
-    pub const WRITE_PROTECT_ASYNC: Self = Self(kernel::UFFD_FEATURE_WP_ASYNC as u64);
-    /// Pages can be moved from elsewhere in the process.
-    pub const MOVE: Self = Self(kernel::UFFD_FEATURE_MOVE as u64);
-
-    /// Takes bits of `UFFD_FEATURE_*`.
-    #[must_use]
-    pub const fn from_bits(bits: u64) -> Self {
-        Self(bits)
-    }
-
-    /// Returns the bits.
-    #[must_use]
-    pub const fn bits(self) -> u64 {
-        self.0
-    }
-
-    /// Returns whether there is none.
-    #[must_use]
-    pub const fn is_empty(self) -> bool {
-        self.0 == 0
-    }
-
-    /// Returns whether all of `others` are among these.
-    #[must_use]
-    pub const fn contains(self, others: Self) -> bool {
-        self.0 & others.0 == others.0
-    }
-
-    /// Returns these and `others`.
-    #[must_use]
-    pub const fn with(self, others: Self) -> Self {
-        Self(self.0 | others.0)
-    }
-
-    /// Returns these without `others`.
-    #[must_use]
-    pub const fn without(self, others: Self) -> Self {
-        Self(self.0 & !others.0)
-    }
+    pub const NONE: Self = Self::empty();
 
     fn named(self) -> impl Iterator<Item = (u32, &'static str, (u32, u32))> {
-        NAMES.into_iter().filter(move |(bit, ..)| self.0 & u64::from(*bit) != 0)
+        NAMES.into_iter().filter(move |(bit, ..)| self.bits() & u64::from(*bit) != 0)
     }
 
     /// Returns the names, without `UFFD_FEATURE_`.
@@ -124,15 +92,7 @@ impl Features {
     /// Returns those that have no name here: features of a newer kernel.
     #[must_use]
     pub const fn unnamed(self) -> Self {
-        self.without(Self::NAMED)
-    }
-}
-
-impl BitOr for Features {
-    type Output = Self;
-
-    fn bitor(self, others: Self) -> Self {
-        self.with(others)
+        self.difference(Self::NAMED)
     }
 }
 
@@ -141,7 +101,7 @@ impl fmt::Display for Features {
         let mut names: Vec<_> = self.names().map(str::to_owned).collect();
         let unnamed = self.unnamed();
         if !unnamed.is_empty() {
-            names.push(format!("{:#x}", unnamed.0));
+            names.push(format!("{:#x}", unnamed.bits()));
         }
         f.write_str(&names.join(", "))
     }
@@ -153,11 +113,11 @@ mod tests {
 
     #[test]
     fn a_set_is_shown_by_names_and_what_has_none_by_its_bits() {
-        let set = Features::POISON | Features::EVENT_FORK | Features::from_bits(1 << 40);
+        let set = Features::POISON | Features::EVENT_FORK | Features::from_bits_retain(1 << 40);
         assert_eq!(set.to_string(), "EVENT_FORK, POISON, 0x10000000000");
-        assert_eq!(set.unnamed(), Features::from_bits(1 << 40));
+        assert_eq!(set.unnamed(), Features::from_bits_retain(1 << 40));
         assert!(set.contains(Features::POISON) && !set.contains(Features::POISON | Features::MOVE));
-        assert_eq!(set.without(set), Features::NONE);
+        assert_eq!(set - set, Features::NONE);
         assert_eq!(Features::NONE.to_string(), "");
     }
 
@@ -165,7 +125,7 @@ mod tests {
     fn a_set_is_as_new_as_its_newest_feature() {
         let set = Features::POISON | Features::EVENT_FORK;
         assert_eq!(set.since(), Some((6, 6)));
-        assert_eq!((set | Features::from_bits(1 << 40)).since(), None);
+        assert_eq!((set | Features::from_bits_retain(1 << 40)).since(), None);
         assert_eq!((Features::NONE.since(), Features::NAMED.since()), (None, Some((6, 8))));
     }
 }

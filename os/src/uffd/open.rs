@@ -117,7 +117,7 @@ pub fn uffd_features() -> Result<(Features, Vec<&'static str>), UffdError> {
         .map_err(|cause| UffdError::not_opened(cause, false))?;
     let (raw, ioctls) =
         abi::handshake(uffd.as_fd(), 0).map_err(|cause| UffdError::Probe(cause.into()))?;
-    Ok((Features::from_bits(raw), ioctl_names(ioctls)))
+    Ok((Features::from_bits_retain(raw), ioctl_names(ioctls)))
 }
 
 #[cfg(test)]

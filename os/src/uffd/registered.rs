@@ -67,7 +67,7 @@ impl Registered {
         // SAFETY: `register` wants no code to rely on pages of the range being zero, or present. It is a
         // mapping that was given to us as a whole, so that no slice of it is lent, and its bytes are read
         // by atomics or by the kernel, for which waiting is nothing special.
-        let answer = unsafe { abi::register(uffd.as_fd(), start, len, modes.bits()) };
+        let answer = unsafe { abi::register(uffd.as_fd(), start, len, modes.bits().into()) };
         match answer {
             Ok(calls) => {
                 let process = std::process::id();
@@ -254,9 +254,9 @@ mod tests {
     #[test]
     fn modes_and_answers_have_the_kernels_bits() {
         use linux_raw_sys::general as kernel;
-        let all = Modes { missing: true, minor: true, write_protect: true };
-        assert_eq!(Modes::MISSING.bits(), u64::from(kernel::UFFDIO_REGISTER_MODE_MISSING));
-        assert_eq!(Modes::MINOR.bits(), u64::from(kernel::UFFDIO_REGISTER_MODE_MINOR));
+        let all = Modes::all();
+        assert_eq!(u32::from(Modes::MISSING.bits()), kernel::UFFDIO_REGISTER_MODE_MISSING);
+        assert_eq!(u32::from(Modes::MINOR.bits()), kernel::UFFDIO_REGISTER_MODE_MINOR);
         assert_eq!(all.bits(), 7);
         assert_eq!(all.to_string(), "missing and minor and write-protect");
         assert_eq!(Modes::default().to_string(), "no");

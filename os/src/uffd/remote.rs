@@ -109,12 +109,13 @@ impl Remote {
         minor: bool,
     ) -> Result<Answered, UffdError> {
         let (start, len) = (start.get(), len.get());
-        let modes = Modes { missing: true, minor, write_protect: true };
+        let mut modes = Modes::MISSING | Modes::WRITE_PROTECT;
+        modes.set(Modes::MINOR, minor);
         // SAFETY: `register` wants, of memory of this process, that no code relies on missing pages. What is
         // given to `Remote` is a descriptor from outside of this process, as an open /proc/PID/mem is: of
         // memory of this process it can be only if the program hands its own userfaultfd to itself, and
         // then it is of memory that is registered for these faults already (`Registered`).
-        let reply = unsafe { abi::register(self.fd.as_fd(), start, len, modes.bits()) };
+        let reply = unsafe { abi::register(self.fd.as_fd(), start, len, modes.bits().into()) };
         answered(UffdCall::Register, start, len, reply.map(drop), None)
     }
 

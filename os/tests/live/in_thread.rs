@@ -172,7 +172,7 @@ fn a_memory_file_is_mapped_and_its_holes_are_zero() {
     let (access, sharing) = (Access::ReadWrite, Sharing::Private);
     let align = ByteLen::mib(2);
     let mapping = Mapping::file_aligned(fd, 0, len, access, sharing, align).unwrap();
-    let modes = Modes { missing: true, minor: true, write_protect: false };
+    let modes = Modes::MISSING | Modes::MINOR;
     let memory = or_skip(name, Registered::new(uffd, mapping, modes));
     let Some(memory) = memory.map(Arc::new) else { return };
     let answering = start(&memory, growing(Source::Cached));

@@ -179,7 +179,7 @@ fn a_page_of_a_memory_file_is_mapped_without_a_copy_by_continue() {
         }
         let fd = file.fd().unwrap().try_clone_to_owned().unwrap();
         let other = Mapping::file(fd, 0, file.len(), Access::ReadWrite, sharing).unwrap();
-        let modes = Modes { missing: true, minor: true, write_protect: false };
+        let modes = Modes::MISSING | Modes::MINOR;
         let memory = Registered::new(uffd, other, modes).unwrap();
         assert!(memory.takes(UffdCall::Continue), "{sharing}");
         thread::scope(|scope| {
@@ -237,7 +237,7 @@ fn a_huge_page_of_a_pool_is_filled_as_a_whole() {
 #[test]
 fn a_write_to_a_protected_page_is_reported() {
     let Some(uffd) = open("a_write_to_a_protected_page", Features::WRITE_PROTECT) else { return };
-    let modes = Modes { missing: true, minor: false, write_protect: true };
+    let modes = Modes::MISSING | Modes::WRITE_PROTECT;
     let memory = Registered::new(uffd, anonymous(2), modes).unwrap();
     let protect = Install { wake: true, write_protect: true };
     assert_eq!(copy(&memory, 0, &bytes(1, 1), protect).unwrap(), Answered::All);
@@ -444,7 +444,7 @@ fn a_userfaultfd_of_user_mode_is_had_without_privilege() {
 #[test]
 fn a_wrong_use_is_refused_with_what_it_was_given() {
     let name = "a_wrong_use_is_refused";
-    let newer = Features::from_bits(1 << 50);
+    let newer = Features::from_bits_retain(1 << 50);
     let error = Uffd::open(newer, Features::NONE, KernelFaults::IfAllowed);
     assert!(matches!(error, Err(UffdError::Missing { missing }) if missing == newer));
     let Some(uffd) = open(name, Features::NONE) else { return };
