@@ -251,7 +251,8 @@ stage_dax() {
 
 stage_deny() {
     if ! cargo deny --version >/dev/null 2>&1; then
-        cargo install cargo-deny --locked --version ^0.20 || {
+        # To optimise it takes minutes, and it runs for seconds.
+        cargo install cargo-deny --debug --locked --version ^0.20 || {
             say "cannot install cargo-deny: run 'cargo install cargo-deny --locked'"
             return 1
         }
