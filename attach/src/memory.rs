@@ -215,7 +215,7 @@ impl Link {
         let mut required = Features::EVENT_REMOVE;
         let (mapping, minor) = match &self.file {
             Some(file) => {
-                required = required | Features::MISSING_SHMEM | Features::MINOR_SHMEM;
+                required |= Features::MISSING_SHMEM | Features::MINOR_SHMEM;
                 let file = file.try_clone().map_err(AttachError::Follow)?;
                 let (access, sharing) = (Access::ReadWrite, Sharing::Private);
                 (Mapping::file_aligned(file, 0, self.len, access, sharing, ALIGN)?, true)
@@ -231,11 +231,11 @@ impl Link {
         // would never be missing.
         mapping.discard(0..self.len.get()).map_err(to_follow)?;
         if options.tracks {
-            required = required | Features::WRITE_PROTECT | Features::WRITE_PROTECT_ASYNC;
+            required |= Features::WRITE_PROTECT | Features::WRITE_PROTECT_ASYNC;
             // Installing pages of a memory file protected came with the latter.
             if minor {
                 let shared = Features::WRITE_PROTECT_SHARED | Features::WRITE_PROTECT_ABSENT;
-                required = required | shared;
+                required |= shared;
             }
         }
         let uffd = Uffd::open(required, Features::POISON, options.kernel_faults)?;
