@@ -122,7 +122,7 @@ fn another_process_gets_its_bytes_and_its_zeroes_and_a_second_server() {
     };
     let memory = adopt(remote);
     other.go_on();
-    other.line("checked");
+    assert_eq!(other.line("checked"), "checked");
     let stats = memory.stats();
     assert!(stats.faults > 0 && stats.around > 0 && stats.poisoned == 0, "{stats:?}");
     assert_eq!(memory.content(0), Some(Content::Removed));
@@ -133,9 +133,9 @@ fn another_process_gets_its_bytes_and_its_zeroes_and_a_second_server() {
     let remote = memory.stop().unwrap();
     other.go_on();
     let memory = adopt(remote);
-    other.line("waited");
+    assert_eq!(other.line("waited"), "waited");
     other.go_on();
-    other.line("done");
+    assert_eq!(other.line("done"), "done");
     other.go_on();
     assert!(other.child.wait().unwrap().success());
     drop(memory);

@@ -220,31 +220,30 @@ fn readers_get_the_right_bytes_or_an_error_whatever_goes_on() {
 #[test]
 fn a_page_is_asked_for_once_however_many_wait_and_however_it_is_evicted() {
     let name = "a_page_is_asked_for_once";
-    let (backing, gate, asked) = Stalling::new(20 * page());
     let engine = engine();
-    let Some(memory) = map(name, &engine, 64 * page(), backing, &options(Advice::Normal, 16))
-    else {
-        return;
-    };
-    let memory = &memory;
-    thread::scope(|scope| {
-        let waiters: Vec<_> =
-            (0..8).map(|_| scope.spawn(|| check_page(memory, 20 * page()))).collect();
-        wait_for("eight faults", || memory.stats().faults >= 8);
-        // A page that is being produced is not given back.
-        memory.evict(16 * page()..32 * page()).unwrap();
-        // It holds up no other page.
-        for at in (0..64).filter(|at| *at != 20) {
-            check_page(memory, at * page());
-        }
-        assert_eq!(memory.content(20 * page()), Some(Content::Filling));
-        assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
-        gate.open();
-    });
-    // Its waiters are woken a moment before that is noted.
-    settles(memory, |_| memory.content(20 * page()) == Some(Content::Present));
-    assert_eq!(asked.load(Ordering::SeqCst), 1);
-    check_all(memory);
+    for (pages, options) in [(64, options(Advice::Normal, 16)), (1024, LazyOptions::default())] {
+        let (backing, gate, asked) = Stalling::new(20 * page());
+        let Some(memory) = map(name, &engine, pages * page(), backing, &options) else { return };
+        let memory = &memory;
+        thread::scope(|scope| {
+            let waiters: Vec<_> =
+                (0..8).map(|_| scope.spawn(|| check_page(memory, 20 * page()))).collect();
+            wait_for("eight faults", || memory.stats().faults >= 8);
+            // A page that is being produced is not given back.
+            memory.evict(16 * page()..32 * page()).unwrap();
+            // It holds up no other page.
+            for at in (0..pages).filter(|at| *at != 20) {
+                check_page(memory, at * page());
+            }
+            assert_eq!(memory.content(20 * page()), Some(Content::Filling));
+            assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
+            gate.open();
+        });
+        // Its waiters are woken a moment before that is noted.
+        settles(memory, |_| memory.content(20 * page()) == Some(Content::Present));
+        assert_eq!(asked.load(Ordering::SeqCst), 1);
+        check_all(memory);
+    }
 }
 
 #[test]
