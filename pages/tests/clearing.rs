@@ -98,12 +98,14 @@ proptest! {
         let mut done = 0;
         for (len, is_put_back) in lengths.into_iter().chain(std::iter::repeat((1 << 20, false))) {
             let before = plan.left();
-            let Some((batch, _)) = plan.take_batch(ByteLen::new(len)) else { break };
+            let Some((batch, is_near)) = plan.take_batch(ByteLen::new(len)) else { break };
             let len = batch.end - batch.start;
             prop_assert_eq!(before.get() - plan.left().get(), len);
             if is_put_back {
                 plan.put_back(&batch);
                 prop_assert_eq!(plan.left(), before);
+                let again = plan.clone().take_batch(ByteLen::new(len));
+                prop_assert_eq!(again, Some((batch, is_near)));
                 continue;
             }
             done += len;
