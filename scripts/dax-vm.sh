@@ -75,9 +75,9 @@ built() {
 }
 declare -A programs
 for test in os:live zone:regions zone:altmap zone:persist fault:live; do
-    programs[${test/:/-}]=$(built "${test%:*}" "${test#*:}")
+    programs[${test/:/-}]=$(built "${test%:*}" "${test#*:}") || die "no program of $test was built"
 done
-programs[uzone]=$(built cli uzone | grep '/debug/uzone$')
+programs[uzone]=$(built cli uzone | grep '/debug/uzone$') || die "no program of cli:uzone was built"
 
 say "making the initial file system"
 root="$WORK/root"
