@@ -24,6 +24,7 @@ use common::{again, ends, function, is_child, page, region_at, skip, usize_of, w
 use uzone_fault::{
     Engine, EngineOptions, FileBacking, LazyMapping, LazyOptions, MemoryBacking, WriteTracking,
 };
+use uzone_os::file_system::nameless_file;
 use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Remote, Uffd};
 use uzone_os::{Anonymous, Mapping, Sharing, sigbus};
 use uzone_pages::Order;
@@ -86,10 +87,7 @@ fn check(memory: &LazyMapping, offset: u64) -> Done {
 
 /// Returns a file without a name beside this program, with the words in it.
 fn file_of(len: u64) -> io::Result<File> {
-    let path = std::env::current_exe()?.with_extension(format!("injected-{}", std::process::id()));
-    let mut file =
-        File::options().read(true).write(true).create(true).truncate(true).open(&path)?;
-    std::fs::remove_file(&path)?;
+    let mut file = nameless_file(std::env::current_exe()?.parent().unwrap())?;
     file.write_all(&common::words(len))?;
     Ok(file)
 }

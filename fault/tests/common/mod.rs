@@ -18,6 +18,7 @@ use uzone_fault::{
     Backing, BackingError, Engine, FaultStats, FunctionBacking, LazyMapping, LazyOptions, MapError,
     RemoteRegion, Window,
 };
+use uzone_os::file_system::nameless_file;
 use uzone_os::peer::Peer;
 use uzone_os::uffd::{Modes, Registered, Remote, Uffd, UffdError};
 use uzone_os::{AccessError, Anonymous, Mapping, SystemRoot, Vaddr, hugepages, probe};
@@ -180,12 +181,7 @@ pub(crate) fn scattered_until(stop: &AtomicBool, seed: u64, end: u64) -> impl It
 
 /// A file without a name beside this program: where temporary files go may be memory.
 pub(crate) fn unnamed_file() -> File {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    let name = format!("test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-    let path = std::env::current_exe().unwrap().parent().unwrap().join(name);
-    let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
-    std::fs::remove_file(&path).unwrap();
-    file
+    nameless_file(std::env::current_exe().unwrap().parent().unwrap()).unwrap()
 }
 
 /// The same with these bytes in it.

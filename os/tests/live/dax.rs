@@ -5,12 +5,11 @@
 //! virtual machine that has both. The first case overwrites the start of each device that it finds, and
 //! only where `REQUIRE_DAX=1` allows it.
 
-use std::ffi::CString;
 use std::fs::{File, OpenOptions};
-use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use uzone_os::dax::{self, DaxDevice};
+use uzone_os::file_system::nameless_file;
 use uzone_os::{Access, Exclusive, MapError, Mapping, Sharing, SystemRoot};
 use uzone_pages::ByteLen;
 
@@ -34,12 +33,7 @@ fn open(path: &Path) -> File {
 
 /// Opens a file of `len` bytes in `directory` that has no name.
 fn unnamed(directory: &Path, len: u64) -> File {
-    let path = CString::new(directory.as_os_str().as_encoded_bytes()).unwrap();
-    // SAFETY: open(2) reads a string that ends in zero and lives over the call.
-    let fd = unsafe { libc::open(path.as_ptr(), libc::O_TMPFILE | libc::O_RDWR, 0o600) };
-    assert!(fd >= 0, "{}: {}", directory.display(), std::io::Error::last_os_error());
-    // SAFETY: the descriptor was just opened and nothing else has it.
-    let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
+    let file = nameless_file(directory).unwrap();
     file.set_len(len).unwrap();
     file
 }

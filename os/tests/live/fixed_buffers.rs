@@ -4,6 +4,7 @@ use std::fs;
 
 use rustix::process::{Resource, Rlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+use uzone_os::file_system::nameless_file;
 use uzone_os::{Access, Anonymous, FixedBuffers, HugeAdvice, Mapping, MappingError, Sharing};
 use uzone_pages::{ByteLen, ErrorKind};
 
@@ -54,7 +55,8 @@ fn registered_memory_is_pinned_until_the_registration_is_dropped() {
 #[test]
 fn memory_that_cannot_be_written_is_not_registered() {
     let Some(mut ring) = ring("memory_that_cannot_be_written") else { return };
-    let file = tempfile(page());
+    let file = nameless_file(&std::env::temp_dir()).unwrap();
+    file.set_len(page()).unwrap();
     let mapping =
         Mapping::file(file, 0, ByteLen::new(page()), Access::ReadOnly, Sharing::Shared).unwrap();
     let error = ring.register(&mapping).unwrap_err();
@@ -106,14 +108,4 @@ fn more_than_may_be_locked_is_refused_by_the_limit() {
             assert!(matches!(error, MappingError::Pin { limit: Some(_), .. }), "{error:?}");
         }
     }
-}
-
-/// Returns a file of `len_bytes` without a name.
-fn tempfile(len_bytes: u64) -> fs::File {
-    let path = std::env::temp_dir().join(format!("uzone-fixed-{}", std::process::id()));
-    let file = fs::File::create_new(&path).unwrap();
-    file.set_len(len_bytes).unwrap();
-    let reopened = fs::File::open(&path).unwrap();
-    fs::remove_file(&path).unwrap();
-    reopened
 }

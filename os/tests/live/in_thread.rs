@@ -10,7 +10,7 @@ use std::thread;
 
 use uzone_os::uffd::in_thread::{Answers, FileSource, InThread, Place, SLOTS, Source};
 use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Uffd, UffdError};
-use uzone_os::{Access, AccessError, Anonymous, Mapping, Sharing};
+use uzone_os::{Access, AccessError, Anonymous, Mapping, Sharing, memory_file};
 use uzone_pages::{ByteLen, FaultAround};
 
 use crate::needs::or_skip;
@@ -35,9 +35,7 @@ fn open(name: &str) -> Option<Arc<Uffd>> {
 
 /// A file of whole pages and some bytes more, and all of it mapped.
 fn file(len: u64) -> (File, Arc<Mapping>) {
-    let fd = rustix::fs::memfd_create("source", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-    let mut file = File::from(fd);
-    file.write_all(&(0..len).map(byte).collect::<Vec<_>>()).unwrap();
+    let file = memory_file("source", &(0..len).map(byte).collect::<Vec<_>>()).unwrap();
     let ours = OwnedFd::from(file.try_clone().unwrap());
     let (access, sharing) = (Access::ReadOnly, Sharing::Shared);
     let mapped = Mapping::file(ours, 0, ByteLen::new(len), access, sharing).unwrap();

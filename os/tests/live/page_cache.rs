@@ -1,10 +1,10 @@
 //! What the page cache has of a file.
 
-use std::fs::File;
 use std::io::Write;
 use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
+use uzone_os::file_system::nameless_file;
 use uzone_os::page_cache::{cached, forget, read_ahead, read_cached};
 
 use crate::{page, skip};
@@ -13,11 +13,9 @@ use crate::{page, skip};
 fn what_was_read_is_cached_and_what_was_forgotten_is_not() {
     let name = "what_was_read_is_cached";
     // In the build's directory: the one for temporary files may be of memory, which forgets nothing.
-    let directory = std::env::current_exe().unwrap().parent().unwrap().to_owned();
-    let path = directory.join(format!("page-cache-{}", std::process::id()));
+    let program = std::env::current_exe().unwrap();
     let (pages, len) = (64, NonZeroU64::new(64 * page()).unwrap());
-    let mut file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
-    std::fs::remove_file(&path).unwrap();
+    let mut file = nameless_file(program.parent().unwrap()).unwrap();
     file.write_all(&vec![5; usize::try_from(len.get()).unwrap()]).unwrap();
     file.sync_all().unwrap();
     let Some(count) = cached(&file, 0, len).unwrap() else {

@@ -16,9 +16,10 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
+use uzone_os::file_system::nameless_file;
 use uzone_os::sigbus::{self, BusError, BusKind, HandlerError, Installed, SLOTS, Watch};
 use uzone_os::uffd::{Answered, Features, Fill, Install, Modes, Registered};
-use uzone_os::{Access, AccessError, Addr, Mapping, Sharing};
+use uzone_os::{Access, AccessError, Addr, Mapping, Sharing, memory_file};
 use uzone_pages::{ByteLen, Touch};
 use uzone_stream::CopyMethod;
 
@@ -36,8 +37,7 @@ struct Cut {
 impl Cut {
     /// Maps a file of `pages` pages, each byte of which is [`byte`], and truncates it to `left` bytes.
     fn new(pages: u64, left: u64) -> Self {
-        let fd = rustix::fs::memfd_create("cut", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        Self::of(File::from(fd), pages, left)
+        Self::of(memory_file("cut", &[]).unwrap(), pages, left)
     }
 
     fn of(file: File, pages: u64, left: u64) -> Self {
@@ -204,9 +204,7 @@ fn a_copy_ends_where_a_truncated_file_ends_and_says_so() {
         return;
     }
     install();
-    let path = std::env::temp_dir().join(format!("uzone-os-bus-{}", std::process::id()));
-    let disk = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
-    std::fs::remove_file(&path).unwrap();
+    let disk = nameless_file(&std::env::temp_dir()).unwrap();
     for cut in [Cut::new(4, 2 * page()), Cut::of(disk, 4, 2 * page() - 10)] {
         let (end, eof) = (2 * page(), cut.file.metadata().unwrap().len());
         let expected = |offset| if offset < eof { byte(offset) } else { 0 };
