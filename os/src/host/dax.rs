@@ -21,7 +21,7 @@ use rustix::fs::FileType;
 use rustix::io::Errno;
 use uzone_pages::{ByteLen, PageSize};
 
-use crate::host::root::{SysError, SystemRoot};
+use crate::host::root::{SysError, SystemRoot, if_there};
 use crate::map::shortage::MapError;
 
 /// The largest alignment that Linux gives a DAX device: what one entry of a page upper directory
@@ -154,10 +154,7 @@ fn described(root: &SystemRoot, directory: &Path) -> Result<DaxDevice, MapError>
 /// Returns the node of a device; a kernel that was built without nodes has no such file.
 fn node(root: &SystemRoot, directory: &Path) -> Result<Option<u32>, SysError> {
     let wanted = "the number of a node, or -1 for none";
-    match root.parse(directory.join("numa_node"), wanted, parse_node) {
-        Err(error) if error.is_absent() => Ok(None),
-        answer => answer,
-    }
+    Ok(if_there(root.parse(directory.join("numa_node"), wanted, parse_node))?.flatten())
 }
 
 /// Returns the page size in an `align` file.

@@ -6,7 +6,7 @@
 
 use uzone_pages::{ByteLen, PageSize};
 
-use crate::host::root::{SysError, SystemRoot};
+use crate::host::root::{SysError, SystemRoot, if_there};
 
 const THP: &str = "sys/kernel/mm/transparent_hugepage";
 const POOLS: &str = "sys/kernel/mm/hugepages";
@@ -72,10 +72,8 @@ pub struct Thp {
 /// [`SysError`] names the file that could not be read or understood.
 pub fn thp(root: &SystemRoot) -> Result<Option<Thp>, SysError> {
     const WANTED: &str = "a choice in brackets that is known";
-    let enabled = match root.parse(format!("{THP}/enabled"), WANTED, parse_choice) {
-        Err(error) if error.is_absent() => return Ok(None),
-        answer => answer?,
-    };
+    let enabled = root.parse(format!("{THP}/enabled"), WANTED, parse_choice);
+    let Some(enabled) = if_there(enabled)? else { return Ok(None) };
     Ok(Some(Thp {
         enabled,
         defrag: root.parse(format!("{THP}/defrag"), WANTED, parse_choice)?,
@@ -128,17 +126,12 @@ pub fn pools(root: &SystemRoot) -> Result<Vec<Pool>, SysError> {
 /// # Errors
 /// [`SysError`] names the file that could not be read or understood.
 pub fn pool(root: &SystemRoot, size: PageSize) -> Result<Option<Pool>, SysError> {
-    match read_pool(root, POOLS, size, true) {
-        Err(error) if error.is_absent() => Ok(None),
-        answer => answer.map(Some),
-    }
+    if_there(read_pool(root, POOLS, size, true))
 }
 
 fn sizes(root: &SystemRoot, directory: &str) -> Result<Vec<PageSize>, SysError> {
-    match root.names(directory) {
-        Err(error) if error.is_absent() => Ok(Vec::new()),
-        answer => Ok(answer?.iter().filter_map(|name| parse_directory(name)).collect()),
-    }
+    let names = if_there(root.names(directory))?.unwrap_or_default();
+    Ok(names.iter().filter_map(|name| parse_directory(name)).collect())
 }
 
 /// Reads the pool of one page size in a directory. That of a node has no files for reserved and overcommitted

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use rustix::process::{Resource, getrlimit};
 use uzone_pages::ByteLen;
 
-use crate::host::root::{SysError, SystemRoot, kib_field};
+use crate::host::root::{SysError, SystemRoot, if_there, kib_field};
 
 /// Version 1 writes "no limit" as the largest multiple of a page that is a signed number; with
 /// pages of 64 KiB that is this number.
@@ -57,47 +57,6 @@ pub struct Available {
     pub limited_by: Limit,
 }
 
-/// The limits of a process that matter for memory. `None` is unlimited.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct ProcessLimits {
-    /// `RLIMIT_AS`.
-    address_space: Option<ByteLen>,
-    /// `RLIMIT_DATA`.
-    data: Option<ByteLen>,
-}
-
-impl ProcessLimits {
-    /// Returns those of this process.
-    fn current() -> Self {
-        Self {
-            address_space: getrlimit(Resource::As).current.map(ByteLen::new),
-            data: getrlimit(Resource::Data).current.map(ByteLen::new),
-        }
-    }
-}
-
-/// A control group with a limit on memory. Numbers are bytes.
-#[derive(Debug, PartialEq, Eq)]
-struct CgroupMemory {
-    /// The directory of its files.
-    path: PathBuf,
-    /// Its limit.
-    limit: u64,
-    /// What its processes have, file pages included.
-    usage: u64,
-    /// File pages that were not used lately. They count as usage, and the kernel takes them back before it
-    /// refuses anything; container tools leave them out for the same reason.
-    inactive_file: u64,
-}
-
-impl CgroupMemory {
-    /// Returns what it may still take: `limit - (usage - inactive_file)`, and at least nothing and
-    /// at most the limit, because the numbers are not read at one moment.
-    fn available(&self) -> ByteLen {
-        ByteLen::new(self.limit.saturating_sub(self.usage.saturating_sub(self.inactive_file)))
-    }
-}
-
 /// Returns the host's memory: all of it, and what can be had without swapping, as the kernel
 /// estimates it.
 ///
@@ -129,42 +88,47 @@ fn two_fields(text: &str, one: &str, other: &str) -> Option<(ByteLen, ByteLen)> 
 /// [`SysError`] names the file that could not be read or understood. A control group that is not there, or
 /// has no memory controller, does not limit.
 pub fn available(root: &SystemRoot) -> Result<Available, SysError> {
-    available_under(root, ProcessLimits::current())
+    let limit = |of| getrlimit(of).current.map(ByteLen::new);
+    available_under(root, limit(Resource::As), limit(Resource::Data))
 }
 
-/// As [`available`], for a process with the given limits.
-fn available_under(root: &SystemRoot, limits: ProcessLimits) -> Result<Available, SysError> {
+/// As [`available`], for a process with these limits. `None` is unlimited.
+fn available_under(
+    root: &SystemRoot,
+    address_space: Option<ByteLen>,
+    data: Option<ByteLen>,
+) -> Result<Available, SysError> {
     let mut least = Available { bytes: system(root)?.1, limited_by: Limit::System };
     let mut offer = |bytes: ByteLen, limited_by: Limit| {
         if bytes < least.bytes {
             least = Available { bytes, limited_by };
         }
     };
-    for group in cgroups(root)? {
-        offer(group.available(), Limit::Cgroup { path: group.path });
+    for (path, left) in cgroups(root)? {
+        offer(left, Limit::Cgroup { path });
     }
-    if limits != ProcessLimits::default() {
+    if address_space.is_some() || data.is_some() {
         let wanted = "lines VmSize and VmData in kB";
-        let (size, data) = root.parse("proc/self/status", wanted, |text| {
+        let (mapped, private) = root.parse("proc/self/status", wanted, |text| {
             Some((kib_field(text, "VmSize")?, kib_field(text, "VmData")?))
         })?;
         let rest = |limit: ByteLen, used| ByteLen::new(limit.get().saturating_sub(used));
-        if let Some(limit) = limits.address_space {
-            offer(rest(limit, size), Limit::AddressSpace);
+        if let Some(limit) = address_space {
+            offer(rest(limit, mapped), Limit::AddressSpace);
         }
-        if let Some(limit) = limits.data {
-            offer(rest(limit, data), Limit::Data);
+        if let Some(limit) = data {
+            offer(rest(limit, private), Limit::Data);
         }
     }
     Ok(least)
 }
 
-/// Returns the control groups with a limit on memory that this process is in, innermost first.
-fn cgroups(root: &SystemRoot) -> Result<Vec<CgroupMemory>, SysError> {
-    let memberships = match root.read("proc/self/cgroup") {
+/// Returns the control groups with a limit on memory that this process is in, innermost first: the directory
+/// of each, and what it may still take.
+fn cgroups(root: &SystemRoot) -> Result<Vec<(PathBuf, ByteLen)>, SysError> {
+    let Some(memberships) = if_there(root.read("proc/self/cgroup"))? else {
         // A kernel without control groups.
-        Err(error) if error.is_absent() => return Ok(Vec::new()),
-        answer => answer?,
+        return Ok(Vec::new());
     };
     let mounts = root.read("proc/self/mountinfo")?;
     let mut groups = Vec::new();
@@ -295,18 +259,18 @@ fn parse_stat(text: &str, name: &str) -> Option<u64> {
     })
 }
 
+/// Returns the directory of a group, and what the group may still take: `limit - (usage - inactive_file)`, and
+/// at least nothing and at most the limit, because the numbers are not read at one moment. File pages that
+/// were not used lately count as usage, and the kernel takes them back before it refuses anything; container
+/// tools leave them out for the same reason.
 fn read_group(
     root: &SystemRoot,
     directory: &Path,
     files: &Files,
-) -> Result<Option<CgroupMemory>, SysError> {
+) -> Result<Option<(PathBuf, ByteLen)>, SysError> {
     let limit = root.parse(directory.join(files.limit), "max or a number", parse_limit);
-    let limit = match limit {
-        // The root of a hierarchy has no limit, and so has a group without the controller.
-        Err(error) if error.is_absent() => return Ok(None),
-        answer => answer?,
-    };
-    let Some(limit) = limit else {
+    // The root of a hierarchy has no limit, and so has a group without the controller.
+    let Some(limit) = if_there(limit)?.flatten() else {
         return Ok(None);
     };
     let usage = root.number(directory.join(files.usage))?;
@@ -315,7 +279,8 @@ fn read_group(
         // Without it, all usage counts: the answer is too small rather than too large.
         Err(_) => 0,
     };
-    Ok(Some(CgroupMemory { path: root.path(directory), limit, usage, inactive_file }))
+    let left = limit.saturating_sub(usage.saturating_sub(inactive_file));
+    Ok(Some((root.path(directory), ByteLen::new(left))))
 }
 
 #[cfg(test)]
@@ -329,15 +294,15 @@ mod tests {
     const MOUNT_2: &str = "41 31 0:38 / /sys/fs/cgroup rw,relatime shared:4 - cgroup2 cgroup2 rw\n";
 
     #[track_caller]
-    fn assert_available(tree: &MadeUp, limits: ProcessLimits, bytes: ByteLen, limited_by: Limit) {
+    fn assert_available(tree: &MadeUp, bytes: ByteLen, limited_by: Limit) {
         let expected = Available { bytes, limited_by };
-        assert_eq!(available_under(&tree.root(), limits).unwrap(), expected);
+        assert_eq!(available_under(&tree.root(), None, None).unwrap(), expected);
     }
 
     #[test]
     fn a_process_without_limits_has_what_the_host_has() {
         let tree = MadeUp::new(&[MEMINFO]);
-        assert_available(&tree, ProcessLimits::default(), ByteLen::gib(4), Limit::System);
+        assert_available(&tree, ByteLen::gib(4), Limit::System);
     }
 
     #[test]
@@ -354,7 +319,7 @@ mod tests {
             ("sys/fs/cgroup/a/b/memory.current", "0\n"),
         ]);
         let path = tree.root().path("sys/fs/cgroup/a");
-        assert_available(&tree, ProcessLimits::default(), ByteLen::gib(1), Limit::Cgroup { path });
+        assert_available(&tree, ByteLen::gib(1), Limit::Cgroup { path });
     }
 
     #[test]
@@ -405,7 +370,7 @@ mod tests {
             ] {
                 let path = tree.root().path(path);
                 assert_eq!(
-                    available_under(&tree.root(), ProcessLimits::default()).unwrap(),
+                    available_under(&tree.root(), None, None).unwrap(),
                     Available { bytes: ByteLen::new(left), limited_by: Limit::Cgroup { path } },
                     "{usage} used, {stat:?}"
                 );
@@ -425,7 +390,7 @@ mod tests {
             ("sys/fs/cgroup/memory/g/memory.usage_in_bytes", "2097152\n"),
         ]);
         let path = tree.root().path("sys/fs/cgroup/memory/g");
-        assert_available(&tree, ProcessLimits::default(), ByteLen::ZERO, Limit::Cgroup { path });
+        assert_available(&tree, ByteLen::ZERO, Limit::Cgroup { path });
         assert_eq!(cgroups(&tree.root()).unwrap().len(), 1);
     }
 
@@ -433,10 +398,14 @@ mod tests {
     fn limits_of_the_process_count_what_it_has_already() {
         let tree =
             MadeUp::new(&[MEMINFO, ("proc/self/status", "VmSize: 1024 kB\nVmData: 512 kB\n")]);
-        let limits = ProcessLimits { address_space: Some(ByteLen::mib(3)), data: None };
-        assert_available(&tree, limits, ByteLen::mib(2), Limit::AddressSpace);
-        let limits = ProcessLimits { data: Some(ByteLen::mib(1)), ..limits };
-        assert_available(&tree, limits, ByteLen::kib(512), Limit::Data);
+        let address_space = Some(ByteLen::mib(3));
+        for (data, bytes, limited_by) in [
+            (None, ByteLen::mib(2), Limit::AddressSpace),
+            (Some(ByteLen::mib(1)), ByteLen::kib(512), Limit::Data),
+        ] {
+            let available = available_under(&tree.root(), address_space, data).unwrap();
+            assert_eq!(available, Available { bytes, limited_by });
+        }
     }
 
     #[test]

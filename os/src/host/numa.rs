@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
 use uzone_pages::ByteLen;
 
-use crate::host::root::{SysError, SystemRoot, kib_field};
+use crate::host::root::{SysError, SystemRoot, if_there, kib_field};
 
 const NODES: &str = "sys/devices/system/node";
 
@@ -61,10 +61,8 @@ fn parse_list(text: &str) -> Option<Vec<u32>> {
 /// # Errors
 /// [`SysError`] names the file that could not be read or understood.
 pub(crate) fn node_numbers(root: &SystemRoot) -> Result<Vec<u32>, SysError> {
-    match root.parse(format!("{NODES}/online"), "a list of nodes", parse_list) {
-        Err(error) if error.is_absent() => Ok(Vec::new()),
-        answer => answer,
-    }
+    let online = root.parse(format!("{NODES}/online"), "a list of nodes", parse_list);
+    Ok(if_there(online)?.unwrap_or_default())
 }
 
 /// Returns the nodes that are online; none on a kernel without nodes.

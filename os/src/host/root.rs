@@ -81,6 +81,14 @@ impl SysError {
     }
 }
 
+/// Returns what was read, or `None` where the file is not there.
+pub(crate) fn if_there<T>(answer: Result<T, SysError>) -> Result<Option<T>, SysError> {
+    match answer {
+        Err(error) if error.is_absent() => Ok(None),
+        answer => answer.map(Some),
+    }
+}
+
 impl SystemRoot {
     /// Returns the root of this host.
     #[must_use]
