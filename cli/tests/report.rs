@@ -149,8 +149,9 @@ fn a_real_trace_keeps_to_its_schema_and_is_shown() {
     {
         std::thread::yield_now();
     }
-    let faults = memory.take_trace();
-    let trace = Trace::new(Machine::default(), PageSize::KIB_4, len, &faults, &memory.latencies());
+    let (faults, lost) = memory.take_trace();
+    let trace =
+        Trace::new(Machine::default(), PageSize::KIB_4, len, &faults, lost, &memory.latencies());
     assert!(!trace.records.is_empty());
     let mut written = Vec::new();
     trace.write_to(&mut written).expect("memory takes it");

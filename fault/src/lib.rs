@@ -89,4 +89,4 @@ pub use memory::remote_region::RemoteRegion;
 pub use options::{Answer, EngineOptions, HugePages, LazyOptions, Refusal, WriteTracking};
 pub use stats::FaultStats;
 pub use track::capture::KeptPages;
-pub use track::record::{FaultOutcome, FaultRecord, FaultTrace, Latency};
+pub use track::record::{FaultOutcome, FaultRecord, Latency};

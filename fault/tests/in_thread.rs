@@ -343,10 +343,9 @@ fn faults_that_threads_answer_are_recorded() {
     memory.write_at(9 * page(), &[byte(9 * page())]).unwrap();
     source.set_len(10 * page()).unwrap();
     memory.read_at(20 * page(), &mut [0]).unwrap_err();
-    let trace = memory.take_trace();
-    assert_eq!(trace.lost, 0);
-    let seen: Vec<_> = trace
-        .records
+    let (records, lost) = memory.take_trace();
+    assert_eq!(lost, 0);
+    let seen: Vec<_> = records
         .iter()
         .map(|fault| (fault.offset / page(), fault.class, fault.is_write, fault.outcome))
         .collect();
@@ -357,7 +356,7 @@ fn faults_that_threads_answer_are_recorded() {
     assert_eq!(seen[2], (9, FaultKind::Missing, false, ready));
     assert_eq!(seen[3], (9, FaultKind::WriteProtect, true, ready));
     assert_eq!((seen[4].0, seen[4].3), (20, failed));
-    assert!(trace.records.is_sorted_by_key(|fault| fault.at));
+    assert!(records.is_sorted_by_key(|fault| fault.at));
     assert_eq!(memory.dirty(0..len()).unwrap().len(), 2);
     let stats = memory.stats();
     assert_eq!((stats.faults, stats.write_protect), (5, 2), "{stats:?}");
@@ -365,9 +364,9 @@ fn faults_that_threads_answer_are_recorded() {
     // The last ones are kept.
     source.set_len(len()).unwrap();
     (100..150).for_each(|at| memory.read_at(at * page(), &mut [0]).unwrap());
-    let trace = memory.take_trace();
-    assert_eq!((trace.records.len(), trace.lost), (16, 34));
-    assert_eq!(trace.records[15].offset, 149 * page());
+    let (records, lost) = memory.take_trace();
+    assert_eq!((records.len(), lost), (16, 34));
+    assert_eq!(records[15].offset, 149 * page());
 }
 
 /// Bytes of an alternate stack, and what they are before it is used.

@@ -264,9 +264,8 @@ fn a_trace_has_every_fault_with_its_page_and_outcome() {
     wait_for("all are noted", || {
         memory.stats().faults == 5 && memory.latencies().iter().map(|it| it.count).sum::<u64>() == 5
     });
-    let trace = memory.take_trace();
-    assert_eq!(trace.lost, 0);
-    let records = trace.records;
+    let (records, lost) = memory.take_trace();
+    assert_eq!(lost, 0);
     let mut seen: Vec<_> = records.iter().map(|it| (it.offset / page(), it.is_write)).collect();
     seen.sort_unstable();
     assert_eq!(seen, [(1, false), (2, true), (3, false), (6, false), (15, false)]);
@@ -276,7 +275,7 @@ fn a_trace_has_every_fault_with_its_page_and_outcome() {
         assert_eq!((record.class, record.outcome), (FaultKind::Missing, right));
         assert!(record.latency > Duration::ZERO && record.at < Duration::from_secs(60));
     }
-    assert!(memory.take_trace().records.is_empty());
+    assert!(memory.take_trace().0.is_empty());
 }
 
 #[test]

@@ -40,9 +40,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         at = at.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         memory.read_at((at >> 20) % LEN.get(), &mut byte)?;
     }
-    let trace = memory.take_trace();
+    let (records, lost) = memory.take_trace();
     let machine = Machine { cpu: "this machine".into(), ..Machine::default() };
-    let trace = Trace::new(machine, PageSize::KIB_4, LEN, &trace, &memory.latencies());
+    let trace = Trace::new(machine, PageSize::KIB_4, LEN, &records, lost, &memory.latencies());
     let mut text = Vec::new();
     trace.write_to(&mut text)?;
     uzone_report::replace(Path::new(&path), &text)?;

@@ -15,7 +15,7 @@ use std::io::Write;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde::ser::Serializer;
 use serde::{Deserialize, Serialize};
-use uzone_fault::{FaultOutcome, FaultRecord, FaultTrace, Latency};
+use uzone_fault::{FaultOutcome, FaultRecord, Latency};
 use uzone_os::uffd::FaultKind;
 use uzone_pages::{ByteLen, PageSize};
 
@@ -266,7 +266,8 @@ impl Trace {
         machine: Machine,
         page: PageSize,
         len: ByteLen,
-        trace: &FaultTrace,
+        records: &[FaultRecord],
+        lost: u64,
         latencies: &[Latency],
     ) -> Self {
         Self {
@@ -274,8 +275,8 @@ impl Trace {
             machine,
             page_size_bytes: page.bytes(),
             len_bytes: len.get(),
-            lost: trace.lost,
-            records: trace.records.iter().map(Record::from).collect(),
+            lost,
+            records: records.iter().map(Record::from).collect(),
             latencies: latencies.iter().map(Summary::from).collect(),
         }
     }

@@ -230,7 +230,7 @@ impl Worker {
             return;
         }
         for session in self.sessions.values() {
-            recording.add(&session.memory.take_trace());
+            recording.add(&session.memory.take_trace().0);
         }
         if let Err(cause) = recording.write() {
             tracing::warn!(%cause, "the pages that machines touch cannot be recorded");

@@ -46,8 +46,8 @@ pub mod lazy {
     pub use uzone_fault::{
         AdoptedMemory, Answer, Backing, BackingError, Budget, Collapsed, CompositeBacking,
         CompositeBuilder, Engine, EngineOptions, Failure, FaultOutcome, FaultRecord, FaultStats,
-        FaultTrace, FileBacking, Filled, FunctionBacking, HugePages, Latency, LazyError,
-        LazyMapping, LazyOptions, MapError, MemoryBacking, ReaderPlacement, Refusal, RemoteRegion,
+        FileBacking, Filled, FunctionBacking, HugePages, Latency, LazyError, LazyMapping,
+        LazyOptions, MapError, MemoryBacking, ReaderPlacement, Refusal, RemoteRegion,
         SharedBacking, Uncollapsed, Window, WriteTracking, ZeroBacking,
     };
     #[doc(inline)]

@@ -80,7 +80,7 @@ pub(super) fn run(
     let touched = touch(&memory, plan, out)?;
     let answering = memory.answering();
     wait_for_records(answering);
-    let (stats, latencies, records) =
+    let (stats, latencies, (records, lost)) =
         (answering.stats(), answering.latencies(), answering.take_trace());
     let what = format!(
         "every page, in order, the last ones here and there; the reader waited {} times",
@@ -93,7 +93,7 @@ pub(super) fn run(
     steps.took("check", checked.elapsed_ns, what);
     drop(memory);
 
-    let trace = Trace::new(machine::here(), page, plan.size, &records, &latencies);
+    let trace = Trace::new(machine::here(), page, plan.size, &records, lost, &latencies);
     let touch = TouchFacts {
         pages,
         faults: stats.faults,

@@ -165,7 +165,7 @@ mod tests {
         let stats = memory.stats();
         assert_eq!((stats.pending, stats.poisoned), (0, 1), "{stats:?}");
         memory.pin(SLOW * page()..(SLOW + 1) * page()).unwrap_err();
-        assert!(memory.take_trace().records.iter().any(|it| it.offset == SLOW * page()));
+        assert!(memory.take_trace().0.iter().any(|it| it.offset == SLOW * page()));
         assert_eq!(stats.queued, PAGES - 9, "{stats:?}");
         device.open();
     }

@@ -20,9 +20,10 @@ macro_rules! observe {
             }
 
             /// Takes the faults that were recorded since the last call: the last
-            /// [`LazyOptions::trace`](crate::LazyOptions::trace) of them.
+            /// [`LazyOptions::trace`](crate::LazyOptions::trace) of them, in the order in which they were
+            /// answered, and how many were forgotten before them.
             #[must_use]
-            pub fn take_trace(&self) -> $crate::FaultTrace {
+            pub fn take_trace(&self) -> (Vec<$crate::FaultRecord>, u64) {
                 self.cores()[0].all_recorded().take_trace()
             }
 

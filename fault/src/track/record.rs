@@ -106,16 +106,6 @@ pub(crate) struct Recorder {
     records: Mutex<Records>,
 }
 
-/// A trace of the faults of a mapping.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct FaultTrace {
-    /// The last faults, in the order in which they were answered.
-    pub records: Vec<FaultRecord>,
-    /// How many were forgotten before them.
-    pub lost: u64,
-}
-
 fn histogram() -> Histogram<u32> {
     let bounds = (nanoseconds(SHORTEST), nanoseconds(LONGEST));
     match Histogram::new_with_bounds(bounds.0, bounds.1, 2) {
@@ -197,12 +187,12 @@ impl Recorder {
         lock(&self.records).last_failure.clone()
     }
 
-    /// Takes the trace out.
-    pub(crate) fn take_trace(&self) -> FaultTrace {
+    /// Takes the trace out, and returns how many faults were forgotten before it.
+    pub(crate) fn take_trace(&self) -> (Vec<FaultRecord>, u64) {
         let mut records = lock(&self.records);
         let keeps = records.keeps;
         let trace = std::mem::replace(&mut records.trace, VecDeque::with_capacity(keeps));
-        FaultTrace { records: trace.into(), lost: std::mem::take(&mut records.lost) }
+        (trace.into(), std::mem::take(&mut records.lost))
     }
 }
 
@@ -304,7 +294,7 @@ mod tests {
         // Longer than there is a number for.
         assert_eq!(failed.count, 1);
         assert!(failed.max >= LONGEST.mul_f64(0.98));
-        assert_eq!(recorder.take_trace(), FaultTrace::default());
+        assert_eq!(recorder.take_trace(), (Vec::new(), 0));
     }
 
     #[test]
@@ -312,10 +302,9 @@ mod tests {
         let recorder = Recorder::new(3);
         let faults: Vec<_> = (0..5).map(|at| fault(at, FaultOutcome::Ready, 1)).collect();
         recorder.note(&faults);
-        let trace = recorder.take_trace();
-        assert_eq!((trace.lost, &trace.records[..]), (2, &faults[2..]));
-        assert_eq!(recorder.take_trace(), FaultTrace::default(), "it was taken");
+        assert_eq!(recorder.take_trace(), (faults[2..].to_vec(), 2));
+        assert_eq!(recorder.take_trace(), (Vec::new(), 0), "it was taken");
         recorder.note(&faults[..1]);
-        assert_eq!(recorder.take_trace().records, faults[..1]);
+        assert_eq!(recorder.take_trace().0, faults[..1]);
     }
 }

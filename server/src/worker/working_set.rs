@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use uzone_fault::FaultTrace;
+use uzone_fault::FaultRecord;
 use uzone_os::file_system::NewFile;
 use uzone_os::uffd::FaultKind;
 use uzone_snapshot::Root;
@@ -69,8 +69,8 @@ impl Recording {
     }
 
     /// Adds the pages of faults that are new.
-    pub(crate) fn add(&mut self, trace: &FaultTrace) {
-        for record in &trace.records {
+    pub(crate) fn add(&mut self, faults: &[FaultRecord]) {
+        for record in faults {
             if record.class != FaultKind::WriteProtect {
                 self.push(record.offset / self.page_bytes);
             }

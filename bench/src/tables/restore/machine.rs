@@ -218,8 +218,8 @@ impl<'a> Restore<'a> {
     fn check_record(&self, answering: &AdoptedMemory) -> Result {
         let (mut pages, begun) = (BTreeSet::new(), Instant::now());
         while pages.len() < self.pages.len() {
-            let trace = answering.take_trace();
-            pages.extend(trace.records.iter().map(|record| record.offset / PAGE as u64));
+            let (records, _) = answering.take_trace();
+            pages.extend(records.iter().map(|record| record.offset / PAGE as u64));
             if begun.elapsed() > PATIENCE {
                 let (seen, all) = (pages.len(), self.pages.len());
                 let text = format!("{seen} of {all} pages are recorded");
