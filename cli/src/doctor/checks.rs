@@ -4,13 +4,14 @@
 //! where there is one, else what has to change.
 
 use std::error::Error;
+use std::io;
 
 use serde::Serialize;
 use uzone_bench::sentence;
 use uzone_os::dax::DaxDevice;
 use uzone_os::hugepages::{self, Pool};
 use uzone_os::memory::{Available, Limit};
-use uzone_os::probe::UffdAccess;
+use uzone_os::probe::uffd_is_absent;
 use uzone_os::uffd::Features;
 use uzone_pages::{ByteLen, PageSize};
 use uzone_stream::{Basis, STORE_POLICY};
@@ -477,14 +478,11 @@ fn scan(facts: &Facts) -> Check {
 }
 
 /// Returns an access on one line, with what the kernel answered.
-fn access_line(access: &UffdAccess) -> String {
+fn access_line(access: &io::Result<bool>) -> String {
     match access {
-        UffdAccess::Full => "full".to_owned(),
-        UffdAccess::UserModeOnly => "faults of user code only".to_owned(),
-        UffdAccess::Denied { cause }
-        | UffdAccess::Absent { cause }
-        | UffdAccess::Failed { cause } => cause.to_string(),
-        _ => "unknown".to_owned(),
+        Ok(true) => "full".to_owned(),
+        Ok(false) => "faults of user code only".to_owned(),
+        Err(cause) => cause.to_string(),
     }
 }
 
@@ -498,26 +496,24 @@ fn uffd(facts: &Facts) -> Check {
         Err(error) => format!("not known: {}", sentence(error)),
     };
     let check = match (&facts.uffd_syscall, &facts.uffd_device) {
-        (UffdAccess::Full, _) if matches!(facts.uffd_unprivileged, Ok(false)) => {
+        (Ok(true), _) if matches!(facts.uffd_unprivileged, Ok(false)) => {
             Check::ok("full access, as root (vm.unprivileged_userfaultfd=0)")
         }
-        (UffdAccess::Full, _) => Check::ok("full access"),
-        (_, UffdAccess::Full) => Check::ok("full access by /dev/userfaultfd"),
-        (UffdAccess::UserModeOnly, _) => Check::warn(
+        (Ok(true), _) => Check::ok("full access"),
+        (_, Ok(true)) => Check::ok("full access by /dev/userfaultfd"),
+        (Ok(false), _) => Check::warn(
             "user mode only: a system call that touches memory not yet there fails",
             GRANT,
         ),
-        (UffdAccess::Denied { cause }, _) => Check::warn(
+        (Err(cause), _) => Check::warn(
             format!("none: {cause}; memory cannot be filled on first touch"),
-            format!("{GRANT}\n{FILTER}"),
-        ),
-        (UffdAccess::Absent { cause }, _) => Check::warn(
-            format!("none: {cause}; memory cannot be filled on first touch"),
-            format!("a kernel built with CONFIG_USERFAULTFD\n{FILTER}"),
-        ),
-        (other, _) => Check::warn(
-            format!("none: {}; memory cannot be filled on first touch", access_line(other)),
-            "look at `dmesg` and at the limit of open files (`ulimit -n`)",
+            match cause.kind() {
+                io::ErrorKind::PermissionDenied => format!("{GRANT}\n{FILTER}"),
+                _ if uffd_is_absent(cause) => {
+                    format!("a kernel built with CONFIG_USERFAULTFD\n{FILTER}")
+                }
+                _ => "look at `dmesg` and at the limit of open files (`ulimit -n`)".to_owned(),
+            },
         ),
     };
     check.with_details(vec![

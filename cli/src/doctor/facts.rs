@@ -5,6 +5,7 @@
 //! 100 ms), and a thousand page faults (about as long).
 
 use std::env::consts;
+use std::io;
 use std::time::{Duration, Instant};
 
 use rustix::thread::{CapabilitySet, capabilities};
@@ -13,7 +14,7 @@ use uzone_os::dax::{self, DaxDevice};
 use uzone_os::hugepages::{self, Pool, Thp};
 use uzone_os::memory::{self, Available};
 use uzone_os::numa::{self, Node};
-use uzone_os::probe::{self, UffdAccess};
+use uzone_os::probe;
 use uzone_os::uffd::{Features, UffdError};
 use uzone_os::{Anonymous, Exclusive, MapError, SysError, SystemRoot};
 use uzone_pages::{ByteLen, PageSize};
@@ -42,8 +43,8 @@ pub(super) struct Facts {
     pub(super) thp: Result<Option<Thp>, SysError>,
     pub(super) pools: Result<Vec<Pool>, SysError>,
     pub(super) node_pools: Result<Vec<(u32, Pool)>, SysError>,
-    pub(super) uffd_syscall: UffdAccess,
-    pub(super) uffd_device: UffdAccess,
+    pub(super) uffd_syscall: io::Result<bool>,
+    pub(super) uffd_device: io::Result<bool>,
     pub(super) uffd_unprivileged: Result<bool, SysError>,
     pub(super) uffd_features: Result<(Features, Vec<&'static str>), UffdError>,
     /// Where faults are answered best; measured only where they can be answered at all.

@@ -3,10 +3,12 @@
 //! Integers are raw, with the unit as the last word of the key. `null` is a fact that could not be
 //! had, or (for a limit) none; the check of the same name states which.
 
+use std::io;
+
 use serde_json::{Value, json};
 use uzone_os::hugepages::Pool;
 use uzone_os::memory::Limit;
-use uzone_os::probe::UffdAccess;
+use uzone_os::probe::uffd_is_absent;
 use uzone_pages::ByteLen;
 use uzone_report::nanoseconds;
 use uzone_stream::Basis;
@@ -152,13 +154,13 @@ fn stores(stores: &Stores) -> Value {
     })
 }
 
-fn access(access: &UffdAccess) -> &'static str {
+fn access(access: &io::Result<bool>) -> &'static str {
     match access {
-        UffdAccess::Full => "full",
-        UffdAccess::UserModeOnly => "user_mode_only",
-        UffdAccess::Denied { .. } => "denied",
-        UffdAccess::Absent { .. } => "absent",
-        _ => "failed",
+        Ok(true) => "full",
+        Ok(false) => "user_mode_only",
+        Err(cause) if cause.kind() == io::ErrorKind::PermissionDenied => "denied",
+        Err(cause) if uffd_is_absent(cause) => "absent",
+        Err(_) => "failed",
     }
 }
 

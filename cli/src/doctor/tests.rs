@@ -2,11 +2,11 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rustix::io::Errno;
 use uzone_os::dax::DaxDevice;
 use uzone_os::hugepages::{Pool, Thp};
 use uzone_os::memory::{Available, Limit};
 use uzone_os::numa::Node;
-use uzone_os::probe::UffdAccess;
 use uzone_os::uffd::{Features, UffdError};
 use uzone_os::{MapError, SysError};
 use uzone_pages::{ByteLen, PageSize};
@@ -58,8 +58,8 @@ fn everything() -> Facts {
         })),
         pools: Ok(vec![pool(PageSize::MIB_2, 512), pool(PageSize::GIB_1, 4)]),
         node_pools: Ok(vec![(0, pool(PageSize::MIB_2, 512)), (0, pool(PageSize::GIB_1, 4))]),
-        uffd_syscall: UffdAccess::Full,
-        uffd_device: UffdAccess::Full,
+        uffd_syscall: Ok(true),
+        uffd_device: Ok(true),
         uffd_unprivileged: Ok(true),
         uffd_features: Ok((
             Features::from_bits_retain((1 << 17) - 1),
@@ -106,8 +106,8 @@ fn nothing() -> Facts {
         thp: Ok(None),
         pools: Ok(vec![pool(PageSize::MIB_2, 0)]),
         node_pools: Ok(Vec::new()),
-        uffd_syscall: UffdAccess::Denied { cause: denied() },
-        uffd_device: UffdAccess::Absent { cause: io::ErrorKind::NotFound.into() },
+        uffd_syscall: Err(denied()),
+        uffd_device: Err(Errno::NOENT.into()),
         uffd_unprivileged: Err(absent("/proc/sys/vm/unprivileged_userfaultfd")),
         uffd_features: Err(UffdError::NoUserfaultfd(denied())),
         placement: None,
@@ -336,14 +336,14 @@ fn each_pool_of_huge_pages_is_judged_by_itself() {
 #[test]
 fn each_access_to_userfaultfd_is_judged_by_itself() {
     const NAME: &str = "userfaultfd";
-    let device: Change = |facts| facts.uffd_syscall = UffdAccess::UserModeOnly;
+    let device: Change = |facts| facts.uffd_syscall = Ok(false);
     let user_mode: Change = |facts| {
-        facts.uffd_syscall = UffdAccess::UserModeOnly;
-        facts.uffd_device = UffdAccess::Denied { cause: denied() };
+        facts.uffd_syscall = Ok(false);
+        facts.uffd_device = Err(denied());
     };
     let absent: Change = |facts| {
-        facts.uffd_syscall = UffdAccess::Absent { cause: io::ErrorKind::Unsupported.into() };
-        facts.uffd_device = UffdAccess::Absent { cause: io::ErrorKind::NotFound.into() };
+        facts.uffd_syscall = Err(Errno::NOSYS.into());
+        facts.uffd_device = Err(Errno::NOENT.into());
     };
     let root: Change = |facts| facts.uffd_unprivileged = Ok(false);
     let as_root = "full access, as root (vm.unprivileged_userfaultfd=0)";

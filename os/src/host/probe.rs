@@ -66,61 +66,31 @@ pub fn pagemap_scan_is_known() -> Result<bool, SysError> {
     resident::scan_is_known()
 }
 
-/// What userfaultfd(2), or its device, gives this process.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum UffdAccess {
-    /// Faults of user code and of the kernel, as a page server needs.
-    Full,
-    /// Faults of user code alone: a system call that touches missing memory fails.
-    UserModeOnly,
-    /// Nothing, for want of permission.
-    Denied {
-        /// What the kernel answered.
-        cause: io::Error,
-    },
-    /// Nothing: this kernel does not have it, or a filter hides it.
-    Absent {
-        /// What the kernel answered.
-        cause: io::Error,
-    },
-    /// Nothing, for another reason.
-    Failed {
-        /// What the kernel answered.
-        cause: io::Error,
-    },
-}
-
-impl UffdAccess {
-    fn refused(errno: Errno) -> Self {
-        let cause = errno.into();
-        match errno {
-            Errno::PERM | Errno::ACCESS => Self::Denied { cause },
-            errno if open::is_absent(errno) => Self::Absent { cause },
-            _ => Self::Failed { cause },
-        }
-    }
-}
-
-/// Returns what the system call gives this process.
-#[must_use]
-pub fn uffd_syscall() -> UffdAccess {
+/// Returns whether the system call gives this process faults of the kernel too, as a page server needs, or those of
+/// user code alone: then a system call that touches missing memory fails.
+///
+/// # Errors
+/// What the kernel answered, if it gives nothing: a want of permission, what [`uffd_is_absent`] knows, or another
+/// reason.
+pub fn uffd_syscall() -> io::Result<bool> {
     match open::by_syscall() {
-        Ok(_) => UffdAccess::Full,
-        Err(refused) => match UffdAccess::refused(refused) {
-            UffdAccess::Denied { .. } if open::user_mode_only().is_ok() => UffdAccess::UserModeOnly,
-            refused => refused,
-        },
+        Err(Errno::PERM | Errno::ACCESS) if open::user_mode_only().is_ok() => Ok(false),
+        answer => Ok(answer.map(|_| true)?),
     }
 }
 
-/// Returns what the device gives this process: full access, if it may open the device.
+/// Returns whether the device gives this process faults of the kernel too: it does, if the process may open it.
+///
+/// # Errors
+/// As [`uffd_syscall`].
+pub fn uffd_device() -> io::Result<bool> {
+    Ok(open::by_device().map(|_| true)?)
+}
+
+/// Returns whether this answer means that the kernel does not have userfaultfd, or that a filter hides it.
 #[must_use]
-pub fn uffd_device() -> UffdAccess {
-    match open::by_device() {
-        Ok(_) => UffdAccess::Full,
-        Err(refused) => UffdAccess::refused(refused),
-    }
+pub fn uffd_is_absent(answer: &io::Error) -> bool {
+    Errno::from_io_error(answer).is_some_and(open::is_absent)
 }
 
 /// Returns whether a process without privilege gets full access by the system call
@@ -143,14 +113,16 @@ mod tests {
 
     #[test]
     fn every_documented_answer_has_its_meaning() {
-        use UffdAccess::{Absent, Denied, Failed};
+        let (denied, other) = (io::ErrorKind::PermissionDenied, io::Error::from(Errno::MFILE));
         for errno in [Errno::PERM, Errno::ACCESS] {
-            assert!(matches!(UffdAccess::refused(errno), Denied { .. }), "{errno:?}");
+            let answer = io::Error::from(errno);
+            assert!(answer.kind() == denied && !uffd_is_absent(&answer), "{errno:?}");
         }
         for errno in [Errno::NOSYS, Errno::NOENT] {
-            assert!(matches!(UffdAccess::refused(errno), Absent { .. }), "{errno:?}");
+            let answer = io::Error::from(errno);
+            assert!(answer.kind() != denied && uffd_is_absent(&answer), "{errno:?}");
         }
-        assert!(matches!(UffdAccess::refused(Errno::MFILE), Failed { .. }));
+        assert!(other.kind() != denied && !uffd_is_absent(&other));
     }
 
     #[test]
