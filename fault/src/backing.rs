@@ -12,7 +12,7 @@ mod memory;
 mod shared;
 mod zero;
 
-pub use composite::{CompositeBacking, CompositeBuilder};
+pub use composite::CompositeBacking;
 pub use file::FileBacking;
 pub use function::FunctionBacking;
 pub use hooks::Backing;

@@ -74,8 +74,8 @@ mod track;
 mod tests;
 
 pub use backing::{
-    Backing, CompositeBacking, CompositeBuilder, FileBacking, FunctionBacking, MemoryBacking,
-    SharedBacking, ZeroBacking,
+    Backing, CompositeBacking, FileBacking, FunctionBacking, MemoryBacking, SharedBacking,
+    ZeroBacking,
 };
 pub use engine::Engine;
 pub use engine::budget::Budget;

@@ -14,8 +14,8 @@ use common::{
     scattered, scattered_until, skip, usize_of, wait_for, word_in, words,
 };
 use uzone_fault::{
-    CompositeBacking, HugePages, LazyMapping, LazyOptions, MemoryBacking, Uncollapsed,
-    WriteTracking,
+    Backing, CompositeBacking, HugePages, LazyMapping, LazyOptions, MemoryBacking, Uncollapsed,
+    WriteTracking, ZeroBacking,
 };
 use uzone_os::{Sharing, probe};
 use uzone_pages::PageSize;
@@ -71,11 +71,11 @@ fn zeroes_become_memory_and_the_bytes_around_them_stay() {
     if !has_huge_pages(name) {
         return;
     }
-    let whole = CompositeBacking::builder(probe::page_size())
-        .zero(0..100 * page())
-        .part(100 * page()..HUGE, Arc::new(function()), 100 * page())
-        .build()
-        .unwrap();
+    let parts: Vec<(_, Arc<dyn Backing>, _)> = vec![
+        (0..100 * page(), Arc::new(ZeroBacking), 0),
+        (100 * page()..HUGE, Arc::new(function()), 100 * page()),
+    ];
+    let whole = CompositeBacking::of_parts(probe::page_size(), parts).unwrap();
     let Some(memory) = map(name, &engine(), HUGE, whole, &LazyOptions::default()) else { return };
     memory.populate(0..HUGE).unwrap();
     let done = memory.collapse(0..HUGE).unwrap();

@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use common::{
@@ -12,10 +13,13 @@ use common::{
 };
 use uzone_fault::{
     Backing, BackingError, CompositeBacking, FileBacking, FunctionBacking, HugePages, LazyOptions,
-    MapError, MemoryBacking,
+    MapError, MemoryBacking, ZeroBacking,
 };
 use uzone_os::{Mapping, Sharing, probe};
 use uzone_pages::{Advice, ByteLen, FaultAround, PageSize};
+
+/// A part of a backing.
+type Part = (Range<u64>, Arc<dyn Backing>, u64);
 
 /// A file of which the last page is not full, zeroes, a function, a gap, a slow function, and the
 /// same file once more from inside of it; and the bytes of all that.
@@ -24,15 +28,14 @@ fn parts() -> (CompositeBacking, Vec<u8>) {
     let file = file_with(&words(20 * page + 100));
     let taken = || Arc::new(FileBacking::new(file.try_clone().unwrap()).unwrap());
     let slow = common::slow();
-    let whole = CompositeBacking::builder(probe::page_size())
-        .part(0..21 * page, taken(), 0)
-        .zero(21 * page..30 * page)
-        .part(30 * page..61 * page, Arc::new(function()), 1000 * page)
-        .gaps_are_zero()
-        .part(90 * page..95 * page, Arc::new(slow), 0)
-        .part(95 * page..97 * page, taken(), 19 * page)
-        .build()
-        .unwrap();
+    let parts: Vec<Part> = vec![
+        (0..21 * page, taken(), 0),
+        (21 * page..30 * page, Arc::new(ZeroBacking), 0),
+        (30 * page..61 * page, Arc::new(function()), 1000 * page),
+        (90 * page..95 * page, Arc::new(slow), 0),
+        (95 * page..97 * page, taken(), 19 * page),
+    ];
+    let whole = CompositeBacking::with_zero_gaps(probe::page_size(), parts).unwrap();
     let mut bytes = vec![0; usize_of(97 * page)];
     let at = |pages: u64| usize_of(pages * page);
     bytes[..at(20) + 100].copy_from_slice(&words(20 * page + 100));
@@ -74,12 +77,12 @@ fn each_part_has_its_bytes_in_any_order_of_touches() {
 fn a_part_that_fails_is_a_signal_there_and_nowhere_else() {
     let lost =
         FunctionBacking::quick(|_, _: &mut [u8]| Err(BackingError::Other("it is lost".into())));
-    let whole = CompositeBacking::builder(probe::page_size())
-        .part(0..2 * page(), Arc::new(function()), 0)
-        .part(2 * page()..3 * page(), Arc::new(lost), 0)
-        .part(3 * page()..4 * page(), Arc::new(function()), 3 * page())
-        .build()
-        .unwrap();
+    let parts: Vec<Part> = vec![
+        (0..2 * page(), Arc::new(function()), 0),
+        (2 * page()..3 * page(), Arc::new(lost), 0),
+        (3 * page()..4 * page(), Arc::new(function()), 3 * page()),
+    ];
+    let whole = CompositeBacking::of_parts(probe::page_size(), parts).unwrap();
     let name = "a_part_that_fails";
     let Some(memory) = map(name, &engine(), 4 * page(), whole, &LazyOptions::default()) else {
         return;
@@ -95,20 +98,19 @@ fn a_part_that_fails_is_a_signal_there_and_nowhere_else() {
 fn parts_that_cannot_be_mapped_are_refused_with_the_reason() {
     let file = Arc::new(Mapping::memfd("part", ByteLen::new(page()), None).unwrap());
     let memory = MemoryBacking::new(file, Sharing::Private).unwrap();
-    let builder = CompositeBacking::builder(probe::page_size());
-    let error = builder.part(0..page(), Arc::new(memory), 0).build().unwrap_err();
+    let of_parts = |parts: Vec<Part>| CompositeBacking::of_parts(probe::page_size(), parts);
+    let error = of_parts(vec![(0..page(), Arc::new(memory), 0)]).unwrap_err();
     let is_of_part = |error: &MapError, reason: &str| matches!(error, MapError::Part { reason: it } if it.contains(reason));
     assert!(is_of_part(&error, "the part at 0x0 is a memory file"), "{error}");
     let short = FileBacking::new(file_with(&words(100))).unwrap();
-    let builder = CompositeBacking::builder(probe::page_size());
-    let error = builder.part(0..2 * page(), Arc::new(short), 0).build().unwrap_err();
+    let error = of_parts(vec![(0..2 * page(), Arc::new(short), 0)]).unwrap_err();
     assert!(is_of_part(&error, "the part at 0x0 wants its backing up to"), "{error}");
     // Huge pages would be in two parts.
-    let whole = CompositeBacking::builder(probe::page_size())
-        .zero(0..page())
-        .part(page()..2 << 20, Arc::new(function()), page())
-        .build()
-        .unwrap();
+    let parts: Vec<Part> = vec![
+        (0..page(), Arc::new(ZeroBacking), 0),
+        (page()..2 << 20, Arc::new(function()), page()),
+    ];
+    let whole = of_parts(parts).unwrap();
     assert!(!whole.takes_pages_of(PageSize::MIB_2));
     let options = LazyOptions::default().huge(HugePages::Pool(PageSize::MIB_2));
     assert!(matches!(

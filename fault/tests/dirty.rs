@@ -271,15 +271,12 @@ fn a_file_that_is_not_read_through_the_page_cache_is_refused() {
 fn parts_take_what_was_written_to_them() {
     let file = file_with(&words(4 * page()));
     for track in BOTH {
-        let whole = CompositeBacking::builder(probe::page_size())
-            .zero(0..page())
-            .part(
-                page()..3 * page(),
-                Arc::new(FileBacking::writable(file.try_clone().unwrap()).unwrap()),
-                2 * page(),
-            )
-            .build()
-            .unwrap();
+        let file_part = FileBacking::writable(file.try_clone().unwrap()).unwrap();
+        let parts: Vec<(_, Arc<dyn Backing>, _)> = vec![
+            (0..page(), Arc::new(ZeroBacking), 0),
+            (page()..3 * page(), Arc::new(file_part), 2 * page()),
+        ];
+        let whole = CompositeBacking::of_parts(probe::page_size(), parts).unwrap();
         let Some(memory) = map("parts_take", &engine(), 3 * page(), whole, &options(track)) else {
             return;
         };

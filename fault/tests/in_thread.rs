@@ -286,20 +286,15 @@ fn parts_of_files_and_zeroes_are_filled_and_a_file_that_was_cut_is_an_error() {
     let size = PageSize::try_from_bytes(page()).unwrap();
     let pages = |pages: std::ops::Range<u64>| pages.start * page()..pages.end * page();
     // Pages of the file from 100 on, zeroes, and its last pages.
-    let parts = CompositeBacking::builder(size)
-        .part(pages(0..600), whole.clone(), 100 * page())
-        .zero(pages(600..1300))
-        .part(pages(1300..1400), whole, (PAGES - 100) * page())
-        .build()
-        .unwrap();
+    let parts: Vec<(_, Arc<dyn Backing>, _)> = vec![
+        (pages(0..600), whole.clone(), 100 * page()),
+        (pages(600..1300), Arc::new(ZeroBacking), 0),
+        (pages(1300..1400), whole, (PAGES - 100) * page()),
+    ];
     // The same as the part of another one.
-    let nested: Arc<dyn Backing> = Arc::new(parts);
-    let parts = CompositeBacking::builder(size)
-        .part(pages(0..500), nested.clone(), 0)
-        .part(pages(500..1400), nested, 500 * page())
-        .build()
-        .unwrap();
-    let parts: Arc<dyn Backing> = Arc::new(parts);
+    let nested: Arc<dyn Backing> = Arc::new(CompositeBacking::of_parts(size, parts).unwrap());
+    let parts = vec![(pages(0..500), nested.clone(), 0), (pages(500..1400), nested, 500 * page())];
+    let parts: Arc<dyn Backing> = Arc::new(CompositeBacking::of_parts(size, parts).unwrap());
     let right = |at: u64| match at / page() {
         0..600 => byte(at + 100 * page()),
         600..1300 => 0,
@@ -418,12 +413,14 @@ fn the_handler_takes_at_most_2_kib_of_stack_for_each_backing_and_option() {
     let whole = || Arc::new(FileBacking::writable(source.try_clone().unwrap()).unwrap());
     let size = PageSize::try_from_bytes(page()).unwrap();
     let half = len() / 2;
-    let parts = CompositeBacking::builder(size).part(0..half, whole(), 0).zero(half..len());
+    let parts: Vec<(_, Arc<dyn Backing>, _)> =
+        vec![(0..half, whole(), 0), (half..len(), Arc::new(ZeroBacking), 0)];
+    let parts = CompositeBacking::of_parts(size, parts).unwrap();
     let backings: [(&str, Arc<dyn Backing>); 4] = [
         ("a file", whole()),
         ("a memory file", memory_file()),
         ("zeroes", Arc::new(ZeroBacking)),
-        ("parts", Arc::new(parts.build().unwrap())),
+        ("parts", Arc::new(parts)),
     ];
     let budget = Budget::default().bytes_per_second(ByteLen::gib(64));
     let ways = [
@@ -556,9 +553,9 @@ fn what_others_wrote_behind_the_end_of_a_file_is_not_seen() {
     source.set_len(end).unwrap();
     other.write_at(end + 100, &[77; 100]).unwrap();
     let backing: Arc<dyn Backing> = Arc::new(FileBacking::new(source).unwrap());
-    let parts =
-        CompositeBacking::builder(PageSize::KIB_4).part(0..page(), backing.clone(), last.start);
-    let parts: Arc<dyn Backing> = Arc::new(parts.build().unwrap());
+    let parts = vec![(0..page(), backing.clone(), last.start)];
+    let parts = CompositeBacking::of_parts(PageSize::KIB_4, parts).unwrap();
+    let parts: Arc<dyn Backing> = Arc::new(parts);
     for (backing, len, at) in [(backing, len, last.start), (parts, ByteLen::new(page()), 0)] {
         let memory = engine.map(len, backing, &in_thread()).unwrap();
         let seen = bytes_of(&memory, at, page());

@@ -58,11 +58,11 @@ fn all_are_huge(name: &str, memory: &LazyMapping, pages: u64) -> bool {
 fn a_touch_fills_a_huge_page_from_every_backing() {
     let name = "a_touch_fills_a_huge_page";
     let len = 4 * HUGE;
-    let parts = CompositeBacking::builder(PageSize::try_from_bytes(HUGE).unwrap())
-        .part(0..HUGE, Arc::new(function()), 0)
-        .part(HUGE..len, Arc::new(FileBacking::new(file_of(len)).unwrap()), HUGE)
-        .build()
-        .unwrap();
+    let parts: Vec<(_, Arc<dyn Backing>, _)> = vec![
+        (0..HUGE, Arc::new(function()), 0),
+        (HUGE..len, Arc::new(FileBacking::new(file_of(len)).unwrap()), HUGE),
+    ];
+    let parts = CompositeBacking::of_parts(PageSize::try_from_bytes(HUGE).unwrap(), parts).unwrap();
     let slow = common::slow();
     let backings: [(&str, Arc<dyn Backing>); 4] = [
         ("function", Arc::new(function())),

@@ -44,11 +44,11 @@ pub use uzone_zone::{
 pub mod lazy {
     #[doc(inline)]
     pub use uzone_fault::{
-        AdoptedMemory, Answer, Backing, BackingError, Budget, Collapsed, CompositeBacking,
-        CompositeBuilder, Engine, EngineOptions, Failure, FaultOutcome, FaultRecord, FaultStats,
-        FileBacking, Filled, FunctionBacking, HugePages, Latency, LazyError, LazyMapping,
-        LazyOptions, MapError, MemoryBacking, ReaderPlacement, Refusal, RemoteRegion,
-        SharedBacking, Uncollapsed, Window, WriteTracking, ZeroBacking,
+        AdoptedMemory, Answer, Backing, BackingError, Budget, Collapsed, CompositeBacking, Engine,
+        EngineOptions, Failure, FaultOutcome, FaultRecord, FaultStats, FileBacking, Filled,
+        FunctionBacking, HugePages, Latency, LazyError, LazyMapping, LazyOptions, MapError,
+        MemoryBacking, ReaderPlacement, Refusal, RemoteRegion, SharedBacking, Uncollapsed, Window,
+        WriteTracking, ZeroBacking,
     };
     #[doc(inline)]
     pub use uzone_os::Vaddr;

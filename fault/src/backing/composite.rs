@@ -29,72 +29,6 @@ struct Part {
     backing: Arc<dyn Backing>,
 }
 
-/// Parts, before they are checked.
-pub struct CompositeBuilder {
-    page: PageSize,
-    parts: Vec<Part>,
-    gaps_are_zero: bool,
-}
-
-impl CompositeBuilder {
-    /// Adds bytes of another backing, from its byte `offset` on. A file may end inside of the last
-    /// page, of which the rest is zero.
-    #[must_use]
-    pub fn part(mut self, range: Range<u64>, backing: Arc<dyn Backing>, offset: u64) -> Self {
-        self.parts.push(Part { range, offset, backing });
-        self
-    }
-
-    /// Adds zeroes.
-    #[must_use]
-    pub fn zero(self, range: Range<u64>) -> Self {
-        self.part(range, Arc::new(ZeroBacking), 0)
-    }
-
-    /// Makes the gaps between the parts, and before the first, zero.
-    #[must_use]
-    pub fn gaps_are_zero(mut self) -> Self {
-        self.gaps_are_zero = true;
-        self
-    }
-
-    /// Makes one of the parts.
-    ///
-    /// # Errors
-    /// [`MapError`] names the first part that does not fit, by where it starts.
-    pub fn build(self) -> Result<CompositeBacking, MapError> {
-        let Self { page, mut parts, gaps_are_zero } = self;
-        parts.sort_by_key(|part| part.range.start);
-        let mut whole: Vec<Part> = Vec::with_capacity(parts.len());
-        for part in parts {
-            check(&part, page)?;
-            let Range { start, end: _ } = part.range;
-            let before = whole.last().map_or(0..0, |last| last.range.clone());
-            if start < before.end {
-                let Range { start: first, end } = before;
-                return Err(refused(format!(
-                    "the part at {start:#x} starts before the one at {first:#x} ends, at {end:#x}"
-                )));
-            }
-            if start > before.end {
-                let range = before.end..start;
-                if !gaps_are_zero {
-                    return Err(refused(format!(
-                        "no part has the bytes from {:#x} to {start:#x}: add one, or say that gaps are zero",
-                        range.start
-                    )));
-                }
-                whole.push(Part { range, offset: 0, backing: Arc::new(ZeroBacking) });
-            }
-            whole.push(part);
-        }
-        if whole.is_empty() {
-            return Err(refused("a backing of parts needs at least one part".to_owned()));
-        }
-        Ok(CompositeBacking { page, parts: whole })
-    }
-}
-
 fn refused(reason: String) -> MapError {
     MapError::Part { reason }
 }
@@ -135,11 +69,65 @@ pub struct CompositeBacking {
 }
 
 impl CompositeBacking {
-    /// Starts to make one. Parts are whole pages of `page`, or it cannot be mapped in pages of that
-    /// size.
-    #[must_use]
-    pub fn builder(page: PageSize) -> CompositeBuilder {
-        CompositeBuilder { page, parts: Vec::new(), gaps_are_zero: false }
+    /// Makes one of parts, in any order: the bytes of each, the backing that has them, and the byte of that
+    /// backing where they start. Parts are whole pages of `page`, or it cannot be mapped in pages of that
+    /// size. A file may end inside of the last page, of which the rest is zero; a part of zeroes is a
+    /// [`ZeroBacking`].
+    ///
+    /// # Errors
+    /// [`MapError`] names the first part that does not fit, by where it starts.
+    pub fn of_parts(
+        page: PageSize,
+        parts: Vec<(Range<u64>, Arc<dyn Backing>, u64)>,
+    ) -> Result<Self, MapError> {
+        Self::checked(page, parts, |&Range { start, end }| {
+            Err(refused(format!(
+                "no part has the bytes from {start:#x} to {end:#x}: add one, or say that gaps are zero"
+            )))
+        })
+    }
+
+    /// As [`of_parts`](Self::of_parts), and the gaps between the parts, and before the first, are zero.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn with_zero_gaps(
+        page: PageSize,
+        parts: Vec<(Range<u64>, Arc<dyn Backing>, u64)>,
+    ) -> Result<Self, MapError> {
+        Self::checked(page, parts, |_| Ok(()))
+    }
+
+    /// Makes one whose gaps are zero, each of which `take_gap` may refuse.
+    fn checked(
+        page: PageSize,
+        mut parts: Vec<(Range<u64>, Arc<dyn Backing>, u64)>,
+        take_gap: impl Fn(&Range<u64>) -> Result<(), MapError>,
+    ) -> Result<Self, MapError> {
+        parts.sort_by_key(|(range, ..)| range.start);
+        let mut whole: Vec<Part> = Vec::with_capacity(parts.len());
+        for (range, backing, offset) in parts {
+            let part = Part { range, offset, backing };
+            check(&part, page)?;
+            let start = part.range.start;
+            let before = whole.last().map_or(0..0, |last| last.range.clone());
+            if start < before.end {
+                let Range { start: first, end } = before;
+                return Err(refused(format!(
+                    "the part at {start:#x} starts before the one at {first:#x} ends, at {end:#x}"
+                )));
+            }
+            if start > before.end {
+                let range = before.end..start;
+                take_gap(&range)?;
+                whole.push(Part { range, offset: 0, backing: Arc::new(ZeroBacking) });
+            }
+            whole.push(part);
+        }
+        if whole.is_empty() {
+            return Err(refused("a backing of parts needs at least one part".to_owned()));
+        }
+        Ok(Self { page, parts: whole })
     }
 
     /// Returns the parts that have bytes of `range`, each with those bytes and where they are in the
@@ -222,16 +210,6 @@ impl Backing for CompositeBacking {
     fn largest_window(&self) -> FaultAround {
         let windows = self.parts.iter().map(|part| part.backing.largest_window());
         windows.min().unwrap_or(FaultAround::MAX)
-    }
-}
-
-impl fmt::Debug for CompositeBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CompositeBuilder")
-            .field("page", &self.page)
-            .field("parts", &self.parts.len())
-            .field("gaps_are_zero", &self.gaps_are_zero)
-            .finish()
     }
 }
 

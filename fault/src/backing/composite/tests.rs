@@ -22,40 +22,47 @@ fn function() -> Arc<dyn Backing> {
     Arc::new(FunctionBacking::quick(|_, _: &mut [u8]| Ok(())))
 }
 
-fn builder() -> CompositeBuilder {
-    CompositeBacking::builder(PageSize::KIB_4)
+/// A part, as it is given to a backing of parts.
+type Given = (Range<u64>, Arc<dyn Backing>, u64);
+
+fn of_parts(parts: Vec<Given>) -> Result<CompositeBacking, MapError> {
+    CompositeBacking::of_parts(PageSize::KIB_4, parts)
+}
+
+fn zero(range: Range<u64>) -> Given {
+    (range, Arc::new(ZeroBacking), 0)
 }
 
 #[test]
 fn parts_that_are_no_whole_are_refused_by_where_they_start() {
     let backwards = Range { start: 2 * PAGE, end: PAGE };
-    let cut = |range: Range<u64>, offset| builder().part(range, function(), offset);
+    let cut = |range: Range<u64>, offset| vec![(range, function(), offset)];
     // Also of a backing without a length, no byte is behind the last.
-    let behind = builder().part(0..2 * PAGE, Arc::new(ZeroBacking), u64::MAX - PAGE + 1);
-    for (builder, reason) in [
-        (builder(), "needs at least one part"),
-        (builder().zero(backwards), "from 0x2000 to 0x1000, which starts at 0x0 of its backing"),
+    let behind: Given = (0..2 * PAGE, Arc::new(ZeroBacking), u64::MAX - PAGE + 1);
+    for (parts, reason) in [
+        (vec![], "needs at least one part"),
+        (vec![zero(backwards)], "from 0x2000 to 0x1000, which starts at 0x0 of its backing"),
         (cut(0..PAGE + 1, 0), "from 0x0 to 0x1001, which starts at 0x0 of its backing"),
         (cut(1..PAGE, 0), "all three have to be multiples of 4096"),
         (cut(0..PAGE, 512), "which starts at 0x200 of its backing, is not one page or more"),
         (
-            builder().zero(0..2 * PAGE).zero(PAGE..3 * PAGE),
+            vec![zero(0..2 * PAGE), zero(PAGE..3 * PAGE)],
             "the part at 0x1000 starts before the one at 0x0 ends, at 0x2000",
         ),
         (
-            builder().zero(0..PAGE).zero(2 * PAGE..3 * PAGE),
+            vec![zero(0..PAGE), zero(2 * PAGE..3 * PAGE)],
             "no part has the bytes from 0x1000 to 0x2000",
         ),
-        (builder().zero(PAGE..2 * PAGE), "no part has the bytes from 0x0 to 0x1000"),
-        (behind, "the part at 0x0 wants its backing up to 0xffffffffffffffff"),
+        (vec![zero(PAGE..2 * PAGE)], "no part has the bytes from 0x0 to 0x1000"),
+        (vec![behind], "the part at 0x0 wants its backing up to 0xffffffffffffffff"),
     ] {
-        let error = builder.build().unwrap_err();
+        let error = of_parts(parts).unwrap_err();
         assert!(matches!(&error, MapError::Part { reason: it } if it.contains(reason)), "{error}");
         assert_eq!(error.kind(), uzone_pages::ErrorKind::InvalidInput);
     }
     let end = u64::MAX - PAGE + 1;
-    let last = builder().gaps_are_zero().part(end - PAGE..end, function(), end - PAGE);
-    let last = last.build().unwrap();
+    let last = vec![(end - PAGE..end, function(), end - PAGE)];
+    let last = CompositeBacking::with_zero_gaps(PageSize::KIB_4, last).unwrap();
     assert_eq!(last.byte_len(), Some(ByteLen::new(end)));
     assert!(format!("{last:?}").contains("CompositeBacking"));
     assert!(last.takes_pages_of(PageSize::KIB_4));
@@ -151,7 +158,7 @@ proptest! {
         touches in prop::collection::vec((any::<u64>(), 1_u64..40, any::<bool>()), 1..30),
         window in prop::sample::select(vec![1_u64, 2, 16, 128]),
     ) {
-        let (mut builder, mut expected) = (builder().gaps_are_zero(), Vec::new());
+        let (mut given, mut expected) = (Vec::new(), Vec::new());
         for &(pages, kind, from) in &parts {
             let start = expected.len() as u64;
             let range = start * PAGE..(start + pages) * PAGE;
@@ -160,13 +167,14 @@ proptest! {
                 Kind::Quick(seed) | Kind::Slow(seed) => word(seed, page * PAGE),
             }));
             if !matches!(kind, Kind::Gap) {
-                builder = builder.part(range, source(kind), from * PAGE);
+                given.push((range, source(kind), from * PAGE));
             }
         }
         // A gap is before a part.
         let start = expected.len() as u64;
         expected.push(0);
-        let whole = builder.zero(start * PAGE..(start + 1) * PAGE).build().unwrap();
+        given.push(zero(start * PAGE..(start + 1) * PAGE));
+        let whole = CompositeBacking::with_zero_gaps(PageSize::KIB_4, given).unwrap();
         let pages = expected.len() as u64;
         prop_assert_eq!(whole.byte_len(), Some(ByteLen::new(pages * PAGE)));
         let kernel = Arc::new(Keeper::default());
@@ -219,12 +227,12 @@ fn a_part_reaches_no_page_of_its_neighbours_also_when_it_panics() {
         }
     }
 
-    let whole = builder()
-        .zero(0..PAGE)
-        .part(PAGE..3 * PAGE, Arc::new(Greedy), 50 * PAGE)
-        .zero(3 * PAGE..4 * PAGE)
-        .build()
-        .unwrap();
+    let parts = vec![
+        zero(0..PAGE),
+        (PAGE..3 * PAGE, Arc::new(Greedy), 50 * PAGE),
+        zero(3 * PAGE..4 * PAGE),
+    ];
+    let whole = of_parts(parts).unwrap();
     let kernel = Arc::new(Keeper::default());
     let core = core(&kernel, whole, 4, 512);
     let mut state = ReaderState::new(4096);
@@ -251,12 +259,12 @@ impl Backing for Asked {
 #[test]
 fn parts_get_what_to_read_ahead_in_their_own_offsets() {
     let (first, second) = (Arc::new(Asked::default()), Arc::new(Asked::default()));
-    let whole = builder()
-        .part(0..4 * PAGE, first.clone(), 100 * PAGE)
-        .zero(4 * PAGE..5 * PAGE)
-        .part(5 * PAGE..9 * PAGE, second.clone(), 0)
-        .build()
-        .unwrap();
+    let parts: Vec<Given> = vec![
+        (0..4 * PAGE, first.clone(), 100 * PAGE),
+        zero(4 * PAGE..5 * PAGE),
+        (5 * PAGE..9 * PAGE, second.clone(), 0),
+    ];
+    let whole = of_parts(parts).unwrap();
     whole.read_ahead(3 * PAGE..7 * PAGE);
     let asked = first.0.lock().unwrap().clone();
     assert!(matches!(&asked[..], [one] if *one == (103 * PAGE..104 * PAGE)), "{asked:?}");
