@@ -118,7 +118,7 @@ fn another_process_gets_its_bytes_and_its_zeroes_and_a_second_server() {
     let engine = Engine::new(NonZeroUsize::MIN).unwrap();
     let options = LazyOptions::default().advice(Advice::Auto);
     let adopt = |remote: Remote| -> AdoptedMemory {
-        engine.adopt(remote, regions.clone(), backing(), &options).unwrap()
+        engine.adopt(remote, regions.clone(), backing(), &options, None).unwrap()
     };
     let memory = adopt(remote);
     other.go_on();
@@ -171,7 +171,7 @@ fn a_client_that_faults_at_full_speed_beside_one_that_must_stay_fast() {
         let memory = registered(&events(name).unwrap(), anonymous(PAGES));
         let options = LazyOptions::default().advice(advice);
         let regions = vec![region_at(0, &memory)];
-        (engine.adopt(remote(&memory), regions, backing(), &options).unwrap(), memory)
+        (engine.adopt(remote(&memory), regions, backing(), &options, None).unwrap(), memory)
     };
     let ((quiet, quiet_memory), (noisy, noisy_memory)) =
         (adopt(Advice::Random), adopt(Advice::Auto));
@@ -210,7 +210,7 @@ fn regions_that_do_not_fit_are_refused() {
     let remote = || Remote::adopt(uffd.as_fd().try_clone_to_owned().unwrap()).unwrap();
     let adopt = |regions| {
         let options = LazyOptions::default();
-        engine.adopt(remote(), regions, Arc::new(ZeroBacking), &options)
+        engine.adopt(remote(), regions, Arc::new(ZeroBacking), &options, None)
     };
     let (start, page) = (Vaddr::new(1 << 30), PageSize::KIB_4);
     let whole = RemoteRegion { start, len: ByteLen::mib(1), offset: 0, page };
@@ -239,7 +239,8 @@ fn regions_that_do_not_fit_are_refused() {
     assert!(none.is_err());
     // `/dev/null` has no byte.
     let empty = uzone_fault::FileBacking::new(std::fs::File::open("/dev/null").unwrap()).unwrap();
-    let answer = engine.adopt(remote(), vec![whole], Arc::new(empty), &LazyOptions::default());
+    let answer =
+        engine.adopt(remote(), vec![whole], Arc::new(empty), &LazyOptions::default(), None);
     assert!(matches!(answer, Err(MapError::TooShort { .. })));
 }
 
@@ -283,9 +284,8 @@ fn what_was_read_by_a_server_that_died_of_it_is_known_to_the_next() {
         while dead.read(&mut buffer).unwrap() == 0 {
             thread::yield_now();
         }
-        let server = engine
-            .adopt_logged(remote(&memory), regions.clone(), backing(), &options, Some(log))
-            .unwrap();
+        let server =
+            engine.adopt(remote(&memory), regions.clone(), backing(), &options, Some(log)).unwrap();
         waiter.join().unwrap();
         (0..16).for_each(|at| check(&memory, at, 4 * page(), (2..5).contains(&at)));
         thread::scope(|scope| {
@@ -298,13 +298,8 @@ fn what_was_read_by_a_server_that_died_of_it_is_known_to_the_next() {
     assert_eq!(log.marked().collect::<Vec<_>>(), [6, 7, 8, 13]);
     // A log of other memory is refused.
     let other = RemoteRegion { len: ByteLen::new(page()), ..regions[0] };
-    let answer = engine.adopt_logged(
-        remote(&memory),
-        vec![other],
-        Arc::new(ZeroBacking),
-        &options,
-        Some(log),
-    );
+    let answer =
+        engine.adopt(remote(&memory), vec![other], Arc::new(ZeroBacking), &options, Some(log));
     assert!(matches!(answer, Err(MapError::Backing { .. })), "{answer:?}");
 }
 
@@ -316,7 +311,7 @@ fn what_is_prefetched_is_there_when_it_is_touched_and_what_was_given_back_stays_
     let engine = Engine::new(NonZeroUsize::MIN).unwrap();
     let options = LazyOptions::default().advice(Advice::Random);
     let regions = vec![region_at(0, &memory)];
-    let server = engine.adopt(remote(&memory), regions, backing(), &options).unwrap();
+    let server = engine.adopt(remote(&memory), regions, backing(), &options, None).unwrap();
     memory.mapping().discard(8 * page()..16 * page()).unwrap();
     // Every second page in a wild order, some twice, and some that there are not.
     let wanted = (0..PAGES).map(|at| at * 37 % PAGES).filter(|at| at % 2 == 0);
@@ -366,7 +361,7 @@ fn pages_of_two_sizes_behind_one_descriptor_get_their_bytes_their_zeroes_and_the
         assert_eq!(log.marks(), 7 * HUGE / 4096);
         let kept = log.fd().unwrap().try_clone_to_owned().unwrap();
         let remote = remote(&areas[0].0);
-        let server = engine.adopt_logged(remote, regions.clone(), backing(), &options, Some(log));
+        let server = engine.adopt(remote, regions.clone(), backing(), &options, Some(log));
         (server.unwrap(), kept)
     };
     let (server, log) = adopt(None);
@@ -457,7 +452,7 @@ impl OwnBlocks {
         let (start, len) = (whole.start.get() + first, ByteLen::new(len.get() - first));
         let regions = vec![RemoteRegion { start: Vaddr::new(start), len, ..whole }];
         let options = LazyOptions::default().advice(advice);
-        let adopted = engine.adopt(remote(&memory), regions, backing, &options).unwrap();
+        let adopted = engine.adopt(remote(&memory), regions, backing, &options, None).unwrap();
         let own = rustix::process::getpid();
         let pidfd = rustix::process::pidfd_open(own, rustix::process::PidfdFlags::empty()).unwrap();
         let peer = Peer::from_parts(std::process::id(), 0, pidfd).unwrap();

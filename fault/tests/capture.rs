@@ -57,7 +57,7 @@ impl Adopted {
         let options = LazyOptions::default().advice(Advice::Random);
         let (remote, regions) = (remote(&self.memory), vec![self.region]);
         drop(self.adopted.take());
-        let adopted = self.engine.adopt(remote, regions, Arc::new(function()), &options);
+        let adopted = self.engine.adopt(remote, regions, Arc::new(function()), &options, None);
         self.adopted = Some(adopted.unwrap());
     }
 

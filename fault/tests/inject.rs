@@ -186,7 +186,7 @@ fn adopt() -> Done {
     let remote = Remote::adopt(uffd.as_fd().try_clone_to_owned()?)?;
     let options = LazyOptions::default();
     let server =
-        engine.adopt(remote, vec![region_at(0, &memory)], Arc::new(function()), &options)?;
+        engine.adopt(remote, vec![region_at(0, &memory)], Arc::new(function()), &options, None)?;
     let mut seen = [0; 8];
     memory.mapping().read_at(3 * page(), &mut seen)?;
     if u64::from_ne_bytes(seen) != word(3 * page()) {

@@ -98,7 +98,7 @@ fn other(engine: &Engine, options: &LazyOptions) -> Option<Other> {
     let (name, faults) = ("memory of another process", KernelFaults::IfAllowed);
     let memory = registered(&userfaultfd(name, Features::EVENT_REMOVE, faults)?, anonymous(PAGES));
     let (regions, zeroes) = (vec![region_at(0, &memory)], Arc::new(ZeroBacking));
-    let server = engine.adopt(remote(&memory), regions, zeroes, options).unwrap();
+    let server = engine.adopt(remote(&memory), regions, zeroes, options, None).unwrap();
     Some(Other { server, memory })
 }
 

@@ -102,7 +102,7 @@ fn a_mapping_has_no_more_readers_than_are_possible_and_shares_those_of_its_engin
     let uffd = userfaultfd(name, wanted, KernelFaults::IfAllowed).unwrap();
     let memory = registered(&uffd, anonymous(len() / page()));
     let (regions, backing) = (vec![region_at(0, &memory)], Arc::new(common::function()));
-    let refused = engine.adopt(remote(&memory), regions, backing, &options(2)).unwrap_err();
+    let refused = engine.adopt(remote(&memory), regions, backing, &options(2), None).unwrap_err();
     assert!(refused.to_string().contains("another process's memory is 2"), "{refused}");
 }
 

@@ -309,7 +309,7 @@ fn memory_of_another_file_gets_copies() {
         let regions = vec![RemoteRegion { len, ..region_at(0, &memory) }];
         let options = LazyOptions::default();
         let (engine, remote) = (engine(), remote(&memory));
-        let adopted = engine.adopt(remote, regions, backing.clone(), &options).unwrap();
+        let adopted = engine.adopt(remote, regions, backing.clone(), &options, None).unwrap();
         for at in scattered(3, LEN - page()).take(2000) {
             let at = at & !7;
             let mut seen = [1; 8];

@@ -279,7 +279,7 @@ fn windows_of_adopted_memory_are_those_of_the_kernel_in_each_region() {
     let engine = engine();
     let adopt = || {
         let (remote, options) = (remote(&areas[0]), options(Advice::Normal, 16));
-        engine.adopt(remote, regions.clone(), Arc::new(function()), &options).unwrap()
+        engine.adopt(remote, regions.clone(), Arc::new(function()), &options, None).unwrap()
     };
     let mut state = 7_u64;
     for _ in 0..40 {
@@ -350,7 +350,7 @@ fn a_client_that_forks_leaves_no_descriptor_for_a_child_that_has_ended() {
     let region = RemoteRegion { start, len, offset: 0, page: probe::page_size() };
     let (engine, options) = (engine(), options(Advice::Random, 1));
     let remote = Remote::adopt(fd).unwrap();
-    let server = engine.adopt(remote, vec![region], Arc::new(function()), &options).unwrap();
+    let server = engine.adopt(remote, vec![region], Arc::new(function()), &options, None).unwrap();
     let before = descriptors();
     client.go_on();
     client.line("forked");

@@ -358,7 +358,7 @@ fn adopted(name: &str, pages: u64, is_slow: fn(u64) -> bool) -> Option<Adopted> 
     let engine = engine(EngineOptions::default().producers(two()));
     let options = LazyOptions::default().fault_around(FaultAround::MIN);
     let regions = vec![region_at(0, &memory)];
-    let server = engine.adopt(remote(&memory), regions, Arc::new(backing), &options).unwrap();
+    let server = engine.adopt(remote(&memory), regions, Arc::new(backing), &options, None).unwrap();
     Some(Adopted { memory, server, gate, asked })
 }
 
@@ -415,7 +415,7 @@ fn a_server_that_stops_leaves_what_is_pending_to_the_next() {
         let remote = server.stop().unwrap();
         let engine = engine(EngineOptions::default().producers(two()));
         let (regions, backing) = (vec![region_at(0, &memory)], Arc::new(function()));
-        let next = engine.adopt(remote, regions, backing, &LazyOptions::default()).unwrap();
+        let next = engine.adopt(remote, regions, backing, &LazyOptions::default(), None).unwrap();
         assert!(waiter.join().unwrap());
         assert!(next.stats().faults >= 1);
         gate.open();

@@ -53,7 +53,7 @@ impl Adopted {
         let mapping = memory.mapping();
         let (start, len) = (Vaddr::new(mapping.addr().get() as u64), mapping.len());
         let region = RemoteRegion { start, len, offset: 0, page: probe::page_size() };
-        let answering = engine.adopt(Remote::adopt(fd)?, vec![region], backing, options)?;
+        let answering = engine.adopt(Remote::adopt(fd)?, vec![region], backing, options, None)?;
         Ok(Self { answering, memory })
     }
 

@@ -48,28 +48,16 @@ impl Engine {
     /// other side registered its memory for that. With [`Advice::Blocks`], zero pages are copied, so that they take memory of their own, and
     /// [`AdoptedMemory::take_filled_blocks`] returns of what a process with the right to can make huge pages.
     ///
+    /// With a `log` ([`AdoptedMemory::log`], of the same regions), it keeps there which pages were given back. A
+    /// process that holds the log's descriptor and that of the memory can so let another one answer if this
+    /// one is killed: pages that are marked in the log are zero, and faults that an earlier process left are
+    /// reported again.
+    ///
     /// # Errors
     /// [`MapError`]: there is no region, one cuts a page, two hold the same bytes of the backing, or they
     /// want more than it has. `remote` is closed then: if it may be the last descriptor of its kind, keep
     /// another ([`Remote::try_clone`]).
     pub fn adopt(
-        &self,
-        remote: Remote,
-        regions: Vec<RemoteRegion>,
-        backing: Arc<dyn Backing>,
-        options: &LazyOptions,
-    ) -> Result<AdoptedMemory, MapError> {
-        self.adopt_logged(remote, regions, backing, options, None)
-    }
-
-    /// Answers as [`Engine::adopt`] does, and keeps in `log` ([`AdoptedMemory::log`], of the same regions)
-    /// which pages were given back. A process that holds the log's descriptor and that of the memory can so
-    /// let another one answer if this one is killed. Pages that are marked in the log are zero, and faults
-    /// that an earlier process left are reported again. Without a log it does what [`Engine::adopt`] does.
-    ///
-    /// # Errors
-    /// As for [`Engine::adopt`].
-    pub fn adopt_logged(
         &self,
         remote: Remote,
         regions: Vec<RemoteRegion>,
@@ -234,7 +222,7 @@ pub struct AdoptedMemory {
 }
 
 impl AdoptedMemory {
-    /// Makes the log for [`Engine::adopt_logged`] of memory of these regions. It starts with what `before`
+    /// Makes the log for [`Engine::adopt`] of memory of these regions. It starts with what `before`
     /// has, the log of a process that answered for them and has ended. It is a memory file, or made in
     /// `file`, which is empty or the one that `before` was read from.
     ///

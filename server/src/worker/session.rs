@@ -81,7 +81,7 @@ impl Session {
         }
         options = options.track_writes(is_tracked.then_some(WriteTracking::Async));
         let options = on_failure(options, number, peer, server.on_failure, &log);
-        let memory = opened.engine.adopt_logged(remote, regions, backing, &options, Some(removals));
+        let memory = opened.engine.adopt(remote, regions, backing, &options, Some(removals));
         let memory = memory.map_err(|error| error.to_string())?;
         memory.prefetch(&opened.prefetch);
         log(connected);
