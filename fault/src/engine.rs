@@ -28,9 +28,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use uzone_os::uffd::in_thread::{Answers, InThread, Place, Source};
-use uzone_os::uffd::{
-    Features, Handover, KernelFaults, Modes, Registered, Uffd, UffdCall, UffdError,
-};
+use uzone_os::uffd::{Features, Handover, KernelFaults, Modes, Registered, Uffd, UffdCall};
 use uzone_os::{Access, Anonymous, HugeAdvice, Mapping, Sharing};
 use uzone_pages::{Advice, ByteLen, FaultAround, PageCount, PageSize};
 use uzone_zone::Zone;
@@ -229,13 +227,7 @@ impl Engine {
                 return Ok((uffd, Err("faults of system calls are answered too")));
             }
         }
-        let answering = source.and_then(|source| match Place::take() {
-            Ok(place) => Ok((place, source)),
-            Err(UffdError::TooMany) => {
-                Err("as many mappings as possible are answered for by their threads")
-            }
-            Err(_) => Err("the process has another handler of SIGBUS"),
-        });
+        let answering = source.and_then(|source| Ok((Place::take()?, source)));
         let uffd = match answering {
             Ok(_) => open(required | Features::SIGBUS, KernelFaults::Never)?,
             Err(_) => open(required, options.kernel_faults)?,

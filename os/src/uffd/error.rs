@@ -13,9 +13,6 @@ use crate::uffd::modes::Modes;
 use crate::uffd::open;
 use crate::uffd::reply::{UffdCall, explain};
 
-/// How many mappings can be answered for in their threads at a time.
-pub const SLOTS: usize = 64;
-
 /// Why there is no userfaultfd, memory is not registered with one or answered for, or an answer failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -68,15 +65,9 @@ pub enum UffdError {
         #[source]
         cause: io::Error,
     },
-    /// The handler of `SIGBUS` is not the one of this package, or cannot be.
-    #[error("the process has another handler of SIGBUS")]
-    AnotherHandler,
     /// The userfaultfd reports faults, which were to be answered in their threads.
     #[error("the userfaultfd was opened without the feature SIGBUS")]
     NoSigbus,
-    /// As many mappings as possible are answered for in their threads.
-    #[error("{} mappings are answered for in their threads already", SLOTS)]
-    TooMany,
     /// There is no memory to answer faults in their threads.
     #[error("the kernel has no memory for the handler")]
     NoMemory,
@@ -123,8 +114,7 @@ impl UffdError {
             }
             Self::Missing { .. } => ErrorKind::NotSupported,
             Self::Probe { .. } => ErrorKind::Other,
-            Self::AnotherHandler => ErrorKind::Busy,
-            Self::TooMany | Self::NoMemory | Self::NoDescriptor { .. } => ErrorKind::OutOfMemory,
+            Self::NoMemory | Self::NoDescriptor { .. } => ErrorKind::OutOfMemory,
             Self::Register { .. } | Self::NoSigbus | Self::NotUffd(_) => ErrorKind::InvalidInput,
             Self::Access(error) => error.kind(),
             Self::Refused { cause, .. } => explain(cause).0,

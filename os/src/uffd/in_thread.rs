@@ -52,8 +52,10 @@ use crate::uffd::pace::Paced;
 use crate::uffd::registered::Registered;
 use answerer::{ANSWERED, Answerer, FLAGS, PRESENT, Share, TABLE, WRITE, place};
 
-pub use crate::uffd::error::SLOTS;
 pub use answers::{Answers, FileSource, Source};
+
+/// How many mappings can be answered for in their threads at a time.
+pub const SLOTS: usize = 64;
 
 /// How long to wait for handlers at the end; if one is stopped inside, its memory is kept for good.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -101,13 +103,13 @@ impl Place {
     /// Takes a place, and installs the handler of `SIGBUS` if that is not done.
     ///
     /// # Errors
-    /// [`UffdError::AnotherHandler`] if the handler cannot be installed, and [`UffdError::TooMany`] if all
-    /// places are taken: the handler is installed then.
-    pub fn take() -> Result<Self, UffdError> {
+    /// The reason: the handler cannot be installed, or all places are taken, and the handler is installed.
+    pub fn take() -> Result<Self, &'static str> {
         if !matches!(sigbus::install(), Ok(sigbus::Installed::New | sigbus::Installed::Already)) {
-            return Err(UffdError::AnotherHandler);
+            return Err("the process has another handler of SIGBUS");
         }
-        TABLE.iter().position(Gate::take).map(Self).ok_or(UffdError::TooMany)
+        let place = TABLE.iter().position(Gate::take).map(Self);
+        place.ok_or("as many mappings as possible are answered for by their threads")
     }
 }
 
