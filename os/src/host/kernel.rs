@@ -1,16 +1,39 @@
-//! The page size and the release of this kernel, and which advices it knows.
+//! The page size and the release of this kernel, which advices it knows, and an ioctl whose answer is a number.
 //!
-//! Unsafe: an advice for no memory, to learn whether the kernel knows it.
-//! Source: uname(2), madvise(2), mmap(2).
+//! Unsafe: an advice for no memory, to learn whether the kernel knows it; the ioctl, for which its callers argue.
+//! Source: uname(2), madvise(2), mmap(2), ioctl(2).
 
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::OnceLock;
 
+use rustix::io::Errno;
+use rustix::ioctl::Opcode;
 use rustix::mm::Advice;
 use uzone_pages::PageSize;
 
 /// `MADV_COLLAPSE`, Linux 6.1.
 pub(crate) const MADV_COLLAPSE: libc::c_int = 25;
 const _: () = assert!(MADV_COLLAPSE.cast_unsigned() == linux_raw_sys::general::MADV_COLLAPSE);
+
+/// Calls a driver, and returns its answer, which is not negative. `rustix` drops it where it updates an argument.
+///
+/// # Safety
+/// The caller may access all memory of this process that the kernel reads or writes because of this number and
+/// this argument.
+pub(crate) unsafe fn ioctl(
+    fd: BorrowedFd<'_>,
+    number: Opcode,
+    argument: *mut libc::c_void,
+) -> Result<libc::c_int, Errno> {
+    let (fd, number) = (fd.as_raw_fd(), libc::c_ulong::from(number));
+    // SAFETY: the descriptor is open for the call; the rest is the caller's promise.
+    let answer = unsafe { libc::syscall(libc::SYS_ioctl, fd, number, argument) };
+    match libc::c_int::try_from(answer) {
+        Ok(answer) if answer >= 0 => Ok(answer),
+        _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
+    }
+}
 
 /// Returns the kernel's release, such as `6.18.44`.
 #[must_use]

@@ -17,11 +17,13 @@
 use core::ops::Range;
 use std::fs::File;
 use std::io;
+use std::os::fd::AsFd;
 
 use linux_raw_sys::general::{self as kernel, page_region, pm_scan_arg};
 use rustix::io::Errno;
-use rustix::ioctl::{self, Ioctl, IoctlOutput, Opcode};
+use rustix::ioctl::{Opcode, opcode};
 
+use crate::host::kernel::ioctl;
 use crate::host::root::SysError;
 use crate::map::mapping::MappingError;
 use crate::uffd::registered::Registered;
@@ -44,57 +46,9 @@ const PROTECT: u64 = (kernel::PM_SCAN_WP_MATCHING | kernel::PM_SCAN_CHECK_WPASYN
 pub(crate) const RUNS: usize = 1024;
 
 /// `PAGEMAP_SCAN`.
-const SCAN: Opcode = ioctl::opcode::read_write::<pm_scan_arg>(b'f', 16);
+const SCAN: Opcode = opcode::read_write::<pm_scan_arg>(b'f', 16);
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 const _: () = assert!(SCAN == 0xc060_6610);
-
-/// One scan, with the buffer that it fills.
-struct Scan<'a> {
-    arg: pm_scan_arg,
-    runs: &'a mut [page_region],
-}
-
-/// How many runs a scan filled, and the address at which it stopped.
-struct Scanned {
-    runs: usize,
-    walk_end: u64,
-}
-
-// SAFETY: `Ioctl` wants the number, the argument and what is written to be those of the kernel.
-// 1. The kernel reads and writes 96 bytes at `as_ptr`, which is a `pm_scan_arg` of that size, borrowed
-//    for the call; it is mutable, and `IS_MUTATING` is set.
-// 2. It also writes up to `vec_len` runs of 24 bytes to `vec`: `as_ptr` sets both from the slice
-//    that this value borrows mutably, so they are writable and not read otherwise.
-// 3. `PM_SCAN_WP_MATCHING` makes the kernel record the next write to a page, and changes no byte. The flag
-//    goes with `PM_SCAN_CHECK_WPASYNC`, so that such a write never waits.
-unsafe impl Ioctl for Scan<'_> {
-    type Output = Scanned;
-    const IS_MUTATING: bool = true;
-
-    fn opcode(&self) -> Opcode {
-        SCAN
-    }
-
-    fn as_ptr(&mut self) -> *mut core::ffi::c_void {
-        self.arg.vec = self.runs.as_mut_ptr().expose_provenance() as u64;
-        self.arg.vec_len = self.runs.len() as u64;
-        (&raw mut self.arg).cast()
-    }
-
-    unsafe fn output_from_ptr(
-        out: IoctlOutput,
-        arg: *mut core::ffi::c_void,
-    ) -> rustix::io::Result<Scanned> {
-        // SAFETY: `arg` is what `as_ptr` returned, a `pm_scan_arg` that is alive and ours, after a call
-        // that did not fail.
-        let arg = unsafe { &*arg.cast::<pm_scan_arg>() };
-        Ok(Scanned {
-            // Not negative after a call that did not fail.
-            runs: usize::try_from(out).unwrap_or(0),
-            walk_end: arg.walk_end,
-        })
-    }
-}
 
 /// Which pages are found, and what becomes of them.
 #[derive(Clone, Copy, Debug)]
@@ -120,37 +74,37 @@ pub(crate) fn scan(
     let mut runs = vec![page_region { start: 0, end: 0, categories: 0 }; RUNS];
     let mut at = addresses.start;
     while at < addresses.end {
-        let scan = Scan {
-            arg: pm_scan_arg {
-                size: size_of::<pm_scan_arg>() as u64,
-                flags: if request.protect { PROTECT } else { 0 },
-                start: at,
-                end: addresses.end,
-                walk_end: 0,
-                // `as_ptr` sets them.
-                vec: 0,
-                vec_len: 0,
-                max_pages: 0,
-                category_inverted: request.none,
-                category_mask: request.all | request.none,
-                category_anyof_mask: request.any,
-                return_mask: request.all | request.any,
-            },
-            runs: &mut runs,
+        let mut scan = pm_scan_arg {
+            size: size_of::<pm_scan_arg>() as u64,
+            flags: if request.protect { PROTECT } else { 0 },
+            start: at,
+            end: addresses.end,
+            walk_end: 0,
+            vec: runs.as_mut_ptr().expose_provenance() as u64,
+            vec_len: runs.len() as u64,
+            max_pages: 0,
+            category_inverted: request.none,
+            category_mask: request.all | request.none,
+            category_anyof_mask: request.any,
+            return_mask: request.all | request.any,
         };
-        // SAFETY: `ioctl` wants the descriptor to be of the driver that the argument is for. It is
-        // the procfs pagemap, and the number has a type of its own there; on any other file the
-        // kernel answers ENOTTY and reads nothing.
-        let scanned = match unsafe { ioctl::ioctl(pagemap, scan) } {
+        // SAFETY: the memory that the kernel touches is ours. On a file that is no procfs pagemap, the number is
+        // unknown.
+        // 1. It reads and writes 96 bytes at the argument, which is a `pm_scan_arg` of that size.
+        // 2. It writes up to `vec_len` runs of 24 bytes to `vec`: both are of `runs`, which is not used meanwhile.
+        // 3. `PM_SCAN_WP_MATCHING` makes it record the next write to a page, and changes no byte. The flag
+        //    goes with `PM_SCAN_CHECK_WPASYNC`, so that such a write never waits.
+        let filled = match unsafe { ioctl(pagemap.as_fd(), SCAN, (&raw mut scan).cast()) } {
             Err(Errno::NOTTY | Errno::INVAL) => return Ok(false),
-            answer => answer?,
+            // Not negative after a call that did not fail.
+            answer => usize::try_from(answer?).unwrap_or(0),
         };
-        runs.iter().take(scanned.runs).for_each(&mut found);
+        runs.iter().take(filled).for_each(&mut found);
         // Each scan goes on where the last one stopped; one that stands still has said all.
-        if scanned.walk_end <= at {
+        if scan.walk_end <= at {
             break;
         }
-        at = scanned.walk_end;
+        at = scan.walk_end;
     }
     Ok(true)
 }

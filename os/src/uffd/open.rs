@@ -8,9 +8,9 @@ use std::fs::File;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 
 use rustix::io::Errno;
-use rustix::ioctl::{self, Ioctl, IoctlOutput, Opcode};
 use rustix::mm::UserfaultfdFlags;
 
+use crate::host::kernel::ioctl;
 use crate::uffd::abi;
 use crate::uffd::error::UffdError;
 use crate::uffd::features::Features;
@@ -45,9 +45,12 @@ fn syscall(flags: UserfaultfdFlags) -> rustix::io::Result<OwnedFd> {
 pub(crate) fn by_device() -> rustix::io::Result<OwnedFd> {
     let device = File::options().read(true).write(true).open(DEVICE);
     let device = device.map_err(|cause| Errno::from_io_error(&cause).unwrap_or(Errno::IO))?;
-    // SAFETY: the descriptor is of the device that the number is for; another would answer ENOTTY.
-    // See the implementation for what the kernel touches, which is nothing.
-    unsafe { ioctl::ioctl(&device, NewUffd) }
+    let flags = core::ptr::without_provenance_mut(FLAGS.bits() as usize);
+    // SAFETY: the argument is a number and no pointer: the kernel reads and writes no memory of ours.
+    let uffd = unsafe { ioctl(device.as_fd(), abi::NEW, flags) }?;
+    // SAFETY: `from_raw_fd` wants an open descriptor that nothing else closes: the kernel made it by this
+    // call, which did not fail.
+    Ok(unsafe { OwnedFd::from_raw_fd(uffd) })
 }
 
 /// Returns a new userfaultfd for all faults, by the device or the system call. If both are refused, the
@@ -57,33 +60,6 @@ pub(crate) fn full() -> rustix::io::Result<OwnedFd> {
         // A filter may hide the call, and the device be there and closed to us.
         by_syscall().map_err(|by_call| if is_absent(by_call) { at_device } else { by_call })
     })
-}
-
-struct NewUffd;
-
-// SAFETY: `Ioctl` wants the number, the argument and the result to be those of the kernel. The argument is
-// a number and no pointer: the kernel reads and writes no memory of ours. The result is a new descriptor
-// that nothing else has.
-unsafe impl Ioctl for NewUffd {
-    type Output = OwnedFd;
-    const IS_MUTATING: bool = false;
-
-    fn opcode(&self) -> Opcode {
-        abi::NEW
-    }
-
-    fn as_ptr(&mut self) -> *mut core::ffi::c_void {
-        core::ptr::without_provenance_mut(FLAGS.bits() as usize)
-    }
-
-    unsafe fn output_from_ptr(
-        out: IoctlOutput,
-        _: *mut core::ffi::c_void,
-    ) -> rustix::io::Result<OwnedFd> {
-        // SAFETY: `from_raw_fd` wants an open descriptor that nothing else closes: the kernel made it by
-        // this call, which did not fail.
-        Ok(unsafe { OwnedFd::from_raw_fd(out) })
-    }
 }
 
 /// Returns whether userfaultfd(2), or opening its device, failed because the kernel was built without it, or a filter
