@@ -176,10 +176,11 @@ fn what_is_no_dax_device_is_refused_by_its_path() {
     assert!(matches!(&missing, BindError::Open { .. }), "{missing}");
     assert!(missing.to_string().contains("/dev/dax-that-is-not"), "{missing}");
     let error = Region::devdax(Path::new("/dev/null")).unwrap_err();
-    let BindError::Device { path, cause: MapError::OtherSubsystem { .. } } = &error else {
+    let BindError::Device { path, cause: cause @ MapError::DaxDevice { .. } } = &error else {
         panic!("{error:?}");
     };
     assert_eq!(path, Path::new("/dev/null"));
+    assert!(cause.to_string().contains("is a device of \"mem\""), "{cause}");
     let file = Temporary::sparse_in(Path::new("/dev/shm"), "devdax", page());
     let error = Region::devdax(&file.0).unwrap_err();
     assert!(matches!(error, BindError::Device { cause: MapError::NotDaxDevice, .. }), "{error}");

@@ -62,9 +62,8 @@ impl DaxDevice {
 /// Returns the properties of the DAX device that is open as `file`.
 ///
 /// # Errors
-/// [`MapError::NotDaxDevice`] or [`MapError::OtherSubsystem`] if it is no DAX device, and
-/// [`MapError::Inspect`], [`MapError::UnknownDevice`], [`MapError::DaxAttribute`], [`MapError::DaxEmpty`] or
-/// [`MapError::DaxEndsInsidePage`] if the kernel does not describe one that can be mapped.
+/// [`MapError::NotDaxDevice`] or [`MapError::DaxDevice`] if it is no DAX device, and [`MapError::Inspect`] or
+/// [`MapError::DaxDevice`] if the kernel does not describe one that can be mapped.
 pub fn device(root: &SystemRoot, file: impl AsFd) -> Result<DaxDevice, MapError> {
     let inspect = |cause: Errno| MapError::Inspect(cause.into());
     let stat = rustix::fs::fstat(file).map_err(inspect)?;
@@ -92,21 +91,32 @@ fn numbered(root: &SystemRoot, major: u32, minor: u32) -> Result<DaxDevice, MapE
     let directory = PathBuf::from(format!("sys/dev/char/{major}:{minor}"));
     let path = root.path(&directory);
     let link = path.join("subsystem");
-    let subsystem = match std::fs::read_link(&link) {
-        Ok(target) => target.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-        Err(cause) => return Err(MapError::UnknownDevice { path: link, cause }),
-    };
+    let target = std::fs::read_link(&link).map_err(|cause| unread(link, cause))?;
+    let subsystem = target.file_name().unwrap_or_default().to_string_lossy();
     if subsystem != "dax" {
-        return Err(MapError::OtherSubsystem { path, found: subsystem });
+        let problem = format!(
+            "{} is a device of {subsystem:?}, expected \"dax\": `daxctl list` shows the DAX devices; one is made by `ndctl create-namespace --mode=devdax` of persistent memory, or by `daxctl reconfigure-device --mode=devdax` of system RAM",
+            path.display()
+        );
+        return Err(MapError::DaxDevice { problem, cause: None });
     }
     described(root, &directory)
+}
+
+/// Returns the error for what the kernel has no entry of, or none that can be read.
+fn unread(path: PathBuf, cause: io::Error) -> MapError {
+    let problem = format!(
+        "{} should lead to the subsystem of the device, and cannot be read: mount sysfs at /sys",
+        path.display()
+    );
+    MapError::DaxDevice { problem, cause: Some(Box::new(SysError::Read { path, cause })) }
 }
 
 /// Returns the names and properties of the DAX devices of a host that a program can map, sorted by name.
 /// Those that are system RAM are not among them.
 ///
 /// # Errors
-/// [`MapError::UnknownDevice`], and of each device as [`device`].
+/// [`MapError::DaxDevice`] if they cannot be read, and of each device as [`device`].
 pub fn devices(root: &SystemRoot) -> Result<Vec<(String, DaxDevice)>, MapError> {
     const DEVICES: &str = "sys/bus/dax/devices";
     let path = root.path(DEVICES);
@@ -114,11 +124,11 @@ pub fn devices(root: &SystemRoot) -> Result<Vec<(String, DaxDevice)>, MapError> 
         Ok(entries) => entries,
         // A kernel without the bus has no device.
         Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(cause) => return Err(MapError::UnknownDevice { path, cause }),
+        Err(cause) => return Err(unread(path, cause)),
     };
     let mut found = Vec::new();
     for entry in entries {
-        let entry = entry.map_err(|cause| MapError::UnknownDevice { path: path.clone(), cause })?;
+        let entry = entry.map_err(|cause| unread(path.clone(), cause))?;
         let driver = std::fs::read_link(entry.path().join("driver")).unwrap_or_default();
         if driver.file_name().is_some_and(|driver| driver == "device_dax") {
             let name = entry.file_name().to_string_lossy().into_owned();
@@ -133,22 +143,34 @@ pub fn devices(root: &SystemRoot) -> Result<Vec<(String, DaxDevice)>, MapError> 
 /// Returns the properties of the DAX device of a directory of sysfs.
 fn described(root: &SystemRoot, directory: &Path) -> Result<DaxDevice, MapError> {
     let path = root.path(directory);
+    let path = &path.display();
     let attribute = |what| {
-        let path = path.clone();
-        move |cause| MapError::DaxAttribute { path, what, cause: Box::new(cause) }
+        move |cause| {
+            let problem = format!(
+                "the DAX device {path} does not say its {what}: this needs Linux 5.10 or newer, and a device that `daxctl reconfigure-device --mode=devdax` has set up"
+            );
+            MapError::DaxDevice { problem, cause: Some(Box::new(cause)) }
+        }
     };
     let size = root.number(directory.join("size")).map_err(attribute("size"))?;
     let wanted = "a power of two of at least 4096, the alignment in bytes";
     let align =
         root.parse(directory.join("align"), wanted, parse_align).map_err(attribute("alignment"))?;
     let node = node(root, directory).map_err(attribute("node"))?;
-    if size == 0 {
-        return Err(MapError::DaxEmpty { path });
+    let step = align.bytes();
+    if size != 0 && size.is_multiple_of(step) {
+        return Ok(DaxDevice { size: ByteLen::new(size), align, node });
     }
-    if !size.is_multiple_of(align.bytes()) {
-        return Err(MapError::DaxEndsInsidePage { path, size_bytes: size, align });
-    }
-    Ok(DaxDevice { size: ByteLen::new(size), align, node })
+    let problem = if size == 0 {
+        format!(
+            "the DAX device {path} has no byte: give it memory with `daxctl create-device` or `daxctl reconfigure-device --size`"
+        )
+    } else {
+        format!(
+            "the DAX device {path} has {size} bytes, which is no multiple of its alignment, {align}: make it anew with `ndctl create-namespace --mode=devdax --align={step}` or `daxctl reconfigure-device --align={step}`"
+        )
+    };
+    Err(MapError::DaxDevice { problem, cause: None })
 }
 
 /// Returns the node of a device; a kernel that was built without nodes has no such file.
@@ -235,7 +257,8 @@ mod tests {
             let error = numbered(&tree.root(), 252, 0).unwrap_err();
             let text = error.to_string();
             assert!(text.contains(DEVICE) && text.contains("daxctl"), "{text}");
-            let MapError::DaxAttribute { cause, .. } = error else {
+            assert!(text.contains("does not say its"), "{text}");
+            let MapError::DaxDevice { cause: Some(cause), .. } = error else {
                 panic!("{error:?}");
             };
             let cause = cause.to_string();
@@ -249,12 +272,14 @@ mod tests {
         let other = tree("misc", "4096", "4096", "0", "");
         let error = numbered(&other.root(), 252, 0).unwrap_err();
         let text = error.to_string();
-        assert!(matches!(&error, MapError::OtherSubsystem { found, .. } if found == "misc"));
+        assert!(matches!(&error, MapError::DaxDevice { cause: None, .. }), "{error:?}");
+        assert!(text.contains("is a device of \"misc\", expected \"dax\""), "{text}");
         assert!(text.contains(DEVICE) && text.contains("ndctl create-namespace --mode=devdax"));
         for (tree, minor) in [(&other, 1), (&tree("dax", "1", "1", "0", "subsystem"), 0)] {
             let error = numbered(&tree.root(), 252, minor).unwrap_err();
-            assert!(matches!(error, MapError::UnknownDevice { .. }), "{error:?}");
-            assert!(error.to_string().contains(&format!("sys/dev/char/252:{minor}/subsystem")));
+            assert!(matches!(error, MapError::DaxDevice { cause: Some(_), .. }), "{error:?}");
+            let reason = format!("sys/dev/char/252:{minor}/subsystem should lead to the subsystem");
+            assert!(error.to_string().contains(&reason), "{error}");
         }
     }
 
@@ -262,13 +287,12 @@ mod tests {
     fn a_device_without_a_whole_page_is_refused() {
         let empty = tree("dax", "0", "2097152", "0", "");
         let error = numbered(&empty.root(), 252, 0).unwrap_err();
-        assert!(matches!(error, MapError::DaxEmpty { .. }), "{error:?}");
+        assert!(matches!(error, MapError::DaxDevice { cause: None, .. }), "{error:?}");
+        assert!(error.to_string().contains("has no byte"), "{error}");
         let cut = tree("dax", "2101248", "2097152", "0", "");
         let error = numbered(&cut.root(), 252, 0).unwrap_err();
-        assert!(
-            matches!(error, MapError::DaxEndsInsidePage { size_bytes: 2_101_248, .. }),
-            "{error:?}"
-        );
+        assert!(matches!(error, MapError::DaxDevice { cause: None, .. }), "{error:?}");
+        assert!(error.to_string().contains("has 2101248 bytes, which is no multiple"), "{error}");
         assert!(error.to_string().contains("--align=2097152"), "{error}");
     }
 
@@ -316,6 +340,7 @@ mod tests {
         let link = broken.root().path("sys/bus/dax/devices/dax0.0/driver");
         symlink("/sys/bus/dax/drivers/device_dax", link).unwrap();
         let error = devices(&broken.root()).unwrap_err();
-        assert!(matches!(error, MapError::DaxAttribute { what: "size", .. }), "{error}");
+        assert!(matches!(error, MapError::DaxDevice { cause: Some(_), .. }), "{error:?}");
+        assert!(error.to_string().contains("does not say its size"), "{error}");
     }
 }

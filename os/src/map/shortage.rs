@@ -4,7 +4,6 @@
 //! read after the refusal, so under concurrent mappings the answer is the likely one, not a proof.
 
 use std::io;
-use std::path::PathBuf;
 
 use rustix::process::{Resource, getrlimit};
 use uzone_pages::{ByteLen, ErrorKind, PageSize};
@@ -143,49 +142,14 @@ pub enum MapError {
         "the file is no character device, which a DAX device such as /dev/dax0.0 is: `daxctl list` shows those of this host, and a file on a DAX mount is mapped as fsdax"
     )]
     NotDaxDevice,
-    /// A device that should be a DAX device belongs to another subsystem.
-    #[error("{path} is a device of {found:?}, expected \"dax\": `daxctl list` shows the DAX devices; one is made by `ndctl create-namespace --mode=devdax` of persistent memory, or by `daxctl reconfigure-device --mode=devdax` of system RAM", path = path.display())]
-    OtherSubsystem {
-        /// The device in sysfs.
-        path: PathBuf,
-        /// The subsystem that it has.
-        found: String,
-    },
-    /// The kernel has no entry for a device of this number.
-    #[error("{path} should lead to the subsystem of the device, and cannot be read: mount sysfs at /sys", path = path.display())]
-    UnknownDevice {
-        /// The link in sysfs.
-        path: PathBuf,
-        /// What the kernel answered.
+    /// A device is no DAX device, or none that can be mapped, by what sysfs has of it.
+    #[error("{problem}")]
+    DaxDevice {
+        /// What is wrong with it, and what would help.
+        problem: String,
+        /// Which file could not be read, or what was expected there, if that is why.
         #[source]
-        cause: io::Error,
-    },
-    /// A DAX device does not say how large it is, or what its pages are.
-    #[error("the DAX device {path} does not say its {what}: this needs Linux 5.10 or newer, and a device that `daxctl reconfigure-device --mode=devdax` has set up", path = path.display())]
-    DaxAttribute {
-        /// The device in sysfs.
-        path: PathBuf,
-        /// Which of its properties.
-        what: &'static str,
-        /// Which file was read, and what was expected there.
-        #[source]
-        cause: Box<SysError>,
-    },
-    /// A DAX device has no memory.
-    #[error("the DAX device {path} has no byte: give it memory with `daxctl create-device` or `daxctl reconfigure-device --size`", path = path.display())]
-    DaxEmpty {
-        /// The device in sysfs.
-        path: PathBuf,
-    },
-    /// A DAX device ends inside one of its pages.
-    #[error("the DAX device {path} has {size_bytes} bytes, which is no multiple of its alignment, {align}: make it anew with `ndctl create-namespace --mode=devdax --align={align_bytes}` or `daxctl reconfigure-device --align={align_bytes}`", path = path.display(), align_bytes = align.bytes())]
-    DaxEndsInsidePage {
-        /// The device in sysfs.
-        path: PathBuf,
-        /// Its size.
-        size_bytes: u64,
-        /// The size of its pages.
-        align: PageSize,
+        cause: Option<Box<SysError>>,
     },
     /// A range that ends behind a DAX device.
     #[error("bytes {offset:#x} to {end:#x} are not all inside the DAX device, which has {size_bytes:#x}", end = u128::from(*offset) + u128::from(*len_bytes))]
@@ -243,8 +207,7 @@ impl MapError {
             Self::NotOpenFor { .. } => ErrorKind::PermissionDenied,
             Self::HugeSize { .. }
             | Self::Advice { .. }
-            | Self::UnknownDevice { .. }
-            | Self::DaxAttribute { .. }
+            | Self::DaxDevice { cause: Some(_), .. }
             | Self::NoDax { .. } => ErrorKind::NotSupported,
             Self::Inspect { .. } => ErrorKind::Io,
             Self::Refused { .. } => ErrorKind::Other,
