@@ -15,7 +15,7 @@ use uzone_os::numa;
 use uzone_report::results::{BENCH_SCHEMA, Bench, Skipped};
 use uzone_report::{Document, MOST_BYTES, Machine, number};
 
-use super::text::{ALL, foot, in_brackets, none, ns, percent, time};
+use super::text::{ALL, none, ns, percent};
 use super::{Benchmark, choose_stores, with_progress, write_page};
 use crate::exit::{Exit, Failure};
 use crate::output::{Output, Report, Style, Tone, Verbosity, table};
@@ -76,31 +76,14 @@ struct Checked {
     /// How many times the noise of both runs a row may be slower, and by what part at least.
     factor: f64,
     floor: f64,
-    then: Then,
+    /// The machine of the earlier run, as its file names it.
+    then: Machine,
     now: Machine,
     /// What makes the two hard to compare.
     warnings: Vec<String>,
     #[serde(flatten)]
     comparison: Comparison,
     skipped: Vec<Skipped>,
-}
-
-/// What a comparison states of the earlier machine.
-#[derive(Debug, Serialize)]
-struct Then {
-    cpu: String,
-    cpus: usize,
-    kernel: String,
-    version: String,
-    commit: Option<String>,
-    unix_seconds: u64,
-}
-
-impl From<Machine> for Then {
-    fn from(machine: Machine) -> Self {
-        let Machine { cpu, cpus, kernel, version, commit, unix_seconds, .. } = machine;
-        Self { cpu, cpus, kernel, version, commit, unix_seconds }
-    }
 }
 
 /// Runs what an earlier run ran, and compares. It refuses a file of another benchmark than `asked`.
@@ -136,7 +119,7 @@ pub(super) fn run(
         factor: FACTOR,
         floor: FLOOR,
         warnings: warnings(&earlier.machine, &bench.machine),
-        then: earlier.machine.into(),
+        then: earlier.machine,
         now: bench.machine,
         comparison,
         skipped: bench.skipped,
@@ -277,18 +260,16 @@ impl Checked {
         }
         let count =
             |verdict: Verdict| comparison.rows.iter().filter(|row| row.verdict == verdict).count();
-        let Then { cpu, version, commit, unix_seconds, .. } = &self.then;
-        let _ = write!(
+        let _ = writeln!(
             text,
             "{} rows as before, {} faster, {} slower once and not again; {} yardsticks, which are not judged\n\
-             then: {}, {cpu}, uzone {version}{}\nnow: {}",
+             then: {}\nnow: {}",
             count(Verdict::Same),
             count(Verdict::Better),
             count(Verdict::WorseOnce),
             count(Verdict::Yardstick),
-            time(*unix_seconds),
-            in_brackets(commit.as_deref()),
-            foot(&self.now, Vec::new()),
+            self.then.sentence(),
+            self.now.sentence(),
         );
     }
 }

@@ -1,7 +1,7 @@
 //! What a benchmark found, as text: its tables, and the summary of a run of all.
 
 use std::fmt::Write as _;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 use uzone_pages::ByteLen;
 use uzone_report::results::{Bench, Headline, Metadata, Skipped, Table};
@@ -141,30 +141,9 @@ pub(crate) fn ns(ns: u64) -> String {
     human_duration(Duration::from_nanos(ns))
 }
 
-/// Returns a time of the calendar.
-pub(super) fn time(unix_seconds: u64) -> humantime::Rfc3339Timestamp {
-    humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(unix_seconds))
-}
-
-/// Returns the commit of a build, if that is known.
-pub(super) fn in_brackets(commit: Option<&str>) -> String {
-    commit.map(|commit| format!(" ({commit})")).unwrap_or_default()
-}
-
 /// Returns what was measured on, and what was published on what.
-pub(super) fn foot(machine: &Machine, mut sources: Vec<&str>) -> String {
-    let mut text = format!(
-        "{}: {}, {} CPUs, {:.1}, Linux {}, transparent huge pages {}; {} stores; uzone {}{}\n",
-        time(machine.unix_seconds),
-        machine.cpu,
-        machine.cpus,
-        ByteLen::new(machine.memory_bytes),
-        machine.kernel,
-        machine.transparent_huge_pages,
-        machine.stream,
-        machine.version,
-        in_brackets(machine.commit.as_deref()),
-    );
+fn foot(machine: &Machine, mut sources: Vec<&str>) -> String {
+    let mut text = machine.sentence() + "\n";
     sources.sort_unstable();
     sources.dedup();
     for source in sources {
