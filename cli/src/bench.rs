@@ -37,8 +37,8 @@ pub(crate) struct Args {
     /// See whether it works: sizes and rounds that take half a minute in all, and whose figures mean nothing
     #[arg(long, global = true, conflicts_with = "check")]
     quick: bool,
-    /// Repeat the run of FILE, an earlier output with --json, and exit with 1 if a row of ours stands
-    /// worse to its limit and to the naive way by more than the noise of both runs.
+    /// Repeat the run of FILE, an earlier output with --json (- is standard input), and exit with 1 if a row of
+    /// ours stands worse to its limit and to the naive way by more than the noise of both runs.
     /// Tables with such rows are run twice
     #[arg(long, global = true, value_name = "FILE")]
     check: Option<PathBuf>,

@@ -235,6 +235,7 @@ fn an_earlier_run_that_cannot_be_compared_with_is_refused_with_what_would_help()
     let mut old = earlier.clone();
     old.as_object_mut().expect("an object").remove("parameters");
     let old = dir.file("old.json", old.to_string());
+    let twice = dir.file("twice.json", format!("{earlier}{earlier}"));
     let mut none = earlier.clone();
     none["results"] = json!([]);
     let none = dir.file("none.json", none.to_string());
@@ -242,11 +243,12 @@ fn an_earlier_run_that_cannot_be_compared_with_is_refused_with_what_would_help()
     let missing = dir.name("missing.json");
     for (arguments, code, part) in [
         (&["--check", &missing][..], 66, "cannot read"),
-        (&["--check", &later], 65, "\"uzone.bench/2\", and a check wants uzone.bench/1"),
+        (&["--check", &later], 65, "is \"uzone.bench/2\", and reports are made of uzone.bench/1"),
         (&["--check", &cut], 65, "was cut short"),
         (&["--check", &old], 65, "measure again with this version"),
+        (&["--check", &twice], 65, "something else than one uzone.bench/1"),
         (&["--check", &none], 65, "no row of"),
-        (&["--check", "/proc/cpuinfo"], 65, "is not one JSON object"),
+        (&["--check", "/proc/cpuinfo"], 65, "is not JSON or was cut short: give what `uzone bench"),
         (&["zero", "--check", &base], 2, "check it with `uzone bench copy --check`"),
         (&["copy", "--rounds=9", "--check", &base], 2, "rounds is 5 in"),
         (&["bind", "--metadata", "--check", &base], 2, "leave --check out"),
@@ -258,7 +260,8 @@ fn an_earlier_run_that_cannot_be_compared_with_is_refused_with_what_would_help()
         let output = refuses(&[&["bench"], arguments].concat(), code, part);
         assert!(output.stdout.is_empty(), "{arguments:?}");
     }
-    assert_eq!(dir.names(), ["base.json", "cut.json", "later.json", "none.json", "old.json"]);
+    let files = ["base.json", "cut.json", "later.json", "none.json", "old.json", "twice.json"];
+    assert_eq!(dir.names(), files);
 }
 
 /// A run that goes on until it is ended.

@@ -1,8 +1,6 @@
 //! `uzone bench --check`: this machine against an earlier run.
 
 use std::fmt::{Display, Write as _};
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 use std::time::Duration;
 
@@ -12,58 +10,30 @@ use uzone_bench::check::{Compared, Comparison, FACTOR, FLOOR, Measure, SCHEMA, V
 use uzone_bench::settings::Part;
 use uzone_bench::{BenchError, Watch};
 use uzone_os::numa;
-use uzone_report::results::{BENCH_SCHEMA, Bench, Skipped};
-use uzone_report::{Document, MOST_BYTES, Machine, number};
+use uzone_report::results::{Bench, Skipped};
+use uzone_report::{Document, Machine, number};
 
 use super::text::{ALL, none, ns, percent};
 use super::{Benchmark, choose_stores, with_progress, write_page};
 use crate::exit::{Exit, Failure};
 use crate::output::{Output, Report, Style, Tone, Verbosity, table};
 
-#[derive(Deserialize)]
-struct Tagged {
-    schema: Option<String>,
-}
-
-/// The settings of an earlier run, which a check repeats.
-#[derive(Deserialize)]
-struct Repeatable {
-    parameters: Vec<Part>,
-}
-
 /// Reads an earlier run, and what it was run with.
 fn read(path: &Path) -> Result<(Bench, Vec<Part>), Failure> {
-    let name = path.display();
-    let failed = |cause| Failure::of(format!("cannot read {name}: {cause}"), cause);
-    let mut text = String::new();
-    let file = File::open(path).map_err(failed)?;
-    file.take(MOST_BYTES + 1).read_to_string(&mut text).map_err(failed)?;
-    if text.len() as u64 > MOST_BYTES {
-        let text = "is longer than any run: name what `uzone bench --json` printed";
-        return Err(Failure::new(Exit::Data, format!("{name} {text}")));
-    }
-    let json = |cause: serde_json::Error| {
+    let refused = |what: &str| format!("{} {what}", path.display());
+    let Ok([Document::Bench(bench)]) = <[Document; 1]>::try_from(uzone_report::read(path)?) else {
         let text =
-            "is not one JSON object, or was cut short: name what `uzone bench --json` printed";
-        Failure::of(format!("{name} {text}"), cause).with(Exit::Data)
+            "holds something else than one uzone.bench/1: measure again with `uzone bench --json`";
+        return Err(Failure::new(Exit::Data, refused(text)));
     };
-    let Tagged { schema } = serde_json::from_str(&text).map_err(json)?;
-    if schema.as_deref() != Some(BENCH_SCHEMA) {
-        let found =
-            schema.map_or_else(|| "without a schema".to_owned(), |found| format!("{found:?}"));
-        return Err(Failure::new(
-            Exit::Data,
-            format!(
-                "{name} is {found}, and a check wants {BENCH_SCHEMA}: measure again with `uzone bench --json`"
-            ),
-        ));
+    let parts = bench.parameters.iter().map(Part::deserialize).collect::<Result<Vec<_>, _>>();
+    let text = "does not hold the settings that a check repeats: measure again with this version's `uzone bench \
+                --json`";
+    match parts {
+        Ok(parts) if parts.is_empty() => Err(Failure::new(Exit::Data, refused(text))),
+        Ok(parts) => Ok((bench, parts)),
+        Err(cause) => Err(Failure::of(refused(text), cause).with(Exit::Data)),
     }
-    let shape = |cause: serde_json::Error| {
-        let text = "does not hold all that a check needs of a run: measure again with this version of uzone";
-        Failure::of(format!("{name} {text}"), cause).with(Exit::Data)
-    };
-    let Repeatable { parameters } = serde_json::from_str(&text).map_err(shape)?;
-    Ok((serde_json::from_str(&text).map_err(shape)?, parameters))
 }
 
 /// `uzone.bench-check/1`: what came of a comparison.
