@@ -3,10 +3,10 @@
 mod check;
 mod text;
 
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{io, iter};
 
-use clap::Subcommand;
+use clap::{FromArgMatches, Subcommand};
 use uzone_bench::settings::{
     self, BindSettings, CopySettings, FaultSettings, Part, PinSettings, SnapshotSettings,
     ZeroSettings, all_cpus, temporary,
@@ -49,7 +49,7 @@ pub(crate) struct Args {
 
 const EXITS: [u8; 9] = [0, 1, 2, 65, 66, 69, 71, 74, 77];
 
-#[derive(Debug, Subcommand)]
+#[derive(Debug, PartialEq, Subcommand)]
 enum Benchmark {
     /// Describe every page of a region: first bind, rebinds, and cost against size
     ///
@@ -126,8 +126,10 @@ enum Benchmark {
 struct Asked<S: clap::Args> {
     #[command(flatten)]
     of: S,
-    #[command(flatten)]
-    tables: Tables,
+    /// Run the tables alone whose ids begin so, such as fault-seq, and those that are measured together
+    /// with them [default: all]
+    #[arg(long, value_delimiter = ',', value_name = "ID")]
+    table: Vec<String>,
 }
 
 #[derive(Debug, PartialEq, clap::Args)]
@@ -168,31 +170,6 @@ struct RestoreArgs {
     dir: PathBuf,
 }
 
-/// Which tables of a benchmark are run.
-#[derive(Debug, PartialEq, clap::Args)]
-struct Tables {
-    /// Run the tables alone whose ids begin so, such as fault-seq, and those that are measured together
-    /// with them [default: all]
-    #[arg(long, value_delimiter = ',', value_name = "ID")]
-    table: Vec<String>,
-}
-
-/// What the arguments of any benchmark have.
-macro_rules! of_any {
-    ($benchmark:expr, $args:ident => $of:expr) => {
-        match $benchmark {
-            Benchmark::Bind($args) => $of,
-            Benchmark::Pin($args) => $of,
-            Benchmark::Zero($args) => $of,
-            Benchmark::Copy($args) => $of,
-            Benchmark::Fault($args) => $of,
-            Benchmark::Snapshot($args) => $of,
-            Benchmark::Restore($args) => $of,
-            Benchmark::Seeds($args) => $of,
-        }
-    };
-}
-
 impl Benchmark {
     fn name(&self) -> &'static str {
         self.parts().map_or(all::SEEDS, |part| part.name())
@@ -202,7 +179,7 @@ impl Benchmark {
     fn run(&self, watch: Watch<'_>) -> Result<Bench, BenchError> {
         match self.parts() {
             Ok(part) => part.run(watch),
-            Err(parts) if parts.is_empty() => Err(BenchError::no_table(&self.tables().table)),
+            Err(parts) if parts.is_empty() => Err(BenchError::no_table(self.tables())),
             Err(parts) => all::run_seeds(&parts, watch),
         }
     }
@@ -223,20 +200,29 @@ impl Benchmark {
             }
             Self::Seeds(args) => {
                 let parts = all::seeds(all::available(), all_cpus(), args.of.full, &args.of.dir);
-                return Err(all::with_tables(parts, &args.tables.table));
+                return Err(all::with_tables(parts, &args.table));
             }
         };
-        Ok(Part::from(benchmark).with_tables(self.tables().table.clone()))
+        Ok(Part::from(benchmark).with_tables(self.tables().to_vec()))
     }
 
     /// Returns which of its tables are run.
-    fn tables(&self) -> &Tables {
-        of_any!(self, args => &args.tables)
+    fn tables(&self) -> &[String] {
+        match self {
+            Self::Bind(Asked { table, .. })
+            | Self::Pin(Asked { table, .. })
+            | Self::Zero(Asked { table, .. })
+            | Self::Copy(Asked { table, .. })
+            | Self::Fault(Asked { table, .. })
+            | Self::Snapshot(Asked { table, .. })
+            | Self::Restore(Asked { table, .. })
+            | Self::Seeds(Asked { table, .. }) => table,
+        }
     }
 
     /// Returns what of its arguments a quick run takes.
     fn words_of_quick(&self) -> Vec<String> {
-        let tables = self.tables().table.iter().map(|table| format!("--table={table}"));
+        let tables = self.tables().iter().map(|table| format!("--table={table}"));
         let dax = match self {
             Self::Bind(args) => args.of.settings.dax.as_deref(),
             _ => None,
@@ -246,17 +232,12 @@ impl Benchmark {
 
     /// Returns whether only these arguments were given.
     fn has_only(&self, words: &[String]) -> bool {
-        fn is_default<A: clap::Args + clap::FromArgMatches + PartialEq>(
-            args: &A,
-            words: &[String],
-        ) -> bool {
-            let command = A::augment_args(clap::Command::new("uzone").no_binary_name(true));
-            let matches = command.try_get_matches_from(words);
-            matches
-                .and_then(|matches| A::from_arg_matches(&matches))
-                .is_ok_and(|plain| plain == *args)
-        }
-        of_any!(self, args => is_default(args, words))
+        let command = Self::augment_subcommands(clap::Command::new("uzone").no_binary_name(true));
+        let words = iter::once(self.name()).chain(words.iter().map(String::as_str));
+        let matches = command.try_get_matches_from(words);
+        matches
+            .and_then(|matches| Self::from_arg_matches(&matches))
+            .is_ok_and(|plain| plain == *self)
     }
 }
 
@@ -284,7 +265,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
                     Some(part) => part.run(watch),
                     None => {
                         let parts = all::quick_seeds(args.all_parts());
-                        let parts = all::with_tables(parts, &benchmark.tables().table);
+                        let parts = all::with_tables(parts, benchmark.tables());
                         all::run_seeds(&parts, watch)
                     }
                 },
@@ -311,7 +292,7 @@ impl Args {
         {
             settings.dax.clone_from(&args.of.settings.dax);
         }
-        Some(part.with_tables(benchmark.tables().table.clone()))
+        Some(part.with_tables(benchmark.tables().to_vec()))
     }
 
     /// Refuses arguments that contradict each other.
