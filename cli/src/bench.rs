@@ -108,7 +108,7 @@ enum Benchmark {
     /// touches memory that is registered as Firecracker registers it: all pages in order, and a
     /// tenth of them, in runs, in random order.
     #[command(after_help = exit::help("uzone bench restore --size 256M --dir /dev/shm", &EXITS))]
-    Restore(Asked<RestoreArgs>),
+    Restore(Asked<SnapshotSettings>),
     /// The published experiments: describing memory, pinning it, clearing it, and mapping a file by
     /// windows
     ///
@@ -155,21 +155,6 @@ struct BindArgs {
     max_memory: Option<ByteLen>,
 }
 
-/// [`SnapshotSettings`] without threads.
-#[derive(Debug, PartialEq, clap::Args)]
-struct RestoreArgs {
-    /// How large the machine is; files of twice that are made, and its memory is as much
-    #[arg(long, default_value = "1G", value_name = "SIZE")]
-    size: ByteLen,
-    /// Rounds
-    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    rounds: u32,
-    /// Where the files are made; in memory, the figures are without the disk; by default where
-    /// temporary files go
-    #[arg(long, default_value_os_t = temporary(), hide_default_value = true, value_name = "DIR")]
-    dir: PathBuf,
-}
-
 impl Benchmark {
     fn name(&self) -> &'static str {
         self.parts().map_or(all::SEEDS, |part| part.name())
@@ -193,11 +178,7 @@ impl Benchmark {
             Self::Copy(args) => settings::Benchmark::Copy(args.of.clone()),
             Self::Fault(args) => settings::Benchmark::Fault(args.of.clone()),
             Self::Snapshot(args) => settings::Benchmark::Snapshot(args.of.clone()),
-            Self::Restore(Asked { of: RestoreArgs { size, rounds, dir }, .. }) => {
-                let (size, rounds, directory) = (*size, *rounds, dir.clone());
-                let threads = all_cpus();
-                settings::Benchmark::Restore(SnapshotSettings { size, rounds, threads, directory })
-            }
+            Self::Restore(args) => settings::Benchmark::Restore(args.of.clone()),
             Self::Seeds(args) => {
                 let parts = all::seeds(all::available(), all_cpus(), args.of.full, &args.of.dir);
                 return Err(all::with_tables(parts, &args.table));

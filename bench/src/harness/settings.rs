@@ -224,7 +224,7 @@ pub struct ProgramSettings {
 /// The settings of `uzone bench snapshot` and `uzone bench restore`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Args)]
 pub struct SnapshotSettings {
-    /// How large the image is; files of twice that are made, and it is read into as much memory
+    /// How large the image is; files of twice that are made, and it is read or mapped into as much memory
     #[arg(long, default_value = "1G", value_name = "SIZE")]
     #[serde(rename = "size_bytes", with = "byte_len")]
     pub size: ByteLen,
