@@ -24,7 +24,7 @@ pub(crate) use self::memory::{
 };
 pub(crate) use self::session::Session;
 pub(crate) use self::settings::{
-    Benchmark, BindSettings, CopySettings, FaultSettings, Part, PinSettings, ProgramSettings,
-    SnapshotSettings, WholeSettings, ZeroSettings,
+    Benchmark, BindSettings, CopySettings, FaultSettings, Part, PinSettings, SnapshotSettings,
+    WholeSettings, ZeroSettings,
 };
 pub(crate) use self::suite::{RowSpec, Suite, Times, timed};

@@ -178,10 +178,6 @@ pub struct FaultSettings {
     #[arg(skip)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub whole: Option<WholeSettings>,
-    /// The programs that read lazily mapped files, if they are measured.
-    #[arg(skip)]
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub programs: Option<ProgramSettings>,
     /// Rounds
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = rounds_from(1))]
     pub rounds: u32,
@@ -196,7 +192,7 @@ pub struct FaultSettings {
     pub directory: PathBuf,
 }
 
-/// Every thread reads a whole file.
+/// Every thread reads a whole file, and programs read lazily mapped files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WholeSettings {
     /// How large the file is; at random at most 1 GiB of it is read.
@@ -204,19 +200,9 @@ pub struct WholeSettings {
     pub size: ByteLen,
     /// How many threads read, a table each.
     pub threads: Vec<usize>,
-    /// The windows, by order.
-    pub orders: Vec<u8>,
-}
-
-/// Programs that read lazily mapped files.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ProgramSettings {
-    /// About how large the database of SQLite is.
-    #[serde(rename = "database_bytes", with = "byte_len")]
-    pub database: ByteLen,
-    /// How large the image of sources is.
-    #[serde(rename = "sources_bytes", with = "byte_len")]
-    pub sources: ByteLen,
+    /// About how large the database of SQLite is, and how large the image of sources.
+    #[serde(rename = "programs_bytes", with = "byte_len")]
+    pub programs: ByteLen,
     /// The windows, by order.
     pub orders: Vec<u8>,
 }

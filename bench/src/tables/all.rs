@@ -14,8 +14,7 @@ use uzone_pages::ByteLen;
 use super::{bind, copy, fault, metadata, pin, restore, snapshot, zero};
 use crate::harness::{
     Bench, BenchError, Benchmark, BindSettings, CopySettings, FaultSettings, Part, Phase,
-    PinSettings, ProgramSettings, Result, Skipped, SnapshotSettings, Watch, WholeSettings,
-    ZeroSettings, sentence,
+    PinSettings, Result, Skipped, SnapshotSettings, Watch, WholeSettings, ZeroSettings, sentence,
 };
 
 impl Part {
@@ -105,9 +104,8 @@ pub fn parts(
 
 /// Returns the settings of the scans alone, by one thread.
 fn scans(size: ByteLen, rounds: u32, directory: &Path) -> FaultSettings {
-    let (density, whole, programs) = (ByteLen::ZERO, None, None);
     let (threads, directory) = (vec![1], directory.to_owned());
-    FaultSettings { size, density, whole, programs, rounds, threads, directory }
+    FaultSettings { size, density: ByteLen::ZERO, whole: None, rounds, threads, directory }
 }
 
 /// The tables of the published experiments.
@@ -161,8 +159,7 @@ pub fn seeds(
             threads,
         }),
         Benchmark::Fault(FaultSettings {
-            whole: Some(whole(size, counts, orders)),
-            programs: Some(programs(ByteLen::mib(if is_full { 256 } else { 64 }), orders)),
+            whole: Some(whole(size, counts, ByteLen::mib(if is_full { 256 } else { 64 }), orders)),
             ..scans(ByteLen::mib(8), if is_full { 5 } else { 3 }, directory)
         }),
     ];
@@ -170,12 +167,8 @@ pub fn seeds(
     parts.into_iter().zip(tables).map(|(part, ids)| Part::from(part).with_tables(ids)).collect()
 }
 
-fn whole(size: ByteLen, threads: &[usize], orders: &[u8]) -> WholeSettings {
-    WholeSettings { size, threads: threads.to_vec(), orders: orders.to_vec() }
-}
-
-fn programs(size: ByteLen, orders: &[u8]) -> ProgramSettings {
-    ProgramSettings { database: size, sources: size, orders: orders.to_vec() }
+fn whole(size: ByteLen, threads: &[usize], programs: ByteLen, orders: &[u8]) -> WholeSettings {
+    WholeSettings { size, threads: threads.to_vec(), programs, orders: orders.to_vec() }
 }
 
 fn strings(ids: &[&str]) -> Vec<String> {
@@ -193,8 +186,7 @@ pub fn quick_seeds(parts: Vec<Part>) -> Vec<Part> {
             Benchmark::Bind(_) | Benchmark::Zero(_) => {}
             Benchmark::Pin(settings) => settings.larger = ByteLen::gib(2),
             Benchmark::Fault(settings) => {
-                settings.whole = Some(whole(ByteLen::mib(4), &[1, 8], &[4]));
-                settings.programs = Some(programs(ByteLen::mib(4), &[4]));
+                settings.whole = Some(whole(ByteLen::mib(4), &[1, 8], ByteLen::mib(4), &[4]));
                 tables = strings(OF_SEEDS[3]);
             }
             Benchmark::Copy(_) | Benchmark::Snapshot(_) | Benchmark::Restore(_) => return None,

@@ -95,9 +95,7 @@ pub(crate) fn run(settings: &FaultSettings, part: &Part, watch: Watch<'_>) -> Re
     drop(file);
     if let Some(whole) = &settings.whole {
         whole::tables(&mut run, whole)?;
-    }
-    if let Some(programs) = &settings.programs {
-        program::tables(&mut run, programs)?;
+        program::tables(&mut run, whole)?;
     }
     if settings.density > ByteLen::ZERO {
         density::tables(&mut run, fitting(settings.density).0, &placements)?;

@@ -18,7 +18,7 @@ use super::backend::Backend;
 use super::run::{Run, Visitor, Visits, Ways};
 use super::source::{PAGE, Source};
 use super::touch::{Placement, Share};
-use crate::harness::{BenchError, Counted, Found, ProgramSettings, Reads, Result, Suite, index};
+use crate::harness::{BenchError, Counted, Found, Reads, Result, Suite, WholeSettings, index};
 
 /// Memory that holds a file.
 type Memory = Arc<dyn Reads + Send>;
@@ -43,14 +43,14 @@ struct Program<'a> {
 }
 
 /// Measures a table for each program.
-pub(super) fn tables(run: &mut Run<'_>, settings: &ProgramSettings) -> Result {
+pub(super) fn tables(run: &mut Run<'_>, settings: &WholeSettings) -> Result {
     let directory = &run.settings.directory;
     if run.wants(database::TABLE) {
-        let program = database::program(directory, settings.database)?;
+        let program = database::program(directory, settings.programs)?;
         table(run, &program, &settings.orders)?;
     }
     if run.wants(sources::TABLE) {
-        let program = sources::program(directory, settings.sources)?;
+        let program = sources::program(directory, settings.programs)?;
         table(run, &program, &settings.orders)?;
     }
     Ok(())
