@@ -70,7 +70,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     let lazy::Lazy { touch, trace, engine } = lazy;
     let is_right = touch.is_right(&facts);
     let is_served = serve::run(&plan, &image, &mut steps, out)?;
-    let (tables, results) = compare::run(&plan, image, is_right, &engine, out)?;
+    let bench = compare::run(&plan, image, is_right, &engine, out)?;
     drop(engine);
 
     let is_intact = is_clear && is_right && is_served;
@@ -86,14 +86,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
         is_intact,
         steps: steps.0,
         elapsed_ns: 0,
-        bench: Bench {
-            schema,
-            benchmark,
-            machine: machine::here(),
-            tables,
-            results,
-            ..Bench::default()
-        },
+        bench: Bench { schema, benchmark, machine: machine::here(), ..bench },
         files: Vec::new(),
     };
     demo.bench.settings = demo.summary();

@@ -16,23 +16,14 @@ use super::extents::{self, Arena};
 use super::fault::{Answer, Bare, Share};
 use super::pin;
 use crate::harness::{
-    Adopted, BenchError, Benchmark, BindSettings, Counted, Found, Part as Settings, PinSettings,
-    Reads, Result, Role, Row, Suite, Table, Watch, check_word, counted,
+    Adopted, Bench, BenchError, Benchmark, BindSettings, Counted, Found, Part, PinSettings, Reads,
+    Result, Role, Row, Suite, Table, Watch, check_word, counted,
 };
 
 /// What is cleared at once.
 const EXTENT: ByteLen = ByteLen::mib(2);
 /// Memory that extents are taken from in turn, twice, where there is enough: longer than most caches.
 pub const ARENA: ByteLen = ByteLen::mib(256);
-
-/// Rows that are compared with each other.
-#[derive(Clone, Debug)]
-pub struct Part {
-    /// Their table.
-    pub table: Table,
-    /// The rows: `naive`, `ours`, `limit`, and others.
-    pub rows: Vec<Row>,
-}
 
 /// Returns how much memory the parts take at most, beside what the caller's readers do.
 #[must_use]
@@ -88,7 +79,7 @@ pub fn map(
     engine: &Engine,
     rounds: u32,
     watch: Watch<'_>,
-) -> Result<Part> {
+) -> Result<Bench> {
     let len = image.len;
     let table = Table {
         id: "demo-map".to_owned(),
@@ -116,28 +107,35 @@ pub fn map(
         image.read(row, &image.map(Sharing::Private)?)
     });
     suite.naive("naive");
-    let rows = suite.run("reading the image again, in three ways", rounds, watch)?;
-    Ok(Part { table, rows })
+    let results = suite.run("reading the image again, in three ways", rounds, watch)?;
+    Ok(Bench { tables: vec![table], results, ..Bench::default() })
 }
 
-/// Returns a part of the demo with rows of a benchmark. These are named by where each is taken from, and what
-/// its row and its name in the demo are.
-fn part(id: &str, title: String, note: &str, rows: &[Row], wanted: &[(&str, &str, &str)]) -> Part {
+/// Returns a table of the demo with rows of a benchmark: `naive`, `ours`, `limit`, and others. These are named by
+/// where each is taken from, and what its row and its name in the demo are.
+fn table(
+    id: &str,
+    title: String,
+    note: &str,
+    rows: &[Row],
+    wanted: &[(&str, &str, &str)],
+) -> Bench {
     let taken = wanted.iter().filter_map(|(from, to, name)| {
         let row = rows.iter().find(|row| row.id == *from)?;
         // Rows of another page than was published on are not compared with that.
         let (id, name) = (format!("{id}/{to}"), (*name).to_owned());
         Some(Row { id, name, published: None, ..row.clone() })
     });
-    let rows = taken.collect();
-    Part { table: Table { id: id.to_owned(), title, note: note.to_owned() }, rows }
+    let results = taken.collect();
+    let table = Table { id: id.to_owned(), title, note: note.to_owned() };
+    Bench { tables: vec![table], results, ..Bench::default() }
 }
 
 /// Describes memory, with descriptors of 64 bytes as Linux has them.
 ///
 /// # Errors
 /// [`BenchError`] if memory is short, or a row wrote something wrong.
-pub fn bind(size: ByteLen, rounds: u32, watch: Watch<'_>) -> Result<Part> {
+pub fn bind(size: ByteLen, rounds: u32, watch: Watch<'_>) -> Result<Bench> {
     let settings = BindSettings {
         size,
         rebinds: rounds,
@@ -146,8 +144,8 @@ pub fn bind(size: ByteLen, rounds: u32, watch: Watch<'_>) -> Result<Part> {
         growth: ByteLen::ZERO,
         dax: None,
     };
-    let bench = Settings::from(Benchmark::Bind(settings)).run(watch)?;
-    Ok(part(
+    let bench = Part::from(Benchmark::Bind(settings)).run(watch)?;
+    Ok(table(
         "demo-bind",
         format!("Describing {size} of memory: a descriptor for each page of 4 KiB"),
         "naive writes the 64 bytes of each descriptor field by field; the limit is a bare fill of \
@@ -166,10 +164,10 @@ pub fn bind(size: ByteLen, rounds: u32, watch: Watch<'_>) -> Result<Part> {
 ///
 /// # Errors
 /// [`BenchError`] if memory is short, or a row left a wrong byte.
-pub fn zero(arena: ByteLen, rounds: u32, watch: Watch<'_>) -> Result<Part> {
+pub fn zero(arena: ByteLen, rounds: u32, watch: Watch<'_>) -> Result<Bench> {
     let arena = Arena::of(Work::Zero, arena.get())?;
     let rows = extents::only_cold(Work::Zero, EXTENT, rounds, &arena, watch)?;
-    Ok(part(
+    Ok(table(
         "demo-zero",
         format!("Clearing {EXTENT} of memory"),
         "naive clears a page of 4 KiB at a time; the limit is a bare stream of stores",
@@ -186,9 +184,9 @@ pub fn zero(arena: ByteLen, rounds: u32, watch: Watch<'_>) -> Result<Part> {
 ///
 /// # Errors
 /// [`BenchError`] if memory is short, or a hold was refused.
-pub fn pin(size: ByteLen, rounds: u32, watch: Watch<'_>) -> Result<Part> {
+pub fn pin(size: ByteLen, rounds: u32, watch: Watch<'_>) -> Result<Bench> {
     let rows = pin::only_folios(PinSettings { size, larger: ByteLen::ZERO, rounds }, watch)?;
-    Ok(part(
+    Ok(table(
         "demo-pin",
         format!("Pinning {size} of memory: uzone does not take it away"),
         "naive counts for each page of 4 KiB; uzone counts for each 2 MiB; the limit is \
@@ -228,7 +226,7 @@ mod tests {
                 return;
             }
         };
-        assert_eq!(map.rows[0].faults.expect("faults").count, len.get() / page);
+        assert_eq!(map.results[0].faults.expect("faults").count, len.get() / page);
         file.write_all_at(&[9], page).unwrap();
         let error = super::map(image, &engine, 1, &|_| ()).map(|_| ()).expect_err("a wrong byte");
         assert!(error.to_string().ends_with(&format!("left a wrong byte at {page:#x}")), "{error}");

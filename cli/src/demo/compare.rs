@@ -1,10 +1,10 @@
 //! The plain way and the limit, measured in the same run as ours ([`run`]).
 
-use uzone_bench::brief::{self, NumberedFile, Part};
+use uzone_bench::brief::{self, NumberedFile};
 use uzone_bench::{BenchError, Phase, Watch, sentence};
 use uzone_fault::Engine;
 use uzone_pages::ByteLen;
-use uzone_report::results::{Row, Table};
+use uzone_report::Bench;
 
 use super::image::Image;
 use super::plan::Plan;
@@ -24,13 +24,12 @@ pub(super) fn run(
     is_right: bool,
     engine: &Engine,
     out: &Output,
-) -> Result<(Vec<Table>, Vec<Row>), Failure> {
+) -> Result<Bench, Failure> {
     let len = ByteLen::new(plan.size.get() / 4);
     let numbered = NumberedFile { file: &image.file, len, is_right };
-    let map = with_progress(out, |watch| brief::map(numbered, engine, READINGS, watch))?;
+    let mut all = with_progress(out, |watch| brief::map(numbered, engine, READINGS, watch))?;
     // Its memory may be needed below.
     drop(image);
-    let (mut tables, mut rows) = (vec![map.table], map.rows);
     for part in [
         measured(out, "describing memory in several ways", |watch| {
             brief::bind(plan.described, ROUNDS, watch)
@@ -45,11 +44,10 @@ pub(super) fn run(
     .into_iter()
     .flatten()
     {
-        let Part { table, rows: mut more } = part;
-        tables.push(table);
-        rows.append(&mut more);
+        all.tables.extend(part.tables);
+        all.results.extend(part.results);
     }
-    Ok((tables, rows))
+    Ok(all)
 }
 
 /// Measures a part under a progress bar with a plainer name than that of its table. A part that this host
@@ -57,8 +55,8 @@ pub(super) fn run(
 fn measured(
     out: &Output,
     what: &str,
-    part: impl FnOnce(Watch<'_>) -> Result<Part, BenchError>,
-) -> Result<Option<Part>, BenchError> {
+    part: impl FnOnce(Watch<'_>) -> Result<Bench, BenchError>,
+) -> Result<Option<Bench>, BenchError> {
     match with_progress(out, |watch| part(&|phase| watch(Phase { what, ..phase }))) {
         Ok(part) => Ok(Some(part)),
         Err(error) if error.is_of_this_host() => {
