@@ -6,11 +6,10 @@ use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Output, Stdio};
-use std::time::{Duration, Instant};
 
 use common::{
-    Dir, PATIENCE, interrupts_arrive, keeps_to, object, object_of, pool, refuses, run, skip, text,
-    uzone, wait_until,
+    Dir, interrupts_arrive, keeps_to, object, object_of, pool, refuses, run, skip, text, uzone,
+    wait_until,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
@@ -275,17 +274,12 @@ impl Running {
 
     /// Waits until `is_so`, and returns whether it came to that before the run ended.
     fn wait_until(&mut self, is_so: impl Fn(u32) -> bool) -> bool {
-        let until = Instant::now() + PATIENCE;
-        while Instant::now() < until {
-            if is_so(self.0.id()) {
-                return true;
-            }
-            if self.0.try_wait().expect("it is ours").is_some() {
-                return false;
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        panic!("nothing happened in {PATIENCE:?}");
+        let mut came = false;
+        wait_until("what the run does", || {
+            came = is_so(self.0.id());
+            came || self.0.try_wait().expect("it is ours").is_some()
+        });
+        came
     }
 
     /// Sends a signal, and returns the number of the one that ended the run.

@@ -4,15 +4,13 @@
 mod common;
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
-use std::process::{Child, ChildStdout, Stdio};
+use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use common::served::{Machine, PAGE, PAGES, Server, page_of};
-use common::{Dir, keeps_to, run, text, uzone, wait_until};
-use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
+use common::{Dir, run, text, uzone, wait_until};
+use rustix::process::Signal;
 use uzone_snapshot::Packer;
 
 /// How often a command is started that ends before it is stopped.
@@ -48,65 +46,24 @@ fn serve(dir: &Dir, options: &[&str]) -> Option<Served> {
     Some(Served { server, machine, socket, changed: dir.name("changed"), expected })
 }
 
-/// The command, and what it prints.
-struct Diff {
-    child: Child,
-    lines: BufReader<ChildStdout>,
-}
-
-impl Diff {
-    /// Starts it, and waits until the machine may go on.
-    fn start(socket: &str, changed: &str) -> Self {
-        let mut command = uzone(&["diff", "1", "-o", changed, "--json", "--socket", socket]);
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().expect("it runs");
-        let lines = BufReader::new(child.stdout.take().expect("a pipe"));
-        let mut diff = Self { child, lines };
-        let protected = diff.event("protected");
-        assert!(protected["present_bytes"].as_u64().is_some_and(|bytes| bytes <= PAGES * PAGE));
-        diff
-    }
-
-    fn event(&mut self, what: &str) -> Value {
-        let mut line = String::new();
-        if self.lines.read_line(&mut line).expect("it is read") == 0 {
-            panic!("{what}: {:?}", self.fails());
-        }
-        let object = serde_json::from_str(&line).expect("an object a line");
-        keeps_to("uzone.diff-1", &object);
-        assert_eq!(object["event"], what, "{object}");
-        object
-    }
-
-    /// Waits for the end, and returns the exit code and the message.
-    fn fails(&mut self) -> (Option<i32>, String) {
-        let mut message = String::new();
-        self.child.stderr.take().expect("once").read_to_string(&mut message).expect("text");
-        (self.child.wait().expect("it ends").code(), message)
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).expect("it runs");
-    }
-}
-
-impl Drop for Diff {
-    fn drop(&mut self) {
-        // It may have ended.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// Starts the command, and waits until the machine may go on.
+fn start(socket: &str, changed: &str) -> Server {
+    let mut command = uzone(&["diff", "1", "-o", changed, "--json", "--socket", socket]);
+    let mut diff = Server::printing("uzone.diff-1", command.stderr(Stdio::piped()));
+    let protected = diff.next_event("protected");
+    assert!(protected["present_bytes"].as_u64().is_some_and(|bytes| bytes <= PAGES * PAGE));
+    diff
 }
 
 /// Stops the command, does something, and has it fail then. It may have read all before it was stopped: then it
 /// ends well, and is started again.
 fn fails_while_stopped(socket: &str, changed: &str, mut meanwhile: impl FnMut()) {
     for _ in 0..ROUNDS {
-        let mut diff = Diff::start(socket, changed);
+        let mut diff = start(socket, changed);
         diff.signal(Signal::STOP);
         meanwhile();
         diff.signal(Signal::CONT);
-        let (code, message) = diff.fails();
+        let (code, message) = diff.end();
         if code == Some(0) {
             fs::remove_file(changed).expect("it was written");
             continue;
@@ -136,7 +93,7 @@ fn an_image_is_of_the_moment_when_the_machine_was_paused_while_that_writes_to_al
     let mapping = machine.memory.mapping();
     // The command may have read all before it was stopped.
     let is_kept = (0..ROUNDS).any(|round: u64| {
-        let mut diff = Diff::start(&socket, &changed);
+        let mut diff = start(&socket, &changed);
         diff.signal(Signal::STOP);
         for page in (0..PAGES).rev() {
             mapping
@@ -144,8 +101,8 @@ fn an_image_is_of_the_moment_when_the_machine_was_paused_while_that_writes_to_al
                 .expect("it is written");
         }
         diff.signal(Signal::CONT);
-        let kept = diff.event("packed")["kept_pages"].as_u64().expect("a number");
-        assert!(diff.child.wait().expect("it ends").success() && kept <= PAGES, "{kept}");
+        let kept = diff.next_event("packed")["kept_pages"].as_u64().expect("a number");
+        assert!(diff.wait().success() && kept <= PAGES, "{kept}");
         check_image(&changed, &expected);
         for page in 0..PAGES {
             let at = usize::try_from(page * PAGE).expect("small") + 50;
@@ -159,7 +116,7 @@ fn an_image_is_of_the_moment_when_the_machine_was_paused_while_that_writes_to_al
         let at = usize::try_from(page * PAGE).expect("small");
         machine.check(page, &expected[at..at + 4096]);
     }
-    Diff::start(&socket, &changed).event("packed");
+    start(&socket, &changed).next_event("packed");
     check_image(&changed, &expected);
 }
 
@@ -167,7 +124,7 @@ fn an_image_is_of_the_moment_when_the_machine_was_paused_while_that_writes_to_al
 fn memory_that_is_given_back_while_it_is_read_is_in_the_image_as_it_was() {
     let dir = Dir::new("diff-balloon");
     let Some(served) = serve(&dir, &[]) else { return };
-    let mut diff = Diff::start(&served.socket, &served.changed);
+    let mut diff = start(&served.socket, &served.changed);
     let mapping = served.machine.memory.mapping();
     thread::scope(|scope| {
         scope.spawn(|| mapping.discard(PAGES / 2 * PAGE..PAGES * PAGE).expect("it is given back"));
@@ -175,8 +132,8 @@ fn memory_that_is_given_back_while_it_is_read_is_in_the_image_as_it_was() {
             mapping.write_at(page * PAGE + 50, &[1; 8]).expect("it is written");
         }
     });
-    diff.event("packed");
-    assert!(diff.child.wait().expect("it ends").success());
+    diff.next_event("packed");
+    assert!(diff.wait().success());
     check_image(&served.changed, &served.expected);
     for page in PAGES / 2..PAGES {
         let mut seen = [1; 8];
@@ -202,7 +159,7 @@ fn without_the_worker_that_keeps_pages_there_is_no_image_and_the_machine_goes_on
     });
     // The next worker keeps pages as well.
     mapping.read_at(0, &mut expected).expect("it is read");
-    Diff::start(&socket, &changed).event("packed");
+    start(&socket, &changed).next_event("packed");
     check_image(&changed, &expected);
 }
 
@@ -228,7 +185,7 @@ fn a_machine_that_gives_memory_back_does_not_wait_for_ever_for_a_command_that_is
 fn one_command_at_a_time_keeps_the_pages_of_a_machine() {
     let dir = Dir::new("diff-two");
     let Some(served) = serve(&dir, &[]) else { return };
-    let first = Diff::start(&served.socket, &served.changed);
+    let first = start(&served.socket, &served.changed);
     first.signal(Signal::STOP);
     let output = run(&["diff", "1", "-o", &served.changed, "--json", "--socket", &served.socket]);
     let message = text(&output.stderr);

@@ -15,7 +15,7 @@ use serde_json::Value;
 use uzone_attach::{AttachError, AttachOptions, AttachedMemory};
 
 /// How long anything may take before it counts as hanging.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(60);
 /// The user and the group without rights, by their number on every system.
 pub(crate) const UNPRIVILEGED: u32 = 65534;
 

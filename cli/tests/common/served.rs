@@ -2,7 +2,7 @@
 //! with.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -39,9 +39,12 @@ pub(crate) fn status_at(socket: &str) -> Value {
     status
 }
 
+/// A server, or another command that prints events.
 pub(crate) struct Server {
     pub(crate) child: Child,
     pub(crate) lines: BufReader<ChildStdout>,
+    /// What its events keep to.
+    schema: &'static str,
 }
 
 impl Server {
@@ -57,20 +60,27 @@ impl Server {
         server
     }
 
-    /// Starts a command that prints events, and does not listen.
+    /// Starts a server, and does not wait until it listens.
     pub(crate) fn beside(command: &mut Command) -> Self {
+        Self::printing("uzone.serve-1", command)
+    }
+
+    /// Starts a command that prints events of this schema.
+    pub(crate) fn printing(schema: &'static str, command: &mut Command) -> Self {
         let mut child =
             command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("it runs");
         let lines = BufReader::new(child.stdout.take().expect("a pipe"));
-        Self { child, lines }
+        Self { child, lines, schema }
     }
 
     /// Waits for an event of any kind.
     pub(crate) fn any_event(&mut self) -> Value {
         let mut line = String::new();
-        assert!(self.lines.read_line(&mut line).expect("it is read") > 0, "it has ended");
+        if self.lines.read_line(&mut line).expect("it is read") == 0 {
+            panic!("it has ended: {:?}", self.end());
+        }
         let object: Value = serde_json::from_str(&line).expect("an object a line");
-        keeps_to("uzone.serve-1", &object);
+        keeps_to(self.schema, &object);
         object
     }
 
@@ -112,6 +122,15 @@ impl Server {
 
     pub(crate) fn wait(&mut self) -> ExitStatus {
         self.child.wait().expect("it ends")
+    }
+
+    /// Waits for the end, and returns the exit code, and what it wrote to standard error if that is a pipe.
+    pub(crate) fn end(&mut self) -> (Option<i32>, String) {
+        let mut message = String::new();
+        if let Some(mut stderr) = self.child.stderr.take() {
+            stderr.read_to_string(&mut message).expect("text");
+        }
+        (self.wait().code(), message)
     }
 
     /// Kills both processes at once, and waits until they are gone.
