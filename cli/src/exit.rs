@@ -41,8 +41,6 @@ pub(crate) enum Exit {
     Io = 74,
     /// It may work the next time (`EX_TEMPFAIL`).
     Again = 75,
-    /// The other side does not keep to the protocol (`EX_PROTOCOL`).
-    Protocol = 76,
     /// This user may not do that (`EX_NOPERM`).
     Permission = 77,
     /// The host or the command is set up in a way that cannot work (`EX_CONFIG`).
@@ -50,7 +48,7 @@ pub(crate) enum Exit {
 }
 
 /// Each way to end, in ascending order, and its meaning in the help.
-const MEANINGS: [(Exit, &str); 12] = [
+const MEANINGS: [(Exit, &str); 11] = [
     (Exit::Ok, "ok"),
     (Exit::No, "the check found a problem"),
     (Exit::Usage, "wrong usage"),
@@ -60,7 +58,6 @@ const MEANINGS: [(Exit, &str); 12] = [
     (Exit::Os, "the system refused (out of memory, processes, descriptors)"),
     (Exit::Io, "reading or writing failed"),
     (Exit::Again, "try again"),
-    (Exit::Protocol, "the other side broke the protocol"),
     (Exit::Permission, "no permission"),
     (Exit::Config, "the host is not set up for it"),
 ];
@@ -295,7 +292,7 @@ mod tests {
     #[test]
     fn codes_are_the_documented_ones_in_ascending_order() {
         let codes: Vec<u8> = Exit::all().map(Exit::code).collect();
-        assert_eq!(codes, [0, 1, 2, 65, 66, 69, 71, 74, 75, 76, 77, 78]);
+        assert_eq!(codes, [0, 1, 2, 65, 66, 69, 71, 74, 75, 77, 78]);
     }
 
     #[test]
