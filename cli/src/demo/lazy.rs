@@ -89,7 +89,8 @@ pub(super) fn run(
     steps.took("touch", touched.in_order_ns.saturating_add(touched.scattered_ns), what);
 
     let checked = check(&memory, plan.size, image, out)?;
-    let what = checked.what(image, plan.size);
+    let wrong_page = touched.wrong_page.map(|number| number << page.shift());
+    let what = checked.what(&image.facts, plan.size, wrong_page);
     steps.took("check", checked.elapsed_ns, what);
     drop(memory);
 
@@ -103,9 +104,7 @@ pub(super) fn run(
         scattered_ns: touched.scattered_ns,
         hash: checked.hash,
         hash_ns: checked.elapsed_ns,
-        first_difference_bytes: checked
-            .first_difference
-            .or_else(|| touched.wrong_page.map(|number| number << page.shift())),
+        first_difference_bytes: checked.first_difference.or(wrong_page),
     };
     Ok(Lazy { touch, trace, engine })
 }
@@ -167,19 +166,20 @@ struct Checked {
 }
 
 impl Checked {
-    fn what(&self, image: &Image, len: ByteLen) -> String {
-        match self.first_difference {
-            None if self.hash == image.facts.hash => {
-                format!(
-                    "all {} bytes are right: BLAKE3 {}...",
-                    HumanCount(len.get()),
-                    &self.hash[..8]
-                )
-            }
-            Some(offset) => {
+    /// Returns what the step states; the page at `wrong_page` was wrong when it was touched.
+    fn what(&self, image: &ImageFacts, len: ByteLen, wrong_page: Option<u64>) -> String {
+        match (self.first_difference, wrong_page) {
+            (Some(offset), _) => {
                 format!("bytes DIFFER, first in the {} from {offset:#x} on", ByteLen::new(CHUNK))
             }
-            None => String::from("bytes DIFFER"),
+            (None, _) if self.hash != image.hash => String::from("bytes DIFFER"),
+            (None, Some(offset)) => {
+                format!("bytes DIFFERED when they were touched, first in the page at {offset:#x}")
+            }
+            (None, None) => {
+                let (len, hash) = (HumanCount(len.get()), &self.hash[..8]);
+                format!("all {len} bytes are right: BLAKE3 {hash}...")
+            }
         }
     }
 }
@@ -245,10 +245,35 @@ mod tests {
         assert!(scattered(5..5).is_empty());
     }
 
+    fn image(hash: &str) -> ImageFacts {
+        ImageFacts { source_files: 1, source_bytes: 1, hash: hash.to_owned() }
+    }
+
+    #[test]
+    fn the_step_that_compares_states_what_differs_and_what_differed_before() {
+        let what = |hash: &str, first_difference, wrong_page| {
+            let checked = Checked { hash: hash.to_owned(), elapsed_ns: 1, first_difference };
+            checked.what(&image("0123456789"), ByteLen::mib(8), wrong_page)
+        };
+        for (hash, first_difference, wrong_page, stated) in [
+            ("0123456789", None, None, "all 8,388,608 bytes are right: BLAKE3 01234567..."),
+            ("1123456789", Some(4 << 20), None, "first in the 4 MiB from 0x400000 on"),
+            ("1123456789", Some(0), Some(4096), "first in the 4 MiB from 0x0 on"),
+            ("1123456789", None, None, "bytes DIFFER"),
+            (
+                "0123456789",
+                None,
+                Some(4096),
+                "DIFFERED when they were touched, first in the page at 0x1000",
+            ),
+        ] {
+            let what = what(hash, first_difference, wrong_page);
+            assert!(what.ends_with(stated), "{what}");
+        }
+    }
+
     #[test]
     fn a_single_difference_is_not_right() {
-        let image =
-            |hash: &str| ImageFacts { source_files: 1, source_bytes: 1, hash: hash.to_owned() };
         let touch = |hash: &str, first_difference_bytes| TouchFacts {
             pages: 1,
             faults: 1,
