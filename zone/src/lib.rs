@@ -70,7 +70,6 @@ mod poison;
 mod pool;
 mod progress;
 mod region;
-mod region_view;
 mod threads;
 mod zone;
 
@@ -94,6 +93,5 @@ pub use pin::token::{RawGuard, Redeemed};
 pub use pin::{Guard, PinOptions, Pinned, Referenced};
 pub use pool::options::{PoolError, PoolOptions, PoolStats};
 pub use pool::{Pool, Pooled};
-pub use region::Region;
-pub use region_view::RegionView;
+pub use region::{Region, RegionView};
 pub use zone::Zone;

@@ -23,8 +23,7 @@ use crate::pin::guards::{GuardBook, Holder};
 use crate::pin::pin_target::{PinTarget, Place};
 use crate::pin::{Guard, PinOptions, Pinned, Referenced};
 use crate::poison::bad_pages::BadPages;
-use crate::region::Region;
-use crate::region_view::RegionView;
+use crate::region::{Region, RegionView};
 
 /// A region that is still in use, given back bound as it was.
 #[derive(thiserror::Error)]
@@ -149,8 +148,8 @@ impl<P: Payload> PagemapView<P> {
     /// content: [`Pinned::write_at`], [`Pagemap::pin_and_write`], [`Pagemap::fill_at`],
     /// [`Pagemap::zero`], [`Pagemap::copy_folio`] and [`Pagemap::punch`].
     #[must_use]
-    pub fn region(&self) -> RegionView<'_> {
-        RegionView(&self.inner.region)
+    pub fn region(&self) -> &RegionView {
+        &self.inner.region
     }
 
     /// Returns what the bind did and what it cost.

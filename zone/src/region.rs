@@ -14,12 +14,13 @@
 //! from a hugetlb pool, which promises its pages at once.
 
 use std::fs::{File, OpenOptions};
+use std::ops::{Deref, Range};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use uzone_os::{
-    Access, AccessError, Anonymous, HugeAdvice, MapError, Mapping, Rejected, Sharing, SystemRoot,
-    dax, numa,
+    Access, AccessError, Addr, Anonymous, HugeAdvice, MapError, Mapping, MappingError, Rejected,
+    Sharing, SystemRoot, dax, numa,
 };
 use uzone_pages::{AddrError, ByteLen, Order, PageCount, PageSize, Pfn, PfnRange};
 
@@ -42,9 +43,22 @@ impl FileExtent {
     }
 }
 
-/// A range of memory, unmapped when dropped unless the caller keeps it ([`Mapping::adopt`]).
+/// A range of memory, unmapped when dropped unless the caller keeps it ([`Mapping::adopt`]). What can be asked of
+/// it once it is bound as well is in [`RegionView`].
 #[derive(Debug)]
-pub struct Region {
+pub struct Region(RegionView);
+
+impl Deref for Region {
+    type Target = RegionView;
+
+    fn deref(&self) -> &RegionView {
+        &self.0
+    }
+}
+
+/// The memory of a region, to look at and to read: where it is, how long it is, and its bytes.
+#[derive(Debug)]
+pub struct RegionView {
     mapping: Mapping,
     backing: Backing,
     page_size: PageSize,
@@ -129,7 +143,7 @@ impl Region {
     ///
     /// Costs one mmap(2) and the reading of a few files of sysfs, about 100 us at any size. The
     /// device maps whole pages of its alignment, each at its first touch;
-    /// [`Region::folio_order`] is the order of one.
+    /// [`RegionView::folio_order`] is the order of one.
     ///
     /// # Errors
     /// [`BindError`] if the file cannot be opened for reading and writing, is no DAX device, or
@@ -140,7 +154,7 @@ impl Region {
             .map_err(|cause| BindError::Device { path: path.to_owned(), cause })?;
         let backing = Backing::Devdax { path: path.to_owned() };
         let region = Self::mapped(device.size, backing, || Mapping::devdax(file, 0, device.size))?;
-        Ok(Self { node: device.node, ..region })
+        Ok(Self(RegionView { node: device.node, ..region.0 }))
     }
 
     /// Maps `len` bytes of a file on a DAX mount from `offset_bytes` on: the memory of the file, and
@@ -157,7 +171,7 @@ impl Region {
         let node = dax::node_of(&SystemRoot::host(), &file);
         let backing = Backing::Fsdax { path: path.to_owned(), offset_bytes };
         let region = Self::mapped(len, backing, || Mapping::fsdax(file, offset_bytes, len))?;
-        Ok(Self { node, ..region })
+        Ok(Self(RegionView { node, ..region.0 }))
     }
 
     /// Takes a mapping that the caller made, of whatever is behind it. With
@@ -184,7 +198,7 @@ impl Region {
 
     fn new(mapping: Mapping, backing: Backing, page_size: PageSize, pages: PageCount) -> Self {
         let (bad, untouched) = (Vec::new(), Untouched::of(&backing));
-        Self { mapping, backing, page_size, pages, node: None, bad, untouched }
+        Self(RegionView { mapping, backing, page_size, pages, node: None, bad, untouched })
     }
 
     fn mapped(
@@ -202,13 +216,13 @@ impl Region {
 
     /// Notes the pages that are bad, of a region whose pages have the numbers of `range`.
     pub(crate) fn remember_bad(&mut self, bad: &[Pfn], range: PfnRange) {
-        self.bad.clear();
-        self.bad.extend(bad.iter().filter_map(|pfn| pfn.checked_since(range.start())));
+        self.0.bad.clear();
+        self.0.bad.extend(bad.iter().filter_map(|pfn| pfn.checked_since(range.start())));
     }
 
     /// Notes pages that are bad before all that are known to be.
     pub(crate) fn remember_bad_front(&mut self, bad: Vec<PageCount>) {
-        self.bad.splice(0..0, bad);
+        self.0.bad.splice(0..0, bad);
     }
 
     /// Returns the pages that were bad when the region was unbound last, counted from its first, in
@@ -217,12 +231,6 @@ impl Region {
     #[must_use]
     pub fn bad_pages(&self) -> &[PageCount] {
         &self.bad
-    }
-
-    /// Returns what is behind the region.
-    #[must_use]
-    pub fn backing(&self) -> &Backing {
-        &self.backing
     }
 
     /// Returns the memory, for its address, its descriptor and its kernel accounting.
@@ -253,16 +261,7 @@ impl Region {
     /// Returns the memory and forgets that it was a region.
     #[must_use = "dropping it unmaps the memory, unless that was adopted"]
     pub fn into_mapping(self) -> Mapping {
-        self.mapping
-    }
-
-    /// Returns the order of the folios that the backing suggests: of the pages in which a DAX device
-    /// or a hugetlb pool maps, or that [`Mapping::adopt`] was given, and [`Order::BASE`] for what is
-    /// mapped in base pages. A bind may take another.
-    #[must_use]
-    pub fn folio_order(&self) -> Order {
-        // No page of a mapping is smaller than the host's; one beyond every order gets none.
-        self.page_size.order_of(self.mapping.page_size().bytes()).unwrap_or(Order::BASE)
+        self.0.mapping
     }
 
     /// Returns the NUMA node that the memory of a DAX device, or of a file on a DAX mount, is nearest to. Of other
@@ -274,24 +273,6 @@ impl Region {
     #[must_use]
     pub fn node(&self) -> Option<u32> {
         self.node.or_else(|| numa::has_several_nodes().then(|| self.mapping.node_of_most())?)
-    }
-
-    /// Returns how long the region is; never zero.
-    #[must_use]
-    pub fn len(&self) -> ByteLen {
-        self.mapping.len()
-    }
-
-    /// Returns the size of a base page.
-    #[must_use]
-    pub fn page_size(&self) -> PageSize {
-        self.page_size
-    }
-
-    /// Returns how many base pages the region has; never zero.
-    #[must_use]
-    pub fn pages(&self) -> PageCount {
-        self.pages
     }
 
     /// Returns the bytes of a file that are behind the region, or the addresses that were adopted;
@@ -314,17 +295,17 @@ impl Region {
     /// be cut.
     pub(crate) fn cut_front(self, pages: PageCount) -> Result<(Mapping, Self), Box<Self>> {
         let Ok(len) = pages.to_bytes(self.page_size) else { return Err(Box::new(self)) };
-        match self.mapping.cut(len) {
+        match self.0.mapping.cut(len) {
             Ok((front, mapping)) => {
-                let backing = self.backing.moved(|offset| offset.saturating_add(len.get()));
+                let backing = self.0.backing.moved(|offset| offset.saturating_add(len.get()));
                 let before = pages.get();
                 // It was cut, so it has more than `pages`.
-                let pages = PageCount::new(self.pages.get() - before);
-                let bad = self.bad.iter().filter_map(|page| page.get().checked_sub(before));
+                let pages = PageCount::new(self.0.pages.get() - before);
+                let bad = self.0.bad.iter().filter_map(|page| page.get().checked_sub(before));
                 let bad = bad.map(PageCount::new).collect();
-                Ok((front, Self { mapping, backing, pages, bad, ..self }))
+                Ok((front, Self(RegionView { mapping, backing, pages, bad, ..self.0 })))
             }
-            Err(refused) => Err(Box::new(Self { mapping: *refused.value, ..self })),
+            Err(refused) => Err(Box::new(Self(RegionView { mapping: *refused.value, ..self.0 }))),
         }
     }
 
@@ -332,16 +313,68 @@ impl Region {
     pub(crate) fn join_front(self, front: Mapping) -> Self {
         let len = front.len();
         let before = len.get() >> self.page_size.shift();
-        match front.join(self.mapping) {
-            Ok(mapping) => Self {
+        match front.join(self.0.mapping) {
+            Ok(mapping) => Self(RegionView {
                 mapping,
-                backing: self.backing.moved(|offset| offset.saturating_sub(len.get())),
-                pages: PageCount::new(self.pages.get() + before),
-                bad: self.bad.iter().map(|page| PageCount::new(page.get() + before)).collect(),
-                ..self
-            },
+                backing: self.0.backing.moved(|offset| offset.saturating_sub(len.get())),
+                pages: PageCount::new(self.0.pages.get() + before),
+                bad: self.0.bad.iter().map(|page| PageCount::new(page.get() + before)).collect(),
+                ..self.0
+            }),
             Err(refused) => unreachable!("parts of one region: {}", refused.cause),
         }
+    }
+
+    /// Copies bytes into the region, from byte `offset_bytes` on. What a file was truncated of
+    /// raises `SIGBUS`.
+    ///
+    /// # Errors
+    /// [`AccessError`] unless all bytes are inside; then none is copied.
+    pub fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), AccessError> {
+        self.untouched.end();
+        self.mapping.write_at(offset_bytes, bytes)
+    }
+}
+
+impl RegionView {
+    /// Returns the address of the first byte.
+    #[must_use]
+    pub fn addr(&self) -> Addr {
+        self.untouched.end(); // the caller may write there
+        self.mapping.addr()
+    }
+
+    /// Returns how long the region is; never zero.
+    #[must_use]
+    pub fn len(&self) -> ByteLen {
+        self.mapping.len()
+    }
+
+    /// Returns the size of a base page.
+    #[must_use]
+    pub fn page_size(&self) -> PageSize {
+        self.page_size
+    }
+
+    /// Returns how many base pages the region has; never zero.
+    #[must_use]
+    pub fn pages(&self) -> PageCount {
+        self.pages
+    }
+
+    /// Returns what is behind the region.
+    #[must_use]
+    pub fn backing(&self) -> &Backing {
+        &self.backing
+    }
+
+    /// Returns the order of the folios that the backing suggests: of the pages in which a DAX device
+    /// or a hugetlb pool maps, or that [`Mapping::adopt`] was given, and [`Order::BASE`] for what is
+    /// mapped in base pages. A bind may take another.
+    #[must_use]
+    pub fn folio_order(&self) -> Order {
+        // No page of a mapping is smaller than the host's; one beyond every order gets none.
+        self.page_size.order_of(self.mapping.page_size().bytes()).unwrap_or(Order::BASE)
     }
 
     /// Copies bytes out of the region, from byte `offset_bytes` on. What a file was truncated of
@@ -353,14 +386,29 @@ impl Region {
         self.mapping.read_at(offset_bytes, out)
     }
 
-    /// Copies bytes into the region, from byte `offset_bytes` on. What a file was truncated of
-    /// raises `SIGBUS`.
+    /// Returns how much memory the region has from the kernel now. It costs a walk over the region's
+    /// page tables.
     ///
     /// # Errors
-    /// [`AccessError`] unless all bytes are inside; then none is copied.
-    pub fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), AccessError> {
-        self.untouched.end();
-        self.mapping.write_at(offset_bytes, bytes)
+    /// [`MappingError`] if the kernel does not say.
+    pub fn resident(&self) -> Result<ByteLen, MappingError> {
+        self.mapping.resident()
+    }
+
+    /// As [`RegionView::resident`], of a range of bytes.
+    ///
+    /// # Errors
+    /// [`MappingError`] if the range is not inside, or the kernel does not say.
+    pub fn resident_in(&self, range: Range<u64>) -> Result<ByteLen, MappingError> {
+        self.mapping.resident_in(range)
+    }
+
+    /// Returns how many bytes of the region are in huge pages now.
+    ///
+    /// # Errors
+    /// [`MappingError`] if the kernel does not say.
+    pub fn huge_backed(&self) -> Result<ByteLen, MappingError> {
+        self.mapping.huge_backed()
     }
 }
 
