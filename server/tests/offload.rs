@@ -16,7 +16,8 @@ use uzone_os::uffd::{Features, KernelFaults, Uffd};
 use uzone_server::{Offload, Offloaded, ServeError, ServerOptions, Worker};
 use uzone_snapshot::{Image, OpenOptions};
 
-use common::{Folder, damage, outcome_of, page_of, report, skip, to_try, was_ended};
+use common::needs::skip;
+use common::{Folder, damage, outcome_of, page_of, report, to_try, was_ended};
 use receiver::{ERROR, Machine, OK};
 
 mod common;
@@ -266,7 +267,7 @@ fn a_process_that_restores_a_machine_reads_its_image_and_does_nothing_else() {
     let (missing, output) = run("to be confined");
     if missing.as_deref() != Some("not in force: ") {
         let name = "a_process_that_restores_a_machine_reads_its_image_and_does_nothing_else";
-        return skip(name, format_args!("{missing:?}: {output:?}"));
+        return skip(name, &format!("{missing:?}: {output:?}"));
     }
     let (line, output) = outcome("to read the image");
     assert_eq!(line.as_deref(), Some("done"), "{output:?}");

@@ -16,7 +16,8 @@ use uzone_os::uffd::{Features, KernelFaults, Uffd};
 use uzone_server::{ServerOptions, Worker};
 use uzone_snapshot::Packer;
 
-use common::{outcome_of, report, skip, to_try, was_ended};
+use common::needs::skip;
+use common::{outcome_of, report, to_try, was_ended};
 
 mod common;
 

@@ -30,7 +30,8 @@ use uzone_server::{
 };
 use uzone_snapshot::Packer;
 
-use common::{Folder, damage, page_of, skip};
+use common::needs::{Pool, or_skip, skip};
+use common::{Folder, damage, page_of};
 use guest::Guest;
 
 mod common;
@@ -386,10 +387,7 @@ fn case_of(name: &str, folder: &str, machine: fn(&Path)) -> Option<(Folder, Path
         return None;
     }
     let opened = Uffd::open(Features::EVENT_REMOVE, Features::NONE, KernelFaults::IfAllowed);
-    if let Err(error) = opened {
-        skip(name, error);
-        return None;
-    }
+    or_skip(name, opened)?;
     let folder = Folder::new(folder, PAGES);
     let socket = folder.join("sock");
     Some((folder, socket))
@@ -1125,30 +1123,6 @@ fn a_machine_that_is_stopped_for_long_holds_up_no_other_and_goes_on() {
     server.stop_after(others + 1, 1..=1);
 }
 
-/// A pool of 2 MiB pages that is large enough, and as it was before when this ends.
-struct Pool(String);
-
-impl Pool {
-    const FILE: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
-
-    /// Adds pages, or returns why that cannot be.
-    fn raise(pages: u64) -> Result<Self, String> {
-        let read = || fs::read_to_string(Self::FILE).map_err(|error| error.to_string());
-        let before = read()?;
-        let total = before.trim().parse::<u64>().map_err(|error| error.to_string())? + pages;
-        fs::write(Self::FILE, total.to_string()).map_err(|error| error.to_string())?;
-        let pool = Self(before);
-        let has = read()?.trim().parse::<u64>().unwrap_or(0);
-        if has >= total { Ok(pool) } else { Err(format!("{has} of {total} pages can be had")) }
-    }
-}
-
-impl Drop for Pool {
-    fn drop(&mut self) {
-        let _ = fs::write(Self::FILE, &self.0);
-    }
-}
-
 /// What a machine does whose memory is pages of 2 MiB, or of 4 KiB in its last 2 MiB.
 fn be_a_huge_machine(socket: &Path) {
     /// How many of its pages are small.
@@ -1194,11 +1168,9 @@ fn machines_of_huge_and_small_pages_are_served_from_frames_of_any_size() {
     let Some((folder, socket)) = case_of(name, "huge", be_a_huge_machine) else { return };
     let features = Features::EVENT_REMOVE | Features::MISSING_HUGETLB;
     let opened = Uffd::open(features, Features::NONE, KernelFaults::IfAllowed);
-    let pool = opened.map_err(|error| error.to_string()).and_then(|_| Pool::raise(8));
-    let _pool = match pool {
-        Ok(pool) => pool,
-        Err(reason) => return skip(name, reason),
-    };
+    let pool = opened.map_err(|error| error.to_string());
+    let pool = pool.and_then(|_| Pool::try_grow(PageSize::MIB_2, 8));
+    let Some(_pool) = or_skip(name, pool) else { return };
     let raw = fs::read(folder.join("raw")).unwrap();
     let packer = Packer::default().frame(ByteLen::mib(2));
     packer.pack(&mut &raw[..], &folder.join("frames"), None, &|_| true).unwrap();
@@ -1284,7 +1256,7 @@ fn a_machine_of_small_pages_gets_huge_ones_while_it_runs_and_no_byte_changes() {
         let is_root = rustix::process::geteuid().is_root();
         let reason = no_huge_pages().or((!is_root).then(|| "it takes root".to_owned()));
         if let Some(reason) = reason {
-            return skip(name, reason);
+            return skip(name, &reason);
         }
         let server = Running::start(&socket, &folder.join(image), "huge");
         let mut machine = machine(name, &socket);
@@ -1380,7 +1352,7 @@ fn a_guest_of_kvm_finds_its_memory_while_workers_are_killed() {
         (_, Err(error)) => Some(format!("/dev/kvm: {error}")),
     };
     if let Some(reason) = reason {
-        return skip(name, reason);
+        return skip(name, &reason);
     }
     let server = Running::start(&socket, &folder.join("packed"), "kill");
     assert!(end_of(&mut machine(name, &socket)).success());

@@ -1,6 +1,6 @@
 //! What a test needs of the host: a case that cannot run is skipped by name, a pool of huge pages
-//! is raised, and a control group has a limit on memory. The tests of `zone` and `fault` use it as
-//! well.
+//! is raised, and a control group has a limit on memory. The tests of `zone`, `fault` and `server` use
+//! it as well.
 
 #![allow(dead_code, reason = "each test program uses its part")]
 

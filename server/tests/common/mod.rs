@@ -1,7 +1,6 @@
 //! What the tests of the page server share: an image of known pages, and a folder for it.
 #![allow(dead_code, reason = "each test file is a program of its own and takes what it needs")]
 
-use std::fmt::Display;
 use std::fs::{self, File};
 use std::io;
 use std::ops::Deref;
@@ -11,6 +10,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use uzone_snapshot::Packer;
+
+#[path = "../../../os/tests/common/needs.rs"]
+pub(crate) mod needs;
 
 /// The oracle: a page of the image.
 pub(crate) fn page_of(index: u64) -> Vec<u8> {
@@ -55,12 +57,6 @@ pub(crate) fn damage(packed: &Path) {
     let (mut byte, at) = ([0], file.metadata().unwrap().len() / 4);
     file.read_exact_at(&mut byte, at).unwrap();
     file.write_all_at(&[byte[0] ^ 1], at).unwrap();
-}
-
-/// Reports that a case cannot run here, which is an error where all have to.
-pub(crate) fn skip(name: &str, reason: impl Display) {
-    assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{name}: {reason}");
-    eprintln!("skipped: {name}: {reason}");
 }
 
 /// Names what a process tries that is confined, and the folder of its image.
