@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use common::{anonymous, read};
+use common::{anonymous, is_mapped, pages_in, read};
 use uzone_pages::{
-    ByteLen, Content, HoldError, HoldKind, MemoryKind, Order, PageCount, Pfn, PfnRange, Tails,
+    ByteLen, Content, HoldError, HoldKind, MemoryKind, Order, PageCount, Pfn, Tails,
 };
 use uzone_zone::{
     BindOptions, Pagemap, PagemapOps, PinError, Region, WriteError, ZeroOptions, Zone,
@@ -19,11 +19,6 @@ use uzone_zone::{
 fn bound(order: u8, tails: Tails) -> Pagemap {
     let options = BindOptions::new(MemoryKind::Generic).order(Order::new(order)).tails(tails);
     Zone::new().bind(anonymous(1 << 20), options).expect("a bind")
-}
-
-fn range(pagemap: &Pagemap, offset: u64, pages: u64) -> PfnRange {
-    let start = Pfn::new(pagemap.range().start().get() + offset);
-    PfnRange::try_new(start, PageCount::new(pages)).expect("a range")
 }
 
 /// Returns the pins of every folio of the region, in order.
@@ -38,7 +33,7 @@ fn a_pin_holds_each_folio_of_its_range_once_and_no_other() {
         for order in [0, 1, 3, 8] {
             let pagemap = bound(order, tails);
             for (offset, pages) in [(0, 1), (0, 256), (5, 1), (5, 20), (7, 2), (8, 8), (255, 1)] {
-                let pinned = pagemap.pin(range(&pagemap, offset, pages)).unwrap();
+                let pinned = pagemap.pin(pages_in(&pagemap, offset, pages)).unwrap();
                 let (first, last) = (offset >> order, (offset + pages - 1) >> order);
                 let expected: Vec<u32> = (0..256_u64 >> order)
                     .map(|folio| u32::from((first..=last).contains(&folio)))
@@ -56,7 +51,7 @@ fn a_pin_holds_each_folio_of_its_range_once_and_no_other() {
 fn segments_are_the_bytes_of_the_range() {
     let pagemap = bound(3, Tails::Derived);
     let address = pagemap.region().addr().get();
-    let pinned = pagemap.pin(range(&pagemap, 5, 20)).unwrap();
+    let pinned = pagemap.pin(pages_in(&pagemap, 5, 20)).unwrap();
     let segments: Vec<_> = pinned.segments().collect();
     assert_eq!(segments.len(), 1);
     assert_eq!(segments[0].address, address + 5 * 4096);
@@ -69,10 +64,10 @@ fn segments_are_the_bytes_of_the_range() {
 fn bytes_are_in_the_pages_that_they_have_a_part_of() {
     let pagemap = bound(0, Tails::Derived);
     let at = |offset, len| pagemap.range_at(offset, ByteLen::new(len)).unwrap();
-    assert_eq!(at(0, 1), range(&pagemap, 0, 1));
-    assert_eq!(at(4095, 2), range(&pagemap, 0, 2));
-    assert_eq!(at(4096, 4096), range(&pagemap, 1, 1));
-    assert_eq!(at(4095, 4098), range(&pagemap, 0, 3));
+    assert_eq!(at(0, 1), pages_in(&pagemap, 0, 1));
+    assert_eq!(at(4095, 2), pages_in(&pagemap, 0, 2));
+    assert_eq!(at(4096, 4096), pages_in(&pagemap, 1, 1));
+    assert_eq!(at(4095, 4098), pages_in(&pagemap, 0, 3));
     assert!(pagemap.range_at(0, ByteLen::ZERO).is_err());
     // And back, but for what is not of the region.
     for bytes in [0..4096, 4096..3 * 4096, 0..pagemap.region().len().get()] {
@@ -88,7 +83,7 @@ fn bytes_are_in_the_pages_that_they_have_a_part_of() {
 fn a_range_that_leaves_the_region_is_refused_whole() {
     let pagemap = bound(2, Tails::Derived);
     for (offset, pages) in [(0, 257), (255, 2), (256, 1)] {
-        let asked = range(&pagemap, offset, pages);
+        let asked = pages_in(&pagemap, offset, pages);
         assert_eq!(
             pagemap.pin(asked).err(),
             Some(PinError::NotHere { asked, region: pagemap.range() })
@@ -104,16 +99,16 @@ fn a_refused_folio_leaves_none_held_and_says_how_many_were_good() {
     let pagemap = Zone::new().bind(anonymous(1 << 20), options).unwrap();
     // Only the first five folios are handed out.
     let handed: Vec<_> = (0..5)
-        .map(|folio| pagemap.hand_out(range(&pagemap, folio * 4, 1).start()).unwrap())
+        .map(|folio| pagemap.hand_out(pages_in(&pagemap, folio * 4, 1).start()).unwrap())
         .collect();
-    let failure = pagemap.pin(range(&pagemap, 6, 40)).unwrap_err();
-    let refused = range(&pagemap, 20, 1).start();
+    let failure = pagemap.pin(pages_in(&pagemap, 6, 40)).unwrap_err();
+    let refused = pages_in(&pagemap, 20, 1).start();
     assert_eq!(
         failure,
         PinError::Refused { pfn: refused, good: PageCount::new(14), cause: HoldError::Free }
     );
     assert!(pins(&pagemap).iter().all(|pins| *pins == 0));
-    let good = pagemap.pin(range(&pagemap, 6, 14)).unwrap();
+    let good = pagemap.pin(pages_in(&pagemap, 6, 14)).unwrap();
     drop(handed);
     // A pin keeps the folios from being free, though no reference is left.
     assert!(!pagemap.page(good.range().start()).unwrap().word().is_free());
@@ -126,11 +121,11 @@ fn a_refused_folio_leaves_none_held_and_says_how_many_were_good() {
 fn a_split_guard_is_two_that_hold_as_much() {
     let pagemap = bound(3, Tails::Derived);
     for at in 1..20 {
-        let pinned = pagemap.pin(range(&pagemap, 5, 20)).unwrap();
+        let pinned = pagemap.pin(pages_in(&pagemap, 5, 20)).unwrap();
         let before = pins(&pagemap);
         let (first, second) = pinned.split(PageCount::new(at)).unwrap();
-        assert_eq!(first.range(), range(&pagemap, 5, at));
-        assert_eq!(second.range(), range(&pagemap, 5 + at, 20 - at));
+        assert_eq!(first.range(), pages_in(&pagemap, 5, at));
+        assert_eq!(second.range(), pages_in(&pagemap, 5 + at, 20 - at));
         let shared = usize::from((5 + at) % 8 != 0);
         assert_eq!(
             pins(&pagemap).iter().sum::<u32>(),
@@ -146,9 +141,9 @@ fn a_split_guard_is_two_that_hold_as_much() {
         assert!(pins(&pagemap).iter().all(|pins| *pins == 0));
     }
     for at in [0, 20, 21, u64::MAX] {
-        let pinned = pagemap.pin(range(&pagemap, 5, 20)).unwrap();
+        let pinned = pagemap.pin(pages_in(&pagemap, 5, 20)).unwrap();
         let (pinned, _) = pinned.split(PageCount::new(at)).unwrap_err();
-        assert_eq!(pinned.range(), range(&pagemap, 5, 20));
+        assert_eq!(pinned.range(), pages_in(&pagemap, 5, 20));
     }
     assert!(pagemap.unbind().is_ok());
 }
@@ -156,9 +151,9 @@ fn a_split_guard_is_two_that_hold_as_much() {
 #[test]
 fn unbind_names_the_holders_of_the_region_and_gives_it_back_in_use() {
     let pagemap = bound(2, Tails::Derived);
-    let pinned = pagemap.pin(range(&pagemap, 40, 2)).unwrap();
+    let pinned = pagemap.pin(pages_in(&pagemap, 40, 2)).unwrap();
     let again = pinned.try_clone().unwrap();
-    let referenced = pagemap.get(range(&pagemap, 3, 1)).unwrap();
+    let referenced = pagemap.get(pages_in(&pagemap, 3, 1)).unwrap();
     let busy = pagemap.unbind().unwrap_err();
     assert_eq!((busy.pins, busy.references), (2, 1));
     if cfg!(debug_assertions) {
@@ -169,7 +164,7 @@ fn unbind_names_the_holders_of_the_region_and_gives_it_back_in_use() {
     }
     assert!(busy.to_string().contains("2 pins and 1 references"), "{busy}");
     let pagemap = *busy.pagemap;
-    let more = pagemap.pin(range(&pagemap, 0, 256)).expect("it is in use as before");
+    let more = pagemap.pin(pages_in(&pagemap, 0, 256)).expect("it is in use as before");
     drop((pinned, again, referenced, more));
     assert_eq!(pagemap.unbind().unwrap().len(), ByteLen::mib(1));
 }
@@ -177,7 +172,7 @@ fn unbind_names_the_holders_of_the_region_and_gives_it_back_in_use() {
 #[test]
 fn unbind_waits_for_the_last_guard_and_admits_none_meanwhile() {
     let pagemap = bound(2, Tails::Derived);
-    let pinned = pagemap.pin(range(&pagemap, 40, 2)).unwrap();
+    let pinned = pagemap.pin(pages_in(&pagemap, 40, 2)).unwrap();
     let is_waiting = Arc::new(AtomicBool::new(false));
     let holder = {
         let is_waiting = is_waiting.clone();
@@ -202,7 +197,7 @@ fn unbind_waits_for_the_last_guard_and_admits_none_meanwhile() {
 #[test]
 fn an_unbind_that_gives_up_leaves_the_pagemap_in_use() {
     let pagemap = bound(0, Tails::Derived);
-    let pinned = pagemap.pin(range(&pagemap, 0, 1)).unwrap();
+    let pinned = pagemap.pin(pages_in(&pagemap, 0, 1)).unwrap();
     let busy = pagemap.unbind_by(Instant::now() + Duration::from_millis(5)).unwrap_err();
     assert!(pinned.try_clone().is_ok());
     assert!(busy.pagemap.pin(pinned.range()).is_ok());
@@ -218,17 +213,11 @@ fn memory_under_a_pin_outlives_a_pagemap_that_is_dropped() {
     let zone = Zone::new();
     let pagemap = zone.bind(anonymous(1 << 20), BindOptions::new(MemoryKind::Generic)).unwrap();
     pagemap.pin_and_write(5000, b"still here").unwrap();
-    let pinned = pagemap.pin(range(&pagemap, 1, 1)).unwrap();
+    let pinned = pagemap.pin(pages_in(&pagemap, 1, 1)).unwrap();
     let segment = pinned.segments().next().unwrap();
     drop(pagemap);
     assert_eq!(zone.bound().len(), 1, "its frame numbers are taken");
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    let is_mapped = maps.lines().any(|line| {
-        let mut ends = line.split(' ').next().unwrap().split('-');
-        let mut end = || usize::from_str_radix(ends.next().unwrap(), 16).unwrap();
-        (end()..end()).contains(&segment.address)
-    });
-    assert!(is_mapped, "{:#x} is not mapped any more", segment.address);
+    assert!(is_mapped(segment.address), "{:#x} is not mapped any more", segment.address);
     assert_eq!(pinned.page::<()>(segment.pfn).unwrap().word().pins(), 1);
     assert!(pinned.page::<uzone_pages::LinuxPage>(segment.pfn).is_none(), "another payload");
     drop(pinned);
@@ -238,7 +227,7 @@ fn memory_under_a_pin_outlives_a_pagemap_that_is_dropped() {
 #[test]
 fn a_forgotten_guard_keeps_the_region_for_good() {
     let pagemap = bound(0, Tails::Derived);
-    std::mem::forget(pagemap.pin(range(&pagemap, 0, 1)).unwrap());
+    std::mem::forget(pagemap.pin(pages_in(&pagemap, 0, 1)).unwrap());
     assert_eq!(pagemap.unbind().unwrap_err().pins, 1);
 }
 
@@ -250,7 +239,7 @@ fn a_rebind_after_pins_is_as_fresh_as_the_first() {
         let pagemap = zone.bind(region, BindOptions::new(MemoryKind::Generic)).unwrap();
         assert!(pins(&pagemap).iter().all(|pins| *pins == 0));
         let guards: Vec<_> = (0..100)
-            .map(|index| pagemap.pin(range(&pagemap, index * 7, 50 + index)).unwrap())
+            .map(|index| pagemap.pin(pages_in(&pagemap, index * 7, 50 + index)).unwrap())
             .collect();
         drop(guards);
         region = pagemap.unbind().unwrap();
@@ -271,7 +260,7 @@ fn threads_that_pin_and_unbind_never_lose_a_pin() {
         let pinned_before = pinned_total.load(Ordering::Relaxed);
         let workers: Vec<_> = (0..3_u64)
             .map(|worker| {
-                let first = pagemap.pin(range(&pagemap, worker * 60, 70)).unwrap();
+                let first = pagemap.pin(pages_in(&pagemap, worker * 60, 70)).unwrap();
                 in_use.fetch_add(1, Ordering::SeqCst);
                 let (in_use, total) = (in_use.clone(), pinned_total.clone());
                 std::thread::spawn(move || {

@@ -2,10 +2,13 @@
 //! its pages are held.
 #![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 
+mod common;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
+use common::is_mapped;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber, span, subscriber};
 use uzone_pages::{ByteLen, MemoryKind};
@@ -137,14 +140,4 @@ fn each_step_is_logged_at_the_levels_that_show_more() {
     let fields = &events[1].1;
     assert_eq!(fields["pages"], "1024");
     assert!(fields.contains_key("method") && fields.contains_key("elapsed"), "{fields:?}");
-}
-
-/// Whether this process has anything mapped at an address, by the kernel's own list.
-fn is_mapped(address: usize) -> bool {
-    std::fs::read_to_string("/proc/self/maps").unwrap().lines().any(|line| {
-        let (start, rest) = line.split_once('-').unwrap();
-        let end = rest.split(' ').next().unwrap();
-        let number = |text| usize::from_str_radix(text, 16).unwrap();
-        (number(start)..number(end)).contains(&address)
-    })
 }

@@ -12,9 +12,9 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use common::needs::{is_dax_required, skip_dax};
-use common::read;
+use common::{pages_in, read};
 use uzone_os::{Access, Mapping, Sharing, probe};
-use uzone_pages::{ByteLen, MemoryKind, PageCount, Pfn, PfnRange};
+use uzone_pages::{ByteLen, MemoryKind};
 use uzone_zone::{
     BindOptions, Pagemap, PinError, Pool, PoolOptions, Region, WriteError, ZeroOptions, Zone,
 };
@@ -29,11 +29,6 @@ fn page() -> u64 {
 fn bind(region: Region) -> Pagemap {
     let order = region.folio_order();
     Zone::new().bind(region, BindOptions::new(MemoryKind::Generic).order(order)).unwrap()
-}
-
-fn pages(pagemap: &Pagemap, from: u64, pages: u64) -> PfnRange {
-    let start = Pfn::new(pagemap.range().start().get() + from);
-    PfnRange::try_new(start, PageCount::new(pages)).unwrap()
 }
 
 fn new_file(path: &Path) {
@@ -54,16 +49,16 @@ fn a_file_is_written_to_its_device_and_memory_without_storage_is_refused() {
     pagemap.write_durably(3 * page() - 2, b"across").unwrap();
     assert_eq!(&read(|out| pagemap.region().read_at(3 * page() - 2, out)), b"across");
     pagemap.persist(pagemap.range()).unwrap();
-    let beyond = pages(&pagemap, LEN.get() / page() - 1, 2);
+    let beyond = pages_in(&pagemap, LEN.get() / page() - 1, 2);
     let failure = pagemap.persist(beyond).unwrap_err();
     assert!(matches!(failure, WriteError::Pin(PinError::NotHere { .. })), "{failure}");
-    let bad = pages(&pagemap, 5, 1).start();
+    let bad = pages_in(&pagemap, 5, 1).start();
     let _ = pagemap.poison(bad).unwrap();
     match pagemap.persist(pagemap.range()).unwrap_err() {
         WriteError::Poisoned { pfn } => assert_eq!(pfn, bad),
         other => panic!("{other}"),
     }
-    pagemap.persist(pages(&pagemap, 6, 4)).unwrap();
+    pagemap.persist(pages_in(&pagemap, 6, 4)).unwrap();
     for region in [Region::anonymous(LEN).unwrap(), Region::memfd("persist", LEN).unwrap()] {
         let pagemap = bind(region);
         let failure = pagemap.write_durably(0, b"gone").unwrap_err();
@@ -111,8 +106,8 @@ fn uses(region: Region) {
     let what = region.backing().to_string();
     let folio = region.folio_order().pages().get();
     let pagemap = bind(region);
-    let (first, second) = (pages(&pagemap, 0, folio), pages(&pagemap, folio, folio));
-    let both = pages(&pagemap, 0, 2 * folio);
+    let (first, second) = (pages_in(&pagemap, 0, folio), pages_in(&pagemap, folio, folio));
+    let both = pages_in(&pagemap, 0, 2 * folio);
     pagemap.pin_and_write(0, &vec![0xa5; usize::try_from(2 * folio * page()).unwrap()]).unwrap();
     let pinned = pagemap.pin(first).unwrap();
     let zeroed = pagemap.zero(both, &ZeroOptions::default()).unwrap();
@@ -137,35 +132,17 @@ fn uses(region: Region) {
     assert!(bytes.iter().all(|byte| *byte == 0), "{what}: a pool hands out zeroes");
 }
 
-/// A file, whether what is written there has to last, and how it is written.
-type Written = (&'static str, bool, fn(&Path));
-
-const FILES: [Written; 3] =
-    [("sync", true, write_dax), ("msync", true, write_file), ("neither", false, write_nowhere)];
-
-fn write_dax(path: &Path) {
-    write_by(Region::fsdax(path, 0, LEN).unwrap(), |pagemap, at, bytes| {
-        pagemap.write_durably(at, bytes).unwrap();
-    });
-}
-
-fn write_file(path: &Path) {
-    write_by(Region::file(path, 0, LEN).unwrap(), |pagemap, at, bytes| {
-        pagemap.write_durably(at, bytes).unwrap();
-    });
-}
-
-fn write_nowhere(path: &Path) {
-    write_by(Region::file(path, 0, LEN).unwrap(), |pagemap, at, bytes| {
-        pagemap.pin_and_write(at, bytes).unwrap();
-    });
-}
-
 /// Writes a word of each page, into extents that the file system allocates meanwhile.
-fn write_by(region: Region, write: impl Fn(&Pagemap, u64, &[u8])) {
-    let pagemap = bind(region);
+fn write(path: &Path, is_dax: bool, is_durable: bool) {
+    let region = if is_dax { Region::fsdax } else { Region::file };
+    let pagemap = bind(region(path, 0, LEN).unwrap());
     for at in 0..LEN.get() / page() {
-        write(&pagemap, at * page() + 40, &word(1, at));
+        let (offset, bytes) = (at * page() + 40, word(1, at));
+        if is_durable {
+            pagemap.write_durably(offset, &bytes).unwrap();
+        } else {
+            pagemap.pin_and_write(offset, &bytes).unwrap();
+        }
     }
 }
 
@@ -177,14 +154,16 @@ fn what_is_written_durably_outlives_the_machine_and_nothing_else_does() {
     let (Some(directory), "write" | "check") = (directory, step.as_str()) else {
         return eprintln!("skipped: {name}: scripts/dax-vm.sh runs it, and kills the machine");
     };
-    for (id, has_to_last, write) in FILES {
+    // How a file is made durable, whether its memory is the device, and whether it is made durable at all.
+    let files = [("sync", true, true), ("msync", false, true), ("neither", false, false)];
+    for (id, is_dax, is_durable) in files {
         let path = directory.join(id);
         if step == "write" {
             // The file itself lasts, and has no extent yet.
             new_file(&path);
             File::open(&path).unwrap().sync_all().unwrap();
             File::open(&directory).unwrap().sync_all().unwrap();
-            write(&path);
+            write(&path, is_dax, is_durable);
             continue;
         }
         let bytes = std::fs::read(&path).unwrap();
@@ -193,7 +172,7 @@ fn what_is_written_durably_outlives_the_machine_and_nothing_else_does() {
             bytes.chunks(page).zip(0..).filter(|(bytes, at)| bytes[40..48] == word(1, *at));
         let (lasted, all) = (lasted.count(), bytes.len() / page);
         println!("{id}: {lasted} of {all} pages lasted");
-        assert_eq!(lasted == all, has_to_last, "{id}: {lasted} of {all} pages lasted");
+        assert_eq!(lasted == all, is_durable, "{id}: {lasted} of {all} pages lasted");
     }
     if step == "write" {
         println!("dax-vm: WRITTEN");

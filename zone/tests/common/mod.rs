@@ -7,6 +7,7 @@ pub(crate) mod needs;
 
 use std::fmt::Debug;
 use std::fs::{File, OpenOptions};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use uzone_pages::{
@@ -17,6 +18,28 @@ use zerocopy::Immutable;
 
 pub(crate) fn range(start: u64, pages: u64) -> PfnRange {
     PfnRange::try_new(Pfn::new(start), PageCount::new(pages)).unwrap()
+}
+
+/// Returns pages of a pagemap, the first of which is `from` pages behind its own first.
+pub(crate) fn pages_in(pagemap: &Pagemap, from: u64, pages: u64) -> PfnRange {
+    range(pagemap.range().start().get() + from, pages)
+}
+
+/// Returns how many bytes of the process the kernel has mapped at the addresses.
+pub(crate) fn mapped(addresses: Range<u64>) -> u64 {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let number = |digits| u64::from_str_radix(digits, 16).unwrap();
+    let lines = maps.lines().map(|line| {
+        let (start, rest) = line.split_once('-').unwrap();
+        let end = rest.split(' ').next().unwrap();
+        number(end).min(addresses.end).saturating_sub(number(start).max(addresses.start))
+    });
+    lines.sum()
+}
+
+pub(crate) fn is_mapped(address: usize) -> bool {
+    let address = address as u64;
+    mapped(address..address + 1) == 1
 }
 
 pub(crate) fn anonymous(len: u64) -> Region {
@@ -46,7 +69,7 @@ pub(crate) fn read<const N: usize, E: Debug>(
 }
 
 /// Returns the bytes of a region in a range.
-pub(crate) fn bytes_in(region: &Region, range: std::ops::Range<u64>) -> Vec<u8> {
+pub(crate) fn bytes_in(region: &Region, range: Range<u64>) -> Vec<u8> {
     let mut bytes = vec![0xee; usize::try_from(range.end - range.start).unwrap()];
     region.read_at(range.start, &mut bytes).unwrap();
     bytes
@@ -57,7 +80,7 @@ pub(crate) fn bytes(region: &Region) -> Vec<u8> {
     bytes_in(region, 0..region.len().get())
 }
 
-pub(crate) fn is_zero(region: &Region, range: std::ops::Range<u64>) -> bool {
+pub(crate) fn is_zero(region: &Region, range: Range<u64>) -> bool {
     bytes_in(region, range).iter().all(|byte| *byte == 0)
 }
 
