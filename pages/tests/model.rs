@@ -196,17 +196,6 @@ proptest! {
 }
 
 #[test]
-fn a_generic_page_has_its_base_reference_again_after_the_last_put() {
-    for kind in MemoryKind::ALL {
-        let page = Page::new(());
-        let folio = Folio::new(&page, Word::initial(kind));
-        let _ = folio.take_first();
-        assert_eq!(folio.release(HoldKind::Reference), Ok(true));
-        assert_eq!(folio.word(), Word::initial(kind), "{kind}");
-    }
-}
-
-#[test]
 fn a_memmap_of_the_wrong_length_is_refused() {
     let range = PfnRange::try_new(Pfn::new(0), PageCount::new(4)).unwrap();
     let layout = Layout::try_new(range, Order::BASE, Tails::Derived).unwrap();

@@ -150,20 +150,6 @@ fn a_constant_pattern_is_a_linear_one_that_stands_still() {
 }
 
 #[test]
-fn four_bytes_are_copied_whether_aligned_or_not() {
-    let src = noise(72);
-    let mut arena = Arena::new(4);
-    for path in paths() {
-        for offset in (0..64).step_by(STRIDE) {
-            for from in [0, 1, 4, 7] {
-                let src = &src[from..][..4];
-                arena.check(path.name(), offset, src, |dst| copy_by(path, dst, src));
-            }
-        }
-    }
-}
-
-#[test]
 fn nothing_at_all_may_be_copied_filled_and_zeroed() {
     let pattern = Pattern::constant(&[1]).unwrap();
     for path in paths() {
