@@ -7,10 +7,9 @@
 
 mod common;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
-use common::map;
+use common::{Directory, map};
 use uzone_pages::ByteLen;
 use uzone_snapshot::{FrameCache, Image, OpenOptions, Packer, Source};
 
@@ -26,16 +25,12 @@ fn memory(pages: usize) -> Vec<u8> {
     bytes
 }
 
-fn path(name: &str) -> PathBuf {
-    std::env::temp_dir().join(format!("uzone-snapshot-lazy-{name}-{}", std::process::id()))
-}
-
 #[test]
 fn threads_that_touch_pages_at_random_read_the_bytes_of_the_image() {
-    let (bytes, path) = (memory(700), path("random"));
+    let (bytes, directory) = (memory(700), Directory::new("lazy-random"));
+    let path = directory.file("image");
     Packer::default().pack(&mut &*bytes, &path, None, &|_| true).unwrap();
     let image = Arc::new(Image::open(&path, &OpenOptions::default()).unwrap());
-    std::fs::remove_file(&path).unwrap();
     let Some(mapping) = map("lazily mapped images", image, 701) else { return };
     std::thread::scope(|scope| {
         for thread in 0..4_u64 {
@@ -77,10 +72,10 @@ type MakeSource = fn(Vec<u8>) -> Box<dyn Source>;
 
 #[test]
 fn an_image_that_is_read_in_order_has_its_bytes_whether_or_not_its_source_waits() {
-    let (bytes, path) = (memory(2000), path("order"));
+    let (bytes, directory) = (memory(2000), Directory::new("lazy-order"));
+    let path = directory.file("image");
     Packer::default().pack(&mut &*bytes, &path, None, &|_| true).unwrap();
     let file = std::fs::read(&path).unwrap();
-    std::fs::remove_file(&path).unwrap();
     let sources: [MakeSource; 2] = [|file| Box::new(file), |file| Box::new(Slow(file))];
     for source in sources {
         for cache in [64 << 20, 1 << 20, 0] {
@@ -102,10 +97,10 @@ fn an_image_that_is_read_in_order_has_its_bytes_whether_or_not_its_source_waits(
 
 #[test]
 fn a_frame_that_is_damaged_makes_its_pages_bad_and_no_others() {
-    let (bytes, path) = (memory(64), path("bad"));
+    let (bytes, directory) = (memory(64), Directory::new("lazy-bad"));
+    let path = directory.file("image");
     Packer::default().pack(&mut &*bytes, &path, None, &|_| true).unwrap();
     let mut file = std::fs::read(&path).unwrap();
-    std::fs::remove_file(&path).unwrap();
     file[100] ^= 1;
     let image = Arc::new(Image::from_source(Box::new(file), &OpenOptions::default()).unwrap());
     let Some(mapping) = map("lazily mapped images", image, 64) else { return };
@@ -122,15 +117,14 @@ fn a_child_is_mapped_with_the_frames_of_a_parent_that_has_others() {
     for (frame, child_frame) in
         [(ByteLen::kib(4), ByteLen::kib(64)), (ByteLen::mib(2), ByteLen::kib(4))]
     {
-        let (mut bytes, parent, child) = (memory(300), path("parent"), path("child"));
+        let (mut bytes, directory) = (memory(300), Directory::new("lazy-child"));
+        let (parent, child) = (directory.file("parent"), directory.file("child"));
         Packer::default().frame(frame).pack(&mut &*bytes, &parent, None, &|_| true).unwrap();
         let below = Image::open(&parent, &OpenOptions::default()).unwrap();
         bytes[100 * 4096 + 9] ^= 1;
         let packer = Packer::default().frame(child_frame);
         packer.pack(&mut &*bytes, &child, Some(&below), &|_| true).unwrap();
         let image = Arc::new(Image::open(&child, &OpenOptions::default()).unwrap());
-        std::fs::remove_file(&parent).unwrap();
-        std::fs::remove_file(&child).unwrap();
         let Some(mapping) = map("lazily mapped images", image, 301) else { return };
         let mut read = vec![0xaa; 301 * 4096];
         mapping.read_at(0, &mut read).unwrap();

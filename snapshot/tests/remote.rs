@@ -180,16 +180,15 @@ fn an_object_is_opened_by_its_end_or_by_its_length_alone() {
     assert!(error.to_string().contains("it is too short"), "{error}");
 }
 
-/// A directory with a cache, gone at the end.
+/// A directory with a cache.
 struct Cache {
-    directory: PathBuf,
+    directory: Directory,
     limit_bytes: u64,
 }
 
 impl Cache {
     fn new(test: &str) -> Self {
-        let name = format!("uzone-cache-{test}-{}", std::process::id());
-        Self { directory: std::env::temp_dir().join(name), limit_bytes: 64 << 20 }
+        Self { directory: Directory::new(&format!("cache-{test}")), limit_bytes: 64 << 20 }
     }
 
     /// Opens an image by way of the cache. Returns how many requests and bytes that took as well.
@@ -203,7 +202,7 @@ impl Cache {
         key: &str,
         root: Option<Root>,
     ) -> Result<(Image, u64, u64), SnapshotError> {
-        let disk = DiskCache::open(&self.directory, self.limit_bytes).unwrap();
+        let disk = DiskCache::open(&self.directory.0, self.limit_bytes).unwrap();
         let options = root.into_iter().fold(OpenOptions::default(), OpenOptions::root);
         server.decide(|_| Act::Pass);
         let source = Box::new(source(server, key).unwrap());
@@ -212,14 +211,9 @@ impl Cache {
     }
 
     fn indexes(&self) -> Vec<PathBuf> {
-        let paths = std::fs::read_dir(&self.directory).unwrap().map(|entry| entry.unwrap().path());
+        let paths =
+            std::fs::read_dir(&self.directory.0).unwrap().map(|entry| entry.unwrap().path());
         paths.filter(|path| path.extension().is_some_and(|end| end == "index")).collect()
-    }
-}
-
-impl Drop for Cache {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.directory);
     }
 }
 
