@@ -44,6 +44,7 @@ mod ipc;
 mod libpmem;
 mod live;
 mod map;
+mod share_work;
 pub mod sigbus;
 mod sync;
 pub mod uffd;
@@ -66,6 +67,7 @@ pub use map::options::{Access, Addr, Anonymous, HugeAdvice, Sharing, Vaddr};
 pub use map::populate::{PopulateHow, Populated, populate_slice};
 pub use map::shortage::MapError;
 pub use map::{page_cache, pagemap_scan};
+pub use share_work::share_work;
 
 /// Locks a mutex, also where a thread panicked that held it: what is locked is changed by single
 /// steps, and whole after each.

@@ -34,12 +34,7 @@ pub(crate) fn share<T: Default, E: Send>(
             }
         }
     };
-    std::thread::scope(|scope| {
-        for _ in 1..threads {
-            scope.spawn(run);
-        }
-        run();
-    });
+    uzone_os::share_work("uzone-frames", threads, |_| run());
     let first = first.into_inner().unwrap_or_else(PoisonError::into_inner);
     first.map_or(Ok(()), |(_, error)| Err(error))
 }

@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use uzone_os::lock;
+use uzone_os::{lock, share_work};
 use uzone_pages::ByteLen;
 
 use crate::codec::Encoder;
@@ -220,12 +220,7 @@ impl Packer {
                 turns.stop(error);
             }
         };
-        std::thread::scope(|scope| {
-            for _ in 1..self.threads {
-                scope.spawn(work);
-            }
-            work();
-        });
+        share_work("uzone-pack", self.threads, |_| work());
         let input = turns.input.into_inner().unwrap_or_else(PoisonError::into_inner);
         let output = turns.output.into_inner().unwrap_or_else(PoisonError::into_inner);
         let packed = output.finish(input.done, self)?;

@@ -70,7 +70,6 @@ mod poison;
 mod pool;
 mod progress;
 mod region;
-mod threads;
 mod zone;
 
 pub use backing::Backing;

@@ -5,13 +5,14 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread;
 
 use uzone_fault::KeptPages;
 use uzone_os::unix_socket::MessageSocket;
-use uzone_os::{Anonymous, Exclusive, HugeAdvice, lock};
+use uzone_os::{Anonymous, Exclusive, HugeAdvice, lock, share_work};
 use uzone_pages::ByteLen;
 use uzone_snapshot::Source;
 
@@ -58,19 +59,13 @@ fn copy(
         rest = behind;
     }
     let pieces = Mutex::new(pieces.into_iter());
-    let work = || loop {
+    let work = |_: &AtomicBool| loop {
         let next = lock(&pieces).next();
         let Some((run, piece)) = next else { return Ok(()) };
         read(run, piece)?;
     };
-    thread::scope(|scope| {
-        let threads: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
-        let mut answers = vec![work()];
-        answers.extend(threads.into_iter().map(|thread| {
-            thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked")))
-        }));
-        answers.into_iter().collect::<io::Result<()>>()
-    })?;
+    let answers = share_work("uzone-capture", threads, work);
+    answers.into_iter().collect::<io::Result<()>>()?;
     Ok(Some(copy))
 }
 

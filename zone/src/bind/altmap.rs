@@ -16,7 +16,7 @@
 use std::ops::Range;
 use std::sync::Mutex;
 
-use uzone_os::{Exclusive, Mapping, lock};
+use uzone_os::{Exclusive, Mapping, lock, share_work};
 use uzone_pages::{
     AddrError, ByteLen, Order, PageCount, Payload, PfnRange, Placement, PlacementSpec, Template,
 };
@@ -26,7 +26,6 @@ use crate::bind::memmap_cache::{MemmapMemory, MemmapPages};
 use crate::bind::options::{AltmapOptions, BindOptions, pageblock_order};
 use crate::error::BindError;
 use crate::region::Region;
-use crate::threads;
 
 /// The parts of a region before its descriptors.
 #[derive(Debug)]
@@ -258,7 +257,7 @@ pub(crate) fn clear(memory: &mut Exclusive, len: usize, writers: usize) {
 fn clear_present(bytes: &mut [u8], threads: usize) {
     let queue = Mutex::new(bytes.chunks_mut(SECTION_BYTES));
     let take = || lock(&queue).next();
-    threads::share("uzone-unbind", threads, |_| {
+    share_work("uzone-unbind", threads, |_| {
         while let Some(section) = take() {
             uzone_stream::zero(section);
         }

@@ -12,7 +12,7 @@ use std::slice::ChunksMut;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use uzone_os::lock;
+use uzone_os::{lock, share_work};
 use uzone_pages::{ByteLen, Payload, Template};
 use uzone_stream::{CacheState, NextUse, Work};
 
@@ -21,7 +21,6 @@ use crate::bind::memmap_cache::{MemmapMemory, MemmapPages};
 use crate::bind::options::BindOptions;
 use crate::clear::stores;
 use crate::error::BindError;
-use crate::threads;
 
 /// A thread is started for every so many bytes of descriptors: some 200 microseconds of writing.
 const BYTES_PER_THREAD: u64 = 8 << 20;
@@ -68,7 +67,7 @@ pub(crate) fn write<P: Payload>(
         done_bytes: AtomicU64::new(0),
         total: len,
     };
-    let all = threads::share("uzone-bind", threads, |is_stopped| job.work(is_stopped));
+    let all = share_work("uzone-bind", threads, |is_stopped| job.work(is_stopped));
     let (mut written, mut error) =
         (Written { stamp: Some(stamp), threads: all.len(), drains: 0 }, None);
     for part in all {

@@ -11,14 +11,13 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use uzone_os::{Access, AccessError, Mapping, lock};
+use uzone_os::{Access, AccessError, Mapping, lock, share_work};
 use uzone_pages::{ByteLen, Pace, PageSize, Plan};
 use uzone_stream::{CopyMethod, NextUse, Work as StoreWork};
 
 use crate::clear::options::{Batching, Cleared, ZeroOptions};
 use crate::clear::stores;
 use crate::error::WriteError;
-use crate::threads;
 
 const WORD: u64 = 8;
 
@@ -49,7 +48,7 @@ fn share_out(
 ) -> usize {
     let Batched { work, cut, far, .. } = *batched;
     let plan = Mutex::new(&mut batched.plan);
-    let all = threads::share("uzone-clear", threads, |is_stopped| {
+    let all = share_work("uzone-clear", threads, |is_stopped| {
         let (mut mine, mut cut) = (Written::default(), cut);
         // Relaxed: nothing is published by it, and a batch later is early enough.
         while !is_stopped.load(Ordering::Relaxed) && !tally.options.cancel.load(Ordering::Relaxed) {

@@ -1,4 +1,4 @@
-//! Work that several threads share: [`share`].
+//! Work that several threads share: [`share_work`].
 
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +10,7 @@ use std::thread;
 ///
 /// The flag that `work` is called with is set when one of the calls panics; that panic goes on here when
 /// all threads have ended.
-pub(crate) fn share<T: Send>(
+pub fn share_work<T: Send>(
     name: &str,
     threads: usize,
     work: impl Fn(&AtomicBool) -> T + Sync,
