@@ -12,14 +12,16 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{
     Dir, UNPRIVILEGED, has_failed, keeps_to, no_disk, object_of, skip, small_disk, text, uzone,
-    wait_until,
 };
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 use serde_json::Value;
+
+/// How long anything may take before it counts as hanging.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 fn demo(dir: &Dir, arguments: &[&str]) -> Command {
     let mut command = uzone(&[&["demo"], arguments].concat());
@@ -54,8 +56,18 @@ fn run_after(dir: &Dir, before: &str, arguments: &str) -> Output {
 
 /// Waits for a process to end by itself.
 fn end(child: &mut Child) -> ExitStatus {
-    wait_until("the end of the demo", || child.try_wait().unwrap().is_some());
-    child.wait().unwrap()
+    let until = Instant::now() + PATIENCE;
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status;
+        }
+        if Instant::now() > until {
+            let _ = child.kill();
+            let _ = child.wait();
+            panic!("the demo hangs");
+        }
+        sleep(Duration::from_millis(2));
+    }
 }
 
 fn said(child: &mut Child) -> String {
