@@ -19,16 +19,26 @@ use crate::harness::{BenchError, Counted, Found, Reads, Result, Suite, WholeSett
 const MANY: usize = 32;
 const ROUNDS: u32 = 3;
 
-/// Measures a table for each pattern and each number of threads.
+/// Measures a table for each pattern and each number of threads. A file is made if one of them is wanted.
 pub(super) fn tables(run: &mut Run<'_>, settings: &WholeSettings) -> Result {
+    let patterns = [Pattern::InOrder, Pattern::Random, Pattern::OnePerTable].into_iter();
+    let all = patterns
+        .flat_map(|pattern| settings.threads.iter().map(move |&threads| (pattern, threads)));
+    let wanted: Vec<_> =
+        all.filter(|&(pattern, threads)| run.wants(&id(pattern, threads))).collect();
+    if wanted.is_empty() {
+        return Ok(());
+    }
     let file = Source::new(&run.settings.directory, settings.size)?;
     let backend = Backend::File(&file, file.mapped(file.len)?);
-    for pattern in [Pattern::InOrder, Pattern::Random, Pattern::OnePerTable] {
-        for &threads in &settings.threads {
-            table(run, &backend, pattern, threads, &settings.orders)?;
-        }
+    for (pattern, threads) in wanted {
+        table(run, &backend, pattern, threads, &settings.orders)?;
     }
     Ok(())
+}
+
+fn id(pattern: Pattern, threads: usize) -> String {
+    format!("fault-whole-{}-{threads}", pattern.id())
 }
 
 fn table(
@@ -38,10 +48,7 @@ fn table(
     threads: usize,
     orders: &[u8],
 ) -> Result {
-    let table = format!("fault-whole-{}-{threads}", pattern.id());
-    if !run.wants(&table) {
-        return Ok(());
-    }
+    let table = id(pattern, threads);
     let Backend::File(file, _) = backend else { unreachable!("the tables are of a file") };
     let len = if pattern == Pattern::Random { file.len.min(RANDOM) } else { file.len };
     file.warm(len)?;
