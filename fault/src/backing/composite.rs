@@ -80,11 +80,7 @@ impl CompositeBacking {
         page: PageSize,
         parts: Vec<(Range<u64>, Arc<dyn Backing>, u64)>,
     ) -> Result<Self, MapError> {
-        Self::checked(page, parts, |&Range { start, end }| {
-            Err(refused(format!(
-                "no part has the bytes from {start:#x} to {end:#x}: add one, or say that gaps are zero"
-            )))
-        })
+        Self::checked(page, parts, false)
     }
 
     /// As [`of_parts`](Self::of_parts), and the gaps between the parts, and before the first, are zero.
@@ -95,14 +91,13 @@ impl CompositeBacking {
         page: PageSize,
         parts: Vec<(Range<u64>, Arc<dyn Backing>, u64)>,
     ) -> Result<Self, MapError> {
-        Self::checked(page, parts, |_| Ok(()))
+        Self::checked(page, parts, true)
     }
 
-    /// Makes one whose gaps are zero, each of which `take_gap` may refuse.
     fn checked(
         page: PageSize,
         mut parts: Vec<(Range<u64>, Arc<dyn Backing>, u64)>,
-        take_gap: impl Fn(&Range<u64>) -> Result<(), MapError>,
+        gaps_are_zero: bool,
     ) -> Result<Self, MapError> {
         parts.sort_by_key(|(range, ..)| range.start);
         let mut whole: Vec<Part> = Vec::with_capacity(parts.len());
@@ -119,7 +114,12 @@ impl CompositeBacking {
             }
             if start > before.end {
                 let range = before.end..start;
-                take_gap(&range)?;
+                if !gaps_are_zero {
+                    return Err(refused(format!(
+                        "no part has the bytes from {:#x} to {start:#x}: add one, or take `with_zero_gaps`",
+                        range.start
+                    )));
+                }
                 whole.push(Part { range, offset: 0, backing: Arc::new(ZeroBacking) });
             }
             whole.push(part);
