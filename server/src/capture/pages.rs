@@ -5,7 +5,6 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread;
@@ -59,12 +58,12 @@ fn copy(
         rest = behind;
     }
     let pieces = Mutex::new(pieces.into_iter());
-    let work = |_: &AtomicBool| loop {
+    let work = || loop {
         let next = lock(&pieces).next();
         let Some((run, piece)) = next else { return Ok(()) };
         read(run, piece)?;
     };
-    let answers = share_work("uzone-capture", threads, work);
+    let answers = share_work("uzone-capture", threads, |_| work());
     answers.into_iter().collect::<io::Result<()>>()?;
     Ok(Some(copy))
 }
