@@ -31,6 +31,7 @@ fn threads_that_touch_pages_at_random_read_the_bytes_of_the_image() {
     let path = directory.file("image");
     Packer::default().pack(&mut &*bytes, &path, None, &|_| true).unwrap();
     let image = Arc::new(Image::open(&path, &OpenOptions::default()).unwrap());
+    std::fs::remove_file(&path).unwrap();
     let Some(mapping) = map("lazily mapped images", image, 701) else { return };
     std::thread::scope(|scope| {
         for thread in 0..4_u64 {
@@ -125,6 +126,8 @@ fn a_child_is_mapped_with_the_frames_of_a_parent_that_has_others() {
         let packer = Packer::default().frame(child_frame);
         packer.pack(&mut &*bytes, &child, Some(&below), &|_| true).unwrap();
         let image = Arc::new(Image::open(&child, &OpenOptions::default()).unwrap());
+        std::fs::remove_file(&parent).unwrap();
+        std::fs::remove_file(&child).unwrap();
         let Some(mapping) = map("lazily mapped images", image, 301) else { return };
         let mut read = vec![0xaa; 301 * 4096];
         mapping.read_at(0, &mut read).unwrap();

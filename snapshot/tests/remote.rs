@@ -202,7 +202,7 @@ impl Cache {
         key: &str,
         root: Option<Root>,
     ) -> Result<(Image, u64, u64), SnapshotError> {
-        let disk = DiskCache::open(&self.directory.0, self.limit_bytes).unwrap();
+        let disk = DiskCache::open(self.path(), self.limit_bytes).unwrap();
         let options = root.into_iter().fold(OpenOptions::default(), OpenOptions::root);
         server.decide(|_| Act::Pass);
         let source = Box::new(source(server, key).unwrap());
@@ -210,9 +210,13 @@ impl Cache {
         Ok((image, server.requests(), server.bytes()))
     }
 
+    /// Where it is made when it is opened first.
+    fn path(&self) -> PathBuf {
+        self.directory.file("cache")
+    }
+
     fn indexes(&self) -> Vec<PathBuf> {
-        let paths =
-            std::fs::read_dir(&self.directory.0).unwrap().map(|entry| entry.unwrap().path());
+        let paths = std::fs::read_dir(self.path()).unwrap().map(|entry| entry.unwrap().path());
         paths.filter(|path| path.extension().is_some_and(|end| end == "index")).collect()
     }
 }
