@@ -4,11 +4,12 @@
 mod common;
 
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::Read;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
@@ -149,6 +150,31 @@ fn without_huge_pages_of_the_pool_the_rows_that_need_them_are_named_and_not_meas
         .find(|skipped| skipped["id"].as_str().is_some_and(|id| id.contains("hugetlb")));
     let reason = pool.map(|skipped| skipped["reason"].to_string()).unwrap_or_default();
     assert!(reason.contains("nr_hugepages") && reason.contains("run as root"), "{skipped:?}");
+}
+
+#[test]
+fn without_threads_an_image_is_packed_verified_and_unpacked_by_one() {
+    let name = "without_threads_an_image_is_packed";
+    let dir = Dir::new("habits-threads");
+    fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o777)).expect("it is ours");
+    let bytes: Vec<u8> = (0..8_u32 << 20).map(|at| (at >> 6).to_le_bytes()[0]).collect();
+    let (raw, image, back) = (dir.file("raw", &bytes), dir.name("image"), dir.name("back"));
+    for arguments in [&["pack", &raw, &image][..], &["verify", &image], &["unpack", &image, &back]]
+    {
+        // The limit does not hold for root.
+        let program = uzone(&[arguments, &["--threads=4"]].concat());
+        let mut limited = Command::new("prlimit");
+        limited.arg("--nproc=1").arg(program.get_program()).args(program.get_args());
+        let output = match limited.uid(UNPRIVILEGED).gid(UNPRIVILEGED).output() {
+            Ok(output) => output,
+            Err(error) => return skip(name, error),
+        };
+        if output.status.code() == Some(126) {
+            return skip(name, "that user cannot start this program");
+        }
+        assert!(output.status.success(), "{arguments:?}: {output:?}");
+    }
+    assert!(fs::read(&back).expect("a file") == bytes);
 }
 
 #[test]
