@@ -173,7 +173,8 @@ fn a_row_that_was_three_times_as_good_is_a_regression_that_is_seen_twice() {
     let dir = Dir::new("bench-doctored");
     let mut earlier = object(&SMALL);
     let machine = &mut earlier["machine"];
-    machine["cpu"] = json!("Another CPU");
+    // With a command to the terminal.
+    machine["cpu"] = json!("Another\u{1b} CPU");
     // As a file of a version that did not name it.
     machine.as_object_mut().expect("an object").remove("stream");
     let rows = earlier["results"].as_array_mut().expect("an array");
@@ -195,7 +196,7 @@ fn a_row_that_was_three_times_as_good_is_a_regression_that_is_seen_twice() {
     let file = dir.file("base.json", earlier.to_string());
 
     let arguments = ["bench", "--check", &file, "--json"];
-    let output = refuses(&arguments, 1, "another CPU (Another CPU");
+    let output = refuses(&arguments, 1, "another CPU (Another\u{fffd} CPU");
     let checked = printed(&output);
     keeps_to("uzone.bench-check-1", &checked);
     let row = array(&checked, "rows").iter().find(|row| row["id"] == ID).expect("the row");
@@ -218,7 +219,7 @@ fn a_row_that_was_three_times_as_good_is_a_regression_that_is_seen_twice() {
         "gone: copy-cold-later/of-yesterday",
         "another amount of work",
         "measured twice",
-        "then: Another CPU, ",
+        "then: Another\u{fffd} CPU, ",
     ] {
         assert!(text(&output.stdout).contains(part), "{part}: {}", text(&output.stdout));
     }

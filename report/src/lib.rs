@@ -51,7 +51,7 @@ pub use image_map::{ImageMap, ImagePart};
 pub use input::{Document, MOST_BYTES, parse, read};
 pub use machine::Machine;
 pub use results::{Bench, Metadata};
-pub use text::{float, human_duration, nanoseconds, number};
+pub use text::{float, human_duration, nanoseconds, number, plain};
 pub use trace::{Class, Outcome, Record, Summary, TRACE_SCHEMA, Trace};
 pub use write::{make_directory, replace};
 

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::text::{bytes, date};
+use crate::text::{bytes, date, plain};
 
 /// A machine and a build, as `uzone bench --json` and a trace name them.
 ///
@@ -33,7 +33,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Returns the machine as a sentence.
+    /// Returns the machine as a sentence, which a terminal can print.
     #[must_use]
     pub fn sentence(&self) -> String {
         let mut parts = Vec::new();
@@ -56,7 +56,7 @@ impl Machine {
         if parts.is_empty() {
             "a machine that the file does not name".into()
         } else {
-            parts.join(", ")
+            plain(&parts.join(", ")).into_owned()
         }
     }
 }

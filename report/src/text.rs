@@ -14,7 +14,8 @@ fn is_hostile(character: char) -> bool {
 }
 
 /// Returns `text` with a mark in the place of every character that is a command and no letter.
-pub(crate) fn plain(text: &str) -> Cow<'_, str> {
+#[must_use]
+pub fn plain(text: &str) -> Cow<'_, str> {
     if text.contains(is_hostile) {
         text.replace(is_hostile, "\u{fffd}").into()
     } else {

@@ -11,7 +11,7 @@ use uzone_bench::settings::Part;
 use uzone_bench::{BenchError, Watch};
 use uzone_os::numa;
 use uzone_report::results::{Bench, Skipped};
-use uzone_report::{Document, Machine, number};
+use uzone_report::{Document, Machine, number, plain};
 
 use super::text::{ALL, none, ns, percent};
 use super::{Benchmark, choose_stores, with_progress, write_page};
@@ -156,7 +156,8 @@ fn warnings(then: &Machine, now: &Machine) -> Vec<String> {
         warnings.push(format!(
             "the earlier run was on another CPU ({}, this is {}): its caches and stores differ, and so do \
              ratios",
-            then.cpu, now.cpu
+            plain(&then.cpu),
+            now.cpu
         ));
     }
     warnings
@@ -218,7 +219,7 @@ impl Checked {
         // Writing to a String does not fail.
         for (what, ids) in [("new", &comparison.new), ("gone", &comparison.gone)] {
             if !ids.is_empty() {
-                let _ = writeln!(text, "{what}: {}", ids.join(", "));
+                let _ = writeln!(text, "{what}: {}", plain(&ids.join(", ")));
             }
         }
         for (what, rows) in
