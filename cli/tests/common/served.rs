@@ -201,8 +201,11 @@ pub(crate) fn kill_with_children(process: Pid) -> Vec<Pid> {
 pub(crate) fn wait_for_the_end(processes: &[Pid]) {
     // As systemd does, which starts a service when none of its processes is left.
     let is_there = |process: &Pid| {
-        let state = fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero()));
-        state.is_ok_and(|state| !state.contains(") Z "))
+        let directory = format!("/proc/{}", process.as_raw_nonzero());
+        let state = fs::read_to_string(format!("{directory}/stat"));
+        // A process whose first thread has ended has its files until the others have.
+        let threads = fs::read_dir(format!("{directory}/task")).map_or(0, Iterator::count);
+        threads > 1 || state.is_ok_and(|state| !state.contains(") Z "))
     };
     wait_until("the end of a process", || !processes.iter().any(is_there));
 }
