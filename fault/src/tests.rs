@@ -20,6 +20,7 @@ use crate::engine::core::produce::Produced;
 use crate::engine::core::{Core, Outcome, ReaderState};
 use crate::engine::kernel::{Fill, Kernel};
 use crate::engine::pages::Policy;
+use crate::engine::pending::Awaited;
 use crate::engine::window::{Filled, Window};
 use crate::error::{BackingError, caught};
 use crate::options::LazyOptions;
@@ -42,10 +43,8 @@ struct Machine {
     /// Numbers that decide what is answered next, used in turn.
     whims: Vec<u8>,
     next: usize,
-    /// How often in a row the layout was changing.
-    changing: u32,
-    /// Pages of requests that were refused, which may therefore be bad.
-    refused: BTreeSet<u64>,
+    /// How often in a row the layout was changing, or there was no memory.
+    deferred: u32,
     /// Pages that were taken away behind the engine's back, and have not come back.
     lost: BTreeSet<u64>,
     /// Pages that the page cache does not have.
@@ -96,15 +95,16 @@ impl FakeKernel {
         let (start, end) = (range.start >> 12, range.end >> 12);
         assert!(start < end && end <= PAGES && (range.start | range.end).is_multiple_of(4096));
         let whim = machine.whim();
-        if whim.is_multiple_of(8) && machine.changing < 3 {
-            machine.changing += 1;
-            return Ok(Answered::LayoutChanging);
+        let (is_changing, is_short) = (whim.is_multiple_of(8), whim % 31 == 1);
+        if (is_changing || is_short) && machine.deferred < 3 {
+            machine.deferred += 1;
+            return if is_changing || call == UffdCall::Poison {
+                Ok(Answered::LayoutChanging)
+            } else {
+                Err(no_memory(call, &range))
+            };
         }
-        machine.changing = 0;
-        if whim % 31 == 1 && call != UffdCall::Poison {
-            machine.refused.extend(start..end);
-            return Err(no_memory(call, &range));
-        }
+        machine.deferred = 0;
         // A copy replaces a signal; a signal and a page of zeroes replace nothing.
         let is_there = |machine: &Machine, page: u64| match machine.pages.get(&page) {
             None => false,
@@ -375,7 +375,7 @@ fn check(kernel: &FakeKernel, core: &Core, kinds: &[Kind]) {
             Some(None) => {
                 assert_eq!(content, Content::Poisoned, "page {page}");
                 let may_fail = !matches!(kinds[usize_of(page)], Kind::Ready | Kind::Slow);
-                assert!(may_fail || machine.refused.contains(&page), "page {page} was given up");
+                assert!(may_fail, "page {page} was given up");
             }
             None => assert!(
                 content != Content::Present || machine.lost.contains(&page),
@@ -414,7 +414,7 @@ proptest! {
                 Step::Work if queue.is_empty() => {}
                 Step::Work => {
                     let page = queue.remove(0);
-                    let answer = core.produce(page, &mut worker);
+                    let answer = core.produce(page, &mut worker, None);
                     prop_assert!(kernel.lock().pages.contains_key(&page));
                     prop_assert!(!kernel.lock().waiting.contains(&page), "the waiter of page {page} was not woken");
                     if kinds[usize_of(page)] == Kind::Failing {
@@ -447,12 +447,12 @@ proptest! {
         }
         // In the end every thread that touched a page has it, or a signal.
         for page in queue.drain(..) {
-            let _ = core.produce(page, &mut worker);
+            let _ = core.produce(page, &mut worker, None);
         }
         for (page, is_write) in touched {
             touch(&kernel, &core, page, is_write, &mut state, &mut queue);
             for page in queue.drain(..) {
-                let _ = core.produce(page, &mut worker);
+                let _ = core.produce(page, &mut worker, None);
             }
             touch(&kernel, &core, page, is_write, &mut state, &mut queue);
             prop_assert!(kernel.lock().pages.contains_key(&page));
@@ -526,11 +526,11 @@ fn a_page_of_a_memory_file_that_the_kernel_puts_off_is_not_taken_for_a_hole() {
     // The kernel answers three times that the layout changes, and then installs the page.
     let (kernel, core) = core_of(POLICY, vec![8], Arc::new(Continuing), Advice::Normal, 1);
     assert!(core.contents().claim(7));
-    core.produce(7, &mut ReaderState::new(PAGE)).unwrap();
+    core.produce(7, &mut ReaderState::new(PAGE), None).unwrap();
     assert_eq!(kernel.lock().pages[&7], Some(right(7)));
     kernel.lock().holes.insert(8);
     assert!(core.contents().claim(8));
-    core.produce(8, &mut ReaderState::new(PAGE)).unwrap();
+    core.produce(8, &mut ReaderState::new(PAGE), None).unwrap();
     assert_eq!(kernel.lock().pages[&8], Some(0));
 }
 
@@ -543,7 +543,7 @@ fn a_hole_of_a_memory_file_of_another_process_is_zero() {
     for (page, byte) in [(7, right(7)), (8, 0)] {
         assert!(core.contents().claim(page));
         let staged = core.stage(page, &mut state);
-        assert!(core.install(page, staged, false).is_none());
+        assert!(core.install(page, staged).is_none());
         assert_eq!(kernel.lock().pages[&page], Some(byte));
         assert_eq!(core.contents().get(page), Content::Present);
     }
@@ -559,15 +559,37 @@ fn a_page_of_another_process_that_has_no_memory_for_it_waits_until_the_deadline(
     assert!(core.contents().claim(7) && core.contents().claim(8));
     let mut staged = core.stage(7, &mut state);
     for _ in 0..2 {
-        staged = core.install(7, staged, true).expect("it is tried again");
+        staged = core.install(7, staged).expect("it is tried again");
         assert_eq!(core.contents().get(7), Content::Filling);
     }
-    assert!(core.install(7, staged, true).is_none());
+    assert!(core.install(7, staged).is_none());
     assert_eq!(kernel.lock().pages[&7], Some(right(7)));
     assert!(core.recorder.last_failure().is_none());
-    core.time_out(8, Duration::from_secs(1), true);
+    let since = std::time::Instant::now();
+    core.time_out(
+        &Awaited { page: 8, since, fault: None, is_produced: true },
+        Duration::from_secs(1),
+    );
     let reason = core.recorder.last_failure().expect("it was given up").reason;
     assert!(reason.contains("memory limit"), "{reason}");
+}
+
+#[test]
+fn a_page_for_which_there_is_no_memory_is_tried_again_and_not_bad() {
+    // No memory, twice, and then as it should be.
+    let (kernel, core) = core_by(POLICY, vec![1, 32, 3], all(Kind::Slow), Advice::Normal, 1);
+    let mut state = ReaderState::new(PAGE);
+    assert!(core.contents().claim(7));
+    core.produce(7, &mut state, None).unwrap();
+    assert_eq!(kernel.lock().pages[&7], Some(right(7)));
+    // A thread that does not wait for memory leaves the page absent, and its waiters fault again.
+    kernel.lock().next = 0;
+    kernel.lock().waiting.insert(8);
+    assert!(core.contents().claim(8));
+    core.produce(8, &mut state, Some(Duration::ZERO)).unwrap_err();
+    assert_eq!(core.contents().get(8), Content::Absent);
+    assert!(kernel.lock().waiting.is_empty());
+    assert!(core.recorder.last_failure().is_none());
 }
 
 #[test]
@@ -579,7 +601,7 @@ fn a_page_that_a_second_waiter_has_marked_as_bad_is_not_taken_for_a_present_one(
         let _ = second.fault(7, Touch::Read, &mut ReaderState::new(PAGE));
     }));
     assert!(core.contents().claim(7));
-    core.produce(7, &mut ReaderState::new(PAGE)).unwrap_err();
+    core.produce(7, &mut ReaderState::new(PAGE), None).unwrap_err();
     assert_eq!(kernel.lock().pages[&7], None);
     assert_eq!(core.contents().get(7), Content::Poisoned);
     // A producer that comes too late makes it good: a copy replaces a mark.
@@ -605,7 +627,6 @@ fn a_page_that_goes_bad_while_its_neighbours_are_copied_over_it_is_good() {
     let core = Arc::new(core);
     let second = core.clone();
     *kernel.before_a_copy.lock().unwrap() = Some(Box::new(move || {
-        assert!(second.contents().claim(5));
         second.poison(5);
     }));
     assert_eq!(core.map_ready(0..16, &mut ReaderState::new(16 * PAGE)), 16);
@@ -699,7 +720,7 @@ fn what_others_removed_is_zero_and_never_what_it_was() {
     kernel.lock().whims = vec![8];
     assert_eq!(core.fault(13, Touch::Read, &mut state), Outcome::Later);
     assert!(matches!(core.fault(40, Touch::Read, &mut state), Outcome::Produce { .. }));
-    assert!(matches!(core.try_produce(40, &mut state), Produced::Deferred));
+    assert!(matches!(core.try_produce(40, &mut state), Produced::Deferred(_)));
     core.release(40);
     assert_eq!(core.contents().get(40), Content::Absent);
 }
@@ -729,7 +750,7 @@ fn the_reader_of_removals_does_not_wait_for_them_to_make_a_page_bad() {
     let (kernel, core, _) = of_another(vec![8]);
     assert!(core.contents().claim(7));
     core.give_up(7);
-    assert_eq!((core.contents().get(7), kernel.lock().changing), (Content::Poisoned, 1));
+    assert_eq!((core.contents().get(7), kernel.lock().deferred), (Content::Poisoned, 1));
     // A waiting thread faults again, and is refused then.
     let mut state = ReaderState::new(16 * PAGE);
     kernel.lock().whims = vec![3];
@@ -829,10 +850,10 @@ fn a_page_with_an_owner_is_left_to_it_and_one_that_fails_is_answered_as_bad() {
     assert!(matches!(core.fault(20, Touch::Read, &mut state), Outcome::Produce { .. }));
     while core.map_around(&mut state) {}
     assert_eq!(core.fault(20, Touch::Read, &mut state), Outcome::Coalesced);
-    core.produce(20, &mut state).unwrap();
+    core.produce(20, &mut state, None).unwrap();
     assert_eq!(core.contents().get(22), Content::Absent);
     assert!(matches!(core.fault(24, Touch::Read, &mut state), Outcome::Produce { .. }));
-    assert!(!core.produce(24, &mut state).unwrap_err().to_string().is_empty());
+    assert!(!core.produce(24, &mut state, None).unwrap_err().to_string().is_empty());
     assert_eq!(core.fault(24, Touch::Read, &mut state), Outcome::Answered);
 }
 

@@ -2,6 +2,7 @@
 
 pub(crate) mod bad_pages;
 pub(crate) mod capture;
+pub(crate) mod claimed;
 pub(crate) mod dirty;
 pub(crate) mod observe;
 #[cfg_attr(miri, path = "track/page_states/plain.rs")]

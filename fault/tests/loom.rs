@@ -1,6 +1,6 @@
-//! Every interleaving of the threads that may be at a page which is given up, searched by loom: the one
-//! that gives it up, a reader that is asked for it by a second waiter, and a producer that comes too
-//! late.
+//! Every interleaving of the threads that may be at one page, searched by loom. At a page which is given up:
+//! the thread that gives it up, a reader that is asked for it by a second waiter, and a producer that comes
+//! too late. At an absent page: two threads that install it, one that evicts it and one that pins it.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p uzone-fault --test loom --release`.
 #![cfg(loom)]
@@ -13,13 +13,19 @@ mod sync {
 #[path = "../src/track/bad_pages.rs"]
 #[allow(dead_code, unreachable_pub, reason = "it is the whole file of the library")]
 mod bad_pages;
+#[path = "../src/track/claimed.rs"]
+#[allow(dead_code, unreachable_pub, reason = "it is the whole file of the library")]
+mod claimed;
 #[path = "../../pages/tests/loom/seen.rs"]
 mod seen;
 
+use std::ops::Range;
+
 use bad_pages::{BadPages, Marked, PageTable};
+use claimed::{Claimed, Words};
 use loom::sync::{Arc, Mutex};
-use seen::beside;
-use uzone_pages::{Content, Folio, MemoryKind, Page, Word};
+use seen::{Seen, beside, search};
+use uzone_pages::{Content, Folio, HoldKind, MemoryKind, Page, Word};
 
 /// What the kernel has for the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,17 +39,23 @@ enum Entry {
 struct One {
     word: Page,
     entry: Mutex<Entry>,
+    /// Whether a thread that faulted on the page waits in the kernel.
+    is_awaited: Mutex<bool>,
 }
 
 impl One {
+    fn absent() -> Self {
+        let word: Page = Page::new(());
+        let folio = Folio::new(&word, Word::initial(MemoryKind::Generic));
+        folio.advance(Content::Unknown, Content::Absent).unwrap();
+        Self { word, entry: Mutex::new(Entry::None), is_awaited: Mutex::new(false) }
+    }
+
     /// A page that a producer owns.
     fn filling() -> Self {
-        let word: Page = Page::new(());
-        for (from, to) in [(Content::Unknown, Content::Absent), (Content::Absent, Content::Filling)]
-        {
-            Folio::new(&word, Word::initial(MemoryKind::Generic)).advance(from, to).unwrap();
-        }
-        Self { word, entry: Mutex::new(Entry::None) }
+        let one = Self::absent();
+        one.folio().advance(Content::Absent, Content::Filling).unwrap();
+        one
     }
 
     fn folio(&self) -> Folio<'_, ()> {
@@ -85,6 +97,111 @@ impl PageTable for One {
         *entry = Entry::Mark;
         Marked::Yes
     }
+}
+
+impl Words for One {
+    fn advance(&self, _: u64, from: Content, to: Content) -> bool {
+        self.folio().advance(from, to).is_ok()
+    }
+
+    fn note_filled(&self, _: Range<u64>, _: bool) {
+        assert!(self.set_present(7), "an owned page has another owner");
+    }
+
+    fn wake(&self, _: Range<u64>) {
+        *self.is_awaited.lock().unwrap() = false;
+    }
+}
+
+/// A thread that installs the page if it is absent.
+fn fill(page: &One) {
+    let mut claimed = Claimed::claim(page, 7..8);
+    if claimed.left() == (7..8) {
+        let is_placed = page.copy();
+        claimed.filled(1, is_placed);
+    }
+}
+
+/// The same as it was before pages were claimed: the page may be evicted between the two steps.
+fn fill_unclaimed(page: &One) {
+    if page.content(7) == Content::Absent {
+        page.copy();
+        let _ = page.folio().advance(Content::Absent, Content::Present);
+    }
+}
+
+fn evict(page: &One) -> bool {
+    if page.folio().advance(Content::Present, Content::Removed).is_err() {
+        return false;
+    }
+    *page.entry.lock().unwrap() = Entry::None;
+    page.folio().advance(Content::Removed, Content::Absent).unwrap();
+    true
+}
+
+/// Pins the page if it is present. Returns whether it was.
+fn pin(page: &One) -> bool {
+    if page.folio().try_hold(HoldKind::Pin).is_err() {
+        return false;
+    }
+    assert_eq!(*page.entry.lock().unwrap(), Entry::Page, "a pinned page is absent");
+    page.folio().release(HoldKind::Pin).unwrap();
+    true
+}
+
+/// Two threads that install a page, one that evicts it and one that pins it.
+fn install_evict_and_pin(fill: fn(&One), seen: &Seen) {
+    let page = Arc::new(One::absent());
+    let fillers = [(); 2].map(|()| beside(&page, fill));
+    let evicting = beside(&page, evict);
+    if pin(&page) {
+        seen.mark(0);
+    }
+    fillers.into_iter().for_each(|filler| filler.join().unwrap());
+    if evicting.join().unwrap() {
+        seen.mark(1);
+    }
+    let is_there = *page.entry.lock().unwrap() == Entry::Page;
+    assert_eq!(page.content(7) == Content::Present, is_there, "a pinned page is absent");
+}
+
+/// A reader that learns of a waiter while another thread owns the page and gives it up.
+fn give_up_an_awaited_page(seen: &Seen) {
+    let page = Arc::new(One::absent());
+    *page.is_awaited.lock().unwrap() = true;
+    let owner = beside(&page, |page| {
+        let claimed = Claimed::claim(page, 7..8);
+        // The kernel's answer is that it fills nothing.
+        drop(page.entry.lock().unwrap());
+        drop(claimed);
+    });
+    // The reader is told of the waiter by the kernel. It leaves it to the owner, or answers itself.
+    drop(page.entry.lock().unwrap());
+    if page.content(7) == Content::Filling {
+        seen.mark(0);
+    } else {
+        *page.is_awaited.lock().unwrap() = false;
+        seen.mark(1);
+    }
+    owner.join().unwrap();
+    assert!(!*page.is_awaited.lock().unwrap(), "a waiter is left behind");
+}
+
+#[test]
+fn a_page_that_is_pinned_is_there_whichever_threads_install_and_evict_it() {
+    search(2, |seen| install_evict_and_pin(fill, seen));
+}
+
+/// The search must find the eviction between the two steps.
+#[test]
+#[should_panic(expected = "a pinned page is absent")]
+fn a_page_that_is_installed_without_a_claim_is_pinned_and_absent() {
+    loom::model(|| install_evict_and_pin(fill_unclaimed, &Seen::new(2)));
+}
+
+#[test]
+fn the_waiter_of_a_page_that_its_owner_gives_up_is_woken() {
+    search(2, give_up_an_awaited_page);
 }
 
 /// Runs the three threads; `second` is what the reader does for a second waiter.

@@ -273,10 +273,15 @@ impl SharedBacking {
                         Produced::Failed(error) => {
                             // Another attempt may succeed, by this mapping or another.
                             self.core.release(page);
-                            // The memory of the mapping may have room where the file has none.
-                            return if is_short(&error) { Ok(false) } else { Err(error) };
+                            return Err(error);
                         }
-                        Produced::Deferred => self.core.release(page),
+                        Produced::Deferred(why) => {
+                            self.core.release(page);
+                            if is_short(&why) {
+                                // The memory of the mapping may have room where the file has none.
+                                return Ok(false);
+                            }
+                        }
                     }
                 }
                 // Another thread produces it.

@@ -16,7 +16,7 @@ pub(crate) mod produce;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use uzone_os::lock;
@@ -416,7 +416,8 @@ impl Core {
     /// Fills a page with zeroes that the user of the memory gave back. Its word stays as it is: it states
     /// what the page is filled with, even if it was filled a moment before the kernel removed it.
     fn zero_removed(&self, page: u64, state: &mut ReaderState) -> Outcome {
-        let mut window = Window::new(&self.pages, page..page + 1, None, &mut state.staging);
+        // The word does not change, so the page is this thread's as if it owned it: no other installs pages here.
+        let mut window = Window::owned(&self.pages, page, &mut state.staging);
         let answer = window.zero(self.bytes(page..page + 1));
         self.by_reader.bump(|it| &it.demand, window.state.filled);
         if answer.is_err() || window.state.deferred { Outcome::Later } else { Outcome::Answered }
@@ -681,16 +682,13 @@ impl Core {
         }
     }
 
-    /// Notes that tracked pages are about to be given back, which are still present. No other thread owns them.
+    /// Notes that pages are about to be given back, which are still present. The caller owns them.
     pub(crate) fn will_evict(&self, pages: &Range<u64>) {
         let count = PageCount::new(pages.end - pages.start);
         if let Ok(pages) = PfnRange::try_new(Pfn::new(pages.start), count) {
             self.pattern().gave_back(pages);
         }
-        if self.pages.policy.is_tracked {
-            let mut count = self.pages.evictions.write().unwrap_or_else(PoisonError::into_inner);
-            *count = count.wrapping_add(1);
-        }
+        self.pages.note_eviction();
     }
 
     /// Offers pages, one of which may be waited for, to the backing.

@@ -557,7 +557,7 @@ mod tests {
         // A thread that pins page 9 produces it, and its backing never returns.
         assert!(core.contents().claim(9));
         let since = Instant::now();
-        assert!(core.pending.push(Awaited { page: 9, since, fault: None }));
+        assert!(core.pending.push(Awaited { page: 9, since, fault: None, is_produced: false }));
         // A fault, after which the reader looks at the deadlines.
         memory.mapping().read_at(5 * page, &mut [1]).unwrap_err();
         while core.contents().get(9) != Content::Poisoned {

@@ -70,7 +70,7 @@ impl Job {
             }
             None => {
                 // A failure has made the page bad and was counted; a thread that touches it gets a signal.
-                let outcome = match self.core.produce(self.page, state) {
+                let outcome = match self.core.produce(self.page, state, None) {
                     Ok(()) => FaultOutcome::Produced,
                     Err(error) => {
                         discard(error);

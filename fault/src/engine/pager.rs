@@ -172,10 +172,8 @@ impl Pager {
         }
         if let Some(after) = self.deadline {
             while let Some(awaited) = self.core.pending.take_older_than(after) {
-                let page = awaited.page;
                 self.core.record(&awaited, FaultOutcome::Failed);
-                let is_produced = self.late.iter().any(|(late, _)| *late == page);
-                self.core.time_out(page, after, is_produced);
+                self.core.time_out(&awaited, after);
             }
         }
     }
@@ -229,7 +227,7 @@ impl Pager {
 
     /// Installs a page that the pool produced for this thread.
     pub(crate) fn install(&mut self, page: u64, staged: Staged) {
-        if let Some(staged) = self.core.install(page, staged, self.deadline.is_some()) {
+        if let Some(staged) = self.core.install(page, staged) {
             self.late_since = Instant::now();
             self.late.push_back((page, staged));
         } else {
@@ -301,6 +299,7 @@ impl Pager {
                     page,
                     since: read_at,
                     fault: Some((class, is_write)),
+                    is_produced: false,
                 });
                 // A page that a thread of the pool waits for needs no room in the queue.
                 let is_nested = self.is_nested();

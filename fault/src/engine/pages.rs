@@ -2,7 +2,8 @@
 //! them.
 
 use std::ops::Range;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use uzone_os::uffd::Answered;
 use uzone_pages::{Content, PageSize};
@@ -10,6 +11,7 @@ use uzone_pages::{Content, PageSize};
 use crate::engine::kernel::{Fill, Kernel};
 use crate::stats::Counters;
 use crate::track::bad_pages::{BadPages, Marked, PageTable};
+use crate::track::claimed::Words;
 use crate::track::page_states::PageStates;
 
 /// What differs between memories.
@@ -34,52 +36,60 @@ pub(crate) struct Pages {
     pub(crate) policy: Policy,
     pub(crate) counters: Counters,
     pub(crate) bad_pages: BadPages,
-    // How often tracked pages were given back. Locked shared while the kernel installs pages without an
-    // owner, and exclusively for the count.
-    pub(crate) evictions: RwLock<u64>,
+    /// How often pages were given back.
+    evictions: AtomicU64,
 }
 
 impl Pages {
     pub(crate) fn new(kernel: Arc<dyn Kernel>, contents: PageStates, policy: Policy) -> Self {
         let page = contents.page_size();
         let (counters, bad_pages) = (Counters::default(), BadPages::default());
-        Self { kernel, contents, page, policy, counters, bad_pages, evictions: RwLock::default() }
+        Self { kernel, contents, page, policy, counters, bad_pages, evictions: AtomicU64::new(0) }
     }
 
     pub(crate) fn bytes(&self, pages: Range<u64>) -> Range<u64> {
         pages.start << self.page.shift()..pages.end << self.page.shift()
     }
 
-    /// Returns how often tracked pages were given back, for a caller about to read bytes for pages without
-    /// an owner. `None` where a page has the same bytes at any time.
+    /// Returns how often pages were given back, for a caller that is about to read bytes for absent pages.
+    /// `None` where a page has the same bytes at any time.
     pub(crate) fn evictions_seen(&self) -> Option<u64> {
-        let count = || *self.evictions.read().unwrap_or_else(PoisonError::into_inner);
-        self.policy.is_tracked.then(count)
+        // Acquire pairs with the Release in `note_eviction`: bytes that are read after this are as new as the
+        // evictions that it counts.
+        self.policy.is_tracked.then(|| self.evictions.load(Ordering::Acquire))
     }
 
-    /// Returns a guard that keeps tracked pages from being given back, or `None` if some were since `seen`:
-    /// the bytes that were read for them may be old.
-    pub(crate) fn none_evicted_since(&self, seen: u64) -> Option<RwLockReadGuard<'_, u64>> {
-        let now = self.evictions.read().unwrap_or_else(PoisonError::into_inner);
-        (*now == seen).then_some(now)
+    /// Notes that pages are being given back. The caller owns them, and has not made them absent yet: a thread
+    /// that claims one of them afterwards learns by the count that bytes it read before may be old.
+    pub(crate) fn note_eviction(&self) {
+        self.evictions.fetch_add(1, Ordering::Release);
     }
 
     /// Notes that the kernel has a page that the caller owned. Returns whether the page is good.
     pub(crate) fn note_owned_filled(&self, page: u64, is_placed: bool) -> bool {
         self.bad_pages.note_filled(page, is_placed, self)
     }
+}
 
-    /// Notes that the kernel has pages that the caller did not own. One that went bad meanwhile is good, if
-    /// it was installed: a copy replaces a mark.
-    pub(crate) fn note_filled(&self, pages: Range<u64>, is_placed: bool) {
-        if self.contents.set_present(pages.clone()) || !is_placed {
+impl Words for Pages {
+    fn advance(&self, page: u64, from: Content, to: Content) -> bool {
+        self.contents.advance(page, from, to)
+    }
+
+    fn note_filled(&self, pages: Range<u64>, is_placed: bool) {
+        if self.contents.set_present(pages.clone()) {
             return;
         }
         for page in pages {
+            // A page that went bad meanwhile is good if it was installed: a copy replaces a mark.
             if self.contents.get(page) == Content::Poisoned {
                 let _ = self.bad_pages.note_filled(page, is_placed, self);
             }
         }
+    }
+
+    fn wake(&self, pages: Range<u64>) {
+        self.kernel.wake(self.bytes(pages));
     }
 }
 

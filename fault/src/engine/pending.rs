@@ -19,6 +19,8 @@ pub(crate) struct Awaited {
     pub(crate) since: Instant,
     /// The kind of the fault that asked for it, and whether it was a write; none if a thread populates.
     pub(crate) fault: Option<(FaultKind, bool)>,
+    /// Whether its bytes are there, and the kernel has yet to take them.
+    pub(crate) is_produced: bool,
 }
 
 /// The pages of one mapping that are being produced, the oldest first.
@@ -44,6 +46,13 @@ impl Pending {
         let mut list = lock(&self.0);
         let at = list.iter().position(|awaited| awaited.page == page)?;
         list.remove(at)
+    }
+
+    /// Notes that the bytes of a page are there, and the kernel has not taken them.
+    pub(crate) fn note_produced(&self, page: u64) {
+        if let Some(awaited) = lock(&self.0).iter_mut().find(|awaited| awaited.page == page) {
+            awaited.is_produced = true;
+        }
     }
 
     /// Returns since when the oldest is waited for.

@@ -2,23 +2,25 @@
 //!
 //! A window knows which of its pages are still open, hands the kernel's answers over, and notes in
 //! the pages' words what came of them. A backing reads runs of open pages from it and fills them;
-//! a page that it skips stays as it was.
+//! a page that it skips stays as it was. Pages are claimed for the time in which the kernel installs them
+//! ([`Claimed`]).
 //!
 //! Every reply of the kernel ends here: progress is noted and the rest asked for again, a page that was
-//! there already is noted and its waiters are woken, a layout that changes ends the window until the next
-//! attempt.
+//! there already is noted and its waiters are woken, a layout that changes and a lack of memory end the
+//! window until the next attempt.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use uzone_os::uffd::{Answered, UffdError};
 use uzone_os::{AccessError, Mapping};
-use uzone_pages::PageSize;
+use uzone_pages::{Content, PageSize};
 
 use crate::engine::kernel::{Fill, Kernel};
 use crate::engine::pages::Pages;
 use crate::engine::staged::StagingFiller;
 use crate::stats::Counters;
+use crate::track::claimed::{Claimed, Words};
 
 /// Pages of a mapping, offered to its backing.
 ///
@@ -33,13 +35,13 @@ pub struct Window<'a> {
     base: u64,
     /// The page that a thread waits for.
     wanted: Option<u64>,
-    /// Whether the thread that made the window owns that page. Without an owner it is like its neighbours:
-    /// the kernel decides which thread was first.
+    /// Whether the thread that made the window owns that page, for longer than the window. Otherwise it is
+    /// claimed like its neighbours.
     is_owned: bool,
     staging: &'a mut [u8],
     /// The page at which the next run is looked for.
     next: u64,
-    /// How often tracked pages had been given back when it was made, where that matters.
+    /// How often pages had been given back when it was made, where that matters.
     seen: Option<u64>,
     pub(crate) state: Progress,
 }
@@ -53,6 +55,8 @@ pub(crate) struct Progress {
     pub(crate) wanted_is_done: bool,
     /// Whether the kernel deferred its answer.
     pub(crate) deferred: bool,
+    /// Whether the kernel had no memory for a page.
+    pub(crate) lacks_memory: bool,
     /// Whether there is nothing to fill any more.
     pub(crate) gone: bool,
     /// Whether what was read for it may be too old.
@@ -183,11 +187,17 @@ impl<'a> Window<'a> {
         Ok(())
     }
 
+    /// Returns whether no page can be installed any more.
+    fn has_ended(&self) -> bool {
+        let state = &self.state;
+        state.gone || state.deferred || state.lacks_memory || state.is_stale
+    }
+
     /// Returns the offsets of the next run of pages that are open: they are neither filled nor being
     /// filled. Each page is in one run.
     #[must_use]
     pub fn next_run(&mut self) -> Option<Range<u64>> {
-        if self.state.gone || self.state.deferred || self.state.is_stale {
+        if self.has_ended() {
             return None;
         }
         let owned = self.wanted.filter(|_| self.is_owned && !self.state.wanted_is_done);
@@ -317,70 +327,138 @@ impl<'a> Window<'a> {
         })
     }
 
-    /// Asks the kernel for `range`, and for what is left of it as long as it gets on. `ask` is given
-    /// offsets in the mapping.
+    /// Asks the kernel for the pages of `range` that are still open, and for the rest of them as long as it
+    /// makes progress. `ask` is given offsets in the mapping.
     fn install_with(
         &mut self,
         range: Range<u64>,
         mut ask: impl FnMut(Range<u64>) -> Result<Answered, UffdError>,
     ) -> Result<Filled, UffdError> {
         self.check(&range)?;
-        let page = self.page_size();
-        // From here on offsets are the mapping's.
-        let range = range.start.wrapping_add(self.base)..range.end.wrapping_add(self.base);
-        let mut at = range.start;
+        let shift = self.page_size().shift();
+        // From here on pages are the mapping's.
+        let first = range.start.wrapping_add(self.base) >> shift;
+        let mut pages = first..first + ((range.end - range.start) >> shift);
         let mut all = Filled::All;
-        // It ends: every round but the last goes at least a page further.
-        while at < range.end {
-            let memory = self.memory;
-            // A copy would replace the mark of a bad page. Only its late owner may do that.
-            let end = self.first_bad(at..range.end);
-            if end == at {
-                all = Filled::Some;
-                at += page.bytes();
-                continue;
+        while !pages.is_empty() {
+            if self.is_owned && self.wanted == Some(pages.start) {
+                self.install_owned(pages.start, &mut ask, &mut all)?;
+                pages.start += 1;
+            } else {
+                let memory = self.memory;
+                let claimed = Claimed::claim(memory, pages.clone());
+                pages.start = claimed.left().end;
+                if claimed.left().is_empty() {
+                    if !self.is_there(pages.start) {
+                        all = Filled::Some;
+                    }
+                    pages.start += 1;
+                } else {
+                    self.install_claimed(claimed, &mut ask, &mut all)?;
+                }
             }
-            let kept = self.seen.map(|seen| memory.none_evicted_since(seen));
-            if matches!(kept, Some(None)) {
-                self.state.is_stale = true;
+            if self.has_ended() {
                 return Ok(Filled::Some);
             }
-            let answer = ask(at..end)?;
-            drop(kept);
-            let Some(step) = self.step(at..end, answer, &mut all) else {
-                return Ok(Filled::Some);
-            };
-            at += step;
         }
         Ok(all)
     }
 
-    /// Notes what the kernel answered for `range`. Returns how many bytes were handled, or `None` if the
-    /// window has ended.
+    /// Returns whether a page that cannot be claimed is present.
+    fn is_there(&mut self, page: u64) -> bool {
+        let is_there = self.memory.contents.get(page) == Content::Present;
+        if is_there && self.wanted == Some(page) {
+            // A waiter may have come between its eviction and its return.
+            self.memory.wake(page..page + 1);
+            self.state.wanted_is_done = true;
+        }
+        is_there
+    }
+
+    /// Installs the page that the caller owns, which stays its own if that fails.
+    fn install_owned(
+        &mut self,
+        page: u64,
+        ask: &mut impl FnMut(Range<u64>) -> Result<Answered, UffdError>,
+        all: &mut Filled,
+    ) -> Result<(), UffdError> {
+        let answer = self.note_shortage(ask(self.memory.bytes(page..page + 1)))?;
+        let Some((count, is_placed)) = self.step(page..page + 1, answer, all) else {
+            return Ok(());
+        };
+        if count == 0 {
+            return Ok(());
+        }
+        // The thread that installs a page which is only noted here counts it.
+        self.state.wanted_is_done = true;
+        if !self.is_noted() {
+            self.state.filled += u64::from(is_placed);
+            // A thread may have given the page up meanwhile. If the page is a bad one, the kernel has the
+            // mark that raises the signal.
+            self.state.wanted_is_done = self.memory.note_owned_filled(page, is_placed);
+        }
+        Ok(())
+    }
+
+    /// Installs pages that were absent. The rest is given up when the kernel fills no more.
+    fn install_claimed(
+        &mut self,
+        mut claimed: Claimed<'_, Pages>,
+        ask: &mut impl FnMut(Range<u64>) -> Result<Answered, UffdError>,
+        all: &mut Filled,
+    ) -> Result<(), UffdError> {
+        if self.seen != self.seen.and(self.memory.evictions_seen()) {
+            self.state.is_stale = true;
+            return Ok(());
+        }
+        // It ends: every round but the last goes at least a page further.
+        while !claimed.left().is_empty() {
+            let left = claimed.left();
+            let answer = self.note_shortage(ask(self.memory.bytes(left.clone())))?;
+            match self.step(left.clone(), answer, all) {
+                None => return Ok(()),
+                Some((0, _)) => claimed.give_up(1),
+                Some((count, is_placed)) => {
+                    let filled = left.start..left.start + count;
+                    claimed.filled(count, is_placed);
+                    self.state.filled += if is_placed { count } else { 0 };
+                    self.state.wanted_is_done |=
+                        self.wanted.is_some_and(|wanted| filled.contains(&wanted));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes whether the kernel had no memory.
+    fn note_shortage<T>(&mut self, answer: Result<T, UffdError>) -> Result<T, UffdError> {
+        self.state.lacks_memory |= answer.as_ref().is_err_and(UffdError::is_no_memory);
+        answer
+    }
+
+    /// Returns how many of the first of some pages are present by an answer of the kernel, none where the
+    /// first is a hole, and whether they were installed by it; `None` if the window has ended.
     #[inline]
-    fn step(&mut self, range: Range<u64>, answer: Answered, all: &mut Filled) -> Option<u64> {
-        let (at, page) = (range.start, self.page_size().bytes());
+    fn step(
+        &mut self,
+        pages: Range<u64>,
+        answer: Answered,
+        all: &mut Filled,
+    ) -> Option<(u64, bool)> {
+        let shift = self.page_size().shift();
         match answer {
-            Answered::All => {
-                self.note_filled(range.clone(), true);
-                Some(range.end - at)
-            }
-            Answered::Part { bytes } if bytes >= page => {
-                let whole = bytes / page * page;
-                self.note_filled(at..at + whole, true);
-                Some(whole)
-            }
+            Answered::All => Some((pages.end - pages.start, true)),
+            Answered::Part { bytes } if bytes >> shift > 0 => Some((bytes >> shift, true)),
             Answered::Present => {
                 // No waiter was woken, and one may have come between our look and this.
-                self.note_filled(at..at + page, false);
-                self.kernel.wake(at..at + page);
-                Some(page)
+                self.kernel.wake(self.memory.bytes(pages.start..pages.start + 1));
+                Some((1, false))
             }
             Answered::Hole => {
                 if *all == Filled::All {
                     *all = Filled::Hole;
                 }
-                Some(page)
+                Some((0, false))
             }
             Answered::NotRegistered | Answered::Gone => {
                 self.state.gone = true;
@@ -392,41 +470,6 @@ impl<'a> Window<'a> {
                 None
             }
         }
-    }
-
-    /// Returns the offset of the first page of `range` that is bad, or its end if none is. Offsets are the
-    /// mapping's.
-    fn first_bad(&self, range: Range<u64>) -> u64 {
-        let shift = self.page_size().shift();
-        let pages = range.start >> shift..range.end >> shift;
-        if self.is_owned && self.wanted == Some(pages.start) {
-            return range.end.min(range.start + self.page_size().bytes());
-        }
-        self.memory.contents.first_bad(pages).map_or(range.end, |page| page << shift)
-    }
-
-    /// Notes that the kernel has the pages of `range`, and whether it installed them just now.
-    fn note_filled(&mut self, range: Range<u64>, is_placed: bool) {
-        if self.is_noted() {
-            // The thread that installs it counts it.
-            self.state.wanted_is_done = true;
-            return;
-        }
-        let shift = self.page_size().shift();
-        let mut pages = range.start >> shift..range.end >> shift;
-        if is_placed {
-            self.state.filled += pages.end - pages.start;
-        }
-        let wanted = self.wanted.filter(|wanted| pages.contains(wanted));
-        self.state.wanted_is_done |= wanted.is_some();
-        if let Some(owned) = wanted.filter(|_| self.is_owned) {
-            self.memory.note_filled(pages.start..owned, is_placed);
-            // Only its owner takes a page from this state, but for a thread that gave it up meanwhile. If
-            // the page is a bad one, what is there is the signal.
-            self.state.wanted_is_done = self.memory.note_owned_filled(owned, is_placed);
-            pages.start = owned + 1;
-        }
-        self.memory.note_filled(pages, is_placed);
     }
 }
 

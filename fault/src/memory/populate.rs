@@ -18,6 +18,9 @@ use crate::stats::Counters;
 /// How long to wait for a page that another thread is producing.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// How long to wait for memory, or for a layout that changes.
+const SHORTAGE: Duration = Duration::from_secs(2);
+
 /// What is made present.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum What {
@@ -69,9 +72,10 @@ fn produce(core: &Core, page: u64, state: &mut ReaderState) -> Result<u64, LazyE
             Content::Absent => {
                 if core.contents().claim(page) {
                     // Threads that fault on it meanwhile wait for this one, up to the deadline.
-                    let awaited = Awaited { page, since: Instant::now(), fault: None };
+                    let since = Instant::now();
+                    let awaited = Awaited { page, since, fault: None, is_produced: false };
                     let is_listed = core.pending.push(awaited);
-                    let answer = core.produce(page, state);
+                    let answer = core.produce(page, state, Some(SHORTAGE));
                     if is_listed {
                         core.pending.remove(page);
                     }

@@ -119,25 +119,19 @@ impl PageStates {
         self.advance(page, Content::Absent, Content::Filling)
     }
 
-    /// Notes that the kernel has pages now, which had no owner when they were offered. Pages that have an
-    /// owner by now stay its own; the kernel will answer it that they exist. Returns whether each was
-    /// absent.
+    /// Notes that the kernel has pages that the caller owns. Returns whether each was still being filled.
     pub(crate) fn set_present(&self, pages: Range<u64>) -> bool {
         match pages.end - pages.start {
             0 => true,
             // Most faults end here, and a range of one costs more.
-            1 => self.advance(pages.start, Content::Absent, Content::Present),
+            1 => self.advance(pages.start, Content::Filling, Content::Present),
             _ => {
                 let Some(range) = self.range(&pages) else { return false };
                 let mut all = true;
-                self.pagemap.advance_range(
-                    range,
-                    &[Content::Absent],
-                    Content::Present,
-                    |_, step| {
-                        all &= step.is_ok();
-                    },
-                );
+                let from = &[Content::Filling];
+                self.pagemap.advance_range(range, from, Content::Present, |_, step| {
+                    all &= step.is_ok();
+                });
                 all
             }
         }
@@ -175,17 +169,6 @@ impl PageStates {
             let _ = self.pagemap.poison(self.pfn(page));
         }
         is_spoiled
-    }
-
-    /// Returns the first of `pages` that is bad.
-    #[inline]
-    pub(crate) fn first_bad(&self, pages: Range<u64>) -> Option<u64> {
-        if pages.end.checked_sub(pages.start) == Some(1) {
-            // As for `set_present`.
-            return (self.get(pages.start) == Content::Poisoned).then_some(pages.start);
-        }
-        let mut contents = self.pagemap.contents(self.range(&pages)?).zip(pages.clone());
-        contents.find(|&(content, _)| content == Content::Poisoned).map(|(_, page)| page)
     }
 
     /// Returns the first pages of `pages`, one after the other, that may be offered to a backing: they are

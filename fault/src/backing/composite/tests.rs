@@ -187,7 +187,7 @@ proptest! {
             } else if core.contents().get(page) == Content::Absent {
                 let outcome = core.fault(page, Touch::Read, &mut state);
                 if matches!(outcome, crate::engine::core::Outcome::Produce { .. }) {
-                    core.produce(page, &mut state).unwrap();
+                    core.produce(page, &mut state, None).unwrap();
                 }
                 prop_assert!(kernel.0.lock().unwrap().contains_key(&page));
                 while core.map_around(&mut state) {}
@@ -195,7 +195,7 @@ proptest! {
         }
         for page in 0..pages {
             if core.contents().claim(page) {
-                core.produce(page, &mut state).unwrap();
+                core.produce(page, &mut state, None).unwrap();
             }
         }
         let found: Vec<u64> = kernel.0.lock().unwrap().values().copied().collect();

@@ -3,7 +3,6 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use uzone_os::uffd::UffdError;
 use uzone_pages::Content;
 
 use super::{Core, ReaderState};
@@ -15,43 +14,56 @@ use crate::options::{OnFailure, Refusal};
 use crate::stats::Counters;
 use crate::track::record::{FaultOutcome, FaultRecord};
 
-/// How long the kernel may defer a page before it is given up.
+/// How long the kernel may defer the mark of a bad page.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long to wait before the kernel is asked again.
 const PAUSE: Duration = Duration::from_millis(1);
 
 const PANICKED: &str = "the backing panicked";
+const PUT_OFF: &str = "the kernel put the page off, or has no memory for it";
 
 /// What came of an attempt to produce a page.
 #[derive(Debug)]
 pub(crate) enum Produced {
     /// It is present, or its memory is gone.
     Done,
-    /// The kernel deferred it; the caller still owns it.
-    Deferred,
+    /// The kernel deferred it, or had no memory for it; the caller still owns it.
+    Deferred(BackingError),
     /// It cannot be produced; the caller still owns it.
     Failed(BackingError),
 }
 
 impl Core {
-    /// Produces a page that the caller owns, however long it takes, or makes it a bad one.
+    /// Produces a page that the caller owns, or makes it a bad one. As long as the kernel defers it or has no
+    /// memory for it, it is tried again: for `patience`, and then the page is absent again, or without end, until
+    /// the page is given up at a deadline or with its mapping.
     ///
     /// # Errors
-    /// Why it is bad.
-    pub(crate) fn produce(&self, page: u64, state: &mut ReaderState) -> Result<(), BackingError> {
-        let give_up = Instant::now() + PATIENCE;
+    /// Why it is not present.
+    pub(crate) fn produce(
+        &self,
+        page: u64,
+        state: &mut ReaderState,
+        patience: Option<Duration>,
+    ) -> Result<(), BackingError> {
+        let begin = Instant::now();
         let error = loop {
-            match self.try_produce(page, state) {
+            let why = match self.try_produce(page, state) {
                 Produced::Done => return Ok(()),
                 Produced::Failed(error) => break error,
-                Produced::Deferred if Instant::now() >= give_up => {
-                    break BackingError::Other("the kernel put the page off for too long".into());
-                }
-                Produced::Deferred => {
-                    Counters::add(&self.pages.counters.deferred, 1);
-                    std::thread::sleep(PAUSE);
-                }
+                Produced::Deferred(why) => why,
+            };
+            if self.pages.contents.get(page) != Content::Filling {
+                return Err(why);
             }
+            if patience.is_some_and(|patience| begin.elapsed() >= patience) {
+                self.release(page);
+                self.pages.kernel.wake(self.bytes(page..page + 1));
+                return Err(why);
+            }
+            self.pending.note_produced(page);
+            Counters::add(&self.pages.counters.deferred, 1);
+            std::thread::sleep(PAUSE);
         };
         self.note_failure(page, &error);
         self.poison(page);
@@ -63,12 +75,14 @@ impl Core {
         let mut window = Window::owned(&self.pages, page, &mut state.staging);
         let answer = caught(|| self.backing.fault(&mut window));
         let progress = window.state;
+        let is_later = progress.deferred || progress.lacks_memory;
         let result = match answer {
             // The memory is gone, and no thread waits for a page of it any more.
             _ if progress.wanted_is_done || progress.gone => Produced::Done,
+            Some(Err(error)) if is_later => return Produced::Deferred(error),
             Some(Err(error)) => return Produced::Failed(error),
             None => Produced::Failed(BackingError::Other(PANICKED.into())),
-            Some(Ok(())) if progress.deferred => Produced::Deferred,
+            Some(Ok(())) if is_later => Produced::Deferred(BackingError::Other(PUT_OFF.into())),
             Some(Ok(())) => Produced::Failed(BackingError::Other(LEFT_OUT.into())),
         };
         if progress.gone && !progress.wanted_is_done {
@@ -140,10 +154,9 @@ impl Core {
         notes.into_staged(failure)
     }
 
-    /// Installs a page that an I/O thread produced for this one, if it is still wanted. Returns what the
-    /// kernel deferred. With `waits`, it is deferred too if there is no memory for it: the process whose page
-    /// it is may get some back.
-    pub(crate) fn install(&self, page: u64, staged: Staged, waits: bool) -> Option<Staged> {
+    /// Installs a page that an I/O thread produced for this one, if it is still wanted. Returns it if the
+    /// kernel deferred it, or has no memory for it: the process whose page it is may get some back.
+    pub(crate) fn install(&self, page: u64, staged: Staged) -> Option<Staged> {
         if self.pages.contents.get(page) != Content::Filling {
             // It was removed or given up meanwhile, and its waiters were woken.
             return None;
@@ -172,8 +185,8 @@ impl Core {
         if progress.wanted_is_done {
             Counters::add(&self.pages.counters.demand, 1);
             outcome = FaultOutcome::Produced;
-        } else if progress.deferred || waits && answer.as_ref().is_err_and(UffdError::is_no_memory)
-        {
+        } else if progress.deferred || progress.lacks_memory {
+            self.pending.note_produced(page);
             Counters::add(&self.pages.counters.deferred, 1);
             return Some(staged);
         } else if progress.gone {
@@ -219,11 +232,11 @@ impl Core {
         }
     }
 
-    /// Gives up a page that its backing did not produce within `after`, or that the kernel did not take if it
-    /// `is_produced`.
-    pub(crate) fn time_out(&self, page: u64, after: Duration, is_produced: bool) {
+    /// Gives up a page that its backing did not produce within `after`, or that the kernel did not take.
+    pub(crate) fn time_out(&self, awaited: &Awaited, after: Duration) {
+        let page = awaited.page;
         if self.pages.contents.get(page) == Content::Filling {
-            let text = if is_produced {
+            let text = if awaited.is_produced {
                 format!(
                     "the kernel did not take the page within {after:?}: the process that it is for may be \
                      at the memory limit of its cgroup, or the host has no memory left"

@@ -72,17 +72,13 @@ impl PageStates {
     pub(crate) fn set_present(&self, pages: Range<u64>) -> bool {
         let mut all = true;
         for page in pages {
-            all &= self.advance(page, Content::Absent, Content::Present);
+            all &= self.advance(page, Content::Filling, Content::Present);
         }
         all
     }
 
     pub(crate) fn maybe_pinned(&self, _: u64) -> bool {
         false
-    }
-
-    pub(crate) fn first_bad(&self, mut pages: Range<u64>) -> Option<u64> {
-        pages.find(|&page| self.get(page) == Content::Poisoned)
     }
 
     pub(crate) fn unpoison(&self, page: u64) {
