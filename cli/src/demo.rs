@@ -104,7 +104,7 @@ fn write(plan: &Plan, bench: &Bench, trace: Trace) -> Result<Vec<String>, Failur
     let documents = [Document::Bench(bench.clone()), Document::Trace(trace)];
     let page = uzone_report::html(&documents);
     // No other thread takes these signals, so Ctrl-C leaves no half of a file.
-    let _held = Held::hold()?;
+    let _held = Held::hold();
     uzone_report::replace(&plan.trace_path(), &recorded)?;
     uzone_report::replace(&plan.page_path(), page.as_bytes())?;
     let name = |path: PathBuf| path.display().to_string();

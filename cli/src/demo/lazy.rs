@@ -153,7 +153,7 @@ fn engine(out: &Output) -> Result<Engine, Failure> {
     }
     // Threads of the engine may outlive it for a moment. With these signals blocked in them, Ctrl-C
     // cannot end the process through one of them while a file is being written.
-    let _held = Held::hold()?;
+    let _held = Held::hold();
     Ok(Engine::new(NonZeroUsize::MIN.saturating_add(1))?)
 }
 

@@ -110,7 +110,7 @@ pub(super) fn run(
     let started = Instant::now();
     let server = Server::start(image, &plan.directory).map_err(Box::<dyn Error>::from);
     // The socket is gone before a signal ends this process. The other one starts with none held.
-    let _held = Held::hold()?;
+    let _held = Held::hold();
     let attached = server.and_then(|mut server| Ok((server.attach()?, server)));
     let (attached, server) = match attached {
         Ok(attached) => attached,

@@ -18,8 +18,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use uzone_os::signals::lock_uninterrupted;
 use uzone_os::uffd::{Answered, Features, KernelFaults, Modes, Registered, Uffd, UffdError};
-use uzone_os::{Mapping, Sharing, lock};
+use uzone_os::{Mapping, Sharing};
 use uzone_pages::{ByteLen, Content, FaultAround, PageCount, PageSize};
 
 use crate::backing::hooks::Backing;
@@ -199,10 +200,10 @@ impl SharedBacking {
     }
 
     fn with_state<R>(&self, use_it: impl FnOnce(&mut ReaderState) -> R) -> R {
-        let spare = lock(&self.spare).pop();
+        let spare = lock_uninterrupted(&self.spare).pop();
         let mut state = spare.unwrap_or_else(|| ReaderState::new(self.core.room()));
         let result = use_it(&mut state);
-        lock(&self.spare).push(state);
+        lock_uninterrupted(&self.spare).push(state);
         result
     }
 

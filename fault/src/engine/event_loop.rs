@@ -24,11 +24,12 @@ use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex};
-use std::thread::{Builder, JoinHandle, ThreadId};
+use std::thread::{JoinHandle, ThreadId};
 use std::time::{Duration, Instant};
 
+use uzone_os::signals::lock_uninterrupted;
 use uzone_os::uffd::EventSet;
-use uzone_os::{lock, numa};
+use uzone_os::{numa, signals};
 
 use crate::engine::follow::Follower;
 use crate::engine::inbox::{Inbox, Message, PagerKey};
@@ -75,7 +76,7 @@ impl EventLoop {
         let shared = Arc::new(Shared { inbox, set, joining, next_key, readers });
         let theirs = shared.clone();
         let (cpus, (answer, placed)) = (cpus.to_vec(), sync_channel(1));
-        let thread = Builder::new().name(name.to_owned()).spawn(move || {
+        let thread = signals::spawn(name, move || {
             let kept = if cpus.is_empty() { Ok(()) } else { numa::keep_thread_to(&cpus) };
             let is_kept = kept.is_ok();
             let _ = answer.send(kept);
@@ -114,7 +115,7 @@ impl EventLoop {
         // Waited for before the loop knows it: it asks once more then.
         reader.join(&self.shared.set, key)?;
         self.shared.readers.fetch_add(1, Ordering::Relaxed);
-        lock(&self.shared.joining).insert(key, Box::new(reader));
+        lock_uninterrupted(&self.shared.joining).insert(key, Box::new(reader));
         self.inbox().send(Message::Join { key });
         Ok(Attached { event_loop: self.clone(), key })
     }
@@ -245,7 +246,8 @@ impl Runner {
         for message in self.inbox.take() {
             match message {
                 Message::Join { key } => {
-                    let Some(mut reader) = lock(&self.shared.joining).remove(&key) else {
+                    let Some(mut reader) = lock_uninterrupted(&self.shared.joining).remove(&key)
+                    else {
                         continue;
                     };
                     if self.shares_cpu {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
-use uzone_os::lock;
+use uzone_os::signals::lock_uninterrupted;
 use uzone_os::uffd::Doorbell;
 
 use crate::engine::prefetch::Group;
@@ -68,12 +68,12 @@ impl Inbox {
         // In this order: a thread that sends after the swap rings again.
         let _ = self.bell.silence();
         self.called.swap(false, Ordering::AcqRel);
-        std::mem::take(&mut *lock(&self.messages))
+        std::mem::take(&mut *lock_uninterrupted(&self.messages))
     }
 
     /// Sends a message to the loop. Returns whether the loop was woken; if not, the next message wakes it.
     pub(crate) fn send(&self, message: Message) -> bool {
-        lock(&self.messages).push(message);
+        lock_uninterrupted(&self.messages).push(message);
         // Release pairs with the Acquire of the loop: it sees what was pushed.
         if self.called.swap(true, Ordering::Release) {
             return true; // it was rung for, and not silenced since

@@ -18,9 +18,9 @@ use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
-use std::thread::Builder;
 
-use uzone_os::lock;
+use uzone_os::signals::lock_uninterrupted;
+use uzone_os::{lock, signals};
 use uzone_pages::Content;
 
 use crate::engine::core::{Core, ReaderState};
@@ -279,7 +279,7 @@ impl IoPool {
         let producers = threads.get();
         let shared = Arc::new(Shared { producers, ..Shared::default() });
         {
-            let mut queues = lock(&shared.queues);
+            let mut queues = lock_uninterrupted(&shared.queues);
             queues.demand.reserve_exact(LIMIT);
             queues.ahead.reserve_exact(AHEAD);
         }
@@ -287,7 +287,7 @@ impl IoPool {
         for index in 0..=producers {
             let shared = pool.shared.clone();
             // If a later one is refused, dropping the pool ends those that run.
-            Builder::new().name(format!("uzone-io-{index}")).spawn(move || work(&shared, false))?;
+            signals::spawn(&format!("uzone-io-{index}"), move || work(&shared, false))?;
         }
         Ok(pool)
     }
@@ -295,7 +295,7 @@ impl IoPool {
     /// Returns whether a thread, by the number that the kernel gives it, is one of the pool's.
     pub(crate) fn is_producer(&self, thread: u32) -> bool {
         // A thread is in the list before it can fault in a backing.
-        thread != 0 && lock(&self.shared.queues).threads.contains(&thread)
+        thread != 0 && lock_uninterrupted(&self.shared.queues).threads.contains(&thread)
     }
 
     /// Has a page of `core` produced before all others, for which `thread` of the pool waits. Starts one
@@ -303,7 +303,7 @@ impl IoPool {
     /// `false` where no thread can be started and each of those that there are waits for a page itself.
     pub(crate) fn reinforce(&self, thread: u32, core: &Arc<Core>, page: u64) -> bool {
         {
-            let mut queues = lock(&self.shared.queues);
+            let mut queues = lock_uninterrupted(&self.shared.queues);
             queues.note_waiting(thread, core, page);
             if queues.nested.len() <= queues.idle {
                 // One that was woken for the page may have found it in the other queue, and as many producing
@@ -317,18 +317,17 @@ impl IoPool {
             queues.reinforcements += 1;
         }
         let shared = self.shared.clone();
-        let started =
-            Builder::new().name("uzone-io-more".into()).spawn(move || work(&shared, true));
+        let started = signals::spawn("uzone-io-more", move || work(&shared, true));
         if started.is_ok() {
             return true;
         }
-        let mut queues = lock(&self.shared.queues);
+        let mut queues = lock_uninterrupted(&self.shared.queues);
         queues.reinforcements -= 1;
         self.shared.has_free_thread(&queues)
     }
 
     fn submit(&self, job: Job, is_nested: bool) -> bool {
-        if !lock(&self.shared.queues).push(job, is_nested) {
+        if !lock_uninterrupted(&self.shared.queues).push(job, is_nested) {
             return false;
         }
         self.shared.ready.notify_one();
@@ -337,7 +336,7 @@ impl IoPool {
 
     /// Queues a group to be made ready.
     pub(crate) fn prefetch(&self, job: PrefetchJob) {
-        lock(&self.shared.queues).prefetch.push_back(job);
+        lock_uninterrupted(&self.shared.queues).prefetch.push_back(job);
         self.shared.ready.notify_one();
     }
 
@@ -347,7 +346,7 @@ impl IoPool {
         if count == 0 {
             return;
         }
-        let mut queues = lock(&self.shared.queues);
+        let mut queues = lock_uninterrupted(&self.shared.queues);
         if queues.ahead.len() == AHEAD {
             drop(queues);
             return Counters::add(&core.counters().left_out, count);
@@ -422,7 +421,7 @@ impl Drop for IoPool {
         }
         // The threads produce the queued pages first, because other threads wait for them. They are not
         // joined: one may be in a backing that never returns.
-        lock(&self.shared.queues).is_closed = true;
+        lock_uninterrupted(&self.shared.queues).is_closed = true;
         self.shared.ready.notify_all();
     }
 }

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use uzone_os::lock;
+use uzone_os::signals::lock_uninterrupted;
 use uzone_os::uffd::FaultKind;
 
 /// How many pages of one mapping may be waited for.
@@ -33,7 +33,7 @@ impl Pending {
 
     /// Adds a page. Returns whether there was room.
     pub(crate) fn push(&self, awaited: Awaited) -> bool {
-        let mut list = lock(&self.0);
+        let mut list = lock_uninterrupted(&self.0);
         let has_room = list.len() < LIMIT;
         if has_room {
             list.push_back(awaited);
@@ -43,41 +43,43 @@ impl Pending {
 
     /// Removes a page that was produced or given up. Returns what is known about the fault.
     pub(crate) fn remove(&self, page: u64) -> Option<Awaited> {
-        let mut list = lock(&self.0);
+        let mut list = lock_uninterrupted(&self.0);
         let at = list.iter().position(|awaited| awaited.page == page)?;
         list.remove(at)
     }
 
     /// Notes that the bytes of a page are there, and the kernel has not taken them.
     pub(crate) fn note_produced(&self, page: u64) {
-        if let Some(awaited) = lock(&self.0).iter_mut().find(|awaited| awaited.page == page) {
+        if let Some(awaited) =
+            lock_uninterrupted(&self.0).iter_mut().find(|awaited| awaited.page == page)
+        {
             awaited.is_produced = true;
         }
     }
 
     /// Returns since when the oldest is waited for.
     pub(crate) fn oldest(&self) -> Option<Instant> {
-        lock(&self.0).front().map(|awaited| awaited.since)
+        lock_uninterrupted(&self.0).front().map(|awaited| awaited.since)
     }
 
     /// Returns how many there are.
     pub(crate) fn len(&self) -> usize {
-        lock(&self.0).len()
+        lock_uninterrupted(&self.0).len()
     }
 
     /// Takes the oldest page out, if it is waited for since longer than `age`: each is given up by one thread.
     pub(crate) fn take_older_than(&self, age: Duration) -> Option<Awaited> {
-        let mut list = lock(&self.0);
+        let mut list = lock_uninterrupted(&self.0);
         list.pop_front_if(|awaited| awaited.since.elapsed() >= age)
     }
 
     /// Returns all.
     pub(crate) fn pages(&self) -> Vec<u64> {
-        lock(&self.0).iter().map(|awaited| awaited.page).collect()
+        lock_uninterrupted(&self.0).iter().map(|awaited| awaited.page).collect()
     }
 
     /// Takes all out.
     pub(crate) fn drain(&self) -> Vec<u64> {
-        lock(&self.0).drain(..).map(|awaited| awaited.page).collect()
+        lock_uninterrupted(&self.0).drain(..).map(|awaited| awaited.page).collect()
     }
 }

@@ -22,11 +22,12 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
-use std::thread::{Builder, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
+use uzone_os::signals::Held;
 use uzone_os::uffd::Registered;
-use uzone_os::{SystemRoot, hugepages};
+use uzone_os::{SystemRoot, hugepages, signals};
 use uzone_pages::Content;
 
 use crate::engine::core::Core;
@@ -150,12 +151,15 @@ impl Collapser {
 struct Closed<'a> {
     core: &'a Core,
     pages: Range<u64>,
+    // A signal handler that touches one of the pages would wait for this thread.
+    _held: Held,
 }
 
 impl<'a> Closed<'a> {
     /// Returns `None` if one of the pages is pinned, or not there any more.
     fn new(core: &'a Core, pages: Range<u64>) -> Option<Self> {
-        let mut closed = Self { core, pages: pages.start..pages.start };
+        let _held = Held::hold();
+        let mut closed = Self { core, pages: pages.start..pages.start, _held };
         for page in pages {
             if !core.contents().advance(page, Content::Present, Content::Removed) {
                 return None;
@@ -195,7 +199,7 @@ impl QuietCollapser {
     pub(crate) fn start(collapser: Collapser, quiet: Duration) -> io::Result<Self> {
         let (stop, stopped) = sync_channel(0);
         let work = move || collapse_when_quiet(&collapser, &stopped, quiet);
-        let thread = Builder::new().name("uzone-collapse".to_owned()).spawn(work)?;
+        let thread = signals::spawn("uzone-collapse", work)?;
         Ok(Self { stop: Some(stop), thread: Some(thread), process: std::process::id() })
     }
 }

@@ -25,8 +25,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use uzone_os::hugepages;
+use uzone_os::signals::lock_uninterrupted;
 use uzone_os::uffd::{Answered, Install, Registered, UffdError};
-use uzone_os::{Anonymous, Exclusive, HugeAdvice, SystemRoot, lock};
+use uzone_os::{Anonymous, Exclusive, HugeAdvice, SystemRoot};
 use uzone_pages::{ByteLen, PageSize};
 
 use crate::engine::kernel::{Fill, Kernel};
@@ -154,7 +155,7 @@ impl<K: MovingKernel> Kernel for Transparent<K> {
     }
 
     fn slot(&self) -> Option<Exclusive> {
-        let kept = lock(&self.slots).pop();
+        let kept = lock_uninterrupted(&self.slots).pop();
         kept.or_else(|| {
             let len = ByteLen::new(self.page.bytes());
             let huge = HugeAdvice::Advise;
@@ -164,7 +165,7 @@ impl<K: MovingKernel> Kernel for Transparent<K> {
     }
 
     fn give_back(&self, slot: Exclusive) {
-        lock(&self.slots).push(slot);
+        lock_uninterrupted(&self.slots).push(slot);
     }
 
     fn install_slot(&self, offset: u64, slot: &mut Exclusive) -> Result<Answered, UffdError> {

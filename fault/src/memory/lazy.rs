@@ -9,6 +9,10 @@
 //! writes are events, such a writer waits until the page can be filled again, so a written page is never
 //! evicted by mistake. Where the kernel only records writes, no writer can be stopped, so eviction is
 //! refused.
+//!
+//! No signal interrupts a thread while it evicts pages or makes them clean: a handler that touches one of
+//! them, or a page of which the reader needs a lock that the thread holds, would wait for that thread. It
+//! works in steps, so that no signal waits for long.
 
 use std::fmt;
 use std::io;
@@ -17,6 +21,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
+use uzone_os::signals::Held;
 use uzone_os::uffd::Registered;
 use uzone_os::uffd::in_thread::InThread;
 use uzone_os::uffd::write_states::{WriteStates, runs_of};
@@ -31,6 +36,9 @@ use crate::huge::collapse::{Collapsed, Collapser, QuietCollapser};
 use crate::memory::populate::{What, populate};
 use crate::stats::Counters;
 use crate::track::dirty::Tracker;
+
+/// How many bytes are evicted at once, or one page: it takes some milliseconds.
+const STEP: u64 = 64 << 20;
 
 /// Memory of this process whose pages come from a backing when they are touched.
 ///
@@ -229,15 +237,38 @@ impl LazyMapping {
         let Some(tracker) = self.tracking() else { return self.evict_pages(pages) };
         let _turn = tracker.turn();
         match tracker.states() {
-            Some(states) => self.evict_closed(tracker, states, pages, true),
+            Some(states) => {
+                self.in_steps(pages, |step| self.evict_closed(tracker, states, step, true))
+            }
             None => Err(LazyError::CannotEvict {
                 reason: "a page that is written meanwhile would be lost, since the kernel only records the write: track writes synchronously, or use evict_all when no thread writes any more and everything is written back",
             }),
         }
     }
 
+    /// Adds up what `each` returns for one part of some pages after the other. No signal interrupts it.
+    fn in_steps(
+        &self,
+        pages: Range<u64>,
+        each: impl Fn(Range<u64>) -> Result<u64, LazyError>,
+    ) -> Result<u64, LazyError> {
+        let step = (STEP >> self.page_size().shift()).max(1);
+        let (mut sum, mut at) = (0, pages.start);
+        while at < pages.end {
+            let end = pages.end.min(at + step);
+            let _held = Held::hold();
+            sum += each(at..end)?;
+            at = end;
+        }
+        Ok(sum)
+    }
+
     /// Gives pages back, whatever is in them.
     pub(crate) fn evict_pages(&self, pages: Range<u64>) -> Result<u64, LazyError> {
+        self.in_steps(pages, |step| self.evict_step(step))
+    }
+
+    fn evict_step(&self, pages: Range<u64>) -> Result<u64, LazyError> {
         let contents = self.core.contents();
         let in_thread = self.core.in_thread();
         if let Some(in_thread) = in_thread.as_ref().filter(|_| self.tracker.is_some())
@@ -328,10 +359,10 @@ impl LazyMapping {
         let Some(tracker) = self.tracking() else { return self.evict_pages(pages) };
         let _turn = tracker.turn();
         match tracker.states() {
-            Some(states) => {
-                let clean = self.evict_closed(tracker, states, pages.clone(), true)?;
-                Ok(clean + self.evict_closed(tracker, states, pages, false)?)
-            }
+            Some(states) => self.in_steps(pages, |step| {
+                let clean = self.evict_closed(tracker, states, step.clone(), true)?;
+                Ok(clean + self.evict_closed(tracker, states, step, false)?)
+            }),
             None => self.evict_pages(pages),
         }
     }
@@ -451,6 +482,7 @@ impl LazyMapping {
     /// Takes the runs of dirty pages that can be read. Pinned pages are dirty again at once: a device may
     /// write to them without an event.
     fn taken(&self, tracker: &Tracker, pages: Range<u64>) -> Result<Vec<Range<u64>>, LazyError> {
+        let _held = Held::hold();
         let is_pinned = |page| self.core.contents().maybe_pinned(page);
         let taken = self.readable(&tracker.take(pages, is_pinned)?);
         // Again after they are protected, so that the first write after a later pin raises an event; and

@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use uzone_os::signals::Held;
 use uzone_pages::{Content, FaultAround, PfnRange};
 use uzone_zone::{FaultError, PagemapOps};
 
@@ -30,7 +31,8 @@ pub(crate) enum What {
     All,
 }
 
-/// Makes pages present, in the calling thread. Returns how many it installed itself.
+/// Makes pages present, in the calling thread. Returns how many it installed itself. No signal interrupts the
+/// thread while it owns pages: a handler that touches one of them would wait for it.
 pub(crate) fn populate(
     core: &Core,
     pages: Range<u64>,
@@ -45,7 +47,10 @@ pub(crate) fn populate(
     while at < pages.end && answer.is_ok() {
         let mut window = at..pages.end.min(at + step);
         at = window.end;
-        filled += core.map_ready(window.clone(), state);
+        filled += {
+            let _held = Held::hold();
+            core.map_ready(window.clone(), state)
+        };
         if what == What::All {
             let whole = window.clone();
             answer = window.try_for_each(|page| {
@@ -70,6 +75,7 @@ fn produce(core: &Core, page: u64, state: &mut ReaderState) -> Result<u64, LazyE
             Content::Present | Content::Zero | Content::Unknown => return Ok(0),
             Content::Poisoned => return Err(LazyError::Poisoned { offset }),
             Content::Absent => {
+                let _held = Held::hold();
                 if core.contents().claim(page) {
                     // Threads that fault on it meanwhile wait for this one, up to the deadline.
                     let since = Instant::now();

@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
-use uzone_os::lock;
+use uzone_os::signals::lock_uninterrupted;
 use uzone_os::uffd::{EventBuffer, Remote, pending_faults};
 use uzone_pages::PageSize;
 
@@ -230,7 +230,7 @@ impl WriteCapture {
         if bytes.end <= self.until.load(Ordering::Relaxed) {
             return;
         }
-        match self.kept.keep(bytes, &self.memory, address, &mut lock(&self.piece)) {
+        match self.kept.keep(bytes, &self.memory, address, &mut lock_uninterrupted(&self.piece)) {
             // Relaxed: a statistic.
             Ok(pages) => drop(self.count.fetch_add(pages, Ordering::Relaxed)),
             Err(cause) => self.lose(format!(
@@ -242,7 +242,7 @@ impl WriteCapture {
     /// Reads the pending faults, unless another event is pending: then none.
     pub(crate) fn read(&self, remote: &Remote, buffer: &mut EventBuffer) -> io::Result<usize> {
         // Held until `lose` was called, so that the end of the capture finds that.
-        let _piece = lock(&self.piece);
+        let _piece = lock_uninterrupted(&self.piece);
         if self.waits.get().is_some() || !remote.has_events()? {
             return Ok(0);
         }
@@ -269,7 +269,7 @@ impl WriteCapture {
 
     /// Returns how many pages were kept, or that the capture is lost.
     fn end(&self) -> Result<u64, LazyError> {
-        drop(lock(&self.piece));
+        drop(lock_uninterrupted(&self.piece));
         match self.lost.get() {
             // Relaxed: a statistic.
             None => Ok(self.count.load(Ordering::Relaxed)),
@@ -291,12 +291,15 @@ impl CaptureSlot {
     pub(crate) fn get(&self) -> Option<Arc<WriteCapture>> {
         // Acquire pairs with the Release of `set`. A fault on a page that was protected for the capture is
         // read after that, because the kernel protected it later.
-        self.is_there.load(Ordering::Acquire).then(|| lock(&self.capture).clone()).flatten()
+        self.is_there
+            .load(Ordering::Acquire)
+            .then(|| lock_uninterrupted(&self.capture).clone())
+            .flatten()
     }
 
     /// Puts a capture in. Returns whether that was done: there may be one.
     pub(crate) fn set(&self, capture: WriteCapture) -> bool {
-        let mut slot = lock(&self.capture);
+        let mut slot = lock_uninterrupted(&self.capture);
         if slot.is_some() {
             return false;
         }
@@ -308,7 +311,7 @@ impl CaptureSlot {
 
     /// Takes the capture out: all events are read again. Returns how it went.
     pub(crate) fn end(&self) -> Option<Result<u64, LazyError>> {
-        let capture = lock(&self.capture).take()?;
+        let capture = lock_uninterrupted(&self.capture).take()?;
         // Relaxed: `get` looks under the lock.
         self.is_there.store(false, Ordering::Relaxed);
         Some(capture.end())

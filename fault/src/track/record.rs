@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use uzone_os::lock;
+use uzone_os::signals::lock_uninterrupted;
 use uzone_os::uffd::FaultKind;
 
 use crate::error::Failure;
@@ -148,7 +148,7 @@ impl Recorder {
         for fault in faults {
             fire(fault);
         }
-        let mut records = lock(&self.records);
+        let mut records = lock_uninterrupted(&self.records);
         for fault in faults {
             records.note(fault);
         }
@@ -156,7 +156,7 @@ impl Recorder {
 
     /// Records faults that were noted elsewhere. `take` hands them over, and returns how many were lost.
     pub(crate) fn absorb(&self, take: impl FnOnce(&mut dyn FnMut(FaultRecord)) -> u64) {
-        let mut records = lock(&self.records);
+        let mut records = lock_uninterrupted(&self.records);
         let lost = take(&mut |fault| {
             fire(&fault);
             records.note(&fault);
@@ -166,7 +166,7 @@ impl Recorder {
 
     /// Returns how long faults took, by class and outcome.
     pub(crate) fn latencies(&self) -> Vec<Latency> {
-        let records = lock(&self.records);
+        let records = lock_uninterrupted(&self.records);
         let mut latencies: Vec<_> = records
             .series
             .iter()
@@ -179,17 +179,17 @@ impl Recorder {
 
     /// Notes why a page could not be produced.
     pub(crate) fn note_failure(&self, failure: Failure) {
-        lock(&self.records).last_failure = Some(failure);
+        lock_uninterrupted(&self.records).last_failure = Some(failure);
     }
 
     /// Returns what was noted last.
     pub(crate) fn last_failure(&self) -> Option<Failure> {
-        lock(&self.records).last_failure.clone()
+        lock_uninterrupted(&self.records).last_failure.clone()
     }
 
     /// Takes the trace out, and returns how many faults were forgotten before it.
     pub(crate) fn take_trace(&self) -> (Vec<FaultRecord>, u64) {
-        let mut records = lock(&self.records);
+        let mut records = lock_uninterrupted(&self.records);
         let keeps = records.keeps;
         let trace = std::mem::replace(&mut records.trace, VecDeque::with_capacity(keeps));
         (trace.into(), std::mem::take(&mut records.lost))

@@ -69,7 +69,7 @@ pub fn file_of_image(
 ) -> io::Result<File> {
     let flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     // A signal that ends the process in between would leave the mount.
-    let _held = Held::hold()?;
+    let _held = Held::hold();
     rustix::mount::mount(image, mount_point, kind, flags, None)?;
     let file = File::open(mount_point.join(name));
     rustix::mount::unmount(mount_point, UnmountFlags::DETACH)?;
@@ -98,7 +98,7 @@ fn open_nameless(directory: &Path, mode: Mode) -> io::Result<Option<File>> {
 /// Makes a file and takes its name away, where the file system knows no other way.
 fn renounce_name(directory: &Path) -> io::Result<File> {
     // A signal that ends the process in between would leave the name.
-    let _held = Held::hold()?;
+    let _held = Held::hold();
     let mut made = NewFile::create_hidden(directory.join("uzone"))?;
     let file = made.file.try_clone()?;
     if let Some(hidden) = made.hidden.take() {

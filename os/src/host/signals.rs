@@ -1,45 +1,133 @@
-//! Signals that end this process, held back for a moment ([`Held`]), and the masks and the actions
-//! of signals.
+//! Signals held back from this thread for a moment ([`Held`]) or from a thread for good ([`spawn`]), and the
+//! masks and the actions of signals.
+//!
+//! A thread that holds a lock, or owns a page, for which a thread that answers faults would wait must not be
+//! interrupted: a signal handler that touches lazily mapped memory would wait for that answer, and so for the
+//! thread that it interrupted.
 //!
 //! Unsafe: this is the file that calls pthread_sigmask(3) and sigaction(2), which rustix does not
 //! wrap.
 //! Source: pthread_sigmask(3), sigaction(2), signal(7).
 
+use std::cell::Cell;
 use std::io;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Mutex, MutexGuard};
+use std::thread::{Builder, JoinHandle};
 
-/// What a user or the system ends a command by: Ctrl-C, kill(1), a terminal that is closed, and
-/// Ctrl-\.
-const ENDING: [libc::c_int; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
+use crate::lock;
 
-/// While it lives, signals that end the process do not interrupt this thread; they come when it is
-/// dropped. Other threads still get them, so it is of use where there are none, and threads that are
-/// started meanwhile hold them back for good. SIGKILL cannot be held.
+/// Signals that an instruction of the thread itself raises. They end the process where they are blocked.
+const SYNCHRONOUS: [libc::c_int; 7] = [
+    libc::SIGBUS,
+    libc::SIGSEGV,
+    libc::SIGILL,
+    libc::SIGFPE,
+    libc::SIGTRAP,
+    libc::SIGSYS,
+    libc::SIGABRT,
+];
+
+thread_local! {
+    /// How many values hold signals back from this thread, and the mask from before the first.
+    static HOLDING: Cell<(u32, Option<libc::sigset_t>)> = const { Cell::new((0, None)) };
+}
+
+/// While it lives, no signal interrupts this thread, but for those that its own instructions raise; the others
+/// come when it is dropped. Other threads still get them. SIGKILL cannot be held.
+///
+/// The first that a thread has costs a system call, and its drop another; more of them cost none.
 #[derive(Debug)]
 #[must_use = "signals come again when it is dropped"]
 pub struct Held {
-    before: libc::sigset_t,
     // What it changed is of the thread that made it.
     _of_this_thread: PhantomData<*mut ()>,
 }
 
 impl Held {
-    /// Holds the signals back from now on.
-    ///
-    /// # Errors
-    /// What the kernel answered.
-    pub fn hold() -> io::Result<Self> {
-        let before = set_mask(libc::SIG_BLOCK, &set_of(&ENDING))?;
-        Ok(Self { before, _of_this_thread: PhantomData })
+    /// Holds signals back from now on.
+    #[inline]
+    pub fn hold() -> Self {
+        let (count, before) = HOLDING.get();
+        let before = if count == 0 { set_mask(libc::SIG_BLOCK, &others()).ok() } else { before };
+        HOLDING.set((count + 1, before));
+        Self { _of_this_thread: PhantomData }
     }
 }
 
 impl Drop for Held {
+    #[inline]
     fn drop(&mut self) {
-        // It fails for no mask that this thread had.
-        let _ = set_mask(libc::SIG_SETMASK, &self.before);
+        let (count, before) = HOLDING.get();
+        HOLDING.set((count - 1, before));
+        if count == 1
+            && let Some(before) = before
+        {
+            // It fails for no mask that this thread had.
+            let _ = set_mask(libc::SIG_SETMASK, &before);
+        }
     }
+}
+
+/// A lock of a mutex whose holder no signal interrupts.
+#[derive(Debug)]
+pub struct Uninterrupted<'a, T> {
+    // Released before signals come.
+    guard: MutexGuard<'a, T>,
+    _held: Held,
+}
+
+impl<T> Deref for Uninterrupted<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.guard
+    }
+}
+
+impl<T> DerefMut for Uninterrupted<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.guard
+    }
+}
+
+/// Locks a mutex that a thread which answers faults locks as well. No signal interrupts the holder.
+pub fn lock_uninterrupted<T>(mutex: &Mutex<T>) -> Uninterrupted<'_, T> {
+    let _held = Held::hold();
+    Uninterrupted { guard: lock(mutex), _held }
+}
+
+/// Starts a thread that no signal interrupts, but for those that its own instructions raise: other threads of
+/// the process get them.
+///
+/// # Errors
+/// The system refuses a thread.
+pub fn spawn<T: Send + 'static>(
+    name: &str,
+    run: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<JoinHandle<T>> {
+    // The thread has the mask of this one from its first instruction on.
+    let _held = Held::hold();
+    Builder::new().name(name.to_owned()).spawn(move || {
+        std::mem::forget(Held::hold());
+        run()
+    })
+}
+
+/// Returns all signals that may be held back.
+fn others() -> libc::sigset_t {
+    let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: sigfillset(3) writes a whole set to where it is pointed at, which lives here.
+    unsafe { libc::sigfillset(set.as_mut_ptr()) };
+    // SAFETY: the call above has written it.
+    let mut set = unsafe { set.assume_init() };
+    for signal in SYNCHRONOUS {
+        // SAFETY: sigdelset(3) changes a set that is initialised, and these are signals.
+        unsafe { libc::sigdelset(&raw mut set, signal) };
+    }
+    set
 }
 
 /// Returns the set of some signals.
@@ -101,21 +189,35 @@ mod tests {
         unsafe { libc::sigismember(&raw const now, signal) == 1 }
     }
 
+    const SOME: [libc::c_int; 4] = [libc::SIGINT, libc::SIGUSR1, libc::SIGPROF, libc::SIGCHLD];
+
     #[test]
     fn signals_are_held_while_it_lives_and_as_before_afterwards() {
         // A thread of its own: the parent of the tests may have blocked some already.
         std::thread::spawn(|| {
-            let before = ENDING.map(is_blocked);
-            let held = Held::hold().unwrap();
-            assert!(ENDING.iter().all(|signal| is_blocked(*signal)));
-            {
-                let _twice = Held::hold().unwrap();
-            }
-            assert!(ENDING.iter().all(|signal| is_blocked(*signal)));
+            let before = SOME.map(is_blocked);
+            let held = Held::hold();
+            assert!(SOME.into_iter().all(is_blocked));
+            assert!(!SYNCHRONOUS.into_iter().any(is_blocked));
+            let twice = Held::hold();
+            // Whichever goes first.
             drop(held);
-            assert_eq!(ENDING.map(is_blocked), before);
+            assert!(SOME.into_iter().all(is_blocked));
+            drop(twice);
+            assert_eq!(SOME.map(is_blocked), before);
         })
         .join()
         .expect("the thread's own assertions");
+    }
+
+    #[test]
+    fn no_signal_interrupts_a_thread_that_was_started_without_them() {
+        let before = SOME.map(is_blocked);
+        let thread = spawn("quiet", || {
+            drop(lock_uninterrupted(&Mutex::new(())));
+            SOME.into_iter().all(is_blocked)
+        });
+        assert!(thread.unwrap().join().unwrap());
+        assert_eq!(SOME.map(is_blocked), before);
     }
 }
