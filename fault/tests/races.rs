@@ -8,7 +8,7 @@ mod common;
 
 use std::os::unix::process::ExitStatusExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use common::{
     usize_of, wait_for, word, write_words,
 };
 use uzone_fault::{
-    Backing, BackingError, Engine, EngineOptions, FileBacking, FunctionBacking, LazyError,
+    Answer, Backing, BackingError, Engine, EngineOptions, FileBacking, FunctionBacking, LazyError,
     LazyMapping, LazyOptions, MapError, Window, ZeroBacking,
 };
 use uzone_os::{AccessError, sigbus};
@@ -547,4 +547,63 @@ fn memory_that_is_written_and_evicted_by_turns_holds_what_was_written_or_what_wa
         })
     });
     check_all(memory);
+}
+
+/// Where the handler of SIGUSR1 reads next, and how often it has.
+static NEXT: AtomicUsize = AtomicUsize::new(0);
+static READ: AtomicU64 = AtomicU64::new(0);
+
+/// Reads a page that no thread has read before.
+extern "C" fn read_the_next(_: i32) {
+    let step = usize_of(page());
+    let pointer = std::ptr::with_exposed_provenance::<u8>(NEXT.fetch_add(step, Ordering::Relaxed));
+    // SAFETY: the byte is of a mapping that lives until the last signal was handled, and that no thread writes to.
+    let _ = unsafe { pointer.read_volatile() };
+    READ.fetch_add(1, Ordering::Release);
+}
+
+#[test]
+fn a_handler_that_interrupts_a_change_of_the_advice_touches_memory_of_the_same_reader() {
+    const SIGNALS: u64 = 3000;
+    let name = "a_handler_that_interrupts_a_change_of_the_advice_touches_memory_of_the_same_reader";
+    let options = LazyOptions::default().answer(Answer::Reader);
+    let len = (SIGNALS + 1) * page();
+    let Some(memory) = map(name, &engine(), len, ZeroBacking, &options) else { return };
+    if !is_child(name) {
+        // It would wait for ever.
+        let mut child = again(name).spawn().unwrap();
+        let status = ends(&mut child).expect("the reader waits for the interrupted thread");
+        assert!(status.success(), "{status}");
+        return;
+    }
+    NEXT.store(memory.addr().get(), Ordering::Relaxed);
+    let handler: extern "C" fn(i32) = read_the_next;
+    // SAFETY: all zero is the default action with an empty mask.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = handler as libc::sighandler_t;
+    action.sa_flags = libc::SA_RESTART;
+    // SAFETY: the action lives over the call, and its handler does what handlers may do.
+    assert_eq!(unsafe { libc::sigaction(libc::SIGUSR1, &action, std::ptr::null_mut()) }, 0);
+    let is_done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let (memory, is_done) = (&memory, &is_done);
+        scope.spawn(move || {
+            // SAFETY: it wants nothing.
+            sender.send(unsafe { libc::pthread_self() }).unwrap();
+            while !is_done.load(Ordering::Relaxed) {
+                memory.advise(Advice::Random, FaultAround::DEFAULT);
+                memory.advise(Advice::Normal, FaultAround::MIN);
+            }
+        });
+        let thread = receiver.recv().unwrap();
+        for signal in 0..SIGNALS {
+            // SAFETY: the thread runs until it is told that all is done.
+            assert_eq!(unsafe { libc::pthread_kill(thread, libc::SIGUSR1) }, 0);
+            while READ.load(Ordering::Acquire) <= signal {
+                thread::yield_now();
+            }
+        }
+        is_done.store(true, Ordering::Relaxed);
+    });
 }

@@ -14,11 +14,12 @@
 //! These hold for constant prices. In random order the cost is then at most twice the best for most densities and 2.7 times for the worst;
 //! `tests/window.rs` computes it.
 //!
-//! Cost: 2 bytes for each block of 2 MiB, in memory only where faults were.
+//! Cost: 2 bytes for each block of 2 MiB.
 
-use alloc::vec;
-use alloc::vec::Vec;
+use alloc::boxed::Box;
 use core::ops::Range;
+
+use crate::sync::{AtomicU16, Ordering};
 
 /// What faults cost, measured by the thread that answers them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,9 +53,9 @@ impl Default for FaultCosts {
 }
 
 /// How many faults the blocks of some areas have had.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Densities {
-    faults: Vec<u16>,
+    faults: Box<[AtomicU16]>,
     /// log2 of the pages of a block.
     shift: u32,
 }
@@ -62,22 +63,24 @@ pub(crate) struct Densities {
 impl Densities {
     /// Makes room for `blocks` blocks of `1 << shift` pages, in which there was no fault yet.
     pub(crate) fn new(blocks: usize, shift: u32) -> Self {
-        Self { faults: vec![0; blocks], shift }
+        Self { faults: (0..blocks).map(|_| AtomicU16::new(0)).collect(), shift }
     }
 
     /// Counts a fault in a block. Returns log2 of how many pages its window has: those of the block, or
     /// one.
-    pub(crate) fn window(&mut self, block: usize, costs: FaultCosts) -> u32 {
-        let Some(faults) = self.faults.get_mut(block) else { return 0 };
-        *faults = faults.saturating_add(1);
-        let pays = *faults > 1 && costs.pays(u64::from(*faults), 1 << self.shift);
+    pub(crate) fn window(&self, block: usize, costs: FaultCosts) -> u32 {
+        let Some(count) = self.faults.get(block) else { return 0 };
+        // Relaxed: a hint, of which a fault of another thread may be lost.
+        let faults = count.load(Ordering::Relaxed).saturating_add(1);
+        count.store(faults, Ordering::Relaxed);
+        let pays = faults > 1 && costs.pays(u64::from(faults), 1 << self.shift);
         if pays { self.shift } else { 0 }
     }
 
     /// Notes that pages of blocks were given back: their faults are forgotten.
-    pub(crate) fn forget(&mut self, blocks: Range<usize>) {
-        if let Some(faults) = self.faults.get_mut(blocks) {
-            faults.fill(0);
+    pub(crate) fn forget(&self, blocks: Range<usize>) {
+        for count in self.faults.get(blocks).unwrap_or_default() {
+            count.store(0, Ordering::Relaxed); // a hint
         }
     }
 }
@@ -90,7 +93,7 @@ mod tests {
 
     #[test]
     fn faults_get_one_page_until_their_block_has_cost_half_of_its_price() {
-        let mut densities = Densities::new(2, 9);
+        let densities = Densities::new(2, 9);
         let alone = (0..100).take_while(|_| densities.window(0, SAME_CPU) == 0).count();
         // 512 pages cost as much as 138 faults.
         assert_eq!(alone, 68);
@@ -107,14 +110,14 @@ mod tests {
             for costs in [(u32::MAX, 0), (0, u32::MAX), (u32::MAX, u32::MAX)] {
                 let (fault_ns, page_ns) = costs;
                 let costs = FaultCosts { fault_ns, page_ns, is_parallel: false };
-                let mut densities = Densities::new(1, shift);
+                let densities = Densities::new(1, shift);
                 assert_eq!(densities.window(0, costs), 0);
                 for _ in 0..100_000 {
                     assert!([0, shift].contains(&densities.window(0, costs)));
                 }
             }
         }
-        let mut none = Densities::new(0, 9);
+        let none = Densities::new(0, 9);
         assert_eq!(none.window(0, SAME_CPU), 0);
         none.forget(0..1);
     }

@@ -28,6 +28,7 @@
 //! | `bits` | sets of small numbers |
 //! | `window` | which pages a fault maps |
 //! | `pattern` | what faults have in common, and the window that follows from it |
+//! | `streams` | threads that read in order, found by the page that each faults on next |
 //! | `density` | how much of a block faults have mapped, and how much the next one should |
 //! | `linux` | a payload that makes a descriptor Linux's 64-byte `struct page` |
 #![no_std]
@@ -58,6 +59,7 @@ mod payload;
 mod placement;
 mod pool_state;
 mod span;
+mod streams;
 mod sync;
 mod window;
 mod word;
@@ -84,5 +86,6 @@ pub use pool_state::{
     FolioState, PoolBackend, PoolState, clear_ahead, give_back, hand_out, look_again, restock,
 };
 pub use span::Span;
+pub use streams::{Stream, Streams};
 pub use window::FaultAround;
 pub use word::{HoldKind, MAX_HOLDS, Word};

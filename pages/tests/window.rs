@@ -64,7 +64,7 @@ proptest! {
         let len = usize::try_from(end - start).unwrap();
         let areas = [FaultArea { pages: area, address }];
         let page = PageSize::KIB_4;
-        let mut pattern = FaultPattern::new(&areas, page, advice, sized(order), sized(most));
+        let pattern = FaultPattern::new(&areas, page, advice, sized(order), sized(most));
         let mut next = Pfn::new(start);
         for (index, is_write, used) in faults {
             // Half of the faults go on where the last window ended.
@@ -123,7 +123,7 @@ fn touch_at_random(permille: u64, fixed: Option<u32>, costs: FaultCosts) -> u64 
     let mut mapped = vec![false; order.len()];
     let areas = [FaultArea { pages: area, address: 0 }];
     let (size, most) = (sized(4), FaultAround::MAX);
-    let mut pattern = FaultPattern::new(&areas, PageSize::KIB_4, Advice::Auto, size, most);
+    let pattern = FaultPattern::new(&areas, PageSize::KIB_4, Advice::Auto, size, most);
     let mut spent = 0;
     let touches = usize::try_from(area.pages().get() * permille / 1000).unwrap();
     for &fault in &order[..touches] {

@@ -16,10 +16,9 @@ pub(crate) mod produce;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use uzone_os::lock;
 use uzone_os::uffd::in_thread::{InThread, Record};
 use uzone_pages::{
     Advice, Content, FaultArea, FaultCosts, FaultPattern, FaultPlan, PageCount, PageSize, Pfn,
@@ -178,8 +177,8 @@ impl ReaderState {
 pub(crate) struct Core {
     pub(crate) pages: Pages,
     pub(crate) backing: Arc<dyn Backing>,
-    // Held for a few instructions, by the reader and by a thread that changes the advice.
-    pattern: Mutex<FaultPattern>,
+    // Without a lock: a thread that changes the advice may be interrupted by a handler that faults.
+    pattern: FaultPattern,
     /// Counts of the threads that answer faults.
     pub(crate) by_reader: Counters,
     pub(crate) recorder: Arc<Recorder>,
@@ -212,7 +211,7 @@ impl Core {
         Self {
             pages: Pages::new(kernel, contents, policy),
             backing,
-            pattern: Mutex::new(pattern),
+            pattern,
             by_reader: Counters::default(),
             recorder,
             pending: Pending::new(),
@@ -343,8 +342,8 @@ impl Core {
         usize::try_from(STAGING.max(self.pages.page.bytes())).unwrap_or(usize::MAX)
     }
 
-    pub(crate) fn pattern(&self) -> MutexGuard<'_, FaultPattern> {
-        lock(&self.pattern)
+    pub(crate) fn pattern(&self) -> &FaultPattern {
+        &self.pattern
     }
 
     pub(crate) fn bytes(&self, pages: Range<u64>) -> Range<u64> {
@@ -405,11 +404,10 @@ impl Core {
                 }
             }
         }
-        let mut pattern = self.pattern();
+        let pattern = self.pattern();
         let plan = pattern.plan(Pfn::new(page), touch, state.meter.costs());
         let plan = plan.unwrap_or_else(|| unreachable!("the caller asks for pages of the area"));
         let is_auto = pattern.advice() == Advice::Auto;
-        drop(pattern);
         self.map_window(page, plan, is_auto, state)
     }
 

@@ -19,8 +19,8 @@
 //!
 //! # Which pages
 //!
-//! The handler maps the aligned window around the page. With [`Answers::growth`], it knows up to
-//! eight readers in order, whose windows double; of other faults it maps one page, until a block of
+//! The handler maps the aligned window around the page. With [`Answers::growth`], it knows readers in order
+//! ([`Streams`](uzone_pages::Streams)), whose windows double; of other faults it maps one page, until a block of
 //! 2 MiB has had so many that they have cost as much as mapping all of it, and then that. One bit a
 //! page states whether it was filled; it is a hint, and the kernel decides.
 //!

@@ -9,7 +9,7 @@ use core::time::Duration;
 use std::sync::Arc;
 use std::time::Instant;
 
-use uzone_pages::{ByteLen, FaultAround, PageCount, PageSize, Pfn, PfnRange};
+use uzone_pages::{ByteLen, FaultAround, PageCount, PageSize, Pfn, PfnRange, Stream, Streams};
 
 use crate::map::mapping::Mapping;
 use crate::map::options::{Anonymous, Vaddr};
@@ -29,10 +29,8 @@ use crate::uffd::write_states::WriteStates;
 
 /// How many pages have a count of faults.
 const BLOCK: u64 = 512;
-/// How many readers in order are distinguished.
-const STREAMS: usize = 8;
-/// How many shares the counts of the threads have.
-const SHARES: usize = 8;
+/// How many shares the counts of the threads have at most.
+const MOST_SHARES: usize = 64;
 
 /// What is noted of a fault, in the lowest bits of a word whose others are nanoseconds.
 pub(super) const WRITE: u64 = 1;
@@ -78,11 +76,10 @@ pub(super) struct Answerer {
     pub(super) bad: Box<[AtomicU64]>,
     /// The faults of each block, up to 255.
     pub(super) block_faults: Box<[AtomicU8]>,
-    /// The page behind the last window of a reader in order, and the order of its next window in the upper
-    /// byte.
-    pub(super) streams: [AtomicU64; STREAMS],
-    pub(super) oldest: AtomicU64,
-    pub(super) shares: [Share; SHARES],
+    /// The readers in order.
+    pub(super) streams: Streams,
+    /// A power of two.
+    pub(super) shares: Box<[Share]>,
 }
 
 /// Counts of some of the threads. They have lines of the cache of their own: threads that fault at once wait neither
@@ -103,6 +100,17 @@ enum Wanted {
     /// It was there before.
     Before,
     /// It would have to be waited for.
+/// Returns how many shares there are: one for each CPU or more, so that threads that run at once have different ones.
+fn share_count() -> usize {
+    let cpus = std::thread::available_parallelism().map_or(1, core::num::NonZero::get);
+    cpus.min(MOST_SHARES).next_power_of_two()
+}
+
+thread_local! {
+    // Without a destructor and made by a constant, so a handler may take its address.
+    static HERE: u8 = const { 0 };
+}
+
     Later,
     /// It cannot be filled.
     Never,
@@ -163,9 +171,8 @@ impl Answerer {
             filled: (0..count(64)).map(|_| AtomicU64::new(0)).collect(),
             bad: (0..count(64)).map(|_| AtomicU64::new(0)).collect(),
             block_faults: (0..count(BLOCK)).map(|_| AtomicU8::new(0)).collect(),
-            streams: [const { AtomicU64::new(u64::MAX) }; STREAMS],
-            oldest: AtomicU64::new(0),
-            shares: Default::default(),
+            streams: Streams::new(count(BLOCK)),
+            shares: (0..share_count()).map(|_| Share::default()).collect(),
             memory,
         })
     }
@@ -182,10 +189,12 @@ impl Answerer {
         self.bad[index].load(Ordering::Relaxed) & bit != 0
     }
 
-    /// Returns where the calling thread counts: stacks are far apart, so that most threads have different shares.
+    /// Returns where the calling thread counts.
     fn share(&self) -> &Share {
-        let here = 0_u8;
-        &self.shares[(core::ptr::from_ref(&here).addr() >> 20) % SHARES]
+        // The address of a thread's own variable, whose upper bits are mixed: most threads have different shares.
+        let own = HERE.with(|here| core::ptr::from_ref(here).addr()) as u64;
+        let mixed = own.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+        &self.shares[usize::try_from(mixed).unwrap_or(0) & (self.shares.len() - 1)]
     }
 
     fn note_filled(&self, pages: Range<u64>) {
@@ -335,7 +344,7 @@ impl Answerer {
         } else {
             page..page + 1
         };
-        self.start_stream(window.end);
+        self.streams.put(Pfn::new(window.end), Stream::new(0));
         window
     }
 
@@ -347,30 +356,18 @@ impl Answerer {
 
     /// Returns the next window of a reader in order whose last one ended before `page`.
     fn grown(&self, page: u64, first: FaultAround, most: FaultAround) -> Option<Range<u64>> {
-        const NEXT: u64 = (1 << 56) - 1;
-        let (first, most) = (first.pages(self.page).get(), most.pages(self.page).get());
-        for stream in &self.streams {
-            // Relaxed: hints.
-            let seen = stream.load(Ordering::Relaxed);
-            if seen & NEXT != page {
-                continue;
-            }
-            let size = (first << (seen >> 56)).min(most);
-            let size = FaultAround::try_new(ByteLen::new(size << self.page.shift())).ok()?;
-            let window = self.around(size, page);
-            let order = ((seen >> 56) + 1).min(9);
-            let next = window.end & NEXT | order << 56;
-            let _ = stream.compare_exchange(seen, next, Ordering::Relaxed, Ordering::Relaxed);
-            return Some(window);
-        }
-        None
-    }
-
-    fn start_stream(&self, next: u64) {
-        // Relaxed: hints.
-        let oldest = self.oldest.fetch_add(1, Ordering::Relaxed);
-        let index = usize::try_from(oldest % STREAMS as u64).unwrap_or(0);
-        self.streams[index].store(next, Ordering::Relaxed);
+        let order = |size: FaultAround| size.pages(self.page).get().ilog2();
+        let (first, most) = (order(first), order(most));
+        let grown = |before: Stream| match before.streak() {
+            0 => first.min(most),
+            _ => (before.order() + 1).min(most),
+        };
+        let stream = self.streams.follow(Pfn::new(page), most, grown)?;
+        let size = ByteLen::new(1 << (stream.order() + self.page.shift()));
+        let window =
+            FaultAround::try_new(size).map_or(page..page + 1, |size| self.around(size, page));
+        self.streams.put(Pfn::new(window.end), stream);
+        Some(window)
     }
 
     /// Fills what is missing of a window, or, where no page is waited for, what is ready: first the page itself, so
