@@ -53,6 +53,7 @@
 //! | file | idea |
 //! |---|---|
 //! | `gate` | a range of addresses, and how many handlers are inside |
+//! | `index` | which of many gates has an address |
 //! | `table` | watched ranges and their events, without a lock |
 //! | `error` | what is wrong with memory, and where |
 //! | `state` | the watches, and whether the handler is installed |
@@ -72,6 +73,7 @@ pub(crate) mod gate;
 mod guarded;
 pub(crate) mod handler;
 #[cfg(any(test, not(target_arch = "x86_64"), miri, uzone_sanitizer))]
+pub(crate) mod index;
 pub(crate) mod plain;
 #[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
 mod scope;

@@ -1,4 +1,4 @@
-//! What `live.rs`, `sigbus/gate.rs`, `sigbus/table.rs`, `uffd/ring.rs` and `uffd/requests.rs` share
+//! What `live.rs`, `sigbus/gate.rs`, `sigbus/index.rs`, `sigbus/table.rs`, `uffd/ring.rs` and `uffd/requests.rs` share
 //! and wait with, in one place so that a model checker can stand in for it: `tests/loom.rs`
 //! compiles those files beside loom's.
 

@@ -14,6 +14,9 @@ mod sync {
 #[path = "../src/sigbus/gate.rs"]
 #[allow(dead_code, reason = "it is the whole file of the library")]
 mod gate;
+#[path = "../src/sigbus/index.rs"]
+#[allow(dead_code, reason = "it is the whole file of the library")]
+mod index;
 #[path = "../src/live.rs"]
 #[allow(dead_code, unreachable_pub, reason = "it is the whole file of the library")]
 mod live;
@@ -32,6 +35,7 @@ mod table;
 use std::time::Duration;
 
 use gate::Gate;
+use index::Index;
 use live::{LiveArc, LiveOwner, PINS, REFERENCES};
 use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Mutex};
@@ -647,4 +651,19 @@ fn a_page_that_is_filled_elsewhere_takes_no_wake_up_away() {
 #[should_panic(expected = "a handler sleeps on")]
 fn a_handler_that_looks_at_its_word_after_it_asked_misses_its_wake_up() {
     loom::model(|| asked(1, false, ask_first));
+}
+
+#[test]
+fn a_handler_finds_its_gate_whatever_gates_come_and_go_meanwhile() {
+    search(1, |seen| {
+        let index = Arc::new(Index::<3>::new());
+        index.add(0x200, 1);
+        let handler = beside(&index, |index| index.ask(0x280, |slot| slot == 1));
+        // Both tables are written to.
+        index.add(0x100, 0);
+        index.add(0x300, 2);
+        index.remove(0);
+        assert!(handler.join().unwrap(), "a gate that was there all the time");
+        seen.mark(0);
+    });
 }

@@ -41,7 +41,7 @@ mod answers;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::Instant;
 
 use crate::sigbus;
@@ -50,12 +50,18 @@ use crate::uffd::error::UffdError;
 use crate::uffd::message::FaultKind;
 use crate::uffd::pace::Paced;
 use crate::uffd::registered::Registered;
-use answerer::{ANSWERED, Answerer, FLAGS, PRESENT, Share, TABLE, WRITE, place};
+use answerer::{ANSWERED, Answerer, FLAGS, INDEX, PRESENT, Share, TABLE, WRITE, place};
 
 pub use answers::{Answers, FileSource, Source};
 
 /// How many mappings can be answered for in their threads at a time.
-pub const SLOTS: usize = 64;
+pub const SLOTS: usize = 4096;
+
+const FULL: &str = "4096 mappings are answered for by their threads, which is the most";
+const _: () = assert!(SLOTS == 4096);
+
+/// Held over a change of the index, and never by the handler.
+static CHANGING: Mutex<()> = Mutex::new(());
 
 /// How long to wait for handlers at the end; if one is stopped inside, its memory is kept for good.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -109,7 +115,7 @@ impl Place {
             return Err("the process has another handler of SIGBUS");
         }
         let place = TABLE.iter().position(Gate::take).map(Self);
-        place.ok_or("as many mappings as possible are answered for by their threads")
+        place.ok_or(FULL)
     }
 }
 
@@ -124,7 +130,8 @@ impl InThread {
     /// [`Features::SIGBUS`](crate::uffd::Features::SIGBUS).
     ///
     /// # Errors
-    /// [`UffdError::NoSigbus`] if it has not, and [`UffdError::NoMemory`] without memory for it.
+    /// [`UffdError::NoSigbus`] if it has not, and [`UffdError::NoMemory`] without memory for it, or in a child that
+    /// was forked off while another thread started one.
     pub fn start(
         place: Place,
         memory: Arc<Registered>,
@@ -136,12 +143,15 @@ impl InThread {
         let answerer = Answerer::new(memory, answers)?;
         let first = answerer.memory.mapping().addr().get() as u64;
         let last = first + (answerer.pages << answerer.page.shift()) - 1;
-        let index = place.0;
+        let slot = place.0;
+        let changing = changing().ok_or(UffdError::NoMemory)?;
         // The slot is this value's from here on.
         core::mem::forget(place);
         let answerer = Box::into_raw(Box::new(answerer));
-        TABLE[index].open(first, last, answerer);
-        Ok(Self { slot: index, answerer })
+        TABLE[slot].open(first, last, answerer);
+        INDEX.add(first, slot);
+        drop(changing);
+        Ok(Self { slot, answerer })
     }
 
     fn answerer(&self) -> &Answerer {
@@ -252,9 +262,26 @@ impl Drop for InThread {
         let slot = &TABLE[self.slot];
         slot.close();
         let give_up = Instant::now() + PATIENCE;
+/// Waits until no other thread changes the index. `None` in a child that was forked off while one did.
+fn changing() -> Option<MutexGuard<'static, ()>> {
+    let give_up = Instant::now() + PATIENCE;
+    loop {
+        match CHANGING.try_lock() {
+            Ok(guard) => return Some(guard),
+            // A panic leaves the index as it was before or after.
+            Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) if Instant::now() >= give_up => return None,
+            Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_micros(100)),
+        }
+    }
+}
+
         while !slot.is_empty() {
             if let Some(handover) = &self.answerer().answers.handover {
                 handover.wake_all();
+        if let Some(_changing) = changing() {
+            INDEX.remove(self.slot);
+        }
             }
             if Instant::now() >= give_up {
                 // A handler waits for a device, or is stopped; or this is a child of a process whose handler

@@ -16,6 +16,7 @@ use crate::map::options::{Anonymous, Vaddr};
 use crate::map::page_cache;
 use crate::sigbus::gate::Gate;
 use crate::uffd::error::UffdError;
+use crate::sigbus::index::Index;
 use crate::uffd::handover;
 use crate::uffd::in_thread::SLOTS;
 use crate::uffd::in_thread::answers::{Answers, FileSource, Source};
@@ -55,6 +56,12 @@ pub(super) static TABLE: std::sync::LazyLock<[Gate<Answerer>; SLOTS]> =
     std::sync::LazyLock::new(|| core::array::from_fn(|_| Gate::new()));
 
 /// What answers for one mapping.
+/// The open gates by their addresses.
+#[cfg(not(loom))]
+pub(super) static INDEX: Index<SLOTS> = Index::new();
+#[cfg(loom)]
+pub(super) static INDEX: std::sync::LazyLock<Index<SLOTS>> = std::sync::LazyLock::new(Index::new);
+
 pub(super) struct Answerer {
     pub(super) memory: Arc<Registered>,
     pub(super) answers: Answers,
@@ -122,8 +129,8 @@ thread_local! {
 /// whether the access is to be repeated. Called by the handler of `SIGBUS`, with what the thread did if that
 /// is known.
 pub(crate) fn answer(address: u64, access: Option<Access>) -> bool {
-    TABLE.iter().any(|slot| {
-        slot.answer(address, address, |answerer| {
+    INDEX.ask(address, |slot| {
+        TABLE[slot].answer(address, address, |answerer| {
             // SAFETY: `&*` wants a value that lives as long as the reference. The slot is open to this
             // handler, so the pointer is that of `start`; it is freed only after the handler has left.
             unsafe { &*answerer }.answer(address, access)
