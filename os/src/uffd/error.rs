@@ -86,10 +86,27 @@ pub enum UffdError {
         start: Vaddr,
         /// How long it is.
         len_bytes: u64,
-        /// What the kernel answered; no error of the system if its reply contradicts itself, so that nothing is
-        /// known about what was done.
+        /// What the kernel answered.
         #[source]
         cause: io::Error,
+    },
+    /// The kernel's reply to an answer contradicts itself, so that nothing is known about what was done.
+    // Made by handlers of signals: of numbers alone, and without a string.
+    #[error(
+        "UFFDIO_{} of {len_bytes} bytes at {start} has a reply that contradicts itself: error {errno}, with {count} bytes",
+        call.name()
+    )]
+    Contradiction {
+        /// Which answer.
+        call: UffdCall,
+        /// Where it starts.
+        start: Vaddr,
+        /// How long it is.
+        len_bytes: u64,
+        /// The number of the error, or 0.
+        errno: i32,
+        /// The bytes that the reply names, or a negative number of an error.
+        count: i64,
     },
 }
 
@@ -113,7 +130,7 @@ impl UffdError {
                 ErrorKind::PermissionDenied
             }
             Self::Missing { .. } => ErrorKind::NotSupported,
-            Self::Probe { .. } => ErrorKind::Other,
+            Self::Probe { .. } | Self::Contradiction { .. } => ErrorKind::Other,
             Self::NoMemory | Self::NoDescriptor { .. } => ErrorKind::OutOfMemory,
             Self::Register { .. } | Self::NoSigbus | Self::NotUffd(_) => ErrorKind::InvalidInput,
             Self::Access(error) => error.kind(),

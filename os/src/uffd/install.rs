@@ -5,7 +5,6 @@
 //! Source: ioctl_userfaultfd(2).
 
 use core::ops::Range;
-use std::io;
 use std::os::fd::BorrowedFd;
 
 use linux_raw_sys::general::{
@@ -171,13 +170,33 @@ pub(crate) fn answered(
     result: Result<(), Errno>,
     count: Option<i64>,
 ) -> Result<Answered, UffdError> {
-    reply::decode(call, result, count, len_bytes).map_err(|cause| UffdError::Refused {
-        call,
-        start: Vaddr::new(start),
-        len_bytes,
-        cause: cause.map_or_else(
-            || io::Error::other(format!("the reply is {result:?}, with {count:?} bytes")),
-            Into::into,
-        ),
+    reply::decode(call, result, count, len_bytes).map_err(|cause| {
+        let start = Vaddr::new(start);
+        match cause {
+            Some(cause) => UffdError::Refused { call, start, len_bytes, cause: cause.into() },
+            None => {
+                let errno = result.err().map_or(0, Errno::raw_os_error);
+                let count = count.unwrap_or(0);
+                UffdError::Contradiction { call, start, len_bytes, errno, count }
+            }
+        }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error;
+
+    use super::*;
+
+    #[test]
+    fn a_reply_that_contradicts_itself_is_an_error_of_numbers_alone() {
+        for (result, count) in [(Ok(()), 4096), (Err(Errno::EXIST), 4096), (Ok(()), -11)] {
+            let error = answered(UffdCall::Copy, 0x1000, 8192, result, Some(count)).unwrap_err();
+            assert!(matches!(error, UffdError::Contradiction { .. }), "{error:?}");
+            // An error of the library's own would have taken memory, and be named as the source.
+            assert!(error.source().is_none());
+            assert!(error.to_string().contains(&format!("with {count} bytes")), "{error}");
+        }
+    }
 }
