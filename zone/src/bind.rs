@@ -74,9 +74,7 @@ pub(crate) fn bind<P: Payload>(
             Err((region, cause)) => return Err(failed(region, cause)),
         },
     };
-    // Declared last, so that a panic ends it before anything is unmapped.
-    let mut claim = Some(claim);
-    match describe(shared, &mut claim, layout, &mut own, &data, options, started) {
+    match describe(shared, claim, layout, &mut own, &data, options) {
         Ok((memmap, mut parts)) => {
             if let Some(placement) = &placement {
                 // Not what is skipped behind the descriptors.
@@ -85,6 +83,12 @@ pub(crate) fn bind<P: Payload>(
             }
             parts.front = front;
             parts.report.altmap = placement;
+            let len = parts.report.metadata;
+            if call_pageblocks(&memmap, options, pageblock_order(data.page_size())).is_err() {
+                let cause = BindError::Cancelled { done: len, total: len };
+                return Err(failed(parts.into_region(memmap, data), cause));
+            }
+            parts.report.elapsed = started.elapsed();
             Ok(Pagemap::new(data, (memmap, parts), keeps_poison))
         }
         Err(cause) => {
@@ -138,48 +142,32 @@ fn claim<P: Payload>(
 }
 
 /// Makes the descriptors of the pages of `layout`, in the memory `own` if there is some. Where it
-/// fails, that memory is in `own` again, and the claim in `claim`.
+/// fails, that memory is in `own` again.
 fn describe<P: Payload>(
     shared: &Arc<Shared>,
-    claim: &mut Option<Claim>,
+    claim: Claim,
     layout: Layout,
     own: &mut Option<Exclusive>,
     region: &Region,
     options: &BindOptions<P>,
-    started: Instant,
 ) -> Result<(CachedMemmap<P>, Parts<P>), BindError> {
     let len = descriptor_bytes::<P>(&layout)?;
     let wanted = region.node();
-    let (mut memory, template, init) = find_memory(shared, &layout, len, own, wanted, options)?;
+    let (mut lent, template, init) = find_memory(shared, &layout, len, own, wanted, options)?;
+    let memory = lent.memory();
     let is_of_region = memory.pages == MemmapPages::Region;
     if let Some(node) = wanted.filter(|_| !memory.is_kept && !is_of_region) {
         memory.prefer_node(node);
     }
-    let (blocks, written) = match fill(&mut memory, &template, init, len, &layout, options) {
-        Ok(filled) => filled,
-        Err(error) => {
-            give_back(shared, memory, own);
-            return Err(error);
-        }
-    };
+    let (blocks, written) = fill(memory, &template, init, len, &layout, options)?;
     let pages = memory.pages;
     let node = if is_of_region { wanted } else { memory.node };
-    let report = report(&layout, len, &memory, wanted.and(node), init, &written, options);
-    let memmap = memmap_in(memory, blocks, layout, options);
+    let report = report(&layout, len, memory, wanted.and(node), init, &written, options);
+    let memmap = memmap_in(lent.keep(), blocks, layout, options);
     let keeper = (init == Init::Eager && !is_of_region).then(|| shared.clone());
-    let Some(taken) = claim.take() else { unreachable!("a bind has claimed its region") };
-    let memmap = CachedMemmap::new(memmap, taken, keeper, pages, node);
-    let mut parts =
-        Parts { template, owner: options.owner, ops: options.ops.clone(), report, front: None };
-    if call_pageblocks(&memmap, options, pageblock_order(region.page_size())).is_err() {
-        if is_of_region {
-            let (memory, _, taken) = memmap.into_exclusive();
-            (*own, *claim) = (Some(memory), Some(taken));
-        }
-        return Err(BindError::Cancelled { done: len, total: len });
-    }
-    parts.report.elapsed = started.elapsed();
-    Ok((memmap, parts))
+    let memmap = CachedMemmap::new(memmap, claim, keeper, pages, node);
+    let (owner, ops) = (options.owner, options.ops.clone());
+    Ok((memmap, Parts { template, owner, ops, report, front: None }))
 }
 
 /// Returns what is reported of descriptors in `memory`; the time is not known yet.
@@ -214,38 +202,69 @@ fn report<P: Payload>(
     }
 }
 
-/// Returns memory for descriptors to where it came from.
-fn give_back(shared: &Shared, memory: MemmapMemory, own: &mut Option<Exclusive>) {
-    if memory.is_kept {
-        shared.memmap_cache.give(memory);
-    } else if memory.pages == MemmapPages::Region {
-        *own = Some(memory.memory);
+/// Memory for descriptors. Unless it is kept, dropping it returns it to where it came from.
+struct Lent<'a> {
+    memory: Option<MemmapMemory>,
+    shared: &'a Shared,
+    /// The place of the region's own memory.
+    own: &'a mut Option<Exclusive>,
+}
+
+impl<'a> Lent<'a> {
+    fn new(memory: MemmapMemory, shared: &'a Shared, own: &'a mut Option<Exclusive>) -> Self {
+        Self { memory: Some(memory), shared, own }
+    }
+
+    fn memory(&mut self) -> &mut MemmapMemory {
+        let Some(memory) = &mut self.memory else {
+            unreachable!("only `keep`, which ends the value, takes the memory out")
+        };
+        memory
+    }
+
+    /// Returns the memory, for good.
+    fn keep(mut self) -> MemmapMemory {
+        let Some(memory) = self.memory.take() else {
+            unreachable!("only this takes the memory out")
+        };
+        memory
+    }
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        let Some(memory) = self.memory.take() else { return };
+        if memory.is_kept {
+            self.shared.memmap_cache.give(memory);
+        } else if memory.pages == MemmapPages::Region {
+            *self.own = Some(memory.memory);
+        }
     }
 }
 
 /// Finds memory for `len` bytes of descriptors, and whether it has to be written.
-fn find_memory<P: Payload>(
-    shared: &Shared,
+fn find_memory<'a, P: Payload>(
+    shared: &'a Shared,
     layout: &Layout,
     len: ByteLen,
-    own: &mut Option<Exclusive>,
+    own: &'a mut Option<Exclusive>,
     node: Option<u32>,
     options: &BindOptions<P>,
-) -> Result<(MemmapMemory, Template<P>, Init), BindError> {
+) -> Result<(Lent<'a>, Template<P>, Init), BindError> {
     let blocks_len = Blocks::len_bytes(layout, options.kind);
     let template =
         |address| Template::<P>::new(*layout, options.kind, options.seed.clone(), address);
     if options.init != Some(Init::Eager)
         && let Some((memory, template)) = on_touch(len, blocks_len, own, template, options.init)?
     {
-        return Ok((memory, template, Init::OnTouch));
+        return Ok((Lent::new(memory, shared, own), template, Init::OnTouch));
     }
     if options.init == Some(Init::OnTouch) {
         return Err(BindError::NotZero);
     }
     let memory = eager_memory(shared, len, blocks_len, own, node, options)?;
     let template = template(address_of(&memory.memory));
-    Ok((memory, template, Init::Eager))
+    Ok((Lent::new(memory, shared, own), template, Init::Eager))
 }
 
 /// Makes the blocks, and writes the descriptors unless they are initialised on touch.
@@ -337,18 +356,15 @@ fn on_touch<P: Payload>(
     if !template(!0xfff).is_zero() {
         return Ok(None);
     }
-    if let Some(memory) = own.take() {
-        let template = template(address_of(&memory));
+    if let Some(memory) = own {
+        let template = template(address_of(memory));
         if !template.is_zero() {
-            *own = Some(memory);
             return Ok(None);
         }
-        return match altmap::on_touch(memory) {
-            Ok(memory) => Ok(Some((memory, template))),
-            Err(memory) => {
-                *own = Some(memory);
-                if asked == Some(Init::OnTouch) { Err(BindError::OldBytes) } else { Ok(None) }
-            }
+        return match altmap::is_known_zero(memory) {
+            true => Ok(own.take().map(|memory| (altmap::own(memory), template))),
+            false if asked == Some(Init::OnTouch) => Err(BindError::OldBytes),
+            false => Ok(None),
         };
     }
     let memory = memmap_cache::fresh_sparse_with(len, blocks_len)

@@ -189,14 +189,6 @@ impl Front {
     }
 }
 
-/// Returns the region's own memory for descriptors, to be initialised on touch.
-///
-/// # Errors
-/// The memory, if it may have old bytes.
-pub(crate) fn on_touch(mut memory: Exclusive) -> Result<MemmapMemory, Exclusive> {
-    if is_known_zero(&mut memory) { Ok(own(memory)) } else { Err(memory) }
-}
-
 /// Finds out, before they are written, whether there is memory for descriptors in the region.
 ///
 /// # Errors
@@ -217,7 +209,7 @@ pub(crate) fn own(memory: Exclusive) -> MemmapMemory {
 }
 
 /// Returns whether memory reads as zero, after an attempt to make it so that costs next to nothing.
-fn is_known_zero(memory: &mut Exclusive) -> bool {
+pub(crate) fn is_known_zero(memory: &mut Exclusive) -> bool {
     let whole = 0..memory.len().get();
     if !memory.is_private() {
         false
