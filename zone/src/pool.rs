@@ -29,6 +29,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use uzone_os::thread::pause;
 use uzone_os::{AccessError, SystemRoot, numa};
 use uzone_pages::{Payload, PfnRange, PoolBackend};
 
@@ -193,14 +194,14 @@ impl<P: Payload> Pool<P> {
         }
         self.stop();
         // What is left is this share, unless a guard that was given back is about to let go of its.
-        let mut shared = self.shared.clone();
+        let (mut shared, mut round) = (self.shared.clone(), 0);
         drop(self);
         loop {
             match Arc::try_unwrap(shared) {
                 Ok(shared) => return Ok(shared.pagemap),
                 Err(again) => shared = again,
             }
-            std::thread::yield_now();
+            pause(&mut round);
         }
     }
 

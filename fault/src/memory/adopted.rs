@@ -13,6 +13,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use uzone_os::thread::pause;
 use uzone_os::uffd::{Answered, EventLog, LoggedEvents, Remote};
 use uzone_os::{Rejected, Vaddr};
 use uzone_pages::{AddrError, Advice, ByteLen, PageCount, PageSize};
@@ -334,11 +335,12 @@ impl AdoptedMemory {
             }
             self.memory.write_protect(&(0..u64::MAX), true)
         };
+        let mut round = 0;
         let error = loop {
             match protect() {
                 Ok(Answered::All) => return Ok(()),
                 Ok(Answered::LayoutChanging) if since.elapsed() < PROTECT_WITHIN => {
-                    std::thread::yield_now();
+                    pause(&mut round);
                 }
                 Ok(answer) => break LazyError::NotProtected { answer },
                 Err(error) => break error.into(),

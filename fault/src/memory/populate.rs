@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use uzone_os::signals::Held;
+use uzone_os::thread::pause;
 use uzone_pages::{Content, FaultAround, PfnRange};
 use uzone_zone::{FaultError, PagemapOps};
 
@@ -69,7 +70,7 @@ pub(crate) fn populate(
 /// Makes one page present, or waits until another thread has. Returns whether it did so itself.
 fn produce(core: &Core, page: u64, state: &mut ReaderState) -> Result<u64, LazyError> {
     let offset = core.bytes(page..page + 1).start;
-    let give_up = Instant::now() + PATIENCE;
+    let (give_up, mut round) = (Instant::now() + PATIENCE, 0);
     loop {
         match core.contents().get(page) {
             Content::Present | Content::Zero | Content::Unknown => return Ok(0),
@@ -96,7 +97,7 @@ fn produce(core: &Core, page: u64, state: &mut ReaderState) -> Result<u64, LazyE
         if Instant::now() >= give_up {
             return Err(LazyError::TimedOut { offset });
         }
-        std::thread::yield_now();
+        pause(&mut round);
     }
 }
 

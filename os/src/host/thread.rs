@@ -1,11 +1,12 @@
 //! The number of a thread, its page faults, and its priority: [`thread_id`], [`thread_faults`],
-//! [`idle`], [`low`].
+//! [`idle`], [`low`]; and a wait for another thread ([`pause`]).
 //!
 //! Unsafe: this is the file that calls sched_setscheduler(2) and getrusage(2), which rustix does
 //! not wrap.
 
 use std::io;
 use std::mem::MaybeUninit;
+use std::time::Duration;
 
 /// Returns the number of this thread, as the kernel names it in events of a userfaultfd.
 #[must_use]
@@ -48,6 +49,22 @@ pub fn idle() -> io::Result<()> {
 pub fn low() -> io::Result<()> {
     // On Linux a nice value is a thread's, and no number stands for the one that calls.
     Ok(rustix::process::setpriority_process(None, 19)?)
+}
+
+/// How often [`pause`] lets threads run of the same priority.
+const YIELDS: u32 = 8;
+/// For how long it sleeps then.
+pub(crate) const PAUSE: Duration = Duration::from_micros(50);
+
+/// Lets the thread run that the calling one waits for, before it looks again: `round` counts those looks. After a few
+/// it sleeps, because a thread of lower priority on the same CPU runs only then.
+pub fn pause(round: &mut u32) {
+    if *round < YIELDS {
+        *round += 1;
+        std::thread::yield_now();
+    } else {
+        std::thread::sleep(PAUSE);
+    }
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use uzone_pages::ByteLen;
 
 use crate::host::signals::{default_action, exchange};
+use crate::host::thread::pause;
 use crate::map::mapping::Mapping;
 use crate::map::options::Vaddr;
 use crate::sigbus::handler::keep_errno;
@@ -102,9 +103,10 @@ impl Drop for BareHandler {
         // It was the action before, so the kernel takes it.
         let _ = exchange(libc::SIGBUS, Some(&self.before));
         CURRENT.store(ptr::null_mut(), Ordering::SeqCst);
+        let mut round = 0;
         for share in &SHARES {
             while share.inside.load(Ordering::SeqCst) != 0 {
-                std::thread::yield_now();
+                pause(&mut round);
             }
         }
         // SAFETY: `from_raw` wants what `into_raw` returned, once: the invariant. Each handler counts itself and

@@ -38,12 +38,14 @@
 pub(crate) mod answerer;
 mod answers;
 
+use core::cell::Cell;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::Instant;
 
+use crate::host::thread::pause;
 use crate::sigbus;
 use crate::sigbus::gate::Gate;
 use crate::uffd::error::UffdError;
@@ -204,8 +206,11 @@ impl InThread {
     #[must_use]
     pub fn drain(&self) -> bool {
         let give_up = Instant::now() + PATIENCE;
+        let round = Cell::new(0);
         TABLE[self.slot].drain(|| {
-            std::thread::yield_now();
+            let mut looks = round.get();
+            pause(&mut looks);
+            round.set(looks);
             Instant::now() < give_up
         })
     }
@@ -257,11 +262,6 @@ impl InThread {
     }
 }
 
-impl Drop for InThread {
-    fn drop(&mut self) {
-        let slot = &TABLE[self.slot];
-        slot.close();
-        let give_up = Instant::now() + PATIENCE;
 /// Waits until no other thread changes the index. `None` in a child that was forked off while one did.
 fn changing() -> Option<MutexGuard<'static, ()>> {
     let give_up = Instant::now() + PATIENCE;
@@ -276,19 +276,24 @@ fn changing() -> Option<MutexGuard<'static, ()>> {
     }
 }
 
-        while !slot.is_empty() {
-            if let Some(handover) = &self.answerer().answers.handover {
-                handover.wake_all();
+impl Drop for InThread {
+    fn drop(&mut self) {
+        let slot = &TABLE[self.slot];
         if let Some(_changing) = changing() {
             INDEX.remove(self.slot);
         }
+        slot.close();
+        let (give_up, mut round) = (Instant::now() + PATIENCE, 0);
+        while !slot.is_empty() {
+            if let Some(handover) = &self.answerer().answers.handover {
+                handover.wake_all();
             }
             if Instant::now() >= give_up {
                 // A handler waits for a device, or is stopped; or this is a child of a process whose handler
                 // was inside when it forked. The slot is not used again.
                 return;
             }
-            std::thread::yield_now();
+            pause(&mut round);
         }
         // SAFETY: `from_raw` wants what `into_raw` returned, once: the invariant. No handler is inside, and
         // none enters a slot that is closed.

@@ -22,6 +22,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::host::thread::pause;
 use crate::map::exclusive::Mapped;
 
 const CLEAN: u8 = 0;
@@ -73,6 +74,11 @@ impl WriteStates {
         }
     }
 
+    /// Returns whether a thread lets writers into a page now, or makes it clean.
+    pub(crate) fn is_owned(&self, page: u64) -> bool {
+        matches!(self.get(page), OPENING | CLOSING)
+    }
+
     fn get(&self, page: u64) -> u8 {
         // Acquire pairs with the Release of the last owner.
         self.state(page).map_or(CLEAN, |state| state.load(Ordering::Acquire))
@@ -118,6 +124,7 @@ impl WriteStates {
     /// may have been. Returns them in runs. A page whose owner is at work for too long is left out.
     pub fn close(&self, pages: Range<u64>, are_clean: bool) -> Vec<Range<u64>> {
         let give_up = Instant::now() + PATIENCE;
+        let mut round = 0;
         runs_of(pages, |page| {
             let from = if are_clean { CLEAN } else { DIRTY };
             loop {
@@ -129,7 +136,7 @@ impl WriteStates {
                     }
                     // It will be dirty in a moment.
                     OPENING if !are_clean && Instant::now() < give_up => {
-                        std::thread::yield_now();
+                        pause(&mut round);
                     }
                     _ => return false,
                 }

@@ -7,10 +7,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use uzone_os::uffd::in_thread::{Answers, FileSource, InThread, Place, SLOTS, Source};
+use uzone_os::uffd::write_states::WriteStates;
 use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Uffd, UffdError};
-use uzone_os::{Access, AccessError, Anonymous, Mapping, Sharing, memory_file};
+use uzone_os::{Access, AccessError, Anonymous, Exclusive, Mapped, Mapping, Sharing, memory_file};
 use uzone_pages::{ByteLen, FaultAround};
 
 use crate::needs::or_skip;
@@ -112,6 +114,74 @@ fn threads_fill_what_they_touch_and_each_byte_is_right() {
         memory.mapping().discard(0..page()).unwrap();
         let answer = memory.mapping().read_at(0, &mut [0]);
         assert!(matches!(answer, Err(AccessError::Bus { .. })), "{answer:?}");
+    }
+}
+
+#[test]
+fn a_writer_sleeps_while_another_thread_has_its_page() {
+    // So that the other thread runs also where its priority is lower and its CPU the same.
+    let name = "in_thread::a_writer_sleeps_while_another_thread_has_its_page";
+    if !is_alone(name) {
+        return;
+    }
+    let features = Features::SIGBUS | Features::WRITE_PROTECT;
+    let uffd = Uffd::open(features, Features::NONE, KernelFaults::Never);
+    let Some(uffd) = or_skip(name, uffd).map(Arc::new) else { return };
+    let mapping = Mapping::anonymous(ByteLen::new(4 * page()), Anonymous::default()).unwrap();
+    let modes = Modes::MISSING | Modes::WRITE_PROTECT;
+    let memory = Arc::new(Registered::new(uffd, mapping, modes).unwrap());
+    let states = Exclusive::anonymous(ByteLen::kib(4), Anonymous::default()).unwrap();
+    let states = Arc::new(WriteStates::new(Mapped::try_new(states, 4).unwrap()));
+    let answers = Answers {
+        tracks_writes: true,
+        states: Some(states.clone()),
+        ..Answers::new(Source::zero(), FaultAround::MIN)
+    };
+    let answering = start(&memory, answers);
+    memory.mapping().read_at(page(), &mut [1]).unwrap();
+    let run = states.open(1, |_| false).unwrap();
+    let (writes, since) = (|| answering.counts()[2], Instant::now());
+    thread::scope(|scope| {
+        let writer = scope.spawn(|| memory.mapping().write_at(page(), &[2]).unwrap());
+        while writes() < 20 {
+            thread::yield_now();
+        }
+        thread::sleep(Duration::from_millis(50));
+        let (attempts, took) = (u32::try_from(writes()).unwrap(), since.elapsed());
+        memory.write_protect(page()..2 * page(), false).unwrap();
+        states.opened(run);
+        writer.join().unwrap();
+        // Each attempt takes the time of a sleep, and spinning takes some microseconds.
+        assert!(attempts * Duration::from_micros(25) <= took, "{attempts} attempts in {took:?}");
+    });
+    assert_eq!(read(memory.mapping(), page()), [2]);
+}
+
+#[test]
+fn a_thousand_mappings_at_once_are_answered_by_their_threads() {
+    let name = "in_thread::a_thousand_mappings_at_once_are_answered_by_their_threads";
+    let Some(uffd) = open(name) else { return };
+    let len = 4 * page();
+    let (file, mapped) = file(len);
+    let start = |_| {
+        let mapping = Mapping::anonymous(ByteLen::new(len), Anonymous::default()).unwrap();
+        let memory = Arc::new(Registered::new(uffd.clone(), mapping, Modes::MISSING).unwrap());
+        let source = from_file(&file, &mapped, len);
+        let answering = start(&memory, Answers::new(source, FaultAround::MIN));
+        (memory, answering)
+    };
+    let mut all: Vec<_> = (0..1000).map(start).collect();
+    for round in 0..3 {
+        for (memory, answering) in all.iter().rev() {
+            check(memory, round, len);
+            assert_eq!(answering.counts()[..2], [round + 1; 2]);
+        }
+        // Some come and go meanwhile.
+        let mut index = 0;
+        all.retain(|_| {
+            index += 1;
+            index % 3 != 0
+        });
     }
 }
 

@@ -11,12 +11,13 @@ use std::time::Instant;
 
 use uzone_pages::{ByteLen, FaultAround, PageCount, PageSize, Pfn, PfnRange, Stream, Streams};
 
+use crate::host::thread::PAUSE;
 use crate::map::mapping::Mapping;
 use crate::map::options::{Anonymous, Vaddr};
 use crate::map::page_cache;
 use crate::sigbus::gate::Gate;
-use crate::uffd::error::UffdError;
 use crate::sigbus::index::Index;
+use crate::uffd::error::UffdError;
 use crate::uffd::handover;
 use crate::uffd::in_thread::SLOTS;
 use crate::uffd::in_thread::answers::{Answers, FileSource, Source};
@@ -55,13 +56,13 @@ pub(super) static TABLE: [Gate<Answerer>; SLOTS] = [const { Gate::new() }; SLOTS
 pub(super) static TABLE: std::sync::LazyLock<[Gate<Answerer>; SLOTS]> =
     std::sync::LazyLock::new(|| core::array::from_fn(|_| Gate::new()));
 
-/// What answers for one mapping.
 /// The open gates by their addresses.
 #[cfg(not(loom))]
 pub(super) static INDEX: Index<SLOTS> = Index::new();
 #[cfg(loom)]
 pub(super) static INDEX: std::sync::LazyLock<Index<SLOTS>> = std::sync::LazyLock::new(Index::new);
 
+/// What answers for one mapping.
 pub(super) struct Answerer {
     pub(super) memory: Arc<Registered>,
     pub(super) answers: Answers,
@@ -99,14 +100,6 @@ pub(super) struct Share {
     pub(super) writes: AtomicU64,
 }
 
-/// What became of the page that a thread waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wanted {
-    /// It was filled, or the access is repeated and may fault again.
-    Now,
-    /// It was there before.
-    Before,
-    /// It would have to be waited for.
 /// Returns how many shares there are: one for each CPU or more, so that threads that run at once have different ones.
 fn share_count() -> usize {
     let cpus = std::thread::available_parallelism().map_or(1, core::num::NonZero::get);
@@ -118,6 +111,14 @@ thread_local! {
     static HERE: u8 = const { 0 };
 }
 
+/// What became of the page that a thread waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wanted {
+    /// It was filled, or the access is repeated and may fault again.
+    Now,
+    /// It was there before.
+    Before,
+    /// It would have to be waited for.
     Later,
     /// It cannot be filled.
     Never,
@@ -288,9 +289,13 @@ impl Answerer {
                 states.opened(run);
                 answer.is_ok()
             }
-            // Another thread lets writers in, or makes it clean.
+            // Another thread lets writers in, or makes it clean. It may have a lower priority and this CPU, so that it
+            // runs only while this thread sleeps.
             None => {
                 std::thread::yield_now();
+                if states.is_owned(page) {
+                    handover::sleep(PAUSE);
+                }
                 true
             }
         }
