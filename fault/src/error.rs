@@ -269,6 +269,12 @@ pub enum LazyError {
         /// Where it is in the mapping.
         offset: u64,
     },
+    /// Another library has set its own handler of SIGBUS, in front of the one by which threads answer the faults of this
+    /// mapping. The next touch of a missing page may end the process.
+    #[error(
+        "another handler of SIGBUS was installed after this mapping, whose faults need the one of uzone: install the other before, or map with LazyOptions::answer(Answer::Reader)"
+    )]
+    HandlerReplaced,
     /// Writes are not tracked.
     #[error("writes to this mapping are not tracked: map it with LazyOptions::track_writes")]
     NotTracked,
@@ -334,7 +340,7 @@ impl LazyError {
             Self::NotTracked | Self::CannotEvict { .. } => ErrorKind::InvalidInput,
             Self::NotProtected { answer: Answered::Gone } => ErrorKind::Gone,
             Self::Captured | Self::NotProtected { .. } => ErrorKind::Busy,
-            Self::NotReported => ErrorKind::NotSupported,
+            Self::NotReported | Self::HandlerReplaced => ErrorKind::NotSupported,
             Self::CaptureLost { .. } | Self::NotStopped(_) => ErrorKind::Io,
             Self::Answer(error) => error.kind(),
         }

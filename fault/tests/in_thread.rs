@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 use common::{bytes_of, file_of, memfd_of, page, skip, usize_of, word_in};
 use uzone_fault::{
     Answer, Backing, Budget, CompositeBacking, Engine, EngineOptions, FaultOutcome, FileBacking,
-    FunctionBacking, LazyMapping, LazyOptions, MapError, MemoryBacking, Refusal, WriteTracking,
-    ZeroBacking,
+    FunctionBacking, LazyError, LazyMapping, LazyOptions, MapError, MemoryBacking, Refusal,
+    WriteTracking, ZeroBacking,
 };
 use uzone_os::uffd::{FaultKind, Features, KernelFaults};
 use uzone_os::{Access, Mapping, Sharing, page_cache, sigbus};
@@ -503,6 +503,49 @@ fn a_reader_answers_where_another_handler_of_sigbus_came_later() {
     for memory in [&first, &last] {
         (0..PAGES).for_each(|at| check(memory, at));
     }
+}
+
+#[test]
+fn a_call_names_the_handler_that_came_after_the_mapping_whose_faults_it_would_not_answer() {
+    let name =
+        "a_call_names_the_handler_that_came_after_the_mapping_whose_faults_it_would_not_answer";
+    let Some(engine) = engine(name) else { return };
+    if !common::is_child(name) {
+        let mut child = common::again(name).spawn().unwrap();
+        let status = common::ends(&mut child).expect("it hangs");
+        assert!(status.success(), "{status}");
+        return;
+    }
+    let backing = Arc::new(FileBacking::new(file_of(len())).unwrap());
+    let by_reader = LazyOptions::default().answer(Answer::Reader);
+    let other = engine.map(ByteLen::new(len()), backing.clone(), &by_reader).unwrap();
+    let options = in_thread().track_writes(WriteTracking::Sync);
+    let memory = engine.map(ByteLen::new(len()), backing, &options).unwrap();
+    check(&memory, 0);
+    let handler: extern "C" fn(i32) = foreign;
+    // SAFETY: all zero is the default action with an empty mask.
+    let (mut action, mut ours): (libc::sigaction, libc::sigaction) = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = handler as libc::sighandler_t;
+    // SAFETY: both live over the call, and the handler does what handlers may do.
+    assert_eq!(unsafe { libc::sigaction(libc::SIGBUS, &action, &mut ours) }, 0);
+    let range = || 0..8 * page();
+    for error in [
+        memory.populate(range()).unwrap_err(),
+        memory.populate_cached(range()).unwrap_err(),
+        memory.pin(range()).unwrap_err(),
+        memory.evict(range()).unwrap_err(),
+        memory.dirty(range()).unwrap_err(),
+        memory.write_back(range()).unwrap_err(),
+    ] {
+        assert!(matches!(error, LazyError::HandlerReplaced), "{error}");
+        assert!(error.to_string().contains("another handler of SIGBUS"), "{error}");
+    }
+    // Others do not need it.
+    other.populate(range()).unwrap();
+    // SAFETY: the action is the one that was there.
+    assert_eq!(unsafe { libc::sigaction(libc::SIGBUS, &ours, std::ptr::null_mut()) }, 0);
+    memory.populate(range()).unwrap();
+    check(&memory, 100);
 }
 
 /// Where the handler of SIGUSR1 reads, how often it has, and how often the byte was wrong.

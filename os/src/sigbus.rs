@@ -86,7 +86,7 @@ use uzone_pages::ByteLen;
 
 pub(crate) use self::copier::{copy_words, flush_words, zero_words};
 pub use self::error::{BusError, BusKind, HandlerError};
-pub use self::handler::{Installed, install};
+pub use self::handler::{Installed, install, is_in_place};
 pub use self::state::{EVENTS, SLOTS};
 
 #[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]

@@ -25,7 +25,7 @@ use uzone_os::signals::Held;
 use uzone_os::uffd::Registered;
 use uzone_os::uffd::in_thread::InThread;
 use uzone_os::uffd::write_states::{WriteStates, runs_of};
-use uzone_os::{AccessError, Addr, Mapping};
+use uzone_os::{AccessError, Addr, Mapping, sigbus};
 use uzone_pages::{ByteLen, Content, FaultAround, PageSize};
 use uzone_zone::Pinned;
 
@@ -154,7 +154,11 @@ impl LazyMapping {
     }
 
     /// Returns the pages of a range of bytes that starts and ends at pages.
-    pub(crate) fn pages(&self, range: &Range<u64>) -> Result<Range<u64>, AccessError> {
+    pub(crate) fn pages(&self, range: &Range<u64>) -> Result<Range<u64>, LazyError> {
+        // Each call that takes a range comes here, so that none goes on whose faults may end the process.
+        if self.in_thread.is_ok() && !sigbus::is_in_place() {
+            return Err(LazyError::HandlerReplaced);
+        }
         let page = self.page_size();
         AccessError::check_pages(range, self.len().get(), page)?;
         Ok(range.start >> page.shift()..range.end >> page.shift())

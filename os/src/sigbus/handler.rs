@@ -104,6 +104,13 @@ pub fn install() -> Result<Installed, HandlerError> {
 }
 
 fn remember(action: libc::sigaction) {
+/// Returns whether SIGBUS comes to the handler of [`install`] first: another library may have set its own since then,
+/// which may pass errors on or not. It is one system call.
+#[must_use]
+pub fn is_in_place() -> bool {
+    exchange(libc::SIGBUS, None).is_ok_and(|current| current.sa_sigaction == ours())
+}
+
     let previous = Box::leak(Box::new(Previous { action, is_spent: AtomicBool::new(false) }));
     // Release pairs with the Acquire of `pass_on`: a thread that has the pointer sees what is behind it.
     PREVIOUS.store(previous, Ordering::Release);
