@@ -158,6 +158,7 @@ impl Engine {
         let readers = if in_thread.is_ok() { 1 } else { options.reader_count() };
         core.by_reader.is_shared = readers > 1;
         let core = Arc::new(core);
+        core.memory = Some(memory.clone());
         producer.serves(&core);
         let own = FaultMemory::Own(memory.clone());
         let sources = Sources { handover: handover.clone(), ..Sources::default() };

@@ -21,10 +21,10 @@ use common::{
     word, word_in, words_at, write_words,
 };
 use uzone_fault::{
-    Backing, BackingError, FileBacking, FunctionBacking, HugePages, LazyError, LazyMapping,
+    Answer, Backing, BackingError, FileBacking, FunctionBacking, HugePages, LazyError, LazyMapping,
     LazyOptions, MapError, MemoryBacking, ZeroBacking,
 };
-use uzone_os::{Mapping, Sharing, page_cache};
+use uzone_os::{Mapping, Sharing, page_cache, sigbus};
 use uzone_pages::{Advice, ByteLen, Content, FaultAround, PageSize};
 
 /// Maps by an engine of its own, or prints that the case cannot run.
@@ -247,6 +247,29 @@ fn a_page_that_fails_raises_a_signal_in_its_reader_and_nowhere_else() {
         .unwrap();
     let bus = 7;
     assert_eq!(output.status.signal(), Some(bus), "{output:?}");
+}
+
+#[test]
+fn the_handler_of_sigbus_writes_which_page_of_which_memory_is_bad_and_why() {
+    let name = "the_handler_of_sigbus_writes_which_page_of_which_memory_is_bad_and_why";
+    let options = options(Advice::Normal, 16).answer(Answer::Reader);
+    let Some(memory) = map(name, 64 * page(), failing_at(20 * page()), &options) else { return };
+    if std::env::var(CHILD).is_ok_and(|child| child == name) {
+        sigbus::install().unwrap();
+        let address = memory.addr().get() + usize_of(20 * page()) + 5;
+        let pointer = std::ptr::with_exposed_provenance::<u8>(address);
+        // SAFETY: the byte is mapped, and reading it raises a signal, which ends the process.
+        let seen = unsafe { pointer.read_volatile() };
+        println!("no signal came, and {seen}");
+        return;
+    }
+    let output = common::again(name).output().unwrap();
+    let (bus, said) = (7, String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.signal(), Some(bus), "{output:?}");
+    let (at, len) = (20 * page() + 5, 64 * page());
+    let line = said.lines().find(|line| line.starts_with("uzone: SIGBUS")).expect(&said);
+    assert!(line.contains(&format!("at byte {at:#x} of the {len} bytes")), "{line}");
+    assert!(line.ends_with("this page is lost"), "{line}");
 }
 
 #[test]

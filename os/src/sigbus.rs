@@ -58,6 +58,7 @@
 //! | `error` | what is wrong with memory, and where |
 //! | `state` | the watches, and whether the handler is installed |
 //! | `handler` | what the signal handler does, and the action before it |
+//! | `last_words` | the line that is written before an error is passed on |
 //! | `copier` | how words are touched that may not be there |
 //! | `guarded` | words touched by code that the handler knows |
 //! | `plain` | words touched by the atomics of the language |
@@ -72,8 +73,9 @@ pub(crate) mod gate;
 #[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
 mod guarded;
 pub(crate) mod handler;
-#[cfg(any(test, not(target_arch = "x86_64"), miri, uzone_sanitizer))]
 pub(crate) mod index;
+pub(crate) mod last_words;
+#[cfg(any(test, not(target_arch = "x86_64"), miri, uzone_sanitizer))]
 pub(crate) mod plain;
 #[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
 mod scope;

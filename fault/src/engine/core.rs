@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use uzone_os::uffd::Registered;
 use uzone_os::uffd::in_thread::{InThread, Record};
 use uzone_pages::{
     Advice, Content, FaultArea, FaultCosts, FaultPattern, FaultPlan, PageCount, PageSize, Pfn,
@@ -182,6 +183,8 @@ pub(crate) struct Core {
     /// Counts of the threads that answer faults.
     pub(crate) by_reader: Counters,
     pub(crate) recorder: Arc<Recorder>,
+    /// The memory, if it is of this process.
+    pub(crate) memory: Option<Arc<Registered>>,
     pub(crate) pending: Pending,
     /// The turn of the last of its pages that was queued for the I/O threads.
     pub(crate) turn: AtomicU64,
@@ -214,6 +217,7 @@ impl Core {
             pattern,
             by_reader: Counters::default(),
             recorder,
+            memory: None,
             pending: Pending::new(),
             turn: AtomicU64::new(0),
             has_failed: AtomicBool::new(false),

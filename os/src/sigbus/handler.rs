@@ -9,7 +9,7 @@
 //! | of a page that is missing, and that the thread fills ([`in_thread`](crate::uffd::in_thread)) | filled; the access is repeated |
 //! | of a guarded copy or clearing, at an address of a guarded side | recorded; it returns an error |
 //! | action optional, at a watched address | recorded; the thread goes on |
-//! | another one of the kernel's | recorded where watched; then the previous action |
+//! | another one of the kernel's | recorded where watched; of memory that is mapped lazily, a line is written to standard error; then the previous action |
 //! | of kill(2), sigqueue(3) and the like | the previous action |
 //!
 //! Signals wait while the handler runs: the handler of another signal may touch a missing page as well, and
@@ -34,6 +34,7 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use super::error::{BusError, BusKind, HandlerError};
+use super::last_words;
 use super::state::{IS_INSTALLED, TABLE, is_installed};
 use crate::host::signals::{default_action, exchange, set_mask, set_of};
 use crate::uffd::in_thread::answerer;
@@ -103,7 +104,6 @@ pub fn install() -> Result<Installed, HandlerError> {
     }
 }
 
-fn remember(action: libc::sigaction) {
 /// Returns whether SIGBUS comes to the handler of [`install`] first: another library may have set its own since then,
 /// which may pass errors on or not. It is one system call.
 #[must_use]
@@ -111,6 +111,7 @@ pub fn is_in_place() -> bool {
     exchange(libc::SIGBUS, None).is_ok_and(|current| current.sa_sigaction == ours())
 }
 
+fn remember(action: libc::sigaction) {
     let previous = Box::leak(Box::new(Previous { action, is_spent: AtomicBool::new(false) }));
     // Release pairs with the Acquire of `pass_on`: a thread that has the pointer sees what is behind it.
     PREVIOUS.store(previous, Ordering::Release);
@@ -177,6 +178,9 @@ const _: () = assert!(size_of::<SigInfo>() <= size_of::<libc::siginfo_t>());
 extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
     keep_errno(|| {
         if !absorb(info, context) {
+            if let Some(error) = error_of(info) {
+                last_words::write(error);
+            }
             pass_on(signal, info, context);
         }
     });

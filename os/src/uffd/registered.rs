@@ -22,6 +22,7 @@ use crate::map::bytes::AccessError;
 use crate::map::exclusive::Exclusive;
 use crate::map::mapping::{Mapping, Rejected};
 use crate::map::options::Vaddr;
+use crate::sigbus::last_words::Known;
 use crate::uffd::abi;
 use crate::uffd::descriptor::Uffd;
 use crate::uffd::error::UffdError;
@@ -41,6 +42,8 @@ pub struct Registered {
     calls: u64,
     /// The process whose memory it is.
     process: u32,
+    /// What a signal at one of its pages is explained by.
+    known: Option<Known>,
 }
 
 impl Mapping {
@@ -71,7 +74,8 @@ impl Registered {
         match answer {
             Ok(calls) => {
                 let process = std::process::id();
-                Ok(Self { uffd, mapping: Some(mapping), calls, process })
+                let known = Known::take(start, len);
+                Ok(Self { uffd, mapping: Some(mapping), calls, process, known })
             }
             Err(cause) => {
                 let fix = match cause {
@@ -102,6 +106,13 @@ impl Registered {
     #[must_use]
     pub fn uffd(&self) -> &Arc<Uffd> {
         &self.uffd
+    }
+
+    /// Notes why a page could not be produced, for the line that the handler of SIGBUS writes if a thread touches it.
+    pub fn note_failure(&self, page: Range<u64>, reason: &str) {
+        if let Some(known) = &self.known {
+            known.note(page, reason);
+        }
     }
 
     /// Returns whether the range takes an answer, by what the kernel returned when it was registered.

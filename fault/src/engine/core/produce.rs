@@ -106,6 +106,9 @@ impl Core {
                 self.holds.store(true, Ordering::Relaxed);
             }
         }
+        if let Some(memory) = &self.memory {
+            memory.note_failure(self.bytes(page..page + 1), &failure.reason);
+        }
         self.recorder.note_failure(failure);
     }
 
