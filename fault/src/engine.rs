@@ -7,6 +7,7 @@ pub(crate) mod budget;
 pub(crate) mod core;
 pub(crate) mod costs;
 pub(crate) mod event_loop;
+mod exit;
 pub(crate) mod follow;
 mod handed_over;
 pub(crate) mod inbox;
@@ -157,8 +158,8 @@ impl Engine {
         let mut core = Core::new(kernel, backing, contents, &[area], policy, options, recorder);
         let readers = if in_thread.is_ok() { 1 } else { options.reader_count() };
         core.by_reader.is_shared = readers > 1;
-        let core = Arc::new(core);
         core.memory = Some(memory.clone());
+        let core = Arc::new(core);
         producer.serves(&core);
         let own = FaultMemory::Own(memory.clone());
         let sources = Sources { handover: handover.clone(), ..Sources::default() };

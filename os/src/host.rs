@@ -9,12 +9,14 @@
 //! | `numa`, `mempolicy` | nodes and CPUs, keeping a thread to some, and the node of memory |
 //! | `dax` | DAX devices and files on DAX mounts |
 //! | `file_system` | the room in a directory, and files without a name |
+//! | `exit` | work at the end of a process |
 //! | `file_writes` | whether reads and writes of a file go where they belong |
 //! | `privilege` | capabilities given up, and system calls that a filter denies |
 //! | `signals` | masks and actions of signals; those that end the process, held back or wanted with its parent's end |
 //! | `thread` | its number and its page faults, and a thread that runs when no other wants to |
 
 pub mod dax;
+pub(crate) mod exit;
 pub mod file_system;
 pub(crate) mod file_writes;
 pub mod hugepages;

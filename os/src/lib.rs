@@ -49,6 +49,7 @@ pub mod sigbus;
 mod sync;
 pub mod uffd;
 
+pub use host::exit::at_exit;
 pub use host::file_writes::check_file;
 pub use host::root::{SysError, SystemRoot};
 pub use host::thread::{thread_faults, thread_id};

@@ -31,6 +31,7 @@ use uzone_os::signals::lock_uninterrupted;
 use uzone_os::uffd::EventSet;
 use uzone_os::{numa, signals};
 
+use crate::engine::exit;
 use crate::engine::follow::Follower;
 use crate::engine::inbox::{Inbox, Message, PagerKey};
 use crate::engine::io_pool::Submit;
@@ -71,6 +72,8 @@ impl EventLoop {
     pub(crate) fn start(name: &str, cpus: &[u32]) -> io::Result<Self> {
         let (inbox, set) = (Arc::new(Inbox::new()?), EventSet::new()?);
         set.add(&inbox.bell, BELL)?;
+        let watched = Arc::downgrade(&inbox);
+        exit::waits_for(move |thread| Some(watched.upgrade()?.is_quiet(thread)));
         let (next_key, readers) = (AtomicU64::new(0), AtomicUsize::new(0));
         let joining = Mutex::default();
         let shared = Arc::new(Shared { inbox, set, joining, next_key, readers });
@@ -205,6 +208,7 @@ impl Runner {
     }
 
     fn run(&mut self) {
+        self.inbox.belongs_here();
         let mut round = 0_u32;
         let mut checked = Instant::now();
         loop {
@@ -390,8 +394,15 @@ impl Runner {
 
     /// Waits for any reader, and makes those active that have something to read or are due.
     fn wait(&mut self, timeout: Option<Duration>) {
+        let sleeps = timeout != Some(Duration::ZERO);
+        if sleeps {
+            self.inbox.sleeps(true);
+        }
         if self.shared.set.wait(&mut self.ready, timeout).is_err() {
             std::thread::sleep(RETRY);
+        }
+        if sleeps {
+            self.inbox.sleeps(false);
         }
         for at in 0..self.ready.len() {
             let key = self.ready[at];

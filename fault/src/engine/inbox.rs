@@ -4,7 +4,7 @@
 
 use std::io;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
@@ -42,13 +42,37 @@ pub(crate) struct Inbox {
     messages: Mutex<Vec<Message>>,
     /// Whether there is something in it, or was a moment ago.
     called: AtomicBool,
+    /// Whether the loop waits, and there is no message for it.
+    sleeps: AtomicBool,
+    /// The thread of the loop, by the number that the kernel gives it.
+    thread: AtomicU32,
     pub(crate) bell: Doorbell,
 }
 
 impl Inbox {
     pub(crate) fn new() -> io::Result<Self> {
         let (messages, called) = (Mutex::default(), AtomicBool::new(false));
-        Ok(Self { messages, called, bell: Doorbell::new()? })
+        let (sleeps, thread) = (AtomicBool::new(false), AtomicU32::new(0));
+        Ok(Self { messages, called, sleeps, thread, bell: Doorbell::new()? })
+    }
+
+    /// Notes that the calling thread is that of the loop.
+    pub(crate) fn belongs_here(&self) {
+        self.thread.store(uzone_os::thread_id(), Ordering::Relaxed);
+    }
+
+    /// Notes whether the loop is about to wait, or has waited.
+    pub(crate) fn sleeps(&self, sleeps: bool) {
+        // SeqCst, with those of `exit`.
+        self.sleeps.store(sleeps, Ordering::SeqCst);
+        if sleeps && self.is_called() {
+            self.sleeps.store(false, Ordering::SeqCst);
+        }
+    }
+
+    /// Returns whether the loop has nothing to do, or is that thread.
+    pub(crate) fn is_quiet(&self, thread: u32) -> bool {
+        self.sleeps.load(Ordering::SeqCst) || self.thread.load(Ordering::Relaxed) == thread
     }
 
     /// Returns whether there may be messages.
@@ -74,6 +98,7 @@ impl Inbox {
     /// Sends a message to the loop. Returns whether the loop was woken; if not, the next message wakes it.
     pub(crate) fn send(&self, message: Message) -> bool {
         lock_uninterrupted(&self.messages).push(message);
+        self.sleeps.store(false, Ordering::SeqCst);
         // Release pairs with the Acquire of the loop: it sees what was pushed.
         if self.called.swap(true, Ordering::Release) {
             return true; // it was rung for, and not silenced since

@@ -24,6 +24,7 @@ use uzone_os::{lock, signals};
 use uzone_pages::Content;
 
 use crate::engine::core::{Core, ReaderState};
+use crate::engine::exit;
 use crate::engine::inbox::{Inbox, Message, PagerKey};
 use crate::engine::prefetch::{Group, Prefetch};
 use crate::error::{caught, discard};
@@ -211,8 +212,18 @@ impl Queues {
     }
 
     fn next_ahead(&mut self) -> Option<Ahead> {
+        if exit::is_ending() {
+            return None;
+        }
         let ahead = self.ahead.pop_front().map(|(core, pages)| Ahead::Sequential(core, pages));
         ahead.or_else(|| self.prefetch.pop_front().map(Ahead::Prefetch))
+    }
+
+    /// Returns whether no page is being produced or read, or by that thread alone.
+    fn is_quiet(&self, thread: u32) -> bool {
+        let own = usize::from(self.threads.contains(&thread));
+        let is_empty = self.demand.is_empty() && self.nested.is_empty();
+        is_empty && self.producing + self.reading_ahead + self.reinforcements <= own
     }
 
     /// Notes that a thread of the pool has ended a job, and so waits for nothing.
@@ -283,6 +294,8 @@ impl IoPool {
             queues.demand.reserve_exact(LIMIT);
             queues.ahead.reserve_exact(AHEAD);
         }
+        let watched = Arc::downgrade(&shared);
+        exit::waits_for(move |thread| Some(lock(&watched.upgrade()?.queues).is_quiet(thread)));
         let pool = Self { shared, process: std::process::id() };
         for index in 0..=producers {
             let shared = pool.shared.clone();

@@ -18,6 +18,7 @@ use uzone_os::{Vaddr, numa};
 
 use crate::engine::budget::Allowance;
 use crate::engine::core::Core;
+use crate::engine::exit;
 use crate::engine::follow::Waiters;
 use crate::engine::io_pool::{IoPool, Submit};
 use crate::engine::pager::{Pager, RETRY};
@@ -34,6 +35,8 @@ const FAULTS: usize = 1024;
 /// How many times events are read before other mappings come to their turn: removals that never cease do not
 /// hold them up.
 const READS: u32 = 64;
+/// How long nothing is read of another process's memory at a time while this one ends.
+const ENDING: Duration = Duration::from_millis(20);
 /// How long faults are answered before other mappings come to their turn.
 const TURN: Duration = Duration::from_micros(30);
 /// After this many unsuccessful polls the reader stops polling, until a fault arrives within the polling
@@ -277,7 +280,9 @@ impl MappingReader {
             }
             self.answer_all(scratch, submit, read_at);
             // Faults may never cease, and each page that is there before its touch is one less.
-            self.map_prefetched(submit);
+            if !exit::is_ending() {
+                self.map_prefetched(submit);
+            }
             self.look.found(read_at);
         } else {
             self.poll_failed = drained.is_err();
@@ -291,7 +296,7 @@ impl MappingReader {
                 std::thread::yield_now();
                 is_busy = true;
             } else {
-                is_busy = self.map_around() || self.map_prefetched(submit);
+                is_busy = !exit::is_ending() && (self.map_around() || self.map_prefetched(submit));
             }
             if is_busy {
                 self.look.worked(read_at);
@@ -347,6 +352,11 @@ impl MappingReader {
             self.held_until = Some(self.looked + RETRY);
             return true;
         }
+        if exit::is_ending() && matches!(self.fault_memory, FaultMemory::Remote(_)) {
+            self.looked = Instant::now();
+            self.held_until = Some(self.looked + ENDING);
+            return true;
+        }
         let Some(allowance) = &mut self.allowance else {
             self.held_until = None;
             return false;
@@ -389,6 +399,9 @@ impl MappingReader {
         let mut faults = scratch.faults.drain(..);
         self.pagers.iter_mut().for_each(Pager::forget_answered);
         for fault in faults.by_ref() {
+            if exit::leaves(fault.thread) && matches!(self.fault_memory, FaultMemory::Own(_)) {
+                continue;
+            }
             let waiter = match self.fault_memory {
                 FaultMemory::Own(_) => fault.thread,
                 FaultMemory::Remote(_) => self.process,
