@@ -107,6 +107,15 @@ impl Ready {
 mod tests {
     use super::*;
 
+    /// check.sh sets the variable where it builds with a sanitizer, which sees no store of assembly.
+    #[test]
+    fn a_sanitizer_selects_the_portable_stores_by_itself() {
+        assert_eq!(cfg!(uzone_sanitizer), std::env::var_os("UZONE_SANITIZED").is_some());
+        let has_others =
+            Path::ALL.into_iter().any(|path| path.is_available() && path != Path::Portable);
+        assert!(!(has_others && cfg!(uzone_sanitizer)));
+    }
+
     #[test]
     fn every_name_is_read_back_as_its_path_in_any_case() {
         for path in Path::ALL {
