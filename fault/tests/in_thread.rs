@@ -194,8 +194,9 @@ fn with_a_deadline_pages_that_are_ready_and_those_that_are_not_have_the_same_byt
             let last = bytes_of(&memory, len(), page());
             assert!(last[..part].iter().copied().eq((len()..len() + page() / 2).map(byte)));
             assert!(last[part..].iter().all(|&byte| byte == 0));
-            let stats = memory.stats();
-            assert_eq!((stats.poisoned, stats.pending), (0, 0), "{stats:?}");
+            // A thread goes on before the thread that produced its page has taken it off the list.
+            common::settles(&memory, |stats| stats.pending == 0);
+            assert_eq!(memory.stats().poisoned, 0, "{:?}", memory.stats());
             let pinned = memory.pin(0..9 * page()).unwrap();
             common::wait_for("the last page", || memory.content(len()) == Some(Content::Present));
             // The reader may still fill windows of the faults that it was handed.
@@ -694,10 +695,12 @@ fn many_threads_over_mappings_that_come_and_go_see_the_right_bytes() {
             stats.faults > 100 && stats.evicted > 100
         })
     };
+    let forks = &AtomicU64::new(0);
+    let is_interrupted =
+        || SIGNALS.load(Ordering::Relaxed) > 1000 && forks.load(Ordering::Relaxed) > 0;
     let (end, is_over) = (Instant::now() + Duration::from_secs(seconds), &AtomicBool::new(false));
     read_by_signal(other);
     let signalled = &Mutex::new(Vec::new());
-    let forks = &AtomicU64::new(0);
     thread::scope(|scope| {
         let threads: Vec<_> = (0..12_u64)
             .map(|seed| {
@@ -767,7 +770,8 @@ fn many_threads_over_mappings_that_come_and_go_see_the_right_bytes() {
         scope.spawn(|| {
             // On a machine that is busy otherwise, until there was something to see.
             let late = end + Duration::from_secs(60);
-            while Instant::now() < end || !are_busy(&memories) && Instant::now() < late {
+            let is_enough = || are_busy(&memories) && is_interrupted();
+            while Instant::now() < end || !is_enough() && Instant::now() < late {
                 let memory = engine.map(ByteLen::new(len()), file(), &in_thread()).unwrap();
                 (0..PAGES).step_by(31).for_each(|at| check(&memory, at));
             }
@@ -786,7 +790,7 @@ fn many_threads_over_mappings_that_come_and_go_see_the_right_bytes() {
     let (signals, wrong) = (SIGNALS.load(Ordering::Relaxed), WRONG.load(Ordering::Relaxed));
     let forks = forks.load(Ordering::Relaxed);
     eprintln!("{signals} signals, {forks} forks");
-    assert!(wrong == 0 && signals > 1000 && forks > 0, "{wrong} of {signals}, {forks}");
+    assert!(wrong == 0 && is_interrupted(), "{wrong} of {signals}, {forks}");
     for memory in memories {
         let stats = memory.stats();
         assert!(are_busy(&[memory]), "{stats:?}");
