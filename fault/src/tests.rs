@@ -879,3 +879,20 @@ fn pages_ahead_are_installed_step_by_step_as_far_as_they_are_ready() {
     assert_eq!(reads(kinds, true), [159], "a thread that needs that page waits for it");
     assert_eq!(reads(all(Kind::Ready), false), [0; 0]);
 }
+
+#[test]
+fn a_page_that_was_given_up_is_good_once_its_late_owner_has_installed_it() {
+    for page in [PageSize::KIB_4, PageSize::MIB_2] {
+        let states = PageStates::reserve(PageCount::new(4), page).unwrap();
+        assert!(states.claim(1) && states.poison(1));
+        assert_eq!(states.first_bad(0..4), Some(1));
+        states.unpoison(1);
+        assert_eq!((states.get(1), states.first_bad(0..4)), (Content::Present, None), "{page}");
+        // One that was not made bad after all.
+        states.unpoison(2);
+        assert_eq!(
+            [0, 2, 3].map(|at| states.get(at)),
+            [Content::Absent, Content::Present, Content::Absent]
+        );
+    }
+}

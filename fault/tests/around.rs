@@ -7,13 +7,13 @@
 mod common;
 
 use std::num::NonZeroU64;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, OnceLock, Weak};
 use std::thread;
 
 use common::{
-    Stalling, bytes_of, check_all, check_page, engine, failing_at, file_of, fill_wanted, function,
-    map, options, or_skip, page, settles, skip, wait_for, write_words,
+    Stalling, bytes_of, check_all, check_page, engine, failing_at, file_of, fill_but, fill_wanted,
+    function, map, mapped, options, or_skip, page, settles, skip, wait_for, write_words,
 };
 use uzone_fault::{Backing, BackingError, FileBacking, LazyMapping, Window};
 use uzone_os::page_cache;
@@ -55,6 +55,44 @@ fn what_the_page_cache_does_not_have_is_left_alone() {
     let present = present(&memory);
     assert!(present.iter().all(|at| cached.contains(at)), "{present:?} of {cached:?}");
     assert_eq!(memory.stats().queued, 0, "no thread waited for a device");
+    let now = page_cache::cached(&file, 0, len).unwrap();
+    assert_eq!(now, Some(cached.len() as u64), "and the device was asked for no neighbour");
+}
+
+/// Bytes that are ready, and how often some or one of them were asked for.
+#[derive(Default)]
+struct Counted {
+    offered: AtomicU64,
+    alone: AtomicU64,
+}
+
+impl Backing for Counted {
+    fn map_pages(&self, window: &mut Window<'_>) {
+        self.offered.fetch_add(1, Ordering::Relaxed);
+        fill_but(window, |_| false);
+    }
+
+    fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError> {
+        self.alone.fetch_add(1, Ordering::Relaxed);
+        fill_wanted(window)
+    }
+}
+
+#[test]
+fn a_pin_asks_for_what_is_ready_of_its_range_at_once() {
+    let name = "a_pin_asks_for_what_is_ready_of_its_range_at_once";
+    let (engine, pages) = (engine(), 1024);
+    let backing = Arc::new(Counted::default());
+    let options = options(Advice::Random, 1);
+    let answer = engine.map(ByteLen::new(pages * page()), backing.clone(), &options);
+    let Some(memory) = mapped(name, answer) else { return };
+    let pinned = memory.pin(3 * page()..pages * page()).unwrap();
+    let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    // Two windows of 2 MiB, not a call for each of 1,021 pages.
+    assert!((1..=3).contains(&count(&backing.offered)), "{}", count(&backing.offered));
+    assert_eq!(count(&backing.alone), 0);
+    assert_eq!(present(&memory), (3..pages).collect::<Vec<_>>());
+    drop(pinned);
 }
 
 #[test]

@@ -214,7 +214,8 @@ pub(crate) fn land(
 
 pub(crate) struct Guarded;
 
-/// Returns the address of the first byte of a mapping's words, and of the last.
+/// Returns the address of the first byte of a mapping's words, and of the last: an error is taken for one of theirs
+/// between these, and goes on to the previous handler outside.
 #[inline]
 fn guard(words: &[AtomicU64]) -> (*mut u8, usize, usize) {
     let start = words.as_ptr().cast_mut().cast::<u8>();
@@ -225,11 +226,10 @@ fn guard(words: &[AtomicU64]) -> (*mut u8, usize, usize) {
 impl Copier for Guarded {
     #[inline]
     fn load(word: &AtomicU64) -> Result<u64, Fault> {
-        let start = word.as_ptr();
-        let first = start.addr();
+        let (start, (_, first, last)) = (word.as_ptr(), guard(std::slice::from_ref(word)));
         // SAFETY: `load_word` wants an aligned word to read: it is an atomic, and the routine performs
         // a relaxed load.
-        unsafe { load_word(start, 0, 0, 0, first, first + WORD - 1) }.into_result()
+        unsafe { load_word(start, 0, 0, 0, first, last) }.into_result()
     }
 
     #[inline]
@@ -261,11 +261,62 @@ impl Copier for Guarded {
 
     #[inline]
     fn merge(word: &AtomicU64, keep: u64, bits: u64) -> Result<(), Fault> {
-        let start = word.as_ptr();
-        let first = start.addr();
+        let (start, (_, first, last)) = (word.as_ptr(), guard(std::slice::from_ref(word)));
         // SAFETY: `merge_word` wants an aligned word to read and write: it is an atomic, and the
         // routine performs a relaxed load and relaxed exchanges.
-        unsafe { merge_word(start, keep, bits, 0, first, first + WORD - 1) }.into_result()?;
+        unsafe { merge_word(start, keep, bits, 0, first, last) }.into_result()?;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the registers of a thread that is in a routine which guards words, and has done some bytes.
+    fn inside(routine: usize, words: &[AtomicU64], done: usize) -> [libc::greg_t; 23] {
+        let (_, first, last) = guard(words);
+        let mut registers = [0; 23];
+        let values = [
+            (register::RIP, routine + 3),
+            (register::R8, first),
+            (register::R9, last),
+            (register::RCX, done),
+        ];
+        for (register, value) in values {
+            registers[register] = (value as u64).cast_signed();
+        }
+        registers
+    }
+
+    #[test]
+    fn each_routine_guards_its_words_and_no_byte_before_or_behind_them() {
+        let memory = [const { AtomicU64::new(0) }; 5];
+        for count in 1..=3 {
+            let words = &memory[1..=count];
+            let first = words.as_ptr().addr() as u64;
+            let behind = first + 8 * count as u64;
+            for routine in routines() {
+                for (address, is_ours) in [
+                    (first - 1, false),
+                    (first, true),
+                    (behind - 1, true),
+                    (behind, false),
+                    (behind + 1, false),
+                ] {
+                    let mut registers = inside(routine, words, 0);
+                    let before = registers;
+                    assert_eq!(land(&mut registers, address..=address, 1), is_ours, "{count}");
+                    assert_eq!(registers != before, is_ours);
+                }
+                let mut registers = inside(routine, words, 0);
+                assert!(
+                    land(&mut registers, first - 4095..=first + 1, 1),
+                    "a page that has a part"
+                );
+                let mut elsewhere = inside(routine + LANDING, words, 0);
+                assert!(!land(&mut elsewhere, first..=first, 1), "the routine has ended");
+            }
+        }
     }
 }
