@@ -110,8 +110,7 @@ impl<'a, P: Payload> Runs<'a, P> {
 }
 
 impl RunPattern {
-    /// Moves the pattern to the descriptor `index` of a later folio, if that is at the same place
-    /// in it. Returns whether it did.
+    /// Moves the pattern to the descriptor `index`, if that is at the same place in the next folio. Returns whether it did.
     fn move_to<P: Payload>(&mut self, index: u64, template: &Template<P>) -> bool {
         if index == self.index {
             return true;
@@ -119,17 +118,11 @@ impl RunPattern {
         let Some(folio_step) = &self.folio_step else {
             return false;
         };
-        let per_folio = template.layout().descriptors_per_folio();
-        let distance = index - self.index;
-        let words = self.pattern.element_bytes() / 8;
-        if distance == per_folio {
-            self.pattern.add(&folio_step[..words]);
-        } else if distance.is_multiple_of(per_folio) {
-            let folios = distance / per_folio;
-            self.pattern.add(&folio_step.map(|step| step.wrapping_mul(folios))[..words]);
-        } else {
+        if index - self.index != template.layout().descriptors_per_folio() {
             return false;
         }
+        let words = self.pattern.element_bytes() / 8;
+        self.pattern.add(&folio_step[..words]);
         self.index = index;
         true
     }
