@@ -7,6 +7,8 @@
 //! Longer runs that are cached are copied from a mapping of the file, without a buffer in between. If
 //! the cache loses such a page in that moment, the thread that answers waits for the device once.
 //!
+//! A file on a DAX mount has no page in that cache: its bytes are memory, so each page is ready.
+//!
 //! A file that is shorter than it was when it was taken makes pages bad, never zero; but one that is cut inside of a page
 //! while that page is copied may be zero behind the cut, as for read(2). What others write to it is seen in pages that
 //! are filled afterwards.
@@ -19,9 +21,9 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use uzone_os::page_cache;
 use uzone_os::uffd::in_thread::{FileSource, Source};
 use uzone_os::{Access, Mapping, Sharing};
+use uzone_os::{dax, page_cache};
 use uzone_pages::ByteLen;
 
 use crate::backing::hooks::Backing;
@@ -51,6 +53,8 @@ pub struct FileBacking {
     file: Arc<File>,
     len: u64,
     is_writable: bool,
+    /// Whether all of it is memory: then nothing of it is in the page cache, and nothing has to be.
+    is_dax: bool,
     /// The same bytes mapped, where the file can be: what is cached is copied from there.
     mapped: Option<Arc<Mapping>>,
 }
@@ -70,8 +74,9 @@ impl FileBacking {
             Mapping::file(file, 0, ByteLen::new(len), access, sharing).ok()
         };
         let mapped = file.try_clone().ok().and_then(map);
+        let is_dax = dax::is_file(&file);
         let (file, mapped) = (Arc::new(file), mapped.map(Arc::new));
-        Ok(Self { file, len, is_writable: false, mapped })
+        Ok(Self { file, len, is_writable: false, is_dax, mapped })
     }
 
     /// Takes a file that is open for reading and writing, as long as it is now: what is written to the
@@ -98,6 +103,15 @@ impl FileBacking {
             }
             read => Ok(read.unwrap_or(0)),
         }
+    }
+
+    /// Returns how many host pages of a range are read without a device, as [`page_cache::cached`] does: on a DAX mount,
+    /// all of them.
+    fn at_hand(&self, start: u64, len: NonZeroU64) -> Result<Option<u64>, BackingError> {
+        if self.is_dax {
+            return Ok(Some(len.get().div_ceil(uzone_os::probe::page_size().bytes())));
+        }
+        page_cache::cached(&self.file, start, len).map_err(failed("read", start, len.get()))
     }
 
     /// Returns how many of `len` bytes from `at` on the file has.
@@ -132,7 +146,7 @@ impl FileBacking {
         let Range { start, end } = range;
         let Some(len) = NonZeroU64::new(end - start) else { return Ok(None) };
         let failed = failed("read", start, end - start);
-        let cached = page_cache::cached(&self.file, start, len).map_err(failed)?;
+        let cached = self.at_hand(start, len)?;
         if cached.is_none_or(|pages| pages < len.get() / host.bytes())
             || self.file.metadata().map_err(failed)?.len().min(self.len) < end
         {
@@ -150,9 +164,7 @@ impl FileBacking {
         let Some(len) = end.checked_sub(run.start).and_then(NonZeroU64::new) else {
             return Ok(());
         };
-        let failed = failed("read", run.start, len.get());
-        let cached = page_cache::cached(&self.file, run.start, len).map_err(failed)?;
-        match cached {
+        match self.at_hand(run.start, len)? {
             Some(0) => return Ok(()),
             // The kernel does not tell this user. A read that does not wait finds out, a little at a time: what it misses
             // is read from the device.
@@ -296,5 +308,72 @@ impl Backing for FileBacking {
     fn in_thread(&self) -> Option<Source> {
         let (mapped, file) = (self.mapped.clone()?, self.file.clone());
         Some(Source::file(FileSource::new(file, mapped, ByteLen::new(self.len))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use uzone_os::file_system::nameless_file;
+    use uzone_os::uffd::{Answered, UffdError};
+    use uzone_pages::{Advice, Content, FaultAround, PageCount, PageSize, Touch};
+
+    use super::*;
+    use crate::engine::core::{Core, Outcome, ReaderState};
+    use crate::engine::kernel::{Fill, Kernel};
+    use crate::engine::pages::Policy;
+    use crate::options::LazyOptions;
+    use crate::tests::skip;
+    use crate::track::page_states::PageStates;
+    use crate::track::record::Recorder;
+
+    const PAGES: u64 = 64;
+
+    /// A kernel that installs everything at once.
+    struct Agreeing;
+
+    impl Kernel for Agreeing {
+        fn install(&self, _: Range<u64>, _: Fill<'_>) -> Result<Answered, UffdError> {
+            Ok(Answered::All)
+        }
+
+        fn wake(&self, _: Range<u64>) {}
+    }
+
+    fn core_of(backing: FileBacking) -> Core {
+        let contents = PageStates::reserve(PageCount::new(PAGES), PageSize::KIB_4).unwrap();
+        let options = LazyOptions::default().advice(Advice::Normal);
+        let options = options.fault_around(FaultAround::try_new(ByteLen::kib(64)).unwrap());
+        let (areas, recorder) = ([contents.fault_area(0)], Recorder::new(0));
+        let (kernel, policy) = (Arc::new(Agreeing), Policy::default());
+        Core::new(kernel, Arc::new(backing), contents, &areas, policy, &options, recorder)
+    }
+
+    #[test]
+    fn pages_beside_a_touch_are_mapped_where_a_file_is_memory_and_not_where_none_is_cached() {
+        let name = "pages_beside_a_touch_are_mapped_where_a_file_is_memory";
+        if cfg!(miri) {
+            return skip(name, "Miri has no page cache");
+        }
+        for is_dax in [false, true] {
+            let file = nameless_file(std::env::current_exe().unwrap().parent().unwrap()).unwrap();
+            let len = PAGES << 12;
+            file.write_all_at(&vec![7; usize::try_from(len).unwrap()], 0).unwrap();
+            file.sync_all().unwrap();
+            rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).unwrap();
+            let len = NonZeroU64::new(len).unwrap();
+            page_cache::forget(&file, 0, len).unwrap();
+            if page_cache::cached(&file, 0, len).unwrap() != Some(0) {
+                return skip(name, "this file system keeps pages after POSIX_FADV_DONTNEED");
+            }
+            // As if it lay on such a mount.
+            let core = core_of(FileBacking { is_dax, ..FileBacking::new(file).unwrap() });
+            let mut state = ReaderState::new(64 << 10);
+            if matches!(core.fault(20, Touch::Read, &mut state), Outcome::Produce { .. }) {
+                core.produce(20, &mut state).unwrap();
+            }
+            while core.map_around(&mut state) {}
+            let present = (0..PAGES).filter(|page| core.contents().get(*page) == Content::Present);
+            assert_eq!(present.count(), if is_dax { 16 } else { 1 });
+        }
     }
 }

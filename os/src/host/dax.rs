@@ -17,7 +17,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::FileType;
+use rustix::fs::{AtFlags, FileType, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
 use uzone_pages::{ByteLen, PageSize};
 
@@ -71,6 +71,14 @@ pub fn device(root: &SystemRoot, file: impl AsFd) -> Result<DaxDevice, MapError>
         return Err(MapError::NotDaxDevice);
     }
     numbered(root, rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev))
+}
+
+/// Returns whether a file lies on a DAX mount (`STATX_ATTR_DAX` of statx(2)): all of its bytes are memory, without a page
+/// cache between. `false` also where the kernel does not tell.
+#[must_use]
+pub fn is_file(file: impl AsFd) -> bool {
+    let stat = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::empty());
+    stat.is_ok_and(|stat| stat.stx_attributes.contains(StatxAttributes::DAX))
 }
 
 /// Returns the node that the DAX memory behind a file is nearest to: of a DAX device, or of the device

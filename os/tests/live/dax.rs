@@ -95,6 +95,7 @@ fn a_file_on_a_dax_mount_is_mapped_without_a_copy() {
         return skip_dax("a_file_on_a_dax_mount_is_mapped_without_a_copy", reason);
     };
     let file = unnamed(&directory, ByteLen::mib(4).get());
+    assert!(dax::is_file(&file));
     let mapping = Mapping::fsdax(file.try_clone().unwrap(), page(), ByteLen::mib(2)).unwrap();
     assert_eq!(mapping.file_offset(), Some(page()));
     mapping.write_at(page() - 2, b"over").unwrap();
@@ -115,6 +116,7 @@ fn an_ordinary_file_system_offers_no_dax_and_the_error_names_one_that_does() {
     for directory in directories {
         let file = unnamed(&directory, 4 * page());
         let again = file.try_clone().unwrap();
+        assert!(!dax::is_file(&file), "{}", directory.display());
         let error = Mapping::fsdax(file, 0, ByteLen::new(4 * page())).unwrap_err();
         assert!(matches!(error, MapError::NoDax { .. }), "{}: {error}", directory.display());
         let text = error.to_string();
