@@ -258,6 +258,38 @@ fn a_region_of_a_pool_is_huge_may_be_punched_and_finds_an_empty_pool_at_once() {
     }
 }
 
+/// Whether huge pages that a parent has switched off are named as the reason, in a process of its own.
+#[test]
+fn huge_pages_that_a_parent_switched_off_are_refused_by_that_name() {
+    const NAME: &str = "huge_pages_that_a_parent_switched_off_are_refused_by_that_name";
+    const CHILD: &str = "UZONE_TEST_SWITCHED_OFF";
+    if std::env::var_os(CHILD).is_none() {
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        command.args([NAME, "--exact", "--nocapture", "--test-threads=1"]).env(CHILD, "1");
+        let output = command.output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{text}");
+        text.lines()
+            .filter(|line| line.starts_with("skipped"))
+            .for_each(|line| eprintln!("{line}"));
+        return;
+    }
+    // SAFETY: prctl(2) touches no memory with this option.
+    if !has_thp()
+        || unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1_u64, 0_u64, 0_u64, 0_u64) } != 0
+    {
+        return skip(NAME, "no huge pages to switch off");
+    }
+    let region = anonymous(8 * MIB);
+    let required = PopulateOptions::default().huge(Huge::Required);
+    let error = region.populate(0..8 * MIB, &required).unwrap_err();
+    assert!(matches!(error, WriteError::NoHugePages { .. }), "{error}");
+    assert!(error.to_string().contains("PR_SET_THP_DISABLE"), "{error}");
+    assert_eq!(region.mapping().resident().unwrap(), ByteLen::ZERO);
+    let preferred = PopulateOptions::default().huge(Huge::Preferred);
+    assert_eq!(region.populate(0..8 * MIB, &preferred).unwrap().huge, ByteLen::ZERO);
+}
+
 #[test]
 fn a_page_of_1_gib_is_taken_and_cleared_whole_and_in_units() {
     const PAGE: ByteLen = ByteLen::gib(1);

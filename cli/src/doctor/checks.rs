@@ -346,12 +346,18 @@ const THP: &str = "/sys/kernel/mm/transparent_hugepage";
 const NO_THP: &str =
     "a kernel built with CONFIG_TRANSPARENT_HUGEPAGE, or the huge page pools below";
 
+const SWITCHED_OFF: &str = "switched off for this process (PR_SET_THP_DISABLE); the host has";
+const SWITCH_ON: &str = "start it from a program that does not call prctl(PR_SET_THP_DISABLE)";
+
 fn thp(facts: &Facts) -> Check {
     Check::of(&facts.thp, |thp| {
         let Some(thp) = thp else {
             return Check::warn("this kernel has none: big memory costs more page faults", NO_THP);
         };
         let (enabled, defrag) = (thp.enabled, thp.defrag);
+        if facts.thp_is_switched_off {
+            return Check::warn(format!("{SWITCHED_OFF} {enabled}"), SWITCH_ON);
+        }
         let value = format!("{enabled} (defrag {defrag}, {} each)", thp.pmd_size);
         match (thp.enabled, thp.defrag) {
             ("never", _) => Check::warn(value, format!("as root: echo madvise > {THP}/enabled")),
@@ -367,6 +373,9 @@ fn thp(facts: &Facts) -> Check {
 fn thp_files(facts: &Facts) -> Check {
     Check::of(&facts.thp, |thp| match thp {
         None => Check::note("this kernel has none", NO_THP),
+        Some(thp) if facts.thp_is_switched_off => {
+            Check::note(format!("{SWITCHED_OFF} {}", thp.shmem), SWITCH_ON)
+        }
         Some(thp) if matches!(thp.shmem, "never" | "deny") => Check::note(
             format!("{}: memory files get small pages", thp.shmem),
             format!("as root: echo advise > {THP}/shmem_enabled"),

@@ -41,6 +41,8 @@ pub(super) struct Facts {
     /// Not measured where [`TRIAL`] could not be had.
     pub(super) stores: Option<Stores>,
     pub(super) thp: Result<Option<Thp>, SysError>,
+    /// Whether this process gets none all the same.
+    pub(super) thp_is_switched_off: bool,
     pub(super) pools: Result<Vec<Pool>, SysError>,
     pub(super) node_pools: Result<Vec<(u32, Pool)>, SysError>,
     pub(super) uffd_syscall: io::Result<bool>,
@@ -117,6 +119,7 @@ impl Facts {
             usable_cpus: numa::current_cpu_count(),
             stores: trial.is_ok().then(Stores::of_host),
             thp: hugepages::thp(root),
+            thp_is_switched_off: probe::thp_is_switched_off(),
             pools: hugepages::pools(root),
             node_pools: hugepages::node_pools(root),
             uffd_syscall: probe::uffd_syscall(),

@@ -49,6 +49,7 @@ pub(super) fn of(facts: &Facts) -> Value {
             "defrag": thp.defrag,
             "shmem": thp.shmem,
             "size_bytes": thp.pmd_size.get(),
+            "switched_off_for_process": facts.thp_is_switched_off,
         })),
         "huge_page_pools": each(facts.pools.as_deref(), pool),
         "huge_page_pools_by_node": each(facts.node_pools.as_deref(), pool_of_node),

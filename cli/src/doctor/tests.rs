@@ -56,6 +56,7 @@ fn everything() -> Facts {
             shmem: "advise",
             pmd_size: ByteLen::mib(2),
         })),
+        thp_is_switched_off: false,
         pools: Ok(vec![pool(PageSize::MIB_2, 512), pool(PageSize::GIB_1, 4)]),
         node_pools: Ok(vec![(0, pool(PageSize::MIB_2, 512)), (0, pool(PageSize::GIB_1, 4))]),
         uffd_syscall: Ok(true),
@@ -299,10 +300,16 @@ fn each_setting_of_transparent_huge_pages_is_judged_by_itself() {
     let small = "madvise (defrag never, 2 MiB each)";
     let defragment = "echo madvise > /sys/kernel/mm/transparent_hugepage/defrag";
     let advise = "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled";
+    let switched_off: Change = |facts| facts.thp_is_switched_off = true;
+    let off = "switched off for this process (PR_SET_THP_DISABLE); the host has madvise";
+    let off_for_files = "switched off for this process (PR_SET_THP_DISABLE); the host has advise";
+    let start = "start it from a program that does not call prctl(PR_SET_THP_DISABLE)";
     judge(&[
         (enabled, NAME, Status::Warn, never, enable),
         (defrag, NAME, Status::Note, small, defragment),
         (shmem, "huge pages for memfd", Status::Note, "deny", advise),
+        (switched_off, NAME, Status::Warn, off, start),
+        (switched_off, "huge pages for memfd", Status::Note, off_for_files, start),
     ]);
 }
 

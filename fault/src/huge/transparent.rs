@@ -75,6 +75,10 @@ pub(crate) fn page_size() -> Result<PageSize, MapError> {
         let reason = "write madvise to /sys/kernel/mm/transparent_hugepage/enabled as root";
         return Err(MapError::NotHuge { reason });
     }
+    if uzone_os::probe::thp_is_switched_off() {
+        let reason = "a parent or this program has switched them off for this process (PR_SET_THP_DISABLE of prctl(2))";
+        return Err(MapError::NotHuge { reason });
+    }
     Ok(PageSize::try_from_bytes(thp.pmd_size.get())?)
 }
 

@@ -1,7 +1,8 @@
 //! The page size and the release of this kernel, which advices it knows, and an ioctl whose answer is a number.
 //!
-//! Unsafe: an advice for no memory, to learn whether the kernel knows it; the ioctl, for which its callers argue.
-//! Source: uname(2), madvise(2), mmap(2), ioctl(2).
+//! Unsafe: an advice for no memory, to learn whether the kernel knows it; the ioctl, for which its callers argue; a
+//! prctl that `rustix` has without the bits of its answer.
+//! Source: uname(2), madvise(2), mmap(2), ioctl(2), prctl(2).
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -92,6 +93,19 @@ pub fn madvise_populate_is_known() -> bool {
 #[must_use]
 pub fn madvise_collapse_is_known() -> bool {
     advice_is_known(MADV_COLLAPSE)
+}
+
+/// Returns whether this process gets no transparent huge page, however the host is set: it or a parent has switched them
+/// off (`PR_SET_THP_DISABLE`), which children inherit. Where only memory that is not advised was left out (Linux 6.18),
+/// they are not switched off.
+#[must_use]
+pub fn thp_is_switched_off() -> bool {
+    const EXCEPT_ADVISED: libc::c_int = 1 << 1;
+    const NONE: libc::c_ulong = 0;
+    // SAFETY: prctl(2) reads and writes no memory for this option, whose other arguments are zero, as it demands.
+    let flags = unsafe { libc::prctl(libc::PR_GET_THP_DISABLE, NONE, NONE, NONE, NONE) };
+    // A kernel or a filter without the option answers below zero.
+    flags > 0 && flags & EXCEPT_ADVISED == 0
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use uzone_pages::ByteLen;
 
 pub use crate::host::kernel::{
     kernel_release, madvise_collapse_is_known, madvise_populate_is_known, page_size,
+    thp_is_switched_off,
 };
 use crate::host::root::{SysError, SystemRoot};
 use crate::map::resident;

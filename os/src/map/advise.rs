@@ -63,6 +63,10 @@ impl Mapping {
         let Some(thp) = hugepages::thp(&SystemRoot::host())? else {
             return Err(refused(Errno::NOTSUP.into()));
         };
+        if kernel::thp_is_switched_off() {
+            let text = "huge pages are switched off for this process (PR_SET_THP_DISABLE)";
+            return Err(refused(io::Error::new(io::ErrorKind::Unsupported, text)));
+        }
         let huge = usize::try_from(thp.pmd_size.get()).unwrap_or(usize::MAX);
         let Some(inside) = whole_huge(self.addr().get(), &part, huge) else {
             return Ok(None);

@@ -9,7 +9,7 @@ use uzone_os::{
 use uzone_pages::{ByteLen, PageSize};
 
 use crate::needs::{Pool, pool_turn};
-use crate::{page, read, skip};
+use crate::{is_alone, page, read, skip};
 
 #[test]
 fn a_pool_that_is_too_small_is_reported_with_its_numbers() {
@@ -142,6 +142,27 @@ fn huge_pages_are_there_where_they_were_advised_or_collapsed() {
         Some(cause) => skip("collapse", &cause.to_string()),
     }
     assert_eq!(read(&small, 5), [5]);
+}
+
+#[test]
+fn a_process_whose_huge_pages_were_switched_off_is_known_and_collapses_none() {
+    let name = "huge::a_process_whose_huge_pages_were_switched_off_is_known_and_collapses_none";
+    if !is_alone(name) {
+        return;
+    }
+    if rustix::thread::disable_transparent_huge_pages(true).is_err() {
+        return skip(name, "no PR_SET_THP_DISABLE");
+    }
+    assert!(probe::thp_is_switched_off());
+    let mapping = Mapping::anonymous(ByteLen::mib(8), Anonymous::default()).unwrap();
+    if matches!(hugepages::thp(&SystemRoot::host()), Ok(None)) {
+        return skip(name, "the kernel has no transparent huge pages");
+    }
+    let error = mapping.collapse(0..8 << 20).unwrap_err();
+    let MappingError::Advice { cause, .. } = &error else { panic!("{error:?}") };
+    assert!(cause.to_string().contains("PR_SET_THP_DISABLE"), "{cause}");
+    rustix::thread::disable_transparent_huge_pages(false).unwrap();
+    assert!(!probe::thp_is_switched_off());
 }
 
 #[test]

@@ -303,6 +303,9 @@ impl Region {
             (Huge::Required, None) => {
                 Err(none("this kernel has no transparent huge pages; use a hugetlb pool"))
             }
+            (Huge::Required, Some(_)) if uzone_os::probe::thp_is_switched_off() => Err(none(
+                "a parent or this program has switched them off for this process (PR_SET_THP_DISABLE of prctl(2)); start it without that, or use a hugetlb pool",
+            )),
             (Huge::Required, Some(thp)) if thp.enabled == "never" && is_anonymous => Err(none(
                 "they are switched off; write 'madvise' to /sys/kernel/mm/transparent_hugepage/enabled",
             )),
