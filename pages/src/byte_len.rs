@@ -16,7 +16,7 @@ use crate::addr::AddrError;
 ///
 /// Display gives exactly this length in IEC units, and what it gives is read back as the same length:
 /// `4 KiB`, `1.5 GiB`, `4097 B`, and `23.4 GiB (25203896321 B)` where no short number is exact. With
-/// a precision it gives one decimal, rounded down: `format!("{len:.1}")` is `23.4 GiB`.
+/// a precision it gives one decimal, rounded: `format!("{len:.1}")` is `23.4 GiB`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 #[repr(transparent)]
 pub struct ByteLen(u64);
@@ -132,14 +132,15 @@ const SHORT: u64 = 99_999;
 
 impl fmt::Display for ByteLen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some((shift, name)) = UNITS.into_iter().find(|(shift, _)| self.0 >> shift > 0) else {
+        // Tenths of a unit, rounded. A length that rounds up to 1024 units is one of the next.
+        let tenths = |shift: u32| (u128::from(self.0) * 10 + (1 << shift >> 1)) >> shift;
+        let unit = UNITS.into_iter().find(|(shift, _)| tenths(shift - 10) >= 10 * 1024);
+        let Some((shift, name)) = unit else {
             return write!(f, "{} B", self.0);
         };
-        let whole = self.0 >> shift;
-        let rest = u128::from(self.0 & ((1 << shift) - 1)) * 10;
-        // The first decimal, rounded down: a length is never shown larger than it is.
-        let tenths = rest >> shift;
-        let is_exact = tenths << shift == rest;
+        let tenths = tenths(shift);
+        let is_exact = tenths << shift == u128::from(self.0) * 10;
+        let (whole, tenth) = (tenths / 10, tenths % 10);
         if !is_exact && f.precision().is_none() {
             let short = UNITS
                 .into_iter()
@@ -148,13 +149,13 @@ impl fmt::Display for ByteLen {
                 .filter(|(shift, _)| self.0 >> shift <= SHORT);
             return match short {
                 Some((shift, name)) => write!(f, "{} {name}", self.0 >> shift),
-                None => write!(f, "{whole}.{tenths} {name} ({} B)", self.0),
+                None => write!(f, "{whole}.{tenth} {name} ({} B)", self.0),
             };
         }
-        if tenths == 0 && is_exact {
+        if tenth == 0 && is_exact {
             write!(f, "{whole} {name}")
         } else {
-            write!(f, "{whole}.{tenths} {name}")
+            write!(f, "{whole}.{tenth} {name}")
         }
     }
 }
@@ -228,6 +229,8 @@ mod tests {
     use super::*;
     use std::string::ToString;
 
+    const MIB: u64 = 1 << 20;
+
     #[test]
     fn a_size_is_read_in_powers_of_two_and_written_in_iec_units() {
         for (text, bytes) in [
@@ -247,7 +250,7 @@ mod tests {
             ("2.0K", 2048),
             ("7.0", 7),
             ("4097 B", 4097),
-            ("1023.9 MiB (1073741823 B)", (1 << 30) - 1),
+            ("1.0 GiB (1073741823 B)", (1 << 30) - 1),
         ] {
             assert_eq!(text.parse(), Ok(ByteLen::new(bytes)), "{text}");
         }
@@ -283,15 +286,22 @@ mod tests {
             ((1 << 30) + (1 << 29), "1.5 GiB"),
             (4097, "4097 B"),
             (5 << 28, "1280 MiB"),
-            ((1 << 30) - 1, "1023.9 MiB (1073741823 B)"),
-            (1_000_000, "976.5 KiB (1000000 B)"),
-            (u64::MAX, "15.9 EiB (18446744073709551615 B)"),
+            ((1 << 30) - 1, "1.0 GiB (1073741823 B)"),
+            (1_000_000, "976.6 KiB (1000000 B)"),
+            (u64::MAX, "16.0 EiB (18446744073709551615 B)"),
         ] {
             assert_eq!(ByteLen::new(bytes).to_string(), text);
         }
-        for (bytes, text) in
-            [(1023, "1023 B"), (4096, "4 KiB"), (4097, "4.0 KiB"), ((1 << 30) - 1, "1023.9 MiB")]
-        {
+        for (bytes, text) in [
+            (1023, "1023 B"),
+            (4096, "4 KiB"),
+            (4097, "4.0 KiB"),
+            (2 * MIB - 1, "2.0 MiB"),
+            (1024 * MIB - 1, "1.0 GiB"),
+            (1024 * MIB - 51 * 1024, "1.0 GiB"),
+            (1024 * MIB - 52 * 1024, "1023.9 MiB"),
+            (MIB - 1, "1.0 MiB"),
+        ] {
             assert_eq!(std::format!("{:.1}", ByteLen::new(bytes)), text);
         }
         assert!(ByteLen::new(u64::MAX).align_up(4096).is_err());

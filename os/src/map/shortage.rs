@@ -373,7 +373,7 @@ mod tests {
                 "overflow",
                 address(u64::MAX - 1),
                 u64::MAX,
-                "RLIMIT_AS is 15.9 EiB (18446744073709551614 B) and 100 B",
+                "RLIMIT_AS is 16.0 EiB (18446744073709551614 B) and 100 B",
             ),
             ("data", data, 10, "RLIMIT_DATA is 55 B and 50 B are in use"),
             ("strict", mode(2), 101, "vm.overcommit_memory is 2 and 900 B of 1000 B are promised"),
