@@ -159,6 +159,28 @@ fn frames_of_the_parent_are_not_stored_again() {
 }
 
 #[test]
+fn a_chain_has_sixteen_parents_at_most_and_one_more_is_refused_by_name() {
+    let directory = Directory::new("deep");
+    let mut bytes = memory(20, 0, 6);
+    let mut image = pack(&Packer::default(), &bytes, &directory.file("0"), None);
+    for depth in 1..=16 {
+        bytes[0] = depth;
+        let path = directory.file(&depth.to_string());
+        image = pack(&Packer::default(), &bytes, &path, Some(&image));
+        assert!(all(&image) == bytes, "{depth} parents");
+    }
+    let path = directory.file("17");
+    Packer::default().pack(&mut &*bytes, &path, Some(&image), &|_| true).unwrap();
+    let error = Image::open(&path, &OpenOptions::default()).unwrap_err();
+    let mut last = &error;
+    while let SnapshotError::Parent { cause, .. } = last {
+        last = cause;
+    }
+    let (name, max) = last.unwrap_or_else(|| panic!("{error}"));
+    assert!(max == 16 && name.ends_with("/1"), "{name}");
+}
+
+#[test]
 fn a_packer_that_fails_or_is_cancelled_leaves_nothing_and_what_was_there() {
     struct Failing(usize);
     impl Read for Failing {

@@ -180,6 +180,23 @@ fn an_object_is_opened_by_its_end_or_by_its_length_alone() {
     assert!(error.to_string().contains("it is too short"), "{error}");
 }
 
+#[test]
+fn the_end_of_an_object_is_where_it_belongs_also_after_an_answer_that_was_too_short() {
+    let server = Server::start("end");
+    let bytes = memory(20);
+    server.put("object", &bytes);
+    // The first answer has half of the last bytes, and names all of them.
+    server.decide(|seen| if seen.number == 0 { Act::Short } else { Act::Pass });
+    let source = source(&server, "object").unwrap();
+    assert_eq!((source.byte_len(), server.requests()), (bytes.len() as u64, 2));
+    for len in [100, 16 << 10, 30 << 10] {
+        let start = bytes.len() - len;
+        let mut read = vec![0; len];
+        assert!(source.read_ready(start as u64, &mut read).unwrap(), "it came when it was opened");
+        assert!(read == bytes[start..], "the last {len} bytes");
+    }
+}
+
 /// A directory with a cache.
 struct Cache {
     directory: Directory,
