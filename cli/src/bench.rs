@@ -3,8 +3,8 @@
 mod check;
 mod text;
 
+use std::iter;
 use std::path::{Path, PathBuf};
-use std::{io, iter};
 
 use clap::{FromArgMatches, Subcommand};
 use uzone_bench::settings::{
@@ -14,7 +14,7 @@ use uzone_bench::settings::{
 use uzone_bench::{BenchError, Watch};
 use uzone_bench::{all, metadata};
 use uzone_pages::ByteLen;
-use uzone_report::{Bench, Document, ReportError};
+use uzone_report::{Bench, Document};
 use uzone_stream::{Basis, STORE_POLICY, StorePolicy};
 
 pub(crate) use self::text::ns;
@@ -44,7 +44,7 @@ pub(crate) struct Args {
     check: Option<PathBuf>,
     /// Write an HTML page with pictures as well
     #[arg(long, global = true, value_name = "HTML")]
-    report: Option<PathBuf>,
+    pub(crate) report: Option<PathBuf>,
 }
 
 const EXITS: [u8; 9] = [0, 1, 2, 65, 66, 69, 71, 74, 77];
@@ -226,7 +226,7 @@ impl Benchmark {
 pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     args.fit_together()?;
     if let Some(page) = &args.report {
-        can_be_written(page)?;
+        uzone_report::check_replace(page)?;
     }
     if let Some(file) = &args.check {
         return check::run(file, args.benchmark.as_ref(), args.report.as_deref(), out);
@@ -301,18 +301,6 @@ impl Args {
             ))),
             _ => Ok(()),
         }
-    }
-}
-
-/// Refuses a page that could not be written for want of its directory, before minutes are spent.
-fn can_be_written(page: &Path) -> Result<(), ReportError> {
-    if page.exists() && !page.is_file() {
-        return Err(ReportError::not_a_file(page));
-    }
-    let directory = page.parent().filter(|parent| !parent.as_os_str().is_empty());
-    match directory.is_none_or(Path::is_dir) {
-        true => Ok(()),
-        false => Err(ReportError::write(page, "create", io::ErrorKind::NotFound.into())),
     }
 }
 

@@ -36,7 +36,7 @@ pub(crate) struct Args {
     image: Option<PathBuf>,
     /// The image to write; one that is there is replaced as a whole
     #[arg(short, long, value_name = "IMAGE")]
-    output: PathBuf,
+    pub(crate) output: PathBuf,
     /// Copy the pages while the machine is paused, in place of protecting them
     #[arg(long)]
     paused: bool,

@@ -21,6 +21,7 @@ mod status;
 mod user;
 
 use std::env;
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -74,6 +75,19 @@ impl Command {
         }
     }
 
+    /// Returns the file that the command writes beside its result.
+    fn output(&self) -> Option<&Path> {
+        match self {
+            Self::Pack(args) => Some(&args.image),
+            Self::Unpack(args) => Some(&args.output),
+            Self::Diff(args) => Some(&args.output),
+            Self::Report(args) => args.output.as_deref(),
+            Self::Inspect(args) => args.report.as_deref(),
+            Self::Bench(args) => args.report.as_deref(),
+            _ => None,
+        }
+    }
+
     fn run(&self, out: &Output) -> Result<Exit, Failure> {
         match self {
             Self::Doctor(args) => doctor::run(args, out),
@@ -103,7 +117,7 @@ fn main() -> ExitCode {
         .and_then(|matches| Arguments::from_arg_matches(&matches));
     let exit = match parsed {
         Ok(Arguments { flags, command }) => {
-            let out = Output::new(flags);
+            let out = Output::new(flags).beside(command.output());
             out.print_events(command.usual_level());
             command.run(&out).unwrap_or_else(|failure| out.fail(&failure))
         }

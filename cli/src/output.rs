@@ -1,18 +1,20 @@
 //! What a command prints: [`Output`], and the small helpers for text.
 //!
 //! Results go to standard output, as text or as one JSON object; progress, logs and errors go to
-//! standard error. A reader that goes away (`uzone doctor | head -0`) is no error: the rest is not
+//! standard error, and results too where a command writes a file to standard output. A reader that goes away (`uzone doctor | head -0`) is no error: the rest is not
 //! printed and the command keeps its exit code.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
+use std::path::Path;
 
 use clap::{Args, ColorChoice, ValueEnum};
 use comfy_table::{CellAlignment, Table};
 use serde::Serialize;
 use tracing::Level;
+use uzone_os::file_system::is_stdout;
 
 pub(crate) use uzone_report::human_duration;
 
@@ -156,6 +158,8 @@ pub(crate) struct Output {
     is_json: bool,
     verbosity: Verbosity,
     when: ColorChoice,
+    /// Standard output is for the bytes of a file.
+    is_taken: bool,
 }
 
 impl Output {
@@ -169,7 +173,13 @@ impl Output {
                 (false, false) => Verbosity::Normal,
             },
             when: flags.color,
+            is_taken: false,
         }
+    }
+
+    /// Leaves standard output to a file, if the command writes that there.
+    pub(crate) fn beside(self, file: Option<&Path>) -> Self {
+        Self { is_taken: file.is_some_and(is_stdout), ..self }
     }
 
     /// Returns how much to print.
@@ -192,10 +202,16 @@ impl Output {
 
     /// Prints a result to standard output, as text or JSON, and returns the exit code of success.
     pub(crate) fn print(&self, report: &impl Report) -> Result<Exit, Failure> {
-        if self.is_json {
-            print_json(&Object::from(report))?;
-        } else {
-            to_stdout(&report.text(self.style(io::stdout().is_terminal())))?;
+        let is_terminal =
+            if self.is_taken { io::stderr().is_terminal() } else { io::stdout().is_terminal() };
+        let text = match self.is_json {
+            true => json(&Object::from(report))?,
+            false => report.text(self.style(is_terminal)),
+        };
+        match self.is_taken {
+            true if self.is_json || self.verbosity != Verbosity::Quiet => to_stderr(&text),
+            true => {}
+            false => to_stdout(&text)?,
         }
         Ok(Exit::Ok)
     }
@@ -245,7 +261,7 @@ impl Output {
         if self.is_json {
             // A reader that went away has seen enough; other threads and the work go on.
             if let Ok(line) = serde_json::to_string(&Object::from(event)) {
-                let _ = to_stdout(&format!("{line}\n"));
+                self.line(&line);
             }
         } else if self.verbosity != Verbosity::Quiet {
             to_stderr(&event.text(self.style(io::stderr().is_terminal())));
@@ -259,13 +275,23 @@ impl Output {
         let text = failure.text();
         let (first, rest) = text.split_at("error:".len());
         to_stderr(&format!("{}{rest}", style.paint(Tone::Bad, first)));
-        // On a line, as events are. The failure is on standard error already; an error of this cannot be reported.
+        // On a line, as events are.
         if self.is_json
             && let Ok(line) = serde_json::to_string(&failure.object())
         {
-            let _ = to_stdout(&format!("{line}\n"));
+            self.line(&line);
         }
         failure.exit()
+    }
+
+    /// Prints an object on a line. Of a failure that cannot be printed, no one is left to tell.
+    fn line(&self, object: &str) {
+        let line = format!("{object}\n");
+        if self.is_taken {
+            to_stderr(&line);
+        } else {
+            let _ = to_stdout(&line);
+        }
     }
 
     /// Prints what clap returned: help and the version to standard output, wrong usage to
@@ -281,16 +307,15 @@ impl Output {
             let text = error.render().to_string();
             let first = text.lines().next().unwrap_or_default();
             let first = first.strip_prefix("error: ").unwrap_or(first);
-            let _ = print_json(&ErrorObject::new(first.to_owned(), Vec::new(), Exit::Usage));
+            let object = ErrorObject::new(first.to_owned(), Vec::new(), Exit::Usage);
+            let _ = json(&object).map(|text| to_stdout(&text));
         }
         Exit::Usage
     }
 }
 
-fn print_json(value: &impl Serialize) -> Result<(), Failure> {
-    let mut text = serde_json::to_string_pretty(value)?;
-    text.push('\n');
-    to_stdout(&text)
+fn json(value: &impl Serialize) -> serde_json::Result<String> {
+    serde_json::to_string_pretty(value).map(|text| text + "\n")
 }
 
 fn to_stdout(text: &str) -> Result<(), Failure> {

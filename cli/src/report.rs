@@ -21,9 +21,9 @@ pub(crate) struct Args {
     /// What to show, in this order
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// The HTML page to write; one that is there is replaced as a whole
+    /// The HTML page to write, or `-` for standard output; one that is there is replaced as a whole
     #[arg(short, long, value_name = "HTML")]
-    output: Option<PathBuf>,
+    pub(crate) output: Option<PathBuf>,
     /// Write each chart as an SVG file into this directory, which is made if it is not there
     #[arg(long, value_name = "DIR")]
     svg: Option<PathBuf>,
@@ -60,6 +60,9 @@ impl Report for Written {
 /// Reads the inputs, and writes what was asked for.
 pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     check(args)?;
+    if let Some(output) = &args.output {
+        uzone_report::check_replace(output)?;
+    }
     let mut documents: Vec<Document> = Vec::new();
     for file in &args.files {
         documents.append(&mut uzone_report::read(file)?);

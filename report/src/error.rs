@@ -44,22 +44,17 @@ impl ReportError {
     #[must_use]
     pub fn write(path: &Path, step: &str, cause: io::Error) -> Self {
         let kind = match cause.kind() {
+            // It is something that no file can take the place of, which no system call reports.
+            io::ErrorKind::InvalidInput if cause.raw_os_error().is_none() => {
+                let text = format!("cannot write {}: {cause}; name another one", path.display());
+                return Self { kind: ErrorKind::InvalidInput, text, cause: None };
+            }
             io::ErrorKind::PermissionDenied => ErrorKind::PermissionDenied,
             // That an output's directory is not there does not mean that an input is missing.
             _ => ErrorKind::Io,
         };
         let text = format!("cannot {step} {}: {}", path.display(), fix(&cause));
         Self { kind, text, cause: Some(cause.into()) }
-    }
-
-    /// The output is there and is not a file.
-    #[must_use]
-    pub fn not_a_file(path: &Path) -> Self {
-        let text = format!(
-            "cannot replace {}: it is not a regular file; name another one",
-            path.display()
-        );
-        Self { kind: ErrorKind::InvalidInput, text, cause: None }
     }
 }
 

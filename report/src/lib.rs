@@ -53,7 +53,7 @@ pub use machine::Machine;
 pub use results::{Bench, Metadata};
 pub use text::{float, human_duration, nanoseconds, number, plain};
 pub use trace::{Class, Outcome, Record, Summary, TRACE_SCHEMA, Trace};
-pub use write::{make_directory, replace};
+pub use write::{check_replace, make_directory, replace};
 
 /// Returns all charts as one HTML page that needs nothing else.
 ///

@@ -1,10 +1,10 @@
 //! A file that is there as a whole or not at all ([`replace`]).
 
 use std::fs;
-use std::io::{self, Write};
+use std::io::Write;
 use std::path::Path;
 
-use uzone_os::file_system::NewFile;
+use uzone_os::file_system::OutFile;
 
 use crate::error::ReportError;
 
@@ -20,28 +20,23 @@ pub fn make_directory(path: &Path) -> Result<(), ReportError> {
 /// Writes `bytes` to a file next to `target`, and renames that to it.
 ///
 /// Readers of `target` see the old file or the new one, and if this fails the old one stays. A symbolic
-/// link stays one: what it leads to is replaced.
+/// link stays one: what it leads to is replaced. A pipe or a device gets the bytes, and `-` is standard output.
 ///
 /// # Errors
-/// [`ReportError`] if `target` is a directory, a device or a pipe, or the system refuses. Nothing is left
-/// behind then.
+/// [`ReportError`] if `target` is a directory or a socket, or the system refuses. Nothing is left behind then.
 pub fn replace(target: &Path, bytes: &[u8]) -> Result<(), ReportError> {
-    let failed = |step, cause| ReportError::write(target, step, cause);
-    let target_file = match fs::metadata(target) {
-        Ok(found) if !found.is_file() => {
-            return Err(ReportError::not_a_file(target));
-        }
-        Ok(_) => fs::canonicalize(target).map_err(|cause| failed("find", cause))?,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => target.to_owned(),
-        Err(cause) => return Err(failed("look at", cause)),
-    };
-    if target_file.file_name().is_none() {
-        return Err(ReportError::not_a_file(target));
-    }
-    let new = NewFile::create(target_file).map_err(|cause| failed("create", cause))?;
-    let written = new.file().write_all(bytes).and_then(|()| new.file().sync_all());
-    written.map_err(|cause| failed("write", cause))?;
-    new.finish().map_err(|cause| failed("replace", cause))
+    let failed = |step| move |cause| ReportError::write(target, step, cause);
+    let new = OutFile::create(target, |_| 0o666).map_err(failed("create"))?;
+    new.file().write_all(bytes).map_err(failed("write"))?;
+    new.finish().map_err(failed("replace"))
+}
+
+/// Checks that [`replace`] can write to `target`, before there is anything to write.
+///
+/// # Errors
+/// As for [`replace`].
+pub fn check_replace(target: &Path) -> Result<(), ReportError> {
+    OutFile::check(target).map_err(|cause| ReportError::write(target, "create", cause))
 }
 
 #[cfg(test)]
@@ -66,10 +61,8 @@ mod tests {
         }
         replace(&target, b"three").expect("it can be replaced");
         assert_eq!(fs::read(&target).expect("the file"), b"three");
-        for other in [&dir, Path::new("/dev/null")] {
-            let error = replace(other, b"").expect_err("it is no file");
-            assert!(error.to_string().contains("is not a regular file"), "{error}");
-        }
+        let error = replace(&dir, b"").expect_err("it is no file");
+        assert!(error.to_string().contains("it is a directory"), "{error}");
         let missing = replace(&dir.join("no/out.html"), b"").expect_err("there is no directory");
         assert!(missing.to_string().ends_with("make its directory first"), "{missing}");
         assert_eq!(fs::read_dir(&dir).expect("the directory").count(), 2 + 8);

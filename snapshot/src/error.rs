@@ -68,7 +68,7 @@ pub enum SnapshotError {
         below_bytes: u64,
     },
     /// A file was not written.
-    #[error("cannot {step} {path}: {cause}", path = path.display())]
+    #[error("cannot {step} {path}: {cause}", path = shown(path))]
     Write {
         /// The file.
         path: PathBuf,
@@ -177,6 +177,11 @@ pub enum SnapshotError {
     Cancelled,
 }
 
+/// Returns what an output is called.
+fn shown(path: &Path) -> String {
+    if path == Path::new("-") { "standard output".to_owned() } else { path.display().to_string() }
+}
+
 impl SnapshotError {
     /// Returns a function that turns the cause into an error of `path`, which was not opened.
     pub fn unopened(path: &Path) -> impl Fn(io::Error) -> Self + Copy {
@@ -202,6 +207,10 @@ impl SnapshotError {
         match self {
             Self::Read { cause, .. } | Self::Input { cause, .. } | Self::Write { cause, .. } => {
                 match cause.kind() {
+                    // No system call answered that: it is about the name, which was looked at before.
+                    io::ErrorKind::InvalidInput if cause.raw_os_error().is_none() => {
+                        ErrorKind::InvalidInput
+                    }
                     io::ErrorKind::NotFound => ErrorKind::NotFound,
                     io::ErrorKind::PermissionDenied => ErrorKind::PermissionDenied,
                     io::ErrorKind::OutOfMemory => ErrorKind::OutOfMemory,

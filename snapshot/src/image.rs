@@ -642,6 +642,11 @@ impl Source for Image {
         self.index.image_len
     }
 
+    fn mode_for(&self, group: u32) -> u32 {
+        let below = self.parent.as_ref().map_or(0o666, |parent| parent.mode_for(group));
+        self.source.mode_for(group) & below
+    }
+
     fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         self.read_through(offset, out).map_err(|error| match error {
             SnapshotError::Read { cause, .. } => cause,

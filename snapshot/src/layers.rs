@@ -158,6 +158,11 @@ impl Source for Layers {
         self.len
     }
 
+    fn mode_for(&self, group: u32) -> u32 {
+        let modes = self.layers.iter().map(|layer| layer.source.mode_for(group));
+        modes.fold(0o666, |all, mode| all & mode)
+    }
+
     fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         let end = offset.checked_add(out.len() as u64).filter(|end| *end <= self.len);
         let end = end.ok_or(io::ErrorKind::UnexpectedEof)?;

@@ -7,6 +7,11 @@ use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
 
+use uzone_os::file_system;
+
+/// Reading and writing by the owner of a file, and nobody else.
+pub(crate) const OWNER_ALONE: u32 = 0o600;
+
 /// Bytes that do not change, read from any offset by several threads at once.
 pub trait Source: Send + Sync {
     /// Returns what errors call it: a path or an address.
@@ -24,6 +29,13 @@ pub trait Source: Send + Sync {
     /// Returns the file that has these bytes, if there is one.
     fn file(&self) -> Option<&File> {
         None
+    }
+
+    /// Returns the permissions that a file of the group `group` with these bytes has at most: those of the file
+    /// that they are in, and without one those of its owner alone.
+    fn mode_for(&self, group: u32) -> u32 {
+        let metadata = self.file().and_then(|file| file.metadata().ok());
+        metadata.map_or(OWNER_ALONE, |metadata| file_system::mode_for(&metadata, group))
     }
 
     /// Reads bytes from `offset` on until `out` is full. It may block.

@@ -8,23 +8,25 @@ use crate::destination::Destination;
 use crate::error::SnapshotError;
 use crate::image::Image;
 use crate::share::share;
+use crate::source::Source;
 
 impl Image {
     /// Writes the bytes of the image to a file, with `threads` threads; a file that is there is replaced as a
-    /// whole. Frames of zeroes are holes. With the feature `object-storage`, `path` may be a URL: one thread
-    /// decodes then, and the object appears when it is whole. `progress` is called now and then with how many
+    /// whole, by one that no more users may read than the files of the image. Frames of zeroes are holes. The path
+    /// may be that of a pipe or a device, `-` for standard output, or with the feature `object-storage` a URL: one
+    /// thread decodes then, and an object appears when it is whole. `progress` is called now and then with how many
     /// bytes are behind it, and cancels by returning `false`.
     ///
     /// # Errors
-    /// [`SnapshotError`] if a frame cannot be had or the file cannot be written. Nothing is left then, and
-    /// what was at `path` is as before.
+    /// [`SnapshotError`] if a frame cannot be had or the file cannot be written. Then a file or an object at
+    /// `path` is as before.
     pub fn unpack(
         &self,
         path: &Path,
         threads: usize,
         progress: &(dyn Fn(u64) -> bool + Sync),
     ) -> Result<(), SnapshotError> {
-        let new = Destination::create(path)?;
+        let new = Destination::create(path, |group| self.mode_for(group))?;
         match new.file() {
             Some(file) => {
                 let failed = |step| SnapshotError::write(path, step);

@@ -10,7 +10,7 @@ use std::fs;
 use std::io::{self, Read};
 use std::iter::Peekable;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use uzone_os::{lock, share_work};
@@ -26,7 +26,7 @@ use crate::format::{
 use crate::image::HASHES;
 use crate::image::Image;
 use crate::order::Order;
-use crate::source::{self, Address, Source};
+use crate::source::{self, Address, OWNER_ALONE, Source};
 
 /// How an image is written.
 #[derive(Clone, Debug)]
@@ -164,19 +164,26 @@ impl Packer {
         }
         let pages = order.pages(index.pages()).peekable();
         let (listed, page) = (order.listed(), self.page.get());
-        let mut input = InOrder { source, pages, listed, announced: 0, taken: 0, page, run: 0..0 };
-        self.pack_in(&order, &mut input, path, parent, progress)
+        let mut bytes = InOrder { source, pages, listed, announced: 0, taken: 0, page, run: 0..0 };
+        let mode = |group| source.mode_for(group);
+        let input =
+            Feed { bytes: &mut bytes, len: Some(index.image_len), mode: &mode, order: &order };
+        self.pack_in(input, path, parent, progress)
     }
 
-    /// Writes the bytes of `input` as an image to `path`; a file that is there is replaced as a whole. With
-    /// the feature `object-storage`, `path` may be a URL: the object appears when it is whole. `progress` is
-    /// called now and then with how many bytes of the input were written, and cancels by returning `false`.
+    /// Writes the bytes of `input` as an image to `path`; a file that is there is replaced as a whole. The path
+    /// may be that of a pipe or a device, `-` for standard output, or with the feature `object-storage` a URL: an
+    /// object appears when it is whole. `progress` is called now and then with how many bytes of the input were
+    /// written, and cancels by returning `false`.
+    ///
+    /// A new file is for its owner alone, because memory has keys in it. With [`Packer::pack_source`], it is for
+    /// whoever may read the file of the source, as far as the umask allows that.
     ///
     /// With a parent, frames whose bytes the parent has are not stored; the new image finds it by its path
     /// from the directory of `path`, or by its key in the same store.
     ///
     /// # Errors
-    /// [`SnapshotError`]. Nothing is left then, and what was at `path` is as before.
+    /// [`SnapshotError`]. Then a file or an object at `path` is as before.
     pub fn pack(
         &self,
         input: &mut (dyn Read + Send),
@@ -188,30 +195,33 @@ impl Packer {
             let why = "an order needs an input that can be read at any place, such as a file";
             return Err(SnapshotError::Options { why });
         }
-        self.pack_in(&Order::default(), input, path, parent, progress)
+        let order = Order::default();
+        let input = Feed { bytes: input, len: None, mode: &|_| OWNER_ALONE, order: &order };
+        self.pack_in(input, path, parent, progress)
     }
 
     /// Writes what `input` has, which is in this order already.
     fn pack_in(
         &self,
-        order: &Order,
-        input: &mut (dyn Read + Send),
+        input: Feed<'_>,
         path: &Path,
         parent: Option<&Image>,
         progress: &(dyn Fn(u64) -> bool + Sync),
     ) -> Result<Packed, SnapshotError> {
+        let Feed { bytes, len, mode, order } = input;
         let mut index = Index { order: order.clone(), ..self.empty_index()? };
         if self.hashes_only && (index.codec != Codec::None || parent.is_some() || !order.is_empty())
         {
             let why = "hashes of raw memory have no codec, no parent and no order";
             return Err(SnapshotError::Options { why });
         }
+        self.check_regions(len.unwrap_or(u64::MAX))?;
+        let file = Destination::of_image(path, mode)?;
         if let Some(parent) = parent {
-            index.parent = Some(link_to(parent, path)?);
+            index.parent = Some(link_to(parent, path, &file)?);
         }
-        let file = Destination::create(path)?;
         let is_plain = index.is_plain();
-        let turns = Turns::new(input, &file, index, self.threads as u64 * 2);
+        let turns = Turns::new(bytes, &file, index, self.threads as u64 * 2);
         let work = || {
             let _stop = StopOnPanic(&turns);
             let mut worker =
@@ -226,6 +236,22 @@ impl Packer {
         let packed = output.finish(input.done, self)?;
         file.finish()?;
         Ok(packed)
+    }
+
+    /// Checks the options, as far as they do not depend on the input.
+    ///
+    /// # Errors
+    /// [`SnapshotError::Options`].
+    pub fn check(&self) -> Result<(), SnapshotError> {
+        self.empty_index().map(drop)
+    }
+
+    /// Checks that the regions can be those of an image of `len` bytes.
+    fn check_regions(&self, len: u64) -> Result<(), SnapshotError> {
+        match self.regions.iter().all(|region| region.is_inside(len)) {
+            true => Ok(()),
+            false => Err(SnapshotError::Options { why: "a region is not inside the input" }),
+        }
     }
 
     /// Checks the options, and returns an index without frames.
@@ -251,6 +277,17 @@ impl Packer {
         let working_set = self.working_set.clone();
         Ok(Index { working_set, ..Index::new(self.codec, page_shift, frame_shift) })
     }
+}
+
+/// The input of an image.
+struct Feed<'a> {
+    bytes: &'a mut (dyn Read + Send),
+    /// How many bytes it has, where that is known before they are read.
+    len: Option<u64>,
+    /// Returns the permissions that an image of a group has at most.
+    mode: &'a dyn Fn(u32) -> u32,
+    /// The order that the bytes are in.
+    order: &'a Order,
 }
 
 /// How many listed pages are announced to a source at once, and at most how many bytes: what is between them
@@ -315,11 +352,11 @@ impl<I: Iterator<Item = u64>> Read for InOrder<'_, I> {
     }
 }
 
-/// Returns how an image at `path` names its parent.
-fn link_to(parent: &Image, path: &Path) -> Result<ParentLink, SnapshotError> {
+/// Returns how the image that is written to `path` names its parent.
+fn link_to(parent: &Image, path: &Path, file: &Destination) -> Result<ParentLink, SnapshotError> {
     let parent_name = parent.name();
     let name = match (source::address(path), source::address(Path::new(&parent_name))) {
-        (Address::File, Address::File) => return link_to_file(parent, path),
+        (Address::File, Address::File) => return link_to_file(parent, file),
         #[cfg(feature = "object-storage")]
         (Address::Url { url, .. }, Address::Url { url: other, .. }) => {
             crate::object::relative(url, other)
@@ -331,19 +368,23 @@ fn link_to(parent: &Image, path: &Path) -> Result<ParentLink, SnapshotError> {
     Ok(ParentLink { root: parent.root(), name: name.ok_or(SnapshotError::Options { why })? })
 }
 
-fn link_to_file(parent: &Image, path: &Path) -> Result<ParentLink, SnapshotError> {
+/// Returns the way from the directory of an image to its parent. Of a stream, no one knows which directory it will
+/// be in: it names its parent from the root on.
+fn link_to_file(parent: &Image, file: &Destination) -> Result<ParentLink, SnapshotError> {
     let absolute =
         |path: &Path, step| fs::canonicalize(path).map_err(SnapshotError::write(path, step));
-    let own = match path.parent() {
-        Some(directory) if directory != Path::new("") => directory,
-        _ => Path::new("."),
-    };
-    let own = absolute(own, "find the directory of")?;
     let other = absolute(Path::new(&parent.name()), "find the parent")?;
-    // From the common part up and down again.
-    let common = own.components().zip(other.components()).take_while(|(a, b)| a == b).count();
-    let mut name: PathBuf = own.components().skip(common).map(|_| "..").collect();
-    name.extend(other.components().skip(common));
+    let own = file.directory().map(|own| absolute(own, "find the directory"));
+    let name = match own.transpose()? {
+        None => other,
+        // From the common part up and down again.
+        Some(own) => {
+            let both = own.components().zip(other.components());
+            let common = both.take_while(|(a, b)| a == b).count();
+            let up = own.components().skip(common).map(|_| Component::ParentDir);
+            up.chain(other.components().skip(common)).collect::<PathBuf>()
+        }
+    };
     match name.to_str() {
         Some(name) => Ok(ParentLink { root: parent.root(), name: name.to_owned() }),
         None => {
@@ -616,9 +657,7 @@ impl Output<'_> {
             page_bytes: 1 << index.page_shift,
         };
         index.regions = if regions.is_empty() { vec![all] } else { regions.clone() };
-        if !index.regions.iter().all(|region| region.is_inside(read)) {
-            return Err(SnapshotError::Options { why: "a region is not inside the input" });
-        }
+        packer.check_regions(read)?;
         let pages = index.pages();
         index.working_set.retain(|page| *page < pages);
         let (tail, root) = format::tail(index).ok_or(SnapshotError::Options {

@@ -1,6 +1,5 @@
 //! What the demo needs, looked up before anything is made ([`first_that_fits`]).
 
-use std::fs;
 use std::path::Path;
 
 use uzone_bench::brief;
@@ -124,9 +123,7 @@ fn outputs(plan: &Plan) -> Result<(), Failure> {
     // Where a file without a name can be made, one with a name can.
     drop(file_system::nameless_file(output).map_err(|cause| refused(output, cause))?);
     for path in [plan.trace_path(), plan.page_path()] {
-        if fs::metadata(&path).is_ok_and(|found| !found.is_file()) {
-            return Err(ReportError::not_a_file(&path).into());
-        }
+        uzone_report::check_replace(&path)?;
     }
     let room = file_system::room(output).map_err(|cause| refused(output, cause))?;
     if room.free < FILES {

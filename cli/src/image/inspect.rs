@@ -21,7 +21,7 @@ pub(crate) struct Args {
     image: PathBuf,
     /// Write an HTML page with a picture of where the pages are as well
     #[arg(long, value_name = "HTML")]
-    report: Option<PathBuf>,
+    pub(crate) report: Option<PathBuf>,
     #[command(flatten)]
     required: Required,
 }

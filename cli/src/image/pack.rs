@@ -40,7 +40,7 @@ pub(crate) struct Args {
     #[arg(required_unless_present = "firecracker", conflicts_with = "firecracker")]
     input: Option<PathBuf>,
     /// The image to write; one that is there is replaced as a whole
-    image: PathBuf,
+    pub(crate) image: PathBuf,
     /// Pack the memory file of a Firecracker snapshot instead
     #[arg(long, value_name = "MEM")]
     firecracker: Option<PathBuf>,

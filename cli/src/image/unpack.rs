@@ -1,7 +1,6 @@
 //! `uzone unpack`: the raw bytes of an image.
 
-use std::io::{self, Write as _};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
 use serde::Serialize;
@@ -20,8 +19,9 @@ use crate::progress::Progress;
 pub(crate) struct Args {
     #[command(flatten)]
     whole: Whole,
-    /// The file or the URL to write, or `-` for standard output; what is there is replaced as a whole
-    output: PathBuf,
+    /// The file, the URL, the pipe or the device to write, or `-` for standard output; a file that is there is replaced
+    /// as a whole, by one that is for no more users than the image
+    pub(crate) output: PathBuf,
 }
 
 #[derive(Debug, Serialize)]
@@ -41,29 +41,12 @@ impl Report for UnpackReport {
     }
 }
 
-/// How much is written to standard output at a time.
-const PIPE_BYTES: u64 = 4 << 20;
-
 /// Unpacks an image.
 pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     let image = args.whole.open()?;
     check_output(&image, &args.output)?;
     let bar = Progress::bytes(out, "unpacking", image.byte_len());
     let started = Instant::now();
-    if args.output == Path::new("-") {
-        let mut to = io::stdout().lock();
-        let (mut at, mut part) = (0, Vec::new());
-        while at < image.byte_len() {
-            let len = PIPE_BYTES.min(image.byte_len() - at);
-            part.resize(usize::try_from(len).unwrap_or(usize::MAX), 0);
-            image.read_at(at, &mut part)?;
-            to.write_all(&part)?;
-            at += len;
-            bar.set(at);
-        }
-        to.flush()?;
-        return Ok(Exit::Ok);
-    }
     image.unpack(&args.output, args.whole.threads.get(), &|done| {
         bar.set(done);
         true

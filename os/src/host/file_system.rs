@@ -1,5 +1,5 @@
 //! What there is room for in a directory, and files in it that have no name, for good or until they are
-//! finished: [`room`], [`nameless_file`], [`NewFile`]. The holes of sparse files: [`next_data`],
+//! finished: [`room`], [`nameless_file`], [`NewFile`], [`OutFile`]. The holes of sparse files: [`next_data`],
 //! [`hole_problem`]. A file in a file system that is in a file: [`file_of_image`].
 //!
 //! The room is a snapshot: other processes write too, and a quota of the user is not in it, so a write can
@@ -24,7 +24,7 @@ use uzone_pages::ByteLen;
 use crate::host::signals::Held;
 
 pub use holes::{hole_problem, next_data};
-pub use new_file::NewFile;
+pub use new_file::{NewFile, OutFile, is_stdout, mode_for};
 
 /// `TMPFS_MAGIC` and `RAMFS_MAGIC` of linux/magic.h.
 const IN_MEMORY: [i128; 2] = [0x0102_1994, 0x8584_58f6];
@@ -99,7 +99,7 @@ fn open_nameless(directory: &Path, mode: Mode) -> io::Result<Option<File>> {
 fn renounce_name(directory: &Path) -> io::Result<File> {
     // A signal that ends the process in between would leave the name.
     let _held = Held::hold();
-    let mut made = NewFile::create_hidden(directory.join("uzone"))?;
+    let mut made = NewFile::create_hidden(directory.join("uzone"), Mode::RUSR | Mode::WUSR)?;
     let file = made.file.try_clone()?;
     if let Some(hidden) = made.hidden.take() {
         std::fs::remove_file(hidden)?;

@@ -1,14 +1,110 @@
-//! A file that appears as a whole or not at all: [`NewFile`].
+//! A file that appears as a whole or not at all: [`NewFile`]. Where a command writes: such a file, or a stream
+//! ([`OutFile`]).
 //!
-//! It is written without a name (`O_TMPFILE`), so nothing of it is left however the process ends. Where the
-//! file system has no such files it has a hidden name until it is finished.
+//! A new file is written without a name (`O_TMPFILE`), so nothing of it is left however the process ends. Where
+//! the file system has no such files it has a hidden name until it is finished.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata, Permissions};
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, Mode};
+
+/// How many symbolic links lead to a file at most, as path_resolution(7) has it.
+const MOST_LINKS: usize = 40;
+
+/// Where a command writes: a file that appears as a whole, or a stream, which has each byte at once.
+#[derive(Debug)]
+pub enum OutFile {
+    /// A regular file.
+    New(NewFile),
+    /// Standard output, a pipe, or a device.
+    Stream(File),
+}
+
+impl OutFile {
+    /// Opens what is to be written at `path`: a stream if it is there and is one, or else a new file as
+    /// [`NewFile::with_mode`] makes it. The path `-` is standard output, and `./-` a file of that name.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] if it is a directory or a socket, and the errors of open(2). To open a
+    /// FIFO waits for its reader.
+    pub fn create(path: &Path, mode: impl Fn(u32) -> u32) -> io::Result<Self> {
+        if is_stdout(path) {
+            return Ok(Self::Stream(io::stdout().as_fd().try_clone_to_owned()?.into()));
+        }
+        match fs::metadata(path) {
+            Ok(found) if is_stream(&found) => {
+                File::options().write(true).open(path).map(Self::Stream)
+            }
+            Ok(found) if found.is_file() && !is_at(&found, path) => {
+                File::options().write(true).truncate(true).open(path).map(Self::Stream)
+            }
+            _ => NewFile::with_mode(path, mode).map(Self::New),
+        }
+    }
+
+    /// Checks that a file can be made at `path`, or that a stream is there, before the bytes are known.
+    ///
+    /// # Errors
+    /// As for [`OutFile::create`], except that a stream is not opened.
+    pub fn check(path: &Path) -> io::Result<()> {
+        if is_stdout(path) || fs::metadata(path).is_ok_and(|found| is_stream(&found)) {
+            return Ok(());
+        }
+        NewFile::create(path).map(drop)
+    }
+
+    /// Returns the file, to be written from its start to its end.
+    #[must_use]
+    pub fn file(&self) -> &File {
+        match self {
+            Self::New(new) => new.file(),
+            Self::Stream(file) => file,
+        }
+    }
+
+    /// Ends the writing: a new file gets its name as by [`NewFile::finish`].
+    ///
+    /// # Errors
+    /// The error of the system.
+    pub fn finish(self) -> io::Result<()> {
+        match self {
+            Self::New(new) => new.finish(),
+            Self::Stream(file) => match file.sync_all() {
+                // A pipe, a terminal and many devices keep nothing.
+                Err(cause) if cause.kind() == io::ErrorKind::InvalidInput => Ok(()),
+                synced => synced,
+            },
+        }
+    }
+}
+
+fn is_stream(found: &Metadata) -> bool {
+    let kind = found.file_type();
+    kind.is_fifo() || kind.is_char_device() || kind.is_block_device()
+}
+
+/// Returns whether a file is the one that its path leads to by names: a link of procfs leads to files without one.
+fn is_at(found: &Metadata, path: &Path) -> bool {
+    let named = behind_links(path.to_owned()).and_then(fs::symlink_metadata);
+    named.is_ok_and(|named| (named.dev(), named.ino()) == (found.dev(), found.ino()))
+}
+
+/// Returns whether what is written at a path goes to standard output: it is `-`, or the pipe or the file that
+/// standard output is.
+#[must_use]
+pub fn is_stdout(path: &Path) -> bool {
+    let is_ours = || {
+        let (own, found) = (rustix::fs::fstat(io::stdout()).ok()?, fs::metadata(path).ok()?);
+        let is_one = (own.st_dev, own.st_ino) == (found.dev(), found.ino());
+        Some(is_one && (found.is_file() || found.file_type().is_fifo()))
+    };
+    path == Path::new("-") || is_ours().unwrap_or(false)
+}
 
 /// A file that is being written. Dropping it unfinished leaves what was at its path before.
 #[derive(Debug)]
@@ -20,23 +116,43 @@ pub struct NewFile {
 }
 
 impl NewFile {
-    /// Makes a file that is to be at `path`, open for reading and writing.
+    /// Makes a file that is to be at `path`, open for reading and writing. Where that is a symbolic link, the
+    /// file is to be what it leads to.
     ///
     /// # Errors
-    /// The error of open(2): there is no such directory, or it may not be written.
+    /// [`io::ErrorKind::InvalidInput`] if there is something else than a file, and the error of open(2): there
+    /// is no such directory, or it may not be written.
     pub fn create(path: impl Into<PathBuf>) -> io::Result<Self> {
-        let path = path.into();
-        let mode = Mode::from_bits_truncate(0o666); // the umask takes from it
-        match super::open_nameless(directory_of(&path), mode)? {
-            Some(file) => Ok(Self { file, path, hidden: None }),
-            None => Self::create_hidden(path),
-        }
+        Self::with_mode(path, |_| 0o666)
     }
 
-    pub(super) fn create_hidden(path: PathBuf) -> io::Result<Self> {
-        let (hidden, file) = with_hidden_name(&path, |hidden| {
-            File::options().read(true).write(true).create_new(true).open(hidden)
-        })?;
+    /// Makes a file as [`NewFile::create`] does, with the permissions that `mode` returns for its group. The umask
+    /// takes from them, and its owner may read and write it.
+    ///
+    /// # Errors
+    /// As for [`NewFile::create`].
+    pub fn with_mode(path: impl Into<PathBuf>, mode: impl Fn(u32) -> u32) -> io::Result<Self> {
+        let path = behind_links(path.into())?;
+        let own = rustix::process::getegid().as_raw();
+        let bits = Mode::from_bits_truncate(mode(own) | 0o600);
+        let new = match super::open_nameless(directory_of(&path), bits)? {
+            Some(file) => Self { file, path, hidden: None },
+            None => Self::create_hidden(path, bits)?,
+        };
+        // A directory may give its files a group.
+        let made = new.file.metadata()?;
+        let narrower = made.mode() & (mode(made.gid()) | 0o600);
+        if narrower != made.mode() & 0o777 {
+            new.file.set_permissions(Permissions::from_mode(narrower))?;
+        }
+        Ok(new)
+    }
+
+    pub(super) fn create_hidden(path: PathBuf, mode: Mode) -> io::Result<Self> {
+        use rustix::fs::OFlags;
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let (hidden, file) =
+            with_hidden_name(&path, |hidden| Ok(rustix::fs::open(hidden, flags, mode)?.into()))?;
         Ok(Self { file, path, hidden: Some(hidden) })
     }
 
@@ -88,6 +204,42 @@ impl Drop for NewFile {
     }
 }
 
+/// Returns the path of the file that symbolic links lead to, or of the one that is free behind them.
+fn behind_links(mut path: PathBuf) -> io::Result<PathBuf> {
+    let refused = |why| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+    for _ in 0..=MOST_LINKS {
+        match fs::symlink_metadata(&path) {
+            Ok(found) if found.is_symlink() => {
+                path = directory_of(&path).join(fs::read_link(&path)?);
+            }
+            Ok(found) if found.is_file() => return Ok(path),
+            Ok(found) if found.is_dir() => return refused("it is a directory"),
+            Ok(found) if found.file_type().is_socket() => return refused("it is a socket"),
+            Ok(_) => return refused("it is not a regular file"),
+            Err(cause) if cause.kind() != io::ErrorKind::NotFound => return Err(cause),
+            Err(_) if path.as_os_str().as_bytes().ends_with(b"/") => {
+                return refused("it is the name of a directory");
+            }
+            Err(cause) if path.file_name().is_none() => return Err(cause),
+            Err(_) => return Ok(path),
+        }
+    }
+    Err(rustix::io::Errno::LOOP.into())
+}
+
+/// Returns the permissions that a file of the group `group` may have whose bytes are those of another file: no one may
+/// read or write it who may not do that with the other.
+#[must_use]
+pub fn mode_for(other: &Metadata, group: u32) -> u32 {
+    let mode = other.mode() & 0o666;
+    if other.gid() == group {
+        return mode;
+    }
+    // Whoever is in one group alone may do what both the group of the other file and all others may do there.
+    let common = mode & mode >> 3 & 0o006;
+    mode & 0o600 | common << 3 | common
+}
+
 fn directory_of(path: &Path) -> &Path {
     match path.parent() {
         Some(directory) if directory != Path::new("") => directory,
@@ -133,7 +285,7 @@ mod tests {
         let path = directory.join("file");
         let count = || fs::read_dir(&directory).unwrap().count();
         let ways: [fn(PathBuf) -> io::Result<NewFile>; 2] =
-            [|path| NewFile::create(path), NewFile::create_hidden];
+            [|path| NewFile::create(path), |path| NewFile::create_hidden(path, Mode::from(0o644))];
         for make in ways {
             fs::write(&path, "before").unwrap();
             let new = make(path.clone()).unwrap();
@@ -148,5 +300,27 @@ mod tests {
         }
         fs::remove_dir_all(&directory).unwrap();
         assert_eq!(NewFile::create(path).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn a_file_of_another_group_is_for_no_one_who_could_not_read_the_first() {
+        let directory = std::env::temp_dir().join(format!("uzone-mode-{}", std::process::id()));
+        fs::write(&directory, "").unwrap();
+        let own = fs::metadata(&directory).unwrap().gid();
+        // The mode of a file, and that of one with its bytes in the same group and in another one.
+        for (mode, same, other) in [
+            (0o600, 0o600, 0o600),
+            (0o755, 0o644, 0o644),
+            (0o640, 0o640, 0o600),
+            (0o604, 0o604, 0o600),
+            (0o664, 0o664, 0o644),
+            (0o666, 0o666, 0o666),
+        ] {
+            fs::set_permissions(&directory, Permissions::from_mode(mode)).unwrap();
+            let found = fs::metadata(&directory).unwrap();
+            assert_eq!(mode_for(&found, own), same, "{mode:o}");
+            assert_eq!(mode_for(&found, own + 1), other, "{mode:o}");
+        }
+        fs::remove_file(&directory).unwrap();
     }
 }
