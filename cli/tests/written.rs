@@ -146,7 +146,7 @@ fn an_image_is_for_no_more_users_than_its_bytes_were() {
         assert_eq!(mode(&image), expected, "packed from {own:o}");
         object(&["unpack", &image, &back, "--json"]);
         assert_eq!(mode(&back), expected, "unpacked from {own:o}");
-        object(&["pack", "--rebase", &image, &back, "--json"]);
+        object(&["pack", "--rebase", &image, &back, "--force", "--json"]);
         assert_eq!(mode(&back), expected, "packed anew from {own:o}");
     }
     // Of several, by the narrowest.
@@ -162,4 +162,63 @@ fn an_image_is_for_no_more_users_than_its_bytes_were() {
     object_of(&output.expect("it runs"));
     assert_eq!(mode(&image), 0o600);
     rustix::process::umask(old);
+}
+
+#[test]
+fn an_image_in_the_place_of_memory_and_an_image_of_an_image_are_refused() {
+    let dir = Dir::new("swapped");
+    let (raw, image) = (dir.file("raw", memory()), dir.name("image"));
+    object(&["pack", &raw, &image, "--json"]);
+    let packed = fs::read(&image).expect("an image");
+    let (new, hashes, set) = (dir.name("new"), dir.name("image.hashes"), dir.file("set", "1\n"));
+    for (arguments, code, part) in [
+        (&["pack", &image, &raw][..], 2, "is no image"),
+        (&["pack", "--force", &raw, &raw], 2, "name another image"),
+        (&["pack", &image, &new], 65, "--rebase"),
+        (&["pack", "--order", &set, &image, &new], 65, "is an image already"),
+        (&["pack", "--hashes-only", &image, &hashes], 65, "is an image already"),
+        (&["pack", "--firecracker", &image, &new], 65, "is an image already"),
+        (&["pack", "--rebase", &image, &raw], 2, "is no image"),
+        (&["pack", &raw, &dir.file("other", "text")], 2, "--force"),
+    ] {
+        refuses(arguments, code, part);
+    }
+    assert!(
+        fs::read(&raw).expect("a file") == memory() && fs::read(&image).expect("a file") == packed
+    );
+    assert_eq!(dir.names(), ["image", "other", "raw", "set"]);
+    // An image, its hashes and a file without a byte give way, and by force any file.
+    object(&["pack", &raw, &image, "--json"]);
+    object(&["pack", "--hashes-only", &raw, &dir.file("raw.hashes", ""), "--json"]);
+    object(&["pack", "--hashes-only", &raw, &dir.name("raw.hashes"), "--json"]);
+    object(&["pack", "--force", &image, &dir.name("other"), "--json"]);
+    assert!(run(&["unpack", &dir.name("other"), "-"]).stdout == packed);
+}
+
+#[test]
+fn arguments_that_cannot_be_followed_are_refused_before_the_input_is_read() {
+    let dir = Dir::new("early");
+    let (raw, image) = (dir.name("raw"), dir.name("image"));
+    // More than is read while anyone waits.
+    File::create(&raw).and_then(|file| file.set_len(1 << 42)).expect("a sparse file");
+    let small = dir.file("small", memory());
+    object(&["pack", &small, &image, "--json"]);
+    let (folder, free) = (dir.name("folder"), dir.name("free/"));
+    fs::create_dir(&folder).expect("a directory");
+    let socket = dir.name("socket");
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).expect("a socket");
+    for (arguments, code, part) in [
+        (&["pack", &raw, &folder][..], 2, "it is a directory"),
+        (&["pack", &raw, &free], 2, "it is the name of a directory"),
+        (&["pack", &raw, &socket], 2, "it is a socket"),
+        (&["unpack", &image, &folder], 2, "it is a directory"),
+        (&["unpack", &image, &socket], 2, "it is a socket"),
+        (&["pack", &raw, &image, "--region", "0:4T:4K"], 2, "not inside the input"),
+        (&["pack", "/dev/zero", &image, "--region", "0xffffffffffffffff:0:4K"], 2, "a region"),
+        (&["pack", &raw, &image, "--frame", "3K"], 2, "a frame is a power of two"),
+        (&["pack", "s3://bucket/raw", &image, "--level", "40"], 2, "no such level"),
+        (&["pack", &small, &image, "--parent", "s3://bucket/x", "--page", "3K"], 2, "a page is"),
+    ] {
+        refuses(arguments, code, part);
+    }
 }

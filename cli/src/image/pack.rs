@@ -1,7 +1,8 @@
 //! `uzone pack`: an image of the bytes of memory.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{self, Read};
+use std::iter;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -9,7 +10,8 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde::Serialize;
 use uzone_pages::ByteLen;
 use uzone_snapshot::{
-    Codec, Image, ImageRegion, Layers, Packer, SnapshotError, Source, is_url, open_source,
+    Codec, FileSource, Image, ImageRegion, Layers, Packer, SnapshotError, Source, is_url,
+    open_source,
 };
 
 use super::{EXITS, Requests, Threads, Work, beside, check_output, is_same, ratio};
@@ -39,7 +41,8 @@ pub(crate) struct Args {
     /// The bytes to pack
     #[arg(required_unless_present = "firecracker", conflicts_with = "firecracker")]
     input: Option<PathBuf>,
-    /// The image to write; one that is there is replaced as a whole
+    /// The image to write: a file, a URL, a pipe, or `-` for standard output; an image that is there is replaced as a
+    /// whole. A file is for no more users than the input, and for its owner alone if that is a pipe or an object
     pub(crate) image: PathBuf,
     /// Pack the memory file of a Firecracker snapshot instead
     #[arg(long, value_name = "MEM")]
@@ -84,6 +87,9 @@ pub(crate) struct Args {
     /// each command that takes an image takes the input for one, verified and not compressed
     #[arg(long, conflicts_with_all = ["firecracker", "parent", "order", "rebase", "codec", "level"])]
     hashes_only: bool,
+    /// Pack an input that is an image already as the bytes that it is, and replace a file that is no image
+    #[arg(long)]
+    force: bool,
     #[command(flatten)]
     requests: Requests,
     #[command(flatten)]
@@ -146,8 +152,8 @@ impl Report for PackReport {
 
 /// What is packed.
 enum Input {
-    /// Bytes that come in order, and how many they are; 0 if that is not known.
-    Stream(Box<dyn Read + Send>, u64),
+    /// Bytes that come in order, of which no one knows how many they are.
+    Stream(Box<dyn Read + Send>),
     /// Bytes that can be read at any place.
     Source(Box<dyn Source>),
     /// Those of an image.
@@ -157,19 +163,23 @@ enum Input {
 /// Packs an image.
 pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     args.fit_together()?;
+    args.check_replaced()?;
+    if !args.rebase {
+        args.packer(None)?.0.check()?;
+    }
     let parent = args.parent.as_ref().map(|path| Image::open(path, &args.requests.open()));
     let parent = parent.transpose()?;
     let mut input = args.open_input(out)?;
-    let (packer, page, frame) = args.packer(&input)?;
-    let below = parent.iter().chain(match &input {
+    let before = match &input {
         Input::Image(image) => Some(&**image),
         _ => None,
-    });
-    for image in below {
+    };
+    let (packer, page, frame) = args.packer(before)?;
+    for image in parent.iter().chain(before) {
         check_output(image, &args.image)?;
     }
     let len = match &input {
-        Input::Stream(_, len) => *len,
+        Input::Stream(_) => 0,
         Input::Source(source) => source.byte_len(),
         Input::Image(image) => image.byte_len(),
     };
@@ -180,7 +190,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
         true
     };
     let packed = match &mut input {
-        Input::Stream(input, _) => packer.pack(input, &args.image, parent.as_ref(), &show)?,
+        Input::Stream(input) => packer.pack(input, &args.image, parent.as_ref(), &show)?,
         Input::Source(source) => {
             packer.pack_source(&**source, &args.image, parent.as_ref(), &show)?
         }
@@ -239,11 +249,7 @@ impl Args {
 
     /// Returns what writes the image, and the size of its pages and of its frames: an image that is packed
     /// anew has those it had, its regions and its working set, unless others are given.
-    fn packer(&self, input: &Input) -> Result<(Packer, u64, u64), Failure> {
-        let before = match input {
-            Input::Image(image) => Some(image),
-            _ => None,
-        };
+    fn packer(&self, before: Option<&Image>) -> Result<(Packer, u64, u64), Failure> {
         let page = self.page.map(ByteLen::get).or(before.map(|image| image.page_bytes()));
         let frame = self.frame.map(ByteLen::get).or(before.map(|image| image.frame_bytes()));
         let (page, frame) = (page.unwrap_or(4 << 10), frame.unwrap_or(64 << 10));
@@ -275,8 +281,42 @@ impl Args {
         Ok((packer, page, frame))
     }
 
-    fn open_input(&self, out: &Output) -> Result<Input, SnapshotError> {
+    /// Refuses to replace a file that is no image, and perhaps the memory that was to be packed.
+    fn check_replaced(&self) -> Result<(), Failure> {
+        let is_full = |found: Metadata| found.is_file() && found.len() > 0;
+        if self.force || is_url(&self.image) || !self.image.metadata().is_ok_and(is_full) {
+            return Ok(());
+        }
+        let found = FileSource::open(&self.image).map_err(SnapshotError::unopened(&self.image))?;
+        if Image::is_packed(&found)? {
+            return Ok(());
+        }
+        let image = self.image.display();
+        Err(Failure::usage(format!(
+            "{image} is no image, and one would take its place: name another image, or replace it by --force"
+        )))
+    }
+
+    /// Refuses an input that is an image itself.
+    fn check_raw(&self, input: &dyn Source) -> Result<(), Failure> {
+        if self.force || !Image::is_packed(input)? {
+            return Ok(());
+        }
+        let name = input.name();
+        Err(Failure::new(
+            Exit::Data,
+            format!(
+                "{name} is an image already: pack its bytes anew by --rebase, or the file as it is by --force"
+            ),
+        ))
+    }
+
+    fn open_input(&self, out: &Output) -> Result<Input, Failure> {
         if let Some(memory) = &self.firecracker {
+            for path in iter::once(memory).chain(&self.diff).filter(|path| !is_url(path)) {
+                let source = FileSource::open(path).map_err(SnapshotError::unopened(path))?;
+                self.check_raw(&source)?;
+            }
             let layers = Layers::open(memory, &self.diff, self.all_data, &self.requests.options())?;
             if !self.diff.is_empty() && !self.all_data {
                 out.warn(format_args!(
@@ -290,26 +330,23 @@ impl Args {
         if self.rebase {
             return Ok(Input::Image(Box::new(Image::open(path, &self.requests.open())?)));
         }
-        if self.order.is_some() || is_url(path) {
-            let source = open_source(path, &self.requests.options());
-            return Ok(Input::Source(source.map_err(SnapshotError::unopened(path))?));
+        if path == Path::new("-") {
+            return Ok(Input::Stream(Box::new(io::stdin())));
         }
-        let (input, len) = open_input(path)?;
-        Ok(Input::Stream(input, len))
+        let failed = SnapshotError::unopened(path);
+        // Files of procfs state no length, and are read as streams are.
+        let is_source = |found: Metadata| found.is_file() && found.len() > 0;
+        if self.order.is_none() && !is_url(path) && !is_source(path.metadata().map_err(failed)?) {
+            let file = File::open(path).map_err(failed)?;
+            if file.metadata().map_err(failed)?.is_dir() {
+                return Err(failed(io::ErrorKind::IsADirectory.into()).into());
+            }
+            return Ok(Input::Stream(Box::new(file)));
+        }
+        let source = open_source(path, &self.requests.options()).map_err(failed)?;
+        self.check_raw(&*source)?;
+        Ok(Input::Source(source))
     }
-}
-
-fn open_input(path: &Path) -> Result<(Box<dyn Read + Send>, u64), SnapshotError> {
-    if path == Path::new("-") {
-        return Ok((Box::new(io::stdin()), 0));
-    }
-    let failed = SnapshotError::unopened(path);
-    let file = File::open(path).map_err(failed)?;
-    let metadata = file.metadata().map_err(failed)?;
-    if metadata.is_dir() {
-        return Err(failed(io::ErrorKind::IsADirectory.into()));
-    }
-    Ok((Box::new(file), metadata.len()))
 }
 
 /// Reads the numbers of pages, one a line.

@@ -186,6 +186,20 @@ impl Image {
         Ok(image)
     }
 
+    /// Returns whether a source ends as a packed image or the hashes of raw memory do.
+    ///
+    /// # Errors
+    /// [`SnapshotError::Read`].
+    pub fn is_packed(source: &dyn Source) -> Result<bool, SnapshotError> {
+        let mut footer = [0; FOOTER_LEN];
+        let Some(at) = source.byte_len().checked_sub(FOOTER_LEN as u64) else { return Ok(false) };
+        read(source, at, &mut footer)?;
+        let Ok(at) = format::trailer_at(source.byte_len(), &footer) else { return Ok(false) };
+        let mut trailer = [0; format::TRAILER];
+        read(source, at, &mut trailer)?;
+        Ok(format::index_place(at, &trailer).is_ok())
+    }
+
     /// Opens the image in a source, and its parents beside it.
     ///
     /// # Errors
