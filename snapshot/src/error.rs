@@ -226,6 +226,10 @@ impl SnapshotError {
             Self::Version { .. } | Self::Holes { .. } | Self::NoHoles { .. } => {
                 ErrorKind::NotSupported
             }
+            // The child names it, and no argument does.
+            Self::Parent { cause, .. } if cause.kind() == ErrorKind::InvalidInput => {
+                ErrorKind::InvalidData
+            }
             Self::Parent { cause, .. } => cause.kind(),
             Self::Beyond { .. } | Self::Options { .. } => ErrorKind::InvalidInput,
             Self::Codec { .. } => ErrorKind::Other,

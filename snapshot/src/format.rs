@@ -24,7 +24,7 @@ const STORED_FRAME: u32 = 0x184D_2A5C;
 const SEEK_FRAME: u32 = 0x184D_2A5E;
 const SEEK_MAGIC: u32 = 0x8F92_EAB1;
 
-const HEADER_LEN: usize = 128;
+pub(crate) const HEADER_LEN: usize = 128;
 const ROOT_AT: usize = 96;
 const REGION_LEN: usize = 32;
 const RECORD_LEN: usize = 20;
@@ -334,6 +334,19 @@ impl Index {
         Some(u16::from_le_bytes(*version))
     }
 
+    /// Returns how long the part of an index is that its root hash covers, by its header.
+    pub(crate) fn covered_len(header: &[u8]) -> Result<u64, &'static str> {
+        let header = header.get(..HEADER_LEN).ok_or(SHORT)?;
+        let index = Self::from_header(header)?;
+        let [stored, regions, name_len, ordered] = [32, 40, 48, 56].map(|at| number(header, at));
+        let ordered = if header[13] & HAS_ORDER == 0 { 0 } else { ordered };
+        let maps = [index.frames().div_ceil(8), index.pages().div_ceil(8)];
+        let lists = [(regions, REGION_LEN), (stored, RECORD_LEN), (ordered, 8)];
+        let lists = lists.map(|(count, each)| count.checked_mul(each as u64));
+        let parts = [HEADER_LEN as u64, name_len].into_iter().chain(maps).map(Some).chain(lists);
+        parts.fold(Some(0_u64), |sum, part| sum?.checked_add(part?)).ok_or(SHORT)
+    }
+
     /// Reads an index of this major version, and checks its root hash.
     pub(crate) fn decode(bytes: &[u8]) -> Result<(Self, Root), &'static str> {
         let mut rest = bytes;
@@ -365,7 +378,7 @@ impl Index {
         let covered = bytes.len() - rest.len();
         let root = Root(array(header, ROOT_AT));
         if root_of(&bytes[..covered]) != root {
-            return Err("its root hash does not match");
+            return Err(OTHER_ROOT);
         }
         index.working_set = read_working_set(rest, index.pages());
         index.check()?;
@@ -435,7 +448,10 @@ impl Index {
     }
 }
 
-const SHORT: &str = "it ends too early";
+pub(crate) const SHORT: &str = "it ends too early";
+pub(crate) const OTHER_ROOT: &str = "its root hash does not match";
+/// How long a working set of no page is.
+pub(crate) const WORKING_SET_LEAST: u64 = 24;
 
 fn take<'a>(rest: &mut &'a [u8], len: u64) -> Result<&'a [u8], &'static str> {
     let len = usize::try_from(len).map_err(|_| SHORT)?;
@@ -497,11 +513,22 @@ fn read_working_set(bytes: &[u8], pages: u64) -> Vec<u64> {
 }
 
 fn root_of(covered: &[u8]) -> Root {
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(&covered[..ROOT_AT]);
-    hasher.update(&[0; 32]);
+    let mut hasher = root_hasher(covered);
     hasher.update(&covered[HEADER_LEN..]);
     Root(*hasher.finalize().as_bytes())
+}
+
+/// Returns the hasher of a root hash, which has the header.
+pub(crate) fn root_hasher(header: &[u8]) -> blake3::Hasher {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&header[..ROOT_AT]);
+    hasher.update(&[0; 32]);
+    hasher
+}
+
+/// Returns the root hash that a header states.
+pub(crate) fn root_in(header: &[u8]) -> &[u8] {
+    &header[ROOT_AT..HEADER_LEN]
 }
 
 /// Returns whether all bytes are zero.

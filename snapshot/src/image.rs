@@ -42,7 +42,7 @@ pub struct Image {
     index: Index,
     root: Root,
     parent: Option<Box<Image>>,
-    /// Where each stored frame starts in the file.
+    /// Where each stored frame starts in the file; raw memory has its frames where it has its bytes.
     offsets: Vec<u64>,
     /// How many frames before every [`RANK_FRAMES`]th are stored.
     ranks: Vec<u64>,
@@ -415,6 +415,9 @@ impl Image {
 
     /// Returns the number of a frame among those that are stored.
     fn stored_number(&self, frame: u64) -> Option<usize> {
+        if self.is_raw() {
+            return usize::try_from(frame).ok();
+        }
         if !bit(&self.index.stored, frame) {
             return None;
         }
@@ -432,6 +435,11 @@ impl Image {
     }
 
     fn stored(&self, number: usize) -> (u64, Record) {
+        if self.is_raw() {
+            let frame = number as u64;
+            let len = u32::try_from(self.index.frame_len(frame)).unwrap_or(u32::MAX);
+            return (frame << self.index.frame_shift, Record { hash: [0; 16], len });
+        }
         (self.offsets[number], self.index.records[number])
     }
 

@@ -4,13 +4,15 @@
 
 mod targets;
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use peak_alloc::PeakAlloc;
 use proptest::prelude::*;
 use uzone_pages::ByteLen;
-use uzone_snapshot::{Codec, FrameCache, Image, OpenOptions, Packer, Root};
+use uzone_snapshot::{Codec, FrameCache, Image, ImageRegion, OpenOptions, Packer, Root};
 
 /// Counts what is allocated.
 #[global_allocator]
@@ -54,6 +56,87 @@ fn every_input_that_is_kept_is_parsed_or_refused() {
         assert!(ran >= 3, "{name} has {ran} inputs");
     }
 }
+
+/// Makes a sparse file of `len` bytes that has these ones at these places.
+fn sparse(path: &Path, len: u64, parts: &[(u64, &[u8])]) {
+    let file = File::create(path).unwrap();
+    file.set_len(len).unwrap();
+    for (at, bytes) in parts {
+        file.write_all_at(bytes, *at).unwrap();
+    }
+}
+
+#[test]
+fn no_memory_is_taken_for_what_a_sparse_file_claims() {
+    const GIB: u64 = 1 << 30;
+    let _alone = alone();
+    let path = std::env::temp_dir().join(format!("uzone-claims-{}", std::process::id()));
+    let options = OpenOptions::default();
+    // An index of that length: its end, and the header of its frame.
+    let end = |len: u64| {
+        let trailer = [&len.to_le_bytes()[..], b"UZONEEND", &SEEK_TABLE].concat();
+        let payload = u32::try_from(len + 16).unwrap_or(u32::MAX);
+        let frame = [&0x184D_2A5D_u32.to_le_bytes()[..], &payload.to_le_bytes()].concat();
+        (trailer, frame)
+    };
+    let header = |image_len: u64| {
+        let mut header = [0; 128];
+        header[..16].copy_from_slice(b"UZONEIMG\x01\0\0\0\0\0\x0c\x0c");
+        header[16..24].copy_from_slice(&image_len.to_le_bytes());
+        header
+    };
+    for (len, image_len) in [(40 * GIB, 4096), (3 * GIB, 4096), (GIB / 4, 3 << 40)] {
+        let ((trailer, frame), header) = (end(len), header(image_len));
+        let after = 8 + len;
+        let parts = [(0, &frame[..]), (8, &header), (after, &trailer)];
+        sparse(&path, after + trailer.len() as u64, &parts);
+        let before = ALLOCATED.current_usage();
+        ALLOCATED.reset_peak_usage();
+        let error = Image::open(&path, &options).unwrap_err();
+        let peak = ALLOCATED.peak_usage().saturating_sub(before);
+        assert!(peak < 4 << 20, "{peak} bytes for an index of {len}: {error}");
+        assert_eq!(error.kind(), uzone_pages::ErrorKind::InvalidData, "{error}");
+    }
+    sparse(&path, 4 << 40, &[(0, &[7])]);
+    let before = ALLOCATED.current_usage();
+    ALLOCATED.reset_peak_usage();
+    let raw = Image::open_or_raw(&path, &options).unwrap();
+    let mut page = [1; 4096];
+    raw.read_at(0, &mut page).unwrap();
+    assert_eq!((page[0], page[1]), (7, 0));
+    raw.read_at((4 << 40) - 4096, &mut page).unwrap();
+    assert_eq!(page, [0; 4096]);
+    let peak = ALLOCATED.peak_usage().saturating_sub(before);
+    assert!(peak < 4 << 20, "{peak} bytes for raw memory");
+    std::fs::remove_file(&path).unwrap();
+}
+
+#[test]
+fn a_long_index_is_read_in_parts() {
+    let _alone = alone();
+    let path = std::env::temp_dir().join(format!("uzone-long-index-{}", std::process::id()));
+    let region = ImageRegion { guest_addr: 0, offset: 0, len_bytes: 4096, page_bytes: 4096 };
+    let (regions, set) = (vec![region; 40_000], vec![1; 200_000]);
+    let packer = Packer::default().regions(regions.clone()).working_set(set.clone());
+    let packed = packer.pack(&mut &[7; 8192][..], &path, None, &|_| true).unwrap();
+    let open = || Image::open(&path, &OpenOptions::default().root(packed.root));
+    let image = open().unwrap();
+    assert!(image.regions() == regions && image.working_set() == set);
+    image.verify(1, true, &|_| ()).unwrap();
+    // A byte of the regions, and one of the working set.
+    let file = File::options().read(true).write(true).open(&path).unwrap();
+    let len = file.metadata().unwrap().len();
+    file.write_all_at(&[1], len - 100_000).unwrap();
+    assert!(open().unwrap().working_set().is_empty());
+    file.write_all_at(&[1], 100_000).unwrap();
+    let error = open().unwrap_err();
+    assert!(error.to_string().contains("root hash does not match"), "{error}");
+    std::fs::remove_file(&path).unwrap();
+}
+
+/// A seek table without an entry: the header of its frame, and its footer.
+const SEEK_TABLE: [u8; 17] =
+    [0x5e, 0x2a, 0x4d, 0x18, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0xb1, 0xea, 0x92, 0x8f];
 
 /// A change of the bytes of a file.
 #[derive(Clone, Debug)]

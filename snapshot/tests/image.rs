@@ -301,7 +301,7 @@ fn what_is_no_regular_file_is_refused_and_not_waited_for() {
     rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, mode, 0).unwrap();
     for path in [fifo, directory.file("")] {
         let error = Image::open(&path, &OpenOptions::default()).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
         assert!(error.to_string().contains("not a regular file"), "{error}");
     }
 }

@@ -1,6 +1,7 @@
 //! How an image is opened: by its index, by hashes beside raw memory, or as raw memory; and its parents.
 
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use crate::codec;
 use crate::disk::{CachedImage, DiskCache};
 use crate::error::SnapshotError;
 use crate::file_source::open_by;
-use crate::format::{self, Codec, FOOTER_LEN, Index, Record, Root, SKIPPABLE_LEN};
+use crate::format::{self, Codec, FOOTER_LEN, Index, Root, SKIPPABLE_LEN};
 use crate::source::{self, Address, Source};
 
 /// The longest chain of parents.
@@ -26,6 +27,8 @@ const RAW_FRAME_SHIFT: u8 = 16;
 /// The header of the frame of an index.
 const HEADER: usize = 8;
 const _: () = assert!(HEADER as u64 == SKIPPABLE_LEN);
+/// How much of an index is read at once.
+const PART: u64 = 1 << 20;
 /// How much of the end of a source is read first: its footer, and more to tell it from others by.
 const END: u64 = 4 << 10;
 
@@ -179,9 +182,8 @@ impl Image {
         }
         let root = Root(*blake3::hash(identity.as_bytes()).as_bytes());
         let index = raw_index(len);
-        let offsets = index.raw_offsets();
         let found = Found { index, root, root_was_required: false, disk: None };
-        let mut image = Self::of(source, found, offsets, &Caches::of(options).frames);
+        let mut image = Self::of(source, found, Vec::new(), &Caches::of(options).frames);
         image.raw = Some(identity);
         Ok(image)
     }
@@ -291,21 +293,10 @@ impl Image {
     }
 }
 
-/// Returns an index of the raw bytes of memory: each frame is stored as it is, and has no hash.
+/// Returns an index of the raw bytes of memory: each frame is stored as it is, which takes no map and no record.
 fn raw_index(len: u64) -> Index {
-    let frames = len.div_ceil(1 << RAW_FRAME_SHIFT);
-    let record = |frame: u64| {
-        let left = len - (frame << RAW_FRAME_SHIFT);
-        let len = u32::try_from(left.min(1 << RAW_FRAME_SHIFT)).unwrap_or(u32::MAX);
-        Record { hash: [0; 16], len }
-    };
-    Index {
-        image_len: len,
-        data_len: len,
-        stored: vec![0xff; usize::try_from(frames.div_ceil(8)).unwrap_or(usize::MAX)],
-        records: (0..frames).map(record).collect(),
-        ..Index::new(Codec::None, RAW_PAGE_SHIFT, RAW_FRAME_SHIFT)
-    }
+    let empty = Index::new(Codec::None, RAW_PAGE_SHIFT, RAW_FRAME_SHIFT);
+    Index { image_len: len, data_len: len, ..empty }
 }
 
 /// Returns an error of the first read of a source.
@@ -404,13 +395,76 @@ fn fetch_index(source: &dyn Source, end: &[u8]) -> Result<(u64, Vec<u8>), Snapsh
     let mut trailer = [0; format::TRAILER];
     read(source, trailer_at, &mut trailer)?;
     let (start, len) = format::index_place(trailer_at, &trailer).map_err(|why| not(source, why))?;
-    // Not longer than the file, as was checked.
-    let mut frame = vec![0; usize::try_from(SKIPPABLE_LEN + len).unwrap_or(usize::MAX)];
-    read(source, start, &mut frame)?;
+    let mut frame = Vec::new();
+    read_more(source, start, len.min(format::HEADER_LEN as u64) + SKIPPABLE_LEN, &mut frame)?;
     if !format::is_index_header(&frame, len) {
         return Err(bad(source, "its frame and its trailer have different lengths"));
     }
+    let used = match source.file() {
+        // It may be a hole for the most part.
+        Some(_) if len > PART => {
+            verified_len(source, start + SKIPPABLE_LEN, len, &frame[HEADER..])?
+        }
+        _ => len,
+    };
+    while (frame.len() as u64) < SKIPPABLE_LEN + used {
+        let left = SKIPPABLE_LEN + used - frame.len() as u64;
+        read_more(source, start + frame.len() as u64, left.min(PART), &mut frame)?;
+    }
     Ok((start, frame))
+}
+
+/// Reads `len` bytes at `offset` behind those that are there: memory is taken when the bytes before have come.
+fn read_more(
+    source: &dyn Source,
+    offset: u64,
+    len: u64,
+    out: &mut Vec<u8>,
+) -> Result<(), SnapshotError> {
+    let before = out.len();
+    out.resize(before + usize::try_from(len).unwrap_or(usize::MAX), 0);
+    read(source, offset, &mut out[before..])
+}
+
+/// Returns how much of an index of `len` bytes at `start` is covered by hashes that match, or as much of it as tells
+/// that it has another version. It takes no memory for the index.
+fn verified_len(
+    source: &dyn Source,
+    start: u64,
+    len: u64,
+    header: &[u8],
+) -> Result<u64, SnapshotError> {
+    if Index::major(header) != Some(format::MAJOR) {
+        return Ok(header.len() as u64);
+    }
+    let covered = Index::covered_len(header).map_err(|why| bad(source, why))?;
+    let behind = len.checked_sub(covered).ok_or_else(|| bad(source, format::SHORT))?;
+    let hash = |mut hasher: blake3::Hasher, range: Range<u64>| {
+        let (mut at, mut part) = (range.start, Vec::new());
+        while at < range.end {
+            part.clear();
+            read_more(source, start + at, (range.end - at).min(PART), &mut part)?;
+            hasher.update(&part);
+            at += part.len() as u64;
+        }
+        Ok::<_, SnapshotError>(hasher.finalize())
+    };
+    let root = hash(format::root_hasher(header), header.len() as u64..covered)?;
+    if root.as_bytes() != format::root_in(header) {
+        return Err(bad(source, format::OTHER_ROOT));
+    }
+    let mut count = [0; 8];
+    if behind < format::WORKING_SET_LEAST {
+        return Ok(covered);
+    }
+    read(source, start + covered, &mut count)?;
+    let set = u64::from_le_bytes(count).checked_mul(8).and_then(|bytes| bytes.checked_add(8));
+    let Some(set) = set.filter(|set| *set <= behind - 16) else { return Ok(covered) };
+    let mut expected = [0; 16];
+    read(source, start + covered + set, &mut expected)?;
+    let found = hash(blake3::Hasher::new(), covered..covered + set)?;
+    // One that is damaged is left out.
+    Ok(if found.as_bytes().starts_with(&expected) { covered + set + 16 } else { covered })
 }
 
 /// Reads an index, and checks what a packer keeps to.
