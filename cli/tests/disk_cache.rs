@@ -6,12 +6,13 @@ mod common;
 mod s3;
 
 use std::fs::{self, File};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::sync::mpsc::channel;
 
 use common::{Dir, incompressible, no_disk, object_of, skip, small_disk, text, uzone};
+use rustix::fs::{CWD, FileType, Mode};
 use s3::{Act, Server};
 
 const LEN: usize = 20 << 20;
@@ -224,4 +225,47 @@ fn a_cache_that_cannot_grow_is_given_up_with_one_warning() {
     let message = case.run(&["verify", &url("image"), "--cache-dir", "/proc/none"]);
     assert!(text(&message.stderr).contains("cannot create /proc/none"));
     assert!(!message.status.success());
+}
+
+#[test]
+fn no_link_no_fifo_and_no_lock_of_another_user_is_followed_or_waited_for() {
+    let case = Case::new("cache-hostile");
+    let bytes = case.pack("image", 10);
+    case.unpack("image", &bytes);
+    let frames = case.files().remove(0);
+    let lock = PathBuf::from(case.cache()).join("lock");
+    let victim = case.dir.file("victim", "as it was");
+    let unpack = || {
+        let program = case.command(&[]).get_program().to_owned();
+        let mut command = Command::new("timeout");
+        command.arg("30").arg(program).args(["unpack", &url("image"), "-", "--cache-dir"]);
+        command.arg(case.cache()).envs(case.server.environment());
+        let output = command.output().expect("it runs");
+        let stderr = text(&output.stderr).to_owned();
+        assert!(output.status.success() && output.stdout == bytes, "{}: {stderr}", output.status);
+        assert_eq!(fs::read(&victim).expect("a file"), b"as it was");
+        stderr
+    };
+    fs::remove_file(&frames).expect("it is ours");
+    symlink(&victim, &frames).expect("a link");
+    let stderr = unpack();
+    assert!(stderr.contains(".frames: it is a symbolic link"), "{stderr}");
+    fs::remove_file(&frames).expect("it is ours");
+    fs::hard_link(&victim, &frames).expect("a link");
+    assert!(unpack().contains(".frames: it has another name"));
+    fs::remove_file(&frames).expect("it is ours");
+    fs::remove_file(&lock).expect("it is ours");
+    rustix::fs::mknodat(CWD, &lock, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("a FIFO");
+    assert!(unpack().contains("the file lock beside it: it is not a regular file"));
+    fs::remove_file(&lock).expect("it is ours");
+    // Whoever may read a file may lock it.
+    let held = [&lock, &frames].map(|path| {
+        let file = File::create(path).expect("a file");
+        file.lock().expect("it is ours");
+        file
+    });
+    assert!(unpack().contains("another process has held its lock for 2s"));
+    drop(held);
+    case.unpack("image", &bytes);
+    assert_eq!(case.unpack("image", &bytes), 1, "it is kept again");
 }

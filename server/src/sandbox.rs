@@ -397,6 +397,7 @@ const ANSWERING: &[i64] = &[
 
 /// What the threads that read the image have beside these, where they keep frames in a folder.
 const CACHING: &[i64] = &[
+    libc::SYS_openat2,
     libc::SYS_flock,
     libc::SYS_getdents64,
     libc::SYS_newfstatat,
@@ -419,6 +420,7 @@ const MAIN: &[i64] = &[
     libc::SYS_newfstatat,
     libc::SYS_faccessat,
     libc::SYS_faccessat2,
+    libc::SYS_openat2,
     libc::SYS_readlinkat,
     libc::SYS_getcwd,
     libc::SYS_mkdirat,

@@ -12,18 +12,21 @@
 //! file (flock(2)). One that needs room removes the files of the images that were opened the longest time ago,
 //! and locks a file exclusively for that; a file in use stays.
 //!
+//! Others may be able to write to the directory. What is not a regular file there, or is locked for longer than a
+//! process of ours locks it, costs a warning, and frames are not kept.
+//!
 //! Limit: room is taken in steps of 16 MiB, and each process may be ahead of the others by one for each image.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::ops::Range;
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
-use uzone_os::file_system::{next_data, room};
+use uzone_os::file_system::{Folder, lock_within, next_data, room};
 use uzone_os::lock;
 use uzone_os::page_cache::read_cached;
 use uzone_pages::ByteLen;
@@ -37,10 +40,14 @@ const STEP: u64 = 16 << 20;
 /// What the name of a file of frames ends with, and that of a file with an index.
 const FRAMES: &str = ".frames";
 const INDEX: &str = ".index";
+/// The file that is locked while room is made.
+const LOCK: &str = "lock";
 /// How long the hash is that an index is kept behind.
 const SEAL: usize = blake3::OUT_LEN;
 /// How often a file is opened that another process removes meanwhile.
 const OPENINGS: usize = 8;
+/// How long another process may hold a lock: it looks at the directory, or removes a file.
+const LONGEST_LOCK: Duration = Duration::from_secs(2);
 /// The unit of `st_blocks`.
 const BLOCK: u64 = 512;
 
@@ -48,6 +55,7 @@ const BLOCK: u64 = 512;
 #[derive(Debug)]
 pub struct DiskCache {
     directory: PathBuf,
+    folder: Folder,
     limit_bytes: u64,
     /// A file may not become longer (`ulimit -f`): a write behind that raises a signal.
     longest_file: u64,
@@ -69,10 +77,12 @@ impl DiskCache {
         let make = fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory);
         make.map_err(failed("create"))?;
         let room = room(&directory).map_err(failed("look into"))?;
+        let folder = Folder::open(&directory).map_err(failed("open"))?;
         Ok(Arc::new(Self {
             limit_bytes,
             longest_file: room.longest_file.map_or(u64::MAX, ByteLen::get),
             has_warned: AtomicBool::new(false),
+            folder,
             directory,
         }))
     }
@@ -85,8 +95,9 @@ impl DiskCache {
 
     /// Opens the file of an image. Without one, the image is not cached.
     pub(crate) fn image(self: &Arc<Self>, root: Root) -> Option<CachedImage> {
-        let path = self.directory.join(format!("{root}{FRAMES}"));
-        match open_locked(&path) {
+        let name = format!("{root}{FRAMES}");
+        let path = self.directory.join(&name);
+        match self.open_locked(&name) {
             Ok(file) => {
                 // The order in which images give room; without it, an older one.
                 let _ = file.set_modified(SystemTime::now());
@@ -102,7 +113,7 @@ impl DiskCache {
 
     /// Returns an index that was kept under a key, if it is whole and has at most `most` bytes.
     pub(crate) fn index(&self, key: blake3::Hash, most: u64) -> Option<Vec<u8>> {
-        let file = File::options().read(true).write(true).open(self.index_path(key)).ok()?;
+        let file = self.folder.open_file(&index_name(key), false).ok()?;
         let _ = file.set_modified(SystemTime::now());
         let mut sealed = Vec::new();
         file.take(most.saturating_add(SEAL as u64)).read_to_end(&mut sealed).ok()?;
@@ -113,14 +124,15 @@ impl DiskCache {
 
     /// Keeps the index of an image under a key, if there is room.
     pub(crate) fn keep_index(&self, key: blake3::Hash, index: &[u8]) {
-        let path = self.index_path(key);
+        let name = index_name(key);
         let sealed = [seal(key, index).as_bytes(), index].concat();
-        if let Err(cause) = self.write_index(&path, &sealed) {
+        if let Err(cause) = self.write_index(&name, &sealed) {
+            let path = self.directory.join(name);
             self.warn(&SnapshotError::Write { path, step: "write", cause });
         }
     }
 
-    fn write_index(&self, path: &Path, sealed: &[u8]) -> io::Result<()> {
+    fn write_index(&self, name: &str, sealed: &[u8]) -> io::Result<()> {
         let len = sealed.len() as u64;
         if len > self.longest_file {
             return Err(io::ErrorKind::FileTooLarge.into());
@@ -129,13 +141,9 @@ impl DiskCache {
             return Ok(());
         }
         // Another process may write it too, and writes the same bytes.
-        let file = open_locked(path)?;
+        let file = self.open_locked(name)?;
         file.set_len(len)?;
         file.write_all_at(sealed, 0)
-    }
-
-    fn index_path(&self, key: blake3::Hash) -> PathBuf {
-        self.directory.join(format!("{key}{INDEX}"))
     }
 
     fn warn(&self, error: &SnapshotError) {
@@ -148,32 +156,68 @@ impl DiskCache {
     /// Makes room for so many bytes, by removing images that are not in use. Returns whether there is.
     fn make_room(&self, bytes: u64) -> io::Result<bool> {
         // One process at a time looks and removes.
-        let path = self.directory.join("lock");
-        let guard =
-            File::options().write(true).create(true).truncate(false).mode(0o600).open(path)?;
-        guard.lock()?;
-        let mut images = Vec::new();
-        for entry in fs::read_dir(&self.directory)? {
-            let path = entry?.path();
-            let is_ours =
-                path.to_str().is_some_and(|path| path.ends_with(FRAMES) || path.ends_with(INDEX));
-            // A file that is gone meanwhile takes no room.
-            if let Some(metadata) = fs::metadata(&path).ok().filter(|_| is_ours) {
-                images.push((metadata.modified()?, metadata.blocks() * BLOCK, path));
-            }
-        }
+        let guard = self.folder.open_file(LOCK, true).map_err(of_lock)?;
+        lock_within(&guard, false, self.longest_lock()).map_err(of_lock)?;
+        let files = self.folder.files()?.into_iter();
+        let mut images: Vec<_> = files
+            .filter_map(|(name, changed, blocks)| {
+                let name = name.into_string().ok()?;
+                let is_ours = name.ends_with(FRAMES) || name.ends_with(INDEX);
+                is_ours.then_some((changed, blocks * BLOCK, name))
+            })
+            .collect();
         let mut used: u64 = images.iter().map(|(_, bytes, _)| bytes).sum();
         images.sort_unstable();
-        for (_, taken, path) in images {
+        for (_, taken, name) in images {
             if used + bytes <= self.limit_bytes {
                 break;
             }
-            if remove_unused(&path)? {
+            if self.remove_unused(&name)? {
                 used -= taken;
             }
         }
         Ok(used + bytes <= self.limit_bytes)
     }
+
+    /// Returns how long a lock is waited for: once only, because what holds one for long has no end.
+    fn longest_lock(&self) -> Duration {
+        // Relaxed: it is about this call alone.
+        if self.has_warned.load(Ordering::Relaxed) { Duration::ZERO } else { LONGEST_LOCK }
+    }
+
+    /// Opens or makes a file, and locks it for sharing.
+    fn open_locked(&self, name: &str) -> io::Result<File> {
+        for _ in 0..OPENINGS {
+            let file = self.folder.open_file(name, true)?;
+            lock_within(&file, true, self.longest_lock())?;
+            // It was removed between both, and what is written to it would be lost.
+            if file.metadata()?.nlink() > 0 {
+                return Ok(file);
+            }
+        }
+        Err(io::ErrorKind::ResourceBusy.into())
+    }
+
+    /// Removes a file unless a process has it open. Returns whether it did.
+    fn remove_unused(&self, name: &str) -> io::Result<bool> {
+        match self.folder.open_file(name, false) {
+            Ok(file) if file.try_lock().is_err() => Ok(false),
+            Ok(_locked) => self.folder.remove(name).map(|()| true),
+            Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(true),
+            // It is none of ours.
+            Err(cause) if cause.kind() == io::ErrorKind::InvalidInput => Ok(false),
+            Err(cause) => Err(cause),
+        }
+    }
+}
+
+fn index_name(key: blake3::Hash) -> String {
+    format!("{key}{INDEX}")
+}
+
+/// Names the file of the lock, which is another one than the file that room was made for.
+fn of_lock(cause: io::Error) -> io::Error {
+    io::Error::new(cause.kind(), format!("the file {LOCK} beside it: {cause}"))
 }
 
 /// Returns how much room some bytes take at most: what a part of a block takes is a block.
@@ -185,34 +229,6 @@ fn blocks(len_bytes: u64) -> u64 {
 /// is not believed.
 fn seal(key: blake3::Hash, index: &[u8]) -> blake3::Hash {
     blake3::Hasher::new().update(key.as_bytes()).update(index).finalize()
-}
-
-/// Opens or makes a file, and locks it for sharing.
-fn open_locked(path: &Path) -> io::Result<File> {
-    let mut options = File::options();
-    options.read(true).write(true).create(true).truncate(false).mode(0o600);
-    for _ in 0..OPENINGS {
-        let file = options.open(path)?;
-        file.lock_shared()?;
-        // It was removed between both, and what is written to it would be lost.
-        if file.metadata()?.nlink() > 0 {
-            return Ok(file);
-        }
-    }
-    Err(io::ErrorKind::ResourceBusy.into())
-}
-
-/// Removes a file unless a process has it open. Returns whether it did.
-fn remove_unused(path: &Path) -> io::Result<bool> {
-    let file = match File::open(path) {
-        Ok(file) => file,
-        Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(true),
-        Err(cause) => return Err(cause),
-    };
-    if file.try_lock().is_err() {
-        return Ok(false);
-    }
-    fs::remove_file(path).map(|()| true)
 }
 
 /// The frames of one image.

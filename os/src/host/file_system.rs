@@ -1,5 +1,6 @@
 //! What there is room for in a directory, and files in it that have no name, for good or until they are
-//! finished: [`room`], [`nameless_file`], [`NewFile`], [`OutFile`]. The holes of sparse files: [`next_data`],
+//! finished: [`room`], [`nameless_file`], [`NewFile`], [`OutFile`]. Files of a directory
+//! that others may write to: [`Folder`]. The holes of sparse files: [`next_data`],
 //! [`hole_problem`]. A file in a file system that is in a file: [`file_of_image`].
 //!
 //! The room is a snapshot: other processes write too, and a quota of the user is not in it, so a write can
@@ -7,6 +8,7 @@
 //!
 //! Source: statfs(2), getrlimit(2) "RLIMIT_FSIZE", open(2) "O_TMPFILE", mount(2), umount(2) "MNT_DETACH".
 
+mod folder;
 mod holes;
 mod new_file;
 
@@ -23,6 +25,7 @@ use uzone_pages::ByteLen;
 
 use crate::host::signals::Held;
 
+pub use folder::{Folder, lock_within};
 pub use holes::{hole_problem, next_data};
 pub use new_file::{NewFile, OutFile, is_stdout, mode_for};
 
