@@ -3,7 +3,7 @@
 # Miri, a part under AddressSanitizer, each benchmark once at a small size, every example, DAX in a virtual
 # machine, and the rules for dependencies. What is missing is installed.
 #
-#   ./check.sh            everything
+#   ./check.sh            everything but the stage readers, which fetches from another registry
 #   ./check.sh test doc   only these stages
 #
 # REQUIRE_ALL=1 makes a skipped test case a failure.
@@ -249,6 +249,16 @@ stage_dax() {
     count_tests dax
 }
 
+# Images read by other readers of the seekable format, which the Python Package Index has.
+stage_readers() {
+    local place=target/readers
+    cargo build -p uzone-cli --profile test --locked
+    [ -x "$place/bin/python" ] || python3 -m venv "$place"
+    "$place/bin/pip" install --quiet --disable-pip-version-check 'pyzstd>=0.20,<0.21' 'indexed_zstd>=1.7,<1.8'
+    limited 300 "$place/bin/python" scripts/readers.py target/debug/uzone
+    count_tests readers
+}
+
 stage_deny() {
     if ! cargo deny --version >/dev/null 2>&1; then
         # To optimise it takes minutes, and it runs for seconds.
@@ -272,7 +282,7 @@ stage_deny() {
 command -v cargo >/dev/null || die "cargo is missing: install Rust from https://rustup.rs"
 [ $# -gt 0 ] || set -- "${STAGES[@]}"
 for name in "$@"; do
-    declare -F "stage_$name" >/dev/null || die "no stage '$name'; there are: ${STAGES[*]}"
+    declare -F "stage_$name" >/dev/null || die "no stage '$name'; there are: ${STAGES[*]} readers"
 done
 for name in "$@"; do
     stage "$name"

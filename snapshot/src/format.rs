@@ -575,26 +575,40 @@ fn skippable(magic: u32, len: u32) -> [u8; 8] {
 /// Returns what follows the frames: the index in its frame, and the seek table. `None` if the index is
 /// longer than a frame can be, which an image of 64 TiB in frames of 64 KiB would be.
 pub(crate) fn tail(index: &Index) -> Option<(Vec<u8>, Root)> {
+    let (mut out, root) = index_frame(index)?;
+    out.extend(seek_table(index, Some(out.len() as u64))?);
+    Some((out, root))
+}
+
+/// Returns the index in its frame; `None` as for [`tail`].
+pub(crate) fn index_frame(index: &Index) -> Option<(Vec<u8>, Root)> {
     let (mut payload, root) = index.encode();
     let len = payload.len() as u64;
     payload.extend(len.to_le_bytes());
     payload.extend(END_MAGIC);
     let mut out = skippable(INDEX_FRAME, u32::try_from(payload.len()).ok()?).to_vec();
     out.append(&mut payload);
-    out.extend(seek_table(index)?);
     Some((out, root))
 }
 
-/// Returns the seek table; `None` as for [`tail`].
-pub(crate) fn seek_table(index: &Index) -> Option<Vec<u8>> {
+/// Returns the seek table of an image whose index takes so many bytes with its frame; `None` as for [`tail`]. Without
+/// that length, it has no entry for the index, as none had before the published format was followed in that.
+pub(crate) fn seek_table(index: &Index, index_len: Option<u64>) -> Option<Vec<u8>> {
     let listed: &[Record] = if index.is_plain() { &index.records } else { &[] };
-    let len = listed.len() as u64 * 8 + SEEK_FOOTER_LEN;
-    let mut out = skippable(SEEK_FRAME, u32::try_from(len).ok()?).to_vec();
-    for (frame, record) in (0..).zip(listed) {
-        out.extend(record.len.to_le_bytes());
-        out.extend(u32::try_from(index.frame_len(frame)).ok()?.to_le_bytes());
+    let frames =
+        (0..).zip(listed).map(|(frame, record)| (record.len.into(), index.frame_len(frame)));
+    // A skippable frame becomes no bytes.
+    let last = index_len.filter(|_| index.is_plain()).map(|len| (len, 0));
+    let mut entries = Vec::new();
+    for (stored, raw) in frames.chain(last) {
+        entries.extend(u32::try_from(stored).ok()?.to_le_bytes());
+        entries.extend(u32::try_from(raw).ok()?.to_le_bytes());
     }
-    out.extend(u32::try_from(listed.len()).ok()?.to_le_bytes());
+    let count = u32::try_from(entries.len() / 8).ok()?;
+    let len = entries.len() as u64 + SEEK_FOOTER_LEN;
+    let mut out = skippable(SEEK_FRAME, u32::try_from(len).ok()?).to_vec();
+    out.append(&mut entries);
+    out.extend(count.to_le_bytes());
     out.push(0);
     out.extend(SEEK_MAGIC.to_le_bytes());
     Some(out)

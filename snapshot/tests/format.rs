@@ -80,6 +80,57 @@ fn a_decoder_of_zstd_reads_the_image_of_the_document() {
     assert_eq!(zstd::stream::decode_all(&*vector("Codec zstd")).unwrap(), raw());
 }
 
+/// Returns the stored and the raw length of each frame of a file of zstd, but for the seek table, as a decoder finds
+/// them, and those in its seek table.
+fn frames_and_entries(file: &[u8]) -> [Vec<(usize, usize)>; 2] {
+    let number = |at: usize| u32::from_le_bytes(file[at..at + 4].try_into().unwrap()) as usize;
+    let count = number(file.len() - 9);
+    let table = file.len() - 9 - count * 8;
+    let entries = (0..count).map(|entry| table + entry * 8).map(|at| (number(at), number(at + 4)));
+    let (mut at, mut frames) = (0, Vec::new());
+    while at < table - 8 {
+        let len = zstd::zstd_safe::find_frame_compressed_size(&file[at..]).unwrap();
+        let raw = zstd::stream::decode_all(&file[at..at + len]).unwrap();
+        frames.push((len, raw.len()));
+        at += len;
+    }
+    assert_eq!(at, table - 8, "the frame of the seek table follows");
+    [frames, entries.collect()]
+}
+
+#[test]
+fn the_seek_table_has_an_entry_for_each_frame_before_it() {
+    let path = std::env::temp_dir().join(format!("uzone-entries-{}", std::process::id()));
+    for len in [0, 5, 4096, 700_000] {
+        let packed = Packer::default().pack(&mut &vec![7; len][..], &path, None, &|_| true);
+        let file = std::fs::read(&path);
+        let _ = std::fs::remove_file(&path);
+        packed.unwrap();
+        let [frames, entries] = frames_and_entries(&file.unwrap());
+        assert_eq!(frames, entries, "of {len} bytes");
+        assert_eq!(frames.len(), len.div_ceil(64 << 10) + 1);
+        assert_eq!(frames.last().map(|(_, raw)| *raw), Some(0), "the index");
+    }
+}
+
+#[test]
+fn an_image_whose_seek_table_has_no_entry_for_its_index_is_read_and_verified() {
+    let new = vector("Codec zstd");
+    // The last entry is before the footer; the length of the table and the count are less then.
+    let mut old = [&new[..new.len() - 17], &new[new.len() - 9..]].concat();
+    let table = new.len() - 9 - 3 * 8 - 4;
+    old[table] -= 8;
+    let count = old.len() - 9;
+    old[count] -= 1;
+    let image = open(old.clone()).unwrap();
+    let mut bytes = vec![0xaa; raw().len()];
+    image.read_at(0, &mut bytes).unwrap();
+    assert_eq!(bytes, raw());
+    assert_eq!(image.verify(1, true, &|_| ()).unwrap(), 2);
+    old[table + 4] ^= 1;
+    assert!(open(old).unwrap().verify(1, false, &|_| ()).is_err());
+}
+
 #[test]
 fn another_major_version_is_refused_by_its_number() {
     let mut file = vector("Codec none");

@@ -139,24 +139,34 @@ impl Image {
             return Err(SnapshotError::NotAnImage { name: self.source.name(), why });
         }
         let bad = |why| SnapshotError::BadIndex { name: self.source.name(), why };
-        // What a newer minor version adds to the index is not known here, only where the seek table starts.
-        let tail = if self.index.minor == format::MINOR {
-            format::tail(&self.index).map(|(tail, _)| tail)
-        } else {
-            format::seek_table(&self.index)
-        };
-        let tail = tail.ok_or_else(|| bad("it is longer than a frame can be"))?;
-        let mut found = vec![0; tail.len()];
         let source = self.hashes.as_ref().unwrap_or(&self.source);
-        let end = source.byte_len();
-        let start =
-            end.checked_sub(tail.len() as u64).ok_or_else(|| bad("the file is too short"))?;
-        let failed = SnapshotError::read(&**source, start, tail.len());
-        source.read_at(start, &mut found).map_err(failed)?;
-        if found == tail {
-            Ok(())
-        } else {
-            Err(bad("the index and the seek table do not belong together"))
+        let (end, start) =
+            (source.byte_len(), if self.hashes.is_some() { 0 } else { self.index.data_len });
+        // The seek table of an older image has no entry for the index.
+        for has_entry in [true, false] {
+            let tail = self.tail(end.saturating_sub(start), has_entry);
+            let tail = tail.ok_or_else(|| bad("it is longer than a frame can be"))?;
+            let mut found = vec![0; tail.len()];
+            let at = end.checked_sub(tail.len() as u64);
+            let at = at.ok_or_else(|| bad("the file is too short"))?;
+            let failed = SnapshotError::read(&**source, at, tail.len());
+            source.read_at(at, &mut found).map_err(failed)?;
+            if found == tail {
+                return Ok(());
+            }
         }
+        Err(bad("the index and the seek table do not belong together"))
+    }
+
+    /// Returns what the last bytes of the file must be, of which `behind` follow the frames.
+    fn tail(&self, behind: u64, has_entry: bool) -> Option<Vec<u8>> {
+        let table = |len: u64| format::seek_table(&self.index, has_entry.then_some(len));
+        if self.index.minor == format::MINOR {
+            let (mut tail, _) = format::index_frame(&self.index)?;
+            tail.extend(table(tail.len() as u64)?);
+            return Some(tail);
+        }
+        // What a newer minor version adds to the index is not known here, only where the seek table starts.
+        table(behind.checked_sub(table(0)?.len() as u64)?)
     }
 }
