@@ -210,6 +210,68 @@ fn a_child_finds_its_parent_in_the_same_bucket_and_no_other_place_is_taken() {
 }
 
 #[test]
+fn a_key_is_the_one_that_its_url_has_with_escapes_or_without() {
+    let (server, dir) = (Server::start("keys"), Dir::new("keys"));
+    let mut bytes = memory(1 << 20);
+    let (raw, changed) = (dir.file("raw", &bytes), dir.name("changed"));
+    bytes[100] ^= 1;
+    fs::write(&changed, &bytes).expect("a file is written");
+    for (parent, key, child) in [
+        ("ü/parent", "ü/parent", "ü/child"),
+        ("%C3%BC/again", "ü/again", "ü/child"),
+        ("p%q", "p%q", "p%r"),
+        ("v/p%2541q", "v/p%41q", "v/child"),
+        ("a b/parent", "a b/parent", "a%20b/child"),
+    ] {
+        let [parent, child] = [parent, child].map(|key| format!("s3://images/{key}"));
+        object(&server, &["pack", &raw, &parent, "--json"]);
+        assert!(server.object(key).exists(), "{parent}: {:?}", server.files());
+        let packed = object(&server, &["pack", &changed, &child, "--parent", &parent, "--json"]);
+        assert_eq!(packed["stored_frames"], 1);
+        assert!(run(&server, &["unpack", &child, "-"]).stdout == bytes, "{child}");
+        // The parent by the name that the child has for it.
+        let shown = object(&server, &["inspect", &child, "--json"]);
+        let name = shown["chain"][1]["image"].as_str().expect("a name");
+        assert_eq!(object(&server, &["inspect", name, "--json"])["chain"][0]["image"], name);
+    }
+    let files = server.files();
+    for url in ["s3://images/out/", "s3://images/a//b", "s3://images/a/../b"] {
+        fails(&server, 2, &["pack", &raw, url], "does not name one object");
+    }
+    for url in ["s3://images", "s3://images/"] {
+        fails(&server, 2, &["pack", &raw, url], "names no object");
+        fails(&server, 2, &["inspect", url], "names no object");
+    }
+    assert_eq!(server.files(), files);
+}
+
+#[test]
+fn what_a_store_or_the_environment_lacks_is_named() {
+    let (server, dir) = (Server::start("lacks"), Dir::new("lacks"));
+    let raw = dir.file("raw", memory(1 << 20));
+    object(&server, &["pack", &raw, "s3://images/image", "--json"]);
+    let inspect = ["inspect", "s3://images/image", "--source-retry-count", "0"];
+    let without = |names: &[&str]| {
+        let mut command = command(&server, &inspect);
+        names.iter().for_each(|name| _ = command.env_remove(name));
+        // Where a machine of AWS finds its credentials.
+        command.env("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1");
+        let output = command.output().expect("the binary under test runs");
+        assert_eq!(output.status.code(), Some(74), "{}", text(&output.stderr));
+        text(&output.stderr).to_owned()
+    };
+    let message = without(&["AWS_ALLOW_HTTP"]);
+    assert!(message.contains("set AWS_ALLOW_HTTP=true"), "{message}");
+    let message = without(&["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"]);
+    assert!(message.contains("set AWS_ACCESS_KEY_ID and"), "{message}");
+    assert!(message.contains("~/.aws/credentials are not read"), "{message}");
+    server.decide(|_| Act::Chunked);
+    fails(&server, 74, &inspect, "in chunks, without a Content-Length");
+    server.decide(|_| Act::NoTotal);
+    fails(&server, 74, &inspect, "a Content-Range that does not state the length");
+}
+
+#[test]
 fn what_cannot_be_read_or_written_names_the_url_the_operation_and_the_fix() {
     let (server, dir) = (Server::start("names"), Dir::new("names"));
     let raw = dir.file("raw", "text ".repeat(5000));

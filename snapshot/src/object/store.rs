@@ -1,6 +1,7 @@
 //! Where an object is, and the threads that speak to its store: [`Place`], [`wait`].
 
 use std::io;
+use std::iter::successors;
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -49,6 +50,89 @@ fn invalid(why: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, why)
 }
 
+/// A URL of an object in its parts.
+#[derive(Debug, PartialEq, Eq)]
+struct Parts {
+    parsed: Url,
+    scheme: ObjectStoreScheme,
+    /// The URL up to the key.
+    base: String,
+    key: Path,
+}
+
+impl Parts {
+    /// Reads a URL. Its key is exactly what stands there, without escapes: what a parser of URLs or of keys would
+    /// change or leave out is an error.
+    fn of(url: &str) -> io::Result<Self> {
+        let is_odd = |char: char| char.is_ascii_control();
+        if url.contains(is_odd) || url.trim() != url {
+            return Err(invalid(
+                "it has a control character, or a blank at its end: write it as % and two digits",
+            ));
+        }
+        let parsed = Url::parse(url).map_err(|_| invalid("it is not a valid URL"))?;
+        if !["s3", "gs", "az", "http", "https"].contains(&parsed.scheme()) {
+            return Err(invalid("it is not a URL of s3, gs, az, http or https"));
+        }
+        let inexact = || {
+            invalid(
+                "it does not name one object: a key has no empty part, none of dots alone, and no / at its end",
+            )
+        };
+        let (scheme, key) = ObjectStoreScheme::parse(&parsed).map_err(|_| inexact())?;
+        if key.as_ref().is_empty() {
+            return Err(invalid("it names no object: write the key behind the bucket"));
+        }
+        let behind = url.split_once("://").map_or("", |(_, behind)| behind);
+        let path = behind.split(['?', '#']).next().unwrap_or_default();
+        let slashes = |text: &str| text.matches('/').count();
+        // Without its key the path is empty, or names a bucket.
+        let before = unescaped(parsed.path());
+        let before = before.strip_suffix(key.as_ref()).and_then(|before| before.strip_suffix('/'));
+        match before.filter(|before| !before.ends_with('/')) {
+            Some(before) if slashes(path) == slashes(parsed.path()) => {
+                let base = format!("{}{before}/", &parsed[..Position::BeforePath]);
+                Ok(Self { scheme, base, key, parsed })
+            }
+            _ => Err(inexact()),
+        }
+    }
+}
+
+/// Returns a part of a URL without its escapes.
+fn unescaped(text: &str) -> String {
+    let (mut bytes, mut rest) = (Vec::new(), text.as_bytes());
+    while let Some((first, behind)) = rest.split_first() {
+        let digits = behind.get(..2).and_then(|digits| std::str::from_utf8(digits).ok());
+        let byte = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        match byte.filter(|_| *first == b'%') {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &behind[2..];
+            }
+            None => {
+                bytes.push(*first);
+                rest = behind;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Returns a key as it stands in a URL: readable, and with escapes where it would mean something else.
+fn escaped(key: &str) -> String {
+    let mut text = String::new();
+    for char in key.chars() {
+        match char {
+            '%' | '#' | '?' | '\\' | ' ' | '\0'..='\x1f' | '\x7f' => {
+                text.push_str(&format!("%{:02X}", u32::from(char)));
+            }
+            _ => text.push(char),
+        }
+    }
+    text
+}
+
 impl Place {
     pub(super) fn new(store: Arc<dyn ObjectStore>, path: Path, url: String) -> Self {
         Self { store, path, url, longest: RequestOptions::default().longest() }
@@ -56,16 +140,11 @@ impl Place {
 
     /// Returns the object that a URL names, in a store with what the environment has for it.
     pub(crate) fn of(url: &str, requests: &RequestOptions) -> io::Result<Self> {
-        let parsed = Url::parse(url).map_err(|_| invalid("it is not a valid URL"))?;
+        let Parts { parsed, scheme, key: path, .. } = Parts::of(url)?;
         if parsed.password().is_some() || parsed.query().is_some() {
             return Err(invalid(
                 "a URL with a password or a query is not supported: set credentials in the environment",
             ));
-        }
-        let wrong = |_| invalid("it is not a URL of s3, gs, az, http or https");
-        let (scheme, path) = ObjectStoreScheme::parse(&parsed).map_err(wrong)?;
-        if path.as_ref().is_empty() {
-            return Err(invalid("it names no object: write the key behind the bucket"));
         }
         let RequestOptions { timeout, retry, retry_pause, .. } = requests;
         if [timeout, retry, retry_pause].into_iter().any(Duration::is_zero) {
@@ -81,39 +160,40 @@ impl Place {
 
     /// Returns the object that `name` means beside this one.
     pub(super) fn neighbour(&self, name: &str) -> io::Result<Self> {
-        let mut parts: Vec<_> = self.path.parts().collect();
+        let mut parts: Vec<&str> = self.path.as_ref().split('/').collect();
         parts.pop();
         for part in name.split('/') {
             match part {
                 ".." => drop(parts.pop().ok_or_else(|| invalid("it is outside of its store"))?),
                 "" | "." => return Err(invalid("it is not a path beside another object")),
-                part => parts.push(part.to_owned().into()),
+                part => parts.push(part),
             }
         }
-        let path: Path = parts.into_iter().collect();
-        let base = self.url.strip_suffix(self.path.as_ref()).unwrap_or_default();
-        let url = format!("{base}{path}");
+        // As it is: made of parts, it would be escaped.
+        let path = Path::parse(parts.join("/"))
+            .map_err(|_| invalid("it is not a path beside another object"))?;
+        let base = match Parts::of(&self.url) {
+            Ok(own) => own.base,
+            // A store that the caller made has any name.
+            Err(_) => self.url.strip_suffix(self.path.as_ref()).unwrap_or_default().to_owned(),
+        };
+        let url = format!("{base}{}", escaped(path.as_ref()));
         Ok(Self { store: self.store.clone(), path, url, longest: self.longest })
     }
 }
 
 /// Returns how the image at one URL names the image at another one, if that is in the same store.
 pub(crate) fn relative(own: &str, other: &str) -> Option<String> {
-    let split = |url: &str| {
-        let parsed = Url::parse(url).ok()?;
-        let (scheme, path) = ObjectStoreScheme::parse(&parsed).ok()?;
-        let base = url.strip_suffix(path.as_ref())?.to_owned();
-        let parts: Vec<String> = path.parts().map(|part| part.as_ref().to_owned()).collect();
-        Some((scheme, base, parts))
-    };
-    let (own, other) = (split(own)?, split(other)?);
-    if (&own.0, &own.1) != (&other.0, &other.1) {
+    let (own, other) = (Parts::of(own).ok()?, Parts::of(other).ok()?);
+    if (&own.scheme, &own.base) != (&other.scheme, &other.base) {
         return None;
     }
-    let directory = &own.2[..own.2.len().saturating_sub(1)];
-    let common = directory.iter().zip(&other.2).take_while(|(a, b)| a == b).count();
-    let up = directory[common..].iter().map(|_| "..".to_owned());
-    Some(up.chain(other.2[common..].iter().cloned()).collect::<Vec<_>>().join("/"))
+    let [own, other] =
+        [&own.key, &other.key].map(|key| key.as_ref().split('/').collect::<Vec<_>>());
+    let directory = &own[..own.len().saturating_sub(1)];
+    let common = directory.iter().zip(&other).take_while(|(a, b)| a == b).count();
+    let up = directory[common..].iter().map(|_| "..");
+    Some(up.chain(other[common..].iter().copied()).collect::<Vec<_>>().join("/"))
 }
 
 fn repetitions(requests: &RequestOptions) -> RetryConfig {
@@ -223,14 +303,52 @@ pub(super) fn failed(cause: object_store::Error) -> io::Error {
             "the store does not support that",
             "images are written to s3, gs and az",
         ),
-        _ => (
+        _ => known_by_text(&cause).unwrap_or((
             io::ErrorKind::Other,
             "the request failed, and its repetitions as well",
             "check the network, and the endpoint and the credentials in the environment",
-        ),
+        )),
     };
     io::Error::new(kind, RequestError { what, fix, cause })
 }
+
+/// Returns what is wrong, and what helps, where the store has no error of its own for it: known by a part of the text of
+/// one of its causes.
+fn known_by_text(
+    cause: &object_store::Error,
+) -> Option<(io::ErrorKind, &'static str, &'static str)> {
+    const KNOWN: [(&str, &str, &str); 5] = [
+        (
+            "URL scheme is not allowed",
+            "the endpoint is one of http, without encryption",
+            "set AWS_ALLOW_HTTP=true (GOOGLE_ALLOW_HTTP, AZURE_ALLOW_HTTP) to use it, or name one of https",
+        ),
+        ("latest/api/token", NO_CREDENTIALS, CREDENTIALS),
+        ("latest/meta-data", NO_CREDENTIALS, CREDENTIALS),
+        (
+            "Content-Length Header missing",
+            "the server answers in chunks, without a Content-Length, which is not supported",
+            "have it, or what is between it and this host, state the length",
+        ),
+        (
+            "CONTENT_RANGE",
+            "the server answers with a Content-Range that does not state the length of the object, such as \
+             bytes 0-9/*, which is not supported",
+            "have it, or what is between it and this host, state the length",
+        ),
+    ];
+    let first: &(dyn std::error::Error + 'static) = cause;
+    let texts: Vec<String> =
+        successors(Some(first), |error| error.source()).map(ToString::to_string).collect();
+    let known = |part: &str| texts.iter().any(|text| text.contains(part));
+    let (_, what, fix) = KNOWN.into_iter().find(|(part, ..)| known(part))?;
+    Some((io::ErrorKind::Other, what, fix))
+}
+
+const NO_CREDENTIALS: &str =
+    "there are no credentials in the environment, and none of this machine";
+const CREDENTIALS: &str = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN): files such as \
+                           ~/.aws/credentials are not read";
 
 #[cfg(test)]
 mod tests {
@@ -259,6 +377,47 @@ mod tests {
         assert_eq!(from("s3://b/c", "s3://other/p"), None);
         assert_eq!(from("s3://b/c", "gs://b/p"), None);
         assert_eq!(from("s3://b/c", "p"), None);
+        // A key is the same with escapes and without.
+        assert_eq!(from("s3://b/%C3%BC/c", "s3://b/ü/p").as_deref(), Some("p"));
+        assert_eq!(from("s3://b/c", "s3://b/p%25q").as_deref(), Some("p%q"));
+        assert_eq!(from("https://h/b/c", "https://h/b/a b").as_deref(), Some("a b"));
+    }
+
+    #[test]
+    fn the_key_of_a_url_is_exact_or_an_error() {
+        for (url, base, key) in [
+            ("s3://b/ü/x", "s3://b/", "ü/x"),
+            ("s3://b/%C3%BC/x", "s3://b/", "ü/x"),
+            ("s3://b/p%q", "s3://b/", "p%q"),
+            ("s3://b/p%25q", "s3://b/", "p%q"),
+            ("s3://b/p%2541q", "s3://b/", "p%41q"),
+            ("s3://b/a b", "s3://b/", "a b"),
+            ("s3://b/a%2Fb", "s3://b/", "a/b"),
+            ("https://s3.x.amazonaws.com/b/k", "https://s3.x.amazonaws.com/b/", "k"),
+        ] {
+            let parts = Parts::of(url).unwrap();
+            assert_eq!((&*parts.base, parts.key.as_ref()), (base, key), "{url}");
+            let again = Parts::of(&format!("{base}{}", escaped(key))).unwrap();
+            assert_eq!(again.key, parts.key, "{url}");
+        }
+        for url in [
+            "s3://b/out/",
+            "s3://b/a//b",
+            "s3://b//a",
+            "s3://b/a/../c",
+            "s3://b/a/./c",
+            "s3://b/a/%2e%2e/c",
+            "s3://b/a ",
+            "s3://b/a\tb",
+            "http://h/a\\b",
+            "https://s3.x.amazonaws.com/b//k",
+        ] {
+            assert_eq!(
+                Parts::of(url).err().map(|error| error.kind()),
+                Some(io::ErrorKind::InvalidInput),
+                "{url}"
+            );
+        }
     }
 
     #[test]

@@ -45,6 +45,10 @@ pub(crate) enum Act {
     Flip,
     /// Its answer comes that much later.
     Late(Duration),
+    /// Its answer comes in chunks, and does not state how long it is.
+    Chunked,
+    /// Its answer is a part, and does not state of how much.
+    NoTotal,
     /// It has no answer.
     Hang,
 }
@@ -225,6 +229,7 @@ impl S3Access for LastBytes {
 struct Answer {
     bytes: Option<Bytes>,
     breaks_off: bool,
+    is_chunked: bool,
 }
 
 impl Body for Answer {
@@ -244,7 +249,7 @@ impl Body for Answer {
 
     fn size_hint(&self) -> SizeHint {
         match &self.bytes {
-            _ if self.breaks_off => SizeHint::default(),
+            _ if self.breaks_off || self.is_chunked => SizeHint::default(),
             bytes => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
         }
     }
@@ -323,8 +328,14 @@ impl Network {
                 parts.headers.insert("content-length", bytes.len().into());
             }
             Act::Flip if len > 0 => bytes[len / 2] ^= 4,
+            Act::Chunked => drop(parts.headers.remove("content-length")),
+            Act::NoTotal => {
+                let range = format!("bytes 0-{}/*", len.saturating_sub(1));
+                parts.headers.insert("content-range", range.parse().expect("a header"));
+            }
             _ => {}
         }
-        Response::from_parts(parts, Answer { bytes: Some(bytes.into()), breaks_off })
+        let is_chunked = act == Act::Chunked;
+        Response::from_parts(parts, Answer { bytes: Some(bytes.into()), breaks_off, is_chunked })
     }
 }
