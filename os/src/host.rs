@@ -16,6 +16,7 @@
 //! | `thread` | its number and its page faults, and a thread that runs when no other wants to |
 
 pub mod dax;
+pub mod descriptors;
 pub(crate) mod exit;
 pub mod file_system;
 pub(crate) mod file_writes;

@@ -54,7 +54,8 @@ pub use host::file_writes::check_file;
 pub use host::root::{SysError, SystemRoot};
 pub use host::thread::{thread_faults, thread_id};
 pub use host::{
-    dax, file_system, hugepages, memory, mempolicy, numa, privilege, probe, signals, thread,
+    dax, descriptors, file_system, hugepages, memory, mempolicy, numa, privilege, probe, signals,
+    thread,
 };
 pub use ipc::passed::{memory_file, passed_descriptors};
 pub use ipc::{peer, unix_socket};

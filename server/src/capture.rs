@@ -131,7 +131,7 @@ impl SessionMemory {
 
     fn ask(path: &Path, session: u64) -> io::Result<Self> {
         let keeper = control::connect(path, &format!("memory {session}\n"))?;
-        let Titled { title, fds, bytes } = link::receive(&keeper)?;
+        let Titled { title, fds, bytes, .. } = link::receive(&keeper)?;
         let mut fds = fds.into_iter();
         let mut next = || fds.next().ok_or(io::ErrorKind::InvalidData);
         let (image, (memory, pagemap)) = match title {

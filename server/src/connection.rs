@@ -93,6 +93,11 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
+    /// Returns the number of the connection.
+    pub(crate) fn session(&self) -> u64 {
+        self.session
+    }
+
     /// Returns the number and the user of the process.
     pub(crate) fn process(&self) -> (u32, u32) {
         (self.pid, self.uid)

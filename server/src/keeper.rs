@@ -9,6 +9,7 @@ mod huge;
 mod kept;
 pub(crate) mod manager;
 pub(crate) mod recovery;
+mod room;
 pub(crate) mod takeover;
 mod workers;
 
@@ -22,6 +23,7 @@ use std::process::Child;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
+use uzone_attach::protocol::Reply;
 use uzone_os::privilege;
 use uzone_os::uffd::{Doorbell, EventSet, open_pending_faults};
 use uzone_os::unix_socket::MessageSocket;
@@ -41,6 +43,7 @@ use crate::options::{OnFailure, ServerOptions};
 use crate::sandbox::Sandbox;
 use crate::socket::ListeningSocket;
 use crate::status::{Status, nanoseconds};
+use crate::worker::dialect;
 
 /// The keys of what is waited for beside connections, which count from 1 on.
 const LISTENER: u64 = u64::MAX;
@@ -108,6 +111,8 @@ pub struct Keeper {
     captures: VecDeque<(u64, MessageSocket, File)>,
     next: u64,
     is_accepting: bool,
+    /// Whether the system lacked something that an order needs, which is sent again.
+    is_short: bool,
     served: Served,
 }
 
@@ -276,6 +281,7 @@ impl Keeper {
             captures: VecDeque::new(),
             next: 1,
             is_accepting: true,
+            is_short: false,
             served: Served::default(),
         };
         keeper.start_worker(has_machines).map_err(ServeError::Start)?;
@@ -381,6 +387,7 @@ impl Keeper {
     fn timeout(&self) -> Option<Duration> {
         let start = self.start_at.map(|at| at.saturating_duration_since(Instant::now()));
         let is_due = self.control.is_none()
+            || self.is_short
             || self.greetings() > 0
             || self.down_since.is_some() && !self.connections.is_empty();
         [start, is_due.then_some(TICK)].into_iter().flatten().min()
@@ -528,12 +535,18 @@ impl Keeper {
     fn refuse(&mut self, session: u64, reason: String) {
         if let Some(connection) = self.connections.get(&session) {
             let pid = connection.peer.pid();
+            if connection.is_program() {
+                // A program that has gone is not interested.
+                let reply = Reply::Refused { reason: reason.clone() };
+                let _ = dialect::reply(&connection.stream, &reply, None);
+            }
             self.happened(ServeEvent::Refused { session, pid, reason, was_killed: false });
         }
     }
 
     /// Does what is due by the clock.
     fn see_to_time(&mut self) {
+        self.is_short = false;
         let is_late = |connection: &Connection| {
             connection.is_greeting() && connection.since.elapsed() >= HANDSHAKE_WITHIN
         };

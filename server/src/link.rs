@@ -7,12 +7,14 @@
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::thread;
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use uzone_os::descriptors::is_shortage;
 use uzone_os::uffd::EventSet;
-use uzone_os::unix_socket::MessageSocket;
+use uzone_os::unix_socket::{Message, MessageSocket};
 
 use crate::connection::{Kept, TAKEN_BYTES};
 use crate::event::ServeEvent;
@@ -21,6 +23,9 @@ use crate::status::SessionStats;
 
 /// How long the parts of a message beside those of a monitor may be.
 const OTHER_BYTES: usize = 4096;
+/// How often a message is sent again where the system lacks something, and after how long.
+const SHORTAGES: u32 = 300;
+pub(crate) const SHORTAGE: Duration = Duration::from_millis(10);
 /// How many blocks a report has at most.
 pub(crate) const BLOCKS: usize = 16;
 
@@ -37,8 +42,8 @@ pub(crate) enum Order {
     Take(Kept),
     /// It reports the counts of each session before it asks for more.
     Stats,
-    /// The keeper has the log of the session that is about to be read.
-    LogIsKept,
+    /// Whether the keeper has the log of the session that is about to be read.
+    Log { is_kept: bool },
     /// A client may ask by a socket that the pages of a session are kept before they change. That comes along, and the
     /// count of the pending faults of the session.
     Capture(u64),
@@ -90,12 +95,32 @@ pub(crate) enum CaptureReply {
     },
 }
 
-/// Sends a message.
+/// Sends a message. One without descriptors is sent again for a while where the system lacks something.
 pub(crate) fn send(
     socket: &MessageSocket,
     title: &impl Serialize,
     fds: &[BorrowedFd<'_>],
 ) -> io::Result<()> {
+    if fds.is_empty() {
+        send_patiently(socket, title, fds)
+    } else {
+        send_with(socket, title, fds, &[])
+    }
+}
+
+/// Sends a message, again for a while where the system lacks something: other processes of this user may have as many
+/// descriptors on their way as there may be, for a moment.
+pub(crate) fn send_patiently(
+    socket: &MessageSocket,
+    title: &impl Serialize,
+    fds: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    for _ in 0..SHORTAGES {
+        match send_with(socket, title, fds, &[]) {
+            Err(cause) if is_shortage(&cause) => thread::sleep(SHORTAGE),
+            sent => return sent,
+        }
+    }
     send_with(socket, title, fds, &[])
 }
 
@@ -132,15 +157,27 @@ pub(crate) struct Titled<T> {
     pub(crate) title: T,
     pub(crate) fds: Vec<OwnedFd>,
     pub(crate) bytes: Vec<u8>,
+    /// Whether this process had no room for the descriptors that came along.
+    pub(crate) lacks_fds: bool,
 }
 
 /// Waits for a message. The error is [`io::ErrorKind::UnexpectedEof`] if the other side has ended,
-/// and [`io::ErrorKind::InvalidData`] if the message is malformed.
+/// [`io::ErrorKind::InvalidData`] if the message is malformed, and `EMFILE` if it lacks its descriptors.
 pub(crate) fn receive<T: DeserializeOwned>(socket: &MessageSocket) -> io::Result<Titled<T>> {
+    let message = receive_any(socket)?;
+    if message.lacks_fds {
+        return Err(io::Error::from_raw_os_error(libc::EMFILE));
+    }
+    Ok(message)
+}
+
+/// Waits for a message as [`receive`] does, also for one that lacks its descriptors: the other side waits for an answer.
+pub(crate) fn receive_any<T: DeserializeOwned>(socket: &MessageSocket) -> io::Result<Titled<T>> {
     let mut room = vec![0; TAKEN_BYTES + OTHER_BYTES];
-    let (len, fds) = socket.receive(&mut room)?.ok_or(io::ErrorKind::UnexpectedEof)?;
-    let (title, bytes) = parse_titled(&room[..len])?;
-    Ok(Titled { title, fds, bytes: bytes.to_vec() })
+    let Message { bytes, fds, lacks_fds } =
+        socket.receive(&mut room)?.ok_or(io::ErrorKind::UnexpectedEof)?;
+    let (title, bytes) = parse_titled(&room[..bytes])?;
+    Ok(Titled { title, fds, bytes: bytes.to_vec(), lacks_fds })
 }
 
 /// Waits for a message for a time; as [`receive`], and [`io::ErrorKind::TimedOut`] if none came.

@@ -45,6 +45,7 @@ pub struct ServerOptions {
     pub(crate) sandbox: bool,
     pub(crate) recover: Option<PathBuf>,
     pub(crate) budget: Budget,
+    pub(crate) descriptors: Option<u64>,
 }
 
 /// Which pages are installed before a machine touches them.
@@ -82,6 +83,7 @@ impl Default for ServerOptions {
             sandbox: true,
             recover: None,
             budget: Budget::default(),
+            descriptors: None,
         }
     }
 }
@@ -220,6 +222,14 @@ impl ServerOptions {
     #[must_use]
     pub fn budget(mut self, budget: Budget) -> Self {
         self.budget = budget;
+        self
+    }
+
+    /// Sets how many descriptors the keeper, and each worker, may have: by default the limit of the process. A machine
+    /// too many for that is refused by name.
+    #[must_use]
+    pub fn descriptors(mut self, descriptors: impl Into<Option<u64>>) -> Self {
+        self.descriptors = descriptors.into();
         self
     }
 

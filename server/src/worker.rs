@@ -15,11 +15,13 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use uzone_attach::protocol::{Reply, Request, VERSION};
 use uzone_fault::{AdoptedMemory, Backing, MapError, RemoteRegion, SharedBacking};
 use uzone_os::Vaddr;
+use uzone_os::descriptors::is_shortage;
 use uzone_os::uffd::{EventLog, EventSet, LoggedEvents, Remote};
 use uzone_os::unix_socket::MessageSocket;
 use uzone_pages::ByteLen;
@@ -33,7 +35,7 @@ use crate::connection::Connection;
 use crate::error::ServeError;
 use crate::event::ServeEvent;
 use crate::keeper::estate::{Estate, Heirlooms};
-use crate::link::{self, Order, Report, Titled};
+use crate::link::{self, Order, Report, SHORTAGE, Titled};
 use crate::options::{OnFailure, ServerOptions};
 use crate::sandbox::Sandbox;
 
@@ -46,6 +48,9 @@ const PROBE: Duration = Duration::from_millis(200);
 
 /// How long a service manager may take to end what is left of a server.
 const MANAGER_WITHIN: Duration = Duration::from_secs(2);
+/// Why a machine is not served.
+const NO_DESCRIPTORS: &str = "a process of this server has as many descriptors as it may, or the system has: raise \
+                              the hard limit (LimitNOFILE= of a unit, or `ulimit -Hn`)";
 /// How often it is written down which pages machines touch.
 const RECORD_EVERY: Duration = Duration::from_secs(2);
 
@@ -157,7 +162,7 @@ impl Worker {
         let (image, path, sandbox) =
             (self.opened.image.clone(), self.opened.path.clone(), self.opened.sandbox.clone());
         let opened = Report::Opened { image, path, names, sandbox };
-        let mut is_kept = link::send(&keeper, &opened, &files)
+        let mut is_kept = link::send_patiently(&keeper, &opened, &files)
             .and_then(|()| link::send(&keeper, &Report::Next, &[]))
             .is_ok();
         while is_kept {
@@ -174,8 +179,15 @@ impl Worker {
                     continue;
                 }
                 // A malformed message comes from a keeper of another version.
-                let order = link::receive(&keeper);
-                is_kept = order.is_ok_and(|order| self.obey(&keeper, order));
+                is_kept = match link::receive_any(&keeper) {
+                    Ok(order) if order.lacks_fds => decline(&keeper, &order.title),
+                    Ok(order) => self.obey(&keeper, order),
+                    Err(cause) if is_shortage(&cause) => {
+                        thread::sleep(SHORTAGE);
+                        true
+                    }
+                    Err(_) => false,
+                };
             }
             self.end_slow_captures();
             for (number, blocks) in self.huge.find(&mut self.sessions) {
@@ -199,7 +211,7 @@ impl Worker {
     #[must_use]
     pub fn into_estate(self) -> Option<Estate> {
         if self.heirlooms.as_ref().is_some_and(|heirlooms| heirlooms.manager.is_some()) {
-            std::thread::sleep(MANAGER_WITHIN);
+            thread::sleep(MANAGER_WITHIN);
         }
         let sessions = self.sessions.into_iter();
         // Each stops reading events before its log goes on.
@@ -300,7 +312,7 @@ impl Worker {
             // It comes before all else.
             Order::Start { .. } => return false,
             // It comes after a report that was waited for.
-            Order::LogIsKept => return true,
+            Order::Log { .. } => return true,
             Order::Stats => {
                 for (number, session) in &self.sessions {
                     let stats = Report::Stats(*number, session.stats());
@@ -411,6 +423,20 @@ impl Worker {
     }
 }
 
+/// Answers an order whose descriptors this process had no room for. Returns whether the keeper is there.
+fn decline(keeper: &MessageSocket, order: &Order) -> bool {
+    if let Order::Take(kept) = order {
+        let (number, pid) = (kept.session(), kept.process().0);
+        let refused = refused(number, pid, NO_DESCRIPTORS.to_owned());
+        if link::send(keeper, &refused, &[]).is_err() {
+            return false;
+        }
+    } else {
+        tracing::warn!("an order of the keeper is not obeyed: {NO_DESCRIPTORS}");
+    }
+    link::send(keeper, &Report::Next, &[]).is_ok()
+}
+
 /// Makes the log of a session, and has the keeper keep it before the first event is read.
 fn begin_log(
     keeper: &MessageSocket,
@@ -421,12 +447,15 @@ fn begin_log(
     let removals = make_log(connection, regions)?;
     let log = removals.fd().ok_or("the log has no descriptor")?;
     connection.log = Some(log.try_clone_to_owned().map_err(text)?);
-    let answer = link::send(keeper, &Report::Reading(number), &[log])
+    let answer = link::send_patiently(keeper, &Report::Reading(number), &[log])
         .and_then(|()| link::receive::<Order>(keeper));
     match answer {
         // This process takes the place of a keeper that has died.
         Err(cause) if cause.kind() != io::ErrorKind::UnexpectedEof => {
             return Err(format!("the keeper does not answer: {cause}"));
+        }
+        Ok(Titled { title: Order::Log { is_kept: false }, .. }) => {
+            return Err(NO_DESCRIPTORS.to_owned());
         }
         _ => {}
     }

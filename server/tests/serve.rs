@@ -9,6 +9,7 @@
 use std::fs;
 use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
+use std::net::SocketAddr;
 use std::ops::{Deref, DerefMut, RangeBounds, RangeInclusive};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -22,8 +23,9 @@ use std::time::{Duration, Instant};
 
 use kvm_ioctls::Kvm;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::process::{Resource, Rlimit, setrlimit};
 use uzone_os::uffd::{Doorbell, Features, KernelFaults, Modes, Registered, Uffd};
-use uzone_os::{Anonymous, Mapping};
+use uzone_os::{Anonymous, Mapping, descriptors};
 use uzone_pages::{ByteLen, PageSize};
 use uzone_server::{
     Keeper, OnFailure, Prefetch, ServeError, ServeEvent, Served, ServerOptions, Worker, WorkerStart,
@@ -35,6 +37,7 @@ use common::{Folder, damage, page_of};
 use guest::Guest;
 
 mod common;
+mod crowd;
 mod guest;
 mod neighbour;
 
@@ -49,6 +52,8 @@ const WORKER_USER: &str = "UZONE_SERVER_TEST_WORKER_USER";
 /// Users that own nothing here.
 const STRANGER: u32 = 65_534;
 const OTHER_STRANGER: u32 = 65_533;
+/// How many descriptors a keeper of another process may have, at first and at most.
+const LIMIT: &str = "UZONE_SERVER_TEST_LIMIT";
 /// When a machine stops itself: before its first fault, or while its threads fault.
 const STOPS: &str = "UZONE_SERVER_TEST_STOPS";
 const BEFORE_ITS_FAULTS: &str = "before its faults";
@@ -252,6 +257,13 @@ fn a_worker_of_the_other_tests() {
 #[test]
 fn a_keeper_of_another_test() {
     let Some(socket) = std::env::var_os(KEEPER).map(PathBuf::from) else { return };
+    if let Ok(limit) = std::env::var(LIMIT) {
+        let (soft, hard) = limit.split_once(' ').unwrap();
+        let [current, maximum] = [soft, hard].map(|limit| limit.parse().ok());
+        setrlimit(Resource::Nofile, Rlimit { current, maximum }).unwrap();
+        // As the command does.
+        descriptors::raise_limit().unwrap();
+    }
     let image = socket.with_file_name("raw");
     let policy = std::env::var(POLICY).unwrap_or_else(|_| "kill".to_owned());
     let words = policy.clone();
@@ -310,6 +322,7 @@ struct Running {
     events: Arc<Mutex<Vec<ServeEvent>>>,
     /// The process of the latest worker.
     worker: Arc<AtomicU32>,
+    metrics: Option<SocketAddr>,
     thread: Option<thread::JoinHandle<Served>>,
 }
 
@@ -339,9 +352,9 @@ impl Running {
         } else {
             Keeper::bind(socket, options, log, start)?
         };
-        let bell = stop.clone();
+        let (bell, metrics) = (stop.clone(), keeper.metrics());
         let thread = Some(thread::spawn(move || keeper.run(&bell).unwrap()));
-        Ok(Self { stop, events, worker, thread })
+        Ok(Self { stop, events, worker, metrics, thread })
     }
 
     /// Kills the worker, if it is not being replaced just now.
@@ -370,6 +383,14 @@ impl Running {
         assert_eq!((served.sessions, served.left), (sessions, 0), "{last:?}");
         assert!(deaths.contains(&served.deaths), "{served:?}: {last:?}");
         (served, events)
+    }
+
+    /// Stops it although machines are left.
+    fn stop_at_once(self) {
+        wait_until("it does not end", || {
+            self.stop.ring().unwrap();
+            self.thread.as_ref().is_none_or(thread::JoinHandle::is_finished)
+        });
     }
 
     fn stop(mut self) -> (Served, Vec<ServeEvent>) {

@@ -21,6 +21,18 @@ use rustix::net::{
 #[derive(Debug)]
 pub struct MessageSocket(OwnedFd);
 
+/// A message that came.
+#[derive(Debug)]
+pub struct Message {
+    /// How many bytes it has: never zero.
+    pub bytes: usize,
+    /// The descriptors that came with it, which are closed when a program is started.
+    pub fds: Vec<OwnedFd>,
+    /// Whether descriptors came that this process did not get, as it has as many as it may or they were more than 20:
+    /// all of them are closed.
+    pub lacks_fds: bool,
+}
+
 /// How many descriptors a message has at most.
 const DESCRIPTORS: usize = 20;
 
@@ -71,14 +83,13 @@ impl MessageSocket {
         }
     }
 
-    /// Waits for one message and puts it into `buffer`. Returns how many bytes it has, which is never zero,
-    /// and the descriptors that came with it, which are closed when a program is started. `None` if the
-    /// other side has ended, and everything that it had sent was received.
+    /// Waits for one message and puts it into `buffer`. `None` if the other side has ended, and everything that it had
+    /// sent was received.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidData`] if the message is longer than the buffer or came with more than
-    /// 20 descriptors (it is lost then, and what came with it closed); otherwise the error of recvmsg(2).
-    pub fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
+    /// [`io::ErrorKind::InvalidData`] if the message is longer than the buffer (it is lost then, and what came with it
+    /// closed); otherwise the error of recvmsg(2).
+    pub fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<Message>> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
         let mut fds = Vec::new();
         let (bytes, flags) = loop {
@@ -88,10 +99,15 @@ impl MessageSocket {
                 received => break received?,
             }
         };
-        if flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        if flags.contains(ReturnFlags::TRUNC) {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        Ok((bytes != 0).then_some((bytes, fds)))
+        let lacks_fds = flags.contains(ReturnFlags::CTRUNC);
+        if lacks_fds {
+            // A part of them is of no use.
+            fds.clear();
+        }
+        Ok((bytes != 0).then_some(Message { bytes, fds, lacks_fds }))
     }
 }
 
@@ -189,10 +205,10 @@ mod tests {
         one.send(b"second", &[writer.as_fd()]).unwrap();
         drop(writer);
         let mut buffer = [0; 16];
-        let (len, fds) = other.receive(&mut buffer).unwrap().unwrap();
-        assert_eq!((&buffer[..len], fds.is_empty()), (&b"first"[..], true));
-        let (len, fds) = other.receive(&mut buffer).unwrap().unwrap();
-        assert_eq!(&buffer[..len], b"second");
+        let Message { bytes, fds, .. } = other.receive(&mut buffer).unwrap().unwrap();
+        assert_eq!((&buffer[..bytes], fds.is_empty()), (&b"first"[..], true));
+        let Message { bytes, fds, .. } = other.receive(&mut buffer).unwrap().unwrap();
+        assert_eq!(&buffer[..bytes], b"second");
         // It is the same pipe: its reader sees the end only when this one is closed.
         let fd = fds.into_iter().next().unwrap();
         assert!(rustix::io::fcntl_getfd(&fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
@@ -213,8 +229,8 @@ mod tests {
         let mut buffer = [0; 16];
         assert_eq!(other.send(b"x", &[]).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
         let mut received = Vec::new();
-        while let Some((len, _)) = other.receive(&mut buffer).unwrap() {
-            received.push(buffer[..len].to_vec());
+        while let Some(Message { bytes, .. }) = other.receive(&mut buffer).unwrap() {
+            received.push(buffer[..bytes].to_vec());
         }
         assert_eq!(received, [b"last"]);
         // The same without a send in between.
@@ -222,7 +238,7 @@ mod tests {
         one.send(b"last", &[]).unwrap();
         other.send(b"unread", &[]).unwrap();
         drop(one);
-        assert_eq!(other.receive(&mut buffer).unwrap().unwrap().0, 4);
+        assert_eq!(other.receive(&mut buffer).unwrap().unwrap().bytes, 4);
         assert!(other.receive(&mut buffer).unwrap().is_none());
     }
 
@@ -252,7 +268,7 @@ mod tests {
         let cut = other.receive(&mut [0; 3]).unwrap_err();
         assert_eq!(cut.kind(), io::ErrorKind::InvalidData);
         one.send(b"next", &[]).unwrap();
-        assert_eq!(other.receive(&mut [0; 8]).unwrap().unwrap().0, 4);
+        assert_eq!(other.receive(&mut [0; 8]).unwrap().unwrap().bytes, 4);
         assert!(MessageSocket::from_fd(one.into_fd()).is_ok());
         assert!(MessageSocket::from_fd(File::open("/dev/null").unwrap().into()).is_err());
         let (stream, _) = UnixStream::pair().unwrap();

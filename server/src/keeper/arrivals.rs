@@ -6,14 +6,14 @@ use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::Duration;
 
+use uzone_os::descriptors::{self, is_shortage};
 use uzone_os::peer::Peer;
 
 use super::Keeper;
+use super::room::Room;
 use crate::connection::Connection;
 use crate::event::ServeEvent;
 
-/// How many connections may be without a whole message; further ones wait.
-const GREETINGS: usize = 64;
 /// After how long a connection that sent no descriptor makes room for another one, if there is none.
 const SILENT: Duration = Duration::from_millis(500);
 /// How long to wait after a connection that could not be accepted.
@@ -27,7 +27,7 @@ impl Keeper {
 
     /// Returns whether one more connection can be waited for, for which a silent one may make room.
     pub(super) fn has_room(&mut self) -> bool {
-        self.greetings() < GREETINGS || self.make_room()
+        self.greetings() < self.room().greetings || self.make_room()
     }
 
     /// Refuses the oldest connection that has been silent for a while: a monitor sends its message at once. Returns
@@ -42,8 +42,9 @@ impl Keeper {
             let oldest = oldest.filter(|(_, connection)| connection.since.elapsed() >= SILENT);
             let Some(key) = oldest.map(|(key, _)| *key) else { return false };
             if self.is_silent_to_the_end(key) {
+                let most = self.room().greetings;
                 let reason = format!(
-                    "it sent no whole message, and {GREETINGS} connections are waited for at most"
+                    "it sent no whole message, and {most} connections are waited for at most"
                 );
                 self.refuse(key, reason);
                 return true;
@@ -94,11 +95,8 @@ impl Keeper {
         let key = self.next;
         let peer = match Peer::of(&stream) {
             Ok(peer) => peer,
-            Err(cause) if cause.kind() == io::ErrorKind::Unsupported => {
-                self.next += 1;
-                let (pid, reason) = (0, cause.to_string());
-                (self.log)(&ServeEvent::Refused { session: key, pid, reason, was_killed: false });
-                return;
+            Err(cause) if cause.kind() == io::ErrorKind::Unsupported || is_shortage(&cause) => {
+                return self.turn_down(0, cause.to_string());
             }
             // A process that has ended is not waited for.
             Err(_) => return,
@@ -107,8 +105,8 @@ impl Keeper {
             self.next += 1;
             return self.turn_away(key, Connection::new(stream, peer));
         }
-        if stream.set_nonblocking(true).and_then(|()| self.set.add(&stream, key)).is_err() {
-            return;
+        if let Err(cause) = stream.set_nonblocking(true).and_then(|()| self.set.add(&stream, key)) {
+            return self.turn_down(peer.pid(), cause.to_string());
         }
         self.next += 1;
         let mut connection = Connection::new(stream, peer);
@@ -116,6 +114,33 @@ impl Keeper {
         self.connections.insert(key, connection);
         // At once: what has been accepted is lost if this process is killed, unless it is kept.
         self.read(key);
+    }
+
+    /// Closes a connection that this process can do nothing with.
+    fn turn_down(&mut self, pid: u32, reason: String) {
+        let session = self.next;
+        self.next += 1;
+        (self.log)(&ServeEvent::Refused { session, pid, reason, was_killed: false });
+    }
+
+    /// Returns how many machines and connections there may be.
+    pub(super) fn room(&self) -> Room {
+        Room::new(self.options.descriptors.unwrap_or_else(descriptors::limit), self.files.len())
+    }
+
+    /// Refuses a connection that is about to be one machine too many. Returns whether it is.
+    fn is_too_many(&mut self, key: u64) -> bool {
+        let is_one = |connection: &Connection| connection.has_descriptors();
+        let is_new = |connection: &Connection| connection.is_greeting() && is_one(connection);
+        if !self.connections.get(&key).is_some_and(is_new) {
+            return false;
+        }
+        let (room, all) = (self.room(), self.connections.values());
+        let is_too_many = all.filter(|connection| is_one(connection)).count() > room.machines;
+        if is_too_many {
+            self.refuse(key, room.is_full());
+        }
+        is_too_many
     }
 
     /// Refuses a connection of a user that may not connect.
@@ -141,6 +166,10 @@ impl Keeper {
         if connection.known.is_ended {
             let _ = self.set.remove(&connection.stream);
         }
+        if self.is_too_many(key) {
+            return;
+        }
+        let Some(connection) = self.connections.get_mut(&key) else { return };
         if connection.may_be_whole() && !self.news.contains(&key) {
             self.news.push_back(key);
         }

@@ -94,7 +94,7 @@ pub(crate) fn take(
         other => return unexpected(&other),
     };
     loop {
-        let Titled { title, fds, bytes } = receive(from)?;
+        let Titled { title, fds, bytes, .. } = receive(from)?;
         match title {
             Piece::Socket => socket = fds.into_iter().next(),
             Piece::Connection(kept) => {

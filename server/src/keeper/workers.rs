@@ -6,9 +6,11 @@ use std::mem;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::Child;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use uzone_os::Vaddr;
+use uzone_os::descriptors::is_shortage;
 use uzone_os::unix_socket::MessageSocket;
 
 use super::estate::Heirlooms;
@@ -18,7 +20,7 @@ use super::{HUGE, Keeper, WORKER};
 use crate::control::Control;
 use crate::error::ServeError;
 use crate::event::ServeEvent;
-use crate::link::{self, BLOCKS, Order, Report, Titled};
+use crate::link::{self, BLOCKS, Order, Report, SHORTAGE, Titled};
 
 /// A worker that ran this long resets the count of deaths in a row.
 const STEADY: Duration = Duration::from_secs(1);
@@ -52,7 +54,7 @@ impl Drop for RunningWorker {
     /// Ends the process. When this returns, none of its threads answers a fault any more. If this process
     /// dies of a bug, the worker takes its place.
     fn drop(&mut self) {
-        if std::thread::panicking() {
+        if thread::panicking() {
             return;
         }
         // It may have ended.
@@ -69,11 +71,11 @@ impl Keeper {
     pub(super) fn start_worker(&mut self, has_machines: bool) -> io::Result<()> {
         let (socket, other) = MessageSocket::pair()?;
         self.set.add(&socket, WORKER)?;
-        let child = (self.start)(other.into_fd())?;
-        // If it has ended, it reports nothing either.
+        // Before it starts: without that it would end at once.
         let names = self.files.iter().map(|(name, _)| name.clone()).collect();
         let files: Vec<_> = self.files.iter().map(|(_, file)| file.as_fd()).collect();
-        let _ = link::send(&socket, &Order::Start { names, has_machines }, &files);
+        link::send(&socket, &Order::Start { names, has_machines }, &files)?;
+        let child = (self.start)(other.into_fd())?;
         let since = Instant::now();
         self.worker = Some(RunningWorker {
             child,
@@ -91,7 +93,7 @@ impl Keeper {
     /// Waits for a report of the first worker.
     pub(super) fn first_words(&mut self) -> Result<(), ServeError> {
         let Some(worker) = &mut self.worker else { return Ok(()) };
-        match link::receive(&worker.socket) {
+        match link::receive_any(&worker.socket) {
             Ok(report) => self.handle(report),
             Err(_) => {
                 let status = worker.child.wait().map_err(ServeError::Start)?;
@@ -131,9 +133,16 @@ impl Keeper {
             } else {
                 return;
             };
-            worker.asks = false;
-            if sent.is_err() {
-                return self.worker_ended();
+            match sent {
+                Ok(()) => worker.asks = false,
+                // What it was about is sent again when the clock is looked at next.
+                Err(cause) if is_shortage(&cause) => {
+                    worker.has_heirlooms = false;
+                    self.news.extend(worker.taking.take());
+                    self.is_short = true;
+                    return;
+                }
+                Err(_) => return self.worker_ended(),
             }
         }
     }
@@ -148,13 +157,15 @@ impl Keeper {
     /// Receives what the worker reports.
     pub(super) fn hear(&mut self) {
         let Some(worker) = &self.worker else { return };
-        match link::receive(&worker.socket) {
+        match link::receive_any(&worker.socket) {
             Ok(report) => self.handle(report),
+            // The report stays.
+            Err(cause) if is_shortage(&cause) => thread::sleep(SHORTAGE),
             Err(_) => self.worker_ended(),
         }
     }
 
-    fn handle(&mut self, Titled { title, fds, .. }: Titled<Report>) {
+    fn handle(&mut self, Titled { title, fds, lacks_fds, .. }: Titled<Report>) {
         match title {
             Report::Opened { image, path, names, sandbox } => {
                 let before = mem::replace(&mut self.image, image);
@@ -179,7 +190,7 @@ impl Keeper {
                 }
             }
             Report::Reading(key) => {
-                if let Some(connection) = self.connections.get_mut(&key) {
+                if let Some(connection) = self.connections.get_mut(&key).filter(|_| !lacks_fds) {
                     // More of it means nothing, and nor does its end: of older monitors it comes at once.
                     if connection.is_greeting() && !connection.known.is_ended {
                         let _ = self.set.remove(&connection.stream);
@@ -188,10 +199,12 @@ impl Keeper {
                     connection.log = fds.into_iter().next();
                 }
                 // If it is of another keeper: its file has all of the log before only now.
-                self.keep_logged(key);
+                if !lacks_fds {
+                    self.keep_logged(key);
+                }
                 if let Some(worker) = &self.worker {
                     // It has died otherwise, which the next wait reports.
-                    let _ = link::send(&worker.socket, &Order::LogIsKept, &[]);
+                    let _ = link::send(&worker.socket, &Order::Log { is_kept: !lacks_fds }, &[]);
                 }
             }
             Report::Stats(key, stats) => {

@@ -1,0 +1,72 @@
+//! How many machines there is room for: [`Room`], counted in descriptors of the keeper and of its worker, so that the one
+//! machine too many is refused by name and no other notices.
+
+/// How many descriptors a keeper or a worker has for itself: its sockets, bells and sets, and those of questions.
+const OWN: u64 = 32;
+/// How often a process has each file of the image.
+const TIMES_OPEN: u64 = 3;
+/// How many descriptors a machine needs in the keeper: the stream, the process, its userfaultfd, its log, and the file for
+/// the log.
+const IN_KEEPER: u64 = 5;
+/// How many it needs in the worker: those, two more of its userfaultfd, and the log that is written.
+const IN_WORKER: u64 = 8;
+/// How many a connection needs from which no machine has come yet: the stream, the process, and two that came by it.
+const GREETING: u64 = 4;
+/// How many connections may be without a whole message; further ones wait.
+const GREETINGS: u64 = 64;
+
+/// How many machines and connections there may be at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Room {
+    /// How many descriptors each process may have.
+    pub(super) descriptors: u64,
+    pub(super) machines: usize,
+    pub(super) greetings: usize,
+}
+
+impl Room {
+    /// Returns what there is room for in processes with so many descriptors, for an image of so many files.
+    pub(super) fn new(descriptors: u64, files: usize) -> Self {
+        let own = OWN.saturating_add((files as u64).saturating_mul(TIMES_OPEN));
+        let left = descriptors.saturating_sub(own);
+        // A quarter of what is left, at most.
+        let greetings = (left / 4 / GREETING).clamp(1, GREETINGS);
+        let in_keeper = left.saturating_sub(greetings * GREETING) / IN_KEEPER;
+        let machines = in_keeper.min(left / IN_WORKER);
+        let count = |count| usize::try_from(count).unwrap_or(usize::MAX);
+        Self { descriptors, machines: count(machines), greetings: count(greetings) }
+    }
+
+    /// Returns why one machine more is not served.
+    pub(super) fn is_full(&self) -> String {
+        let Self { descriptors, machines, .. } = self;
+        format!(
+            "{machines} machines are served at once at most, as each process may have {descriptors} descriptors: raise the \
+             hard limit (LimitNOFILE= of a unit, or `ulimit -Hn`)"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_room_for_as_many_machines_as_the_descriptors_of_both_processes_suffice_for() {
+        for (descriptors, files, machines, greetings) in [
+            (0, 0, 0, 1),
+            (64, 1, 3, 1),
+            (1024, 1, 123, 61),
+            (4096, 3, 506, 64),
+            (20_000, 1, 2495, 64),
+            (u64::MAX, 1, usize::MAX / 8 - 4, 64),
+        ] {
+            let room = Room::new(descriptors, files);
+            assert_eq!((room.machines, room.greetings), (machines, greetings), "{descriptors}");
+            let (machines, greetings) = (machines as u64, greetings as u64);
+            let keeper = (machines.saturating_mul(5)).saturating_add(greetings * 4);
+            assert!(machines == 0 || keeper.saturating_add(35) <= descriptors);
+            assert!(machines == 0 || machines.saturating_mul(8).saturating_add(35) <= descriptors);
+        }
+    }
+}
