@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread;
@@ -90,6 +91,8 @@ struct Held {
     kept: Option<KeptPages>,
     /// The copy. While it is made, pages are read from the memory; the worker ends the capture after that.
     copy: RwLock<Option<Exclusive>>,
+    /// Whether all was read, so that no copy is needed any more.
+    is_read: AtomicBool,
 }
 
 impl Held {
@@ -152,7 +155,8 @@ impl CapturedPages {
         threads: usize,
     ) -> io::Result<Self> {
         let copy = copy(&runs, threads, |run, piece| read(&memory, run, piece))?;
-        let held = Arc::new(Held { memory, kept: None, copy: RwLock::new(copy) });
+        let (copy, is_read) = (RwLock::new(copy), AtomicBool::new(false));
+        let held = Arc::new(Held { memory, kept: None, copy, is_read });
         Ok(Self { runs: runs.into(), removed, held, worker: None })
     }
 
@@ -164,7 +168,8 @@ impl CapturedPages {
         kept: KeptPages,
         worker: MessageSocket,
     ) -> Self {
-        let held = Arc::new(Held { memory, kept: Some(kept), copy: RwLock::default() });
+        let (kept, copy, is_read) = (Some(kept), RwLock::default(), AtomicBool::new(false));
+        let held = Arc::new(Held { memory, kept, copy, is_read });
         let (socket, runs): (_, Arc<[Run]>) = (Arc::new(worker), runs.into());
         let (answer, ended) = sync_channel(1);
         let listens = {
@@ -189,6 +194,13 @@ impl CapturedPages {
     /// What was read is not the memory of one moment: a worker that kept pages has died, or the machine gave
     /// memory back before it could be read. Capture it again.
     pub fn finish(&self) -> io::Result<u64> {
+        // Release pairs with the Acquire of `listen`: all was read before.
+        self.held.is_read.store(true, Ordering::Release);
+        self.end()
+    }
+
+    /// Ends the capture as [`CapturedPages::finish`] does, also where not all was read.
+    fn end(&self) -> io::Result<u64> {
         let Some(worker) = &self.worker else { return Ok(0) };
         let mut worker = lock(worker);
         if worker.end.is_none() {
@@ -245,9 +257,14 @@ fn listen(worker: &MessageSocket, held: &Held, runs: &[Run]) -> io::Result<u64> 
             CaptureReply::Hurry => {
                 let Some(kept) = &held.kept else { continue };
                 let threads = thread::available_parallelism().map_or(1, Into::into);
-                copied = copy(runs, threads, |run, piece| held.read_memory(kept, run, 0, piece))
+                let copy = copy(runs, threads, |run, piece| held.read_memory(kept, run, 0, piece))
                     .map(|copy| *held.copy.write().unwrap_or_else(PoisonError::into_inner) = copy);
-                link::send(worker, &CaptureRequest::End, &[])?;
+                // What could not be copied after all was read is not missing: the capture may have ended by then.
+                if copy.is_err() && !held.is_read.load(Ordering::Acquire) {
+                    copied = copy;
+                }
+                // It may have ended before, and its answer is there.
+                let _ = link::send(worker, &CaptureRequest::End, &[]);
             }
             // What was given back before it was read cannot be copied: the worker states that reason.
             CaptureReply::Ended { lost: Some(reason), .. } => return Err(io::Error::other(reason)),
@@ -295,7 +312,7 @@ impl Read for Memory<'_> {
             Origin::Run(index, from) => {
                 if let Err(cause) = self.pages.held.read(&self.pages.runs[index], from, now) {
                     // The worker knows of memory that was given back.
-                    return Err(self.pages.finish().err().unwrap_or(cause));
+                    return Err(self.pages.end().err().unwrap_or(cause));
                 }
             }
             Origin::Zeroes => now.fill(0),
@@ -314,17 +331,20 @@ mod tests {
 
     const PAGE: u64 = 4096;
 
+    fn region() -> RemoteRegion {
+        RemoteRegion {
+            start: uzone_os::Vaddr::new(0),
+            len: ByteLen::new(PAGE),
+            offset: 0,
+            page: uzone_os::probe::page_size(),
+        }
+    }
+
     #[test]
     fn memory_that_was_given_back_is_the_reason_why_a_page_cannot_be_read() {
         for (lost, reason) in [(Some("given back".to_owned()), "given back"), (None, GONE)] {
             let (here, worker) = MessageSocket::pair().unwrap();
-            let regions = [RemoteRegion {
-                start: uzone_os::Vaddr::new(0),
-                len: ByteLen::new(PAGE),
-                offset: 0,
-                page: uzone_os::probe::page_size(),
-            }];
-            let kept = KeptPages::new(&regions).unwrap();
+            let kept = KeptPages::new(&[region()]).unwrap();
             // There are no bytes any more, as of a process that has ended.
             let memory = uzone_os::memory_file("memory", &[]).unwrap();
             let run = Run { bytes: 0..PAGE, address: 0, at: 0 };
@@ -339,12 +359,50 @@ mod tests {
     }
 
     #[test]
+    fn once_all_was_read_the_answer_of_the_worker_alone_counts() {
+        let (here, worker) = MessageSocket::pair().unwrap();
+        let kept = KeptPages::new(&[region()]).unwrap();
+        // Of memory that was given back since, which cannot be copied.
+        let memory = uzone_os::memory_file("memory", &[]).unwrap();
+        let run = Run { bytes: 0..PAGE, address: 0, at: 0 };
+        let pages = CapturedPages::live(memory, Vec::new(), vec![run], kept, here);
+        let end = thread::scope(|scope| {
+            let finish = scope.spawn(|| pages.finish());
+            let asked = link::receive::<CaptureRequest>(&worker).unwrap();
+            assert!(matches!(asked.title, CaptureRequest::End), "{asked:?}");
+            // It had sent that before.
+            link::send(&worker, &CaptureReply::Hurry, &[]).unwrap();
+            let end = CaptureReply::Ended { kept_pages: 3, lost: None };
+            link::send(&worker, &end, &[]).unwrap();
+            drop(worker);
+            finish.join().unwrap()
+        });
+        assert_eq!(end.unwrap(), 3);
+    }
+
+    #[test]
+    fn memory_that_could_not_be_copied_before_all_was_read_is_lost() {
+        let (here, worker) = MessageSocket::pair().unwrap();
+        let kept = KeptPages::new(&[region()]).unwrap();
+        let memory = uzone_os::memory_file("memory", &[]).unwrap();
+        let run = Run { bytes: 0..PAGE, address: 0, at: 0 };
+        let pages = CapturedPages::live(memory, Vec::new(), vec![run], kept, here);
+        link::send(&worker, &CaptureReply::Hurry, &[]).unwrap();
+        let asked = link::receive::<CaptureRequest>(&worker).unwrap();
+        assert!(matches!(asked.title, CaptureRequest::End), "{asked:?}");
+        let end = CaptureReply::Ended { kept_pages: 3, lost: None };
+        link::send(&worker, &end, &[]).unwrap();
+        assert!(pages.finish().is_err());
+    }
+
+    #[test]
     fn what_is_copied_comes_before_what_was_given_back_and_that_before_the_image() {
         let run = |bytes: Range<u64>, at| Run { bytes, address: 0, at };
         let mut copy = Exclusive::anonymous(ByteLen::new(8), Anonymous::default()).unwrap();
         (1..).zip(&mut copy.as_bytes_mut()[..8]).for_each(|(number, byte)| *byte = number);
         let memory = uzone_os::memory_file("memory", &[]).unwrap();
-        let held = Held { memory, kept: None, copy: RwLock::new(Some(copy)) };
+        let (copy, is_read) = (RwLock::new(Some(copy)), AtomicBool::new(true));
+        let held = Held { memory, kept: None, copy, is_read };
         let pages = CapturedPages {
             runs: vec![run(2..6, 4), run(10..14, 0)].into(),
             removed: vec![0..3, 5..9, 14..15],
