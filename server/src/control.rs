@@ -4,8 +4,8 @@
 //! A client sends one line, `status`, `drain`, `leave-metrics`, `take-over` or `memory` with the number of a session,
 //! and gets one line of JSON. With the last two comes a socket by which the keeper hands everything to the client
 //! ([`take_over`]), or the memory of a machine (`capture.rs`). `GET` gets metrics by HTTP,
-//! from here or from a TCP port. A thread of its own serves one client after the other, each for a few
-//! seconds at most, so that the keeper waits for none.
+//! from here or from a TCP port. Clients are served side by side, each by a thread, and each has to send a whole request
+//! and to take its answer within a short time. The keeper waits for none of them, also at its end.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
-use std::thread::{Builder, JoinHandle};
-use std::time::Duration;
+use std::thread::{self, Builder, JoinHandle};
+use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 use uzone_os::uffd::{Doorbell, EventSet};
@@ -33,6 +33,9 @@ use crate::status::Status;
 const CLIENT: Duration = Duration::from_secs(2);
 /// How long the keeper may take for an answer: a worker may have to be started.
 const ANSWER: Duration = Duration::from_secs(5);
+/// How many clients of a socket are served at once. Another one takes the place of the oldest that has sent no whole
+/// request.
+const CLIENTS: usize = 16;
 /// How long to wait after a client that could not be accepted.
 const AGAIN: Duration = Duration::from_millis(100);
 /// How long a request may be.
@@ -61,7 +64,8 @@ pub(crate) struct Asked {
 struct Shared {
     /// Descriptors of the sockets for questions and for metrics, for the next keeper.
     sockets: [Option<OwnedFd>; 2],
-    asked: Mutex<Vec<Asked>>,
+    /// `None` once the server ends.
+    asked: Mutex<Option<Vec<Asked>>>,
     bell: Doorbell,
     /// Rings when the threads are to end.
     stop: Doorbell,
@@ -142,7 +146,8 @@ impl Control {
             Some(clone(listening.listener.as_fd())?),
             metrics.as_ref().map(|listener| clone(listener.as_fd())).transpose()?,
         ];
-        let shared = Arc::new(Shared { sockets, asked: Mutex::default(), bell, stop, is_left });
+        let asked = Mutex::new(Some(Vec::new()));
+        let shared = Arc::new(Shared { sockets, asked, bell, stop, is_left });
         let mut control = Self { shared, metrics: None, threads: Vec::new() };
         let (shared, set) = (control.shared.clone(), control.waits_for(&listening.listener)?);
         control.start(move || {
@@ -184,7 +189,7 @@ impl Control {
     /// Takes what was asked since the last call.
     pub(crate) fn take(&self) -> io::Result<Vec<Asked>> {
         self.shared.bell.silence()?;
-        Ok(std::mem::take(&mut *lock(&self.shared.asked)))
+        Ok(lock(&self.shared.asked).as_mut().map(std::mem::take).unwrap_or_default())
     }
 
     /// Returns where metrics are, if there is a port for them.
@@ -209,7 +214,9 @@ impl AsFd for Control {
 
 impl Drop for Control {
     fn drop(&mut self) {
-        // Each of the two threads waits for a client, or serves one for a few seconds.
+        // Clients that wait for an answer get none.
+        lock(&self.shared.asked).take();
+        // Each of the two threads waits for a client, and closes those that it has.
         let is_woken = self.shared.stop.ring().is_ok();
         for thread in self.threads.drain(..).filter(|_| is_woken) {
             // A panic of it was printed when it happened.
@@ -218,55 +225,140 @@ impl Drop for Control {
     }
 }
 
-/// Reads the line of a client, and the descriptors that come along.
+/// Returns how much of the time of a client is left.
+fn left(until: Instant) -> io::Result<Duration> {
+    let left = until.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+}
+
+/// Returns whether a request is whole: its line, and of HTTP its head.
+fn is_whole(request: &[u8]) -> bool {
+    let has = |end: &[u8]| request.windows(end.len()).any(|part| part == end);
+    match request.starts_with(b"GET ") {
+        true => has(b"\r\n\r\n") || has(b"\n\n"),
+        false => has(b"\n"),
+    }
+}
+
+/// Reads the request of a client, and the descriptors that come along.
 fn read_request(stream: &UnixStream) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
-    stream.set_read_timeout(Some(CLIENT))?;
-    stream.set_write_timeout(Some(CLIENT))?;
+    let until = Instant::now() + CLIENT;
     let (mut request, mut fds, mut part) = (Vec::new(), Vec::new(), [0; 1024]);
-    while !request.contains(&b'\n') && request.len() < REQUEST {
+    while !is_whole(&request) && request.len() < REQUEST {
+        stream.set_read_timeout(Some(left(until)?))?;
         match peer::receive(stream, &mut part, &mut fds)? {
             0 => break,
             len => request.extend_from_slice(&part[..len]),
         }
+        // One order has one socket.
+        fds.truncate(1);
     }
     Ok((request, fds))
 }
 
+/// Sends an answer.
+fn answer(mut stream: &UnixStream, text: &str) -> io::Result<()> {
+    let (until, mut rest) = (Instant::now() + CLIENT, text.as_bytes());
+    while !rest.is_empty() {
+        stream.set_write_timeout(Some(left(until)?))?;
+        match stream.write(rest)? {
+            0 => return Err(io::ErrorKind::WriteZero.into()),
+            sent => rest = &rest[sent..],
+        }
+    }
+    Ok(())
+}
+
+/// A client that is served by a thread.
+struct Client {
+    stream: Arc<UnixStream>,
+    /// Whether it has sent its whole request.
+    is_heard: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+impl Client {
+    /// Ends its thread.
+    fn close(self) {
+        // It may have closed it.
+        let _ = self.stream.shutdown(Shutdown::Both);
+        // A panic of it was printed when it happened.
+        let _ = self.thread.join();
+    }
+}
+
+/// Returns whether one client more can be served, for which a silent one may make room.
+fn has_room(clients: &mut Vec<Client>) -> bool {
+    clients.retain(|client| !client.thread.is_finished());
+    if clients.len() < CLIENTS {
+        return true;
+    }
+    // Relaxed: one that is heard meanwhile asks again.
+    let silent = |client: &Client| !client.is_heard.load(Ordering::Relaxed);
+    let Some(oldest) = clients.iter().position(silent) else { return false };
+    clients.remove(oldest).close();
+    true
+}
+
 impl Shared {
-    /// Serves one client after the other, until the server ends. `is_near` is whether they come by the control
+    /// Serves clients side by side, until the server ends. `is_near` is whether they come by the control
     /// socket: only those may give orders.
     fn serve_all(
-        &self,
+        self: &Arc<Self>,
         set: &EventSet,
         is_near: bool,
         accept: impl Fn() -> io::Result<UnixStream>,
     ) {
-        let mut ready = Vec::new();
+        let (mut ready, mut clients) = (Vec::new(), Vec::new());
         loop {
             let waited = set.wait(&mut ready, None);
             if ready.contains(&1) {
-                return;
+                break;
             }
-            let client = waited.and_then(|()| accept()).and_then(|stream| {
-                let request = read_request(&stream)?;
-                Ok((stream, request))
-            });
-            match client {
-                // A client that goes, or is too slow, is not answered.
-                Ok((stream, (request, fds))) => drop(self.serve(&stream, &request, fds, is_near)),
+            if !has_room(&mut clients) {
+                thread::sleep(AGAIN);
+                continue;
+            }
+            match waited.and_then(|()| accept()).and_then(|stream| self.begin(stream, is_near)) {
+                Ok(client) => clients.push(client),
                 Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => {}
                 // It listens no more: the port is the next server's.
-                Err(cause) if cause.kind() == io::ErrorKind::InvalidInput => return,
-                // No descriptor is free, for instance, or it sent nothing.
-                Err(_) => std::thread::sleep(AGAIN),
+                Err(cause) if cause.kind() == io::ErrorKind::InvalidInput => break,
+                // No descriptor is free, for instance.
+                Err(_) => thread::sleep(AGAIN),
             }
         }
+        // Those whose answer is there take it.
+        let until = Instant::now() + AGAIN;
+        let is_answered = |client: &Client| {
+            client.is_heard.load(Ordering::Relaxed) && !client.thread.is_finished()
+        };
+        while clients.iter().any(is_answered) && Instant::now() < until {
+            thread::sleep(Duration::from_millis(1));
+        }
+        clients.into_iter().for_each(Client::close);
+    }
+
+    /// Serves a client by a thread of its own.
+    fn begin(self: &Arc<Self>, stream: UnixStream, is_near: bool) -> io::Result<Client> {
+        let (stream, is_heard) = (Arc::new(stream), Arc::new(AtomicBool::new(false)));
+        let (shared, of, heard) = (self.clone(), stream.clone(), is_heard.clone());
+        let thread = Builder::new().name("uzone-client".into()).spawn(move || {
+            // A client that goes, or is too slow, is not answered.
+            if let Ok((request, fds)) = read_request(&of) {
+                heard.store(true, Ordering::Relaxed);
+                let _ = shared.serve(&of, &request, fds, is_near);
+            }
+            // The other thread may have the stream for longer.
+            let _ = of.shutdown(Shutdown::Both);
+        });
+        Ok(Client { stream, is_heard, thread: thread? })
     }
 
     /// Answers a request.
     fn serve(
         &self,
-        mut stream: &UnixStream,
+        stream: &UnixStream,
         request: &[u8],
         fds: Vec<OwnedFd>,
         is_near: bool,
@@ -286,16 +378,16 @@ impl Shared {
                 Request::Memory(session, socket)
             }
             _ => {
-                let answer = "{\"error\":\"the server knows `status`, `drain`, `take-over` and `memory`\"}\n";
-                return stream.write_all(answer.as_bytes());
+                let text = "{\"error\":\"the server knows `status`, `drain`, `take-over` and `memory`\"}\n";
+                return answer(stream, text);
             }
         };
-        let mut answer = match self.ask(asked) {
+        let mut text = match self.ask(asked) {
             Some(status) => serde_json::to_string(&status)?,
             None => "{\"error\":\"the keeper does not answer\"}".to_owned(),
         };
-        answer.push('\n');
-        stream.write_all(answer.as_bytes())
+        text.push('\n');
+        answer(stream, &text)
     }
 
     /// Leaves the port for metrics to the next server, though another process may have a descriptor of it too.
@@ -306,7 +398,7 @@ impl Shared {
         }
     }
 
-    fn serve_metrics(&self, mut stream: &UnixStream, line: &[u8]) -> io::Result<()> {
+    fn serve_metrics(&self, stream: &UnixStream, line: &[u8]) -> io::Result<()> {
         let is_known = line.split(|byte| *byte == b' ').nth(1) == Some(b"/metrics");
         let (state, body) = match is_known.then(|| self.ask(Request::Status)) {
             Some(Some(status)) => ("200 OK", status.metrics()),
@@ -314,16 +406,16 @@ impl Shared {
             None => ("404 Not Found", "metrics are at /metrics\n".to_owned()),
         };
         let len = body.len();
-        write!(
-            stream,
+        let text = format!(
             "HTTP/1.1 {state}\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {len}\r\n\
              Connection: close\r\n\r\n{body}"
-        )
+        );
+        answer(stream, &text)
     }
 
     fn ask(&self, request: Request) -> Option<Status> {
         let (answer, answered) = sync_channel(1);
-        lock(&self.asked).push(Asked { request, answer });
+        lock(&self.asked).as_mut()?.push(Asked { request, answer });
         self.bell.ring().ok()?;
         answered.recv_timeout(ANSWER).ok()
     }
