@@ -152,7 +152,8 @@ impl SessionMemory {
         };
         let of = dialect::memory_of(&bytes).ok_or(io::ErrorKind::InvalidData)?;
         // Of the keeper. One that was a worker, and is not trusted, could have this command wait by it.
-        let log = fds.next().map(LoggedEvents::read_trusted).transpose()?;
+        let marks = AdoptedMemory::marks(&of.regions).map_err(io::Error::other)?;
+        let log = fds.next().map(|log| LoggedEvents::read_trusted(log, marks)).transpose()?;
         let removed = log.map(|log| AdoptedMemory::given_back(&of.regions, &log)).transpose();
         let removed = removed.map_err(io::Error::other)?.unwrap_or_default();
         let (is_shared, is_tracked) = (of.is_shared(), of.is_tracked());

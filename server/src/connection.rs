@@ -24,8 +24,11 @@ pub(crate) const MESSAGE_BYTES: usize = 64 << 10;
 pub(crate) const TAKEN_BYTES: usize = MESSAGE_BYTES + 1;
 /// How often the service manager keeps what a monitor has sent in parts.
 const TIMES_KEPT: u32 = 8;
-/// How many descriptors of a monitor are handed over.
-const TAKEN_FDS: usize = 16;
+/// How many descriptors of a client are kept: its userfaultfd, and the log of an earlier server.
+const TAKEN_FDS: usize = 2;
+/// How often a worker looks at a message that may be whole and was not: one in parts ends as a whole one does a few
+/// times.
+const LOOKS: u32 = 16;
 
 /// A connection, and all that came by it.
 #[derive(Debug)]
@@ -46,6 +49,8 @@ pub(crate) struct Connection {
     pub(crate) not_huge: u64,
     /// How many workers died of taking it.
     pub(crate) deaths: u32,
+    /// How often a worker was to look at it.
+    looks: u32,
     /// What it was served from by a server that has died.
     pub(crate) image: Option<String>,
     /// How many bytes of it the service manager keeps, and how often it was asked to keep more of them. A process that
@@ -71,8 +76,9 @@ pub(crate) struct Known {
     /// will have.
     #[serde(default)]
     pub(crate) must_be_served: bool,
-    /// Whether more descriptors came than were taken.
-    has_more_fds: bool,
+    /// How many descriptors came beside those that were kept.
+    #[serde(default)]
+    other_fds: usize,
     /// Whether nothing more is read.
     pub(crate) is_ended: bool,
     /// How many bytes of memory the machine has, and how many a page of it; known once it is connected.
@@ -129,6 +135,7 @@ impl Connection {
             huge_pages: 0,
             not_huge: 0,
             deaths: 0,
+            looks: 0,
             image: None,
             kept_bytes: None,
             times_kept: 0,
@@ -183,13 +190,13 @@ impl Connection {
                 Ok(len) if len > 0 => self.bytes.extend_from_slice(&part[..len]),
                 Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return,
                 Err(cause) if cause.kind() == io::ErrorKind::InvalidData => {
-                    known.has_more_fds = true;
+                    known.other_fds += 1;
                 }
                 Ok(_) | Err(_) => known.is_ended = true,
             }
-            known.has_more_fds |= self.fds.len() > TAKEN_FDS;
+            known.other_fds += self.fds.len().saturating_sub(TAKEN_FDS);
             self.fds.truncate(TAKEN_FDS);
-            known.is_ended |= self.bytes.len() >= TAKEN_BYTES || known.has_more_fds;
+            known.is_ended |= self.bytes.len() >= TAKEN_BYTES || known.other_fds > 0;
         }
     }
 
@@ -206,9 +213,15 @@ impl Connection {
         }
     }
 
-    /// Returns how many descriptors came by it; one more than were taken if there were more.
+    /// Notes that a worker is to look at it. Returns whether it may: none looks at each part of a message without end.
+    pub(crate) fn may_look(&mut self) -> bool {
+        self.looks += 1;
+        self.looks <= LOOKS
+    }
+
+    /// Returns how many descriptors came by it.
     pub(crate) fn count_descriptors(&self) -> usize {
-        self.fds.len() + usize::from(self.known.has_more_fds)
+        self.fds.len() + self.known.other_fds
     }
 
     /// Returns the userfaultfd that came by it.

@@ -466,9 +466,12 @@ fn begin_log(
 
 /// Makes the log of what a machine gives back, which goes on with that of the process that served it before.
 fn make_log(connection: &mut Connection, regions: &[RemoteRegion]) -> Result<EventLog, String> {
+    let marks = AdoptedMemory::marks(regions).map_err(text)?;
     let before = match (connection.log.take(), connection.earlier_log()) {
-        (Some(ours), _) => Some(LoggedEvents::read_trusted(ours)),
-        (None, Some(theirs)) => Some(theirs.try_clone().and_then(LoggedEvents::read)),
+        (Some(ours), _) => Some(LoggedEvents::read_trusted(ours, marks)),
+        (None, Some(theirs)) => {
+            Some(theirs.try_clone().and_then(|theirs| LoggedEvents::read(theirs, marks)))
+        }
         (None, None) => None,
     };
     let before = before.transpose().map_err(text)?;

@@ -39,6 +39,7 @@ use guest::Guest;
 mod common;
 mod crowd;
 mod guest;
+mod hostile;
 mod neighbour;
 
 const MACHINE: &str = "UZONE_SERVER_TEST_MACHINE";
@@ -232,6 +233,9 @@ fn options(words: &str) -> ServerOptions {
         // For a machine of any user.
         _ if words == "open" => options.mode(0o666),
         _ if words == "huge" => options.huge(true),
+        _ if words == "metrics" => {
+            options.on_failure(OnFailure::Hold).metrics("127.0.0.1:0".parse::<SocketAddr>().ok())
+        }
         _ => options,
     }
 }

@@ -255,6 +255,14 @@ impl AdoptedMemory {
         Ok(log)
     }
 
+    /// Returns how many marks the log of memory of these regions has.
+    ///
+    /// # Errors
+    /// [`MapError`]: the regions have more pages than there can be.
+    pub fn marks(regions: &[RemoteRegion]) -> Result<u64, MapError> {
+        Ok(count_pages(regions)?.get())
+    }
+
     /// Returns the bytes of the backing that memory of these regions gave back, as the log of a process has
     /// them that answered for it and has ended: in ascending order, neighbours as one range.
     ///

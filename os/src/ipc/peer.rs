@@ -30,6 +30,9 @@ const PEER_PIDFD: libc::c_int = 77;
 /// How many descriptors one receive takes at most; the kernel closes further ones.
 const DESCRIPTORS: usize = 16;
 
+/// How many descriptors of a process are compared with another one: more take this process too long.
+const COMPARED: usize = 1 << 16;
+
 /// A process that connected to a Unix socket.
 #[derive(Debug)]
 pub struct Peer {
@@ -102,12 +105,15 @@ impl Peer {
     /// Returns the number that it has the same open file under as `fd`, for [`Peer::descriptor`].
     ///
     /// # Errors
-    /// [`io::ErrorKind::NotFound`] if it has closed it. Otherwise the error of the system: this process may not
-    /// take its descriptors, which takes the same user, or `CAP_SYS_PTRACE` and `CAP_DAC_READ_SEARCH`, or the kernel
+    /// [`io::ErrorKind::NotFound`] if it has closed it, and [`io::ErrorKind::QuotaExceeded`] if it is not among 65,536
+    /// descriptors that were compared. Otherwise the error of the system: this process may not take its descriptors, which takes the same user, or `CAP_SYS_PTRACE` and `CAP_DAC_READ_SEARCH`, or the kernel
     /// cannot compare them.
     pub fn number_of(&self, fd: BorrowedFd<'_>) -> io::Result<u32> {
         let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
-        for entry in std::fs::read_dir(format!("/proc/{}/fd", self.pid()))? {
+        for (count, entry) in std::fs::read_dir(format!("/proc/{}/fd", self.pid()))?.enumerate() {
+            if count >= COMPARED {
+                return Err(io::ErrorKind::QuotaExceeded.into());
+            }
             let entry = entry?;
             let number = entry.file_name().to_str().and_then(|name| name.parse().ok());
             let Some(number) = number else { continue };

@@ -64,13 +64,10 @@ impl EventLog {
     pub fn in_file(file: OwnedFd, messages: usize, marks: u64) -> io::Result<Self> {
         let is_log = Self::is_in_file(&File::from(file.try_clone()?))?;
         let before = match is_log {
-            true => Some(LoggedEvents::read_trusted(file.try_clone()?)?),
+            true => Some(LoggedEvents::read_trusted(file.try_clone()?, marks)?),
             false => None,
         };
         let messages = before.as_ref().map_or(messages, |before| before.messages);
-        if before.as_ref().is_some_and(|before| before.count != marks) {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
         let len = Self::len_of(messages, marks)?;
         // A full disk is found now, and not by a signal when an event is read.
         rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, len.get())?;
@@ -172,19 +169,19 @@ pub struct LoggedEvents {
 }
 
 impl LoggedEvents {
-    /// Reads a log that [`EventLog::fd`] is the descriptor of. The process that wrote it must have ended. The
-    /// descriptor may come from a process that is not trusted: the file is a sealed memory file, so that
-    /// reading it never waits.
+    /// Reads a log of `marks` marks that [`EventLog::fd`] is the descriptor of. The process that wrote it must have
+    /// ended. The descriptor may come from a process that is not trusted: the file is a sealed memory file, so that
+    /// reading it never waits, and no more is read than such a log has.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidData`] if it is no such file, and the error of the system.
-    pub fn read(fd: OwnedFd) -> io::Result<Self> {
+    /// [`io::ErrorKind::InvalidData`] if it is no such file or has another number of marks, and the error of the system.
+    pub fn read(fd: OwnedFd, marks: u64) -> io::Result<Self> {
         let is_sealed = rustix::fs::fcntl_get_seals(&fd)
             .is_ok_and(|seals| seals.contains(SealFlags::FUTURE_WRITE | SealFlags::SHRINK));
         if !is_sealed {
-            return Err(io::ErrorKind::InvalidData.into());
+            return Err(no_log("it is no sealed file in memory"));
         }
-        Self::read_trusted(fd)
+        Self::read_trusted(fd, marks)
     }
 
     /// Reads a log as [`LoggedEvents::read`] does, also one with a name ([`EventLog::in_file`]). Only
@@ -192,22 +189,25 @@ impl LoggedEvents {
     ///
     /// # Errors
     /// As for [`LoggedEvents::read`].
-    pub fn read_trusted(fd: OwnedFd) -> io::Result<Self> {
+    pub fn read_trusted(fd: OwnedFd, count: u64) -> io::Result<Self> {
         let file = File::from(fd);
         let len = file.metadata()?.len() / 8;
         let mut bytes = vec![0; HEADER * 8];
         file.read_exact_at(&mut bytes, 0)?;
         let header: Vec<u64> = words(&bytes).collect();
-        if header[1] > MESSAGES as u64 {
-            return Err(io::ErrorKind::InvalidData.into());
+        if header[0] != MAGIC || header[1] > MESSAGES as u64 {
+            return Err(no_log("its beginning is that of another file"));
+        }
+        if header[2] != count {
+            return Err(no_log("it is of other memory"));
         }
         let (messages, marks) = (header[1].saturating_mul(WORDS as u64), header[2].div_ceil(64));
         let end = (HEADER as u64).saturating_add(messages).saturating_add(marks);
-        if header[0] != MAGIC || end > len {
-            return Err(io::ErrorKind::InvalidData.into());
+        if end > len {
+            return Err(no_log("it is cut off"));
         }
         let read = |from: u64, words: u64| {
-            // It is not longer than a file that was just measured.
+            // It is as long as the caller's memory needs, and the file has it.
             let mut bytes = vec![0; usize::try_from(words * 8).map_err(io::Error::other)?];
             file.read_exact_at(&mut bytes, from * 8).map(|()| bytes)
         };
@@ -221,7 +221,7 @@ impl LoggedEvents {
         let removed = removed.collect();
         let marks = words(&read(HEADER as u64 + messages, marks)?).collect();
         let messages = usize::try_from(header[1]).map_err(io::Error::other)?;
-        Ok(Self { removed, messages, count: header[2], marks })
+        Ok(Self { removed, messages, count, marks })
     }
 
     /// Returns how many marks there are.
@@ -234,6 +234,11 @@ impl LoggedEvents {
     pub fn marked(&self) -> impl Iterator<Item = u64> {
         bits(self.marks.iter().copied())
     }
+}
+
+fn no_log(reason: &str) -> io::Error {
+    let text = format!("this is no log of events that fits: {reason}");
+    io::Error::new(io::ErrorKind::InvalidData, text)
 }
 
 fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {
@@ -266,7 +271,11 @@ mod tests {
         let file = File::from(fd.try_clone().unwrap());
         file.write_all_at(&[1], 0).unwrap_err();
         drop(log);
-        let events = LoggedEvents::read(fd).unwrap();
+        for marks in [0, 129, 131, u64::MAX] {
+            let other = LoggedEvents::read(fd.try_clone().unwrap(), marks);
+            assert_eq!(other.unwrap_err().kind(), io::ErrorKind::InvalidData, "{marks}");
+        }
+        let events = LoggedEvents::read(fd, 130).unwrap();
         assert_eq!(events.marks(), 130);
         assert_eq!(events.removed, [Vaddr::new(0x1000)..Vaddr::new(0x3000)]);
         assert_eq!(events.marked().collect::<Vec<_>>(), [3, 4, 127, 128, 129]);
@@ -286,14 +295,14 @@ mod tests {
         }
         drop(log);
         assert!(EventLog::is_in_file(&one).unwrap());
-        assert!(LoggedEvents::read(fd()).is_err(), "it is not sealed");
+        assert!(LoggedEvents::read(fd(), 130).is_err(), "it is not sealed");
         // With as many messages as it has.
         let log = EventLog::in_file(fd(), 9, 130).unwrap();
-        let events = LoggedEvents::read_trusted(fd()).unwrap();
+        let events = LoggedEvents::read_trusted(fd(), 130).unwrap();
         assert_eq!(events.removed, [Vaddr::new(0x1000)..Vaddr::new(0x3000)]);
         log.forget_events();
         assert_eq!(log.marked().collect::<Vec<_>>(), [127, 128, 129]);
-        assert_eq!(LoggedEvents::read_trusted(fd()).unwrap().removed, []);
+        assert_eq!(LoggedEvents::read_trusted(fd(), 130).unwrap().removed, []);
         drop(log);
         let error = EventLog::in_file(fd(), 2, 131).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData, "of other memory");
@@ -308,16 +317,17 @@ mod tests {
     #[cfg_attr(miri, ignore = "it makes a memory file")]
     fn another_file_is_refused() {
         let other = Mapping::memfd("other", ByteLen::new(4096), None).unwrap();
-        let read = |mapping: &Mapping| {
-            LoggedEvents::read(mapping.fd().unwrap().try_clone_to_owned().unwrap())
+        let read = |mapping: &Mapping, marks: u64| {
+            LoggedEvents::read(mapping.fd().unwrap().try_clone_to_owned().unwrap(), marks)
         };
-        assert_eq!(read(&other).unwrap_err().kind(), io::ErrorKind::InvalidData, "not sealed");
+        assert_eq!(read(&other, 0).unwrap_err().kind(), io::ErrorKind::InvalidData, "not sealed");
         let other = Mapping::memfd("other", ByteLen::new(4096), None).unwrap();
         other.seal_for_readers().unwrap();
         for header in [[MAGIC, u64::MAX, 0], [MAGIC, 0, u64::MAX], [MAGIC, 128, 0]] {
             let bytes: Vec<u8> = header.into_iter().flat_map(u64::to_ne_bytes).collect();
             other.write_at(0, &bytes).unwrap();
-            assert_eq!(read(&other).unwrap_err().kind(), io::ErrorKind::InvalidData, "{header:?}");
+            let kind = read(&other, header[2]).unwrap_err().kind();
+            assert_eq!(kind, io::ErrorKind::InvalidData, "{header:?}");
         }
     }
 }

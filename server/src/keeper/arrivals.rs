@@ -171,6 +171,10 @@ impl Keeper {
         }
         let Some(connection) = self.connections.get_mut(&key) else { return };
         if connection.may_be_whole() && !self.news.contains(&key) {
+            if !connection.may_look() {
+                let reason = "its message came in too many parts that could have been the last";
+                return self.refuse(key, reason.to_owned());
+            }
             self.news.push_back(key);
         }
         self.keep_machine(key);
