@@ -327,6 +327,30 @@ fn what_is_prefetched_is_there_when_it_is_touched_and_what_was_given_back_stays_
     assert_eq!(server.stats().populated, PAGES / 2 - 4);
 }
 
+#[test]
+fn what_waits_for_the_first_fault_is_not_installed_before_it_and_is_all_there_after_it() {
+    let name = "what_waits_for_the_first_fault_is_not_installed_before_it";
+    let Some(uffd) = events(name) else { return };
+    let memory = registered(&uffd, anonymous(PAGES));
+    let engine = Engine::new(NonZeroUsize::MIN).unwrap();
+    let options = LazyOptions::default().advice(Advice::Random);
+    let regions = vec![region_at(0, &memory)];
+    let server = engine.adopt(remote(&memory), regions, backing(), &options, None).unwrap();
+    let offsets: Vec<u64> = (0..PAGES).step_by(2).map(|at| at * page()).collect();
+    server.prefetch_from_first_fault(&offsets);
+    // Another list waits for nothing, and is there when the reader has taken both.
+    server.prefetch(&[page()]);
+    wait_for("the page of the other list", || server.stats().populated == 1);
+    assert_eq!(server.content(0), Some(Content::Absent));
+    check(&memory, PAGES - 1, 0, false);
+    wait_for("the pages", || server.stats().populated == PAGES / 2 + 1);
+    assert_eq!(server.stats().faults, 1);
+    // A list that comes later starts at once.
+    server.prefetch_from_first_fault(&[3 * page()]);
+    wait_for("the last page", || server.stats().populated == PAGES / 2 + 2);
+    (0..PAGES).for_each(|at| check(&memory, at, 0, false));
+}
+
 /// Memory with pages of two sizes, as a machine may have that has its RAM in huge pages and the rest not.
 #[test]
 fn pages_of_two_sizes_behind_one_descriptor_get_their_bytes_their_zeroes_and_the_next_server() {

@@ -34,6 +34,7 @@ use uzone_snapshot::Packer;
 
 use common::needs::{Pool, or_skip, skip};
 use common::{Folder, damage, page_of};
+use crowd::Machine;
 use guest::Guest;
 
 mod common;
@@ -1060,6 +1061,29 @@ fn what_a_machine_touched_is_recorded_and_is_there_before_the_next_touches_it() 
     assert_eq!(fs::read_dir(&sets).unwrap().count(), 1);
     faults(&format!("prefetch {}", sets.display()));
     eprintln!("faults: {recorded} recorded, {wrong:?} with a wrong set, {replayed:?} replayed");
+}
+
+#[test]
+fn a_recorded_set_starts_with_the_first_fault_of_its_machine() {
+    let name = "a_recorded_set_starts_with_the_first_fault_of_its_machine";
+    let Some((folder, socket)) = case(name, "set-starts") else { return };
+    let set = folder.join("set");
+    fs::write(&set, (0..PAGES).map(|page| format!("{page}\n")).collect::<String>()).unwrap();
+    let words = format!("prefetch {}", set.display());
+    for image in ["raw", "packed"] {
+        let server = Running::start(&socket, &folder.join(image), &words);
+        let (waits, runs) = (Machine::connect(&socket), Machine::connect(&socket));
+        check(&runs.memory, 7, &page_of(7));
+        let prefetched = || {
+            let sessions = uzone_server::status(&socket).unwrap().sessions;
+            sessions.iter().filter_map(|one| Some(one.stats?.prefetched_pages)).collect::<Vec<_>>()
+        };
+        wait_until("the set", || prefetched().get(1).is_some_and(|pages| *pages > PAGES * 9 / 10));
+        assert_eq!(prefetched()[0], 0, "{image}: nothing has run there yet");
+        check(&waits.memory, 7, &page_of(7));
+        wait_until("the set", || prefetched()[0] > PAGES * 9 / 10);
+        server.stop_at_once();
+    }
 }
 
 #[test]

@@ -42,6 +42,9 @@ pub(crate) struct Pager {
     groups: VecDeque<Group>,
     /// How many groups are on their way or there.
     prefetching: usize,
+    /// Groups that wait for the first fault.
+    held: Vec<Group>,
+    has_fault: bool,
     /// The page that was answered last, after all faults of the turn had been read: each thread that waited
     /// for it is awake.
     answered: Option<u64>,
@@ -71,6 +74,8 @@ impl Pager {
             late_since: Instant::now(),
             groups: VecDeque::new(),
             prefetching: 0,
+            held: Vec::new(),
+            has_fault: false,
             answered: None,
             deadline,
         }
@@ -120,6 +125,10 @@ impl Pager {
 
     /// Takes pages that are ready, to be installed between faults.
     pub(crate) fn prefetch(&mut self, group: Group) {
+        if group.is_first && !self.has_fault && group.prefetch.waits_for_fault() {
+            self.held.push(group);
+            return;
+        }
         if group.is_first {
             self.prefetching += 1;
             self.state.prefetch = Some(group.prefetch.clone());
@@ -246,6 +255,11 @@ impl Pager {
         read_at: Instant,
         at: Duration,
     ) -> Option<FaultRecord> {
+        if !self.has_fault {
+            self.has_fault = true;
+            let held = std::mem::take(&mut self.held);
+            held.into_iter().for_each(|group| self.prefetch(group));
+        }
         let class = fault.kind;
         self.state.waiter = fault.thread.map_or(0, NonZero::get);
         if class == FaultKind::Minor {

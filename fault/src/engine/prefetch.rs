@@ -29,6 +29,8 @@ pub(crate) struct Prefetch {
     next: AtomicUsize,
     /// How many groups are on their way at most.
     underway: usize,
+    /// Whether it starts with the first fault: before that, a process that is about to run needs the CPUs itself.
+    waits_for_fault: bool,
     /// How many of the pages the backing was asked to fetch, and how far that goes ahead.
     announced: AtomicUsize,
     ahead: usize,
@@ -39,6 +41,7 @@ impl Prefetch {
     pub(crate) fn new(
         offsets: &[u64],
         page: PageSize,
+        waits_for_fault: bool,
         stored_at: impl Fn(u64) -> u64,
     ) -> Arc<Self> {
         let unit = GROUP_BYTES.max(page.bytes());
@@ -63,10 +66,16 @@ impl Prefetch {
             starts,
             group_of,
             next: AtomicUsize::new(0),
+            waits_for_fault,
             underway: usize::try_from(UNDERWAY_BYTES / unit).unwrap_or(0).max(2),
             announced: AtomicUsize::new(0),
             ahead: of_bytes(AHEAD_BYTES, page),
         })
+    }
+
+    /// Returns whether it starts with the first fault.
+    pub(crate) fn waits_for_fault(&self) -> bool {
+        self.waits_for_fault
     }
 
     /// Returns how many groups are on their way at most.
@@ -149,7 +158,7 @@ mod tests {
     fn pages_come_in_the_order_that_was_recorded_and_those_of_a_group_together() {
         let page = PageSize::try_from_bytes(16 << 10).unwrap();
         let offsets = [9, 20, 8, 8, 3, 21, 4, 1, 2].map(|page| page * (16 << 10) + 5);
-        let prefetch = Prefetch::new(&offsets, page, |offset| offset);
+        let prefetch = Prefetch::new(&offsets, page, false, |offset| offset);
         let groups = [vec![8, 9], vec![20, 21], vec![1, 2, 3], vec![4]];
         assert_eq!(taken(&prefetch), groups);
         assert!(prefetch.take().is_none(), "as often as it is asked");
@@ -158,12 +167,13 @@ mod tests {
         }
         assert_eq!(prefetch.group_of(10).count(), 0, "it is not in the list");
         let huge = PageSize::try_from_bytes(2 << 20).unwrap();
-        let prefetch = Prefetch::new(&[5 << 21, 4 << 21, (5 << 21) + 4096], huge, |offset| offset);
+        let prefetch =
+            Prefetch::new(&[5 << 21, 4 << 21, (5 << 21) + 4096], huge, false, |offset| offset);
         assert_eq!(taken(&prefetch), [[5], [4]]);
         // Stored the other way round, and so that other pages are neighbours: 4 to 7, 0 to 3.
         let stored_at = |offset: u64| (8 * (16 << 10) - 1) - offset;
         let offsets = [6, 1, 4, 2].map(|page| page * (16 << 10));
-        let prefetch = Prefetch::new(&offsets, page, stored_at);
+        let prefetch = Prefetch::new(&offsets, page, false, stored_at);
         assert_eq!(taken(&prefetch), [[4, 6], [1, 2]]);
         assert!(prefetch.group_of(4).eq([4..5, 6..7]));
     }
@@ -176,6 +186,7 @@ mod tests {
         let prefetch = Prefetch::new(
             &(0..PAGES).map(|at| at * 2 * (64 << 10)).collect::<Vec<_>>(),
             page,
+            false,
             |at| at,
         );
         let (mut announced, mut steps, mut taken) = (Vec::new(), 0, 0);

@@ -289,12 +289,24 @@ impl AdoptedMemory {
     /// are stored with its own. Pages that are there already and bytes that there are not are passed over. It
     /// returns at once.
     pub fn prefetch(&self, offsets: &[u64]) {
+        self.prefetch_pages(offsets, false);
+    }
+
+    /// Has pages installed as [`AdoptedMemory::prefetch`] does, from the first fault on: until then the process may
+    /// still be made ready, for which it needs the CPUs.
+    pub fn prefetch_from_first_fault(&self, offsets: &[u64]) {
+        self.prefetch_pages(offsets, true);
+    }
+
+    fn prefetch_pages(&self, offsets: &[u64], waits_for_fault: bool) {
         let Some(attached) = self.attached.first() else { return };
         for (pager, (part, core)) in self.parts.iter().zip(&self.cores).enumerate() {
             let offsets: Vec<_> = offsets.iter().copied().filter(|at| part.has(*at)).collect();
             if !offsets.is_empty() {
                 let stored_at = |offset| core.backing.stored_at(offset);
-                attached.prefetch(pager, &Prefetch::new(&offsets, core.page_size(), stored_at));
+                let size = core.page_size();
+                let prefetch = Prefetch::new(&offsets, size, waits_for_fault, stored_at);
+                attached.prefetch(pager, &prefetch);
             }
         }
     }

@@ -83,7 +83,7 @@ impl Session {
         let options = on_failure(options, number, peer, server.on_failure, &log);
         let memory = opened.engine.adopt(remote, regions, backing, &options, Some(removals));
         let memory = memory.map_err(|error| error.to_string())?;
-        memory.prefetch(&opened.prefetch);
+        memory.prefetch_from_first_fault(&opened.prefetch);
         log(connected);
         if connection.is_program() {
             // A program that takes no answer has its memory filled all the same.
