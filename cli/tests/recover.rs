@@ -9,7 +9,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
@@ -221,6 +221,30 @@ fn a_server_that_is_started_again_after_its_keeper_was_killed_may_do_all_again()
             start_again(user);
         }
     }
+}
+
+#[test]
+fn a_machine_that_connects_after_the_death_of_a_keeper_is_named_as_one_that_is_not_kept() {
+    let (_dir, image, socket, folder) = folder("not-kept");
+    let mut command = uzone(&["serve", "--json", "--on-failure", "poison", &image]);
+    command.args(["--socket", &socket, "--recover", &folder]);
+    let mut server = Server::spawn(command.stderr(Stdio::piped()));
+    let mut stderr = server.child.stderr.take().expect("a pipe");
+    let Some(first) = Machine::connect(&socket) else { return drop(server.stop()) };
+    first.check_page(0);
+    let successor = server.kill_keeper();
+    status_of(successor, &socket);
+    let Some(second) = Machine::connect(&socket) else { panic!("it did before") };
+    second.check_page(1);
+    let sessions = || status_of(successor, &socket)["sessions"].as_array().map(Vec::len);
+    wait_until("the second", || sessions() == Some(2));
+    drop((first, second));
+    wait_for_the_end(&kill_with_children(successor));
+    let mut text = String::new();
+    stderr.read_to_string(&mut text).expect("text");
+    let named: Vec<_> = text.lines().filter(|line| line.contains("not recovered")).collect();
+    assert!(named.len() == 1 && named[0].contains("session 2: process "), "{text}");
+    assert!(named[0].contains("start the server again"), "{text}");
 }
 
 fn start_again(user: &[&str]) {

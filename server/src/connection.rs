@@ -396,6 +396,12 @@ pub(crate) mod tests {
         (process, peer)
     }
 
+    /// Makes the connection of a process by which a descriptor has come.
+    pub(crate) fn connection_with(peer: Peer, fd: OwnedFd) -> Connection {
+        let (stream, _far) = UnixStream::pair().unwrap();
+        Connection { fds: vec![fd], ..Connection::new(stream, peer) }
+    }
+
     #[test]
     fn a_process_that_has_not_the_userfaultfd_is_neither_ended_nor_read() {
         // What is compared are open files: here those of pipes.

@@ -502,11 +502,19 @@ impl Keeper {
         match &mut event {
             ServeEvent::Connected { session, pid, len_bytes, page_bytes, .. } => {
                 let Some(connection) = self.connections.get_mut(session) else { return };
+                // A keeper that was a worker keeps none of those that connect to it.
+                let must_be_kept = connection.known.must_be_served;
                 if connection.known.memory.replace((*len_bytes, *page_bytes)).is_some() {
                     let after_ns = self.down_since.map_or(0, |since| nanoseconds(since.elapsed()));
                     event = ServeEvent::TakenOver { session: *session, pid: *pid, after_ns };
                 } else {
                     self.served.sessions += 1;
+                    if must_be_kept && self.folder.is_some() {
+                        tracing::warn!(
+                            "session {session}: process {pid} is served, and not recovered if both processes of this \
+                             server are killed: its keeper has died; start the server again, which keeps it"
+                        );
+                    }
                 }
             }
             ServeEvent::Refused { session, was_killed, .. } => {

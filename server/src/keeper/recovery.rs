@@ -321,7 +321,9 @@ impl Recovery {
     /// Adds a machine that is kept, unless it has ended.
     fn add(&self, id: u64, connections: &mut BTreeMap<u64, Connection>) {
         match self.recover(id) {
-            Ok(recovered) => estate::add(connections, recovered),
+            Ok(Some(recovered)) => estate::add(connections, recovered),
+            // It has ended, and waits for nothing.
+            Ok(None) => self.discard(id),
             Err(cause) if may_pass(&cause) => {
                 let path = self.held.path.display();
                 tracing::warn!(
@@ -374,8 +376,8 @@ impl Recovery {
         Ok(Some(Estate { recovery: Some(self), ..Estate::new(heirlooms, connections) }))
     }
 
-    /// Takes a machine whose process has its userfaultfd still.
-    fn recover(&self, id: u64) -> io::Result<(u64, Connection)> {
+    /// Takes a machine whose process has its userfaultfd still. `None` if the process has ended.
+    fn recover(&self, id: u64) -> io::Result<Option<(u64, Connection)>> {
         let bytes = fs::read(self.machine(id))?;
         let (state, sent) = link::parse_titled::<State>(&bytes)?;
         let State { image, kept, number, started, boot } = state;
@@ -383,8 +385,14 @@ impl Recovery {
             return Err(io::Error::other("the system was started again"));
         }
         let (pid, uid) = kept.process();
-        let peer = Peer::of_number(pid, uid, started)?;
-        let userfaultfd = peer.descriptor(number)?;
+        let peer = match Peer::of_number(pid, uid, started) {
+            Err(cause) if has_ended(&cause) => return Ok(None),
+            peer => peer?,
+        };
+        let userfaultfd = match peer.descriptor(number) {
+            Err(cause) if has_ended(&cause) => return Ok(None),
+            userfaultfd => userfaultfd?,
+        };
         // Without its file, nothing states what the machine gave back.
         let log_file = OpenOptions::new().read(true).write(true).open(self.log(id))?;
         // The stream went with the server, and nothing comes by it any more.
@@ -392,7 +400,11 @@ impl Recovery {
         stream.set_nonblocking(true)?;
         let parts = [stream.into(), peer.into(), log_file.into(), userfaultfd];
         let found = Connection::of_the_dead(&kept, image, parts, sent)?;
-        if found.1.known.id == id { Ok(found) } else { Err(io::ErrorKind::InvalidData.into()) }
+        if found.1.known.id == id {
+            Ok(Some(found))
+        } else {
+            Err(io::ErrorKind::InvalidData.into())
+        }
     }
 }
 
@@ -407,6 +419,11 @@ fn remove_the_empty(folder: &Path) {
             held.remove();
         }
     }
+}
+
+/// Returns whether an error is that of a process which has ended.
+fn has_ended(cause: &io::Error) -> bool {
+    cause.kind() == io::ErrorKind::NotFound || cause.raw_os_error() == Some(libc::ESRCH)
 }
 
 /// Returns whether a machine that cannot be recovered for this reason may still be there, and be recovered later.
@@ -495,6 +512,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+    use crate::connection::tests::{connection_with, process_with};
 
     /// Waits for a folder that no server has. A child that another test forked has its lock until it executes its program.
     fn until<T>(mut found: impl FnMut() -> Option<T>) -> T {
@@ -549,6 +567,27 @@ mod tests {
         }
         drop(again);
         assert!(!part.exists());
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_machine_that_has_ended_is_given_up_without_an_error() {
+        let folder = std::env::temp_dir().join(format!("uzone-ended-{}", std::process::id()));
+        let recovery = Recovery::open(&folder, Path::new("/tmp/s")).unwrap();
+        // What is compared are open files: here a pipe.
+        let (known, _near) = io::pipe().unwrap();
+        let (mut process, peer) = process_with(&known);
+        let mut connection = connection_with(peer, known.into());
+        recovery.keep_machine("image", 1, &mut connection);
+        let id = connection.known.id;
+        assert!(recovery.recover(id).unwrap().is_some(), "it runs");
+        process.kill().unwrap();
+        // Before and after its parent has waited for it.
+        for _ in 0..2 {
+            until(|| recovery.recover(id).unwrap().is_none().then_some(()));
+            process.wait().unwrap();
+        }
+        drop(recovery);
         fs::remove_dir_all(folder).unwrap();
     }
 
