@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use serde::Serialize;
+use uzone_os::descriptors;
 use uzone_pages::ByteLen;
 use uzone_report::{human_duration, nanoseconds};
 use uzone_server::{Offload, Offloaded, ServeError};
@@ -73,6 +74,8 @@ impl Report for OffloadReport {
 
 /// Restores a machine.
 pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
+    // Those of the caller are none of a process that is confined.
+    descriptors::close_inherited();
     let read = |name| {
         let path = args.state.join(name);
         let failed = |cause: &io::Error| format!("cannot read {}: {cause}", path.display());

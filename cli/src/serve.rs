@@ -28,6 +28,7 @@ use sd_notify::NotifyState;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use uzone_fault::Budget;
+use uzone_os::descriptors;
 use uzone_os::privilege::{self, CapabilitySet};
 use uzone_os::uffd::Doorbell;
 use uzone_pages::ByteLen;
@@ -260,6 +261,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     }
     // Before this process opens anything.
     let mut passed = Passed::of_environment();
+    have_own_descriptors();
     // Before the sockets: a signal that comes then removes them.
     let signals = Signals::new([SIGINT, SIGTERM])?;
     let configured = match &args.config {
@@ -282,8 +284,9 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     let needed = needed.fold(CapabilitySet::empty(), |all, of_one| all | of_one);
     privilege::keep_capabilities(needed).map_err(ServeError::Capabilities)?;
     let (mut listening, mut failed) = (Vec::new(), None);
+    let of_each = descriptors::limit() / configured.len().max(1) as u64;
     for (server, user) in configured.iter().zip(users) {
-        match Listening::open(server, user, &mut passed, out) {
+        match Listening::open(server, user, of_each, &mut passed, out) {
             Ok(Ok(opened)) => listening.push(opened),
             // Its worker has stated why. Machines of the others may wait for them.
             Ok(Err(exit)) => failed = Some(exit),
@@ -295,6 +298,14 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     }
     let served = serve_all(listening, ServiceManager::of_environment().as_ref(), signals, out)?;
     Ok(failed.unwrap_or(served))
+}
+
+/// Closes what the caller of this process has left open, and lets this process and its workers have as many descriptors as
+/// they may.
+fn have_own_descriptors() {
+    descriptors::close_inherited();
+    // As many as it has are fewer machines, and the log names the limit.
+    let _ = descriptors::raise_limit();
 }
 
 /// Warns if the server gives a page up while its requests to object storage still run. That is no error: their
@@ -324,6 +335,7 @@ impl<'a> Listening<'a> {
     fn open(
         server: &'a config::Server,
         user: Option<User>,
+        descriptors: u64,
         passed: &mut Passed,
         out: &Output,
     ) -> Result<Result<Self, Exit>, Failure> {
@@ -334,7 +346,7 @@ impl<'a> Listening<'a> {
         let allowed = allowed(args)?;
         let start = start_worker(arguments.clone(), allowed.as_deref(), user);
         let recover = folder_for_recovery(args, &socket, out);
-        let options = options(args).group(group?).allow_users(allowed);
+        let options = options(args).group(group?).allow_users(allowed).descriptors(descriptors);
         let options = options.recover(recover.clone());
         let estate = match args.take_over {
             true => None,
@@ -538,6 +550,7 @@ fn start_worker(
 
 /// Answers the faults of the machines that the keeper hands over, and takes its place if it dies.
 fn work(args: &Args, out: &Output) -> Result<Exit, Failure> {
+    have_own_descriptors();
     // A keeper that stops ends this process, and one that does not needs it.
     let signals = Signals::new([SIGINT, SIGTERM])?;
     let image = args.image.as_deref().unwrap_or(Path::new("-"));

@@ -173,6 +173,30 @@ fn a_service_manager_is_notified_when_machines_can_connect() {
 }
 
 #[test]
+fn both_processes_have_no_descriptor_of_the_caller_and_as_many_as_the_hard_limit_admits() {
+    let (dir, image, socket) = folder("serve-descriptors");
+    let secret = dir.file("secret", "secret");
+    let mut command = Command::new("/bin/sh");
+    command.args(["-c", "ulimit -Sn 100; ulimit -Hn 5000; exec \"$@\" 7<\"$SECRET\"", "sh"]);
+    command.env("SECRET", &secret).args([env!("CARGO_BIN_EXE_uzone"), "serve", "--json"]);
+    let mut server = Server::beside(command.args([&image, "--socket", &socket]));
+    server.next_event("listening");
+    let status = status_at(&socket);
+    for process in ["keeper", "worker"] {
+        let pid = &status[process];
+        let numbers = fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs");
+        let files = numbers.filter_map(|fd| fs::read_link(fd.ok()?.path()).ok());
+        let files: Vec<_> = files.collect();
+        assert!(!files.contains(&secret.clone().into()), "{process}: {files:?}");
+        let limits = fs::read_to_string(format!("/proc/{pid}/limits")).expect("it runs");
+        let limit = limits.lines().find(|line| line.starts_with("Max open files")).expect("a line");
+        let soft = limit["Max open files".len()..].split_whitespace().next();
+        assert_eq!(soft, Some("5000"), "{process}");
+    }
+    stop(server);
+}
+
+#[test]
 fn a_process_that_the_server_cannot_see_is_refused_by_name() {
     let name = "a_process_that_the_server_cannot_see_is_refused_by_name";
     let (_dir, image, socket) = folder("serve-namespace");

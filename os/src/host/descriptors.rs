@@ -13,6 +13,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// The first number behind standard input, output and error.
 const FIRST: RawFd = 3;
+/// Up to which number descriptors are looked for one by one.
+const MOST: RawFd = 1 << 16;
 
 /// Returns how many descriptors this process may have.
 #[must_use]
@@ -46,16 +48,10 @@ pub fn is_shortage(cause: &io::Error) -> bool {
 }
 
 /// Closes the descriptors that the program which started this one has left open for it, but for standard input, output
-/// and error. To be called before this process opens anything that it leaves to its own children by number: a
-/// descriptor that execve(2) does not close counts as inherited.
-///
-/// # Errors
-/// The error of the system: there is no `/proc`.
-pub fn close_inherited() -> io::Result<()> {
-    let numbers = fs::read_dir("/proc/self/fd")?
-        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-        .filter(|number| *number >= FIRST);
-    for number in numbers.collect::<Vec<RawFd>>() {
+/// and error. To be called before this process prepares descriptors for its own children: one that execve(2) does not
+/// close counts as inherited.
+pub fn close_inherited() {
+    for number in open_numbers().into_iter().filter(|number| *number >= FIRST) {
         // SAFETY: a descriptor of this number that is not open, as that of the folder which was just read, is only asked
         // for its flags, which fails.
         let fd = unsafe { BorrowedFd::borrow_raw(number) };
@@ -66,7 +62,17 @@ pub fn close_inherited() -> io::Result<()> {
             drop(unsafe { OwnedFd::from_raw_fd(number) });
         }
     }
-    Ok(())
+}
+
+/// Returns the numbers of the descriptors that are open, and others of descriptors that are not.
+fn open_numbers() -> Vec<RawFd> {
+    match fs::read_dir("/proc/self/fd") {
+        Ok(entries) => {
+            entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
+        }
+        // A process that is confined to some files, or a system without it.
+        Err(_) => (FIRST..RawFd::try_from(limit()).unwrap_or(MOST).min(MOST)).collect(),
+    }
 }
 
 #[cfg(test)]
