@@ -237,15 +237,17 @@ impl Output {
             Verbosity::Normal => usual,
             Verbosity::Verbose => usual.max(Level::INFO),
         };
-        // A second call has no effect.
-        let _ = tracing_subscriber::fmt()
+        let events = tracing_subscriber::fmt()
             .with_max_level(level)
             .with_writer(io::stderr)
             .with_ansi(false)
             .with_target(false)
-            .without_time()
-            .compact()
-            .try_init();
+            .compact();
+        // A command that runs for long has its log read later. A second call has no effect.
+        let _ = match usual {
+            Level::INFO => events.try_init(),
+            _ => events.without_time().try_init(),
+        };
     }
 
     /// Prints a line to standard error, with `--verbose` only.

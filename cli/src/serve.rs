@@ -21,17 +21,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use clap::builder::ArgPredicate;
 use sd_notify::NotifyState;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use uzone_fault::Budget;
 use uzone_os::descriptors;
 use uzone_os::privilege::{self, CapabilitySet};
 use uzone_os::uffd::Doorbell;
-use uzone_pages::ByteLen;
+use uzone_pages::{ByteLen, ErrorKind};
 use uzone_server::{
     Keeper, OnFailure, Passed, Prefetch, Recovery, ServeError, ServeEvent, Served, ServerOptions,
     ServiceManager, Worker, WorkerStart,
@@ -110,8 +110,8 @@ pub(crate) struct Args {
     /// them in any case
     #[arg(long, value_name = "ADDRESS", env = "UZONE_SERVE_METRICS")]
     metrics: Option<SocketAddr>,
-    /// Take the socket and all machines over from the server that runs there: an upgrade. The image must be
-    /// the same
+    /// Take the socket and all machines over from the server that runs there, if one does: an upgrade. The image must
+    /// be the same
     #[arg(long)]
     take_over: bool,
     /// How many faults of one machine are read a second, so that it holds up no other [default: no limit]
@@ -264,6 +264,8 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     have_own_descriptors();
     // Before the sockets: a signal that comes then removes them.
     let signals = Signals::new([SIGINT, SIGTERM])?;
+    // A terminal that goes, or a service manager that asks for a reload, ends no machine.
+    signal_hook::flag::register(SIGHUP, Arc::default())?;
     let configured = match &args.config {
         Some(path) => config::read(path)?,
         None => vec![config::alone()?],
@@ -348,11 +350,12 @@ impl<'a> Listening<'a> {
         let recover = folder_for_recovery(args, &socket, out);
         let options = options(args).group(group?).allow_users(allowed).descriptors(descriptors);
         let options = options.recover(recover.clone());
-        let estate = match args.take_over {
+        let takes_over = args.take_over && is_served(&socket);
+        let estate = match takes_over {
             true => None,
             false => passed.estate(&socket, &options)?,
         };
-        let keeper = if args.take_over || estate.is_none() && is_left_to_a_worker(&socket) {
+        let keeper = if takes_over || estate.is_none() && is_left_to_a_worker(&socket) {
             Keeper::take_over(&socket, options, log, start)
         } else {
             let left = || -> Result<_, ServeError> {
@@ -400,6 +403,11 @@ fn folder_for_recovery(args: &Args, socket: &Path, out: &Output) -> Option<PathB
     None
 }
 
+/// Returns whether a server may be at a socket: an upgrade of none is a start.
+fn is_served(socket: &Path) -> bool {
+    !uzone_server::status(socket).is_err_and(|error| error.kind() == ErrorKind::NotFound)
+}
+
 /// Returns whether the keeper of a socket was killed, and its worker serves with the rights that it has.
 fn is_left_to_a_worker(socket: &Path) -> bool {
     // The keeper made the socket for questions. One that another user made may be of no server, and what
@@ -419,17 +427,17 @@ fn notify(manager: Option<&ServiceManager>, states: &[NotifyState]) {
 
 /// What happens, on its way to be printed.
 struct Printer {
-    events: Receiver<ServeEvent>,
+    events: Receiver<(SystemTime, ServeEvent)>,
     dropped: Arc<AtomicU64>,
 }
 
 /// Returns a log that waits for nothing, and what prints it.
 fn printer() -> (impl Fn(&ServeEvent) + Send + 'static, Printer) {
-    let (sender, events) = sync_channel(WAITING);
+    let (sender, events) = sync_channel::<(SystemTime, ServeEvent)>(WAITING);
     let dropped = Arc::new(AtomicU64::new(0));
     let is_dropped = dropped.clone();
     let log = move |event: &ServeEvent| {
-        if sender.try_send(event.clone()).is_err() {
+        if sender.try_send((SystemTime::now(), event.clone())).is_err() {
             // Relaxed: a statistic.
             is_dropped.fetch_add(1, Ordering::Relaxed);
         }
@@ -462,7 +470,7 @@ fn serve_all(
             metrics: keeper.metrics(),
             sandbox: keeper.sandbox().clone(),
         };
-        out.event(&Line { server: None, happened });
+        out.event(&Line::now(None, happened));
     }
     notify(manager, &[NotifyState::Ready, NotifyState::MainPid(std::process::id())]);
     let all = bells.clone();
@@ -504,8 +512,8 @@ impl Listening<'_> {
         let socket = (!is_one).then(|| socket.display().to_string());
         let (lines, of) = (*out, socket.clone());
         let printer = thread::Builder::new().name("uzone-log".into()).spawn(move || {
-            for event in events {
-                lines.event(&Line { server: of.as_deref(), happened: Happened::Session(&event) });
+            for (at, event) in events {
+                lines.event(&Line::at(at, of.as_deref(), Happened::Session(&event)));
             }
         })?;
         let served = keeper.run(stop)?;
@@ -518,7 +526,7 @@ impl Listening<'_> {
             worker_deaths: served.deaths,
             dropped_events: dropped.load(Ordering::Relaxed),
         };
-        out.event(&Line { server: socket.as_deref(), happened });
+        out.event(&Line::now(socket.as_deref(), happened));
         Ok(served)
     }
 }
@@ -551,6 +559,8 @@ fn start_worker(
 /// Answers the faults of the machines that the keeper hands over, and takes its place if it dies.
 fn work(args: &Args, out: &Output) -> Result<Exit, Failure> {
     have_own_descriptors();
+    // A name longer than 15 bytes is cut; without it, the process has that of the command.
+    let _ = uzone_os::thread::set_name("uzone-worker");
     // A keeper that stops ends this process, and one that does not needs it.
     let signals = Signals::new([SIGINT, SIGTERM])?;
     let image = args.image.as_deref().unwrap_or(Path::new("-"));
@@ -565,7 +575,7 @@ fn work(args: &Args, out: &Output) -> Result<Exit, Failure> {
         return Ok(Exit::Ok);
     }
     // The kernel sends it to a stopped process whose parent dies: this one goes on then, in the place of its keeper.
-    signal_hook::flag::register(signal_hook::consts::SIGHUP, Arc::default())?;
+    signal_hook::flag::register(SIGHUP, Arc::default())?;
     let start = WorkerStart::receive(io::stdin().as_fd().try_clone_to_owned()?)?;
     let disk = match args.on_disk.open() {
         Err(error) if start.has_machines() => {

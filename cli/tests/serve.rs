@@ -193,6 +193,24 @@ fn both_processes_have_no_descriptor_of_the_caller_and_as_many_as_the_hard_limit
         let soft = limit["Max open files".len()..].split_whitespace().next();
         assert_eq!(soft, Some("5000"), "{process}");
     }
+    // A tool that lists processes tells the two apart.
+    let name = fs::read_to_string(format!("/proc/{}/comm", status["worker"])).expect("it runs");
+    assert_eq!(name.trim_end(), "uzone-worker");
+    stop(server);
+}
+
+#[test]
+fn a_server_that_is_to_take_over_from_none_starts_and_a_hangup_does_not_end_it() {
+    let (_dir, image, socket) = folder("serve-alone");
+    let mut server = serve(&[&image, "--socket", &socket, "--take-over"]);
+    let listening = server.next_event("listening");
+    // RFC 3339, of this decade or a later one.
+    let time = listening["time"].as_str().expect("text");
+    assert!(time.starts_with("20") && time.ends_with('Z') && time.len() == 24, "{time}");
+    server.signal(Signal::HUP);
+    server.signal(Signal::HUP);
+    let status = status_at(&socket);
+    assert_eq!(status["keeper"], server.child.id());
     stop(server);
 }
 

@@ -1,7 +1,7 @@
 //! What a server prints while it runs: [`Line`].
 
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
 use uzone_pages::ByteLen;
@@ -15,9 +15,21 @@ use crate::output::{Report, Style};
 pub(super) struct Line<'a> {
     /// The socket of the server, where there are several.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) server: Option<&'a str>,
+    server: Option<&'a str>,
+    /// When it happened, as RFC 3339 has it, in milliseconds.
+    time: String,
     #[serde(flatten)]
-    pub(super) happened: Happened<'a>,
+    happened: Happened<'a>,
+}
+
+impl<'a> Line<'a> {
+    pub(super) fn at(at: SystemTime, server: Option<&'a str>, happened: Happened<'a>) -> Self {
+        Self { server, time: humantime::format_rfc3339_millis(at).to_string(), happened }
+    }
+
+    pub(super) fn now(server: Option<&'a str>, happened: Happened<'a>) -> Self {
+        Self::at(SystemTime::now(), server, happened)
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -44,7 +56,7 @@ impl Report for Line<'_> {
 
     fn text(&self, _style: Style) -> String {
         let server = self.server.map(|server| format!("{server}: ")).unwrap_or_default();
-        format!("{server}{}", self.happened.text())
+        self.happened.text().lines().map(|line| format!("{} {server}{line}\n", self.time)).collect()
     }
 }
 
@@ -80,8 +92,9 @@ fn session_text(event: &ServeEvent) -> String {
     let (session, text) = match event {
         ServeEvent::Connected { session, pid, uid, regions, len_bytes, page_bytes, .. } => {
             let (len, page) = (ByteLen::new(*len_bytes), ByteLen::new(*page_bytes));
+            let noun = if *regions == 1 { "region" } else { "regions" };
             let text = format!(
-                "process {pid} of user {uid} has {len:.1} in {regions} regions of {page:.1} pages"
+                "process {pid} of user {uid} has {len:.1} in {regions} {noun} of {page:.1} pages"
             );
             (session, text + rights_text(event))
         }
@@ -133,5 +146,28 @@ fn rights_text(event: &ServeEvent) -> &'static str {
             "; this server may neither kill it nor read its memory"
         }
         _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_region_is_no_plural() {
+        let of = |regions| {
+            session_text(&ServeEvent::Connected {
+                session: 1,
+                pid: 2,
+                uid: 3,
+                can_be_killed: true,
+                can_be_read: true,
+                regions,
+                len_bytes: 4096,
+                page_bytes: 4096,
+            })
+        };
+        assert!(of(1).contains(" in 1 region of "), "{}", of(1));
+        assert!(of(2).contains(" in 2 regions of "), "{}", of(2));
     }
 }

@@ -4,6 +4,7 @@
 //! Unsafe: this is the file that calls sched_setscheduler(2) and getrusage(2), which rustix does
 //! not wrap.
 
+use std::ffi::CString;
 use std::io;
 use std::mem::MaybeUninit;
 use std::time::Duration;
@@ -12,6 +13,15 @@ use std::time::Duration;
 #[must_use]
 pub fn thread_id() -> u32 {
     rustix::thread::gettid().as_raw_pid().unsigned_abs()
+}
+
+/// Gives this thread a name, which the kernel cuts after 15 bytes. That of the first thread is the name of its process, as
+/// tools show it.
+///
+/// # Errors
+/// [`io::ErrorKind::InvalidInput`] for a name with a zero byte, and the error of prctl(2).
+pub fn set_name(name: &str) -> io::Result<()> {
+    Ok(rustix::thread::set_name(&CString::new(name)?)?)
 }
 
 /// Returns how many page faults the kernel has counted of this thread, minor and major ones.
