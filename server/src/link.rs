@@ -213,7 +213,7 @@ mod tests {
         let peer = Peer::of(&near).unwrap();
         let pid = peer.pid();
         let mut connection = Connection::new(near, peer);
-        let writes = std::thread::scope(|scope| {
+        let writes = thread::scope(|scope| {
             let writer = scope.spawn(|| {
                 let mut left = &vec![b'\n'; 2 * MESSAGE_BYTES][..];
                 while let Ok(sent) = peer::send(&far, left, &[far.as_fd(); 4]) {

@@ -176,8 +176,8 @@ fn a_chain_has_sixteen_parents_at_most_and_one_more_is_refused_by_name() {
     while let SnapshotError::Parent { cause, .. } = last {
         last = cause;
     }
-    let (name, max) = last.unwrap_or_else(|| panic!("{error}"));
-    assert!(max == 16 && name.ends_with("/1"), "{name}");
+    let SnapshotError::TooDeep { name, max } = last else { panic!("{error}") };
+    assert!(*max == 16 && name.ends_with("/1"), "{name}");
 }
 
 #[test]
