@@ -54,6 +54,10 @@ fn the_quick_run_has_every_benchmark_in_one_document_and_ends_with_the_summary()
             // Rows of one sort are also compared with each other: one thread with two, say.
             let is_role = other["role"] == role || other["role"] == row["role"];
             assert!(is_role, "{} is the {role} of {}", other["role"], row["id"]);
+            let median = |row: &Value| row["median_ns"].as_f64().expect("a time");
+            let ratio = row["ratio_naive"].as_f64().filter(|_| role == "naive");
+            let follows = |ratio: f64| (ratio / (median(other) / median(row)) - 1.0).abs() < 1e-9;
+            assert!(ratio.is_none_or(follows), "the ratio is that of the medians: {row}");
         }
     }
     let is_skipped =
@@ -88,6 +92,7 @@ fn the_quick_run_has_every_benchmark_in_one_document_and_ends_with_the_summary()
     let counted = array(&bench["metadata"], "results");
     assert!(counted.iter().any(|row| row["id"] == "metadata-2m/eager"), "{counted:?}");
     let page = fs::read_to_string(&page).expect("the page");
+    assert!(page.contains("its figures mean little"), "it names a quick run");
     for part in ["64-byte Linux descriptors", "Descriptors of 1 TiB", "<svg"] {
         assert!(page.contains(part), "{part}");
     }
