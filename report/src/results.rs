@@ -156,6 +156,9 @@ pub struct Row {
     /// How far they were from each other.
     #[serde(default, deserialize_with = "object")]
     pub noise: Noise,
+    /// Whether the rounds' ratios to the naive row are farther from each other than the ratio is from 1.
+    #[serde(default)]
+    pub within_noise: bool,
     /// How many bytes were written.
     #[serde(default)]
     pub bytes: u64,
@@ -176,10 +179,10 @@ pub struct Row {
     pub folios: Option<u64>,
     /// Nanoseconds for each folio, by the median.
     pub ns_per_folio: Option<f64>,
-    /// How many times the naive row took this one's time; the median of the rounds' ratios.
+    /// How many times the naive row took this one's time, by the medians.
     pub ratio_naive: Option<f64>,
-    /// This one's rate by the limit's, or where neither writes bytes, the limit's time by this one's; the
-    /// median of the rounds' ratios. It may pass 1 by what the machine varies.
+    /// This one's rate by the limit's, or where neither writes bytes, the limit's time by this one's; by the medians. It
+    /// may pass 1 by what the machine varies.
     pub share_of_limit: Option<f64>,
     /// Whether the memory had never been touched.
     #[serde(default)]
@@ -192,8 +195,7 @@ pub struct Row {
     pub threads: usize,
     /// What the descriptors of one TiB take by the kernel's count, scaled from those of this row.
     pub metadata_resident_bytes_per_tib: Option<u64>,
-    /// This row's time divided by that of the fastest row that does the same work; the median of the
-    /// rounds' ratios. 1 for the fastest, and below by what the machine varies.
+    /// This row's time divided by that of the fastest row that does the same work, by the medians; 1 for the fastest.
     pub ratio_best: Option<f64>,
     /// The times between two yield points, where the row lets others run now and then.
     #[serde(default, deserialize_with = "some_object")]
@@ -224,6 +226,27 @@ pub struct Noise {
     /// Of the ratios to the limit.
     pub share_of_limit: Option<f64>,
 }
+
+impl Noise {
+    /// Returns whether the rounds' ratios to the naive row are farther from each other than `ratio` is from 1.
+    #[must_use]
+    pub fn hides(&self, ratio: Option<f64>) -> bool {
+        let (Some(ratio), Some(noise)) = (ratio, self.ratio_naive) else { return false };
+        (ratio - 1.0).abs() < ratio * noise
+    }
+}
+
+/// Returns the word behind a ratio that is within the noise of the rounds.
+#[must_use]
+pub const fn noisy(is_within: bool) -> &'static str {
+    if is_within { " (noise)" } else { "" }
+}
+
+/// What that word means.
+pub const NOISE: &str = "(noise): the rounds differ by more than the row does from the naive one";
+
+/// What the figures of a quick run are worth.
+pub const QUICK: &str = "a run with --quick, whose small sizes and few rounds show that all works: its figures mean little";
 
 /// A published figure to compare with.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -284,8 +307,7 @@ pub struct Faults {
     pub cpu_ns: u64,
     /// How many bytes were read from devices and object storage in a round, by the median.
     pub read_bytes: u64,
-    /// How many times the one-page handler that waits as ours does took this one's time; the median
-    /// of the rounds' ratios.
+    /// How many times the one-page handler that waits as ours does took this one's time, by the medians.
     pub ratio_waiting_alike: Option<f64>,
     /// How long one touch took.
     #[serde(deserialize_with = "some_object")]
@@ -296,10 +318,10 @@ pub struct Faults {
     /// How much resident memory a clone takes: that of all clones divided by how many there are, with shared pages
     /// counted once.
     pub clone_resident_bytes: Option<u64>,
-    /// How many times the naive row's median touch took this one's; the median of the rounds' ratios.
+    /// How many times the naive row's median touch took this one's.
     pub touch_ratio_naive: Option<f64>,
-    /// By how many nanoseconds this row's median touch exceeds that of the row in its name;
-    /// the median of the rounds' differences, which may be below zero by what the machine varies.
+    /// By how many nanoseconds this row's median touch exceeds that of the row in its name, which may be below zero by
+    /// what the machine varies.
     pub beyond_ns: Option<f64>,
 }
 
@@ -326,8 +348,10 @@ pub struct Headline {
     pub ours_ns: u64,
     /// The median of the limit, for as many bytes as ours writes.
     pub limit_ns: Option<u64>,
-    /// How many times the naive row took ours; the median of the rounds' ratios.
+    /// How many times the naive row took ours, by the medians.
     pub ratio_naive: Option<f64>,
+    /// Whether the rounds' ratios are farther from each other than that one is from 1.
+    pub within_noise: bool,
     /// The same of the limit, 1 where ours reaches it.
     pub share_of_limit: Option<f64>,
 }

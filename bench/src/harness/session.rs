@@ -110,6 +110,7 @@ fn headlines(rows: &[Row]) -> Vec<Headline> {
             ours_ns: row.median_ns,
             limit_ns: limit.map(|limit| for_as_many_bytes(limit, row.bytes)),
             ratio_naive: row.ratio_naive,
+            within_noise: row.within_noise,
             share_of_limit: row.share_of_limit,
         })
     };

@@ -231,6 +231,12 @@ impl RowSpec {
         let limit_id = row.limit_id.clone().filter(|_| share_of_limit.is_some());
         let naive = row.naive_id.as_ref();
         let per = |count: Option<u64>| count.map(|count| float(median_ns) / float(count.max(1)));
+        let ratio_naive = naive.and_then(|naive| samples.ratio(naive, &row.id));
+        let noise = Noise {
+            median: spread(&times.iter().map(|time| float(*time)).collect::<Vec<_>>()),
+            ratio_naive: ratio_spread(naive),
+            share_of_limit: ratio_spread(limit_id.as_ref()),
+        };
         let step_times = |times: &Option<Times>| times.as_ref().map(|times| times.take());
         let log = |id: &Option<String>| spec(id.as_ref()?)?.faults.clone();
         Row {
@@ -246,11 +252,8 @@ impl RowSpec {
                 faults.ratio_waiting_alike = alike.and_then(|other| samples.ratio(other, &row.id));
                 faults
             }),
-            noise: Noise {
-                median: spread(&times.iter().map(|time| float(*time)).collect::<Vec<_>>()),
-                ratio_naive: ratio_spread(naive),
-                share_of_limit: ratio_spread(limit_id.as_ref()),
-            },
+            within_noise: naive.is_some_and(|naive| *naive != row.id) && noise.hides(ratio_naive),
+            noise,
             median_ns,
             min_ns: times.first().copied().unwrap_or(0),
             worst_ns: times.last().copied().unwrap_or(0),
@@ -259,7 +262,7 @@ impl RowSpec {
             ns_per_page: float(median_ns) / float(row.items.max(1)),
             ns_per_call: per(row.calls),
             ns_per_folio: per(row.folios),
-            ratio_naive: naive.and_then(|naive| samples.ratio(naive, &row.id)),
+            ratio_naive,
             ratio_best: best
                 .filter(|_| self.is_rival)
                 .and_then(|best| samples.ratio(&row.id, best)),

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use uzone_pages::ByteLen;
-use uzone_report::results::{Bench, Headline, Metadata, Skipped, Table};
+use uzone_report::results::{Bench, Headline, Metadata, NOISE, QUICK, Skipped, Table, noisy};
 use uzone_report::{Machine, number};
 
 use crate::output::{Report, Style, Verbosity, human_duration, table};
@@ -34,6 +34,12 @@ impl Report for Bench {
             if let Some(metadata) = &self.metadata {
                 write_bytes(&mut text, metadata);
             }
+        }
+        if text.contains(noisy(true)) {
+            let _ = writeln!(text, "\n{NOISE}");
+        }
+        if self.quick {
+            let _ = writeln!(text, "\n{QUICK}");
         }
         let sources = self.results.iter().filter_map(|row| Some(&*row.published.as_ref()?.source));
         let sources = sources.collect();
@@ -92,7 +98,7 @@ fn write_summary(text: &mut String, summary: &[Headline]) {
             ns(line.ours_ns),
             time(line.limit_ns),
             line.share_of_limit.map_or_else(none, percent),
-            line.ratio_naive.map_or_else(none, number),
+            line.ratio_naive.map_or_else(none, |ratio| number(ratio) + noisy(line.within_noise)),
         ]);
     }
     let _ = writeln!(text, "\n{}", cells.trim_fmt());
@@ -156,6 +162,24 @@ fn foot(machine: &Machine, mut sources: Vec<&str>) -> String {
 mod tests {
     use super::*;
     use crate::output::Style;
+
+    #[test]
+    fn a_quick_run_and_a_ratio_within_the_noise_are_said_to_mean_little() {
+        let bench = r#"{"benchmark": "bind", "quick": true, "machine": {},
+            "tables": [{"id": "bind-4k", "title": "Rebind"}],
+            "results": [{"id": "bind-4k/ours", "median_ns": 100, "ratio_naive": 1.04, "within_noise": true}],
+            "summary": [{"name": "describe", "ours": "bind-4k/ours", "ours_ns": 100, "ratio_naive": 1.04, "within_noise": true}]}"#;
+        let bench: Bench = serde_json::from_str(bench).expect("a run");
+        let all = Bench { benchmark: ALL.to_owned(), ..bench.clone() };
+        for bench in [bench.clone(), all] {
+            let text = bench.text(Style::plain(Verbosity::Normal));
+            assert!(text.contains("1.04 (noise)") && text.contains(NOISE), "{text}");
+            assert!(text.contains("--quick") && text.contains("mean little"), "{text}");
+        }
+        let slow = Bench { quick: false, results: Vec::new(), ..bench };
+        let text = slow.text(Style::plain(Verbosity::Normal));
+        assert!(!text.contains("mean little") && !text.contains("(noise)"), "{text}");
+    }
 
     #[test]
     fn the_text_of_a_run_of_all_is_the_summary_and_no_table() {

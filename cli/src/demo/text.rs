@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use comfy_table::CellAlignment;
 use indicatif::HumanCount;
 use uzone_pages::ByteLen;
-use uzone_report::results::Row;
+use uzone_report::results::{Row, noisy};
 
 use super::{Demo, USER_MODE};
 use crate::bench::{ns, number};
@@ -84,8 +84,8 @@ impl Demo {
         let mut compared = table(&["how fast", "plain way", "uzone", "faster", "of the limit"]);
         for (ours, plain, name) in COMPARED {
             let (Some(ours), Some(plain)) = (find(ours), find(plain)) else { continue };
-            // The median of the rounds' own ratios, as the page shows it.
-            let ratio = ours.ratio_naive.map(|ratio| format!("{} x", number(ratio)));
+            let noise = noisy(ours.within_noise);
+            let ratio = ours.ratio_naive.map(|ratio| format!("{} x{noise}", number(ratio)));
             let share = ours.share_of_limit.map(|share| format!("{:.0} %", share * 100.0));
             compared.add_row([
                 name(plain),

@@ -3,7 +3,7 @@
 use super::Where::{Both, Page, Text};
 use super::{Column, PUBLISHED, cells, foot, heading, known, none, numbers, tables};
 use crate::chart::{Chart, Lines, Mark, Numbers, Plot, Role, Rows, Section, Series, Unit};
-use crate::results::{Bench, Row, Spread, Table};
+use crate::results::{Bench, NOISE, QUICK, Row, Spread, Table, noisy};
 use crate::text::{bytes, float, ns, number, sentences};
 
 /// Of how many times the slowest rate bars can still be seen beside each other.
@@ -24,7 +24,7 @@ pub(super) fn section(bench: &Bench) -> Section {
             "all" => "uzone bench".to_owned(),
             one => format!("uzone bench {one}"),
         },
-        note: sentences(&[&bench.settings]),
+        note: sentences(&[&bench.settings, if bench.quick { QUICK } else { "" }]),
         charts,
         skipped: bench.skipped.clone(),
         foot: foot(bench.machine.sentence(), "Published", sources),
@@ -33,7 +33,8 @@ pub(super) fn section(bench: &Bench) -> Section {
 
 fn chart(table: &Table, rows: &[&Row]) -> Chart {
     let (plot, hint) = plot(rows);
-    let note = [&*table.note, hint, &left_out(rows.len(), &plot)];
+    let noise = if rows.iter().any(|row| row.within_noise) { NOISE } else { "" };
+    let note = [&*table.note, hint, &left_out(rows.len(), &plot), noise];
     Chart::new(
         &table.id,
         heading(&table.title, &table.id),
@@ -95,7 +96,7 @@ fn beside(row: &Row, first: String) -> String {
     parts.extend(row.share_of_limit.map(|share| format!("{:.0} %", share * 100.0)));
     let is_naive = look(row) == Role::Naive;
     let ratio = row.ratio_naive.filter(|_| !is_naive);
-    parts.extend(ratio.map(|ratio| format!("{} x", number(ratio))));
+    parts.extend(ratio.map(|ratio| format!("{} x{}", number(ratio), noisy(row.within_noise))));
     parts.join(" \u{b7} ")
 }
 
@@ -322,7 +323,9 @@ const COLUMNS: [Column<Row>; 34] = [
     ("ns/call", Both, |row| row.ns_per_call.filter(|_| row.calls > Some(1)).map(number)),
     ("GB/s", Both, |row| row.gb_per_s().map(number)),
     ("of limit", Both, |row| Some(format!("{:.0} %", row.share_of_limit? * 100.0))),
-    ("x naive", Both, |row| row.ratio_naive.map(number)),
+    ("x naive", Both, |row| {
+        Some(format!("{}{}", number(row.ratio_naive?), noisy(row.within_noise)))
+    }),
     ("x best", Both, |row| row.ratio_best.map(number)),
     ("x alike", Both, |row| row.faults?.ratio_waiting_alike.map(number)),
     ("touch x naive", Page, |row| row.faults?.touch_ratio_naive.map(number)),
