@@ -62,7 +62,7 @@ enum Step {
         image_bytes: u64,
         file_bytes: u64,
         zero_pages: u64,
-        stored_frames: u64,
+        written_frames: u64,
         kept_pages: u64,
         #[serde(flatten)]
         work: Work,
@@ -80,8 +80,8 @@ impl Report for Step {
             Step::Copied { session, copied_bytes, paused_ns } => {
                 may_go_on(*session, *copied_bytes, "copied", *paused_ns)
             }
-            Step::Packed { root, file_bytes, stored_frames, kept_pages, work, .. } => format!(
-                "packed {stored_frames} frames into {:.1} in {}; the machine wrote to {kept_pages} pages \
+            Step::Packed { root, file_bytes, written_frames, kept_pages, work, .. } => format!(
+                "packed {written_frames} frames into {:.1} in {}; the machine wrote to {kept_pages} pages \
                  meanwhile\nroot {root}\n",
                 ByteLen::new(*file_bytes),
                 work.text()
@@ -210,7 +210,7 @@ fn pack(args: &Args, below: &Image, pages: &CapturedPages, out: &Output) -> Resu
         image_bytes: packed.image_bytes,
         file_bytes: packed.file_bytes,
         zero_pages: packed.zero_pages,
-        stored_frames: packed.stored_frames,
+        written_frames: packed.stored_frames,
         kept_pages,
         work: Work::of(packed.image_bytes, started),
     })

@@ -155,8 +155,17 @@ impl Work {
 
 /// How many bytes a byte of the file stands for, in hundredths.
 fn ratio(image_bytes: u64, file_bytes: u64) -> String {
-    let hundredths = u128::from(image_bytes) * 100 / u128::from(file_bytes.max(1));
+    let file_bytes = u128::from(file_bytes.max(1));
+    let hundredths = (u128::from(image_bytes) * 100 + file_bytes / 2) / file_bytes;
     format!("{}.{:02}", hundredths / 100, hundredths % 100)
+}
+
+/// Returns what stands behind the length of a file in which an image is packed.
+fn smaller(image_bytes: u64, file_bytes: u64, holds_hashes: bool) -> String {
+    if holds_hashes {
+        return String::from(" of hashes");
+    }
+    format!(" ({} times smaller)", ratio(image_bytes, file_bytes))
 }
 
 /// Returns where the hashes of raw memory are looked for.

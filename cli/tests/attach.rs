@@ -257,7 +257,7 @@ fn what_a_program_changed_is_packed_while_it_is_served_and_is_the_image_of_the_n
             // Of shared memory, the pages that are its own: written, zero, or given back.
             assert!((6..PAGES / 2).contains(&own), "{own}");
         }
-        let stored = lines[1]["stored_frames"].as_u64().expect("a number");
+        let stored = lines[1]["written_frames"].as_u64().expect("a number");
         // Of a packed image, those of the pages that changed.
         assert!(if image == &packed { stored == 6 } else { stored > 100 }, "{stored}");
 

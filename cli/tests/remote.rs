@@ -202,7 +202,7 @@ fn a_child_finds_its_parent_in_the_same_bucket_and_no_other_place_is_taken() {
     fs::write(&raw, &bytes).expect("a file is written");
     let to = ["pack", &raw, "s3://images/vm/child", "--json", "--parent"];
     let packed = object(&server, &[&to[..], &["s3://images/base/parent"]].concat());
-    assert_eq!(packed["stored_frames"], 1);
+    assert_eq!(packed["written_frames"], 1);
     let shown = object(&server, &["inspect", "s3://images/vm/child", "--json"]);
     assert_eq!(shown["chain"][1]["image"], "s3://images/base/parent");
     assert!(run(&server, &["unpack", "s3://images/vm/child", "-"]).stdout == bytes);

@@ -14,7 +14,7 @@ use uzone_snapshot::{
     open_source,
 };
 
-use super::{EXITS, Requests, Threads, Work, beside, check_output, is_same, ratio};
+use super::{EXITS, Requests, Threads, Work, beside, check_output, is_same, smaller};
 use crate::exit::{self, Exit, Failure};
 use crate::output::{Output, Report, Style};
 use crate::progress::Progress;
@@ -130,7 +130,10 @@ struct PackReport {
     page_bytes: u64,
     frame_bytes: u64,
     zero_pages: u64,
-    stored_frames: u64,
+    written_frames: u64,
+    /// Whether the file has hashes, and no byte of the image.
+    #[serde(skip)]
+    holds_hashes: bool,
     #[serde(flatten)]
     work: Work,
 }
@@ -140,10 +143,10 @@ impl Report for PackReport {
 
     fn text(&self, _style: Style) -> String {
         format!(
-            "packed {:.1} into {:.1} ({} times smaller) in {}\nroot {}\n",
+            "packed {:.1} into {:.1}{} in {}\nroot {}\n",
             ByteLen::new(self.image_bytes),
             ByteLen::new(self.file_bytes),
-            ratio(self.image_bytes, self.file_bytes),
+            smaller(self.image_bytes, self.file_bytes, self.holds_hashes),
             self.work.text(),
             self.root,
         )
@@ -206,7 +209,8 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
         page_bytes: page,
         frame_bytes: frame,
         zero_pages: packed.zero_pages,
-        stored_frames: packed.stored_frames,
+        written_frames: packed.stored_frames,
+        holds_hashes: args.hashes_only,
         work: Work::of(packed.image_bytes, started),
     })
 }
