@@ -57,8 +57,8 @@ struct Shape {
 const V1: &str = "v1, May 2026";
 const V3: &str = "v3, May 2026";
 const V5: &str = "v5, July 2026";
-const V3_FIRST: &str = ", first bind: 1486 ms before, 1422 by the template, 1285 by streaming (devdax with 2 MiB \
-     pages: 1515, 1422, 1331)";
+const V3_FIRST: &str = ", first bind: 1486 ms before, 1422 by the template, 1285 by streaming, in v1 1272 (devdax \
+     with 2 MiB pages: 1515, 1422, 1331, in v1 1286)";
 
 const SHAPES: [Shape; 2] = [
     Shape {

@@ -126,6 +126,16 @@ const DEDUP: Linux = Linux {
     ..ALL
 };
 
+const DEDUP_TABLES: Linux = Linux {
+    id: "linux-dedup-tables",
+    name: "Linux, shared tails and page tables (a patch)",
+    origin: "published",
+    source: MARTINS,
+    // Of the 8 tables that map the descriptors of a folio of 1 GiB, all but the first are one.
+    page_tables: Some(ByteLen::mib(8)),
+    ..DEDUP
+};
+
 const HVO: Linux = Linux {
     id: "linux-hvo",
     name: "Linux, shared tails (HugeTLB)",
@@ -155,7 +165,7 @@ const FOLIOS: [Folio; 3] = [
         table: "metadata-1g",
         order: Order::PUD,
         len: ByteLen::gib(1),
-        linux: &[ALL, DEDUP, HVO, ON_DEVICE],
+        linux: &[ALL, DEDUP, DEDUP_TABLES, HVO, ON_DEVICE],
     },
 ];
 
@@ -304,12 +314,15 @@ mod tests {
             let all = ByteLen::new(SIZE.get() / 4096 * 64);
             for row in folio.linux {
                 let expected = match row.id {
-                    "linux-dedup" => kept(folio, 2),
+                    "linux-dedup" | "linux-dedup-tables" => kept(folio, 2),
                     "linux-hvo" => kept(folio, 1),
                     _ => all,
                 };
                 assert_eq!(row.resident, expected, "{}/{}", folio.table, row.id);
-                let tables = all.get() / (2 << 20) * 4096;
+                let tables = match row.id {
+                    "linux-dedup-tables" => kept(folio, 2).get(),
+                    _ => all.get() / (2 << 20) * 4096,
+                };
                 assert!(row.page_tables.is_none_or(|found| found.get() == tables));
             }
             assert_eq!(folio.order.pages().get() * 4096, folio.len.get());
@@ -319,5 +332,7 @@ mod tests {
         let dedup = &linux[1];
         let sum = dedup.resident.checked_add(ByteLen::mib(32)).unwrap();
         assert_eq!(sum, ByteLen::mib(40));
+        let shared = &linux[2];
+        assert_eq!(shared.resident.checked_add(shared.page_tables.unwrap()), Ok(ByteLen::mib(16)));
     }
 }
