@@ -896,3 +896,20 @@ fn a_page_that_was_given_up_is_good_once_its_late_owner_has_installed_it() {
         );
     }
 }
+
+#[test]
+fn the_addresses_that_stand_for_pages_of_another_process_are_left_out_of_core_dumps() {
+    let name = "addresses_that_stand_for_pages_are_left_out_of_core_dumps";
+    if cfg!(miri) {
+        return skip(name, "Miri has no core dumps");
+    }
+    // So many that no other mapping is as long.
+    let pages = (37 << 18) + 5;
+    let _states = PageStates::reserve(PageCount::new(pages), PageSize::KIB_4).unwrap();
+    let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let ours = smaps.split("VmFlags:").collect::<Vec<_>>();
+    let size = format!("{} kB", pages * 4);
+    let at = ours.iter().position(|text| text.contains(&size)).unwrap();
+    let flags = ours[at + 1].lines().next().unwrap();
+    assert!(flags.split(' ').any(|flag| flag == "dd"), "{flags}");
+}

@@ -386,6 +386,15 @@ impl RegionView {
         self.mapping.read_at(offset_bytes, out)
     }
 
+    /// Leaves the region out of core dumps, from now on ([`Mapping::leave_out_of_dumps`]): memory with bytes that nobody is to
+    /// see in one, or so much that a crash would take minutes.
+    ///
+    /// # Errors
+    /// [`MappingError`] if the kernel refuses.
+    pub fn leave_out_of_dumps(&self) -> Result<(), MappingError> {
+        self.mapping.leave_out_of_dumps()
+    }
+
     /// Returns how much memory the region has from the kernel now. It costs a walk over the region's
     /// page tables.
     ///

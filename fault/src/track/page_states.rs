@@ -60,6 +60,8 @@ impl PageStates {
     pub(crate) fn reserve(pages: PageCount, page: PageSize) -> Result<Self, MapError> {
         let zone = Zone::with_keep_limit(ByteLen::ZERO);
         let place = Mapping::anonymous(pages.to_bytes(page)?, Anonymous::default())?;
+        // No page of it is ever present; a dump would look for each.
+        let _ = place.leave_out_of_dumps();
         Self::bind(&zone, place, page, PagemapOps::default())
     }
 

@@ -48,6 +48,15 @@ impl Mapping {
         self.advise(0..self.mapped_len(), Advice::LinuxDontFork, "MADV_DONTFORK")
     }
 
+    /// Leaves the mapping out of core dumps, from now on (`MADV_DONTDUMP`). With a crash, the kernel looks at every page of
+    /// the others, whether it is present or not: half a minute for 64 GiB.
+    ///
+    /// # Errors
+    /// [`MappingError::Advice`] if the kernel refuses.
+    pub fn leave_out_of_dumps(&self) -> Result<(), MappingError> {
+        self.advise(0..self.mapped_len(), Advice::LinuxDontDump, "MADV_DONTDUMP")
+    }
+
     /// Makes huge pages of a range (`MADV_COLLAPSE`), whatever the host is set to. No byte changes;
     /// pages that were not present become so. Returns `None` if every huge page that fits in the
     /// range is one now. Otherwise some are not, and it may work later, and the result is what the

@@ -1,7 +1,5 @@
 //! Huge pages: of a pool, advised and collapsed.
 
-use std::fs;
-
 use uzone_os::{
     Access, AccessError, Anonymous, Exclusive, HugeAdvice, MapError, Mapped, Mapping, MappingError,
     Sharing, SystemRoot, hugepages, probe,
@@ -9,7 +7,7 @@ use uzone_os::{
 use uzone_pages::{ByteLen, PageSize};
 
 use crate::needs::{Pool, pool_turn};
-use crate::{is_alone, page, read, skip};
+use crate::{is_alone, page, read, skip, vm_flags};
 
 #[test]
 fn a_pool_that_is_too_small_is_reported_with_its_numbers() {
@@ -170,24 +168,11 @@ fn memory_that_is_never_huge_is_so_to_the_kernel_however_it_was_asked_for() {
     let len = ByteLen::mib(8);
     let never = Anonymous { huge: HugeAdvice::Never, ..Anonymous::default() };
     let memory = Mapping::anonymous(len, never).unwrap();
-    let smaps = match fs::read_to_string("/proc/self/smaps") {
-        Ok(text) if text.contains("VmFlags") => text,
-        _ => return skip("memory_that_is_never_huge", "no VmFlags in /proc/self/smaps"),
-    };
     if matches!(hugepages::thp(&SystemRoot::host()), Ok(None)) {
         return skip("memory_that_is_never_huge", "the kernel has no transparent huge pages");
     }
-    let start = memory.addr().get();
-    let mut is_ours = false;
-    let flags = smaps.lines().find_map(|line| {
-        let bounds = line.split(' ').next().and_then(|range| range.split_once('-'));
-        if let Some((first, end)) = bounds
-            && let (Ok(first), Ok(end)) =
-                (usize::from_str_radix(first, 16), usize::from_str_radix(end, 16))
-        {
-            is_ours = (first..end).contains(&start);
-        }
-        line.strip_prefix("VmFlags:").filter(|_| is_ours)
-    });
-    assert!(flags.is_some_and(|flags| flags.split(' ').any(|flag| flag == "nh")), "{flags:?}");
+    let Some(flags) = vm_flags(&memory) else {
+        return skip("memory_that_is_never_huge", "no VmFlags in /proc/self/smaps");
+    };
+    assert!(flags.split(' ').any(|flag| flag == "nh"), "{flags}");
 }

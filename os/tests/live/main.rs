@@ -102,3 +102,19 @@ fn file_of(text: &str, field: &str) -> u64 {
     let line = text.lines().find(|line| line.starts_with(field)).unwrap();
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
+
+/// Returns the flags that the kernel has for the memory in which a mapping starts (`VmFlags` of smaps), if it shows them.
+fn vm_flags(mapping: &Mapping) -> Option<String> {
+    let (start, mut is_ours) = (mapping.addr().get(), false);
+    let smaps = std::fs::read_to_string("/proc/self/smaps").ok()?;
+    smaps.lines().find_map(|line| {
+        let bounds = line.split(' ').next().and_then(|range| range.split_once('-'));
+        if let Some((first, end)) = bounds
+            && let (Ok(first), Ok(end)) =
+                (usize::from_str_radix(first, 16), usize::from_str_radix(end, 16))
+        {
+            is_ours = (first..end).contains(&start);
+        }
+        line.strip_prefix("VmFlags:").filter(|_| is_ours).map(str::to_owned)
+    })
+}

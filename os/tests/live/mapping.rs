@@ -14,7 +14,7 @@ use uzone_os::{
 };
 use uzone_pages::{ByteLen, PageSize};
 
-use crate::{file_of, is_alone, page, read, skip, small_pages};
+use crate::{file_of, is_alone, page, read, skip, small_pages, vm_flags};
 
 /// A file in the temporary directory, removed when dropped.
 struct Scratch(PathBuf);
@@ -117,6 +117,18 @@ fn no_length_and_lengths_beyond_the_address_space_are_errors() {
     let error = Mapping::anonymous(ByteLen::tib(1 << 20), Anonymous::default()).unwrap_err();
     assert!(matches!(error, MapError::Memory { .. }), "{error:?}");
     assert!(error.to_string().contains("no such gap in the address space"), "{error}");
+}
+
+#[test]
+fn memory_that_is_left_out_of_core_dumps_is_so_to_the_kernel() {
+    let mapping = Mapping::anonymous(ByteLen::gib(1), Anonymous::default()).unwrap();
+    let is_left_out = || Some(vm_flags(&mapping)?.split(' ').any(|flag| flag == "dd"));
+    let Some(before) = is_left_out() else {
+        return skip("left_out_of_core_dumps", "no VmFlags in /proc/self/smaps");
+    };
+    assert!(!before);
+    mapping.leave_out_of_dumps().unwrap();
+    assert_eq!(is_left_out(), Some(true));
 }
 
 #[test]
