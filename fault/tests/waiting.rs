@@ -401,7 +401,7 @@ fn a_page_that_is_given_back_while_it_is_produced_is_zero() {
         assert!(seen.iter().all(|&byte| byte == 0), "page {at} has come back");
     }
     assert!(is_right(adopted.memory.mapping(), 12));
-    assert_eq!(adopted.server.stats().pending, 0);
+    wait_for("no page is produced any more", || adopted.server.stats().pending == 0);
 }
 
 #[test]

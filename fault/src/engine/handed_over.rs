@@ -162,8 +162,13 @@ mod tests {
         let failure = memory.last_failure().unwrap();
         assert_eq!(failure.offset, SLOW * page());
         assert!(failure.reason.contains("50ms"), "{}", failure.reason);
+        // A thread goes on before the thread that produced its page has taken it off the list.
+        while memory.stats().pending != 0 {
+            assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", memory.stats());
+            std::thread::yield_now();
+        }
         let stats = memory.stats();
-        assert_eq!((stats.pending, stats.poisoned), (0, 1), "{stats:?}");
+        assert_eq!(stats.poisoned, 1, "{stats:?}");
         memory.pin(SLOW * page()..(SLOW + 1) * page()).unwrap_err();
         assert!(memory.take_trace().0.iter().any(|it| it.offset == SLOW * page()));
         assert_eq!(stats.queued, PAGES - 9, "{stats:?}");
