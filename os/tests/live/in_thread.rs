@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use uzone_os::uffd::in_thread::{Answers, FileSource, InThread, Place, SLOTS, Source};
 use uzone_os::uffd::write_states::WriteStates;
-use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Uffd, UffdError};
+use uzone_os::uffd::{Answered, Features, KernelFaults, Modes, Registered, Uffd, UffdError};
 use uzone_os::{Access, AccessError, Anonymous, Exclusive, Mapped, Mapping, Sharing, memory_file};
 use uzone_pages::{ByteLen, FaultAround};
 
@@ -148,7 +148,8 @@ fn a_writer_sleeps_while_another_thread_has_its_page() {
         }
         thread::sleep(Duration::from_millis(50));
         let (attempts, took) = (u32::try_from(writes()).unwrap(), since.elapsed());
-        memory.write_protect(page()..2 * page(), false).unwrap();
+        let opened = memory.write_protect(page()..2 * page(), false).unwrap();
+        assert_eq!(opened, Answered::All);
         states.opened(run);
         writer.join().unwrap();
         // Each attempt takes the time of a sleep, and spinning takes some microseconds.
