@@ -173,9 +173,11 @@ impl<R: Read> Read for WhileUnchanged<'_, R> {
 fn pack(args: &Args, below: &Image, pages: &CapturedPages, out: &Output) -> Result<Step, Failure> {
     let mut packer = Packer::default().threads(args.threads.get());
     if !below.is_raw() {
+        // A page that cannot be read now is reported when its turn comes.
+        let frame = pages.frame_bytes(below).unwrap_or(below.frame_bytes());
         packer = packer
             .page(ByteLen::new(below.page_bytes()))
-            .frame(ByteLen::new(below.frame_bytes()))
+            .frame(ByteLen::new(frame))
             .regions(below.regions().to_vec())
             .working_set(below.working_set().to_vec());
     }

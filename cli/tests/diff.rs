@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use common::served::{Machine, PAGE, PAGES, Server, page_of};
-use common::{Dir, run, text, uzone, wait_until};
+use common::{Dir, object, run, text, uzone, wait_until};
 use rustix::process::Signal;
 use uzone_snapshot::Packer;
 
@@ -83,6 +83,47 @@ fn check_image(changed: &str, expected: &[u8]) {
     let wrong = pages.find(|(_, (seen, expected))| seen != expected);
     let wrong = wrong.map(|(page, _)| page);
     assert_eq!((wrong, output.stdout.len()), (None, expected.len()));
+}
+
+/// Returns a page that does not compress.
+fn noise(seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_ne_bytes()
+    };
+    (0..512).flat_map(|_| next()).collect()
+}
+
+#[test]
+fn a_diff_is_as_long_as_the_pages_that_changed_and_has_usual_frames_where_they_are_neighbours() {
+    let dir = Dir::new("diff-frames");
+    let (image, socket, changed) = (dir.name("image"), dir.name("sock"), dir.name("changed"));
+    let mut expected: Vec<u8> = (0..PAGES).flat_map(noise).collect();
+    let packer = Packer::default();
+    packer.pack(&mut &expected[..], image.as_ref(), None, &|_| true).expect("it is packed");
+    let arguments = ["--on-failure", "poison", &image, "--socket", &socket];
+    let server = Server::start(&arguments);
+    let Some(machine) = Machine::connect(&socket) else { return drop(server.stop()) };
+    let mut write = |page: u64| {
+        let at = usize::try_from(page * PAGE).expect("small");
+        let bytes = noise(page + PAGES);
+        machine.memory.mapping().write_at(page * PAGE, &bytes).expect("it is written");
+        expected[at..at + 4096].copy_from_slice(&bytes);
+    };
+    // One page of each frame.
+    (0..PAGES).step_by(16).for_each(|page| write(page + page / 16 % 16));
+    start(&socket, &changed).next_event("packed");
+    let len = fs::metadata(&changed).expect("it was written").len();
+    assert!(len <= PAGES / 16 * PAGE * 11 / 10, "{len} bytes for {} pages", PAGES / 16);
+    // All pages.
+    (0..PAGES).for_each(&mut write);
+    start(&socket, &changed).next_event("packed");
+    check_image(&changed, &expected);
+    let inspected = object(&["inspect", &changed, "--json"]);
+    assert_eq!(inspected["chain"][0]["frame_bytes"], 65536, "{inspected}");
 }
 
 #[test]

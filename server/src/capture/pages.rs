@@ -14,7 +14,7 @@ use uzone_fault::KeptPages;
 use uzone_os::unix_socket::MessageSocket;
 use uzone_os::{Anonymous, Exclusive, HugeAdvice, lock, share_work};
 use uzone_pages::ByteLen;
-use uzone_snapshot::Source;
+use uzone_snapshot::{Image, Source};
 
 use crate::link::{self, CaptureReply, CaptureRequest};
 
@@ -22,6 +22,11 @@ use crate::link::{self, CaptureReply, CaptureRequest};
 pub(super) const PIECE: u64 = 4 << 20;
 /// After how many bytes the worker learns what has been read, so that writes to that go on.
 const READ_EVERY: u64 = 32 << 20;
+
+/// How long the frames of an image usually are.
+const USUAL_FRAME: u64 = 64 << 10;
+/// How many frames are looked at to choose the length of those of an image.
+const LOOKED_AT: u64 = 512;
 
 /// Why there is no answer of a worker.
 const GONE: &str = "the process that kept its pages has ended, or the machine has";
@@ -186,6 +191,47 @@ impl CapturedPages {
     #[must_use]
     pub fn present(&self) -> ByteLen {
         ByteLen::new(len_of(&self.runs))
+    }
+
+    /// Returns how many bytes are best compressed at once: those of a usual frame if the pages that changed fill
+    /// half of their frames or more, and else those of a page, so that no page is stored for its neighbour's sake. A part of
+    /// the frames is looked at, evenly over all.
+    ///
+    /// # Errors
+    /// A page cannot be read.
+    pub fn frame_bytes(&self, image: &Image) -> io::Result<u64> {
+        let (frame, page) = (image.frame_bytes().max(USUAL_FRAME), image.page_bytes());
+        let present: u64 =
+            self.runs.iter().map(|run| (run.bytes.end - run.bytes.start).div_ceil(frame)).sum();
+        let step = present.div_ceil(LOOKED_AT).max(1);
+        let (mut number, mut changed, mut in_frames) = (0, 0, 0);
+        for run in &*self.runs {
+            let first = run.bytes.start / frame * frame;
+            for at in
+                (first..run.bytes.end).step_by(usize::try_from(frame).map_err(io::Error::other)?)
+            {
+                number += 1;
+                if number % step == 0 {
+                    let pages = self.changed_in(image, at..(at + frame).min(image.byte_len()))?;
+                    changed += pages;
+                    in_frames += if pages > 0 { frame / page } else { 0 };
+                }
+            }
+        }
+        Ok(if changed * 2 >= in_frames && in_frames > 0 { frame } else { page })
+    }
+
+    /// Returns how many pages of a part of the image changed.
+    fn changed_in(&self, image: &Image, bytes: Range<u64>) -> io::Result<u64> {
+        let (start, len) =
+            (bytes.start, usize::try_from(bytes.end - bytes.start).map_err(io::Error::other)?);
+        let (mut now, mut before) = (vec![0; len], vec![0; len]);
+        let mut memory = Memory { pages: self, image, at: start, noted: start };
+        memory.read_exact(&mut now)?;
+        Source::read_at(image, start, &mut before)?;
+        let page = usize::try_from(image.page_bytes()).map_err(io::Error::other)?;
+        let pages = now.chunks(page).zip(before.chunks(page));
+        Ok(pages.filter(|(now, before)| now != before).count() as u64)
     }
 
     /// Ends the capture, when all has been read. Returns how many pages the machine wrote to meanwhile.
