@@ -15,7 +15,7 @@ use common::served::{Machine, PAGES, Server, status_at, write_image};
 use common::{
     Dir, attach, has_failed, keeps_to, object, refuses, run, skip, text, uzone, wait_until,
 };
-use rustix::process::{Signal, geteuid};
+use rustix::process::{Signal, geteuid, kill_process};
 use serde_json::Value;
 use uzone_attach::AttachOptions;
 
@@ -227,10 +227,25 @@ fn a_process_that_the_server_cannot_see_is_refused_by_name() {
     command.args(unshare).args([env!("CARGO_BIN_EXE_uzone"), "serve", "--json"]);
     let mut server = Server::beside(command.args([&image, "--socket", &socket]));
     server.next_event("listening");
-    let _stream = UnixStream::connect(&socket).expect("it listens");
+    let mut stream = UnixStream::connect(&socket).expect("it listens");
     let refused = server.next_event("refused");
     assert_eq!(refused["pid"], 0);
-    assert!(refused["reason"].as_str().is_some_and(|text| text.contains("PID namespace")));
+    let reason = refused["reason"].as_str().expect("text");
+    assert!(reason.contains("PID namespace") && !reason.contains("waits"), "{reason}");
+    // A monitor that sends its memory from now on learns it.
+    assert!(stream.write_all(b"[]").is_err());
+    // One that has sent it waits, which is stated.
+    for keeper in server.workers() {
+        kill_process(keeper, Signal::STOP).expect("it runs");
+    }
+    let Some(machine) = Machine::connect(&socket) else { return drop(server) };
+    for keeper in server.workers() {
+        kill_process(keeper, Signal::CONT).expect("it runs");
+    }
+    let refused = server.next_event("refused");
+    let reason = refused["reason"].as_str().expect("text");
+    assert!(reason.contains("waits for its first page"), "{reason}");
+    drop(machine);
     // The processes of the namespace end with its first.
     server.signal(Signal::KILL);
     server.wait();

@@ -7,7 +7,8 @@ use std::thread;
 use std::time::Duration;
 
 use uzone_os::descriptors::{self, is_shortage};
-use uzone_os::peer::Peer;
+use uzone_os::peer::{self, Peer};
+use uzone_os::uffd::Remote;
 
 use super::Keeper;
 use super::room::Room;
@@ -18,6 +19,24 @@ use crate::event::ServeEvent;
 const SILENT: Duration = Duration::from_millis(500);
 /// How long to wait after a connection that could not be accepted.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(10);
+
+/// What helps a server that cannot see a monitor.
+const UNSEEN: &str = ", so it can be neither ended nor waited for: run this server in the PID namespace of the monitors, or \
+                      in one around it";
+/// What is stated of a monitor that cannot be ended.
+const WAITS: &str = "; it has handed its memory over and waits for its first page: end it there";
+
+/// Lets nothing more come by a connection, so that a monitor which sends its memory from now on gets an error. Returns
+/// whether it has sent that.
+fn has_memory(stream: &UnixStream) -> bool {
+    let (mut part, mut fds) = ([0; 4096], Vec::new());
+    let ended = stream.shutdown(Shutdown::Both).and_then(|()| stream.set_nonblocking(true));
+    while ended.is_ok()
+        && fds.is_empty()
+        && peer::receive(stream, &mut part, &mut fds).is_ok_and(|len| len > 0)
+    {}
+    fds.into_iter().any(|fd| Remote::adopt(fd).is_ok())
+}
 
 impl Keeper {
     /// Returns how many connections have sent no whole message.
@@ -95,9 +114,11 @@ impl Keeper {
         let key = self.next;
         let peer = match Peer::of(&stream) {
             Ok(peer) => peer,
-            Err(cause) if cause.kind() == io::ErrorKind::Unsupported || is_shortage(&cause) => {
-                return self.turn_down(0, cause.to_string());
+            Err(cause) if cause.kind() == io::ErrorKind::Unsupported => {
+                let waits = if has_memory(&stream) { WAITS } else { "" };
+                return self.turn_down(0, format!("{cause}{UNSEEN}{waits}"));
             }
+            Err(cause) if is_shortage(&cause) => return self.turn_down(0, cause.to_string()),
             // A process that has ended is not waited for.
             Err(_) => return,
         };
