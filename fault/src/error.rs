@@ -2,6 +2,7 @@
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 
 use uzone_os::uffd::{Answered, UffdError};
 use uzone_os::{AccessError, MappingError, SysError};
@@ -141,6 +142,15 @@ pub enum BackingError {
         #[source]
         cause: io::Error,
     },
+    /// A page of a file that has a name.
+    #[error("{}: {cause}", path.display())]
+    File {
+        /// Its name.
+        path: PathBuf,
+        /// What failed.
+        #[source]
+        cause: Box<BackingError>,
+    },
     /// The backing ends before it.
     #[error("the backing ends at {end:#x}, before the {len_bytes} bytes at {offset:#x} do")]
     Short {
@@ -175,6 +185,7 @@ impl BackingError {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Io { .. } => ErrorKind::Io,
+            Self::File { cause, .. } => cause.kind(),
             Self::Short { .. } => ErrorKind::InvalidData,
             Self::ReadOnly { .. } => ErrorKind::NotSupported,
             Self::Answer(error) => error.kind(),

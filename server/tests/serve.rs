@@ -810,7 +810,10 @@ fn a_machine_whose_raw_image_is_cut_while_it_is_served_is_ended_before_it_sees_a
         unreachable!()
     };
     assert!(
-        *pid == victim.id() && *was_killed && reason.contains("ends at 0x400064"),
+        *pid == victim.id()
+            && *was_killed
+            && reason.contains("ends at 0x400064")
+            && reason.contains(image.to_str().unwrap()),
         "{failed:?}"
     );
     assert!(*offset >= PAGES / 2 * PAGE, "{failed:?}");

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::num::NonZeroU64;
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -132,7 +132,7 @@ impl Source for FileSource {
     }
 
     fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        self.file.read_exact_at(out, offset)
+        uzone_os::file_system::read_exact_at(&self.file, out, offset)
     }
 
     fn read_ready(&self, offset: u64, out: &mut [u8]) -> io::Result<bool> {

@@ -19,6 +19,7 @@ use std::io;
 use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use uzone_os::uffd::in_thread::{FileSource, Source};
@@ -52,6 +53,7 @@ fn failed(
 pub struct FileBacking {
     file: Arc<File>,
     len: u64,
+    name: Option<PathBuf>,
     is_writable: bool,
     /// Whether all of it is memory: then nothing of it is in the page cache, and nothing has to be.
     is_dax: bool,
@@ -76,7 +78,7 @@ impl FileBacking {
         let mapped = file.try_clone().ok().and_then(map);
         let is_dax = dax::is_file(&file);
         let (file, mapped) = (Arc::new(file), mapped.map(Arc::new));
-        Ok(Self { file, len, is_writable: false, is_dax, mapped })
+        Ok(Self { file, len, name: None, is_writable: false, is_dax, mapped })
     }
 
     /// Takes a file that is open for reading and writing, as long as it is now: what is written to the
@@ -89,6 +91,13 @@ impl FileBacking {
     pub fn writable(file: File) -> io::Result<Self> {
         uzone_os::check_file(&file, true)?;
         Ok(Self { is_writable: true, ..Self::new(file)? })
+    }
+
+    /// Has errors name the file.
+    #[must_use]
+    pub fn named(mut self, path: impl Into<PathBuf>) -> Self {
+        self.name = Some(path.into());
+        self
     }
 
     /// Reads what the cache has from `at` on. Returns how many bytes of `out` are right: those
@@ -112,6 +121,28 @@ impl FileBacking {
             return Ok(Some(len.get().div_ceil(uzone_os::probe::page_size().bytes())));
         }
         page_cache::cached(&self.file, start, len).map_err(failed("read", start, len.get()))
+    }
+
+    /// Reads the bytes of a window, and waits for the device.
+    fn read(&self, window: &mut Window<'_>) -> Result<(), BackingError> {
+        let range = window.range();
+        let offset = range.start;
+        let _ = window.copy_with(range, |out| {
+            let wanted = self.inside(offset, out.len());
+            let (bytes, rest) = out.split_at_mut(wanted);
+            match uzone_os::file_system::read_exact_at(&self.file, bytes, offset) {
+                Ok(()) => {
+                    rest.fill(0);
+                    Ok(out.len())
+                }
+                Err(cause) if cause.kind() == io::ErrorKind::UnexpectedEof => {
+                    let end = self.file.metadata().map_or(0, |metadata| metadata.len());
+                    Err(BackingError::Short { offset, len_bytes: wanted as u64, end })
+                }
+                Err(cause) => Err(failed("read", offset, wanted as u64)(cause)),
+            }
+        })?;
+        Ok(())
     }
 
     /// Returns how many of `len` bytes from `at` on the file has.
@@ -257,24 +288,10 @@ impl Backing for FileBacking {
     }
 
     fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError> {
-        let range = window.range();
-        let offset = range.start;
-        let _ = window.copy_with(range, |out| {
-            let wanted = self.inside(offset, out.len());
-            let (bytes, rest) = out.split_at_mut(wanted);
-            match self.file.read_exact_at(bytes, offset) {
-                Ok(()) => {
-                    rest.fill(0);
-                    Ok(out.len())
-                }
-                Err(cause) if cause.kind() == io::ErrorKind::UnexpectedEof => {
-                    let end = self.file.metadata().map_or(0, |metadata| metadata.len());
-                    Err(BackingError::Short { offset, len_bytes: wanted as u64, end })
-                }
-                Err(cause) => Err(failed("read", offset, wanted as u64)(cause)),
-            }
-        })?;
-        Ok(())
+        self.read(window).map_err(|cause| match &self.name {
+            Some(path) => BackingError::File { path: path.clone(), cause: Box::new(cause) },
+            None => cause,
+        })
     }
 
     fn write_back(&self, offset: u64, bytes: &[u8]) -> Result<(), BackingError> {

@@ -97,12 +97,7 @@ impl Inbox {
 
     /// Sends a message to the loop. Returns whether the loop was woken; if not, the next message wakes it.
     pub(crate) fn send(&self, message: Message) -> bool {
-<<<<<<< ours
         lock_uninterrupted(&self.messages).push(message);
-        self.sleeps.store(false, Ordering::SeqCst);
-=======
-        lock(&self.messages).push(message);
->>>>>>> theirs
         // Release pairs with the Acquire of the loop: it sees what was pushed.
         let was_called = self.called.swap(true, Ordering::Release);
         // After that: a loop that notes its sleep meanwhile looks at the message afterwards.

@@ -15,7 +15,10 @@ mod new_file;
 use std::ffi::CStr;
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::thread;
+use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -110,11 +113,54 @@ fn renounce_name(directory: &Path) -> io::Result<File> {
     Ok(file)
 }
 
+/// After how long a read is tried again that a device has failed.
+const AGAIN: [Duration; 3] =
+    [Duration::from_millis(10), Duration::from_millis(50), Duration::from_millis(250)];
+
+/// Reads bytes of a file from `offset` on. Where the device fails (`EIO`), it is tried again a few times within a third of
+/// a second: a path to a disk is lost and found again.
+///
+/// # Errors
+/// As of [`FileExt::read_exact_at`].
+pub fn read_exact_at(file: &File, out: &mut [u8], offset: u64) -> io::Result<()> {
+    patiently(|| file.read_exact_at(out, offset))
+}
+
+fn patiently(mut read: impl FnMut() -> io::Result<()>) -> io::Result<()> {
+    for pause in AGAIN {
+        match read() {
+            Err(cause) if cause.raw_os_error() == Some(libc::EIO) => thread::sleep(pause),
+            read => return read,
+        }
+    }
+    read()
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Seek, Write};
 
     use super::*;
+
+    #[test]
+    fn a_read_that_a_device_has_failed_is_tried_again_and_another_error_is_not() {
+        let times = |failures: u32, error: i32| {
+            let mut count = 0;
+            let read = patiently(|| {
+                count += 1;
+                if count <= failures { Err(io::Error::from_raw_os_error(error)) } else { Ok(()) }
+            });
+            (count, read.is_ok())
+        };
+        assert_eq!(times(0, libc::EIO), (1, true));
+        assert_eq!(times(2, libc::EIO), (3, true));
+        assert_eq!(times(9, libc::EIO), (4, false));
+        assert_eq!(times(1, libc::EACCES), (1, false));
+        // Memory that is not mapped is such a device.
+        let memory = File::open("/proc/self/mem").unwrap();
+        let cause = read_exact_at(&memory, &mut [0; 8], 0).unwrap_err();
+        assert_eq!(cause.raw_os_error(), Some(libc::EIO));
+    }
 
     #[test]
     fn a_file_without_a_name_holds_bytes_and_is_in_no_directory() {

@@ -109,8 +109,9 @@ fn backing(image: Image) -> Result<Arc<dyn Backing>, SnapshotError> {
     let Some(file) = image.raw_file() else {
         return Ok(Arc::new(SnapshotBacking::new(Arc::new(image))));
     };
-    let backing = file.try_clone().and_then(FileBacking::new);
-    Ok(Arc::new(backing.map_err(SnapshotError::unopened(Path::new(&image.name())))?))
+    let (name, backing) = (image.name(), file.try_clone().and_then(FileBacking::new));
+    let backing = backing.map_err(SnapshotError::unopened(Path::new(&name)))?;
+    Ok(Arc::new(backing.named(name)))
 }
 
 /// Returns what was opened. Where machines wait, it is a warning if that failed.
