@@ -43,6 +43,7 @@ use crate::options::{OnFailure, ServerOptions};
 use crate::sandbox::Sandbox;
 use crate::socket::ListeningSocket;
 use crate::status::{Status, nanoseconds};
+use crate::totals::Totals;
 use crate::worker::dialect;
 
 /// The keys of what is waited for beside connections, which count from 1 on.
@@ -114,6 +115,9 @@ pub struct Keeper {
     /// Whether the system lacked something that an order needs, which is sent again.
     is_short: bool,
     served: Served,
+    /// What was done by all processes of this server, but for its worker, and by that.
+    totals: Totals,
+    counted: Totals,
 }
 
 impl Keeper {
@@ -204,7 +208,8 @@ impl Keeper {
 
     /// Goes on with the socket and the connections of another keeper.
     fn enter(&mut self, estate: Estate) {
-        let Heirlooms { socket, control, metrics, manager, .. } = estate.heirlooms;
+        let Heirlooms { socket, control, metrics, manager, totals, .. } = estate.heirlooms;
+        self.totals.add(&totals);
         let listening = socket
             .map(|socket| ListeningSocket::inherit(&self.path, socket, estate.is_named))
             // By one without a file no machine comes: the keeper before had begun to drain.
@@ -283,6 +288,8 @@ impl Keeper {
             is_accepting: true,
             is_short: false,
             served: Served::default(),
+            totals: Totals::default(),
+            counted: Totals::default(),
         };
         keeper.start_worker(has_machines).map_err(ServeError::Start)?;
         while keeper.worker.as_ref().is_some_and(|worker| !worker.is_ready) {
@@ -454,9 +461,18 @@ impl Keeper {
         let Some(socket) = self.socket.take() else { return };
         // It has ended when this returns, so its logs are final.
         self.worker = None;
+        self.totals.add(&std::mem::take(&mut self.counted));
         let (connections, listener) = (&self.connections, socket.listener.as_fd());
-        let given =
-            takeover::give(to, &self.image, listener, connections, self.next, self.folder());
+        let totals = self.totals.clone();
+        let given = takeover::give(
+            to,
+            &self.image,
+            listener,
+            connections,
+            self.next,
+            self.folder(),
+            totals,
+        );
         match given {
             Ok(()) => {
                 socket.leave();
@@ -480,6 +496,8 @@ impl Keeper {
     fn status(&self) -> Status {
         let machines =
             self.connections.iter().filter_map(|(number, connection)| connection.status(*number));
+        let mut totals = self.totals.clone();
+        totals.add(&self.counted);
         Status {
             socket: self.path.display().to_string(),
             image: self.image_path.clone(),
@@ -491,6 +509,7 @@ impl Keeper {
             is_draining: self.socket.is_none(),
             sessions_served: self.served.sessions,
             greetings: self.greetings(),
+            totals,
             sessions: machines.collect(),
         }
     }
@@ -509,6 +528,10 @@ impl Keeper {
                     event = ServeEvent::TakenOver { session: *session, pid: *pid, after_ns };
                 } else {
                     self.served.sessions += 1;
+                    // A worker in the place of its keeper learns of the machines of that in another way.
+                    if must_be_kept || !self.is_confined {
+                        self.count(|totals| &mut totals.sessions);
+                    }
                     if must_be_kept && self.folder.is_some() {
                         tracing::warn!(
                             "session {session}: process {pid} is served, and not recovered if both processes of this \
@@ -521,8 +544,10 @@ impl Keeper {
                 let Some(mut connection) = self.forget(*session) else { return };
                 *was_killed = self.kills() && connection.end_if_it_has_memory();
                 _closed = Some(connection);
+                self.count(|totals| &mut totals.refused);
             }
             ServeEvent::Failed { session, was_killed, .. } => {
+                self.count(|totals| &mut totals.failed);
                 let Some(connection) = self.connections.get(session) else { return };
                 *was_killed = self.kills() && connection.kill();
             }
@@ -533,6 +558,12 @@ impl Keeper {
             | ServeEvent::HandedOver { .. } => {}
         }
         (self.log)(&event);
+    }
+
+    /// Counts something that a worker in the place of this process has to know.
+    fn count(&mut self, of: impl FnOnce(&mut Totals) -> &mut u64) {
+        *of(&mut self.totals) += 1;
+        self.heirlooms_changed();
     }
 
     fn kills(&self) -> bool {

@@ -23,6 +23,7 @@
 //! | `worker/huge`, `keeper/huge` | huge pages for machines whose pages are small: found, and made |
 //! | `link`, `connection` | the messages between the two, and what came by one connection |
 //! | `sandbox` | what a worker may do |
+//! | `totals` | [`Totals`]: what was done by all processes of a server |
 //! | `socket`, `control`, `status` | the socket that monitors connect to, and the one for questions |
 //! | `capture`, `capture/pages` | the memory of a machine as it is now, for an image of it, and its pages |
 //! | `offload` | [`Offload`]: restoring machines of Cloud Hypervisor, which asks for pages itself |
@@ -42,6 +43,7 @@ mod options;
 mod sandbox;
 mod socket;
 mod status;
+mod totals;
 mod worker;
 
 pub use capture::{CapturedPages, SessionMemory};
@@ -56,5 +58,6 @@ pub use offload::{Offload, Offloaded};
 pub use options::{OnFailure, Prefetch, ServerOptions};
 pub use sandbox::{Sandbox, credential_files};
 pub use status::{SessionStats, SessionStatus, Status};
+pub use totals::Totals;
 pub use worker::dialect::firecracker::regions;
 pub use worker::{Worker, WorkerStart};

@@ -20,6 +20,7 @@ use crate::connection::{Kept, TAKEN_BYTES};
 use crate::event::ServeEvent;
 use crate::sandbox::Sandbox;
 use crate::status::SessionStats;
+use crate::totals::Totals;
 
 /// How long the parts of a message beside those of a monitor may be.
 const OTHER_BYTES: usize = 4096;
@@ -37,7 +38,7 @@ pub(crate) enum Order {
     Start { names: Vec<String>, has_machines: bool },
     /// What the next keeper needs, should this one die: which descriptors come along, and where the folder is with what
     /// is kept of machines ([`Heirlooms`](crate::keeper::estate::Heirlooms)).
-    Keep { has: [bool; 4], folder: Option<PathBuf> },
+    Keep { has: [bool; 4], folder: Option<PathBuf>, totals: Totals },
     /// A connection, whose message may not be whole yet.
     Take(Kept),
     /// It reports the counts of each session before it asks for more.
@@ -63,6 +64,8 @@ pub(crate) enum Report {
     Probe(u64),
     /// What was done for a session so far.
     Stats(u64, SessionStats),
+    /// What the worker has done for all sessions so far.
+    Totals(Totals),
     /// The addresses of blocks of a session of which huge pages can be made.
     Blocks(u64, Vec<u64>),
     /// Something happened. Of a failure, whether the process was killed is for the keeper to fill in.
@@ -249,7 +252,9 @@ mod tests {
         assert!(came.log.is_some() && came.count_descriptors() == connection.count_descriptors());
         send(&keeper, &Order::Stats, &[]).unwrap();
         assert!(matches!(next().title, Order::Stats));
-        Heirlooms::hand_over(&keeper, [None, None, None, Some(far.as_fd())], None).unwrap();
+        let totals = Totals::default();
+        let fds = [None, None, None, Some(far.as_fd())];
+        Heirlooms::hand_over(&keeper, fds, None, totals).unwrap();
         let heirlooms = Heirlooms::take(next()).unwrap();
         assert!(heirlooms.manager.is_some() && heirlooms.socket.is_none());
         let names = ["a", "b"].map(str::to_owned).to_vec();

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::sandbox::Sandbox;
+use crate::totals::Totals;
 
 /// What a server is doing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,6 +34,9 @@ pub struct Status {
     pub sessions_served: u64,
     /// How many connections have sent no whole message yet.
     pub greetings: usize,
+    /// What was done for all machines, also by processes of this server that have ended.
+    #[serde(default)]
+    pub totals: Totals,
     /// The machines.
     pub sessions: Vec<SessionStatus>,
 }
@@ -103,17 +107,18 @@ impl Status {
         let sessions = self.sessions.len() as u64;
         let all: [(&str, &str, u64); 6] = [
             ("uzone_sessions", "Machines that are served.", sessions),
-            ("uzone_sessions_total", "Machines that were served.", self.sessions_served),
+            ("uzone_sessions_total", "Machines that were served.", self.totals.sessions),
             ("uzone_greetings", "Connections without a whole message.", self.greetings as u64),
             ("uzone_draining", "Whether no machine is accepted.", self.is_draining.into()),
             ("uzone_worker_up", "Whether there is a worker.", self.worker.is_some().into()),
-            ("uzone_worker_deaths_total", "Workers that died.", self.worker_deaths),
+            ("uzone_worker_deaths_total", "Workers that died.", self.totals.worker_deaths),
         ];
         for (name, help, value) in all {
             let kind = kind(name);
             // Memory takes it all.
             let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}");
         }
+        self.totals.add_metrics(&mut text);
         self.add_metrics_of_sessions(&mut text);
         text
     }
@@ -193,6 +198,7 @@ mod tests {
             is_draining: false,
             sessions_served: 5,
             greetings: 0,
+            totals: Totals { worker_deaths: 3, ..Totals::default() },
             sessions: vec![session(4, Some(stats)), session(5, None)],
         };
         let text = status.metrics();
@@ -204,7 +210,7 @@ mod tests {
         assert!(text.contains("uzone_session_faults_total{session=\"4\",pid=\"9\"} 7\n"));
         assert!(!text.contains("session=\"5\""));
         for line in text.lines().filter(|line| !line.starts_with('#')) {
-            assert!(line.rsplit_once(' ').unwrap().1.parse::<u64>().is_ok(), "{line}");
+            assert!(line.rsplit_once(' ').unwrap().1.parse::<f64>().is_ok(), "{line}");
         }
     }
 }

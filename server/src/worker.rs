@@ -38,6 +38,7 @@ use crate::keeper::estate::{Estate, Heirlooms};
 use crate::link::{self, Order, Report, SHORTAGE, Titled};
 use crate::options::{OnFailure, ServerOptions};
 use crate::sandbox::Sandbox;
+use crate::totals::Totals;
 
 /// The key of the keeper; sessions have their numbers, which start at 1, and clients that read the memory of a
 /// session numbers with this bit.
@@ -51,6 +52,8 @@ const MANAGER_WITHIN: Duration = Duration::from_secs(2);
 /// Why a machine is not served.
 const NO_DESCRIPTORS: &str = "a process of this server has as many descriptors as it may, or the system has: raise \
                               the hard limit (LimitNOFILE= of a unit, or `ulimit -Hn`)";
+/// How often the keeper is told what was done.
+const TELL_EVERY: Duration = Duration::from_secs(1);
 /// How often it is written down which pages machines touch.
 const RECORD_EVERY: Duration = Duration::from_secs(2);
 
@@ -103,6 +106,9 @@ pub struct Worker {
     orphans: Vec<u64>,
     recorded: Instant,
     huge: Finder,
+    /// What was done for sessions that have ended, and when the keeper was told last.
+    ended: Totals,
+    told: Instant,
 }
 
 impl Worker {
@@ -139,6 +145,8 @@ impl Worker {
             orphans: Vec::new(),
             recorded: Instant::now(),
             huge: Finder::new(),
+            ended: Totals::default(),
+            told: Instant::now(),
         })
     }
 
@@ -190,6 +198,9 @@ impl Worker {
                 };
             }
             self.end_slow_captures();
+            if !self.sessions.is_empty() && self.told.elapsed() >= TELL_EVERY {
+                self.tell(&keeper);
+            }
             for (number, blocks) in self.huge.find(&mut self.sessions) {
                 let blocks = blocks.into_iter().map(Vaddr::get).collect();
                 // Without a keeper there is no right to it either.
@@ -213,6 +224,9 @@ impl Worker {
         if self.heirlooms.as_ref().is_some_and(|heirlooms| heirlooms.manager.is_some()) {
             thread::sleep(MANAGER_WITHIN);
         }
+        let totals = self.totals();
+        let mut heirlooms = self.heirlooms?;
+        heirlooms.totals.add(&totals);
         let sessions = self.sessions.into_iter();
         // Each stops reading events before its log goes on.
         let connections = sessions.map(|(number, session)| {
@@ -223,7 +237,25 @@ impl Worker {
         });
         let connections = connections.collect();
         let (is_confined, files) = (true, self.opened.files);
-        Some(Estate { is_confined, files, ..Estate::new(self.heirlooms?, connections) })
+        Some(Estate { is_confined, files, ..Estate::new(heirlooms, connections) })
+    }
+
+    /// Returns what this process has done.
+    fn totals(&self) -> Totals {
+        let mut totals = self.ended.clone();
+        let cache = self.opened.cache.counts();
+        totals.cache_hits = cache.hits;
+        totals.decoded_frames = cache.decoded_frames;
+        totals.decoded_bytes = cache.decoded_bytes;
+        self.sessions.values().for_each(|session| totals.add(&session.totals()));
+        totals
+    }
+
+    /// Tells the keeper what this process has done.
+    fn tell(&mut self, keeper: &MessageSocket) {
+        self.told = Instant::now();
+        // Without a keeper, it is in what this process leaves.
+        let _ = link::send(keeper, &Report::Totals(self.totals()), &[]);
     }
 
     fn wait(&self, ready: &mut Vec<u64>) -> Result<(), ServeError> {
@@ -231,7 +263,9 @@ impl Worker {
         let records = self.opened.recording.is_some() && !self.sessions.is_empty();
         let looks = orphans.or((!self.clients.is_empty()).then_some(PROBE));
         let timeout = looks.or(records.then_some(RECORD_EVERY));
-        let timeout = [timeout, self.huge.timeout(&self.sessions)].into_iter().flatten().min();
+        let tells = (!self.sessions.is_empty()).then_some(TELL_EVERY);
+        let times = [timeout, tells, self.huge.timeout(&self.sessions)];
+        let timeout = times.into_iter().flatten().min();
         self.set.wait(ready, timeout).map_err(ServeError::Wait)
     }
 
@@ -265,10 +299,11 @@ impl Worker {
         // Before a session goes.
         self.record(!self.orphans.is_empty());
         let had_sessions = !self.sessions.is_empty();
-        let sessions = &mut self.sessions;
+        let (sessions, counted) = (&mut self.sessions, &mut self.ended);
         self.orphans.retain(|number| {
             let Some(session) = sessions.get(number) else { return false };
             if session.is_gone() {
+                counted.add(&session.totals());
                 ended(session.ended());
                 sessions.remove(number);
             }
@@ -314,6 +349,7 @@ impl Worker {
             // It comes after a report that was waited for.
             Order::Log { .. } => return true,
             Order::Stats => {
+                self.tell(keeper);
                 for (number, session) in &self.sessions {
                     let stats = Report::Stats(*number, session.stats());
                     if link::send(keeper, &stats, &[]).is_err() {

@@ -1090,6 +1090,54 @@ fn a_recorded_set_starts_with_the_first_fault_of_its_machine() {
 }
 
 #[test]
+fn counts_outlive_workers_and_keepers() {
+    let name = "counts_outlive_workers_and_keepers";
+    let Some((folder, socket)) = case(name, "totals") else { return };
+    let image = folder.join("packed");
+    let totals = || uzone_server::status(&socket).unwrap().totals;
+    let touch = |pages: std::ops::Range<u64>, machine: &Machine| {
+        pages.for_each(|at| check(&machine.memory, at, &page_of(at)));
+        let faults = totals().faults;
+        // So that the keeper knows of them before its worker is killed.
+        assert!(faults > 0);
+        faults
+    };
+    let server = Running::start(&socket, &image, "hold");
+    let machine = Machine::connect(&socket);
+    let first = touch(0..200, &machine);
+    server.kill_worker();
+    wait_until("the next worker", || deaths(&server) == 1);
+    let second = touch(200..400, &machine);
+    assert!(second > first, "{second} after {first}");
+    // By a server that takes over.
+    let next = Running::started(&socket, &image, "hold", true).unwrap();
+    server.stop_at_once();
+    let third = touch(400..600, &machine);
+    assert!(third > second, "{third} after {second}");
+    let totals = totals();
+    assert_eq!((totals.sessions, totals.worker_deaths), (1, 1));
+    assert!(totals.fault_counts.iter().sum::<u64>() > 0 && totals.fault_ns > 0, "{totals:?}");
+    assert!(totals.decoded_frames > 0 && totals.decoded_bytes > 0, "{totals:?}");
+    next.stop_at_once();
+    // By a worker in the place of its keeper.
+    let mut keeper = program("a_keeper_of_another_test");
+    keeper.env(KEEPER, &socket).env(INHERIT, &socket).env(POLICY, "hold");
+    let mut keeper = Process::start(&mut keeper);
+    wait_until("the keeper does not listen", || uzone_server::status(&socket).is_ok());
+    let machine = Machine::connect(&socket);
+    let first = touch(0..200, &machine);
+    keeper.kill().unwrap();
+    keeper.wait().unwrap();
+    wait_until("no heir", || uzone_server::status(&socket).is_ok_and(|status| status.is_confined));
+    let second = touch(200..400, &machine);
+    assert!(second > first, "{second} after {first}");
+    let status = uzone_server::status(&socket).unwrap();
+    assert_eq!(status.totals.sessions, 1);
+    send(status.keeper, rustix::process::Signal::KILL);
+    send(status.worker.unwrap(), rustix::process::Signal::KILL);
+}
+
+#[test]
 fn an_upgrade_under_load_is_noticed_by_no_machine_and_another_image_is_refused() {
     let name = "an_upgrade_under_load_is_noticed_by_no_machine_and_another_image_is_refused";
     let Some((folder, socket)) = case(name, "upgrade") else { return };

@@ -46,6 +46,19 @@ struct State {
     bytes: u64,
     /// How many threads wait for a frame: waking none takes a system call as well.
     waiting: usize,
+    counts: CacheCounts,
+}
+
+/// What a [`FrameCache`] has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CacheCounts {
+    /// How often a frame was asked for that was kept.
+    pub hits: u64,
+    /// Frames that were read and decoded.
+    pub decoded_frames: u64,
+    /// How many bytes they have, decoded.
+    pub decoded_bytes: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -66,6 +79,12 @@ impl FrameCache {
     pub fn new(limit_bytes: u64) -> Arc<Self> {
         let (state, room) = (Mutex::default(), Arc::default());
         Arc::new(Self { limit_bytes, state, decoded: Condvar::new(), room })
+    }
+
+    /// Returns what it has done so far.
+    #[must_use]
+    pub fn counts(&self) -> CacheCounts {
+        lock(&self.state).counts
     }
 
     /// Waits until a thread has decoded a frame or given it up.
@@ -173,6 +192,7 @@ impl State {
         let slot = self.frames.get_mut(&key)?;
         if let Slot::Kept { was_used, .. } = slot {
             *was_used = true;
+            self.counts.hits += 1;
         }
         Some(slot.clone())
     }
@@ -190,6 +210,8 @@ impl State {
     /// Keeps a frame. Returns those that are given up for it.
     fn keep(&mut self, key: Key, bytes: Frame, limit_bytes: u64) -> Vec<Frame> {
         let len = bytes.len() as u64;
+        self.counts.decoded_frames += 1;
+        self.counts.decoded_bytes += len;
         let mut given_up = Vec::new();
         if len > limit_bytes {
             return given_up;
@@ -272,6 +294,8 @@ mod tests {
             }
         });
         assert_eq!(decoded.into_inner(), 1);
+        let expected = CacheCounts { hits: 3, decoded_frames: 1, decoded_bytes: 100 };
+        assert_eq!(cache.counts(), expected);
     }
 
     #[test]

@@ -39,7 +39,7 @@ mod unpack;
 mod writer;
 
 pub use backing::SnapshotBacking;
-pub use cache::FrameCache;
+pub use cache::{CacheCounts, FrameCache};
 pub use disk::DiskCache;
 pub use error::SnapshotError;
 pub use file_source::{FileSource, open_source};

@@ -11,6 +11,7 @@ use super::held_folder::HeldFolder;
 use super::recovery::Recovery;
 use crate::connection::Connection;
 use crate::link::{self, Order, Titled};
+use crate::totals::Totals;
 
 /// What a keeper has, for the next one.
 #[derive(Debug)]
@@ -65,6 +66,8 @@ pub(crate) struct Heirlooms {
     pub(crate) manager: Option<OwnedFd>,
     /// The folder with what is kept of machines.
     pub(crate) folder: Option<HeldFolder>,
+    /// What was done before.
+    pub(crate) totals: Totals,
 }
 
 impl Heirlooms {
@@ -73,16 +76,17 @@ impl Heirlooms {
         to: &MessageSocket,
         fds: [Option<BorrowedFd<'_>>; 4],
         folder: Option<&HeldFolder>,
+        totals: Totals,
     ) -> io::Result<()> {
         let (has, path) = (fds.map(|fd| fd.is_some()), folder.map(|folder| folder.path.clone()));
         let lock = folder.map(AsFd::as_fd);
         let fds: Vec<_> = fds.into_iter().chain([lock]).flatten().collect();
-        link::send(to, &Order::Keep { has, folder: path }, &fds)
+        link::send(to, &Order::Keep { has, folder: path, totals }, &fds)
     }
 
     /// Takes them from a message of the keeper. `None` if a descriptor is missing.
     pub(crate) fn take(order: Titled<Order>) -> Option<Self> {
-        let Order::Keep { has, folder } = order.title else { return None };
+        let Order::Keep { has, folder, totals } = order.title else { return None };
         let mut fds = order.fds.into_iter();
         let mut next = |is_there: bool| if is_there { fds.next().map(Some) } else { Some(None) };
         let [socket, control, metrics, manager] = has.map(&mut next);
@@ -93,6 +97,7 @@ impl Heirlooms {
             metrics: metrics?,
             manager: manager?,
             folder: folder.zip(lock).map(|(path, lock)| HeldFolder::of(path, lock)),
+            totals,
         })
     }
 }

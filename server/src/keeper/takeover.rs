@@ -15,6 +15,7 @@ use super::estate::{Estate, Heirlooms};
 use super::held_folder::HeldFolder;
 use crate::connection::{Connection, Kept};
 use crate::link::{self, Titled};
+use crate::totals::Totals;
 
 /// How long the other side may take for a message.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -29,6 +30,9 @@ enum Piece {
         next: u64,
         #[serde(default)]
         folder: Option<PathBuf>,
+        /// What it and those before it have done.
+        #[serde(default)]
+        totals: Totals,
     },
     /// The socket that monitors connect to comes along.
     Socket,
@@ -59,9 +63,10 @@ pub(crate) fn give(
     connections: &BTreeMap<u64, Connection>,
     next: u64,
     folder: Option<&HeldFolder>,
+    totals: Totals,
 ) -> io::Result<()> {
     let path = folder.map(|folder| folder.path.clone());
-    let start = Piece::Start { image: image.to_owned(), next, folder: path };
+    let start = Piece::Start { image: image.to_owned(), next, folder: path, totals };
     link::send(to, &start, folder.map(AsFd::as_fd).as_slice())?;
     link::send(to, &Piece::Socket, &[socket])?;
     for (number, connection) in connections {
@@ -84,9 +89,9 @@ pub(crate) fn take(
 ) -> io::Result<Estate> {
     let (mut socket, mut connections) = (None, BTreeMap::new());
     let Titled { title, fds, .. } = receive(from)?;
-    let (next, folder) = match title {
-        Piece::Start { image: other, next, folder } if other == image => {
-            (next, folder.zip(fds.into_iter().next()))
+    let (next, folder, totals) = match title {
+        Piece::Start { image: other, next, folder, totals } if other == image => {
+            (next, folder.zip(fds.into_iter().next()), totals)
         }
         Piece::Start { .. } => {
             return Err(io::Error::other("it serves another image, or its file was replaced"));
@@ -111,7 +116,8 @@ pub(crate) fn take(
     match receive(from)?.title {
         Piece::Go => {
             let folder = folder.map(|(path, lock)| HeldFolder::of(path, lock));
-            let heirlooms = Heirlooms { socket: Some(socket), folder, ..Heirlooms::default() };
+            let socket = Some(socket);
+            let heirlooms = Heirlooms { socket, folder, totals, ..Heirlooms::default() };
             Ok(Estate { next, ..Estate::new(heirlooms, connections) })
         }
         other => unexpected(&other),

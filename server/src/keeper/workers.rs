@@ -114,7 +114,8 @@ impl Keeper {
                 let manager = self.manager.as_ref().map(AsFd::as_fd);
                 let held = self.recovery.as_ref().map(Recovery::held);
                 let folder = held.or(self.folder.as_ref());
-                Heirlooms::hand_over(&worker.socket, [listener, control, metrics, manager], folder)
+                let (fds, totals) = ([listener, control, metrics, manager], self.totals.clone());
+                Heirlooms::hand_over(&worker.socket, fds, folder, totals)
             } else if let Some((session, client, pending)) = self.captures.pop_front() {
                 let fds = [client.as_fd(), pending.as_fd()];
                 link::send(&worker.socket, &Order::Capture(session), &fds)
@@ -212,6 +213,7 @@ impl Keeper {
                     connection.stats = Some(stats);
                 }
             }
+            Report::Totals(counted) => self.counted = counted,
             Report::Blocks(key, blocks) => self.make_huge(key, blocks),
             Report::Probe(key) => drop(self.forget(key)),
             Report::Event(event) => self.happened(event),
@@ -294,6 +296,9 @@ impl Keeper {
         let (taking, ran) = (worker.taking, worker.since.elapsed());
         drop(worker);
         self.served.deaths += 1;
+        self.totals.worker_deaths += 1;
+        let counted = mem::take(&mut self.counted);
+        self.totals.add(&counted);
         let sessions = self.connections.len() - self.greetings();
         self.happened(ServeEvent::WorkerEnded { status, sessions });
         // One that served all machines and was killed from outside is no repetition, however soon that was. A kernel

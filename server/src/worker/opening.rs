@@ -22,6 +22,7 @@ const USE: &str = "use the working set";
 /// An image, and what answers faults from it.
 pub(super) struct Opened {
     pub(super) backing: Arc<dyn Backing>,
+    pub(super) cache: Arc<FrameCache>,
     /// What tells the image from others: its root hash, or which file it is.
     pub(super) image: String,
     /// Where it is, as a process finds it that runs elsewhere.
@@ -58,7 +59,8 @@ impl Opened {
             sandbox.confine_files(&needed(Files::remote(), options));
             sandbox.confine_calls(true);
         }
-        let image = open(path, options, files).map_err(|cause| match cause.kind() {
+        let cache = FrameCache::new(options.cache.get());
+        let image = open(path, options, files, &cache).map_err(|cause| match cause.kind() {
             ErrorKind::PermissionDenied if !is_remote => {
                 ServeError::Unreadable { path: path.to_owned(), user: sandbox.user, cause }
             }
@@ -84,6 +86,7 @@ impl Opened {
             // By a part of them an image cannot be opened again: then it is by its name.
             files: image.files().into_iter().map(shared).collect::<Option<_>>().unwrap_or_default(),
             backing: backing(image)?,
+            cache,
             engine: engine(threads, &mut sandbox, options, read)?,
             sandbox,
             prefetch: pages.into_iter().map(|page| page.saturating_mul(page_bytes)).collect(),
@@ -97,9 +100,10 @@ fn open(
     path: &Path,
     options: &ServerOptions,
     files: Vec<(String, File)>,
+    cache: &Arc<FrameCache>,
 ) -> Result<Image, SnapshotError> {
-    let cache = FrameCache::new(options.cache.get());
-    let mut how = OpenOptions::default().cache(cache).requests(options.requests).files(files);
+    let mut how =
+        OpenOptions::default().cache(cache.clone()).requests(options.requests).files(files);
     how = options.disk_cache.iter().cloned().fold(how, OpenOptions::disk_cache);
     how = options.root.into_iter().fold(how, OpenOptions::root);
     Image::open_or_raw(path, &how)

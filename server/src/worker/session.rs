@@ -22,6 +22,7 @@ use crate::event::ServeEvent;
 use crate::link::{self, CaptureReply, Report};
 use crate::options::OnFailure;
 use crate::status::{SessionStats, nanoseconds};
+use crate::totals::Totals;
 
 /// How many faults are recorded between two looks at them, of 48 bytes each.
 const TRACED: usize = 1 << 18;
@@ -153,6 +154,11 @@ impl Session {
             pending_pages: stats.pending,
             oldest_pending_ns: stats.oldest_pending.map_or(0, nanoseconds),
         }
+    }
+
+    /// Returns what was done so far, to be added to what was done for others.
+    pub(crate) fn totals(&self) -> Totals {
+        Totals::of_machine(&self.memory.stats(), &self.memory.latencies())
     }
 
     /// Returns what happened, for the log.
