@@ -5,6 +5,7 @@
 
 mod common;
 
+use std::fs::File;
 use std::io;
 use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::os::unix::fs::FileExt;
@@ -15,7 +16,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{bytes_of, file_of, memfd_of, page, skip, usize_of, word_in};
+use common::{bytes_of, file_of, is_present, memfd_of, page, skip, usize_of, word_in};
 use uzone_fault::{
     Answer, Backing, Budget, CompositeBacking, Engine, EngineOptions, FaultOutcome, FileBacking,
     FunctionBacking, LazyError, LazyMapping, LazyOptions, MapError, MemoryBacking, Refusal,
@@ -672,9 +673,18 @@ fn map_and_cut(engine: &Engine) {
 /// take faults too, forks, and files that are cut.
 #[test]
 fn many_threads_over_mappings_that_come_and_go_see_the_right_bytes() {
+    for answer in [Answer::InThread, Answer::Reader] {
+        SIGNALS.store(0, Ordering::Relaxed);
+        many_threads(answer);
+    }
+}
+
+fn many_threads(answer: Answer) {
     let Some(engine) = engine("many_threads_over_mappings_that_come_and_go") else { return };
     let seconds = std::env::var(STRESS).map_or(2, |seconds| seconds.parse().unwrap());
     let engine = &engine;
+    let in_thread = || LazyOptions::default().answer(answer);
+    let pagemap = &File::open("/proc/self/pagemap").unwrap();
     let (source, written, cold) = (file_of(len()), file_of(len()), &file_of(len()));
     let file = || Arc::new(FileBacking::new(source.try_clone().unwrap()).unwrap());
     let long = &engine.map(ByteLen::new(len()), file(), &in_thread()).unwrap();
@@ -687,7 +697,7 @@ fn many_threads_over_mappings_that_come_and_go_see_the_right_bytes() {
     let options = in_thread().track_writes(WriteTracking::Sync);
     let writable = Arc::new(FileBacking::writable(written.try_clone().unwrap()).unwrap());
     let tracked = &engine.map(ByteLen::new(len()), writable, &options).unwrap();
-    assert_eq!(tracked.answered_in_thread(), Ok(()));
+    assert_eq!(tracked.answered_in_thread().is_ok(), answer == Answer::InThread);
     let memories = [long, other, late, tracked];
     let are_busy = |memories: &[&LazyMapping]| {
         memories.iter().all(|memory| {
@@ -717,7 +727,9 @@ fn many_threads_over_mappings_that_come_and_go_see_the_right_bytes() {
                         check(memory, page_number);
                         if seed % 4 == 0 {
                             let range = page_number * page()..(page_number + 1) * page();
-                            let pinned = memory.pin(range.clone()).unwrap();
+                            let pinned = memory.pin(range).unwrap();
+                            let address = memory.addr().get() as u64 + page_number * page();
+                            assert!(is_present(pagemap, address), "a pinned page is absent");
                             check(memory, page_number);
                             drop(pinned);
                         }
@@ -738,6 +750,8 @@ fn many_threads_over_mappings_that_come_and_go_see_the_right_bytes() {
             })
             .collect();
         scope.spawn(|| {
+            // SAFETY: as above.
+            signalled.lock().unwrap().push(unsafe { libc::pthread_self() });
             while !is_over.load(Ordering::Acquire) {
                 page_cache::forget(cold, 0, NonZeroU64::new(len()).unwrap()).unwrap();
                 for memory in [long, other, late] {
@@ -750,6 +764,7 @@ fn many_threads_over_mappings_that_come_and_go_see_the_right_bytes() {
                     tracked.evict(some).unwrap();
                 }
             }
+            signalled.lock().unwrap().clear();
         });
         scope.spawn(|| {
             while !is_over.load(Ordering::Acquire) {
@@ -789,7 +804,7 @@ fn many_threads_over_mappings_that_come_and_go_see_the_right_bytes() {
     });
     let (signals, wrong) = (SIGNALS.load(Ordering::Relaxed), WRONG.load(Ordering::Relaxed));
     let forks = forks.load(Ordering::Relaxed);
-    eprintln!("{signals} signals, {forks} forks");
+    eprintln!("{answer:?}: {signals} signals, {forks} forks");
     assert!(wrong == 0 && is_interrupted(), "{wrong} of {signals}, {forks}");
     for memory in memories {
         let stats = memory.stats();

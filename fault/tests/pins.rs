@@ -6,14 +6,13 @@
 mod common;
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use common::{
-    check_page, engine, file_of, function, mapped, memfd_of, page, scattered, scattered_until,
-    usize_of, words_at,
+    check_page, engine, file_of, function, is_present, mapped, memfd_of, page, scattered,
+    scattered_until, usize_of, words_at,
 };
 use uzone_fault::{
     Answer, Backing, FileBacking, LazyMapping, LazyOptions, MapError, MemoryBacking, WriteTracking,
@@ -24,13 +23,6 @@ use uzone_pages::ByteLen;
 const PAGES: u64 = 256;
 /// How many pages are pinned in each case while others are evicted; 3,000 by default.
 const PINS: &str = "UZONE_FAULT_TEST_PINS";
-
-/// Returns whether the kernel has a page at an address: bit 63 of its entry of the procfs pagemap.
-fn is_present(pagemap: &File, address: u64) -> bool {
-    let mut entry = [0; 8];
-    pagemap.read_exact_at(&mut entry, address / page() * 8).unwrap();
-    u64::from_ne_bytes(entry) >> 63 == 1
-}
 
 /// Returns a backing of each kind, with its name.
 fn backings() -> [(&'static str, Arc<dyn Backing>); 4] {

@@ -386,7 +386,7 @@ mod tests {
             let core = core_of(FileBacking { is_dax, ..FileBacking::new(file).unwrap() });
             let mut state = ReaderState::new(64 << 10);
             if matches!(core.fault(20, Touch::Read, &mut state), Outcome::Produce { .. }) {
-                core.produce(20, &mut state).unwrap();
+                core.produce(20, &mut state, None).unwrap();
             }
             while core.map_around(&mut state) {}
             let present = (0..PAGES).filter(|page| core.contents().get(*page) == Content::Present);

@@ -9,6 +9,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -177,6 +178,13 @@ pub(crate) fn scattered(seed: u64, end: u64) -> impl Iterator<Item = u64> {
 /// The same, until `stop` is set.
 pub(crate) fn scattered_until(stop: &AtomicBool, seed: u64, end: u64) -> impl Iterator<Item = u64> {
     scattered(seed, end).take_while(|_| !stop.load(Ordering::Relaxed))
+}
+
+/// Returns whether the kernel has a page at an address: bit 63 of its entry of the procfs pagemap.
+pub(crate) fn is_present(pagemap: &File, address: u64) -> bool {
+    let mut entry = [0; 8];
+    pagemap.read_exact_at(&mut entry, address / page() * 8).unwrap();
+    u64::from_ne_bytes(entry) >> 63 == 1
 }
 
 /// A file without a name beside this program: where temporary files go may be memory.
