@@ -100,6 +100,13 @@ stage_clippy() {
     need_component clippy clippy
     # The profile of the tests, so that C is compiled once for both.
     cargo clippy --profile test --workspace --all-targets --locked -- -D warnings
+    # The libraries compile for the other architecture that they have code for.
+    local other=aarch64-unknown-linux-gnu
+    if rustup target add "$other"; then
+        cargo check --target "$other" -p uzone-pages -p uzone-stream -p uzone-os -p uzone-zone -p uzone-fault --locked
+    else
+        say "skipped: check for $other: run 'rustup target add $other'"
+    fi
     RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom \
         cargo clippy -p uzone-pages -p uzone-os -p uzone-fault --test loom --locked -- -D warnings
 }
