@@ -541,16 +541,14 @@ fn silent_connections_make_room_for_machines() {
     let Some((folder, socket)) = case(name, "silent") else { return };
     let server = Running::start(&socket, &folder.join("raw"), "hold");
     let silent: Vec<_> = (0..200).map(|_| greet(&socket, "", &[])).collect();
-    let begun = Instant::now();
     let mut well = machine(name, &socket);
     assert!(end_of(&mut well).success());
-    assert!(begun.elapsed() < Duration::from_secs(9), "they were waited for");
-    server.wait_for(
-        "a silent one",
-        |event| matches!(event, ServeEvent::Refused { reason, .. } if reason.contains("at most")),
-    );
     drop(silent);
-    assert_eq!(server.stop().0.sessions, 1);
+    let (served, events) = server.stop();
+    assert_eq!(served.sessions, 1);
+    // The machine was the last of 201 in the queue: most before it made room, rather than being waited for.
+    let makes_room = |event: &&ServeEvent| matches!(event, ServeEvent::Refused { reason, .. } if reason.contains("at most"));
+    assert!(events.iter().filter(makes_room).count() > 100, "they were waited for: {events:?}");
 }
 
 #[test]
