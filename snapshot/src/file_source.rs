@@ -112,6 +112,14 @@ impl FileSource {
         let file = file.ok_or(io::ErrorKind::NotFound)?.try_clone()?;
         Ok(Self { files, ..Self::from_file(file, path)? })
     }
+
+    /// Returns where `name` is looked for: beside the file itself, and if a symbolic link leads to it, beside that.
+    fn places(&self, name: &str) -> Vec<PathBuf> {
+        let beside = |path: &Path| path.parent().unwrap_or(Path::new("")).join(name);
+        let is_link = std::fs::symlink_metadata(&self.path).is_ok_and(|found| found.is_symlink());
+        let real = is_link.then(|| self.path.canonicalize().ok()).flatten();
+        real.iter().map(|real| beside(real)).chain([beside(&self.path)]).collect()
+    }
 }
 
 impl Source for FileSource {
@@ -144,11 +152,30 @@ impl Source for FileSource {
     }
 
     fn neighbour(&self, name: &str) -> io::Result<Box<dyn Source>> {
-        let path = self.path.parent().unwrap_or(Path::new("")).join(name);
-        if self.files.is_empty() {
-            return Ok(Box::new(Self::open(path)?));
+        let places = self.places(name);
+        let names = |cause: io::Error| {
+            io::Error::new(cause.kind(), format!("{}: {cause}", places[0].display()))
+        };
+        let mut failed = None;
+        for path in &places {
+            let opened = match self.files.is_empty() {
+                true => Self::open(path),
+                false => Self::open_by(path.clone(), self.files.clone()),
+            };
+            match opened {
+                Ok(source) => return Ok(Box::new(source)),
+                Err(cause) if cause.kind() == io::ErrorKind::NotFound => {
+                    failed.get_or_insert(cause);
+                }
+                Err(cause) => return Err(names(cause)),
+            }
         }
-        Ok(Box::new(Self::open_by(path, self.files.clone())?))
+        // Who has the files may not see the links that led to them.
+        let ends_so = |other: &&(String, File)| Path::new(&other.0).ends_with(name);
+        if let Some((found, _)) = self.files.iter().find(ends_so) {
+            return Ok(Box::new(Self::open_by(found.into(), self.files.clone())?));
+        }
+        Err(names(failed.unwrap_or_else(|| io::ErrorKind::NotFound.into())))
     }
 }
 

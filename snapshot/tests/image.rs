@@ -294,6 +294,39 @@ fn a_parent_that_is_too_short_for_its_child_is_refused() {
 }
 
 #[test]
+fn a_parent_is_beside_its_child_whatever_link_leads_there() {
+    let directory = Directory::new("linked");
+    for folder in ["store", "names"] {
+        std::fs::create_dir(directory.file(folder)).unwrap();
+    }
+    let mut bytes = memory(100, 0, 6);
+    let base = pack(&Packer::default(), &bytes, &directory.file("store/base"), None);
+    bytes[5] ^= 1;
+    let path = directory.file("store/child");
+    let child = pack(&Packer::default(), &bytes, &path, Some(&base));
+    let link = directory.file("names/vm");
+    std::os::unix::fs::symlink("../store/child", &link).unwrap();
+    let image = Image::open(&link, &OpenOptions::default()).unwrap();
+    assert!(all(&image) == bytes);
+    // A process that has the files alone opens them by the names that they had.
+    let files = image.files().into_iter().map(|(name, file)| (name, file.try_clone().unwrap()));
+    let options = OpenOptions::default().files(files.collect());
+    std::fs::remove_file(&link).unwrap();
+    assert!(all(&Image::open(&link, &options).unwrap()) == bytes);
+    // It is written beside the file that the link leads to, and names its parent from there.
+    std::os::unix::fs::symlink("../store/child", &link).unwrap();
+    let _ = pack(&Packer::default(), &bytes, &link, Some(&base));
+    assert!(all(&Image::open(&path, &OpenOptions::default()).unwrap()) == bytes);
+    drop(child);
+    std::fs::remove_file(directory.file("store/base")).unwrap();
+    let error = Image::open(&link, &OpenOptions::default()).unwrap_err();
+    assert!(error.to_string().contains("/store/base: "), "{error}");
+    // A link beside the link does as well.
+    let _ = pack(&Packer::default(), &memory(100, 0, 6), &directory.file("names/base"), None);
+    assert!(all(&Image::open(&link, &OpenOptions::default()).unwrap()) == bytes);
+}
+
+#[test]
 fn what_is_no_regular_file_is_refused_and_not_waited_for() {
     let directory = Directory::new("fifo");
     let fifo = directory.file("fifo");
