@@ -8,6 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use uzone_os::file_system::next_data;
 use uzone_os::page_cache;
 
 use crate::source::{Address, RequestOptions, Source, address, joined};
@@ -137,6 +138,20 @@ impl Source for FileSource {
 
     fn file(&self) -> Option<&File> {
         Some(&self.file)
+    }
+
+    fn data_at(&self, offset: u64) -> io::Result<Range<u64>> {
+        let data = match next_data(&self.file, offset) {
+            Ok(data) => data.unwrap_or(self.len..self.len),
+            // A file system that has no holes may not know the question.
+            Err(cause) if cause.kind() == io::ErrorKind::InvalidInput => offset..self.len,
+            Err(cause) => return Err(cause),
+        };
+        // What was cut off looks like a hole.
+        if self.file.metadata()?.len() < self.len {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(data.start.min(self.len)..data.end.min(self.len))
     }
 
     fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {

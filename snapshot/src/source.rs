@@ -38,6 +38,15 @@ pub trait Source: Send + Sync {
         metadata.map_or(OWNER_ALONE, |metadata| file_system::mode_for(&metadata, group))
     }
 
+    /// Returns the next bytes behind `offset` that need to be read: all before them are zeroes. It starts at the end of
+    /// the source if there are none. By default, these are all bytes from `offset` on.
+    ///
+    /// # Errors
+    /// The error of the system, [`io::ErrorKind::UnexpectedEof`] if there are not as many bytes any more.
+    fn data_at(&self, offset: u64) -> io::Result<Range<u64>> {
+        Ok(offset..self.byte_len())
+    }
+
     /// Reads bytes from `offset` on until `out` is full. It may block.
     ///
     /// # Errors

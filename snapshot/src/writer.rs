@@ -164,7 +164,8 @@ impl Packer {
         }
         let pages = order.pages(index.pages()).peekable();
         let (listed, page) = (order.listed(), self.page.get());
-        let mut bytes = InOrder { source, pages, listed, announced: 0, taken: 0, page, run: 0..0 };
+        let mut bytes =
+            InOrder { source, pages, listed, announced: 0, taken: 0, page, run: 0..0, data: 0..0 };
         let mode = |group| source.mode_for(group);
         let input =
             Feed { bytes: &mut bytes, len: Some(index.image_len), mode: &mode, order: &order };
@@ -196,7 +197,8 @@ impl Packer {
             return Err(SnapshotError::Options { why });
         }
         let order = Order::default();
-        let input = Feed { bytes: input, len: None, mode: &|_| OWNER_ALONE, order: &order };
+        let mut bytes = Stream(input);
+        let input = Feed { bytes: &mut bytes, len: None, mode: &|_| OWNER_ALONE, order: &order };
         self.pack_in(input, path, parent, progress)
     }
 
@@ -224,8 +226,14 @@ impl Packer {
         let turns = Turns::new(bytes, &file, index, self.threads as u64 * 2);
         let work = || {
             let _stop = StopOnPanic(&turns);
-            let mut worker =
-                Worker { packer: self, parent, is_plain, raw: Vec::new(), other: Vec::new() };
+            let mut worker = Worker {
+                packer: self,
+                parent,
+                is_plain,
+                raw: Vec::new(),
+                other: Vec::new(),
+                zeroes: None,
+            };
             if let Err(error) = worker.run(&turns, progress) {
                 turns.stop(error);
             }
@@ -279,9 +287,30 @@ impl Packer {
     }
 }
 
+/// The bytes that are packed, in their order.
+trait Bytes: Read + Send {
+    /// Passes over the next `most` bytes, or all that are left, if these are known to be zeroes without reading
+    /// them. Returns how many they were, or 0.
+    fn skip_zeroes(&mut self, most: u64) -> io::Result<u64> {
+        let _ = most;
+        Ok(0)
+    }
+}
+
+/// Bytes of which nothing is known before they are read.
+struct Stream<'a>(&'a mut (dyn Read + Send));
+
+impl Read for Stream<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        self.0.read(out)
+    }
+}
+
+impl Bytes for Stream<'_> {}
+
 /// The input of an image.
 struct Feed<'a> {
-    bytes: &'a mut (dyn Read + Send),
+    bytes: &'a mut dyn Bytes,
     /// How many bytes it has, where that is known before they are read.
     len: Option<u64>,
     /// Returns the permissions that an image of a group has at most.
@@ -306,6 +335,8 @@ struct InOrder<'a, I: Iterator<Item = u64>> {
     page: u64,
     /// Bytes of the source that come next.
     run: Range<u64>,
+    /// The data of the source that was found last: there is none between the bytes that were taken and it.
+    data: Range<u64>,
 }
 
 impl<I: Iterator<Item = u64>> InOrder<'_, I> {
@@ -349,6 +380,27 @@ impl<I: Iterator<Item = u64>> Read for InOrder<'_, I> {
         self.source.read_at(self.run.start, &mut out[..len])?;
         self.run.start += len as u64;
         Ok(len)
+    }
+}
+
+impl<I: Iterator<Item = u64> + Send> Bytes for InOrder<'_, I> {
+    fn skip_zeroes(&mut self, most: u64) -> io::Result<u64> {
+        // The bytes of a listed page may be anywhere.
+        if !self.listed.is_empty() || !self.run.is_empty() {
+            return Ok(0);
+        }
+        let at = self.taken as u64 * self.page;
+        let most = most.min(self.source.byte_len().saturating_sub(at));
+        if at >= self.data.end && most > 0 {
+            self.data = self.source.data_at(at)?;
+        }
+        if self.data.start < at + most {
+            return Ok(0);
+        }
+        for _ in 0..most.div_ceil(self.page) {
+            self.taken += usize::from(self.pages.next().is_some());
+        }
+        Ok(most)
     }
 }
 
@@ -407,7 +459,7 @@ struct Turns<'a> {
 }
 
 struct Input<'a> {
-    from: &'a mut (dyn Read + Send),
+    from: &'a mut dyn Bytes,
     next: u64,
     done: u64,
     is_over: bool,
@@ -438,12 +490,7 @@ struct Frame {
 }
 
 impl<'a> Turns<'a> {
-    fn new(
-        from: &'a mut (dyn Read + Send),
-        file: &'a Destination,
-        index: Index,
-        window: u64,
-    ) -> Self {
+    fn new(from: &'a mut dyn Bytes, file: &'a Destination, index: Index, window: u64) -> Self {
         let output = Output {
             file,
             waiting: BTreeMap::new(),
@@ -519,6 +566,15 @@ struct Worker<'a> {
     is_plain: bool,
     raw: Vec<u8>,
     other: Vec<u8>,
+    /// A frame of zeroes as it is stored, how long it is raw, and its hash.
+    zeroes: Option<(u64, Vec<u8>, [u8; 16])>,
+}
+
+/// A frame that was read.
+struct ReadFrame {
+    number: u64,
+    /// How long it is if it is all zeroes and no byte of it was read; otherwise 0.
+    zeroes: u64,
 }
 
 impl Worker<'_> {
@@ -528,8 +584,11 @@ impl Worker<'_> {
         progress: &(dyn Fn(u64) -> bool + Sync),
     ) -> Result<(), SnapshotError> {
         let mut encoder = Encoder::new(self.packer.codec, self.packer.level)?;
-        while let Some(number) = self.read_next(turns)? {
-            let frame = self.encode(number, &mut encoder)?;
+        while let Some(ReadFrame { number, zeroes }) = self.read_next(turns)? {
+            let frame = match zeroes {
+                0 => self.encode(number, &mut encoder)?,
+                len => self.encode_zeroes(len, &mut encoder)?,
+            };
             let mut output = lock(&turns.output);
             if output.stop.is_some() {
                 return Ok(());
@@ -547,13 +606,23 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// Reads the next frame of the input. Returns its number, or `None` behind the last.
-    fn read_next(&mut self, turns: &Turns<'_>) -> Result<Option<u64>, SnapshotError> {
+    /// Reads the next frame of the input, or passes over it. Returns `None` behind the last.
+    fn read_next(&mut self, turns: &Turns<'_>) -> Result<Option<ReadFrame>, SnapshotError> {
         let mut input = lock(&turns.input);
         let number = input.next;
         // While this thread waits, the others write: they need the output alone.
         if input.is_over || !turns.wait(number) {
             return Ok(None);
+        }
+        let skipped = input.from.skip_zeroes(self.packer.frame.get());
+        let zeroes = skipped.map_err(|cause| {
+            input.is_over = true;
+            SnapshotError::Input { done: input.done, cause }
+        })?;
+        if zeroes > 0 {
+            input.next += 1;
+            input.done += zeroes;
+            return Ok(Some(ReadFrame { number, zeroes }));
         }
         let len = usize::try_from(self.packer.frame.get()).unwrap_or(usize::MAX);
         self.raw.resize(len, 0);
@@ -575,7 +644,26 @@ impl Worker<'_> {
         self.raw.truncate(filled);
         input.next += 1;
         input.done += filled as u64;
-        Ok((filled > 0).then_some(number))
+        Ok((filled > 0).then_some(ReadFrame { number, zeroes }))
+    }
+
+    /// Makes a frame of `len` zeroes, which is encoded once for all of that length.
+    fn encode_zeroes(&mut self, len: u64, encoder: &mut Encoder) -> Result<Frame, SnapshotError> {
+        let pages = usize::try_from(len.div_ceil(self.packer.page.get())).unwrap_or(usize::MAX);
+        let mut frame = Frame { stored: None, zero: vec![true; pages], raw_len: len };
+        if !self.is_plain {
+            return Ok(frame);
+        }
+        if self.zeroes.as_ref().is_none_or(|(known, ..)| *known != len) {
+            let (raw, mut stored) =
+                (vec![0; usize::try_from(len).unwrap_or(usize::MAX)], Vec::new());
+            encoder.encode(&raw, &mut stored)?;
+            let hash = stored_hash(&mut stored);
+            stored.shrink_to_fit();
+            self.zeroes = Some((len, stored, hash));
+        }
+        frame.stored = self.zeroes.as_ref().map(|(_, stored, hash)| (stored.clone(), *hash));
+        Ok(frame)
     }
 
     fn encode(&mut self, number: u64, encoder: &mut Encoder) -> Result<Frame, SnapshotError> {

@@ -15,7 +15,7 @@ use common::{Directory, all};
 use proptest::prelude::*;
 use uzone_pages::{ByteLen, ErrorKind};
 use uzone_snapshot::{
-    Codec, Image, ImageRegion, OpenOptions, Packer, PageCounts, SnapshotError, Source,
+    Codec, FileSource, Image, ImageRegion, OpenOptions, Packer, PageCounts, SnapshotError, Source,
 };
 
 /// Returns bytes of which some pages are zero, some compress, and some do not.
@@ -324,6 +324,56 @@ fn a_parent_is_beside_its_child_whatever_link_leads_there() {
     // A link beside the link does as well.
     let _ = pack(&Packer::default(), &memory(100, 0, 6), &directory.file("names/base"), None);
     assert!(all(&Image::open(&link, &OpenOptions::default()).unwrap()) == bytes);
+}
+
+#[test]
+fn the_holes_of_a_file_are_packed_without_being_read() {
+    use std::os::unix::fs::FileExt;
+    const TIB: u64 = 1 << 40;
+    let directory = Directory::new("holes");
+    let path = directory.file("raw");
+    let file = std::fs::File::create(&path).unwrap();
+    file.set_len(1 << 20).unwrap();
+    if uzone_os::file_system::hole_problem(&file, 4096).unwrap().is_some() {
+        eprintln!("skipped: holes: the temporary directory has none");
+        return;
+    }
+    // The same bytes with holes and without: in the middle of a frame, and at the end.
+    let mut bytes = vec![0; (5 << 20) + 777];
+    for at in [70_000, 600_000, 600_001, 3 << 20] {
+        bytes[at] = 7;
+    }
+    let dense = directory.file("dense");
+    std::fs::write(&dense, &bytes).unwrap();
+    file.set_len(bytes.len() as u64).unwrap();
+    for (number, page) in (0..).zip(bytes.chunks(4096)).filter(|(_, page)| page.contains(&7)) {
+        file.write_all_at(page, number * 4096).unwrap();
+    }
+    let images = [directory.file("a"), directory.file("b")];
+    for codec in [Codec::Zstd, Codec::Lz4, Codec::None] {
+        for (from, to) in [&path, &dense].into_iter().zip(&images) {
+            let source = FileSource::open(from).unwrap();
+            let packer = Packer::default().codec(codec);
+            packer.pack_source(&source, to, None, &|_| true).unwrap();
+        }
+        let [a, b] = images.each_ref().map(|path| std::fs::read(path).unwrap());
+        assert!(a == b, "{codec:?}");
+        assert!(all(&Image::open(&images[0], &OpenOptions::default()).unwrap()) == bytes);
+    }
+    // More than anyone reads or compresses in the time of a test.
+    file.set_len(TIB).unwrap();
+    file.write_all_at(&[9], TIB - 1).unwrap();
+    let source = FileSource::open(&path).unwrap();
+    let packer = Packer::default().page(ByteLen::mib(2)).frame(ByteLen::mib(16));
+    let packed = packer.pack_source(&source, &images[0], None, &|_| true).unwrap();
+    assert_eq!(packed.zero_pages, (TIB >> 21) - 3);
+    let image = Image::open(&images[0], &OpenOptions::default()).unwrap();
+    let mut last = [0; 2];
+    image.read_at(TIB - 2, &mut last).unwrap();
+    assert_eq!(last, [0, 9]);
+    // A file that is cut meanwhile has no hole there.
+    file.set_len(1 << 20).unwrap();
+    packer.pack_source(&source, &images[0], None, &|_| true).unwrap_err();
 }
 
 #[test]
