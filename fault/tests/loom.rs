@@ -100,8 +100,14 @@ impl PageTable for One {
 }
 
 impl Words for One {
-    fn advance(&self, _: u64, from: Content, to: Content) -> bool {
-        self.folio().advance(from, to).is_ok()
+    fn claim(&self, pages: Range<u64>) -> (u64, u64) {
+        let is_claimed = self.folio().advance(Content::Absent, Content::Filling).is_ok();
+        let end = pages.start + u64::from(is_claimed);
+        (end, end)
+    }
+
+    fn release(&self, _: u64) {
+        let _ = self.folio().advance(Content::Filling, Content::Absent);
     }
 
     fn note_filled(&self, _: Range<u64>, _: bool) {

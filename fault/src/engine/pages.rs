@@ -72,8 +72,12 @@ impl Pages {
 }
 
 impl Words for Pages {
-    fn advance(&self, page: u64, from: Content, to: Content) -> bool {
-        self.contents.advance(page, from, to)
+    fn claim(&self, pages: Range<u64>) -> (u64, u64) {
+        self.contents.claim_run(pages)
+    }
+
+    fn release(&self, page: u64) {
+        let _ = self.contents.advance(page, Content::Filling, Content::Absent);
     }
 
     fn note_filled(&self, pages: Range<u64>, is_placed: bool) {

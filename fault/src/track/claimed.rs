@@ -11,12 +11,14 @@
 
 use std::ops::Range;
 
-use uzone_pages::Content;
-
 /// The words of some pages, and the threads that wait for them.
 pub(crate) trait Words {
-    /// Moves the word of a page from one state to another. Returns whether it was in the first, and could be.
-    fn advance(&self, page: u64, from: Content, to: Content) -> bool;
+    /// Makes the caller the owner of the first pages of a range, up to one that is not absent. Returns the end of
+    /// these, and the end of pages behind them that the caller owned for a moment: a page between them was
+    /// absent when they were counted.
+    fn claim(&self, pages: Range<u64>) -> (u64, u64);
+    /// Makes a page absent again that the caller owns. One that was made bad meanwhile stays bad.
+    fn release(&self, page: u64);
     /// Notes that the kernel has pages that the caller owned. `is_placed` is whether the caller installed them.
     fn note_filled(&self, pages: Range<u64>, is_placed: bool);
     /// Wakes the threads that wait for pages.
@@ -35,9 +37,8 @@ pub(crate) struct Claimed<'a, W: Words> {
 impl<'a, W: Words> Claimed<'a, W> {
     /// Claims the first pages of `pages`, up to one that is not absent; none if that is the first.
     pub(crate) fn claim(words: &'a W, pages: Range<u64>) -> Self {
-        let is_claimed = |&page: &u64| words.advance(page, Content::Absent, Content::Filling);
-        let end = pages.start + pages.clone().take_while(is_claimed).count() as u64;
-        Self { words, left: pages.start..end, given_up: pages.start..pages.start }
+        let (end, last) = words.claim(pages.clone());
+        Self { words, left: pages.start..end, given_up: end..last }
     }
 
     /// Returns the pages that are neither installed nor given up yet.
@@ -56,14 +57,13 @@ impl<'a, W: Words> Claimed<'a, W> {
     /// dropped.
     pub(crate) fn give_up(&mut self, count: u64) {
         let end = self.left.end.min(self.left.start + count);
-        for page in self.left.start..end {
-            // A page that was made bad meanwhile stays bad.
-            let _ = self.words.advance(page, Content::Filling, Content::Absent);
-        }
+        (self.left.start..end).for_each(|page| self.words.release(page));
         if self.given_up.is_empty() {
-            self.given_up.start = self.left.start;
+            self.given_up = self.left.start..end;
+        } else {
+            self.given_up.start = self.given_up.start.min(self.left.start);
+            self.given_up.end = self.given_up.end.max(end);
         }
-        self.given_up.end = end.max(self.given_up.start);
         self.left.start = end;
     }
 }

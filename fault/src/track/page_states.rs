@@ -121,6 +121,35 @@ impl PageStates {
         self.advance(page, Content::Absent, Content::Filling)
     }
 
+    /// Makes the caller the owner of the first pages of a range, up to one that is not absent. Returns the end of
+    /// these, and the end of pages behind them that the caller owned for a moment.
+    pub(crate) fn claim_run(&self, pages: Range<u64>) -> (u64, u64) {
+        let Some(open) = self.open_run(pages.clone(), None).filter(|run| run.start == pages.start)
+        else {
+            return (pages.start, pages.start);
+        };
+        if open.end - open.start == 1 {
+            // As for `set_present`.
+            let end = open.start + u64::from(self.claim(open.start));
+            return (end, end);
+        }
+        let Some(range) = self.range(&open) else { return (open.start, open.start) };
+        let (mut page, mut end, mut last) = (open.start, open.start, open.start);
+        self.pagemap.advance_range(range, &[Content::Absent], Content::Filling, |_, step| {
+            if step.is_ok() {
+                last = page + 1;
+                if end == page {
+                    end = last;
+                } else {
+                    // Another thread has changed a page before it since the pages were looked at.
+                    let _ = self.advance(page, Content::Filling, Content::Absent);
+                }
+            }
+            page += 1;
+        });
+        (end, last)
+    }
+
     /// Notes that the kernel has pages that the caller owns. Returns whether each was still being filled.
     pub(crate) fn set_present(&self, pages: Range<u64>) -> bool {
         match pages.end - pages.start {

@@ -69,6 +69,11 @@ impl PageStates {
         self.advance(page, Content::Absent, Content::Filling)
     }
 
+    pub(crate) fn claim_run(&self, pages: Range<u64>) -> (u64, u64) {
+        let claimed = pages.clone().take_while(|&page| self.claim(page)).count() as u64;
+        (pages.start + claimed, pages.start + claimed)
+    }
+
     pub(crate) fn set_present(&self, pages: Range<u64>) -> bool {
         let mut all = true;
         for page in pages {
