@@ -88,7 +88,9 @@ fn the_pin_object_keeps_to_the_same_schema() {
     }
     assert_eq!(row("pin-2m/call-pin")["calls"], 512);
     assert_eq!(row("pin-2m/whole-both")["folios"], 512);
-    assert!(row("pin-2m/whole-pin")["share_of_limit"].as_f64().expect("a number") > 0.0);
+    // A busy machine may have put the limit farther away than the row: then the row has none.
+    let whole = row("pin-2m/whole-pin");
+    assert!(whole["limit_id"].is_null() || whole["share_of_limit"].as_f64() > Some(0.0), "{whole}");
     // What this host does not have is skipped by name.
     let skipped = bench["skipped"].as_array().expect("an array");
     for id in ["pin-threads/pin-halves", "pin-kernel/4k-pin", "pin-kernel/hugetlb-both"] {

@@ -275,9 +275,8 @@ fn huge_pages_that_a_parent_switched_off_are_refused_by_that_name() {
         return;
     }
     // SAFETY: prctl(2) touches no memory with this option.
-    if !has_thp()
-        || unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1_u64, 0_u64, 0_u64, 0_u64) } != 0
-    {
+    let refused = unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1_u64, 0_u64, 0_u64, 0_u64) };
+    if !has_thp() || refused != 0 {
         return skip(NAME, "no huge pages to switch off");
     }
     let region = anonymous(8 * MIB);
