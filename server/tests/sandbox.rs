@@ -8,6 +8,7 @@
 use std::fs;
 use std::io;
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -127,6 +128,9 @@ fn folder() -> PathBuf {
     let parent = parent.unwrap();
     let packed = folder.join("packed");
     Packer::default().pack(&mut &bytes[..], &packed, Some(&parent), &|_| true).unwrap();
+    for image in [&below, &packed] {
+        fs::set_permissions(image, fs::Permissions::from_mode(0o644)).unwrap();
+    }
     fs::write(folder.join("secret"), "of another").unwrap();
     fs::copy("/bin/true", folder.join("record/copy")).unwrap();
     folder

@@ -9,7 +9,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use uzone_snapshot::Packer;
+use uzone_snapshot::{FileSource, Packer};
 
 #[path = "../../../os/tests/common/needs.rs"]
 pub(crate) mod needs;
@@ -32,7 +32,10 @@ impl Folder {
         fs::create_dir_all(&folder).unwrap();
         let raw: Vec<u8> = (0..pages).flat_map(page_of).collect();
         fs::write(folder.join("raw"), &raw).unwrap();
-        Packer::default().pack(&mut &raw[..], &folder.join("packed"), None, &|_| true).unwrap();
+        // For whoever may read the memory: a worker is another user.
+        let source = FileSource::open(folder.join("raw")).unwrap();
+        let packer = Packer::default();
+        packer.pack_source(&source, &folder.join("packed"), None, &|_| true).unwrap();
         Self(folder)
     }
 }
