@@ -31,6 +31,7 @@ const EXITS: [u8; 8] = [0, 2, 65, 66, 71, 74, 75, 77];
 #[command(after_help = exit::help("uzone diff 1 -o changed.image --socket /run/vm.sock", &EXITS))]
 pub(crate) struct Args {
     /// The number of the session
+    #[arg(value_parser = session)]
     session: u64,
     /// The image that it is served from [default: as the server names it]
     image: Option<PathBuf>,
@@ -46,6 +47,10 @@ pub(crate) struct Args {
     requests: Requests,
     #[command(flatten)]
     threads: Threads,
+}
+
+fn session(text: &str) -> Result<u64, &'static str> {
+    text.parse().map_err(|_| "a session is a number, such as `uzone status` shows it")
 }
 
 /// `uzone.diff/1`: a line for each step.
@@ -100,7 +105,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     let socket = args.at.path();
     let image = match &args.image {
         Some(image) => image.clone(),
-        None => PathBuf::from(uzone_server::status(&socket)?.image),
+        None => PathBuf::from(args.at.of(uzone_server::status(&socket))?.image),
     };
     // What takes long comes before the memory is looked at: the machine is paused.
     let below = Image::open_or_raw(&image, &args.requests.open())?;
@@ -113,7 +118,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
         )));
     }
     let (session, started) = (args.session, Instant::now());
-    let memory = SessionMemory::open(&socket, session)?;
+    let memory = args.at.of(SessionMemory::open(&socket, session))?;
     if memory.image() != below.identity() {
         let (image, serves) = (image.display(), memory.image());
         return Err(Failure::new(

@@ -251,9 +251,9 @@ impl Failure {
     /// Returns the failure as `error: ...`, and a line `  caused by: ...` for each cause that adds to
     /// the line above it.
     pub(crate) fn text(&self) -> String {
-        let mut text = format!("error: {}\n", self.error);
+        let mut text = format!("error: {}\n", visible(&self.error.to_string()));
         for cause in self.causes() {
-            let _ = writeln!(text, "  caused by: {cause}");
+            let _ = writeln!(text, "  caused by: {}", visible(&cause));
         }
         text
     }
@@ -268,6 +268,23 @@ impl<E: Error + Send + Sync + 'static> From<E> for Failure {
     fn from(error: E) -> Self {
         Self { exit: Exit::of(&error), error: Box::new(error) }
     }
+}
+
+/// Returns a text for a terminal: a name in it may have characters that move the cursor, colour what follows or hide
+/// it. Lines of the text stay lines.
+pub(crate) fn visible(text: &str) -> String {
+    let mut out = String::new();
+    for char in text.chars() {
+        // Marks that turn the direction of writing are no control characters.
+        let is_hidden = char.is_control()
+            || matches!(char, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}');
+        if is_hidden && char != '\n' {
+            out.extend(char.escape_default());
+        } else {
+            out.push(char);
+        }
+    }
+    out
 }
 
 #[cfg(test)]

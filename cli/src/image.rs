@@ -117,14 +117,16 @@ impl Whole {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Threads {
-    /// How many threads work [default: one for each CPU]
+    /// How many threads work, up to 64, or as many as there are CPUs if these are more [default: one for each CPU]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
 }
 
 impl Threads {
     pub(crate) fn get(&self) -> usize {
-        self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        // More wait for a store, and no others have anything to do.
+        self.threads.map_or(cpus, |threads| threads.min(cpus.max(64)))
     }
 }
 

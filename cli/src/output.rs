@@ -18,7 +18,7 @@ use uzone_os::file_system::is_stdout;
 
 pub(crate) use uzone_report::human_duration;
 
-use crate::exit::{ErrorObject, Exit, Failure};
+use crate::exit::{ErrorObject, Exit, Failure, visible};
 
 /// The flags that every command has.
 #[derive(Args, Clone, Copy, Debug, Default)]
@@ -225,6 +225,7 @@ impl Output {
     pub(crate) fn warn(&self, line: impl fmt::Display) {
         if self.verbosity != Verbosity::Quiet {
             let style = self.style(io::stderr().is_terminal());
+            let line = visible(&line.to_string());
             to_stderr(&format!("{} {line}\n", style.paint(Tone::Caution, "warning:")));
         }
     }
@@ -300,14 +301,23 @@ impl Output {
     /// standard error, and with `--json` as an object to standard output too. Returns the code to
     /// exit with.
     pub(crate) fn usage(&self, error: &clap::Error) -> Exit {
-        // A reader that went away has seen enough, here as elsewhere.
-        let _ = error.print();
+        let plain = error.render().to_string();
+        // An argument may have escapes, which on a terminal would be those of a style.
+        let has_escapes = env::args_os().any(|argument| {
+            let argument = argument.to_string_lossy();
+            visible(&argument) != argument
+        });
+        if error.use_stderr() && has_escapes {
+            to_stderr(&visible(&plain));
+        } else {
+            // A reader that went away has seen enough, here as elsewhere.
+            let _ = error.print();
+        }
         if !error.use_stderr() {
             return Exit::Ok;
         }
         if self.is_json {
-            let text = error.render().to_string();
-            let first = text.lines().next().unwrap_or_default();
+            let first = plain.lines().next().unwrap_or_default();
             let first = first.strip_prefix("error: ").unwrap_or(first);
             let object = ErrorObject::new(first.to_owned(), Vec::new(), Exit::Usage);
             let _ = json(&object).map(|text| to_stdout(&text));

@@ -91,7 +91,7 @@ pub(crate) struct Args {
     #[arg(long, value_enum, value_name = "WHAT", default_value_t, env = "UZONE_SERVE_ON_FAILURE")]
     on_failure: Failing,
     /// After how many seconds a page counts as one that cannot be produced
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400), env = "UZONE_SERVE_DEADLINE")]
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = deadline, env = "UZONE_SERVE_DEADLINE")]
     deadline: u64,
     /// Record in FILE which pages machines touch, in that order, beside those that it has, or in a folder, in
     /// the file there that is named by the image's root hash; faults are answered one page at a time then
@@ -185,8 +185,13 @@ enum Failing {
 }
 
 fn mode(text: &str) -> Result<u32, String> {
-    let mode = u32::from_str_radix(text, 8).map_err(|error| error.to_string())?;
-    if mode <= 0o777 { Ok(mode) } else { Err("a mode is at most 777".into()) }
+    let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777);
+    mode.ok_or_else(|| "a mode is octal digits, such as 660, and at most 777".into())
+}
+
+fn deadline(text: &str) -> Result<u64, &'static str> {
+    let seconds = text.parse().ok().filter(|seconds| (1..=86_400).contains(seconds));
+    seconds.ok_or("a deadline is seconds alone, from 1 to 86400")
 }
 
 /// Returns where monitors connect if no argument states it.

@@ -54,6 +54,23 @@ impl Socket {
     pub(crate) fn path(&self) -> PathBuf {
         self.socket.clone().unwrap_or_else(default_socket)
     }
+
+    /// Names what is missing if no server answered.
+    pub(crate) fn of<T>(&self, asked: Result<T, ServeError>) -> Result<T, Failure> {
+        use std::io::ErrorKind::{ConnectionRefused, NotFound};
+        asked.map_err(|error| match error {
+            ServeError::Ask { cause, .. } if matches!(cause.kind(), NotFound | ConnectionRefused) => {
+                let socket = self.path();
+                let socket = socket.display();
+                let text = format!(
+                    "no server is at {socket}: start one by `uzone serve --socket {socket} IMAGE`, or name \
+                     another one's --socket"
+                );
+                Failure::of(text, cause).with(Exit::Input)
+            }
+            error => error.into(),
+        })
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -139,14 +156,14 @@ const COLUMNS: [Column; 10] = [
 
 /// Prints what a server does.
 pub(crate) fn status(args: &StatusArgs, out: &Output) -> Result<Exit, Failure> {
-    let status = uzone_server::status(&args.at.path())?;
+    let status = args.at.of(uzone_server::status(&args.at.path()))?;
     out.print(&StatusReport { status, is_metrics: args.metrics })
 }
 
 /// Lets a server end, and prints what it did when that began.
 pub(crate) fn drain(args: &DrainArgs, out: &Output) -> Result<Exit, Failure> {
     let socket = args.at.path();
-    let status = uzone_server::drain(&socket)?;
+    let status = args.at.of(uzone_server::drain(&socket))?;
     let report = StatusReport { status, is_metrics: false };
     let mut left = report.status.sessions.len();
     out.log(format_args!("{left} machines are left"));

@@ -25,6 +25,15 @@ pub enum SnapshotError {
         #[source]
         cause: io::Error,
     },
+    /// A source was not opened.
+    #[error("cannot open {name}: {cause}")]
+    Open {
+        /// The name of the source.
+        name: String,
+        /// What the system answered.
+        #[source]
+        cause: io::Error,
+    },
     /// The input of an image was not read.
     #[error("cannot read the input after {done} bytes: {cause}")]
     Input {
@@ -77,6 +86,14 @@ pub enum SnapshotError {
         /// What the system answered.
         #[source]
         cause: io::Error,
+    },
+    /// A source starts as an image does, and does not end as one.
+    #[error("{name} is a packed image that was cut: {why}; copy it again")]
+    Cut {
+        /// The name of the source.
+        name: String,
+        /// What was missing.
+        why: &'static str,
     },
     /// The source is not an image.
     #[error("{name} is not a packed image: {why}; `uzone pack` makes one")]
@@ -187,7 +204,7 @@ impl SnapshotError {
     pub fn unopened(path: &Path) -> impl Fn(io::Error) -> Self + Copy {
         move |cause| {
             let name = path.display().to_string();
-            Self::Read { name, offset: 0, len_bytes: 0, cause }
+            Self::Open { name, cause }
         }
     }
 
@@ -205,7 +222,10 @@ impl SnapshotError {
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Read { cause, .. } | Self::Input { cause, .. } | Self::Write { cause, .. } => {
+            Self::Read { cause, .. }
+            | Self::Open { cause, .. }
+            | Self::Input { cause, .. }
+            | Self::Write { cause, .. } => {
                 match cause.kind() {
                     // No system call answered that: it is about the name, which was looked at before.
                     io::ErrorKind::InvalidInput if cause.raw_os_error().is_none() => {
@@ -218,6 +238,7 @@ impl SnapshotError {
                 }
             }
             Self::NotAnImage { .. }
+            | Self::Cut { .. }
             | Self::BadIndex { .. }
             | Self::BadFrame { .. }
             | Self::OtherRoot { .. }

@@ -355,7 +355,8 @@ impl Args {
 
 /// Reads the numbers of pages, one a line.
 fn read_pages(path: &Path) -> Result<Vec<u64>, Failure> {
-    let text = std::fs::read_to_string(path).map_err(SnapshotError::unopened(path))?;
+    let bytes = std::fs::read(path).map_err(SnapshotError::unopened(path))?;
+    let text = String::from_utf8_lossy(&bytes);
     let pages = (1..).zip(text.lines()).map(|(line, text)| {
         let wrong = || format!("line {line} of {} is not the number of a page", path.display());
         text.trim().parse().map_err(|_| Failure::new(Exit::Data, wrong()))

@@ -77,11 +77,19 @@ impl Image {
             options.root = Some(root);
         }
         let source = open_by(path, &options.requests, &options.files)
-            .map_err(|cause| unread(&path.display(), cause))?;
+            .map_err(|cause| unopened(&path.display(), cause))?;
         let caches = Caches::of(&options);
         let image = match Found::read(&*source, true, options.root, &caches) {
             Err(not_packed @ SnapshotError::NotAnImage { .. }) => {
-                Self::open_hashed(source, options.root, &caches, not_packed)?
+                let has_start = starts_as_packed(&*source);
+                Self::open_hashed(source, options.root, &caches, not_packed).map_err(|error| {
+                    match error {
+                        SnapshotError::NotAnImage { name, why } if has_start => {
+                            SnapshotError::Cut { name, why }
+                        }
+                        error => error,
+                    }
+                })?
             }
             found => Self::open_found(source, found?, &caches, MAX_DEPTH)?,
         };
@@ -108,7 +116,7 @@ impl Image {
             (Err(cause), None) if cause.kind() == io::ErrorKind::PermissionDenied => {
                 return Err(not_packed);
             }
-            (Err(cause), _) => return Err(unread(&name, cause)),
+            (Err(cause), _) => return Err(unopened(&name, cause)),
         };
         let found = Found::read(&*hashes, false, root, caches).map_err(|error| match error {
             // The memory is not taken for raw then.
@@ -158,17 +166,15 @@ impl Image {
         options: &OpenOptions,
         not_packed: SnapshotError,
     ) -> Result<Self, SnapshotError> {
-        let mut start = [0; 4];
         let name = path.display().to_string();
-        let failed = |cause| unread(&name, cause);
+        let failed = |cause| unopened(&name, cause);
         let source = open_by(path, &options.requests, &options.files).map_err(failed)?;
         let len = source.byte_len();
         if len == 0 || !len.is_multiple_of(1 << RAW_PAGE_SHIFT) {
             let why = "it ends neither as a packed image does nor, as raw memory, with a whole page of 4096 bytes";
             return Err(SnapshotError::NotAnImage { name, why });
         }
-        source.read_at(0, &mut start).map_err(failed)?;
-        if matches!(u32::from_le_bytes(start), ZSTD_FRAME | FIRST_SKIPPABLE..=LAST_SKIPPABLE) {
+        if starts_as_packed(&*source) {
             return Err(not_packed);
         }
         let Some(identity) = source.identity() else {
@@ -277,7 +283,7 @@ impl Image {
             cause: Box::new(cause),
         };
         let below =
-            source.neighbour(&link.name).map_err(|cause| failed(unread(&link.name, cause)))?;
+            source.neighbour(&link.name).map_err(|cause| failed(unopened(&link.name, cause)))?;
         let below = match Found::read(&*below, true, Some(link.root), caches) {
             Err(not_packed @ SnapshotError::NotAnImage { .. }) => {
                 Self::open_hashed(below, Some(link.root), caches, not_packed)
@@ -299,10 +305,17 @@ fn raw_index(len: u64) -> Index {
     Index { image_len: len, data_len: len, ..empty }
 }
 
-/// Returns an error of the first read of a source.
-fn unread(name: &impl ToString, cause: io::Error) -> SnapshotError {
-    let (name, len_bytes) = (name.to_string(), FOOTER_LEN as u64);
-    SnapshotError::Read { name, offset: 0, len_bytes, cause }
+/// Returns an error of opening a source.
+fn unopened(name: &impl ToString, cause: io::Error) -> SnapshotError {
+    SnapshotError::Open { name: name.to_string(), cause }
+}
+
+/// Returns whether a source starts as a packed image does.
+fn starts_as_packed(source: &dyn Source) -> bool {
+    let mut start = [0; 4];
+    source.byte_len() >= 4
+        && source.read_at(0, &mut start).is_ok()
+        && matches!(u32::from_le_bytes(start), ZSTD_FRAME | FIRST_SKIPPABLE..=LAST_SKIPPABLE)
 }
 
 fn check_root(name: &str, expected: Option<Root>, found: Root) -> Result<(), SnapshotError> {

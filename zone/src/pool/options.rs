@@ -53,7 +53,7 @@ impl PoolOptions {
 pub enum PoolError {
     /// There are not as many free folios in a row.
     #[error(
-        "no {folios} free folios in a row: {free} of {all} are free, {pinned} of these pinned or not there: give back what is not needed, or make the pool larger"
+        "too few free folios in a row, of which {folios} are wanted: {free} of {all} are free, {pinned} of these pinned or not there: give back what is not needed, or make the pool larger"
     )]
     Exhausted {
         /// How many were asked for.

@@ -135,7 +135,12 @@ impl NewFile {
         let path = behind_links(path.into())?;
         let own = rustix::process::getegid().as_raw();
         let bits = Mode::from_bits_truncate(mode(own) | 0o600);
-        let new = match super::open_nameless(directory_of(&path), bits)? {
+        // A file without a name gets one by procfs alone.
+        let nameless = match Path::new("/proc/self/fd").exists() {
+            true => super::open_nameless(directory_of(&path), bits)?,
+            false => None,
+        };
+        let new = match nameless {
             Some(file) => Self { file, path, hidden: None },
             None => Self::create_hidden(path, bits)?,
         };
