@@ -255,7 +255,7 @@ fn what_was_read_by_a_server_that_died_of_it_is_known_to_the_next() {
     let log = AdoptedMemory::log(&regions, None, None).unwrap();
     assert_eq!(log.marks(), 20);
     let kept = |log: &EventLog| log.fd().unwrap().try_clone_to_owned().unwrap();
-    let read = |fd| LoggedEvents::read(fd, 20).unwrap();
+    let read = |fd| LoggedEvents::read(fd, AdoptedMemory::marks(&regions).unwrap()).unwrap();
     let first = kept(&log);
     let mut buffer = EventBuffer::logged(log);
     let dead = remote(&memory);
@@ -430,8 +430,7 @@ fn pages_of_two_sizes_behind_one_descriptor_get_their_bytes_their_zeroes_and_the
     drop(server);
 
     // The next server knows that from the log. What was installed before does not fault.
-    let marks = AdoptedMemory::log(&regions, None, None).unwrap().marks();
-    let before = LoggedEvents::read(log, marks).unwrap();
+    let before = LoggedEvents::read(log, AdoptedMemory::marks(&regions).unwrap()).unwrap();
     let given_back = AdoptedMemory::given_back(&regions, &before).unwrap();
     assert_eq!(given_back, [4096..3 * 4096, 5 * HUGE..6 * HUGE]);
     let (server, _) = adopt(Some(&before));

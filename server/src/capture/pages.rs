@@ -204,14 +204,14 @@ impl CapturedPages {
         let present: u64 =
             self.runs.iter().map(|run| (run.bytes.end - run.bytes.start).div_ceil(frame)).sum();
         let step = present.div_ceil(LOOKED_AT).max(1);
-        let (mut number, mut changed, mut in_frames) = (0, 0, 0);
+        let (mut number, mut changed, mut in_frames) = (0_u64, 0, 0);
         for run in &*self.runs {
             let first = run.bytes.start / frame * frame;
             for at in
                 (first..run.bytes.end).step_by(usize::try_from(frame).map_err(io::Error::other)?)
             {
                 number += 1;
-                if number % step == 0 {
+                if number.is_multiple_of(step) {
                     let pages = self.changed_in(image, at..(at + frame).min(image.byte_len()))?;
                     changed += pages;
                     in_frames += if pages > 0 { frame / page } else { 0 };
