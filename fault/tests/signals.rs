@@ -70,8 +70,8 @@ fn work_under_signals(memory: &LazyMapping, mut work: impl FnMut(u64)) {
     START.store(memory.addr().get(), Ordering::Relaxed);
     CALLS.store(0, Ordering::Relaxed);
     let stop = AtomicBool::new(false);
-    // SAFETY: it takes no argument.
-    let (process, worker) = unsafe { (libc::getpid(), libc::gettid()) };
+    let process = libc::pid_t::try_from(std::process::id()).unwrap();
+    let worker = libc::pid_t::try_from(uzone_os::thread_id()).unwrap();
     thread::scope(|scope| {
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
