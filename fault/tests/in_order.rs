@@ -56,7 +56,7 @@ fn compare(name: &str, len: ByteLen, threads: u64, backing: impl Fn() -> Arc<dyn
 fn a_hundred_and_twenty_threads_in_order_take_as_many_faults_as_one() {
     let name = "a_hundred_and_twenty_threads_in_order_take_as_many_faults_as_one";
     // Zeroes, which take no memory but page tables.
-    compare(name, ByteLen::gib(8), 120, || Arc::new(ZeroBacking));
+    compare(name, ByteLen::gib(12), 120, || Arc::new(ZeroBacking));
 }
 
 #[test]
