@@ -156,8 +156,8 @@ impl DiskCache {
     /// Makes room for so many bytes, by removing images that are not in use. Returns whether there is.
     fn make_room(&self, bytes: u64) -> io::Result<bool> {
         // One process at a time looks and removes.
-        let guard = self.folder.open_file(LOCK, true).map_err(of_lock)?;
-        lock_within(&guard, false, self.longest_lock()).map_err(of_lock)?;
+        let guard = self.folder.open_file(LOCK, true).map_err(|cause| of_lock(&cause))?;
+        lock_within(&guard, false, self.longest_lock()).map_err(|cause| of_lock(&cause))?;
         let files = self.folder.files()?.into_iter();
         let mut images: Vec<_> = files
             .filter_map(|(name, changed, blocks)| {
@@ -216,7 +216,7 @@ fn index_name(key: blake3::Hash) -> String {
 }
 
 /// Names the file of the lock, which is another one than the file that room was made for.
-fn of_lock(cause: io::Error) -> io::Error {
+fn of_lock(cause: &io::Error) -> io::Error {
     io::Error::new(cause.kind(), format!("the file {LOCK} beside it: {cause}"))
 }
 

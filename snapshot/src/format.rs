@@ -343,8 +343,9 @@ impl Index {
         let maps = [index.frames().div_ceil(8), index.pages().div_ceil(8)];
         let lists = [(regions, REGION_LEN), (stored, RECORD_LEN), (ordered, 8)];
         let lists = lists.map(|(count, each)| count.checked_mul(each as u64));
-        let parts = [HEADER_LEN as u64, name_len].into_iter().chain(maps).map(Some).chain(lists);
-        parts.fold(Some(0_u64), |sum, part| sum?.checked_add(part?)).ok_or(SHORT)
+        let mut parts =
+            [HEADER_LEN as u64, name_len].into_iter().chain(maps).map(Some).chain(lists);
+        parts.try_fold(0_u64, |sum, part| sum.checked_add(part?)).ok_or(SHORT)
     }
 
     /// Reads an index of this major version, and checks its root hash.

@@ -254,8 +254,8 @@ impl Args {
     /// Returns what writes the image, and the size of its pages and of its frames: an image that is packed
     /// anew has those it had, its regions and its working set, unless others are given.
     fn packer(&self, before: Option<&Image>) -> Result<(Packer, u64, u64), Failure> {
-        let page = self.page.map(ByteLen::get).or(before.map(|image| image.page_bytes()));
-        let frame = self.frame.map(ByteLen::get).or(before.map(|image| image.frame_bytes()));
+        let page = self.page.map(ByteLen::get).or(before.map(Image::page_bytes));
+        let frame = self.frame.map(ByteLen::get).or(before.map(Image::frame_bytes));
         let (page, frame) = (page.unwrap_or(4 << 10), frame.unwrap_or(64 << 10));
         let with_pages = |regions: &[ImageRegion]| {
             regions.iter().map(|region| ImageRegion { page_bytes: page, ..*region }).collect()
