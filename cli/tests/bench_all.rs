@@ -260,7 +260,7 @@ fn an_earlier_run_that_cannot_be_compared_with_is_refused_with_what_would_help()
         (&["--check", &base, "--report", &base], 2, "the page would take its place"),
         (&["--check"], 2, "a value is required"),
         (&["copy", "--size=4K", "--report", &report], 74, "make its directory first"),
-        (&["copy", "--size=4K", "--report", "/dev/null"], 2, "not a regular file"),
+        (&["copy", "--size=4K", "--report", "/"], 2, "it is a directory"),
     ] {
         let output = refuses(&[&["bench"], arguments].concat(), code, part);
         assert!(output.stdout.is_empty(), "{arguments:?}");

@@ -145,7 +145,8 @@ fn ripgrep_finds_the_same_lines_in_lazily_mapped_memory() {
         assert_eq!(stats.poisoned, 0, "{stats:?}");
         // It reads in order, and windows grow.
         assert!(is_cold || stats.faults < len / page() / 50, "{stats:?}");
-        assert!(is_cold || stats.queued == 0, "{stats:?}");
+        // The host may have taken a page out of its cache meanwhile.
+        assert!(is_cold || stats.queued <= stats.faults / 50, "{stats:?}");
         // Once more while pages are given back under it, by two at once.
         let stop = AtomicBool::new(false);
         thread::scope(|scope| {

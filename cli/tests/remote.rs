@@ -227,7 +227,7 @@ fn a_key_is_the_one_that_its_url_has_with_escapes_or_without() {
         object(&server, &["pack", &raw, &parent, "--json"]);
         assert!(server.object(key).exists(), "{parent}: {:?}", server.files());
         let packed = object(&server, &["pack", &changed, &child, "--parent", &parent, "--json"]);
-        assert_eq!(packed["stored_frames"], 1);
+        assert_eq!(packed["written_frames"], 1);
         assert!(run(&server, &["unpack", &child, "-"]).stdout == bytes, "{child}");
         // The parent by the name that the child has for it.
         let shown = object(&server, &["inspect", &child, "--json"]);
@@ -284,7 +284,7 @@ fn what_cannot_be_read_or_written_names_the_url_the_operation_and_the_fix() {
     let message = fails(&server, 74, &["pack", &raw, to], &format!("cannot create {to}"));
     assert!(message.contains("write to s3, gs or az"), "{message}");
     server.decide(|_| Act::Fail(403));
-    let message = fails(&server, 77, &["inspect", "s3://images/image"], "of s3://images/image");
+    let message = fails(&server, 77, &["inspect", "s3://images/image"], "open s3://images/image");
     assert!(message.contains("grant it, or set others in the environment"), "{message}");
 }
 

@@ -258,7 +258,7 @@ fn a_signal_ends_a_server_and_one_that_is_not_there_cannot_be_asked() {
     assert_eq!(server.next_event("listening")["metrics"], Value::Null);
     stop(server);
     for command in ["status", "drain"] {
-        refuses(&[command, "--socket", &socket], 66, "cannot ask the server at");
+        refuses(&[command, "--socket", &socket], 66, "no server is at");
     }
 }
 

@@ -27,7 +27,7 @@ const RAW_FRAME_SHIFT: u8 = 16;
 /// The header of the frame of an index.
 const HEADER: usize = 8;
 const _: () = assert!(HEADER as u64 == SKIPPABLE_LEN);
-/// How much of an index is read at once.
+/// How much of an index is read at first.
 const PART: u64 = 1 << 20;
 /// How much of the end of a source is read first: its footer, and more to tell it from others by.
 const END: u64 = 4 << 10;
@@ -408,8 +408,10 @@ fn fetch_index(source: &dyn Source, end: &[u8]) -> Result<(u64, Vec<u8>), Snapsh
     let mut trailer = [0; format::TRAILER];
     read(source, trailer_at, &mut trailer)?;
     let (start, len) = format::index_place(trailer_at, &trailer).map_err(|why| not(source, why))?;
+    // Each read of an object is a request, and nothing of an object is a hole.
+    let first = if source.file().is_some() { format::HEADER_LEN as u64 } else { PART };
     let mut frame = Vec::new();
-    read_more(source, start, len.min(format::HEADER_LEN as u64) + SKIPPABLE_LEN, &mut frame)?;
+    read_more(source, start, len.min(first) + SKIPPABLE_LEN, &mut frame)?;
     if !format::is_index_header(&frame, len) {
         return Err(bad(source, "its frame and its trailer have different lengths"));
     }
@@ -422,7 +424,9 @@ fn fetch_index(source: &dyn Source, end: &[u8]) -> Result<(u64, Vec<u8>), Snapsh
     };
     while (frame.len() as u64) < SKIPPABLE_LEN + used {
         let left = SKIPPABLE_LEN + used - frame.len() as u64;
-        read_more(source, start + frame.len() as u64, left.min(PART), &mut frame)?;
+        // Of an index that is long, each part is as long as all that has come.
+        let part = left.min(PART.max(frame.len() as u64));
+        read_more(source, start + frame.len() as u64, part, &mut frame)?;
     }
     Ok((start, frame))
 }
