@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use common::served::{
     KILLS, Machine, PAGE, PAGES, Server, children, kill_with_children, page_of, status_at,
-    wait_for_the_end, write_image,
+    stop_process, wait_for_the_end, write_image,
 };
 use common::{Dir, no_disk, object, run, skip, small_disk, text, uzone, wait_until};
 use rustix::process::{Pid, Signal, geteuid, kill_process};
@@ -54,19 +54,6 @@ fn metrics_of(address: &str) -> String {
     client.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").expect("it is taken");
     client.read_to_string(&mut metrics).expect("it answers");
     metrics
-}
-
-/// Stops a process, and waits until none of its threads runs.
-fn stop_process(process: Pid) {
-    kill_process(process, Signal::STOP).expect("it runs");
-    let has_stopped = |thread: fs::DirEntry| {
-        fs::read_to_string(thread.path().join("stat")).is_ok_and(|state| state.contains(") T "))
-    };
-    let threads = || {
-        let threads = fs::read_dir(format!("/proc/{}/task", process.as_raw_nonzero()));
-        threads.expect("it runs").map(|thread| thread.expect("a thread"))
-    };
-    wait_until("the stop of a process", || threads().all(has_stopped));
 }
 
 /// Changes a page of each machine, and checks what is packed of it.

@@ -11,7 +11,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use common::served::{Machine, PAGES, Server, status_at, write_image};
+use common::served::{Machine, PAGES, Server, status_at, stop_process, write_image};
 use common::{
     Dir, attach, has_failed, keeps_to, object, refuses, run, skip, text, uzone, wait_until,
 };
@@ -233,11 +233,9 @@ fn a_process_that_the_server_cannot_see_is_refused_by_name() {
     let reason = refused["reason"].as_str().expect("text");
     assert!(reason.contains("PID namespace") && !reason.contains("waits"), "{reason}");
     // A monitor that sends its memory from now on learns it.
-    assert!(stream.write_all(b"[]").is_err());
+    wait_until("an error", || stream.write_all(b"[]").is_err());
     // One that has sent it waits, which is stated.
-    for keeper in server.workers() {
-        kill_process(keeper, Signal::STOP).expect("it runs");
-    }
+    server.workers().into_iter().for_each(stop_process);
     let Some(machine) = Machine::connect(&socket) else { return drop(server) };
     for keeper in server.workers() {
         kill_process(keeper, Signal::CONT).expect("it runs");

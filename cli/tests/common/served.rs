@@ -259,3 +259,16 @@ impl Machine {
         assert!(seen == expected, "wrong bytes in page {page}");
     }
 }
+
+/// Stops a process, and waits until none of its threads runs.
+pub(crate) fn stop_process(process: Pid) {
+    kill_process(process, Signal::STOP).expect("it runs");
+    let has_stopped = |thread: fs::DirEntry| {
+        fs::read_to_string(thread.path().join("stat")).is_ok_and(|state| state.contains(") T "))
+    };
+    let threads = || {
+        let threads = fs::read_dir(format!("/proc/{}/task", process.as_raw_nonzero()));
+        threads.expect("it runs").map(|thread| thread.expect("a thread"))
+    };
+    wait_until("the stop of a process", || threads().all(has_stopped));
+}
