@@ -308,6 +308,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "arithmetic, and long")]
     fn reads_of_a_few_pages_in_order_cost_a_bounded_number_of_windows_that_are_too_large() {
         let streams = Streams::new(4096);
         let mut leaps = 0;
