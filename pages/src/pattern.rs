@@ -268,6 +268,7 @@ impl FaultPattern {
 
     /// Returns what to do about a fault on the page `fault`, or `None` if it is in no area. `costs` is
     /// what faults cost now.
+    #[must_use]
     pub fn plan(&self, fault: Pfn, touch: Touch, costs: FaultCosts) -> Option<FaultPlan> {
         let (area, first_block) = self.area_of(fault)?;
         let (page, settings) = (self.page, self.settings());
