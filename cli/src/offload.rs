@@ -74,7 +74,7 @@ impl Report for OffloadReport {
 
 /// Restores a machine.
 pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
-    // Those of the caller are none of a process that is confined.
+    // A confined process has no use for the caller's descriptors.
     descriptors::close_inherited();
     let read = |name| {
         let path = args.state.join(name);

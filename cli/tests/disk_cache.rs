@@ -258,7 +258,7 @@ fn no_link_no_fifo_and_no_lock_of_another_user_is_followed_or_waited_for() {
     rustix::fs::mknodat(CWD, &lock, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("a FIFO");
     assert!(unpack().contains("the file lock beside it: it is not a regular file"));
     fs::remove_file(&lock).expect("it is ours");
-    // Whoever may read a file may lock it.
+    // Any user who may read a file may lock it.
     let held = [&lock, &frames].map(|path| {
         let file = File::create(path).expect("a file");
         file.lock().expect("it is ours");

@@ -1,4 +1,4 @@
-//! What an error names: the thing that is wrong, as the user knows it, and what helps.
+//! Errors name the thing that is wrong, as the user knows it, and the remedy.
 
 mod common;
 

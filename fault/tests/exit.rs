@@ -22,7 +22,7 @@ static IS_GONE: AtomicBool = AtomicBool::new(false);
 /// How often a backing was called.
 static CALLS: AtomicU64 = AtomicU64::new(0);
 
-/// What the destructor of a static of a C++ library is: from here on its functions must not be called.
+/// Stands for the destructor of a static of a C++ library, whose functions must not be called from here on.
 extern "C" fn take_apart() {
     IS_GONE.store(true, Ordering::SeqCst);
     thread::sleep(Duration::from_millis(20));

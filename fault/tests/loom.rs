@@ -181,7 +181,7 @@ fn give_up_an_awaited_page(seen: &Seen) {
         drop(page.entry.lock().unwrap());
         drop(claimed);
     });
-    // The reader is told of the waiter by the kernel. It leaves it to the owner, or answers itself.
+    // The kernel reports the waiter to the reader, which leaves it to the owner or answers it itself.
     drop(page.entry.lock().unwrap());
     if page.content(7) == Content::Filling {
         seen.mark(0);

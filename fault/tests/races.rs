@@ -598,7 +598,7 @@ fn a_handler_that_interrupts_a_change_of_the_advice_touches_memory_of_the_same_r
         });
         let thread = receiver.recv().unwrap();
         for signal in 0..SIGNALS {
-            // SAFETY: the thread runs until it is told that all is done.
+            // SAFETY: the thread runs until the other one sends that all is done.
             assert_eq!(unsafe { libc::pthread_kill(thread, libc::SIGUSR1) }, 0);
             while READ.load(Ordering::Acquire) <= signal {
                 thread::yield_now();

@@ -128,7 +128,7 @@ pub struct FaultPattern {
     densities: Densities,
 }
 
-/// What can be changed of a pattern.
+/// The settings of a pattern that can be changed.
 #[derive(Clone, Copy, Debug)]
 struct Settings {
     advice: Advice,

@@ -242,10 +242,10 @@ pub const fn noisy(is_within: bool) -> &'static str {
     if is_within { " (noise)" } else { "" }
 }
 
-/// What that word means.
+/// The meaning of that word.
 pub const NOISE: &str = "(noise): the rounds differ by more than the row does from the naive one";
 
-/// What the figures of a quick run are worth.
+/// A warning about the figures of a quick run.
 pub const QUICK: &str = "a run with --quick, whose small sizes and few rounds show that all works: its figures mean little";
 
 /// A published figure to compare with.

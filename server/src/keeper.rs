@@ -115,7 +115,7 @@ pub struct Keeper {
     /// Whether the system lacked something that an order needs, which is sent again.
     is_short: bool,
     served: Served,
-    /// What was done by all processes of this server, but for its worker, and by that.
+    /// The totals of all processes of this server but its worker, and those of the worker.
     totals: Totals,
     counted: Totals,
 }

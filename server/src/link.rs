@@ -64,7 +64,7 @@ pub(crate) enum Report {
     Probe(u64),
     /// What was done for a session so far.
     Stats(u64, SessionStats),
-    /// What the worker has done for all sessions so far.
+    /// The worker's totals for all sessions so far.
     Totals(Totals),
     /// The addresses of blocks of a session of which huge pages can be made.
     Blocks(u64, Vec<u64>),

@@ -34,7 +34,7 @@ pub struct Status {
     pub sessions_served: u64,
     /// How many connections have sent no whole message yet.
     pub greetings: usize,
-    /// What was done for all machines, also by processes of this server that have ended.
+    /// The totals for all machines, with those of processes of this server that have ended.
     #[serde(default)]
     pub totals: Totals,
     /// The machines.

@@ -1,4 +1,4 @@
-//! What a server has done since its first process started: [`Totals`]. Workers count what they do for machines, and
+//! The work of a server since its first process started: [`Totals`]. Workers count what they do for machines, and
 //! keepers the rest; each hands its counts to the next one.
 
 use std::fmt::Write as _;
@@ -25,7 +25,7 @@ const BOUNDS_NS: [u64; 12] = [
     10_000_000_000,
 ];
 
-/// What a server has done. It outlives the processes of the server, but for what a worker that was killed did in its
+/// The work that a server has done. It outlives the processes of the server, but for what a worker that was killed did in its
 /// last second.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]

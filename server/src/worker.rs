@@ -52,7 +52,7 @@ const MANAGER_WITHIN: Duration = Duration::from_secs(2);
 /// Why a machine is not served.
 const NO_DESCRIPTORS: &str = "a process of this server has as many descriptors as it may, or the system has: raise \
                               the hard limit (LimitNOFILE= of a unit, or `ulimit -Hn`)";
-/// How often the keeper is told what was done.
+/// How often the worker reports its totals to the keeper.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 /// How often it is written down which pages machines touch.
 const RECORD_EVERY: Duration = Duration::from_secs(2);
@@ -106,7 +106,7 @@ pub struct Worker {
     orphans: Vec<u64>,
     recorded: Instant,
     huge: Finder,
-    /// What was done for sessions that have ended, and when the keeper was told last.
+    /// The totals of sessions that have ended, and the time of the last report to the keeper.
     ended: Totals,
     told: Instant,
 }

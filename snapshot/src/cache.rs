@@ -49,7 +49,7 @@ struct State {
     counts: CacheCounts,
 }
 
-/// What a [`FrameCache`] has done.
+/// The counts of a [`FrameCache`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CacheCounts {

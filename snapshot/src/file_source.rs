@@ -147,7 +147,7 @@ impl Source for FileSource {
             Err(cause) if cause.kind() == io::ErrorKind::InvalidInput => offset..self.len,
             Err(cause) => return Err(cause),
         };
-        // What was cut off looks like a hole.
+        // A part that was cut off looks like a hole.
         if self.file.metadata()?.len() < self.len {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
@@ -185,7 +185,7 @@ impl Source for FileSource {
                 Err(cause) => return Err(names(cause)),
             }
         }
-        // Who has the files may not see the links that led to them.
+        // A user who has the files may not see the links that led to them.
         let ends_so = |other: &&(String, File)| Path::new(&other.0).ends_with(name);
         if let Some((found, _)) = self.files.iter().find(ends_so) {
             return Ok(Box::new(Self::open_by(found.into(), self.files.clone())?));

@@ -128,7 +128,7 @@ impl Layer {
             return Ok(data);
         }
         let data = next_data(file, at)?.unwrap_or(u64::MAX..u64::MAX);
-        // What was cut off looks like a hole.
+        // A part that was cut off looks like a hole.
         if file.metadata()?.len() < self.source.byte_len() {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }

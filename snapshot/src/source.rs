@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use uzone_os::file_system;
 
-/// Reading and writing by the owner of a file, and nobody else.
+/// Reading and writing by the owner of a file alone.
 pub(crate) const OWNER_ALONE: u32 = 0o600;
 
 /// Bytes that do not change, read from any offset by several threads at once.

@@ -113,7 +113,7 @@ impl<const SLOTS: usize> Index<SLOTS> {
     }
 }
 
-/// What becomes of an entry.
+/// The next state of an entry.
 enum Step {
     Keep,
     Skip,

@@ -42,7 +42,7 @@ pub struct Registered {
     calls: u64,
     /// The process whose memory it is.
     process: u32,
-    /// What a signal at one of its pages is explained by.
+    /// The explanation of a signal at one of its pages.
     known: Option<Known>,
 }
 

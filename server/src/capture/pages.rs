@@ -305,7 +305,7 @@ fn listen(worker: &MessageSocket, held: &Held, runs: &[Run]) -> io::Result<u64> 
                 let threads = thread::available_parallelism().map_or(1, Into::into);
                 let copy = copy(runs, threads, |run, piece| held.read_memory(kept, run, 0, piece))
                     .map(|copy| *held.copy.write().unwrap_or_else(PoisonError::into_inner) = copy);
-                // What could not be copied after all was read is not missing: the capture may have ended by then.
+                // A page that could not be copied after all was read is not missing: the capture may have ended by then.
                 if copy.is_err() && !held.is_read.load(Ordering::Acquire) {
                     copied = copy;
                 }

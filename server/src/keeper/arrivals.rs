@@ -20,10 +20,10 @@ const SILENT: Duration = Duration::from_millis(500);
 /// How long to wait after a connection that could not be accepted.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(10);
 
-/// What helps a server that cannot see a monitor.
+/// The remedy for a server that cannot see a monitor.
 const UNSEEN: &str = ", so it can be neither ended nor waited for: run this server in the PID namespace of the monitors, or \
                       in one around it";
-/// What is stated of a monitor that cannot be ended.
+/// The statement about a monitor that cannot be ended.
 const WAITS: &str = "; it has handed its memory over and waits for its first page: end it there";
 
 /// Lets nothing more come by a connection, so that a monitor which sends its memory from now on gets an error. Returns

@@ -66,7 +66,7 @@ pub(crate) struct Heirlooms {
     pub(crate) manager: Option<OwnedFd>,
     /// The folder with what is kept of machines.
     pub(crate) folder: Option<HeldFolder>,
-    /// What was done before.
+    /// The totals from before.
     pub(crate) totals: Totals,
 }
 

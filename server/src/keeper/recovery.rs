@@ -574,7 +574,7 @@ mod tests {
     fn a_machine_that_has_ended_is_given_up_without_an_error() {
         let folder = std::env::temp_dir().join(format!("uzone-ended-{}", std::process::id()));
         let recovery = Recovery::open(&folder, Path::new("/tmp/s")).unwrap();
-        // What is compared are open files: here a pipe.
+        // Open files are compared: here a pipe.
         let (known, _near) = io::pipe().unwrap();
         let (mut process, peer) = process_with(&known);
         let mut connection = connection_with(peer, known.into());

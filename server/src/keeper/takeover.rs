@@ -30,7 +30,7 @@ enum Piece {
         next: u64,
         #[serde(default)]
         folder: Option<PathBuf>,
-        /// What it and those before it have done.
+        /// The totals of this worker and of the workers before it.
         #[serde(default)]
         totals: Totals,
     },

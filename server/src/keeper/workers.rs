@@ -136,7 +136,7 @@ impl Keeper {
             };
             match sent {
                 Ok(()) => worker.asks = false,
-                // What it was about is sent again when the clock is looked at next.
+                // Its content is sent again at the next tick of the clock.
                 Err(cause) if is_shortage(&cause) => {
                     worker.has_heirlooms = false;
                     self.news.extend(worker.taking.take());

@@ -32,7 +32,7 @@ impl Folder {
         fs::create_dir_all(&folder).unwrap();
         let raw: Vec<u8> = (0..pages).flat_map(page_of).collect();
         fs::write(folder.join("raw"), &raw).unwrap();
-        // For whoever may read the memory: a worker is another user.
+        // Each user who may read the memory may read the image: a worker is another user.
         let source = FileSource::open(folder.join("raw")).unwrap();
         let packer = Packer::default();
         packer.pack_source(&source, &folder.join("packed"), None, &|_| true).unwrap();

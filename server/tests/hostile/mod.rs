@@ -160,7 +160,7 @@ fn clients_of_side_sockets_that_are_slow_delay_neither_others_nor_the_end() {
     });
 }
 
-/// What hostile clients do, one after another, until the end.
+/// The attacks of hostile clients, one after another, until the end.
 fn be_hostile(socket: &Path, metrics: SocketAddr, is_over: &AtomicBool, seed: u64) {
     let null = File::open("/dev/null").unwrap();
     let (mut open, mut step) = (Vec::new(), seed);

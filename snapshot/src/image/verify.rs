@@ -166,7 +166,7 @@ impl Image {
             tail.extend(table(tail.len() as u64)?);
             return Some(tail);
         }
-        // What a newer minor version adds to the index is not known here, only where the seek table starts.
+        // The parts that a newer minor version adds to the index are unknown here; the start of the seek table is known.
         table(behind.checked_sub(table(0)?.len() as u64)?)
     }
 }

@@ -240,7 +240,7 @@ pub fn mode_for(other: &Metadata, group: u32) -> u32 {
     if other.gid() == group {
         return mode;
     }
-    // Whoever is in one group alone may do what both the group of the other file and all others may do there.
+    // A member of one group alone has the rights that the other file gives both its group and all others.
     let common = mode & mode >> 3 & 0o006;
     mode & 0o600 | common << 3 | common
 }
