@@ -303,15 +303,21 @@ fn what_was_read_by_a_server_that_died_of_it_is_known_to_the_next() {
     assert!(matches!(answer, Err(MapError::Backing { .. })), "{answer:?}");
 }
 
-#[test]
-fn what_is_prefetched_is_there_when_it_is_touched_and_what_was_given_back_stays_zero() {
-    let name = "what_is_prefetched_is_there_when_it_is_touched";
-    let Some(uffd) = events(name) else { return };
+/// Memory that is touched at random, and its server.
+fn adopted_at_random(name: &str) -> Option<(Registered, AdoptedMemory)> {
+    let uffd = events(name)?;
     let memory = registered(&uffd, anonymous(PAGES));
     let engine = Engine::new(NonZeroUsize::MIN).unwrap();
     let options = LazyOptions::default().advice(Advice::Random);
     let regions = vec![region_at(0, &memory)];
     let server = engine.adopt(remote(&memory), regions, backing(), &options, None).unwrap();
+    Some((memory, server))
+}
+
+#[test]
+fn what_is_prefetched_is_there_when_it_is_touched_and_what_was_given_back_stays_zero() {
+    let name = "what_is_prefetched_is_there_when_it_is_touched";
+    let Some((memory, server)) = adopted_at_random(name) else { return };
     memory.mapping().discard(8 * page()..16 * page()).unwrap();
     // Every second page in a wild order, some twice, and some that there are not.
     let wanted = (0..PAGES).map(|at| at * 37 % PAGES).filter(|at| at % 2 == 0);
@@ -330,12 +336,7 @@ fn what_is_prefetched_is_there_when_it_is_touched_and_what_was_given_back_stays_
 #[test]
 fn what_waits_for_the_first_fault_is_not_installed_before_it_and_is_all_there_after_it() {
     let name = "what_waits_for_the_first_fault_is_not_installed_before_it";
-    let Some(uffd) = events(name) else { return };
-    let memory = registered(&uffd, anonymous(PAGES));
-    let engine = Engine::new(NonZeroUsize::MIN).unwrap();
-    let options = LazyOptions::default().advice(Advice::Random);
-    let regions = vec![region_at(0, &memory)];
-    let server = engine.adopt(remote(&memory), regions, backing(), &options, None).unwrap();
+    let Some((memory, server)) = adopted_at_random(name) else { return };
     let offsets: Vec<u64> = (0..PAGES).step_by(2).map(|at| at * page()).collect();
     server.prefetch_from_first_fault(&offsets);
     // Another list waits for nothing, and is there when the reader has taken both.
