@@ -404,14 +404,18 @@ mod tests {
         }
     }
 
-    #[test]
-    fn once_all_was_read_the_answer_of_the_worker_alone_counts() {
+    /// A capture of a page that was given back since and cannot be copied, and its worker's end of the socket.
+    fn of_a_page_that_is_gone() -> (CapturedPages, MessageSocket) {
         let (here, worker) = MessageSocket::pair().unwrap();
         let kept = KeptPages::new(&[region()]).unwrap();
-        // Of memory that was given back since, which cannot be copied.
         let memory = uzone_os::memory_file("memory", &[]).unwrap();
         let run = Run { bytes: 0..PAGE, address: 0, at: 0 };
-        let pages = CapturedPages::live(memory, Vec::new(), vec![run], kept, here);
+        (CapturedPages::live(memory, Vec::new(), vec![run], kept, here), worker)
+    }
+
+    #[test]
+    fn once_all_was_read_the_answer_of_the_worker_alone_counts() {
+        let (pages, worker) = of_a_page_that_is_gone();
         let end = thread::scope(|scope| {
             let finish = scope.spawn(|| pages.finish());
             let asked = link::receive::<CaptureRequest>(&worker).unwrap();
@@ -428,11 +432,7 @@ mod tests {
 
     #[test]
     fn memory_that_could_not_be_copied_before_all_was_read_is_lost() {
-        let (here, worker) = MessageSocket::pair().unwrap();
-        let kept = KeptPages::new(&[region()]).unwrap();
-        let memory = uzone_os::memory_file("memory", &[]).unwrap();
-        let run = Run { bytes: 0..PAGE, address: 0, at: 0 };
-        let pages = CapturedPages::live(memory, Vec::new(), vec![run], kept, here);
+        let (pages, worker) = of_a_page_that_is_gone();
         link::send(&worker, &CaptureReply::Hurry, &[]).unwrap();
         let asked = link::receive::<CaptureRequest>(&worker).unwrap();
         assert!(matches!(asked.title, CaptureRequest::End), "{asked:?}");
