@@ -1,8 +1,6 @@
-//! `uzone serve`: restores virtual machines from an image of their memory, page by page. The command is the
-//! keeper; it starts itself again as the worker. A file can name several images (`config.rs`): then it is the
-//! keeper of each, and each has a worker.
+//! `uzone serve`: restores VMs from an image of their memory, page by page. The command is the keeper; it
+//! starts itself again as the worker.
 
-mod config;
 mod events;
 mod rights;
 
@@ -29,11 +27,11 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use uzone_fault::Budget;
 use uzone_os::descriptors;
-use uzone_os::privilege::{self, CapabilitySet};
+use uzone_os::privilege;
 use uzone_os::uffd::Doorbell;
 use uzone_pages::{ByteLen, ErrorKind};
 use uzone_server::{
-    Keeper, OnFailure, Passed, Prefetch, Recovery, ServeError, ServeEvent, Served, ServerOptions,
+    Keeper, OnFailure, Passed, Prefetch, Recovery, ServeError, ServeEvent, ServerOptions,
     ServiceManager, Worker, WorkerStart,
 };
 use uzone_snapshot::{Root, is_url};
@@ -64,14 +62,7 @@ const EXITS: [u8; 9] = [0, 2, 65, 66, 69, 71, 74, 75, 77];
 pub(crate) struct Args {
     /// The image: packed, or the raw bytes of memory; a URL such as s3://BUCKET/KEY, with #root=HASH if it
     /// is packed
-    #[arg(required_unless_present = "config", conflicts_with = "config")]
-    image: Option<PathBuf>,
-    /// Serve the images of a TOML file, each on a socket of its own; its keys are these options
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
-    /// Print the whole configuration as such a file, and serve nothing
-    #[arg(long)]
-    print_config: bool,
+    image: PathBuf,
     /// Where monitors connect [default: uzone.sock in $XDG_RUNTIME_DIR, or else in this directory]
     #[arg(long, value_name = "PATH", env = "UZONE_SERVE_SOCKET")]
     socket: Option<PathBuf>,
@@ -136,8 +127,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SIZE", default_value = "64M", env = "UZONE_SERVE_CACHE_BYTES")]
     cache_bytes: ByteLen,
     /// Answer faults as this user, a name or a number, which must be able to read the image; root alone can
-    /// change it [default: the user of this command. Root tries uzone, the unprivileged user 65534 and the owner
-    /// of the image, and takes the first that can open all files of the server]
+    /// change it [default: the user uzone, if root starts this command and the system has that user; otherwise
+    /// the user of this command]
     #[arg(long, value_name = "USER", env = "UZONE_SERVE_USER")]
     user: Option<String>,
     /// Let the process that answers faults do what its user may do, for a debugger: by default it has no
@@ -151,9 +142,6 @@ pub(crate) struct Args {
     /// Answer faults for the process at standard input, which started this one
     #[arg(long, hide = true)]
     worker: bool,
-    /// Open what the process that answers faults needs, and end
-    #[arg(long, hide = true, requires = "worker")]
-    check: bool,
     /// The numbers of the users of --allow-uid: the process that answers faults may read no names
     #[arg(long, hide = true, value_delimiter = ',')]
     allow_numbers: Vec<u32>,
@@ -269,42 +257,18 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     have_own_descriptors();
     // Before the sockets: a signal that comes then removes them.
     let signals = Signals::new([SIGINT, SIGTERM])?;
-    // A terminal that goes, or a service manager that asks for a reload, ends no machine.
+    // A terminal that goes, or a service manager that asks for a reload, ends no VM.
     signal_hook::flag::register(SIGHUP, Arc::default())?;
-    let configured = match &args.config {
-        Some(path) => config::read(path)?,
-        None => vec![config::alone()?],
-    };
-    if args.print_config {
-        out.text(&config::print(&configured))?;
-        return Ok(Exit::Ok);
-    }
-    let mut users = Vec::new();
-    for config::Server { args, arguments, .. } in &configured {
-        warn_of_long_requests(args, out);
-        users.push(rights::user_of_worker(args, arguments, out)?);
-    }
+    warn_of_long_requests(args, out);
+    let user = rights::user_of_worker(args, out)?;
     // Before this process starts a thread.
-    let needed = configured.iter().zip(&users).map(|(server, user)| {
-        rights::of_keeper(&server.args, &socket_of(&server.args, &passed), user.is_some())
-    });
-    let needed = needed.fold(CapabilitySet::empty(), |all, of_one| all | of_one);
+    let needed = rights::of_keeper(args, &socket_of(args, &passed), user.is_some());
     privilege::keep_capabilities(needed).map_err(ServeError::Capabilities)?;
-    let (mut listening, mut failed) = (Vec::new(), None);
-    let of_each = descriptors::limit() / configured.len().max(1) as u64;
-    for (server, user) in configured.iter().zip(users) {
-        match Listening::open(server, user, of_each, &mut passed, out) {
-            Ok(Ok(opened)) => listening.push(opened),
-            // Its worker has stated why. Machines of the others may wait for them.
-            Ok(Err(exit)) => failed = Some(exit),
-            Err(failure) => failed = Some(out.fail(&failure)),
-        }
+    match Listening::open(args, user, &mut passed, out)? {
+        Ok(listening) => listening.serve(ServiceManager::of_environment().as_ref(), signals, out),
+        // The worker has stated the reason.
+        Err(exit) => Ok(exit),
     }
-    if let (Some(exit), true) = (failed, listening.is_empty()) {
-        return Ok(exit);
-    }
-    let served = serve_all(listening, ServiceManager::of_environment().as_ref(), signals, out)?;
-    Ok(failed.unwrap_or(served))
 }
 
 /// Closes what the caller of this process has left open, and lets this process and its workers have as many descriptors as
@@ -318,9 +282,9 @@ fn have_own_descriptors() {
 /// Warns if the server gives a page up while its requests to object storage still run. That is no error: their
 /// answers come too late for that page.
 fn warn_of_long_requests(args: &Args, out: &Output) {
-    let (requests, image) = (&args.requests, args.image.as_deref());
+    let requests = &args.requests;
     let longest = requests.options().longest();
-    if image.is_some_and(is_url) && longest >= Duration::from_secs(args.deadline) {
+    if is_url(&args.image) && longest >= Duration::from_secs(args.deadline) {
         out.warn(format_args!(
             "--deadline {} gives a page up before its requests end, which is after {longest:?}: --source-retry \
              {:?} and twice --source-timeout {:?}",
@@ -340,20 +304,18 @@ struct Listening<'a> {
 impl<'a> Listening<'a> {
     /// Starts the worker of a server, and listens. `Ok(Err(_))` is how a worker ended that has stated why.
     fn open(
-        server: &'a config::Server,
+        args: &'a Args,
         user: Option<User>,
-        descriptors: u64,
         passed: &mut Passed,
         out: &Output,
     ) -> Result<Result<Self, Exit>, Failure> {
-        let config::Server { args, arguments, .. } = server;
         let socket = socket_of(args, passed);
         let (log, printer) = printer();
         let group = args.group.as_deref().map(user::number_of_group).transpose();
         let allowed = allowed(args)?;
-        let start = start_worker(arguments.clone(), allowed.as_deref(), user);
+        let start = start_worker(allowed.as_deref(), user);
         let recover = folder_for_recovery(args, &socket, out);
-        let options = options(args).group(group?).allow_users(allowed).descriptors(descriptors);
+        let options = options(args).group(group?).allow_users(allowed);
         let options = options.recover(recover.clone());
         let takes_over = args.take_over && is_served(&socket);
         let estate = match takes_over {
@@ -450,99 +412,69 @@ fn printer() -> (impl Fn(&ServeEvent) + Send + 'static, Printer) {
     (log, Printer { events, dropped })
 }
 
-/// Serves the machines of all servers until a signal, each server by a thread of its own.
-fn serve_all(
-    servers: Vec<Listening<'_>>,
-    manager: Option<&ServiceManager>,
-    mut signals: Signals,
-    out: &Output,
-) -> Result<Exit, Failure> {
-    let (mut bells, is_one) = (Vec::new(), servers.len() == 1);
-    for Listening { keeper, args, socket, .. } in &servers {
-        bells.push(Arc::new(Doorbell::new()?));
-        if !keeper.is_listening() {
+impl Listening<'_> {
+    /// Serves VMs until a signal.
+    fn serve(
+        self,
+        manager: Option<&ServiceManager>,
+        mut signals: Signals,
+        out: &Output,
+    ) -> Result<Exit, Failure> {
+        let Self { mut keeper, args, socket, printer: Printer { events, dropped } } = self;
+        let stop = Arc::new(Doorbell::new()?);
+        if keeper.is_listening() {
+            out.event(&Line::now(Happened::Listening {
+                socket: socket.display().to_string(),
+                image: args.image.display().to_string(),
+                metrics: keeper.metrics(),
+                sandbox: keeper.sandbox().clone(),
+            }));
+        } else {
             out.warn(format_args!(
-                "another server listens on {}: this one serves the machines of one that was killed, and ends with the \
+                "another server listens on {}: this one serves the VMs of a server that was killed, and ends with the \
                  last of them",
                 socket.display()
             ));
-            continue;
         }
-        let image = args.image.as_deref().unwrap_or(Path::new("-"));
-        let happened = Happened::Listening {
-            socket: socket.display().to_string(),
-            image: image.display().to_string(),
-            metrics: keeper.metrics(),
-            sandbox: keeper.sandbox().clone(),
-        };
-        out.event(&Line::now(None, happened));
-    }
-    notify(manager, &[NotifyState::Ready, NotifyState::MainPid(std::process::id())]);
-    let all = bells.clone();
-    thread::Builder::new().name("uzone-signals".into()).spawn(move || {
-        for _ in signals.forever() {
-            // The counter of a bell is never full.
-            all.iter().for_each(|bell| drop(bell.ring()));
-        }
-    })?;
-    let served = thread::scope(|scope| {
-        let threads: Vec<_> = servers
-            .into_iter()
-            .zip(&bells)
-            .map(|(server, bell)| scope.spawn(move || server.serve(bell, manager, is_one, out)))
-            .collect();
-        let served = threads.into_iter().map(|thread| match thread.join() {
-            Ok(served) => served,
-            Err(panic) => std::panic::resume_unwind(panic),
-        });
-        served.collect::<Result<Vec<_>, Failure>>()
-    });
-    notify(manager, &[NotifyState::Stopping]);
-    Ok(if served?.iter().all(|served| served.left == 0) { Exit::Ok } else { Exit::Again })
-}
-
-impl Listening<'_> {
-    /// Serves machines until the bell rings.
-    fn serve(
-        self,
-        stop: &Doorbell,
-        manager: Option<&ServiceManager>,
-        is_one: bool,
-        out: &Output,
-    ) -> Result<Served, Failure> {
-        let Self { mut keeper, socket, printer: Printer { events, dropped }, .. } = self;
+        notify(manager, &[NotifyState::Ready, NotifyState::MainPid(std::process::id())]);
+        let bell = stop.clone();
+        thread::Builder::new().name("uzone-signals".into()).spawn(move || {
+            for _ in signals.forever() {
+                // The counter of a bell is never full.
+                let _ = bell.ring();
+            }
+        })?;
         if let Some(manager) = manager {
             keeper.kept_by(manager.try_clone()?);
         }
-        let socket = (!is_one).then(|| socket.display().to_string());
-        let (lines, of) = (*out, socket.clone());
+        let lines = *out;
         let printer = thread::Builder::new().name("uzone-log".into()).spawn(move || {
             for (at, event) in events {
-                lines.event(&Line::at(at, of.as_deref(), Happened::Session(&event)));
+                lines.event(&Line::at(at, Happened::Session(&event)));
             }
         })?;
-        let served = keeper.run(stop)?;
+        let served = keeper.run(&stop)?;
         // The last sender, so that the printer ends.
         drop(keeper);
         let _ = printer.join();
-        let happened = Happened::Stopped {
+        out.event(&Line::now(Happened::Stopped {
             sessions: served.sessions,
             left: served.left,
             worker_deaths: served.deaths,
             dropped_events: dropped.load(Ordering::Relaxed),
-        };
-        out.event(&Line::now(socket.as_deref(), happened));
-        Ok(served)
+        }));
+        notify(manager, &[NotifyState::Stopping]);
+        Ok(if served.left == 0 { Exit::Ok } else { Exit::Again })
     }
 }
 
 /// Returns what starts this program as the process that answers faults, out of the reach of the terminal's
 /// signals.
 fn start_worker(
-    mut arguments: Vec<OsString>,
     allowed: Option<&[u32]>,
     user: Option<User>,
 ) -> impl FnMut(OwnedFd) -> io::Result<Child> + Send + 'static {
+    let mut arguments: Vec<OsString> = env::args_os().skip(1).collect();
     arguments.retain(|argument| {
         argument != "--worker"
             && argument != "--take-over"
@@ -568,17 +500,8 @@ fn work(args: &Args, out: &Output) -> Result<Exit, Failure> {
     let _ = uzone_os::thread::set_name("uzone-worker");
     // A keeper that stops ends this process, and one that does not needs it.
     let signals = Signals::new([SIGINT, SIGTERM])?;
-    let image = args.image.as_deref().unwrap_or(Path::new("-"));
     let allowed = allowed(args)?;
     let options = options(args).allow_users(allowed.clone());
-    if args.check {
-        let disk = args.on_disk.open()?;
-        if is_url(image) {
-            return Ok(if rights::opens_local_files(args) { Exit::Ok } else { Exit::Permission });
-        }
-        Worker::open(image, options.disk_cache(disk), None)?;
-        return Ok(Exit::Ok);
-    }
     // The kernel sends it to a stopped process whose parent dies: this one goes on then, in the place of its keeper.
     signal_hook::flag::register(SIGHUP, Arc::default())?;
     let start = WorkerStart::receive(io::stdin().as_fd().try_clone_to_owned()?)?;
@@ -589,7 +512,7 @@ fn work(args: &Args, out: &Output) -> Result<Exit, Failure> {
         }
         opened => opened?,
     };
-    let mut worker = Worker::open(image, options.clone().disk_cache(disk), Some(start))?;
+    let mut worker = Worker::open(&args.image, options.clone().disk_cache(disk), Some(start))?;
     worker.run()?;
     let Some(estate) = worker.into_estate() else { return Ok(Exit::Ok) };
     out.warn(format_args!(
@@ -600,8 +523,7 @@ fn work(args: &Args, out: &Output) -> Result<Exit, Failure> {
     let (log, printer) = printer();
     let manager = estate.manager();
     // This process is the user's already, and a worker of it is as well.
-    let start = start_worker(env::args_os().skip(1).collect(), allowed.as_deref(), None);
+    let start = start_worker(allowed.as_deref(), None);
     let keeper = Keeper::inherit(estate, &socket, options, log, start)?;
-    let listening = Listening { keeper, args, socket, printer };
-    serve_all(vec![listening], manager.as_ref(), signals, out)
+    Listening { keeper, args, socket, printer }.serve(manager.as_ref(), signals, out)
 }

@@ -34,6 +34,8 @@ fn each_error_names_what_is_wrong_and_what_helps() {
         ),
         (&["serve", &image, "--mode", "rw"], 2, "a mode is octal digits, such as 660".to_owned()),
         (&["serve", &image, "--deadline", "500ms"], 2, "a deadline is seconds alone".to_owned()),
+        (&["serve", &image, "--session-bytes=100"], 2, "at least 1 MiB".to_owned()),
+        (&["serve", &image, "--session-faults=0"], 2, "zero".to_owned()),
         (
             &["inspect", "/dev/null"],
             2,

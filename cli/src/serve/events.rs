@@ -13,9 +13,6 @@ use crate::output::{Report, Style};
 /// `uzone.serve/1`: one line for each thing that happens.
 #[derive(Debug, Serialize)]
 pub(super) struct Line<'a> {
-    /// The socket of the server, where there are several.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    server: Option<&'a str>,
     /// When it happened, as RFC 3339 has it, in milliseconds.
     time: String,
     #[serde(flatten)]
@@ -23,12 +20,12 @@ pub(super) struct Line<'a> {
 }
 
 impl<'a> Line<'a> {
-    pub(super) fn at(at: SystemTime, server: Option<&'a str>, happened: Happened<'a>) -> Self {
-        Self { server, time: humantime::format_rfc3339_millis(at).to_string(), happened }
+    pub(super) fn at(at: SystemTime, happened: Happened<'a>) -> Self {
+        Self { time: humantime::format_rfc3339_millis(at).to_string(), happened }
     }
 
-    pub(super) fn now(server: Option<&'a str>, happened: Happened<'a>) -> Self {
-        Self::at(SystemTime::now(), server, happened)
+    pub(super) fn now(happened: Happened<'a>) -> Self {
+        Self::at(SystemTime::now(), happened)
     }
 }
 
@@ -55,8 +52,7 @@ impl Report for Line<'_> {
     const SCHEMA: &'static str = "uzone.serve/1";
 
     fn text(&self, _style: Style) -> String {
-        let server = self.server.map(|server| format!("{server}: ")).unwrap_or_default();
-        self.happened.text().lines().map(|line| format!("{} {server}{line}\n", self.time)).collect()
+        self.happened.text().lines().map(|line| format!("{} {line}\n", self.time)).collect()
     }
 }
 
