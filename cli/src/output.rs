@@ -211,13 +211,14 @@ impl Output {
         match self.is_taken {
             true if self.is_json || self.verbosity != Verbosity::Quiet => to_stderr(&text),
             true => {}
-            false => to_stdout(&text)?,
+            false => to_stdout(text.as_bytes())?,
         }
         Ok(Exit::Ok)
     }
 
     /// Prints a text that is no result, the same with `--json`.
-    pub(crate) fn text(&self, text: &str) -> Result<(), Failure> {
+    #[expect(clippy::unused_self, reason = "all that is printed goes through it")]
+    pub(crate) fn text(&self, text: &[u8]) -> Result<(), Failure> {
         to_stdout(text)
     }
 
@@ -293,7 +294,7 @@ impl Output {
         if self.is_taken {
             to_stderr(&line);
         } else {
-            let _ = to_stdout(&line);
+            let _ = to_stdout(line.as_bytes());
         }
     }
 
@@ -320,7 +321,7 @@ impl Output {
             let first = plain.lines().next().unwrap_or_default();
             let first = first.strip_prefix("error: ").unwrap_or(first);
             let object = ErrorObject::new(first.to_owned(), Vec::new(), Exit::Usage);
-            let _ = json(&object).map(|text| to_stdout(&text));
+            let _ = json(&object).map(|text| to_stdout(text.as_bytes()));
         }
         Exit::Usage
     }
@@ -330,9 +331,9 @@ fn json(value: &impl Serialize) -> serde_json::Result<String> {
     serde_json::to_string_pretty(value).map(|text| text + "\n")
 }
 
-fn to_stdout(text: &str) -> Result<(), Failure> {
+fn to_stdout(text: &[u8]) -> Result<(), Failure> {
     let mut stdout = io::stdout().lock();
-    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+    match stdout.write_all(text).and_then(|()| stdout.flush()) {
         Err(cause) if cause.kind() != io::ErrorKind::BrokenPipe => {
             Err(Failure::of("cannot write the result to standard output", cause))
         }

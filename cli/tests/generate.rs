@@ -4,21 +4,15 @@ mod common;
 
 use std::process::{Command, Stdio};
 
-use common::{Dir, keeps_to, object, refuses, run, text};
+use common::{Dir, refuses, run, text};
 
 const COMMANDS: [&str; 6] = ["doctor", "demo", "bench", "report", "man", "completions"];
 
 #[test]
 fn each_command_has_a_page_with_its_arguments_and_exit_codes() {
     let dir = Dir::new("man");
-    let object = object(&["man", "--output", &dir.name("man1"), "--json"]);
-    keeps_to("uzone.man-1", &object);
-    let files: Vec<&str> = object["files"]
-        .as_array()
-        .expect("a list")
-        .iter()
-        .map(|file| file.as_str().expect("a name"))
-        .collect();
+    let output = run(&["man", "--output", &dir.name("man1")]);
+    let files: Vec<&str> = text(&output.stdout).lines().collect();
     let page = |name: &str| {
         let path = dir.name(&format!("man1/{name}.1"));
         assert!(files.contains(&path.as_str()), "{path} is not in {files:?}");
@@ -38,7 +32,6 @@ fn each_command_has_a_page_with_its_arguments_and_exit_codes() {
 fn without_a_directory_the_first_page_is_printed() {
     let output = run(&["man"]);
     assert!(text(&output.stdout).contains(".TH uzone 1"));
-    keeps_to("uzone.man-1", &object(&["man", "--json"]));
     // A formatter finds nothing wrong with it, where there is one.
     let Ok(mut formatter) = Command::new("man")
         .args(["--warnings", "-E", "UTF-8", "-l", "-"])
@@ -74,9 +67,6 @@ fn scripts_for_shells_know_every_command_and_are_valid() {
         for command in COMMANDS {
             assert!(script.contains(command), "{shell}: {command}");
         }
-        let object = object(&["completions", shell, "--json"]);
-        keeps_to("uzone.completions-1", &object);
-        assert_eq!(object["script"], script);
         // Where the shell is installed, it reads the script without executing it.
         if matches!(shell, "bash" | "zsh" | "fish") {
             let dir = Dir::new(&format!("completions-{shell}"));
