@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
-# Runs every check of the project, here as in CI: format, Clippy, tests, documentation, packages, loom,
-# Miri, a part under AddressSanitizer, each benchmark once at a small size, every example, DAX in a virtual
-# machine, and the rules for dependencies. What is missing is installed.
+# Runs the checks of the project, here as in CI. A tool that is missing is installed.
 #
-#   ./check.sh            everything but the stage readers, which fetches from another registry
-#   ./check.sh test doc   only these stages
+#   ./check.sh            the checks of every commit: format, Clippy, tests, examples, documentation, packages
+#   ./check.sh long       the longer ones: stress for a minute, loom, Miri, AddressSanitizer, fuzzing, DAX in a virtual
+#                         machine, other readers of images, and the rules for dependencies
+#   ./check.sh test doc   these stages alone
 #
 # REQUIRE_ALL=1 makes a skipped test case a failure.
 # MIRI_TOOLCHAIN names the toolchain that has Miri and sanitizers (default: nightly).
 set -euo pipefail
 cd "$(dirname "$0")"
 
-STAGES=(format clippy test doc package loom miri asan bench examples dax deny)
+STAGES=(format clippy test examples doc package)
+LONG_STAGES=(stress loom miri asan fuzz dax readers deny)
 MIRI_TOOLCHAIN=${MIRI_TOOLCHAIN:-nightly}
 LOGS=$(mktemp -d)
 trap 'rm -rf "$LOGS"' EXIT
@@ -121,11 +122,17 @@ need_strace() {
 stage_test() {
     need_strace
     cargo test --workspace --locked --no-run
-    # --show-output, so that a skip of a passing test is seen. The soak takes a minute, and a machine is stopped for
-    # one.
-    SOAK_SECS=${SOAK_SECS:-60} STOP_SECS=${STOP_SECS:-60} limited 1800 \
-        cargo test --workspace --no-fail-fast --locked -- --show-output
+    # --show-output, so that a skip of a passing test is seen.
+    limited 1800 cargo test --workspace --no-fail-fast --locked -- --show-output
     count_tests test
+}
+
+# The tests that repeat themselves for UZONE_TEST_SECONDS, each for a minute.
+stage_stress() {
+    cargo test --workspace --locked --no-run
+    UZONE_TEST_SECONDS=${UZONE_TEST_SECONDS:-60} limited 1800 \
+        cargo test -p uzone-zone -p uzone-fault -p uzone-server --no-fail-fast --locked --test it -- --show-output stress::
+    count_tests stress
 }
 
 stage_doc() {
@@ -197,30 +204,6 @@ stage_asan() {
     count_tests asan
 }
 
-stage_bench() {
-    cargo build --release --locked
-    ./target/release/uzone demo --size 128M --output "$LOGS" >"$LOGS/bench.demo"
-    ./target/release/uzone bench bind --metadata --max-memory 64M >"$LOGS/bench.metadata"
-    ./target/release/uzone bench --quick --json --report "$LOGS/bench.html" >"$LOGS/bench.json"
-    local part
-    for part in bind-4k pin-2m zero-hint copy-cold-later fault-split snapshot-verify; do
-        # A benchmark that this host cannot run is left out, with its reason.
-        if ! grep -q "\"id\": \"$part" "$LOGS/bench.json"; then
-            say "no row of $part was measured"
-            grep -A 1 '"id": "[a-z]*",' "$LOGS/bench.json" || true
-            return 1
-        fi
-    done
-    local rows nothing
-    rows=$(grep -cE '"median_ns": ?[0-9]+' "$LOGS/bench.json" || true)
-    nothing=$(grep -cE '"median_ns": ?0\b' "$LOGS/bench.json" || true)
-    if [ "$rows" -lt 20 ] || [ "$nothing" -ne 0 ]; then
-        say "the benchmark has $rows rows, of which $nothing measured nothing"
-        return 1
-    fi
-    say "$rows rows measured" >"$LOGS/bench.summary"
-}
-
 # Every example ends well, which is what they check of themselves.
 stage_examples() {
     # Built as the tests are, which need the same: in release, their dependencies take minutes.
@@ -239,7 +222,7 @@ stage_examples() {
         "target/debug/examples/$name" "${arguments[@]}"
         ran=$((ran + 1))
     done
-    cargo run --release --locked -- report "$LOGS/trace.json" -o "$LOGS/trace.html"
+    cargo run --profile test -p uzone-cli --locked -- report "$LOGS/trace.json" -o "$LOGS/trace.html"
     say "$ran examples" >"$LOGS/examples.summary"
 }
 
@@ -256,14 +239,44 @@ stage_dax() {
     count_tests dax
 }
 
-# Images read by other readers of the seekable format, which the Python Package Index has.
+# Images read by other readers of the seekable format: of the Python Package Index, and a Go module.
 stage_readers() {
-    local place=target/readers
+    local place=target/readers go=()
     cargo build -p uzone-cli --profile test --locked
-    [ -x "$place/bin/python" ] || python3 -m venv "$place"
+    [ -x "$place/bin/python" ] || python3 -m venv "$place" || {
+        say "skipped: readers: python3 with the module venv is missing"
+        return 0
+    }
     "$place/bin/pip" install --quiet --disable-pip-version-check 'pyzstd>=0.20,<0.21' 'indexed_zstd>=1.7,<1.8'
-    limited 300 "$place/bin/python" scripts/readers.py target/debug/uzone
+    if command -v go >/dev/null; then
+        (cd scripts/readers && go build -buildvcs=false -o "../../$place/go-reader" .)
+        go=("$place/go-reader")
+    else
+        say "skipped: readers: the Go module; there is no Go"
+    fi
+    limited 300 "$place/bin/python" scripts/readers/readers.py target/debug/uzone "${go[@]}"
     count_tests readers
+}
+
+# The parsers of bytes from outside, each for some seconds. Inputs that were found before are in fuzz/corpus, which
+# stays as it is; an input that fails is left in fuzz/artifacts.
+stage_fuzz() {
+    need_nightly
+    cargo fuzz --version >/dev/null 2>&1 || cargo install cargo-fuzz --debug --locked --version ^0.13 || {
+        say "cannot install cargo-fuzz: run 'cargo install cargo-fuzz --locked'"
+        return 1
+    }
+    local target name ran=0
+    # Its own target folder: fuzz is no member of the workspace.
+    unset CARGO_TARGET_DIR
+    for target in fuzz/targets/*.rs; do
+        name=$(basename "$target" .rs)
+        mkdir -p "$LOGS/corpus-$name"
+        limited 600 cargo "+$MIRI_TOOLCHAIN" fuzz run --fuzz-dir fuzz "$name" "$LOGS/corpus-$name" "fuzz/corpus/$name" -- \
+            -max_total_time="${FUZZ_SECONDS:-10}" -max_len=4096 -malloc_limit_mb=64
+        ran=$((ran + 1))
+    done
+    say "$ran parsers" >"$LOGS/fuzz.summary"
 }
 
 stage_deny() {
@@ -288,8 +301,9 @@ stage_deny() {
 
 command -v cargo >/dev/null || die "cargo is missing: install Rust from https://rustup.rs"
 [ $# -gt 0 ] || set -- "${STAGES[@]}"
+[ "$*" != long ] || set -- "${LONG_STAGES[@]}"
 for name in "$@"; do
-    declare -F "stage_$name" >/dev/null || die "no stage '$name'; there are: ${STAGES[*]} readers"
+    declare -F "stage_$name" >/dev/null || die "no stage '$name'; there are: ${STAGES[*]} ${LONG_STAGES[*]}, and long"
 done
 for name in "$@"; do
     stage "$name"

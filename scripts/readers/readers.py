@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Reads an image by the readers of the seekable format of zstd that the Python Package Index has.
+"""Reads an image by readers of the seekable format of zstd: two of the Python Package Index, and a Go module.
 
-    readers.py UZONE    the program that packs the image
+    readers.py UZONE [GO_READER]    the program that packs the image, and the one that `main.go` makes
 
 Each reader has to know how long the memory is, and to find parts of it at any place. `./check.sh readers` installs
-them and runs this.
+them and runs this. The crate `zeekstd` reads images in `snapshot/tests`.
 """
 
 import random
@@ -44,7 +44,7 @@ def check(name, file, expected):
     print(f"test result: ok. 1 passed: {name}")
 
 
-def main(uzone):
+def main(uzone, go_reader=None):
     with tempfile.TemporaryDirectory() as folder:
         raw, image = Path(folder, "raw"), Path(folder, "image")
         raw.write_bytes(memory())
@@ -52,7 +52,9 @@ def main(uzone):
         with SeekableZstdFile(image) as file:
             check("pyzstd.SeekableZstdFile", file, memory())
         check("indexed_zstd.IndexedZstdFile", IndexedZstdFile(str(image)), memory())
+        if go_reader:
+            subprocess.run([go_reader, image, raw], check=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
