@@ -200,6 +200,7 @@ stage_asan() {
             limited 900 cargo "+$MIRI_TOOLCHAIN" test --target "$target" --locked "$@" -- --show-output
     }
     asan -p uzone-os -p uzone-stream -p uzone-zone -p uzone-fault --lib
+    asan -p uzone-stream --test sanitizer
     asan -p uzone-zone --test altmap --test hold --test pool
     count_tests asan
 }
