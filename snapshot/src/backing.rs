@@ -7,9 +7,9 @@ use std::sync::Arc;
 use uzone_fault::{Backing, BackingError, Window};
 use uzone_pages::ByteLen;
 
-use crate::ahead::Ahead;
-use crate::cache::Ready;
-use crate::frame::Frame;
+use crate::decode_ahead::DecodeAhead;
+use crate::frame_cache::Ready;
+use crate::frame_memory::Frame;
 use crate::image::{Image, StoredPart};
 
 /// The pages of a packed image, decoded when they are touched.
@@ -23,7 +23,7 @@ use crate::image::{Image, StoredPart};
 #[derive(Clone, Debug)]
 pub struct SnapshotBacking {
     image: Arc<Image>,
-    ahead: Arc<Ahead>,
+    ahead: Arc<DecodeAhead>,
 }
 
 /// A fault on a page of zeroes brings those along that are around it in so many bytes.
@@ -42,7 +42,7 @@ impl SnapshotBacking {
     /// Takes an image; several mappings can share it, and then they share decoded frames.
     #[must_use]
     pub fn new(image: Arc<Image>) -> Self {
-        let ahead = Arc::new(Ahead::new(image.clone()));
+        let ahead = Arc::new(DecodeAhead::new(image.clone()));
         Self { image, ahead }
     }
 

@@ -13,16 +13,17 @@ mod verify;
 use std::cell::RefCell;
 use std::fs::File;
 use std::io;
+use std::iter;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::cache::{FrameCache, Ready};
 use crate::codec::Decoder;
-use crate::disk::{CachedImage, DiskCache};
+use crate::disk_cache::{CachedImage, DiskCache};
 use crate::error::SnapshotError;
 use crate::file_source::{self, OpenFiles};
 use crate::format::{Codec, ImageRegion, Index, Record, Root, bit, stored_hash};
-use crate::frame::Frame;
+use crate::frame_cache::{FrameCache, Ready};
+use crate::frame_memory::Frame;
 use crate::source::{RequestOptions, Source};
 
 /// The longest frame that is decoded by a thread that answers faults: others wait meanwhile, for 0.2 ms.
@@ -38,6 +39,7 @@ const RANK_FRAMES: u64 = 512;
 pub const HASHES: &str = ".hashes";
 /// A packed image, or the raw bytes of memory.
 pub struct Image {
+
     source: Box<dyn Source>,
     index: Index,
     root: Root,
@@ -50,10 +52,17 @@ pub struct Image {
     /// Stored frames that were fetched already.
     disk: Option<CachedImage>,
     root_was_required: bool,
-    /// Of raw memory that has no hashes: what tells it from others.
-    raw: Option<String>,
-    /// Where the hashes of raw memory are.
-    hashes: Option<Box<dyn Source>>,
+    kind: Kind,
+}
+
+/// The three kinds of an image.
+enum Kind {
+    /// Compressed frames with an index behind them.
+    Packed,
+    /// Raw memory, and the source that has its hashes.
+    Hashed(Box<dyn Source>),
+    /// Raw memory without hashes, and the identity of its source.
+    Raw(String),
 }
 
 /// What is to be checked when an image is opened, and what it may use.
@@ -244,20 +253,18 @@ impl Image {
         self.source.name()
     }
 
-    /// Returns the names of what the image is read from: of its file, of the hashes beside that, and of its
-    /// parents.
+    /// Returns the names of the sources that the image is read from: its file, the hashes beside that, and the
+    /// sources of its parents.
     #[must_use]
     pub fn sources(&self) -> Vec<String> {
-        let own = [Some(&self.source), self.hashes.as_ref()];
-        let own = own.into_iter().flatten().map(|source| source.name());
+        let own = self.own_sources().map(|source| source.name());
         own.chain(self.parent.iter().flat_map(|parent| parent.sources())).collect()
     }
 
-    /// Returns the files that the image is read from, with their names; those of [`Image::sources`] that are files.
+    /// Returns the files that the image is read from, with their names: the [`Image::sources`] that are files.
     #[must_use]
     pub fn files(&self) -> Vec<(String, &File)> {
-        let own = [Some(&self.source), self.hashes.as_ref()].into_iter().flatten();
-        let own = own.filter_map(|source| Some((source.name(), source.file()?)));
+        let own = self.own_sources().filter_map(|source| Some((source.name(), source.file()?)));
         own.chain(self.parent.iter().flat_map(|parent| parent.files())).collect()
     }
 
@@ -267,7 +274,7 @@ impl Image {
     /// # Errors
     /// The error of the system.
     pub fn is_unchanged(&self) -> io::Result<bool> {
-        match (&self.raw, self.source.file()) {
+        match (self.raw_identity(), self.source.file()) {
             (Some(identity), Some(file)) => Ok(*identity == file_source::identity(file)?),
             _ => Ok(true),
         }
@@ -276,20 +283,30 @@ impl Image {
     /// Returns whether it is the raw bytes of memory, without hashes.
     #[must_use]
     pub fn is_raw(&self) -> bool {
-        self.raw.is_some()
+        self.raw_identity().is_some()
     }
 
-    /// Returns what tells the image from all others: its root hash; of raw memory, which file it is and when
-    /// that was changed, or the URL and the version of the object.
+    /// Returns the identity of the image: its root hash; of raw memory, the file's numbers and the time of its last
+    /// change, or the URL and the version of the object.
     #[must_use]
     pub fn identity(&self) -> String {
-        self.raw.clone().unwrap_or_else(|| self.root.to_string())
+        self.raw_identity().cloned().unwrap_or_else(|| self.root.to_string())
     }
 
     /// Returns the file of raw memory, whose bytes are those of the image.
     #[must_use]
     pub fn raw_file(&self) -> Option<&File> {
-        self.raw.as_ref().and_then(|_| self.source.file())
+    fn own_sources(&self) -> impl Iterator<Item = &dyn Source> {
+        let hashes = if let Kind::Hashed(hashes) = &self.kind { Some(&**hashes) } else { None };
+        iter::once(&*self.source).chain(hashes)
+    }
+
+    /// Returns the identity of raw memory without hashes.
+    fn raw_identity(&self) -> Option<&String> {
+        if let Kind::Raw(identity) = &self.kind { Some(identity) } else { None }
+    }
+
+        self.raw_identity().and_then(|_| self.source.file())
     }
 
     /// Returns the root hash; of raw memory, a hash of its [identity](Image::identity).
@@ -468,7 +485,7 @@ impl Image {
     /// Returns the parts of stored frames that some bytes are in, as far as there are such bytes.
     pub(crate) fn stored_in(&self, range: &Range<u64>) -> impl Iterator<Item = StoredPart<'_>> {
         let (mut at, end) = (range.start, range.end.min(self.byte_len()));
-        let extents = std::iter::from_fn(move || {
+        let extents = iter::from_fn(move || {
             let extent = (at < end).then(|| self.extent(at, end))?;
             at = extent.end;
             Some(extent)
@@ -561,7 +578,7 @@ impl Image {
 
     /// Returns whether stored bytes have their hash. Raw memory has none.
     fn is_right(&self, record: Record, stored: &mut Vec<u8>) -> bool {
-        self.raw.is_some() || stored_hash(stored) == record.hash
+        self.is_raw() || stored_hash(stored) == record.hash
     }
 
     /// Reads the stored bytes of a frame from the disk cache; if it is to be ready, without waiting for a

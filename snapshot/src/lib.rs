@@ -18,34 +18,34 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::too_many_lines))]
 
-mod ahead;
 mod backing;
-mod cache;
 mod codec;
-mod destination;
-mod disk;
+mod decode_ahead;
+mod disk_cache;
+mod each_frame;
 mod error;
 mod file_source;
+mod firecracker_layers;
 mod format;
-mod frame;
+mod frame_cache;
+mod frame_memory;
 mod image;
-mod layers;
 #[cfg(feature = "object-storage")]
 mod object;
 mod order;
-mod share;
+mod output;
 mod source;
 mod unpack;
 mod writer;
 
 pub use backing::SnapshotBacking;
-pub use cache::{CacheCounts, FrameCache};
-pub use disk::DiskCache;
+pub use disk_cache::DiskCache;
 pub use error::SnapshotError;
 pub use file_source::{FileSource, open_source};
+pub use firecracker_layers::Layers;
 pub use format::{Codec, ImageRegion, Root};
+pub use frame_cache::{CacheCounts, FrameCache};
 pub use image::{FrameCounts, HASHES, Image, OpenOptions, PageCounts};
-pub use layers::Layers;
 #[cfg(feature = "object-storage")]
 pub use object::ObjectSource;
 pub use source::{RequestOptions, Source, is_url};

@@ -2,7 +2,7 @@
 //!
 //! A read that waits for the network takes one request for exactly its bytes; if that takes longer than 95
 //! of 100 took before, a second one is sent, and the first answer counts. For a reader in order, larger
-//! requests run ahead ([`ahead`]), and for ranges that are announced; what they bring is read without
+//! requests run ahead ([`requests`]), and for ranges that are announced; what they bring is read without
 //! waiting. The first request brings the last bytes, which an image is opened by, and with them how long
 //! the object is.
 //!
@@ -10,7 +10,7 @@
 //! so it belongs on a thread that may wait. Limits: 64 requests at once for reads that wait, 16 ahead, and
 //! 64 MiB of bytes that were read ahead, for each source.
 
-mod ahead;
+mod requests;
 mod store;
 mod upload;
 
@@ -31,7 +31,7 @@ use tokio::time::{sleep, timeout};
 use uzone_os::lock;
 
 use crate::source::{RequestOptions, Source};
-use ahead::{Ahead, Kept};
+use requests::{Kept, Requests};
 use store::{failed, runtime, wait};
 
 pub(crate) use store::{Place, relative};
@@ -67,7 +67,7 @@ struct Shared {
     /// Of reads that wait, and of the larger requests that run ahead.
     latencies: Mutex<Latencies>,
     latencies_ahead: Mutex<Latencies>,
-    ahead: Mutex<Ahead>,
+    ahead: Mutex<Requests>,
     arrived: Condvar,
     is_over: AtomicBool,
 }
@@ -104,7 +104,7 @@ impl ObjectSource {
         let (meta, tail) = wait(async move { describe(&asked).await })??;
         // A weak tag never matches.
         let version = meta.e_tag.filter(|tag| !tag.starts_with("W/"));
-        let mut ahead = Ahead::new(meta.size);
+        let mut ahead = Requests::new(meta.size);
         ahead.keep_tail(tail);
         Ok(Self {
             shared: Arc::new(Shared {
@@ -207,7 +207,7 @@ impl fmt::Debug for ObjectSource {
 }
 
 impl Shared {
-    fn ahead(&self) -> MutexGuard<'_, Ahead> {
+    fn ahead(&self) -> MutexGuard<'_, Requests> {
         // A thread that panicked left whole entries.
         lock(&self.ahead)
     }

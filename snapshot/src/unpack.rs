@@ -4,10 +4,10 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::destination::Destination;
+use crate::each_frame::each_frame;
 use crate::error::SnapshotError;
 use crate::image::Image;
-use crate::share::share;
+use crate::output::OutputFile;
 use crate::source::Source;
 
 impl Image {
@@ -26,7 +26,7 @@ impl Image {
         threads: usize,
         progress: &(dyn Fn(u64) -> bool + Sync),
     ) -> Result<(), SnapshotError> {
-        let new = Destination::create(path, |group| self.mode_for(group))?;
+        let new = OutputFile::create(path, |group| self.mode_for(group))?;
         match new.file() {
             Some(file) => {
                 let failed = |step| SnapshotError::write(path, step);
@@ -48,7 +48,7 @@ impl Image {
     ) -> Result<(), SnapshotError> {
         let frames = self.byte_len().div_ceil(self.frame_bytes());
         let done = AtomicU64::new(0);
-        share(threads, frames, |raw: &mut Vec<u8>, frame| {
+        each_frame(threads, frames, |raw: &mut Vec<u8>, frame| {
             let start = frame * self.frame_bytes();
             let len = self.frame_bytes().min(self.byte_len() - start);
             let pages = start / self.page_bytes()..(start + len).div_ceil(self.page_bytes());
@@ -70,7 +70,7 @@ impl Image {
     /// Appends all bytes in order.
     fn append_all(
         &self,
-        object: &Destination,
+        object: &OutputFile,
         progress: &(dyn Fn(u64) -> bool + Sync),
     ) -> Result<(), SnapshotError> {
         let most = self.frame_bytes().max(1 << 20);

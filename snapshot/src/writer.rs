@@ -17,7 +17,6 @@ use uzone_os::{lock, share_work};
 use uzone_pages::ByteLen;
 
 use crate::codec::Encoder;
-use crate::destination::Destination;
 use crate::error::SnapshotError;
 use crate::format::{
     self, Codec, ImageRegion, Index, ParentLink, Record, Root, is_zero, set_bit, stored_hash,
@@ -26,6 +25,7 @@ use crate::format::{
 use crate::image::HASHES;
 use crate::image::Image;
 use crate::order::Order;
+use crate::output::OutputFile;
 use crate::source::{self, Address, OWNER_ALONE, Source};
 
 /// How an image is written.
@@ -218,7 +218,7 @@ impl Packer {
             return Err(SnapshotError::Options { why });
         }
         self.check_regions(len.unwrap_or(u64::MAX))?;
-        let file = Destination::of_image(path, mode)?;
+        let file = OutputFile::of_image(path, mode)?;
         if let Some(parent) = parent {
             index.parent = Some(link_to(parent, path, &file)?);
         }
@@ -405,7 +405,7 @@ impl<I: Iterator<Item = u64> + Send> Bytes for InOrder<'_, I> {
 }
 
 /// Returns how the image that is written to `path` names its parent.
-fn link_to(parent: &Image, path: &Path, file: &Destination) -> Result<ParentLink, SnapshotError> {
+fn link_to(parent: &Image, path: &Path, file: &OutputFile) -> Result<ParentLink, SnapshotError> {
     let parent_name = parent.name();
     let name = match (source::address(path), source::address(Path::new(&parent_name))) {
         (Address::File, Address::File) => return link_to_file(parent, file),
@@ -422,7 +422,7 @@ fn link_to(parent: &Image, path: &Path, file: &Destination) -> Result<ParentLink
 
 /// Returns the way from the directory of an image to its parent. Of a stream, no one knows which directory it will
 /// be in: it names its parent from the root on.
-fn link_to_file(parent: &Image, file: &Destination) -> Result<ParentLink, SnapshotError> {
+fn link_to_file(parent: &Image, file: &OutputFile) -> Result<ParentLink, SnapshotError> {
     let absolute =
         |path: &Path, step| fs::canonicalize(path).map_err(SnapshotError::write(path, step));
     let other = absolute(Path::new(&parent.name()), "find the parent")?;
@@ -466,7 +466,7 @@ struct Input<'a> {
 }
 
 struct Output<'a> {
-    file: &'a Destination,
+    file: &'a OutputFile,
     /// Frames whose turn has not come.
     waiting: BTreeMap<u64, Frame>,
     next: u64,
@@ -490,7 +490,7 @@ struct Frame {
 }
 
 impl<'a> Turns<'a> {
-    fn new(from: &'a mut dyn Bytes, file: &'a Destination, index: Index, window: u64) -> Self {
+    fn new(from: &'a mut dyn Bytes, file: &'a OutputFile, index: Index, window: u64) -> Self {
         let output = Output {
             file,
             waiting: BTreeMap::new(),

@@ -5,13 +5,13 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{HASHES, Image, OpenOptions, RANK_FRAMES};
-use crate::cache::FrameCache;
+use super::{HASHES, Image, Kind, OpenOptions, RANK_FRAMES};
 use crate::codec;
-use crate::disk::{CachedImage, DiskCache};
+use crate::disk_cache::{CachedImage, DiskCache};
 use crate::error::SnapshotError;
 use crate::file_source::open_by;
 use crate::format::{self, Codec, FOOTER_LEN, Index, Root, SKIPPABLE_LEN};
+use crate::frame_cache::FrameCache;
 use crate::source::{self, Address, Source};
 
 /// The longest chain of parents.
@@ -133,9 +133,7 @@ impl Image {
             return Err(SnapshotError::BadIndex { name: hashes.name(), why });
         }
         let offsets = index.raw_offsets();
-        let mut image = Self::of(source, found, offsets, &caches.frames);
-        image.hashes = Some(hashes);
-        Ok(image)
+        Ok(Self::of(source, Kind::Hashed(hashes), found, offsets, &caches.frames))
     }
 
     /// Opens an image as [`Image::open`] does, or the raw bytes of memory, which have no hashes: what the
@@ -189,9 +187,8 @@ impl Image {
         let root = Root(*blake3::hash(identity.as_bytes()).as_bytes());
         let index = raw_index(len);
         let found = Found { index, root, root_was_required: false, disk: None };
-        let mut image = Self::of(source, found, Vec::new(), &Caches::of(options).frames);
-        image.raw = Some(identity);
-        Ok(image)
+        let cache = Caches::of(options).frames;
+        Ok(Self::of(source, Kind::Raw(identity), found, Vec::new(), &cache))
     }
 
     /// Returns whether a source ends as a packed image or the hashes of raw memory do.
@@ -230,7 +227,7 @@ impl Image {
     ) -> Result<Self, SnapshotError> {
         let parent = Self::open_parent(&*source, &found.index, caches, depth)?;
         let offsets = found.index.packed_offsets();
-        let mut image = Self::of(source, found, offsets, &caches.frames);
+        let mut image = Self::of(source, Kind::Packed, found, offsets, &caches.frames);
         image.parent = parent;
         Ok(image)
     }
@@ -238,6 +235,7 @@ impl Image {
     /// Makes an image whose stored frames start at `offsets`, without a parent.
     fn of(
         source: Box<dyn Source>,
+        kind: Kind,
         found: Found,
         offsets: Vec<u64>,
         cache: &Arc<FrameCache>,
@@ -261,8 +259,7 @@ impl Image {
             disk,
             index,
             root_was_required,
-            raw: None,
-            hashes: None,
+            kind,
         }
     }
 

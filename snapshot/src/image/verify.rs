@@ -2,10 +2,10 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{Image, READ_BYTES};
+use super::{Image, Kind, READ_BYTES};
+use crate::each_frame::each_frame;
 use crate::error::SnapshotError;
 use crate::format::{self, Record, bit, is_zero, stored_hash};
-use crate::share::share;
 
 /// How much may be read for frames that are verified together: one of 16 MiB, or several with others between.
 const LONGEST_READ: u64 = 17 << 20;
@@ -41,7 +41,7 @@ impl Image {
         let each = if decode { 1 } else { (READ_BYTES / self.frame_bytes()).clamp(1, 64) };
         let each = usize::try_from(each).unwrap_or(1);
         let (parts, done) = (frames.chunks(each), AtomicU64::new(0));
-        share(threads, parts.len() as u64, |room: &mut Room, part| {
+        each_frame(threads, parts.len() as u64, |room: &mut Room, part| {
             let part = usize::try_from(part).unwrap_or(usize::MAX);
             let (start, taken) = (part * each, parts.clone().nth(part).unwrap_or_default());
             let result = if decode {
@@ -139,9 +139,11 @@ impl Image {
             return Err(SnapshotError::NotAnImage { name: self.source.name(), why });
         }
         let bad = |why| SnapshotError::BadIndex { name: self.source.name(), why };
-        let source = self.hashes.as_ref().unwrap_or(&self.source);
-        let (end, start) =
-            (source.byte_len(), if self.hashes.is_some() { 0 } else { self.index.data_len });
+        let (source, start) = match &self.kind {
+            Kind::Hashed(hashes) => (hashes, 0),
+            _ => (&self.source, self.index.data_len),
+        };
+        let end = source.byte_len();
         // The seek table of an older image has no entry for the index.
         for has_entry in [true, false] {
             let tail = self.tail(end.saturating_sub(start), has_entry);

@@ -1,4 +1,4 @@
-//! Where an image or its raw bytes are written: [`Destination`]. A file and an object have their name when they
+//! Where an image or its raw bytes are written: [`OutputFile`]. A file and an object have their name when they
 //! are whole; a stream has each byte at once.
 
 use std::fs::File;
@@ -16,7 +16,7 @@ use crate::object::Upload;
 use crate::source::{self, Address};
 
 /// A file, an object or a stream that is being written. Dropping a file or an object leaves nothing.
-pub(crate) struct Destination {
+pub(crate) struct OutputFile {
     path: PathBuf,
     kind: Kind,
 }
@@ -27,7 +27,7 @@ enum Kind {
     Object(Box<Mutex<Upload>>),
 }
 
-impl Destination {
+impl OutputFile {
     /// Opens what is at `path`, or makes a file with the permissions that `mode` returns for its group.
     pub(crate) fn create(path: &Path, mode: impl Fn(u32) -> u32) -> Result<Self, SnapshotError> {
         let kind = match source::address(path) {

@@ -1,10 +1,10 @@
-//! Which bytes of an object are requested before they are read: [`Ahead`].
+//! Which bytes of an object are requested before they are read: [`Requests`].
 //!
 //! A reader in order is one whose reads follow each other, give or take [`SLACK`]: several threads that
 //! share the work are one reader. Behind its third read, requests run ahead of it, at most four times as far
 //! as what it has read, and to 32 MiB, which is kept full by single requests; not while it leaves out more
 //! than it reads, as reads at random of a small object do that are near each other. What is announced is
-//! requested in any case ([`Ahead::announce`]).
+//! requested in any case ([`Requests::announce`]).
 //! Pure decisions; the caller sends the requests.
 //!
 //! Units: bytes of the object.
@@ -34,7 +34,7 @@ const GAP: u64 = 32 << 10;
 
 /// What was requested ahead, and for whom.
 #[derive(Debug)]
-pub(super) struct Ahead {
+pub(super) struct Requests {
     len: u64,
     /// By where they start. They do not overlap.
     chunks: BTreeMap<u64, Chunk>,
@@ -83,7 +83,7 @@ pub(super) enum Kept {
     No,
 }
 
-impl Ahead {
+impl Requests {
     /// Knows nothing of an object of that length.
     pub(super) fn new(len: u64) -> Self {
         Self {
@@ -98,7 +98,7 @@ impl Ahead {
     }
 
     /// Takes ranges that will be read, in ascending order. Returns what is to be requested, as
-    /// [`Ahead::note`] does. Chunks that were announced long ago are dropped for them.
+    /// [`Requests::note`] does. Chunks that were announced long ago are dropped for them.
     pub(super) fn announce(&mut self, ranges: &[Range<u64>]) -> Vec<Range<u64>> {
         let mut wanted = Vec::new();
         for range in joined(ranges, GAP) {
@@ -129,7 +129,7 @@ impl Ahead {
     }
 
     /// Takes down a read. Returns what is to be requested; each of it has to arrive, or to be given up, by
-    /// [`Ahead::arrive`].
+    /// [`Requests::arrive`].
     pub(super) fn note(&mut self, range: &Range<u64>) -> Vec<Range<u64>> {
         self.reads += 1;
         let is_near = |reader: &Reader| {
@@ -307,7 +307,7 @@ mod tests {
         u8::try_from(at % 251).unwrap()
     }
 
-    fn answer(ahead: &mut Ahead, wanted: &[Range<u64>]) {
+    fn answer(ahead: &mut Requests, wanted: &[Range<u64>]) {
         for range in wanted {
             ahead.arrive(range.start, Some(range.clone().map(byte).collect()));
         }
@@ -315,7 +315,7 @@ mod tests {
 
     #[test]
     fn a_reader_in_order_finds_everything_behind_its_third_read() {
-        let mut ahead = Ahead::new(LEN);
+        let mut ahead = Requests::new(LEN);
         let (mut at, mut requested, mut out) = (5000, 0, vec![0; 20_000]);
         while at + READ <= 20 << 20 {
             let wanted = ahead.note(&(at..at + READ));
@@ -336,7 +336,7 @@ mod tests {
 
     #[test]
     fn the_largest_window_is_kept_full_by_single_requests() {
-        let mut ahead = Ahead::new(LEN);
+        let mut ahead = Requests::new(LEN);
         for at in (0..150 << 20).step_by(1 << 16) {
             let wanted = ahead.note(&(at..at + (1 << 16)));
             answer(&mut ahead, &wanted);
@@ -350,7 +350,7 @@ mod tests {
 
     #[test]
     fn reads_at_random_request_nothing() {
-        let mut ahead = Ahead::new(LEN);
+        let mut ahead = Requests::new(LEN);
         for number in 0..100_u64 {
             let at = number * 37 % 100 * (2 << 20);
             assert!(ahead.note(&(at..at + READ)).is_empty(), "{number}");
@@ -366,7 +366,7 @@ mod tests {
 
     #[test]
     fn what_is_announced_is_requested_once_in_few_parts_and_kept_within_a_limit() {
-        let mut ahead = Ahead::new(LEN);
+        let mut ahead = Requests::new(LEN);
         let ranges: Vec<_> =
             (0..100).map(|number| number * (30 << 10)..number * (30 << 10) + READ).collect();
         let wanted = ahead.announce(&ranges);
@@ -397,7 +397,7 @@ mod tests {
 
     #[test]
     fn readers_that_take_turns_are_both_in_order_and_the_limit_holds() {
-        let mut ahead = Ahead::new(LEN);
+        let mut ahead = Requests::new(LEN);
         let mut at = [0, 50 << 20, 100 << 20, 150 << 20];
         for _ in 0..1000 {
             for at in &mut at {
@@ -414,7 +414,7 @@ mod tests {
 
     #[test]
     fn a_request_that_failed_or_was_forgotten_is_not_waited_for() {
-        let mut ahead = Ahead::new(LEN);
+        let mut ahead = Requests::new(LEN);
         let wanted: Vec<_> =
             (0..4).flat_map(|number| ahead.note(&(number * READ..(number + 1) * READ))).collect();
         let first = wanted[0].clone();
@@ -426,7 +426,7 @@ mod tests {
         assert_eq!(ahead.copy(&inside, &mut [0; 10]), Kept::No);
         ahead.arrive(first.start, Some(vec![0; 10]));
         assert_eq!(ahead.copy(&inside, &mut [0; 10]), Kept::No, "it was given up");
-        let mut ahead = Ahead::new(LEN);
+        let mut ahead = Requests::new(LEN);
         let wanted = ahead.claim(0..100);
         answer(&mut ahead, &wanted);
         assert_eq!(ahead.copy(&(5..15), &mut [0; 10]), Kept::All);

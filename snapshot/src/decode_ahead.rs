@@ -1,7 +1,7 @@
-//! Threads that decode frames before they are wanted: [`Ahead`].
+//! Threads that decode frames before they are wanted: [`DecodeAhead`].
 //!
 //! What a reader in order will want is one range, and the latest replaces what was there: it is a hint, and
-//! no thread waits for it. The threads start when there is a first one, and end with the [`Ahead`].
+//! no thread waits for it. The threads start when there is a first one, and end with the [`DecodeAhead`].
 //!
 //! Lock: one mutex, held for a look at the range; never while a frame is read or decoded.
 
@@ -11,7 +11,7 @@ use std::thread::{Builder, JoinHandle};
 
 use uzone_os::lock;
 
-use crate::cache::Ready;
+use crate::frame_cache::Ready;
 use crate::image::Image;
 
 /// The most threads of one backing: so many decode faster than one thread installs.
@@ -19,7 +19,7 @@ const THREADS: usize = 3;
 
 /// Threads that decode frames of an image.
 #[derive(Debug)]
-pub(crate) struct Ahead {
+pub(crate) struct DecodeAhead {
     shared: Arc<Shared>,
     most: usize,
     threads: OnceLock<Vec<JoinHandle<()>>>,
@@ -39,7 +39,7 @@ struct Wanted {
     is_over: bool,
 }
 
-impl Ahead {
+impl DecodeAhead {
     /// Prepares as many threads as the calling thread has CPUs beside its own; on one CPU they would only be
     /// in the way.
     pub(crate) fn new(image: Arc<Image>) -> Self {
@@ -73,7 +73,7 @@ impl Ahead {
     }
 }
 
-impl Drop for Ahead {
+impl Drop for DecodeAhead {
     fn drop(&mut self) {
         lock(&self.shared.wanted).is_over = true;
         self.shared.changed.notify_all();

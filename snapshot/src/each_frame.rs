@@ -1,4 +1,4 @@
-//! Work on numbered parts, which threads share: [`share`].
+//! Work on numbered parts, which threads share: [`each_frame`].
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -10,7 +10,7 @@ use uzone_os::lock;
 ///
 /// # Errors
 /// The error of the lowest number. After an error, no further number is taken.
-pub(crate) fn share<T: Default, E: Send>(
+pub(crate) fn each_frame<T: Default, E: Send>(
     threads: usize,
     count: u64,
     work: impl Fn(&mut T, u64) -> Result<(), E> + Sync,

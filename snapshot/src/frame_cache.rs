@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use uzone_os::lock;
 
 use crate::format::Root;
-use crate::frame::{Frame, FrameRoom};
+use crate::frame_memory::{Frame, FrameRoom};
 
 /// A stored frame: the root hash of the image that stores it, and its number in that. The root hash covers
 /// the hash of the stored bytes, so images with one root hash have the same bytes in a frame.
