@@ -26,6 +26,8 @@ use crate::frame_cache::{FrameCache, Ready};
 use crate::frame_memory::Frame;
 use crate::source::{RequestOptions, Source};
 
+pub(crate) use open::MAX_DEPTH;
+
 /// The longest frame that is decoded by a thread that answers faults: others wait meanwhile, for 0.2 ms.
 const LONGEST_READY: u64 = 256 << 10;
 /// How much is read at once where nothing is decoded.
@@ -383,6 +385,11 @@ impl Image {
     pub fn page_counts(&self, most: usize) -> Vec<PageCounts> {
         let frames = self.index.frames();
         let each = frames.div_ceil(u64::try_from(most.max(1)).unwrap_or(u64::MAX)).max(1);
+    /// Returns the number of images below this one: its parent, the parent of that, and so on.
+    pub(crate) fn parents(&self) -> usize {
+        iter::successors(self.parent(), |image| image.parent()).count()
+    }
+
         let starts = (0..frames).step_by(usize::try_from(each).unwrap_or(usize::MAX));
         let mut parts: Vec<PageCounts> =
             starts.map(|start| self.page_counts_of(start..frames.min(start + each))).collect();

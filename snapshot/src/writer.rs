@@ -23,7 +23,7 @@ use crate::format::{
 };
 #[cfg(doc)]
 use crate::image::HASHES;
-use crate::image::Image;
+use crate::image::{Image, MAX_DEPTH};
 use crate::order::Order;
 use crate::output::OutputFile;
 use crate::source::{self, Address, OWNER_ALONE, Source};
@@ -247,6 +247,10 @@ impl Packer {
     }
 
     /// Checks the options, as far as they do not depend on the input.
+            if parent.parents() == MAX_DEPTH {
+                let name = path.display().to_string();
+                return Err(SnapshotError::TooDeep { name, max: MAX_DEPTH });
+            }
     ///
     /// # Errors
     /// [`SnapshotError::Options`].

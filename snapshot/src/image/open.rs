@@ -14,8 +14,8 @@ use crate::format::{self, Codec, FOOTER_LEN, Index, Root, SKIPPABLE_LEN};
 use crate::frame_cache::FrameCache;
 use crate::source::{self, Address, Source};
 
-/// The longest chain of parents.
-const MAX_DEPTH: usize = 16;
+/// The largest number of images below another one.
+pub(crate) const MAX_DEPTH: usize = 16;
 /// How a packed image starts: a frame of zstd, or one that is skipped. RFC 8878.
 const ZSTD_FRAME: u32 = 0xfd2f_b528;
 const FIRST_SKIPPABLE: u32 = 0x184d_2a50;
@@ -493,4 +493,35 @@ fn decode(source: &dyn Source, bytes: &[u8]) -> Result<(Index, Root), SnapshotEr
         return Err(bad(source, "a stored frame is longer than its codec makes it"));
     }
     Ok((index, root))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::writer::Packer;
+
+    /// A packer makes no chain that is too long, so the limit is lowered here.
+    #[test]
+    fn an_image_with_more_below_it_than_the_limit_is_refused() {
+        let name = |end: &str| format!("uzone-depth-{}-{end}", std::process::id());
+        let path = |end: &str| std::env::temp_dir().join(name(end));
+        let (base, child) = (path("base"), path("child"));
+        let packer = Packer::default();
+        packer.pack(&mut &[1_u8; 4096][..], &base, None, &|_| true).unwrap();
+        let parent = Image::open(&base, &OpenOptions::default()).unwrap();
+        packer.pack(&mut &[2_u8; 4096][..], &child, Some(&parent), &|_| true).unwrap();
+        let open = |limit| {
+            let options = OpenOptions::default();
+            let caches = Caches::of(&options);
+            let source = open_by(&child, &options.requests, &options.files).unwrap();
+            let found = Found::read(&*source, true, None, &caches).unwrap();
+            Image::open_found(source, found, &caches, limit)
+        };
+        assert_eq!(open(1).unwrap().parents(), 1);
+        let error = open(0).err().expect("one more than the limit");
+        assert!(matches!(error, SnapshotError::TooDeep { .. }), "{error}");
+        for path in [base, child] {
+            std::fs::remove_file(path).unwrap();
+        }
+    }
 }
