@@ -94,6 +94,25 @@ pub enum ServedBy {
 
 /// Private memory that starts as a server's image. Dropping it unmaps it, and ends the session.
 ///
+/// # Examples
+///
+/// With a server started by `uzone serve --socket /run/uzone/model.sock model.uz`:
+///
+/// ```no_run
+/// use std::path::Path;
+/// use uzone_attach::{AttachOptions, AttachedMemory};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let memory = AttachedMemory::attach(Path::new("/run/uzone/model.sock"), &AttachOptions::default())?;
+/// println!("{} of {}", memory.mapping().len(), memory.image());
+///
+/// let mut bytes = [0; 64];
+/// memory.mapping().read_at(1 << 20, &mut bytes)?; // the server sends the page
+/// memory.mapping().write_at(1 << 20, b"stays in this process")?;
+/// # Ok(())
+/// # }
+/// ```
+///
 /// A range that is given back ([`Mapping::discard`]) is zero from then on; that call waits for the server.
 /// Forked processes do not inherit the memory.
 #[derive(Debug)]

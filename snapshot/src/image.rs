@@ -39,9 +39,35 @@ const RANK_FRAMES: u64 = 512;
 ///
 /// [`Packer::hashes_only`]: crate::Packer::hashes_only
 pub const HASHES: &str = ".hashes";
-/// A packed image, or the raw bytes of memory.
-pub struct Image {
 
+/// A packed image, or the raw bytes of memory.
+///
+/// Opening reads the index and checks it. Frames are read when their bytes are needed, compared with their hashes, and
+/// decoded; the [`FrameCache`] keeps the latest. Any number of threads read at once.
+///
+/// # Examples
+///
+/// ```
+/// use uzone_snapshot::{Image, OpenOptions, Packer};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let path = std::env::temp_dir().join(format!("image-example-{}", std::process::id()));
+/// # let memory: Vec<u8> = (0..1 << 20).map(|at| (at / 4096) as u8).collect();
+/// # let packed = Packer::default().pack(&mut &*memory, &path, None, &|_| true)?;
+/// # let expected = packed.root;
+/// // With the root hash from a source that you trust, forgery is found, and without it damage alone.
+/// let image = Image::open(&path, &OpenOptions::default().root(expected))?;
+/// println!("{} bytes, of which {} pages are zero", image.byte_len(), image.zero_pages());
+///
+/// let mut page = [0; 4096];
+/// image.read_at(5 * 4096, &mut page)?; // decodes the frame that has this page
+/// assert_eq!(page, [5; 4096]);
+/// # Ok(std::fs::remove_file(&path)?)
+/// # }
+/// ```
+///
+/// [`SnapshotBacking`](crate::SnapshotBacking) maps an image, so that a page is read when it is first touched.
+pub struct Image {
     source: Box<dyn Source>,
     index: Index,
     root: Root,
@@ -270,6 +296,16 @@ impl Image {
         own.chain(self.parent.iter().flat_map(|parent| parent.files())).collect()
     }
 
+    fn own_sources(&self) -> impl Iterator<Item = &dyn Source> {
+        let hashes = if let Kind::Hashed(hashes) = &self.kind { Some(&**hashes) } else { None };
+        iter::once(&*self.source).chain(hashes)
+    }
+
+    /// Returns the identity of raw memory without hashes.
+    fn raw_identity(&self) -> Option<&String> {
+        if let Kind::Raw(identity) = &self.kind { Some(identity) } else { None }
+    }
+
     /// Returns whether raw memory without hashes is as it was when it was opened, by its length and the time of its last
     /// change. Other images show a change by their hashes.
     ///
@@ -298,16 +334,6 @@ impl Image {
     /// Returns the file of raw memory, whose bytes are those of the image.
     #[must_use]
     pub fn raw_file(&self) -> Option<&File> {
-    fn own_sources(&self) -> impl Iterator<Item = &dyn Source> {
-        let hashes = if let Kind::Hashed(hashes) = &self.kind { Some(&**hashes) } else { None };
-        iter::once(&*self.source).chain(hashes)
-    }
-
-    /// Returns the identity of raw memory without hashes.
-    fn raw_identity(&self) -> Option<&String> {
-        if let Kind::Raw(identity) = &self.kind { Some(identity) } else { None }
-    }
-
         self.raw_identity().and_then(|_| self.source.file())
     }
 
@@ -359,6 +385,11 @@ impl Image {
         self.parent.as_deref()
     }
 
+    /// Returns the number of images below this one: its parent, the parent of that, and so on.
+    pub(crate) fn parents(&self) -> usize {
+        iter::successors(self.parent(), |image| image.parent()).count()
+    }
+
     /// Returns how many pages are zero.
     #[must_use]
     pub fn zero_pages(&self) -> u64 {
@@ -385,11 +416,6 @@ impl Image {
     pub fn page_counts(&self, most: usize) -> Vec<PageCounts> {
         let frames = self.index.frames();
         let each = frames.div_ceil(u64::try_from(most.max(1)).unwrap_or(u64::MAX)).max(1);
-    /// Returns the number of images below this one: its parent, the parent of that, and so on.
-    pub(crate) fn parents(&self) -> usize {
-        iter::successors(self.parent(), |image| image.parent()).count()
-    }
-
         let starts = (0..frames).step_by(usize::try_from(each).unwrap_or(usize::MAX));
         let mut parts: Vec<PageCounts> =
             starts.map(|start| self.page_counts_of(start..frames.min(start + each))).collect();

@@ -28,7 +28,34 @@ use crate::order::Order;
 use crate::output::OutputFile;
 use crate::source::{self, Address, OWNER_ALONE, Source};
 
-/// How an image is written.
+/// The settings of an image to write, and the calls that write it.
+///
+/// Memory is read once and in order. The file has its name when all of it is on the device; a packer that
+/// fails or is cancelled leaves nothing behind.
+///
+/// # Examples
+///
+/// Packs a MiB, and a changed copy of it against the first image, of which only the changed frame is stored:
+///
+/// ```
+/// use uzone_snapshot::{Image, OpenOptions, Packer};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = std::env::temp_dir().join(format!("packer-example-{}", std::process::id()));
+/// # std::fs::create_dir(&folder)?;
+/// let mut memory: Vec<u8> = (0..1 << 20).map(|at| (at / 4096) as u8).collect();
+/// let keep_going = |_done_bytes: u64| true; // progress; `false` cancels
+/// Packer::default().pack(&mut &*memory, &folder.join("base.uz"), None, &keep_going)?;
+///
+/// memory[300_000] ^= 1;
+/// let base = Image::open(folder.join("base.uz"), &OpenOptions::default())?;
+/// Packer::default().pack(&mut &*memory, &folder.join("diff.uz"), Some(&base), &keep_going)?;
+///
+/// let diff = Image::open(folder.join("diff.uz"), &OpenOptions::default())?;
+/// assert_eq!(diff.frame_counts().stored, 1);
+/// # Ok(std::fs::remove_dir_all(&folder)?)
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Packer {
     codec: Codec,
@@ -220,6 +247,10 @@ impl Packer {
         self.check_regions(len.unwrap_or(u64::MAX))?;
         let file = OutputFile::of_image(path, mode)?;
         if let Some(parent) = parent {
+            if parent.parents() == MAX_DEPTH {
+                let name = path.display().to_string();
+                return Err(SnapshotError::TooDeep { name, max: MAX_DEPTH });
+            }
             index.parent = Some(link_to(parent, path, &file)?);
         }
         let is_plain = index.is_plain();
@@ -247,10 +278,6 @@ impl Packer {
     }
 
     /// Checks the options, as far as they do not depend on the input.
-            if parent.parents() == MAX_DEPTH {
-                let name = path.display().to_string();
-                return Err(SnapshotError::TooDeep { name, max: MAX_DEPTH });
-            }
     ///
     /// # Errors
     /// [`SnapshotError::Options`].
