@@ -16,7 +16,7 @@ pub enum AttachError {
     Unreachable {
         /// The socket.
         path: PathBuf,
-        /// What the system answered.
+        /// The error of the system.
         #[source]
         cause: io::Error,
     },
@@ -28,7 +28,7 @@ pub enum AttachError {
         /// Its reason.
         reason: String,
     },
-    /// What answers at the socket is no page server of this version.
+    /// The process at the socket is no page server of this version.
     #[error("what answers at {} is no page server of version {}", path.display(), crate::protocol::VERSION)]
     NotAServer {
         /// The socket.
@@ -52,7 +52,7 @@ pub enum AttachError {
 }
 
 impl AttachError {
-    /// Returns what kind of failure it is.
+    /// Returns the kind of the failure.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {

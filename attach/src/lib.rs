@@ -4,7 +4,7 @@
 //! [`AttachedMemory::attach`] asks a server for its image, maps as much memory, and hands the page faults of
 //! it over. Each page has its bytes when the first access returns. The server can be killed, restarted and
 //! replaced: a thread of this crate attaches to the next one, and an access that needs a page meanwhile
-//! waits. Memory is private: what is written to it stays in this process.
+//! waits. Memory is private: bytes written to it stay in this process.
 //!
 //! With [`AttachOptions::share`], all programs that attach to one server map one memory file of it, and a
 //! page is one page of memory for all of them until one writes to it.

@@ -23,7 +23,7 @@ use crate::wire::Wire;
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// How long to wait before a server is looked for again.
 const RETRY: Duration = Duration::from_millis(20);
-/// What the addresses are a multiple of, so that windows end where page tables do.
+/// The alignment of the memory, so that windows end where page tables do.
 const ALIGN: ByteLen = ByteLen::mib(2);
 
 /// How memory is attached.
@@ -87,7 +87,7 @@ pub enum ServedBy {
     Waiting,
     /// There was no server in time. Pages that are missing are bad.
     Lost {
-        /// What the last attempt failed with.
+        /// The error of the last attempt.
         reason: String,
     },
 }
@@ -160,7 +160,7 @@ impl AttachedMemory {
         self.memory.mapping()
     }
 
-    /// Returns what tells the image from others: the root hash of a packed image.
+    /// Returns the identity of the image: the root hash of a packed image.
     #[must_use]
     pub fn image(&self) -> &str {
         &self.image

@@ -1,11 +1,11 @@
-//! What a program and a page server send each other, on one stream, each a line of JSON.
+//! The messages between a program and a page server, on one stream, each a line of JSON.
 //!
 //! | from | message | descriptors |
 //! |---|---|---|
 //! | the program | [`Request::Attach`] | none |
 //! | the server | [`Reply::Image`] | a memory file, if pages are shared |
 //! | the program | an array of [`Region`], as monitors send it | its userfaultfd, and the log of an earlier server |
-//! | the server | [`Reply::Served`], again after a restart of what answers faults | the log |
+//! | the server | [`Reply::Served`], again after a restart of the worker | the log |
 //!
 //! In place of a reply the server may send [`Reply::Refused`], and closes the stream. The end of the stream
 //! ends the session. The log states which pages the program has given back; a program that attaches to
@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 /// The version of this protocol.
 pub const VERSION: u32 = 1;
 
-/// What a program asks for.
+/// A request of a program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "uzone", rename_all = "snake_case")]
 pub enum Request {
@@ -34,13 +34,13 @@ pub enum Request {
     },
 }
 
-/// What a server answers.
+/// An answer of a server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "uzone", rename_all = "snake_case")]
 pub enum Reply {
     /// The image that it serves.
     Image {
-        /// What tells it from others.
+        /// The identity of the image.
         image: String,
         /// How many bytes it has.
         len_bytes: u64,

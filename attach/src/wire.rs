@@ -60,7 +60,7 @@ impl Wire {
     /// Waits for a reply.
     ///
     /// # Errors
-    /// [`io::ErrorKind::UnexpectedEof`] at the end of the stream, [`io::ErrorKind::InvalidData`] for what is
+    /// [`io::ErrorKind::UnexpectedEof`] at the end of the stream, [`io::ErrorKind::InvalidData`] for bytes that are
     /// no reply, and [`io::ErrorKind::WouldBlock`] if none came in time.
     pub(crate) fn receive(&mut self) -> io::Result<(Reply, Option<OwnedFd>)> {
         loop {

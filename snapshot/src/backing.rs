@@ -76,7 +76,7 @@ impl SnapshotBacking {
         while at < inside {
             let extent = self.image.extent(at, inside);
             let is_last = extent.end == inside;
-            // Whole pages; of the last page of the image, what there is.
+            // Whole pages; the last page of the image may be shorter.
             let end = if is_last { range.end } else { extent.end / page * page };
             if end <= at {
                 at += page;
@@ -145,7 +145,7 @@ impl SnapshotBacking {
     }
 
     /// Returns where the run of pages from `range.start` on ends that can be filled in the same way, and whether
-    /// it is zero. What is not zero ends with its frame.
+    /// it is zero. Other bytes end with their frame.
     fn end_of_run(&self, range: &Range<u64>, page: u64) -> (u64, bool) {
         // A page may have several frames.
         let unit = self.image.frame_bytes().max(page);
@@ -159,7 +159,7 @@ impl SnapshotBacking {
         (at.min(end), first)
     }
 
-    /// Returns whether `len_bytes` bytes from `at` on are zero. What is behind the end of the image is.
+    /// Returns whether `len_bytes` bytes from `at` on are zero. Bytes behind the end of the image are.
     fn is_zero(&self, at: u64, len_bytes: u64) -> bool {
         let page = self.image.page_bytes();
         let end = (at + len_bytes).min(self.image.byte_len());

@@ -9,7 +9,7 @@ use zstd::zstd_safe::CParameter;
 use crate::error::SnapshotError;
 use crate::format::Codec;
 
-/// What a thread needs to compress frames.
+/// The compressor of one thread.
 pub(crate) enum Encoder {
     None,
     Zstd(bulk::Compressor<'static>),
@@ -71,7 +71,7 @@ pub(crate) fn longest_stored(codec: Codec, len: usize) -> io::Result<usize> {
     }
 }
 
-/// What a thread needs to decompress frames.
+/// The decompressor of one thread.
 pub(crate) enum Decoder {
     None,
     Zstd(bulk::Decompressor<'static>),

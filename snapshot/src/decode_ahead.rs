@@ -1,6 +1,6 @@
 //! Threads that decode frames before they are wanted: [`DecodeAhead`].
 //!
-//! What a reader in order will want is one range, and the latest replaces what was there: it is a hint, and
+//! The range that a reader in order will read next is one hint, and the latest hint replaces the one before;
 //! no thread waits for it. The threads start when there is a first one, and end with the [`DecodeAhead`].
 //!
 //! Lock: one mutex, held for a look at the range; never while a frame is read or decoded.

@@ -1,18 +1,18 @@
 //! Stored frames and indexes of images far away, kept in files: [`DiskCache`].
 //!
 //! Each image has a sparse file, named by its root hash, with frames where the image has them. There is no list
-//! of what is in it: every read is compared with the hash of its frame, and what does not match is fetched
+//! of what is in it: every read is compared with the hash of its frame, and bytes that do not match are fetched
 //! anew. So a crash, a full device, a flipped bit or another writer can cost a request and never a wrong byte,
 //! and nothing has to be on the device in any order.
 //!
 //! An index is needed before a root hash is known, so it has a file of its own, named by a key that the caller
-//! makes of what tells the object from all others. The file starts with a hash of the key and the index.
+//! makes of the identity of the object. The file starts with a hash of the key and the index.
 //!
 //! Sharing: any number of processes and hosts. A process that has an image open holds a shared lock of its
 //! file (flock(2)). One that needs room removes the files of the images that were opened the longest time ago,
 //! and locks a file exclusively for that; a file in use stays.
 //!
-//! Others may be able to write to the directory. What is not a regular file there, or is locked for longer than a
+//! Others may be able to write to the directory. A name that is no regular file, or is locked for longer than a
 //! process of ours locks it, costs a warning, and frames are not kept.
 //!
 //! Limit: room is taken in steps of 16 MiB, and each process may be ahead of the others by one for each image.
@@ -37,7 +37,7 @@ use crate::format::Root;
 
 /// How much room is taken at once.
 const STEP: u64 = 16 << 20;
-/// What the name of a file of frames ends with, and that of a file with an index.
+/// The suffixes of a file of frames and of a file with an index.
 const FRAMES: &str = ".frames";
 const INDEX: &str = ".index";
 /// The file that is locked while room is made.
@@ -63,7 +63,7 @@ pub struct DiskCache {
 }
 
 impl DiskCache {
-    /// Keeps at most `limit_bytes` in a directory, which is made if there is none. What goes wrong later is no
+    /// Keeps at most `limit_bytes` in a directory, which is made if there is none. A later failure is no
     /// error: frames are no longer kept then, and a `tracing` event reports it once.
     ///
     /// # Errors
@@ -179,7 +179,7 @@ impl DiskCache {
         Ok(used + bytes <= self.limit_bytes)
     }
 
-    /// Returns how long a lock is waited for: once only, because what holds one for long has no end.
+    /// Returns how long a lock is waited for: once only, because a holder that keeps it for long may keep it for ever.
     fn longest_lock(&self) -> Duration {
         // Relaxed: it is about this call alone.
         if self.has_warned.load(Ordering::Relaxed) { Duration::ZERO } else { LONGEST_LOCK }
@@ -190,7 +190,7 @@ impl DiskCache {
         for _ in 0..OPENINGS {
             let file = self.folder.open_file(name, true)?;
             lock_within(&file, true, self.longest_lock())?;
-            // It was removed between both, and what is written to it would be lost.
+            // It was removed between both, and bytes written to it would be lost.
             if file.metadata()?.nlink() > 0 {
                 return Ok(file);
             }
@@ -220,7 +220,7 @@ fn of_lock(cause: &io::Error) -> io::Error {
     io::Error::new(cause.kind(), format!("the file {LOCK} beside it: {cause}"))
 }
 
-/// Returns how much room some bytes take at most: what a part of a block takes is a block.
+/// Returns how much room some bytes take at most: a part of a block takes a block.
 fn blocks(len_bytes: u64) -> u64 {
     len_bytes.next_multiple_of(8 * BLOCK) + 8 * BLOCK
 }
@@ -247,12 +247,12 @@ struct Room {
 }
 
 impl CachedImage {
-    /// Reads what may be a frame: the caller compares its hash. Returns whether there are as many bytes.
+    /// Reads bytes that may be a frame: the caller compares its hash. Returns whether there are as many bytes.
     pub(crate) fn read(&self, offset: u64, out: &mut [u8]) -> bool {
         self.file.read_exact_at(out, offset).is_ok()
     }
 
-    /// Reads what may be a frame if that takes no device.
+    /// Reads bytes that may be a frame if that takes no device.
     pub(crate) fn read_ready(&self, offset: u64, out: &mut [u8]) -> bool {
         read_cached(&self.file, offset, out).is_ok_and(|read| read == Some(out.len()))
     }

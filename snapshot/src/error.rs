@@ -21,7 +21,7 @@ pub enum SnapshotError {
         offset: u64,
         /// How many they are.
         len_bytes: u64,
-        /// What the system answered.
+        /// The error of the system.
         #[source]
         cause: io::Error,
     },
@@ -30,7 +30,7 @@ pub enum SnapshotError {
     Open {
         /// The name of the source.
         name: String,
-        /// What the system answered.
+        /// The error of the system.
         #[source]
         cause: io::Error,
     },
@@ -39,7 +39,7 @@ pub enum SnapshotError {
     Input {
         /// How many bytes were read before.
         done: u64,
-        /// What the system answered.
+        /// The error of the system.
         #[source]
         cause: io::Error,
     },
@@ -83,7 +83,7 @@ pub enum SnapshotError {
         path: PathBuf,
         /// The step that failed.
         step: &'static str,
-        /// What the system answered.
+        /// The error of the system.
         #[source]
         cause: io::Error,
     },
@@ -92,7 +92,7 @@ pub enum SnapshotError {
     Cut {
         /// The name of the source.
         name: String,
-        /// What was missing.
+        /// The part that is missing.
         why: &'static str,
     },
     /// The source is not an image.
@@ -100,7 +100,7 @@ pub enum SnapshotError {
     NotAnImage {
         /// The name of the source.
         name: String,
-        /// What was missing.
+        /// The part that is missing.
         why: &'static str,
     },
     /// The image has a version that this program does not read.
@@ -116,7 +116,7 @@ pub enum SnapshotError {
     BadIndex {
         /// The name of the source.
         name: String,
-        /// What is wrong.
+        /// The defect.
         why: &'static str,
     },
     /// A frame of an image is damaged.
@@ -130,7 +130,7 @@ pub enum SnapshotError {
         frame: u64,
         /// Where its stored bytes start in the file.
         offset: u64,
-        /// What is wrong.
+        /// The defect.
         why: &'static str,
     },
     /// The image is not the one that was asked for.
@@ -177,7 +177,7 @@ pub enum SnapshotError {
     /// Options that do not go together, or are out of range.
     #[error("{why}")]
     Options {
-        /// What is wrong, and what is possible.
+        /// The defect, and the choices.
         why: &'static str,
     },
     /// The codec did not compress.
@@ -185,7 +185,7 @@ pub enum SnapshotError {
     Codec {
         /// The codec.
         codec: &'static str,
-        /// What it answered.
+        /// The answer of the compressor.
         #[source]
         cause: io::Error,
     },
@@ -194,7 +194,7 @@ pub enum SnapshotError {
     Cancelled,
 }
 
-/// Returns what an output is called.
+/// Returns the name of an output.
 fn shown(path: &Path) -> String {
     if path == Path::new("-") { "standard output".to_owned() } else { path.display().to_string() }
 }
@@ -218,7 +218,7 @@ impl SnapshotError {
         move |cause| Self::Read { name: source.name(), offset, len_bytes: len as u64, cause }
     }
 
-    /// Returns what kind of failure this is.
+    /// Returns the kind of the failure.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {

@@ -13,7 +13,7 @@ use uzone_os::page_cache;
 
 use crate::source::{Address, RequestOptions, Source, address, joined};
 
-/// Files that are open already, by their names: what is opened by them is the same although the names may be other
+/// Files that are open already, by their names. They stay the same although the names may be other
 /// files' by now.
 pub(crate) type OpenFiles = Arc<[(String, File)]>;
 
@@ -54,7 +54,7 @@ pub(crate) fn without_object_storage() -> io::Error {
     io::Error::new(io::ErrorKind::Unsupported, why)
 }
 
-/// Returns what tells the bytes of a file from those of others, and from its own after a change. A program that sets the
+/// Returns the identity of the bytes of a file, which changes with them. A program that sets the
 /// time of the last change hides it.
 pub(crate) fn identity(file: &File) -> io::Result<String> {
     let metadata = file.metadata()?;
@@ -75,7 +75,7 @@ pub struct FileSource {
     path: PathBuf,
     len: u64,
     identity: String,
-    /// What its neighbours are opened by, unless that is empty.
+    /// The files by which its neighbours are opened, unless there are none.
     files: OpenFiles,
 }
 

@@ -3,7 +3,7 @@
 //! Firecracker writes a diff as a sparse file as long as the memory: the pages that were written since the
 //! snapshot before it are data, all others are holes. So each page is that of the last diff which has it, or
 //! that of the memory file. A hole is known from zeroes by lseek(2) alone, which is right only on the file
-//! that Firecracker wrote: see [`uzone_os::file_system::hole_problem`] for what is refused. A copy cannot be
+//! that Firecracker wrote: [`uzone_os::file_system::hole_problem`] finds such a copy. A copy cannot be
 //! known: it may have other holes. An object has none.
 
 use std::fs::File;
@@ -92,7 +92,7 @@ impl Layers {
 
     /// Returns which layer has the byte at `at`, and up to where, at most up to `end`.
     fn layer_at(&self, at: u64, mut end: u64) -> io::Result<(usize, u64)> {
-        // The newest first: what it has hides the others.
+        // The newest first: its data hides the others'.
         for (number, layer) in self.layers.iter().enumerate().rev() {
             let data = layer.data_at(at).map_err(|cause| layer.failed(cause))?;
             if data.start <= at {

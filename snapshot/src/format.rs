@@ -128,7 +128,7 @@ pub(crate) struct ParentLink {
     pub(crate) name: String,
 }
 
-/// What is known of an image without its frames.
+/// The index of an image: all of it but the frames.
 ///
 /// # Invariants
 /// `stored` has a bit for each frame, and as many of them are set as there are `records`; `zero` has a bit
@@ -148,7 +148,7 @@ pub(crate) struct Index {
     pub(crate) stored: Vec<u8>,
     pub(crate) zero: Vec<u8>,
     pub(crate) records: Vec<Record>,
-    /// The pages that are packed first. The maps and the records are those of what is packed.
+    /// The pages that are packed first. The maps and the records are in the packed order.
     pub(crate) order: Order,
     /// The pages that a run touched, in that order.
     pub(crate) working_set: Vec<u64>,
@@ -386,7 +386,7 @@ impl Index {
         Ok((index, root))
     }
 
-    /// Returns an index with what the header has of it, and nothing else.
+    /// Returns an index with the fields of the header, and nothing else.
     fn from_header(header: &[u8]) -> Result<Self, &'static str> {
         if header[..8] != MAGIC {
             return Err("it does not start with the magic number");
@@ -573,7 +573,7 @@ fn skippable(magic: u32, len: u32) -> [u8; 8] {
     header
 }
 
-/// Returns what follows the frames: the index in its frame, and the seek table. `None` if the index is
+/// Returns the bytes behind the frames: the index in its frame, and the seek table. `None` if the index is
 /// longer than a frame can be, which an image of 64 TiB in frames of 64 KiB would be.
 pub(crate) fn tail(index: &Index) -> Option<(Vec<u8>, Root)> {
     let (mut out, root) = index_frame(index)?;
@@ -618,7 +618,7 @@ pub(crate) fn seek_table(index: &Index, index_len: Option<u64>) -> Option<Vec<u8
 /// How long the end of a file is that [`trailer_at`] asks for.
 pub(crate) const FOOTER_LEN: usize = 9;
 const _: () = assert!(FOOTER_LEN as u64 == SEEK_FOOTER_LEN);
-/// How long what [`index_place`] asks for is: the trailer of the index, and the header of the seek table.
+/// The length of the bytes that [`index_place`] takes: the trailer of the index, and the header of the seek table.
 pub(crate) const TRAILER: usize = TRAILER_LEN + 8;
 
 /// Returns where the trailer of the index starts in a file of `file_len` bytes, of which `footer` are the

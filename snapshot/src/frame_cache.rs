@@ -17,7 +17,7 @@ use crate::frame_memory::{Frame, FrameRoom};
 /// the hash of the stored bytes, so images with one root hash have the same bytes in a frame.
 type Key = (Root, u64);
 
-/// What is known of a frame without waiting.
+/// The state of a frame, as it is known without waiting.
 #[derive(Debug)]
 pub(crate) enum Ready {
     /// Its bytes.
@@ -81,7 +81,7 @@ impl FrameCache {
         Arc::new(Self { limit_bytes, state, decoded: Condvar::new(), room })
     }
 
-    /// Returns what it has done so far.
+    /// Returns its counts so far.
     #[must_use]
     pub fn counts(&self) -> CacheCounts {
         lock(&self.state).counts
@@ -175,7 +175,7 @@ impl FrameCache {
         drop(given_up); // its memory has a lock of its own
     }
 
-    /// Returns memory for a frame that is about to be decoded; what is in it has no meaning.
+    /// Returns memory for a frame that is about to be decoded. Its bytes have no meaning.
     pub(crate) fn room(&self, len: usize) -> Frame {
         self.room.take(len)
     }
@@ -187,7 +187,7 @@ impl FrameCache {
 }
 
 impl State {
-    /// Returns what is known of a frame. One that is kept counts as used.
+    /// Returns the state of a frame. A frame that is kept counts as used.
     fn find(&mut self, key: Key) -> Option<Slot> {
         let slot = self.frames.get_mut(&key)?;
         if let Slot::Kept { was_used, .. } = slot {
@@ -240,7 +240,7 @@ struct Attempt<'a> {
 }
 
 impl Attempt<'_> {
-    /// Keeps what came of it.
+    /// Keeps the result.
     fn keep(self, bytes: &Frame) {
         let given_up =
             lock(&self.cache.state).keep(self.key, bytes.clone(), self.cache.limit_bytes);

@@ -74,7 +74,7 @@ pub(crate) struct FrameRoom(Mutex<HashMap<usize, Parts>>);
 #[derive(Debug, Default)]
 struct Parts {
     returned: Vec<Exclusive>,
-    /// What no part was cut from yet.
+    /// The rest, from which no part was cut yet.
     rest: Option<Exclusive>,
 }
 

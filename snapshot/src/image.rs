@@ -1,6 +1,6 @@
 //! A packed image that is open: [`Image`].
 //!
-//! Stored bytes are hashed before they are decoded, and what comes out has its length and, for zstd, its
+//! Stored bytes are hashed before they are decoded, and the decoded bytes are checked by length and, for zstd, its
 //! checksum. A frame that does not match is read once more, and is an error then: never zeroes, never
 //! other bytes.
 //!
@@ -35,7 +35,7 @@ const READ_BYTES: u64 = 1 << 20;
 /// How many frames of a map share a count of those before them.
 const RANK_FRAMES: u64 = 512;
 
-/// What follows the name of raw memory in the name of its hashes ([`Packer::hashes_only`]).
+/// The suffix of the name of raw memory in the name of its hashes ([`Packer::hashes_only`]).
 ///
 /// [`Packer::hashes_only`]: crate::Packer::hashes_only
 pub const HASHES: &str = ".hashes";
@@ -93,7 +93,7 @@ enum Kind {
     Raw(String),
 }
 
-/// What is to be checked when an image is opened, and what it may use.
+/// The checks when an image is opened, and the caches that it may use.
 #[derive(Clone, Debug, Default)]
 pub struct OpenOptions {
     root: Option<Root>,
@@ -623,7 +623,7 @@ impl Image {
         is_read && stored_hash(stored) == record.hash
     }
 
-    /// Reads bytes of the image, decoding what is not in the cache.
+    /// Reads bytes of the image, and decodes frames that are not in the cache.
     ///
     /// # Errors
     /// [`SnapshotError`] if they are not all inside, or a frame cannot be had. Then `out` has no meaning.
@@ -727,7 +727,7 @@ impl std::fmt::Debug for Image {
     }
 }
 
-/// What a thread keeps from one frame to the next.
+/// Buffers of one thread, used again for each frame.
 #[derive(Default)]
 struct Scratch {
     stored: Vec<u8>,

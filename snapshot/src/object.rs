@@ -2,7 +2,7 @@
 //!
 //! A read that waits for the network takes one request for exactly its bytes; if that takes longer than 95
 //! of 100 took before, a second one is sent, and the first answer counts. For a reader in order, larger
-//! requests run ahead ([`requests`]), and for ranges that are announced; what they bring is read without
+//! requests run ahead ([`requests`]), and for ranges that are announced; their bytes are read without
 //! waiting. The first request brings the last bytes, which an image is opened by, and with them how long
 //! the object is.
 //!
@@ -48,7 +48,7 @@ const ATTEMPTS: u32 = 3;
 /// The longest read that is sent twice if it is slow: a larger one is slow for its length.
 const LONGEST_HEDGED: u64 = 1 << 20;
 
-/// How many of the last bytes are requested at first: no more than what is cheaper than another request.
+/// How many of the last bytes are requested at first: fewer than another request costs.
 const TAIL: u64 = 32 << 10;
 
 /// An object of S3, Google Cloud Storage, Azure Blob Storage or a web server as a source.
@@ -85,7 +85,7 @@ impl ObjectSource {
     }
 
     /// Opens the object at `path` of a store that the caller configures: `store` makes it, after this process
-    /// was given what TLS needs. Errors call the object by `name`. How requests are repeated is what the store
+    /// has a provider for TLS. Errors call the object by `name`. How requests are repeated is what the store
     /// was made with; a read ends after the longest time of the default [`RequestOptions`].
     ///
     /// # Errors
@@ -293,7 +293,7 @@ impl Shared {
         Ok(bytes)
     }
 
-    /// Requests a range, again if the answer breaks off or is too short. The store repeats what fails before.
+    /// Requests a range, again if the answer breaks off or is too short. The store repeats a request that fails earlier.
     async fn get(&self, range: &Range<u64>) -> io::Result<Vec<u8>> {
         let mut attempt = 1;
         loop {
@@ -327,7 +327,7 @@ impl Shared {
     }
 }
 
-/// Requests the last bytes of an object, and what is known of it. There are none from a store that answers no
+/// Requests the last bytes of an object, and its metadata. There are no bytes from a store that answers no
 /// such request (Azure), and of an empty object.
 async fn describe(place: &Place) -> io::Result<(ObjectMeta, Vec<u8>)> {
     let mut attempt = 1;
@@ -400,7 +400,7 @@ impl Latencies {
         }
     }
 
-    /// Returns what 95 of 100 requests took at most.
+    /// Returns the longest time of the fastest 95 of 100 requests.
     fn most(&self) -> Option<Duration> {
         if self.latest.len() < Self::ENOUGH {
             return None;

@@ -1,7 +1,7 @@
 //! Pages that are packed together, wherever they are in the image: [`Order`].
 //!
-//! The pages of a list come first, in its order; the others follow in theirs. What is *packed* is the image
-//! in that order, and frames are cut from it. A place in the image becomes a place in what is packed by a
+//! The pages of a list come first, in its order; the others follow in theirs. The *packed image* is the image
+//! in that order, and frames are cut from it. A place in the image becomes a place in the packed image by a
 //! search of the list: 16 bytes of memory for each of its pages.
 
 /// The pages that come first.

@@ -28,7 +28,7 @@ enum Kind {
 }
 
 impl OutputFile {
-    /// Opens what is at `path`, or makes a file with the permissions that `mode` returns for its group.
+    /// Opens the file at `path`, or makes one with the permissions that `mode` returns for its group.
     pub(crate) fn create(path: &Path, mode: impl Fn(u32) -> u32) -> Result<Self, SnapshotError> {
         let kind = match source::address(path) {
             Address::File => OutFile::create(path, mode).map(Kind::File),
@@ -48,7 +48,7 @@ impl OutputFile {
         Ok(Self { path: path.to_owned(), kind })
     }
 
-    /// Opens or makes what an image is written to: it is opened by the end of its file, and on a block device no one
+    /// Opens or makes the file that an image is written to: it is opened by the end of its file, and on a block device no one
     /// knows where that is.
     pub(crate) fn of_image(path: &Path, mode: impl Fn(u32) -> u32) -> Result<Self, SnapshotError> {
         let made = Self::create(path, mode)?;

@@ -14,13 +14,13 @@ pub(crate) const OWNER_ALONE: u32 = 0o600;
 
 /// Bytes that do not change, read from any offset by several threads at once.
 pub trait Source: Send + Sync {
-    /// Returns what errors call it: a path or an address.
+    /// Returns the name of the source in errors: a path or an address.
     fn name(&self) -> String;
 
     /// Returns how many bytes there are.
     fn byte_len(&self) -> u64;
 
-    /// Returns what tells these bytes from all others, those that take their place under the same name too;
+    /// Returns the identity of these bytes. Other bytes that take their place under the same name have another one;
     /// `None` if the source does not know.
     fn identity(&self) -> Option<String> {
         None
@@ -63,8 +63,8 @@ pub trait Source: Send + Sync {
         Ok(false)
     }
 
-    /// Reads bytes as [`Source::read_at`] does, from where they are kept for good and past what is kept of
-    /// them on the way: what was read did not match its hash.
+    /// Reads bytes as [`Source::read_at`] does, from where they are kept for good, past copies of
+    /// them on the way: the bytes that were read did not match their hash.
     ///
     /// # Errors
     /// As for [`Source::read_at`].
@@ -102,18 +102,18 @@ pub(crate) fn joined(ranges: &[Range<u64>], gap: u64) -> Vec<Range<u64>> {
     joined
 }
 
-/// What a path is: of a file, or the URL of an object.
+/// The kind of a path: of a file, or the URL of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Address<'a> {
     File,
-    /// `fragment` is what follows `#`.
+    /// `fragment` follows `#`.
     Url {
         url: &'a str,
         fragment: Option<&'a str>,
     },
 }
 
-/// Returns what a path is. `./s3://bucket` is a file.
+/// Returns the kind of a path. `./s3://bucket` is a file.
 pub(crate) fn address(path: &Path) -> Address<'_> {
     const SCHEMES: [&str; 5] = ["s3://", "gs://", "az://", "http://", "https://"];
     match path.to_str() {
@@ -138,7 +138,7 @@ pub fn is_url(path: &Path) -> bool {
 /// repeated. It fails if there is no answer in time, if the connection breaks off, and if the store answers
 /// that it has failed or is overloaded.
 ///
-/// No time may be zero: what is opened with such options is refused.
+/// No time may be zero: opening with such options fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestOptions {
     pub(crate) timeout: Duration,

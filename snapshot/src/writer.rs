@@ -86,7 +86,7 @@ impl Default for Packer {
     }
 }
 
-/// What was written.
+/// An image that was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Packed {
@@ -161,7 +161,7 @@ impl Packer {
         self
     }
 
-    /// Writes no frames, only what follows them in an image with [`Codec::None`], and with no parent and no
+    /// Writes no frames, only the index and the seek table of an image with [`Codec::None`], and with no parent and no
     /// order: the hashes of raw memory. [`Image::open`] finds them beside a file by the name of that with
     /// [`HASHES`] behind it.
     #[must_use]
@@ -205,7 +205,7 @@ impl Packer {
     /// written, and cancels by returning `false`.
     ///
     /// A new file is for its owner alone, because memory has keys in it. With [`Packer::pack_source`], it is for
-    /// whoever may read the file of the source, as far as the umask allows that.
+    /// users who may read the file of the source, as far as the umask allows that.
     ///
     /// With a parent, frames whose bytes the parent has are not stored; the new image finds it by its path
     /// from the directory of `path`, or by its key in the same store.
@@ -229,7 +229,7 @@ impl Packer {
         self.pack_in(input, path, parent, progress)
     }
 
-    /// Writes what `input` has, which is in this order already.
+    /// Writes the bytes of `input`, which are in this order already.
     fn pack_in(
         &self,
         input: Feed<'_>,
@@ -350,8 +350,8 @@ struct Feed<'a> {
     order: &'a Order,
 }
 
-/// How many listed pages are announced to a source at once, and at most how many bytes: what is between them
-/// comes along, so that two of these fit into what a source keeps.
+/// How many listed pages are announced to a source at once, and at most how many bytes: the bytes between them
+/// come along, so that two of these fit into the memory of a source.
 const ANNOUNCED_PAGES: u64 = 128;
 const ANNOUNCED_BYTES: u64 = 2 << 20;
 
@@ -476,14 +476,14 @@ fn link_to_file(parent: &Image, file: &OutputFile) -> Result<ParentLink, Snapsho
     }
 }
 
-/// What the threads share.
+/// The state that the threads share.
 struct Turns<'a> {
     input: Mutex<Input<'a>>,
     // Never waits for `input` while it is held.
     output: Mutex<Output<'a>>,
     /// Frames were collected, or it is over.
     moved: Condvar,
-    /// What a thread wrote is written, or it is over.
+    /// A thread has written its buffer, or it is over.
     written: Condvar,
     /// How many frames may be between the oldest that is not written and the newest that was read.
     window: u64,
@@ -501,9 +501,9 @@ struct Output<'a> {
     /// Frames whose turn has not come.
     waiting: BTreeMap<u64, Frame>,
     next: u64,
-    /// What is written next, in the order of the file.
+    /// The bytes to write next, in the order of the file.
     buffer: Vec<u8>,
-    /// Whether a thread writes what came before it.
+    /// Whether a thread writes the bytes before it.
     is_writing: bool,
     /// An empty buffer, for when that one is written.
     spare: Vec<u8>,
@@ -547,7 +547,7 @@ impl<'a> Turns<'a> {
         self.written.notify_all();
     }
 
-    /// Writes what is collected if that is enough. The others collect meanwhile, as much again.
+    /// Writes the collected bytes if there are enough. The others collect meanwhile, as much again.
     fn write_full(&self, mut output: MutexGuard<'_, Output<'_>>) -> Result<(), SnapshotError> {
         while output.is_writing && output.buffer.len() >= WRITE_BYTES && output.stop.is_none() {
             output = self.written.wait(output).unwrap_or_else(PoisonError::into_inner);
@@ -590,7 +590,7 @@ impl Drop for StopOnPanic<'_, '_> {
     }
 }
 
-/// One thread: what it keeps from frame to frame.
+/// One thread, with its buffers.
 struct Worker<'a> {
     packer: &'a Packer,
     parent: Option<&'a Image>,
@@ -759,7 +759,7 @@ impl Output<'_> {
         (self.next > first).then_some(self.next)
     }
 
-    /// Writes what follows the frames.
+    /// Writes the index and the seek table.
     fn finish(mut self, read: u64, packer: &Packer) -> Result<Packed, SnapshotError> {
         let regions = &packer.regions;
         if let Some(error) = self.stop.take() {

@@ -14,16 +14,16 @@ use proptest::prelude::*;
 use uzone_pages::ByteLen;
 use uzone_snapshot::{Codec, FrameCache, Image, ImageRegion, OpenOptions, Packer, Root};
 
-/// Counts what is allocated.
+/// Counts allocated bytes.
 #[global_allocator]
 static ALLOCATED: PeakAlloc = PeakAlloc;
 
 /// Makes a file, a copy of it, an index of it, and its tables: so many bytes for each byte of the file, and
-/// so many for what does not depend on it (a page to read into, the root of a hash tree, names).
+/// so many for memory that does not depend on it (a page to read into, the root of a hash tree, names).
 const BYTES_PER_BYTE: usize = 8;
 const BYTES_IN_ANY_CASE: usize = 96 << 10;
 
-/// The tests of this file share what the allocator counts.
+/// The tests of this file share the counts of the allocator.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -43,7 +43,7 @@ fn run(name: &str, target: targets::Target, bytes: &[u8]) -> Result<(), TestCase
 #[test]
 fn every_input_that_is_kept_is_parsed_or_refused() {
     let _alone = alone();
-    // Once before it is counted: what a thread keeps is made then.
+    // Once before it is counted: the buffers of the thread are made then.
     targets::image(&[]);
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus");
     for (name, target) in targets::TARGETS {
@@ -219,7 +219,7 @@ fn samples() -> (Vec<u8>, Vec<(Vec<u8>, Root)>) {
     (raw, images)
 }
 
-/// Returns the index of an image, without its trailer, and what is behind it.
+/// Returns the index of an image, without its trailer, and the bytes behind it.
 fn index_of(file: &[u8]) -> (&[u8], &[u8]) {
     let start = file.windows(8).rposition(|window| window == b"UZONEIMG").unwrap();
     let end = file.windows(8).rposition(|window| window == b"UZONEEND").unwrap() - 8;
@@ -247,7 +247,7 @@ fn a_valid_image_that_is_changed_is_read_as_it_was_or_refused() {
         run("index", targets::index, &index)?;
         changes.iter().for_each(|change| change.apply(&mut seek_table));
         run("seek_table", targets::seek_table, &seek_table)?;
-        // With the root hash that is known, what is read is right.
+        // With the root hash that is known, the bytes are right.
         let options = OpenOptions::default().root(*root).cache(FrameCache::new(0));
         if let Ok(image) = Image::from_source(Box::new(whole), &options) {
             for (number, expected) in raw.chunks(4096).enumerate() {

@@ -1,4 +1,4 @@
-//! Images with 10,000 injected faults: what is read is right, or an error that names the image. Images with a
+//! Images with 10,000 injected faults: the bytes are right, or the error names the image. Images with a
 //! forged index, whose hashes match: no panic, and never the required root hash.
 //!
 //! The seeds are fixed, so a fault has the same number in every run with the same `fastrand`, and a failure prints it. Half of the
@@ -23,10 +23,10 @@ use uzone_snapshot::{Codec, FrameCache, Image, OpenOptions, Packer, Root, Snapsh
 
 const FAULTS: u64 = 10_000;
 const FORGERIES: u64 = 2_000;
-/// What errors call the source of these tests.
+/// The name of the source of these tests, in errors.
 const NAME: &str = "the source of the test";
 const FRAME: usize = 8 << 10;
-/// What precedes the index: the header of its skippable frame.
+/// The bytes before the index: the header of its skippable frame.
 const BEFORE_INDEX: usize = 8;
 
 /// An image as the bytes of its file, and those of its parent.
@@ -91,7 +91,7 @@ enum Conduct {
     CorruptAlways,
 }
 
-/// What happens to an image.
+/// A kind of damage to an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     Flip { bits: usize },
@@ -234,7 +234,7 @@ impl Source for Faulty {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
             Conduct::Flaky(every) if state.reads.is_multiple_of(every) => {
-                // What was read before it failed has no meaning.
+                // Bytes that were read before it failed have no meaning.
                 out.fill(0x5a);
                 let kinds = [
                     io::ErrorKind::TimedOut,
@@ -274,7 +274,7 @@ fn kind(error: &SnapshotError) -> &'static str {
     }
 }
 
-/// Reads each frame, and returns the kinds of the errors; what is read must be `raw`.
+/// Reads each frame, and returns the kinds of the errors; the bytes must be those of `raw`.
 fn read_frames(
     image: &Image,
     raw: &[u8],
@@ -357,7 +357,7 @@ fn read_all(
         Fault::Source(Conduct::CorruptAlways) => {
             assert!(errors.len() > 2 && errors.iter().all(|kind| *kind == "InvalidData"));
         }
-        // An error is not remembered: what fails now and then is read in the end.
+        // An error is not remembered: a read that fails now and then succeeds in the end.
         Fault::Source(Conduct::Flaky(_)) => {
             for frame in 0..frames {
                 let again = || read_frames(image, raw, frame..=frame).is_empty();

@@ -1,4 +1,4 @@
-//! Injected faults of images in object storage with a cache on disk: what is read is right, or an error of a
+//! Injected faults of images in object storage with a cache on disk: the bytes are right, or there is an error of a
 //! known kind that names the URL. The bytes of the object, its index, the cache, and the network fail.
 //!
 //! The seeds are fixed, so a fault has the same number in every run with the same `fastrand`, and a failure prints it. There are 200;
@@ -34,10 +34,10 @@ const FRAME: usize = 8 << 10;
 const URL: &str = "s3://images/image";
 const THREADS: u64 = 8;
 
-/// What fails.
+/// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
-    /// Bits of the stored frames, or of what follows them.
+    /// Bits of the stored frames, or of the bytes behind them.
     Object { is_index: bool, bits: usize },
     /// The object ends there.
     Truncated { len: usize },
@@ -84,7 +84,7 @@ impl Fault {
     }
 }
 
-/// What one thread tries.
+/// The attempts of one thread.
 struct Case {
     server: Server,
     directory: Directory,

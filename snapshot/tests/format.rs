@@ -142,7 +142,7 @@ fn another_major_version_is_refused_by_its_number() {
 }
 
 /// Returns an image of the document whose index `change` has changed, with a root hash and lengths that fit
-/// it: what a forger or another writer makes.
+/// it, as a forger or another writer does.
 fn rewritten(change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     let file = vector("Codec none");
     let (start, end) = (index_at(&file), file.len() - 33);

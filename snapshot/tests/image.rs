@@ -1,4 +1,4 @@
-//! Images are written and read back: the bytes are the same, and what is damaged is an error.
+//! Images are written and read back: the bytes are the same, and damage is an error.
 #![allow(
     clippy::unwrap_used,
     clippy::cast_possible_truncation,

@@ -81,7 +81,7 @@ fn open(server: &Server, key: &str, root: Root) -> Image {
     Image::from_source(source, &OpenOptions::default().root(root)).unwrap()
 }
 
-/// Reads all of an image in order; what is read must be `raw`.
+/// Reads all of an image in order, and compares it with `raw`.
 fn read_in_order(image: &Image, raw: &[u8]) {
     for (number, expected) in raw.chunks(FRAME).enumerate() {
         let mut read = vec![0xaa; expected.len()];
@@ -238,7 +238,7 @@ impl Cache {
     }
 }
 
-/// Packs an image whose index is longer than what is requested at first. Returns its bytes as well.
+/// Packs an image whose index is longer than the first request. Returns its bytes as well.
 fn pack_long(server: &Server, key: &str, change: usize) -> (Packed, Vec<u8>) {
     let mut raw = memory(4000);
     raw[change] ^= 1;
@@ -286,7 +286,7 @@ fn an_index_on_disk_that_is_damaged_or_that_of_another_image_is_fetched_anew() {
         assert!(std::fs::read(&index).unwrap() == whole, "{what}");
         assert_eq!(cache.open(&server, "image", None).1, 1, "{what}");
     };
-    // The working set and what follows the seal are covered too.
+    // The working set and the bytes behind the seal are covered too.
     for at in [0, 31, 32, 100, 160, whole.len() / 2, whole.len() - 1] {
         let mut damaged = whole.clone();
         damaged[at] ^= 16;

@@ -32,7 +32,7 @@ const PART: u64 = 1 << 20;
 /// How much of the end of a source is read first: its footer, and more to tell it from others by.
 const END: u64 = 4 << 10;
 
-/// What an image and its parents share.
+/// Caches that an image and its parents share.
 struct Caches {
     frames: Arc<FrameCache>,
     disk: Option<Arc<DiskCache>>,
@@ -136,8 +136,8 @@ impl Image {
         Ok(Self::of(source, Kind::Hashed(hashes), found, offsets, &caches.frames))
     }
 
-    /// Opens an image as [`Image::open`] does, or the raw bytes of memory, which have no hashes: what the
-    /// source has is what is read. A packed image that lost its end would look like raw bytes, so what starts
+    /// Opens an image as [`Image::open`] does, or the raw bytes of memory, which have no hashes: the bytes of the
+    /// source are the memory then. A packed image that lost its end would look like raw bytes, so a source that starts
     /// as a packed image does, or is not whole pages of 4 KiB, is not taken for raw; nor is anything where a
     /// root hash is required.
     ///
@@ -263,7 +263,7 @@ impl Image {
         }
     }
 
-    /// Opens the parent that an index names, and checks that it has what it must have.
+    /// Opens the parent that an index names, and checks its root hash and length.
     fn open_parent(
         source: &dyn Source,
         index: &Index,
@@ -364,7 +364,7 @@ impl Found {
     }
 }
 
-/// Returns under which key the index of a source far away is kept: by what tells its bytes from all others, or
+/// Returns under which key the index of a source far away is kept: by the identity of its bytes, or
 /// else by the root hash that it must have; and by its end, in case a store calls two objects the same.
 fn key_of(
     source: &dyn Source,
@@ -481,7 +481,7 @@ fn verified_len(
     Ok(if found.as_bytes().starts_with(&expected) { covered + set + 16 } else { covered })
 }
 
-/// Reads an index, and checks what a packer keeps to.
+/// Reads an index, and checks the rules that a packer follows.
 fn decode(source: &dyn Source, bytes: &[u8]) -> Result<(Index, Root), SnapshotError> {
     if let Some(major) = Index::major(bytes).filter(|major| *major != format::MAJOR) {
         return Err(SnapshotError::Version { name: source.name(), major });

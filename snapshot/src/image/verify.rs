@@ -1,4 +1,4 @@
-//! How an image is verified: every stored frame, and what follows them.
+//! How an image is verified: every stored frame, and the index and seek table behind them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,7 +10,7 @@ use crate::format::{self, Record, bit, is_zero, stored_hash};
 /// How much may be read for frames that are verified together: one of 16 MiB, or several with others between.
 const LONGEST_READ: u64 = 17 << 20;
 
-/// What a thread that verifies keeps.
+/// Buffers of one thread that verifies.
 #[derive(Default)]
 struct Room {
     /// Bytes of several stored frames, or of one that is decoded.
@@ -131,7 +131,7 @@ impl Image {
         Err(SnapshotError::BadFrame { name: self.source.name(), frame, offset, why })
     }
 
-    /// Checks that what follows the frames is what a writer makes of this index: the seek table, by which
+    /// Checks that the bytes behind the frames are those that a writer makes of this index: the seek table, by which
     /// other programs find frames, is covered by no hash.
     fn check_tail(&self) -> Result<(), SnapshotError> {
         if self.is_raw() {
@@ -160,7 +160,7 @@ impl Image {
         Err(bad("the index and the seek table do not belong together"))
     }
 
-    /// Returns what the last bytes of the file must be, of which `behind` follow the frames.
+    /// Returns the expected last bytes of the file, of which `behind` follow the frames.
     fn tail(&self, behind: u64, has_entry: bool) -> Option<Vec<u8>> {
         let table = |len: u64| format::seek_table(&self.index, has_entry.then_some(len));
         if self.index.minor == format::MINOR {

@@ -2,8 +2,8 @@
 //!
 //! A reader in order is one whose reads follow each other, give or take [`SLACK`]: several threads that
 //! share the work are one reader. Behind its third read, requests run ahead of it, at most four times as far
-//! as what it has read, and to 32 MiB, which is kept full by single requests; not while it leaves out more
-//! than it reads, as reads at random of a small object do that are near each other. What is announced is
+//! as it has read, and to 32 MiB, which is kept full by single requests; not while it leaves out more
+//! than it reads, as reads at random of a small object do that are near each other. An announced range is
 //! requested in any case ([`Requests::announce`]).
 //! Pure decisions; the caller sends the requests.
 //!
@@ -27,12 +27,12 @@ const TIMES: u64 = 4;
 /// How many readers are known, and how many bytes are kept for all of them.
 const READERS: usize = 8;
 const MOST: u64 = 64 << 20;
-/// How many of these are of chunks that were announced, and how far apart those are at least: what is
-/// between two that are closer costs less than another request.
+/// How many of these are of chunks that were announced, and how far apart those are at least: a shorter gap
+/// costs less than another request.
 const ANNOUNCED: u64 = 16 << 20;
 const GAP: u64 = 32 << 10;
 
-/// What was requested ahead, and for whom.
+/// Requests that run ahead of reads, and the readers that they are for.
 #[derive(Debug)]
 pub(super) struct Requests {
     len: u64,
@@ -41,7 +41,7 @@ pub(super) struct Requests {
     bytes: u64,
     readers: Vec<Reader>,
     reads: u64,
-    /// What was announced, the oldest first, and how many bytes that is.
+    /// Announced ranges, the oldest first, and their bytes.
     announced: VecDeque<Range<u64>>,
     announced_bytes: u64,
 }
@@ -97,7 +97,7 @@ impl Requests {
         }
     }
 
-    /// Takes ranges that will be read, in ascending order. Returns what is to be requested, as
+    /// Takes ranges that will be read, in ascending order. Returns the ranges to request, as
     /// [`Requests::note`] does. Chunks that were announced long ago are dropped for them.
     pub(super) fn announce(&mut self, ranges: &[Range<u64>]) -> Vec<Range<u64>> {
         let mut wanted = Vec::new();
@@ -128,7 +128,7 @@ impl Requests {
         self.arrive(start, Some(tail));
     }
 
-    /// Takes down a read. Returns what is to be requested; each of it has to arrive, or to be given up, by
+    /// Records a read. Returns the ranges to request; each of them has to arrive, or to be given up, by
     /// [`Requests::arrive`].
     pub(super) fn note(&mut self, range: &Range<u64>) -> Vec<Range<u64>> {
         self.reads += 1;
@@ -157,7 +157,7 @@ impl Requests {
             reader.earned = 0;
         }
         if span > SLACK {
-            // What it did longer ago counts less.
+            // Older reads count less.
             reader.start += span / 2;
             reader.read -= reader.read / 2;
         }
@@ -202,7 +202,7 @@ impl Requests {
         self.readers.push(reader);
     }
 
-    /// Makes chunks of what no chunk has of a range, as far as there is room.
+    /// Makes chunks of the parts of a range that no chunk has, as far as there is room.
     fn claim(&mut self, range: Range<u64>) -> Vec<Range<u64>> {
         let (mut at, mut wanted) = (range.start, Vec::new());
         while at < range.end {
@@ -283,7 +283,7 @@ impl Requests {
         }
     }
 
-    /// Drops what is kept of a range.
+    /// Drops the bytes of a range that are kept.
     pub(super) fn forget(&mut self, range: &Range<u64>) {
         self.touching(range).into_iter().for_each(|start| self.drop_chunk(start));
     }

@@ -61,7 +61,7 @@ struct Parts {
 }
 
 impl Parts {
-    /// Reads a URL. Its key is exactly what stands there, without escapes: what a parser of URLs or of keys would
+    /// Reads a URL. Its key is taken exactly, without escapes: the parts that a parser of URLs or of keys would
     /// change or leave out is an error.
     fn of(url: &str) -> io::Result<Self> {
         let is_odd = |char: char| char.is_ascii_control();
@@ -138,7 +138,7 @@ impl Place {
         Self { store, path, url, longest: RequestOptions::default().longest() }
     }
 
-    /// Returns the object that a URL names, in a store with what the environment has for it.
+    /// Returns the object that a URL names, in a store that the environment configures.
     pub(crate) fn of(url: &str, requests: &RequestOptions) -> io::Result<Self> {
         let Parts { parsed, scheme, key: path, .. } = Parts::of(url)?;
         if parsed.password().is_some() || parsed.query().is_some() {
@@ -152,7 +152,7 @@ impl Place {
                 "the timeout of requests, the time of their repetitions and the pauses are more than zero",
             ));
         }
-        // It installs what TLS needs.
+        // It installs the provider for TLS.
         runtime()?;
         let store = store(&scheme, &parsed, requests).map_err(failed)?;
         Ok(Self { store, path, url: url.to_owned(), longest: requests.longest() })
@@ -262,7 +262,7 @@ pub(super) fn runtime() -> io::Result<&'static Runtime> {
     runtime.as_ref().map_err(|kind| (*kind).into())
 }
 
-/// Runs a future on the threads of the network, and waits for what comes of it.
+/// Runs a future on the threads of the network, and waits for its result.
 pub(super) fn wait<T: Send + 'static>(
     future: impl Future<Output = T> + Send + 'static,
 ) -> io::Result<T> {
@@ -274,7 +274,7 @@ pub(super) fn wait<T: Send + 'static>(
     receiver.recv().map_err(|_| io::Error::other("a request has panicked"))
 }
 
-/// Returns the error of a request with what can be done about it.
+/// Returns the error of a request, with the fix.
 pub(super) fn failed(cause: object_store::Error) -> io::Error {
     use object_store::Error;
     let (kind, what, fix) = match &cause {
@@ -312,7 +312,7 @@ pub(super) fn failed(cause: object_store::Error) -> io::Error {
     io::Error::new(kind, RequestError { what, fix, cause })
 }
 
-/// Returns what is wrong, and what helps, where the store has no error of its own for it: known by a part of the text of
+/// Returns the defect and the fix where the store has no error of its own for it: known by a part of the text of
 /// one of its causes.
 fn known_by_text(
     cause: &object_store::Error,

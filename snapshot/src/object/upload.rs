@@ -1,8 +1,8 @@
 //! Writing an object that appears when it is whole: [`Upload`].
 //!
 //! Parts of 8 MiB are sent while the next ones are collected, up to 32 MiB at once; behind 5,000 parts they
-//! become larger, because a store takes 10,000. Dropping an [`Upload`] has the store remove what it got; a
-//! process that is killed cannot, which is what a rule of the bucket for unfinished uploads is for.
+//! become larger, because a store takes 10,000. Dropping an [`Upload`] has the store remove the parts; a
+//! process that is killed cannot: a rule of the bucket for unfinished uploads removes them.
 
 use std::io;
 use std::mem::take;
@@ -108,7 +108,7 @@ impl Upload {
             (upload, result)
         })?;
         if result.is_err() {
-            // What was sent is removed.
+            // The store removes the parts.
             self.upload = Some(upload);
         }
         result.map(drop).map_err(failed)

@@ -1,4 +1,4 @@
-//! What the tests of images share.
+//! Helpers of the tests of images.
 #![allow(dead_code, reason = "each test program uses its part")]
 #![allow(
     clippy::unwrap_used,
@@ -44,7 +44,7 @@ impl Drop for Directory {
     }
 }
 
-/// Prints what was tried if the test fails in its scope.
+/// Prints the attempt if the test fails in its scope.
 pub(crate) struct Named(pub(crate) String);
 
 impl Drop for Named {

@@ -30,7 +30,7 @@ pub(crate) const BUCKET: &str = "images";
 const KEY_ID: &str = "TESTKEY";
 const SECRET: &str = "a secret of the test";
 
-/// What becomes of a request.
+/// The fate of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Act {
     #[default]
@@ -155,7 +155,7 @@ impl Server {
         self.directory.join(BUCKET).join(key)
     }
 
-    /// Returns what is in the bucket, and in unfinished uploads beside it.
+    /// Returns the objects of the bucket, and the unfinished uploads beside it.
     pub(crate) fn files(&self) -> Vec<String> {
         let mut names = Vec::new();
         let mut directories = vec![self.directory.clone()];
@@ -168,7 +168,7 @@ impl Server {
                     let path = entry.path();
                     let name = path.strip_prefix(&self.directory).expect("inside");
                     let name = name.display().to_string();
-                    // What the server itself leaves of a part whose connection was closed.
+                    // The server itself leaves this of a part whose connection was closed.
                     if !name.ends_with(".internal.part") {
                         names.push(name);
                     }

@@ -1,7 +1,7 @@
-//! What is fuzzed: each parser of an image with bytes that may be anything. `fuzz/` calls these functions
+//! The targets of the fuzzer: each parser of an image with bytes that may be anything. `fuzz/` calls these functions
 //! without an end, and `tests/corpus.rs` with the bytes that are kept in `fuzz/corpus`.
 //!
-//! A target panics if what an image answers contradicts itself.
+//! A target panics if an image contradicts itself.
 #![allow(dead_code, reason = "each test program uses its part")]
 
 use uzone_snapshot::{FrameCache, Image, OpenOptions};
@@ -39,7 +39,7 @@ pub(crate) fn index(bytes: &[u8]) -> usize {
     len
 }
 
-/// Takes the bytes for what is behind the index.
+/// Takes the bytes for those behind the index.
 pub(crate) fn seek_table(bytes: &[u8]) -> usize {
     let mut file = Vec::new();
     finish(&mut file, &zeroes(), bytes);
@@ -71,7 +71,7 @@ fn open(file: Vec<u8>) -> Option<Image> {
     );
     let pages = image.byte_len().div_ceil(image.page_bytes());
     assert!(image.zero_pages() <= pages);
-    // What it answers depends on hashes that the fuzzer does not make; it has to answer.
+    // Its answer depends on hashes that the fuzzer does not make; it has to answer.
     let _ = image.verify(1, false, &|_| ());
     let mut out = vec![0xaa; 4096];
     let len = usize::try_from(image.byte_len()).map_or(4096, |len| len.min(4096));
@@ -124,7 +124,7 @@ fn number(bytes: &[u8], at: usize) -> Option<u64> {
     bytes.get(at..)?.first_chunk().copied().map(u64::from_le_bytes)
 }
 
-/// Puts the frame of an index behind a file, and a seek table: an empty one, or what is given.
+/// Puts the frame of an index behind a file, and a seek table: an empty one, or the given bytes.
 fn finish(file: &mut Vec<u8>, payload: &[u8], seek_table: &[u8]) {
     file.extend(0x184d_2a5d_u32.to_le_bytes());
     file.extend((u32::try_from(payload.len()).expect("a short index") + 16).to_le_bytes());
