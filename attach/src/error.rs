@@ -21,7 +21,7 @@ pub enum AttachError {
         cause: io::Error,
     },
     /// The server refuses this program.
-    #[error("the page server at {} refuses: {reason}", path.display())]
+    #[error("the page server at {} refused: {reason}", path.display())]
     Refused {
         /// The socket.
         path: PathBuf,
@@ -29,22 +29,22 @@ pub enum AttachError {
         reason: String,
     },
     /// The process at the socket is no page server of this version.
-    #[error("what answers at {} is no page server of version {}", path.display(), crate::protocol::VERSION)]
+    #[error("the process at {} is not a page server of version {}", path.display(), crate::protocol::VERSION)]
     NotAServer {
         /// The socket.
         path: PathBuf,
     },
     /// Page faults cannot be handed over.
-    #[error("cannot hand page faults over: {0}")]
+    #[error("cannot open a userfaultfd: {0}")]
     Open(#[from] UffdError),
     /// The memory cannot be registered.
-    #[error("cannot hand the page faults of the memory over: {0}")]
+    #[error("cannot register the memory with the userfaultfd: {0}")]
     Register(#[from] Rejected<Mapping, UffdError>),
     /// The memory cannot be mapped.
     #[error("cannot map the memory: {0}")]
     Map(#[from] MapError),
     /// The image is longer than an address space.
-    #[error("the image cannot be mapped: {0}")]
+    #[error("cannot map an image of this length: {0}")]
     Length(#[from] AddrError),
     /// The thread that follows the server was not started, or the memory is not kept from forked processes.
     #[error("cannot follow the server: {0}")]

@@ -277,7 +277,7 @@ fn what_cannot_be_read_or_written_names_the_url_the_operation_and_the_fix() {
     let raw = dir.file("raw", "text ".repeat(5000));
     object(&server, &["pack", &raw, "s3://images/image", "--json"]);
     let other = format!("s3://images/image#root={}", "7".repeat(64));
-    fails(&server, 65, &["verify", &other], "it is another image");
+    fails(&server, 65, &["verify", &other], "root hash mismatch");
     let hash = "s3://images/image#hash=7";
     fails(&server, 2, &["verify", hash], "root= and the 64 hexadecimal digits");
     let to = "http://127.0.0.1:1/image";

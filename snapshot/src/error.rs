@@ -133,12 +133,12 @@ pub enum SnapshotError {
         /// The defect.
         why: &'static str,
     },
-    /// The image is not the one that was asked for.
-    #[error("{name} has the root hash {found}, and {expected} was asked for: it is another image")]
+    /// The image has another root hash than the required one.
+    #[error("root hash mismatch in {name}: expected {expected}, found {found}")]
     OtherRoot {
         /// The name of the source.
         name: String,
-        /// The root hash that was asked for.
+        /// The required root hash.
         expected: Root,
         /// The root hash of the image.
         found: Root,

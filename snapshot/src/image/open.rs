@@ -176,8 +176,8 @@ impl Image {
             return Err(not_packed);
         }
         let Some(identity) = source.identity() else {
-            let why = "it is no packed image, and its store names no version (a strong ETag), so that as raw \
-                       memory it could be replaced while it is read";
+            let why =
+                "the server sends no strong ETag, by which a replaced raw object would be noticed";
             return Err(SnapshotError::NotAnImage { name, why });
         };
         tracing::info!(image = %name, "raw memory has no hashes: neither damage nor forgery is found");
