@@ -72,7 +72,10 @@ pub trait PoolBackend {
 
     /// Lets the lock go until another thread has called [`PoolBackend::sorted`], and takes it again. It may return
     /// sooner.
-    fn wait<'a>(&'a self, state: Self::Locked<'a>) -> Self::Locked<'a>;
+    ///
+    /// # Errors
+    /// What ends the wait of a taker that does not wait for ever.
+    fn wait<'a>(&'a self, state: Self::Locked<'a>) -> Result<Self::Locked<'a>, Self::Failure>;
 
     /// Folios that were in work have been put in sets: tells those that wait for some, and lets the
     /// lock go.
@@ -276,7 +279,7 @@ pub fn hand_out<D: PoolBackend>(backend: &D, folios: usize) -> Result<usize, D::
             }
             state = backend.lock();
         } else if state.in_work > 0 {
-            state = backend.wait(state);
+            state = backend.wait(state)?;
         } else if !has_looked_again && state.sets.len(PINNED) + state.sets.len(BAD) > 0 {
             // They may have been given back, or unpoisoned, meanwhile.
             has_looked_again = true;

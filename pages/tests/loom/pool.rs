@@ -85,8 +85,11 @@ impl PoolBackend for Folios {
         self.state.lock().unwrap()
     }
 
-    fn wait<'a>(&'a self, state: MutexGuard<'a, PoolState>) -> MutexGuard<'a, PoolState> {
-        self.sorted.wait(state).unwrap()
+    fn wait<'a>(
+        &'a self,
+        state: MutexGuard<'a, PoolState>,
+    ) -> Result<MutexGuard<'a, PoolState>, Self::Failure> {
+        Ok(self.sorted.wait(state).unwrap())
     }
 
     fn sorted(&self, state: MutexGuard<'_, PoolState>) {

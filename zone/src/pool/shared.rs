@@ -264,12 +264,12 @@ impl<P: Payload> PoolBackend for Shared<P> {
         Locked(lock(&self.sets))
     }
 
-    fn wait<'a>(&'a self, state: Locked<'a>) -> Locked<'a> {
+    fn wait<'a>(&'a self, state: Locked<'a>) -> Result<Locked<'a>, PoolError> {
         let Locked(mut sets) = state;
         sets.takers += 1;
         sets = self.sorted.wait(sets).unwrap_or_else(PoisonError::into_inner);
         sets.takers -= 1;
-        Locked(sets)
+        Ok(Locked(sets))
     }
 
     fn sorted(&self, state: Locked<'_>) {
