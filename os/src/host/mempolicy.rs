@@ -1,4 +1,5 @@
-//! The NUMA node that the pages of a mapping come from: [`Mapping::prefer_node`], [`Mapping::node_of_most`].
+//! The NUMA nodes that the pages of a mapping come from: [`Mapping::prefer_node`], [`Mapping::interleave`],
+//! [`Mapping::node_of_most`].
 //!
 //! Unsafe: calls of mbind(2) and move_pages(2), which touch no byte, and of getcpu(2).
 //! Source: mbind(2), set_mempolicy(2), move_pages(2), getcpu(2).
@@ -34,9 +35,24 @@ impl Mapping {
     /// The error of mbind(2): there is no such node, the kernel was built without nodes, or a filter of
     /// system calls forbids it, as that of common containers does.
     pub fn prefer_node(&self, node: u32) -> io::Result<()> {
+        self.set_policy(libc::MPOL_PREFERRED, &[node])
+    }
+
+    /// Asks that pages which are not present yet come from these nodes in turn when they are touched
+    /// (`MPOL_INTERLEAVE`).
+    ///
+    /// # Errors
+    /// As [`Mapping::prefer_node`].
+    pub fn interleave(&self, nodes: &[u32]) -> io::Result<()> {
+        self.set_policy(libc::MPOL_INTERLEAVE, nodes)
+    }
+
+    fn set_policy(&self, policy: libc::c_int, of: &[u32]) -> io::Result<()> {
         let mut nodes = [0_u64; WORDS];
-        let word = nodes.get_mut(node as usize / 64).ok_or(io::ErrorKind::InvalidInput)?;
-        *word = 1 << (node % 64);
+        for node in of {
+            let word = nodes.get_mut(*node as usize / 64).ok_or(io::ErrorKind::InvalidInput)?;
+            *word |= 1 << (node % 64);
+        }
         // The kernel reads one bit less than it is given.
         let bits = WORDS * 64 + 1;
         let start = self.addr().get();
@@ -48,7 +64,7 @@ impl Mapping {
                 libc::SYS_mbind,
                 start,
                 self.mapped_len(),
-                libc::MPOL_PREFERRED,
+                policy,
                 nodes.as_ptr(),
                 bits,
                 0_u32,
@@ -145,6 +161,7 @@ mod tests {
         let memory = Mapping::anonymous(ByteLen::mib(1), Anonymous::default()).unwrap();
         assert!(memory.prefer_node(1023).is_err());
         assert!(memory.prefer_node(1 << 20).is_err());
+        assert!(memory.interleave(&[0, 1 << 20]).is_err());
         let nodes = numa::nodes(&SystemRoot::host()).unwrap_or_default();
         let Some(node) = nodes.last() else {
             eprintln!("skipped: a node that exists: this kernel knows none");

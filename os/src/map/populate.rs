@@ -18,7 +18,7 @@ use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::num::NonZeroUsize;
 use std::sync::{PoisonError, RwLock, mpsc};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::mm::Advice;
@@ -69,6 +69,8 @@ pub struct PopulateHow<'a> {
     /// Called by each thread before it begins a chunk, with the length of that. After it returns `false`,
     /// no chunk is begun, and the request counts as cancelled.
     pub may_begin: Option<&'a (dyn Fn(ByteLen) -> bool + Sync)>,
+    /// Called by each thread when a chunk is present: its bytes, and how long the kernel took.
+    pub on_chunk: Option<&'a (dyn Fn(Range<u64>, Duration) + Sync)>,
 }
 
 /// Returns the error for a range that was not made present.
@@ -268,11 +270,15 @@ impl Work<'_> {
             let index = self.next.fetch_add(1, Ordering::Relaxed);
             let base = self.mapping.addr().get();
             let Some(part) = chunk(base, &self.range, self.size, index) else { return };
-            let bytes = part.len() as u64;
-            let populated = self.mapping.populate_chunk(part).map(|()| bytes);
-            if populated.is_err() {
-                self.failed.store(true, Ordering::Relaxed);
+            let bytes = part.start as u64..part.end as u64;
+            let started = Instant::now();
+            let populated = self.mapping.populate_chunk(part);
+            match (&populated, self.how.on_chunk) {
+                (Ok(()), Some(on_chunk)) => on_chunk(bytes.clone(), started.elapsed()),
+                (Ok(()), None) => {}
+                (Err(_), _) => self.failed.store(true, Ordering::Relaxed),
             }
+            let populated = populated.map(|()| bytes.end - bytes.start);
             if send.send(populated).is_err() {
                 return;
             }

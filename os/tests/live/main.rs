@@ -95,7 +95,14 @@ fn whole(len: ByteLen) -> Populated {
 /// Populates by so many threads, anywhere and for as long as it takes.
 fn by(threads: usize) -> PopulateHow<'static> {
     let threads = NonZeroUsize::new(threads).unwrap();
-    PopulateHow { threads, nodes: &[], deadline: None, chunk: None, may_begin: None }
+    PopulateHow {
+        threads,
+        nodes: &[],
+        deadline: None,
+        chunk: None,
+        may_begin: None,
+        on_chunk: None,
+    }
 }
 
 fn file_of(text: &str, field: &str) -> u64 {

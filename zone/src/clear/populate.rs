@@ -16,6 +16,7 @@
 //! Units: bytes from the start of the region. Cost: what the kernel takes to clear the pages; a few
 //! system calls and reads of `/proc` and `/sys` beside that.
 
+mod compaction;
 mod watched;
 
 use std::fmt;
@@ -36,6 +37,7 @@ use crate::error::WriteError;
 use crate::progress::OnProgress;
 use crate::region::Region;
 
+use compaction::Compaction;
 use watched::Watched;
 
 /// How much is asked for first where base pages will not do: a few huge pages of the common size.
@@ -49,6 +51,9 @@ pub enum Huge {
     /// As far as there are any. The report states how far that was.
     #[default]
     Preferred,
+    /// As [`Huge::Preferred`], until the kernel has to move other memory away for them and that takes five times as
+    /// long as base pages do; the rest is in base pages then, and so are the first 2 MiB, by which that is measured.
+    Watched,
     /// Not where that can be had: memory of a hugetlb pool or a DAX device is what it is.
     Never,
 }
@@ -61,8 +66,21 @@ pub struct PopulateOptions {
     node: Option<u32>,
     huge: Huge,
     within: Option<Duration>,
+    spare_percent: u8,
+    chunk: Option<ByteLen>,
+    present: OnPresent,
     progress: OnProgress,
     cancel: Arc<AtomicBool>,
+}
+
+/// The function that is called with each range that is present.
+#[derive(Clone, Default)]
+struct OnPresent(Option<Arc<dyn Fn(Range<u64>) + Send + Sync>>);
+
+impl fmt::Debug for OnPresent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("OnPresent").field(&self.0.is_some()).finish()
+    }
 }
 
 impl PopulateOptions {
@@ -106,6 +124,29 @@ impl PopulateOptions {
         self
     }
 
+    /// Leaves a share of the CPUs alone, in percent, but takes one at least. A number of threads that was set is not
+    /// changed by it.
+    #[must_use]
+    pub fn spare(mut self, percent: u8) -> Self {
+        self.spare_percent = percent.min(100);
+        self
+    }
+
+    /// Sets how much each thread asks for at a time, at most.
+    #[must_use]
+    pub fn chunk(mut self, most: ByteLen) -> Self {
+        self.chunk = Some(most);
+        self
+    }
+
+    /// Takes what is called with each range of bytes that is present, by the thread that has populated it, in any
+    /// order.
+    #[must_use]
+    pub fn on_present(mut self, present: impl Fn(Range<u64>) + Send + Sync + 'static) -> Self {
+        self.present = OnPresent(Some(Arc::new(present)));
+        self
+    }
+
     /// Takes a flag that stops the work once another thread sets it, at most a chunk of each thread
     /// later.
     #[must_use]
@@ -126,6 +167,8 @@ pub struct PopulateReport {
     pub huge: ByteLen,
     /// How many are in base pages.
     pub base: ByteLen,
+    /// Whether base pages were taken because the kernel moved other memory away for huge ones ([`Huge::Watched`]).
+    pub is_compacting: bool,
     /// On how many nodes threads ran; none on a host that has no nodes.
     pub nodes: usize,
     /// How many threads there were at most.
@@ -152,7 +195,7 @@ impl fmt::Display for PopulateReport {
     /// `8 GiB present in 1.2s: 8 GiB in huge pages, 0 B in base pages; 2 threads`, without an end of
     /// line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { huge, base, threads, elapsed, .. } = self;
+        let Self { huge, base, threads, elapsed, is_compacting, .. } = self;
         let Populated { done, of, is_expired } = self.populated;
         write!(f, "{done} present")?;
         if done != of {
@@ -162,7 +205,8 @@ impl fmt::Display for PopulateReport {
         write!(
             f,
             " in {elapsed:.1?}: {huge} in huge pages, {base} in base pages; {threads} threads"
-        )
+        )?;
+        if *is_compacting { f.write_str(" (memory is fragmented)") } else { Ok(()) }
     }
 }
 
@@ -202,11 +246,13 @@ impl Region {
             threads,
             nodes: &nodes,
             deadline: options.within.and_then(|time| started.checked_add(time)),
-            chunk: watched.as_ref().map(|watched| watched.chunk),
+            chunk: watched.as_ref().map(|it| it.chunk).into_iter().chain(options.chunk).min(),
             may_begin: Some(&may_begin),
+            on_chunk: None,
         };
-        let progress = |done, total| options.progress.call(done, total);
-        let populated = mapping.populate_with(range.clone(), how, progress, &options.cancel)?;
+        let watches = options.huge == Huge::Watched && !wanted.is_zero();
+        let (populated, is_compacting) =
+            self.populate_noting(&root, range.clone(), watches, how, options)?;
         let Populated { done, of, is_expired } = populated;
         if done != of
             && !is_expired
@@ -227,7 +273,48 @@ impl Region {
         };
         let base = ByteLen::new(done.get() - huge.get());
         let (nodes, threads) = (nodes.len(), threads.get());
-        Ok(PopulateReport { populated, huge, base, nodes, threads, elapsed })
+        Ok(PopulateReport { populated, huge, base, is_compacting, nodes, threads, elapsed })
+    }
+
+    /// Populates a range, and tells the caller of the options of each chunk and of how far it is. If it `watches` huge
+    /// pages, it begins with base pages. Returns whether huge pages were left then.
+    fn populate_noting(
+        &self,
+        root: &SystemRoot,
+        mut range: Range<u64>,
+        watches: bool,
+        how: PopulateHow<'_>,
+        options: &PopulateOptions,
+    ) -> Result<(Populated, bool), MappingError> {
+        let present = |part: Range<u64>| {
+            if let OnPresent(Some(present)) = &options.present {
+                present(part);
+            }
+        };
+        let (mut compaction, mut before) = (None, 0);
+        if watches {
+            let (measured, first) = Compaction::measure(self.memory(), root, range.clone())?;
+            (range.start, before) = (first.end, first.end - first.start);
+            present(first);
+            compaction = Some(measured);
+        }
+        let with_first = |bytes: ByteLen| ByteLen::new(bytes.get() + before);
+        let on_chunk = |part: Range<u64>, took| {
+            if let Some(compaction) = &compaction {
+                compaction.note(&part, took);
+            }
+            present(part);
+        };
+        let how = PopulateHow { on_chunk: Some(&on_chunk), ..how };
+        let progress = |done, of| options.progress.call(with_first(done), with_first(of));
+        let populated = if range.is_empty() {
+            Populated { done: ByteLen::ZERO, of: ByteLen::ZERO, is_expired: false }
+        } else {
+            self.memory().populate_with(range, how, progress, &options.cancel)?
+        };
+        let Populated { done, of, is_expired } = populated;
+        let populated = Populated { done: with_first(done), of: with_first(of), is_expired };
+        Ok((populated, compaction.is_some_and(|it| it.is_compacting())))
     }
 
     /// Gives the pages of a range back to the kernel, after which its bytes read as zero, for other processes
@@ -243,6 +330,14 @@ impl Region {
     /// [`Mapping::page_size`]: uzone_os::Mapping::page_size
     pub fn punch(&self, range: Range<u64>) -> Result<(), MappingError> {
         self.memory().punch(range)
+    }
+
+    /// Refuses a region that cannot be populated for lack of memory.
+    ///
+    /// # Errors
+    /// [`WriteError`] names what there is not enough of, with numbers.
+    pub fn check_populate(&self) -> Result<(), WriteError> {
+        self.check_memory(&SystemRoot::host(), self.len()).map(drop)
     }
 
     /// Refuses what there is not the memory for. Returns what there is, where that is to be looked up
@@ -299,7 +394,7 @@ impl Region {
                 mapping.advise_no_huge()?;
                 Ok(ByteLen::ZERO)
             }
-            (Huge::Never | Huge::Preferred, None) => Ok(ByteLen::ZERO),
+            (Huge::Never | Huge::Preferred | Huge::Watched, None) => Ok(ByteLen::ZERO),
             (Huge::Required, None) => {
                 Err(none("this kernel has no transparent huge pages; use a hugetlb pool"))
             }
@@ -316,7 +411,7 @@ impl Region {
                     "files are mapped as their file system has them; use memory without a file",
                 ))
             }
-            (Huge::Required | Huge::Preferred, Some(thp)) => {
+            (Huge::Required | Huge::Preferred | Huge::Watched, Some(thp)) => {
                 if is_anonymous || *self.backing() == Backing::Memfd {
                     mapping.advise_huge()?;
                 }
@@ -367,7 +462,7 @@ impl Region {
         };
         let threads = match options.threads_per_node {
             Some(threads) => threads.get().saturating_mul(nodes.len().max(1)),
-            None => cpus,
+            None => cpus - cpus * usize::from(options.spare_percent) / 100,
         };
         Ok((nodes, NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN)))
     }
