@@ -30,6 +30,7 @@
 //!
 //! | file | mechanism |
 //! |---|---|
+//! | `driver` | [`Driver`]: the driver of an accelerator, loaded at run time, to register memory with |
 //! | `live` | [`LiveOwner`]: a value that guards keep in place, counted once |
 //! | `libpmem` | clearing and copying by libpmem, for benchmarks |
 #![cfg_attr(not(test), warn(clippy::too_many_lines))]
@@ -39,6 +40,7 @@ compile_error!("uzone-os is the Linux layer of uzone: it has no port to another 
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("uzone-os maps regions larger than a 32-bit address space");
 
+mod driver;
 mod host;
 mod ipc;
 mod libpmem;
@@ -49,6 +51,7 @@ pub mod sigbus;
 mod sync;
 pub mod uffd;
 
+pub use driver::{Context, Driver, DriverError, Vendor, lock_memory};
 pub use host::exit::at_exit;
 pub use host::file_writes::check_file;
 pub use host::root::{SysError, SystemRoot};

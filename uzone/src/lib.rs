@@ -12,6 +12,7 @@
 //! | describe its pages | [`Zone::bind`], [`BindOptions`], [`Pagemap`] |
 //! | hold pages while a device or a thread uses them | [`Pagemap::pin`](PagemapView::pin), [`Zone::pin`], [`Pinned`] |
 //! | hand out cleared memory | [`Pool`], [`Pooled`] |
+//! | keep host memory for accelerators, registered with their driver | [`hostpool::HostPool`] |
 //! | map a file, a memory file or a function lazily | [`lazy::Engine`] |
 //! | have memory filled by a page server | [`attach::AttachedMemory`] |
 //! | survive memory errors | [`sigbus`], [`Pagemap::poison`](PagemapView::poison) |
@@ -56,6 +57,16 @@ pub mod lazy {
     pub use uzone_os::uffd::{EventLog, FaultKind, KernelFaults, LoggedEvents, Remote};
     #[doc(inline)]
     pub use uzone_pages::{Advice, FaultAround};
+}
+
+/// Host memory for accelerators: a pool that fills and registers itself behind its first user.
+pub mod hostpool {
+    #[doc(inline)]
+    pub use uzone_hostpool::{
+        Block, Budget, Context, DriverError, HostPool, HostPoolError, HostPoolOptions,
+        HostPoolReport, HostPoolStats, Pages, Pause, Place, Register, RegisterError, Registration,
+        Vendor, Zeroing, leaked,
+    };
 }
 
 /// Images of memory: packed, verified, and mapped lazily.

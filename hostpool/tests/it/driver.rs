@@ -1,0 +1,176 @@
+//! Pools that are registered with a driver of our own, which checks its calls.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use uzone_hostpool::{
+    Budget, HostPool, HostPoolError, HostPoolOptions, Pages, Registration, Vendor, leaked,
+};
+use uzone_pages::ByteLen;
+
+const LONG: Duration = Duration::from_secs(60);
+const MIB: u64 = 1 << 20;
+
+/// The stub driver, built for one test, with its orders.
+struct Stub {
+    library: PathBuf,
+}
+
+impl Stub {
+    fn new(name: &str, orders: &str) -> Self {
+        let folder = std::env::temp_dir().join(format!("uzone-stub-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let library = folder.join(format!("{name}.so"));
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/stub_driver.c");
+        let mut cc = Command::new("cc");
+        cc.args(["-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o"]);
+        assert!(cc.arg(&library).arg(source).arg("-lpthread").status().unwrap().success());
+        let stub = Self { library };
+        fs::write(stub.beside("orders"), orders).unwrap();
+        stub
+    }
+
+    fn beside(&self, end: &str) -> PathBuf {
+        PathBuf::from(format!("{}.{end}", self.library.display()))
+    }
+
+    fn options(&self) -> HostPoolOptions {
+        let library = Registration::Library(Vendor::Cuda, self.library.clone());
+        HostPoolOptions::default().register(library).pages(Pages::Small)
+    }
+
+    /// The calls so far: the name, where it starts from `base` on, its length, and the code that was returned.
+    fn calls(&self, base: usize) -> Vec<(String, u64, u64, i32)> {
+        let log = fs::read_to_string(self.beside("log")).unwrap();
+        assert!(!log.contains("WRONG"), "{log}");
+        let call = |line: &str| {
+            let words: Vec<&str> = line.split(' ').collect();
+            let hex = |word: &str| u64::from_str_radix(word, 16).unwrap();
+            let start = hex(words[1]) - base as u64;
+            (words[0].to_owned(), start, hex(words[2]), words[3].parse().unwrap())
+        };
+        log.lines().map(call).collect()
+    }
+}
+
+#[test]
+fn all_of_a_pool_is_registered_once_in_order_on_block_borders_and_unregistered() {
+    let stub = Stub::new("whole", "context");
+    let options = stub.options().block(ByteLen::mib(3)).piece(ByteLen::mib(16));
+    let pool = HostPool::open(ByteLen::mib(100), options).unwrap();
+    assert_eq!((pool.blocks(), pool.len()), (33, ByteLen::mib(99)));
+    assert_eq!(pool.wait_ready(ByteLen::tib(1), LONG).unwrap(), pool.len());
+    let base = pool.addr().get();
+    let calls = stub.calls(base);
+    let mut at = 0;
+    for (call, start, len, code) in &calls {
+        assert!(call == "register" && *start == at && *code == 0, "{calls:?}");
+        assert!(len % (3 * MIB) == 0 && *len <= 16 * MIB, "{calls:?}");
+        at += len;
+    }
+    assert_eq!(at, 99 * MIB);
+    let report = pool.report();
+    assert_eq!((report.pieces, report.ready), (calls.len(), pool.len()));
+    assert!(report.registered_by == "CUDA" && report.all_ready >= report.first_ready);
+    drop(pool);
+    let calls = stub.calls(base);
+    let unregistered: u64 =
+        calls.iter().filter(|call| call.0 == "unregister").map(|call| call.2).sum();
+    assert_eq!(unregistered, 99 * MIB);
+}
+
+#[test]
+fn a_thread_without_a_context_gets_an_error_that_names_the_fix_and_no_context() {
+    let stub = Stub::new("bare", "");
+    let error = HostPool::open(ByteLen::mib(8), stub.options()).unwrap_err();
+    assert!(matches!(error, HostPoolError::Driver(_)), "{error}");
+    assert!(error.to_string().contains("torch.cuda.init()"), "{error}");
+    let missing = Registration::Library(Vendor::Hip, "/nowhere/libamdhip64.so".into());
+    let options = HostPoolOptions::default().register(missing);
+    let error = HostPool::open(ByteLen::mib(8), options).unwrap_err().to_string();
+    assert!(error.contains("UZONE_HIP_LIBRARY"), "{error}");
+}
+
+#[test]
+fn blocks_that_were_registered_before_a_failure_stay_usable() {
+    let stub = Stub::new("half", "context fail_at 3");
+    let pool = HostPool::open(ByteLen::mib(64), stub.options()).unwrap();
+    let blocks: Vec<_> = (0..3).map(|_| pool.take(LONG).unwrap()).collect();
+    let error = pool.take(LONG).unwrap_err();
+    assert!(matches!(error, HostPoolError::Register { .. }), "{error}");
+    assert!(error.to_string().contains("CUDA_ERROR_OUT_OF_MEMORY"), "{error}");
+    assert!(pool.wait_ready(pool.len(), LONG).is_err());
+    assert_eq!(pool.ready(), ByteLen::mib(6));
+    assert!(pool.report().notes.iter().any(|note| note.contains("cannot register")));
+    drop(blocks);
+    assert!(pool.take(LONG).is_ok());
+}
+
+#[test]
+fn all_or_nothing_hands_out_no_block_and_leaves_nothing_registered() {
+    let stub = Stub::new("nothing", "context fail_at 4");
+    let options = stub.options().all_or_nothing();
+    let pool = HostPool::open(ByteLen::mib(64), options.clone()).unwrap();
+    let base = pool.addr().get();
+    assert!(matches!(pool.take(LONG), Err(HostPoolError::Register { .. })));
+    drop(pool);
+    let calls = stub.calls(base);
+    let count = |name: &str, code| calls.iter().filter(|it| it.0 == name && it.3 == code).count();
+    assert_eq!((count("register", 0), count("register", 2), count("unregister", 0)), (3, 1, 3));
+    // The next one has all.
+    let pool = HostPool::open(ByteLen::mib(64), options.budget(Budget::Eager)).unwrap();
+    assert_eq!(pool.ready(), pool.len());
+}
+
+#[test]
+fn an_eager_pool_that_cannot_be_registered_is_not_opened() {
+    let stub = Stub::new("eager", "context fail_at 2");
+    let options = stub.options().budget(Budget::Eager);
+    let error = HostPool::open(ByteLen::mib(64), options).unwrap_err();
+    assert!(matches!(error, HostPoolError::Register { .. }), "{error}");
+}
+
+#[test]
+fn a_context_that_was_destroyed_is_an_error_with_its_name() {
+    let stub = Stub::new("destroyed", "context destroyed");
+    let pool = HostPool::open(ByteLen::mib(8), stub.options()).unwrap();
+    let error = pool.take(LONG).unwrap_err().to_string();
+    assert!(error.contains("CUDA_ERROR_CONTEXT_IS_DESTROYED"), "{error}");
+}
+
+#[test]
+fn memory_that_cannot_be_unregistered_stays_mapped_and_is_counted() {
+    let stub = Stub::new("stuck", "context fail_unregister 2");
+    let pool = HostPool::open(ByteLen::mib(14), stub.options().budget(Budget::Eager)).unwrap();
+    let (base, before) = (pool.addr().get(), leaked());
+    drop(pool);
+    assert!(leaked() > before);
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    let is_mapped = maps.lines().any(|line| {
+        let (start, rest) = line.split_once('-').unwrap();
+        let end = rest.split(' ').next().unwrap();
+        let hex = |text| usize::from_str_radix(text, 16).unwrap();
+        hex(start) <= base && base < hex(end)
+    });
+    assert!(is_mapped);
+}
+
+#[test]
+fn on_demand_each_block_is_registered_by_its_first_taker_alone() {
+    let stub = Stub::new("demand", "context");
+    let options = stub.options().budget(Budget::OnDemand);
+    let pool = HostPool::open(ByteLen::gib(64), options).unwrap();
+    assert_eq!(pool.ready(), ByteLen::ZERO);
+    let base = pool.addr().get();
+    let (one, run) = (pool.take(LONG).unwrap(), pool.take_run(3, LONG).unwrap());
+    assert_eq!(pool.ready(), ByteLen::mib(8));
+    drop(one);
+    drop(pool.take(LONG).unwrap());
+    let lens: Vec<_> = stub.calls(base).into_iter().map(|call| (call.1, call.2)).collect();
+    let two = 2 * MIB;
+    assert_eq!(lens, [(0, two), (two, two), (2 * two, two), (3 * two, two)]);
+    assert!(matches!(pool.wait_ready(pool.len(), LONG), Err(HostPoolError::NotReady { .. })));
+    drop(run);
+}

@@ -1,0 +1,5 @@
+//! The tests of the package, as one program.
+#![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
+
+mod driver;
+mod pool;
