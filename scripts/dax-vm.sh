@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the tests that need DAX in a virtual machine with three emulated NVDIMMs: one becomes a DAX device,
-# one carries ext4 on a DAX mount, and one becomes a DAX device with pages of 1 GiB. `bench bind` describes each,
+# one carries ext4 on a DAX mount, and one becomes a DAX device with pages of 1 GiB. `uzone-bench bind` describes each,
 # the first by all alignments that it can have. Then the machine is killed while a test writes files, and a second boot
 # finds what has lasted. Nothing of this host's memory or disks is touched.
 #
@@ -84,6 +84,7 @@ for test in os:live zone:regions zone:altmap zone:persist fault:live; do
     programs[${test/:/-}]=$(built "${test%:*}" "${test#*:}") || die "no program of $test was built"
 done
 programs[uzone]=$(built cli uzone | grep '/debug/uzone$') || die "no program of cli:uzone was built"
+programs[uzone-bench]=$(built bench uzone-bench | grep '/debug/uzone-bench$') || die "no program of bench:uzone-bench was built"
 
 say "making the initial file system"
 root="$WORK/root"
@@ -170,7 +171,7 @@ run rm /mnt/fault-live
 run /tests/uzone doctor
 # To measure which stores are fastest takes longer here than the benchmark.
 export UZONE_STORE_POLICY=fill=avx2,zero=avx2,copy=avx2
-described() { run /tests/uzone bench bind --quick --table bind-dax --dax "\$1"; }
+described() { run /tests/uzone-bench bind --quick --table bind-dax --dax "\$1"; }
 run dd if=/dev/zero of=/mnt/described bs=1M count=64
 described /mnt/described
 run rm /mnt/described

@@ -28,7 +28,7 @@ use std::time::Instant;
 
 use indicatif::HumanCount;
 use serde::Serialize;
-use uzone_bench::machine;
+use uzone_harness::machine;
 use uzone_os::probe;
 use uzone_os::signals::Held;
 use uzone_pages::ByteLen;

@@ -10,7 +10,7 @@ use std::iter;
 use std::process::{ExitCode, ExitStatus};
 
 use serde::Serialize;
-use uzone_bench::BenchError;
+use uzone_harness::BenchError;
 use uzone_os::{MapError, MappingError, SysError};
 use uzone_pages::{AddrError, ErrorKind};
 use uzone_report::ReportError;
@@ -22,7 +22,7 @@ use uzone_zone::BindError;
 /// How the command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Exit {
+pub enum Exit {
     /// All is well.
     Ok = 0,
     /// The command did its work, and what it checked is not as it should be.
@@ -64,25 +64,25 @@ const MEANINGS: [(Exit, &str); 11] = [
 
 impl Exit {
     /// Returns how another process of this program ended, if it was by itself.
-    pub(crate) fn of_process(status: ExitStatus) -> Option<Self> {
+    pub fn of_process(status: ExitStatus) -> Option<Self> {
         let mut all = Self::all();
         all.find(|exit| Some(i32::from(exit.code())) == status.code())
     }
 
     /// Returns every one, in ascending order.
-    pub(crate) fn all() -> impl Iterator<Item = Self> {
+    pub fn all() -> impl Iterator<Item = Self> {
         MEANINGS.into_iter().map(|(exit, _)| exit)
     }
 
     /// Returns the number that the shell sees.
-    pub(crate) const fn code(self) -> u8 {
+    pub const fn code(self) -> u8 {
         // A fieldless enum of u8: the discriminant is the code.
         self as u8
     }
 
     /// Returns the code for an error: that of the first in its chain of causes that has a code of its own, or else
     /// of the first that has a kind.
-    pub(crate) fn of(error: &(dyn Error + 'static)) -> Self {
+    pub fn of(error: &(dyn Error + 'static)) -> Self {
         let of_kind = || chain(error).find_map(of_link);
         chain(error).find_map(by_itself).or_else(of_kind).unwrap_or(Self::Os)
     }
@@ -95,7 +95,7 @@ impl From<Exit> for ExitCode {
 }
 
 /// Returns what stands at the end of a command's help: an example, and the codes it may exit with.
-pub(crate) fn help(example: &str, codes: &[u8]) -> String {
+pub fn help(example: &str, codes: &[u8]) -> String {
     let exits = MEANINGS.iter().map(|(exit, meaning)| (exit.code(), meaning));
     let exits = exits.filter(|(code, _)| codes.contains(code));
     let exits = exits.map(|(code, meaning)| format!("\n  {code:>2}  {meaning}"));
@@ -180,14 +180,14 @@ fn of_io(error: &io::Error) -> Exit {
 /// Any error becomes one by `?`, with the code that [`Exit::of`] finds for it. It is no error
 /// itself: it is what `main` prints and exits with.
 #[derive(Debug)]
-pub(crate) struct Failure {
+pub struct Failure {
     exit: Exit,
     error: Box<dyn Error + Send + Sync>,
 }
 
 /// `uzone.error/1`: a failure as an object.
 #[derive(Debug, Serialize)]
-pub(crate) struct ErrorObject {
+pub struct ErrorObject {
     schema: &'static str,
     error: String,
     causes: Vec<String>,
@@ -195,7 +195,8 @@ pub(crate) struct ErrorObject {
 }
 
 impl ErrorObject {
-    pub(crate) fn new(error: String, causes: Vec<String>, exit: Exit) -> Self {
+    /// Takes a message, its causes and the exit code.
+    pub fn new(error: String, causes: Vec<String>, exit: Exit) -> Self {
         Self { schema: "uzone.error/1", error, causes, exit_code: exit.code() }
     }
 }
@@ -211,27 +212,27 @@ struct Caused {
 
 impl Failure {
     /// Takes an error of the command itself, which knows the code: what is wrong, and what helps.
-    pub(crate) fn new(exit: Exit, text: impl Into<String>) -> Self {
+    pub fn new(exit: Exit, text: impl Into<String>) -> Self {
         Self { exit, error: text.into().into() }
     }
 
     /// Takes arguments that cannot be followed.
-    pub(crate) fn usage(text: impl Into<String>) -> Self {
+    pub fn usage(text: impl Into<String>) -> Self {
         Self::new(Exit::Usage, text)
     }
 
     /// Takes an error of the command itself that has a cause, which determines the code.
-    pub(crate) fn of(text: impl Into<String>, cause: impl Error + Send + Sync + 'static) -> Self {
+    pub fn of(text: impl Into<String>, cause: impl Error + Send + Sync + 'static) -> Self {
         Self::from(Caused { text: text.into(), cause: Box::new(cause) })
     }
 
     /// The same, which knows the code.
-    pub(crate) fn with(self, exit: Exit) -> Self {
+    pub fn with(self, exit: Exit) -> Self {
         Self { exit, ..self }
     }
 
     /// Returns the code to exit with.
-    pub(crate) fn exit(&self) -> Exit {
+    pub fn exit(&self) -> Exit {
         self.exit
     }
 
@@ -250,7 +251,7 @@ impl Failure {
 
     /// Returns the failure as `error: ...`, and a line `  caused by: ...` for each cause that adds to
     /// the line above it.
-    pub(crate) fn text(&self) -> String {
+    pub fn text(&self) -> String {
         let mut text = format!("error: {}\n", visible(&self.error.to_string()));
         for cause in self.causes() {
             let _ = writeln!(text, "  caused by: {}", visible(&cause));
@@ -259,7 +260,7 @@ impl Failure {
     }
 
     /// Returns the failure as an object.
-    pub(crate) fn object(&self) -> ErrorObject {
+    pub fn object(&self) -> ErrorObject {
         ErrorObject::new(self.error.to_string(), self.causes().collect(), self.exit)
     }
 }
@@ -272,7 +273,7 @@ impl<E: Error + Send + Sync + 'static> From<E> for Failure {
 
 /// Returns a text for a terminal: a name in it may have characters that move the cursor, colour what follows or hide
 /// it. Lines of the text stay lines.
-pub(crate) fn visible(text: &str) -> String {
+pub fn visible(text: &str) -> String {
     let mut out = String::new();
     for char in text.chars() {
         // Marks that turn the direction of writing are no control characters.

@@ -16,7 +16,7 @@ use crate::output::Output;
 #[derive(Debug, clap::Args)]
 #[command(after_help = exit::help("uzone man | man -l -", &MAN_EXITS))]
 pub(crate) struct ManArgs {
-    /// Write uzone.1, uzone-bench.1 and so on into this directory, which is made if it is not there
+    /// Write uzone.1, uzone-demo.1 and so on into this directory, which is made if it is not there
     #[arg(short, long, value_name = "DIR")]
     output: Option<PathBuf>,
 }

@@ -5,16 +5,12 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::too_many_lines))]
 
-mod bench;
 mod demo;
 mod diff;
 mod doctor;
-mod exit;
 mod generate;
 mod image;
 mod offload;
-mod output;
-mod progress;
 mod report;
 mod serve;
 mod status;
@@ -29,6 +25,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use exit::{Exit, Failure};
 use output::{Flags, Output};
 use tracing::Level;
+use uzone_cli::{exit, output, progress};
 
 /// A memory manager for big memory, in user space.
 #[derive(Debug, Parser)]
@@ -50,7 +47,6 @@ struct Arguments {
 enum Command {
     Doctor(doctor::Args),
     Demo(demo::Args),
-    Bench(bench::Args),
     Report(report::Args),
     Pack(image::pack::Args),
     Unpack(image::unpack::Args),
@@ -83,7 +79,6 @@ impl Command {
             Self::Diff(args) => Some(&args.output),
             Self::Report(args) => args.output.as_deref(),
             Self::Inspect(args) => args.report.as_deref(),
-            Self::Bench(args) => args.report.as_deref(),
             _ => None,
         }
     }
@@ -92,7 +87,6 @@ impl Command {
         match self {
             Self::Doctor(args) => doctor::run(args, out),
             Self::Demo(args) => demo::run(args, out),
-            Self::Bench(args) => bench::run(args, out),
             Self::Report(args) => report::run(args, out),
             Self::Pack(args) => image::pack::run(args, out),
             Self::Unpack(args) => image::unpack::run(args, out),

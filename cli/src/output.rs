@@ -9,6 +9,7 @@ use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
+use std::time::Duration;
 
 use clap::{Args, ColorChoice, ValueEnum};
 use comfy_table::{CellAlignment, Table};
@@ -16,14 +17,14 @@ use serde::Serialize;
 use tracing::Level;
 use uzone_os::file_system::is_stdout;
 
-pub(crate) use uzone_report::human_duration;
+pub use uzone_report::human_duration;
 
 use crate::exit::{ErrorObject, Exit, Failure, visible};
 
 /// The flags that every command has.
 #[derive(Args, Clone, Copy, Debug, Default)]
 #[command(next_help_heading = "Output")]
-pub(crate) struct Flags {
+pub struct Flags {
     /// Print one JSON object instead of text
     #[arg(long, global = true)]
     json: bool,
@@ -41,7 +42,7 @@ pub(crate) struct Flags {
 impl Flags {
     /// Returns what of `--json` and `--color` can be seen in arguments that are not parsed yet, or
     /// that cannot be: wrong usage is reported in the form that was asked for.
-    pub(crate) fn peek(arguments: impl Iterator<Item = OsString>) -> Self {
+    pub fn peek(arguments: impl Iterator<Item = OsString>) -> Self {
         let color = |value: Option<&str>| {
             value.and_then(|value| ColorChoice::from_str(value, false).ok()).unwrap_or_default()
         };
@@ -76,7 +77,7 @@ fn is_wanted(when: ColorChoice, no_color: Option<&OsStr>, is_terminal: bool) -> 
 
 /// How much a command prints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Verbosity {
+pub enum Verbosity {
     /// Only what needs attention.
     Quiet,
     /// What most people want to see.
@@ -87,7 +88,7 @@ pub(crate) enum Verbosity {
 
 /// A colour, named by its meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Tone {
+pub enum Tone {
     /// As it should be.
     Good,
     /// Worth knowing.
@@ -102,21 +103,21 @@ pub(crate) enum Tone {
 
 /// What a text may look like, and how much it may contain.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Style {
+pub struct Style {
     /// How much to print.
-    pub(crate) verbosity: Verbosity,
+    pub verbosity: Verbosity,
     color: bool,
 }
 
 impl Style {
     /// Returns a style without colour, for a text that is compared or written to a file.
-    #[cfg(test)]
-    pub(crate) const fn plain(verbosity: Verbosity) -> Self {
+    #[must_use]
+    pub const fn plain(verbosity: Verbosity) -> Self {
         Self { verbosity, color: false }
     }
 
     /// Returns `text` in the colour of `tone`, or as it is where there is no colour.
-    pub(crate) fn paint(self, tone: Tone, text: impl fmt::Display) -> String {
+    pub fn paint(self, tone: Tone, text: impl fmt::Display) -> String {
         let code = match tone {
             Tone::Good => "32",
             Tone::Hint => "36",
@@ -129,7 +130,7 @@ impl Style {
 }
 
 /// What a command found: an object by `Serialize`, and a text by [`Report::text`].
-pub(crate) trait Report: Serialize {
+pub trait Report: Serialize {
     /// The name of its schema, the first field of the object; empty if it has that field itself.
     const SCHEMA: &'static str;
 
@@ -139,7 +140,7 @@ pub(crate) trait Report: Serialize {
 
 /// A report as the object that is printed.
 #[derive(Serialize)]
-pub(crate) struct Object<'a, R> {
+pub struct Object<'a, R> {
     #[serde(skip_serializing_if = "str::is_empty")]
     schema: &'static str,
     #[serde(flatten)]
@@ -154,7 +155,7 @@ impl<'a, R: Report> From<&'a R> for Object<'a, R> {
 
 /// Where and how a command prints.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Output {
+pub struct Output {
     is_json: bool,
     verbosity: Verbosity,
     when: ColorChoice,
@@ -164,7 +165,7 @@ pub(crate) struct Output {
 
 impl Output {
     /// Takes the flags that were given.
-    pub(crate) fn new(flags: Flags) -> Self {
+    pub fn new(flags: Flags) -> Self {
         Self {
             is_json: flags.json,
             verbosity: match (flags.quiet, flags.verbose) {
@@ -178,17 +179,17 @@ impl Output {
     }
 
     /// Leaves standard output to a file, if the command writes that there.
-    pub(crate) fn beside(self, file: Option<&Path>) -> Self {
+    pub fn beside(self, file: Option<&Path>) -> Self {
         Self { is_taken: file.is_some_and(is_stdout), ..self }
     }
 
     /// Returns how much to print.
-    pub(crate) fn verbosity(&self) -> Verbosity {
+    pub fn verbosity(&self) -> Verbosity {
         self.verbosity
     }
 
     /// Returns whether what clap prints may have colour.
-    pub(crate) fn clap_color(&self) -> ColorChoice {
+    pub fn clap_color(&self) -> ColorChoice {
         self.when
     }
 
@@ -201,7 +202,7 @@ impl Output {
     }
 
     /// Prints a result to standard output, as text or JSON, and returns the exit code of success.
-    pub(crate) fn print(&self, report: &impl Report) -> Result<Exit, Failure> {
+    pub fn print(&self, report: &impl Report) -> Result<Exit, Failure> {
         let is_terminal =
             if self.is_taken { io::stderr().is_terminal() } else { io::stdout().is_terminal() };
         let text = match self.is_json {
@@ -218,12 +219,12 @@ impl Output {
 
     /// Prints a text that is no result, the same with `--json`.
     #[expect(clippy::unused_self, reason = "all that is printed goes through it")]
-    pub(crate) fn text(&self, text: &[u8]) -> Result<(), Failure> {
+    pub fn text(&self, text: &[u8]) -> Result<(), Failure> {
         to_stdout(text)
     }
 
     /// Prints a warning to standard error, unless `--quiet`.
-    pub(crate) fn warn(&self, line: impl fmt::Display) {
+    pub fn warn(&self, line: impl fmt::Display) {
         if self.verbosity != Verbosity::Quiet {
             let style = self.style(io::stderr().is_terminal());
             let line = visible(&line.to_string());
@@ -233,7 +234,7 @@ impl Output {
 
     /// Prints from now on what the libraries report: warnings and errors, and what is less from `usual` on;
     /// a step more with `--verbose`, and errors alone with `--quiet`.
-    pub(crate) fn print_events(&self, usual: Level) {
+    pub fn print_events(&self, usual: Level) {
         let level = match self.verbosity {
             Verbosity::Quiet => Level::ERROR,
             Verbosity::Normal => usual,
@@ -253,7 +254,7 @@ impl Output {
     }
 
     /// Prints a line to standard error, with `--verbose` only.
-    pub(crate) fn log(&self, line: impl fmt::Display) {
+    pub fn log(&self, line: impl fmt::Display) {
         if self.verbosity == Verbosity::Verbose {
             to_stderr(&format!("{line}\n"));
         }
@@ -261,7 +262,7 @@ impl Output {
 
     /// Prints one of many things that happen: a line on standard error, unless `--quiet`; with `--json` an
     /// object on a line of standard output.
-    pub(crate) fn event(&self, event: &impl Report) {
+    pub fn event(&self, event: &impl Report) {
         if self.is_json {
             // A reader that went away has seen enough; other threads and the work go on.
             if let Ok(line) = serde_json::to_string(&Object::from(event)) {
@@ -274,7 +275,7 @@ impl Output {
 
     /// Prints a failure to standard error, and with `--json` as an object to standard output too.
     /// Returns the code to exit with.
-    pub(crate) fn fail(&self, failure: &Failure) -> Exit {
+    pub fn fail(&self, failure: &Failure) -> Exit {
         let style = self.style(io::stderr().is_terminal());
         let text = failure.text();
         let (first, rest) = text.split_at("error:".len());
@@ -301,7 +302,7 @@ impl Output {
     /// Prints what clap returned: help and the version to standard output, wrong usage to
     /// standard error, and with `--json` as an object to standard output too. Returns the code to
     /// exit with.
-    pub(crate) fn usage(&self, error: &clap::Error) -> Exit {
+    pub fn usage(&self, error: &clap::Error) -> Exit {
         let plain = error.render().to_string();
         // An argument may have escapes, which on a terminal would be those of a style.
         let has_escapes = env::args_os().any(|argument| {
@@ -346,8 +347,14 @@ fn to_stderr(text: &str) {
     let _ = io::stderr().write_all(text.as_bytes());
 }
 
+/// Returns a number of nanoseconds as a time for people.
+#[must_use]
+pub fn ns(ns: u64) -> String {
+    human_duration(Duration::from_nanos(ns))
+}
+
 /// Returns numbers in ascending order as a list of runs: `0-3,8,10-11`.
-pub(crate) fn number_list(numbers: &[u32]) -> String {
+pub fn number_list(numbers: &[u32]) -> String {
     let mut runs: Vec<(u32, u32)> = Vec::new();
     for &number in numbers {
         match runs.last_mut() {
@@ -363,7 +370,7 @@ pub(crate) fn number_list(numbers: &[u32]) -> String {
 
 /// Returns an empty table without rules, for text: the first column to the left, the others, which
 /// hold numbers, to the right. Print it with `trim_fmt`, which leaves no blanks at the ends of lines.
-pub(crate) fn table(header: &[impl AsRef<str>]) -> Table {
+pub fn table(header: &[impl AsRef<str>]) -> Table {
     let mut table = Table::new();
     table.load_style(comfy_table::presets::NOTHING);
     table.set_header(header.iter().map(AsRef::as_ref));

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use std::cell::RefCell;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
-use uzone_bench::Phase;
+use uzone_harness::{BenchError, Phase, Watch};
 
 use crate::output::{Output, Verbosity};
 
@@ -17,7 +17,7 @@ const BYTES: &str = "{msg} {wide_bar} {binary_bytes}/{binary_total_bytes} {binar
 
 /// The bars of a run: one for the step under way, below one for the parts where there are several.
 #[derive(Debug)]
-pub(crate) struct Steps {
+pub struct Steps {
     bars: MultiProgress,
     shown: RefCell<Shown>,
 }
@@ -32,16 +32,16 @@ struct Shown {
 
 /// A step under way. It disappears when dropped.
 #[derive(Debug)]
-pub(crate) struct Progress(ProgressBar);
+pub struct Progress(ProgressBar);
 
 impl Progress {
     /// Starts a step of `total` rounds.
-    pub(crate) fn new(out: &Output, what: impl Into<Cow<'static, str>>, total: u64) -> Self {
+    pub fn new(out: &Output, what: impl Into<Cow<'static, str>>, total: u64) -> Self {
         Self::dressed(ProgressBar::with_draw_target(Some(total), target(out)), what, ROUNDS)
     }
 
     /// Starts work on `total` bytes; zero is not known.
-    pub(crate) fn bytes(out: &Output, what: &'static str, total: u64) -> Self {
+    pub fn bytes(out: &Output, what: &'static str, total: u64) -> Self {
         let total = (total > 0).then_some(total);
         Self::dressed(ProgressBar::with_draw_target(total, target(out)), what, BYTES)
     }
@@ -56,7 +56,7 @@ impl Progress {
     }
 
     /// Shows that `done` rounds are behind us.
-    pub(crate) fn set(&self, done: u64) {
+    pub fn set(&self, done: u64) {
         self.0.set_position(done);
     }
 }
@@ -76,14 +76,26 @@ fn target(out: &Output) -> ProgressDrawTarget {
     }
 }
 
+/// Runs measurements with a progress bar for each of their parts.
+///
+/// # Errors
+/// [`BenchError`] if `run` returns it.
+pub fn with_progress<T>(
+    out: &Output,
+    run: impl FnOnce(Watch<'_>) -> Result<T, BenchError>,
+) -> Result<T, BenchError> {
+    let steps = Steps::new(out);
+    run(&|phase| steps.show(phase))
+}
+
 impl Steps {
     /// Starts a run of which nothing is known yet.
-    pub(crate) fn new(out: &Output) -> Self {
+    pub fn new(out: &Output) -> Self {
         Self { bars: MultiProgress::with_draw_target(target(out)), shown: RefCell::default() }
     }
 
     /// Shows how far the run is.
-    pub(crate) fn show(&self, phase: Phase<'_>) {
+    pub fn show(&self, phase: Phase<'_>) {
         let mut shown = self.shown.borrow_mut();
         if let Some((name, number, of)) = phase.part
             && shown.part.as_ref().is_none_or(|(known, _)| *known != number)

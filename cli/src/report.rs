@@ -12,11 +12,11 @@ use crate::output::{Output, Report, Style};
 
 /// Draw charts of measurements and traces as one HTML page or SVG files, or print their tables
 ///
-/// The input is the output of `uzone bench ... --json`, or a trace of faults. A file may hold several
+/// The input is the output of `uzone-bench ... --json`, or a trace of faults. A file may hold several
 /// objects; `-` is standard input. The page needs no network and no script. Without -o and --svg, the
 /// tables are printed as text.
 #[derive(Debug, clap::Args)]
-#[command(after_help = exit::help("uzone bench pin --json > pin.json && uzone report pin.json -o pin.html", &EXITS))]
+#[command(after_help = exit::help("uzone-bench pin --json > pin.json && uzone report pin.json -o pin.html", &EXITS))]
 pub(crate) struct Args {
     /// What to show, in this order
     #[arg(required = true, value_name = "FILE")]

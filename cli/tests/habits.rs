@@ -1,5 +1,4 @@
-//! What every command does on a terminal, where something of the host is missing, and when it is
-//! interrupted.
+//! Commands on a terminal, and on hosts that lack something.
 
 mod common;
 
@@ -9,12 +8,10 @@ use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::thread;
-use std::time::Duration;
 
-use common::{Dir, UNPRIVILEGED, interrupts_arrive, object_of, run, skip, text, uzone};
-use rustix::process::{Pid, Signal, kill_process};
+use common::{Dir, UNPRIVILEGED, run, skip, text, uzone};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
@@ -54,8 +51,6 @@ fn shown(arguments: &[&str], variables: &[(&str, &str)]) -> Vec<u8> {
     reader.join().expect("the reader")
 }
 
-const PIN: [&str; 6] = ["bench", "pin", "--size", "1G", "--rounds", "3"];
-
 fn has(bytes: &[u8], part: &str) -> bool {
     bytes.windows(part.len()).any(|window| window == part.as_bytes())
 }
@@ -74,11 +69,13 @@ fn a_terminal_gets_progress_and_colour_unless_that_is_turned_off() {
     let bars = |seen: &[u8]| {
         has(seen, "\x1b[2K") || seen.windows(2).any(|two| two[0] == b'\r' && two[1] != b'\n')
     };
-    let seen = shown(&PIN, &[]);
+    let dir = Dir::new("habits-bars");
+    let (raw, image) = (dir.file("raw", vec![7; 32 << 20]), dir.name("image"));
+    let pack = ["pack", &raw, &image];
+    let seen = shown(&pack, &[]);
     assert!(bars(&seen), "{}", text(&seen));
-    let quiet = shown(&[&PIN[..], &["--quiet"]].concat(), &[]);
+    let quiet = shown(&[&pack[..], &["--quiet"]].concat(), &[]);
     assert!(!bars(&quiet), "{}", text(&quiet));
-    assert!(has(&quiet, "whole region"), "{}", text(&quiet));
 }
 
 /// Forbids the calling thread, and what it starts, to make a userfaultfd.
@@ -117,39 +114,18 @@ fn a_denied_madvise_does_not_end_the_demo() {
 fn without_a_userfaultfd_what_needs_one_says_so_before_it_makes_anything() {
     forbid_userfaultfd();
     let dir = Dir::new("habits-faults");
-    for arguments in [
-        &["demo", "--size", "64M", "--output", &dir.name(""), "--dir", &dir.name("")][..],
-        &["bench", "fault", "--size", "8M", "--rounds", "1", "--dir", &dir.name("")],
-    ] {
-        let output = run(arguments);
-        let stderr = text(&output.stderr);
-        assert!(matches!(output.status.code(), Some(69 | 77)), "{arguments:?}: {stderr}");
-        assert!(stderr.contains("userfaultfd"), "{stderr}");
-        assert!(output.stdout.is_empty(), "{arguments:?}");
-        assert_eq!(dir.names(), [""; 0], "{arguments:?}");
-    }
+    let output = run(&["demo", "--size=64M", "--output", &dir.name(""), "--dir", &dir.name("")]);
+    let stderr = text(&output.stderr);
+    assert!(matches!(output.status.code(), Some(69 | 77)), "{stderr}");
+    assert!(stderr.contains("userfaultfd"), "{stderr}");
+    assert!(output.stdout.is_empty());
+    assert_eq!(dir.names(), [""; 0]);
     let doctor = run(&["doctor"]);
     let line = text(&doctor.stdout).lines().find(|line| line.contains("userfaultfd"));
     assert!(line.is_some_and(|line| !line.starts_with("ok")), "{line:?}");
-    // What needs none works.
-    assert!(run(&PIN).status.success());
-}
-
-#[test]
-fn without_huge_pages_of_the_pool_the_rows_that_need_them_are_named_and_not_measured() {
-    let arguments = ["bench", "zero", "--size=4K", "--rounds=1", "--populate-size=0", "--json"];
-    let output = match uzone(&arguments).uid(UNPRIVILEGED).gid(UNPRIVILEGED).output() {
-        Ok(output) => output,
-        // Where that user may not run the binary, such as under a home directory.
-        Err(error) => return skip("a bench without rights", error),
-    };
-    let bench = object_of(&output);
-    let skipped = bench["skipped"].as_array().expect("a list");
-    let pool = skipped
-        .iter()
-        .find(|skipped| skipped["id"].as_str().is_some_and(|id| id.contains("hugetlb")));
-    let reason = pool.map(|skipped| skipped["reason"].to_string()).unwrap_or_default();
-    assert!(reason.contains("nr_hugepages") && reason.contains("run as root"), "{skipped:?}");
+    // An image needs none.
+    let (raw, image) = (dir.file("raw", [7; 8192]), dir.name("image"));
+    assert!(run(&["pack", &raw, &image]).status.success());
 }
 
 #[test]
@@ -175,32 +151,4 @@ fn without_threads_an_image_is_packed_verified_and_unpacked_by_one() {
         assert!(output.status.success(), "{arguments:?}: {output:?}");
     }
     assert!(fs::read(&back).expect("a file") == bytes);
-}
-
-#[test]
-fn an_interrupt_ends_a_command_at_once_and_leaves_nothing_in_its_directory() {
-    if !interrupts_arrive("an_interrupt_ends_a_command_at_once") {
-        return;
-    }
-    let dir = Dir::new("habits-interrupt");
-    for arguments in [
-        &["bench", "bind", "--size", "4G"][..],
-        &["bench", "pin", "--size", "16G"],
-        &["bench", "copy", "--size", "32M"],
-        &["bench", "fault", "--size", "256M", "--dir", &dir.name("")],
-    ] {
-        let mut child = uzone(arguments)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("the binary runs");
-        thread::sleep(Duration::from_millis(700));
-        assert!(child.try_wait().expect("it is ours").is_none(), "{arguments:?} ended already");
-        kill_process(Pid::from_child(&child), Signal::INT).expect("it is ours");
-        let status = child.wait().expect("it is ours");
-        // By the signal, or by the code that shells give it.
-        let signal = std::os::unix::process::ExitStatusExt::signal(&status);
-        assert!(signal == Some(2) || status.code() == Some(130), "{arguments:?}: {status}");
-        assert_eq!(dir.names(), [""; 0], "{arguments:?}");
-    }
 }

@@ -1,4 +1,4 @@
-//! `uzone bench bind`: the published experiment on this machine.
+//! `uzone-bench bind`: the published experiment on this machine.
 //!
 //! The kernel series that initialises device memory by template and streaming stores was measured
 //! by binding a 100 GB namespace 30 times. Here a region of that size is reserved (its bytes are
@@ -16,25 +16,23 @@
 //! All of them write memory that is present, except in rows with `cold` in their name.
 
 mod dax;
-mod naive;
-mod rows;
 
 use std::cell::RefCell;
-use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use uzone_os::{Exclusive, HugeAdvice, SystemRoot, memory};
-use uzone_pages::{ByteLen, LinuxPage, LinuxSeed, MemoryKind, Order, Payload, Tails};
-use uzone_stream::{Path as StorePath, Pattern, Streaming};
-use uzone_zone::{AltmapOptions, BindOptions, Init, InitMethod, Region, Zone};
+use uzone_os::{Exclusive, HugeAdvice};
+use uzone_pages::{ByteLen, LinuxPage, MemoryKind, Order, Tails};
+use uzone_stream::Path as StorePath;
+use uzone_zone::{AltmapOptions, BindOptions, InitMethod, Region, Zone};
 
-use crate::harness::{
-    Bench, BenchError, BindSettings, Part, Published, Result, Role, Session, Suite, Watch,
-    check_memory, fill, fill_zeroes, index, present, sentence, timed,
+use crate::settings::{BindSettings, Part};
+use uzone_harness::{
+    Bench, BenchError, Published, Result, Role, Session, Suite, Watch, check_memory, fill_lines,
+    fill_zeroes, index, present, timed,
 };
 
-use self::rows::rebind;
-pub(crate) use self::rows::{check_every, unbind};
+use uzone_harness::ways::bind::{keeping, linux, rebind, small};
+use uzone_harness::ways::naive_bind as naive;
 
 /// One shape of the published experiment.
 struct Shape {
@@ -140,7 +138,7 @@ pub(crate) fn run(settings: &BindSettings, part: &Part, watch: Watch<'_>) -> Res
         "{size} described ({pages} pages), {} rebinds, {} first binds, up to {} threads",
         settings.rebinds, settings.first_binds, settings.threads
     );
-    let mut session = Session::new(sentence, part, settings.rebinds, watch);
+    let mut session = part.session(sentence, settings.rebinds, watch);
     if session.wants_any(&["bind-4k", "bind-2m", "bind-small", "bind-limit"]) {
         rebinds(settings, &mut session)?;
     }
@@ -156,51 +154,7 @@ pub(crate) fn run(settings: &BindSettings, part: &Part, watch: Watch<'_>) -> Res
             first_binds(shape, settings, &mut session)?;
         }
     }
-    if !settings.growth.is_zero() && session.wants("bind-growth") {
-        session.rounds = settings.rebinds.clamp(3, 10);
-        growth(settings, &mut session)?;
-    }
     session.finish()
-}
-
-fn seed() -> LinuxSeed {
-    LinuxSeed { pagemap_address: 0xffff_8881_0abc_d000, ..LinuxSeed::default() }
-}
-
-/// Options for Linux's 64-byte descriptors.
-fn linux(order: Order, tails: Tails, threads: usize) -> BindOptions<LinuxPage> {
-    eager(BindOptions::with_payload(MemoryKind::Generic, seed()), order, tails, threads)
-}
-
-fn small(order: Order, threads: usize) -> BindOptions {
-    eager(BindOptions::new(MemoryKind::Generic), order, Tails::Derived, threads)
-}
-
-fn eager<P: Payload>(
-    options: BindOptions<P>,
-    order: Order,
-    tails: Tails,
-    threads: usize,
-) -> BindOptions<P> {
-    let threads = NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN);
-    options.order(order).tails(tails).threads(threads).init(Init::Eager)
-}
-
-/// Fills memory with a line of which no word is zero by the best store, split among threads.
-fn fill_lines(bytes: &mut [u8], threads: usize) -> Result<Duration> {
-    let line = match Pattern::constant(&[0x0027_ffff_c000_2000; 8]) {
-        Ok(line) => line,
-        Err(_) => unreachable!("a line has eight words"),
-    };
-    fill(bytes, threads, 4096, |_, part| {
-        Streaming::scope(uzone_stream::best(), |stream| stream.fill(part, &line));
-        Ok(())
-    })
-}
-
-/// A zone that keeps so many bytes of descriptors, and something of its own.
-fn keeping(bytes: u64) -> Zone {
-    Zone::with_keep_limit(ByteLen::new(bytes + (64 << 20)))
 }
 
 fn rebinds(settings: &BindSettings, session: &mut Session<'_>) -> Result {
@@ -318,7 +272,7 @@ fn small_rows<'a>(suite: &mut Suite<'a>, zone: &'a Zone, size: ByteLen) -> Resul
     const NAIVE: &str = "bind-4k/naive";
     let (role, name) = (Role::Ours, "8-byte descriptors, base pages, eager");
     suite
-        .bind(role, "bind-small/eager-8-bytes", name, zone, small(Order::BASE, 1))?
+        .bind(role, "bind-small/eager-8-bytes", name, zone, small(Order::BASE))?
         .naive(NAIVE)
         .limit("bind-limit/zero-1")
         .headline(format!("describe {size}: 8-byte descriptors, all written"));
@@ -335,7 +289,7 @@ fn small_rows<'a>(suite: &mut Suite<'a>, zone: &'a Zone, size: ByteLen) -> Resul
         let id = |bytes: u64| format!("bind-small/derived-{id}-{bytes}-bytes");
         let name =
             |bytes: u64| format!("{bytes}-byte descriptors, {folio} folios, derived tails, eager");
-        suite.bind(role, &id(8), name(8), zone, small(order, 1))?.naive(NAIVE);
+        suite.bind(role, &id(8), name(8), zone, small(order))?.naive(NAIVE);
         let options = linux(order, Tails::Derived, 1);
         let spec = suite.bind(role, &id(64), name(64), zone, options)?;
         let published = Published::scaled(ns, size.get(), COMPOUND_SIZE.get(), source);
@@ -441,53 +395,4 @@ fn first_binds(shape: &Shape, settings: &BindSettings, session: &mut Session<'_>
     );
     suite.naive("naive");
     session.run(suite, "first binds")
-}
-
-/// Cost against size: on touch up to 16 TiB, and eager as far as memory goes. All sizes are
-/// measured together, so that the machine's moods do not look like growth.
-fn growth(settings: &BindSettings, session: &mut Session<'_>) -> Result {
-    let on_touch = Zone::with_keep_limit(ByteLen::ZERO);
-    let available = memory::available(&SystemRoot::host()).map_or(0, |have| have.bytes.get());
-    let mut taken = 0;
-    let mut zones = Vec::new();
-    let sizes = [1, 4, 16, 64, 100, 256, 512].map(ByteLen::gib);
-    for size in sizes.into_iter().filter(|size| *size <= settings.growth) {
-        let id = format!("bind-growth/eager-{}GiB", size.get() >> 30);
-        let bytes = (size.get() >> 12) * 64;
-        if taken + bytes > available / 4 * 3 {
-            let reason = format!("{} of descriptors do not fit in memory", ByteLen::new(bytes));
-            session.skip(id, reason);
-            continue;
-        }
-        taken += bytes;
-        zones.push((id, size, keeping(bytes)));
-    }
-    let mut suite = Suite::new("bind-growth", ByteLen::ZERO);
-    for shift in 30..=44 {
-        suite.size = ByteLen::new(1 << shift);
-        let (size, options) = (suite.size, BindOptions::new(MemoryKind::Generic));
-        let row = format!("on-touch-{}", size.to_string().replace(' ', ""));
-        suite.bind(Role::Ours, &row, format!("on touch, {size}"), &on_touch, options)?;
-    }
-    suite.size = ByteLen::tib(1);
-    for (order, name) in [(Order::PMD, "2 MiB"), (Order::PUD, "1 GiB")] {
-        let row = format!("derived-{}-1TiB", name.replace(' ', ""));
-        let name = format!("8-byte, {name} folios, derived tails, eager, 1 TiB");
-        suite.bind(Role::Ours, &row, name, &on_touch, small(order, 1))?;
-    }
-    for (id, size, zone) in &zones {
-        suite.size = *size;
-        let options = linux(Order::BASE, Tails::Stored, 1);
-        let name = format!("64-byte, eager, {size}");
-        if let Err(error) = suite.bind(Role::Ours, id, name, zone, options) {
-            // The rows before are worth more than one more.
-            session.skip(id.clone(), sentence(&error));
-        }
-    }
-    session.table(
-        "bind-growth",
-        "Rebind, cost against size",
-        "on touch writes nothing; eager writes 64 bytes a page, by one thread",
-    );
-    session.run(suite, "growth")
 }

@@ -9,7 +9,6 @@
 //! | libc | `memset` or `memcpy`, whatever the C library makes of the length |
 //! | string | the whole extent through the cache |
 //! | *store* | the whole extent past the cache, by each store that this CPU has |
-//! | libpmem | its non-temporal functions, if it is installed |
 //! | ours | the way that the store policy has for the length and the case |
 //! | ours, by a region | the same by `Region::zero_range` or `copy_range`, out of cache and from 64 KiB on |
 //! | limit | a bare streaming fill of as many bytes |
@@ -21,7 +20,7 @@ use std::cell::{Cell, RefCell};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use uzone_os::{Exclusive, LibPmem};
+use uzone_os::Exclusive;
 use uzone_pages::ByteLen;
 use uzone_stream::{
     CacheState, CopyMethod, NextUse, Path as StorePath, StorePolicy, Streaming, Work, copy_bytes,
@@ -29,9 +28,8 @@ use uzone_stream::{
 };
 use uzone_zone::{PopulateOptions, Region, ZeroOptions};
 
-use crate::harness::{
-    BenchError, Result, Role, Row, Session, Suite, Watch, bytes, check_memory, index, present,
-    timed,
+use uzone_harness::{
+    BenchError, Result, Role, Session, Suite, bytes, check_memory, index, present, timed,
 };
 
 /// What a page at a time takes at a time.
@@ -87,7 +85,7 @@ impl Arena {
     }
 
     /// Takes `len` bytes for extents.
-    pub(crate) fn of(work: Work, len: u64) -> Result<Self> {
+    fn of(work: Work, len: u64) -> Result<Self> {
         let parts = if work == Work::Copy { 4 } else { 2 };
         let needed = ByteLen::new(len.saturating_mul(parts) / 10 * 11);
         check_memory(needed)?;
@@ -220,20 +218,15 @@ pub(crate) fn run(
         return Ok(());
     }
     let row = |name: &str| format!("{}-cold-later/{name}", work.name());
-    let peer = LibPmem::load();
-    if let Err(error) = &peer {
-        session.skip(row("libpmem"), error.to_string());
-    }
     for path in StorePath::ALL.into_iter().filter(|path| !path.is_available()) {
         session.skip(row(&path.to_string()), "this CPU does not offer it");
     }
-    let peer = peer.ok();
     for case in wanted {
         let table = case.table(work);
         for size in SIZES.into_iter().filter(|size| *size <= largest.get()) {
             let mut suite = Suite::new(&table, ByteLen::new(size));
             let is_largest = size == largest.get();
-            Extents { work, case, size, is_largest, arena, peer }.add(&mut suite)?;
+            Extents { work, case, size, is_largest, arena }.add(&mut suite)?;
             session.run(suite, &format!("{}, {}", label(size), case.title))?;
         }
         let verb = if work == Work::Zero { "Clearing" } else { "Copying" };
@@ -247,21 +240,6 @@ pub(crate) fn run(
     Ok(())
 }
 
-/// Measures one size, out of cache and not used afterwards.
-pub(crate) fn only_cold(
-    work: Work,
-    size: ByteLen,
-    rounds: u32,
-    arena: &Arena,
-    watch: Watch<'_>,
-) -> Result<Vec<Row>> {
-    let case = &CASES[0];
-    let mut suite = Suite::new(case.table(work), size);
-    let (size, is_largest, peer) = (size.get(), true, None);
-    Extents { work, case, size, is_largest, arena, peer }.add(&mut suite)?;
-    suite.run(case.title, rounds, watch)
-}
-
 /// The rows of one size in one case.
 struct Extents<'a> {
     work: Work,
@@ -270,7 +248,6 @@ struct Extents<'a> {
     /// Whether no larger extents are measured.
     is_largest: bool,
     arena: &'a Arena,
-    peer: Option<LibPmem>,
 }
 
 impl<'a> Extents<'a> {
@@ -359,13 +336,6 @@ impl<'a> Extents<'a> {
             let row = way.to_string().replace(", side by side", "-aside");
             let op: Op<'a> = Box::new(move |dst, src| by(way, dst, src));
             add(Role::Variant, &row, &way.to_string(), op);
-        }
-        if let Some(peer) = self.peer {
-            let op = move |dst: &mut [u8], src: &[u8]| match is_copy {
-                true => peer.copy(dst, src),
-                false => peer.zero(dst),
-            };
-            add(Role::Peer, "libpmem", "libpmem, non-temporal", Box::new(op));
         }
         let work = self.work;
         let ours = move |dst: &mut [u8], src: &[u8]| {

@@ -1,4 +1,4 @@
-//! `uzone bench fault`: what a page costs that is mapped when it is touched.
+//! `uzone-bench fault`: what a page costs that is mapped when it is touched.
 //!
 //! The published experiment read a file of 16 GiB in order, 1 GiB at random, and one page of each page
 //! table, with windows of 1 to 512 pages around each fault. The same is done here with memory whose
@@ -10,40 +10,31 @@
 //! | `density` | a part of the pages of a large file in random order, by window |
 //! | `cold` | a file that the page cache has forgotten, touched here and there |
 //! | `stall` | cached pages while another page does not come |
-//! | `split` | round trip, copy, bookkeeping |
 //! | `write` | the first write to a page whose writes are tracked |
-//! | `place` | the reader where it is by default, and where a caller can place it |
-//! | `huge` | reading at random what was filled in small pages, and in huge ones |
 //! | `whole` | every thread reads the whole file |
-//! | `program` | SQLite and ripgrep over lazily mapped files |
 //!
 //! `run` has what the tables share; `source` the files, and which bytes are right; `backend` what is made of them;
-//! `touch` which pages are touched, by which threads, and on which CPUs; `bare` the yardsticks, handlers that keep
-//! no record of any page.
+//! `touch` which pages are touched, by which threads, and on which CPUs; `bare_thread` the handler that keeps no record
+//! of any page.
 //!
 //! Every word that a row reads is compared with what the file holds. The naive row is a handler as
 //! published examples have it: poll(2), read one event, answer one page. The limit is the kernel's
 //! own mapping of the same file, populated at once.
 
 mod backend;
-mod bare;
+mod bare_thread;
 mod cold;
 mod density;
-mod huge;
-mod place;
-mod program;
 mod published;
 mod run;
 mod scan;
 mod source;
-mod split;
 mod stall;
 mod touch;
 mod whole;
 mod write;
 
-pub(crate) use bare::{Answer, Bare};
-pub(crate) use touch::{Placement, Share, on, together, touch, usable_cpus};
+pub(crate) use touch::{Placement, touch};
 
 use uzone_os::{SystemRoot, hugepages, memory};
 use uzone_pages::{ByteLen, ErrorKind, PageSize};
@@ -53,7 +44,8 @@ use self::published::RANDOM;
 use self::run::Run;
 use self::source::{PAGE, Source};
 use self::touch::Pattern;
-use crate::harness::{Bench, BenchError, FaultSettings, Part, Result, Session, Watch};
+use crate::settings::{FaultSettings, Part};
+use uzone_harness::{Bench, BenchError, Result, Watch};
 
 /// Runs the tables.
 pub(crate) fn run(settings: &FaultSettings, part: &Part, watch: Watch<'_>) -> Result<Bench> {
@@ -69,33 +61,22 @@ pub(crate) fn run(settings: &FaultSettings, part: &Part, watch: Watch<'_>) -> Re
         settings.rounds,
         settings.directory.display()
     );
-    let session = Session::new(sentence, part, settings.rounds, watch);
-    let mut run = Run { session, settings, has_huge: true };
+    let session = part.session(sentence, settings.rounds, watch);
+    let mut run = Run { session, settings };
     let placements = Placement::all(&settings.threads)?;
     if placements.first().is_some_and(|first| !first.id.is_empty()) {
         run.skip("fault-seq-file", "this process may use one CPU only");
     }
     let file = Source::new(&settings.directory, size)?;
-    if let Err(reason) = huge::is_possible(&file)? {
-        run.has_huge = false;
-        for id in
-            ["fault-seq-file/thp", "fault-random-file/thp", "fault-sparse-file/thp", "fault-read"]
-        {
-            run.skip(id, reason.clone());
-        }
-    }
     scans(&mut run, &file, size, &placements)?;
     if let Some(placement) = placements.first() {
         stall::table(&mut run, &file, placement)?;
     }
     file.warm(file.len)?;
-    place::tables(&mut run, &file)?;
-    huge::table(&mut run, &file)?;
     cold::table(&mut run, &file)?;
     drop(file);
     if let Some(whole) = &settings.whole {
         whole::tables(&mut run, whole)?;
-        program::tables(&mut run, whole)?;
     }
     if settings.density > ByteLen::ZERO {
         density::tables(&mut run, fitting(settings.density).0, &placements)?;
@@ -156,7 +137,6 @@ fn scans(run: &mut Run<'_>, file: &Source, size: ByteLen, placements: &[Placemen
         }
     }
     for placement in alone() {
-        split::table(run, file, &memory, placement)?;
         write::tables(run, &memory, placement)?;
     }
     Ok(())

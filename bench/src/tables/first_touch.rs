@@ -13,14 +13,13 @@ use std::time::Duration;
 
 use uzone_os::hugepages;
 use uzone_pages::{ByteLen, PageSize};
-use uzone_stream::CopyMethod;
-use uzone_zone::{Backing, Batching, Huge, PopulateOptions, Region, WriteError, ZeroOptions};
+use uzone_zone::{Backing, Huge, PopulateOptions, Region, WriteError, ZeroOptions};
 
-use crate::harness::{
-    BenchError, Published, Result, Role, Session, Suite, bytes, check_memory, fill_zeroes, index,
-    put_back, sentence, timed,
-};
 use crate::tables::extents::Arena;
+use uzone_harness::{
+    BenchError, Published, Result, Role, Session, Suite, bytes, check_memory, fill_zeroes, index,
+    restore_host, sentence, timed,
+};
 
 /// How much is given back and touched again, at most.
 const TOUCHED: ByteLen = ByteLen::mib(256);
@@ -34,13 +33,13 @@ pub(crate) fn check(populate: ByteLen) -> Result {
 }
 
 /// Makes a pool of huge pages larger for a run. It is put back when that ends, or a signal ends it.
-fn raise_pool(size: PageSize, pages: u64) -> Result<put_back::Changed, String> {
+fn raise_pool(size: PageSize, pages: u64) -> Result<restore_host::Changed, String> {
     let path = hugepages::nr_path(size);
     let said = |error: std::io::Error| format!("{path}: {error}: run as root");
     let before = std::fs::read_to_string(&path).map_err(said)?;
     let total = before.trim().parse::<u64>().map_err(|error| error.to_string())? + pages;
     let (written, file) = (total.to_string(), path.clone());
-    let changed = put_back::change(
+    let changed = restore_host::change(
         || std::fs::write(&path, written),
         move || {
             // An error cannot be reported here; `uzone doctor` shows the pool as it is.
@@ -72,14 +71,21 @@ fn add_limit<'a>(suite: &mut Suite<'a>, arena: &'a Arena, len: usize, name: &str
     suite.bytes = written;
 }
 
-/// Clears a region in place whose pages are all there, whatever the row before left.
-fn clear_in_place(region: &Region, options: &ZeroOptions) -> Result<Duration> {
+/// Clears a region in place whose pages are all there, so much at a time.
+fn clear_in_place(region: &Region, unit: ByteLen) -> Result<Duration> {
     touch(region)?;
-    timed(|| Ok(black_box(region.zero_range(0, region.len(), options)?)))
+    let (len, unit) = (region.len().get(), index(unit.get()));
+    timed(|| {
+        for at in (0..len).step_by(unit) {
+            let part = ByteLen::new((len - at).min(unit as u64));
+            let _ = black_box(region.zero_range(at, part, &ZeroOptions::default())?);
+        }
+        Ok(())
+    })
 }
 
 /// The pool of huge pages that was raised, and memory of each kind with its name.
-type Kinds = (Option<put_back::Changed>, Vec<(&'static str, Region)>);
+type Kinds = (Option<restore_host::Changed>, Vec<(&'static str, Region)>);
 
 /// Returns memory of each kind that is cleared in place, and its names. Kinds that this host lacks are left
 /// out.
@@ -122,7 +128,7 @@ pub(crate) fn kernel(arena: &Arena, session: &mut Session<'_>) -> Result {
         let naive = id("touch");
         suite
             .add(Role::Ours, &id("ours"), name("ours, in place"), |_| {
-                clear_in_place(region, &ZeroOptions::default())
+                clear_in_place(region, region.len())
             })
             .naive(&naive);
         suite
@@ -178,19 +184,16 @@ const UNIT: ByteLen = ByteLen::mib(8);
 const ARORA: &str = "Ankur Arora, contiguous page clearing v9, November 2025, EPYC 7J13: demand faults of \
      64 GB, scaled to as many bytes as here; naive before, ours after; in place: in units of 8 MB";
 
-/// A row that clears in place, its name, how, and what was published.
-type InPlace = (Role, &'static str, &'static str, ZeroOptions, Option<Published>);
+/// A row that clears in place, its name, how much at a time, and its published time.
+type InPlace = (Role, &'static str, &'static str, ByteLen, Option<Published>);
 
 /// Returns the rows that clear huge pages in place.
 fn in_place(before: Option<Published>, after: Option<Published>) -> [InPlace; 3] {
-    let at_a_time = |options: ZeroOptions, len| options.batching(Batching::Bytes(len));
-    let whole = ZeroOptions::default;
-    let page = at_a_time(whole().way(CopyMethod::String), ByteLen::new(PAGE));
-    let units = at_a_time(whole(), UNIT);
+    let page = ByteLen::new(PAGE);
     [
         (Role::Naive, "place-page", "naive in place, a page at a time", page, before),
-        (Role::Ours, "place-units", "ours in place, 8 MiB at a time", units, after),
-        (Role::Ours, "place", "ours in place, whole", whole(), None),
+        (Role::Ours, "place-units", "ours in place, 8 MiB at a time", UNIT, after),
+        (Role::Ours, "place", "ours in place, whole", ByteLen::tib(1), None),
     ]
 }
 
@@ -242,8 +245,8 @@ pub(crate) fn demand(
         (spec.row.threads, spec.row.published) = (threads.get(), after.clone());
     }
     suite.naive("naive");
-    for (role, row, name, options, published) in in_place(before_units, after_units) {
-        let spec = suite.add(role, row, name, move |_| clear_in_place(region, &options));
+    for (role, row, name, unit, published) in in_place(before_units, after_units) {
+        let spec = suite.add(role, row, name, move |_| clear_in_place(region, unit));
         spec.naive("place-page").row.published = published;
     }
     suite.limit("limit");

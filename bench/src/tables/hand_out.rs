@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use uzone_pages::{ByteLen, ErrorKind, MemoryKind, Order};
 use uzone_zone::{BindOptions, Pool, PoolOptions, Pooled, PopulateOptions, Region, Zone};
 
-use crate::harness::{BenchError, Result, Role, Session, Suite, Times, bytes, index, nanoseconds};
+use uzone_harness::{BenchError, Result, Role, Session, Suite, Times, bytes, index, nanoseconds};
 
 const FOLIO: usize = 2 << 20;
 /// How many folios a pool has.

@@ -1,4 +1,4 @@
-//! `uzone bench pin`: what it costs to hold memory for a device.
+//! `uzone-bench pin`: what it costs to hold memory for a device.
 //!
 //! The published experiment pinned 16 GiB and 128 GiB of 2 MiB pages, 512 base pages a call, before
 //! and after the kernel learnt to take one reference for each group of pages. Here a region of that
@@ -10,26 +10,19 @@
 //! | `list` | the same with a list of page frames, as a driver wants it that knows no ranges |
 //! | `base` | base pages |
 //! | `threads` | two threads, on halves of the region and on all of it |
-//! | `kernel` | what the kernel itself takes to pin memory that is present |
-//! | `naive` | the yardstick of all: an atomic step for each base page |
 //!
 //! A row either holds alone (its guards are dropped when the clock has stopped), or holds and gives
 //! back; its name states which. The limit of a row is bare atomics, or bare stores, on as many words.
 
 mod base;
 mod folios;
-mod kernel;
 mod list;
-mod naive;
-mod shared;
 mod threads;
 
 use uzone_pages::ByteLen;
 
-use crate::harness::{
-    Bench, BenchError, Benchmark, Part, PinSettings, Result, Row, Session, Watch, check_memory,
-    sentence,
-};
+use crate::settings::{Part, PinSettings};
+use uzone_harness::{Bench, BenchError, Result, Session, Watch, check_memory, sentence};
 
 /// What the ids of the tables of a larger region end with.
 const LARGER: &str = "-larger";
@@ -41,12 +34,8 @@ pub(crate) fn run(settings: &PinSettings, part: &Part, watch: Watch<'_>) -> Resu
         folios::run(settings.size, "", &mut session)?;
     }
     type Table = fn(&PinSettings, &mut Session<'_>) -> Result;
-    let tables: [(&str, Table); 4] = [
-        ("pin-list", list::run),
-        ("pin-4k", base::run),
-        ("pin-threads", threads::run),
-        ("pin-kernel", kernel::run),
-    ];
+    let tables: [(&str, Table); 3] =
+        [("pin-list", list::run), ("pin-4k", base::run), ("pin-threads", threads::run)];
     for (table, measure) in tables {
         if session.wants(table) {
             measure(settings, &mut session)?;
@@ -62,20 +51,12 @@ pub(crate) fn run(settings: &PinSettings, part: &Part, watch: Watch<'_>) -> Resu
     session.finish()
 }
 
-/// Runs the table of 2 MiB folios alone.
-pub(crate) fn only_folios(settings: PinSettings, watch: Watch<'_>) -> Result<Vec<Row>> {
-    let size = settings.size;
-    let mut session = session(&settings.clone(), &Benchmark::Pin(settings).into(), watch)?;
-    folios::outside(size, "", &mut session)?;
-    Ok(session.bench.results)
-}
-
 /// Begins, if the tables can be run: before minutes are spent.
 fn session<'a>(settings: &PinSettings, part: &Part, watch: Watch<'a>) -> Result<Session<'a>> {
     let &PinSettings { size, rounds, .. } = settings;
     check(size)?;
     let sentence = format!("{size} held ({} pages), {rounds} rounds", size.get() >> 12);
-    Ok(Session::new(sentence, part, rounds, watch))
+    Ok(part.session(sentence, rounds, watch))
 }
 
 /// Checks that so much memory is measured, and can be described here.

@@ -1,6 +1,6 @@
-//! `uzone bench restore`: a virtual machine that runs on from an image while its memory is brought in.
+//! `uzone-bench restore`: a virtual machine that runs on from an image while its memory is brought in.
 //!
-//! The image is that of `uzone bench snapshot`, raw and packed, in the page cache. The machine is memory that
+//! The image is that of `uzone-bench snapshot`, raw and packed, in the page cache. The machine is memory that
 //! is registered with a userfaultfd as Firecracker registers it, and threads that touch it; the descriptor is
 //! handed to what answers, as it is to a server.
 //!
@@ -30,7 +30,8 @@ mod neighbour;
 use self::machine::{COLD_TOUCHES, Restore};
 use super::fault::Placement;
 use super::snapshot::material::Material;
-use crate::harness::{Bench, Part, Result, Session, SnapshotSettings, Watch};
+use crate::settings::{Part, SnapshotSettings};
+use uzone_harness::{Bench, Result, Session, Watch};
 
 /// One of so many pages is in the working set, in runs of 1 to `LONGEST_RUN` pages.
 const SET_SHARE: usize = 10;
@@ -46,7 +47,7 @@ pub(crate) fn run(settings: &SnapshotSettings, part: &Part, watch: Watch<'_>) ->
         material.zero_percent(),
         settings.directory.display()
     );
-    let mut session = Session::new(asked, part, rounds, watch);
+    let mut session = part.session(asked, rounds, watch);
     let set = working_set(material.words.len());
     let ordered = material.pack_ordered(set.iter().map(|page| *page as u64).collect())?;
     let (material, all) = (&material, (0..material.words.len()).collect::<Vec<_>>());

@@ -1,4 +1,4 @@
-//! `uzone bench snapshot`: packing an image of memory, reading it, checking it, and mapping it lazily.
+//! `uzone-bench snapshot`: packing an image of memory, reading it, checking it, and mapping it lazily.
 //!
 //! The image is made of the programs and libraries of this host (`material.rs`), in a file without a name;
 //! all files are in the page cache but for rows that are cold. `zstd` is measured if it is installed.
@@ -14,9 +14,8 @@
 //!
 //! The first four are in `snapshot/pack.rs`, the others in `snapshot/touch.rs`, `snapshot/share.rs` and
 //! `snapshot/remote.rs`. The limits decode frames without hashes (`snapshot/frames.rs`), or ask the store
-//! and do nothing else (`snapshot/store.rs`). The kernel's rival is EROFS (`snapshot/erofs.rs`).
+//! and do nothing else (`snapshot/store.rs`).
 
-pub(crate) mod erofs;
 pub(crate) mod frames;
 pub(crate) mod material;
 pub(crate) mod pack;
@@ -25,31 +24,21 @@ mod share;
 pub(crate) mod store;
 mod touch;
 
-use self::erofs::Erofs;
 use self::material::Material;
-use crate::harness::{Bench, Part, Result, Session, SnapshotSettings, Watch};
+use crate::settings::{Part, SnapshotSettings};
+use uzone_harness::{Bench, Result, Session, Watch};
 
 /// Runs the tables.
 pub(crate) fn run(settings: &SnapshotSettings, part: &Part, watch: Watch<'_>) -> Result<Bench> {
     let &SnapshotSettings { size, rounds, threads, .. } = settings;
-    let mut material = Material::new(settings, watch)?;
+    let material = Material::new(settings, watch)?;
     let asked = format!(
         "an image of {size}: programs and libraries, {} % of its pages zero; {rounds} rounds, {threads} \
          threads; the files are in {}",
         material.zero_percent(),
         settings.directory.display()
     );
-    let mut session = Session::new(asked, part, rounds, watch);
-    let erofs = ["snapshot-read", "snapshot-touch-seq", "snapshot-touch-random"];
-    let erofs = erofs.into_iter().filter(|table| session.wants(table)).collect::<Vec<_>>();
-    if !erofs.is_empty() {
-        match Erofs::new(&material.directory, material.input())? {
-            Ok(made) => material.erofs = Some(made),
-            Err(reason) => {
-                erofs.iter().for_each(|table| session.skip(format!("{table}/erofs"), &*reason));
-            }
-        }
-    }
+    let mut session = part.session(asked, rounds, watch);
     if session.wants_any(&["snapshot-pack", "snapshot-unpack"]) {
         pack::tables(&material, &mut session)?;
     }

@@ -1,16 +1,16 @@
 //! The plain way and the limit, measured in the same run as ours ([`run`]).
 
-use uzone_bench::brief::{self, NumberedFile};
-use uzone_bench::{BenchError, Phase, Watch, sentence};
 use uzone_fault::Engine;
+use uzone_harness::demo::{self, NumberedFile};
+use uzone_harness::{BenchError, Phase, Watch, sentence};
 use uzone_pages::ByteLen;
 use uzone_report::Bench;
 
 use super::image::Image;
 use super::plan::Plan;
-use crate::bench::with_progress;
 use crate::exit::Failure;
 use crate::output::Output;
+use crate::progress::with_progress;
 
 /// How often the image is read again in each way.
 const READINGS: u32 = 5;
@@ -27,18 +27,18 @@ pub(super) fn run(
 ) -> Result<Bench, Failure> {
     let len = ByteLen::new(plan.size.get() / 4);
     let numbered = NumberedFile { file: &image.file, len, is_right };
-    let mut all = with_progress(out, |watch| brief::map(numbered, engine, READINGS, watch))?;
+    let mut all = with_progress(out, |watch| demo::map(numbered, engine, READINGS, watch))?;
     // Its memory may be needed below.
     drop(image);
     for part in [
         measured(out, "describing memory in several ways", |watch| {
-            brief::bind(plan.described, ROUNDS, watch)
+            demo::bind(plan.described, ROUNDS, watch)
         })?,
         measured(out, "clearing memory in several ways", |watch| {
-            brief::zero(plan.arena, ROUNDS, watch)
+            demo::zero(plan.arena, ROUNDS, watch)
         })?,
         measured(out, "pinning memory in several ways", |watch| {
-            brief::pin(plan.described, ROUNDS, watch)
+            demo::pin(plan.described, ROUNDS, watch)
         })?,
     ]
     .into_iter()

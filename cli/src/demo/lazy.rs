@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use indicatif::HumanCount;
 use serde::Serialize;
-use uzone_bench::{Adopted, machine};
 use uzone_fault::{AdoptedMemory, Engine, LazyOptions};
+use uzone_harness::{Adopted, machine};
 use uzone_os::signals::Held;
 use uzone_os::{probe, sigbus};
 use uzone_pages::ByteLen;

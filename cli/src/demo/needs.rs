@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use uzone_bench::brief;
+use uzone_harness::demo;
 use uzone_os::uffd::{Features, KernelFaults, Uffd};
 use uzone_os::{SystemRoot, file_system, memory};
 use uzone_pages::ByteLen;
@@ -96,7 +96,7 @@ fn enough_memory(plan: &Plan, is_image_in_memory: bool) -> Result<(), Lack> {
     // The image once more where it is mapped, with page tables; the file itself may be in memory too.
     let image = if is_image_in_memory { size } else { 0 };
     let mapped = image.saturating_add(size).saturating_add(size / 64);
-    let measured = brief::memory(plan.described, plan.arena).get();
+    let measured = demo::memory(plan.described, plan.arena).get();
     let mut needed = mapped.max(measured).saturating_add(PROCESS);
     if matches!(available.limited_by, memory::Limit::AddressSpace | memory::Limit::Data) {
         // There addresses count as well as memory does, and each thread has some of its own.

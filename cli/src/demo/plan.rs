@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use uzone_bench::brief;
+use uzone_harness::demo;
 use uzone_pages::ByteLen;
 
 use crate::exit::{self, Failure};
@@ -90,7 +90,7 @@ impl Plan {
             reserve,
             part: size.min(PART),
             described: reserve.min(DESCRIBED).min(ByteLen::new((size.get() * 4).max(1 << 30))),
-            arena: size.min(brief::ARENA).max(LEAST_ARENA),
+            arena: size.min(demo::ARENA).max(LEAST_ARENA),
             directory: args.dir.clone().unwrap_or_else(std::env::temp_dir),
             output: args.output.clone(),
         })

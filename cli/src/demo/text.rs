@@ -5,11 +5,11 @@ use std::fmt::Write as _;
 use comfy_table::CellAlignment;
 use indicatif::HumanCount;
 use uzone_pages::ByteLen;
+use uzone_report::number;
 use uzone_report::results::{Row, noisy};
 
 use super::{Demo, USER_MODE};
-use crate::bench::{ns, number};
-use crate::output::{Report, Style, Tone, table};
+use crate::output::{Report, Style, Tone, ns, table};
 
 /// What a plain row is about, as a length.
 fn len(row: &Row) -> ByteLen {
@@ -72,7 +72,7 @@ impl Report for Demo {
         }
         let _ = writeln!(
             text,
-            "Next:     uzone doctor (what this machine offers), uzone bench fault --size 256M (more figures)"
+            "Next:     uzone doctor (what this machine offers), uzone-bench fault --size 256M (more figures)"
         );
         text
     }

@@ -7,7 +7,7 @@ use std::error::Error;
 use std::io;
 
 use serde::Serialize;
-use uzone_bench::sentence;
+use uzone_harness::sentence;
 use uzone_os::dax::DaxDevice;
 use uzone_os::hugepages::{self, Pool};
 use uzone_os::memory::{Available, Limit};

@@ -12,9 +12,13 @@ use std::path::Path;
 use uzone_pages::{ByteLen, Order, Tails};
 use uzone_zone::{BindError, Region};
 
-use super::rows::{check_descriptors, rebind};
-use super::{SHAPES, fill_lines, keeping, linux, naive};
-use crate::harness::{BindSettings, Result, Role, Session, Suite, index, present};
+use uzone_harness::fill_lines;
+use uzone_harness::ways::bind::{check_descriptors, keeping, linux, rebind};
+use uzone_harness::ways::naive_bind as naive;
+
+use super::SHAPES;
+use crate::settings::BindSettings;
+use uzone_harness::{Result, Role, Session, Suite, index, present};
 
 /// What its ids begin with.
 pub(super) const TABLE: &str = "bind-dax";

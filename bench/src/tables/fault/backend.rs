@@ -1,15 +1,16 @@
 //! What the pages of a table are made of: [`Backend`].
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use uzone_fault::{Backing, Engine, HugePages, LazyMapping, LazyOptions, MemoryBacking};
 use uzone_os::{Access, Mapping, Sharing};
 use uzone_pages::{ByteLen, PageSize};
 
-use super::bare::{Answer, Bare, BareThread};
+use uzone_harness::ways::one_page::{Answer, OnePage};
+
+use super::bare_thread::BareThread;
 use super::source::{Source, map_memory_file};
-use crate::harness::{Result, anonymous};
+use uzone_harness::{Result, anonymous};
 
 /// What pages are made of.
 pub(super) enum Backend<'a> {
@@ -52,8 +53,8 @@ impl Backend<'_> {
         }
     }
 
-    /// Returns memory of a handler that answers one page at a time, and looks for faults for so long before it sleeps.
-    pub(super) fn bare(&self, len: ByteLen, spin: Option<Duration>) -> Result<Bare> {
+    /// Returns memory whose faults a handler answers page by page.
+    pub(super) fn one_page(&self, len: ByteLen) -> Result<OnePage> {
         let (memory, answer) = match self {
             Self::File(_, mapped) => (anonymous(len)?, Answer::Copy(mapped.clone())),
             Self::HugeCopy(_, mapped) => {
@@ -63,7 +64,7 @@ impl Backend<'_> {
                 (map_memory_file(memory, len, Access::ReadWrite)?, Answer::Continue)
             }
         };
-        Bare::new(memory, answer, spin)
+        OnePage::new(memory, answer)
     }
 
     /// Returns memory that threads fill for themselves, as many pages at once as a window of `order` has. Not

@@ -4,12 +4,13 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use super::bare::{Answer, Bare};
+use uzone_harness::ways::one_page::{Answer, OnePage};
+
 use super::run::{Ours, Run, Visits};
 use super::scan::BY_DEFAULT;
 use super::source::{PAGE, Source};
 use super::touch::{Pattern, Placement};
-use crate::harness::{BenchError, Counted, Reads, Result, Role, Suite};
+use uzone_harness::{BenchError, Counted, Reads, Result, Role, Suite};
 
 /// How many pages are touched at most: a device takes its time.
 const MOST: usize = 512;
@@ -76,14 +77,14 @@ pub(super) fn table(run: &mut Run<'_>, file: &Source) -> Result {
         file.chill()?;
         let file = shared.clone();
         let read = move |offset, page: &mut [u8]| file.read_exact_at(page, offset);
-        Bare::anonymous(len, Answer::Fetch(Arc::new(read)), None)
+        OnePage::anonymous(len, Answer::Fetch(Arc::new(read)))
     });
     visits.add(&mut suite, Role::Limit, "read", "limit, a page read and not mapped", move || {
         file.chill()?;
         Ok(Plain(plain.clone()))
     });
     for order in [Some(0), Some(4), None] {
-        let Ours { row, name, options } = Ours::new(order, placement)?;
+        let Ours { row, name, options } = Ours::new(order)?;
         visits.add(&mut suite, Role::Ours, &row, name, move || {
             file.chill()?;
             Ok(engine.map(len, file.backing()?, &options)?)
@@ -95,7 +96,6 @@ pub(super) fn table(run: &mut Run<'_>, file: &Source) -> Result {
     suite.naive("kernel").limit("read").each_spec(|spec| {
         (spec.row.items, spec.row.cold) = (touched, true);
         spec.touch_naive = Some(spec.of_table("kernel"));
-        spec.waiting_alike = Some(spec.of_table("one-page"));
     });
     let title =
         format!("A file of {len} that the page cache has forgotten: {touched} random touches");

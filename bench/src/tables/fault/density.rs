@@ -11,7 +11,7 @@ use super::backend::Backend;
 use super::run::{Ours, Run, Visits, Ways};
 use super::source::{self, PAGE, Source};
 use super::touch::{Pattern, Placement};
-use crate::harness::{Result, Role, Suite};
+use uzone_harness::{Result, Role, Suite};
 
 /// A part of the pages.
 struct Density {
@@ -51,7 +51,7 @@ struct Tables<'a> {
     /// What their ids begin with.
     id: String,
     densities: &'static [Density],
-    ours: fn(Option<u8>, &Placement) -> Result<Ours>,
+    ours: fn(Option<u8>) -> Result<Ours>,
     placement: &'a Placement,
 }
 
@@ -89,7 +89,7 @@ impl<'a> Tables<'a> {
             suite.rounds = density.rounds;
             for window in std::iter::once(None).chain(density.windows.iter().copied().map(Some)) {
                 let role = if window.is_none() { Role::Ours } else { Role::Variant };
-                let spec = ways.add_ours(&mut suite, role, (self.ours)(window, placement)?);
+                let spec = ways.add_ours(&mut suite, role, (self.ours)(window)?);
                 (spec.row.items, spec.is_rival) = (touched, true);
             }
             let title = format!(

@@ -5,7 +5,7 @@ use std::time::Duration;
 use uzone_pages::ByteLen;
 
 use super::touch::Pattern;
-use crate::harness::Published;
+use uzone_harness::Published;
 
 /// The orders of the windows, as published.
 pub(super) const ORDERS: [u8; 7] = [0, 1, 3, 4, 5, 7, 9];

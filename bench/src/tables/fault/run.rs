@@ -1,7 +1,6 @@
-//! What the tables of `uzone bench fault` share: what they are run with ([`Run`]), one way of ours ([`Ours`]), and
+//! What the tables of `uzone-bench fault` share: what they are run with ([`Run`]), one way of ours ([`Ours`]), and
 //! rows whose memory is visited in one step ([`Visits`], [`Ways`]).
 
-use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,16 +10,13 @@ use uzone_pages::{Advice, ByteLen, FaultAround};
 use super::backend::Backend;
 use super::source::{PAGE, word};
 use super::touch::{Placement, touch};
-use crate::harness::{
-    Counted, FaultSettings, Found, Result, Role, RowSpec, Session, Suite, counted,
-};
+use crate::settings::FaultSettings;
+use uzone_harness::{Counted, Found, Result, Role, RowSpec, Session, Suite, counted};
 
 /// What the tables are run with.
 pub(super) struct Run<'a> {
     pub(super) session: Session<'a>,
     pub(super) settings: &'a FaultSettings,
-    /// Whether mappings can have transparent huge pages.
-    pub(super) has_huge: bool,
 }
 
 impl Run<'_> {
@@ -46,7 +42,7 @@ pub(super) struct Ours {
 
 impl Ours {
     /// A window of so many pages, or the one that adapts.
-    pub(super) fn new(order: Option<u8>, placement: &Placement) -> Result<Self> {
+    pub(super) fn new(order: Option<u8>) -> Result<Self> {
         let (row, name, advice, size) = match order {
             Some(order) => {
                 let pages = 1_u64 << order;
@@ -60,24 +56,13 @@ impl Ours {
                 ("auto".to_owned(), "ours, auto".to_owned(), Advice::Auto, FaultAround::DEFAULT)
             }
         };
-        let mut options = LazyOptions::default().advice(advice).fault_around(size);
-        if let Some(spin) = placement.spin {
-            options = options.spin(spin);
-        }
+        let options = LazyOptions::default().advice(advice).fault_around(size);
         Ok(Self { row, name, options })
     }
 
-    /// The same, and two threads answer for the mapping.
-    pub(super) fn two_readers(order: Option<u8>, placement: &Placement) -> Result<Self> {
-        let Self { row, name, options } = Self::new(order, placement)?;
-        let options = options.answer(Answer::Reader).own_reader(Vec::new());
-        let options = options.readers(NonZeroUsize::MIN.saturating_add(1));
-        Ok(Self { row: format!("readers-2-{row}"), name: format!("{name}, two readers"), options })
-    }
-
     /// The same, and the threads that take faults answer them.
-    pub(super) fn in_thread(order: Option<u8>, placement: &Placement) -> Result<Self> {
-        let Self { row, name, options } = Self::new(order, placement)?;
+    pub(super) fn in_thread(order: Option<u8>) -> Result<Self> {
+        let Self { row, name, options } = Self::new(order)?;
         let options = options.answer(Answer::InThread);
         Ok(Self { row: format!("thread-{row}"), name: format!("{name}, in the thread"), options })
     }
@@ -172,7 +157,7 @@ impl<'a, V: Visitor + Copy + 'a> Ways<'a, V> {
     /// Adds the naive row, a one-page handler as published examples have it.
     pub(super) fn add_naive(self, suite: &mut Suite<'a>) {
         let name = "one page, poll and read";
-        let open = move || self.backend.bare(self.len, None);
+        let open = move || self.backend.one_page(self.len);
         self.visits.add(suite, Role::Naive, "naive", name, open);
     }
 
@@ -208,10 +193,9 @@ impl<'a, V: Visitor + Copy + 'a> Ways<'a, V> {
     /// Adds the naive row, ours by each window and with either thread, and the kernel's.
     pub(super) fn add_all(self, suite: &mut Suite<'a>, orders: &[u8]) -> Result {
         self.add_naive(suite);
-        let placement = self.visits.placement;
         for order in orders.iter().copied().map(Some).chain([None]) {
-            self.add_ours(suite, Role::Ours, Ours::new(order, placement)?);
-            self.add_ours(suite, Role::Ours, Ours::in_thread(order, placement)?);
+            self.add_ours(suite, Role::Ours, Ours::new(order)?);
+            self.add_ours(suite, Role::Ours, Ours::in_thread(order)?);
         }
         self.add_kernel(suite);
         suite.naive("naive");

@@ -6,8 +6,8 @@ use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::harness::{BenchError, Result, index, place};
 use uzone_fault::FileBacking;
+use uzone_harness::{BenchError, Result, index};
 use uzone_os::{Access, Mapping, Sharing, file_system, page_cache};
 use uzone_pages::{ByteLen, PageSize};
 
@@ -20,16 +20,6 @@ const PIECE: usize = 1 << 20;
 /// Returns the 8 bytes that stand at a multiple of 8.
 pub(super) fn word(offset: u64) -> u64 {
     (offset / 8 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
-}
-
-/// Writes the one word of each page that is looked at.
-pub(super) fn mark(offset: u64, pages: &mut [u8]) {
-    for (index, page) in pages.chunks_exact_mut(4096).enumerate() {
-        let start = offset + index as u64 * PAGE;
-        let at = place(start / PAGE);
-        let inside = usize::try_from(at - start).unwrap_or(0);
-        page[inside..inside + 8].copy_from_slice(&word(at).to_ne_bytes());
-    }
 }
 
 fn fill(offset: u64, out: &mut [u8]) {
@@ -62,12 +52,6 @@ pub(super) struct Source {
 impl Source {
     pub(super) fn new(directory: &Path, len: ByteLen) -> Result<Self> {
         Self::write(directory, len, |file| each_piece(len, |_, bytes| file.write_all(bytes)))
-    }
-
-    /// A file of these bytes, which are whole pages.
-    pub(super) fn of(directory: &Path, bytes: &[u8]) -> Result<Self> {
-        let len = ByteLen::new(bytes.len() as u64);
-        Self::write(directory, len, |file| file.write_all(bytes))
     }
 
     fn write(

@@ -10,7 +10,7 @@ use uzone_pages::ByteLen;
 use super::run::{Ours, Run, Visitor, Visits};
 use super::source::{PAGE, Source, word};
 use super::touch::{Pattern, Placement};
-use crate::harness::{BenchError, Counted, Result, Role, Suite, check_word, counted, place};
+use uzone_harness::{BenchError, Counted, Result, Role, Suite, check_word, counted, place};
 
 /// How much is touched at most.
 const MOST: ByteLen = ByteLen::mib(256);
@@ -60,7 +60,7 @@ pub(super) fn table(run: &mut Run<'_>, file: &Source, placement: &Placement) -> 
     let engine = &placement.engine()?;
     let mut suite = Suite::new("fault-stall", rest);
     for order in [Some(0), Some(4), None] {
-        let Ours { row, name, options } = Ours::new(order, placement)?;
+        let Ours { row, name, options } = Ours::new(order)?;
         for (state, is_stalled) in [("free", false), ("stalled", true)] {
             let what = if is_stalled { "one page stalled" } else { "all ready" };
             let (id, options) = (format!("{row}-{state}"), options.clone());

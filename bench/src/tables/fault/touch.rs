@@ -1,7 +1,6 @@
 //! Which pages are touched, by which threads, and on which CPUs these and the handler run.
 
 use std::num::NonZeroUsize;
-use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use uzone_fault::{Engine, EngineOptions};
@@ -9,7 +8,8 @@ use uzone_os::{numa, thread_faults};
 use uzone_pages::ByteLen;
 
 use super::source::PAGE;
-use crate::harness::{BenchError, Found, Reads, Result, nanoseconds, place};
+use uzone_harness::ways::threads::{Share, on, together, usable_cpus};
+use uzone_harness::{BenchError, Found, Reads, Result, nanoseconds, place};
 
 /// In which order pages are touched.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -73,8 +73,6 @@ pub(crate) struct Placement {
     pub(crate) is_first: bool,
     touchers: Vec<u32>,
     pub(crate) handler: Vec<u32>,
-    /// For how long ours looks for faults before it sleeps; `None` for what it does by itself.
-    pub(crate) spin: Option<Duration>,
 }
 
 impl Placement {
@@ -102,8 +100,6 @@ impl Placement {
             is_first: !is_apart,
             touchers: vec![first],
             handler: vec![first],
-            // A polling handler would keep the reader that it has woken from running.
-            spin: Some(Duration::ZERO),
         });
         all.extend(threads.iter().filter(|&&threads| threads > 1).map(|&threads| Self {
             id: format!("-{threads}"),
@@ -128,32 +124,12 @@ impl Placement {
             is_first: true,
             touchers: cpus.clone(),
             handler: cpus,
-            spin: None,
         })
     }
 
-    /// Returns the places that a caller can choose for the handler, and the id of each, while so many threads
-    /// touch: on the first CPU, or where the scheduler puts them. The first restricts no handler.
-    pub(super) fn of_handler(threads: usize, is_kept: bool) -> Result<Vec<(&'static str, Self)>> {
-        let anywhere = Self::anywhere()?;
-        let all = anywhere.handler.clone();
-        let one = |cpu: Option<&u32>| cpu.map_or_else(Vec::new, |cpu| vec![*cpu]);
-        let (first, last) = (one(all.first()), one(all.last()));
-        let touchers = if is_kept { first.clone() } else { all.clone() };
-        let sleeps = Some(Duration::ZERO);
-        let places = [
-            ("default", "where it is by default", all.clone(), None),
-            ("first", "on the first CPU, sleeping", first, sleeps),
-            ("last", "on the last CPU, looking for faults", last.clone(), None),
-            ("last-sleeps", "on the last CPU, sleeping", last, sleeps),
-            ("any-sleeps", "on any CPU, sleeping", all, sleeps),
-        ];
-        let place = |(id, title, handler, spin): (_, &str, _, _)| {
-            let title = format!("the handler {title}");
-            let touchers = touchers.clone();
-            (id, Self { title, threads, touchers, handler, spin, ..anywhere.clone() })
-        };
-        Ok(places.map(place).into())
+    /// Returns whether the handler has the CPU of the toucher.
+    pub(crate) fn is_same(&self) -> bool {
+        self.handler.len() == 1 && self.handler == self.touchers
     }
 
     /// Starts an engine whose threads run where the handler does.
@@ -173,42 +149,6 @@ impl Placement {
     /// Does something where memory is touched.
     pub(super) fn by_toucher<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         on(&self.touchers, work)
-    }
-}
-
-/// Returns the CPUs that this process may use.
-pub(crate) fn usable_cpus() -> Result<Vec<u32>> {
-    Ok(numa::usable(&(0..1024).collect::<Vec<_>>())?)
-}
-
-/// Does something in a thread of its own, on these CPUs.
-pub(crate) fn on<T: Send>(cpus: &[u32], work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-    std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().spawn_scoped(scope, || {
-            numa::keep_thread_to(cpus)?;
-            work()
-        });
-        let thread = thread.map_err(|_| BenchError::threads(1))?;
-        thread.join().unwrap_or_else(|_| Err(BenchError::threads(1)))
-    })
-}
-
-/// One thread's share of touching: from when to when, and what it found.
-pub(crate) struct Share {
-    begun: Instant,
-    ended: Instant,
-    pub(crate) found: Found,
-}
-
-impl Share {
-    /// Does some work. What the kernel counts as faults of the thread are its faults.
-    pub(crate) fn of(work: impl FnOnce() -> Result) -> Result<Self> {
-        let before = thread_faults();
-        let begun = Instant::now();
-        work()?;
-        let ended = Instant::now();
-        let (elapsed, faults) = (ended - begun, thread_faults().saturating_sub(before));
-        Ok(Self { begun, ended, found: Found { elapsed, faults, ..Found::default() } })
     }
 }
 
@@ -283,28 +223,6 @@ pub(crate) fn touch<M: Reads>(
         (share.found.touches_ns, share.found.demand_ns) = (times.all_ns, times.demand_ns);
         Ok(share)
     })
-}
-
-/// Runs `work` on `threads` threads. It gets the number of its thread, and the barrier at which all start. The time
-/// is that from the start of the first to the end of the last.
-pub(crate) fn together(
-    threads: usize,
-    work: impl Fn(usize, &Barrier) -> Result<Share> + Sync,
-) -> Result<Found> {
-    let (start, work) = (&Barrier::new(threads), &work);
-    let shares: Vec<Share> = std::thread::scope(|scope| {
-        let threads: Vec<_> =
-            (0..threads).map(|part| scope.spawn(move || work(part, start))).collect();
-        let failed = BenchError::threads(threads.len());
-        let joined = threads.into_iter().map(|thread| thread.join().ok());
-        joined.collect::<Option<Result<_>>>().unwrap_or(Err(failed))
-    })?;
-    let begun = shares.iter().map(|share| share.begun).min();
-    let ended = shares.iter().map(|share| share.ended).max();
-    let elapsed = begun.zip(ended).map_or(Duration::ZERO, |(begun, ended)| ended - begun);
-    let mut all = Found::default();
-    shares.into_iter().for_each(|share| all.add(share.found));
-    Ok(Found { elapsed, ..all })
 }
 
 #[cfg(test)]

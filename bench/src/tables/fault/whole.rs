@@ -12,8 +12,10 @@ use super::backend::Backend;
 use super::published::{IN_ORDER, RANDOM, published};
 use super::run::{Run, Visitor, Visits, Ways};
 use super::source::{PAGE, Source, word};
-use super::touch::{Pattern, Placement, Share, together};
-use crate::harness::{BenchError, Counted, Found, Reads, Result, Suite, WholeSettings};
+use super::touch::{Pattern, Placement};
+use crate::settings::WholeSettings;
+use uzone_harness::ways::threads::{Share, together};
+use uzone_harness::{BenchError, Counted, Found, Reads, Result, Suite};
 
 /// Tables with so many threads have at most so many rounds.
 const MANY: usize = 32;

@@ -14,7 +14,7 @@ use uzone_pages::ByteLen;
 use super::run::{Ours, Run};
 use super::source::PAGE;
 use super::touch::{Pattern, Placement};
-use crate::harness::{BenchError, Found, Result, Role, Suite, check_word, nanoseconds};
+use uzone_harness::{BenchError, Found, Result, Role, Suite, check_word, nanoseconds};
 
 /// How much is written at most.
 const MOST: ByteLen = ByteLen::mib(64);
@@ -40,7 +40,7 @@ fn write(
     let len = memory.len().min(MOST);
     let parts = pattern.parts(len, PAGE, 1);
     let offsets = &parts.concat()[..];
-    let free = Ours::new(None, placement)?.options;
+    let free = Ours::new(None)?.options;
     let tracked = |track, answer| free.clone().answer(answer).track_writes(track);
     let event = |answer| tracked(WriteTracking::Sync, answer);
     let recorded = |answer| tracked(WriteTracking::Async, answer);

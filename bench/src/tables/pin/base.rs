@@ -3,12 +3,13 @@
 use uzone_pages::{ByteLen, Order, PageCount, PfnRange};
 use uzone_zone::Zone;
 
-use super::naive::Naive;
-use super::shared::{
+use crate::settings::PinSettings;
+use uzone_harness::ways::naive_pin::Naive;
+use uzone_harness::ways::pin::{
     CALL_PAGES, Run, bare_add, bare_sub, bind, calls, check_pins, compare, role, timed_alone,
     timed_both, timed_each, words,
 };
-use crate::harness::{PinSettings, Result, Session, Suite, timed};
+use uzone_harness::{Result, Session, Suite, timed};
 
 pub(super) fn run(settings: &PinSettings, session: &mut Session<'_>) -> Result {
     let size = settings.size;

@@ -8,12 +8,12 @@ use uzone_zone::{
     AltmapOptions, BindOptions, Init, Pagemap, Pinned, RawGuard, Redeemed, Region, Zone,
 };
 
-use super::naive::Naive;
-use super::shared::{
+use uzone_harness::ways::naive_pin::Naive;
+use uzone_harness::ways::pin::{
     CALL_BYTES, CALL_ENTRIES, CALL_PAGES, Run, bare_add, bare_sub, bind, calls, check_pins,
     compare, published, role, timed_alone, timed_both, timed_each, words,
 };
-use crate::harness::{BenchError, Published, Result, Session, Suite, timed};
+use uzone_harness::{BenchError, Published, Result, Session, Suite, timed};
 
 /// One table: a way of describing the region, and what was published of it.
 struct Shape {
@@ -37,7 +37,7 @@ pub(super) fn run(size: ByteLen, suffix: &str, session: &mut Session<'_>) -> Res
 }
 
 /// Descriptors in memory of their own.
-pub(super) fn outside(size: ByteLen, suffix: &str, session: &mut Session<'_>) -> Result {
+fn outside(size: ByteLen, suffix: &str, session: &mut Session<'_>) -> Result {
     let zone = Zone::with_keep_limit(ByteLen::ZERO);
     let folios = bind(&zone, size, Order::PMD)?;
     let shape = Shape {

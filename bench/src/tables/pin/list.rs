@@ -9,9 +9,10 @@ use uzone_stream::{Pattern, Streaming};
 use uzone_zone::{Pagemap, Pinned, PinnedRanges, Zone};
 use zerocopy::IntoBytes;
 
-use super::naive::Naive;
-use super::shared::{CALL_ENTRIES, CALL_PAGES, Run, bind, calls, present};
-use crate::harness::{BenchError, PinSettings, Result, Role, Session, Suite, timed};
+use crate::settings::PinSettings;
+use uzone_harness::ways::naive_pin::Naive;
+use uzone_harness::ways::pin::{CALL_ENTRIES, CALL_PAGES, Run, bind, calls, present};
+use uzone_harness::{BenchError, Result, Role, Session, Suite, timed};
 
 /// Pins call by call, and writes each list behind the one before, or over it.
 struct Calls<'a> {

@@ -9,9 +9,10 @@ use std::sync::atomic::AtomicU64;
 use uzone_pages::{ByteLen, Order, PageCount, PfnRange};
 use uzone_zone::Zone;
 
-use super::shared::{CALL_PAGES, bare_add, bare_sub, bind, role, words};
-use crate::harness::{PinSettings, Result, Session, Suite};
-use crate::tables::fault::{Share, together};
+use crate::settings::PinSettings;
+use uzone_harness::ways::pin::{CALL_PAGES, bare_add, bare_sub, bind, role, words};
+use uzone_harness::ways::threads::{Share, together};
+use uzone_harness::{Result, Session, Suite};
 
 /// How many pages' worth of passes a sample is: milliseconds.
 const SAMPLE_PAGES: u64 = 1 << 28;

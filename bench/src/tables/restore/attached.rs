@@ -1,6 +1,6 @@
 //! A server as a process of its own, and clones that attach to it and share its pages: the row `attach`.
 //!
-//! The server is the command that runs this, started again. Its memory counts, and its CPU time does not.
+//! The server is the command `uzone` beside this program. Its memory counts, and its CPU time does not.
 
 use std::fs;
 use std::io;
@@ -12,8 +12,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use uzone_attach::{AttachOptions, AttachedMemory};
 
 use super::machine::Restore;
-use crate::harness::{Found, Result};
 use crate::tables::snapshot::material::failed;
+use uzone_harness::{Found, Result};
 
 /// How long a server may take to listen.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -27,9 +27,8 @@ pub(super) struct Server {
 impl Server {
     pub(super) fn start(restore: &Restore<'_>) -> Result<Self> {
         let program = std::env::current_exe().map_err(failed)?;
-        if program.file_stem().is_none_or(|name| name != "uzone") {
-            return Err(failed(io::Error::other("the program that runs is no server")));
-        }
+        // The command is installed, and built, beside this program.
+        let program = program.with_file_name("uzone");
         let material = restore.material;
         let folder = material.directory.join(format!("uzone-bench-attach-{}", std::process::id()));
         fs::create_dir(&folder).map_err(failed)?;

@@ -15,8 +15,8 @@ use uzone_os::Sharing;
 
 use super::attached::Server;
 use super::machine::{COLD_TOUCHES, Restore, machine};
-use crate::harness::{BenchError, Found, Result, Role, Session, Suite, sentence};
 use crate::tables::snapshot::material::PAGE;
+use uzone_harness::{BenchError, Found, Result, Role, Session, Suite, sentence};
 
 const TABLE: &str = "restore-clones";
 /// How many clones there are.

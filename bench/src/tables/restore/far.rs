@@ -15,11 +15,11 @@ use uzone_fault::LazyOptions;
 use uzone_snapshot::SnapshotBacking;
 
 use super::machine::{CACHE, Restore, machine};
-use crate::harness::{Found, Result, Role, Session, Suite};
-use crate::tables::fault::{Answer, Bare};
 use crate::tables::snapshot::frames;
 use crate::tables::snapshot::material::failed;
 use crate::tables::snapshot::store::{Store, distance};
+use uzone_harness::ways::one_page::{Answer, OnePage};
+use uzone_harness::{Found, Result, Role, Session, Suite};
 
 /// How many connections fill the link.
 const CONNECTIONS: usize = 64;
@@ -57,7 +57,7 @@ fn measure(table: &str, what: &str, restore: Restore<'_>, session: &mut Session<
             Ok(())
         };
         let answer = Answer::Fetch(Arc::new(fetch));
-        let handler = || Bare::anonymous(restore.len(), answer, None);
+        let handler = || OnePage::anonymous(restore.len(), answer);
         restore.found(row, &restore.placement.by_handler(handler)?, offsets)
     });
     for (row, name, role) in [

@@ -15,13 +15,14 @@ use uzone_os::{Access, Anonymous, Mapping, Sharing};
 use uzone_pages::{Advice, ByteLen};
 use uzone_snapshot::{FrameCache, SnapshotBacking};
 
-use crate::harness::{
-    Adopted, Counted, Found, Reads, Result, Role, Session, Suite, counted, index, place, registered,
-};
-use crate::tables::fault::{Answer, Bare, Placement, touch};
+use crate::tables::fault::{Placement, touch};
 use crate::tables::snapshot::frames::{self, Reader};
 use crate::tables::snapshot::material::{FRAME, Material, PAGE, decode, failed, open};
 use crate::tables::snapshot::pack::forget;
+use uzone_harness::ways::one_page::{Answer, OnePage};
+use uzone_harness::{
+    Adopted, Counted, Found, Reads, Result, Role, Session, Suite, counted, index, place, registered,
+};
 
 /// Room for decoded frames, as an image has it by default.
 pub(super) const CACHE: ByteLen = ByteLen::mib(64);
@@ -143,7 +144,7 @@ impl<'a> Restore<'a> {
     /// is not the CPU of the machine.
     pub(super) fn engine(&self) -> Result<Engine> {
         let options = EngineOptions::default().readers(NonZeroUsize::MIN);
-        if self.placement.spin.is_some() {
+        if self.placement.is_same() {
             return self.placement.by_handler(|| Ok(Engine::with(options)?));
         }
         Ok(Engine::with(options.cpus(self.placement.handler.clone()))?)
@@ -250,13 +251,10 @@ impl<'a> Restore<'a> {
         suite.faults(Role::Naive, "naive", "one page a fault, raw", move |row| {
             this.chill()?;
             let answer = Answer::Copy(source.clone().map_or_else(mapped, Ok)?);
-            let memory = this.placement.by_handler(|| Bare::anonymous(len, answer, None))?;
+            let memory = this.placement.by_handler(|| OnePage::anonymous(len, answer))?;
             this.found(row, &memory, offsets)
         });
-        let mut options = LazyOptions::default();
-        if let Some(spin) = self.placement.spin {
-            options = options.spin(spin);
-        }
+        let options = LazyOptions::default();
         for Way { row, name, open, set, is_replayed } in self.ways() {
             let options = set(self, options.clone());
             let is_recorded = row == RECORD;
@@ -322,7 +320,7 @@ impl<'a> Restore<'a> {
         });
         let wanted = self.frames();
         // As many as ours can have at once: one where the handler has the CPU of the machine.
-        suite.threads = if self.placement.spin.is_some() { 1 } else { self.material.threads };
+        suite.threads = if self.placement.is_same() { 1 } else { self.material.threads };
         let threads = suite.threads;
         suite.faults(Role::Peer, "decode", "decoding the frames alone", move |_| {
             this.chill()?;

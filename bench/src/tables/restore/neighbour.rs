@@ -18,10 +18,10 @@ use std::time::{Duration, Instant};
 use uzone_fault::{Budget, Engine, EngineOptions, LazyOptions};
 
 use super::machine::Restore;
-use crate::harness::{
+use crate::tables::snapshot::material::{Material, PAGE};
+use uzone_harness::{
     Adopted, BenchError, Found, Reads, Result, Role, Session, Suite, check_word, nanoseconds, place,
 };
-use crate::tables::snapshot::material::{Material, PAGE};
 
 /// How long the quiet machine runs between its faults.
 const PAUSE: Duration = Duration::from_millis(2);

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use zstd::bulk::{Compressor, Decompressor};
 
-use crate::harness::BenchError;
+use uzone_harness::BenchError;
 
 /// How many bytes are compressed together, and the level of zstd of every row.
 pub(crate) const FRAME: usize = 64 << 10;

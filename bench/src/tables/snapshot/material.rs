@@ -17,10 +17,10 @@ use uzone_os::file_system;
 use uzone_pages::ByteLen;
 use uzone_snapshot::{Codec, FileSource, FrameCache, Image, OpenOptions, Packed, Packer};
 
-use super::erofs::Erofs;
 use super::frames::{self, Reader, Stored};
 pub(crate) use super::frames::{FRAME, LEVEL, failed};
-use crate::harness::{BenchError, Phase, Result, SnapshotSettings, Watch, index, place};
+use crate::settings::SnapshotSettings;
+use uzone_harness::{BenchError, Phase, Result, Watch, index, place};
 
 pub(crate) const PAGE: usize = 4096;
 
@@ -54,8 +54,6 @@ pub(crate) struct Material {
     /// A word of each page, which is checked when it is touched.
     pub(crate) words: Vec<u64>,
     zero_pages: usize,
-    /// The bytes of the image in EROFS, if a table wants them.
-    pub(super) erofs: Option<Erofs>,
 }
 
 impl Material {
@@ -97,7 +95,6 @@ impl Material {
             is_zero,
             words,
             zero_pages,
-            erofs: None,
         };
         let (packed, result) = material.pack(Codec::Zstd)?;
         (material.packed, material.packed_len) = (packed, result.file_bytes);

@@ -14,7 +14,7 @@ use uzone_snapshot::{Codec, Image};
 
 use super::frames::{self, Reader};
 use super::material::{FRAME, LEVEL, Material, decode, failed, random_frames};
-use crate::harness::{BenchError, Result, Role, Session, Suite, bytes, index, timed};
+use uzone_harness::{BenchError, Result, Role, Session, Suite, bytes, index, timed};
 
 /// How many random places a row reads.
 const READS: usize = 256;
@@ -238,10 +238,6 @@ pub(super) fn read(material: &Material, session: &mut Session<'_>) -> Result {
     suite.add(Role::Naive, "zeekstd", name, |_| places.seek(material));
     suite.add(Role::Limit, "decode", "decoding a frame alone", |_| places.decode(material));
     suite.add(Role::Peer, "raw", "preadv of the raw bytes", |_| places.read_file(&material.raw));
-    if let Some(erofs) = &material.erofs {
-        suite
-            .add(Role::Peer, "erofs", erofs.name("preadv of"), |_| places.read_file(erofs.open()?));
-    }
     let room = ByteLen::new(2 * suite.bytes);
     for (row, name, cache, role) in [
         ("ours", "ours, decoded each time", ByteLen::ZERO, Role::Ours),

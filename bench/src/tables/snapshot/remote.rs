@@ -15,7 +15,7 @@ use super::material::{FRAME, Material, PAGE, failed, random_frames};
 use super::pack::read_each;
 use super::store::{Store, distance};
 use super::touch::{CACHE, check};
-use crate::harness::{Result, Role, Session, Suite, check_word, index, place, timed};
+use uzone_harness::{Result, Role, Session, Suite, check_word, index, place, timed};
 
 /// How many random pages are read, one after the other.
 const READS: usize = 96;

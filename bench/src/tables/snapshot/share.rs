@@ -10,7 +10,7 @@ use uzone_snapshot::SnapshotBacking;
 
 use super::material::{Material, PAGE, failed};
 use super::touch::{CACHE, check};
-use crate::harness::{Result, Role, Session, Suite, timed};
+use uzone_harness::{Result, Role, Session, Suite, timed};
 
 /// Touches every page in order, of an image whose pages another mapping has touched before.
 pub(super) fn in_order(material: &Material, session: &mut Session<'_>) -> Result {

@@ -20,7 +20,7 @@ use uzone_pages::ByteLen;
 use uzone_snapshot::{FrameCache, Image, ObjectSource, OpenOptions};
 
 use super::frames::failed;
-use crate::harness::Result;
+use uzone_harness::Result;
 
 /// How long each answer takes to start.
 const LATENCY: Duration = Duration::from_millis(5);

@@ -2,22 +2,21 @@
 
 use std::hint::black_box;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use uzone_fault::{Engine, EngineOptions, LazyOptions};
 use uzone_os::uffd::{Answered, Features, Fill, Install};
-use uzone_os::{Access, Anonymous, Mapping, Sharing};
+use uzone_os::{Anonymous, Mapping};
 use uzone_pages::ByteLen;
 use uzone_snapshot::{Image, SnapshotBacking};
 
 use super::frames::{self, Reader};
 use super::material::{FRAME, Material, PAGE, decode, failed, random_frames};
-use crate::harness::{
+use uzone_harness::ways::threads::{on, usable_cpus};
+use uzone_harness::{
     BenchError, Reads, Result, Role, Session, Suite, check_word, fill, place, registered, timed,
 };
-use crate::tables::fault::{on, usable_cpus};
 
 /// How many random pages are touched, each in a frame of its own.
 const TOUCHES: usize = 256;
@@ -83,14 +82,6 @@ fn add<'a>(
     suite.add(Role::Variant, "ours-same", "ours, all threads on one CPU", |row| {
         lazily(material, pages, row, usable_cpus()?.first().copied())
     });
-    if let Some(erofs) = &material.erofs {
-        suite.add(Role::Peer, "erofs", erofs.name("the kernel's mapping of"), |row| {
-            let file = OwnedFd::from(erofs.open()?.try_clone().map_err(failed)?);
-            let len = ByteLen::new(material.len as u64);
-            let memory = Mapping::file(file, 0, len, Access::ReadWrite, Sharing::Private)?;
-            timed(|| check(material, pages, row, &memory))
-        });
-    }
     suite.naive("read-first").each_spec(|spec| {
         // On one CPU there is no limit of several threads.
         if !(threads > 1 && spec.row.id.ends_with("-same")) {
@@ -173,11 +164,7 @@ fn add_limits<'a>(
 /// Maps the image and touches pages of it, with every thread on `cpu` if there is one.
 fn lazily(material: &Material, pages: &[usize], row: &str, cpu: Option<u32>) -> Result<Duration> {
     let touch = || {
-        // A polling reader would keep the thread that it has woken from running.
-        let options = match cpu {
-            Some(_) => LazyOptions::default().spin(Duration::ZERO),
-            None => LazyOptions::default(),
-        };
+        let options = LazyOptions::default();
         let engine = Engine::with(EngineOptions::default())?;
         let image = Arc::new(material.open_later(CACHE)?);
         let backing = Arc::new(SnapshotBacking::new(image));

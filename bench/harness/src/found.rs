@@ -1,0 +1,174 @@
+//! What a row finds out beyond its time: its page faults, its pauses, and how long single calls took.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use uzone_report::results::{Faults, Spread};
+use uzone_report::{float, nanoseconds};
+
+use super::rounds::median;
+
+/// What a case that takes faults finds out in a round.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// The time that counts.
+    pub elapsed: Duration,
+    /// The part of it before the first touch.
+    pub before: Duration,
+    /// The number of page faults.
+    pub faults: u64,
+    /// How many pages were mapped and never touched.
+    pub wasted: u64,
+    /// How many bytes came from object storage, and from devices.
+    pub read_bytes: u64,
+    /// How long each touch took, where that is asked for.
+    pub touches_ns: Vec<u64>,
+    /// How long each touch took that caused a page fault.
+    pub demand_ns: Vec<u64>,
+    /// How much memory each of several clones takes, in bytes.
+    pub clone_bytes: Option<u64>,
+    /// CPU time of the process, including that of making the memory. The suite sets it.
+    pub cpu: Duration,
+}
+
+impl Found {
+    /// Adds what was done before the first touch.
+    pub fn after(self, before: Duration) -> Self {
+        Self { elapsed: self.elapsed + before, before: self.before + before, ..self }
+    }
+
+    /// Adds what another thread or clone found.
+    pub fn add(&mut self, other: Self) {
+        self.elapsed += other.elapsed;
+        self.faults += other.faults;
+        self.wasted += other.wasted;
+        self.touches_ns.extend(other.touches_ns);
+        self.demand_ns.extend(other.demand_ns);
+    }
+
+    /// Returns the time until `touches` touches were done, without the time between touches.
+    fn until(&self, touches: usize) -> u64 {
+        nanoseconds(self.before) + self.touches_ns.iter().take(touches).sum::<u64>()
+    }
+}
+
+/// Where a case puts what it finds out about its faults, round by round. The first does not count.
+pub(crate) type Log = Rc<RefCell<Vec<Found>>>;
+
+/// Returns the middle one of some values.
+fn middle(values: impl Iterator<Item = u64>) -> u64 {
+    let mut values: Vec<u64> = values.collect();
+    values.sort_unstable();
+    median(&values)
+}
+
+/// Sums up the faults of a row. Compares its touches with those of the rows `naive` and `beyond`.
+pub(super) fn faults(
+    log: &Log,
+    median_ns: u64,
+    threads: usize,
+    naive: &Option<Log>,
+    beyond: &Option<Log>,
+) -> Faults {
+    let log = log.borrow();
+    let rounds = log.get(1..).unwrap_or_default();
+    let of_rounds = |of: &dyn Fn(&Found) -> u64| middle(rounds.iter().map(of));
+    let all = |of: fn(&Found) -> &[u64]| rounds.iter().flat_map(of).copied().collect::<Vec<_>>();
+    let touches_ns = all(|found| &found.touches_ns);
+    let has_touches = !touches_ns.is_empty();
+    let is_timed = threads == 1 && has_touches;
+    let half = |found: &Found| found.until(found.touches_ns.len().div_ceil(2));
+    let median_touch = |rounds: &[Found]| {
+        float(middle(rounds.iter().flat_map(|found| &found.touches_ns).copied()))
+    };
+    let compared = |other: &Option<Log>, compare: fn(f64, f64) -> f64| {
+        let other = other.as_ref().filter(|_| has_touches)?.borrow();
+        Some(compare(median_touch(rounds), median_touch(other.get(1..)?)))
+    };
+    let count = of_rounds(&|found| found.faults);
+    let clones = rounds.iter().filter_map(|found| found.clone_bytes);
+    Faults {
+        count,
+        ns_per_fault: (threads == 1 && count > 0).then(|| float(median_ns) / float(count)),
+        wasted_pages: of_rounds(&|found| found.wasted),
+        first_ns: is_timed.then(|| of_rounds(&|found| found.until(1))),
+        half_ns: is_timed.then(|| of_rounds(&half)),
+        cpu_ns: of_rounds(&|found| nanoseconds(found.cpu)),
+        read_bytes: of_rounds(&|found| found.read_bytes),
+        ratio_waiting_alike: None,
+        touch: latency(touches_ns),
+        demand: latency(all(|found| &found.demand_ns)),
+        clone_resident_bytes: clones.clone().next().map(|_| middle(clones)),
+        touch_ratio_naive: compared(naive, |mine, naive| naive / mine.max(1.0)),
+        beyond_ns: compared(beyond, |mine, other| mine - other),
+    }
+}
+
+/// Returns the smallest of times in ascending order that at least so many of 1000 do not exceed.
+fn not_exceeded(sorted: &[u64], of_1000: usize) -> u64 {
+    let rank = (sorted.len() * of_1000).div_ceil(1000).max(1);
+    sorted.get(rank - 1).copied().unwrap_or(0)
+}
+
+/// Sums up the times of single calls, in any order, with what one in a hundred and one in a thousand
+/// exceed; `None` if there is none.
+pub(super) fn latency(mut ns: Vec<u64>) -> Option<Spread> {
+    ns.sort_unstable();
+    let (p50_ns, worst_ns, count) = (median(&ns), *ns.last()?, ns.len());
+    let [p99_ns, p999_ns] = [990, 999].map(|of_1000| Some(not_exceeded(&ns, of_1000)));
+    Some(Spread { p50_ns, p99_ns, p999_ns, worst_ns, count })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn touches_are_compared_by_their_medians_and_the_first_round_does_not_count() {
+        let log = |rounds: &[[u64; 3]]| {
+            let log = Log::default();
+            for touches in rounds {
+                let found = Found {
+                    faults: touches[0],
+                    wasted: 1,
+                    read_bytes: touches[0] * 7,
+                    touches_ns: touches.to_vec(),
+                    demand_ns: touches[..1].to_vec(),
+                    clone_bytes: Some(touches[0] * 11),
+                    cpu: Duration::from_nanos(touches[0] * 3),
+                    ..Found::default()
+                };
+                log.borrow_mut().push(found.after(Duration::from_nanos(5)));
+            }
+            log
+        };
+        let naive = log(&[[1000, 1000, 1000], [40, 40, 90], [60, 60, 10], [50, 50, 50]]);
+        let mine = log(&[[1, 1, 1], [20, 20, 20], [20, 20, 20], [30, 30, 900]]);
+        let faults = faults(&mine, 200, 1, &Some(naive.clone()), &Some(naive));
+        assert_eq!((faults.count, faults.wasted_pages, faults.read_bytes), (20, 1, 140));
+        assert_eq!(faults.ns_per_fault, Some(10.0));
+        assert_eq!((faults.first_ns, faults.half_ns, faults.cpu_ns), (Some(25), Some(45), 60));
+        assert_eq!((faults.touch_ratio_naive, faults.beyond_ns), (Some(2.5), Some(-30.0)));
+        assert_eq!(faults.clone_resident_bytes, Some(220));
+        let demand = faults.demand.expect("some");
+        assert_eq!((demand.p50_ns, demand.worst_ns, demand.count), (20, 30, 3));
+        let touch = faults.touch.expect("some");
+        assert_eq!(
+            (touch.p50_ns, touch.p99_ns, touch.p999_ns, touch.worst_ns, touch.count),
+            (20, Some(900), Some(900), 900, 9)
+        );
+    }
+
+    #[test]
+    fn calls_are_summed_up_by_their_quantiles() {
+        let calls = latency((1..=1000).rev().collect()).expect("some");
+        assert_eq!(
+            (calls.p50_ns, calls.p99_ns, calls.p999_ns, calls.worst_ns, calls.count),
+            (501, Some(990), Some(999), 1000, 1000)
+        );
+        let one = latency(vec![7]).expect("one");
+        assert_eq!((one.p50_ns, one.p999_ns, one.worst_ns), (7, Some(7), 7));
+        assert!(latency(Vec::new()).is_none());
+    }
+}

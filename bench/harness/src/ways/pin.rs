@@ -1,0 +1,149 @@
+//! Cases that hold memory: regions to hold, the bare atomics that are their limit, and times of taking and giving back.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use uzone_os::Mapped;
+use uzone_pages::{ByteLen, MemoryKind, Order, PageCount, Pfn, PfnRange};
+use uzone_zone::{BindOptions, Init, Pagemap, Region, Zone};
+use zerocopy::FromBytes;
+
+use crate::{BenchError, Published, Result, Role, RowSpec, index, timed};
+
+const MARTINS: &str = "Joao Martins, compound pagemaps v2, June 2021: 2 MiB pages of persistent \
+     memory, 512 pages a call with their list, holding alone; naive before, ours after; 16 and 128 GiB, \
+     and scaled from 16 to other sizes";
+
+/// How many base pages one call holds: a 2 MiB folio's, as in the published experiment.
+pub const CALL_PAGES: u64 = CALL_ENTRIES as u64;
+/// As many, as the length of a list.
+pub const CALL_ENTRIES: usize = 512;
+
+/// What a row does in a round.
+pub type Run<'a> = &'a dyn Fn() -> Result<Duration>;
+
+/// A region of `size`, described by folios of `order` whose descriptors are all present.
+pub fn bind(zone: &Zone, size: ByteLen, order: Order) -> Result<Pagemap> {
+    let options = BindOptions::new(MemoryKind::Generic).order(order).init(Init::Eager);
+    Ok(zone.bind(Region::anonymous(size)?, options)?)
+}
+
+/// The pages of a region, cut into what one call holds, by their numbers and by their addresses.
+pub fn calls(pagemap: &Pagemap) -> Result<(Vec<PfnRange>, Vec<usize>)> {
+    let range = pagemap.range();
+    let starts = (range.start().get()..range.end().get()).step_by(CALL_ENTRIES);
+    let pieces: Vec<PfnRange> = starts
+        .filter_map(|start| PfnRange::try_new(Pfn::new(start), PageCount::new(CALL_PAGES)).ok())
+        .collect();
+    // One piece of memory, which need not begin where the region does.
+    let base = pagemap.get(range)?.segments().map(|segment| segment.address).min().unwrap_or(0);
+    let addresses = (0..pieces.len()).map(|call| base + call * CALL_BYTES).collect();
+    Ok((pieces, addresses))
+}
+
+/// As many, in bytes.
+pub const CALL_BYTES: usize = CALL_ENTRIES << 12;
+
+/// Memory for `count` values of plain data, present, in huge pages where the host has them.
+pub fn present<T: FromBytes>(count: u64) -> Result<Mapped<T>> {
+    let bytes = count * size_of::<T>() as u64;
+    let memory = crate::present(ByteLen::new(bytes))?;
+    // The memory was made for that count, and pages are aligned to more than any value is.
+    Mapped::try_new(memory, index(count)).map_err(|_| BenchError::size(ByteLen::new(bytes)))
+}
+
+/// As many neighbouring words as there are folios, or blocks of base pages: the limit writes them.
+pub fn words(size: ByteLen) -> Result<Mapped<AtomicU64>> {
+    present((size.get() >> 12) / CALL_PAGES)
+}
+
+/// Adds one to each word: the limit of holding.
+pub fn bare_add(words: &[AtomicU64]) {
+    for word in words {
+        word.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Subtracts one from each word: the limit of giving back.
+pub fn bare_sub(words: &[AtomicU64]) {
+    for word in words {
+        word.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Times `take` for each of some items; each guard is dropped before the next is taken.
+pub fn timed_each<T, G, E>(items: &[T], take: impl Fn(&T) -> Result<G, E>) -> Result<Duration>
+where
+    BenchError: From<E>,
+{
+    timed(|| {
+        for item in items {
+            drop(take(item)?);
+        }
+        Ok(())
+    })
+}
+
+/// Times `work` alone, and then runs what takes it back.
+pub fn timed_alone<T>(work: impl FnOnce() -> T, undo: impl FnOnce()) -> Result<Duration> {
+    let elapsed = timed(|| Ok(work()));
+    undo();
+    elapsed
+}
+
+/// Times `work` together with what takes it back.
+pub fn timed_both<T>(work: impl FnOnce() -> T, undo: impl FnOnce()) -> Result<Duration> {
+    timed(|| {
+        work();
+        undo();
+        Ok(())
+    })
+}
+
+/// Returns what a row is beside the others, by its name.
+pub fn role(row: &str) -> Role {
+    match row.split_once('-') {
+        Some(("naive", _)) => Role::Naive,
+        Some(("limit", _)) => Role::Limit,
+        _ => Role::Ours,
+    }
+}
+
+/// Compares a row with the naive row and the limit of its sort: pinning, getting, or giving back as well.
+pub fn compare(spec: &mut RowSpec) {
+    let (naive, limit) = match spec.row.id.rsplit_once('-') {
+        Some((_, "both")) => ("naive-both", "limit-both"),
+        Some((_, "get")) => ("naive-get", "limit-one"),
+        _ => ("naive-pin", "limit-one"),
+    };
+    match spec.row.role {
+        Some(Role::Ours) => _ = spec.naive(naive).limit(limit),
+        Some(Role::Naive) => _ = spec.naive(naive),
+        _ => {}
+    }
+}
+
+/// A published time, of microseconds for 16 GiB and for 128: other sizes take as much for each page.
+pub fn published(size: ByteLen, us_16: u64, us_128: u64) -> Option<Published> {
+    let ns = match size.get() >> 30 {
+        128 => us_128 * 1000,
+        gib => us_16 * 1000 * gib / 16,
+    };
+    Some(Published { ns, source: MARTINS.into() })
+}
+
+/// Checks that a guard over the whole region pins every folio once, and none afterwards.
+pub fn check_pins(pagemap: &Pagemap, row: &str) -> Result {
+    let range = pagemap.range();
+    let pins = |expected: u32| {
+        let wrong = range
+            .iter()
+            .step_by(1 << pagemap.report().order.get())
+            .find(|pfn| pagemap.page(*pfn).is_none_or(|page| page.word().pins() != expected));
+        wrong.map_or(Ok(()), |pfn| Err(BenchError::wrong_page(row, pfn)))
+    };
+    let pinned = pagemap.pin(range)?;
+    pins(1)?;
+    drop(pinned);
+    pins(0)
+}

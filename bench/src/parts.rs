@@ -1,0 +1,316 @@
+//! Every benchmark, one after the other, at sizes that fit the machine: what `uzone-bench` runs without
+//! a subcommand.
+//!
+//! [`parts`] chooses the sizes, by the memory that can be had; a machine with 2 CPUs takes three to
+//! four minutes for them. A part that this host cannot run is left out by name, with the reason; one
+//! that finds something wrong ends the run.
+
+use std::num::NonZeroUsize;
+use std::path::Path;
+
+use uzone_harness::{Bench, BenchError, Phase, Result, Skipped, Watch, sentence};
+use uzone_os::{SystemRoot, memory};
+use uzone_pages::ByteLen;
+
+use crate::settings::{
+    Benchmark, BindSettings, CopySettings, FaultSettings, Part, PinSettings, SnapshotSettings,
+    WholeSettings, ZeroSettings,
+};
+use crate::tables::{bind, copy, fault, pin, restore, snapshot, zero};
+
+impl Part {
+    /// Runs it.
+    ///
+    /// # Errors
+    /// [`BenchError`] if it cannot be run here, or a row found something wrong.
+    pub(crate) fn run(&self, watch: Watch<'_>) -> Result<Bench> {
+        match &self.benchmark {
+            Benchmark::Bind(settings) => bind::run(settings, self, watch),
+            Benchmark::Pin(settings) => pin::run(settings, self, watch),
+            Benchmark::Zero(settings) => zero::run(settings, self, watch),
+            Benchmark::Copy(settings) => copy::run(settings, self, watch),
+            Benchmark::Fault(settings) => fault::run(settings, self, watch),
+            Benchmark::Snapshot(settings) => snapshot::run(settings, self, watch),
+            Benchmark::Restore(settings) => restore::run(settings, self, watch),
+        }
+    }
+}
+
+/// Returns how much memory a run may plan with: what can be had, if the kernel reports it.
+#[must_use]
+pub(crate) fn available() -> ByteLen {
+    memory::available(&SystemRoot::host()).map_or(ByteLen::gib(1), |have| have.bytes)
+}
+
+/// Returns the benchmarks and the settings of each, for so much memory: of sizes and rounds of
+/// which the figures can be trusted, or with `is_quick` of those that take half a minute in all,
+/// which show whether it all works. The file of `fault` is made in `directory`, by a path that
+/// holds from anywhere.
+#[must_use]
+pub(crate) fn parts(
+    available: ByteLen,
+    threads: NonZeroUsize,
+    is_quick: bool,
+    directory: &Path,
+) -> Vec<Part> {
+    // Of what can be had, half is left to others.
+    let room = available.get() / 2;
+    // The first of some sizes of which each byte takes so many 4096ths of a byte of memory.
+    let pick = |sizes: &[ByteLen], cost: u64, quick: ByteLen| {
+        let fits = |size: &&ByteLen| size.get() / 4096 * cost <= room;
+        let fitting = sizes.iter().find(fits).or(sizes.last()).copied();
+        if is_quick { quick } else { fitting.unwrap_or(ByteLen::gib(1)) }
+    };
+    let (gib, mib) = (ByteLen::gib, ByteLen::mib);
+    let size = pick(&[gib(16), gib(8), gib(2), gib(1)], 2 * 64, gib(1));
+    // Their memory is that of the smallest arena, so that cold extents are cold.
+    let extents = if is_quick { ByteLen::kib(64) } else { mib(32) };
+    let image = |sizes: &[ByteLen], rounds| SnapshotSettings {
+        size: pick(sizes, 3 * 4096, mib(8)),
+        rounds: if is_quick { 1 } else { rounds },
+        threads,
+        directory: directory.to_owned(),
+    };
+    let parts = [
+        Benchmark::Bind(BindSettings {
+            size,
+            rebinds: if is_quick { 2 } else { 11 },
+            first_binds: if is_quick { 1 } else { 5 },
+            threads,
+            dax: None,
+        }),
+        Benchmark::Pin(PinSettings {
+            size: pick(&[gib(16), gib(4), gib(1)], 80, gib(1)),
+            larger: ByteLen::ZERO,
+            rounds: if is_quick { 2 } else { 11 },
+        }),
+        Benchmark::Zero(ZeroSettings {
+            size: extents,
+            rounds: if is_quick { 1 } else { 11 },
+            first_touches: if is_quick { 1 } else { 5 },
+            populate: pick(&[mib(512), mib(128)], 4096, mib(64)),
+            threads,
+        }),
+        Benchmark::Copy(CopySettings { size: extents, rounds: if is_quick { 1 } else { 11 } }),
+        Benchmark::Fault(FaultSettings {
+            density: if is_quick { mib(8) } else { mib(256) },
+            ..scans(if is_quick { mib(4) } else { mib(8) }, if is_quick { 1 } else { 7 }, directory)
+        }),
+        Benchmark::Snapshot(image(&[mib(256), mib(64)], 5)),
+        Benchmark::Restore(image(&[mib(128), mib(64)], 3)),
+    ];
+    parts.map(Part::from).into()
+}
+
+/// Returns the settings of the scans alone, by one thread.
+fn scans(size: ByteLen, rounds: u32, directory: &Path) -> FaultSettings {
+    let (threads, directory) = (vec![1], directory.to_owned());
+    FaultSettings { size, density: ByteLen::ZERO, whole: None, rounds, threads, directory }
+}
+
+/// The tables of the published experiments.
+const OF_SEEDS: [&[&str]; 4] = [
+    &["bind-4k", "bind-2m", "bind-small", "bind-limit", "bind-altmap", "bind-first"],
+    &["pin-2m", "pin-2m-altmap"],
+    &["zero-cold-later", "zero-kernel", "zero-demand", "populate", "pool-take"],
+    &["fault-whole"],
+];
+
+/// Returns the published experiments: describing memory, pinning it, clearing it and mapping it.
+/// With `is_full` they have the published sizes, as far as memory allows; without, they take less than five
+/// minutes on 2 CPUs.
+#[must_use]
+pub(crate) fn seeds(
+    available: ByteLen,
+    threads: NonZeroUsize,
+    is_full: bool,
+    directory: &Path,
+) -> Vec<Part> {
+    let gib = ByteLen::gib;
+    let room = available.get() / 2;
+    // The descriptors are a 64th, twice; a file takes as much again for a copy.
+    let fitting = |most: ByteLen, cost: u64| {
+        let sizes =
+            std::iter::successors(Some(most.get()), |size| Some(size / 2 / (1 << 30) * (1 << 30)));
+        let fits = |size: &u64| size / 4096 * cost <= room || *size <= 1 << 30;
+        ByteLen::new(sizes.into_iter().find(fits).unwrap_or(1 << 30).max(1 << 30))
+    };
+    let (described, rounds) = if is_full { (gib(100), 30) } else { (gib(16), 5) };
+    let (size, counts, orders): (_, &[usize], &[u8]) = match is_full {
+        true => (fitting(gib(16), 2 * 4096), &[1, 8, 32, 60, 120], &[0, 1, 3, 4, 5, 7, 9]),
+        false => (ByteLen::mib(16), &[1, 8, 120], &[0, 4, 9]),
+    };
+    let parts = [
+        Benchmark::Bind(BindSettings {
+            size: fitting(described, 2 * 64),
+            rebinds: rounds,
+            first_binds: if is_full { 10 } else { 3 },
+            threads,
+            dax: None,
+        }),
+        Benchmark::Pin(PinSettings { size: fitting(gib(16), 80), larger: gib(128), rounds }),
+        Benchmark::Zero(ZeroSettings {
+            size: gib(1),
+            rounds: rounds.min(5),
+            first_touches: if is_full { 5 } else { 2 },
+            populate: fitting(if is_full { gib(64) } else { gib(2) }, 4096),
+            threads,
+        }),
+        Benchmark::Fault(FaultSettings {
+            whole: Some(whole(size, counts, orders)),
+            ..scans(ByteLen::mib(8), if is_full { 5 } else { 3 }, directory)
+        }),
+    ];
+    let tables = OF_SEEDS.iter().map(|ids| strings(ids));
+    parts.into_iter().zip(tables).map(|(part, ids)| Part::from(part).with_tables(ids)).collect()
+}
+
+fn whole(size: ByteLen, threads: &[usize], orders: &[u8]) -> WholeSettings {
+    WholeSettings { size, threads: threads.to_vec(), orders: orders.to_vec() }
+}
+
+fn strings(ids: &[&str]) -> Vec<String> {
+    ids.iter().map(|id| (*id).to_owned()).collect()
+}
+
+/// What the run of the published experiments is called.
+pub(crate) const SEEDS: &str = "seeds";
+
+/// Returns the published experiments as a quick run of `parts` has them: whether they work.
+#[must_use]
+pub(crate) fn quick_seeds(parts: Vec<Part>) -> Vec<Part> {
+    let of = |Part { mut benchmark, mut tables }| {
+        match &mut benchmark {
+            Benchmark::Bind(_) | Benchmark::Zero(_) => {}
+            Benchmark::Pin(settings) => settings.larger = ByteLen::gib(2),
+            Benchmark::Fault(settings) => {
+                settings.whole = Some(whole(ByteLen::mib(4), &[1, 8], &[4]));
+                tables = strings(OF_SEEDS[3]);
+            }
+            Benchmark::Copy(_) | Benchmark::Snapshot(_) | Benchmark::Restore(_) => return None,
+        }
+        Some(Part { benchmark, tables })
+    };
+    parts.into_iter().filter_map(of).collect()
+}
+
+/// Returns the parts that have tables whose ids start with one of `ids`, reduced to these tables; all parts if
+/// `ids` is empty.
+#[must_use]
+pub(crate) fn with_tables(parts: Vec<Part>, ids: &[String]) -> Vec<Part> {
+    if ids.is_empty() {
+        return parts;
+    }
+    let of = |part: Part| {
+        let all = format!("{}-", part.name());
+        if ids.iter().any(|id| all.starts_with(id.as_str())) {
+            return Some(part);
+        }
+        let own: Vec<String> = ids.iter().filter(|id| part.owns(id)).cloned().collect();
+        (!own.is_empty()).then(|| part.with_tables(own))
+    };
+    parts.into_iter().filter_map(of).collect()
+}
+
+/// Runs the published experiments.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) fn run_seeds(parts: &[Part], watch: Watch<'_>) -> Result<Bench> {
+    Ok(Bench { benchmark: SEEDS.to_owned(), ..run(parts, watch)? })
+}
+
+/// Runs some benchmarks as one document.
+///
+/// # Errors
+/// [`BenchError`] if a row found something wrong, or no part could be run.
+pub(crate) fn run(parts: &[Part], watch: Watch<'_>) -> Result<Bench> {
+    let mut all: Option<Bench> = None;
+    let (mut skipped, mut refused) = (Vec::new(), None);
+    let of = parts.len();
+    let watch = |name, number| {
+        let part = Some((name, number, of));
+        move |phase: Phase<'_>| watch(Phase { part, ..phase })
+    };
+    // What a host lacks ends no run.
+    let mut or_skipped = |name: &str, error: BenchError| {
+        if !error.is_of_this_host() {
+            return Err(error);
+        }
+        skipped.push(Skipped { id: name.to_owned(), reason: sentence(&error) });
+        Ok(error)
+    };
+    for (part, number) in parts.iter().zip(1..) {
+        match (part.run(&watch(part.name(), number)), &mut all) {
+            (Ok(bench), None) => all = Some(Bench { benchmark: "all".to_owned(), ..bench }),
+            (Ok(bench), Some(all)) => append(all, bench),
+            (Err(error), _) => _ = refused.get_or_insert(or_skipped(part.name(), error)?),
+        }
+    }
+    let Some(mut all) = all else {
+        return Err(refused.unwrap_or_else(|| BenchError::no_table(&[])));
+    };
+    // With the parts that were skipped: the same run, repeated, tries them again.
+    all.parameters = parts.iter().map(Part::to_json).collect();
+    all.skipped.append(&mut skipped);
+    Ok(all)
+}
+
+/// Puts the results of `other` behind those of `all`.
+fn append(all: &mut Bench, mut other: Bench) {
+    all.settings = format!("{}; {}: {}", all.settings, other.benchmark, other.settings);
+    all.parameters.append(&mut other.parameters);
+    all.summary.append(&mut other.summary);
+    all.tables.append(&mut other.tables);
+    all.results.append(&mut other.results);
+    all.skipped.append(&mut other.skipped);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sizes(available: ByteLen, is_quick: bool) -> [u64; 7] {
+        let parts = parts(available, NonZeroUsize::MIN, is_quick, Path::new("/tmp"));
+        let size = |part: &Part| part.to_json()["size_bytes"].as_u64().expect("a size");
+        let sizes: Vec<u64> = parts.iter().map(|part| size(part) >> 10).collect();
+        sizes.try_into().expect("seven parts")
+    }
+
+    #[test]
+    fn sizes_follow_the_memory_and_are_never_none() {
+        const M: u64 = 1 << 10;
+        const G: u64 = 1 << 20;
+        for (available, expected) in [
+            (ByteLen::tib(1), [16 * G, 16 * G, 32 * M, 32 * M, 8 * M, 256 * M, 128 * M]),
+            (ByteLen::gib(1), [16 * G, 16 * G, 32 * M, 32 * M, 8 * M, 64 * M, 128 * M]),
+            (ByteLen::mib(600), [8 * G, 4 * G, 32 * M, 32 * M, 8 * M, 64 * M, 64 * M]),
+            (ByteLen::mib(128), [2 * G, G, 32 * M, 32 * M, 8 * M, 64 * M, 64 * M]),
+            (ByteLen::ZERO, [G, G, 32 * M, 32 * M, 8 * M, 64 * M, 64 * M]),
+        ] {
+            assert_eq!(sizes(available, false), expected, "{available}");
+            assert_eq!(sizes(available, true), [G, G, 64, 64, 4 * M, 8 * M, 8 * M], "{available}");
+        }
+    }
+
+    #[test]
+    fn what_a_run_was_given_is_read_again_as_it_was_written() {
+        let (available, directory) = (ByteLen::gib(8), Path::new("/var/tmp"));
+        let parts = parts(available, NonZeroUsize::MIN, false, directory);
+        let seeds = seeds(available, NonZeroUsize::MIN, false, directory);
+        for part in parts.into_iter().chain(seeds) {
+            let part = part.with_tables(vec!["zero-hint".to_owned()]);
+            let text = serde_json::to_string(&part).expect("it can be written");
+            assert!(text.contains(r#""size_bytes":"#) && text.contains(part.name()), "{text}");
+            assert_eq!(serde_json::from_str::<Part>(&text).expect("it can be read"), part);
+        }
+    }
+
+    #[test]
+    fn a_host_without_what_a_part_needs_is_no_defect_and_a_wrong_byte_is_one() {
+        let (refused, wrong) =
+            (BenchError::threads(2), BenchError::wrong_byte("zero-hint/ours", 7));
+        assert!(refused.is_of_this_host() && !wrong.is_of_this_host());
+        assert!(!BenchError::no_table(&["x".to_owned()]).is_of_this_host());
+    }
+}

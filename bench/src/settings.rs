@@ -1,0 +1,287 @@
+//! The settings of a run as data, so that the same run can be repeated and compared, and as
+//! arguments of the command: the documentation of a field is the help of its argument.
+
+use std::env::temp_dir;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use clap::Args;
+use clap::builder::{RangedI64ValueParser, TypedValueParser};
+use serde::{Deserialize, Serialize};
+use uzone_harness::{Session, Watch};
+use uzone_os::numa;
+use uzone_pages::ByteLen;
+
+/// One benchmark, its settings, and which of its tables are run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Part {
+    /// The benchmark and its settings.
+    #[serde(flatten)]
+    pub(crate) benchmark: Benchmark,
+    /// What the ids of the tables begin with that are run; none, and all are.
+    pub(crate) tables: Vec<String>,
+}
+
+/// A benchmark and its settings.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "benchmark", rename_all = "lowercase")]
+pub(crate) enum Benchmark {
+    /// `uzone-bench bind`.
+    Bind(BindSettings),
+    /// `uzone-bench pin`.
+    Pin(PinSettings),
+    /// `uzone-bench zero`.
+    Zero(ZeroSettings),
+    /// `uzone-bench copy`.
+    Copy(CopySettings),
+    /// `uzone-bench fault`.
+    Fault(FaultSettings),
+    /// `uzone-bench snapshot`.
+    Snapshot(SnapshotSettings),
+    /// `uzone-bench restore`.
+    Restore(SnapshotSettings),
+}
+
+impl From<Benchmark> for Part {
+    fn from(benchmark: Benchmark) -> Self {
+        Self { benchmark, tables: Vec::new() }
+    }
+}
+
+impl Part {
+    /// Returns the name of the benchmark.
+    #[must_use]
+    pub(crate) fn name(&self) -> &'static str {
+        match &self.benchmark {
+            Benchmark::Bind(_) => "bind",
+            Benchmark::Pin(_) => "pin",
+            Benchmark::Zero(_) => "zero",
+            Benchmark::Copy(_) => "copy",
+            Benchmark::Fault(_) => "fault",
+            Benchmark::Snapshot(_) => "snapshot",
+            Benchmark::Restore(_) => "restore",
+        }
+    }
+
+    /// Returns it as a file of results has it.
+    pub(crate) fn to_json(&self) -> serde_json::Value {
+        // Numbers and text alone: nothing of them is refused.
+        serde_json::to_value(self).unwrap_or_default()
+    }
+
+    /// Begins its run; `settings` is a sentence.
+    pub(crate) fn session<'a>(
+        &self,
+        settings: String,
+        rounds: u32,
+        watch: Watch<'a>,
+    ) -> Session<'a> {
+        Session::new(self.name(), settings, self.to_json(), &self.tables, rounds, watch)
+    }
+
+    /// Returns whether a table is one of this benchmark's: the ids of all begin as its name does, but
+    /// for two of `zero`.
+    #[must_use]
+    pub(crate) fn owns(&self, table: &str) -> bool {
+        let of_zero = self.name() == "zero" && ["pool-take", "populate"].contains(&table);
+        of_zero || table.strip_prefix(self.name()).is_some_and(|rest| rest.starts_with('-'))
+    }
+
+    /// Returns the same benchmark with these tables alone.
+    #[must_use]
+    pub(crate) fn with_tables(self, tables: Vec<String>) -> Self {
+        Self { tables, ..self }
+    }
+}
+
+/// The settings of `uzone-bench bind`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Args)]
+pub(crate) struct BindSettings {
+    /// How much memory is described, in whole GiB; its descriptors take 1/64 of that, twice
+    #[arg(long, default_value = "100G", value_name = "SIZE")]
+    #[serde(rename = "size_bytes", with = "byte_len")]
+    pub(crate) size: ByteLen,
+    /// Rounds of rebinds
+    #[arg(long, default_value_t = 30, value_name = "N", value_parser = rounds_from(1))]
+    pub(crate) rebinds: u32,
+    /// Rounds of first binds, which take fresh memory from the kernel; 0 leaves them out
+    #[arg(long, default_value_t = 10, value_name = "N", value_parser = rounds_from(0))]
+    pub(crate) first_binds: u32,
+    /// The most threads of the rows that have several; by default as many as there are CPUs
+    #[arg(long, default_value_t = all_cpus(), hide_default_value = true, value_name = "N", value_parser = some_threads())]
+    pub(crate) threads: NonZeroUsize,
+    /// Describe this DAX device too, or this file on a DAX mount: table bind-dax. Its bytes are not
+    /// touched
+    #[arg(long, value_name = "PATH")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) dax: Option<PathBuf>,
+}
+
+/// The settings of `uzone-bench pin`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Args)]
+pub(crate) struct PinSettings {
+    /// How much memory is held, in whole GiB
+    #[arg(long, default_value = "16G", value_name = "SIZE")]
+    #[serde(rename = "size_bytes", with = "byte_len")]
+    pub(crate) size: ByteLen,
+    /// How much more is held in tables of 2 MiB folios of their own; 0 leaves these out.
+    #[arg(skip = ByteLen::ZERO)]
+    #[serde(default, rename = "larger_bytes", with = "byte_len")]
+    pub(crate) larger: ByteLen,
+    /// Rounds
+    #[arg(long, default_value_t = 30, value_name = "N", value_parser = rounds_from(1))]
+    pub(crate) rounds: u32,
+}
+
+/// The settings of `uzone-bench copy`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Args)]
+pub(crate) struct CopySettings {
+    /// The largest extent; the memory taken is four times that, at least 2 GiB
+    #[arg(long, default_value = "1G", value_name = "SIZE")]
+    #[serde(rename = "size_bytes", with = "byte_len")]
+    pub(crate) size: ByteLen,
+    /// Rounds
+    #[arg(long, default_value_t = 11, value_name = "N", value_parser = rounds_from(1))]
+    pub(crate) rounds: u32,
+}
+
+/// The settings of `uzone-bench zero`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Args)]
+pub(crate) struct ZeroSettings {
+    /// The largest extent
+    #[arg(long, default_value = "1G", value_name = "SIZE")]
+    #[serde(rename = "size_bytes", with = "byte_len")]
+    pub(crate) size: ByteLen,
+    /// Rounds
+    #[arg(long, default_value_t = 11, value_name = "N", value_parser = rounds_from(1))]
+    pub(crate) rounds: u32,
+    /// Rounds of first touch
+    #[arg(long, default_value_t = 3, value_name = "N", value_parser = rounds_from(1))]
+    pub(crate) first_touches: u32,
+    /// How much memory is touched for the first time; 0 leaves that out
+    #[arg(long = "populate-size", default_value = "8G", value_name = "SIZE")]
+    #[serde(rename = "populate_bytes", with = "byte_len")]
+    pub(crate) populate: ByteLen,
+    /// The threads of the rows that have several; by default as many as there are CPUs
+    #[arg(long, default_value_t = all_cpus(), hide_default_value = true, value_name = "N", value_parser = some_threads())]
+    pub(crate) threads: NonZeroUsize,
+}
+
+/// The settings of `uzone-bench fault`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Args)]
+pub(crate) struct FaultSettings {
+    /// How much is touched in order, and at most 1 GiB of that at random
+    #[arg(long, default_value = "8M", value_name = "SIZE")]
+    #[serde(rename = "size_bytes", with = "byte_len")]
+    pub(crate) size: ByteLen,
+    /// How large the file is of which 0.2 to 100 % of the pages are touched at random; 0 leaves
+    /// that out
+    #[arg(long = "density-size", default_value = "256M", value_name = "SIZE")]
+    #[serde(default, rename = "density_bytes", with = "byte_len")]
+    pub(crate) density: ByteLen,
+    /// The published experiment as it was run, if that is measured.
+    #[arg(skip)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) whole: Option<WholeSettings>,
+    /// Rounds
+    #[arg(long, default_value_t = 5, value_name = "N", value_parser = rounds_from(1))]
+    pub(crate) rounds: u32,
+    /// Numbers of threads that touch; each but 1 has tables of its own, and 1 always has
+    #[arg(long, default_values_t = [1], value_delimiter = ',', value_name = "N",
+        value_parser = clap::value_parser!(u16).range(1..=64).map(usize::from))]
+    pub(crate) threads: Vec<usize>,
+    /// Where the file is made; on a disk, or nothing can be cold; by default where temporary
+    /// files go
+    #[arg(long = "dir", default_value_os_t = temporary(), hide_default_value = true, value_name = "DIR")]
+    #[serde(with = "path")]
+    pub(crate) directory: PathBuf,
+}
+
+/// Every thread reads a whole file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct WholeSettings {
+    /// How large the file is; at random at most 1 GiB of it is read.
+    #[serde(rename = "size_bytes", with = "byte_len")]
+    pub(crate) size: ByteLen,
+    /// How many threads read, a table each.
+    pub(crate) threads: Vec<usize>,
+    /// The windows, by order.
+    pub(crate) orders: Vec<u8>,
+}
+
+/// The settings of `uzone-bench snapshot` and `uzone-bench restore`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Args)]
+pub(crate) struct SnapshotSettings {
+    /// How large the image is; files of twice that are made, and it is read or mapped into as much memory
+    #[arg(long, default_value = "1G", value_name = "SIZE")]
+    #[serde(rename = "size_bytes", with = "byte_len")]
+    pub(crate) size: ByteLen,
+    /// Rounds
+    #[arg(long, default_value_t = 5, value_name = "N", value_parser = rounds_from(1))]
+    pub(crate) rounds: u32,
+    /// The threads of the rows that have several; by default as many as there are CPUs
+    #[arg(long, default_value_t = all_cpus(), hide_default_value = true, value_name = "N", value_parser = some_threads())]
+    pub(crate) threads: NonZeroUsize,
+    /// Where the files are made; in memory, the figures are without the disk; by default where
+    /// temporary files go
+    #[arg(long = "dir", default_value_os_t = temporary(), hide_default_value = true, value_name = "DIR")]
+    #[serde(with = "path")]
+    pub(crate) directory: PathBuf,
+}
+
+/// Returns where temporary files go; an argument has no empty default.
+#[must_use]
+pub(crate) fn temporary() -> PathBuf {
+    Some(temp_dir()).filter(|path| !path.as_os_str().is_empty()).unwrap_or_else(|| "/tmp".into())
+}
+
+/// The most threads that an argument may ask for.
+const MOST_THREADS: u16 = 1024;
+
+/// Returns as many threads as this process has CPUs, up to the most that may be asked for.
+#[must_use]
+pub(crate) fn all_cpus() -> NonZeroUsize {
+    let cpus = numa::current_cpu_count().unwrap_or(1).min(usize::from(MOST_THREADS));
+    NonZeroUsize::new(cpus).unwrap_or(NonZeroUsize::MIN)
+}
+
+fn rounds_from(least: i64) -> RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(least..=10_000)
+}
+
+fn some_threads() -> impl TypedValueParser<Value = NonZeroUsize> {
+    let count = |count| NonZeroUsize::new(usize::from(count)).unwrap_or(NonZeroUsize::MIN);
+    clap::value_parser!(u16).range(1..=i64::from(MOST_THREADS)).map(count)
+}
+
+/// A length as a number of bytes.
+pub(crate) mod byte_len {
+    use serde::{Deserialize, Deserializer, Serializer};
+    use uzone_pages::ByteLen;
+
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde calls")]
+    pub(crate) fn serialize<S: Serializer>(len: &ByteLen, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_u64(len.get())
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<ByteLen, D::Error> {
+        u64::deserialize(from).map(ByteLen::new)
+    }
+}
+
+/// A path as text: what is no UTF-8 in it is replaced, so that a run is not lost for its name.
+pub(crate) mod path {
+    use super::PathBuf;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(crate) fn serialize<S: Serializer>(
+        path: &std::path::Path,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&path.to_string_lossy())
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<PathBuf, D::Error> {
+        String::deserialize(from).map(PathBuf::from)
+    }
+}

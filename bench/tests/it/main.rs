@@ -1,0 +1,7 @@
+//! The program `uzone-bench` on sizes that take seconds.
+
+mod check;
+mod common;
+mod quick;
+mod signals;
+mod tables;
