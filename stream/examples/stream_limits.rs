@@ -8,7 +8,7 @@
 //! and the median, over the rounds, of the ratio to the bare loop of the same round; where other
 //! processes use the machine, the ratio of the best rounds is more reliable.
 //!
-//! Unsafe: the bare loops, which are what the library is compared with.
+//! Unsafe: the bare loops, with which the library is compared.
 
 #![allow(clippy::cast_precision_loss)] // figures for people
 
@@ -27,7 +27,7 @@ const COMPOUND_BYTES: usize = 512 * 64;
 const WORDS: [u64; 8] =
     [0x0400_0000_0000_0040, 0x7f12_3456_7881, 0x7f65_4321_0000, 3, 0, 0x1000, 0xffff_ffff, 0];
 
-/// What a descriptor grows by from one to the next.
+/// The growth of a descriptor from one to the next.
 const STEPS: [u64; 8] = [0, 0, 0, 0, 1, 4096, 0, 0];
 
 /// Seconds of each case, one for each round.
@@ -83,7 +83,7 @@ fn main() {
                 print!("  of the best {:.3}", best(&times[&name]) / best(ours));
             }
             if what == "compounds" {
-                // What the two short calls of each compound add to one long fill.
+                // The cost of the two short calls of each compound, beside one long fill.
                 let calls = (len_bytes / COMPOUND_BYTES * 3) as f64;
                 let whole = best(&times[&format!("linear/{path}")]);
                 print!("  ns added per call {:.1}", (best(ours) - whole) / calls * 1e9);
@@ -102,7 +102,7 @@ fn one_round(path: Path, dst: &mut [u8], src: &[u8], times: &mut Times) {
         Pattern::linear(&[7, 0x7f12_3456_7881, 3, 4, 0, 6, 7, 0, 9], &[0, 0, 0, 0, 1, 0, 64, 0, 0])
             .expect("9 words");
     // Before each case the memory is brought into the same state: how fast it can be written was
-    // seen to depend on what was written to it last.
+    // seen to depend on the last write to it.
     let before = Pattern::linear(&[!0; 8], &[3, 5, 7, 11, 13, 17, 19, 23]).expect("8 words");
     let mut time = |what: &str, act: &mut dyn FnMut(&mut [u8])| {
         fill_by(uzone_stream::best(), dst, &before);
@@ -128,7 +128,7 @@ fn one_round(path: Path, dst: &mut [u8], src: &[u8], times: &mut Times) {
     time("copy", &mut |dst| copy_by(path, dst, src));
 }
 
-/// What initialising the descriptors of compound pages does: three calls each, in one scope.
+/// Initialises the descriptors of compound pages: three calls each, in one scope.
 fn compounds(path: Path, dst: &mut [u8], head: &Pattern, tail: &Pattern) {
     let (mut head, mut tail) = (head.clone(), tail.clone());
     Streaming::scope(path, |stream| {
@@ -144,7 +144,7 @@ fn compounds(path: Path, dst: &mut [u8], head: &Pattern, tail: &Pattern) {
     });
 }
 
-/// What a call costs beside its stores: calls of 64 bytes, one after the other, against one call.
+/// The cost of a call beside its stores: calls of 64 bytes, one after the other, against one call.
 fn calls(dst: &mut [u8]) {
     let pattern = Pattern::constant(&WORDS).expect("8 words");
     for path in Path::ALL.into_iter().filter(|path| path.is_available()) {
@@ -167,7 +167,7 @@ fn calls(dst: &mut [u8]) {
         let start = Instant::now();
         fill_by(path, dst, &pattern);
         let whole = start.elapsed().as_secs_f64();
-        // Nothing to store: what is left is the call.
+        // Nothing to store: the call alone is left.
         let empty_calls = 10_000_000;
         let start = Instant::now();
         Streaming::scope(path, |stream| {

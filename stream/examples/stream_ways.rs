@@ -1,9 +1,9 @@
 //! How fast each way clears and copies, by size, for memory that is in the cache or not and that is
-//! read at once or not: what the table of CPUs is made from.
+//! read at once or not. The table of CPUs is made from it.
 //!
 //! `cargo run --release -p uzone-stream --example stream_ways [zero|copy] [rounds]`
 //!
-//! The policy of this process and what a measurement finds are printed first, and beside each row what
+//! The policy of this process and the result of a measurement are printed first, and beside each row the store that
 //! the policy chooses. The other figures are medians in GB/s, those of plain `fill` and `copy_from_slice` beside them.
 
 #![allow(clippy::cast_precision_loss)] // figures for people

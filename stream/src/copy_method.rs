@@ -7,7 +7,7 @@
 //!
 //! Memory that another may read or write meanwhile (another thread, a process that maps the
 //! same file, a device) is a row of atomic words, and each word changes at once. The stores are
-//! instructions that the compiler does not look into, so a race is what it is for a device: old or
+//! instructions that the compiler does not look into, so a race is one with a device: old or
 //! new, word by word. Every function here drains before it returns.
 //!
 //! Cost: a call costs a few nanoseconds and a fence beside the stores; a fence for each page halves
@@ -128,7 +128,7 @@ pub fn copy_bytes(way: CopyMethod, dst: &mut [u8], src: &[u8]) {
     drain(way);
 }
 
-/// Waits for streaming stores; what went through the cache needs no fence.
+/// Waits for streaming stores; stores through the cache need no fence.
 #[inline]
 fn drain(way: CopyMethod) {
     if !way.is_cached() {

@@ -52,7 +52,7 @@ pub enum StreamError {
     Store {
         /// The part.
         part: String,
-        /// What is wrong with the store.
+        /// The defect of the store.
         cause: Box<StreamError>,
     },
 }

@@ -1,14 +1,14 @@
 //! A copy for persistent memory: past the cache where it can be, written back where it cannot.
 //!
-//! What [`copy_flush`] has copied is on its way out of the CPU's caches when it returns, in the
-//! order the platform's persistence domain asks for. What it does *not* promise: that a power
+//! The bytes that [`copy_flush`] has copied are on their way out of the CPU's caches when it returns, in the
+//! order the platform's persistence domain asks for. It does *not* promise that a power
 //! failure in the middle leaves all or nothing (only aligned 8-byte words are never torn), that a
 //! line it shares with neighbours stays cached, or anything without [`has_write_back`].
 //!
 //! [`flush_words`] does the same for bytes that were written before, by any stores.
 //!
 //! Cost: as [`crate::copy`], plus at most two line write-backs for ragged ends. A line of [`flush_words`]
-//! takes what memory takes to write it, or a few nanoseconds if it is clean.
+//! takes the time of a write to memory, or a few nanoseconds if it is clean.
 
 use std::sync::atomic::AtomicU64;
 

@@ -6,18 +6,18 @@
 //! and it costs a factor of several where the line was hot; so which of the two to use is the
 //! caller's knowledge and a table by CPU ([`StorePolicy::choose`]).
 //!
-//! What is here:
+//! The package has:
 //! - [`Path`]: which store instruction; [`best`] is the one to use on this machine.
 //! - [`Streaming`]: a scope for any number of copies and fills with one fence at its end.
 //! - [`copy`], [`fill`], [`zero`]: one call, fenced before it returns.
-//! - [`Pattern`]: what a fill repeats, constant or counting up.
-//! - [`copy_flush`], [`flush_words`]: for persistent memory, a copy, and what was written before.
+//! - [`Pattern`]: the pattern that a fill repeats, constant or counting up.
+//! - [`copy_flush`], [`flush_words`]: for persistent memory, a copy, and the flush of words written before.
 //! - [`zero_words`], [`copy_words`]: clearing and copying memory that others may touch meanwhile, by
 //!   each [`CopyMethod`] there is; [`zero_bytes`], [`copy_bytes`] the same for slices.
 //! - [`StorePolicy`]: which of them for which length, by a table of CPUs, the environment variable
 //!   [`STORE_POLICY`], or a measurement on request.
 //!
-//! What is not here: system calls, threads, knowledge of what the bytes mean, and any way to read
+//! Not here: system calls, threads, the meaning of the bytes, and any way to read
 //! or write memory that is not a Rust slice, of bytes or of atomic words.
 //!
 //! Units: every length is in bytes and every word is 8 bytes in the machine's byte order.

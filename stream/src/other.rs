@@ -1,4 +1,4 @@
-//! What stands in for an architecture file where there are no streaming stores: another CPU, Miri,
+//! The substitute for an architecture file where there are no streaming stores: another CPU, Miri,
 //! or a build with a sanitizer, whose instrumentation does not see such stores.
 //!
 //! Every function has the signature of its namesake in `x86_64.rs` and takes the portable way.
@@ -16,7 +16,7 @@ pub(crate) fn is_available(path: Path) -> bool {
     path == Path::Portable
 }
 
-/// Returns what the policy has to know of the CPU: nothing, for nothing streams.
+/// Returns the facts about the CPU that the policy depends on: none, because no store streams.
 pub(crate) fn processor() -> Option<Processor> {
     None
 }

@@ -76,7 +76,7 @@ impl FromStr for Path {
     }
 }
 
-/// A path that is available: what the architecture files ask for instead of checking again.
+/// A path that is available. The architecture files take it instead of checking again.
 ///
 /// # Invariants
 ///

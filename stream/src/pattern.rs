@@ -1,4 +1,4 @@
-//! What a fill repeats: an element of 1 to 12 words, the same every time or counting up.
+//! The pattern that a fill repeats: an element of 1 to 12 words, the same every time or counting up.
 //!
 //! A pattern is prepared once: its element is repeated until it fills whole cache lines (the
 //! *block*: 1 line for elements of 8, 16, 32 and 64 bytes, up to 11 for one of 88), so that filling
@@ -55,7 +55,7 @@ impl Pattern {
         Self::linear(words, &zeroes[..words.len().min(MAX_ELEMENT_WORDS)])
     }
 
-    /// Takes the words of element 0 and what each of them grows by from one element to the next.
+    /// Takes the words of element 0, and the growth of each from one element to the next.
     ///
     /// Additions wrap, so `u64::MAX` counts down. Steps that are all zero make a constant pattern.
     ///
@@ -169,7 +169,7 @@ impl Pattern {
         &self.words
     }
 
-    /// What each of [`Pattern::words`] grows by from one block to the next.
+    /// The growth of each of [`Pattern::words`] from one block to the next.
     #[inline]
     pub(crate) fn steps(&self) -> &[u64; ROOM_WORDS] {
         &self.steps

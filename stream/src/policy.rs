@@ -2,17 +2,17 @@
 //!
 //! Size alone does not decide. A destination that is in the cache is written fastest through the
 //! cache; one that is not, and that nothing reads soon, is written fastest past it; one that is read
-//! at once pays for having been sent to memory. So the caller states what the destination was and what
-//! comes next ([`CacheState`], [`NextUse`]), and the policy has one length for each case from which on
+//! at once pays for having been sent to memory. So the caller states whether the destination is in the cache, and its
+//! next use ([`CacheState`], [`NextUse`]), and the policy has one length for each case from which on
 //! streaming is the faster way.
 //!
 //! The default is a table keyed on the vendor, the family and the features of the CPU, whose lengths
 //! follow the sizes of its caches. Its rows were measured (`docs/RESULTS.md`). A CPU that is not in
 //! the table takes its widest streaming store. [`StorePolicy::measure`] (`measure.rs`) checks the
-//! default on request, and the environment variable [`STORE_POLICY`] carries what it found to later
+//! default on request, and the environment variable [`STORE_POLICY`] carries its result to later
 //! processes.
 //!
-//! Not here: what other threads lose when their lines are pushed out of the cache (streaming spares
+//! Not here: the loss of other threads when their lines are pushed out of the cache (streaming spares
 //! them at any length), and the source of a copy, which is taken to be cold.
 //!
 //! Units: lengths in bytes. Cost: the first [`StorePolicy::current`] reads the environment and asks
@@ -55,7 +55,7 @@ struct Lengths {
     cold_later: usize,
     /// For [`CacheState::Cold`] and [`NextUse::Soon`].
     cold_soon: usize,
-    /// For [`CacheState::Hot`] and [`NextUse::Later`]; twice as long for [`NextUse::Soon`], because what is
+    /// For [`CacheState::Hot`] and [`NextUse::Later`]; twice as long for [`NextUse::Soon`], because memory that is
     /// streamed has to come back from memory first.
     hot: usize,
 }
@@ -295,7 +295,7 @@ fn decide(wanted: Option<&OsStr>, default: StorePolicy) -> Current {
     }
 }
 
-/// What a default depends on beside the stores.
+/// The inputs of a default beside the stores.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Processor {
     /// As CPUID has it, such as `GenuineIntel`.
@@ -322,7 +322,7 @@ struct Row {
     lengths: fn(Processor) -> [Lengths; 2],
 }
 
-/// What was measured, with lengths as shares of the caches that decide.
+/// Measured thresholds, as shares of the caches that decide.
 const TABLE: [Row; 2] = [
     // Xeon with AVX-512 and 2 MiB of L2, whose L3 is slow beside it. A prefetcher follows each page by
     // itself, so that copies side by side are 1.4 times as fast.

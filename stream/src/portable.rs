@@ -1,11 +1,11 @@
-//! Filling by plain stores: the fallback, and what the other paths are tested against. Copies and
+//! Filling by plain stores: the fallback, and the oracle of the other paths. Copies and
 //! zeroes are those of slices.
 //!
-//! Not streaming: what is written here goes through the cache, which is also why this is the
+//! Not streaming: these stores go through the cache, which is also why this is the
 //! "cached" side of every measurement. Safe code only, and nothing that depends on the machine
 //! except its byte order.
 //!
-//! Cost: what the compiler makes of `copy_from_slice` and `fill`, that is `memcpy` and `memset`;
+//! Cost: the code that the compiler makes of `copy_from_slice` and `fill`, which is `memcpy` and `memset`;
 //! a patterned fill is one word store (vectorised) per word.
 
 use crate::LINE_BYTES;

@@ -1,4 +1,4 @@
-//! The scope of streaming stores: what was written in it is out of reach until it has been fenced.
+//! The scope of streaming stores: the bytes written in it are out of reach until a fence has run.
 //!
 //! A streaming store becomes visible to other threads late: not even a Release store after it waits
 //! for it, only a fence does. Reading the bytes before that is a mistake that tests seldom show, so
@@ -9,7 +9,7 @@
 //! (`policy.rs`).
 //!
 //! Cost: a call is a match on the path and one call of a function compiled for it, a few
-//! nanoseconds. A fence after a long fill costs what is still in flight; one after each
+//! nanoseconds. A fence after a long fill waits for the stores in flight; one after each
 //! 64 bytes costs far more than the bytes. So: one scope around many calls.
 
 use std::marker::PhantomData;
@@ -22,7 +22,7 @@ use crate::policy::best;
 /// A guard over streaming stores: drains when its scope ends, also when unwinding.
 ///
 /// There is no constructor: [`Streaming::scope`] lends a `&mut Streaming`. A value that the caller
-/// owned could be passed to `mem::forget`, and the borrows would end without a fence; what is only
+/// owned could be passed to `mem::forget`, and the borrows would end without a fence; a value that is only
 /// lent cannot be; two of them can at most be swapped, which their equal lifetimes make harmless.
 /// It cannot be sent to another thread, because a fence is for the stores of the
 /// thread that issues it.

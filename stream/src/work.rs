@@ -1,4 +1,4 @@
-//! What is done with memory, by what a store is chosen: [`Work`], [`CacheState`], [`NextUse`].
+//! The work on memory that a store is chosen for: [`Work`], [`CacheState`], [`NextUse`].
 
 /// The environment variable that sets stores for a process:
 /// `UZONE_STORE_POLICY=fill=avx512,zero=avx2,copy=avx512-aside`.
@@ -12,7 +12,7 @@
 /// left out.
 pub const STORE_POLICY: &str = "UZONE_STORE_POLICY";
 
-/// What is to be done with memory.
+/// The work to do with memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Work {
     /// Writing a [`Pattern`](crate::Pattern).
@@ -47,7 +47,7 @@ pub enum CacheState {
     Cold,
 }
 
-/// What happens to the destination after the store.
+/// The next use of the destination after the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NextUse {
     /// It is read at once.

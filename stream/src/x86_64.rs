@@ -8,7 +8,7 @@
 //! |---|---|
 //! | `line` | 64 bytes in the registers of one path |
 //! | `cut` | a destination as bytes, words and lines, and the loops over them |
-//! | `shared` | clearing and copying what others may touch meanwhile |
+//! | `shared` | clearing and copying memory that others may touch meanwhile |
 //! | `write_back` | sending lines to memory, and out of the cache |
 //!
 //! Not here: fences after each call (the caller of this module drains, see `streaming.rs`), and the
@@ -45,7 +45,7 @@ use crate::pattern::Pattern;
 use crate::policy::Processor;
 use crate::portable;
 
-/// What the CPU offers beyond the baseline, asked once.
+/// The features of the CPU beyond the baseline, found once.
 struct Cpu {
     avx2: bool,
     avx512f: bool,
@@ -53,7 +53,7 @@ struct Cpu {
     clwb: bool,
 }
 
-/// Returns what the CPU (and, for vector registers, the operating system) offers.
+/// Returns the features of the CPU that the operating system allows too.
 #[inline]
 fn cpu() -> &'static Cpu {
     static CPU: OnceLock<Cpu> = OnceLock::new();
@@ -69,7 +69,7 @@ fn cpu() -> &'static Cpu {
     })
 }
 
-/// Returns what the policy has to know of this CPU.
+/// Returns the facts about this CPU that the policy depends on.
 ///
 /// Source: CPUID leaves 0, 1 and 4; AMD describes its caches in leaf 0x8000_001D, in the format of
 /// leaf 4.
@@ -140,11 +140,11 @@ macro_rules! path {
             pub(super) unsafe fn copy(dst: &mut [u8], src: &[u8]) {
                 if is_whole_lines(dst) {
                     let (lines, src) = (dst.as_chunks_mut().0, src.as_chunks().0);
-                    // SAFETY: `copy_lines` asks for what this function asks for, and for lines that
+                    // SAFETY: `copy_lines` has the requirements of this function, and takes lines that
                     // are aligned, which was just tested.
                     unsafe { copy_lines::<$line>(lines, src) };
                 } else {
-                    // SAFETY: `copy_any` asks for what this function asks for.
+                    // SAFETY: `copy_any` has the requirements of this function.
                     unsafe { copy_any(dst, src) };
                 }
             }
@@ -157,7 +157,7 @@ macro_rules! path {
             $(#[target_feature(enable = $feature)])?
             #[inline(never)]
             unsafe fn copy_any(dst: &mut [u8], src: &[u8]) {
-                // SAFETY: `copy_with` asks for what this function asks for.
+                // SAFETY: `copy_with` has the requirements of this function.
                 unsafe { copy_with::<$line>(dst, src) };
             }
 
@@ -168,9 +168,9 @@ macro_rules! path {
             /// The CPU has the path's features, and `dst` is not accessed before a fence.
             $(#[target_feature(enable = $feature)])?
             pub(super) unsafe fn fill(dst: &mut [u8], pattern: &Pattern) {
-                // SAFETY: `fill_lines_with` asks for what this function asks for.
+                // SAFETY: `fill_lines_with` has the requirements of this function.
                 if !unsafe { fill_lines_with::<$line>(dst, pattern) } {
-                    // SAFETY: `fill_any` asks for what this function asks for.
+                    // SAFETY: `fill_any` has the requirements of this function.
                     unsafe { fill_any(dst, pattern) };
                 }
             }
@@ -183,7 +183,7 @@ macro_rules! path {
             $(#[target_feature(enable = $feature)])?
             #[inline(never)]
             unsafe fn fill_any(dst: &mut [u8], pattern: &Pattern) {
-                // SAFETY: `fill_with` asks for what this function asks for.
+                // SAFETY: `fill_with` has the requirements of this function.
                 unsafe { fill_with::<$line>(dst, pattern) };
             }
 
@@ -195,11 +195,11 @@ macro_rules! path {
             $(#[target_feature(enable = $feature)])?
             pub(super) unsafe fn zero(dst: &mut [u8]) {
                 if is_whole_lines(dst) {
-                    // SAFETY: `zero_lines` asks for what this function asks for, and for lines that
+                    // SAFETY: `zero_lines` has the requirements of this function, and takes lines that
                     // are aligned, which was just tested.
                     unsafe { zero_lines::<$line>(dst.as_chunks_mut().0) };
                 } else {
-                    // SAFETY: `zero_any` asks for what this function asks for.
+                    // SAFETY: `zero_any` has the requirements of this function.
                     unsafe { zero_any(dst) };
                 }
             }
@@ -212,7 +212,7 @@ macro_rules! path {
             $(#[target_feature(enable = $feature)])?
             #[inline(never)]
             unsafe fn zero_any(dst: &mut [u8]) {
-                // SAFETY: `zero_with` asks for what this function asks for.
+                // SAFETY: `zero_with` has the requirements of this function.
                 unsafe { zero_with::<$line>(dst) };
             }
 
@@ -223,7 +223,7 @@ macro_rules! path {
             /// The CPU has the path's features.
             $(#[target_feature(enable = $feature)])?
             pub(super) unsafe fn zero_past(dst: &[AtomicU64]) {
-                // SAFETY: `zero_shared` asks for what this function asks for.
+                // SAFETY: `zero_shared` has the requirements of this function.
                 unsafe { zero_shared::<$line>(dst) };
             }
 
@@ -235,7 +235,7 @@ macro_rules! path {
             /// meanwhile by whole aligned words at most.
             $(#[target_feature(enable = $feature)])?
             pub(super) unsafe fn copy_past(dst: &[AtomicU64], src: *const u8) {
-                // SAFETY: `copy_shared` asks for what this function asks for.
+                // SAFETY: `copy_shared` has the requirements of this function.
                 unsafe { copy_shared::<$line>(dst, src) };
             }
 
@@ -246,7 +246,7 @@ macro_rules! path {
             /// As `copy_past`.
             $(#[target_feature(enable = $feature)])?
             pub(super) unsafe fn copy_aside(dst: &[AtomicU64], src: *const u8) {
-                // SAFETY: `copy_side_by_side` asks for what this function asks for.
+                // SAFETY: `copy_side_by_side` has the requirements of this function.
                 unsafe { copy_side_by_side::<$line>(dst, src) };
             }
         }
@@ -340,8 +340,8 @@ path!(Zmm, avx512, "avx512f");
 
 /// Copies `src` to `dst`, which are of equal length.
 ///
-/// The caller keeps `dst` borrowed until it has called [`drain`] on this thread: that is what
-/// `streaming.rs` is for, and the reason why this is not public.
+/// The caller keeps `dst` borrowed until it has called [`drain`] on this thread: `streaming.rs`
+/// sees to that, so this is not public.
 #[inline]
 pub(crate) fn copy(ready: Ready, dst: &mut [u8], src: &[u8]) {
     // A lone 4-byte field has its own instruction; as part of something longer it would be a

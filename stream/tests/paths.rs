@@ -21,7 +21,7 @@ fn element(words: usize, is_linear: bool) -> (Vec<u64>, Vec<u64>) {
     (base, (0..words as u64).map(step).collect())
 }
 
-/// What a fill means, one word at a time.
+/// The meaning of a fill, one word at a time.
 fn model(len_bytes: usize, words: &[u64], steps: &[u64]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(len_bytes + 96);
     let mut element = 0_u64;

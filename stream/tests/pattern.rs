@@ -1,11 +1,11 @@
-//! Patterns: what they accept, and that shifting them agrees with a plain model.
+//! Patterns: accepted lengths, and that shifting them agrees with a plain model.
 
 use uzone_stream::{Path, Pattern, StreamError, fill_by};
 
 /// Enough for two blocks of every element; less where it takes long.
 const IMAGE_BYTES: usize = if cfg!(miri) { 200 } else { 1500 };
 
-/// What a fill with this pattern looks like.
+/// Returns the bytes of a fill with this pattern.
 fn image(pattern: &Pattern, len_bytes: usize) -> Vec<u8> {
     let mut bytes = vec![0; len_bytes];
     fill_by(Path::Portable, &mut bytes, pattern);

@@ -8,7 +8,7 @@ use uzone_stream::{
     Basis, CacheState, NextUse, Path, STORE_POLICY, StorePolicy, StreamError, Work, best,
 };
 
-/// Set in a child: what it is to assert.
+/// Set in a child: the assertion to make.
 const EXPECT: &str = "STREAM_TEST_EXPECT";
 
 /// Returns whether children can be started; if not, prints the name of the skipped test.

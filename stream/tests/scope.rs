@@ -1,4 +1,4 @@
-//! The scope: how often it fences, and that others see what it wrote.
+//! The scope: how often it fences, and that others see its stores.
 
 mod common;
 
@@ -140,7 +140,7 @@ fn a_release_store_after_the_scope_publishes_what_it_wrote() {
     }
 }
 
-/// What the writer of a round writes: never the zero that was there before.
+/// The byte that the writer of a round writes: never the zero that was there before.
 fn expected(round: usize) -> u8 {
     (round % 251 + 1).to_le_bytes()[0]
 }

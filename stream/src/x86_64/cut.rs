@@ -17,7 +17,7 @@ use super::line::{Line, read_each};
 use crate::LINE_BYTES;
 use crate::pattern::{BLOCK_LINES, Pattern};
 
-/// Streams `src` to `dst` by words, and what is left of the last word by plain stores.
+/// Streams `src` to `dst` by words, and the rest of the last word by plain stores.
 ///
 /// # Safety
 ///
@@ -34,7 +34,7 @@ pub(super) unsafe fn copy_words(dst: &mut [u8], src: &[u8]) {
     copy_bytes(dst_rest, src_rest);
 }
 
-/// Streams words of `src` to `dst`, and what is left of the last word by plain stores.
+/// Streams words of `src` to `dst`, and the rest of the last word by plain stores.
 ///
 /// # Safety
 ///
@@ -149,7 +149,7 @@ pub(super) unsafe fn zero_with<L: Line>(dst: &mut [u8]) {
     // SAFETY: `zero_lines` wants the features and an untouched destination, which the caller
     // promises, that is aligned: `rest` starts at a multiple of 64 or is empty.
     unsafe { zero_lines::<L>(lines) };
-    // SAFETY: as for `head`; what is left has fewer than 64 bytes.
+    // SAFETY: as for `head`; the rest has fewer than 64 bytes.
     unsafe { put_words(tail, &[0; 8]) };
 }
 
@@ -176,7 +176,7 @@ pub(super) unsafe fn fill_lines_with<L: Line>(dst: &mut [u8], pattern: &Pattern)
         return false; // never: both are longer than that
     };
     let step = pattern.is_linear().then_some(steps);
-    // SAFETY: `fill_lines` wants what the caller promises, and lines that start at a multiple of 64, as whole lines do.
+    // SAFETY: `fill_lines` has the requirements that the caller meets, and takes lines that start at a multiple of 64, as whole lines do.
     unsafe { fill_lines::<L>(lines, &mut [], words, step) };
     true
 }
@@ -248,7 +248,7 @@ pub(super) unsafe fn fill_with<L: Line>(dst: &mut [u8], pattern: &Pattern) {
 
     if pattern.block_lines() == 1 {
         let step = pattern.is_linear().then_some(&steps[0]);
-        // SAFETY: `fill_lines` wants what the caller promises, and lines that start at a multiple of 64, as
+        // SAFETY: `fill_lines` has the requirements that the caller meets, and takes lines that start at a multiple of 64, as
         // `rest` does; `tail` has fewer than 64 bytes.
         return unsafe { fill_lines::<L>(lines, tail, &words[0], step) };
     }
@@ -281,7 +281,7 @@ pub(super) unsafe fn fill_with<L: Line>(dst: &mut [u8], pattern: &Pattern) {
             }
         }
     }
-    // SAFETY: as for `head`; what is left has fewer than 64 bytes, and the next line of the block
-    // holds what comes next.
+    // SAFETY: as for `head`; the rest has fewer than 64 bytes, and the next line of the block
+    // holds the next words.
     unsafe { put_words(tail, &block[done_lines % block.len()]) };
 }

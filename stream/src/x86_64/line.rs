@@ -1,6 +1,6 @@
 //! A line in the registers of one path: how 64 bytes are loaded, streamed and added.
 //!
-//! One type for each width of store, and [`Line`], which is what the loops of `cut.rs` know of them.
+//! One type for each width of store, and [`Line`], by which the loops of `cut.rs` use them.
 //! Not here: where a destination has lines (`cut.rs`), and whether the CPU has the instructions
 //! (`x86_64.rs`).
 //!
@@ -29,7 +29,7 @@ use std::arch::x86_64::{
 ///
 /// # Safety
 ///
-/// The CPU must have the path's features for every method, in addition to what the method demands of
+/// The CPU must have the path's features for every method, in addition to the requirements of the method for
 /// its pointer. All of them are inlined into a function compiled for those features.
 pub(super) trait Line: Copy {
     /// Loads 64 bytes.
@@ -62,7 +62,7 @@ pub(super) trait Line: Copy {
     /// `dst` has 64 writable bytes, aligned to 64.
     unsafe fn keep(self, dst: *mut u8);
 
-    /// Loads what [`Line::keep`] has stored, in a way that does not wait for it to leave the store
+    /// Loads the bytes that [`Line::keep`] has stored, in a way that does not wait for it to leave the store
     /// queue (see [`read_each`]): by loads that are no wider than its stores.
     ///
     /// # Safety
@@ -166,7 +166,7 @@ impl Line for Words {
     }
 }
 
-/// Makes the line of a path of vector registers: what differs is their type and number, the CPU
+/// Makes the line of a path of vector registers. Paths differ in the type and number of registers, the CPU
 /// feature, and the names of the instructions.
 macro_rules! vector_line {
     (

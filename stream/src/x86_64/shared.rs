@@ -23,7 +23,7 @@ use crate::LINE_BYTES;
 
 /// How many pages a copy has under way at a time, if it takes several.
 const PAGES: usize = 8;
-/// What a prefetcher follows: the smallest page there is.
+/// The reach of a prefetcher: the smallest page there is.
 const PAGE_BYTES: usize = 4096;
 const WORD_BYTES: usize = size_of::<AtomicU64>();
 const LINE_WORDS: usize = LINE_BYTES / WORD_BYTES;
@@ -149,7 +149,7 @@ pub(super) unsafe fn copy_shared<L: Line>(dst: &[AtomicU64], src: *const u8) {
 #[inline(always)]
 unsafe fn copy_lines<L: Line>(lines: &[AtomicU64], src: *const u8) {
     for (index, line) in lines.chunks_exact(LINE_WORDS).enumerate() {
-        // SAFETY: `copy_line` wants what the caller promises, for one of the lines.
+        // SAFETY: `copy_line` has the requirements that the caller meets, for one of the lines.
         unsafe { copy_line::<L>(line, src.wrapping_add(index * LINE_BYTES)) };
     }
 }
@@ -183,14 +183,14 @@ pub(super) unsafe fn copy_side_by_side<L: Line>(dst: &[AtomicU64], src: *const u
     let (pages, rest) = lines.split_at(lines.len() / PAGE_WORDS * PAGE_WORDS);
     let (groups, few) = pages.as_chunks::<{ PAGES * PAGE_WORDS }>();
     for group in groups {
-        // SAFETY: `copy_group` wants what the caller promises, and aligned lines.
+        // SAFETY: `copy_group` has the requirements that the caller meets, and takes aligned lines.
         unsafe { copy_group::<L>(group, PAGES, src) };
         src = src.wrapping_add(size_of_val(group));
     }
     // SAFETY: as above.
     unsafe { copy_group::<L>(few, few.len() / PAGE_WORDS, src) };
     src = src.wrapping_add(size_of_val(few));
-    // SAFETY: `copy_lines` wants what the caller promises, and aligned lines.
+    // SAFETY: `copy_lines` has the requirements that the caller meets, and takes aligned lines.
     unsafe { copy_lines::<L>(rest, src) };
     // SAFETY: as for `head`.
     unsafe { copy_each(tail, src.wrapping_add(size_of_val(rest))) };

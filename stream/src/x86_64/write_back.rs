@@ -1,6 +1,6 @@
 //! Writing lines back to memory and dropping them from the cache: CLWB, CLFLUSHOPT and CLFLUSH.
 //!
-//! No byte changes here; what changes is which copy of it is the current one. The fence that
+//! No byte changes here, only which copy of it is the current one. The fence that
 //! completes it is the caller's.
 //!
 //! Why this file holds `unsafe`: the instructions. They want a mapped address, which the address of

@@ -1,13 +1,13 @@
-//! Where the tests of paths and of ways write, and what they write.
+//! Destinations and bytes of the tests of paths and ways.
 
 #![allow(dead_code, reason = "each test program uses its part")]
 
 use uzone_stream::Path;
 
-/// What surrounds every destination, and has to be there afterwards.
+/// The bytes around every destination, which have to be there afterwards.
 const GUARD: u8 = 0xc3;
 
-/// The paths to test. What is skipped is said by name, so a test asks once. It is never a failure:
+/// The paths to test. A skipped path is printed by name, so a test asks once. It is never a failure:
 /// no setting gives a CPU an instruction that it does not have.
 pub(crate) fn paths() -> Vec<Path> {
     let (available, absent): (Vec<_>, Vec<_>) =
