@@ -19,7 +19,8 @@ if command -v timeout >/dev/null; then
     limit='timeout 420'
 fi
 printf '{"pool": '
-$limit "$program"
+# A table that fails leaves the others.
+$limit "$program" || echo '"the program ended early"'
 printf ', "python": '
 if [ -z "$wheel" ]; then
     echo 'null}'

@@ -8,6 +8,7 @@
 //! | `ready` | when the first block and when all of a pool are ready, against populating alone, registering alone, and `cuMemHostAlloc` |
 //! | `disturbance` | how long a copy of another thread, and a question of another process, wait while present memory is registered |
 //! | `pool_under_load` | the same while a pool fills itself, and while it is dropped |
+//! | `fragmented` | how fast a pool is populated on a host whose free memory is single small pages, without a driver |
 //! | `copies` | copies of 2 MiB at random, against `cuMemHostAlloc` |
 //!
 //! Unsafe: the calls of the driver.
@@ -21,7 +22,9 @@ use std::time::{Duration, Instant};
 
 use libloading::Library;
 use uzone_hostpool::{Budget, HostPool, HostPoolOptions, Pages, Pause, Registration};
+use uzone_os::{Anonymous, HugeAdvice, Mapping};
 use uzone_pages::ByteLen;
+use uzone_zone::{Huge, PopulateOptions, Region};
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -426,6 +429,63 @@ fn row_of_copies(name: &str, [up, down, both]: [f64; 3]) -> String {
     )
 }
 
+/// Takes almost all memory in small pages and gives every other one back.
+fn fragment(len: u64) -> Outcome<Mapping> {
+    let how = Anonymous { huge: HugeAdvice::Never, ..Anonymous::default() };
+    let memory = Mapping::anonymous(ByteLen::new(len), how)?;
+    let threads = std::thread::available_parallelism()?.get() as u64;
+    let share = len / threads / 8192 * 8192;
+    std::thread::scope(|scope| {
+        let work = |index: u64| {
+            let memory = &memory;
+            scope.spawn(move || -> Outcome<()> {
+                memory.populate(index * share..(index + 1) * share)?;
+                for page in (index * share..(index + 1) * share).step_by(8192) {
+                    memory.discard(page..page + 4096)?;
+                }
+                Ok(())
+            })
+        };
+        let all: Vec<_> = (0..threads).map(work).collect();
+        all.into_iter().try_for_each(|one| one.join().map_err(|_| "a thread panicked")?)
+    })?;
+    Ok(memory)
+}
+
+/// How fast memory is populated on a fragmented host.
+fn fragmented(len: usize, hog: u64) -> Outcome<Vec<String>> {
+    let size = ByteLen::new(len as u64);
+    let started = Instant::now();
+    let memory = fragment(hog)?;
+    let mut rows = vec![format!(
+        "{{\"row\": \"fragmenting\", \"bytes\": {hog}, \"seconds\": {:.1}}}",
+        seconds(started)
+    )];
+    let mut row = |name: &str, huge: Huge| {
+        let region = Region::anonymous(size)?;
+        let within = Duration::from_secs(25);
+        let populated = region.populate(
+            0..size.get(),
+            &PopulateOptions::default().huge(huge).chunk(ByteLen::mib(2)).within(within),
+        )?;
+        rows.push(format!(
+            "{{\"row\": \"{name}\", \"gb_per_s\": {:.2}, \"huge_gib\": {:.2}, \"base_gib\": {:.2}, \"is_compacting\": {}}}",
+            populated.done().get() as f64 / 1e9 / populated.elapsed.as_secs_f64(),
+            populated.huge.get() as f64 / GIB as f64,
+            populated.base.get() as f64 / GIB as f64,
+            populated.is_compacting
+        ));
+        Ok::<(), Box<dyn Error + Send + Sync>>(())
+    };
+    // The watched one first: another would leave compacted memory behind.
+    row("transparent, watched (the default of a pool)", Huge::Watched)?;
+    row("small pages", Huge::Never)?;
+    row("transparent, watched, again", Huge::Watched)?;
+    row("transparent, 25 s at most", Huge::Preferred)?;
+    drop(memory);
+    Ok(rows)
+}
+
 fn main() -> Outcome<()> {
     if std::env::args().nth(1).as_deref() == Some("ask") {
         return Asker::run();
@@ -480,6 +540,13 @@ fn main() -> Outcome<()> {
         rows.push(row_of_copies("cuMemHostAlloc", copies(&cuda, device, theirs, len)?));
     }
     cuda.host_free(theirs)?;
-    println!("\"copies\": [\n  {}\n]}}", rows.join(",\n  "));
+    println!("\"copies\": [\n  {}\n],", rows.join(",\n  "));
+    drop(pool);
+
+    let available = uzone_os::memory::available(&uzone_os::SystemRoot::host())?.bytes.get();
+    let hog = if is_short { GIB as u64 / 2 } else { available.saturating_sub(6 << 30) };
+    let rows = fragmented(16 * gib, hog);
+    let rows = rows.unwrap_or_else(|error| vec![format!("\"{error}\"")]);
+    println!("\"fragmented\": [\n  {}\n]}}", rows.join(",\n  "));
     Ok(())
 }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use uzone_os::{Addr, lock};
 use uzone_pages::{ByteLen, FolioState, PoolBackend, PoolState};
-use uzone_zone::{PopulateReport, Region, WriteError, ZeroOptions};
+use uzone_zone::{Backing, PopulateReport, Region, WriteError, ZeroOptions};
 
 use crate::error::HostPoolError;
 use crate::options::{HostPoolOptions, Zeroing};
@@ -114,12 +114,12 @@ pub fn leaked() -> ByteLen {
 impl Inner {
     pub(crate) fn new(
         region: Region,
+        blocks: usize,
         options: HostPoolOptions,
         register: Option<Arc<dyn Register>>,
         opened: Instant,
         notes: Vec<String>,
     ) -> Self {
-        let blocks = usize::try_from(region.len().get() / options.block.get()).unwrap_or(0);
         let sets = Sets {
             state: PoolState::new(blocks),
             is_closing: false,
@@ -153,6 +153,11 @@ impl Inner {
             Some(region) => region,
             None => unreachable!("it is taken when the pool is dropped"),
         }
+    }
+
+    /// Returns whether the memory is of another process's pool.
+    pub(crate) fn is_attached(&self) -> bool {
+        matches!(self.region().backing(), Backing::File { .. })
     }
 
     /// Returns whether this is the process that opened the pool.

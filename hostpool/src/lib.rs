@@ -25,6 +25,7 @@
 //! | register it by other means | [`Register`] |
 //! | wait until some of it, or all, is ready | [`HostPool::wait_ready`], [`Budget::Eager`] |
 //! | keep a table of blocks | [`HostPool::take_run`] of all, [`Block::into_numbers`] |
+//! | use it in two processes | [`HostPoolOptions::shared`], [`AttachedPool`] |
 //! | know how it went | [`HostPool::report`], [`HostPool::stats`] |
 //!
 //! A process that is forked off does not inherit the memory (`MADV_DONTFORK`): a page that a device writes to must not be
@@ -38,6 +39,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::too_many_lines))]
 
+mod attached;
 mod error;
 mod fill;
 mod inner;
@@ -47,10 +49,12 @@ mod pool;
 mod register;
 mod report;
 
+pub use attached::AttachedPool;
 pub use error::HostPoolError;
 pub use inner::leaked;
 pub use options::{Budget, HostPoolOptions, Pages, Pause, Place, Zeroing};
 pub use pool::{Block, HostPool};
 pub use register::{Register, RegisterError, Registration};
 pub use report::{HostPoolReport, HostPoolStats};
+pub use uzone_os::peer::Peer;
 pub use uzone_os::{Context, DriverError, Vendor};

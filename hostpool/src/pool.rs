@@ -2,13 +2,15 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::path::Path;
 use std::sync::{Arc, Mutex, Once, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use uzone_os::{Addr, SystemRoot, Vendor, hugepages, lock, numa};
-use uzone_pages::{ByteLen, FolioState};
-use uzone_zone::{PopulateReport, Region};
+use uzone_os::{Addr, Mapping, SystemRoot, Vendor, hugepages, lock, numa};
+use uzone_pages::{ByteLen, FolioState, PageSize};
+use uzone_zone::{Backing, BindError, PopulateReport, Region};
 
 use crate::error::HostPoolError;
 use crate::fill::{self, deadline};
@@ -47,6 +49,39 @@ impl HostPool {
     /// if there is not enough memory; [`HostPoolError::Place`] for a node that cannot be had. With [`Budget::Eager`] also
     /// what ended filling it.
     pub fn open(size: ByteLen, options: HostPoolOptions) -> Result<Self, HostPoolError> {
+        let mut notes = Vec::new();
+        Self::open_on(size, options, |blocks, options| {
+            let region = map(blocks, options, &mut notes)?;
+            if options.budget != Budget::OnDemand {
+                let checked = region.check_populate();
+                checked.map_err(|error| HostPoolError::Populate(Arc::new(error)))?;
+            }
+            Ok((region, notes))
+        })
+    }
+
+    /// Opens the memory file of another process's pool. No thread clears it.
+    pub(crate) fn open_file(
+        path: &Path,
+        size: ByteLen,
+        mut options: HostPoolOptions,
+    ) -> Result<Self, HostPoolError> {
+        options.budget = Budget::Background;
+        options.zeroing = Zeroing::Never;
+        options.pages = Pages::Small;
+        Self::open_on(size, options, |_, _| {
+            let region = Region::file(path, 0, size);
+            let region = region.map_err(|error| HostPoolError::Map(Arc::new(error)))?;
+            keep_to_this_process(&region)?;
+            Ok((region, Vec::new()))
+        })
+    }
+
+    fn open_on(
+        size: ByteLen,
+        options: HostPoolOptions,
+        map: impl FnOnce(usize, &HostPoolOptions) -> Result<(Region, Vec<String>), HostPoolError>,
+    ) -> Result<Self, HostPoolError> {
         let opened = Instant::now();
         let blocks = blocks_in(size, &options)?;
         let release = uzone_os::probe::kernel_release();
@@ -55,14 +90,10 @@ impl HostPool {
             Pieces::new(blocks, options.block, options.piece, &release).map_err(geometry)?;
         let register =
             options.registration.resolve().map_err(|error| HostPoolError::Driver(error.into()))?;
-        let mut notes = Vec::new();
-        let region = map(blocks, &options, &mut notes)?;
+        let (region, notes) = map(blocks, &options)?;
         let (budget, zeroing) = (options.budget, options.zeroing);
-        if budget != Budget::OnDemand {
-            region.check_populate().map_err(|error| HostPoolError::Populate(Arc::new(error)))?;
-        }
         let is_registered = register.is_some();
-        let inner = Arc::new(Inner::new(region, options, register, opened, notes));
+        let inner = Arc::new(Inner::new(region, blocks, options, register, opened, notes));
         if is_registered {
             at_exit(&inner);
         }
@@ -82,6 +113,25 @@ impl HostPool {
             pool.inner.wait_ready(blocks, None)?;
         }
         Ok(pool)
+    }
+
+    pub(crate) fn region(&self) -> &Region {
+        self.inner.region()
+    }
+
+    /// Returns the memory file of a pool that is shared, to be passed to another process
+    /// ([`AttachedPool::attach`](crate::AttachedPool::attach)).
+    #[must_use]
+    pub fn shared_file(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.region().mapping().fd()
+    }
+
+    /// Returns the name by which another process of this user attaches to a pool that is shared
+    /// ([`AttachedPool::open`](crate::AttachedPool::open)).
+    #[must_use]
+    pub fn shared_name(&self) -> Option<String> {
+        let file = self.shared_file()?.as_raw_fd();
+        Some(format!("/proc/{}/fd/{file}", std::process::id()))
     }
 
     fn start(
@@ -374,7 +424,7 @@ fn map(
     let region = match options.pages {
         Pages::Hugetlb(page) => {
             let whole = ByteLen::new(len.get().next_multiple_of(page.bytes()));
-            Region::hugetlb(whole, page)
+            if options.is_shared { hugetlb_file(whole, page) } else { Region::hugetlb(whole, page) }
         }
         Pages::Transparent | Pages::Small if options.is_shared => {
             Region::memfd("uzone-hostpool", len)
@@ -382,10 +432,9 @@ fn map(
         Pages::Transparent | Pages::Small => Region::anonymous(len),
     };
     let region = region.map_err(|error| HostPoolError::Map(Arc::new(error)))?;
+    keep_to_this_process(&region)?;
     let prepare = |error| HostPoolError::Prepare(Arc::new(error));
     let memory = region.mapping();
-    memory.keep_from_children().map_err(prepare)?;
-    region.leave_out_of_dumps().map_err(prepare)?;
     let root = SystemRoot::host();
     let thp = hugepages::thp(&root).map_err(|error| HostPoolError::Host(Arc::new(error)))?;
     match (options.pages, thp) {
@@ -400,6 +449,20 @@ fn map(
     }
     choose_nodes(&region, options.place, &root, notes)?;
     Ok(region)
+}
+
+/// Makes a memory file of huge pages.
+fn hugetlb_file(len: ByteLen, page: PageSize) -> Result<Region, BindError> {
+    let backing = Backing::Hugetlb(page);
+    let mapping = Mapping::memfd("uzone-hostpool", len, Some(page))
+        .map_err(|cause| BindError::Region { len, backing, cause })?;
+    Region::adopt(mapping).map_err(|refused| refused.cause)
+}
+
+/// Keeps the memory from children, whose copy of a page that a device writes to would be another, and from core dumps.
+fn keep_to_this_process(region: &Region) -> Result<(), HostPoolError> {
+    let kept = region.mapping().keep_from_children().and_then(|()| region.leave_out_of_dumps());
+    kept.map_err(|error| HostPoolError::Prepare(Arc::new(error)))
 }
 
 fn choose_nodes(

@@ -17,7 +17,7 @@
 #include <time.h>
 
 enum { MOST = 65536, PAGE = 4096 };
-enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, INVALID_CONTEXT = 201,
+enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, DEINITIALIZED = 4, INVALID_CONTEXT = 201,
        DESTROYED = 709, ALREADY = 712, NOT_REGISTERED = 713, UNKNOWN = 999 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -25,13 +25,20 @@ static struct { size_t start, len; } ranges[MOST];
 static size_t count, registered, unregistered;
 static size_t fail_at, fail_unregister;
 static double gb_per_s;
-static int is_destroyed, is_initialised;
+static int is_destroyed, is_initialised, is_down;
 static FILE *out;
 static _Thread_local void *current;
 static char a_context;
 
 static void say(const char *what, size_t start, size_t len, int code) {
     if (out) fprintf(out, "%s %zx %zx %d\n", what, start, len, code), fflush(out);
+}
+
+// The driver takes itself down at the end of the process: later calls are a defect of the caller.
+static void take_down(void) {
+    pthread_mutex_lock(&lock);
+    is_down = 1;
+    pthread_mutex_unlock(&lock);
 }
 
 int cuInit(unsigned flags) {
@@ -53,7 +60,7 @@ int cuInit(unsigned flags) {
     snprintf(path, sizeof path, "%s.log", me.dli_fname);
     out = fopen(path, "w");
     is_initialised = 1;
-    return OK;
+    return atexit(take_down) ? UNKNOWN : OK;
 }
 
 int cuCtxGetCurrent(void **context) {
@@ -68,14 +75,15 @@ int cuCtxSetCurrent(void *context) {
 
 static int usable(void) {
     if (!is_initialised) return NOT_INITIALIZED;
+    if (is_down) return DEINITIALIZED;
     if (current != &a_context) return INVALID_CONTEXT;
     return is_destroyed ? DESTROYED : OK;
 }
 
 int cuMemHostRegister_v2(void *address, size_t len, unsigned flags) {
     size_t start = (size_t)address;
-    int code = usable();
     pthread_mutex_lock(&lock);
+    int code = usable();
     registered++;
     if (!code && (start % PAGE || len % PAGE || !len || flags != 1)) code = INVALID_VALUE;
     for (size_t i = 0; !code && i < count; i++)

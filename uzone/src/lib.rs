@@ -63,9 +63,9 @@ pub mod lazy {
 pub mod hostpool {
     #[doc(inline)]
     pub use uzone_hostpool::{
-        Block, Budget, Context, DriverError, HostPool, HostPoolError, HostPoolOptions,
-        HostPoolReport, HostPoolStats, Pages, Pause, Place, Register, RegisterError, Registration,
-        Vendor, Zeroing, leaked,
+        AttachedPool, Block, Budget, Context, DriverError, HostPool, HostPoolError,
+        HostPoolOptions, HostPoolReport, HostPoolStats, Pages, Pause, Peer, Place, Register,
+        RegisterError, Registration, Vendor, Zeroing, leaked,
     };
 }
 

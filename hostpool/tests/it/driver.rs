@@ -3,23 +3,26 @@
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use uzone_hostpool::{
-    Budget, HostPool, HostPoolError, HostPoolOptions, Pages, Registration, Vendor, leaked,
+    Budget, HostPool, HostPoolError, HostPoolOptions, Pages, Register, RegisterError, Registration,
+    Vendor, leaked,
 };
+use uzone_os::Addr;
 use uzone_pages::ByteLen;
 
 const LONG: Duration = Duration::from_secs(60);
 const MIB: u64 = 1 << 20;
 
 /// The stub driver, built for one test, with its orders.
-struct Stub {
+pub(crate) struct Stub {
     library: PathBuf,
 }
 
 impl Stub {
-    fn new(name: &str, orders: &str) -> Self {
+    pub(crate) fn new(name: &str, orders: &str) -> Self {
         let folder = std::env::temp_dir().join(format!("uzone-stub-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let library = folder.join(format!("{name}.so"));
@@ -32,17 +35,17 @@ impl Stub {
         stub
     }
 
-    fn beside(&self, end: &str) -> PathBuf {
+    pub(crate) fn beside(&self, end: &str) -> PathBuf {
         PathBuf::from(format!("{}.{end}", self.library.display()))
     }
 
-    fn options(&self) -> HostPoolOptions {
+    pub(crate) fn options(&self) -> HostPoolOptions {
         let library = Registration::Library(Vendor::Cuda, self.library.clone());
         HostPoolOptions::default().register(library).pages(Pages::Small)
     }
 
     /// The calls so far: the name, where it starts from `base` on, its length, and the code that was returned.
-    fn calls(&self, base: usize) -> Vec<(String, u64, u64, i32)> {
+    pub(crate) fn calls(&self, base: usize) -> Vec<(String, u64, u64, i32)> {
         let log = fs::read_to_string(self.beside("log")).unwrap();
         assert!(!log.contains("WRONG"), "{log}");
         let call = |line: &str| {
@@ -52,6 +55,14 @@ impl Stub {
             (words[0].to_owned(), start, hex(words[2]), words[3].parse().unwrap())
         };
         log.lines().map(call).collect()
+    }
+}
+
+impl Drop for Stub {
+    fn drop(&mut self) {
+        for path in [self.library.clone(), self.beside("orders"), self.beside("log")] {
+            let _ = fs::remove_file(path); // the library stays loaded
+        }
     }
 }
 
@@ -173,4 +184,32 @@ fn on_demand_each_block_is_registered_by_its_first_taker_alone() {
     assert_eq!(lens, [(0, two), (two, two), (2 * two, two), (3 * two, two)]);
     assert!(matches!(pool.wait_ready(pool.len(), LONG), Err(HostPoolError::NotReady { .. })));
     drop(run);
+}
+
+#[test]
+fn another_thread_has_the_driver_between_two_pieces() {
+    // A registration of 64 MiB holds the lock for 2 ms here, as the real one does, and all of the pool for 17 ms.
+    let lock = Arc::new(Mutex::new(0_u32));
+    struct Slow(Arc<Mutex<u32>>);
+    impl Register for Slow {
+        fn register(&self, _: Addr, len: ByteLen) -> Result<(), RegisterError> {
+            let mut calls = self.0.lock().unwrap();
+            std::thread::sleep(Duration::from_nanos(len.get() / 30));
+            *calls += 1;
+            Ok(())
+        }
+        fn unregister(&self, _: Addr) -> Result<(), RegisterError> {
+            Ok(())
+        }
+    }
+    let options =
+        HostPoolOptions::default().register(Registration::With(Arc::new(Slow(lock.clone()))));
+    let pool = HostPool::open(ByteLen::mib(512), options.pages(Pages::Small)).unwrap();
+    let mut seen = std::collections::BTreeSet::new();
+    while pool.ready() < pool.len() {
+        seen.insert(*lock.lock().unwrap());
+        std::thread::sleep(Duration::from_micros(50));
+    }
+    // It came between many pieces; a loop without pauses lets it in between none.
+    assert!(seen.len() * 4 >= pool.report().pieces, "{seen:?} {}", pool.report());
 }

@@ -10,6 +10,7 @@ use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -67,6 +68,23 @@ impl Peer {
     pub fn from_parts(pid: u32, uid: u32, pidfd: OwnedFd) -> Option<Self> {
         let pid = Pid::from_raw(pid.cast_signed())?;
         Some(Self { pid, uid, pidfd })
+    }
+
+    /// Returns the process that has this number now.
+    ///
+    /// # Errors
+    /// The error of pidfd_open(2): there is none.
+    pub fn of_number_now(pid: u32) -> io::Result<Self> {
+        let pid = Pid::from_raw(pid.cast_signed()).ok_or(io::ErrorKind::InvalidInput)?;
+        let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
+        let uid = std::fs::metadata(format!("/proc/{}", pid.as_raw_nonzero()))?.uid();
+        Ok(Self { pid, uid, pidfd })
+    }
+
+    /// Returns whether it has not ended.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        self.is_there().is_ok()
     }
 
     /// Returns the process of this number that started then ([`Peer::started`]), of that user.
