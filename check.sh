@@ -215,12 +215,17 @@ stage_examples() {
         # Examples that take longer by default get a small size.
         local arguments=()
         case $name in
+            gpu)
+                # A driver of the tests, which checks its calls.
+                cc -shared -fPIC -o "$LOGS/stub_driver.so" hostpool/tests/stub_driver.c -lpthread
+                arguments=(short)
+                ;;
             stream_limits) arguments=(32 1) ;;
             stream_ways) arguments=(zero 1) ;;
             trace) arguments=("$LOGS/trace.json") ;;
         esac
         say "== $file"
-        "target/debug/examples/$name" "${arguments[@]}"
+        UZONE_CUDA_LIBRARY="$LOGS/stub_driver.so" "target/debug/examples/$name" "${arguments[@]}"
         ran=$((ran + 1))
     done
     cargo run --profile test -p uzone-cli --locked -- report "$LOGS/trace.json" -o "$LOGS/trace.html"

@@ -111,7 +111,8 @@ fn main() -> Outcome<()> {
         }
     }
     let moved = (ROUNDS + fetched) * SESSION_BLOCKS as u64 * BLOCK.get();
-    let rate = ByteLen::new((moved as f64 / started.elapsed().as_secs_f64()) as u64);
+    let micros = u64::try_from(started.elapsed().as_micros())?.max(1);
+    let rate = ByteLen::new(moved / micros * 1_000_000);
     println!("{ROUNDS} sessions offloaded, {fetched} fetched, {missed} gone by then; {rate}/s");
     println!("{} were evicted; {:?}", cache.evicted, cache.pool.stats());
     cache.pool.wait_ready(cache.pool.len(), Duration::from_secs(60))?;
