@@ -43,11 +43,10 @@ use crate::engine::mapping_reader::{MappingReader, Sources};
 use crate::engine::pages::Policy;
 use crate::engine::threads::Threads;
 use crate::error::{MapError, at_most};
-use crate::huge::transparent::{self, Transparent};
 use crate::memory::fault_memory::FaultMemory;
 use crate::memory::lazy::LazyMapping;
 use crate::memory::populate::Producer;
-use crate::options::{Answer, EngineOptions, HugePages, LazyOptions};
+use crate::options::{Answer, EngineOptions, LazyOptions};
 use crate::track::dirty::Tracker;
 use crate::track::page_states::PageStates;
 use crate::track::record::Recorder;
@@ -149,7 +148,7 @@ impl Engine {
         let handover =
             (in_thread.is_ok() && hands_over).then(|| Handover::new(&memory).map(Arc::new));
         let handover = handover.transpose().map_err(MapError::Thread)?;
-        let mut kernel = kernel_of(&memory, tracker.as_ref(), page, options);
+        let mut kernel = kernel_of(&memory, tracker.as_ref());
         if let Some(handover) = handover.clone() {
             kernel = Arc::new(HandedOver { kernel, handover });
         }
@@ -168,11 +167,7 @@ impl Engine {
         let tracks = tracker.as_deref();
         let answered = answer_in_thread(in_thread, &memory, &core, tracks, handover, options)?;
         tracing::debug!(%len, %page, ?answered, "map");
-        let mut mapping = LazyMapping::new(attached, memory, core, tracker, answered);
-        if let Some(quiet) = options.collapse_when_settled {
-            mapping.collapse_when_settled(quiet).map_err(MapError::Thread)?;
-        }
-        Ok(mapping)
+        Ok(LazyMapping::new(attached, memory, core, tracker, answered))
     }
 
     /// Refuses to work in a child that was forked off, which has no thread of the engine.
@@ -191,12 +186,9 @@ impl Engine {
         let file =
             backing.memory_file().map_err(|cause| MapError::Unknown { part: None, cause })?;
         let (mapping, mut modes, mut required) = map_memory(len, file, options)?;
-        let page = match options.huge {
-            HugePages::Transparent => transparent::page_size()?,
-            HugePages::None | HugePages::Pool(_) => mapping.page_size(),
-        };
+        let page = mapping.page_size();
         if let Some(tracking) = options.track_writes {
-            (modes, required) = tracking.needs(&mapping, options.huge, modes, required)?;
+            (modes, required) = tracking.needs(&mapping, modes, required)?;
         }
         pages_in(len, page)?;
         check_backing(backing, len, page)?;
@@ -244,14 +236,12 @@ impl Engine {
         mapping: &Mapping,
         options: &LazyOptions,
     ) -> Result<Source, &'static str> {
-        let is_huge =
-            options.huge != HugePages::None || mapping.page_size() != uzone_os::probe::page_size();
+        let is_huge = mapping.page_size() != uzone_os::probe::page_size();
         let reasons = [
             (options.answer == Answer::Reader, "that was asked for"),
             (options.kernel_faults == KernelFaults::Required, "faults of system calls are wanted"),
             (self.leaves_sigbus, "the engine must not handle SIGBUS"),
             (is_huge, "its pages are huge"),
-            (options.collapse_when_settled.is_some(), "its pages are collapsed"),
         ];
         if let Some((_, reason)) = reasons.into_iter().find(|(is_so, _)| *is_so) {
             return Err(reason);
@@ -299,17 +289,9 @@ fn pages_in(len: ByteLen, page: PageSize) -> Result<PageCount, MapError> {
 }
 
 /// Returns what installs the pages of a mapping.
-fn kernel_of(
-    memory: &Arc<Registered>,
-    tracker: Option<&Arc<Tracker>>,
-    page: PageSize,
-    options: &LazyOptions,
-) -> Arc<dyn Kernel> {
+fn kernel_of(memory: &Arc<Registered>, tracker: Option<&Arc<Tracker>>) -> Arc<dyn Kernel> {
     match tracker {
         Some(tracker) => tracker.clone(),
-        None if options.huge == HugePages::Transparent => {
-            Arc::new(Transparent::new(memory.clone(), page))
-        }
         None => memory.clone(),
     }
 }
@@ -406,25 +388,19 @@ fn map_memory(
     options: &LazyOptions,
 ) -> Result<(Mapping, Modes, Features), MapError> {
     match (file, options.huge) {
-        (None, HugePages::None) => {
+        (None, None) => {
             let align = Some(table_align(len));
             let how = Anonymous { huge: HugeAdvice::Default, align, ..Anonymous::default() };
             Ok((Mapping::anonymous(len, how)?, Modes::MISSING, Features::POISON))
         }
-        (None, HugePages::Transparent) => {
-            let align = Some(ByteLen::new(transparent::page_size()?.bytes()));
-            let how = Anonymous { huge: HugeAdvice::Advise, align, ..Anonymous::default() };
-            let features = Features::POISON | Features::MOVE;
-            Ok((Mapping::anonymous(len, how)?, Modes::MISSING, features))
-        }
-        (None, HugePages::Pool(size)) => {
+        (None, Some(size)) => {
             let features = Features::POISON | Features::MISSING_HUGETLB;
             Ok((Mapping::hugetlb(len, size)?, Modes::MISSING, features))
         }
-        (Some(_), HugePages::Pool(_) | HugePages::Transparent) => {
+        (Some(_), Some(_)) => {
             Err(MapError::Backing { reason: "a memory file has the pages that it was made of" })
         }
-        (Some((fd, sharing)), HugePages::None) => {
+        (Some((fd, sharing)), None) => {
             let align = table_align(len);
             let mapping = Mapping::file_aligned(fd, 0, len, Access::ReadWrite, sharing, align)?;
             let is_huge = mapping.page_size() != uzone_os::probe::page_size();

@@ -44,12 +44,6 @@ pub enum MapError {
         /// The size of a page.
         page: ByteLen,
     },
-    /// There are no transparent huge pages.
-    #[error("this host makes no transparent huge pages: {reason}")]
-    NotHuge {
-        /// Why not, or what would help.
-        reason: &'static str,
-    },
     /// What the kernel put in place when the memory was mapped, in a process that locks all that it maps, would never
     /// be missing.
     #[error("the pages that the kernel has put in place already cannot be given back: {0}")]
@@ -117,7 +111,6 @@ impl MapError {
             Self::Host(error) => error.kind(),
             Self::Bind(error) => error.kind(),
             Self::MeasureRead(error) => error.kind(),
-            Self::NotHuge { .. } => ErrorKind::NotSupported,
             Self::Thread(_) => ErrorKind::OutOfMemory,
             Self::MemoryFile(_) | Self::Unknown { .. } => ErrorKind::Io,
             _ => ErrorKind::InvalidInput,

@@ -42,10 +42,9 @@
 //! | folder | what is in it |
 //! |---|---|
 //! | `engine` | [`Engine`]: makes mappings, owns the threads, and answers faults |
-//! | `memory` | [`LazyMapping`], [`AdoptedMemory`]: the memory whose faults are answered |
+//! | `memory` | [`LazyMapping`], [`AdoptedMemory`]: the memory whose faults are answered, and huge pages made of it |
 //! | `backing` | [`Backing`] and the back ends |
 //! | `track` | the states of pages, what was written, and what happened |
-//! | `huge` | huge pages: made of small ones, or filled whole |
 //!
 //! `options` has [`EngineOptions`] and [`LazyOptions`], `error` what can go wrong, `stats` what happened in
 //! numbers, and `rehearsal` the part of a fault outside the kernel, for the benchmark.
@@ -61,7 +60,6 @@
 mod backing;
 mod engine;
 mod error;
-mod huge;
 mod memory;
 mod options;
 #[doc(hidden)]
@@ -82,11 +80,11 @@ pub use engine::budget::Budget;
 pub use engine::placement::ReaderPlacement;
 pub use engine::window::{Filled, Window};
 pub use error::{BackingError, Failure, LazyError, MapError};
-pub use huge::collapse::{Collapsed, Uncollapsed};
 pub use memory::adopted::AdoptedMemory;
+pub use memory::collapse::{Collapsed, Uncollapsed};
 pub use memory::lazy::LazyMapping;
 pub use memory::remote_region::RemoteRegion;
-pub use options::{Answer, EngineOptions, HugePages, LazyOptions, Refusal, WriteTracking};
+pub use options::{Answer, EngineOptions, LazyOptions, Refusal, WriteTracking};
 pub use stats::FaultStats;
 pub use track::capture::KeptPages;
 pub use track::record::{FaultOutcome, FaultRecord, Latency};

@@ -35,22 +35,6 @@ pub enum Answer {
     Reader,
 }
 
-/// Whether the pages of a mapping are huge. A fault on any part of a huge page fills the whole page.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum HugePages {
-    /// The pages are the host's small pages. [`LazyMapping::collapse`](crate::LazyMapping::collapse) can
-    /// make huge pages of them later.
-    #[default]
-    None,
-    /// The pages are of the hugetlb pool of this size, reserved when the memory is mapped.
-    Pool(PageSize),
-    /// The pages are transparent huge pages, 2 MiB on common machines, allocated from free memory when they
-    /// are touched. Where none is free, a page is filled in small ones, and
-    /// [`FaultStats::huge_pages`](crate::FaultStats::huge_pages) does not count it. They are swapped
-    /// and pinned like other memory. Linux 6.8.
-    Transparent,
-}
-
 /// How writes are tracked. Every page is installed write-protected, and the first write to it removes the
 /// protection; later ones cost nothing.
 ///
@@ -99,7 +83,7 @@ impl fmt::Debug for OnFailure {
 pub struct LazyOptions {
     pub(crate) advice: Advice,
     pub(crate) fault_around: FaultAround,
-    pub(crate) huge: HugePages,
+    pub(crate) huge: Option<PageSize>,
     pub(crate) spin: Option<Duration>,
     pub(crate) own_reader: Option<Vec<u32>>,
     pub(crate) readers: Option<NonZeroUsize>,
@@ -109,7 +93,6 @@ pub struct LazyOptions {
     pub(crate) trace: usize,
     pub(crate) kernel_faults: KernelFaults,
     pub(crate) track_writes: Option<WriteTracking>,
-    pub(crate) collapse_when_settled: Option<Duration>,
     pub(crate) on_failure: Option<OnFailure>,
     pub(crate) answer: Answer,
 }
@@ -137,10 +120,13 @@ impl LazyOptions {
         self
     }
 
-    /// Sets whether pages are huge: [`HugePages::None`] by default. A memory file keeps its own page size.
+    /// Sets that pages are huge, of the hugetlb pool of this size, which reserves them when the memory is mapped.
+    /// A fault on any part of a huge page fills the whole page. By default pages are small, and
+    /// [`LazyMapping::collapse`](crate::LazyMapping::collapse) can make huge pages of them later. A memory file
+    /// keeps its own page size.
     #[must_use]
-    pub fn huge(mut self, huge: HugePages) -> Self {
-        self.huge = huge;
+    pub fn huge(mut self, pool: impl Into<Option<PageSize>>) -> Self {
+        self.huge = pool.into();
         self
     }
 
@@ -234,15 +220,6 @@ impl LazyOptions {
     #[must_use]
     pub fn track_writes(mut self, track_writes: impl Into<Option<WriteTracking>>) -> Self {
         self.track_writes = track_writes.into();
-        self
-    }
-
-    /// Lets a thread of low priority collapse what is present into huge pages, as
-    /// [`LazyMapping::collapse`](crate::LazyMapping::collapse) does, after a time without a filled page:
-    /// never by default.
-    #[must_use]
-    pub fn collapse_when_settled(mut self, quiet: impl Into<Option<Duration>>) -> Self {
-        self.collapse_when_settled = quiet.into();
         self
     }
 

@@ -66,15 +66,7 @@ impl Counters {
 
     /// Returns how many pages were installed.
     pub(crate) fn installed(&self) -> u64 {
-        Self::sum([&self.demand, &self.around, &self.populated])
-    }
-
-    /// Returns how many pages were installed or given back: a number that changes with either.
-    pub(crate) fn filled(&self) -> u64 {
-        self.installed() + Self::sum([&self.queued, &self.evicted])
-    }
-
-    fn sum<const N: usize>(counters: [&AtomicU64; N]) -> u64 {
+        let counters = [&self.demand, &self.around, &self.populated];
         // Relaxed: a statistic, by which nothing is published.
         counters.iter().map(|counter| counter.load(Ordering::Relaxed)).sum()
     }
@@ -134,9 +126,6 @@ pub struct FaultStats {
     pub write_protect: u64,
     /// Huge pages that were made of small ones.
     pub collapsed: u64,
-    /// Pages that were installed as one transparent huge page each, of a mapping that has such pages
-    /// ([`HugePages::Transparent`](crate::HugePages::Transparent)).
-    pub huge_pages: u64,
     /// How often its [`Budget`](crate::Budget) was used up.
     pub held: u64,
     /// Pages that were read ahead.
@@ -157,9 +146,8 @@ impl fmt::Display for FaultStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut counts = *self;
         let rows = ROWS.map(|(name, _, count)| (name, *count(&mut counts)));
-        let others = [("huge pages", self.huge_pages), ("pending", self.pending)];
         write!(f, "faults {}", self.faults)?;
-        for (name, count) in rows[1..].iter().chain(&others) {
+        for (name, count) in rows[1..].iter().chain(&[("pending", self.pending)]) {
             if *count != 0 {
                 write!(f, ", {name} {count}")?;
             }

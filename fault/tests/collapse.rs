@@ -14,8 +14,8 @@ use common::{
     scattered, scattered_until, skip, usize_of, wait_for, word_in, words,
 };
 use uzone_fault::{
-    Backing, CompositeBacking, HugePages, LazyMapping, LazyOptions, MemoryBacking, Uncollapsed,
-    WriteTracking, ZeroBacking,
+    Backing, CompositeBacking, LazyMapping, LazyOptions, MemoryBacking, Uncollapsed, WriteTracking,
+    ZeroBacking,
 };
 use uzone_os::{Sharing, probe};
 use uzone_pages::PageSize;
@@ -134,30 +134,6 @@ fn readers_and_writers_go_on_while_pages_are_collapsed_and_evicted() {
 }
 
 #[test]
-fn a_mapping_that_has_settled_becomes_huge_by_itself() {
-    let name = "a_mapping_that_has_settled";
-    if !has_huge_pages(name) {
-        return;
-    }
-    let quiet = Some(Duration::from_millis(20));
-    let options = LazyOptions::default().collapse_when_settled(quiet);
-    let Some(memory) = map(name, &engine(), 2 * HUGE, function(), &options) else { return };
-    memory.populate(0..2 * HUGE).unwrap();
-    let probe = memory.collapse(0..HUGE).unwrap();
-    if probe.reasons.contains_key(&Uncollapsed::NotNow) {
-        return skip(name, &format!("the host has no free huge pages: {probe:?}"));
-    }
-    wait_for("the mapping", || anonymous_huge(&memory) == 2 * HUGE);
-    check_all(&memory, &words(2 * HUGE));
-    // It is dropped while the thread waits, and at once.
-    let start = Instant::now();
-    let quiet = Some(Duration::from_secs(3600));
-    let options = options.collapse_when_settled(quiet);
-    drop(map(name, &engine(), HUGE, function(), &options));
-    assert!(start.elapsed() < Duration::from_secs(600));
-}
-
-#[test]
 fn memory_that_cannot_be_collapsed_says_why() {
     let name = "memory_that_cannot_be_collapsed";
     if !has_huge_pages(name) {
@@ -183,7 +159,7 @@ fn memory_that_cannot_be_collapsed_says_why() {
         check_all(&memory, &words(2 * HUGE));
     }
     let Some(_pool) = Pool::grow(name, PageSize::MIB_2, 2) else { return };
-    let options = LazyOptions::default().huge(HugePages::Pool(PageSize::MIB_2));
+    let options = LazyOptions::default().huge(PageSize::MIB_2);
     let Some(memory) = map(name, &engine(), 2 * HUGE, function(), &options) else { return };
     memory.populate(0..HUGE).unwrap();
     let done = memory.collapse(0..2 * HUGE).unwrap();

@@ -12,8 +12,8 @@ use common::{
     words, write_words,
 };
 use uzone_fault::{
-    Backing, BackingError, CompositeBacking, FileBacking, FunctionBacking, HugePages, LazyOptions,
-    MapError, MemoryBacking, ZeroBacking,
+    Backing, BackingError, CompositeBacking, FileBacking, FunctionBacking, LazyOptions, MapError,
+    MemoryBacking, ZeroBacking,
 };
 use uzone_os::{Mapping, Sharing, probe};
 use uzone_pages::{Advice, ByteLen, FaultAround, PageSize};
@@ -112,7 +112,7 @@ fn parts_that_cannot_be_mapped_are_refused_with_the_reason() {
     ];
     let whole = of_parts(parts).unwrap();
     assert!(!whole.takes_pages_of(PageSize::MIB_2));
-    let options = LazyOptions::default().huge(HugePages::Pool(PageSize::MIB_2));
+    let options = LazyOptions::default().huge(PageSize::MIB_2);
     assert!(matches!(
         engine().map(ByteLen::mib(2), Arc::new(whole), &options),
         Err(MapError::Backing { .. } | MapError::Map(_))

@@ -20,9 +20,8 @@ use common::{
 };
 use proptest::prelude::*;
 use uzone_fault::{
-    Answer, Backing, BackingError, CompositeBacking, FileBacking, FunctionBacking, HugePages,
-    LazyError, LazyMapping, LazyOptions, MapError, MemoryBacking, Window, WriteTracking,
-    ZeroBacking,
+    Answer, Backing, BackingError, CompositeBacking, FileBacking, FunctionBacking, LazyError,
+    LazyMapping, LazyOptions, MapError, MemoryBacking, Window, WriteTracking, ZeroBacking,
 };
 use uzone_os::uffd::in_thread::Source;
 use uzone_os::{Mapping, Sharing, probe};
@@ -115,7 +114,7 @@ fn huge_pages_are_tracked_whole() {
     let huge = 2 << 20;
     let Some(_pool) = Pool::grow(name, PageSize::MIB_2, 4) else { return };
     for track in BOTH {
-        let options = options(track).huge(HugePages::Pool(PageSize::MIB_2));
+        let options = options(track).huge(PageSize::MIB_2);
         let Some(memory) = map(name, &engine(), 4 * huge, function(), &options) else { return };
         memory.populate(0..2 * huge).unwrap();
         assert_eq!(memory.dirty(0..4 * huge).unwrap(), []);
@@ -142,7 +141,7 @@ fn huge_pages_are_tracked_whole() {
         if is_failing.load(Ordering::Relaxed) { Err("it broke".into()) } else { Ok(()) }
             .map_err(|error: Box<dyn std::error::Error + Send + Sync>| BackingError::Other(error))
     });
-    let huge_pages = HugePages::Pool(PageSize::MIB_2);
+    let huge_pages = PageSize::MIB_2;
     let options = options(WriteTracking::Sync).huge(huge_pages);
     let Some(memory) = map(name, &engine(), 2 * huge, backing, &options) else { return };
     memory.populate(0..huge).unwrap();

@@ -617,12 +617,8 @@ fn a_child_that_was_forked_off_drops_mappings_and_engines() {
         let options = LazyOptions::default().answer(answer);
         let backings: [Arc<dyn Backing>; 2] =
             [Arc::new(FileBacking::new(file_of(len())).unwrap()), memory_file()];
-        for (index, backing) in backings.into_iter().enumerate() {
-            let options = if index == 0 && answer == Answer::Reader {
-                options.clone().collapse_when_settled(Duration::from_secs(100))
-            } else {
-                options.clone().deadline(Duration::from_secs(100))
-            };
+        for backing in backings {
+            let options = options.clone().deadline(Duration::from_secs(100));
             let engine = Engine::with(EngineOptions::default().own_threads()).unwrap();
             let Ok(memory) = engine.map(ByteLen::new(len()), backing.clone(), &options) else {
                 return skip("a_child_that_was_forked_off", "no userfaultfd to be had");

@@ -21,7 +21,7 @@ use common::{
     word, word_in, words_at, write_words,
 };
 use uzone_fault::{
-    Answer, Backing, BackingError, FileBacking, FunctionBacking, HugePages, LazyError, LazyMapping,
+    Answer, Backing, BackingError, FileBacking, FunctionBacking, LazyError, LazyMapping,
     LazyOptions, MapError, MemoryBacking, ZeroBacking,
 };
 use uzone_os::{Mapping, Sharing, page_cache, sigbus};
@@ -190,7 +190,7 @@ fn a_hole_of_a_memory_file_is_zero_and_what_is_shared_is_seen() {
 fn huge_pages_are_filled_whole() {
     let name = "huge_pages_are_filled_whole";
     let (size, huge) = (PageSize::MIB_2, 2 << 20);
-    let options = LazyOptions::default().huge(HugePages::Pool(size));
+    let options = LazyOptions::default().huge(size);
     let engine = engine();
     let Some(_pool) = Pool::grow(name, size, 4) else { return };
     let Some(function) = map_with(name, &engine, 2 * huge, function(), &options) else { return };
@@ -394,7 +394,7 @@ fn a_wrong_request_is_refused_with_what_it_was_given() {
     assert!(matches!(engine.map(ByteLen::ZERO, backing(), &options), Err(MapError::Map(_))));
     let file = Arc::new(Mapping::memfd("x", ByteLen::new(page()), None).unwrap());
     let memory = MemoryBacking::new(file, Sharing::Shared).unwrap();
-    let huge = LazyOptions::default().huge(HugePages::Pool(PageSize::MIB_2));
+    let huge = LazyOptions::default().huge(PageSize::MIB_2);
     assert!(matches!(
         engine.map(ByteLen::new(page()), Arc::new(memory), &huge),
         Err(MapError::Backing { .. })

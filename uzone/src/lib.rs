@@ -47,9 +47,9 @@ pub mod lazy {
     pub use uzone_fault::{
         AdoptedMemory, Answer, Backing, BackingError, Budget, Collapsed, CompositeBacking, Engine,
         EngineOptions, Failure, FaultOutcome, FaultRecord, FaultStats, FileBacking, Filled,
-        FunctionBacking, HugePages, Latency, LazyError, LazyMapping, LazyOptions, MapError,
-        MemoryBacking, ReaderPlacement, Refusal, RemoteRegion, SharedBacking, Uncollapsed, Window,
-        WriteTracking, ZeroBacking,
+        FunctionBacking, Latency, LazyError, LazyMapping, LazyOptions, MapError, MemoryBacking,
+        ReaderPlacement, Refusal, RemoteRegion, SharedBacking, Uncollapsed, Window, WriteTracking,
+        ZeroBacking,
     };
     #[doc(inline)]
     pub use uzone_os::Vaddr;

@@ -171,7 +171,7 @@ impl FileBacking {
         let range = window.range();
         let is_worth_it = range.end - range.start >= SMALLEST_HALF && window.wanted().is_none();
         let Some(mapped) = self.mapped.as_ref().filter(|_| is_worth_it) else { return Ok(None) };
-        if window.page_size() > host || window.makes_huge_pages() {
+        if window.page_size() > host {
             return Ok(None);
         }
         let Range { start, end } = range;
@@ -214,7 +214,6 @@ impl FileBacking {
         }
         let mut at = run.start;
         if let Some(mapped) = &self.mapped
-            && !window.makes_huge_pages()
             && let Some(whole) = self.whole_pages(&run)?
             && (whole - at).is_multiple_of(window.page_size().bytes())
         {

@@ -354,11 +354,6 @@ impl Core {
         self.pages.bytes(pages)
     }
 
-    /// Returns how many pages were installed or given back: a number that changes with either.
-    pub(crate) fn filled(&self) -> u64 {
-        self.pages.counters.filled() + self.by_reader.filled()
-    }
-
     /// Handles a write to a protected page. Returns whether that is done; otherwise wake the page a little
     /// later.
     pub(crate) fn write_fault(&self, page: u64) -> bool {
@@ -729,7 +724,6 @@ impl Core {
         for core in cores {
             core.counters().add_to(&mut stats);
             core.by_reader.add_to(&mut stats);
-            stats.huge_pages += core.kernel().huge_pages();
             stats.has_failed |= core.has_failed();
             stats.pending += core.pending.len() as u64;
         }

@@ -5,7 +5,6 @@
 
 use std::ops::Range;
 
-use uzone_os::Exclusive;
 pub(crate) use uzone_os::uffd::Fill;
 use uzone_os::uffd::{Answered, Registered, UffdError};
 
@@ -16,33 +15,6 @@ pub(crate) trait Kernel: Send + Sync {
 
     /// Wakes the threads that wait for pages of a range.
     fn wake(&self, range: Range<u64>);
-
-    /// Returns whether pages are made in slots.
-    fn has_slots(&self) -> bool {
-        false
-    }
-
-    /// Returns a slot, if there is one: memory to make one page in, which holds anything and which
-    /// [`Kernel::install_slot`] installs without a copy.
-    fn slot(&self) -> Option<Exclusive> {
-        None
-    }
-
-    /// Installs a page that was made in a slot of this kernel.
-    fn install_slot(&self, offset: u64, slot: &mut Exclusive) -> Result<Answered, UffdError> {
-        let bytes = slot.as_bytes_mut();
-        self.install(offset..offset + bytes.len() as u64, Fill::Bytes(bytes))
-    }
-
-    /// Takes a slot back, to make another page in. One that is dropped is freed.
-    fn give_back(&self, slot: Exclusive) {
-        drop(slot);
-    }
-
-    /// Returns how many pages were installed as one transparent huge page each.
-    fn huge_pages(&self) -> u64 {
-        0
-    }
 
     /// Lets the threads go on that wait to write to a present page: no faults are answered any more.
     fn ended(&self) {}

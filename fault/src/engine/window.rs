@@ -231,12 +231,6 @@ impl<'a> Window<'a> {
         self.install(range, Fill::From { source, offset: source_offset })
     }
 
-    /// Returns whether [`Window::copy_with`] makes whole huge pages, so that it is better than a copy
-    /// from elsewhere.
-    pub(crate) fn makes_huge_pages(&self) -> bool {
-        self.kernel.has_slots()
-    }
-
     /// Fills pages of `range` with what `produce` writes into a buffer of that length, or of
     /// [`Window::room`] if that is less. It returns how many of those bytes it wrote; the whole pages among
     /// them are installed.
@@ -249,26 +243,12 @@ impl<'a> Window<'a> {
         produce: impl FnOnce(&mut [u8]) -> Result<usize, E>,
     ) -> Result<Filled, E> {
         let len = usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(usize::MAX);
-        let page = self.page_size();
-        let kernel = self.kernel;
-        if let Some(mut slot) = kernel.slot() {
-            let bytes = slot.as_bytes_mut();
-            let room = len.min(bytes.len());
-            let written = produce(&mut bytes[..room])?;
-            let is_whole = room as u64 == page.bytes() && written >= room;
-            let first = range.start..range.start.saturating_add(page.bytes());
-            let install = |part: Range<u64>| kernel.install_slot(part.start, &mut slot);
-            let filled = if is_whole { self.install_with(first, install)? } else { Filled::Some };
-            // An error or a panic drops it.
-            kernel.give_back(slot);
-            return Ok(if room == len { filled } else { Filled::Some });
-        }
+        let page = self.page_size().bytes();
         // Taken out, so that the window can be changed while the bytes are in it.
         let staging = std::mem::take(&mut self.staging);
         let lent = Lent { window: self, staging };
         let room = len.min(lent.staging.len());
         let written = produce(&mut lent.staging[..room])?;
-        let page = page.bytes();
         let whole = (written.min(room) as u64) / page * page;
         if whole == 0 {
             return Ok(Filled::Some);
@@ -318,31 +298,24 @@ impl<'a> Window<'a> {
         self.install(range, Fill::Cached)
     }
 
-    fn install(&mut self, range: Range<u64>, fill: Fill<'_>) -> Result<Filled, UffdError> {
-        let kernel = self.kernel;
-        let first = range.start.wrapping_add(self.base);
-        self.install_with(range, |part| {
-            let inside = part.start - first..part.end - first;
-            kernel.install(part, fill.part(inside))
-        })
-    }
-
     /// Asks the kernel for the pages of `range` that are still open, and for the rest of them as long as it
-    /// makes progress. `ask` is given offsets in the mapping.
-    fn install_with(
-        &mut self,
-        range: Range<u64>,
-        mut ask: impl FnMut(Range<u64>) -> Result<Answered, UffdError>,
-    ) -> Result<Filled, UffdError> {
+    /// makes progress.
+    fn install(&mut self, range: Range<u64>, fill: Fill<'_>) -> Result<Filled, UffdError> {
         self.check(&range)?;
-        let shift = self.page_size().shift();
+        let (kernel, shift) = (self.kernel, self.page_size().shift());
+        let start = range.start.wrapping_add(self.base);
+        // It is given offsets in the mapping.
+        let ask = |part: Range<u64>| {
+            let inside = part.start - start..part.end - start;
+            kernel.install(part, fill.part(inside))
+        };
         // From here on pages are the mapping's.
-        let first = range.start.wrapping_add(self.base) >> shift;
+        let first = start >> shift;
         let mut pages = first..first + ((range.end - range.start) >> shift);
         let mut all = Filled::All;
         while !pages.is_empty() {
             if self.is_owned && self.wanted == Some(pages.start) {
-                self.install_owned(pages.start, &mut ask, &mut all)?;
+                self.install_owned(pages.start, ask, &mut all)?;
                 pages.start += 1;
             } else {
                 let memory = self.memory;
@@ -354,7 +327,7 @@ impl<'a> Window<'a> {
                     }
                     pages.start += 1;
                 } else {
-                    self.install_claimed(claimed, &mut ask, &mut all)?;
+                    self.install_claimed(claimed, ask, &mut all)?;
                 }
             }
             if self.has_ended() {
@@ -379,7 +352,7 @@ impl<'a> Window<'a> {
     fn install_owned(
         &mut self,
         page: u64,
-        ask: &mut impl FnMut(Range<u64>) -> Result<Answered, UffdError>,
+        ask: impl Fn(Range<u64>) -> Result<Answered, UffdError>,
         all: &mut Filled,
     ) -> Result<(), UffdError> {
         let answer = self.note_shortage(ask(self.memory.bytes(page..page + 1)))?;
@@ -404,7 +377,7 @@ impl<'a> Window<'a> {
     fn install_claimed(
         &mut self,
         mut claimed: Claimed<'_, Pages>,
-        ask: &mut impl FnMut(Range<u64>) -> Result<Answered, UffdError>,
+        ask: impl Fn(Range<u64>) -> Result<Answered, UffdError>,
         all: &mut Filled,
     ) -> Result<(), UffdError> {
         if self.seen != self.seen.and(self.memory.evictions_seen()) {

@@ -28,7 +28,7 @@ use crate::engine::placement::ReaderPlacement;
 use crate::engine::prefetch::Prefetch;
 use crate::engine::{Engine, TRACED, check_backing};
 use crate::error::{LazyError, MapError, at_most};
-use crate::huge::blocks::Blocks;
+use crate::memory::collapse::Blocks;
 use crate::memory::fault_memory::{FaultMemory, RemoteMemory};
 use crate::memory::remote_region::{RemoteRegion, offsets};
 use crate::options::{LazyOptions, WriteTracking};
@@ -43,8 +43,7 @@ impl Engine {
     /// Answers the faults of memory of another process from now on, by `backing`. Each region is whole
     /// pages of its size.
     ///
-    /// Of the options, `huge` and `kernel_faults` are the other side's and mean nothing here, nor does
-    /// `collapse_when_settled`: no huge page is made. With `track_writes`, which is
+    /// Of the options, `huge` and `kernel_faults` are the other side's and mean nothing here. With `track_writes`, which is
     /// [`WriteTracking::Async`] here, pages are installed so that the kernel notes the first write to each: the
     /// other side registered its memory for that. With [`Advice::Blocks`], zero pages are copied, so that they take memory of their own, and
     /// [`AdoptedMemory::take_filled_blocks`] returns of what a process with the right to can make huge pages.
@@ -401,7 +400,7 @@ impl AdoptedMemory {
     /// given back: at most so many, each once. There are none without [`Advice::Blocks`].
     ///
     /// A block may be given back or unmapped before the caller makes a huge page of it. No byte changes then
-    /// either: `blocks.rs` states why.
+    /// either: `collapse.rs` states why.
     #[must_use]
     pub fn take_filled_blocks(&self, most: usize) -> Vec<Vaddr> {
         self.blocks.take(most)

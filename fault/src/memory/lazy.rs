@@ -15,11 +15,9 @@
 //! works in steps, so that no signal waits for long.
 
 use std::fmt;
-use std::io;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
-use std::time::Duration;
 
 use uzone_os::signals::Held;
 use uzone_os::uffd::Registered;
@@ -32,7 +30,7 @@ use uzone_zone::Pinned;
 use crate::engine::core::{Core, ReaderState};
 use crate::engine::event_loop::Attached;
 use crate::error::LazyError;
-use crate::huge::collapse::{Collapsed, Collapser, QuietCollapser};
+use crate::memory::collapse::{Collapsed, collapse};
 use crate::memory::populate::{What, populate};
 use crate::stats::Counters;
 use crate::track::dirty::Tracker;
@@ -45,9 +43,7 @@ const STEP: u64 = 64 << 20;
 /// Dropping it unmaps it, as soon as no page of it is pinned or being produced. A thread of foreign
 /// code that still waits in it then gets a signal, and never a page of zeroes.
 pub struct LazyMapping {
-    // Dropped first: it may touch pages, which have to be filled until it has stopped.
-    _quiet_collapser: Option<QuietCollapser>,
-    // Then this: no fault is answered afterwards, and waiting threads get a signal.
+    // Dropped first: no fault is answered afterwards, and waiting threads get a signal.
     _attached: Vec<Attached>,
     in_thread: Result<Arc<InThread>, &'static str>,
     pub(crate) memory: Arc<Registered>,
@@ -71,8 +67,7 @@ impl LazyMapping {
         tracker: Option<Arc<Tracker>>,
         in_thread: Result<Arc<InThread>, &'static str>,
     ) -> Self {
-        let (_quiet_collapser, _attached) = (None, attached);
-        Self { _quiet_collapser, _attached, in_thread, memory, core, tracker }
+        Self { _attached: attached, in_thread, memory, core, tracker }
     }
 
     /// Returns whether the threads that take faults answer them
@@ -82,17 +77,6 @@ impl LazyMapping {
     /// Why a reader answers them instead.
     pub fn answered_in_thread(&self) -> Result<(), &'static str> {
         self.in_thread.as_ref().map(|_| ()).map_err(|reason| *reason)
-    }
-
-    /// Starts a thread that collapses present pages when no page was filled for `quiet`.
-    pub(crate) fn collapse_when_settled(&mut self, quiet: Duration) -> io::Result<()> {
-        self._quiet_collapser = Some(QuietCollapser::start(self.collapser(), quiet)?);
-        Ok(())
-    }
-
-    pub(crate) fn collapser(&self) -> Collapser {
-        let (core, memory) = (self.core.clone(), self.memory.clone());
-        Collapser { core, memory, is_tracked: self.tracker.is_some() }
     }
 
     pub(crate) fn tracking(&self) -> Option<&Tracker> {
@@ -522,15 +506,14 @@ impl LazyMapping {
     /// at the ends that are smaller than a huge page are not counted.
     ///
     /// It takes one to four milliseconds for each huge page, and the kernel holds the layout of the process
-    /// meanwhile: faulting threads wait for it. Pages that are evicted from a huge page later split it
-    /// again. [`HugePages::Transparent`](crate::HugePages::Transparent) has huge pages from the first touch
-    /// on.
+    /// meanwhile: faulting threads wait for it. A page that is evicted from a huge page later splits it
+    /// again.
     ///
     /// # Errors
     /// [`LazyError`] if the range is not inside, cuts a page, or what the host has cannot be read.
     pub fn collapse(&self, range: Range<u64>) -> Result<Collapsed, LazyError> {
         let pages = self.pages(&range)?;
-        self.collapser().collapse(pages, || true)
+        collapse(&self.core, &self.memory, self.tracker.is_some(), pages)
     }
 }
 

@@ -36,7 +36,7 @@ use uzone_pages::{ByteLen, PageCount, PageSize};
 
 use crate::engine::kernel::{Fill, Kernel};
 use crate::error::{LazyError, MapError};
-use crate::options::{HugePages, WriteTracking};
+use crate::options::WriteTracking;
 
 /// How long the kernel is asked again while the layout of the process changes.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -48,14 +48,9 @@ impl WriteTracking {
     pub(crate) fn needs(
         self,
         mapping: &Mapping,
-        huge: HugePages,
         modes: Modes,
         features: Features,
     ) -> Result<(Modes, Features), MapError> {
-        if huge == HugePages::Transparent {
-            let reason = "writes are tracked in small pages: leave LazyOptions::huge as it is";
-            return Err(MapError::Backing { reason });
-        }
         let mut features = features | Features::WRITE_PROTECT;
         let is_own = mapping.is_private();
         if !is_own || mapping.page_size() != uzone_os::probe::page_size() {

@@ -87,11 +87,6 @@ impl Exclusive {
         Self { count: len_of(&mapping), mapping, values: PhantomData }
     }
 
-    /// Returns the mapping, whose padding has bytes.
-    pub(crate) fn mapping(&self) -> &Mapping {
-        &self.mapping
-    }
-
     /// Maps private pages of no file, all zero, as [`Mapping::anonymous`] does.
     ///
     /// # Errors

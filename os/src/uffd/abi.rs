@@ -8,8 +8,8 @@
 use std::os::fd::BorrowedFd;
 
 use linux_raw_sys::general::{
-    uffdio_api, uffdio_continue, uffdio_copy, uffdio_move, uffdio_poison, uffdio_range,
-    uffdio_register, uffdio_writeprotect, uffdio_zeropage,
+    uffdio_api, uffdio_continue, uffdio_copy, uffdio_poison, uffdio_range, uffdio_register,
+    uffdio_writeprotect, uffdio_zeropage,
 };
 use rustix::io::Errno;
 use rustix::ioctl::{self, Opcode};
@@ -26,7 +26,6 @@ const UNREGISTER: Opcode = ioctl::opcode::read::<uffdio_range>(TYPE, 1);
 const WAKE: Opcode = ioctl::opcode::read::<uffdio_range>(TYPE, 2);
 pub(crate) const COPY: Opcode = ioctl::opcode::read_write::<uffdio_copy>(TYPE, 3);
 pub(crate) const ZEROPAGE: Opcode = ioctl::opcode::read_write::<uffdio_zeropage>(TYPE, 4);
-const MOVE: Opcode = ioctl::opcode::read_write::<uffdio_move>(TYPE, 5);
 const WRITEPROTECT: Opcode = ioctl::opcode::read_write::<uffdio_writeprotect>(TYPE, 6);
 pub(crate) const CONTINUE: Opcode = ioctl::opcode::read_write::<uffdio_continue>(TYPE, 7);
 pub(crate) const POISON: Opcode = ioctl::opcode::read_write::<uffdio_poison>(TYPE, 8);
@@ -40,7 +39,6 @@ const _: () = {
     assert!(WAKE == 0x8010_aa02);
     assert!(COPY == 0xc028_aa03);
     assert!(ZEROPAGE == 0xc020_aa04);
-    assert!(MOVE == 0xc028_aa05);
     assert!(WRITEPROTECT == 0xc018_aa06);
     assert!(CONTINUE == 0xc020_aa07);
     assert!(POISON == 0xc020_aa08);
@@ -52,8 +50,6 @@ pub(crate) const DONTWAKE: u64 = 1;
 pub(crate) const INSTALL_WP: u64 = 1 << 1;
 /// `UFFDIO_WRITEPROTECT_MODE_WP`.
 pub(crate) const PROTECT: u64 = 1;
-/// `UFFDIO_MOVE_MODE_ALLOW_SRC_HOLES`.
-pub(crate) const MOVE_HOLES: u64 = 1 << 1;
 
 /// Gives the kernel the structure of an ioctl, and takes what it writes into it.
 ///
@@ -124,22 +120,4 @@ pub(crate) fn write_protect(
     let mut value = uffdio_writeprotect { range: uffdio_range { start, len }, mode };
     // SAFETY: `WRITEPROTECT` is on a `uffdio_writeprotect`; it changes how pages may be reached, no byte.
     unsafe { call::<WRITEPROTECT, _>(fd, &mut value) }
-}
-
-/// Takes pages from `src` and makes them those of `dst`.
-///
-/// # Safety
-/// `len` bytes from `dst` are memory that may be written as atomics write it, and as many at `src` are the caller's
-/// to lose.
-pub(crate) unsafe fn move_pages(
-    fd: BorrowedFd<'_>,
-    dst: u64,
-    src: u64,
-    len: u64,
-    mode: u64,
-) -> (Result<(), Errno>, i64) {
-    let mut value = uffdio_move { dst, src, len, mode, move_: 0 };
-    // SAFETY: `MOVE` is on a `uffdio_move`; both ranges are the caller's to give.
-    let answer = unsafe { call::<MOVE, _>(fd, &mut value) };
-    (answer, value.move_)
 }

@@ -16,10 +16,8 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use uzone_pages::ByteLen;
 
 use crate::map::bytes::AccessError;
-use crate::map::exclusive::Exclusive;
 use crate::map::mapping::{Mapping, Rejected};
 use crate::map::options::Vaddr;
 use crate::sigbus::last_words::Known;
@@ -136,14 +134,6 @@ impl Registered {
         Ok(mapping.addr().get() as u64 + range.start)
     }
 
-    /// Returns `len` bytes from `offset` on as a range.
-    fn range(&self, offset: u64, len: u64) -> Result<Range<u64>, AccessError> {
-        let len_bytes = self.mapping().mapped_len() as u64;
-        let end = offset.checked_add(len);
-        let end = end.ok_or(AccessError::Beyond { start: offset, end: u64::MAX, len_bytes })?;
-        Ok(offset..end)
-    }
-
     /// Fills the missing pages of a range.
     ///
     /// # Errors
@@ -159,40 +149,6 @@ impl Registered {
         // SAFETY: `install` wants memory that may be written as atomics write it: it is pages of a `Mapping` that
         // we own (`address` checked), of which no slice is lent.
         unsafe { fill.install(self.uffd.as_fd(), start, len, how) }
-    }
-
-    /// Moves pages of `source`, from its byte `source_offset` on, to where they are missing here,
-    /// without a copy. Both are private anonymous memory. The source's pages are missing
-    /// afterwards, that is zero.
-    ///
-    /// # Errors
-    /// [`UffdError`] if one of the two ranges is not inside, or the kernel refuses.
-    pub fn move_pages(
-        &self,
-        offset: u64,
-        source: &mut Exclusive,
-        source_offset: u64,
-        len: ByteLen,
-        how: Install,
-    ) -> Result<Answered, UffdError> {
-        let len = len.get();
-        let dst = self.address(&self.range(offset, len)?)?;
-        let mapping = source.mapping();
-        let source_len = mapping.mapped_len() as u64;
-        if source_offset.checked_add(len).is_none_or(|end| end > source_len) {
-            return Err(AccessError::Beyond {
-                start: source_offset,
-                end: source_offset.saturating_add(len),
-                len_bytes: source_len,
-            }
-            .into());
-        }
-        let src = mapping.addr().get() as u64 + source_offset;
-        let mode = how.bits() & abi::DONTWAKE | abi::MOVE_HOLES;
-        // SAFETY: `move_pages` wants `dst` as `Fill::install` does, and the source to be the caller's to lose: it is
-        // borrowed mutably, so no slice of it is lent, and zero is what missing pages of such memory are.
-        let (result, count) = unsafe { abi::move_pages(self.uffd.as_fd(), dst, src, len, mode) };
-        answered(UffdCall::Move, dst, len, result, Some(count))
     }
 
     /// Starts (`protected`) or stops reporting writes to a range. Stopping wakes the threads that wait to

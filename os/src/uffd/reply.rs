@@ -1,6 +1,6 @@
 //! What the kernel's replies to the answers mean: one pure function, [`decode`].
 //!
-//! An answer to a fault (copy, zero, continue, poison, move) has two replies: the result of the
+//! An answer to a fault (copy, zero, continue, poison) has two replies: the result of the
 //! ioctl, and a signed field in its structure. The field is the number of bytes done, or a negated
 //! errno, or was not written at all:
 //!
@@ -34,10 +34,8 @@ pub enum UffdCall {
     Copy,
     /// `UFFDIO_ZEROPAGE`.
     ZeroPage,
-    /// `UFFDIO_MOVE`.
-    Move,
     /// `UFFDIO_WRITEPROTECT`.
-    WriteProtect,
+    WriteProtect = 6,
     /// `UFFDIO_CONTINUE`.
     Continue,
     /// `UFFDIO_POISON`.
@@ -83,10 +81,9 @@ pub enum Answered {
     LayoutChanging,
     /// The first page exists already. No thread was woken: wake the threads that wait for it.
     Present,
-    /// The page cache does not have the first page (continue), or the range to take pages from has
-    /// none there (move).
+    /// The page cache does not have the first page (continue).
     Hole,
-    /// The page cannot be taken from where it is now: it is pinned or shared (move).
+    /// The page is in use now: ask again.
     Busy,
     /// No memory at the address is registered with this userfaultfd any more.
     NotRegistered,
@@ -149,7 +146,6 @@ pub(crate) fn decode(
         (Errno::AGAIN, _) => Ok(Answered::LayoutChanging),
         (Errno::EXIST, _) => Ok(Answered::Present),
         (Errno::SRCH, _) => Ok(Answered::Gone),
-        (Errno::NOENT, UffdCall::Move) => Ok(Answered::Hole),
         (Errno::NOENT, _) => Ok(Answered::NotRegistered),
         (Errno::FAULT, UffdCall::Continue) => Ok(Answered::Hole),
         (Errno::BUSY, _) => Ok(Answered::Busy),
@@ -161,8 +157,8 @@ pub(crate) fn decode(
 mod tests {
     use super::*;
 
-    const COUNTED: [UffdCall; 5] =
-        [UffdCall::Copy, UffdCall::ZeroPage, UffdCall::Continue, UffdCall::Poison, UffdCall::Move];
+    const COUNTED: [UffdCall; 4] =
+        [UffdCall::Copy, UffdCall::ZeroPage, UffdCall::Continue, UffdCall::Poison];
 
     #[test]
     fn a_count_is_progress_only_where_it_can_be() {
@@ -192,7 +188,7 @@ mod tests {
     #[test]
     fn a_copy_that_moved_nothing_is_never_counted_as_progress() {
         for call in COUNTED {
-            // The field as before Linux 6.15, as since, and as a kernel might leave it.
+            // The values of the field: before Linux 6.15, since then, and others that a kernel might leave.
             for count in [0, -11, -17, i64::MIN] {
                 assert_eq!(
                     decode(call, Err(Errno::AGAIN), Some(count), 8192),
@@ -205,21 +201,19 @@ mod tests {
 
     #[test]
     fn every_errno_has_its_meaning_with_the_field_and_without() {
-        use UffdCall::{Continue, Copy, Move, Poison, WriteProtect, ZeroPage};
+        use UffdCall::{Continue, Copy, Poison, WriteProtect, ZeroPage};
         for (call, errno, expected) in [
             (Copy, Errno::EXIST, Ok(Answered::Present)),
             (ZeroPage, Errno::EXIST, Ok(Answered::Present)),
             (Continue, Errno::EXIST, Ok(Answered::Present)),
             (Poison, Errno::EXIST, Ok(Answered::Present)),
-            (Move, Errno::EXIST, Ok(Answered::Present)),
             (Copy, Errno::NOENT, Ok(Answered::NotRegistered)),
             (WriteProtect, Errno::NOENT, Ok(Answered::NotRegistered)),
-            (Move, Errno::NOENT, Ok(Answered::Hole)),
             (Copy, Errno::SRCH, Ok(Answered::Gone)),
             (Continue, Errno::SRCH, Ok(Answered::Gone)),
             (Copy, Errno::FAULT, Err(Some(Errno::FAULT))),
             (Continue, Errno::FAULT, Ok(Answered::Hole)),
-            (Move, Errno::BUSY, Ok(Answered::Busy)),
+            (Copy, Errno::BUSY, Ok(Answered::Busy)),
             (Copy, Errno::INVAL, Err(Some(Errno::INVAL))),
             (Copy, Errno::NOMEM, Err(Some(Errno::NOMEM))),
             (Copy, Errno::NOSPC, Err(Some(Errno::NOSPC))),

@@ -15,7 +15,7 @@ use uzone_os::uffd::{
     Answered, Doorbell, Event, EventBuffer, FaultKind, Features, Fill, Install, KernelFaults,
     Modes, PageFault, Registered, Remote, Uffd, UffdCall, UffdError, wait,
 };
-use uzone_os::{Access, AccessError, Exclusive, Mapping, Sharing, Vaddr};
+use uzone_os::{Access, AccessError, Mapping, Sharing, Vaddr};
 use uzone_pages::{ByteLen, ErrorKind, PageSize};
 
 use crate::needs::{Pool, or_skip};
@@ -254,31 +254,6 @@ fn a_write_to_a_protected_page_is_reported() {
             assert_eq!(memory.write_protect(pages(0..1), true).unwrap(), Answered::All);
         }
     });
-}
-
-#[test]
-fn pages_are_moved_without_a_copy_and_leave_zeroes_behind() {
-    let Some(uffd) = open("pages_are_moved", Features::MOVE) else { return };
-    let memory = Registered::new(uffd, anonymous(8), Modes::MISSING).unwrap();
-    let mut source = Exclusive::anonymous(ByteLen::new(8 * page()), small_pages()).unwrap();
-    source.as_bytes_mut().fill(7);
-    let len = ByteLen::new(4 * page());
-    let how = Install::default();
-    assert_eq!(
-        memory.move_pages(2 * page(), &mut source, page(), len, how).unwrap(),
-        Answered::All
-    );
-    assert!((2..6).all(|at| byte_at(&memory, at) == 7));
-    let size = usize::try_from(page()).unwrap();
-    assert!(source.as_bytes()[size..5 * size].iter().all(|&byte| byte == 0));
-    assert!(source.as_bytes()[..size].iter().all(|&byte| byte == 7));
-    assert_eq!(memory.move_pages(2 * page(), &mut source, 0, len, how).unwrap(), Answered::Present);
-    for (offset, source_offset) in [(6 * page(), 0), (0, 6 * page()), (0, u64::MAX)] {
-        assert!(matches!(
-            memory.move_pages(offset, &mut source, source_offset, len, how),
-            Err(UffdError::Access(AccessError::Beyond { .. }))
-        ));
-    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Huge pages of blocks that a worker found filled ([`Collapser`]): the keeper has the right to have the kernel make them.
 //! A thread of low priority does it, one block after the other; the keeper accepts and hands over meanwhile.
 //!
-//! No byte changes, whatever becomes of the machine meanwhile: `blocks.rs` of the package `fault` states why. A process
+//! No byte changes, whatever becomes of the machine meanwhile: `collapse.rs` of the package `fault` states why. A process
 //! that has ended is known by its pidfd.
 
 use std::collections::BTreeMap;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use uzone_fault::{Backing, Engine, HugePages, LazyMapping, LazyOptions, MemoryBacking};
+use uzone_fault::{Backing, Engine, LazyMapping, LazyOptions, MemoryBacking};
 use uzone_os::{Access, Mapping, Sharing};
 use uzone_pages::{ByteLen, PageSize};
 
@@ -91,7 +91,7 @@ impl Backend<'_> {
         };
         let mut options = options.clone();
         if matches!(self, Self::HugeCopy(..)) {
-            options = options.huge(HugePages::Pool(PageSize::MIB_2));
+            options = options.huge(PageSize::MIB_2);
         }
         Ok(engine.map(len, backing, &options)?)
     }
