@@ -17,7 +17,6 @@ pub(crate) mod mapping_reader;
 mod pager;
 pub(crate) mod pages;
 pub(crate) mod pending;
-pub(crate) mod placement;
 pub(crate) mod prefetch;
 mod staged;
 mod threads;
@@ -36,7 +35,7 @@ use uzone_zone::Zone;
 
 use crate::backing::Backing;
 use crate::engine::core::Core;
-use crate::engine::event_loop::{Attached, EventLoop};
+use crate::engine::event_loop::Attached;
 use crate::engine::handed_over::HandedOver;
 use crate::engine::kernel::Kernel;
 use crate::engine::mapping_reader::{MappingReader, Sources};
@@ -126,7 +125,6 @@ impl Engine {
     ) -> Result<LazyMapping, MapError> {
         self.check_process()?;
         at_most("LazyOptions::trace", options.trace, TRACED)?;
-        at_most("LazyOptions::readers", options.reader_count(), LazyOptions::MOST_READERS)?;
         let (memory, page, in_thread) = self.register(len, &*backing, options)?;
         let producer = Producer::default();
         let ops = producer.ops();
@@ -155,15 +153,13 @@ impl Engine {
         let area = contents.fault_area(memory.mapping().addr().get() as u64);
         let recorder = Recorder::new(options.trace);
         let mut core = Core::new(kernel, backing, contents, &[area], policy, options, recorder);
-        let readers = if in_thread.is_ok() { 1 } else { options.reader_count() };
-        core.by_reader.is_shared = readers > 1;
         core.memory = Some(memory.clone());
         let core = Arc::new(core);
         producer.serves(&core);
         let own = FaultMemory::Own(memory.clone());
         let sources = Sources { handover: handover.clone(), ..Sources::default() };
         let pagers = [(own.clone(), core.clone())];
-        let attached = self.attach(readers, &own, sources, &pagers, options)?;
+        let attached = self.attach(own, sources, &pagers, options)?;
         let tracks = tracker.as_deref();
         let answered = answer_in_thread(in_thread, &memory, &core, tracks, handover, options)?;
         tracing::debug!(%len, %page, ?answered, "map");
@@ -249,37 +245,19 @@ impl Engine {
         backing.in_thread().ok_or("its backing runs code that a handler of a signal must not run")
     }
 
-    /// Lets readers answer the faults of a mapping: one, or several where there is no log.
+    /// Lets the reader with the fewest mappings answer the faults of one.
     pub(crate) fn attach(
         &self,
-        count: usize,
-        fault_memory: &FaultMemory,
+        fault_memory: FaultMemory,
         sources: Sources,
         pagers: &[(FaultMemory, Arc<Core>)],
         options: &LazyOptions,
-    ) -> Result<Vec<Attached>, MapError> {
-        let loops = self.loops(count, options.own_reader.as_deref())?;
-        let has_peers = loops.len() > 1;
-        let Sources { mut log, handover, process } = sources;
-        let attach = |event_loop: Arc<EventLoop>| {
-            let (memory, pool) = (fault_memory.clone(), &self.threads.pool);
-            let sources = Sources { log: log.take(), handover: handover.clone(), process };
-            let reader = MappingReader::new(memory, sources, pagers, pool, options, has_peers);
-            event_loop.join(reader).map_err(MapError::Thread)
-        };
-        loops.into_iter().map(attach).collect()
-    }
-
-    /// Returns so many threads that answer faults, or as many as there are.
-    fn loops(&self, count: usize, own: Option<&[u32]>) -> Result<Vec<Arc<EventLoop>>, MapError> {
-        let Some(cpus) = own else {
-            let mut readers = self.threads.readers.clone();
-            readers.sort_by_key(|reader| reader.readers());
-            readers.truncate(count);
-            return Ok(readers);
-        };
-        let start = |_| EventLoop::start("uzone-fault", cpus).map(Arc::new);
-        (0..count).map(start).collect::<Result<_, _>>().map_err(MapError::Thread)
+    ) -> Result<Attached, MapError> {
+        let Threads { pool, readers } = &*self.threads;
+        let event_loop = readers.iter().min_by_key(|reader| reader.readers());
+        let event_loop = event_loop.unwrap_or_else(|| unreachable!("an engine has a reader"));
+        let reader = MappingReader::new(fault_memory, sources, pagers, pool, options);
+        event_loop.join(reader).map_err(MapError::Thread)
     }
 }
 

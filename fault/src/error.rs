@@ -95,9 +95,6 @@ pub enum MapError {
         /// Which does not, and why, or what would help.
         reason: String,
     },
-    /// The memory that faults were to be measured on could not be read.
-    #[error("cannot measure where faults are answered best: {0}")]
-    MeasureRead(#[from] Box<LazyError>),
 }
 
 impl MapError {
@@ -110,7 +107,6 @@ impl MapError {
             Self::Mapped(error) | Self::Children(error) | Self::Present(error) => error.kind(),
             Self::Host(error) => error.kind(),
             Self::Bind(error) => error.kind(),
-            Self::MeasureRead(error) => error.kind(),
             Self::Thread(_) => ErrorKind::OutOfMemory,
             Self::MemoryFile(_) | Self::Unknown { .. } => ErrorKind::Io,
             _ => ErrorKind::InvalidInput,

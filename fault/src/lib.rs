@@ -46,8 +46,8 @@
 //! | `backing` | [`Backing`] and the back ends |
 //! | `track` | the states of pages, what was written, and what happened |
 //!
-//! `options` has [`EngineOptions`] and [`LazyOptions`], `error` what can go wrong, `stats` what happened in
-//! numbers, and `rehearsal` the part of a fault outside the kernel, for the benchmark.
+//! `options` has [`EngineOptions`] and [`LazyOptions`], `error` what can go wrong, and `stats` what happened in
+//! numbers.
 //!
 //! [`ByteLen`]: uzone_pages::ByteLen
 //! [`FaultAround`]: uzone_pages::FaultAround
@@ -62,8 +62,6 @@ mod engine;
 mod error;
 mod memory;
 mod options;
-#[doc(hidden)]
-pub mod rehearsal;
 mod stats;
 mod sync;
 mod track;
@@ -77,7 +75,6 @@ pub use backing::{
 };
 pub use engine::Engine;
 pub use engine::budget::Budget;
-pub use engine::placement::ReaderPlacement;
 pub use engine::window::{Filled, Window};
 pub use error::{BackingError, Failure, LazyError, MapError};
 pub use memory::adopted::AdoptedMemory;

@@ -84,9 +84,6 @@ pub struct LazyOptions {
     pub(crate) advice: Advice,
     pub(crate) fault_around: FaultAround,
     pub(crate) huge: Option<PageSize>,
-    pub(crate) spin: Option<Duration>,
-    pub(crate) own_reader: Option<Vec<u32>>,
-    pub(crate) readers: Option<NonZeroUsize>,
     pub(crate) process: Option<NonZeroU32>,
     pub(crate) deadline: Option<Duration>,
     pub(crate) budget: Budget,
@@ -98,14 +95,6 @@ pub struct LazyOptions {
 }
 
 impl LazyOptions {
-    /// Returns how many readers are asked for.
-    pub(crate) fn reader_count(&self) -> usize {
-        self.readers.map_or(1, NonZeroUsize::get)
-    }
-
-    /// The default of [`LazyOptions::spin`].
-    pub const DEFAULT_SPIN: Duration = Duration::from_micros(60);
-
     /// Sets the expected access pattern: [`Advice::Auto`] by default.
     #[must_use]
     pub fn advice(mut self, advice: Advice) -> Self {
@@ -130,60 +119,15 @@ impl LazyOptions {
         self
     }
 
-    /// Sets how long the reader thread polls for more faults before it sleeps: 60 us by default, and not
-    /// at all on the only CPU of a process. Polling uses that much CPU time after each burst of faults, and
-    /// saves a wake-up. In a virtual machine a faulting thread wakes within 20 to 50 us.
-    ///
-    /// After a few unsuccessful polls the reader sleeps at once, until a fault arrives within the polling
-    /// window. Zero is for a reader that shares the CPU of the faulting thread: it always sleeps at once, and
-    /// installs nothing ahead of a sequential reader.
-    #[must_use]
-    pub fn spin(mut self, spin: Duration) -> Self {
-        self.spin = Some(spin);
-        self
-    }
-
-    /// Starts a thread that answers the faults of this mapping only, or as many as [`LazyOptions::readers`]
-    /// states, on these CPUs; an empty list allows all. By default, `None`, the engine's thread with the
-    /// fewest mappings answers them.
-    #[must_use]
-    pub fn own_reader(mut self, cpus: impl Into<Option<Vec<u32>>>) -> Self {
-        self.own_reader = cpus.into();
-        self
-    }
-
-    /// Sets how many threads answer the faults, for a mapping that many threads fault on at once: one by default, and
-    /// at most [`LazyOptions::MOST_READERS`]. With [`LazyOptions::own_reader`], so many threads are started; without
-    /// it, they are of the engine, and no more than it has. Where threads answer their faults themselves
-    /// ([`Answer`]), one is left for what they hand over.
-    ///
-    /// A fault wakes one of those that wait, also while another looks for faults ([`LazyOptions::spin`]). So more
-    /// threads pay where many threads fault and a fault fills many pages; where it fills one, the wake-up costs
-    /// more than it brings. Memory of another process has one alone, and is refused with more: what that process gives
-    /// back while a second one copies would come back.
-    #[must_use]
-    pub fn readers(mut self, readers: NonZeroUsize) -> Self {
-        self.readers = Some(readers);
-        self
-    }
-
     /// Sets whose memory [`Engine::adopt`](crate::Engine::adopt) takes: the number of a process, or of a thread
     /// that has most of its faults. While that is kept to one CPU and faults are answered faster there, the reader
     /// goes to that CPU, if it may use it ([`FaultStats::shares_cpu`](crate::FaultStats::shares_cpu)). Without
-    /// it, the reader runs where the scheduler puts it, and in any case where it may use one CPU alone.
-    ///
-    /// Its own faults show that. Where it was measured that they take more than twice the time on the same CPU, it is not
-    /// tried: once a process ([`ReaderPlacement::of_this_process`]), by the first that adopts memory with this.
-    ///
-    /// [`ReaderPlacement::of_this_process`]: crate::ReaderPlacement::of_this_process
+    /// it, the reader runs where the scheduler puts it.
     #[must_use]
     pub fn process(mut self, process: u32) -> Self {
         self.process = NonZeroU32::new(process);
         self
     }
-
-    /// The most that [`LazyOptions::readers`] may be.
-    pub const MOST_READERS: usize = 64;
 
     /// Limits how long a page may take to be produced: after that it is poisoned, and the threads that wait
     /// for it get `SIGBUS`. By default there is no limit, and a time beyond the range of the clock is none.
@@ -252,7 +196,6 @@ pub struct EngineOptions {
     pub(crate) zone: Option<Zone>,
     pub(crate) producers: Option<NonZeroUsize>,
     pub(crate) readers: Option<NonZeroUsize>,
-    pub(crate) cpus: Vec<u32>,
     pub(crate) leaves_sigbus: bool,
 }
 
@@ -267,8 +210,7 @@ impl EngineOptions {
     /// Sets how many I/O threads may produce pages that are not ready at once. Each waits for one page at a time.
     /// As many may read ahead; one thread more than that is started, so that neither waits for the other. The
     /// default is the number of CPUs, but at least 2 and at most 4; more are for devices that serve more requests
-    /// at once, up to 1024. While a backing waits for pages of other memory of the same engine, there may be up to
-    /// 64 more.
+    /// at once, up to 1024. A backing must not wait for pages of other memory of the same engine: such a page is bad.
     #[must_use]
     pub fn producers(mut self, producers: NonZeroUsize) -> Self {
         self.producers = Some(producers);
@@ -290,15 +232,6 @@ impl EngineOptions {
     #[must_use]
     pub fn own_threads(self) -> Self {
         self.producers(default_producers()).readers(default_readers())
-    }
-
-    /// Sets the CPUs that the readers may run on. An empty list, the default, allows all. Among those, a
-    /// reader goes to the CPU of a thread that is kept to it and has all the faults, if they are answered
-    /// faster there. See [`ReaderPlacement`](crate::ReaderPlacement) for what placement is worth.
-    #[must_use]
-    pub fn cpus(mut self, cpus: Vec<u32>) -> Self {
-        self.cpus = cpus;
-        self
     }
 
     /// Sets whether mappings may have the handler of `SIGBUS` installed, for faults that are answered by the

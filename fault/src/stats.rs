@@ -26,8 +26,6 @@ pub(crate) struct Counters {
     pub(crate) held: AtomicU64,
     /// Whether the thread that answers is on the CPU of those whose faults it answers.
     pub(crate) shares_cpu: AtomicBool,
-    /// Whether several threads count here.
-    pub(crate) is_shared: bool,
 }
 
 /// What a count is called, and where it is.
@@ -69,17 +67,6 @@ impl Counters {
         let counters = [&self.demand, &self.around, &self.populated];
         // Relaxed: a statistic, by which nothing is published.
         counters.iter().map(|counter| counter.load(Ordering::Relaxed)).sum()
-    }
-
-    /// Adds to a counter of the threads that answer: if there is one, it is the only writer, and that is no step
-    /// of its own for the CPU.
-    pub(crate) fn bump(&self, counter: impl Fn(&Self) -> &AtomicU64, count: u64) {
-        let counter = counter(self);
-        if self.is_shared {
-            return Self::add(counter, count);
-        }
-        // Relaxed: as above.
-        counter.store(counter.load(Ordering::Relaxed).wrapping_add(count), Ordering::Relaxed);
     }
 
     pub(crate) fn add(counter: &AtomicU64, count: u64) {

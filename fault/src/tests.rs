@@ -24,7 +24,6 @@ use crate::engine::pending::Awaited;
 use crate::engine::window::{Filled, Window};
 use crate::error::{BackingError, caught};
 use crate::options::LazyOptions;
-use crate::rehearsal::Rehearsal;
 use crate::track::page_states::PageStates;
 use crate::track::record::Recorder;
 
@@ -670,34 +669,6 @@ fn a_window_has_its_room_again_after_a_backing_panicked_in_it() {
     assert_eq!(present(&kernel), [4, 5, 6, 7]);
 }
 
-/// Prints what a fault costs besides the kernel; the bound is loose enough for a busy machine and a
-/// build without optimisation.
-#[test]
-#[cfg_attr(miri, ignore = "it makes a userfaultfd")]
-fn the_bookkeeping_of_a_fault_is_small() {
-    let pages = 1 << 14;
-    for (window, bound_ns) in [(1_u64, 20_000), (16, 60_000)] {
-        let fault_around = FaultAround::try_new(ByteLen::new(window * 4096)).unwrap();
-        let options = LazyOptions::default().advice(Advice::Normal).fault_around(fault_around);
-        let mut best = u128::MAX;
-        for _ in 0..5 {
-            let rehearsal = Rehearsal::new(ByteLen::new(pages * 4096), &options);
-            let Ok(mut rehearsal) = rehearsal else {
-                let why = format!("{:?}", rehearsal.err());
-                return skip("the_bookkeeping_of_a_fault_is_small", &why);
-            };
-            let begin = std::time::Instant::now();
-            for page in (0..pages).step_by(usize_of(window)) {
-                rehearsal.fault(page * 4096);
-            }
-            best = best.min(begin.elapsed().as_nanos() / u128::from(pages / window));
-            assert!((0..pages).all(|page| rehearsal.is_there(page * 4096)));
-        }
-        eprintln!("bookkeeping of a fault with a window of {window}: {best} ns");
-        assert!(best < bound_ns, "{best} ns");
-    }
-}
-
 #[test]
 fn what_others_removed_is_zero_and_never_what_it_was() {
     let (kernel, core, mut state) = of_another(vec![3]);
@@ -731,7 +702,7 @@ fn a_page_is_lost_when_one_thread_tells_it_twice_and_not_when_two_do_once() {
     let mut tell = |page, waiter| {
         state.waiter = waiter;
         assert_eq!(core.fault(page, Touch::Read, &mut state), Outcome::Answered);
-        core.by_reader.demand.load(std::sync::atomic::Ordering::Relaxed)
+        core.counters().demand.load(std::sync::atomic::Ordering::Relaxed)
     };
     // It was installed for the first of four threads, and the faults of the others are read after that.
     assert_eq!([1, 2, 3, 4].map(|waiter| tell(7, waiter)), [1; 4]);
@@ -781,7 +752,7 @@ fn neighbours_wait_until_there_is_no_fault_and_too_many_are_left_out() {
             assert_eq!(core.fault(page, Touch::Read, &mut state), Outcome::Answered);
         }
     }
-    assert!(core.by_reader.left_out.load(std::sync::atomic::Ordering::Relaxed) > 0);
+    assert!(core.counters().left_out.load(std::sync::atomic::Ordering::Relaxed) > 0);
     while core.map_around(&mut state) {}
     assert_eq!(present(&kernel).len(), 96);
 }

@@ -135,8 +135,7 @@ fn take_from_a_pool() -> Done {
 fn map_lazily() -> Done {
     let engine = Engine::with(EngineOptions::default())?;
     let len = ByteLen::new(64 * page());
-    let options = LazyOptions::default().own_reader(Vec::new());
-    let memory = engine.map(len, Arc::new(function()), &options)?;
+    let memory = engine.map(len, Arc::new(function()), &LazyOptions::default())?;
     for at in [0, 1, 17, 40, 63] {
         check(&memory, at * page())?;
     }

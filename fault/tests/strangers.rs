@@ -25,7 +25,7 @@ use uzone_fault::{
     MapError, MemoryBacking, RemoteRegion, Window,
 };
 use uzone_os::uffd::{Features, KernelFaults, Remote, Uffd};
-use uzone_os::{Mapping, Sharing, Vaddr, numa, probe, sigbus};
+use uzone_os::{Mapping, Sharing, Vaddr, probe, sigbus};
 use uzone_pages::{Advice, ByteLen, Content};
 
 #[test]
@@ -53,26 +53,6 @@ fn options_that_no_host_can_have_are_refused_by_name() {
         let error = Engine::with(options).unwrap_err();
         assert!(error.to_string().contains("at most 1024"), "{error}");
     }
-}
-
-#[test]
-fn a_reader_runs_where_the_engine_says_whatever_the_caller_is_kept_to() {
-    let name = "a_reader_runs_where_the_engine_says";
-    let cpus = numa::usable(&(0..1024).collect::<Vec<_>>()).unwrap();
-    let [first, .., last] = cpus[..] else { return skip(name, "one CPU") };
-    thread::spawn(move || {
-        numa::keep_thread_to(&[first]).unwrap();
-        let options = LazyOptions::default().own_reader(vec![last]);
-        let Some(memory) = map(name, &engine(), 16 * page(), function(), &options) else { return };
-        check_all(&memory);
-        let engine = Engine::with(EngineOptions::default().cpus(vec![last]));
-        let Some(memory) = map(name, &engine.unwrap(), page(), function(), &options) else {
-            return;
-        };
-        check_all(&memory);
-    })
-    .join()
-    .unwrap();
 }
 
 /// An error that panics when it is printed, and again when it is dropped.

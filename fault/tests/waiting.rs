@@ -20,7 +20,7 @@ use common::{
 };
 use uzone_fault::{
     Backing, BackingError, Budget, Engine, EngineOptions, FaultOutcome, FileBacking,
-    FunctionBacking, LazyMapping, LazyOptions, ReaderPlacement, Window,
+    FunctionBacking, LazyMapping, LazyOptions, Window,
 };
 use uzone_os::uffd::{FaultKind, Features, KernelFaults, Registered};
 use uzone_os::{Mapping, page_cache, sigbus};
@@ -420,23 +420,6 @@ fn a_server_that_stops_leaves_what_is_pending_to_the_next() {
         assert!(next.stats().faults >= 1);
         gate.open();
     });
-}
-
-#[test]
-fn where_faults_are_answered_best_is_measured() {
-    let placement = match ReaderPlacement::measure() {
-        Ok(placement) => placement,
-        Err(error) => return skip("the best place", &format!("{error:?}")),
-    };
-    let places: Vec<_> = placement.times.iter().map(|&(place, _)| place).collect();
-    assert!(places.contains(&ReaderPlacement::SAME_CPU));
-    assert_eq!(places.len(), if placement.other.is_some() { 3 } else { 1 });
-    assert!(placement.times.is_sorted_by_key(|&(_, time)| time));
-    assert_eq!(placement.best(), places[0]);
-    assert!(placement.times.iter().all(|&(_, time)| time > Duration::from_nanos(200)));
-    for (place, time) in &placement.times {
-        println!("{place}: {time:?}");
-    }
 }
 
 #[test]

@@ -48,8 +48,7 @@ pub mod lazy {
         AdoptedMemory, Answer, Backing, BackingError, Budget, Collapsed, CompositeBacking, Engine,
         EngineOptions, Failure, FaultOutcome, FaultRecord, FaultStats, FileBacking, Filled,
         FunctionBacking, Latency, LazyError, LazyMapping, LazyOptions, MapError, MemoryBacking,
-        ReaderPlacement, Refusal, RemoteRegion, SharedBacking, Uncollapsed, Window, WriteTracking,
-        ZeroBacking,
+        Refusal, RemoteRegion, SharedBacking, Uncollapsed, Window, WriteTracking, ZeroBacking,
     };
     #[doc(inline)]
     pub use uzone_os::Vaddr;

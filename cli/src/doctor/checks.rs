@@ -125,7 +125,6 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let mut checks: Vec<Check> = HOST.iter().map(check).collect();
     checks.extend(pools(facts));
     checks.extend(CALLS.iter().map(check));
-    checks.extend(placement(facts).map(|check| check.named("answering page faults")));
     checks.extend(LIMITS.iter().map(check));
     checks
 }
@@ -570,21 +569,6 @@ fn uffd_features(facts: &Facts) -> Check {
         ),
     };
     check.with_details(details)
-}
-
-/// Returns where the thread that answers page faults should run.
-fn placement(facts: &Facts) -> Option<Check> {
-    Some(match facts.placement.as_ref()? {
-        Ok(placement) => {
-            let times = placement.times.iter().map(|(place, time)| (place, human_duration(*time)));
-            let times: Vec<_> = times.map(|(place, time)| format!("{time} {place}")).collect();
-            Check::ok(times.join("; "))
-        }
-        Err(error) => Check::note(
-            format!("not measured: {}", sentence(error)),
-            "see the lines on userfaultfd above",
-        ),
-    })
 }
 
 fn memlock(facts: &Facts) -> Check {

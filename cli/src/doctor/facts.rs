@@ -9,7 +9,6 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use rustix::thread::{CapabilitySet, capabilities};
-use uzone_fault::ReaderPlacement;
 use uzone_os::dax::{self, DaxDevice};
 use uzone_os::hugepages::{self, Pool, Thp};
 use uzone_os::memory::{self, Available};
@@ -49,8 +48,6 @@ pub(super) struct Facts {
     pub(super) uffd_device: io::Result<bool>,
     pub(super) uffd_unprivileged: Result<bool, SysError>,
     pub(super) uffd_features: Result<(Features, Vec<&'static str>), UffdError>,
-    /// Where faults are answered best; measured only where they can be answered at all.
-    pub(super) placement: Option<Result<ReaderPlacement, uzone_fault::MapError>>,
     /// Whether `MADV_POPULATE_WRITE` is known.
     pub(super) can_populate: bool,
     /// Whether `MADV_COLLAPSE` is known.
@@ -126,7 +123,6 @@ impl Facts {
             uffd_device: probe::uffd_device(),
             uffd_unprivileged: probe::uffd_is_unprivileged(root),
             uffd_features: probe::uffd_features(),
-            placement: probe::uffd_features().is_ok().then(ReaderPlacement::measure),
             can_populate: probe::madvise_populate_is_known(),
             can_collapse: probe::madvise_collapse_is_known(),
             can_scan: probe::pagemap_scan_is_known(),

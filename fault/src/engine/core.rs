@@ -78,8 +78,7 @@ const WANTED_FOR: u32 = 64;
 const GROUP_BYTES: u64 = 64 << 10;
 
 const FAILED: &str = "answering the faults of the mapping panicked, which is a bug of uzone";
-const NESTED: &str =
-    "too many backings wait for each other's memory: give them engines with threads of their own";
+const NESTED: &str = "the backing of other memory of the same engine waits for it: give one of them an engine with threads of its own";
 
 /// What is left to do about a fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -180,8 +179,6 @@ pub(crate) struct Core {
     pub(crate) backing: Arc<dyn Backing>,
     // Without a lock: a thread that changes the advice may be interrupted by a handler that faults.
     pattern: FaultPattern,
-    /// Counts of the threads that answer faults.
-    pub(crate) by_reader: Counters,
     pub(crate) recorder: Arc<Recorder>,
     /// The memory, if it is of this process.
     pub(crate) memory: Option<Arc<Registered>>,
@@ -215,7 +212,6 @@ impl Core {
             pages: Pages::new(kernel, contents, policy),
             backing,
             pattern,
-            by_reader: Counters::default(),
             recorder,
             memory: None,
             pending: Pending::new(),
@@ -305,7 +301,7 @@ impl Core {
         }
     }
 
-    /// Makes a page bad that a backing waits for while too many others wait.
+    /// Makes a page bad that a backing of other memory of the same engine waits for.
     pub(crate) fn refuse_nested(&self, page: u64) {
         self.note_failure(page, &BackingError::Other(NESTED.into()));
         self.give_up(page);
@@ -357,18 +353,18 @@ impl Core {
     /// Handles a write to a protected page. Returns whether that is done; otherwise wake the page a little
     /// later.
     pub(crate) fn write_fault(&self, page: u64) -> bool {
-        self.by_reader.bump(|it| &it.write_protect, 1);
+        Counters::add(&self.counters().write_protect, 1);
         self.pages.kernel.written(page, &|other| self.pages.contents.get(other) == Content::Present)
     }
 
     /// Handles a fault on a page of the area.
     pub(crate) fn fault(&self, page: u64, touch: Touch, state: &mut ReaderState) -> Outcome {
-        self.by_reader.bump(|it| &it.faults, 1);
+        Counters::add(&self.counters().faults, 1);
         let one = page..page + 1;
         match self.pages.contents.get(page) {
             Content::Absent => {}
             Content::Filling | Content::Zeroing => {
-                self.by_reader.bump(|it| &it.coalesced, 1);
+                Counters::add(&self.counters().coalesced, 1);
                 return Outcome::Coalesced;
             }
             // The evicting thread wakes the waiting threads when the page can be filled again.
@@ -387,7 +383,7 @@ impl Core {
             // A page of this memory is never unknown: it starts absent, and is absent again after
             // unpoisoning.
             found @ (Content::Present | Content::Zero | Content::Removed | Content::Unknown) => {
-                self.by_reader.bump(|it| &it.retouched, 1);
+                Counters::add(&self.counters().retouched, 1);
                 // Usually the page was filled between the fault and its being read, for all waiting
                 // threads. If one of them faults again, the page is missing again.
                 if !state.remember(page) {
@@ -416,7 +412,7 @@ impl Core {
         // The word does not change, so the page is this thread's as if it owned it: no other installs pages here.
         let mut window = Window::owned(&self.pages, page, &mut state.staging);
         let answer = window.zero(self.bytes(page..page + 1));
-        self.by_reader.bump(|it| &it.demand, window.state.filled);
+        Counters::add(&self.counters().demand, window.state.filled);
         if answer.is_err() || window.state.deferred { Outcome::Later } else { Outcome::Answered }
     }
 
@@ -556,7 +552,7 @@ impl Core {
             let within = others.map(|run| run.start.min(last)..run.end.min(last));
             let filled = within.map(|run| self.map_ready(run, state)).sum();
             state.meter.mapped(filled, begin.elapsed());
-            self.by_reader.bump(|it| &it.around, filled);
+            Counters::add(&self.counters().around, filled);
         }
         outcome
     }
@@ -614,7 +610,7 @@ impl Core {
     fn push_neighbours(&self, page: u64, window: Range<u64>, state: &mut ReaderState) {
         for part in [window.start..page, page + 1..window.end] {
             if state.neighbours.len() == NEIGHBOURS {
-                self.by_reader.bump(|it| &it.left_out, part.end - part.start);
+                Counters::add(&self.counters().left_out, part.end - part.start);
             } else if !part.is_empty() {
                 state.neighbours.push(part);
             }
@@ -639,7 +635,7 @@ impl Core {
         let begin = Instant::now();
         let progress = self.offer(now, None, state);
         state.meter.mapped(progress.filled, begin.elapsed());
-        self.by_reader.bump(|it| &it.around, progress.filled);
+        Counters::add(&self.counters().around, progress.filled);
         true
     }
 
@@ -649,7 +645,7 @@ impl Core {
         let now = part.start..part.end.min(part.start + AHEAD_AT_ONCE);
         state.meter.mapped(0, Duration::ZERO);
         let progress = self.offer(now.clone(), None, state);
-        self.by_reader.bump(|it| &it.around, progress.filled);
+        Counters::add(&self.counters().around, progress.filled);
         // A page that is not ready is produced when a thread touches it.
         if self.pages.contents.get(now.end - 1) != Content::Absent {
             let placed = PageCount::new(now.end - now.start);
@@ -666,15 +662,15 @@ impl Core {
     fn demanded(&self, page: u64, progress: &Progress, ahead: Option<Range<u64>>) -> Outcome {
         // What another thread installed in the same moment, that one counts.
         let done = u64::from(progress.wanted_is_done).min(progress.filled);
-        self.by_reader.bump(|it| &it.demand, done);
-        self.by_reader.bump(|it| &it.around, progress.filled - done);
+        Counters::add(&self.counters().demand, done);
+        Counters::add(&self.counters().around, progress.filled - done);
         if progress.wanted_is_done {
             Outcome::Answered
         } else if self.pages.contents.claim(page) {
             Outcome::Produce { ahead }
         } else {
             // Another thread was first, and wakes this waiter too.
-            self.by_reader.bump(|it| &it.coalesced, 1);
+            Counters::add(&self.counters().coalesced, 1);
             Outcome::Coalesced
         }
     }
@@ -723,7 +719,6 @@ impl Core {
         let mut stats = FaultStats::default();
         for core in cores {
             core.counters().add_to(&mut stats);
-            core.by_reader.add_to(&mut stats);
             stats.has_failed |= core.has_failed();
             stats.pending += core.pending.len() as u64;
         }

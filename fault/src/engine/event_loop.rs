@@ -5,11 +5,6 @@
 //! thread while the first polls: the wake-up is the most expensive part of a fault of one page, and the faulting
 //! thread pays it.
 //!
-//! Memory of this process may have several ([`LazyOptions::readers`](crate::LazyOptions::readers)): no removal is
-//! read there, the kernel gives each fault to one of them, and what they do about a page is decided by its word and by
-//! the kernel, as between a reader and a thread that populates. A fault wakes one of those that wait
-//! (`EPOLLEXCLUSIVE`), also while another polls: then it has to fill more than a page for the wake-up to pay.
-//!
 //! A thread that found a fault keeps looking for more for a moment (`source`), at the readers that
 //! had some; between rounds it asks about the others without waiting.
 //!
@@ -68,8 +63,8 @@ pub(crate) struct EventLoop {
 }
 
 impl EventLoop {
-    /// Starts a thread, on `cpus` if there are any.
-    pub(crate) fn start(name: &str, cpus: &[u32]) -> io::Result<Self> {
+    /// Starts a thread.
+    pub(crate) fn start(name: &str) -> io::Result<Self> {
         let (inbox, set) = (Arc::new(Inbox::new()?), EventSet::new()?);
         set.add(&inbox.bell, BELL)?;
         let watched = Arc::downgrade(&inbox);
@@ -78,26 +73,15 @@ impl EventLoop {
         let joining = Mutex::default();
         let shared = Arc::new(Shared { inbox, set, joining, next_key, readers });
         let theirs = shared.clone();
-        let (cpus, (answer, placed)) = (cpus.to_vec(), sync_channel(1));
         let thread = signals::spawn(name, move || {
-            let kept = if cpus.is_empty() { Ok(()) } else { numa::keep_thread_to(&cpus) };
-            let is_kept = kept.is_ok();
-            let _ = answer.send(kept);
-            if is_kept {
-                let mut runner = Runner::new(theirs);
-                // What panics in a reader is caught there; nothing else may end this thread either.
-                while caught(|| runner.run()).is_none() {
-                    tracing::error!("a thread that answers faults panicked and goes on");
-                }
+            let mut runner = Runner::new(theirs);
+            // What panics in a reader is caught there; nothing else may end this thread either.
+            while caught(|| runner.run()).is_none() {
+                tracing::error!("a thread that answers faults panicked and goes on");
             }
         })?;
         let id = thread.thread().id();
-        let event_loop = Self { shared, thread: Some(thread), id, process: std::process::id() };
-        match placed.recv() {
-            Ok(Ok(())) => Ok(event_loop),
-            Ok(Err(refused)) => Err(io::Error::other(refused)),
-            Err(_) => Err(io::Error::other("the thread ended before it ran")),
-        }
+        Ok(Self { shared, thread: Some(thread), id, process: std::process::id() })
     }
 
     /// Returns the way to it.
@@ -201,7 +185,8 @@ impl Runner {
             timed: Vec::new(),
             scratch: Scratch::new(),
             follower: Follower::new(),
-            shares_cpu: false,
+            // On the only CPU, polling would keep the thread from running that was just woken.
+            shares_cpu: numa::current_cpu_count().is_ok_and(|cpus| cpus == 1),
             // With room: a thread that answers faults allocates nothing.
             ready: Vec::with_capacity(EventSet::MOST),
         }
@@ -493,13 +478,13 @@ mod tests {
         let kernel = Arc::new(Panicking(memory.clone(), AtomicBool::new(panics)));
         let (backing, policy, recorder) =
             (Arc::new(ZeroBacking), Policy::default(), Recorder::new(0));
-        let options = LazyOptions::default().spin(Duration::ZERO).deadline(deadline);
+        let options = LazyOptions::default().deadline(deadline);
         let core = Core::new(kernel, backing, contents, &areas, policy, &options, recorder);
         let (core, own) = (Arc::new(core), FaultMemory::Own(memory.clone()));
         let (pagers, pool) =
             ([(own.clone(), core.clone())], IoPool::start(NonZeroUsize::MIN).unwrap());
         let reader =
-            MappingReader::new(own, Sources::default(), &pagers, &Arc::new(pool), &options, false);
+            MappingReader::new(own, Sources::default(), &pagers, &Arc::new(pool), &options);
         let attached = event_loop.join(reader).unwrap();
         (memory, core, attached)
     }
@@ -511,7 +496,7 @@ mod tests {
         if !recovers(name) {
             return;
         }
-        let event_loop = Arc::new(EventLoop::start("uzone-fault-test", &[]).unwrap());
+        let event_loop = Arc::new(EventLoop::start("uzone-fault-test").unwrap());
         let (memory, core, attached) = map(&event_loop, true, None);
         let (other, other_core, other_attached) = map(&event_loop, false, None);
         let page = core.page_size().bytes();
@@ -538,7 +523,7 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "it waits in the kernel")]
     fn a_bell_that_rings_after_its_message_was_taken_is_silenced() {
-        let event_loop = EventLoop::start("uzone-fault-test", &[]).unwrap();
+        let event_loop = EventLoop::start("uzone-fault-test").unwrap();
         let (set, mut ready) = (EventSet::new().unwrap(), Vec::new());
         set.add(&event_loop.inbox().bell, BELL).unwrap();
         event_loop.inbox().bell.ring().unwrap();
@@ -560,7 +545,7 @@ mod tests {
         if !recovers(name) {
             return;
         }
-        let event_loop = Arc::new(EventLoop::start("uzone-fault-test", &[]).unwrap());
+        let event_loop = Arc::new(EventLoop::start("uzone-fault-test").unwrap());
         let (memory, core, attached) = map(&event_loop, true, Some(Duration::from_millis(5)));
         let page = core.page_size().bytes();
         assert!(core.contents().claim(3));

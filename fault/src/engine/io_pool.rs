@@ -4,11 +4,9 @@
 //! queue of its own, and what does not fit there is dropped. There is one thread more than may produce pages at
 //! once, and as many may read ahead, so that neither waits for the other.
 //!
-//! A backing may read other memory that the same engine maps lazily. Its thread then waits for a page that
-//! another of these threads has to produce, and once all wait like that none is left. So the reader checks
-//! whether a fault is of one of these threads. Then the page goes to a third queue, which is served first,
-//! and another thread is started, which serves only that queue. The page is refused only if the limit of
-//! such threads is reached and all threads wait.
+//! A backing must not wait for other memory that the same engine maps lazily: once all of these threads wait like
+//! that, none is left to produce a page. So the reader checks whether a fault is of one of these threads, and makes
+//! the page a bad one if that would have to be waited for.
 //!
 //! Locks: the queues', held for a push or a pop and while waiting for one, over nothing else.
 
@@ -17,11 +15,10 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use uzone_os::signals::lock_uninterrupted;
 use uzone_os::{lock, signals};
-use uzone_pages::Content;
 
 use crate::engine::core::{Core, ReaderState};
 use crate::engine::exit;
@@ -35,8 +32,6 @@ use crate::track::record::FaultOutcome;
 pub(crate) const LIMIT: usize = 4096;
 /// How many ranges may wait to be read ahead.
 const AHEAD: usize = 64;
-/// How many more threads there may be while backings wait for each other's pages.
-const REINFORCEMENTS: usize = 64;
 
 /// A page to be produced, which is owned.
 struct Job {
@@ -134,23 +129,15 @@ struct Queues {
     demand: VecDeque<Job>,
     /// The turn of the page that was taken last.
     turn: u64,
-    /// Pages for which threads of the pool wait: those go first. No more than there are such threads.
-    nested: VecDeque<Job>,
     ahead: VecDeque<(Arc<Core>, Range<u64>)>,
     /// Groups to be made ready, a few for each mapping.
     prefetch: VecDeque<PrefetchJob>,
-    /// How many threads are producing pages, other than for threads of the pool.
+    /// The number of threads that produce pages.
     producing: usize,
     /// How many threads are reading ahead.
     reading_ahead: usize,
-    /// How many threads there are besides those that the pool was started with.
-    reinforcements: usize,
-    /// How many threads wait for something to do.
-    idle: usize,
     /// The threads, by the numbers that the kernel gives them.
     threads: Vec<u32>,
-    /// Which of them took a fault in a backing, until their job ends.
-    waiting: Vec<Waiting>,
     is_closed: bool,
 }
 
@@ -160,42 +147,14 @@ enum Ahead {
     Prefetch(PrefetchJob),
 }
 
-/// A thread of the pool that waits for a page of other memory, or did so a moment ago.
-struct Waiting {
-    thread: u32,
-    core: Weak<Core>,
-    page: u64,
-}
-
-impl Waiting {
-    /// Returns whether the page is being produced still.
-    fn is_now(&self) -> bool {
-        self.core.upgrade().is_some_and(|core| core.contents().get(self.page) == Content::Filling)
-    }
-}
-
 impl Queues {
-    /// Notes that a thread of the pool waits for a page, which is produced before all others from now on.
-    fn note_waiting(&mut self, thread: u32, core: &Arc<Core>, page: u64) {
-        let is_it = |job: &Job| job.page == page && Arc::ptr_eq(&job.core, core);
-        if let Some(at) = self.demand.iter().position(is_it)
-            && let Some(job) = self.demand.remove(at)
-        {
-            // The latest first: the others may be waiting for it.
-            self.nested.push_front(job);
-        }
-        self.ended(thread);
-        self.waiting.push(Waiting { thread, core: Arc::downgrade(core), page });
-    }
-
     /// Queues a page behind those of its mapping, and before those that other mappings have more of. Returns
-    /// whether there was room; there is for the first of a mapping, and for one that a thread of the pool waits
-    /// for.
-    fn push(&mut self, mut job: Job, is_nested: bool) -> bool {
+    /// whether there was room; there is for the first of a mapping.
+    fn push(&mut self, mut job: Job) -> bool {
         // Relaxed: it is changed under the lock of the queues alone.
         let last = job.core.turn.load(Ordering::Relaxed);
         job.turn = last.max(self.turn) + 1;
-        if self.demand.len() >= LIMIT && last > self.turn && !is_nested {
+        if self.demand.len() >= LIMIT && last > self.turn {
             return false;
         }
         job.core.turn.store(job.turn, Ordering::Relaxed);
@@ -222,13 +181,7 @@ impl Queues {
     /// Returns whether no page is being produced or read, or by that thread alone.
     fn is_quiet(&self, thread: u32) -> bool {
         let own = usize::from(self.threads.contains(&thread));
-        let is_empty = self.demand.is_empty() && self.nested.is_empty();
-        is_empty && self.producing + self.reading_ahead + self.reinforcements <= own
-    }
-
-    /// Notes that a thread of the pool has ended a job, and so waits for nothing.
-    fn ended(&mut self, thread: u32) {
-        self.waiting.retain(|waiting| waiting.thread != thread);
+        self.demand.is_empty() && self.producing + self.reading_ahead <= own
     }
 }
 
@@ -239,15 +192,6 @@ struct Shared {
     /// How many threads may produce pages at once, and how many may read ahead. There is one thread more, so that
     /// neither keeps the other waiting.
     producers: usize,
-}
-
-impl Shared {
-    /// Returns whether a thread is left that takes the next page sooner or later: one that does not wait
-    /// for a page itself.
-    fn has_free_thread(&self, queues: &Queues) -> bool {
-        let waiting = queues.waiting.iter().filter(|waiting| waiting.is_now()).count();
-        waiting < self.producers + 1 + queues.reinforcements
-    }
 }
 
 /// Threads that produce pages, and the queues to them.
@@ -271,16 +215,10 @@ impl Submit<'_> {
     }
 
     /// Queues a page that the caller owns. Returns whether there was room; if not, the caller owns
-    /// it still. There is for a page that a thread of the pool waits for.
-    pub(crate) fn demand(
-        &self,
-        pool: &IoPool,
-        core: &Arc<Core>,
-        page: u64,
-        is_nested: bool,
-    ) -> bool {
+    /// it still.
+    pub(crate) fn demand(&self, pool: &IoPool, core: &Arc<Core>, page: u64) -> bool {
         let filler = core.has_one_filler().then(|| (self.filler.clone(), self.key));
-        pool.submit(Job { core: core.clone(), page, filler, turn: 0 }, is_nested)
+        pool.submit(Job { core: core.clone(), page, filler, turn: 0 })
     }
 }
 
@@ -300,7 +238,7 @@ impl IoPool {
         for index in 0..=producers {
             let shared = pool.shared.clone();
             // If a later one is refused, dropping the pool ends those that run.
-            signals::spawn(&format!("uzone-io-{index}"), move || work(&shared, false))?;
+            signals::spawn(&format!("uzone-io-{index}"), move || work(&shared))?;
         }
         Ok(pool)
     }
@@ -311,36 +249,8 @@ impl IoPool {
         thread != 0 && lock_uninterrupted(&self.shared.queues).threads.contains(&thread)
     }
 
-    /// Has a page of `core` produced before all others, for which `thread` of the pool waits. Starts one
-    /// more thread, which ends when no such page is left, unless idle threads take all of those. Returns
-    /// `false` where no thread can be started and each of those that there are waits for a page itself.
-    pub(crate) fn reinforce(&self, thread: u32, core: &Arc<Core>, page: u64) -> bool {
-        {
-            let mut queues = lock_uninterrupted(&self.shared.queues);
-            queues.note_waiting(thread, core, page);
-            if queues.nested.len() <= queues.idle {
-                // One that was woken for the page may have found it in the other queue, and as many producing
-                // as may.
-                self.shared.ready.notify_one();
-                return true;
-            }
-            if queues.reinforcements == REINFORCEMENTS {
-                return self.shared.has_free_thread(&queues);
-            }
-            queues.reinforcements += 1;
-        }
-        let shared = self.shared.clone();
-        let started = signals::spawn("uzone-io-more", move || work(&shared, true));
-        if started.is_ok() {
-            return true;
-        }
-        let mut queues = lock_uninterrupted(&self.shared.queues);
-        queues.reinforcements -= 1;
-        self.shared.has_free_thread(&queues)
-    }
-
-    fn submit(&self, job: Job, is_nested: bool) -> bool {
-        if !lock_uninterrupted(&self.shared.queues).push(job, is_nested) {
+    fn submit(&self, job: Job) -> bool {
+        if !lock_uninterrupted(&self.shared.queues).push(job) {
             return false;
         }
         self.shared.ready.notify_one();
@@ -371,25 +281,13 @@ impl IoPool {
     }
 }
 
-/// Produces pages and reads ahead. A reinforcement produces pages for which threads of the pool
-/// wait, until there is none. It takes no other: their backings may wait as well, and then no
-/// thread would be left.
-fn work(shared: &Shared, is_reinforcement: bool) {
+/// Produces pages and reads ahead.
+fn work(shared: &Shared) {
     let mut state = ReaderState::new(0);
-    let thread = uzone_os::thread_id();
     let mut queues = lock(&shared.queues);
-    queues.threads.push(thread);
+    queues.threads.push(uzone_os::thread_id());
     loop {
-        if let Some(job) = queues.nested.pop_front() {
-            drop(queues);
-            job.run(&mut state);
-            queues = lock(&shared.queues);
-            queues.ended(thread);
-        } else if is_reinforcement {
-            queues.threads.retain(|&other| other != thread);
-            queues.reinforcements -= 1;
-            return;
-        } else if queues.producing < shared.producers
+        if queues.producing < shared.producers
             && let Some(job) = queues.pop()
         {
             queues.producing += 1;
@@ -397,7 +295,6 @@ fn work(shared: &Shared, is_reinforcement: bool) {
             job.run(&mut state);
             queues = lock(&shared.queues);
             queues.producing -= 1;
-            queues.ended(thread);
         } else if queues.reading_ahead < shared.producers
             && let Some(ahead) = queues.next_ahead()
         {
@@ -416,13 +313,10 @@ fn work(shared: &Shared, is_reinforcement: bool) {
             }
             queues = lock(&shared.queues);
             queues.reading_ahead -= 1;
-            queues.ended(thread);
         } else if queues.is_closed {
             return;
         } else {
-            queues.idle += 1;
             queues = shared.ready.wait(queues).unwrap_or_else(PoisonError::into_inner);
-            queues.idle -= 1;
         }
     }
 }

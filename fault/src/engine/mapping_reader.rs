@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use uzone_os::Vaddr;
 use uzone_os::uffd::{Event, EventBuffer, EventLog, EventSet, Handover, PageFault, Remote};
-use uzone_os::{Vaddr, numa};
 
 use crate::engine::budget::Allowance;
 use crate::engine::core::Core;
@@ -26,6 +26,7 @@ use crate::engine::prefetch::Group;
 use crate::engine::staged::Staged;
 use crate::memory::fault_memory::FaultMemory;
 use crate::options::LazyOptions;
+use crate::stats::Counters;
 use crate::track::record::{FaultRecord, Recorder};
 
 /// How many events are read at once.
@@ -39,6 +40,9 @@ const READS: u32 = 64;
 const ENDING: Duration = Duration::from_millis(20);
 /// How long faults are answered before other mappings come to their turn.
 const TURN: Duration = Duration::from_micros(30);
+/// How long a reader polls for more faults before it sleeps. In a virtual machine a faulting thread wakes within 20 to
+/// 50 us.
+const SPIN: Duration = Duration::from_micros(60);
 /// After this many unsuccessful polls the reader stops polling, until a fault arrives within the polling
 /// window.
 const VAIN: u8 = 4;
@@ -124,9 +128,7 @@ pub(crate) struct MappingReader {
     logged: Option<EventBuffer>,
     /// The size of a mark of that log, as a shift: that of the smallest pages.
     mark_shift: u32,
-    /// Whether other threads answer for the mapping too: then an event wakes one of them.
-    has_peers: bool,
-    /// Whether a step panicked, here or there. Then each page that is touched is made bad.
+    /// Whether a step panicked. Then each page that is touched is made bad.
     has_failed: bool,
     looked: Instant,
     /// Whether others were let run since the last fault was answered.
@@ -140,8 +142,6 @@ pub(crate) struct MappingReader {
     held_until: Option<Instant>,
     pub(crate) is_active: bool,
     pub(crate) is_timed: bool,
-    /// For how long it polls where it does not share the CPU of the faulting thread.
-    spin: Duration,
     /// The process whose memory it is, if the reader follows it.
     process: Option<NonZeroU32>,
 }
@@ -159,23 +159,18 @@ pub(crate) struct Sources {
 
 impl MappingReader {
     /// Takes the memory, the pages of each size and which part of the memory has them, the smallest first. Their
-    /// recorder is the same. `has_peers` is whether other threads answer for it too.
+    /// recorder is the same.
     pub(crate) fn new(
         fault_memory: FaultMemory,
         sources: Sources,
         pagers: &[(FaultMemory, Arc<Core>)],
         pool: &Arc<IoPool>,
         options: &LazyOptions,
-        has_peers: bool,
     ) -> Self {
         let Sources { log, handover, process } = sources;
-        let &LazyOptions { spin, deadline, budget, .. } = options;
-        // On the only CPU, polling would keep the thread from running that was just woken.
-        let is_alone = numa::current_cpu_count().is_ok_and(|cpus| cpus == 1);
-        let spin =
-            if is_alone { Duration::ZERO } else { spin.unwrap_or(LazyOptions::DEFAULT_SPIN) };
+        let &LazyOptions { deadline, budget, .. } = options;
         let pager = |(part, core): &(FaultMemory, Arc<Core>)| {
-            Pager::new(part.clone(), core.clone(), pool.clone(), spin.is_zero(), deadline)
+            Pager::new(part.clone(), core.clone(), pool.clone(), deadline)
         };
         let pagers: Vec<_> = pagers.iter().map(pager).collect();
         Self {
@@ -183,12 +178,11 @@ impl MappingReader {
             mark_shift: pagers[0].core().page_size().shift(),
             pagers,
             lent: 0,
-            look: AdaptiveSpin::new(spin),
+            look: AdaptiveSpin::new(SPIN),
             children: Children::new(),
             unanswered: Vec::new(),
             handover,
             logged: log.map(EventBuffer::logged),
-            has_peers,
             has_failed: false,
             looked: Instant::now(),
             has_yielded: false,
@@ -198,20 +192,18 @@ impl MappingReader {
             held_until: None,
             is_active: false,
             is_timed: false,
-            spin,
             process,
         }
     }
 
-    /// Notes whether the thread is on the CPU of the threads whose faults it answers, as it is where it was
-    /// made not to poll.
+    /// Notes whether the thread is on the CPU of the threads whose faults it answers.
     pub(crate) fn set_shares_cpu(&mut self, shares_cpu: bool) {
-        let spin = if shares_cpu { Duration::ZERO } else { self.spin };
+        let spin = if shares_cpu { Duration::ZERO } else { SPIN };
         self.look = AdaptiveSpin::new(spin);
         for pager in &mut self.pagers {
-            pager.set_shares_cpu(spin.is_zero());
+            pager.set_shares_cpu(shares_cpu);
             // Relaxed: a statistic.
-            pager.core().by_reader.shares_cpu.store(shares_cpu, Ordering::Relaxed);
+            pager.core().counters().shares_cpu.store(shares_cpu, Ordering::Relaxed);
         }
     }
 
@@ -221,7 +213,7 @@ impl MappingReader {
     }
 
     pub(crate) fn join(&self, set: &EventSet, key: u64) -> io::Result<()> {
-        self.fault_memory.join(set, key, self.has_peers)?;
+        self.fault_memory.join(set, key)?;
         match &self.handover {
             Some(handover) => set.add(&**handover, key),
             None => Ok(()),
@@ -246,9 +238,6 @@ impl MappingReader {
     /// thread has other mappings, the faults that do not fit in its turn are answered in the next one. Pages
     /// that the pool produced come back through `submit`.
     pub(crate) fn step(&mut self, scratch: &mut Scratch, submit: &Submit<'_>) -> bool {
-        if self.has_peers && self.pagers[0].core().has_failed() {
-            self.fail();
-        }
         if self.has_failed {
             self.looked = Instant::now();
             let is_busy = self.refuse(&mut scratch.buffer);
@@ -364,15 +353,15 @@ impl MappingReader {
         self.looked = Instant::now();
         let (mut faults, mut bytes, mut pending) = (0, 0, 0);
         for core in self.pagers.iter().map(Pager::core) {
-            let (own, others) = (&core.by_reader, core.counters());
+            let counters = core.counters();
             // Relaxed: a statistic.
-            faults += own.faults.load(Ordering::Relaxed);
-            bytes += (own.installed() + others.installed()) << core.page_size().shift();
+            faults += counters.faults.load(Ordering::Relaxed);
+            bytes += counters.installed() << core.page_size().shift();
             pending += core.pending.len();
         }
         let until = allowance.held_until([faults, bytes], pending, self.looked);
         if until.is_some() && self.held_until.is_none() {
-            self.pagers[0].core().by_reader.bump(|it| &it.held, 1);
+            Counters::add(&self.pagers[0].core().counters().held, 1);
         }
         self.held_until = until;
         until.is_some()
@@ -424,21 +413,6 @@ impl MappingReader {
         if self.due().is_some_and(|due| due <= read_at) {
             self.see_to_what_waits();
         }
-    }
-
-    /// Answers a fault as if it had been read, and installs its neighbours.
-    pub(crate) fn rehearse(
-        &mut self,
-        fault: PageFault,
-        scratch: &mut Scratch,
-        submit: &Submit<'_>,
-    ) {
-        self.lend(&mut scratch.staging);
-        scratch.faults.push(fault);
-        self.looked = Instant::now();
-        self.answer_all(scratch, submit, self.looked);
-        while self.map_around() {}
-        self.take_back(&mut scratch.staging);
     }
 
     /// Returns whether to poll for faults again at once, after a step that found none.

@@ -19,6 +19,7 @@ use crate::engine::pending::Awaited;
 use crate::engine::prefetch::Group;
 use crate::engine::staged::Staged;
 use crate::memory::fault_memory::FaultMemory;
+use crate::stats::Counters;
 use crate::track::record::{FaultOutcome, FaultRecord};
 
 /// How many pages may wait for room in the queue; if there are more, all waiting threads are woken.
@@ -56,14 +57,12 @@ impl Pager {
         fault_memory: FaultMemory,
         core: Arc<Core>,
         pool: Arc<IoPool>,
-        shares_cpu: bool,
         deadline: Option<Duration>,
     ) -> Self {
         let mut state = ReaderState::new(0);
-        state.shares_cpu = shares_cpu;
         let is_continued = core.backing.memory_file().is_ok_and(|file| file.is_some());
         let page_ns = if is_continued { CONTINUED_NS } else { COPIED_NS };
-        state.meter = CostMeter::new(page_ns, !shares_cpu);
+        state.meter = CostMeter::new(page_ns, true);
         Self {
             fault_memory,
             core,
@@ -148,7 +147,7 @@ impl Pager {
         let Some(group) = self.groups.pop_front() else { return false };
         for pages in group.runs {
             let filled = self.core.map_ready(pages, &mut self.state);
-            self.core.by_reader.bump(|it| &it.populated, filled);
+            Counters::add(&self.core.counters().populated, filled);
         }
         self.pool.prefetch(PrefetchJob {
             core: self.core.clone(),
@@ -189,7 +188,7 @@ impl Pager {
 
     /// Wakes all waiting threads a little later: the faults of some of them are forgotten.
     pub(crate) fn forgot_faults(&mut self) {
-        self.core.by_reader.bump(|it| &it.deferred, 1);
+        Counters::add(&self.core.counters().deferred, 1);
         self.parked.push_all();
     }
 
@@ -263,7 +262,7 @@ impl Pager {
         let class = fault.kind;
         self.state.waiter = fault.thread.map_or(0, NonZero::get);
         if class == FaultKind::Minor {
-            self.core.by_reader.bump(|it| &it.minor, 1);
+            Counters::add(&self.core.counters().minor, 1);
         }
         let outcome = self.answer_page(page, class, fault.is_write, submit, read_at)?;
         Some(FaultRecord {
@@ -293,8 +292,8 @@ impl Pager {
         let touch = if is_write { Touch::Write } else { Touch::Read };
         // Many threads that read in step wait for the same page.
         if self.answered == Some(page) {
-            self.core.by_reader.bump(|it| &it.faults, 1);
-            self.core.by_reader.bump(|it| &it.retouched, 1);
+            Counters::add(&self.core.counters().faults, 1);
+            Counters::add(&self.core.counters().retouched, 1);
             return Some(FaultOutcome::Ready);
         }
         match self.core.fault(page, touch, &mut self.state) {
@@ -302,24 +301,23 @@ impl Pager {
                 self.answered = Some(page);
                 return Some(FaultOutcome::Ready);
             }
-            Outcome::Coalesced => {
-                self.see_to_nesting(page);
-                return Some(FaultOutcome::Coalesced);
-            }
+            Outcome::Coalesced if self.is_nested() => self.core.refuse_nested(page),
+            Outcome::Coalesced => return Some(FaultOutcome::Coalesced),
             Outcome::Later => {}
             Outcome::Produce { ahead } => {
-                self.core.by_reader.bump(|it| &it.queued, 1);
+                Counters::add(&self.core.counters().queued, 1);
                 let is_listed = self.core.pending.push(Awaited {
                     page,
                     since: read_at,
                     fault: Some((class, is_write)),
                     is_produced: false,
                 });
-                // A page that a thread of the pool waits for needs no room in the queue.
-                let is_nested = self.is_nested();
-                if is_listed || is_nested {
-                    if submit.demand(&self.pool, &self.core, page, is_nested) {
-                        self.see_to_nesting(page);
+                if self.is_nested() {
+                    self.core.refuse_nested(page);
+                    return None;
+                }
+                if is_listed {
+                    if submit.demand(&self.pool, &self.core, page) {
                         if let Some(ahead) = ahead {
                             self.pool.read_ahead(&self.core, ahead);
                         }
@@ -339,16 +337,8 @@ impl Pager {
         matches!(self.fault_memory, FaultMemory::Own(_)) && self.pool.is_producer(self.state.waiter)
     }
 
-    /// Makes sure that a page is produced that a thread of the pool waits for: all threads may be waiting
-    /// for each other.
-    fn see_to_nesting(&self, page: u64) {
-        if self.is_nested() && !self.pool.reinforce(self.state.waiter, &self.core, page) {
-            self.core.refuse_nested(page);
-        }
-    }
-
     fn deferred(&mut self, page: u64) -> FaultOutcome {
-        self.core.by_reader.bump(|it| &it.deferred, 1);
+        Counters::add(&self.core.counters().deferred, 1);
         self.parked.push(page);
         FaultOutcome::Deferred
     }

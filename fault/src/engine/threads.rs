@@ -28,8 +28,8 @@ pub(crate) struct Threads {
 impl Threads {
     /// Returns the threads that an engine has with these options.
     pub(crate) fn of(options: &EngineOptions) -> Result<Arc<Self>, MapError> {
-        let EngineOptions { producers, readers, cpus, .. } = options;
-        if producers.is_some() || readers.is_some() || !cpus.is_empty() {
+        let EngineOptions { producers, readers, .. } = options;
+        if producers.is_some() || readers.is_some() {
             return Self::start(options).map(Arc::new);
         }
         let mut shared = lock(&SHARED);
@@ -48,8 +48,7 @@ impl Threads {
         at_most("EngineOptions::producers", producers.get(), MOST)?;
         at_most("EngineOptions::readers", readers.get(), MOST)?;
         let pool = Arc::new(IoPool::start(producers).map_err(MapError::Thread)?);
-        let start =
-            |index| EventLoop::start(&format!("uzone-fault-{index}"), &options.cpus).map(Arc::new);
+        let start = |index| EventLoop::start(&format!("uzone-fault-{index}")).map(Arc::new);
         let readers: io::Result<Vec<_>> = (0..readers.get()).map(start).collect();
         Ok(Self { pool, readers: readers.map_err(MapError::Thread)? })
     }

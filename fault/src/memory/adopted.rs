@@ -7,7 +7,6 @@
 
 use std::fmt;
 use std::fs::File;
-use std::num::NonZeroU32;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -24,7 +23,6 @@ use crate::engine::event_loop::Attached;
 use crate::engine::kernel::Kernel;
 use crate::engine::mapping_reader::{EVENTS, Sources};
 use crate::engine::pages::Policy;
-use crate::engine::placement::ReaderPlacement;
 use crate::engine::prefetch::Prefetch;
 use crate::engine::{Engine, TRACED, check_backing};
 use crate::error::{LazyError, MapError, at_most};
@@ -98,8 +96,8 @@ impl Engine {
         let pagers: Vec<_> = parts.iter().map(pager).collect();
         let memory = Arc::new(memory);
         let fault_memory = FaultMemory::Remote(memory.clone());
-        let sources = Sources { log, handover: None, process: followed(options) };
-        let attached = self.attach(1, &fault_memory, sources, &pagers, options)?;
+        let sources = Sources { log, handover: None, process: options.process };
+        let attached = self.attach(fault_memory, sources, &pagers, options)?;
         if is_logged {
             // What another process read and did not answer is reported again.
             memory.wake(0..pages.to_bytes(smallest)?.get());
@@ -110,17 +108,8 @@ impl Engine {
             let pairs = parts.iter().zip(&cores);
             pairs.for_each(|(part, core): (&Arc<RemoteMemory>, _)| blocks.add(&part.regions, core));
         }
-        Ok(AdoptedMemory { attached, memory, parts, cores, blocks })
+        Ok(AdoptedMemory { attached: Some(attached), memory, parts, cores, blocks })
     }
-}
-
-/// Returns which process the reader follows: none where it was measured that the CPU of the thread that faults is by
-/// far not the best place. A few faults of new threads are no more than a hint: whether it is better, the faults of
-/// the process show.
-fn followed(options: &LazyOptions) -> Option<NonZeroU32> {
-    let may_share =
-        |_: &_| ReaderPlacement::of_this_process().is_none_or(ReaderPlacement::may_share_cpu);
-    options.process.filter(may_share)
 }
 
 /// Returns how many pages some regions have in all, which `log` and `options` fit.
@@ -130,7 +119,6 @@ fn check(
     options: &LazyOptions,
 ) -> Result<PageCount, MapError> {
     at_most("LazyOptions::trace", options.trace, TRACED)?;
-    at_most("LazyOptions::readers of another process's memory", options.reader_count(), 1)?;
     let pages = count_pages(regions)?;
     let reason = if overlap(regions.iter().map(RemoteRegion::offsets)) {
         "two regions hold the same bytes of it, and a page has one address"
@@ -212,8 +200,8 @@ fn count_pages(regions: &[RemoteRegion]) -> Result<PageCount, MapError> {
 /// a server that ends before that process hands the descriptor on ([`AdoptedMemory::stop`]).
 pub struct AdoptedMemory {
     // Dropped first: no thread reads the descriptor afterwards.
-    /// One, until it stops.
-    attached: Vec<Attached>,
+    /// Some, until it stops.
+    attached: Option<Attached>,
     memory: Arc<RemoteMemory>,
     /// The parts of it that have pages of one size each, and those pages, the smallest first.
     parts: Vec<Arc<RemoteMemory>>,
@@ -298,7 +286,7 @@ impl AdoptedMemory {
     }
 
     fn prefetch_pages(&self, offsets: &[u64], waits_for_fault: bool) {
-        let Some(attached) = self.attached.first() else { return };
+        let Some(attached) = &self.attached else { return };
         for (pager, (part, core)) in self.parts.iter().zip(&self.cores).enumerate() {
             let offsets: Vec<_> = offsets.iter().copied().filter(|at| part.has(*at)).collect();
             if !offsets.is_empty() {
@@ -430,7 +418,7 @@ impl AdoptedMemory {
     pub fn stop(mut self) -> Result<Remote, Rejected<Self, LazyError>> {
         match self.memory.remote.try_clone() {
             Ok(remote) => {
-                self.attached.clear();
+                self.attached = None;
                 Ok(remote)
             }
             Err(cause) => {

@@ -155,11 +155,9 @@ impl FaultMemory {
         matches!(self, Self::Remote(memory) if memory.capture.waits().is_some())
     }
 
-    /// Lets `set` wait for it, by the key `key`. Of several sets that wait for memory of this process and
-    /// `has_peers`, an event wakes one.
-    pub(crate) fn join(&self, set: &EventSet, key: u64, has_peers: bool) -> io::Result<()> {
+    /// Lets `set` wait for it, by the key `key`.
+    pub(crate) fn join(&self, set: &EventSet, key: u64) -> io::Result<()> {
         match self {
-            Self::Own(memory) if has_peers => set.add_exclusive(&**memory.uffd(), key),
             Self::Own(memory) => set.add(&**memory.uffd(), key),
             Self::Remote(memory) => set.add(&*memory.remote, key),
         }

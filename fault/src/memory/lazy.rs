@@ -44,7 +44,7 @@ const STEP: u64 = 64 << 20;
 /// code that still waits in it then gets a signal, and never a page of zeroes.
 pub struct LazyMapping {
     // Dropped first: no fault is answered afterwards, and waiting threads get a signal.
-    _attached: Vec<Attached>,
+    _attached: Attached,
     in_thread: Result<Arc<InThread>, &'static str>,
     pub(crate) memory: Arc<Registered>,
     core: Arc<Core>,
@@ -61,7 +61,7 @@ impl LazyMapping {
     }
 
     pub(crate) fn new(
-        attached: Vec<Attached>,
+        attached: Attached,
         memory: Arc<Registered>,
         core: Arc<Core>,
         tracker: Option<Arc<Tracker>>,

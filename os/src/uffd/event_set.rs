@@ -38,16 +38,6 @@ impl EventSet {
         Ok(epoll::add(&self.0, fd, EventData::new_u64(key), EventFlags::IN)?)
     }
 
-    /// Waits for `fd` too from now on, as [`EventSet::add`]. Of the sets that wait for it so, an event wakes one whose
-    /// thread waits (`EPOLLEXCLUSIVE`).
-    ///
-    /// # Errors
-    /// As for [`EventSet::add`].
-    pub fn add_exclusive(&self, fd: impl AsFd, key: u64) -> io::Result<()> {
-        let flags = EventFlags::IN | EventFlags::EXCLUSIVE;
-        Ok(epoll::add(&self.0, fd, EventData::new_u64(key), flags)?)
-    }
-
     /// Waits for `fd` no longer.
     ///
     /// # Errors

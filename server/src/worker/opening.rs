@@ -6,7 +6,7 @@ use std::iter;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use uzone_fault::{Backing, Engine, EngineOptions, FileBacking, MapError, ReaderPlacement};
+use uzone_fault::{Backing, Engine, EngineOptions, FileBacking, MapError};
 use uzone_pages::ErrorKind;
 use uzone_snapshot::{FrameCache, Image, OpenOptions, SnapshotBacking, SnapshotError, is_url};
 use uzone_zone::Zone;
@@ -46,8 +46,6 @@ impl Opened {
         files: Vec<(String, File)>,
         has_machines: bool,
     ) -> Result<Self, ServeError> {
-        // Once this thread is confined, it makes no userfaultfd.
-        let _ = ReaderPlacement::of_this_process();
         let sandbox =
             if options.sandbox { Sandbox::without_capabilities() } else { Sandbox::off() };
         let mut sandbox = sandbox.map_err(ServeError::Capabilities)?;

@@ -135,8 +135,7 @@ impl Placement {
     /// Starts an engine whose threads run where the handler does.
     pub(super) fn engine(&self) -> Result<Engine> {
         let one = NonZeroUsize::MIN;
-        let cpus = self.handler.clone();
-        let options = EngineOptions::default().producers(one).readers(one).cpus(cpus);
+        let options = EngineOptions::default().producers(one).readers(one);
         self.by_handler(|| Ok(Engine::with(options)?))
     }
 

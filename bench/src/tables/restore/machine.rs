@@ -140,14 +140,10 @@ impl<'a> Restore<'a> {
         counted(row, found, memory, self.pages.len() as u64, PAGE as u64)
     }
 
-    /// Starts an engine whose reader runs where the handler does; its I/O threads run on any CPU where that
-    /// is not the CPU of the machine.
+    /// Starts an engine whose threads run where the handler does.
     pub(super) fn engine(&self) -> Result<Engine> {
         let options = EngineOptions::default().readers(NonZeroUsize::MIN);
-        if self.placement.is_same() {
-            return self.placement.by_handler(|| Ok(Engine::with(options)?));
-        }
-        Ok(Engine::with(options.cpus(self.placement.handler.clone()))?)
+        self.placement.by_handler(|| Ok(Engine::with(options)?))
     }
 
     fn raw(&self) -> Result<File> {
