@@ -70,14 +70,14 @@
 pub(crate) mod copier;
 pub(crate) mod error;
 pub(crate) mod gate;
-#[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
+#[cfg(uzone_asm)]
 mod guarded;
 pub(crate) mod handler;
 pub(crate) mod index;
 pub(crate) mod last_words;
-#[cfg(any(test, not(target_arch = "x86_64"), miri, uzone_sanitizer))]
+#[cfg(any(test, not(uzone_asm)))]
 pub(crate) mod plain;
-#[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
+#[cfg(uzone_asm)]
 mod scope;
 pub(crate) mod state;
 mod table;
@@ -91,11 +91,11 @@ pub use self::error::{BusError, BusKind, HandlerError};
 pub use self::handler::{Installed, install, is_in_place};
 pub use self::state::{EVENTS, SLOTS};
 
-#[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
+#[cfg(uzone_asm)]
 pub(crate) use self::guarded::Guarded as Best;
-#[cfg(not(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer))))]
+#[cfg(not(uzone_asm))]
 pub(crate) use self::plain::{Plain as Best, guarded_call};
-#[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
+#[cfg(uzone_asm)]
 pub(crate) use self::scope::guarded_call;
 
 use self::state::TABLE;
@@ -107,7 +107,7 @@ use crate::map::options::Addr;
 /// handler is installed: on x86-64, but not with a sanitizer, which does not see such copies.
 #[must_use]
 pub const fn recovers_copies() -> bool {
-    cfg!(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))
+    cfg!(uzone_asm)
 }
 
 /// Watches `len` bytes from `start` on for bus errors, until what it returns is dropped.

@@ -30,7 +30,7 @@ mod copy_method;
 mod error;
 mod flush;
 mod measure;
-#[cfg(not(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer))))]
+#[cfg(not(uzone_asm))]
 mod other;
 mod path;
 mod pattern;
@@ -38,12 +38,12 @@ mod policy;
 mod portable;
 mod streaming;
 mod work;
-#[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
+#[cfg(uzone_asm)]
 mod x86_64;
 
-#[cfg(not(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer))))]
+#[cfg(not(uzone_asm))]
 use other as arch;
-#[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
+#[cfg(uzone_asm)]
 use x86_64 as arch;
 
 pub use copy_method::{CopyMethod, copy_bytes, copy_words, zero_bytes, zero_words};

@@ -178,7 +178,7 @@ impl Pattern {
     /// Writes the words from number `first_word` of the endless pattern on to `out`.
     ///
     /// For architectures with streaming stores, whose misaligned fills go this way.
-    #[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
+    #[cfg(uzone_asm)]
     pub(crate) fn write_words(&self, first_word: usize, out: &mut [[u8; 8]]) {
         let mut j = first_word % self.element_words;
         let mut element = (first_word / self.element_words) as u64; // usize is at most 64 bits

@@ -215,7 +215,7 @@ fn error_of(info: *mut libc::siginfo_t) -> Option<BusError> {
 }
 
 /// Makes a guarded copy return an error, if it is one that the thread is in.
-#[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
+#[cfg(uzone_asm)]
 fn recover(context: *mut c_void, error: BusError) -> bool {
     let super::table::Extent { first, last } = error.extent();
     let registers = registers_of(context);
@@ -232,7 +232,7 @@ fn recover(context: *mut c_void, error: BusError) -> bool {
 }
 
 /// Returns what the thread did at the address.
-#[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
+#[cfg(uzone_asm)]
 fn access_of(context: *mut c_void) -> Option<answerer::Access> {
     const PRESENT: libc::greg_t = 1 << 0;
     const WRITE: libc::greg_t = 1 << 1;
@@ -244,13 +244,13 @@ fn access_of(context: *mut c_void) -> Option<answerer::Access> {
 }
 
 /// Returns that what the thread did is not known.
-#[cfg(not(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer))))]
+#[cfg(not(uzone_asm))]
 fn access_of(_: *mut c_void) -> Option<answerer::Access> {
     None
 }
 
 /// Returns where the registers of the interrupted thread are in a context that the kernel wrote.
-#[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
+#[cfg(uzone_asm)]
 fn registers_of(context: *mut c_void) -> *mut [libc::greg_t; 23] {
     const AT: usize = offset_of!(libc::ucontext_t, uc_mcontext.gregs);
     // The kernel's context: flags, link and stack are 40 bytes, and 256 bytes of its `sigcontext_64`
@@ -262,7 +262,7 @@ fn registers_of(context: *mut c_void) -> *mut [libc::greg_t; 23] {
 }
 
 /// Returns that the copy cannot be recovered: those of this build are not guarded.
-#[cfg(not(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer))))]
+#[cfg(not(uzone_asm))]
 fn recover(_: *mut c_void, _: BusError) -> bool {
     false
 }

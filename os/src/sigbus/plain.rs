@@ -49,7 +49,7 @@ impl Copier for Plain {
 ///
 /// # Safety
 /// This one wants nothing; the one of `scope` does.
-#[cfg(not(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer))))]
+#[cfg(not(uzone_asm))]
 pub(crate) unsafe fn guarded_call(
     _: impl FnOnce(),
     work: impl Fn() + Copy,
