@@ -42,11 +42,14 @@ pub fn kernel_release() -> String {
     rustix::system::uname().release().to_string_lossy().into_owned()
 }
 
-/// Returns whether memory that is mapped with `MAP_STACK` gets no transparent huge page, as after
-/// `MADV_NOHUGEPAGE`: since Linux 6.7 (mmap(2)); before, the flag does nothing.
-pub(crate) fn stacks_are_never_huge() -> bool {
-    static ANSWER: OnceLock<bool> = OnceLock::new();
-    *ANSWER.get_or_init(|| is_at_least(&kernel_release(), (6, 7)))
+/// The oldest kernel that uzone works on.
+const FLOOR: (u32, u32) = (6, 7);
+
+/// Returns the release of this kernel if it is older than uzone needs.
+pub(crate) fn too_old() -> Option<&'static str> {
+    static RELEASE: OnceLock<Option<String>> = OnceLock::new();
+    let release = || Some(kernel_release()).filter(|release| !is_at_least(release, FLOOR));
+    RELEASE.get_or_init(release).as_deref()
 }
 
 /// Returns whether a kernel's release is `least` or later; no, if it has no such numbers.
@@ -127,7 +130,7 @@ mod tests {
             ("", false),
             ("99999999999999999999.1", false),
         ] {
-            assert_eq!(is_at_least(release, (6, 7)), is_late, "{release}");
+            assert_eq!(is_at_least(release, FLOOR), is_late, "{release}");
         }
     }
 

@@ -15,7 +15,7 @@ pub use crate::host::kernel::{
     thp_is_switched_off,
 };
 use crate::host::root::{SysError, SystemRoot};
-use crate::map::resident;
+use crate::map::pagemap_scan;
 use crate::uffd::open;
 pub use crate::uffd::open::uffd_features;
 
@@ -64,7 +64,7 @@ pub fn memlock_limit() -> Option<ByteLen> {
 /// # Errors
 /// [`SysError`] if `/proc/self/pagemap` cannot be opened or read.
 pub fn pagemap_scan_is_known() -> Result<bool, SysError> {
-    resident::scan_is_known()
+    pagemap_scan::is_known()
 }
 
 /// Returns whether the system call gives this process faults of the kernel too, as a page server needs, or those of

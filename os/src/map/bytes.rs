@@ -20,7 +20,7 @@
 //! memory.
 
 use core::ops::Range;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::AtomicU64;
 
 use uzone_pages::{ErrorKind, PageSize, Touch};
 
@@ -208,26 +208,10 @@ fn replace_part<C: Copier>(word: &AtomicU64, at: usize, bytes: &[u8]) -> Result<
     C::merge(word, u64::from_ne_bytes(keep), u64::from_ne_bytes(bits))
 }
 
-/// Touches every page of `stride` bytes as a write that changes nothing.
-///
-/// This is what makes memory present on a kernel that cannot be asked to. An addition of zero is a
-/// write to the memory system and loses no update of another thread. The compiler must not know that
-/// it is zero, or it makes a load of it, and a load makes no page that can be written.
-pub(crate) fn touch_for_write(words: &[AtomicU64], stride: usize) {
-    for word in words.iter().step_by((stride / WORD).max(1)) {
-        word.fetch_add(core::hint::black_box(0), Ordering::Relaxed);
-    }
-}
-
-/// Touches every page of `stride` bytes as a read.
-pub(crate) fn touch_for_read(words: &[AtomicU64], stride: usize) {
-    for word in words.iter().step_by((stride / WORD).max(1)) {
-        core::hint::black_box(word.load(Ordering::Relaxed));
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use core::sync::atomic::Ordering;
+
     use super::*;
     use crate::sigbus::Best;
     use crate::sigbus::plain::Plain;
@@ -361,14 +345,5 @@ mod tests {
                 }
             }
         });
-    }
-
-    #[test]
-    fn touching_changes_no_byte() {
-        let words = words();
-        let before = all(&words);
-        touch_for_write(&words, 8);
-        touch_for_read(&words, 16);
-        assert_eq!(all(&words), before);
     }
 }

@@ -5,7 +5,7 @@
 //! explained. The one call that maps is in `mapping`.
 //!
 //! Cost: one mmap(2), 1 to 10 us at any length, because no page is touched; an advice on huge pages
-//! is one call more, but for *never* on Linux 6.7 and later; a memory file costs three more, a file two.
+//! is one call more, but for *never*; a memory file costs three more, a file two.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -49,7 +49,7 @@ impl Mapping {
         if !how.is_accounted {
             flags |= MapFlags::NORESERVE;
         }
-        let is_never_huge = how.huge == HugeAdvice::Never && kernel::stacks_are_never_huge();
+        let is_never_huge = how.huge == HugeAdvice::Never;
         if is_never_huge {
             // In place of the advice below, which is a call of its own and cuts a kernel mapping in two.
             flags |= MapFlags::STACK;

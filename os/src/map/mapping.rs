@@ -352,6 +352,9 @@ impl Mapping {
         if len.is_zero() {
             return Err(MapError::Empty);
         }
+        if let Some(release) = kernel::too_old() {
+            return Err(MapError::TooOld { release });
+        }
         let too_long = || MapError::TooLong { len_bytes: len.get() };
         let fits = |bytes| fits(bytes).ok_or_else(too_long);
         let page = request.page.bytes();

@@ -23,7 +23,7 @@ use linux_raw_sys::general::{self as kernel, page_region, pm_scan_arg};
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, opcode};
 
-use crate::host::kernel::ioctl;
+use crate::host::kernel::{ioctl, page_size};
 use crate::host::root::SysError;
 use crate::map::mapping::MappingError;
 use crate::uffd::registered::Registered;
@@ -63,14 +63,14 @@ pub(crate) struct Request {
     pub(crate) protect: bool,
 }
 
-/// Gives `found` the runs of pages that are asked for, of page-aligned addresses. Returns whether
-/// this kernel has such a scan. After an error, what was found is found.
+/// Gives `found` the runs of pages that are asked for, of page-aligned addresses. After an error
+/// it has the runs that were found before.
 pub(crate) fn scan(
     pagemap: &File,
     addresses: Range<u64>,
     request: Request,
     mut found: impl FnMut(&page_region),
-) -> rustix::io::Result<bool> {
+) -> rustix::io::Result<()> {
     let mut runs = vec![page_region { start: 0, end: 0, categories: 0 }; RUNS];
     let mut at = addresses.start;
     while at < addresses.end {
@@ -94,11 +94,9 @@ pub(crate) fn scan(
         // 2. It writes up to `vec_len` runs of 24 bytes to `vec`: both are of `runs`, which is not used meanwhile.
         // 3. `PM_SCAN_WP_MATCHING` makes it record the next write to a page, and changes no byte. The flag
         //    goes with `PM_SCAN_CHECK_WPASYNC`, so that such a write never waits.
-        let filled = match unsafe { ioctl(pagemap.as_fd(), SCAN, (&raw mut scan).cast()) } {
-            Err(Errno::NOTTY | Errno::INVAL) => return Ok(false),
-            // Not negative after a call that did not fail.
-            answer => usize::try_from(answer?).unwrap_or(0),
-        };
+        let filled = unsafe { ioctl(pagemap.as_fd(), SCAN, (&raw mut scan).cast()) }?;
+        // Not negative after a call that did not fail.
+        let filled = usize::try_from(filled).unwrap_or(0);
         runs.iter().take(filled).for_each(&mut found);
         // Each scan goes on where the last one stopped; one that stands still has said all.
         if scan.walk_end <= at {
@@ -106,7 +104,19 @@ pub(crate) fn scan(
         }
         at = scan.walk_end;
     }
-    Ok(true)
+    Ok(())
+}
+
+/// Returns whether this kernel has the scan, by scanning nothing but one page of our own.
+pub(crate) fn is_known() -> Result<bool, SysError> {
+    let (pagemap, page) = (open()?, page_size().bytes());
+    let here = (&raw const pagemap).addr() as u64 & !(page - 1);
+    let request = Request { all: PRESENT, none: 0, any: 0, protect: false };
+    match scan(&pagemap, here..here + page, request, |_| ()) {
+        Ok(()) => Ok(true),
+        Err(Errno::NOTTY | Errno::INVAL) => Ok(false),
+        Err(cause) => Err(SysError::Read { path: PAGEMAP.into(), cause: cause.into() }),
+    }
 }
 
 /// Opens the procfs pagemap of this process.
@@ -122,7 +132,7 @@ pub fn open() -> Result<File, SysError> {
 /// among them, and without protection each page counts as written.
 ///
 /// # Errors
-/// The error of ioctl_pagemap_scan(2): [`io::ErrorKind::Unsupported`] before Linux 6.7.
+/// The error of ioctl_pagemap_scan(2).
 pub fn written_at(
     pagemap: &File,
     addresses: Range<u64>,
@@ -162,7 +172,7 @@ fn scan_written(
     found: &mut Vec<Range<u64>>,
 ) -> io::Result<()> {
     let request = Request { all: WRITTEN, none: ZERO_PAGE, any: PRESENT | SWAPPED, protect };
-    let is_there = scan(pagemap, addresses, request, |run| {
+    scan(pagemap, addresses, request, |run| {
         let run = run.start - base..run.end - base;
         match found.last_mut() {
             // Scans end where the buffer is full.
@@ -170,5 +180,5 @@ fn scan_written(
             _ => found.push(run),
         }
     })?;
-    is_there.then_some(()).ok_or(io::ErrorKind::Unsupported.into())
+    Ok(())
 }

@@ -10,7 +10,7 @@
 //!
 //! Units: ranges are bytes from the start of the mapping, widened to whole pages.
 //! Unsafe: one call of madvise(2), for the advice that changes no byte.
-//! Source: madvise(2), MADV_POPULATE_READ and MADV_POPULATE_WRITE, Linux 5.14.
+//! Source: madvise(2), MADV_POPULATE_READ and MADV_POPULATE_WRITE.
 
 use core::ops::Range;
 use core::ptr::NonNull;
@@ -26,7 +26,6 @@ use uzone_pages::ByteLen;
 
 use crate::host::kernel;
 use crate::host::numa;
-use crate::map::bytes;
 use crate::map::bytes::AccessError;
 use crate::map::mapping::Mapping;
 use crate::map::mapping::MappingError;
@@ -197,27 +196,10 @@ impl Mapping {
     /// Makes whole pages present. `part` is inside the mapping and starts and ends at pages.
     fn populate_chunk(&self, part: Range<usize>) -> Result<(), MappingError> {
         let is_writable = self.access() == Access::ReadWrite;
-        if !kernel::madvise_populate_is_known() {
-            self.touch(part, is_writable);
-            return Ok(());
-        }
         let advice =
             if is_writable { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
         let start = self.at(part.start);
         ask(start, part.len(), advice).map_err(|cause| failed(part, cause))
-    }
-
-    /// Makes pages present by touching each, for kernels before 5.14. What goes wrong there is a
-    /// signal and not an answer.
-    fn touch(&self, part: Range<usize>, is_writable: bool) {
-        let words = &self.words()[part.start / size_of::<u64>()..part.end / size_of::<u64>()];
-        // Transparent or not, a page is at least a host page.
-        let stride = usize::try_from(kernel::page_size().bytes()).unwrap_or(4096);
-        if is_writable {
-            bytes::touch_for_write(words, stride);
-        } else {
-            bytes::touch_for_read(words, stride);
-        }
     }
 }
 
@@ -344,16 +326,6 @@ pub fn populate_slice(bytes: &mut [u8]) -> Result<(), MappingError> {
     let Some(first) = bytes.first_mut() else {
         return Err(AccessError::Empty { start: 0, end: 0 }.into());
     };
-    if !kernel::madvise_populate_is_known() {
-        // The first byte of the slice, then the first of each page behind it.
-        let skipped = (&raw const *first).addr() % page;
-        let starts = core::iter::once(0).chain((page - skipped..len).step_by(page));
-        for index in starts {
-            // The compiler must not know that the byte is what it was.
-            bytes[index] = core::hint::black_box(bytes[index]);
-        }
-        return Ok(());
-    }
     let first = NonNull::from(first);
     let skipped = first.addr().get() % page;
     // Wrapping down to the start of a page: the kernel gets the address, and nothing is read by it.
@@ -367,7 +339,6 @@ pub fn populate_slice(bytes: &mut [u8]) -> Result<(), MappingError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::map::options::Anonymous;
 
     #[test]
     fn chunks_cover_the_range_once_and_meet_at_multiples_of_their_size() {
@@ -395,18 +366,5 @@ mod tests {
             assert_eq!(chunk(base, &(start..end), CHUNK, index + 1), None);
             assert_eq!(chunk(base, &(start..end), CHUNK, usize::MAX), None);
         }
-    }
-
-    #[test]
-    fn touching_makes_present_what_populating_does() {
-        let page = kernel::page_size().bytes();
-        let mapping = Mapping::anonymous(ByteLen::new(64 * page), Anonymous::default()).unwrap();
-        mapping.write_at(9 * page, b"kept").unwrap();
-        let part = mapping.widen(&(8 * page..24 * page)).unwrap();
-        mapping.touch(part, true);
-        assert_eq!(mapping.resident().unwrap().get(), 16 * page);
-        let mut kept = [0; 4];
-        mapping.read_at(9 * page, &mut kept).unwrap();
-        assert_eq!(&kept, b"kept");
     }
 }

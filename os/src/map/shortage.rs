@@ -19,6 +19,12 @@ pub enum MapError {
     /// No byte was asked for.
     #[error("a mapping of no byte describes nothing")]
     Empty,
+    /// The kernel is older than uzone needs.
+    #[error("Linux 6.7 or newer is needed; this is {release}")]
+    TooOld {
+        /// The release of this kernel.
+        release: &'static str,
+    },
     /// The length does not fit the address space of this process.
     #[error("{len_bytes} bytes cannot be mapped: a mapping has at most {max_bytes}", max_bytes = isize::MAX)]
     TooLong {
@@ -205,7 +211,8 @@ impl MapError {
                 ErrorKind::OutOfMemory
             }
             Self::NotOpenFor { .. } => ErrorKind::PermissionDenied,
-            Self::HugeSize { .. }
+            Self::TooOld { .. }
+            | Self::HugeSize { .. }
             | Self::Advice { .. }
             | Self::DaxDevice { cause: Some(_), .. }
             | Self::NoDax { .. } => ErrorKind::NotSupported,

@@ -53,7 +53,7 @@ fn registered(uffd: Arc<Uffd>) -> Arc<Registered> {
 
 fn from_file(file: &File, mapped: &Arc<Mapping>, len: u64) -> Source {
     let (file, mapped) = (file.try_clone().unwrap(), mapped.clone());
-    Source::file(FileSource::new(Arc::new(file), mapped, ByteLen::new(len)))
+    Source::File(FileSource::new(Arc::new(file), mapped, ByteLen::new(len)))
 }
 
 fn start(memory: &Arc<Registered>, answers: Answers) -> InThread {
@@ -135,7 +135,7 @@ fn a_writer_sleeps_while_another_thread_has_its_page() {
     let answers = Answers {
         tracks_writes: true,
         states: Some(states.clone()),
-        ..Answers::new(Source::zero(), FaultAround::MIN)
+        ..Answers::new(Source::Zero, FaultAround::MIN)
     };
     let answering = start(&memory, answers);
     memory.mapping().read_at(page(), &mut [1]).unwrap();
@@ -260,7 +260,7 @@ fn threads_that_end_and_mappings_that_go_leave_no_slot_behind() {
         let all: Vec<_> = (0..SLOTS)
             .map(|_| {
                 let memory = registered(uffd.clone());
-                (start(&memory, Answers::new(Source::zero(), window)), memory)
+                (start(&memory, Answers::new(Source::Zero, window)), memory)
             })
             .collect();
         assert!(Place::take().is_err_and(|reason| reason.starts_with("4096 mappings")));
@@ -273,7 +273,7 @@ fn threads_that_end_and_mappings_that_go_leave_no_slot_behind() {
     let silent = Uffd::open(Features::NONE, Features::NONE, KernelFaults::Never).unwrap();
     let memory = registered(Arc::new(silent));
     let answer =
-        InThread::start(Place::take().unwrap(), memory, Answers::new(Source::zero(), window));
+        InThread::start(Place::take().unwrap(), memory, Answers::new(Source::Zero, window));
     assert!(matches!(answer, Err(UffdError::NoSigbus)));
     // Nothing but SIGBUS of a missing page is answered.
     let gone = File::open("/nonexistent").unwrap_err();

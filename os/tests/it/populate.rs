@@ -5,11 +5,11 @@ use std::time::Instant;
 
 use uzone_os::{
     AccessError, Anonymous, Exclusive, HugeAdvice, Mapping, MappingError, PopulateHow, Populated,
-    populate_slice, probe,
+    populate_slice,
 };
 use uzone_pages::ByteLen;
 
-use crate::{by, page, read, skip, small_pages, whole};
+use crate::{by, page, read, small_pages, whole};
 
 #[test]
 fn populating_makes_exactly_the_range_present() {
@@ -40,9 +40,6 @@ fn populating_makes_exactly_the_range_present() {
 
 #[test]
 fn reading_untouched_memory_does_not_make_it_resident() {
-    if !probe::pagemap_scan_is_known().unwrap() {
-        return skip("reading_untouched_memory", "PAGEMAP_SCAN needs Linux 6.7");
-    }
     let mapping = Mapping::anonymous(ByteLen::new(8 * page()), small_pages()).unwrap();
     let mut bytes = vec![1; 8 * usize::try_from(page()).unwrap()];
     mapping.read_at(0, &mut bytes).unwrap();
@@ -138,9 +135,6 @@ fn a_panic_in_the_progress_call_reaches_the_caller_and_stops_the_threads() {
 
 #[test]
 fn a_sparse_mapping_is_counted_without_walking_it() {
-    if !probe::pagemap_scan_is_known().unwrap() {
-        return skip("a_sparse_mapping", "PAGEMAP_SCAN needs Linux 6.7");
-    }
     let mapping = Mapping::anonymous(ByteLen::gib(32), small_pages()).unwrap();
     for gib in 0..32 {
         mapping.write_at((gib << 30) + 5 * page(), &[1]).unwrap();
