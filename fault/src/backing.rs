@@ -4,7 +4,6 @@
 //! blocks, because the thread that calls it answers all faults of the mapping. `fault` must produce one
 //! page and may block; it is called by an I/O thread, or by the thread that populates.
 
-mod composite;
 mod file;
 mod function;
 pub(crate) mod hooks;
@@ -12,7 +11,6 @@ mod memory;
 mod shared;
 mod zero;
 
-pub use composite::CompositeBacking;
 pub use file::FileBacking;
 pub use function::FunctionBacking;
 pub use hooks::Backing;

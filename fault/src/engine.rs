@@ -90,7 +90,7 @@ impl Engine {
     /// Starts an engine.
     ///
     /// # Errors
-    /// [`MapError::Thread`] if a thread is refused, or may not run on those CPUs.
+    /// [`MapError::Thread`] if a thread is refused.
     pub fn with(options: EngineOptions) -> Result<Self, MapError> {
         let threads = Threads::of(&options)?;
         let EngineOptions { zone, leaves_sigbus, .. } = options;
@@ -106,7 +106,7 @@ impl Engine {
     }
 
     /// Maps `len` bytes of `backing`, whole pages. Nothing is read before it is touched. It needs a
-    /// userfaultfd that can poison a page (Linux 6.6).
+    /// userfaultfd that can poison a page.
     ///
     /// A process that this one forks off does not have the mapping, unless it is of a memory file: its
     /// missing pages would be zero there.
@@ -138,8 +138,7 @@ impl Engine {
         };
         let zeroes_by_copy = !memory.takes(UffdCall::ZeroPage)
             || tracker.as_ref().is_some_and(|tracker| tracker.copies_zeroes());
-        let policy =
-            Policy { zeroes_by_copy, removed_is_zero: false, is_tracked: tracker.is_some() };
+        let policy = Policy { zeroes_by_copy, is_remote: false, is_tracked: tracker.is_some() };
         // What takes over the faults that threads cannot answer: a page that is waited for until a deadline, and one
         // that cannot be filled, whose failure is decided about.
         let hands_over = options.deadline.is_some() || options.on_failure.is_some();
@@ -179,8 +178,7 @@ impl Engine {
         backing: &dyn Backing,
         options: &LazyOptions,
     ) -> Result<(Arc<Registered>, PageSize, Answering), MapError> {
-        let file =
-            backing.memory_file().map_err(|cause| MapError::Unknown { part: None, cause })?;
+        let file = backing.memory_file().map_err(MapError::Unknown)?;
         let (mapping, mut modes, mut required) = map_memory(len, file, options)?;
         let page = mapping.page_size();
         if let Some(tracking) = options.track_writes {
@@ -312,10 +310,8 @@ fn in_thread_answers(options: &LazyOptions, most: FaultAround, source: Source) -
         Advice::Blocks => Answers::new(source, FaultAround::MAX),
         Advice::Sequential | Advice::Auto => {
             let block_after = match &source {
-                Source::Parts(parts) if parts.iter().any(|(_, file)| file.is_some()) => {
-                    BLOCK_COPIED
-                }
-                Source::Parts(_) | Source::Cached => BLOCK_MAPPED,
+                Source::File(_) => BLOCK_COPIED,
+                Source::Zero | Source::Cached => BLOCK_MAPPED,
             };
             let growth = Some((most.max(first), block_after));
             Answers { growth, ..Answers::new(source, first) }
@@ -334,9 +330,6 @@ pub(crate) fn check_backing(
         && asked > has.align_up(page.bytes())?
     {
         return Err(MapError::TooShort { asked, has });
-    }
-    if !backing.takes_pages_of(page) {
-        return Err(MapError::Backing { reason: "its parts start or end inside of such a page" });
     }
     Ok(())
 }

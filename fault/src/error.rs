@@ -67,15 +67,9 @@ pub enum MapError {
         /// Why not.
         reason: &'static str,
     },
-    /// The backing, or that of a part, did not return the kind of its memory.
-    #[error("the backing{of_part} does not return its memory: {cause}", of_part = part.map_or(String::new(), |at| format!(" of the part at {at:#x}")))]
-    Unknown {
-        /// Where the part starts, if it is one.
-        part: Option<u64>,
-        /// Why not.
-        #[source]
-        cause: io::Error,
-    },
+    /// The backing did not return the kind of its memory.
+    #[error("the backing does not return its memory: {0}")]
+    Unknown(#[source] io::Error),
     /// An option is larger than it may be.
     #[error("{option} is {asked}: at most {most} are possible")]
     TooMany {
@@ -89,12 +83,6 @@ pub enum MapError {
     /// A thread was not started, or what wakes it was not made.
     #[error("cannot start the threads of the mapping: {0}")]
     Thread(#[source] io::Error),
-    /// The parts of a backing do not fit.
-    #[error("{reason}")]
-    Part {
-        /// Which does not, and why, or what would help.
-        reason: String,
-    },
 }
 
 impl MapError {
@@ -108,7 +96,7 @@ impl MapError {
             Self::Host(error) => error.kind(),
             Self::Bind(error) => error.kind(),
             Self::Thread(_) => ErrorKind::OutOfMemory,
-            Self::MemoryFile(_) | Self::Unknown { .. } => ErrorKind::Io,
+            Self::MemoryFile(_) | Self::Unknown(_) => ErrorKind::Io,
             _ => ErrorKind::InvalidInput,
         }
     }

@@ -28,7 +28,7 @@
 //! # }
 //! ```
 //!
-//! It needs Linux 6.6 and a userfaultfd, which any process may have for its own reads and writes; for those
+//! It needs a userfaultfd, which any process may have for its own reads and writes; for those
 //! of system calls see [`KernelFaults`]. Units: offsets are bytes from the start of a mapping, or of its
 //! backing where that is said; lengths are [`ByteLen`]; a [`FaultAround`] is bytes. Errors are [`MapError`]
 //! where there is no mapping yet, [`LazyError`] of requests, and [`BackingError`] of what produces pages.
@@ -70,8 +70,7 @@ mod track;
 mod tests;
 
 pub use backing::{
-    Backing, CompositeBacking, FileBacking, FunctionBacking, MemoryBacking, SharedBacking,
-    ZeroBacking,
+    Backing, FileBacking, FunctionBacking, MemoryBacking, SharedBacking, ZeroBacking,
 };
 pub use engine::Engine;
 pub use engine::budget::Budget;

@@ -49,7 +49,7 @@ pub enum Answer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WriteTracking {
     /// The kernel records them in the page tables. Only for private memory, whose clean pages are not
-    /// evicted then ([`LazyError::CannotEvict`](crate::LazyError::CannotEvict)). Linux 6.7.
+    /// evicted then ([`LazyError::CannotEvict`](crate::LazyError::CannotEvict)).
     Async,
     /// The first write to a page is an event. A writer that goes on page by page gets more pages at
     /// once from the fourth on, up to 16, which all count as written. It costs a byte a page of memory,

@@ -31,7 +31,7 @@ pub(crate) use self::skip::{skip, userfaultfd};
 
 const PAGES: u64 = 192;
 const PAGE: usize = 4096;
-const POLICY: Policy = Policy { zeroes_by_copy: false, removed_is_zero: false, is_tracked: false };
+const POLICY: Policy = Policy { zeroes_by_copy: false, is_remote: false, is_tracked: false };
 
 /// What the made-up kernel has, and which pages threads wait for.
 #[derive(Default)]
@@ -469,7 +469,7 @@ fn plain(kinds: Vec<Kind>, advice: Advice, window: u64) -> (Arc<FakeKernel>, Cor
 
 /// Memory of another process, whose removals are read here; all pages are ready.
 fn of_another(whims: Vec<u8>) -> (Arc<FakeKernel>, Core, ReaderState) {
-    let policy = Policy { removed_is_zero: true, ..POLICY };
+    let policy = Policy { is_remote: true, ..POLICY };
     let (kernel, core) = core_by(policy, whims, all(Kind::Ready), Advice::Normal, 16);
     (kernel, core, ReaderState::new(16 * PAGE))
 }
@@ -535,7 +535,7 @@ fn a_page_of_a_memory_file_that_the_kernel_puts_off_is_not_taken_for_a_hole() {
 
 #[test]
 fn a_hole_of_a_memory_file_of_another_process_is_zero() {
-    let policy = Policy { removed_is_zero: true, ..POLICY };
+    let policy = Policy { is_remote: true, ..POLICY };
     let (kernel, core) = core_of(policy, vec![3], Arc::new(Continuing), Advice::Normal, 1);
     let mut state = ReaderState::new(PAGE);
     kernel.lock().holes.insert(8);
@@ -550,7 +550,7 @@ fn a_hole_of_a_memory_file_of_another_process_is_zero() {
 
 #[test]
 fn a_page_of_another_process_that_has_no_memory_for_it_waits_until_the_deadline() {
-    let policy = Policy { removed_is_zero: true, ..POLICY };
+    let policy = Policy { is_remote: true, ..POLICY };
     // No memory, twice, and then as it should be.
     let (kernel, core) =
         core_of(policy, vec![1, 32, 3, 3], Arc::new(Continuing), Advice::Normal, 1);
@@ -670,7 +670,7 @@ fn a_window_has_its_room_again_after_a_backing_panicked_in_it() {
 }
 
 #[test]
-fn what_others_removed_is_zero_and_never_what_it_was() {
+fn what_others_is_remote_and_never_what_it_was() {
     let (kernel, core, mut state) = of_another(vec![3]);
     assert_eq!(core.fault(0, Touch::Read, &mut state), Outcome::Answered);
     // Pages that are there, and pages that never were.

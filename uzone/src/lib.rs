@@ -45,10 +45,10 @@ pub use uzone_zone::{
 pub mod lazy {
     #[doc(inline)]
     pub use uzone_fault::{
-        AdoptedMemory, Answer, Backing, BackingError, Budget, Collapsed, CompositeBacking, Engine,
-        EngineOptions, Failure, FaultOutcome, FaultRecord, FaultStats, FileBacking, Filled,
-        FunctionBacking, Latency, LazyError, LazyMapping, LazyOptions, MapError, MemoryBacking,
-        Refusal, RemoteRegion, SharedBacking, Uncollapsed, Window, WriteTracking, ZeroBacking,
+        AdoptedMemory, Answer, Backing, BackingError, Budget, Collapsed, Engine, EngineOptions,
+        Failure, FaultOutcome, FaultRecord, FaultStats, FileBacking, Filled, FunctionBacking,
+        Latency, LazyError, LazyMapping, LazyOptions, MapError, MemoryBacking, Refusal,
+        RemoteRegion, SharedBacking, Uncollapsed, Window, WriteTracking, ZeroBacking,
     };
     #[doc(inline)]
     pub use uzone_os::Vaddr;

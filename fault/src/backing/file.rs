@@ -323,7 +323,7 @@ impl Backing for FileBacking {
 
     fn in_thread(&self) -> Option<Source> {
         let (mapped, file) = (self.mapped.clone()?, self.file.clone());
-        Some(Source::file(FileSource::new(file, mapped, ByteLen::new(self.len))))
+        Some(Source::File(FileSource::new(file, mapped, ByteLen::new(self.len))))
     }
 }
 

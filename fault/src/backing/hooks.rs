@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 
 use uzone_os::Sharing;
 use uzone_os::uffd::in_thread::Source;
-use uzone_pages::{ByteLen, FaultAround, PageSize};
+use uzone_pages::{ByteLen, FaultAround};
 
 use crate::engine::window::Window;
 use crate::error::BackingError;
@@ -101,13 +101,6 @@ pub trait Backing: Send + Sync {
     fn write_back(&self, offset: u64, bytes: &[u8]) -> Result<(), BackingError> {
         let reason = "this backing takes no bytes";
         Err(BackingError::ReadOnly { offset, len_bytes: bytes.len() as u64, reason })
-    }
-
-    /// Returns whether pages of that size can be filled. One that is made of parts cannot fill a
-    /// page that is in two of them.
-    fn takes_pages_of(&self, page: PageSize) -> bool {
-        let _ = page;
-        true
     }
 
     /// Returns what a handler of a signal can fill pages from, for the backings of this package.

@@ -161,9 +161,6 @@ impl SharedBacking {
         if matches!(inner.memory_file(), Ok(Some(_))) {
             return refused("it is a memory file, whose mappings share its pages in any case");
         }
-        if !inner.takes_pages_of(page) {
-            return refused("it has no pages of the host's size");
-        }
         let len = len.align_up(page.bytes())?;
         let mapping = Mapping::memfd("uzone-shared", len, None)?;
         mapping.keep_from_children().map_err(MapError::Children)?;
@@ -319,9 +316,8 @@ impl Backing for SharedBacking {
                     // It is not ready.
                     true
                 } else {
-                    let bytes = self.core.bytes(run);
-                    let offer = |part: &mut Window<'_>| self.inner.map_pages(part);
-                    window.part(bytes.clone(), bytes.start, offer).is_ok()
+                    window.part(run, |part| self.inner.map_pages(part));
+                    true
                 };
                 // If a thread waits for a page that fails, it fails again in `fault`.
                 if !placed {
@@ -363,10 +359,6 @@ impl Backing for SharedBacking {
     fn memory_file(&self) -> io::Result<Option<(OwnedFd, Sharing)>> {
         let fd = self.file.memory.mapping().fd().ok_or(io::ErrorKind::Unsupported)?;
         Ok(Some((fd.as_fd().try_clone_to_owned()?, Sharing::Private)))
-    }
-
-    fn takes_pages_of(&self, page: PageSize) -> bool {
-        page == self.file.page
     }
 
     fn largest_window(&self) -> FaultAround {

@@ -27,7 +27,7 @@ impl Backing for ZeroBacking {
     }
 
     fn in_thread(&self) -> Option<Source> {
-        Some(Source::zero())
+        Some(Source::Zero)
     }
 
     fn largest_window(&self) -> FaultAround {

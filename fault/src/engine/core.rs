@@ -330,7 +330,7 @@ impl Core {
 
     /// Returns whether only the thread that reads the removals installs pages.
     pub(crate) fn has_one_filler(&self) -> bool {
-        self.pages.policy.removed_is_zero
+        self.pages.policy.is_remote
     }
 
     pub(crate) fn page_size(&self) -> PageSize {
@@ -368,8 +368,8 @@ impl Core {
                 return Outcome::Coalesced;
             }
             // The evicting thread wakes the waiting threads when the page can be filled again.
-            Content::Removed if !self.pages.policy.removed_is_zero => return Outcome::Coalesced,
-            Content::Removed | Content::Zero if self.pages.policy.removed_is_zero => {
+            Content::Removed if !self.pages.policy.is_remote => return Outcome::Coalesced,
+            Content::Removed | Content::Zero if self.pages.policy.is_remote => {
                 return self.zero_removed(page, state);
             }
             Content::Poisoned => {

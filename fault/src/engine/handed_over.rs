@@ -115,7 +115,7 @@ mod tests {
             let file = File::open("/dev/null").ok()?;
             let nothing = Mapping::anonymous(ByteLen::new(page()), Anonymous::default()).ok()?;
             let (file, mapped) = (Arc::new(file), Arc::new(nothing));
-            Some(Source::file(FileSource::new(file, mapped, ByteLen::ZERO)))
+            Some(Source::File(FileSource::new(file, mapped, ByteLen::ZERO)))
         }
     }
 

@@ -19,10 +19,10 @@ use crate::track::page_states::PageStates;
 pub(crate) struct Policy {
     /// Whether the kernel has no zero page for this memory.
     pub(crate) zeroes_by_copy: bool,
-    /// Whether a removed page is zero from then on, because the user of the memory gave it back; otherwise
-    /// it was evicted here and is produced anew. If so, one thread installs all pages: the one that reads
-    /// the removals.
-    pub(crate) removed_is_zero: bool,
+    /// Whether the memory is another process's. Then a removed page is zero, since that process gave it back, and the
+    /// thread that reads the removals installs all pages. In memory of this process a removed page was evicted, and is
+    /// produced anew.
+    pub(crate) is_remote: bool,
     /// Whether writes are tracked, so that a page which was given back can come again with other
     /// bytes: those that were written back.
     pub(crate) is_tracked: bool,

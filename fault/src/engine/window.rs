@@ -30,20 +30,26 @@ pub struct Window<'a> {
     /// Installs the pages: the mapping's kernel, or one that keeps them.
     kernel: &'a dyn Kernel,
     pages: Range<u64>,
-    /// What is subtracted from an offset in the mapping to get the offset in the backing, wrapping around:
-    /// it may have more before its part than the mapping has.
-    base: u64,
     /// The page that a thread waits for.
     wanted: Option<u64>,
-    /// Whether the thread that made the window owns that page, for longer than the window. Otherwise it is
-    /// claimed like its neighbours.
-    is_owned: bool,
+    owner: Owner,
     staging: &'a mut [u8],
     /// The page at which the next run is looked for.
     next: u64,
     /// How often pages had been given back when it was made, where that matters.
     seen: Option<u64>,
     pub(crate) state: Progress,
+}
+
+/// The owner of the page that a thread waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Owner {
+    /// The window claims it for the time of a call of the kernel, as its neighbours.
+    Window,
+    /// The thread that made the window owns it for longer.
+    Caller,
+    /// The same, and the page is noted and not installed: another thread installs and counts it.
+    Notes,
 }
 
 /// What came of a window so far.
@@ -86,14 +92,14 @@ impl<'a> Window<'a> {
     ) -> Self {
         let (next, kernel, state) = (pages.start, &*memory.kernel, Progress::default());
         let seen = memory.evictions_seen();
-        Self { memory, kernel, pages, base: 0, wanted, is_owned: false, staging, next, seen, state }
+        Self { memory, kernel, pages, wanted, owner: Owner::Window, staging, next, seen, state }
     }
 
     /// Makes a window of one page that the caller owns.
     pub(crate) fn owned(memory: &'a Pages, page: u64, staging: &'a mut [u8]) -> Self {
         // What is owned is not given back.
         Self {
-            is_owned: true,
+            owner: Owner::Caller,
             seen: None,
             ..Self::new(memory, page..page + 1, Some(page), staging)
         }
@@ -106,11 +112,7 @@ impl<'a> Window<'a> {
         notes: &'a StagingFiller,
         staging: &'a mut [u8],
     ) -> Self {
-        Self { kernel: notes, ..Self::owned(memory, page, staging) }
-    }
-
-    fn is_noted(&self) -> bool {
-        !std::ptr::addr_eq(self.kernel, &*self.memory.kernel)
+        Self { kernel: notes, owner: Owner::Notes, ..Self::owned(memory, page, staging) }
     }
 
     /// Returns the offsets of the pages.
@@ -141,37 +143,18 @@ impl<'a> Window<'a> {
 
     fn bytes(&self, pages: &Range<u64>) -> Range<u64> {
         let shift = self.page_size().shift();
-        let seen = |page: u64| (page << shift).wrapping_sub(self.base);
-        seen(pages.start)..seen(pages.end)
+        pages.start << shift..pages.end << shift
     }
 
-    /// Offers the pages of `range` to another backing, which knows the first of them by `offset`:
-    /// until `offered` returns, this window is that part alone, and offsets are the other's.
-    ///
-    /// # Errors
-    /// [`AccessError`] if the range is not in the window, or one of the offsets cuts a page.
-    pub fn part<R>(
-        &mut self,
-        range: Range<u64>,
-        offset: u64,
-        offered: impl FnOnce(&mut Window<'_>) -> R,
-    ) -> Result<R, AccessError> {
-        self.check(&range)?;
-        let page = self.page_size();
-        let end = offset.checked_add(range.end - range.start);
-        let Some(end) = end.filter(|_| offset & (page.bytes() - 1) == 0) else {
-            let end = offset.saturating_add(range.end - range.start);
-            return Err(AccessError::CutsPage { start: offset, end, page });
-        };
-        let start = range.start.wrapping_add(self.base);
-        let first = start >> page.shift();
-        let pages = first..first + ((end - offset) >> page.shift());
-        // If the other one panics, this window is restored too: its progress is read afterwards.
-        let whole = (self.pages.clone(), self.base, self.next);
-        (self.pages, self.base, self.next) = (pages, start.wrapping_sub(offset), first);
+    /// Offers `pages` of the window alone, until `offered` returns.
+    pub(crate) fn part(&mut self, pages: Range<u64>, offered: impl FnOnce(&mut Window<'_>)) {
+        let first = pages.start;
+        // If `offered` panics, this window is restored too: its progress is read afterwards.
+        let whole = (std::mem::replace(&mut self.pages, pages), self.next);
+        self.next = first;
         let answer = catch_unwind(AssertUnwindSafe(|| offered(self)));
-        (self.pages, self.base, self.next) = whole;
-        Ok(answer.unwrap_or_else(|panic| resume_unwind(panic)))
+        (self.pages, self.next) = whole;
+        answer.unwrap_or_else(|panic| resume_unwind(panic));
     }
 
     /// Returns whether `range` is whole pages of the window.
@@ -200,7 +183,8 @@ impl<'a> Window<'a> {
         if self.has_ended() {
             return None;
         }
-        let owned = self.wanted.filter(|_| self.is_owned && !self.state.wanted_is_done);
+        let owned =
+            self.wanted.filter(|_| self.owner != Owner::Window && !self.state.wanted_is_done);
         let run = self.memory.contents.open_run(self.next..self.pages.end, owned)?;
         self.next = run.end;
         Some(self.bytes(&run))
@@ -303,8 +287,7 @@ impl<'a> Window<'a> {
     fn install(&mut self, range: Range<u64>, fill: Fill<'_>) -> Result<Filled, UffdError> {
         self.check(&range)?;
         let (kernel, shift) = (self.kernel, self.page_size().shift());
-        let start = range.start.wrapping_add(self.base);
-        // It is given offsets in the mapping.
+        let start = range.start;
         let ask = |part: Range<u64>| {
             let inside = part.start - start..part.end - start;
             kernel.install(part, fill.part(inside))
@@ -314,7 +297,7 @@ impl<'a> Window<'a> {
         let mut pages = first..first + ((range.end - range.start) >> shift);
         let mut all = Filled::All;
         while !pages.is_empty() {
-            if self.is_owned && self.wanted == Some(pages.start) {
+            if self.owner != Owner::Window && self.wanted == Some(pages.start) {
                 self.install_owned(pages.start, ask, &mut all)?;
                 pages.start += 1;
             } else {
@@ -364,7 +347,7 @@ impl<'a> Window<'a> {
         }
         // The thread that installs a page which is only noted here counts it.
         self.state.wanted_is_done = true;
-        if !self.is_noted() {
+        if self.owner != Owner::Notes {
             self.state.filled += u64::from(is_placed);
             // A thread may have given the page up meanwhile. If the page is a bad one, the kernel has the
             // mark that raises the signal.

@@ -161,7 +161,7 @@ fn part_of(
     let (remote, capture) = (memory.remote.clone(), memory.capture.clone());
     let is_tracked = memory.is_tracked;
     let part = Arc::new(RemoteMemory { remote, regions, capture, is_tracked });
-    let policy = Policy { zeroes_by_copy, removed_is_zero: true, is_tracked: false };
+    let policy = Policy { zeroes_by_copy, is_remote: true, is_tracked: false };
     let (backing, recorder) = (backing.clone(), recorder.clone());
     let core = Core::new(part.clone(), backing, contents, &areas?, policy, options, recorder);
     Ok((part, Arc::new(core)))

@@ -6,7 +6,6 @@
 //! |---|---|---|
 //! | a first write | the kernel removes the protection and goes on | an event, and the reader lets the writer in |
 //! | where it is recorded | the page tables, by a scan | a byte a page ([`WriteStates`]) |
-//! | from | Linux 6.7 | 5.7; memory files 6.4 |
 //! | memory | private: anonymous, huge pages, a memory file mapped privately | all |
 //! | zeroes | the zero page | copied, since the zero page cannot be protected |
 //! | evicting clean pages | refused: a write could come in between | yes |

@@ -319,10 +319,10 @@ impl Backing for Stalling {
     }
 }
 
-/// This test program again, for one case.
+/// This test program again, for one case; its name is part of no other.
 pub(crate) fn again(name: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args([name, "--exact", "--nocapture", "--include-ignored", "--test-threads=1"]);
+    command.args([name, "--nocapture", "--include-ignored", "--test-threads=1"]);
     command.env(CHILD, name);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command

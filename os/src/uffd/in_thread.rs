@@ -187,7 +187,7 @@ impl InThread {
                     FaultKind::WriteProtect
                 }
                 Source::Cached => FaultKind::Minor,
-                Source::Parts(_) => FaultKind::Missing,
+                Source::File(_) | Source::Zero => FaultKind::Missing,
             };
             found(Record {
                 at: answerer.started + Duration::from_nanos(at),

@@ -131,7 +131,7 @@ impl Core {
         let again = || {
             // The reader does not wait, because the kernel waits for it to read: a thread that touches the
             // page faults again, and the page is marked then.
-            let asks = !self.pages.policy.removed_is_zero && Instant::now() < give_up;
+            let asks = !self.pages.policy.is_remote && Instant::now() < give_up;
             if asks {
                 std::thread::sleep(PAUSE);
             }

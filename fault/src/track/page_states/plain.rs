@@ -20,7 +20,7 @@ pub(crate) struct PageStates {
 
 impl PageStates {
     pub(crate) fn bind(_: &Zone, _: Mapping, _: PageSize, _: PagemapOps) -> Result<Self, MapError> {
-        Err(MapError::Unknown { part: None, cause: std::io::ErrorKind::Unsupported.into() })
+        Err(MapError::Unknown(std::io::ErrorKind::Unsupported.into()))
     }
 
     pub(crate) fn reserve(pages: PageCount, page: PageSize) -> Result<Self, MapError> {

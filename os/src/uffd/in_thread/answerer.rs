@@ -313,13 +313,13 @@ impl Answerer {
     /// Returns what the pages from `at` on are filled with, and up to which one before `end`. `None` where
     /// the source has no such page: a file may have become shorter.
     fn bytes(&self, at: u64, end: u64) -> Option<(Bytes<'_>, u64)> {
-        let Source::Parts(parts) = &self.answers.source else { return Some((Bytes::Shared, end)) };
-        let (start, shift) = (at << self.page.shift(), self.page.shift());
-        let (range, file) = parts.get(parts.partition_point(|(range, _)| range.end <= start))?;
-        let end = end.min(range.end >> shift);
-        let Some((file, offset)) = file else { return Some(self.zeroes(at, end)) };
+        let file = match &self.answers.source {
+            Source::Cached => return Some((Bytes::Shared, end)),
+            Source::Zero => return Some(self.zeroes(at, end)),
+            Source::File(file) => file,
+        };
+        let (from, shift) = (at << self.page.shift(), self.page.shift());
         let end = self.rooms.as_ref().map_or(end, |rooms| end.min(at + rooms.pages()));
-        let from = offset + (start - range.start);
         let now = file.file.metadata().map_or(0, |metadata| metadata.len());
         // Of a file that was cut, only whole pages are left.
         let left = (now >> shift).saturating_sub(from >> shift);

@@ -1,7 +1,6 @@
 //! How faults are answered by the threads that take them: [`Answers`].
 
 use core::num::{NonZeroU32, NonZeroU64};
-use core::ops::Range;
 use std::fs::File;
 use std::sync::Arc;
 
@@ -12,31 +11,15 @@ use crate::map::options::Anonymous;
 use crate::uffd::handover::Handover;
 use crate::uffd::write_states::WriteStates;
 
-/// Where a part is in the memory, and the file with where the part starts in it. A part without a
-/// file is zero.
-type Part = (Range<u64>, Option<(FileSource, u64)>);
-
 /// Where pages come from.
 #[derive(Debug)]
 pub enum Source {
     /// The memory file that the memory is a mapping of. Its holes are zero.
     Cached,
-    /// Files and zeroes, in order and without a gap, in whole pages.
-    Parts(Vec<Part>),
-}
-
-impl Source {
-    /// Returns a source of nothing but zeroes.
-    #[must_use]
-    pub fn zero() -> Self {
-        Self::Parts(vec![(0..u64::MAX, None)])
-    }
-
-    /// Returns a source of a file alone.
-    #[must_use]
-    pub fn file(file: FileSource) -> Self {
-        Self::Parts(vec![(0..u64::MAX, Some((file, 0)))])
-    }
+    /// A file.
+    File(FileSource),
+    /// Zeroes.
+    Zero,
 }
 
 /// A file, and all of it mapped.

@@ -1,16 +1,12 @@
 //! Mappings of a shared backing: each page is produced once, is one page of memory until a mapping writes
 //! to it, and is right in every mapping, also in one of another file.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
-
-mod common;
-
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use common::{
+use crate::common::{
     bytes_of, check_all, check_page, engine, file_of, options, or_skip, page, region_at, remote,
     scattered, skip, try_page, usize_of, word, words,
 };
@@ -48,7 +44,7 @@ impl Counting {
             }
             self.produced.fetch_add(1, Ordering::Relaxed);
             let _ = window.copy_with(one, |out| {
-                common::write_words(at, out);
+                crate::common::write_words(at, out);
                 Ok::<_, BackingError>(out.len())
             })?;
         }

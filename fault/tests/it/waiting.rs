@@ -3,10 +3,6 @@
 //! A case that needs something the host lacks is skipped by name with the reason, and fails instead
 //! where `REQUIRE_ALL=1` is set.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
-
-mod common;
-
 use std::fs::File;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{
+use crate::common::{
     Gate, Stalling, anonymous, check_page, function, mapped, page, region_at, registered, remote,
     skip, try_page, userfaultfd, wait_for, words, words_at, write_words,
 };
@@ -154,7 +150,7 @@ fn a_deadline_is_kept_while_other_faults_never_end() {
         // Whatever came of it, or the others would go on for ever.
         stop.store(true, Ordering::Relaxed);
         eprintln!("refused after {:?}", begin.elapsed());
-        assert!(refused.is_err() && begin.elapsed() < common::PATIENCE / 2, "{refused:?}");
+        assert!(refused.is_err() && begin.elapsed() < crate::common::PATIENCE / 2, "{refused:?}");
     });
     gate.open();
 }
@@ -216,7 +212,7 @@ fn a_deadline_is_kept_where_the_page_is_produced_for_a_thread_that_populates() {
         assert_eq!(populates.join().unwrap().unwrap(), 1);
     });
     assert_eq!(memory.content(5 * page()), Some(Content::Present));
-    assert_eq!(common::word_in(&memory, 5 * page()), common::word(5 * page()));
+    assert_eq!(crate::common::word_in(&memory, 5 * page()), crate::common::word(5 * page()));
     assert_eq!(memory.stats().pending, 0);
 }
 

@@ -2,27 +2,23 @@
 //! panic again, backings that read other lazily mapped memory, threads that are kept to other CPUs, clients
 //! that fork, regions at any address. Each gets the right bytes or a named error, and nothing hangs.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
-
-mod common;
-
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use common::{
+use crate::common::{
     Client, anonymous, bytes_of, check_all, check_page, ends, engine, fill_wanted, function,
     is_child, map, options, page, region_at, registered, remote, skip, try_page, turns,
     userfaultfd, wait_for, word,
 };
 use uzone_fault::{
-    Backing, BackingError, Engine, EngineOptions, FunctionBacking, LazyMapping, LazyOptions,
-    MapError, MemoryBacking, RemoteRegion, Window,
+    Backing, BackingError, Engine, EngineOptions, FunctionBacking, LazyOptions, MapError,
+    MemoryBacking, RemoteRegion, Window,
 };
 use uzone_os::uffd::{Features, KernelFaults, Remote, Uffd};
 use uzone_os::{Mapping, Sharing, Vaddr, probe, sigbus};
@@ -33,7 +29,7 @@ fn a_deadline_that_is_longer_than_the_clock_goes_is_none() {
     for deadline in [Duration::MAX, Duration::from_secs(u64::MAX / 2)] {
         let options = LazyOptions::default().deadline(deadline);
         let name = "a_deadline_that_is_longer_than_the_clock_goes_is_none";
-        let slow = common::slow();
+        let slow = crate::common::slow();
         let Some(memory) = map(name, &engine(), 16 * page(), slow, &options) else { return };
         check_all(&memory);
         assert!(!memory.stats().has_failed);
@@ -128,75 +124,25 @@ fn errors_and_panics_that_panic_again_make_pages_bad_and_end_no_thread() {
     }
 }
 
-/// Reads each page from another mapping.
-fn layered(below: &Arc<OnceLock<LazyMapping>>) -> impl Backing + 'static {
-    let below = below.clone();
-    FunctionBacking::slow(move |offset, out: &mut [u8]| {
-        below.get().unwrap().read_at(offset, out).unwrap();
-        Ok(())
-    })
-}
-
 #[test]
-fn backings_that_read_other_memory_of_their_engine_do_not_wait_for_each_other() {
-    let name = "backings_that_read_other_memory_of_their_engine";
-    for producers in [1, 2] {
-        let engine = Engine::new(NonZeroUsize::new(producers).unwrap()).unwrap();
-        let pages = 64;
-        let slow = common::slow();
-        let own = LazyOptions::default();
-        let Some(mut below) = map(name, &engine, pages * page(), slow, &own) else { return };
-        // Three layers, each of which reads the one below.
-        for _ in 0..3 {
-            let cell = Arc::new(OnceLock::new());
-            let top = map(name, &engine, pages * page(), layered(&cell), &own).unwrap();
-            assert!(cell.set(std::mem::replace(&mut below, top)).is_ok());
-        }
-        let top = &below;
-        thread::scope(|scope| {
-            for seed in 0..8 {
-                scope.spawn(move || {
-                    (0..pages).for_each(|at| check_page(top, (at * 7 + seed) % pages * page()));
-                });
-            }
-        });
-    }
-}
-
-/// Reads all pages of memory whose backing reads other memory of an engine, in a thread for each page.
-fn read_by_a_thread_each(name: &str, pages: u64) {
-    let engine = Engine::new(NonZeroUsize::new(2).unwrap()).unwrap();
-    let slow = common::slow();
+fn a_backing_that_waits_for_other_memory_of_its_engine_is_refused_and_of_another_engine_not() {
+    let name = "a_backing_that_waits_for_other_memory_of_its_engine";
+    sigbus::install().unwrap();
     let own = options(Advice::Random, 1);
-    let Some(below) = map(name, &engine, pages * page(), slow, &own) else { return };
-    let cell = Arc::new(OnceLock::new());
-    let top = map(name, &engine, pages * page(), layered(&cell), &own).unwrap();
-    assert!(cell.set(below).is_ok());
-    let start = std::sync::Barrier::new(usize::try_from(pages).unwrap());
-    let bad: usize = thread::scope(|scope| {
-        let (top, start) = (&top, &start);
-        let threads: Vec<_> = (0..pages)
-            .map(|at| {
-                let read = move || {
-                    start.wait();
-                    try_page(top, at * page()).is_err()
-                };
-                thread::Builder::new().stack_size(128 << 10).spawn_scoped(scope, read).unwrap()
-            })
-            .collect();
-        threads.into_iter().map(|thread| usize::from(thread.join().unwrap())).sum()
-    });
-    assert_eq!(bad, 0, "{:?}", top.last_failure());
-}
-
-#[test]
-fn more_threads_than_there_are_producers_read_memory_that_is_made_of_other_memory() {
-    let name = "more_threads_than_there_are_producers";
-    for _ in 0..10 {
-        read_by_a_thread_each(name, 300);
+    let threads = || Engine::with(EngineOptions::default().own_threads()).unwrap();
+    let (engine, another) = (threads(), threads());
+    for (below_of, is_refused) in [(&engine, true), (&another, false)] {
+        let below = map(name, below_of, 4 * page(), crate::common::slow(), &own);
+        let Some(below) = below.map(Arc::new) else { return };
+        let read = below.clone();
+        let layered = FunctionBacking::slow(move |offset, out: &mut [u8]| {
+            read.read_at(offset, out).map_err(|error| BackingError::Other(Box::new(error)))
+        });
+        let top = map(name, &engine, 4 * page(), layered, &own).unwrap();
+        assert_eq!(try_page(&top, page()).is_err(), is_refused);
+        let failure = below.last_failure().map_or(String::new(), |failure| failure.reason);
+        assert_eq!(failure.contains("an engine with threads of its own"), is_refused, "{failure}");
     }
-    // More than the faults of one mapping that may wait to be answered.
-    read_by_a_thread_each(name, 1500);
 }
 
 #[test]

@@ -2,17 +2,13 @@
 //! calls that are given a missing page fail. The case runs in a child with the user id 65534, with no
 //! privilege left.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
-
-mod common;
-
 use std::io::{self, Read, Write};
 use std::num::NonZeroUsize;
 use std::os::unix::process::CommandExt;
 use std::sync::Arc;
 use std::thread;
 
-use common::{
+use crate::common::{
     CHILD, bytes_of, check_all, ends, engine, file_with, function, page, skip, usize_of, words,
 };
 use uzone_fault::{Answer, Engine, FileBacking, LazyMapping, LazyOptions, MapError, WriteTracking};
@@ -70,7 +66,7 @@ fn be_unprivileged() {
         Err(error) => panic!("{error:?}"),
     };
     check_all(&memory);
-    common::settles(&memory, |stats| stats.demand + stats.around == 256);
+    crate::common::settles(&memory, |stats| stats.demand + stats.around == 256);
     assert_eq!(memory.evict(0..len.get()).unwrap(), 256);
     if memory.sees_kernel_faults() {
         // The host lets every user: vm.unprivileged_userfaultfd, or the device.
@@ -105,7 +101,7 @@ fn an_unprivileged_user_reads_lazily_mapped_memory_and_learns_what_system_calls_
     if std::env::var_os(CHILD).is_some() {
         return be_unprivileged();
     }
-    let mut command = common::again(name);
+    let mut command = crate::common::again(name);
     if rustix::process::geteuid().is_root() {
         command.uid(UNPRIVILEGED).gid(UNPRIVILEGED);
     }
@@ -130,7 +126,7 @@ fn a_user_who_may_have_them_can_ask_for_no_faults_of_the_kernel() {
     let engine = engine();
     let never = LazyOptions::default().kernel_faults(KernelFaults::Never);
     let Some(memory) =
-        common::map("no_faults_of_the_kernel", &engine, 4 * page(), function(), &never)
+        crate::common::map("no_faults_of_the_kernel", &engine, 4 * page(), function(), &never)
     else {
         return;
     };
@@ -151,7 +147,7 @@ fn a_system_call_writes_to_pages_that_are_pinned_for_it_and_they_are_dirty() {
                 .answer(answer)
                 .track_writes(track);
             let backing = FileBacking::new(file_with(&words(8 * page()))).unwrap();
-            let mapped = common::map(name, &engine(), 8 * page(), backing, &options);
+            let mapped = crate::common::map(name, &engine(), 8 * page(), backing, &options);
             let Some(memory) = mapped else { return };
             let (at, one) = (3 * page(), 3 * page()..4 * page());
             assert_eq!(take_from_the_kernel(&memory, at), Err(no_address()), "{answer:?}");

@@ -3,10 +3,6 @@
 //! A case that needs something the host lacks is skipped by name with the reason, and fails instead
 //! where `REQUIRE_ALL=1` is set.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
-
-mod common;
-
 use std::num::NonZeroU64;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
@@ -15,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{
+use crate::common::{
     CHILD, Pool, Stalling, bytes_of, check_all, check_page, engine, failing_at, file_of, function,
     map as map_with, memfd_of, options, page, scattered, scattered_until, settles, skip, usize_of,
     word, word_in, words_at, write_words,
@@ -241,7 +237,7 @@ fn a_page_that_fails_raises_a_signal_in_its_reader_and_nowhere_else() {
     let error = memory.populate(16 * page()..32 * page()).unwrap_err();
     assert!(matches!(error, LazyError::Backing { offset, .. } if offset == 20 * page()), "{error}");
     let output = Command::new(std::env::current_exe().unwrap())
-        .args([name, "--exact", "--nocapture", "--test-threads=1"])
+        .args([name, "--nocapture", "--test-threads=1"])
         .env(CHILD, name)
         .output()
         .unwrap();
@@ -263,7 +259,7 @@ fn the_handler_of_sigbus_writes_which_page_of_which_memory_is_bad_and_why() {
         println!("no signal came, and {seen}");
         return;
     }
-    let output = common::again(name).output().unwrap();
+    let output = crate::common::again(name).output().unwrap();
     let (bus, said) = (7, String::from_utf8_lossy(&output.stderr));
     assert_eq!(output.status.signal(), Some(bus), "{output:?}");
     let (at, len) = (20 * page() + 5, 64 * page());

@@ -2,16 +2,12 @@
 //! (mm/filemap.c) and as far as the engine answers for it. (The windows themselves are pure:
 //! `pages/src/window.rs`.)
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
-
-mod common;
-
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, OnceLock, Weak};
 use std::thread;
 
-use common::{
+use crate::common::{
     Stalling, bytes_of, check_all, check_page, engine, failing_at, file_of, fill_but, fill_wanted,
     function, map, mapped, options, or_skip, page, settles, skip, wait_for, write_words,
 };
@@ -187,12 +183,12 @@ fn a_window_ends_where_the_file_or_the_mapping_does() {
         let backing = FileBacking::new(file_of(file_bytes)).unwrap();
         let options = options(Advice::Normal, 16);
         let Some(memory) = map(name, &engine, pages * page(), backing, &options) else { return };
-        assert_eq!(common::word_in(&memory, 0), common::word(0));
+        assert_eq!(crate::common::word_in(&memory, 0), crate::common::word(0));
         settles(&memory, |stats| stats.demand + stats.around == pages);
         let all = bytes_of(&memory, 0, pages * page());
         assert_eq!(memory.stats().faults, 1, "{file_bytes}");
         let inside = usize::try_from(file_bytes.min(pages * page())).unwrap();
-        let mut expected = common::words(file_bytes.min(pages * page()));
+        let mut expected = crate::common::words(file_bytes.min(pages * page()));
         expected.resize(all.len(), 0);
         assert!(all == expected, "{inside} bytes of the file, then zeroes");
     }
@@ -282,7 +278,7 @@ fn pages_that_are_evicted_while_others_are_mapped_come_back() {
         for seed in 0..3 {
             let memory = &memory;
             scope.spawn(move || {
-                for at in common::scattered(seed + 1, 256).take(200) {
+                for at in crate::common::scattered(seed + 1, 256).take(200) {
                     check_page(memory, at * page());
                 }
             });

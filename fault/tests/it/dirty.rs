@@ -3,8 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 #![allow(clippy::single_range_in_vec_init, reason = "a list of one run of bytes")]
 
-mod common;
-
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -14,17 +12,17 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{
+use crate::common::{
     Gate, Pool, bytes_of, engine, file_with, function, map, page, scattered, scattered_until, skip,
     usize_of, word_in, words,
 };
 use proptest::prelude::*;
 use uzone_fault::{
-    Answer, Backing, BackingError, CompositeBacking, FileBacking, FunctionBacking, LazyError,
-    LazyMapping, LazyOptions, MapError, MemoryBacking, Window, WriteTracking, ZeroBacking,
+    Answer, Backing, BackingError, FileBacking, FunctionBacking, LazyError, LazyMapping,
+    LazyOptions, MapError, MemoryBacking, Window, WriteTracking, ZeroBacking,
 };
 use uzone_os::uffd::in_thread::Source;
-use uzone_os::{Mapping, Sharing, probe};
+use uzone_os::{Mapping, Sharing};
 use uzone_pages::{Advice, ByteLen, Content, FaultAround, PageSize};
 
 const BOTH: [WriteTracking; 2] = [WriteTracking::Async, WriteTracking::Sync];
@@ -37,7 +35,7 @@ fn memfd(len: u64) -> Arc<Mapping> {
     let file = Arc::new(Mapping::memfd("dirty", ByteLen::new(len), None).unwrap());
     // With holes, which are zero.
     for at in (0..len / page()).filter(|at| at % 4 != 0) {
-        file.write_at(at * page(), &common::words_at(at * page(), page())).unwrap();
+        file.write_at(at * page(), &crate::common::words_at(at * page(), page())).unwrap();
     }
     file
 }
@@ -89,7 +87,7 @@ fn what_was_written_is_dirty_and_what_was_only_filled_or_read_is_not() {
             memory.write_at(200 * page(), &[2]).unwrap();
             assert_eq!(memory.take_dirty(range(200..256)).unwrap(), [range(200..201)]);
             // A writer is woken a moment before its page is noted.
-            common::wait_for("the pages", || {
+            crate::common::wait_for("the pages", || {
                 let is_there = |&at: &u64| memory.content(at * page()) == Some(Content::Present);
                 written.iter().all(is_there)
             });
@@ -137,7 +135,7 @@ fn huge_pages_are_tracked_whole() {
     let fails = Arc::new(AtomicBool::new(false));
     let is_failing = fails.clone();
     let backing = FunctionBacking::slow(move |offset, out: &mut [u8]| {
-        common::write_words(offset, out);
+        crate::common::write_words(offset, out);
         if is_failing.load(Ordering::Relaxed) { Err("it broke".into()) } else { Ok(()) }
             .map_err(|error: Box<dyn std::error::Error + Send + Sync>| BackingError::Other(error))
     });
@@ -173,7 +171,7 @@ fn what_cannot_be_tracked_is_refused_with_the_reason() {
         assert!(error.to_string().contains("track_writes"), "{error}");
     }
     // Writes are not tracked, so what is written is lost.
-    common::wait_for("the page", || memory.content(0) == Some(Content::Present));
+    crate::common::wait_for("the page", || memory.content(0) == Some(Content::Present));
     assert!(memory.evict_all(whole).unwrap() > 0);
     assert_ne!(bytes_of(&memory, 0, 1), [1]);
     for track in BOTH {
@@ -263,31 +261,6 @@ fn a_file_that_is_not_read_through_the_page_cache_is_refused() {
     if let Ok(file) = direct {
         let error = FileBacking::new(file).unwrap_err();
         assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput, "{error}");
-    }
-}
-
-#[test]
-fn parts_take_what_was_written_to_them() {
-    let file = file_with(&words(4 * page()));
-    for track in BOTH {
-        let file_part = FileBacking::writable(file.try_clone().unwrap()).unwrap();
-        let parts: Vec<(_, Arc<dyn Backing>, _)> = vec![
-            (0..page(), Arc::new(ZeroBacking), 0),
-            (page()..3 * page(), Arc::new(file_part), 2 * page()),
-        ];
-        let whole = CompositeBacking::of_parts(probe::page_size(), parts).unwrap();
-        let Some(memory) = map("parts_take", &engine(), 3 * page(), whole, &options(track)) else {
-            return;
-        };
-        memory.write_at(2 * page() - 1, &[5, 6]).unwrap();
-        assert_eq!(memory.write_back(0..3 * page()).unwrap(), 2);
-        let mut seen = [0; 2];
-        file.read_exact_at(&mut seen, 3 * page() - 1).unwrap();
-        assert_eq!(seen, [5, 6]);
-        // Across the parts, of which one takes nothing.
-        memory.write_at(page() - 1, &[5, 6]).unwrap();
-        assert!(memory.write_back(0..3 * page()).is_err());
-        assert_eq!(memory.dirty(0..3 * page()).unwrap(), [range(0..2)]);
     }
 }
 
@@ -448,7 +421,7 @@ fn bytes_that_were_read_before_a_page_was_written_and_evicted_do_not_come_back()
                 assert_eq!(memory.write_back(0..page()).unwrap(), 1);
                 memory.evict(0..page()).unwrap()
             } else {
-                common::wait_for("the page", || memory.content(0) == Some(Content::Present));
+                crate::common::wait_for("the page", || memory.content(0) == Some(Content::Present));
                 assert_eq!(memory.write_back(0..page()).unwrap(), 1);
                 let evicts = scope.spawn(|| memory.evict_all(0..page()).unwrap());
                 // No thread waits for the late producer: its bytes are too old.
@@ -557,7 +530,7 @@ fn a_page_that_is_pinned_stays_dirty_when_dirty_pages_are_taken() {
         };
         memory.write_at(page(), &[1]).unwrap();
         memory.write_at(2 * page(), &[2]).unwrap();
-        common::wait_for("the pages", || {
+        crate::common::wait_for("the pages", || {
             [1, 2].iter().all(|at| memory.content(at * page()) == Some(Content::Present))
         });
         let pinned = memory.pin(page()..page() + 1).unwrap();
@@ -597,9 +570,13 @@ fn what_is_written_to_a_page_that_came_too_late_is_brought_back() {
         let name = "what_is_written_to_a_page_that_came_too_late";
         let Some(memory) = map(name, &engine(), 4 * page(), backing, &options) else { return };
         assert!(memory.read_at(page(), &mut [0; 8]).is_err(), "it misses its deadline");
-        common::wait_for("the bad page", || memory.content(page()) == Some(Content::Poisoned));
+        crate::common::wait_for("the bad page", || {
+            memory.content(page()) == Some(Content::Poisoned)
+        });
         goes_on.open();
-        common::wait_for("the late page", || memory.content(page()) == Some(Content::Present));
+        crate::common::wait_for("the late page", || {
+            memory.content(page()) == Some(Content::Present)
+        });
         memory.write_at(page(), &[3; 8]).unwrap();
         assert_eq!(memory.write_back(0..4 * page()).unwrap(), 1, "{track:?}");
         assert_eq!(store.bytes.lock().unwrap()[usize_of(page())], 3, "{track:?}");
@@ -639,7 +616,8 @@ fn a_holder_of_a_pinned_page_writes_to_it_after_the_mapping_has_gone() {
             let own = File::options().write(true).open("/proc/self/mem").unwrap();
             done.send(own.write_at(&[7; 8], at).map_err(|error| error.to_string())).unwrap();
         });
-        let written = is_done.recv_timeout(common::PATIENCE).expect("the writer sleeps for ever");
+        let written =
+            is_done.recv_timeout(crate::common::PATIENCE).expect("the writer sleeps for ever");
         assert_eq!(written, Ok(8), "{track:?}");
         drop(pinned);
     }
@@ -658,7 +636,9 @@ fn a_write_back_that_fails_loses_nothing() {
             memory.write_at(at * page(), &[1]).unwrap();
         }
         // A writer is woken a moment before its page is noted.
-        common::wait_for("the pages", || memory.stats().demand + memory.stats().around == 64);
+        crate::common::wait_for("the pages", || {
+            memory.stats().demand + memory.stats().around == 64
+        });
         let expected: Vec<_> = (0..64).step_by(2).map(|at| range(at..at + 1)).collect();
         assert_eq!(memory.dirty(0..len).unwrap(), expected);
         // Two runs are taken, then one is not.
@@ -860,7 +840,7 @@ proptest! {
 fn a_bad_page_is_neither_dirty_nor_brought_back() {
     let name = "a_bad_page_is_neither_dirty";
     for track in BOTH {
-        let failing = common::failing_at(page());
+        let failing = crate::common::failing_at(page());
         let Some(memory) = map(name, &engine(), 4 * page(), failing, &options(track)) else {
             return;
         };

@@ -3,10 +3,6 @@
 //!
 //! The other process is this one: its memory is adopted as that of another would be.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
-
-mod common;
-
 use std::fs::File;
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -17,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{
+use crate::common::{
     HUGE, PATIENCE, Pool, function, page, region_at, registered, remote, scattered, userfaultfd,
     usize_of, word, words_at,
 };

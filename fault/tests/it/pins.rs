@@ -1,16 +1,12 @@
 //! A page that is pinned is there, whichever thread answers faults and whatever is evicted meanwhile; and
 //! it stays there until its last guard goes, also when its mapping is dropped.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
-
-mod common;
-
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use common::{
+use crate::common::{
     check_page, engine, file_of, function, is_present, mapped, memfd_of, page, scattered,
     scattered_until, usize_of, words_at,
 };

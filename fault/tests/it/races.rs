@@ -2,17 +2,13 @@
 //! with threads that fault on it; backings that are slow, short, failing and gone; options that no caller
 //! should give. A reader gets the right bytes or an error, never zeroes, and nothing hangs.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
-
-mod common;
-
 use std::os::unix::process::ExitStatusExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{
+use crate::common::{
     Gate, Stalling, again, check_all, check_page, ends, engine, file_of, fill_but, fill_wanted,
     function, is_child, map, options, page, scattered, scattered_until, settles, skip, try_page,
     usize_of, wait_for, word, write_words,
@@ -509,7 +505,7 @@ fn memory_that_is_written_and_evicted_by_turns_holds_what_was_written_or_what_wa
                 for at in scattered_until(stop, seed + 5, pages).map(|at| at * page()) {
                     // Only ever the complement of what the backing has.
                     memory.write_at(at, &(!word(at)).to_ne_bytes()).unwrap();
-                    let seen = common::word_in(memory, at);
+                    let seen = crate::common::word_in(memory, at);
                     assert!(seen == word(at) || seen == !word(at), "{seen:#x} at {at:#x}");
                     memory.read_at(at + 8, seen.to_ne_bytes().as_mut_slice()).unwrap();
                 }

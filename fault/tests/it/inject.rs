@@ -5,10 +5,6 @@
 //! The failures are strace's, which attaches to the program when it is about to begin. Without strace, or
 //! where it may not attach, the test is skipped by name.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
-
-mod common;
-
 use std::collections::BTreeSet;
 use std::error::Error;
 use std::fs::File;
@@ -20,7 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use common::{again, ends, function, is_child, page, region_at, skip, usize_of, word};
+use crate::common::{again, ends, function, is_child, page, region_at, skip, usize_of, word};
 use uzone_fault::{
     Engine, EngineOptions, FileBacking, LazyMapping, LazyOptions, MemoryBacking, WriteTracking,
 };
@@ -88,7 +84,7 @@ fn check(memory: &LazyMapping, offset: u64) -> Done {
 /// Returns a file without a name beside this program, with the words in it.
 fn file_of(len: u64) -> io::Result<File> {
     let mut file = nameless_file(std::env::current_exe()?.parent().unwrap())?;
-    file.write_all(&common::words(len))?;
+    file.write_all(&crate::common::words(len))?;
     Ok(file)
 }
 
@@ -144,7 +140,7 @@ fn map_lazily() -> Done {
     memory.populate(0..len.get())?;
     memory.evict(0..len.get())?;
     check(&memory, 5 * page())?;
-    let slow = common::slow();
+    let slow = crate::common::slow();
     let memory = engine.map(len, Arc::new(slow), &LazyOptions::default())?;
     check(&memory, 9 * page())
 }

@@ -1,23 +1,18 @@
 //! What is filled becomes huge pages, and no byte of it changes.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
-
-mod common;
-
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{
+use crate::common::{
     HUGE, Pool, anonymous_huge, bytes_of, engine, function, has_huge_pages, map, memfd_of, page,
     scattered, scattered_until, skip, usize_of, wait_for, word_in, words,
 };
 use uzone_fault::{
-    Backing, CompositeBacking, LazyMapping, LazyOptions, MemoryBacking, Uncollapsed, WriteTracking,
-    ZeroBacking,
+    Backing, BackingError, LazyMapping, LazyOptions, MemoryBacking, Uncollapsed, Window,
+    WriteTracking,
 };
-use uzone_os::{Sharing, probe};
+use uzone_os::Sharing;
 use uzone_pages::PageSize;
 
 fn check_all(memory: &LazyMapping, expected: &[u8]) {
@@ -65,18 +60,27 @@ fn what_is_filled_wholly_becomes_huge_and_the_rest_says_why_not() {
     assert!(memory.collapse(0..len + page()).is_err());
 }
 
+/// Zeroes, and words from the hundredth page on.
+struct StartsWithZeroes;
+
+impl Backing for StartsWithZeroes {
+    fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError> {
+        if window.range().start < 100 * page() {
+            let _ = window.zero(window.range())?;
+            return Ok(());
+        }
+        crate::common::fill_wanted(window)
+    }
+}
+
 #[test]
 fn zeroes_become_memory_and_the_bytes_around_them_stay() {
     let name = "zeroes_become_memory";
     if !has_huge_pages(name) {
         return;
     }
-    let parts: Vec<(_, Arc<dyn Backing>, _)> = vec![
-        (0..100 * page(), Arc::new(ZeroBacking), 0),
-        (100 * page()..HUGE, Arc::new(function()), 100 * page()),
-    ];
-    let whole = CompositeBacking::of_parts(probe::page_size(), parts).unwrap();
-    let Some(memory) = map(name, &engine(), HUGE, whole, &LazyOptions::default()) else { return };
+    let options = LazyOptions::default();
+    let Some(memory) = map(name, &engine(), HUGE, StartsWithZeroes, &options) else { return };
     memory.populate(0..HUGE).unwrap();
     let done = memory.collapse(0..HUGE).unwrap();
     if done.reasons.contains_key(&Uncollapsed::NotNow) {
@@ -109,10 +113,10 @@ fn readers_and_writers_go_on_while_pages_are_collapsed_and_evicted() {
                 let mut last = vec![None; 512];
                 for (turn, at) in (1_u64..).zip(scattered_until(stop, seed + 3, len / page())) {
                     let offset = at * page() + seed * 8;
-                    assert_eq!(word_in(memory, offset), common::word(offset));
+                    assert_eq!(word_in(memory, offset), crate::common::word(offset));
                     if at < 512 && at % 2 == seed {
                         let offset = (at + 1) * page() - 8;
-                        let expected = last[usize_of(at)].unwrap_or(common::word(offset));
+                        let expected = last[usize_of(at)].unwrap_or(crate::common::word(offset));
                         assert_eq!(word_in(memory, offset), expected, "page {at}");
                         memory.write_at(offset, &turn.to_ne_bytes()).unwrap();
                         last[usize_of(at)] = Some(turn);

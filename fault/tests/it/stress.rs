@@ -3,10 +3,6 @@
 //! set. No byte is wrong, no request is refused, no pin is lost, no thread hangs, and memory, descriptors
 //! and threads are as many afterwards as before.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
-
-mod common;
-
 use std::num::NonZeroUsize;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{
+use crate::common::{
     PATIENCE, again, check_page, ends, file_of, fill_but, fill_wanted, function, is_child, map,
     page, scattered, skip, try_page, usize_of, word, word_in,
 };
@@ -121,7 +117,7 @@ fn map_bind_pin_drop() {
         let pages = 1 + number % 40;
         let at = number / 64 % pages;
         if number.is_multiple_of(2) {
-            let options = common::options(Advice::Auto, 16);
+            let options = crate::common::options(Advice::Auto, 16);
             let memory = map("stress", &engine, pages * page(), function(), &options).unwrap();
             check_page(&memory, at * page());
             let address = memory.addr().get() + usize_of(at * page());
@@ -224,7 +220,7 @@ fn moody_backings() {
     let pages = 2048;
     let make = || {
         let deadline = Some(Duration::from_secs(20));
-        let options = common::options(Advice::Auto, 16).deadline(deadline);
+        let options = crate::common::options(Advice::Auto, 16).deadline(deadline);
         let moody = Moody { asked: AtomicU64::new(0) };
         Arc::new(map("stress", &engine, pages * page(), moody, &options).unwrap())
     };
@@ -286,7 +282,7 @@ fn write_back_and_evict() {
     let engine = Engine::new(NonZeroUsize::new(4).unwrap()).unwrap();
     let file = file_of(pages * page());
     let backing = FileBacking::writable(file.try_clone().unwrap()).unwrap();
-    let options = common::options(Advice::Auto, 16).track_writes(WriteTracking::Sync);
+    let options = crate::common::options(Advice::Auto, 16).track_writes(WriteTracking::Sync);
     let memory = map("stress", &engine, pages * page(), backing, &options).unwrap();
     let written: Vec<_> = (0..pages).map(|at| AtomicU64::new(word(at * page()))).collect();
     let steps = run(|id, number| {

@@ -3,10 +3,6 @@
 //!
 //! The other process is this program, started again for the one test.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
-
-mod common;
-
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
@@ -14,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{
+use crate::common::{
     Client, HUGE, Pool, anonymous, function, is_child, page, region_at, registered, remote, skip,
     turns, userfaultfd, usize_of, wait_for, words_at,
 };
@@ -148,7 +144,7 @@ fn be_noisy(memory: &Registered, part: u64, parts: u64, stop: &AtomicBool) {
     while !stop.load(Ordering::Acquire) {
         for at in part * len..(part + 1) * len {
             memory.mapping().read_at(at * page(), &mut word).unwrap();
-            let right = common::word(at * page()).to_ne_bytes();
+            let right = crate::common::word(at * page()).to_ne_bytes();
             assert!(word == right || word == [0; 8], "page {at}");
             if at % 4 == 0 {
                 memory.mapping().discard(at * page()..(at + 1) * page()).unwrap();

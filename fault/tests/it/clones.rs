@@ -1,12 +1,8 @@
 //! Private mappings of one memory file share its pages until they write, by the kernel's own count.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
-
-mod common;
-
 use std::thread;
 
-use common::{
+use crate::common::{
     bytes_of, check_all, engine, map, memfd_of, options, page, usize_of, word, word_in, words,
 };
 use uzone_fault::MemoryBacking;
@@ -26,7 +22,7 @@ struct Usage {
 
 fn usage(start: u64, len: u64) -> Usage {
     let mut usage = Usage::default();
-    for (name, bytes) in common::smaps(start, len) {
+    for (name, bytes) in crate::common::smaps(start, len) {
         match name.as_str() {
             "Rss:" => usage.rss += bytes,
             "Pss:" => usage.pss += bytes,

@@ -1,10 +1,6 @@
 //! Faults answered by the threads that take them: the same bytes, pins, evictions and errors as with a
 //! reader, and a reader where that cannot be.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
-
-mod common;
-
 use std::fs::File;
 use std::io;
 use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
@@ -16,22 +12,22 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{bytes_of, file_of, is_present, memfd_of, page, skip, usize_of, word_in};
+use crate::common::{bytes_of, file_of, is_present, memfd_of, page, skip, usize_of, word_in};
 use uzone_fault::{
-    Answer, Backing, Budget, CompositeBacking, Engine, EngineOptions, FaultOutcome, FileBacking,
-    FunctionBacking, LazyError, LazyMapping, LazyOptions, MapError, MemoryBacking, Refusal,
-    WriteTracking, ZeroBacking,
+    Answer, Backing, Budget, Engine, EngineOptions, FaultOutcome, FileBacking, FunctionBacking,
+    LazyError, LazyMapping, LazyOptions, MapError, MemoryBacking, Refusal, WriteTracking,
+    ZeroBacking,
 };
 use uzone_os::uffd::{FaultKind, Features, KernelFaults};
 use uzone_os::{Access, Mapping, Sharing, page_cache, sigbus};
-use uzone_pages::{Advice, ByteLen, Content, FaultAround, PageSize};
+use uzone_pages::{Advice, ByteLen, Content, FaultAround};
 
 const PAGES: u64 = 2048;
 /// For how many seconds the stress test runs: 2 by default.
 const STRESS: &str = "UZONE_FAULT_TEST_STRESS_S";
 
 fn byte(at: u64) -> u8 {
-    common::word(at).to_ne_bytes()[usize_of(at % 8)]
+    crate::common::word(at).to_ne_bytes()[usize_of(at % 8)]
 }
 
 fn len() -> u64 {
@@ -44,7 +40,7 @@ fn memory_file() -> Arc<dyn Backing> {
 
 /// Returns an engine, or prints that the case cannot run.
 fn engine(name: &str) -> Option<Engine> {
-    common::userfaultfd(name, Features::SIGBUS | Features::POISON, KernelFaults::Never)?;
+    crate::common::userfaultfd(name, Features::SIGBUS | Features::POISON, KernelFaults::Never)?;
     if !sigbus::recovers_copies() {
         skip(name, "copies do not recover from SIGBUS in this build");
         return None;
@@ -57,7 +53,7 @@ fn in_thread() -> LazyOptions {
 }
 
 fn check(memory: &LazyMapping, at: u64) {
-    common::check_page(memory, at * page());
+    crate::common::check_page(memory, at * page());
 }
 
 #[test]
@@ -172,7 +168,7 @@ fn with_a_deadline_pages_that_are_ready_and_those_that_are_not_have_the_same_byt
     let Some(engine) = engine("with_a_deadline_pages_have_the_same_bytes") else { return };
     // One page more, of which the file has a part.
     let part = usize::try_from(page() / 2).unwrap();
-    let source = common::file_with(&(0..len() + page() / 2).map(byte).collect::<Vec<_>>());
+    let source = crate::common::file_with(&(0..len() + page() / 2).map(byte).collect::<Vec<_>>());
     let whole = NonZeroU64::new(len()).unwrap();
     let backing = Arc::new(FileBacking::new(source.try_clone().unwrap()).unwrap());
     for track in [None, Some(WriteTracking::Sync)] {
@@ -196,12 +192,14 @@ fn with_a_deadline_pages_that_are_ready_and_those_that_are_not_have_the_same_byt
             assert!(last[..part].iter().copied().eq((len()..len() + page() / 2).map(byte)));
             assert!(last[part..].iter().all(|&byte| byte == 0));
             // A thread goes on before the thread that produced its page has taken it off the list.
-            common::settles(&memory, |stats| stats.pending == 0);
+            crate::common::settles(&memory, |stats| stats.pending == 0);
             assert_eq!(memory.stats().poisoned, 0, "{:?}", memory.stats());
             let pinned = memory.pin(0..9 * page()).unwrap();
-            common::wait_for("the last page", || memory.content(len()) == Some(Content::Present));
+            crate::common::wait_for("the last page", || {
+                memory.content(len()) == Some(Content::Present)
+            });
             // The reader may still fill windows of the faults that it was handed.
-            common::wait_for("all but the pinned pages to be given back", || {
+            crate::common::wait_for("all but the pinned pages to be given back", || {
                 assert!(memory.evict(0..mapped.get()).unwrap() <= PAGES + 1 - 9);
                 let absent = |at: &u64| memory.content(at * page()) == Some(Content::Absent);
                 (0..=PAGES).filter(absent).eq(9..=PAGES)
@@ -263,7 +261,7 @@ fn threads_keep_the_budget_of_their_mapping_and_not_those_beside_it() {
             let noisy = &noisy;
             scope.spawn(move || (0..200).for_each(|at| check(noisy, 2 * at + part)));
         }
-        common::wait_for("a thread that is held", || noisy.stats().held > 0);
+        crate::common::wait_for("a thread that is held", || noisy.stats().held > 0);
         let before = noisy.stats().faults;
         (0..400).for_each(|at| check(&quiet, at));
         let meanwhile = noisy.stats().faults - before;
@@ -278,54 +276,6 @@ fn threads_keep_the_budget_of_their_mapping_and_not_those_beside_it() {
     (0..400).for_each(|at| check(&noisy, at));
     assert!(begin.elapsed() >= Duration::from_millis(150), "{:?}", begin.elapsed());
     assert!(noisy.stats().faults < 100, "windows as ever: {:?}", noisy.stats());
-}
-
-#[test]
-fn parts_of_files_and_zeroes_are_filled_and_a_file_that_was_cut_is_an_error() {
-    let Some(engine) = engine("parts_of_files_and_zeroes_are_filled") else { return };
-    let source = file_of(len());
-    let whole = Arc::new(FileBacking::new(source.try_clone().unwrap()).unwrap());
-    let size = PageSize::try_from_bytes(page()).unwrap();
-    let pages = |pages: std::ops::Range<u64>| pages.start * page()..pages.end * page();
-    // Pages of the file from 100 on, zeroes, and its last pages.
-    let parts: Vec<(_, Arc<dyn Backing>, _)> = vec![
-        (pages(0..600), whole.clone(), 100 * page()),
-        (pages(600..1300), Arc::new(ZeroBacking), 0),
-        (pages(1300..1400), whole, (PAGES - 100) * page()),
-    ];
-    // The same as the part of another one.
-    let nested: Arc<dyn Backing> = Arc::new(CompositeBacking::of_parts(size, parts).unwrap());
-    let parts = vec![(pages(0..500), nested.clone(), 0), (pages(500..1400), nested, 500 * page())];
-    let parts: Arc<dyn Backing> = Arc::new(CompositeBacking::of_parts(size, parts).unwrap());
-    let right = |at: u64| match at / page() {
-        0..600 => byte(at + 100 * page()),
-        600..1300 => 0,
-        _ => byte(at + (PAGES - 1400) * page()),
-    };
-    let check = |memory: &LazyMapping, at: u64| {
-        let seen = bytes_of(memory, at * page(), page());
-        assert!(seen.into_iter().eq((at * page()..(at + 1) * page()).map(right)), "page {at}");
-    };
-    for advice in [Advice::Auto, Advice::Random, Advice::Normal] {
-        for track in [None, Some(WriteTracking::Async), Some(WriteTracking::Sync)] {
-            let mut options = in_thread().advice(advice).fault_around(FaultAround::MAX);
-            options = track.into_iter().fold(options, LazyOptions::track_writes);
-            let len = ByteLen::new(1400 * page());
-            let memory = engine.map(len, parts.clone(), &options).unwrap();
-            assert_eq!(memory.answered_in_thread(), Ok(()));
-            (0..1400).for_each(|at| check(&memory, (at * 37) % 1400));
-            if track != Some(WriteTracking::Async) {
-                assert_eq!(memory.evict(0..len.get()).unwrap(), 1400);
-            }
-            (0..1400).for_each(|at| check(&memory, at));
-        }
-    }
-    let memory = engine.map(ByteLen::new(1400 * page()), parts, &in_thread()).unwrap();
-    source.set_len(150 * page()).unwrap();
-    (0..50).chain(600..1300).for_each(|at| check(&memory, at));
-    for at in [50, 599, 1300, 1399] {
-        memory.read_at(at * page(), &mut [0]).unwrap_err();
-    }
 }
 
 #[test]
@@ -413,17 +363,8 @@ fn the_handler_takes_at_most_2_kib_of_stack_for_each_backing_and_option() {
     let Some(engine) = engine("the_handler_takes_at_most_2_kib_of_stack") else { return };
     let source = file_of(len());
     let whole = || Arc::new(FileBacking::writable(source.try_clone().unwrap()).unwrap());
-    let size = PageSize::try_from_bytes(page()).unwrap();
-    let half = len() / 2;
-    let parts: Vec<(_, Arc<dyn Backing>, _)> =
-        vec![(0..half, whole(), 0), (half..len(), Arc::new(ZeroBacking), 0)];
-    let parts = CompositeBacking::of_parts(size, parts).unwrap();
-    let backings: [(&str, Arc<dyn Backing>); 4] = [
-        ("a file", whole()),
-        ("a memory file", memory_file()),
-        ("zeroes", Arc::new(ZeroBacking)),
-        ("parts", Arc::new(parts)),
-    ];
+    let backings: [(&str, Arc<dyn Backing>); 3] =
+        [("a file", whole()), ("a memory file", memory_file()), ("zeroes", Arc::new(ZeroBacking))];
     let budget = Budget::default().bytes_per_second(ByteLen::gib(64));
     let ways = [
         ("plain", in_thread()),
@@ -469,10 +410,10 @@ extern "C" fn foreign(_: i32) {
 fn a_reader_answers_where_another_handler_of_sigbus_came_later() {
     let name = "a_reader_answers_where_another_handler_of_sigbus_came_later";
     let Some(engine) = engine(name) else { return };
-    if !common::is_child(name) {
+    if !crate::common::is_child(name) {
         // The handler is for all of a process.
-        let mut child = common::again(name).spawn().unwrap();
-        let status = common::ends(&mut child).expect("it hangs");
+        let mut child = crate::common::again(name).spawn().unwrap();
+        let status = crate::common::ends(&mut child).expect("it hangs");
         assert!(status.success(), "{status}");
         return;
     }
@@ -512,9 +453,9 @@ fn a_call_names_the_handler_that_came_after_the_mapping_whose_faults_it_would_no
     let name =
         "a_call_names_the_handler_that_came_after_the_mapping_whose_faults_it_would_not_answer";
     let Some(engine) = engine(name) else { return };
-    if !common::is_child(name) {
-        let mut child = common::again(name).spawn().unwrap();
-        let status = common::ends(&mut child).expect("it hangs");
+    if !crate::common::is_child(name) {
+        let mut child = crate::common::again(name).spawn().unwrap();
+        let status = crate::common::ends(&mut child).expect("it hangs");
         assert!(status.success(), "{status}");
         return;
     }
@@ -598,10 +539,8 @@ fn what_others_wrote_behind_the_end_of_a_file_is_not_seen() {
     source.set_len(end).unwrap();
     other.write_at(end + 100, &[77; 100]).unwrap();
     let backing: Arc<dyn Backing> = Arc::new(FileBacking::new(source).unwrap());
-    let parts = vec![(0..page(), backing.clone(), last.start)];
-    let parts = CompositeBacking::of_parts(PageSize::KIB_4, parts).unwrap();
-    let parts: Arc<dyn Backing> = Arc::new(parts);
-    for (backing, len, at) in [(backing, len, last.start), (parts, ByteLen::new(page()), 0)] {
+    let at = last.start;
+    {
         let memory = engine.map(len, backing, &in_thread()).unwrap();
         let seen = bytes_of(&memory, at, page());
         assert!(seen[..100].iter().zip(last.start..).all(|(seen, at)| *seen == byte(at)));
