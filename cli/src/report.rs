@@ -10,13 +10,13 @@ use uzone_report::Document;
 use crate::exit::{self, Exit, Failure};
 use crate::output::{Output, Report, Style};
 
-/// Draw charts of measurements and traces as one HTML page or SVG files, or print their tables
+/// Show measurements and traces as one HTML page, or print their tables
 ///
 /// The input is the output of `uzone-bench ... --json`, or a trace of faults. A file may hold several
-/// objects; `-` is standard input. The page needs no network and no script. Without -o and --svg, the
+/// objects; `-` is standard input. The page needs no network and no script. Without -o, the
 /// tables are printed as text.
 #[derive(Debug, clap::Args)]
-#[command(after_help = exit::help("uzone-bench pin --json > pin.json && uzone report pin.json -o pin.html", &EXITS))]
+#[command(after_help = exit::help("uzone report pin.json -o pin.html", &EXITS))]
 pub(crate) struct Args {
     /// What to show, in this order
     #[arg(required = true, value_name = "FILE")]
@@ -24,9 +24,6 @@ pub(crate) struct Args {
     /// The HTML page to write, or `-` for standard output; one that is there is replaced as a whole
     #[arg(short, long, value_name = "HTML")]
     pub(crate) output: Option<PathBuf>,
-    /// Write each chart as an SVG file into this directory, which is made if it is not there
-    #[arg(long, value_name = "DIR")]
-    svg: Option<PathBuf>,
     /// Print the tables as text as well
     #[arg(long)]
     terminal: bool,
@@ -36,7 +33,8 @@ const EXITS: [u8; 6] = [0, 2, 65, 66, 74, 77];
 
 /// `uzone.report/1`: what was written.
 #[derive(Debug, Serialize)]
-struct Written {
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub(crate) struct Written {
     documents: usize,
     /// Absolute or not, as the arguments named them.
     files: Vec<String>,
@@ -72,15 +70,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
         uzone_report::replace(output, uzone_report::html(&documents).as_bytes())?;
         files.push(output.display().to_string());
     }
-    if let Some(dir) = &args.svg {
-        uzone_report::make_directory(dir)?;
-        for (name, svg) in uzone_report::svgs(&documents) {
-            let path = dir.join(name);
-            uzone_report::replace(&path, svg.as_bytes())?;
-            files.push(path.display().to_string());
-        }
-    }
-    let is_text = args.terminal || (args.output.is_none() && args.svg.is_none());
+    let is_text = args.terminal || args.output.is_none();
     let text = is_text.then(|| uzone_report::terminal(&documents));
     let documents = documents.len();
     out.print(&Written { documents, files, text })

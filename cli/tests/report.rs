@@ -31,17 +31,17 @@ const TRACE: &str = r#"{"schema":"uzone.trace/1","page_size_bytes":4096,"len_byt
     "records":[[1000,0,"missing",false,"at_hand",900],[9000,8192,"missing",true,"produced",52000]]}"#;
 
 #[test]
-fn a_page_and_pictures_are_written_and_named_and_nothing_else_is_left() {
+fn a_page_is_written_and_named_and_nothing_else_is_left() {
     let dir = Dir::new("written");
     let (bench, trace) = (dir.file("bench.json", bench()), dir.file("trace.json", TRACE));
-    let (page, svg) = (dir.name("out.html"), dir.name("svg"));
-    let object = object_of(&run(&[&bench, &trace, "-o", &page, "--svg", &svg, "--json"]));
+    let page = dir.name("out.html");
+    let object = object_of(&run(&[&bench, &trace, "-o", &page, "--json"]));
     keeps_to("uzone.report-1", &object);
     assert_eq!(object["documents"], 2);
     for file in object["files"].as_array().expect("an array") {
         assert!(Path::new(file.as_str().expect("a name")).is_file(), "{file}");
     }
-    assert_eq!(dir.names(), ["bench.json", "out.html", "svg", "trace.json"]);
+    assert_eq!(dir.names(), ["bench.json", "out.html", "trace.json"]);
     let html = fs::read_to_string(&page).expect("the page");
     assert!(html.contains("whole region, pin") && html.contains("Where faults were"));
     // Again, over what is there.
@@ -88,7 +88,6 @@ fn wrong_missing_and_duplicate_arguments_are_refused() {
         (&[&bench, "-o", &dir.name("")], 2, "it is a directory"),
         (&[&bench, "-o", &deep], 74, "make its directory first"),
         (&[&bench, "-o", "/proc/out.html"], 74, "cannot create"),
-        (&[&bench, "--svg", &bench], 74, "cannot make the directory"),
     ] {
         let output = refuses(&[&["report"], arguments].concat(), code, part);
         assert!(output.stdout.is_empty(), "{arguments:?}");

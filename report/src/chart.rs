@@ -1,111 +1,81 @@
-//! What is shown, before it is drawn: a [`Section`] for each document, with its [`Chart`]s.
+//! The parts of a report before they are written: a [`Section`] for each document, with [`Chart`]s by chapter.
 //!
-//! A chart has a table with the numbers that it draws, and so loses nothing where it is not seen.
+//! A bar chart is a table whose rows have a [`Bar`]. Lines and heat maps are a [`Picture`] above their table.
 
-use crate::canvas::{Fill, Ink, Shape};
 use crate::results;
 
-/// What is shown of one document.
-#[derive(Clone, Debug)]
+/// A document.
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Section {
     pub(crate) title: String,
     pub(crate) note: String,
-    pub(crate) charts: Vec<Chart>,
-    /// What was not measured, and why.
+    /// Claims and their verdicts in words.
+    pub(crate) summary: Table,
+    pub(crate) chapters: Vec<Chapter>,
+    /// Cases that were not measured, and why.
     pub(crate) skipped: Vec<results::Skipped>,
-    /// What was measured on, and whom published figures are of.
+    /// The machine, and the sources of published figures.
     pub(crate) foot: Vec<String>,
 }
 
-/// A picture and its numbers.
+/// Charts of one subject.
 #[derive(Clone, Debug)]
+pub(crate) struct Chapter {
+    /// Empty where the document has one subject.
+    pub(crate) title: String,
+    pub(crate) charts: Vec<Chart>,
+}
+
+/// A table, and a picture where bars do not do.
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Chart {
-    /// Lower case letters, digits and hyphens; no other chart of the report has it.
-    pub(crate) id: String,
     pub(crate) title: String,
     pub(crate) note: String,
-    pub(crate) plot: Plot,
-    pub(crate) table: Numbers,
+    pub(crate) picture: Option<Picture>,
+    pub(crate) table: Table,
+    /// A class of the style sheet for each kind of bar or line, and its name.
+    pub(crate) legend: Vec<(&'static str, String)>,
 }
 
-impl Chart {
-    /// A chart with some sentences.
-    pub(crate) fn new(
-        id: &str,
-        title: impl Into<String>,
-        note: &[&str],
-        plot: Plot,
-        table: Numbers,
-    ) -> Self {
-        let note = crate::text::sentences(note);
-        Self { id: id.to_owned(), title: title.into(), note, plot, table }
-    }
-}
-
-/// The numbers under a picture.
+/// Rows of cells under headings.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Numbers {
+pub(crate) struct Table {
     pub(crate) headings: Vec<String>,
     pub(crate) rows: Vec<Vec<String>>,
+    /// A bar for each row, or none at all.
+    pub(crate) bars: Vec<Bar>,
+    /// The meaning of the bars' length.
+    pub(crate) scale: &'static str,
 }
 
-impl Numbers {
+impl Table {
     pub(crate) fn new(headings: &[&str], rows: impl Iterator<Item = Vec<String>>) -> Self {
         let headings = headings.iter().map(|heading| (*heading).to_owned());
-        Self { headings: headings.collect(), rows: rows.collect() }
+        Self { headings: headings.collect(), rows: rows.collect(), ..Self::default() }
     }
 }
 
-/// The kinds of picture.
-#[derive(Clone, Debug)]
-pub(crate) enum Plot {
-    Rows(Rows),
-    Lines(Lines),
-    Columns(Columns),
-    Heat(Heat),
-}
-
-/// A mark a row: a bar from 0, or a point on a logarithmic axis and how far it spreads.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Rows {
-    pub(crate) axis: String,
-    pub(crate) unit: Unit,
-    pub(crate) has_bars: bool,
-    /// What the line of a point, and the tick on it, are.
-    pub(crate) line: &'static str,
-    pub(crate) tick: &'static str,
-    pub(crate) rows: Vec<Mark>,
-}
-
-#[derive(Clone, Debug)]
-pub(crate) struct Mark {
-    pub(crate) label: String,
-    pub(crate) role: Role,
-    pub(crate) low: f64,
-    pub(crate) value: f64,
-    pub(crate) high: f64,
-    pub(crate) tick: Option<f64>,
-    /// Where the row's limit is; bars alone have one.
+/// A bar in a cell. Lengths are shares of the cell's width.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Bar {
+    /// Classes of the style sheet, and lengths, one behind the other.
+    pub(crate) parts: Vec<(&'static str, f64)>,
+    /// The place of a border across the bar.
     pub(crate) limit: Option<f64>,
-    pub(crate) published: Option<f64>,
-    /// What stands beside the mark.
-    pub(crate) text: String,
 }
 
-impl Mark {
-    /// A mark at one value.
-    pub(crate) fn at(label: String, role: Role, value: f64, text: String) -> Self {
-        let (low, high) = (value, value);
-        Self { label, role, low, value, high, tick: None, limit: None, published: None, text }
-    }
+#[derive(Clone, Debug)]
+pub(crate) enum Picture {
+    Lines(Lines),
+    Heat(Heat),
 }
 
 /// Lines over a logarithmic axis of lengths or counts.
 #[derive(Clone, Debug)]
 pub(crate) struct Lines {
-    pub(crate) x_axis: String,
+    pub(crate) x_axis: &'static str,
     pub(crate) x_unit: Unit,
-    pub(crate) y_axis: String,
+    pub(crate) y_axis: &'static str,
     pub(crate) y_unit: Unit,
     pub(crate) is_log: bool,
     pub(crate) series: Vec<Series>,
@@ -115,37 +85,22 @@ pub(crate) struct Lines {
 pub(crate) struct Series {
     pub(crate) name: String,
     pub(crate) role: Role,
-    /// In ascending order of the first number. One point is a level: it holds for all.
+    /// In ascending order of the first number. One point is a level over the whole axis.
     pub(crate) points: Vec<(f64, f64)>,
 }
 
-/// Stacked columns: how many of each kind in each step of an axis.
-#[derive(Clone, Debug)]
-pub(crate) struct Columns {
-    pub(crate) x_axis: String,
-    pub(crate) x_unit: Unit,
-    pub(crate) is_log: bool,
-    pub(crate) y_axis: String,
-    /// Where the columns begin, and where the last one ends.
-    pub(crate) edges: Vec<f64>,
-    pub(crate) kinds: Vec<(String, Ink)>,
-    /// For each column, a count for each kind.
-    pub(crate) counts: Vec<Vec<u64>>,
-}
-
-/// How many in each cell of address and time.
+/// Counts by cells of time and address.
 #[derive(Clone, Debug)]
 pub(crate) struct Heat {
     pub(crate) from_ns: f64,
     pub(crate) to_ns: f64,
     pub(crate) len_bytes: f64,
     pub(crate) columns: usize,
-    pub(crate) rows: usize,
     /// Row after row, the lowest address first.
     pub(crate) counts: Vec<u64>,
 }
 
-/// What an axis counts in.
+/// The unit of an axis.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Unit {
     #[default]
@@ -166,7 +121,7 @@ impl Unit {
     }
 }
 
-/// What a row or a line is beside the others, and so how it is drawn.
+/// The part that a row or a line has beside the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Role {
     Naive,
@@ -177,7 +132,7 @@ pub(crate) enum Role {
 }
 
 impl From<results::Role> for Role {
-    /// Variants of ours are drawn as one of the other ways.
+    /// Variants of ours are shown as one of the other ways.
     fn from(role: results::Role) -> Self {
         match role {
             results::Role::Naive => Self::Naive,
@@ -200,36 +155,14 @@ impl Role {
         }
     }
 
-    /// Returns how areas of the role are filled.
-    pub(crate) const fn ink(self) -> Ink {
+    /// Returns the class of its bars and lines.
+    pub(crate) const fn class(self) -> &'static str {
         match self {
-            Self::Naive => Ink { fill: Fill::Diagonal, colour: "orange" },
-            Self::Peer => Ink { fill: Fill::Dots, colour: "grey" },
-            Self::Ours => Ink { fill: Fill::Solid, colour: "blue" },
-            Self::Limit => Ink { fill: Fill::Cross, colour: "ink" },
-            Self::Published => Ink { fill: Fill::Empty, colour: "pink" },
-        }
-    }
-
-    /// Returns how points of the role look.
-    pub(crate) const fn shape(self) -> Shape {
-        match self {
-            Self::Naive => Shape::Square,
-            Self::Peer => Shape::Ring,
-            Self::Ours => Shape::Disc,
-            Self::Limit => Shape::Triangle,
-            Self::Published => Shape::Diamond,
-        }
-    }
-
-    /// Returns how lines of the role look: thickness and dashes.
-    pub(crate) const fn stroke(self) -> (f64, &'static str) {
-        match self {
-            Self::Naive => (2.0, "2 3"),
-            Self::Peer => (1.2, ""),
-            Self::Ours => (3.0, ""),
-            Self::Limit => (2.0, "9 4"),
-            Self::Published => (2.0, "7 3 2 3"),
+            Self::Naive => "naive",
+            Self::Peer => "peer",
+            Self::Ours => "ours",
+            Self::Limit => "limit",
+            Self::Published => "published",
         }
     }
 }

@@ -1,48 +1,80 @@
-//! Which charts a document has: [`sections`].
+//! The charts of each kind of document: [`sections`].
 
+mod bench;
 mod faults;
 mod image;
-mod metadata;
-mod tables;
 
 use std::collections::BTreeMap;
 use std::iter;
 
-use crate::chart::{Numbers, Section};
+use crate::chart::{Chapter, Chart, Section, Table as Numbers};
 use crate::input::Document;
 use crate::results::Table;
+use crate::text::{count, float};
 
-/// Returns what is shown of some documents, in their order.
+/// Returns a section for each document, in their order.
 pub(crate) fn sections(documents: &[Document]) -> Vec<Section> {
-    let mut sections: Vec<Section> = documents
-        .iter()
-        .flat_map(|document| match document {
-            Document::Bench(bench) => {
-                let metadata = bench.metadata.as_deref().map(metadata::section);
-                iter::once(tables::section(bench)).chain(metadata).collect()
-            }
-            Document::Metadata(metadata) => vec![metadata::section(metadata)],
-            Document::Trace(trace) => vec![faults::section(trace)],
-            Document::Image(map) => vec![image::section(map)],
-        })
-        .collect();
-    let mut number = 0;
-    for chart in sections.iter_mut().flat_map(|section| &mut section.charts) {
-        number += 1;
-        chart.id = format!("{number:02}-{}", slug(&chart.id));
-    }
-    sections
+    let section = |document: &Document| match document {
+        Document::Bench(bench) => bench::section(bench),
+        Document::Trace(trace) => faults::section(trace),
+        Document::Image(map) => image::section(map),
+    };
+    documents.iter().map(section).collect()
 }
 
-/// Returns a name as part of an id, and of the name of a file.
-fn slug(name: &str) -> String {
-    let letters = name.chars().map(|letter| match letter {
-        'a'..='z' | '0'..='9' => letter,
-        'A'..='Z' => letter.to_ascii_lowercase(),
-        _ => '-',
-    });
-    let slug: String = letters.take(40).collect();
-    slug.trim_matches('-').to_owned()
+/// Returns the charts of a document with one subject.
+fn one_chapter(charts: Vec<Chart>) -> Vec<Chapter> {
+    vec![Chapter { title: String::new(), charts }]
+}
+
+/// Returns each place of values between the least above 0, where a tenth of the bar is left, and the largest.
+fn log_shares(values: impl Iterator<Item = f64> + Clone) -> impl Fn(f64) -> f64 {
+    let is_shown = |value: &f64| value.is_finite() && *value > 0.0;
+    let (low, high) = values
+        .filter(is_shown)
+        .fold((f64::MAX, 0.0_f64), |(low, high), value| (low.min(value), high.max(value)));
+    let span = (high / low).ln();
+    move |value: f64| match value {
+        value if value <= 0.0 => 0.0,
+        _ if span.is_finite() && span > 0.0 => 0.1 + 0.9 * (value / low).ln() / span,
+        _ => 1.0,
+    }
+}
+
+/// Kinds of bars: their classes and names.
+type Kinds = [(&'static str, &'static str)];
+
+/// Returns a table of stacked bars: a row for each two edges, with a count of each kind.
+fn stacked(
+    edges: &[f64],
+    kinds: &Kinds,
+    counts: &[Vec<u64>],
+    (from, to): (&str, &str),
+    text: fn(f64) -> String,
+) -> Chart {
+    let there: Vec<usize> =
+        (0..kinds.len()).filter(|kind| counts.iter().any(|counts| counts[*kind] > 0)).collect();
+    let total = |counts: &[u64]| counts.iter().copied().map(float).sum::<f64>();
+    let most = counts.iter().map(|counts| total(counts)).fold(1.0, f64::max);
+    let mut headings = vec![from, to];
+    headings.extend(there.iter().map(|kind| kinds[*kind].1));
+    let mut table =
+        Numbers { scale: "share of the largest row", ..Numbers::new(&headings, iter::empty()) };
+    for (ends, counts) in edges.windows(2).zip(counts).filter(|(_, counts)| total(counts) > 0.0) {
+        let mut row = vec![text(ends[0]), text(ends[1])];
+        row.extend(there.iter().map(|kind| counts[*kind].to_string()));
+        table.rows.push(row);
+        let part = |kind: &usize| (kinds[*kind].0, float(counts[*kind]) / most);
+        let parts = there.iter().map(part).filter(|(_, share)| *share > 0.0).collect();
+        table.bars.push(crate::chart::Bar { parts, limit: None });
+    }
+    let legend = there.iter().map(|kind| (kinds[*kind].0, kinds[*kind].1.to_owned())).collect();
+    Chart { table, legend, ..Chart::default() }
+}
+
+/// Returns the ends of `steps` equal steps.
+fn edges(steps: usize, (from, to): (f64, f64)) -> Vec<f64> {
+    (0..=steps).map(|step| from + (to - from) * count(step) / count(steps)).collect()
 }
 
 /// Returns a heading, or what stands for it where there is none.
@@ -120,7 +152,7 @@ fn cells<T>(
 ) -> Vec<Vec<String>> {
     let is_of = |row: &&T| id(row).split_once('/').is_some_and(|(first, _)| first == table.id);
     let rows: Vec<&T> = rows.iter().filter(is_of).collect();
-    let Numbers { headings, rows } = numbers(Where::Text, columns, &rows);
+    let Numbers { headings, rows, .. } = numbers(Where::Text, columns, &rows);
     iter::once(headings).chain(rows).collect()
 }
 

@@ -13,7 +13,7 @@ use serde_json::value::RawValue;
 use crate::error::ReportError;
 use crate::image_map::ImageMap;
 use crate::object::{from_json, object};
-use crate::results::{BENCH_SCHEMA, Bench, METADATA_SCHEMA, Metadata};
+use crate::results::{BENCH_SCHEMA, Bench};
 use crate::text::bytes;
 use crate::trace::{TRACE_SCHEMA, Trace};
 
@@ -29,8 +29,6 @@ const DEMO_SCHEMA: &str = "uzone.demo/1";
 pub enum Document {
     /// What a benchmark measured.
     Bench(Bench),
-    /// What descriptors take.
-    Metadata(Metadata),
     /// The faults of a mapping.
     Trace(Trace),
     /// Where the pages of a packed image are. It is made by the program, and is in no input.
@@ -89,11 +87,10 @@ pub fn parse(path: &Path, text: &[u8]) -> Result<Vec<Document>, ReportError> {
         };
         let document = match &*schema {
             BENCH_SCHEMA => from_json(object).map(Document::Bench),
-            METADATA_SCHEMA => from_json(object).map(Document::Metadata),
             DEMO_SCHEMA => from_json(object).map(|Demo { bench }| Document::Bench(bench)),
             TRACE_SCHEMA => from_json(object).map(Document::Trace),
             _ => {
-                let known = [BENCH_SCHEMA, METADATA_SCHEMA, DEMO_SCHEMA, TRACE_SCHEMA].join(", ");
+                let known = [BENCH_SCHEMA, DEMO_SCHEMA, TRACE_SCHEMA].join(", ");
                 return Err(invalid(&format!(
                     "is {schema:?}, and reports are made of {known}: measure again with this version of uzone"
                 )));

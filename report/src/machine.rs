@@ -8,6 +8,7 @@ use crate::text::{bytes, date, plain};
 ///
 /// What a file lacks is empty or 0, and left out of the foot.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Machine {
     /// The name of the CPU.

@@ -1,7 +1,7 @@
-//! What `uzone bench --json` prints, as it is written and read: [`Bench`] and [`Metadata`].
+//! The output of `uzone-bench --json`, as it is written and read: [`Bench`].
 //!
 //! A reader passes over fields that it does not know, and most may be missing, so that files of other
-//! versions with the same schema can be read. What a row's id means is in the schemas in `cli/schema`.
+//! versions with the same schema can be read. The schema in `bench/schema` is made of these types.
 
 use std::borrow::Cow;
 
@@ -12,11 +12,10 @@ use crate::object::{object, objects, some_object};
 
 /// The schema of [`Bench`]: raised when a field changes its meaning.
 pub const BENCH_SCHEMA: &str = "uzone.bench/1";
-/// The schema of [`Metadata`].
-pub const METADATA_SCHEMA: &str = "uzone.bench-metadata/1";
 
 /// `uzone.bench/1`: the times of one run.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Bench {
     /// [`BENCH_SCHEMA`].
     #[serde(default)]
@@ -48,39 +47,11 @@ pub struct Bench {
     /// What was left out, and why.
     #[serde(default, deserialize_with = "objects")]
     pub skipped: Vec<Skipped>,
-    /// The memory of descriptors, in a run of all.
-    #[serde(default, deserialize_with = "some_object")]
-    pub metadata: Option<Box<Metadata>>,
-}
-
-/// `uzone.bench-metadata/1`: the memory of descriptors.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Metadata {
-    /// [`METADATA_SCHEMA`].
-    #[serde(default)]
-    pub schema: String,
-    /// Which benchmark.
-    #[serde(default)]
-    pub benchmark: String,
-    /// What it was measured on.
-    #[serde(default, deserialize_with = "object")]
-    pub machine: Machine,
-    /// What was described, as a sentence.
-    #[serde(default)]
-    pub settings: String,
-    /// The tables, in the order of the results.
-    #[serde(default, deserialize_with = "objects")]
-    pub tables: Vec<Table>,
-    /// All rows of all tables.
-    #[serde(deserialize_with = "objects")]
-    pub results: Vec<MetadataRow>,
-    /// What was left out, and why.
-    #[serde(default, deserialize_with = "objects")]
-    pub skipped: Vec<Skipped>,
 }
 
 /// Rows that are compared with each other.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Table {
     /// The first part of the rows' ids.
     pub id: String,
@@ -94,6 +65,7 @@ pub struct Table {
 
 /// Something that could not be measured here, or compared.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Skipped {
     /// The id that its row would have had.
     pub id: String,
@@ -104,6 +76,7 @@ pub struct Skipped {
 
 /// What a row is beside the others of its table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
     /// The way that one would write first, which the others are compared with.
@@ -130,6 +103,7 @@ impl Role {
 
 /// One case.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Row {
     /// `table/case/row`; it stays the same from run to run.
     pub id: String,
@@ -218,6 +192,7 @@ const fn one() -> usize {
 /// How far the rounds of a row were from each other: half of what the middle half of them spans, as a
 /// part of the median (of all of them, if they are fewer than four).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Noise {
     /// Of the times.
     pub median: f64,
@@ -250,6 +225,7 @@ pub const QUICK: &str = "a run with --quick, whose small sizes and few rounds sh
 
 /// A published figure to compare with.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Published {
     /// The time that was published.
     pub ns: u64,
@@ -270,6 +246,7 @@ impl Published {
 /// How long single steps of a row took, of all rounds together. Which of the two high quantiles there
 /// is depends on the steps.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Spread {
     /// The median.
     pub p50_ns: u64,
@@ -288,6 +265,7 @@ pub struct Spread {
 
 /// The page faults of a row.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Faults {
     /// How many there were in a round, by the median: events that the handler read, or for the
@@ -328,6 +306,7 @@ pub struct Faults {
 /// What matters most of a run, one line for each claim: what was published, the naive way, ours, and
 /// the limit.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Headline {
     /// What is done, with its amount.
@@ -354,39 +333,6 @@ pub struct Headline {
     pub within_noise: bool,
     /// The same of the limit, 1 where ours reaches it.
     pub share_of_limit: Option<f64>,
-}
-
-/// One way of describing a TiB.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct MetadataRow {
-    /// `table/row`; it stays the same from run to run.
-    pub id: String,
-    /// The name of the row, for people.
-    #[serde(default)]
-    pub name: String,
-    /// How large a folio is.
-    #[serde(default)]
-    pub folio_bytes: u64,
-    /// How long a descriptor is.
-    #[serde(default)]
-    pub descriptor_bytes: u64,
-    /// Where the figures come from: `measured` by this machine's kernel, `published` by others, or
-    /// `derived` by arithmetic over sizes that are documented.
-    #[serde(default)]
-    pub origin: Cow<'static, str>,
-    /// Who published them, or what they are derived from.
-    pub source: Option<Cow<'static, str>>,
-    /// Addresses that were mapped for descriptors beside the region.
-    pub virtual_bytes_per_tib: Option<u64>,
-    /// Memory that descriptors have, wherever they lie.
-    pub resident_bytes_per_tib: u64,
-    /// Page tables for them, which are the kernel's memory.
-    pub page_table_bytes_per_tib: Option<u64>,
-    /// Bytes of the described memory that are not described: descriptors and their alignment.
-    #[serde(default)]
-    pub region_bytes_per_tib: u64,
-    /// How long the bind took.
-    pub bind_ns: Option<u64>,
 }
 
 impl Row {

@@ -1,8 +1,8 @@
-//! The numbers of all charts as text ([`text`]), for a terminal or a log. Charts are drawn as SVG only.
+//! The tables of a report as text ([`text`]), for a terminal or a log.
 
 use std::fmt::Write as _;
 
-use crate::chart::{Numbers, Section};
+use crate::chart::{Section, Table};
 use crate::results::Skipped;
 use crate::text::plain;
 
@@ -18,7 +18,10 @@ pub(crate) fn text(sections: &[Section]) -> String {
     for section in sections {
         // Writing to a String does not fail.
         let _ = writeln!(text, "{}\n{}", letters(&section.title), letters(&section.note));
-        for chart in &section.charts {
+        if !section.summary.rows.is_empty() {
+            write_table(&mut text, &section.summary);
+        }
+        for chart in section.chapters.iter().flat_map(|chapter| &chapter.charts) {
             let _ = writeln!(text, "\n{}", letters(&chart.title));
             write_table(&mut text, &chart.table);
         }
@@ -37,7 +40,7 @@ pub(crate) fn text(sections: &[Section]) -> String {
 }
 
 /// Writes a table whose columns are as wide as their longest cell. The first is aligned to the left.
-fn write_table(text: &mut String, numbers: &Numbers) {
+fn write_table(text: &mut String, numbers: &Table) {
     let lines: Vec<Vec<String>> = std::iter::once(&numbers.headings)
         .chain(&numbers.rows)
         .map(|cells| cells.iter().map(|cell| letters(cell)).collect())

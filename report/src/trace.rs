@@ -7,7 +7,7 @@
 //!
 //! A reader passes over fields, and elements at the end of a record, that it does not know, and takes
 //! a class or an outcome that it does not know as [`Class::Other`] or [`Outcome::Other`]. What it could
-//! not do that with would be version 2. The schema is in `cli/schema`.
+//! not do that with would be version 2. The schema in `cli/schema` is made of this type.
 
 use std::fmt;
 use std::io::Write;
@@ -28,7 +28,9 @@ pub const TRACE_SCHEMA: &str = "uzone.trace/1";
 
 /// The faults of one mapping.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Trace {
+    /// [`TRACE_SCHEMA`].
     #[serde(deserialize_with = "this_schema")]
     schema: String,
     /// Where it was taken.
@@ -41,7 +43,9 @@ pub struct Trace {
     /// How many faults were forgotten before the first record.
     #[serde(default)]
     pub lost: u64,
-    /// The faults, in the order in which they were answered.
+    /// The faults, in the order in which they were answered: when one was read, where its page is in the backing, its
+    /// kind, whether it was a write, its outcome, and how long that took.
+    #[cfg_attr(feature = "schema", schemars(with = "Vec<(u64, u64, Class, bool, Outcome, u64)>"))]
     pub records: Vec<Record>,
     /// How long all of them took, by class and outcome.
     #[serde(default, deserialize_with = "objects")]
@@ -67,6 +71,7 @@ pub struct Record {
 
 /// How long faults of one class took that ended in one way.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Summary {
     /// The kind of fault.
     pub class: Class,
@@ -89,6 +94,7 @@ pub struct Summary {
 
 /// The kinds of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Class {
     /// There was no page.
@@ -104,6 +110,7 @@ pub enum Class {
 
 /// What became of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
     /// The page was ready.

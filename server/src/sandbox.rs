@@ -72,6 +72,7 @@ pub fn credential_files() -> Vec<PathBuf> {
 
 /// How a worker is confined.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct Sandbox {
     /// The user that it runs as.

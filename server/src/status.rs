@@ -10,6 +10,7 @@ use crate::totals::Totals;
 
 /// What a server is doing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct Status {
     /// Where monitors connect.
@@ -43,6 +44,7 @@ pub struct Status {
 
 /// What is known of a machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct SessionStatus {
     /// Its number.
@@ -67,6 +69,7 @@ pub struct SessionStatus {
 
 /// What a worker has done for a machine, since it took it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct SessionStats {
     /// Faults that were read.

@@ -28,6 +28,7 @@ const BOUNDS_NS: [u64; 12] = [
 /// The work that a server has done. It outlives the processes of the server, but for what a worker that was killed did in its
 /// last second.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 #[non_exhaustive]
 pub struct Totals {

@@ -1,16 +1,16 @@
-//! The charts of a trace: where, when, how long.
+//! The charts of a trace: where faults were, when, and how long they took.
 
-use crate::canvas::{Fill, Ink};
-use crate::chart::{Chart, Columns, Heat, Mark, Numbers, Plot, Role, Rows, Section, Unit};
+use super::{edges, log_shares, one_chapter, stacked};
+use crate::chart::{Bar, Chart, Heat, Picture, Section, Table};
 use crate::text::{bytes, cell, count, float, float_bytes, float_ns, ns, sentences};
 use crate::trace::{Outcome, Record, Summary, Trace};
 
 /// Steps of time of the timeline.
-const STEPS: usize = 60;
+const STEPS: usize = 24;
 /// Cells of the heat map.
 const HEAT: (usize, usize) = (64, 32);
-/// Columns of the distribution for each power of ten.
-const PER_TEN: f64 = 5.0;
+/// Rows of the distribution for each power of ten.
+const PER_TEN: f64 = 3.0;
 
 pub(super) fn section(trace: &Trace) -> Section {
     let records = &trace.records;
@@ -34,24 +34,28 @@ pub(super) fn section(trace: &Trace) -> Section {
     Section {
         title: "Trace of page faults".to_owned(),
         note: sentences(&[&kept, &page, &lost, none]),
-        charts,
-        skipped: Vec::new(),
+        chapters: one_chapter(charts),
         foot: vec![trace.machine.sentence()],
+        ..Section::default()
     }
 }
 
-const fn ink(outcome: Outcome) -> Ink {
-    match outcome {
-        Outcome::AtHand => Ink { fill: Fill::Solid, colour: "blue" },
-        Outcome::Coalesced => Ink { fill: Fill::Dots, colour: "green" },
-        Outcome::Produced => Ink { fill: Fill::Diagonal, colour: "orange" },
-        Outcome::Failed => Ink { fill: Fill::Solid, colour: "ink" },
-        Outcome::PutOff => Ink { fill: Fill::Horizontal, colour: "grey" },
-        Outcome::Other => Ink { fill: Fill::Empty, colour: "pink" },
-    }
+/// Returns the classes and the words of all outcomes.
+fn kinds() -> [(&'static str, &'static str); Outcome::ALL.len()] {
+    Outcome::ALL.map(|outcome| {
+        let class = match outcome {
+            Outcome::AtHand => "ours",
+            Outcome::Coalesced => "green",
+            Outcome::Produced => "naive",
+            Outcome::Failed => "ink",
+            Outcome::PutOff => "peer",
+            Outcome::Other => "published",
+        };
+        (class, outcome.words())
+    })
 }
 
-/// When the first and the last fault were.
+/// Returns when the first and the last fault were.
 fn times(records: &[Record]) -> (f64, f64) {
     let at = || records.iter().map(|record| record.at_ns);
     let (first, last) = (at().min().unwrap_or(0), at().max().unwrap_or(0));
@@ -60,11 +64,6 @@ fn times(records: &[Record]) -> (f64, f64) {
 
 fn share(value: f64, (from, to): (f64, f64)) -> f64 {
     (value - from) / (to - from)
-}
-
-/// Returns the ends of `steps` equal steps.
-fn edges(steps: usize, (from, to): (f64, f64)) -> Vec<f64> {
-    (0..=steps).map(|step| from + (to - from) * count(step) / count(steps)).collect()
 }
 
 fn heat(trace: &Trace) -> Chart {
@@ -92,72 +91,38 @@ fn heat(trace: &Trace) -> Chart {
         let (from, to) = (float_bytes(ends[0]), float_bytes(ends[1]));
         vec![from, to, found.to_string(), ns(*first), ns(*last), ns(*slowest)]
     });
-    let table = Numbers::new(&["from", "to", "faults", "first", "last", "slowest"], lines);
     let (from_ns, to_ns) = span;
-    let plot = Plot::Heat(Heat { from_ns, to_ns, len_bytes: float(len), columns, rows, counts });
-    let note = "the more a cell stands out, the more faults it had; each shade begins at a multiple of the one \
-         before; where nothing is drawn, there was no fault";
-    Chart::new("heat", "Where faults were, over time", &[note], plot, table)
+    Chart {
+        title: "Where faults were, over time".to_owned(),
+        note: sentences(&["the darker a cell, the more faults it had"]),
+        picture: Some(Picture::Heat(Heat {
+            from_ns,
+            to_ns,
+            len_bytes: float(len),
+            columns,
+            counts,
+        })),
+        table: Table::new(&["from", "to", "faults", "first", "last", "slowest"], lines),
+        legend: Vec::new(),
+    }
 }
 
 fn timeline(records: &[Record]) -> Chart {
     let span = times(records);
-    let mut by_step = vec![[0_u64; Outcome::ALL.len()]; STEPS];
+    let mut by_step = vec![vec![0_u64; Outcome::ALL.len()]; STEPS];
     for record in records {
         let step = cell(share(float(record.at_ns), span), STEPS);
         by_step[step][place(record.outcome)] += 1;
     }
-    let edges = edges(STEPS, span);
-    let (kinds, counts) = present(&by_step);
-    let table = stacked(&edges, &kinds, &counts, "from", "to", float_ns);
-    let plot = Plot::Columns(Columns {
-        x_axis: "time since the mapping was made".to_owned(),
-        x_unit: Unit::Ns,
-        is_log: false,
-        y_axis: format!("faults in each {}", float_ns((span.1 - span.0) / count(STEPS))),
-        edges,
-        kinds,
-        counts,
-    });
-    Chart::new("timeline", "When faults were answered", &["by what became of them"], plot, table)
+    Chart {
+        title: "When faults were answered".to_owned(),
+        note: sentences(&["since the mapping was made, by outcome"]),
+        ..stacked(&edges(STEPS, span), &kinds(), &by_step, ("from", "to"), float_ns)
+    }
 }
 
 fn place(outcome: Outcome) -> usize {
     Outcome::ALL.iter().position(|known| *known == outcome).unwrap_or(Outcome::ALL.len() - 1)
-}
-
-type Kinds = Vec<(String, Ink)>;
-
-/// Returns the outcomes that there are, and the counts of these.
-fn present(steps: &[[u64; Outcome::ALL.len()]]) -> (Kinds, Vec<Vec<u64>>) {
-    let is_there = |kind: &usize| steps.iter().any(|counts| counts[*kind] > 0);
-    let there: Vec<usize> = (0..Outcome::ALL.len()).filter(is_there).collect();
-    let kinds = there.iter().map(|kind| {
-        let outcome = Outcome::ALL[*kind];
-        (outcome.words().to_owned(), ink(outcome))
-    });
-    let counts = steps.iter().map(|counts| there.iter().map(|kind| counts[*kind]).collect());
-    (kinds.collect(), counts.collect())
-}
-
-pub(super) fn stacked(
-    edges: &[f64],
-    kinds: &[(String, Ink)],
-    counts: &[Vec<u64>],
-    from: &str,
-    to: &str,
-    text: impl Fn(f64) -> String,
-) -> Numbers {
-    let mut headings = vec![from.to_owned(), to.to_owned()];
-    headings.extend(kinds.iter().map(|(name, _)| name.clone()));
-    let rows =
-        edges.windows(2).zip(counts).filter(|(_, counts)| counts.iter().any(|count| *count > 0));
-    let rows = rows.map(|(ends, counts)| {
-        let mut row = vec![text(ends[0]), text(ends[1])];
-        row.extend(counts.iter().map(ToString::to_string));
-        row
-    });
-    Numbers { headings, rows: rows.collect() }
 }
 
 /// Returns the latencies that the trace sums up, or else those of its records.
@@ -196,7 +161,7 @@ fn distribution(summaries: &[Summary], records: &[Record]) -> Chart {
     let low = step(times().min().unwrap_or(1));
     let high = step(times().max().unwrap_or(1)) + 1.0;
     let steps = cell((high - low) / 200.0, 200).clamp(1, 200);
-    let mut by_step = vec![[0_u64; Outcome::ALL.len()]; steps];
+    let mut by_step = vec![vec![0_u64; Outcome::ALL.len()]; steps];
     for summary in summaries {
         for (at_most, count) in &summary.buckets {
             let index = cell((step(*at_most) - low + 0.5) / self::count(steps), steps);
@@ -206,17 +171,6 @@ fn distribution(summaries: &[Summary], records: &[Record]) -> Chart {
     }
     let edges: Vec<f64> =
         (0..=steps).map(|index| 10.0_f64.powf((low + count(index)) / PER_TEN)).collect();
-    let (kinds, counts) = present(&by_step);
-    let table = stacked(&edges, &kinds, &counts, "longer than", "up to", float_ns);
-    let plot = Plot::Columns(Columns {
-        x_axis: "latency (logarithmic)".to_owned(),
-        x_unit: Unit::Ns,
-        is_log: true,
-        y_axis: "faults".to_owned(),
-        edges,
-        kinds,
-        counts,
-    });
     let of_all = if summaries.iter().map(|summary| summary.count).fold(0, u64::saturating_add)
         == records.len() as u64
     {
@@ -225,36 +179,36 @@ fn distribution(summaries: &[Summary], records: &[Record]) -> Chart {
         "of all faults, also those that the trace has forgotten"
     };
     let note = [of_all, "from when the fault was read to when its page was in place"];
-    Chart::new("latency", "How long faults took", &note, plot, table)
+    Chart {
+        title: "How long faults took".to_owned(),
+        note: sentences(&note),
+        ..stacked(&edges, &kinds(), &by_step, ("longer than", "up to"), float_ns)
+    }
 }
 
 fn quantiles(summaries: &[Summary]) -> Chart {
-    let label =
-        |summary: &Summary| format!("{}, {}", summary.class.words(), summary.outcome.words());
-    let marks = summaries.iter().map(|summary| {
-        let text = format!("{} \u{b7} {}", ns(summary.p50_ns), ns(summary.p99_ns));
-        Mark {
-            high: float(summary.max_ns),
-            tick: Some(float(summary.p99_ns)),
-            ..Mark::at(label(summary), Role::Ours, float(summary.p50_ns), text)
-        }
-    });
-    let marks = Rows {
-        axis: "latency (logarithmic)".to_owned(),
-        unit: Unit::Ns,
-        line: "to the longest; mark: median",
-        tick: "99 %",
-        rows: marks.collect(),
-        ..Rows::default()
-    };
+    let times =
+        |summary: &Summary| [summary.p50_ns, summary.p99_ns, summary.p999_ns, summary.max_ns];
     let rows = summaries.iter().map(|summary| {
-        let times = [summary.p50_ns, summary.p99_ns, summary.p999_ns, summary.max_ns].map(ns);
-        let mut row = vec![label(summary), summary.count.to_string()];
-        row.extend(times);
+        let label = format!("{}, {}", summary.class.words(), summary.outcome.words());
+        let mut row = vec![label, summary.count.to_string()];
+        row.extend(times(summary).map(ns));
         row
     });
     let headings = ["faults", "how many", "half", "99 %", "99.9 %", "longest"];
-    let note = "beside each row: the median, and what one in a hundred exceeds";
-    let (title, table) = ("How long faults took, by what they were", Numbers::new(&headings, rows));
-    Chart::new("quantiles", title, &[note], Plot::Rows(marks), table)
+    let share = log_shares(summaries.iter().flat_map(times).map(float));
+    let bars = summaries.iter().map(|summary| Bar {
+        parts: vec![("ours", share(float(summary.p50_ns)))],
+        limit: Some(share(float(summary.p99_ns))),
+    });
+    Chart {
+        title: "How long faults took, by what they were".to_owned(),
+        note: sentences(&["the bar is the median, its border what one in a hundred exceeds"]),
+        table: Table {
+            bars: bars.collect(),
+            scale: "time (logarithmic)",
+            ..Table::new(&headings, rows)
+        },
+        ..Chart::default()
+    }
 }

@@ -1,19 +1,28 @@
 //! The charts of a benchmark: for each of its tables one that fits what the rows have in common.
 
 use super::Where::{Both, Page, Text};
-use super::{Column, PUBLISHED, cells, foot, heading, known, none, numbers, tables};
-use crate::chart::{Chart, Lines, Mark, Numbers, Plot, Role, Rows, Section, Series, Unit};
-use crate::results::{Bench, NOISE, QUICK, Row, Spread, Table, noisy};
+use super::{Column, PUBLISHED, cells, foot, heading, known, log_shares, none, numbers, tables};
+use crate::chart::{
+    Bar, Chapter, Chart, Lines, Picture, Role, Section, Series, Table as Numbers, Unit,
+};
+use crate::results::{Bench, Headline, NOISE, QUICK, Row, Spread, Table, noisy};
 use crate::text::{bytes, float, ns, number, sentences};
 
 /// Of how many times the slowest rate bars can still be seen beside each other.
 const MOST_TIMES: f64 = 60.0;
 
 pub(super) fn section(bench: &Bench) -> Section {
-    let mut charts = Vec::new();
+    let mut chapters: Vec<Chapter> = Vec::new();
     for (table, rows) in tables(&bench.tables, &bench.results, |row| &row.id) {
-        charts.push(chart(&table, &rows));
-        charts.extend(spread(&table, &rows));
+        let title = table.id.split('-').next().unwrap_or_default().to_owned();
+        let charts = std::iter::once(chart(&table, &rows)).chain(spread(&table, &rows));
+        match chapters.iter_mut().find(|chapter| chapter.title == title) {
+            Some(chapter) => chapter.charts.extend(charts),
+            None => chapters.push(Chapter { title, charts: charts.collect() }),
+        }
+    }
+    if let [only] = &mut chapters[..] {
+        only.title.clear();
     }
     let sources = bench.results.iter().filter_map(|row| Some(&*row.published.as_ref()?.source));
     Section {
@@ -21,66 +30,133 @@ pub(super) fn section(bench: &Bench) -> Section {
             // It measures a little of several benchmarks.
             "demo" => "uzone demo".to_owned(),
             // Every benchmark, one after the other.
-            "all" => "uzone bench".to_owned(),
-            one => format!("uzone bench {one}"),
+            "all" => "uzone-bench".to_owned(),
+            one => format!("uzone-bench {one}"),
         },
         note: sentences(&[&bench.settings, if bench.quick { QUICK } else { "" }]),
-        charts,
+        summary: summary(bench),
+        chapters,
         skipped: bench.skipped.clone(),
         foot: foot(bench.machine.sentence(), "Published", sources),
     }
 }
 
+/// Returns the claims of a run with their verdicts: its own summary, or each row of uzone's.
+fn summary(bench: &Bench) -> Numbers {
+    let cell = |time: Option<u64>| time.map_or_else(none, ns);
+    let claim = |line: &Headline| {
+        let verdict = verdict(line.ratio_naive, line.within_noise, line.share_of_limit);
+        let times = [line.naive_ns, Some(line.ours_ns), line.limit_ns, line.published_ns].map(cell);
+        [line.name.clone(), verdict].into_iter().chain(times).collect()
+    };
+    let of_row = |row: &&Row| row.role.map(Role::from) == Some(Role::Ours);
+    let time = |id: &Option<String>| {
+        let id = id.as_ref()?;
+        bench.results.iter().find(|row| row.id == *id).map(|row| row.median_ns)
+    };
+    let line = |row: &Row| Headline {
+        name: row.label(),
+        naive_ns: time(&row.naive_id),
+        ours_ns: row.median_ns,
+        limit_ns: time(&row.limit_id),
+        published_ns: row.published.as_ref().map(|published| published.ns),
+        ratio_naive: row.ratio_naive,
+        within_noise: row.within_noise,
+        share_of_limit: row.share_of_limit,
+        ..Headline::default()
+    };
+    let rows: Vec<Vec<String>> = match bench.summary.is_empty() {
+        true => bench.results.iter().filter(of_row).map(line).map(|line| claim(&line)).collect(),
+        false => bench.summary.iter().map(claim).collect(),
+    };
+    Numbers::new(&["claim", "verdict", "naive", "uzone", "limit", PUBLISHED], rows.into_iter())
+}
+
+/// Returns a result in words.
+fn verdict(ratio: Option<f64>, is_noise: bool, share: Option<f64>) -> String {
+    let naive = ratio.map(|ratio| match ratio {
+        _ if is_noise => "no difference to naive beyond the noise".to_owned(),
+        ratio if ratio >= 1.05 => format!("{} times as fast as naive", number(ratio)),
+        ratio if ratio < 0.95 => format!("SLOWER than naive ({} times)", number(ratio)),
+        _ => "as fast as naive".to_owned(),
+    });
+    let limit = share.map(|share| match share {
+        share if share >= 0.95 => "at the limit".to_owned(),
+        share => format!("{:.0} % of the limit", share * 100.0),
+    });
+    naive.into_iter().chain(limit).collect::<Vec<_>>().join("; ")
+}
+
 fn chart(table: &Table, rows: &[&Row]) -> Chart {
-    let (plot, hint) = plot(rows);
     let noise = if rows.iter().any(|row| row.within_noise) { NOISE } else { "" };
-    let note = [&*table.note, hint, &left_out(rows.len(), &plot), noise];
-    Chart::new(
-        &table.id,
-        heading(&table.title, &table.id),
-        &note,
-        plot,
-        numbers(Page, &COLUMNS, rows),
-    )
-}
-
-fn left_out(rows: usize, plot: &Plot) -> String {
-    let most = crate::draw::MOST_ROWS;
-    match plot {
-        Plot::Rows(_) if rows > most => {
-            format!("the first {most} of {rows} rows are drawn")
+    let mut numbers = numbers(Page, &COLUMNS, rows);
+    let (mut picture, mut hint) = (None, "lower is better; both axes are logarithmic");
+    let mut legend = Vec::new();
+    if let Some(lines) = windows(rows).or_else(|| sizes(rows)) {
+        if !lines.is_log {
+            hint = "higher is better; sizes are on a logarithmic axis";
         }
-        _ => String::new(),
+        let named = |series: &&Series| series.role != Role::Peer || series.points.len() == 1;
+        legend = lines
+            .series
+            .iter()
+            .filter(named)
+            .map(|series| (series.role.class(), series.name.clone()))
+            .collect();
+        picture = Some(Picture::Lines(lines));
+    } else {
+        hint = bars(rows, &mut numbers);
+    }
+    let mut roles: Vec<Role> = rows.iter().map(|row| look(row)).collect();
+    roles.sort_unstable();
+    roles.dedup();
+    if picture.is_none() {
+        legend = roles.iter().map(|role| (role.class(), role.words().to_owned())).collect();
+        if numbers.bars.iter().any(|bar| bar.limit.is_some()) {
+            legend.push(("ink border", "limit of a row".to_owned()));
+        }
+    } else if roles.contains(&Role::Peer) {
+        legend.push(("peer", Role::Peer.words().to_owned()));
+    }
+    Chart {
+        title: heading(&table.title, &table.id),
+        note: sentences(&[&*table.note, hint, noise]),
+        picture,
+        table: numbers,
+        legend,
     }
 }
 
-fn plot(rows: &[&Row]) -> (Plot, &'static str) {
-    if let Some(lines) = windows(rows) {
-        return (
-            Plot::Lines(lines),
-            "lower is better; both axes are logarithmic; level lines do not depend on the window",
-        );
-    }
-    if let Some(lines) = sizes(rows) {
-        let hint = if lines.is_log {
-            "lower is better; both axes are logarithmic"
-        } else {
-            "higher is better; sizes are on a logarithmic axis"
-        };
-        return (Plot::Lines(lines), hint);
-    }
+/// Adds a bar to each row: its rate, or where that cannot be compared its time. Returns how to read them.
+fn bars(rows: &[&Row], numbers: &mut Numbers) -> &'static str {
     let rates: Option<Vec<f64>> = rows.iter().map(|row| row.gb_per_s()).collect();
     let is_same_work = rows.iter().all(|row| row.bytes == rows[0].bytes);
-    match rates {
-        Some(rates) if is_same_work && near(&rates) => (
-            Plot::Rows(bars(rows, &rates)),
-            "higher is better; beside each bar: GB/s, share of its limit, times as fast as naive",
-        ),
-        _ => (
-            Plot::Rows(times(rows)),
-            "lower is better, on a logarithmic axis; beside each row: median, share of its limit, times as fast as naive",
-        ),
-    }
+    let rates = rates.filter(|rates| is_same_work && near(rates));
+    let is_rate = rates.is_some();
+    let values = rates.unwrap_or_else(|| rows.iter().map(|row| float(row.median_ns)).collect());
+    let most = values.iter().copied().fold(0.0, f64::max);
+    let limit = |row: &Row, value: f64| {
+        let share = row.share_of_limit.filter(|share| *share > 0.0 && look(row) != Role::Limit)?;
+        let limit = if is_rate { value / share } else { value * share };
+        // A limit that the machine's noise has put farther away would squeeze all bars.
+        Some(limit).filter(|limit| limit.is_finite() && *limit <= most * 3.0)
+    };
+    let limits: Vec<_> = rows.iter().zip(&values).map(|(row, value)| limit(row, *value)).collect();
+    let all = values.iter().copied().chain(limits.iter().flatten().copied());
+    let top = all.clone().fold(f64::MIN_POSITIVE, f64::max);
+    let log = log_shares(all);
+    let share = |value: f64| if is_rate { value / top } else { log(value) };
+    numbers.bars = rows
+        .iter()
+        .zip(&values)
+        .zip(&limits)
+        .map(|((row, value), limit)| Bar {
+            parts: vec![(look(row).class(), share(*value))],
+            limit: limit.map(share),
+        })
+        .collect();
+    numbers.scale = if is_rate { "GB/s" } else { "time (logarithmic)" };
+    if is_rate { "longer is better" } else { "shorter is better" }
 }
 
 fn near(rates: &[f64]) -> bool {
@@ -88,54 +164,6 @@ fn near(rates: &[f64]) -> bool {
         .iter()
         .fold((f64::MAX, 0.0), |(low, high): (f64, f64), rate| (low.min(*rate), high.max(*rate)));
     low > 0.0 && high / low <= MOST_TIMES
-}
-
-/// Returns what stands beside a row's mark.
-fn beside(row: &Row, first: String) -> String {
-    let mut parts = vec![first];
-    parts.extend(row.share_of_limit.map(|share| format!("{:.0} %", share * 100.0)));
-    let is_naive = look(row) == Role::Naive;
-    let ratio = row.ratio_naive.filter(|_| !is_naive);
-    parts.extend(ratio.map(|ratio| format!("{} x{}", number(ratio), noisy(row.within_noise))));
-    parts.join(" \u{b7} ")
-}
-
-fn bars(rows: &[&Row], rates: &[f64]) -> Rows {
-    // A limit that the machine's noise has put farther away would squeeze all bars.
-    let most = rates.iter().fold(0.0, |most: f64, rate| most.max(*rate)) * 3.0;
-    let rows = rows.iter().zip(rates).map(|(row, rate)| {
-        let role = look(row);
-        let share = row.share_of_limit.filter(|share| *share > 0.0 && role != Role::Limit);
-        Mark {
-            limit: share.map(|share| rate / share).filter(|limit| *limit <= most),
-            // A byte for each nanosecond is a GB for each second.
-            published: row
-                .published
-                .as_ref()
-                .map(|published| float(row.bytes) / float(published.ns.max(1))),
-            ..Mark::at(row.label(), role, *rate, beside(row, number(*rate)))
-        }
-    });
-    Rows { axis: "GB/s".to_owned(), has_bars: true, rows: rows.collect(), ..Rows::default() }
-}
-
-fn times(rows: &[&Row]) -> Rows {
-    let rows = rows.iter().map(|row| {
-        let (role, text) = (look(row), beside(row, ns(row.median_ns)));
-        Mark {
-            low: float(known(row.min_ns).unwrap_or(row.median_ns)),
-            high: float(known(row.worst_ns).unwrap_or(row.median_ns)),
-            published: row.published.as_ref().map(|published| float(published.ns)),
-            ..Mark::at(row.label(), role, float(row.median_ns), text)
-        }
-    });
-    Rows {
-        axis: "time (logarithmic)".to_owned(),
-        unit: Unit::Ns,
-        line: "fastest to slowest; mark: median",
-        rows: rows.collect(),
-        ..Rows::default()
-    }
 }
 
 /// The published fault-around table: time by window.
@@ -175,9 +203,9 @@ fn windows(rows: &[&Row]) -> Option<Lines> {
         series.push(line(&row.label(), role, vec![(1.0, float(row.median_ns))]));
     }
     Some(Lines {
-        x_axis: "pages mapped at a fault, at most".to_owned(),
+        x_axis: "pages mapped at a fault, at most",
         x_unit: Unit::Plain,
-        y_axis: "time (logarithmic)".to_owned(),
+        y_axis: "time (logarithmic)",
         y_unit: Unit::Ns,
         is_log: true,
         series,
@@ -246,9 +274,9 @@ fn sizes(rows: &[&Row]) -> Option<Lines> {
         });
     let series: Vec<Series> = series.collect();
     Some(Lines {
-        x_axis: "size".to_owned(),
+        x_axis: "size",
         x_unit: Unit::Bytes,
-        y_axis: if is_rate { "GB/s" } else { "time (logarithmic)" }.to_owned(),
+        y_axis: if is_rate { "GB/s" } else { "time (logarithmic)" },
         y_unit: if is_rate { Unit::Plain } else { Unit::Ns },
         is_log: !is_rate,
         series,
@@ -257,7 +285,7 @@ fn sizes(rows: &[&Row]) -> Option<Lines> {
 
 /// The distributions that rows of a table have, as a chart of its own.
 fn spread(table: &Table, rows: &[&Row]) -> Option<Chart> {
-    let (mut spans, mut lines) = (Vec::new(), Vec::new());
+    let mut steps = Vec::new();
     for row in rows {
         let touch = row.faults.and_then(|faults| faults.touch);
         let demand = row.faults.and_then(|faults| faults.demand);
@@ -267,53 +295,44 @@ fn spread(table: &Table, rows: &[&Row]) -> Option<Chart> {
             ("one touch", touch),
             ("one fault", demand),
         ];
-        for (kind, spread) in kinds {
-            let Some(Spread { p50_ns, p99_ns, p999_ns, worst_ns, count }) = spread else {
-                continue;
-            };
-            let tick = p99_ns.or(p999_ns);
-            let text = format!("{} \u{b7} {}", ns(p50_ns), tick.map_or_else(String::new, ns));
-            spans.push(Mark {
-                high: float(worst_ns),
-                tick: tick.map(float),
-                ..Mark::at(row.label(), look(row), float(p50_ns), text)
-            });
-            let cell = |value: Option<u64>| value.map_or_else(none, ns);
-            lines.push(vec![
-                row.label(),
-                kind.to_owned(),
-                ns(p50_ns),
-                cell(p99_ns),
-                cell(p999_ns),
-                ns(worst_ns),
-                count.to_string(),
-            ]);
-        }
+        let steps_of = kinds.into_iter().filter_map(|(kind, spread)| Some((*row, kind, spread?)));
+        steps.extend(steps_of);
     }
-    if spans.is_empty() {
+    if steps.is_empty() {
         return None;
     }
-    let plot = Plot::Rows(Rows {
-        axis: "time of one (logarithmic)".to_owned(),
-        unit: Unit::Ns,
-        line: "to the longest; mark: median",
-        tick: "99 % (pauses: 99.9 %)",
-        rows: spans,
-        ..Rows::default()
+    let cell = |value: Option<u64>| value.map_or_else(none, ns);
+    let lines = steps.iter().map(|(row, kind, spread)| {
+        let Spread { p50_ns, p99_ns, p999_ns, worst_ns, count } = *spread;
+        let times = [ns(p50_ns), cell(p99_ns), cell(p999_ns), ns(worst_ns)];
+        let words = [row.label(), (*kind).to_owned()];
+        words.into_iter().chain(times).chain([count.to_string()]).collect()
     });
     let headings = ["row", "of", "half", "99 %", "99.9 %", "longest", "how many"];
-    Some(Chart::new(
-        &format!("{}-latency", table.id),
-        format!("{}: latency", heading(&table.title, &table.id)),
-        &["how long single steps took, of all rounds together; lower is better"],
-        plot,
-        Numbers::new(&headings, lines.into_iter()),
-    ))
+    let high = |spread: &Spread| spread.p99_ns.or(spread.p999_ns).map(float);
+    let all = steps.iter().flat_map(|(.., spread)| [Some(float(spread.p50_ns)), high(spread)]);
+    let share = log_shares(all.flatten());
+    let bars = steps.iter().map(|(row, _, spread)| Bar {
+        parts: vec![(look(row).class(), share(float(spread.p50_ns)))],
+        limit: high(spread).map(&share),
+    });
+    Some(Chart {
+        title: format!("{}: latency", heading(&table.title, &table.id)),
+        note: sentences(&[
+            "how long single steps took, of all rounds together; shorter is better",
+            "the bar is the median, its border the 99th of 100 (of pauses the 999th of 1000)",
+        ]),
+        table: Numbers {
+            bars: bars.collect(),
+            scale: "time (logarithmic)",
+            ..Numbers::new(&headings, lines)
+        },
+        ..Chart::default()
+    })
 }
 
 const COLUMNS: [Column<Row>; 34] = [
     ("row", Both, |row| Some(row.label())),
-    ("id", Page, |row| Some(row.id.clone())),
     ("median", Both, |row| Some(ns(row.median_ns))),
     ("fastest", Page, |row| known(row.min_ns).map(ns)),
     ("worst", Both, |row| known(row.worst_ns).map(ns)),
@@ -354,6 +373,7 @@ const COLUMNS: [Column<Row>; 34] = [
     ("rounds", Page, |row| Some(row.rounds.to_string())),
     ("resident/TiB", Both, |row| row.metadata_resident_bytes_per_tib.map(bytes)),
     (PUBLISHED, Both, |row| Some(ns(row.published.as_ref()?.ns))),
+    ("id", Page, |row| Some(row.id.clone())),
 ];
 
 fn three(Spread { p50_ns, p99_ns, p999_ns, .. }: Spread) -> Option<String> {
