@@ -10,18 +10,14 @@ use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Output, Stdio};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::process::{Child, Command, Output, Stdio};
 
 use common::{
-    Dir, UNPRIVILEGED, has_failed, keeps_to, no_disk, object_of, skip, small_disk, text, uzone,
+    Dir, UNPRIVILEGED, has_failed, interrupts_arrive, keeps_to, no_disk, object_of, skip,
+    small_disk, text, uzone,
 };
-use rustix::process::{Pid, Signal, geteuid, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, geteuid, kill_process, waitpid};
 use serde_json::Value;
-
-/// How long anything may take before it counts as hanging.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 fn demo(dir: &Dir, arguments: &[&str]) -> Command {
     let mut command = uzone(&[&["demo"], arguments].concat());
@@ -54,68 +50,53 @@ fn run_after(dir: &Dir, before: &str, arguments: &str) -> Output {
     command.output().expect("a shell runs")
 }
 
-/// Waits for a process to end by itself.
-fn end(child: &mut Child) -> ExitStatus {
-    let until = Instant::now() + PATIENCE;
-    loop {
-        if let Some(status) = child.try_wait().unwrap() {
-            return status;
-        }
-        if Instant::now() > until {
-            let _ = child.kill();
-            let _ = child.wait();
-            panic!("the demo hangs");
-        }
-        sleep(Duration::from_millis(2));
-    }
-}
-
 fn said(child: &mut Child) -> String {
     let mut said = String::new();
     child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
     said
 }
 
-/// Waits until the demo maps its image lazily, or has ended. Returns whether it does.
-fn maps_lazily(child: &mut Child, directory: &Path) -> bool {
-    while child.try_wait().unwrap().is_none() {
-        // The demo opens a userfaultfd before there is an image too, to see whether it may.
-        if image_of(child.id(), directory).is_some() && has_userfaultfd(child.id()) {
-            return true;
-        }
-        sleep(Duration::from_micros(200));
+/// Starts a demo that stops itself at a point, and waits for that. Returns nothing where it does not run.
+fn stopped_at(point: &str, dir: &Dir) -> Option<Child> {
+    let arguments = ["--size=64M", "--json", "--stop-at", point];
+    let mut child = demo(dir, &arguments).spawn().unwrap();
+    let pid = Pid::from_child(&child);
+    let status = waitpid(Some(pid), WaitOptions::UNTRACED).unwrap();
+    if status.is_some_and(|(_, status)| status.stopped()) {
+        return Some(child);
     }
-    false
+    skip(point, said(&mut child));
+    None
 }
 
-fn has_userfaultfd(pid: u32) -> bool {
-    let descriptors = fs::read_dir(format!("/proc/{pid}/fd"));
-    descriptors.into_iter().flatten().filter_map(Result::ok).any(|entry| {
-        fs::read_link(entry.path()).is_ok_and(|link| link.ends_with("anon_inode:[userfaultfd]"))
-    })
+/// Lets a demo go on, and waits for its end.
+fn go_on(child: Child) -> Output {
+    kill_process(Pid::from_child(&child), Signal::CONT).unwrap();
+    child.wait_with_output().unwrap()
 }
 
-/// Returns the nameless file that a process has in a directory, once it has one.
-fn image_of(pid: u32, directory: &Path) -> Option<PathBuf> {
-    let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
-    descriptors.filter_map(Result::ok).map(|entry| entry.path()).find(|path| {
+/// Opens the nameless file that a process has in a directory.
+fn image_of(child: &Child, directory: &Path) -> File {
+    let descriptors = fs::read_dir(format!("/proc/{}/fd", child.id())).unwrap();
+    let is_image = |path: &PathBuf| {
         let link = fs::read_link(path).unwrap_or_default();
         link.starts_with(directory) && link.to_string_lossy().ends_with("(deleted)")
-    })
+    };
+    let image = descriptors.map(|entry| entry.unwrap().path()).find(is_image);
+    File::options().read(true).write(true).open(image.expect("an image")).unwrap()
 }
 
 #[test]
 fn every_byte_is_right_and_the_object_keeps_to_its_schema_and_the_files_can_be_read() {
     let name = "every_byte_is_right";
     let dir = Dir::new("demo-json");
-    let output = run(&dir, &["--size=64M", "--reserve=1G", "--json"]);
+    let output = run(&dir, &["--size=64M", "--json"]);
     if has_no_faults(name, &output) {
         return;
     }
     let object = object_of(&output);
     keeps_to("uzone.demo-1", &object);
-    assert_eq!((&object["is_intact"], &object["is_clear"]), (&true.into(), &true.into()));
-    assert_eq!(object["image"]["hash"], object["touch"]["hash"]);
+    assert_eq!(object["is_intact"], true);
     let number = |path: &str| object.pointer(path).and_then(Value::as_u64).expect("a number");
     // Every page came once, by a wait or along with one that was waited for.
     let (pages, faults) = (number("/touch/pages"), number("/touch/faults"));
@@ -143,10 +124,6 @@ fn every_byte_is_right_and_the_object_keeps_to_its_schema_and_the_files_can_be_r
         ["demo-map/naive", "demo-map/ours"].map(|id| of(id).as_u64().expect("faults"));
     assert_eq!(naive, (16 << 20) / 4096);
     assert!(ours < naive / 2, "{ours} faults");
-    let mut steps: Vec<_> = object["steps"].as_array().expect("an array").iter().collect();
-    steps.retain(|step| step["name"] == "refuse");
-    assert_eq!(steps.len(), 1, "memory that is pinned is not given back");
-
     assert_eq!(dir.names(), ["uzone-demo.html", "uzone-demo.trace.json"]);
     let page = fs::read_to_string(dir.path().join("uzone-demo.html")).unwrap();
     assert!(page.contains("found every byte right") && page.contains("Where faults were"));
@@ -162,7 +139,7 @@ fn every_byte_is_right_and_the_object_keeps_to_its_schema_and_the_files_can_be_r
 #[test]
 fn the_text_fits_a_screen_and_names_what_was_written() {
     let dir = Dir::new("demo-text");
-    let output = run(&dir, &["--size=8M", "--reserve=1G", "--quiet", "--output=."]);
+    let output = run(&dir, &["--size=8M", "--quiet", "--output=."]);
     if has_no_faults("the_text_fits_a_screen", &output) {
         return;
     }
@@ -172,15 +149,6 @@ fn the_text_fits_a_screen_and_names_what_was_written() {
     {
         assert!(shown.contains(part), "{part}: {shown}");
     }
-    // The page shows the same ratios.
-    let page = fs::read_to_string(dir.path().join("uzone-demo.html")).unwrap();
-    let rows = shown.lines().filter(|line| line.contains(" x ") && !line.contains("how fast"));
-    let ratios: Vec<&str> =
-        rows.filter_map(|line| line.split(" x ").next()?.split_whitespace().last()).collect();
-    assert!(ratios.len() >= 4, "{shown}");
-    for ratio in ratios {
-        assert!(page.contains(&format!("{ratio} x")), "{ratio}: {shown}");
-    }
     assert!(shown.lines().count() <= 40, "{shown}");
     assert!(shown.lines().all(|line| line.chars().count() <= 100), "{shown}");
 }
@@ -189,7 +157,7 @@ fn the_text_fits_a_screen_and_names_what_was_written() {
 fn adapted(output: &Output) {
     let stderr = text(&output.stderr);
     assert!(output.status.success(), "{stderr}");
-    assert!(stderr.contains("smaller than by default, because"), "{stderr}");
+    assert!(stderr.contains("an image of "), "{stderr}");
     assert!(text(&output.stdout).contains("Every byte is as it should be"), "{output:?}");
 }
 
@@ -236,33 +204,17 @@ fn a_byte_that_changed_is_found_and_makes_the_exit_code_1() {
     // Of the number that the second page starts with, which is looked at when it is touched.
     const CHANGED: u64 = 4096;
     let dir = Dir::new("demo-wrong");
-    let mut child = demo(&dir, &["--size=256M", "--reserve=1G", "--json"]).spawn().unwrap();
-    // While the image is being made, a byte of what is written already becomes another.
-    let mut changed = false;
-    while !changed && child.try_wait().unwrap().is_none() {
-        let image = image_of(child.id(), dir.path());
-        let Some(path) =
-            image.filter(|path| fs::metadata(path).is_ok_and(|file| file.len() > 8192))
-        else {
-            sleep(Duration::from_micros(200));
-            continue;
-        };
-        let file = File::options().read(true).write(true).open(path).unwrap();
-        let mut byte = [0];
-        file.read_exact_at(&mut byte, CHANGED).unwrap();
-        file.write_all_at(&[!byte[0]], CHANGED).unwrap();
-        changed = true;
-    }
-    let output = child.wait_with_output().unwrap();
-    if has_no_faults("a_byte_that_changed", &output) {
-        return;
-    }
-    assert!(changed, "{}", text(&output.stderr));
+    let Some(child) = stopped_at("made", &dir) else { return };
+    let file = image_of(&child, dir.path());
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, CHANGED).unwrap();
+    file.write_all_at(&[!byte[0]], CHANGED).unwrap();
+    let output = go_on(child);
     assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
     let object: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
     keeps_to("uzone.demo-1", &object);
-    assert_eq!((&object["is_intact"], &object["is_clear"]), (&false.into(), &true.into()));
-    assert_eq!(object["touch"]["first_difference_bytes"], 0);
+    assert_eq!(object["is_intact"], false);
+    assert_eq!(object["touch"]["first_difference_bytes"], 0, "a chunk");
 }
 
 #[test]
@@ -276,7 +228,6 @@ fn what_cannot_be_is_refused_before_anything_is_made() {
         (&["--size", "1X"], 2, "one of K, M, G"),
         (&["--size", "16E"], 2, "does not fit in 64 bits"),
         (&["--size", "1G", "--size", "2G"], 2, "cannot be used multiple times"),
-        (&["--reserve", "100M"], 2, "multiple of 1 GiB"),
         (&["--size", "64T"], 74, "ask for less with --size"),
         (&["--size", "64T", "--json"], 74, "65 TiB"),
         (&["--dir", "/none"], 66, "name another directory with --dir"),
@@ -343,70 +294,42 @@ fn a_disk_that_is_too_small_is_noticed_before_anything_is_made() {
 }
 
 #[test]
-fn an_interrupt_at_any_moment_leaves_no_file() {
+fn an_interrupt_at_any_moment_leaves_no_half() {
+    if !interrupts_arrive("an_interrupt_at_any_moment") {
+        return;
+    }
     let dir = Dir::new("demo-interrupt");
-    let mut interrupted = 0;
-    let signals = [Signal::INT, Signal::TERM, Signal::KILL, Signal::HUP];
-    for (step, signal) in signals.into_iter().cycle().take(9).enumerate() {
-        let mut child = demo(&dir, &["--size=64M", "--reserve=1G"]).spawn().unwrap();
-        // Once by each as soon as memory is mapped lazily, and otherwise later and later. SIGKILL cannot
-        // be held back while a file is written, so it does not come later.
-        if step < 4 || signal == Signal::KILL {
-            maps_lazily(&mut child, dir.path());
-        } else {
-            sleep(Duration::from_millis(20 << step) / 4);
+    for point in ["made", "mapped"] {
+        for signal in [Signal::INT, Signal::TERM, Signal::HUP, Signal::KILL] {
+            let Some(child) = stopped_at(point, &dir) else { return };
+            kill_process(Pid::from_child(&child), signal).unwrap();
+            let output = go_on(child);
+            assert_eq!(output.status.signal(), Some(signal.as_raw()), "{point}");
+            assert!(dir.names().is_empty(), "{point}: {:?}", dir.names());
         }
-        let _ = kill_process(Pid::from_child(&child), signal); // it may have ended
-        let status = end(&mut child);
-        if status.signal().is_none() {
-            // It was ready before.
-            let _ = fs::remove_file(dir.path().join("uzone-demo.html"));
-            let _ = fs::remove_file(dir.path().join("uzone-demo.trace.json"));
-        } else {
-            interrupted += 1;
-        }
-        assert!(dir.names().is_empty(), "{:?}", dir.names());
     }
-    if interrupted == 0 {
-        skip("an_interrupt_at_any_moment", "the demo does not run here");
-    }
+    // It is held back until both files are there.
+    let Some(child) = stopped_at("half-written", &dir) else { return };
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    assert_eq!(go_on(child).status.signal(), Some(Signal::INT.as_raw()));
+    assert_eq!(dir.names(), ["uzone-demo.html", "uzone-demo.trace.json"]);
 }
 
 #[test]
 fn a_page_that_cannot_be_had_is_an_error_that_says_why() {
-    let name = "a_page_that_cannot_be_had";
     let dir = Dir::new("demo-short");
-    // The image becomes empty while it is touched. When that is depends on the machine: sooner there is
-    // nothing to map, and later nothing is missed.
-    for attempt in 1..=20 {
-        let mut child = demo(&dir, &["--size=256M", "--reserve=1G"]).spawn().unwrap();
-        if maps_lazily(&mut child, dir.path()) {
-            sleep(Duration::from_millis(10 * attempt));
-            if let Some(image) = image_of(child.id(), dir.path()) {
-                let file = File::options().write(true).open(image).unwrap();
-                file.set_len(0).unwrap();
-            }
-        }
-        let status = end(&mut child);
-        let said = said(&mut child);
-        assert!(!status.success() && dir.names().is_empty(), "{status}: {said}");
-        if said.contains("vm.unprivileged_userfaultfd") {
-            return skip(name, said);
-        }
-        if said.contains("a page could not be had: the backing ends at 0x0") {
-            assert_eq!(status.code(), Some(71), "{said}");
-            return;
-        }
-        println!("after {attempt}0 ms: {said}");
-    }
-    panic!("no page was missed");
+    let Some(child) = stopped_at("mapped", &dir) else { return };
+    image_of(&child, dir.path()).set_len(0).unwrap();
+    let output = go_on(child);
+    has_failed(&output, 71, "a page could not be had: the backing ends at 0x0");
+    assert!(dir.names().is_empty());
 }
 
 #[test]
 fn a_user_without_rights_runs_it_too_and_what_it_cannot_have_is_named() {
     let name = "a_user_without_rights_runs_it_too";
     let dir = Dir::new("demo-without-rights");
-    let mut command = demo(&dir, &["--size=32M", "--reserve=1G", "--json"]);
+    let mut command = demo(&dir, &["--size=32M", "--json"]);
     if geteuid().is_root() {
         fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o777)).unwrap();
         command.uid(UNPRIVILEGED).gid(UNPRIVILEGED);
@@ -424,12 +347,7 @@ fn a_user_without_rights_runs_it_too_and_what_it_cannot_have_is_named() {
     let object = object_of(&output);
     keeps_to("uzone.demo-1", &object);
     assert_eq!(object["is_intact"], true);
-    let cannot = object["mode"]["cannot"].as_array().expect("an array");
-    if object["mode"]["sees_kernel_faults"] == true {
-        assert!(cannot.is_empty());
-    } else {
-        assert!(cannot[0].as_str().is_some_and(|what| what.contains("EFAULT")), "{cannot:?}");
-    }
+    assert!(object["sees_kernel_faults"].is_boolean());
     assert_eq!(dir.names(), ["uzone-demo.html", "uzone-demo.trace.json"]);
     // A directory without write permission is reported before the work.
     fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o555)).unwrap();

@@ -100,8 +100,7 @@ fn a_denied_madvise_does_not_end_the_demo() {
     forbid(BTreeMap::from([(libc::SYS_madvise, vec![])]));
     let dir = Dir::new("habits-madvise");
     let folder = dir.name("");
-    let output =
-        run(&["demo", "--size=64M", "--reserve=1G", "--output", &folder, "--dir", &folder]);
+    let output = run(&["demo", "--size=64M", "--output", &folder, "--dir", &folder]);
     let stderr = text(&output.stderr);
     if stderr.contains("vm.unprivileged_userfaultfd to 1 (sysctl)") {
         return skip("a_denied_madvise_does_not_end_the_demo", stderr);

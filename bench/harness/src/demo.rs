@@ -98,8 +98,12 @@ pub fn map(
             image.touch(row, &Adopted::file(engine, image.again()?, len, &options)?)
         })
         .limit("limit");
-    suite.faults(Role::Limit, "limit", "the kernel's own mapping", |row| {
+    suite.faults(Role::Peer, "kernel", "the kernel's own mapping, which copies nothing", |row| {
         image.read(row, &image.map(Sharing::Private)?)
+    });
+    let (from, mut copied) = (present.clone(), vec![1; index(len.get())]);
+    suite.add(Role::Limit, "limit", "a bare copy", move |_| {
+        timed(|| Ok(from.read_at(0, &mut copied)?))
     });
     suite.naive("naive");
     part(
@@ -107,7 +111,7 @@ pub fn map(
         "Touching a file that is mapped lazily, page by page".to_owned(),
         &format!(
             "{len} of the image; naive answers one page for each stop of the reader; the limit is \
-             the kernel's own mapping of the same file, which copies nothing"
+             a bare copy into memory that is there"
         ),
         "reading the image again, in three ways",
         rounds,

@@ -1,99 +1,121 @@
-//! The arguments of the demo ([`Args`]), and what follows from them ([`Plan`]).
+//! The arguments of the demo ([`Args`]), and the sizes that fit this machine ([`Plan`]).
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use uzone_harness::demo;
+use uzone_os::uffd::{Features, KernelFaults, Uffd};
+use uzone_os::{SystemRoot, file_system, memory};
 use uzone_pages::ByteLen;
+use uzone_report::ReportError;
 
-use crate::exit::{self, Failure};
+use super::image::no_file;
+use crate::exit::{self, Exit, Failure};
+use crate::output::Output;
 
-/// Describe a huge region, pin it, clear it, and map a file lazily
+/// Map a file lazily, compare every byte, and show a few figures of this machine
 ///
-/// It makes a file of what is found on any Linux, describes a region larger than this machine, pins and
-/// clears a part of it, maps the file lazily, touches every page and compares every byte. Then it
-/// measures what the same takes the plain way, and how much of the machine's limit is reached. It needs
-/// no root and no network, takes under a minute, and leaves two files: a page with charts, and the
-/// trace of page faults that they are drawn from.
+/// It makes a file, maps it lazily, touches every page and compares every byte. Then it measures that, and describing,
+/// clearing and pinning memory, beside the plain way and the limit of this machine. It needs no root and no network,
+/// takes under a minute, and leaves two files: a page with charts, and the trace of page faults that they are drawn
+/// from.
 #[derive(Debug, clap::Args)]
 #[command(after_help = exit::help("uzone demo --size 4G --output /tmp", &EXITS))]
 pub(crate) struct Args {
-    /// How large the file is that is mapped lazily, in multiples of 8 MiB [default: 1G, or what fits]
+    /// Length of the file, in multiples of 8 MiB [default: 1G, or less where that does not fit]
     #[arg(long, value_name = "SIZE")]
     size: Option<ByteLen>,
-    /// How large the region is that is described, in whole GiB; only a part of it is used [default:
-    /// 100G, or what fits]
-    #[arg(long, value_name = "SIZE")]
-    reserve: Option<ByteLen>,
-    /// Where the file is made, without a name [default: where temporary files go]
+    /// Folder for the file, which has no name [default: where temporary files go]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Where uzone-demo.html and uzone-demo.trace.json are written
+    /// Folder for uzone-demo.html and uzone-demo.trace.json
     #[arg(short, long, default_value = ".", value_name = "DIR")]
     output: PathBuf,
+    /// Stop this process there, for a test
+    #[arg(long, hide = true)]
+    stop_at: Option<Point>,
+}
+
+/// A point at which a test looks at the demo.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Point {
+    /// The image is complete.
+    Made,
+    /// The image is mapped, and no page is there.
+    Mapped,
+    /// One of the two files is written.
+    HalfWritten,
 }
 
 const EXITS: [u8; 8] = [0, 1, 2, 66, 69, 71, 74, 77];
 
-/// As much is written into the pinned part of the region.
-const PART: ByteLen = ByteLen::mib(256);
 /// The sizes that are tried, until one fits the memory that can be had.
 const SIZES: [ByteLen; 5] =
     [ByteLen::gib(1), ByteLen::mib(512), ByteLen::mib(256), ByteLen::mib(128), ByteLen::mib(64)];
-/// The same for the region, where its addresses are limited.
-const RESERVES: [ByteLen; 4] =
-    [ByteLen::gib(100), ByteLen::gib(16), ByteLen::gib(4), ByteLen::gib(1)];
-/// As much is described where the plain way is measured as well, which writes 64 bytes a page.
+/// The most memory that is described in comparison.
 const DESCRIBED: ByteLen = ByteLen::gib(4);
-
 /// The least memory that clearing is compared in.
 const LEAST_ARENA: ByteLen = ByteLen::mib(32);
+/// The most that trace and page take.
+const FILES: ByteLen = ByteLen::mib(16);
+/// Memory of the process itself.
+const PROCESS: u64 = 64 << 20;
+/// Addresses of the stacks and heaps of a few threads.
+const THREADS: u64 = 512 << 20;
 
-/// The arguments of the demo, and what follows from them.
+/// What the demo does.
 pub(super) struct Plan {
     pub(super) size: ByteLen,
-    pub(super) reserve: ByteLen,
-    /// How much of the region is used.
-    pub(super) part: ByteLen,
-    /// How much is described where that is compared.
+    /// How much memory is described in comparison.
     pub(super) described: ByteLen,
     /// How much memory clearing is compared in, twice.
     pub(super) arena: ByteLen,
-    /// Where the image is made.
+    /// Folder of the image.
     pub(super) directory: PathBuf,
-    /// Where the results are written.
-    pub(super) output: PathBuf,
+    /// Folder of the results.
+    output: PathBuf,
+    pub(super) stop_at: Option<Point>,
 }
 
 impl Plan {
-    /// Returns every plan that the arguments leave, the one to prefer first.
-    pub(super) fn all(args: &Args) -> Result<Vec<Self>, Failure> {
+    /// Returns the largest plan for which there is enough memory and disk, and whether lazily mapped memory reports
+    /// faults of the kernel too. A smaller one than by default is a warning.
+    pub(super) fn that_fits(args: &Args, out: &Output) -> Result<(Self, bool), Failure> {
+        if args.size.is_some_and(|size| size.is_zero() || !size.get().is_multiple_of(8 << 20)) {
+            return Err(Failure::usage("a size is a multiple of 8 MiB, such as 1G"));
+        }
         let sizes = args.size.map_or(SIZES.to_vec(), |size| vec![size]);
-        let reserves = args.reserve.map_or(RESERVES.to_vec(), |reserve| vec![reserve]);
-        let pairs =
-            sizes.iter().flat_map(|size| reserves.iter().map(move |reserve| (*size, *reserve)));
-        pairs.map(|(size, reserve)| Self::of(args, size, reserve)).collect()
-    }
-
-    fn of(args: &Args, size: ByteLen, reserve: ByteLen) -> Result<Self, Failure> {
-        if size.is_zero() || !size.get().is_multiple_of(8 << 20) {
-            return Err(Failure::usage(format!(
-                "an image of {size} cannot be made: a size is a multiple of 8 MiB, such as 1G"
-            )));
-        }
-        if reserve.is_zero() || !reserve.get().is_multiple_of(1 << 30) {
-            return Err(Failure::usage(format!(
-                "{reserve} cannot be described: --reserve is a multiple of 1 GiB, such as 100G"
-            )));
-        }
-        Ok(Self {
+        let plan = |size: ByteLen| Self {
             size,
-            reserve,
-            part: size.min(PART),
-            described: reserve.min(DESCRIBED).min(ByteLen::new((size.get() * 4).max(1 << 30))),
+            described: DESCRIBED.min(ByteLen::new((size.get() * 4).max(1 << 30))),
             arena: size.min(demo::ARENA).max(LEAST_ARENA),
             directory: args.dir.clone().unwrap_or_else(std::env::temp_dir),
             output: args.output.clone(),
-        })
+            stop_at: args.stop_at,
+        };
+        plan(sizes[0]).check_outputs()?;
+        let uffd = Uffd::open(Features::NONE, Features::NONE, KernelFaults::IfAllowed);
+        let uffd = uffd.map_err(|cause| {
+            let text = "memory cannot be mapped lazily: set vm.unprivileged_userfaultfd to 1 (sysctl), give \
+                 access to /dev/userfaultfd, or where a container forbids userfaultfd(2), allow that";
+            Failure::of(text, cause)
+        })?;
+        let mut reason: Option<String> = None;
+        for (index, size) in sizes.iter().enumerate() {
+            let plan = plan(*size);
+            match plan.lack()? {
+                None => {
+                    if let Some(reason) = reason {
+                        out.warn(format_args!("an image of {size}, not {}: {reason}", sizes[0]));
+                    }
+                    return Ok((plan, uffd.sees_kernel_faults()));
+                }
+                Some((exit, lack)) if index + 1 == sizes.len() => {
+                    return Err(Failure::new(exit, lack));
+                }
+                Some((_, lack)) => reason = reason.or(Some(lack)),
+            }
+        }
+        Err(Failure::usage("there is no size"))
     }
 
     pub(super) fn page_path(&self) -> PathBuf {
@@ -104,44 +126,71 @@ impl Plan {
         self.output.join("uzone-demo.trace.json")
     }
 
-    /// Returns how much of the image is touched in order; the rest is touched here and there.
-    pub(super) fn in_order(&self) -> ByteLen {
-        let scattered = (self.size.get() / 4).min(PART.get());
-        ByteLen::new(self.size.get() - scattered)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::path::Path;
-
-    use super::*;
-
-    #[test]
-    fn arguments_of_the_demo_become_a_plan_or_are_refused() {
-        let args = |size, reserve| Args {
-            size: Some(size),
-            reserve: Some(reserve),
-            dir: None,
-            output: PathBuf::from("there"),
-        };
-        let only = |args: &Args| Plan::all(args).map(|mut plans| plans.remove(0));
-        let plan = only(&args(ByteLen::gib(1), ByteLen::gib(100))).expect("a plan");
-        assert_eq!((plan.part, plan.described), (ByteLen::mib(256), ByteLen::gib(4)));
-        assert_eq!(plan.in_order(), ByteLen::mib(768));
-        assert_eq!(plan.page_path(), Path::new("there/uzone-demo.html"));
-        let plan = only(&args(ByteLen::mib(8), ByteLen::gib(1))).expect("a plan");
-        assert_eq!((plan.part, plan.described), (ByteLen::mib(8), ByteLen::gib(1)));
-        assert_eq!(plan.in_order(), ByteLen::mib(6));
-        for (size, reserve) in [(0, 1 << 30), (4 << 20, 1 << 30), (8 << 20, 0), (8 << 20, 1 << 20)]
-        {
-            assert!(only(&args(ByteLen::new(size), ByteLen::new(reserve))).is_err());
+    /// Returns why the image does not fit, with the exit code for that.
+    fn lack(&self) -> Result<Option<(Exit, String)>, Failure> {
+        let (size, directory) = (self.size, self.directory.display());
+        let room = file_system::room(&self.directory);
+        let room = room.map_err(|cause| no_file(&self.directory, cause))?;
+        if let Some(longest) = room.longest_file.filter(|longest| *longest < size) {
+            let text = format!(
+                "an image of {size} exceeds the longest file, {longest}: ask for less with --size, or raise `ulimit -f`"
+            );
+            return Ok(Some((Exit::Io, text)));
         }
-        // Without arguments the plans follow the machine, the largest first.
-        let default = Args { size: None, reserve: None, ..args(ByteLen::ZERO, ByteLen::ZERO) };
-        let plans = Plan::all(&default).expect("plans");
-        let sizes = |plan: &Plan| (plan.size, plan.reserve);
-        assert_eq!(plans.first().map(sizes), Some((ByteLen::gib(1), ByteLen::gib(100))));
-        assert_eq!(plans.last().map(sizes), Some((ByteLen::mib(64), ByteLen::gib(1))));
+        // A file system needs something for itself.
+        let needed = ByteLen::new(size.get().saturating_add(size.get() / 64));
+        if room.free < needed {
+            let text = format!(
+                "the image takes {needed:.1} and {:.1} are free in {directory}: ask for less with --size, or name \
+                 another directory with --dir",
+                room.free
+            );
+            return Ok(Some((Exit::Io, text)));
+        }
+        let Ok(available) = memory::available(&SystemRoot::host()) else {
+            return Ok(None); // an allocation that fails reports it later
+        };
+        let size = size.get();
+        // The image where it is mapped, with page tables; the file itself may be in memory too.
+        let image = if room.is_memory { size } else { 0 };
+        let mapped = image.saturating_add(size).saturating_add(size / 64);
+        let measured = demo::memory(self.described, self.arena).get();
+        let mut needed = mapped.max(measured).saturating_add(PROCESS);
+        if matches!(available.limited_by, memory::Limit::AddressSpace | memory::Limit::Data) {
+            // Addresses count there, of threads too.
+            needed = needed
+                .saturating_add(size)
+                .saturating_add(self.described.get())
+                .saturating_add(THREADS);
+        }
+        let needed = ByteLen::new(needed);
+        let text = format!(
+            "{needed:.1} of memory are needed and {:.1} can be had, limited by {}: raise that limit, or leave --size out, \
+             so that it follows",
+            available.bytes, available.limited_by
+        );
+        Ok((available.bytes < needed).then_some((Exit::Os, text)))
+    }
+
+    /// Checks that the results can be written.
+    fn check_outputs(&self) -> Result<(), Failure> {
+        let refused =
+            |path: &Path, cause| Failure::from(ReportError::write(path, "write into", cause));
+        let output = &self.output;
+        // Where a file without a name can be made, one with a name can.
+        drop(file_system::nameless_file(output).map_err(|cause| refused(output, cause))?);
+        for path in [self.trace_path(), self.page_path()] {
+            uzone_report::check_replace(&path)?;
+        }
+        let room = file_system::room(output).map_err(|cause| refused(output, cause))?;
+        if room.free < FILES {
+            let text = format!(
+                "the results take up to {FILES:.1} and {:.1} are free in {}: name another directory with --output",
+                room.free,
+                output.display()
+            );
+            return Err(Failure::new(Exit::Io, text));
+        }
+        Ok(())
     }
 }
