@@ -55,8 +55,9 @@ fn session(text: &str) -> Result<u64, &'static str> {
 
 /// `uzone.diff/1`: a line for each step.
 #[derive(Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "event", rename_all = "snake_case")]
-enum Step {
+pub(crate) enum Step {
     /// The machine may go on: its pages are kept before they are written to.
     Protected { session: u64, present_bytes: u64, paused_ns: u64 },
     /// The machine may go on: its pages are copied.

@@ -16,6 +16,7 @@ use crate::exit::{self, Exit, Failure};
 use crate::output::{Output, Report, Style, Tone, Verbosity, number_list, table};
 use checks::{Check, Status};
 use facts::Facts;
+use figures::Figures;
 
 /// Show what this host offers big memory, and how to fix what is missing
 ///
@@ -31,7 +32,7 @@ pub(crate) struct Args {}
 
 /// Asks the host and prints what it offers.
 pub(crate) fn run(_: &Args, out: &Output) -> Result<Exit, Failure> {
-    out.log("asking the kernel, and measuring stores and page faults (a moment)");
+    out.log("asking the kernel, and measuring stores");
     let facts = Facts::of_host();
     let report = Doctor::of(&facts);
     out.print(&report)?;
@@ -40,6 +41,7 @@ pub(crate) fn run(_: &Args, out: &Output) -> Result<Exit, Failure> {
 
 /// How many checks came out how.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 struct Counts {
     ok: usize,
     note: usize,
@@ -48,13 +50,14 @@ struct Counts {
 }
 
 #[derive(Debug, Serialize)]
-struct Doctor<'a> {
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub(crate) struct Doctor<'a> {
     uzone_version: &'static str,
     is_ready: bool,
     counts: Counts,
     checks: Vec<Check>,
     #[serde(flatten)]
-    figures: serde_json::Value,
+    figures: Figures,
     #[serde(skip)]
     facts: &'a Facts,
 }
@@ -74,7 +77,7 @@ impl<'a> Doctor<'a> {
             is_ready: counts.fail == 0,
             counts,
             checks,
-            figures: figures::of(facts),
+            figures: Figures::from(facts),
             facts,
         }
     }

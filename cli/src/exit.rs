@@ -187,6 +187,7 @@ pub struct Failure {
 
 /// `uzone.error/1`: a failure as an object.
 #[derive(Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ErrorObject {
     schema: &'static str,
     error: String,

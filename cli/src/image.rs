@@ -132,6 +132,7 @@ impl Threads {
 
 /// What of a rate is printed and put into objects.
 #[derive(Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub(crate) struct Work {
     wall_ns: u64,
     bytes_per_s: u64,

@@ -11,3 +11,5 @@
 pub mod exit;
 pub mod output;
 pub mod progress;
+#[cfg(feature = "schema")]
+pub mod schema;

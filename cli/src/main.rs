@@ -12,6 +12,8 @@ mod generate;
 mod image;
 mod offload;
 mod report;
+#[cfg(test)]
+mod schemas;
 mod serve;
 mod status;
 mod user;

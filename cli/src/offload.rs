@@ -51,7 +51,8 @@ pub(crate) struct Args {
 }
 
 #[derive(Debug, Serialize)]
-struct OffloadReport {
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub(crate) struct OffloadReport {
     faults: u64,
     asked_bytes: u64,
     around_bytes: u64,

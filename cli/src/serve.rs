@@ -36,7 +36,9 @@ use uzone_server::{
 };
 use uzone_snapshot::{Root, is_url};
 
-use self::events::{Happened, Line};
+pub(crate) use self::events::Line;
+
+use self::events::Happened;
 use crate::exit::{self, Exit, Failure};
 use crate::image::{OnDisk, Requests};
 use crate::output::Output;

@@ -74,7 +74,8 @@ impl Socket {
 }
 
 #[derive(Debug, Serialize)]
-struct StatusReport {
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub(crate) struct StatusReport {
     #[serde(flatten)]
     status: Status,
     /// Whether its text is metrics.

@@ -32,6 +32,7 @@ pub const FLOOR: f64 = 0.15;
 
 /// What of two rows is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Measure {
     /// The share of the limit; more is better.
@@ -44,6 +45,7 @@ pub enum Measure {
 
 /// What became of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
     /// As it was, within the noise.
@@ -62,6 +64,7 @@ pub enum Verdict {
 
 /// One row in both runs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Compared {
     /// The id.
     pub id: String,
@@ -87,6 +90,7 @@ pub struct Compared {
 
 /// Two runs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Comparison {
     /// The rows that both have, in the order of this run.
     pub rows: Vec<Compared>,

@@ -40,6 +40,7 @@ fn read(path: &Path) -> Result<(Bench, Vec<Part>), Failure> {
 
 /// `uzone.bench-check/1`: what came of a comparison.
 #[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 struct Checked {
     file: String,
     benchmark: String,
@@ -264,5 +265,25 @@ fn words(verdict: Verdict) -> &'static str {
         Verdict::WorseOnce => "slower once",
         Verdict::WorseTwice => "slower twice",
         Verdict::Yardstick => "yardstick",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use uzone_cli::schema::{check, of};
+    use uzone_report::results::BENCH_SCHEMA;
+
+    use super::*;
+
+    /// `UZONE_WRITE_SCHEMAS=1 cargo test -p uzone-bench schema` writes them.
+    #[test]
+    fn each_schema_is_made_of_the_type_that_is_printed() {
+        let schemas = [
+            of::<Bench>(BENCH_SCHEMA, "The times of a benchmark."),
+            of::<Checked>(SCHEMA, "The result of `uzone-bench --check --json`."),
+        ];
+        check(&Path::new(env!("CARGO_MANIFEST_DIR")).join("schema"), schemas);
     }
 }

@@ -1,11 +1,13 @@
 //! Helpers that the tests of the program share.
 
+use std::collections::HashMap;
 use std::fmt::Display;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
+use jsonschema::Validator;
 use serde_json::Value;
 
 /// Returns the program, without the variables that change its output, and with nothing to read.
@@ -112,23 +114,18 @@ impl Drop for Dir {
 
 /// Fails unless `object` keeps to the schema of that name, such as `uzone.bench-1`.
 pub(crate) fn keeps_to(name: &str, object: &Value) {
-    static SCHEMAS: OnceLock<Vec<(String, Value)>> = OnceLock::new();
-    let schemas = SCHEMAS.get_or_init(|| {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../cli/schema");
-        let schema = |entry: Result<fs::DirEntry, std::io::Error>| {
+    static VALIDATORS: OnceLock<HashMap<String, Validator>> = OnceLock::new();
+    let validators = VALIDATORS.get_or_init(|| {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("schema");
+        let validator = |entry: Result<fs::DirEntry, std::io::Error>| {
             let text = fs::read_to_string(entry.expect("an entry").path()).expect("text");
             let schema: Value = serde_json::from_str(&text).expect("a schema is JSON");
-            (string(&schema, "$id").to_owned(), schema)
+            let validator = jsonschema::validator_for(&schema).expect("a schema is a schema");
+            (string(&schema, "$id").to_owned(), validator)
         };
-        fs::read_dir(folder).expect("the schemas").map(schema).collect()
+        fs::read_dir(folder).expect("the schemas").map(validator).collect()
     });
-    let of_all = schemas.iter().map(|(id, schema)| (id, schema.clone()));
-    let registry = jsonschema::Registry::new().extend(of_all).expect("an id is an address");
-    let registry = registry.prepare().expect("schemas refer to each other only");
-    let id = format!("{name}.schema.json");
-    let (_, wanted) = schemas.iter().find(|(known, _)| *known == id).expect("a schema");
-    let validator = jsonschema::options().with_registry(&registry).build(wanted);
-    let validator = validator.expect("a schema is a schema");
+    let validator = &validators[&format!("{name}.schema.json")];
     let errors: Vec<_> = validator.iter_errors(object).map(|error| error.to_string()).collect();
     assert!(errors.is_empty(), "{errors:#?}");
 }

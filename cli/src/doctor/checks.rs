@@ -21,6 +21,7 @@ use crate::output::{human_duration, number_list};
 
 /// How a check came out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Status {
     /// As it should be.
@@ -35,6 +36,7 @@ pub(super) enum Status {
 
 /// One line of the report.
 #[derive(Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub(super) struct Check {
     pub(super) name: String,
     pub(super) status: Status,
@@ -102,10 +104,8 @@ const HOST: [Named; 10] = [
     ("huge pages for memfd", false, thp_files),
 ];
 
-const CALLS: [Named; 5] = [
-    ("make memory present", true, populate),
+const CALLS: [Named; 3] = [
     ("make pages huge later", false, collapse),
-    ("see what is present", false, scan),
     ("userfaultfd", false, uffd),
     ("userfaultfd features", false, uffd_features),
 ];
@@ -129,13 +129,27 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     checks
 }
 
+/// The oldest release that uzone runs on.
+const FLOOR: (u32, u32) = (6, 7);
+
+/// Returns the first two numbers of a release.
+fn numbers(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|end: char| !end.is_ascii_digit()).map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
 fn kernel(facts: &Facts) -> Check {
     let system = if facts.system == "linux" { "Linux" } else { facts.system };
     let value = format!("{system} {} on {}", facts.release, facts.machine);
-    if system == "Linux" && facts.address_bits == 64 {
-        Check::ok(value)
-    } else {
-        Check::not_ok(Status::Fail, format!("{value}, {} bits", facts.address_bits), "64-bit Linux")
+    if system != "Linux" || facts.address_bits != 64 {
+        let value = format!("{value}, {} bits", facts.address_bits);
+        return Check::not_ok(Status::Fail, value, "64-bit Linux");
+    }
+    match numbers(&facts.release) {
+        Some(release) if release < FLOOR => {
+            Check::not_ok(Status::Fail, value, format!("Linux {}.{} or newer", FLOOR.0, FLOOR.1))
+        }
+        _ => Check::ok(value),
     }
 }
 
@@ -459,14 +473,6 @@ fn proposed_pages(size: PageSize, available: Option<ByteLen>) -> u64 {
     }
 }
 
-fn populate(facts: &Facts) -> Check {
-    if facts.can_populate {
-        Check::ok("in one call (MADV_POPULATE_WRITE)")
-    } else {
-        Check::note("page by page: slower (no MADV_POPULATE_WRITE)", "Linux 5.14 or newer")
-    }
-}
-
 fn collapse(facts: &Facts) -> Check {
     if facts.can_collapse {
         Check::ok("yes (MADV_COLLAPSE)")
@@ -476,13 +482,6 @@ fn collapse(facts: &Facts) -> Check {
             "Linux 6.1 or newer, built with CONFIG_TRANSPARENT_HUGEPAGE",
         )
     }
-}
-
-fn scan(facts: &Facts) -> Check {
-    Check::of(&facts.can_scan, |can_scan| match can_scan {
-        true => Check::ok("in runs (PAGEMAP_SCAN)"),
-        false => Check::note("page by page: slower (no PAGEMAP_SCAN)", "Linux 6.7 or newer"),
-    })
 }
 
 /// Returns an access on one line, with what the kernel answered.

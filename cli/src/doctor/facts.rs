@@ -1,8 +1,7 @@
 //! What the host reports, unchanged: [`Facts`]. `checks.rs` decides what it means.
 //!
 //! A fact that could not be had stays an error, so that the report can name the cause.
-//! Cost: reading some forty small files, a mapping of [`TRIAL`], the measurement of the stores (some
-//! 100 ms), and a thousand page faults (about as long).
+//! Cost: reading some forty small files, a mapping of [`TRIAL`], and the measurement of the stores (some 100 ms).
 
 use std::env::consts;
 use std::io;
@@ -48,12 +47,8 @@ pub(super) struct Facts {
     pub(super) uffd_device: io::Result<bool>,
     pub(super) uffd_unprivileged: Result<bool, SysError>,
     pub(super) uffd_features: Result<(Features, Vec<&'static str>), UffdError>,
-    /// Whether `MADV_POPULATE_WRITE` is known.
-    pub(super) can_populate: bool,
     /// Whether `MADV_COLLAPSE` is known.
     pub(super) can_collapse: bool,
-    /// Whether `PAGEMAP_SCAN` is known.
-    pub(super) can_scan: Result<bool, SysError>,
     /// How much memory a process may lock; `None` is no limit.
     pub(super) memlock: Option<ByteLen>,
     /// Whether this process may lock more than that.
@@ -123,9 +118,7 @@ impl Facts {
             uffd_device: probe::uffd_device(),
             uffd_unprivileged: probe::uffd_is_unprivileged(root),
             uffd_features: probe::uffd_features(),
-            can_populate: probe::madvise_populate_is_known(),
             can_collapse: probe::madvise_collapse_is_known(),
-            can_scan: probe::pagemap_scan_is_known(),
             memlock: probe::memlock_limit(),
             // Unread, it is not assumed: the report then shows the limit, which is on the safe side.
             is_memlock_exempt: capabilities(None)

@@ -28,6 +28,7 @@ pub(crate) struct Args {
 
 /// What is known of one image of a chain.
 #[derive(Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 struct Shown {
     image: String,
     root: String,
@@ -94,6 +95,7 @@ impl Shown {
 
 /// A region of guest memory.
 #[derive(Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 struct Region {
     guest_addr: u64,
     offset_bytes: u64,
@@ -102,7 +104,8 @@ struct Region {
 }
 
 #[derive(Debug, Serialize)]
-struct InspectReport {
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub(crate) struct InspectReport {
     /// The image, its parent, and so on.
     chain: Vec<Shown>,
     regions: Vec<Region>,

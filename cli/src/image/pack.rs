@@ -121,7 +121,8 @@ fn region(text: &str) -> Result<ImageRegion, &'static str> {
 }
 
 #[derive(Debug, Serialize)]
-struct PackReport {
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub(crate) struct PackReport {
     image: String,
     root: String,
     codec: &'static str,

@@ -25,7 +25,8 @@ pub(crate) struct Args {
 }
 
 #[derive(Debug, Serialize)]
-struct UnpackReport {
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub(crate) struct UnpackReport {
     output: String,
     root: String,
     image_bytes: u64,

@@ -25,7 +25,8 @@ pub(crate) struct Args {
 }
 
 #[derive(Debug, Serialize)]
-struct VerifyReport {
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub(crate) struct VerifyReport {
     root: String,
     /// Whether the root hash was required, so that the bytes are authentic.
     root_was_required: bool,

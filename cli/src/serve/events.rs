@@ -12,7 +12,8 @@ use crate::output::{Report, Style};
 
 /// `uzone.serve/1`: one line for each thing that happens.
 #[derive(Debug, Serialize)]
-pub(super) struct Line<'a> {
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub(crate) struct Line<'a> {
     /// When it happened, as RFC 3339 has it, in milliseconds.
     time: String,
     #[serde(flatten)]
@@ -30,8 +31,9 @@ impl<'a> Line<'a> {
 }
 
 #[derive(Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "event", rename_all = "snake_case")]
-pub(super) enum Happened<'a> {
+pub(crate) enum Happened<'a> {
     Listening {
         socket: String,
         image: String,

@@ -3,14 +3,17 @@
 
 pub(crate) mod served;
 
+use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::fmt::Display;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use jsonschema::Validator;
 use serde_json::Value;
 use uzone_attach::{AttachError, AttachOptions, AttachedMemory};
 
@@ -144,28 +147,27 @@ impl Drop for Dir {
     }
 }
 
-/// Fails unless `object` keeps to the schema of that name, such as `uzone.demo-1`.
+/// Returns the schemas of `cli/schema`, by names such as `uzone.demo-1`.
+fn validators() -> &'static HashMap<String, Validator> {
+    static VALIDATORS: OnceLock<HashMap<String, Validator>> = OnceLock::new();
+    VALIDATORS.get_or_init(|| {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("schema");
+        let entries = fs::read_dir(folder).expect("the schemas");
+        let validator = |path: PathBuf| {
+            let text = fs::read_to_string(&path).expect("a schema is text");
+            let schema = serde_json::from_str(&text).expect("a schema is JSON");
+            let name = path.file_name().and_then(OsStr::to_str).expect("UTF-8");
+            let name = name.strip_suffix(".schema.json").expect("a schema").to_owned();
+            (name, jsonschema::validator_for(&schema).expect("a schema is a schema"))
+        };
+        entries.map(|entry| validator(entry.expect("an entry").path())).collect()
+    })
+}
+
+/// Fails unless `object` keeps to the schema of that name.
 pub(crate) fn keeps_to(name: &str, object: &Value) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("schema");
-    let mut registry = jsonschema::Registry::new();
-    let mut wanted = None;
-    for entry in fs::read_dir(folder).expect("the schemas") {
-        let path = entry.expect("an entry").path();
-        let text = fs::read_to_string(&path).expect("a schema is text");
-        let schema: Value = serde_json::from_str(&text).expect("a schema is JSON");
-        let id = schema["$id"].as_str().expect("a schema has an id").to_owned();
-        if id == format!("{name}.schema.json") {
-            wanted = Some(schema.clone());
-        }
-        registry = registry.add(id, schema).expect("an id is an address");
-    }
-    let registry = registry.prepare().expect("schemas refer to each other only");
-    let wanted = wanted.expect("there is a schema of that name");
-    let validator = jsonschema::options()
-        .with_registry(&registry)
-        .build(&wanted)
-        .expect("a schema is a schema");
-    let errors: Vec<_> = validator.iter_errors(object).map(|error| error.to_string()).collect();
+    let errors = validators()[name].iter_errors(object).map(|error| error.to_string());
+    let errors: Vec<_> = errors.collect();
     assert!(errors.is_empty(), "{errors:#?}");
 }
 
