@@ -285,7 +285,7 @@ impl Image {
     /// sources of its parents.
     #[must_use]
     pub fn sources(&self) -> Vec<String> {
-        let own = self.own_sources().map(|source| source.name());
+        let own = self.own_sources().map(Source::name);
         own.chain(self.parent.iter().flat_map(|parent| parent.sources())).collect()
     }
 

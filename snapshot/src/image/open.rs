@@ -518,7 +518,7 @@ mod tests {
             Image::open_found(source, found, &caches, limit)
         };
         assert_eq!(open(1).unwrap().parents(), 1);
-        let error = open(0).err().expect("one more than the limit");
+        let error = open(0).expect_err("one more than the limit");
         assert!(matches!(error, SnapshotError::TooDeep { .. }), "{error}");
         for path in [base, child] {
             std::fs::remove_file(path).unwrap();
