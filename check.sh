@@ -3,7 +3,7 @@
 #
 #   ./check.sh            the checks of every commit: format, Clippy, tests, examples, documentation, packages
 #   ./check.sh long       the longer ones: stress for a minute, loom, Miri, AddressSanitizer, fuzzing, DAX in a virtual
-#                         machine, other readers of images, and the rules for dependencies
+#                         machine, other readers of images, the Python package, and the rules for dependencies
 #   ./check.sh test doc   these stages alone
 #
 # REQUIRE_ALL=1 makes a skipped test case a failure.
@@ -12,7 +12,7 @@ set -euo pipefail
 cd "$(dirname "$0")"
 
 STAGES=(format clippy test examples doc package)
-LONG_STAGES=(stress loom miri asan fuzz dax readers deny)
+LONG_STAGES=(stress loom miri asan fuzz dax readers python deny)
 MIRI_TOOLCHAIN=${MIRI_TOOLCHAIN:-nightly}
 LOGS=$(mktemp -d)
 trap 'rm -rf "$LOGS"' EXIT
@@ -283,6 +283,28 @@ stage_fuzz() {
         ran=$((ran + 1))
     done
     say "$ran parsers" >"$LOGS/fuzz.summary"
+}
+
+# The Python package, its examples and its guide. What maturin builds by `cargo rustc` would be compiled for another
+# profile, so the package is put together from the library of this one; the wheel has the same files.
+stage_python() {
+    local place=$PWD/target/python package=$PWD/target/python-package
+    [ -x "$place/bin/python" ] || python3 -m venv "$place" || {
+        say "skipped: python: python3 with the module venv is missing"
+        return 0
+    }
+    if ! "$place/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+        say "skipped: python: it needs Python 3.11"
+        return 0
+    fi
+    "$place/bin/pip" install --quiet --disable-pip-version-check 'numpy>=2.3,<3' 'pytest>=9,<10' 'mypy>=2.4,<3'
+    cargo build --profile test -p uzone-python --locked
+    rm -rf "$package"
+    mkdir -p "$package"
+    cp -r python/uzone "$package"
+    cp target/debug/lib_uzone.so "$package/uzone/_uzone.abi3.so"
+    PYTHONPATH=$package limited 600 "$place/bin/python" -m pytest -q -p no:cacheprovider python/tests
+    count_tests python
 }
 
 stage_deny() {

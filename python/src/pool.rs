@@ -1,0 +1,564 @@
+//! Pools of registered host memory: [`HostPool`].
+
+use std::error::Error;
+use std::ffi::c_int;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyMemoryView};
+use uzone::hostpool::{
+    self, Budget, HostPoolError, HostPoolOptions, HostPoolReport, Pages, Pause, Place, Register,
+    Registration, Zeroing,
+};
+use uzone::{ByteLen, PageSize};
+use uzone_os::Addr;
+
+use crate::block::{Block, Loan, check_process, device, is_versioned};
+use crate::error::Failure;
+use crate::exit::{self, Ends};
+use crate::lend::Lent;
+use crate::range::Size;
+use crate::watch::drop_detached;
+use crate::{buffer, dlpack};
+
+/// How long a call waits before it handles signals.
+const LOOK: Duration = Duration::from_millis(100);
+
+type Pool = Lent<Arc<hostpool::HostPool>>;
+
+impl Ends for Pool {
+    fn end(&self) {
+        // The library stops the threads of a pool whose memory a buffer has.
+        drop(self.take());
+    }
+}
+
+/// A pool of host memory that an accelerator reads and writes directly.
+///
+/// It is usable at once at any size: threads make the memory present ahead, and one registers it with the driver behind
+/// them, piece by piece, with pauses in which other threads use the driver.
+///
+/// The pool itself has the buffer protocol and DLPack: all of its memory, in which block ``n`` starts at byte
+/// ``n * block_bytes``.
+///
+/// Parameters
+/// ----------
+/// size : int or str
+///     The bytes of the pool, such as ``"300G"``; as many whole blocks as fit.
+/// block : int or str, optional
+///     The bytes of a block, a multiple of the host's page.
+/// register : {None, "cuda", "hip", "mlock"} or pair of callables, optional
+///     Who registers the memory. A driver does so in the context that is current on the calling thread: make one before,
+///     as by ``torch.cuda.init()`` and a first tensor. A pair ``(register, unregister)`` is called as
+///     ``register(address, nbytes)`` and ``unregister(address)`` by a thread of the pool.
+/// pages : {"huge", "small"} or int or str, optional
+///     ``"huge"``: transparent huge pages as far as the host has them. A size such as ``"2M"``: pages of the host's
+///     hugetlb pool, which are reserved before.
+/// node : int or "interleaved", optional
+///     The NUMA node of the memory; by default, that of the threads that make it present.
+/// clear : {"ahead", "take", "release", "never"}, optional
+///     When a block is cleared that had an owner before.
+/// start : {"background", "eager", "demand"}, optional
+///     When memory is made present and registered: behind the call, before it returns, or by each first `take`.
+/// piece : int or str, optional
+///     The most bytes that are registered at a time.
+/// pause : float, optional
+///     The seconds between two pieces; by default, a tenth of the time that the last piece took.
+/// all_or_nothing : bool, optional
+///     Hand out no block before all are registered, and none if one cannot be.
+///
+/// Attributes
+/// ----------
+/// nbytes, block_bytes, block_count : int
+///     The bytes of the pool and of a block, and the number of blocks.
+/// ready : int
+///     The bytes that are present and registered, handed out or not.
+/// buffer : memoryview
+///     All memory of the pool.
+/// closed : bool
+///     Whether it was closed.
+///
+/// Raises
+/// ------
+/// NotSupportedError
+///     If there is no driver or no context of it.
+/// OutOfMemoryError
+///     If the host has less memory.
+///
+/// Notes
+/// -----
+/// A process that was forked off does not have the memory.
+///
+/// Examples
+/// --------
+/// >>> pool = uzone.HostPool("300G", block="2M", register="cuda")
+/// >>> block = pool.take()
+/// >>> keys = torch.frombuffer(block, dtype=torch.bfloat16)
+/// >>> keys.is_pinned()
+/// True
+#[pyclass(frozen, module = "uzone", weakref)]
+pub(crate) struct HostPool {
+    pool: Arc<Pool>,
+    /// The kind of device of DLPack that sees the memory.
+    device: i32,
+    /// The process that has the memory.
+    process: u32,
+}
+
+/// Functions of Python that register memory.
+struct Callables {
+    register: Py<PyAny>,
+    unregister: Py<PyAny>,
+}
+
+impl Callables {
+    fn call(
+        &self,
+        call: impl FnOnce(Python<'_>) -> PyResult<()>,
+    ) -> Result<(), Box<dyn Error + Send + Sync>> {
+        // No thread but the one that ends it may enter an interpreter that ends.
+        exit::check_call()?;
+        Python::try_attach(call)
+            .unwrap_or_else(|| Err(Failure::input("the interpreter has ended").into()))?;
+        Ok(())
+    }
+}
+
+impl Register for Callables {
+    fn register(&self, start: Addr, len: ByteLen) -> Result<(), Box<dyn Error + Send + Sync>> {
+        self.call(|py| self.register.call1(py, (start.get(), len.get())).map(drop))
+    }
+
+    fn unregister(&self, start: Addr) -> Result<(), Box<dyn Error + Send + Sync>> {
+        self.call(|py| self.unregister.call1(py, (start.get(),)).map(drop))
+    }
+}
+
+/// Returns who registers memory, and the kind of device of DLPack that sees it.
+fn registration(register: Option<&Bound<'_, PyAny>>) -> PyResult<(Registration, i32)> {
+    let Some(register) = register else { return Ok((Registration::None, dlpack::CPU)) };
+    if let Ok((register, unregister)) = register.extract::<(Py<PyAny>, Py<PyAny>)>() {
+        let callables = Callables { register, unregister };
+        return Ok((Registration::With(Arc::new(callables)), dlpack::CPU));
+    }
+    match register.extract::<&str>() {
+        Ok("cuda") => Ok((Registration::Cuda, dlpack::CUDA_HOST)),
+        Ok("hip") => Ok((Registration::Hip, dlpack::ROCM_HOST)),
+        Ok("mlock") => Ok((Registration::Locked, dlpack::CPU)),
+        _ => {
+            let why = "register is \"cuda\", \"hip\", \"mlock\", None, or a pair of callables";
+            Err(Failure::input(why).into())
+        }
+    }
+}
+
+fn pages(pages: &Bound<'_, PyAny>) -> PyResult<Pages> {
+    match pages.extract::<&str>() {
+        Ok("huge") => Ok(Pages::Transparent),
+        Ok("small") => Ok(Pages::Small),
+        _ => {
+            let bytes = pages.extract::<Size>()?.0.get();
+            let page = PageSize::try_from_bytes(bytes);
+            Ok(Pages::Hugetlb(page.map_err(|error| Failure::input(error.to_string()))?))
+        }
+    }
+}
+
+fn place(node: Option<&Bound<'_, PyAny>>) -> PyResult<Place> {
+    let Some(node) = node else { return Ok(Place::Anywhere) };
+    match (node.extract::<u32>(), node.extract::<&str>()) {
+        (Ok(number), _) => Ok(Place::Node(number)),
+        (_, Ok("interleaved")) => Ok(Place::Interleaved),
+        _ => Err(Failure::input("node is a number, \"interleaved\" or None").into()),
+    }
+}
+
+fn zeroing(clear: &str) -> Result<Zeroing, Failure> {
+    match clear {
+        "ahead" => Ok(Zeroing::default()),
+        "take" => Ok(Zeroing::OnTake),
+        "release" => Ok(Zeroing::OnRelease),
+        "never" => Ok(Zeroing::Never),
+        _ => Err(Failure::input("clear is \"ahead\", \"take\", \"release\" or \"never\"")),
+    }
+}
+
+fn budget(start: &str) -> Result<Budget, Failure> {
+    match start {
+        "background" => Ok(Budget::Background),
+        "eager" => Ok(Budget::Eager),
+        "demand" => Ok(Budget::OnDemand),
+        _ => Err(Failure::input("start is \"background\", \"eager\" or \"demand\"")),
+    }
+}
+
+/// Returns a time in seconds as one; `None` is for ever.
+fn seconds(name: &str, seconds: Option<f64>) -> Result<Option<Duration>, Failure> {
+    let time = seconds.map(|seconds| Duration::try_from_secs_f64(seconds.max(0.0)));
+    time.transpose().map_err(|_| Failure::input(format!("{name} is a number of seconds")))
+}
+
+/// Calls `wait` with short times, and handles signals in between, until the time is up.
+fn waited<T: Send>(
+    py: Python<'_>,
+    timeout: Option<Duration>,
+    wait: impl Fn(Duration) -> Result<T, HostPoolError> + Sync,
+) -> PyResult<T> {
+    let started = Instant::now();
+    loop {
+        let asked = started.elapsed();
+        let within = timeout.map_or(LOOK, |timeout| timeout.saturating_sub(asked)).min(LOOK);
+        match py.detach(|| wait(within)) {
+            // A pool that is filled on demand does not wait.
+            Err(HostPoolError::NotReady { .. })
+                if !within.is_zero() && started.elapsed() - asked >= within =>
+            {
+                py.check_signals()?;
+            }
+            answer => return Ok(answer.map_err(Failure::from)?),
+        }
+    }
+}
+
+impl HostPool {
+    fn look<R>(&self, look: impl FnOnce(&hostpool::HostPool) -> R) -> Result<R, Failure> {
+        self.pool.look(|pool| look(pool)).ok_or_else(closed)
+    }
+
+    /// Calls `with` with the pool, if this process has it.
+    fn with<R>(&self, with: impl FnOnce(&hostpool::HostPool) -> PyResult<R>) -> PyResult<R> {
+        check_process(self.process)?;
+        let pool = self.pool.look(Arc::clone).ok_or_else(closed)?;
+        let result = with(&pool);
+        // Another thread may have closed it meanwhile. The drop waits for threads that may call Python.
+        if let Some(pool) = Arc::into_inner(pool) {
+            drop_detached(pool);
+        }
+        result
+    }
+}
+
+#[pymethods]
+impl HostPool {
+    #[new]
+    #[pyo3(signature = (size, block=Size(ByteLen::mib(2)), register=None, *, pages=None, node=None, clear="ahead",
+                        start="background", piece=Size(ByteLen::mib(64)), pause=None, all_or_nothing=false),
+           text_signature = "(size, block='2M', register=None, *, pages='huge', node=None, clear='ahead', \
+                             start='background', piece='64M', pause=None, all_or_nothing=False)")]
+    #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
+    fn new(
+        py: Python<'_>,
+        size: Size,
+        block: Size,
+        register: Option<&Bound<'_, PyAny>>,
+        pages: Option<&Bound<'_, PyAny>>,
+        node: Option<&Bound<'_, PyAny>>,
+        clear: &str,
+        start: &str,
+        piece: Size,
+        pause: Option<f64>,
+        all_or_nothing: bool,
+    ) -> PyResult<Self> {
+        exit::check_open()?;
+        let (registration, device) = registration(register)?;
+        let pause = seconds("pause", pause)?.map_or(Pause::Adaptive, Pause::Fixed);
+        let mut options = HostPoolOptions::default()
+            .block(block.0)
+            .register(registration)
+            .pages(pages.map_or(Ok(Pages::default()), self::pages)?)
+            .place(place(node)?)
+            .zeroing(zeroing(clear)?)
+            .budget(budget(start)?)
+            .piece(piece.0)
+            .pause(pause);
+        if all_or_nothing {
+            options = options.all_or_nothing();
+        }
+        // On this thread, which has the context of the driver.
+        let pool =
+            py.detach(|| hostpool::HostPool::open(size.0, options)).map_err(Failure::from)?;
+        let pool = Arc::new(Pool::new(Arc::new(pool)));
+        exit::add(&pool);
+        Ok(Self { pool, device, process: std::process::id() })
+    }
+
+    /// Take a block that is ready, every byte of it zero.
+    ///
+    /// Waits until a block is ready, and not until one is given back.
+    ///
+    /// Parameters
+    /// ----------
+    /// timeout : float, optional
+    ///     The most seconds to wait; without end by default.
+    ///
+    /// Returns
+    /// -------
+    /// Block
+    ///
+    /// Raises
+    /// ------
+    /// TimedOutError
+    ///     If no block became ready in time.
+    /// OutOfMemoryError
+    ///     If all blocks are handed out.
+    #[pyo3(signature = (timeout=None))]
+    fn take(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Block> {
+        self.blocks(py, 1, timeout)
+    }
+
+    /// Take a block that is ready, or return None.
+    ///
+    /// Returns
+    /// -------
+    /// Block or None
+    fn try_take(&self, py: Python<'_>) -> PyResult<Option<Block>> {
+        let taken =
+            self.with(|pool| Ok(py.detach(|| pool.try_take()).map_err(Failure::from)?))?;
+        Ok(taken.map(|block| Block::new(block, self.device)))
+    }
+
+    /// Take several blocks in a row, as one contiguous buffer.
+    ///
+    /// Parameters
+    /// ----------
+    /// count : int
+    ///     The number of blocks; ``pool.block_count`` takes the whole pool.
+    /// timeout : float, optional
+    ///     The most seconds to wait; without end by default.
+    ///
+    /// Returns
+    /// -------
+    /// Block
+    ///
+    /// Raises
+    /// ------
+    /// TimedOutError
+    ///     If not as many became ready in time.
+    /// OutOfMemoryError
+    ///     If there are not as many free blocks in a row.
+    #[pyo3(signature = (count, timeout=None))]
+    fn blocks(&self, py: Python<'_>, count: usize, timeout: Option<f64>) -> PyResult<Block> {
+        let timeout = seconds("timeout", timeout)?;
+        let take =
+            |pool: &hostpool::HostPool| waited(py, timeout, |within| pool.take_run(count, within));
+        Ok(Block::new(self.with(take)?, self.device))
+    }
+
+    /// Wait until memory is ready.
+    ///
+    /// Parameters
+    /// ----------
+    /// nbytes : int or str, optional
+    ///     The bytes to wait for; all by default.
+    /// timeout : float, optional
+    ///     The most seconds to wait; without end by default.
+    ///
+    /// Returns
+    /// -------
+    /// int
+    ///     The bytes that are ready.
+    ///
+    /// Raises
+    /// ------
+    /// TimedOutError
+    ///     If they were not ready in time.
+    #[pyo3(signature = (nbytes=None, timeout=None))]
+    fn wait_ready(
+        &self,
+        py: Python<'_>,
+        nbytes: Option<Size>,
+        timeout: Option<f64>,
+    ) -> PyResult<u64> {
+        let timeout = seconds("timeout", timeout)?;
+        self.with(|pool| {
+            let bytes = nbytes.map_or(pool.len(), |size| size.0);
+            Ok(waited(py, timeout, |within| pool.wait_ready(bytes, within))?.get())
+        })
+    }
+
+    /// Return how the pool was made, and why it is not better.
+    ///
+    /// Returns
+    /// -------
+    /// dict
+    ///     Bytes: ``nbytes``, ``block_bytes``, ``ready``, ``huge``, ``small``. Seconds: ``populating``, ``registering``,
+    ///     ``longest_piece``, ``first_ready``, ``all_ready``. Others: ``node``, ``registered_by``, ``pieces``, and
+    ///     ``notes``, a list of sentences. A value that is not known yet is None.
+    fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let HostPoolReport {
+            len,
+            block,
+            ready,
+            huge,
+            small,
+            node,
+            registered_by,
+            pieces,
+            populating,
+            registering,
+            longest_piece,
+            first_ready,
+            all_ready,
+            notes,
+            ..
+        } = self.look(hostpool::HostPool::report)?;
+        let dict = PyDict::new(py);
+        dict.set_item("nbytes", len.get())?;
+        dict.set_item("block_bytes", block.get())?;
+        dict.set_item("ready", ready.get())?;
+        dict.set_item("huge", huge.map(ByteLen::get))?;
+        dict.set_item("small", small.map(ByteLen::get))?;
+        dict.set_item("node", node)?;
+        dict.set_item("registered_by", registered_by)?;
+        dict.set_item("pieces", pieces)?;
+        dict.set_item("populating", populating.as_secs_f64())?;
+        dict.set_item("registering", registering.as_secs_f64())?;
+        dict.set_item("longest_piece", longest_piece.as_secs_f64())?;
+        dict.set_item("first_ready", first_ready.map(|time| time.as_secs_f64()))?;
+        dict.set_item("all_ready", all_ready.map(|time| time.as_secs_f64()))?;
+        dict.set_item("notes", notes)?;
+        Ok(dict)
+    }
+
+    /// Return counts of the blocks.
+    ///
+    /// Returns
+    /// -------
+    /// dict
+    ///     ``blocks``, of which ``used`` are handed out, ``zero`` are free, ``dirty`` have to be cleared first, ``in_work``
+    ///     are not ready yet or being cleared, and ``bad`` are never handed out. ``cleared_ahead``, ``cleared_on_demand``
+    ///     and ``cleared_on_release``: blocks that were cleared so.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = self.look(hostpool::HostPool::stats)?;
+        let dict = PyDict::new(py);
+        dict.set_item("blocks", stats.blocks)?;
+        dict.set_item("used", stats.used)?;
+        dict.set_item("zero", stats.zero)?;
+        dict.set_item("dirty", stats.dirty)?;
+        dict.set_item("in_work", stats.in_work)?;
+        dict.set_item("bad", stats.bad)?;
+        dict.set_item("cleared_ahead", stats.cleared_ahead)?;
+        dict.set_item("cleared_on_demand", stats.cleared_on_demand)?;
+        dict.set_item("cleared_on_release", stats.cleared_on_release)?;
+        Ok(dict)
+    }
+
+    #[getter]
+    fn nbytes(&self) -> PyResult<u64> {
+        Ok(self.look(|pool| pool.len().get())?)
+    }
+
+    #[getter]
+    fn block_bytes(&self) -> PyResult<u64> {
+        Ok(self.look(|pool| pool.block_len().get())?)
+    }
+
+    #[getter]
+    fn block_count(&self) -> PyResult<usize> {
+        Ok(self.look(hostpool::HostPool::blocks)?)
+    }
+
+    #[getter]
+    fn ready(&self) -> PyResult<u64> {
+        Ok(self.look(|pool| pool.ready().get())?)
+    }
+
+    #[getter]
+    fn closed(&self) -> bool {
+        self.pool.look(|_| ()).is_none()
+    }
+
+    #[getter]
+    fn buffer<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyMemoryView>> {
+        PyMemoryView::from(slf.as_any())
+    }
+
+    /// Stop the threads of the pool, and give its memory back when no block has it.
+    ///
+    /// Raises
+    /// ------
+    /// BufferError
+    ///     If an array or another buffer has the memory of the pool as a whole.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let pool = self.pool.take()?;
+        py.detach(|| drop(pool));
+        Ok(())
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.close(py)
+    }
+
+    fn __repr__(&self) -> String {
+        let shown = self.look(|pool| {
+            let (count, block) = (pool.blocks(), pool.block_len());
+            format!("{count} blocks of {block}, {} of {} ready", pool.ready(), pool.len())
+        });
+        format!("<uzone.HostPool, {}>", shown.unwrap_or_else(|_| "closed".to_owned()))
+    }
+
+    /// Return all memory of the pool as a DLPack capsule.
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<&Bound<'py, PyAny>>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let _ = stream; // no work of the pool is in a stream
+        let device = device(self.device, dl_device, copy)?;
+        check_process(self.process)?;
+        let look = |pool: &Arc<hostpool::HostPool>| (pool.addr().get(), pool.len().get());
+        let ((addr, len), loan) = Loan::of(&self.pool, look).ok_or_else(closed)?;
+        dlpack::tensor(py, addr, len, device, is_versioned(max_version), loan)
+    }
+
+    /// Return the kind and the number of the device of `__dlpack__`.
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        (self.device, 0)
+    }
+
+    unsafe fn __getbuffer__(
+        slf: Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
+        let pool = slf.get();
+        check_process(pool.process)?;
+        let look = |pool: &Arc<hostpool::HostPool>| (pool.addr().get(), pool.len().get());
+        let (addr, len) = pool.pool.lend(look).ok_or_else(closed)?;
+        // SAFETY: `fill` wants the view of this call, its owner, and bytes that stay mapped until the view is released.
+        // The pool is lent until then.
+        let filled = unsafe { buffer::fill(&slf, view, addr, len, false, flags) };
+        if filled.is_err() {
+            pool.pool.put_back();
+        }
+        filled
+    }
+
+    unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {
+        self.pool.put_back();
+    }
+}
+
+impl Drop for HostPool {
+    fn drop(&mut self) {
+        if let Ok(Some(pool)) = self.pool.take() {
+            // It waits for the threads of the pool.
+            drop_detached(pool);
+        }
+    }
+}
+
+fn closed() -> Failure {
+    Failure::input("the pool is closed")
+}
