@@ -65,13 +65,12 @@ enum Benchmark {
     /// Extents from 4 KiB on, by every store there is; a folio of which one page is read at once;
     /// what a bystander loses; batches and pauses; how long a taker waits for a folio of a pool;
     /// the kernel's own clearing; and first touch. With root, 256 MiB of huge pages are put into
-    /// the host's pool for the run. libpmem is measured if it is installed.
+    /// the host's pool for the run.
     #[command(after_help = exit::help("uzone-bench zero --size 32M --populate-size 0", &EXITS))]
     Zero(Asked<ZeroSettings>),
-    /// Copy memory: every size, hot and cold, read at once or not, beside the C library and libpmem
+    /// Copy memory: every size, hot and cold, read at once or not, beside the C library
     ///
     /// Extents from 4 KiB on, by every store there is, several pages side by side among them.
-    /// libpmem is measured if it is installed.
     #[command(after_help = exit::help("uzone-bench copy --size 32M", &EXITS))]
     Copy(Asked<CopySettings>),
     /// Map files lazily: windows of every size, beside a one-page handler and the kernel's own

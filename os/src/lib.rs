@@ -32,7 +32,6 @@
 //! |---|---|
 //! | `driver` | [`Driver`]: the driver of an accelerator, loaded at run time, to register memory with |
 //! | `live` | [`LiveOwner`]: a value that guards keep in place, counted once |
-//! | `libpmem` | clearing and copying by libpmem, for benchmarks |
 #![cfg_attr(not(test), warn(clippy::too_many_lines))]
 
 #[cfg(not(target_os = "linux"))]
@@ -43,7 +42,6 @@ compile_error!("uzone-os maps regions larger than a 32-bit address space");
 mod driver;
 mod host;
 mod ipc;
-mod libpmem;
 mod live;
 mod map;
 mod share_work;
@@ -62,7 +60,6 @@ pub use host::{
 };
 pub use ipc::passed::{memory_file, passed_descriptors};
 pub use ipc::{peer, unix_socket};
-pub use libpmem::LibPmem;
 pub use live::{LiveArc, LiveGuard, LiveOwner, PINS, REFERENCES};
 pub use map::bytes::AccessError;
 pub use map::exclusive::{Exclusive, Exclusivity, Mapped};
