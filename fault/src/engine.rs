@@ -1,4 +1,4 @@
-//! What makes lazy mappings: [`Engine`].
+//! The maker of lazy mappings: [`Engine`].
 //!
 //! Cost: a mapping is one userfaultfd, about 40 KiB, and 8 bytes of descriptor a page. Those are written
 //! when their page is touched, but for mappings of up to 262,144 pages, which have theirs from the start.
@@ -59,10 +59,10 @@ pub(crate) const TRACED: usize = 1 << 24;
 const BLOCK_COPIED: u8 = 90;
 const BLOCK_MAPPED: u8 = 22;
 
-/// What the threads of a mapping answer their faults with, or why they do not.
+/// The slot and the source with which the threads of a mapping answer their faults, or the reason why they do not.
 type Answering = Result<(Place, Source), &'static str>;
 
-/// What makes lazy mappings and answers their faults: threads that answer, and threads that wait for
+/// The maker of lazy mappings. It answers their faults by threads that answer, and threads that wait for
 /// devices, shared by all mappings. They end when the engine and all mappings are dropped. The engines of a
 /// process share them too, unless [`EngineOptions`] choose threads.
 ///
@@ -111,8 +111,8 @@ impl Engine {
     /// A process that this one forks off does not have the mapping, unless it is of a memory file: its
     /// missing pages would be zero there.
     ///
-    /// Costs some system calls, one descriptor of a file, and 8 bytes a page for what is known about
-    /// it, in memory only where pages were touched, or at once for up to 262,144 of them.
+    /// Costs some system calls, one descriptor of a file, and 8 bytes a page for its
+    /// descriptor, in memory only where pages were touched, or at once for up to 262,144 of them.
     ///
     /// # Errors
     /// [`MapError`]: there is no userfaultfd or it lacks something, the backing is shorter, or no memory is
@@ -139,7 +139,7 @@ impl Engine {
         let zeroes_by_copy = !memory.takes(UffdCall::ZeroPage)
             || tracker.as_ref().is_some_and(|tracker| tracker.copies_zeroes());
         let policy = Policy { zeroes_by_copy, is_remote: false, is_tracked: tracker.is_some() };
-        // What takes over the faults that threads cannot answer: a page that is waited for until a deadline, and one
+        // The handover takes the faults that threads cannot answer: a page that is waited for until a deadline, and one
         // that cannot be filled, whose failure is decided about.
         let hands_over = options.deadline.is_some() || options.on_failure.is_some();
         let handover =
@@ -171,7 +171,7 @@ impl Engine {
     }
 
     /// Makes the memory of a mapping, whose faults wait from now on. Returns the size of the pages that are filled at
-    /// once, and what its threads answer faults with, or why they do not.
+    /// once, and the source from which its threads answer faults, or the reason why they do not.
     fn register(
         &self,
         len: ByteLen,
@@ -199,7 +199,8 @@ impl Engine {
         Ok((memory, page, in_thread))
     }
 
-    /// Opens the userfaultfd of a mapping. Returns what its threads answer faults with, or why they do not.
+    /// Opens the userfaultfd of a mapping. Returns the source from which its threads answer faults,
+    /// or the reason why they do not.
     fn open(
         &self,
         backing: &dyn Backing,
@@ -223,7 +224,7 @@ impl Engine {
         Ok((uffd, answering))
     }
 
-    /// Returns what the threads of a mapping can fill pages from, or why they cannot.
+    /// Returns the source from which the threads of a mapping can fill pages, or the reason why they cannot.
     fn can_answer_in_thread(
         &self,
         backing: &dyn Backing,
@@ -264,7 +265,7 @@ fn pages_in(len: ByteLen, page: PageSize) -> Result<PageCount, MapError> {
     page.pages_in(len).map_err(|_| MapError::CutsPage { len, page: ByteLen::new(page.bytes()) })
 }
 
-/// Returns what installs the pages of a mapping.
+/// Returns the kernel that installs the pages of a mapping.
 fn kernel_of(memory: &Arc<Registered>, tracker: Option<&Arc<Tracker>>) -> Arc<dyn Kernel> {
     match tracker {
         Some(tracker) => tracker.clone(),
@@ -343,7 +344,7 @@ impl fmt::Debug for Engine {
     }
 }
 
-/// Returns what the addresses of a mapping are aligned to, so that windows are the same by addresses and by
+/// Returns the alignment of the addresses of a mapping, so that windows are the same by addresses and by
 /// offsets and each lies in one page table: 2 MiB, or less for a mapping that is in one page table anyhow.
 fn table_align(len: ByteLen) -> ByteLen {
     let page = uzone_os::probe::page_size().bytes();

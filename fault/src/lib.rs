@@ -31,7 +31,7 @@
 //! It needs a userfaultfd, which any process may have for its own reads and writes; for those
 //! of system calls see [`KernelFaults`]. Units: offsets are bytes from the start of a mapping, or of its
 //! backing where that is said; lengths are [`ByteLen`]; a [`FaultAround`] is bytes. Errors are [`MapError`]
-//! where there is no mapping yet, [`LazyError`] of requests, and [`BackingError`] of what produces pages.
+//! where there is no mapping yet, [`LazyError`] of requests, and [`BackingError`] of backings.
 //! `docs/GUIDE.md` goes through it one idea after the other, from chapter 10 on. A fault goes down and
 //! back: the reader thread of the mapping gets it from the kernel (`event_loop`, `mapping_reader`), looks
 //! up the state of the page (`page_states`) and its window ([`FaultPattern`](uzone_pages::FaultPattern)),
@@ -39,14 +39,14 @@
 //! ready (`io_pool`). A sequential reader gets the whole window before it goes on; any other thread gets
 //! one page, and the neighbours follow.
 //!
-//! | folder | what is in it |
+//! | folder | contents |
 //! |---|---|
 //! | `engine` | [`Engine`]: makes mappings, owns the threads, and answers faults |
 //! | `memory` | [`LazyMapping`], [`AdoptedMemory`]: the memory whose faults are answered, and huge pages made of it |
 //! | `backing` | [`Backing`] and the back ends |
-//! | `track` | the states of pages, what was written, and what happened |
+//! | `track` | the states of pages, the written pages, and the records of faults |
 //!
-//! `options` has [`EngineOptions`] and [`LazyOptions`], `error` what can go wrong, and `stats` what happened in
+//! `options` has [`EngineOptions`] and [`LazyOptions`], `error` the errors, and `stats` the events in
 //! numbers.
 //!
 //! [`ByteLen`]: uzone_pages::ByteLen
@@ -54,7 +54,7 @@
 //! [`KernelFaults`]: uzone_os::uffd::KernelFaults
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::too_many_lines))]
-// The model of tests/loom.rs needs two files of this package and none of those that call the kernel.
+// The model of tests/loom.rs needs two files of this package, and no file that calls the kernel.
 #![cfg(not(loom))]
 
 mod backing;

@@ -38,7 +38,7 @@ pub enum Answer {
 /// How writes are tracked. Every page is installed write-protected, and the first write to it removes the
 /// protection; later ones cost nothing.
 ///
-/// What the first write to a page of 4 KiB takes, as the median of 64 MiB in a virtual machine with two
+/// The time of the first write to a page of 4 KiB, as the median of 64 MiB in a virtual machine with two
 /// busy CPUs on Linux 6.18, where one takes 0.1 to 0.3 us without tracking:
 ///
 /// | | `Async` | `Sync` |
@@ -57,7 +57,7 @@ pub enum WriteTracking {
     Sync,
 }
 
-/// What becomes of the threads that wait for a page which cannot be produced.
+/// The fate of the threads that wait for a page which cannot be produced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Refusal {
     /// The page is bad: a thread that touches it gets `SIGBUS`.
@@ -137,7 +137,7 @@ impl LazyOptions {
         self
     }
 
-    /// Limits what is done for the mapping, so that others of its reader have their turn: [`Budget`]. By
+    /// Limits the work for the mapping, so that others of its reader have their turn: [`Budget`]. By
     /// default there is no limit, and readers are fair by the time that they take.
     #[must_use]
     pub fn budget(mut self, budget: Budget) -> Self {
@@ -174,7 +174,7 @@ impl LazyOptions {
         self
     }
 
-    /// Sets what is called with a page that cannot be produced, before a thread that waits for it learns
+    /// Sets a closure that is called with a page that cannot be produced, before a thread that waits for it learns
     /// of that: by default nothing, and the page is made bad. A virtual machine whose monitor emulates an
     /// access reads zeroes from a bad page, so its server ends the machine here and returns
     /// [`Refusal::Hold`]. Once that was returned, no page of the mapping is made bad any more.

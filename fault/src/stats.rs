@@ -1,10 +1,10 @@
-//! What happened to a mapping, in numbers: [`FaultStats`].
+//! The counts of a mapping: [`FaultStats`].
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Counts of what happened to a mapping, from its start.
+/// Counts of the events of a mapping, from its start.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) faults: AtomicU64,
@@ -28,7 +28,7 @@ pub(crate) struct Counters {
     pub(crate) shares_cpu: AtomicBool,
 }
 
-/// What a count is called, and where it is.
+/// The name of a count, and its field.
 type Row = (&'static str, fn(&Counters) -> &AtomicU64, fn(&mut FaultStats) -> &mut u64);
 
 const ROWS: [Row; 17] = [
@@ -77,7 +77,7 @@ impl Counters {
     }
 }
 
-/// Counts of what happened to a mapping.
+/// Counts of the events of a mapping.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FaultStats {

@@ -9,7 +9,7 @@ use uzone_pages::{ByteLen, FaultAround};
 use crate::engine::window::Window;
 use crate::error::BackingError;
 
-/// What produces the pages of a mapping.
+/// The producer of the pages of a mapping.
 ///
 /// Its hooks are called by several threads at once: `map_pages` by the reader and by threads that populate
 /// or pin, `fault` by the I/O threads and by threads that populate or pin. One backing may serve several
@@ -17,10 +17,10 @@ use crate::error::BackingError;
 ///
 /// A hook that panics does not end its thread. A panic in `fault` makes the page bad, as an error does, and
 /// [`LazyMapping::last_failure`](crate::LazyMapping::last_failure) reports that the backing panicked; after
-/// one in `map_pages` what is not filled stays open, and one in `read_ahead` changes nothing.
+/// one in `map_pages` the unfilled pages stay open, and one in `read_ahead` changes nothing.
 pub trait Backing: Send + Sync {
     /// Fills the pages of `window` that are ready. It never blocks, and may do nothing, as by
-    /// default. What it skips or fails to fill stays open; for a page that a thread waits for,
+    /// default. Pages that it skips or fails to fill stay open; for a page that a thread waits for,
     /// [`Backing::fault`] is called.
     ///
     /// It must not touch this mapping nor any other that is mapped lazily: the calling thread may be the
@@ -46,7 +46,7 @@ pub trait Backing: Send + Sync {
         let _ = range;
     }
 
-    /// Starts to fetch the bytes of several ranges that will be wanted later than those that `read_ahead` is
+    /// Starts to fetch the bytes of several ranges that will be wanted later than the ranges that `read_ahead` is
     /// called with: where each request takes long, many of them are under way at once. This is a hint,
     /// called by an I/O thread: it may do nothing, and does not wait.
     fn will_need(&self, ranges: &[std::ops::Range<u64>]) {
@@ -92,7 +92,7 @@ pub trait Backing: Send + Sync {
     }
 
     /// Takes bytes that were written to the mapping, whole pages from `offset` on. It is called by the
-    /// thread that writes back, and may block. What is behind the end of the backing is left out.
+    /// thread that writes back, and may block. Bytes behind the end of the backing are left out.
     ///
     /// It must not touch the mapping itself.
     ///
@@ -103,7 +103,7 @@ pub trait Backing: Send + Sync {
         Err(BackingError::ReadOnly { offset, len_bytes: bytes.len() as u64, reason })
     }
 
-    /// Returns what a handler of a signal can fill pages from, for the backings of this package.
+    /// Returns the source from which a handler of a signal can fill pages, for the backings of this package.
     #[doc(hidden)]
     fn in_thread(&self) -> Option<Source> {
         None

@@ -1,10 +1,10 @@
-//! What becomes of a fault: [`Core`], the decisions about the pages of one size of a mapping.
+//! The way of a fault: [`Core`], the decisions about the pages of one size of a mapping.
 //!
 //! No thread and no descriptor is here: a fault comes in as a page number, the answers go out through a
 //! [`Kernel`], and pages that take time are handed back to be queued. So the same code runs against the
 //! kernel and against the one in the tests.
 //!
-//! | state of the page | what a fault does |
+//! | state of the page | effect of a fault |
 //! |---|---|
 //! | absent | own it; offer it to the backing, with its window; queue it if that had nothing |
 //! | filling | nothing: its owner wakes the waiting threads |
@@ -50,7 +50,7 @@ const RECENT: usize = 64;
 const AROUND_AT_ONCE: u64 = 4;
 /// The same where neighbours are known to be wanted, so that there will be fewer faults.
 const WANTED_AT_ONCE: u64 = 16;
-/// The same where the thread that answers may run on the CPU of those that fault.
+/// The same where the thread that answers may run on the CPU of the faulting threads.
 const SHARED_AT_ONCE: u64 = 128;
 
 /// How many pages are installed at once ahead of a sequential reader. A step of this size takes 10 us where
@@ -80,7 +80,7 @@ const GROUP_BYTES: u64 = 64 << 10;
 const FAILED: &str = "answering the faults of the mapping panicked, which is a bug of uzone";
 const NESTED: &str = "the backing of other memory of the same engine waits for it: give one of them an engine with threads of its own";
 
-/// What is left to do about a fault.
+/// The work that is left to do about a fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum Outcome {
@@ -90,14 +90,14 @@ pub(crate) enum Outcome {
     Coalesced,
     /// The page is owned and has to be produced by [`Core::produce`], which may block.
     Produce {
-        /// What to read ahead of it, if it is read in order.
+        /// The pages to read ahead of it, if it is read in order.
         ahead: Option<Range<u64>>,
     },
     /// The kernel deferred it, and the page has no owner: wake its waiters a little later.
     Later,
 }
 
-/// What one thread needs to answer faults.
+/// The state of one thread that answers faults.
 pub(crate) struct ReaderState {
     pub(crate) staging: Vec<u8>,
     recent: [(u64, u32); RECENT],
@@ -106,7 +106,7 @@ pub(crate) struct ReaderState {
     pub(crate) waiter: u32,
     /// Neighbours of pages that were faulted on, the latest last.
     neighbours: Vec<Range<u64>>,
-    /// What is installed ahead of the last sequential reader, when there are no neighbours. The next fault
+    /// Pages to install ahead of the last sequential reader, when there are no neighbours. The next fault
     /// drops it, so that it never outlives the pattern it is based on.
     ahead: Option<Range<u64>>,
     /// Whether this thread may run on the CPU of the threads whose faults it answers. Then installing pages
@@ -190,7 +190,7 @@ pub(crate) struct Core {
     on_failure: Option<OnFailure>,
     /// Whether threads wait on for pages that cannot be produced.
     holds: AtomicBool,
-    /// What fills pages in the threads that take faults, if they do. Its pages stay absent here: they are
+    /// The filler of pages in the threads that take faults, if they do. Its pages stay absent here: they are
     /// found in the kernel when they are pinned or populated.
     in_thread: OnceLock<Weak<InThread>>,
 }
@@ -223,13 +223,13 @@ impl Core {
         }
     }
 
-    /// Notes what fills pages in the threads that take faults.
+    /// Notes the filler of pages in the threads that take faults.
     pub(crate) fn answered_in_thread(&self, in_thread: &Arc<InThread>) {
         let is_first = self.in_thread.set(Arc::downgrade(in_thread)).is_ok();
         debug_assert!(is_first, "a mapping is answered for once");
     }
 
-    /// Returns what fills pages in the threads that take faults.
+    /// Returns the filler of pages in the threads that take faults.
     pub(crate) fn in_thread(&self) -> Option<Arc<InThread>> {
         self.in_thread.get()?.upgrade()
     }
@@ -407,7 +407,7 @@ impl Core {
     }
 
     /// Fills a page with zeroes that the user of the memory gave back. Its word stays as it is: it states
-    /// what the page is filled with, even if it was filled a moment before the kernel removed it.
+    /// the content of the page, even if it was filled a moment before the kernel removed it.
     fn zero_removed(&self, page: u64, state: &mut ReaderState) -> Outcome {
         // The word does not change, so the page is this thread's as if it owned it: no other installs pages here.
         let mut window = Window::owned(&self.pages, page, &mut state.staging);
@@ -466,7 +466,7 @@ impl Core {
             }
         }
         if is_auto && let Some(made) = self.made_with(page) {
-            // A thread that reads in order faults next behind what it finds there.
+            // A thread that reads in order faults next behind the pages that it finds there.
             self.pattern().went_only_to(Pfn::new(made.end), plan.window);
             return self.map_page_first(page, made, state);
         }
@@ -522,8 +522,8 @@ impl Core {
         outcome
     }
 
-    /// Returns the pages of 64 KiB around a page, if the faults on them have cost half of what it costs to map
-    /// those that are missing: then they will have more.
+    /// Returns the pages of 64 KiB around a page, if the faults on them have cost half the price of mapping
+    /// the missing pages: then they will have more.
     fn group_that_pays(
         &self,
         page: u64,
@@ -657,10 +657,10 @@ impl Core {
         true
     }
 
-    /// Returns what is left to do about a page that was offered. The caller owns it from here on if its
+    /// Returns the work that is left to do about a page that was offered. The caller owns it from here on if its
     /// backing has to be waited for.
     fn demanded(&self, page: u64, progress: &Progress, ahead: Option<Range<u64>>) -> Outcome {
-        // What another thread installed in the same moment, that one counts.
+        // The thread that installed the page counts it.
         let done = u64::from(progress.wanted_is_done).min(progress.filled);
         Counters::add(&self.counters().demand, done);
         Counters::add(&self.counters().around, progress.filled - done);
@@ -702,7 +702,7 @@ impl Core {
         self.offer(pages, None, state).filled
     }
 
-    /// Lets the backing read pages ahead of those that threads wait for.
+    /// Lets the backing read pages ahead of the awaited ones.
     pub(crate) fn read_ahead(&self, pages: Range<u64>) {
         // A closure of the caller's may panic; it is a hint.
         let _ = caught(|| self.backing.read_ahead(self.bytes(pages)));
@@ -714,7 +714,7 @@ impl Core {
         let _ = caught(|| self.backing.will_need(&ranges));
     }
 
-    /// Returns what happened so far to a mapping, whose pages are those of `cores`.
+    /// Returns the counts of a mapping so far, whose pages are those of `cores`.
     pub(crate) fn stats(cores: &[Arc<Self>]) -> FaultStats {
         let mut stats = FaultStats::default();
         for core in cores {

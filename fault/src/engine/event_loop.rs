@@ -43,10 +43,10 @@ const OTHERS: Duration = Duration::from_micros(20);
 /// How long to wait where waiting failed.
 const RETRY: Duration = Duration::from_millis(1);
 
-/// What a loop and its owners share.
+/// The state that a loop and its owners share.
 struct Shared {
     inbox: Arc<Inbox>,
-    /// What its thread waits for.
+    /// The descriptors that its thread waits for.
     set: EventSet,
     /// The readers that join it, until it has the message of each.
     joining: Mutex<HashMap<u64, Box<MappingReader>>>,
@@ -75,7 +75,7 @@ impl EventLoop {
         let theirs = shared.clone();
         let thread = signals::spawn(name, move || {
             let mut runner = Runner::new(theirs);
-            // What panics in a reader is caught there; nothing else may end this thread either.
+            // A panic of a reader is caught there; nothing else may end this thread either.
             while caught(|| runner.run()).is_none() {
                 tracing::error!("a thread that answers faults panicked and goes on");
             }
@@ -95,7 +95,7 @@ impl EventLoop {
         self.shared.readers.load(Ordering::Relaxed)
     }
 
-    /// Answers the faults of `source` from now on, until what this returns is dropped.
+    /// Answers the faults of `reader` from now on, until the returned value is dropped.
     pub(crate) fn join(self: &Arc<Self>, reader: MappingReader) -> io::Result<Attached> {
         // Relaxed: only the number counts.
         let key = self.shared.next_key.fetch_add(1, Ordering::Relaxed);
@@ -111,7 +111,7 @@ impl EventLoop {
 impl Drop for EventLoop {
     fn drop(&mut self) {
         if self.process != std::process::id() {
-            // The C library has taken what the thread had.
+            // The C library has taken the stack of the thread.
             std::mem::forget(self.thread.take());
             return;
         }
@@ -508,7 +508,7 @@ mod tests {
         memory.mapping().read_at(3 * page, &mut [1]).unwrap_err();
         assert!(core.has_failed());
         assert!(core.recorder.last_failure().unwrap().reason.contains("panicked"));
-        // What was there is there, and what was missing is bad.
+        // Present pages stay, and missing pages are bad.
         memory.mapping().read_at(page, &mut [1]).unwrap();
         memory.mapping().read_at(9 * page, &mut [1]).unwrap_err();
         for at in 0..16 {

@@ -1,7 +1,7 @@
 //! The I/O threads, which produce pages that are not ready: [`IoPool`]. A reader never waits for a device;
 //! a page that has to be waited for goes through a queue to one of these threads. The queue has a limit: a
 //! page that does not fit is released, and its fault is reported again a little later. Reading ahead has a
-//! queue of its own, and what does not fit there is dropped. There is one thread more than may produce pages at
+//! queue of its own, and a range that does not fit there is dropped. There is one thread more than may produce pages at
 //! once, and as many may read ahead, so that neither waits for the other.
 //!
 //! A backing must not wait for other memory that the same engine maps lazily: once all of these threads wait like
@@ -44,7 +44,7 @@ struct Job {
 }
 
 impl Job {
-    /// Produces the page. What panics in it is a bug of ours or a drop of the caller's: the page is bad
+    /// Produces the page. A panic in it is a bug of ours or a drop of the caller's: the page is bad
     /// then, and the thread goes on.
     fn run(self, state: &mut ReaderState) {
         let (core, page) = (self.core.clone(), self.page);
@@ -59,7 +59,7 @@ impl Job {
             state.staging.resize(self.core.room(), 0);
         }
         match self.filler {
-            // It takes the page off the list of those that are waited for.
+            // It takes the page off the list of awaited pages.
             Some((filler, key)) => {
                 let (page, staged) = (self.page, self.core.stage(self.page, state));
                 filler.send(Message::Install { key, page, staged });
@@ -141,14 +141,14 @@ struct Queues {
     is_closed: bool,
 }
 
-/// What is done while no thread waits for a page.
+/// Work for the time in which no thread waits for a page.
 enum Ahead {
     Sequential(Arc<Core>, Range<u64>),
     Prefetch(PrefetchJob),
 }
 
 impl Queues {
-    /// Queues a page behind those of its mapping, and before those that other mappings have more of. Returns
+    /// Queues a page behind those of its mapping, and before the pages of mappings that have more. Returns
     /// whether there was room; there is for the first of a mapping.
     fn push(&mut self, mut job: Job) -> bool {
         // Relaxed: it is changed under the lock of the queues alone.
@@ -237,7 +237,7 @@ impl IoPool {
         let pool = Self { shared, process: std::process::id() };
         for index in 0..=producers {
             let shared = pool.shared.clone();
-            // If a later one is refused, dropping the pool ends those that run.
+            // If a later one is refused, dropping the pool ends the running threads.
             signals::spawn(&format!("uzone-io-{index}"), move || work(&shared))?;
         }
         Ok(pool)

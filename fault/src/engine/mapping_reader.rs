@@ -4,7 +4,7 @@
 //! the kernel reports a fault before a removal that is older.
 //!
 //! Memory of another process may have pages of several sizes behind one descriptor. Each size has a pager of
-//! its own; what comes by the descriptor, and what is allowed of it, belongs to the reader.
+//! its own; the events of the descriptor, and its budget, belong to the reader.
 
 use std::io;
 use std::num::NonZeroU32;
@@ -47,7 +47,7 @@ const SPIN: Duration = Duration::from_micros(60);
 /// window.
 const VAIN: u8 = 4;
 
-/// What a thread needs to answer the faults of any of its mappings.
+/// The buffers of a thread, for the faults of any of its mappings.
 pub(crate) struct Scratch {
     buffer: EventBuffer,
     faults: Vec<PageFault>,
@@ -111,7 +111,7 @@ impl AdaptiveSpin {
     }
 }
 
-/// One mapping, and what is being done about its faults.
+/// One mapping, and the state of its faults.
 pub(crate) struct MappingReader {
     fault_memory: FaultMemory,
     /// At least one.
@@ -126,7 +126,7 @@ pub(crate) struct MappingReader {
     handover: Option<Arc<Handover>>,
     /// Where its events are read to, if they must outlive this process.
     logged: Option<EventBuffer>,
-    /// The size of a mark of that log, as a shift: that of the smallest pages.
+    /// The size of a mark of that log, as a shift: the size of the smallest pages.
     mark_shift: u32,
     /// Whether a step panicked. Then each page that is touched is made bad.
     has_failed: bool,
@@ -137,7 +137,7 @@ pub(crate) struct MappingReader {
     has_company: bool,
     /// Whether reading the descriptor failed, so that it is not waited for.
     pub(crate) poll_failed: bool,
-    /// What it may still use, if that is limited, and until when nothing is read because that is used up.
+    /// The rest of its budget, if that is limited, and the time until which nothing is read because it is used up.
     allowance: Option<Allowance>,
     held_until: Option<Instant>,
     pub(crate) is_active: bool,
@@ -146,7 +146,7 @@ pub(crate) struct MappingReader {
     process: Option<NonZeroU32>,
 }
 
-/// What a reader reads besides a descriptor, where to, and what it follows.
+/// The other inputs of a reader besides a descriptor, and the process that it follows.
 #[derive(Default)]
 pub(crate) struct Sources {
     /// Where its events are read to, if they must outlive this process.
@@ -333,7 +333,7 @@ impl MappingReader {
         (0..self.pagers.len()).any(|index| self.pager(index).map_prefetched(&submit.of(index)))
     }
 
-    /// Returns whether it has used what it may, or its memory is captured and an event waits for that, so that
+    /// Returns whether its budget is used up, or its memory is captured and an event waits for that, so that
     /// nothing is read for a while.
     fn is_held(&mut self) -> bool {
         if self.fault_memory.is_waiting() {
@@ -487,7 +487,7 @@ impl MappingReader {
         }
     }
 
-    /// Reads what is pending: faults into `faults`, removals at once into the pages' words. Returns
+    /// Reads the pending events: faults into `faults`, removals at once into the pages' words. Returns
     /// whether there may be more.
     fn drain(&mut self, buffer: &mut EventBuffer, faults: &mut Vec<PageFault>) -> io::Result<bool> {
         if let Some(handover) = &self.handover
@@ -630,7 +630,7 @@ impl Children {
         let mut buffer = EventBuffer::new(CHILD_EVENTS);
         for at in 0..self.remotes.len() {
             let Some(remote) = self.remotes.get(at) else { break };
-            // An error is that of a limit of descriptors; the next probe reads again.
+            // The limit of descriptors was reached; the next probe reads again.
             let _ = remote.read(&mut buffer);
             for event in &mut buffer {
                 if let Event::Forked(child) = event {

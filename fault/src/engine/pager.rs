@@ -1,5 +1,5 @@
 //! The pages of one size of a mapping, as its reader thread sees them: [`Pager`]. It answers faults that the
-//! reader has read, sees to what the kernel, the queue or the backing deferred, and installs pages ahead. It
+//! reader has read, retries the work that the kernel, the queue or the backing deferred, and installs pages ahead. It
 //! never blocks on a backing, and allocates nothing.
 
 use std::collections::VecDeque;
@@ -27,7 +27,7 @@ const PARKED: usize = 256;
 /// After how long deferred work is retried.
 pub(crate) const RETRY: Duration = Duration::from_millis(1);
 
-/// The pages of one size of a mapping, and what is being done about their faults.
+/// The pages of one size of a mapping, and the state of their faults.
 pub(crate) struct Pager {
     /// The part of the mapping that has such pages.
     fault_memory: FaultMemory,
@@ -192,7 +192,7 @@ impl Pager {
         self.parked.push_all();
     }
 
-    /// Makes the pages bad that are waited for, and those that are touched from now on.
+    /// Makes the awaited pages bad, and all pages that are touched from now on.
     pub(crate) fn fail(&mut self) {
         self.core.fail();
         self.late.clear();
@@ -202,7 +202,7 @@ impl Pager {
         self.parked.wake_now(&self.core);
     }
 
-    /// Makes the pages bad that are waited for. A backing may never return; what it brings later is dropped.
+    /// Makes the awaited pages bad. A backing may never return; a page that it brings later is dropped.
     pub(crate) fn give_up(&self) {
         for page in self.core.pending.pages() {
             self.core.give_up(page);

@@ -14,7 +14,7 @@ use crate::track::bad_pages::{BadPages, Marked, PageTable};
 use crate::track::claimed::Words;
 use crate::track::page_states::PageStates;
 
-/// What differs between memories.
+/// The differences between memories.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Policy {
     /// Whether the kernel has no zero page for this memory.
@@ -24,7 +24,7 @@ pub(crate) struct Policy {
     /// produced anew.
     pub(crate) is_remote: bool,
     /// Whether writes are tracked, so that a page which was given back can come again with other
-    /// bytes: those that were written back.
+    /// bytes: the bytes that were written back.
     pub(crate) is_tracked: bool,
 }
 

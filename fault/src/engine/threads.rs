@@ -1,4 +1,4 @@
-//! The threads of engines: those that answer faults, and those that wait for devices. Engines that choose
+//! The threads of engines, which answer faults, or wait for devices. Engines that choose
 //! none of them share the same ones, so that a process with many engines has few threads.
 
 use std::io;

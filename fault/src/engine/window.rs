@@ -1,7 +1,7 @@
 //! The pages that a backing is offered: [`Window`], through which it installs them.
 //!
 //! A window knows which of its pages are still open, hands the kernel's answers over, and notes in
-//! the pages' words what came of them. A backing reads runs of open pages from it and fills them;
+//! the pages' words the outcome. A backing reads runs of open pages from it and fills them;
 //! a page that it skips stays as it was. Pages are claimed for the time in which the kernel installs them
 //! ([`Claimed`]).
 //!
@@ -52,7 +52,7 @@ enum Owner {
     Notes,
 }
 
-/// What came of a window so far.
+/// The outcome of a window so far.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     /// How many pages were installed.
@@ -65,21 +65,21 @@ pub(crate) struct Progress {
     pub(crate) lacks_memory: bool,
     /// Whether there is nothing to fill any more.
     pub(crate) gone: bool,
-    /// Whether what was read for it may be too old.
+    /// Whether the bytes that were read for it may be too old.
     pub(crate) is_stale: bool,
 }
 
-/// What became of pages that were offered to the kernel.
+/// The outcome of pages that were offered to the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Filled {
     /// All are present.
     All,
-    /// All are present, except those that the page cache does not have: holes of a memory file, where pages
+    /// All are present, except pages that the page cache does not have: holes of a memory file, where pages
     /// were to be continued.
     Hole,
     /// Some are not, for now or for good: they are bad, or the kernel cannot fill them at the moment.
-    /// This window has done what it could with them. They may hold bytes that a hole does not have.
+    /// This window does no more with them. They may hold bytes that a hole does not have.
     Some,
 }
 
@@ -97,7 +97,7 @@ impl<'a> Window<'a> {
 
     /// Makes a window of one page that the caller owns.
     pub(crate) fn owned(memory: &'a Pages, page: u64, staging: &'a mut [u8]) -> Self {
-        // What is owned is not given back.
+        // An owned page is not given back.
         Self {
             owner: Owner::Caller,
             seen: None,
@@ -200,8 +200,8 @@ impl<'a> Window<'a> {
     }
 
     /// Fills pages of `range` with bytes of another mapping, from its byte `source_offset` on, without
-    /// a buffer in between. What is not present there is made so first, which may block: for
-    /// [`Backing::map_pages`](crate::Backing::map_pages), only what is known to be.
+    /// a buffer in between. Missing pages there are made present first, which may block: a
+    /// [`Backing::map_pages`](crate::Backing::map_pages) gives only pages that are known to be present.
     ///
     /// # Errors
     /// As for [`Window::copy`]; also if the source is not inside of its mapping, or was behind the
@@ -215,7 +215,7 @@ impl<'a> Window<'a> {
         self.install(range, Fill::From { source, offset: source_offset })
     }
 
-    /// Fills pages of `range` with what `produce` writes into a buffer of that length, or of
+    /// Fills pages of `range` with the bytes that `produce` writes into a buffer of that length, or of
     /// [`Window::room`] if that is less. It returns how many of those bytes it wrote; the whole pages among
     /// them are installed.
     ///
@@ -274,7 +274,7 @@ impl<'a> Window<'a> {
         answer
     }
 
-    /// Maps pages that the page cache has: of a memory file. Those that it does not have stay open.
+    /// Maps pages that the page cache has: of a memory file. Other pages stay open.
     ///
     /// # Errors
     /// As for [`Window::copy`].

@@ -56,7 +56,7 @@ pub enum Uncollapsed {
     Refused,
 }
 
-/// What collapsing did to the whole huge pages in a range.
+/// The outcome of collapsing the whole huge pages in a range.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Collapsed {

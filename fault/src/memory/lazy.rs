@@ -1,7 +1,7 @@
 //! Memory of this process that is mapped lazily: [`LazyMapping`].
 //!
 //! Writing back: a page is made clean *before* its bytes are read, so a write that comes meanwhile leaves
-//! it dirty and is written back the next time; what the backing got of it may be torn, and will be
+//! it dirty and is written back the next time; the bytes that the backing got may be torn, and will be
 //! overwritten. If the backing fails, the pages are dirty again before the lock is released, so that
 //! nothing is evicted that was not written back.
 //!
@@ -112,7 +112,7 @@ impl LazyMapping {
         self.memory.uffd().sees_kernel_faults()
     }
 
-    /// Copies bytes out, from byte `offset` of the mapping on. What is missing is produced, and the call
+    /// Copies bytes out, from byte `offset` of the mapping on. Missing pages are produced, and the call
     /// waits for it, whether or not faults of the kernel are reported; a page that is bad raises `SIGBUS`,
     /// so a caller whose backing may fail calls [`LazyMapping::populate`] first, or
     /// [`uzone_os::sigbus::install`] once.
@@ -123,7 +123,7 @@ impl LazyMapping {
         Ok(self.mapping().read_at(offset, out)?)
     }
 
-    /// Copies bytes in. What is missing is produced first, as by [`LazyMapping::read_at`].
+    /// Copies bytes in. Missing pages are produced first, as by [`LazyMapping::read_at`].
     ///
     /// # Errors
     /// [`LazyError::Access`] unless all bytes are inside.
@@ -148,7 +148,7 @@ impl LazyMapping {
         Ok(range.start >> page.shift()..range.end >> page.shift())
     }
 
-    /// Pins the pages that hold bytes of a range: what is absent is produced first, and until the guard is
+    /// Pins the pages that hold bytes of a range: absent pages are produced first, and until the guard is
     /// dropped nothing of it is given back. The memory stays mapped as long, also if this value is dropped;
     /// then missing pages are no longer produced, and a thread that touches one waits for the last guard to
     /// be dropped and gets a signal.
@@ -371,7 +371,7 @@ impl LazyMapping {
                     Err(error) => answer = Err(error),
                 }
             }
-            // Those that stayed are what they were.
+            // Pages that were not evicted keep their state.
             states.release(run.clone(), are_clean);
             // Threads that faulted on a write meanwhile wait for this thread.
             tracker.wake_pages(&run);
@@ -502,7 +502,7 @@ impl LazyMapping {
     }
 
     /// Makes huge pages of those parts of a range that are filled wholly, 2 MiB each on common machines. No
-    /// byte changes, and no pinned page is moved. The answer has what is left in small pages, and why; parts
+    /// byte changes, and no pinned page is moved. The answer has the number of blocks that are left in small pages, and why; parts
     /// at the ends that are smaller than a huge page are not counted.
     ///
     /// It takes one to four milliseconds for each huge page, and the kernel holds the layout of the process
@@ -510,7 +510,7 @@ impl LazyMapping {
     /// again.
     ///
     /// # Errors
-    /// [`LazyError`] if the range is not inside, cuts a page, or what the host has cannot be read.
+    /// [`LazyError`] if the range is not inside, cuts a page, or the host's settings cannot be read.
     pub fn collapse(&self, range: Range<u64>) -> Result<Collapsed, LazyError> {
         let pages = self.pages(&range)?;
         collapse(&self.core, &self.memory, self.tracker.is_some(), pages)

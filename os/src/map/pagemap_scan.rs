@@ -50,7 +50,7 @@ const SCAN: Opcode = opcode::read_write::<pm_scan_arg>(b'f', 16);
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 const _: () = assert!(SCAN == 0xc060_6610);
 
-/// Which pages are found, and what becomes of them.
+/// A choice of pages to find, and the change to them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request {
     /// Properties that a page has to have.
@@ -147,7 +147,7 @@ pub fn written_at(
 ///
 /// # Errors
 /// [`MappingError`] if the range is not inside or the kernel refuses, for `protect` also if a write
-/// to a protected page is an event here and not a note. What was added until then is protected and
+/// to a protected page is an event here and not a note. Pages that were added until then are protected and
 /// will not be found again.
 pub fn written(
     pagemap: &File,

@@ -40,7 +40,7 @@ const TIMED_CHUNK: usize = 8 << 20;
 /// How often a chunk that the kernel interrupted is asked for again.
 const TRIES: u32 = 1000;
 
-/// What became of a request that did not fail: the first `done` bytes are present. If those are not
+/// The outcome of a request that did not fail: the first `done` bytes are present. If those are not
 /// all, the caller cancelled it, or its time was up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a cancelled request leaves memory that is not present"]
@@ -103,7 +103,7 @@ impl Mapping {
     /// No byte changes. A writable mapping gets pages that can be written without another fault.
     ///
     /// # Errors
-    /// [`MappingError`] names what was exhausted, and how much is present.
+    /// [`MappingError`] names the exhausted resource, and how much is present.
     pub fn populate(&self, range: Range<u64>) -> Result<ByteLen, MappingError> {
         let range = self.widen(&range)?;
         let mut done = 0;
@@ -126,7 +126,7 @@ impl Mapping {
     /// that were begun are finished, at most one a thread, of 8 MiB where there is a deadline.
     ///
     /// # Errors
-    /// [`MappingError`] names what was exhausted, and how much is present;
+    /// [`MappingError`] names the exhausted resource, and how much is present;
     /// [`MappingError::Sys`] that a thread may not run where it should, before anything is present.
     pub fn populate_with(
         &self,
@@ -237,7 +237,7 @@ impl Work<'_> {
             return;
         }
         // Relaxed: the flags only end the loop, and are seen one chunk later at the latest; the
-        // number of the next chunk has to be unique and publishes nothing. What was populated
+        // number of the next chunk has to be unique and publishes nothing. The populated part
         // is published by the channel and by the end of the thread.
         while !self.cancel.load(Ordering::Relaxed) && !self.failed.load(Ordering::Relaxed) {
             if self.is_late() {
@@ -267,7 +267,7 @@ impl Work<'_> {
         }
     }
 
-    /// Reports the progress of the threads until they end, and returns what became of the request.
+    /// Reports the progress of the threads until they end, and returns the outcome of the request.
     fn collect(
         &self,
         of: ByteLen,
@@ -289,7 +289,7 @@ impl Work<'_> {
         if let Some(error) = failure {
             return Err(after(error, done));
         }
-        // Chunks are taken in ascending order and each one taken was finished, so what is present
+        // Chunks are taken in ascending order and each one taken was finished, so the present part
         // is the first part of the range. Relaxed, as above. A late cancel still counts as one.
         let is_expired = done != of && self.is_late() && !self.cancel.load(Ordering::Relaxed);
         Ok(Populated { done, of, is_expired })
@@ -319,7 +319,7 @@ fn ask(start: NonNull<u8>, len: usize, advice: Advice) -> Result<(), Errno> {
 /// for a part and writing it while it is in the cache is faster than asking for all first.
 ///
 /// # Errors
-/// [`MappingError`] names what was exhausted; its offsets count from the start of `bytes`.
+/// [`MappingError`] names the exhausted resource; its offsets count from the start of `bytes`.
 pub fn populate_slice(bytes: &mut [u8]) -> Result<(), MappingError> {
     let len = bytes.len();
     let page = usize::try_from(kernel::page_size().bytes()).unwrap_or(4096);

@@ -1,7 +1,7 @@
 //! How much of a mapping is present, and in huge pages: [`Mapping::resident`],
 //! [`Mapping::huge_backed`].
 //!
-//! The kernel is asked what its page tables of this process hold. It answers in runs of pages
+//! The kernel is asked for the contents of its page tables of this process. It answers in runs of pages
 //! (`PAGEMAP_SCAN`, Linux 6.7) and walks only tables that exist, so a mapping of terabytes with
 //! nothing in it takes microseconds.
 //!

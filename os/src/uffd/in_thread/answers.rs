@@ -29,7 +29,7 @@ pub struct FileSource {
     pub file: Arc<File>,
     /// The file, mapped from its start on.
     pub mapped: Arc<Mapping>,
-    /// How many bytes it had when it was taken. What is behind is zero, up to the end of that page.
+    /// The number of bytes that it had when it was taken. Bytes behind them are zero, up to the end of that page.
     pub len: ByteLen,
     /// A page for the last one, if the file ends inside of it: in the file's own, others may have written behind the
     /// end.
