@@ -409,7 +409,7 @@ impl Inner {
         let failed = |error: WriteError| HostPoolError::Populate(Arc::new(error));
         let len = ByteLen::new(end - start);
         let cleared = self.region().zero_range(start, len, &ZeroOptions::default());
-        let error = cleared.map_err(failed)?.error;
+        let error = cleared.map_err(failed)?.lost();
         self.content[blocks.clone()].iter().for_each(|content| {
             content.store(if error.is_some() { BAD } else { ZERO }, Ordering::Relaxed); // as above
         });

@@ -18,7 +18,7 @@
 //! | `span` | holds on a range of pages |
 //! | `claim` | steps of the content of a range of pages |
 //! | `payload` | what a caller adds to a descriptor, and the slow path that initialises it |
-//! | `clearing` | in which order, and in which batches, memory is cleared or copied |
+//! | `clearing` | the order in which memory is cleared or copied |
 //! | `chunks` | a range cut at a limit and an alignment |
 //! | `layout` | which descriptor belongs to which page |
 //! | `placement` | where in a region its descriptors lie and the described pages begin |
@@ -68,7 +68,7 @@ pub use addr::{AddrError, Order, PageCount, PageSize, Pfn, PfnRange};
 pub use block::{BLOCK_ORDER, Block};
 pub use byte_len::ByteLen;
 pub use chunks::chunks;
-pub use clearing::{DEFAULT_PAUSE_NS, NEIGHBOUR_PAGES, Pace, Plan};
+pub use clearing::clearing_order;
 pub use content::Content;
 pub use density::FaultCosts;
 pub use error::ErrorKind;

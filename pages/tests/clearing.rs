@@ -1,10 +1,10 @@
-//! Plans and chunks cover a range exactly, whatever it is and however it is cut.
+//! Extents and chunks cover a range exactly, whatever it is and however it is cut.
 #![cfg(not(loom))]
 
 use std::ops::Range;
 
 use proptest::prelude::*;
-use uzone_pages::{ByteLen, NEIGHBOUR_PAGES, PageSize, Plan, chunks};
+use uzone_pages::{ByteLen, PageSize, chunks, clearing_order};
 
 const CASES: u32 = if cfg!(miri) { 8 } else { 512 };
 
@@ -29,91 +29,28 @@ fn range() -> impl Strategy<Value = (Range<u64>, Option<u64>, PageSize)> {
     })
 }
 
-/// Returns the batches of at most `len` bytes that a plan has left, and whether each is near the hint.
-fn in_batches(mut plan: Plan, len: ByteLen) -> Vec<(Range<u64>, bool)> {
-    std::iter::from_fn(|| plan.take_batch(len)).collect()
-}
-
 proptest! {
     #![proptest_config(ProptestConfig { cases: CASES, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn batches_cover_the_range_exactly_and_in_the_order_of_the_extents(
-        (bytes, hint, page) in range(),
-        batch in 1..3_000_000_u64,
-    ) {
-        let plan = Plan::try_new(bytes.clone(), hint, page).unwrap();
-        let batch = ByteLen::new(batch.max(bytes.end.abs_diff(bytes.start) / 3000));
-        let extents: Vec<_> = plan.extents().collect();
-        prop_assert_eq!(in_batches(plan.clone(), ByteLen::new(u64::MAX)).len(), extents.len());
-        let lengths = extents.iter().map(|extent| extent.end - extent.start);
-        let count: u64 = lengths.map(|len| len.div_ceil(batch.get())).sum();
-        let batches: Vec<_> = in_batches(plan, batch).into_iter().map(|(bytes, _)| bytes).collect();
-        prop_assert_eq!(batches.len() as u64, count);
-        prop_assert!(batches.iter().all(|part| part.end - part.start <= batch.get()));
-        cover(batches.clone(), &bytes);
-        // In order: the extents' own bytes, one after the other.
-        let mut at = extents.iter().flat_map(|extent| [extent.start, extent.end]);
-        let mut expected = at.next();
-        for part in &batches {
-            if Some(part.start) != expected {
-                prop_assert_eq!(at.next(), expected, "the extent before it was finished");
-                expected = at.next();
-                prop_assert_eq!(Some(part.start), expected);
-            }
-            expected = Some(part.end);
-        }
-    }
-
-    #[test]
-    fn the_hinted_page_is_in_the_last_extent_with_at_most_two_pages_on_either_side(
+    fn the_extents_cover_the_range_and_the_hinted_page_is_last_with_two_pages_on_either_side(
         (bytes, hint, page) in range(),
     ) {
-        let plan = Plan::try_new(bytes.clone(), hint, page).unwrap();
-        let batches = in_batches(plan, ByteLen::new(u64::MAX));
-        let near: Vec<_> =
-            batches.iter().filter(|(_, is_near)| *is_near).collect();
+        let extents = clearing_order(bytes.clone(), hint, page).unwrap();
+        cover(extents.iter().filter(|part| !part.is_empty()).cloned().collect(), &bytes);
+        let [right, left, near] = extents;
         let Some(hint) = hint else {
-            prop_assert!(near.is_empty() && batches.len() == 1);
+            prop_assert!(left.is_empty() && near.is_empty());
             return Ok(());
         };
-        prop_assert_eq!(&near, &[batches.last().unwrap()]);
-        let near = &near[0].0;
+        prop_assert!(left.end == near.start && near.end == right.start);
         let pages = |byte: u64| byte / page.bytes();
         prop_assert!(near.contains(&hint));
-        prop_assert!(pages(hint) - pages(near.start) <= NEIGHBOUR_PAGES);
-        prop_assert!(pages(near.end - 1) - pages(hint) <= NEIGHBOUR_PAGES);
+        let (before, behind) = (pages(hint) - pages(near.start), pages(near.end - 1) - pages(hint));
+        prop_assert!(before <= 2 && behind <= 2);
         // Clamped by the range, and by nothing else.
-        prop_assert!(near.start == bytes.start || pages(hint) - pages(near.start) == NEIGHBOUR_PAGES);
-        prop_assert!(near.end == bytes.end || pages(near.end - 1) - pages(hint) == NEIGHBOUR_PAGES);
-    }
-
-    #[test]
-    fn batches_of_changing_lengths_and_batches_put_back_lose_no_byte(
-        (bytes, hint, page) in range(),
-        lengths in prop::collection::vec((1..2_000_000_u64, any::<bool>()), 1..20),
-    ) {
-        let mut plan = Plan::try_new(bytes.clone(), hint, page).unwrap();
-        let mut parts = Vec::new();
-        let mut done = 0;
-        for (len, is_put_back) in lengths.into_iter().chain(std::iter::repeat((1 << 20, false))) {
-            let before = plan.left();
-            let Some((batch, is_near)) = plan.take_batch(ByteLen::new(len)) else { break };
-            let len = batch.end - batch.start;
-            prop_assert_eq!(before.get() - plan.left().get(), len);
-            if is_put_back {
-                plan.put_back(&batch);
-                prop_assert_eq!(plan.left(), before);
-                let again = plan.clone().take_batch(ByteLen::new(len));
-                prop_assert_eq!(again, Some((batch, is_near)));
-                continue;
-            }
-            done += len;
-            parts.push(batch);
-            prop_assert_eq!(done + plan.left().get(), bytes.end - bytes.start);
-        }
-        prop_assert!(plan.left().is_zero());
-        cover(parts, &bytes);
+        prop_assert!(near.start == bytes.start || before == 2);
+        prop_assert!(near.end == bytes.end || behind == 2);
     }
 
     #[test]

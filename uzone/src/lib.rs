@@ -34,11 +34,11 @@ pub use uzone_pages::{
 pub use uzone_stream::StorePolicy;
 #[doc(inline)]
 pub use uzone_zone::{
-    AltmapOptions, Batched, Batching, BindError, BindFailure, BindOptions, BindReport, Busy,
-    Cleared, FaultError, Guard, Holder, Huge, Init, InitMethod, MemmapPages, Pagemap, PagemapOps,
-    PagemapView, PinError, PinOptions, Pinned, PinnedRanges, Poisoned, Pool, PoolError,
-    PoolOptions, PoolStats, Pooled, PopulateOptions, PopulateReport, RawGuard, Redeemed,
-    Referenced, Region, RegionView, Segment, Unclearable, WriteError, ZeroOptions, Zeroed, Zone,
+    AltmapOptions, BindError, BindFailure, BindOptions, BindReport, Busy, Cleared, FaultError,
+    Guard, Holder, Huge, Init, InitMethod, MemmapPages, Pagemap, PagemapOps, PagemapView, PinError,
+    PinOptions, Pinned, PinnedRanges, Poisoned, Pool, PoolError, PoolOptions, PoolStats, Pooled,
+    PopulateOptions, PopulateReport, RawGuard, Redeemed, Referenced, Region, RegionView, Segment,
+    Unclearable, WriteError, ZeroOptions, Zone,
 };
 
 /// Memory whose pages are put in place when they are first touched.

@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 
 use uzone::{
-    Batching, BindOptions, ByteLen, Content, FaultError, MemoryKind, Pagemap, PagemapOps, Pfn,
-    PfnRange, Pinned, Redeemed, Referenced, Region, ZeroOptions, Zone,
+    BindOptions, ByteLen, Content, FaultError, MemoryKind, Pagemap, PagemapOps, Pfn, PfnRange,
+    Pinned, Redeemed, Referenced, Region, ZeroOptions, Zone,
 };
 
 /// What a driver keeps.
@@ -19,7 +19,7 @@ fn guards_hooks_and_options_have_names() {
     let region = Region::anonymous(ByteLen::mib(2)).unwrap();
     let pagemap = zone.bind(region, BindOptions::new(MemoryKind::Generic)).unwrap();
     let range = pagemap.range_at(0, ByteLen::kib(64)).unwrap();
-    let _ = pagemap.zero(range, &ZeroOptions::default().batching(Batching::COOPERATIVE)).unwrap();
+    let _ = pagemap.zero(range, &ZeroOptions::default().batch(ByteLen::mib(8))).unwrap();
     let (pinned, referenced) = (pagemap.pin(range).unwrap(), pagemap.get(range).unwrap());
     let kept = Kept { pagemap, pinned, referenced };
     let bits = kept.pinned.into_raw().unwrap().to_bits();

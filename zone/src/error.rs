@@ -10,7 +10,6 @@ use uzone_pages::{
     AddrError, AdvanceError, ByteLen, Content, ErrorKind, HoldError, MemoryKind, Order, PageCount,
     PageSize, Pfn, PfnRange,
 };
-use uzone_stream::CopyMethod;
 
 use crate::backing::Backing;
 
@@ -381,16 +380,6 @@ pub enum WriteError {
         /// What is known about its bytes.
         content: Content,
     },
-    /// A folio cannot be copied: its bytes have to be there, and no other thread may have those of the
-    /// destination.
-    #[error("cannot copy the folio of page {pfn}: {cause}")]
-    Copy {
-        /// The page.
-        pfn: Pfn,
-        /// Why not.
-        #[source]
-        cause: Unclearable,
-    },
     /// Source and destination share bytes.
     #[error(
         "cannot copy {len} from {from:#x} to {to:#x}: they overlap; copy in two steps, by way of other memory"
@@ -402,12 +391,6 @@ pub enum WriteError {
         to: u64,
         /// How many.
         len: ByteLen,
-    },
-    /// This CPU does not have the stores that were asked for.
-    #[error("stores of the kind '{way}' are not available here: leave the choice to measurement")]
-    Unavailable {
-        /// What was asked for.
-        way: CopyMethod,
     },
     /// The kernel does not take the pages back.
     #[error("cannot give pages back: {0}")]
@@ -557,12 +540,10 @@ impl WriteError {
             Self::Punch(error) | Self::Sync(error) | Self::Populate(error) => error.kind(),
             Self::Sys(error) => error.kind(),
             Self::NotFilling { .. } => ErrorKind::Busy,
-            Self::Copy { cause, .. } => cause.kind(),
             Self::Poisoned { .. } => ErrorKind::Poisoned,
-            Self::Unavailable { .. }
-            | Self::NoStorage { .. }
-            | Self::NoInstruction
-            | Self::NoHugePages { .. } => ErrorKind::NotSupported,
+            Self::NoStorage { .. } | Self::NoInstruction | Self::NoHugePages { .. } => {
+                ErrorKind::NotSupported
+            }
             Self::TooLittleMemory { .. }
             | Self::TakenMeanwhile { .. }
             | Self::HugePool { .. }
@@ -572,7 +553,7 @@ impl WriteError {
     }
 }
 
-/// Why a page was not cleared.
+/// Why bytes were not cleared or copied.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unclearable {
@@ -593,6 +574,9 @@ pub enum Unclearable {
     /// that ([`Pagemap::watch_bus_errors`](crate::PagemapView::watch_bus_errors)), the page is bad from now on.
     #[error("its memory is not there: {0}")]
     Lost(AccessError),
+    /// The caller cancelled.
+    #[error("it was cancelled")]
+    Cancelled,
 }
 
 impl Unclearable {
@@ -603,6 +587,7 @@ impl Unclearable {
             Self::Poisoned => ErrorKind::Poisoned,
             Self::Pinned { .. } | Self::Content(_) => ErrorKind::Busy,
             Self::Lost(error) => error.kind(),
+            Self::Cancelled => ErrorKind::Cancelled,
         }
     }
 

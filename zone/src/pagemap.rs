@@ -146,7 +146,7 @@ impl<P: Payload> PagemapView<P> {
     /// Returns the memory that is described, to look at and to read: with an altmap, what is behind the
     /// descriptors. Its bytes change by calls of the pagemap and of guards, which respect pins and
     /// content: [`Pinned::write_at`], [`Pagemap::pin_and_write`], [`Pagemap::fill_at`],
-    /// [`Pagemap::zero`], [`Pagemap::copy_folio`] and [`Pagemap::punch`].
+    /// [`Pagemap::zero`] and [`Pagemap::punch`].
     #[must_use]
     pub fn region(&self) -> &RegionView {
         &self.inner.region

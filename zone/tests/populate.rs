@@ -16,7 +16,7 @@ use common::{Temporary, anonymous, is_zero, read};
 use uzone_os::{Access, Anonymous, HugeAdvice, Sharing, SystemRoot, probe};
 use uzone_os::{Mapping, MappingError, Populated, hugepages};
 use uzone_pages::{ByteLen, PageSize};
-use uzone_zone::{Backing, Batching, Huge, PopulateOptions, Region, WriteError, ZeroOptions};
+use uzone_zone::{Backing, Huge, PopulateOptions, Region, WriteError, ZeroOptions};
 
 const MIB: u64 = 1 << 20;
 
@@ -296,12 +296,12 @@ fn a_page_of_1_gib_is_taken_and_cleared_whole_and_in_units() {
     let region = Region::hugetlb(PAGE, PageSize::GIB_1).unwrap();
     let report = region.populate(0..PAGE.get(), &PopulateOptions::default()).unwrap();
     assert_eq!((report.huge, region.mapping().page_size().bytes()), (PAGE, PAGE.get()));
-    for batching in [Batching::Whole, Batching::Bytes(ByteLen::mib(8))] {
+    for batch in [PAGE, ByteLen::mib(8)] {
         for at in [0, 511 * MIB, PAGE.get() - 8] {
             region.write_at(at, &[7; 8]).unwrap();
         }
-        let options = ZeroOptions::default().batching(batching);
-        assert_eq!(region.zero_range(0, PAGE, &options).unwrap().done, PAGE);
+        let options = ZeroOptions::default().batch(batch);
+        assert_eq!(region.zero_range(0, PAGE, &options).unwrap().done_bytes(), PAGE);
         for start in (0..1024).step_by(64) {
             assert!(is_zero(&region, start * MIB..(start + 64) * MIB), "at {start} MiB");
         }

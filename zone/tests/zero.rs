@@ -1,16 +1,17 @@
-//! Clearing, copying and giving back pages of a bound region: what is cleared is zero, what is not is
-//! said, and content is true at any time.
+//! Clearing and giving back pages of a bound region: cleared pages are zero, the others are listed, and
+//! content is true at any time.
 #![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 #![allow(clippy::cast_possible_truncation, reason = "the ranges of the tests are small")]
 
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use uzone_pages::{AddrError, ByteLen, Content, MemoryKind, Order, PageCount, Pfn, PfnRange};
 use uzone_zone::{
-    Batching, BindOptions, Pagemap, PinError, Region, Unclearable, WriteError, ZeroOptions, Zone,
+    BindOptions, Cleared, Pagemap, PinError, Region, Unclearable, WriteError, ZeroOptions, Zone,
 };
 
 const BASE: u64 = 0x1000;
@@ -23,6 +24,23 @@ fn range(start: u64, pages: u64) -> PfnRange {
 
 fn pfn(page: u64) -> Pfn {
     Pfn::new(BASE + page)
+}
+
+/// The bytes of pages of the region.
+fn bytes_of(start: u64, pages: u64) -> Range<u64> {
+    start * PAGE..(start + pages) * PAGE
+}
+
+fn pages_of(bytes: u64) -> u64 {
+    bytes / PAGE
+}
+
+fn done(cleared: &Cleared) -> u64 {
+    pages_of(cleared.done_bytes().get())
+}
+
+fn known(cleared: &Cleared) -> u64 {
+    pages_of(cleared.known.get())
 }
 
 /// A region full of bytes of an earlier owner.
@@ -59,8 +77,8 @@ fn what_is_cleared_is_zero_and_nothing_else_is_touched() {
         let pagemap = used(order);
         let middle = range(512, 512);
         let zeroed = pagemap.zero(middle, &ZeroOptions::default()).unwrap();
-        assert!(zeroed.is_whole() && zeroed.ranges == [middle], "{zeroed}");
-        assert_eq!((zeroed.pages.get(), zeroed.known.get()), (512, 0));
+        assert!(zeroed.is_whole() && zeroed.done == [bytes_of(512, 512)], "{zeroed}");
+        assert_eq!(known(&zeroed), 0);
         for page in 0..PAGES {
             let is_inside = (512..1024).contains(&page);
             assert_eq!(is_zero(&pagemap, page), is_inside, "page {page} of order {order}");
@@ -71,9 +89,9 @@ fn what_is_cleared_is_zero_and_nothing_else_is_touched() {
         // What is zero is not cleared again.
         let again = pagemap.zero(pagemap.range(), &ZeroOptions::default()).unwrap();
         assert!(again.is_whole());
-        assert_eq!(again.ranges, [range(0, 512), range(1024, 1024)]);
-        assert_eq!((again.pages.get(), again.known.get()), (1536, 512));
-        assert!(again.to_string().contains("512 known to be zero"), "{again}");
+        assert_eq!(again.done, [bytes_of(0, 512), bytes_of(1024, 1024)]);
+        assert_eq!(known(&again), 512);
+        assert!(again.to_string().contains("2 MiB known to be zero"), "{again}");
     }
 }
 
@@ -88,7 +106,7 @@ fn a_page_that_was_pinned_is_not_taken_for_zero_any_more() {
         drop(pinned);
         let again = pagemap.zero(pagemap.range(), &ZeroOptions::default()).unwrap();
         let held = if order == 0 { 600 } else { 1024 };
-        assert_eq!((again.pages.get(), again.known.get()), (held, PAGES - held));
+        assert_eq!((done(&again), known(&again)), (held, PAGES - held));
         assert!(is_zero(&pagemap, 599));
         // The same for one that asks by try_pin, and for a split whole.
         assert!(pagemap.try_pin(pagemap.range()).is_ok());
@@ -105,15 +123,15 @@ fn pinned_pages_are_refused_and_bad_ones_left_out() {
         pagemap.poison(pfn(21)).unwrap();
         let zeroed = pagemap.zero(pagemap.range(), &ZeroOptions::default()).unwrap();
         assert!(!zeroed.is_whole());
-        assert_eq!(zeroed.bad, [pfn(21)]);
         // A range for each reason and place, however many folios it has.
         let why = Unclearable::Pinned { pins: 1 };
         let folio = |start: u64, pages: u64| {
             let (start, end) =
                 (start >> order << order, (start + pages).next_multiple_of(1 << order));
-            range(start, end - start)
+            bytes_of(start, end - start)
         };
-        assert_eq!(zeroed.left, [(folio(800, 8), why), (folio(1536, 512), why)]);
+        let bad = (bytes_of(21, 1), Unclearable::Poisoned);
+        assert_eq!(zeroed.left, [bad, (folio(800, 8), why), (folio(1536, 512), why)]);
         for page in 0..PAGES {
             let is_kept = page == 21 || (800..808).contains(&page) || page >= 1536;
             assert_eq!(is_old(&pagemap, page), is_kept, "page {page}");
@@ -137,7 +155,7 @@ fn a_cancelled_clearing_leaves_the_truth_behind() {
         let cancel = Arc::<AtomicBool>::default();
         let flag = cancel.clone();
         let options = ZeroOptions::default()
-            .batching(Batching::Bytes(ByteLen::new(3 * PAGE)))
+            .batch(ByteLen::new(3 * PAGE))
             .threads(NonZeroUsize::new(threads).unwrap())
             .on_batch(move |done, _| {
                 if done.get() > 100 * PAGE {
@@ -147,8 +165,16 @@ fn a_cancelled_clearing_leaves_the_truth_behind() {
             .cancel(cancel);
         let zeroed = pagemap.zero(pagemap.range(), &options).unwrap();
         assert!(!zeroed.is_whole());
-        assert_eq!(zeroed.pages.get() + zeroed.cancelled.get(), PAGES);
-        assert!(zeroed.pages.get() > 0 || threads > 1);
+        let cancelled: u64 = zeroed
+            .left
+            .iter()
+            .map(|(range, why)| {
+                assert_eq!(*why, Unclearable::Cancelled);
+                pages_of(range.end - range.start)
+            })
+            .sum();
+        assert_eq!(done(&zeroed) + cancelled, PAGES);
+        assert!(done(&zeroed) > 0 || threads > 1);
         for page in 0..PAGES {
             match content(&pagemap, page) {
                 Content::Zero => assert!(is_zero(&pagemap, page)),
@@ -156,7 +182,7 @@ fn a_cancelled_clearing_leaves_the_truth_behind() {
                 other => panic!("page {page} is {other}"),
             }
         }
-        assert!(pagemap.zero(pagemap.range(), &options).unwrap().cancelled.get() > 0, "still set");
+        assert!(!pagemap.zero(pagemap.range(), &options).unwrap().is_whole(), "still set");
         let rest = pagemap.zero(pagemap.range(), &ZeroOptions::default()).unwrap();
         assert!(rest.is_whole() && (0..PAGES).all(|page| is_zero(&pagemap, page)));
         assert!(pagemap.pin(pagemap.range()).is_ok());
@@ -169,7 +195,7 @@ fn a_hint_is_cleared_last_and_has_to_be_among_the_pages() {
         let pagemap = used(order);
         let hint = 700 * PAGE + 5;
         let zeroed = pagemap.zero(pagemap.range(), &ZeroOptions::default().hint(hint)).unwrap();
-        assert!(zeroed.is_whole() && zeroed.ranges == [pagemap.range()], "{zeroed}");
+        assert!(zeroed.is_whole() && zeroed.done == [bytes_of(0, PAGES)], "{zeroed}");
         assert!((0..PAGES).all(|page| is_zero(&pagemap, page)));
         let failure = pagemap.zero(range(0, 512), &ZeroOptions::default().hint(hint)).unwrap_err();
         assert!(
@@ -200,51 +226,6 @@ fn ranges_that_cut_a_folio_or_leave_the_region_are_refused() {
 }
 
 #[test]
-fn a_folio_is_copied_whole_and_belongs_to_its_new_owner() {
-    for order in [0_u8, 2, 9] {
-        let (source, target) = (used(order), used(order));
-        let pages = 1_u64 << order;
-        let options = ZeroOptions::default();
-        assert!(target.zero(target.range(), &options).unwrap().is_whole());
-        for page in 0..pages {
-            source.pin_and_write((512 + page) * PAGE, &[page as u8 | 1; PAGE as usize]).unwrap();
-        }
-        let copied = target.copy_folio(pfn(1024), &source, pfn(512), &options).unwrap();
-        assert!(copied.is_whole());
-        for page in 0..pages {
-            let mut bytes = vec![0; PAGE as usize];
-            target.region().read_at((1024 + page) * PAGE, &mut bytes).unwrap();
-            assert!(bytes.iter().all(|byte| *byte == page as u8 | 1), "page {page}");
-        }
-        assert_eq!(content(&target, 1024), Content::Present);
-        assert!(is_zero(&target, 1023) && is_zero(&target, 1024 + pages));
-        // Over itself again, now that it may have been written to.
-        assert!(target.copy_folio(pfn(1024), &source, pfn(512), &options).unwrap().is_whole());
-        let pinned = target.pin(range(1024, 1)).unwrap();
-        let failure = target.copy_folio(pfn(1024), &source, pfn(512), &options).unwrap_err();
-        assert!(
-            matches!(failure, WriteError::Copy { cause: Unclearable::Pinned { .. }, .. }),
-            "{failure}"
-        );
-        drop(pinned);
-        source.poison(pfn(512)).unwrap();
-        let failure = target.copy_folio(pfn(1024), &source, pfn(512), &options).unwrap_err();
-        assert!(matches!(failure, WriteError::Copy { cause: Unclearable::Poisoned, .. }));
-        target.poison(pfn(1024)).unwrap();
-        assert!(target.copy_folio(pfn(1024), &source, pfn(0), &options).is_err());
-        if order > 0 {
-            let cut = target.copy_folio(pfn(1), &source, pfn(0), &options).unwrap_err();
-            assert!(matches!(cut, WriteError::CutsFolio { .. }));
-            let other = used(0);
-            assert!(target.copy_folio(pfn(0), &other, pfn(0), &options).is_err());
-        }
-        let outside = target.copy_folio(pfn(PAGES), &source, pfn(0), &options).unwrap_err();
-        assert!(matches!(outside, WriteError::Pin(PinError::NotHere { .. })));
-        assert!(source.pages().all(|page| page.word().pins() == 0));
-    }
-}
-
-#[test]
 fn pages_that_are_given_back_are_zero_and_take_no_memory() {
     for order in [0_u8, 9] {
         let pagemap = used(order);
@@ -253,13 +234,13 @@ fn pages_that_are_given_back_are_zero_and_take_no_memory() {
         assert_eq!(resident(), PAGES * PAGE);
         let zeroed = pagemap.punch(pagemap.range()).unwrap();
         let kept = 1_u64 << order;
-        assert_eq!((zeroed.pages.get(), zeroed.left.len()), (PAGES - kept, 1));
+        assert_eq!((done(&zeroed), zeroed.left.len()), (PAGES - kept, 1));
         assert_eq!(resident(), kept * PAGE);
         assert!(is_old(&pagemap, 0) && (kept..PAGES).all(|page| is_zero(&pagemap, page)));
         assert_eq!(content(&pagemap, 2047), Content::Zero);
         drop(pinned);
         let zeroed = pagemap.zero(pagemap.range(), &ZeroOptions::default()).unwrap();
-        assert_eq!((zeroed.pages.get(), zeroed.known.get()), (kept, PAGES - kept));
+        assert_eq!((done(&zeroed), known(&zeroed)), (kept, PAGES - kept));
     }
 }
 
@@ -294,7 +275,8 @@ fn no_thread_clears_a_page_under_its_pin() {
             }
             for _ in 0..60 {
                 let zeroed = pagemap.zero(pagemap.range(), &ZeroOptions::default()).unwrap();
-                assert!(zeroed.bad.is_empty());
+                let is_bad = |(_, why): &(_, Unclearable)| *why == Unclearable::Poisoned;
+                assert!(!zeroed.left.iter().any(is_bad));
             }
         });
         assert!(pagemap.zero(pagemap.range(), &ZeroOptions::default()).unwrap().is_whole());
@@ -302,7 +284,7 @@ fn no_thread_clears_a_page_under_its_pin() {
     }
 }
 
-/// Memory that is mapped read-only can be bound and pinned, and not cleared, copied to or given back.
+/// Memory that is mapped read-only can be bound and pinned, and not cleared or given back.
 #[test]
 fn memory_that_cannot_be_written_is_refused_and_its_content_stays_true() {
     use uzone_os::{Access, Mapping, Sharing};
@@ -320,8 +302,6 @@ fn memory_that_cannot_be_written_is_refused_and_its_content_stays_true() {
     let options = ZeroOptions::default();
     let failure = pagemap.zero(range(0, 600), &options).unwrap_err();
     assert!(matches!(failure, WriteError::Access(_)), "{failure}");
-    let failure = pagemap.copy_folio(pfn(5), &used(0), pfn(0), &options).unwrap_err();
-    assert!(matches!(failure, WriteError::Access(_)), "{failure}");
     assert!(matches!(pagemap.punch(range(0, 600)), Err(WriteError::Punch(_))));
     assert!(pagemap.pages().all(|page| page.word().content() == Content::Unknown));
     assert!(pagemap.pin(pagemap.range()).is_ok());
@@ -334,20 +314,15 @@ fn memory_that_cannot_be_written_is_refused_and_its_content_stays_true() {
 /// A panic of the caller's callback leaves no folio in a state that only the call could have ended.
 #[test]
 fn folios_are_free_to_others_after_a_callback_panicked() {
-    let (source, target) = (used(2), used(2));
+    let target = used(2);
     for threads in [1, 2] {
         let options = ZeroOptions::default()
             .threads(NonZeroUsize::new(threads).unwrap())
-            .batching(Batching::Bytes(ByteLen::kib(64)))
+            .batch(ByteLen::kib(64))
             .on_batch(|_, _| panic!("the caller's own"));
         let clears = || target.zero(target.range(), &options).map(|_| ());
         assert!(catch_unwind(AssertUnwindSafe(clears)).is_err());
-        let options = ZeroOptions::default().on_batch(|_, _| panic!("the caller's own"));
-        let copies = || target.copy_folio(pfn(8), &source, pfn(4), &options).map(|_| ());
-        assert!(catch_unwind(AssertUnwindSafe(copies)).is_err());
         drop(target.pin(target.range()).expect("no folio is still being cleared"));
-        drop(source.pin(source.range()).expect("no pin is left"));
     }
     assert!(target.zero(target.range(), &ZeroOptions::default()).unwrap().is_whole());
-    assert!(source.unbind().is_ok());
 }

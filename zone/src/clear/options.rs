@@ -1,7 +1,8 @@
-//! What is asked for and what is reported when bytes are cleared or copied: [`ZeroOptions`], [`Cleared`].
+//! The options and the outcome of clearing and copying: [`ZeroOptions`], [`Cleared`].
 
 use std::fmt;
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -10,26 +11,8 @@ use uzone_os::AccessError;
 use uzone_pages::ByteLen;
 use uzone_stream::{CacheState, CopyMethod, NextUse};
 
+use crate::error::Unclearable;
 use crate::progress::OnProgress;
-
-/// How often a caller that shares its thread is let run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Batching {
-    /// Never in an extent: the kernel preempts this thread if another one has to run.
-    #[default]
-    Whole,
-    /// After every so many bytes.
-    Bytes(ByteLen),
-    /// As often as it takes for two yield points to be no farther apart than this. How many bytes that
-    /// is follows from what the batches before took.
-    Pause(Duration),
-}
-
-impl Batching {
-    /// A pause of at most one millisecond.
-    pub const COOPERATIVE: Self = Self::Pause(Duration::from_nanos(uzone_pages::DEFAULT_PAUSE_NS));
-}
 
 /// The options of clearing and copying.
 #[derive(Clone, Debug)]
@@ -37,9 +20,8 @@ pub struct ZeroOptions {
     pub(crate) was: CacheState,
     pub(crate) next: NextUse,
     pub(crate) hint: Option<u64>,
-    pub(crate) way: Option<CopyMethod>,
     pub(crate) threads: NonZeroUsize,
-    pub(crate) batching: Batching,
+    pub(crate) batch: Option<ByteLen>,
     pub(crate) progress: OnProgress,
     pub(crate) cancel: Arc<AtomicBool>,
 }
@@ -51,9 +33,8 @@ impl Default for ZeroOptions {
             was: CacheState::Cold,
             next: NextUse::Later,
             hint: None,
-            way: None,
             threads: NonZeroUsize::MIN,
-            batching: Batching::Whole,
+            batch: None,
             progress: OnProgress::default(),
             cancel: Arc::default(),
         }
@@ -68,15 +49,15 @@ impl ZeroOptions {
         self
     }
 
-    /// Sets whether the destination is read at once. Of a destination with a hint it applies
-    /// about the rest: the neighbourhood of the hint is always read soon.
+    /// Sets whether the destination is read at once. The neighbourhood of a hint is always taken as read at
+    /// once, whatever is set for the rest.
     #[must_use]
     pub fn next(mut self, next: NextUse) -> Self {
         self.next = next;
         self
     }
 
-    /// Sets which byte of the region is read next: its page and two on either side are written last,
+    /// Sets the byte of the region that is read next: its page and two on either side are written last,
     /// and stay in the cache.
     #[must_use]
     pub fn hint(mut self, offset_bytes: u64) -> Self {
@@ -84,15 +65,8 @@ impl ZeroOptions {
         self
     }
 
-    /// Sets how to store, instead of the way of the store policy.
-    #[must_use]
-    pub fn way(mut self, way: CopyMethod) -> Self {
-        self.way = Some(way);
-        self
-    }
-
     /// Sets how many threads write; by default one, the caller's. If the system gives
-    /// fewer, those do the work; the report states how many there were. The neighbourhood of a hint is
+    /// fewer, those do the work; the outcome states how many there were. The neighbourhood of a hint is
     /// written by the caller's own.
     #[must_use]
     pub fn threads(mut self, threads: NonZeroUsize) -> Self {
@@ -100,15 +74,18 @@ impl ZeroOptions {
         self
     }
 
-    /// Sets where there are yield points.
+    /// Sets after how many bytes a thread yields: [`ZeroOptions::on_batch`] is called, and
+    /// [`ZeroOptions::cancel`] is looked at. By default an extent is written whole, and the kernel preempts
+    /// the thread if another one has to run. Linux clears 8 MiB between two yield points where it is not
+    /// preempted.
     #[must_use]
-    pub fn batching(mut self, batching: Batching) -> Self {
-        self.batching = batching;
+    pub fn batch(mut self, len: ByteLen) -> Self {
+        self.batch = Some(len);
         self
     }
 
-    /// Takes what is called after every batch, by the thread that wrote it, with how many bytes are
-    /// written and how many will be: the yield point. With several threads the calls may come out of
+    /// Takes a callback for the yield point after every batch. The thread that wrote the batch calls it with
+    /// the number of bytes written and the number in all. With several threads the calls may come out of
     /// order.
     #[must_use]
     pub fn on_batch(mut self, progress: impl Fn(ByteLen, ByteLen) + Send + Sync + 'static) -> Self {
@@ -124,45 +101,90 @@ impl ZeroOptions {
     }
 }
 
-/// What clearing or copying came to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[must_use = "work that was cancelled leaves bytes as they were"]
+/// The outcome of clearing, copying or giving back bytes of a region.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[must_use = "bytes that are pinned, bad, another thread's or cancelled are left"]
 #[non_exhaustive]
 pub struct Cleared {
-    /// The bytes that are written, in ascending order; neighbours are one.
-    pub ranges: Vec<std::ops::Range<u64>>,
-    /// How many those are.
-    pub done: ByteLen,
-    /// How many there were to write.
-    pub total: ByteLen,
-    /// How many batches they were written in.
-    pub batches: u64,
-    /// The longest time between two yield points.
-    pub longest_pause: Duration,
-    /// How many threads wrote.
+    /// The bytes of the region that were written, in ascending order; neighbours are one range.
+    pub done: Vec<Range<u64>>,
+    /// The number of bytes that were known to be zero, and left alone.
+    pub known: ByteLen,
+    /// The bytes that were left, and why, in ascending order; neighbours that were left for the same reason
+    /// are one range. The content of bytes that were lost or cancelled is not known.
+    pub left: Vec<(Range<u64>, Unclearable)>,
+    /// The stores that wrote the bytes, but for the neighbourhood of a hint; `None` if there were none.
+    pub stores: Option<CopyMethod>,
+    /// The number of threads that wrote.
     pub threads: usize,
-    /// How the bytes were stored, but for the neighbourhood of a hint.
-    pub way: CopyMethod,
-    /// How long it took.
+    /// The time that it took.
     pub elapsed: Duration,
-    /// What ended it early, if that was not the caller: memory that turned out not to be there. The
-    /// batch that met it counts as not written.
-    pub error: Option<AccessError>,
 }
 
 impl Cleared {
-    /// Returns whether all bytes are written. If not, it was cancelled, or [`Cleared::error`] has the reason.
+    /// Returns whether no byte was left.
     #[must_use]
     pub fn is_whole(&self) -> bool {
-        self.done == self.total
+        self.left.is_empty()
+    }
+
+    /// Returns how many bytes were written.
+    #[must_use]
+    pub fn done_bytes(&self) -> ByteLen {
+        ByteLen::new(self.done.iter().map(|range| range.end - range.start).sum())
+    }
+
+    /// Returns the error of memory that turned out not to be there, if some was not.
+    #[must_use]
+    pub fn lost(&self) -> Option<AccessError> {
+        self.left.iter().find_map(|(_, cause)| match cause {
+            Unclearable::Lost(error) => Some(*error),
+            _ => None,
+        })
+    }
+
+    /// Adds bytes that were written.
+    pub(crate) fn add(&mut self, range: Range<u64>) {
+        match self.done.last_mut().filter(|last| last.end == range.start) {
+            Some(last) => last.end = range.end,
+            None if range.is_empty() => {}
+            None => self.done.push(range),
+        }
+    }
+
+    /// Adds bytes that were left.
+    pub(crate) fn leave(&mut self, range: Range<u64>, cause: Unclearable) {
+        match self.left.last_mut() {
+            Some((last, why)) if last.end == range.start && *why == cause => last.end = range.end,
+            _ if range.is_empty() => {}
+            _ => self.left.push((range, cause)),
+        }
+    }
+
+    /// Puts ranges that were found in several passes in ascending order.
+    pub(crate) fn sort(&mut self) {
+        let (mut done, mut left) = (std::mem::take(&mut self.done), std::mem::take(&mut self.left));
+        done.sort_unstable_by_key(|range| range.start);
+        left.sort_unstable_by_key(|(range, _)| range.start);
+        done.into_iter().for_each(|range| self.add(range));
+        left.into_iter().for_each(|(range, cause)| self.leave(range, cause));
     }
 }
 
 impl fmt::Display for Cleared {
-    /// `64 MiB of 64 MiB in 4.1 ms by avx512, 1 batch, 1 thread`, without an end of line.
+    /// `64 MiB written in 4.1ms by avx512 stores, 1 threads; 4 KiB left: it is bad`, without an end of line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { done, total, elapsed, way, batches, threads, .. } = self;
-        write!(f, "{done} of {total} in {elapsed:.1?} by {way} stores, {batches} batches")?;
-        write!(f, ", {threads} threads, longest pause {:.1?}", self.longest_pause)
+        write!(f, "{} written in {:.1?}", self.done_bytes(), self.elapsed)?;
+        if let Some(stores) = self.stores {
+            write!(f, " by {stores} stores, {} threads", self.threads)?;
+        }
+        if !self.known.is_zero() {
+            write!(f, "; {} known to be zero", self.known)?;
+        }
+        if let Some((_, cause)) = self.left.first() {
+            let left = self.left.iter().map(|(range, _)| range.end - range.start).sum();
+            write!(f, "; {} left: {cause}", ByteLen::new(left))?;
+        }
+        Ok(())
     }
 }

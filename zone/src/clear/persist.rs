@@ -1,14 +1,14 @@
-//! Bytes that survive a loss of power: [`Pagemap::persist`], [`Pagemap::write_durably`].
+//! Bytes that survive a loss of power: [`Pagemap::persist`].
 //!
-//! On DAX the memory is the storage, and what is written is in the CPU's caches until their lines are written
+//! On DAX the memory is the storage, and written bytes are in the CPU's caches until their lines are written
 //! back. A mapping of a DAX file (`MAP_SYNC`) and one of a DAX device need no system call for that. The
 //! pages of another file are written to its device by msync(2).
 //!
-//! What is promised: after a return, the bytes are in the persistence domain of a platform with ADR, or on
+//! Promised: after a return, the bytes are in the persistence domain of a platform with ADR, or on
 //! the device. Not promised: that a loss of power in the middle leaves all or nothing. Only aligned words of
 //! 8 bytes are never torn.
 //!
-//! Cost: on DAX what memory takes to write the lines that changed, and a few nanoseconds for each other line.
+//! Cost: on DAX the time of memory to write the lines that changed, and a few nanoseconds for each other line.
 
 use std::ops::Range;
 
@@ -21,7 +21,7 @@ use crate::pin::pin_target;
 use crate::region::Region;
 
 impl<P: Payload> Pagemap<P> {
-    /// Makes what was written to pages survive a loss of power. Writes of other threads during the call may
+    /// Makes the bytes of pages survive a loss of power. Writes of other threads during the call may
     /// survive or not.
     ///
     /// # Errors
@@ -35,19 +35,6 @@ impl<P: Payload> Pagemap<P> {
         }
         let not_here = || pin_target::not_here(&*self.inner, range);
         persist(&self.inner.region, self.bytes_of(range).ok_or_else(not_here)?)
-    }
-
-    /// Writes bytes as [`Pagemap::pin_and_write`] does, from byte `offset_bytes` of the region on, and makes
-    /// them survive a loss of power before it returns.
-    ///
-    /// # Errors
-    /// As [`Pagemap::pin_and_write`] and [`Pagemap::persist`]; the bytes may be written then, and last or
-    /// not.
-    #[track_caller]
-    pub fn write_durably(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), WriteError> {
-        can_persist(&self.inner.region)?;
-        self.pin_and_write(offset_bytes, bytes)?;
-        persist(&self.inner.region, offset_bytes..offset_bytes + bytes.len() as u64)
     }
 }
 

@@ -15,7 +15,7 @@ use uzone_pages::{
     PoolState,
 };
 
-use crate::clear::options::{Batching, ZeroOptions};
+use crate::clear::options::ZeroOptions;
 use crate::clear::populate::{PopulateOptions, PopulateReport};
 use crate::clear::zero::{CLEARABLE, Owned};
 use crate::error::{PinError, WriteError};
@@ -26,7 +26,10 @@ use crate::pool::options::{PoolError, PoolOptions, PoolStats};
 /// How much the worker takes at a time, so that a taker that has to wait for it does not for long.
 const WORKER_BYTES: u64 = 2 << 20;
 
-/// What the lock is around.
+/// The bytes of a large folio that are cleared between two looks at whether the pool ends.
+const YIELD: ByteLen = ByteLen::mib(8);
+
+/// The state under the lock.
 #[derive(Debug)]
 struct Sets {
     state: PoolState,
@@ -309,18 +312,18 @@ impl<P: Payload> PoolBackend for Shared<P> {
     }
 
     fn clear(&self, first: usize, folios: usize) -> Result<usize, PoolError> {
-        // No thread takes when the pool ends, so this cancels the worker, and what comes back later.
-        let options = ZeroOptions::default().batching(Batching::COOPERATIVE);
-        let options = options.cancel(self.cancel.clone());
-        let zeroed = self.pagemap.zero(self.pages(first, folios), &options)?;
-        // What raised SIGBUS is bad now where the program watches for that, and is set aside. Else it is
-        // dirty as before, and a taker that wants it has to get the reason.
-        if let Some(error) = zeroed.lost().next()
+        // No thread takes when the pool ends, so this cancels the worker, and folios that come back later.
+        let options = ZeroOptions::default().batch(YIELD).cancel(self.cancel.clone());
+        let cleared = self.pagemap.zero(self.pages(first, folios), &options)?;
+        // A page that raised `SIGBUS` is bad now where the program watches for that, and is set aside. Else it
+        // is dirty as before, and a taker that wants it has to get the reason.
+        if let Some(error) = cleared.lost()
             && self.pagemap.inner.collect_bus_errors() == 0
         {
             return Err(WriteError::Access(error).into());
         }
-        Ok(usize::try_from(zeroed.pages.get() >> self.order().get()).unwrap_or(usize::MAX))
+        let shift = u32::from(self.order().get()) + self.pagemap.region().page_size().shift();
+        Ok(usize::try_from(cleared.done_bytes().get() >> shift).unwrap_or(usize::MAX))
     }
 
     fn exhausted(&self, folios: usize, free: usize, pinned: usize) -> PoolError {
