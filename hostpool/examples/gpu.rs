@@ -466,14 +466,18 @@ fn fragmented(len: usize, hog: u64) -> Outcome<Vec<String>> {
     )];
     let mut row = |name: &str, huge: Huge| {
         let region = Region::anonymous(size)?;
-        let within = Duration::from_secs(25);
-        let populated = region.populate(
-            0..size.get(),
-            &PopulateOptions::default().huge(huge).chunk(ByteLen::mib(2)).within(within),
-        )?;
+        let (begun, cancel) = (Instant::now(), std::sync::Arc::<AtomicBool>::default());
+        let stop = cancel.clone();
+        let options =
+            PopulateOptions::default().huge(huge).chunk(ByteLen::mib(2)).cancel(cancel).on_present(
+                move |_| {
+                    stop.store(begun.elapsed() >= Duration::from_secs(25), Ordering::Relaxed);
+                },
+            );
+        let populated = region.populate(0..size.get(), &options)?;
         rows.push(format!(
             "{{\"row\": \"{name}\", \"gb_per_s\": {:.2}, \"huge_gib\": {:.2}, \"base_gib\": {:.2}, \"is_compacting\": {}}}",
-            populated.done().get() as f64 / 1e9 / populated.elapsed.as_secs_f64(),
+            populated.done.get() as f64 / 1e9 / populated.elapsed.as_secs_f64(),
             populated.huge.get() as f64 / GIB as f64,
             populated.base.get() as f64 / GIB as f64,
             populated.is_compacting

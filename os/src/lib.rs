@@ -66,7 +66,7 @@ pub use map::exclusive::{Exclusive, Exclusivity, Mapped};
 pub use map::fixed_buffers::FixedBuffers;
 pub use map::mapping::{Mapping, MappingError, Rejected, leaked};
 pub use map::options::{Access, Addr, Anonymous, HugeAdvice, Sharing, Vaddr};
-pub use map::populate::{PopulateHow, Populated, populate_slice};
+pub use map::populate::populate_slice;
 pub use map::shortage::MapError;
 pub use map::{page_cache, pagemap_scan};
 pub use share_work::share_work;

@@ -103,8 +103,8 @@ pub mod os {
     #[doc(inline)]
     pub use uzone_os::{
         Anonymous, Exclusive, Exclusivity, FixedBuffers, HugeAdvice, MapError, Mapped, Mapping,
-        MappingError, Populated, SysError, SystemRoot, dax, hugepages, memory, memory_file, numa,
-        page_cache, passed_descriptors, unix_socket,
+        MappingError, SysError, SystemRoot, dax, hugepages, memory, memory_file, numa, page_cache,
+        passed_descriptors, unix_socket,
     };
 }
 

@@ -16,7 +16,6 @@
 
 pub(crate) mod options;
 pub(crate) mod persist;
-pub(crate) mod populate;
 pub(crate) mod run;
 pub(crate) mod stores;
 pub(crate) mod zero;

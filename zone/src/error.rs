@@ -431,26 +431,9 @@ pub enum WriteError {
         /// What the limit is.
         limited_by: Limit,
     },
-    /// Others took memory meanwhile, and what is left is too little, or so little that going on
-    /// might have the kernel kill a process. What is present stays so.
-    #[error(
-        "{done:.1} of {of} are present; {needed:.1} more are needed, and {available:.1} can be had because others took memory meanwhile, limited by {limited_by}: raise that limit, or give what is present back and populate less"
-    )]
-    TakenMeanwhile {
-        /// What is present of the request, from the start of the range on.
-        done: ByteLen,
-        /// How much the request was for.
-        of: ByteLen,
-        /// What is not present yet.
-        needed: ByteLen,
-        /// What this process may still take.
-        available: ByteLen,
-        /// What the limit is.
-        limited_by: Limit,
-    },
     /// The pool of huge pages is too small. Nothing was populated.
     #[error(
-        "{needed} are needed of the pool of {size} pages, of which {free} are free: write a larger number to {path}", path = hugepages::nr_path(*size)
+        "the pool of {size} pages has {free} free, and {needed} are needed: write a larger number to {path}", path = hugepages::nr_path(*size)
     )]
     HugePool {
         /// The size of its pages.
@@ -484,8 +467,13 @@ pub enum WriteError {
         /// What was asked for.
         node: u32,
     },
-    /// What the host has could not be read.
-    #[error("cannot ask the host what it has: {0}")]
+    /// A thread of a node could not be started. Nothing was populated.
+    #[error(
+        "cannot start a thread for a NUMA node: {0}; raise `ulimit -u`, or leave out PopulateOptions::node"
+    )]
+    Thread(#[source] io::Error),
+    /// The numbers of the host could not be read.
+    #[error("cannot read the numbers of the host: {0}")]
     Sys(#[from] SysError),
 }
 
@@ -545,8 +533,8 @@ impl WriteError {
                 ErrorKind::NotSupported
             }
             Self::TooLittleMemory { .. }
-            | Self::TakenMeanwhile { .. }
             | Self::HugePool { .. }
+            | Self::Thread(_)
             | Self::TooFewHugePages { .. } => ErrorKind::OutOfMemory,
             _ => ErrorKind::InvalidInput,
         }

@@ -16,13 +16,13 @@ use uzone_pages::{
 };
 
 use crate::bind::report::BindReport;
-use crate::clear::populate::{PopulateOptions, PopulateReport};
 use crate::error::{PinError, WriteError};
 use crate::inner::{CachedMemmap, Inner, Parts};
 use crate::pin::guards::{GuardBook, Holder};
 use crate::pin::pin_target::{PinTarget, Place};
 use crate::pin::{Guard, PinOptions, Pinned, Referenced};
 use crate::poison::bad_pages::BadPages;
+use crate::populate::{PopulateOptions, PopulateReport};
 use crate::region::{Region, RegionView};
 
 /// A region that is still in use, given back bound as it was.

@@ -33,12 +33,12 @@ use uzone_os::thread::pause;
 use uzone_os::{AccessError, SystemRoot, numa};
 use uzone_pages::{Payload, PfnRange, PoolBackend};
 
-use crate::clear::populate::{PopulateOptions, PopulateReport};
 use crate::error::WriteError;
 use crate::pagemap::{Pagemap, PagemapView};
 use crate::pin::pin_target::{PinTarget, Segment, start_inside};
 use crate::pool::options::{PoolError, PoolOptions, PoolStats};
 use crate::pool::shared::Shared;
+use crate::populate::{PopulateOptions, PopulateReport};
 
 /// Folios of a pagemap that are handed out and taken back: what one owner wrote never reaches the next.
 ///

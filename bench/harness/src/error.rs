@@ -158,7 +158,7 @@ impl From<WriteError> for BenchError {
         let is_of_this_host = matches!(
             error,
             WriteError::TooLittleMemory { .. }
-                | WriteError::TakenMeanwhile { .. }
+                | WriteError::Thread(_)
                 | WriteError::HugePool { .. }
                 | WriteError::NoHugePages { .. }
                 | WriteError::TooFewHugePages { .. }

@@ -141,7 +141,7 @@ pub(crate) fn kernel(arena: &Arena, session: &mut Session<'_>) -> Result {
             })
             .naive(&naive);
         let huge = if *row == "4k" { Huge::Never } else { Huge::Preferred };
-        let options = PopulateOptions::default().threads_per_node(NonZeroUsize::MIN).huge(huge);
+        let options = PopulateOptions::default().threads(NonZeroUsize::MIN).huge(huge);
         suite
             .add(Role::Variant, &id("populate"), name("given back, populated"), move |_| {
                 touch(region)?;
@@ -237,7 +237,7 @@ pub(crate) fn demand(
         rows.push(("ours-all", format!("ours, populated, {threads} threads"), threads));
     }
     for (row, name, threads) in rows {
-        let options = PopulateOptions::default().threads_per_node(threads);
+        let options = PopulateOptions::default().threads(threads);
         let spec = suite.add(Role::Ours, row, name, move |_| {
             fresh()?;
             timed(|| Ok(black_box(region.populate(0..len.get(), &options)?)))
@@ -279,7 +279,7 @@ pub(crate) fn populate(
         rows.push((Role::Ours, "ours-all", "ours, all threads", huge, all, true));
     }
     for (role, row, name, huge, threads, populates) in rows {
-        let options = PopulateOptions::default().threads_per_node(threads).huge(huge);
+        let options = PopulateOptions::default().threads(threads).huge(huge);
         suite.threads = threads.get();
         // Each time a region of its own, which is given back outside of the time.
         let spec = suite.add(role, row, name, move |_| {

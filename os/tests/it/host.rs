@@ -1,17 +1,13 @@
 //! The limits and the facts of this host.
 
-use std::fs;
 use std::os::fd::AsFd;
-use std::sync::atomic::AtomicBool;
 
 use rustix::process::{Resource, Rlimit, setrlimit};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-use uzone_os::{
-    Anonymous, MapError, Mapping, MappingError, SystemRoot, hugepages, memory, numa, probe,
-};
+use uzone_os::{Anonymous, MapError, Mapping, SystemRoot, hugepages, memory, numa, probe};
 use uzone_pages::ByteLen;
 
-use crate::{by, file_of, is_alone, skip, whole};
+use crate::{is_alone, skip};
 
 #[test]
 fn a_limit_on_addresses_is_named_when_it_forbids_a_mapping() {
@@ -28,23 +24,6 @@ fn a_limit_on_addresses_is_named_when_it_forbids_a_mapping() {
     assert!(shortage.starts_with("RLIMIT_AS is 1 GiB"), "{shortage}");
     let available = memory::available(&SystemRoot::host()).unwrap();
     assert!(available.bytes < ByteLen::gib(1));
-    // What fits still works, and is populated by threads whose stacks fit too.
-    let mapping = Mapping::anonymous(ByteLen::mib(8), Anonymous::default()).unwrap();
-    let populated = mapping.populate_with(0..8 << 20, by(2), |_, _| (), &AtomicBool::new(false));
-    assert_eq!(populated.unwrap(), whole(ByteLen::mib(8)));
-    // Where not even a stack fits, that is said, and nothing is left half done.
-    let left =
-        (1 << 30) - file_of(&fs::read_to_string("/proc/self/status").unwrap(), "VmSize:") * 1024;
-    let _filler = Mapping::anonymous(ByteLen::new(left - (1 << 20)), Anonymous::default()).unwrap();
-    let large = Mapping::memfd("large", ByteLen::kib(512), None).unwrap();
-    match large.populate_with(0..512 << 10, by(2), |_, _| (), &AtomicBool::new(false)) {
-        Err(MappingError::Threads { asked, started, .. }) => {
-            assert!(started < asked);
-            assert_eq!(large.resident().unwrap(), ByteLen::ZERO);
-        }
-        // The stacks of the last time were still at hand.
-        other => assert_eq!(other.unwrap(), whole(ByteLen::kib(512))),
-    }
 }
 
 #[test]

@@ -23,11 +23,9 @@ mod sigbus;
 mod uffd;
 
 use std::ffi::OsStr;
-use std::num::NonZeroUsize;
 use std::process::{Command, Output};
 
-use uzone_os::{Anonymous, HugeAdvice, Mapping, PopulateHow, Populated, probe};
-use uzone_pages::ByteLen;
+use uzone_os::{Anonymous, HugeAdvice, Mapping, probe};
 
 use needs::skip;
 
@@ -85,24 +83,6 @@ fn read<const N: usize>(mapping: &Mapping, offset: u64) -> [u8; N] {
     let mut bytes = [0xee; N];
     mapping.read_at(offset, &mut bytes).unwrap();
     bytes
-}
-
-/// What populating all of `len` comes to.
-fn whole(len: ByteLen) -> Populated {
-    Populated { done: len, of: len, is_expired: false }
-}
-
-/// Populates by so many threads, anywhere and for as long as it takes.
-fn by(threads: usize) -> PopulateHow<'static> {
-    let threads = NonZeroUsize::new(threads).unwrap();
-    PopulateHow {
-        threads,
-        nodes: &[],
-        deadline: None,
-        chunk: None,
-        may_begin: None,
-        on_chunk: None,
-    }
 }
 
 fn file_of(text: &str, field: &str) -> u64 {

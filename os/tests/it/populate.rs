@@ -1,15 +1,11 @@
 //! Making memory present and counting what is.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
-use uzone_os::{
-    AccessError, Anonymous, Exclusive, HugeAdvice, Mapping, MappingError, PopulateHow, Populated,
-    populate_slice,
-};
+use uzone_os::{AccessError, Exclusive, Mapping, MappingError, populate_slice};
 use uzone_pages::ByteLen;
 
-use crate::{by, page, read, small_pages, whole};
+use crate::{page, read, small_pages};
 
 #[test]
 fn populating_makes_exactly_the_range_present() {
@@ -48,92 +44,6 @@ fn reading_untouched_memory_does_not_make_it_resident() {
 }
 
 #[test]
-fn threads_populate_exactly_the_range_and_report_each_step_in_order() {
-    let len: u64 = 200 << 20;
-    let mapping = Mapping::anonymous(
-        ByteLen::new(len + page()),
-        Anonymous { huge: HugeAdvice::Advise, ..Anonymous::default() },
-    )
-    .unwrap();
-    for threads in [1, 2, 5, 64] {
-        let mut last = 0;
-        let populated = mapping
-            .populate_with(
-                0..len,
-                by(threads),
-                |done, of| {
-                    assert!(done.get() > last);
-                    assert_eq!(of.get(), len);
-                    last = done.get();
-                },
-                &AtomicBool::new(false),
-            )
-            .unwrap();
-        assert_eq!(populated, whole(ByteLen::new(len)));
-        assert_eq!(last, len);
-        assert_eq!(mapping.resident_in(0..len).unwrap().get(), len);
-        assert_eq!(mapping.resident_in(len..len + page()).unwrap(), ByteLen::ZERO);
-        mapping.discard(0..len + page()).unwrap();
-    }
-}
-
-#[test]
-fn a_cancelled_request_says_how_much_is_present() {
-    let len: u64 = 1 << 30;
-    let mapping = Mapping::anonymous(
-        ByteLen::new(len),
-        Anonymous { huge: HugeAdvice::Advise, ..Anonymous::default() },
-    )
-    .unwrap();
-    let cancel = AtomicBool::new(false);
-    let calls = AtomicU64::new(0);
-    let populated = mapping
-        .populate_with(
-            0..len,
-            by(2),
-            |_, _| {
-                calls.fetch_add(1, Ordering::Relaxed);
-                cancel.store(true, Ordering::Relaxed);
-            },
-            &cancel,
-        )
-        .unwrap();
-    let Populated { done, of, is_expired: false } = populated else {
-        panic!("{populated:?} after {calls:?} calls");
-    };
-    assert_eq!(of.get(), len);
-    assert!(!done.is_zero() && done < of);
-    assert_eq!(mapping.resident().unwrap(), done);
-    assert_eq!(mapping.resident_in(0..done.get()).unwrap(), done);
-
-    // Before it began, nothing is done.
-    let other = Mapping::anonymous(ByteLen::mib(1), small_pages()).unwrap();
-    let populated = other.populate_with(0..1 << 20, by(2), |_, _| (), &cancel).unwrap();
-    assert_eq!(
-        populated,
-        Populated { done: ByteLen::ZERO, of: ByteLen::mib(1), is_expired: false }
-    );
-    assert_eq!(other.resident().unwrap(), ByteLen::ZERO);
-}
-
-#[test]
-fn a_panic_in_the_progress_call_reaches_the_caller_and_stops_the_threads() {
-    let mapping = Mapping::anonymous(
-        ByteLen::gib(1),
-        Anonymous { huge: HugeAdvice::Advise, ..Anonymous::default() },
-    )
-    .unwrap();
-    let never = AtomicBool::new(false);
-    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        // Without the hook that prints where, for the threads go on for as long as that takes.
-        let fail = |_, _| std::panic::resume_unwind(Box::new("as the test wants"));
-        let _ = mapping.populate_with(0..1 << 30, by(1), fail, &never);
-    }));
-    assert!(caught.is_err());
-    assert!(mapping.resident().unwrap() < ByteLen::gib(1));
-}
-
-#[test]
 fn a_sparse_mapping_is_counted_without_walking_it() {
     let mapping = Mapping::anonymous(ByteLen::gib(32), small_pages()).unwrap();
     for gib in 0..32 {
@@ -166,30 +76,4 @@ fn a_slice_is_made_present_with_the_pages_it_lies_in_and_no_others() {
     let mut heap = vec![7_u8; 3];
     populate_slice(&mut heap).unwrap();
     assert_eq!(heap, [7; 3]);
-}
-
-#[test]
-fn threads_keep_to_their_nodes_and_nothing_is_begun_after_the_deadline() {
-    let mapping = Mapping::anonymous(ByteLen::mib(64), small_pages()).unwrap();
-    let all: Vec<u32> = (0..1024).collect();
-    let here = uzone_os::numa::usable(&all).unwrap();
-    let (range, never) = (0..64 << 20, AtomicBool::new(false));
-    // A thread for each of three nodes, which are all here.
-    let nodes = [here.clone(), here.clone(), here];
-    let how = PopulateHow { nodes: &nodes, ..by(2) };
-    let mut calls = 0;
-    let populated = mapping.populate_with(range.clone(), how, |_, _| calls += 1, &never).unwrap();
-    assert_eq!(populated, whole(ByteLen::mib(64)));
-    assert!(calls >= 1);
-    mapping.discard(range.clone()).unwrap();
-
-    let past = PopulateHow { deadline: Some(Instant::now()), ..how };
-    let populated = mapping.populate_with(range.clone(), past, |_, _| (), &never).unwrap();
-    let expired = Populated { done: ByteLen::ZERO, of: ByteLen::mib(64), is_expired: true };
-    assert_eq!(populated, expired);
-    let nowhere = [vec![1023]];
-    let how = PopulateHow { nodes: &nowhere, ..how };
-    let error = mapping.populate_with(range, how, |_, _| (), &never).unwrap_err();
-    assert!(matches!(error, MappingError::Sys(_)), "{error}");
-    assert_eq!(mapping.resident().unwrap(), ByteLen::ZERO);
 }

@@ -16,12 +16,12 @@ use uzone_pages::{
 };
 
 use crate::clear::options::ZeroOptions;
-use crate::clear::populate::{PopulateOptions, PopulateReport};
 use crate::clear::zero::{CLEARABLE, Owned};
 use crate::error::{PinError, WriteError};
 use crate::pagemap::Pagemap;
 use crate::pin::pin_target::PinTarget;
 use crate::pool::options::{PoolError, PoolOptions, PoolStats};
+use crate::populate::{PopulateOptions, PopulateReport};
 
 /// How much the worker takes at a time, so that a taker that has to wait for it does not for long.
 const WORKER_BYTES: u64 = 2 << 20;

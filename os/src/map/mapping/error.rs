@@ -38,17 +38,6 @@ pub enum MappingError {
         #[source]
         cause: io::Error,
     },
-    /// Not all threads could be started. Nothing was populated.
-    #[error("started {started} of {asked} threads: raise `ulimit -u`, or ask for fewer")]
-    Threads {
-        /// How many were asked for.
-        asked: usize,
-        /// How many could be started.
-        started: usize,
-        /// What the system answered.
-        #[source]
-        cause: io::Error,
-    },
     /// The kernel does not know an advice, or does not give it to this kind of memory.
     #[error(
         "the kernel refused {advice} for bytes {range:#x?}: it has no transparent huge pages, or not for this kind of memory"
@@ -187,7 +176,7 @@ impl MappingError {
                 Some(Errno::HWPOISON) => ErrorKind::Poisoned,
                 _ => ErrorKind::Io,
             },
-            Self::Threads { .. } | Self::Pin { limit: Some(_), .. } => ErrorKind::OutOfMemory,
+            Self::Pin { limit: Some(_), .. } => ErrorKind::OutOfMemory,
             Self::Ring(cause) => match Errno::from_io_error(cause) {
                 Some(Errno::PERM | Errno::ACCESS) => ErrorKind::PermissionDenied,
                 Some(Errno::NOSYS) => ErrorKind::NotSupported,
