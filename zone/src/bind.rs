@@ -1,8 +1,9 @@
 //! Binding: from a region and options to a [`Pagemap`], or to an error and the region as it was.
 //!
-//! The steps, in order: check the options, claim frame numbers, find memory for the descriptors,
-//! write them if they are to be written, call back for pageblocks. Each step's effect is undone by
-//! dropping what it returned, so an early return leaves nothing behind.
+//! The steps, in order: check the options, claim frame numbers, cut the region if its descriptors are to lie
+//! in it, find memory for them, and write them unless they are initialised on touch. A failed step drops its
+//! claim and its memory. The region is never given away before the last step that can fail: the descriptors
+//! are written into memory that is borrowed from it, and [`Cut::into_region`] is the one way back.
 
 pub(crate) mod altmap;
 pub(crate) mod blocks;
@@ -17,24 +18,24 @@ pub(crate) mod write;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use uzone_os::{Exclusive, Mapped, SystemRoot, memory};
 use uzone_pages::{
-    AddrError, ByteLen, Content, Layout, Memmap, MemoryKind, Order, Page, PageCount, Payload, Pfn,
-    PfnRange, Placement, Template,
+    AddrError, ByteLen, Content, Layout, Memmap, MemoryKind, Page, PageCount, Payload, PfnRange,
+    Placement, Template,
 };
 
 use crate::bind::altmap::Cut;
 use crate::bind::blocks::Blocks;
 use crate::bind::init_method::InitMethod;
 use crate::bind::memmap_cache::{MemmapMemory, MemmapPages};
-use crate::bind::options::{AltmapOptions, BindOptions, Init, pageblock_order};
+use crate::bind::options::{BindOptions, Init};
 use crate::bind::registry::{Claim, Shared};
 use crate::bind::report::BindReport;
-use crate::bind::write::Written;
+use crate::bind::write::Unwritten;
 use crate::error::BindError;
-use crate::inner::{CachedMemmap, Parts};
+use crate::inner::{Descriptors, Parts};
 use crate::pagemap::Pagemap;
 use crate::region::Region;
 
@@ -56,72 +57,50 @@ pub(crate) fn bind<P: Payload>(
     options: &BindOptions<P>,
 ) -> Result<Pagemap<P>, BindFailure> {
     let started = Instant::now();
-    let keeps_poison = options.keeps_poison;
     let failed = |region, cause| BindFailure { region: Box::new(region), cause };
-    let (claim, placed) = match claim(shared, &region, options) {
+    let (claim, layout, placement) = match claim(shared, &region, options) {
         Ok(claimed) => claimed,
         Err(cause) => return Err(failed(region, cause)),
     };
-    let range = claim.range();
-    let (layout, placement) = match &placed {
-        Placed::Elsewhere(layout) => (*layout, None),
-        Placed::InRegion(_, placement) => (*placement.layout(), Some(*placement)),
-    };
-    let (front, mut own, data) = match placed {
-        Placed::Elsewhere(_) => (None, None, region),
-        Placed::InRegion(altmap, placement) => match Cut::new(region, range, &placement, &altmap) {
-            Ok(Cut { front, memory, data }) => (Some(front), Some(memory), data),
+    let mut cut = match (&placement, &options.altmap) {
+        (Some(placement), Some(altmap)) => match Cut::new(region, claim.range(), placement, altmap)
+        {
+            Ok(cut) => cut,
             Err((region, cause)) => return Err(failed(region, cause)),
         },
+        _ => Cut::none(region),
     };
-    match describe(shared, claim, layout, &mut own, &data, options) {
-        Ok((memmap, mut parts)) => {
-            if let Some(placement) = &placement {
-                // Not what is skipped behind the descriptors.
-                let held = placement.descriptors().pages().to_bytes(data.page_size());
-                parts.report.memory = held.unwrap_or(parts.report.memory);
-            }
-            parts.front = front;
-            parts.report.altmap = placement;
-            let len = parts.report.metadata;
-            if call_pageblocks(&memmap, options, pageblock_order(data.page_size())).is_err() {
-                let cause = BindError::Cancelled { done: len, total: len };
-                return Err(failed(parts.into_region(memmap, data), cause));
-            }
-            parts.report.elapsed = started.elapsed();
-            Ok(Pagemap::new(data, (memmap, parts), keeps_poison))
-        }
-        Err(cause) => {
-            let region = match (front, own) {
-                (Some(front), Some(memory)) => {
-                    // As many bytes as the layout's descriptors have were perhaps written.
-                    let len = descriptor_bytes::<P>(&layout)
-                        .and_then(ByteLen::to_usize)
-                        .unwrap_or(usize::MAX);
-                    let most = memory.as_bytes().len();
-                    front.join_cleared(memory, len.min(most), 0, data)
-                }
-                _ => data,
-            };
-            Err(failed(region, cause))
-        }
-    }
+    // Dropped before the region if a callback panics: the claim has to end before an address is free.
+    let claim = claim;
+    let written = match describe(shared, &layout, &mut cut, options) {
+        Ok(written) => written,
+        Err(cause) => return Err(failed(cut.into_region(), cause)),
+    };
+    // Nothing fails from here on.
+    let Cut { front, memory: own, data, .. } = cut;
+    let Written { template, blocks, memory, mut report } = written;
+    let is_kept_later = report.init == Init::Eager && own.is_none();
+    let keeper = is_kept_later.then(|| shared.clone());
+    let (memory, node) = match (own, memory) {
+        (Some(own), _) => (own, None),
+        (None, Some(MemmapMemory { memory, node, .. })) => (memory, node),
+        (None, None) => unreachable!("descriptors that are not in the region have memory"),
+    };
+    let memmap = memmap_in(memory, blocks, layout, options);
+    let descriptors = Descriptors::new(memmap, claim, keeper, report.memmap_pages, node);
+    report.altmap = placement;
+    report.elapsed = started.elapsed();
+    let parts = Parts { template, owner: options.owner, ops: options.ops.clone(), report, front };
+    Ok(Pagemap::new(data, (descriptors, parts), options.keeps_poison))
 }
 
-/// Where the descriptors will lie, and with that which pages they describe.
-enum Placed {
-    /// In memory of their own.
-    Elsewhere(Layout),
-    /// In the region's first pages.
-    InRegion(AltmapOptions, Placement),
-}
-
-/// Checks the options, takes frame numbers, and lays the region out.
+/// Checks the options, takes frame numbers, and lays the region out: the pages that are described, and with an
+/// altmap the pages that are not.
 fn claim<P: Payload>(
     shared: &Arc<Shared>,
     region: &Region,
     options: &BindOptions<P>,
-) -> Result<(Claim, Placed), BindError> {
+) -> Result<(Claim, Layout, Option<Placement>), BindError> {
     check(options, region.pages())?;
     if options.content == Content::Zero && !region.is_untouched() {
         return Err(BindError::NotZeroMemory);
@@ -131,172 +110,123 @@ fn claim<P: Payload>(
         None => options.order,
     };
     let claim = shared.claim(region.pages(), align, options.base, region.extent())?;
-    let placed = match options.altmap {
+    let (layout, placement) = match options.altmap {
         Some(altmap) => {
             let placement = altmap::place(region, claim.range(), &altmap, options)?;
-            Placed::InRegion(altmap, placement)
+            (*placement.layout(), Some(placement))
         }
-        None => Placed::Elsewhere(Layout::try_new(claim.range(), options.order, options.tails)?),
+        None => (Layout::try_new(claim.range(), options.order, options.tails)?, None),
     };
-    Ok((claim, placed))
+    Ok((claim, layout, placement))
 }
 
-/// Makes the descriptors of the pages of `layout`, in the memory `own` if there is some. Where it
-/// fails, that memory is in `own` again.
+/// Descriptors that are as they start.
+struct Written<P: Payload> {
+    template: Template<P>,
+    blocks: Blocks,
+    /// Their memory, unless it is the region's.
+    memory: Option<MemmapMemory>,
+    /// The report, but for the altmap and the time.
+    report: BindReport,
+}
+
+/// Makes the descriptors of the pages of `layout`: in the memory that was cut off the region, or in
+/// memory that this takes.
 fn describe<P: Payload>(
-    shared: &Arc<Shared>,
-    claim: Claim,
-    layout: Layout,
-    own: &mut Option<Exclusive>,
-    region: &Region,
+    shared: &Shared,
+    layout: &Layout,
+    cut: &mut Cut,
     options: &BindOptions<P>,
-) -> Result<(CachedMemmap<P>, Parts<P>), BindError> {
-    let len = descriptor_bytes::<P>(&layout)?;
-    let wanted = region.node();
-    let (mut lent, template, init) = find_memory(shared, &layout, len, own, wanted, options)?;
-    let memory = lent.memory();
-    let is_of_region = memory.pages == MemmapPages::Region;
-    if let Some(node) = wanted.filter(|_| !memory.is_kept && !is_of_region) {
+) -> Result<Written<P>, BindError> {
+    let len = descriptor_bytes::<P>(layout)?;
+    let node = cut.data.node();
+    match &mut cut.memory {
+        Some(own) => {
+            cut.descriptor_bytes = len.to_usize()?;
+            in_region(own, len, node, layout, options)
+        }
+        None => elsewhere(shared, len, node, layout, options),
+    }
+}
+
+/// Makes descriptors in memory of the region.
+fn in_region<P: Payload>(
+    own: &mut Exclusive,
+    len: ByteLen,
+    node: Option<u32>,
+    layout: &Layout,
+    options: &BindOptions<P>,
+) -> Result<Written<P>, BindError> {
+    let template = template_at(address_of(own), layout, options);
+    let init = match options.init {
+        Some(Init::Eager) => Init::Eager,
+        Some(Init::OnTouch) if !template.is_zero() => return Err(BindError::NotZero),
+        _ if template.is_zero() && altmap::is_known_zero(own) => Init::OnTouch,
+        Some(Init::OnTouch) => return Err(BindError::OldBytes),
+        None => Init::Eager,
+    };
+    let blocks = Blocks::new(layout, options.kind, None)
+        .map_err(|(len, cause)| BindError::Map { len, cause })?;
+    let mut report = BindReport::new(init, MemmapPages::Region, node, len);
+    if init == Init::Eager {
+        altmap::check_memory(own, len)?;
+        // How it is written is only a matter of speed here: a kernel that cannot report it is no error.
+        let is_fresh = own.resident().is_ok_and(ByteLen::is_zero);
+        let memory = Unwritten { bytes: own.as_bytes_mut(), is_fresh, is_present: false };
+        (report.method, report.threads) = write::write(&template, memory, len, options)?;
+    }
+    Ok(Written { template, blocks, memory: None, report })
+}
+
+/// Makes descriptors in memory that is fresh, or kept from an earlier bind.
+fn elsewhere<P: Payload>(
+    shared: &Shared,
+    len: ByteLen,
+    node: Option<u32>,
+    layout: &Layout,
+    options: &BindOptions<P>,
+) -> Result<Written<P>, BindError> {
+    let blocks_len = Blocks::len_bytes(layout, options.kind);
+    let (mut memory, init) = match on_touch(len, blocks_len, layout, options)? {
+        Some(memory) => (memory, Init::OnTouch),
+        None if options.init == Some(Init::OnTouch) => return Err(BindError::NotZero),
+        None => (eager_memory(shared, len, blocks_len, node, options)?, Init::Eager),
+    };
+    if let Some(node) = node.filter(|_| !memory.is_kept) {
         memory.prefer_node(node);
     }
-    let (blocks, written) = fill(memory, &template, init, len, &layout, options)?;
-    let pages = memory.pages;
-    let node = if is_of_region { wanted } else { memory.node };
-    let report = report(&layout, len, memory, wanted.and(node), init, &written, options);
-    let memmap = memmap_in(lent.keep(), blocks, layout, options);
-    let keeper = (init == Init::Eager && !is_of_region).then(|| shared.clone());
-    let memmap = CachedMemmap::new(memmap, claim, keeper, pages, node);
-    let (owner, ops) = (options.owner, options.ops.clone());
-    Ok((memmap, Parts { template, owner, ops, report, front: None }))
-}
-
-/// Returns what is reported of descriptors in `memory`; the time is not known yet.
-fn report<P: Payload>(
-    layout: &Layout,
-    len: ByteLen,
-    memory: &MemmapMemory,
-    node: Option<u32>,
-    init: Init,
-    written: &Written,
-    options: &BindOptions<P>,
-) -> BindReport {
-    BindReport {
-        kind: options.kind,
-        range: layout.range(),
-        order: options.order,
-        tails: options.tails,
-        pages: layout.range().pages(),
-        descriptors: layout.descriptors(),
-        descriptor_bytes: Template::<P>::DESCRIPTOR_BYTES,
-        init,
-        stamp: written.stamp,
-        memmap_pages: memory.pages,
-        is_kept: memory.is_kept,
-        node,
-        threads: written.threads,
-        drains: written.drains,
-        metadata: len,
-        memory: memory.held(),
-        altmap: None,
-        elapsed: Duration::ZERO,
-    }
-}
-
-/// Memory for descriptors. Unless it is kept, dropping it returns it to where it came from.
-struct Lent<'a> {
-    memory: Option<MemmapMemory>,
-    shared: &'a Shared,
-    /// The place of the region's own memory.
-    own: &'a mut Option<Exclusive>,
-}
-
-impl<'a> Lent<'a> {
-    fn new(memory: MemmapMemory, shared: &'a Shared, own: &'a mut Option<Exclusive>) -> Self {
-        Self { memory: Some(memory), shared, own }
-    }
-
-    fn memory(&mut self) -> &mut MemmapMemory {
-        let Some(memory) = &mut self.memory else {
-            unreachable!("only `keep`, which ends the value, takes the memory out")
-        };
-        memory
-    }
-
-    /// Returns the memory, for good.
-    fn keep(mut self) -> MemmapMemory {
-        let Some(memory) = self.memory.take() else {
-            unreachable!("only this takes the memory out")
-        };
-        memory
-    }
-}
-
-impl Drop for Lent<'_> {
-    fn drop(&mut self) {
-        let Some(memory) = self.memory.take() else { return };
-        if memory.is_kept {
-            self.shared.memmap_cache.give(memory);
-        } else if memory.pages == MemmapPages::Region {
-            *self.own = Some(memory.memory);
-        }
-    }
-}
-
-/// Finds memory for `len` bytes of descriptors, and whether it has to be written.
-fn find_memory<'a, P: Payload>(
-    shared: &'a Shared,
-    layout: &Layout,
-    len: ByteLen,
-    own: &'a mut Option<Exclusive>,
-    node: Option<u32>,
-    options: &BindOptions<P>,
-) -> Result<(Lent<'a>, Template<P>, Init), BindError> {
-    let blocks_len = Blocks::len_bytes(layout, options.kind);
-    let template =
-        |address| Template::<P>::new(*layout, options.kind, options.seed.clone(), address);
-    if options.init != Some(Init::Eager)
-        && let Some((memory, template)) = on_touch(len, blocks_len, own, template, options.init)?
-    {
-        return Ok((Lent::new(memory, shared, own), template, Init::OnTouch));
-    }
-    if options.init == Some(Init::OnTouch) {
-        return Err(BindError::NotZero);
-    }
-    let memory = eager_memory(shared, len, blocks_len, own, node, options)?;
-    let template = template(address_of(&memory.memory));
-    Ok((Lent::new(memory, shared, own), template, Init::Eager))
-}
-
-/// Makes the blocks, and writes the descriptors unless they are initialised on touch.
-fn fill<P: Payload>(
-    memory: &mut MemmapMemory,
-    template: &Template<P>,
-    init: Init,
-    len: ByteLen,
-    layout: &Layout,
-    options: &BindOptions<P>,
-) -> Result<(Blocks, Written), BindError> {
+    let template = template_at(address_of(&memory.memory), layout, options);
     let blocks = Blocks::new(layout, options.kind, memory.behind.take())
         .map_err(|(len, cause)| BindError::Map { len, cause })?;
-    if init == Init::OnTouch {
-        return Ok((blocks, Written::default()));
+    let mut report = BindReport::new(init, memory.pages, node.and(memory.node), len);
+    report.is_kept = memory.is_kept;
+    if init == Init::Eager {
+        let is_present = memory.is_kept;
+        let bytes = memory.memory.as_bytes_mut();
+        let unwritten = Unwritten { bytes, is_fresh: !is_present, is_present };
+        (report.method, report.threads) = write::write(&template, unwritten, len, options)?;
+        if !is_present {
+            memory.settle();
+            report.memmap_pages = memory.pages;
+        }
     }
-    let written = write::write(template, memory, len, options)?;
-    if !memory.is_kept {
-        memory.settle();
-    }
-    Ok((blocks, written))
+    Ok(Written { template, blocks, memory: Some(memory), report })
+}
+
+/// Returns the template of descriptors that lie at an address.
+fn template_at<P: Payload>(address: u64, layout: &Layout, options: &BindOptions<P>) -> Template<P> {
+    Template::new(*layout, options.kind, options.seed.clone(), address)
 }
 
 /// Returns the memmap whose descriptors are in `memory`.
 fn memmap_in<P: Payload>(
-    memory: MemmapMemory,
+    memory: Exclusive,
     blocks: Blocks,
     layout: Layout,
     options: &BindOptions<P>,
 ) -> Memmap<P, Mapped<Page<P>>, Blocks> {
     let count = usize::try_from(layout.descriptors()).unwrap_or(usize::MAX);
-    let Ok(descriptors) = Mapped::<Page<P>>::try_new(memory.memory, count) else {
+    let Ok(descriptors) = Mapped::<Page<P>>::try_new(memory, count) else {
         unreachable!("the memory was found for as many descriptors, and starts at a page")
     };
     let Ok(memmap) = Memmap::try_new(layout, options.kind, descriptors) else {
@@ -308,93 +238,44 @@ fn memmap_in<P: Payload>(
     memmap
 }
 
-/// Calls back for the first page of each pageblock.
-///
-/// # Errors
-/// If the caller cancelled.
-fn call_pageblocks<P: Payload>(
-    memmap: &CachedMemmap<P>,
-    options: &BindOptions<P>,
-    block: Order,
-) -> Result<(), Cancelled> {
-    let Some(pageblock) = &options.pageblock else { return Ok(()) };
-    let range = memmap.layout().range();
-    let first = range.start().align_up(block).unwrap_or(range.end());
-    for pfn in (first.get()..range.end().get()).step_by(1 << block.get()) {
-        if options.cancel.load(Ordering::Relaxed) {
-            return Err(Cancelled);
-        }
-        if let Some(page) = memmap.page(Pfn::new(pfn)) {
-            pageblock(page);
-        }
-    }
-    Ok(())
-}
-
-/// The caller cancelled the bind.
-struct Cancelled;
-
 /// Returns an address as the number that a payload may hold.
 fn address_of(memory: &Exclusive) -> u64 {
     memory.addr().get() as u64 // an address is at most 64 bits
 }
 
-/// Returns memory for descriptors that are initialised on touch, and their template, if a descriptor that was
-/// never written is a fresh one. It takes `own` if there is some and it reads as zero.
-///
-/// # Errors
-/// If memory cannot be mapped, or `own` has old bytes and the caller insists.
+/// Returns memory for descriptors that are initialised on touch, if a descriptor that was never written is a
+/// fresh one, and the options do not ask for more.
 fn on_touch<P: Payload>(
     len: ByteLen,
     blocks_len: ByteLen,
-    own: &mut Option<Exclusive>,
-    template: impl Fn(u64) -> Template<P>,
-    asked: Option<Init>,
-) -> Result<Option<(MemmapMemory, Template<P>)>, BindError> {
+    layout: &Layout,
+    options: &BindOptions<P>,
+) -> Result<Option<MemmapMemory>, BindError> {
     // The highest address has all the bits that any address may have: most payloads that are not
     // zero somewhere are not zero there, and need no mapping to find out.
-    if !template(!0xfff).is_zero() {
+    if options.init == Some(Init::Eager) || !template_at(!0xfff, layout, options).is_zero() {
         return Ok(None);
-    }
-    if let Some(memory) = own {
-        let template = template(address_of(memory));
-        if !template.is_zero() {
-            return Ok(None);
-        }
-        return match altmap::is_known_zero(memory) {
-            true => Ok(own.take().map(|memory| (altmap::own(memory), template))),
-            false if asked == Some(Init::OnTouch) => Err(BindError::OldBytes),
-            false => Ok(None),
-        };
     }
     let memory = memmap_cache::fresh_sparse_with(len, blocks_len)
         .map_err(|cause| BindError::Map { len, cause })?;
-    let template = template(address_of(&memory.memory));
-    Ok(template.is_zero().then_some((memory, template)))
+    let template = template_at(address_of(&memory.memory), layout, options);
+    Ok(template.is_zero().then_some(memory))
 }
 
-/// Returns memory for descriptors that are all written: the region's own, or kept, or of the pool, or
-/// fresh.
+/// Returns memory for descriptors that are all written: kept, or of the pool, or fresh.
 fn eager_memory<P: Payload>(
     shared: &Shared,
     len: ByteLen,
     blocks_len: ByteLen,
-    own: &mut Option<Exclusive>,
     node: Option<u32>,
     options: &BindOptions<P>,
 ) -> Result<MemmapMemory, BindError> {
-    if let Some(memory) = own {
-        altmap::check_memory(memory, len)?;
-    }
-    if let Some(memory) = own.take() {
-        return Ok(altmap::own(memory));
-    }
     let map = |cause| BindError::Map { len, cause };
     if let Some(kept) = shared.memmap_cache.take(len, node, options.uses_hugetlb_pool) {
         return Ok(kept);
     }
     if len < memmap_cache::CACHED_FROM {
-        // Less than a huge page: asking the host what it has would cost more than taking it.
+        // Less than a huge page: asking the host for its pages would cost more than taking them.
         return memmap_cache::fresh_sparse_with(len, blocks_len).map_err(map);
     }
     if options.uses_hugetlb_pool

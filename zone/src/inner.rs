@@ -4,7 +4,7 @@ use std::ops::{Deref, Range};
 use std::sync::{Arc, OnceLock};
 
 use uzone_os::sigbus::Watch;
-use uzone_os::{AccessError, Exclusive, Mapped};
+use uzone_os::{AccessError, Mapped};
 use uzone_pages::{
     Content, Folio, HoldError, HoldKind, Memmap, MemoryKind, Order, Page, PageCount, Payload, Pfn,
     PfnRange, Span, Template, Word,
@@ -25,22 +25,23 @@ use crate::pin::token::Tokens;
 use crate::poison::bad_pages::BadPages;
 use crate::region::Region;
 
-/// A memmap, and the claim of its region. When it is dropped, its memory goes back to its zone, if that
-/// should keep it.
+/// The descriptors of a region, and the claim of its pages. Dropped, it ends the claim and gives the memory of the
+/// descriptors back: to its zone if that should keep it.
 ///
 /// Descriptors that lie in the region are cleared first, because the region that claims the same bytes
-/// next may be written to. Then the claim goes, and only then does an address become free: the kernel hands free
-/// addresses out at once, and another thread may bind what it mapped there.
-pub(crate) struct CachedMemmap<P: Payload> {
+/// next may be written to. Then the claim ends, and only then does an address become free: the kernel hands free
+/// addresses out at once, and another thread may bind the memory that it mapped there.
+pub(crate) struct Descriptors<P: Payload> {
+    /// Taken by the drop, which moves the memory on, and by [`Parts::into_region`].
     memmap: Option<Memmap<P, Mapped<Page<P>>, Blocks>>,
-    claim: Option<Claim>,
+    claim: Claim,
     keeper: Option<Arc<Shared>>,
     pages: MemmapPages,
     /// The node that its memory was asked of.
     node: Option<u32>,
 }
 
-impl<P: Payload> CachedMemmap<P> {
+impl<P: Payload> Descriptors<P> {
     /// Takes a memmap and, if every page of its memory is present, the zone that keeps it.
     pub(crate) fn new(
         memmap: Memmap<P, Mapped<Page<P>>, Blocks>,
@@ -49,60 +50,37 @@ impl<P: Payload> CachedMemmap<P> {
         pages: MemmapPages,
         node: Option<u32>,
     ) -> Self {
-        Self { memmap: Some(memmap), claim: Some(claim), keeper, pages, node }
+        Self { memmap: Some(memmap), claim, keeper, pages, node }
     }
 
     /// Returns the claim of the region.
     pub(crate) fn claim(&self) -> &Claim {
-        match &self.claim {
-            Some(claim) => claim,
-            None => unreachable!("only drop and `into_exclusive` take the claim out"),
-        }
+        &self.claim
     }
 }
 
-impl<P: Payload> Deref for CachedMemmap<P> {
+impl<P: Payload> Deref for Descriptors<P> {
     type Target = Memmap<P, Mapped<Page<P>>, Blocks>;
 
     fn deref(&self) -> &Self::Target {
         match &self.memmap {
             Some(memmap) => memmap,
-            None => unreachable!("only drop and `into_exclusive` take the memmap out"),
+            None => unreachable!("only calls that end the descriptors take the memmap out"),
         }
     }
 }
 
-impl<P: Payload> CachedMemmap<P> {
-    /// Returns the memory of the descriptors, which does not go back to the zone, how many bytes of it
-    /// they have, and the claim.
-    pub(crate) fn into_exclusive(mut self) -> (Exclusive, usize, Claim) {
-        match (self.memmap.take(), self.claim.take()) {
-            (Some(memmap), Some(claim)) => {
-                let len = size_of_val(memmap.descriptors());
-                (memmap.into_descriptors().into_exclusive(), len, claim)
-            }
-            _ => unreachable!("only this and drop take the memmap out"),
-        }
-    }
-}
-
-impl<P: Payload> Drop for CachedMemmap<P> {
+impl<P: Payload> Drop for Descriptors<P> {
     fn drop(&mut self) {
         let Some(memmap) = self.memmap.take() else { return };
-        if self.pages == MemmapPages::Region {
-            let len = size_of_val(memmap.descriptors());
-            let mut memory = memmap.into_descriptors().into_exclusive();
-            // Private memory is unmapped in a moment; what others may have outlives us.
-            if !memory.is_private() {
-                altmap::clear(&mut memory, len, 0);
-            }
-            drop(self.claim.take());
-            drop(memory);
-            return;
-        }
-        drop(self.claim.take());
+        let len = size_of_val(memmap.descriptors());
         let (descriptors, blocks) = memmap.into_parts();
-        let memory = descriptors.into_exclusive();
+        let mut memory = descriptors.into_exclusive();
+        // Private memory is unmapped in a moment; memory that others may have outlives us.
+        if self.pages == MemmapPages::Region && !memory.is_private() {
+            altmap::clear(&mut memory, len, 0);
+        }
+        self.claim.end();
         match (blocks, &self.keeper) {
             (Blocks::Behind(blocks), _) => {
                 // So that one call unmaps both; apart, each unmaps itself.
@@ -130,13 +108,13 @@ pub(crate) struct Parts<P: Payload> {
 
 impl<P: Payload> Parts<P> {
     /// Ends the description and returns the whole region.
-    pub(crate) fn into_region(self, memmap: CachedMemmap<P>, data: Region) -> Region {
-        match self.front {
-            Some(front) => {
-                let (memory, len, claim) = memmap.into_exclusive();
-                let region = front.join_cleared(memory, len, self.report.threads, data);
-                drop(claim);
-                region
+    pub(crate) fn into_region(self, mut descriptors: Descriptors<P>, data: Region) -> Region {
+        let Some(front) = self.front else { return data };
+        match descriptors.memmap.take() {
+            Some(memmap) => {
+                let len = size_of_val(memmap.descriptors());
+                let memory = memmap.into_descriptors().into_exclusive();
+                front.join_cleared(memory, len, self.report.threads, data)
             }
             None => data,
         }
@@ -150,7 +128,7 @@ pub(crate) struct Inner<P: Payload> {
     /// Notes the bus errors of the region, if the program asked for that. First, so that nothing is noted of
     /// what is mapped there afterwards.
     pub(crate) watch: OnceLock<Watch>,
-    pub(crate) memmap: CachedMemmap<P>,
+    pub(crate) memmap: Descriptors<P>,
     pub(crate) parts: Parts<P>,
     pub(crate) region: Region,
     pub(crate) guards: GuardBook,

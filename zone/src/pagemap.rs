@@ -17,7 +17,7 @@ use uzone_pages::{
 
 use crate::bind::report::BindReport;
 use crate::error::{PinError, WriteError};
-use crate::inner::{CachedMemmap, Inner, Parts};
+use crate::inner::{Descriptors, Inner, Parts};
 use crate::pin::guards::{GuardBook, Holder};
 use crate::pin::pin_target::{PinTarget, Place};
 use crate::pin::{Guard, PinOptions, Pinned, Referenced};
@@ -152,7 +152,7 @@ impl<P: Payload> PagemapView<P> {
         &self.inner.region
     }
 
-    /// Returns what the bind did and what it cost.
+    /// Returns the outcome and the cost of the bind.
     #[must_use]
     pub fn report(&self) -> &BindReport {
         &self.inner.parts.report
@@ -310,7 +310,7 @@ impl<P: Payload> PagemapView<P> {
 impl<P: Payload> Pagemap<P> {
     pub(crate) fn new(
         region: Region,
-        (memmap, parts): (CachedMemmap<P>, Parts<P>),
+        (memmap, parts): (Descriptors<P>, Parts<P>),
         keeps_poison: bool,
     ) -> Self {
         let (guards, bad) = (GuardBook::default(), BadPages::default());
@@ -428,7 +428,7 @@ impl<P: Payload> Pagemap<P> {
     /// # Errors
     /// [`MappingError`] if the kernel does not say.
     pub fn metadata_resident(&self) -> Result<ByteLen, MappingError> {
-        self.inner.memmap.memory().resident_in(0..self.report().metadata.get())
+        self.inner.memmap.memory().resident_in(0..self.report().bytes.get())
     }
 
     /// Ends the description and gives the region back, if no page of it is held. The

@@ -74,8 +74,8 @@ impl Zone {
         let pagemap = bind::bind(&self.shared, region, &options)?;
         let report = pagemap.report();
         tracing::debug!(
-            pages = report.pages.get(),
-            method = ?report.stamp,
+            pages = pagemap.range().pages().get(),
+            method = ?report.method,
             elapsed = ?report.elapsed,
             "bind: {report}"
         );

@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use common::{anonymous, cause, linux, read};
+use common::{anonymous, cause, descriptor_count, linux, read};
+use uzone_os::Exclusivity;
 use uzone_pages::{
-    AddrError, ByteLen, Class, Content, LinuxPage, LinuxSeed, MemoryKind, Order, Pfn, PfnRange,
-    Plain, Tails,
+    AddrError, ByteLen, Class, LinuxPage, LinuxSeed, MemoryKind, Order, Pfn, PfnRange, Plain,
 };
-use uzone_zone::{BindError, BindOptions, Init, PagemapOps, PinError, Region, Zone};
+use uzone_zone::{AltmapOptions, BindError, BindOptions, Init, PagemapOps, PinError, Region, Zone};
 
 fn one(pfn: Pfn) -> PfnRange {
     PfnRange::try_single(pfn).expect("a page")
@@ -139,7 +139,7 @@ fn a_tail_answers_from_its_number_alone() {
     let zone = Zone::new();
     let options = linux().order(Order::PMD);
     let pagemap = zone.bind(anonymous(8 << 20), options).unwrap();
-    assert_eq!(pagemap.report().descriptors, 4);
+    assert_eq!(descriptor_count(&pagemap), 4);
     let start = pagemap.range().start().get();
     for offset in [0, 1, 2, 511, 512, 2047] {
         let page = pagemap.page(Pfn::new(start + offset)).unwrap();
@@ -201,63 +201,6 @@ fn the_last_reference_tells_the_owner_and_generic_memory_is_never_free() {
 }
 
 #[test]
-fn a_pageblock_callback_sees_every_block_once_initialised_and_in_order() {
-    let zone = Zone::new();
-    for (init, pages, first, blocks) in [
-        (Init::Eager, 4096_u64, 0_u64, 8_usize),
-        (Init::Eager, 1024, 300, 2), // a region that starts and ends inside a block
-        (Init::OnTouch, 2048, 0, 4),
-    ] {
-        let seen = Arc::new(Mutex::new(Vec::new()));
-        let base = Pfn::new((1 << 21) + first);
-        let options = {
-            let seen = seen.clone();
-            generic().init(init).base(base).on_pageblock(move |page| {
-                assert_eq!(page.word().references(), 1);
-                assert_eq!(page.word().content(), Content::Unknown);
-                seen.lock().unwrap().push(page.pfn().get());
-            })
-        };
-        drop(zone.bind(anonymous(pages * 4096), options).unwrap());
-        let pfns = seen.lock().unwrap();
-        assert_eq!(pfns.len(), blocks);
-        assert!(pfns.iter().all(|pfn| pfn % 512 == 0));
-        assert!(pfns.is_sorted());
-    }
-    let sums = Arc::new(AtomicU64::new(0));
-    let options = {
-        let sums = sums.clone();
-        linux().on_pageblock(move |page| {
-            // Relaxed: read after the bind, by the thread that did it.
-            sums.fetch_add(page.payload().unwrap().words()[6] >> 32, Ordering::Relaxed);
-        })
-    };
-    drop(zone.bind(anonymous(4096 * 4096), options).unwrap());
-    assert_eq!(sums.load(Ordering::Relaxed), 8, "each block's first page has its reference");
-}
-
-#[test]
-fn streaming_stores_are_drained_once_a_section() {
-    let zone = Zone::with_keep_limit(ByteLen::gib(1));
-    let streaming = uzone_stream::Path::ALL
-        .into_iter()
-        .filter(|path| path.is_available() && path.name() != "portable");
-    let mut region = anonymous(3 << 30); // 48 MiB of descriptors: 24 sections
-    for path in streaming {
-        for (order, threads) in [(Order::BASE, 1), (Order::PMD, 2)] {
-            let options = linux()
-                .order(order)
-                .tails(Tails::Stored)
-                .threads(NonZeroUsize::new(threads).unwrap())
-                .stamp(uzone_zone::InitMethod::Template(path));
-            let pagemap = zone.bind(region, options).unwrap();
-            assert_eq!(pagemap.report().drains, 24, "{path}, order {order}");
-            region = pagemap.unbind().expect("no page is held");
-        }
-    }
-}
-
-#[test]
 fn other_threads_see_every_descriptor_after_bind_returns() {
     let zone = Zone::new();
     let mut region = anonymous(256 << 20);
@@ -307,7 +250,7 @@ fn on_touch_takes_memory_only_for_descriptors_that_are_touched() {
     let zone = Zone::new();
     let pagemap = zone.bind(anonymous(1 << 44), generic()).unwrap();
     assert_eq!(pagemap.report().init, Init::OnTouch);
-    assert_eq!(pagemap.report().metadata, ByteLen::gib(32));
+    assert_eq!(pagemap.report().bytes, ByteLen::gib(32));
     assert_eq!(pagemap.metadata_resident().unwrap(), ByteLen::ZERO);
     let start = pagemap.range().start().get();
     for page in [0, 1, 511, 1 << 20, (1 << 32) - 1] {
@@ -317,7 +260,7 @@ fn on_touch_takes_memory_only_for_descriptors_that_are_touched() {
 }
 
 #[test]
-fn a_cancelled_bind_gives_the_region_back_and_keeps_the_memory_it_had() {
+fn a_cancelled_bind_gives_the_region_back_and_its_memory_to_the_kernel() {
     let zone = Zone::with_keep_limit(ByteLen::gib(1));
     drop(zone.bind(anonymous(1 << 30), linux()).unwrap());
     assert_eq!(zone.kept(), ByteLen::mib(16));
@@ -335,10 +278,10 @@ fn a_cancelled_bind_gives_the_region_back_and_keeps_the_memory_it_had() {
         failure.cause,
         BindError::Cancelled { done, total } if done == ByteLen::mib(6) && total == ByteLen::mib(16)
     ));
-    assert_eq!(zone.kept(), ByteLen::mib(16));
+    assert_eq!(zone.kept(), ByteLen::ZERO);
     assert!(zone.bound().is_empty());
     let again = zone.bind(*failure.region, linux()).unwrap();
-    assert!(again.report().is_kept);
+    assert!(!again.report().is_kept);
 }
 
 #[test]
@@ -433,7 +376,7 @@ fn a_bind_under_a_limit_that_is_too_small_fails_and_leaves_nothing() {
     assert!(zone.bound().is_empty());
     drop(filler);
     let again = zone.bind(*failure.region, linux()).expect("there is room again");
-    assert_eq!(again.report().pages.get(), 1 << 19);
+    assert_eq!(again.range().pages().get(), 1 << 19);
 }
 
 /// Runs `test` alone in a child whose address space has at most `kib`. Returns whether this process
@@ -477,7 +420,7 @@ fn descriptors_that_just_fit_under_a_limit_are_not_refused() {
     let region = anonymous(8 << 30); // 128 MiB of descriptors
     let _filler = fill_address_space(LIMIT_KIB, 200);
     let pagemap = zone.bind(region, linux().threads(NonZeroUsize::MIN)).unwrap();
-    assert_eq!(pagemap.report().pages.get(), 2 << 20);
+    assert_eq!(pagemap.range().pages().get(), 2 << 20);
 }
 
 #[test]
@@ -575,7 +518,6 @@ fn a_small_bind_leaves_large_kept_memory_to_a_large_one() {
     assert_eq!(zone.kept(), ByteLen::mib(64));
     let small = zone.bind(anonymous(4096), linux()).unwrap();
     assert!(!small.report().is_kept);
-    assert_eq!(small.report().memory, ByteLen::kib(4));
     let large = zone.bind(anonymous(4 << 30), linux()).unwrap();
     assert!(large.report().is_kept);
 }
@@ -650,4 +592,82 @@ fn on_touch_costs_the_same_from_a_gibibyte_to_sixteen_tebibytes() {
         }
         assert!(best < Duration::from_micros(100), "{best:?} for 2^{shift} bytes");
     }
+}
+
+/// The options of a bind that fails, and whether descriptors may have been written by then.
+type Failing = (&'static str, fn() -> BindOptions<LinuxPage>, bool);
+
+/// Bytes of each page of a region, so that a page that moved or changed is noticed.
+fn mark(region: &Region) -> Vec<u64> {
+    let pages = region.len().get() / 4096;
+    for page in 0..pages {
+        region.write_at(page * 4096 + 8, &(page + 1).to_ne_bytes()).unwrap();
+    }
+    marks(region)
+}
+
+fn marks(region: &Region) -> Vec<u64> {
+    let at = |page| u64::from_ne_bytes(read(|out| region.read_at(page * 4096 + 8, out)));
+    (0..region.len().get() / 4096).map(at).collect()
+}
+
+#[test]
+fn a_region_is_as_it_was_after_each_step_of_a_bind_that_fails() {
+    let stops_at = |mib: u64| {
+        let cancel = Arc::<AtomicBool>::default();
+        let stop = cancel.clone();
+        linux().cancel(cancel).on_progress(move |done, _| {
+            stop.store(done >= ByteLen::mib(mib), Ordering::Relaxed);
+        })
+    };
+    let stopped = || linux().cancel(Arc::new(AtomicBool::new(true)));
+    let failing: [Failing; 5] = [
+        ("the options", || linux().order(Order::PUD), false),
+        ("frame numbers that are taken", || linux().base(Pfn::new(1 << 30)), false),
+        ("a payload that is not zero", || linux().init(Init::OnTouch), false),
+        ("a store that fails", || linux().threads(NonZeroUsize::MIN), true),
+        ("a store of several threads", || linux().threads(NonZeroUsize::new(3).unwrap()), true),
+    ];
+    for has_altmap in [false, true] {
+        for is_private in [false, true] {
+            for (step, options, is_begun) in failing {
+                let zone = Zone::with_keep_limit(ByteLen::mib(64));
+                let taken = zone.bind(anonymous(4096), generic().base(Pfn::new(1 << 30))).unwrap();
+                let len = ByteLen::mib(512);
+                let region = if is_private {
+                    anonymous(len.get())
+                } else {
+                    Region::memfd("as-it-was", len).unwrap()
+                };
+                let before = mark(&region);
+                let mapping = region.mapping();
+                let (addr, fd) = (mapping.addr(), mapping.fd().map(|fd| format!("{fd:?}")));
+                let mut options = options();
+                if is_begun {
+                    options = stops_at(2).threads(NonZeroUsize::new(1 + step.len() % 2).unwrap());
+                }
+                if has_altmap {
+                    // SAFETY: no other process has the file.
+                    let promise = unsafe { Exclusivity::assert(region.mapping()) };
+                    options = options.altmap(AltmapOptions::new().exclusive(promise));
+                }
+                let failure = zone.bind(region, options).unwrap_err();
+                let case = format!("{step}, {has_altmap}, {is_private}: {}", failure.cause);
+                let region = *failure.region;
+                let mapping = region.mapping();
+                assert_eq!((mapping.addr(), mapping.len()), (addr, len), "{case}");
+                assert_eq!(mapping.fd().map(|fd| format!("{fd:?}")), fd, "{case}");
+                // Pages in which descriptors were begun are zero, and all others are as they were.
+                let lost = if has_altmap && is_begun { 2048 } else { 0 };
+                let after = marks(&region);
+                assert!(after[lost..] == before[lost..], "{case}");
+                let is_clear = |(mark, was): (&u64, &u64)| *mark == 0 || mark == was;
+                assert!(after.iter().zip(&before).all(is_clear), "{case}");
+                assert_eq!((zone.bound(), zone.kept()), (vec![taken.range()], ByteLen::ZERO));
+                assert!(zone.bind(region, linux()).is_ok(), "{case}");
+            }
+        }
+    }
+    let refused = Zone::new().bind(anonymous(1 << 20), stopped()).unwrap_err();
+    assert!(matches!(refused.cause, BindError::Cancelled { .. }));
 }

@@ -257,7 +257,7 @@ fn descriptors_of_dax_memory_come_from_its_node() {
         let report = pagemap.report();
         assert_eq!((report.is_kept, report.node), (is_kept, Some(wanted)), "{report}");
         assert!(report.to_string().contains(&format!("on node {wanted}")), "{report}");
-        assert!(report.metadata >= ByteLen::mib(2), "{report}");
+        assert!(report.bytes >= ByteLen::mib(2), "{report}");
         let (here, elsewhere) = pages_that_prefer(wanted);
         assert!(here > 0 && elsewhere == 0, "{here} pages there, {elsewhere} elsewhere");
         region = pagemap.unbind().unwrap();

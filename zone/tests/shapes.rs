@@ -172,7 +172,8 @@ fn check<const COUNT: usize>(zone: &Zone, shape: &Shape) {
         assert_eq!(page.word(), Word::initial(shape.kind), "page {offset}");
         descriptors += 1;
     }
-    assert_eq!(descriptors, pagemap.report().descriptors);
+    let bytes = descriptors * uzone_pages::Template::<Words<COUNT>>::DESCRIPTOR_BYTES as u64;
+    assert_eq!(bytes, pagemap.report().bytes.get());
 }
 
 thread_local! {

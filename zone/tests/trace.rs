@@ -135,13 +135,13 @@ fn a_listener_hears_of_every_page_and_no_template_is_copied() {
     let region = Region::anonymous(ByteLen::mib(8)).unwrap();
     let pagemap = zone.bind(region, options()).unwrap();
     assert_eq!(count(&mut listener), 2048, "one event for each page");
-    assert_eq!(pagemap.report().stamp, Some(InitMethod::FieldByField));
+    assert_eq!(pagemap.report().method, Some(InitMethod::FieldByField));
     let region = pagemap.unbind().expect("no page is held");
 
     drop(listener);
     let pagemap = zone.bind(region, options()).unwrap();
     assert_eq!(
-        pagemap.report().stamp,
+        pagemap.report().method,
         Some(InitMethod::Template(uzone_stream::Path::Portable)),
         "no listener is left"
     );

@@ -22,7 +22,6 @@ use uzone_pages::{
 };
 
 use crate::bind::init_method::SECTION_BYTES;
-use crate::bind::memmap_cache::{MemmapMemory, MemmapPages};
 use crate::bind::options::{AltmapOptions, BindOptions, pageblock_order};
 use crate::error::BindError;
 use crate::region::Region;
@@ -37,11 +36,13 @@ pub(crate) struct Front {
     bad: Vec<PageCount>,
 }
 
-/// A region in parts.
+/// A region, in parts if its descriptors are to lie in it.
 pub(crate) struct Cut {
-    pub(crate) front: Front,
-    /// The pages of the descriptors, and what is skipped behind them.
-    pub(crate) memory: Exclusive,
+    pub(crate) front: Option<Front>,
+    /// The pages of the descriptors, and the pages that are skipped behind them.
+    pub(crate) memory: Option<Exclusive>,
+    /// The first bytes of that memory that may have descriptors.
+    pub(crate) descriptor_bytes: usize,
     /// The pages that will be described.
     pub(crate) data: Region,
 }
@@ -76,6 +77,21 @@ pub(crate) fn place<P: Payload>(
 }
 
 impl Cut {
+    /// Takes a region whose descriptors lie elsewhere.
+    pub(crate) fn none(data: Region) -> Self {
+        Self { front: None, memory: None, descriptor_bytes: 0, data }
+    }
+
+    /// Returns the region as it was, without a byte of a descriptor.
+    pub(crate) fn into_region(self) -> Region {
+        match (self.front, self.memory) {
+            (Some(front), Some(memory)) => {
+                front.join_cleared(memory, self.descriptor_bytes, 0, self.data)
+            }
+            _ => self.data,
+        }
+    }
+
     /// Cuts a region of the pages `range` at the bounds of `placement`.
     ///
     /// # Errors
@@ -123,7 +139,10 @@ impl Cut {
             None => Err((memory, None)),
         };
         match taken {
-            Ok(memory) => Ok(Self { front, memory, data }),
+            Ok(memory) => {
+                let (front, memory) = (Some(front), Some(memory));
+                Ok(Self { front, memory, descriptor_bytes: 0, data })
+            }
             Err((memory, cause)) => {
                 let region = front.join(Some(memory), data);
                 let cause = cause.map_or(BindError::NoPromise, BindError::Promise);
@@ -201,11 +220,6 @@ pub(crate) fn check_memory(memory: &Exclusive, len: ByteLen) -> Result<(), BindE
     let resident = memory.resident_in(0..len.get()).unwrap_or_default();
     let needed = ByteLen::new(len.get().saturating_sub(resident.get()));
     super::check_available(needed)
-}
-
-/// Returns the region's own memory as memory for descriptors.
-pub(crate) fn own(memory: Exclusive) -> MemmapMemory {
-    MemmapMemory { memory, pages: MemmapPages::Region, is_kept: false, node: None, behind: None }
 }
 
 /// Returns whether memory reads as zero, after an attempt to make it so that costs next to nothing.

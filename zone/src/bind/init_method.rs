@@ -32,22 +32,18 @@ pub enum InitMethod {
     Template(uzone_stream::Path),
 }
 
-/// Writes the descriptors from index `first` on that `bytes` has room for. Returns how often
-/// streaming stores were drained.
+/// Writes the descriptors from index `first` on that `bytes` has room for.
 pub(crate) fn init<P: Payload>(
     template: &Template<P>,
     kind: MemoryKind,
     stamp: InitMethod,
     first: u64,
     bytes: &mut [u8],
-) -> u64 {
+) {
     match stamp {
-        InitMethod::FieldByField => {
-            field_by_field(template, kind, first, bytes);
-            0
-        }
+        InitMethod::FieldByField => field_by_field(template, kind, first, bytes),
         InitMethod::Template(path) => {
-            Streaming::counted_scope(path, |stream| by_template(template, stream, first, bytes)).1
+            Streaming::scope(path, |stream| by_template(template, stream, first, bytes));
         }
     }
 }

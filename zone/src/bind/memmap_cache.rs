@@ -17,7 +17,7 @@ use uzone_os::hugepages;
 use uzone_os::{Anonymous, Exclusive, HugeAdvice, MapError, SystemRoot, lock, mempolicy, numa};
 use uzone_pages::{ByteLen, PageSize};
 
-/// What the descriptors' memory is made of.
+/// The pages of the descriptors' memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum MemmapPages {

@@ -5,9 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use uzone_os::Exclusivity;
-use uzone_pages::{
-    ByteLen, Content, MemoryKind, Order, PageCount, PageSize, PageView, Payload, Pfn, Tails,
-};
+use uzone_pages::{ByteLen, Content, MemoryKind, Order, PageCount, PageSize, Payload, Pfn, Tails};
 
 use crate::backing::Backing;
 use crate::bind::init_method::InitMethod;
@@ -25,9 +23,6 @@ pub enum Init {
     Eager,
 }
 
-/// What is called with the first page of a pageblock.
-type OnPageblock<P> = Arc<dyn Fn(PageView<'_, P>) + Send + Sync>;
-
 /// How a region is bound.
 pub struct BindOptions<P: Payload = ()> {
     pub(crate) kind: MemoryKind,
@@ -42,7 +37,6 @@ pub struct BindOptions<P: Payload = ()> {
     pub(crate) altmap: Option<AltmapOptions>,
     pub(crate) owner: Option<u64>,
     pub(crate) ops: PagemapOps,
-    pub(crate) pageblock: Option<OnPageblock<P>>,
     pub(crate) progress: OnProgress,
     pub(crate) cancel: Arc<AtomicBool>,
     pub(crate) keeps_poison: bool,
@@ -77,7 +71,6 @@ impl<P: Payload> BindOptions<P> {
             altmap: None,
             owner: None,
             ops: PagemapOps::default(),
-            pageblock: None,
             progress: OnProgress::default(),
             cancel: Arc::default(),
             keeps_poison: false,
@@ -170,18 +163,6 @@ impl<P: Payload> BindOptions<P> {
         self
     }
 
-    /// Takes what is called with the first page of every pageblock (2 MiB of 4 KiB pages), in
-    /// ascending order, after all descriptors are written. Where they are initialised on touch, it
-    /// costs a page fault for every 4 KiB of descriptors.
-    #[must_use]
-    pub fn on_pageblock(
-        mut self,
-        pageblock: impl Fn(PageView<'_, P>) + Send + Sync + 'static,
-    ) -> Self {
-        self.pageblock = Some(Arc::new(pageblock));
-        self
-    }
-
     /// Takes what is called after every 2 MiB of descriptors, by the thread that wrote them, with how
     /// many bytes of descriptors are written and how many will be; with several threads the calls may
     /// come out of order.
@@ -243,7 +224,6 @@ impl<P: Payload> Clone for BindOptions<P> {
             altmap: self.altmap,
             owner: self.owner,
             ops: self.ops.clone(),
-            pageblock: self.pageblock.clone(),
             progress: self.progress.clone(),
             cancel: self.cancel.clone(),
             keeps_poison: self.keeps_poison,

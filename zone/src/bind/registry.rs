@@ -48,6 +48,7 @@ pub(crate) struct Claim {
     shared: Arc<Shared>,
     id: u64,
     range: PfnRange,
+    is_ended: bool,
 }
 
 impl Claim {
@@ -67,10 +68,19 @@ impl Claim {
     }
 }
 
+impl Claim {
+    /// Gives the frame numbers back.
+    pub(crate) fn end(&mut self) {
+        if !std::mem::replace(&mut self.is_ended, true) {
+            self.shared.directory.remove(self.id);
+            lock(&self.shared.claims).list.retain(|entry| entry.id != self.id);
+        }
+    }
+}
+
 impl Drop for Claim {
     fn drop(&mut self) {
-        self.shared.directory.remove(self.id);
-        lock(&self.shared.claims).list.retain(|entry| entry.id != self.id);
+        self.end();
     }
 }
 
@@ -116,7 +126,7 @@ impl Shared {
         claims.next_id += 1;
         let at = claims.list.partition_point(|entry| entry.range.start() < range.start());
         claims.list.insert(at, ClaimEntry { id, range, extent });
-        Ok(Claim { shared: self.clone(), id, range })
+        Ok(Claim { shared: self.clone(), id, range, is_ended: false })
     }
 }
 

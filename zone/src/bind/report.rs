@@ -1,38 +1,23 @@
-//! What a bind did: [`BindReport`], which prints like the kernel's line about a device memmap.
+//! The outcome of a bind: [`BindReport`], which prints like the kernel's line about a device memmap.
 
 use std::fmt;
 use std::time::Duration;
 
-use uzone_pages::{ByteLen, MemoryKind, Order, PageCount, PfnRange, Placement, Tails};
+use uzone_pages::{ByteLen, Placement};
 
 use crate::bind::init_method::InitMethod;
 use crate::bind::memmap_cache::MemmapPages;
 use crate::bind::options::Init;
 
-/// What a bind did and what it cost.
+/// The outcome and the cost of a bind, beside the options that the caller gave.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct BindReport {
-    /// The kind of memory.
-    pub kind: MemoryKind,
-    /// The frame numbers that are described: of the whole region, or with an altmap of what is behind
-    /// the descriptors.
-    pub range: PfnRange,
-    /// The order of its folios.
-    pub order: Order,
-    /// Whether tails have descriptors.
-    pub tails: Tails,
-    /// How many base pages are described.
-    pub pages: PageCount,
-    /// How many descriptors there are.
-    pub descriptors: u64,
-    /// How long each is.
-    pub descriptor_bytes: usize,
-    /// When they are written.
+    /// The time at which descriptors are written.
     pub init: Init,
-    /// How they were written; `None` if they were not.
-    pub stamp: Option<InitMethod>,
-    /// What their memory is made of.
+    /// The way in which they were written; `None` if they were not.
+    pub method: Option<InitMethod>,
+    /// The pages that they lie in.
     pub memmap_pages: MemmapPages,
     /// Whether their memory was kept from an earlier bind of the same zone. Other memory is the
     /// region's own or fresh from the kernel.
@@ -42,19 +27,37 @@ pub struct BindReport {
     ///
     /// [`Region::node`]: crate::Region::node
     pub node: Option<u32>,
-    /// How many threads wrote them; none for [`Init::OnTouch`].
+    /// The number of threads that wrote them; none for [`Init::OnTouch`].
     pub threads: usize,
-    /// How often streaming stores were drained.
-    pub drains: u64,
-    /// The memory that the descriptors span. What of it is resident, the kernel knows:
+    /// The memory that the descriptors span. The kernel knows how much of it is resident:
     /// [`Pagemap::metadata_resident`](crate::Pagemap::metadata_resident).
-    pub metadata: ByteLen,
-    /// The memory that is held for them; more than they span where kept memory was longer.
-    pub memory: ByteLen,
-    /// What was taken from the region itself; `None` where the descriptors lie elsewhere.
+    pub bytes: ByteLen,
+    /// The pages that were taken from the region itself; `None` where the descriptors lie elsewhere.
     pub altmap: Option<Placement>,
-    /// How long the bind took.
+    /// The time that the bind took.
     pub elapsed: Duration,
+}
+
+impl BindReport {
+    /// Returns the report of descriptors that are not written yet.
+    pub(crate) fn new(
+        init: Init,
+        memmap_pages: MemmapPages,
+        node: Option<u32>,
+        bytes: ByteLen,
+    ) -> Self {
+        Self {
+            init,
+            method: None,
+            memmap_pages,
+            is_kept: false,
+            node,
+            threads: 0,
+            bytes,
+            altmap: None,
+            elapsed: Duration::ZERO,
+        }
+    }
 }
 
 impl fmt::Display for BindReport {
@@ -63,18 +66,14 @@ impl fmt::Display for BindReport {
             Init::OnTouch => "initialised on touch",
             Init::Eager => "initialised",
         };
-        write!(
-            f,
-            "{how} {} pages in {:.1?}: {} descriptors of {} bytes, {}",
-            self.pages, self.elapsed, self.descriptors, self.descriptor_bytes, self.metadata
-        )?;
-        if let Some(stamp) = self.stamp {
+        write!(f, "{} of descriptors {how} in {:.1?}", self.bytes, self.elapsed)?;
+        if let Some(method) = self.method {
             let source = match self.memmap_pages {
                 MemmapPages::Region => "the first",
                 _ if self.is_kept => "kept",
                 _ => "fresh",
             };
-            write!(f, " of {source} {}, {stamp}", self.memmap_pages)?;
+            write!(f, ", in {source} {}, {method}", self.memmap_pages)?;
             if let Some(node) = self.node {
                 write!(f, " on node {node}")?;
             }

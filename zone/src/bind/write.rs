@@ -17,7 +17,6 @@ use uzone_pages::{ByteLen, Payload, Template};
 use uzone_stream::{CacheState, NextUse, Work};
 
 use crate::bind::init_method::{self, InitMethod, SECTION_BYTES};
-use crate::bind::memmap_cache::{MemmapMemory, MemmapPages};
 use crate::bind::options::BindOptions;
 use crate::clear::stores;
 use crate::error::BindError;
@@ -28,27 +27,23 @@ const BYTES_PER_THREAD: u64 = 8 << 20;
 /// How many shares of the work there are for each thread.
 const SHARES_PER_THREAD: usize = 8;
 
-/// What writing the descriptors came to.
-#[derive(Default)]
-pub(crate) struct Written {
-    pub(crate) stamp: Option<InitMethod>,
-    pub(crate) threads: usize,
-    pub(crate) drains: u64,
+/// Memory that descriptors are to be written into.
+pub(crate) struct Unwritten<'a> {
+    pub(crate) bytes: &'a mut [u8],
+    /// Whether the kernel clears it as it is written.
+    pub(crate) is_fresh: bool,
+    /// Whether all of it is known to be present.
+    pub(crate) is_present: bool,
 }
 
-/// Writes all descriptors of a memmap into `memory`.
+/// Writes all descriptors of a memmap into `memory`. Returns how, and by how many threads.
 pub(crate) fn write<P: Payload>(
     template: &Template<P>,
-    memory: &mut MemmapMemory,
+    memory: Unwritten<'_>,
     len: ByteLen,
     options: &BindOptions<P>,
-) -> Result<Written, BindError> {
-    let is_fresh = match memory.pages {
-        // How it is written is only a matter of speed here: a kernel that does not say is no error.
-        MemmapPages::Region => memory.memory.resident().is_ok_and(ByteLen::is_zero),
-        _ => !memory.is_kept,
-    };
-    let is_present = memory.is_kept;
+) -> Result<(Option<InitMethod>, usize), BindError> {
+    let Unwritten { bytes, is_fresh, is_present } = memory;
     let stamp = choose_stamp(template, options, len, is_fresh);
     let total = len.to_usize()?;
     let section = section_bytes(Template::<P>::DESCRIPTOR_BYTES);
@@ -63,24 +58,19 @@ pub(crate) fn write<P: Payload>(
         options,
         section,
         share,
-        queue: Mutex::new(memory.memory.as_bytes_mut()[..total].chunks_mut(share).enumerate()),
+        queue: Mutex::new(bytes[..total].chunks_mut(share).enumerate()),
         done_bytes: AtomicU64::new(0),
         total: len,
     };
     let all = share_work("uzone-bind", threads, |is_stopped| job.work(is_stopped));
-    let (mut written, mut error) =
-        (Written { stamp: Some(stamp), threads: all.len(), drains: 0 }, None);
-    for part in all {
-        match part {
-            Ok(drains) => written.drains += drains,
-            // A failure is more specific than that the caller cancelled.
-            Err(cause) if matches!(error, None | Some(BindError::Cancelled { .. })) => {
-                error = Some(cause);
-            }
-            Err(_) => {}
-        }
+    let used = all.len();
+    // A failure is more specific than that the caller cancelled.
+    let mut errors: Vec<BindError> = all.into_iter().filter_map(Result::err).collect();
+    let is_failure = |error: &BindError| !matches!(error, BindError::Cancelled { .. });
+    match errors.iter().position(is_failure) {
+        Some(first) => Err(errors.swap_remove(first)),
+        None => errors.pop().map_or(Ok((Some(stamp), used)), Err),
     }
-    error.map_or(Ok(written), Err)
 }
 
 /// The bytes of a section: whole descriptors, and whole cache lines.
@@ -141,17 +131,14 @@ struct Job<'a, 'mem, P: Payload> {
 }
 
 impl<P: Payload> Job<'_, '_, P> {
-    /// Writes shares until there is none left, or a thread fails. Returns how often streaming stores were
-    /// drained.
-    fn work(&self, is_stopped: &AtomicBool) -> Result<u64, BindError> {
-        let mut drains = 0;
+    /// Writes shares until there is none left, or a thread fails.
+    fn work(&self, is_stopped: &AtomicBool) -> Result<(), BindError> {
         loop {
             // The lock is held for the step to the next share alone.
             let next = lock(&self.queue).next();
-            let Some((number, bytes)) = next else { return Ok(drains) };
+            let Some((number, bytes)) = next else { return Ok(()) };
             let first = (number * (self.share / Template::<P>::DESCRIPTOR_BYTES)) as u64;
-            drains += self
-                .write_share(first, bytes, is_stopped)
+            self.write_share(first, bytes, is_stopped)
                 // Relaxed: nothing is published by it, and a section later is early enough.
                 .inspect_err(|_| is_stopped.store(true, Ordering::Relaxed))?;
         }
@@ -163,11 +150,10 @@ impl<P: Payload> Job<'_, '_, P> {
         mut first: u64,
         bytes: &mut [u8],
         is_stopped: &AtomicBool,
-    ) -> Result<u64, BindError> {
-        let mut drains = 0;
+    ) -> Result<(), BindError> {
         for part in bytes.chunks_mut(self.section) {
             if is_stopped.load(Ordering::Relaxed) {
-                return Ok(drains); // the thread that stopped this one returns the reason
+                return Ok(()); // the thread that stopped this one returns the reason
             }
             if self.options.cancel.load(Ordering::Relaxed) {
                 // Relaxed, here and below: a number to report, nothing more.
@@ -177,13 +163,13 @@ impl<P: Payload> Job<'_, '_, P> {
             if !self.is_present {
                 uzone_os::populate_slice(part).map_err(BindError::Populate)?;
             }
-            drains += init_method::init(self.template, self.options.kind, self.stamp, first, part);
+            init_method::init(self.template, self.options.kind, self.stamp, first, part);
             first += (part.len() / Template::<P>::DESCRIPTOR_BYTES) as u64;
             let before = self.done_bytes.fetch_add(part.len() as u64, Ordering::Relaxed);
             let done = ByteLen::new(before + part.len() as u64);
             self.options.progress.call(done, self.total);
         }
-        Ok(drains)
+        Ok(())
     }
 }
 

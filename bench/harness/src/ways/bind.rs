@@ -66,7 +66,7 @@ impl<'a> Suite<'a> {
         let pagemap = zone.bind(unbind(pagemap)?, options.clone())?;
         let report = pagemap.report();
         let is_written = report.init == Init::Eager;
-        let bytes = if is_written { report.metadata.get() } else { 0 };
+        let bytes = if is_written { report.bytes.get() } else { 0 };
         let is_fresh = !report.is_kept && report.memmap_pages != MemmapPages::Region;
         let cold = is_written && is_fresh;
         let threads = report.threads;

@@ -135,10 +135,11 @@ pub fn published(size: ByteLen, us_16: u64, us_128: u64) -> Option<Published> {
 /// Checks that a guard over the whole region pins every folio once, and none afterwards.
 pub fn check_pins(pagemap: &Pagemap, row: &str) -> Result {
     let range = pagemap.range();
+    let order = pagemap.page(range.start()).map_or(0, |page| page.order().get());
     let pins = |expected: u32| {
         let wrong = range
             .iter()
-            .step_by(1 << pagemap.report().order.get())
+            .step_by(1 << order)
             .find(|pfn| pagemap.page(*pfn).is_none_or(|page| page.word().pins() != expected));
         wrong.map_or(Ok(()), |pfn| Err(BenchError::wrong_page(row, pfn)))
     };
