@@ -69,8 +69,7 @@ where
     B: Deref<Target = [Block]>,
 {
     /// Holds the folios of `range`, which has to be of this memmap. `bad` is asked for the first bad
-    /// page among those of a folio of which some are; a pin for one of those is refused. `freed` is
-    /// called with the head of each folio whose last hold turns out to be one that is given back.
+    /// page among those of a folio of which some are; a pin for one of those is refused.
     ///
     /// # Errors
     /// The first page in the way, and why; then nothing is held.
@@ -80,16 +79,15 @@ where
         range: PfnRange,
         sort: HoldKind,
         bad: impl Fn(PfnRange) -> Option<Pfn>,
-        mut freed: impl FnMut(Pfn),
     ) -> Result<Span, (Pfn, HoldError)> {
         if !self.has_blocks()
             && let Some((head, folio)) = self.only_folio(range)
         {
             let (start, end) = (range.start(), range.end());
-            self.hold_folio((head, folio), start, end, sort, &bad, &mut freed)?;
+            self.hold_folio((head, folio), start, end, sort, &bad)?;
             return Ok(Span::of_folios(range));
         }
-        self.hold_long(range, sort, &bad, &mut freed)
+        self.hold_long(range, sort, &bad)
     }
 
     /// Holds the folios of a range that may have several, or blocks.
@@ -98,53 +96,52 @@ where
         range: PfnRange,
         sort: HoldKind,
         bad: &impl Fn(PfnRange) -> Option<Pfn>,
-        freed: &mut impl FnMut(Pfn),
     ) -> Result<Span, (Pfn, HoldError)> {
         let span = Span::of_folios(range);
         let (first, last) =
             if self.has_blocks() { span.blocks() } else { (range.start(), range.start()) };
         if first == last {
-            self.hold_folios(range.start(), range.end(), sort, bad, freed)?;
+            self.hold_folios(range.start(), range.end(), sort, bad)?;
             return Ok(span);
         }
-        self.hold_folios(range.start(), first, sort, bad, freed)?;
+        self.hold_folios(range.start(), first, sort, bad)?;
         if let Err(refused) = self.hold_blocks(first, last, sort) {
-            self.release_folios(range.start(), first, sort, freed);
+            self.release_folios(range.start(), first, sort);
             return Err(refused);
         }
-        if let Err(refused) = self.hold_folios(last, range.end(), sort, bad, freed) {
+        if let Err(refused) = self.hold_folios(last, range.end(), sort, bad) {
             self.release_blocks(first, last, sort);
-            self.release_folios(range.start(), first, sort, freed);
+            self.release_folios(range.start(), first, sort);
             return Err(refused);
         }
         Ok(span)
     }
 
-    /// Gives back what a span holds. `freed` is called with the head of each folio whose last hold this was.
+    /// Gives the holds of a span back.
     #[inline(always)]
-    pub fn release(&self, span: Span, sort: HoldKind, mut freed: impl FnMut(Pfn)) {
+    pub fn release(&self, span: Span, sort: HoldKind) {
         if !self.has_blocks()
-            && let Some((head, folio)) = self.only_folio(span.range)
+            && let Some((_, folio)) = self.only_folio(span.range)
         {
-            return release(head, folio, sort, &mut freed);
+            return release(folio, sort);
         }
-        self.release_long(span, sort, &mut freed);
+        self.release_long(span, sort);
     }
 
-    /// Gives back what [`Memmap::hold_long`] took, or a part of it.
-    fn release_long(&self, span: Span, sort: HoldKind, freed: &mut impl FnMut(Pfn)) {
+    /// Gives the holds of [`Memmap::hold_long`] back, or a part of them.
+    fn release_long(&self, span: Span, sort: HoldKind) {
         let range = span.range;
         let (first, last) =
             if self.has_blocks() { span.blocks() } else { (range.start(), range.start()) };
         if first == last {
-            return self.release_folios(range.start(), range.end(), sort, freed);
+            return self.release_folios(range.start(), range.end(), sort);
         }
         if range.start() < first {
-            self.release_folios(range.start(), first, sort, freed);
+            self.release_folios(range.start(), first, sort);
         }
         self.release_blocks(first, last, sort);
         if last < range.end() {
-            self.release_folios(last, range.end(), sort, freed);
+            self.release_folios(last, range.end(), sort);
         }
     }
 
@@ -198,14 +195,13 @@ where
         end: Pfn,
         sort: HoldKind,
         bad: &impl Fn(PfnRange) -> Option<Pfn>,
-        freed: &mut impl FnMut(Pfn),
     ) -> Result<(), (Pfn, HoldError)> {
         match folio.try_hold(sort) {
             Ok(before) => {
                 if sort == HoldKind::Reference || !before.is_partly_poisoned() {
                     return Ok(());
                 }
-                self.check_parts((head, folio), start, end, sort, bad, freed)
+                self.check_parts((head, folio), start, end, sort, bad)
             }
             Err(cause) => Err((head.max(start), cause)),
         }
@@ -220,10 +216,9 @@ where
         end: Pfn,
         sort: HoldKind,
         bad: &impl Fn(PfnRange) -> Option<Pfn>,
-        freed: &mut impl FnMut(Pfn),
     ) -> Result<(), (Pfn, HoldError)> {
         let Some(pfn) = self.part(head, start, end).and_then(bad) else { return Ok(()) };
-        release(head, folio, sort, freed);
+        release(folio, sort);
         Err((pfn, HoldError::Content(Content::Poisoned)))
     }
 
@@ -234,11 +229,10 @@ where
         end: Pfn,
         sort: HoldKind,
         bad: &impl Fn(PfnRange) -> Option<Pfn>,
-        freed: &mut impl FnMut(Pfn),
     ) -> Result<(), (Pfn, HoldError)> {
         for (head, folio) in self.bare_folios(start, end) {
-            if let Err(refused) = self.hold_folio((head, folio), start, end, sort, bad, freed) {
-                self.undo_folios(start, head, sort, freed);
+            if let Err(refused) = self.hold_folio((head, folio), start, end, sort, bad) {
+                self.undo_folios(start, head, sort);
                 return Err(refused);
             }
         }
@@ -246,9 +240,9 @@ where
     }
 
     #[cold]
-    fn undo_folios(&self, start: Pfn, head: Pfn, sort: HoldKind, freed: &mut impl FnMut(Pfn)) {
+    fn undo_folios(&self, start: Pfn, head: Pfn, sort: HoldKind) {
         if start < head {
-            self.release_folios(start, head, sort, freed);
+            self.release_folios(start, head, sort);
         }
     }
 
@@ -261,9 +255,9 @@ where
     }
 
     #[inline]
-    fn release_folios(&self, start: Pfn, end: Pfn, sort: HoldKind, freed: &mut impl FnMut(Pfn)) {
-        for (head, folio) in self.bare_folios(start, end) {
-            release(head, folio, sort, freed);
+    fn release_folios(&self, start: Pfn, end: Pfn, sort: HoldKind) {
+        for (_, folio) in self.bare_folios(start, end) {
+            release(folio, sort);
         }
     }
 
@@ -313,18 +307,15 @@ where
     fn release_blocks(&self, first: Pfn, last: Pfn, sort: HoldKind) {
         for (_, block) in self.blocks(first, last) {
             let given = block.give_back(sort);
-            debug_assert!(given, "a span gives back what it took");
+            debug_assert!(given, "a span gives back the holds that it took");
         }
     }
 }
 
 #[inline]
-fn release<P>(head: Pfn, folio: Folio<'_, P>, sort: HoldKind, freed: &mut impl FnMut(Pfn)) {
+fn release<P>(folio: Folio<'_, P>, sort: HoldKind) {
     let released = folio.release(sort);
-    debug_assert!(released.is_ok(), "a span gives back what it took");
-    if released == Ok(true) {
-        freed(head);
-    }
+    debug_assert!(released.is_ok(), "a span gives back the holds that it took");
 }
 
 fn spin() {

@@ -279,11 +279,11 @@ impl Blocked {
     }
 
     fn hold(&self, sort: HoldKind) -> Result<Span, (Pfn, HoldError)> {
-        self.memmap.hold(self.memmap.layout().range(), sort, |_| None, |_| unreachable!())
+        self.memmap.hold(self.memmap.layout().range(), sort, |_| None)
     }
 
     fn release(&self, span: Span, sort: HoldKind) {
-        self.memmap.release(span, sort, |_| unreachable!());
+        self.memmap.release(span, sort);
     }
 
     /// Whether every count is as it was and no inhibitor is left.

@@ -4,7 +4,6 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::cast_possible_truncation, reason = "the ranges of the tests are small")]
 
-use std::cell::RefCell;
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
@@ -27,8 +26,7 @@ fn memmap(range: PfnRange) -> Blocked {
 }
 
 fn hold(memmap: &Blocked, range: PfnRange, sort: HoldKind) -> Result<Span, (Pfn, HoldError)> {
-    let freed = |pfn| panic!("page {pfn} has its base reference");
-    memmap.hold(range, sort, |_| None, freed)
+    memmap.hold(range, sort, |_| None)
 }
 
 /// One page as it is counted alone.
@@ -141,7 +139,7 @@ proptest! {
                 }
                 Step::Release { which } if !spans.is_empty() => {
                     let (span, sort) = spans.swap_remove(which % spans.len());
-                    memmap.release(span, sort, |pfn| panic!("page {pfn} has its base reference"));
+                    memmap.release(span, sort);
                     for pfn in span.range().iter() {
                         *plain[(pfn.get() - START) as usize].count(sort) -= 1;
                     }
@@ -250,7 +248,7 @@ proptest! {
             }
         }
         for (span, sort) in spans {
-            memmap.release(span, sort, |_| ());
+            memmap.release(span, sort);
         }
         for page in 0..PAGES as usize {
             let word = folio(page).word();
@@ -261,7 +259,7 @@ proptest! {
         if plain.iter().all(|page| page.content.is_pinnable() || page.content == Content::Poisoned) {
             for sort in [HoldKind::Reference, HoldKind::Pin] {
                 let span = hold(&memmap, range(START, PAGES), sort).unwrap();
-                memmap.release(span, sort, |_| ());
+                memmap.release(span, sort);
             }
         }
     }
@@ -286,19 +284,17 @@ proptest! {
         let first_bad = |range: PfnRange| bad.range(range.start()..range.end()).next().copied();
         for (start, pages) in asks {
             let asked = range(64 + start, pages.min(64 - start));
-            let freed = RefCell::new(0);
-            let held = memmap.hold(asked, HoldKind::Pin, first_bad, |_| *freed.borrow_mut() += 1);
+            let held = memmap.hold(asked, HoldKind::Pin, first_bad);
             match first_bad(asked) {
-                None => memmap.release(held.unwrap(), HoldKind::Pin, |_| ()),
+                None => memmap.release(held.unwrap(), HoldKind::Pin),
                 Some(pfn) => {
                     let refused = held.unwrap_err();
                     prop_assert_eq!(refused, (pfn, HoldError::Content(Content::Poisoned)));
                 }
             }
-            prop_assert_eq!(freed.into_inner(), 0);
             // References do not care about bytes.
-            let span = memmap.hold(asked, HoldKind::Reference, first_bad, |_| ()).unwrap();
-            memmap.release(span, HoldKind::Reference, |_| ());
+            let span = memmap.hold(asked, HoldKind::Reference, first_bad).unwrap();
+            memmap.release(span, HoldKind::Reference);
             for (head, folio) in memmap.folios(Pfn::new(64), Pfn::new(128)) {
                 prop_assert_eq!(folio.word().pins(), 0, "{}", head);
                 prop_assert_eq!(folio.word().references(), 1, "{}", head);
@@ -322,7 +318,7 @@ fn a_long_range_takes_one_step_a_block_and_one_for_each_page_at_its_ends() {
     let counted =
         memmap.descriptors().iter().filter(|page| Folio::new(*page, initial).word().pins() == 1);
     assert_eq!(counted.count() as u64, cut);
-    memmap.release(span, HoldKind::Pin, |_| ());
+    memmap.release(span, HoldKind::Pin);
     assert!(
         memmap.folios(Pfn::new(START), Pfn::new(START + PAGES)).all(|(_, f)| f.word().pins() == 0)
     );

@@ -22,8 +22,8 @@ use std::time::Instant;
 
 use uzone_os::{Exclusive, Mapped, SystemRoot, memory};
 use uzone_pages::{
-    AddrError, ByteLen, Content, Layout, Memmap, MemoryKind, Page, PageCount, Payload, PfnRange,
-    Placement, Template,
+    AddrError, ByteLen, Content, Layout, Memmap, Page, PageCount, Payload, PfnRange, Placement,
+    Template,
 };
 
 use crate::bind::altmap::Cut;
@@ -90,7 +90,7 @@ pub(crate) fn bind<P: Payload>(
     let descriptors = Descriptors::new(memmap, claim, keeper, report.memmap_pages, node);
     report.altmap = placement;
     report.elapsed = started.elapsed();
-    let parts = Parts { template, owner: options.owner, ops: options.ops.clone(), report, front };
+    let parts = Parts { template, ops: options.ops.clone(), report, front };
     Ok(Pagemap::new(data, (descriptors, parts), options.keeps_poison))
 }
 
@@ -299,20 +299,8 @@ fn check_available(needed: ByteLen) -> Result<(), BindError> {
     }
 }
 
-/// What Linux's `memremap_pages` refuses, and what a region adds to that.
+/// Refuses options that do not fit the region.
 fn check<P: Payload>(options: &BindOptions<P>, pages: PageCount) -> Result<(), BindError> {
-    let kind = options.kind;
-    if matches!(kind, MemoryKind::Private | MemoryKind::Coherent) {
-        if kind == MemoryKind::Private && options.ops.migrate_to_ram.is_none() {
-            return Err(BindError::NoMigrateToRam);
-        }
-        if options.ops.free.is_none() {
-            return Err(BindError::NoFree { kind });
-        }
-        if options.owner.is_none() {
-            return Err(BindError::NoOwner { kind });
-        }
-    }
     if let Some(InitMethod::Template(path)) = options.stamp
         && !path.is_available()
     {

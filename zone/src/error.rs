@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use uzone_os::memory::Limit;
 use uzone_os::{AccessError, Addr, MapError, MappingError, SysError, hugepages};
 use uzone_pages::{
-    AddrError, AdvanceError, ByteLen, Content, ErrorKind, HoldError, MemoryKind, Order, PageCount,
-    PageSize, Pfn, PfnRange,
+    AddrError, AdvanceError, ByteLen, Content, ErrorKind, HoldError, Order, PageCount, PageSize,
+    Pfn, PfnRange,
 };
 
 use crate::backing::Backing;
@@ -80,24 +80,6 @@ pub enum BindError {
         /// Pages in the region.
         pages: PageCount,
     },
-    /// Memory of that kind needs an owner.
-    #[error("{kind} memory needs an owner: pass one with BindOptions::owner")]
-    NoOwner {
-        /// The kind that was asked for.
-        kind: MemoryKind,
-    },
-    /// Memory of that kind needs a callback for a page whose last holder has gone.
-    #[error("{kind} memory needs a callback for freed pages: pass one with PagemapOps::on_free")]
-    NoFree {
-        /// The kind that was asked for.
-        kind: MemoryKind,
-    },
-    /// Private memory needs to know what to do with a page that the CPU touched.
-    #[error(
-        "private memory needs a callback that migrates pages to RAM: pass one with \
-         PagemapOps::on_migrate_to_ram"
-    )]
-    NoMigrateToRam,
     /// The frame numbers belong to another region.
     #[error("{range} overlap {bound}, which are bound already")]
     Overlaps {

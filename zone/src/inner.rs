@@ -18,7 +18,6 @@ use crate::bind::registry::{Claim, Shared};
 use crate::bind::report::BindReport;
 use crate::error::PinError;
 use crate::ops::{PagemapOps, Poisoned};
-use crate::panics::FirstPanic;
 use crate::pin::guards::GuardBook;
 use crate::pin::pin_target::{PinTarget, Segment, is_missing};
 use crate::pin::token::Tokens;
@@ -99,7 +98,6 @@ impl<P: Payload> Drop for Descriptors<P> {
 /// All of a pagemap but its region and its memmap.
 pub(crate) struct Parts<P: Payload> {
     pub(crate) template: Template<P>,
-    pub(crate) owner: Option<u64>,
     pub(crate) ops: PagemapOps,
     pub(crate) report: BindReport,
     /// The parts of the region before its descriptors, if those lie in it.
@@ -156,34 +154,6 @@ impl<P: Payload> Inner<P> {
         }
     }
 
-    /// Holds pages whose owner is called when one becomes free. If that panics, what was held is given
-    /// back all the same.
-    #[inline(never)]
-    fn hold_freeing(&self, range: PfnRange, sort: HoldKind) -> Result<Span, (Pfn, HoldError)> {
-        let mut panic = FirstPanic::default();
-        let bad = |part| self.bad.first_in(part);
-        let freed = |head| self.freed(head, &mut panic);
-        let held = self.memmap.hold(range, sort, bad, freed);
-        panic.resume();
-        held
-    }
-
-    /// Gives pages back whose owner is called when one becomes free. If that panics, the owner is called
-    /// for the other pages all the same.
-    #[inline(never)]
-    fn release_freeing(&self, span: Span, sort: HoldKind) {
-        let mut panic = FirstPanic::default();
-        self.memmap.release(span, sort, |head| self.freed(head, &mut panic));
-        panic.resume();
-    }
-
-    /// Calls the owner for the folio at `head`, which has no hold any more.
-    fn freed(&self, head: Pfn, panic: &mut FirstPanic) {
-        if let Some(free) = &self.parts.ops.free {
-            panic.call(|| free(head));
-        }
-    }
-
     /// Tells the owner that a page went bad.
     pub(crate) fn tell(&self, poisoned: Poisoned) {
         if let Some(tell) = &self.parts.ops.poison {
@@ -232,18 +202,12 @@ impl<P: Payload> PinTarget for Inner<P> {
         if sort == HoldKind::Pin {
             self.collect_bus_errors();
         }
-        if self.parts.ops.free.is_some() {
-            return self.hold_freeing(range, sort);
-        }
-        self.memmap.hold(range, sort, |part| self.bad.first_in(part), |_| ())
+        self.memmap.hold(range, sort, |part| self.bad.first_in(part))
     }
 
     #[inline]
     fn release(&self, span: Span, sort: HoldKind) {
-        if self.parts.ops.free.is_some() {
-            return self.release_freeing(span, sort);
-        }
-        self.memmap.release(span, sort, |_| ());
+        self.memmap.release(span, sort);
     }
 
     fn split(

@@ -164,12 +164,6 @@ impl<P: Payload> PagemapView<P> {
         self.inner.memmap.kind()
     }
 
-    /// Returns whose the memory is, the number of [`BindOptions::owner`](crate::BindOptions::owner).
-    #[must_use]
-    pub fn owner(&self) -> Option<u64> {
-        self.inner.parts.owner
-    }
-
     /// Returns the frame numbers of the region: with an altmap, of what is behind the descriptors.
     #[must_use]
     pub fn range(&self) -> PfnRange {
@@ -407,19 +401,6 @@ impl<P: Payload> Pagemap<P> {
             return Err(PinError::NotFree { pfn, references: word.references() });
         }
         Ok(Guard::admitted(entered, Span::of_folios(range), Location::caller()))
-    }
-
-    /// Tells the owner of private memory that the CPU touched `pfn`. Returns whether there was
-    /// anything to tell: the page is the region's, and the memory private.
-    #[must_use = "a page that is not migrated stays out of reach"]
-    pub fn migrate_to_ram(&self, pfn: Pfn) -> bool {
-        match &self.inner.parts.ops.migrate_to_ram {
-            Some(migrate) if self.kind() == MemoryKind::Private && self.range().contains(pfn) => {
-                migrate(pfn);
-                true
-            }
-            _ => false,
-        }
     }
 
     /// Returns how much memory the descriptors have from the kernel now, by the kernel's own

@@ -81,7 +81,7 @@ pub struct Guard<const IS_PIN: bool> {
 }
 
 /// References to the folios of a range of pages: their descriptors keep their meaning until this
-/// is dropped. Dropping the last reference of a folio calls the owner's `on_free`.
+/// is dropped.
 pub type Referenced = Guard<REFERENCES>;
 
 /// Pins on the folios of a range of pages: until this is dropped, uzone does not unbind, clear,

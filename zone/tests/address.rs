@@ -9,9 +9,7 @@ use std::time::{Duration, Instant};
 
 use common::range;
 use uzone_pages::{ByteLen, HoldError, LinuxPage, LinuxSeed, MemoryKind, Order, Pfn};
-use uzone_zone::{
-    BindOptions, Pagemap, PagemapOps, PinError, PinOptions, RawGuard, Redeemed, Region, Zone,
-};
+use uzone_zone::{BindOptions, Pagemap, PinError, PinOptions, RawGuard, Redeemed, Region, Zone};
 
 const MIB: u64 = 1 << 20;
 
@@ -122,8 +120,7 @@ fn regions_of_every_payload_are_found() {
 fn memory_whose_owner_takes_pages_away_is_not_pinned_for_long() {
     let zone = Zone::new();
     let region = Region::anonymous(ByteLen::mib(1)).unwrap();
-    let ops = PagemapOps::default().on_free(|_| ());
-    let options = BindOptions::new(MemoryKind::FsDax).ops(ops.clone());
+    let options = BindOptions::new(MemoryKind::FsDax);
     let pagemap = zone.bind(region, options).unwrap();
     let first = pagemap.range().start();
     let handed = pagemap.hand_out(first).unwrap();
@@ -134,7 +131,7 @@ fn memory_whose_owner_takes_pages_away_is_not_pinned_for_long() {
     ));
     assert!(pagemap.pin(handed.range()).is_ok());
     let region = Region::anonymous(ByteLen::mib(1)).unwrap();
-    let options = BindOptions::new(MemoryKind::Coherent).ops(ops).owner(7);
+    let options = BindOptions::new(MemoryKind::Coherent);
     let coherent = zone.bind(region, options).unwrap();
     let failure = coherent.pin_with(coherent.range(), long).unwrap_err();
     assert!(failure.to_string().contains("for the time of one request"), "{failure}");

@@ -14,7 +14,7 @@ use uzone_os::Exclusivity;
 use uzone_pages::{
     AddrError, ByteLen, Class, LinuxPage, LinuxSeed, MemoryKind, Order, Pfn, PfnRange, Plain,
 };
-use uzone_zone::{AltmapOptions, BindError, BindOptions, Init, PagemapOps, PinError, Region, Zone};
+use uzone_zone::{AltmapOptions, BindError, BindOptions, Init, PinError, Region, Zone};
 
 fn one(pfn: Pfn) -> PfnRange {
     PfnRange::try_single(pfn).expect("a page")
@@ -25,28 +25,9 @@ fn generic() -> BindOptions {
 }
 
 #[test]
-fn memory_of_the_wrong_setup_is_refused_with_a_reason_of_its_own() {
+fn options_that_do_not_fit_are_refused_each_with_a_reason_of_its_own() {
     let zone = Zone::new();
-    let free = || PagemapOps::default().on_free(|_| {});
-    let both = || free().on_migrate_to_ram(|_| {});
     let bind = |options: BindOptions| cause(zone.bind(anonymous(1 << 20), options));
-    let private = || BindOptions::new(MemoryKind::Private);
-    let coherent = || BindOptions::new(MemoryKind::Coherent);
-    assert!(matches!(bind(private()), BindError::NoMigrateToRam));
-    let migrate_only = PagemapOps::default().on_migrate_to_ram(|_| {});
-    assert!(matches!(
-        bind(private().ops(migrate_only)),
-        BindError::NoFree { kind: MemoryKind::Private }
-    ));
-    assert!(matches!(
-        bind(private().ops(both())),
-        BindError::NoOwner { kind: MemoryKind::Private }
-    ));
-    assert!(matches!(bind(coherent().owner(1)), BindError::NoFree { kind: MemoryKind::Coherent }));
-    assert!(matches!(
-        bind(coherent().ops(free())),
-        BindError::NoOwner { kind: MemoryKind::Coherent }
-    ));
     assert!(matches!(bind(generic().order(Order::PMD)), BindError::FolioLargerThanRegion { .. }));
     assert!(matches!(
         cause(zone.bind(anonymous(3 << 20), generic().order(Order::PMD))),
@@ -63,8 +44,6 @@ fn memory_of_the_wrong_setup_is_refused_with_a_reason_of_its_own() {
         BindError::NotZero
     ));
     assert!(zone.bound().is_empty(), "a bind that fails claims nothing");
-    assert!(zone.bind(anonymous(1 << 20), private().ops(both()).owner(1)).is_ok());
-    assert!(zone.bind(anonymous(1 << 20), coherent().ops(free()).owner(1)).is_ok());
 }
 
 #[test]
@@ -166,38 +145,29 @@ fn a_tail_answers_from_its_number_alone() {
 }
 
 #[test]
-fn the_last_reference_tells_the_owner_and_generic_memory_is_never_free() {
+fn the_first_reference_of_a_free_page_is_handed_out_once_and_generic_memory_is_never_free() {
     let zone = Zone::new();
-    let freed = Arc::new(Mutex::new(Vec::new()));
-    let ops = {
-        let freed = freed.clone();
-        PagemapOps::default()
-            .on_free(move |pfn| freed.lock().unwrap().push(pfn))
-            .on_migrate_to_ram(|_| {})
-    };
-    let options = BindOptions::new(MemoryKind::Private).owner(7).ops(ops).order(Order::new(2));
-    let pagemap = zone.bind(anonymous(1 << 20), options).unwrap();
-    assert_eq!(pagemap.owner(), Some(7));
-    let head = pagemap.range().start();
-    let tail = Pfn::new(head.get() + 3);
-    assert!(matches!(pagemap.get(one(tail)), Err(PinError::Refused { .. })));
-    let first = pagemap.hand_out(tail).unwrap();
-    assert_eq!(first.range(), one(tail));
-    assert!(matches!(pagemap.hand_out(head), Err(PinError::NotFree { references: 1, .. })));
-    let second = pagemap.get(one(head)).unwrap();
-    drop(first);
-    assert!(freed.lock().unwrap().is_empty());
-    drop(second);
-    assert_eq!(*freed.lock().unwrap(), [head]);
-    assert!(pagemap.page(head).unwrap().word().is_free());
-    assert!(matches!(pagemap.get(one(Pfn::new(0))), Err(PinError::NotHere { .. })));
-    assert!(pagemap.migrate_to_ram(tail) && !pagemap.migrate_to_ram(Pfn::new(0)));
-
+    let kinds = [MemoryKind::Private, MemoryKind::Coherent, MemoryKind::FsDax];
+    for kind in kinds.into_iter().chain([MemoryKind::PciP2pdma]) {
+        let options = BindOptions::new(kind).order(Order::new(2));
+        let pagemap = zone.bind(anonymous(1 << 20), options).unwrap();
+        let head = pagemap.range().start();
+        let tail = Pfn::new(head.get() + 3);
+        assert!(matches!(pagemap.get(one(tail)), Err(PinError::Refused { .. })));
+        let first = pagemap.hand_out(tail).unwrap();
+        assert_eq!(first.range(), one(tail));
+        assert!(matches!(pagemap.hand_out(head), Err(PinError::NotFree { references: 1, .. })));
+        let second = pagemap.get(one(head)).unwrap();
+        drop(first);
+        assert!(!pagemap.page(head).unwrap().word().is_free());
+        drop(second);
+        assert!(pagemap.page(head).unwrap().word().is_free());
+        assert!(matches!(pagemap.get(one(Pfn::new(0))), Err(PinError::NotHere { .. })));
+    }
     let pagemap = zone.bind(anonymous(4096), generic()).unwrap();
     let pfn = pagemap.range().start();
     drop(pagemap.get(one(pfn)).unwrap());
     assert_eq!(pagemap.page(pfn).unwrap().word().references(), 1);
-    assert!(!pagemap.migrate_to_ram(pfn));
 }
 
 #[test]

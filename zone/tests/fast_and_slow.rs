@@ -11,12 +11,11 @@ use uzone_pages::{
     Tails,
 };
 use uzone_stream::Path as StorePath;
-use uzone_zone::{AltmapOptions, BindOptions, Init, InitMethod, PagemapOps, Region, Zone};
+use uzone_zone::{AltmapOptions, BindOptions, Init, InitMethod, Region, Zone};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 fn options<P: Payload>(kind: MemoryKind, seed: P::Seed) -> BindOptions<P> {
-    let ops = PagemapOps::default().on_free(|_| {}).on_migrate_to_ram(|_| {});
-    BindOptions::with_payload(kind, seed).owner(1).ops(ops).init(Init::Eager)
+    BindOptions::with_payload(kind, seed).init(Init::Eager)
 }
 
 fn linux_seed(is_refreshed: bool) -> LinuxSeed {

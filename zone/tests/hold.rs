@@ -3,18 +3,15 @@
 
 mod common;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::{anonymous, is_mapped, pages_in, read};
 use uzone_pages::{
     ByteLen, Content, HoldError, HoldKind, MemoryKind, Order, PageCount, Pfn, Tails,
 };
-use uzone_zone::{
-    BindOptions, Pagemap, PagemapOps, PinError, Region, WriteError, ZeroOptions, Zone,
-};
+use uzone_zone::{BindOptions, Pagemap, PinError, Region, WriteError, ZeroOptions, Zone};
 
 fn bound(order: u8, tails: Tails) -> Pagemap {
     let options = BindOptions::new(MemoryKind::Generic).order(Order::new(order)).tails(tails);
@@ -94,8 +91,7 @@ fn a_range_that_leaves_the_region_is_refused_whole() {
 
 #[test]
 fn a_refused_folio_leaves_none_held_and_says_how_many_were_good() {
-    let ops = PagemapOps::default().on_free(|_| {}).on_migrate_to_ram(|_| {});
-    let options = BindOptions::new(MemoryKind::Private).owner(1).ops(ops).order(Order::new(2));
+    let options = BindOptions::new(MemoryKind::Private).order(Order::new(2));
     let pagemap = Zone::new().bind(anonymous(1 << 20), options).unwrap();
     // Only the first five folios are handed out.
     let handed: Vec<_> = (0..5)
@@ -348,26 +344,4 @@ fn bytes_are_written_under_a_pin_by_calls_that_say_so() {
     assert!(pagemap.pin_and_write(ByteLen::mib(2).get() - 1, b"data").is_err());
     assert!(pagemap.fill_at(u64::MAX, b"data").is_err());
     assert!(pagemap.advance(Pfn::new(0), Content::Unknown, Content::Absent).is_err());
-}
-
-#[test]
-fn a_panic_of_the_owner_loses_no_reference_of_the_rest() {
-    let freed = Arc::new(Mutex::new(Vec::new()));
-    let seen = freed.clone();
-    let ops = PagemapOps::default().on_migrate_to_ram(|_| {}).on_free(move |pfn| {
-        seen.lock().unwrap().push(pfn);
-        assert!(pfn.get() % 8 != 0, "the owner's own");
-    });
-    let options = BindOptions::new(MemoryKind::Private).owner(1).ops(ops).order(Order::new(2));
-    let pagemap = Zone::new().bind(Region::anonymous(ByteLen::mib(1)).unwrap(), options).unwrap();
-    let range = pagemap.range();
-    let heads: Vec<Pfn> = range.iter().filter(|pfn| pfn.is_aligned(Order::new(2))).collect();
-    let firsts: Vec<_> = heads.iter().map(|pfn| pagemap.hand_out(*pfn).unwrap()).collect();
-    let all = pagemap.get(range).unwrap();
-    drop(firsts);
-    let panic = catch_unwind(AssertUnwindSafe(|| drop(all))).unwrap_err();
-    assert_eq!(panic.downcast_ref::<&str>(), Some(&"the owner's own"));
-    assert_eq!(*freed.lock().unwrap(), heads, "each, although the owner panics for every second");
-    assert!(heads.iter().all(|pfn| pagemap.page(*pfn).unwrap().word().is_free()));
-    assert_eq!(pagemap.unbind().unwrap().len(), ByteLen::mib(1));
 }

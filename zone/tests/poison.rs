@@ -139,9 +139,8 @@ fn a_page_that_goes_bad_while_it_is_cleared_is_unpoisoned_only_afterwards() {
 
 #[test]
 fn a_bad_page_is_not_handed_out() {
-    let ops = PagemapOps::default().on_free(|_| ()).on_migrate_to_ram(|_| ());
     let region = Region::anonymous(ByteLen::mib(1)).unwrap();
-    let options = BindOptions::new(MemoryKind::Private).ops(ops).owner(1);
+    let options = BindOptions::new(MemoryKind::Private);
     let pagemap = Zone::new().bind(region, options).unwrap();
     let pfn = pagemap.range().start();
     pagemap.poison(pfn).unwrap();

@@ -10,7 +10,7 @@ use uzone_pages::{
     ByteLen, MemoryKind, Order, PageCount, Payload, Pfn, Refresh, Slot, Tails, Word,
 };
 use uzone_stream::Path as StorePath;
-use uzone_zone::{AltmapOptions, BindOptions, Init, InitMethod, PagemapOps, Region, Zone};
+use uzone_zone::{AltmapOptions, BindOptions, Init, InitMethod, Region, Zone};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 const MAX_WORDS: usize = 20;
@@ -132,8 +132,6 @@ fn descriptors(shape: &Shape, pages: u64) -> u64 {
 fn check<const COUNT: usize>(zone: &Zone, shape: &Shape) {
     let pages = shape.folios << shape.order;
     let mut options = BindOptions::<Words<COUNT>>::with_payload(shape.kind, shape.seed.clone())
-        .owner(1)
-        .ops(PagemapOps::default().on_free(|_| {}).on_migrate_to_ram(|_| {}))
         .init(Init::Eager)
         .order(Order::new(shape.order))
         .tails(shape.tails)

@@ -35,7 +35,6 @@ pub struct BindOptions<P: Payload = ()> {
     pub(crate) threads: Option<NonZeroUsize>,
     pub(crate) uses_hugetlb_pool: bool,
     pub(crate) altmap: Option<AltmapOptions>,
-    pub(crate) owner: Option<u64>,
     pub(crate) ops: PagemapOps,
     pub(crate) progress: OnProgress,
     pub(crate) cancel: Arc<AtomicBool>,
@@ -69,7 +68,6 @@ impl<P: Payload> BindOptions<P> {
             threads: None,
             uses_hugetlb_pool: true,
             altmap: None,
-            owner: None,
             ops: PagemapOps::default(),
             progress: OnProgress::default(),
             cancel: Arc::default(),
@@ -148,15 +146,7 @@ impl<P: Payload> BindOptions<P> {
         self
     }
 
-    /// Sets a number for the owner of the memory, so that a driver can tell its own pages; private and
-    /// coherent memory has to have an owner.
-    #[must_use]
-    pub fn owner(mut self, owner: u64) -> Self {
-        self.owner = Some(owner);
-        self
-    }
-
-    /// Takes the owner's callbacks; private memory has to have both, coherent memory `on_free`.
+    /// Takes the owner's callbacks.
     #[must_use]
     pub fn ops(mut self, ops: PagemapOps) -> Self {
         self.ops = ops;
@@ -222,7 +212,6 @@ impl<P: Payload> Clone for BindOptions<P> {
             threads: self.threads,
             uses_hugetlb_pool: self.uses_hugetlb_pool,
             altmap: self.altmap,
-            owner: self.owner,
             ops: self.ops.clone(),
             progress: self.progress.clone(),
             cancel: self.cancel.clone(),
@@ -244,7 +233,6 @@ impl<P: Payload> std::fmt::Debug for BindOptions<P> {
             .field("threads", &self.threads)
             .field("uses_hugetlb_pool", &self.uses_hugetlb_pool)
             .field("altmap", &self.altmap)
-            .field("owner", &self.owner)
             .field("ops", &self.ops)
             .finish_non_exhaustive()
     }
