@@ -141,10 +141,7 @@ fn describe<P: Payload>(
     let len = descriptor_bytes::<P>(layout)?;
     let node = cut.data.node();
     match &mut cut.memory {
-        Some(own) => {
-            cut.descriptor_bytes = len.to_usize()?;
-            in_region(own, len, node, layout, options)
-        }
+        Some(own) => in_region(own, &mut cut.begun_bytes, len, node, layout, options),
         None => elsewhere(shared, len, node, layout, options),
     }
 }
@@ -152,6 +149,7 @@ fn describe<P: Payload>(
 /// Makes descriptors in memory of the region.
 fn in_region<P: Payload>(
     own: &mut Exclusive,
+    begun_bytes: &mut usize,
     len: ByteLen,
     node: Option<u32>,
     layout: &Layout,
@@ -172,6 +170,7 @@ fn in_region<P: Payload>(
         altmap::check_memory(own, len)?;
         // How it is written is only a matter of speed here: a kernel that cannot report it is no error.
         let is_fresh = own.resident().is_ok_and(ByteLen::is_zero);
+        *begun_bytes = len.to_usize()?;
         let memory = Unwritten { bytes: own.as_bytes_mut(), is_fresh, is_present: false };
         (report.method, report.threads) = write::write(&template, memory, len, options)?;
     }

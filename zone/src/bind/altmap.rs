@@ -41,8 +41,8 @@ pub(crate) struct Cut {
     pub(crate) front: Option<Front>,
     /// The pages of the descriptors, and the pages that are skipped behind them.
     pub(crate) memory: Option<Exclusive>,
-    /// The first bytes of that memory that may have descriptors.
-    pub(crate) descriptor_bytes: usize,
+    /// The first bytes of that memory that may have descriptors: none before the first is written.
+    pub(crate) begun_bytes: usize,
     /// The pages that will be described.
     pub(crate) data: Region,
 }
@@ -79,14 +79,17 @@ pub(crate) fn place<P: Payload>(
 impl Cut {
     /// Takes a region whose descriptors lie elsewhere.
     pub(crate) fn none(data: Region) -> Self {
-        Self { front: None, memory: None, descriptor_bytes: 0, data }
+        Self { front: None, memory: None, begun_bytes: 0, data }
     }
 
     /// Returns the region as it was, without a byte of a descriptor.
     pub(crate) fn into_region(self) -> Region {
         match (self.front, self.memory) {
+            (Some(front), Some(memory)) if self.begun_bytes == 0 => {
+                front.join(Some(memory.into_mapping()), self.data)
+            }
             (Some(front), Some(memory)) => {
-                front.join_cleared(memory, self.descriptor_bytes, 0, self.data)
+                front.join_cleared(memory, self.begun_bytes, 0, self.data)
             }
             _ => self.data,
         }
@@ -141,7 +144,7 @@ impl Cut {
         match taken {
             Ok(memory) => {
                 let (front, memory) = (Some(front), Some(memory));
-                Ok(Self { front, memory, descriptor_bytes: 0, data })
+                Ok(Self { front, memory, begun_bytes: 0, data })
             }
             Err((memory, cause)) => {
                 let region = front.join(Some(memory), data);
