@@ -201,7 +201,8 @@ stage_asan() {
     }
     asan -p uzone-os -p uzone-stream -p uzone-zone -p uzone-fault --lib
     asan -p uzone-stream --test sanitizer
-    asan -p uzone-zone --test altmap --test hold --test pool
+    asan -p uzone-zone --test huge --test pool
+    asan -p uzone-zone --test it hold::
     count_tests asan
 }
 

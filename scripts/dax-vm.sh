@@ -80,7 +80,7 @@ built() {
         grep -oE '"executable":"[^"]+"' | cut -d'"' -f4
 }
 declare -A programs
-for test in os:live zone:regions zone:altmap zone:persist fault:live; do
+for test in os:live zone:it zone:huge fault:live; do
     programs[${test/:/-}]=$(built "${test%:*}" "${test#*:}") || die "no program of $test was built"
 done
 programs[uzone]=$(built cli uzone | grep '/debug/uzone$') || die "no program of cli:uzone was built"
@@ -149,7 +149,7 @@ for number in 1 2; do
 done
 if [ "\$purpose" = check ]; then
     run mount -t ext4 -o dax=always /dev/pmem\$small /mnt
-    DAX_LASTING=check run /tests/zone-persist what_is_written --nocapture
+    DAX_LASTING=check run /tests/zone-it persist::what_is_written --nocapture
     echo "dax-vm: PASSED"
     poweroff -f
 fi
@@ -161,9 +161,9 @@ run mount -t ext4 -o dax=always,commit=300 /dev/pmem\$small /mnt
 ls -l /dev/dax*
 run /tests/os-live dax:: --nocapture --test-threads=1
 run /tests/os-live adopt:: --test-threads=1
-run /tests/zone-regions --nocapture --test-threads=1
-run /tests/zone-altmap holds_its_own_descriptors --nocapture --test-threads=1
-run /tests/zone-persist --nocapture --test-threads=1
+run /tests/zone-it regions:: --nocapture --test-threads=1
+run /tests/zone-huge holds_its_own_descriptors --nocapture --test-threads=1
+run /tests/zone-it persist:: --nocapture --test-threads=1
 # Their files lie beside the program: on the DAX mount. What this kernel is too old for is skipped by name.
 run cp /tests/fault-live /mnt
 run /mnt/fault-live --nocapture --test-threads=1
@@ -181,7 +181,7 @@ for align in 4K 2M; do
 done
 run ndctl create-namespace --force --reconfig=namespace\$huge.0 --mode=devdax --align=1G --map=mem
 described /dev/dax\$huge.0
-DAX_LASTING=write run /tests/zone-persist what_is_written --nocapture
+DAX_LASTING=write run /tests/zone-it persist::what_is_written --nocapture
 INIT
 chmod +x "$root/init"
 (cd "$root" && find . | cpio --quiet -o -H newc | gzip -1) >"$WORK/initrd"

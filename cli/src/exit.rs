@@ -328,7 +328,7 @@ mod tests {
         let cut = || BindError::EndsInsidePage { len_bytes: 1, page: PageSize::KIB_4 };
         let unmapped = BindError::Region {
             len: uzone_pages::ByteLen::mib(2),
-            backing: uzone_zone::Backing::Hugetlb(PageSize::MIB_2),
+            backing: uzone_zone::RegionSource::Hugetlb(PageSize::MIB_2),
             cause: pool(),
         };
         let unavailable = BindError::NoStore { path: uzone_stream::Path::Avx512 };

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use uzone_os::{Addr, lock};
 use uzone_pages::{ByteLen, FolioState, PoolBackend, PoolState};
-use uzone_zone::{Backing, PopulateReport, Region, WriteError, ZeroOptions};
+use uzone_zone::{PopulateReport, Region, RegionSource, WriteError, ZeroOptions};
 
 use crate::error::HostPoolError;
 use crate::options::{HostPoolOptions, Zeroing};
@@ -157,7 +157,7 @@ impl Inner {
 
     /// Returns whether the memory is of another process's pool.
     pub(crate) fn is_attached(&self) -> bool {
-        matches!(self.region().backing(), Backing::File { .. })
+        matches!(self.region().backing(), RegionSource::File { .. })
     }
 
     /// Returns whether this is the process that opened the pool.

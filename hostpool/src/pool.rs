@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use uzone_os::{Addr, Mapping, SystemRoot, Vendor, hugepages, lock, numa};
 use uzone_pages::{ByteLen, FolioState, PageSize};
-use uzone_zone::{Backing, BindError, PopulateReport, Region};
+use uzone_zone::{BindError, PopulateReport, Region, RegionSource};
 
 use crate::error::HostPoolError;
 use crate::fill::{self, deadline};
@@ -453,7 +453,7 @@ fn map(
 
 /// Makes a memory file of huge pages.
 fn hugetlb_file(len: ByteLen, page: PageSize) -> Result<Region, BindError> {
-    let backing = Backing::Hugetlb(page);
+    let backing = RegionSource::Hugetlb(page);
     let mapping = Mapping::memfd("uzone-hostpool", len, Some(page))
         .map_err(|cause| BindError::Region { len, backing, cause })?;
     Region::adopt(mapping).map_err(|refused| refused.cause)

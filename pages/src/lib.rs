@@ -16,7 +16,7 @@
 //! | `folio` | the atomic steps on a word: holds and content |
 //! | `block` | holds on 512 base pages at once |
 //! | `span` | holds on a range of pages |
-//! | `claim` | steps of the content of a range of pages |
+//! | `steps` | steps of the content of a range of pages |
 //! | `payload` | what a caller adds to a descriptor, and the slow path that initialises it |
 //! | `clearing` | the order in which memory is cleared or copied |
 //! | `chunks` | a range cut at a limit and an alignment |
@@ -42,7 +42,6 @@ mod bits;
 mod block;
 mod byte_len;
 mod chunks;
-mod claim;
 mod clearing;
 mod content;
 mod density;
@@ -59,6 +58,7 @@ mod payload;
 mod placement;
 mod pool_state;
 mod span;
+mod steps;
 mod streams;
 mod sync;
 mod window;

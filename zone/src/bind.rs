@@ -35,8 +35,8 @@ use crate::bind::registry::{Claim, Shared};
 use crate::bind::report::BindReport;
 use crate::bind::write::Unwritten;
 use crate::error::BindError;
-use crate::inner::{Descriptors, Parts};
 use crate::pagemap::Pagemap;
+use crate::pagemap::shared::{Descriptors, Parts};
 use crate::region::Region;
 
 /// A region that was not bound, given back with the reason.

@@ -11,7 +11,7 @@ use uzone_pages::{
     Pfn, PfnRange,
 };
 
-use crate::backing::Backing;
+use crate::source::RegionSource;
 
 /// Why a region could not be made or bound.
 #[derive(Debug, thiserror::Error)]
@@ -43,7 +43,7 @@ pub enum BindError {
         /// What was asked for.
         len: ByteLen,
         /// What should have been behind it.
-        backing: Backing,
+        backing: RegionSource,
         /// Which limit or check forbade it, and what would help.
         #[source]
         cause: MapError,
@@ -389,7 +389,7 @@ pub enum WriteError {
     )]
     NoStorage {
         /// What the memory is.
-        backing: Backing,
+        backing: RegionSource,
     },
     /// The CPU, or this build, has no instruction that writes cache lines back.
     #[error("cannot make bytes last: this build has no instruction that writes cache lines back")]
@@ -429,7 +429,7 @@ pub enum WriteError {
     #[error("huge pages are required, and there are none for {backing}: {why}")]
     NoHugePages {
         /// What is behind the region.
-        backing: Backing,
+        backing: RegionSource,
         /// Why not, and what would help.
         why: &'static str,
     },

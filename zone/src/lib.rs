@@ -57,11 +57,9 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::too_many_lines))]
 
-mod backing;
 mod bind;
 mod clear;
 mod error;
-mod inner;
 mod ops;
 mod pagemap;
 mod panics;
@@ -71,9 +69,9 @@ mod pool;
 mod populate;
 mod progress;
 mod region;
+mod source;
 mod zone;
 
-pub use backing::Backing;
 pub use bind::BindFailure;
 pub use bind::init_method::InitMethod;
 pub use bind::memmap_cache::MemmapPages;
@@ -92,4 +90,5 @@ pub use pool::options::{PoolError, PoolOptions, PoolStats};
 pub use pool::{Pool, Pooled};
 pub use populate::{Huge, PopulateOptions, PopulateReport};
 pub use region::{Region, RegionView};
+pub use source::RegionSource;
 pub use zone::Zone;

@@ -3,6 +3,8 @@
 //! A pagemap owns the region and its descriptors until unbind, which refuses while a guard on any of
 //! its pages exists (see `pin.rs`), or waits for it until a deadline.
 
+pub(crate) mod shared;
+
 use std::fmt;
 use std::ops::Deref;
 use std::panic::Location;
@@ -17,7 +19,7 @@ use uzone_pages::{
 
 use crate::bind::report::BindReport;
 use crate::error::{PinError, WriteError};
-use crate::inner::{Descriptors, Inner, Parts};
+use crate::pagemap::shared::{Descriptors, PagemapShared, Parts};
 use crate::pin::guards::{GuardBook, Holder};
 use crate::pin::pin_target::{PinTarget, Place};
 use crate::pin::{Guard, PinOptions, Pinned, Referenced};
@@ -100,7 +102,7 @@ impl<P: Payload> Deref for Pagemap<P> {
 pub struct PagemapView<P: Payload = ()> {
     // Dropped first.
     door: Door,
-    pub(crate) inner: LiveOwner<Inner<P>>,
+    pub(crate) inner: LiveOwner<PagemapShared<P>>,
 }
 
 /// Where guards enter a pagemap, whatever its payload. Dropping a pagemap drops this first, which
@@ -309,7 +311,7 @@ impl<P: Payload> Pagemap<P> {
     ) -> Self {
         let (guards, bad) = (GuardBook::default(), BadPages::default());
         let watch = OnceLock::new();
-        let inner = LiveOwner::new(Inner { watch, memmap, parts, region, guards, bad });
+        let inner = LiveOwner::new(PagemapShared { watch, memmap, parts, region, guards, bad });
         let range = inner.range();
         if keeps_poison {
             for pages in inner.region.bad_pages() {
@@ -439,7 +441,7 @@ impl<P: Payload> Pagemap<P> {
             Ok(inner) => {
                 inner.collect_bus_errors();
                 // Bindings are dropped from the last to the first: the claim ends before anything is unmapped.
-                let Inner { mut region, parts, memmap, bad, .. } = inner;
+                let PagemapShared { mut region, parts, memmap, bad, .. } = inner;
                 let range = memmap.layout().range();
                 tracing::debug!(%range, "unbind");
                 region.remember_bad(&bad.in_range(range), range);
@@ -476,6 +478,6 @@ impl<const IS_PIN: bool> Guard<IS_PIN> {
     /// there is no page for another.
     #[must_use]
     pub fn page<P: Payload>(&self, pfn: Pfn) -> Option<PageView<'_, P>> {
-        self.target().downcast_ref::<Inner<P>>()?.memmap.page(pfn)
+        self.target().downcast_ref::<PagemapShared<P>>()?.memmap.page(pfn)
     }
 }

@@ -19,13 +19,13 @@ pub(crate) mod watch;
 use uzone_pages::{Content, Order, Payload, Pfn, PfnRange};
 
 use crate::error::PinError;
-use crate::inner::Inner;
 use crate::ops::Poisoned;
 use crate::pagemap::PagemapView;
+use crate::pagemap::shared::PagemapShared;
 use crate::pin::pin_target::{PinTarget, good_pieces, not_here};
 use crate::poison::bad_pages::pages_in;
 
-impl<P: Payload> Inner<P> {
+impl<P: Payload> PagemapShared<P> {
     pub(crate) fn poison(&self, pfn: Pfn) -> Result<Poisoned, PinError> {
         let folio = self.described(pfn)?;
         let poisoned = {

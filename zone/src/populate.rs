@@ -29,10 +29,10 @@ use std::time::{Duration, Instant};
 use uzone_os::{MappingError, SystemRoot, hugepages, lock, memory, numa, share_work};
 use uzone_pages::{ByteLen, chunks};
 
-use crate::backing::Backing;
 use crate::error::WriteError;
 use crate::progress::OnProgress;
 use crate::region::Region;
+use crate::source::RegionSource;
 
 use compaction::Compaction;
 
@@ -275,7 +275,7 @@ impl Region {
     fn check_memory(&self, root: &SystemRoot, needed: ByteLen) -> Result<(), WriteError> {
         let is_small = self.memory().page_size() == uzone_os::probe::page_size();
         match self.backing() {
-            Backing::Hugetlb(size) => {
+            RegionSource::Hugetlb(size) => {
                 let Some(pool) = hugepages::pool(root, *size)? else { return Ok(()) };
                 // Pages that are promised to this region are free until they are touched.
                 let free = ByteLen::new(pool.free.saturating_mul(size.bytes()));
@@ -283,7 +283,7 @@ impl Region {
                     return Err(WriteError::HugePool { size: *size, needed, free });
                 }
             }
-            Backing::Anonymous | Backing::Memfd | Backing::Adopted if is_small => {
+            RegionSource::Anonymous | RegionSource::Memfd | RegionSource::Adopted if is_small => {
                 let memory::Available { bytes: available, limited_by } = memory::available(root)?;
                 if available < needed {
                     return Err(WriteError::TooLittleMemory { needed, available, limited_by });
@@ -307,8 +307,10 @@ impl Region {
             return Ok(ByteLen::ZERO); // huge already
         }
         let thp = hugepages::thp(root)?;
-        let is_anonymous = matches!(self.backing(), Backing::Anonymous | Backing::Adopted);
-        let is_file = matches!(self.backing(), Backing::File { .. } | Backing::Fsdax { .. });
+        let is_anonymous =
+            matches!(self.backing(), RegionSource::Anonymous | RegionSource::Adopted);
+        let is_file =
+            matches!(self.backing(), RegionSource::File { .. } | RegionSource::Fsdax { .. });
         let why = match &thp {
             _ if huge != Huge::Required => None,
             None => Some("this kernel has no transparent huge pages; use a hugetlb pool"),
@@ -329,7 +331,7 @@ impl Region {
         let Some(thp) = thp else { return Ok(ByteLen::ZERO) };
         match huge {
             Huge::Never => mapping.advise_no_huge()?,
-            _ if is_anonymous || *self.backing() == Backing::Memfd => mapping.advise_huge()?,
+            _ if is_anonymous || *self.backing() == RegionSource::Memfd => mapping.advise_huge()?,
             _ => {}
         }
         Ok(fitting(mapping.addr().get() as u64, &range, thp.pmd_size.get()))

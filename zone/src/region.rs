@@ -24,8 +24,8 @@ use uzone_os::{
 };
 use uzone_pages::{AddrError, ByteLen, Order, PageCount, PageSize, Pfn, PfnRange};
 
-use crate::backing::Backing;
 use crate::error::BindError;
+use crate::source::RegionSource;
 
 /// The bytes of a file that are behind a region, or its addresses if it is adopted, as far as two
 /// regions may have the same.
@@ -56,13 +56,11 @@ impl Deref for Region {
     }
 }
 
-/// The memory of a region, to look at and to read: where it is, how long it is, and its bytes.
+/// The memory of a region, to look at and to read: a mapping, and the facts that were learnt of it.
 #[derive(Debug)]
 pub struct RegionView {
     mapping: Mapping,
-    backing: Backing,
-    page_size: PageSize,
-    pages: PageCount,
+    backing: RegionSource,
     /// The NUMA node that DAX memory is nearest to.
     node: Option<u32>,
     /// The pages that were bad when the region was unbound last, counted from its first, ascending.
@@ -77,8 +75,11 @@ struct Untouched(AtomicBool);
 
 impl Untouched {
     /// What the kernel has just made is zero; anything else may be anything.
-    fn of(backing: &Backing) -> Self {
-        let is_ours = matches!(backing, Backing::Anonymous | Backing::Memfd | Backing::Hugetlb(_));
+    fn of(backing: &RegionSource) -> Self {
+        let is_ours = matches!(
+            backing,
+            RegionSource::Anonymous | RegionSource::Memfd | RegionSource::Hugetlb(_)
+        );
         Self(AtomicBool::new(is_ours))
     }
 
@@ -98,7 +99,7 @@ impl Region {
     /// [`BindError`] if `len` cuts a page, or names the limit that forbids the mapping.
     pub fn anonymous(len: ByteLen) -> Result<Self, BindError> {
         let how = Anonymous { huge: HugeAdvice::Advise, ..Anonymous::default() };
-        Self::mapped(len, Backing::Anonymous, || Mapping::anonymous(len, how))
+        Self::mapped(len, RegionSource::Anonymous, || Mapping::anonymous(len, how))
     }
 
     /// Makes a memory file (memfd_create(2)) that [`Region::mapping`] can hand to other processes.
@@ -107,7 +108,7 @@ impl Region {
     /// # Errors
     /// [`BindError`] if `len` cuts a page, or names the limit that forbids it.
     pub fn memfd(name: &str, len: ByteLen) -> Result<Self, BindError> {
-        Self::mapped(len, Backing::Memfd, || Mapping::memfd(name, len, None))
+        Self::mapped(len, RegionSource::Memfd, || Mapping::memfd(name, len, None))
     }
 
     /// Takes huge pages from the pool of `size`. They are promised at once, and taken one by one when
@@ -120,7 +121,7 @@ impl Region {
         if !len.get().is_multiple_of(page.bytes()) {
             return Err(BindError::EndsInsidePage { len_bytes: len.get(), page });
         }
-        Self::mapped(len, Backing::Hugetlb(page), || Mapping::hugetlb(len, page))
+        Self::mapped(len, RegionSource::Hugetlb(page), || Mapping::hugetlb(len, page))
     }
 
     /// Maps `len` bytes of a file from `offset_bytes` on, shared with every other mapping of it: what
@@ -131,7 +132,7 @@ impl Region {
     /// `offset_bytes` or `len` cut a page.
     pub fn file(path: &Path, offset_bytes: u64, len: ByteLen) -> Result<Self, BindError> {
         let file = open(path)?;
-        let backing = Backing::File { path: path.to_owned(), offset_bytes };
+        let backing = RegionSource::File { path: path.to_owned(), offset_bytes };
         Self::mapped(len, backing, || {
             Mapping::file(file, offset_bytes, len, Access::ReadWrite, Sharing::Shared)
         })
@@ -152,7 +153,7 @@ impl Region {
         let file = open(path)?;
         let device = dax::device(&SystemRoot::host(), &file)
             .map_err(|cause| BindError::Device { path: path.to_owned(), cause })?;
-        let backing = Backing::Devdax { path: path.to_owned() };
+        let backing = RegionSource::Devdax { path: path.to_owned() };
         let region = Self::mapped(device.size, backing, || Mapping::devdax(file, 0, device.size))?;
         Ok(Self(RegionView { node: device.node, ..region.0 }))
     }
@@ -169,7 +170,7 @@ impl Region {
     pub fn fsdax(path: &Path, offset_bytes: u64, len: ByteLen) -> Result<Self, BindError> {
         let file = open(path)?;
         let node = dax::node_of(&SystemRoot::host(), &file);
-        let backing = Backing::Fsdax { path: path.to_owned(), offset_bytes };
+        let backing = RegionSource::Fsdax { path: path.to_owned(), offset_bytes };
         let region = Self::mapped(len, backing, || Mapping::fsdax(file, offset_bytes, len))?;
         Ok(Self(RegionView { node, ..region.0 }))
     }
@@ -185,31 +186,27 @@ impl Region {
     /// # Errors
     /// [`Rejected`] with the mapping if its length is no multiple of the host's page.
     pub fn adopt(mapping: Mapping) -> Result<Self, Rejected<Mapping, BindError>> {
-        let page_size = uzone_os::probe::page_size();
-        let (addr, len) = (mapping.addr(), mapping.len());
-        match whole_pages(page_size, len) {
-            Ok(pages) => Ok(Self::new(mapping, Backing::Adopted, page_size, pages)),
-            Err(_) => {
-                let cause = BindError::Adopt { addr, len_bytes: len.get(), page: page_size };
-                Err(Rejected { value: Box::new(mapping), cause })
-            }
+        let (addr, len, page) = (mapping.addr(), mapping.len(), uzone_os::probe::page_size());
+        if check_len(len).is_ok() {
+            return Ok(Self::new(mapping, RegionSource::Adopted));
         }
+        let cause = BindError::Adopt { addr, len_bytes: len.get(), page };
+        Err(Rejected { value: Box::new(mapping), cause })
     }
 
-    fn new(mapping: Mapping, backing: Backing, page_size: PageSize, pages: PageCount) -> Self {
+    fn new(mapping: Mapping, backing: RegionSource) -> Self {
         let (bad, untouched) = (Vec::new(), Untouched::of(&backing));
-        Self(RegionView { mapping, backing, page_size, pages, node: None, bad, untouched })
+        Self(RegionView { mapping, backing, node: None, bad, untouched })
     }
 
     fn mapped(
         len: ByteLen,
-        backing: Backing,
+        backing: RegionSource,
         map: impl FnOnce() -> Result<Mapping, MapError>,
     ) -> Result<Self, BindError> {
-        let page_size = uzone_os::probe::page_size();
-        let pages = whole_pages(page_size, len)?;
+        check_len(len)?;
         match map() {
-            Ok(mapping) => Ok(Self::new(mapping, backing, page_size, pages)),
+            Ok(mapping) => Ok(Self::new(mapping, backing)),
             Err(cause) => Err(BindError::Region { len, backing, cause }),
         }
     }
@@ -294,16 +291,14 @@ impl Region {
     /// The region as it was, if nothing would be left of one part, or a page of the backing would
     /// be cut.
     pub(crate) fn cut_front(self, pages: PageCount) -> Result<(Mapping, Self), Box<Self>> {
-        let Ok(len) = pages.to_bytes(self.page_size) else { return Err(Box::new(self)) };
+        let Ok(len) = pages.to_bytes(self.page_size()) else { return Err(Box::new(self)) };
         match self.0.mapping.cut(len) {
             Ok((front, mapping)) => {
                 let backing = self.0.backing.moved(|offset| offset.saturating_add(len.get()));
                 let before = pages.get();
-                // It was cut, so it has more than `pages`.
-                let pages = PageCount::new(self.0.pages.get() - before);
                 let bad = self.0.bad.iter().filter_map(|page| page.get().checked_sub(before));
                 let bad = bad.map(PageCount::new).collect();
-                Ok((front, Self(RegionView { mapping, backing, pages, bad, ..self.0 })))
+                Ok((front, Self(RegionView { mapping, backing, bad, ..self.0 })))
             }
             Err(refused) => Err(Box::new(Self(RegionView { mapping: *refused.value, ..self.0 }))),
         }
@@ -312,12 +307,11 @@ impl Region {
     /// Puts back what [`Region::cut_front`] cut off, but for its bad pages.
     pub(crate) fn join_front(self, front: Mapping) -> Self {
         let len = front.len();
-        let before = len.get() >> self.page_size.shift();
+        let before = len.get() >> self.page_size().shift();
         match front.join(self.0.mapping) {
             Ok(mapping) => Self(RegionView {
                 mapping,
                 backing: self.0.backing.moved(|offset| offset.saturating_sub(len.get())),
-                pages: PageCount::new(self.0.pages.get() + before),
                 bad: self.0.bad.iter().map(|page| PageCount::new(page.get() + before)).collect(),
                 ..self.0
             }),
@@ -344,7 +338,7 @@ impl RegionView {
         self.mapping.addr()
     }
 
-    /// Returns how long the region is; never zero.
+    /// Returns the length of the region; never zero.
     #[must_use]
     pub fn len(&self) -> ByteLen {
         self.mapping.len()
@@ -353,18 +347,18 @@ impl RegionView {
     /// Returns the size of a base page.
     #[must_use]
     pub fn page_size(&self) -> PageSize {
-        self.page_size
+        uzone_os::probe::page_size()
     }
 
     /// Returns how many base pages the region has; never zero.
     #[must_use]
     pub fn pages(&self) -> PageCount {
-        self.pages
+        PageCount::new(self.len().get() >> self.page_size().shift())
     }
 
-    /// Returns what is behind the region.
+    /// Returns the source of the region's memory.
     #[must_use]
-    pub fn backing(&self) -> &Backing {
+    pub fn backing(&self) -> &RegionSource {
         &self.backing
     }
 
@@ -374,7 +368,7 @@ impl RegionView {
     #[must_use]
     pub fn folio_order(&self) -> Order {
         // No page of a mapping is smaller than the host's; one beyond every order gets none.
-        self.page_size.order_of(self.mapping.page_size().bytes()).unwrap_or(Order::BASE)
+        self.page_size().order_of(self.mapping.page_size().bytes()).unwrap_or(Order::BASE)
     }
 
     /// Copies bytes out of the region, from byte `offset_bytes` on. What a file was truncated of
@@ -430,9 +424,9 @@ fn open(path: &Path) -> Result<File, BindError> {
         .map_err(|cause| BindError::Open { path: path.to_owned(), cause })
 }
 
-/// Returns how many base pages a length has, if it has whole ones.
-fn whole_pages(page_size: PageSize, len: ByteLen) -> Result<PageCount, BindError> {
-    page_size
-        .pages_in(len)
-        .map_err(|_: AddrError| BindError::EndsInsidePage { len_bytes: len.get(), page: page_size })
+/// Refuses a length that cuts a base page.
+fn check_len(len: ByteLen) -> Result<(), BindError> {
+    let page = uzone_os::probe::page_size();
+    let ends_inside = |_: AddrError| BindError::EndsInsidePage { len_bytes: len.get(), page };
+    page.pages_in(len).map(drop).map_err(ends_inside)
 }

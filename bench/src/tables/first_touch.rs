@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use uzone_os::hugepages;
 use uzone_pages::{ByteLen, PageSize};
-use uzone_zone::{Backing, Huge, PopulateOptions, Region, WriteError, ZeroOptions};
+use uzone_zone::{Huge, PopulateOptions, Region, RegionSource, WriteError, ZeroOptions};
 
 use crate::tables::extents::Arena;
 use uzone_harness::{
@@ -119,7 +119,7 @@ pub(crate) fn kernel(arena: &Arena, session: &mut Session<'_>) -> Result {
     add_limit(&mut suite, arena, index(len.get()), "limit");
     for (row, region) in &regions {
         let name = match region.backing() {
-            Backing::Hugetlb(_) => "hugetlb 2 MiB pages",
+            RegionSource::Hugetlb(_) => "hugetlb 2 MiB pages",
             _ if *row == "thp" => "transparent huge pages",
             _ => "base pages",
         };

@@ -7,11 +7,11 @@ use std::sync::atomic::AtomicBool;
 use uzone_os::Exclusivity;
 use uzone_pages::{ByteLen, Content, MemoryKind, Order, PageCount, PageSize, Payload, Pfn, Tails};
 
-use crate::backing::Backing;
 use crate::bind::init_method::InitMethod;
 use crate::ops::PagemapOps;
 use crate::progress::OnProgress;
 use crate::region::Region;
+use crate::source::RegionSource;
 
 /// When descriptors are written.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -277,7 +277,8 @@ impl AltmapOptions {
 
     /// Returns the order at a multiple of which the data of a region starts.
     pub(crate) fn align_for(&self, region: &Region) -> Order {
-        let is_dax = matches!(region.backing(), Backing::Devdax { .. } | Backing::Fsdax { .. });
+        let is_dax =
+            matches!(region.backing(), RegionSource::Devdax { .. } | RegionSource::Fsdax { .. });
         let default = if is_dax { pageblock_order(region.page_size()) } else { Order::BASE };
         self.align.unwrap_or(default)
     }

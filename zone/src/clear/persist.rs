@@ -14,11 +14,11 @@ use std::ops::Range;
 
 use uzone_pages::{Payload, PfnRange};
 
-use crate::backing::Backing;
 use crate::error::WriteError;
 use crate::pagemap::Pagemap;
 use crate::pin::pin_target;
 use crate::region::Region;
+use crate::source::RegionSource;
 
 impl<P: Payload> Pagemap<P> {
     /// Makes the bytes of pages survive a loss of power. Writes of other threads during the call may
@@ -42,11 +42,13 @@ impl<P: Payload> Pagemap<P> {
 /// cache; else the kernel writes pages to a device.
 fn can_persist(region: &Region) -> Result<bool, WriteError> {
     match region.backing() {
-        Backing::Devdax { .. } | Backing::Fsdax { .. } if !uzone_stream::has_write_back() => {
+        RegionSource::Devdax { .. } | RegionSource::Fsdax { .. }
+            if !uzone_stream::has_write_back() =>
+        {
             Err(WriteError::NoInstruction)
         }
-        Backing::Devdax { .. } | Backing::Fsdax { .. } => Ok(true),
-        Backing::File { .. } => Ok(false),
+        RegionSource::Devdax { .. } | RegionSource::Fsdax { .. } => Ok(true),
+        RegionSource::File { .. } => Ok(false),
         backing => Err(WriteError::NoStorage { backing: backing.clone() }),
     }
 }

@@ -26,8 +26,8 @@ use uzone_pages::{
 use crate::clear::options::{Cleared, ZeroOptions};
 use crate::clear::run;
 use crate::error::{Unclearable, WriteError};
-use crate::inner::Inner;
 use crate::pagemap::Pagemap;
+use crate::pagemap::shared::PagemapShared;
 use crate::pin::pin_target::{PinTarget, good_pieces, not_here};
 
 /// How many folios of a call are tried whose memory turns out not to be there, before all others that
@@ -52,7 +52,7 @@ fn push(ranges: &mut Vec<PfnRange>, range: PfnRange) {
 /// Folios whose bytes this thread replaces. Those that are left when this is dropped, because of an error or
 /// a panic, are let go in the state `to`.
 pub(crate) struct Owned<'a, P: Payload> {
-    inner: &'a Inner<P>,
+    inner: &'a PagemapShared<P>,
     /// In ascending order at first; neighbours are one range.
     pub(crate) ranges: Vec<PfnRange>,
     /// The state in which they are owned.
@@ -64,7 +64,7 @@ impl<'a, P: Payload> Owned<'a, P> {
     /// Puts the folios of a range that are in one of the states `from` in `state`, and calls `refused` with
     /// the others.
     pub(crate) fn take(
-        inner: &'a Inner<P>,
+        inner: &'a PagemapShared<P>,
         range: PfnRange,
         from: &[Content],
         (state, to): (Content, Content),
@@ -91,7 +91,7 @@ impl<P: Payload> Drop for Owned<'_, P> {
     }
 }
 
-impl<P: Payload> Inner<P> {
+impl<P: Payload> PagemapShared<P> {
     /// Refuses ranges that are not of whole folios of this region.
     fn check_folios(&self, asked: PfnRange) -> Result<(), WriteError> {
         let (region, order) = (self.range(), self.order());

@@ -8,8 +8,8 @@
 use uzone_os::sigbus::{self, BusError, BusKind, HandlerError, Watch};
 use uzone_pages::{PageCount, Payload, Pfn, PfnRange};
 
-use crate::inner::Inner;
 use crate::pagemap::PagemapView;
+use crate::pagemap::shared::PagemapShared;
 use crate::panics::FirstPanic;
 use crate::pin::pin_target::PinTarget;
 
@@ -32,7 +32,7 @@ fn pages_of(error: BusError, start: u64, range: PfnRange, shift: u32) -> Option<
     PfnRange::try_new(first, end.checked_since(first)?).ok()
 }
 
-impl<P: Payload> Inner<P> {
+impl<P: Payload> PagemapShared<P> {
     /// Makes the bus errors that were noted since the last time bad pages. Returns how many pages
     /// were not known to be bad.
     pub(crate) fn collect_bus_errors(&self) -> u64 {

@@ -4,7 +4,6 @@
 //! - a pinned page has its bytes, and no thread clears it or gives it away;
 //! - no guard enters a region that is unbound, and none is unbound under a guard;
 //! - nothing is left behind: every count, every inhibitor and every bad page is accounted for at the end.
-#![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 
 use std::sync::RwLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

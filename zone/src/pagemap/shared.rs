@@ -10,7 +10,6 @@ use uzone_pages::{
     PfnRange, Span, Template, Word,
 };
 
-use crate::backing::Backing;
 use crate::bind::altmap::{self, Front};
 use crate::bind::blocks::Blocks;
 use crate::bind::memmap_cache::{MemmapMemory, MemmapPages};
@@ -23,6 +22,7 @@ use crate::pin::pin_target::{PinTarget, Segment, is_missing};
 use crate::pin::token::Tokens;
 use crate::poison::bad_pages::BadPages;
 use crate::region::Region;
+use crate::source::RegionSource;
 
 /// The descriptors of a region, and the claim of its pages. Dropped, it ends the claim and gives the memory of the
 /// descriptors back: to its zone if that should keep it.
@@ -122,7 +122,7 @@ impl<P: Payload> Parts<P> {
 /// What a pagemap and its guards share. Fields are dropped in this order, and `memmap` ends the
 /// claim: the zone must not know the region's addresses any more when the region, or its front, is
 /// unmapped.
-pub(crate) struct Inner<P: Payload> {
+pub(crate) struct PagemapShared<P: Payload> {
     /// Notes the bus errors of the region, if the program asked for that. First, so that nothing is noted of
     /// what is mapped there afterwards.
     pub(crate) watch: OnceLock<Watch>,
@@ -133,7 +133,7 @@ pub(crate) struct Inner<P: Payload> {
     pub(crate) bad: BadPages,
 }
 
-impl<P: Payload> Inner<P> {
+impl<P: Payload> PagemapShared<P> {
     /// Returns where all pages lie that are claimed, those of the descriptors in front included.
     pub(crate) fn whole_segment(&self) -> Option<Segment> {
         let data = self.segment(self.range())?;
@@ -162,7 +162,7 @@ impl<P: Payload> Inner<P> {
     }
 }
 
-impl<P: Payload> PinTarget for Inner<P> {
+impl<P: Payload> PinTarget for PagemapShared<P> {
     fn range(&self) -> PfnRange {
         self.memmap.layout().range()
     }
@@ -249,7 +249,7 @@ impl<P: Payload> PinTarget for Inner<P> {
             return Some("coherent memory");
         }
         let is_fsdax = self.memmap.kind() == MemoryKind::FsDax
-            || matches!(self.region.backing(), Backing::Fsdax { .. });
+            || matches!(self.region.backing(), RegionSource::Fsdax { .. });
         is_fsdax.then_some("a file on a DAX mount")
     }
 

@@ -1,13 +1,10 @@
 //! Pins and references by address and by frame number, across the regions of a zone, and as 64 bits.
-#![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
-
-mod common;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::range;
+use crate::common::range;
 use uzone_pages::{ByteLen, HoldError, LinuxPage, LinuxSeed, MemoryKind, Order, Pfn};
 use uzone_zone::{BindOptions, Pagemap, PinError, PinOptions, RawGuard, Redeemed, Region, Zone};
 

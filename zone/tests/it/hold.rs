@@ -1,13 +1,10 @@
 //! References and pins on real regions: what they cover, what they refuse, and what they keep.
-#![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
-
-mod common;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{anonymous, is_mapped, pages_in, read};
+use crate::common::{anonymous, is_mapped, pages_in, read};
 use uzone_pages::{
     ByteLen, Content, HoldError, HoldKind, MemoryKind, Order, PageCount, Pfn, Tails,
 };

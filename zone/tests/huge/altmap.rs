@@ -2,9 +2,6 @@
 //! old bytes show through nor descriptors are left behind.
 //!
 //! Needs, for two cases: root, and 16 MiB that can be had in huge pages.
-#![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
-
-mod common;
 
 use std::fs::File;
 use std::num::NonZeroUsize;
@@ -14,16 +11,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use common::needs::{Pool, is_dax_required, or_skip, skip_dax};
-use common::{Temporary, assert_fresh, bytes, cause, descriptor_count, is_zero, mapped, read};
+use crate::common::needs::{Pool, is_dax_required, or_skip, skip_dax};
+use crate::common::{
+    Temporary, assert_fresh, bytes, cause, descriptor_count, is_zero, mapped, read,
+};
 use uzone_os::{Exclusivity, MappingError};
 use uzone_pages::{
     AddrError, ByteLen, LinuxPage, LinuxSeed, MemoryKind, Order, PageCount, PageSize, PageView,
     Payload, Pfn, PfnRange, Refresh, Slot, Tails, Word,
 };
 use uzone_zone::{
-    AltmapOptions, Backing, BindError, BindOptions, Init, MemmapPages, Pagemap, PinError, Region,
-    WriteError, ZeroOptions, Zone,
+    AltmapOptions, BindError, BindOptions, Init, MemmapPages, Pagemap, PinError, Region,
+    RegionSource, WriteError, ZeroOptions, Zone,
 };
 use zerocopy::{FromBytes, IntoBytes, KnownLayout};
 
@@ -262,7 +261,7 @@ fn old_bytes_never_show_through_descriptors() {
                 let options = generic().order(order).tails(stored).altmap(altmap);
                 let pagemap = zone.bind(region, options).unwrap();
                 // Private memory is given back and reads as zero; of a file it is written.
-                let is_private = *pagemap.region().backing() == Backing::Anonymous;
+                let is_private = *pagemap.region().backing() == RegionSource::Anonymous;
                 let init = if is_private { Init::OnTouch } else { Init::Eager };
                 assert_eq!(pagemap.report().init, init);
                 assert_fresh(&pagemap, "altmap");
@@ -403,7 +402,7 @@ fn a_bind_that_is_cancelled_gives_the_whole_region_back_without_descriptors() {
         let refused = zone.bind(region, options).unwrap_err();
         assert!(matches!(refused.cause, BindError::Cancelled { .. }), "{}", refused.cause);
         let region = *refused.region;
-        assert_eq!((region.len(), region.backing()), (ByteLen::mib(1024), &Backing::Memfd));
+        assert_eq!((region.len(), region.backing()), (ByteLen::mib(1024), &RegionSource::Memfd));
         assert_eq!(&read(|out| region.read_at(5, out)), b"label");
         assert!(is_zero(&region, 4096..4096 + (17 << 20)));
         assert!(zone.bound().is_empty());
@@ -484,8 +483,8 @@ fn a_file_from_an_offset_on_is_the_same_after_unbind_and_bound_only_once() {
     let zone = Zone::new();
     let scratch = Temporary::sparse("altmap-offset", 1 << 23);
     let open = |offset| Region::file(&scratch.0, offset, ByteLen::mib(4)).unwrap();
-    let offset_of = |backing: &Backing| match backing {
-        Backing::File { offset_bytes, .. } => *offset_bytes,
+    let offset_of = |backing: &RegionSource| match backing {
+        RegionSource::File { offset_bytes, .. } => *offset_bytes,
         other => panic!("{other}"),
     };
     let region = open(4096);

@@ -1,12 +1,9 @@
 //! Pins of pages that are not there: what is at hand is mapped, the rest produced, failures said.
-#![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
-
-mod common;
 
 use std::sync::{Arc, Barrier, Mutex, OnceLock, Weak};
 use std::thread;
 
-use common::range;
+use crate::common::range;
 use uzone_pages::{ByteLen, Content, HoldError, MemoryKind, Order, PageCount, Pfn, PfnRange};
 use uzone_zone::{BindOptions, FaultError, Pagemap, PagemapOps, PinError, Region, Zone};
 

@@ -2,23 +2,20 @@
 //!
 //! `REQUIRE_DAX=1` and `DAX_DIR` are explained in the live tests of `os`: where they are not set, the
 //! cases that need DAX are skipped by name.
-#![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
-
-mod common;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
 
-use common::needs::{is_dax_required, skip_dax};
-use common::{Temporary, read};
+use crate::common::needs::{is_dax_required, skip_dax};
+use crate::common::{Temporary, read};
 use uzone_os::{
     Access, AccessError, Anonymous, Exclusivity, MapError, Mapping, Sharing, SystemRoot, mempolicy,
     numa, probe,
 };
 use uzone_pages::{ByteLen, LinuxPage, LinuxSeed, MemoryKind, Order, PageSize, Word};
 use uzone_zone::{
-    AltmapOptions, Backing, BindError, BindOptions, Init, PinError, Region, WriteError, Zone,
+    AltmapOptions, BindError, BindOptions, Init, PinError, Region, RegionSource, WriteError, Zone,
 };
 
 const HUGE: u64 = 2 << 20;
@@ -59,7 +56,7 @@ fn is_mapped(owner: &Mapping) -> bool {
 fn adopted_memory_is_bound_written_unbound_and_still_mapped() {
     let own = owner(4 * HUGE);
     let region = adopt(&own, 0, 4 * HUGE, page());
-    assert_eq!(region.backing(), &Backing::Adopted);
+    assert_eq!(region.backing(), &RegionSource::Adopted);
     assert_eq!(region.backing().to_string(), "adopted memory");
     assert_eq!(region.pages().get(), 4 * HUGE / page());
     let zone = Zone::new();

@@ -1,21 +1,18 @@
 //! Populating and punching regions on this kernel: how much, of which pages, and what is refused before
 //! it costs time.
 //! Needs, for some: root, transparent huge pages, 32 MiB that can be had in huge pages.
-#![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
-
-mod common;
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::needs::{Pool, skip};
-use common::{Temporary, anonymous, is_zero, read};
+use crate::common::needs::{Pool, skip};
+use crate::common::{Temporary, anonymous, is_zero, read};
 use uzone_os::{Access, Anonymous, HugeAdvice, Sharing, SystemRoot, probe};
 use uzone_os::{Mapping, MappingError, hugepages};
 use uzone_pages::{ByteLen, PageSize};
-use uzone_zone::{Backing, Huge, PopulateOptions, Region, WriteError, ZeroOptions};
+use uzone_zone::{Huge, PopulateOptions, Region, RegionSource, WriteError, ZeroOptions};
 
 const MIB: u64 = 1 << 20;
 
@@ -89,7 +86,7 @@ fn huge_pages_that_are_required_are_there_or_it_is_refused() {
         }
     } else {
         let error = anonymous(MIB).populate(0..MIB, &required).unwrap_err();
-        assert!(matches!(error, WriteError::NoHugePages { backing: Backing::Anonymous, .. }));
+        assert!(matches!(error, WriteError::NoHugePages { backing: RegionSource::Anonymous, .. }));
     }
     let file = Temporary::new("pop-huge", &[7; 1 << 20]);
     let region = Region::file(&file.0, 0, ByteLen::mib(1)).unwrap();
@@ -289,7 +286,9 @@ fn huge_pages_that_a_parent_switched_off_are_refused_by_that_name() {
     const CHILD: &str = "UZONE_TEST_SWITCHED_OFF";
     if std::env::var_os(CHILD).is_none() {
         let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-        command.args([NAME, "--exact", "--nocapture", "--test-threads=1"]).env(CHILD, "1");
+        command
+            .args([&format!("populate::{NAME}"), "--exact", "--nocapture", "--test-threads=1"])
+            .env(CHILD, "1");
         let output = command.output().unwrap();
         let text = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{text}");

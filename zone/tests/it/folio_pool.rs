@@ -1,6 +1,5 @@
 //! A pool hands out zeroes and nothing else, whatever the memory held before, and refuses what is not
 //! its own.
-#![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 #![allow(clippy::cast_possible_truncation, reason = "the ranges of the tests are small")]
 
 use std::num::NonZeroU8;
@@ -396,7 +395,10 @@ fn what_a_killed_process_left_half_cleared_is_cleared_by_the_next() {
     std::fs::write(&path, vec![0x5a; LEN as usize]).unwrap();
     for round in 0..6_u64 {
         let mut child = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["what_a_killed_process_left_half_cleared_is_cleared_by_the_next", "--exact"])
+            .args([
+                "folio_pool::what_a_killed_process_left_half_cleared_is_cleared_by_the_next",
+                "--exact",
+            ])
             .arg("--nocapture")
             .env(CHILD, &path)
             .stdout(std::process::Stdio::piped())

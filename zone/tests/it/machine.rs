@@ -1,13 +1,10 @@
 //! All operations of a pagemap in random order agree with a plain oracle that keeps a list of
 //! holders, a set of bad pages and a content for each page.
-#![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 #![allow(clippy::cast_possible_truncation, reason = "the ranges of the tests are small")]
-
-mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use common::range;
+use crate::common::range;
 use proptest::prelude::*;
 use uzone_pages::{
     AdvanceError, ByteLen, Content, HoldError, MemoryKind, Order, PageCount, Pfn, PfnRange, Tails,

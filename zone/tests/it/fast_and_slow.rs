@@ -1,11 +1,9 @@
 //! The fast path writes, bit for bit, what the slow path writes: for every kind of memory, folio
 //! size, descriptor size and store, with and without fields that depend on the pfn.
 
-mod common;
-
 use std::num::NonZeroUsize;
 
-use common::assert_fresh;
+use crate::common::assert_fresh;
 use uzone_pages::{
     ByteLen, LinuxPage, LinuxSeed, MemoryKind, Order, PageCount, Payload, Plain, Refresh, Slot,
     Tails,

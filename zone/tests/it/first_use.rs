@@ -1,6 +1,5 @@
 //! What the first clear and the first take of a process cost beside their own work, in processes of
 //! their own: this test binary again.
-#![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 
 use std::env;
 use std::process::Command;
@@ -21,7 +20,7 @@ fn first_beyond_second(what: &str) -> Duration {
     (0..CHILDREN)
         .map(|_| {
             let output = Command::new(env::current_exe().unwrap())
-                .args(["--exact", "the_child_times_its_first_call", "--nocapture"])
+                .args(["--exact", "first_use::the_child_times_its_first_call", "--nocapture"])
                 .env(CHILD, what)
                 .env_remove(uzone_stream::STORE_POLICY)
                 .output()

@@ -1,5 +1,4 @@
 //! The text of an error by itself, without its causes: what failed, on what, and what would help.
-#![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 
 use std::error::Error;
 use std::path::Path;

@@ -3,16 +3,13 @@
 //! `REQUIRE_DAX=1` and `DAX_DIR` are explained in the live tests of `os`. With `DAX_LASTING=write`, one test
 //! writes files in `DAX_DIR` and waits to be killed together with its machine; with `DAX_LASTING=check`,
 //! another finds after the next boot what has lasted. `scripts/dax-vm.sh` does both.
-#![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
-
-mod common;
 
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use common::needs::{is_dax_required, skip_dax};
-use common::{pages_in, read};
+use crate::common::needs::{is_dax_required, skip_dax};
+use crate::common::{pages_in, read};
 use uzone_os::{Access, Mapping, Sharing, probe};
 use uzone_pages::{ByteLen, MemoryKind};
 use uzone_zone::{

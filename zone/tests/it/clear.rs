@@ -2,13 +2,11 @@
 //! they are cut, also when it is cancelled.
 #![allow(clippy::single_range_in_vec_init, reason = "a list of ranges may have one")]
 
-mod common;
-
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use common::{Temporary, bytes};
+use crate::common::{Temporary, bytes};
 use uzone_os::{Access, AccessError, Mapping, Sharing, SystemRoot, memory};
 use uzone_pages::{AddrError, ByteLen};
 use uzone_stream::{CacheState, NextUse};

@@ -1,7 +1,4 @@
 //! Binding real memory: what is refused, what a bind leaves behind, and what rebinding costs.
-#![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
-
-mod common;
 
 use std::num::NonZeroUsize;
 use std::process::Command;
@@ -9,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use common::{anonymous, cause, descriptor_count, linux, read};
+use crate::common::{anonymous, cause, descriptor_count, linux, read};
 use uzone_os::Exclusivity;
 use uzone_pages::{
     AddrError, ByteLen, Class, LinuxPage, LinuxSeed, MemoryKind, Order, Pfn, PfnRange, Plain,
@@ -310,7 +307,7 @@ fn a_thousand_rounds_leave_memory_and_mappings_as_they_were() {
 /// Returns a command that runs one test of this binary alone.
 fn child(test: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args([test, "--exact", "--nocapture", "--test-threads=1"]);
+    command.args([&format!("bind::{test}"), "--exact", "--nocapture", "--test-threads=1"]);
     command
 }
 
@@ -359,7 +356,7 @@ fn is_child_under_limit(test: &str, kib: u64) -> bool {
     let exe = std::env::current_exe().unwrap();
     let output = Command::new("sh")
         .arg("-c")
-        .arg(format!("ulimit -v {kib}; exec '{}' {test} --exact --nocapture", exe.display()))
+        .arg(format!("ulimit -v {kib}; exec '{}' bind::{test} --exact --nocapture", exe.display()))
         .env(variable, test)
         .output()
         .unwrap();

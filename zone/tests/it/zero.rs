@@ -1,6 +1,5 @@
 //! Clearing and giving back pages of a bound region: cleared pages are zero, the others are listed, and
 //! content is true at any time.
-#![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 #![allow(clippy::cast_possible_truncation, reason = "the ranges of the tests are small")]
 
 use std::num::NonZeroUsize;

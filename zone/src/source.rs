@@ -1,14 +1,14 @@
-//! What is behind a region: [`Backing`].
+//! The source of a region's memory: [`RegionSource`].
 
 use std::fmt;
 use std::path::PathBuf;
 
 use uzone_pages::PageSize;
 
-/// What is behind a region.
+/// The source of a region's memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Backing {
+pub enum RegionSource {
     /// Private memory of no file.
     Anonymous,
     /// A memory file, whose descriptor can be handed to others.
@@ -38,8 +38,8 @@ pub enum Backing {
     Adopted,
 }
 
-impl Backing {
-    /// Returns the backing of another part of the same file.
+impl RegionSource {
+    /// Returns the source of another part of the same file.
     pub(crate) fn moved(self, offset: impl FnOnce(u64) -> u64) -> Self {
         match self {
             Self::File { path, offset_bytes } => {
@@ -53,7 +53,7 @@ impl Backing {
     }
 }
 
-impl fmt::Display for Backing {
+impl fmt::Display for RegionSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Anonymous => f.write_str("anonymous memory"),

@@ -1,11 +1,8 @@
 //! Bad pages: one page and no other, reported to its holders, and remembered on request.
-#![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
-
-mod common;
 
 use std::sync::{Arc, Mutex};
 
-use common::range;
+use crate::common::range;
 use uzone_pages::{
     ByteLen, Content, HoldError, MemoryKind, Order, PageCount, Pfn, PfnRange, Tails,
 };
