@@ -82,7 +82,7 @@ pub enum AddrError {
         end: u64,
     },
     /// A range to clear or copy that has no byte, or ends before it starts.
-    #[error("bytes {start:#x} to {end:#x} are none: there is nothing to clear or copy")]
+    #[error("the range {start:#x} to {end:#x} is empty: there is nothing to clear or copy")]
     NoBytes {
         /// Where it starts.
         start: u64,

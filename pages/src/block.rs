@@ -2,7 +2,7 @@
 //!
 //! A memmap of base pages has a word for each, and holding a terabyte of them page by page would
 //! cost 268 million atomic steps. So a hold that covers a block wholly is counted once, here, and
-//! only what a range cuts off at its ends is counted in the words of pages:
+//! only the pages that a range cuts off at its ends are counted in the words of pages:
 //!
 //! ```text
 //!  63            54 53            44 43                  22 21                   0
@@ -11,7 +11,7 @@
 //! └────────────────┴────────────────┴──────────────────────┴──────────────────────┘
 //! ```
 //!
-//! What must not happen to a page that is pinned (to be cleared, removed) then depends on two words.
+//! Steps that a pinned page must not take (to be cleared, removed) then depend on two words.
 //! It is made to depend on one at a time by *inhibitors*: a thread that makes a page unavailable inhibits its
 //! block first, which fails while the block is pinned, and only then changes the page; an inhibited block
 //! gives no pin until the page is available again. So of a thread that pins the block and one that
@@ -119,7 +119,7 @@ impl<'a> BlockRef<'a> {
     /// [`HoldError::Overflow`].
     #[inline]
     pub(crate) fn hold(self, sort: HoldKind) -> Result<(), HoldError> {
-        // Acquire pairs with the Release in `uninhibit`: the holder of the block sees what was done to its
+        // Acquire pairs with the Release in `uninhibit`: the holder of the block sees all that was done to its
         // pages while it was inhibited.
         self.update(Ordering::Acquire, |counts| {
             if counts.is_inhibited(sort) {
@@ -131,7 +131,7 @@ impl<'a> BlockRef<'a> {
 
     /// Adds a hold to a block that the calling thread holds already, also while the block is inhibited.
     pub(crate) fn hold_again(self, sort: HoldKind) -> Result<(), HoldError> {
-        // Relaxed: the caller's own hold has acquired what there is to see.
+        // Relaxed: the caller's own hold has acquired all that there is to see.
         self.update(Ordering::Relaxed, |counts| add_hold(counts, sort))
     }
 
@@ -139,7 +139,7 @@ impl<'a> BlockRef<'a> {
     #[inline]
     #[must_use]
     pub(crate) fn give_back(self, sort: HoldKind) -> bool {
-        // Release pairs with the Acquire in `inhibit`: the thread that inhibits the block sees what its holders wrote.
+        // Release pairs with the Acquire in `inhibit`: the thread that inhibits the block sees all that its holders wrote.
         self.update(Ordering::Release, |counts| {
             if counts.holds(sort) == 0 {
                 return Err(());

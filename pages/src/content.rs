@@ -1,4 +1,4 @@
-//! What the bytes of a page are: [`Content`], and which state may follow which.
+//! The state of the bytes of a page: [`Content`], and which state may follow which.
 //!
 //! There is one state per page, in the page's own word, and everything that cares about bytes asks
 //! it: zeroing, hand-out, faults, poison and unbind. This file is the table; the atomic step that
@@ -12,7 +12,7 @@
 
 use core::fmt;
 
-/// What is known about the bytes of a page.
+/// The state of the bytes of a page.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Content {
@@ -109,7 +109,7 @@ impl Content {
             (Zero, Present | Absent | Removed) => true,
             // Touched again, as zeroes or through a fault.
             (Removed, Absent | Filling | Zero) => true,
-            // Unpoisoned: what is in it now is unknown, or has to be produced anew.
+            // Unpoisoned: its bytes are unknown, or have to be produced anew.
             (Poisoned, Unknown | Absent) => true,
             (Poisoned, _) => false,
             (_, Poisoned) => true,

@@ -1,4 +1,4 @@
-//! The kinds of errors: what a caller does about an error, whichever mechanism returned it.
+//! The kinds of errors, by which a caller acts on an error, whichever mechanism returned it.
 //!
 //! Each error enum of the packages has a method `kind` that returns one. The command maps kinds to
 //! exit codes and the C library maps them to errno ([`ErrorKind::errno`]).
@@ -7,7 +7,7 @@ use crate::addr::AddrError;
 use crate::content::Content;
 use crate::folio::{AdvanceError, HoldError};
 
-/// What kind of error an error is.
+/// The kind of an error.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -17,7 +17,7 @@ pub enum ErrorKind {
     OutOfMemory,
     /// Something is in use: pins, references, a registration or another thread.
     Busy,
-    /// This host or this kind of memory does not offer what was asked for.
+    /// This host or this kind of memory does not offer the request.
     NotSupported,
     /// The kernel refused for want of a permission.
     PermissionDenied,
@@ -67,7 +67,7 @@ impl ErrorKind {
 macro_rules! kinds {
     ($($error:ty { $($pattern:pat => $kind:ident),+ $(,)? })+) => {$(
         impl $error {
-            /// Returns what kind of error this is.
+            /// Returns the kind of the error.
             #[must_use]
             pub const fn kind(&self) -> ErrorKind {
                 match self {

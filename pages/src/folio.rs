@@ -1,4 +1,4 @@
-//! What is done to a page's word by several threads at once: [`Folio`].
+//! The steps on a page's word by several threads at once: [`Folio`].
 //!
 //! A hold counts once a folio, whatever number of its pages it covers. Takers add first and look
 //! afterwards (one `lock xadd`). Givers compare first (`lock cmpxchg`), so a count never goes below
@@ -127,7 +127,7 @@ pub enum AdvanceError {
 
 /// A folio: the word that its pages share, read through its memmap's template.
 ///
-/// It is `Copy` and borrows the memmap; it is not a hold. What it returns may be out of date by
+/// It is `Copy` and borrows the memmap; it is not a hold. Its answers may be out of date by
 /// the time the caller looks, unless the caller holds the folio.
 pub struct Folio<'a, P = ()> {
     page: &'a Page<P>,
@@ -184,7 +184,7 @@ impl<'a, P> Folio<'a, P> {
         }
     }
 
-    /// Returns what is known about the bytes, as it is now: one load.
+    /// Returns the state of the bytes, as it is now: one load.
     #[must_use]
     #[inline]
     pub fn content(self) -> Content {
@@ -206,7 +206,7 @@ impl<'a, P> Folio<'a, P> {
     /// [`HoldError::Overflow`], or [`HoldError::Free`] for a caller that has none; then nothing has
     /// changed.
     pub fn hold_again(self, sort: HoldKind) -> Result<(), HoldError> {
-        // Relaxed: the caller's own hold has acquired what there is to see.
+        // Relaxed: the caller's own hold has acquired all that there is to see.
         self.update(Ordering::Relaxed, |word| {
             let total = sort.raw_count(word) + 1;
             match refusal(word, HoldKind::Reference, total) {

@@ -9,7 +9,7 @@ use core::str::FromStr;
 
 use crate::addr::AddrError;
 
-/// What kind of memory a pagemap describes, after Linux's `MEMORY_DEVICE_*`.
+/// The kind of memory that a pagemap describes, after Linux's `MEMORY_DEVICE_*`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum MemoryKind {
     /// Memory the CPU cannot reach, such as a device's own.

@@ -23,14 +23,14 @@ pub enum Tails {
     Stored,
 }
 
-/// What a descriptor is to its folio.
+/// The place of a page in its folio.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Class {
     /// A base page: a folio of order 0.
     Base,
     /// The first page of a larger folio.
     Head,
-    /// The page after the head, where Linux keeps what belongs to the whole folio.
+    /// The page after the head, where Linux keeps the fields of the whole folio.
     FirstTail,
     /// Any other page of a larger folio.
     Tail,
@@ -41,7 +41,7 @@ pub enum Class {
 pub struct Slot {
     /// The page it describes.
     pub pfn: Pfn,
-    /// What it is to its folio.
+    /// Whether the page is the head or a tail of its folio.
     pub class: Class,
     /// The order of its folio.
     pub order: Order,
@@ -138,7 +138,7 @@ impl Layout {
         self.index(pfn.align_down(self.order))
     }
 
-    /// Returns what `pfn` is to its folio, whether or not it has a descriptor.
+    /// Returns the class of `pfn`, whether or not it has a descriptor.
     #[must_use]
     pub const fn class(&self, pfn: Pfn) -> Class {
         if self.order.get() == 0 {

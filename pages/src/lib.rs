@@ -8,26 +8,26 @@
 //! |---|---|
 //! | `addr` | numbers of pages |
 //! | `byte_len` | lengths in bytes, and how they are written |
-//! | `error` | what kind of error an error is |
+//! | `error` | the kinds of errors |
 //! | `kind` | kinds of memory and their first references |
-//! | `content` | what is known about a page's bytes, and the legal steps |
-//! | `page` | the descriptor: a word and what the caller adds |
+//! | `content` | the state of a page's bytes, and the legal steps |
+//! | `page` | the descriptor: a word and the caller's part |
 //! | `word` | the bits of the word |
 //! | `folio` | the atomic steps on a word: holds and content |
 //! | `block` | holds on 512 base pages at once |
 //! | `span` | holds on a range of pages |
 //! | `steps` | steps of the content of a range of pages |
-//! | `payload` | what a caller adds to a descriptor, and the slow path that initialises it |
+//! | `payload` | a caller's part of a descriptor, and the slow path that initialises it |
 //! | `clearing` | the order in which memory is cleared or copied |
 //! | `chunks` | a range cut at a limit and an alignment |
 //! | `layout` | which descriptor belongs to which page |
 //! | `placement` | where in a region its descriptors lie and the described pages begin |
 //! | `memmap` | the descriptors of one region |
 //! | `live_ref` | the guards on a whole pagemap, and whether it may go |
-//! | `pool_state` | which folios of a pool are what, and the steps by which they are handed out |
+//! | `pool_state` | the states of a pool's folios, and the steps by which they are handed out |
 //! | `bits` | sets of small numbers |
 //! | `window` | which pages a fault maps |
-//! | `pattern` | what faults have in common, and the window that follows from it |
+//! | `pattern` | the pattern of faults, and the window that follows from it |
 //! | `streams` | threads that read in order, found by the page that each faults on next |
 //! | `density` | how much of a block faults have mapped, and how much the next one should |
 //! | `linux` | a payload that makes a descriptor Linux's 64-byte `struct page` |

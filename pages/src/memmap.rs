@@ -6,7 +6,7 @@
 //! descriptors, never pages.
 //!
 //! Units: counts are base pages of the region's [`PageSize`](crate::PageSize).
-//! Sharing: every method takes `&self`, from any thread. What changes is inside [`Page`], in one
+//! Sharing: every method takes `&self`, from any thread. All changes are inside [`Page`], in one
 //! atomic word; the orderings are argued in `page.rs` and searched in `tests/loom.rs`.
 //! Cost: 8 bytes and the payload for each page, or for each folio where tails are derived.
 //! Source: "Physical Memory Model" in the Linux documentation describes the array we imitate.
@@ -29,7 +29,7 @@ use crate::word::Word;
 pub struct Memmap<P, S, B = &'static [Block]> {
     layout: Layout,
     kind: MemoryKind,
-    /// What a word that was never written means.
+    /// The meaning of a word that was never written.
     template: Word,
     descriptors: S,
     /// Empty, or one for each block that the range has a part of.
@@ -106,7 +106,7 @@ where
         self.kind
     }
 
-    /// Returns what the bytes of every page were before anything was done to one.
+    /// Returns the content of every page before anything was done to one.
     #[must_use]
     pub fn started_as(&self) -> Content {
         self.template.content()
@@ -118,19 +118,19 @@ where
         &self.descriptors
     }
 
-    /// Returns what holds the descriptors.
+    /// Returns the memory of the descriptors.
     #[must_use]
     pub fn memory(&self) -> &S {
         &self.descriptors
     }
 
-    /// Gives back what holds the descriptors.
+    /// Gives the memory of the descriptors back.
     #[must_use]
     pub fn into_descriptors(self) -> S {
         self.descriptors
     }
 
-    /// Gives back what holds the descriptors, and what holds the blocks.
+    /// Gives the memory of the descriptors and of the blocks back.
     #[must_use]
     pub fn into_parts(self) -> (S, B) {
         (self.descriptors, self.blocks)
@@ -196,7 +196,7 @@ where
         })
     }
 
-    /// Returns what is known about the bytes of the folios that have pages in `range`, each once, in
+    /// Returns the content of the folios that have pages in `range`, each once, in
     /// ascending order: a load each.
     #[inline]
     pub fn contents(&self, range: PfnRange) -> impl Iterator<Item = Content> {
@@ -214,7 +214,7 @@ where
         let range = self.layout.range();
         let (start, end) = (start.max(range.start()), end.min(range.end()));
         let order = self.layout.order();
-        // What each step needs is taken here: a load behind an atomic step would wait for that.
+        // The values that each step needs are taken here: a load behind an atomic step would wait for that.
         let descriptors = self.heads(start, end);
         let stride = usize::try_from(self.layout.descriptors_per_folio()).unwrap_or(usize::MAX);
         let template = self.template;
@@ -291,7 +291,7 @@ impl<P, S, B> fmt::Debug for Memmap<P, S, B> {
     }
 }
 
-/// One page of a memmap, read-only: what follows from its pfn, and its descriptor and its folio as they are
+/// One page of a memmap, read-only: the facts that follow from its pfn, and its descriptor and its folio as they are
 /// now.
 pub struct PageView<'a, P = ()> {
     pfn: Pfn,
@@ -316,7 +316,7 @@ impl<'a, P> PageView<'a, P> {
         self.pfn
     }
 
-    /// Returns what the page is to its folio.
+    /// Returns whether the page is the head or a tail of its folio.
     #[must_use]
     pub fn class(self) -> Class {
         self.class
@@ -346,7 +346,7 @@ impl<'a, P> PageView<'a, P> {
         self.order
     }
 
-    /// Returns what the caller added to the page, or `None` for a derived tail, which has no
+    /// Returns the caller's part of the page, or `None` for a derived tail, which has no
     /// descriptor.
     #[must_use]
     pub fn payload(self) -> Option<&'a P> {

@@ -1,7 +1,7 @@
-//! What a caller adds to a descriptor: [`Payload`], and the slow path that initialises it.
+//! A caller's part of a descriptor: [`Payload`], and the slow path that initialises it.
 //!
-//! The slow path sets a payload field after field in place; it is the definition of what a
-//! descriptor starts with. The fast path never states that a second time: it runs the slow path
+//! The slow path sets a payload field after field in place; it is the definition of a
+//! fresh descriptor. The fast path never states that a second time: it runs the slow path
 //! for two neighbours, takes their difference, and writes an arithmetic progression. So a payload
 //! declares only over how many pages its fields are linear in the pfn ([`Refresh`]).
 
@@ -27,7 +27,7 @@ pub enum Refresh {
     EachPage,
 }
 
-/// What a caller adds to each descriptor: plain data whose size is a multiple of eight bytes.
+/// A caller's part of each descriptor: plain data whose size is a multiple of eight bytes.
 ///
 /// Fields that change while threads share them are atomics; zerocopy's derives accept those.
 ///
@@ -36,7 +36,7 @@ pub enum Refresh {
 /// use uzone_pages::{Payload, Refresh};
 /// use zerocopy::{FromBytes, IntoBytes, KnownLayout};
 ///
-/// /// What a database keeps for each of its frames.
+/// /// A database's record of each of its frames.
 /// #[derive(FromBytes, IntoBytes, KnownLayout)]
 /// #[repr(C)]
 /// struct Frame {
@@ -53,7 +53,7 @@ pub enum Refresh {
 /// }
 /// ```
 pub trait Payload: FromBytes + IntoBytes + KnownLayout + Send + Sync + 'static {
-    /// What fresh payloads of one memmap have in common.
+    /// The values that fresh payloads of one memmap share.
     type Seed: Clone + Send + Sync;
 
     /// Sets the fields of a fresh payload, which is all zero when this is called.
@@ -63,7 +63,7 @@ pub trait Payload: FromBytes + IntoBytes + KnownLayout + Send + Sync + 'static {
         let _ = (seed, slot);
     }
 
-    /// Returns how what `init` sets depends on the pfn.
+    /// Returns how the fields that `init` sets depend on the pfn.
     ///
     /// It is relied on: a payload that returns [`Refresh::Linear`] and is not linear gets wrong fields.
     /// A payload whose `init` sets nothing is linear; in doubt return
@@ -102,7 +102,7 @@ where
 /// The largest payload, in bytes.
 pub const MAX_PAYLOAD_BYTES: usize = 4096;
 
-/// The initial descriptors of one memmap: the slow path, and what the fast path needs to know.
+/// The initial descriptors of one memmap: the slow path, and the facts that the fast path needs.
 ///
 /// It is arithmetic over a [`Layout`] and the address that the descriptors will have; it writes
 /// only to the slices it is given.
@@ -126,8 +126,8 @@ impl<P: Payload> Template<P> {
         size_of::<P>() + 8
     };
 
-    /// Takes what the descriptors of one memmap depend on. `memmap_address` is where the first of
-    /// them will lie.
+    /// Takes all that the descriptors of one memmap depend on. `memmap_address` is the address of the first of
+    /// them.
     #[must_use]
     pub const fn new(layout: Layout, kind: MemoryKind, seed: P::Seed, memmap_address: u64) -> Self {
         Self { layout, kind, seed, memmap_address, payload: PhantomData }
@@ -164,7 +164,7 @@ impl<P: Payload> Template<P> {
     /// Sets the payload of the page `pfn` as it starts, field after field, in place. Returns
     /// whether the page belongs to the memmap; if not, nothing is written.
     ///
-    /// This is the slow path. For a derived tail it gives what would stand in its descriptor.
+    /// This is the slow path. For a derived tail it gives the payload that would stand in its descriptor.
     pub fn init(&self, pfn: Pfn, payload: &mut P) -> bool {
         let Some(slot) = self.slot(pfn) else {
             return false;
@@ -186,7 +186,7 @@ impl<P: Payload> Template<P> {
     /// It may depend on the address of the memmap, where the payload does.
     #[must_use]
     pub fn is_zero(&self) -> bool {
-        // What is linear and zero in two descriptors of each class, one folio apart as well, is
+        // A payload that is linear and zero in two descriptors of each class, one folio apart as well, is
         // zero everywhere between the first and the last.
         let folio = self.layout.descriptors_per_folio();
         let last = self.layout.descriptors() - 1;
@@ -222,7 +222,7 @@ impl<P: Payload> Template<P> {
         }
     }
 
-    /// Returns what the descriptor `index` is to its folio, and the index after the last
+    /// Returns the class of the descriptor `index`, and the index after the last
     /// consecutive descriptor of the same class in the same folio. Where each folio has only one
     /// descriptor, all of them are one run.
     ///

@@ -1,4 +1,4 @@
-//! Which folios of a pool are what, and the steps by which they are handed out: [`PoolState`].
+//! The states of a pool's folios, and the steps by which they are handed out: [`PoolState`].
 //!
 //! A folio that is handed out is zero. The folio's own word decides that, not the pool's sets: one
 //! taker makes the step from *zero* to *present*, and any thread that touched the folio has made that
@@ -22,7 +22,7 @@ use core::ops::DerefMut;
 
 use crate::bits::Bits;
 
-/// What a free folio is, numbered as its set.
+/// The state of a free folio, numbered as its set.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum FolioState {
     /// Every byte is zero, and its word has that state.
@@ -81,7 +81,7 @@ pub trait PoolBackend {
     /// lock go.
     fn sorted(&self, state: Self::Locked<'_>);
 
-    /// Returns what a free folio is, by its word. Called under the lock.
+    /// Returns the state of a free folio, by its word. Called under the lock.
     fn state_of(&self, number: usize) -> FolioState;
 
     /// Steps the folios from `first` on from zero to what their owner has; those that are bad or not
@@ -92,11 +92,11 @@ pub trait PoolBackend {
     /// cleared. Called without the lock.
     ///
     /// # Errors
-    /// What ended it. What it was called for is sorted by [`PoolBackend::state_of`] either way.
+    /// The cause of the end. The folios are sorted by [`PoolBackend::state_of`] either way.
     fn clear(&self, first: usize, folios: usize) -> Result<usize, Self::Failure>;
 
-    /// Returns the failure for a taker of so many folios, where there are not so many free ones in
-    /// a row: how many are free at all, and how many of these are set aside. Called under the lock.
+    /// Returns the error for a request of `folios` folios when no run that long is free: `free` are free at
+    /// all, and `pinned` of these are set aside. Called under the lock.
     fn exhausted(&self, folios: usize, free: usize, pinned: usize) -> Self::Failure;
 }
 
@@ -359,7 +359,7 @@ pub fn give_back<'a, D: PoolBackend>(
 /// of these is dirty, the first of all. `None` if none is dirty; `state` is the backend's, and is let go.
 ///
 /// # Errors
-/// What [`PoolBackend::clear`] answered.
+/// The answer of [`PoolBackend::clear`].
 pub fn clear_ahead<'a, D: PoolBackend>(
     backend: &'a D,
     mut state: D::Locked<'a>,

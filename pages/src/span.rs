@@ -150,7 +150,7 @@ where
     ///
     /// # Errors
     /// `None` if a part would be empty, or the page in the middle if its folio or block has as many
-    /// holders as can be counted; then the span holds what it held.
+    /// holders as can be counted; then the span holds as much as before.
     pub fn split(
         &self,
         span: Span,
@@ -185,7 +185,7 @@ where
     }
 
     /// Holds the folio at a head, which has pages from `start` up to `end`.
-    // Always, as all that a pin of one folio goes through: what is returned through memory is waited
+    // Always, as all that a pin of one folio goes through: a value that is returned through memory is waited
     // for, behind an atomic step even longer.
     #[inline(always)]
     fn hold_folio(

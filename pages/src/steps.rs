@@ -2,8 +2,8 @@
 //!
 //! Page by page, a step of a base page is two atomics: the inhibitor of its block, and its word. A run inhibits
 //! the block for itself, before its first page and until after its last, and takes and gives back the
-//! inhibitors of pages a few at a time; so what is left is little more than one atomic a page. What makes
-//! that right is the order: a page that becomes unpinnable has an inhibitor of its own from before that step
+//! inhibitors of pages a few at a time; so little more than one atomic a page is left. The order makes
+//! that right: a page that becomes unpinnable has an inhibitor of its own from before that step
 //! on, for others may make it pinnable again while the run goes on, and then take that inhibitor back.
 
 use core::ops::Deref;
@@ -39,7 +39,7 @@ where
             to != Content::Poisoned && from.iter().all(|from| from.may_become(to)),
             "a run of pages from one of {from:?} to {to:?}"
         );
-        // Of what the caller names, the pages that there are.
+        // The pages of the caller's range that there are.
         let own = self.layout().range();
         let mut start = range.start().max(own.start());
         let last = range.end().min(own.end());
@@ -68,7 +68,7 @@ where
         let is_leaving = !to.is_pinnable() && from.iter().any(|from| from.is_pinnable());
         if is_leaving && let Err(pins) = block.inhibit() {
             for (pfn, folio) in self.folios(start, end) {
-                // What would have been refused for another reason is refused for that.
+                // A page that would have been refused for another reason is refused for that.
                 let found = folio.own_word().content();
                 let cause = match from.contains(&found) {
                     true => AdvanceError::Pinned { pins },

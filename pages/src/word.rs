@@ -1,4 +1,4 @@
-//! What can change about a page while several threads use it: [`Word`], 64 bits.
+//! The state of a page that changes while several threads use it: [`Word`], 64 bits.
 //!
 //! ```text
 //!  63         59 58    56 55                     28 27                      0
@@ -133,7 +133,7 @@ impl Word {
         if self.is_free() { 0 } else { ((self.0 >> PINS_SHIFT) & COUNT_MASK) as u32 }
     }
 
-    /// Returns what is known about the page's bytes.
+    /// Returns the state of the page's bytes.
     #[must_use]
     pub const fn content(self) -> Content {
         Content::from_bits(self.0 >> CONTENT_SHIFT)

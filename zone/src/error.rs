@@ -20,7 +20,7 @@ pub enum BindError {
     /// The length of the region is no multiple of the page size.
     #[error("a region of {len_bytes} bytes ends inside a page: its length is a multiple of {page}")]
     EndsInsidePage {
-        /// What was asked for.
+        /// The length that was asked for.
         len_bytes: u64,
         /// The size of a page of the backing.
         page: PageSize,
@@ -40,11 +40,11 @@ pub enum BindError {
     /// The memory of the region could not be mapped.
     #[error("cannot make a region of {len} of {backing}: {cause}")]
     Region {
-        /// What was asked for.
+        /// The length that was asked for.
         len: ByteLen,
-        /// What should have been behind it.
+        /// The source of its memory.
         backing: RegionSource,
-        /// Which limit or check forbade it, and what would help.
+        /// The limit or check that forbade it, and the remedy.
         #[source]
         cause: MapError,
     },
@@ -53,7 +53,7 @@ pub enum BindError {
     Device {
         /// The file.
         path: PathBuf,
-        /// What was expected, and how it is had.
+        /// The expectation, and how it is met.
         #[source]
         cause: MapError,
     },
@@ -62,7 +62,7 @@ pub enum BindError {
     Open {
         /// The file.
         path: PathBuf,
-        /// What the kernel answered.
+        /// The answer of the kernel.
         #[source]
         cause: io::Error,
     },
@@ -105,7 +105,7 @@ pub enum BindError {
     /// The CPU does not have the store that was asked for.
     #[error("this CPU has no {path} stores: leave the choice to bind, or see `uzone doctor`")]
     NoStore {
-        /// What was asked for.
+        /// The store that was asked for.
         path: uzone_stream::Path,
     },
     /// Descriptors that bind does not write start at zero, and those of this payload do not.
@@ -124,7 +124,7 @@ pub enum BindError {
          AltmapOptions::exclusive, or bind without an altmap"
     )]
     NoPromise,
-    /// What was promised about the memory for the descriptors does not help.
+    /// The promise about the memory for the descriptors does not help.
     #[error("the descriptors cannot lie in the region: {0}")]
     Promise(#[source] MappingError),
     /// A page that the descriptors are to lie in is known to be bad.
@@ -149,7 +149,7 @@ pub enum BindError {
         needed: ByteLen,
         /// Bytes that this process may still take.
         available: ByteLen,
-        /// What the limit is.
+        /// The limit.
         limited_by: Limit,
     },
     /// The memory for the descriptors could not be mapped.
@@ -157,7 +157,7 @@ pub enum BindError {
     Map {
         /// Bytes of descriptors.
         len: ByteLen,
-        /// Which limit forbade it, and what would help.
+        /// The limit that forbade it, and the remedy.
         #[source]
         cause: MapError,
     },
@@ -249,7 +249,7 @@ pub enum PinError {
     Fault {
         /// The page.
         pfn: Pfn,
-        /// What the callback of [`PagemapOps::populate`](crate::PagemapOps::populate) answered.
+        /// The answer of the callback of [`PagemapOps::populate`](crate::PagemapOps::populate).
         #[source]
         cause: FaultError,
     },
@@ -259,7 +259,7 @@ pub enum PinError {
          for the time of one request"
     )]
     NotForLong {
-        /// What kind of memory it is.
+        /// The kind of memory.
         what: &'static str,
     },
     /// The folio cannot be handed out: it has been, or its memory is generic.
@@ -311,7 +311,7 @@ pub enum PinError {
          never one"
     )]
     NotAGuard {
-        /// What was given.
+        /// The bits that were given.
         bits: u64,
     },
 }
@@ -359,7 +359,7 @@ pub enum WriteError {
     NotFilling {
         /// The first such page.
         pfn: Pfn,
-        /// What is known about its bytes.
+        /// Its content.
         content: Content,
     },
     /// Source and destination share bytes.
@@ -377,25 +377,27 @@ pub enum WriteError {
     /// The kernel does not take the pages back.
     #[error("cannot give pages back: {0}")]
     Punch(#[source] MappingError),
-    /// A page is bad: what was written there is lost.
+    /// A page is bad: the bytes written there are lost.
     #[error("cannot make page {pfn} last: it is bad, and its bytes are lost")]
     Poisoned {
         /// The first such page.
         pfn: Pfn,
     },
-    /// The memory ends with the process, or what is behind it is not known.
+    /// The memory ends with the process, or its source is not known.
     #[error(
-        "cannot make bytes last: the region is {backing}, which has no storage; use a file, a file on a DAX mount, or a DAX device"
+        "cannot make bytes durable: the region is {backing}, which has no storage; use a file, a file on a DAX mount, or a DAX device"
     )]
     NoStorage {
-        /// What the memory is.
+        /// The source of the memory.
         backing: RegionSource,
     },
     /// The CPU, or this build, has no instruction that writes cache lines back.
-    #[error("cannot make bytes last: this build has no instruction that writes cache lines back")]
+    #[error(
+        "cannot make bytes durable: this build has no instruction that writes cache lines back"
+    )]
     NoInstruction,
     /// The device did not take the pages.
-    #[error("cannot make bytes last: {0}")]
+    #[error("cannot make bytes durable: {0}")]
     Sync(#[source] MappingError),
     /// Pages were not made present: the range is not inside of the region, or the kernel refused a
     /// part of it. The error states how much is present.
@@ -406,11 +408,11 @@ pub enum WriteError {
         "{needed:.1} are needed and {available:.1} can be had, limited by {limited_by}: raise that limit, or populate less"
     )]
     TooLittleMemory {
-        /// What of the range is not present yet.
+        /// The bytes of the range that are not present yet.
         needed: ByteLen,
-        /// What this process may still take.
+        /// The bytes that this process may still take.
         available: ByteLen,
-        /// What the limit is.
+        /// The limit.
         limited_by: Limit,
     },
     /// The pool of huge pages is too small. Nothing was populated.
@@ -420,7 +422,7 @@ pub enum WriteError {
     HugePool {
         /// The size of its pages.
         size: PageSize,
-        /// What of the range is not present yet.
+        /// The bytes of the range that are not present yet.
         needed: ByteLen,
         /// How many bytes its free pages are.
         free: ByteLen,
@@ -428,12 +430,12 @@ pub enum WriteError {
     /// Huge pages were required, and this memory gets none. Nothing was populated.
     #[error("huge pages are required, and there are none for {backing}: {why}")]
     NoHugePages {
-        /// What is behind the region.
+        /// The source of the region.
         backing: RegionSource,
-        /// Why not, and what would help.
+        /// The reason, and the remedy.
         why: &'static str,
     },
-    /// Huge pages were required, and there were not enough. What is present stays so.
+    /// Huge pages were required, and there were not enough. Present pages stay so.
     #[error(
         "huge pages are required, and of {wanted} only {huge} are in them: free memory and write 1 to /proc/sys/vm/compact_memory, or use a hugetlb pool"
     )]
@@ -446,7 +448,7 @@ pub enum WriteError {
     /// There is no such node.
     #[error("there is no NUMA node {node} with CPUs: `uzone doctor` lists those that there are")]
     Node {
-        /// What was asked for.
+        /// The node that was asked for.
         node: u32,
     },
     /// A thread of a node could not be started. Nothing was populated.
@@ -460,7 +462,7 @@ pub enum WriteError {
 }
 
 impl BindError {
-    /// Returns what kind of failure this is.
+    /// Returns the kind of the failure.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
@@ -481,7 +483,7 @@ impl BindError {
 }
 
 impl PinError {
-    /// Returns what kind of failure this is.
+    /// Returns the kind of the failure.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
@@ -501,7 +503,7 @@ impl PinError {
 }
 
 impl WriteError {
-    /// Returns what kind of failure this is.
+    /// Returns the kind of the failure.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
@@ -550,7 +552,7 @@ pub enum Unclearable {
 }
 
 impl Unclearable {
-    /// Returns what kind of failure this is.
+    /// Returns the kind of the failure.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
@@ -577,7 +579,7 @@ impl Unclearable {
 pub struct FaultError(std::sync::Arc<dyn std::error::Error + Send + Sync>);
 
 impl FaultError {
-    /// Takes what went wrong.
+    /// Takes the cause.
     #[must_use]
     pub fn new(cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         Self(cause.into().into())

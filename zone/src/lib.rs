@@ -23,21 +23,21 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! | type | what it is |
+//! | type | meaning |
 //! |---|---|
 //! | [`Region`] | memory: anonymous, a memory file, huge pages, a file, a DAX device, or adopted |
 //! | [`Zone`] | the owner of frame numbers; binds regions, and pins by address |
-//! | [`BindOptions`], [`Payload`] | how a region is described, and what a caller adds to a descriptor |
-//! | [`Pagemap`], [`PageView`], [`Word`] | a bound region, a page of it, and what is known about that |
+//! | [`BindOptions`], [`Payload`] | how a region is described, and a caller's part of a descriptor |
+//! | [`Pagemap`], [`PageView`], [`Word`] | a bound region, a page of it, and its holds and content |
 //! | [`RegionView`], [`PagemapView`] | a bound region and a pool's pagemap, read-only |
 //! | [`Pinned`], [`Referenced`], [`RawGuard`] | guards on pages, and one as 64 bits |
-//! | [`Content`] | what the bytes of a page are, and which state may follow which |
+//! | [`Content`] | the state of a page's bytes, and which state may follow which |
 //! | [`Pool`], [`Pooled`] | folios handed out as zeroes |
 //! | [`sigbus`] | SIGBUS as an error |
 //!
 //! Units: offsets are bytes from the start of the region and carry that in their names, lengths are
-//! [`ByteLen`], pages are base pages of the host ([`PageCount`], [`Pfn`], [`PfnRange`]). Errors name what
-//! was asked and what would help; those that would lose something give it back ([`BindFailure`],
+//! [`ByteLen`], pages are base pages of the host ([`PageCount`], [`Pfn`], [`PfnRange`]). Errors name the
+//! request and the remedy; errors that would lose a value give it back ([`BindFailure`],
 //! [`Busy`], [`Rejected`]). Regions, zones, pagemaps and pools are used by several threads at once;
 //! guards go from one to another.
 //!

@@ -69,7 +69,7 @@ fn first_holder(holders: &[Holder]) -> String {
 /// any, that is logged as an error (`tracing`), with their number and in debug builds the holder of
 /// the first. [`Pagemap::unbind`] gives the region back.
 ///
-/// What looks at pages, pins them and marks them as bad or good are methods of [`PagemapView`], to which
+/// The methods that look at pages, pin them and mark them as bad or good are those of [`PagemapView`], to which
 /// this dereferences.
 pub struct Pagemap<P: Payload = ()>(PagemapView<P>);
 
@@ -81,7 +81,7 @@ impl<P: Payload> Deref for Pagemap<P> {
     }
 }
 
-/// A pagemap as it is lent: it has what reads, pins and marks pages as bad or good, and nothing that writes
+/// A pagemap as it is lent: it reads, pins and marks pages as bad or good, and has no method that writes
 /// bytes, gives pages back to the kernel or changes their content state. Those are the methods of
 /// [`Pagemap`], and of the guards on its pages.
 ///
@@ -145,7 +145,7 @@ impl<P: Payload> PagemapView<P> {
         LiveArc::enter(&self.door.0).map_err(PinError::NotAdmitted)
     }
 
-    /// Returns the memory that is described, to look at and to read: with an altmap, what is behind the
+    /// Returns the memory that is described, to look at and to read: with an altmap, the pages behind the
     /// descriptors. Its bytes change by calls of the pagemap and of guards, which respect pins and
     /// content: [`Pinned::write_at`], [`Pagemap::pin_and_write`], [`Pagemap::fill_at`],
     /// [`Pagemap::zero`] and [`Pagemap::punch`].
@@ -166,7 +166,7 @@ impl<P: Payload> PagemapView<P> {
         self.inner.memmap.kind()
     }
 
-    /// Returns the frame numbers of the region: with an altmap, of what is behind the descriptors.
+    /// Returns the frame numbers of the region: with an altmap, of the pages behind the descriptors.
     #[must_use]
     pub fn range(&self) -> PfnRange {
         self.inner.range()
@@ -194,7 +194,7 @@ impl<P: Payload> PagemapView<P> {
         self.inner.parts.template.fresh(pfn)
     }
 
-    /// Returns what is known about the bytes of page `pfn`, or `None` if it does not belong to the
+    /// Returns the content of page `pfn`, or `None` if it does not belong to the
     /// region. Costs one load.
     #[must_use]
     #[inline]
@@ -202,7 +202,7 @@ impl<P: Payload> PagemapView<P> {
         Some(self.inner.memmap.folio(pfn)?.content())
     }
 
-    /// Returns what is known about the bytes of the folios that have pages in `range`, each once, in
+    /// Returns the content of the folios that have pages in `range`, each once, in
     /// ascending order; pages that do not belong to the region have none. Costs a load each.
     #[inline]
     pub fn contents(&self, range: PfnRange) -> impl Iterator<Item = Content> {
@@ -274,7 +274,7 @@ impl<P: Payload> PagemapView<P> {
         self.pin_with(range, PinOptions::default())
     }
 
-    /// As [`Pagemap::pin`](crate::PagemapView::pin), of what is there: a page that would have to be produced first is
+    /// As [`Pagemap::pin`](crate::PagemapView::pin), of present pages: a page that would have to be produced first is
     /// refused, and nothing blocks.
     ///
     /// # Errors
@@ -329,7 +329,7 @@ impl<P: Payload> Pagemap<P> {
     }
 
     /// Makes the memory of the pages of `range` present: see [`Region::populate`]. No byte changes, and
-    /// neither does what is known about them.
+    /// neither does their content.
     ///
     /// # Errors
     /// [`WriteError`] as [`Region::populate`], and if not all pages belong to the region.
@@ -346,7 +346,7 @@ impl<P: Payload> Pagemap<P> {
     }
 
     /// Puts the content of the folio of page `pfn` from state `from` to state `to`. Of several threads
-    /// that try, one succeeds. It records what the caller knows about the bytes, and does not change them.
+    /// that try, one succeeds. It records the caller's knowledge of the bytes, and does not change them.
     ///
     /// # Errors
     /// [`AdvanceError`] if the page is not the region's, its folio is in another state, is pinned and
@@ -416,7 +416,7 @@ impl<P: Payload> Pagemap<P> {
 
     /// Ends the description and gives the region back, if no page of it is held. The
     /// descriptors' memory is kept for the next bind of the zone if they were written eagerly. With an
-    /// altmap the region is whole again and the descriptors in it are cleared: what was written eagerly is
+    /// altmap the region is whole again and the descriptors in it are cleared: descriptors that were written eagerly are
     /// overwritten by as many threads, and stays present for the next bind; private memory of base pages whose
     /// descriptors were initialised on touch is given back to the kernel.
     ///

@@ -1,4 +1,4 @@
-//! Panics of a program's callbacks, kept until what they interrupted is done: [`FirstPanic`].
+//! Panics of a program's callbacks, kept until the interrupted work is done: [`FirstPanic`].
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

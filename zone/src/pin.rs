@@ -58,7 +58,7 @@ impl PinOptions {
         self
     }
 
-    /// Takes only what is there: a page that would have to be produced first is refused.
+    /// Takes only present pages: a page that would have to be produced first is refused.
     #[must_use]
     pub fn without_faults(mut self) -> Self {
         self.never_faults = true;
@@ -75,7 +75,7 @@ impl PinOptions {
 pub struct Guard<const IS_PIN: bool> {
     inner: LiveGuard<dyn PinTarget, IS_PIN>,
     span: Span,
-    /// What the registry of a debug build knows this guard by.
+    /// The number of this guard in the registry of a debug build.
     #[cfg(debug_assertions)]
     ticket: u64,
 }
@@ -147,7 +147,7 @@ impl<const IS_PIN: bool> Guard<IS_PIN> {
 
     /// Returns the contiguous pieces of memory that are held, in ascending order.
     pub fn segments(&self) -> impl Iterator<Item = Segment> + use<IS_PIN> {
-        // A region is one mapping, so what is held is one piece.
+        // A region is one mapping, so held pages are one piece.
         self.inner.segment(self.range()).into_iter()
     }
 
@@ -188,7 +188,7 @@ impl<const IS_PIN: bool> Guard<IS_PIN> {
     /// pinned has gone bad, or the pagemap is being unbound.
     #[track_caller]
     pub fn try_clone(&self) -> Result<Self, PinError> {
-        // What is held is not zero, absent or being replaced, so there is nothing to wait for.
+        // A held page is not zero, absent or being replaced, so there is nothing to wait for.
         let inner = self.inner.enter_again().map_err(PinError::NotAdmitted)?;
         Self::take(inner, self.range(), Location::caller()).map_err(|failure| *failure)
     }
@@ -238,7 +238,7 @@ impl<const IS_PIN: bool> Guard<IS_PIN> {
     /// Costs a lock of one of sixteen lists that no other thread needs at the moment, as a
     /// rule.
     ///
-    /// The zone has the guard meanwhile, and the guard what it is a guard of, which has the
+    /// The zone has the guard meanwhile, the guard has its pagemap, and that has the
     /// zone: if it is never redeemed, all of them stay for as long as the process, also when
     /// the last [`Zone`](crate::Zone) and pagemap were dropped.
     ///
@@ -256,7 +256,7 @@ impl<const IS_PIN: bool> Guard<IS_PIN> {
 }
 
 impl Pinned {
-    /// Pins a range, after producing what of it is not there if the options allow it.
+    /// Pins a range, after producing its missing pages if the options allow it.
     #[inline(always)]
     pub(crate) fn pin(
         inner: LiveGuard<dyn PinTarget, PINS>,
@@ -366,7 +366,7 @@ fn pin_again(
     }
 }
 
-/// Pins a range whose pages are taken away as fast as they are produced: what of it is pinned stays there while the rest
+/// Pins a range whose pages are taken away as fast as they are produced: its pinned pages stay there while the rest
 /// is produced.
 fn pin_in_parts(
     inner: &dyn PinTarget,

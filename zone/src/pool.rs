@@ -1,7 +1,7 @@
 //! Pages handed out and taken back: [`Pool`]. Nothing that one owner wrote reaches the next.
 //!
 //! A pool hands out folios of one pagemap, alone or several in a row, and only ones whose every byte is
-//! zero; what comes back is dirty until it has been cleared. A worker clears dirty folios ahead of
+//! zero; a folio that comes back is dirty until it has been cleared. A worker clears dirty folios ahead of
 //! need, at the lowest priority and within a share of one CPU; a taker that finds no zero folio does
 //! not wait for it and clears their own. On a host with several NUMA nodes there is a worker on each,
 //! which begins with its share of the folios and helps the others when that is done. Which node a
@@ -40,9 +40,9 @@ use crate::pool::options::{PoolError, PoolOptions, PoolStats};
 use crate::pool::shared::Shared;
 use crate::populate::{PopulateOptions, PopulateReport};
 
-/// Folios of a pagemap that are handed out and taken back: what one owner wrote never reaches the next.
+/// Folios of a pagemap that are handed out and taken back: the bytes of one owner never reach the next.
 ///
-/// Dropping it stops its workers; what is handed out stays so until it is dropped as well.
+/// Dropping it stops its workers; a folio that is handed out stays so until it is dropped as well.
 pub struct Pool<P: Payload = ()> {
     shared: Arc<Shared<P>>,
     workers: Vec<JoinHandle<()>>,
@@ -65,7 +65,7 @@ impl<P: Payload> Pool<P> {
     /// Costs a look at every folio's word.
     ///
     /// # Errors
-    /// The pagemap with what the system answered if the worker's thread cannot be started.
+    /// The pagemap with the answer of the system if the worker's thread cannot be started.
     pub fn new(
         pagemap: Pagemap<P>,
         options: PoolOptions,
@@ -142,7 +142,7 @@ impl<P: Payload> Pool<P> {
     /// back, the folios are dirty and the pool clears them. Pages that are not the pool's are left out,
     /// and folios that are not absent are only populated.
     ///
-    /// Costs what [`Pagemap::populate`] does, and a system call for each run of absent folios.
+    /// Costs as much as [`Pagemap::populate`], and a system call for each run of absent folios.
     ///
     /// # Errors
     /// [`WriteError`] as [`Pagemap::populate`]; then the folios are absent as before.
@@ -175,7 +175,7 @@ impl<P: Payload> Pool<P> {
         &self.shared.pagemap
     }
 
-    /// Returns what the pool has and has done.
+    /// Returns the numbers of the pool.
     #[must_use]
     pub fn stats(&self) -> PoolStats {
         self.shared.stats()
@@ -193,7 +193,7 @@ impl<P: Payload> Pool<P> {
             return Err(self);
         }
         self.stop();
-        // What is left is this share, unless a guard that was given back is about to let go of its.
+        // This share is left, unless a guard that was given back is about to let go of its own.
         let (mut shared, mut round) = (self.shared.clone(), 0);
         drop(self);
         loop {

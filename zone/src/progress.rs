@@ -1,11 +1,11 @@
-//! What is called with how far a long operation is: [`OnProgress`].
+//! The callback for the progress of a long operation: [`OnProgress`].
 
 use std::fmt;
 use std::sync::Arc;
 
 use uzone_pages::ByteLen;
 
-/// What is called with how many bytes of an operation are done and how many will be, if anything is.
+/// A callback for how many bytes of an operation are done and how many will be, if there is one.
 #[derive(Clone, Default)]
 pub(crate) struct OnProgress(Option<Arc<dyn Fn(ByteLen, ByteLen) + Send + Sync>>);
 

@@ -2,10 +2,10 @@
 //! a DAX device, or memory that the caller mapped.
 //!
 //! The memory of a CXL device is one of two things, and `daxctl reconfigure-device` changes which: a
-//! DAX device ([`Region::devdax`]), or system RAM. The latter is a NUMA node like any other, so
-//! what gets its memory there is an anonymous region.
+//! DAX device ([`Region::devdax`]), or system RAM. The latter is a NUMA node like any other, and
+//! an anonymous region gets its memory there.
 //!
-//! A region is bytes; what is known about its pages is a [`Pagemap`](crate::Pagemap), which takes
+//! A region is bytes; the state of its pages is a [`Pagemap`](crate::Pagemap), which takes
 //! the region in and gives it back at unbind. Its bytes may change under us (a device writes them,
 //! another process maps the file), so they are copied in and out and never lent as a slice.
 //!
@@ -43,8 +43,8 @@ impl FileExtent {
     }
 }
 
-/// A range of memory, unmapped when dropped unless the caller keeps it ([`Mapping::adopt`]). What can be asked of
-/// it once it is bound as well is in [`RegionView`].
+/// A range of memory, unmapped when dropped unless the caller keeps it ([`Mapping::adopt`]). Methods that
+/// a bound region has as well are those of [`RegionView`].
 #[derive(Debug)]
 pub struct Region(RegionView);
 
@@ -74,7 +74,7 @@ pub struct RegionView {
 struct Untouched(AtomicBool);
 
 impl Untouched {
-    /// What the kernel has just made is zero; anything else may be anything.
+    /// Memory that the kernel has just made is zero; other memory may have any bytes.
     fn of(backing: &RegionSource) -> Self {
         let is_ours = matches!(
             backing,
@@ -124,8 +124,8 @@ impl Region {
         Self::mapped(len, RegionSource::Hugetlb(page), || Mapping::hugetlb(len, page))
     }
 
-    /// Maps `len` bytes of a file from `offset_bytes` on, shared with every other mapping of it: what
-    /// is written to the region is written to the file.
+    /// Maps `len` bytes of a file from `offset_bytes` on, shared with every other mapping of it: a
+    /// write to the region is a write to the file.
     ///
     /// # Errors
     /// [`BindError`] if the file cannot be opened for reading and writing, or is too short, or
@@ -138,8 +138,8 @@ impl Region {
         })
     }
 
-    /// Maps a DAX device, such as `/dev/dax0.0`, from its first byte to its last. What is written to
-    /// the region is written to the device, and lasts on persistent memory once its cache lines are
+    /// Maps a DAX device, such as `/dev/dax0.0`, from its first byte to its last. A write to
+    /// the region is a write to the device, and lasts on persistent memory once its cache lines are
     /// flushed.
     ///
     /// Costs one mmap(2) and the reading of a few files of sysfs, about 100 us at any size. The
@@ -159,10 +159,10 @@ impl Region {
     }
 
     /// Maps `len` bytes of a file on a DAX mount from `offset_bytes` on: the memory of the file, and
-    /// no copy of it. What is written lasts once its cache lines are flushed.
+    /// no copy of it. A write lasts once its cache lines are flushed.
     ///
     /// Costs a few system calls. There is no fallback: where the file system offers no DAX, this
-    /// fails, and [`Region::file`] is what works there.
+    /// fails, and [`Region::file`] works there.
     ///
     /// # Errors
     /// [`BindError`] as [`Region::file`], and with [`MapError::NoDax`] if the file system does
@@ -237,14 +237,14 @@ impl Region {
         &self.mapping
     }
 
-    /// Returns the memory, for what changes no byte.
+    /// Returns the memory, for callers that change no byte.
     pub(crate) fn memory(&self) -> &Mapping {
         &self.mapping
     }
 
     /// Returns whether every byte is zero because the kernel made it so, and no caller has had the
     /// memory's address or written to it since. Populating a region does not change that; binding it
-    /// does, for what it hands out is written to.
+    /// does, for its pages may be written to.
     #[must_use]
     pub fn is_untouched(&self) -> bool {
         self.untouched.0.load(Ordering::Relaxed) // as in `Untouched::end`
@@ -304,7 +304,7 @@ impl Region {
         }
     }
 
-    /// Puts back what [`Region::cut_front`] cut off, but for its bad pages.
+    /// Joins the part that [`Region::cut_front`] cut off, but for its bad pages.
     pub(crate) fn join_front(self, front: Mapping) -> Self {
         let len = front.len();
         let before = len.get() >> self.page_size().shift();
@@ -319,8 +319,8 @@ impl Region {
         }
     }
 
-    /// Copies bytes into the region, from byte `offset_bytes` on. What a file was truncated of
-    /// raises `SIGBUS`.
+    /// Copies bytes into the region, from byte `offset_bytes` on. A page behind the end of a
+    /// truncated file raises `SIGBUS`.
     ///
     /// # Errors
     /// [`AccessError`] unless all bytes are inside; then none is copied.
@@ -363,7 +363,7 @@ impl RegionView {
     }
 
     /// Returns the order of the folios that the backing suggests: of the pages in which a DAX device
-    /// or a hugetlb pool maps, or that [`Mapping::adopt`] was given, and [`Order::BASE`] for what is
+    /// or a hugetlb pool maps, or that [`Mapping::adopt`] was given, and [`Order::BASE`] for memory that is
     /// mapped in base pages. A bind may take another.
     #[must_use]
     pub fn folio_order(&self) -> Order {
@@ -371,8 +371,8 @@ impl RegionView {
         self.page_size().order_of(self.mapping.page_size().bytes()).unwrap_or(Order::BASE)
     }
 
-    /// Copies bytes out of the region, from byte `offset_bytes` on. What a file was truncated of
-    /// raises `SIGBUS`.
+    /// Copies bytes out of the region, from byte `offset_bytes` on. A page behind the end of a
+    /// truncated file raises `SIGBUS`.
     ///
     /// # Errors
     /// [`AccessError`] unless all bytes are inside; then none is copied.
@@ -415,7 +415,7 @@ impl RegionView {
     }
 }
 
-/// Opens a file or device for what a region does with it.
+/// Opens a file or device for reading and writing.
 fn open(path: &Path) -> Result<File, BindError> {
     OpenOptions::new()
         .read(true)

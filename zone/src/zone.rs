@@ -37,8 +37,8 @@ impl Default for Zone {
 }
 
 impl Zone {
-    /// Makes an empty zone that keeps descriptor memory up to an eighth of what this process may
-    /// have now.
+    /// Makes an empty zone that keeps descriptor memory up to an eighth of the memory that this process
+    /// may have now.
     #[must_use]
     pub fn new() -> Self {
         // Where the kernel does not say, nothing is kept: slower, and never too much.

@@ -1,12 +1,12 @@
 //! Descriptors in the region's own first pages: [`AltmapOptions`], cutting them off and putting them
 //! back.
 //!
-//! A bind with an altmap cuts the region into up to four parts: what the owner keeps, what alignment
+//! A bind with an altmap cuts the region into up to four parts: the reserve of the owner, the pages that alignment
 //! skips, the descriptors, and the data. The pagemap has all of them, so dropping it unmaps every
 //! byte; unbinding joins them again. Which page belongs to which part is decided by
 //! [`Placement`].
 //!
-//! What is left of descriptors is cleared, by whichever way the pagemap ends, before another process or
+//! Descriptors are cleared, in whichever way the pagemap ends, before another process or
 //! region can see it. Private memory of no file is unmapped; or, when the region is unbound, given back to the kernel
 //! if its descriptors were initialised on touch. Other memory is overwritten, at the rate at which this machine
 //! streams, and stays present. A process that is killed clears nothing.
@@ -30,7 +30,7 @@ use crate::region::Region;
 #[derive(Debug)]
 pub(crate) struct Front {
     reserve: Option<Mapping>,
-    /// What was skipped before the descriptors.
+    /// The pages that were skipped before the descriptors.
     gap: Option<Mapping>,
     /// The pages of the front that were bad when the region was unbound last.
     bad: Vec<PageCount>,
@@ -47,7 +47,7 @@ pub(crate) struct Cut {
     pub(crate) data: Region,
 }
 
-/// Finds out which pages of a region will be what.
+/// Lays out the pages of a region.
 pub(crate) fn place<P: Payload>(
     region: &Region,
     range: PfnRange,
@@ -59,7 +59,7 @@ pub(crate) fn place<P: Payload>(
         align: altmap.align_for(region),
         range,
         reserve: altmap.reserve,
-        // What starts or ends a part of the region is a multiple of those.
+        // Parts of the region start and end at multiples of those.
         backing: region.folio_order(),
         block: pageblock_order(page),
         page,
@@ -180,7 +180,7 @@ fn cut_off<const COUNT: usize>(
     Ok((parts, rest))
 }
 
-/// Joins what [`cut_off`] cut off.
+/// Joins the parts that [`cut_off`] cut off.
 fn join<const COUNT: usize>(parts: [Option<Mapping>; COUNT], rest: Region) -> Region {
     parts.into_iter().rev().flatten().fold(rest, Region::join_front)
 }
@@ -216,7 +216,7 @@ impl Front {
 /// # Errors
 /// [`BindError::TooLittleMemory`].
 pub(crate) fn check_memory(memory: &Exclusive, len: ByteLen) -> Result<(), BindError> {
-    // Pages of a file, a device or a pool are not taken from what this process may have.
+    // Pages of a file, a device or a pool are not taken from the memory that this process may have.
     if !memory.is_private() || memory.page_size() != uzone_os::probe::page_size() {
         return Ok(());
     }
@@ -277,7 +277,7 @@ fn is_untouched(memory: &Exclusive, part: &Range<usize>) -> bool {
     memory.is_untouched(part.start as u64..part.end as u64).unwrap_or(false)
 }
 
-/// Clears bytes. What cannot be made present (a file system that is full) was never written, and a
+/// Clears bytes. Memory that cannot be made present (a file system that is full) was never written, and a
 /// write to it would be a signal.
 fn clear_part(bytes: &mut [u8]) {
     if uzone_os::populate_slice(bytes).is_ok() {

@@ -1,9 +1,9 @@
 //! Writing the descriptors of a memmap: the slow path, and the fast path that copies templates.
 //!
-//! The slow path sets one field after another ([`Template::init`]) and is what a descriptor *is*.
+//! The slow path sets one field after another ([`Template::init`]) and defines a descriptor.
 //! The fast path asks it for one descriptor of a run and for that one's neighbour, and streams
 //! whole cache lines of the arithmetic progression between them: whatever depends on the pfn is
-//! refreshed in the template, in registers, and never patched in what was written.
+//! refreshed in the template, in registers, and never patched in written descriptors.
 //!
 //! Inside a folio the order is head, first tail, tails. Linux writes the head's metadata into the
 //! first tail after all tails, and has to drain its streaming stores before that. Here the first
@@ -66,7 +66,7 @@ fn field_by_field<P: Payload>(
 }
 
 /// Writes one descriptor by the slow path.
-// Never inlined: one call a page is what a straightforward port would cost.
+// Never inlined: a straightforward port would cost one call a page.
 #[inline(never)]
 fn init_descriptor<P: Payload>(template: &Template<P>, index: u64, descriptor: &mut [u8]) {
     let (payload, stored) = descriptor.split_at_mut(size_of::<P>());

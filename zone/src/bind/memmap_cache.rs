@@ -1,7 +1,7 @@
-//! The memory that descriptors lie in: where it comes from, and what is kept of it.
+//! The memory that descriptors lie in: where it comes from, and the part of it that is kept.
 //!
 //! Memory fresh from the kernel is cleared page by page before it is shown, and in a virtual
-//! machine the host may first have to find it: a first bind pays many times what it pays to write
+//! machine the host may first have to find it: a first bind pays many times the cost of writing
 //! the descriptors. So a zone keeps the memory of an unbound region for the next bind, up to a
 //! limit, and never gives it to the kernel in between. Fresh memory is taken from a hugetlb pool
 //! that has room, else as transparent huge pages, else as base pages; which one it was is part of
@@ -52,7 +52,7 @@ pub(crate) struct MemmapMemory {
     pub(crate) is_kept: bool,
     /// The NUMA node that its pages were asked of, or lie on once it is kept.
     pub(crate) node: Option<u32>,
-    /// What was mapped together with it, for the blocks; such memory is fresh and not kept.
+    /// Memory that was mapped together with it, for the blocks; such memory is fresh and not kept.
     pub(crate) behind: Option<Exclusive>,
 }
 
@@ -72,7 +72,7 @@ impl MemmapMemory {
         }
     }
 
-    /// Finds out what memory that was to be huge pages became, now that it is present.
+    /// Finds out whether present memory that was to be in huge pages is.
     pub(crate) fn settle(&mut self) {
         if self.pages == MemmapPages::Transparent
             && self.memory.huge_backed().is_ok_and(ByteLen::is_zero)

@@ -39,7 +39,7 @@ pub struct BindOptions<P: Payload = ()> {
     pub(crate) progress: OnProgress,
     pub(crate) cancel: Arc<AtomicBool>,
     pub(crate) keeps_poison: bool,
-    /// What the bytes of every page are at first.
+    /// The content of every page at first.
     pub(crate) content: Content,
 }
 
@@ -53,7 +53,7 @@ impl BindOptions {
 }
 
 impl<P: Payload> BindOptions<P> {
-    /// Takes the kind of memory and what fresh payloads have in common; base pages, derived tails,
+    /// Takes the kind of memory and the seed of fresh payloads; base pages, derived tails,
     /// and descriptors that are initialised on touch where the payload starts at zero.
     #[must_use]
     pub fn with_payload(kind: MemoryKind, seed: P::Seed) -> Self {
@@ -105,7 +105,7 @@ impl<P: Payload> BindOptions<P> {
         self
     }
 
-    /// Sets how descriptors are written, in place of what the store policy prefers.
+    /// Sets how descriptors are written, in place of the choice of the store policy.
     #[must_use]
     pub fn stamp(mut self, stamp: InitMethod) -> Self {
         self.stamp = Some(stamp);
@@ -153,8 +153,8 @@ impl<P: Payload> BindOptions<P> {
         self
     }
 
-    /// Takes what is called after every 2 MiB of descriptors, by the thread that wrote them, with how
-    /// many bytes of descriptors are written and how many will be; with several threads the calls may
+    /// Takes a callback for every 2 MiB of descriptors. The thread that wrote them calls it with the
+    /// bytes of descriptors that are written and the bytes in all; with several threads the calls may
     /// come out of order.
     #[must_use]
     pub fn on_progress(
@@ -264,7 +264,7 @@ impl AltmapOptions {
 
     /// Has the described pages start at a multiple of a folio of `order`, as Linux has the data of a
     /// namespace start: [`Order::PMD`] for mappings of 2 MiB, the order of 1 GiB for those, and
-    /// [`Order::BASE`] for no alignment beyond that of the folios. What that skips is lost.
+    /// [`Order::BASE`] for no alignment beyond that of the folios. Pages that it skips are lost.
     ///
     /// Where this is not called, it is 2 MiB for DAX devices and files on DAX mounts that have room for
     /// that, and none for other memory. The numbers of the pages count: they are multiples where the

@@ -1,4 +1,4 @@
-//! What the pagemaps of a zone share: claims of frame numbers, the index of regions, kept memory and raw
+//! The state that the pagemaps of a zone share: claims of frame numbers, the index of regions, kept memory and raw
 //! guards.
 
 use std::sync::{Arc, Mutex};

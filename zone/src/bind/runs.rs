@@ -29,7 +29,7 @@ struct RunPattern {
     pattern: Pattern,
     /// The descriptor that element 0 of the pattern is.
     index: u64,
-    /// What each word grows by from a folio to the next; `None` where there is no next one in the
+    /// The growth of each word from a folio to the next; `None` where there is no next one in the
     /// linear stretch.
     folio_step: Option<Words>,
 }

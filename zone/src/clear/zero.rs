@@ -3,7 +3,7 @@
 //!
 //! A page that is cleared belongs to the clearing thread from before its first byte changes until after
 //! its last one has: its content is *zeroing* meanwhile, no pin is given, and no other thread clears it.
-//! Afterwards it is *zero*, and stays that until it is pinned or handed out, and may be written to. What is zero
+//! Afterwards it is *zero*, and stays that until it is pinned or handed out, and may be written to. A page that is zero
 //! already, because the kernel or an earlier call has cleared it, is left alone: clearing twice costs as much as
 //! clearing once.
 //!
@@ -310,8 +310,8 @@ impl<P: Payload> Pagemap<P> {
     ///
     /// # Errors
     /// [`WriteError::Pin`] if a page is not the region's, [`WriteError::CutsFolio`] if the range is not of
-    /// whole folios, and [`WriteError::Punch`] if it cuts a page of what is behind it, or the memory is of
-    /// a kind that is not given back. Of what was begun nothing is known then.
+    /// whole folios, and [`WriteError::Punch`] if it cuts a page of the region's source, or the memory is of
+    /// a kind that is not given back. The content of pages that were begun is not known then.
     pub fn punch(&self, range: PfnRange) -> Result<Cleared, WriteError> {
         let started = Instant::now();
         self.inner.check_folios(range)?;

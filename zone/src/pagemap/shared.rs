@@ -1,4 +1,4 @@
-//! What a pagemap and its guards share, and what its descriptors lie in.
+//! The state that a pagemap and its guards share, and the memory of its descriptors.
 
 use std::ops::{Deref, Range};
 use std::sync::{Arc, OnceLock};
@@ -119,12 +119,12 @@ impl<P: Payload> Parts<P> {
     }
 }
 
-/// What a pagemap and its guards share. Fields are dropped in this order, and `memmap` ends the
+/// The state that a pagemap and its guards share. Fields are dropped in this order, and `memmap` ends the
 /// claim: the zone must not know the region's addresses any more when the region, or its front, is
 /// unmapped.
 pub(crate) struct PagemapShared<P: Payload> {
     /// Notes the bus errors of the region, if the program asked for that. First, so that nothing is noted of
-    /// what is mapped there afterwards.
+    /// memory that is mapped there afterwards.
     pub(crate) watch: OnceLock<Watch>,
     pub(crate) memmap: Descriptors<P>,
     pub(crate) parts: Parts<P>,
@@ -146,7 +146,7 @@ impl<P: Payload> PagemapShared<P> {
         })
     }
 
-    /// Returns what a page is when it is good again.
+    /// Returns the content of a page that is good again.
     pub(crate) fn unpoisoned_as(&self) -> Content {
         match self.memmap.started_as() {
             Content::Absent => Content::Absent,
@@ -233,10 +233,10 @@ impl<P: Payload> PinTarget for PagemapShared<P> {
                 .map(|(head, _)| head.max(range.start()))
         };
         if missing().next().is_none() {
-            // What was missing and is not any more, another thread has produced.
+            // Another thread has produced the missing pages.
             return Ok(is_missing(refused));
         }
-        // What is ready is mapped for the whole range, and the rest is produced page by page.
+        // Pages that are ready are mapped for the whole range, and the rest is produced page by page.
         map_pages(range);
         for pfn in missing() {
             fault(pfn).map_err(|cause| PinError::Fault { pfn, cause })?;

@@ -13,7 +13,7 @@ use crate::pin::guards::GuardBook;
 use crate::pin::token::Tokens;
 use crate::region::Region;
 
-/// One contiguous piece of what a guard holds, for a DMA engine or an I/O call.
+/// One contiguous piece of held memory, for a DMA engine or an I/O call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Segment {
     /// Where it starts in memory of this process.
@@ -52,7 +52,7 @@ pub(crate) trait PinTarget: Any + Send + Sync {
     /// Makes the pages of a range that are not there be there, for a pin that was refused by the content
     /// of one. Returns whether it is worth trying again.
     fn produce(&self, range: PfnRange, refused: Content) -> Result<bool, PinError>;
-    /// Returns what the memory is if it cannot be pinned for long.
+    /// Returns the kind of the memory if it cannot be pinned for long.
     fn not_for_long(&self) -> Option<&'static str>;
     fn bad_pages(&self, range: PfnRange) -> Vec<Pfn>;
     fn word(&self, pfn: Pfn) -> Word;
@@ -93,7 +93,7 @@ pub(crate) fn good_pieces(range: PfnRange, bad: &[Pfn]) -> Vec<PfnRange> {
     pieces
 }
 
-/// Returns what a refused range means to the caller.
+/// Returns the caller's error for a refused range.
 #[cold]
 pub(crate) fn failure(
     inner: &(impl PinTarget + ?Sized),

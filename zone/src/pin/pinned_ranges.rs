@@ -27,7 +27,7 @@ enum Parts<G> {
 const _: () = assert!(size_of::<PinnedRanges<Pinned>>() == size_of::<Pinned>());
 
 impl<G> PinnedRanges<G> {
-    /// Returns the guards, in ascending order of what they hold.
+    /// Returns the guards, in ascending order of their pages.
     pub fn guards(&self) -> impl Iterator<Item = &G> {
         match &self.0 {
             Parts::One(guard) => std::slice::from_ref(guard),
@@ -36,7 +36,7 @@ impl<G> PinnedRanges<G> {
         .iter()
     }
 
-    /// Returns the guards, each for itself, in ascending order of what they hold.
+    /// Returns the guards, each for itself, in ascending order of their pages.
     pub fn into_guards(self) -> impl Iterator<Item = G> {
         let (one, several) = match self.0 {
             Parts::One(guard) => (Some(guard), Vec::new()),
@@ -64,7 +64,7 @@ impl<const IS_PIN: bool> PinnedRanges<Guard<IS_PIN>> {
     }
 }
 
-/// Makes of the guards that were taken what the caller gets.
+/// Makes the caller's value of the guards that were taken.
 fn across<G>(mut guards: Vec<G>) -> PinnedRanges<G> {
     let last = guards.pop();
     match last {
@@ -94,7 +94,7 @@ impl Zone {
         self.pin_with(address, len, PinOptions::default())
     }
 
-    /// As [`Zone::pin`], of what is there: a page that would have to be produced first is refused.
+    /// As [`Zone::pin`], of present pages: a page that would have to be produced first is refused.
     ///
     /// # Errors
     /// As [`Zone::pin`].

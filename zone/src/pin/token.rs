@@ -1,7 +1,7 @@
 //! Guards as 64 bits: [`RawGuard`], for the `user_data` of an I/O request and for C.
 //!
 //! A raw guard is a place in a list and the number of that place's turn, so one that was redeemed
-//! already, or made up, is refused and cannot give back what another holder has.
+//! already, or made up, is refused and cannot give the hold of another holder back.
 //!
 //! ```text
 //!  63                                32 31    28 27                         0
@@ -27,7 +27,7 @@ const MAX_PLACES: usize = 1 << PLACE_BITS;
 
 const _: () = assert!(LISTS << PLACE_BITS == 1 << u32::BITS);
 
-/// A guard that was turned into 64 bits; never zero. What it holds stays held until it is redeemed.
+/// A guard that was turned into 64 bits; never zero. Its pages stay held until it is redeemed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct RawGuard(u64);
 

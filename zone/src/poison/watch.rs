@@ -1,5 +1,5 @@
-//! Bus errors of a region as bad pages: what the kernel reports to the first access to a page, the
-//! pagemap then knows for all its users.
+//! Bus errors of a region as bad pages: the kernel reports an error to the first access to a page, and the
+//! pagemap then knows it for all its users.
 //!
 //! Opt-in twice: the program installs the handler ([`sigbus::install`]), and asks
 //! for each pagemap. The handler only notes; here the notes become poison, before the next pin is
@@ -23,7 +23,7 @@ fn pages_of(error: BusError, start: u64, range: PfnRange, shift: u32) -> Option<
     }
     let below = 1_u64.checked_shl(error.lsb.into()).map_or(u64::MAX, |bytes| bytes - 1);
     let address = error.address.get() as u64; // an address is at most 64 bits
-    // What is broken may begin before the region and end behind it.
+    // The broken memory may begin before the region and end behind it.
     let first = (address & !below).saturating_sub(start) >> shift;
     let last = (address | below).checked_sub(start)? >> shift;
     let first = range.start().checked_add(PageCount::new(first)).ok()?;

@@ -1,4 +1,4 @@
-//! The options of a pool, what it has and has done, and why it refuses: [`PoolOptions`], [`PoolStats`],
+//! The options of a pool, its numbers, and its errors: [`PoolOptions`], [`PoolStats`],
 //! [`PoolError`].
 
 use std::fmt;
@@ -23,7 +23,7 @@ impl Default for PoolOptions {
 }
 
 impl PoolOptions {
-    /// Limits the worker to this share of one CPU, in percent; what is more than 100 is 100. It runs
+    /// Limits the worker to this share of one CPU, in percent; more than 100 is 100. It runs
     /// when no other thread of the host wants to. On a host with several NUMA nodes, each has a worker
     /// that may take as much of one of its CPUs.
     #[must_use]
@@ -83,7 +83,7 @@ pub enum PoolError {
     /// A folio is free already.
     #[error("the folio of page {pfn} is free already")]
     Free {
-        /// Its head.
+        /// The first page of the folio.
         pfn: Pfn,
     },
     /// A `Pooled` guard has the folio, and gives it back when it is dropped.
@@ -92,13 +92,13 @@ pub enum PoolError {
          Pooled::into_range first"
     )]
     Guarded {
-        /// Its head.
+        /// The first page of the folio.
         pfn: Pfn,
     },
     /// A folio is pinned, and its holder may still write to it.
     #[error("the folio of page {pfn} has {pins} pins: give those back first")]
     Pinned {
-        /// Its head.
+        /// The first page of the folio.
         pfn: Pfn,
         /// How many pins.
         pins: u32,
@@ -106,7 +106,7 @@ pub enum PoolError {
 }
 
 impl PoolError {
-    /// Returns what kind of failure this is.
+    /// Returns the kind of the failure.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
@@ -118,7 +118,7 @@ impl PoolError {
     }
 }
 
-/// What a pool has and has done.
+/// The numbers of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolStats {

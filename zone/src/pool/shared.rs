@@ -1,4 +1,4 @@
-//! What a pool shares with its workers and its guards: the sets under their lock, and the memory.
+//! The state that a pool shares with its workers and its guards: the sets under their lock, and the memory.
 //!
 //! Locks: one for the sets, held for a few steps and never while memory is cleared. The worker and the
 //! waiting takers sleep on it.

@@ -1,8 +1,8 @@
 //! Whether the kernel has to move other memory away to make huge pages: [`Compaction`].
 //!
 //! On a fragmented host each fault compacts memory, fails often, and takes a hundred times as long as the faults for
-//! base pages. So the first stretch is populated in base pages, and what that takes is what huge pages are compared
-//! with. The time of a chunk is that of one thread; the kernel's own counters confirm that it was compaction, since a
+//! base pages. So the first stretch is populated in base pages, and the time of that is compared with the time of
+//! huge pages. The time of a chunk is that of one thread; the kernel's own counters confirm that it was compaction, since a
 //! busy host makes chunks late as well.
 
 use std::ops::Range;
@@ -18,7 +18,7 @@ const WINDOW: u64 = 16 << 20;
 /// How many times as long huge pages may take.
 const FACTOR: u32 = 5;
 
-/// What was seen of huge pages so far.
+/// The times of huge pages so far.
 pub(super) struct Compaction<'a> {
     mapping: &'a Mapping,
     root: &'a SystemRoot,
@@ -40,7 +40,7 @@ impl<'a> Compaction<'a> {
     /// Populates the first bytes of a range in base pages, and asks for huge ones again. Returns these bytes too.
     ///
     /// # Errors
-    /// [`MappingError`] names what was exhausted.
+    /// [`MappingError`] names the exhausted resource.
     pub(super) fn measure(
         mapping: &'a Mapping,
         root: &'a SystemRoot,
