@@ -11,9 +11,9 @@ use std::io;
 use std::net::SocketAddr;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,10 +29,10 @@ use uzone_fault::Budget;
 use uzone_os::descriptors;
 use uzone_os::privilege;
 use uzone_os::uffd::Doorbell;
-use uzone_pages::{ByteLen, ErrorKind};
+use uzone_pages::ByteLen;
 use uzone_server::{
-    Keeper, OnFailure, Passed, Prefetch, Recovery, ServeError, ServeEvent, ServerOptions,
-    ServiceManager, Worker, WorkerStart,
+    Keeper, OnFailure, Prefetch, Recover, ServeError, ServeEvent, ServerOptions, ServiceManager,
+    SystemdDescriptors, Worker, WorkerStart,
 };
 use uzone_snapshot::{Root, is_url};
 
@@ -52,13 +52,12 @@ const EXITS: [u8; 9] = [0, 2, 65, 66, 69, 71, 74, 75, 77];
 /// snapshot. Each page is read, and verified if the image is packed, when the machine touches it. Many
 /// machines can be served at once.
 ///
-/// The first SIGINT or SIGTERM ends the accepting of machines, and the command when the last machine has
-/// ended. The second ends it at once: machines that are left wait at the next page that they lack, until the
-/// same command is started again.
+/// On the first SIGINT or SIGTERM the server stops accepting VMs and exits when the last one ends. The second ends it
+/// at once: VMs that are left wait at the next page that they lack, until the same command is started again.
 ///
-/// Faults are answered by a process of its own. If that dies, the next one takes over all machines, which
-/// notice a pause and nothing else. If this command is killed, that process takes its place, with fewer
-/// rights; the same command, started again, takes over from it.
+/// Faults are answered by a process of its own. If that dies, the next one takes over all VMs, which notice a pause
+/// and nothing else. If this command is killed, that process answers on for the VMs that it has; the same command,
+/// started again, takes over from it.
 #[derive(Debug, clap::Args)]
 #[command(after_help = exit::help("uzone serve --socket /run/vm.sock memory.img", &EXITS))]
 pub(crate) struct Args {
@@ -103,8 +102,8 @@ pub(crate) struct Args {
     /// them in any case
     #[arg(long, value_name = "ADDRESS", env = "UZONE_SERVE_METRICS")]
     metrics: Option<SocketAddr>,
-    /// Take the socket and all machines over from the server that runs there, if one does: an upgrade. The image must
-    /// be the same
+    /// Have the server that runs there end, if one does, and take its socket and VMs: an upgrade. The image must be the
+    /// same
     #[arg(long)]
     take_over: bool,
     /// How many faults of one machine are read a second, so that it holds up no other [default: no limit]
@@ -116,10 +115,9 @@ pub(crate) struct Args {
     /// How many pages are read from the image for one machine at once [default: no limit]
     #[arg(long, value_name = "PAGES", env = "UZONE_SERVE_SESSION_PENDING")]
     session_pending: Option<NonZeroUsize>,
-    /// Keep in FOLDER what it takes to serve machines on when this command and its worker were killed at once,
-    /// and serve those that such a server left: start the same command again. `none` keeps nothing
-    /// [default: uzone-recover in /run for root, and in $XDG_RUNTIME_DIR for others; `none` under a service
-    /// manager, which keeps it]
+    /// Store records of VMs in FOLDER, by which the same command, started again, serves them on after this one was
+    /// killed or ended. `none` stores nothing [default: uzone-recover in /run for root, and in $XDG_RUNTIME_DIR for
+    /// others; the descriptor store of the service manager, if one started this command]
     #[arg(long, value_name = "FOLDER", env = "UZONE_SERVE_RECOVER")]
     recover: Option<PathBuf>,
     /// Serve the image with this root hash alone; without it, a forged image is not noticed
@@ -144,9 +142,6 @@ pub(crate) struct Args {
     /// Answer faults for the process at standard input, which started this one
     #[arg(long, hide = true)]
     worker: bool,
-    /// The numbers of the users of --allow-uid: the process that answers faults may read no names
-    #[arg(long, hide = true, value_delimiter = ',')]
-    allow_numbers: Vec<u32>,
 }
 
 /// The modes of a socket that others than its owner are to connect to.
@@ -157,8 +152,6 @@ const MODES: [(&str, ArgPredicate, &str); 2] =
 const NONE: &str = "none";
 /// This program, also if its file was replaced meanwhile.
 const PROGRAM: &str = "/proc/self/exe";
-/// What a worker is started with for each user that may connect.
-const NUMBERS: &str = "--allow-numbers=";
 /// How many events may wait to be printed; further ones are dropped, since machines do not wait for a log.
 const WAITING: usize = 4096;
 
@@ -190,7 +183,7 @@ pub(crate) fn default_socket() -> PathBuf {
 }
 
 /// Returns where the monitors of a server connect.
-fn socket_of(args: &Args, passed: &Passed) -> PathBuf {
+fn socket_of(args: &Args, passed: &SystemdDescriptors) -> PathBuf {
     args.socket.clone().or_else(|| passed.socket()).unwrap_or_else(default_socket)
 }
 
@@ -213,7 +206,6 @@ fn session_bytes(text: &str) -> Result<ByteLen, String> {
 /// Returns the numbers of the users that may connect, if not all may.
 fn allowed(args: &Args) -> Result<Option<Vec<u32>>, Failure> {
     match &args.allow_uid {
-        Some(_) if args.worker => Ok(Some(args.allow_numbers.clone())),
         Some(names) => {
             names.split(',').map(user::number_of_user).collect::<Result<_, _>>().map(Some)
         }
@@ -255,7 +247,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
         return work(args, out);
     }
     // Before this process opens anything.
-    let mut passed = Passed::of_environment();
+    let mut passed = SystemdDescriptors::of_environment();
     have_own_descriptors();
     // Before the sockets: a signal that comes then removes them.
     let signals = Signals::new([SIGINT, SIGTERM])?;
@@ -308,34 +300,17 @@ impl<'a> Listening<'a> {
     fn open(
         args: &'a Args,
         user: Option<User>,
-        passed: &mut Passed,
+        passed: &mut SystemdDescriptors,
         out: &Output,
     ) -> Result<Result<Self, Exit>, Failure> {
         let socket = socket_of(args, passed);
         let (log, printer) = printer();
         let group = args.group.as_deref().map(user::number_of_group).transpose();
         let allowed = allowed(args)?;
-        let start = start_worker(allowed.as_deref(), user);
-        let recover = folder_for_recovery(args, &socket, out);
+        let start = start_worker(user);
         let options = options(args).group(group?).allow_users(allowed);
-        let options = options.recover(recover.clone());
-        let takes_over = args.take_over && is_served(&socket);
-        let estate = match takes_over {
-            true => None,
-            false => passed.estate(&socket, &options)?,
-        };
-        let keeper = if takes_over || estate.is_none() && is_left_to_a_worker(&socket) {
-            Keeper::take_over(&socket, options, log, start)
-        } else {
-            let left = || -> Result<_, ServeError> {
-                let Some(folder) = &recover else { return Ok(None) };
-                Recovery::open(folder, &socket)?.estate(&socket, &options)
-            };
-            match estate.map_or_else(left, |estate| Ok(Some(estate)))? {
-                Some(estate) => Keeper::inherit(estate, &socket, options, log, start),
-                None => Keeper::bind(&socket, options, log, start),
-            }
-        };
+        let options = options.recover(place_of_records(args, out)).take_over(args.take_over);
+        let keeper = Keeper::start(&socket, options, passed, log, start);
         match keeper {
             Err(ServeError::Worker { status }) if let Some(exit) = Exit::of_process(status) => {
                 Ok(Err(exit))
@@ -345,46 +320,32 @@ impl<'a> Listening<'a> {
     }
 }
 
-/// Returns the folder with what it takes to serve machines on after both processes were killed.
-fn folder_for_recovery(args: &Args, socket: &Path, out: &Output) -> Option<PathBuf> {
-    if let Some(folder) = &args.recover {
-        return (folder.as_os_str() != NONE).then(|| folder.clone());
-    }
-    if ServiceManager::of_environment().is_some() {
-        return None;
+/// Returns the place of the records of VMs.
+fn place_of_records(args: &Args, out: &Output) -> Recover {
+    match &args.recover {
+        Some(folder) if folder.as_os_str() == NONE => return Recover::No,
+        Some(folder) => return Recover::Folder(folder.clone()),
+        None if ServiceManager::of_environment().is_some() => return Recover::ServiceManager,
+        None => {}
     }
     let folder = match privilege::user() {
         0 => Some(PathBuf::from("/run")),
         _ => runtime_folder(),
     };
-    let opened = folder
-        .map(|folder| folder.join("uzone-recover"))
-        .map(|folder| Recovery::open(&folder, socket).map(|_| folder));
-    let reason = match opened {
-        Some(Ok(folder)) => return Some(folder),
-        Some(Err(error)) => error.to_string(),
-        None => "$XDG_RUNTIME_DIR is not set".to_owned(),
+    let folder = folder.map(|folder| folder.join("uzone-recover"));
+    let made = folder
+        .as_deref()
+        .map(|folder| fs::DirBuilder::new().recursive(true).mode(0o700).create(folder));
+    let reason = match (folder, made) {
+        (Some(folder), Some(Ok(()))) => return Recover::Folder(folder),
+        (_, Some(Err(cause))) => cause.to_string(),
+        _ => "$XDG_RUNTIME_DIR is not set".to_owned(),
     };
     out.warn(format_args!(
-        "machines wait for ever if both processes of this server are killed: name a folder by --recover, or \
-         `none` ({reason})"
+        "no recovery folder ({reason}): if keeper and worker are both killed, VMs hang; set --recover FOLDER, or \
+         --recover none to accept this"
     ));
-    None
-}
-
-/// Returns whether a server may be at a socket: an upgrade of none is a start.
-fn is_served(socket: &Path) -> bool {
-    !uzone_server::status(socket).is_err_and(|error| error.kind() == ErrorKind::NotFound)
-}
-
-/// Returns whether the keeper of a socket was killed, and its worker serves with the rights that it has.
-fn is_left_to_a_worker(socket: &Path) -> bool {
-    // The keeper made the socket for questions. One that another user made may be of no server, and what
-    // comes by it is trusted.
-    let of = fs::metadata(uzone_server::control_path(socket)).map(|socket| socket.uid());
-    of.is_ok_and(|user| user == privilege::user())
-        && uzone_server::status(socket)
-            .is_ok_and(|status| status.is_confined && !status.is_draining)
+    Recover::No
 }
 
 /// Notifies the service manager.
@@ -446,9 +407,6 @@ impl Listening<'_> {
                 let _ = bell.ring();
             }
         })?;
-        if let Some(manager) = manager {
-            keeper.kept_by(manager.try_clone()?);
-        }
         let lines = *out;
         let printer = thread::Builder::new().name("uzone-log".into()).spawn(move || {
             for (at, event) in events {
@@ -472,18 +430,10 @@ impl Listening<'_> {
 
 /// Returns what starts this program as the process that answers faults, out of the reach of the terminal's
 /// signals.
-fn start_worker(
-    allowed: Option<&[u32]>,
-    user: Option<User>,
-) -> impl FnMut(OwnedFd) -> io::Result<Child> + Send + 'static {
+fn start_worker(user: Option<User>) -> impl FnMut(OwnedFd) -> io::Result<Child> + Send + 'static {
     let mut arguments: Vec<OsString> = env::args_os().skip(1).collect();
-    arguments.retain(|argument| {
-        argument != "--worker"
-            && argument != "--take-over"
-            && !argument.as_encoded_bytes().starts_with(NUMBERS.as_bytes())
-    });
+    arguments.retain(|argument| argument != "--take-over");
     arguments.push("--worker".into());
-    arguments.extend(allowed.into_iter().flatten().map(|user| format!("{NUMBERS}{user}").into()));
     move |keeper| {
         let mut command = Command::new(PROGRAM);
         command.args(&arguments);
@@ -495,16 +445,14 @@ fn start_worker(
     }
 }
 
-/// Answers the faults of the machines that the keeper hands over, and takes its place if it dies.
+/// Answers the faults of the VMs that the keeper offers.
 fn work(args: &Args, out: &Output) -> Result<Exit, Failure> {
     have_own_descriptors();
     // A name longer than 15 bytes is cut; without it, the process has that of the command.
     let _ = uzone_os::thread::set_name("uzone-worker");
     // A keeper that stops ends this process, and one that does not needs it.
-    let signals = Signals::new([SIGINT, SIGTERM])?;
-    let allowed = allowed(args)?;
-    let options = options(args).allow_users(allowed.clone());
-    // The kernel sends it to a stopped process whose parent dies: this one goes on then, in the place of its keeper.
+    let _signals = Signals::new([SIGINT, SIGTERM])?;
+    // The kernel sends it to a stopped process whose parent dies: this one answers on then.
     signal_hook::flag::register(SIGHUP, Arc::default())?;
     let start = WorkerStart::receive(io::stdin().as_fd().try_clone_to_owned()?)?;
     let disk = match args.on_disk.open() {
@@ -514,18 +462,7 @@ fn work(args: &Args, out: &Output) -> Result<Exit, Failure> {
         }
         opened => opened?,
     };
-    let mut worker = Worker::open(&args.image, options.clone().disk_cache(disk), Some(start))?;
+    let mut worker = Worker::open(&args.image, options(args).disk_cache(disk), Some(start))?;
     worker.run()?;
-    let Some(estate) = worker.into_estate() else { return Ok(Exit::Ok) };
-    out.warn(format_args!(
-        "the keeper of this server has died; its worker takes its place, with the rights of a worker: start \
-         the server again, which takes over"
-    ));
-    let socket = args.socket.clone().unwrap_or_else(default_socket);
-    let (log, printer) = printer();
-    let manager = estate.manager();
-    // This process is the user's already, and a worker of it is as well.
-    let start = start_worker(allowed.as_deref(), None);
-    let keeper = Keeper::inherit(estate, &socket, options, log, start)?;
-    Listening { keeper, args, socket, printer }.serve(manager.as_ref(), signals, out)
+    Ok(Exit::Ok)
 }

@@ -99,7 +99,7 @@ impl Report for StatusReport {
             0 => String::new(),
             deaths => format!(", {deaths} workers died"),
         };
-        let draining = if self.status.is_draining { "; accepts no machine any more" } else { "" };
+        let draining = if self.status.is_draining { "; draining" } else { "" };
         let mut text = format!(
             "{socket}: {image}, keeper {keeper}, {worker}{deaths}; {} machines, {} so far{draining}\n",
             sessions.len(),
@@ -107,12 +107,6 @@ impl Report for StatusReport {
         );
         if self.status.worker.is_some() {
             text.push_str(&format!("faults are answered as {}\n", self.status.sandbox));
-        }
-        if self.status.is_confined {
-            text.push_str(
-                "the keeper before it was killed, and it has the rights of a worker: start the server again, \
-                 which takes over from it\n",
-            );
         }
         if !sessions.is_empty() {
             let mut cells = table(&COLUMNS.map(|(heading, _)| heading));
@@ -176,7 +170,7 @@ pub(crate) fn drain(args: &DrainArgs, out: &Output) -> Result<Exit, Failure> {
                 left = status.sessions.len();
                 out.log(format_args!("{left} machines are left"));
             }
-            // It has ended; a worker that became the keeper cannot remove the name.
+            // It was killed.
             Err(ServeError::Ask { cause, .. })
                 if cause.kind() == std::io::ErrorKind::ConnectionRefused =>
             {

@@ -1,7 +1,7 @@
 //! `uzone offload`, with a process that plays Cloud Hypervisor by its published protocol.
 
 mod common;
-#[path = "../../server/tests/receiver/mod.rs"]
+#[path = "../../server/tests/it/receiver.rs"]
 mod receiver;
 
 use std::fs;

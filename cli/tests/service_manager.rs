@@ -100,12 +100,12 @@ impl Manager {
             fd
         });
         let sources: Vec<OwnedFd> = sources.collect();
-        assert!(sources.len() <= 7, "a shell uses the numbers from 10 on itself");
+        // One after the other: the shell uses the numbers from 10 on while it runs one of them.
         let moves = sources.iter().zip(3..);
-        let moves = moves.map(|(fd, to)| format!("{to}<&{0} {0}<&-", fd.as_raw_fd()));
+        let moves = moves.map(|(fd, to)| format!("exec {to}<&{0} {0}<&-\n", fd.as_raw_fd()));
         let script = format!(
-            "exec {}\nexport LISTEN_PID=$$ LISTEN_FDS={} LISTEN_FDNAMES='{}'\nexec \"$0\" \"$@\"",
-            moves.collect::<Vec<_>>().join(" "),
+            "{}export LISTEN_PID=$$ LISTEN_FDS={} LISTEN_FDNAMES='{}'\nexec \"$0\" \"$@\"",
+            moves.collect::<String>(),
             sources.len(),
             names.join(":")
         );
@@ -142,9 +142,9 @@ fn machines_outlive_both_processes_of_a_server_that_a_service_manager_starts_aga
         machine.check(page, &if is_zero { vec![0; 4096] } else { page_of(page) });
     }
     let names = manager.names().join(" ");
-    assert_eq!(manager.names().len(), 6, "the socket and five of the machine: {names}");
+    assert_eq!(manager.names().len(), 8, "three of the server and five of the VM: {names}");
     // There is no room for more, nor is any taken when a worker dies alone.
-    manager.most = 6;
+    manager.most = 8;
     server.kill_workers();
     server.event("taken_over");
     machine.give_back(PAGES - 1..PAGES);
@@ -153,23 +153,23 @@ fn machines_outlive_both_processes_of_a_server_that_a_service_manager_starts_aga
     machine.check(PAGES - 1, &[0; 4096]);
     server.event("taken_over");
     // Of another machine, a part is dropped: it is not served from what is left.
-    manager.most = 7;
+    manager.most = 9;
     let second = Machine::connect(&socket).expect("it did before");
     second.check_page(0);
     server.event("connected");
-    assert_eq!(manager.names().len(), 7);
+    assert_eq!(manager.names().len(), 9);
     server.kill();
     let mut server = manager.start(&arguments, None);
     server.event("taken_over");
     machine.check(0, &[0; 4096]);
-    assert_eq!(manager.names().len(), 6, "the socket and the first machine");
+    assert_eq!(manager.names().len(), 8, "the server and the first VM");
     drop(second);
     // Another image is refused, and not mistaken for the one that the machine has pages of.
     server.kill();
     let mut server = manager.start(&[&other, "--socket", &socket], None);
     let refused = server.event("refused");
     assert!(refused["reason"].as_str().is_some_and(|text| text.contains("another image")));
-    assert_eq!(manager.names().len(), 1, "the socket alone");
+    assert_eq!(manager.names().len(), 3, "the server alone");
     drop(machine);
     server.stop();
     assert_eq!(manager.names(), [""; 0], "what a server gave up is kept for none");

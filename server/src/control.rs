@@ -1,11 +1,16 @@
-//! Questions and orders to a server: [`Control`], a socket beside the one that monitors connect to, and the
-//! other side of it ([`status`], [`drain`], [`take_over`]).
+//! Questions and orders to a server: [`Control`], a socket beside the one that monitors connect to, and the other side of it
+//! ([`status`], [`drain`], [`stop`]).
 //!
-//! A client sends one line, `status`, `drain`, `leave-metrics`, `take-over` or `memory` with the number of a session,
-//! and gets one line of JSON. With the last two comes a socket by which the keeper hands everything to the client
-//! ([`take_over`]), or the memory of a machine (`capture.rs`). `GET` gets metrics by HTTP,
-//! from here or from a TCP port. Clients are served side by side, each by a thread, and each has to send a whole request
-//! and to take its answer within a short time. The keeper waits for none of them, also at its end.
+//! | line of a client | effect |
+//! |---|---|
+//! | `status` | none |
+//! | `drain` | no VM is accepted any more, and the server ends with the last one |
+//! | `stop` | the server ends, and leaves its VMs to the next one, which sends this |
+//! | `memory SESSION` | the memory of a VM comes by the socket that comes along (`live_diff/session.rs`) |
+//! | `GET /metrics` | none; by HTTP, from here or from a TCP port |
+//!
+//! The answer is the status as one line of JSON, or an error. Clients are served side by side, each by a thread, and each has
+//! to send a whole request and to take its answer within a short time. The keeper waits for none of them, also at its end.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -18,20 +23,19 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use uzone_os::uffd::{Doorbell, EventSet};
 use uzone_os::unix_socket::MessageSocket;
 use uzone_os::{lock, peer};
+use uzone_pages::ErrorKind;
 
 use crate::error::ServeError;
-use crate::keeper::estate::Estate;
-use crate::keeper::takeover;
 use crate::socket::ListeningSocket;
 use crate::status::Status;
 
-/// How long a client may take to send its line and to take its answer.
+/// The longest time that a client takes to send its line and to take its answer.
 const CLIENT: Duration = Duration::from_secs(2);
-/// How long the keeper may take for an answer: a worker may have to be started.
+/// The longest time that the keeper takes for an answer: a worker may have to be started.
 const ANSWER: Duration = Duration::from_secs(5);
 /// How many clients of a socket are served at once. Another one takes the place of the oldest that has sent no whole
 /// request.
@@ -40,32 +44,35 @@ const CLIENTS: usize = 16;
 const AGAIN: Duration = Duration::from_millis(100);
 /// How long a request may be.
 const REQUEST: usize = 8 << 10;
-/// What a server asks of one that accepts no more machines: to leave it the port for metrics.
-const LEAVE_METRICS: &str = "leave-metrics\n";
+/// The longest time that a port for metrics is another server's, which ends.
+const PORT_WITHIN: Duration = Duration::from_secs(1);
 /// Who may ask: the owner, whatever group the other socket has and which users may connect to that.
 const MODE: u32 = 0o600;
 
-/// What a client asks for.
+/// A request.
 #[derive(Debug)]
 pub(crate) enum Request {
     Status,
     Drain,
-    TakeOver(MessageSocket),
+    Stop,
     /// The memory of a session.
     Memory(u64, MessageSocket),
 }
 
-/// A request, and where its answer goes.
-pub(crate) struct Asked {
+/// The answer to a request, or the reason why there is none.
+pub(crate) type Answer = Result<Status, String>;
+
+/// A request, and the way of its answer.
+pub(crate) struct ControlRequest {
     pub(crate) request: Request,
-    pub(crate) answer: SyncSender<Status>,
+    pub(crate) answer: SyncSender<Answer>,
 }
 
 struct Shared {
-    /// Descriptors of the sockets for questions and for metrics, for the next keeper.
-    sockets: [Option<OwnedFd>; 2],
+    /// Another descriptor of the socket for metrics.
+    metrics: Option<TcpListener>,
     /// `None` once the server ends.
-    asked: Mutex<Option<Vec<Asked>>>,
+    asked: Mutex<Option<Vec<ControlRequest>>>,
     bell: Doorbell,
     /// Rings when the threads are to end.
     stop: Doorbell,
@@ -87,33 +94,8 @@ pub fn control_path(socket: &Path) -> PathBuf {
 }
 
 impl Control {
-    /// Listens beside `socket`, and for HTTP on `metrics`. A server that accepts no more machines loses both.
+    /// Listens beside `socket`, which is this server's, and for HTTP on `metrics`. A server that drains loses both.
     pub(crate) fn bind(socket: &Path, metrics: Option<SocketAddr>) -> Result<Self, ServeError> {
-        let is_draining = || status(socket).is_ok_and(|status| status.is_draining);
-        let metrics = match listen_for_metrics(metrics) {
-            Err(ServeError::Metrics { cause, .. })
-                if cause.kind() == io::ErrorKind::AddrInUse && is_draining() =>
-            {
-                // If it does not, the port is still in use.
-                let _ = ask(socket, LEAVE_METRICS);
-                listen_for_metrics(metrics)
-            }
-            bound => bound,
-        };
-        let metrics = metrics?;
-        let path = control_path(socket);
-        let listening = match ListeningSocket::bind(&path, MODE, None) {
-            Err(ServeError::InUse { .. }) if is_draining() => {
-                ListeningSocket::replace(&path, MODE, None)
-            }
-            bound => bound,
-        };
-        Self::listen(listening?, metrics)
-    }
-
-    /// Listens as [`Control::bind`] does, in the place of a keeper that has handed everything over and leaves
-    /// the name. It fails while that has the port for metrics.
-    pub(crate) fn replace(socket: &Path, metrics: Option<SocketAddr>) -> Result<Self, ServeError> {
         let metrics = listen_for_metrics(metrics)?;
         Self::listen(ListeningSocket::replace(&control_path(socket), MODE, None)?, metrics)
     }
@@ -124,16 +106,6 @@ impl Control {
         self.shared.is_left.store(true, Ordering::Relaxed);
     }
 
-    /// Goes on with the sockets of a keeper that has died.
-    pub(crate) fn inherit(
-        socket: &Path,
-        control: OwnedFd,
-        metrics: Option<OwnedFd>,
-    ) -> Result<Self, ServeError> {
-        let listening = ListeningSocket::inherit(&control_path(socket), control, true);
-        Self::listen(listening, metrics.map(TcpListener::from))
-    }
-
     fn listen(
         listening: ListeningSocket,
         metrics: Option<TcpListener>,
@@ -141,13 +113,9 @@ impl Control {
         let wait = ServeError::Wait;
         let (bell, stop) = (Doorbell::new().map_err(wait)?, Doorbell::new().map_err(wait)?);
         let is_left = AtomicBool::new(false);
-        let clone = |socket: BorrowedFd<'_>| socket.try_clone_to_owned().map_err(wait);
-        let sockets = [
-            Some(clone(listening.listener.as_fd())?),
-            metrics.as_ref().map(|listener| clone(listener.as_fd())).transpose()?,
-        ];
+        let other = metrics.as_ref().map(TcpListener::try_clone).transpose().map_err(wait)?;
         let asked = Mutex::new(Some(Vec::new()));
-        let shared = Arc::new(Shared { sockets, asked, bell, stop, is_left });
+        let shared = Arc::new(Shared { metrics: other, asked, bell, stop, is_left });
         let mut control = Self { shared, metrics: None, threads: Vec::new() };
         let (shared, set) = (control.shared.clone(), control.waits_for(&listening.listener)?);
         control.start(move || {
@@ -175,9 +143,12 @@ impl Control {
         Ok(set)
     }
 
-    /// Returns the sockets for questions and for metrics.
-    pub(crate) fn sockets(&self) -> [Option<BorrowedFd<'_>>; 2] {
-        self.shared.sockets.each_ref().map(|socket| socket.as_ref().map(AsFd::as_fd))
+    /// Leaves the port for metrics to the next server.
+    pub(crate) fn close_metrics(&self) {
+        if let Some(listener) = self.shared.metrics.as_ref().and_then(|it| it.try_clone().ok()) {
+            // std has shutdown(2) for streams alone. It fails if that is done already.
+            let _ = TcpStream::from(OwnedFd::from(listener)).shutdown(Shutdown::Both);
+        }
     }
 
     fn start(&mut self, work: impl FnOnce() + Send + 'static) -> Result<(), ServeError> {
@@ -187,7 +158,7 @@ impl Control {
     }
 
     /// Takes what was asked since the last call.
-    pub(crate) fn take(&self) -> io::Result<Vec<Asked>> {
+    pub(crate) fn take(&self) -> io::Result<Vec<ControlRequest>> {
         self.shared.bell.silence()?;
         Ok(lock(&self.shared.asked).as_mut().map(std::mem::take).unwrap_or_default())
     }
@@ -199,10 +170,23 @@ impl Control {
 }
 
 fn listen_for_metrics(address: Option<SocketAddr>) -> Result<Option<TcpListener>, ServeError> {
-    let bind = |address| {
-        TcpListener::bind(address).map_err(|cause| ServeError::Metrics { address, cause })
-    };
-    address.map(bind).transpose()
+    let Some(address) = address else { return Ok(None) };
+    let until = Instant::now() + PORT_WITHIN;
+    loop {
+        match TcpListener::bind(address) {
+            // Of a server that ends just now.
+            Err(cause)
+                if cause.kind() == io::ErrorKind::AddrInUse
+                    && address.port() != 0
+                    && Instant::now() < until =>
+            {
+                thread::sleep(Duration::from_millis(10));
+            }
+            bound => {
+                return bound.map(Some).map_err(|cause| ServeError::Metrics { address, cause });
+            }
+        }
+    }
 }
 
 /// It can be waited for: something was asked.
@@ -369,40 +353,30 @@ impl Shared {
             (line, _) if line.starts_with(b"GET ") => return self.serve_metrics(stream, line),
             (b"status", _) if is_near => Request::Status,
             (b"drain", _) if is_near => Request::Drain,
-            (line, _) if is_near && line == LEAVE_METRICS.as_bytes().trim_ascii() => {
-                self.leave_metrics();
-                Request::Status
-            }
-            (b"take-over", Some(socket)) if is_near => Request::TakeOver(socket),
+            (b"stop", _) if is_near => Request::Stop,
             (line, Some(socket)) if is_near && let Some(session) = session_of(line) => {
                 Request::Memory(session, socket)
             }
             _ => {
-                let text = "{\"error\":\"the server knows `status`, `drain`, `take-over` and `memory`\"}\n";
+                let text =
+                    "{\"error\":\"the server knows `status`, `drain`, `stop` and `memory`\"}\n";
                 return answer(stream, text);
             }
         };
         let mut text = match self.ask(asked) {
-            Some(status) => serde_json::to_string(&status)?,
+            Some(Ok(status)) => serde_json::to_string(&status)?,
+            Some(Err(error)) => serde_json::to_string(&Refused { error })?,
             None => "{\"error\":\"the keeper does not answer\"}".to_owned(),
         };
         text.push('\n');
         answer(stream, &text)
     }
 
-    /// Leaves the port for metrics to the next server, though another process may have a descriptor of it too.
-    fn leave_metrics(&self) {
-        if let Some(listener) = self.sockets[1].as_ref().and_then(|fd| fd.try_clone().ok()) {
-            // std has shutdown(2) for streams alone. It fails if that is done already.
-            let _ = TcpStream::from(listener).shutdown(Shutdown::Both);
-        }
-    }
-
     fn serve_metrics(&self, stream: &UnixStream, line: &[u8]) -> io::Result<()> {
         let is_known = line.split(|byte| *byte == b' ').nth(1) == Some(b"/metrics");
         let (state, body) = match is_known.then(|| self.ask(Request::Status)) {
-            Some(Some(status)) => ("200 OK", status.metrics()),
-            Some(None) => ("503 Service Unavailable", "the keeper does not answer\n".to_owned()),
+            Some(Some(Ok(status))) => ("200 OK", status.metrics()),
+            Some(_) => ("503 Service Unavailable", "the keeper does not answer\n".to_owned()),
             None => ("404 Not Found", "metrics are at /metrics\n".to_owned()),
         };
         let len = body.len();
@@ -413,9 +387,9 @@ impl Shared {
         answer(stream, &text)
     }
 
-    fn ask(&self, request: Request) -> Option<Status> {
+    fn ask(&self, request: Request) -> Option<Answer> {
         let (answer, answered) = sync_channel(1);
-        lock(&self.asked).as_mut()?.push(Asked { request, answer });
+        lock(&self.asked).as_mut()?.push(ControlRequest { request, answer });
         self.bell.ring().ok()?;
         answered.recv_timeout(ANSWER).ok()
     }
@@ -427,7 +401,7 @@ fn session_of(line: &[u8]) -> Option<u64> {
 }
 
 /// An answer that is no status.
-#[derive(Deserialize)]
+#[derive(Serialize, Deserialize)]
 struct Refused {
     error: String,
 }
@@ -442,13 +416,16 @@ fn ask(socket: &Path, line: &str) -> Result<Status, ServeError> {
         .and_then(|()| stream.write_all(line.as_bytes()))
         .and_then(|()| stream.read_to_string(&mut answer))
         .map_err(failed)?;
+    if answer.is_empty() {
+        return Err(failed(io::ErrorKind::UnexpectedEof.into()));
+    }
     serde_json::from_str(&answer).map_err(|_| {
         let answer = serde_json::from_str::<Refused>(&answer).map_or(answer, |it| it.error);
         failed(io::Error::other(answer.trim().to_owned()))
     })
 }
 
-/// Returns what the server that listens on `socket` is doing.
+/// Returns the status of the server that listens on `socket`.
 ///
 /// # Errors
 /// [`ServeError::Ask`] if there is none, it does not answer, or this user may not ask.
@@ -456,8 +433,7 @@ pub fn status(socket: &Path) -> Result<Status, ServeError> {
     ask(socket, "status\n")
 }
 
-/// Lets the server that listens on `socket` accept no machine any more, and end when the last one has.
-/// Returns what it was doing then.
+/// Lets the server that listens on `socket` accept no VM any more, and end when the last one has. Returns its status then.
 ///
 /// # Errors
 /// As of [`status`].
@@ -465,20 +441,30 @@ pub fn drain(socket: &Path) -> Result<Status, ServeError> {
     ask(socket, "drain\n")
 }
 
-/// Takes everything over from the keeper that listens on `socket`, if it serves the same image. `will_absorb` is called
-/// before with the folder where that keeps its machines.
-pub(crate) fn take_over(
-    socket: &Path,
-    image: &str,
-    will_absorb: impl FnOnce(&Path) -> io::Result<()>,
-) -> Result<Estate, ServeError> {
-    let path = control_path(socket);
-    connect(&path, "take-over\n")
-        .and_then(|keeper| takeover::take(&keeper, image, will_absorb))
-        .map_err(|cause| ServeError::Ask { path, cause })
+/// Returns the status of a server that has a socket, unless it drains.
+pub(crate) fn server_at(socket: &Path) -> Result<Option<Status>, ServeError> {
+    match status(socket) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        status => Ok(Some(status?).filter(|status| !status.is_draining)),
+    }
 }
 
-/// Asks the keeper at a control socket for what it sends by a socket of its own. Returns that.
+/// Has the server end that had `socket` before, and waits until its VMs are this one's.
+pub(crate) fn stop(socket: &Path) -> Result<(), ServeError> {
+    match ask(socket, "stop\n") {
+        // It has ended meanwhile.
+        Err(ServeError::Ask { cause, .. }) if is_end(&cause) => Ok(()),
+        stopped => stopped.map(drop),
+    }
+}
+
+/// Returns whether an answer did not come since the server has ended.
+fn is_end(cause: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionRefused, ConnectionReset, NotFound, UnexpectedEof};
+    matches!(cause.kind(), ConnectionRefused | ConnectionReset | NotFound | UnexpectedEof)
+}
+
+/// Sends a request with a socket for the answer, and returns the other end.
 pub(crate) fn connect(path: &Path, line: &str) -> io::Result<MessageSocket> {
     let (here, there) = MessageSocket::pair()?;
     peer::send(UnixStream::connect(path)?, line.as_bytes(), &[there.as_fd()])?;

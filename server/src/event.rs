@@ -1,4 +1,4 @@
-//! What happens while machines are served: [`ServeEvent`], for a log.
+//! The events of a server: [`ServeEvent`], for a log.
 
 use serde::{Deserialize, Serialize};
 
@@ -67,7 +67,7 @@ pub enum ServeEvent {
         /// For how long it was not served, in nanoseconds.
         after_ns: u64,
     },
-    /// Another keeper serves all machines from now on.
+    /// The next server serves all VMs from now on.
     HandedOver {
         /// How many there are.
         sessions: usize,

@@ -5,59 +5,57 @@
 //! from then on its faults are answered from the image. A machine whose page cannot be produced is ended,
 //! unless [`OnFailure`] states otherwise: it never sees other bytes than those of the image.
 //!
-//! Two processes do it. The [`Keeper`] owns the socket and stores what monitors send. A [`Worker`] gets it
-//! from there, parses it and answers faults; when it dies, the keeper starts the next one, which takes over
-//! all machines. A machine notices a pause and nothing else.
+//! Two processes do it. The [`Keeper`] owns the socket and stores the messages of monitors. A [`Worker`] gets them from there,
+//! parses them and answers faults; when it dies, the keeper starts the next one, which takes over all VMs. A VM notices a
+//! pause and nothing else.
 //!
 //! | file | mechanism |
 //! |---|---|
-//! | `keeper` | [`Keeper`]: accepting monitors, storing what they send, and starting workers |
-//! | `keeper/{arrivals, workers, kept}` | its connections, its worker, and what it has others keep |
-//! | `keeper/manager` | [`ServiceManager`]: what a service manager keeps while no process of a server lives |
-//! | `keeper/{recovery, held_folder}` | [`Recovery`]: what is kept in a folder, for a server without a service manager |
-//! | `keeper/{estate, takeover}` | what one keeper has for the next, and how it hands that over |
-//! | `worker` | [`Worker`]: the machines of one image, from the handover to their end |
-//! | `worker/session` | one machine: its memory, and what becomes of it if a page fails |
-//! | `worker/dialect` | what came by a connection, from bytes to regions |
-//! | `worker/working_set` | the pages that machines touched, recorded and read |
-//! | `worker/huge`, `keeper/huge` | huge pages for machines whose pages are small: found, and made |
-//! | `link`, `connection` | the messages between the two, and what came by one connection |
-//! | `sandbox` | what a worker may do |
-//! | `totals` | [`Totals`]: what was done by all processes of a server |
-//! | `socket`, `control`, `status` | the socket that monitors connect to, and the one for questions |
-//! | `capture`, `capture/pages` | the memory of a machine as it is now, for an image of it, and its pages |
-//! | `offload` | [`Offload`]: restoring machines of Cloud Hypervisor, which asks for pages itself |
+//! | `keeper` | [`Keeper`]: the one way in, accepting clients and storing them |
+//! | `keeper/{accept, worker, room}` | its clients, its worker, and its limits |
+//! | `keeper/store/{folder, systemd}` | records of VMs that outlive both processes |
+//! | `machine` | a client and its states: arriving, offered, served |
+//! | `messages` | the messages between the two processes |
+//! | `worker` | [`Worker`]: the VMs of one image, from the offer to their end |
+//! | `worker/session` | one VM: its memory, and its end if a page fails |
+//! | `worker/{protocol, firecracker}` | the message of a client, from bytes to regions |
+//! | `worker/open_image` | the image, and the rights that a worker gives up |
+//! | `worker/working_set` | the pages that VMs touched, recorded and read |
+//! | `worker/huge`, `keeper/huge` | huge pages for VMs whose pages are small: found, and made |
+//! | `sandbox` | the rights of a worker |
+//! | `socket`, `control`, `status`, `metrics` | the socket of monitors, the one for questions, and the answers |
+//! | `live_diff/{session, pages}` | the memory of a VM at one moment, for an image of it |
+//! | `cloud_hypervisor` | [`Offload`]: restoring VMs of Cloud Hypervisor, which asks for pages itself |
 //! | `event`, `options`, `error` | [`ServeEvent`], [`ServerOptions`] and [`OnFailure`], [`ServeError`] |
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::too_many_lines))]
 
-mod capture;
-mod connection;
+mod cloud_hypervisor;
 mod control;
 mod error;
 mod event;
 mod keeper;
-mod link;
-mod offload;
+mod live_diff;
+mod machine;
+mod messages;
+mod metrics;
 mod options;
 mod sandbox;
 mod socket;
 mod status;
-mod totals;
 mod worker;
 
-pub use capture::{CapturedPages, SessionMemory};
+pub use cloud_hypervisor::{Offload, Offloaded};
 pub use control::{control_path, drain, status};
 pub use error::ServeError;
 pub use event::ServeEvent;
-pub use keeper::estate::Estate;
-pub use keeper::manager::{Passed, ServiceManager};
-pub use keeper::recovery::Recovery;
+pub use keeper::store::systemd::{ServiceManager, SystemdDescriptors};
 pub use keeper::{Keeper, Served};
-pub use offload::{Offload, Offloaded};
-pub use options::{OnFailure, Prefetch, ServerOptions};
+pub use live_diff::pages::CapturedPages;
+pub use live_diff::session::SessionMemory;
+pub use metrics::Totals;
+pub use options::{OnFailure, Prefetch, Recover, ServerOptions};
 pub use sandbox::{Sandbox, credential_files};
 pub use status::{SessionStats, SessionStatus, Status};
-pub use totals::Totals;
-pub use worker::dialect::firecracker::regions;
+pub use worker::firecracker::regions;
 pub use worker::{Worker, WorkerStart};

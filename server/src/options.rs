@@ -43,7 +43,8 @@ pub struct ServerOptions {
     pub(crate) requests: RequestOptions,
     pub(crate) share: Option<ByteLen>,
     pub(crate) sandbox: bool,
-    pub(crate) recover: Option<PathBuf>,
+    pub(crate) recover: Recover,
+    pub(crate) take_over: bool,
     pub(crate) budget: Budget,
     pub(crate) descriptors: Option<u64>,
 }
@@ -59,6 +60,18 @@ pub enum Prefetch {
     File(PathBuf),
     /// None.
     No,
+}
+
+/// The place of the records of VMs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Recover {
+    /// None.
+    #[default]
+    No,
+    /// A folder, best of files in memory (tmpfs). Servers of other sockets may have the same.
+    Folder(PathBuf),
+    /// The descriptor store of the service manager that started this process.
+    ServiceManager,
 }
 
 impl Default for ServerOptions {
@@ -81,7 +94,8 @@ impl Default for ServerOptions {
             requests: RequestOptions::default(),
             share: None,
             sandbox: true,
-            recover: None,
+            recover: Recover::default(),
+            take_over: false,
             budget: Budget::default(),
             descriptors: None,
         }
@@ -233,11 +247,18 @@ impl ServerOptions {
         self
     }
 
-    /// Sets a folder in which is kept what it takes to serve machines again after both processes were killed
-    /// ([`Recovery`](crate::Recovery)); by default it is not. Files in memory (tmpfs) are the fastest.
+    /// Sets the place of the records by which a server serves VMs on after both processes of an earlier one were killed: by
+    /// default there are none.
     #[must_use]
-    pub fn recover(mut self, folder: impl Into<Option<PathBuf>>) -> Self {
-        self.recover = folder.into();
+    pub fn recover(mut self, recover: Recover) -> Self {
+        self.recover = recover;
+        self
+    }
+
+    /// Has the server that is there end, and takes its VMs: an upgrade. By default it is an error that one is there.
+    #[must_use]
+    pub fn take_over(mut self, take_over: bool) -> Self {
+        self.take_over = take_over;
         self
     }
 }

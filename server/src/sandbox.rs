@@ -1,23 +1,20 @@
-//! What a worker may do: [`Sandbox`]. It parses what monitors send and reads images that may be forged, so it
-//! has no right that it does not need. What needs more is the keeper's, which stays outside.
+//! The rights of a worker: [`Sandbox`]. It parses messages of monitors and reads images that may be forged, so it has no right
+//! that it does not need. The keeper has the others, and stays outside.
 //!
-//! Three walls, each for itself. Capabilities: none, and no program gets more. Landlock: the files of the
-//! image are read, the folder of `--record` is written, and this program can be started again, which the
-//! worker does when it takes the place of a dead keeper. Seccomp: threads that answer faults have the calls
-//! of memory, waiting and reading; the main thread also those of files, of starting a process, and of sockets
-//! that it was handed. No thread makes or connects a socket, so that a worker of root's reaches no other
-//! service; for an image in object storage they make those of the network, and no others. A call that is
-//! not on the list ends the process with a line that has its number, and the next worker takes over: an
+//! Three walls, each for itself. Capabilities: none. Landlock: the files of the image are read, and the folder of `--record` is
+//! written. Seccomp: threads that answer faults have the calls of memory, waiting and reading; the main thread also the calls of
+//! files and of sockets that it was handed. No thread starts a program, accepts a connection, or makes or connects a socket, so
+//! that a worker of root's reaches no other service; for an image in object storage they make sockets of the network, and no
+//! others. A call that is not on the list ends the process with a line that has its number, and the next worker takes over: an
 //! answer instead would hide a list that is too short.
 //!
-//! A process that restores one machine ([`Offload::sandbox`](crate::Offload::sandbox)) has the same walls.
+//! A process that restores one VM ([`Offload::sandbox`](crate::Offload::sandbox)) has the same walls.
 //!
-//! Scopes of signals are left out: without a keeper, the worker ends machines itself.
+//! Scopes of signals are left out: without a keeper, the worker ends VMs itself.
 //! Source: landlock(7), seccomp(2), capabilities(7), ioctl_userfaultfd(2).
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -35,10 +32,8 @@ use uzone_os::privilege;
 
 /// What is asked for of Landlock; a kernel that knows less confines less.
 const LANDLOCK: ABI = ABI::V10;
-/// What a program needs to start, beside its own file and libraries.
-const LOADER: [&str; 2] = ["/etc/ld.so.cache", "/etc/ld.so.preload"];
-/// Where libraries are, for a process that may not read which it has.
-const LIBRARIES: [&str; 4] = ["/lib", "/lib64", "/usr/lib", "/usr/lib64"];
+/// The libraries that the C library loads when it looks up the name of a server, and their list.
+const LIBRARIES: [&str; 5] = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache"];
 
 /// Where the names and certificates of servers are, and what the C library reads to look them up.
 const NETWORK: [&str; 9] = [
@@ -221,26 +216,6 @@ pub(crate) enum Beside {
 /// How the reasons start why there is no filter of system calls.
 const SECCOMP: &str = "seccomp";
 
-/// Returns the files that a program is started from: this one, and its libraries.
-fn program_files() -> Vec<PathBuf> {
-    let mut files = vec![PathBuf::from("/proc/self/exe")];
-    let Ok(maps) = fs::read_to_string("/proc/self/maps") else {
-        // Another worker started this one: what it may not, this one may not either.
-        files.extend(LIBRARIES.map(PathBuf::from));
-        return files;
-    };
-    for line in maps.lines() {
-        let mut parts = line.splitn(6, ' ');
-        let is_code = parts.nth(1).is_some_and(|access| access.contains('x'));
-        let path = parts.nth(3).map(str::trim_start).filter(|path| path.starts_with('/'));
-        if let Some(path) = path.map(PathBuf::from).filter(|path| is_code && !files.contains(path))
-        {
-            files.push(path);
-        }
-    }
-    files
-}
-
 fn allow(
     rules: RulesetCreated,
     path: &Path,
@@ -254,7 +229,6 @@ fn allow(
 /// Restricts this thread to some files. Returns what the kernel has of Landlock.
 fn restrict(files: &Files) -> Result<LandlockStatus, RulesetError> {
     let read = make_bitflags!(AccessFs::{ReadFile});
-    let run = make_bitflags!(AccessFs::{ReadFile | Execute});
     let change = make_bitflags!(AccessFs::{
         ReadFile | WriteFile | Truncate | ReadDir | MakeReg | RemoveFile
     });
@@ -263,13 +237,9 @@ fn restrict(files: &Files) -> Result<LandlockStatus, RulesetError> {
         rules = rules.handle_access(AccessNet::from_all(LANDLOCK))?;
     }
     let mut rules = rules.scope(Scope::AbstractUnixSocket)?.create()?;
-    for path in files.read.iter().map(PathBuf::as_path).chain(LOADER.map(Path::new)) {
+    let libraries = LIBRARIES.map(Path::new).into_iter().filter(|_| files.is_remote);
+    for path in files.read.iter().map(PathBuf::as_path).chain(libraries) {
         rules = allow(rules, path, read)?;
-    }
-    // The C library loads more when it looks up the name of a server.
-    let libraries = LIBRARIES.map(PathBuf::from).into_iter().filter(|_| files.is_remote);
-    for path in program_files().into_iter().chain(libraries) {
-        rules = allow(rules, &path, run)?;
     }
     for folder in &files.written {
         rules = allow(rules, folder, change)?;
@@ -415,7 +385,7 @@ const WRITING: &[i64] = &[libc::SYS_recvfrom, libc::SYS_shutdown];
 /// `cachestat(2)` of Linux 6.5: asm-generic/unistd.h.
 const CACHESTAT: i64 = 451;
 
-/// What the main thread has beside these: files, processes, and sockets that it was handed.
+/// The calls of the main thread beside these: of files, and of sockets that it was handed.
 const MAIN: &[i64] = &[
     // Files: which of them, Landlock decides.
     libc::SYS_newfstatat,
@@ -424,7 +394,6 @@ const MAIN: &[i64] = &[
     libc::SYS_openat2,
     libc::SYS_readlinkat,
     libc::SYS_getcwd,
-    libc::SYS_mkdirat,
     libc::SYS_flock,
     libc::SYS_utimensat,
     libc::SYS_getdents64,
@@ -439,11 +408,7 @@ const MAIN: &[i64] = &[
     libc::SYS_fstatfs,
     libc::SYS_statfs,
     libc::SYS_memfd_create,
-    libc::SYS_dup,
-    libc::SYS_dup3,
-    libc::SYS_pipe2,
     // Sockets that there are.
-    libc::SYS_accept4,
     libc::SYS_recvmsg,
     libc::SYS_recvfrom,
     libc::SYS_shutdown,
@@ -451,16 +416,7 @@ const MAIN: &[i64] = &[
     libc::SYS_setsockopt,
     libc::SYS_getsockname,
     libc::SYS_getpeername,
-    // The next worker, for one that takes the place of its keeper.
-    libc::SYS_clone,
-    libc::SYS_execve,
-    libc::SYS_wait4,
-    libc::SYS_waitid,
-    libc::SYS_kill,
-    libc::SYS_tgkill,
-    libc::SYS_pidfd_open,
-    libc::SYS_setpgid,
-    libc::SYS_set_tid_address,
+    // This process.
     libc::SYS_uname,
     libc::SYS_sysinfo,
     libc::SYS_getuid,
@@ -468,15 +424,9 @@ const MAIN: &[i64] = &[
     libc::SYS_getgid,
     libc::SYS_getegid,
     libc::SYS_getppid,
-    libc::SYS_umask,
     // Its own sandbox, which can only be narrower.
     libc::SYS_prctl,
-    libc::SYS_capget,
-    libc::SYS_capset,
     libc::SYS_seccomp,
-    libc::SYS_landlock_create_ruleset,
-    libc::SYS_landlock_add_rule,
-    libc::SYS_landlock_restrict_self,
 ];
 
 /// The older forms of calls, which x86-64 has still.
@@ -491,11 +441,6 @@ const MAIN_OLD: &[i64] = &[
     libc::SYS_readlink,
     libc::SYS_rename,
     libc::SYS_unlink,
-    libc::SYS_mkdir,
-    libc::SYS_dup2,
-    libc::SYS_fork,
-    libc::SYS_vfork,
-    libc::SYS_arch_prctl,
 ];
 #[cfg(not(target_arch = "x86_64"))]
 const ANSWERING_OLD: &[i64] = &[];
@@ -585,6 +530,8 @@ mod tests {
     use std::os::unix::net::{UnixDatagram, UnixStream};
     use std::os::unix::process::ExitStatusExt;
     use std::process::Command;
+
+    use std::fs;
 
     use super::*;
 

@@ -37,7 +37,7 @@ pub(crate) struct ListeningSocket {
 }
 
 /// Waits until no other server makes a socket in a folder; not for long, since any user may hold that up.
-fn turn_in(folder: Option<&Path>) -> Option<File> {
+pub(crate) fn turn_in(folder: Option<&Path>) -> Option<File> {
     let folder = folder.filter(|folder| !folder.as_os_str().is_empty());
     let lock = File::open(folder.unwrap_or(Path::new("."))).ok()?;
     let begun = Instant::now();
@@ -126,22 +126,12 @@ impl ListeningSocket {
         Ok(Self { listener, path: path.to_owned(), file, is_left: false })
     }
 
-    /// Goes on with the socket of another process, which left it. Its name is this process's to remove if
-    /// `is_named`.
-    pub(crate) fn inherit(path: &Path, fd: OwnedFd, is_named: bool) -> Self {
-        let (listener, file) = (UnixListener::from(fd), file_at(path));
-        Self { listener, path: path.to_owned(), file, is_left: !is_named }
-    }
-
-    /// Returns the descriptor, and leaves the name.
-    pub(crate) fn into_fd(mut self) -> io::Result<OwnedFd> {
-        self.is_left = true;
-        Ok(self.listener.try_clone()?.into())
-    }
-
-    /// Returns whether there was a file with the name when this process got the socket.
-    pub(crate) fn has_file(&self) -> bool {
-        self.file.is_some()
+    /// Takes the socket that a service manager passed. Its name is this process's to remove if `is_named`.
+    pub(crate) fn passed(path: &Path, fd: OwnedFd, is_named: bool) -> Result<Self, ServeError> {
+        let listener = UnixListener::from(fd);
+        // A socket that the manager made may wait.
+        listener.set_nonblocking(true).map_err(ServeError::at("listen on", path))?;
+        Ok(Self { listener, path: path.to_owned(), file: file_at(path), is_left: !is_named })
     }
 
     /// Returns whether the name is this process's to remove.

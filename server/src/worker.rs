@@ -1,10 +1,12 @@
-//! Answering the faults of machines: [`Worker`]. One thread waits for connections, which a keeper hands
-//! over, and for the end of machines; faults are answered by the threads of an [`uzone_fault::Engine`].
+//! Answering the faults of VMs: [`Worker`]. One thread waits for clients, which the keeper offers, and for the end of VMs;
+//! faults are answered by the threads of an [`uzone_fault::Engine`]. When the keeper dies, the worker answers on for the VMs
+//! that it has, takes no other, and ends with the last one, or when the next keeper ends it.
 
-mod captures;
-pub(crate) mod dialect;
+pub(crate) mod firecracker;
 mod huge;
-mod opening;
+mod live_diff;
+mod open_image;
+pub(crate) mod protocol;
 mod session;
 mod working_set;
 
@@ -19,26 +21,25 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use uzone_attach::protocol::{Reply, Request, VERSION};
-use uzone_fault::{AdoptedMemory, Backing, MapError, RemoteRegion, SharedBacking};
+use uzone_fault::{AdoptedMemory, Backing, MapError, SharedBacking};
 use uzone_os::Vaddr;
 use uzone_os::descriptors::is_shortage;
 use uzone_os::uffd::{EventLog, EventSet, LoggedEvents, Remote};
 use uzone_os::unix_socket::MessageSocket;
 use uzone_pages::ByteLen;
 
-use self::captures::Client;
-use self::dialect::{Memory, Said};
 use self::huge::Finder;
-use self::opening::Opened;
+use self::live_diff::Client;
+use self::open_image::Opened;
+use self::protocol::{Memory, Message};
 use self::session::Session;
-use crate::connection::Connection;
 use crate::error::ServeError;
 use crate::event::ServeEvent;
-use crate::keeper::estate::{Estate, Heirlooms};
-use crate::link::{self, Order, Report, SHORTAGE, Titled};
+use crate::machine::Machine;
+use crate::messages::{self, Order, Report, SESSIONS, SHORTAGE, Titled};
+use crate::metrics::Totals;
 use crate::options::{OnFailure, ServerOptions};
 use crate::sandbox::Sandbox;
-use crate::totals::Totals;
 
 /// The key of the keeper; sessions have their numbers, which start at 1, and clients that read the memory of a
 /// session numbers with this bit.
@@ -47,8 +48,6 @@ const CLIENT: u64 = 1 << 63;
 /// How often a machine is probed whose monitor ended before it did.
 const PROBE: Duration = Duration::from_millis(200);
 
-/// How long a service manager may take to end what is left of a server.
-const MANAGER_WITHIN: Duration = Duration::from_secs(2);
 /// Why a machine is not served.
 const NO_DESCRIPTORS: &str = "a process of this server has as many descriptors as it may, or the system has: raise \
                               the hard limit (LimitNOFILE= of a unit, or `ulimit -Hn`)";
@@ -72,7 +71,7 @@ impl WorkerStart {
     /// [`ServeError::Wait`] if that is no such descriptor, or the keeper has ended.
     pub fn receive(keeper: OwnedFd) -> Result<Self, ServeError> {
         let keeper = MessageSocket::from_fd(keeper).map_err(ServeError::Wait)?;
-        let Titled { title, fds, .. } = link::receive(&keeper).map_err(ServeError::Wait)?;
+        let Titled { title, fds, .. } = messages::receive(&keeper).map_err(ServeError::Wait)?;
         let Order::Start { names, has_machines } = title else {
             return Err(ServeError::Wait(io::ErrorKind::InvalidData.into()));
         };
@@ -100,8 +99,6 @@ pub struct Worker {
     /// The clients that read the memory of a session, by their keys.
     clients: HashMap<u64, Client>,
     next_client: u64,
-    /// What the next keeper needs, should this one die.
-    heirlooms: Option<Heirlooms>,
     /// Sessions whose monitor has ended.
     orphans: Vec<u64>,
     recorded: Instant,
@@ -141,7 +138,6 @@ impl Worker {
             sessions: HashMap::new(),
             clients: HashMap::new(),
             next_client: CLIENT,
-            heirlooms: None,
             orphans: Vec::new(),
             recorded: Instant::now(),
             huge: Finder::new(),
@@ -156,91 +152,71 @@ impl Worker {
         &self.opened.sandbox
     }
 
-    /// Serves the machines that the keeper hands over. Returns when that has ended: [`Worker::into_estate`] is what
-    /// it leaves. Without a keeper it returns at once.
+    /// Serves the VMs that the keeper offers. Returns when the keeper and all VMs have ended. Without a keeper it returns
+    /// at once.
     ///
     /// # Errors
     /// [`ServeError::Wait`] if the system refuses to wait.
     pub fn run(&mut self) -> Result<(), ServeError> {
         let Some(keeper) = self.keeper.clone() else { return Ok(()) };
         self.set.add(&*keeper, KEEPER).map_err(ServeError::Wait)?;
-        let mut ready = Vec::new();
         let (names, files): (Vec<_>, Vec<_>) =
             self.opened.files.iter().map(|(name, file)| (name.clone(), file.as_fd())).unzip();
         let (image, path, sandbox) =
             (self.opened.image.clone(), self.opened.path.clone(), self.opened.sandbox.clone());
         let opened = Report::Opened { image, path, names, sandbox };
-        let mut is_kept = link::send_patiently(&keeper, &opened, &files)
-            .and_then(|()| link::send(&keeper, &Report::Next, &[]))
+        let mut has_keeper = messages::send_patiently(&keeper, &opened, &files)
+            .and_then(|()| messages::send(&keeper, &READY, &[]))
             .is_ok();
-        while is_kept {
+        let mut ready = Vec::new();
+        while has_keeper || !self.sessions.is_empty() {
             self.wait(&mut ready)?;
             for &key in &ready {
                 if key & CLIENT != 0 {
                     if !self.hear(key) {
                         self.forget_client(key);
                     }
-                    continue;
-                }
-                if key != KEEPER {
+                } else if key != KEEPER {
                     self.monitor_ended(key);
-                    continue;
-                }
-                // A malformed message comes from a keeper of another version.
-                is_kept = match link::receive_any(&keeper) {
-                    Ok(order) if order.lacks_fds => decline(&keeper, &order.title),
-                    Ok(order) => self.obey(&keeper, order),
-                    Err(cause) if is_shortage(&cause) => {
-                        thread::sleep(SHORTAGE);
-                        true
+                } else if has_keeper {
+                    has_keeper = self.hear_keeper(&keeper);
+                    if !has_keeper {
+                        // It stays ready.
+                        let _ = self.set.remove(&*keeper);
                     }
-                    Err(_) => false,
-                };
+                }
             }
             self.end_slow_captures();
             if !self.sessions.is_empty() && self.told.elapsed() >= TELL_EVERY {
-                self.tell(&keeper);
+                self.tell(&keeper, false);
             }
             for (number, blocks) in self.huge.find(&mut self.sessions) {
                 let blocks = blocks.into_iter().map(Vaddr::get).collect();
                 // Without a keeper there is no right to it either.
-                let _ = link::send(&keeper, &Report::Blocks(number, blocks), &[]);
+                let _ = messages::send(&keeper, &Report::Blocks(number, blocks), &[]);
             }
             self.end_the_gone(|event| {
                 // Without a keeper there is no log.
-                let _ = link::send(&keeper, &Report::Event(event), &[]);
+                let _ = messages::send(&keeper, &Report::Event(event), &[]);
             });
         }
         Ok(())
     }
 
-    /// Stops answering, and returns everything for a keeper that takes the place of the one that has ended
-    /// ([`Keeper::inherit`](crate::Keeper::inherit)).
-    ///
-    /// Under a service manager it answers faults for two seconds more before that: a manager that ends what
-    /// is left of a server, and starts it again, does so by then.
-    #[must_use]
-    pub fn into_estate(self) -> Option<Estate> {
-        if self.heirlooms.as_ref().is_some_and(|heirlooms| heirlooms.manager.is_some()) {
-            thread::sleep(MANAGER_WITHIN);
+    /// Obeys the next order of the keeper. Returns whether it is there.
+    fn hear_keeper(&mut self, keeper: &Arc<MessageSocket>) -> bool {
+        match messages::receive_any(keeper) {
+            Ok(order) if order.lacks_fds => decline(keeper, &order.title),
+            Ok(order) => self.obey(keeper, order),
+            Err(cause) if is_shortage(&cause) => {
+                thread::sleep(SHORTAGE);
+                true
+            }
+            Err(_) => false,
         }
-        let totals = self.totals();
-        let mut heirlooms = self.heirlooms?;
-        heirlooms.totals.add(&totals);
-        let sessions = self.sessions.into_iter();
-        // Each stops reading events before its log goes on.
-        let connections = sessions.map(|(number, session)| {
-            let mut connection = session.into_connection();
-            // A worker of the next keeper may find another one.
-            connection.image.get_or_insert(self.opened.image.clone());
-            (number, connection)
-        });
-        let connections = connections.collect();
-        let (is_confined, files) = (true, self.opened.files);
-        Some(Estate { is_confined, files, ..Estate::new(heirlooms, connections) })
     }
 
-    /// Returns what this process has done.
+    /// Returns the totals of this process.
     fn totals(&self) -> Totals {
         let mut totals = self.ended.clone();
         let cache = self.opened.cache.counts();
@@ -251,11 +227,18 @@ impl Worker {
         totals
     }
 
-    /// Tells the keeper what this process has done.
-    fn tell(&mut self, keeper: &MessageSocket) {
+    /// Tells the keeper the totals of this process, and the counts of all sessions. Returns whether it is there.
+    fn tell(&mut self, keeper: &MessageSocket, with_sessions: bool) -> bool {
         self.told = Instant::now();
-        // Without a keeper, it is in what this process leaves.
-        let _ = link::send(keeper, &Report::Totals(self.totals()), &[]);
+        let totals = self.totals();
+        let of_each = self.sessions.iter().filter(|_| with_sessions);
+        let all: Vec<_> = of_each.map(|(number, session)| (*number, session.stats())).collect();
+        let parts = all.chunks(SESSIONS).map(<[_]>::to_vec);
+        let mut parts = parts.chain(all.is_empty().then(Vec::new));
+        parts.all(|sessions| {
+            let stats = Report::Stats { totals: totals.clone(), sessions };
+            messages::send(keeper, &stats, &[]).is_ok()
+        })
     }
 
     fn wait(&self, ready: &mut Vec<u64>) -> Result<(), ServeError> {
@@ -315,18 +298,18 @@ impl Worker {
         }
     }
 
-    /// Does what the keeper asks for, and asks for more. Returns whether the keeper is there.
+    /// Obeys an order of the keeper, and asks for more. Returns whether the keeper is there.
     fn obey(&mut self, keeper: &Arc<MessageSocket>, order: Titled<Order>) -> bool {
+        let mut no_room = None;
         match order.title {
-            Order::Keep { .. } => match Heirlooms::take(order) {
-                Some(heirlooms) => self.heirlooms = Some(heirlooms),
-                None => return false,
-            },
-            Order::Take(kept) => match Connection::from_kept(&kept, order.fds, order.bytes) {
-                Some((number, _)) if self.sessions.contains_key(&number) => {}
-                Some((number, connection)) => self.take(keeper, number, connection),
-                None => return false,
-            },
+            Order::Serve(offer) => {
+                let number = offer.session;
+                match Machine::of_offer(offer, order.fds, order.bytes) {
+                    Some(_) if self.sessions.contains_key(&number) => {}
+                    Some(machine) => no_room = self.take(keeper, number, machine),
+                    None => return false,
+                }
+            }
             Order::Capture(session) => {
                 let mut fds = order.fds.into_iter();
                 let parts = fds.next().zip(fds.next());
@@ -346,48 +329,52 @@ impl Worker {
             }
             // It comes before all else.
             Order::Start { .. } => return false,
-            // It comes after a report that was waited for.
-            Order::Log { .. } => return true,
             Order::Stats => {
-                self.tell(keeper);
-                for (number, session) in &self.sessions {
-                    let stats = Report::Stats(*number, session.stats());
-                    if link::send(keeper, &stats, &[]).is_err() {
-                        return false;
-                    }
+                if !self.tell(keeper, true) {
+                    return false;
                 }
             }
         }
-        link::send(keeper, &Report::Next, &[]).is_ok()
+        messages::send(keeper, &Report::Ready { no_room }, &[]).is_ok()
     }
 
-    /// Takes a connection, whose message may not be whole yet.
-    fn take(&mut self, keeper: &Arc<MessageSocket>, number: u64, connection: Connection) {
-        let pid = connection.peer.pid();
-        let stream = connection.stream.try_clone();
-        let is_program = connection.is_program();
-        let reason = match dialect::read(&connection) {
-            Ok(Said::Part) => return,
-            Ok(Said::Asks(request)) => self.answer(&connection, &request),
-            Ok(Said::Memory(memory)) => self.serve(keeper, number, connection, memory),
-            // A probe of whether there is a server.
-            Err(_) if connection.bytes.is_empty() && !connection.has_descriptors() => {
-                let _ = link::send(keeper, &Report::Probe(number), &[]);
-                return;
-            }
+    /// Takes a client, whose message may not be whole yet. Returns its number if there is no room for its log.
+    fn take(
+        &mut self,
+        keeper: &Arc<MessageSocket>,
+        number: u64,
+        mut machine: Machine,
+    ) -> Option<u64> {
+        let pid = machine.peer.pid();
+        let stream = machine.stream.try_clone();
+        let is_program = machine.is_program();
+        let reason = match protocol::read(&machine) {
+            Ok(Message::Part) => return None,
+            Ok(Message::Asks(request)) => self.answer(&machine, &request),
+            Ok(Message::Memory(memory)) => match self.check(&machine, &memory) {
+                Ok((backing, remote)) => match begin_log(keeper, number, &mut machine, &memory) {
+                    Ok(Some(log)) => {
+                        self.serve(keeper, number, machine, (memory, backing, remote), log)
+                    }
+                    Ok(None) => return Some(number),
+                    Err(reason) => Err(reason),
+                },
+                Err(reason) => Err(reason),
+            },
             Err(error) => Err(error.to_string()),
         };
-        let Err(reason) = reason else { return };
+        let reason = reason.err()?;
         if let (true, Ok(stream)) = (is_program, stream) {
             // A program that has gone is not interested.
-            let _ = dialect::reply(&stream, &Reply::Refused { reason: reason.clone() }, None);
+            let _ = protocol::reply(&stream, &Reply::Refused { reason: reason.clone() }, None);
         }
         // If it was not sent, the keeper has ended, which the next receive finds.
-        let _ = link::send(keeper, &refused(number, pid, reason), &[]);
+        let _ = messages::send(keeper, &refused(number, pid, reason), &[]);
+        None
     }
 
     /// Answers a program that asks for the image.
-    fn answer(&mut self, connection: &Connection, request: &Request) -> Result<(), String> {
+    fn answer(&mut self, machine: &Machine, request: &Request) -> Result<(), String> {
         let Request::Attach { version, share, image, .. } = request;
         if *version != VERSION {
             return Err(format!("it asks by version {version}: this server has {VERSION}"));
@@ -407,7 +394,7 @@ impl Worker {
         };
         let (image, shares) = (self.opened.image.clone(), file.is_some());
         let reply = Reply::Image { image, len_bytes: len.get(), shares };
-        dialect::reply(&connection.stream, &reply, file.as_ref().map(AsFd::as_fd))
+        protocol::reply(&machine.stream, &reply, file.as_ref().map(AsFd::as_fd))
             .map_err(|cause| format!("it does not take the answer: {cause}"))
     }
 
@@ -422,17 +409,16 @@ impl Worker {
         Ok(shared)
     }
 
-    fn serve(
+    /// Checks that a client can be served. Returns its bytes and its userfaultfd.
+    fn check(
         &mut self,
-        keeper: &Arc<MessageSocket>,
-        number: u64,
-        connection: Connection,
-        memory: Memory,
-    ) -> Result<(), String> {
-        let peer = &connection.peer;
-        // A machine that another process served is better off with faults that are answered.
-        let is_new = connection.is_greeting() && !connection.known.must_be_served;
-        if self.options.on_failure == OnFailure::Kill && is_new && !connection.known.can_be_killed {
+        machine: &Machine,
+        memory: &Memory,
+    ) -> Result<(Arc<dyn Backing>, Remote), String> {
+        let peer = &machine.peer;
+        // A VM that another process served is better off with faults that are answered.
+        let kills = self.options.on_failure == OnFailure::Kill;
+        if kills && machine.is_new() && !machine.can_be_killed {
             return Err(format!(
                 "process {} of user {} may not be killed by this server: run it as that user, or serve \
                  with --on-failure poison or hold",
@@ -446,11 +432,22 @@ impl Worker {
         };
         // Before there is a log as long as they say.
         let has = backing.byte_len().ok_or("the image has no length")?;
-        dialect::check(&memory.regions, has).map_err(text)?;
-        let fd = connection.userfaultfd().ok_or("the userfaultfd is lost")?;
+        protocol::check(&memory.regions, has).map_err(text)?;
+        let fd = machine.userfaultfd().ok_or("the userfaultfd is lost")?;
         let fd = fd.try_clone().map_err(text)?;
-        let remote = Remote::adopt(fd).map_err(text)?;
-        let session = Session::start(self, keeper, number, connection, memory, backing, remote)?;
+        Ok((backing, Remote::adopt(fd).map_err(text)?))
+    }
+
+    fn serve(
+        &mut self,
+        keeper: &Arc<MessageSocket>,
+        number: u64,
+        machine: Machine,
+        (memory, backing, remote): (Memory, Arc<dyn Backing>, Remote),
+        log: EventLog,
+    ) -> Result<(), String> {
+        let session =
+            Session::start(self, keeper, number, machine, (memory, backing, remote), log)?;
         for fd in session.watched() {
             self.set.add(fd, number).map_err(text)?;
         }
@@ -459,51 +456,48 @@ impl Worker {
     }
 }
 
+/// The report of a worker that takes an order.
+const READY: Report = Report::Ready { no_room: None };
+
 /// Answers an order whose descriptors this process had no room for. Returns whether the keeper is there.
 fn decline(keeper: &MessageSocket, order: &Order) -> bool {
-    if let Order::Take(kept) = order {
-        let (number, pid) = (kept.session(), kept.process().0);
-        let refused = refused(number, pid, NO_DESCRIPTORS.to_owned());
-        if link::send(keeper, &refused, &[]).is_err() {
+    if let Order::Serve(offer) = order {
+        let refused = refused(offer.session, offer.pid, NO_DESCRIPTORS.to_owned());
+        if messages::send(keeper, &refused, &[]).is_err() {
             return false;
         }
     } else {
         tracing::warn!("an order of the keeper is not obeyed: {NO_DESCRIPTORS}");
     }
-    link::send(keeper, &Report::Next, &[]).is_ok()
+    messages::send(keeper, &READY, &[]).is_ok()
 }
 
-/// Makes the log of a session, and has the keeper keep it before the first event is read.
+/// Makes the log of a session, which goes on with the one of the process that served it before. The log of a VM lies in the
+/// file that the keeper made: `None` if that has no room. The log of a program is sealed, since the program gets it too, and
+/// the keeper gets it before the first event is read.
 fn begin_log(
     keeper: &MessageSocket,
     number: u64,
-    connection: &mut Connection,
-    regions: &[RemoteRegion],
-) -> Result<EventLog, String> {
-    let removals = make_log(connection, regions)?;
-    let log = removals.fd().ok_or("the log has no descriptor")?;
-    connection.log = Some(log.try_clone_to_owned().map_err(text)?);
-    let answer = link::send_patiently(keeper, &Report::Reading(number), &[log])
-        .and_then(|()| link::receive::<Order>(keeper));
-    match answer {
-        // This process takes the place of a keeper that has died.
-        Err(cause) if cause.kind() != io::ErrorKind::UnexpectedEof => {
-            return Err(format!("the keeper does not answer: {cause}"));
-        }
-        Ok(Titled { title: Order::Log { is_kept: false }, .. }) => {
-            return Err(NO_DESCRIPTORS.to_owned());
-        }
-        _ => {}
-    }
-    // More of the stream means nothing.
-    connection.known.is_ended = true;
-    Ok(removals)
-}
-
-/// Makes the log of what a machine gives back, which goes on with that of the process that served it before.
-fn make_log(connection: &mut Connection, regions: &[RemoteRegion]) -> Result<EventLog, String> {
+    machine: &mut Machine,
+    memory: &Memory,
+) -> Result<Option<EventLog>, String> {
+    let regions = &memory.regions;
     let marks = AdoptedMemory::marks(regions).map_err(text)?;
-    let before = match (connection.log.take(), connection.earlier_log()) {
+    let own = machine.log.take();
+    if !machine.is_program() {
+        let file = own.ok_or(NO_DESCRIPTORS)?;
+        let is_log = EventLog::is_in_file(&File::from(file.try_clone().map_err(text)?));
+        let before = match is_log.map_err(text)? {
+            true => Some(file.try_clone().and_then(|file| LoggedEvents::read_trusted(file, marks))),
+            false => None,
+        };
+        let before = before.transpose().map_err(text)?;
+        return match AdoptedMemory::log(regions, before.as_ref(), Some(file)) {
+            Err(MapError::MemoryFile(cause)) if is_full(&cause) => Ok(None),
+            made => made.map(Some).map_err(text),
+        };
+    }
+    let before = match (own, machine.earlier_log()) {
         (Some(ours), _) => Some(LoggedEvents::read_trusted(ours, marks)),
         (None, Some(theirs)) => {
             Some(theirs.try_clone().and_then(|theirs| LoggedEvents::read(theirs, marks)))
@@ -511,22 +505,17 @@ fn make_log(connection: &mut Connection, regions: &[RemoteRegion]) -> Result<Eve
         (None, None) => None,
     };
     let before = before.transpose().map_err(text)?;
-    let make = |file| AdoptedMemory::log(regions, before.as_ref(), file);
-    if let Some(file) = connection.log_file.take() {
-        match file.try_clone().map_err(MapError::MemoryFile).and_then(|file| make(Some(file))) {
-            Ok(log) => {
-                connection.log_file = Some(file);
-                return Ok(log);
-            }
-            Err(error) => tracing::warn!(
-                %error,
-                "process {} is served, and not recovered if both processes of this server are killed: what it gives \
-                 back cannot be logged in the folder of --recover",
-                connection.peer.pid()
-            ),
-        }
-    }
-    make(None).map_err(text)
+    let log = AdoptedMemory::log(regions, before.as_ref(), None).map_err(text)?;
+    let fd = log.fd().ok_or("the log has no descriptor")?;
+    machine.log = Some(fd.try_clone_to_owned().map_err(text)?);
+    // The keeper has it by the time that it learns of the end of this process.
+    messages::send_patiently(keeper, &Report::Log(number), &[fd]).map_err(text)?;
+    Ok(Some(log))
+}
+
+/// Returns whether a file has no room for more bytes.
+fn is_full(cause: &io::Error) -> bool {
+    matches!(cause.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT))
 }
 
 /// Returns an error as the reason why a client is refused.

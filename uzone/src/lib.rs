@@ -127,3 +127,8 @@ struct Readme;
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/GUIDE.md")]
 struct Guide;
+
+/// The example of the guide of operators, run as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/SERVER.md")]
+struct Server;

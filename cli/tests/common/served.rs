@@ -140,7 +140,7 @@ impl Server {
         wait_for_the_end(&workers);
     }
 
-    /// Kills the keeper, and returns the worker that takes its place.
+    /// Kills the keeper, and returns its worker.
     pub(crate) fn kill_keeper(mut self) -> Pid {
         let workers = self.workers();
         self.signal(Signal::KILL);

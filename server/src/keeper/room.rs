@@ -5,10 +5,9 @@
 const OWN: u64 = 32;
 /// How often a process has each file of the image.
 const TIMES_OPEN: u64 = 3;
-/// How many descriptors a machine needs in the keeper: the stream, the process, its userfaultfd, its log, and the file for
-/// the log.
+/// The descriptors of a VM in the keeper: the stream, the process, its userfaultfd, its log and its record.
 const IN_KEEPER: u64 = 5;
-/// How many it needs in the worker: those, two more of its userfaultfd, and the log that is written.
+/// The descriptors of a VM in the worker: the first three, two more of its userfaultfd, its log twice, and one to spare.
 const IN_WORKER: u64 = 8;
 /// How many a connection needs from which no machine has come yet: the stream, the process, and two that came by it.
 const GREETING: u64 = 4;

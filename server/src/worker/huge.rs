@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use uzone_os::Vaddr;
 
 use super::session::Session;
-use crate::link::BLOCKS;
+use crate::messages::BLOCKS;
 
 /// How often blocks are looked for, and how often while nothing is filled.
 const EVERY: Duration = Duration::from_millis(100);

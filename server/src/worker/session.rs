@@ -11,18 +11,18 @@ use uzone_fault::{
     AdoptedMemory, Backing, FaultStats, KeptPages, LazyError, LazyOptions, Refusal, WriteTracking,
 };
 use uzone_os::peer::Peer;
-use uzone_os::uffd::Remote;
+use uzone_os::uffd::{EventLog, Remote};
 use uzone_os::unix_socket::MessageSocket;
 use uzone_pages::Advice;
 
-use super::dialect::{self, Memory};
-use super::{Worker, begin_log};
-use crate::connection::Connection;
+use super::Worker;
+use super::protocol::{self, Memory};
 use crate::event::ServeEvent;
-use crate::link::{self, CaptureReply, Report};
+use crate::machine::Machine;
+use crate::messages::{self, CaptureReply, Report};
+use crate::metrics::Totals;
 use crate::options::OnFailure;
 use crate::status::{SessionStats, nanoseconds};
-use crate::totals::Totals;
 
 /// How many faults are recorded between two looks at them, of 48 bytes each.
 const TRACED: usize = 1 << 18;
@@ -34,7 +34,7 @@ pub(crate) type Log = Arc<dyn Fn(ServeEvent) -> bool + Send + Sync>;
 pub(crate) struct Session {
     number: u64,
     pub(crate) memory: AdoptedMemory,
-    connection: Connection,
+    machine: Machine,
     /// Another descriptor of the same, to learn whether the memory is gone.
     remote: Remote,
     is_shared: bool,
@@ -49,24 +49,23 @@ impl Session {
         worker: &Worker,
         keeper: &Arc<MessageSocket>,
         number: u64,
-        mut connection: Connection,
-        memory: Memory,
-        backing: Arc<dyn Backing>,
-        remote: Remote,
+        machine: Machine,
+        (memory, backing, remote): (Memory, Arc<dyn Backing>, Remote),
+        removals: EventLog,
     ) -> Result<Self, String> {
         let (is_shared, is_tracked) = (memory.is_shared(), memory.is_tracked());
         let regions = memory.regions;
-        let removals = begin_log(keeper, number, &mut connection, &regions)?;
         let link = keeper.clone();
-        let log: Log = Arc::new(move |event| link::send(&link, &Report::Event(event), &[]).is_ok());
-        let peer = connection.peer.clone();
+        let log: Log =
+            Arc::new(move |event| messages::send(&link, &Report::Event(event), &[]).is_ok());
+        let peer = machine.peer.clone();
         let watched = remote.try_clone().map_err(|error| error.to_string())?;
         let connected = ServeEvent::Connected {
             session: number,
             pid: peer.pid(),
             uid: peer.uid(),
-            can_be_killed: connection.known.can_be_killed,
-            can_be_read: connection.known.can_be_read,
+            can_be_killed: machine.can_be_killed,
+            can_be_read: machine.can_be_read,
             regions: regions.len(),
             len_bytes: regions.iter().map(|region| region.len.get()).fold(0, u64::saturating_add),
             page_bytes: regions.iter().map(|region| region.page.bytes()).min().unwrap_or(0),
@@ -86,13 +85,13 @@ impl Session {
         let memory = memory.map_err(|error| error.to_string())?;
         memory.prefetch_from_first_fault(&opened.prefetch);
         log(connected);
-        if connection.is_program() {
+        if machine.is_program() {
             // A program that takes no answer has its memory filled all the same.
-            let log = connection.log.as_ref().map(AsFd::as_fd);
-            let _ = dialect::reply(&connection.stream, &Reply::Served, log);
+            let log = machine.log.as_ref().map(AsFd::as_fd);
+            let _ = protocol::reply(&machine.stream, &Reply::Served, log);
         }
         let (remote, since, filled) = (watched, Instant::now(), 0);
-        Ok(Self { number, memory, connection, remote, is_shared, since, filled })
+        Ok(Self { number, memory, machine, remote, is_shared, since, filled })
     }
 
     /// Has the pages that a client wants kept before they change; `client` is where it is asked to hurry.
@@ -104,23 +103,15 @@ impl Session {
         client: Arc<MessageSocket>,
     ) -> Result<(), LazyError> {
         // A client that has gone is found by its socket.
-        let hurry = move || drop(link::send(&client, &CaptureReply::Hurry, &[]));
+        let hurry = move || drop(messages::send(&client, &CaptureReply::Hurry, &[]));
         let kept = KeptPages::from_fd(kept, self.memory.regions());
         self.memory.capture(memory, kept, pending, self.is_shared, hurry)
     }
 
-    /// Stops answering: no event is read when this returns.
-    pub(crate) fn into_connection(self) -> Connection {
-        let Self { memory, connection, .. } = self;
-        drop(memory.end_capture());
-        drop(memory);
-        connection
-    }
-
     /// Returns what becomes ready when it may have ended.
     pub(crate) fn watched(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        let stream = self.connection.is_program().then(|| self.connection.stream.as_fd());
-        [self.connection.peer.as_fd()].into_iter().chain(stream)
+        let stream = self.machine.is_program().then(|| self.machine.stream.as_fd());
+        [self.machine.peer.as_fd()].into_iter().chain(stream)
     }
 
     /// Returns whether pages were filled since the last call.
@@ -133,7 +124,7 @@ impl Session {
     /// Returns whether its memory is gone: the process that connected may have ended before the one whose
     /// memory it is.
     pub(crate) fn is_gone(&self) -> bool {
-        self.remote.is_gone() || self.connection.is_program() && self.connection.is_closed()
+        self.remote.is_gone() || self.machine.is_program() && self.machine.is_closed()
     }
 
     /// Returns what was done so far.
@@ -166,7 +157,7 @@ impl Session {
         let FaultStats { faults, demand, around, .. } = self.memory.stats();
         ServeEvent::Ended {
             session: self.number,
-            pid: self.connection.peer.pid(),
+            pid: self.machine.peer.pid(),
             served_ns: nanoseconds(self.since.elapsed()),
             faults,
             demand_pages: demand,
@@ -175,7 +166,7 @@ impl Session {
     }
 }
 
-/// Sets what becomes of a machine whose page fails. The keeper kills it; without a keeper, this process does.
+/// Sets what happens to a VM whose page fails. The keeper kills it; without a keeper, this process does.
 fn on_failure(
     options: LazyOptions,
     session: u64,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use uzone_os::unix_socket::MessageSocket;
 
 use super::Worker;
-use crate::link::{self, CaptureReply, CaptureRequest, Titled};
+use crate::messages::{self, CaptureReply, CaptureRequest, Titled};
 
 /// A client that reads the memory of a session.
 pub(super) struct Client {
@@ -22,7 +22,7 @@ impl Worker {
     /// Handles a request of a client that reads the memory of a session. Returns whether more may come.
     pub(super) fn hear(&mut self, key: u64) -> bool {
         let Some(client) = self.clients.get_mut(&key) else { return false };
-        let message = link::receive(&client.socket);
+        let message = messages::receive(&client.socket);
         let (Ok(Titled { title, fds, .. }), Some(session)) =
             (message, self.sessions.get(&client.session))
         else {
@@ -32,13 +32,9 @@ impl Worker {
         let reply = match (title, client.pending.take()) {
             (CaptureRequest::Protect, Some(pending)) => {
                 let (Some(memory), Some(kept)) = (fds.next(), fds.next()) else { return false };
-                match session.capture(memory.into(), kept, pending, client.socket.clone()) {
-                    Ok(()) => {
-                        client.captures = true;
-                        CaptureReply::Protected
-                    }
-                    Err(error) => CaptureReply::Refused { reason: error.to_string() },
-                }
+                let begun = session.capture(memory.into(), kept, pending, client.socket.clone());
+                client.captures = begun.is_ok();
+                CaptureReply::Begun(begun.map_err(|error| error.to_string()))
             }
             (CaptureRequest::Read(until), None) if client.captures => {
                 session.memory.captured_until(until);
@@ -47,17 +43,12 @@ impl Worker {
             (CaptureRequest::End, None) if client.captures => {
                 client.captures = false;
                 let Some(captured) = session.memory.end_capture() else { return false };
-                match captured {
-                    Ok(kept_pages) => CaptureReply::Ended { kept_pages, lost: None },
-                    Err(error) => {
-                        CaptureReply::Ended { kept_pages: 0, lost: Some(error.to_string()) }
-                    }
-                }
+                CaptureReply::Ended(captured.map_err(|error| error.to_string()))
             }
             // Of a client that does not keep to the order.
             _ => return false,
         };
-        link::send(&client.socket, &reply, &[]).is_ok() && client.captures
+        messages::send(&client.socket, &reply, &[]).is_ok() && client.captures
     }
 
     /// Closes the socket of a client, and ends what it captured.

@@ -16,7 +16,7 @@ use uzone_os::{Anonymous, Exclusive, HugeAdvice, lock, share_work};
 use uzone_pages::ByteLen;
 use uzone_snapshot::{Image, Source};
 
-use crate::link::{self, CaptureReply, CaptureRequest};
+use crate::messages::{self, CaptureReply, CaptureRequest};
 
 /// How many bytes a thread copies at once.
 pub(super) const PIECE: u64 = 4 << 20;
@@ -251,7 +251,7 @@ impl CapturedPages {
         let mut worker = lock(worker);
         if worker.end.is_none() {
             // It may have ended before, by an end that is there already.
-            let _ = link::send(&worker.socket, &CaptureRequest::End, &[]);
+            let _ = messages::send(&worker.socket, &CaptureRequest::End, &[]);
             let end = match worker.ended.recv() {
                 Ok(answer) => answer.map_err(|cause| match cause.kind() {
                     io::ErrorKind::UnexpectedEof => GONE.to_owned(),
@@ -275,7 +275,7 @@ impl CapturedPages {
         if let Some(worker) = &self.worker {
             let worker = lock(worker);
             // A worker that has gone is found at the end.
-            let _ = link::send(&worker.socket, &CaptureRequest::Read(until), &[]);
+            let _ = messages::send(&worker.socket, &CaptureRequest::Read(until), &[]);
         }
     }
 
@@ -299,7 +299,7 @@ impl CapturedPages {
 fn listen(worker: &MessageSocket, held: &Held, runs: &[Run]) -> io::Result<u64> {
     let mut copied = Ok(());
     loop {
-        match link::receive(worker)?.title {
+        match messages::receive(worker)?.title {
             CaptureReply::Hurry => {
                 let Some(kept) = &held.kept else { continue };
                 let threads = thread::available_parallelism().map_or(1, Into::into);
@@ -310,14 +310,12 @@ fn listen(worker: &MessageSocket, held: &Held, runs: &[Run]) -> io::Result<u64> 
                     copied = copy;
                 }
                 // It may have ended before, and its answer is there.
-                let _ = link::send(worker, &CaptureRequest::End, &[]);
+                let _ = messages::send(worker, &CaptureRequest::End, &[]);
             }
             // What was given back before it was read cannot be copied: the worker states that reason.
-            CaptureReply::Ended { lost: Some(reason), .. } => return Err(io::Error::other(reason)),
-            CaptureReply::Ended { kept_pages, lost: None } => return copied.map(|()| kept_pages),
-            CaptureReply::Protected | CaptureReply::Refused { .. } => {
-                return Err(io::ErrorKind::InvalidData.into());
-            }
+            CaptureReply::Ended(Err(reason)) => return Err(io::Error::other(reason)),
+            CaptureReply::Ended(Ok(kept_pages)) => return copied.map(|()| kept_pages),
+            CaptureReply::Begun(_) => return Err(io::ErrorKind::InvalidData.into()),
         }
     }
 }
@@ -395,9 +393,9 @@ mod tests {
             let memory = uzone_os::memory_file("memory", &[]).unwrap();
             let run = Run { bytes: 0..PAGE, address: 0, at: 0 };
             let pages = CapturedPages::live(memory, Vec::new(), vec![run], kept, here);
-            link::send(&worker, &CaptureReply::Hurry, &[]).unwrap();
-            let end = CaptureReply::Ended { kept_pages: 0, lost };
-            link::send(&worker, &end, &[]).unwrap();
+            messages::send(&worker, &CaptureReply::Hurry, &[]).unwrap();
+            let end = CaptureReply::Ended(lost.map_or(Ok(0), Err));
+            messages::send(&worker, &end, &[]).unwrap();
             let image: Vec<u8> = vec![0; usize::try_from(PAGE).unwrap()];
             let error = pages.over(&image).read_to_end(&mut Vec::new()).unwrap_err();
             assert!(error.to_string().contains(reason), "{error}");
@@ -418,12 +416,12 @@ mod tests {
         let (pages, worker) = of_a_page_that_is_gone();
         let end = thread::scope(|scope| {
             let finish = scope.spawn(|| pages.finish());
-            let asked = link::receive::<CaptureRequest>(&worker).unwrap();
+            let asked = messages::receive::<CaptureRequest>(&worker).unwrap();
             assert!(matches!(asked.title, CaptureRequest::End), "{asked:?}");
             // It had sent that before.
-            link::send(&worker, &CaptureReply::Hurry, &[]).unwrap();
-            let end = CaptureReply::Ended { kept_pages: 3, lost: None };
-            link::send(&worker, &end, &[]).unwrap();
+            messages::send(&worker, &CaptureReply::Hurry, &[]).unwrap();
+            let end = CaptureReply::Ended(Ok(3));
+            messages::send(&worker, &end, &[]).unwrap();
             drop(worker);
             finish.join().unwrap()
         });
@@ -433,11 +431,11 @@ mod tests {
     #[test]
     fn memory_that_could_not_be_copied_before_all_was_read_is_lost() {
         let (pages, worker) = of_a_page_that_is_gone();
-        link::send(&worker, &CaptureReply::Hurry, &[]).unwrap();
-        let asked = link::receive::<CaptureRequest>(&worker).unwrap();
+        messages::send(&worker, &CaptureReply::Hurry, &[]).unwrap();
+        let asked = messages::receive::<CaptureRequest>(&worker).unwrap();
         assert!(matches!(asked.title, CaptureRequest::End), "{asked:?}");
-        let end = CaptureReply::Ended { kept_pages: 3, lost: None };
-        link::send(&worker, &end, &[]).unwrap();
+        let end = CaptureReply::Ended(Ok(3));
+        messages::send(&worker, &end, &[]).unwrap();
         assert!(pages.finish().is_err());
     }
 

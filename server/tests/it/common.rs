@@ -1,4 +1,4 @@
-//! What the tests of the page server share: an image of known pages, and a folder for it.
+//! Helpers of the tests of the page server: an image of known pages, and a folder for it.
 #![allow(dead_code, reason = "each test file is a program of its own and takes what it needs")]
 
 use std::fs::{self, File};

@@ -28,7 +28,8 @@ use uzone_os::uffd::{Doorbell, Features, KernelFaults, Modes, Registered, Uffd};
 use uzone_os::{Anonymous, Mapping, descriptors};
 use uzone_pages::{ByteLen, PageSize};
 use uzone_server::{
-    Keeper, OnFailure, Prefetch, ServeError, ServeEvent, Served, ServerOptions, Worker, WorkerStart,
+    Keeper, OnFailure, Prefetch, Recover, ServeError, ServeEvent, Served, ServerOptions,
+    SystemdDescriptors, Worker, WorkerStart,
 };
 use uzone_snapshot::Packer;
 
@@ -37,17 +38,23 @@ use common::{Folder, damage, page_of};
 use crowd::Machine;
 use guest::Guest;
 
+mod cloud_hypervisor;
 mod common;
+mod corpus;
 mod crowd;
 mod guest;
 mod hostile;
 mod neighbour;
+mod receiver;
+mod sandbox;
+mod stress;
+mod targets;
 
 const MACHINE: &str = "UZONE_SERVER_TEST_MACHINE";
 const WORKER: &str = "UZONE_SERVER_TEST_WORKER";
 const KEEPER: &str = "UZONE_SERVER_TEST_KEEPER";
-/// The socket of a keeper that is killed.
-const INHERIT: &str = "UZONE_SERVER_TEST_INHERIT";
+/// Whether a keeper of another process is an upgrade.
+const TAKES_OVER: &str = "UZONE_SERVER_TEST_TAKES_OVER";
 /// What a keeper of another process does if a page cannot be produced, and the user of its workers.
 const POLICY: &str = "UZONE_SERVER_TEST_POLICY";
 const WORKER_USER: &str = "UZONE_SERVER_TEST_WORKER_USER";
@@ -214,7 +221,6 @@ fn machine(test: &str, socket: &Path) -> Process {
 fn start_worker(image: &Path, options: &str, keeper: OwnedFd) -> std::io::Result<Child> {
     let mut command = program("a_worker_of_the_other_tests");
     command.env(WORKER, image).env_remove(KEEPER).env("OPTIONS", options).stdin(keeper);
-    // The next worker of one that became a keeper is its user's already.
     let user = std::env::var(WORKER_USER).ok().filter(|_| rustix::process::geteuid().is_root());
     if let Some(user) = user.map(|user| user.parse().unwrap()) {
         command.uid(user).gid(user);
@@ -228,6 +234,7 @@ fn options(words: &str) -> ServerOptions {
     match words.split_once(' ') {
         Some(("record", file)) => options.record(PathBuf::from(file)),
         Some(("prefetch", file)) => options.prefetch(Prefetch::File(file.into())),
+        Some(("kept", folder)) => kept_in(Path::new(folder)),
         // For a machine of one user.
         Some(("allow", user)) => options.mode(0o666).allow_users(vec![user.parse().unwrap()]),
         _ if words == "hold" => options.on_failure(OnFailure::Hold),
@@ -250,12 +257,11 @@ fn a_worker_of_the_other_tests() {
     let start = WorkerStart::receive(keeper).unwrap();
     let mut worker = Worker::open(Path::new(&image), options(&policy), Some(start)).unwrap();
     worker.run().unwrap();
-    // Its keeper was killed.
-    let Some(socket) = std::env::var_os(INHERIT).map(PathBuf::from) else { return };
-    let start = move |keeper| start_worker(Path::new(&image), &policy, keeper);
-    let estate = worker.into_estate().unwrap();
-    let mut keeper = Keeper::inherit(estate, &socket, options("kill"), |_| {}, start).unwrap();
-    keeper.run(&Doorbell::new().unwrap()).unwrap();
+}
+
+/// Returns options by which records of VMs lie in a folder, and no VM is ended.
+fn kept_in(folder: &Path) -> ServerOptions {
+    ServerOptions::default().on_failure(OnFailure::Hold).recover(Recover::Folder(folder.to_owned()))
 }
 
 /// No test, but the process that another kills. It serves `raw` beside its socket.
@@ -282,8 +288,9 @@ fn a_keeper_of_another_test() {
         ServeEvent::NotHuge { reason, .. } => fs::write(folder.join("not-huge"), reason).unwrap(),
         _ => {}
     };
-    let options = options(&policy).mode(0o666);
-    let mut keeper = Keeper::bind(&socket, options, log, start).unwrap();
+    let options = options(&policy).mode(0o666).take_over(std::env::var_os(TAKES_OVER).is_some());
+    let mut passed = SystemdDescriptors::default();
+    let mut keeper = Keeper::start(&socket, options, &mut passed, log, start).unwrap();
     keeper.run(&Doorbell::new().unwrap()).unwrap();
 }
 
@@ -352,11 +359,9 @@ impl Running {
             started.store(child.id(), Ordering::Release);
             Ok(child)
         };
-        let mut keeper = if takes_over {
-            Keeper::take_over(socket, options, log, start)?
-        } else {
-            Keeper::bind(socket, options, log, start)?
-        };
+        let options = options.take_over(takes_over);
+        let mut passed = SystemdDescriptors::default();
+        let mut keeper = Keeper::start(socket, options, &mut passed, log, start)?;
         let (bell, metrics) = (stop.clone(), keeper.metrics());
         let thread = Some(thread::spawn(move || keeper.run(&bell).unwrap()));
         Ok(Self { stop, events, worker, metrics, thread })
@@ -502,8 +507,8 @@ fn what_breaks_the_protocol_is_refused_by_name_and_harms_no_machine() {
     let cases: [(&str, &str, Vec<BorrowedFd<'_>>); 13] = [
         ("no array", "GET / HTTP/1.1\r\n\r\n", vec![]),
         ("1 to 1024 are possible", "[]", vec![uffd.as_fd()]),
-        ("came with 0 descriptors", &good, vec![]),
-        ("came with 10 descriptors", &good, vec![uffd.as_fd(); 10]),
+        ("a userfaultfd), got 0", &good, vec![]),
+        ("a userfaultfd), got 10", &good, vec![uffd.as_fd(); 10]),
         ("where a userfaultfd was expected", &good, vec![null.as_fd()]),
         ("same bytes", &two, vec![uffd.as_fd()]),
         // No log is made for so much, which would take half a gigabyte.
@@ -819,58 +824,41 @@ fn a_machine_whose_raw_image_is_cut_while_it_is_served_is_ended_before_it_sees_a
     server.stop_after(1, 0..=0);
 }
 
-/// Starts a keeper whose worker takes its place when it dies.
-fn keeper_that_listens(socket: &Path) -> Process {
+/// Starts a keeper that keeps its VMs in a folder, and waits until it listens.
+fn keeper_that_keeps(socket: &Path) -> Process {
     let mut keeper = program("a_keeper_of_another_test");
-    let keeper = Process::start(keeper.env(KEEPER, socket).env(INHERIT, socket));
-    wait_until("the keeper does not listen", || uzone_server::status(socket).is_ok());
+    let policy = format!("kept {}", socket.with_file_name("kept").display());
+    let keeper = Process::start(keeper.env(KEEPER, socket).env(POLICY, policy));
+    let is_it = || uzone_server::status(socket).is_ok_and(|status| status.keeper == keeper.id());
+    wait_until("the keeper does not listen", is_it);
     keeper
 }
 
 #[test]
-fn a_worker_takes_the_place_of_its_keeper_that_was_killed() {
-    let name = "a_worker_takes_the_place_of_its_keeper_that_was_killed";
+fn a_worker_without_its_keeper_serves_the_vms_that_it_has_and_ends_with_the_last() {
+    let name = "a_worker_without_its_keeper_serves_the_vms_that_it_has_and_ends_with_the_last";
     let Some((folder, socket)) = case(name, "unkept") else { return };
-    let mut keeper = keeper_that_listens(&socket);
+    let mut keeper = keeper_that_keeps(&socket);
     let mut machines = [(); 3].map(|()| machine(name, &socket));
     wait_for_machines(&folder, 1..=3);
-    let worker = uzone_server::status(&socket).unwrap().worker;
+    let worker = uzone_server::status(&socket).unwrap().worker.unwrap();
     keeper.kill().unwrap();
     keeper.wait().unwrap();
+    assert!(UnixStream::connect(&socket).is_err() && uzone_server::status(&socket).is_err());
     for machine in &mut machines {
         assert!(end_of(machine).success());
     }
-    // The socket is there still, and asking works again after a moment.
-    assert!(end_of(&mut machine(name, &socket)).success());
-    wait_until("the new keeper cannot be asked", || uzone_server::status(&socket).is_ok());
-    let status = uzone_server::drain(&socket).unwrap();
-    assert_eq!(Some(status.keeper), worker);
-    assert_ne!(status.worker, worker);
-    // The name stays: a worker that became a keeper may remove nothing.
-    wait_until("the new keeper does not end", || UnixStream::connect(&socket).is_err());
+    wait_until("the worker does not end", || has_ended(worker));
+    let keeper = keeper_that_keeps(&socket);
+    let status = uzone_server::status(&socket).unwrap();
+    assert_eq!((status.keeper, status.sessions.len()), (keeper.id(), 0), "{status:?}");
+    assert_eq!(status.totals.sessions, 3, "totals outlive a keeper");
 }
 
-#[test]
-fn a_worker_that_takes_the_place_of_a_keeper_that_drains_accepts_no_machine() {
-    let name = "a_worker_that_takes_the_place_of_a_keeper_that_drains_accepts_no_machine";
-    let Some((_folder, socket)) = case(name, "drained") else { return };
-    let mut keeper = keeper_that_listens(&socket);
-    let mut machine =
-        Process::start(program(name).env(MACHINE, &socket).env(STOPS, AMONG_ITS_FAULTS));
-    wait_until("it does not stop", || is_stopped(&machine));
-    let status = uzone_server::drain(&socket).unwrap();
-    assert!(status.is_draining && status.sessions.len() == 1, "{status:?}");
-    keeper.kill().unwrap();
-    keeper.wait().unwrap();
-    wait_until("the new keeper cannot be asked", || {
-        uzone_server::status(&socket).is_ok_and(|now| Some(now.keeper) == status.worker)
-    });
-    let now = uzone_server::status(&socket).unwrap();
-    assert!(now.is_draining && now.sessions.len() == 1, "{now:?}");
-    assert!(UnixStream::connect(&socket).is_err(), "it accepts machines");
-    send(machine.id(), rustix::process::Signal::CONT);
-    assert!(end_of(&mut machine).success());
-    wait_until("the new keeper does not end", || uzone_server::status(&socket).is_err());
+/// Returns whether a process that this one has not started is gone.
+fn has_ended(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
+    stat.map_or(true, |stat| stat.contains(") Z "))
 }
 
 /// Returns whether tests can be of several users, which takes root and a program that any user may run.
@@ -979,44 +967,9 @@ fn a_keeper_that_may_not_end_a_machine_refuses_it_unless_it_may_wait() {
             machine.kill().unwrap();
             machine.wait().unwrap();
         }
-        // Its worker is left to take its place, and ends with it.
         uzone_server::drain(&socket).unwrap();
         assert!(end_of(&mut keeper).success());
     }
-}
-
-#[test]
-fn a_worker_of_another_user_takes_the_place_of_its_keeper_and_states_its_rights() {
-    let name = "a_worker_of_another_user_takes_the_place_of_its_keeper_and_states_its_rights";
-    let Some((folder, socket)) = case(name, "heir").filter(|_| has_users(name)) else { return };
-    let mut program = program("a_keeper_of_another_test");
-    let program = program.env(KEEPER, &socket).env(INHERIT, &socket);
-    let mut keeper = Process::start(program.env(WORKER_USER, STRANGER.to_string()));
-    wait_until("the keeper does not listen", || uzone_server::status(&socket).is_ok());
-    let mut machines = [(); 3].map(|()| machine(name, &socket));
-    wait_for_machines(&folder, 1..=3);
-    for machine in &machines {
-        send(machine.id(), rustix::process::Signal::STOP);
-    }
-    let before = uzone_server::status(&socket).unwrap();
-    assert_eq!((before.sandbox.user, before.sandbox.has_capabilities), (STRANGER, false));
-    assert!(before.sessions.iter().all(|one| one.can_be_killed), "{before:?}");
-    keeper.kill().unwrap();
-    keeper.wait().unwrap();
-    let is_heir = || {
-        uzone_server::status(&socket)
-            .is_ok_and(|now| Some(now.keeper) == before.worker && now.worker.is_some())
-    };
-    wait_until("the heir cannot be asked", is_heir);
-    let after = uzone_server::status(&socket).unwrap();
-    assert_eq!((Some(after.keeper), after.sandbox.user), (before.worker, STRANGER), "{after:?}");
-    assert!(after.sessions.iter().all(|one| !one.can_be_killed), "{after:?}");
-    for machine in &mut machines {
-        send(machine.id(), rustix::process::Signal::CONT);
-        assert!(end_of(machine).success(), "it is served by one that may not end it");
-    }
-    uzone_server::drain(&socket).unwrap();
-    wait_until("the heir does not end", || UnixStream::connect(&socket).is_err());
 }
 
 #[test]
@@ -1100,7 +1053,8 @@ fn counts_outlive_workers_and_keepers() {
         assert!(faults > 0);
         faults
     };
-    let server = Running::start(&socket, &image, "hold");
+    let policy = format!("kept {}", folder.join("kept").display());
+    let server = Running::start(&socket, &image, &policy);
     let machine = Machine::connect(&socket);
     let first = touch(0..200, &machine);
     server.kill_worker();
@@ -1108,8 +1062,7 @@ fn counts_outlive_workers_and_keepers() {
     let second = touch(200..400, &machine);
     assert!(second > first, "{second} after {first}");
     // By a server that takes over.
-    let next = Running::started(&socket, &image, "hold", true).unwrap();
-    server.stop_at_once();
+    let next = Running::started(&socket, &image, &policy, true).unwrap();
     let third = touch(400..600, &machine);
     assert!(third > second, "{third} after {second}");
     let totals = totals();
@@ -1117,22 +1070,12 @@ fn counts_outlive_workers_and_keepers() {
     assert!(totals.fault_counts.iter().sum::<u64>() > 0 && totals.fault_ns > 0, "{totals:?}");
     assert!(totals.decoded_frames > 0 && totals.decoded_bytes > 0, "{totals:?}");
     next.stop_at_once();
-    // By a worker in the place of its keeper.
-    let mut keeper = program("a_keeper_of_another_test");
-    keeper.env(KEEPER, &socket).env(INHERIT, &socket).env(POLICY, "hold");
-    let mut keeper = Process::start(&mut keeper);
-    wait_until("the keeper does not listen", || uzone_server::status(&socket).is_ok());
-    let machine = Machine::connect(&socket);
-    let first = touch(0..200, &machine);
-    keeper.kill().unwrap();
-    keeper.wait().unwrap();
-    wait_until("no heir", || uzone_server::status(&socket).is_ok_and(|status| status.is_confined));
-    let second = touch(200..400, &machine);
-    assert!(second > first, "{second} after {first}");
-    let status = uzone_server::status(&socket).unwrap();
-    assert_eq!(status.totals.sessions, 1);
-    send(status.keeper, rustix::process::Signal::KILL);
-    send(status.worker.unwrap(), rustix::process::Signal::KILL);
+    // By a start after both processes have ended.
+    let last = Running::start(&socket, &image, &policy);
+    let fourth = touch(600..800, &machine);
+    assert!(fourth > third, "{fourth} after {third}");
+    last.stop_at_once();
+    server.stop_at_once();
 }
 
 #[test]
@@ -1140,17 +1083,18 @@ fn an_upgrade_under_load_is_noticed_by_no_machine_and_another_image_is_refused()
     let name = "an_upgrade_under_load_is_noticed_by_no_machine_and_another_image_is_refused";
     let Some((folder, socket)) = case(name, "upgrade") else { return };
     let image = folder.join("packed");
-    let no_server = Running::started(&socket, &image, "kill", true);
-    assert!(matches!(no_server, Err(ServeError::Ask { .. })));
-    let mut server = Running::start(&socket, &image, "kill");
+    let policy = format!("kept {}", folder.join("kept").display());
+    let start = |image: &Path, policy: &str| Running::started(&socket, image, policy, true);
+    // Where no server is, it is a start.
+    let mut server = start(&image, &policy).unwrap();
     let (mut sessions, mut handed_over) = (0, 0);
     for round in 0..6 {
         let mut machines = [(); 3].map(|()| machine(name, &socket));
         // At any point of their work.
         thread::sleep(Duration::from_millis(round * 17 % 60));
-        let other = Running::started(&socket, &folder.join("raw"), "kill", true);
+        let other = start(&folder.join("raw"), &policy);
         assert!(matches!(other, Err(ServeError::Ask { .. })), "it serves another image");
-        let next = Running::started(&socket, &image, "kill", true).unwrap();
+        let next = start(&image, &policy).unwrap();
         // It is asked where the one before was, from the first moment on and when that has ended.
         uzone_server::status(&socket).unwrap();
         let served = server.thread.take().unwrap().join().unwrap();
@@ -1168,10 +1112,16 @@ fn an_upgrade_under_load_is_noticed_by_no_machine_and_another_image_is_refused()
         let status = uzone_server::status(&socket).unwrap();
         assert_eq!((status.keeper, status.is_draining), (std::process::id(), false));
     }
-    let (served, _) = server.stop();
-    assert_eq!((sessions + served.sessions, served.left), (18, 0));
-    eprintln!("{handed_over} of 18 machines were handed over");
-    assert_eq!(fs::read_dir(&*folder).unwrap().count(), 2, "no socket is left");
+    let held = Machine::connect(&socket);
+    check(&held.memory, 0, &page_of(0));
+    let nowhere = start(&image, "hold");
+    assert!(matches!(nowhere, Err(ServeError::Ask { .. })), "it stores VMs elsewhere");
+    check(&held.memory, 1, &page_of(1));
+    // It is of this process, so the server leaves it.
+    server.stop_at_once();
+    eprintln!("{handed_over} of {sessions} machines were handed over");
+    assert_eq!(fs::read_dir(&*folder).unwrap().count(), 3, "no socket is left");
+    assert_eq!(fs::read_dir(folder.join("kept")).unwrap().count(), 1, "one folder is left");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! The memory of a machine as it is now, for an image of it: [`SessionMemory`], opened through the keeper. A
-//! keeper that may not open it names the process instead, and the client opens it by rights of its own.
+//! The memory of a VM as it is now, for an image of it: [`SessionMemory`], opened through the keeper. A keeper that may not
+//! open it names the process instead, and the client opens it by rights of its own.
 //!
 //! The machine is paused by the caller. [`SessionMemory::protect`] has the worker protect all of it against
 //! writing; then the machine may go on, and its pages are read while the worker keeps those that it writes to
@@ -8,8 +8,6 @@
 //!
 //! The kernel's page table states which pages there are; the log of its session states which were given
 //! back. All others are those of the image, and are not read.
-
-mod pages;
 
 use std::fs::File;
 use std::io;
@@ -26,14 +24,12 @@ use uzone_os::peer::Peer;
 use uzone_os::uffd::LoggedEvents;
 use uzone_os::unix_socket::MessageSocket;
 
-pub use self::pages::CapturedPages;
-
-use self::pages::{PIECE, Run};
-use crate::connection::Connection;
+use super::pages::{CapturedPages, PIECE, Run};
 use crate::control::{self, control_path};
 use crate::error::ServeError;
-use crate::link::{self, CaptureReply, CaptureRequest, Titled};
-use crate::worker::dialect;
+use crate::machine::Machine;
+use crate::messages::{self, CaptureReply, CaptureRequest, Titled};
+use crate::worker::protocol;
 
 /// What `/proc/PID/pagemap` has of a page that is in memory, that is in swap, and that is of a file.
 const PRESENT: u64 = 1 << 63;
@@ -46,50 +42,43 @@ const ENTRIES: usize = 64 << 10;
 /// How long the worker may take to protect the memory: another one may have to be started.
 const PROTECT_WITHIN: Duration = Duration::from_secs(10);
 
-/// What a keeper answers.
+/// The answer of a keeper: the process, and the error of the keeper if it may not read the memory. The memory, its page
+/// table and its log come along; or a pidfd, the userfaultfd and the log, for a client that may. An error comes alone.
 #[derive(Debug, Serialize, Deserialize)]
-enum Shown {
-    /// The memory, its page table and its log come along, and what the monitor sent.
-    Memory { image: String },
-    /// The keeper may not read the memory: a pidfd, the userfaultfd and the log come along instead, for a
-    /// client that may.
-    Process { image: String, pid: u32, uid: u32, cause: String },
-    /// Nothing comes along.
-    Refused { reason: String },
+struct Shown {
+    image: String,
+    pid: u32,
+    uid: u32,
+    cause: Option<String>,
 }
 
-/// Hands the memory of a machine to a client that asked for it, or the process that has it.
+/// Hands the memory of a VM to a client that asked for it, or the process that has it.
 pub(crate) fn show(
     to: &MessageSocket,
     image: &str,
     session: u64,
-    connection: Option<&Connection>,
+    machine: Option<&Machine>,
 ) -> io::Result<()> {
-    let connection = connection.filter(|connection| !connection.is_greeting());
-    let Some((connection, userfaultfd)) =
-        connection.and_then(|one| Some((one, one.userfaultfd()?)))
+    let machine = machine.filter(|machine| !machine.is_new());
+    let Some((machine, userfaultfd)) = machine.and_then(|one| Some((one, one.userfaultfd()?)))
     else {
-        let reason = format!("there is no session {session}");
-        return link::send(to, &Shown::Refused { reason }, &[]);
+        let refused = Err::<Shown, _>(format!("there is no session {session}"));
+        return messages::send(to, &refused, &[]);
     };
-    let (peer, image) = (&connection.peer, image.to_owned());
-    let opened = connection.open_memory();
-    let (title, [first, second]) = match &opened {
-        Ok((memory, pagemap)) => (Shown::Memory { image }, [memory.as_fd(), pagemap.as_fd()]),
-        Err(cause) => {
-            let (pid, uid, cause) = (peer.pid(), peer.uid(), cause.to_string());
-            (Shown::Process { image, pid, uid, cause }, [peer.as_fd(), userfaultfd.as_fd()])
-        }
+    let (peer, opened) = (&machine.peer, machine.peer.open_memory());
+    let [first, second] = match &opened {
+        Ok((memory, pagemap)) => [memory.as_fd(), pagemap.as_fd()],
+        Err(_) => [peer.as_fd(), userfaultfd.as_fd()],
     };
-    let log = connection.log.as_ref().map(AsFd::as_fd);
+    let cause = opened.as_ref().err().map(io::Error::to_string);
+    let shown = Shown { image: image.to_owned(), pid: peer.pid(), uid: peer.uid(), cause };
+    let log = machine.log.as_ref().map(AsFd::as_fd);
     let fds: Vec<_> = [first, second].into_iter().chain(log).collect();
-    link::send_with(to, &title, &fds, &connection.bytes)
+    messages::send_with(to, &Ok::<_, String>(shown), &fds, &machine.bytes)
 }
 
-/// Opens the memory of a process, by the rights of this one, for a keeper that may not.
-///
-/// A keeper that was a worker has parsed what monitors send, so it is not trusted with which process that is:
-/// the process must have the userfaultfd, as no other than a monitor of that keeper does.
+/// Opens the memory of a process by the rights of this one, for a keeper that may not. The process must have the
+/// userfaultfd, as a VM of that keeper does: the keeper may have less rights than this process, and could name any process.
 fn open_for_keeper(peer: &Peer, userfaultfd: BorrowedFd<'_>) -> io::Result<(File, File)> {
     match peer.number_of(userfaultfd) {
         Err(cause) if cause.kind() == io::ErrorKind::NotFound => {
@@ -131,27 +120,27 @@ impl SessionMemory {
 
     fn ask(path: &Path, session: u64) -> io::Result<Self> {
         let keeper = control::connect(path, &format!("memory {session}\n"))?;
-        let Titled { title, fds, bytes, .. } = link::receive(&keeper)?;
+        let message = messages::receive::<Result<Shown, String>>(&keeper)?;
+        let Titled { title, fds, bytes, .. } = message;
+        let Shown { image, pid, uid, cause: of_keeper } = title.map_err(io::Error::other)?;
         let mut fds = fds.into_iter();
         let mut next = || fds.next().ok_or(io::ErrorKind::InvalidData);
-        let (image, (memory, pagemap)) = match title {
-            Shown::Memory { image } => (image, (next()?.into(), next()?.into())),
-            Shown::Process { image, pid, uid, cause: of_keeper } => {
-                let peer = Peer::from_parts(pid, uid, next()?).ok_or(io::ErrorKind::InvalidData)?;
-                let opened = open_for_keeper(&peer, next()?.as_fd()).map_err(|cause| {
+        let (first, second) = (next()?, next()?);
+        let (memory, pagemap) = match of_keeper {
+            None => (first.into(), second.into()),
+            Some(of_keeper) => {
+                let peer = Peer::from_parts(pid, uid, first).ok_or(io::ErrorKind::InvalidData)?;
+                open_for_keeper(&peer, second.as_fd()).map_err(|cause| {
                     let text = format!(
                         "neither the keeper ({of_keeper}) nor this command ({cause}) may read the memory of \
                          process {pid}; run one of them as its user, or with CAP_SYS_PTRACE and \
                          CAP_DAC_READ_SEARCH"
                     );
                     io::Error::new(cause.kind(), text)
-                });
-                (image, opened?)
+                })?
             }
-            Shown::Refused { reason } => return Err(io::Error::other(reason)),
         };
-        let of = dialect::memory_of(&bytes).ok_or(io::ErrorKind::InvalidData)?;
-        // Of the keeper. One that was a worker, and is not trusted, could have this command wait by it.
+        let of = protocol::memory_of(&bytes).ok_or(io::ErrorKind::InvalidData)?;
         let marks = AdoptedMemory::marks(&of.regions).map_err(io::Error::other)?;
         let log = fds.next().map(|log| LoggedEvents::read_trusted(log, marks)).transpose()?;
         let removed = log.map(|log| AdoptedMemory::given_back(&of.regions, &log)).transpose();
@@ -189,7 +178,7 @@ impl SessionMemory {
             Err(cause) => {
                 let reason = match cause.kind() {
                     io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe => {
-                        "it is an older one, or a worker in the place of its keeper".to_owned()
+                        "its worker has ended".to_owned()
                     }
                     _ => cause.to_string(),
                 };
@@ -204,8 +193,8 @@ impl SessionMemory {
         let kept = KeptPages::new(&self.regions)?;
         runs.iter().try_for_each(|run| kept.want(run.bytes.clone()))?;
         let fds = [self.memory.as_fd(), kept.as_fd()];
-        link::send(&self.worker, &CaptureRequest::Protect, &fds)?;
-        let reply = link::receive_within(&self.worker, PROTECT_WITHIN);
+        messages::send(&self.worker, &CaptureRequest::Protect, &fds)?;
+        let reply = messages::receive_within(&self.worker, PROTECT_WITHIN);
         let reply = reply.map_err(|cause| match cause.kind() {
             io::ErrorKind::TimedOut => {
                 let reason =
@@ -215,11 +204,9 @@ impl SessionMemory {
             _ => cause,
         });
         match reply?.title {
-            CaptureReply::Protected => Ok((kept, runs)),
-            CaptureReply::Refused { reason } => Err(io::Error::other(reason)),
-            CaptureReply::Hurry | CaptureReply::Ended { .. } => {
-                Err(io::ErrorKind::InvalidData.into())
-            }
+            CaptureReply::Begun(Ok(())) => Ok((kept, runs)),
+            CaptureReply::Begun(Err(reason)) => Err(io::Error::other(reason)),
+            CaptureReply::Hurry | CaptureReply::Ended(_) => Err(io::ErrorKind::InvalidData.into()),
         }
     }
 
@@ -302,8 +289,17 @@ impl SessionMemory {
 
 #[cfg(test)]
 mod tests {
+    use std::process::{Child, Command};
+
     use super::*;
-    use crate::connection::tests::process_with;
+
+    /// Starts a process that has a descriptor.
+    fn process_with(fd: &impl AsFd) -> (Child, Peer) {
+        let stdin = fd.as_fd().try_clone_to_owned().unwrap();
+        let process = Command::new("/bin/cat").stdin(stdin).spawn().unwrap();
+        let peer = Peer::of_number_now(process.id()).unwrap();
+        (process, peer)
+    }
 
     #[test]
     fn a_process_whose_memory_a_client_opens_must_have_the_userfaultfd() {

@@ -1,5 +1,4 @@
-//! The work of a server since its first process started: [`Totals`]. Workers count what they do for machines, and
-//! keepers the rest; each hands its counts to the next one.
+//! The work of a server in numbers: [`Totals`], and the text format of Prometheus.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -7,7 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use uzone_fault::{FaultStats, Latency};
 
-use crate::status::nanoseconds;
+use crate::status::{SessionStats, Status, nanoseconds};
 
 /// The upper bounds of the steps of [`Totals::fault_counts`], in nanoseconds; the last step has none.
 const BOUNDS_NS: [u64; 12] = [
@@ -29,7 +28,6 @@ const BOUNDS_NS: [u64; 12] = [
 /// last second.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(default)]
 #[non_exhaustive]
 pub struct Totals {
     /// Machines that were served.
@@ -143,9 +141,76 @@ impl Totals {
     }
 }
 
+impl Status {
+    /// Returns it in the text format of Prometheus.
+    #[must_use]
+    pub fn metrics(&self) -> String {
+        let mut text = String::new();
+        let sessions = self.sessions.len() as u64;
+        let all: [(&str, &str, u64); 6] = [
+            ("uzone_sessions", "Machines that are served.", sessions),
+            ("uzone_sessions_total", "Machines that were served.", self.totals.sessions),
+            ("uzone_greetings", "Connections without a whole message.", self.greetings as u64),
+            ("uzone_draining", "Whether no machine is accepted.", self.is_draining.into()),
+            ("uzone_worker_up", "Whether there is a worker.", self.worker.is_some().into()),
+            ("uzone_worker_deaths_total", "Workers that died.", self.totals.worker_deaths),
+        ];
+        for (name, help, value) in all {
+            let kind = kind(name);
+            // Memory takes it all.
+            let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}");
+        }
+        self.totals.add_metrics(&mut text);
+        self.add_metrics_of_sessions(&mut text);
+        text
+    }
+
+    fn add_metrics_of_sessions(&self, text: &mut String) {
+        type Get = fn(&SessionStats) -> u64;
+        let each: [(&str, &str, Get); 12] = [
+            ("faults_total", "Faults that were read.", |stats| stats.faults),
+            ("demand_pages_total", "Pages for waiting threads.", |stats| stats.demand_pages),
+            ("around_pages_total", "Pages that came along.", |stats| stats.around_pages),
+            ("prefetched_pages_total", "Pages ahead of a touch.", |stats| stats.prefetched_pages),
+            ("zero_pages_total", "Zero pages.", |stats| stats.zero_pages),
+            ("bad_pages_total", "Pages that are bad.", |stats| stats.bad_pages),
+            ("huge_pages_total", "Huge pages that were made.", |stats| stats.huge_pages),
+            ("not_huge_total", "Filled blocks that were not.", |stats| stats.not_huge),
+            ("held_total", "How often its budget was used up.", |stats| stats.held),
+            ("shares_cpu", "Whether faults are answered on its CPU.", |stats| {
+                stats.shares_cpu.into()
+            }),
+            ("pending_pages", "Pages that are being produced.", |stats| stats.pending_pages),
+            ("oldest_pending_ns", "Age of the oldest of them.", |stats| stats.oldest_pending_ns),
+        ];
+        for (name, help, get) in each {
+            let kind = kind(name);
+            let _ = writeln!(
+                text,
+                "# HELP uzone_session_{name} {help}\n# TYPE uzone_session_{name} {kind}"
+            );
+            for one in &self.sessions {
+                let Some(stats) = &one.stats else { continue };
+                let (session, pid, value) = (one.session, one.pid, get(stats));
+                let _ = writeln!(
+                    text,
+                    "uzone_session_{name}{{session=\"{session}\",pid=\"{pid}\"}} {value}"
+                );
+            }
+        }
+    }
+}
+
+/// Returns the type of a metric, by its name: those that only grow end in `_total`.
+fn kind(name: &str) -> &'static str {
+    if name.ends_with("_total") { "counter" } else { "gauge" }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sandbox::Sandbox;
+    use crate::status::SessionStatus;
 
     #[test]
     fn counts_are_added_and_a_histogram_counts_each_fault_up_to_its_bound() {
@@ -170,6 +235,48 @@ mod tests {
             "uzone_fault_seconds_count 6",
         ] {
             assert!(text.lines().any(|other| other == line), "{line}: {text}");
+        }
+    }
+
+    #[test]
+    fn metrics_have_a_type_and_a_line_for_each_machine() {
+        let stats = SessionStats { faults: 7, ..SessionStats::default() };
+        let session = |session, stats| SessionStatus {
+            session,
+            pid: 9,
+            uid: 0,
+            can_be_killed: true,
+            can_be_read: true,
+            len_bytes: 4096,
+            page_bytes: 4096,
+            connected_ns: 1,
+            stats,
+        };
+        let status = Status {
+            socket: "/run/s".into(),
+            image: "/run/image".into(),
+            keeper: 1,
+            identity: "root".into(),
+            store: None,
+            worker: Some(2),
+            sandbox: Sandbox::default(),
+            worker_deaths: 3,
+            is_draining: false,
+            sessions_served: 5,
+            greetings: 0,
+            totals: Totals { worker_deaths: 3, ..Totals::default() },
+            sessions: vec![session(4, Some(stats)), session(5, None)],
+        };
+        let text = status.metrics();
+        assert!(
+            text.contains(
+                "# TYPE uzone_worker_deaths_total counter\nuzone_worker_deaths_total 3\n"
+            )
+        );
+        assert!(text.contains("uzone_session_faults_total{session=\"4\",pid=\"9\"} 7\n"));
+        assert!(!text.contains("session=\"5\""));
+        for line in text.lines().filter(|line| !line.starts_with('#')) {
+            assert!(line.rsplit_once(' ').unwrap().1.parse::<f64>().is_ok(), "{line}");
         }
     }
 }

@@ -11,16 +11,15 @@ use std::time::{Duration, Instant};
 
 use uzone_os::Vaddr;
 use uzone_os::descriptors::is_shortage;
+use uzone_os::peer::Peer;
 use uzone_os::unix_socket::MessageSocket;
 
-use super::estate::Heirlooms;
 use super::huge::{Collapser, Outcome};
-use super::recovery::Recovery;
-use super::{HUGE, Keeper, WORKER};
-use crate::control::Control;
+use super::{HUGE, Keeper, Opened, WORKER};
 use crate::error::ServeError;
 use crate::event::ServeEvent;
-use crate::link::{self, BLOCKS, Order, Report, SHORTAGE, Titled};
+use crate::machine::{Machine, State, Step};
+use crate::messages::{self, BLOCKS, Order, Report, SHORTAGE, Titled};
 
 /// A worker that ran this long resets the count of deaths in a row.
 const STEADY: Duration = Duration::from_secs(1);
@@ -40,8 +39,6 @@ pub(super) struct RunningWorker {
     socket: MessageSocket,
     since: Instant,
     pub(super) is_ready: bool,
-    /// Whether it has what the next keeper needs, in case that this process dies.
-    has_heirlooms: bool,
     /// Whether it waits for an order.
     asks: bool,
     /// Whether it was asked for its counts, and has not reported all.
@@ -51,8 +48,8 @@ pub(super) struct RunningWorker {
 }
 
 impl Drop for RunningWorker {
-    /// Ends the process. When this returns, none of its threads answers a fault any more. If this process
-    /// dies of a bug, the worker takes its place.
+    /// Ends the process. When this returns, none of its threads answers a fault any more. If this process dies of a bug, the
+    /// worker answers on.
     fn drop(&mut self) {
         if thread::panicking() {
             return;
@@ -67,33 +64,43 @@ impl Drop for RunningWorker {
 pub(super) type Start = Box<dyn FnMut(OwnedFd) -> io::Result<Child> + Send>;
 
 impl Keeper {
-    /// Starts a worker. Where machines may wait for it, it goes on without what they can do without.
+    /// Starts the first worker, and waits until it asks for work.
+    pub(super) fn start_first_worker(&mut self, has_machines: bool) -> Result<(), ServeError> {
+        self.start_worker(has_machines).map_err(ServeError::Start)?;
+        while self.worker.as_ref().is_some_and(|worker| !worker.is_ready) {
+            self.hear_first()?;
+        }
+        Ok(())
+    }
+
+    /// Starts a worker. Where VMs may wait for it, it goes on without files that save time alone.
     pub(super) fn start_worker(&mut self, has_machines: bool) -> io::Result<()> {
         let (socket, other) = MessageSocket::pair()?;
         self.set.add(&socket, WORKER)?;
         // Before it starts: without that it would end at once.
-        let names = self.files.iter().map(|(name, _)| name.clone()).collect();
-        let files: Vec<_> = self.files.iter().map(|(_, file)| file.as_fd()).collect();
-        link::send(&socket, &Order::Start { names, has_machines }, &files)?;
+        let names = self.opened.files.iter().map(|(name, _)| name.clone()).collect();
+        let files: Vec<_> = self.opened.files.iter().map(|(_, file)| file.as_fd()).collect();
+        messages::send(&socket, &Order::Start { names, has_machines }, &files)?;
         let child = (self.start)(other.into_fd())?;
-        let since = Instant::now();
-        self.worker = Some(RunningWorker {
+        let worker = RunningWorker {
             child,
             socket,
-            since,
+            since: Instant::now(),
             is_ready: false,
-            has_heirlooms: false,
             asks: false,
             is_counting: false,
             taking: None,
-        });
+        };
+        // Before it has a VM: the next keeper ends it. If that fails, it ends.
+        Peer::of_number_now(worker.child.id()).and_then(|peer| self.store.put_worker(&peer))?;
+        self.worker = Some(worker);
         Ok(())
     }
 
     /// Waits for a report of the first worker.
-    pub(super) fn first_words(&mut self) -> Result<(), ServeError> {
+    fn hear_first(&mut self) -> Result<(), ServeError> {
         let Some(worker) = &mut self.worker else { return Ok(()) };
-        match link::receive_any(&worker.socket) {
+        match messages::receive_any(&worker.socket) {
             Ok(report) => self.handle(report),
             Err(_) => {
                 let status = worker.child.wait().map_err(ServeError::Start)?;
@@ -103,42 +110,31 @@ impl Keeper {
         Ok(())
     }
 
-    /// Sends the next order to a worker that waits for one: what the next keeper needs, a client, a connection, or a
-    /// request for its counts.
+    /// Sends the next order to a worker that waits for one: a client that reads memory, a client, or a request for its
+    /// counts.
     pub(super) fn hand_over(&mut self) {
         while let Some(worker) = self.worker.as_mut().filter(|worker| worker.asks) {
-            let sent = if !worker.has_heirlooms {
-                worker.has_heirlooms = true;
-                let listener = self.socket.as_ref().map(|socket| socket.listener.as_fd());
-                let [control, metrics] = self.control.as_ref().map_or([None; 2], Control::sockets);
-                let manager = self.manager.as_ref().map(AsFd::as_fd);
-                let held = self.recovery.as_ref().map(Recovery::held);
-                let folder = held.or(self.folder.as_ref());
-                let (fds, totals) = ([listener, control, metrics, manager], self.totals.clone());
-                Heirlooms::hand_over(&worker.socket, fds, folder, totals)
-            } else if let Some((session, client, pending)) = self.captures.pop_front() {
+            let sent = if let Some((session, client, pending)) = self.captures.pop_front() {
                 let fds = [client.as_fd(), pending.as_fd()];
-                link::send(&worker.socket, &Order::Capture(session), &fds)
+                messages::send(&worker.socket, &Order::Capture(session), &fds)
             } else if let Some(key) = self.news.pop_front() {
-                let Some(connection) = self.connections.get_mut(&key) else { continue };
+                let is_offered = |machine: &&mut Machine| machine.state == State::Offered;
+                let Some(machine) = self.machines.get_mut(&key).filter(is_offered) else {
+                    continue;
+                };
                 worker.taking = Some(key);
-                if connection.may_be_a_machine() {
-                    // If it fails, so it does when the machine is kept, which warns.
-                    let _ = Self::make_log(self.recovery.as_ref(), connection);
-                }
-                let (order, fds) = (Order::Take(connection.kept(key)), connection.descriptors());
-                link::send_with(&worker.socket, &order, &fds, &connection.bytes)
+                let (order, fds) = (Order::Serve(machine.offer(key)), machine.descriptors());
+                messages::send_with(&worker.socket, &order, &fds, &machine.bytes)
             } else if !self.asking.is_empty() {
                 worker.is_counting = true;
-                link::send(&worker.socket, &Order::Stats, &[])
+                messages::send(&worker.socket, &Order::Stats, &[])
             } else {
                 return;
             };
             match sent {
                 Ok(()) => worker.asks = false,
-                // Its content is sent again at the next tick of the clock.
+                // It is sent again at the next tick of the clock.
                 Err(cause) if is_shortage(&cause) => {
-                    worker.has_heirlooms = false;
                     self.news.extend(worker.taking.take());
                     self.is_short = true;
                     return;
@@ -148,17 +144,10 @@ impl Keeper {
         }
     }
 
-    /// Has the worker get what the next keeper needs, once more.
-    pub(super) fn heirlooms_changed(&mut self) {
-        if let Some(worker) = &mut self.worker {
-            worker.has_heirlooms = false;
-        }
-    }
-
-    /// Receives what the worker reports.
+    /// Receives a report of the worker.
     pub(super) fn hear(&mut self) {
         let Some(worker) = &self.worker else { return };
-        match link::receive_any(&worker.socket) {
+        match messages::receive_any(&worker.socket) {
             Ok(report) => self.handle(report),
             // The report stays.
             Err(cause) if is_shortage(&cause) => thread::sleep(SHORTAGE),
@@ -169,69 +158,72 @@ impl Keeper {
     fn handle(&mut self, Titled { title, fds, lacks_fds, .. }: Titled<Report>) {
         match title {
             Report::Opened { image, path, names, sandbox } => {
-                let before = mem::replace(&mut self.image, image);
-                if !before.is_empty() && before != self.image {
-                    // It was opened by its name again, or changed in place: no machine gets bytes of both.
-                    for connection in self.connections.values_mut().filter(|it| !it.is_greeting()) {
-                        connection.image.get_or_insert(before.clone());
+                let files = names.into_iter().zip(fds.into_iter().map(File::from)).collect();
+                let opened = Opened { image, path, files, sandbox };
+                let before = mem::replace(&mut self.opened, opened).image;
+                if !before.is_empty() && before != self.opened.image {
+                    // It was opened by its name again, or changed in place: no VM gets bytes of both.
+                    for machine in self.machines.values_mut().filter(|one| !one.is_new()) {
+                        machine.image.get_or_insert(before.clone());
                     }
                     self.refuse_other_images();
                 }
-                (self.image_path, self.sandbox) = (path, sandbox);
-                self.files = names.into_iter().zip(fds.into_iter().map(File::from)).collect();
             }
-            Report::Next => {
-                let Some(worker) = &mut self.worker else { return };
-                (worker.is_ready, worker.asks, worker.taking) = (true, true, None);
-                if mem::take(&mut worker.is_counting) {
-                    self.answer_all();
-                }
-                if self.news.is_empty() {
-                    self.down_since = None;
+            Report::Ready { no_room } => self.worker_is_ready(no_room),
+            Report::Log(key) => {
+                self.stop_reading(key);
+                if let Some(machine) = self.machines.get_mut(&key) {
+                    // Without a descriptor for it, the program keeps the log alone.
+                    machine.log = fds.into_iter().next().filter(|_| !lacks_fds);
                 }
             }
-            Report::Reading(key) => {
-                if let Some(connection) = self.connections.get_mut(&key).filter(|_| !lacks_fds) {
-                    // More of it means nothing, and nor does its end: of older monitors it comes at once.
-                    if connection.is_greeting() && !connection.known.is_ended {
-                        let _ = self.set.remove(&connection.stream);
+            Report::Stats { totals, sessions } => {
+                self.counted = totals;
+                for (key, stats) in sessions {
+                    if let Some(machine) = self.machines.get_mut(&key) {
+                        machine.stats = Some(stats);
                     }
-                    connection.known.is_ended = true;
-                    connection.log = fds.into_iter().next();
                 }
-                // If it is of another keeper: its file has all of the log before only now.
-                if !lacks_fds {
-                    self.keep_logged(key);
-                }
-                if let Some(worker) = &self.worker {
-                    // It has died otherwise, which the next wait reports.
-                    let _ = link::send(&worker.socket, &Order::Log { is_kept: !lacks_fds }, &[]);
-                }
+                let mut totals = self.totals.clone();
+                totals.add(&self.counted);
+                self.store.put_totals(&totals);
             }
-            Report::Stats(key, stats) => {
-                if let Some(connection) = self.connections.get_mut(&key) {
-                    connection.stats = Some(stats);
-                }
-            }
-            Report::Totals(counted) => self.counted = counted,
             Report::Blocks(key, blocks) => self.make_huge(key, blocks),
-            Report::Probe(key) => drop(self.forget(key)),
             Report::Event(event) => self.happened(event),
+        }
+    }
+
+    fn worker_is_ready(&mut self, no_room: Option<u64>) {
+        let Some(worker) = &mut self.worker else { return };
+        (worker.is_ready, worker.asks) = (true, true);
+        let (taken, is_counted) = (worker.taking.take(), mem::take(&mut worker.is_counting));
+        if let Some(key) = taken
+            && let Some(machine) = self.machines.get_mut(&key)
+        {
+            if no_room == taken && machine.record.is_none() {
+                self.refuse(key, "there is no memory for its log".to_owned());
+            } else if no_room == taken {
+                let cause = io::Error::new(io::ErrorKind::StorageFull, "no room for its log");
+                self.store.serve_without_record(key, machine, &cause);
+                self.news.push_back(key);
+            } else if !self.news.contains(&key) {
+                machine.step(Step::Part);
+            }
+        }
+        if is_counted {
+            self.answer_all();
+        }
+        if self.news.is_empty() {
+            self.down_since = None;
         }
     }
 
     /// Has huge pages made of blocks that a worker found filled.
     fn make_huge(&mut self, key: u64, mut blocks: Vec<u64>) {
-        let Some(connection) = self.connections.get(&key) else { return };
+        let Some(machine) = self.machines.get(&key) else { return };
         blocks.truncate(BLOCKS);
-        let peer = connection.peer.clone();
-        let refusal = if self.is_confined {
-            Some("this keeper was a worker, and has its rights: start the server again".to_owned())
-        } else if connection.known.is_foreign {
-            Some("the process was named by a worker, and has not the userfaultfd".to_owned())
-        } else {
-            self.start_collapser().err().map(|cause| cause.to_string())
-        };
+        let peer = machine.peer.clone();
+        let refusal = self.start_collapser().err().map(|cause| cause.to_string());
         match (refusal, &self.collapser) {
             (None, Some(collapser)) => {
                 collapser.add(key, peer, blocks.into_iter().map(Vaddr::new).collect());
@@ -263,10 +255,10 @@ impl Keeper {
 
     fn count_huge(&mut self, session: u64, outcome: Outcome) {
         // It may have ended.
-        let Some(connection) = self.connections.get_mut(&session) else { return };
-        let (pid, is_first) = (connection.peer.pid(), connection.not_huge == 0);
-        connection.huge_pages += outcome.made;
-        connection.not_huge += outcome.refused;
+        let Some(machine) = self.machines.get_mut(&session) else { return };
+        let (pid, is_first) = (machine.peer.pid(), machine.not_huge == 0);
+        machine.huge_pages += outcome.made;
+        machine.not_huge += outcome.refused;
         if let Some(reason) = outcome.reason.filter(|_| is_first) {
             self.happened(ServeEvent::NotHuge { session, pid, reason });
         }
@@ -279,7 +271,7 @@ impl Keeper {
         self.start_at = Some(Instant::now() + delay);
     }
 
-    /// Starts the next worker, which gets all connections, those of machines first.
+    /// Starts the next worker, which gets all clients, those that were served first.
     fn worker_ended(&mut self) {
         let Some(mut worker) = self.worker.take() else { return };
         let had_all = self.down_since.is_none();
@@ -299,7 +291,7 @@ impl Keeper {
         self.totals.worker_deaths += 1;
         let counted = mem::take(&mut self.counted);
         self.totals.add(&counted);
-        let sessions = self.connections.len() - self.greetings();
+        let sessions = self.machines.len() - self.greetings();
         self.happened(ServeEvent::WorkerEnded { status, sessions });
         // One that served all machines and was killed from outside is no repetition, however soon that was. A kernel
         // that kills for want of memory is outside too: the machines get on between two deaths. The pause after one
@@ -311,23 +303,32 @@ impl Keeper {
         }
         // A process that was killed from outside did not die of what it did.
         if let Some(key) = taking.filter(|_| !was_killed)
-            && let Some(connection) = self.connections.get_mut(&key)
+            && let Some(machine) = self.machines.get_mut(&key)
         {
-            connection.deaths += 1;
-            if connection.deaths >= DEATHS {
+            machine.deaths += 1;
+            if machine.deaths >= DEATHS {
                 self.refuse(key, format!("{DEATHS} workers died of taking it"));
             }
         }
-        self.renew();
+        self.offer_again();
         self.start_later();
     }
 
-    /// Has all connections handed over again, those of machines first.
-    pub(super) fn renew(&mut self) {
-        // The counts of the next worker start anew.
-        self.connections.values_mut().for_each(|connection| connection.stats = None);
-        let (machines, greetings): (Vec<_>, Vec<_>) =
-            self.connections.iter().partition(|(_, connection)| !connection.is_greeting());
-        self.news = machines.iter().chain(&greetings).map(|(key, _)| **key).collect();
+    /// Offers all clients to the next worker, those that were served first.
+    fn offer_again(&mut self) {
+        // A program whose log this process lacks attaches again, with the log that it has.
+        let lacks_log = |one: &Machine| one.is_program() && !one.is_new() && one.log.is_none();
+        let lost = self.machines.iter().filter(|(_, one)| lacks_log(one)).map(|(key, _)| *key);
+        for key in lost.collect::<Vec<_>>() {
+            self.forget(key);
+        }
+        for machine in self.machines.values_mut() {
+            // The counts of the next worker start anew.
+            machine.stats = None;
+            machine.step(Step::WorkerDied);
+        }
+        let offered = self.machines.iter().filter(|(_, one)| one.state == State::Offered);
+        let (served, new): (Vec<_>, Vec<_>) = offered.partition(|(_, one)| !one.is_new());
+        self.news = served.iter().chain(&new).map(|(key, _)| **key).collect();
     }
 }

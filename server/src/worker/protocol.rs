@@ -1,10 +1,8 @@
-//! How a client hands memory over and is answered: a monitor as Firecracker does ([`firecracker`]),
+//! How a client hands memory over and is answered: a monitor as Firecracker does ([`firecracker`](super::firecracker)),
 //! a program that attaches by [`uzone_attach::protocol`]. A session is the same for both.
 //!
 //! A program sends a request, and after the answer its regions as Firecracker sends them, with its
 //! userfaultfd and the log of an earlier server, if there was one. A monitor expects no answer.
-
-pub(crate) mod firecracker;
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -15,12 +13,13 @@ use uzone_fault::RemoteRegion;
 use uzone_os::peer;
 use uzone_pages::ByteLen;
 
-use crate::connection::{Connection, MESSAGE_BYTES, is_of_program};
+use super::firecracker;
 use crate::error::ServeError;
+use crate::machine::{MESSAGE_BYTES, Machine, is_of_program};
 
-/// What came so far.
+/// The message of a client so far.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Said {
+pub(crate) enum Message {
     /// A part of a message.
     Part,
     /// A program asks for the image.
@@ -50,16 +49,16 @@ impl Memory {
     }
 }
 
-/// Returns what came so far: a pure function of the bytes.
+/// Returns the message so far: a pure function of the bytes.
 ///
 /// # Errors
 /// [`ServeError`] if it is neither a message of a monitor nor of a program.
-fn parse(bytes: &[u8]) -> Result<Said, ServeError> {
+fn parse(bytes: &[u8]) -> Result<Message, ServeError> {
     let (request, rest) = if is_of_program(bytes) {
         let mut values = serde_json::Deserializer::from_slice(bytes).into_iter::<Request>();
         let request = match values.next() {
-            None => return Ok(Said::Part),
-            Some(Err(error)) if error.is_eof() => return Ok(Said::Part),
+            None => return Ok(Message::Part),
+            Some(Err(error)) if error.is_eof() => return Ok(Message::Part),
             Some(Err(error)) => {
                 let reason = format!("the message is no request to attach: {error}");
                 return Err(ServeError::Message(reason));
@@ -68,14 +67,14 @@ fn parse(bytes: &[u8]) -> Result<Said, ServeError> {
         };
         let rest = &bytes[values.byte_offset()..];
         if rest.trim_ascii().is_empty() {
-            return Ok(Said::Asks(request));
+            return Ok(Message::Asks(request));
         }
         (Some(request), rest)
     } else {
         (None, bytes)
     };
     let regions = firecracker::regions(rest)?;
-    Ok(regions.map_or(Said::Part, |regions| Said::Memory(Memory { regions, request })))
+    Ok(regions.map_or(Message::Part, |regions| Message::Memory(Memory { regions, request })))
 }
 
 /// Sends a program a reply, and the descriptor that belongs to it, without waiting.
@@ -95,25 +94,24 @@ pub(crate) fn reply(
     }
 }
 
-/// Returns what came by a connection.
-pub(crate) fn read(connection: &Connection) -> Result<Said, ServeError> {
-    let bytes = &connection.bytes;
+/// Returns the message of a client.
+pub(crate) fn read(machine: &Machine) -> Result<Message, ServeError> {
+    let bytes = &machine.bytes;
     if bytes.len() > MESSAGE_BYTES {
         let reason = format!("the message is longer than {MESSAGE_BYTES} bytes");
         return Err(ServeError::Message(reason));
     }
     let said = parse(bytes)?;
-    let descriptors = connection.count_descriptors();
-    let wrong_number =
-        |count| format!("the message came with {count} descriptors: one userfaultfd is needed");
-    let most = if connection.is_program() { 2 } else { 1 };
+    let descriptors = machine.count_descriptors();
+    let wrong_number = |count| format!("expected 1 file descriptor (a userfaultfd), got {count}");
+    let most = if machine.is_program() { 2 } else { 1 };
     let reason = match said {
-        Said::Part if descriptors > most => wrong_number(descriptors),
+        Message::Part if descriptors > most => wrong_number(descriptors),
         // More will not come.
-        Said::Part | Said::Asks(_) if connection.known.is_ended => {
+        Message::Part | Message::Asks(_) if machine.is_ended => {
             format!("the connection ended after {} bytes of a message", bytes.len())
         }
-        Said::Memory(_) if !(1..=most).contains(&descriptors) => wrong_number(descriptors),
+        Message::Memory(_) if !(1..=most).contains(&descriptors) => wrong_number(descriptors),
         said => return Ok(said),
     };
     Err(ServeError::Message(reason))
@@ -146,7 +144,7 @@ pub(crate) fn check(regions: &[RemoteRegion], image: ByteLen) -> Result<(), Serv
 /// Returns the memory that was handed over by a whole message.
 pub(crate) fn memory_of(bytes: &[u8]) -> Option<Memory> {
     match parse(bytes).ok()? {
-        Said::Memory(memory) => Some(memory),
-        Said::Part | Said::Asks(_) => None,
+        Message::Memory(memory) => Some(memory),
+        Message::Part | Message::Asks(_) => None,
     }
 }

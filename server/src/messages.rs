@@ -1,12 +1,10 @@
-//! What a keeper and its worker send each other over a socket of whole messages: [`Order`] one way,
-//! [`Report`] the other. The worker asks for each connection, so the keeper never waits for it.
+//! The messages of a keeper and its worker, over a socket of whole messages: [`Order`] one way, [`Report`] the other. The
+//! worker asks for each order, so the keeper never waits for it.
 //!
-//! Each message starts with a line of JSON, and descriptors come along. So do those of two keepers, and of a keeper or a
-//! worker and its clients.
+//! Each message starts with a line of JSON, and descriptors come along. So do those of a keeper or a worker and its clients.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
@@ -16,86 +14,74 @@ use uzone_os::descriptors::is_shortage;
 use uzone_os::uffd::EventSet;
 use uzone_os::unix_socket::{Message, MessageSocket};
 
-use crate::connection::{Kept, TAKEN_BYTES};
 use crate::event::ServeEvent;
+use crate::machine::{Offer, TAKEN_BYTES};
+use crate::metrics::Totals;
 use crate::sandbox::Sandbox;
 use crate::status::SessionStats;
-use crate::totals::Totals;
 
-/// How long the parts of a message beside those of a monitor may be.
-const OTHER_BYTES: usize = 4096;
-/// How often a message is sent again where the system lacks something, and after how long.
+/// The longest part of a message beside that of a monitor.
+const OTHER_BYTES: usize = 32 << 10;
+/// The number of attempts to send a message where the system lacks something, and the pause between two.
 const SHORTAGES: u32 = 300;
 pub(crate) const SHORTAGE: Duration = Duration::from_millis(10);
-/// How many blocks a report has at most.
+/// The most blocks of a report, and the most sessions.
 pub(crate) const BLOCKS: usize = 16;
+pub(crate) const SESSIONS: usize = 32;
 
-/// What the keeper sends.
+/// A message of the keeper.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Order {
-    /// How a worker starts, before all else: the names of the files that come along, by which it opens the image, or none
-    /// if it opens what is there by their names; and whether machines wait for it.
+    /// Before all else: the names of the files that come along, by which the worker opens the image, or none if it opens
+    /// the image by its name; and whether VMs wait for it.
     Start { names: Vec<String>, has_machines: bool },
-    /// What the next keeper needs, should this one die: which descriptors come along, and where the folder is with what
-    /// is kept of machines ([`Heirlooms`](crate::keeper::estate::Heirlooms)).
-    Keep { has: [bool; 4], folder: Option<PathBuf>, totals: Totals },
-    /// A connection, whose message may not be whole yet.
-    Take(Kept),
-    /// It reports the counts of each session before it asks for more.
+    /// A client, whose message may not be whole yet.
+    Serve(Offer),
+    /// The worker reports its counts before it asks for more.
     Stats,
-    /// Whether the keeper has the log of the session that is about to be read.
-    Log { is_kept: bool },
-    /// A client may ask by a socket that the pages of a session are kept before they change. That comes along, and the
-    /// count of the pending faults of the session.
+    /// A client that reads the memory of a session asks by the socket that comes along; so does the count of the pending
+    /// faults of the session.
     Capture(u64),
 }
 
-/// What the worker sends.
+/// A message of the worker.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Report {
-    /// Which image it serves, before all else: what tells it from others, where it is, and the names of its files, which
-    /// come along; and how it is confined.
+    /// Before all else: the identity of the image, its path, the names of its files, which come along, and how the worker
+    /// is confined.
     Opened { image: String, path: String, names: Vec<String>, sandbox: Sandbox },
-    /// It can take a connection.
-    Next,
-    /// It is about to read the events of a session; what it reads is in the log that comes along.
-    Reading(u64),
-    /// A connection was a probe of whether there is a server.
-    Probe(u64),
-    /// What was done for a session so far.
-    Stats(u64, SessionStats),
-    /// The worker's totals for all sessions so far.
-    Totals(Totals),
+    /// The worker takes an order. It did not serve the VM of `no_room`, as there is no room for its log.
+    Ready { no_room: Option<u64> },
+    /// The log of a program, before the first event of its memory is read.
+    Log(u64),
+    /// The totals of the worker so far, and the counts of some sessions.
+    Stats { totals: Totals, sessions: Vec<(u64, SessionStats)> },
     /// The addresses of blocks of a session of which huge pages can be made.
     Blocks(u64, Vec<u64>),
-    /// Something happened. Of a failure, whether the process was killed is for the keeper to fill in.
+    /// An event for the log. The keeper fills in whether a process was killed.
     Event(ServeEvent),
 }
 
-/// What a client asks a worker for that reads the memory of a session, by the socket that its keeper passed on.
+/// A request of a client that reads the memory of a session, to the worker.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum CaptureRequest {
     /// Protect the memory, and keep pages before they change: the memory and the file for them come along.
     Protect,
-    /// What is before this byte of the image has been read.
+    /// The bytes of the image before this one have been read.
     Read(u64),
     /// All has been read.
     End,
 }
 
-/// What a worker answers it.
+/// An answer of the worker.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum CaptureReply {
-    Protected,
-    Refused {
-        reason: String,
-    },
-    /// The machine waits for the end.
+    /// The memory is protected, or the reason why it is not.
+    Begun(Result<(), String>),
+    /// The VM waits for the end.
     Hurry,
-    Ended {
-        kept_pages: u64,
-        lost: Option<String>,
-    },
+    /// The number of pages that were kept, or the reason why the capture is lost.
+    Ended(Result<u64, String>),
 }
 
 /// Sends a message. One without descriptors is sent again for a while where the system lacks something.
@@ -205,8 +191,7 @@ mod tests {
     use uzone_os::peer::{self, Peer};
 
     use super::*;
-    use crate::connection::{Connection, MESSAGE_BYTES};
-    use crate::keeper::estate::Heirlooms;
+    use crate::machine::{MESSAGE_BYTES, Machine};
 
     #[test]
     fn the_longest_message_and_the_most_descriptors_come_over_whole() {
@@ -215,7 +200,7 @@ mod tests {
         near.set_nonblocking(true).unwrap();
         let peer = Peer::of(&near).unwrap();
         let pid = peer.pid();
-        let mut connection = Connection::new(near, peer);
+        let mut machine = Machine::new(near, peer);
         let writes = thread::scope(|scope| {
             let writer = scope.spawn(|| {
                 let mut left = &vec![b'\n'; 2 * MESSAGE_BYTES][..];
@@ -224,49 +209,44 @@ mod tests {
                 }
                 left.len()
             });
-            while !connection.known.is_ended {
-                connection.read();
+            while !machine.is_ended {
+                machine.read();
             }
             // So that the writer ends.
-            connection.stream.shutdown(std::net::Shutdown::Both).unwrap();
+            machine.stream.shutdown(std::net::Shutdown::Both).unwrap();
             writer.join().unwrap()
         });
         assert!(writes < 2 * MESSAGE_BYTES);
         let next = || receive::<Order>(&worker).unwrap();
         let take = |order: Titled<Order>| {
-            let Order::Take(kept) = order.title else { panic!("{order:?}") };
-            Connection::from_kept(&kept, order.fds, order.bytes).unwrap()
+            let Order::Serve(offer) = order.title else { panic!("{order:?}") };
+            (offer.session, Machine::of_offer(offer, order.fds, order.bytes).unwrap())
         };
-        let hand_over = |number, connection: &Connection| {
-            let (title, fds) = (Order::Take(connection.kept(number)), connection.descriptors());
-            send_with(&keeper, &title, &fds, &connection.bytes).unwrap();
+        let hand_over = |number, machine: &Machine| {
+            let (title, fds) = (Order::Serve(machine.offer(number)), machine.descriptors());
+            send_with(&keeper, &title, &fds, &machine.bytes).unwrap();
         };
-        hand_over(u64::MAX, &connection);
+        hand_over(u64::MAX, &machine);
         let (session, came) = take(next());
         assert_eq!((session, came.peer.pid(), came.log.is_none()), (u64::MAX, pid, true));
-        assert_eq!(came.bytes, connection.bytes[..connection.bytes.len().min(TAKEN_BYTES)]);
-        assert_eq!(came.count_descriptors(), connection.count_descriptors());
-        connection.log = Some(far.as_fd().try_clone_to_owned().unwrap());
-        hand_over(1, &connection);
+        assert_eq!(came.bytes, machine.bytes[..machine.bytes.len().min(TAKEN_BYTES)]);
+        assert_eq!(came.count_descriptors(), machine.count_descriptors());
+        machine.log = Some(far.as_fd().try_clone_to_owned().unwrap());
+        hand_over(1, &machine);
         let (_, came) = take(next());
-        assert!(came.log.is_some() && came.count_descriptors() == connection.count_descriptors());
+        assert!(came.log.is_some() && came.count_descriptors() == machine.count_descriptors());
         send(&keeper, &Order::Stats, &[]).unwrap();
         assert!(matches!(next().title, Order::Stats));
-        let totals = Totals::default();
-        let fds = [None, None, None, Some(far.as_fd())];
-        Heirlooms::hand_over(&keeper, fds, None, totals).unwrap();
-        let heirlooms = Heirlooms::take(next()).unwrap();
-        assert!(heirlooms.manager.is_some() && heirlooms.socket.is_none());
         let names = ["a", "b"].map(str::to_owned).to_vec();
         let start = Order::Start { names: names.clone(), has_machines: true };
         send(&keeper, &start, &[far.as_fd(); 2]).unwrap();
         let came = next();
         let Order::Start { names: of_files, has_machines: true } = came.title else { panic!() };
         assert!(of_files == names && came.fds.len() == 2);
-        send(&worker, &Report::Reading(7), &[far.as_fd()]).unwrap();
+        send(&worker, &Report::Log(7), &[far.as_fd()]).unwrap();
         let came = receive(&keeper).unwrap();
-        assert!(matches!(came.title, Report::Reading(7)) && came.fds.len() == 1, "{came:?}");
-        worker.send(b"{\"Reading\":\n", &[]).unwrap();
+        assert!(matches!(came.title, Report::Log(7)) && came.fds.len() == 1, "{came:?}");
+        worker.send(b"{\"Log\":\n", &[]).unwrap();
         let cut = receive::<Report>(&keeper).unwrap_err();
         assert_eq!(cut.kind(), io::ErrorKind::InvalidData, "{cut}");
         drop(worker);

@@ -11,8 +11,8 @@ use uzone_fault::RemoteRegion;
 use uzone_os::Vaddr;
 use uzone_pages::{ByteLen, PageSize};
 
-use crate::connection::REGIONS;
 use crate::error::ServeError;
+use crate::machine::REGIONS;
 
 /// The sizes of pages that memory of a machine has.
 const SMALL: u64 = 4 << 10;

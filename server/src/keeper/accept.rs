@@ -1,4 +1,4 @@
-//! Connections until a worker has them: who may connect, how many are waited for, and which are dropped to make room.
+//! Clients until a worker has them: who may connect, how many are waited for, and which are dropped to make room.
 
 use std::io;
 use std::net::Shutdown;
@@ -12,8 +12,8 @@ use uzone_os::uffd::Remote;
 
 use super::Keeper;
 use super::room::Room;
-use crate::connection::Connection;
 use crate::event::ServeEvent;
+use crate::machine::{Machine, Step};
 
 /// After how long a connection that sent no descriptor makes room for another one, if there is none.
 const SILENT: Duration = Duration::from_millis(500);
@@ -41,7 +41,7 @@ fn has_memory(stream: &UnixStream) -> bool {
 impl Keeper {
     /// Returns how many connections have sent no whole message.
     pub(super) fn greetings(&self) -> usize {
-        self.connections.values().filter(|connection| connection.is_greeting()).count()
+        self.machines.values().filter(|machine| machine.is_new()).count()
     }
 
     /// Returns whether one more connection can be waited for, for which a silent one may make room.
@@ -52,13 +52,12 @@ impl Keeper {
     /// Refuses the oldest connection that has been silent for a while: a monitor sends its message at once. Returns
     /// whether there was one.
     fn make_room(&mut self) -> bool {
-        let is_silent =
-            |connection: &Connection| connection.is_greeting() && !connection.has_descriptors();
+        let is_silent = |machine: &Machine| machine.is_new() && !machine.has_descriptors();
         loop {
-            let silent = self.connections.iter().filter(|(_, connection)| is_silent(connection));
+            let silent = self.machines.iter().filter(|(_, machine)| is_silent(machine));
             // A program that attaches has asked for the image, and maps memory before it hands that over.
             let oldest = silent.min_by_key(|(_, one)| (!one.bytes.is_empty(), one.since));
-            let oldest = oldest.filter(|(_, connection)| connection.since.elapsed() >= SILENT);
+            let oldest = oldest.filter(|(_, machine)| machine.since.elapsed() >= SILENT);
             let Some(key) = oldest.map(|(key, _)| *key) else { return false };
             if self.is_silent_to_the_end(key) {
                 let most = self.room().greetings;
@@ -75,15 +74,15 @@ impl Keeper {
     /// handed its memory over waits for its pages, and is not forgotten. Returns whether there is no descriptor.
     pub(super) fn is_silent_to_the_end(&mut self, key: u64) -> bool {
         let is_silent = |keeper: &Self| {
-            keeper.connections.get(&key).is_some_and(|connection| !connection.has_descriptors())
+            keeper.machines.get(&key).is_some_and(|machine| !machine.has_descriptors())
         };
         self.read(key);
         if is_silent(self)
-            && let Some(connection) = self.connections.get_mut(&key)
-            && connection.stream.shutdown(Shutdown::Both).is_ok()
+            && let Some(machine) = self.machines.get_mut(&key)
+            && machine.stream.shutdown(Shutdown::Both).is_ok()
         {
-            connection.read();
-            if connection.has_descriptors() {
+            machine.read();
+            if machine.has_descriptors() {
                 self.read(key);
             }
         }
@@ -124,16 +123,14 @@ impl Keeper {
         };
         if !self.options.admits(peer.uid(), self.user) {
             self.next += 1;
-            return self.turn_away(key, Connection::new(stream, peer));
+            return self.turn_away(key, Machine::new(stream, peer));
         }
         if let Err(cause) = stream.set_nonblocking(true).and_then(|()| self.set.add(&stream, key)) {
             return self.turn_down(peer.pid(), cause.to_string());
         }
         self.next += 1;
-        let mut connection = Connection::new(stream, peer);
-        connection.known.must_be_served = self.is_confined;
-        self.connections.insert(key, connection);
-        // At once: what has been accepted is lost if this process is killed, unless it is kept.
+        self.machines.insert(key, Machine::new(stream, peer));
+        // At once: the store has what has been accepted before this process may be killed.
         self.read(key);
     }
 
@@ -146,58 +143,73 @@ impl Keeper {
 
     /// Returns how many machines and connections there may be.
     pub(super) fn room(&self) -> Room {
-        Room::new(self.options.descriptors.unwrap_or_else(descriptors::limit), self.files.len())
+        Room::new(
+            self.options.descriptors.unwrap_or_else(descriptors::limit),
+            self.opened.files.len(),
+        )
     }
 
-    /// Refuses a connection that is about to be one machine too many. Returns whether it is.
+    /// Refuses a client that is about to be one VM too many. Returns whether it is.
     fn is_too_many(&mut self, key: u64) -> bool {
-        let is_one = |connection: &Connection| connection.has_descriptors();
-        let is_new = |connection: &Connection| connection.is_greeting() && is_one(connection);
-        if !self.connections.get(&key).is_some_and(is_new) {
+        let is_new = |machine: &Machine| machine.is_new() && machine.has_descriptors();
+        if !self.machines.get(&key).is_some_and(is_new) {
             return false;
         }
-        let (room, all) = (self.room(), self.connections.values());
-        let is_too_many = all.filter(|connection| is_one(connection)).count() > room.machines;
+        let (room, all) = (self.room(), self.machines.values());
+        let is_too_many = all.filter(|one| one.has_descriptors()).count() > room.machines;
         if is_too_many {
             self.refuse(key, room.is_full());
         }
         is_too_many
     }
 
-    /// Refuses a connection of a user that may not connect.
-    fn turn_away(&mut self, key: u64, mut connection: Connection) {
-        // A monitor that sends its memory from now on gets an error, and one that has sent it is ended as any
-        // that is not served: neither waits for a page for ever.
-        let ended = connection.stream.shutdown(Shutdown::Both);
-        if ended.and_then(|()| connection.stream.set_nonblocking(true)).is_ok() {
-            connection.read();
+    /// Refuses a client of a user that may not connect.
+    fn turn_away(&mut self, key: u64, mut machine: Machine) {
+        // A monitor that sends its memory from now on gets an error, and one that has sent it is ended as any that is not
+        // served: neither waits for a page for ever.
+        let ended = machine.stream.shutdown(Shutdown::Both);
+        if ended.and_then(|()| machine.stream.set_nonblocking(true)).is_ok() {
+            machine.read();
         }
         let reason = format!(
             "user {} may not connect to this server: name it with --allow-uid",
-            connection.peer.uid()
+            machine.peer.uid()
         );
-        self.connections.insert(key, connection);
+        self.machines.insert(key, machine);
         self.refuse(key, reason);
     }
 
-    /// Reads what a monitor has sent.
+    /// Reads the bytes that a client has sent, stores them, and offers it to the worker if its message may be whole.
     pub(super) fn read(&mut self, key: u64) {
-        let Some(connection) = self.connections.get_mut(&key) else { return };
-        connection.read();
-        if connection.known.is_ended {
-            let _ = self.set.remove(&connection.stream);
+        let Some(machine) = self.machines.get_mut(&key) else { return };
+        machine.read();
+        if machine.is_ended {
+            let _ = self.set.remove(&machine.stream);
+        }
+        if machine.is_probe() {
+            return drop(self.forget(key));
         }
         if self.is_too_many(key) {
             return;
         }
-        let Some(connection) = self.connections.get_mut(&key) else { return };
-        if connection.may_be_whole() && !self.news.contains(&key) {
-            if !connection.may_look() {
+        let Some(machine) = self.machines.get_mut(&key) else { return };
+        self.store.put(&self.opened.image, key, machine);
+        if machine.may_be_whole() && machine.is_new() && !self.news.contains(&key) {
+            if !machine.may_be_offered() {
                 let reason = "its message came in too many parts that could have been the last";
                 return self.refuse(key, reason.to_owned());
             }
+            machine.step(Step::Whole);
             self.news.push_back(key);
         }
-        self.keep_machine(key);
+    }
+
+    /// Stops reading from a client that is served. More of its stream means nothing, and nor does its end: older monitors
+    /// close it at once.
+    pub(super) fn stop_reading(&mut self, key: u64) {
+        if let Some(machine) = self.machines.get_mut(&key).filter(|one| !one.is_ended) {
+            let _ = self.set.remove(&machine.stream);
+            machine.is_ended = true;
+        }
     }
 }
