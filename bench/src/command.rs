@@ -42,45 +42,35 @@ pub(crate) const EXITS: [u8; 9] = [0, 1, 2, 65, 66, 69, 71, 74, 77];
 
 #[derive(Debug, PartialEq, Subcommand)]
 enum Benchmark {
-    /// Describe every page of a region: first bind, rebinds, and cost against size
+    /// Describe every page of a region: rebinds and first binds
     ///
-    /// The region is only reserved; what is written are its descriptors, 64 bytes a page. Every row
-    /// is measured once a round, in a random order, so that they all meet the same machine. `naive`
+    /// The region is only reserved; its descriptors are written, 64 bytes a page. `naive`
     /// is a call for each page that sets field after field; the limit is a bare fill of as many
     /// bytes.
     #[command(after_help = exit::help("uzone-bench bind --size 100G --rebinds 30", &EXITS))]
     Bind(Asked<BindSettings>),
-    /// Pin a region and let it go: 2 MiB folios, lists, base pages, threads, and the kernel
+    /// Pin a region and let it go: 2 MiB folios, lists, base pages, threads
     ///
     /// The region is reserved and described; its bytes are never touched. `naive` is an atomic step
     /// for each base page, on 64-byte descriptors as Linux has them; they take 1/64 of the size.
-    /// The kernel's own pins are measured as buffers of an io_uring, of memory that is present: up
-    /// to 1 GiB of base pages, of transparent huge pages, and of the pool's if that has as many
-    /// free.
     #[command(after_help = exit::help("uzone-bench pin --size 128G", &EXITS))]
     Pin(Asked<PinSettings>),
-    /// Clear memory: every size, hot and cold, read at once or not, beside the kernel and the C
+    /// Clear memory: three lengths out of cache, pools, and first touch, beside the kernel and the C
     /// library
     ///
-    /// Extents from 4 KiB on, by every store there is; a folio of which one page is read at once;
-    /// what a bystander loses; batches and pauses; how long a taker waits for a folio of a pool;
+    /// Extents of 4 KiB, 2 MiB and the largest; how long a taker waits for a folio of a pool;
     /// the kernel's own clearing; and first touch. With root, 256 MiB of huge pages are put into
     /// the host's pool for the run.
     #[command(after_help = exit::help("uzone-bench zero --size 32M --populate-size 0", &EXITS))]
     Zero(Asked<ZeroSettings>),
-    /// Copy memory: every size, hot and cold, read at once or not, beside the C library
-    ///
-    /// Extents from 4 KiB on, by every store there is, several pages side by side among them.
+    /// Copy memory: three lengths out of cache, beside the C library
     #[command(after_help = exit::help("uzone-bench copy --size 32M", &EXITS))]
     Copy(Asked<CopySettings>),
-    /// Map files lazily: windows of every size, beside a one-page handler and the kernel's own
-    /// mapping
+    /// Map files lazily, beside a one-page handler and the kernel's own mapping
     ///
     /// A file in the page cache and a memory file, touched in order, at random, and one page per 2
     /// MiB; huge pages of the pool if there are free ones; a file that the page cache has
-    /// forgotten; what a page does to the others that does not come; where the time of a fault
-    /// goes; and 0.2 to 100 % of the pages of a larger file at random. This takes less than a
-    /// minute; the published sizes (--size 2G --threads 1,2,8) take more than an hour.
+    /// forgotten; tracked writes; and 1 to 100 % of the pages of a larger file at random.
     #[command(after_help = exit::help("uzone-bench fault --size 256M --threads 1,2", &EXITS))]
     Fault(Asked<FaultSettings>),
     /// Pack an image of memory, read and verify it, and map it lazily: beside zstd, BLAKE3 and the
@@ -99,11 +89,9 @@ enum Benchmark {
     /// tenth of them, in runs, in random order.
     #[command(after_help = exit::help("uzone-bench restore --size 256M --dir /dev/shm", &EXITS))]
     Restore(Asked<SnapshotSettings>),
-    /// The published experiments: describing memory, pinning it, clearing it, and mapping a file by
-    /// windows
+    /// The published experiments: describing memory, pinning it, clearing it, and mapping a file
     ///
-    /// Each is a table with the published figures beside the naive way, ours and the limit; SQLite
-    /// and ripgrep over mapped files take the place of the builds of Linux and the tests of git.
+    /// Each is a table with the published figures beside the naive way, ours and the limit.
     /// Without --full they are scaled, which each table states, and take less than five minutes on
     /// 2 CPUs. With it they have the published sizes as far as memory allows, all windows, and 1 to
     /// 120 threads.

@@ -16,7 +16,7 @@ use crate::settings::{
     Benchmark, BindSettings, CopySettings, FaultSettings, Part, PinSettings, SnapshotSettings,
     WholeSettings, ZeroSettings,
 };
-use crate::tables::{bind, copy, fault, pin, restore, snapshot, zero};
+use crate::tables::{bind, clear, fault, image, pin, restore};
 
 impl Part {
     /// Runs it.
@@ -27,10 +27,10 @@ impl Part {
         match &self.benchmark {
             Benchmark::Bind(settings) => bind::run(settings, self, watch),
             Benchmark::Pin(settings) => pin::run(settings, self, watch),
-            Benchmark::Zero(settings) => zero::run(settings, self, watch),
-            Benchmark::Copy(settings) => copy::run(settings, self, watch),
+            Benchmark::Zero(settings) => clear::zero(settings, self, watch),
+            Benchmark::Copy(settings) => clear::copy(settings, self, watch),
             Benchmark::Fault(settings) => fault::run(settings, self, watch),
-            Benchmark::Snapshot(settings) => snapshot::run(settings, self, watch),
+            Benchmark::Snapshot(settings) => image::run(settings, self, watch),
             Benchmark::Restore(settings) => restore::run(settings, self, watch),
         }
     }
@@ -105,7 +105,15 @@ pub(crate) fn parts(
 /// Returns the settings of the scans alone, by one thread.
 fn scans(size: ByteLen, rounds: u32, directory: &Path) -> FaultSettings {
     let (threads, directory) = (vec![1], directory.to_owned());
-    FaultSettings { size, density: ByteLen::ZERO, whole: None, rounds, threads, directory }
+    FaultSettings {
+        size,
+        density: ByteLen::ZERO,
+        sweep: false,
+        whole: None,
+        rounds,
+        threads,
+        directory,
+    }
 }
 
 /// The tables of the published experiments.
@@ -181,7 +189,8 @@ pub(crate) const SEEDS: &str = "seeds";
 pub(crate) fn quick_seeds(parts: Vec<Part>) -> Vec<Part> {
     let of = |Part { mut benchmark, mut tables }| {
         match &mut benchmark {
-            Benchmark::Bind(_) | Benchmark::Zero(_) => {}
+            Benchmark::Bind(_) => {}
+            Benchmark::Zero(_) => tables = strings(OF_SEEDS[2]),
             Benchmark::Pin(settings) => settings.larger = ByteLen::gib(2),
             Benchmark::Fault(settings) => {
                 settings.whole = Some(whole(ByteLen::mib(4), &[1, 8], &[4]));

@@ -179,6 +179,10 @@ pub(crate) struct FaultSettings {
     #[arg(long = "density-size", default_value = "256M", value_name = "SIZE")]
     #[serde(default, rename = "density_bytes", with = "byte_len")]
     pub(crate) density: ByteLen,
+    /// Measure ten densities in place of three, and each also for a memory file and on one CPU
+    #[arg(long)]
+    #[serde(default)]
+    pub(crate) sweep: bool,
     /// The published experiment as it was run, if that is measured.
     #[arg(skip)]
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -44,6 +44,11 @@ impl<'a> Session<'a> {
         self.tables.is_empty() || self.tables.iter().any(|start| table.starts_with(start.as_str()))
     }
 
+    /// Returns whether a table was asked for by its name.
+    pub fn names(&self, table: &str) -> bool {
+        !self.tables.is_empty() && self.wants(table)
+    }
+
     /// As [`Self::wants`], for tables that are measured together.
     pub fn wants_any(&self, tables: &[&str]) -> bool {
         tables.iter().any(|table| self.wants(table))

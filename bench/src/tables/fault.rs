@@ -1,51 +1,43 @@
-//! `uzone-bench fault`: what a page costs that is mapped when it is touched.
+//! `uzone-bench fault`: the cost of a page that is mapped when it is touched.
 //!
 //! The published experiment read a file of 16 GiB in order, 1 GiB at random, and one page of each page
 //! table, with windows of 1 to 512 pages around each fault. The same is done here with memory whose
 //! faults are answered in user space.
 //!
-//! | file | table |
+//! | file | holds |
 //! |---|---|
-//! | `scan` | all pages in order and at random, and one of each page table, by window |
-//! | `density` | a part of the pages of a large file in random order, by window |
+//! | `scan` | the tables of all pages in order and at random, of one page of each page table, and of a part of the pages; and the published experiment |
 //! | `cold` | a file that the page cache has forgotten, touched here and there |
-//! | `stall` | cached pages while another page does not come |
 //! | `write` | the first write to a page whose writes are tracked |
-//! | `whole` | every thread reads the whole file |
+//! | `ways` | the rows: a window of the reader or of the thread, the one-page handler, the kernel |
+//! | `backend`, `bare_thread` | the memory that a row maps |
+//! | `touch` | the pages that are touched, by which threads, and on which CPUs |
+//! | `source` | the files and their words |
+//! | `published` | the published times |
 //!
-//! `run` has what the tables share; `source` the files, and which bytes are right; `backend` what is made of them;
-//! `touch` which pages are touched, by which threads, and on which CPUs; `bare_thread` the handler that keeps no record
-//! of any page.
-//!
-//! Every word that a row reads is compared with what the file holds. The naive row is a handler as
+//! Every word that a row reads is compared with the word of the file. The naive row is a handler as
 //! published examples have it: poll(2), read one event, answer one page. The limit is the kernel's
 //! own mapping of the same file, populated at once.
 
 mod backend;
 mod bare_thread;
 mod cold;
-mod density;
 mod published;
-mod run;
 mod scan;
 mod source;
-mod stall;
 mod touch;
-mod whole;
+mod ways;
 mod write;
 
-pub(crate) use touch::{Placement, touch};
+pub(crate) use touch::{Placement, Touching, touch};
 
-use uzone_os::{SystemRoot, hugepages, memory};
-use uzone_pages::{ByteLen, ErrorKind, PageSize};
+use uzone_harness::{Bench, BenchError, Result, Session, Watch};
+use uzone_os::{SystemRoot, memory};
+use uzone_pages::{ByteLen, ErrorKind};
 
-use self::backend::Backend;
 use self::published::RANDOM;
-use self::run::Run;
 use self::source::{PAGE, Source};
-use self::touch::Pattern;
 use crate::settings::{FaultSettings, Part};
-use uzone_harness::{Bench, BenchError, Result, Watch};
 
 /// Runs the tables.
 pub(crate) fn run(settings: &FaultSettings, part: &Part, watch: Watch<'_>) -> Result<Bench> {
@@ -61,27 +53,29 @@ pub(crate) fn run(settings: &FaultSettings, part: &Part, watch: Watch<'_>) -> Re
         settings.rounds,
         settings.directory.display()
     );
-    let session = part.session(sentence, settings.rounds, watch);
-    let mut run = Run { session, settings };
+    let mut session = part.session(sentence, settings.rounds, watch);
     let placements = Placement::all(&settings.threads)?;
-    if placements.first().is_some_and(|first| !first.id.is_empty()) {
-        run.skip("fault-seq-file", "this process may use one CPU only");
-    }
     let file = Source::new(&settings.directory, size)?;
-    scans(&mut run, &file, size, &placements)?;
+    scan::tables(&mut session, &file, &placements)?;
     if let Some(placement) = placements.first() {
-        stall::table(&mut run, &file, placement)?;
+        write::table(&mut session, placement, size)?;
     }
-    file.warm(file.len)?;
-    cold::table(&mut run, &file)?;
+    cold::table(&mut session, &file)?;
     drop(file);
     if let Some(whole) = &settings.whole {
-        whole::tables(&mut run, whole)?;
+        scan::published(&mut session, settings, whole)?;
     }
     if settings.density > ByteLen::ZERO {
-        density::tables(&mut run, fitting(settings.density).0, &placements)?;
+        scan::densities(&mut session, settings, fitting(settings.density).0, &placements)?;
     }
-    run.session.finish()
+    session.finish()
+}
+
+/// Leaves a table out, if it was asked for.
+fn skip(session: &mut Session<'_>, table: &str, reason: impl Into<String>) {
+    if session.wants(table) {
+        session.skip(table, reason);
+    }
 }
 
 /// Returns an error for sizes that cannot be measured, and for any size on hosts whose pages are not of 4 KiB.
@@ -96,52 +90,6 @@ fn check(size: ByteLen) -> Result {
     Err(BenchError::host(ErrorKind::InvalidInput, text))
 }
 
-/// Measures the scans of `size` of a file and of memory files, and where the time of a fault goes.
-fn scans(run: &mut Run<'_>, file: &Source, size: ByteLen, placements: &[Placement]) -> Result {
-    let tables = [
-        (Pattern::InOrder, size),
-        (Pattern::Random, size.min(RANDOM)),
-        (Pattern::OnePerTable, size),
-    ];
-    let alone = || placements.iter().filter(|placement| placement.threads == 1);
-    {
-        let mapped = file.mapped(size)?;
-        let backend = Backend::File(file, mapped.clone());
-        for (pattern, len) in tables {
-            for placement in placements {
-                file.warm(len)?;
-                scan::table(run, pattern, &backend, placement, len)?;
-            }
-        }
-        match free_huge_pages(size) {
-            Ok(len) => {
-                let mut in_order = |backend: Backend<'_>| {
-                    let table = |at| scan::table(run, Pattern::InOrder, &backend, at, len);
-                    alone().try_for_each(table)
-                };
-                in_order(Backend::HugeCopy(file, mapped))?;
-                in_order(Backend::Memory(source::memory_file(len, Some(PageSize::MIB_2))?))?;
-            }
-            Err(reason) => {
-                for id in ["fault-seq-hugetlb-copy", "fault-seq-hugetlb"] {
-                    run.skip(id, reason.clone());
-                }
-            }
-        }
-    }
-    let memory = source::memory_file(size, None)?;
-    let backend = Backend::Memory(memory.clone());
-    for (pattern, len) in tables {
-        for placement in placements {
-            scan::table(run, pattern, &backend, placement, len)?;
-        }
-    }
-    for placement in alone() {
-        write::tables(run, &memory, placement)?;
-    }
-    Ok(())
-}
-
 /// Returns as much of `asked` as there is memory for, and the words for it.
 fn fitting(asked: ByteLen) -> (ByteLen, String) {
     let Ok(available) = memory::available(&SystemRoot::host()) else {
@@ -154,19 +102,4 @@ fn fitting(asked: ByteLen) -> (ByteLen, String) {
     }
     let size = ByteLen::new((room & !((2 << 20) - 1)).max(4 << 20));
     (size, format!(" ({asked} were asked for: limited by {})", available.limited_by))
-}
-
-/// Returns how much can be had of the pool for two copies at once, or why it is too little.
-fn free_huge_pages(most: ByteLen) -> Result<ByteLen, String> {
-    let size = PageSize::MIB_2;
-    let path = hugepages::nr_path(size);
-    let free = match hugepages::pool(&SystemRoot::host(), size) {
-        Ok(Some(pool)) => pool.free.saturating_sub(pool.reserved),
-        Ok(None) => return Err("this kernel has no pool of 2 MiB pages".to_owned()),
-        Err(error) => return Err(error.to_string()),
-    };
-    if free < 4 {
-        return Err(format!("{free} pages of 2 MiB are free and 4 are needed: raise {path}"));
-    }
-    Ok(most.min(ByteLen::new((free / 2) << 21)))
 }

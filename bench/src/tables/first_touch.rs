@@ -4,22 +4,21 @@
 //! The kernel clears pages that were given back and are touched again. That is measured for base
 //! pages, transparent huge pages and a hugetlb pool; for the last, pages are put into the pool for the
 //! time of the run and taken out again, which takes root. The published experiment touched pages of such
-//! pools for the first time, of 2 MiB and of 1 GiB.
+//! pools for the first time, of 2 MiB and of 1 GiB: its tables are measured where they are named.
 
 use std::hint::black_box;
 use std::num::NonZeroUsize;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use uzone_os::hugepages;
-use uzone_pages::{ByteLen, PageSize};
-use uzone_zone::{Huge, PopulateOptions, Region, RegionSource, WriteError, ZeroOptions};
-
-use crate::tables::extents::Arena;
+use uzone_harness::ways::clear::Arena;
 use uzone_harness::{
     BenchError, Published, Result, Role, Session, Suite, bytes, check_memory, fill_zeroes, index,
     restore_host, sentence, timed,
 };
+use uzone_os::hugepages;
+use uzone_pages::{ByteLen, PageSize};
+use uzone_zone::{Huge, PopulateOptions, Region, WriteError, ZeroOptions};
 
 /// How much is given back and touched again, at most.
 const TOUCHED: ByteLen = ByteLen::mib(256);
@@ -28,11 +27,10 @@ const PAGE: u64 = 4096;
 /// Refuses what there is not the memory for, before minutes are spent.
 pub(crate) fn check(populate: ByteLen) -> Result {
     // Of what is there, a tenth is left to others.
-    let needed = ByteLen::new(populate.get() / 10 * 11);
-    check_memory(needed)
+    check_memory(ByteLen::new(populate.get() / 10 * 11))
 }
 
-/// Makes a pool of huge pages larger for a run. It is put back when that ends, or a signal ends it.
+/// Makes a pool of huge pages larger for a run. Its end, or a signal, restores the pool.
 fn raise_pool(size: PageSize, pages: u64) -> Result<restore_host::Changed, String> {
     let path = hugepages::nr_path(size);
     let said = |error: std::io::Error| format!("{path}: {error}: run as root");
@@ -64,10 +62,12 @@ fn touch(region: &Region) -> Result {
     Ok(())
 }
 
-/// Adds the limit: bare stores to the first `len` bytes of the arena that are next.
+/// Adds the limit: bare stores to the next `len` bytes of the arena.
 fn add_limit<'a>(suite: &mut Suite<'a>, arena: &'a Arena, len: usize, name: &str) {
     let written = std::mem::replace(&mut suite.bytes, bytes(len).get());
-    suite.add(Role::Limit, "limit", name, move |_| arena.with_next(len, |dst| fill_zeroes(dst, 1)));
+    suite.add(Role::Limit, "limit", name, move |_| {
+        arena.with_next(len, |dst, _| fill_zeroes(dst, 1))
+    });
     suite.bytes = written;
 }
 
@@ -84,70 +84,51 @@ fn clear_in_place(region: &Region, unit: ByteLen) -> Result<Duration> {
     })
 }
 
-/// The pool of huge pages that was raised, and memory of each kind with its name.
-type Kinds = (Option<restore_host::Changed>, Vec<(&'static str, Region)>);
-
-/// Returns memory of each kind that is cleared in place, and its names. Kinds that this host lacks are left
-/// out.
-fn kinds(len: ByteLen, session: &mut Session<'_>) -> Result<Kinds> {
-    let mut regions = Vec::new();
-    let mut skip = |row: &str, reason| session.skip(format!("zero-kernel/{row}-touch"), reason);
-    for (row, huge) in [("thp", Huge::Preferred), ("4k", Huge::Never)] {
-        let region = Region::anonymous(len)?;
-        let report = region.populate(0..len.get(), &PopulateOptions::default().huge(huge))?;
-        if (huge == Huge::Never) == report.huge.is_zero() {
-            regions.push((row, region));
-        } else {
-            skip(row, report.to_string());
-        }
-    }
-    let pool = raise_pool(PageSize::MIB_2, len.get() >> 21).and_then(|pool| {
-        let region = Region::hugetlb(len, PageSize::MIB_2).map_err(|error| sentence(&error))?;
-        regions.push(("hugetlb", region));
-        Ok(pool)
-    });
-    Ok((pool.map_err(|reason| skip("hugetlb", reason)).ok(), regions))
-}
-
 /// Clears in place, and by giving pages back.
 pub(crate) fn kernel(arena: &Arena, session: &mut Session<'_>) -> Result {
     let len = TOUCHED.min(bytes(arena.len));
-    let whole = || 0..len.get();
+    let mut regions = Vec::new();
+    for (row, name, huge) in
+        [("thp", "transparent huge pages", Huge::Preferred), ("4k", "base pages", Huge::Never)]
+    {
+        let region = Region::anonymous(len)?;
+        let report = region.populate(0..len.get(), &PopulateOptions::default().huge(huge))?;
+        if (huge == Huge::Never) == report.huge.is_zero() {
+            regions.push((row, name, region));
+        } else {
+            session.skip(format!("zero-kernel/{row}-touch"), report.to_string());
+        }
+    }
     // Given back in the reverse order, the pages of the pool after the region that has them.
-    let (_pool, regions) = kinds(len, session)?;
+    let pool = raise_pool(PageSize::MIB_2, len.get() >> 21).and_then(|pool| {
+        let region = Region::hugetlb(len, PageSize::MIB_2).map_err(|error| sentence(&error))?;
+        Ok((pool, region))
+    });
+    let _pool = match pool {
+        Ok((pool, region)) => {
+            regions.push(("hugetlb", "hugetlb 2 MiB pages", region));
+            Some(pool)
+        }
+        Err(reason) => {
+            session.skip("zero-kernel/hugetlb-touch", reason);
+            None
+        }
+    };
     let mut suite = Suite::new("zero-kernel", len).writing(len.get());
     add_limit(&mut suite, arena, index(len.get()), "limit");
-    for (row, region) in &regions {
-        let name = match region.backing() {
-            RegionSource::Hugetlb(_) => "hugetlb 2 MiB pages",
-            _ if *row == "thp" => "transparent huge pages",
-            _ => "base pages",
-        };
-        let (id, name) =
-            (|what: &str| format!("{row}-{what}"), |what: &str| format!("{name}: {what}"));
-        let naive = id("touch");
+    for (row, name, region) in &regions {
+        let naive = format!("{row}-touch");
         suite
-            .add(Role::Ours, &id("ours"), name("ours, in place"), |_| {
+            .add(Role::Ours, &format!("{row}-ours"), format!("{name}: ours, in place"), |_| {
                 clear_in_place(region, region.len())
             })
             .naive(&naive);
         suite
-            .add(Role::Naive, &naive, name("given back and touched"), |_| {
+            .add(Role::Naive, &naive, format!("{name}: given back and touched"), |_| {
                 touch(region)?;
                 timed(|| {
-                    region.punch(whole())?;
+                    region.punch(0..region.len().get())?;
                     touch(region)
-                })
-            })
-            .naive(&naive);
-        let huge = if *row == "4k" { Huge::Never } else { Huge::Preferred };
-        let options = PopulateOptions::default().threads(NonZeroUsize::MIN).huge(huge);
-        suite
-            .add(Role::Variant, &id("populate"), name("given back, populated"), move |_| {
-                touch(region)?;
-                timed(|| {
-                    region.punch(whole())?;
-                    Ok(black_box(region.populate(whole(), &options)?))
                 })
             })
             .naive(&naive);
@@ -157,19 +138,38 @@ pub(crate) fn kernel(arena: &Arena, session: &mut Session<'_>) -> Result {
         suite,
         format!("Clearing {len} in place, and by giving the pages back to the kernel"),
         "one thread; naive is to give the same pages back and touch them",
-    )
+    )?;
+    // Before the pool.
+    drop(regions);
+    Ok(())
+}
+
+/// Measures the first touch of memory, and the published experiment where one of its tables is named.
+pub(crate) fn tables(
+    populate: ByteLen,
+    threads: NonZeroUsize,
+    arena: &Arena,
+    session: &mut Session<'_>,
+) -> Result {
+    if populate.is_zero() {
+        return Ok(());
+    }
+    for demand in DEMAND.iter().filter(|demand| session.names(demand.table)).collect::<Vec<_>>() {
+        first_faults(demand, populate, threads, arena, session)?;
+    }
+    if session.wants("populate") { first_touch(arena, populate, threads, session) } else { Ok(()) }
 }
 
 /// Huge pages of one size, and what was published of them in hundredths of a GB/s: faults that clear a page at
 /// a time and whole, and the same where the kernel clears units of 8 MB.
-pub(crate) struct Demand {
-    pub(crate) table: &'static str,
+struct Demand {
+    table: &'static str,
     size: PageSize,
     whole: [u64; 2],
     units: Option<[u64; 2]>,
 }
 
-pub(crate) const DEMAND: [Demand; 2] = [
+const DEMAND: [Demand; 2] = [
     Demand { table: "zero-demand-2m", size: PageSize::MIB_2, whole: [1292, 1703], units: None },
     Demand {
         table: "zero-demand-1g",
@@ -179,26 +179,13 @@ pub(crate) const DEMAND: [Demand; 2] = [
     },
 ];
 
-/// What the published experiment cleared at a time where the kernel is not preempted.
+/// The published experiment cleared so much at a time where the kernel is not preempted.
 const UNIT: ByteLen = ByteLen::mib(8);
 const ARORA: &str = "Ankur Arora, contiguous page clearing v9, November 2025, EPYC 7J13: demand faults of \
      64 GB, scaled to as many bytes as here; naive before, ours after; in place: in units of 8 MB";
 
-/// A row that clears in place, its name, how much at a time, and its published time.
-type InPlace = (Role, &'static str, &'static str, ByteLen, Option<Published>);
-
-/// Returns the rows that clear huge pages in place.
-fn in_place(before: Option<Published>, after: Option<Published>) -> [InPlace; 3] {
-    let page = ByteLen::new(PAGE);
-    [
-        (Role::Naive, "place-page", "naive in place, a page at a time", page, before),
-        (Role::Ours, "place-units", "ours in place, 8 MiB at a time", UNIT, after),
-        (Role::Ours, "place", "ours in place, whole", ByteLen::tib(1), None),
-    ]
-}
-
 /// Touches huge pages for the first time, at most so many bytes of them, and clears them in place.
-pub(crate) fn demand(
+fn first_faults(
     demand: &Demand,
     most: ByteLen,
     threads: NonZeroUsize,
@@ -245,7 +232,17 @@ pub(crate) fn demand(
         (spec.row.threads, spec.row.published) = (threads.get(), after.clone());
     }
     suite.naive("naive");
-    for (role, row, name, unit, published) in in_place(before_units, after_units) {
+    for (role, row, name, unit, published) in [
+        (
+            Role::Naive,
+            "place-page",
+            "naive in place, a page at a time",
+            ByteLen::new(PAGE),
+            before_units,
+        ),
+        (Role::Ours, "place-units", "ours in place, 8 MiB at a time", UNIT, after_units),
+        (Role::Ours, "place", "ours in place, whole", len, None),
+    ] {
         let spec = suite.add(role, row, name, move |_| clear_in_place(region, unit));
         spec.naive("place-page").row.published = published;
     }
@@ -259,7 +256,7 @@ pub(crate) fn demand(
 }
 
 /// Touches memory for the first time.
-pub(crate) fn populate(
+fn first_touch(
     arena: &Arena,
     size: ByteLen,
     threads: NonZeroUsize,
@@ -267,16 +264,14 @@ pub(crate) fn populate(
 ) -> Result {
     let mut suite = Suite::new("populate", size).writing(size.get());
     add_limit(&mut suite, arena, arena.len, &format!("limit, {} again", bytes(arena.len)));
-    let (one, all) = (NonZeroUsize::MIN, threads);
-    let (base, huge) = (Huge::Never, Huge::Preferred);
+    let one = NonZeroUsize::MIN;
     let mut rows = vec![
-        (Role::Naive, "naive", "naive, base pages touched", base, one, false),
-        (Role::Variant, "base-1", "base pages populated", base, one, true),
-        (Role::Peer, "touch-1", "transparent huge pages touched", huge, one, false),
-        (Role::Ours, "ours-1", "ours", huge, one, true),
+        (Role::Naive, "naive", "naive, base pages touched", Huge::Never, one, false),
+        (Role::Peer, "touch-1", "transparent huge pages touched", Huge::Preferred, one, false),
+        (Role::Ours, "ours-1", "ours", Huge::Preferred, one, true),
     ];
     if threads.get() > 1 {
-        rows.push((Role::Ours, "ours-all", "ours, all threads", huge, all, true));
+        rows.push((Role::Ours, "ours-all", "ours, all threads", Huge::Preferred, threads, true));
     }
     for (role, row, name, huge, threads, populates) in rows {
         let options = PopulateOptions::default().threads(threads).huge(huge);

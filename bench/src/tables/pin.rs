@@ -1,69 +1,441 @@
-//! `uzone-bench pin`: what it costs to hold memory for a device.
+//! `uzone-bench pin`: the cost of holding memory for a device.
 //!
 //! The published experiment pinned 16 GiB and 128 GiB of 2 MiB pages, 512 base pages a call, before
 //! and after the kernel learnt to take one reference for each group of pages. Here a region of that
-//! size is reserved and described, and held in every way there is; its bytes are never touched.
-//!
-//! | file | table |
-//! |---|---|
-//! | `folios` | 2 MiB folios: the whole region as one guard, and 512 pages a call |
-//! | `list` | the same with a list of page frames, as a driver wants it that knows no ranges |
-//! | `base` | base pages |
-//! | `threads` | two threads, on halves of the region and on all of it |
+//! size is reserved and described, and held in several ways; its bytes are never touched.
 //!
 //! A row either holds alone (its guards are dropped when the clock has stopped), or holds and gives
-//! back; its name states which. The limit of a row is bare atomics, or bare stores, on as many words.
+//! back; its name states which. The naive way is an atomic step for each base page. The limit of a row is bare atomics,
+//! or bare stores, on as many words.
 
-mod base;
-mod folios;
-mod list;
-mod threads;
+use std::cell::RefCell;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
-use uzone_pages::ByteLen;
+use uzone_harness::ways::naive_pin::Naive;
+use uzone_harness::ways::pin::{
+    CALL_BYTES, CALL_ENTRIES, CALL_PAGES, bare_add, bare_sub, bind, calls, check_pins, timed_alone,
+    timed_both, timed_each, words,
+};
+use uzone_harness::ways::threads::{Share, together};
+use uzone_harness::{
+    Bench, BenchError, Published, Result, Role, Session, Suite, Watch, check_memory, sentence,
+    timed,
+};
+use uzone_pages::{ByteLen, MemoryKind, Order, PageCount, Pfn, PfnRange};
+use uzone_stream::{Pattern, Streaming};
+use uzone_zone::{AltmapOptions, BindOptions, Init, Pagemap, Region, Zone};
+use zerocopy::IntoBytes;
 
 use crate::settings::{Part, PinSettings};
-use uzone_harness::{Bench, BenchError, Result, Session, Watch, check_memory, sentence};
 
-/// What the ids of the tables of a larger region end with.
+/// The end of the ids of tables of a larger region.
 const LARGER: &str = "-larger";
 
 /// Runs the tables.
 pub(crate) fn run(settings: &PinSettings, part: &Part, watch: Watch<'_>) -> Result<Bench> {
-    let mut session = session(settings, part, watch)?;
-    if session.wants_any(&["pin-2m", "pin-2m-altmap"]) {
-        folios::run(settings.size, "", &mut session)?;
-    }
-    type Table = fn(&PinSettings, &mut Session<'_>) -> Result;
+    let &PinSettings { size, larger, rounds } = settings;
+    check(size)?;
+    let text = format!("{size} held ({} pages), {rounds} rounds", size.get() >> 12);
+    let mut session = part.session(text, rounds, watch);
+    folios(size, "", &mut session)?;
+    type Table = fn(ByteLen, &mut Session<'_>) -> Result;
     let tables: [(&str, Table); 3] =
-        [("pin-list", list::run), ("pin-4k", base::run), ("pin-threads", threads::run)];
+        [("pin-list", list), ("pin-4k", base_pages), ("pin-threads", threads)];
     for (table, measure) in tables {
         if session.wants(table) {
-            measure(settings, &mut session)?;
+            measure(size, &mut session)?;
         }
     }
-    let larger = [format!("pin-2m{LARGER}"), format!("pin-2m-altmap{LARGER}")];
-    if !settings.larger.is_zero() && session.wants_any(&larger.each_ref().map(String::as_str)) {
-        match check(settings.larger) {
-            Ok(()) => folios::run(settings.larger, LARGER, &mut session)?,
-            Err(error) => session.skip(&larger[0], sentence(&error)),
+    if !larger.is_zero() {
+        match check(larger) {
+            Ok(()) => folios(larger, LARGER, &mut session)?,
+            Err(error) => session.skip(format!("pin-2m{LARGER}"), sentence(&error)),
         }
     }
     session.finish()
 }
 
-/// Begins, if the tables can be run: before minutes are spent.
-fn session<'a>(settings: &PinSettings, part: &Part, watch: Watch<'a>) -> Result<Session<'a>> {
-    let &PinSettings { size, rounds, .. } = settings;
-    check(size)?;
-    let sentence = format!("{size} held ({} pages), {rounds} rounds", size.get() >> 12);
-    Ok(part.session(sentence, rounds, watch))
-}
-
-/// Checks that so much memory is measured, and can be described here.
+/// Checks that so much memory is measured, and can be described here: before minutes are spent.
 fn check(size: ByteLen) -> Result {
     if size.is_zero() || !size.get().is_multiple_of(1 << 30) {
         return Err(BenchError::size(size));
     }
     // The naive way's 64 bytes a page, a list of 8, and our descriptors of 8; and a fifth on top.
     check_memory(ByteLen::new((size.get() >> 12) * 80 / 5 * 6))
+}
+
+/// A row: its role, its id and name, the rows that it is compared with, how many calls it makes, and its work.
+type Row<'a> = (Role, &'a str, &'a str, &'a str, &'a str, u64, &'a dyn Fn() -> Result<Duration>);
+
+/// Adds rows, and counts their calls.
+fn add<'a>(suite: &mut Suite<'a>, rows: &[Row<'a>], folios: u64) {
+    for &(role, row, name, naive, limit, calls, run) in rows {
+        let spec = suite.add(role, row, name, move |_| run());
+        if role != Role::Limit {
+            spec.counts(Some(calls), Some(folios)).naive(naive);
+        }
+        if role == Role::Ours {
+            spec.limit(limit);
+        }
+    }
+}
+
+const MARTINS: &str = "Joao Martins, compound pagemaps v2, June 2021: 2 MiB pages of persistent \
+     memory, 512 pages a call with their list, holding alone; naive before, ours after; 16 and 128 GiB, \
+     and scaled from 16 to other sizes";
+
+/// Returns a published time, of microseconds for 16 GiB and for 128: other sizes take as much for each page.
+fn published(size: ByteLen, [us_16, us_128]: [u64; 2]) -> Option<Published> {
+    let ns = match size.get() >> 30 {
+        128 => us_128 * 1000,
+        gib => us_16 * 1000 * gib / 16,
+    };
+    Some(Published { ns, source: MARTINS.into() })
+}
+
+/// The published microseconds of 2 MiB folios, for descriptors in memory of their own and in the region itself.
+const PUBLISHED: [[(&str, [u64; 2]); 4]; 2] = [
+    [
+        ("naive-get", [59_000, 492_000]),
+        ("naive-pin", [87_000, 493_000]),
+        ("call-get", [6_100, 49_000]),
+        ("call-pin", [6_200, 50_000]),
+    ],
+    [
+        ("naive-get", [494_000, 3_910_000]),
+        ("naive-pin", [494_000, 3_970_000]),
+        ("call-get", [9_000, 70_000]),
+        ("call-pin", [10_000, 74_000]),
+    ],
+];
+
+/// Measures 2 MiB folios, described in memory of their own and in the region itself (altmap).
+fn folios(size: ByteLen, suffix: &str, session: &mut Session<'_>) -> Result {
+    let tables = ["pin-2m", "pin-2m-altmap"].map(|table| format!("{table}{suffix}"));
+    for (table, published_us) in tables.iter().zip(&PUBLISHED) {
+        if !session.wants(table) {
+            continue;
+        }
+        let zone = Zone::with_keep_limit(ByteLen::ZERO);
+        let (folios, place) = if table.contains("altmap") {
+            let options = BindOptions::new(MemoryKind::Generic).order(Order::PMD);
+            let options = options.init(Init::Eager).altmap(AltmapOptions::new());
+            (zone.bind(Region::anonymous(size)?, options)?, " inside of the region (altmap)")
+        } else {
+            (bind(&zone, size, Order::PMD)?, "")
+        };
+        let title = format!("2 MiB folios, {size}, 8-byte descriptors{place}");
+        let shape = Shape { table, title, published_us, size };
+        table_of_folios(&shape, &zone, &folios, session)?;
+    }
+    Ok(())
+}
+
+/// A table of 2 MiB folios: its published times, and the size that was asked for, which an altmap has not whole.
+struct Shape<'a> {
+    table: &'a str,
+    title: String,
+    published_us: &'a [(&'a str, [u64; 2])],
+    size: ByteLen,
+}
+
+fn table_of_folios(
+    shape: &Shape<'_>,
+    zone: &Zone,
+    folios: &Pagemap,
+    session: &mut Session<'_>,
+) -> Result {
+    let Shape { table, title, published_us, size: asked } = shape;
+    check_pins(folios, &format!("{table}/whole-pin"))?;
+    let (range, (_, addresses)) = (folios.range(), calls(folios)?);
+    let (pages, calls) = (range.pages().get(), addresses.len());
+    let size = ByteLen::new(pages << 12);
+    let naive = Naive::new(pages, CALL_ENTRIES)?;
+    check_naive(&naive, &format!("{table}/naive-pin"), folios)?;
+    let (words, len) = (words(size)?, ByteLen::new(CALL_BYTES as u64));
+    let referenced = RefCell::new(Vec::with_capacity(calls));
+    let pinned = RefCell::new(Vec::with_capacity(calls));
+    // Getting and pinning cost the same: the naive way has one sort of count.
+    let hold = || timed_alone(|| naive.hold(), || naive.give_back());
+    let hold_both = || timed_both(|| naive.hold(), || naive.give_back());
+    let pin = || timed(|| Ok(folios.pin(range)?));
+    let get_calls = || kept(&referenced, &addresses, |at| Ok(zone.get(*at, len)?));
+    let pin_calls = || kept(&pinned, &addresses, |at| Ok(zone.pin(*at, len)?));
+    let both_calls = || timed_each(&addresses, |at| zone.pin(*at, len));
+    let bare = || timed_alone(|| bare_add(&words), || bare_sub(&words));
+    let bare_both = || timed_both(|| bare_add(&words), || bare_sub(&words));
+    let (call, limit) = (calls as u64, "limit-one");
+    use Role::{Limit, Naive as Plain, Ours};
+    let rows: [Row<'_>; 9] = [
+        (Plain, "naive-get", "naive, get", "naive-get", "", pages, &hold),
+        (Plain, "naive-pin", "naive, pin", "naive-pin", "", pages, &hold),
+        (Plain, "naive-both", "naive, pin and unpin", "naive-both", "", pages, &hold_both),
+        (Ours, "whole-pin", "whole region, pin", "naive-pin", limit, 1, &pin),
+        (
+            Ours,
+            "call-get",
+            "512 pages a call by address, get",
+            "naive-get",
+            limit,
+            call,
+            &get_calls,
+        ),
+        (
+            Ours,
+            "call-pin",
+            "512 pages a call by address, pin",
+            "naive-pin",
+            limit,
+            call,
+            &pin_calls,
+        ),
+        (
+            Ours,
+            "call-both",
+            "512 pages a call by address, pin and unpin",
+            "naive-both",
+            "limit-both",
+            call,
+            &both_calls,
+        ),
+        (Limit, limit, "bare atomics, one a folio", "", "", 0, &bare),
+        (Limit, "limit-both", "bare atomics, two a folio", "", "", 0, &bare_both),
+    ];
+    let mut suite = Suite::new(*table, size);
+    add(&mut suite, &rows, call);
+    for (row, us) in *published_us {
+        if let Some(spec) = suite.spec(row) {
+            spec.row.published = published(*asked, *us);
+        }
+    }
+    for (row, name) in [("whole-pin", "whole"), ("call-pin", "512 pages a call")] {
+        if let Some(spec) = suite.spec(row).filter(|_| *table == "pin-2m") {
+            spec.headline(format!("pin {size}: 2 MiB folios, {name}"));
+        }
+    }
+    session.measure(
+        suite,
+        title.clone(),
+        "one thread; the guards of a row that pins alone are dropped when the clock has \
+         stopped; naive is of the same kind of row; the limit is bare atomics on a word for each folio",
+    )
+}
+
+/// Times `take` for each of some items; the guards are dropped when the clock has stopped.
+fn kept<T, G>(
+    kept: &RefCell<Vec<G>>,
+    items: &[T],
+    take: impl Fn(&T) -> Result<G>,
+) -> Result<Duration> {
+    let mut kept = kept.borrow_mut();
+    let elapsed = timed(|| {
+        for item in items {
+            kept.push(take(item)?);
+        }
+        Ok(())
+    });
+    kept.clear();
+    elapsed
+}
+
+/// Checks that the naive way holds every page once, and none afterwards.
+fn check_naive(naive: &Naive, row: &str, pagemap: &Pagemap) -> Result {
+    let range = pagemap.range();
+    let is_right = naive.hold() as u64 == range.pages().get() && naive.is_held(CALL_PAGES);
+    naive.give_back();
+    if is_right && naive.is_held(0) {
+        return Ok(());
+    }
+    Err(BenchError::wrong_page(row, range.start()))
+}
+
+/// Measures 2 MiB folios with a list of page frames, an entry for each base page: a driver asks for it that
+/// knows no ranges. The list is the cost then, and the limit is writing it.
+fn list(size: ByteLen, session: &mut Session<'_>) -> Result {
+    let zone = Zone::with_keep_limit(ByteLen::ZERO);
+    let folios = bind(&zone, size, Order::PMD)?;
+    let (range, pages) = (folios.range(), folios.range().pages().get());
+    let (_, addresses) = calls(&folios)?;
+    let naive = Naive::new(pages, CALL_ENTRIES)?;
+    // One list for all, touched before: each row writes the same memory.
+    let list = RefCell::new(uzone_harness::ways::pin::present::<Pfn>(pages)?);
+    let Ok(progression) = Pattern::linear(&[range.start().get()], &[1]) else {
+        unreachable!("one word fits a line")
+    };
+    folios.pin(range)?.write_pfns(&mut list.borrow_mut())?;
+    check_list("pin-list/ours", range, &mut list.borrow_mut())?;
+    naive.hold_listed(range.start(), &mut list.borrow_mut());
+    naive.give_back();
+    check_list("pin-list/naive", range, &mut list.borrow_mut())?;
+
+    let pinned = RefCell::new(Vec::with_capacity(addresses.len()));
+    let hold = || {
+        timed_alone(
+            || naive.hold_listed(range.start(), &mut list.borrow_mut()),
+            || naive.give_back(),
+        )
+    };
+    let pin_whole = || {
+        timed(|| {
+            let pinned = folios.pin(range)?;
+            pinned.write_pfns(&mut list.borrow_mut())?;
+            Ok(pinned)
+        })
+    };
+    let pin_calls = || {
+        let mut list = list.borrow_mut();
+        let mut pinned = pinned.borrow_mut();
+        let elapsed = timed(|| {
+            for (address, list) in addresses.iter().zip(list.chunks_mut(CALL_ENTRIES)) {
+                let ranges = zone.pin(*address, ByteLen::new(CALL_BYTES as u64))?;
+                for guard in ranges.guards() {
+                    guard.write_pfns(list)?;
+                }
+                pinned.push(ranges);
+            }
+            Ok(())
+        });
+        pinned.clear();
+        elapsed
+    };
+    let stream = || {
+        let mut list = list.borrow_mut();
+        timed(|| {
+            let list = list.as_mut_bytes();
+            Streaming::scope(uzone_stream::best(), |stream| stream.fill(list, &progression));
+            Ok(())
+        })
+    };
+    let calls = addresses.len() as u64;
+    let rows: [Row<'_>; 4] = [
+        (Role::Naive, "naive", "naive, an atomic and an entry a page", "naive", "", pages, &hold),
+        (Role::Ours, "ours", "whole region, pin, list", "naive", "limit", 1, &pin_whole),
+        (
+            Role::Ours,
+            "ours-call",
+            "512 pages a call, pin, all in one list",
+            "naive",
+            "limit",
+            calls,
+            &pin_calls,
+        ),
+        (Role::Limit, "limit", "streaming the list alone", "", "", 0, &stream),
+    ];
+    let mut suite = Suite::new("pin-list", size).writing(pages * size_of::<Pfn>() as u64);
+    add(&mut suite, &rows, pages / CALL_PAGES);
+    if let Some(spec) = suite.spec("ours") {
+        spec.headline(format!("pin {size}: whole, with the list of its frames"));
+    }
+    session.measure(
+        suite,
+        "2 MiB folios, with a list of page frames",
+        "pin alone, one thread; 8 bytes a base page into memory that was touched; the limit \
+         streams that list and pins nothing",
+    )
+}
+
+/// Checks that a list has every page, and clears it.
+fn check_list(row: &str, range: PfnRange, list: &mut [Pfn]) -> Result {
+    let wrong = list.iter().zip(range.iter()).find(|(entry, pfn)| *entry != pfn);
+    let wrong = wrong.map(|(_, pfn)| BenchError::wrong_page(row, pfn));
+    list.fill(Pfn::new(0));
+    wrong.map_or(Ok(()), Err)
+}
+
+/// Measures base pages, which are held by blocks of 512.
+fn base_pages(size: ByteLen, session: &mut Session<'_>) -> Result {
+    let zone = Zone::with_keep_limit(ByteLen::ZERO);
+    let base = bind(&zone, size, Order::BASE)?;
+    check_pins(&base, "pin-4k/whole-pin")?;
+    let (range, pages) = (base.range(), base.range().pages().get());
+    let (naive, words) = (Naive::new(pages, 1)?, words(size)?);
+    let hold = || timed_alone(|| naive.hold(), || naive.give_back());
+    let pin = || timed(|| Ok(base.pin(range)?));
+    let bare = || timed_alone(|| bare_add(&words), || bare_sub(&words));
+    let rows: [Row<'_>; 3] = [
+        (Role::Naive, "naive-pin", "naive, pin", "naive-pin", "", pages, &hold),
+        (Role::Ours, "whole-pin", "whole region, pin", "naive-pin", "limit-one", 1, &pin),
+        (Role::Limit, "limit-one", "bare atomics, one a block of 512", "", "", 0, &bare),
+    ];
+    let mut suite = Suite::new("pin-4k", size);
+    add(&mut suite, &rows, pages / CALL_PAGES);
+    if let Some(spec) = suite.spec("whole-pin") {
+        spec.headline(format!("pin {size}: base pages, whole"));
+    }
+    session.measure(
+        suite,
+        "Base pages, 8-byte descriptors",
+        format!(
+            "one thread; a block of {CALL_PAGES} that is held wholly is held by one word, and naive is \
+             an atomic a page"
+        ),
+    )
+}
+
+/// How many pages a sample of two threads passes over: milliseconds.
+const SAMPLE_PAGES: u64 = 1 << 28;
+
+/// Measures two threads that pin and unpin at once: halves of the region, which share no word but the pagemap's, and
+/// all of it, where they meet on every word. The threads meet at a barrier before a sample, which lasts until both are
+/// done.
+fn threads(size: ByteLen, session: &mut Session<'_>) -> Result {
+    if session.bench.machine.cpus < 2 {
+        session.skip("pin-threads", "this process may use one CPU only");
+        return Ok(());
+    }
+    let zone = Zone::with_keep_limit(ByteLen::ZERO);
+    let folios = &bind(&zone, size, Order::PMD)?;
+    let range = folios.range();
+    let pages = range.pages().get();
+    // The size is whole GiB, so that the middle is at a folio.
+    let half = PageCount::new(pages / 2);
+    let middle = range.start().checked_add(half).unwrap_or(range.start());
+    let part = |start| PfnRange::try_new(start, half).unwrap_or(range);
+    let halves = [part(range.start()), part(middle)];
+    let words = words(size)?;
+    let (front, back) = words.split_at(words.len() / 2);
+    let words: [&[AtomicU64]; 2] = [front, back];
+    let passes = (SAMPLE_PAGES / pages).max(1);
+    type Work<'a> = Box<dyn Fn(usize) -> Result + Sync + 'a>;
+    let pin = |ranges: [PfnRange; 2]| -> Work<'_> {
+        Box::new(move |thread| Ok(folios.pin(ranges[thread]).map(drop)?))
+    };
+    let bare: Work<'_> = Box::new(move |thread| {
+        bare_add(words[thread]);
+        bare_sub(words[thread]);
+        Ok(())
+    });
+    let whole = [range; 2];
+    // How many threads there are, and how many times the region is held in a pass of all of them together.
+    let samples = [
+        (Role::Ours, "pin-one", "pin and unpin, one thread", pin(whole), 1, 1),
+        (Role::Ours, "pin-halves", "pin and unpin, two threads, a half each", pin(halves), 2, 1),
+        (Role::Ours, "pin-same", "pin and unpin, two threads, the same range", pin(whole), 2, 2),
+        (Role::Limit, "limit-halves", "bare atomics, two threads, a half each", bare, 2, 1),
+    ];
+    let mut suite = Suite::new("pin-threads", size);
+    for (role, row, name, work, threads, times) in samples {
+        suite.threads = threads;
+        let spec = suite.add(role, row, name, move |_| {
+            let done = together(threads, |thread, start| {
+                start.wait();
+                Share::of(|| (0..passes).try_for_each(|_| work(thread)))
+            });
+            Ok(done?.elapsed)
+        });
+        spec.row.items *= passes * times;
+        spec.row.folios = Some(spec.row.items / CALL_PAGES);
+        if role == Role::Ours {
+            spec.naive("pin-one");
+        }
+    }
+    session.measure(
+        suite,
+        "2 MiB folios, two threads",
+        format!(
+            "taking and giving back, {passes} times a sample; naive is one thread, for the same work; \
+             on the same range each thread holds all of it, so that the work is twice as much"
+        ),
+    )
 }

@@ -12,26 +12,22 @@
 //! | `record` | ours from the packed image, a page at a time, and each fault is recorded |
 //! | `replay` | ours from the packed image, and the list of the pages is installed ahead |
 //! | `ordered` | the same, from an image in which those pages are packed together |
-//! | `own` | ours from the raw file, for memory that the engine maps itself |
-//! | `read-first` | nothing: all of the raw file is read before the machine runs |
 //! | `kernel` | the kernel's own private mapping of the raw file |
 //! | `decode` | nothing: the frames are decoded on all threads |
 //!
-//! `machine` has what the tables share. `neighbour` has the table of two machines side by side, `clones` that of
-//! many machines of one image, of which some attach to the server of `attached`, and `far` that of an image in
-//! object storage.
+//! `machine` has the rows of most tables, `clones` the table of many machines of one image, and `far` that of an image
+//! in object storage.
 
-mod attached;
 mod clones;
 mod far;
 mod machine;
-mod neighbour;
+
+use uzone_harness::{Bench, Result, Session, Watch};
 
 use self::machine::{COLD_TOUCHES, Restore};
 use super::fault::Placement;
-use super::snapshot::material::Material;
+use super::image::material::Material;
 use crate::settings::{Part, SnapshotSettings};
-use uzone_harness::{Bench, Result, Session, Watch};
 
 /// One of so many pages is in the working set, in runs of 1 to `LONGEST_RUN` pages.
 const SET_SHARE: usize = 10;
@@ -50,37 +46,38 @@ pub(crate) fn run(settings: &SnapshotSettings, part: &Part, watch: Watch<'_>) ->
     let mut session = part.session(asked, rounds, watch);
     let set = working_set(material.words.len());
     let ordered = material.pack_ordered(set.iter().map(|page| *page as u64).collect())?;
-    let (material, all) = (&material, (0..material.words.len()).collect::<Vec<_>>());
-    let orders = [
-        ("restore-seq", "all pages in order", &all, None),
-        ("restore-set", "a working set in a random order", &set, Some(&ordered)),
-    ];
+    let (material, ordered) = (&material, Some(&ordered));
+    let all: Vec<usize> = (0..material.words.len()).collect();
     let placements = Placement::all(&[1])?;
-    for (table, what, pages, ordered) in orders {
-        for placement in &placements {
-            let table = format!("{table}{}", placement.id);
-            if session.wants(&table) {
-                let restore = Restore { material, ordered, placement, pages, is_cold: false };
-                let measured = restore.table(&table, what, &mut session);
-                session.or_skip(&table, measured)?;
-            }
+    let (Some(first), same) = (placements.first(), placements.last()) else {
+        return session.finish();
+    };
+    let of = |pages, placement, is_cold| Restore { material, ordered, placement, pages, is_cold };
+    let (in_order, of_set) = ("all pages in order", "a working set in a random order");
+    let cold = &set[..set.len().min(COLD_TOUCHES)];
+    let seq: &[&str] = &["raw", "huge", "packed"];
+    let rows: &[&str] = &["raw", "packed", "record", "replay", "ordered"];
+    for (table, what, restore, rows) in [
+        (format!("restore-seq{}", first.id), in_order, of(&all, first, false), seq),
+        (format!("restore-set{}", first.id), of_set, of(&set, first, false), rows),
+        ("restore-set-same".to_owned(), of_set, of(&set, same.unwrap_or(first), false), rows),
+        ("restore-set-cold".to_owned(), of_set, of(cold, first, true), rows),
+    ] {
+        // On one CPU, the first placement is that of one CPU.
+        let is_measured = session.bench.tables.iter().any(|known| known.id == table);
+        if session.wants(&table) && !is_measured {
+            let measured = restore.table(&table, what, rows, &mut session);
+            session.or_skip(&table, measured)?;
         }
     }
     type Table = fn(Restore<'_>, &mut Session<'_>) -> Result;
-    let others: [(&str, Table); 6] = [
-        ("restore-seq-cold", cold_table_in_order),
-        ("restore-set-cold", cold_table),
-        ("restore-clones", clones::table),
-        ("restore-seq-far", far::table_in_order),
-        ("restore-far", far::table),
-        ("restore-neighbour", neighbour::table),
-    ];
+    let others: [(&str, Table); 2] =
+        [("restore-clones", clones::table), ("restore-far", far::table)];
     for (table, measure) in others {
-        let Some(placement) = placements.first().filter(|_| session.wants(table)) else { continue };
-        let ordered = Some(&ordered);
-        let restore = Restore { material, ordered, placement, pages: &set, is_cold: false };
-        let measured = measure(restore, &mut session);
-        session.or_skip(table, measured)?;
+        if session.wants(table) {
+            let measured = measure(of(&set, first, false), &mut session);
+            session.or_skip(table, measured)?;
+        }
     }
     session.finish()
 }
@@ -101,18 +98,4 @@ fn working_set(pages: usize) -> Vec<usize> {
     let mut set: Vec<usize> = (0..pages).filter(|page| is_in[*page]).collect();
     random.shuffle(&mut set);
     set
-}
-
-/// Runs the table of all pages in order, where the page cache has none of the files.
-fn cold_table_in_order(restore: Restore<'_>, session: &mut Session<'_>) -> Result {
-    let pages: &Vec<usize> = &(0..restore.material.words.len()).collect();
-    let cold = Restore { pages, ordered: None, is_cold: true, ..restore };
-    cold.table("restore-seq-cold", "all pages in order, cold", session)
-}
-
-/// Runs the table of a working set whose files are not in the page cache.
-fn cold_table(restore: Restore<'_>, session: &mut Session<'_>) -> Result {
-    let pages = &restore.pages[..restore.pages.len().min(COLD_TOUCHES)];
-    let cold = Restore { pages, is_cold: true, ..restore };
-    cold.table("restore-set-cold", "a working set in a random order, cold", session)
 }

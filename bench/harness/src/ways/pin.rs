@@ -8,19 +8,12 @@ use uzone_pages::{ByteLen, MemoryKind, Order, PageCount, Pfn, PfnRange};
 use uzone_zone::{BindOptions, Init, Pagemap, Region, Zone};
 use zerocopy::FromBytes;
 
-use crate::{BenchError, Published, Result, Role, RowSpec, index, timed};
-
-const MARTINS: &str = "Joao Martins, compound pagemaps v2, June 2021: 2 MiB pages of persistent \
-     memory, 512 pages a call with their list, holding alone; naive before, ours after; 16 and 128 GiB, \
-     and scaled from 16 to other sizes";
+use crate::{BenchError, Result, index, timed};
 
 /// How many base pages one call holds: a 2 MiB folio's, as in the published experiment.
 pub const CALL_PAGES: u64 = CALL_ENTRIES as u64;
 /// As many, as the length of a list.
 pub const CALL_ENTRIES: usize = 512;
-
-/// What a row does in a round.
-pub type Run<'a> = &'a dyn Fn() -> Result<Duration>;
 
 /// A region of `size`, described by folios of `order` whose descriptors are all present.
 pub fn bind(zone: &Zone, size: ByteLen, order: Order) -> Result<Pagemap> {
@@ -98,38 +91,6 @@ pub fn timed_both<T>(work: impl FnOnce() -> T, undo: impl FnOnce()) -> Result<Du
         undo();
         Ok(())
     })
-}
-
-/// Returns what a row is beside the others, by its name.
-pub fn role(row: &str) -> Role {
-    match row.split_once('-') {
-        Some(("naive", _)) => Role::Naive,
-        Some(("limit", _)) => Role::Limit,
-        _ => Role::Ours,
-    }
-}
-
-/// Compares a row with the naive row and the limit of its sort: pinning, getting, or giving back as well.
-pub fn compare(spec: &mut RowSpec) {
-    let (naive, limit) = match spec.row.id.rsplit_once('-') {
-        Some((_, "both")) => ("naive-both", "limit-both"),
-        Some((_, "get")) => ("naive-get", "limit-one"),
-        _ => ("naive-pin", "limit-one"),
-    };
-    match spec.row.role {
-        Some(Role::Ours) => _ = spec.naive(naive).limit(limit),
-        Some(Role::Naive) => _ = spec.naive(naive),
-        _ => {}
-    }
-}
-
-/// A published time, of microseconds for 16 GiB and for 128: other sizes take as much for each page.
-pub fn published(size: ByteLen, us_16: u64, us_128: u64) -> Option<Published> {
-    let ns = match size.get() >> 30 {
-        128 => us_128 * 1000,
-        gib => us_16 * 1000 * gib / 16,
-    };
-    Some(Published { ns, source: MARTINS.into() })
 }
 
 /// Checks that a guard over the whole region pins every folio once, and none afterwards.

@@ -5,18 +5,19 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use uzone_harness::ways::one_page::{Answer, OnePage};
+use uzone_harness::{BenchError, Counted, Reads, Result, Role, Session, Suite, counted};
 
-use super::run::{Ours, Run, Visits};
-use super::scan::BY_DEFAULT;
-use super::source::{PAGE, Source};
-use super::touch::{Pattern, Placement};
-use uzone_harness::{BenchError, Counted, Reads, Result, Role, Suite};
+use super::skip;
+use super::source::{PAGE, Source, word};
+use super::touch::{Pattern, Placement, Touching, touch};
+use super::ways::Way;
 
+const TABLE: &str = "fault-cold";
 /// How many pages are touched at most: a device takes its time.
 const MOST: usize = 512;
 
 /// Reading without mapping.
-struct Plain(Arc<File>);
+struct Plain(File);
 
 impl Reads for Plain {
     fn read(&self, offset: u64, out: &mut [u8]) -> Result {
@@ -36,25 +37,18 @@ impl Counted for Plain {
     }
 }
 
-/// Returns why the file cannot be forgotten, if that is so.
-fn refusal(file: &Source) -> Result<Option<String>> {
+pub(super) fn table(session: &mut Session<'_>, file: &Source) -> Result {
+    if !session.wants(TABLE) {
+        return Ok(());
+    }
     let kept = file.chill()?;
-    let reason = || {
-        format!(
+    if kept > 0 {
+        let reason = format!(
             "the file system of {} keeps {kept} pages of a file after a request to drop them: name a \
              directory on a disk with --dir",
             file.directory().display()
-        )
-    };
-    Ok((kept > 0).then(reason))
-}
-
-pub(super) fn table(run: &mut Run<'_>, file: &Source) -> Result {
-    if !run.wants("fault-cold") {
-        return Ok(());
-    }
-    if let Some(reason) = refusal(file)? {
-        run.skip("fault-cold", reason);
+        );
+        skip(session, TABLE, reason);
         return Ok(());
     }
     let len = file.len;
@@ -63,46 +57,51 @@ pub(super) fn table(run: &mut Run<'_>, file: &Source) -> Result {
     let pages = usize::try_from(len.get() / PAGE).unwrap_or(MOST);
     // Of all pages one in 64, so that hardly any is the neighbour of another.
     parts[0].truncate((pages / 64).clamp(1, MOST));
-    let visits = Visits::timed(&parts, placement);
-    let touched = visits.touched;
-    let shared = Arc::new(file.again()?);
-    let plain = shared.clone();
+    let (parts, touched) = (&parts, parts[0].len() as u64);
+    fn found<M: Counted>(
+        row: &str,
+        memory: &M,
+        parts: &[Vec<u64>],
+        placement: &Placement,
+    ) -> Result<uzone_harness::Found> {
+        let found = touch(row, memory, parts, placement, Touching::Timed, &word);
+        memory.settle();
+        counted(row, found, memory, parts[0].len() as u64, PAGE)
+    }
     let engine = &placement.engine()?;
-    let mut suite = Suite::new("fault-cold", len);
-    visits.add(&mut suite, Role::Naive, "kernel", "the kernel's own mapping", || {
+    let mut suite = Suite::new(TABLE, len);
+    suite.faults(Role::Naive, "kernel", "the kernel's own mapping", move |row| {
         file.chill()?;
-        file.map(len)
+        found(row, &file.map(len)?, parts, placement)
     });
-    visits.add(&mut suite, Role::Peer, "one-page", "one page, read and copied", move || {
+    suite.faults(Role::Peer, "one-page", "one page, read and copied", move |row| {
         file.chill()?;
-        let file = shared.clone();
-        let read = move |offset, page: &mut [u8]| file.read_exact_at(page, offset);
-        OnePage::anonymous(len, Answer::Fetch(Arc::new(read)))
+        let own = file.again()?;
+        let read = move |offset, page: &mut [u8]| own.read_exact_at(page, offset);
+        let memory = OnePage::anonymous(len, Answer::Fetch(Arc::new(read)))?;
+        found(row, &memory, parts, placement)
     });
-    visits.add(&mut suite, Role::Limit, "read", "limit, a page read and not mapped", move || {
+    suite.faults(Role::Limit, "read", "limit, a page read and not mapped", move |row| {
         file.chill()?;
-        Ok(Plain(plain.clone()))
+        found(row, &Plain(file.again()?), parts, placement)
     });
-    for order in [Some(0), Some(4), None] {
-        let Ours { row, name, options } = Ours::new(order)?;
-        visits.add(&mut suite, Role::Ours, &row, name, move || {
+    let options = Way::Reader(None).options()?;
+    suite
+        .faults(Role::Ours, "auto", "ours, auto", move |row| {
             file.chill()?;
-            Ok(engine.map(len, file.backing()?, &options)?)
-        });
-    }
-    if let Some(spec) = suite.spec(BY_DEFAULT) {
-        spec.headline(format!("touch {touched} pages of a file that is not cached"));
-    }
+            found(row, &engine.map(len, file.backing()?, &options)?, parts, placement)
+        })
+        .headline(format!("touch {touched} pages of a file that is not cached"));
     suite.naive("kernel").limit("read").each_spec(|spec| {
         (spec.row.items, spec.row.cold) = (touched, true);
         spec.touch_naive = Some(spec.of_table("kernel"));
     });
-    let title =
-        format!("A file of {len} that the page cache has forgotten: {touched} random touches");
-    let note = format!(
-        "{}; each touch timed; forgotten again before each row; naive is the kernel's own mapping, and \
-         x alike is against one-page reads",
-        placement.title
-    );
-    run.session.measure(suite, title, note)
+    session.measure(
+        suite,
+        format!("A file of {len} that the page cache has forgotten: {touched} random touches"),
+        format!(
+            "{}; each touch timed; forgotten again before each row; naive is the kernel's own mapping",
+            placement.title
+        ),
+    )
 }

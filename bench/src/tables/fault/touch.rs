@@ -187,25 +187,43 @@ impl Times {
     }
 }
 
+/// How a page is touched.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Touching {
+    /// A word of it is read.
+    Word,
+    /// A word of it is read, and the time of each touch is taken.
+    Timed,
+    /// All of its words are read.
+    Page,
+}
+
 /// Touches memory and checks every word that is read. `expected` returns the right word of an offset. The faults
 /// are those that the kernel counts.
 pub(crate) fn touch<M: Reads>(
     row: &str,
     memory: &M,
-    parts: &[Vec<u64>],
+    parts: &[impl AsRef<[u64]> + Sync],
     placement: &Placement,
-    is_timed: bool,
+    touching: Touching,
     expected: &(dyn Fn(u64) -> u64 + Sync),
 ) -> Result<Found> {
     together(parts.len(), |part, start| {
-        let offsets = &parts[part];
+        let offsets = parts[part].as_ref();
+        let is_timed = touching == Touching::Timed;
         let kept = numa::keep_thread_to(&placement.touchers);
         let mut times = Times::with_room(if is_timed { offsets.len() } else { 0 });
         start.wait();
         kept?;
         let mut share = Share::of(|| {
-            let mut bytes = [0; 8];
+            let (mut bytes, mut page) = ([0; 8], [0; 4096]);
             for &offset in offsets {
+                if touching == Touching::Page {
+                    let start = offset - offset % PAGE;
+                    memory.read(start, &mut page)?;
+                    check_page(row, start, &page, expected)?;
+                    continue;
+                }
                 if is_timed {
                     let touched = Instant::now();
                     memory.read(offset, &mut bytes)?;
@@ -222,6 +240,16 @@ pub(crate) fn touch<M: Reads>(
         (share.found.touches_ns, share.found.demand_ns) = (times.all_ns, times.demand_ns);
         Ok(share)
     })
+}
+
+/// Compares every word of a page.
+fn check_page(row: &str, start: u64, page: &[u8], expected: &dyn Fn(u64) -> u64) -> Result {
+    let (words, _) = page.as_chunks::<8>();
+    let mut words = (start..).step_by(8).zip(words);
+    match words.find(|(at, word)| u64::from_ne_bytes(**word) != expected(*at)) {
+        Some((at, _)) => Err(BenchError::wrong_byte(row, at)),
+        None => Ok(()),
+    }
 }
 
 #[cfg(test)]
@@ -254,13 +282,15 @@ mod tests {
         let parts: [Vec<u64>; 1] = [(0..128).map(place).collect()];
         memory.write_at(parts[0][5], &[0; 8]).expect("a page");
         let placement = Placement::anywhere().expect("CPUs");
-        let touched = |is_timed| {
-            let touched = touch("row", &memory, &parts, &placement, is_timed, &|_| 0).expect("0");
+        let touched = |touching| {
+            let touched = touch("row", &memory, &parts, &placement, touching, &|_| 0).expect("0");
             (touched.touches_ns.len(), touched.demand_ns.len())
         };
-        assert_eq!(touched(true), (128, 127));
-        let (all, demand) = touched(true);
+        assert_eq!(touched(Touching::Timed), (128, 127));
+        let (all, demand) = touched(Touching::Timed);
         assert!(all == 128 && demand < 4, "{demand} wait for pages that are there");
-        assert_eq!(touched(false), (0, 0));
+        assert_eq!(touched(Touching::Word), (0, 0));
+        assert!(touch("row", &memory, &parts, &placement, Touching::Page, &|_| 0).is_ok());
+        assert!(touch("row", &memory, &parts, &placement, Touching::Page, &|at| at).is_err());
     }
 }

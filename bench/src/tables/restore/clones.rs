@@ -4,7 +4,6 @@
 //! |---|---|
 //! | `own` | in memory of its own, as a monitor hands it over; decoded frames are shared |
 //! | `share` | in a memory file that all clones map privately: a page is decoded and stored once |
-//! | `attach` | the same, of a server in a process of its own, whose memory counts as well |
 //! | `kernel` | in the page cache: the kernel's own private mapping of the raw file |
 
 use std::cell::Cell;
@@ -13,10 +12,9 @@ use std::sync::Arc;
 use uzone_fault::{Backing, Engine, LazyOptions, SharedBacking};
 use uzone_os::Sharing;
 
-use super::attached::Server;
 use super::machine::{COLD_TOUCHES, Restore, machine};
-use crate::tables::snapshot::material::PAGE;
-use uzone_harness::{BenchError, Found, Result, Role, Session, Suite, sentence};
+use crate::tables::image::material::PAGE;
+use uzone_harness::{BenchError, Found, Result, Role, Session, Suite};
 
 const TABLE: &str = "restore-clones";
 /// How many clones there are.
@@ -25,7 +23,7 @@ const CLONES: usize = 16;
 /// By how much the first clone of a row and all of them made memory grow, in KiB.
 type Grown = Cell<Option<(u64, u64)>>;
 /// The same of each row.
-type Memory = [Grown; 4];
+type Memory = [Grown; 3];
 
 pub(super) fn table(restore: Restore<'_>, session: &mut Session<'_>) -> Result {
     let restore = restore.of(&restore.pages[..restore.pages.len().min(COLD_TOUCHES)]);
@@ -33,17 +31,12 @@ pub(super) fn table(restore: Restore<'_>, session: &mut Session<'_>) -> Result {
     let memory: &Memory = &Memory::default();
     let mut suite = Suite::new(TABLE, len);
     add_rows(&mut suite, restore, engine, offsets, memory);
-    match Server::start(&restore) {
-        Err(error) => session.skip(format!("{TABLE}/attach"), sentence(&error)),
-        // Only now is it known that there is one; each round has its own.
-        Ok(_) => add_attached(&mut suite, restore, offsets, &memory[3]),
-    }
     let touched = (CLONES * restore.pages.len()) as u64;
     suite.naive("own").each_spec(|spec| {
         (spec.row.items, spec.row.bytes) = (touched, touched * PAGE as u64);
     });
     session.run(suite, TABLE)?;
-    let [own, share, kernel, attach] = memory.each_ref().map(|grown| {
+    let [own, share, kernel] = memory.each_ref().map(|grown| {
         let mib = |kib: u64| kib.div_ceil(1 << 10);
         grown.get().map_or_else(
             || "unknown".to_owned(),
@@ -58,7 +51,7 @@ pub(super) fn table(restore: Restore<'_>, session: &mut Session<'_>) -> Result {
         ),
         format!(
             "{}; one after the other, and all stay; memory of the first and of all, shared pages counted once: \
-             own {own}, shared {share}, attached {attach}, the kernel's mapping {kernel}",
+             own {own}, shared {share}, the kernel's mapping {kernel}",
             restore.placement.title
         ),
     );
@@ -96,25 +89,6 @@ fn add_rows<'a>(
             let clone = restore.map_raw(Sharing::Private)?;
             Ok((restore.touch(row, &clone, offsets)?, clone))
         })
-    });
-}
-
-/// Adds what a server answers.
-fn add_attached<'a>(
-    suite: &mut Suite<'a>,
-    restore: Restore<'a>,
-    offsets: &'a [Vec<u64>],
-    memory: &'a Grown,
-) {
-    let name = "ours, packed, attached to a server, pages shared";
-    suite.faults(Role::Ours, "attach", name, move |row| {
-        let server = Server::start(&restore)?;
-        let all = || {
-            let theirs =
-                server.processes().into_iter().map(|process| share_of(&process.to_string()));
-            theirs.chain([own_share()]).sum::<Option<u64>>()
-        };
-        clones(memory, &all, || server.clone(row, &restore, offsets))
     });
 }
 

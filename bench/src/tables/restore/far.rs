@@ -15,9 +15,9 @@ use uzone_fault::LazyOptions;
 use uzone_snapshot::SnapshotBacking;
 
 use super::machine::{CACHE, Restore, machine};
-use crate::tables::snapshot::frames;
-use crate::tables::snapshot::material::failed;
-use crate::tables::snapshot::store::{Store, distance};
+use crate::tables::image::frames;
+use crate::tables::image::material::failed;
+use crate::tables::image::store::{Store, distance};
 use uzone_harness::ways::one_page::{Answer, OnePage};
 use uzone_harness::{Found, Result, Role, Session, Suite};
 
@@ -25,21 +25,11 @@ use uzone_harness::{Found, Result, Role, Session, Suite};
 const CONNECTIONS: usize = 64;
 /// How many pages are touched at most: each may take a round trip.
 const TOUCHES: usize = 512;
-/// The same in order, where few do; and how much of a small image that is.
-const IN_ORDER: usize = 1024;
-const SHARE_IN_ORDER: usize = 8;
 
 /// Runs the table of a working set.
 pub(super) fn table(restore: Restore<'_>, session: &mut Session<'_>) -> Result {
     let restore = restore.of(&restore.pages[..restore.pages.len().min(TOUCHES)]);
     measure("restore-far", "pages of a working set in a random order", restore, session)
-}
-
-/// Runs the table of the first pages in order.
-pub(super) fn table_in_order(restore: Restore<'_>, session: &mut Session<'_>) -> Result {
-    let count = (restore.material.words.len() / SHARE_IN_ORDER).min(IN_ORDER);
-    let pages: Vec<usize> = (0..count).collect();
-    measure("restore-seq-far", "pages in order, from the first on", restore.of(&pages), session)
 }
 
 fn measure(table: &str, what: &str, restore: Restore<'_>, session: &mut Session<'_>) -> Result {

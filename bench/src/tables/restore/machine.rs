@@ -5,7 +5,6 @@ use std::fs::File;
 use std::hint::black_box;
 use std::io;
 use std::num::NonZeroUsize;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,10 +14,10 @@ use uzone_os::{Access, Anonymous, Mapping, Sharing};
 use uzone_pages::{Advice, ByteLen};
 use uzone_snapshot::{FrameCache, SnapshotBacking};
 
-use crate::tables::fault::{Placement, touch};
-use crate::tables::snapshot::frames::{self, Reader};
-use crate::tables::snapshot::material::{FRAME, Material, PAGE, decode, failed, open};
-use crate::tables::snapshot::pack::forget;
+use crate::tables::fault::{Placement, Touching, touch};
+use crate::tables::image::frames::{self, Reader};
+use crate::tables::image::material::{FRAME, Material, PAGE, decode, failed, open};
+use crate::tables::image::pack::forget;
 use uzone_harness::ways::one_page::{Answer, OnePage};
 use uzone_harness::{
     Adopted, Counted, Found, Reads, Result, Role, Session, Suite, counted, index, place, registered,
@@ -87,10 +86,17 @@ impl<'a> Restore<'a> {
         Ok(())
     }
 
-    pub(super) fn table(&self, table: &str, what: &str, session: &mut Session<'_>) -> Result {
+    /// Measures a table of these rows of ours, beside the rivals.
+    pub(super) fn table(
+        &self,
+        table: &str,
+        what: &str,
+        rows: &[&str],
+        session: &mut Session<'_>,
+    ) -> Result {
         let (engine, offsets) = (&self.engine()?, &self.offsets());
         let mut suite = Suite::new(table, self.len());
-        self.add_handlers(&mut suite, engine, offsets)?;
+        self.add_handlers(&mut suite, engine, offsets, rows)?;
         self.add_others(&mut suite, offsets);
         self.compare(&mut suite, "naive");
         let touched = self.pages.len();
@@ -177,11 +183,11 @@ impl<'a> Restore<'a> {
     ) -> Result<Found> {
         let words = &self.material.words;
         let expected = |at: u64| words[index(at) / PAGE];
-        touch(row, memory, offsets, self.placement, true, &expected)
+        touch(row, memory, offsets, self.placement, Touching::Timed, &expected)
     }
 
     /// Returns our rows.
-    fn ways(&self) -> Vec<Way<'a>> {
+    fn ways() -> [Way<'a>; 6] {
         let way = |row, name, open| Way {
             row,
             name,
@@ -190,7 +196,8 @@ impl<'a> Restore<'a> {
             is_replayed: false,
         };
         let replayed = |row, name, open| Way { is_replayed: true, ..way(row, name, open) };
-        let mut ways = vec![
+        let together = "ours, the set packed together and installed ahead";
+        [
             way("raw", "ours, raw", Self::raw_backing),
             Way {
                 set: |_, options| options.advice(Advice::Blocks),
@@ -203,12 +210,8 @@ impl<'a> Restore<'a> {
                 ..way(RECORD, "ours, packed, each fault recorded", Self::packed)
             },
             replayed("replay", "ours, packed, the set installed ahead", Self::packed),
-        ];
-        if self.ordered.is_some() {
-            let name = "ours, the set packed together and installed ahead";
-            ways.push(replayed("ordered", name, Self::packed_together));
-        }
-        ways
+            replayed("ordered", together, Self::packed_together),
+        ]
     }
 
     /// Checks that all pages are recorded, the last a moment after its touch.
@@ -233,6 +236,7 @@ impl<'a> Restore<'a> {
         suite: &mut Suite<'a>,
         engine: &'a Engine,
         offsets: &'a [Vec<u64>],
+        rows: &[&str],
     ) -> Result {
         let (this, len) = (*self, self.len());
         let mapped = move || -> Result<Arc<Mapping>> {
@@ -251,7 +255,8 @@ impl<'a> Restore<'a> {
             this.found(row, &memory, offsets)
         });
         let options = LazyOptions::default();
-        for Way { row, name, open, set, is_replayed } in self.ways() {
+        let ways = Self::ways().into_iter().filter(|way| rows.contains(&way.row));
+        for Way { row, name, open, set, is_replayed } in ways {
             let options = set(self, options.clone());
             let is_recorded = row == RECORD;
             let spec = suite.faults(Role::Ours, row, name, move |row| {
@@ -271,11 +276,6 @@ impl<'a> Restore<'a> {
                 spec.headline(format!("restore a machine of {len} lazily"));
             }
         }
-        suite.faults(Role::Peer, "own", "ours, raw, memory of its own", move |row| {
-            this.chill()?;
-            let map = || Ok(engine.map(len, this.raw_backing()?, &options)?);
-            this.found(row, &this.placement.by_handler(map)?, offsets)
-        });
         Ok(())
     }
 
@@ -303,13 +303,6 @@ impl<'a> Restore<'a> {
     /// Adds the rivals without a handler, and the bare work.
     fn add_others(&self, suite: &mut Suite<'a>, offsets: &'a [Vec<u64>]) {
         let this = *self;
-        suite.faults(Role::Peer, "read-first", "everything read first, raw", move |row| {
-            this.chill()?;
-            let raw = &this.material.raw;
-            this.read_first(row, offsets, Instant::now(), |at, piece| {
-                raw.read_exact_at(piece, at).map_err(failed)
-            })
-        });
         suite.faults(Role::Peer, "kernel", "the kernel's mapping, raw", move |row| {
             this.chill()?;
             this.touch(row, &this.map_raw(Sharing::Private)?, offsets)

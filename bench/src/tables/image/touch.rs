@@ -1,6 +1,5 @@
 //! Touching a lazily mapped image, beside reading all of it first.
 
-use std::hint::black_box;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,8 +11,7 @@ use uzone_pages::ByteLen;
 use uzone_snapshot::{Image, SnapshotBacking};
 
 use super::frames::{self, Reader};
-use super::material::{FRAME, Material, PAGE, decode, failed, random_frames};
-use uzone_harness::ways::threads::{on, usable_cpus};
+use super::material::{FRAME, Material, PAGE, decode, random_frames};
 use uzone_harness::{
     BenchError, Reads, Result, Role, Session, Suite, check_word, fill, place, registered, timed,
 };
@@ -75,19 +73,9 @@ fn add<'a>(
     suite.threads = threads;
     add_limits(suite, material, frames, threads);
     suite.threads = 1;
-    let ours = suite.add(Role::Ours, "ours", "ours, the reader anywhere", |row| {
-        lazily(material, pages, row, None)
-    });
+    let ours = suite.add(Role::Ours, "ours", "ours", |row| lazily(material, pages, row));
     ours.headline(headline);
-    suite.add(Role::Variant, "ours-same", "ours, all threads on one CPU", |row| {
-        lazily(material, pages, row, usable_cpus()?.first().copied())
-    });
-    suite.naive("read-first").each_spec(|spec| {
-        // On one CPU there is no limit of several threads.
-        if !(threads > 1 && spec.row.id.ends_with("-same")) {
-            spec.limit("copy");
-        }
-    });
+    suite.naive("read-first").limit("copy");
 }
 
 /// Takes memory and gives it back, so that a row gets pages which the host backs: those that are free for
@@ -119,24 +107,13 @@ fn read_all(image: &Image, memory: &mut [u8], threads: usize) -> Result {
     .map(drop)
 }
 
-/// Adds decoding the frames, and doing so and putting each in place.
+/// Adds decoding the frames and putting each in place.
 fn add_limits<'a>(
     suite: &mut Suite<'a>,
     material: &'a Material,
     frames: &'a [usize],
     threads: usize,
 ) {
-    suite.add(Role::Peer, "decode", "decoding the frames alone", move |_| {
-        timed(|| {
-            frames::share(threads, frames.len(), Reader::new, |reader, number| {
-                if !material.is_zero[frames[number]] {
-                    black_box(decode(material, reader, frames[number])?);
-                }
-                Ok(())
-            })
-            .map_err(failed)
-        })
-    });
     let name = "decoding, and UFFDIO_COPY while no thread waits";
     suite.add(Role::Limit, "copy", name, move |row| {
         let len = ByteLen::new(material.len as u64);
@@ -161,18 +138,13 @@ fn add_limits<'a>(
     });
 }
 
-/// Maps the image and touches pages of it, with every thread on `cpu` if there is one.
-fn lazily(material: &Material, pages: &[usize], row: &str, cpu: Option<u32>) -> Result<Duration> {
-    let touch = || {
-        let options = LazyOptions::default();
-        let engine = Engine::with(EngineOptions::default())?;
-        let image = Arc::new(material.open_later(CACHE)?);
-        let backing = Arc::new(SnapshotBacking::new(image));
-        let memory = engine.map(ByteLen::new(material.len as u64), backing, &options)?;
-        timed(|| check(material, pages, row, &memory))
-    };
-    // A thread starts with the CPUs of the one that starts it, so the engine's threads have the same.
-    on(&cpu.map_or_else(usable_cpus, |cpu| Ok(vec![cpu]))?, touch)
+/// Maps the image and touches pages of it.
+fn lazily(material: &Material, pages: &[usize], row: &str) -> Result<Duration> {
+    let engine = Engine::with(EngineOptions::default())?;
+    let backing = Arc::new(SnapshotBacking::new(Arc::new(material.open_later(CACHE)?)));
+    let len = ByteLen::new(material.len as u64);
+    let memory = engine.map(len, backing, &LazyOptions::default())?;
+    timed(|| check(material, pages, row, &memory))
 }
 
 /// Reads a word of each page, and compares it.

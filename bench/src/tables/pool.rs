@@ -101,7 +101,7 @@ fn touch(folio: &Pooled) -> Result {
 type Turn<'a> = &'a dyn Fn(&RefCell<Vec<u64>>) -> Result<Duration>;
 
 /// Runs the table. `size` is how much memory a pool may have at most.
-pub(crate) fn run(size: ByteLen, session: &mut Session<'_>) -> Result {
+pub(crate) fn take_zeroed(size: ByteLen, session: &mut Session<'_>) -> Result {
     let folios = (index(size.get()) / FOLIO).clamp(2, FOLIOS);
     let all = NonZeroU8::new(100).unwrap_or(NonZeroU8::MIN);
     let ahead = pool(folios, PoolOptions::default().worker(all))?;

@@ -167,11 +167,6 @@ impl Places {
         Self { frames, offsets }
     }
 
-    fn suite<'a>(&self, table: &str) -> Suite<'a> {
-        let size = bytes(self.frames.len() * FRAME);
-        Suite::new(table, size).writing(size.get())
-    }
-
     /// Decodes each frame with nothing around it.
     fn decode(&self, material: &Material) -> Result<Duration> {
         let mut reader = Reader::new().map_err(failed)?;
@@ -186,13 +181,6 @@ impl Places {
     /// Reads each frame of an image.
     fn read(&self, image: &Image) -> Result<Duration> {
         read_each(self.offsets.iter().copied(), |at, out| Ok(image.read_at(at, out)?))
-    }
-
-    /// Reads as many bytes as a frame has at each place of a file.
-    fn read_file(&self, file: &File) -> Result<Duration> {
-        read_each(self.offsets.iter().copied(), |at, out| {
-            file.read_exact_at(out, at).map_err(failed)
-        })
     }
 
     /// Reads each frame by another implementation.
@@ -231,62 +219,42 @@ pub(super) fn read_each(
 
 /// Measures reading 64 KiB at random places.
 pub(super) fn read(material: &Material, session: &mut Session<'_>) -> Result {
-    let places = &Places::of(material);
-    let calls = places.frames.len() as u64;
-    let mut suite = places.suite("snapshot-read");
-    let name = "a seek in the crate zeekstd";
-    suite.add(Role::Naive, "zeekstd", name, |_| places.seek(material));
-    suite.add(Role::Limit, "decode", "decoding a frame alone", |_| places.decode(material));
-    suite.add(Role::Peer, "raw", "preadv of the raw bytes", |_| places.read_file(&material.raw));
-    let room = ByteLen::new(2 * suite.bytes);
-    for (row, name, cache, role) in [
-        ("ours", "ours, decoded each time", ByteLen::ZERO, Role::Ours),
-        ("ours-kept", "ours, decoded before", room, Role::Variant),
-    ] {
-        let image = material.open(cache)?;
-        let spec = suite.add(role, row, name, move |_| places.read(&image));
-        spec.limit("decode");
-        if role == Role::Ours {
-            spec.headline("read 64 KiB of a packed image at random");
-        }
-    }
-    suite.naive("zeekstd").each_spec(|spec| _ = spec.counts(Some(calls), None));
-    session.measure(
-        suite,
-        format!("Reading 64 KiB at {calls} random places of a packed image"),
-        "whole frames that are not zero, from the page cache; naive seeks by the seek table, the limit \
-         decodes without the hash",
-    )
+    read_at_random(material, false, session)
 }
 
-/// Measures random reads of files that the page cache has forgotten.
+/// The same of files that the page cache has forgotten.
 pub(super) fn read_cold(material: &Material, session: &mut Session<'_>) -> Result {
+    read_at_random(material, true, session)
+}
+
+fn read_at_random(material: &Material, is_cold: bool, session: &mut Session<'_>) -> Result {
     let places = &Places::of(material);
     let calls = places.frames.len() as u64;
-    let mut suite = places.suite("snapshot-read-cold");
-    suite.add(Role::Naive, "zeekstd", "a seek in the crate zeekstd", |_| {
-        forget(&material.packed)?;
+    let table = if is_cold { "snapshot-read-cold" } else { "snapshot-read" };
+    let mut suite = Suite::new(table, bytes(places.frames.len() * FRAME));
+    suite.bytes = suite.size.get();
+    let chill = move |file: &File| if is_cold { forget(file) } else { Ok(()) };
+    suite.add(Role::Naive, "zeekstd", "a seek in the crate zeekstd", move |_| {
+        chill(&material.packed)?;
         places.seek(material)
     });
-    suite.add(Role::Limit, "decode", "reading and decoding a frame alone", |_| {
-        forget(&material.frames.0)?;
+    suite.add(Role::Limit, "decode", "decoding a frame alone", move |_| {
+        chill(&material.frames.0)?;
         places.decode(material)
     });
-    suite.add(Role::Peer, "raw", "preadv of the raw bytes", |_| {
-        forget(&material.raw)?;
-        places.read_file(&material.raw)
-    });
-    let spec = suite.add(Role::Ours, "ours", "ours", |_| {
+    let spec = suite.add(Role::Ours, "ours", "ours, decoded each time", move |_| {
         let image = material.open(ByteLen::ZERO)?;
-        forget(&material.packed)?;
+        chill(&material.packed)?;
         places.read(&image)
     });
-    spec.limit("decode").headline("read 64 KiB of a packed image at random, from the device");
-    suite.naive("zeekstd").each_spec(|spec| spec.counts(Some(calls), None).row.cold = true);
+    let end = if is_cold { ", from the device" } else { "" };
+    spec.limit("decode").headline(format!("read 64 KiB of a packed image at random{end}"));
+    suite.naive("zeekstd").each_spec(|spec| spec.counts(Some(calls), None).row.cold = is_cold);
+    let cache = if is_cold { "that the page cache has forgotten" } else { "in the page cache" };
     session.measure(
         suite,
-        format!("Reading 64 KiB at {calls} random places of a packed image that the page cache has forgotten"),
-        "the file of each row is forgotten first (POSIX_FADV_DONTNEED); a host below this one may have it still",
+        format!("Reading 64 KiB at {calls} random places of a packed image {cache}"),
+        "whole frames that are not zero; naive seeks by the seek table, the limit decodes without the hash",
     )
 }
 

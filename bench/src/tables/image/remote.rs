@@ -1,26 +1,18 @@
 //! A packed image in object storage: read in order beside the link, and at random beside one round trip.
 
-use std::hint::black_box;
 use std::io;
-use std::ops::Range;
-use std::sync::Arc;
 use std::time::Duration;
 
-use uzone_fault::{Engine, EngineOptions, LazyOptions};
 use uzone_pages::ByteLen;
-use uzone_snapshot::SnapshotBacking;
 
 use super::frames;
 use super::material::{FRAME, Material, PAGE, failed, random_frames};
 use super::pack::read_each;
 use super::store::{Store, distance};
-use super::touch::{CACHE, check};
 use uzone_harness::{Result, Role, Session, Suite, check_word, index, place, timed};
 
 /// How many random pages are read, one after the other.
 const READS: usize = 96;
-/// How many frames are read one by one.
-const ONE_BY_ONE: usize = 64;
 /// How many connections fill the link, and what each asks for at once.
 const CONNECTIONS: usize = 8;
 const CHUNK: u64 = 2 << 20;
@@ -29,23 +21,7 @@ const CHUNK: u64 = 2 << 20;
 pub(super) fn in_order(material: &Material, session: &mut Session<'_>) -> Result {
     let store = &Store::start(&material.packed).map_err(failed)?;
     let (bytes, packed) = (ByteLen::new(material.len as u64), material.packed_len);
-    let pages = &(0..material.words.len()).collect::<Vec<_>>()[..];
     let mut suite = Suite::new("snapshot-s3-seq", ByteLen::new(packed)).writing(packed);
-    let stored = one_by_one(material);
-    let asked = stored.iter().map(|range| range.end - range.start).sum();
-    suite
-        .add(Role::Peer, "one-by-one", "a request a frame, one after the other", move |_| {
-            let (mut client, mut out) = (store.client().map_err(failed)?, Vec::new());
-            timed(|| {
-                for range in &stored {
-                    client.get(range, &mut out).map_err(failed)?;
-                    black_box(&out);
-                }
-                Ok(())
-            })
-        })
-        .row
-        .bytes = asked;
     suite
         .add(Role::Limit, "link", "the link, by 8 connections", move |_| fill_link(store, packed))
         .row
@@ -55,24 +31,12 @@ pub(super) fn in_order(material: &Material, session: &mut Session<'_>) -> Result
         read_each((0..bytes.get()).step_by(FRAME), |at, out| Ok(image.read_at(at, out)?))
     });
     spec.headline(format!("read an image of {bytes} from S3, in order"));
-    let name = "ours, mapped lazily and touched in order";
-    suite.add(Role::Variant, "lazily", name, move |row| {
-        let engine = Engine::with(EngineOptions::default())?;
-        let backing = Arc::new(SnapshotBacking::new(Arc::new(store.open_image(CACHE)?)));
-        let memory = engine.map(bytes, backing, &LazyOptions::default())?;
-        timed(|| check(material, pages, row, &memory))
-    });
-    suite.each_spec(|spec| {
-        if spec.row.bytes == packed {
-            spec.limit("link");
-        }
-    });
+    suite.limit("link");
     session.measure(
         suite,
         format!("A packed image of {bytes} in S3, read in order"),
         format!(
-            "{}; sizes and rates are those of the stored bytes; one by one are {ONE_BY_ONE} frames; the limit asks for \
-             {} at a time and does nothing with them",
+            "{}; sizes and rates are those of the stored bytes; the limit asks for {} at a time",
             distance(),
             ByteLen::new(CHUNK)
         ),
@@ -90,13 +54,6 @@ fn fill_link(store: &Store, packed: u64) -> Result<Duration> {
         })
         .map_err(failed)
     })
-}
-
-/// Returns where some stored frames are that follow each other.
-fn one_by_one(material: &Material) -> Vec<Range<u64>> {
-    let len = material.mean_frame();
-    let frames = (0..ONE_BY_ONE as u64).map(|frame| frame * len..(frame + 1) * len);
-    frames.filter(|range| !range.is_empty() && range.end <= material.packed_len).collect()
 }
 
 /// Reads pages at random, each in a frame of its own.

@@ -37,8 +37,6 @@ pub(super) fn in_order(material: &Material, session: &mut Session<'_>) -> Result
     });
     let (of, name) = (filled.clone(), "the kernel's private mapping of the memory file");
     suite.add(Role::Limit, "kernel", name, move |row| touch(row, &private(file_of(&of)?, bytes)?));
-    let name = "ours, the first mapping of a shared image";
-    suite.add(Role::Variant, "first", name, move |row| lazily(row, shared()?));
     let name = "ours, the second mapping of a shared image";
     let spec = suite.add(Role::Ours, "ours", name, move |row| lazily(row, filled.clone()));
     spec.headline(format!("map {bytes} of a shared image a second time, in order"));
