@@ -7,7 +7,7 @@
 //! streaming is the faster way.
 //!
 //! The default is a table keyed on the vendor, the family and the features of the CPU, whose lengths
-//! follow the sizes of its caches. Its rows were measured (`docs/RESULTS.md`). A CPU that is not in
+//! follow the sizes of its caches. Its rows were measured (`stream/examples/stream_ways.rs`). A CPU that is not in
 //! the table takes its widest streaming store. [`StorePolicy::measure`] (`measure.rs`) checks the
 //! default on request, and the environment variable [`STORE_POLICY`] carries its result to later
 //! processes.
