@@ -17,8 +17,8 @@ use uzone_stream::{Basis, STORE_POLICY, StorePolicy};
 use self::text::Found;
 use crate::parts;
 use crate::settings::{
-    self, BindSettings, CopySettings, FaultSettings, Part, PinSettings, SnapshotSettings,
-    ZeroSettings, all_cpus, temporary,
+    self, BindSettings, CopySettings, FaultSettings, HostpoolSettings, Part, PinSettings,
+    SnapshotSettings, ZeroSettings, all_cpus, temporary,
 };
 
 #[derive(Debug, clap::Args)]
@@ -89,6 +89,12 @@ enum Benchmark {
     /// tenth of them, in runs, in random order.
     #[command(after_help = exit::help("uzone-bench restore --size 256M --dir /dev/shm", &EXITS))]
     Restore(Asked<SnapshotSettings>),
+    /// Open pools of host memory for accelerators: when they are ready, and who waits meanwhile
+    ///
+    /// A driver of our own takes the place of a real one: it registers 30 GB/s with its lock held.
+    /// `scripts/gpu.sh` measures a real one.
+    #[command(after_help = exit::help("uzone-bench hostpool --size 1G", &EXITS))]
+    Hostpool(Asked<HostpoolSettings>),
     /// The published experiments: describing memory, pinning it, clearing it, and mapping a file
     ///
     /// Each is a table with the published figures beside the naive way, ours and the limit.
@@ -144,6 +150,7 @@ impl Benchmark {
             Self::Fault(args) => settings::Benchmark::Fault(args.of.clone()),
             Self::Snapshot(args) => settings::Benchmark::Snapshot(args.of.clone()),
             Self::Restore(args) => settings::Benchmark::Restore(args.of.clone()),
+            Self::Hostpool(args) => settings::Benchmark::Hostpool(args.of.clone()),
             Self::Seeds(args) => {
                 let parts =
                     parts::seeds(parts::available(), all_cpus(), args.of.full, &args.of.dir);
@@ -163,6 +170,7 @@ impl Benchmark {
             | Self::Fault(Asked { table, .. })
             | Self::Snapshot(Asked { table, .. })
             | Self::Restore(Asked { table, .. })
+            | Self::Hostpool(Asked { table, .. })
             | Self::Seeds(Asked { table, .. }) => table,
         }
     }

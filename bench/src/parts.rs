@@ -13,10 +13,10 @@ use uzone_os::{SystemRoot, memory};
 use uzone_pages::ByteLen;
 
 use crate::settings::{
-    Benchmark, BindSettings, CopySettings, FaultSettings, Part, PinSettings, SnapshotSettings,
-    WholeSettings, ZeroSettings,
+    Benchmark, BindSettings, CopySettings, FaultSettings, HostpoolSettings, Part, PinSettings,
+    SnapshotSettings, WholeSettings, ZeroSettings,
 };
-use crate::tables::{bind, clear, fault, image, pin, restore};
+use crate::tables::{bind, clear, fault, hostpool, image, pin, restore};
 
 impl Part {
     /// Runs it.
@@ -32,6 +32,7 @@ impl Part {
             Benchmark::Fault(settings) => fault::run(settings, self, watch),
             Benchmark::Snapshot(settings) => image::run(settings, self, watch),
             Benchmark::Restore(settings) => restore::run(settings, self, watch),
+            Benchmark::Hostpool(settings) => hostpool::run(settings, self, watch),
         }
     }
 }
@@ -98,6 +99,10 @@ pub(crate) fn parts(
         }),
         Benchmark::Snapshot(image(&[mib(256), mib(64)], 5)),
         Benchmark::Restore(image(&[mib(128), mib(64)], 3)),
+        Benchmark::Hostpool(HostpoolSettings {
+            size: pick(&[gib(4), gib(1)], 4096, mib(64)),
+            rounds: if is_quick { 1 } else { 5 },
+        }),
     ];
     parts.map(Part::from).into()
 }
@@ -196,7 +201,10 @@ pub(crate) fn quick_seeds(parts: Vec<Part>) -> Vec<Part> {
                 settings.whole = Some(whole(ByteLen::mib(4), &[1, 8], &[4]));
                 tables = strings(OF_SEEDS[3]);
             }
-            Benchmark::Copy(_) | Benchmark::Snapshot(_) | Benchmark::Restore(_) => return None,
+            Benchmark::Copy(_)
+            | Benchmark::Snapshot(_)
+            | Benchmark::Restore(_)
+            | Benchmark::Hostpool(_) => return None,
         }
         Some(Part { benchmark, tables })
     };

@@ -40,6 +40,8 @@ pub(crate) enum Benchmark {
     Snapshot(SnapshotSettings),
     /// `uzone-bench restore`.
     Restore(SnapshotSettings),
+    /// `uzone-bench hostpool`.
+    Hostpool(HostpoolSettings),
 }
 
 impl From<Benchmark> for Part {
@@ -60,6 +62,7 @@ impl Part {
             Benchmark::Fault(_) => "fault",
             Benchmark::Snapshot(_) => "snapshot",
             Benchmark::Restore(_) => "restore",
+            Benchmark::Hostpool(_) => "hostpool",
         }
     }
 
@@ -138,6 +141,18 @@ pub(crate) struct PinSettings {
 pub(crate) struct CopySettings {
     /// The largest extent; the memory taken is four times that, at least 2 GiB
     #[arg(long, default_value = "1G", value_name = "SIZE")]
+    #[serde(rename = "size_bytes", with = "byte_len")]
+    pub(crate) size: ByteLen,
+    /// Rounds
+    #[arg(long, default_value_t = 11, value_name = "N", value_parser = rounds_from(1))]
+    pub(crate) rounds: u32,
+}
+
+/// The settings of `uzone-bench hostpool`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Args)]
+pub(crate) struct HostpoolSettings {
+    /// The length of the pool
+    #[arg(long, default_value = "4G", value_name = "SIZE")]
     #[serde(rename = "size_bytes", with = "byte_len")]
     pub(crate) size: ByteLen,
     /// Rounds

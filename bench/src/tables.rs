@@ -4,6 +4,7 @@ pub(crate) mod bind;
 pub(crate) mod clear;
 pub(crate) mod fault;
 mod first_touch;
+pub(crate) mod hostpool;
 pub(crate) mod image;
 pub(crate) mod pin;
 mod pool;

@@ -15,7 +15,7 @@ fn the_quick_run_has_every_benchmark_in_one_document_and_ends_with_the_summary()
     assert_eq!(bench["benchmark"], "all");
     let parts: Vec<&str> =
         array(&bench, "parameters").iter().map(|part| string(part, "benchmark")).collect();
-    assert_eq!(parts, ["bind", "pin", "zero", "copy", "fault", "snapshot", "restore"]);
+    assert_eq!(parts, ["bind", "pin", "zero", "copy", "fault", "snapshot", "restore", "hostpool"]);
     let rows = array(&bench, "results");
     println!("{} rows in {} tables", rows.len(), array(&bench, "tables").len());
     assert!((100..=260).contains(&rows.len()), "{} rows", rows.len());
@@ -49,6 +49,7 @@ fn the_quick_run_has_every_benchmark_in_one_document_and_ends_with_the_summary()
         ("fault", "fault-seq-memfd-same/auto"),
         ("snapshot", "snapshot-verify/ours"),
         ("restore", "restore-set-same/raw"),
+        ("hostpool", "hostpool/all"),
     ] {
         assert_ne!(is_skipped(part), find(row).is_some(), "{part}");
     }
