@@ -17,7 +17,9 @@ use crate::inner::{Call, Inner};
 use crate::options::{Pages, Place};
 use crate::pieces::{Pieces, pause_after};
 
-/// How much each thread populates at a time: a huge page.
+/// How much each thread populates at a time: a huge page. The driver maps memory of its own at each registration, for which
+/// the kernel waits until no thread is in a call that populates. A fault of a huge page is no such call, so each chunk is
+/// touched first: on 16 CPUs, 64 GiB were ready in 2.2 s, and in 3.2 s by calls alone.
 const CHUNK: ByteLen = ByteLen::mib(2);
 
 /// Populates all of the pool.
@@ -33,6 +35,8 @@ pub(crate) fn populate(inner: &Arc<Inner>) {
             Pages::Hugetlb(_) => Huge::Preferred,
         })
         .chunk(CHUNK)
+        .touch(CHUNK)
+        .low_priority()
         .spare(inner.options.spare_percent)
         .cancel(inner.cancel.clone())
         .on_present(move |part| {

@@ -80,11 +80,22 @@ impl DerefMut for Locked<'_> {
     }
 }
 
+/// Where one registration ends and the next begins.
+pub(crate) enum Borders {
+    /// There is one at most.
+    None,
+    /// Behind each block.
+    Blocks,
+    /// Behind these blocks, ascending.
+    Pieces(Vec<usize>),
+}
+
 pub(crate) struct Inner {
     /// `None` only while this is dropped.
     region: Option<Region>,
     pub(crate) options: HostPoolOptions,
     pub(crate) blocks: usize,
+    borders: Borders,
     pub(crate) register: Option<Arc<dyn Register>>,
     content: Vec<AtomicU8>,
     sets: Mutex<Sets>,
@@ -114,6 +125,7 @@ pub fn leaked() -> ByteLen {
 impl Inner {
     pub(crate) fn new(
         region: Region,
+        borders: Borders,
         blocks: usize,
         options: HostPoolOptions,
         register: Option<Arc<dyn Register>>,
@@ -135,6 +147,7 @@ impl Inner {
             region: Some(region),
             options,
             blocks,
+            borders,
             register,
             content,
             sets: Mutex::new(sets),
@@ -167,6 +180,18 @@ impl Inner {
 
     pub(crate) fn sets(&self) -> MutexGuard<'_, Sets> {
         lock(&self.sets)
+    }
+
+    /// Returns the end of the registration that a block is in.
+    pub(crate) fn border(&self, block: usize) -> usize {
+        match &self.borders {
+            Borders::None => self.blocks,
+            Borders::Blocks => block + 1,
+            Borders::Pieces(ends) => {
+                let index = ends.partition_point(|end| *end <= block);
+                ends.get(index).copied().unwrap_or(self.blocks)
+            }
+        }
     }
 
     /// Returns where blocks lie, in bytes from the start of the pool.
@@ -448,6 +473,16 @@ impl Drop for Inner {
     }
 }
 
+/// Returns how many blocks the longest piece has. Pieces grow until they are as long as they may be, and the last one has
+/// the rest.
+fn longest(ends: &[usize]) -> usize {
+    match ends {
+        [.., before, first, last] => (first - before).max(last - first),
+        [first, last] => (*first).max(last - first),
+        _ => ends.first().copied().unwrap_or(0),
+    }
+}
+
 /// A pool in the hands of one caller, who waits no longer than this.
 pub(crate) struct Call<'a> {
     pub(crate) inner: &'a Inner,
@@ -524,6 +559,13 @@ impl PoolBackend for Call<'_> {
             at += run;
         }
         Ok(cleared)
+    }
+
+    fn run_end(&self, first: usize, folios: usize) -> usize {
+        match &self.inner.borders {
+            Borders::Pieces(ends) if folios <= longest(ends) => self.inner.border(first),
+            _ => usize::MAX,
+        }
     }
 
     fn exhausted(&self, folios: usize, free: usize, _: usize) -> HostPoolError {

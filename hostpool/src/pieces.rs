@@ -13,7 +13,7 @@ const MOST_OF_SOME: u64 = 2 << 30;
 /// How long the first piece is, at least: a first block is to be had soon.
 const FIRST: u64 = 2 << 20;
 /// The pause where none was set, at least.
-const LEAST_PAUSE: Duration = Duration::from_micros(500);
+const LEAST_PAUSE: Duration = Duration::from_micros(250);
 
 /// The pieces of a pool, in order: whole blocks, of which the first pieces are short and each is at most twice as long
 /// as the one before.

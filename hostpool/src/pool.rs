@@ -14,7 +14,7 @@ use uzone_zone::{BindError, PopulateReport, Region, RegionSource};
 
 use crate::error::HostPoolError;
 use crate::fill::{self, deadline};
-use crate::inner::{Call, Inner};
+use crate::inner::{Borders, Call, Inner};
 use crate::options::{Budget, HostPoolOptions, Pages, Place, Zeroing};
 use crate::pieces::Pieces;
 use crate::register::Registration;
@@ -93,7 +93,8 @@ impl HostPool {
         let (region, notes) = map(blocks, &options)?;
         let (budget, zeroing) = (options.budget, options.zeroing);
         let is_registered = register.is_some();
-        let inner = Arc::new(Inner::new(region, blocks, options, register, opened, notes));
+        let borders = borders(&options, is_registered, pieces.clone());
+        let inner = Arc::new(Inner::new(region, borders, blocks, options, register, opened, notes));
         if is_registered {
             at_exit(&inner);
         }
@@ -167,7 +168,8 @@ impl HostPool {
         }
     }
 
-    /// Hands out several blocks in a row, as one range of memory. All blocks of the pool are a run as well: for programs
+    /// Hands out several blocks in a row, as one range of memory. If they fit into one piece ([`HostPoolOptions::piece`]),
+    /// they are of one registration, as a copy by a driver demands; [`Block::parts`] are the registrations of others. All blocks of the pool are a run as well: for programs
     /// that keep a table of blocks of their own.
     ///
     /// # Errors
@@ -230,7 +232,7 @@ impl HostPool {
         let progress = &sets.progress;
         let populated = progress.populated.as_ref();
         if populated.is_some_and(|report| report.is_compacting) {
-            notes.push("memory is fragmented: huge pages were left when they took five times as long as small ones (compaction)".to_owned());
+            notes.push("memory is fragmented: huge pages were left when they took twice as long as small ones (compaction)".to_owned());
         } else if let Some(note) = populated.and_then(|report| few_huge(report, inner)) {
             notes.push(note);
         }
@@ -346,6 +348,18 @@ impl Block {
         self.inner.len_of(self.blocks.len())
     }
 
+    /// Returns the parts that are one registration each, as addresses and lengths. A driver copies none that crosses
+    /// a border between two. Without a registration, or with mlock(2), it is one part.
+    pub fn parts(&self) -> impl Iterator<Item = (Addr, ByteLen)> {
+        let (mut at, end) = (self.blocks.start, self.blocks.end);
+        std::iter::from_fn(move || {
+            let start = at;
+            at = self.inner.border(start).min(end);
+            let len = self.inner.len_of(at - start);
+            (start < end).then(|| (self.inner.address_of(start), len))
+        })
+    }
+
     /// Copies bytes out of the block, from byte `offset_bytes` on.
     ///
     /// # Errors
@@ -398,6 +412,17 @@ impl Drop for Block {
 impl fmt::Debug for Block {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Block").field(&self.blocks).finish()
+    }
+}
+
+/// Returns the ends of the pieces, which a copy by a driver must not cross.
+fn borders(options: &HostPoolOptions, is_registered: bool, pieces: Pieces) -> Borders {
+    if !is_registered || matches!(options.registration, Registration::Locked) {
+        Borders::None
+    } else if options.budget == Budget::OnDemand {
+        Borders::Blocks
+    } else {
+        Borders::Pieces(pieces.map(|piece| piece.end).collect())
     }
 }
 

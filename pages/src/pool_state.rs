@@ -95,6 +95,13 @@ pub trait PoolBackend {
     /// The cause of the end. The folios are sorted by [`PoolBackend::state_of`] either way.
     fn clear(&self, first: usize, folios: usize) -> Result<usize, Self::Failure>;
 
+    /// Returns the end of the run that `first` is in, where a run of so many folios has to lie between borders: the number
+    /// behind the last folio that may follow it. Without borders there is no end. Called under the lock.
+    fn run_end(&self, first: usize, folios: usize) -> usize {
+        let _ = (first, folios);
+        usize::MAX
+    }
+
     /// Returns the error for a request of `folios` folios when no run that long is free: `free` are free at
     /// all, and `pinned` of these are set aside. Called under the lock.
     fn exhausted(&self, folios: usize, free: usize, pinned: usize) -> Self::Failure;
@@ -166,11 +173,11 @@ impl PoolState {
     }
 
     /// Takes free folios in a row out of their sets, of which not all may be zero.
-    fn pick(&mut self, folios: usize) -> Option<usize> {
+    fn pick(&mut self, folios: usize, run_end: impl Fn(usize) -> usize) -> Option<usize> {
         let first = if folios == 1 {
             self.sets.first(ZERO).or_else(|| self.sets.first(DIRTY))?
         } else {
-            run(&self.sets, folios)?
+            run(&self.sets, folios, run_end)?
         };
         for number in first..first + folios {
             let was_free = self.sets.remove(ZERO, number) || self.sets.remove(DIRTY, number);
@@ -187,8 +194,8 @@ impl PoolState {
     }
 }
 
-/// Finds so many folios in a row that are zero or dirty.
-fn run(sets: &Bits<6>, folios: usize) -> Option<usize> {
+/// Finds so many folios in a row that are zero or dirty, and end where the run of the first does at most.
+fn run(sets: &Bits<6>, folios: usize, run_end: impl Fn(usize) -> usize) -> Option<usize> {
     let next = |from| match (sets.first_from(ZERO, from), sets.first_from(DIRTY, from)) {
         (Some(zero), Some(dirty)) => Some(zero.min(dirty)),
         (zero, dirty) => zero.or(dirty),
@@ -197,6 +204,11 @@ fn run(sets: &Bits<6>, folios: usize) -> Option<usize> {
     loop {
         // A run that would end past the last number does not fit behind this one, nor behind a later.
         let end = first.checked_add(folios).filter(|end| *end <= sets.bound())?;
+        let border = run_end(first);
+        if end > border {
+            first = next(border)?;
+            continue;
+        }
         let end = (first..end)
             .find(|number| !sets.contains(ZERO, *number) && !sets.contains(DIRTY, *number));
         match end {
@@ -272,7 +284,7 @@ pub fn hand_out<D: PoolBackend>(backend: &D, folios: usize) -> Result<usize, D::
             // Another thread has changed it; in its set of now, this looks at it once.
             state.in_work += 1;
             state.put(number, backend.state_of(number));
-        } else if let Some(first) = state.pick(folios) {
+        } else if let Some(first) = state.pick(folios, |first| backend.run_end(first, folios)) {
             drop(state);
             if clear_and_own(backend, first, folios)? {
                 return Ok(first);

@@ -48,7 +48,7 @@ pub enum Huge {
     /// As far as there are any. The report states how far that was.
     #[default]
     Preferred,
-    /// As [`Huge::Preferred`], until the kernel has to move other memory away for them and that takes five times as
+    /// As [`Huge::Preferred`], until the kernel has to move other memory away for them and that takes twice as
     /// long as base pages do; the rest is in base pages then, and so are the first 2 MiB, by which that is measured.
     Watched,
     /// Base pages, where there is a choice: memory of a hugetlb pool or a DAX device has its own pages.
@@ -63,6 +63,8 @@ pub struct PopulateOptions {
     huge: Huge,
     spare_percent: u8,
     chunk: Option<ByteLen>,
+    touch: Option<ByteLen>,
+    is_low: bool,
     present: OnPresent,
     progress: OnProgress,
     cancel: Arc<AtomicBool>,
@@ -120,6 +122,21 @@ impl PopulateOptions {
     #[must_use]
     pub fn chunk(mut self, most: ByteLen) -> Self {
         self.chunk = Some(most);
+        self
+    }
+
+    /// Has one byte of each `apart` bytes touched before the kernel is asked for the rest, in private memory: with the length
+    /// of a huge page, a fault makes each huge page. A call of another thread that maps memory does not wait for a fault.
+    #[must_use]
+    pub fn touch(mut self, apart: ByteLen) -> Self {
+        self.touch = Some(apart);
+        self
+    }
+
+    /// Lets the threads yield to all others of an ordinary priority.
+    #[must_use]
+    pub fn low_priority(mut self) -> Self {
+        self.is_low = true;
         self
     }
 
@@ -418,6 +435,10 @@ impl Chunks<'_> {
             if let Some(cpus) = nodes.get(number % nodes.len().max(1)) {
                 numa::keep_thread_to(cpus)?;
             }
+            if options.is_low {
+                // Where that is refused, they compete with the others, and still do the work.
+                let _ = uzone_os::thread::low();
+            }
             // Relaxed: the flags only end the loop, and a chunk later is early enough.
             while !is_stopped.load(Ordering::Relaxed) && !options.cancel.load(Ordering::Relaxed) {
                 let Some(part) = lock(&queue).next() else { break };
@@ -441,10 +462,10 @@ impl Chunks<'_> {
                 work(is_stopped)
             })
         };
-        let all = if nodes.is_empty() {
+        let all = if nodes.is_empty() && !options.is_low {
             share()
         } else {
-            // The caller's thread keeps to its own CPUs.
+            // The caller's thread keeps its CPUs and its priority.
             let thread = thread::Builder::new().name("uzone-populate".to_owned());
             thread::scope(|scope| {
                 thread.spawn_scoped(scope, share).map(thread::ScopedJoinHandle::join)
@@ -465,7 +486,11 @@ impl Chunks<'_> {
     /// Populates a chunk, and tells the caller of it.
     fn populate(&self, part: Range<u64>, done: &AtomicU64) -> Result<(), WriteError> {
         let started = Instant::now();
-        let bytes = self.region.memory().populate(part.clone())?.get();
+        let memory = self.region.memory();
+        if let Some(apart) = self.options.touch {
+            memory.touch(part.clone(), apart)?;
+        }
+        let bytes = memory.populate(part.clone())?.get();
         if let Some(compaction) = &self.compaction {
             compaction.note(&part, started.elapsed());
         }

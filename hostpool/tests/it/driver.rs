@@ -93,6 +93,32 @@ fn all_of_a_pool_is_registered_once_in_order_on_block_borders_and_unregistered()
 }
 
 #[test]
+fn a_run_lies_in_one_registration_if_it_fits_into_one_and_names_them_otherwise() {
+    let stub = Stub::new("runs", "context");
+    let options = stub.options().piece(ByteLen::mib(16)).budget(Budget::Eager);
+    let pool = HostPool::open(ByteLen::mib(124), options).unwrap();
+    let calls = stub.calls(pool.addr().get());
+    let registered = |part: (Addr, ByteLen)| {
+        let start = (part.0.get() - pool.addr().get()) as u64;
+        let is_inside = |call: &(String, u64, u64, i32)| {
+            call.1 <= start && start + part.1.get() <= call.1 + call.2
+        };
+        assert!(calls.iter().any(is_inside), "{part:?} {calls:?}");
+    };
+    for blocks in [1, 2, 3, 5, 8, 9, 20, pool.blocks()] {
+        let mut runs = Vec::new();
+        while let Ok(run) = pool.take_run(blocks, LONG) {
+            assert!(blocks > 8 || run.parts().count() == 1, "{run:?}");
+            run.parts().for_each(registered);
+            let len: u64 = run.parts().map(|part| part.1.get()).sum();
+            assert_eq!((run.parts().next().unwrap().0, len), (run.addr(), run.len().get()));
+            runs.push(run);
+        }
+        assert!(!runs.is_empty(), "{blocks}");
+    }
+}
+
+#[test]
 fn a_thread_without_a_context_gets_an_error_that_names_the_fix_and_no_context() {
     let stub = Stub::new("bare", "");
     let error = HostPool::open(ByteLen::mib(8), stub.options()).unwrap_err();

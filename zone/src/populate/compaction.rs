@@ -16,7 +16,7 @@ use uzone_os::{Mapping, MappingError, SystemRoot, lock};
 const FIRST: u64 = 2 << 20;
 const WINDOW: u64 = 16 << 20;
 /// How many times as long huge pages may take.
-const FACTOR: u32 = 5;
+const FACTOR: u32 = 2;
 
 /// The times of huge pages so far.
 pub(super) struct Compaction<'a> {
@@ -111,4 +111,59 @@ fn stalls(root: &SystemRoot) -> u64 {
         line.trim().parse::<u64>().ok()
     };
     of("compact_stall ").unwrap_or(0) + of("thp_fault_fallback ").unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
+    use std::fs;
+
+    use uzone_os::{Anonymous, HugeAdvice};
+    use uzone_pages::ByteLen;
+
+    use super::*;
+
+    /// Returns whether the kernel is told to make no huge page at an address.
+    fn is_never_huge(address: usize) -> bool {
+        let smaps = fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut lines =
+            smaps.lines().skip_while(|line| !line.starts_with(&format!("{address:x}-")));
+        lines.find(|line| line.starts_with("VmFlags:")).unwrap().contains(" nh")
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri has no madvise(2)")]
+    fn huge_pages_are_left_when_they_are_late_and_the_kernel_compacts() {
+        let folder = std::env::temp_dir().join(format!("uzone-compaction-{}", std::process::id()));
+        fs::create_dir_all(folder.join("proc")).unwrap();
+        let count = |stalls: u32| {
+            let text = format!("compact_stall {stalls}\nthp_fault_fallback 0\n");
+            fs::write(folder.join("proc/vmstat"), text).unwrap();
+        };
+        count(7);
+        let how = Anonymous { huge: HugeAdvice::Advise, ..Anonymous::default() };
+        let memory = Mapping::anonymous(ByteLen::mib(64), how).unwrap();
+        let (address, root) = (memory.addr().get(), SystemRoot::at(&folder));
+        let whole = 0..ByteLen::mib(64).get();
+        let (compaction, first) = Compaction::measure(&memory, &root, whole).unwrap();
+        assert_eq!((first, memory.resident().unwrap()), (0..FIRST, ByteLen::new(FIRST)));
+        assert!(!is_never_huge(address));
+
+        // In time, then late on a host that is busy, then late on one that compacts.
+        let late = compaction.base * FACTOR;
+        for (len, took, stalls, is_left) in [
+            (WINDOW, compaction.base, 8, false),
+            (FIRST, late / 2, 7, false),
+            (FIRST, late, 7, false),
+            (WINDOW, late / 2, 8, false),
+            (FIRST, late / 2, 8, false),
+            (FIRST, late, 8, true),
+        ] {
+            count(stalls);
+            compaction.note(&(0..len), took);
+            assert_eq!(compaction.is_compacting(), is_left, "{len} {took:?} {stalls}");
+            assert_eq!(is_never_huge(address), is_left);
+        }
+        fs::remove_dir_all(&folder).unwrap();
+    }
 }
