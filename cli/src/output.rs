@@ -218,7 +218,6 @@ impl Output {
     }
 
     /// Prints a text that is no result, the same with `--json`.
-    #[expect(clippy::unused_self, reason = "all that is printed goes through it")]
     pub fn text(&self, text: &[u8]) -> Result<(), Failure> {
         to_stdout(text)
     }

@@ -6,16 +6,16 @@ mod common;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
 use common::served::{
-    KILLS, Machine, PAGE, PAGES, Server, children, kill_with_children, page_of, status_at,
-    stop_process, wait_for_the_end, write_image,
+    KILLS, Machine, PAGE, PAGES, Server, page_of, status_at, stop_process, wait_for_the_end,
+    write_image,
 };
 use common::{Dir, no_disk, object, run, skip, small_disk, text, uzone, wait_until};
 use rustix::process::{Pid, Signal, geteuid, kill_process};
@@ -147,7 +147,7 @@ fn machines_outlive_both_processes_of_a_server_without_a_service_manager() {
     assert!(kept(&folder).is_empty(), "what a server gave up is kept for none");
     drop(machine);
     server.stop();
-    assert_eq!(servers(&folder), [PathBuf::new(); 0], "a server that ends leaves no folder");
+    assert!(servers(&folder).is_empty(), "a server that ends leaves no folder");
     // A folder in which others can write is none.
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o770)).expect("it is ours");
     let output = run(&[&["serve"], &arguments[..]].concat());
@@ -339,7 +339,7 @@ fn a_machine_gets_the_bytes_of_its_image_although_the_file_was_replaced() {
 
 #[test]
 fn machines_are_served_without_room_to_keep_them_and_are_not_recovered_from_what_is_old() {
-    let (dir, image, socket, folder) = folder("recover-full");
+    let (dir, image, socket, _) = folder("recover-full");
     let disk = dir.name("disk");
     if !small_disk(&disk, "size=64k") {
         return skip("machines without room to keep them", "this user mounts no tmpfs");

@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use common::served::{Machine, PAGES, Server, status_at, stop_process, write_image};
-use common::{Dir, has_failed, keeps_to, object, refuses, run, skip, text, uzone, wait_until};
+use common::{Dir, has_failed, keeps_to, object, refuses, skip, text, uzone, wait_until};
 use rustix::process::{Signal, geteuid, kill_process};
 use serde_json::Value;
 

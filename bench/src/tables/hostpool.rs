@@ -110,7 +110,7 @@ fn asked<T>(stub: &Stub, work: impl FnOnce() -> Result<T>) -> Result<(T, Duratio
     })
 }
 
-/// What a row does with so many bytes.
+/// The work of a row on so many bytes.
 type Row = fn(ByteLen, &Stub) -> Result<Duration>;
 
 /// Runs the table.
@@ -132,8 +132,8 @@ pub(crate) fn run(settings: &HostpoolSettings, part: &Part, watch: Watch<'_>) ->
             Ok(asked(stub, || all(size, stub))?.1)
         }),
     ];
-    let mut suite = Suite::new("hostpool", size);
     let stub = Stub::default();
+    let mut suite = Suite::new("hostpool", size);
     for (role, row, name, work) in rows {
         let stub = &stub;
         let spec = suite.add(role, row, name, move |_| work(size, stub));

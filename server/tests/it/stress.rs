@@ -102,7 +102,7 @@ fn be_a_vm(socket: &Path) {
                 expected[slot..end].fill(Some(vec![0; 4096]));
             }
             1 => {
-                let written = vec![step as u8; 4096];
+                let written = vec![step.to_le_bytes()[0]; 4096];
                 memory.mapping().write_at(at * PAGE, &written).unwrap();
                 expected[slot] = Some(written);
             }

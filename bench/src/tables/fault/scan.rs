@@ -161,7 +161,7 @@ pub(super) fn densities(
 ) -> Result {
     let Some(first) = placements.first() else { return Ok(()) };
     let same = placements.iter().find(|placement| placement.is_same());
-    let (reader, thread): (fn(_) -> Way, fn(_) -> Way) = (Reader, Thread);
+    let (reader, thread) = (Reader as fn(Option<u8>) -> Way, Thread as fn(Option<u8>) -> Way);
     // The beginning of the id, the memory, the rows, the placement, and whether a sweep alone measures it.
     let mut kinds = vec![
         ("fault-density-thread-file-", File, thread, first, false),

@@ -156,7 +156,7 @@ impl Systemd {
     }
 
     pub(super) fn put(&self, image: &str, session: u64, machine: &mut Machine) -> io::Result<()> {
-        let log = File::from(new_log()?);
+        let log = new_log()?;
         let bytes = Record::new(image, session, machine, None).bytes(machine)?;
         let record = memory_file(RECORD, &bytes)?;
         let userfaultfd = machine.userfaultfd().ok_or(io::ErrorKind::InvalidData)?;
