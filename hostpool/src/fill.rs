@@ -35,8 +35,7 @@ pub(crate) fn populate(inner: &Arc<Inner>) {
             Pages::Hugetlb(_) => Huge::Preferred,
         })
         .chunk(CHUNK)
-        .touch(CHUNK)
-        .low_priority()
+        .background()
         .spare(inner.options.spare_percent)
         .cancel(inner.cancel.clone())
         .on_present(move |part| {

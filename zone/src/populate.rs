@@ -63,8 +63,7 @@ pub struct PopulateOptions {
     huge: Huge,
     spare_percent: u8,
     chunk: Option<ByteLen>,
-    touch: Option<ByteLen>,
-    is_low: bool,
+    is_background: bool,
     present: OnPresent,
     progress: OnProgress,
     cancel: Arc<AtomicBool>,
@@ -125,18 +124,12 @@ impl PopulateOptions {
         self
     }
 
-    /// Has one byte of each `apart` bytes touched before the kernel is asked for the rest, in private memory: with the length
-    /// of a huge page, a fault makes each huge page. A call of another thread that maps memory does not wait for a fault.
+    /// Populates beside other work of the process. All threads, the caller's too, yield to threads of an ordinary
+    /// priority. Huge pages of memory without a file are made by faults, since a call that maps or unmaps memory waits for
+    /// each thread that asks the kernel for a range.
     #[must_use]
-    pub fn touch(mut self, apart: ByteLen) -> Self {
-        self.touch = Some(apart);
-        self
-    }
-
-    /// Lets the threads yield to all others of an ordinary priority.
-    #[must_use]
-    pub fn low_priority(mut self) -> Self {
-        self.is_low = true;
+    pub fn background(mut self) -> Self {
+        self.is_background = true;
         self
     }
 
@@ -435,8 +428,8 @@ impl Chunks<'_> {
             if let Some(cpus) = nodes.get(number % nodes.len().max(1)) {
                 numa::keep_thread_to(cpus)?;
             }
-            if options.is_low {
-                // Where that is refused, they compete with the others, and still do the work.
+            if options.is_background {
+                // Where that is refused, the thread competes with the others, and still does the work.
                 let _ = uzone_os::thread::low();
             }
             // Relaxed: the flags only end the loop, and a chunk later is early enough.
@@ -462,10 +455,10 @@ impl Chunks<'_> {
                 work(is_stopped)
             })
         };
-        let all = if nodes.is_empty() && !options.is_low {
+        let all = if nodes.is_empty() {
             share()
         } else {
-            // The caller's thread keeps its CPUs and its priority.
+            // The caller's thread keeps to its own CPUs.
             let thread = thread::Builder::new().name("uzone-populate".to_owned());
             thread::scope(|scope| {
                 thread.spawn_scoped(scope, share).map(thread::ScopedJoinHandle::join)
@@ -483,14 +476,24 @@ impl Chunks<'_> {
         }
     }
 
+    /// Touches a byte of each huge page of a chunk. No byte changes.
+    fn touch(&self, part: Range<u64>) -> Result<(), WriteError> {
+        const APART: usize = (2 << 20) / size_of::<u64>();
+        let end = part.end.min(self.region.len().get());
+        for word in self.region.memory().as_words(part.start..end)?.iter().step_by(APART) {
+            // The compiler must not know that it adds nothing, or it makes a load of it, and a load makes no page.
+            word.fetch_add(std::hint::black_box(0), Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
     /// Populates a chunk, and tells the caller of it.
     fn populate(&self, part: Range<u64>, done: &AtomicU64) -> Result<(), WriteError> {
         let started = Instant::now();
-        let memory = self.region.memory();
-        if let Some(apart) = self.options.touch {
-            memory.touch(part.clone(), apart)?;
+        if self.options.is_background && *self.region.backing() == RegionSource::Anonymous {
+            self.touch(part.clone())?;
         }
-        let bytes = memory.populate(part.clone())?.get();
+        let bytes = self.region.memory().populate(part.clone())?.get();
         if let Some(compaction) = &self.compaction {
             compaction.note(&part, started.elapsed());
         }

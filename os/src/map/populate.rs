@@ -10,7 +10,6 @@
 
 use core::ops::Range;
 use core::ptr::NonNull;
-use core::sync::atomic::Ordering;
 use std::thread;
 
 use rustix::io::Errno;
@@ -74,27 +73,6 @@ impl Mapping {
             done += bytes;
         }
         Ok(ByteLen::new(done))
-    }
-
-    /// Writes to a byte of each `apart` bytes of a range, without changing it: the faults make the memory present.
-    /// Calls of other threads that change the address space do not wait for a fault, as they do for a call of
-    /// [`Mapping::populate`]. Memory that is shared or read-only is left alone.
-    ///
-    /// # Errors
-    /// [`MappingError`] if the range is not inside.
-    pub fn touch(&self, range: Range<u64>, apart: ByteLen) -> Result<(), MappingError> {
-        let range = self.widen(&range)?;
-        let word = size_of::<u64>();
-        let step = usize::try_from(apart.get()).unwrap_or(usize::MAX) / word;
-        if self.is_private() && self.access() == Access::ReadWrite {
-            let words = &self.words()[range.start / word..range.end / word];
-            for word in words.iter().step_by(step.max(1)) {
-                // Relaxed: it publishes nothing. It loses no update of another thread. The compiler must not know that
-                // it adds nothing, or it makes a load of it.
-                word.fetch_add(core::hint::black_box(0), Ordering::Relaxed);
-            }
-        }
-        Ok(())
     }
 
     /// Returns how much is populated at once: the chunk, or one page where pages are larger.
