@@ -96,20 +96,6 @@ fn forbid(rules: BTreeMap<i64, Vec<SeccompRule>>) {
 }
 
 #[test]
-fn a_denied_madvise_does_not_end_the_demo() {
-    forbid(BTreeMap::from([(libc::SYS_madvise, vec![])]));
-    let dir = Dir::new("habits-madvise");
-    let folder = dir.name("");
-    let output = run(&["demo", "--size=64M", "--output", &folder, "--dir", &folder]);
-    let stderr = text(&output.stderr);
-    if stderr.contains("vm.unprivileged_userfaultfd to 1 (sysctl)") {
-        return skip("a_denied_madvise_does_not_end_the_demo", stderr);
-    }
-    assert!(output.status.success(), "{stderr}");
-    assert!(text(&output.stdout).contains("Every byte is as it should be"), "{stderr}");
-}
-
-#[test]
 fn without_a_userfaultfd_what_needs_one_says_so_before_it_makes_anything() {
     forbid_userfaultfd();
     let dir = Dir::new("habits-faults");

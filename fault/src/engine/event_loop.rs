@@ -500,9 +500,10 @@ mod tests {
         let (memory, core, attached) = map(&event_loop, true, None);
         let (other, other_core, other_attached) = map(&event_loop, false, None);
         let page = core.page_size().bytes();
-        memory.mapping().read_at(page, &mut [1]).unwrap();
-        // A page that is said to be there, so that its waiter is woken.
+        // Before the neighbours of page 1 are mapped, which this page is one of.
         assert!(core.contents().claim(3));
+        memory.mapping().read_at(page, &mut [1]).unwrap();
+        // The page counts as present and is not, so its waiter is woken.
         assert!(core.contents().advance(3, Content::Filling, Content::Present));
         assert!(!core.has_failed());
         memory.mapping().read_at(3 * page, &mut [1]).unwrap_err();
