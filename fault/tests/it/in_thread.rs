@@ -24,7 +24,7 @@ use uzone_pages::{Advice, ByteLen, Content, FaultAround};
 
 const PAGES: u64 = 2048;
 /// For how many seconds the stress test runs: 2 by default.
-const STRESS: &str = "UZONE_FAULT_TEST_STRESS_S";
+const STRESS: &str = "UZONE_TEST_SECONDS";
 
 fn byte(at: u64) -> u8 {
     crate::common::word(at).to_ne_bytes()[usize_of(at % 8)]

@@ -1,5 +1,5 @@
 //! Programs under stress: sixteen threads that map, bind, pin and drop; backings that fail, panic and are
-//! slow; writers whose pages are brought back and evicted. Each runs for `STRESS_SECS` seconds, 2 unless
+//! slow; writers whose pages are brought back and evicted. Each runs for `UZONE_TEST_SECONDS` seconds, 2 unless
 //! set. No byte is wrong, no request is refused, no pin is lost, no thread hangs, and memory, descriptors
 //! and threads are as many afterwards as before.
 
@@ -22,7 +22,7 @@ use uzone_pages::{Advice, ByteLen, MemoryKind};
 const THREADS: u64 = 16;
 
 fn seconds() -> Duration {
-    let text = std::env::var("STRESS_SECS").unwrap_or_default();
+    let text = std::env::var("UZONE_TEST_SECONDS").unwrap_or_default();
     Duration::from_secs(text.parse().unwrap_or(2))
 }
 

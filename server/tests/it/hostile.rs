@@ -19,7 +19,7 @@ use crate::crowd::{Machine, keeper_with_descriptors};
 use crate::{PAGE, PAGES, PATIENCE, Running, case, check, deaths, greet, page_of};
 
 /// How many seconds hostile clients are beside honest machines: 2 by default.
-const SECONDS: &str = "UZONE_SERVER_TEST_HOSTILE_SECONDS";
+const SECONDS: &str = "UZONE_TEST_SECONDS";
 
 #[test]
 fn connections_with_many_descriptors_cost_no_machine() {

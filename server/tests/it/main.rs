@@ -70,7 +70,7 @@ const AMONG_ITS_FAULTS: &str = "among its faults";
 /// Whether it kills its worker on the way.
 const KILLS_ITS_WORKER: &str = "UZONE_SERVER_TEST_KILLS_ITS_WORKER";
 /// How many seconds it is stopped: 1 by default.
-const STOP_SECS: &str = "STOP_SECS";
+const SECONDS: &str = "UZONE_TEST_SECONDS";
 /// How often workers are killed under load: 12 times by default.
 const KILLS: &str = "UZONE_SERVER_TEST_KILLS";
 const PAGE: u64 = 4096;
@@ -1148,7 +1148,7 @@ fn thirty_two_clones_are_served_at_once_and_a_stopped_one_holds_up_no_other() {
 fn a_machine_that_is_stopped_for_long_holds_up_no_other_and_goes_on() {
     let name = "a_machine_that_is_stopped_for_long_holds_up_no_other_and_goes_on";
     let Some((folder, socket)) = case(name, "stopped") else { return };
-    let seconds = std::env::var(STOP_SECS).map_or(1, |secs| secs.parse().expect("STOP_SECS"));
+    let seconds = std::env::var(SECONDS).map_or(1, |secs| secs.parse().expect("seconds"));
     let server = Running::start(&socket, &folder.join("packed"), "kill");
     let mut stopped =
         Process::start(program(name).env(MACHINE, &socket).env(STOPS, AMONG_ITS_FAULTS));

@@ -1,4 +1,4 @@
-//! Threads that map, bind, pin by address and drop memory of their own, for as long as `STRESS_SECS`
+//! Threads that map, bind, pin by address and drop memory of their own, for as long as `UZONE_TEST_SECONDS`
 //! sets (2 seconds by default). The kernel hands the addresses of dropped memory out again at once, so
 //! a region has to be unknown to its zone before its addresses are free.
 //!
@@ -29,7 +29,8 @@ fn count(counter: &AtomicU64) {
 
 /// How long the threads run.
 fn time() -> Duration {
-    let seconds = std::env::var("STRESS_SECS").map_or(2, |secs| secs.parse().expect("STRESS_SECS"));
+    let seconds = std::env::var("UZONE_TEST_SECONDS")
+        .map_or(2, |secs| secs.parse().expect("UZONE_TEST_SECONDS"));
     Duration::from_secs(seconds)
 }
 

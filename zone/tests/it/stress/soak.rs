@@ -1,4 +1,4 @@
-//! Threads pin, split, mark bad, unpoison, clear and unbind at once, for `SOAK_SECS` seconds (3
+//! Threads pin, split, mark bad, unpoison, clear and unbind at once, for `UZONE_TEST_SECONDS` seconds (3
 //! by default, a minute in the checks), and the invariants hold all the time:
 //!
 //! - a pinned page has its bytes, and no thread clears it or gives it away;
@@ -146,7 +146,8 @@ fn disturb(shared: &RwLock<Option<Pagemap>>, counters: &Counters, random: &mut R
 
 #[test]
 fn everything_at_once_for_a_while() {
-    let seconds = std::env::var("SOAK_SECS").map_or(3, |secs| secs.parse().expect("SOAK_SECS"));
+    let seconds = std::env::var("UZONE_TEST_SECONDS")
+        .map_or(3, |secs| secs.parse().expect("UZONE_TEST_SECONDS"));
     let until = Instant::now() + Duration::from_secs(seconds);
     for order in [0_u8, 3, 9].into_iter().cycle() {
         let zone = Zone::new();
