@@ -21,7 +21,10 @@ pub(crate) fn uzone_bench(arguments: &[&str]) -> Command {
     command
 }
 
+/// Runs the program, one at a time: two would measure each other.
 pub(crate) fn run(arguments: &[&str]) -> Output {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     uzone_bench(arguments).output().expect("the binary under test runs")
 }
 

@@ -1,5 +1,6 @@
 //! The tests of regions, zones, pins, pools and clearing, in one program. Tests that need a process of their own are
-//! beside it: `bus` and `bus_zero` install a handler of SIGBUS, `trace` has a listener that slows every bind down, and
+//! beside it: `bus` and `bus_zero` install a handler of SIGBUS, `trace` has a listener that slows every bind down,
+//! `logged` has a subscriber that the first event of another thread would hide events from, and
 //! `huge` and `pool` raise the host's pool of huge pages, of which another bind would take pages.
 #![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 
@@ -14,7 +15,6 @@ mod fast_and_slow;
 mod first_use;
 mod folio_pool;
 mod hold;
-mod logged;
 mod machine;
 mod persist;
 mod poison;

@@ -1,5 +1,6 @@
 //! What a zone logs: each step, and where no caller can be given an error, a pagemap that is dropped while
 //! its pages are held.
+#![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 
 use std::collections::BTreeMap;
 use std::fmt;
