@@ -125,7 +125,7 @@ pub(crate) fn run(settings: &HostpoolSettings, part: &Part, watch: Watch<'_>) ->
         (Role::Ours, "all-asked", "ours, all ready, another thread asking", |size, stub| {
             Ok(asked(stub, || all(size, stub))?.0)
         }),
-        (Role::Naive, "wait-naive", "naive, longest question", |size, stub| {
+        (Role::Naive, "wait-naive", "longest question, one call", |size, stub| {
             Ok(asked(stub, || naive(size, stub))?.1)
         }),
         (Role::Ours, "wait", "ours, longest question", |size, stub| {

@@ -462,6 +462,9 @@ mod tests {
         can && userfaultfd(name, Features::POISON, KernelFaults::IfAllowed).is_some()
     }
 
+    /// A page that no window of a page near the start of the memory reaches.
+    const FAR: u64 = 900;
+
     /// Lets `event_loop` answer the faults of new memory of zeroes.
     fn map(
         event_loop: &Arc<EventLoop>,
@@ -469,7 +472,7 @@ mod tests {
         deadline: Option<Duration>,
     ) -> (Arc<Registered>, Arc<Core>, Attached) {
         let page = uzone_os::probe::page_size();
-        let mapping = Mapping::anonymous(ByteLen::kib(64), Anonymous::default()).unwrap();
+        let mapping = Mapping::anonymous(ByteLen::mib(4), Anonymous::default()).unwrap();
         let uffd = Uffd::open(Features::POISON, Features::NONE, KernelFaults::IfAllowed).unwrap();
         let memory = Arc::new(Registered::new(Arc::new(uffd), mapping, Modes::MISSING).unwrap());
         let lent = Mapping::lent(memory.clone());
@@ -500,18 +503,17 @@ mod tests {
         let (memory, core, attached) = map(&event_loop, true, None);
         let (other, other_core, other_attached) = map(&event_loop, false, None);
         let page = core.page_size().bytes();
-        // Before the neighbours of page 1 are mapped, which this page is one of.
-        assert!(core.contents().claim(3));
         memory.mapping().read_at(page, &mut [1]).unwrap();
-        // The page counts as present and is not, so its waiter is woken.
-        assert!(core.contents().advance(3, Content::Filling, Content::Present));
+        // The page counts as present and is not, so its waiter is woken. It is no neighbour of page 1.
+        assert!(core.contents().claim(FAR));
+        assert!(core.contents().advance(FAR, Content::Filling, Content::Present));
         assert!(!core.has_failed());
-        memory.mapping().read_at(3 * page, &mut [1]).unwrap_err();
+        memory.mapping().read_at(FAR * page, &mut [1]).unwrap_err();
         assert!(core.has_failed());
         assert!(core.recorder.last_failure().unwrap().reason.contains("panicked"));
         // Present pages stay, and missing pages are bad.
         memory.mapping().read_at(page, &mut [1]).unwrap();
-        memory.mapping().read_at(9 * page, &mut [1]).unwrap_err();
+        memory.mapping().read_at((FAR + 20) * page, &mut [1]).unwrap_err();
         for at in 0..16 {
             let mut seen = [1];
             other.mapping().read_at(at * page, &mut seen).unwrap();
@@ -551,7 +553,7 @@ mod tests {
         let page = core.page_size().bytes();
         assert!(core.contents().claim(3));
         assert!(core.contents().advance(3, Content::Filling, Content::Present));
-        memory.mapping().read_at(3 * page, &mut [1]).unwrap_err();
+        memory.mapping().read_at(FAR * page, &mut [1]).unwrap_err();
         assert!(core.has_failed());
         // A thread that pins page 9 produces it, and its backing never returns.
         assert!(core.contents().claim(9));
