@@ -553,7 +553,7 @@ mod tests {
         let page = core.page_size().bytes();
         assert!(core.contents().claim(3));
         assert!(core.contents().advance(3, Content::Filling, Content::Present));
-        memory.mapping().read_at(FAR * page, &mut [1]).unwrap_err();
+        memory.mapping().read_at(3 * page, &mut [1]).unwrap_err();
         assert!(core.has_failed());
         // A thread that pins page 9 produces it, and its backing never returns.
         assert!(core.contents().claim(9));
