@@ -1,4 +1,4 @@
-//! How a client hands memory over and is answered: a monitor as Firecracker does ([`firecracker`](super::firecracker)),
+//! How a client hands memory over and is answered: a monitor as Firecracker does ([`firecracker`]),
 //! a program that attaches by [`uzone_attach::protocol`]. A session is the same for both.
 //!
 //! A program sends a request, and after the answer its regions as Firecracker sends them, with its
