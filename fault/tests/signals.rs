@@ -22,8 +22,10 @@ const PAGES: u64 = 64;
 /// For how many milliseconds each case runs: 300 by default.
 const MILLIS: &str = "UZONE_FAULT_TEST_SIGNALS_MS";
 
-/// The first page that the handler touches, and which one is next.
+/// The first page of the memory that the handler touches, or 0 where there is none, and which one is next.
 static START: AtomicUsize = AtomicUsize::new(0);
+/// The number of handlers that may touch the memory now. A signal may arrive late, at a thread that had to wait for a CPU.
+static INSIDE: AtomicUsize = AtomicUsize::new(0);
 static NEXT: AtomicU64 = AtomicU64::new(0);
 /// How often it was called, and whether it read something else than it had to.
 static CALLS: AtomicU64 = AtomicU64::new(0);
@@ -31,14 +33,24 @@ static IS_WRONG: AtomicBool = AtomicBool::new(false);
 /// Whether it writes as well.
 static WRITES: AtomicBool = AtomicBool::new(false);
 
-extern "C" fn touch(_: libc::c_int) {
+extern "C" fn handler(_: libc::c_int) {
+    // SeqCst, as in `work_under_signals`: it sees this handler, or this handler sees that there is no memory.
+    INSIDE.fetch_add(1, Ordering::SeqCst);
+    let start = START.load(Ordering::SeqCst);
+    if start != 0 {
+        touch(start);
+    }
+    INSIDE.fetch_sub(1, Ordering::SeqCst);
+}
+
+fn touch(start: usize) {
     let index = NEXT.fetch_add(7, Ordering::Relaxed) % PAGES;
     let offset = index * page();
-    let address = START.load(Ordering::Relaxed) + usize_of(offset);
+    let address = start + usize_of(offset);
     let pointer = std::ptr::with_exposed_provenance_mut::<u64>(address);
     // SAFETY: `from_ptr` wants 8 aligned bytes that live as long as the reference and are accessed atomically.
     // 1. Aligned: a page.
-    // 2. Alive: the mapping lives until signals are no longer sent.
+    // 2. Alive: the mapping lives until no handler touches it.
     // 3. Atomic: other threads copy by atomics.
     let word = unsafe { AtomicU64::from_ptr(pointer) };
     if word.load(Ordering::Relaxed) != common::word(offset) {
@@ -52,7 +64,7 @@ extern "C" fn touch(_: libc::c_int) {
 
 /// Has the handler called on SIGUSR1.
 fn handle() {
-    let handler: extern "C" fn(libc::c_int) = touch;
+    let handler: extern "C" fn(libc::c_int) = handler;
     // SAFETY: `zeroed` wants all bits zero to be a value, which they are for numbers and an empty set.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = handler as usize;
@@ -67,7 +79,7 @@ fn handle() {
 fn work_under_signals(memory: &LazyMapping, mut work: impl FnMut(u64)) {
     let run =
         Duration::from_millis(std::env::var(MILLIS).map_or(300, |text| text.parse().unwrap()));
-    START.store(memory.addr().get(), Ordering::Relaxed);
+    START.store(memory.addr().get(), Ordering::SeqCst);
     CALLS.store(0, Ordering::Relaxed);
     let stop = AtomicBool::new(false);
     let process = libc::pid_t::try_from(std::process::id()).unwrap();
@@ -88,6 +100,10 @@ fn work_under_signals(memory: &LazyMapping, mut work: impl FnMut(u64)) {
         }
         stop.store(true, Ordering::Relaxed);
     });
+    START.store(0, Ordering::SeqCst);
+    while INSIDE.load(Ordering::SeqCst) != 0 {
+        thread::yield_now();
+    }
     assert!(CALLS.load(Ordering::Relaxed) > 0, "no signal was handled");
     assert!(!IS_WRONG.load(Ordering::Relaxed), "the handler read other bytes");
 }
