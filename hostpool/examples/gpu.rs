@@ -50,7 +50,7 @@ macro_rules! call {
         type Function = unsafe extern "C" fn($($kind),*) -> c_int;
         // SAFETY: the documentation of the driver gives the function this type.
         let function = unsafe { $library.get::<Function>(concat!($name, "\0").as_bytes()) }?;
-        // SAFETY: the pointers are of memory that lives over the call, and is as long as the call is told.
+        // SAFETY: the pointers are of memory that lives over the call, and has the length that the call gets.
         match unsafe { function($($argument),*) } {
             0 => Ok::<(), Box<dyn Error + Send + Sync>>(()),
             code => Err(format!("{} failed: {code}", $name).into()),

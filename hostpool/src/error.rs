@@ -20,7 +20,7 @@ pub enum HostPoolError {
         size: ByteLen,
         /// The length of a block.
         block: ByteLen,
-        /// What is wrong.
+        /// The defect.
         why: String,
     },
     /// The memory cannot be mapped.
@@ -105,7 +105,7 @@ pub enum HostPoolError {
     /// The memory file is no pool, or its owner is gone.
     #[error("cannot attach to the pool: {why}")]
     Attach {
-        /// What is wrong.
+        /// The defect.
         why: String,
     },
 }

@@ -29,7 +29,7 @@ pub(crate) fn populate(inner: &Arc<Inner>) {
     let mut options = PopulateOptions::default()
         .huge(match inner.options.pages {
             Pages::Transparent => Huge::Watched,
-            // What is behind a memory file of another process is that process's choice.
+            // The process that owns a memory file chooses its pages.
             Pages::Small if inner.is_attached() => Huge::Preferred,
             Pages::Small => Huge::Never,
             Pages::Hugetlb(_) => Huge::Preferred,

@@ -1,4 +1,4 @@
-//! What a pool shares with its threads and its blocks: the memory, the states of the blocks, and how far it is.
+//! The state that a pool shares with its threads and its blocks: the memory, the states of the blocks, and how far it is.
 //!
 //! The steps by which blocks are handed out are those of [`uzone_pages::PoolState`]. A block that is not ready yet is *in
 //! work* there, so a taker waits for it as for one that is being cleared.
@@ -22,13 +22,13 @@ use crate::options::{HostPoolOptions, Zeroing};
 use crate::pieces::pause_after;
 use crate::register::Register;
 
-/// What the bytes of a block are. Written under the lock, or by the thread that has the block in work.
+/// The content of the bytes of a block. Written under the lock, or by the thread that has the block in work.
 const ABSENT: u8 = 0;
 const ZERO: u8 = 1;
 const DIRTY: u8 = 2;
 const BAD: u8 = 3;
 
-/// What the lock is around.
+/// The state under the lock.
 pub(crate) struct Sets {
     pub(crate) state: PoolState,
     pub(crate) is_closing: bool,
@@ -38,7 +38,7 @@ pub(crate) struct Sets {
     is_idle: bool,
     /// Whether some of it is still registered and cannot be unregistered.
     is_stuck: bool,
-    /// What ended populating or registering.
+    /// The error that ended populating or registering.
     pub(crate) failure: Option<HostPoolError>,
     pub(crate) progress: Progress,
 }

@@ -78,7 +78,7 @@ pub enum Pause {
     Fixed(Duration),
 }
 
-/// What is called with how many bytes are ready and how many will be.
+/// The callback that takes how many bytes are ready and how many will be.
 pub(crate) type Progress = Arc<dyn Fn(ByteLen, ByteLen) + Send + Sync>;
 
 /// The options of a pool. By default: blocks of 2 MiB, not registered, in transparent huge pages, on any node, cleared

@@ -6,9 +6,9 @@ use uzone_pages::ByteLen;
 
 use crate::options::Pause;
 
-/// What no driver takes more of at once: 16 bytes a page are one allocation of at most 2 GiB in some.
+/// The most bytes that a driver takes at once: 16 bytes a page are one allocation of at most 2 GiB in some.
 const MOST: u64 = 64 << 30;
-/// What Linux 6.11 to 6.13 pin at once is less than this.
+/// Linux 6.11 to 6.13 pin fewer bytes than this at once.
 const MOST_OF_SOME: u64 = 2 << 30;
 /// How long the first piece is, at least: a first block is to be had soon.
 const FIRST: u64 = 2 << 20;

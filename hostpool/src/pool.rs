@@ -552,7 +552,7 @@ fn at_exit(inner: &Arc<Inner>) {
             inner.close();
             inner.wait_for_driver();
         }
-        // What is registered stays so: the driver lets go of it.
+        // Registered memory stays so: the driver lets go of it.
         live.into_iter().for_each(std::mem::forget);
     }
     static HOOKS: [Once; 3] = [const { Once::new() }; 3];

@@ -1,4 +1,4 @@
-//! Who registers memory: [`Register`], a trait of two calls, and what there is of it: [`Registration`].
+//! Registering memory: [`Register`], a trait of two calls, and its implementations: [`Registration`].
 
 use std::error::Error;
 use std::fmt;
@@ -29,7 +29,7 @@ pub trait Register: Send + Sync {
     fn unregister(&self, start: Addr) -> Result<(), RegisterError>;
 }
 
-/// Who registers the memory of a pool.
+/// The driver, or another means, that registers the memory of a pool.
 #[derive(Clone, Default)]
 #[non_exhaustive]
 pub enum Registration {

@@ -1,11 +1,11 @@
-//! What a pool has become: [`HostPoolReport`], [`HostPoolStats`].
+//! The outcome of a pool so far: [`HostPoolReport`], [`HostPoolStats`].
 
 use std::fmt;
 use std::time::Duration;
 
 use uzone_pages::ByteLen;
 
-/// What a pool has become, and why it is not better.
+/// The outcome of a pool so far, and the reasons why it is not better.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct HostPoolReport {
@@ -21,7 +21,7 @@ pub struct HostPoolReport {
     pub small: Option<ByteLen>,
     /// The node that more than half of a sample of its pages lie on, on a host with several.
     pub node: Option<u32>,
-    /// Who registers it: `CUDA`, `HIP`, `mlock`, `the caller` or `none`.
+    /// The means of registering: `CUDA`, `HIP`, `mlock`, `the caller` or `none`.
     pub registered_by: String,
     /// How many pieces are registered.
     pub pieces: usize,

@@ -184,8 +184,8 @@ impl Driver {
             let library = name.to_string_lossy().into_owned();
             DriverError::Load { vendor, library, cause }
         };
-        // SAFETY: the initialisers of a driver set up its own state, and may be run by any thread. That the library is a
-        // driver is what its name, or whoever set the variable, says; no other code can vouch for a library.
+        // SAFETY: the initialisers of a driver set up its own state, and may be run by any thread. The name of
+        // the library, or the user who set the variable, vouches that it is a driver; no other code can.
         let library = unsafe { Library::new(name) }.map_err(refused)?;
         // Never unloaded: it has threads and exit handlers.
         let library: &'static Library = Box::leak(Box::new(library));

@@ -74,7 +74,7 @@ pub trait PoolBackend {
     /// sooner.
     ///
     /// # Errors
-    /// What ends the wait of a taker that does not wait for ever.
+    /// The error that ends the wait of a taker that does not wait for ever.
     fn wait<'a>(&'a self, state: Self::Locked<'a>) -> Result<Self::Locked<'a>, Self::Failure>;
 
     /// Folios that were in work have been put in sets: tells those that wait for some, and lets the

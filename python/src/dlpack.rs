@@ -64,7 +64,7 @@ struct Versioned {
 const _: () = assert!(size_of::<Tensor>() == 48 && size_of::<Managed>() == 64);
 const _: () = assert!(size_of::<Versioned>() == 80);
 
-/// What a tensor refers to: its lengths, and the holder of its memory.
+/// The data that a tensor refers to: its lengths, and the holder of its memory.
 struct Context<T> {
     shape: [i64; 1],
     strides: [i64; 1],

@@ -447,7 +447,7 @@ impl Keeper {
             // It was waited for.
             let _ = self.set.remove(&socket.listener);
         }
-        // Those of a socket that a service manager made connect to the next server.
+        // The clients of a socket that a service manager made connect to the next server.
         if socket.is_named() {
             socket.close();
             while let Ok((stream, _)) = socket.listener.accept() {

@@ -64,7 +64,7 @@ fn problems(act: impl FnOnce()) -> Vec<(Level, BTreeMap<&'static str, String>)> 
 /// Held by each test: one asks whether an address is mapped, and the other would map there.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// The name of the memory file of the regions here: its mappings are told apart from those of other tests.
+/// The name of the memory file of the regions here: the test tells its mappings from the mappings of other tests by it.
 const NAME: &str = "uzone-logged";
 
 fn is_mapped() -> bool {

@@ -16,7 +16,7 @@ use uzone_zone::Region;
 use crate::settings::{HostpoolSettings, Part};
 use uzone_harness::{Bench, BenchError, Result, Role, Suite, Watch};
 
-/// What the driver registers, in bytes a nanosecond.
+/// The rate at which the driver registers, in bytes a nanosecond.
 const RATE: u64 = 30;
 const LONG: Duration = Duration::from_secs(600);
 

@@ -25,7 +25,7 @@ fn the_quick_run_has_every_benchmark_in_one_document_and_ends_with_the_summary()
     ids.sort_unstable();
     assert!(ids.windows(2).all(|two| two[0] != two[1]), "an id names one row");
     for row in rows {
-        // What is faster than its limit by more than that has none.
+        // A row that is faster than its limit by more than that has none.
         assert!(row["share_of_limit"].as_f64().is_none_or(|share| share <= 1.15), "{row}");
         for (key, role) in [("naive_id", "naive"), ("limit_id", "limit")] {
             let Some(id) = row[key].as_str() else { continue };

@@ -94,7 +94,7 @@ fn a_signal_in_the_middle_of_clearing_leaves_the_pool_of_huge_pages_as_it_was() 
         let mut running = Running::new(&arguments);
         assert!(running.wait_until(|_| read() != before), "the pool is made larger");
         assert_eq!(running.end(signal), Some(signal.as_raw()), "it dies of the signal that it got");
-        // What it still had of the pool goes with the last of its memory.
+        // The rest of its pool goes with the last of its memory.
         wait_until("the pool as it was", || read() == before);
     }
 }

@@ -178,7 +178,7 @@ fn the_fault_object_keeps_to_the_same_schema_and_counts_what_was_published() {
     {
         assert!(row(id)["median_ns"].as_u64() > Some(0), "{id}");
     }
-    // What this host does not have is skipped by name.
+    // A need that this host lacks is skipped by name.
     let skipped = bench["skipped"].as_array().expect("an array");
     for id in ["fault-seq-hugetlb/auto", "fault-cold/auto"] {
         let table = id.trim_end_matches("/auto");

@@ -62,7 +62,7 @@ const PROCESS: u64 = 64 << 20;
 /// Addresses of the stacks and heaps of a few threads.
 const THREADS: u64 = 512 << 20;
 
-/// What the demo does.
+/// The plan of the demo.
 pub(super) struct Plan {
     pub(super) size: ByteLen,
     /// How much memory is described in comparison.

@@ -123,7 +123,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns whether the kernel is told to make no huge page at an address.
+    /// Returns whether the process has asked the kernel for no huge page at an address.
     fn is_never_huge(address: usize) -> bool {
         let smaps = fs::read_to_string("/proc/self/smaps").unwrap();
         let mut lines =
