@@ -37,7 +37,7 @@ const COPY: usize = 2 * MIB;
 
 /// The driver, and a context of it that is current on the thread that loaded it.
 struct Cuda {
-    library: Library,
+    driver: Library,
     context: *mut c_void,
 }
 
@@ -73,66 +73,66 @@ impl Cuda {
             &raw mut context,
             device
         )?;
-        let cuda = Self { library, context };
+        let cuda = Self { driver: library, context };
         cuda.make_current()?;
         Ok(cuda)
     }
 
     fn make_current(&self) -> Outcome<()> {
-        call!(self.library, "cuCtxSetCurrent", (*mut c_void), self.context)
+        call!(self.driver, "cuCtxSetCurrent", (*mut c_void), self.context)
     }
 
     fn device_name(&self) -> Outcome<String> {
         let mut name = [0_u8; 128];
         let to = name.as_mut_ptr().cast::<c_char>();
-        call!(self.library, "cuDeviceGetName", (*mut c_char, c_int, c_int), to, 127, 0)?;
+        call!(self.driver, "cuDeviceGetName", (*mut c_char, c_int, c_int), to, 127, 0)?;
         let end = name.iter().position(|byte| *byte == 0).unwrap_or(0);
         Ok(String::from_utf8_lossy(&name[..end]).into_owned())
     }
 
     fn device_memory(&self, len: usize) -> Outcome<usize> {
         let mut start = 0;
-        call!(self.library, "cuMemAlloc_v2", (*mut usize, usize), &raw mut start, len)?;
+        call!(self.driver, "cuMemAlloc_v2", (*mut usize, usize), &raw mut start, len)?;
         Ok(start)
     }
 
     fn host_alloc(&self, len: usize) -> Outcome<usize> {
         let mut start = std::ptr::null_mut();
         let to = &raw mut start;
-        call!(self.library, "cuMemHostAlloc", (*mut *mut c_void, usize, c_uint), to, len, 1)?;
+        call!(self.driver, "cuMemHostAlloc", (*mut *mut c_void, usize, c_uint), to, len, 1)?;
         Ok(start.expose_provenance())
     }
 
     fn host_free(&self, start: usize) -> Outcome<()> {
         let start = std::ptr::with_exposed_provenance_mut(start);
-        call!(self.library, "cuMemFreeHost", (*mut c_void), start)
+        call!(self.driver, "cuMemFreeHost", (*mut c_void), start)
     }
 
     fn register(&self, start: usize, len: usize) -> Outcome<()> {
         let start = std::ptr::with_exposed_provenance_mut(start);
-        call!(self.library, "cuMemHostRegister_v2", (*mut c_void, usize, c_uint), start, len, 1)
+        call!(self.driver, "cuMemHostRegister_v2", (*mut c_void, usize, c_uint), start, len, 1)
     }
 
     fn unregister(&self, start: usize) -> Outcome<()> {
         let start = std::ptr::with_exposed_provenance_mut(start);
-        call!(self.library, "cuMemHostUnregister", (*mut c_void), start)
+        call!(self.driver, "cuMemHostUnregister", (*mut c_void), start)
     }
 
     fn stream(&self) -> Outcome<*mut c_void> {
         let mut stream = std::ptr::null_mut();
         // Not ordered with the default stream.
-        call!(self.library, "cuStreamCreate", (*mut *mut c_void, c_uint), &raw mut stream, 1)?;
+        call!(self.driver, "cuStreamCreate", (*mut *mut c_void, c_uint), &raw mut stream, 1)?;
         Ok(stream)
     }
 
     fn synchronize(&self, stream: *mut c_void) -> Outcome<()> {
-        call!(self.library, "cuStreamSynchronize", (*mut c_void), stream)
+        call!(self.driver, "cuStreamSynchronize", (*mut c_void), stream)
     }
 
     fn to_device(&self, to: usize, from: usize, stream: *mut c_void) -> Outcome<()> {
         let from = std::ptr::with_exposed_provenance(from);
         call!(
-            self.library,
+            self.driver,
             "cuMemcpyHtoDAsync_v2",
             (usize, *const c_void, usize, *mut c_void),
             to,
@@ -145,7 +145,7 @@ impl Cuda {
     fn to_host(&self, to: usize, from: usize, stream: *mut c_void) -> Outcome<()> {
         let to = std::ptr::with_exposed_provenance_mut(to);
         call!(
-            self.library,
+            self.driver,
             "cuMemcpyDtoHAsync_v2",
             (*mut c_void, usize, usize, *mut c_void),
             to,
@@ -158,7 +158,7 @@ impl Cuda {
     fn free_memory(&self) -> Outcome<usize> {
         let (mut left, mut all) = (0, 0);
         let (one, two) = (&raw mut left, &raw mut all);
-        call!(self.library, "cuMemGetInfo_v2", (*mut usize, *mut usize), one, two)?;
+        call!(self.driver, "cuMemGetInfo_v2", (*mut usize, *mut usize), one, two)?;
         Ok(left)
     }
 }
