@@ -55,6 +55,8 @@ const WORKER: &str = "UZONE_SERVER_TEST_WORKER";
 const KEEPER: &str = "UZONE_SERVER_TEST_KEEPER";
 /// Whether a keeper of another process is an upgrade.
 const TAKES_OVER: &str = "UZONE_SERVER_TEST_TAKES_OVER";
+/// The name of the image that a keeper of another process serves: `raw` by default.
+const IMAGE: &str = "UZONE_SERVER_TEST_IMAGE";
 /// What a keeper of another process does if a page cannot be produced, and the user of its workers.
 const POLICY: &str = "UZONE_SERVER_TEST_POLICY";
 const WORKER_USER: &str = "UZONE_SERVER_TEST_WORKER_USER";
@@ -264,7 +266,7 @@ fn kept_in(folder: &Path) -> ServerOptions {
     ServerOptions::default().on_failure(OnFailure::Hold).recover(Recover::Folder(folder.to_owned()))
 }
 
-/// No test, but the process that another kills. It serves `raw` beside its socket.
+/// No test, but the process that another kills. It serves an image beside its socket.
 #[test]
 fn a_keeper_of_another_test() {
     let Some(socket) = std::env::var_os(KEEPER).map(PathBuf::from) else { return };
@@ -275,7 +277,8 @@ fn a_keeper_of_another_test() {
         // As the command does.
         descriptors::raise_limit().unwrap();
     }
-    let image = socket.with_file_name("raw");
+    let image = std::env::var(IMAGE).unwrap_or_else(|_| "raw".to_owned());
+    let image = socket.with_file_name(image);
     let policy = std::env::var(POLICY).unwrap_or_else(|_| "kill".to_owned());
     let words = policy.clone();
     let start = move |keeper| start_worker(&image, &words, keeper);
@@ -824,11 +827,16 @@ fn a_machine_whose_raw_image_is_cut_while_it_is_served_is_ended_before_it_sees_a
     server.stop_after(1, 0..=0);
 }
 
-/// Starts a keeper that keeps its VMs in a folder, and waits until it listens.
+/// Starts a keeper that keeps its VMs in a folder and serves `raw`, and waits until it listens.
 fn keeper_that_keeps(socket: &Path) -> Process {
+    start_keeper(socket, |keeper| keeper)
+}
+
+/// Starts a keeper that keeps its VMs in a folder, with these additions to its environment, and waits until it listens.
+fn start_keeper(socket: &Path, add: impl Fn(&mut Command) -> &mut Command) -> Process {
     let mut keeper = program("a_keeper_of_another_test");
     let policy = format!("kept {}", socket.with_file_name("kept").display());
-    let keeper = Process::start(keeper.env(KEEPER, socket).env(POLICY, policy));
+    let keeper = Process::start(add(keeper.env(KEEPER, socket).env(POLICY, policy)));
     let is_it = || uzone_server::status(socket).is_ok_and(|status| status.keeper == keeper.id());
     wait_until("the keeper does not listen", is_it);
     keeper
@@ -1043,39 +1051,37 @@ fn a_recorded_set_starts_with_the_first_fault_of_its_machine() {
 #[test]
 fn counts_outlive_workers_and_keepers() {
     let name = "counts_outlive_workers_and_keepers";
-    let Some((folder, socket)) = case(name, "totals") else { return };
-    let image = folder.join("packed");
-    let totals = || uzone_server::status(&socket).unwrap().totals;
+    let Some((_folder, socket)) = case(name, "totals") else { return };
+    let status = || uzone_server::status(&socket).unwrap();
     let touch = |pages: std::ops::Range<u64>, machine: &Machine| {
         pages.for_each(|at| check(&machine.memory, at, &page_of(at)));
-        let faults = totals().faults;
-        // So that the keeper knows of them before its worker is killed.
-        assert!(faults > 0);
-        faults
+        // The keeper stores the counts of its worker before it answers.
+        status().totals
     };
-    let policy = format!("kept {}", folder.join("kept").display());
-    let server = Running::start(&socket, &image, &policy);
+    // Processes of their own: of one process with the machine, the keeper would take its own descriptor for the machine's.
+    let mut keeper = start_keeper(&socket, |keeper| keeper.env(IMAGE, "packed"));
     let machine = Machine::connect(&socket);
     let first = touch(0..200, &machine);
-    server.kill_worker();
-    wait_until("the next worker", || deaths(&server) == 1);
+    assert!(first.faults > 0);
+    send(status().worker.unwrap(), rustix::process::Signal::KILL);
+    wait_until("the next worker", || status().worker_deaths == 1);
     let second = touch(200..400, &machine);
-    assert!(second > first, "{second} after {first}");
+    assert!(second.faults > first.faults, "{second:?} after {first:?}");
     // By a server that takes over.
-    let next = Running::started(&socket, &image, &policy, true).unwrap();
+    let mut next = start_keeper(&socket, |next| next.env(IMAGE, "packed").env(TAKES_OVER, ""));
+    assert!(end_of(&mut keeper).success());
     let third = touch(400..600, &machine);
-    assert!(third > second, "{third} after {second}");
-    let totals = totals();
-    assert_eq!((totals.sessions, totals.worker_deaths), (1, 1));
-    assert!(totals.fault_counts.iter().sum::<u64>() > 0 && totals.fault_ns > 0, "{totals:?}");
-    assert!(totals.decoded_frames > 0 && totals.decoded_bytes > 0, "{totals:?}");
-    next.stop_at_once();
-    // By a start after both processes have ended.
-    let last = Running::start(&socket, &image, &policy);
+    assert!(third.faults > second.faults, "{third:?} after {second:?}");
+    assert_eq!((third.sessions, third.worker_deaths), (1, 1));
+    assert!(third.fault_counts.iter().sum::<u64>() > 0 && third.fault_ns > 0, "{third:?}");
+    assert!(third.decoded_frames > 0 && third.decoded_bytes > 0, "{third:?}");
+    // By a start after both processes have died.
+    send(status().worker.unwrap(), rustix::process::Signal::STOP);
+    next.kill().unwrap();
+    next.wait().unwrap();
+    let _last = start_keeper(&socket, |last| last.env(IMAGE, "packed"));
     let fourth = touch(600..800, &machine);
-    assert!(fourth > third, "{fourth} after {third}");
-    last.stop_at_once();
-    server.stop_at_once();
+    assert!(fourth.faults > third.faults, "{fourth:?} after {third:?}");
 }
 
 #[test]

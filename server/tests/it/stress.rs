@@ -20,8 +20,8 @@ use uzone_pages::ByteLen;
 
 use crate::common::page_of;
 use crate::{
-    KEEPER, KILLS, PAGE, PAGES, PATIENCE, POLICY, Process, TAKES_OVER, case_of, check, end_of,
-    has_ended, keeper_that_keeps, machine, program, send, wait_until,
+    KILLS, PAGE, PAGES, PATIENCE, Process, TAKES_OVER, case_of, check, end_of, has_ended,
+    keeper_that_keeps, machine, send, start_keeper, wait_until,
 };
 
 /// The number of VMs that run at a time.
@@ -225,12 +225,7 @@ fn eight_vms_find_their_bytes_while_servers_are_replaced() {
         rounds += 1;
         vms.run_for(Duration::from_millis(random.below(100)));
         let worker = worker_of(&socket);
-        let mut next = program("a_keeper_of_another_test");
-        let policy = format!("kept {}", socket.with_file_name("kept").display());
-        next.env(KEEPER, &socket).env(POLICY, policy).env(TAKES_OVER, "");
-        let next = Process::start(&mut next);
-        let is_next = || uzone_server::status(&socket).is_ok_and(|now| now.keeper == next.id());
-        wait_until("the next server does not take over", is_next);
+        let next = start_keeper(&socket, |next| next.env(TAKES_OVER, ""));
         assert!(end_of(&mut keeper).success(), "the server before has ended well");
         assert!(has_ended(worker));
         keeper = next;
