@@ -1,4 +1,4 @@
-//! What can go wrong with lazily mapped memory.
+//! Errors of lazily mapped memory.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -28,10 +28,10 @@ pub enum MapError {
     /// The pages cannot be described.
     #[error("the pages cannot be described: {0}")]
     Bind(#[from] BindError),
-    /// The backing is shorter than what was to be mapped.
+    /// The backing is shorter than the length that was asked for.
     #[error("cannot map {asked} of a backing that has {has}")]
     TooShort {
-        /// What was asked for.
+        /// The length that was asked for.
         asked: ByteLen,
         /// How long the backing is.
         has: ByteLen,
@@ -39,13 +39,13 @@ pub enum MapError {
     /// The length cuts a page.
     #[error("{len} cannot be mapped in pages of {page}: the length has to be a multiple of that")]
     CutsPage {
-        /// What was asked for.
+        /// The length that was asked for.
         len: ByteLen,
         /// The size of a page.
         page: ByteLen,
     },
-    /// What the kernel put in place when the memory was mapped, in a process that locks all that it maps, would never
-    /// be missing.
+    /// The pages that the kernel put in place when the memory was mapped, in a process that locks all that it maps,
+    /// would never be missing.
     #[error("the pages that the kernel has put in place already cannot be given back: {0}")]
     Present(#[source] MappingError),
     /// The engine is of the process that this one was forked off, which has its threads.
@@ -57,7 +57,7 @@ pub enum MapError {
     /// The memory file of a log or of shared pages cannot be made, or an earlier log cannot be read.
     #[error("the memory file of the log of events, or of shared pages, cannot be used: {0}")]
     MemoryFile(#[source] io::Error),
-    /// What the host has or is set to cannot be read, its page tables cannot be scanned for writes,
+    /// Facts or settings of the host cannot be read, its page tables cannot be scanned for writes,
     /// or a thread cannot be kept to a CPU.
     #[error("{0}")]
     Host(#[from] SysError),
@@ -75,18 +75,18 @@ pub enum MapError {
     TooMany {
         /// Which option.
         option: &'static str,
-        /// What it is.
+        /// Its value.
         asked: usize,
-        /// What it may be.
+        /// The largest value.
         most: usize,
     },
-    /// A thread was not started, or what wakes it was not made.
+    /// A thread was not started, or its doorbell was not made.
     #[error("cannot start the threads of the mapping: {0}")]
     Thread(#[source] io::Error),
 }
 
 impl MapError {
-    /// Returns what kind of failure this is.
+    /// Returns the kind of this failure.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
@@ -115,7 +115,7 @@ pub enum BackingError {
         offset: u64,
         /// How many.
         len_bytes: u64,
-        /// What the system answered.
+        /// The system's answer.
         #[source]
         cause: io::Error,
     },
@@ -124,7 +124,7 @@ pub enum BackingError {
     File {
         /// Its name.
         path: PathBuf,
-        /// What failed.
+        /// The failure.
         #[source]
         cause: Box<BackingError>,
     },
@@ -145,7 +145,7 @@ pub enum BackingError {
         offset: u64,
         /// How many.
         len_bytes: u64,
-        /// Why not, and what would help.
+        /// The reason, and the fix.
         reason: &'static str,
     },
     /// The kernel refused the page.
@@ -157,7 +157,7 @@ pub enum BackingError {
 }
 
 impl BackingError {
-    /// Returns what kind of failure this is.
+    /// Returns the kind of this failure.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
@@ -200,7 +200,7 @@ pub(crate) fn caught<R>(call: impl FnOnce() -> R) -> Option<R> {
 /// Drops a value of the caller's, whose drop may panic.
 pub(crate) fn discard<T>(value: T) {
     if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(value))) {
-        // What it panicked with may panic as well.
+        // The payload may panic as well.
         std::mem::forget(payload);
     }
 }
@@ -269,14 +269,14 @@ pub enum LazyError {
     /// Whether a page was written cannot be known while it is given back.
     #[error("cannot give pages back whose writes are tracked: {reason}")]
     CannotEvict {
-        /// Why not, and what would help.
+        /// The reason, and the fix.
         reason: &'static str,
     },
     /// The kernel refused to protect pages against writing.
     #[error(transparent)]
     Answer(#[from] UffdError),
-    /// The backing did not take what was written.
-    #[error("what was written at {offset:#x} cannot be written back: {cause}")]
+    /// The backing did not take the writes.
+    #[error("the writes at {offset:#x} cannot be brought back: {cause}")]
     WriteBack {
         /// Where it is in the mapping.
         offset: u64,
@@ -287,7 +287,7 @@ pub enum LazyError {
     /// Its pages are kept for another reader already.
     #[error("the memory is being captured already: wait until that has ended")]
     Captured,
-    /// What was read by a capture may not be what the memory was.
+    /// The bytes that a capture read may not be those of one moment.
     #[error("{reason}")]
     CaptureLost {
         /// Why not.
@@ -309,13 +309,13 @@ pub enum LazyError {
         _ => "it is not as it was registered",
     })]
     NotProtected {
-        /// What the kernel answered.
+        /// The kernel's answer.
         answer: Answered,
     },
 }
 
 impl LazyError {
-    /// Returns what kind of failure this is.
+    /// Returns the kind of this failure.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {

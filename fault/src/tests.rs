@@ -1,5 +1,5 @@
 //! The engine against a kernel that answers whatever a kernel may answer, in random order, with a
-//! plain map as the oracle of what each page must hold.
+//! plain map as the oracle of the bytes of each page.
 
 #[path = "../tests/common/skip.rs"]
 mod skip;
@@ -33,13 +33,13 @@ const PAGES: u64 = 192;
 const PAGE: usize = 4096;
 const POLICY: Policy = Policy { zeroes_by_copy: false, is_remote: false, is_tracked: false };
 
-/// What the made-up kernel has, and which pages threads wait for.
+/// The pages of the made-up kernel, and those that threads wait for.
 #[derive(Default)]
 struct Machine {
     /// The first byte of each page that is there; `None` for one that raises a signal.
     pages: BTreeMap<u64, Option<u8>>,
     waiting: BTreeSet<u64>,
-    /// Numbers that decide what is answered next, used in turn.
+    /// Numbers that decide the next answers, used in turn.
     whims: Vec<u8>,
     next: usize,
     /// How often in a row the layout was changing, or there was no memory.
@@ -58,7 +58,7 @@ impl Machine {
     }
 }
 
-/// What a kernel answers that has no memory.
+/// The answer of a kernel that has no memory.
 pub(crate) fn no_memory(call: UffdCall, range: &Range<u64>) -> UffdError {
     UffdError::Refused {
         call,
@@ -71,9 +71,9 @@ pub(crate) fn no_memory(call: UffdCall, range: &Range<u64>) -> UffdError {
 #[derive(Default)]
 struct FakeKernel {
     machine: Mutex<Machine>,
-    /// What another thread does when a page is about to be marked as bad, once.
+    /// The step of another thread when a page is about to be marked as bad, once.
     before_a_mark: Mutex<Option<Box<dyn FnOnce() + Send>>>,
-    /// What another thread does when pages are about to be copied, once.
+    /// The step of another thread when pages are about to be copied, once.
     before_a_copy: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
@@ -173,12 +173,12 @@ impl Kernel for FakeKernel {
     }
 }
 
-/// The oracle: what a page must hold.
+/// The oracle: the bytes of a page.
 fn right(page: u64) -> u8 {
     if page % 11 == 5 { 0 } else { u8::try_from(page % 250 + 1).unwrap() }
 }
 
-/// What a page is to its backing.
+/// The kind of a page for its backing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Ready,
@@ -364,7 +364,7 @@ fn touch(
     panic!("page {page} is woken again and again and never comes");
 }
 
-/// Compares with the oracle: what a page holds, which may be bad, and what the engine thinks of it.
+/// Compares the bytes of a page, which may be bad, and the engine's notes of it with the oracle.
 fn check(kernel: &FakeKernel, core: &Core, kinds: &[Kind]) {
     let machine = kernel.lock();
     for page in 0..PAGES {
@@ -709,7 +709,7 @@ fn a_page_is_lost_when_one_thread_tells_it_twice_and_not_when_two_do_once() {
     kernel.lock().pages.remove(&7);
     assert_eq!(tell(7, 3), 2, "the second time by the same thread");
     assert!(kernel.lock().pages.contains_key(&7));
-    // More threads than there are places for what is remembered, always in the same order.
+    // More threads than there are places to remember, always in the same order.
     kernel.lock().pages.remove(&7);
     assert!((100..300).any(|waiter| tell(7, waiter) == 3));
     assert!(kernel.lock().pages.contains_key(&7));
@@ -760,7 +760,7 @@ fn neighbours_wait_until_there_is_no_fault_and_too_many_are_left_out() {
 #[test]
 fn neighbours_do_not_wait_where_they_turn_out_to_be_wanted() {
     let (kernel, core, mut state) = plain(all(Kind::Ready), Advice::Normal, 16);
-    // No fault comes back to a window: what is around waits.
+    // No fault comes back to a window: the neighbours wait.
     for page in [8, 24, 40, 56] {
         assert_eq!(core.fault(page, Touch::Read, &mut state), Outcome::Answered);
     }
@@ -789,10 +789,10 @@ fn pages_ahead_of_a_reader_in_order_wait_until_there_is_nothing_else() {
     assert!(core.map_around(&mut state));
     assert!(present(&kernel).into_iter().eq(0..48), "the window behind it");
     assert!(!core.map_around(&mut state), "and no more before the reader goes on");
-    // A sequential reader goes on behind what was installed. The next window is not all ready.
+    // A sequential reader goes on behind the pages that were installed. The next window is not all ready.
     read(&[48], &mut state);
     assert!(present(&kernel).into_iter().eq(0..63));
-    // Another fault drops what was to be installed ahead.
+    // Another fault drops the pages that were to be installed ahead.
     read(&[90], &mut state);
     while core.map_around(&mut state) {}
     assert!(present(&kernel).into_iter().eq((0..63).chain(80..96)));

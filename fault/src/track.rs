@@ -1,4 +1,4 @@
-//! What is known about pages and faults.
+//! The facts about pages and faults.
 
 pub(crate) mod bad_pages;
 pub(crate) mod capture;

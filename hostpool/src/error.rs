@@ -111,7 +111,7 @@ pub enum HostPoolError {
 }
 
 impl HostPoolError {
-    /// Returns what kind of failure this is.
+    /// Returns the kind of this failure.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {

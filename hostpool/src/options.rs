@@ -70,7 +70,7 @@ impl Default for Zeroing {
 /// How long the registering thread lets other threads have the driver between two pieces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pause {
-    /// A tenth of what the last piece took, 0.25 ms at least. Without a pause the driver's lock is not fair, and other
+    /// A tenth of the time of the last piece, 0.25 ms at least. Without a pause the driver's lock is not fair, and other
     /// threads wait for all pieces.
     #[default]
     Adaptive,
@@ -199,8 +199,8 @@ impl HostPoolOptions {
         self
     }
 
-    /// Takes what is called after each piece with how many bytes are ready and how many will be, by a thread of the pool.
-    /// It must not use the pool to take blocks.
+    /// Takes a function that a thread of the pool calls after each piece with the bytes that are ready and the bytes of
+    /// all. It must not use the pool to take blocks.
     #[must_use]
     pub fn on_progress(
         mut self,

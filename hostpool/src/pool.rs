@@ -47,7 +47,7 @@ impl HostPool {
     /// [`HostPoolError::Geometry`] for blocks that are no whole pages; [`HostPoolError::Driver`] if the driver is not
     /// there, or this thread has no context of it; [`HostPoolError::Map`] or [`HostPoolError::Populate`] with the numbers
     /// if there is not enough memory; [`HostPoolError::Place`] for a node that cannot be had. With [`Budget::Eager`] also
-    /// what ended filling it.
+    /// the error that ended filling it.
     pub fn open(size: ByteLen, options: HostPoolOptions) -> Result<Self, HostPoolError> {
         let mut notes = Vec::new();
         Self::open_on(size, options, |blocks, options| {
@@ -150,8 +150,8 @@ impl HostPool {
     /// ready and zero; otherwise the time to clear one, on this thread.
     ///
     /// # Errors
-    /// [`HostPoolError::NotReady`] if the time is up, [`HostPoolError::Exhausted`] if all are handed out, and what ended
-    /// filling the pool if that has failed and no block is left.
+    /// [`HostPoolError::NotReady`] if the time is up, [`HostPoolError::Exhausted`] if all are handed out, and the error that
+    /// ended filling the pool if that has failed and no block is left.
     pub fn take(&self, within: Duration) -> Result<Block, HostPoolError> {
         self.take_run(1, within)
     }
@@ -169,8 +169,8 @@ impl HostPool {
     }
 
     /// Hands out several blocks in a row, as one range of memory. If they fit into one piece ([`HostPoolOptions::piece`]),
-    /// they are of one registration, as a copy by a driver demands; [`Block::parts`] are the registrations of others. All blocks of the pool are a run as well: for programs
-    /// that keep a table of blocks of their own.
+    /// they are of one registration, as a copy by a driver demands; [`Block::parts`] are the registrations of others.
+    /// All blocks of the pool are a run as well: for programs that keep a table of blocks of their own.
     ///
     /// # Errors
     /// As [`HostPool::take`], and [`HostPoolError::Geometry`] for no block.
@@ -213,8 +213,8 @@ impl HostPool {
     /// Waits until `bytes` are ready, all at most, and no longer than `within`. Returns how many are.
     ///
     /// # Errors
-    /// [`HostPoolError::NotReady`] if the time is up, or at once if the pool is filled on demand; what ended filling it if
-    /// that has failed.
+    /// [`HostPoolError::NotReady`] if the time is up, or at once if the pool is filled on demand; the error that ended
+    /// filling it if that has failed.
     pub fn wait_ready(&self, bytes: ByteLen, within: Duration) -> Result<ByteLen, HostPoolError> {
         let is_on_demand = self.inner.options.budget == Budget::OnDemand;
         let until = deadline(if is_on_demand { Duration::ZERO } else { within });
@@ -223,7 +223,7 @@ impl HostPool {
         Ok(self.inner.len_of(self.inner.wait_ready(blocks, until)?))
     }
 
-    /// Returns what the pool has become so far, and why it is not better.
+    /// Returns the state of the pool so far, and why it is not better.
     #[must_use]
     pub fn report(&self) -> HostPoolReport {
         let inner = &self.inner;
@@ -257,7 +257,7 @@ impl HostPool {
         }
     }
 
-    /// Returns how many blocks are what.
+    /// Returns the number of blocks in each state.
     #[must_use]
     pub fn stats(&self) -> HostPoolStats {
         let sets = self.inner.sets();
@@ -529,7 +529,7 @@ fn choose_nodes(
 
 /// Returns a sentence for transparent huge pages that the host did not have.
 fn few_huge(report: &PopulateReport, inner: &Inner) -> Option<String> {
-    // The first stretch is in small pages, and what does not fill a huge page.
+    // The first stretch is in small pages, and so is a rest that does not fill a huge page.
     const FEW: u64 = 8 << 20;
     let is_wanted = inner.options.pages == Pages::Transparent && inner.notes.is_empty();
     (is_wanted && report.base.get() > FEW).then(|| {

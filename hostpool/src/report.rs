@@ -64,7 +64,7 @@ impl fmt::Display for HostPoolReport {
     }
 }
 
-/// How many blocks of a pool are what.
+/// The number of blocks of a pool in each state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HostPoolStats {

@@ -11,7 +11,7 @@ use core::fmt;
 
 use crate::byte_len::ByteLen;
 
-/// The largest window of a fault: what a page table of 4 KiB pages maps.
+/// The largest window of a fault: the reach of a page table of 4 KiB pages.
 pub(crate) const MOST_AROUND: ByteLen = ByteLen::mib(2);
 
 /// A number, range or size that makes no sense, a text that is none, or pages that cannot be laid out or
@@ -24,7 +24,7 @@ pub enum AddrError {
     Overflow {
         /// The number that was stepped from.
         value: u64,
-        /// What was done with it.
+        /// The operation.
         operation: &'static str,
         /// The size of the step.
         operand: u64,
@@ -40,7 +40,7 @@ pub enum AddrError {
     Unaligned {
         /// The number that was given.
         value: u64,
-        /// What it should be a multiple of.
+        /// The number that it should be a multiple of.
         align: u64,
         /// The unit of both: bytes or pages.
         unit: &'static str,
@@ -60,7 +60,7 @@ pub enum AddrError {
     /// An alignment that is no power of two.
     #[error("{align_bytes} bytes is no alignment: an alignment is a power of two")]
     BadAlign {
-        /// What was asked for.
+        /// The alignment that was asked for.
         align_bytes: u64,
     },
     /// No chunk could end at a multiple of the alignment.
@@ -102,9 +102,9 @@ pub enum AddrError {
         end: u64,
     },
     /// A fault-around size that is more than a page table maps.
-    #[error("{asked} cannot be mapped around a fault: at most {max}, which is what a page table maps", max = MOST_AROUND)]
+    #[error("{asked} cannot be mapped around a fault: at most {max}, the reach of a page table", max = MOST_AROUND)]
     FaultAround {
-        /// What was asked for.
+        /// The length that was asked for.
         asked: ByteLen,
     },
     /// A text without a number in front of the unit.
@@ -162,7 +162,7 @@ pub enum AddrError {
          the region: reserve a multiple of that"
     )]
     ReserveInsidePage {
-        /// What was asked for.
+        /// The reserve that was asked for.
         reserve: PageCount,
         /// Base pages in a page of the backing.
         align: PageCount,
@@ -445,9 +445,9 @@ pub struct Order(u8);
 impl Order {
     /// One base page.
     pub const BASE: Self = Self(0);
-    /// What one entry of a page middle directory maps: 2 MiB of 4 KiB pages.
+    /// The reach of one entry of a page middle directory: 2 MiB of 4 KiB pages.
     pub const PMD: Self = Self(9);
-    /// What one entry of a page upper directory maps: 1 GiB of 4 KiB pages.
+    /// The reach of one entry of a page upper directory: 1 GiB of 4 KiB pages.
     pub const PUD: Self = Self(18);
     /// The largest order: 4 TiB of 4 KiB pages.
     pub const MAX: Self = Self(30);

@@ -85,7 +85,7 @@ impl Block {
     }
 }
 
-/// A block and what its word means where it was never written: as of a page's word, what is stored is
+/// A block and the meaning of its word where it was never written: as of a page's word, the stored word is
 /// the difference to a template.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockRef<'a> {

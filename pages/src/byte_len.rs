@@ -14,7 +14,7 @@ use crate::addr::AddrError;
 ///
 /// It is read in powers of two: `4096`, `4K`, `4KiB`, `2M`, `1.5G`, `16T`.
 ///
-/// Display gives exactly this length in IEC units, and what it gives is read back as the same length:
+/// Display gives exactly this length in IEC units, and its text is read back as the same length:
 /// `4 KiB`, `1.5 GiB`, `4097 B`, and `23.4 GiB (25203896321 B)` where no short number is exact. With
 /// a precision it gives one decimal, rounded: `format!("{len:.1}")` is `23.4 GiB`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]

@@ -3,8 +3,8 @@
 //! A window that is too small costs a fault for each page that is touched next; one that is too large
 //! costs the time to map pages that are never touched. Which of the two costs more depends on how
 //! many pages will be touched, and that is not known. This is the problem of renting or buying. So each
-//! fault in a block of 2 MiB gets its page alone, until the faults of the block have cost half of what it
-//! costs to map the whole block; the next fault maps all that is left of it. Where neighbours are mapped
+//! fault in a block of 2 MiB gets its page alone, until the faults of the block have cost half of the
+//! price of the whole block; the next fault maps the rest of it. Where neighbours are mapped
 //! while the faulting thread is woken on another CPU, a fault gets the window that was set and not its page
 //! alone.
 //!
@@ -21,7 +21,7 @@ use core::ops::Range;
 
 use crate::sync::{AtomicU16, Ordering};
 
-/// What faults cost, measured by the thread that answers them.
+/// The cost of faults, measured by the thread that answers them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FaultCosts {
     /// How long a fault takes that is answered with one page, in nanoseconds, from one touch to the
@@ -35,7 +35,7 @@ pub struct FaultCosts {
 }
 
 impl FaultCosts {
-    /// Returns whether so many faults have cost half of what it costs to map so many pages: then the next one had
+    /// Returns whether so many faults have cost half of the price of so many pages: then the next one had
     /// better map them.
     #[must_use]
     pub fn pays(self, faults: u64, pages: u64) -> bool {
@@ -45,7 +45,7 @@ impl FaultCosts {
 }
 
 impl Default for FaultCosts {
-    /// Returns what faults cost before any was measured: values between those of the slowest and of the
+    /// Returns the cost of faults before any was measured: values between those of the slowest and of the
     /// fastest machines.
     fn default() -> Self {
         Self { fault_ns: 8_000, page_ns: 1_700, is_parallel: false }

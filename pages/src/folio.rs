@@ -227,7 +227,7 @@ impl<'a, P> Folio<'a, P> {
     #[inline]
     pub fn try_hold(self, sort: HoldKind) -> Result<Word, HoldError> {
         // Acquire pairs with the Release in `release` and `take_first`: a new holder
-        // sees what the last holder, or the owner that handed the page out, wrote.
+        // sees the writes of the last holder, or of the owner that handed the page out.
         let before =
             self.decode(self.page.stored.fetch_add(sort.one(PINS_SHIFT), Ordering::Acquire));
         if obstacle(before, sort).is_none() {
@@ -270,8 +270,8 @@ impl<'a, P> Folio<'a, P> {
     #[inline]
     pub fn release(self, sort: HoldKind) -> Result<bool, AdvanceError> {
         let mut is_last = false;
-        // Release pairs with the Acquire of the next taker, which sees what this holder wrote; the
-        // last one out acquires as well, because it goes on to reuse what the others wrote.
+        // Release pairs with the Acquire of the next taker, which sees the writes of this holder; the
+        // last one out acquires as well, because it goes on to reuse the memory of the others.
         self.update(Ordering::AcqRel, |word| {
             if sort.count(word) == 0 {
                 return Err(AdvanceError::NotHeld { what: sort });
@@ -281,7 +281,7 @@ impl<'a, P> Folio<'a, P> {
             if !is_last {
                 return Ok(after);
             }
-            // In the same step the page becomes what it was before its first use, so that there
+            // In the same step the page becomes as it was before its first use, so that there
             // is no moment in which it has neither a hold nor a sign that it has none.
             let fresh = self.template.0 & (FREE | COUNT_MASK);
             Ok(Word(after.0 | fresh))
@@ -294,13 +294,13 @@ impl<'a, P> Folio<'a, P> {
     #[must_use = "it may not have happened"]
     pub fn take_first(self) -> bool {
         // Release pairs with the Acquire in `try_hold`: the thread that takes the second reference sees
-        // what the owner prepared. Acquire pairs with the last `release`.
+        // the owner's writes. Acquire pairs with the last `release`.
         self.update(Ordering::AcqRel, |word| {
             // A bad page is of no use and is not handed out.
             if !word.is_free() || word.content() == Content::Poisoned {
                 return Err(());
             }
-            // Takers that will be refused may be in the count; they take back what they added.
+            // Takers that will be refused may be in the count; they subtract their own holds.
             Ok(Word((word.0 & !FREE) + HoldKind::Reference.one(PINS_SHIFT)))
         })
         .is_ok()
@@ -393,7 +393,7 @@ impl<'a, P> Folio<'a, P> {
 
     /// Records that the page's bytes are lost, in any state and under any holds. A thread that is
     /// replacing the bytes stays the owner until its next step, which makes the page poisoned instead
-    /// of what was asked for. Returns the word afterwards, with the holders that must be warned, or
+    /// of the state that was asked for. Returns the word afterwards, with the holders that must be warned, or
     /// `None` if the page was poisoned before.
     #[must_use = "its holders must be warned"]
     pub fn poison(self) -> Option<Word> {
@@ -404,7 +404,7 @@ impl<'a, P> Folio<'a, P> {
                 return None;
             }
             let is_done = if from.is_owned() {
-                // Relaxed: the owner's next step orders what there is to order.
+                // Relaxed: the owner's next step gives the order.
                 self.update(Ordering::Relaxed, |word| {
                     let is_same = word.content() == from && !word.is_poison_pending();
                     if is_same { Ok(Word(word.0 | POISON_PENDING)) } else { Err(()) }
@@ -437,14 +437,14 @@ impl<'a, P> Folio<'a, P> {
         }
     }
 
-    /// Replaces the word by what `next` makes of it; returns the word before and after.
+    /// Replaces the word by the result of `next`; returns the word before and after.
     #[inline]
     fn update<E>(
         self,
         success: Ordering,
         mut next: impl FnMut(Word) -> Result<Word, E>,
     ) -> Result<(Word, Word), E> {
-        // Relaxed: what is read here is only a guess that the exchange below confirms.
+        // Relaxed: this value is only a guess that the exchange below confirms.
         let mut stored = self.page.stored.load(Ordering::Relaxed);
         loop {
             let before = self.decode(stored);

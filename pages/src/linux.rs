@@ -1,7 +1,7 @@
 //! A payload that makes a descriptor Linux's `struct page`: [`LinuxPage`], 64 bytes.
 //!
-//! A fresh memmap of it is byte for byte what Linux 6.12 on x86-64 writes for a ZONE_DEVICE
-//! pagemap, so that our initialiser can be compared with the kernel's, and so that tools which
+//! A fresh memmap of it equals that of Linux 6.12 on x86-64 for a ZONE_DEVICE pagemap byte by
+//! byte, so that our initialiser can be compared with the kernel's, and so that tools which
 //! know the kernel's layout can read ours. It is a picture of the initial state only: references
 //! and pins of a uzone page live in the word behind the payload, where Linux has its memory-cgroup
 //! pointer and leaves it null.
@@ -37,7 +37,7 @@ const HEAD: u64 = 1 << 6;
 const RESERVED: u64 = 1 << 13;
 /// The zone of device memory.
 const ZONE_DEVICE: u64 = 4;
-/// What stands in a tail's mapping so that a use of it faults.
+/// The value of a tail's mapping, so that a use of it faults.
 const TAIL_MAPPING: u64 = 0xdead_0000_0000_0400;
 /// A mapcount of minus one: mapped nowhere.
 const NOT_MAPPED: u64 = 0xffff_ffff;
@@ -48,7 +48,7 @@ const SECTION_SHIFT: u32 = 45;
 /// The order of a section: 128 MiB.
 const SECTION_ORDER: Order = Order::new(15);
 
-/// What the descriptors of one Linux pagemap have in common. By default: Linux 6.12, node 0 and a
+/// The common part of the descriptors of one Linux pagemap. By default: Linux 6.12, node 0 and a
 /// virtual memmap, as on most machines.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct LinuxSeed {
@@ -113,9 +113,9 @@ impl<const WORDS: usize> LinuxPage<WORDS> {
 impl<const WORDS: usize> Payload for LinuxPage<WORDS> {
     type Seed = LinuxSeed;
 
-    /// In the order of the kernel's slow path: links, counts, reserved, pagemap; then what makes
-    /// it a head or a tail. What the kernel writes into the first tail after all tails, when it
-    /// prepares the head, is written here with the tail itself, so that nothing written is ever
+    /// In the order of the kernel's slow path: links, counts, reserved, pagemap; then the words
+    /// of a head or a tail. The kernel writes some words of the first tail after all tails, when it
+    /// prepares the head; here they are written with the tail itself, so that nothing written is ever
     /// patched.
     fn init(&mut self, seed: &LinuxSeed, slot: &Slot) {
         const { assert!(WORDS >= 6, "a struct page has at least 56 bytes") };

@@ -61,7 +61,7 @@ impl Guards {
     }
 }
 
-/// What the guard that left was to a live reference that is closing or orphaned.
+/// The role of the guard that left, for a live reference that is closing or orphaned.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[must_use]
 pub enum Left {
@@ -92,8 +92,8 @@ impl LiveRef {
             if let Some(refusal) = refusal(word, sort) {
                 return Err(refusal);
             }
-            // Acquire pairs with the Release in `resurrect`: a thread that enters afterwards sees what
-            // was undone.
+            // Acquire pairs with the Release in `resurrect`: a thread that enters afterwards sees the
+            // state before it.
             let after = word + sort.one(COUNT_BITS);
             match self.0.compare_exchange_weak(word, after, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => return Ok(()),
@@ -117,7 +117,7 @@ impl LiveRef {
                 return false;
             }
             // Release pairs with the Acquire in `kill` and `orphan`: the thread that unbinds
-            // sees what every guard did.
+            // sees the writes of every guard.
             let after = word - sort.one(COUNT_BITS);
             match self.0.compare_exchange_weak(word, after, Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => return true,
@@ -130,8 +130,8 @@ impl LiveRef {
     /// Lets a guard go that was admitted, of a live reference that may be closing or orphaned. The caller sees
     /// to it that the live reference outlives the call.
     pub fn leave(&self, sort: HoldKind) -> Left {
-        // Release as in `try_leave`. Acquire: the last one of an orphan ends what the others used, and
-        // what its owner left.
+        // Release as in `try_leave`. Acquire: the last one of an orphan ends the pagemap, which
+        // the others used and its owner left.
         let before = self.0.fetch_sub(sort.one(COUNT_BITS), Ordering::AcqRel);
         if !Guards::of(before - sort.one(COUNT_BITS)).is_empty() {
             Left::Others
@@ -159,8 +159,8 @@ impl LiveRef {
     /// caller ends the pagemap, and no guard will enter; otherwise the last of them ends it.
     #[must_use = "without guards it is the caller who ends the pagemap"]
     pub fn orphan(&self) -> Guards {
-        // Acquire pairs with the Release of those who left, for the case that the caller ends what they
-        // used; Release with the Acquire in `leave`, for the case that the last of them does.
+        // Acquire pairs with the Release of those who left, for the case that the caller ends the
+        // pagemap that they used; Release with the Acquire in `leave`, for the case that the last of them does.
         Guards::of(self.0.fetch_or(ORPHANED, Ordering::AcqRel))
     }
 

@@ -203,7 +203,7 @@ where
         self.bare_folios(range.start(), range.end()).map(|(_, folio)| folio.content())
     }
 
-    /// As [`Memmap::folios`], of what only a folio's own word is asked for: they do not know their
+    /// As [`Memmap::folios`], for uses of a folio's own word alone: they do not know their
     /// blocks.
     #[inline]
     pub(crate) fn bare_folios(

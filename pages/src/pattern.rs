@@ -1,5 +1,5 @@
-//! What the faults of an area have in common: which of them are in order, and how much is worth
-//! mapping around the others.
+//! The pattern of an area's faults: which of them are in order, and how much is worth mapping around
+//! the others.
 //!
 //! [`FaultPattern`] remembers where the last faults were and decides for the next one which window to
 //! offer and whether it continues an earlier window. It is pure: no clock, no system call, no memory
@@ -29,13 +29,13 @@ pub enum Advice {
     Random,
     /// In order: windows double from the size that was set, as long as faults follow each other.
     Sequential,
-    /// Wherever it is: each fault, also one that writes, maps what is left of its block of 2 MiB, so that huge
+    /// Wherever it is: each fault, also one that writes, maps the rest of its block of 2 MiB, so that huge
     /// pages can be made of the blocks.
     Blocks,
     /// Find out. Windows double while faults follow each other. Other faults map their page alone, or the
     /// size that was set where that costs the faulting thread nothing, until the faults of their block of
-    /// 2 MiB have cost about half of what mapping the block costs; then one maps the rest of it. The threads that
-    /// answer faults do the same for 64 KiB, and map with a page what is ready once it is.
+    /// 2 MiB have cost about half of the cost of mapping the block; then one maps the rest of it. The threads that
+    /// answer faults do the same for 64 KiB, and map with a page those that are ready once it is.
     #[default]
     Auto,
 }
@@ -70,7 +70,7 @@ pub struct FaultArea {
 }
 
 impl FaultArea {
-    /// Returns what is added to the number of a page for its address in pages, wrapping around.
+    /// Returns the number to add to the number of a page for its address in pages, wrapping around.
     fn skew(&self) -> u64 {
         self.address.wrapping_sub(self.pages.start().get())
     }
@@ -87,7 +87,7 @@ impl FaultArea {
     }
 }
 
-/// What to do about one fault.
+/// The answer to one fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FaultPlan {
     /// The pages to offer.
@@ -97,7 +97,7 @@ pub struct FaultPlan {
     /// the one page, which then goes first.
     pub follows: bool,
     /// The window behind this one, where faults have been in order for so long that windows do not
-    /// grow any more: what to put in place while no fault is pending. The caller reports how far it got
+    /// grow any more: the pages to put in place while no fault is pending. The caller reports how far it got
     /// ([`FaultPattern::went_ahead`]). Never a single page: a huge one would hold up the next fault.
     pub ahead: Option<PfnRange>,
     /// Whether the window is the rest of a block whose faults have become too dear ([`Advice::Auto`]): its
@@ -186,7 +186,7 @@ fn order(size: FaultAround, page: PageSize) -> u32 {
 }
 
 impl FaultPattern {
-    /// Takes what is known about areas before their first fault. Windows that grow do so up to `most`.
+    /// Takes the facts about areas before their first fault. Windows that grow do so up to `most`.
     #[must_use]
     pub fn new(
         areas: &[FaultArea],
@@ -238,7 +238,7 @@ impl FaultPattern {
         self.settings().first()
     }
 
-    /// Changes what was set at first.
+    /// Changes the settings.
     pub fn set(&self, advice: Advice, size: FaultAround) {
         let settings = Settings { advice, size, most: self.settings().most.max(size) };
         // Relaxed: as in `settings`.
@@ -266,8 +266,8 @@ impl FaultPattern {
         self.area_of(pfn).map(|(area, _)| area.pages)
     }
 
-    /// Returns what to do about a fault on the page `fault`, or `None` if it is in no area. `costs` is
-    /// what faults cost now.
+    /// Returns the answer to a fault on the page `fault`, or `None` if it is in no area. `costs` is
+    /// the cost of faults at the moment.
     #[must_use]
     pub fn plan(&self, fault: Pfn, touch: Touch, costs: FaultCosts) -> Option<FaultPlan> {
         let (area, first_block) = self.area_of(fault)?;

@@ -255,7 +255,7 @@ mod tests {
         Template::new(layout, MemoryKind::Generic, seed, 0x7000_0000_0000)
     }
 
-    /// The payloads of the tests, which differ in what they hold.
+    /// The payloads of the tests, which differ in their contents.
     #[derive(FromBytes, IntoBytes, KnownLayout)]
     #[repr(C)]
     struct Odd<const SORT: u8>(u64);

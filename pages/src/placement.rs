@@ -12,7 +12,7 @@
 //! found by halving.
 //!
 //! Descriptors lie in one run behind the reserve. If they fill at least one block of a huge page,
-//! the run starts at a multiple of one, and what that skips is lost; fewer need no such start. A
+//! the run starts at a multiple of one, and the pages before it are lost; fewer need no such start. A
 //! block never shares a huge page with the reserve, and the loss is less than one block. Linux
 //! populates a vmemmap section by section in ascending order: a whole section (128 MiB of 4 KiB
 //! pages, whose 64-byte descriptors are one huge page) from a huge page, and a section that the
@@ -24,7 +24,7 @@
 //! leaves 64 bytes for each page of the whole namespace, the data's pages and the others, and rounds up
 //! to the namespace's alignment, which is 2 MiB unless its owner asked for 4 KiB or 1 GiB. Without
 //! such an alignment the data of base pages starts nearly always off a boundary of 2 MiB, and huge
-//! mappings of it are lost. Here only what the descriptors need is left.
+//! mappings of it are lost. Here only the space of the descriptors is left.
 //!
 //! Where the region is backed by huge pages, everything starts at a multiple of those: a part of one
 //! cannot be given to another owner.
@@ -37,7 +37,7 @@ use core::fmt;
 use crate::addr::{AddrError, Order, PageCount, PageSize, Pfn, PfnRange};
 use crate::layout::{Layout, Tails};
 
-/// What a region whose descriptors lie in itself looks like.
+/// The layout of a region whose descriptors lie in itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PlacementSpec {
     /// All pages of the region.
@@ -49,7 +49,7 @@ pub struct PlacementSpec {
     /// The order of the pages at a multiple of which the data starts; [`Order::BASE`] where it may start
     /// at any folio.
     pub align: Order,
-    /// The order of a block of descriptors: of what one entry of a page middle directory maps.
+    /// The order of a block of descriptors: the reach of one entry of a page middle directory.
     pub block: Order,
     /// The size of a base page.
     pub page: PageSize,
@@ -169,7 +169,7 @@ impl Placement {
         &self.layout
     }
 
-    /// Returns how many pages are neither reserved nor described, nor hold descriptors: what was
+    /// Returns how many pages are neither reserved nor described, nor hold descriptors: those that were
     /// skipped before these and before the first folio.
     #[must_use]
     pub const fn lost(&self) -> PageCount {

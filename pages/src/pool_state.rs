@@ -84,7 +84,7 @@ pub trait PoolBackend {
     /// Returns the state of a free folio, by its word. Called under the lock.
     fn state_of(&self, number: usize) -> FolioState;
 
-    /// Steps the folios from `first` on from zero to what their owner has; those that are bad or not
+    /// Steps the folios from `first` on from zero to handed out; those that are bad or not
     /// zero are not stepped. Returns how many were. Called under the lock.
     fn own(&self, first: usize, folios: usize) -> usize;
 
@@ -154,7 +154,7 @@ impl PoolState {
     }
 
     /// Returns how many were cleared so far: ahead of need, on demand, and when they came back.
-    /// What is in a set is counted.
+    /// Folios in a set are counted.
     #[must_use]
     pub fn cleared(&self) -> [u64; 3] {
         self.cleared
@@ -267,8 +267,8 @@ pub fn look_again<D: PoolBackend>(backend: &D, first: usize, folios: usize) {
 /// the caller's thread.
 ///
 /// # Errors
-/// [`PoolBackend::exhausted`] if there are none, and what [`PoolBackend::clear`] answered. It waits
-/// for a thread that is clearing what may be the last ones.
+/// [`PoolBackend::exhausted`] if there are none, and the error of [`PoolBackend::clear`]. It waits
+/// for a thread that may be clearing the last ones.
 pub fn hand_out<D: PoolBackend>(backend: &D, folios: usize) -> Result<usize, D::Failure> {
     let mut has_looked_again = false;
     let mut state = backend.lock();
@@ -343,7 +343,7 @@ fn clear_and_own<D: PoolBackend>(
     Ok(true)
 }
 
-/// Takes folios back that are handed out. They are cleared at once if `clears` is set; what is not
+/// Takes folios back that are handed out. They are cleared at once if `clears` is set; a folio that is not
 /// cleared then is dirty. `state` is the backend's, and is let go.
 pub fn give_back<'a, D: PoolBackend>(
     backend: &'a D,
@@ -360,7 +360,7 @@ pub fn give_back<'a, D: PoolBackend>(
     if clears {
         drop(state);
         let mut work = InWork { backend, first, folios, why: ON_RELEASE, cleared: 0 };
-        // What it could not clear is dirty, and the next taker gets the error.
+        // The folios that it could not clear are dirty, and the next taker gets the error.
         work.cleared = backend.clear(first, folios).unwrap_or(0);
     } else {
         sort(backend, state, first, folios);

@@ -2,7 +2,7 @@
 //!
 //! A stream is one word, in one of eight places that its next page decides: a fault looks at one line of a cache,
 //! however many streams there are. Nothing locks and no loop waits for another thread, so a handler of a signal may
-//! call all of it. What it answers is a hint: a stream that another thread changes in the same moment may be forgotten.
+//! call all of it. An answer is a hint: a stream that another thread changes in the same moment may be forgotten.
 //!
 //! ```text
 //!   63     62     61   60 59   56 55                                      0

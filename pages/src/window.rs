@@ -1,8 +1,8 @@
 //! Which pages a fault maps: the window around the faulting page.
 //!
 //! [`FaultAround`] is a size and the arithmetic that places a window of it: naturally aligned,
-//! inside of its area, inside of one page table. What of a window is mapped is not decided here:
-//! each page may be skipped.
+//! inside of its area, inside of one page table. A page of a window may be skipped; that is not
+//! decided here.
 //!
 //! Units: pages are base pages of the area's [`PageSize`]; a [`FaultAround`] is bytes.
 //! Cost: a window is about ten instructions.
@@ -29,7 +29,7 @@ impl FaultAround {
     pub const MIN: Self = Self(12);
     /// 64 KiB, the default of Linux.
     pub const DEFAULT: Self = Self(16);
-    /// 2 MiB, what a page table of 4 KiB pages maps.
+    /// 2 MiB, the reach of a page table of 4 KiB pages.
     pub const MAX: Self = Self(21);
 
     /// Takes a length, rounded down to a power of two, and up to 4 KiB.

@@ -10,8 +10,8 @@
 //! A file on a DAX mount has no page in that cache: its bytes are memory, so each page is ready.
 //!
 //! A file that is shorter than it was when it was taken makes pages bad, never zero; but one that is cut inside of a page
-//! while that page is copied may be zero behind the cut, as for read(2). What others write to it is seen in pages that
-//! are filled afterwards.
+//! while that page is copied may be zero behind the cut, as for read(2). Pages that are filled after another process
+//! writes to the file have its bytes.
 //! Source: cachestat(2), preadv2(2).
 
 use std::fs::File;
@@ -39,7 +39,7 @@ const SMALLEST_HALF: u64 = 16 << 10;
 /// are installed.
 const SMALLEST_COPY: u64 = 48 << 10;
 
-/// Returns what makes an error of those of a call on bytes of the file.
+/// Returns a conversion of the system's error of a call on bytes of the file.
 fn failed(
     call: &'static str,
     offset: u64,
@@ -57,7 +57,7 @@ pub struct FileBacking {
     is_writable: bool,
     /// Whether all of it is memory: then nothing of it is in the page cache, and nothing has to be.
     is_dax: bool,
-    /// The same bytes mapped, where the file can be: what is cached is copied from there.
+    /// The same bytes mapped, where the file can be: cached bytes are copied from there.
     mapped: Option<Arc<Mapping>>,
 }
 
@@ -81,13 +81,13 @@ impl FileBacking {
         Ok(Self { file, len, name: None, is_writable: false, is_dax, mapped })
     }
 
-    /// Takes a file that is open for reading and writing, as long as it is now: what is written to the
+    /// Takes a file that is open for reading and writing, as long as it is now: writes to the
     /// mapping can be brought back, up to that length. The owner of the file decides when it goes to the
     /// device ([`File::sync_data`]).
     ///
     /// # Errors
     /// The error of the system, and [`io::ErrorKind::PermissionDenied`] if it is not open for writing, or
-    /// for appending: then what is written would not go where it belongs.
+    /// for appending: a write would then go to the end of the file.
     pub fn writable(file: File) -> io::Result<Self> {
         uzone_os::check_file(&file, true)?;
         Ok(Self { is_writable: true, ..Self::new(file)? })
@@ -100,7 +100,7 @@ impl FileBacking {
         self
     }
 
-    /// Reads what the cache has from `at` on. Returns how many bytes of `out` are right: those
+    /// Reads the cached bytes from `at` on. Returns how many bytes of `out` are right: those
     /// behind the end of the file are zero.
     fn read_cached(&self, at: u64, out: &mut [u8]) -> Result<usize, BackingError> {
         let wanted = self.inside(at, out.len());
@@ -151,7 +151,7 @@ impl FileBacking {
     }
 
     /// Returns up to where a run is whole pages of the file as long as it is now, if that is far enough
-    /// for a copy: what is mapped behind the end of a file is zero, and not its bytes.
+    /// for a copy: mapped memory behind the end of a file is zero, and not its bytes.
     fn whole_pages(&self, run: &Range<u64>) -> Result<Option<u64>, BackingError> {
         let &Range { start, end } = run;
         if end - start < SMALLEST_COPY {
@@ -197,8 +197,8 @@ impl FileBacking {
         };
         match self.at_hand(run.start, len)? {
             Some(0) => return Ok(()),
-            // The kernel does not tell this user. A read that does not wait finds out, a little at a time: what it misses
-            // is read from the device.
+            // The kernel does not tell this user. A read that does not wait finds out, a little at a time; the
+            // device is read for the rest.
             None => return self.map_while_cached(window, run.start..end),
             Some(pages) if pages >= len.get() / host => {}
             Some(_) => {

@@ -1,7 +1,7 @@
 //! Memory of a memory file: [`MemoryBacking`]. Its pages are mapped where they are missing, and
 //! never copied.
 //!
-//! Several mappings of one file share its pages; private ones copy what they write, page by page. A hole of
+//! Several mappings of one file share its pages; private ones copy the pages that they write. A hole of
 //! the file is zero, as it is in read(2).
 
 use std::io;

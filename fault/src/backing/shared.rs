@@ -1,4 +1,4 @@
-//! Pages that mappings share: [`SharedBacking`]. What another backing produces is kept in a memory file,
+//! Pages that mappings share: [`SharedBacking`]. Pages of another backing are kept in a memory file,
 //! which each mapping maps privately: a page is produced once, and is one page of memory until a mapping
 //! writes to it.
 //!
@@ -39,7 +39,7 @@ const PAUSE: Duration = Duration::from_micros(50);
 
 /// Pages of another backing, produced once for all mappings of this one.
 ///
-/// A mapping is private: what it writes is its own, page by page. Zero pages take no memory. Pages that are
+/// A mapping is private: a page that it writes is its own. Zero pages take no memory. Pages that are
 /// kept stay until the backing is dropped; beyond the number that is kept, each mapping has copies of its
 /// own.
 pub struct SharedBacking {
@@ -50,7 +50,7 @@ pub struct SharedBacking {
     len: ByteLen,
     /// How many pages are kept at most.
     most: u64,
-    /// What threads fill pages with, while none does.
+    /// The states by which threads fill pages, while none does.
     spare: Mutex<Vec<ReaderState>>,
 }
 
@@ -148,8 +148,8 @@ impl Kernel for File {
 }
 
 impl SharedBacking {
-    /// Takes what produces the pages, and how many bytes of them are kept: at most so many, and for a moment
-    /// a window of each filling thread more.
+    /// Takes the backing that produces the pages, and the number of bytes that are kept: at most so many, and for a
+    /// moment a window of each filling thread more.
     ///
     /// # Errors
     /// [`MapError`]: `inner` has no length or is a memory file already, userfaultfd cannot be had, or there
@@ -164,7 +164,7 @@ impl SharedBacking {
         let len = len.align_up(page.bytes())?;
         let mapping = Mapping::memfd("uzone-shared", len, None)?;
         mapping.keep_from_children().map_err(MapError::Children)?;
-        // What the kernel has put there already, where the process locks all that it maps.
+        // The pages that the kernel has put there already, where the process locks all that it maps.
         mapping.punch(0..len.get()).map_err(MapError::Present)?;
         mapping.seal_for_readers().map_err(MapError::MemoryFile)?;
         // No thread touches a page that is missing, so none of a kind is to be seen.
@@ -204,7 +204,7 @@ impl SharedBacking {
         result
     }
 
-    /// Has the inner backing forget what it made with some pages, as far as the file has all of that.
+    /// Has the inner backing forget the pages that it made with some others, as far as the file has all of them.
     fn forget_what_came(&self, pages: Range<u64>) {
         let (shift, mut at) = (self.file.page.shift(), pages.start);
         while at < pages.end

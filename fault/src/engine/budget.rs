@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use uzone_pages::ByteLen;
 
-/// For how long a mapping may save up what it did not use.
+/// The time for which a mapping may save up its unused budget.
 const BURST: Duration = Duration::from_millis(100);
 /// For how long it is held up at least, so that each time is worth it.
 const HOLD: Duration = Duration::from_millis(1);
@@ -17,7 +17,7 @@ const SECOND: u128 = Duration::from_secs(1).as_nanos();
 
 /// The most that is done for one mapping. By default there is no limit.
 ///
-/// A mapping that has used its budget waits, and what it gives back as well: for a millisecond, or until there
+/// A mapping that has used its budget waits, and so do its removals: for a millisecond, or until there
 /// is some again. It may save up a tenth of a second of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Budget {
@@ -67,13 +67,13 @@ impl Budget {
     }
 }
 
-/// What is left of a budget.
+/// The rest of a budget.
 #[derive(Debug)]
 pub(crate) struct Allowance {
     budget: Budget,
     /// Until when faults and bytes are paid for.
     paid: [Instant; 2],
-    /// What was used when it was looked at last: faults, and bytes.
+    /// The use at the last look: faults, and bytes.
     used: [u64; 2],
 }
 
@@ -83,7 +83,7 @@ impl Allowance {
         Self { budget, paid: [paid; 2], used: [0; 2] }
     }
 
-    /// Notes what was used so far, in faults and bytes, and returns until when nothing more is read.
+    /// Notes the use so far, in faults and bytes, and returns until when nothing more is read.
     pub(crate) fn held_until(
         &mut self,
         used: [u64; 2],

@@ -557,8 +557,8 @@ impl Core {
         outcome
     }
 
-    /// Returns the pages of the area of a page that are ready once it is, if there are such and the advice is to find
-    /// out what pays.
+    /// Returns the pages of the area of a page that are ready once it is, if there are such and the advice is
+    /// [`Advice::Auto`].
     fn made_with(&self, page: u64) -> Option<Range<u64>> {
         let shift = self.pages.page.shift();
         // A closure of the caller's may panic; it is a hint.

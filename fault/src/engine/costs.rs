@@ -1,10 +1,10 @@
-//! What faults cost the threads that take them, measured by the thread that answers: [`CostMeter`].
+//! The cost of faults for the threads that take them, measured by the thread that answers: [`CostMeter`].
 //!
 //! The time of a fault is the time from reading one fault to reading the next, where the second did not wait
-//! for neighbours of the first to be mapped. It contains what the faulting thread did after it was woken, so
+//! for neighbours of the first to be mapped. It contains the work of the faulting thread after it was woken, so
 //! it is an upper bound; the meter follows the short ones and forgets them slowly. A program that
 //! computes for long between two touches makes the bound large, and then neighbours cost little beside
-//! what the program does.
+//! the program's own work.
 
 use std::time::{Duration, Instant};
 
@@ -30,7 +30,7 @@ pub(crate) struct CostMeter {
 }
 
 impl CostMeter {
-    /// Starts with what is known before any fault: how long a page takes, in nanoseconds, and whether
+    /// Starts with the facts before any fault: the nanoseconds for a page, and whether
     /// neighbours are mapped on another CPU while the faulting thread is woken.
     pub(crate) fn new(page_ns: u32, is_parallel: bool) -> Self {
         Self { costs: FaultCosts { page_ns, is_parallel, ..FaultCosts::default() }, last: None }
@@ -74,8 +74,8 @@ fn clamped(nanos: u128, most: u32) -> u32 {
     u32::try_from(nanos).map_or(most, |nanos| nanos.min(most))
 }
 
-/// Moves a value towards a measurement: a quarter of the way down, a 32nd of it up. What disturbs
-/// a measurement only makes it longer.
+/// Moves a value towards a measurement: a quarter of the way down, a 32nd of it up. A
+/// disturbance only makes a measurement longer.
 fn follow(value: &mut u32, measured: u32) {
     if measured < *value {
         *value -= (*value - measured).div_ceil(4);

@@ -1,6 +1,6 @@
 //! The end of the process: threads of engines call no backing any more once it has begun.
 //!
-//! exit(3) calls what programs and libraries have registered, which takes things apart that a backing may use, and
+//! exit(3) calls the functions of programs and libraries, which take things apart that a backing may use, and
 //! the other threads run meanwhile. So it waits, before anything that was registered before the first engine, until
 //! the threads of all engines have nothing to do. From then on they answer the faults of the exiting thread alone: a
 //! handler of the exit may touch memory. Other threads that touch a missing page wait, and end with the process.

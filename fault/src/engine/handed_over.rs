@@ -196,7 +196,7 @@ mod tests {
         while memory.content(SLOW * page()) != Some(Content::Present) {
             std::thread::yield_now();
         }
-        // What is given back is produced anew.
+        // A page that is given back is produced anew.
         assert_eq!(memory.evict(0..PAGES * page()).unwrap(), 1);
         check(&memory, SLOW);
         assert_eq!(memory.stats().poisoned, 0);

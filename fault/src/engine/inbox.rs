@@ -19,7 +19,7 @@ const RETRY: Duration = Duration::from_millis(1);
 /// How often a failing ring of the bell is repeated before the message waits for the next one.
 const RINGS: u32 = 1000;
 
-/// What the pages of one size of a mapping are known by.
+/// The key of the pages of one size of a mapping.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PagerKey {
     /// The key of the mapping.
@@ -98,7 +98,7 @@ impl Inbox {
     /// Sends a message to the loop. Returns whether the loop was woken; if not, the next message wakes it.
     pub(crate) fn send(&self, message: Message) -> bool {
         lock_uninterrupted(&self.messages).push(message);
-        // Release pairs with the Acquire of the loop: it sees what was pushed.
+        // Release pairs with the Acquire of the loop: it sees the message.
         let was_called = self.called.swap(true, Ordering::Release);
         // After that: a loop that notes its sleep meanwhile looks at the message afterwards.
         self.sleeps.store(false, Ordering::SeqCst);

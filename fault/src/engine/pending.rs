@@ -12,7 +12,7 @@ use uzone_os::uffd::FaultKind;
 /// How many pages of one mapping may be waited for.
 const LIMIT: usize = 1024;
 
-/// A page that is being produced, and what asked for it.
+/// A page that is being produced, and its fault or call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Awaited {
     pub(crate) page: u64,
@@ -41,7 +41,7 @@ impl Pending {
         has_room
     }
 
-    /// Removes a page that was produced or given up. Returns what is known about the fault.
+    /// Removes a page that was produced or given up. Returns the facts about the fault.
     pub(crate) fn remove(&self, page: u64) -> Option<Awaited> {
         let mut list = lock_uninterrupted(&self.0);
         let at = list.iter().position(|awaited| awaited.page == page)?;

@@ -1,7 +1,7 @@
 //! Pages that one thread produces and another installs: [`Staged`].
 //!
-//! What another process gives back is zero from then on, and only the thread that reads the removals knows
-//! what may still be filled: a copy that another thread began earlier would bring old bytes back. So an I/O
+//! Memory that another process gives back is zero from then on, and only the thread that reads the removals knows
+//! which pages may still be filled: a copy that another thread began earlier would bring old bytes back. So an I/O
 //! thread fills a [`Staged`] instead of the memory, and the reader installs it if the page is still wanted.
 
 use std::ops::Range;
@@ -15,26 +15,26 @@ use crate::error::BackingError;
 
 pub(crate) const LEFT_OUT: &str = "the backing left the page out";
 
-/// What was produced for a page.
+/// The product of an attempt to fill a page.
 #[derive(Debug)]
 pub(crate) enum Staged {
     /// Its bytes.
     Bytes(Vec<u8>),
     /// That it is zero.
     Zero,
-    /// That the page cache may have it, and what to do if it does not.
+    /// That the page cache may have it, and the alternative.
     Cached {
-        /// What the backing did about a hole.
+        /// The product where the page is a hole.
         otherwise: Box<Staged>,
     },
     /// That it cannot be produced.
     Failed(BackingError),
 }
 
-/// A kernel that keeps what one page is filled with.
+/// A kernel that keeps the bytes of one page.
 ///
 /// It cannot know whether the page cache has a page, so it answers the first continue with a hole, and
-/// keeps what the backing does then for the case that it is one.
+/// keeps the backing's next step for the case that it is one.
 #[derive(Debug, Default)]
 pub(crate) struct StagingFiller(Mutex<Notes>);
 
@@ -50,7 +50,7 @@ impl StagingFiller {
         Ok(Answered::All)
     }
 
-    /// Returns what the page was filled with, or `failure`.
+    /// Returns the bytes of the page, or `failure`.
     pub(crate) fn into_staged(self, failure: Option<BackingError>) -> Staged {
         let notes = self.0.into_inner().unwrap_or_else(PoisonError::into_inner);
         let left_out = || Staged::Failed(BackingError::Other(LEFT_OUT.into()));

@@ -1,8 +1,8 @@
 //! Memory of another process that is answered for: [`AdoptedMemory`].
 //!
-//! The other process made the userfaultfd, registered its memory and handed the descriptor over. What it
+//! The other process made the userfaultfd, registered its memory and handed the descriptor over. Memory that it
 //! gives back ([`Event::Removed`](uzone_os::uffd::Event::Removed)) is zero from then on, as it would be
-//! without us. Only the thread that reads the removals knows what may be filled, so that thread installs
+//! without us. Only the thread that reads the removals knows which pages may be filled, so that thread installs
 //! all pages, including those that an I/O thread produced.
 
 use std::fmt;
@@ -41,10 +41,11 @@ impl Engine {
     /// Answers the faults of memory of another process from now on, by `backing`. Each region is whole
     /// pages of its size.
     ///
-    /// Of the options, `huge` and `kernel_faults` are the other side's and mean nothing here. With `track_writes`, which is
-    /// [`WriteTracking::Async`] here, pages are installed so that the kernel notes the first write to each: the
-    /// other side registered its memory for that. With [`Advice::Blocks`], zero pages are copied, so that they take memory of their own, and
-    /// [`AdoptedMemory::take_filled_blocks`] returns of what a process with the right to can make huge pages.
+    /// Of the options, `huge` and `kernel_faults` are the other side's and mean nothing here. With `track_writes`,
+    /// which is [`WriteTracking::Async`] here, pages are installed so that the kernel notes the first write to each:
+    /// the other side registered its memory for that. With [`Advice::Blocks`], zero pages are copied, so that they take
+    /// memory of their own, and [`AdoptedMemory::take_filled_blocks`] returns the blocks of which a process with the
+    /// right to can make huge pages.
     ///
     /// With a `log` ([`AdoptedMemory::log`], of the same regions), it keeps there which pages were given back. A
     /// process that holds the log's descriptor and that of the memory can so let another one answer if this
@@ -99,7 +100,7 @@ impl Engine {
         let sources = Sources { log, handover: None, process: options.process };
         let attached = self.attach(fault_memory, sources, &pagers, options)?;
         if is_logged {
-            // What another process read and did not answer is reported again.
+            // Faults that another process read and did not answer are reported again.
             memory.wake(0..pages.to_bytes(smallest)?.get());
         }
         let (parts, cores): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
@@ -210,8 +211,8 @@ pub struct AdoptedMemory {
 }
 
 impl AdoptedMemory {
-    /// Makes the log for [`Engine::adopt`] of memory of these regions. It starts with what `before`
-    /// has, the log of a process that answered for them and has ended. It is a memory file, or made in
+    /// Makes the log for [`Engine::adopt`] of memory of these regions. It starts with the contents of `before`,
+    /// the log of a process that answered for them and has ended. It is a memory file, or made in
     /// `file`, which is empty or the one that `before` was read from.
     ///
     /// # Errors
@@ -305,9 +306,9 @@ impl AdoptedMemory {
     }
 
     /// Protects all of the memory against writing, and has pages kept before they are written to from now on,
-    /// until [`AdoptedMemory::end_capture`]. Of what is written in a page before it was kept nothing is lost:
-    /// see [`KeptPages`]. The process does not run meanwhile, or what it writes until this returns may be part
-    /// of what is captured.
+    /// until [`AdoptedMemory::end_capture`]. No write to a page before it was kept is lost:
+    /// see [`KeptPages`]. The process does not run meanwhile, or its writes until this returns may be part
+    /// of the capture.
     ///
     /// It takes the memory of the process (`/proc/PID/mem`), the file that its wanted pages are
     /// noted in and kept, and the count of its pending faults
@@ -357,10 +358,10 @@ impl AdoptedMemory {
         Err(error)
     }
 
-    /// Lets writes go on to what is before `until` of the backing: it has been read.
+    /// Lets writes go on before `until` of the backing: that part has been read.
     pub fn captured_until(&self, until: u64) {
         if let Some(capture) = self.memory.capture.get() {
-            // What stays protected is let go when it is written to.
+            // A page that stays protected is let go by a write.
             let _ = self.memory.write_protect(&capture.has_read(until), false);
         }
     }
@@ -376,10 +377,10 @@ impl AdoptedMemory {
     /// wrote to them; `None` if there is no capture.
     ///
     /// # Errors
-    /// [`LazyError::CaptureLost`] if what was read may not be what the memory was.
+    /// [`LazyError::CaptureLost`] if the bytes that were read may not be those of one moment.
     pub fn end_capture(&self) -> Option<Result<u64, LazyError>> {
         let captured = self.memory.capture.end()?;
-        // What stays protected, since the layout changes for instance, is let go when it is written to.
+        // A page that stays protected, since the layout changes for instance, is let go by a write.
         let _ = self.memory.write_protect(&(0..u64::MAX), false);
         Some(captured)
     }

@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub(crate) struct RemoteMemory {
     pub(crate) remote: Arc<Remote>,
     pub(crate) regions: Vec<RemoteRegion>,
-    /// What reads it as it was at one moment, of all parts of it.
+    /// The reader of it as it was at one moment, of all parts of it.
     pub(crate) capture: Arc<CaptureSlot>,
     /// Whether pages are installed so that the kernel notes the first write to them.
     pub(crate) is_tracked: bool,

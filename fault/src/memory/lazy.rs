@@ -211,7 +211,7 @@ impl LazyMapping {
     /// or being produced stay, and so may one that was touched a moment ago. Returns how many were given
     /// back.
     ///
-    /// Without [`LazyOptions::track_writes`](crate::LazyOptions::track_writes), what was written to them is
+    /// Without [`LazyOptions::track_writes`](crate::LazyOptions::track_writes), writes to them are
     /// lost, unless it went to a memory file. With it, pages that were written stay, and
     /// [`LazyMapping::dirty`] returns them; [`LazyMapping::write_back`] makes them clean,
     /// [`LazyMapping::evict_all`] drops them.
@@ -234,7 +234,7 @@ impl LazyMapping {
         }
     }
 
-    /// Adds up what `each` returns for one part of some pages after the other. No signal interrupts it.
+    /// Adds up the answers of `each` for one part of some pages after the other. No signal interrupts it.
     fn in_steps(
         &self,
         pages: Range<u64>,
@@ -262,7 +262,7 @@ impl LazyMapping {
         if let Some(in_thread) = in_thread.as_ref().filter(|_| self.tracker.is_some())
             && !in_thread.drain()
         {
-            // It may fill a page with what the backing had before something was written back.
+            // It may fill a page with bytes of the backing from before a write-back.
             return Err(LazyError::TimedOut { offset: self.core.bytes(pages).start });
         }
         // Each page is looked at once, so one that is filled again behind this walk is not counted twice.
@@ -338,7 +338,7 @@ impl LazyMapping {
     }
 
     /// Gives the pages of a range back as [`LazyMapping::evict`] does, also those that were written
-    /// since they were filled or written back: what was written to private memory is lost.
+    /// since they were filled or written back: writes to private memory are lost.
     ///
     /// # Errors
     /// As for [`LazyMapping::evict`].
@@ -392,10 +392,10 @@ impl LazyMapping {
         Ok(self.offsets(&self.readable(&tracker.dirty(pages)?)))
     }
 
-    /// Returns what [`LazyMapping::dirty`] does, and makes those pages clean in the same step: a write is
+    /// Returns the pages of [`LazyMapping::dirty`], and makes those pages clean in the same step: a write is
     /// in this answer or in the next, and a page that is not written again is in one. From then on
-    /// [`LazyMapping::evict`] takes them for unchanged: what is to be kept of them is the caller's to
-    /// read before. A page that is pinned stays dirty, since a device may write to it at any time.
+    /// [`LazyMapping::evict`] takes them for unchanged, so the caller reads them before
+    /// that. A page that is pinned stays dirty, since a device may write to it at any time.
     ///
     /// # Errors
     /// As for [`LazyMapping::dirty`]; then all are as dirty as they were.
@@ -406,15 +406,15 @@ impl LazyMapping {
         Ok(self.offsets(&self.taken(tracker, pages)?))
     }
 
-    /// Brings what was written in a range back to the backing
+    /// Brings the writes to a range back to the backing
     /// ([`Backing::write_back`](crate::Backing::write_back)), in the calling thread and in runs of up
     /// to 256 KiB. Returns how many pages were.
     ///
-    /// What was written before the call is in the backing afterwards. Pages that are written
+    /// Writes from before the call are in the backing afterwards. Pages that are written
     /// meanwhile stay dirty, and so do those that are pinned.
     ///
     /// # Errors
-    /// [`LazyError::WriteBack`] at the first run that the backing did not take: it and what comes
+    /// [`LazyError::WriteBack`] at the first run that the backing did not take: it and the runs
     /// behind it are as dirty as before. Otherwise as for [`LazyMapping::dirty`].
     pub fn write_back(&self, range: Range<u64>) -> Result<u64, LazyError> {
         let pages = self.pages(&range)?;
@@ -474,7 +474,7 @@ impl LazyMapping {
         let is_pinned = |page| self.core.contents().maybe_pinned(page);
         let taken = self.readable(&tracker.take(pages, is_pinned)?);
         // Again after they are protected, so that the first write after a later pin raises an event; and
-        // before they are read, so that what was written until an unpin is seen.
+        // before they are read, so that the writes until an unpin are seen.
         let pinned = taken.iter().flat_map(|run| runs_of(run.clone(), is_pinned));
         if let Err(error) = tracker.open(&pinned.collect::<Vec<_>>()) {
             // Then all are as dirty as they were, as far as the kernel allows it.
@@ -484,7 +484,7 @@ impl LazyMapping {
         Ok(taken)
     }
 
-    /// Leaves out of some runs what cannot be read: a page that is bad has no bytes.
+    /// Leaves the pages out of some runs that cannot be read: a bad page has no bytes.
     fn readable(&self, runs: &[Range<u64>]) -> Vec<Range<u64>> {
         let contents = self.core.contents();
         let runs = runs

@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// How long to wait for memory, or for a layout that changes.
 const SHORTAGE: Duration = Duration::from_secs(2);
 
-/// What is made present.
+/// The pages that are made present.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum What {
     /// Pages that are ready. It never blocks.
@@ -127,7 +127,7 @@ impl Producer {
     pub(crate) fn ops(&self) -> PagemapOps {
         let (ready, each) = (self.clone(), self.clone());
         PagemapOps::default().populate(
-            // What is missing afterwards is produced page by page.
+            // The pages that are missing afterwards are produced one by one.
             move |range| drop(ready.populate(range, What::Cached)),
             move |pfn| {
                 let page = PfnRange::try_single(pfn).map_err(FaultError::new)?;

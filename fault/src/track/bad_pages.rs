@@ -8,7 +8,7 @@
 //! The kernel answers `EEXIST` to a mark where there is a page, and also where there is a mark. The two
 //! have to be distinguished, or a bad page is taken for a present one. So for each page only one thread
 //! marks it at a time: the thread that gives it up lists the page before it asks the kernel, and a reader
-//! marks again only what is not listed, under the lock of the list. Then `EEXIST` means a page to the
+//! marks again only pages that are not listed, under the lock of the list. Then `EEXIST` means a page to the
 //! first, and nothing to the second.
 //!
 //! Locks: one, held by a reader for an ioctl and by others for a push or a removal.
@@ -18,7 +18,7 @@ use uzone_pages::Content;
 
 use crate::sync::{Mutex, PoisonError};
 
-/// What the kernel answered to a mark.
+/// The kernel's answer to a mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Marked {
     /// A touch of the page raises a signal now, or there is no memory that could be touched.
@@ -97,7 +97,7 @@ impl BadPages {
         if table.set_present(page) || table.content(page) != Content::Poisoned {
             return true;
         }
-        // It was given up meanwhile. A copy replaces a mark; what was there before may be one.
+        // It was given up meanwhile. A copy replaces a mark, and the page before may be one.
         if is_placed {
             // The thread that gives it up may be half way through `poison_word`.
             let _listed = self.listed.lock().unwrap_or_else(PoisonError::into_inner);

@@ -3,7 +3,7 @@
 //! to [`KeptPages`] before it lets the first write to it go on. A second process reads the memory meanwhile:
 //! of each page first the memory, then the kept page if there is one by then, which is older than the write.
 //!
-//! The kernel takes pages away without a write, too: what is given back is gone as soon as the
+//! The kernel takes pages away without a write, too: a page that is given back is gone as soon as the
 //! event is read. So the reader reads page faults alone while it captures ([`pending_faults`]), and
 //! if another event is pending, none at all: [`WriteCapture`] calls `hurry`, and the machine goes
 //! on when the capture is over. If an event is read all the same, since a pending fault was
@@ -152,7 +152,7 @@ impl KeptPages {
         Ok(kept)
     }
 
-    /// Replaces what was read from the memory at `offset` of the backing by what was kept of it.
+    /// Replaces the bytes that were read from the memory at `offset` of the backing by the pages that were kept of it.
     ///
     /// # Errors
     /// The error of pread(2).
@@ -175,7 +175,7 @@ impl AsFd for KeptPages {
     }
 }
 
-/// What keeps the pages of a process before they change.
+/// The keeper of a process's pages before they change.
 pub(crate) struct WriteCapture {
     memory: File,
     kept: KeptPages,
@@ -184,7 +184,7 @@ pub(crate) struct WriteCapture {
     hurry: Box<dyn Fn() + Send + Sync>,
     /// Since when an event has been waiting that is no fault.
     waits: OnceLock<Instant>,
-    /// What is before this byte of the backing has been read.
+    /// The bytes of the backing before this one have been read.
     until: AtomicU64,
     count: AtomicU64,
     lost: OnceLock<String>,
@@ -193,7 +193,7 @@ pub(crate) struct WriteCapture {
 }
 
 impl WriteCapture {
-    /// Takes what [`AdoptedMemory::capture`](crate::AdoptedMemory::capture) does.
+    /// Takes the arguments of [`AdoptedMemory::capture`](crate::AdoptedMemory::capture).
     pub(crate) fn new(
         memory: File,
         kept: KeptPages,
@@ -246,7 +246,7 @@ impl WriteCapture {
         if self.waits.get().is_some() || !remote.has_events()? {
             return Ok(0);
         }
-        // In this order: a fault that was pending by then is counted, so what is pending is not one.
+        // In this order: a fault that was pending by then is counted, so a pending event is not one.
         match pending_faults(&self.pending) {
             Ok(0) => {
                 self.waits.get_or_init(Instant::now);

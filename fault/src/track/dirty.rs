@@ -10,13 +10,13 @@
 //! | zeroes | the zero page | copied, since the zero page cannot be protected |
 //! | evicting clean pages | refused: a write could come in between | yes |
 //!
-//! [`WriteTracking`] has what each takes where events are answered by a reader; a thread that answers its own
-//! needs about two thirds of what a reader on the same CPU does (`uzone bench fault`).
+//! [`WriteTracking`] has the cost of each where events are answered by a reader; a thread that answers its own
+//! needs about two thirds of the time of a reader on the same CPU (`uzone bench fault`).
 //!
-//! Shared memory files can lose pages from the page tables, and with them what was noted there, so
+//! Shared memory files can lose pages from the page tables, and with them the notes there, so
 //! asynchronous tracking is refused for them.
 //!
-//! Neither sees what is written past this mapping's page tables: by a device into memory that was pinned
+//! Neither sees writes past this mapping's page tables: by a device into memory that was pinned
 //! before the page was protected, which is why a pinned page stays dirty once it is; or through another
 //! mapping of the same file. Locks: one for the threads that make pages clean (write-back, eviction), held
 //! over calls of the kernel and of the backing. No fault waits for it, but a thread that writes to a page
@@ -43,7 +43,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(1);
 
 impl WriteTracking {
-    /// Returns what has to be registered and asked for beside `modes` and `features`.
+    /// Returns the modes and features that tracking needs beside `modes` and `features`.
     pub(crate) fn needs(
         self,
         mapping: &Mapping,

@@ -1,11 +1,11 @@
-//! What both kinds of memory let their owner see and advise: [`observe`].
+//! Statistics and advice of both kinds of memory: [`observe`].
 
-/// Defines what can be observed and advised of memory whose faults are answered, by its `cores`, of which
-/// there is one and which have one recorder, and by `core_at`. `$of` is what byte offsets count from.
+/// Defines the statistics and the advice of memory whose faults are answered, by its `cores`, of which
+/// there is at least one and which have one recorder, and by `core_at`. `$of` is the origin of byte offsets.
 macro_rules! observe {
     ($memory:ty, $of:literal) => {
         impl $memory {
-            /// Returns what happened so far.
+            /// Returns the counts so far.
             #[must_use]
             pub fn stats(&self) -> $crate::FaultStats {
                 $crate::engine::core::Core::stats(self.cores())

@@ -1,8 +1,8 @@
-//! What became of each fault: latencies by class ([`Latency`]), a trace of the last ones
+//! The outcome of each fault: latencies by class ([`Latency`]), a trace of the last ones
 //! ([`FaultRecord`]), and a USDT probe.
 //!
 //! A latency is the time from when the thread that answers had read the fault to when the page was in
-//! place; what the kernel took before that is not in it. The thread records its faults after it has
+//! place; the kernel's time before that is not in it. The thread records its faults after it has
 //! answered all that it read, so no fault waits for that.
 //!
 //! The probe is `uzone:fault`, with the offset in the backing, the latency in nanoseconds, and the
@@ -25,7 +25,7 @@ const LONGEST: Duration = Duration::from_secs(60);
 /// The shortest.
 const SHORTEST: Duration = Duration::from_nanos(64);
 
-/// What became of a fault.
+/// The outcome of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum FaultOutcome {
@@ -49,11 +49,11 @@ pub struct FaultRecord {
     pub at: Duration,
     /// Where the page starts in the backing.
     pub offset: u64,
-    /// What kind of fault it was.
+    /// The kind of fault.
     pub class: FaultKind,
     /// Whether it was a write.
     pub is_write: bool,
-    /// What became of it.
+    /// Its outcome.
     pub outcome: FaultOutcome,
     /// How long that took. Of a page that others produced, how long it took to find that out.
     pub latency: Duration,
@@ -182,7 +182,7 @@ impl Recorder {
         lock_uninterrupted(&self.records).last_failure = Some(failure);
     }
 
-    /// Returns what was noted last.
+    /// Returns the failure that was noted last.
     pub(crate) fn last_failure(&self) -> Option<Failure> {
         lock_uninterrupted(&self.records).last_failure.clone()
     }

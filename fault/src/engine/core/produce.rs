@@ -22,7 +22,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 const PANICKED: &str = "the backing panicked";
 const PUT_OFF: &str = "the kernel put the page off, or has no memory for it";
 
-/// What came of an attempt to produce a page.
+/// The outcome of an attempt to produce a page.
 #[derive(Debug)]
 pub(crate) enum Produced {
     /// It is present, or its memory is gone.
@@ -94,7 +94,7 @@ impl Core {
 
     /// Records why a page is bad.
     pub(crate) fn note_failure(&self, page: u64, error: &BackingError) {
-        // What a backing's error prints is the caller's code.
+        // An error of a backing is printed by the caller's code.
         let reason = caught(|| chain(error));
         let reason =
             reason.unwrap_or_else(|| "the backing's error panicked when printed".to_owned());
@@ -214,7 +214,7 @@ impl Core {
         }
     }
 
-    /// Records what became of a page that a thread waited for, if that was a fault.
+    /// Records the outcome of a fault.
     pub(crate) fn record(&self, awaited: &Awaited, outcome: FaultOutcome) {
         let Some((class, is_write)) = awaited.fault else { return };
         self.recorder.note(&[FaultRecord {
