@@ -67,6 +67,28 @@ type Answering = Result<(Place, Source), &'static str>;
 /// process share them too, unless [`EngineOptions`] choose threads.
 ///
 /// Idle threads sleep. A mapping belongs to one thread that answers, as long as it lives.
+///
+/// # Examples
+///
+/// A file of 4 MiB, of which the pages that are touched are read:
+///
+/// ```no_run
+/// use std::fs::File;
+/// use std::sync::Arc;
+/// use uzone_fault::{Engine, EngineOptions, FileBacking, LazyOptions};
+/// use uzone_pages::ByteLen;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let engine = Engine::with(EngineOptions::default())?;
+/// let backing = Arc::new(FileBacking::new(File::open("data")?)?);
+/// let memory = engine.map(ByteLen::mib(4), backing, &LazyOptions::default())?;
+///
+/// let mut bytes = [0; 64];
+/// memory.read_at(3 << 20, &mut bytes)?; // so does any code that reads at `memory.addr()`
+/// println!("{}", memory.stats());
+/// # Ok(())
+/// # }
+/// ```
 pub struct Engine {
     zone: Zone,
     threads: Arc<Threads>,

@@ -43,6 +43,31 @@ use crate::populate::{PopulateOptions, PopulateReport};
 /// Folios of a pagemap that are handed out and taken back: the bytes of one owner never reach the next.
 ///
 /// Dropping it stops its workers; a folio that is handed out stays so until it is dropped as well.
+///
+/// # Examples
+///
+/// ```
+/// use uzone_pages::{ByteLen, MemoryKind, Order};
+/// use uzone_zone::{BindOptions, Pool, PoolOptions, Region, Zone};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// // Fresh memory of the kernel is zero, so nothing has to be cleared before its first owner.
+/// let options = BindOptions::new(MemoryKind::Generic).order(Order::PMD).known_zero();
+/// let pagemap = Zone::new().bind(Region::anonymous(ByteLen::mib(64))?, options)?;
+/// let pool = Pool::new(pagemap, PoolOptions::default()).map_err(|(_, error)| error)?;
+///
+/// let first = pool.take()?; // 2 MiB of zeroes
+/// first.write_at(0, b"a secret")?;
+/// first.free().map_err(|(_, error)| error)?; // cleared before the next owner has it
+///
+/// for _ in 0..32 {
+///     let mut bytes = [1; 8];
+///     pool.take()?.read_at(0, &mut bytes)?;
+///     assert_eq!(bytes, [0; 8]);
+/// }
+/// # Ok(())
+/// # }
+/// ```
 pub struct Pool<P: Payload = ()> {
     shared: Arc<Shared<P>>,
     workers: Vec<JoinHandle<()>>,

@@ -45,6 +45,29 @@ impl FileExtent {
 
 /// A range of memory, unmapped when dropped unless the caller keeps it ([`Mapping::adopt`]). Methods that
 /// a bound region has as well are those of [`RegionView`].
+///
+/// # Examples
+///
+/// ```
+/// use uzone_zone::{PopulateOptions, Region};
+/// use uzone_pages::ByteLen;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let region = Region::anonymous(ByteLen::gib(64))?; // addresses alone
+/// let report = region.populate(0..2 << 20, &PopulateOptions::default())?; // 2 MiB are present
+/// println!("{report}");
+///
+/// region.write_at(4096, b"hello")?; // bytes are copied in and out
+/// let mut bytes = [0; 5];
+/// region.read_at(4096, &mut bytes)?;
+/// assert_eq!(&bytes, b"hello");
+///
+/// region.punch(0..2 << 20)?; // the kernel has the memory again, and it reads as zero
+/// region.read_at(4096, &mut bytes)?;
+/// assert_eq!(bytes, [0; 5]);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Region(RegionView);
 

@@ -25,6 +25,29 @@ use crate::region::Region;
 const KEEP_SHARE: u64 = 8;
 
 /// A set of bound regions.
+///
+/// # Examples
+///
+/// ```
+/// use uzone_pages::{ByteLen, MemoryKind};
+/// use uzone_zone::{BindOptions, Region, Zone};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let zone = Zone::new();
+/// let region = Region::anonymous(ByteLen::gib(1))?;
+/// let pagemap = zone.bind(region, BindOptions::new(MemoryKind::Generic))?;
+/// println!("{}", pagemap.report()); // the bytes of the descriptors, and the time
+///
+/// // Any address of any region of the zone can be pinned.
+/// let address = pagemap.region().addr().get() + (5 << 20);
+/// let pinned = zone.pin(address, ByteLen::kib(64))?;
+/// let busy = pagemap.unbind().expect_err("pages are pinned");
+/// drop(pinned);
+/// let region = busy.pagemap.unbind()?; // the region is the caller's again
+/// # drop(region);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Zone {
     pub(crate) shared: Arc<Shared>,

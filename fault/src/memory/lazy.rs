@@ -42,6 +42,35 @@ const STEP: u64 = 64 << 20;
 ///
 /// Dropping it unmaps it, as soon as no page of it is pinned or being produced. A thread of foreign
 /// code that still waits in it then gets a signal, and never a page of zeroes.
+///
+/// # Examples
+///
+/// ```no_run
+/// use std::sync::Arc;
+/// use uzone_fault::{BackingError, Engine, EngineOptions, FunctionBacking, LazyOptions};
+/// use uzone_pages::ByteLen;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// // Each page is full of the lowest byte of its number.
+/// let backing = FunctionBacking::quick(|offset, pages: &mut [u8]| {
+///     for (page, bytes) in (offset >> 12..).zip(pages.chunks_mut(4096)) {
+///         bytes.fill(page.to_le_bytes()[0]);
+///     }
+///     Ok::<_, BackingError>(())
+/// });
+/// let engine = Engine::with(EngineOptions::default())?;
+/// let memory = engine.map(ByteLen::gib(64), Arc::new(backing), &LazyOptions::default())?;
+/// let mut byte = [0];
+/// memory.read_at(200 << 12, &mut byte)?;
+/// assert_eq!(byte, [200]);
+///
+/// memory.populate(0..1 << 20)?; // present before it is touched
+/// let pinned = memory.pin(0..4096)?; // produced if it is absent, and not evicted
+/// memory.evict(0..1 << 20)?; // all but the pinned page
+/// # drop(pinned);
+/// # Ok(())
+/// # }
+/// ```
 pub struct LazyMapping {
     // Dropped first: no fault is answered afterwards, and waiting threads get a signal.
     _attached: Attached,
