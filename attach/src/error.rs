@@ -12,7 +12,7 @@ use uzone_pages::{AddrError, ErrorKind};
 #[non_exhaustive]
 pub enum AttachError {
     /// There is no server, or its stream ended.
-    #[error("cannot reach a page server at {}: {cause}", path.display())]
+    #[error("cannot reach a page server at {}", path.display())]
     Unreachable {
         /// The socket.
         path: PathBuf,
@@ -35,19 +35,19 @@ pub enum AttachError {
         path: PathBuf,
     },
     /// Page faults cannot be handed over.
-    #[error("cannot open a userfaultfd: {0}")]
+    #[error("cannot open a userfaultfd")]
     Open(#[from] UffdError),
     /// The memory cannot be registered.
-    #[error("cannot register the memory with the userfaultfd: {0}")]
+    #[error("cannot register the memory with the userfaultfd")]
     Register(#[from] Rejected<Mapping, UffdError>),
     /// The memory cannot be mapped.
-    #[error("cannot map the memory: {0}")]
+    #[error("cannot map the memory")]
     Map(#[from] MapError),
     /// The image is longer than an address space.
-    #[error("cannot map an image of this length: {0}")]
+    #[error("cannot map an image of this length")]
     Length(#[from] AddrError),
     /// The thread that follows the server was not started, or the memory is not kept from forked processes.
-    #[error("cannot follow the server: {0}")]
+    #[error("cannot follow the server")]
     Follow(#[source] io::Error),
 }
 

@@ -344,7 +344,7 @@ impl Follower {
                 Err(error) => error,
             };
             if since.elapsed() >= self.deadline {
-                self.lose(error.to_string());
+                self.lose(uzone_os::with_causes(&error));
                 return false;
             }
             // The stream has ended, so only the bell is waited for.

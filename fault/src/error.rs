@@ -14,19 +14,19 @@ use uzone_zone::{BindError, PinError};
 #[non_exhaustive]
 pub enum MapError {
     /// There is no userfaultfd, it lacks a feature, or the memory could not be registered with it.
-    #[error("cannot receive page faults: {0}")]
+    #[error("cannot receive page faults")]
     Open(#[from] UffdError),
     /// No memory was mapped, for the caller's pages or for their descriptors.
-    #[error("cannot map the memory: {0}")]
+    #[error("cannot map the memory")]
     Map(#[from] uzone_os::MapError),
     /// The states of pages whose writes are events have no room.
-    #[error("cannot map the states of the pages: {0}")]
+    #[error("cannot map the states of the pages")]
     Mapped(#[from] MappingError),
     /// The length has no such number of pages, or the window size was refused.
     #[error(transparent)]
     Addr(#[from] AddrError),
     /// The pages cannot be described.
-    #[error("the pages cannot be described: {0}")]
+    #[error("the pages cannot be described")]
     Bind(#[from] BindError),
     /// The backing is shorter than the length that was asked for.
     #[error("cannot map {asked} of a backing that has {has}")]
@@ -46,20 +46,20 @@ pub enum MapError {
     },
     /// The pages that the kernel put in place when the memory was mapped, in a process that locks all that it maps,
     /// would never be missing.
-    #[error("the pages that the kernel has put in place already cannot be given back: {0}")]
+    #[error("the pages that the kernel has put in place already cannot be given back")]
     Present(#[source] MappingError),
     /// The engine is of the process that this one was forked off, which has its threads.
     #[error("the engine has no threads in this process, which was forked off: make an engine here")]
     Forked,
     /// Processes that are forked off would read zeroes where pages are missing.
-    #[error("the mapping cannot be kept from forked processes: {0}")]
+    #[error("the mapping cannot be kept from forked processes")]
     Children(#[source] MappingError),
     /// The memory file of a log or of shared pages cannot be made, or an earlier log cannot be read.
-    #[error("the memory file of the log of events, or of shared pages, cannot be used: {0}")]
+    #[error("the memory file of the log of events, or of shared pages, cannot be used")]
     MemoryFile(#[source] io::Error),
     /// Facts or settings of the host cannot be read, its page tables cannot be scanned for writes,
     /// or a thread cannot be kept to a CPU.
-    #[error("{0}")]
+    #[error(transparent)]
     Host(#[from] SysError),
     /// The backing cannot be used in this way.
     #[error("the backing cannot be mapped: {reason}")]
@@ -68,7 +68,7 @@ pub enum MapError {
         reason: &'static str,
     },
     /// The backing did not return the kind of its memory.
-    #[error("the backing does not return its memory: {0}")]
+    #[error("the backing does not return its memory")]
     Unknown(#[source] io::Error),
     /// An option is larger than it may be.
     #[error("{option} is {asked}: at most {most} are possible")]
@@ -81,7 +81,7 @@ pub enum MapError {
         most: usize,
     },
     /// A thread was not started, or its doorbell was not made.
-    #[error("cannot start the threads of the mapping: {0}")]
+    #[error("cannot start the threads of the mapping")]
     Thread(#[source] io::Error),
 }
 
@@ -107,7 +107,7 @@ impl MapError {
 #[non_exhaustive]
 pub enum BackingError {
     /// Reading or writing it failed.
-    #[error("cannot {call} {len_bytes} bytes at {offset:#x}: {cause}")]
+    #[error("cannot {call} {len_bytes} bytes at {offset:#x}")]
     Io {
         /// `read` or `write`.
         call: &'static str,
@@ -120,7 +120,7 @@ pub enum BackingError {
         cause: io::Error,
     },
     /// A page of a file that has a name.
-    #[error("{}: {cause}", path.display())]
+    #[error("cannot read or write {}", path.display())]
     File {
         /// Its name.
         path: PathBuf,
@@ -149,7 +149,7 @@ pub enum BackingError {
         reason: &'static str,
     },
     /// The kernel refused the page.
-    #[error("the kernel refused the page: {0}")]
+    #[error("the kernel refused the page")]
     Answer(#[from] UffdError),
     /// Another error of a backing.
     #[error(transparent)]
@@ -205,21 +205,6 @@ pub(crate) fn discard<T>(value: T) {
     }
 }
 
-/// Returns the message of an error, with those of its causes that it does not contain.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let inner = error.to_string();
-        if !text.contains(&inner) {
-            text.push_str(": ");
-            text.push_str(&inner);
-        }
-        cause = error.source();
-    }
-    text
-}
-
 /// A request that failed on memory that is mapped lazily.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -237,7 +222,7 @@ pub enum LazyError {
         offset: u64,
     },
     /// A page could not be produced.
-    #[error("the page at {offset:#x} cannot be produced: {cause}")]
+    #[error("the page at {offset:#x} cannot be produced")]
     Backing {
         /// Where it is in the mapping.
         offset: u64,
@@ -276,7 +261,7 @@ pub enum LazyError {
     #[error(transparent)]
     Answer(#[from] UffdError),
     /// The backing did not take the writes.
-    #[error("the writes at {offset:#x} cannot be brought back: {cause}")]
+    #[error("the writes at {offset:#x} cannot be brought back")]
     WriteBack {
         /// Where it is in the mapping.
         offset: u64,
@@ -294,7 +279,7 @@ pub enum LazyError {
         reason: String,
     },
     /// The descriptor of the memory of another process cannot be handed on.
-    #[error("the descriptor of the memory cannot be handed on: this process may have too few: {0}")]
+    #[error("the descriptor of the memory cannot be handed on: this process may have too few")]
     NotStopped(#[source] io::Error),
     /// The kernel notes writes to the memory, and reports none.
     #[error(

@@ -22,7 +22,7 @@
 //!         assert_eq!(bytes, [200; 4]);
 //!         assert_eq!(memory.stats().faults, 1);
 //!     }
-//!     Err(error) => println!("not on this host: {error}"),
+//!     Err(error) => println!("not on this host: {error:?}"),
 //! }
 //! # Ok(())
 //! # }

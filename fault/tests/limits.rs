@@ -52,7 +52,8 @@ fn memory_that_is_mapped_at_a_limit_is_filled() {
     setrlimit(Resource::Nofile, before).unwrap();
     match answer {
         Err(error @ MapError::Open(UffdError::NoDescriptor { .. })) => {
-            assert!(error.to_string().contains("ulimit -n"), "{error}");
+            let text = uzone_os::with_causes(&error);
+            assert!(text.contains("ulimit -n"), "{text}");
             assert_eq!(error.kind(), ErrorKind::OutOfMemory);
         }
         answer => panic!("{answer:?}"),

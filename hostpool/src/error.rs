@@ -24,13 +24,13 @@ pub enum HostPoolError {
         why: String,
     },
     /// The memory cannot be mapped.
-    #[error("cannot map the pool: {0}")]
+    #[error("cannot map the pool")]
     Map(#[source] Arc<BindError>),
     /// The memory cannot be used as the options want.
-    #[error("cannot prepare the pool: {0}")]
+    #[error("cannot prepare the pool")]
     Prepare(#[source] Arc<MappingError>),
     /// The node does not exist, or the kernel does not let this process choose it.
-    #[error("cannot take memory from {place}: {cause}")]
+    #[error("cannot take memory from {place}")]
     Place {
         /// The nodes.
         place: String,
@@ -39,16 +39,16 @@ pub enum HostPoolError {
         cause: Arc<io::Error>,
     },
     /// The host does not say which nodes it has.
-    #[error("cannot look up the nodes of the host: {0}")]
+    #[error("cannot look up the nodes of the host")]
     Host(#[source] Arc<SysError>),
     /// The driver cannot be loaded, or has no context.
     #[error(transparent)]
     Driver(Arc<DriverError>),
     /// Memory cannot be made present.
-    #[error("cannot populate the pool: {0}")]
+    #[error("cannot populate the pool")]
     Populate(#[source] Arc<WriteError>),
     /// Memory cannot be registered.
-    #[error("cannot register {len} at {address:#x}, byte {offset_bytes:#x} of the pool: {cause}")]
+    #[error("cannot register {len} at {address:#x}, byte {offset_bytes:#x} of the pool")]
     Register {
         /// Where the piece starts.
         address: usize,
@@ -61,7 +61,7 @@ pub enum HostPoolError {
         cause: Arc<dyn Error + Send + Sync>,
     },
     /// A thread of the pool cannot be started.
-    #[error("cannot start a thread of the pool: {0}")]
+    #[error("cannot start a thread of the pool")]
     Thread(#[source] Arc<io::Error>),
     /// The time is up, and there is no ready block yet.
     #[error("no block is ready: {ready} of {of} are, and the others are handed out")]

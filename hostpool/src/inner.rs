@@ -221,7 +221,8 @@ impl Inner {
 
     /// Takes note that filling has failed: threads that wait for blocks get the failure.
     pub(crate) fn fail(&self, failure: HostPoolError) {
-        tracing::error!(%failure, "a pool of host memory is not complete");
+        let error = uzone_os::with_causes(&failure);
+        tracing::error!(%error, "a pool of host memory is not complete");
         self.sets().failure.get_or_insert(failure);
         self.cancel.store(true, Ordering::Relaxed); // as in `close`
         self.filled.notify_all();

@@ -237,7 +237,7 @@ impl HostPool {
             notes.push(note);
         }
         if let Some(failure) = &sets.failure {
-            notes.push(failure.to_string());
+            notes.push(uzone_os::with_causes(failure));
         }
         HostPoolReport {
             len: self.len(),

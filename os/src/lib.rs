@@ -71,6 +71,17 @@ pub use map::shortage::MapError;
 pub use map::{page_cache, pagemap_scan};
 pub use share_work::share_work;
 
+/// Returns the message of an error with the messages of its causes, each of them once.
+#[doc(hidden)]
+#[must_use]
+pub fn with_causes(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| {
+        let cause = cause.to_string();
+        if text.contains(&cause) { text } else { format!("{text}: {cause}") }
+    })
+}
+
 /// Locks a mutex, also where a thread panicked that held it: what is locked is changed by single
 /// steps, and whole after each.
 #[doc(hidden)]

@@ -113,7 +113,7 @@ impl Failure {
         let errno = causes.find_map(|error| {
             error.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error)
         });
-        Self { kind, errno: errno.unwrap_or(kind.errno()), message: error.to_string() }
+        Self { kind, errno: errno.unwrap_or(kind.errno()), message: uzone_os::with_causes(error) }
     }
 }
 
@@ -141,7 +141,10 @@ impl From<LazyError> for Failure {
         if let LazyError::Backing { cause: BackingError::Other(cause), .. } = &error
             && let Some(image) = cause.downcast_ref::<SnapshotError>()
         {
-            return Self { message: error.to_string(), ..Self::of(image.kind(), image) };
+            return Self {
+                message: uzone_os::with_causes(&error),
+                ..Self::of(image.kind(), image)
+            };
         }
         Self::of(error.kind(), &error)
     }

@@ -149,7 +149,8 @@ impl DiskCache {
     fn warn(&self, error: &SnapshotError) {
         // Relaxed: it is about this call alone.
         if !self.has_warned.swap(true, Ordering::Relaxed) {
-            tracing::warn!("{error}; frames are fetched without being kept from now on");
+            let error = uzone_os::with_causes(error);
+            tracing::warn!(%error, "frames are fetched without being kept from now on");
         }
     }
 

@@ -13,7 +13,7 @@ use crate::source::Source;
 #[non_exhaustive]
 pub enum SnapshotError {
     /// Bytes of a source were not read.
-    #[error("cannot read {len_bytes} bytes at {offset:#x} of {name}: {cause}")]
+    #[error("cannot read {len_bytes} bytes at {offset:#x} of {name}")]
     Read {
         /// The name of the source.
         name: String,
@@ -26,7 +26,7 @@ pub enum SnapshotError {
         cause: io::Error,
     },
     /// A source was not opened.
-    #[error("cannot open {name}: {cause}")]
+    #[error("cannot open {name}")]
     Open {
         /// The name of the source.
         name: String,
@@ -35,7 +35,7 @@ pub enum SnapshotError {
         cause: io::Error,
     },
     /// The input of an image was not read.
-    #[error("cannot read the input after {done} bytes: {cause}")]
+    #[error("cannot read the input after {done} bytes")]
     Input {
         /// How many bytes were read before.
         done: u64,
@@ -77,7 +77,7 @@ pub enum SnapshotError {
         below_bytes: u64,
     },
     /// A file was not written.
-    #[error("cannot {step} {path}: {cause}", path = shown(path))]
+    #[error("cannot {step} {path}", path = shown(path))]
     Write {
         /// The file.
         path: PathBuf,
@@ -144,7 +144,7 @@ pub enum SnapshotError {
         found: Root,
     },
     /// The parent of an image was not opened.
-    #[error("the parent {parent:?} of {name} cannot be used: {cause}")]
+    #[error("the parent {parent:?} of {name} cannot be used")]
     Parent {
         /// The name of the source.
         name: String,
@@ -181,7 +181,7 @@ pub enum SnapshotError {
         why: &'static str,
     },
     /// The codec did not compress.
-    #[error("cannot compress with {codec}: {cause}")]
+    #[error("cannot compress with {codec}")]
     Codec {
         /// The codec.
         codec: &'static str,

@@ -44,7 +44,7 @@ struct Known {
 
 /// A layer that cannot be read.
 #[derive(Debug, thiserror::Error)]
-#[error("{name}: {cause}")]
+#[error("cannot read {name}")]
 struct LayerError {
     name: String,
     #[source]

@@ -316,7 +316,8 @@ fn a_parent_is_beside_its_child_whatever_link_leads_there() {
     drop(child);
     std::fs::remove_file(directory.file("store/base")).unwrap();
     let error = Image::open(&link, &OpenOptions::default()).unwrap_err();
-    assert!(error.to_string().contains("/store/base: "), "{error}");
+    let text = uzone_os::with_causes(&error);
+    assert!(text.contains("/store/base: "), "{text}");
     // A link beside the link does as well.
     let _ = pack(&Packer::default(), &memory(100, 0, 6), &directory.file("names/base"), None);
     assert!(all(&Image::open(&link, &OpenOptions::default()).unwrap()) == bytes);
@@ -381,7 +382,8 @@ fn what_is_no_regular_file_is_refused_and_not_waited_for() {
     for path in [fifo, directory.file("")] {
         let error = Image::open(&path, &OpenOptions::default()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
-        assert!(error.to_string().contains("not a regular file"), "{error}");
+        let text = uzone_os::with_causes(&error);
+        assert!(text.contains("not a regular file"), "{text}");
     }
 }
 

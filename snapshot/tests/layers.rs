@@ -101,7 +101,8 @@ fn a_diff_that_is_cut_while_it_is_packed_is_an_error_and_hides_no_page() {
     File::options().write(true).open(&diff).unwrap().set_len((20 * PAGE) as u64).unwrap();
     for at in [30, 25, 10] {
         let error = layers.read_at((at * PAGE) as u64, &mut page).unwrap_err();
-        assert!(error.to_string().contains("diff: the file became shorter"), "{at}: {error}");
+        let text = uzone_os::with_causes(&error);
+        assert!(text.contains("diff: the file became shorter"), "{at}: {text}");
     }
     layers.read_at((2 * PAGE) as u64, &mut page).unwrap();
     assert_eq!(page, [2; PAGE]);
@@ -124,8 +125,8 @@ fn what_is_no_diff_of_this_memory_is_refused_by_name() {
             .unwrap_err()
             .to_string();
     assert!(said.contains("missing"), "{said}");
-    let said =
-        Layers::open(&directory.0, &[], false, &RequestOptions::default()).unwrap_err().to_string();
+    let folder = Layers::open(&directory.0, &[], false, &RequestOptions::default());
+    let said = uzone_os::with_causes(&folder.unwrap_err());
     assert!(said.contains("not a regular file"), "{said}");
     // A file of procfs: no type of file system that is known to have holes.
     let proc = PathBuf::from("/proc/self/cmdline");
@@ -145,7 +146,8 @@ fn a_file_that_becomes_shorter_is_an_error_and_no_short_image() {
     let error = Packer::default().pack_source(&layers, &path, None, &|_| true).unwrap_err();
     assert!(matches!(error, SnapshotError::Input { .. }), "{error}");
     let part = format!("{}: the file became shorter", base.display());
-    assert!(error.to_string().contains(&part), "{error}");
+    let text = uzone_os::with_causes(&error);
+    assert!(text.contains(&part), "{text}");
     assert!(layers.read_at(10 * PAGE as u64, &mut [0]).is_err(), "behind the end");
     assert!(!path.exists());
 }

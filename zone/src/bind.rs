@@ -41,7 +41,7 @@ use crate::region::Region;
 
 /// A region that was not bound, given back with the reason.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot bind a region of {len} of {backing}: {cause}", len = region.len(), backing = region.backing())]
+#[error("cannot bind a region of {len} of {backing}", len = region.len(), backing = region.backing())]
 pub struct BindFailure {
     /// The region, as it was.
     // Boxed: a failure travels through many returns.

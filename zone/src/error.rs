@@ -38,7 +38,7 @@ pub enum BindError {
         page: PageSize,
     },
     /// The memory of the region could not be mapped.
-    #[error("cannot make a region of {len} of {backing}: {cause}")]
+    #[error("cannot make a region of {len} of {backing}")]
     Region {
         /// The length that was asked for.
         len: ByteLen,
@@ -49,7 +49,7 @@ pub enum BindError {
         cause: MapError,
     },
     /// The file is no DAX device, or the kernel does not say enough about it.
-    #[error("cannot make a region of {path} as a DAX device: {cause}", path = path.display())]
+    #[error("cannot make a region of {path} as a DAX device", path = path.display())]
     Device {
         /// The file.
         path: PathBuf,
@@ -58,7 +58,7 @@ pub enum BindError {
         cause: MapError,
     },
     /// A file could not be opened or read.
-    #[error("cannot open {path} for reading and writing: {cause}", path = path.display())]
+    #[error("cannot open {path} for reading and writing", path = path.display())]
     Open {
         /// The file.
         path: PathBuf,
@@ -125,7 +125,7 @@ pub enum BindError {
     )]
     NoPromise,
     /// The promise about the memory for the descriptors does not help.
-    #[error("the descriptors cannot lie in the region: {0}")]
+    #[error("the descriptors cannot lie in the region")]
     Promise(#[source] MappingError),
     /// A page that the descriptors are to lie in is known to be bad.
     #[error(
@@ -153,7 +153,7 @@ pub enum BindError {
         limited_by: Limit,
     },
     /// The memory for the descriptors could not be mapped.
-    #[error("cannot map {len} for the descriptors: {cause}")]
+    #[error("cannot map {len} for the descriptors")]
     Map {
         /// Bytes of descriptors.
         len: ByteLen,
@@ -162,7 +162,7 @@ pub enum BindError {
         cause: MapError,
     },
     /// The memory for the descriptors could not be made present.
-    #[error("cannot populate the memory for the descriptors: {0}")]
+    #[error("cannot populate the memory for the descriptors")]
     Populate(#[source] MappingError),
     /// The memory that is to be known as zero may have been written to.
     #[error(
@@ -224,9 +224,7 @@ pub enum PinError {
         metadata: PfnRange,
     },
     /// A folio gives no hold. None is held.
-    #[error(
-        "cannot hold the folio of page {pfn}; the {good} pages before it could be held: {cause}"
-    )]
+    #[error("cannot hold the folio of page {pfn}; the {good} pages before it could be held")]
     Refused {
         /// The first page that could not be held.
         pfn: Pfn,
@@ -245,7 +243,7 @@ pub enum PinError {
         good: Vec<PfnRange>,
     },
     /// The page is not there, and producing it failed.
-    #[error("cannot pin page {pfn}: it is not there, and could not be produced: {cause}")]
+    #[error("cannot pin page {pfn}: it is not there, and could not be produced")]
     Fault {
         /// The page.
         pfn: Pfn,
@@ -273,7 +271,7 @@ pub enum PinError {
         references: u32,
     },
     /// The pagemap admits no guard.
-    #[error("cannot hold pages of this region: {0}")]
+    #[error("cannot hold pages of this region")]
     NotAdmitted(#[source] HoldError),
     /// The page is to be marked as bad, and is already.
     #[error("page {pfn} is known to be bad")]
@@ -325,10 +323,10 @@ const _: () = assert!(size_of::<PinError>() <= 40);
 #[non_exhaustive]
 pub enum WriteError {
     /// The pages are not all the region's, or they cannot be pinned.
-    #[error("cannot use the pages: {0}")]
+    #[error("cannot use the pages")]
     Pin(#[from] PinError),
     /// The bytes are not all inside the region.
-    #[error("cannot write {len_bytes} bytes at byte {offset_bytes:#x}: {cause}")]
+    #[error("cannot write {len_bytes} bytes at byte {offset_bytes:#x}")]
     Outside {
         /// Where the first byte should have gone.
         offset_bytes: u64,
@@ -375,7 +373,7 @@ pub enum WriteError {
         len: ByteLen,
     },
     /// The kernel does not take the pages back.
-    #[error("cannot give pages back: {0}")]
+    #[error("cannot give pages back")]
     Punch(#[source] MappingError),
     /// A page is bad: the bytes written there are lost.
     #[error("cannot make page {pfn} last: it is bad, and its bytes are lost")]
@@ -397,7 +395,7 @@ pub enum WriteError {
     )]
     NoInstruction,
     /// The device did not take the pages.
-    #[error("cannot make bytes durable: {0}")]
+    #[error("cannot make bytes durable")]
     Sync(#[source] MappingError),
     /// Pages were not made present: the range is not inside of the region, or the kernel refused a
     /// part of it. The error states how much is present.
@@ -453,11 +451,11 @@ pub enum WriteError {
     },
     /// A thread of a node could not be started. Nothing was populated.
     #[error(
-        "cannot start a thread for a NUMA node: {0}; raise `ulimit -u`, or leave out PopulateOptions::node"
+        "cannot start a thread for a NUMA node; raise `ulimit -u`, or leave out PopulateOptions::node"
     )]
     Thread(#[source] io::Error),
     /// The numbers of the host could not be read.
-    #[error("cannot read the numbers of the host: {0}")]
+    #[error("cannot read the numbers of the host")]
     Sys(#[from] SysError),
 }
 

@@ -42,8 +42,8 @@ impl Stub {
     }
 }
 
-fn refused(error: impl std::fmt::Display) -> BenchError {
-    BenchError::host(ErrorKind::Other, error.to_string())
+fn refused(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> BenchError {
+    BenchError::host(ErrorKind::Other, uzone_os::with_causes(&*error.into()))
 }
 
 /// Opens a pool that the driver registers.

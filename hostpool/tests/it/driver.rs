@@ -137,7 +137,8 @@ fn blocks_that_were_registered_before_a_failure_stay_usable() {
     let blocks: Vec<_> = (0..3).map(|_| pool.take(LONG).unwrap()).collect();
     let error = pool.take(LONG).unwrap_err();
     assert!(matches!(error, HostPoolError::Register { .. }), "{error}");
-    assert!(error.to_string().contains("CUDA_ERROR_OUT_OF_MEMORY"), "{error}");
+    let text = uzone_os::with_causes(&error);
+    assert!(text.contains("CUDA_ERROR_OUT_OF_MEMORY"), "{text}");
     assert!(pool.wait_ready(pool.len(), LONG).is_err());
     assert_eq!(pool.ready(), ByteLen::mib(6));
     assert!(pool.report().notes.iter().any(|note| note.contains("cannot register")));
@@ -173,7 +174,7 @@ fn an_eager_pool_that_cannot_be_registered_is_not_opened() {
 fn a_context_that_was_destroyed_is_an_error_with_its_name() {
     let stub = Stub::new("destroyed", "context destroyed");
     let pool = HostPool::open(ByteLen::mib(8), stub.options()).unwrap();
-    let error = pool.take(LONG).unwrap_err().to_string();
+    let error = uzone_os::with_causes(&pool.take(LONG).unwrap_err());
     assert!(error.contains("CUDA_ERROR_CONTEXT_IS_DESTROYED"), "{error}");
 }
 

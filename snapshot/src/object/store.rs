@@ -38,7 +38,7 @@ pub(crate) struct Place {
 
 /// A request that failed.
 #[derive(Debug, thiserror::Error)]
-#[error("{what}; {fix} ({cause})")]
+#[error("{what}; {fix}")]
 struct RequestError {
     what: &'static str,
     fix: &'static str,

@@ -70,7 +70,7 @@ pub enum PoolError {
     #[error("no folio was asked for")]
     Nothing,
     /// The memory cannot be cleared.
-    #[error("cannot clear the folio: {0}")]
+    #[error("cannot clear the folio")]
     Clear(#[from] WriteError),
     /// The range that is given back is not of whole folios of the pool.
     #[error("{given} are no whole folios of the pool, which has {pool}")]

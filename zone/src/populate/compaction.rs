@@ -83,6 +83,7 @@ impl<'a> Compaction<'a> {
         self.is_compacting.store(true, Ordering::Relaxed);
         drop(window);
         if let Err(error) = self.mapping.advise_no_huge() {
+            let error = uzone_os::with_causes(&error);
             tracing::warn!(%error, "memory is fragmented, and the rest is in huge pages all the same");
         }
     }

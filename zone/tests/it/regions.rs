@@ -190,7 +190,7 @@ fn a_file_without_dax_is_refused_by_its_path() {
     let BindError::Region { cause: MapError::NoDax { .. }, .. } = &error else {
         panic!("{error:?}");
     };
-    let text = error.to_string();
+    let text = uzone_os::with_causes(&error);
     assert!(text.contains(&file.0.display().to_string()), "{text}");
     assert!(text.contains("by DAX: ") && text.contains("-o dax=always"), "{text}");
     let error = Region::fsdax(&file.0, 0, ByteLen::new(page() + 1)).unwrap_err();

@@ -9,7 +9,7 @@ use super::{Core, ReaderState};
 use crate::engine::pending::Awaited;
 use crate::engine::staged::{LEFT_OUT, Staged, StagingFiller};
 use crate::engine::window::{Filled, Window};
-use crate::error::{BackingError, Failure, caught, chain, discard};
+use crate::error::{BackingError, Failure, caught, discard};
 use crate::options::{OnFailure, Refusal};
 use crate::stats::Counters;
 use crate::track::record::{FaultOutcome, FaultRecord};
@@ -95,7 +95,7 @@ impl Core {
     /// Records why a page is bad.
     pub(crate) fn note_failure(&self, page: u64, error: &BackingError) {
         // An error of a backing is printed by the caller's code.
-        let reason = caught(|| chain(error));
+        let reason = caught(|| uzone_os::with_causes(error));
         let reason =
             reason.unwrap_or_else(|| "the backing's error panicked when printed".to_owned());
         let failure = Failure { offset: self.bytes(page..page + 1).start, reason };
