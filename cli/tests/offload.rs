@@ -55,9 +55,9 @@ fn what_keeps_a_machine_from_being_restored_is_named_with_its_exit_code() {
     fails(&image, 66, "migration_config.json");
     dir.file("migration_config.json", "{}");
     dir.file("state.json", "{}");
-    fails(&image, 65, "the configuration of the machine cannot be used");
+    fails(&image, 65, "cannot use the configuration of the VM");
     dir.file("migration_config.json", CONFIG);
-    fails(&short, 65, "it is of another machine");
+    fails(&short, 65, "the image of another VM");
     fails(&image, 66, "have Cloud Hypervisor receive there");
 }
 

@@ -1,10 +1,10 @@
-//! What this kernel and this machine offer, and what this process may take of it.
+//! Facts about this kernel and this host, and the limits of this process.
 //!
 //! | file | mechanism |
 //! |---|---|
 //! | `root` | reading `/proc` and `/sys`, or a made-up tree |
 //! | `kernel`, `probe` | the page size, the release, and which calls and features this kernel has |
-//! | `memory` | how much memory this process may still take |
+//! | `memory` | the memory that this process may still take |
 //! | `hugepages` | transparent huge pages and the hugetlb pools |
 //! | `numa`, `mempolicy` | nodes and CPUs, keeping a thread to some, and the node of memory |
 //! | `dax` | DAX devices and files on DAX mounts |

@@ -1,4 +1,4 @@
-//! Other processes: how they are reached, what they pass, and which they are.
+//! Other processes: their sockets, their descriptors, and their identity.
 //!
 //! | file | mechanism |
 //! |---|---|

@@ -1,7 +1,7 @@
 //! The Linux system calls that uzone needs and std does not wrap, one file per mechanism.
 //!
 //! Nothing here decides a policy. A call takes typed lengths and borrowed descriptors, and answers with a
-//! value, an outcome to act on, or an error that keeps what the call was given. No caller needs `unsafe`,
+//! value, an outcome to act on, or an error that keeps the arguments of the call. No caller needs `unsafe`,
 //! except to vouch for memory that is shared: [`Mapping::adopt`], [`Exclusivity::assert`].
 //!
 //! ```
@@ -25,7 +25,7 @@
 //! | `map` | [`Mapping`]: an owned range of memory of this process, how it is made, filled, read and measured |
 //! | `sigbus` | SIGBUS as an event and an error instead of the end of the process |
 //! | `uffd` | page faults as events, and the answers to them |
-//! | `host` | what this kernel and this machine offer: pages, nodes, limits, files, rights |
+//! | `host` | facts about this kernel and this host: pages, nodes, limits, files, rights |
 //! | `ipc` | other processes: sockets, descriptors that they pass, and the peer of a connection |
 //!
 //! | file | mechanism |
@@ -82,8 +82,7 @@ pub fn with_causes(error: &dyn std::error::Error) -> String {
     })
 }
 
-/// Locks a mutex, also where a thread panicked that held it: what is locked is changed by single
-/// steps, and whole after each.
+/// Locks a mutex, also where a thread panicked that held it: its value is changed by single steps, and whole after each.
 #[doc(hidden)]
 pub fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)

@@ -74,7 +74,7 @@ impl<T: ?Sized> LiveArc<T> {
         unsafe { ManuallyDrop::drop(value) };
     }
 
-    /// Enters: the value stays where it is until what is returned is dropped.
+    /// Enters: the value stays in its place until the returned guard is dropped.
     ///
     /// # Errors
     /// [`HoldError::Closing`] if the owner is taking the value out, [`HoldError::Gone`] if it has, and
@@ -135,13 +135,13 @@ impl<T> LiveOwner<T> {
         Self { place: ManuallyDrop::new(Arc::new(place)) }
     }
 
-    /// Returns where others enter.
+    /// Returns the way in for others.
     #[must_use]
     pub fn place(&self) -> &Arc<LiveArc<T>> {
         &self.place
     }
 
-    /// Takes the value out. It cannot be entered from now on, and if there are guards, this waits at most
+    /// Takes the value out. It cannot be entered, and if there are guards, this waits at most
     /// `patience` for them.
     ///
     /// # Errors
@@ -165,7 +165,7 @@ impl<T> LiveOwner<T> {
         Ok(value)
     }
 
-    /// Admits no guard from now on, and waits at most `patience` until there is none.
+    /// Admits no guard, and waits at most `patience` until there is none.
     fn close_within(&self, patience: Duration) -> Result<(), Guards> {
         let place = &*self.place;
         let mut guards = place.live.kill();
@@ -224,7 +224,7 @@ impl<T: fmt::Debug> fmt::Debug for LiveOwner<T> {
 /// A guard: the value stays in place until this is dropped. Whether it counts as one of [`PINS`] or of
 /// [`REFERENCES`] is part of the type, so that it takes no room.
 pub struct LiveGuard<T: ?Sized, const IS_PIN: bool> {
-    /// Of an `Arc`. It lives: with the owner, or with what the owner left for the last guard.
+    /// Of an `Arc`, which lives with the owner, or with the last guard that the owner left behind.
     place: NonNull<LiveArc<T>>,
     /// The last one drops the value.
     owns: PhantomData<Arc<LiveArc<T>>>,
@@ -237,7 +237,7 @@ unsafe impl<T: ?Sized + Send + Sync, const IS_PIN: bool> Send for LiveGuard<T, I
 unsafe impl<T: ?Sized + Send + Sync, const IS_PIN: bool> Sync for LiveGuard<T, IS_PIN> {}
 
 impl<T: ?Sized, const IS_PIN: bool> LiveGuard<T, IS_PIN> {
-    /// What it counts as.
+    /// The kind of hold.
     pub const KIND: HoldKind = if IS_PIN { HoldKind::Pin } else { HoldKind::Reference };
 
     /// Enters once more.
@@ -313,7 +313,7 @@ mod tests {
 
     use super::*;
 
-    /// Counts how often it is dropped.
+    /// Counts its drops.
     struct FaultMemory<'a>(&'a AtomicUsize);
 
     impl Drop for FaultMemory<'_> {

@@ -1,16 +1,16 @@
-//! Memory of this process: [`Mapping`](crate::Mapping), an owned range of it, and what is done with one.
+//! Memory of this process: [`Mapping`](crate::Mapping), an owned range of it, and operations on it.
 //!
 //! | file | mechanism |
 //! |---|---|
 //! | `mapping` | the range itself, the calls that read and write its bytes, and one as two |
 //! | `create` | making one: anonymous, of a pool, of a memory file, of a file or device |
 //! | `options` | the words for it: access, sharing, advice, addresses |
-//! | `shortage` | why it was refused, and what would help |
+//! | `shortage` | reasons for a refusal, and remedies |
 //! | `bytes` | copying in and out of memory that may change under us |
 //! | `exclusive` | a mapping with no other writer, so that it has slices of bytes or of values |
 //! | `populate` | making memory present, by several threads |
-//! | `advise` | huge pages of what is mapped, giving pages back, bringing writes to a file |
-//! | `resident` | how much of a mapping is present, and in huge pages |
+//! | `advise` | huge pages for mapped memory, giving pages back, bringing writes to a file |
+//! | `resident` | the part of a mapping that is present, and in huge pages |
 //! | `page_cache` | which pages of a file the page cache has |
 //! | `pagemap_scan` | scanning the page tables, and which pages were written |
 //! | `fixed_buffers` | having the kernel itself pin a mapping, by an io_uring |

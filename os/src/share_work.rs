@@ -4,8 +4,8 @@ use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-/// Calls `work` on this thread and on others of that name, `threads` in all, and returns what each call
-/// returned. If the system starts fewer threads, `work` is called fewer times. It takes its pieces from a
+/// Calls `work` on this thread and on others of that name, `threads` in all, and returns the results of the calls. If the
+/// system starts fewer threads, `work` is called fewer times. It takes its pieces from a
 /// queue, so the threads that did start do all of it.
 ///
 /// The flag that `work` is called with is set when one of the calls panics; that panic goes on here when

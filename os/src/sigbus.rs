@@ -11,7 +11,7 @@
 //!   [`copy_by`](crate::Mapping::copy_by). No watch is needed for that.
 //! - A [`Watch`] records every error in a range of addresses: also in code that is not ours, and of a page
 //!   that no thread has touched yet ([`BusKind::ActionOptional`]).
-//! - Everything else goes to the action that SIGBUS had before, and does what it would have done.
+//! - Everything else goes to the action that SIGBUS had before, and has the same effect as without this library.
 //!
 //! ```
 //! use uzone_os::{Anonymous, Mapping, sigbus};
@@ -28,7 +28,7 @@
 //! # }
 //! ```
 //!
-//! # What it cannot do
+//! # Limits
 //! - An error in other code is still an error of that code: reading a slice of such memory (that of an
 //!   [`Exclusive`](crate::Exclusive) or a [`Mapped`](crate::Mapped), say) is not a copy of ours. The error
 //!   is recorded, and then the previous action has the signal; by default the process dies. So is an error
@@ -52,12 +52,12 @@
 //!
 //! | file | idea |
 //! |---|---|
-//! | `gate` | a range of addresses, and how many handlers are inside |
+//! | `gate` | a range of addresses, and the number of handlers inside |
 //! | `index` | which of many gates has an address |
 //! | `table` | watched ranges and their events, without a lock |
-//! | `error` | what is wrong with memory, and where |
+//! | `error` | the problem with memory, and its address |
 //! | `state` | the watches, and whether the handler is installed |
-//! | `handler` | what the signal handler does, and the action before it |
+//! | `handler` | the signal handler, and the action before it |
 //! | `last_words` | the line that is written before an error is passed on |
 //! | `copier` | how words are touched that may not be there |
 //! | `guarded` | words touched by code that the handler knows |
@@ -110,10 +110,10 @@ pub const fn recovers_copies() -> bool {
     cfg!(uzone_asm)
 }
 
-/// Watches `len` bytes from `start` on for bus errors, until what it returns is dropped.
+/// Watches `len` bytes from `start` on for bus errors, until the returned watch is dropped.
 ///
 /// Ranges may overlap: each watch has every error that concerns it. The memory is not touched, and
-/// need not stay mapped. If it is unmapped, what else is mapped there is watched.
+/// need not stay mapped. If it is unmapped, the next mapping there is watched.
 ///
 /// # Errors
 /// [`HandlerError::NotInstalled`] before [`install`], [`HandlerError::Empty`], [`HandlerError::Wraps`], or
@@ -142,20 +142,20 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Returns where the range starts.
+    /// Returns the start of the range.
     #[must_use]
     pub fn addr(&self) -> Addr {
         self.start
     }
 
-    /// Returns how many events wait, in one load. An event counts a moment before it can be
+    /// Returns the number of events that wait, in one load. An event counts a moment before it can be
     /// drained.
     #[must_use]
     pub fn pending(&self) -> usize {
         TABLE.pending(self.slot)
     }
 
-    /// Returns how many events were lost, since the watch began, because [`EVENTS`] others waited. Then
+    /// Returns the number of events that were lost, since the watch began, because [`EVENTS`] others waited. Then
     /// check the whole range: errors in it were not recorded.
     #[must_use]
     pub fn lost(&self) -> u64 {
@@ -164,7 +164,7 @@ impl Watch {
 
     /// Takes the events that wait, oldest first, and returns how many there were.
     ///
-    /// It ends after what waited when it was called. Several threads may drain one watch: each event
+    /// It ends after the events that waited when it was called. Several threads may drain one watch: each event
     /// goes to one of them. `each` may do anything, for nothing is locked.
     pub fn drain(&self, mut each: impl FnMut(BusError)) -> usize {
         let waiting = self.pending();

@@ -1,5 +1,6 @@
 //! Every interleaving of two or three threads on the table of watches, on a gate of the handler that answers
-//! faults, its ring of records and what it asks other threads for, on a value with guards, and on addresses that the kernel hands out again,
+//! faults, its ring of records and its requests to other threads, on a value with guards, and on addresses that the
+//! kernel hands out again,
 //! searched by loom. A handler is a thread here: it may come between any two steps of the others, and it never
 //! waits for them.
 //!
@@ -198,7 +199,7 @@ impl Value {
     }
 
     fn read(&self) -> u64 {
-        // SAFETY: loom checks what is asked for here: that no thread writes meanwhile.
+        // SAFETY: loom checks the condition: no thread writes meanwhile.
         self.cell.with(|value| unsafe { *value })
     }
 
@@ -208,7 +209,7 @@ impl Value {
     }
 }
 
-// SAFETY: the cell is read by a guard and written by the owner that ends it, which is what loom checks.
+// SAFETY: the cell is read by a guard and written by the owner that ends it, and loom checks that.
 unsafe impl Sync for Value {}
 
 impl Drop for Value {
@@ -321,8 +322,7 @@ fn a_guard_that_takes_no_share_wakes_a_place_that_is_gone() {
     });
 }
 
-/// One address, which the kernel hands to the thread that maps while it is free, and what a zone knows
-/// of it.
+/// One address, which the kernel hands to the thread that maps while it is free, and a zone's knowledge of it.
 #[derive(Default)]
 struct AddressSpace {
     is_mapped: Mutex<bool>,
@@ -358,7 +358,7 @@ impl Drop for Memory {
     }
 }
 
-/// What a zone knows of the region, until this is dropped.
+/// A zone's knowledge of the region, until this is dropped.
 struct Claim(Arc<AddressSpace>, u32);
 
 impl Drop for Claim {
@@ -374,7 +374,7 @@ impl Drop for Claim {
     }
 }
 
-/// Maps the address, binds what is there, pins it by its address, and drops it. Returns whether the
+/// Maps the address, binds the memory there, pins it by its address, and drops it. Returns whether the
 /// address was free.
 fn map_bind_pin_drop(
     space: &Arc<AddressSpace>,
@@ -431,7 +431,7 @@ fn an_address_that_is_free_before_its_claim_is_refused_to_the_next() {
     reuse_an_address(|claim, memory| Bound::MemoryFirst(memory, claim));
 }
 
-/// What answers for a mapping: a word that is written before and after, and read by handlers.
+/// The value that answers for a mapping: a word that is written before and after, and read by handlers.
 type Answerer = UnsafeCell<u64>;
 
 /// Lets a gate be opened, closed and opened for other addresses while a handler comes. `is_empty` looks for
@@ -448,7 +448,7 @@ fn answer_and_close(
         assert!(gate.take());
         gate.open(LOW.first, LOW.last, (&raw const answerers[0]).cast_mut());
         let handler = {
-            // The answerers live as long as the handler does; what is freed is their contents.
+            // The answerers live as long as the handler does; only their contents are freed.
             let (gate, answerers) = (gate.clone(), answerers.clone());
             thread::spawn(move || {
                 let mut word = 0;
@@ -491,7 +491,7 @@ fn what_answers_faults_is_freed_after_the_last_handler_has_left() {
     search(5, answer_and_close(Gate::is_empty));
 }
 
-/// Without the look for handlers inside, one reads what is freed: the search must find that.
+/// Without the look for handlers inside, one reads freed contents: the search must find that.
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn what_answers_faults_and_is_freed_at_once_is_read_afterwards() {
@@ -548,7 +548,7 @@ fn a_page_that_was_given_back_is_not_filled_with_bytes_of_before() {
     search(2, fill_and_give_back(drain));
 }
 
-/// Without the wait a handler fills it from what it read before: the search must find that.
+/// Without the wait a handler fills it from bytes that it read before: the search must find that.
 #[test]
 #[should_panic(expected = "a page with old bytes")]
 fn a_page_that_is_given_back_at_once_is_filled_with_bytes_of_before() {
@@ -578,19 +578,19 @@ fn a_record_of_a_ring_is_whole_or_lost_and_each_is_counted() {
     });
 }
 
-/// What handlers ask for, and threads that answer them.
+/// The requests of handlers, and threads that answer them.
 type Asked = Requests<2, 1>;
 const RELAXED: loom::sync::atomic::Ordering = loom::sync::atomic::Ordering::Relaxed;
 
-/// What a handler does. Returns what it sleeps at: while its word has that, futex(2) lets it sleep, and who changes
-/// the word wakes it.
+/// The work of a handler. Returns the word that it sleeps at: while that is unchanged, futex(2) lets it sleep, and a
+/// thread that changes the word wakes it.
 fn ask(asked: &Asked, thread: u32) -> u32 {
     let (_, seen) = asked.waits(5);
     assert!(asked.ask(Request { page: 5, is_write: true, thread }), "no room");
     seen
 }
 
-/// What it must not do: it may miss its wake-up.
+/// The mistake of a handler: it may miss its wake-up.
 fn ask_first(asked: &Asked, thread: u32) -> u32 {
     assert!(asked.ask(Request { page: 5, is_write: true, thread }), "no room");
     asked.waits(5).1

@@ -1,15 +1,15 @@
-//! Restoring a machine of Cloud Hypervisor from an image, page by page: [`Offload`].
+//! Restoring a VM of Cloud Hypervisor from an image, page by page: [`Offload`].
 //!
-//! Cloud Hypervisor takes a machine from a daemon as it does from another host: it listens
-//! (`receive-migration` with `memory_mode=postcopy`), and the daemon connects and sends the machine's
-//! configuration, its state, and a memory file for each slot of its memory. A second connection carries page
-//! faults the other way: the daemon writes the page into the file, and answers.
+//! Cloud Hypervisor takes a VM from a daemon as it does from another host: it listens (`receive-migration` with
+//! `memory_mode=postcopy`), and the daemon connects and sends the VM's configuration, its state, and a memory file for
+//! each slot of its memory. A second connection carries page faults the other way: the daemon writes the page into the
+//! file, and answers.
 //!
-//! A machine maps its files shared, so no file goes to a second machine. A page is written there once: what
-//! the file has is the machine's from then on, and what the machine has given back is zero.
+//! A VM maps its files shared, so each VM has files of its own. A page is written there once: a page in the file belongs
+//! to the VM from then on, and a page that the VM has given back is zero.
 //!
-//! All numbers are little-endian. A request is a command (2 bytes), 6 bytes and the length of what follows (8
-//! bytes); an answer has a status in place of the command.
+//! All numbers are little-endian. A request is a command (2 bytes), 6 bytes and the length of its payload (8 bytes); an
+//! answer has a status in place of the command.
 //! Source: Cloud Hypervisor, `docs/snapshot_restore.md` and the protocol that it names, version 0.
 
 use std::collections::HashSet;
@@ -34,20 +34,20 @@ use uzone_snapshot::{Image, SnapshotError};
 use crate::error::ServeError;
 use crate::sandbox::{Beside, Files, Sandbox};
 
-/// How many bytes a page has, of which the other side asks for whole ones.
+/// The length of a page. The other side asks for whole pages.
 const PAGE_LEN: usize = 4096;
 const PAGE: u64 = PAGE_LEN as u64;
-/// What is written along with a page, while no page is asked for.
+/// The pages that are written along with a requested page, while no other request waits.
 const WINDOW_LEN: usize = 64 << 10;
 const WINDOW: u64 = WINDOW_LEN as u64;
-/// How many pages of those at once.
+/// The number of pages that are written between two looks for a request.
 const AT_ONCE: usize = 4;
-/// How long what is asked for at once may be.
+/// The longest range of a request.
 const LONGEST: u64 = 64 << 20;
-/// How many slots a machine has at most.
+/// The most slots of a VM.
 const SLOTS: usize = 1024;
 
-/// How long a request and an answer are.
+/// The length of a request, and of an answer.
 const HEADER: usize = 16;
 /// The commands that a daemon sends or gets, and the statuses of an answer.
 const START: u16 = 1;
@@ -59,17 +59,17 @@ const COMPLETE_PAUSED: u16 = 8;
 const PAGE_FAULT: u16 = 9;
 const OK: u16 = 1;
 const ERROR: u16 = 2;
-/// What the second connection starts with: that it carries faults.
+/// The first bytes of the second connection: it carries faults.
 const FAULTS: u16 = 2;
 
-/// A slot of memory, as the configuration of a machine has it.
+/// A slot of memory, as the configuration of a VM has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Slot {
     number: u32,
-    /// Where it is for the guest.
+    /// The guest address.
     address: u64,
     len: u64,
-    /// Where it starts in its memory file, and in the image.
+    /// The offset in the memory file of the slot, and in the image.
     in_file: u64,
     in_image: u64,
 }
@@ -136,25 +136,25 @@ fn header(code: u16, version: u16, len: usize) -> [u8; HEADER] {
     header
 }
 
-/// Returns the code of a header, and how long what follows is.
+/// Returns the code of a header, and the length of the payload.
 fn parse(header: [u8; HEADER]) -> (u16, u64) {
     let [a, b, .., c, d, e, f, g, h, i, j] = header;
     (u16::from_le_bytes([a, b]), u64::from_le_bytes([c, d, e, f, g, h, i, j]))
 }
 
-/// What was done for a machine.
+/// The counts of a restored VM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Offloaded {
-    /// How many times pages were asked for.
+    /// Requests for pages.
     pub faults: u64,
-    /// How many bytes were written because they were asked for.
+    /// Bytes that were written for requests.
     pub asked_bytes: u64,
-    /// How many bytes were written along with them.
+    /// Bytes that were written along with them.
     pub around_bytes: u64,
 }
 
-/// A machine of Cloud Hypervisor that is to be restored.
+/// A VM of Cloud Hypervisor that is to be restored.
 pub struct Offload {
     bytes: Image,
     config: Vec<u8>,
@@ -164,8 +164,8 @@ pub struct Offload {
 }
 
 impl Offload {
-    /// Takes the memory, the configuration and the state of a machine. The bytes are those of its slots, one
-    /// behind the other by their guest addresses.
+    /// Takes the memory, the configuration and the state of a VM. The image has its slots, one behind the other by their
+    /// guest addresses.
     ///
     /// # Errors
     /// [`ServeError::MachineConfig`], or [`ServeError::OtherMachine`] if there are fewer bytes.
@@ -179,23 +179,23 @@ impl Offload {
         Ok(Self { bytes, config, state, slots, sandbox: false })
     }
 
-    /// Sets whether [`Offload::restore`] confines the thread that calls it, and those that it starts, for good,
-    /// before it answers the first fault: not by default. They have their connections then. They can read the
-    /// image and write the memory files, open and connect nothing else, and start no other program. So this is
-    /// for a process of its own that restores one machine.
+    /// Sets whether [`Offload::restore`] confines the calling thread, and the threads that it starts, for good, before it
+    /// answers the first fault: not by default. They keep their connections, read the image and write the memory files.
+    /// They open and connect nothing else, and start no other program. So this is for a process of its own that restores
+    /// one VM.
     #[must_use]
     pub fn sandbox(mut self, sandbox: bool) -> Self {
         self.sandbox = sandbox;
         self
     }
 
-    /// Restores the machine in the process that listens on `socket`, and answers its faults until it needs no
-    /// more pages, or ends. It runs at once if it is to be resumed, and is paused otherwise. It may be called
-    /// again, for another machine: each has memory of its own.
+    /// Restores the VM in the process that listens on `socket`, and answers its faults until it needs no more pages, or
+    /// ends. It runs at once if it is to be resumed, and is paused otherwise. The call may be repeated for another VM:
+    /// each has memory of its own.
     ///
     /// # Errors
-    /// [`ServeError`]. The connection is closed then, before the machine sees another byte than that of the
-    /// image; a page that cannot be produced is answered by an error.
+    /// [`ServeError`]. The connection is closed before the VM sees a byte that the image lacks; a page that cannot be
+    /// produced is answered by an error.
     pub fn restore(&self, socket: &Path, resumes: bool) -> Result<Offloaded, ServeError> {
         let connect = || {
             UnixStream::connect(socket)
@@ -233,16 +233,16 @@ impl Offload {
                 None => answer(),
             };
             if answered.is_err() {
-                // The other thread does not wait for a machine that cannot be had.
+                // The other thread does not wait for a VM that cannot be restored.
                 let _ = stream.shutdown(Shutdown::Both);
             }
             let sent = sending.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            // What a page failed of is why the other side refuses the rest.
+            // A failed page is the reason why the other side refuses the rest.
             answered.and_then(|done| sent.map(|()| done))
         })
     }
 
-    /// Confines this thread, and what it starts.
+    /// Confines this thread, and the threads that it starts.
     fn confine(&self) -> Result<Sandbox, ServeError> {
         let mut sandbox = Sandbox::without_capabilities().map_err(ServeError::Sandbox)?;
         let read: Vec<_> = self.bytes.sources().into_iter().map(PathBuf::from).collect();
@@ -270,7 +270,7 @@ fn broken<T>(what: &'static str, result: io::Result<T>) -> Result<T, ServeError>
     result.map_err(|cause| ServeError::Broken { what, cause })
 }
 
-/// Sends a request and what follows it, and waits for the answer.
+/// Sends a request and its payload, and waits for the answer.
 fn send(
     mut stream: &UnixStream,
     what: &'static str,
@@ -296,7 +296,7 @@ fn expect_ok(mut stream: &UnixStream, what: &'static str) -> Result<(), ServeErr
 struct SlotMemory {
     slot: Slot,
     file: File,
-    /// The pages that were written, a bit each. One of them that the file has no more was given back.
+    /// The pages that were written, a bit each. A written page that the file lacks was given back.
     written: Vec<u64>,
 }
 
@@ -331,7 +331,7 @@ impl SlotMemory {
         self.written.get(word).is_some_and(|word| word & bit != 0)
     }
 
-    /// Returns the first run of pages of a range in the slot that the file has not.
+    /// Returns the first run of pages of a range in the slot that the file lacks.
     fn next_hole(&self, range: Range<u64>) -> io::Result<Option<Range<u64>>> {
         let mut at = range.start;
         while at < range.end {
@@ -347,7 +347,7 @@ impl SlotMemory {
         Ok(None)
     }
 
-    /// Writes a page. The kernel shows it to the machine when it is whole.
+    /// Writes a page. The kernel shows it to the VM when it is whole.
     fn write(&mut self, offset: u64, page: &[u8]) -> io::Result<()> {
         self.file.write_all_at(page, self.slot.in_file + offset)?;
         let (word, bit) = Self::bit(offset);
@@ -358,7 +358,7 @@ impl SlotMemory {
     }
 }
 
-/// Answers the faults of a machine.
+/// Answers the faults of a VM.
 struct Server<'a> {
     bytes: &'a Image,
     memory: Vec<SlotMemory>,
@@ -376,7 +376,7 @@ impl Server<'_> {
             let mut request = [0; HEADER + 16];
             match faults.read_exact(&mut request) {
                 Ok(()) => {}
-                // All pages are there, or the machine has ended.
+                // All pages are there, or the VM has ended.
                 Err(cause) if is_end(&cause) => return Ok(()),
                 Err(cause) => return broken(what, Err(cause)),
             }
@@ -406,7 +406,7 @@ impl Server<'_> {
         }
     }
 
-    /// Returns which part of which slot is asked for.
+    /// Returns the slot and the range of a request.
     fn asked(&self, request: &[u8; HEADER + 16]) -> Result<(usize, Range<u64>), ServeError> {
         let (head, range) = request.split_at(HEADER);
         let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap_or_default());
@@ -428,14 +428,14 @@ impl Server<'_> {
         Ok((index, start..start + len))
     }
 
-    /// Writes the pages of a range in a slot that its file has not. Pages that are not asked for and are zero
-    /// are left out, and so are those that the machine has given back. Returns how many bytes were written.
+    /// Writes the pages of a range in a slot that its file lacks. Along with a request, zero pages are left out, and so
+    /// are pages that the VM has given back. Returns the number of bytes that were written.
     fn fill(&mut self, index: usize, range: Range<u64>, is_asked: bool) -> Result<u64, ServeError> {
         let (bytes, memory) = (self.bytes, &mut self.memory[index]);
         let address = memory.slot.address;
         let failed = |at: u64, cause| ServeError::Page { address: address + at, cause };
         let of_file = |at: u64, cause| {
-            let name = "the memory of the machine".to_owned();
+            let name = "the memory of the VM".to_owned();
             failed(at, SnapshotError::Read { name, offset: at, len_bytes: PAGE, cause })
         };
         let (mut room, mut done, mut at) = ([0; WINDOW_LEN], 0, range.start);

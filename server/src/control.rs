@@ -4,7 +4,7 @@
 //! | line of a client | effect |
 //! |---|---|
 //! | `status` | none |
-//! | `drain` | no VM is accepted any more, and the server ends with the last one |
+//! | `drain` | the server accepts no further VM, and ends with the last one |
 //! | `stop` | the server ends, and leaves its VMs to the next one, which sends this |
 //! | `memory SESSION` | the memory of a VM comes by the socket that comes along (`live_diff/session.rs`) |
 //! | `GET /metrics` | none; by HTTP, from here or from a TCP port |
@@ -37,16 +37,15 @@ use crate::status::Status;
 const CLIENT: Duration = Duration::from_secs(2);
 /// The longest time that the keeper takes for an answer: a worker may have to be started.
 const ANSWER: Duration = Duration::from_secs(5);
-/// How many clients of a socket are served at once. Another one takes the place of the oldest that has sent no whole
-/// request.
+/// The most clients of a socket at once. Another one takes the place of the oldest whose request is not whole.
 const CLIENTS: usize = 16;
-/// How long to wait after a client that could not be accepted.
+/// The pause after a client that could not be accepted.
 const AGAIN: Duration = Duration::from_millis(100);
-/// How long a request may be.
+/// The longest request.
 const REQUEST: usize = 8 << 10;
 /// The longest time that a port for metrics is another server's, which ends.
 const PORT_WITHIN: Duration = Duration::from_secs(1);
-/// Who may ask: the owner, whatever group the other socket has and which users may connect to that.
+/// The mode of the control socket: its owner may ask, whatever the mode and group of the other socket.
 const MODE: u32 = 0o600;
 
 /// A request.
@@ -76,7 +75,7 @@ struct Shared {
     bell: Doorbell,
     /// Rings when the threads are to end.
     stop: Doorbell,
-    /// Whether the name of the socket is another keeper's by then.
+    /// Whether another keeper has the name of the socket.
     is_left: AtomicBool,
 }
 
@@ -87,7 +86,7 @@ pub(crate) struct Control {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// Returns where the server that listens on `socket` is asked.
+/// Returns the path of the control socket of the server that listens on `socket`.
 #[must_use]
 pub fn control_path(socket: &Path) -> PathBuf {
     socket.with_added_extension("control")
@@ -128,13 +127,13 @@ impl Control {
         listener.set_nonblocking(true).map_err(wait)?;
         control.metrics = Some(listener.local_addr().map_err(wait)?);
         let (shared, set) = (control.shared.clone(), control.waits_for(&listener)?);
-        // What is done with a client is the same for a stream of either kind.
+        // A client of either kind of stream is served in the same way.
         let accept = move || Ok(UnixStream::from(OwnedFd::from(listener.accept()?.0)));
         control.start(move || shared.serve_all(&set, false, accept))?;
         Ok(control)
     }
 
-    /// Returns what waits for clients of a socket, and for the end.
+    /// Returns a set that waits for clients of a socket, and for the end.
     fn waits_for(&self, listener: &impl AsFd) -> Result<EventSet, ServeError> {
         let set = EventSet::new().map_err(ServeError::Wait)?;
         set.add(listener, 0)
@@ -157,13 +156,13 @@ impl Control {
         Ok(())
     }
 
-    /// Takes what was asked since the last call.
+    /// Takes the requests that came since the last call.
     pub(crate) fn take(&self) -> io::Result<Vec<ControlRequest>> {
         self.shared.bell.silence()?;
         Ok(lock(&self.shared.asked).as_mut().map(std::mem::take).unwrap_or_default())
     }
 
-    /// Returns where metrics are, if there is a port for them.
+    /// Returns the address of metrics, if there is a port for them.
     pub(crate) fn metrics(&self) -> Option<SocketAddr> {
         self.metrics
     }
@@ -174,7 +173,7 @@ fn listen_for_metrics(address: Option<SocketAddr>) -> Result<Option<TcpListener>
     let until = Instant::now() + PORT_WITHIN;
     loop {
         match TcpListener::bind(address) {
-            // Of a server that ends just now.
+            // The port of a server that is about to end.
             Err(cause)
                 if cause.kind() == io::ErrorKind::AddrInUse
                     && address.port() != 0
@@ -189,7 +188,7 @@ fn listen_for_metrics(address: Option<SocketAddr>) -> Result<Option<TcpListener>
     }
 }
 
-/// It can be waited for: something was asked.
+/// It can be waited for: a request came.
 impl AsFd for Control {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.shared.bell.as_fd()
@@ -200,7 +199,7 @@ impl Drop for Control {
     fn drop(&mut self) {
         // Clients that wait for an answer get none.
         lock(&self.shared.asked).take();
-        // Each of the two threads waits for a client, and closes those that it has.
+        // Each of the two threads waits for a client, and closes its clients.
         let is_woken = self.shared.stop.ring().is_ok();
         for thread in self.threads.drain(..).filter(|_| is_woken) {
             // A panic of it was printed when it happened.
@@ -209,13 +208,13 @@ impl Drop for Control {
     }
 }
 
-/// Returns how much of the time of a client is left.
+/// Returns the rest of a client's time.
 fn left(until: Instant) -> io::Result<Duration> {
     let left = until.saturating_duration_since(Instant::now());
     if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
-/// Returns whether a request is whole: its line, and of HTTP its head.
+/// Returns whether a request is whole: a line, or the head of HTTP.
 fn is_whole(request: &[u8]) -> bool {
     let has = |end: &[u8]| request.windows(end.len()).any(|part| part == end);
     match request.starts_with(b"GET ") {
@@ -271,7 +270,7 @@ impl Client {
     }
 }
 
-/// Returns whether one client more can be served, for which a silent one may make room.
+/// Returns whether one client more can be served. A silent one may make room for it.
 fn has_room(clients: &mut Vec<Client>) -> bool {
     clients.retain(|client| !client.thread.is_finished());
     if clients.len() < CLIENTS {
@@ -285,8 +284,8 @@ fn has_room(clients: &mut Vec<Client>) -> bool {
 }
 
 impl Shared {
-    /// Serves clients side by side, until the server ends. `is_near` is whether they come by the control
-    /// socket: only those may give orders.
+    /// Serves clients side by side, until the server ends. Only clients of the control socket (`is_near`) may give
+    /// orders.
     fn serve_all(
         self: &Arc<Self>,
         set: &EventSet,
@@ -306,13 +305,13 @@ impl Shared {
             match waited.and_then(|()| accept()).and_then(|stream| self.begin(stream, is_near)) {
                 Ok(client) => clients.push(client),
                 Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => {}
-                // It listens no more: the port is the next server's.
+                // It has stopped listening: the port is the next server's.
                 Err(cause) if cause.kind() == io::ErrorKind::InvalidInput => break,
                 // No descriptor is free, for instance.
                 Err(_) => thread::sleep(AGAIN),
             }
         }
-        // Those whose answer is there take it.
+        // A client whose answer is there takes it.
         let until = Instant::now() + AGAIN;
         let is_answered = |client: &Client| {
             client.is_heard.load(Ordering::Relaxed) && !client.thread.is_finished()
@@ -433,10 +432,10 @@ pub fn status(socket: &Path) -> Result<Status, ServeError> {
     ask(socket, "status\n")
 }
 
-/// Lets the server that listens on `socket` accept no VM any more, and end when the last one has. Returns its status then.
+/// Lets the server that listens on `socket` accept no further VM, and end with the last one. Returns its status.
 ///
 /// # Errors
-/// As of [`status`].
+/// As for [`status`].
 pub fn drain(socket: &Path) -> Result<Status, ServeError> {
     ask(socket, "drain\n")
 }
@@ -449,7 +448,7 @@ pub(crate) fn server_at(socket: &Path) -> Result<Option<Status>, ServeError> {
     }
 }
 
-/// Has the server end that had `socket` before, and waits until its VMs are this one's.
+/// Ends the server that had `socket` before, and waits until its VMs are this one's.
 pub(crate) fn stop(socket: &Path) -> Result<(), ServeError> {
     match ask(socket, "stop\n") {
         // It has ended meanwhile.
@@ -458,7 +457,7 @@ pub(crate) fn stop(socket: &Path) -> Result<(), ServeError> {
     }
 }
 
-/// Returns whether an answer did not come since the server has ended.
+/// Returns whether there is no answer because the server has ended.
 fn is_end(cause: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionRefused, ConnectionReset, NotFound, UnexpectedEof};
     matches!(cause.kind(), ConnectionRefused | ConnectionReset | NotFound | UnexpectedEof)

@@ -1,4 +1,4 @@
-//! What keeps a server from running, a client from being served, and a machine from being restored: [`ServeError`].
+//! Reasons why a server does not run, a client is not served, and a VM is not restored: [`ServeError`].
 
 use std::io;
 use std::net::SocketAddr;
@@ -9,7 +9,7 @@ use uzone_fault::MapError;
 use uzone_pages::ErrorKind;
 use uzone_snapshot::SnapshotError;
 
-/// A server that cannot be started or go on, a message that hands no memory over, or a machine that is not restored.
+/// A server that cannot be started or go on, a message that hands no memory over, or a VM that is not restored.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {
@@ -26,7 +26,7 @@ pub enum ServeError {
         path: PathBuf,
         /// The user.
         user: u32,
-        /// What the system answered.
+        /// The error of opening it.
         #[source]
         cause: SnapshotError,
     },
@@ -36,11 +36,11 @@ pub enum ServeError {
     /// The socket, the folder for recovery or the working set cannot be used.
     #[error("cannot {what} {}: {cause}", path.display())]
     At {
-        /// What was to be done.
+        /// The attempt, as a verb.
         what: &'static str,
-        /// Where.
+        /// The path.
         path: PathBuf,
-        /// What the system answered.
+        /// The error of the system.
         #[source]
         cause: io::Error,
     },
@@ -51,24 +51,24 @@ pub enum ServeError {
         path.display()
     )]
     Group {
-        /// Where.
+        /// The path.
         path: PathBuf,
         /// The number of the group.
         group: u32,
-        /// What the system answered.
+        /// The error of the system.
         #[source]
         cause: io::Error,
     },
     /// Another server listens there.
     #[error("another server listens on {}: stop it, or name another socket", path.display())]
     InUse {
-        /// Where.
+        /// The path.
         path: PathBuf,
     },
     /// There is something else than a socket.
     #[error("{} is no socket: remove it, or name another socket", path.display())]
     NotASocket {
-        /// Where.
+        /// The path.
         path: PathBuf,
     },
     /// The threads that answer faults cannot be started.
@@ -80,24 +80,24 @@ pub enum ServeError {
     /// The worker process ended before it could serve, and has stated why.
     #[error("the process that answers faults has ended at once: {status}")]
     Worker {
-        /// How it ended.
+        /// The exit status.
         status: ExitStatus,
     },
     /// The server cannot be asked.
     #[error("cannot ask the server at {}: {cause}", path.display())]
     Ask {
-        /// Where.
+        /// The path of its control socket.
         path: PathBuf,
-        /// What the system, or the server, answered.
+        /// The error of the system, or the answer of the server.
         #[source]
         cause: io::Error,
     },
     /// There can be no metrics at an address.
     #[error("cannot listen for metrics on {address}: {cause}")]
     Metrics {
-        /// Where.
+        /// The address.
         address: SocketAddr,
-        /// What the system answered.
+        /// The error of the system.
         #[source]
         cause: io::Error,
     },
@@ -107,20 +107,20 @@ pub enum ServeError {
     /// The message of a client cannot be used; the text states why.
     #[error("{0}")]
     Message(String),
-    /// The configuration of a machine has no memory, or memory that there cannot be.
-    #[error("the configuration of the machine cannot be used: {why}")]
+    /// The configuration of a VM has no memory, or impossible memory.
+    #[error("cannot use the configuration of the VM: {why}")]
     MachineConfig {
-        /// Why not.
+        /// The reason.
         why: String,
     },
-    /// The memory of a machine is larger than the image.
+    /// The memory of a VM is larger than the image.
     #[error(
-        "the machine has {asked_bytes} bytes of memory, and the image has {has_bytes}: it is of another machine"
+        "the VM has {asked_bytes} bytes of memory, and the image has {has_bytes}: it is the image of another VM"
     )]
     OtherMachine {
-        /// How many bytes the machine has.
+        /// The bytes of the VM's memory.
         asked_bytes: u64,
-        /// How many bytes the image has.
+        /// The bytes of the image.
         has_bytes: u64,
     },
     /// Cloud Hypervisor cannot be reached.
@@ -128,24 +128,24 @@ pub enum ServeError {
         "cannot connect to {}: {cause}; have Cloud Hypervisor receive there (receive-migration)", path.display()
     )]
     Connect {
-        /// Where it should listen.
+        /// The path that Cloud Hypervisor should listen on.
         path: PathBuf,
-        /// What the system answered.
+        /// The error of the system.
         #[source]
         cause: io::Error,
     },
-    /// Cloud Hypervisor refused a part of the machine; its own log has the reason.
+    /// Cloud Hypervisor refused a part of the VM; its own log has the reason.
     #[error("Cloud Hypervisor refuses {what}: its log has the reason")]
     Refused {
-        /// What was sent.
+        /// The part that was sent.
         what: &'static str,
     },
-    /// Cloud Hypervisor ended the connection, or sent what there is not in the protocol.
+    /// Cloud Hypervisor ended the connection, or broke the protocol.
     #[error("cannot send or receive {what}: {cause}")]
     Broken {
-        /// What was being sent or received.
+        /// The part that was being sent or received.
         what: &'static str,
-        /// What the system answered.
+        /// The error of the system.
         #[source]
         cause: io::Error,
     },
@@ -158,16 +158,16 @@ pub enum ServeError {
     /// A page cannot be read from the image, or written to the file.
     #[error("cannot restore the page at guest address {address:#x}: {cause}")]
     Page {
-        /// Where it is for the guest.
+        /// The guest address.
         address: u64,
-        /// Why not.
+        /// The error of the image or of the file.
         #[source]
         cause: SnapshotError,
     },
 }
 
 impl ServeError {
-    /// Returns a function that turns an error of the system into that of doing `what` to `path`.
+    /// Returns a function that turns an error of the system into the error of doing `what` to `path`.
     pub(crate) fn at(what: &'static str, path: &Path) -> impl Fn(io::Error) -> Self + Copy {
         move |cause| Self::At { what, path: path.to_owned(), cause }
     }

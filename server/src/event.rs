@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 #[serde(tag = "event", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ServeEvent {
-    /// A machine is served from now on.
+    /// A VM is served.
     Connected {
-        /// Its number, from 1 on: that of its connection.
+        /// Its number, which is the number of its connection, from 1 on.
         session: u64,
         /// The process of its monitor.
         pid: u32,
@@ -20,81 +20,81 @@ pub enum ServeEvent {
         can_be_killed: bool,
         /// Whether the server may read its memory, which a diff and recovering take.
         can_be_read: bool,
-        /// How many regions of memory it has.
+        /// The number of its memory regions.
         regions: usize,
-        /// How many bytes those are.
+        /// The bytes of those regions.
         len_bytes: u64,
-        /// How many bytes its smallest pages have.
+        /// The bytes of its smallest page.
         page_bytes: u64,
     },
-    /// A connection was closed that no machine came of.
+    /// A connection was closed, and is no VM.
     Refused {
         /// The number of the connection.
         session: u64,
         /// The process that connected; 0 if it is of a PID namespace that the server cannot see into.
         pid: u32,
-        /// Why.
+        /// The reason.
         reason: String,
         /// Whether the process was killed: its memory was handed over, and its faults would wait for ever.
         was_killed: bool,
     },
     /// A page cannot be produced, or no worker can be started.
     Failed {
-        /// Which session.
+        /// The number of the session.
         session: u64,
         /// The process of its monitor.
         pid: u32,
-        /// Where the page is in the image, in bytes.
+        /// The offset of the page in the image, in bytes.
         offset: u64,
-        /// Why.
+        /// The reason.
         reason: String,
         /// Whether the process was killed for it.
         was_killed: bool,
     },
-    /// The worker ended; machines that lack a page wait until the next one has taken over.
+    /// The worker ended; VMs that lack a page wait until the next one has taken over.
     WorkerEnded {
-        /// How it ended.
+        /// The exit status, or the signal.
         status: String,
-        /// How many machines it served.
+        /// The number of VMs that it served.
         sessions: usize,
     },
-    /// Another worker serves a machine from now on.
+    /// Another worker serves a VM.
     TakenOver {
-        /// Which session.
+        /// The number of the session.
         session: u64,
         /// The process of its monitor.
         pid: u32,
-        /// For how long it was not served, in nanoseconds.
+        /// The time without a worker, in nanoseconds.
         after_ns: u64,
     },
-    /// The next server serves all VMs from now on.
+    /// The next server serves all VMs.
     HandedOver {
-        /// How many there are.
+        /// The number of VMs.
         sessions: usize,
     },
-    /// Blocks of a machine's memory are no huge pages, which [`ServerOptions::huge`](crate::ServerOptions::huge)
-    /// asks for: once for each session.
+    /// Blocks of a VM's memory are no huge pages, which [`ServerOptions::huge`](crate::ServerOptions::huge) asks for:
+    /// once a session.
     NotHuge {
-        /// Which session.
+        /// The number of the session.
         session: u64,
         /// The process of its monitor.
         pid: u32,
-        /// Why the first of them is not.
+        /// The reason for the first such block.
         reason: String,
     },
     /// A monitor ended.
     Ended {
-        /// Which session.
+        /// The number of the session.
         session: u64,
         /// The process of its monitor.
         pid: u32,
-        /// For how long the last worker served it, in nanoseconds.
+        /// The time for which the last worker served it, in nanoseconds.
         served_ns: u64,
-        /// How many faults the last worker answered.
+        /// Faults that the last worker answered.
         faults: u64,
-        /// How many pages were put in place for them.
+        /// Pages that were installed for those faults.
         demand_pages: u64,
-        /// How many came along.
+        /// Pages that were installed along with them.
         around_pages: u64,
     },
 }

@@ -113,7 +113,7 @@ pub struct Keeper {
     /// The clients that read the memory of a session, and are passed to the worker next.
     captures: VecDeque<(u64, MessageSocket, File)>,
     next: u64,
-    /// Whether the system lacked something that an order needs, which is sent again.
+    /// Whether the system lacked a resource for an order, which is sent again.
     is_short: bool,
     /// The thread that makes huge pages, once it is needed.
     collapser: Option<Collapser>,
@@ -311,7 +311,7 @@ impl Keeper {
         }
     }
 
-    /// Returns how the worker is confined.
+    /// Returns the restrictions of the worker.
     #[must_use]
     pub fn sandbox(&self) -> &Sandbox {
         &self.opened.sandbox
@@ -329,7 +329,7 @@ impl Keeper {
         self.control.as_ref()?.metrics()
     }
 
-    /// Serves until `stop` rings. Then no VM is accepted any more, and it returns when the last one has ended, or when
+    /// Serves until `stop` rings. Then it accepts no further VM, and returns when the last one has ended, or when
     /// `stop` rings again. The worker has ended then.
     ///
     /// # Errors
@@ -374,7 +374,7 @@ impl Keeper {
     }
 
     /// Hands everything over to the server that waits for it, once connected monitors have sent their memory. Returns
-    /// whether that was done.
+    /// whether it did.
     fn has_handed_over(&mut self) -> bool {
         let is_silent = |machine: &Machine| machine.is_new() && !machine.has_descriptors();
         let waits = self.machines.values().any(is_silent);
@@ -418,7 +418,7 @@ impl Keeper {
         [start, stops, is_due.then_some(TICK)].into_iter().flatten().min()
     }
 
-    /// Stops accepting. Returns whether that was done before.
+    /// Stops accepting. Returns whether it had stopped before.
     fn is_stopped_again(&mut self) -> bool {
         if self.socket.is_none() {
             return true;

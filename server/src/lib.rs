@@ -1,9 +1,8 @@
-//! A page server: it restores virtual machines from images of their memory, page by page, as their faults
-//! ask for them.
+//! A page server: it restores virtual machines from images of their memory, page by page, as their faults ask for them.
 //!
-//! A virtual machine monitor connects to a Unix socket and hands over a userfaultfd of the machine's memory;
-//! from then on its faults are answered from the image. A machine whose page cannot be produced is ended,
-//! unless [`OnFailure`] states otherwise: it never sees other bytes than those of the image.
+//! A virtual machine monitor connects to a Unix socket and hands over a userfaultfd of the VM's memory; from then on its
+//! faults are answered from the image. A VM whose page cannot be produced is ended, unless [`OnFailure`] states
+//! otherwise: it never sees a byte that the image lacks.
 //!
 //! Two processes do it. The [`Keeper`] owns the socket and stores the messages of monitors. A [`Worker`] gets them from there,
 //! parses them and answers faults; when it dies, the keeper starts the next one, which takes over all VMs. A VM notices a

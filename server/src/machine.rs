@@ -33,7 +33,7 @@ pub(crate) const REGIONS: usize = 1024;
 pub(crate) const MESSAGE_BYTES: usize = 64 << 10;
 /// The longest part of a message that a worker gets: more than a message may have, so that the worker refuses it.
 pub(crate) const TAKEN_BYTES: usize = MESSAGE_BYTES + 1;
-/// The most descriptors of a client that are kept: its userfaultfd, and the log of an earlier server.
+/// The most descriptors that are kept of a client: its userfaultfd, and the log of an earlier server.
 const TAKEN_FDS: usize = 2;
 /// The most offers of a message that may be whole and is not: one in parts ends as a whole one does a few times.
 const OFFERS: u32 = 16;
@@ -99,13 +99,13 @@ pub(crate) struct Machine {
     fds: Vec<OwnedFd>,
     /// The number of descriptors that came and were not kept.
     other_fds: usize,
-    /// Whether the stream is not read any more.
+    /// Whether reading its stream has stopped.
     pub(crate) is_ended: bool,
     pub(crate) since: Instant,
     /// The bytes of its memory and of its smallest page, once a worker has served it.
     pub(crate) memory: Option<(u64, u64)>,
-    /// The log of what it gave back: of a VM, the file that its workers write one after the other; of a program, the sealed
-    /// log of its latest worker.
+    /// The log of the pages that it gave back: of a VM, the file that its workers write one after the other; of a
+    /// program, the sealed log of its latest worker.
     pub(crate) log: Option<OwnedFd>,
     /// The record of a VM in the store, and the number of bytes of its message there.
     pub(crate) record: Option<File>,
@@ -113,7 +113,7 @@ pub(crate) struct Machine {
     /// The image that an earlier server served it from.
     pub(crate) image: Option<String>,
     pub(crate) stats: Option<SessionStats>,
-    /// The number of its blocks that were made huge pages, and of those that were not.
+    /// The number of its blocks that were made huge pages, and of blocks that were not.
     pub(crate) huge_pages: u64,
     pub(crate) not_huge: u64,
     /// The number of workers that died while they looked at its message.
@@ -204,7 +204,8 @@ impl Machine {
         }
     }
 
-    /// Returns its descriptors for a worker: the stream, the pidfd, the log if there is one, and those that came from it.
+    /// Returns its descriptors for a worker: the stream, the pidfd, the log if there is one, and the descriptors that it
+    /// sent.
     pub(crate) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         let own = [self.stream.as_fd(), self.peer.as_fd()].into_iter();
         own.chain(self.log.iter().chain(&self.fds).map(AsFd::as_fd)).collect()
@@ -277,8 +278,8 @@ impl Machine {
         }
     }
 
-    /// Returns whether a worker has to look at it: its bytes may be a whole message, or none. So a monitor that sends one
-    /// byte at a time costs no offer for each.
+    /// Returns whether a worker has to look at it: its bytes may be a whole message, or no message. So a monitor that
+    /// sends one byte at a time costs no offer for each.
     pub(crate) fn may_be_whole(&self) -> bool {
         let bytes = self.bytes.trim_ascii();
         match bytes.first() {
@@ -290,7 +291,7 @@ impl Machine {
         }
     }
 
-    /// Returns whether it connected and left without a byte, as a probe of whether there is a server does.
+    /// Returns whether it connected and left without a byte, as a probe for a server does.
     pub(crate) fn is_probe(&self) -> bool {
         self.is_ended && self.bytes.is_empty() && self.count_descriptors() == 0
     }

@@ -1,7 +1,8 @@
 //! The messages of a keeper and its worker, over a socket of whole messages: [`Order`] one way, [`Report`] the other. The
 //! worker asks for each order, so the keeper never waits for it.
 //!
-//! Each message starts with a line of JSON, and descriptors come along. So do those of a keeper or a worker and its clients.
+//! Each message starts with a line of JSON, and descriptors come along. The messages between a keeper or a worker and its
+//! clients have the same form.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -20,7 +21,7 @@ use crate::metrics::Totals;
 use crate::sandbox::Sandbox;
 use crate::status::SessionStats;
 
-/// The longest part of a message beside that of a monitor.
+/// The longest part of a message beside the bytes of a monitor.
 const OTHER_BYTES: usize = 32 << 10;
 /// The number of attempts to send a message where the system lacks something, and the pause between two.
 const SHORTAGES: u32 = 300;
@@ -131,7 +132,7 @@ pub(crate) fn titled(title: &impl Serialize, bytes: &[u8]) -> io::Result<Vec<u8>
     Ok(message)
 }
 
-/// Returns the line of JSON that bytes start with, and what follows.
+/// Returns the line of JSON that bytes start with, and the bytes behind it.
 pub(crate) fn parse_titled<T: DeserializeOwned>(bytes: &[u8]) -> io::Result<(T, &[u8])> {
     let line = bytes.iter().position(|byte| *byte == b'\n').ok_or(io::ErrorKind::InvalidData)?;
     let title = serde_json::from_slice(&bytes[..line]);

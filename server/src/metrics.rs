@@ -24,13 +24,13 @@ const BOUNDS_NS: [u64; 12] = [
     10_000_000_000,
 ];
 
-/// The work that a server has done. It outlives the processes of the server, but for what a worker that was killed did in its
-/// last second.
+/// The work of a server. The totals outlive the processes of the server, but for the last second of a worker that was
+/// killed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct Totals {
-    /// Machines that were served.
+    /// VMs that were served.
     pub sessions: u64,
     /// Connections that were refused.
     pub refused: u64,
@@ -46,23 +46,23 @@ pub struct Totals {
     pub around_pages: u64,
     /// Pages that were installed before a thread touched them.
     pub prefetched_pages: u64,
-    /// Pages of those that are zero.
+    /// Zero pages among them.
     pub zero_pages: u64,
-    /// How often a frame of a packed image was needed that the cache had.
+    /// Frames of a packed image that were needed and in the cache.
     pub cache_hits: u64,
     /// Frames that were read from a packed image.
     pub decoded_frames: u64,
-    /// How many bytes they have, decoded.
+    /// The bytes of those frames, decoded.
     pub decoded_bytes: u64,
-    /// How many faults took at most 10, 20, 50, 100, 200 and 500 microseconds, 1, 5, 20 and 100 milliseconds, 1 and 10
-    /// seconds, or longer: each in the first step that holds it.
+    /// Faults that took at most 10, 20, 50, 100, 200 and 500 microseconds, 1, 5, 20 and 100 milliseconds, 1 and 10
+    /// seconds, or longer: each is counted in the first step that holds it.
     pub fault_counts: Vec<u64>,
-    /// How long all of them took, in nanoseconds.
+    /// The time that all of them took, in nanoseconds.
     pub fault_ns: u64,
 }
 
 impl Totals {
-    /// Returns what was done for one machine.
+    /// Returns the totals of one VM.
     pub(crate) fn of_machine(stats: &FaultStats, latencies: &[Latency]) -> Self {
         let mut totals = Self {
             faults: stats.faults,
@@ -81,7 +81,7 @@ impl Totals {
         totals
     }
 
-    /// Adds what was done elsewhere, or before.
+    /// Adds the totals of another worker, or of an earlier time.
     pub(crate) fn add(&mut self, other: &Self) {
         self.sessions += other.sessions;
         self.refused += other.refused;
@@ -125,7 +125,7 @@ impl Totals {
             );
         }
         let name = "uzone_fault_seconds";
-        let _ = writeln!(text, "# HELP {name} How long faults took.\n# TYPE {name} histogram");
+        let _ = writeln!(text, "# HELP {name} The time of a fault.\n# TYPE {name} histogram");
         let mut count = 0;
         for (at, bound) in BOUNDS_NS.iter().enumerate() {
             count += self.fault_counts.get(at).unwrap_or(&0);
@@ -148,10 +148,10 @@ impl Status {
         let mut text = String::new();
         let sessions = self.sessions.len() as u64;
         let all: [(&str, &str, u64); 6] = [
-            ("uzone_sessions", "Machines that are served.", sessions),
-            ("uzone_sessions_total", "Machines that were served.", self.totals.sessions),
+            ("uzone_sessions", "VMs that are served.", sessions),
+            ("uzone_sessions_total", "VMs that were served.", self.totals.sessions),
             ("uzone_greetings", "Connections without a whole message.", self.greetings as u64),
-            ("uzone_draining", "Whether no machine is accepted.", self.is_draining.into()),
+            ("uzone_draining", "Whether no VM is accepted.", self.is_draining.into()),
             ("uzone_worker_up", "Whether there is a worker.", self.worker.is_some().into()),
             ("uzone_worker_deaths_total", "Workers that died.", self.totals.worker_deaths),
         ];
@@ -176,7 +176,7 @@ impl Status {
             ("bad_pages_total", "Pages that are bad.", |stats| stats.bad_pages),
             ("huge_pages_total", "Huge pages that were made.", |stats| stats.huge_pages),
             ("not_huge_total", "Filled blocks that were not.", |stats| stats.not_huge),
-            ("held_total", "How often its budget was used up.", |stats| stats.held),
+            ("held_total", "Times that its budget was used up.", |stats| stats.held),
             ("shares_cpu", "Whether faults are answered on its CPU.", |stats| {
                 stats.shares_cpu.into()
             }),
@@ -201,7 +201,7 @@ impl Status {
     }
 }
 
-/// Returns the type of a metric, by its name: those that only grow end in `_total`.
+/// Returns the type of a metric by its name: a counter ends in `_total`.
 fn kind(name: &str) -> &'static str {
     if name.ends_with("_total") { "counter" } else { "gauge" }
 }

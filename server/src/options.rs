@@ -1,4 +1,4 @@
-//! How machines are served: [`ServerOptions`], [`OnFailure`], [`Prefetch`].
+//! Options of a server: [`ServerOptions`], [`OnFailure`], [`Prefetch`].
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -9,23 +9,23 @@ use uzone_fault::Budget;
 use uzone_pages::ByteLen;
 use uzone_snapshot::{DiskCache, RequestOptions, Root};
 
-/// What becomes of a machine that touches a page which cannot be produced.
+/// The policy for a VM that touches a page which cannot be produced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OnFailure {
-    /// Its monitor is killed. No other choice is safe for a machine: where the monitor or the kernel
-    /// emulates an access, a bad page reads as zero.
+    /// Its monitor is killed. No other choice is safe for a VM: where the monitor or the kernel emulates an access, a bad
+    /// page reads as zero.
     #[default]
     Kill,
     /// The page is bad: an access that is not emulated raises `SIGBUS` in the monitor.
     Poison,
-    /// The machine waits until it is ended.
+    /// The VM waits until it is ended.
     Hold,
 }
 
 /// Room for decoded frames.
 const CACHE: ByteLen = ByteLen::mib(64);
 
-/// How machines are served. A keeper and its worker have the same.
+/// The options of a server. A keeper and its worker have the same.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
     pub(crate) mode: u32,
@@ -49,14 +49,14 @@ pub struct ServerOptions {
     pub(crate) descriptors: Option<u64>,
 }
 
-/// Which pages are installed before a machine touches them.
+/// The pages that are installed before a VM touches them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Prefetch {
     /// The working set of the image, if it has one.
     #[default]
     OfImage,
-    /// Those of a file that was recorded ([`ServerOptions::record`]), or of the image's file in a folder. There
-    /// may be none yet.
+    /// The pages of a recorded file ([`ServerOptions::record`]), or of the image's file in a folder. The file may be
+    /// missing.
     File(PathBuf),
     /// None.
     No,
@@ -103,15 +103,15 @@ impl Default for ServerOptions {
 }
 
 impl ServerOptions {
-    /// Sets who may connect, as the mode of a file: its owner alone by default.
+    /// Sets the users that may connect, as the mode of a file: its owner alone by default.
     #[must_use]
     pub fn mode(mut self, mode: u32) -> Self {
         self.mode = mode;
         self
     }
 
-    /// Gives the socket to a group, by its number, before it gets its name: by default to that of this
-    /// process. The mode states what the group may do: 660 lets its members connect.
+    /// Gives the socket to a group, by its number, before it gets its name: by default to the group of this process. The
+    /// mode states the rights of the group: 660 lets its members connect.
     #[must_use]
     pub fn group(mut self, group: impl Into<Option<u32>>) -> Self {
         self.group = group.into();
@@ -119,7 +119,7 @@ impl ServerOptions {
     }
 
     /// Sets which users may connect, by their numbers: by default all whom the mode of the socket admits. A
-    /// connection of another user is closed, and its machine is treated as one that cannot be served. The user of
+    /// connection of another user is closed, and its VM is treated as one that cannot be served. The user of
     /// this process and root may connect in any case: either can do more to a server than connect to it.
     #[must_use]
     pub fn allow_users(mut self, users: impl Into<Option<Vec<u32>>>) -> Self {
@@ -134,30 +134,30 @@ impl ServerOptions {
             .is_none_or(|allowed| user == 0 || user == own || allowed.contains(&user))
     }
 
-    /// Sets what becomes of a machine whose page cannot be produced: its monitor is killed by default.
+    /// Sets the policy for a VM whose page cannot be produced: its monitor is killed by default.
     #[must_use]
     pub fn on_failure(mut self, on_failure: OnFailure) -> Self {
         self.on_failure = on_failure;
         self
     }
 
-    /// Sets how long a page may take to be produced, and how long there may be no worker: 30 seconds by
-    /// default.
+    /// Sets the longest time to produce a page, and the longest time without a worker: 30 seconds by default.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 
-    /// Records which pages machines touch, and in which order, in a file: a page number a line. What the file
-    /// has already stays in it. In a folder, the file is named by the root hash of the image. Faults are answered one page at a time then, so that each page is seen.
+    /// Records the pages that VMs touch, in that order, in a file: a page number a line. Lines that the file has already
+    /// stay. In a folder, the file is named by the root hash of the image. Faults are answered one page at a time then,
+    /// so that each page is seen.
     #[must_use]
     pub fn record(mut self, path: impl Into<Option<PathBuf>>) -> Self {
         self.record = path.into();
         self
     }
 
-    /// Sets which pages are installed before a machine touches them, while it waits for none: the working
+    /// Sets which pages are installed before a VM touches them, while it waits for none: the working
     /// set of the image by default.
     #[must_use]
     pub fn prefetch(mut self, prefetch: Prefetch) -> Self {
@@ -165,7 +165,7 @@ impl ServerOptions {
         self
     }
 
-    /// Sets whether machines get huge pages: by default they have what their monitor gave them. A fault brings what
+    /// Sets whether VMs get huge pages: by default they have what their monitor gave them. A fault brings what
     /// is left of its block of 2 MiB, zero pages take memory of their own, and the keeper has the kernel make huge
     /// pages of blocks that are filled, which takes `CAP_SYS_NICE` and the right to read the monitor's memory. What
     /// is no huge page is served all the same. Memory that has huge pages already is served by whole pages in any
@@ -176,7 +176,7 @@ impl ServerOptions {
         self
     }
 
-    /// Serves metrics for Prometheus by HTTP on an address, at `/metrics`, to all who can reach it; by
+    /// Serves metrics for Prometheus by HTTP on an address, at `/metrics`, to every client that can reach it; by
     /// default on the control socket alone.
     #[must_use]
     pub fn metrics(mut self, address: impl Into<Option<SocketAddr>>) -> Self {
@@ -192,7 +192,7 @@ impl ServerOptions {
         self
     }
 
-    /// Sets how many bytes of decoded frames are kept, for all machines: 64 MiB by default.
+    /// Sets the bytes of decoded frames that are kept, for all VMs: 64 MiB by default.
     #[must_use]
     pub fn cache(mut self, cache: ByteLen) -> Self {
         self.cache = cache;
@@ -215,8 +215,8 @@ impl ServerOptions {
         self
     }
 
-    /// Sets how many bytes of pages are kept for the programs that attach and share them: the whole image by
-    /// default. Beyond that, each has copies of its own.
+    /// Sets the bytes of pages that are kept for the programs that attach and share them: the whole image by default.
+    /// Beyond that, each has copies of its own.
     #[must_use]
     pub fn share(mut self, share: impl Into<Option<ByteLen>>) -> Self {
         self.share = share.into();
@@ -231,16 +231,16 @@ impl ServerOptions {
         self
     }
 
-    /// Limits what is done for each machine, so that one that faults without end holds up no other: by default
-    /// there is no limit, and machines have their turns.
+    /// Limits the work for each VM, so that one that faults without end holds up no other: by default there is no limit,
+    /// and VMs have their turns.
     #[must_use]
     pub fn budget(mut self, budget: Budget) -> Self {
         self.budget = budget;
         self
     }
 
-    /// Sets how many descriptors the keeper, and each worker, may have: by default the limit of the process. A machine
-    /// too many for that is refused by name.
+    /// Sets the most descriptors of the keeper, and of each worker: by default the limit of the process. One VM too many
+    /// is refused by name.
     #[must_use]
     pub fn descriptors(mut self, descriptors: impl Into<Option<u64>>) -> Self {
         self.descriptors = descriptors.into();

@@ -30,12 +30,12 @@ use seccompiler::{
 use serde::{Deserialize, Serialize};
 use uzone_os::privilege;
 
-/// What is asked for of Landlock; a kernel that knows less confines less.
+/// The version of Landlock that is asked for; an older kernel confines less.
 const LANDLOCK: ABI = ABI::V10;
 /// The libraries that the C library loads when it looks up the name of a server, and their list.
 const LIBRARIES: [&str; 5] = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache"];
 
-/// Where the names and certificates of servers are, and what the C library reads to look them up.
+/// The files with names and certificates of servers, and the files that the C library reads to look them up.
 const NETWORK: [&str; 9] = [
     "/etc/resolv.conf",
     "/etc/hosts",
@@ -47,7 +47,7 @@ const NETWORK: [&str; 9] = [
     "/etc/pki",
     "/usr/share/ca-certificates",
 ];
-/// What names a file that clients of object storage read, or a folder of certificates.
+/// The variables that name a file that clients of object storage read, or a folder of certificates.
 const CREDENTIALS: [&str; 7] = [
     "SSL_CERT_FILE",
     "SSL_CERT_DIR",
@@ -65,7 +65,7 @@ pub fn credential_files() -> Vec<PathBuf> {
     CREDENTIALS.iter().filter_map(std::env::var_os).map(PathBuf::from).collect()
 }
 
-/// How a worker is confined.
+/// The restrictions of a worker.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
@@ -78,11 +78,11 @@ pub struct Sandbox {
     pub landlock_abi: Option<u32>,
     /// Whether its threads have only the system calls that they need.
     pub seccomp: bool,
-    /// What is not in force, and why.
+    /// The restrictions that are not in force, and the reasons.
     pub missing: Vec<String>,
 }
 
-/// As the rest of "faults are answered as ...".
+/// The rest of the sentence "faults are answered as ...".
 impl fmt::Display for Sandbox {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let capabilities = if self.has_capabilities { "with" } else { "without" };
@@ -100,10 +100,10 @@ impl fmt::Display for Sandbox {
     }
 }
 
-/// What a worker needs.
+/// The files of a worker.
 #[derive(Debug, Default)]
 pub(crate) struct Files {
-    /// What is read.
+    /// The files that are read.
     pub(crate) read: Vec<PathBuf>,
     /// The folders that are written.
     pub(crate) written: Vec<PathBuf>,
@@ -112,8 +112,8 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    /// Returns what fetching needs: the names and certificates of servers, and files that the environment
-    /// names for credentials.
+    /// Returns the files for fetching: the names and certificates of servers, and files that the environment names for
+    /// credentials.
     pub(crate) fn remote() -> Self {
         let read = NETWORK.iter().map(PathBuf::from).chain(credential_files()).collect();
         Self { read, is_remote: true, ..Self::default() }
@@ -127,7 +127,7 @@ impl Sandbox {
         Ok(Self { missing, ..Self::now()? })
     }
 
-    /// Takes all capabilities from this thread, and what it starts.
+    /// Takes all capabilities from this thread, and from the threads that it starts.
     pub(crate) fn without_capabilities() -> io::Result<Self> {
         privilege::give_up_capabilities()?;
         privilege::report_denied_calls()?;
@@ -140,7 +140,7 @@ impl Sandbox {
         Ok(Self { user: privilege::user(), has_capabilities, ..Self::default() })
     }
 
-    /// Confines this thread, and what it starts, to some files.
+    /// Confines this thread, and the threads that it starts, to some files.
     pub(crate) fn confine_files(&mut self, files: &Files) {
         match restrict(files) {
             Ok(LandlockStatus::Available { effective_abi, .. }) => {
@@ -181,7 +181,7 @@ impl Sandbox {
         Ok(value)
     }
 
-    /// Confines this thread, and what it starts from now on, to its system calls.
+    /// Confines this thread, and the threads that it starts from then on, to its system calls.
     pub(crate) fn confine_calls(&mut self, is_remote: bool) {
         let (mut calls, mut without) = (main_calls(), vec![clone3()]);
         if is_remote {
@@ -203,7 +203,7 @@ impl Sandbox {
     }
 }
 
-/// What threads that answer faults do beside reading the image and installing pages.
+/// The work of threads that answer faults, beside reading the image and installing pages.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Beside {
     Nothing,
@@ -213,7 +213,7 @@ pub(crate) enum Beside {
     MemoryFiles,
 }
 
-/// How the reasons start why there is no filter of system calls.
+/// The first word of a reason for the lack of a filter of system calls.
 const SECCOMP: &str = "seccomp";
 
 fn allow(
@@ -221,12 +221,12 @@ fn allow(
     path: &Path,
     access: BitFlags<AccessFs>,
 ) -> Result<RulesetCreated, RulesetError> {
-    // What is not there, or cannot be opened, cannot be used either.
+    // A file that is missing, or cannot be opened, cannot be used either.
     let Ok(fd) = PathFd::new(path) else { return Ok(rules) };
     rules.add_rule(PathBeneath::new(fd, access))
 }
 
-/// Restricts this thread to some files. Returns what the kernel has of Landlock.
+/// Restricts this thread to some files. Returns the Landlock of this kernel.
 fn restrict(files: &Files) -> Result<LandlockStatus, RulesetError> {
     let read = make_bitflags!(AccessFs::{ReadFile});
     let change = make_bitflags!(AccessFs::{
@@ -250,8 +250,8 @@ fn restrict(files: &Files) -> Result<LandlockStatus, RulesetError> {
 
 type Calls = BTreeMap<i64, Vec<SeccompRule>>;
 
-/// Lets this thread, and what it starts, make these system calls alone. Those that it is to do without get an
-/// error, with which a program goes on.
+/// Restricts this thread, and the threads that it starts, to these system calls. The calls of `without` get an error,
+/// with which a program goes on.
 fn filter(calls: Calls, without: Vec<(Calls, i32)>) -> Result<(), seccompiler::Error> {
     let arch: TargetArch = std::env::consts::ARCH.try_into()?;
     let apply = |calls, otherwise, action| {
@@ -291,7 +291,7 @@ const SOCKET_KIND: u64 = 0xf;
 const UFFD: u64 = 0xaa00;
 const UFFD_ANSWERS: [u64; 7] =
     [UFFD | 2, UFFD | 3, UFFD | 4, UFFD | 5, UFFD | 6, UFFD | 7, UFFD | 8];
-/// How many bytes a socket has to read: asm-generic/ioctls.h.
+/// The request for the number of bytes that a socket has to read: asm-generic/ioctls.h.
 const FIONREAD: u64 = 0x541b;
 /// `UFFDIO_REGISTER`, `UFFDIO_UNREGISTER` and `UFFDIO_API`.
 const UFFD_BEGINNINGS: [u64; 3] = [UFFD, UFFD | 1, UFFD | 0x3f];
@@ -315,7 +315,7 @@ const ANSWERING: &[i64] = &[
     libc::SYS_mincore,
     CACHESTAT,
     libc::SYS_openat,
-    // Reports to the keeper, and the end of a machine without one.
+    // Reports to the keeper, and the end of a VM without one.
     libc::SYS_sendmsg,
     libc::SYS_pidfd_send_signal,
     // Waiting.
@@ -366,7 +366,7 @@ const ANSWERING: &[i64] = &[
     libc::SYS_exit_group,
 ];
 
-/// What the threads that read the image have beside these, where they keep frames in a folder.
+/// The further calls of threads that read the image and keep frames in a folder.
 const CACHING: &[i64] = &[
     libc::SYS_openat2,
     libc::SYS_flock,
@@ -379,7 +379,7 @@ const CACHING: &[i64] = &[
     libc::SYS_unlink,
 ];
 
-/// What a thread has beside these that writes memory files.
+/// The further calls of a thread that writes memory files.
 const WRITING: &[i64] = &[libc::SYS_recvfrom, libc::SYS_shutdown];
 
 /// `cachestat(2)` of Linux 6.5: asm-generic/unistd.h.
@@ -456,7 +456,7 @@ fn answering_calls() -> Calls {
     with_argument(&mut calls, libc::SYS_clone, 0, thread, &[thread]);
     // The end of this process alone: by abort(3), or a call that is denied.
     with_argument(&mut calls, libc::SYS_tgkill, 0, ALL, &[u64::from(std::process::id())]);
-    // The limits of this process, such as that of a stack.
+    // The limits of this process, such as its stack.
     with_argument(&mut calls, libc::SYS_prlimit64, 0, ALL, &[0]);
     // On which node pages of this process lie, and from which they come: none is moved without a list of nodes.
     with_arguments(&mut calls, libc::SYS_move_pages, &[(0, ALL, 0), (3, ALL, 0)]);
@@ -511,8 +511,8 @@ fn local_sockets() -> (Calls, i32) {
     (calls, libc::EACCES)
 }
 
-/// Admits sockets of the network, which those of other services of this host are not, and what the threads
-/// that fetch need.
+/// Admits sockets of the network, which the sockets of other services of this host are not, and the calls of the threads
+/// that fetch.
 fn add_network(calls: &mut Calls) {
     // The first is refused by an error: `local_sockets`.
     for domain in [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK] {
@@ -535,10 +535,10 @@ mod tests {
 
     use super::*;
 
-    /// Names what a process tries, or is not there in the process that starts them.
+    /// The variable that names an attempt. It is missing in the process that starts the attempts.
     const TRY: &str = "UZONE_SERVER_TEST_TRY";
 
-    /// What a thread that answers faults tries.
+    /// The attempt of a thread that answers faults.
     fn attempt(what: &str) -> io::Result<()> {
         match what {
             "a thread" => thread::Builder::new().spawn(|| {}).map(drop),

@@ -1,5 +1,5 @@
-//! The socket that monitors connect to: [`ListeningSocket`]. It has its group and its mode from the first moment on, since
-//! a monitor that may not connect ends its machine, and a socket that a dead server left is replaced.
+//! The socket that monitors connect to: [`ListeningSocket`]. It has its group and its mode from the first moment on,
+//! since a monitor that may not connect ends its VM, and a socket that a dead server left is replaced.
 
 use std::fmt::Write;
 use std::fs::{self, File};
@@ -17,12 +17,12 @@ use uzone_os::unix_socket;
 
 use crate::error::ServeError;
 
-/// How long to wait for another server that makes its socket, and how often to look.
+/// The longest time to wait for another server that makes its socket, and the pause between two looks.
 const TURN: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(1);
-/// How long the path of a socket may be: unix(7).
+/// The longest path of a socket: unix(7).
 const LONGEST: usize = 107;
-/// How many sockets were made: their first names differ by that.
+/// The number of sockets that were made: their first names differ by it.
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
 /// A socket with a name, which is removed when this is dropped.
@@ -30,9 +30,9 @@ static NEXT: AtomicU64 = AtomicU64::new(0);
 pub(crate) struct ListeningSocket {
     pub(crate) listener: UnixListener,
     path: PathBuf,
-    /// What tells the file with the name from another process's, which took the name meanwhile.
+    /// The identity of the file with the name: another process may have taken the name meanwhile.
     file: Option<(u64, u64)>,
-    /// Whether the name is another process's now.
+    /// Whether another process has the name.
     is_left: bool,
 }
 
@@ -50,7 +50,7 @@ pub(crate) fn turn_in(folder: Option<&Path>) -> Option<File> {
     Some(lock)
 }
 
-/// Returns what tells a file from others.
+/// Returns the identity of a file: its device and inode.
 fn file_at(path: &Path) -> Option<(u64, u64)> {
     fs::symlink_metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
 }
@@ -72,8 +72,8 @@ pub(crate) fn escaped(bytes: &[u8], plain: &[u8]) -> String {
 }
 
 impl ListeningSocket {
-    /// Listens on `path`. `mode` is who may connect, as of a file: writing is what it takes. Its group is that of
-    /// this process unless `group` names another.
+    /// Listens on `path`. `mode` is the mode of the socket's file: connecting takes the right to write. Its group is the
+    /// group of this process unless `group` names another.
     pub(crate) fn bind(path: &Path, mode: u32, group: Option<u32>) -> Result<Self, ServeError> {
         // Of two servers that start at once, the second finds the first.
         let _turn = turn_in(path.parent());
@@ -96,8 +96,7 @@ impl ListeningSocket {
             Err(cause) => return Err(failed(cause)),
         }
         if path.as_os_str().len() > LONGEST {
-            let reason =
-                format!("a socket with a path of more than {LONGEST} bytes cannot be connected to");
+            let reason = format!("no client can connect to a path of more than {LONGEST} bytes");
             return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, reason)));
         }
         // It gets its name when it has its group and then its mode: no other group has the rights of that.
@@ -139,7 +138,7 @@ impl ListeningSocket {
         !self.is_left
     }
 
-    /// Lets no process connect any more, in any process that holds the socket. Connections that are made already can
+    /// Stops connections to the socket, in every process that has it. Connections that are made already can
     /// still be accepted.
     pub(crate) fn close(&self) {
         self.remove_name();
@@ -199,7 +198,7 @@ mod tests {
             });
             assert_eq!(bound.iter().flatten().count(), 1, "round {round}");
             assert!(UnixStream::connect(&path).is_ok());
-            // As one that was killed: the name stays.
+            // Like a server that was killed: the name stays.
             for socket in bound.into_iter().flatten() {
                 if round % 2 == 0 {
                     socket.leave();
@@ -219,7 +218,7 @@ mod tests {
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o620);
         let error = ListeningSocket::bind(&path, 0o600, None).unwrap_err();
         assert!(matches!(error, ServeError::InUse { .. }), "{error}");
-        // As one that was killed: the name stays.
+        // Like a server that was killed: the name stays.
         let ListeningSocket { listener, .. } = &first;
         let _ = listener.accept();
         drop(UnixListener::bind(folder.join("dead")).unwrap());

@@ -12,7 +12,7 @@ use crate::sandbox::Sandbox;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct Status {
-    /// Where monitors connect.
+    /// The socket that monitors connect to.
     pub socket: String,
     /// The image: the path of its file, or its URL.
     pub image: String,
@@ -24,19 +24,19 @@ pub struct Status {
     pub keeper: u32,
     /// The process of the worker, if there is one.
     pub worker: Option<u32>,
-    /// How the latest worker is confined.
+    /// The restrictions of the latest worker.
     pub sandbox: Sandbox,
-    /// How many workers died.
+    /// Workers that died.
     pub worker_deaths: u64,
-    /// Whether no machine is accepted any more.
+    /// Whether the server accepts no further VM.
     pub is_draining: bool,
-    /// How many machines were served so far.
+    /// VMs that were served so far.
     pub sessions_served: u64,
-    /// How many connections have sent no whole message yet.
+    /// Connections without a whole message.
     pub greetings: usize,
-    /// The totals for all machines, with those of processes of this server that have ended.
+    /// The totals of all VMs, with the totals of processes of this server that have ended.
     pub totals: Totals,
-    /// The machines.
+    /// The VMs.
     pub sessions: Vec<SessionStatus>,
 }
 
@@ -55,13 +55,13 @@ pub struct SessionStatus {
     pub can_be_killed: bool,
     /// Whether the server may read its memory, which a diff and recovering take.
     pub can_be_read: bool,
-    /// How many bytes of memory it has.
+    /// The bytes of its memory.
     pub len_bytes: u64,
-    /// How many bytes its smallest pages have.
+    /// The bytes of its smallest page.
     pub page_bytes: u64,
-    /// For how long it has been connected, in nanoseconds.
+    /// The time since it connected, in nanoseconds.
     pub connected_ns: u64,
-    /// What its worker has done for it; nothing while there is none.
+    /// The work of its worker; `None` while there is none.
     pub stats: Option<SessionStats>,
 }
 
@@ -78,22 +78,22 @@ pub struct SessionStats {
     pub around_pages: u64,
     /// Pages that were installed before a thread touched them.
     pub prefetched_pages: u64,
-    /// Pages of those that are zero, and take no memory until they are written.
+    /// Zero pages among them, which take no memory until they are written.
     pub zero_pages: u64,
     /// Pages that could not be produced, and are bad.
     pub bad_pages: u64,
-    /// Blocks of 2 MiB that the keeper had made huge pages, since it has the machine
+    /// Blocks of 2 MiB that were made huge pages, since the keeper has the VM
     /// ([`ServerOptions::huge`](crate::ServerOptions::huge)).
     pub huge_pages: u64,
-    /// Blocks that are filled, and that the kernel made no huge pages.
+    /// Filled blocks that the kernel made no huge pages of.
     pub not_huge: u64,
-    /// How often its budget was used up ([`ServerOptions::budget`](crate::ServerOptions::budget)).
+    /// The number of times that its budget was used up ([`ServerOptions::budget`](crate::ServerOptions::budget)).
     pub held: u64,
-    /// Whether faults are answered on the one CPU that the monitor is kept to.
+    /// Whether faults are answered on the one CPU of the monitor.
     pub shares_cpu: bool,
-    /// Pages that are being produced now.
+    /// Pages that are being produced.
     pub pending_pages: u64,
-    /// For how long the oldest of them has been, in nanoseconds.
+    /// The time for which the oldest of them has been, in nanoseconds.
     pub oldest_pending_ns: u64,
 }
 

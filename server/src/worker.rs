@@ -45,18 +45,18 @@ use crate::sandbox::Sandbox;
 /// session numbers with this bit.
 const KEEPER: u64 = 0;
 const CLIENT: u64 = 1 << 63;
-/// How often a machine is probed whose monitor ended before it did.
+/// The pause between two probes of a VM whose monitor has ended.
 const PROBE: Duration = Duration::from_millis(200);
 
-/// Why a machine is not served.
+/// The reason for refusing a VM.
 const NO_DESCRIPTORS: &str = "a process of this server has as many descriptors as it may, or the system has: raise \
                               the hard limit (LimitNOFILE= of a unit, or `ulimit -Hn`)";
-/// How often the worker reports its totals to the keeper.
+/// The pause between two reports of the totals to the keeper.
 const TELL_EVERY: Duration = Duration::from_secs(1);
-/// How often it is written down which pages machines touch.
+/// The pause between two writes of the recorded pages.
 const RECORD_EVERY: Duration = Duration::from_secs(2);
 
-/// What a keeper sends to a worker before all else.
+/// The first message of a keeper to a worker.
 #[derive(Debug)]
 pub struct WorkerStart {
     keeper: MessageSocket,
@@ -79,14 +79,14 @@ impl WorkerStart {
         Ok(Self { keeper, files, has_machines })
     }
 
-    /// Returns whether machines may wait for the worker: it is better to serve them without what costs time alone.
+    /// Returns whether VMs may wait for the worker: it is better to serve them without files that save time alone.
     #[must_use]
     pub fn has_machines(&self) -> bool {
         self.has_machines
     }
 }
 
-/// Answers the faults of machines from one image, in a process of its own.
+/// Answers the faults of VMs from one image, in a process of its own.
 pub struct Worker {
     opened: Opened,
     /// The pages that attached programs share, if any of them asked for that.
@@ -111,11 +111,11 @@ pub struct Worker {
 impl Worker {
     /// Opens `image`, a packed image or the raw bytes of memory. With the `start` of a keeper, an
     /// image that was open in an earlier worker is the same, although its files may have been
-    /// replaced since; and where machines wait, a list of pages that cannot be read or written is a
+    /// replaced since; and where VMs wait, a list of pages that cannot be read or written is a
     /// warning.
     ///
-    /// Unless [`ServerOptions::sandbox`] turns that off, this thread and those that it starts are confined
-    /// from then on, for good: so this is for a process of its own, before it has other threads.
+    /// Unless [`ServerOptions::sandbox`] turns that off, this thread and the threads that it starts are confined for
+    /// good. So this is for a process of its own, before it has other threads.
     ///
     /// # Errors
     /// [`ServeError`]: the image cannot be read, or a thread is refused.
@@ -146,7 +146,7 @@ impl Worker {
         })
     }
 
-    /// Returns how this process is confined.
+    /// Returns the restrictions of this process.
     #[must_use]
     pub fn sandbox(&self) -> &Sandbox {
         &self.opened.sandbox
@@ -262,12 +262,12 @@ impl Worker {
             recording.add(&session.memory.take_trace().0);
         }
         if let Err(cause) = recording.write() {
-            tracing::warn!(%cause, "the pages that machines touch cannot be recorded");
+            tracing::warn!(%cause, "cannot record the pages that VMs touch");
         }
         self.recorded = Instant::now();
     }
 
-    /// Looks at a session by the clock from now on: what has ended stays ready.
+    /// Checks a session by the clock from then on: the descriptor of an ended process stays ready.
     fn monitor_ended(&mut self, number: u64) {
         if let Some(session) = self.sessions.get(&number) {
             for fd in session.watched() {
@@ -395,7 +395,7 @@ impl Worker {
         let (image, shares) = (self.opened.image.clone(), file.is_some());
         let reply = Reply::Image { image, len_bytes: len.get(), shares };
         protocol::reply(&machine.stream, &reply, file.as_ref().map(AsFd::as_fd))
-            .map_err(|cause| format!("it does not take the answer: {cause}"))
+            .map_err(|cause| format!("it does not read the answer: {cause}"))
     }
 
     /// Returns the pages that attached programs share.
@@ -467,7 +467,7 @@ fn decline(keeper: &MessageSocket, order: &Order) -> bool {
             return false;
         }
     } else {
-        tracing::warn!("an order of the keeper is not obeyed: {NO_DESCRIPTORS}");
+        tracing::warn!("cannot obey an order of the keeper: {NO_DESCRIPTORS}");
     }
     messages::send(keeper, &READY, &[]).is_ok()
 }

@@ -9,7 +9,7 @@
 //! devdax and system RAM.
 //!
 //! Units: sizes and offsets are bytes.
-//! Cost: what is said about a device is four files of sysfs, about 50 us.
+//! Cost: the facts about a device are four files of sysfs, about 50 us.
 //! Source: `drivers/dax` of Linux and `Documentation/ABI/testing/sysfs-bus-dax`; `MAP_SYNC` in
 //! mmap(2).
 
@@ -24,14 +24,14 @@ use uzone_pages::{ByteLen, PageSize};
 use crate::host::root::{SysError, SystemRoot, if_there};
 use crate::map::shortage::MapError;
 
-/// The largest alignment that Linux gives a DAX device: what one entry of a page upper directory
-/// maps, on a kernel with the largest base pages.
+/// The largest alignment that Linux gives a DAX device: the reach of one entry of a page upper directory, on a kernel
+/// with the largest base pages.
 const MAX_ALIGN: u64 = 4 << 40;
 
 /// A DAX device, as the kernel describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DaxDevice {
-    /// How many bytes it has: a multiple of `align`, never zero.
+    /// The number of bytes that it has: a multiple of `align`, never zero.
     pub size: ByteLen,
     /// The size of the pages in which it is mapped. Offsets, lengths and addresses of its mappings
     /// are multiples of it.
@@ -111,7 +111,7 @@ fn numbered(root: &SystemRoot, major: u32, minor: u32) -> Result<DaxDevice, MapE
     described(root, &directory)
 }
 
-/// Returns the error for what the kernel has no entry of, or none that can be read.
+/// Returns the error for a file that the kernel lacks, or that cannot be read.
 fn unread(path: PathBuf, cause: io::Error) -> MapError {
     let problem = format!(
         "{} should lead to the subsystem of the device, and cannot be read: mount sysfs at /sys",

@@ -1,4 +1,4 @@
-//! How many descriptors this process may have, and those that it was started with: [`limit`], [`raise_limit`],
+//! The limit of this process's descriptors, and the descriptors that it was started with: [`limit`], [`raise_limit`],
 //! [`close_inherited`].
 //!
 //! Unsafe: closing a descriptor by its number.
@@ -16,13 +16,13 @@ const FIRST: RawFd = 3;
 /// Up to which number descriptors are looked for one by one.
 const MOST: RawFd = 1 << 16;
 
-/// Returns how many descriptors this process may have.
+/// Returns the number of descriptors that this process may have.
 #[must_use]
 pub fn limit() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
-/// Lets this process, and those that it starts from now on, have as many descriptors as the hard limit admits.
+/// Lets this process, and processes that it starts, have as many descriptors as the hard limit admits.
 ///
 /// # Errors
 /// The error of setrlimit(2).

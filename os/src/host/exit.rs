@@ -5,7 +5,8 @@
 
 use std::io;
 
-/// Has `hook` called when the process ends by exit(3) or by a return from `main`, before what was registered earlier.
+/// Has `hook` called when the process ends by exit(3) or by a return from `main`, before hooks that were registered
+/// earlier.
 /// It must not panic, which would abort the process.
 ///
 /// # Errors

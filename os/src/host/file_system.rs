@@ -1,5 +1,5 @@
-//! What there is room for in a directory, and files in it that have no name, for good or until they are
-//! finished: [`room`], [`nameless_file`], [`NewFile`], [`OutFile`]. Files of a directory
+//! Room in a directory, and files in it that have no name, for good or until they are finished: [`room`],
+//! [`nameless_file`], [`NewFile`], [`OutFile`]. Files of a directory
 //! that others may write to: [`Folder`]. The holes of sparse files: [`next_data`],
 //! [`hole_problem`]. A file in a file system that is in a file: [`file_of_image`].
 //!
@@ -35,19 +35,19 @@ pub use new_file::{NewFile, OutFile, is_stdout, mode_for};
 /// `TMPFS_MAGIC` and `RAMFS_MAGIC` of linux/magic.h.
 const IN_MEMORY: [i128; 2] = [0x0102_1994, 0x8584_58f6];
 
-/// What there is room for in a directory.
+/// The room in a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
-    /// What the file system has left for this user.
+    /// The bytes that the file system has left for this user.
     pub free: ByteLen,
-    /// How long one file may become by the limits of this process (`ulimit -f`); `None` is as long as there
+    /// The longest file by the limits of this process (`ulimit -f`); `None` is as long as there
     /// is room. A write behind that raises a signal.
     pub longest_file: Option<ByteLen>,
     /// Whether files there take memory: it is a tmpfs.
     pub is_memory: bool,
 }
 
-/// Returns what there is room for in a directory.
+/// Returns the room in a directory.
 ///
 /// # Errors
 /// The error of statfs(2): there is no such directory, or it may not be looked into.
@@ -61,8 +61,8 @@ pub fn room(directory: &Path) -> io::Result<Room> {
     })
 }
 
-/// Mounts a file system that a file contains, opens a file in it to read, and takes the mount away again: it
-/// lasts as long as what is returned is open, whatever becomes of this process, and no other one finds it.
+/// Mounts a file system that a file contains, opens a file in it to read, and takes the mount away again: it lasts as
+/// long as the returned file is open, also if this process is killed, and no other process finds it.
 ///
 /// # Errors
 /// The error of mount(2): this process is not privileged, or the kernel mounts such a file system from block
@@ -113,7 +113,7 @@ fn renounce_name(directory: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// After how long a read is tried again that a device has failed.
+/// The pause before a read that a device has failed is tried again.
 const AGAIN: [Duration; 3] =
     [Duration::from_millis(10), Duration::from_millis(50), Duration::from_millis(250)];
 

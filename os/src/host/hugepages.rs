@@ -1,4 +1,4 @@
-//! Transparent huge pages and the pools of hugetlb pages: what the host is set to and what it has.
+//! Transparent huge pages and the pools of hugetlb pages: the settings of the host, and its counts.
 //!
 //! Everything is read from `/sys`, through a [`SystemRoot`]; the parsers are pure. Nothing here
 //! changes a setting: that is for the administrator, and the errors of this package say how.
@@ -53,7 +53,7 @@ fn parse_choice(text: &str) -> Option<&'static str> {
     CHOICES.into_iter().find(|word| *word == chosen)
 }
 
-/// How the host is set for transparent huge pages, by the kernel's words.
+/// The host's setting for transparent huge pages, in the kernel's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Thp {
     /// For anonymous memory: `always`, `madvise` or `never`.
@@ -62,11 +62,11 @@ pub struct Thp {
     pub defrag: &'static str,
     /// For memory files: `always`, `within_size`, `advise`, `never`, `deny` or `force`.
     pub shmem: &'static str,
-    /// How long one is.
+    /// The length of a huge page.
     pub pmd_size: ByteLen,
 }
 
-/// Returns how the host is set for transparent huge pages, or `None` if its kernel has none.
+/// Returns the host's setting for transparent huge pages, or `None` if its kernel has none.
 ///
 /// # Errors
 /// [`SysError`] names the file that could not be read or understood.
@@ -84,21 +84,21 @@ pub fn thp(root: &SystemRoot) -> Result<Option<Thp>, SysError> {
 
 /// A hugetlb pool of the host, or the part of one that lies on a NUMA node. Counts are pages of its size.
 ///
-/// `free` includes what is `reserved`, that is promised to mappings which have not touched it yet:
+/// `free` includes the `reserved` pages, which are promised to mappings that have not touched them yet:
 /// a new mapping can have `free - reserved`, and `overcommit - surplus` more from the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Pool {
     /// The size of its pages.
     pub size: PageSize,
-    /// How many it has.
+    /// The pages of the pool.
     pub total: u64,
-    /// How many are not in use.
+    /// The pages that are not in use.
     pub free: u64,
-    /// How many of those are promised; of a node the kernel does not count them.
+    /// The promised pages among them; of a node the kernel does not count them.
     pub reserved: u64,
-    /// How many it has beyond what it was set to.
+    /// The pages beyond its setting.
     pub surplus: u64,
-    /// How many it may have beyond what it was set to; a node has no such limit.
+    /// The most pages beyond its setting; a node has no such limit.
     pub overcommit: u64,
 }
 

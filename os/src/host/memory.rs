@@ -1,7 +1,7 @@
-//! How much memory this process may still take: [`available`].
+//! The memory that this process may still take: [`available`].
 //!
-//! The answer is the smallest of what the host has, what each control group above the process leaves
-//! (version 1 and 2), and what the limits of the process leave. It names that limit. File pages that the
+//! The answer is the smallest of the memory of the host, the rest of each control group above the process (version 1 and
+//! 2), and the rest of the limits of the process. It names that limit. File pages that the
 //! kernel can take back at once are available, in a group as on the host. It is a snapshot: other processes
 //! take memory too, so a plan based on it can still fail.
 //!
@@ -20,7 +20,7 @@ use crate::host::root::{SysError, SystemRoot, if_there, kib_field};
 /// pages of 64 KiB that is this number.
 const UNLIMITED: u64 = 0x7fff_ffff_ffff_0000;
 
-/// What limits the memory that this process may still take.
+/// The limit of the memory that this process may still take.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Limit {
@@ -28,7 +28,7 @@ pub enum Limit {
     System,
     /// A control group, by the directory of its files.
     Cgroup {
-        /// Where its limit can be read, and raised.
+        /// The file with its limit, which can be raised there.
         path: PathBuf,
     },
     /// The address space limit of the process, `RLIMIT_AS`.
@@ -48,17 +48,16 @@ impl fmt::Display for Limit {
     }
 }
 
-/// How much memory this process may still take.
+/// The memory that this process may still take.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Available {
-    /// How much.
+    /// The bytes.
     pub bytes: ByteLen,
-    /// What it is limited by.
+    /// The limit.
     pub limited_by: Limit,
 }
 
-/// Returns the host's memory: all of it, and what can be had without swapping, as the kernel
-/// estimates it.
+/// Returns the host's memory: all of it, and the part that is available without swapping, by the kernel's estimate.
 ///
 /// # Errors
 /// [`SysError`] if `/proc/meminfo` cannot be read or understood.
@@ -67,7 +66,7 @@ pub fn system(root: &SystemRoot) -> Result<(ByteLen, ByteLen), SysError> {
     root.parse("proc/meminfo", wanted, |text| two_fields(text, "MemTotal", "MemAvailable"))
 }
 
-/// Returns what this process has, by the kernel's account: the addresses that are mapped, with or
+/// Returns the memory of this process, by the kernel's account: the addresses that are mapped, with or
 /// without memory, and the page tables for them, of every level, which are memory of the kernel.
 ///
 /// # Errors
@@ -82,7 +81,7 @@ fn two_fields(text: &str, one: &str, other: &str) -> Option<(ByteLen, ByteLen)> 
     Some((of(one)?, of(other)?))
 }
 
-/// Returns how much memory this process may still take, and what limits it.
+/// Returns the memory that this process may still take, and its limit.
 ///
 /// # Errors
 /// [`SysError`] names the file that could not be read or understood. A control group that is not there, or
@@ -123,8 +122,8 @@ fn available_under(
     Ok(least)
 }
 
-/// Returns the control groups with a limit on memory that this process is in, innermost first: the directory
-/// of each, and what it may still take.
+/// Returns the control groups with a limit on memory that this process is in, innermost first: the directory of each, and
+/// the memory that it may still take.
 fn cgroups(root: &SystemRoot) -> Result<Vec<(PathBuf, ByteLen)>, SysError> {
     let Some(memberships) = if_there(root.read("proc/self/cgroup"))? else {
         // A kernel without control groups.
@@ -259,8 +258,8 @@ fn parse_stat(text: &str, name: &str) -> Option<u64> {
     })
 }
 
-/// Returns the directory of a group, and what the group may still take: `limit - (usage - inactive_file)`, and
-/// at least nothing and at most the limit, because the numbers are not read at one moment. File pages that
+/// Returns the directory of a group, and the memory that it may still take: `limit - (usage - inactive_file)`, and at
+/// least nothing and at most the limit, because the numbers are not read at one moment. File pages that
 /// were not used lately count as usage, and the kernel takes them back before it refuses anything; container
 /// tools leave them out for the same reason.
 fn read_group(
@@ -325,7 +324,7 @@ mod tests {
     #[test]
     fn inactive_file_pages_of_a_group_are_available() {
         const GIB: u64 = 1 << 30;
-        // Usage and memory.stat of each version, and what is left of a limit of 3 GiB.
+        // Usage and memory.stat of each version, and the rest of a limit of 3 GiB.
         for (usage, stat_1, stat_2, left) in [
             (GIB, "total_inactive_file 0\n", "inactive_file 0\n", 2 * GIB),
             (

@@ -11,7 +11,7 @@ use crate::map::mapping::Mapping;
 
 /// A bit for each node that Linux can be built for.
 const WORDS: usize = 16;
-/// How many pages of a mapping are looked at.
+/// The number of pages of a mapping that are looked at.
 const SAMPLE: usize = 16;
 
 /// Returns the node of the CPU that this thread runs on; `None` if the kernel does not say.
@@ -42,7 +42,7 @@ impl Mapping {
     /// (`MPOL_INTERLEAVE`).
     ///
     /// # Errors
-    /// As [`Mapping::prefer_node`].
+    /// Like [`Mapping::prefer_node`].
     pub fn interleave(&self, nodes: &[u32]) -> io::Result<()> {
         self.set_policy(libc::MPOL_INTERLEAVE, nodes)
     }

@@ -1,4 +1,4 @@
-//! Nodes and CPUs: which there are, how many of them this thread may use, and keeping to some of them.
+//! Nodes and CPUs: a list of them, the CPUs that this thread may use, and keeping to some of them.
 //!
 //! Source: `/sys/devices/system/node`, sched_getaffinity(2), sched_setaffinity(2).
 
@@ -23,9 +23,9 @@ pub struct Node {
     pub number: u32,
     /// Its CPUs; none on a node of memory alone.
     pub cpus: Vec<u32>,
-    /// How much memory it has.
+    /// The memory that it has.
     pub total: ByteLen,
-    /// How much of it is free.
+    /// The free part of it.
     pub free: ByteLen,
 }
 
@@ -94,7 +94,7 @@ pub fn has_several_nodes() -> bool {
     *SEVERAL.get_or_init(|| node_numbers(&SystemRoot::host()).is_ok_and(|nodes| nodes.len() > 1))
 }
 
-/// Returns how many CPUs this thread may use. A quota of its control group is another matter, and
+/// Returns the number of CPUs that this thread may use. A quota of its control group is another matter, and
 /// `std::thread::available_parallelism` heeds it.
 ///
 /// # Errors
@@ -104,7 +104,7 @@ pub fn current_cpu_count() -> Result<usize, SysError> {
     Ok(set.count() as usize) // a `u32` fits: the crate compiles for 64-bit targets alone
 }
 
-/// Returns which of `cpus` this thread may use.
+/// Returns the CPUs of `cpus` that this thread may use.
 ///
 /// # Errors
 /// [`SysError::Cpus`] if the kernel does not say.
@@ -143,8 +143,7 @@ pub fn keep_thread_to(cpus: &[u32]) -> Result<(), SysError> {
             set.set(cpu);
         }
     }
-    // The kernel leaves out what the control group of the process does not have, and refuses what is
-    // left if that is nothing.
+    // The kernel leaves out the CPUs that the control group of the process lacks, and refuses an empty rest.
     sched_setaffinity(None, &set).map_err(|cause| {
         if cause == Errno::INVAL {
             SysError::NoCpu { asked }

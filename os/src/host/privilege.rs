@@ -1,8 +1,8 @@
-//! What this process may do beyond its user's rights, and giving that up: [`capabilities`],
-//! [`give_up_capabilities`], [`keep_capabilities`]; and a last line for a process that makes a system call which a filter denies
+//! The rights of this process beyond its user's, and giving them up: [`capabilities`], [`give_up_capabilities`],
+//! [`keep_capabilities`]; and a last line for a process that makes a system call which a filter denies
 //! ([`report_denied_calls`]).
 //!
-//! Unsafe: what the handler of SIGSYS does.
+//! Unsafe: the handler of SIGSYS.
 //! Source: capabilities(7), prctl(2), seccomp(2), signal-safety(7).
 
 use std::io::{self, Write};
@@ -12,7 +12,7 @@ pub use rustix::thread::CapabilitySet;
 
 use crate::host::signals::{default_action, exchange};
 
-/// How many capabilities there can be.
+/// The number of capabilities that there can be.
 const CAPABILITIES: u32 = 64;
 
 /// Returns whether a filter decides about the system calls of this thread (seccomp(2)).
@@ -40,7 +40,7 @@ pub fn capabilities() -> io::Result<(u64, bool)> {
     Ok((bits, rustix::thread::no_new_privs()?))
 }
 
-/// Gives up all capabilities of this thread, and of what it starts, for good: also a program of root's has
+/// Gives up all capabilities of this thread, and of the threads that it starts, for good: also a program of root's has
 /// none. The user stays the same.
 ///
 /// # Errors
@@ -50,8 +50,8 @@ pub fn give_up_capabilities() -> io::Result<()> {
     keep_capabilities(CapabilitySet::empty())
 }
 
-/// Gives up all capabilities of this thread, and of what it starts, but those that it has of `kept`: a program
-/// of root's has no other, and that of another user has none. The user stays the same.
+/// Gives up all capabilities of this thread, and of the threads that it starts, but for its own of `kept`: a program of
+/// root's has no other, and a program of another user has none. The user stays the same.
 ///
 /// # Errors
 /// The error of capget(2), prctl(2) or capset(2).
@@ -73,7 +73,7 @@ pub fn keep_capabilities(kept: CapabilitySet) -> io::Result<()> {
     Ok(rustix::thread::set_capabilities(None, left)?)
 }
 
-/// The head of what the kernel hands a handler of SIGSYS: asm-generic/siginfo.h.
+/// The head of the structure that the kernel hands a handler of SIGSYS: asm-generic/siginfo.h.
 #[repr(C)]
 struct DeniedCall {
     signal: libc::c_int,
@@ -114,7 +114,7 @@ extern "C" fn on_denied(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut
     // SAFETY: this prctl(2) writes 16 bytes at most, with a zero behind the last, to the array of that size.
     unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
     let name = name.split(|byte| *byte == 0).next().unwrap_or_default().escape_ascii();
-    // On the stack; what there is no room for is left out.
+    // On the stack; text beyond its room is left out.
     let mut line = io::Cursor::new([0_u8; 160]);
     let _ = writeln!(
         line,

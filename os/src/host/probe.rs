@@ -1,4 +1,4 @@
-//! What this kernel and host offer: one function for each fact.
+//! Facts about this kernel and host: one function for each.
 //!
 //! Each returns a typed value or the reason why not, and none changes anything. A caller asks once
 //! and passes the answer on as a value.
@@ -32,7 +32,7 @@ pub fn cpu_model(root: &SystemRoot) -> Result<Option<String>, SysError> {
     }))
 }
 
-/// Returns how many mappings a process may have (`vm.max_map_count`).
+/// Returns the number of mappings that a process may have (`vm.max_map_count`).
 ///
 /// # Errors
 /// [`SysError`] if the file cannot be read or understood.
@@ -40,8 +40,8 @@ pub fn max_map_count(root: &SystemRoot) -> Result<u64, SysError> {
     root.number("proc/sys/vm/max_map_count")
 }
 
-/// Returns how the kernel promises memory (`vm.overcommit_memory`): with 0 it refuses what is
-/// obviously too much, with 1 nothing, and with 2 what it could not give all at once; lazy
+/// Returns the kernel's policy for promising memory (`vm.overcommit_memory`): with 0 it refuses an obvious excess, with 1
+/// nothing, and with 2 all that it could not give at once; lazy
 /// reservation counts too.
 ///
 /// # Errors
@@ -52,7 +52,7 @@ pub fn overcommit(root: &SystemRoot) -> Result<u64, SysError> {
     })
 }
 
-/// Returns how much memory this process may lock, or `None` if there is no limit. A process with
+/// Returns the memory that this process may lock, or `None` if there is no limit. A process with
 /// `CAP_IPC_LOCK` is not bound by it.
 #[must_use]
 pub fn memlock_limit() -> Option<ByteLen> {
@@ -71,8 +71,7 @@ pub fn pagemap_scan_is_known() -> Result<bool, SysError> {
 /// user code alone: then a system call that touches missing memory fails.
 ///
 /// # Errors
-/// What the kernel answered, if it gives nothing: a want of permission, what [`uffd_is_absent`] knows, or another
-/// reason.
+/// The kernel's error, if it gives nothing: a want of permission, an error of [`uffd_is_absent`], or another one.
 pub fn uffd_syscall() -> io::Result<bool> {
     match open::by_syscall() {
         Err(Errno::PERM | Errno::ACCESS) if open::user_mode_only().is_ok() => Ok(false),
@@ -83,7 +82,7 @@ pub fn uffd_syscall() -> io::Result<bool> {
 /// Returns whether the device gives this process faults of the kernel too: it does, if the process may open it.
 ///
 /// # Errors
-/// As [`uffd_syscall`].
+/// Like [`uffd_syscall`].
 pub fn uffd_device() -> io::Result<bool> {
     Ok(open::by_device().map(|_| true)?)
 }

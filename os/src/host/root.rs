@@ -1,6 +1,6 @@
 //! Reading `/proc` and `/sys`, of this host or of a made-up tree: [`SystemRoot`].
 //!
-//! What the files say is parsed by pure functions beside each mechanism. This file only finds and
+//! The text of the files is parsed by pure functions beside each mechanism. This file only finds and
 //! reads them, and gives every failure the path it belongs to.
 //!
 //! Cost: one open, read and close a call. None of it belongs in a fault path.
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use uzone_pages::ErrorKind;
 
-/// Where the kernel's files are found: `/` on a host, a directory of files in a test.
+/// The place of the kernel's files: `/` on a host, a directory of files in a test.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SystemRoot(PathBuf);
 
@@ -21,20 +21,20 @@ pub enum SysError {
     /// The file could not be read.
     #[error("cannot read {path}: {cause}", path = path.display())]
     Read {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What the kernel answered.
+        /// The kernel's error.
         #[source]
         cause: io::Error,
     },
-    /// The file was read and does not hold what its name promises.
+    /// The file was read and does not hold the value that its name promises.
     #[error("{path} should hold {wanted}, and holds {found:?}", path = path.display())]
     Format {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What was looked for.
+        /// The expected value.
         wanted: &'static str,
-        /// What stands there, shortened.
+        /// The text of the file, shortened.
         found: String,
     },
     /// The kernel does not report which CPUs this thread may use.
@@ -45,22 +45,22 @@ pub enum SysError {
         "this thread may use none of the {asked} CPUs it was to keep to: widen its affinity, or the cpuset of its control group"
     )]
     NoCpu {
-        /// How many there were to choose from.
+        /// The number that there were to choose from.
         asked: usize,
     },
     /// The kernel did not let this thread keep to CPUs that it may use.
     #[error("cannot keep this thread to {asked} CPUs: {cause}")]
     Placement {
-        /// How many they were.
+        /// Their number.
         asked: usize,
-        /// What the kernel answered.
+        /// The kernel's error.
         #[source]
         cause: io::Error,
     },
 }
 
 impl SysError {
-    /// Returns what kind of failure this is.
+    /// Returns the kind of failure.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
@@ -81,7 +81,7 @@ impl SysError {
     }
 }
 
-/// Returns what was read, or `None` where the file is not there.
+/// Returns the value, or `None` where the file is missing.
 pub(crate) fn if_there<T>(answer: Result<T, SysError>) -> Result<Option<T>, SysError> {
     match answer {
         Err(error) if error.is_absent() => Ok(None),
@@ -102,7 +102,7 @@ impl SystemRoot {
         Self(directory.into())
     }
 
-    /// Returns where `path` is found under this root; a leading slash is ignored.
+    /// Returns the place of `path` under this root; a leading slash is ignored.
     #[must_use]
     pub fn path(&self, path: impl AsRef<Path>) -> PathBuf {
         let path = path.as_ref();
@@ -118,7 +118,7 @@ impl SystemRoot {
         std::fs::read_to_string(&path).map_err(|cause| SysError::Read { path, cause })
     }
 
-    /// Returns what `parse` makes of the text of a file.
+    /// Returns the result of `parse` for the text of a file.
     ///
     /// # Errors
     /// [`SysError::Read`], or [`SysError::Format`] where `parse` returns `None`.
@@ -140,7 +140,7 @@ impl SystemRoot {
     /// Returns the number that is all a file holds.
     ///
     /// # Errors
-    /// As [`SystemRoot::parse`].
+    /// Like [`SystemRoot::parse`].
     pub fn number(&self, path: impl AsRef<Path>) -> Result<u64, SysError> {
         self.parse(path, "a whole number", |text| text.trim().parse().ok())
     }

@@ -31,7 +31,7 @@ const SYNCHRONOUS: [libc::c_int; 7] = [
 ];
 
 thread_local! {
-    /// How many values hold signals back from this thread, and the mask from before the first.
+    /// The number of values that hold signals back from this thread, and the mask from before the first.
     static HOLDING: Cell<(u32, Option<libc::sigset_t>)> = const { Cell::new((0, None)) };
 }
 
@@ -42,12 +42,12 @@ thread_local! {
 #[derive(Debug)]
 #[must_use = "signals come again when it is dropped"]
 pub struct Held {
-    // What it changed is of the thread that made it.
+    // Its change is to the thread that made it.
     _of_this_thread: PhantomData<*mut ()>,
 }
 
 impl Held {
-    /// Holds signals back from now on.
+    /// Holds signals back.
     #[inline]
     pub fn hold() -> Self {
         let (count, before) = HOLDING.get();
@@ -140,8 +140,8 @@ pub(crate) fn set_of(signals: &[libc::c_int]) -> libc::sigset_t {
     // SAFETY: the call above has written it.
     let mut set = unsafe { set.assume_init() };
     for signal in signals {
-        // SAFETY: sigaddset(3) changes a set that is initialised, and refuses what is no signal, or
-        // one of the C library's own.
+        // SAFETY: sigaddset(3) changes a set that is initialised, and refuses a number that is no signal, or one of the
+        // C library's own.
         unsafe { libc::sigaddset(&raw mut set, *signal) };
     }
     set
@@ -165,8 +165,8 @@ pub(crate) fn default_action() -> libc::sigaction {
     unsafe { core::mem::zeroed() }
 }
 
-/// Sets the action of a signal if there is one to set, and returns the one before. A handler that is
-/// set may run on any thread at any time, and does what handlers may do.
+/// Sets the action of a signal if there is one to set, and returns the one before. A handler that is set may run on any
+/// thread at any time, and obeys signal-safety(7).
 pub(crate) fn exchange(
     signal: libc::c_int,
     new: Option<&libc::sigaction>,
@@ -175,8 +175,8 @@ pub(crate) fn exchange(
     let new = new.map_or(std::ptr::null(), std::ptr::from_ref);
     // SAFETY: sigaction(2) reads an action, or none where the pointer is null, and writes the old
     // one; both live over the call. The action is the default one, one that this function returned,
-    // or one of `sigbus::handler`, `uffd::bare` and `privilege`: their functions take what
-    // `SA_SIGINFO` has the kernel hand them, and do only what signal-safety(7) allows.
+    // or one of `sigbus::handler`, `uffd::bare` and `privilege`: their functions take the arguments of `SA_SIGINFO`, and
+    // do only what signal-safety(7) allows.
     let answer = unsafe { libc::sigaction(signal, new, &mut old) };
     if answer == 0 { Ok(old) } else { Err(io::Error::last_os_error()) }
 }

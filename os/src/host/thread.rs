@@ -42,7 +42,7 @@ pub fn thread_faults() -> u64 {
 /// no privilege. Threads that it starts run the same way.
 ///
 /// # Errors
-/// What the kernel answered; a seccomp filter may forbid it. Then the thread runs as before.
+/// The kernel's error; a seccomp filter may forbid it. Then the thread runs as before.
 pub fn idle() -> io::Result<()> {
     let parameters = libc::sched_param { sched_priority: 0 };
     // SAFETY: the structure lives over the call, and 0 names this thread.
@@ -51,19 +51,19 @@ pub fn idle() -> io::Result<()> {
 }
 
 /// Gives this thread the lowest of the ordinary priorities (a nice value of 19): it yields to others
-/// and still gets on, as a thread has to that holds what others wait for. It needs no privilege.
+/// and still gets on, as a thread must that holds a lock which others wait for. It needs no privilege.
 /// Threads that it starts run the same way.
 ///
 /// # Errors
-/// What the kernel answered; a seccomp filter may forbid it. Then the thread runs as before.
+/// The kernel's error; a seccomp filter may forbid it. Then the thread runs as before.
 pub fn low() -> io::Result<()> {
     // On Linux a nice value is a thread's, and no number stands for the one that calls.
     Ok(rustix::process::setpriority_process(None, 19)?)
 }
 
-/// How often [`pause`] lets threads run of the same priority.
+/// The rounds in which [`pause`] lets threads of the same priority run.
 const YIELDS: u32 = 8;
-/// For how long it sleeps then.
+/// The sleep of later rounds.
 pub(crate) const PAUSE: Duration = Duration::from_micros(50);
 
 /// Lets the thread run that the calling one waits for, before it looks again: `round` counts those looks. After a few

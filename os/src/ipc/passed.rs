@@ -16,7 +16,7 @@ use crate::map::create;
 
 /// The number of the first one.
 const FIRST: RawFd = 3;
-/// How many there are at most.
+/// The most descriptors.
 const MOST: RawFd = 1 << 16;
 
 /// Takes the descriptors that the service manager has passed to this process, each with its name: none at

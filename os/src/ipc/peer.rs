@@ -28,10 +28,10 @@ use crate::map::options::Vaddr;
 /// `SO_PEERPIDFD`, Linux 6.5: asm-generic/socket.h.
 const PEER_PIDFD: libc::c_int = 77;
 
-/// How many descriptors one receive takes at most; the kernel closes further ones.
+/// The most descriptors that one receive takes; the kernel closes further ones.
 const DESCRIPTORS: usize = 16;
 
-/// How many descriptors of a process are compared with another one: more take this process too long.
+/// The most descriptors of a process that are compared with another one: more take this process too long.
 const COMPARED: usize = 1 << 16;
 
 /// A process that connected to a Unix socket.
@@ -62,8 +62,8 @@ impl Peer {
         Ok(Self { pid, uid, pidfd })
     }
 
-    /// Takes what another process learned of a peer: its number, its user, and a pidfd of it. `None` for a
-    /// number that no process has.
+    /// Takes a peer from the facts of another process: its number, its user, and a pidfd of it. `None` for a number that
+    /// no process has.
     #[must_use]
     pub fn from_parts(pid: u32, uid: u32, pidfd: OwnedFd) -> Option<Self> {
         let pid = Pid::from_raw(pid.cast_signed())?;
@@ -98,7 +98,7 @@ impl Peer {
         if peer.started()? == started { Ok(peer) } else { Err(io::ErrorKind::NotFound.into()) }
     }
 
-    /// Returns when it started, in clock ticks since the system did.
+    /// Returns the time of its start, in clock ticks since the system did.
     ///
     /// # Errors
     /// [`io::ErrorKind::NotFound`] if it has ended, and otherwise the error of the system.
@@ -111,7 +111,7 @@ impl Peer {
         started.ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    /// Fails if it has ended: what was read by its number before may be another's.
+    /// Fails if it has ended: facts that were read by its number may be about another process.
     fn is_there(&self) -> io::Result<()> {
         let mut ended = [PollFd::new(&self.pidfd, PollFlags::IN)];
         match rustix::event::poll(&mut ended, Some(&Timespec::default()))? {
@@ -195,7 +195,7 @@ impl Peer {
 
     /// Makes huge pages of its memory from `start` on (`MADV_COLLAPSE`), whatever the host is set to. Both the
     /// address and the length are multiples of a huge page. Returns `None` if all are made, and
-    /// otherwise what the kernel answered: there is no free huge page, or pages are in use.
+    /// otherwise the kernel's error: there is no free huge page, or pages are in use.
     ///
     /// No byte changes. Where missing pages raise events of a userfaultfd, a huge page of which a part is
     /// missing, or is the kernel's page of zeroes, is not made.
@@ -320,8 +320,8 @@ unsafe fn socket_option<T>(
     if answer == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Receives what is there of a Unix socket into `buffer`, and appends the descriptors that came along to
-/// `fds`; they are closed when a program is started. Returns how many bytes there were: none at the end.
+/// Receives the pending bytes of a Unix socket into `buffer`, and appends the descriptors that came along to `fds`; they
+/// are closed when a program is started. Returns the number of bytes: zero at the end.
 ///
 /// # Errors
 /// [`io::ErrorKind::InvalidData`] if more than 16 descriptors came at once, of which those beyond are
@@ -336,7 +336,7 @@ pub fn receive(stream: impl AsFd, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> 
     Ok(bytes)
 }
 
-/// Sends bytes, at least one, and up to 16 descriptors with the first of them. Returns how many bytes were
+/// Sends bytes, at least one, and up to 16 descriptors with the first of them. Returns the number of bytes that were
 /// taken.
 ///
 /// # Errors

@@ -24,7 +24,7 @@ pub struct MessageSocket(OwnedFd);
 /// A message that came.
 #[derive(Debug)]
 pub struct Message {
-    /// How many bytes it has: never zero.
+    /// The number of bytes that it has: never zero.
     pub bytes: usize,
     /// The descriptors that came with it, which are closed when a program is started.
     pub fds: Vec<OwnedFd>,
@@ -33,7 +33,7 @@ pub struct Message {
     pub lacks_fds: bool,
 }
 
-/// How many descriptors a message has at most.
+/// The most descriptors of a message.
 const DESCRIPTORS: usize = 20;
 
 impl MessageSocket {
@@ -87,14 +87,14 @@ impl MessageSocket {
     /// sent was received.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidData`] if the message is longer than the buffer (it is lost then, and what came with it
+    /// [`io::ErrorKind::InvalidData`] if the message is longer than the buffer (it is lost then, and its descriptors are
     /// closed); otherwise the error of recvmsg(2).
     pub fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<Message>> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
         let mut fds = Vec::new();
         let (bytes, flags) = loop {
             match receive(self.0.as_fd(), &mut space, buffer, &mut fds) {
-                // Reported once, and before what the other side had sent.
+                // Reported once, and before the messages of the other side.
                 Err(Errno::CONNRESET) => {}
                 received => break received?,
             }
@@ -117,7 +117,7 @@ impl AsFd for MessageSocket {
     }
 }
 
-/// How many connections may wait to be accepted.
+/// The most connections that may wait to be accepted.
 const BACKLOG: i32 = 4096;
 
 /// Makes a socket with a name that does not exist yet. It refuses connections until [`listen`], so that it can be
@@ -142,7 +142,7 @@ pub fn listen(socket: OwnedFd) -> io::Result<UnixListener> {
     Ok(UnixListener::from(socket))
 }
 
-/// Sends bytes, and at most [`DESCRIPTORS`] descriptors with them, and returns how many bytes were taken. No signal
+/// Sends bytes, and at most [`DESCRIPTORS`] descriptors with them, and returns the number of bytes that were taken. No signal
 /// is raised if the other side has ended.
 pub(crate) fn send(
     socket: BorrowedFd<'_>,
@@ -164,7 +164,7 @@ pub(crate) fn send(
 }
 
 /// Waits for bytes of a socket, and appends the descriptors that come with them to `fds`, as many as `space` has
-/// room for. Returns how many bytes there were, and the kernel's flags, which state whether bytes or descriptors were
+/// room for. Returns the number of bytes, and the kernel's flags, which state whether bytes or descriptors were
 /// cut off.
 pub(crate) fn receive(
     socket: BorrowedFd<'_>,

@@ -1,4 +1,4 @@
-//! Huge pages for what is mapped already, giving pages back, and bringing writes to the file of a
+//! Huge pages for mapped memory, giving pages back, and bringing writes to the file of a
 //! mapping: [`Mapping::advise_huge`], [`Mapping::collapse`], [`Mapping::discard`],
 //! [`Mapping::punch`], [`Mapping::sync`].
 //!
@@ -20,7 +20,7 @@ use crate::map::mapping::{Mapping, MappingError};
 use crate::map::options::{Access, Sharing};
 
 impl Mapping {
-    /// Asks for transparent huge pages, from now on, wherever they fit (`MADV_HUGEPAGE`). Whether that has
+    /// Asks for transparent huge pages, wherever they fit (`MADV_HUGEPAGE`). Whether that has
     /// an effect is a setting of the host, which [`hugepages::thp`] returns; on memory of a hugetlb pool it
     /// has none.
     ///
@@ -30,7 +30,7 @@ impl Mapping {
         self.advise(0..self.mapped_len(), Advice::LinuxHugepage, "MADV_HUGEPAGE")
     }
 
-    /// Asks for no transparent huge pages, from now on (`MADV_NOHUGEPAGE`). Those that are there stay.
+    /// Asks for no transparent huge pages (`MADV_NOHUGEPAGE`). Those that are there stay.
     ///
     /// # Errors
     /// [`MappingError::Advice`] if the kernel has no transparent huge pages.
@@ -38,7 +38,7 @@ impl Mapping {
         self.advise(0..self.mapped_len(), Advice::LinuxNoHugepage, "MADV_NOHUGEPAGE")
     }
 
-    /// Keeps the mapping from processes that this one forks off, from now on (`MADV_DONTFORK`): what
+    /// Keeps the mapping from processes that this one forks off afterwards (`MADV_DONTFORK`): a thread that
     /// touches it there gets `SIGSEGV`. Without that, a missing page of memory that is registered with a
     /// userfaultfd would be zero there.
     ///
@@ -48,7 +48,7 @@ impl Mapping {
         self.advise(0..self.mapped_len(), Advice::LinuxDontFork, "MADV_DONTFORK")
     }
 
-    /// Leaves the mapping out of core dumps, from now on (`MADV_DONTDUMP`). With a crash, the kernel looks at every page of
+    /// Leaves the mapping out of core dumps (`MADV_DONTDUMP`). With a crash, the kernel looks at every page of
     /// the others, whether it is present or not: half a minute for 64 GiB.
     ///
     /// # Errors
@@ -59,8 +59,8 @@ impl Mapping {
 
     /// Makes huge pages of a range (`MADV_COLLAPSE`), whatever the host is set to. No byte changes;
     /// pages that were not present become so. Returns `None` if every huge page that fits in the
-    /// range is one now. Otherwise some are not, and it may work later, and the result is what the
-    /// kernel answered: there was no free huge page, or pages were in use. [`Mapping::huge_backed`]
+    /// range is one. Otherwise some are not, and it may work later, and the result is the kernel's error: there was no
+    /// free huge page, or pages were in use. [`Mapping::huge_backed`]
     /// returns how many are.
     ///
     /// # Errors
@@ -125,9 +125,8 @@ impl Mapping {
     }
 
     /// Gives the pages of a range back to the kernel, in such a way that its bytes read as zero afterwards,
-    /// in every mapping: private anonymous memory as [`Mapping::discard`] does, and what is shared by a hole
-    /// in the file. The range must start and end at pages, as there. Other mappings of the file see zeroes
-    /// at once, byte for byte of what they map.
+    /// in every mapping: private anonymous memory as [`Mapping::discard`] does, and shared memory by a hole in the file.
+    /// The range must start and end at pages, as there. Other mappings of the same bytes of the file see zeroes at once.
     ///
     /// # Errors
     /// [`AccessError::CutsPage`], [`MappingError::NotPunchable`] for memory that has other bytes behind it
@@ -160,7 +159,7 @@ impl Mapping {
     /// Writes the pages of a range to the storage of the file behind the mapping, and waits for
     /// that. It lasts as long as the file system does: a memory file has no storage.
     ///
-    /// Costs one msync(2), which takes what the device takes.
+    /// Costs one msync(2), and the time of the device.
     ///
     /// # Errors
     /// [`MappingError::Sync`] if the device failed; [`MappingError::Access`] if the range is not
@@ -214,7 +213,7 @@ impl Mapping {
     }
 }
 
-/// Returns why a call with `MADV_COLLAPSE` did not do all now, whose error is the last one of this
+/// Returns the reason why a call with `MADV_COLLAPSE` did not do all, whose error is the last one of this
 /// thread if it failed.
 pub(crate) fn collapsed(is_done: bool) -> io::Result<Option<io::Error>> {
     if is_done {

@@ -3,13 +3,12 @@
 //! A shared mapping changes when another process writes, and two threads of ours may call at the
 //! same time. So memory is seen as a row of atomic 64-bit words and every access is one whole,
 //! aligned word; a byte in part of a word is changed by compare-and-swap, so that its neighbours
-//! keep what another writer puts there meanwhile. Racing calls may therefore see old and new words side
+//! keep the stores of another writer. Racing calls may therefore see old and new words side
 //! by side; they never see a torn word, and nothing about them is undefined.
 //!
 //! It may also turn out not to be there, and touching it raises SIGBUS. On x86-64 the words are touched in
 //! routines that the handler of [`sigbus`](crate::sigbus) knows, if it is installed: then the copy stops at the
-//! bad word and returns an error. How a copy is cut into words is written once, here, and what touches a
-//! word is a [`Copier`].
+//! bad word and returns an error. How a copy is cut into words is written once, here, and a [`Copier`] touches the words.
 //!
 //! Gigabytes move the same way, and faster: [`Mapping::zero_by`](crate::Mapping::zero_by) and
 //! [`copy_by`](crate::Mapping::copy_by) take the stores of `uzone-stream`, of which many go past the cache,
@@ -35,27 +34,27 @@ pub enum AccessError {
     /// The range has no byte, or ends before it starts.
     #[error("bytes {start:#x} to {end:#x} are none")]
     Empty {
-        /// Where it starts.
+        /// The start.
         start: u64,
-        /// Where it ends.
+        /// The end.
         end: u64,
     },
     /// The range ends behind the mapping.
     #[error("bytes {start:#x} to {end:#x} are not all inside a mapping of {len_bytes:#x} bytes")]
     Beyond {
-        /// Where it starts.
+        /// The start.
         start: u64,
-        /// Where it ends; the largest number if that has no 64-bit number.
+        /// The end; the largest number if that has no 64-bit number.
         end: u64,
-        /// How long the mapping is.
+        /// The length of the mapping.
         len_bytes: u64,
     },
     /// The range cuts a page.
     #[error("bytes {start:#x} to {end:#x} do not start and end at multiples of {page}")]
     CutsPage {
-        /// Where it starts.
+        /// The start.
         start: u64,
-        /// Where it ends.
+        /// The end.
         end: u64,
         /// The size of a page of the mapping.
         page: PageSize,
@@ -63,9 +62,9 @@ pub enum AccessError {
     /// The mapping is read-only.
     #[error("cannot write {len_bytes} bytes at {offset:#x}: the mapping is read-only")]
     ReadOnly {
-        /// Where the write would have started.
+        /// The start of the write.
         offset: u64,
-        /// How many bytes were given.
+        /// The number of bytes that were given.
         len_bytes: usize,
     },
     /// The memory is not there: touching it raised SIGBUS. Only once
@@ -74,29 +73,29 @@ pub enum AccessError {
         "cannot {direction} the byte at {offset:#x} of the mapping, at {address}, after {copied_bytes} of {len_bytes} bytes: {kind}"
     )]
     Bus {
-        /// What was to be done with the bytes.
+        /// The direction of the copy.
         direction: Touch,
         /// The address of the first byte that was not copied.
         address: Addr,
-        /// Where it is, in bytes from the start of the mapping.
+        /// The position, in bytes from the start of the mapping.
         offset: u64,
-        /// How many bytes before it were copied. On a broken page they may be up to 31 fewer than
+        /// The number of bytes before it that were copied. On a broken page they may be up to 31 fewer than
         /// were: the hardware names the page, and the code knows how many it has counted. None
         /// of a clearing or a copy by a [`CopyMethod`](uzone_stream::CopyMethod), which go in any order.
         copied_bytes: usize,
-        /// How many were to be copied.
+        /// The number of bytes that were to be copied.
         len_bytes: usize,
-        /// What is wrong, as the kernel reports it.
+        /// The problem, as the kernel reports it.
         kind: BusKind,
-        /// How much is broken, as in [`BusError::lsb`](crate::sigbus::BusError::lsb).
+        /// The part that is broken, as in [`BusError::lsb`](crate::sigbus::BusError::lsb).
         lsb: u8,
     },
     /// The bytes are not whole words.
     #[error("bytes {start:#x} to {end:#x} are no words: words start and end at multiples of 8")]
     CutsWord {
-        /// Where they start.
+        /// The start.
         start: u64,
-        /// Where they end.
+        /// The end.
         end: u64,
     },
 }
@@ -120,7 +119,7 @@ impl AccessError {
         Ok(())
     }
 
-    /// Returns what kind of failure this is.
+    /// Returns the kind of failure.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
@@ -136,7 +135,7 @@ impl AccessError {
 /// Copies `out.len()` bytes that start `offset` bytes into `words`.
 ///
 /// # Errors
-/// [`Fault`] at the first word that is not there. What is before it is copied.
+/// [`Fault`] at the first word that is not there. The bytes before it are copied.
 ///
 /// # Panics
 /// If the bytes are not all inside, which the caller has checked.
@@ -170,7 +169,7 @@ pub(crate) fn read<C: Copier>(
 /// Copies `bytes` to where they start `offset` bytes into `words`.
 ///
 /// # Errors
-/// [`Fault`] at the first word that is not there. What is before it is copied.
+/// [`Fault`] at the first word that is not there. The bytes before it are copied.
 ///
 /// # Panics
 /// If the bytes are not all inside, which the caller has checked.

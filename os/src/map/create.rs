@@ -23,8 +23,8 @@ use crate::map::mapping::{Mapping, Request};
 use crate::map::options::{Access, Anonymous, HugeAdvice, MAX_ALIGN, Sharing};
 use crate::map::shortage::MapError;
 
-/// Where memory that should be huge starts, unless something else is asked for: a multiple of
-/// what x86-64 and AArch64 with 4 KiB pages map with one entry.
+/// The start of memory that should be huge, unless something else is asked for: a multiple of the reach of one entry on
+/// x86-64 and on AArch64 with 4 KiB pages.
 const HUGE_ALIGN: u64 = 2 << 20;
 
 /// `HUGETLBFS_MAGIC`, from statfs(2).
@@ -73,7 +73,7 @@ impl Mapping {
         };
         match mapping.ask(&(0..mapping.mapped_len()), advice) {
             // A kernel without transparent huge pages, or a filter that denies the call: it is only
-            // advice, and the memory is what it would be without.
+            // advice, and the memory is the same without it.
             Ok(()) | Err(Errno::INVAL) => Ok(mapping),
             Err(Errno::PERM | Errno::ACCESS) if how.huge == HugeAdvice::Advise => Ok(mapping),
             Err(cause) => Err(MapError::Advice { len, advice: name, cause: cause.into() }),
@@ -119,7 +119,7 @@ impl Mapping {
         })
     }
 
-    /// Seals the memory file behind this mapping for good: from now on only mappings that exist already write
+    /// Seals the memory file behind this mapping for good: only mappings that exist already write
     /// to it. Other processes that get its descriptor can read it, and map it privately.
     ///
     /// # Errors
@@ -195,8 +195,7 @@ impl Mapping {
     /// driver chooses one, and maps nothing elsewhere.
     ///
     /// Stores reach persistent memory when their cache lines are flushed; there is no msync(2) to
-    /// wait for. A page is mapped when it is first touched. Costs one mmap(2) and what [`device`]
-    /// does.
+    /// wait for. A page is mapped when it is first touched. Costs one mmap(2) and the cost of [`device`].
     ///
     /// # Errors
     /// As [`device`] if `file` is no DAX device; [`MapError::CutsPage`] or [`MapError::BeyondDax`]
@@ -214,9 +213,8 @@ impl Mapping {
         })
     }
 
-    /// Maps `len` bytes of a file on a DAX mount, from `offset` on, shared and writable, so that
-    /// the memory of the file is what is mapped and no copy of it (`MAP_SYNC`): a store lasts once
-    /// its cache lines are flushed, without fsync(2).
+    /// Maps `len` bytes of a file on a DAX mount, from `offset` on, shared and writable. The mapping is the memory of the
+    /// file itself and no copy of it (`MAP_SYNC`): a store lasts once its cache lines are flushed, without fsync(2).
     ///
     /// As for [`Mapping::file`], another process may truncate the file. Costs three system calls.
     ///
@@ -368,7 +366,7 @@ fn inspect(fd: BorrowedFd<'_>, offset: u64, len: ByteLen) -> Result<(PageSize, b
     if !offset.is_multiple_of(page.bytes()) {
         return Err(MapError::CutsPage { start: offset, len, page });
     }
-    // A device has no length here; its driver refuses what it does not have.
+    // A device has no length here; its driver refuses a range that it lacks.
     let file_len = u64::try_from(stat.st_size).unwrap_or(0);
     let is_inside = offset.checked_add(len.get()).is_some_and(|end| end <= file_len);
     if is_regular && !is_inside {

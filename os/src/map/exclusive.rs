@@ -5,12 +5,12 @@
 //! host's size or of a hugetlb pool. A file is not, and neither is a memory file that [`Mapping::memfd`]
 //! made, for its descriptor is for handing out. Of those the caller may know more: that no other process
 //! has mapped the file, or that all of them keep away from some of its bytes. It asserts that with an
-//! [`Exclusivity`], which is `unsafe` to make and names one mapping. What could go wrong without it is a
+//! [`Exclusivity`], which is `unsafe` to make and names one mapping. The danger without it is a
 //! data race, also where every word would be atomic on our side: an initialiser needs a slice, and a slice
 //! must not change under it.
 //!
 //! Values are plain data of which every pattern of bits is one. Memory that was never touched reads as values of
-//! zero bits, and costs nothing until it is. What changes bytes takes `&mut self` here, where [`Mapping`] takes
+//! zero bits, and costs nothing until it is. A method that changes bytes takes `&mut self` here, where [`Mapping`] takes
 //! `&self`: a slice is lent by borrowing, and nothing may move under it.
 //! Unsafe: this is the file that makes slices out of a mapping.
 
@@ -30,8 +30,7 @@ use crate::map::shortage::MapError;
 /// one can change.
 ///
 /// `T` is plain data: any bytes are a value (`FromBytes`). Atomics qualify. Values are not dropped,
-/// only their memory is unmapped. Where `T` has padding, what stands there afterwards is not
-/// specified.
+/// only their memory is unmapped. Where `T` has padding, its bytes afterwards are not specified.
 ///
 /// # Invariants
 /// 1. `mapping` is private, or the caller vouched for its bytes with an [`Exclusivity`]; and it is readable and
@@ -68,14 +67,14 @@ impl Exclusivity {
     /// 1. Nothing else changes them: no other process, no device, no page server, and nothing in this
     ///    process, be it through another mapping, a file descriptor or a raw pointer.
     /// 2. Nothing else in this process reads them but by system calls.
-    /// 3. What is behind them stays: a file is not truncated below them, and no hole is punched.
+    /// 3. The memory behind them stays: a file is not truncated below them, and no hole is punched.
     #[must_use]
     pub unsafe fn assert(mapping: &Mapping) -> Self {
         Self { origin: mapping.origin() }
     }
 }
 
-/// Returns how many bytes a mapping has.
+/// Returns the number of bytes that a mapping has.
 fn len_of(mapping: &Mapping) -> usize {
     // It was a `usize` when it was mapped.
     mapping.len().to_usize().unwrap_or(mapping.mapped_len())
@@ -137,7 +136,7 @@ impl Exclusive {
     /// Cuts the memory in two, as [`Mapping::cut`] does. Each part is exclusive.
     ///
     /// # Errors
-    /// [`Rejected`] with the mapping, which is exclusive again by what made it so before.
+    /// [`Rejected`] with the mapping, which is exclusive again by the same reason as before.
     pub fn cut(self, front: ByteLen) -> Result<(Self, Self), Rejected<Mapping>> {
         // The invariant: parts of private memory are private, and a promise covers parts.
         self.mapping.cut(front).map(|(front, behind)| (Self::of(front), Self::of(behind)))
@@ -164,7 +163,7 @@ impl Exclusive {
         self
     }
 
-    /// Returns how long the memory is, as it was asked for; never zero.
+    /// Returns the length of the memory, as it was asked for; never zero.
     #[must_use]
     pub fn len(&self) -> ByteLen {
         self.mapping.len()
@@ -173,7 +172,7 @@ impl Exclusive {
     /// Makes a range present, as [`Mapping::populate`] does.
     ///
     /// # Errors
-    /// [`MappingError`] names what was exhausted.
+    /// [`MappingError`] names the exhausted resource.
     pub fn populate(&mut self, range: Range<u64>) -> Result<ByteLen, MappingError> {
         self.mapping.populate(range)
     }
@@ -210,7 +209,7 @@ impl<T: FromBytes> Mapped<T> {
         Err(Rejected::new(memory, cause))
     }
 
-    /// Returns all bytes of the memory, to be changed or to be initialised by streaming stores. It includes what is
+    /// Returns all bytes of the memory, to be changed or to be initialised by streaming stores. It includes the bytes
     /// behind the last value.
     #[must_use]
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
@@ -235,20 +234,20 @@ impl<T> Mapped<T> {
 
     /// Makes bytes of whatever stands in the memory, also of padding that a value left there. In the
     /// language padding has no bytes; in memory it has. An opaque instruction that may have written any of
-    /// it ends that: what stands there from now on is bytes, whichever they are. It costs nothing.
+    /// the padding ends that: afterwards it has bytes, whichever they are. It costs nothing.
     fn init_padding(&mut self) {
         let start = self.mapping.start().as_ptr();
         // SAFETY: no instruction is executed, so every demand of `asm` on registers, stack and flags is
         // met. To the compiler it may write any memory that `start` leads to, which `&mut self` allows:
         // nothing else reaches it, and any bytes are valid for the next reader, as bytes and as `FromBytes`
-        // values. Pages here never lose their bytes on their own (`MADV_FREE` is not used), so what is read
-        // later is what stands there now.
+        // values. Pages here never lose their bytes on their own (`MADV_FREE` is not used), so later reads see the same
+        // bytes.
         unsafe {
             core::arch::asm!("/* {0} */", in(reg) start, options(nostack, preserves_flags));
         }
     }
 
-    /// Returns where the memory starts.
+    /// Returns the start of the memory.
     #[must_use]
     pub fn addr(&self) -> Addr {
         self.mapping.addr()
@@ -260,28 +259,28 @@ impl<T> Mapped<T> {
         self.mapping.page_size()
     }
 
-    /// Returns whether the memory is private and of no file, so that what is given back to the
-    /// kernel reads as zero afterwards.
+    /// Returns whether the memory is private and of no file, so that pages which are given back to the kernel read as
+    /// zero afterwards.
     #[must_use]
     pub fn is_private(&self) -> bool {
         self.mapping.is_private()
     }
 
-    /// As [`Mapping::prefer_node`].
+    /// Like [`Mapping::prefer_node`].
     ///
     /// # Errors
-    /// As there.
+    /// The error of [`Mapping::prefer_node`].
     pub fn prefer_node(&self, node: u32) -> io::Result<()> {
         self.mapping.prefer_node(node)
     }
 
-    /// As [`Mapping::node_of_most`].
+    /// Like [`Mapping::node_of_most`].
     #[must_use]
     pub fn node_of_most(&self) -> Option<u32> {
         self.mapping.node_of_most()
     }
 
-    /// Returns how many bytes are present, as [`Mapping::resident`] does.
+    /// Returns the number of bytes that are present, as [`Mapping::resident`] does.
     ///
     /// # Errors
     /// [`MappingError`] if the kernel does not say.
@@ -289,7 +288,7 @@ impl<T> Mapped<T> {
         self.mapping.resident()
     }
 
-    /// Returns how many bytes of a range are present, as [`Mapping::resident_in`] does.
+    /// Returns the number of bytes of a range that are present, as [`Mapping::resident_in`] does.
     ///
     /// # Errors
     /// [`MappingError`] if the kernel does not say.
@@ -305,7 +304,7 @@ impl<T> Mapped<T> {
         self.mapping.is_untouched(range)
     }
 
-    /// Returns how many bytes are in huge pages, as [`Mapping::huge_backed`] does.
+    /// Returns the number of bytes that are in huge pages, as [`Mapping::huge_backed`] does.
     ///
     /// # Errors
     /// [`MappingError`] if the kernel does not say.

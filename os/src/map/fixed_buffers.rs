@@ -2,10 +2,10 @@
 //! for each request. [`FixedBuffers`] has no queue and does no I/O: it exists to use, and to measure, the
 //! kernel's own pins.
 //!
-//! The kernel walks the page tables of what is registered, makes present what is not, takes a
+//! The kernel walks the page tables of registered memory, makes missing pages present, takes a
 //! reference for each page or, where pages are neighbours in a large folio, for each run of them, and
 //! keeps a list of the runs. So the cost follows the folios that the memory has and not its length.
-//! Without `CAP_IPC_LOCK`, what is pinned counts against `RLIMIT_MEMLOCK` of the user.
+//! Without `CAP_IPC_LOCK`, pinned memory counts against `RLIMIT_MEMLOCK` of the user.
 //!
 //! Unsafe: calls of io_uring_setup(2) and io_uring_register(2).
 //! Source: io_uring_setup(2), io_uring_register(2), getrlimit(2).
@@ -86,7 +86,7 @@ impl FixedBuffers {
     }
 }
 
-/// Returns how much this process may lock, if anything keeps it from locking more.
+/// Returns the most memory that this process may lock, if there is a limit.
 fn lock_limit() -> Option<ByteLen> {
     // A process whose capabilities cannot be read is taken to have none.
     let is_free =
@@ -104,8 +104,8 @@ pub struct Registered<'a> {
 
 impl Drop for Registered<'_> {
     fn drop(&mut self) {
-        // SAFETY: io_uring_register(2) with this operation takes no argument; what it lets go of is
-        // no memory of Rust's but the kernel's own hold on it.
+        // SAFETY: io_uring_register(2) with this operation takes no argument; it ends the kernel's own hold on the
+        // memory, and touches no memory of Rust's.
         let answer = unsafe {
             io_uring_register(
                 &self.ring.ring,

@@ -47,7 +47,7 @@ fn next_origin() -> u64 {
     NEXT_ORIGIN.fetch_add(1, Ordering::Relaxed)
 }
 
-/// What is behind a mapping, which decides whether dropping it unmaps it.
+/// The memory behind a mapping, which decides whether dropping it unmaps it.
 #[derive(Debug)]
 enum Behind {
     /// Private pages of no file, of the host's size or huge. Ours to unmap.
@@ -64,8 +64,8 @@ enum Behind {
 /// A range of memory of this process, unmapped when dropped unless it was adopted.
 ///
 /// # Invariants
-/// 1. `start` is the address that mmap(2) returned, or an address inside of what it returned with
-///    the rest unmapped or in other parts that were cut from it, or what the caller of `adopt`
+/// 1. `start` is the address that mmap(2) returned, or an address inside of that memory with the rest unmapped or in
+///    other parts that were cut from it, or the address that the caller of `adopt`
 ///    vouched for; it is a multiple of `page`.
 /// 2. The `mapped_len` bytes from `start` are mapped, readable, and writable unless `access` is
 ///    read-only, until this value is dropped. They are one mapping of ours unless `behind` is
@@ -95,8 +95,8 @@ unsafe impl Send for Mapping {}
 // reaches the bytes only through the atomic words of `Mapping::words` and through the kernel.
 unsafe impl Sync for Mapping {}
 
-/// What one mmap(2) is asked for, besides the length. A file is mapped as far behind a multiple of `align`
-/// as its offset is.
+/// The arguments of one mmap(2), besides the length. A file is mapped as far behind a multiple of `align` as its offset
+/// is.
 pub(crate) struct Request<'fd> {
     pub(crate) page: PageSize,
     pub(crate) align: u64,
@@ -123,16 +123,16 @@ impl Mapping {
     /// the following holds for the `len` bytes from `start`:
     /// 1. They are mapped, readable and writable, and stay so: they are not unmapped, moved or protected,
     ///    and a file behind them is not truncated below them. They may consist of several mappings. `start`
-    ///    was derived from what mapped them and may be used for all of them.
-    /// 2. They hold bytes that were initialised: what the kernel mapped does, and so does memory
-    ///    into which only bytes without padding were written.
+    ///    was derived from the pointer that mapped them and may be used for all of them.
+    /// 2. They hold bytes that were initialised: memory that the kernel mapped does, and so does memory into which only
+    ///    bytes without padding were written.
     /// 3. No reference to any of them exists in this process, but to
     ///    [`UnsafeCell`](core::cell::UnsafeCell) or to atomics.
     /// 4. Nothing in this process reads or writes them but through mappings of this crate, through
     ///    atomics of 8 aligned bytes, or through system calls. Another process and a device may
     ///    write them at any time.
-    /// 5. The caller puts up with what the safe methods of a `Mapping` do to its own memory: bytes
-    ///    are written, pages are made present, and [`Mapping::discard`] gives them back to the
+    /// 5. The caller accepts the work of the safe methods of a `Mapping` on its own memory: bytes are written, pages are
+    ///    made present, and [`Mapping::discard`] gives them back to the
     ///    kernel, after which private pages read as zero.
     pub unsafe fn adopt(
         start: NonNull<u8>,
@@ -155,7 +155,7 @@ impl Mapping {
         if addr.get().checked_add(len_usize).is_none() {
             return Err(MapError::AdoptedWraps { addr, len });
         }
-        // The invariants: 1 and 3 were checked, 2 and 4 are what the caller vouches for.
+        // The invariants: 1 and 3 were checked, and the caller vouches for 2 and 4.
         Ok(Self {
             start,
             len: len_usize,
@@ -172,7 +172,7 @@ impl Mapping {
     pub(crate) fn lent_by<T: Any + Send + Sync>(owner: Arc<T>, of: fn(&T) -> &Self) -> Self {
         let of = of(&owner);
         // The invariants: the owner's mapping has 1 to 3 by its own, for as long as the owner lives.
-        // 4: what lends plain slices is private memory, and this is not.
+        // 4: only private memory lends plain slices, and this is not private.
         Self {
             start: of.start,
             len: of.len,
@@ -198,7 +198,7 @@ impl Mapping {
         ByteLen::new(self.len as u64)
     }
 
-    /// Returns where the mapping starts.
+    /// Returns the start of the mapping.
     #[must_use]
     pub fn addr(&self) -> Addr {
         Addr::new(self.start.addr().get())
@@ -212,7 +212,7 @@ impl Mapping {
         self.page
     }
 
-    /// Returns what the mapping allows.
+    /// Returns the access of the mapping.
     #[must_use]
     pub fn access(&self) -> Access {
         self.access
@@ -245,8 +245,8 @@ impl Mapping {
         }
     }
 
-    /// Returns whether the memory has another owner, so that it stays mapped when this value is dropped:
-    /// the caller of [`Mapping::adopt`], or what lent it ([`Mapping::lent`]).
+    /// Returns whether the memory has another owner, so that it stays mapped when this value is dropped: the caller of
+    /// [`Mapping::adopt`], or the lender ([`Mapping::lent`]).
     #[must_use]
     pub fn is_adopted(&self) -> bool {
         matches!(self.behind, Behind::Adopted | Behind::Lent { .. })
@@ -332,18 +332,18 @@ impl Mapping {
         unsafe { core::slice::from_raw_parts(words.as_ptr(), count) }
     }
 
-    /// Returns where the bytes are. Only `Mapped` makes references of it.
+    /// Returns the place of the bytes. Only `Mapped` makes references of it.
     pub(crate) fn start(&self) -> NonNull<u8> {
         self.start
     }
 
-    /// Returns how many bytes are mapped: `len`, up to the next page.
+    /// Returns the number of bytes that are mapped: `len`, up to the next page.
     pub(crate) fn mapped_len(&self) -> usize {
         self.mapped_len
     }
 
-    /// Maps what is asked for. `request` is for new memory or for a file that is open, and `explain` returns
-    /// why the kernel refused it.
+    /// Maps memory for a request. `request` is for new memory or for a file that is open, and `explain` returns the
+    /// reason for the kernel's refusal.
     pub(crate) fn map(
         len: ByteLen,
         request: &Request<'_>,
@@ -411,8 +411,8 @@ fn map_aligned(
         unsafe { unmap(first.as_ptr(), len + slack) }?;
         return Err(Errno::INVAL);
     }
-    // SAFETY: `add` wants to stay inside of what was mapped: `skipped` is at most `slack`, and
-    // `len + slack` bytes were mapped.
+    // SAFETY: `add` wants to stay inside of the mapped memory: `skipped` is at most `slack`, and `len + slack` bytes
+    // were mapped.
     let start = unsafe { first.add(skipped) };
     // SAFETY: `map_over` replaces `len` bytes from `start`, which were reserved above and no value has
     // them.
@@ -449,7 +449,7 @@ unsafe fn unmap(start: *mut u8, len: usize) -> Result<(), Errno> {
     answer.inspect_err(|&cause| note_leak(start.addr(), len, cause))
 }
 
-/// Maps what is asked for, at an address of the kernel's choice.
+/// Maps memory for a request, at an address of the kernel's choice.
 fn mmap(len: usize, request: &Request<'_>) -> Result<NonNull<u8>, Errno> {
     let prot = protection(request.access);
     let nowhere = core::ptr::null_mut();
@@ -467,10 +467,10 @@ fn mmap(len: usize, request: &Request<'_>) -> Result<NonNull<u8>, Errno> {
     NonNull::new(address.cast()).ok_or(Errno::NOMEM)
 }
 
-/// How many bytes of addresses could not be unmapped.
+/// The bytes of addresses that could not be unmapped.
 static LEAKED: AtomicU64 = AtomicU64::new(0);
 
-/// Returns how many bytes of addresses this process has lost: memory that was dropped and that the kernel
+/// Returns the bytes of addresses that this process has lost: memory that was dropped and that the kernel
 /// refused to unmap, which it does when that needs one more mapping than `vm.max_map_count` allows. Each
 /// refusal is also logged as an error.
 #[must_use]
@@ -507,8 +507,8 @@ fn reserve(len: usize) -> Result<NonNull<u8>, Errno> {
 unsafe fn map_over(start: NonNull<u8>, len: usize, request: &Request<'_>) -> Result<(), Errno> {
     let Some((fd, offset)) = request.fd else { return Err(Errno::INVAL) };
     let (prot, flags) = (protection(request.access), request.flags | MapFlags::FIXED);
-    // SAFETY: mmap(2) with `MAP_FIXED` replaces what is mapped at `len` bytes from `start`, which the
-    // caller vouches for; the descriptor is open for the time of the call.
+    // SAFETY: mmap(2) with `MAP_FIXED` replaces the mapping of `len` bytes from `start`, which the caller vouches for;
+    // the descriptor is open for the time of the call.
     unsafe { rustix::mm::mmap(start.as_ptr().cast(), len, prot, flags, fd, offset) }.map(drop)
 }
 

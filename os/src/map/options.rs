@@ -6,8 +6,7 @@ use core::fmt;
 
 use uzone_pages::ByteLen;
 
-/// The largest alignment that can be asked for: what one entry of a page upper directory maps,
-/// times four.
+/// The largest alignment that can be asked for: four times the reach of one entry of a page upper directory.
 pub(crate) const MAX_ALIGN: u64 = 4 << 30;
 
 /// An address in this process, for messages and for system calls. It gives no access.
@@ -98,7 +97,7 @@ pub enum HugeAdvice {
     Advise,
 }
 
-/// How an anonymous mapping is made.
+/// Options of an anonymous mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Anonymous {
     /// The advice on huge pages.
@@ -106,12 +105,12 @@ pub struct Anonymous {
     /// Whether the kernel counts the memory when it is mapped, so that a host with strict accounting
     /// refuses then, and not when a page is touched (`MAP_NORESERVE`): then terabytes can be laid out.
     pub is_accounted: bool,
-    /// What the address is a multiple of: a power of two up to 4 GiB. `None` is a host page, or
+    /// The alignment of the address: a power of two up to 4 GiB. `None` is a host page, or
     /// 2 MiB for a mapping of at least that with [`HugeAdvice::Advise`].
     pub align: Option<ByteLen>,
 }
 
-/// What a mapping of a file allows.
+/// The access that a mapping of a file allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
     /// Reading.
@@ -129,7 +128,7 @@ impl fmt::Display for Access {
     }
 }
 
-/// Where writes to a mapping of a file go.
+/// The destination of writes to a mapping of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Sharing {
     /// The file, and its other mappings.

@@ -1,8 +1,7 @@
-//! What the page cache has of a file, and reading that without waiting for a device.
+//! The pages of a file in the page cache, and reading them without waiting for a device.
 //!
-//! [`cached`] asks and changes nothing; [`read_cached`] reads what is there, and what is not is
-//! asked of the device and not waited for, so it is no cheap way to ask. What is there may be gone
-//! a moment later.
+//! [`cached`] asks and changes nothing; [`read_cached`] reads the pages in the cache, and has the device read the others
+//! without waiting, so it is no cheap way to ask. A page in the cache may be gone a moment later.
 //!
 //! Cost: [`cached`] is a fraction of a microsecond for a window of pages.
 //! Unsafe: cachestat(2), which rustix lacks, and preadv2(2) into memory that is no slice.
@@ -25,7 +24,7 @@ fn is_unsupported(errno: Errno) -> bool {
     matches!(errno, Errno::NOSYS | Errno::OPNOTSUPP | Errno::INVAL)
 }
 
-/// Returns how many host pages of `len_bytes` from byte `start` of a file on the page cache has, also
+/// Returns the number of host pages of `len_bytes` from byte `start` of a file on that the page cache has, also
 /// those that it has asked the device for and that cannot be read yet, or
 /// `None` if this kernel or file does not tell (cachestat(2), Linux 6.5; not for hugetlb files), or not this user: the
 /// kernel tells the owner of a file and those who may write to it.

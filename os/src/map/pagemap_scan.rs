@@ -42,7 +42,7 @@ pub(crate) const HUGE: u64 = kernel::PAGE_IS_HUGE as u64;
 /// fails.
 const PROTECT: u64 = (kernel::PM_SCAN_WP_MATCHING | kernel::PM_SCAN_CHECK_WPASYNC) as u64;
 
-/// How many runs one scan may return.
+/// The number of runs that one scan may return.
 pub(crate) const RUNS: usize = 1024;
 
 /// `PAGEMAP_SCAN`.

@@ -22,10 +22,10 @@ use crate::map::mapping::Mapping;
 use crate::map::mapping::MappingError;
 use crate::map::options::Access;
 
-/// How much one call of the kernel is asked for.
+/// The bytes of one call of the kernel.
 const CHUNK: usize = 64 << 20;
 
-/// How often a chunk that the kernel interrupted is asked for again.
+/// The most attempts for a chunk that the kernel interrupted.
 const TRIES: u32 = 1000;
 
 /// Returns the error for a range that was not made present.
@@ -34,7 +34,7 @@ fn failed(range: Range<usize>, cause: Errno) -> MappingError {
     MappingError::Populate { range, done: ByteLen::ZERO, cause: cause.into() }
 }
 
-/// Returns the error with how much is present after all.
+/// Returns the error with the number of bytes that are present after all.
 fn after(mut error: MappingError, all: ByteLen) -> MappingError {
     if let MappingError::Populate { done, .. } = &mut error {
         *done = all;
@@ -55,7 +55,7 @@ fn chunk(base: usize, range: &Range<usize>, size: usize, index: usize) -> Option
 }
 
 impl Mapping {
-    /// Makes a range present, on this thread, and returns how many bytes that were, in whole pages.
+    /// Makes a range present, on this thread, and returns the number of bytes, in whole pages.
     /// No byte changes. A writable mapping gets pages that can be written without another fault.
     ///
     /// # Errors
@@ -75,7 +75,7 @@ impl Mapping {
         Ok(ByteLen::new(done))
     }
 
-    /// Returns how much is populated at once: the chunk, or one page where pages are larger.
+    /// Returns the bytes that are populated at once: the chunk, or one page where pages are larger.
     fn chunk_size(&self, chunk: usize) -> usize {
         usize::try_from(self.page_size().bytes()).map_or(chunk, |page| page.max(chunk))
     }

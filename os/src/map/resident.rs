@@ -1,4 +1,4 @@
-//! How much of a mapping is present, and in huge pages: [`Mapping::resident`],
+//! The part of a mapping that is present, and in huge pages: [`Mapping::resident`],
 //! [`Mapping::huge_backed`].
 //!
 //! The kernel is asked for the contents of its page tables of this process. It answers in runs of pages
@@ -25,7 +25,7 @@ const fn with(all: u64, any: u64) -> Request {
 }
 
 impl Mapping {
-    /// Returns how many bytes of the mapping are present in this process, in whole pages. The
+    /// Returns the number of bytes of the mapping that are present in this process, in whole pages. The
     /// kernel's zero page, which a read of untouched memory sees, does not count.
     ///
     /// # Errors
@@ -34,7 +34,7 @@ impl Mapping {
         self.resident_in(self.whole())
     }
 
-    /// Returns how many bytes of a range, widened to whole pages, are present in this process.
+    /// Returns the number of bytes of a range, widened to whole pages, that are present in this process.
     ///
     /// # Errors
     /// [`MappingError`] if the range is not inside, `/proc` is not there or the kernel refuses.
@@ -66,7 +66,7 @@ impl Mapping {
         Ok(ByteLen::new(bytes))
     }
 
-    /// Returns how many bytes of the mapping are mapped by huge pages, transparent or of a pool.
+    /// Returns the number of bytes of the mapping that are mapped by huge pages, transparent or of a pool.
     ///
     /// # Errors
     /// [`MappingError`] if `/proc` is not there or the kernel refuses.
@@ -74,7 +74,7 @@ impl Mapping {
         self.huge_backed_in(self.whole())
     }
 
-    /// Returns how many bytes of a range, widened to whole pages, are mapped by huge pages, as
+    /// Returns the number of bytes of a range, widened to whole pages, that are mapped by huge pages, as
     /// [`Mapping::huge_backed`] does. Of a huge page that begins or ends outside, the part inside counts.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
-//! Why a mapping was refused, and what would help: [`MapError`]. mmap(2) returns `ENOMEM` for half
-//! a dozen limits. Which one it was is found afterwards by comparing what was asked with what the
-//! process has and may have; [`shortage`] does that as a pure function of [`Facts`]. The facts are
+//! Reasons for a refused mapping, with remedies: [`MapError`]. mmap(2) returns `ENOMEM` for half a dozen limits. The
+//! limit is found afterwards by comparing the request with the memory that the process has and may have; [`shortage`]
+//! does that as a pure function of [`Facts`]. The facts are
 //! read after the refusal, so under concurrent mappings the answer is the likely one, not a proof.
 
 use std::io;
@@ -28,13 +28,13 @@ pub enum MapError {
     /// The length does not fit the address space of this process.
     #[error("{len_bytes} bytes cannot be mapped: a mapping has at most {max_bytes}", max_bytes = isize::MAX)]
     TooLong {
-        /// What was asked for.
+        /// The length that was asked for.
         len_bytes: u64,
     },
     /// An alignment that is no power of two.
     #[error("a mapping cannot start at a multiple of {align_bytes} bytes: an alignment is a power of two of at most {max}", max = crate::map::options::MAX_ALIGN)]
     BadAlign {
-        /// What was asked for.
+        /// The alignment that was asked for.
         align_bytes: u64,
     },
     /// A range that cuts a page: of a file, of a DAX device, or of memory to be adopted.
@@ -42,9 +42,9 @@ pub enum MapError {
         "{len} from {start:#x} on cut a page: the start has to be a multiple of {page}, the page size of the file, device or memory, and so has the length of a DAX device's or of adopted memory"
     )]
     CutsPage {
-        /// Where the mapping should have started in the file, or where the memory starts.
+        /// The offset in the file at which the mapping should have started, or where the memory starts.
         start: u64,
-        /// How long it should have been.
+        /// The length that it should have had.
         len: ByteLen,
         /// The size of the pages.
         page: PageSize,
@@ -52,30 +52,30 @@ pub enum MapError {
     /// The range reaches past the end of the file.
     #[error("bytes {offset:#x} to {end:#x} are not all inside the file, which ends at {file_len:#x}", end = u128::from(*offset) + u128::from(*len_bytes))]
     BeyondEnd {
-        /// Where the mapping should have started in the file.
+        /// The offset in the file at which the mapping should have started.
         offset: u64,
-        /// How long it should have been.
+        /// The length that it should have had.
         len_bytes: u64,
-        /// How long the file is.
+        /// The length of the file.
         file_len: u64,
     },
     /// A file of a kind that has no memory to map.
     #[error("{kind} cannot be mapped: pass a regular file or a device")]
     NotMappable {
-        /// What kind of file it is.
+        /// The kind of file.
         kind: &'static str,
-        /// What the kernel answered, where it was asked.
+        /// The kernel's error, where it was asked.
         #[source]
         cause: Option<io::Error>,
     },
-    /// The descriptor is not open for what the mapping should allow.
+    /// The descriptor is not open for the access of the mapping.
     #[error("the file is not open for a {sharing} {access} mapping: open it for reading{and_writing}", and_writing = if *access == Access::ReadWrite && *sharing == Sharing::Shared { " and writing" } else { "" })]
     NotOpenFor {
-        /// What the mapping should have allowed.
+        /// The access that was asked for.
         access: Access,
         /// Whether its writes should have reached the file.
         sharing: Sharing,
-        /// What the kernel answered.
+        /// The kernel's error.
         #[source]
         cause: io::Error,
     },
@@ -84,15 +84,15 @@ pub enum MapError {
     HugePool {
         /// The size of the pages.
         size: PageSize,
-        /// How many were asked for.
+        /// The number of pages that was asked for.
         pages: u64,
-        /// How many are neither in use nor promised.
+        /// The pages that are neither in use nor promised.
         free: u64,
-        /// How many the pool has.
+        /// The pages of the pool.
         total: u64,
-        /// How many the pool should have for this to work.
+        /// The pages that the pool should have for this to work.
         wanted: u64,
-        /// What the kernel answered.
+        /// The kernel's error.
         #[source]
         cause: io::Error,
     },
@@ -103,18 +103,18 @@ pub enum MapError {
     HugeSize {
         /// The size that was asked for.
         size: PageSize,
-        /// What the kernel answered.
+        /// The kernel's error.
         #[source]
         cause: io::Error,
     },
     /// There is not enough of something.
     #[error("cannot map {len}: {shortage}")]
     Memory {
-        /// What was asked for.
+        /// The length that was asked for.
         len: ByteLen,
-        /// Which limit it most likely was, and what helps.
+        /// The limit that it most likely was, and the remedy.
         shortage: String,
-        /// What the kernel answered.
+        /// The kernel's error.
         #[source]
         cause: io::Error,
     },
@@ -125,7 +125,7 @@ pub enum MapError {
         name: String,
         /// The length it was to have.
         len: ByteLen,
-        /// What the kernel answered.
+        /// The kernel's error.
         #[source]
         cause: io::Error,
     },
@@ -135,11 +135,11 @@ pub enum MapError {
     /// The kernel refused the advice that the mapping should have been made with.
     #[error("the new mapping of {len} was refused {advice}: {cause}")]
     Advice {
-        /// How long the mapping is.
+        /// The length of the mapping.
         len: ByteLen,
         /// The kernel's name of the advice.
         advice: &'static str,
-        /// What the kernel answered.
+        /// The kernel's error.
         #[source]
         cause: io::Error,
     },
@@ -148,23 +148,23 @@ pub enum MapError {
         "the file is no character device, which a DAX device such as /dev/dax0.0 is: `daxctl list` shows those of this host, and a file on a DAX mount is mapped as fsdax"
     )]
     NotDaxDevice,
-    /// A device is no DAX device, or none that can be mapped, by what sysfs has of it.
+    /// A device is no DAX device, or none that can be mapped, by its files in sysfs.
     #[error("{problem}")]
     DaxDevice {
-        /// What is wrong with it, and what would help.
+        /// The problem, and a remedy.
         problem: String,
-        /// Which file could not be read, or what was expected there, if that is why.
+        /// The file that could not be read, or the value that was expected there, if that is the reason.
         #[source]
         cause: Option<Box<SysError>>,
     },
     /// A range that ends behind a DAX device.
     #[error("bytes {offset:#x} to {end:#x} are not all inside the DAX device, which has {size_bytes:#x}", end = u128::from(*offset) + u128::from(*len_bytes))]
     BeyondDax {
-        /// Where the mapping should have started in the device.
+        /// The offset in the device at which the mapping should have started.
         offset: u64,
-        /// How long it should have been.
+        /// The length that it should have had.
         len_bytes: u64,
-        /// How many bytes the device has.
+        /// The number of bytes that the device has.
         size_bytes: u64,
     },
     /// A file of which only a copy in the page cache can be mapped.
@@ -178,7 +178,7 @@ pub enum MapError {
     /// Memory to be adopted whose pages are said to be smaller than the host's.
     #[error("memory with pages of {page} cannot be adopted: a page of this host has {host}")]
     AdoptedPage {
-        /// What was said.
+        /// The page size that was stated.
         page: PageSize,
         /// The size of a page of the host.
         host: PageSize,
@@ -186,24 +186,24 @@ pub enum MapError {
     /// Memory to be adopted that ends behind the last address.
     #[error("{len} at {addr} cannot be adopted: they do not end inside of the address space")]
     AdoptedWraps {
-        /// Where the memory starts.
+        /// The start of the memory.
         addr: Addr,
-        /// How long it is.
+        /// The length.
         len: ByteLen,
     },
     /// The kernel refused for a reason that has no case of its own.
     #[error("the kernel refused a mapping of {len}: {cause}")]
     Refused {
-        /// What was asked for.
+        /// The length that was asked for.
         len: ByteLen,
-        /// What the kernel answered.
+        /// The kernel's error.
         #[source]
         cause: io::Error,
     },
 }
 
 impl MapError {
-    /// Returns what kind of failure this is.
+    /// Returns the kind of failure.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
@@ -275,7 +275,7 @@ impl MapError {
 const NO_GAP: &str =
     "there is no such gap in the address space, or the kernel itself is out of memory";
 
-/// What a refusal is explained by. `None` is unlimited, or unknown.
+/// The facts that explain a refusal. `None` is unlimited, or unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Facts {
     pub(crate) address_limit: Option<u64>,
@@ -291,8 +291,7 @@ pub(crate) struct Facts {
 }
 
 impl Facts {
-    /// Reads what can be read. A fact that cannot is left out, for the refusal has to be reported
-    /// in any case.
+    /// Reads the facts. A fact that cannot be read is left out, for the refusal has to be reported in any case.
     fn read(root: &SystemRoot) -> Self {
         let text = |path| root.read(path).unwrap_or_default();
         let (status, meminfo) = (text("proc/self/status"), text("proc/meminfo"));
@@ -313,7 +312,7 @@ impl Facts {
     }
 }
 
-/// Returns which limit most likely forbids `len` more bytes, and what helps.
+/// Returns the limit that most likely forbids `len` more bytes, and the remedy.
 fn shortage(len: ByteLen, writable_private: bool, facts: &Facts) -> String {
     let (len, bytes) = (len.get(), ByteLen::new);
     let passes = |limit: u64, used: u64| used.saturating_add(len) <= limit;

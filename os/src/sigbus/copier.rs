@@ -1,4 +1,4 @@
-//! How the words of memory that may not be there are touched: [`Copier`], [`Fault`], and the stores
+//! Touching the words of memory that may not be there: [`Copier`], [`Fault`], and the stores
 //! of `uzone-stream`, which the handler may end.
 //!
 //! Unsafe: calls that may be abandoned.
@@ -14,13 +14,13 @@ pub(crate) const WORD: usize = size_of::<AtomicU64>();
 /// A word that is not there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
-    /// What is wrong, as [`sigbus::BusError`](crate::sigbus::BusError) packs it.
+    /// The problem, as [`sigbus::BusError`](crate::sigbus::BusError) packs it.
     pub(crate) info: u64,
     /// The address of a byte of the first word that was not copied.
     pub(crate) bad: u64,
 }
 
-/// How the words of a mapping are touched: one whole, aligned word after the other, from the first
+/// The way in which the words of a mapping are touched: one whole, aligned word after the other, from the first
 /// on.
 pub(crate) trait Copier {
     /// Returns a word.
@@ -42,7 +42,7 @@ pub(crate) trait Copier {
 /// # Errors
 /// [`Fault`] if some are not there. Others may be written back then.
 pub(crate) fn flush_words(words: &[AtomicU64]) -> Result<(), Fault> {
-    // The first call finds out what the CPU has, by a lock that must not be abandoned.
+    // The first call asks for the features of the CPU, by a lock that must not be abandoned.
     let check = || {
         let _ = uzone_stream::has_write_back();
     };

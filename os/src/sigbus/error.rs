@@ -1,4 +1,4 @@
-//! What is wrong with memory, and where: [`BusError`], [`BusKind`]; and why that is not recorded:
+//! The problem with memory, and its address: [`BusError`], [`BusKind`]; and the reason why it is not recorded:
 //! [`HandlerError`].
 
 use core::fmt;
@@ -9,7 +9,7 @@ use uzone_pages::{ByteLen, ErrorKind};
 use super::table::{Entry, Extent};
 use crate::map::options::Addr;
 
-/// What is wrong with memory: `si_code` of SIGBUS.
+/// The problem with memory: `si_code` of SIGBUS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum BusKind {
@@ -69,19 +69,19 @@ impl fmt::Display for BusKind {
 #[error("bus error at {address}, 2^{lsb} bytes: {kind}")]
 #[non_exhaustive]
 pub struct BusError {
-    /// The address that the kernel names (`si_addr`): what was touched, or the start of the page.
+    /// The address that the kernel names (`si_addr`): the touched byte, or the start of the page.
     pub address: Addr,
-    /// How much is broken, as the number of low bits of the address that do not count
+    /// The part that is broken, as the number of low bits of the address that do not count
     /// (`si_addr_lsb`): 12 is a page of 4 KiB, 21 one of 2 MiB. Zero where the kernel names the
     /// address alone, that is unless `kind` is [`BusKind::ActionRequired`] or
     /// [`BusKind::ActionOptional`].
     pub lsb: u8,
-    /// What is wrong.
+    /// The problem.
     pub kind: BusKind,
 }
 
 impl BusError {
-    /// Takes what is wrong where; of `lsb`, at most 63 counts.
+    /// Takes an address and its problem; of `lsb`, at most 63 counts.
     #[must_use]
     pub fn new(address: Addr, lsb: u8, kind: BusKind) -> Self {
         Self { address, lsb: lsb.min(63), kind }
@@ -106,7 +106,7 @@ impl BusError {
         (self.kind as u64 + 1) << 8 | u64::from(self.lsb)
     }
 
-    /// Takes what [`BusError::info`] returned, with an address.
+    /// Takes the bits of [`BusError::info`], with an address.
     pub(crate) fn of_info(address: u64, info: u64) -> Self {
         let kind = usize::try_from((info >> 8).wrapping_sub(1)).ok();
         let kind = kind.and_then(|index| BusKind::ALL.get(index).copied());
@@ -123,7 +123,7 @@ impl BusError {
     }
 }
 
-/// Why the handler is not installed, or addresses are not watched.
+/// The reason why the handler is not installed, or addresses are not watched.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HandlerError {
@@ -132,7 +132,7 @@ pub enum HandlerError {
     Install {
         /// Whether setting it was refused, and not already asking for it.
         set: bool,
-        /// What it answered.
+        /// The system's error.
         #[source]
         cause: io::Error,
     },
@@ -142,27 +142,27 @@ pub enum HandlerError {
     /// The range has no address.
     #[error("no address from {start} on is to be watched")]
     Empty {
-        /// Where the range starts.
+        /// The start of the range.
         start: Addr,
     },
     /// The range ends behind the last address.
     #[error("{len} from {start} on end behind the last address")]
     Wraps {
-        /// Where the range starts.
+        /// The start of the range.
         start: Addr,
-        /// How long it is.
+        /// The length.
         len: ByteLen,
     },
     /// There are as many watches as there can be.
     #[error("all {slots} watches are in use: drop one, or watch a longer range at once")]
     Full {
-        /// How many there can be.
+        /// The most watches.
         slots: usize,
     },
 }
 
 impl HandlerError {
-    /// Returns what kind of failure this is.
+    /// Returns the kind of failure.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {

@@ -1,7 +1,7 @@
-//! A range of addresses whose errors are answered by handlers of signals, and how many of those are
-//! inside: [`Gate`].
+//! A range of addresses whose errors are answered by handlers of signals, and the number of handlers inside:
+//! [`Gate`].
 //!
-//! A handler may come at any time and waits for nothing, so what it uses is freed only when none is inside.
+//! A handler may come at any time and waits for nothing, so its data is freed only when none is inside.
 //!
 //! ```text
 //!    63     62      61              31 30               0
@@ -27,7 +27,7 @@ const ONE: [u64; 2] = [1, 1 << 31];
 /// The bits of a count, in the lower place.
 const COUNT: u64 = (1 << 31) - 1;
 
-/// A range of addresses, and what answers for it while it is open.
+/// A range of addresses, and the value that answers for it while it is open.
 pub(crate) struct Gate<T> {
     state: AtomicU64,
     first: AtomicU64,
@@ -57,7 +57,7 @@ impl<T> Gate<T> {
         self.state.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    /// Takes the gate whether or not a handler is inside: what must not be done.
+    /// Takes the gate whether or not a handler is inside: the mistake that a model must find.
     #[cfg(loom)]
     pub(crate) fn take_without_looking(&self) -> bool {
         self.state.fetch_add(1, Ordering::Acquire);
@@ -79,8 +79,8 @@ impl<T> Gate<T> {
         self.state.fetch_add(OPEN - 1, Ordering::Release);
     }
 
-    /// Calls `answer` with what answers for one of some addresses, which is not freed before it
-    /// returns. Returns whether it did, and `false` if the gate is open for none of them.
+    /// Calls `answer` with the value that answers for one of some addresses, which is not freed before it returns.
+    /// Returns whether it did, and `false` if the gate is open for none of them.
     pub(crate) fn answer(
         &self,
         first: u64,
@@ -89,15 +89,14 @@ impl<T> Gate<T> {
     ) -> bool {
         // A hint, which spares most gates a write. It may see halves of two ranges, and then misses
         // a gate only if that is being opened or closed, where missing it is one of the two right
-        // answers. A thread that faults after `open` returned sees what that stored, by the order of
-        // the program.
+        // answers. A thread that faults after `open` returned sees its stores, by the order of the program.
         if !self.covers(first, last) {
             return false;
         }
         // Relaxed: in either count a handler is waited for.
         let one = ONE[usize::from(self.state.load(Ordering::Relaxed) & UPPER != 0)];
-        // Acquire pairs with the Release of `open`: what is behind the pointer is seen. And with that of
-        // `drain`: a handler that comes after it sees what its caller did before.
+        // Acquire pairs with the Release of `open`: the value behind the pointer is seen. And with the Release of
+        // `drain`: a handler that comes after it sees the earlier stores of its caller.
         let state = self.state.fetch_add(one, Ordering::Acquire);
         // The addresses again: the gate may have become another mapping's meanwhile.
         let is_answered = state & OPEN != 0
@@ -108,8 +107,8 @@ impl<T> Gate<T> {
         is_answered
     }
 
-    /// Waits until all handlers have left that are inside an open gate: each that comes later sees what the
-    /// caller did before. Others come and go meanwhile, also in the calling thread, and are not waited for.
+    /// Waits until all handlers have left that are inside an open gate: each that comes later sees the caller's stores.
+    /// Others come and go meanwhile, also in the calling thread, and are not waited for.
     /// Calls `goes_on` between looks; if that returns `false` it gives up. Returns whether they have left.
     /// One thread at a time calls it.
     pub(crate) fn drain(&self, goes_on: impl Fn() -> bool) -> bool {
@@ -131,17 +130,17 @@ impl<T> Gate<T> {
 
     /// Returns whether the gate has one of some addresses.
     fn covers(&self, first: u64, last: u64) -> bool {
-        // Relaxed: a handler that found the gate open sees what `open` stored. The last address of
+        // Relaxed: a handler that found the gate open sees the stores of `open`. The last address of
         // a gate that is not open is zero, so it decides in one load.
         first <= self.last.load(Ordering::Relaxed) && self.first.load(Ordering::Relaxed) <= last
     }
 
-    /// Lets no handler in any more. The gate stays the caller's.
+    /// Closes the gate to handlers. The gate stays the caller's.
     pub(crate) fn close(&self) {
         self.first.store(u64::MAX, Ordering::Relaxed);
         self.last.store(0, Ordering::Relaxed);
         // The caller is counted again, so that no other takes the gate as soon as the last handler has left.
-        // Relaxed: the caller has seen all that it frees, and what others wrote is seen by `is_empty`.
+        // Relaxed: the caller has seen all that it frees, and stores of others are seen by `is_empty`.
         self.state.fetch_sub(OPEN - 1, Ordering::Relaxed);
     }
 

@@ -3,21 +3,20 @@
 //! The instructions that touch a mapping are in two routines of known address and length. If one of them
 //! gets SIGBUS, the handler of [`sigbus`](crate::sigbus) finds the thread there, looks in its registers which
 //! addresses it was to touch, and sends it to the end of the routine, which returns the error. Linux copies
-//! from and to user space in the same way. The registers of a routine state what it does, for as long as it
-//! may fault:
+//! from and to user space in the same way. The registers of a routine state its progress, for as long as it may fault:
 //!
 //! | register | has |
 //! |---|---|
 //! | `r8`, `r9` | the first and the last byte of the guarded side: the mapping |
-//! | `rcx` | how many bytes of it are done |
-//! | `rsp` | what it was when the routine was called |
+//! | `rcx` | the number of bytes that are done |
+//! | `rsp` | its value when the routine was called |
 //!
-//! It returns in `rdx` zero, or [`BusError::info`](crate::sigbus::BusError) of what went wrong, and
+//! It returns in `rdx` zero, or [`BusError::info`](crate::sigbus::BusError) of the error, and
 //! then in `rax` the first byte that was not copied. An error at another address is not ours:
 //! it is in the caller's slice, and goes where it would have gone.
 //!
 //! Every access to the mapping is one aligned word of 8 bytes, which the architecture performs at
-//! once, and a part of a word is changed by a locked exchange: what `plain` does, in its order. A
+//! once, and a part of a word is changed by a locked exchange: the same as `plain`, in its order. A
 //! `rep movsb` would be as short, and does not promise that. To the compiler a routine is a function
 //! that it does not know, which performs relaxed atomic accesses.
 //!
@@ -31,11 +30,11 @@ use core::sync::atomic::AtomicU64;
 
 use crate::sigbus::copier::{Copier, Fault, WORD};
 
-/// Where in a routine the instruction stands to which a faulting thread is sent. What is before may
-/// fault, and nothing else does.
+/// The offset in a routine of the instruction to which a faulting thread is sent. The instructions before may fault, and
+/// no others.
 const LANDING: usize = 112;
 
-/// Where the registers are that the handler looks at, or changes.
+/// The places of the registers that the handler looks at, or changes.
 mod register {
     pub(super) const RIP: usize = libc::REG_RIP as usize;
     pub(super) const RAX: usize = libc::REG_RAX as usize;
@@ -45,7 +44,7 @@ mod register {
     pub(super) const R9: usize = libc::REG_R9 as usize;
 }
 
-/// What a routine returns, in `rax` and `rdx`.
+/// The result of a routine, in `rax` and `rdx`.
 #[repr(C)]
 struct Outcome {
     /// The first byte that was not copied; if all were, the word that was loaded, if that was asked.
@@ -193,7 +192,7 @@ pub(crate) fn land(
     let get = |register: usize| registers[register].cast_unsigned();
     let at = get(register::RIP);
     let routine = routines().into_iter().map(|start| start as u64).find(|start| {
-        // Wraps around for what is before the start, and is then too far.
+        // Wraps around for an address before the start, and is then too far.
         at.wrapping_sub(*start) < LANDING as u64
     });
     let Some(routine) = routine else {
@@ -203,8 +202,8 @@ pub(crate) fn land(
     if *broken.start() > last || *broken.end() < first {
         return false;
     }
-    // Words are copied in order, and the kernel names the byte or its page: what is before it is
-    // copied, and so is what the routine has counted.
+    // Words are copied in order, and the kernel names the byte or its page: the bytes before it are copied, and so are
+    // the bytes that the routine has counted.
     let bad = (*broken.start() & !(WORD as u64 - 1)).max(first.saturating_add(done)).min(last);
     registers[register::RAX] = bad.cast_signed();
     registers[register::RDX] = info.cast_signed();

@@ -1,10 +1,10 @@
-//! The handler of SIGBUS: what it does with an error, and whom it hands the others.
+//! The handler of SIGBUS: its treatment of each error, and the actions that it hands the others.
 //!
-//! A handler runs on any thread between any two instructions. So what it calls is on the list of
+//! A handler runs on any thread between any two instructions. So a function that it calls is on the list of
 //! signal-safety(7) or is ours and takes no lock, allocates nothing and cannot panic, and it puts
 //! errno back.
 //!
-//! | SIGBUS | what is done |
+//! | SIGBUS | treatment |
 //! |---|---|
 //! | of a page that is missing, and that the thread fills ([`in_thread`](crate::uffd::in_thread)) | filled; the access is repeated |
 //! | of a guarded copy or clearing, at an address of a guarded side | recorded; it returns an error |
@@ -39,7 +39,7 @@ use super::state::{IS_INSTALLED, TABLE, is_installed};
 use crate::host::signals::{default_action, exchange, set_mask, set_of};
 use crate::uffd::in_thread::answerer;
 
-/// What [`install`] found.
+/// The state that [`install`] found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Installed {
@@ -59,8 +59,8 @@ struct Previous {
     is_spent: AtomicBool,
 }
 
-/// The action before ours, or null before there was one. What it points to is never freed, since a
-/// handler may look at it at any time; there is one for each time that ours was set.
+/// The action before ours, or null before there was one. It is never freed, since a handler may look at it at any time;
+/// there is one for each time that ours was set.
 static PREVIOUS: AtomicPtr<Previous> = AtomicPtr::new(ptr::null_mut());
 
 /// Held over an installation, and never by the handler.
@@ -68,7 +68,7 @@ static INSTALLING: Mutex<()> = Mutex::new(());
 
 /// Installs the handler for the whole process, for good. Calling it again does no harm.
 ///
-/// A program calls it once, early, and after what else sets an action for SIGBUS (a runtime, a crash
+/// A program calls it once, early, and after all others that set an action for SIGBUS (a runtime, a crash
 /// reporter). A library leaves it to the program.
 ///
 /// # Errors
@@ -85,7 +85,7 @@ pub fn install() -> Result<Installed, HandlerError> {
     if is_installed() && has_handler {
         return Ok(Installed::Beneath);
     }
-    // The handler may run as soon as it is set, so what it looks for is there before.
+    // The handler may run as soon as it is set, so the action before is stored first.
     let before = PREVIOUS.load(Ordering::Relaxed);
     remember(current);
     match exchange(libc::SIGBUS, Some(&action())) {
@@ -113,7 +113,7 @@ pub fn is_in_place() -> bool {
 
 fn remember(action: libc::sigaction) {
     let previous = Box::leak(Box::new(Previous { action, is_spent: AtomicBool::new(false) }));
-    // Release pairs with the Acquire of `pass_on`: a thread that has the pointer sees what is behind it.
+    // Release pairs with the Acquire of `pass_on`: a thread that has the pointer sees the action behind it.
     PREVIOUS.store(previous, Ordering::Release);
 }
 
@@ -210,7 +210,7 @@ fn error_of(info: *mut libc::siginfo_t) -> Option<BusError> {
     // another handler that passes a signal on to ours hands on the same. `SigInfo` is the head of it, as
     // asserted above, and any bytes are a value of its fields.
     let info = unsafe { info.cast::<SigInfo>().read() };
-    // What processes send has zero or less.
+    // Signals of processes have zero or less.
     (info.code > 0).then(|| BusError::of_signal(info.code, info.addr.addr(), info.addr_lsb))
 }
 
@@ -231,7 +231,7 @@ fn recover(context: *mut c_void, error: BusError) -> bool {
         || super::scope::land(registers, first..=last, error.info())
 }
 
-/// Returns what the thread did at the address.
+/// Returns the access of the thread at the address.
 #[cfg(uzone_asm)]
 fn access_of(context: *mut c_void) -> Option<answerer::Access> {
     const PRESENT: libc::greg_t = 1 << 0;
@@ -243,13 +243,13 @@ fn access_of(context: *mut c_void) -> Option<answerer::Access> {
     Some(answerer::Access { is_present: error & PRESENT != 0, is_write: error & WRITE != 0 })
 }
 
-/// Returns that what the thread did is not known.
+/// Returns that the access of the thread is unknown.
 #[cfg(not(uzone_asm))]
 fn access_of(_: *mut c_void) -> Option<answerer::Access> {
     None
 }
 
-/// Returns where the registers of the interrupted thread are in a context that the kernel wrote.
+/// Returns the place of the registers of the interrupted thread in a context that the kernel wrote.
 #[cfg(uzone_asm)]
 fn registers_of(context: *mut c_void) -> *mut [libc::greg_t; 23] {
     const AT: usize = offset_of!(libc::ucontext_t, uc_mcontext.gregs);
@@ -267,7 +267,7 @@ fn recover(_: *mut c_void, _: BusError) -> bool {
     false
 }
 
-/// Does what the action before ours would have done.
+/// Does the same as the action before ours.
 // A function of its own, so that a fault that is answered takes no stack for the masks and actions
 // in here.
 #[inline(never)]
@@ -316,12 +316,12 @@ fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
     }
 }
 
-/// Returns what is blocked while the handler of `action` runs.
+/// Returns the signals that are blocked while the handler of `action` runs.
 fn mask_of(action: &libc::sigaction, signal: i32, context: *mut c_void) -> libc::sigset_t {
     let mut mask = interrupted_mask(context);
     // The kernel has signals 1 to 64.
     for other in 1..=64 {
-        // SAFETY: sigismember(3) reads a set, and refuses what is no signal.
+        // SAFETY: sigismember(3) reads a set, and refuses a number that is no signal.
         let is_masked = unsafe { libc::sigismember(&action.sa_mask, other) } == 1;
         if is_masked || (other == signal && action.sa_flags & libc::SA_NODEFER == 0) {
             // SAFETY: sigaddset(3) changes a set that is initialised.
@@ -331,7 +331,7 @@ fn mask_of(action: &libc::sigaction, signal: i32, context: *mut c_void) -> libc:
     mask
 }
 
-/// Returns what the interrupted thread blocks.
+/// Returns the signals that the interrupted thread blocks.
 fn interrupted_mask(context: *mut c_void) -> libc::sigset_t {
     const AT: usize = offset_of!(libc::ucontext_t, uc_sigmask);
     #[cfg(target_arch = "x86_64")]
@@ -358,7 +358,7 @@ fn die(info: *mut libc::siginfo_t) {
     let process = unsafe { libc::getpid() };
     // SAFETY: gettid(2) touches no memory.
     let thread = unsafe { libc::gettid() };
-    // A thread may send itself what only the kernel may send others.
+    // A thread may send itself a signal with a code that only the kernel may send others.
     // SAFETY: rt_tgsigqueueinfo(2) reads a `siginfo_t`, which is the one that the handler was given.
     let answer =
         unsafe { libc::syscall(libc::SYS_rt_tgsigqueueinfo, process, thread, libc::SIGBUS, info) };

@@ -1,4 +1,4 @@
-//! Which of many gates has an address, for handlers of signals: [`Index`].
+//! The gate of an address, among many, for handlers of signals: [`Index`].
 //!
 //! The gates lie in two tables, sorted by their first address; handlers search one of them while a writer changes the
 //! other, and then the tables change places. So a handler makes a dozen steps, and waits for no writer that it may have
@@ -9,7 +9,7 @@
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// How often a table is searched, at most, that changes meanwhile.
+/// The most searches of a table that changes meanwhile.
 const TRIES: u32 = 64;
 
 /// The gates of one table, by the first address of each.
@@ -21,7 +21,7 @@ struct Table<const SLOTS: usize> {
 
 /// Up to `SLOTS` gates by their addresses.
 pub(crate) struct Index<const SLOTS: usize> {
-    /// How often the tables changed places: the lowest bit is the one that is searched.
+    /// The number of exchanges of the tables: the lowest bit is the one that is searched.
     turn: AtomicU64,
     tables: [Table<SLOTS>; 2],
 }
@@ -53,8 +53,8 @@ impl<const SLOTS: usize> Index<SLOTS> {
         &self.tables[usize::from(turn & 1 != 0)]
     }
 
-    /// Calls `ask` with the gate that has an address, if there is one. Returns what that returned, and `false`
-    /// without a gate. For handlers.
+    /// Calls `ask` with the gate that has an address, if there is one. Returns its result, and `false` without a gate.
+    /// For handlers.
     pub(crate) fn ask(&self, address: u64, ask: impl Fn(usize) -> bool) -> bool {
         for _ in 0..TRIES {
             // Acquire pairs with the Release of `change`: the table is seen as it was written.

@@ -2,7 +2,7 @@
 //! the last page of it that could not be produced.
 //!
 //! The process mostly dies of such an error, often as a program that knows nothing of this library. The handler takes
-//! no lock and allocates nothing, so what it writes is in a fixed table: where the memory is, and the reason, cut to
+//! no lock and allocates nothing, so its text is in a fixed table: the place of the memory, and the reason, cut to
 //! [`REASON`] bytes. A reason that is replaced in the same moment may be read as a mixture of both.
 //!
 //! Unsafe: this is the file that calls write(2) in a handler.

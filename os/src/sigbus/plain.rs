@@ -1,5 +1,5 @@
-//! Copies by ordinary atomic loads and stores: the definition of what a copy does, and what is used
-//! where nothing recovers. They never return an error: memory that is not there kills the process.
+//! Copies by ordinary atomic loads and stores: the definition of a copy, and the way where nothing recovers. They never
+//! return an error: memory that is not there kills the process.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

@@ -4,16 +4,16 @@
 //! Those stores are in many routines, which no handler knows by their addresses. So a thread that is about
 //! to call one records which memory it is about to touch, and its stack pointer ([`Scope`]). If it gets
 //! SIGBUS there, the handler of [`sigbus`](crate::sigbus) puts the stack back and sends it to the end of the
-//! call, as a `siglongjmp` would: what ran in the call is abandoned.
+//! call, as a `siglongjmp` would: the work in the call is abandoned.
 //!
-//! What may be abandoned is a frame without anything to drop, to unlock or to finish, and
+//! Only a frame without anything to drop, to unlock or to finish may be abandoned, and
 //! `zero_words`, `copy_words` and `flush_words` of `uzone-stream` are such: loops, and a fence,
 //! which is done here in their place. Nothing else is called in a scope (see `copier`). How much
 //! was written is not known: whole words, each old or new.
 //!
-//! An error at an address outside of what the scope names is not ours. A signal handler of the program that
-//! interrupts the stores and touches, of all memory, what is being cleared or copied, is abandoned with
-//! them if that raises SIGBUS; without the scope, the process would die of it.
+//! An error at an address outside of the scope is not ours. A signal handler of the program that interrupts the stores
+//! and touches the very memory that is being cleared or copied is abandoned with them if that raises SIGBUS; without the
+//! scope, the process would die of it.
 //!
 //! Unsafe: machine code that puts a stack back.
 //! Cost: two stores and a call beside the one that is made anyway; nothing where no handler is
@@ -31,7 +31,7 @@ use core::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 use crate::sigbus::copier::Fault;
 use crate::sigbus::state::is_installed;
 
-/// What a thread is about to touch, and where to it returns if that is not there.
+/// The memory that a thread is about to touch, and the place to which it returns if that is not there.
 ///
 /// # Invariants
 /// While a thread's `SCOPE` points to one, the thread is in [`call`] with it or about to be, and once
@@ -69,7 +69,7 @@ unsafe extern "sysv64" fn call(
     scope: *mut Scope,
 ) -> u64 {
     naked_asm!(
-        // What a call preserves is on the stack, where the landing finds it. Six registers, the return
+        // The registers that a call preserves are on the stack, where the landing finds them. Six registers, the return
         // address and eight bytes more: the stack is aligned to 16 for the call.
         "push rbp",
         "push rbx",
@@ -155,10 +155,10 @@ pub(crate) unsafe fn guarded_call<W: Fn() + Copy>(
     let scope = &raw mut scope;
     // A handler of this thread may be in here as well; its caller's scope is put back afterwards.
     let outer = SCOPE.replace(scope);
-    // The handler runs on this thread: what it has to see must only not be moved by the compiler.
+    // The handler runs on this thread: the compiler alone must not move the stores that it has to see.
     compiler_fence(Ordering::SeqCst);
-    // SAFETY: `call` wants what this function's caller promises, with `work` as the data of `run`,
-    // and the thread's scope, which it is.
+    // SAFETY: `call` wants the promise of this function's caller, with `work` as the data of `run`, and the thread's
+    // scope, which it is.
     let info = unsafe { call(run::<W>, (&raw const work).cast(), scope) };
     compiler_fence(Ordering::SeqCst);
     SCOPE.set(outer);

@@ -4,10 +4,10 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use super::table::Table;
 
-/// How many watches there can be at a time.
+/// The most watches at a time.
 pub const SLOTS: usize = 256;
 
-/// How many events wait in a watch at most; further ones are counted and lost.
+/// The most events that wait in a watch; further ones are counted and lost.
 pub const EVENTS: usize = 64;
 
 /// The watches of this process. It is never freed, so the handler may look at it at any time.

@@ -17,7 +17,7 @@
 //!
 //! Both ends are one word, so how many events there are is one load. A handler takes the next cell by
 //! moving the tail, fills it, and marks it with its turn; a reader takes a cell that has its turn by moving
-//! the head. A handler that is stopped between the two holds back what comes behind it and blocks no other.
+//! the head. A handler that is stopped between the two holds back the cells behind it and blocks no other.
 //! The loops end: an exchange fails only because another thread's succeeded, and a ring that is not read is
 //! full after that many.
 //!
@@ -27,7 +27,7 @@
 use super::gate::Gate;
 use crate::sync::{AtomicU64, Ordering};
 
-/// What is kept of an event: two words, of which this file reads none.
+/// An event in the ring: two words, of which this file reads none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) address: u64,
@@ -43,8 +43,8 @@ pub(crate) struct Extent {
 
 /// `SLOTS` ranges with up to `EVENTS` events each, which is a power of two.
 pub(crate) struct Table<const SLOTS: usize, const EVENTS: usize> {
-    /// How many slots, from the first on, were ever taken. Relaxed is enough: a thread that faults after
-    /// `take` returned sees what it wrote, and no other has to.
+    /// The number of slots, from the first on, that were ever taken. Relaxed is enough: a thread that faults after `take`
+    /// returned sees its stores, and no other has to.
     used: AtomicU64,
     slots: [Slot<EVENTS>; SLOTS],
 }
@@ -59,7 +59,7 @@ struct Slot<const EVENTS: usize> {
 struct Ring<const EVENTS: usize> {
     /// The turn of the oldest event in the upper half, and of the next one in the lower.
     ends: AtomicU64,
-    /// How many events found the ring full.
+    /// The number of events that found the ring full.
     lost: AtomicU64,
     cells: [Cell; EVENTS],
 }
@@ -137,12 +137,12 @@ impl<const SLOTS: usize, const EVENTS: usize> Table<SLOTS, EVENTS> {
         self.slots.iter().take(used).filter(pushes).count()
     }
 
-    /// Returns how many events wait in a slot.
+    /// Returns the number of events that wait in a slot.
     pub(crate) fn pending(&self, index: usize) -> usize {
         self.slots[index].ring.pending()
     }
 
-    /// Returns how many events found the ring of a slot full.
+    /// Returns the number of events that found the ring of a slot full.
     pub(crate) fn lost(&self, index: usize) -> u64 {
         // Relaxed: a number for people.
         self.slots[index].ring.lost.load(Ordering::Relaxed)
@@ -164,7 +164,7 @@ impl<const EVENTS: usize> Ring<EVENTS> {
     }
 
     fn pending(&self) -> usize {
-        // Relaxed: it is asked whether there is something. What it is, `pop` acquires.
+        // Relaxed: the question is whether there is an event. `pop` acquires its contents.
         let (head, tail) = halves(self.ends.load(Ordering::Relaxed));
         tail.wrapping_sub(head) as usize
     }
@@ -214,8 +214,8 @@ impl<const EVENTS: usize> Ring<EVENTS> {
                 info: cell.info.load(Ordering::Relaxed),
             };
             // Release pairs with the Acquire of `push`: we have read before the cell is reused. If
-            // another reader took the event, the head has moved and what was read counts for
-            // nothing. The same word can only come back after 2^32 events.
+            // another reader took the event, the head has moved and our reading counts for nothing. The same word can
+            // only come back after 2^32 events.
             match self.ends.compare_exchange(
                 seen,
                 word(head.wrapping_add(1), tail),
@@ -244,7 +244,7 @@ fn word(head: u32, tail: u32) -> u64 {
     u64::from(head) << 32 | u64::from(tail)
 }
 
-/// What only the model checker needs.
+/// Functions for the model checker alone.
 #[cfg(loom)]
 #[allow(dead_code, reason = "the library is compiled with it, and has no use for all of it")]
 impl<const SLOTS: usize, const EVENTS: usize> Table<SLOTS, EVENTS> {
@@ -268,7 +268,7 @@ impl<const SLOTS: usize, const EVENTS: usize> Table<SLOTS, EVENTS> {
         }
     }
 
-    /// Takes a slot whether or not a handler is inside: what must not be done.
+    /// Takes a slot whether or not a handler is inside: the mistake that a model must find.
     pub(crate) fn take_without_looking(&self, extent: Extent) -> Option<usize> {
         self.take_by(extent, Gate::take_without_looking)
     }

@@ -1,8 +1,8 @@
 //! The ioctls of a userfaultfd: their numbers, which the compiler checks, and the calls. The structures are the
-//! kernel's. What a reply means is not decided here: see `reply`.
+//! kernel's. The meaning of a reply is decided in `reply`.
 //!
 //! Unsafe: every call hands the kernel a structure, and some of them let it write memory that the
-//! structure names. The calls here and in `install` say what that is; `registered` and `remote` argue whose it is.
+//! structure names. The calls here and in `install` name that memory; `registered` and `remote` argue whose it is.
 //! Source: ioctl_userfaultfd(2) and its pages UFFDIO_*(2const).
 
 use std::os::fd::BorrowedFd;
@@ -51,7 +51,7 @@ pub(crate) const INSTALL_WP: u64 = 1 << 1;
 /// `UFFDIO_WRITEPROTECT_MODE_WP`.
 pub(crate) const PROTECT: u64 = 1;
 
-/// Gives the kernel the structure of an ioctl, and takes what it writes into it.
+/// Gives the kernel the structure of an ioctl, and takes the kernel's values in it.
 ///
 /// # Safety
 /// `NUMBER` is of a userfaultfd's ioctl on a `T`. The caller may access all other memory of this process
@@ -80,9 +80,8 @@ pub(crate) fn handshake(fd: BorrowedFd<'_>, features: u64) -> Result<(u64, u64),
 /// Starts to tell of faults. Returns the bits of the ioctls that the range takes.
 ///
 /// # Safety
-/// Of memory of this process: from now on a thread that touches a missing page waits, and the holder of the
-/// descriptor decides what the page becomes. No code may rely on such pages being zero, or on reaching them
-/// at once.
+/// Of memory of this process: a thread that touches a missing page waits, and the holder of the descriptor decides the
+/// contents of the page. No code may rely on such pages being zero, or on reaching them at once.
 pub(crate) unsafe fn register(
     fd: BorrowedFd<'_>,
     start: u64,
@@ -90,8 +89,8 @@ pub(crate) unsafe fn register(
     mode: u64,
 ) -> Result<u64, Errno> {
     let mut value = uffdio_register { range: uffdio_range { start, len }, mode, ioctls: 0 };
-    // SAFETY: `REGISTER` is on a `uffdio_register`; it reads and writes no memory, and what it makes of
-    // later touches is what the caller agreed to.
+    // SAFETY: `REGISTER` is on a `uffdio_register`; it reads and writes no memory, and the caller agreed to its effect
+    // on later touches.
     unsafe { call::<REGISTER, _>(fd, &mut value) }?;
     Ok(value.ioctls)
 }

@@ -23,12 +23,12 @@ use crate::uffd::install::{Fill, Install};
 use crate::uffd::registered::Registered;
 use crate::uffd::reply::Answered;
 
-/// What the handler follows while there is one.
+/// The handler's value, while there is one.
 static CURRENT: AtomicPtr<Bare> = AtomicPtr::new(ptr::null_mut());
 /// Held while there is one.
 static IS_TAKEN: AtomicBool = AtomicBool::new(false);
 
-/// How many handlers are inside, and how many faults there were: a line for some of the threads each, so that
+/// The number of handlers inside, and of faults: a line for some of the threads each, so that
 /// threads do not wait for each other's counts.
 #[repr(align(128))]
 struct Share {
@@ -41,7 +41,7 @@ static SHARES: [Share; 16] =
 
 struct Bare {
     memory: Arc<Registered>,
-    /// What pages are copied from; without it those of the page cache are mapped.
+    /// The bytes of pages; without it the pages of the page cache are mapped.
     source: Option<Arc<Mapping>>,
     window: u64,
 }
@@ -55,7 +55,7 @@ pub struct BareHandler {
     before: libc::sigaction,
 }
 
-// SAFETY: `Send` wants that another thread may drop it: what it points to is shared with the handlers of all
+// SAFETY: `Send` wants that another thread may drop it: its target is shared with the handlers of all
 // threads, and the action of a signal is the process'.
 unsafe impl Send for BareHandler {}
 // SAFETY: `Sync` wants that threads may share it: nothing is changed through a reference.
@@ -63,7 +63,7 @@ unsafe impl Sync for BareHandler {}
 
 impl BareHandler {
     /// Fills `memory`, whose userfaultfd has [`Features::SIGBUS`](crate::uffd::Features::SIGBUS), with the bytes
-    /// of `source`, as many at once as `window`, a power of two; without a source with what its memory file has.
+    /// of `source`, as many at once as `window`, a power of two; without a source with the bytes of its memory file.
     ///
     /// # Errors
     /// If there is one already, or the kernel refuses.
@@ -91,7 +91,7 @@ impl BareHandler {
         before.map(|_| this)
     }
 
-    /// Returns how many faults there were so far.
+    /// Returns the number of faults so far.
     #[must_use]
     pub fn faults(&self) -> u64 {
         SHARES.iter().map(|share| share.faults.load(Ordering::Relaxed)).sum() // a statistic
@@ -109,9 +109,9 @@ impl Drop for BareHandler {
                 pause(&mut round);
             }
         }
-        // SAFETY: `from_raw` wants what `into_raw` returned, once: the invariant. Each handler counts itself and
-        // then looks for the pointer, all in one order (SeqCst): those that found it have left, and none finds
-        // it any more.
+        // SAFETY: `from_raw` wants a pointer of `into_raw`, once: the invariant. Each handler counts itself and then
+        // looks for the pointer, all in one order (SeqCst): the handlers that found it have left, and none finds
+        // it afterwards.
         drop(unsafe { Box::from_raw(self.bare) });
         IS_TAKEN.store(false, Ordering::Release);
     }

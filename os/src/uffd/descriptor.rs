@@ -44,7 +44,7 @@ impl Uffd {
         optional: Features,
         kernel_faults: KernelFaults,
     ) -> Result<Self, UffdError> {
-        // A descriptor that was asked what there is cannot be asked for it any more.
+        // A descriptor can be asked for its features once.
         let (offered, _) = open::uffd_features()?;
         let missing = required.difference(offered);
         if !missing.is_empty() {

@@ -1,4 +1,4 @@
-//! Why there is no userfaultfd, memory is not registered with one, or an answer failed: [`UffdError`].
+//! Errors of getting a userfaultfd, of registering memory with one, and of answers: [`UffdError`].
 
 use std::fmt;
 use std::io;
@@ -13,7 +13,7 @@ use crate::uffd::modes::Modes;
 use crate::uffd::open;
 use crate::uffd::reply::{UffdCall, explain};
 
-/// Why there is no userfaultfd, memory is not registered with one or answered for, or an answer failed.
+/// There is no userfaultfd, memory is not registered with one or answered for, or an answer failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UffdError {
@@ -26,13 +26,13 @@ pub enum UffdError {
     /// The process or the host has as many descriptors as it may, or no memory for one.
     #[error("no descriptor for a userfaultfd: {0}: close what is not used, or raise `ulimit -n`")]
     NoDescriptor(#[source] io::Error),
-    /// The kernel did not answer what it offers.
+    /// The kernel did not answer with its features.
     #[error("the kernel refused UFFDIO_API: {0}")]
     Probe(#[source] io::Error),
     /// Features that are required are not there.
     #[error("this kernel's userfaultfd lacks {missing}: {} has it", Since(*missing))]
     Missing {
-        /// Which.
+        /// The features.
         missing: Features,
     },
     /// There is none for faults of the kernel.
@@ -44,24 +44,24 @@ pub enum UffdError {
     /// The kernel refused the features although it offers them.
     #[error("the kernel refused a userfaultfd with {features}: EVENT_FORK takes CAP_SYS_PTRACE")]
     Handshake {
-        /// What was asked for.
+        /// The features that were asked for.
         features: Features,
-        /// What it answered.
+        /// The kernel's error.
         #[source]
         cause: io::Error,
     },
     /// The memory cannot be registered.
     #[error("{len} at {addr} cannot be registered for {modes} faults: {fix}")]
     Register {
-        /// Where the memory starts.
+        /// The start of the memory.
         addr: Addr,
-        /// How long it is.
+        /// The length.
         len: ByteLen,
-        /// Which faults were asked for.
+        /// The faults that were asked for.
         modes: Modes,
-        /// What would help.
+        /// The remedy.
         fix: &'static str,
-        /// What the kernel answered.
+        /// The kernel's error.
         #[source]
         cause: io::Error,
     },
@@ -80,28 +80,28 @@ pub enum UffdError {
     /// The kernel refused an answer.
     #[error("UFFDIO_{} of {len_bytes} bytes at {start} was refused: {}", call.name(), explain(cause).1)]
     Refused {
-        /// Which answer.
+        /// The answer.
         call: UffdCall,
-        /// Where it starts.
+        /// The start.
         start: Vaddr,
-        /// How long it is.
+        /// The length.
         len_bytes: u64,
-        /// What the kernel answered.
+        /// The kernel's error.
         #[source]
         cause: io::Error,
     },
-    /// The kernel's reply to an answer contradicts itself, so that nothing is known about what was done.
+    /// The kernel's reply to an answer contradicts itself, so that nothing is known about its effect.
     // Made by handlers of signals: of numbers alone, and without a string.
     #[error(
         "UFFDIO_{} of {len_bytes} bytes at {start} has a reply that contradicts itself: error {errno}, with {count} bytes",
         call.name()
     )]
     Contradiction {
-        /// Which answer.
+        /// The answer.
         call: UffdCall,
-        /// Where it starts.
+        /// The start.
         start: Vaddr,
-        /// How long it is.
+        /// The length.
         len_bytes: u64,
         /// The number of the error, or 0.
         errno: i32,
@@ -111,7 +111,7 @@ pub enum UffdError {
 }
 
 impl UffdError {
-    /// Returns why no userfaultfd was had, for faults of the kernel or of any kind.
+    /// Returns the reason why no userfaultfd was had, for faults of the kernel or of any kind.
     pub(crate) fn not_opened(cause: Errno, for_kernel: bool) -> Self {
         let is_short = matches!(cause, Errno::MFILE | Errno::NFILE | Errno::NOMEM);
         let cause = cause.into();
@@ -122,7 +122,7 @@ impl UffdError {
         }
     }
 
-    /// Returns what kind of failure this is.
+    /// Returns the kind of failure.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {

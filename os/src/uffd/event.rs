@@ -1,4 +1,4 @@
-//! Reading what a userfaultfd tells: [`EventBuffer`].
+//! Reading the messages of a userfaultfd: [`EventBuffer`].
 //!
 //! Messages are read many at a time into a buffer that is made once; taking them apart allocates nothing.
 //! The kernel gives pending faults out before other events, so a fault can be read before a removal that is
@@ -22,7 +22,7 @@ use crate::uffd::log::EventLog;
 use crate::uffd::message::{Event, MESSAGE, PAGEFAULT, WORDS, parse};
 use crate::uffd::remote::Remote;
 
-/// Where messages are read to.
+/// The memory that messages are read into.
 #[derive(Debug)]
 enum Room {
     Own(Box<[AtomicU64]>),
@@ -50,8 +50,7 @@ impl EventBuffer {
         Self { room: Room::Own(words), next: 0, filled: 0 }
     }
 
-    /// Reads into a log, which keeps the messages of a read until the next. What they mean must have been
-    /// marked by then.
+    /// Reads into a log, which keeps the messages of a read until the next. Their effects must have been marked by then.
     #[must_use]
     pub fn logged(log: EventLog) -> Self {
         Self { room: Room::Log(log), next: 0, filled: 0 }
@@ -82,14 +81,14 @@ impl EventBuffer {
         }
     }
 
-    /// Returns how many messages a read takes at most.
+    /// Returns the most messages that a read takes.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.words().len() / WORDS
     }
 
-    /// Reads what is pending, `most` messages of it, in place of what was read before, of which the untaken is
-    /// dropped. `fd` is a userfaultfd. Returns how many messages there are now.
+    /// Reads pending messages, at most `most` of them. The untaken messages of the read before are dropped. `fd` is a
+    /// userfaultfd. Returns the number of messages in the buffer.
     pub(crate) fn fill(&mut self, fd: BorrowedFd<'_>, most: usize) -> io::Result<usize> {
         // Unread events of children have descriptors, which would stay open.
         self.by_ref().for_each(drop);

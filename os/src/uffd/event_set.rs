@@ -1,7 +1,7 @@
 //! Waiting for many descriptors at once: [`EventSet`], an epoll set.
 //!
-//! Each descriptor has a key, which a wait returns for those with something to read. It is level-triggered:
-//! what is not read is returned again.
+//! Each descriptor has a key, which a wait returns if it has something to read. It is level-triggered: a descriptor that
+//! is not read is returned again.
 //!
 //! Source: epoll(7).
 
@@ -19,7 +19,7 @@ use rustix::io::Errno;
 pub struct EventSet(OwnedFd);
 
 impl EventSet {
-    /// How many keys a wait returns at most; the others are returned by the next.
+    /// The most keys that a wait returns; the others are returned by the next.
     pub const MOST: usize = 64;
 
     /// Makes an empty one.
@@ -30,7 +30,7 @@ impl EventSet {
         Ok(Self(epoll::create(CreateFlags::CLOEXEC)?))
     }
 
-    /// Waits for `fd` too from now on, by the key `key`.
+    /// Waits for `fd` too, by the key `key`.
     ///
     /// # Errors
     /// The error of epoll_ctl(2): there is no memory, or the user watches as many as he may.

@@ -1,4 +1,4 @@
-//! What a userfaultfd can do beyond the least: [`Features`], a set of bits with names.
+//! The abilities of a userfaultfd beyond the least: [`Features`], a set of bits with names.
 
 use core::fmt;
 

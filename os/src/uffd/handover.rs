@@ -23,9 +23,9 @@ use crate::uffd::registered::Registered;
 use crate::uffd::requests::{Request, Requests};
 use crate::uffd::wait::Doorbell;
 
-/// How many words their threads wait at.
+/// The number of words that their threads wait at.
 const WORDS: usize = 16;
-/// For how long a handler sleeps at most.
+/// The longest sleep of a handler.
 pub(crate) const MOMENT: Duration = Duration::from_millis(20);
 /// The same where there was no room.
 const RETRY: Duration = Duration::from_millis(1);
@@ -39,7 +39,7 @@ pub struct Handover {
 }
 
 impl Handover {
-    /// How many faults may be handed over and not taken yet.
+    /// The most faults that are handed over and not taken yet.
     pub const MOST: usize = 64;
 
     /// Makes one for faults of `memory`.

@@ -3,16 +3,16 @@
 //!
 //! Such a userfaultfd reports nothing. The kernel raises `SIGBUS` in the thread that touches a missing page,
 //! and the one handler of this process ([`sigbus`]) fills the page and its neighbours and returns; the access is
-//! repeated. No other thread is woken, which is most of what a fault costs on a virtual machine.
+//! repeated. No other thread is woken, which is most of the cost of a fault on a virtual machine.
 //!
-//! What runs in the handler takes no lock, allocates nothing and touches no memory that is mapped lazily:
+//! The code in the handler takes no lock, allocates nothing and touches no memory that is mapped lazily:
 //! bytes of a file are the source of a copy that the kernel makes. A page that is not in the page cache is
 //! waited for in that copy.
 //!
 //! No thread can end such a wait. Where a page has a deadline ([`Answers::waits`]), the handler
-//! fills what is ready alone: it reads what the page cache has into a room that was made
-//! beforehand, and copies it from there. What is not ready, or cannot be filled at all, is handed
-//! over ([`Handover`](crate::uffd::Handover)), if there is another thread for it.
+//! fills ready pages alone: it reads a page of the page cache into a room that was made beforehand, and copies it from
+//! there. A page that is not ready, or cannot be filled at all, is handed over ([`Handover`](crate::uffd::Handover)), if
+//! there is another thread for it.
 //!
 //! A system call that is given a missing page fails with `EFAULT`. A thread that blocks `SIGBUS` dies of a
 //! fault.
@@ -56,7 +56,7 @@ use answerer::{ANSWERED, Answerer, FLAGS, INDEX, PRESENT, Share, TABLE, WRITE, p
 
 pub use answers::{Answers, FileSource, Source};
 
-/// How many mappings can be answered for in their threads at a time.
+/// The most mappings that can be answered for in their threads at a time.
 pub const SLOTS: usize = 4096;
 
 const FULL: &str = "4096 mappings are answered for by their threads, which is the most";
@@ -65,7 +65,7 @@ const _: () = assert!(SLOTS == 4096);
 /// Held over a change of the index, and never by the handler.
 static CHANGING: Mutex<()> = Mutex::new(());
 
-/// How long to wait for handlers at the end; if one is stopped inside, its memory is kept for good.
+/// The longest wait for handlers at the end; if one is stopped inside, its memory is kept for good.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A fault that was answered.
@@ -77,18 +77,18 @@ pub struct Record {
     pub page: u64,
     /// Whether it was a write.
     pub is_write: bool,
-    /// What was missing.
+    /// The kind of the fault.
     pub kind: FaultKind,
     /// Whether the access was repeated.
     pub is_answered: bool,
-    /// How long the handler took.
+    /// The time of the handler.
     pub latency: Duration,
 }
 
 /// A mapping whose faults are answered by the threads that take them, until this is dropped.
 ///
 /// # Invariants
-/// `slot` is this value's alone, and its pointer is what `answerer` was made of.
+/// `slot` is this value's alone, and its pointer is the box of `answerer`.
 pub struct InThread {
     slot: usize,
     answerer: *mut Answerer,
@@ -128,7 +128,7 @@ impl Drop for Place {
 }
 
 impl InThread {
-    /// Answers for memory from now on, whose userfaultfd has
+    /// Answers for memory, whose userfaultfd has
     /// [`Features::SIGBUS`](crate::uffd::Features::SIGBUS).
     ///
     /// # Errors
@@ -162,9 +162,8 @@ impl InThread {
         unsafe { &*self.answerer }
     }
 
-    /// Returns what was done so far: how many faults there were of pages that were not there, how
-    /// many pages were filled for them, how many faults there were of writes to pages that were
-    /// there, and how often a thread waited because of [`Answers::pace`].
+    /// Returns the counts so far: the faults of missing pages, the pages that were filled for them, the
+    /// faults of writes to pages that were there, and the waits because of [`Answers::pace`].
     #[must_use]
     pub fn counts(&self) -> [u64; 4] {
         let answerer = self.answerer();
@@ -200,9 +199,9 @@ impl InThread {
         })
     }
 
-    /// Waits until each handler has left that may have read bytes for a page and not filled it yet: from then
-    /// on pages are filled with what the source has now. Returns whether they have; a handler that waits for
-    /// a device may take longer than this waits, which is two seconds. One thread at a time calls it.
+    /// Waits until each handler has left that may have read bytes for a page and not filled it yet: from then on pages
+    /// are filled with the newest bytes of the source. Returns whether they have; a handler that waits for a device may
+    /// take longer than this waits, which is two seconds. One thread at a time calls it.
     #[must_use]
     pub fn drain(&self) -> bool {
         let give_up = Instant::now() + PATIENCE;
@@ -253,7 +252,7 @@ impl InThread {
         let answerer = self.answerer();
         for page in pages.start..pages.end.min(answerer.pages) {
             let (index, bit) = place(page);
-            // Relaxed: a hint, and what is given back is not bad.
+            // Relaxed: a hint, and a page that is given back is not bad.
             answerer.filled[index].fetch_and(!bit, Ordering::Relaxed);
             if answerer.bad[index].load(Ordering::Relaxed) & bit != 0 {
                 answerer.bad[index].fetch_and(!bit, Ordering::Relaxed);
@@ -295,8 +294,8 @@ impl Drop for InThread {
             }
             pause(&mut round);
         }
-        // SAFETY: `from_raw` wants what `into_raw` returned, once: the invariant. No handler is inside, and
-        // none enters a slot that is closed.
+        // SAFETY: `from_raw` wants a pointer of `into_raw`, once: the invariant. No handler is inside, and none enters a
+        // slot that is closed.
         drop(unsafe { Box::from_raw(self.answerer) });
         slot.give_back();
     }

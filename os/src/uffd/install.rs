@@ -1,4 +1,4 @@
-//! How missing pages are filled, in this process and in another: [`Fill`], [`Install`].
+//! Filling missing pages, in this process and in another: [`Fill`], [`Install`].
 //!
 //! Unsafe: the calls by which the kernel writes pages. [`Registered`](crate::uffd::Registered) and
 //! [`Remote`](crate::uffd::Remote) argue whose those are.
@@ -19,7 +19,7 @@ use crate::uffd::abi;
 use crate::uffd::error::UffdError;
 use crate::uffd::reply::{self, Answered, UffdCall};
 
-/// What missing pages are filled with.
+/// The bytes of missing pages.
 #[derive(Clone, Copy, Debug)]
 pub enum Fill<'a> {
     /// Bytes, at least as many as the pages have.
@@ -34,7 +34,7 @@ pub enum Fill<'a> {
     },
     /// Zeroes. Huge pages of a pool do not take it.
     Zero,
-    /// What the page cache has: the answer to a minor fault.
+    /// The pages of the page cache: the answer to a minor fault.
     Cached,
     /// A mark that raises `SIGBUS` when a page is touched, until it is filled after all. In a virtual machine the
     /// signal may be an input or output of the guest instead, which its monitor answers with zeroes: for those,
@@ -43,7 +43,7 @@ pub enum Fill<'a> {
 }
 
 impl Fill<'_> {
-    /// Returns what fills a part of the pages. `part` is bytes from the start of the first page.
+    /// Returns the bytes of a part of the pages. `part` is bytes from the start of the first page.
     #[inline]
     #[must_use]
     pub fn part(self, part: Range<u64>) -> Self {
@@ -58,7 +58,7 @@ impl Fill<'_> {
         }
     }
 
-    /// Returns how such pages are installed unless the caller knows better: the threads that wait for a page are
+    /// Returns the way in which such pages are installed unless the caller knows better: the threads that wait for a page are
     /// woken, but for a mark, which is noted elsewhere first.
     #[inline]
     #[must_use]
@@ -133,7 +133,7 @@ impl Fill<'_> {
     }
 }
 
-/// How pages are installed.
+/// The way in which pages are installed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Install {
     /// Whether the threads that wait for the pages are woken; otherwise call [`Registered::wake`](crate::uffd::Registered::wake).
@@ -162,7 +162,7 @@ impl Install {
     }
 }
 
-/// Decodes a reply, and keeps what the call was given if it failed.
+/// Decodes a reply, and keeps the arguments of the call if it failed.
 pub(crate) fn answered(
     call: UffdCall,
     start: u64,

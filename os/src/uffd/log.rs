@@ -1,5 +1,5 @@
-//! What must outlive the process that reads a userfaultfd: [`EventLog`], and what its successor reads of
-//! it, [`LoggedEvents`].
+//! Facts that must outlive the process that reads a userfaultfd: [`EventLog`], and its contents for a successor,
+//! [`LoggedEvents`].
 //!
 //! A thread that gives memory back goes on as soon as its event has been read. If the reading process is
 //! killed before it has noted that, its successor would fill those pages with old bytes. So the kernel writes
@@ -7,7 +7,7 @@
 //! behind them. The file is sealed: only the process that made it writes to it. Where no process is left to
 //! hold it, it is a file with a name instead ([`EventLog::in_file`]).
 //!
-//! Units: a mark is a bit; what it stands for is the caller's.
+//! Units: a mark is a bit; its meaning is the caller's.
 //! Source: userfaultfd(2); memfd_create(2) and fcntl(2), `F_SEAL_FUTURE_WRITE`.
 
 use core::ops::Range;
@@ -24,11 +24,11 @@ use crate::map::mapping::Mapping;
 use crate::map::options::{Access, Sharing, Vaddr};
 use crate::uffd::message::{self, Event, MESSAGE, WORDS};
 
-/// What the first word is.
+/// The first word.
 const MAGIC: u64 = u64::from_le_bytes(*b"uzonlog1");
-/// How many words are before the messages: the magic, how many messages, how many marks.
+/// The words before the messages: the magic, the number of messages, the number of marks.
 const HEADER: usize = 4;
-/// How many messages a log has at most.
+/// The most messages of a log.
 const MESSAGES: usize = 1 << 16;
 
 /// A memory file with the events that were read last, and marks.
@@ -57,7 +57,7 @@ impl EventLog {
 
     /// Makes a log in a file, whose name keeps it when no process has it. If the file has the log of a process
     /// that has ended ([`LoggedEvents::read_trusted`]), its marks stay, and its events until
-    /// [`EventLog::forget_events`]. Only this process may write to the file from now on.
+    /// [`EventLog::forget_events`]. Only this process may write to the file.
     ///
     /// # Errors
     /// The error of the system: the file is not open for reading and writing, or its disk is full.
@@ -126,7 +126,7 @@ impl EventLog {
         &self.words()[HEADER..][..self.messages * WORDS]
     }
 
-    /// Returns how many marks there are.
+    /// Returns the number of marks.
     #[must_use]
     pub fn marks(&self) -> u64 {
         self.marks
@@ -157,7 +157,7 @@ impl EventLog {
     }
 }
 
-/// What the log of a process has that has ended.
+/// The log of a process that has ended.
 #[derive(Debug)]
 pub struct LoggedEvents {
     /// The addresses that were given back or unmapped by the events that were read last, from the first to
@@ -224,7 +224,7 @@ impl LoggedEvents {
         Ok(Self { removed, messages, count, marks })
     }
 
-    /// Returns how many marks there are.
+    /// Returns the number of marks.
     #[must_use]
     pub fn marks(&self) -> u64 {
         self.count

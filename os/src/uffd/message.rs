@@ -1,4 +1,4 @@
-//! What a userfaultfd tells: [`Event`], [`PageFault`], and the messages that they come in.
+//! The messages of a userfaultfd: [`Event`], [`PageFault`], and their form.
 //!
 //! Source: ioctl_userfaultfd(2), `struct uffd_msg`.
 
@@ -10,7 +10,7 @@ use crate::uffd::remote::Remote;
 
 /// The length of a message.
 pub(crate) const MESSAGE: usize = 32;
-/// How many words it has.
+/// The number of words that it has.
 pub(crate) const WORDS: usize = MESSAGE / size_of::<u64>();
 const _: () = assert!(MESSAGE == size_of::<linux_raw_sys::general::uffd_msg>());
 
@@ -43,17 +43,17 @@ pub enum FaultKind {
 /// A thread that waits for a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageFault {
-    /// What it touched: the start of the page, or the byte with `UFFD_FEATURE_EXACT_ADDRESS`.
+    /// The touched address: the start of the page, or the byte with `UFFD_FEATURE_EXACT_ADDRESS`.
     pub address: Vaddr,
-    /// What is missing.
+    /// The kind of the fault.
     pub kind: FaultKind,
     /// Whether it writes.
     pub is_write: bool,
-    /// Which thread, where [`Features::THREAD_ID`](crate::uffd::Features::THREAD_ID) was asked for.
+    /// The thread, where [`Features::THREAD_ID`](crate::uffd::Features::THREAD_ID) was asked for.
     pub thread: Option<NonZeroU32>,
 }
 
-/// What a userfaultfd tells.
+/// A message of a userfaultfd.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event {

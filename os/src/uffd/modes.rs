@@ -1,11 +1,11 @@
-//! Which faults of memory are reported: [`Modes`].
+//! The faults of memory that are reported: [`Modes`].
 
 use core::fmt;
 
 use bitflags::bitflags;
 
 bitflags! {
-    /// Which faults of a range are reported: `UFFDIO_REGISTER_MODE_*`.
+    /// The faults of a range that are reported: `UFFDIO_REGISTER_MODE_*`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     pub struct Modes: u8 {
         /// Pages that are missing.

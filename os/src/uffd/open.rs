@@ -1,5 +1,5 @@
-//! Getting a userfaultfd: the device, the system call, and the handshake; and what one of this
-//! kernel can do: [`uffd_features`].
+//! Getting a userfaultfd: the device, the system call, and the handshake; and the abilities of this kernel's:
+//! [`uffd_features`].
 //!
 //! Unsafe: the system call that makes one, and the ioctl of its device.
 //! Source: userfaultfd(2), "Userfaultfd" in the Linux administrator's guide.
@@ -36,8 +36,7 @@ pub(crate) fn user_mode_only() -> rustix::io::Result<OwnedFd> {
 }
 
 fn syscall(flags: UserfaultfdFlags) -> rustix::io::Result<OwnedFd> {
-    // SAFETY: what the descriptor can do is magical, and is done by ioctls alone, each of which
-    // argues for itself.
+    // SAFETY: the effects of the descriptor are magical, and are had by ioctls alone, each of which argues for itself.
     unsafe { rustix::mm::userfaultfd(flags) }
 }
 

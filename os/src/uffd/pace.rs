@@ -1,4 +1,4 @@
-//! How many faults a second threads answer themselves, and how many bytes they fill: [`Paced`].
+//! A limit of the faults that threads answer themselves in a second, and of the bytes that they fill: [`Paced`].
 //!
 //! Each rate is kept by the time until which it is paid for: a fault and the bytes that it filled move that on, and
 //! while it is in the future a thread waits before it answers. A time in the past is credit, of [`BURST`] at most.
@@ -7,15 +7,15 @@ use core::num::{NonZeroU32, NonZeroU64};
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 
-/// For how long a mapping may save up what it did not use.
+/// The longest time for which a mapping may save up its allowance.
 const BURST: u64 = 100_000_000;
 const SECOND: u128 = 1_000_000_000;
-/// How often a thread tries to be the next of several, before it waits.
+/// The attempts of a thread to be the next of several, before it waits.
 const TRIES: u32 = 8;
-/// How long a thread waits that was not the next.
+/// The wait of a thread that was not the next.
 const TURN: Duration = Duration::from_micros(100);
 
-/// The most that is done in a second, and what is left of it.
+/// The most work in a second, and the rest of it.
 #[derive(Debug)]
 pub(crate) struct Paced {
     faults: Option<NonZeroU32>,
@@ -23,11 +23,11 @@ pub(crate) struct Paced {
     /// Until when faults and bytes are paid for, in nanoseconds since [`BURST`] before the start.
     faults_paid: AtomicU64,
     bytes_paid: AtomicU64,
-    /// How often a thread waited.
+    /// The number of times that a thread waited.
     held: AtomicU64,
 }
 
-/// Returns how long `used` takes at a rate.
+/// Returns the time that `used` takes at a rate.
 fn cost(used: u64, rate: u64) -> u64 {
     u64::try_from(u128::from(used) * SECOND / u128::from(rate.max(1))).unwrap_or(u64::MAX)
 }
@@ -38,18 +38,18 @@ fn pay(paid: u64, now: u64, cost: u64) -> u64 {
 }
 
 impl Paced {
-    /// Limits how many faults are answered a second, and how many bytes are filled.
+    /// Limits the faults that are answered in a second, and the bytes that are filled.
     pub(crate) fn new((faults, bytes): (Option<NonZeroU32>, Option<NonZeroU64>)) -> Self {
         let [faults_paid, bytes_paid, held] = [const { AtomicU64::new(0) }; 3];
         Self { faults, bytes, faults_paid, bytes_paid, held }
     }
 
-    /// Returns how often a thread waited.
+    /// Returns the number of times that a thread waited.
     pub(crate) fn held(&self) -> u64 {
         self.held.load(Ordering::Relaxed) // a statistic
     }
 
-    /// Lets a fault be answered that came `since_start`, or returns how long its thread has to wait before it
+    /// Lets a fault be answered that came `since_start`, or returns the time that its thread has to wait before it
     /// asks again. It waits for `most` at a time.
     pub(crate) fn admit(&self, since_start: Duration, most: Duration) -> Result<(), Duration> {
         let now = u64::try_from(since_start.as_nanos()).unwrap_or(u64::MAX).saturating_add(BURST);

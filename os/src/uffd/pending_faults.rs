@@ -1,6 +1,6 @@
-//! How many faults of a userfaultfd are pending, without reading them: [`pending_faults`].
+//! The number of pending faults of a userfaultfd, without reading them: [`pending_faults`].
 //!
-//! Reading an event that is no fault lets the thread go on that caused it: what it gives back is gone then.
+//! Reading an event that is no fault lets the thread go on that caused it: the pages that it gives back are gone then.
 //! The kernel gives pending faults out first, so a reader that wants faults alone reads as many as there are
 //! ([`Remote::read_most`](crate::uffd::Remote::read_most)).
 //!
@@ -14,7 +14,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::FileExt;
 
-/// How long the file is at most that is read.
+/// The most bytes of the file that are read.
 const TEXT: usize = 512;
 
 /// Opens the count of the pending faults of a userfaultfd that this process has, and keeps for as
@@ -26,7 +26,7 @@ pub fn open_pending_faults(uffd: impl AsFd) -> io::Result<File> {
     File::open(format!("/proc/self/fdinfo/{}", uffd.as_fd().as_raw_fd()))
 }
 
-/// Returns how many faults are pending, by what [`open_pending_faults`] returned, here or in
+/// Returns the number of pending faults, by a file of [`open_pending_faults`], opened here or in
 /// another process.
 ///
 /// # Errors

@@ -113,7 +113,7 @@ impl Registered {
         }
     }
 
-    /// Returns whether the range takes an answer, by what the kernel returned when it was registered.
+    /// Returns whether the range takes an answer, by the kernel's reply to its registration.
     #[must_use]
     pub fn takes(&self, call: UffdCall) -> bool {
         takes(self.calls, call)
@@ -194,7 +194,7 @@ impl Drop for Registered {
             return;
         }
         drop(mapping);
-        // Waiters are not woken by unmapping what they wait for. Waiters at addresses that were mapped anew
+        // Unmapping memory does not wake its waiters. Waiters at addresses that were mapped anew
         // meanwhile only retry.
         let _ = abi::wake(self.uffd.as_fd(), start, len);
     }

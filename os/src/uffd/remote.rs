@@ -1,6 +1,6 @@
 //! A userfaultfd of another process' memory: [`Remote`]. The process that maps the memory registers it and
-//! hands the descriptor over; a `Remote` answers the faults, and at most has more of them reported. That is
-//! what makes it safe: the kernel fills pages of registered memory alone, and memory of this process is
+//! hands the descriptor over; a `Remote` answers the faults, and at most has more of them reported. That
+//! is safe: the kernel fills pages of registered memory alone, and memory of this process is
 //! registered only through [`Registered`](crate::uffd::Registered), whose bytes may change at any time
 //! anyhow. So even a `Remote` that turns out to be of this process reaches nothing that must not change.
 //!
@@ -33,7 +33,7 @@ const LIMITS: [u64; 3] = [1 << 47, 1 << 39, (1 << 32) - (1 << 16)];
 /// An address that any process may have, with any pages.
 const PROBED: u64 = 1 << 30;
 
-/// What the name of a userfaultfd among the descriptors of a process is.
+/// The name of a userfaultfd among the descriptors of a process.
 const LINK: &str = "anon_inode:[userfaultfd]";
 
 /// A userfaultfd that another process made and registered memory with.
@@ -111,8 +111,8 @@ impl Remote {
         let (start, len) = (start.get(), len.get());
         let mut modes = Modes::MISSING | Modes::WRITE_PROTECT;
         modes.set(Modes::MINOR, minor);
-        // SAFETY: `register` wants, of memory of this process, that no code relies on missing pages. What is
-        // given to `Remote` is a descriptor from outside of this process, as an open /proc/PID/mem is: of
+        // SAFETY: `register` wants, of memory of this process, that no code relies on missing pages. The descriptor
+        // of a `Remote` comes from outside of this process, as an open /proc/PID/mem does: of
         // memory of this process it can be only if the program hands its own userfaultfd to itself, and
         // then it is of memory that is registered for these faults already (`Registered`).
         let reply = unsafe { abi::register(self.fd.as_fd(), start, len, modes.bits().into()) };

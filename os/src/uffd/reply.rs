@@ -1,4 +1,4 @@
-//! What the kernel's replies to the answers mean: one pure function, [`decode`].
+//! The meaning of the kernel's replies to the answers: one pure function, [`decode`].
 //!
 //! An answer to a fault (copy, zero, continue, poison) has two replies: the result of the
 //! ioctl, and a signed field in its structure. The field is the number of bytes done, or a negated
@@ -64,16 +64,15 @@ impl UffdCall {
     }
 }
 
-/// What the kernel did with an answer that did not fail.
+/// The effect of an answer that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[must_use = "what is not done has to be done, or a thread waits for ever"]
 pub enum Answered {
     /// Every page is installed, and its waiters are awake unless waking was left out.
     All,
-    /// The first `bytes` are in place, and something stopped the rest: ask for it again, and the
-    /// reply will say what.
+    /// The first `bytes` are in place, and something stopped the rest: ask for it again, and the reply names the reason.
     Part {
-        /// How many; more than none, fewer than all.
+        /// Their number; more than none, fewer than all.
         bytes: u64,
     },
     /// Nothing was done, and nothing is wrong: the layout of the process changes. Read the pending
@@ -91,7 +90,7 @@ pub enum Answered {
     Gone,
 }
 
-/// Returns what kind of failure the refusal of an answer is, and what would help.
+/// Returns the kind of failure of a refused answer, and the remedy.
 pub(crate) fn explain(cause: &io::Error) -> (ErrorKind, &'static str) {
     let Some(errno) = Errno::from_io_error(cause) else {
         return (ErrorKind::Other, "the reply contradicts itself");
@@ -117,9 +116,9 @@ pub(crate) fn explain(cause: &io::Error) -> (ErrorKind, &'static str) {
     }
 }
 
-/// Decodes a reply: what the ioctl `call` returned, its signed field where it has one, and how many
-/// bytes were asked for. The error is the kernel's, or `None` if the reply contradicts itself, so that nothing is
-/// known about what was done.
+/// Decodes a reply: the result of the ioctl `call`, its signed field where it has one, and the number of bytes that were
+/// asked for. The error is the kernel's, or `None` if the reply contradicts itself, so that nothing is known about its
+/// effect.
 pub(crate) fn decode(
     call: UffdCall,
     result: Result<(), Errno>,

@@ -2,7 +2,7 @@
 //!
 //! A handler allocates nothing and takes no lock, so a request is a word in one of a fixed number of places. If all
 //! are taken, the handler asks again a little later. It reads the word of its page before it asks, and sleeps only
-//! while that word is what it read: a thread that fills the page changes the word afterwards.
+//! while that word is unchanged: a thread that fills the page changes the word afterwards.
 //! `tests/loom.rs` searches the interleavings.
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
@@ -77,8 +77,8 @@ impl<const PLACES: usize, const WORDS: usize> Requests<PLACES, WORDS> {
         }
     }
 
-    /// Notes that a handler is about to wait for a page. Returns the word to wait at and what it has: it waits
-    /// only while the word has that.
+    /// Notes that a handler is about to wait for a page. Returns the word to wait at and its value: it waits only while
+    /// the word has that.
     pub(crate) fn waits(&self, page: u64) -> (&AtomicU32, u32) {
         let word = self.word(page);
         // Relaxed: the request, which is made afterwards, publishes it.

@@ -25,7 +25,7 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// How many words a record has.
+    /// The number of words that a record has.
     pub(crate) const WORDS: usize = 3;
 
     /// Makes room for `keeps` records.

@@ -14,7 +14,7 @@ use crate::map::options::Anonymous;
 
 /// How many there are: a bit of a word each.
 const COUNT: u64 = 32;
-/// How long each is, but at least a page.
+/// The length of each, but at least a page.
 const LEN: u64 = 64 << 10;
 
 /// So many rooms, side by side.
@@ -39,7 +39,7 @@ impl Rooms {
         Ok(Self { mapping, len, page, taken: AtomicU32::new(0) })
     }
 
-    /// Returns how many pages a room has.
+    /// Returns the number of pages that a room has.
     pub(crate) fn pages(&self) -> u64 {
         self.len >> self.page.shift()
     }

@@ -14,7 +14,7 @@
 //! either of the two states; a write fault that arrives meanwhile is left to that thread, which wakes all
 //! waiters.
 //!
-//! The states publish nothing but themselves: what was written is published by the page tables, which
+//! The states publish nothing but themselves: the written bytes are published by the page tables, which
 //! the kernel changes in between. Cost: a byte a page, of addresses; memory only where pages are written
 //! or evicted.
 
@@ -30,9 +30,9 @@ const OPENING: u8 = 1;
 const DIRTY: u8 = 2;
 const CLOSING: u8 = 3;
 
-/// How many pages are opened at once for a writer that goes on page by page.
+/// The number of pages that are opened at once for a writer that goes on page by page.
 const RUN: u64 = 16;
-/// How many pages in a row a writer opens one by one before more are opened.
+/// The pages in a row that a writer opens one by one before more are opened.
 const ALONE: u64 = 3;
 
 /// How long a page is waited for whose owner is in a call to the kernel.

@@ -1,4 +1,4 @@
-//! What a test needs of the host: a case that cannot run is skipped by name, a pool of huge pages
+//! The needs of a test: a case that cannot run is skipped by name, a pool of huge pages
 //! is raised, and a control group has a limit on memory. The tests of `zone`, `fault` and `server` use
 //! it as well.
 
@@ -36,7 +36,7 @@ fn is_set(variable: &str) -> bool {
     std::env::var_os(variable).is_some_and(|value| value == "1")
 }
 
-/// Returns what a case needs, or prints that it cannot run.
+/// Returns a case's need, or prints that the case cannot run.
 pub(crate) fn or_skip<T, E: Display>(name: &str, needed: Result<T, E>) -> Option<T> {
     needed.inspect_err(|reason| skip(name, &reason.to_string())).ok()
 }
@@ -70,7 +70,7 @@ impl Pool {
         let before = read()?;
         fs::write(&path, (before + pages).to_string())
             .map_err(|error| format!("{path}: {error}: run as root"))?;
-        // Made first, so that what was added is taken back also when it was not enough.
+        // Made first, so that added pages are taken back also when they were not enough.
         let pool = Self { size, added: read()?.saturating_sub(before), _alone: alone };
         if pool.added < pages {
             return Err(format!("the host gave {} of {pages} huge pages", pool.added));
@@ -95,7 +95,7 @@ impl Drop for Pool {
 
 /// A control group of our own with a limit on memory, removed when dropped. Needs root.
 ///
-/// It lies at the top of what is mounted and not below the group of this process: in version 2 a
+/// It lies at the top of the mounted tree and not below the group of this process: in version 2 a
 /// group that has processes cannot have groups with limits.
 pub(crate) struct Group {
     pub(crate) path: PathBuf,
@@ -115,7 +115,7 @@ impl Group {
         Ok(group)
     }
 
-    /// How often the kernel has killed a process here; `None` where it does not say.
+    /// The number of times that the kernel has killed a process here; `None` where it does not say.
     pub(crate) fn kills(&self) -> Option<u64> {
         ["memory.events", "memory.oom_control"].into_iter().find_map(|file| {
             let text = fs::read_to_string(self.path.join(file)).ok()?;

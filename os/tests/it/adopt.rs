@@ -85,7 +85,7 @@ fn adopted_memory_is_never_exclusive() {
 fn what_is_no_range_of_whole_pages_is_not_adopted() {
     let own = owner(2);
     let adopt = |start: NonNull<u8>, len_bytes: u64, page: PageSize| {
-        // SAFETY: every call here is refused before the memory counts, which is what is tested.
+        // SAFETY: every call here is refused before the memory counts, which the tests check.
         unsafe { Mapping::adopt(start, ByteLen::new(len_bytes), page) }.unwrap_err()
     };
     let host = probe::page_size();

@@ -39,7 +39,7 @@ fn assert_limited_by(group: &Path) {
     );
     fs::write(group.join("cgroup.procs"), std::process::id().to_string()).unwrap();
 
-    // What this process had before stays with its old group, so little is used here.
+    // The memory that this process had before stays with its old group, so little is used here.
     let before = memory::available(&root).unwrap();
     assert_eq!(before.limited_by, Limit::Cgroup { path: group.to_path_buf() });
     assert!(before.bytes <= LIMIT && before.bytes > ByteLen::mib(56), "{before:?}");

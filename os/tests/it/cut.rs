@@ -117,7 +117,7 @@ fn mappings_that_were_never_one_are_not_joined() {
     let refused = middle.join(front).unwrap_err();
     assert!(matches!(refused.cause, MappingError::NotNeighbours { .. }));
     let (middle, front) = *refused.value;
-    // What comes to lie where a part was is another mapping, wherever that is.
+    // A mapping that comes to lie in the place of a part is another one, wherever that is.
     let refused = last.join(anonymous(1)).unwrap_err();
     assert!(matches!(refused.cause, MappingError::NotNeighbours { .. }));
     let last = refused.value.0;
@@ -199,7 +199,7 @@ fn a_promise_is_good_for_its_mapping_and_the_parts_of_it() {
     let other = Mapping::memfd("other", pages(1), None).unwrap();
     let refused = Exclusive::try_from_promised(other, promise).unwrap_err();
     assert!(matches!(refused.cause, MappingError::AnotherMapping));
-    // Not even for what is mapped of the same file.
+    // Not even for another mapping of the same file.
     let file = whole.fd().unwrap().try_clone_to_owned().unwrap();
     drop(whole);
     let again = Mapping::file(file, 0, pages(4), Access::ReadWrite, Sharing::Shared).unwrap();

@@ -32,7 +32,7 @@ fn pinned_kib() -> u64 {
 #[test]
 fn registered_memory_is_pinned_until_the_registration_is_dropped() {
     const NAME: &str = "registered_memory_is_pinned_until_the_registration_is_dropped";
-    // Alone, because it looks at what the whole process has pinned.
+    // Alone, because it looks at the pinned memory of the whole process.
     if !is_alone(&format!("fixed_buffers::{NAME}")) {
         return;
     }

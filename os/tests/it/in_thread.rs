@@ -104,7 +104,7 @@ fn threads_fill_what_they_touch_and_each_byte_is_right() {
         let fewest = if window == Some(FaultAround::MIN) { PAGES } else { 1 };
         assert!((fewest..=8 * PAGES).contains(&faults), "{window:?}: {faults}");
         assert!(answering.may_have_filled(PAGES - 1) && !answering.may_have_filled(PAGES));
-        // What is given back comes again.
+        // Pages that are given back come again.
         answering.gives_back(3..9);
         memory.mapping().discard(3 * page()..9 * page()).unwrap();
         (0..PAGES).for_each(|at| check(&memory, at, len));
@@ -204,7 +204,7 @@ fn a_page_of_a_file_that_was_cut_is_an_error_and_a_system_call_gets_one_too() {
         let answer = memory.mapping().read_at(at * page(), &mut [0]);
         assert!(matches!(answer, Err(AccessError::Bus { .. })), "{at}: {answer:?}");
     }
-    // What was there stays, also behind the cut.
+    // The bytes that were there stay, also behind the cut.
     check(&memory, 15, len);
     // The kernel does not raise signals for its own accesses.
     let (mut reader, mut writer) = std::io::pipe().unwrap();
@@ -280,7 +280,7 @@ fn threads_that_end_and_mappings_that_go_leave_no_slot_behind() {
     assert_eq!(gone.kind(), ErrorKind::NotFound);
 }
 
-/// What the handler of SIGUSR1 reads, and what it has read so far.
+/// The address that the handler of SIGUSR1 reads, and the byte that it has read so far.
 static READ_AT: AtomicUsize = AtomicUsize::new(0);
 static SUM: AtomicU64 = AtomicU64::new(0);
 

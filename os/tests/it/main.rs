@@ -1,4 +1,4 @@
-//! This kernel does what we think.
+//! Facts about this kernel that the library relies on.
 //!
 //! A case that needs something the host may lack is skipped by name with the reason, and fails
 //! instead where `REQUIRE_ALL=1` is set. A case that looks at the whole process, or limits it, runs

@@ -1,4 +1,4 @@
-//! What the page cache has of a file.
+//! The pages of a file in the page cache.
 
 use std::io::Write;
 use std::num::NonZeroU64;

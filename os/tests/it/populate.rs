@@ -1,4 +1,4 @@
-//! Making memory present and counting what is.
+//! Making memory present and counting present memory.
 
 use std::time::Instant;
 

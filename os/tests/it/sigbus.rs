@@ -1,8 +1,8 @@
 //! SIGBUS: copies that survive it, watches that tell of it, and the action before ours.
 //!
 //! The handler is for a whole process and for good, so each case runs in a process of its own, and those
-//! that test what kills check how that process ended. What the kernel would report for broken hardware is
-//! said by the test itself: a thread may queue itself any signal.
+//! the cases that kill check the end of that process. The test itself plays broken hardware: any thread may queue itself
+//! a signal.
 //!
 //! `UZONE_OS_TEST_HWPOISON=1` lets a case break a page of real memory (`MADV_HWPOISON`), which the
 //! machine does not get back before it is started again.
@@ -62,8 +62,7 @@ impl Cut {
     /// Reads the byte at `offset` as any code would that knows nothing of us.
     fn touch(&self, offset: u64) -> u8 {
         let address = self.address(offset).get() as *const u8;
-        // SAFETY: the byte is mapped, and what comes of reading it is what these cases are about:
-        // there is one or a signal.
+        // SAFETY: the byte is mapped, and these cases are about the outcome of reading it: there is one or a signal.
         unsafe { address.read_volatile() }
     }
 }
@@ -104,7 +103,7 @@ fn ended(result: Result<(), AccessError>) -> (Touch, u64, usize, BusKind) {
     }
 }
 
-/// Queues this thread a SIGBUS with what the kernel would say.
+/// Queues this thread a SIGBUS with the kernel's values.
 fn queue(code: i32, address: usize, lsb: i16) {
     #[repr(C, align(8))]
     struct SigInfo([u8; 128]);
@@ -124,7 +123,7 @@ fn queue(code: i32, address: usize, lsb: i16) {
     assert_eq!(answer, 0);
 }
 
-/// What stands for a handler in sigaction(2).
+/// A handler in sigaction(2).
 pub(crate) enum Action {
     Default,
     Ignore,
@@ -150,7 +149,7 @@ pub(crate) fn set_action(signal: i32, action: &Action, flags: i32, masked: &[i32
         // SAFETY: sigaddset(3) changes a set.
         unsafe { libc::sigaddset(&mut new.sa_mask, signal) };
     }
-    // SAFETY: sigaction(2) reads an action; the handlers here do what a handler may.
+    // SAFETY: sigaction(2) reads an action; the handlers here obey signal-safety(7).
     let answer = unsafe { libc::sigaction(signal, &new, std::ptr::null_mut()) };
     assert_eq!(answer, 0);
 }
@@ -230,7 +229,7 @@ fn a_copy_ends_where_a_truncated_file_ends_and_says_so() {
                 );
                 let right = (start..end).map(expected).eq(out[..copied].iter().copied());
                 assert!(right, "{before} {behind}");
-                // The same bytes again, so that the next turn finds what it expects.
+                // The same bytes again, so that the next turn finds the expected ones.
                 let bytes: Vec<u8> = (start..end + behind).map(expected).collect();
                 assert_eq!(
                     ended(cut.mapping.write_at(start, &bytes)),
@@ -238,7 +237,7 @@ fn a_copy_ends_where_a_truncated_file_ends_and_says_so() {
                 );
             }
         }
-        // What starts behind the end ends where it starts, in the middle of a word too.
+        // A copy that starts behind the end ends at its start, in the middle of a word too.
         for start in [end, end + 1, end + 13, 4 * page() - 1] {
             let mut out = [0; 1];
             let read = ended(cut.mapping.read_at(start, &mut out));
@@ -253,7 +252,7 @@ fn a_copy_ends_where_a_truncated_file_ends_and_says_so() {
         let mut out = [0; 20];
         cut.mapping.read_at(end - 20, &mut out).unwrap();
         assert_eq!((&out[..8], &out[17..]), (&[7; 8][..], &[9; 3][..]));
-        // And so is what was missing, once it is there.
+        // And so is the missing part, once it is there.
         cut.file.set_len(4 * page()).unwrap();
         cut.mapping.read_at(3 * page(), &mut out).unwrap();
         assert_eq!(out, [0; 20]);
@@ -410,7 +409,7 @@ fn a_kernel_that_refuses_the_handler_is_an_error_and_changes_nothing() {
 fn an_error_outside_of_a_copy_kills_as_it_would_have() {
     let name = "sigbus::an_error_outside_of_a_copy_kills_as_it_would_have";
     if !is_child(name) {
-        // What a Rust program starts with, the kernel's default, and what cannot be ignored.
+        // The action that a Rust program starts with, the kernel's default, and signals that cannot be ignored.
         for case in ["runtime", "default", "ignored", "sent", "sent early", "blocked"] {
             assert_dies(name, case);
         }
@@ -624,7 +623,7 @@ fn an_error_in_the_slice_of_the_caller_is_the_callers() {
     }
 }
 
-/// What the kernel calls poison: one without `CONFIG_MEMORY_FAILURE` has no name of its own for it.
+/// The kernel's name for poison: one without `CONFIG_MEMORY_FAILURE` has no name of its own for it.
 fn poison_kind() -> (BusKind, u8) {
     if Path::new("/proc/sys/vm/memory_failure_early_kill").exists() {
         (BusKind::ActionRequired, u8::try_from(page().trailing_zeros()).unwrap())
@@ -733,7 +732,7 @@ fn a_page_that_the_kernel_breaks_is_reported() {
 static NESTED: OnceLock<Cut> = OnceLock::new();
 static NESTED_ERRORS: AtomicUsize = AtomicUsize::new(0);
 
-/// Copies what is not there, in a handler.
+/// Copies memory that is not there, in a handler.
 extern "C" fn copy_in_a_handler(_: i32) {
     let cut = NESTED.get().unwrap();
     let mut out = [0; 16];
@@ -810,7 +809,7 @@ fn watches_that_come_and_go_under_errors_have_their_own_events_alone() {
     let (errors, events) = (AtomicU64::new(0), AtomicU64::new(0));
     std::thread::scope(|scope| {
         for cut in &cuts {
-            // Two threads touch what is not there.
+            // Two threads touch memory that is not there.
             for offset in [0, 64] {
                 let (stop, errors) = (&stop, &errors);
                 scope.spawn(move || {
@@ -907,7 +906,7 @@ fn clearing_and_copying_end_where_there_is_no_memory_by_every_way() {
                 at(whole.copy_by(start..stop, &cut.mapping, start, way), Touch::Read);
             }
         }
-        // What is there is cleared and copied as ever, after as many errors as before.
+        // Memory that is there is cleared and copied as ever, after as many errors as before.
         cut.mapping.write_at(0, &[7; 4096]).unwrap();
         cut.mapping.zero_by(8..64, way).unwrap();
         whole.copy_by(0..4096, &cut.mapping, 0, way).unwrap();

@@ -1,4 +1,4 @@
-//! Page faults as events: every kind of fault, every answer, and what a reader gets.
+//! Page faults as events: every kind of fault, every answer, and the messages of a reader.
 
 use std::fs::File;
 use std::io::Write;
@@ -140,7 +140,7 @@ fn a_copy_that_meets_a_page_says_how_far_it_got() {
     let rest = &eight[..usize::try_from(4 * page()).unwrap()];
     assert_eq!(copy(&memory, 4 * page(), rest, how).unwrap(), Answered::All);
     assert_eq!((0..8).map(|at| byte_at(&memory, at)).collect::<Vec<_>>(), [8, 8, 8, 3, 8, 8, 8, 8]);
-    // Zeroes do not replace what is there.
+    // Zeroes do not replace a page.
     assert_eq!(memory.install(pages(0..8), Fill::Zero, how).unwrap(), Answered::Present);
     assert_eq!(byte_at(&memory, 0), 8);
 }
@@ -190,7 +190,7 @@ fn a_page_of_a_memory_file_is_mapped_without_a_copy_by_continue() {
             let answer = memory.install(pages(1..2), Fill::Cached, Install::default());
             assert_eq!(answer.unwrap(), Answered::All);
             assert_eq!(reader.join().unwrap(), 11);
-            // Page 3 is a hole: what is before it is mapped, and it is not.
+            // Page 3 is a hole: the pages before it are mapped, and it is not.
             let answer = memory.install(pages(2..6), Fill::Cached, Install::default()).unwrap();
             assert_eq!(answer, Answered::Part { bytes: page() });
             let answer = memory.install(pages(3..6), Fill::Cached, Install::default()).unwrap();
@@ -203,7 +203,7 @@ fn a_page_of_a_memory_file_is_mapped_without_a_copy_by_continue() {
             );
             assert_eq!(reader.join().unwrap(), 0);
         });
-        // What is written to a private mapping stays there.
+        // Bytes that are written to a private mapping stay there.
         memory.mapping().write_at(page() + 77, &[99]).unwrap();
         let expected = if sharing == Sharing::Shared { 99 } else { 11 };
         assert_eq!(read(&file, page() + 77), [expected]);
@@ -310,7 +310,7 @@ fn a_child_by_fork_comes_with_a_userfaultfd_of_its_own() {
     thread::scope(|scope| {
         let forker = scope.spawn(|| {
             let mut command = Command::new("/bin/true");
-            // SAFETY: `pre_exec` wants what runs in the child to be safe after fork(2) in a process
+            // SAFETY: `pre_exec` wants a closure that is safe after fork(2) in a process
             // with threads: it does nothing. It is there because std forks only then.
             unsafe { command.pre_exec(|| Ok(())) };
             command.status().unwrap()
@@ -490,7 +490,7 @@ fn a_wrong_use_is_refused_with_what_it_was_given() {
         let addr = std::ptr::with_exposed_provenance_mut(owner.addr().get());
         // SAFETY: `adopt` wants memory that stays mapped while the new value lives, to which no
         // reference exists, and which is reached through mappings of this crate alone: `owner` owns
-        // it and outlives what is made here.
+        // it and outlives the mappings that are made here.
         unsafe {
             Mapping::adopt(std::ptr::NonNull::new(addr).unwrap(), owner.len(), owner.page_size())
         }

@@ -1,4 +1,5 @@
-//! Clients until a worker has them: who may connect, how many are waited for, and which are dropped to make room.
+//! Clients until a worker has them: users that may connect, the number of waiting clients, and the clients that make
+//! room.
 
 use std::io;
 use std::net::Shutdown;
@@ -15,9 +16,9 @@ use super::room::Room;
 use crate::event::ServeEvent;
 use crate::machine::{Machine, Step};
 
-/// After how long a connection that sent no descriptor makes room for another one, if there is none.
+/// A connection that has sent no descriptor for this long makes room for another one.
 const SILENT: Duration = Duration::from_millis(500);
-/// How long to wait after a connection that could not be accepted.
+/// The pause after a connection that could not be accepted.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(10);
 
 /// The remedy for a server that cannot see a monitor.
@@ -26,8 +27,8 @@ const UNSEEN: &str = ", so it can be neither ended nor waited for: run this serv
 /// The statement about a monitor that cannot be ended.
 const WAITS: &str = "; it has handed its memory over and waits for its first page: end it there";
 
-/// Lets nothing more come by a connection, so that a monitor which sends its memory from now on gets an error. Returns
-/// whether it has sent that.
+/// Shuts a connection down, so that a monitor which sends its memory afterwards gets an error. Returns whether memory had
+/// come.
 fn has_memory(stream: &UnixStream) -> bool {
     let (mut part, mut fds) = ([0; 4096], Vec::new());
     let ended = stream.shutdown(Shutdown::Both).and_then(|()| stream.set_nonblocking(true));
@@ -39,12 +40,12 @@ fn has_memory(stream: &UnixStream) -> bool {
 }
 
 impl Keeper {
-    /// Returns how many connections have sent no whole message.
+    /// Returns the number of connections without a whole message.
     pub(super) fn greetings(&self) -> usize {
         self.machines.values().filter(|machine| machine.is_new()).count()
     }
 
-    /// Returns whether one more connection can be waited for, for which a silent one may make room.
+    /// Returns whether one more connection can be waited for. A silent one may make room for it.
     pub(super) fn has_room(&mut self) -> bool {
         self.greetings() < self.room().greetings || self.make_room()
     }
@@ -61,17 +62,16 @@ impl Keeper {
             let Some(key) = oldest.map(|(key, _)| *key) else { return false };
             if self.is_silent_to_the_end(key) {
                 let most = self.room().greetings;
-                let reason = format!(
-                    "it sent no whole message, and {most} connections are waited for at most"
-                );
+                let reason =
+                    format!("it sent no whole message, and at most {most} connections wait");
                 self.refuse(key, reason);
                 return true;
             }
         }
     }
 
-    /// Lets nothing more come by a connection, and reads what has come since it was read last: a machine that has
-    /// handed its memory over waits for its pages, and is not forgotten. Returns whether there is no descriptor.
+    /// Shuts a connection down, and reads the bytes that have come: a VM that has handed its memory over waits for its
+    /// pages, and is not forgotten. Returns whether no descriptor came.
     pub(super) fn is_silent_to_the_end(&mut self, key: u64) -> bool {
         let is_silent = |keeper: &Self| {
             keeper.machines.get(&key).is_some_and(|machine| !machine.has_descriptors())
@@ -94,14 +94,14 @@ impl Keeper {
             let has_room = self.has_room();
             let Some(socket) = &self.socket else { return };
             if !has_room {
-                // Those that wait are taken when there is room.
+                // Waiting connections are accepted when there is room.
                 self.is_accepting = self.set.remove(&socket.listener).is_err();
                 return;
             }
             let stream = match socket.listener.accept() {
                 Ok((stream, _)) => stream,
                 Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return,
-                // One that went again, or no descriptor is free: the next wait tries again, a little later.
+                // The client has gone, or no descriptor is free: the next wait tries again, a little later.
                 Err(_) => return thread::sleep(ACCEPT_AGAIN),
             };
             self.admit(stream);
@@ -130,7 +130,7 @@ impl Keeper {
         }
         self.next += 1;
         self.machines.insert(key, Machine::new(stream, peer));
-        // At once: the store has what has been accepted before this process may be killed.
+        // At once: the store has an accepted client before this process may be killed.
         self.read(key);
     }
 
@@ -141,7 +141,7 @@ impl Keeper {
         (self.log)(&ServeEvent::Refused { session, pid, reason, was_killed: false });
     }
 
-    /// Returns how many machines and connections there may be.
+    /// Returns the most VMs and connections.
     pub(super) fn room(&self) -> Room {
         Room::new(
             self.options.descriptors.unwrap_or_else(descriptors::limit),
@@ -165,8 +165,8 @@ impl Keeper {
 
     /// Refuses a client of a user that may not connect.
     fn turn_away(&mut self, key: u64, mut machine: Machine) {
-        // A monitor that sends its memory from now on gets an error, and one that has sent it is ended as any that is not
-        // served: neither waits for a page for ever.
+        // A monitor that sends its memory afterwards gets an error, and one that has sent it is ended like any refused
+        // VM: neither waits for a page for ever.
         let ended = machine.stream.shutdown(Shutdown::Both);
         if ended.and_then(|()| machine.stream.set_nonblocking(true)).is_ok() {
             machine.read();

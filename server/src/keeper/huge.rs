@@ -1,7 +1,7 @@
 //! Huge pages of blocks that a worker found filled ([`Collapser`]): the keeper has the right to have the kernel make them.
 //! A thread of low priority does it, one block after the other; the keeper accepts and hands over meanwhile.
 //!
-//! No byte changes, whatever becomes of the machine meanwhile: `collapse.rs` of the package `fault` states why. A process
+//! No byte changes, whatever happens to the VM meanwhile: `collapse.rs` of the package `fault` states why. A process
 //! that has ended is known by its pidfd.
 
 use std::collections::BTreeMap;
@@ -17,17 +17,17 @@ use uzone_os::uffd::Doorbell;
 use uzone_os::{SystemRoot, Vaddr, hugepages, lock};
 use uzone_pages::FaultAround;
 
-/// How many messages of a worker may wait; what comes beyond counts as refused.
+/// The most pending messages of a worker; the blocks of further messages count as refused.
 const WAITING: usize = 1024;
 
-/// What became of the blocks of a session.
+/// The outcome for blocks of a session.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
-    /// How many are huge pages.
+    /// Blocks that are huge pages.
     pub(crate) made: u64,
-    /// How many are not.
+    /// Blocks that are not.
     pub(crate) refused: u64,
-    /// Why the last of those is not.
+    /// The reason for the last such block.
     pub(crate) reason: Option<String>,
 }
 
@@ -41,7 +41,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// Adds what became of blocks of a session.
+    /// Adds the outcome for blocks of a session.
     fn add(&self, session: u64, outcome: Outcome) {
         let mut all = lock(&self.outcomes);
         let all = all.entry(session).or_default();
@@ -53,7 +53,7 @@ impl Shared {
 /// A thread that makes huge pages of the memory of other processes, until this is dropped.
 pub(crate) struct Collapser {
     shared: Arc<Shared>,
-    /// What waits for the thread, which ends without it.
+    /// The pending batches. The thread ends when this is dropped.
     waiting: Option<SyncSender<Batch>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -89,7 +89,7 @@ impl Collapser {
         self.shared.add(session, Outcome { refused, reason, ..Outcome::default() });
     }
 
-    /// Returns what was done since the last call.
+    /// Returns the outcomes since the last call.
     pub(crate) fn take(&self) -> io::Result<BTreeMap<u64, Outcome>> {
         self.shared.bell.silence()?;
         let mut outcomes = lock(&self.shared.outcomes);
@@ -139,7 +139,7 @@ fn collapse(shared: &Shared, batches: &Receiver<Batch>) {
     }
 }
 
-/// Returns why a block is no huge page, and what helps, or `None` if it is one.
+/// Returns the reason why a block is no huge page, with the remedy, or `None` if it is one.
 fn problem(answer: io::Result<Option<io::Error>>) -> Option<String> {
     Some(match answer {
         Ok(None) => return None,

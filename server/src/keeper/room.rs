@@ -1,34 +1,34 @@
-//! How many machines there is room for: [`Room`], counted in descriptors of the keeper and of its worker, so that the one
-//! machine too many is refused by name and no other notices.
+//! The most VMs of a server: [`Room`], counted in descriptors of the keeper and of its worker, so that one VM too many is
+//! refused by name and no other notices.
 
-/// How many descriptors a keeper or a worker has for itself: its sockets, bells and sets, and those of questions.
+/// The descriptors of a keeper or a worker itself: sockets, bells, sets, and clients of the control socket.
 const OWN: u64 = 32;
-/// How often a process has each file of the image.
+/// The number of times that a process has each file of the image open.
 const TIMES_OPEN: u64 = 3;
 /// The descriptors of a VM in the keeper: the stream, the process, its userfaultfd, its log and its record.
 const IN_KEEPER: u64 = 5;
 /// The descriptors of a VM in the worker: the first three, two more of its userfaultfd, its log twice, and one to spare.
 const IN_WORKER: u64 = 8;
-/// How many a connection needs from which no machine has come yet: the stream, the process, and two that came by it.
+/// The descriptors of a connection without a whole message: the stream, the process, and two that came.
 const GREETING: u64 = 4;
-/// How many connections may be without a whole message; further ones wait.
+/// The most connections without a whole message; further ones wait.
 const GREETINGS: u64 = 64;
 
-/// How many machines and connections there may be at once.
+/// The most VMs and connections at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Room {
-    /// How many descriptors each process may have.
+    /// The most descriptors of each process.
     pub(super) descriptors: u64,
     pub(super) machines: usize,
     pub(super) greetings: usize,
 }
 
 impl Room {
-    /// Returns what there is room for in processes with so many descriptors, for an image of so many files.
+    /// Returns the room in processes with so many descriptors, for an image of so many files.
     pub(super) fn new(descriptors: u64, files: usize) -> Self {
         let own = OWN.saturating_add((files as u64).saturating_mul(TIMES_OPEN));
         let left = descriptors.saturating_sub(own);
-        // A quarter of what is left, at most.
+        // At most a quarter of the rest.
         let greetings = (left / 4 / GREETING).clamp(1, GREETINGS);
         let in_keeper = left.saturating_sub(greetings * GREETING) / IN_KEEPER;
         let machines = in_keeper.min(left / IN_WORKER);
@@ -36,11 +36,11 @@ impl Room {
         Self { descriptors, machines: count(machines), greetings: count(greetings) }
     }
 
-    /// Returns why one machine more is not served.
+    /// Returns the reason why one VM more is refused.
     pub(super) fn is_full(&self) -> String {
         let Self { descriptors, machines, .. } = self;
         format!(
-            "{machines} machines are served at once at most, as each process may have {descriptors} descriptors: raise the \
+            "at most {machines} VMs are served at once, as each process may have {descriptors} descriptors: raise the \
              hard limit (LimitNOFILE= of a unit, or `ulimit -Hn`)"
         )
     }

@@ -23,17 +23,17 @@ use crate::messages::{self, BLOCKS, Order, Report, SHORTAGE, Titled};
 
 /// A worker that ran this long resets the count of deaths in a row.
 const STEADY: Duration = Duration::from_secs(1);
-/// How long to wait for the next start after the second death in a row; doubled with each, up to the limit.
+/// The pause before the next start after the second death in a row; doubled with each, up to the limit.
 const BACKOFF: Duration = Duration::from_millis(5);
 const BACKOFF_MOST: Duration = Duration::from_millis(50);
-/// How many workers may die of taking one connection.
+/// The most workers that may die of taking one connection.
 const DEATHS: u32 = 3;
 /// `SIGKILL`, as the status of a process has it.
 const KILL: i32 = 9;
 /// `SIGSYS`, by which a process ends that makes a system call which its sandbox denies.
 const DENIED: i32 = 31;
 
-/// A worker, and what is known of it.
+/// A running worker, and its last reports.
 pub(super) struct RunningWorker {
     pub(super) child: Child,
     socket: MessageSocket,
@@ -48,7 +48,7 @@ pub(super) struct RunningWorker {
 }
 
 impl Drop for RunningWorker {
-    /// Ends the process. When this returns, none of its threads answers a fault any more. If this process dies of a bug, the
+    /// Ends the process. When this returns, none of its threads answers a fault. If this process dies of a bug, the
     /// worker answers on.
     fn drop(&mut self) {
         if thread::panicking() {
@@ -271,7 +271,7 @@ impl Keeper {
         self.start_at = Some(Instant::now() + delay);
     }
 
-    /// Starts the next worker, which gets all clients, those that were served first.
+    /// Starts the next worker, which gets all clients, the served ones first.
     fn worker_ended(&mut self) {
         let Some(mut worker) = self.worker.take() else { return };
         let had_all = self.down_since.is_none();
@@ -293,15 +293,15 @@ impl Keeper {
         self.totals.add(&counted);
         let sessions = self.machines.len() - self.greetings();
         self.happened(ServeEvent::WorkerEnded { status, sessions });
-        // One that served all machines and was killed from outside is no repetition, however soon that was. A kernel
-        // that kills for want of memory is outside too: the machines get on between two deaths. The pause after one
-        // that was killed before does not grow.
+        // A worker that served all VMs and was killed from outside is no repetition, however soon that was. A kernel
+        // that kills for want of memory is outside too: the VMs get on between two deaths. The pause after a worker
+        // that was killed earlier does not grow.
         if ran >= STEADY || (was_killed && had_all) {
             self.failures = 0;
         } else if was_killed {
             self.failures = self.failures.min(1);
         }
-        // A process that was killed from outside did not die of what it did.
+        // A process that was killed from outside did not die of its own work.
         if let Some(key) = taking.filter(|_| !was_killed)
             && let Some(machine) = self.machines.get_mut(&key)
         {
@@ -314,7 +314,7 @@ impl Keeper {
         self.start_later();
     }
 
-    /// Offers all clients to the next worker, those that were served first.
+    /// Offers all clients to the next worker, the served ones first.
     fn offer_again(&mut self) {
         // A program whose log this process lacks attaches again, with the log that it has.
         let lacks_log = |one: &Machine| one.is_program() && !one.is_new() && one.log.is_none();

@@ -1,5 +1,5 @@
-//! The pages of a machine as they were when it was paused: [`CapturedPages`]. They are read from its memory, and from what
-//! its worker has kept of it, or from a copy.
+//! The pages of a VM as they were when it was paused: [`CapturedPages`]. They are read from the VM's memory and from the
+//! pages that its worker kept, or from a copy.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -18,23 +18,23 @@ use uzone_snapshot::{Image, Source};
 
 use crate::messages::{self, CaptureReply, CaptureRequest};
 
-/// How many bytes a thread copies at once.
+/// The bytes that a thread copies at once.
 pub(super) const PIECE: u64 = 4 << 20;
-/// After how many bytes the worker learns what has been read, so that writes to that go on.
+/// The worker learns of the progress of reading after so many bytes, so that writes to pages that were read go on.
 const READ_EVERY: u64 = 32 << 20;
 
-/// How long the frames of an image usually are.
+/// The usual length of a frame.
 const USUAL_FRAME: u64 = 64 << 10;
-/// How many frames are looked at to choose the length of those of an image.
+/// The number of frames that are compared to choose the length of an image's frames.
 const LOOKED_AT: u64 = 512;
 
-/// Why there is no answer of a worker.
-const GONE: &str = "the process that kept its pages has ended, or the machine has";
+/// The reason for the lack of a worker's answer.
+const GONE: &str = "its VM has ended, or the worker that kept its pages";
 
 /// Reads the first bytes of a run, as many as there is room for.
 fn read(memory: &File, run: &Run, out: &mut [u8]) -> io::Result<()> {
     memory.read_exact_at(out, run.address).map_err(|cause| {
-        let text = format!("the memory at {:#x} cannot be read: {cause}", run.address);
+        let text = format!("cannot read the memory at {:#x}: {cause}", run.address);
         io::Error::new(cause.kind(), text)
     })
 }
@@ -49,7 +49,7 @@ fn copy(
     if bytes == 0 {
         return Ok(None);
     }
-    // Huge pages take fewer faults of this process, while the machine waits.
+    // Huge pages take fewer faults of this process, while the VM waits.
     let how = Anonymous { huge: HugeAdvice::Advise, ..Anonymous::default() };
     let mut copy = Exclusive::anonymous(ByteLen::new(bytes), how).map_err(io::Error::other)?;
     let mut pieces = Vec::with_capacity(runs.len());
@@ -78,17 +78,17 @@ fn len_of(runs: &[Run]) -> u64 {
     runs.iter().map(|run| run.bytes.end - run.bytes.start).sum()
 }
 
-/// Pages that there are, one behind the other.
+/// Consecutive pages that are present.
 #[derive(Clone, Debug)]
 pub(super) struct Run {
-    /// Which bytes of the image they started as.
+    /// The bytes of the image in their place.
     pub(super) bytes: Range<u64>,
     pub(super) address: u64,
-    /// Where their copy starts.
+    /// The offset of their copy.
     pub(super) at: u64,
 }
 
-/// Where the bytes of the pages are.
+/// The places of the bytes of the pages.
 #[derive(Debug)]
 struct Held {
     memory: File,
@@ -96,7 +96,7 @@ struct Held {
     kept: Option<KeptPages>,
     /// The copy. While it is made, pages are read from the memory; the worker ends the capture after that.
     copy: RwLock<Option<Exclusive>>,
-    /// Whether all was read, so that no copy is needed any more.
+    /// Whether all pages were read, so that no copy is needed.
     is_read: AtomicBool,
 }
 
@@ -125,25 +125,25 @@ impl Held {
     ) -> io::Result<()> {
         let (bytes, address) = (run.bytes.start + from..run.bytes.end, run.address + from);
         let start = bytes.start;
-        // In this order: a page that was written to before it was read has been kept by then.
+        // In this order: the worker has kept a page before the page is written to.
         read(&self.memory, &Run { bytes, address, at: 0 }, out)?;
         kept.read_over(start, out)
     }
 }
 
-/// The worker, and the end that it announced.
+/// The worker, and its report of the end.
 #[derive(Debug)]
 struct WorkerLink {
     socket: Arc<MessageSocket>,
     ended: Receiver<io::Result<u64>>,
-    /// What it was, once it was looked at.
+    /// The end, once it was looked at.
     end: Option<Result<u64, String>>,
 }
 
-/// Pages of a machine, as they were when it was paused.
+/// Pages of a VM, as they were when it was paused.
 #[derive(Debug)]
 pub struct CapturedPages {
-    /// By their place in the image.
+    /// The runs, by their offset in the image.
     runs: Arc<[Run]>,
     removed: Vec<Range<u64>>,
     held: Arc<Held>,
@@ -187,15 +187,15 @@ impl CapturedPages {
         Self { runs, removed, held, worker }
     }
 
-    /// Returns how many bytes there are of these pages.
+    /// Returns the number of bytes of these pages.
     #[must_use]
     pub fn present(&self) -> ByteLen {
         ByteLen::new(len_of(&self.runs))
     }
 
-    /// Returns how many bytes are best compressed at once: those of a usual frame if the pages that changed fill
-    /// half of their frames or more, and else those of a page, so that no page is stored for its neighbour's sake. A part of
-    /// the frames is looked at, evenly over all.
+    /// Returns the best length of a frame: the usual one if the changed pages fill half of their frames or more, and
+    /// otherwise a page, so that no page is stored for its neighbour's sake. Only some of the frames are compared, evenly
+    /// over all.
     ///
     /// # Errors
     /// A page cannot be read.
@@ -221,7 +221,7 @@ impl CapturedPages {
         Ok(if changed * 2 >= in_frames && in_frames > 0 { frame } else { page })
     }
 
-    /// Returns how many pages of a part of the image changed.
+    /// Returns the number of pages of a part of the image that changed.
     fn changed_in(&self, image: &Image, bytes: Range<u64>) -> io::Result<u64> {
         let (start, len) =
             (bytes.start, usize::try_from(bytes.end - bytes.start).map_err(io::Error::other)?);
@@ -234,23 +234,23 @@ impl CapturedPages {
         Ok(pages.filter(|(now, before)| now != before).count() as u64)
     }
 
-    /// Ends the capture, when all has been read. Returns how many pages the machine wrote to meanwhile.
+    /// Ends the capture, after all pages were read. Returns the number of pages that the VM wrote to meanwhile.
     ///
     /// # Errors
-    /// What was read is not the memory of one moment: a worker that kept pages has died, or the machine gave
-    /// memory back before it could be read. Capture it again.
+    /// The pages are not the memory of one moment: a worker that kept pages has died, or the VM gave memory back before
+    /// it could be read. Capture it again.
     pub fn finish(&self) -> io::Result<u64> {
         // Release pairs with the Acquire of `listen`: all was read before.
         self.held.is_read.store(true, Ordering::Release);
         self.end()
     }
 
-    /// Ends the capture as [`CapturedPages::finish`] does, also where not all was read.
+    /// Ends the capture as [`CapturedPages::finish`] does, also before all pages were read.
     fn end(&self) -> io::Result<u64> {
         let Some(worker) = &self.worker else { return Ok(0) };
         let mut worker = lock(worker);
         if worker.end.is_none() {
-            // It may have ended before, by an end that is there already.
+            // The worker may have ended the capture: its report is there.
             let _ = messages::send(&worker.socket, &CaptureRequest::End, &[]);
             let end = match worker.ended.recv() {
                 Ok(answer) => answer.map_err(|cause| match cause.kind() {
@@ -264,8 +264,8 @@ impl CapturedPages {
         worker.end.clone().unwrap_or(Ok(0)).map_err(io::Error::other)
     }
 
-    /// Returns the whole memory: these pages, zeroes where pages were given back, and elsewhere the image. It is
-    /// read in order, and what was read is not read again.
+    /// Returns the whole memory: these pages, zeroes for pages that were given back, and the image elsewhere. It is read
+    /// once, in order.
     #[must_use]
     pub fn over<'a>(&'a self, image: &'a dyn Source) -> impl Read + Send + 'a {
         Memory { pages: self, image, at: 0, noted: 0 }
@@ -279,7 +279,7 @@ impl CapturedPages {
         }
     }
 
-    /// Returns what is at `at`: how far it goes, and where it comes from.
+    /// Returns the end and the origin of the bytes from `at` on.
     fn part(&self, at: u64) -> (u64, Origin) {
         let index = self.runs.partition_point(|run| run.bytes.end <= at);
         let run = self.runs.get(index);
@@ -295,7 +295,7 @@ impl CapturedPages {
     }
 }
 
-/// Waits for the end of a capture. If the machine waits for that, all its pages are copied first.
+/// Waits for the end of a capture. If the VM waits for that, all its pages are copied first.
 fn listen(worker: &MessageSocket, held: &Held, runs: &[Run]) -> io::Result<u64> {
     let mut copied = Ok(());
     loop {
@@ -312,7 +312,7 @@ fn listen(worker: &MessageSocket, held: &Held, runs: &[Run]) -> io::Result<u64> 
                 // It may have ended before, and its answer is there.
                 let _ = messages::send(worker, &CaptureRequest::End, &[]);
             }
-            // What was given back before it was read cannot be copied: the worker states that reason.
+            // A page that was given back before it was read cannot be copied: the worker states that reason.
             CaptureReply::Ended(Err(reason)) => return Err(io::Error::other(reason)),
             CaptureReply::Ended(Ok(kept_pages)) => return copied.map(|()| kept_pages),
             CaptureReply::Begun(_) => return Err(io::ErrorKind::InvalidData.into()),
@@ -320,10 +320,10 @@ fn listen(worker: &MessageSocket, held: &Held, runs: &[Run]) -> io::Result<u64> 
     }
 }
 
-/// Where bytes come from.
+/// The origin of bytes.
 #[derive(Debug, PartialEq, Eq)]
 enum Origin {
-    /// A run with this number, from this byte of it on.
+    /// A run with this number, from this byte on.
     Run(usize, u64),
     Zeroes,
     Image,
@@ -333,7 +333,7 @@ struct Memory<'a> {
     pages: &'a CapturedPages,
     image: &'a dyn Source,
     at: u64,
-    /// What the worker knows to be read.
+    /// The progress that the worker knows.
     noted: u64,
 }
 
@@ -346,7 +346,7 @@ impl Read for Memory<'_> {
         let left = self.image.byte_len() - self.at;
         let most = usize::try_from(left).unwrap_or(usize::MAX).min(out.len());
         if most == 0 {
-            // The end of the input is where an image is completed: not of what may be of several moments.
+            // The end of the input is where an image is completed, which must not be of several moments.
             return if out.is_empty() { Ok(0) } else { self.pages.finish().map(|_| 0) };
         }
         let (end, from) = self.pages.part(self.at);
@@ -389,7 +389,7 @@ mod tests {
         for (lost, reason) in [(Some("given back".to_owned()), "given back"), (None, GONE)] {
             let (here, worker) = MessageSocket::pair().unwrap();
             let kept = KeptPages::new(&[region()]).unwrap();
-            // There are no bytes any more, as of a process that has ended.
+            // The process has ended, and its memory with it.
             let memory = uzone_os::memory_file("memory", &[]).unwrap();
             let run = Run { bytes: 0..PAGE, address: 0, at: 0 };
             let pages = CapturedPages::live(memory, Vec::new(), vec![run], kept, here);

@@ -1,13 +1,13 @@
-//! The memory of a VM as it is now, for an image of it: [`SessionMemory`], opened through the keeper. A keeper that may not
+//! The memory of a running VM, for an image of it: [`SessionMemory`], opened through the keeper. A keeper that may not
 //! open it names the process instead, and the client opens it by rights of its own.
 //!
-//! The machine is paused by the caller. [`SessionMemory::protect`] has the worker protect all of it against
-//! writing; then the machine may go on, and its pages are read while the worker keeps those that it writes to
-//! ([`AdoptedMemory::capture`]). [`SessionMemory::copy`] copies them first, for a server that cannot do that.
-//! Both give [`CapturedPages`].
+//! The caller pauses the VM. [`SessionMemory::protect`] has the worker protect all of its memory against writing; then
+//! the VM may go on, and its pages are read while the worker keeps a page before the VM writes to it
+//! ([`AdoptedMemory::capture`]). [`SessionMemory::copy`] copies the pages first, for a server that cannot do that. Both
+//! give [`CapturedPages`].
 //!
-//! The kernel's page table states which pages there are; the log of its session states which were given
-//! back. All others are those of the image, and are not read.
+//! The kernel's page table states which pages are present; the log of the session states which pages were given back. All
+//! others are pages of the image, and are not read.
 
 use std::fs::File;
 use std::io;
@@ -31,15 +31,15 @@ use crate::machine::Machine;
 use crate::messages::{self, CaptureReply, CaptureRequest, Titled};
 use crate::worker::protocol;
 
-/// What `/proc/PID/pagemap` has of a page that is in memory, that is in swap, and that is of a file.
+/// Bits of an entry of `/proc/PID/pagemap`: the page is in memory, in swap, of a file.
 const PRESENT: u64 = 1 << 63;
 const SWAPPED: u64 = 1 << 62;
 const OF_FILE: u64 = 1 << 61;
-/// The host's page, of which that file has an entry each.
+/// The host's page, with an entry in that file.
 const PAGE: u64 = 4096;
-/// How many entries are read at once.
+/// The number of entries that are read at once.
 const ENTRIES: usize = 64 << 10;
-/// How long the worker may take to protect the memory: another one may have to be started.
+/// The longest time in which a worker protects the memory: another one may have to be started.
 const PROTECT_WITHIN: Duration = Duration::from_secs(10);
 
 /// The answer of a keeper: the process, and the error of the keeper if it may not read the memory. The memory, its page
@@ -89,14 +89,14 @@ fn open_for_keeper(peer: &Peer, userfaultfd: BorrowedFd<'_>) -> io::Result<(File
     }
 }
 
-/// The memory of a machine that is served.
+/// The memory of a VM that is served.
 #[derive(Debug)]
 pub struct SessionMemory {
     image: String,
     regions: Vec<RemoteRegion>,
-    /// Whether a page of a file is one of the image that was not written.
+    /// Whether a page of a file is a page of the image that was not written.
     is_shared: bool,
-    /// Whether the kernel notes which pages are written to.
+    /// Whether the kernel notes written pages.
     is_tracked: bool,
     /// The pages that it gave back, by their bytes of the image.
     removed: Vec<Range<u64>>,
@@ -107,8 +107,8 @@ pub struct SessionMemory {
 }
 
 impl SessionMemory {
-    /// Asks the server that listens on `socket` for the memory of a session. The machine must be paused from
-    /// before this call until [`SessionMemory::protect`] or [`SessionMemory::copy`] has returned.
+    /// Asks the server that listens on `socket` for the memory of a session. The VM must be paused before this call, and
+    /// until [`SessionMemory::protect`] or [`SessionMemory::copy`] has returned.
     ///
     /// # Errors
     /// [`ServeError::Ask`] if there is no such server or session, or neither the keeper nor this process may
@@ -146,7 +146,7 @@ impl SessionMemory {
         let removed = log.map(|log| AdoptedMemory::given_back(&of.regions, &log)).transpose();
         let removed = removed.map_err(io::Error::other)?.unwrap_or_default();
         let (is_shared, is_tracked) = (of.is_shared(), of.is_tracked());
-        // What follows is for the worker, if the keeper passes it on.
+        // Further messages are for the worker, if the keeper passes the socket on.
         let (regions, worker) = (of.regions, keeper);
         Ok(Self { image, regions, is_shared, is_tracked, removed, memory, pagemap, worker })
     }
@@ -157,18 +157,18 @@ impl SessionMemory {
         &self.image
     }
 
-    /// Returns whether the kernel notes which pages are written to: those alone are in the image, and
-    /// [`SessionMemory::copy`] copies them.
+    /// Returns whether the kernel notes written pages: only these are in the image, and [`SessionMemory::copy`] copies
+    /// them.
     #[must_use]
     pub fn is_tracked(&self) -> bool {
         self.is_tracked
     }
 
-    /// Has the worker keep the pages that there are before they are written to. When it returns, the machine
-    /// may go on; what is read of it is as it is now, until [`CapturedPages::finish`].
+    /// Has the worker keep the present pages before they are written to. When it returns, the VM may go on; its pages are
+    /// read as they were at that moment, until [`CapturedPages::finish`].
     ///
     /// # Errors
-    /// Why the server cannot do that, and the memory, to be copied.
+    /// The reason why the server cannot do that, and the memory, to be copied.
     pub fn protect(self) -> Result<CapturedPages, (Box<Self>, String)> {
         match self.try_protect() {
             Ok((kept, runs)) => {
@@ -188,7 +188,7 @@ impl SessionMemory {
     }
 
     fn try_protect(&self) -> io::Result<(KeptPages, Vec<Run>)> {
-        // First: a page that comes while the memory is being protected is one of the image.
+        // First: a page that comes while the memory is being protected is a page of the image.
         let runs = self.runs()?;
         let kept = KeptPages::new(&self.regions)?;
         runs.iter().try_for_each(|run| kept.want(run.bytes.clone()))?;
@@ -210,7 +210,7 @@ impl SessionMemory {
         }
     }
 
-    /// Copies the pages that there are, on as many threads. When it returns, the machine may go on.
+    /// Copies the pages that there are, on as many threads. When it returns, the VM may go on.
     ///
     /// # Errors
     /// The error of the system: the process has ended, a page of it is bad, or there is no memory for the
@@ -220,7 +220,7 @@ impl SessionMemory {
         CapturedPages::copied(self.memory, self.removed, runs, threads)
     }
 
-    /// Returns the runs of pages that there are, by their place in the image.
+    /// Copies the present pages, on `threads` threads. When it returns, the VM may go on.
     fn runs(&self) -> io::Result<Vec<Run>> {
         let mut runs = Vec::new();
         for region in &self.regions {
@@ -251,7 +251,7 @@ impl SessionMemory {
         Ok(())
     }
 
-    /// Adds the runs of pages of a region that there are.
+    /// Adds the runs of present pages of a region.
     fn present(&self, region: &RemoteRegion, runs: &mut Vec<Run>) -> io::Result<()> {
         let pages = region.len.get() / PAGE;
         let mut part = vec![0; ENTRIES * 8];
@@ -303,7 +303,7 @@ mod tests {
 
     #[test]
     fn a_process_whose_memory_a_client_opens_must_have_the_userfaultfd() {
-        // What is compared are open files: here those of pipes.
+        // Open files are compared: here those of pipes.
         let ((known, _near), (other, _far)) = (io::pipe().unwrap(), io::pipe().unwrap());
         let (mut process, peer) = process_with(&known);
         let opened = open_for_keeper(&peer, known.as_fd()).map(drop);

@@ -1,9 +1,9 @@
-//! What Firecracker sends when it connects: [`regions`], from bytes to regions.
+//! The message of Firecracker when it connects: [`regions`], from bytes to regions.
 //!
 //! Firecracker sends one array of JSON and one userfaultfd, and waits for no answer. The array has one
 //! object a region: `base_host_virt_addr`, `size` and `offset` in bytes, from 1.7 on also `page_size_kib`,
-//! which is bytes although its name has KiB, and from 1.12 on `page_size` with the same number. Fields
-//! that are not known are skipped.
+//! which is bytes although its name has KiB, and from 1.12 on `page_size` with the same number. Unknown
+//! fields are skipped.
 //! Source: Firecracker, `docs/snapshotting/handling-page-faults-on-snapshot-resume.md`.
 
 use serde::Deserialize;
@@ -14,7 +14,7 @@ use uzone_pages::{ByteLen, PageSize};
 use crate::error::ServeError;
 use crate::machine::REGIONS;
 
-/// The sizes of pages that memory of a machine has.
+/// The sizes of pages that memory of a VM has.
 const SMALL: u64 = 4 << 10;
 const HUGE: u64 = 2 << 20;
 
@@ -38,7 +38,7 @@ impl Region {
     }
 }
 
-/// Returns whether a message ends within a number, which the parser takes for a wrong one.
+/// Returns whether a message ends within a number, which the parser takes for a wrong number.
 fn is_cut_in_number(bytes: &[u8], error: &serde_json::Error) -> bool {
     let last_line = bytes.rsplit(|byte| *byte == b'\n').next().unwrap_or(bytes);
     let lines = bytes.iter().filter(|byte| **byte == b'\n').count() + 1;
@@ -47,8 +47,7 @@ fn is_cut_in_number(bytes: &[u8], error: &serde_json::Error) -> bool {
 }
 
 /// Returns the regions of a message, or `None` if the message is not whole yet.
-/// Whether regions overlap, and whether they fit the image, [`Engine::adopt`](uzone_fault::Engine::adopt)
-/// checks.
+/// [`Engine::adopt`](uzone_fault::Engine::adopt) checks whether regions overlap, and whether they fit the image.
 ///
 /// # Errors
 /// [`ServeError`] if it is not a message of regions.
@@ -91,7 +90,7 @@ pub fn regions(bytes: &[u8]) -> Result<Option<Vec<RemoteRegion>>, ServeError> {
 mod tests {
     use super::*;
 
-    /// As Firecracker sent it.
+    /// Messages of Firecracker.
     const RECORDED: [(&str, &str); 3] = [
         (
             "1.10.1",

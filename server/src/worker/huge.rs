@@ -1,8 +1,8 @@
-//! Blocks of 2 MiB that are filled, in machines whose pages are small: [`Finder`]. The keeper has the kernel make huge
+//! Blocks of 2 MiB that are filled, in VMs whose pages are small: [`Finder`]. The keeper has the kernel make huge
 //! pages of them (`keeper/huge.rs`).
 //!
-//! Faults go first. While the kernel makes a huge page, for one to four milliseconds, the faults of its machine wait.
-//! So a machine that had a fault since the last look gets two in 100 ms, and all machines of a worker 16.
+//! Faults go first. While the kernel makes a huge page, for one to four milliseconds, the faults of its VM wait. So a VM
+//! that had a fault since the last look gets two in 100 ms, and all VMs of a worker 16.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -12,10 +12,10 @@ use uzone_os::Vaddr;
 use super::session::Session;
 use crate::messages::BLOCKS;
 
-/// How often blocks are looked for, and how often while nothing is filled.
+/// The pause between two looks for blocks, and the pause while no page is filled.
 const EVERY: Duration = Duration::from_millis(100);
 const IDLE: Duration = Duration::from_secs(1);
-/// How many are found at once for a machine that has faults.
+/// The most blocks of a VM with faults at one look.
 const BESIDE_FAULTS: usize = 2;
 
 /// Finds blocks of which huge pages can be made.
@@ -32,7 +32,7 @@ impl Finder {
         Self { looked: Instant::now(), is_idle: false, last: 0 }
     }
 
-    /// Returns after how long to look again, if there may be blocks.
+    /// Returns the time until the next look, if there may be blocks.
     pub(crate) fn timeout(&self, sessions: &HashMap<u64, Session>) -> Option<Duration> {
         let every = if self.is_idle { IDLE } else { EVERY };
         let may_find = sessions.values().any(|session| session.memory.blocks_left() > 0);

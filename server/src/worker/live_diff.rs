@@ -51,7 +51,7 @@ impl Worker {
         messages::send(&client.socket, &reply, &[]).is_ok() && client.captures
     }
 
-    /// Closes the socket of a client, and ends what it captured.
+    /// Closes the socket of a client, and ends its capture.
     pub(super) fn forget_client(&mut self, key: u64) {
         let Some(client) = self.clients.remove(&key) else { return };
         let _ = self.set.remove(&client.socket);
@@ -60,7 +60,7 @@ impl Worker {
         }
     }
 
-    /// Ends captures for which a machine has waited too long, and those of machines that have ended.
+    /// Ends captures for which a VM has waited too long, and captures of VMs that have ended.
     pub(super) fn end_slow_captures(&mut self) {
         let deadline = self.options.deadline;
         let is_slow = |client: &Client| match self.sessions.get(&client.session) {

@@ -1,4 +1,4 @@
-//! What a worker opens before it serves, and the rights that it gives up on the way: [`Opened`].
+//! The files that a worker opens before it serves, and the rights that it gives up on the way: [`Opened`].
 
 use std::fs::File;
 use std::io;
@@ -16,16 +16,16 @@ use crate::error::ServeError;
 use crate::options::{Prefetch, ServerOptions};
 use crate::sandbox::{Beside, Files, Sandbox};
 
-/// What a worker does with the list of pages that machines touched.
+/// The use of the list of pages that VMs touched.
 const USE: &str = "use the working set";
 
-/// An image, and what answers faults from it.
+/// An image, and the engine that answers faults from it.
 pub(super) struct Opened {
     pub(super) backing: Arc<dyn Backing>,
     pub(super) cache: Arc<FrameCache>,
-    /// What tells the image from others: its root hash, or which file it is.
+    /// The identity of the image: its root hash, or file id and mtime.
     pub(super) image: String,
-    /// Where it is, as a process finds it that runs elsewhere.
+    /// The path or URL, absolute, for processes that run elsewhere.
     pub(super) path: String,
     /// Its files, with their names.
     pub(super) files: Vec<(String, File)>,
@@ -38,7 +38,7 @@ pub(super) struct Opened {
 
 impl Opened {
     /// Opens an image, by `files` if there are any, and starts the threads that answer faults. This process is confined
-    /// then, if the options state that. Where machines wait, the list of pages to install and the recording
+    /// then, if the options state that. Where VMs wait, the list of pages to install and the recording
     /// are left out if they cannot be opened.
     pub(super) fn new(
         path: &Path,
@@ -49,7 +49,7 @@ impl Opened {
         let sandbox =
             if options.sandbox { Sandbox::without_capabilities() } else { Sandbox::off() };
         let mut sandbox = sandbox.map_err(ServeError::Capabilities)?;
-        // Both read files of the kernel: how many CPUs there are, and how much memory.
+        // Both read files of the kernel: the number of CPUs, and the size of memory.
         let threads = EngineOptions::default().zone(Zone::default()).own_threads();
         let is_remote = is_url(path);
         if is_remote && options.sandbox {
@@ -81,7 +81,7 @@ impl Opened {
         Ok(Self {
             image: image.identity(),
             path: absolute.as_deref().unwrap_or(path).display().to_string(),
-            // By a part of them an image cannot be opened again: then it is by its name.
+            // An image cannot be opened again by a part of its files: then it is opened by its name.
             files: image.files().into_iter().map(shared).collect::<Option<_>>().unwrap_or_default(),
             backing: backing(image)?,
             cache,
@@ -116,21 +116,21 @@ fn backing(image: Image) -> Result<Arc<dyn Backing>, SnapshotError> {
     Ok(Arc::new(backing.named(name)))
 }
 
-/// Returns what was opened. Where machines wait, it is a warning if that failed.
+/// Returns an opened file. Where VMs wait, a failure is a warning.
 fn unless_machines_wait<T>(
     has_machines: bool,
     opened: Result<Option<T>, ServeError>,
 ) -> Result<Option<T>, ServeError> {
     match opened {
         Err(error) if has_machines => {
-            tracing::warn!(%error, "machines are served without it");
+            tracing::warn!(%error, "VMs are served without it");
             Ok(None)
         }
         opened => opened,
     }
 }
 
-/// Returns the numbers of the pages that are installed before a machine touches them.
+/// Returns the numbers of the pages that are installed before a VM touches them.
 fn pages_ahead(prefetch: &Prefetch, image: &Image) -> Result<Vec<u64>, ServeError> {
     let path = match prefetch {
         Prefetch::OfImage => return Ok(image.working_set().to_vec()),
@@ -138,7 +138,7 @@ fn pages_ahead(prefetch: &Prefetch, image: &Image) -> Result<Vec<u64>, ServeErro
         Prefetch::File(path) => path,
     };
     match working_set::read(&working_set::file_of(path, image.root())) {
-        // What was recorded costs time alone, and is not there before the first run has ended.
+        // The list saves time alone, and is missing before the first run has ended.
         Err(cause) if cause.kind() == io::ErrorKind::NotFound => {
             tracing::warn!(path = %path.display(), "there is no list of pages to install ahead");
             Ok(Vec::new())
@@ -147,7 +147,7 @@ fn pages_ahead(prefetch: &Prefetch, image: &Image) -> Result<Vec<u64>, ServeErro
     }
 }
 
-/// Starts the threads that answer faults, and confines this process to what it needs from then on.
+/// Starts the threads that answer faults, and confines this process from then on.
 fn engine(
     threads: EngineOptions,
     sandbox: &mut Sandbox,
@@ -170,7 +170,7 @@ fn engine(
     Ok(engine?)
 }
 
-/// Returns the files of an image, and those that the options name.
+/// Returns the files of an image, and the files of the options.
 fn needed(mut files: Files, options: &ServerOptions) -> Files {
     if let Prefetch::File(path) = &options.prefetch {
         files.read.push(path.clone());

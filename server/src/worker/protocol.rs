@@ -1,5 +1,5 @@
-//! How a client hands memory over and is answered: a monitor as Firecracker does ([`firecracker`]),
-//! a program that attaches by [`uzone_attach::protocol`]. A session is the same for both.
+//! The messages of a client that hands memory over, and the answers: of a monitor as Firecracker sends them
+//! ([`firecracker`]), of a program that attaches by [`uzone_attach::protocol`]. A session is the same for both.
 //!
 //! A program sends a request, and after the answer its regions as Firecracker sends them, with its
 //! userfaultfd and the log of an earlier server, if there was one. A monitor expects no answer.
@@ -32,18 +32,17 @@ pub(crate) enum Message {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Memory {
     pub(crate) regions: Vec<RemoteRegion>,
-    /// What a program asked for before; a monitor asks for nothing.
+    /// The earlier request of a program; a monitor has none.
     pub(crate) request: Option<Request>,
 }
 
 impl Memory {
-    /// Returns whether it is a private mapping of the server's memory file, where a page of a file was not
-    /// written.
+    /// Returns whether it is a private mapping of the server's memory file. Then a page of a file was not written.
     pub(crate) fn is_shared(&self) -> bool {
         matches!(self.request, Some(Request::Attach { share: true, .. }))
     }
 
-    /// Returns whether the kernel notes which pages are written to.
+    /// Returns whether the kernel notes written pages.
     pub(crate) fn is_tracked(&self) -> bool {
         matches!(self.request, Some(Request::Attach { tracks: true, .. }))
     }

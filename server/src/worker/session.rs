@@ -1,4 +1,4 @@
-//! One virtual machine: [`Session`], its memory, and what becomes of it if a page cannot be produced.
+//! One virtual machine: [`Session`], its memory, and its end if a page cannot be produced.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -24,13 +24,13 @@ use crate::metrics::Totals;
 use crate::options::OnFailure;
 use crate::status::{SessionStats, nanoseconds};
 
-/// How many faults are recorded between two looks at them, of 48 bytes each.
+/// The most faults that are recorded between two looks at them, of 48 bytes each.
 const TRACED: usize = 1 << 18;
 
 /// Takes events, also by threads that answer faults. Returns whether another process has them.
 pub(crate) type Log = Arc<dyn Fn(ServeEvent) -> bool + Send + Sync>;
 
-/// A machine that is served.
+/// A VM that is served.
 pub(crate) struct Session {
     number: u64,
     pub(crate) memory: AdoptedMemory,
@@ -39,12 +39,12 @@ pub(crate) struct Session {
     remote: Remote,
     is_shared: bool,
     since: Instant,
-    /// How many pages were filled when that was looked at last.
+    /// The number of pages that were filled at the last look.
     filled: u64,
 }
 
 impl Session {
-    /// Serves a machine from now on.
+    /// Starts to serve a VM.
     pub(crate) fn start(
         worker: &Worker,
         keeper: &Arc<MessageSocket>,
@@ -108,7 +108,7 @@ impl Session {
         self.memory.capture(memory, kept, pending, self.is_shared, hurry)
     }
 
-    /// Returns what becomes ready when it may have ended.
+    /// Returns the descriptors that become ready when it may have ended.
     pub(crate) fn watched(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let stream = self.machine.is_program().then(|| self.machine.stream.as_fd());
         [self.machine.peer.as_fd()].into_iter().chain(stream)
@@ -127,7 +127,7 @@ impl Session {
         self.remote.is_gone() || self.machine.is_program() && self.machine.is_closed()
     }
 
-    /// Returns what was done so far.
+    /// Returns the counts so far.
     pub(crate) fn stats(&self) -> SessionStats {
         let stats = self.memory.stats();
         SessionStats {
@@ -147,12 +147,12 @@ impl Session {
         }
     }
 
-    /// Returns what was done so far, to be added to what was done for others.
+    /// Returns the totals so far, to be added to the totals of others.
     pub(crate) fn totals(&self) -> Totals {
         Totals::of_machine(&self.memory.stats(), &self.memory.latencies())
     }
 
-    /// Returns what happened, for the log.
+    /// Returns the event of its end, for the log.
     pub(crate) fn ended(&self) -> ServeEvent {
         let FaultStats { faults, demand, around, .. } = self.memory.stats();
         ServeEvent::Ended {
@@ -166,7 +166,7 @@ impl Session {
     }
 }
 
-/// Sets what happens to a VM whose page fails. The keeper kills it; without a keeper, this process does.
+/// Sets the policy for a VM whose page fails. The keeper kills it; without a keeper, this process does.
 fn on_failure(
     options: LazyOptions,
     session: u64,

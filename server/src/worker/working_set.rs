@@ -1,4 +1,4 @@
-//! The pages that machines touched, in that order, in a text file: a page number a line, as `uzone pack
+//! The pages that VMs touched, in that order, in a text file: a page number a line, as `uzone pack
 //! --working-set` takes it. A set that is wrong, stale or damaged costs time: lines that are no number are
 //! passed over.
 
@@ -12,11 +12,10 @@ use uzone_os::file_system::NewFile;
 use uzone_os::uffd::FaultKind;
 use uzone_snapshot::Root;
 
-/// How long a file may be: that of 64 GiB in pages of 4 KiB.
+/// The longest file: a line for each page of 4 KiB of 64 GiB.
 const FILE_BYTES: u64 = 256 << 20;
 
-/// Returns the file of an image with this root hash: `path`, or if that is a folder, the one in it that is named
-/// by the hash.
+/// Returns the file of an image with this root hash: `path`, or in a folder the file that is named by the hash.
 pub(crate) fn file_of(path: &Path, root: Root) -> PathBuf {
     if path.is_dir() { path.join(format!("{root}.pages")) } else { path.to_owned() }
 }
@@ -47,7 +46,7 @@ pub(crate) struct Recording {
 }
 
 impl Recording {
-    /// Goes on with what a file has, if there is one.
+    /// Goes on with the pages of a file, if there is one.
     pub(crate) fn open(path: PathBuf, page_bytes: u64) -> io::Result<Self> {
         let before = match read(&path) {
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => Vec::new(),
@@ -56,7 +55,7 @@ impl Recording {
         let (pages, known) = (Vec::new(), HashSet::new());
         let mut recording = Self { path, page_bytes, pages, known, is_changed: true };
         before.into_iter().for_each(|page| recording.push(page));
-        // A folder that cannot be written is known now, and not when the first machine ends.
+        // A folder that cannot be written is found at the start, and not when the first VM ends.
         recording.write()?;
         Ok(recording)
     }

@@ -1,5 +1,5 @@
-//! Machines of Cloud Hypervisor are restored by faults. The other side plays what its process does:
-//! it takes the machine and its memory files, and asks for pages, some of them before it has taken
+//! VMs of Cloud Hypervisor are restored by faults. The other side does the same as its process: it takes the VM and its
+//! memory files, and asks for pages, some of them before it has taken
 //! the state.
 
 use std::fs::{self, File};
@@ -64,7 +64,7 @@ impl Machine {
     }
 }
 
-/// Restores a machine, which does something.
+/// Restores a VM, which does something.
 fn restored(
     offload: &Offload,
     socket: &Path,
@@ -91,7 +91,7 @@ fn each_page_has_the_bytes_of_the_image_when_it_was_asked_for() {
     let raw = Offload::new(raw, config(), STATE.to_vec()).unwrap();
     for (offload, resumes) in [(&packed(&folder), true), (&raw, false)] {
         let done = restored(offload, &socket, resumes, |mut machine| {
-            // As the other side does while it takes the state.
+            // Like the other side while it takes the state.
             assert!(machine.touch(7) == page_of(7));
             assert_eq!(machine.complete(STATE), if resumes { 5 } else { 8 });
             for step in 0..PAGES {

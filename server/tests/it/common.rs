@@ -32,7 +32,7 @@ impl Folder {
         fs::create_dir_all(&folder).unwrap();
         let raw: Vec<u8> = (0..pages).flat_map(page_of).collect();
         fs::write(folder.join("raw"), &raw).unwrap();
-        // Each user who may read the memory may read the image: a worker is another user.
+        // Every user may read the image: a worker is another user.
         let source = FileSource::open(folder.join("raw")).unwrap();
         let packer = Packer::default();
         packer.pack_source(&source, &folder.join("packed"), None, &|_| true).unwrap();
@@ -62,16 +62,16 @@ pub(crate) fn damage(packed: &Path) {
     file.write_all_at(&[byte[0] ^ 1], at).unwrap();
 }
 
-/// Names what a process tries that is confined, and the folder of its image.
+/// The variable that names an attempt of a confined process, and the folder of its image.
 const TRY: &str = "UZONE_SERVER_TEST_TRY";
 const FOLDER: &str = "UZONE_SERVER_TEST_FOLDER";
 
-/// Returns what this process is to try, and the folder, if another one has started it for that.
+/// Returns the attempt of this process, and the folder, if another process has started it for one.
 pub(crate) fn to_try() -> Option<(String, PathBuf)> {
     Some((std::env::var(TRY).ok()?, std::env::var_os(FOLDER)?.into()))
 }
 
-/// Tries what no confined process may do, beside the image `packed` of a folder.
+/// Makes an attempt that no confined process may, beside the image `packed` of a folder.
 pub(crate) fn attempt(what: &str, folder: &Path) -> io::Result<()> {
     match what {
         "to read the image" => fs::read(folder.join("packed")).map(drop),
@@ -93,11 +93,11 @@ pub(crate) fn attempt(what: &str, folder: &Path) -> io::Result<()> {
     }
 }
 
-/// Prints what came of an attempt, for the process that has started this one.
+/// Prints the outcome of an attempt, for the process that has started this one.
 pub(crate) fn report(outcome: io::Result<()>) {
     match outcome {
         Ok(()) => println!("outcome: done"),
-        // Landlock refuses by the second what would move a file to another folder.
+        // The second is Landlock's answer to moving a file to another folder.
         Err(cause)
             if matches!(
                 cause.kind(),
@@ -110,7 +110,7 @@ pub(crate) fn report(outcome: io::Result<()>) {
     }
 }
 
-/// Starts a test of this program as a process that tries something. Returns what it reports, unless it has ended before.
+/// Starts a test of this program as a process that makes an attempt. Returns its report, unless it has ended before.
 pub(crate) fn outcome_of(test: &str, what: &str, folder: &Path) -> (Option<String>, Output) {
     let mut this = Command::new(std::env::current_exe().unwrap());
     this.args([test, "--exact", "--nocapture", "--test-threads=1"]);

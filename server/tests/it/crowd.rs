@@ -1,4 +1,4 @@
-//! Servers with more machines than their descriptors suffice for, and with many.
+//! Servers with more VMs than their descriptors suffice for, and with many.
 
 use std::fs;
 use std::io::{ErrorKind, Read};
@@ -23,7 +23,7 @@ pub(crate) fn keeper_with_descriptors(socket: &Path, soft: u64, hard: u64) -> Pr
     keeper
 }
 
-/// A machine of this process.
+/// A VM of this process.
 pub(crate) struct Machine {
     pub(crate) memory: Registered,
     stream: UnixStream,

@@ -1,11 +1,10 @@
 //! A virtual machine of one CPU whose guest walks its memory in ring 3 of long mode, and checks every word of it.
 //!
-//! Some hosts interpret what a guest does in ring 0, and let ring 3 run. So the guest enters ring 3 at once and
+//! Some hosts interpret the instructions of a guest in ring 0, and let ring 3 run. So the guest enters ring 3 at once and
 //! stays there. It has no interrupts, and its ports are open to ring 3: it reports by `out`.
 //!
-//! The guest compares each page with one of a second memory, the oracle, which is not served. Every other page
-//! is written to before it is read. In the end of both pages it turns a word over, so what it wrote is checked
-//! by the walk after that.
+//! The guest compares each page with one of a second memory, the oracle, which is not served. Every other page is written
+//! to before it is read. At the end of both pages it inverts a word, so its writes are checked by the next walk.
 
 use kvm_bindings::{kvm_regs, kvm_segment, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
@@ -14,9 +13,9 @@ use uzone_pages::ByteLen;
 
 use crate::{PAGE, PAGES};
 
-/// Where the oracle is for the guest; its memory is at 0.
+/// The guest address of the oracle; the memory is at 0.
 const ORACLE: u64 = 16 << 20;
-/// Where the page tables, the segments and the code are.
+/// The guest addresses of the page tables, the segments and the code.
 const SETUP: u64 = 32 << 20;
 const SEGMENTS: u64 = SETUP + 3 * PAGE;
 const CODE: u64 = SEGMENTS + 64;
@@ -24,7 +23,7 @@ const CODE: u64 = SEGMENTS + 64;
 const STACK: u64 = SETUP + 4 * PAGE;
 const PORT: u16 = 0xf4;
 
-/// What the guest runs. `rbx` is how many pages it visits before it reports, and `rbp` the next one.
+/// The program of the guest. `rbx` is the number of pages that it visits before it reports, and `rbp` the next one.
 #[rustfmt::skip]
 const GUEST: [u8; 87] = [
     // Ring 0: to ring 3.
@@ -84,7 +83,7 @@ impl<'a> Guest<'a> {
                 memory_size: mapping.len().get(),
                 userspace_addr: mapping.addr().get() as u64,
             };
-            // SAFETY: `self` keeps the mappings longer than the machine, and no slice of them is lent.
+            // SAFETY: `self` keeps the mappings longer than the VM, and no slice of them is lent.
             unsafe { machine.set_user_memory_region(region) }.unwrap();
         }
         let cpu = machine.create_vcpu(0).unwrap();
@@ -92,10 +91,10 @@ impl<'a> Guest<'a> {
         Self { cpu, _machine: machine, _setup: setup, _memory: [memory, oracle] }
     }
 
-    /// Has the guest visit so many pages, after those it visited before.
+    /// Has the guest visit so many pages more.
     ///
     /// # Errors
-    /// Where the guest was when it found a wrong word.
+    /// The address at which the guest found a wrong word.
     pub(crate) fn walk(&mut self, pages: u64) -> Result<(), u64> {
         let mut registers = self.cpu.get_regs().unwrap();
         registers.rbx = pages;

@@ -1,4 +1,4 @@
-//! Clients that break the rules, or are too many, beside machines that keep to them: they cost themselves alone.
+//! Clients that break the rules, or are too many, beside VMs that keep to them: they cost themselves alone.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -18,7 +18,7 @@ use uzone_server::ServeEvent;
 use crate::crowd::{Machine, keeper_with_descriptors};
 use crate::{PAGE, PAGES, PATIENCE, Running, case, check, deaths, greet, page_of};
 
-/// How many seconds hostile clients are beside honest machines: 2 by default.
+/// The seconds of hostile clients beside honest VMs: 2 by default.
 const SECONDS: &str = "UZONE_TEST_SECONDS";
 
 #[test]
@@ -51,7 +51,7 @@ fn sparse_log(marks: u64) -> File {
     file
 }
 
-/// Attaches memory with the log of an earlier server, and returns what the server answers.
+/// Attaches memory with the log of an earlier server, and returns the server's answer.
 fn attach_with(socket: &Path, log: &File) -> String {
     let mut stream = greet(socket, "", &[]);
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -106,7 +106,7 @@ fn a_message_that_may_be_whole_again_and_again_is_refused() {
     server.stop();
 }
 
-/// Returns what the port for metrics answers.
+/// Returns the answer of the port for metrics.
 fn scrape(server: &Running) -> String {
     let mut client = TcpStream::connect(server.metrics.unwrap()).unwrap();
     client.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -116,7 +116,7 @@ fn scrape(server: &Running) -> String {
     answer
 }
 
-/// Sends a byte of a request now and then, for a while, and returns for how long the server took it.
+/// Sends bytes of a request, one at a time, and returns for how long the server took them.
 fn drip(mut client: impl Read + Write, most: Duration) -> Duration {
     let begun = Instant::now();
     while begun.elapsed() < most && client.write_all(b"G").is_ok() {
@@ -185,7 +185,7 @@ fn be_hostile(socket: &Path, metrics: SocketAddr, is_over: &AtomicBool, seed: u6
     }
 }
 
-/// Touches pages until the end, and returns how long each touch took.
+/// Touches pages until the end, and returns the time of each touch.
 fn be_honest(machine: &Machine, is_over: &AtomicBool) -> Vec<Duration> {
     let mut times = Vec::new();
     for step in 0.. {
@@ -203,7 +203,7 @@ fn be_honest(machine: &Machine, is_over: &AtomicBool) -> Vec<Duration> {
     times
 }
 
-/// Returns the time within which 99 of 100 faults of all machines were answered.
+/// Returns the time within which 99 of 100 faults of all VMs were answered.
 fn slow_fault(machines: &[Machine], beside: impl FnOnce(&AtomicBool)) -> Duration {
     let is_over = AtomicBool::new(false);
     let mut times: Vec<Duration> = thread::scope(|scope| {

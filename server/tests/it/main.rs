@@ -1,8 +1,8 @@
-//! Machines are served from an image: each gets the right bytes, what it gives back is zero, a page that
-//! cannot be produced ends it, and a client that breaks the protocol harms no other.
+//! VMs are served from an image: each gets the right bytes, pages that it gives back are zero, a page that cannot be
+//! produced ends it, and a client that breaks the protocol harms no other.
 //!
-//! A machine is this program, started again: it does what Firecracker does, and its threads touch memory
-//! in place of virtual CPUs. So are a worker, and a keeper that is killed.
+//! A VM is this program, started again: it does the same as Firecracker, and its threads touch memory in place of virtual
+//! CPUs. So are a worker, and a keeper that is killed.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
@@ -57,30 +57,30 @@ const KEEPER: &str = "UZONE_SERVER_TEST_KEEPER";
 const TAKES_OVER: &str = "UZONE_SERVER_TEST_TAKES_OVER";
 /// The name of the image that a keeper of another process serves: `raw` by default.
 const IMAGE: &str = "UZONE_SERVER_TEST_IMAGE";
-/// What a keeper of another process does if a page cannot be produced, and the user of its workers.
+/// The policy of a keeper in another process for pages that cannot be produced, and the user of its workers.
 const POLICY: &str = "UZONE_SERVER_TEST_POLICY";
 const WORKER_USER: &str = "UZONE_SERVER_TEST_WORKER_USER";
 /// Users that own nothing here.
 const STRANGER: u32 = 65_534;
 const OTHER_STRANGER: u32 = 65_533;
-/// How many descriptors a keeper of another process may have, at first and at most.
+/// The soft and the hard limit of a keeper's descriptors, in another process.
 const LIMIT: &str = "UZONE_SERVER_TEST_LIMIT";
-/// When a machine stops itself: before its first fault, or while its threads fault.
+/// When a VM stops itself: before its first fault, or while its threads fault.
 const STOPS: &str = "UZONE_SERVER_TEST_STOPS";
 const BEFORE_ITS_FAULTS: &str = "before its faults";
 const AMONG_ITS_FAULTS: &str = "among its faults";
 /// Whether it kills its worker on the way.
 const KILLS_ITS_WORKER: &str = "UZONE_SERVER_TEST_KILLS_ITS_WORKER";
-/// How many seconds it is stopped: 1 by default.
+/// The seconds for which it is stopped: 1 by default.
 const SECONDS: &str = "UZONE_TEST_SECONDS";
-/// How often workers are killed under load: 12 times by default.
+/// The number of workers that are killed under load: 12 by default.
 const KILLS: &str = "UZONE_SERVER_TEST_KILLS";
 const PAGE: u64 = 4096;
 const PAGES: u64 = 2048;
-/// How long anything may take before it counts as hanging.
+/// The longest time that anything takes, before it counts as hanging.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Sends what Firecracker sends.
+/// Sends a message as Firecracker does.
 fn greet(socket: &Path, message: &str, fds: &[BorrowedFd<'_>]) -> UnixStream {
     let stream = UnixStream::connect(socket).unwrap();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
@@ -120,8 +120,8 @@ fn one_region(socket: &Path, faults: KernelFaults) -> (Registered, UnixStream) {
     (memory, stream)
 }
 
-/// What a machine does: two regions, of which the second has a lower offset, touched by four threads in
-/// any order; half of the first is given back and is zero then.
+/// A VM of two regions, of which the second has a lower offset, touched by four threads in any order; half of the first
+/// is given back and is zero then.
 fn be_a_machine(socket: &Path) {
     let features = Features::EVENT_REMOVE;
     let uffd = Arc::new(Uffd::open(features, Features::NONE, KernelFaults::IfAllowed).unwrap());
@@ -141,7 +141,7 @@ fn be_a_machine(socket: &Path) {
     };
     let message = format!("[{},{}]", object(&high, half * PAGE), object(&low, 0));
     let stream = greet(socket, &message, &[uffd.as_fd()]);
-    // As before Firecracker 1.12: the end of the stream means nothing.
+    // Like Firecracker before 1.12: the end of the stream means nothing.
     drop(stream);
     let stops = std::env::var(STOPS).unwrap_or_default();
     if stops == BEFORE_ITS_FAULTS {
@@ -237,10 +237,10 @@ fn options(words: &str) -> ServerOptions {
         Some(("record", file)) => options.record(PathBuf::from(file)),
         Some(("prefetch", file)) => options.prefetch(Prefetch::File(file.into())),
         Some(("kept", folder)) => kept_in(Path::new(folder)),
-        // For a machine of one user.
+        // For a VM of one user.
         Some(("allow", user)) => options.mode(0o666).allow_users(vec![user.parse().unwrap()]),
         _ if words == "hold" => options.on_failure(OnFailure::Hold),
-        // For a machine of any user.
+        // For a VM of any user.
         _ if words == "open" => options.mode(0o666),
         _ if words == "huge" => options.huge(true),
         _ if words == "metrics" => {
@@ -274,7 +274,7 @@ fn a_keeper_of_another_test() {
         let (soft, hard) = limit.split_once(' ').unwrap();
         let [current, maximum] = [soft, hard].map(|limit| limit.parse().ok());
         setrlimit(Resource::Nofile, Rlimit { current, maximum }).unwrap();
-        // As the command does.
+        // Like the command.
         descriptors::raise_limit().unwrap();
     }
     let image = std::env::var(IMAGE).unwrap_or_else(|_| "raw".to_owned());
@@ -303,7 +303,7 @@ fn send(pid: u32, signal: rustix::process::Signal) {
     let _ = rustix::process::kill_process(pid, signal);
 }
 
-/// Waits for the end of a machine; one that hangs is killed, and the test fails.
+/// Waits for the end of a VM; one that hangs is killed, and the test fails.
 fn end_of(child: &mut Child) -> ExitStatus {
     let give_up = Instant::now() + PATIENCE;
     loop {
@@ -370,7 +370,7 @@ impl Running {
         Ok(Self { stop, events, worker, metrics, thread })
     }
 
-    /// Kills the worker, if it is not being replaced just now.
+    /// Kills the worker, unless it is being replaced.
     fn kill_worker(&self) {
         let pid = self.worker.swap(0, Ordering::AcqRel);
         if pid != 0 {
@@ -389,7 +389,7 @@ impl Running {
         }
     }
 
-    /// Stops it when it has served so many machines, left none, and lost so many workers.
+    /// Stops it when it has served so many VMs, left none, and lost so many workers.
     fn stop_after(self, sessions: u64, deaths: impl RangeBounds<u64>) -> (Served, Vec<ServeEvent>) {
         let (served, events) = self.stop();
         let last = &events[events.len().saturating_sub(20)..];
@@ -398,7 +398,7 @@ impl Running {
         (served, events)
     }
 
-    /// Stops it although machines are left.
+    /// Stops it although VMs are left.
     fn stop_at_once(self) {
         wait_until("it does not end", || {
             self.stop.ring().unwrap();
@@ -413,8 +413,8 @@ impl Running {
     }
 }
 
-/// Returns the folder of a test, and the socket in it. `None` if this process is a machine of the test, which has done
-/// what `machine` does, or this user may have no userfaultfd.
+/// Returns the folder of a test, and the socket in it. `None` if this process is a VM of the test, which has run
+/// `machine`, or this user may have no userfaultfd.
 fn case_of(name: &str, folder: &str, machine: fn(&Path)) -> Option<(Folder, PathBuf)> {
     if let Some(socket) = std::env::var_os(MACHINE) {
         machine(Path::new(&socket));
@@ -431,7 +431,7 @@ fn case(name: &str, folder: &str) -> Option<(Folder, PathBuf)> {
     case_of(name, folder, be_a_machine)
 }
 
-/// Returns how many workers of a server have died so far.
+/// Returns the number of workers of a server that have died so far.
 fn deaths(server: &Running) -> u64 {
     let events = server.events.lock().unwrap();
     let died = |event: &&ServeEvent| matches!(event, ServeEvent::WorkerEnded { .. });
@@ -554,7 +554,7 @@ fn silent_connections_make_room_for_machines() {
     drop(silent);
     let (served, events) = server.stop();
     assert_eq!(served.sessions, 1);
-    // The machine was the last of 201 in the queue: most before it made room, rather than being waited for.
+    // The VM was the last of 201 in the queue: most before it made room, rather than being waited for.
     let makes_room = |event: &&ServeEvent| matches!(event, ServeEvent::Refused { reason, .. } if reason.contains("at most"));
     assert!(events.iter().filter(makes_room).count() > 100, "they were waited for: {events:?}");
 }
@@ -623,7 +623,7 @@ fn machines_notice_nothing_but_a_pause_when_workers_are_killed() {
             scope.spawn(|| {
                 let mut pause = 1;
                 while !is_over.load(Ordering::Acquire) {
-                    // Of all lengths between nothing and that of a machine.
+                    // After any part of a VM's time.
                     pause = pause * 31 % 61;
                     thread::sleep(Duration::from_millis(pause));
                     server.kill_worker();
@@ -689,11 +689,11 @@ fn a_worker_that_is_killed_between_the_hand_over_and_the_first_fault_costs_no_by
     server.stop_after(4, 4..=4);
 }
 
-/// How often a machine kills the worker that has just read of pages that it gave back.
+/// The number of workers that a VM kills while they read of pages that it gave back.
 const ROUNDS: u64 = 12;
 
-/// What a machine with a balloon does to its server: it gives pages back, which waits until the worker has read
-/// of that, and kills the worker. The next one answers the fault of each of those pages.
+/// A VM with a balloon that kills workers: it gives pages back, which waits until the worker has read of that, and kills
+/// the worker. The next one answers the fault of each of those pages.
 fn be_a_machine_that_kills(socket: &Path) {
     /// Pages of the lower half for each round, of which the first half is given back.
     const BLOCK: u64 = PAGES / 2 / ROUNDS;
@@ -737,8 +737,8 @@ fn a_balloon_during_takeover_leaves_zeroes_where_pages_were_given_back_and_bytes
     }
 }
 
-/// What a machine with a balloon does while it is restored: one thread gives back pages that no thread has
-/// touched, and others touch those between them, block by block at the same time.
+/// A VM with a balloon while it is restored: one thread gives back pages that no thread has touched, and others touch the
+/// pages between them, block by block at the same time.
 fn be_a_machine_with_a_balloon(socket: &Path) {
     const BLOCK: u64 = 64;
     let (memory, _stream) = one_region(socket, KernelFaults::IfAllowed);
@@ -880,7 +880,7 @@ fn has_users(name: &str) -> bool {
     has_users
 }
 
-/// Starts a machine of a user.
+/// Starts a VM of a user.
 fn machine_of(test: &str, socket: &Path, user: u32) -> Process {
     Process::start(program(test).env(MACHINE, socket).uid(user).gid(user))
 }
@@ -896,7 +896,7 @@ fn keeper_of_a_stranger(folder: &Path, policy: &str) -> Process {
     keeper
 }
 
-/// Waits until machines have connected to a keeper of another process.
+/// Waits until VMs have connected to a keeper of another process.
 fn wait_for_machines(folder: &Path, sessions: RangeInclusive<u64>) {
     for session in sessions {
         let connected = folder.join(format!("connected-{session}"));
@@ -916,7 +916,7 @@ fn a_machine_of_another_user_is_served_and_ended_by_a_keeper_that_may() {
     };
     server.wait_for("the machine", is_it);
     server.stop();
-    // All frames are damaged: the worker reports it, and the keeper ends the machine.
+    // All frames are damaged: the worker reports it, and the keeper ends the VM.
     damage(&folder.join("packed"));
     let server = Running::start(&socket, &folder.join("packed"), "open");
     assert_eq!(end_of(&mut start()).signal(), Some(9));
@@ -934,7 +934,7 @@ fn a_machine_of_a_user_that_may_not_connect_is_refused_and_disturbs_no_other() {
     let policy = format!("allow {STRANGER}");
     let server = Running::start(&socket, &folder.join("packed"), &policy);
     let mut others: Vec<Process> = (0..4).map(|_| start(OTHER_STRANGER)).collect();
-    // That of the server, which is root, as well.
+    // The user of the server, which is root, as well.
     let mut machines = [STRANGER, STRANGER, 0].map(start);
     for other in &mut others {
         // Its memory is refused when it sends it, or it is ended because it has sent it.
@@ -1058,7 +1058,7 @@ fn counts_outlive_workers_and_keepers() {
         // The keeper stores the counts of its worker before it answers.
         status().totals
     };
-    // Processes of their own: of one process with the machine, the keeper would take its own descriptor for the machine's.
+    // Processes of their own: of one process with the VM, the keeper would take its own descriptor for the VM's.
     let mut keeper = start_keeper(&socket, |keeper| keeper.env(IMAGE, "packed"));
     let machine = Machine::connect(&socket);
     let first = touch(0..200, &machine);
@@ -1091,7 +1091,7 @@ fn an_upgrade_under_load_is_noticed_by_no_machine_and_another_image_is_refused()
     let image = folder.join("packed");
     let policy = format!("kept {}", folder.join("kept").display());
     let start = |image: &Path, policy: &str| Running::started(&socket, image, policy, true);
-    // Where no server is, it is a start.
+    // Without a server to take over from, it is a start.
     let mut server = start(&image, &policy).unwrap();
     let (mut sessions, mut handed_over) = (0, 0);
     for round in 0..6 {
@@ -1163,10 +1163,10 @@ fn a_machine_that_is_stopped_for_long_holds_up_no_other_and_goes_on() {
     while others < 4 || begin.elapsed() < Duration::from_secs(seconds) {
         assert!(end_of(&mut machine(name, &socket)).success());
         others += 1;
-        // Now and then: the test above has thirty-two at once.
+        // One after the other: the test above has thirty-two at once.
         thread::sleep(Duration::from_millis(200));
         if others == 2 {
-            // The next worker takes over a machine that is stopped.
+            // The next worker takes over a VM that is stopped.
             server.kill_worker();
             wait_until("the worker does not end", || deaths(&server) > 0);
         }
@@ -1179,9 +1179,9 @@ fn a_machine_that_is_stopped_for_long_holds_up_no_other_and_goes_on() {
     server.stop_after(others + 1, 1..=1);
 }
 
-/// What a machine does whose memory is pages of 2 MiB, or of 4 KiB in its last 2 MiB.
+/// A VM whose memory is pages of 2 MiB, or of 4 KiB in its last 2 MiB.
 fn be_a_huge_machine(socket: &Path) {
-    /// How many of its pages are small.
+    /// The number of its small pages.
     const SMALL: u64 = 512;
     let features = Features::EVENT_REMOVE | Features::MISSING_HUGETLB;
     let uffd = Arc::new(Uffd::open(features, Features::NONE, KernelFaults::IfAllowed).unwrap());
@@ -1238,8 +1238,8 @@ fn machines_of_huge_and_small_pages_are_served_from_frames_of_any_size() {
     }
 }
 
-/// What a machine does whose memory can be made huge pages: a region that starts with a block of 2 MiB, and one
-/// that starts a page behind. It waits for a file each time before it goes on.
+/// A VM whose memory can be made huge pages: a region that starts with a block of 2 MiB, and one that starts a page
+/// behind. It waits for a file each time before it goes on.
 fn be_a_machine_of_blocks(socket: &Path) {
     let uffd = Uffd::open(Features::EVENT_REMOVE, Features::NONE, KernelFaults::IfAllowed);
     let uffd = Arc::new(uffd.unwrap());
@@ -1257,7 +1257,7 @@ fn be_a_machine_of_blocks(socket: &Path) {
     let message =
         format!("[{},{}]", object(start(&first), 0), object(start(&second) + PAGE, half * PAGE));
     let _stream = greet(socket, &message, &[uffd.as_fd()]);
-    // Half of the pages by writing what they have.
+    // Half of the pages by writing the same bytes.
     let check_all = |is_zero: &dyn Fn(u64) -> bool| {
         for at in 0..PAGES {
             let expected = if is_zero(at) { vec![0; 4096] } else { page_of(at) };
@@ -1285,7 +1285,7 @@ fn be_a_machine_of_blocks(socket: &Path) {
     check_all(&is_zero);
 }
 
-/// Returns why no huge page can be made of small ones here.
+/// Returns the reason why no huge page can be made of small ones here.
 fn no_huge_pages() -> Option<String> {
     let align = Some(ByteLen::mib(2));
     let how = Anonymous { align, ..Anonymous::default() };
@@ -1296,7 +1296,7 @@ fn no_huge_pages() -> Option<String> {
     }
 }
 
-/// Returns how many bytes of the memory of a process are transparent huge pages.
+/// Returns the bytes of a process's memory that are transparent huge pages.
 fn huge_bytes(pid: u32) -> u64 {
     let smaps = fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap_or_default();
     let sizes = smaps.lines().filter_map(|line| line.strip_prefix("AnonHugePages:"));
@@ -1358,8 +1358,8 @@ fn a_server_without_the_right_to_make_huge_pages_states_that_once_and_serves_all
     assert!(end_of(&mut keeper).success());
 }
 
-/// What a monitor with a guest does: it hands its memory over and has the guest walk it, gives memory back and
-/// has it walked again, and kills the worker in the middle of both walks.
+/// A monitor with a guest: it hands its memory over and has the guest walk it, gives memory back and has it walked again,
+/// and kills the worker in the middle of both walks.
 fn be_a_monitor(socket: &Path) {
     let (memory, _stream) = one_region(socket, KernelFaults::Required);
     let memory = memory.mapping();

@@ -1,6 +1,6 @@
-//! A machine that faults at full speed beside one that must stay fast.
+//! A VM that faults at full speed beside one that must stay fast.
 //!
-//! Both are served by one server, or each by one of its own: the quiet machine may wait longer in the first case,
+//! Both are served by one server, or each by one of its own: the quiet VM may wait longer in the first case,
 //! but not by much. Times are compared with times of the same minute only, because the machine that runs the
 //! tests may be busy.
 
@@ -16,18 +16,18 @@ use crate::{
 };
 
 const NAME: &str = "neighbour::a_machine_stays_fast_beside_one_that_faults_at_full_speed";
-/// Where the quiet machine writes its times.
+/// The file of the quiet VM's times.
 const TIMES: &str = "UZONE_SERVER_TEST_TIMES";
-/// How many threads of the noisy machine fault.
+/// The threads of the noisy VM that fault.
 const THREADS: u64 = 32;
-/// How many pages a thread touches before it gives them back.
+/// The pages that a thread touches before it gives them back.
 const RUN: u64 = 64;
-/// How far apart the touches of the quiet machine are, so that no page comes along with another.
+/// The distance between two touches of the quiet VM, so that no page comes along with another.
 const APART: u64 = 16;
 const PAUSE: Duration = Duration::from_millis(1);
-/// How much longer the quiet machine may wait beside the noisy one of the same server.
+/// The longest wait of the quiet VM beside the noisy one of the same server, as a multiple.
 const MOST: u32 = 8;
-/// How often both cases are measured: a server that is fair keeps to `MOST` long before the last time.
+/// The most measurements of both cases: a fair server keeps to `MOST` long before the last one.
 const ROUNDS: usize = 10;
 
 /// Faults and gives pages back without a pause, until the process is killed.
@@ -52,7 +52,7 @@ fn be_noisy(socket: &Path) {
     });
 }
 
-/// Returns how many faults of the latest machine of a process were answered.
+/// Returns the number of faults of a process's latest VM that were answered.
 fn faults(socket: &Path, pid: u32) -> u64 {
     let status = uzone_server::status(socket).unwrap();
     let sessions = status.sessions.into_iter().filter(|session| session.pid == pid);
@@ -60,7 +60,7 @@ fn faults(socket: &Path, pid: u32) -> u64 {
     latest.and_then(|session| session.stats).map_or(0, |stats| stats.faults)
 }
 
-/// Touches pages now and then, and writes down how many nanoseconds each touch took.
+/// Touches pages with pauses, and writes down the nanoseconds of each touch.
 fn be_quiet(socket: &Path, times: &Path) {
     let (memory, _stream) = one_region(socket, KernelFaults::IfAllowed);
     let touch = |step: u64| {
@@ -74,7 +74,7 @@ fn be_quiet(socket: &Path, times: &Path) {
     assert!(faults(socket, std::process::id()) >= PAGES / APART / 8, "its pages were there");
 }
 
-/// Has a quiet machine run beside a noisy one. Adds how long each of its touches took.
+/// Runs a quiet VM beside a noisy one. Adds the times of its touches.
 fn touch_beside(noisy: &Path, quiet: &Path, times: &mut Vec<Duration>) {
     let mut neighbour = machine(NAME, noisy);
     wait_until("the noisy machine is quiet", || faults(noisy, neighbour.id()) > 4 * PAGES);
@@ -91,7 +91,7 @@ fn touch_beside(noisy: &Path, quiet: &Path, times: &mut Vec<Duration>) {
     assert!(neighbour.try_wait().unwrap().is_none(), "the noisy machine saw a wrong byte");
 }
 
-/// Returns what one in a hundred exceeds.
+/// Returns the time that one in a hundred exceeds.
 fn p99(times: &mut [Duration]) -> Duration {
     times.sort_unstable();
     times[times.len() * 99 / 100]

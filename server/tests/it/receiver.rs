@@ -1,4 +1,4 @@
-//! The side of Cloud Hypervisor that receives a machine and asks for its pages, composed from the
+//! The side of Cloud Hypervisor that receives a VM and asks for its pages, composed from the
 //! fields of its protocol.
 #![allow(dead_code, reason = "each test program uses its part")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
@@ -12,7 +12,7 @@ use uzone_os::peer;
 pub(crate) const OK: u16 = 1;
 pub(crate) const ERROR: u16 = 2;
 
-/// What the other process has of a machine.
+/// The parts of a VM in the other process.
 pub(crate) struct Machine {
     pub(crate) stream: UnixStream,
     faults: UnixStream,
@@ -34,7 +34,7 @@ impl Machine {
         stream.write_all(&answer).unwrap();
     }
 
-    /// Takes a machine of these slots and this configuration, up to its state.
+    /// Takes a VM of these slots and this configuration, up to its state.
     pub(crate) fn receive(listener: &UnixListener, slots: &[u32], config: &[u8]) -> Self {
         let (mut stream, _) = listener.accept().unwrap();
         assert_eq!(Self::header(&mut stream), (1, 0), "the start");

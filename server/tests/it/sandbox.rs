@@ -1,4 +1,4 @@
-//! What a worker cannot do: it tries to break out, as a process that was taken over by what it parses would.
+//! Attempts of a worker to break out, as a process that was taken over by parsed bytes would.
 //!
 //! Each attempt is a process of its own, which opens an image as a worker does and then makes the attempt: a
 //! denied system call ends it.
@@ -19,7 +19,7 @@ use uzone_snapshot::Packer;
 use crate::common::needs::skip;
 use crate::common::{outcome_of, report, to_try, was_ended};
 
-/// Tries something. Attempts that must end the process return what they got.
+/// Makes an attempt. An attempt that must end the process returns its result.
 fn attempt(what: &str, folder: &Path) -> io::Result<()> {
     match what {
         "to read its parent" => fs::read(folder.join("below")).map(drop),

@@ -187,7 +187,7 @@ fn eight_vms_find_their_bytes_while_workers_and_keepers_are_killed_at_any_moment
         rounds += 1;
         vms.run_for(Duration::from_millis(random.below(60)));
         let worker = worker_of(&socket);
-        // VMs that come from now on are offered, and are not served yet.
+        // VMs that come after this are offered, and are not served yet.
         let is_stopped_first = random.below(3) == 0;
         if is_stopped_first {
             send(worker, Signal::STOP);

@@ -1,12 +1,12 @@
-//! What is fuzzed: the message of a monitor, which may be any bytes. `fuzz/` calls this without an end, and
+//! The target of fuzzing: the message of a monitor, which may be any bytes. `fuzz/` calls this without an end, and
 //! `tests/corpus.rs` with the bytes that are kept in `fuzz/corpus`.
 
 use uzone_server::regions;
 
-/// Takes the bytes for what a monitor sends, which may come in parts.
+/// Takes the bytes as the message of a monitor, which may come in parts.
 ///
 /// # Panics
-/// If what was parsed contradicts itself.
+/// If the result of parsing contradicts itself.
 pub(crate) fn handshake(bytes: &[u8]) {
     let Ok(Some(found)) = regions(bytes) else { return };
     assert!(!found.is_empty());

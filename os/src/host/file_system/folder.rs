@@ -1,8 +1,8 @@
 //! Files of a directory that others may write to as well: [`Folder`], [`lock_within`].
 //!
 //! A name there may be a symbolic link to anywhere, a FIFO that no one reads, or another name of a file elsewhere.
-//! None of them is followed, waited for or written to: what is opened is a regular file below the directory,
-//! with one name. A lock is waited for until a limit, because any process may hold it.
+//! None of them is followed, waited for or written to: only a regular file below the directory, with one name, is opened.
+//! A lock is waited for until a limit, because any process may hold it.
 //!
 //! Source: openat2(2) "RESOLVE_BENEATH", "RESOLVE_NO_SYMLINKS", fifo(7), flock(2).
 
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
-/// How long a thread sleeps before it tries a lock again.
+/// The pause before a thread tries a lock again.
 const TRY_AGAIN: Duration = Duration::from_millis(5);
 
 /// A directory.
@@ -72,7 +72,7 @@ impl Folder {
         Ok(rustix::fs::unlinkat(&self.0, name, AtFlags::empty())?)
     }
 
-    /// Returns the regular files of the directory: their names, when they were changed, and how many blocks of 512
+    /// Returns the regular files of the directory: their names, the times of their last change, and the numbers of their blocks of 512
     /// bytes they take. A file that is gone meanwhile is left out.
     ///
     /// # Errors
@@ -95,7 +95,7 @@ impl Folder {
     }
 }
 
-/// Locks a file as flock(2) does, for all who share it or for this process alone.
+/// Locks a file as flock(2) does, for all that share it or for this process alone.
 ///
 /// # Errors
 /// [`io::ErrorKind::TimedOut`] if another process holds the lock for longer than `limit`, and the error of

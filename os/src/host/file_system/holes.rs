@@ -18,7 +18,7 @@ const HUGE_PAGES: &str = "where a page that was written takes a whole huge page 
 const ZEROES_ARE_HOLES: &str = "which makes holes of zeroes that were written";
 const NO_HOLES: &str = "which has no holes or does not always report them";
 
-/// Types of file systems: the number, the name, and what is wrong with its holes, if anything is.
+/// Types of file systems: the number, the name, and the problem with its holes, if there is one.
 const KNOWN: [(u64, &str, Option<&str>); 21] = [
     (0xef53, "ext4", None),
     (0x5846_5342, "XFS", None),
@@ -45,7 +45,7 @@ const KNOWN: [(u64, &str, Option<&str>); 21] = [
 
 const TMPFS: u64 = 0x0102_1994;
 
-/// Returns why the holes of a file do not show which pages of `page_bytes` were written, or `None` if they
+/// Returns the reason why the holes of a file do not show which pages of `page_bytes` were written, or `None` if they
 /// do, as far as the file system is concerned: a copy may have other holes.
 ///
 /// # Errors
@@ -65,7 +65,7 @@ pub fn hole_problem(file: &File, page_bytes: u64) -> io::Result<Option<String>> 
     }))
 }
 
-/// Returns what is wrong with a type of file system whose files have blocks of so many bytes.
+/// Returns the problem with a type of file system whose files have blocks of so many bytes.
 fn problem_of(magic: u64, block_bytes: u64, page_bytes: u64) -> Option<String> {
     let Some((_, file_system, known)) = KNOWN.iter().find(|(known, ..)| *known == magic) else {
         return Some(format!(

@@ -13,10 +13,10 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, Mode};
 
-/// How many symbolic links lead to a file at most, as path_resolution(7) has it.
+/// The most symbolic links that lead to a file, by path_resolution(7).
 const MOST_LINKS: usize = 40;
 
-/// Where a command writes: a file that appears as a whole, or a stream, which has each byte at once.
+/// The output of a command: a file that appears as a whole, or a stream, which has each byte at once.
 #[derive(Debug)]
 pub enum OutFile {
     /// A regular file.
@@ -26,7 +26,7 @@ pub enum OutFile {
 }
 
 impl OutFile {
-    /// Opens what is to be written at `path`: a stream if it is there and is one, or else a new file as
+    /// Opens an output at `path`: a stream if one is there, or else a new file as
     /// [`NewFile::with_mode`] makes it. The path `-` is standard output, and `./-` a file of that name.
     ///
     /// # Errors
@@ -94,8 +94,7 @@ fn is_at(found: &Metadata, path: &Path) -> bool {
     named.is_ok_and(|named| (named.dev(), named.ino()) == (found.dev(), found.ino()))
 }
 
-/// Returns whether what is written at a path goes to standard output: it is `-`, or the pipe or the file that
-/// standard output is.
+/// Returns whether output to a path goes to standard output: the path is `-`, or names the same pipe or file.
 #[must_use]
 pub fn is_stdout(path: &Path) -> bool {
     let is_ours = || {
@@ -106,7 +105,7 @@ pub fn is_stdout(path: &Path) -> bool {
     path == Path::new("-") || is_ours().unwrap_or(false)
 }
 
-/// A file that is being written. Dropping it unfinished leaves what was at its path before.
+/// A file that is being written. If it is dropped unfinished, the old file stays at its path.
 #[derive(Debug)]
 pub struct NewFile {
     pub(super) file: File,
@@ -116,8 +115,8 @@ pub struct NewFile {
 }
 
 impl NewFile {
-    /// Makes a file that is to be at `path`, open for reading and writing. Where that is a symbolic link, the
-    /// file is to be what it leads to.
+    /// Makes a file that is to be at `path`, open for reading and writing. Where that is a symbolic link, the file is to
+    /// be at its target.
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidInput`] if there is something else than a file, and the error of open(2): there
@@ -167,16 +166,16 @@ impl NewFile {
         &self.file
     }
 
-    /// Returns where it will be.
+    /// Returns its later path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Puts the file at its path, in place of what is there, once its bytes are on the device.
+    /// Puts the file at its path, in place of the old one, once its bytes are on the device.
     ///
     /// # Errors
-    /// The error of the system; then what is at the path is as before.
+    /// The error of the system; then the path is as before.
     pub fn finish(mut self) -> io::Result<()> {
         self.file.sync_all()?;
         let hidden = match &self.hidden {
@@ -232,8 +231,8 @@ fn behind_links(mut path: PathBuf) -> io::Result<PathBuf> {
     Err(rustix::io::Errno::LOOP.into())
 }
 
-/// Returns the permissions that a file of the group `group` may have whose bytes are those of another file: no one may
-/// read or write it who may not do that with the other.
+/// Returns the permissions that a file of the group `group` may have whose bytes are those of another file: no user may
+/// read or write it that may not do the same with the other.
 #[must_use]
 pub fn mode_for(other: &Metadata, group: u32) -> u32 {
     let mode = other.mode() & 0o666;
@@ -271,7 +270,7 @@ fn hidden_name(path: &Path) -> PathBuf {
     static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
     // Relaxed: a number that no other file of this process has.
     let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-    // A long name must not become too long by what is added to it.
+    // A long name must not become too long by its suffix.
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let short: String = name.chars().take(40).collect();
     path.with_file_name(format!(".{short}.{}-{number}.part", std::process::id()))

@@ -1,7 +1,7 @@
 //! Copies in and out of a mapping, and its words: bytes that others may change meanwhile.
 //!
-//! Nothing here lends a slice of plain bytes. What cannot be touched (a file was truncated, a page is
-//! broken) is an error where the handler of SIGBUS is installed.
+//! Nothing here lends a slice of plain bytes. Memory that cannot be touched (a file was truncated, a page is broken) is
+//! an error where the handler of SIGBUS is installed.
 //!
 //! Cost: a check of the range, and the copy.
 
@@ -26,8 +26,8 @@ impl Mapping {
     ///
     /// # Errors
     /// [`AccessError::Beyond`] unless all bytes are inside; then none is copied. After
-    /// `sigbus::install`, [`AccessError::Bus`] if the memory is not there, with how many bytes are
-    /// copied; what stands behind them in `out` is not specified.
+    /// `sigbus::install`, [`AccessError::Bus`] if the memory is not there, with the number of copied bytes; the bytes
+    /// behind them in `out` are not specified.
     pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), AccessError> {
         let Some(start) = self.check_copy(offset, out.len())? else {
             return Ok(());
@@ -156,7 +156,7 @@ impl Mapping {
     }
 
     /// Writes the cache lines of a range of words back to memory, and waits for them, as
-    /// [`uzone_stream::flush_words`] does: on DAX, what was written there lasts from then on.
+    /// [`uzone_stream::flush_words`] does: on DAX, their bytes last from then on.
     ///
     /// # Errors
     /// As [`Mapping::as_words`]. After `sigbus::install`, [`AccessError::Bus`] if some of the memory is not

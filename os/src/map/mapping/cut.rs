@@ -1,8 +1,7 @@
 //! One mapping as two, and two as one again: [`Mapping::cut`], [`Mapping::join`]. The kernel is not
 //! involved: it has one mapping as before, and each part unmaps its own bytes when it is dropped. So a part
 //! may be lent as a slice ([`crate::Exclusive`]) or be given away while the other is copied in and out of.
-//! What is behind a part of a page cannot be unmapped alone, so a mapping of huge pages is cut between
-//! them.
+//! The rest behind a part of a page cannot be unmapped alone, so a mapping of huge pages is cut between them.
 //!
 //! Parts know from which mapping they were cut, by a number that no other one ever has. Two mappings
 //! that only happen to lie side by side are not joined: the pointer to the first may not be used for
@@ -78,7 +77,7 @@ impl Mapping {
 }
 
 impl Behind {
-    /// Returns what is behind the bytes from `offset` on.
+    /// Returns the memory behind the bytes from `offset` on.
     fn from(&self, skipped: u64) -> Self {
         match self {
             Self::Anonymous => Self::Anonymous,

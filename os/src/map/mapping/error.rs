@@ -1,4 +1,4 @@
-//! Why an operation on mapped memory failed: [`MappingError`], and [`Rejected`], which gives back what the
+//! Failures of operations on mapped memory: [`MappingError`], and [`Rejected`], which gives back the value that the
 //! operation would have consumed.
 
 use core::ops::Range;
@@ -34,7 +34,7 @@ pub enum MappingError {
         range: Range<u64>,
         /// How much of the request is present.
         done: ByteLen,
-        /// What the kernel answered.
+        /// The kernel's error.
         #[source]
         cause: io::Error,
     },
@@ -47,7 +47,7 @@ pub enum MappingError {
         advice: &'static str,
         /// Where it was to hold.
         range: Range<u64>,
-        /// What the kernel answered.
+        /// The kernel's error.
         #[source]
         cause: io::Error,
     },
@@ -56,18 +56,18 @@ pub enum MappingError {
         "the kernel did not take bytes {range:#x?} back: {cause}; all of them must be mapped still, and before Linux 5.18 none may be locked (munlock(2))"
     )]
     GiveBack {
-        /// What was to be given back.
+        /// The range that was to be given back.
         range: Range<u64>,
-        /// What the kernel answered.
+        /// The kernel's error.
         #[source]
         cause: io::Error,
     },
     /// Giving the pages back would not make the bytes zero.
     #[error("cannot punch bytes {range:#x?}: {why}; clear them in place instead")]
     NotPunchable {
-        /// What was to be punched.
+        /// The range that was to be punched.
         range: Range<u64>,
-        /// What the memory is.
+        /// The reason, by the kind of memory.
         why: &'static str,
     },
     /// The file system did not punch a hole.
@@ -75,27 +75,27 @@ pub enum MappingError {
         "cannot punch bytes {range:#x?} out of the file behind the mapping: its file system has no holes, or the file is sealed; clear them in place instead"
     )]
     Punch {
-        /// What was to be punched.
+        /// The range that was to be punched.
         range: Range<u64>,
-        /// What the kernel answered.
+        /// The kernel's error.
         #[source]
         cause: io::Error,
     },
     /// The page tables could not be scanned.
     #[error("cannot scan the page tables for bytes {range:#x?}: {cause}")]
     Scan {
-        /// What was to be scanned.
+        /// The range that was to be scanned.
         range: Range<u64>,
-        /// What the kernel answered.
+        /// The kernel's error.
         #[source]
         cause: io::Error,
     },
     /// The storage of the file behind the mapping did not take its pages.
     #[error("cannot write bytes {range:#x?} to the storage of their file: {cause}")]
     Sync {
-        /// What was to be written.
+        /// The range that was to be written.
         range: Range<u64>,
-        /// What the kernel answered.
+        /// The kernel's error.
         #[source]
         cause: io::Error,
     },
@@ -107,18 +107,18 @@ pub enum MappingError {
     /// of it cannot be written, memory is short, or it is of a kind that is not pinned for long.
     #[error("cannot pin {len} for io_uring: {}", not_pinned(*limit, cause))]
     Pin {
-        /// What was to be pinned.
+        /// The length that was to be pinned.
         len: ByteLen,
-        /// How much the user may pin, if that is why.
+        /// The memory that the user may pin, if that is the reason.
         limit: Option<ByteLen>,
-        /// What the kernel answered.
+        /// The kernel's error.
         #[source]
         cause: io::Error,
     },
     /// More was to be pinned than all buffers of an io_uring can be.
     #[error("cannot pin {len} for one io_uring: its buffers are at most {max} together", max = ByteLen::new((MAX_BUFFER * MAX_BUFFERS) as u64))]
     PinTooLong {
-        /// What was to be pinned.
+        /// The length that was to be pinned.
         len: ByteLen,
     },
     /// The memory is of a file, or adopted.
@@ -133,21 +133,21 @@ pub enum MappingError {
     /// Memory of this length does not hold so many values, or none were asked for.
     #[error("memory of {len} at {addr} does not hold {count} values of {size_bytes} bytes")]
     NotSoMany {
-        /// Where the memory starts.
+        /// The start of the memory.
         addr: Addr,
-        /// How many values were asked for.
+        /// The number of values that were asked for.
         count: usize,
-        /// How long each is.
+        /// The length of each.
         size_bytes: usize,
-        /// How long the memory is.
+        /// The length of the memory.
         len: ByteLen,
     },
     /// The values need more alignment than the memory has.
     #[error("memory at {addr} is not a multiple of {align_bytes}, the alignment of the values")]
     Unaligned {
-        /// Where the memory starts.
+        /// The start of the memory.
         addr: Addr,
-        /// What the values need.
+        /// The alignment that the values need.
         align_bytes: usize,
     },
     /// Two mappings are not neighbours that were cut from one.
@@ -155,17 +155,17 @@ pub enum MappingError {
         "cannot join the mapping of {len} at {front} with that at {behind}: only neighbours that were cut from one mapping can be joined"
     )]
     NotNeighbours {
-        /// Where the first starts.
+        /// The start of the first.
         front: Addr,
-        /// How long the first is.
+        /// The length of the first.
         len: ByteLen,
-        /// Where the second starts.
+        /// The start of the second.
         behind: Addr,
     },
 }
 
 impl MappingError {
-    /// Returns what kind of failure this is.
+    /// Returns the kind of failure.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
@@ -195,7 +195,7 @@ impl MappingError {
     }
 }
 
-/// Returns why a range was not made present, and what would help.
+/// Returns the reason why a range was not made present, and a remedy.
 fn not_present(range: &Range<u64>, done: ByteLen, cause: &io::Error) -> String {
     match Errno::from_io_error(cause) {
         Some(Errno::NOMEM) => format!(
@@ -211,7 +211,7 @@ fn not_present(range: &Range<u64>, done: ByteLen, cause: &io::Error) -> String {
     }
 }
 
-/// Returns why there is no io_uring, and what would help.
+/// Returns the reason why there is no io_uring, and a remedy.
 fn no_ring(cause: &io::Error) -> String {
     match Errno::from_io_error(cause) {
         Some(Errno::PERM | Errno::ACCESS) => "this process may not use io_uring: as root, `sysctl kernel.io_uring_disabled=0`, and let the filter of the container pass io_uring_setup(2)".to_owned(),
@@ -220,7 +220,7 @@ fn no_ring(cause: &io::Error) -> String {
     }
 }
 
-/// Returns why memory was not pinned, and what would help.
+/// Returns the reason why memory was not pinned, and a remedy.
 fn not_pinned(limit: Option<ByteLen>, cause: &io::Error) -> String {
     match limit {
         Some(limit) => format!(
@@ -231,13 +231,13 @@ fn not_pinned(limit: Option<ByteLen>, cause: &io::Error) -> String {
     }
 }
 
-/// What a call did not take, given back as it was.
+/// The value that a call did not take, given back unchanged.
 #[derive(Debug, thiserror::Error)]
 #[error("{cause}")]
 pub struct Rejected<T, E = MappingError> {
     /// The value. Boxed: a failure travels through many returns.
     pub value: Box<T>,
-    /// Why it was not taken.
+    /// The reason why it was not taken.
     #[source]
     pub cause: E,
 }

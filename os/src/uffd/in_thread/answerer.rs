@@ -1,5 +1,5 @@
-//! What runs in the handler of `SIGBUS` for memory whose faults are answered by the threads that take them:
-//! [`answer`], and the [`Answerer`] of each mapping. It takes no lock and allocates nothing.
+//! The code in the handler of `SIGBUS` for memory whose faults are answered by the threads that take them: [`answer`],
+//! and the [`Answerer`] of each mapping. It takes no lock and allocates nothing.
 //!
 //! Unsafe: a pointer that the handler follows.
 
@@ -29,18 +29,18 @@ use crate::uffd::ring::Ring;
 use crate::uffd::rooms::Rooms;
 use crate::uffd::write_states::WriteStates;
 
-/// How many pages have a count of faults.
+/// The number of pages that have a count of faults.
 const BLOCK: u64 = 512;
-/// How many shares the counts of the threads have at most.
+/// The most shares of the threads' counts.
 const MOST_SHARES: usize = 64;
 
-/// What is noted of a fault, in the lowest bits of a word whose others are nanoseconds.
+/// The kinds of a recorded fault, in the lowest bits of a word whose others are nanoseconds.
 pub(super) const WRITE: u64 = 1;
 pub(super) const PRESENT: u64 = 2;
 pub(super) const ANSWERED: u64 = 4;
 pub(super) const FLAGS: u32 = 3;
 
-/// What a thread did that took a fault.
+/// The access of a thread that took a fault.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Access {
     /// Whether there was a page, which it may not access so.
@@ -62,13 +62,13 @@ pub(super) static INDEX: Index<SLOTS> = Index::new();
 #[cfg(loom)]
 pub(super) static INDEX: std::sync::LazyLock<Index<SLOTS>> = std::sync::LazyLock::new(Index::new);
 
-/// What answers for one mapping.
+/// The answers for one mapping.
 pub(super) struct Answerer {
     pub(super) memory: Arc<Registered>,
     pub(super) answers: Answers,
-    /// What limits the threads, if anything does.
+    /// The limit of the threads, if there is one.
     pub(super) paced: Option<Paced>,
-    /// Zeroes to copy, where the kernel's zero page is not what a page is filled with.
+    /// Zeroes to copy, where pages are not filled with the kernel's zero page.
     pub(super) zeroes: Option<Mapping>,
     /// Rooms to read to, where no file is waited for.
     pub(super) rooms: Option<Rooms>,
@@ -90,8 +90,8 @@ pub(super) struct Answerer {
     pub(super) shares: Box<[Share]>,
 }
 
-/// Counts of some of the threads. They have lines of the cache of their own: threads that fault at once wait neither
-/// for each other's counts nor for what all of them read.
+/// Counts of some of the threads. They have lines of the cache of their own: threads that fault at once wait neither for
+/// each other's counts nor for the fields that all of them read.
 #[repr(align(128))]
 #[derive(Default)]
 pub(super) struct Share {
@@ -100,7 +100,7 @@ pub(super) struct Share {
     pub(super) writes: AtomicU64,
 }
 
-/// Returns how many shares there are: one for each CPU or more, so that threads that run at once have different ones.
+/// Returns the number of shares: one for each CPU or more, so that threads that run at once have different ones.
 fn share_count() -> usize {
     let cpus = std::thread::available_parallelism().map_or(1, core::num::NonZero::get);
     cpus.min(MOST_SHARES).next_power_of_two()
@@ -111,7 +111,7 @@ thread_local! {
     static HERE: u8 = const { 0 };
 }
 
-/// What became of the page that a thread waits for.
+/// The outcome for the page that a thread waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wanted {
     /// It was filled, or the access is repeated and may fault again.
@@ -122,13 +122,12 @@ enum Wanted {
     Later,
     /// It cannot be filled.
     Never,
-    /// It is no page of the memory any more.
+    /// It has stopped being a page of the memory.
     Gone,
 }
 
-/// Fills the page of an address, if it is of a mapping that is answered for here, or lets a writer in. Returns
-/// whether the access is to be repeated. Called by the handler of `SIGBUS`, with what the thread did if that
-/// is known.
+/// Fills the page of an address, if it is of a mapping that is answered for here, or lets a writer in. Returns whether
+/// the access is to be repeated. Called by the handler of `SIGBUS`, with the thread's access if that is known.
 pub(crate) fn answer(address: u64, access: Option<Access>) -> bool {
     INDEX.ask(address, |slot| {
         TABLE[slot].answer(address, address, |answerer| {
@@ -139,13 +138,13 @@ pub(crate) fn answer(address: u64, access: Option<Access>) -> bool {
     })
 }
 
-/// Returns where the bit of a page is. The caller has compared the page with their number.
+/// Returns the place of the bit of a page. The caller has compared the page with their number.
 pub(super) fn place(page: u64) -> (usize, u64) {
     (usize::try_from(page / 64).unwrap_or(0), 1 << (page % 64))
 }
 
-/// Goes on at the wanted page if that is behind the one that cannot be had. Otherwise returns what became of it: `why`
-/// it was not filled, or what was `found` before.
+/// Goes on at the wanted page if that is behind the page that cannot be had. Otherwise returns its outcome: `why` it was
+/// not filled, or the outcome that was `found` before.
 fn skip_to(wanted: u64, at: &mut u64, why: Wanted, found: Wanted) -> Option<Wanted> {
     if *at < wanted {
         *at = wanted;
@@ -155,7 +154,7 @@ fn skip_to(wanted: u64, at: &mut u64, why: Wanted, found: Wanted) -> Option<Want
 }
 
 impl Answerer {
-    /// Makes what answers for memory from now on.
+    /// Makes the answers for memory.
     pub(super) fn new(memory: Arc<Registered>, answers: Answers) -> Result<Self, UffdError> {
         let page = memory.mapping().page_size();
         let copies_zeroes =
@@ -310,8 +309,8 @@ impl Answerer {
         self.records.push([nanoseconds(begun), page, latency | bits]);
     }
 
-    /// Returns what the pages from `at` on are filled with, and up to which one before `end`. `None` where
-    /// the source has no such page: a file may have become shorter.
+    /// Returns the bytes of the pages from `at` on, and the end of their run before `end`. `None` where the source has no
+    /// such page: a file may have become shorter.
     fn bytes(&self, at: u64, end: u64) -> Option<(Bytes<'_>, u64)> {
         let file = match &self.answers.source {
             Source::Cached => return Some((Bytes::Shared, end)),
@@ -382,8 +381,8 @@ impl Answerer {
         Some(window)
     }
 
-    /// Fills what is missing of a window, or, where no page is waited for, what is ready: first the page itself, so
-    /// that its neighbours are no reason to ask a device for anything if it is not.
+    /// Fills the missing pages of a window, or, where no page is waited for, the ready ones: first the page itself, so
+    /// that its neighbours are no reason to ask a device for anything if it is not ready.
     fn fill_window(&self, window: Range<u64>, wanted: u64) -> Wanted {
         if self.answers.waits {
             return self.fill(window, wanted);
@@ -395,7 +394,7 @@ impl Answerer {
         found
     }
 
-    /// Fills what is missing of a window.
+    /// Fills the missing pages of a window.
     fn fill(&self, window: Range<u64>, wanted: u64) -> Wanted {
         let (mut at, mut found) = (window.start, Wanted::Now);
         while at < window.end {
@@ -493,7 +492,7 @@ impl Answerer {
             Bytes::Tail { file, from } => {
                 let tail = file.tail.as_deref()?;
                 let bytes = usize::try_from(file.len.get().checked_sub(from)?).ok()?;
-                // What is behind was never written.
+                // The bytes behind were never written.
                 let read = page_cache::read_into(&*file.file, from, tail, 0..bytes, true);
                 if read.ok()? != Some(bytes) {
                     return None;
@@ -521,7 +520,7 @@ impl Answerer {
     }
 }
 
-/// What pages are filled with.
+/// The bytes of pages.
 enum Bytes<'a> {
     /// Bytes of a mapping, from one of them on.
     Mapped(&'a Mapping, u64),
@@ -529,7 +528,7 @@ enum Bytes<'a> {
     Cached { file: &'a FileSource, from: u64, rooms: &'a Rooms },
     /// The page in which a file ends.
     Tail { file: &'a FileSource, from: u64 },
-    /// What the memory file has that the memory is a mapping of.
+    /// The bytes of the memory file that is mapped.
     Shared,
     /// The kernel's zero page.
     Zero,

@@ -1,4 +1,4 @@
-//! How faults are answered by the threads that take them: [`Answers`].
+//! The answers of threads that take faults: [`Answers`].
 
 use core::num::{NonZeroU32, NonZeroU64};
 use std::fs::File;
@@ -11,7 +11,7 @@ use crate::map::options::Anonymous;
 use crate::uffd::handover::Handover;
 use crate::uffd::write_states::WriteStates;
 
-/// Where pages come from.
+/// The source of pages.
 #[derive(Debug)]
 pub enum Source {
     /// The memory file that the memory is a mapping of. Its holes are zero.
@@ -49,10 +49,10 @@ impl FileSource {
     }
 }
 
-/// How faults are answered.
+/// The answers to faults.
 #[derive(Debug)]
 pub struct Answers {
-    /// Where pages come from.
+    /// The source of pages.
     pub source: Source,
     /// The size of the aligned window that is filled for a fault.
     pub around: FaultAround,
@@ -65,13 +65,13 @@ pub struct Answers {
     pub tracks_writes: bool,
     /// With these, each first write of a tracked page is an event.
     pub states: Option<Arc<WriteStates>>,
-    /// How many records are kept of the last faults.
+    /// The number of records that are kept of the last faults.
     pub records: usize,
-    /// Where faults are handed over that cannot be answered here.
+    /// The way for faults that cannot be answered here.
     pub handover: Option<Arc<Handover>>,
     /// Whether a page is waited for. If not, it is handed over, too.
     pub waits: bool,
-    /// How many faults threads take a second, and how many bytes are filled for them, before they
+    /// The faults that threads take a second, and the bytes that are filled for them, before they
     /// have to wait.
     pub pace: (Option<NonZeroU32>, Option<NonZeroU64>),
 }

@@ -8,8 +8,9 @@
 //!         ID.machine, ID.log     of each VM
 //! ```
 //!
-//! Whose folder one is states `server`. A server that starts claims the folders of its socket whose keeper has ended: it
-//! ends their worker, and writes its own number into `server`. No file is moved, so a server that is killed meanwhile leaves
+//! The file `server` names the owner of a folder. A server that starts claims the folders of its socket whose keeper has
+//! ended: it ends their worker, and writes its own number into `server`. No file is moved, so a server that is killed
+//! meanwhile leaves
 //! everything to the next one. A keeper that lives has its VMs, also if it drains and another server has the socket.
 //!
 //! The monitor has its userfaultfd still: the server takes it by the number that it has there. The start time of a process
@@ -40,7 +41,7 @@ const SERVER: &str = "server";
 const TOTALS: &str = "totals";
 const PAGE: usize = 4096;
 
-/// The folders of a server: its own, or those that it has claimed.
+/// The folders of a server: its own, and the ones that it has claimed.
 #[derive(Debug)]
 pub(crate) struct Folder {
     root: PathBuf,
@@ -195,7 +196,7 @@ impl Folder {
     pub(super) fn put_totals(&self, totals: &Totals) {
         let written = self.folder().and_then(|folder| {
             replace(&folder.join(TOTALS), &serde_json::to_vec(totals)?)?;
-            // Those of the others are in it.
+            // The totals of the other folders are in it.
             self.own[1..].iter().try_for_each(|folder| remove(&folder.join(TOTALS)))
         });
         if let Err(cause) = written {
@@ -318,7 +319,7 @@ fn try_recover(folder: &Path, id: u64) -> io::Result<Option<(u64, Machine)>> {
     let Some(userfaultfd) = unless_ended(peer.descriptor(number))? else { return Ok(None) };
     // Without its file, nothing states which pages the VM gave back.
     let log = OpenOptions::new().read(true).write(true).open(log)?;
-    // The stream went with the server, and nothing comes by it any more.
+    // The stream ended with the earlier server.
     let (stream, _) = UnixStream::pair()?;
     stream.set_nonblocking(true)?;
     let mut machine = Machine::recovered(stream, peer, userfaultfd, log, sent)?;
@@ -347,7 +348,7 @@ fn may_pass(cause: &io::Error) -> bool {
     cause.raw_os_error().is_some_and(|error| of_system.contains(&error))
 }
 
-/// Returns whether a folder is this user's alone.
+/// Returns whether only this user has rights to a folder.
 fn is_private(folder: &Path) -> io::Result<bool> {
     let (own, of) = (fs::metadata("/proc/self")?.uid(), fs::metadata(folder)?);
     Ok(of.uid() == own && of.mode() & 0o077 == 0)

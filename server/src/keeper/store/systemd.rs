@@ -1,5 +1,5 @@
 //! The service manager that started this process, by systemd's protocol: [`ServiceManager`] takes notifications and keeps
-//! descriptors while no process of a server lives, and [`SystemdDescriptors`] are those that it passes to the next one.
+//! descriptors while no process of a server lives; it passes [`SystemdDescriptors`] to the next one.
 //!
 //! A VM is one message with five descriptors of one name: its stream, process, userfaultfd, log and record. They come back in
 //! any order: the kind of a descriptor shows which it is. The service manager drops a descriptor without an answer if it has
@@ -151,7 +151,7 @@ impl Systemd {
     fn keep(&self, what: &str, fds: &[BorrowedFd<'_>]) {
         let name = name(what, &self.path);
         if let Err(cause) = self.manager.keep(&name, fds) {
-            tracing::warn!(%cause, name, "the service manager does not keep a descriptor");
+            tracing::warn!(%cause, name, "systemd does not keep a descriptor");
         }
     }
 
