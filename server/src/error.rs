@@ -1,6 +1,8 @@
 //! Reasons why a server does not run, a client is not served, and a VM is not restored: [`ServeError`].
 
+use std::error::Error;
 use std::io;
+use std::iter;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
@@ -31,10 +33,10 @@ pub enum ServeError {
         cause: SnapshotError,
     },
     /// The capabilities cannot be given up.
-    #[error("cannot give up the capabilities of this process: {0}")]
+    #[error("cannot give up the capabilities of this process")]
     Capabilities(#[source] io::Error),
     /// The socket, the folder for recovery or the working set cannot be used.
-    #[error("cannot {what} {}: {cause}", path.display())]
+    #[error("cannot {what} {}", path.display())]
     At {
         /// The attempt, as a verb.
         what: &'static str,
@@ -46,8 +48,8 @@ pub enum ServeError {
     },
     /// The socket cannot be given to a group.
     #[error(
-        "cannot give the socket {} to group {group}: {cause}; start the server as root or as a member of that \
-         group, or name one of the groups of its user (--group)",
+        "cannot give the socket {} to group {group}: start the server as root or as a member of that group, or name \
+         one of the groups of its user (--group)",
         path.display()
     )]
     Group {
@@ -75,7 +77,7 @@ pub enum ServeError {
     #[error(transparent)]
     Engine(#[from] MapError),
     /// The worker process cannot be started.
-    #[error("cannot start the process that answers faults: {0}")]
+    #[error("cannot start the process that answers faults")]
     Start(#[source] io::Error),
     /// The worker process ended before it could serve, and has stated why.
     #[error("the process that answers faults has ended at once: {status}")]
@@ -84,7 +86,7 @@ pub enum ServeError {
         status: ExitStatus,
     },
     /// The server cannot be asked.
-    #[error("cannot ask the server at {}: {cause}", path.display())]
+    #[error("cannot ask the server at {}", path.display())]
     Ask {
         /// The path of its control socket.
         path: PathBuf,
@@ -93,7 +95,7 @@ pub enum ServeError {
         cause: io::Error,
     },
     /// There can be no metrics at an address.
-    #[error("cannot listen for metrics on {address}: {cause}")]
+    #[error("cannot listen for metrics on {address}")]
     Metrics {
         /// The address.
         address: SocketAddr,
@@ -102,7 +104,7 @@ pub enum ServeError {
         cause: io::Error,
     },
     /// Events cannot be waited for.
-    #[error("cannot wait for events: {0}")]
+    #[error("cannot wait for events")]
     Wait(#[source] io::Error),
     /// The message of a client cannot be used; the text states why.
     #[error("{0}")]
@@ -125,7 +127,7 @@ pub enum ServeError {
     },
     /// Cloud Hypervisor cannot be reached.
     #[error(
-        "cannot connect to {}: {cause}; have Cloud Hypervisor receive there (receive-migration)", path.display()
+        "cannot connect to {}: have Cloud Hypervisor receive there (receive-migration)", path.display()
     )]
     Connect {
         /// The path that Cloud Hypervisor should listen on.
@@ -141,7 +143,7 @@ pub enum ServeError {
         what: &'static str,
     },
     /// Cloud Hypervisor ended the connection, or broke the protocol.
-    #[error("cannot send or receive {what}: {cause}")]
+    #[error("cannot send or receive {what}")]
     Broken {
         /// The part that was being sent or received.
         what: &'static str,
@@ -150,13 +152,13 @@ pub enum ServeError {
         cause: io::Error,
     },
     /// This process cannot be confined ([`Offload::sandbox`](crate::Offload::sandbox)).
-    #[error("cannot confine the process that answers page faults: {0}")]
+    #[error("cannot confine the process that answers page faults")]
     Sandbox(#[source] io::Error),
     /// There is no memory for a file.
     #[error(transparent)]
     Memory(#[from] uzone_os::MapError),
     /// A page cannot be read from the image, or written to the file.
-    #[error("cannot restore the page at guest address {address:#x}: {cause}")]
+    #[error("cannot restore the page at guest address {address:#x}")]
     Page {
         /// The guest address.
         address: u64,
@@ -164,6 +166,18 @@ pub enum ServeError {
         #[source]
         cause: SnapshotError,
     },
+}
+
+/// Returns the message of an error, and the messages of its causes that the text lacks.
+pub(crate) fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    for cause in iter::successors(error.source(), |&cause| cause.source()) {
+        let cause = cause.to_string();
+        if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
 }
 
 impl ServeError {
@@ -215,5 +229,34 @@ impl ServeError {
             | Self::Engine(_)
             | Self::Worker { .. } => ErrorKind::Io,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_lacks_its_cause_and_the_chain_has_each_once() {
+        let cause = || io::Error::from(io::ErrorKind::NotFound);
+        let path = || PathBuf::from("/run/s");
+        let (socket, address) = (path(), SocketAddr::from(([127, 0, 0, 1], 1)));
+        for error in [
+            ServeError::Capabilities(cause()),
+            ServeError::at("listen on", &path())(cause()),
+            ServeError::Group { path: path(), group: 7, cause: cause() },
+            ServeError::Start(cause()),
+            ServeError::Ask { path: socket, cause: cause() },
+            ServeError::Metrics { address, cause: cause() },
+            ServeError::Wait(cause()),
+            ServeError::Connect { path: path(), cause: cause() },
+            ServeError::Broken { what: "its state", cause: cause() },
+            ServeError::Sandbox(cause()),
+        ] {
+            let (message, cause) = (error.to_string(), cause().to_string());
+            assert!(!message.contains(&cause), "{message}");
+            assert_eq!(chain(&error), format!("{message}: {cause}"));
+        }
+        assert_eq!(chain(&cause()), cause().to_string());
     }
 }

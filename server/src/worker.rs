@@ -11,7 +11,7 @@ mod session;
 mod working_set;
 
 use std::collections::HashMap;
-use std::fmt;
+use std::error::Error;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -33,7 +33,7 @@ use self::live_diff::Client;
 use self::open_image::Opened;
 use self::protocol::{Memory, Message};
 use self::session::Session;
-use crate::error::ServeError;
+use crate::error::{ServeError, chain};
 use crate::event::ServeEvent;
 use crate::machine::Machine;
 use crate::messages::{self, Order, Report, SESSIONS, SHORTAGE, Titled};
@@ -361,7 +361,7 @@ impl Worker {
                 },
                 Err(reason) => Err(reason),
             },
-            Err(error) => Err(error.to_string()),
+            Err(error) => Err(text(error)),
         };
         let reason = reason.err()?;
         if let (true, Ok(stream)) = (is_program, stream) {
@@ -519,8 +519,8 @@ fn is_full(cause: &io::Error) -> bool {
 }
 
 /// Returns an error as the reason why a client is refused.
-fn text(error: impl fmt::Display) -> String {
-    error.to_string()
+fn text(error: impl Error) -> String {
+    chain(&error)
 }
 
 fn refused(session: u64, pid: u32, reason: String) -> Report {

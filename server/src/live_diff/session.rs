@@ -26,7 +26,7 @@ use uzone_os::unix_socket::MessageSocket;
 
 use super::pages::{CapturedPages, PIECE, Run};
 use crate::control::{self, control_path};
-use crate::error::ServeError;
+use crate::error::{ServeError, chain};
 use crate::machine::Machine;
 use crate::messages::{self, CaptureReply, CaptureRequest, Titled};
 use crate::worker::protocol;
@@ -180,7 +180,7 @@ impl SessionMemory {
                     io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe => {
                         "its worker has ended".to_owned()
                     }
-                    _ => cause.to_string(),
+                    _ => chain(&cause),
                 };
                 Err((Box::new(self), reason))
             }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use uzone_os::unix_socket::MessageSocket;
 
 use super::Worker;
+use crate::error::chain;
 use crate::messages::{self, CaptureReply, CaptureRequest, Titled};
 
 /// A client that reads the memory of a session.
@@ -34,7 +35,7 @@ impl Worker {
                 let (Some(memory), Some(kept)) = (fds.next(), fds.next()) else { return false };
                 let begun = session.capture(memory.into(), kept, pending, client.socket.clone());
                 client.captures = begun.is_ok();
-                CaptureReply::Begun(begun.map_err(|error| error.to_string()))
+                CaptureReply::Begun(begun.map_err(|error| chain(&error)))
             }
             (CaptureRequest::Read(until), None) if client.captures => {
                 session.memory.captured_until(until);
@@ -43,7 +44,7 @@ impl Worker {
             (CaptureRequest::End, None) if client.captures => {
                 client.captures = false;
                 let Some(captured) = session.memory.end_capture() else { return false };
-                CaptureReply::Ended(captured.map_err(|error| error.to_string()))
+                CaptureReply::Ended(captured.map_err(|error| chain(&error)))
             }
             // Of a client that does not keep to the order.
             _ => return false,

@@ -12,7 +12,7 @@ use uzone_snapshot::{FrameCache, Image, OpenOptions, SnapshotBacking, SnapshotEr
 use uzone_zone::Zone;
 
 use super::working_set::{self, Recording};
-use crate::error::ServeError;
+use crate::error::{ServeError, chain};
 use crate::options::{Prefetch, ServerOptions};
 use crate::sandbox::{Beside, Files, Sandbox};
 
@@ -123,7 +123,7 @@ fn unless_machines_wait<T>(
 ) -> Result<Option<T>, ServeError> {
     match opened {
         Err(error) if has_machines => {
-            tracing::warn!(%error, "VMs are served without it");
+            tracing::warn!(error = chain(&error), "VMs are served without it");
             Ok(None)
         }
         opened => opened,
