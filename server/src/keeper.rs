@@ -277,7 +277,7 @@ impl Keeper {
         let taken = self.store.take_all(&self.opened.image, self.socket.is_some());
         let Left { machines, totals } =
             taken.map_err(ServeError::at("take the VMs of", &self.path))?;
-        self.totals.add(&totals);
+        self.totals.add(totals);
         self.store.put_totals(&self.totals);
         for (session, machine) in machines {
             let is_free = session > 0 && !self.machines.contains_key(&session);
@@ -368,7 +368,7 @@ impl Keeper {
     fn end(&mut self) -> Served {
         self.answer_all();
         self.worker = None;
-        self.totals.add(&std::mem::take(&mut self.counted));
+        self.totals.add(std::mem::take(&mut self.counted));
         self.store.put_totals(&self.totals);
         self.served
     }
@@ -491,7 +491,7 @@ impl Keeper {
     fn status(&self) -> Status {
         let sessions = self.machines.iter().filter_map(|(number, one)| one.status(*number));
         let mut totals = self.totals.clone();
-        totals.add(&self.counted);
+        totals.add(self.counted.clone());
         Status {
             socket: self.path.display().to_string(),
             image: self.opened.path.clone(),

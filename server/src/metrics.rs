@@ -1,12 +1,12 @@
 //! The work of a server in numbers: [`Totals`], and the text format of Prometheus.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use uzone_fault::{FaultStats, Latency};
 
-use crate::status::{SessionStats, Status, nanoseconds};
+use crate::status::{SessionStats, SessionStatus, Status, nanoseconds};
 
 /// The upper bounds of the steps of [`Totals::fault_counts`], in nanoseconds; the last step has none.
 const BOUNDS_NS: [u64; 12] = [
@@ -48,6 +48,8 @@ pub struct Totals {
     pub prefetched_pages: u64,
     /// Zero pages among them.
     pub zero_pages: u64,
+    /// The bytes of the image in the other pages. Where a VM has pages of two sizes, each counts as the smaller one.
+    pub image_bytes: u64,
     /// Frames of a packed image that were needed and in the cache.
     pub cache_hits: u64,
     /// Frames that were read from a packed image.
@@ -61,15 +63,36 @@ pub struct Totals {
     pub fault_ns: u64,
 }
 
+/// A count of all VMs: its name, its help, and its field.
+type Count = (&'static str, &'static str, fn(&mut Totals) -> &mut u64);
+
+const COUNTS: [Count; 13] = [
+    ("sessions", "VMs that were served.", |all| &mut all.sessions),
+    ("worker_deaths", "Workers that died.", |all| &mut all.worker_deaths),
+    ("refused", "Connections that were refused.", |all| &mut all.refused),
+    ("failed_pages", "Pages that could not be produced.", |all| &mut all.failed),
+    ("faults", "Faults that were read.", |all| &mut all.faults),
+    ("demand_pages", "Pages for waiting threads.", |all| &mut all.demand_pages),
+    ("around_pages", "Pages that came along.", |all| &mut all.around_pages),
+    ("prefetched_pages", "Pages ahead of a touch.", |all| &mut all.prefetched_pages),
+    ("zero_pages", "Zero pages.", |all| &mut all.zero_pages),
+    ("image_bytes", "Bytes of the image in these pages.", |all| &mut all.image_bytes),
+    ("cache_hits", "Frames that were in the cache.", |all| &mut all.cache_hits),
+    ("decoded_frames", "Frames that were read.", |all| &mut all.decoded_frames),
+    ("decoded_bytes", "Bytes of them, decoded.", |all| &mut all.decoded_bytes),
+];
+
 impl Totals {
-    /// Returns the totals of one VM.
-    pub(crate) fn of_machine(stats: &FaultStats, latencies: &[Latency]) -> Self {
+    /// Returns the totals of one VM, whose pages have so many bytes.
+    pub(crate) fn of_machine(stats: &FaultStats, page_bytes: u64, latencies: &[Latency]) -> Self {
+        let pages = stats.demand + stats.around + stats.populated;
         let mut totals = Self {
             faults: stats.faults,
             demand_pages: stats.demand,
             around_pages: stats.around,
             prefetched_pages: stats.populated,
             zero_pages: stats.zeroes,
+            image_bytes: pages.saturating_sub(stats.zeroes).saturating_mul(page_bytes),
             fault_counts: vec![0; BOUNDS_NS.len() + 1],
             ..Self::default()
         };
@@ -82,19 +105,10 @@ impl Totals {
     }
 
     /// Adds the totals of another worker, or of an earlier time.
-    pub(crate) fn add(&mut self, other: &Self) {
-        self.sessions += other.sessions;
-        self.refused += other.refused;
-        self.failed += other.failed;
-        self.worker_deaths += other.worker_deaths;
-        self.faults += other.faults;
-        self.demand_pages += other.demand_pages;
-        self.around_pages += other.around_pages;
-        self.prefetched_pages += other.prefetched_pages;
-        self.zero_pages += other.zero_pages;
-        self.cache_hits += other.cache_hits;
-        self.decoded_frames += other.decoded_frames;
-        self.decoded_bytes += other.decoded_bytes;
+    pub(crate) fn add(&mut self, mut other: Self) {
+        for (_, _, field) in COUNTS {
+            *field(self) += *field(&mut other);
+        }
         self.fault_ns = self.fault_ns.saturating_add(other.fault_ns);
         let len = self.fault_counts.len().max(other.fault_counts.len());
         self.fault_counts.resize(len, 0);
@@ -104,130 +118,106 @@ impl Totals {
     }
 
     /// Adds them in the text format of Prometheus.
-    pub(crate) fn add_metrics(&self, text: &mut String) {
-        let all: [(&str, &str, u64); 10] = [
-            ("refused", "Connections that were refused.", self.refused),
-            ("failed_pages", "Pages that could not be produced.", self.failed),
-            ("faults", "Faults that were read.", self.faults),
-            ("demand_pages", "Pages for waiting threads.", self.demand_pages),
-            ("around_pages", "Pages that came along.", self.around_pages),
-            ("prefetched_pages", "Pages ahead of a touch.", self.prefetched_pages),
-            ("zero_pages", "Zero pages.", self.zero_pages),
-            ("cache_hits", "Frames that were in the cache.", self.cache_hits),
-            ("decoded_frames", "Frames that were read.", self.decoded_frames),
-            ("decoded_bytes", "Bytes of them, decoded.", self.decoded_bytes),
-        ];
-        for (name, help, value) in all {
-            // Memory takes it all.
-            let _ = writeln!(
-                text,
-                "# HELP uzone_{name}_total {help}\n# TYPE uzone_{name}_total counter\nuzone_{name}_total {value}"
-            );
+    fn add_metrics(mut self, text: &mut String) {
+        for (name, help, field) in COUNTS {
+            let name = format!("uzone_{name}_total");
+            add_head(text, &name, help);
+            add_line(text, format_args!("{name} {}", field(&mut self)));
         }
         let name = "uzone_fault_seconds";
-        let _ = writeln!(text, "# HELP {name} The time of a fault.\n# TYPE {name} histogram");
+        add_line(text, format_args!("# HELP {name} The time of a fault.\n# TYPE {name} histogram"));
+        let bounds = BOUNDS_NS.map(|bound| Duration::from_nanos(bound).as_secs_f64().to_string());
         let mut count = 0;
-        for (at, bound) in BOUNDS_NS.iter().enumerate() {
+        for (at, bound) in bounds.iter().map(String::as_str).chain(["+Inf"]).enumerate() {
             count += self.fault_counts.get(at).unwrap_or(&0);
-            let bound = Duration::from_nanos(*bound).as_secs_f64();
-            let _ = writeln!(text, "{name}_bucket{{le=\"{bound}\"}} {count}");
+            add_line(text, format_args!("{name}_bucket{{le=\"{bound}\"}} {count}"));
         }
-        count += self.fault_counts.get(BOUNDS_NS.len()).unwrap_or(&0);
         let sum = Duration::from_nanos(self.fault_ns).as_secs_f64();
-        let _ = writeln!(
-            text,
-            "{name}_bucket{{le=\"+Inf\"}} {count}\n{name}_sum {sum}\n{name}_count {count}"
-        );
+        add_line(text, format_args!("{name}_sum {sum}\n{name}_count {count}"));
     }
 }
+
+fn add_line(text: &mut String, line: fmt::Arguments<'_>) {
+    // Memory takes it all.
+    let _ = writeln!(text, "{line}");
+}
+
+/// Adds the description of a metric. A counter has a name that ends in `_total`.
+fn add_head(text: &mut String, name: &str, help: &str) {
+    let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
+    add_line(text, format_args!("# HELP {name} {help}\n# TYPE {name} {kind}"));
+}
+
+/// A count of one VM: its name, its help, and its value.
+type CountOfOne = (&'static str, &'static str, fn(&SessionStats) -> u64);
+
+const COUNTS_OF_ONE: [CountOfOne; 12] = [
+    ("faults_total", "Faults that were read.", |one| one.faults),
+    ("demand_pages_total", "Pages for waiting threads.", |one| one.demand_pages),
+    ("around_pages_total", "Pages that came along.", |one| one.around_pages),
+    ("prefetched_pages_total", "Pages ahead of a touch.", |one| one.prefetched_pages),
+    ("zero_pages_total", "Zero pages.", |one| one.zero_pages),
+    ("bad_pages_total", "Pages that are bad.", |one| one.bad_pages),
+    ("huge_pages_total", "Huge pages that were made.", |one| one.huge_pages),
+    ("not_huge_total", "Filled blocks that were not.", |one| one.not_huge),
+    ("held_total", "Times that its budget was used up.", |one| one.held),
+    ("shares_cpu", "Whether faults are answered on its CPU.", |one| one.shares_cpu.into()),
+    ("pending_pages", "Pages that are being produced.", |one| one.pending_pages),
+    ("oldest_pending_ns", "Age of the oldest of them.", |one| one.oldest_pending_ns),
+];
 
 impl Status {
     /// Returns it in the text format of Prometheus.
     #[must_use]
     pub fn metrics(&self) -> String {
         let mut text = String::new();
-        let sessions = self.sessions.len() as u64;
-        let all: [(&str, &str, u64); 6] = [
-            ("uzone_sessions", "VMs that are served.", sessions),
-            ("uzone_sessions_total", "VMs that were served.", self.totals.sessions),
+        for (name, help, value) in [
+            ("uzone_sessions", "VMs that are served.", self.sessions.len() as u64),
             ("uzone_greetings", "Connections without a whole message.", self.greetings as u64),
             ("uzone_draining", "Whether no VM is accepted.", self.is_draining.into()),
             ("uzone_worker_up", "Whether there is a worker.", self.worker.is_some().into()),
-            ("uzone_worker_deaths_total", "Workers that died.", self.totals.worker_deaths),
-        ];
-        for (name, help, value) in all {
-            let kind = kind(name);
-            // Memory takes it all.
-            let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}");
+        ] {
+            add_head(&mut text, name, help);
+            add_line(&mut text, format_args!("{name} {value}"));
         }
-        self.totals.add_metrics(&mut text);
-        self.add_metrics_of_sessions(&mut text);
-        text
-    }
-
-    fn add_metrics_of_sessions(&self, text: &mut String) {
-        type Get = fn(&SessionStats) -> u64;
-        let each: [(&str, &str, Get); 12] = [
-            ("faults_total", "Faults that were read.", |stats| stats.faults),
-            ("demand_pages_total", "Pages for waiting threads.", |stats| stats.demand_pages),
-            ("around_pages_total", "Pages that came along.", |stats| stats.around_pages),
-            ("prefetched_pages_total", "Pages ahead of a touch.", |stats| stats.prefetched_pages),
-            ("zero_pages_total", "Zero pages.", |stats| stats.zero_pages),
-            ("bad_pages_total", "Pages that are bad.", |stats| stats.bad_pages),
-            ("huge_pages_total", "Huge pages that were made.", |stats| stats.huge_pages),
-            ("not_huge_total", "Filled blocks that were not.", |stats| stats.not_huge),
-            ("held_total", "Times that its budget was used up.", |stats| stats.held),
-            ("shares_cpu", "Whether faults are answered on its CPU.", |stats| {
-                stats.shares_cpu.into()
-            }),
-            ("pending_pages", "Pages that are being produced.", |stats| stats.pending_pages),
-            ("oldest_pending_ns", "Age of the oldest of them.", |stats| stats.oldest_pending_ns),
-        ];
-        for (name, help, get) in each {
-            let kind = kind(name);
-            let _ = writeln!(
-                text,
-                "# HELP uzone_session_{name} {help}\n# TYPE uzone_session_{name} {kind}"
-            );
-            for one in &self.sessions {
-                let Some(stats) = &one.stats else { continue };
-                let (session, pid, value) = (one.session, one.pid, get(stats));
-                let _ = writeln!(
-                    text,
-                    "uzone_session_{name}{{session=\"{session}\",pid=\"{pid}\"}} {value}"
-                );
+        self.totals.clone().add_metrics(&mut text);
+        for (name, help, get) in COUNTS_OF_ONE {
+            let name = format!("uzone_session_{name}");
+            add_head(&mut text, &name, help);
+            for SessionStatus { session, pid, stats, .. } in &self.sessions {
+                let Some(value) = stats.as_ref().map(get) else { continue };
+                let labels = format_args!("session=\"{session}\",pid=\"{pid}\"");
+                add_line(&mut text, format_args!("{name}{{{labels}}} {value}"));
             }
         }
+        text
     }
-}
-
-/// Returns the type of a metric by its name: a counter ends in `_total`.
-fn kind(name: &str) -> &'static str {
-    if name.ends_with("_total") { "counter" } else { "gauge" }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::sandbox::Sandbox;
-    use crate::status::SessionStatus;
 
     #[test]
     fn counts_are_added_and_a_histogram_counts_each_fault_up_to_its_bound() {
         let mut stats = FaultStats::default();
-        (stats.faults, stats.demand) = (3, 2);
-        let mut one = Totals::of_machine(&stats, &[]);
+        (stats.faults, stats.demand, stats.around, stats.zeroes) = (3, 2, 4, 1);
+        let mut one = Totals::of_machine(&stats, 4096, &[]);
         one.fault_counts[0] = 2;
         one.fault_counts[12] = 1;
         one.fault_ns = 1_500_000_000;
         let mut all = Totals { sessions: 1, ..Totals::default() };
-        all.add(&one);
-        all.add(&one);
+        all.add(one.clone());
+        all.add(one);
         assert_eq!((all.sessions, all.faults, all.demand_pages), (1, 6, 4));
+        assert_eq!(all.image_bytes, 2 * 5 * 4096, "a zero page has none");
         let mut text = String::new();
         all.add_metrics(&mut text);
         for line in [
+            "uzone_sessions_total 1",
             "uzone_faults_total 6",
+            "uzone_image_bytes_total 40960",
             "uzone_fault_seconds_bucket{le=\"0.00001\"} 4",
             "uzone_fault_seconds_bucket{le=\"10\"} 4",
             "uzone_fault_seconds_bucket{le=\"+Inf\"} 6",

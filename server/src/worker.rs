@@ -223,7 +223,7 @@ impl Worker {
         totals.cache_hits = cache.hits;
         totals.decoded_frames = cache.decoded_frames;
         totals.decoded_bytes = cache.decoded_bytes;
-        self.sessions.values().for_each(|session| totals.add(&session.totals()));
+        self.sessions.values().for_each(|session| totals.add(session.totals()));
         totals
     }
 
@@ -286,7 +286,7 @@ impl Worker {
         self.orphans.retain(|number| {
             let Some(session) = sessions.get(number) else { return false };
             if session.is_gone() {
-                counted.add(&session.totals());
+                counted.add(session.totals());
                 ended(session.ended());
                 sessions.remove(number);
             }

@@ -185,7 +185,7 @@ impl Keeper {
                     }
                 }
                 let mut totals = self.totals.clone();
-                totals.add(&self.counted);
+                totals.add(self.counted.clone());
                 self.store.put_totals(&totals);
             }
             Report::Blocks(key, blocks) => self.make_huge(key, blocks),
@@ -290,7 +290,7 @@ impl Keeper {
         self.served.deaths += 1;
         self.totals.worker_deaths += 1;
         let counted = mem::take(&mut self.counted);
-        self.totals.add(&counted);
+        self.totals.add(counted);
         let sessions = self.machines.len() - self.greetings();
         self.happened(ServeEvent::WorkerEnded { status, sessions });
         // A worker that served all VMs and was killed from outside is no repetition, however soon that was. A kernel

@@ -150,7 +150,12 @@ impl Session {
 
     /// Returns the totals so far, to be added to the totals of others.
     pub(crate) fn totals(&self) -> Totals {
-        Totals::of_machine(&self.memory.stats(), &self.memory.latencies())
+        Totals::of_machine(&self.memory.stats(), self.page_bytes(), &self.memory.latencies())
+    }
+
+    /// Returns the bytes of its smallest page.
+    fn page_bytes(&self) -> u64 {
+        self.memory.regions().iter().map(|region| region.page.bytes()).min().unwrap_or(0)
     }
 
     /// Returns the event of its end, for the log.

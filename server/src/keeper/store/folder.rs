@@ -263,7 +263,7 @@ impl Folder {
             }
             self.server.write(&path)?;
             if let Ok(totals) = fs::read(path.join(TOTALS)) {
-                all.totals.add(&serde_json::from_slice(&totals).unwrap_or_default());
+                all.totals.add(serde_json::from_slice(&totals).unwrap_or_default());
             }
             self.own.push(path);
         }

@@ -202,7 +202,7 @@ impl Systemd {
         let mut all = Left::default();
         for (_, totals) in self.left.take(|name, _| name == of_totals) {
             let totals = read(&File::from(totals)).unwrap_or_default();
-            all.totals.add(&serde_json::from_slice(&totals).unwrap_or_default());
+            all.totals.add(serde_json::from_slice(&totals).unwrap_or_default());
         }
         self.manager.discard(&of_totals);
         self.keep("totals", &[self.totals.as_fd()]);
