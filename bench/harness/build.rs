@@ -1,4 +1,4 @@
-//! Tells the benchmark which commit it was built from, if there is a repository to ask.
+//! Sets `UZONE_COMMIT` to the commit of the build, if there is a repository.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! The arguments of `uzone-bench`, and what it prints.
+//! The arguments of `uzone-bench`, and its output.
 
 mod check;
 mod text;
@@ -25,12 +25,12 @@ use crate::settings::{
 pub(crate) struct Args {
     #[command(subcommand)]
     benchmark: Option<Benchmark>,
-    /// See whether it works: sizes and rounds that take half a minute in all, and whose figures mean nothing
+    /// Check that all benchmarks work: small sizes and few rounds that take half a minute, and whose figures mean little
     #[arg(long, global = true, conflicts_with = "check")]
     quick: bool,
-    /// Repeat the run of FILE, an earlier output with --json (- is standard input), and exit with 1 if a row of
-    /// ours stands worse to its limit and to the naive way by more than the noise of both runs.
-    /// Tables with such rows are run twice
+    /// Repeat the run of FILE, an earlier output with --json (- is standard input), and exit with 1 if a row of uzone is
+    /// slower, against its limit and the naive way, by more than the noise of both runs. Tables with such rows are run
+    /// twice
     #[arg(long, global = true, value_name = "FILE")]
     check: Option<PathBuf>,
     /// Write an HTML page with pictures as well
@@ -58,7 +58,7 @@ enum Benchmark {
     /// Clear memory: three lengths out of cache, pools, and first touch, beside the kernel and the C
     /// library
     ///
-    /// Extents of 4 KiB, 2 MiB and the largest; how long a taker waits for a folio of a pool;
+    /// Extents of 4 KiB, 2 MiB and the largest; the wait for a folio of a pool;
     /// the kernel's own clearing; and first touch. With root, 256 MiB of huge pages are put into
     /// the host's pool for the run.
     #[command(after_help = exit::help("uzone-bench zero --size 32M --populate-size 0", &EXITS))]
@@ -81,15 +81,13 @@ enum Benchmark {
     /// cache. The command zstd is measured if it is installed.
     #[command(after_help = exit::help("uzone-bench snapshot --size 256M --dir /dev/shm", &EXITS))]
     Snapshot(Asked<SnapshotSettings>),
-    /// Restore a virtual machine from an image lazily, beside a handler of one page a fault and the
-    /// kernel's mapping
+    /// Restore a VM from an image lazily, beside a handler of one page a fault and the kernel's mapping
     ///
-    /// The image is that of `uzone-bench snapshot`, raw and packed, in the page cache. A thread
-    /// touches memory that is registered as Firecracker registers it: all pages in order, and a
-    /// tenth of them, in runs, in random order.
+    /// The image is the one of `uzone-bench snapshot`, raw and packed, in the page cache. A thread touches memory that is
+    /// registered as Firecracker registers it: all pages in order, and a tenth of them, in runs, in random order.
     #[command(after_help = exit::help("uzone-bench restore --size 256M --dir /dev/shm", &EXITS))]
     Restore(Asked<SnapshotSettings>),
-    /// Open pools of host memory for accelerators: when they are ready, and who waits meanwhile
+    /// Open pools of host memory for accelerators: time until they are ready, and waits meanwhile
     ///
     /// A driver of our own takes the place of a real one: it registers 30 GB/s with its lock held.
     /// `scripts/gpu.sh` measures a real one.
@@ -110,8 +108,8 @@ enum Benchmark {
 struct Asked<S: clap::Args> {
     #[command(flatten)]
     of: S,
-    /// Run the tables alone whose ids begin so, such as fault-seq, and those that are measured together
-    /// with them [default: all]
+    /// Run only tables whose ids begin so, such as fault-seq, and tables that are measured together with them [default:
+    /// all]
     #[arg(long, value_delimiter = ',', value_name = "ID")]
     table: Vec<String>,
 }
@@ -121,7 +119,7 @@ struct SeedsArgs {
     /// Take the published sizes
     #[arg(long)]
     full: bool,
-    /// Where the file is made that is mapped; by default where temporary files go
+    /// Folder for the mapped file; by default the folder of temporary files
     #[arg(long, default_value_os_t = temporary(), hide_default_value = true, value_name = "DIR")]
     dir: PathBuf,
 }
@@ -160,7 +158,7 @@ impl Benchmark {
         Ok(Part::from(benchmark).with_tables(self.tables().to_vec()))
     }
 
-    /// Returns which of its tables are run.
+    /// Returns the tables that were asked for.
     fn tables(&self) -> &[String] {
         match self {
             Self::Bind(Asked { table, .. })
@@ -175,7 +173,7 @@ impl Benchmark {
         }
     }
 
-    /// Returns what of its arguments a quick run takes.
+    /// Returns the arguments that a quick run takes.
     fn words_of_quick(&self) -> Vec<String> {
         let tables = self.tables().iter().map(|table| format!("--table={table}"));
         let dax = match self {
@@ -197,7 +195,7 @@ impl Benchmark {
     }
 }
 
-/// Runs one benchmark or all, or compares with an earlier run, and prints what came of it.
+/// Runs one benchmark or all, or compares with an earlier run, and prints the result.
 pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     args.fit_together()?;
     if let Some(page) = &args.report {
@@ -254,7 +252,7 @@ impl Args {
         let Some(file) = &self.check else { return Ok(()) };
         match &self.report {
             Some(page) if is_same(page, file) => Err(Failure::usage(format!(
-                "{} is an input, and the page would take its place: name another --report",
+                "{} is an input: name another --report",
                 page.display()
             ))),
             _ => Ok(()),
@@ -262,7 +260,7 @@ impl Args {
     }
 }
 
-/// Returns whether two names are of one file.
+/// Returns whether two paths name one file.
 fn is_same(one: &Path, other: &Path) -> bool {
     let canonical = |path: &Path| std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     canonical(one) == canonical(other)
@@ -277,7 +275,7 @@ fn write_page(page: Option<&Path>, found: &Bench, out: &Output) -> Result<(), Fa
     Ok(())
 }
 
-/// Makes the fastest stores of this machine those of the process, unless the environment names some.
+/// Sets the store policy of the process to the fastest one of this host, unless the environment names one.
 fn choose_stores(out: &Output) -> Result<(), Failure> {
     if std::env::var_os(STORE_POLICY).is_some_and(|text| !text.is_empty()) {
         return match StorePolicy::problem() {
@@ -289,7 +287,7 @@ fn choose_stores(out: &Output) -> Result<(), Failure> {
     if policy.basis() == Basis::Measured {
         out.log(format_args!("measured: {STORE_POLICY}={policy} is faster here than the default"));
     }
-    // It is only refused where something asked for the policy before, which then stays.
+    // Refused only if some code asked for the policy before, which then stays.
     let _ = policy.make_current();
     Ok(())
 }

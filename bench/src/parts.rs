@@ -1,9 +1,7 @@
-//! Every benchmark, one after the other, at sizes that fit the machine: what `uzone-bench` runs without
-//! a subcommand.
+//! The run of `uzone-bench` without a subcommand: every benchmark, one after the other, at sizes that fit the host.
 //!
-//! [`parts`] chooses the sizes, by the memory that can be had; a machine with 2 CPUs takes three to
-//! four minutes for them. A part that this host cannot run is left out by name, with the reason; one
-//! that finds something wrong ends the run.
+//! [`parts`] chooses the sizes by the available memory; 2 CPUs take three to four minutes for them. A part that this
+//! host cannot run is left out by name, with the reason; a part that finds something wrong ends the run.
 
 use std::num::NonZeroUsize;
 use std::path::Path;
@@ -37,16 +35,15 @@ impl Part {
     }
 }
 
-/// Returns how much memory a run may plan with: what can be had, if the kernel reports it.
+/// Returns the available memory, or 1 GiB if the kernel does not report it.
 #[must_use]
 pub(crate) fn available() -> ByteLen {
     memory::available(&SystemRoot::host()).map_or(ByteLen::gib(1), |have| have.bytes)
 }
 
-/// Returns the benchmarks and the settings of each, for so much memory: of sizes and rounds of
-/// which the figures can be trusted, or with `is_quick` of those that take half a minute in all,
-/// which show whether it all works. The file of `fault` is made in `directory`, by a path that
-/// holds from anywhere.
+/// Returns the benchmarks and their settings for a host with `available` memory. The figures of these sizes and rounds
+/// can be trusted. With `is_quick` they take half a minute in all, and show that all benchmarks work. Files are made in
+/// `directory`, an absolute path.
 #[must_use]
 pub(crate) fn parts(
     available: ByteLen,
@@ -54,9 +51,9 @@ pub(crate) fn parts(
     is_quick: bool,
     directory: &Path,
 ) -> Vec<Part> {
-    // Of what can be had, half is left to others.
+    // Half of the available memory is left to others.
     let room = available.get() / 2;
-    // The first of some sizes of which each byte takes so many 4096ths of a byte of memory.
+    // The first size that fits, where each byte takes `cost` 4096ths of a byte of memory.
     let pick = |sizes: &[ByteLen], cost: u64, quick: ByteLen| {
         let fits = |size: &&ByteLen| size.get() / 4096 * cost <= room;
         let fitting = sizes.iter().find(fits).or(sizes.last()).copied();
@@ -64,7 +61,7 @@ pub(crate) fn parts(
     };
     let (gib, mib) = (ByteLen::gib, ByteLen::mib);
     let size = pick(&[gib(16), gib(8), gib(2), gib(1)], 2 * 64, gib(1));
-    // Their memory is that of the smallest arena, so that cold extents are cold.
+    // The smallest arena is larger than caches, so that cold extents are cold.
     let extents = if is_quick { ByteLen::kib(64) } else { mib(32) };
     let image = |sizes: &[ByteLen], rounds| SnapshotSettings {
         size: pick(sizes, 3 * 4096, mib(8)),
@@ -186,10 +183,10 @@ fn strings(ids: &[&str]) -> Vec<String> {
     ids.iter().map(|id| (*id).to_owned()).collect()
 }
 
-/// What the run of the published experiments is called.
+/// The name of the run of the published experiments.
 pub(crate) const SEEDS: &str = "seeds";
 
-/// Returns the published experiments as a quick run of `parts` has them: whether they work.
+/// Returns the published experiments at the sizes of a quick run.
 #[must_use]
 pub(crate) fn quick_seeds(parts: Vec<Part>) -> Vec<Part> {
     let of = |Part { mut benchmark, mut tables }| {
@@ -249,7 +246,7 @@ pub(crate) fn run(parts: &[Part], watch: Watch<'_>) -> Result<Bench> {
         let part = Some((name, number, of));
         move |phase: Phase<'_>| watch(Phase { part, ..phase })
     };
-    // What a host lacks ends no run.
+    // A need that the host lacks ends no run.
     let mut or_skipped = |name: &str, error: BenchError| {
         if !error.is_of_this_host() {
             return Err(error);
@@ -267,13 +264,13 @@ pub(crate) fn run(parts: &[Part], watch: Watch<'_>) -> Result<Bench> {
     let Some(mut all) = all else {
         return Err(refused.unwrap_or_else(|| BenchError::no_table(&[])));
     };
-    // With the parts that were skipped: the same run, repeated, tries them again.
+    // Skipped parts stay in: a repetition of the run tries them again.
     all.parameters = parts.iter().map(Part::to_json).collect();
     all.skipped.append(&mut skipped);
     Ok(all)
 }
 
-/// Puts the results of `other` behind those of `all`.
+/// Appends the results of `other` to `all`.
 fn append(all: &mut Bench, mut other: Bench) {
     all.settings = format!("{}; {}: {}", all.settings, other.benchmark, other.settings);
     all.parameters.append(&mut other.parameters);

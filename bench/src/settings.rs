@@ -12,13 +12,13 @@ use uzone_harness::{Session, Watch};
 use uzone_os::numa;
 use uzone_pages::ByteLen;
 
-/// One benchmark, its settings, and which of its tables are run.
+/// One benchmark, its settings, and the tables that are run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Part {
     /// The benchmark and its settings.
     #[serde(flatten)]
     pub(crate) benchmark: Benchmark,
-    /// What the ids of the tables begin with that are run; none, and all are.
+    /// The beginnings of the ids of the tables that are run; all tables if it is empty.
     pub(crate) tables: Vec<String>,
 }
 
@@ -66,13 +66,13 @@ impl Part {
         }
     }
 
-    /// Returns it as a file of results has it.
+    /// Returns the part as JSON, for a file of results.
     pub(crate) fn to_json(&self) -> serde_json::Value {
         // Numbers and text alone: nothing of them is refused.
         serde_json::to_value(self).unwrap_or_default()
     }
 
-    /// Begins its run; `settings` is a sentence.
+    /// Begins a run of the part; `settings` is a sentence.
     pub(crate) fn session<'a>(
         &self,
         settings: String,
@@ -82,8 +82,7 @@ impl Part {
         Session::new(self.name(), settings, self.to_json(), &self.tables, rounds, watch)
     }
 
-    /// Returns whether a table is one of this benchmark's: the ids of all begin as its name does, but
-    /// for two of `zero`.
+    /// Returns whether this benchmark has a table: ids begin with its name, but for two of `zero`.
     #[must_use]
     pub(crate) fn owns(&self, table: &str) -> bool {
         let of_zero = self.name() == "zero" && ["pool-take", "populate"].contains(&table);
@@ -100,7 +99,7 @@ impl Part {
 /// The settings of `uzone-bench bind`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Args)]
 pub(crate) struct BindSettings {
-    /// How much memory is described, in whole GiB; its descriptors take 1/64 of that, twice
+    /// Memory to describe, in whole GiB; its descriptors take 1/64 of that, twice
     #[arg(long, default_value = "100G", value_name = "SIZE")]
     #[serde(rename = "size_bytes", with = "byte_len")]
     pub(crate) size: ByteLen,
@@ -110,7 +109,7 @@ pub(crate) struct BindSettings {
     /// Rounds of first binds, which take fresh memory from the kernel; 0 leaves them out
     #[arg(long, default_value_t = 10, value_name = "N", value_parser = rounds_from(0))]
     pub(crate) first_binds: u32,
-    /// The most threads of the rows that have several; by default as many as there are CPUs
+    /// The largest number of threads; by default the number of CPUs
     #[arg(long, default_value_t = all_cpus(), hide_default_value = true, value_name = "N", value_parser = some_threads())]
     pub(crate) threads: NonZeroUsize,
     /// Describe this DAX device too, or this file on a DAX mount: table bind-dax. Its bytes are not
@@ -123,11 +122,11 @@ pub(crate) struct BindSettings {
 /// The settings of `uzone-bench pin`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Args)]
 pub(crate) struct PinSettings {
-    /// How much memory is held, in whole GiB
+    /// Memory to pin, in whole GiB
     #[arg(long, default_value = "16G", value_name = "SIZE")]
     #[serde(rename = "size_bytes", with = "byte_len")]
     pub(crate) size: ByteLen,
-    /// How much more is held in tables of 2 MiB folios of their own; 0 leaves these out.
+    /// Memory to pin in tables of 2 MiB folios of their own; 0 leaves them out.
     #[arg(skip = ByteLen::ZERO)]
     #[serde(default, rename = "larger_bytes", with = "byte_len")]
     pub(crate) larger: ByteLen,
@@ -139,7 +138,7 @@ pub(crate) struct PinSettings {
 /// The settings of `uzone-bench copy`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Args)]
 pub(crate) struct CopySettings {
-    /// The largest extent; the memory taken is four times that, at least 2 GiB
+    /// The largest extent; the tables take four times that, at least 2 GiB
     #[arg(long, default_value = "1G", value_name = "SIZE")]
     #[serde(rename = "size_bytes", with = "byte_len")]
     pub(crate) size: ByteLen,
@@ -173,11 +172,11 @@ pub(crate) struct ZeroSettings {
     /// Rounds of first touch
     #[arg(long, default_value_t = 3, value_name = "N", value_parser = rounds_from(1))]
     pub(crate) first_touches: u32,
-    /// How much memory is touched for the first time; 0 leaves that out
+    /// Memory to touch for the first time; 0 leaves that out
     #[arg(long = "populate-size", default_value = "8G", value_name = "SIZE")]
     #[serde(rename = "populate_bytes", with = "byte_len")]
     pub(crate) populate: ByteLen,
-    /// The threads of the rows that have several; by default as many as there are CPUs
+    /// The largest number of threads; by default the number of CPUs
     #[arg(long, default_value_t = all_cpus(), hide_default_value = true, value_name = "N", value_parser = some_threads())]
     pub(crate) threads: NonZeroUsize,
 }
@@ -185,12 +184,11 @@ pub(crate) struct ZeroSettings {
 /// The settings of `uzone-bench fault`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Args)]
 pub(crate) struct FaultSettings {
-    /// How much is touched in order, and at most 1 GiB of that at random
+    /// Length of the file that is touched in order, and at most 1 GiB of it at random
     #[arg(long, default_value = "8M", value_name = "SIZE")]
     #[serde(rename = "size_bytes", with = "byte_len")]
     pub(crate) size: ByteLen,
-    /// How large the file is of which 0.2 to 100 % of the pages are touched at random; 0 leaves
-    /// that out
+    /// Length of the file of which 0.2 to 100 % of the pages are touched at random; 0 leaves it out
     #[arg(long = "density-size", default_value = "256M", value_name = "SIZE")]
     #[serde(default, rename = "density_bytes", with = "byte_len")]
     pub(crate) density: ByteLen,
@@ -205,12 +203,11 @@ pub(crate) struct FaultSettings {
     /// Rounds
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = rounds_from(1))]
     pub(crate) rounds: u32,
-    /// Numbers of threads that touch; each but 1 has tables of its own, and 1 always has
+    /// Numbers of threads that touch pages, each with tables of its own; 1 is always measured
     #[arg(long, default_values_t = [1], value_delimiter = ',', value_name = "N",
         value_parser = clap::value_parser!(u16).range(1..=64).map(usize::from))]
     pub(crate) threads: Vec<usize>,
-    /// Where the file is made; on a disk, or nothing can be cold; by default where temporary
-    /// files go
+    /// Folder for the file; the cold tables need a disk; by default the folder of temporary files
     #[arg(long = "dir", default_value_os_t = temporary(), hide_default_value = true, value_name = "DIR")]
     #[serde(with = "path")]
     pub(crate) directory: PathBuf,
@@ -219,10 +216,10 @@ pub(crate) struct FaultSettings {
 /// Every thread reads a whole file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct WholeSettings {
-    /// How large the file is; at random at most 1 GiB of it is read.
+    /// The length of the file; at random at most 1 GiB of it is read.
     #[serde(rename = "size_bytes", with = "byte_len")]
     pub(crate) size: ByteLen,
-    /// How many threads read, a table each.
+    /// The numbers of threads, a table each.
     pub(crate) threads: Vec<usize>,
     /// The windows, by order.
     pub(crate) orders: Vec<u8>,
@@ -231,33 +228,32 @@ pub(crate) struct WholeSettings {
 /// The settings of `uzone-bench snapshot` and `uzone-bench restore`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Args)]
 pub(crate) struct SnapshotSettings {
-    /// How large the image is; files of twice that are made, and it is read or mapped into as much memory
+    /// Length of the image; its files take twice that, and it is read or mapped into as much memory
     #[arg(long, default_value = "1G", value_name = "SIZE")]
     #[serde(rename = "size_bytes", with = "byte_len")]
     pub(crate) size: ByteLen,
     /// Rounds
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = rounds_from(1))]
     pub(crate) rounds: u32,
-    /// The threads of the rows that have several; by default as many as there are CPUs
+    /// The largest number of threads; by default the number of CPUs
     #[arg(long, default_value_t = all_cpus(), hide_default_value = true, value_name = "N", value_parser = some_threads())]
     pub(crate) threads: NonZeroUsize,
-    /// Where the files are made; in memory, the figures are without the disk; by default where
-    /// temporary files go
+    /// Folder for the files; in memory, the figures are without the disk; by default the folder of temporary files
     #[arg(long = "dir", default_value_os_t = temporary(), hide_default_value = true, value_name = "DIR")]
     #[serde(with = "path")]
     pub(crate) directory: PathBuf,
 }
 
-/// Returns where temporary files go; an argument has no empty default.
+/// Returns the folder of temporary files; an argument has no empty default.
 #[must_use]
 pub(crate) fn temporary() -> PathBuf {
     Some(temp_dir()).filter(|path| !path.as_os_str().is_empty()).unwrap_or_else(|| "/tmp".into())
 }
 
-/// The most threads that an argument may ask for.
+/// The largest number of threads that an argument may ask for.
 const MOST_THREADS: u16 = 1024;
 
-/// Returns as many threads as this process has CPUs, up to the most that may be asked for.
+/// Returns the number of CPUs of this process, up to the largest number that an argument may ask for.
 #[must_use]
 pub(crate) fn all_cpus() -> NonZeroUsize {
     let cpus = numa::current_cpu_count().unwrap_or(1).min(usize::from(MOST_THREADS));
@@ -288,7 +284,7 @@ pub(crate) mod byte_len {
     }
 }
 
-/// A path as text: what is no UTF-8 in it is replaced, so that a run is not lost for its name.
+/// A path as text. Bytes that are no UTF-8 are replaced, so that no run fails for the name of its folder.
 pub(crate) mod path {
     use super::PathBuf;
     use serde::{Deserialize, Deserializer, Serializer};

@@ -87,7 +87,7 @@ fn write(plan: &Plan, bench: &Bench, trace: Trace) -> Result<Vec<String>, Failur
 }
 
 impl Plan {
-    /// Stops this process at a point that a test has named, until the test continues it.
+    /// Stops this process at a point that a test named, until the test continues it.
     fn stop_at(&self, point: Point) {
         if self.stop_at == Some(point) {
             // A process may stop itself.
@@ -102,9 +102,9 @@ impl Plan {
 pub(crate) struct Demo {
     /// The length of the image.
     size_bytes: u64,
-    /// How long making it took.
+    /// The time of making it.
     make_ns: u64,
-    /// Whether a system call may be given memory that is not there yet.
+    /// Whether a system call may access memory whose page is missing.
     sees_kernel_faults: bool,
     touch: Touch,
     /// Whether every byte was right.

@@ -1,4 +1,4 @@
-//! `uzone diff`: an image of what a machine has changed, made while a page server serves it.
+//! `uzone diff`: packs the changed pages of a running VM into an image.
 
 use std::io::{self, Read};
 use std::path::PathBuf;
@@ -18,27 +18,27 @@ use crate::status::Socket;
 
 const EXITS: [u8; 8] = [0, 2, 65, 66, 71, 74, 75, 77];
 
-/// Pack what a machine has changed in its memory, against the image that it is served from
+/// Write a diff of a running VM's memory against its base image
 ///
-/// Pause the machine first, and save the state of its devices. Its memory is protected against writing, which a
-/// line reports: then it may go on. Each page that it writes to from then on is kept first as it was. The pages
-/// that it had are compared with the image, and packed against it; of a raw image, all of the memory is packed.
-/// `uzone status` has the numbers of sessions.
+/// Pause the VM first, and save the state of its devices. The server protects the memory against writes and prints a
+/// line: then the VM may go on. The server copies each page before the VM writes to it. The pages of the moment of the
+/// pause are compared with the image, and packed against it; against a raw image, all of the memory is packed. `uzone
+/// status` shows the numbers of sessions.
 ///
-/// A machine that gives memory back meanwhile waits until all of its pages have been copied. Of a program that
-/// attached with tracking of its writes, the pages that were written to are copied while it is paused.
+/// A VM that gives memory back meanwhile waits until all of its pages have been copied. If an attached program tracks
+/// its writes, its written pages are copied while it is paused.
 #[derive(Debug, clap::Args)]
 #[command(after_help = exit::help("uzone diff 1 -o changed.image --socket /run/vm.sock", &EXITS))]
 pub(crate) struct Args {
     /// The number of the session
     #[arg(value_parser = session)]
     session: u64,
-    /// The image that it is served from [default: as the server names it]
+    /// The base image [default: the image that the server serves]
     image: Option<PathBuf>,
-    /// The image to write; one that is there is replaced as a whole
+    /// Output file; replaced atomically if it exists
     #[arg(short, long, value_name = "IMAGE")]
     pub(crate) output: PathBuf,
-    /// Copy the pages while the machine is paused, in place of protecting them
+    /// Copy the pages while the VM is paused, in place of protecting them
     #[arg(long)]
     paused: bool,
     #[command(flatten)]
@@ -50,7 +50,7 @@ pub(crate) struct Args {
 }
 
 fn session(text: &str) -> Result<u64, &'static str> {
-    text.parse().map_err(|_| "a session is a number, such as `uzone status` shows it")
+    text.parse().map_err(|_| "a session is a number that `uzone status` shows")
 }
 
 /// `uzone.diff/1`: a line for each step.
@@ -58,9 +58,9 @@ fn session(text: &str) -> Result<u64, &'static str> {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub(crate) enum Step {
-    /// The machine may go on: its pages are kept before they are written to.
+    /// The VM may go on: the server copies each page before a write.
     Protected { session: u64, present_bytes: u64, paused_ns: u64 },
-    /// The machine may go on: its pages are copied.
+    /// The VM may go on: its pages are copied.
     Copied { session: u64, copied_bytes: u64, paused_ns: u64 },
     Packed {
         image: String,
@@ -87,7 +87,7 @@ impl Report for Step {
                 may_go_on(*session, *copied_bytes, "copied", *paused_ns)
             }
             Step::Packed { root, file_bytes, written_frames, kept_pages, work, .. } => format!(
-                "packed {written_frames} frames into {:.1} in {}; the machine wrote to {kept_pages} pages \
+                "packed {written_frames} frames into {:.1} in {}; the VM wrote to {kept_pages} pages \
                  meanwhile\nroot {root}\n",
                 ByteLen::new(*file_bytes),
                 work.text()
@@ -96,24 +96,24 @@ impl Report for Step {
     }
 }
 
-fn may_go_on(session: u64, bytes: u64, what: &str, paused_ns: u64) -> String {
+fn may_go_on(session: u64, bytes: u64, done: &str, paused_ns: u64) -> String {
     let (bytes, time) = (ByteLen::new(bytes), human_duration(Duration::from_nanos(paused_ns)));
-    format!("session {session}: {bytes:.1} {what} in {time}; the machine may go on\n")
+    format!("session {session}: {bytes:.1} {done} in {time}; the VM may go on\n")
 }
 
-/// Writes an image of what a machine has changed.
+/// Writes a diff of a VM's memory.
 pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     let socket = args.at.path();
     let image = match &args.image {
         Some(image) => image.clone(),
         None => PathBuf::from(args.at.of(uzone_server::status(&socket))?.image),
     };
-    // What takes long comes before the memory is looked at: the machine is paused.
+    // Slow steps come first: the VM is paused while its memory is protected or copied.
     let below = Image::open_or_raw(&image, &args.requests.open())?;
     check_output(&below, &args.output)?;
     if !below.is_raw() && is_url(&image) != is_url(&args.output) {
         return Err(Failure::usage(format!(
-            "{} and {} are not both files, nor objects of one store: name an output where the image is",
+            "{} and {} must both be files, or objects of one store: name another output",
             image.display(),
             args.output.display()
         )));
@@ -124,15 +124,16 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
         let (image, serves) = (image.display(), memory.image());
         return Err(Failure::new(
             Exit::Data,
-            format!("session {session} is served from another image than {image}: from {serves}"),
+            format!(
+                "image mismatch: session {session} is served from {serves}, and not from {image}"
+            ),
         ));
     }
     let protected = match args.paused || memory.is_tracked() {
         true => Err(Box::new(memory)),
         false => memory.protect().map_err(|(memory, reason)| {
             out.warn(format_args!(
-                "the server does not keep the machine's pages before they are written to: {reason}; its pages are \
-                 copied while it is paused"
+                "cannot protect the pages of the VM: {reason}; copying them while the VM is paused"
             ));
             memory
         }),
@@ -159,9 +160,9 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-const CHANGED: &str = "the raw memory that the machine is served from was changed meanwhile";
+const CHANGED: &str = "the raw memory that the VM is served from was changed meanwhile";
 
-/// Reads to the end, which fails if raw memory was changed until then: what was read of it may be of both.
+/// A reader whose end is an error if raw memory was changed until then: the bytes may be a mixture of old and new.
 struct WhileUnchanged<'a, R> {
     from: R,
     below: &'a Image,
@@ -179,7 +180,7 @@ impl<R: Read> Read for WhileUnchanged<'_, R> {
 fn pack(args: &Args, below: &Image, pages: &CapturedPages, out: &Output) -> Result<Step, Failure> {
     let mut packer = Packer::default().threads(args.threads.get());
     if !below.is_raw() {
-        // A page that cannot be read now is reported when its turn comes.
+        // An error of a page is reported when the page is packed.
         let frame = pages.frame_bytes(below).unwrap_or(below.frame_bytes());
         packer = packer
             .page(ByteLen::new(below.page_bytes()))
@@ -196,12 +197,12 @@ fn pack(args: &Args, below: &Image, pages: &CapturedPages, out: &Output) -> Resu
         true
     });
     drop(bar);
-    // If it was lost, that is why the input failed.
+    // A lost capture is the reason that the input failed.
     let kept = pages.finish();
     let lost = |cause: io::Error| {
         let text = format!(
-            "the memory of session {} was not read as it was when the machine was paused ({cause}); nothing was \
-             written: pause the machine and try again, with --paused if this recurs",
+            "lost the memory of session {} as of the pause ({cause}); nothing was written: pause the VM and try \
+             again, with --paused if this recurs",
             args.session
         );
         Failure::of(text, cause).with(Exit::Again)

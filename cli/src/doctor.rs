@@ -1,7 +1,7 @@
-//! `uzone doctor`: what this host offers, one line each, and how to fix what is missing.
+//! `uzone doctor`: checks of this host, one line each, with fixes.
 //!
-//! The way of a fact: `facts.rs` asks the host, `checks.rs` decides what that means, `figures.rs`
-//! has it raw for machines, and this file prints it. Nothing on the host is changed.
+//! `facts.rs` asks the host, `checks.rs` judges its answers, `figures.rs` has them raw for programs, and this file prints
+//! them. Nothing on the host is changed.
 
 mod checks;
 mod facts;
@@ -18,11 +18,11 @@ use checks::{Check, Status};
 use facts::Facts;
 use figures::Figures;
 
-/// Show what this host offers big memory, and how to fix what is missing
+/// Check this host for large memory, and print fixes
 ///
-/// Each line is one check: `ok`; `note`, something only some programs want; `warn`, something that
-/// will be slow or fail when used; `FAIL`, something nothing works without. Only the last makes the
-/// exit code 1. A line that is not ok is followed by how to fix it. Nothing is changed.
+/// Each line is one check: `ok`; `note`, a feature that only some programs need; `warn`, a feature that is slow or fails
+/// when it is used; `FAIL`, a requirement of uzone that is missing. Only FAIL makes the exit code 1. A fix follows each
+/// line that is not ok. Nothing is changed.
 #[derive(Debug, clap::Args)]
 #[command(after_help = exit::help(
     "uzone doctor --json | jq '.checks[] | select(.status != \"ok\")'",
@@ -30,7 +30,7 @@ use figures::Figures;
 ))]
 pub(crate) struct Args {}
 
-/// Asks the host and prints what it offers.
+/// Asks the host and prints the checks.
 pub(crate) fn run(_: &Args, out: &Output) -> Result<Exit, Failure> {
     out.log("asking the kernel, and measuring stores");
     let facts = Facts::of_host();
@@ -39,7 +39,7 @@ pub(crate) fn run(_: &Args, out: &Output) -> Result<Exit, Failure> {
     Ok(if report.is_ready { Exit::Ok } else { Exit::No })
 }
 
-/// How many checks came out how.
+/// The number of checks by status.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 struct Counts {
@@ -83,7 +83,7 @@ impl<'a> Doctor<'a> {
     }
 }
 
-/// Columns that the status takes, the gap behind it included.
+/// The width of the status and the gap behind it.
 const STATUS_WIDTH: usize = 6;
 
 impl Report for Doctor<'_> {
@@ -162,7 +162,7 @@ fn write_check(text: &mut String, check: &Check, width: usize, style: Style) {
     }
 }
 
-/// Returns the NUMA nodes as a table: where the memory and the huge pages are.
+/// Returns a table of the NUMA nodes, with their memory and huge pages.
 fn node_table(facts: &Facts) -> comfy_table::Table {
     let mut table = table(&["node", "CPUs", "memory", "free", "2 MiB pages", "1 GiB pages"]);
     for node in facts.nodes.iter().flatten() {

@@ -1,7 +1,7 @@
-//! Exit codes, and how an error becomes one: [`Exit`], [`Failure`].
+//! Exit codes, and errors with an exit code: [`Exit`], [`Failure`].
 //!
-//! The numbers are those of sysexits.h where it has one, so that a script can tell what to do next
-//! without reading the message: try again, ask the administrator, or look at the data.
+//! The numbers come from sysexits.h where it has one. A script can choose the next step without reading the message: try
+//! again, ask the administrator, or look at the data.
 
 use std::error::Error;
 use std::fmt::Write as _;
@@ -19,19 +19,19 @@ use uzone_snapshot::SnapshotError;
 use uzone_stream::StreamError;
 use uzone_zone::BindError;
 
-/// How the command ended.
+/// The exit code of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Exit {
     /// All is well.
     Ok = 0,
-    /// The command did its work, and what it checked is not as it should be.
+    /// The command did its work, and its check found a problem.
     No = 1,
-    /// The arguments make no sense.
+    /// The arguments are not valid.
     Usage = 2,
-    /// The input is not what it should be (`EX_DATAERR`).
+    /// The input is not valid (`EX_DATAERR`).
     Data = 65,
-    /// The input is not there (`EX_NOINPUT`).
+    /// The input is missing (`EX_NOINPUT`).
     Input = 66,
     /// The kernel lacks a feature (`EX_UNAVAILABLE`).
     Feature = 69,
@@ -39,15 +39,15 @@ pub enum Exit {
     Os = 71,
     /// Reading or writing failed (`EX_IOERR`).
     Io = 74,
-    /// It may work the next time (`EX_TEMPFAIL`).
+    /// The next try may succeed (`EX_TEMPFAIL`).
     Again = 75,
-    /// This user may not do that (`EX_NOPERM`).
+    /// The user lacks a permission (`EX_NOPERM`).
     Permission = 77,
-    /// The host or the command is set up in a way that cannot work (`EX_CONFIG`).
+    /// The host or the command is not set up for it (`EX_CONFIG`).
     Config = 78,
 }
 
-/// Each way to end, in ascending order, and its meaning in the help.
+/// All codes in ascending order, with their meaning in the help.
 const MEANINGS: [(Exit, &str); 11] = [
     (Exit::Ok, "ok"),
     (Exit::No, "the check found a problem"),
@@ -63,13 +63,13 @@ const MEANINGS: [(Exit, &str); 11] = [
 ];
 
 impl Exit {
-    /// Returns how another process of this program ended, if it was by itself.
+    /// Returns the code of another process of this program, if it ended by itself.
     pub fn of_process(status: ExitStatus) -> Option<Self> {
         let mut all = Self::all();
         all.find(|exit| Some(i32::from(exit.code())) == status.code())
     }
 
-    /// Returns every one, in ascending order.
+    /// Returns all codes in ascending order.
     pub fn all() -> impl Iterator<Item = Self> {
         MEANINGS.into_iter().map(|(exit, _)| exit)
     }
@@ -80,8 +80,8 @@ impl Exit {
         self as u8
     }
 
-    /// Returns the code for an error: that of the first in its chain of causes that has a code of its own, or else
-    /// of the first that has a kind.
+    /// Returns the code for an error. The first error of the chain of causes that has a code of its own determines it, or
+    /// else the first that has a kind.
     pub fn of(error: &(dyn Error + 'static)) -> Self {
         let of_kind = || chain(error).find_map(of_link);
         chain(error).find_map(by_itself).or_else(of_kind).unwrap_or(Self::Os)
@@ -94,7 +94,7 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// Returns what stands at the end of a command's help: an example, and the codes it may exit with.
+/// Returns the end of a command's help: an example, and its exit codes.
 pub fn help(example: &str, codes: &[u8]) -> String {
     let exits = MEANINGS.iter().map(|(exit, meaning)| (exit.code(), meaning));
     let exits = exits.filter(|(code, _)| codes.contains(code));
@@ -107,15 +107,15 @@ fn chain<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn 
     iter::successors(Some(error), |&error| error.source())
 }
 
-/// Returns the code of an error that has one of its own, more precise than its kind: the administrator has to do
-/// something, or the input is not right.
+/// Returns the code of an error that has one of its own, more precise than its kind: for a host that is not set up, or an
+/// input that is not valid.
 fn by_itself(error: &(dyn Error + 'static)) -> Option<Exit> {
     match (error.downcast_ref(), error.downcast_ref(), error.downcast_ref()) {
         (Some(MapError::HugePool { .. }), ..) | (_, Some(BindError::NoStore { .. }), _) => {
             Some(Exit::Config)
         }
         (Some(MapError::BeyondEnd { .. } | MapError::NotMappable { .. }), ..) => Some(Exit::Data),
-        // It is a file of the kernel.
+        // The kernel wrote the file.
         (.., Some(SysError::Format { .. })) => Some(Exit::Os),
         _ if error.is::<StreamError>() => Some(Exit::Config),
         _ => None,
@@ -124,10 +124,10 @@ fn by_itself(error: &(dyn Error + 'static)) -> Option<Exit> {
 
 /// Returns the code of one error of a chain, or `None` if its cause determines that.
 ///
-/// An error type of a library that is new here gets a line. A wrapper whose Display is its inner
-/// error's (`#[error(transparent)]`) hides that from the chain, and has its kind.
+/// Each error type of a library has a line. A wrapper with `#[error(transparent)]` hides its inner error from the chain,
+/// and has its kind.
 fn of_link(error: &(dyn Error + 'static)) -> Option<Exit> {
-    // What the kernel refused has its cause.
+    // An error of the kernel has an `io::Error` as its cause.
     let is_stated = |kind: &ErrorKind| *kind != ErrorKind::Io;
     let kind = (error.downcast_ref().map(BenchError::kind))
         .or_else(|| error.downcast_ref().map(ReportError::kind))
@@ -177,8 +177,8 @@ fn of_io(error: &io::Error) -> Exit {
 
 /// A command that ended with an error.
 ///
-/// Any error becomes one by `?`, with the code that [`Exit::of`] finds for it. It is no error
-/// itself: it is what `main` prints and exits with.
+/// Any error becomes one by `?`, with the code that [`Exit::of`] finds for it. It is no [`Error`] itself: `main` prints
+/// it and exits with its code.
 #[derive(Debug)]
 pub struct Failure {
     exit: Exit,
@@ -196,13 +196,13 @@ pub struct ErrorObject {
 }
 
 impl ErrorObject {
-    /// Takes a message, its causes and the exit code.
+    /// Returns the object for a message, its causes and the exit code.
     pub fn new(error: String, causes: Vec<String>, exit: Exit) -> Self {
         Self { schema: "uzone.error/1", error, causes, exit_code: exit.code() }
     }
 }
 
-/// What a command could not do, and why.
+/// A message and its cause.
 #[derive(Debug, thiserror::Error)]
 #[error("{text}")]
 struct Caused {
@@ -212,22 +212,22 @@ struct Caused {
 }
 
 impl Failure {
-    /// Takes an error of the command itself, which knows the code: what is wrong, and what helps.
+    /// Returns an error of the command itself with a code. The text names the problem and the fix.
     pub fn new(exit: Exit, text: impl Into<String>) -> Self {
         Self { exit, error: text.into().into() }
     }
 
-    /// Takes arguments that cannot be followed.
+    /// Returns an error of arguments.
     pub fn usage(text: impl Into<String>) -> Self {
         Self::new(Exit::Usage, text)
     }
 
-    /// Takes an error of the command itself that has a cause, which determines the code.
+    /// Returns an error of the command itself whose cause determines the code.
     pub fn of(text: impl Into<String>, cause: impl Error + Send + Sync + 'static) -> Self {
         Self::from(Caused { text: text.into(), cause: Box::new(cause) })
     }
 
-    /// The same, which knows the code.
+    /// Sets the code.
     pub fn with(self, exit: Exit) -> Self {
         Self { exit, ..self }
     }
@@ -272,8 +272,8 @@ impl<E: Error + Send + Sync + 'static> From<E> for Failure {
     }
 }
 
-/// Returns a text for a terminal: a name in it may have characters that move the cursor, colour what follows or hide
-/// it. Lines of the text stay lines.
+/// Returns a text for a terminal: escapes characters that would move the cursor, or colour or hide text, except for
+/// line breaks.
 pub fn visible(text: &str) -> String {
     let mut out = String::new();
     for char in text.chars() {
@@ -297,9 +297,9 @@ mod tests {
     use uzone_pages::PageSize;
 
     #[derive(Debug, thiserror::Error)]
-    #[error("cannot do {what}")]
+    #[error("cannot do {action}")]
     struct Outer {
-        what: &'static str,
+        action: &'static str,
         #[source]
         cause: SysError,
     }
@@ -348,7 +348,7 @@ mod tests {
             (Box::new(unread(io::ErrorKind::WouldBlock)), Exit::Again),
             (Box::new(MapError::Inspect(refused())), Exit::Permission),
             (
-                Box::new(Outer { what: "this", cause: unread(io::ErrorKind::NotFound) }),
+                Box::new(Outer { action: "this", cause: unread(io::ErrorKind::NotFound) }),
                 Exit::Feature,
             ),
             (Box::new(UffdError::NoUserfaultfd(refused())), Exit::Permission),
@@ -370,7 +370,8 @@ mod tests {
 
     #[test]
     fn a_failure_shows_every_cause_once_and_in_order() {
-        let failure = Failure::from(Outer { what: "this", cause: unread(io::ErrorKind::NotFound) });
+        let failure =
+            Failure::from(Outer { action: "this", cause: unread(io::ErrorKind::NotFound) });
         assert_eq!(
             failure.text(),
             "error: cannot do this\n  caused by: cannot read /proc/made/up: entity not found\n"

@@ -1,5 +1,4 @@
-//! `uzone man` and `uzone completions`: pages and scripts made from the command's own definitions,
-//! so that they cannot contradict them.
+//! `uzone man` and `uzone completions`: manual pages and scripts that are made from the definitions of the arguments.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,7 +15,7 @@ use crate::output::Output;
 #[derive(Debug, clap::Args)]
 #[command(after_help = exit::help("uzone man | man -l -", &MAN_EXITS))]
 pub(crate) struct ManArgs {
-    /// Write uzone.1, uzone-demo.1 and so on into this directory, which is made if it is not there
+    /// Write uzone.1, uzone-demo.1 and so on into this directory, which is created if it is missing
     #[arg(short, long, value_name = "DIR")]
     output: Option<PathBuf>,
 }
@@ -27,7 +26,7 @@ const MAN_EXITS: [u8; 4] = [0, 2, 74, 77];
 #[derive(Debug, clap::Args)]
 #[command(after_help = exit::help("uzone completions bash > /etc/bash_completion.d/uzone", &COMPLETIONS_EXITS))]
 pub(crate) struct CompletionsArgs {
-    /// For which shell
+    /// The shell
     shell: Shell,
 }
 
@@ -47,7 +46,7 @@ pub(crate) fn man(args: &ManArgs, out: &Output) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-/// Writes the page of a command, and those of its subcommands.
+/// Writes the page of a command, and the pages of its subcommands.
 fn write_pages(command: &Command, dir: &Path, out: &Output) -> Result<(), Failure> {
     let name = command.get_display_name().unwrap_or_else(|| command.get_name());
     let path = dir.join(format!("{name}.1"));

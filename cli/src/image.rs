@@ -1,4 +1,4 @@
-//! `uzone pack`, `unpack`, `inspect` and `verify`: images of memory, and the arguments that commands with an image have.
+//! `uzone pack`, `unpack`, `inspect` and `verify`: images of memory, and the arguments of all commands with an image.
 
 pub(crate) mod inspect;
 pub(crate) mod pack;
@@ -35,20 +35,19 @@ impl Required {
     }
 }
 
-/// How images in object storage are requested.
+/// The requests to object storage.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Requests {
-    /// How long a request to object storage may take to connect, and its server may be silent then; a number
-    /// alone is seconds
+    /// Time limit for a connection to object storage, and for silence on it; a number alone is seconds
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = time, env = "UZONE_SOURCE_TIMEOUT")]
     pub(crate) source_timeout: Duration,
-    /// Until when a request that fails is repeated, from its beginning
+    /// Time during which a request that fails is repeated
     #[arg(long, value_name = "TIME", default_value = "15s", value_parser = time, env = "UZONE_SOURCE_RETRY")]
     pub(crate) source_retry: Duration,
-    /// How often a request that fails is repeated at most
+    /// The largest number of repetitions of a request that fails
     #[arg(long, value_name = "COUNT", default_value_t = 6, env = "UZONE_SOURCE_RETRY_COUNT")]
     source_retry_count: u32,
-    /// How long the pauses before repetitions are at most: they are random, and grow from 50ms on
+    /// The longest pause before a repetition; pauses are random, and grow from 50ms on
     #[arg(long, value_name = "TIME", default_value = "3s", value_parser = time, env = "UZONE_SOURCE_RETRY_PAUSE")]
     source_retry_pause: Duration,
 }
@@ -62,13 +61,13 @@ impl Requests {
             .retry_pause(self.source_retry_pause)
     }
 
-    /// Returns how an image is opened.
+    /// Returns options that open an image with these requests.
     pub(crate) fn open(&self) -> OpenOptions {
         OpenOptions::default().requests(self.options())
     }
 }
 
-/// Reads a time, such as `5s`, `500ms` or `20`, which is in seconds as `--deadline` is.
+/// Reads a time, such as `5s`, `500ms` or `20`, which is in seconds.
 fn time(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().map(Duration::from_secs);
     let time = seconds.or_else(|_| humantime::parse_duration(text));
@@ -77,13 +76,13 @@ fn time(text: &str) -> Result<Duration, String> {
     if (least..=most).contains(&time) { Ok(time) } else { Err("a time is 1ms to 24h".into()) }
 }
 
-/// Where frames and indexes of images in object storage are kept.
+/// The cache on disk for images in object storage.
 #[derive(Debug, clap::Args)]
 pub(crate) struct OnDisk {
     /// Keep the index and fetched frames of an image in object storage in DIR, for this and other processes
     #[arg(long, value_name = "DIR", env = "UZONE_CACHE_DIR")]
     cache_dir: Option<PathBuf>,
-    /// How many bytes DIR may take; images that were not opened for the longest time give room
+    /// The largest size of DIR; the images that were not opened for the longest time are removed first
     #[arg(long, value_name = "SIZE", default_value = "16G", env = "UZONE_CACHE_DISK_BYTES")]
     cache_disk_bytes: ByteLen,
 }
@@ -117,7 +116,7 @@ impl Whole {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Threads {
-    /// How many threads work, up to 64, or as many as there are CPUs if these are more [default: one for each CPU]
+    /// Number of threads, at most 64 or the number of CPUs [default: one for each CPU]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
 }
@@ -125,12 +124,12 @@ pub(crate) struct Threads {
 impl Threads {
     pub(crate) fn get(&self) -> usize {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        // More wait for a store, and no others have anything to do.
+        // More than the CPUs wait for a store; more than 64 have nothing to do.
         self.threads.map_or(cpus, |threads| threads.min(cpus.max(64)))
     }
 }
 
-/// What of a rate is printed and put into objects.
+/// The time and the rate of a command.
 #[derive(Debug, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub(crate) struct Work {
@@ -156,14 +155,14 @@ impl Work {
     }
 }
 
-/// How many bytes a byte of the file stands for, in hundredths.
+/// Returns the ratio of the image to its file with two decimals.
 fn ratio(image_bytes: u64, file_bytes: u64) -> String {
     let file_bytes = u128::from(file_bytes.max(1));
     let hundredths = (u128::from(image_bytes) * 100 + file_bytes / 2) / file_bytes;
     format!("{}.{:02}", hundredths / 100, hundredths % 100)
 }
 
-/// Returns what stands behind the length of a file in which an image is packed.
+/// Returns the note behind the length of a packed file.
 fn smaller(image_bytes: u64, file_bytes: u64, holds_hashes: bool) -> String {
     if holds_hashes {
         return String::from(" of hashes");
@@ -171,7 +170,7 @@ fn smaller(image_bytes: u64, file_bytes: u64, holds_hashes: bool) -> String {
     format!(" ({} times smaller)", ratio(image_bytes, file_bytes))
 }
 
-/// Returns where the hashes of raw memory are looked for.
+/// Returns the path of the hashes of raw memory.
 fn beside(raw: &Path) -> PathBuf {
     let mut name = raw.as_os_str().to_owned();
     name.push(HASHES);
@@ -184,8 +183,7 @@ pub(crate) fn is_same(a: &Path, b: &Path) -> bool {
     is_one_url || matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
 }
 
-/// Checks that an output takes the place of none of the files that an image is read from, nor of the hashes that raw memory
-/// would have.
+/// Refuses an output that would replace a file of the image, or the path of hashes of raw memory.
 pub(crate) fn check_output(image: &Image, output: &Path) -> Result<(), Failure> {
     let sources = image.sources();
     let is_source = sources.iter().any(|source| is_same(Path::new(source), output));
@@ -200,7 +198,7 @@ pub(crate) fn check_output(image: &Image, output: &Path) -> Result<(), Failure> 
     Ok(())
 }
 
-/// Returns whether two paths name one file, which is perhaps not there.
+/// Returns whether two paths name one file, which may not exist.
 fn is_at(a: &Path, b: &Path) -> bool {
     let folder = |path: &Path| match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder.canonicalize(),
@@ -209,7 +207,7 @@ fn is_at(a: &Path, b: &Path) -> bool {
     a.file_name() == b.file_name() && matches!((folder(a), folder(b)), (Ok(a), Ok(b)) if a == b)
 }
 
-/// Returns an image and those below it.
+/// Returns an image and its parents.
 fn chain(image: &Image) -> impl Iterator<Item = &Image> {
     std::iter::successors(Some(image), |image| image.parent())
 }

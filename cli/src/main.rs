@@ -1,6 +1,6 @@
-//! `uzone`: what this host offers big memory, and what the library makes of it.
+//! `uzone`: host checks, a demo, images, a page server and reports.
 //!
-//! This file reads the arguments and turns a command's end into an exit code. A command is a module
+//! This file reads the arguments and turns a command's result into an exit code. A command is a module
 //! with `Args` and `run(&Args, &Output) -> Result<Exit, Failure>`; it prints through [`Output`].
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::too_many_lines))]
@@ -64,8 +64,8 @@ enum Command {
 }
 
 impl Command {
-    /// Returns which events of the libraries are printed: of a server, also those that an operator may ask
-    /// for later, such as that an image was opened without a root hash.
+    /// Returns the level of the libraries' events that are printed. A server also prints events that an operator may ask
+    /// for later, such as an image that was opened without a root hash.
     fn usual_level(&self) -> Level {
         match self {
             Self::Serve(_) | Self::Offload(_) => Level::INFO,

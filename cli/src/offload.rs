@@ -1,4 +1,4 @@
-//! `uzone offload`: restores a machine of Cloud Hypervisor from an image of its memory, page by page.
+//! `uzone offload`: restores a VM of Cloud Hypervisor from an image of its memory, page by page.
 
 use std::fs;
 use std::io;
@@ -19,33 +19,33 @@ use crate::output::{Output, Report, Style};
 
 const EXITS: [u8; 7] = [0, 2, 65, 66, 71, 74, 77];
 
-/// Restore a machine of Cloud Hypervisor from an image of its memory, page by page
+/// Restore a VM of Cloud Hypervisor from an image of its memory, page by page
 ///
-/// Have Cloud Hypervisor receive a machine at the socket first: `ch-remote receive-migration
-/// receiver_url=unix:SOCKET,memory_mode=postcopy`. The folder has what its offload daemon saves beside the
-/// memory: migration_config.json and state.json. The image has the slots of the memory (memory-0, memory-1,
-/// ...), one behind the other by their guest addresses. The command ends when the machine needs no more pages.
+/// Let Cloud Hypervisor receive a VM at the socket first: `ch-remote receive-migration
+/// receiver_url=unix:SOCKET,memory_mode=postcopy`. The folder has the files that its offload daemon saves beside the
+/// memory: migration_config.json and state.json. The image has the slots of the memory (memory-0, memory-1, ...) in the
+/// order of their guest addresses. The command ends when the VM needs no more pages.
 #[derive(Debug, clap::Args)]
 #[command(after_help = exit::help("uzone offload --socket /run/ch.sock --state /var/vm vm.image --resume", &EXITS))]
 pub(crate) struct Args {
     /// The image: packed, or the raw bytes of memory
     image: PathBuf,
-    /// Where Cloud Hypervisor listens
+    /// The socket at which Cloud Hypervisor listens
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
-    /// The folder of the machine's configuration and state
+    /// The folder of the VM's configuration and state
     #[arg(long, value_name = "DIR")]
     state: PathBuf,
-    /// Let the machine run when it is restored; otherwise it is paused
+    /// Let the VM run when it is restored; without it, the VM stays paused
     #[arg(long)]
     resume: bool,
-    /// Restore from the image with this root hash alone; without it, a forged image is not noticed
+    /// Restore only from the image with this root hash; without it, a forged image is not noticed
     #[arg(long, value_name = "HASH")]
     root: Option<Root>,
     #[command(flatten)]
     requests: Requests,
-    /// Let this process do what its user may do while it answers faults, for a debugger: by default it has no
-    /// capability, and only the files and system calls that it needs
+    /// Do not confine this process while it answers faults, for a debugger: by default it has no capability, and only the
+    /// files and system calls that it needs
     #[arg(long)]
     no_sandbox: bool,
 }
@@ -73,7 +73,7 @@ impl Report for OffloadReport {
     }
 }
 
-/// Restores a machine.
+/// Restores a VM.
 pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     // A confined process has no use for the caller's descriptors.
     descriptors::close_inherited();
@@ -87,7 +87,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     let bytes = Image::open_or_raw(&args.image, &options)?;
     let offload = Offload::new(bytes, config, state)?.sandbox(!args.no_sandbox);
     let started = Instant::now();
-    out.log(format_args!("restoring a machine at {}", args.socket.display()));
+    out.log(format_args!("restoring a VM at {}", args.socket.display()));
     let done: Result<_, ServeError> = offload.restore(&args.socket, args.resume);
     let Offloaded { faults, asked_bytes, around_bytes, .. } = done?;
     let served_ns = nanoseconds(started.elapsed());

@@ -1,8 +1,8 @@
-//! What a command prints: [`Output`], and the small helpers for text.
+//! The output of a command: [`Output`], and helpers for text.
 //!
-//! Results go to standard output, as text or as one JSON object; progress, logs and errors go to
-//! standard error, and results too where a command writes a file to standard output. A reader that goes away (`uzone doctor | head -0`) is no error: the rest is not
-//! printed and the command keeps its exit code.
+//! Results go to standard output, as text or as one JSON object; progress, logs and errors go to standard error, and
+//! results too where a command writes a file to standard output. A reader that goes away (`uzone doctor | head -0`) is
+//! no error: the rest is not printed and the command keeps its exit code.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -28,10 +28,10 @@ pub struct Flags {
     /// Print one JSON object instead of text
     #[arg(long, global = true)]
     json: bool,
-    /// Say less: no progress, and of a check only what needs attention
+    /// Print only warnings and errors
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     quiet: bool,
-    /// Say more: logs, and the details of a check
+    /// Print logs and details too
     #[arg(short, long, global = true)]
     verbose: bool,
     /// When to use colour; with auto, on a terminal unless NO_COLOR is set
@@ -40,8 +40,8 @@ pub struct Flags {
 }
 
 impl Flags {
-    /// Returns what of `--json` and `--color` can be seen in arguments that are not parsed yet, or
-    /// that cannot be: wrong usage is reported in the form that was asked for.
+    /// Finds `--json` and `--color` in arguments that are not parsed yet, or cannot be: wrong usage is reported in the
+    /// form that was asked for.
     pub fn peek(arguments: impl Iterator<Item = OsString>) -> Self {
         let color = |value: Option<&str>| {
             value.and_then(|value| ColorChoice::from_str(value, false).ok()).unwrap_or_default()
@@ -75,14 +75,14 @@ fn is_wanted(when: ColorChoice, no_color: Option<&OsStr>, is_terminal: bool) -> 
     }
 }
 
-/// How much a command prints.
+/// The amount of output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verbosity {
-    /// Only what needs attention.
+    /// Only warnings and errors.
     Quiet,
-    /// What most people want to see.
+    /// The default.
     Normal,
-    /// The details as well.
+    /// Logs and details too.
     Verbose,
 }
 
@@ -97,14 +97,14 @@ pub enum Tone {
     Caution,
     /// It does not work.
     Bad,
-    /// Of less weight than what stands around it.
+    /// Of less weight than the text around it.
     Faint,
 }
 
-/// What a text may look like, and how much it may contain.
+/// The colour and the amount of a text.
 #[derive(Clone, Copy, Debug)]
 pub struct Style {
-    /// How much to print.
+    /// The amount of output.
     pub verbosity: Verbosity,
     color: bool,
 }
@@ -129,16 +129,16 @@ impl Style {
     }
 }
 
-/// What a command found: an object by `Serialize`, and a text by [`Report::text`].
+/// The result of a command: an object by `Serialize`, and a text by [`Report::text`].
 pub trait Report: Serialize {
-    /// The name of its schema, the first field of the object; empty if it has that field itself.
+    /// The name of the schema, the first field of the object; empty if the type has that field itself.
     const SCHEMA: &'static str;
 
     /// Returns the result for people, each line ended.
     fn text(&self, style: Style) -> String;
 }
 
-/// A report as the object that is printed.
+/// A report with its schema, as a JSON object.
 #[derive(Serialize)]
 pub struct Object<'a, R> {
     #[serde(skip_serializing_if = "str::is_empty")]
@@ -153,18 +153,18 @@ impl<'a, R: Report> From<&'a R> for Object<'a, R> {
     }
 }
 
-/// Where and how a command prints.
+/// The streams and the form of a command's output.
 #[derive(Clone, Copy, Debug)]
 pub struct Output {
     is_json: bool,
     verbosity: Verbosity,
     when: ColorChoice,
-    /// Standard output is for the bytes of a file.
+    /// Whether standard output is for the bytes of a file.
     is_taken: bool,
 }
 
 impl Output {
-    /// Takes the flags that were given.
+    /// Returns the output for these flags.
     pub fn new(flags: Flags) -> Self {
         Self {
             is_json: flags.json,
@@ -178,17 +178,17 @@ impl Output {
         }
     }
 
-    /// Leaves standard output to a file, if the command writes that there.
+    /// Leaves standard output to the file, if the command writes it there.
     pub fn beside(self, file: Option<&Path>) -> Self {
         Self { is_taken: file.is_some_and(is_stdout), ..self }
     }
 
-    /// Returns how much to print.
+    /// Returns the amount of output.
     pub fn verbosity(&self) -> Verbosity {
         self.verbosity
     }
 
-    /// Returns whether what clap prints may have colour.
+    /// Returns whether clap may print in colour.
     pub fn clap_color(&self) -> ColorChoice {
         self.when
     }
@@ -231,8 +231,8 @@ impl Output {
         }
     }
 
-    /// Prints from now on what the libraries report: warnings and errors, and what is less from `usual` on;
-    /// a step more with `--verbose`, and errors alone with `--quiet`.
+    /// Prints the events of the libraries from the level `usual` on; a level more with `--verbose`, and errors alone with
+    /// `--quiet`.
     pub fn print_events(&self, usual: Level) {
         let level = match self.verbosity {
             Verbosity::Quiet => Level::ERROR,
@@ -245,7 +245,7 @@ impl Output {
             .with_ansi(false)
             .with_target(false)
             .compact();
-        // A command that runs for long has its log read later. A second call has no effect.
+        // Times are for a command that runs for long. A second call has no effect.
         let _ = match usual {
             Level::INFO => events.try_init(),
             _ => events.without_time().try_init(),
@@ -259,8 +259,8 @@ impl Output {
         }
     }
 
-    /// Prints one of many things that happen: a line on standard error, unless `--quiet`; with `--json` an
-    /// object on a line of standard output.
+    /// Prints one of many events: a line on standard error, unless `--quiet`; with `--json` an object on a line of
+    /// standard output.
     pub fn event(&self, event: &impl Report) {
         if self.is_json {
             // A reader that went away has seen enough; other threads and the work go on.
@@ -288,7 +288,7 @@ impl Output {
         failure.exit()
     }
 
-    /// Prints an object on a line. Of a failure that cannot be printed, no one is left to tell.
+    /// Prints an object on a line. A failure to print it is lost.
     fn line(&self, object: &str) {
         let line = format!("{object}\n");
         if self.is_taken {
@@ -298,12 +298,11 @@ impl Output {
         }
     }
 
-    /// Prints what clap returned: help and the version to standard output, wrong usage to
-    /// standard error, and with `--json` as an object to standard output too. Returns the code to
-    /// exit with.
+    /// Prints a message of clap: help and the version to standard output, wrong usage to standard error, and with
+    /// `--json` as an object to standard output too. Returns the code to exit with.
     pub fn usage(&self, error: &clap::Error) -> Exit {
         let plain = error.render().to_string();
-        // An argument may have escapes, which on a terminal would be those of a style.
+        // A terminal would take escapes in an argument for a style.
         let has_escapes = env::args_os().any(|argument| {
             let argument = argument.to_string_lossy();
             visible(&argument) != argument

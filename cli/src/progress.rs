@@ -1,7 +1,6 @@
-//! How far a long run is, on standard error: [`Progress`] of one step, [`Steps`] of one after the other.
+//! The progress of a long run on standard error: [`Progress`] of one step, [`Steps`] of several.
 //!
-//! Shown to a terminal only, and never with `--quiet`. A bar is removed when its work is over: the
-//! result follows.
+//! Shown on a terminal only, and never with `--quiet`. A bar is removed when its work is over.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -11,7 +10,7 @@ use uzone_harness::{BenchError, Phase, Watch};
 
 use crate::output::{Output, Verbosity};
 
-/// What a bar of rounds shows, and one of bytes.
+/// The templates of a bar of rounds and of a bar of bytes.
 const ROUNDS: &str = "{msg} {wide_bar} {pos}/{len} {eta}";
 const BYTES: &str = "{msg} {wide_bar} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec}";
 
@@ -26,7 +25,7 @@ pub struct Steps {
 struct Shown {
     /// The number of the part, and the bar that counts parts.
     part: Option<(usize, Progress)>,
-    /// What the step is called, and the bar that counts its rounds.
+    /// The name of the step, and the bar that counts its rounds.
     step: Option<(String, Progress)>,
 }
 
@@ -36,26 +35,26 @@ pub struct Progress(ProgressBar);
 
 impl Progress {
     /// Starts a step of `total` rounds.
-    pub fn new(out: &Output, what: impl Into<Cow<'static, str>>, total: u64) -> Self {
-        Self::dressed(ProgressBar::with_draw_target(Some(total), target(out)), what, ROUNDS)
+    pub fn new(out: &Output, title: impl Into<Cow<'static, str>>, total: u64) -> Self {
+        Self::dressed(ProgressBar::with_draw_target(Some(total), target(out)), title, ROUNDS)
     }
 
-    /// Starts work on `total` bytes; zero is not known.
-    pub fn bytes(out: &Output, what: &'static str, total: u64) -> Self {
+    /// Starts work on `total` bytes, or with 0 on an unknown number of bytes.
+    pub fn bytes(out: &Output, title: &'static str, total: u64) -> Self {
         let total = (total > 0).then_some(total);
-        Self::dressed(ProgressBar::with_draw_target(total, target(out)), what, BYTES)
+        Self::dressed(ProgressBar::with_draw_target(total, target(out)), title, BYTES)
     }
 
-    /// Gives a bar that is where it is to be drawn its looks.
-    fn dressed(bar: ProgressBar, what: impl Into<Cow<'static, str>>, template: &str) -> Self {
-        // A template that cannot be read is one with a typing error: the plain bar does too.
+    /// Sets the style of a bar.
+    fn dressed(bar: ProgressBar, title: impl Into<Cow<'static, str>>, template: &str) -> Self {
+        // The templates are valid; the plain bar would do as well.
         let style = ProgressStyle::with_template(template);
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        bar.set_message(what);
+        bar.set_message(title);
         Self(bar)
     }
 
-    /// Shows that `done` rounds are behind us.
+    /// Shows that `done` rounds are done.
     pub fn set(&self, done: u64) {
         self.0.set_position(done);
     }
@@ -71,7 +70,7 @@ fn target(out: &Output) -> ProgressDrawTarget {
     if out.verbosity() == Verbosity::Quiet {
         ProgressDrawTarget::hidden()
     } else {
-        // Nothing is drawn where no terminal reads.
+        // A bar is drawn on a terminal only.
         ProgressDrawTarget::stderr()
     }
 }
@@ -89,35 +88,35 @@ pub fn with_progress<T>(
 }
 
 impl Steps {
-    /// Starts a run of which nothing is known yet.
+    /// Starts a run.
     pub fn new(out: &Output) -> Self {
         Self { bars: MultiProgress::with_draw_target(target(out)), shown: RefCell::default() }
     }
 
-    /// Shows how far the run is.
+    /// Shows the progress of the run.
     pub fn show(&self, phase: Phase<'_>) {
         let mut shown = self.shown.borrow_mut();
         if let Some((name, number, of)) = phase.part
             && shown.part.as_ref().is_none_or(|(known, _)| *known != number)
         {
-            // Below the new bar there will be the new step's.
+            // The new step's bar comes below the new bar of parts.
             shown.step = None;
             shown.part = None;
             let bar = self.bar(of as u64, format!("part {number} of {of}: {name}"));
             bar.set(number as u64 - 1);
             shown.part = Some((number, bar));
         }
-        if shown.step.as_ref().is_none_or(|(known, _)| known != phase.what) {
+        if shown.step.as_ref().is_none_or(|(known, _)| known != phase.step) {
             shown.step = None;
             shown.step =
-                Some((phase.what.to_owned(), self.bar(phase.total, phase.what.to_owned())));
+                Some((phase.step.to_owned(), self.bar(phase.total, phase.step.to_owned())));
         }
         if let Some((_, bar)) = &shown.step {
             bar.set(phase.done);
         }
     }
 
-    fn bar(&self, total: u64, what: String) -> Progress {
-        Progress::dressed(self.bars.add(ProgressBar::new(total)), what, ROUNDS)
+    fn bar(&self, total: u64, title: String) -> Progress {
+        Progress::dressed(self.bars.add(ProgressBar::new(total)), title, ROUNDS)
     }
 }

@@ -18,25 +18,25 @@ use crate::output::{Output, Report, Style};
 #[derive(Debug, clap::Args)]
 #[command(after_help = exit::help("uzone report pin.json -o pin.html", &EXITS))]
 pub(crate) struct Args {
-    /// What to show, in this order
+    /// Documents to show, in this order
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// The HTML page to write, or `-` for standard output; one that is there is replaced as a whole
+    /// HTML page, or `-` for standard output; replaced atomically if it exists
     #[arg(short, long, value_name = "HTML")]
     pub(crate) output: Option<PathBuf>,
-    /// Print the tables as text as well
+    /// Print the tables as text too
     #[arg(long)]
     terminal: bool,
 }
 
 const EXITS: [u8; 6] = [0, 2, 65, 66, 74, 77];
 
-/// `uzone.report/1`: what was written.
+/// `uzone.report/1`: the documents and the files that were written.
 #[derive(Debug, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub(crate) struct Written {
     documents: usize,
-    /// Absolute or not, as the arguments named them.
+    /// Paths as given by the arguments.
     files: Vec<String>,
     #[serde(skip)]
     text: Option<String>,
@@ -55,7 +55,7 @@ impl Report for Written {
     }
 }
 
-/// Reads the inputs, and writes what was asked for.
+/// Reads the inputs, and writes the page or the tables.
 pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     check(args)?;
     if let Some(output) = &args.output {
@@ -76,7 +76,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     out.print(&Written { documents, files, text })
 }
 
-/// Refuses arguments that would lose something.
+/// Refuses an input that is given twice, and an output that is an input.
 fn check(args: &Args) -> Result<(), Failure> {
     let mut seen = HashSet::new();
     for path in &args.files {
@@ -86,15 +86,14 @@ fn check(args: &Args) -> Result<(), Failure> {
         }
     }
     match &args.output {
-        Some(output) if seen.contains(&canonical(output)) => Err(Failure::usage(format!(
-            "{} is an input, and the page would take its place: name another -o",
-            output.display()
-        ))),
+        Some(output) if seen.contains(&canonical(output)) => {
+            Err(Failure::usage(format!("{} is an input: name another -o", output.display())))
+        }
         _ => Ok(()),
     }
 }
 
-/// Returns the one path of a file. A missing file is reported when it is read.
+/// Returns the canonical path of a file. A missing file is reported when it is read.
 pub(crate) fn canonical(path: &Path) -> PathBuf {
     fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
 }

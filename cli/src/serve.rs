@@ -46,124 +46,120 @@ use crate::user::{self, User};
 
 const EXITS: [u8; 9] = [0, 2, 65, 66, 69, 71, 74, 75, 77];
 
-/// Restore virtual machines from an image of their memory, page by page
+/// Restore VMs from an image of their memory, page by page
 ///
 /// Firecracker connects by `"mem_backend": {"backend_type": "Uffd", "backend_path": SOCKET}` when it loads a
-/// snapshot. Each page is read, and verified if the image is packed, when the machine touches it. Many
-/// machines can be served at once.
+/// snapshot. Each page is read, and verified if the image is packed, when the VM touches it. One server serves many VMs.
 ///
-/// On the first SIGINT or SIGTERM the server stops accepting VMs and exits when the last one ends. The second ends it
-/// at once: VMs that are left wait at the next page that they lack, until the same command is started again.
+/// On the first SIGINT or SIGTERM the server stops accepting VMs and exits when the last one ends. The second signal
+/// ends it at once: a VM that is left waits at the next missing page until the same command is started again.
 ///
-/// Faults are answered by a process of its own. If that dies, the next one takes over all VMs, which notice a pause
-/// and nothing else. If this command is killed, that process answers on for the VMs that it has; the same command,
-/// started again, takes over from it.
+/// A worker process answers faults. If the worker dies, the next worker takes over all VMs, which notice only a pause.
+/// If this command is killed, its worker goes on with the VMs that it has; the same command, started again, takes over.
 #[derive(Debug, clap::Args)]
 #[command(after_help = exit::help("uzone serve --socket /run/vm.sock memory.img", &EXITS))]
 pub(crate) struct Args {
     /// The image: packed, or the raw bytes of memory; a URL such as s3://BUCKET/KEY, with #root=HASH if it
     /// is packed
     image: PathBuf,
-    /// Where monitors connect [default: uzone.sock in $XDG_RUNTIME_DIR, or else in this directory]
+    /// Socket for monitors [default: uzone.sock in $XDG_RUNTIME_DIR, or else in this directory]
     #[arg(long, value_name = "PATH", env = "UZONE_SERVE_SOCKET")]
     socket: Option<PathBuf>,
-    /// Who may connect: the mode of the socket, in octal. It is 660 where --group is given, and 666 where
-    /// --allow-uid alone is
+    /// Mode of the socket, in octal: 660 by default with --group, and 666 with --allow-uid alone
     #[arg(long, value_name = "MODE", default_value = "600", default_value_ifs = MODES, value_parser = mode, env = "UZONE_SERVE_MODE")]
     mode: u32,
-    /// Give the socket to this group, a name or a number, of which the user of this command must be a member
-    /// unless it is root [default: the group of this command]
+    /// Group of the socket, a name or a number; unless it is root, the user of this command must be a member [default: the
+    /// group of this command]
     #[arg(long, value_name = "GROUP", env = "UZONE_SERVE_GROUP")]
     group: Option<String>,
-    /// Which users may connect, names or numbers, beside root and the user of this command; the machine of
-    /// another one is not served [default: all whom the mode admits]
+    /// Users that may connect, names or numbers, beside root and the user of this command [default: all users that the
+    /// mode admits]
     #[arg(long, value_name = "USER,...", env = "UZONE_SERVE_ALLOW_UID")]
     allow_uid: Option<String>,
-    /// What becomes of a machine whose page cannot be produced
+    /// What to do with a VM when a page cannot be read
     #[arg(long, value_enum, value_name = "WHAT", default_value_t, env = "UZONE_SERVE_ON_FAILURE")]
     on_failure: Failing,
-    /// After how many seconds a page counts as one that cannot be produced
+    /// Give up on a page after this many seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = deadline, env = "UZONE_SERVE_DEADLINE")]
     deadline: u64,
-    /// Record in FILE which pages machines touch, in that order, beside those that it has, or in a folder, in
-    /// the file there that is named by the image's root hash; faults are answered one page at a time then
+    /// Append the pages that VMs touch to FILE, in access order; a folder gets a file named by the image's root hash.
+    /// Faults are then answered one page at a time
     #[arg(long, value_name = "FILE", env = "UZONE_SERVE_RECORD")]
     record: Option<PathBuf>,
-    /// The pages to install before they are touched: a file or folder of --record, which may have none yet, or
-    /// `none` [default: the working set of the image]
+    /// Pages to install before they are touched: a file or folder of --record, which may be empty, or `none` [default:
+    /// the working set of the image]
     #[arg(long, value_name = "FILE", env = "UZONE_SERVE_PREFETCH")]
     prefetch: Option<PathBuf>,
-    /// Give machines huge pages: a fault brings what is left of its block of 2 MiB, and the kernel makes a huge
-    /// page of each block that is filled, which takes root, or CAP_SYS_NICE and the monitor's user. Zero pages
-    /// take memory then. Memory that has pages of 2 MiB is served by whole pages in any case
+    /// Give VMs huge pages: a fault fills its whole block of 2 MiB, and the kernel collapses the block into a huge page,
+    /// which takes root, or CAP_SYS_NICE and the monitor's user. Zero pages then take memory. Memory that has pages of
+    /// 2 MiB is always served by whole pages
     #[arg(long, conflicts_with = "record", env = "UZONE_SERVE_HUGE")]
     huge: bool,
-    /// Serve metrics for Prometheus by HTTP at ADDRESS:PORT, to all who can reach it; the control socket has
-    /// them in any case
+    /// Serve metrics for Prometheus by HTTP at ADDRESS:PORT to every client that can reach it; the control socket always
+    /// has them
     #[arg(long, value_name = "ADDRESS", env = "UZONE_SERVE_METRICS")]
     metrics: Option<SocketAddr>,
-    /// Have the server that runs there end, if one does, and take its socket and VMs: an upgrade. The image must be the
-    /// same
+    /// Upgrade: end the server that runs at the socket, if there is one, and take over its socket and VMs. The image must
+    /// be the same
     #[arg(long)]
     take_over: bool,
-    /// How many faults of one machine are read a second, so that it holds up no other [default: no limit]
+    /// Faults of one VM per second, so that it delays no other [default: no limit]
     #[arg(long, value_name = "COUNT", env = "UZONE_SERVE_SESSION_FAULTS")]
     session_faults: Option<NonZeroU32>,
-    /// How many bytes are installed for one machine a second, at least 1M [default: no limit]
+    /// Bytes installed for one VM per second, at least 1M [default: no limit]
     #[arg(long, value_name = "SIZE", env = "UZONE_SERVE_SESSION_BYTES", value_parser = session_bytes)]
     session_bytes: Option<ByteLen>,
-    /// How many pages are read from the image for one machine at once [default: no limit]
+    /// Pages read from the image for one VM at once [default: no limit]
     #[arg(long, value_name = "PAGES", env = "UZONE_SERVE_SESSION_PENDING")]
     session_pending: Option<NonZeroUsize>,
-    /// Store records of VMs in FOLDER, by which the same command, started again, serves them on after this one was
-    /// killed or ended. `none` stores nothing [default: uzone-recover in /run for root, and in $XDG_RUNTIME_DIR for
-    /// others; the descriptor store of the service manager, if one started this command]
+    /// Store recovery records of VMs in FOLDER: the same command, started again, resumes them after this one was killed.
+    /// `none` stores nothing [default: uzone-recover in /run for root, and in $XDG_RUNTIME_DIR for others; the descriptor
+    /// store of the service manager, if one started this command]
     #[arg(long, value_name = "FOLDER", env = "UZONE_SERVE_RECOVER")]
     recover: Option<PathBuf>,
-    /// Serve the image with this root hash alone; without it, a forged image is not noticed
+    /// Serve only the image with this root hash; without it, a forged image is not noticed
     #[arg(long, value_name = "HASH", env = "UZONE_SERVE_ROOT")]
     root: Option<Root>,
-    /// How many bytes of decoded frames are kept, for all machines
+    /// Size of the cache of decoded frames, for all VMs together
     #[arg(long, value_name = "SIZE", default_value = "64M", env = "UZONE_SERVE_CACHE_BYTES")]
     cache_bytes: ByteLen,
-    /// Answer faults as this user, a name or a number, which must be able to read the image; root alone can
-    /// change it [default: the user uzone, if root starts this command and the system has that user; otherwise
-    /// the user of this command]
+    /// User of the worker, a name or a number, which must be able to read the image; only root can choose it [default: the
+    /// user uzone, if root starts this command and the system has that user; otherwise the user of this command]
     #[arg(long, value_name = "USER", env = "UZONE_SERVE_USER")]
     user: Option<String>,
-    /// Let the process that answers faults do what its user may do, for a debugger: by default it has no
-    /// capability, and only the files and system calls that it needs
+    /// Do not confine the worker, for a debugger: by default it has no capability, and only the files and system calls that
+    /// it needs
     #[arg(long, env = "UZONE_SERVE_NO_SANDBOX")]
     no_sandbox: bool,
     #[command(flatten)]
     on_disk: OnDisk,
     #[command(flatten)]
     requests: Requests,
-    /// Answer faults for the process at standard input, which started this one
+    /// Run as the worker of the keeper at standard input
     #[arg(long, hide = true)]
     worker: bool,
 }
 
-/// The modes of a socket that others than its owner are to connect to.
+/// Default modes of a socket for users other than its owner.
 const MODES: [(&str, ArgPredicate, &str); 2] =
     [("group", ArgPredicate::IsPresent, "660"), ("allow_uid", ArgPredicate::IsPresent, "666")];
 
-/// What turns an option with a file or a folder off.
+/// The value that turns an option with a file or a folder off.
 const NONE: &str = "none";
-/// This program, also if its file was replaced meanwhile.
+/// This program, even if its file was replaced.
 const PROGRAM: &str = "/proc/self/exe";
-/// How many events may wait to be printed; further ones are dropped, since machines do not wait for a log.
+/// The largest number of events that wait to be printed; further events are dropped, so that VMs do not wait for a log.
 const WAITING: usize = 4096;
 
-/// What becomes of a machine whose page cannot be produced.
+/// The treatment of a VM when a page cannot be read.
 #[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
 enum Failing {
-    /// Its monitor is killed
+    /// Kill its monitor
     #[default]
     Kill,
-    /// The page raises SIGBUS; where the access is emulated, the machine reads zeroes
+    /// Raise SIGBUS at the page; where the access is emulated, the VM reads zeroes
     Poison,
-    /// It waits until it is ended
+    /// Let it wait until it is killed
     Hold,
 }
 
@@ -174,20 +170,20 @@ fn mode(text: &str) -> Result<u32, String> {
 
 fn deadline(text: &str) -> Result<u64, &'static str> {
     let seconds = text.parse().ok().filter(|seconds| (1..=86_400).contains(seconds));
-    seconds.ok_or("a deadline is seconds alone, from 1 to 86400")
+    seconds.ok_or("a deadline is a number of seconds from 1 to 86400")
 }
 
-/// Returns where monitors connect if no argument states it.
+/// Returns the default socket for monitors.
 pub(crate) fn default_socket() -> PathBuf {
     runtime_folder().unwrap_or_else(|| PathBuf::from(".")).join("uzone.sock")
 }
 
-/// Returns where the monitors of a server connect.
+/// Returns the socket for monitors.
 fn socket_of(args: &Args, passed: &SystemdDescriptors) -> PathBuf {
     args.socket.clone().or_else(|| passed.socket()).unwrap_or_else(default_socket)
 }
 
-/// Returns the folder for what a user's programs have while they run.
+/// Returns the runtime folder of the user.
 fn runtime_folder() -> Option<PathBuf> {
     env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty()).map(PathBuf::from)
 }
@@ -196,14 +192,14 @@ fn session_bytes(text: &str) -> Result<ByteLen, String> {
     let bytes: ByteLen = text.parse().map_err(|error| format!("{error}"))?;
     if bytes < Budget::LEAST_BYTES {
         return Err(format!(
-            "a machine needs at least {} a second, or each of its faults waits for minutes",
+            "a VM needs at least {} a second, or each of its faults waits for minutes",
             Budget::LEAST_BYTES
         ));
     }
     Ok(bytes)
 }
 
-/// Returns the numbers of the users that may connect, if not all may.
+/// Returns the numbers of the users that may connect; `None` is all users.
 fn allowed(args: &Args) -> Result<Option<Vec<u32>>, Failure> {
     match &args.allow_uid {
         Some(names) => {
@@ -241,7 +237,7 @@ fn options(args: &Args) -> ServerOptions {
         })
 }
 
-/// Serves machines until a signal.
+/// Serves VMs until a signal.
 pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     if args.worker {
         return work(args, out);
@@ -249,9 +245,9 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     // Before this process opens anything.
     let mut passed = SystemdDescriptors::of_environment();
     have_own_descriptors();
-    // Before the sockets: a signal that comes then removes them.
+    // Before the sockets: a signal that comes after their creation removes them.
     let signals = Signals::new([SIGINT, SIGTERM])?;
-    // A terminal that goes, or a service manager that asks for a reload, ends no VM.
+    // A closed terminal, or a service manager that asks for a reload, ends no VM.
     signal_hook::flag::register(SIGHUP, Arc::default())?;
     warn_of_long_requests(args, out);
     let user = rights::user_of_worker(args, out)?;
@@ -260,27 +256,26 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     privilege::keep_capabilities(needed).map_err(ServeError::Capabilities)?;
     match Listening::open(args, user, &mut passed, out)? {
         Ok(listening) => listening.serve(ServiceManager::of_environment().as_ref(), signals, out),
-        // The worker has stated the reason.
+        // The worker has printed the reason.
         Err(exit) => Ok(exit),
     }
 }
 
-/// Closes what the caller of this process has left open, and lets this process and its workers have as many descriptors as
-/// they may.
+/// Closes descriptors that the caller left open, and raises the limit of descriptors for this process and its workers.
 fn have_own_descriptors() {
     descriptors::close_inherited();
-    // As many as it has are fewer machines, and the log names the limit.
+    // If this fails, the server serves fewer VMs, and its log names the limit.
     let _ = descriptors::raise_limit();
 }
 
-/// Warns if the server gives a page up while its requests to object storage still run. That is no error: their
-/// answers come too late for that page.
+/// Warns if the server gives up on a page while its requests to object storage still run. That is no error: the answers
+/// come too late for the page.
 fn warn_of_long_requests(args: &Args, out: &Output) {
     let requests = &args.requests;
     let longest = requests.options().longest();
     if is_url(&args.image) && longest >= Duration::from_secs(args.deadline) {
         out.warn(format_args!(
-            "--deadline {} gives a page up before its requests end, which is after {longest:?}: --source-retry \
+            "--deadline {} gives up on a page before its requests end, which is after {longest:?}: --source-retry \
              {:?} and twice --source-timeout {:?}",
             args.deadline, requests.source_retry, requests.source_timeout
         ));
@@ -296,7 +291,7 @@ struct Listening<'a> {
 }
 
 impl<'a> Listening<'a> {
-    /// Starts the worker of a server, and listens. `Ok(Err(_))` is how a worker ended that has stated why.
+    /// Starts the worker of a server, and listens. `Ok(Err(_))` is the exit code of a worker that printed its error.
     fn open(
         args: &'a Args,
         user: Option<User>,
@@ -355,13 +350,13 @@ fn notify(manager: Option<&ServiceManager>, states: &[NotifyState]) {
     }
 }
 
-/// What happens, on its way to be printed.
+/// Events on their way to be printed.
 struct Printer {
     events: Receiver<(SystemTime, ServeEvent)>,
     dropped: Arc<AtomicU64>,
 }
 
-/// Returns a log that waits for nothing, and what prints it.
+/// Returns a log that never blocks, and the receiver of its events.
 fn printer() -> (impl Fn(&ServeEvent) + Send + 'static, Printer) {
     let (sender, events) = sync_channel::<(SystemTime, ServeEvent)>(WAITING);
     let dropped = Arc::new(AtomicU64::new(0));
@@ -394,8 +389,8 @@ impl Listening<'_> {
             }));
         } else {
             out.warn(format_args!(
-                "another server listens on {}: this one serves the VMs of a server that was killed, and ends with the \
-                 last of them",
+                "another server listens on {}: this one serves the VMs of a server that was killed, and exits when the \
+                 last one ends",
                 socket.display()
             ));
         }
@@ -428,8 +423,7 @@ impl Listening<'_> {
     }
 }
 
-/// Returns what starts this program as the process that answers faults, out of the reach of the terminal's
-/// signals.
+/// Returns a function that starts this program as the worker, in a process group that gets no signals of the terminal.
 fn start_worker(user: Option<User>) -> impl FnMut(OwnedFd) -> io::Result<Child> + Send + 'static {
     let mut arguments: Vec<OsString> = env::args_os().skip(1).collect();
     arguments.retain(|argument| argument != "--take-over");
@@ -448,16 +442,16 @@ fn start_worker(user: Option<User>) -> impl FnMut(OwnedFd) -> io::Result<Child> 
 /// Answers the faults of the VMs that the keeper offers.
 fn work(args: &Args, out: &Output) -> Result<Exit, Failure> {
     have_own_descriptors();
-    // A name longer than 15 bytes is cut; without it, the process has that of the command.
+    // At most 15 bytes. Without it, the process has the name of the command.
     let _ = uzone_os::thread::set_name("uzone-worker");
-    // A keeper that stops ends this process, and one that does not needs it.
+    // The keeper ends its worker: signals to stop are for the keeper.
     let _signals = Signals::new([SIGINT, SIGTERM])?;
-    // The kernel sends it to a stopped process whose parent dies: this one answers on then.
+    // The kernel sends SIGHUP to a stopped process whose parent dies: the worker goes on then.
     signal_hook::flag::register(SIGHUP, Arc::default())?;
     let start = WorkerStart::receive(io::stdin().as_fd().try_clone_to_owned()?)?;
     let disk = match args.on_disk.open() {
         Err(error) if start.has_machines() => {
-            out.warn(format_args!("machines are served without a cache on disk: {error}"));
+            out.warn(format_args!("serving VMs without a cache on disk: {error}"));
             None
         }
         opened => opened?,

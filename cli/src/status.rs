@@ -1,4 +1,4 @@
-//! `uzone status` and `uzone drain`: what a page server does, and letting it end.
+//! `uzone status` and `uzone drain`: the sessions of a page server, and its end.
 
 use std::path::PathBuf;
 use std::thread;
@@ -15,23 +15,23 @@ use crate::serve::default_socket;
 
 const EXITS: [u8; 5] = [0, 2, 66, 74, 77];
 
-/// How often a server that drains is asked how many machines it has.
+/// The time between two questions to a server that drains.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
 
-/// Show which machines a page server serves, and what it did for each
+/// Show the VMs of a page server, with counters of each
 ///
-/// The server is asked on the control socket beside the one that monitors connect to; its user may do that.
+/// The command asks at the control socket beside the socket for monitors, which is open to the server's user and root.
 #[derive(Debug, clap::Args)]
 #[command(after_help = exit::help("uzone status --socket /run/vm.sock", &EXITS))]
 pub(crate) struct StatusArgs {
     #[command(flatten)]
     at: Socket,
-    /// Print it in the text format of Prometheus, unless as JSON
+    /// Print in the text format of Prometheus, unless with --json
     #[arg(long)]
     metrics: bool,
 }
 
-/// Let a page server accept no machine any more, and wait until it has ended with its last one
+/// Stop accepting VMs and wait until the last one ends
 #[derive(Debug, clap::Args)]
 #[command(after_help = exit::help("uzone drain --socket /run/vm.sock", &EXITS))]
 pub(crate) struct DrainArgs {
@@ -42,10 +42,10 @@ pub(crate) struct DrainArgs {
     no_wait: bool,
 }
 
-/// Where a server is.
+/// The socket of a server.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Socket {
-    /// Where monitors connect [default: uzone.sock in $XDG_RUNTIME_DIR, or else in this directory]
+    /// Socket for monitors [default: uzone.sock in $XDG_RUNTIME_DIR, or else in this directory]
     #[arg(long, value_name = "PATH", env = "UZONE_SERVE_SOCKET")]
     socket: Option<PathBuf>,
 }
@@ -55,7 +55,7 @@ impl Socket {
         self.socket.clone().unwrap_or_else(default_socket)
     }
 
-    /// Names what is missing if no server answered.
+    /// Returns the answer of the server, or an error that names the missing server.
     pub(crate) fn of<T>(&self, asked: Result<T, ServeError>) -> Result<T, Failure> {
         use std::io::ErrorKind::{ConnectionRefused, NotFound};
         asked.map_err(|error| match error {
@@ -63,8 +63,7 @@ impl Socket {
                 let socket = self.path();
                 let socket = socket.display();
                 let text = format!(
-                    "no server is at {socket}: start one by `uzone serve --socket {socket} IMAGE`, or name \
-                     another one's --socket"
+                    "no server at {socket}: start one with `uzone serve --socket {socket} IMAGE`, or name another --socket"
                 );
                 Failure::of(text, cause).with(Exit::Input)
             }
@@ -78,7 +77,7 @@ impl Socket {
 pub(crate) struct StatusReport {
     #[serde(flatten)]
     status: Status,
-    /// Whether its text is metrics.
+    /// Whether the text form is metrics.
     #[serde(skip)]
     is_metrics: bool,
 }
@@ -93,7 +92,7 @@ impl Report for StatusReport {
         let Status { socket, image, keeper, worker, sessions, .. } = &self.status;
         let worker = match worker {
             Some(worker) => format!("worker {worker}"),
-            None => "no worker at this moment".to_owned(),
+            None => "no worker".to_owned(),
         };
         let deaths = match self.status.worker_deaths {
             0 => String::new(),
@@ -101,12 +100,12 @@ impl Report for StatusReport {
         };
         let draining = if self.status.is_draining { "; draining" } else { "" };
         let mut text = format!(
-            "{socket}: {image}, keeper {keeper}, {worker}{deaths}; {} machines, {} so far{draining}\n",
+            "{socket}: {image}, keeper {keeper}, {worker}{deaths}; {} VMs, {} so far{draining}\n",
             sessions.len(),
             self.status.sessions_served
         );
         if self.status.worker.is_some() {
-            text.push_str(&format!("faults are answered as {}\n", self.status.sandbox));
+            text.push_str(&format!("the worker runs as {}\n", self.status.sandbox));
         }
         if !sessions.is_empty() {
             let mut cells = table(&COLUMNS.map(|(heading, _)| heading));
@@ -128,7 +127,7 @@ impl Report for StatusReport {
     }
 }
 
-/// A heading, and what a session has under it.
+/// A heading, and the cell of a session.
 type Column = (&'static str, fn(&SessionStatus) -> String);
 
 const COLUMNS: [Column; 10] = [
@@ -149,34 +148,34 @@ const COLUMNS: [Column; 10] = [
     ("pending", |one| one.stats.unwrap_or_default().pending_pages.to_string()),
 ];
 
-/// Prints what a server does.
+/// Prints the sessions of a server.
 pub(crate) fn status(args: &StatusArgs, out: &Output) -> Result<Exit, Failure> {
     let status = args.at.of(uzone_server::status(&args.at.path()))?;
     out.print(&StatusReport { status, is_metrics: args.metrics })
 }
 
-/// Lets a server end, and prints what it did when that began.
+/// Ends a server, and prints its sessions as of the beginning of the drain.
 pub(crate) fn drain(args: &DrainArgs, out: &Output) -> Result<Exit, Failure> {
     let socket = args.at.path();
     let status = args.at.of(uzone_server::drain(&socket))?;
     let report = StatusReport { status, is_metrics: false };
     let mut left = report.status.sessions.len();
-    out.log(format_args!("{left} machines are left"));
+    out.log(format_args!("{left} VMs are left"));
     while !args.no_wait && control_path(&socket).exists() {
         thread::sleep(ASK_AGAIN);
         match uzone_server::status(&socket) {
             Ok(status) if status.keeper != report.status.keeper => break,
             Ok(status) if status.sessions.len() != left => {
                 left = status.sessions.len();
-                out.log(format_args!("{left} machines are left"));
+                out.log(format_args!("{left} VMs are left"));
             }
-            // It was killed.
+            // The server was killed.
             Err(ServeError::Ask { cause, .. })
                 if cause.kind() == std::io::ErrorKind::ConnectionRefused =>
             {
                 break;
             }
-            // It may be ending just now.
+            // The server may be ending.
             Ok(_) | Err(ServeError::Ask { .. }) => {}
             Err(error) => return Err(error.into()),
         }

@@ -1,5 +1,5 @@
-//! Users and groups by their names or their numbers, from `/etc/passwd` and `/etc/group`: [`User`], which a
-//! process is started as, [`number_of_user`] and [`number_of_group`].
+//! Users and groups by their names or numbers, from `/etc/passwd` and `/etc/group`: [`User`], [`number_of_user`] and
+//! [`number_of_group`].
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -8,7 +8,7 @@ use uzone_os::privilege;
 
 use crate::exit::{Exit, Failure};
 
-/// Where names of users and of groups are. Other sources of names are not asked: a number needs none.
+/// The files of users and groups. Other sources of names are not asked: a number needs none.
 const USERS: &str = "/etc/passwd";
 const GROUPS: &str = "/etc/group";
 
@@ -20,7 +20,7 @@ pub(crate) struct User {
 }
 
 impl User {
-    /// Returns the user of that name or number, if this process may start one of it.
+    /// Returns the user of a name or number, if this process may start a process of that user.
     pub(crate) fn named(name: &str) -> Result<Self, Failure> {
         let user = find("user", USERS, name, Self::among)?;
         let theirs = user.number;
@@ -36,8 +36,8 @@ impl User {
         }
     }
 
-    /// Finds a name or a number among lines of `/etc/passwd`. A number that is not there has the group of the
-    /// same number.
+    /// Finds a name or a number among lines of `/etc/passwd`. A number that is missing there has the group of the same
+    /// number.
     fn among(users: &str, name: &str) -> Option<Self> {
         let users = users.lines().filter_map(|line| {
             let mut fields = line.split(':');
@@ -56,28 +56,28 @@ impl User {
         )
     }
 
-    /// Has `command` run as this user, without the groups of this process.
+    /// Sets the user of `command`, without the groups of this process.
     pub(crate) fn runs(self, command: &mut Command) {
-        // A process that is its already may lack the right to, and needs nothing.
+        // A process of that user may lack the right to, and needs no change.
         if privilege::user() != self.number {
             command.uid(self.number).gid(self.group);
         }
     }
 }
 
-/// Returns the number of the user of that name or number.
+/// Returns the number of a user.
 pub(crate) fn number_of_user(name: &str) -> Result<u32, Failure> {
     Ok(find("user", USERS, name, User::among)?.number)
 }
 
-/// Returns the number of the group of that name or number.
+/// Returns the number of a group.
 pub(crate) fn number_of_group(name: &str) -> Result<u32, Failure> {
     find("group", GROUPS, name, group_among)
 }
 
-/// Finds a name or a number in a file. If that cannot be read, a number is one of no line.
+/// Finds a name or a number in a file. If the file cannot be read, a number is taken as it is.
 fn find<T>(
-    what: &'static str,
+    noun: &'static str,
     file: &'static str,
     name: &str,
     among: impl Fn(&str, &str) -> Option<T>,
@@ -85,15 +85,13 @@ fn find<T>(
     let is_number = name.parse::<u32>().is_ok();
     let lines = match std::fs::read_to_string(file) {
         Err(cause) if !is_number => {
-            let text = format!("cannot read {file}: {cause}; give the {what} by its number");
+            let text = format!("cannot read {file}: {cause}; give the {noun} by its number");
             return Err(Failure::of(text, cause).with(Exit::Os));
         }
         lines => lines.unwrap_or_default(),
     };
     among(&lines, name).ok_or_else(|| {
-        Failure::usage(format!(
-            "no {what} of {file} is called {name}: name one that is there, or its number"
-        ))
+        Failure::usage(format!("{file} has no {noun} {name}: name one that it has, or a number"))
     })
 }
 

@@ -272,7 +272,7 @@ fn what_a_program_changed_is_packed_while_it_is_served_and_is_the_image_of_the_n
             check(&memory, page, bytes);
         }
         let other = if image == &packed { &raw } else { &packed };
-        has_failed(&diff(other), 65, "served from another image");
+        has_failed(&diff(other), 65, "image mismatch");
         drop(server);
     }
     let (socket, changed) = (dir.name("sock"), dir.name("changed"));

@@ -61,7 +61,7 @@ fn a_firecracker_snapshot_is_packed_with_its_diffs_and_the_regions_of_its_guest(
         return skip("a_firecracker_snapshot", stderr);
     }
     assert!(output.status.success(), "{}", text(&output.stderr));
-    assert!(text(&output.stderr).contains("a copy may have lost or gained holes"));
+    assert!(text(&output.stderr).contains("a copy that lost or gained holes"));
     object(&["unpack", &image, &back, "--json"]);
     assert!(fs::read(&back).expect("a file") == bytes);
     let regions = ["--region", "0:0:128K", "--region", "0x100000000:128K:128K", "--json"];
@@ -85,7 +85,7 @@ fn a_firecracker_snapshot_is_packed_with_its_diffs_and_the_regions_of_its_guest(
         (&["pack", "--diff", &diff, &memory, &image][..], 2, "--firecracker"),
         (&["pack", "--firecracker", &memory, "--all-data", &image], 2, "--diff"),
         (&["pack", "--firecracker", &memory, &memory, &image], 2, "cannot be used with"),
-        (&["pack", "--firecracker", &memory, "--diff", &image, &image], 2, "name another image"),
+        (&["pack", "--firecracker", &memory, "--diff", &image, &image], 2, "name another output"),
         (
             &["pack", "--firecracker", &memory, "--diff", &back, "--region", "5", &image],
             2,
@@ -164,7 +164,7 @@ fn an_image_is_packed_in_an_order_and_anew_without_its_parent() {
     fs::write(&base, "5\nfive\n").expect("a file is written");
     for (arguments, code, part) in [
         (&["pack", "-", &ordered, "--order", &set][..], 2, "name a file"),
-        (&["pack", "--rebase", &alone, &alone], 2, "name another image"),
+        (&["pack", "--rebase", &alone, &alone], 2, "name another output"),
         (&["pack", &raw, &ordered, "--order", &set, "--parent", &alone], 2, "cannot be used with"),
         (&["pack", "--rebase", &raw, &ordered], 65, "not a packed image"),
         (&["pack", &raw, &ordered, "--order", &base], 65, "line 2 of"),
@@ -255,7 +255,7 @@ fn what_is_wrong_is_named_and_has_its_exit_code() {
         (vec!["inspect", &image, "--root", &zeroes], 65, "root hash mismatch"),
         (vec!["inspect", &dir.name("none")], 66, "cannot open"),
         (vec!["pack", &dir.name("none"), &image], 66, "cannot open"),
-        (vec!["pack", &raw, &raw], 2, "is both the input and the image"),
+        (vec!["pack", &raw, &raw], 2, "is both the input and the output"),
         (vec!["pack", &raw, &image, "--frame", "3K"], 2, "a frame is a power of two"),
         (vec!["pack", &raw, &image, "--level", "40"], 2, "no such level"),
         (vec!["inspect", &image, "--root", "12"], 2, "64 hexadecimal digits"),

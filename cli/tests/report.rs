@@ -77,7 +77,7 @@ fn wrong_missing_and_duplicate_arguments_are_refused() {
         (&[&bench, "-o"], 2, "a value is required"),
         (&[&bench, "-o", &out, "-o", &out], 2, "cannot be used multiple times"),
         (&[&bench, &alias, "-o", &out], 2, "is given twice"),
-        (&[&bench, "-o", &bench], 2, "the page would take its place"),
+        (&[&bench, "-o", &bench], 2, "is an input: name another -o"),
         (&[&bench, "--pdf", &out], 2, "unexpected argument"),
         (&[&missing, "-o", &out], 66, "cannot read"),
         (&[&cut, "-o", &out], 65, "was cut short"),

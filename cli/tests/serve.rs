@@ -132,7 +132,7 @@ fn each_thread_that_answers_faults_is_confined_unless_that_is_turned_off() {
 fn an_image_that_the_user_cannot_read_and_a_user_that_there_is_not_are_named_with_the_fix() {
     let (dir, image, socket) = folder("serve-unreadable");
     fs::set_permissions(&image, PermissionsExt::from_mode(0o600)).expect("it is ours");
-    let cases = [("65534", 77, "65534"), ("no such user", 2, "name one that is there")];
+    let cases = [("65534", 77, "65534"), ("no such user", 2, "name one that it has")];
     for (user, code, part) in cases {
         let output = refuses(&["serve", &image, "--socket", &socket, "--user", user], code, part);
         let message = text(&output.stderr);
@@ -261,7 +261,7 @@ fn a_signal_ends_a_server_and_one_that_is_not_there_cannot_be_asked() {
     assert_eq!(server.next_event("listening")["metrics"], Value::Null);
     stop(server);
     for command in ["status", "drain"] {
-        refuses(&[command, "--socket", &socket], 66, "no server is at");
+        refuses(&[command, "--socket", &socket], 66, "no server at");
     }
 }
 
@@ -391,7 +391,11 @@ fn root_keeps_few_capabilities_and_states_that_it_answers_faults_where_no_other_
         server.next_event("stopped");
         let mut text = String::new();
         server.child.stderr.take().expect("a pipe").read_to_string(&mut text).expect("text");
-        assert_eq!(text.contains("answered as root"), user == "0", "{text}");
+        assert_eq!(
+            text.contains("the worker runs as root, without its capabilities"),
+            user == "0",
+            "{text}"
+        );
     }
 }
 

@@ -173,7 +173,7 @@ fn an_image_in_the_place_of_memory_and_an_image_of_an_image_are_refused() {
     let (new, hashes, set) = (dir.name("new"), dir.name("image.hashes"), dir.file("set", "1\n"));
     for (arguments, code, part) in [
         (&["pack", &image, &raw][..], 2, "is no image"),
-        (&["pack", "--force", &raw, &raw], 2, "name another image"),
+        (&["pack", "--force", &raw, &raw], 2, "name another output"),
         (&["pack", &image, &new], 65, "--rebase"),
         (&["pack", "--order", &set, &image, &new], 65, "is an image already"),
         (&["pack", "--hashes-only", &image, &hashes], 65, "is an image already"),

@@ -1,4 +1,4 @@
-//! What can be wrong with an input or an output, and what helps: [`ReportError`].
+//! Errors of inputs and outputs: [`ReportError`].
 
 use std::error::Error;
 use std::io;
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use uzone_pages::ErrorKind;
 
-/// A report that could not be made. Its text has the file, and what helps.
+/// A report that could not be made. Its text names the file and the fix.
 #[derive(Debug, thiserror::Error)]
 #[error("{text}")]
 pub struct ReportError {
@@ -17,7 +17,7 @@ pub struct ReportError {
 }
 
 impl ReportError {
-    /// Returns what kind of error this is; [`ErrorKind::Other`] where its cause determines that.
+    /// Returns the kind of the error; [`ErrorKind::Other`] where its cause determines the kind.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.kind
@@ -29,28 +29,28 @@ impl ReportError {
         Self { kind: ErrorKind::Other, text, cause: Some(cause.into()) }
     }
 
-    /// The input is not what reports are made of: `what` it is, and what helps.
-    pub(crate) fn invalid(path: &Path, what: &str) -> Self {
-        let text = format!("{} {what}", path.display());
+    /// The input is no document of a report: the problem, and the fix.
+    pub(crate) fn invalid(path: &Path, problem: &str) -> Self {
+        let text = format!("{} {problem}", path.display());
         Self { kind: ErrorKind::InvalidData, text, cause: None }
     }
 
-    /// The same, and why.
+    /// Adds the cause.
     pub(crate) fn because(self, cause: serde_json::Error) -> Self {
         Self { cause: Some(cause.into()), ..self }
     }
 
-    /// The output could not be written: a `step` on the way to that. What was there before is still there.
+    /// A `step` of writing the output failed. A file that existed before is unchanged.
     #[must_use]
     pub fn write(path: &Path, step: &str, cause: io::Error) -> Self {
         let kind = match cause.kind() {
-            // It is something that no file can take the place of, which no system call reports.
+            // The output is a directory or a socket: an error of ours, without an errno.
             io::ErrorKind::InvalidInput if cause.raw_os_error().is_none() => {
                 let text = format!("cannot write {}: {cause}; name another one", path.display());
                 return Self { kind: ErrorKind::InvalidInput, text, cause: None };
             }
             io::ErrorKind::PermissionDenied => ErrorKind::PermissionDenied,
-            // That an output's directory is not there does not mean that an input is missing.
+            // A missing directory of an output is no missing input.
             _ => ErrorKind::Io,
         };
         let text = format!("cannot {step} {}: {}", path.display(), fix(&cause));
@@ -58,8 +58,8 @@ impl ReportError {
     }
 }
 
-/// Returns what is wrong with which field of an input: none, if it is the input itself. The text of the cause is
-/// without its line and column, which count from the start of one object of the input.
+/// Returns the field of an input that does not fit, and the reason. The text leaves out the cause's line and column,
+/// which count from the start of one object of the input.
 pub(crate) fn misfit(field: &str, cause: &serde_json::Error) -> String {
     let text = cause.to_string();
     let place = format!(" at line {} column {}", cause.line(), cause.column());
@@ -69,7 +69,7 @@ pub(crate) fn misfit(field: &str, cause: &serde_json::Error) -> String {
     if field.clone().next().is_none() { text.to_owned() } else { format!("`{field}`: {text}") }
 }
 
-/// Returns what helps.
+/// Returns the fix.
 fn fix(cause: &io::Error) -> &'static str {
     match cause.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => "make its directory first",

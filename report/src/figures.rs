@@ -27,7 +27,7 @@ fn one_chapter(charts: Vec<Chart>) -> Vec<Chapter> {
     vec![Chapter { title: String::new(), charts }]
 }
 
-/// Returns each place of values between the least above 0, where a tenth of the bar is left, and the largest.
+/// Returns a logarithmic scale: the least value above 0 takes a tenth of the bar, and the largest the whole.
 fn log_shares(values: impl Iterator<Item = f64> + Clone) -> impl Fn(f64) -> f64 {
     let is_shown = |value: &f64| value.is_finite() && *value > 0.0;
     let (low, high) = values
@@ -77,13 +77,13 @@ fn edges(steps: usize, (from, to): (f64, f64)) -> Vec<f64> {
     (0..=steps).map(|step| from + (to - from) * count(step) / count(steps)).collect()
 }
 
-/// Returns a heading, or what stands for it where there is none.
+/// Returns the title, or the id if it is empty.
 fn heading(title: &str, id: &str) -> String {
     let heading = if title.is_empty() { id } else { title };
     heading.to_owned()
 }
 
-/// Returns the tables with their rows, and a table for each first part of an id that none has.
+/// Returns the tables with their rows. A table that only ids of rows name is added.
 fn tables<'a, T>(tables: &[Table], rows: &'a [T], id: fn(&T) -> &str) -> Vec<(Table, Vec<&'a T>)> {
     let mut found: Vec<(Table, Vec<&T>)> = Vec::new();
     let mut places: BTreeMap<&str, usize> = BTreeMap::new();
@@ -106,15 +106,15 @@ fn tables<'a, T>(tables: &[Table], rows: &'a [T], id: fn(&T) -> &str) -> Vec<(Ta
     found
 }
 
-/// Returns what was measured on, and each source of other figures once, behind what these are.
-fn foot<'a>(machine: String, what: &str, sources: impl Iterator<Item = &'a str>) -> Vec<String> {
+/// Returns the machine, and each source of other figures once.
+fn foot<'a>(machine: String, title: &str, sources: impl Iterator<Item = &'a str>) -> Vec<String> {
     let mut sources: Vec<&str> = sources.collect();
     sources.sort_unstable();
     sources.dedup();
-    iter::once(machine).chain(sources.iter().map(|source| format!("{what}: {source}"))).collect()
+    iter::once(machine).chain(sources.iter().map(|source| format!("{title}: {source}"))).collect()
 }
 
-/// Where a column is shown.
+/// The outputs that show a column.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Where {
     Both,
@@ -122,13 +122,12 @@ enum Where {
     Page,
 }
 
-/// A heading, where it is shown, and what a row has under it.
+/// A heading, the outputs that show it, and the cell of a row.
 type Column<T> = (&'static str, Where, fn(&T) -> Option<String>);
 
 const PUBLISHED: &str = "published";
 
-/// Returns all rows, in the columns that any of them has something for. Text states as well that
-/// nothing was published.
+/// Returns all rows, in the columns that are not empty. Text always has the column of published times.
 fn numbers<T>(place: Where, columns: &[Column<T>], rows: &[&T]) -> Numbers {
     let is_shown = |(heading, of, cell): &&Column<T>| {
         (*of == place || *of == Where::Both)
@@ -156,7 +155,7 @@ fn cells<T>(
     iter::once(headings).chain(rows).collect()
 }
 
-/// Returns a number unless it is 0: a file of another version may lack it.
+/// Returns a number unless it is 0, which stands for a field that the file lacks.
 fn known(number: u64) -> Option<u64> {
     Some(number).filter(|number| *number != 0)
 }

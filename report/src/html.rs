@@ -1,5 +1,4 @@
-//! One page with everything in it ([`page`]): no script, and nothing is fetched. One layout serves a desk, a phone and
-//! paper: bars are cells of tables, pictures have the width of their column, and wide tables scroll inside it.
+//! A self-contained HTML page ([`page`]): no script, and nothing is fetched. One layout serves a desk, a phone and paper: bars are cells of tables, pictures have the width of their column, and wide tables scroll inside it.
 
 use std::fmt::Write as _;
 
@@ -8,8 +7,8 @@ use crate::results::Skipped;
 use crate::svg::svg;
 use crate::text::escape;
 
-/// The rules of the page. Bars and lines differ in black and white too. The colours are those of Okabe and Ito, or
-/// darker ones of their kind, so that red and green need not be distinguished.
+/// The rules of the page. Bars and lines differ in black and white too. The colours come from Okabe and Ito, or are
+/// darker, so that no reader has to tell red from green.
 const STYLE: &str = "\
 :root{color-scheme:light dark;--ink:#1b1b1b;--faint:#595959;--rule:#d4d4d4;--paper:#fff;\
 --ours:#0072b2;--naive:#b35900;--peer:#8a8a8a;--green:#00795a;--published:#a8417f}\

@@ -1,7 +1,7 @@
-//! Reading what a report is made of ([`read`]).
+//! The inputs of a report ([`read`]).
 //!
-//! An input holds one JSON object after the other, each with its `schema`; so the outputs of several
-//! commands can be kept in one file. It is read as a whole, up to [`MOST_BYTES`].
+//! An input holds one JSON object after the other, each with its `schema`, so that one file can hold the outputs of
+//! several commands. It is read as a whole, up to [`MOST_BYTES`].
 
 use std::fs::File;
 use std::io::Read;
@@ -17,21 +17,21 @@ use crate::results::{BENCH_SCHEMA, Bench};
 use crate::text::bytes;
 use crate::trace::{TRACE_SCHEMA, Trace};
 
-/// How long an input may be.
+/// The largest length of an input.
 pub const MOST_BYTES: u64 = 256 << 20;
 
-/// The schema of what `uzone demo --json` prints.
+/// The schema of `uzone demo --json`.
 const DEMO_SCHEMA: &str = "uzone.demo/1";
 
 /// One object of an input.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Document {
-    /// What a benchmark measured.
+    /// The results of a benchmark.
     Bench(Bench),
     /// The faults of a mapping.
     Trace(Trace),
-    /// Where the pages of a packed image are. It is made by the program, and is in no input.
+    /// The map of a packed image. The program makes it; no input holds one.
     Image(ImageMap),
 }
 
@@ -49,7 +49,7 @@ struct Demo {
 /// Reads the objects of a file, or of standard input if its name is `-`.
 ///
 /// # Errors
-/// [`ReportError`] if it cannot be read, is too long, or holds something else.
+/// [`ReportError`] if it cannot be read, is too long, or is no such document.
 pub fn read(path: &Path) -> Result<Vec<Document>, ReportError> {
     let mut text = Vec::new();
     let failed = |cause| ReportError::unread(path, cause);
@@ -62,15 +62,15 @@ pub fn read(path: &Path) -> Result<Vec<Document>, ReportError> {
     parse(path, &text)
 }
 
-/// What an input should be.
-const WANTED: &str = "give what `uzone bench ... --json` printed, or a trace";
+/// The accepted inputs.
+const WANTED: &str = "give the output of `uzone-bench ... --json`, or a trace";
 
-/// Takes the objects of a text; `path` is what errors call it.
+/// Reads the objects of a text; errors name it `path`.
 ///
 /// # Errors
-/// [`ReportError`] if it is too long, or holds something else.
+/// [`ReportError`] if it is too long, or is no such document.
 pub fn parse(path: &Path, text: &[u8]) -> Result<Vec<Document>, ReportError> {
-    let invalid = |what: &str| ReportError::invalid(path, what);
+    let invalid = |problem: &str| ReportError::invalid(path, problem);
     if text.len() as u64 > MOST_BYTES {
         let most = bytes(MOST_BYTES);
         let help = "record a shorter trace, or report fewer results at a time";
@@ -81,7 +81,7 @@ pub fn parse(path: &Path, text: &[u8]) -> Result<Vec<Document>, ReportError> {
     for object in serde_json::Deserializer::from_slice(text).into_iter::<&RawValue>() {
         let object = object.map_err(json)?.get();
         let Tagged { schema } = from_json(object)
-            .map_err(|wrong| invalid(&format!("is not what uzone writes: {wrong}: {WANTED}")))?;
+            .map_err(|wrong| invalid(&format!("is no document of uzone: {wrong}: {WANTED}")))?;
         let Some(schema) = schema else {
             return Err(invalid(&format!("holds JSON without a \"schema\": {WANTED}")));
         };
@@ -98,12 +98,12 @@ pub fn parse(path: &Path, text: &[u8]) -> Result<Vec<Document>, ReportError> {
         };
         documents.push(document.map_err(|wrong| {
             invalid(&format!(
-                "is marked as {schema} and does not keep to that: {wrong}: run the command again that wrote it"
+                "is marked as {schema} and does not match it: {wrong}: run the command that wrote it again"
             ))
         })?);
     }
     if documents.is_empty() {
-        return Err(invalid("is empty: run the command again that wrote it, with --json"));
+        return Err(invalid("is empty: run the command that wrote it again, with --json"));
     }
     Ok(documents)
 }

@@ -13,9 +13,8 @@
 //! # Ok::<(), uzone_report::ReportError>(())
 //! ```
 //!
-//! The input is what `uzone bench ... --json` prints, and [`Trace`], the faults of a lazily mapped
-//! memory. It is not trusted: nothing of it becomes markup or a command to a terminal, lengths are
-//! bounded, and what is not understood is refused with what would help.
+//! The input is the output of `uzone-bench ... --json`, or a [`Trace`] of the faults of lazily mapped memory. It is not
+//! trusted: no part of it becomes markup or a command to a terminal, lengths are bounded, and an error names the fix.
 //!
 //! | file | mechanism |
 //! |---|---|
@@ -25,7 +24,7 @@
 //! | `chart` | tables with bars, lines, maps |
 //! | `svg` | lines and maps as pictures |
 //! | `html`, `terminal` | a page; tables as text |
-//! | `write` | files that are there as a whole or not at all |
+//! | `write` | atomic replacement of files |
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::too_many_lines))]
 

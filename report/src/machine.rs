@@ -4,16 +4,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::text::{bytes, date, plain};
 
-/// A machine and a build, as `uzone bench --json` and a trace name them.
+/// A machine and a build, as `uzone-bench --json` and a trace name them.
 ///
-/// What a file lacks is empty or 0, and left out of the foot.
+/// A field that a file lacks is empty or 0, and left out of the foot.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Machine {
     /// The name of the CPU.
     pub cpu: String,
-    /// How many CPUs the process may use.
+    /// The number of CPUs that the process may use.
     pub cpus: usize,
     /// The memory of the host.
     pub memory_bytes: u64,
@@ -23,13 +23,13 @@ pub struct Machine {
     pub page_bytes: u64,
     /// The setting of transparent huge pages.
     pub transparent_huge_pages: String,
-    /// The widest store that wins there.
+    /// The store that the process used past the cache.
     pub stream: String,
     /// The version of uzone.
     pub version: String,
-    /// The commit that it was built from, if the build knew it.
+    /// The commit of the build, if it is known.
     pub commit: Option<String>,
-    /// When it began: seconds since 1970.
+    /// The beginning of the run in seconds since 1970.
     pub unix_seconds: u64,
 }
 

@@ -1,8 +1,8 @@
-//! Structs that are read from JSON objects alone, and the name of a field that does not fit ([`Object`],
+//! Structs that are read only from JSON objects, and the name of a field that does not fit ([`Object`],
 //! [`from_json`]).
 //!
-//! What Serde derives for a struct takes an array as well, with its elements as the fields in order: a
-//! document with `"machine": []` would be read, and its machine would have no name.
+//! Serde's derived code for a struct also takes an array, with its elements as the fields in order: it would read a
+//! document with `"machine": []`, and the machine would have no name.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -12,7 +12,7 @@ use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 
 use crate::error::misfit;
 
-/// A struct that an object becomes, and nothing else.
+/// A struct that is read from an object only.
 pub(crate) struct Object<T>(pub(crate) T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
@@ -64,7 +64,7 @@ where
     Ok(object.map(|Object(value)| value))
 }
 
-/// Reads a struct from the text of one JSON object, or returns which field does not fit and why.
+/// Reads a struct from the text of one JSON object, or returns the field that does not fit, with the reason.
 pub(crate) fn from_json<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T, String> {
     let mut deserializer = serde_json::Deserializer::from_str(text);
     match serde_path_to_error::deserialize(&mut deserializer) {

@@ -1,7 +1,7 @@
 //! The output of `uzone-bench --json`, as it is written and read: [`Bench`].
 //!
-//! A reader passes over fields that it does not know, and most may be missing, so that files of other
-//! versions with the same schema can be read. The schema in `bench/schema` is made of these types.
+//! A reader skips unknown fields, and most fields may be missing, so that files of other versions with the same schema
+//! can be read. The schema in `bench/schema` is made of these types.
 
 use std::borrow::Cow;
 
@@ -20,22 +20,22 @@ pub struct Bench {
     /// [`BENCH_SCHEMA`].
     #[serde(default)]
     pub schema: String,
-    /// Which benchmark: `all` if there were several.
+    /// The benchmark: `all` if there were several.
     #[serde(default)]
     pub benchmark: String,
-    /// What it was measured on.
+    /// The host and the build.
     #[serde(default, deserialize_with = "object")]
     pub machine: Machine,
-    /// Whether its sizes and rounds are those of `--quick`, whose figures mean nothing.
+    /// Whether it is a run with `--quick`, whose small sizes and few rounds mean little.
     #[serde(default)]
     pub quick: bool,
     /// Its settings, as a sentence.
     #[serde(default)]
     pub settings: String,
-    /// The same for a program: one benchmark after the other.
+    /// The settings for a program, one benchmark after the other.
     #[serde(default)]
     pub parameters: Vec<serde_json::Value>,
-    /// What matters most of the results.
+    /// The most important results.
     #[serde(default)]
     pub summary: Vec<Headline>,
     /// The tables, in the order of the results.
@@ -44,7 +44,7 @@ pub struct Bench {
     /// All rows of all tables.
     #[serde(deserialize_with = "objects")]
     pub results: Vec<Row>,
-    /// What was left out, and why.
+    /// The rows and tables that were left out, with the reasons.
     #[serde(default, deserialize_with = "objects")]
     pub skipped: Vec<Skipped>,
 }
@@ -58,37 +58,36 @@ pub struct Table {
     /// A heading.
     #[serde(default)]
     pub title: String,
-    /// What has to be known to read it: which row is the yardstick and which the limit.
+    /// A note for readers: the conditions, the naive row and the limit.
     #[serde(default)]
     pub note: String,
 }
 
-/// Something that could not be measured here, or compared.
+/// A row or a table that could not be measured or compared.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Skipped {
-    /// The id that its row would have had.
+    /// The id of the row or the table.
     pub id: String,
-    /// Why.
+    /// The reason.
     #[serde(default)]
     pub reason: String,
 }
 
-/// What a row is beside the others of its table.
+/// The role of a row in its table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// The way that one would write first, which the others are compared with.
+    /// The straightforward way, which the others are compared with.
     Naive,
-    /// What a caller of uzone gets.
+    /// uzone's way for a caller.
     Ours,
-    /// What this machine can do at most.
+    /// The limit of this host.
     Limit,
-    /// A way of uzone's that has to be asked for, beside the default.
+    /// A way of uzone that is not the default.
     Variant,
-    /// Another way: the kernel's, the C library's, another library's. A word of a later version is
-    /// taken for it.
+    /// A way of the kernel, the C library or another library. A word of a later version is read as this.
     #[serde(other)]
     Peer,
 }
@@ -110,7 +109,7 @@ pub struct Row {
     /// The name of the row, for people.
     #[serde(default)]
     pub name: String,
-    /// What it is beside the others; without it, the words of the id decide how the row is drawn.
+    /// Its role; without it, the words of the id decide the look of the row.
     pub role: Option<Role>,
     /// The id of the naive row, if it is compared with one.
     pub naive_id: Option<String>,
@@ -124,63 +123,63 @@ pub struct Row {
     /// The slowest round.
     #[serde(default)]
     pub worst_ns: u64,
-    /// How many rounds.
+    /// The number of rounds.
     #[serde(default)]
     pub rounds: usize,
-    /// How far they were from each other.
+    /// The spread of the rounds.
     #[serde(default, deserialize_with = "object")]
     pub noise: Noise,
-    /// Whether the rounds' ratios to the naive row are farther from each other than the ratio is from 1.
+    /// Whether the spread of the rounds' ratios to the naive row exceeds the distance of the ratio from 1.
     #[serde(default)]
     pub within_noise: bool,
-    /// How many bytes were written.
+    /// The number of bytes that were written.
     #[serde(default)]
     pub bytes: u64,
-    /// How many pages were described, or held; over all passes.
+    /// The number of pages that were described or held, over all passes.
     #[serde(default)]
     pub items: u64,
-    /// Bytes by the median.
+    /// The rate of bytes by the median.
     #[serde(default)]
     pub gib_per_s: f64,
     /// Nanoseconds for each page described, by the median.
     #[serde(default)]
     pub ns_per_page: f64,
-    /// How many calls did it, where the row counts them.
+    /// The number of calls, where the row counts them.
     pub calls: Option<u64>,
     /// Nanoseconds for each call, by the median.
     pub ns_per_call: Option<f64>,
-    /// How many folios the pages are in, where the row counts them.
+    /// The number of folios of the pages, where the row counts them.
     pub folios: Option<u64>,
     /// Nanoseconds for each folio, by the median.
     pub ns_per_folio: Option<f64>,
-    /// How many times the naive row took this one's time, by the medians.
+    /// The ratio of the naive row's time to this row's, by the medians.
     pub ratio_naive: Option<f64>,
-    /// This one's rate by the limit's, or where neither writes bytes, the limit's time by this one's; by the medians. It
-    /// may pass 1 by what the machine varies.
+    /// The ratio of this row's rate to the limit's, or where neither writes bytes, of their times; by the medians. It
+    /// may pass 1 by the noise of the host.
     pub share_of_limit: Option<f64>,
     /// Whether the memory had never been touched.
     #[serde(default)]
     pub cold: bool,
-    /// What was published.
+    /// A published time.
     #[serde(default, deserialize_with = "some_object")]
     pub published: Option<Published>,
-    /// How many threads wrote.
+    /// The number of threads.
     #[serde(default = "one")]
     pub threads: usize,
-    /// What the descriptors of one TiB take by the kernel's count, scaled from those of this row.
+    /// The resident descriptors of one TiB by the kernel's count, scaled from this row.
     pub metadata_resident_bytes_per_tib: Option<u64>,
-    /// This row's time divided by that of the fastest row that does the same work, by the medians; 1 for the fastest.
+    /// The ratio of this row's time to the fastest row that does the same work, by the medians.
     pub ratio_best: Option<f64>,
-    /// The times between two yield points, where the row lets others run now and then.
+    /// The times between two yield points, where the row yields to others.
     #[serde(default, deserialize_with = "some_object")]
     pub pauses: Option<Spread>,
-    /// How long its calls took one by one, where the row measures them.
+    /// The times of single calls, where the row measures them.
     #[serde(default, deserialize_with = "some_object")]
     pub latency: Option<Spread>,
     /// The page faults, where the row takes them.
     #[serde(default, deserialize_with = "some_object")]
     pub faults: Option<Faults>,
-    /// The line of the summary that the row stands for. It is no part of a file.
+    /// The line of the summary for this row. A file does not have it.
     #[serde(skip)]
     pub headline: Option<String>,
 }
@@ -189,21 +188,21 @@ const fn one() -> usize {
     1
 }
 
-/// How far the rounds of a row were from each other: half of what the middle half of them spans, as a
-/// part of the median (of all of them, if they are fewer than four).
+/// The spread of a row's rounds: half of the interquartile range, as a part of the median (half of the range, if there
+/// are fewer than four rounds).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Noise {
-    /// Of the times.
+    /// The spread of the times.
     pub median: f64,
-    /// Of the ratios to the naive row.
+    /// The spread of the ratios to the naive row.
     pub ratio_naive: Option<f64>,
-    /// Of the ratios to the limit.
+    /// The spread of the ratios to the limit.
     pub share_of_limit: Option<f64>,
 }
 
 impl Noise {
-    /// Returns whether the rounds' ratios to the naive row are farther from each other than `ratio` is from 1.
+    /// Returns whether the spread of the rounds' ratios to the naive row exceeds the distance of `ratio` from 1.
     #[must_use]
     pub fn hides(&self, ratio: Option<f64>) -> bool {
         let (Some(ratio), Some(noise)) = (ratio, self.ratio_naive) else { return false };
@@ -211,17 +210,19 @@ impl Noise {
     }
 }
 
-/// Returns the word behind a ratio that is within the noise of the rounds.
+/// Returns the mark of a ratio that is within the noise of the rounds.
 #[must_use]
 pub const fn noisy(is_within: bool) -> &'static str {
     if is_within { " (noise)" } else { "" }
 }
 
-/// The meaning of that word.
-pub const NOISE: &str = "(noise): the rounds differ by more than the row does from the naive one";
+/// The meaning of that mark.
+pub const NOISE: &str =
+    "(noise): the rounds differ by more than the row differs from the naive row";
 
 /// A warning about the figures of a quick run.
-pub const QUICK: &str = "a run with --quick, whose small sizes and few rounds show that all works: its figures mean little";
+pub const QUICK: &str =
+    "a run with --quick, which checks that all benchmarks work: its figures mean little";
 
 /// A published figure to compare with.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -229,13 +230,13 @@ pub const QUICK: &str = "a run with --quick, whose small sizes and few rounds sh
 pub struct Published {
     /// The time that was published.
     pub ns: u64,
-    /// Who measured what.
+    /// The author and the experiment.
     #[serde(default)]
     pub source: Cow<'static, str>,
 }
 
 impl Published {
-    /// Returns a time that was published for `of` pieces of work, scaled to `to` pieces.
+    /// Returns a time published for `of` pieces of work, scaled to `to` pieces.
     #[must_use]
     pub fn scaled(ns: u64, to: u64, of: u64, source: impl Into<Cow<'static, str>>) -> Self {
         let ns = u128::from(ns) * u128::from(to) / u128::from(of);
@@ -243,22 +244,22 @@ impl Published {
     }
 }
 
-/// How long single steps of a row took, of all rounds together. Which of the two high quantiles there
-/// is depends on the steps.
+/// The times of single steps of a row, of all rounds together. A kind of step has one of the two high percentiles, or
+/// both.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Spread {
     /// The median.
     pub p50_ns: u64,
-    /// What one in a hundred exceeds.
+    /// The 99th percentile.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub p99_ns: Option<u64>,
-    /// What one in a thousand exceeds.
+    /// The 99.9th percentile.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub p999_ns: Option<u64>,
     /// The longest.
     pub worst_ns: u64,
-    /// How many there were.
+    /// The number of steps.
     #[serde(default)]
     pub count: usize,
 }
@@ -268,48 +269,45 @@ pub struct Spread {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Faults {
-    /// How many there were in a round, by the median: events that the handler read, or for the
-    /// kernel's own mapping the kernel's count.
+    /// The number of faults in a round, by the median: events that the handler read, or for the kernel's own mapping the
+    /// kernel's count.
     pub count: u64,
-    /// Nanoseconds for each, by the median; not where several threads fault at once.
+    /// Nanoseconds for each fault, by the median; `null` where several threads fault at once.
     pub ns_per_fault: Option<f64>,
-    /// How many pages were mapped and never touched, by the median.
+    /// The number of pages that were mapped and never touched, by the median.
     pub wasted_pages: u64,
-    /// When the first touch was done, by the median: after reading all, where that is first. Not where several
-    /// threads touch, or touches are not timed.
+    /// The time until the first touch was done, by the median. It includes work before the touch, such as reading all.
+    /// `null` where several threads touch, or touches are not timed.
     pub first_ns: Option<u64>,
-    /// When half of the touches were done, leaving out what is between them.
+    /// The time until half of the touches were done, without the time between touches.
     pub half_ns: Option<u64>,
-    /// The time of a CPU that this process had in a round, by the median, with making the memory and taking
-    /// it down.
+    /// The CPU time of this process in a round, by the median, with making and unmapping the memory.
     pub cpu_ns: u64,
-    /// How many bytes were read from devices and object storage in a round, by the median.
+    /// The number of bytes that were read from devices and object storage in a round, by the median.
     pub read_bytes: u64,
-    /// How many times the one-page handler that waits as ours does took this one's time, by the medians.
+    /// The ratio of the time of a one-page handler that waits as ours does to this row's, by the medians.
     pub ratio_waiting_alike: Option<f64>,
-    /// How long one touch took.
+    /// The times of touches.
     #[serde(deserialize_with = "some_object")]
     pub touch: Option<Spread>,
-    /// The same of the touches that took a page fault, and so waited.
+    /// The times of touches that took a page fault, and so waited.
     #[serde(deserialize_with = "some_object")]
     pub demand: Option<Spread>,
-    /// How much resident memory a clone takes: that of all clones divided by how many there are, with shared pages
-    /// counted once.
+    /// The resident memory of a clone: the memory of all clones divided by their number, with shared pages counted once.
     pub clone_resident_bytes: Option<u64>,
-    /// How many times the naive row's median touch took this one's.
+    /// The ratio of the naive row's median touch to this row's.
     pub touch_ratio_naive: Option<f64>,
-    /// By how many nanoseconds this row's median touch exceeds that of the row in its name, which may be below zero by
-    /// what the machine varies.
+    /// The difference in nanoseconds of this row's median touch and the median touch of the row in its name. Noise may
+    /// make it negative.
     pub beyond_ns: Option<f64>,
 }
 
-/// What matters most of a run, one line for each claim: what was published, the naive way, ours, and
-/// the limit.
+/// A line of the summary, one claim: the published time, the naive way, ours, and the limit.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Headline {
-    /// What is done, with its amount.
+    /// The work and its amount.
     pub name: String,
     /// The id of our row.
     pub ours: String,
@@ -317,21 +315,21 @@ pub struct Headline {
     pub naive: Option<String>,
     /// The id of the limit.
     pub limit: Option<String>,
-    /// The time that was published for the way that ours is like.
+    /// The published time of the way that ours resembles.
     pub published_ns: Option<u64>,
-    /// The time that was published for the way before that.
+    /// The published time of the way before that.
     pub published_naive_ns: Option<u64>,
     /// The median of the naive row.
     pub naive_ns: Option<u64>,
     /// The median of our row.
     pub ours_ns: u64,
-    /// The median of the limit, for as many bytes as ours writes.
+    /// The median of the limit, scaled to the bytes of our row.
     pub limit_ns: Option<u64>,
-    /// How many times the naive row took ours, by the medians.
+    /// The ratio of the naive row's time to ours, by the medians.
     pub ratio_naive: Option<f64>,
-    /// Whether the rounds' ratios are farther from each other than that one is from 1.
+    /// Whether the spread of the rounds' ratios exceeds the distance of that ratio from 1.
     pub within_noise: bool,
-    /// The same of the limit, 1 where ours reaches it.
+    /// The share of the limit, 1 where ours reaches it.
     pub share_of_limit: Option<f64>,
 }
 
@@ -343,8 +341,7 @@ impl Row {
         if self.cold { format!("{name} (cold)") } else { name.clone() }
     }
 
-    /// Returns bytes written by one or more threads for each second, in powers of ten, if that is what
-    /// the row is about.
+    /// Returns the rate of written bytes in GB/s, if the row writes bytes.
     #[must_use]
     pub fn gb_per_s(&self) -> Option<f64> {
         const GIB_TO_GB: f64 = 1.073_741_824;

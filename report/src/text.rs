@@ -1,19 +1,19 @@
-//! Numbers as text, and text that cannot do harm where it is put.
+//! Numbers as text, and text that is safe for a page or a terminal.
 
 use std::borrow::Cow;
 use std::time::{Duration, UNIX_EPOCH};
 
 use uzone_pages::ByteLen;
 
-/// Returns whether a character must not reach a page or a terminal: it would not be XML, would be a
-/// command to the terminal, or would turn the order of what stands around it.
+/// Returns whether a character must not reach a page or a terminal: it is no XML, is a command to the terminal, or
+/// changes the direction of the text around it.
 fn is_hostile(character: char) -> bool {
     character.is_control()
         || matches!(character, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
         || matches!(character, '\u{fffe}' | '\u{ffff}' | '\u{2028}' | '\u{2029}')
 }
 
-/// Returns `text` with a mark in the place of every character that is a command and no letter.
+/// Returns `text` with a mark in place of each character that is a command.
 #[must_use]
 pub fn plain(text: &str) -> Cow<'_, str> {
     if text.contains(is_hostile) {
@@ -56,24 +56,24 @@ pub(crate) fn sentences(parts: &[&str]) -> String {
     text
 }
 
-/// Returns a count for arithmetic in which the 54th bit does not matter: ratios, rates, pictures.
+/// Returns a count for ratios, rates and pictures, which need less than 54 bits.
 #[must_use]
 #[expect(clippy::cast_precision_loss, reason = "exact below 2^53, and a rate needs no more")]
 pub fn float(count: u64) -> f64 {
     count as f64
 }
 
-/// Returns a count of what is in memory, as [`float`] does.
+/// Returns a count of things in memory, as [`float`] does.
 pub(crate) fn count(count: usize) -> f64 {
     float(count as u64)
 }
 
-/// Returns which of `cells` a share of 0 to 1 falls into; beyond that, the first or the last.
+/// Returns the cell of `cells` for a share of 0 to 1; for other values, the first or the last.
 pub(crate) fn cell(share: f64, cells: usize) -> usize {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "a cast of a float ends at the ends of the integer, which is what is wanted"
+        reason = "a cast of a float saturates at the ends of the integer, as is wanted"
     )]
     let index = (share * count(cells)) as usize;
     index.min(cells.saturating_sub(1))
@@ -83,7 +83,7 @@ pub(crate) fn cell(share: f64, cells: usize) -> usize {
 #[must_use]
 pub fn number(value: f64) -> String {
     match value {
-        // Nothing that was measured is so large.
+        // Larger than any measurement.
         value if value >= 1e12 => format!("{value:.2e}"),
         value if value >= 100.0 => format!("{value:.0}"),
         value if value >= 10.0 => format!("{value:.1}"),
@@ -103,7 +103,7 @@ pub fn human_duration(duration: Duration) -> String {
     }
     for (unit, name) in UNITS {
         if ns >= unit {
-            // Rounded to the last digit that is shown; what rounds up past 9.99 shows one more.
+            // Rounded to the last digit that is shown; a value that rounds up past 9.99 shows one more.
             let rounded = |digits: u128| (ns * digits + unit / 2) / unit;
             return match ns / unit {
                 0..10 => format!("{}.{:02} {name}", rounded(100) / 100, rounded(100) % 100),
@@ -115,7 +115,7 @@ pub fn human_duration(duration: Duration) -> String {
     format!("{ns} ns")
 }
 
-/// Returns a time as a number; more than five centuries would not fit.
+/// Returns a time as a number, at most five centuries.
 #[must_use]
 pub fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
@@ -147,7 +147,7 @@ pub(crate) fn float_bytes(value: f64) -> String {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "points of an axis are between 0 and what 64 bits hold"
+        reason = "points of an axis are between 0 and the largest number of 64 bits"
     )]
     let whole = value.round() as u64;
     bytes(whole)
@@ -155,7 +155,7 @@ pub(crate) fn float_bytes(value: f64) -> String {
 
 /// Returns a time as `2026-11-22 06:00 UTC`.
 pub(crate) fn date(unix_seconds: u64) -> String {
-    // The last second that has a year of four digits.
+    // The last second of a year with four digits.
     let since = Duration::from_secs(unix_seconds.min(253_402_300_799));
     let time = humantime::format_rfc3339_seconds(UNIX_EPOCH + since).to_string();
     format!("{} UTC", time[..16].replace('T', " "))

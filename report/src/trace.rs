@@ -1,13 +1,13 @@
 //! `uzone.trace/1`: the faults of a mapping in a file ([`Trace`]).
 //!
-//! One JSON object. `records` is an array of arrays, in the order in which the faults were answered,
-//! for a trace may hold a million: `[at_ns, offset_bytes, class, is_write, outcome, latency_ns]`.
+//! One JSON object. `records` is an array of arrays, in the order in which the faults were answered, since a trace may
+//! hold a million: `[at_ns, offset_bytes, class, is_write, outcome, latency_ns]`.
 //! `at_ns` counts from when the mapping was made, `offset_bytes` from the start of its backing.
-//! `latencies` sums up all faults, also those that the trace had forgotten (`lost`).
+//! `latencies` sums up all faults, with the faults that the trace has dropped (`lost`).
 //!
-//! A reader passes over fields, and elements at the end of a record, that it does not know, and takes
-//! a class or an outcome that it does not know as [`Class::Other`] or [`Outcome::Other`]. What it could
-//! not do that with would be version 2. The schema in `cli/schema` is made of this type.
+//! A reader skips unknown fields, and unknown elements at the end of a record, and reads an unknown class or outcome as
+//! [`Class::Other`] or [`Outcome::Other`]. Any other change is version 2. The schema in `cli/schema` is made of this
+//! type.
 
 use std::fmt;
 use std::io::Write;
@@ -33,21 +33,21 @@ pub struct Trace {
     /// [`TRACE_SCHEMA`].
     #[serde(deserialize_with = "this_schema")]
     schema: String,
-    /// Where it was taken.
+    /// The host of the run.
     #[serde(default, deserialize_with = "object")]
     pub machine: Machine,
     /// The size of a page of the mapping.
     pub page_size_bytes: u64,
     /// The length of the mapping.
     pub len_bytes: u64,
-    /// How many faults were forgotten before the first record.
+    /// The number of faults that were dropped before the first record.
     #[serde(default)]
     pub lost: u64,
-    /// The faults, in the order in which they were answered: when one was read, where its page is in the backing, its
-    /// kind, whether it was a write, its outcome, and how long that took.
+    /// The faults in the order of their answers: the time at which the fault was read, the offset of its page in the
+    /// backing, its kind, whether it was a write, its outcome, and its latency.
     #[cfg_attr(feature = "schema", schemars(with = "Vec<(u64, u64, Class, bool, Outcome, u64)>"))]
     pub records: Vec<Record>,
-    /// How long all of them took, by class and outcome.
+    /// The latencies of all faults, by class and outcome.
     #[serde(default, deserialize_with = "objects")]
     pub latencies: Vec<Summary>,
 }
@@ -55,39 +55,39 @@ pub struct Trace {
 /// One fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// When it had been read, since the mapping was made.
+    /// The time at which the fault was read, since the mapping was made.
     pub at_ns: u64,
-    /// Where the page starts in the backing.
+    /// The offset of the page in the backing.
     pub offset_bytes: u64,
-    /// What kind of fault it was.
+    /// The kind of fault.
     pub class: Class,
     /// Whether it was a write.
     pub is_write: bool,
-    /// What became of it.
+    /// The outcome.
     pub outcome: Outcome,
-    /// How long that took.
+    /// The time until the page was in place.
     pub latency_ns: u64,
 }
 
-/// How long faults of one class took that ended in one way.
+/// The latencies of faults of one class and outcome.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Summary {
     /// The kind of fault.
     pub class: Class,
-    /// How they ended.
+    /// The outcome.
     pub outcome: Outcome,
-    /// How many there were.
+    /// The number of faults.
     pub count: u64,
-    /// Half of them took at most so long.
+    /// The median.
     pub p50_ns: u64,
-    /// 99 of 100 did.
+    /// The 99th percentile.
     pub p99_ns: u64,
-    /// 999 of 1000 did.
+    /// The 99.9th percentile.
     pub p999_ns: u64,
-    /// All did.
+    /// The longest.
     pub max_ns: u64,
-    /// `[at_most_ns, count]`: how many took so long and longer than those before.
+    /// `[at_most_ns, count]`: the number of faults up to this time, and above the previous one.
     #[serde(default)]
     pub buckets: Vec<(u64, u64)>,
 }
@@ -103,12 +103,12 @@ pub enum Class {
     Minor,
     /// The page was protected against the write.
     WriteProtect,
-    /// One that this version does not know.
+    /// A word that this version does not know.
     #[serde(other)]
     Other,
 }
 
-/// What became of a fault.
+/// The outcome of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
@@ -119,17 +119,17 @@ pub enum Outcome {
     Coalesced,
     /// A thread that waits for devices produced it.
     Produced,
-    /// The page could not be had.
+    /// The page could not be read.
     Failed,
     /// The answer was deferred: the kernel reports the fault again.
     PutOff,
-    /// One that this version does not know.
+    /// A word that this version does not know.
     #[serde(other)]
     Other,
 }
 
 impl Outcome {
-    /// Every one, as charts show them.
+    /// All outcomes in the order of charts.
     pub(crate) const ALL: [Self; 6] =
         [Self::AtHand, Self::Coalesced, Self::Produced, Self::Failed, Self::PutOff, Self::Other];
 
@@ -265,7 +265,7 @@ impl From<&Latency> for Summary {
 }
 
 impl Trace {
-    /// Takes what a mapping of `len` in pages of `page` has recorded: its
+    /// Returns the trace of a mapping of `len` in pages of `page`: its
     /// [`take_trace`](uzone_fault::LazyMapping::take_trace) and
     /// [`latencies`](uzone_fault::LazyMapping::latencies).
     #[must_use]

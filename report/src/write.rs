@@ -1,4 +1,4 @@
-//! A file that is there as a whole or not at all ([`replace`]).
+//! Atomic replacement of files ([`replace`]).
 
 use std::fs;
 use std::io::Write;
@@ -8,7 +8,7 @@ use uzone_os::file_system::OutFile;
 
 use crate::error::ReportError;
 
-/// Makes a directory, and those above it, unless it is there.
+/// Creates a directory and its parents, unless it exists.
 ///
 /// # Errors
 /// [`ReportError`] if the system refuses.
@@ -20,7 +20,7 @@ pub fn make_directory(path: &Path) -> Result<(), ReportError> {
 /// Writes `bytes` to a file next to `target`, and renames that to it.
 ///
 /// Readers of `target` see the old file or the new one, and if this fails the old one stays. A symbolic
-/// link stays one: what it leads to is replaced. A pipe or a device gets the bytes, and `-` is standard output.
+/// link stays one: its target is replaced. A pipe or a device gets the bytes, and `-` is standard output.
 ///
 /// # Errors
 /// [`ReportError`] if `target` is a directory or a socket, or the system refuses. Nothing is left behind then.

@@ -299,9 +299,9 @@ fn what_is_no_document_is_refused_with_what_would_help() {
         (r#"{"schema":7}"#.into(), "`schema`: invalid type: integer `7`, expected a string"),
         (bench.replace("bench/1", "bench/2"), "is \"uzone.bench/2\""),
         (r#"{"schema":"\u001b[2J"}"#.into(), "\\u{1b}[2J"),
-        (bench.replace("\"results\"", "\"result\""), "does not keep to that"),
-        (bench.replace("\"median_ns\":5", "\"median_ns\":-5"), "does not keep to that"),
-        (r#"{"schema":"uzone.trace/1","records":7}"#.into(), "does not keep to that"),
+        (bench.replace("\"results\"", "\"result\""), "does not match it"),
+        (bench.replace("\"median_ns\":5", "\"median_ns\":-5"), "does not match it"),
+        (r#"{"schema":"uzone.trace/1","records":7}"#.into(), "does not match it"),
         (format!("{bench}{{"), "was cut short"),
         ("[".repeat(100_000), "is not JSON"),
     ] {

@@ -1,6 +1,6 @@
-//! A database's buffer pool whose frames are described by the pagemap: what a storage engine keeps in
-//! a table of frame headers (which page is in the frame, its LSN, how often it was used) is the payload
-//! of the frame's descriptor, and its pin count is the descriptor's own.
+//! A database's buffer pool whose frames are described by the pagemap. A storage engine has a table of frame headers (the
+//! page of the frame, its LSN, its number of uses): here a header is the payload of the frame's descriptor, and the pin
+//! count is the descriptor's own.
 //!
 //! `cargo run --release -p uzone --example buffer_pool`
 //!
@@ -30,7 +30,7 @@ const PAGES: u64 = 8192;
 const THREADS: u64 = 2;
 const FETCHES: u64 = 60_000; // by each thread
 
-/// What the pool keeps for each frame beside the pins. It starts at zero: no page yet.
+/// The header of a frame, beside its pins. It starts at zero: no page yet.
 #[derive(FromBytes, IntoBytes, KnownLayout)]
 #[repr(C)]
 struct Header {
@@ -167,7 +167,7 @@ impl BufferPool {
         for _ in 0..FETCHES {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             let any = (random >> 33) % PAGES;
-            // Half of all fetches are for an eighth of the pages. Who shares pages needs latches, too.
+            // Half of all fetches are for an eighth of the pages. A pool with shared pages needs latches too.
             let page = any.pow(3) / PAGES.pow(2) / THREADS * THREADS + thread;
             let pinned = self.fetch(page)?;
             let (header, offset) = self.frame(pinned.range())?;
@@ -185,7 +185,7 @@ impl BufferPool {
     }
 }
 
-/// Returns what a page is that was changed last at `lsn`.
+/// Returns the bytes of a page whose last change was at `lsn`.
 fn written(page: u64, lsn: u64) -> Vec<u8> {
     let words = (1..=FRAME as u64 / 8).map(|word| ((page << 40) ^ lsn).wrapping_mul(word));
     words.flat_map(u64::to_le_bytes).collect()
@@ -195,7 +195,7 @@ fn check(page: u64, lsn: u64, bytes: &[u8]) -> Outcome<()> {
     if bytes == written(page, lsn) {
         return Ok(());
     }
-    Err(format!("page {page} is not what was written at LSN {lsn}").into())
+    Err(format!("page {page} differs from its last change at LSN {lsn}").into())
 }
 
 fn main() -> Outcome<()> {

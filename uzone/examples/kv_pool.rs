@@ -7,8 +7,8 @@
 //! A tebibyte of addresses is reserved and bound, which takes no memory. Half of the size that is asked
 //! for is made present by several threads, and the pool hands out its blocks of 2 MiB; when they are
 //! used up, the other half comes. Two tenants then take blocks, check that every byte is zero, pin them as
-//! for a transfer, write all over them and give them back. Prints what was handed out, how much of it a
-//! worker had cleared ahead, and the rates; fails if a tenant finds a byte that is not zero.
+//! for a transfer, write all over them and give them back. Prints the blocks that were handed out, the share
+//! that a worker had cleared ahead, and the rates; fails if a tenant finds a byte that is not zero.
 
 use std::error::Error;
 use std::num::NonZeroU8;
@@ -23,7 +23,7 @@ type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
 const ADDRESSES: ByteLen = ByteLen::tib(1);
 const BLOCK: ByteLen = ByteLen::mib(2);
-/// What the driver of the example takes in one registration.
+/// The largest registration that the driver of the example takes.
 const REGISTRATION: ByteLen = ByteLen::mib(96);
 const TENANTS: usize = 2;
 const ROUNDS: usize = 4;
@@ -56,7 +56,7 @@ fn use_block(zone: &Zone, block: &Pooled, secret: u8) -> Outcome<()> {
     Ok(())
 }
 
-/// What one tenant saw: how many blocks, and how long it waited for each.
+/// Runs one tenant. Returns its wait for each block.
 fn tenant(zone: &Zone, pool: &Pool, blocks: usize, secret: u8) -> Outcome<Vec<Duration>> {
     let mut waits = Vec::new();
     for _ in 0..ROUNDS {

@@ -5,9 +5,9 @@
 //! `cargo run --release -p uzone --example lazy_dataset`
 //!
 //! 64 GiB of numbers are mapped whose pages are decoded from a first value and a step. One thread reads
-//! a part in order, another one here and there, and each advice is tried: what the kernel would do by
-//! default, one page a fault, windows that grow, and finding out. Prints for each how many faults there
-//! were, how many pages were made, how many of them were not read, and the time; fails if a byte is wrong.
+//! a part in order and another part here and there, with each advice: the kernel's default, one page a fault, windows
+//! that grow, and automatic. Prints the faults, the decoded pages, the pages that were not read, and the time of each;
+//! fails if a byte is wrong.
 
 use std::collections::HashSet;
 use std::error::Error;
@@ -25,9 +25,9 @@ type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 const LEN: ByteLen = ByteLen::gib(64);
 /// The numbers that are coded together.
 const RUN: usize = 4096;
-/// What is read in order.
+/// The length that is read in order.
 const SCAN: ByteLen = ByteLen::mib(32);
-/// How many numbers are read here and there.
+/// The number of words that are read here and there.
 const LOOKUPS: u64 = 2000;
 
 /// Returns the code of a run: its first number, and by how much each is larger than the one before.
@@ -36,7 +36,7 @@ fn code(run: u64) -> (u64, u64) {
     (first, first >> 40 | 1)
 }
 
-/// Decodes the numbers from `offset` on, which is what a fault costs here.
+/// Decodes the numbers from `offset` on: the cost of a fault.
 fn decode(offset: u64, out: &mut [u8]) {
     for (start, part) in (offset..).step_by(RUN).zip(out.chunks_mut(RUN)) {
         let (mut number, step) = code(start / RUN as u64);

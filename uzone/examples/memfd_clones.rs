@@ -6,7 +6,7 @@
 //!
 //! An image of 32 MiB lies in a memory file. Four clones map it privately, and a page of theirs is the
 //! file's until they write to it: a fault maps the page that is there already, and copies nothing. Each
-//! clone is read by a thread of its own, then writes to some pages. Prints what the kernel counts for each
+//! clone is read by a thread of its own, then writes to some pages. Prints the kernel's counts for each
 //! (`/proc/self/smaps`): present, its share, its own copies; fails if the clones take more than the image
 //! and the pages that were written, or if a byte of a clone or of the image is wrong.
 
@@ -25,7 +25,7 @@ type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
 const LEN: ByteLen = ByteLen::mib(32);
 const CLONES: u64 = 4;
-const PAGE: usize = 4096; // what is compared at a time
+const PAGE: usize = 4096;
 /// Each clone writes to one page of so many, and the first to none.
 const EVERY: u64 = 16;
 
@@ -36,7 +36,7 @@ fn image(page: u64) -> Vec<u8> {
     words.flat_map(u64::to_le_bytes).collect()
 }
 
-/// Returns what page `page` of a clone is after it has written.
+/// Returns the bytes of a page of a clone after its writes.
 fn changed(clone: u64, page: u64) -> Vec<u8> {
     if writes_to(clone, page) { clone.to_le_bytes().repeat(PAGE / 8) } else { image(page) }
 }
@@ -57,7 +57,7 @@ fn check(memory: &LazyMapping, expected: impl Fn(u64) -> Vec<u8>) -> Outcome<()>
     Ok(())
 }
 
-/// What the kernel counts for some addresses, in bytes.
+/// The kernel's counts for a range of addresses, in bytes.
 #[derive(Default)]
 struct Usage {
     present: u64,
@@ -87,7 +87,7 @@ fn usage(start: usize) -> Outcome<Usage> {
     Ok(usage)
 }
 
-/// Prints what each clone takes, and returns what all of them and the image take together.
+/// Prints the memory of each clone. Returns the memory of clones and image together, and of the copies.
 fn report(file: &Mapping, clones: &[LazyMapping]) -> Outcome<(u64, u64)> {
     println!("  clone    present      share        own");
     let (mut share, mut own) = (usage(file.addr().get())?.share, 0);

@@ -1,9 +1,8 @@
 //! A memory manager for very large memory, in user space.
 //!
 //! A program that owns gigabytes to terabytes of memory (guest memory, a cache, a pool of buffers, a data
-//! set) makes a [`Region`] of it and binds it to a [`Zone`]. The [`Pagemap`] that this returns keeps a
-//! descriptor for each page or folio: what is in it, how many pins it has, and a payload of the program's
-//! own. A [`Pool`] hands folios out, every byte zero. The module [`lazy`] maps memory whose pages are put
+//! set) makes a [`Region`] of it and binds it to a [`Zone`]. The [`Pagemap`] that this returns keeps a descriptor for
+//! each page or folio: its content, its number of pins, and a payload of the program's own. A [`Pool`] hands folios out, every byte zero. The module [`lazy`] maps memory whose pages are put
 //! in place when they are first touched.
 //!
 //! | to | take |
@@ -17,8 +16,8 @@
 //! | have memory filled by a page server | [`attach::AttachedMemory`] |
 //! | survive memory errors | [`sigbus`], [`Pagemap::poison`](PagemapView::poison) |
 //!
-//! The guide in `docs/GUIDE.md` explains one idea after the other. [`model`], [`stream`] and [`os`] have what the
-//! packages below this one offer to programs; each of these packages can be used alone, `uzone-pages` without `std`.
+//! The guide in `docs/GUIDE.md` explains one idea after the other. [`model`], [`stream`] and [`os`] have the public parts
+//! of the packages below this one; each of these packages can be used alone, `uzone-pages` without `std`.
 #![forbid(unsafe_code)]
 
 #[doc(inline)]
@@ -98,7 +97,7 @@ pub mod model {
     };
 }
 
-/// Memory to make regions of, and what the kernel and the machine offer.
+/// Memory to make regions of, and facts about the kernel and the host.
 pub mod os {
     #[doc(inline)]
     pub use uzone_os::{

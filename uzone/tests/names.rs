@@ -1,4 +1,4 @@
-//! What calls take and return can be named by a program that depends on this package alone.
+//! The types of arguments and results can be named by a program that depends on this package alone.
 #![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 
 use uzone::{
@@ -6,7 +6,7 @@ use uzone::{
     Pinned, Redeemed, Referenced, Region, ZeroOptions, Zone,
 };
 
-/// What a driver keeps.
+/// The state of a driver.
 struct Kept {
     pagemap: Pagemap,
     pinned: Pinned,

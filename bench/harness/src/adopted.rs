@@ -20,13 +20,14 @@ pub fn anonymous(len: ByteLen) -> Result<Mapping> {
     Ok(Mapping::anonymous(len, how)?)
 }
 
-/// The same, registered with a userfaultfd that has some features, and others where the kernel has them.
+/// Returns such memory, registered with a userfaultfd: `features` are required, `optional` ones are taken where the
+/// kernel has them.
 pub fn registered(len: ByteLen, features: Features, optional: Features) -> Result<Registered> {
     let uffd = Uffd::open(features, optional, KernelFaults::IfAllowed)?;
     Ok(Registered::new(Arc::new(uffd), anonymous(len)?, Modes::MISSING)?)
 }
 
-/// Memory, and what answers its faults.
+/// Memory, and the engine's part that answers its faults.
 ///
 /// It is not [`Engine::map`]'s memory, which is kept from child processes by madvise(2): some hosts deny
 /// that call, and these benchmarks start no child process.
@@ -64,13 +65,13 @@ impl Adopted {
         Self::new(engine, memory, Arc::new(backing), options)
     }
 
-    /// Returns what answers the faults.
+    /// Returns the engine's part that answers the faults.
     #[must_use]
     pub fn answering(&self) -> &AdoptedMemory {
         &self.answering
     }
 
-    /// Copies bytes out. The call waits for those that are missing.
+    /// Copies bytes out. The call waits for missing pages.
     ///
     /// # Errors
     /// [`AccessError`] unless all bytes are inside, or a page could not be had.

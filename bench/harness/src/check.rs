@@ -1,10 +1,9 @@
-//! Whether this run is slower than an earlier one: [`compare`].
+//! The comparison of a run with an earlier one: [`compare`].
 //!
-//! Times vary from day to day, with the other load of the machine; what varies less is how a row stands
-//! to its limit, or to the naive way, within one run. So that is compared, and a bare time only of rows that
-//! have neither. A limit that writes is not slowed down by others as a row is that reads as well, and one
-//! of microseconds not as a naive way of milliseconds; so a row is worse only if both of its ratios are,
-//! and where it has one alone, if its time does too.
+//! Times vary with the load of the host; the ratio of a row to its limit, or to the naive way, varies less within one
+//! run. So ratios are compared, and a bare time only for rows that have no ratio. Load slows down a limit that writes
+//! less than a row that also reads, and a limit of microseconds less than a naive way of milliseconds. So a row is
+//! worse only if both of its ratios are, and with one ratio, only if its time is worse too.
 //!
 //! ```text
 //! slower   =  then / now of a share of the limit or a ratio to the naive way; now / then of a median
@@ -12,10 +11,9 @@
 //! worse    if  slower > 1 + allowed          better  if  slower < 1 / (1 + allowed)
 //! ```
 //!
-//! The noise of a run is that of its own rounds (its `noise`). Only what uzone does is judged: a naive row,
-//! a limit, or a peer that takes another time is the machine. Rows that were worse are
-//! measured again, with their tables; [`Comparison::again`] takes that, and what is not worse a second
-//! time is no regression.
+//! The noise of a run is the spread of its own rounds (`noise`). Only rows of uzone are judged: a naive row, a limit or
+//! a peer that takes another time shows a change of the host. The tables of rows that were worse are measured again;
+//! [`Comparison::again`] takes the result, and a row that is not worse twice is no regression.
 
 use serde::Serialize;
 
@@ -24,41 +22,41 @@ use uzone_report::results::{Role, Row, Skipped};
 
 /// The schema of a comparison: raised when a field changes its meaning.
 pub const SCHEMA: &str = "uzone.bench-check/1";
-/// How many times the noise of both runs a row may be slower.
+/// The factor by which a row may be slower than the noise of both runs.
 pub const FACTOR: f64 = 2.0;
-/// By how much a row may be slower however quiet both runs were: what the placement of memory and the
-/// day make of the same code.
+/// The part by which a row may be slower however quiet both runs were: the same code varies as much from day to day,
+/// and with the placement of its memory.
 pub const FLOOR: f64 = 0.15;
 
-/// What of two rows is compared.
+/// The value of two rows that is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Measure {
     /// The share of the limit; more is better.
     ShareOfLimit,
-    /// How many times the naive row took; more is better.
+    /// The ratio to the naive row; more is better.
     RatioNaive,
     /// The median, in nanoseconds; less is better.
     MedianNs,
 }
 
-/// What became of a row.
+/// The outcome of a comparison of two rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// As it was, within the noise.
+    /// Equal within the noise.
     Same,
     /// Faster.
     Better,
     /// Slower, and not measured again.
     Worse,
-    /// Slower, and as it was when it was measured again.
+    /// Slower, and equal when it was measured again.
     WorseOnce,
     /// Slower, and slower again.
     WorseTwice,
-    /// Not of uzone: the naive way, a limit, or a peer. It is not judged.
+    /// A naive row, a limit or a peer, which is not judged.
     Yardstick,
 }
 
@@ -70,21 +68,21 @@ pub struct Compared {
     pub id: String,
     /// The name, for people.
     pub name: String,
-    /// What it is beside the others.
+    /// Its role in its table.
     pub role: Role,
-    /// What is compared.
+    /// The value that is compared.
     pub measure: Measure,
-    /// That in the earlier run.
+    /// The value in the earlier run.
     pub then: f64,
-    /// That in this run.
+    /// The value in this run.
     pub now: f64,
-    /// That when it was measured once more.
+    /// The value when the row was measured again.
     pub again: Option<f64>,
-    /// By what part it is slower; below zero where it is faster.
+    /// The part by which it is slower; below zero where it is faster.
     pub change: f64,
-    /// By what part it may be slower.
+    /// The part by which it may be slower.
     pub allowed: f64,
-    /// What became of it.
+    /// The outcome.
     pub verdict: Verdict,
 }
 
@@ -124,11 +122,11 @@ pub fn compare(then: &[Row], now: &[Row]) -> Comparison {
 }
 
 impl Comparison {
-    /// Takes rows that were measured once more: what was worse than `then` is worse twice, or was so once.
+    /// Takes rows that were measured again: a row that was worse than `then` is worse once, or twice.
     pub fn again(&mut self, then: &[Row], rows: &[Row]) {
         for compared in self.rows.iter_mut().filter(|row| row.verdict == Verdict::Worse) {
             let find = |rows: &[Row]| rows.iter().position(|row| row.id == compared.id);
-            // A row that could not be measured again stays what it was.
+            // A row that could not be measured again keeps its verdict.
             let Some((before, row)) = find(then).zip(find(rows)) else { continue };
             let Some(judged) = judged(&then[before], &rows[row]) else { continue };
             compared.again = Some(judged.now);
@@ -139,7 +137,7 @@ impl Comparison {
         }
     }
 
-    /// Returns the rows that are slower, as far as is known: once and not measured again, or twice.
+    /// Returns the rows that are slower: twice, or once if they were not measured again.
     pub fn worse(&self) -> impl Iterator<Item = &Compared> {
         let is_worse = |verdict| matches!(verdict, Verdict::Worse | Verdict::WorseTwice);
         self.rows.iter().filter(move |row| is_worse(row.verdict))
@@ -175,7 +173,7 @@ fn allowed(noise_then: f64, noise_now: f64) -> f64 {
     (FACTOR * (noise_then + noise_now)).max(FLOOR)
 }
 
-/// Returns how many times as slow a row is.
+/// Returns the factor by which a row is slower.
 fn slower(measure: Measure, then: f64, now: f64) -> f64 {
     match measure {
         Measure::ShareOfLimit | Measure::RatioNaive => then / now,
@@ -183,8 +181,8 @@ fn slower(measure: Measure, then: f64, now: f64) -> f64 {
     }
 }
 
-/// Compares all that two rows have both; `None` if that is nothing. The measure is the first, and the verdict that
-/// of all.
+/// Compares each value that two rows both have; `None` if there is none. The measure is the first of them, and the
+/// verdict takes all of them into account.
 fn judged(then: &Row, now: &Row) -> Option<Compared> {
     let by = |measure| {
         let ((before, noise_then), (after, noise_now)) =
@@ -209,7 +207,7 @@ fn judged(then: &Row, now: &Row) -> Option<Compared> {
     };
     let has_ratio =
         |row| value(row, Measure::ShareOfLimit).or(value(row, Measure::RatioNaive)).is_some();
-    // Yardsticks are what ratios are formed with: theirs to themselves mean nothing.
+    // Ratios refer to yardsticks, whose ratio to themselves means nothing.
     if !now.role.is_some_and(Role::is_of_uzone) {
         return by(Measure::MedianNs)
             .map(|found| Compared { verdict: Verdict::Yardstick, ..found });
@@ -226,9 +224,11 @@ fn judged(then: &Row, now: &Row) -> Option<Compared> {
 
 fn compared(then: &Row, now: &Row) -> Result<Compared, &'static str> {
     if (then.bytes, then.items) != (now.bytes, now.items) {
-        return Err("another amount of work: the memory that could be had, or the row, is another");
+        return Err(
+            "another amount of work: the host has another amount of memory, or the row has changed",
+        );
     }
-    judged(then, now).ok_or("one of them has no limit or naive row that the other has")
+    judged(then, now).ok_or("only one of the two runs has a limit or a naive row")
 }
 
 #[cfg(test)]
@@ -275,7 +275,7 @@ mod tests {
             (limit(0.9, 0.0), limit(0.7, 0.2), ShareOfLimit, Same),
             (limit(0.9, 0.1), limit(0.6, 0.1), ShareOfLimit, Worse),
             (limit(0.7, 0.2), limit(0.9, 0.0), ShareOfLimit, Same),
-            // One ratio alone: the limit, or the naive way, is what changed. The time may be any.
+            // One ratio alone: the limit, or the naive way, has changed. The time may be any.
             (both(100, 9.0, 0.9), both(900, 1.0, 0.9), ShareOfLimit, Same),
             (both(100, 9.0, 0.9), both(900, 9.0, 0.1), ShareOfLimit, Same),
             (both(900, 9.0, 0.9), both(100, 1.0, 0.1), ShareOfLimit, Worse),
@@ -285,7 +285,7 @@ mod tests {
             (naive(100, 9.0, 0.0), naive(300, 3.0, 0.0), RatioNaive, Worse),
             (naive(300, 3.0, 0.0), naive(100, 9.0, 0.0), RatioNaive, Better),
             (naive(100, f64::NAN, 0.0), naive(300, f64::INFINITY, 0.0), MedianNs, Worse),
-            // The naive way was slower then, and ours is what it was.
+            // The naive way was slower then, and ours is unchanged.
             (naive(100, 9.0, 0.0), naive(100, 3.0, 0.0), RatioNaive, Same),
             (bare(100, 0.0), bare(110, 0.0), MedianNs, Same),
             (bare(100, 0.0), bare(300, 0.0), MedianNs, Worse),
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_slower_is_found_by_its_part_whichever_way_the_measure_goes() {
+    fn a_slower_row_has_the_same_change_by_every_measure() {
         let change = |then: &Row, now: &Row| {
             compare(std::slice::from_ref(then), std::slice::from_ref(now)).rows[0].change
         };
@@ -379,7 +379,7 @@ mod tests {
         };
         assert_eq!(verdict("a/once"), (Verdict::WorseOnce, Some(0.88)));
         assert_eq!(verdict("b/twice"), (Verdict::WorseTwice, Some(0.31)));
-        // What was as before is not judged by what is measured beside it.
+        // A row that was as before is not judged again.
         assert_eq!(verdict("a/same"), (Verdict::Same, None));
         assert_eq!(verdict("c/lost"), (Verdict::Worse, None));
         let worse: Vec<&str> = comparison.worse().map(|row| row.id.as_str()).collect();

@@ -25,10 +25,10 @@ use crate::{
 
 /// The length that is cleared at once.
 const EXTENT: ByteLen = ByteLen::mib(2);
-/// Memory that extents are taken from in turn, where there is enough: longer than most caches.
+/// The memory that extents are taken from in turn, where there is enough: longer than most caches.
 pub const ARENA: ByteLen = ByteLen::mib(256);
 
-/// Returns how much memory the parts take at most, beside what the caller's readers do.
+/// Returns the largest amount of memory that a part takes, without the caller's readers.
 #[must_use]
 pub fn memory(described: ByteLen, arena: ByteLen) -> ByteLen {
     // Descriptors of 64 bytes for bind, twice, and some on top, as `bind` asks for; and the arena.
@@ -58,7 +58,7 @@ impl NumberedFile<'_> {
         Ok(Share::of(|| (0..self.len.get() / page).try_for_each(read))?.found)
     }
 
-    /// Does the same, and adds what memory counts.
+    /// Reads the numbers of memory that counts its faults.
     fn touch(self, row: &str, memory: &impl Counted) -> Result<Found> {
         let page = probe::page_size().bytes();
         counted(row, self.read(row, memory), memory, self.len.get() / page, page)
@@ -124,12 +124,12 @@ fn part(
     suite: Suite<'_>,
     title: String,
     note: &str,
-    what: &str,
+    progress: &str,
     rounds: u32,
     watch: Watch<'_>,
 ) -> Result<Bench> {
     let table = Table { id: suite.table.clone(), title, note: note.to_owned() };
-    let results = suite.run(what, rounds, watch)?;
+    let results = suite.run(progress, rounds, watch)?;
     Ok(Bench { tables: vec![table], results, ..Bench::default() })
 }
 

@@ -9,7 +9,7 @@ use uzone_os::{AccessError, MapError, Mapping, MappingError, Rejected, SysError}
 use uzone_pages::{ByteLen, ErrorKind, Pfn};
 use uzone_zone::{BindError, BindFailure, PinError, PoolError, WriteError};
 
-/// What the functions of this package return.
+/// The result of the functions of this package.
 pub type Result<T = (), E = BenchError> = std::result::Result<T, E>;
 
 /// A benchmark that could not be run. Its text has the values and the fix.
@@ -24,25 +24,25 @@ pub struct BenchError {
 }
 
 impl BenchError {
-    /// Returns what kind of error this is; [`ErrorKind::Other`] where its cause determines that.
+    /// Returns the kind of the error; [`ErrorKind::Other`] where its cause determines the kind.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
 
-    /// Returns whether this host lacks what a benchmark needs. Otherwise an argument is not valid, or a
-    /// row found something wrong.
+    /// Returns whether this host lacks something that a benchmark needs. Otherwise an argument is not valid, or a row
+    /// found something wrong.
     #[must_use]
     pub fn is_of_this_host(&self) -> bool {
         self.is_of_this_host
     }
 
-    /// No table was asked for that there is.
+    /// No table has an id that was asked for.
     #[must_use]
     pub fn no_table(asked: &[String]) -> Self {
         let asked = asked.join(",");
         Self::not_valid(format!(
-            "no table begins with {asked}: leave --table out to see which there are"
+            "no table begins with {asked}: leave --table out to see all tables"
         ))
     }
 
@@ -70,7 +70,7 @@ impl BenchError {
         Self { kind, is_of_this_host: true, text, cause: None }
     }
 
-    /// Not as many threads could be started as the rows should have.
+    /// The system refused to start the threads of a row.
     pub fn threads(threads: usize) -> Self {
         let text = format!(
             "cannot start {threads} threads: ask for fewer with --threads, or raise `ulimit -u`"
@@ -78,20 +78,20 @@ impl BenchError {
         Self::host(ErrorKind::OutOfMemory, text)
     }
 
-    /// A library or the system refused to do `what`.
+    /// A library or the system refused an action, which is named by a verb.
     pub fn failed(
-        what: &str,
+        action: &str,
         is_of_this_host: bool,
         cause: impl Into<Box<dyn Error + Send + Sync>>,
     ) -> Self {
         let cause = cause.into();
-        let text = format!("cannot {what}: {cause}");
+        let text = format!("cannot {action}: {cause}");
         Self { kind: ErrorKind::Other, is_of_this_host, text, cause: Some(cause) }
     }
 
-    /// Returns a function that makes an error of the measured file from its cause. `what` is the verb.
-    pub fn of_file(what: &'static str) -> impl Fn(io::Error) -> Self {
-        move |cause| Self::failed(&format!("{what} the file that is measured"), true, cause)
+    /// Returns a function that makes an error of the measured file from its cause.
+    pub fn of_file(verb: &'static str) -> impl Fn(io::Error) -> Self {
+        move |cause| Self::failed(&format!("{verb} the file that is measured"), true, cause)
     }
 
     /// The file to map could not be made.
@@ -110,28 +110,28 @@ impl BenchError {
     }
 
     /// A row found something wrong. A defect of uzone, or of its rival.
-    fn of_row(row: &str, what: &str) -> Self {
-        let text = format!("the row {row} {what}");
+    fn of_row(row: &str, defect: &str) -> Self {
+        let text = format!("the row {row} {defect}");
         Self { kind: ErrorKind::Other, is_of_this_host: false, text, cause: None }
     }
 
-    /// A row left a byte that is not what it should be, at `offset` of the extent.
+    /// A row left a wrong byte at `offset` of the extent.
     pub fn wrong_byte(row: &str, offset: u64) -> Self {
         Self::of_row(row, &format!("left a wrong byte at {offset:#x}"))
     }
 
-    /// A row wrote something else than the slow path.
+    /// A row wrote a descriptor that differs from the slow path.
     pub fn wrong_page(row: &str, pfn: Pfn) -> Self {
         Self::of_row(row, &format!("wrote a wrong descriptor for page {pfn}"))
     }
 }
 
-/// What failed where a library returned an error, and whether this host lacks what is needed.
+/// The action that a library's error ends, and whether this host lacks something that it needs.
 macro_rules! failures {
-    ($($error:ty: $what:literal, $is_of_this_host:literal;)*) => {$(
+    ($($error:ty: $action:literal, $is_of_this_host:literal;)*) => {$(
         impl From<$error> for BenchError {
             fn from(error: $error) -> Self {
-                Self::failed($what, $is_of_this_host, error)
+                Self::failed($action, $is_of_this_host, error)
             }
         }
     )*};
@@ -143,7 +143,7 @@ failures! {
     PinError: "hold the pages of the region", false;
     MapError: "map memory", true;
     MappingError: "use mapped memory", true;
-    SysError: "measure what this process has", true;
+    SysError: "measure the memory of this process", true;
     uzone_fault::MapError: "map memory lazily", true;
     uzone_fault::LazyError: "use lazily mapped memory", false;
     UffdError: "open a userfaultfd", true;
@@ -166,16 +166,16 @@ impl From<WriteError> for BenchError {
                 | WriteError::Populate(_)
                 | WriteError::Sys(_)
         );
-        let what = if is_of_this_host {
+        let action = if is_of_this_host {
             "make a region present"
         } else {
             "clear or copy the memory of a region"
         };
-        Self::failed(what, is_of_this_host, error)
+        Self::failed(action, is_of_this_host, error)
     }
 }
 
-/// Returns an error on one line, with those of its causes that the text before does not contain.
+/// Returns an error on one line, with each cause that the text before it does not contain.
 #[must_use]
 pub fn sentence(error: &dyn Error) -> String {
     let causes = std::iter::successors(error.source(), |&cause| cause.source());

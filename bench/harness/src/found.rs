@@ -1,4 +1,4 @@
-//! What a row finds out beyond its time: its page faults, its pauses, and how long single calls took.
+//! Samples of a row beyond its time: its page faults, and the times of single calls.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -9,36 +9,36 @@ use uzone_report::{float, nanoseconds};
 
 use super::rounds::median;
 
-/// What a case that takes faults finds out in a round.
+/// The sample of one round of a case that takes page faults.
 #[derive(Debug, Default)]
 pub struct Found {
-    /// The time that counts.
+    /// The measured time.
     pub elapsed: Duration,
     /// The part of it before the first touch.
     pub before: Duration,
     /// The number of page faults.
     pub faults: u64,
-    /// How many pages were mapped and never touched.
+    /// The number of pages that were mapped and never touched.
     pub wasted: u64,
-    /// How many bytes came from object storage, and from devices.
+    /// The number of bytes from object storage and devices.
     pub read_bytes: u64,
-    /// How long each touch took, where that is asked for.
+    /// The time of each touch, where touches are timed.
     pub touches_ns: Vec<u64>,
-    /// How long each touch took that caused a page fault.
+    /// The time of each touch that caused a page fault.
     pub demand_ns: Vec<u64>,
-    /// How much memory each of several clones takes, in bytes.
+    /// The memory of each of several clones, in bytes.
     pub clone_bytes: Option<u64>,
-    /// CPU time of the process, including that of making the memory. The suite sets it.
+    /// The CPU time of the process, with making the memory. The suite sets it.
     pub cpu: Duration,
 }
 
 impl Found {
-    /// Adds what was done before the first touch.
+    /// Adds the time of work before the first touch.
     pub fn after(self, before: Duration) -> Self {
         Self { elapsed: self.elapsed + before, before: self.before + before, ..self }
     }
 
-    /// Adds what another thread or clone found.
+    /// Adds the sample of another thread or clone.
     pub fn add(&mut self, other: Self) {
         self.elapsed += other.elapsed;
         self.faults += other.faults;
@@ -53,7 +53,7 @@ impl Found {
     }
 }
 
-/// Where a case puts what it finds out about its faults, round by round. The first does not count.
+/// The samples of a case, one a round. The first round does not count.
 pub(crate) type Log = Rc<RefCell<Vec<Found>>>;
 
 /// Returns the middle one of some values.
@@ -63,7 +63,7 @@ fn middle(values: impl Iterator<Item = u64>) -> u64 {
     median(&values)
 }
 
-/// Sums up the faults of a row. Compares its touches with those of the rows `naive` and `beyond`.
+/// Sums up the samples of a row. Compares its touches with the rows `naive` and `beyond`.
 pub(super) fn faults(
     log: &Log,
     median_ns: u64,
@@ -105,14 +105,13 @@ pub(super) fn faults(
     }
 }
 
-/// Returns the smallest of times in ascending order that at least so many of 1000 do not exceed.
+/// Returns the smallest of times in ascending order that at least `of_1000` of 1000 do not exceed.
 fn not_exceeded(sorted: &[u64], of_1000: usize) -> u64 {
     let rank = (sorted.len() * of_1000).div_ceil(1000).max(1);
     sorted.get(rank - 1).copied().unwrap_or(0)
 }
 
-/// Sums up the times of single calls, in any order, with what one in a hundred and one in a thousand
-/// exceed; `None` if there is none.
+/// Sums up the times of single calls, in any order, with the 99th percentile and the 99.9th; `None` without a call.
 pub(super) fn latency(mut ns: Vec<u64>) -> Option<Spread> {
     ns.sort_unstable();
     let (p50_ns, worst_ns, count) = (median(&ns), *ns.last()?, ns.len());

@@ -1,9 +1,9 @@
-//! What a run was measured on: the foot of every table.
+//! The host and the build of a run: the foot of every table.
 
 use uzone_os::{SystemRoot, hugepages, memory, numa, probe};
 use uzone_report::Machine;
 
-/// Returns the machine and the build of this run.
+/// Returns the host and the build of this run.
 #[must_use]
 pub fn here() -> Machine {
     let root = SystemRoot::host();

@@ -11,12 +11,12 @@ use uzone_stream::{Pattern, Streaming};
 use super::error::{BenchError, Result};
 use super::found::Found;
 
-/// Returns an error unless so much memory can be had.
+/// Returns an error unless `needed` memory is available.
 pub fn check_memory(needed: ByteLen) -> Result {
     match memory::available(&SystemRoot::host()) {
         Ok(available) if available.bytes < needed => {
             let text = format!(
-                "{needed:.1} of memory are needed and {:.1} can be had, limited by {}: raise that limit, or \
+                "{needed:.1} of memory are needed and {:.1} are available, limited by {}: raise that limit, or \
                  describe less with --size, at least 1G",
                 available.bytes, available.limited_by
             );
@@ -26,7 +26,7 @@ pub fn check_memory(needed: ByteLen) -> Result {
     }
 }
 
-/// Takes memory of this process, present, and in huge pages where the host has them.
+/// Returns anonymous memory, present, and in huge pages where the host has them.
 pub fn present(len: ByteLen) -> Result<Exclusive> {
     let how = Anonymous { huge: HugeAdvice::Advise, ..Anonymous::default() };
     let mut memory = Exclusive::anonymous(len, how)?;
@@ -54,7 +54,7 @@ pub fn fill(
         };
         let others: Vec<_> = parts.map(start).collect();
         let mine = mine.map_or(Ok(()), write);
-        // Without its thread a part stays unwritten, and the row would be wrong.
+        // A part whose thread did not start is unwritten.
         let join = |thread: Option<std::thread::ScopedJoinHandle<'_, Result>>| {
             let joined = thread.and_then(|thread| thread.join().ok());
             joined.unwrap_or_else(|| Err(BenchError::threads(threads)))
@@ -160,12 +160,12 @@ impl Counted for LazyMapping {
     }
 }
 
-/// Returns how many pages an engine has installed: on demand, around a fault, or by populating.
+/// Returns the number of pages that an engine has installed: on demand, around a fault, or by populating.
 pub(super) fn placed(stats: &FaultStats) -> u64 {
     stats.demand + stats.around + stats.populated
 }
 
-/// Adds the faults and the wasted pages of memory of which `touched` pages of `page_bytes` were touched.
+/// Adds the faults of memory, and its wasted pages: `touched` pages of `page_bytes` were touched.
 pub fn counted(
     row: &str,
     found: Result<Found>,
@@ -188,7 +188,7 @@ pub fn check_word(row: &str, memory: &(impl Reads + ?Sized), offset: u64, expect
     if is_right { Ok(()) } else { Err(BenchError::wrong_byte(row, offset)) }
 }
 
-/// Returns the offset of the word that is read of a page of 4 KiB, in another cache line from page to page.
+/// Returns the offset of the tested word of a page of 4 KiB, in another cache line from page to page.
 pub fn place(page: u64) -> u64 {
     page * 4096 + page % 512 * 8
 }

@@ -1,9 +1,9 @@
-//! Settings of the host that a benchmark changes for a while, and puts back: [`change`].
+//! Settings of the host that a benchmark changes for a while and restores: [`change`].
 //!
 //! They are put back when [`Changed`] is dropped, and when a user or a service manager ends the process
 //! by SIGHUP, SIGINT, SIGQUIT or SIGTERM. From the first change on, a thread takes these signals for as
 //! long as the process lives: it puts everything back and lets the process die of that very signal.
-//! Signals that the process ignores (`nohup`), or has a handler for, stay what they are.
+//! Signals that the process ignores (`nohup`) or handles keep their disposition.
 //! After a SIGKILL the change stays: no process can catch that signal.
 
 use std::io;
@@ -17,10 +17,10 @@ use signal_hook::low_level::emulate_default_handler;
 /// The signals that ask a process to end.
 const ENDING: [c_int; 4] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM];
 
-/// What undoes a change.
+/// Undoes a change.
 type Undo = Box<dyn FnOnce() + Send>;
 
-/// What is changed now. The lock is held over each change and each undoing of one, so that a signal
+/// The changes in effect. The lock is held over each change and each undoing of one, so that a signal
 /// that comes in the middle waits for it, and over the end of the process, so that nothing is changed
 /// after all was put back.
 struct Changes {
@@ -36,12 +36,12 @@ fn changes() -> MutexGuard<'static, Changes> {
     CHANGES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Something that is changed, until this is dropped.
+/// A change that is undone on drop.
 #[derive(Debug)]
 pub struct Changed(u64);
 
-/// Makes a change that `undo` takes back. An error is of `make`, or of the thread and its signals;
-/// then nothing is changed, as far as `make` changes nothing when it fails.
+/// Makes a change that `undo` takes back. Returns the error of `make`, or of starting the thread that takes signals:
+/// nothing is changed then, if a `make` that fails changes nothing.
 pub fn change(
     make: impl FnOnce() -> io::Result<()>,
     undo: impl FnOnce() + Send + 'static,
@@ -89,8 +89,8 @@ fn watch() -> io::Result<()> {
     Ok(())
 }
 
-/// Returns whether a signal is neither ignored nor caught, by the text of `/proc/self/status`. What the
-/// kernel does not report is taken for that.
+/// Returns whether a signal is neither ignored nor caught, by the text of `/proc/self/status`; true for a signal that
+/// the text does not name.
 fn is_default(status: &str, signal: c_int) -> bool {
     let is_in = |field: &str| {
         let set = status.lines().find_map(|line| line.strip_prefix(field));

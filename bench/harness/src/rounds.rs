@@ -1,4 +1,4 @@
-//! Running cases in interleaved rounds, and the numbers that come of it.
+//! Interleaved rounds of cases, and their statistics.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,37 +8,36 @@ use uzone_report::nanoseconds;
 
 use super::error::Result;
 
-/// How far a benchmark is: what it does now, and how many rounds of how many are done.
+/// The progress of a benchmark.
 #[derive(Clone, Copy, Debug)]
 pub struct Phase<'a> {
-    /// What is measured now.
-    pub what: &'a str,
-    /// How many rounds are done.
+    /// The name of the step under way.
+    pub step: &'a str,
+    /// The number of rounds that are done.
     pub done: u64,
-    /// How many there are.
+    /// The number of rounds.
     pub total: u64,
-    /// Of several benchmarks that are run one after the other, the name of this one, its number
-    /// from 1 on, and how many there are.
+    /// The name of this benchmark of several, its number from 1 on, and the number of all.
     pub part: Option<(&'a str, usize, usize)>,
 }
 
 /// Receives the progress of a benchmark.
 pub type Watch<'a> = &'a dyn Fn(Phase<'_>);
 
-/// One way of doing the work of a group.
+/// One way of doing the work of a suite.
 pub(crate) struct Case<'a> {
     pub(crate) name: String,
-    /// Does the work once and returns how long that took.
+    /// Does the work once and returns its time.
     pub(crate) run: Box<dyn FnMut() -> Result<Duration> + 'a>,
 }
 
-/// What each case of one group took, in nanoseconds, round by round.
+/// The times of each case in nanoseconds, round by round.
 #[derive(Debug, Default)]
 pub(crate) struct Samples(BTreeMap<String, Vec<u64>>);
 
 /// Runs every case once a round, after one round that is not counted.
 pub(crate) fn run(
-    what: &str,
+    step: &str,
     rounds: u32,
     cases: &mut [Case<'_>],
     watch: Watch<'_>,
@@ -47,7 +46,7 @@ pub(crate) fn run(
     let mut order: Vec<usize> = (0..cases.len()).collect();
     let mut samples = Samples::default();
     for round in 0..=rounds {
-        watch(Phase { what, done: u64::from(round), total: u64::from(rounds) + 1, part: None });
+        watch(Phase { step, done: u64::from(round), total: u64::from(rounds) + 1, part: None });
         random.shuffle(&mut order);
         for &index in &order {
             let Case { name, run } = &mut cases[index];
@@ -58,12 +57,12 @@ pub(crate) fn run(
         }
     }
     let total = u64::from(rounds) + 1;
-    watch(Phase { what, done: total, total, part: None });
+    watch(Phase { step, done: total, total, part: None });
     Ok(samples)
 }
 
 impl Samples {
-    /// Returns what the case `name` took, in ascending order.
+    /// Returns the times of the case `name` in ascending order.
     pub(crate) fn sorted(&self, name: &str) -> Vec<u64> {
         let mut times = self.0.get(name).cloned().unwrap_or_default();
         times.sort_unstable();
@@ -92,8 +91,8 @@ impl Samples {
     }
 }
 
-/// Returns how far values in ascending order are from each other: half of what the middle half of
-/// them spans, as a part of the median. Fewer than four have no middle half: all of them are taken.
+/// Returns the spread of values in ascending order: half of the interquartile range, as a part of the median. Fewer than
+/// four values have no quartiles: half of their range is taken.
 /// The spread of one value is 0.
 pub(crate) fn spread(sorted: &[f64]) -> f64 {
     let (Some(&last), Some(&median)) = (sorted.last(), sorted.get(sorted.len() / 2)) else {

@@ -1,4 +1,4 @@
-//! A benchmark under way: [`Session`].
+//! A benchmark run: [`Session`].
 
 use uzone_report::results::{BENCH_SCHEMA, Bench, Headline, Row, Skipped, Table};
 
@@ -7,7 +7,7 @@ use super::machine;
 use super::rounds::Watch;
 use super::suite::Suite;
 
-/// A benchmark under way: what was asked for, and what was found so far.
+/// A benchmark run: its settings and results so far.
 pub struct Session<'a> {
     tables: Vec<String>,
     /// The number of rounds of each suite.
@@ -18,8 +18,8 @@ pub struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    /// Begins a run of the benchmark `name`. `settings` is a sentence, `parameters` the same for a program, and
-    /// `tables` has the beginnings of the ids of the tables that are measured; without one, all are.
+    /// Begins a run of the benchmark `name`. `settings` is a sentence, `parameters` the same for a program. Tables are
+    /// measured whose ids begin with one of `tables`, or all tables if it is empty.
     pub fn new(
         name: &str,
         settings: String,
@@ -39,7 +39,7 @@ impl<'a> Session<'a> {
         Self { tables: tables.to_vec(), rounds, watch, bench }
     }
 
-    /// Returns whether a table was asked for: its id begins as one that was named, or none was named.
+    /// Returns whether a table was asked for: its id begins with one that was named, or none was named.
     pub fn wants(&self, table: &str) -> bool {
         self.tables.is_empty() || self.tables.iter().any(|start| table.starts_with(start.as_str()))
     }
@@ -69,9 +69,9 @@ impl<'a> Session<'a> {
         self.bench.tables.push(Table { id: id.into(), title: title.into(), note: note.into() });
     }
 
-    /// Measures a suite in as many rounds as were asked for.
-    pub fn run(&mut self, suite: Suite<'_>, what: &str) -> Result {
-        self.bench.results.extend(suite.run(what, self.rounds, self.watch)?);
+    /// Measures a suite in the rounds of the session.
+    pub fn run(&mut self, suite: Suite<'_>, title: &str) -> Result {
+        self.bench.results.extend(suite.run(title, self.rounds, self.watch)?);
         Ok(())
     }
 
@@ -88,7 +88,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Takes what came of a table. Where this host lacks what it takes, that table alone is left out.
+    /// Leaves a table out if this host lacks something that it needs, and returns every other error.
     pub fn or_skip(&mut self, table: &str, measured: Result) -> Result {
         match measured {
             Err(error) if error.is_of_this_host() => self.skip(table, sentence(&error)),
@@ -97,7 +97,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Ends it: the rows that have a headline become the summary.
+    /// Ends the run: the rows with a headline become the summary.
     pub fn finish(mut self) -> Result<Bench> {
         if self.bench.tables.is_empty() && self.bench.skipped.is_empty() {
             return Err(BenchError::no_table(&self.tables));
@@ -131,7 +131,7 @@ fn headlines(rows: &[Row]) -> Vec<Headline> {
     rows.iter().filter_map(headline).collect()
 }
 
-/// Returns what a limit would take for so many bytes; where either writes none, both do the same work.
+/// Returns the time of a limit, scaled to `bytes`; where either writes none, both do the same work.
 fn for_as_many_bytes(limit: &Row, bytes: u64) -> u64 {
     if limit.bytes == 0 || bytes == 0 {
         return limit.median_ns;

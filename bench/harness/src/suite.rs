@@ -12,39 +12,39 @@ use super::error::Result;
 use super::found::{Found, Log, faults, latency};
 use super::rounds::{Case, Samples, Watch, median, spread};
 
-/// A row may pass its limit by this much, which is what the machine varies. A row that is faster does less work than
-/// the limit, and gets none.
+/// The largest share of a limit: one that passes 1 by the noise of the host. A faster row does less work than the
+/// limit, and gets none.
 const MOST_SHARE: f64 = 1.15;
 
-/// Cases that are measured together, and the rows that they will be: of one table, or of several.
+/// Cases that are measured together, and their rows: of one table, or of several.
 pub struct Suite<'a> {
-    /// What the ids of rows begin with.
+    /// The table of the next row: the first part of its id.
     pub table: String,
-    /// How much memory the next row describes.
+    /// The memory that the next row describes.
     pub size: ByteLen,
-    /// How many bytes the next row writes, by how many threads.
+    /// The number of bytes that the next row writes.
     pub bytes: u64,
     /// The number of threads of the next row.
     pub threads: usize,
-    /// How many rounds there are at most.
+    /// The largest number of rounds.
     pub rounds: u32,
     cases: Vec<Case<'a>>,
     specs: Vec<RowSpec>,
 }
 
 impl<'a> Suite<'a> {
-    /// Begins a suite whose rows describe so much memory.
+    /// Returns an empty suite whose rows describe `size` of memory.
     pub fn new(table: impl Into<String>, size: ByteLen) -> Self {
         let (cases, specs) = (Vec::new(), Vec::new());
         Self { table: table.into(), size, bytes: 0, threads: 1, rounds: u32::MAX, cases, specs }
     }
 
-    /// The same, and its rows write so many bytes.
+    /// Sets the number of bytes that each row writes.
     pub fn writing(self, bytes: u64) -> Self {
         Self { bytes, ..self }
     }
 
-    /// The same, and its rows have so many threads.
+    /// Sets the number of threads of each row.
     pub fn threads(self, threads: usize) -> Self {
         Self { threads, ..self }
     }
@@ -59,7 +59,7 @@ impl<'a> Suite<'a> {
         id(&self.table, row)
     }
 
-    /// Adds a case that does anything; `run` gets the id of its row.
+    /// Adds a case; `run` takes the id of its row.
     pub fn add(
         &mut self,
         role: Role,
@@ -100,7 +100,7 @@ impl<'a> Suite<'a> {
         spec
     }
 
-    /// Returns what is known of a row that was added.
+    /// Returns a row that was added.
     pub fn spec(&mut self, row: &str) -> Option<&mut RowSpec> {
         let id = self.id(row);
         self.specs.iter_mut().find(|spec| spec.row.id == id)
@@ -118,7 +118,7 @@ impl<'a> Suite<'a> {
         self
     }
 
-    /// Has `before` called before each case that was added, in every round; it is not measured.
+    /// Calls `before`, which is not measured, ahead of each case that was added, in every round.
     pub fn before_each(&mut self, before: impl Fn() -> Result + 'a) {
         let before = Rc::new(before);
         let cases = std::mem::take(&mut self.cases).into_iter().map(|Case { name, mut run }| {
@@ -137,7 +137,7 @@ impl<'a> Suite<'a> {
         self.specs.iter_mut().for_each(set);
     }
 
-    /// Returns the words for a table's note if the suite runs fewer rounds than `asked`.
+    /// Returns words for a table's note if the suite runs fewer rounds than `asked`.
     pub fn fewer(&self, asked: u32) -> String {
         match self.rounds {
             rounds if rounds < asked => format!("; {rounds} rounds, because each takes long"),
@@ -146,8 +146,8 @@ impl<'a> Suite<'a> {
     }
 
     /// Measures all rows.
-    pub fn run(mut self, what: &str, rounds: u32, watch: Watch<'_>) -> Result<Vec<Row>> {
-        let samples = super::rounds::run(what, rounds.min(self.rounds), &mut self.cases, watch)?;
+    pub fn run(mut self, title: &str, rounds: u32, watch: Watch<'_>) -> Result<Vec<Row>> {
+        let samples = super::rounds::run(title, rounds.min(self.rounds), &mut self.cases, watch)?;
         let median = |spec: &&RowSpec| median(&samples.sorted(&spec.row.id));
         let best = self.specs.iter().filter(|spec| spec.is_rival).min_by_key(median);
         let best = best.map(|spec| &*spec.row.id);
@@ -155,26 +155,26 @@ impl<'a> Suite<'a> {
     }
 }
 
-/// Returns the id of a row of a table. One with a slash is of another table, and is its own id.
+/// Returns the id of a row of a table. A name with a slash is an id of another table.
 fn id(table: &str, row: &str) -> String {
     if row.contains('/') { row.to_owned() } else { format!("{table}/{row}") }
 }
 
-/// Where a case puts the times of its steps.
+/// The times of a case's steps.
 pub type Times = Rc<RefCell<Vec<u64>>>;
 
-/// What is known of a row before its case runs.
+/// A row before its case runs.
 #[derive(Default)]
 pub struct RowSpec {
-    /// As far as it is known.
+    /// The fields that are known before.
     pub row: Row,
     /// Whether it does the same work as the other rivals of its suite.
     pub is_rival: bool,
     /// The times of its calls, where the case measures them.
     pub latencies: Option<Times>,
-    /// What the case finds out, if it takes page faults.
+    /// The samples of each round, if the case takes page faults.
     faults: Option<Log>,
-    /// The id of the row by whose touches its own are divided.
+    /// The id of the row that the ratio of touches refers to.
     pub touch_naive: Option<String>,
     /// The id of the row whose touches are subtracted from its own.
     pub beyond: Option<String>,
@@ -204,7 +204,7 @@ impl RowSpec {
         self
     }
 
-    /// Sets how many calls do it, and how many folios the pages are in.
+    /// Sets the number of calls, and the number of folios of the pages.
     pub fn counts(&mut self, calls: Option<u64>, folios: Option<u64>) -> &mut Self {
         (self.row.calls, self.row.folios) = (calls, folios);
         self
@@ -226,7 +226,7 @@ impl RowSpec {
                 bytes => Some(times * float(row.bytes) / float(bytes)),
             }
         });
-        // What is faster than its limit does something else: there is no limit to show.
+        // A row that is faster than its limit does other work: it has no limit.
         let share_of_limit = share_of_limit.filter(|share| *share <= MOST_SHARE);
         let limit_id = row.limit_id.clone().filter(|_| share_of_limit.is_some());
         let naive = row.naive_id.as_ref();
@@ -265,7 +265,7 @@ impl RowSpec {
     }
 }
 
-/// Runs `work`; what it returns is dropped when the clock has stopped.
+/// Times `work`. Its result is dropped after the clock has stopped.
 pub fn timed<T>(work: impl FnOnce() -> Result<T>) -> Result<Duration> {
     let started = Instant::now();
     let done = work()?;
@@ -274,14 +274,14 @@ pub fn timed<T>(work: impl FnOnce() -> Result<T>) -> Result<Duration> {
     Ok(elapsed)
 }
 
-/// Returns how many bytes devices have read for this process; none where the kernel does not count them.
+/// Returns the number of bytes that devices have read for this process, or 0 where the kernel does not count them.
 fn device_reads() -> u64 {
     let counts = std::fs::read_to_string("/proc/self/io").unwrap_or_default();
     let read = counts.lines().find_map(|line| line.strip_prefix("read_bytes: "));
     read.and_then(|bytes| bytes.parse().ok()).unwrap_or(0)
 }
 
-/// Returns how much time of a CPU this process has had.
+/// Returns the CPU time of this process.
 fn process_cpu() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))

@@ -1,4 +1,4 @@
-//! `uzone-bench --check`: this machine against an earlier run.
+//! `uzone-bench --check`: the comparison with an earlier run.
 
 use std::fmt::{Display, Write as _};
 use std::path::Path;
@@ -20,17 +20,15 @@ use super::{Benchmark, choose_stores, write_page};
 use crate::parts;
 use crate::settings::Part;
 
-/// Reads an earlier run, and what it was run with.
+/// Reads an earlier run and its settings.
 fn read(path: &Path) -> Result<(Bench, Vec<Part>), Failure> {
-    let refused = |what: &str| format!("{} {what}", path.display());
+    let refused = |reason: &str| format!("{} {reason}", path.display());
     let Ok([Document::Bench(bench)]) = <[Document; 1]>::try_from(uzone_report::read(path)?) else {
-        let text =
-            "holds something else than one uzone.bench/1: measure again with `uzone-bench --json`";
+        let text = "is not a uzone.bench/1 document; create one with `uzone-bench --json`";
         return Err(Failure::new(Exit::Data, refused(text)));
     };
     let parts = bench.parameters.iter().map(Part::deserialize).collect::<Result<Vec<_>, _>>();
-    let text = "does not hold the settings that a check repeats: measure again with this version's `uzone-bench \
-                --json`";
+    let text = "lacks the settings that a check repeats; create a new file with this version's `uzone-bench --json`";
     match parts {
         Ok(parts) if parts.is_empty() => Err(Failure::new(Exit::Data, refused(text))),
         Ok(parts) => Ok((bench, parts)),
@@ -38,7 +36,7 @@ fn read(path: &Path) -> Result<(Bench, Vec<Part>), Failure> {
     }
 }
 
-/// `uzone.bench-check/1`: what came of a comparison.
+/// `uzone.bench-check/1`: the result of a comparison.
 #[derive(Debug, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 struct Checked {
@@ -46,20 +44,20 @@ struct Checked {
     benchmark: String,
     /// Whether no row is slower beyond the noise.
     is_ok: bool,
-    /// How many times the noise of both runs a row may be slower, and by what part at least.
+    /// The factor by which a row may be slower than the noise of both runs, and the least part.
     factor: f64,
     floor: f64,
     /// The machine of the earlier run, as its file names it.
     then: Machine,
     now: Machine,
-    /// What makes the two hard to compare.
+    /// Differences that make the two hard to compare.
     warnings: Vec<String>,
     #[serde(flatten)]
     comparison: Comparison,
     skipped: Vec<Skipped>,
 }
 
-/// Runs what an earlier run ran, and compares. It refuses a file of another benchmark than `asked`.
+/// Repeats an earlier run, and compares. Refuses a file of another benchmark than `asked`.
 pub(super) fn run(
     file: &Path,
     asked: Option<&Benchmark>,
@@ -74,7 +72,7 @@ pub(super) fn run(
     write_page(page, &bench, out)?;
     let mut comparison = compare(&earlier.results, &bench.results);
     if comparison.rows.is_empty() {
-        let text = format!("no row of {} could be measured here and compared", file.display());
+        let text = format!("none of the rows in {} ran on this host", file.display());
         return Err(Failure::new(Exit::Data, text));
     }
     let worse = comparison.worse_tables();
@@ -114,7 +112,7 @@ fn can_be_repeated(
     let path = file.display();
     if earlier.quick {
         return Err(Failure::usage(format!(
-            "{path} is a run with --quick, whose figures mean nothing: measure again without --quick"
+            "{path} is a run with --quick, whose figures mean little: measure again without --quick"
         )));
     }
     if asked.is_some_and(|asked| asked.name() != earlier.benchmark) {
@@ -152,7 +150,7 @@ fn measure(parts: &[Part], is_all: bool, watch: Watch<'_>) -> Result<Bench, Benc
     }
 }
 
-/// Returns what differs between the machines, where it matters.
+/// Returns differences between the hosts that matter.
 fn warnings(then: &Machine, now: &Machine) -> Vec<String> {
     let mut warnings = Vec::new();
     if then.cpu != now.cpu {
@@ -216,20 +214,20 @@ impl Checked {
         if cells.is_empty() { String::new() } else { format!("{}\n\n", cells.trim_fmt()) }
     }
 
-    /// Writes what is compared with nothing, how many rows came out how, and both machines.
+    /// Writes the rows that only one run has, the number of rows for each verdict, and both hosts.
     fn write_rest(&self, text: &mut String) {
         let comparison = &self.comparison;
         // Writing to a String does not fail.
-        for (what, ids) in [("new", &comparison.new), ("gone", &comparison.gone)] {
+        for (title, ids) in [("new", &comparison.new), ("gone", &comparison.gone)] {
             if !ids.is_empty() {
-                let _ = writeln!(text, "{what}: {}", plain(&ids.join(", ")));
+                let _ = writeln!(text, "{title}: {}", plain(&ids.join(", ")));
             }
         }
-        for (what, rows) in
+        for (title, rows) in
             [("not comparable", &comparison.not_comparable), ("not measured", &self.skipped)]
         {
             for Skipped { id, reason } in rows {
-                let _ = writeln!(text, "{what}: {id}: {reason}");
+                let _ = writeln!(text, "{title}: {id}: {reason}");
             }
         }
         let count =

@@ -1,4 +1,4 @@
-//! What a benchmark found, as text: its tables, and the summary of a run of all.
+//! The results of a benchmark as text: its tables, and the summary of a run of all.
 
 use std::fmt::Write as _;
 
@@ -45,10 +45,10 @@ impl Report for Found {
     }
 }
 
-/// What a run of every benchmark is called.
+/// The name of a run of every benchmark.
 pub(super) const ALL: &str = "all";
 
-/// Writes what was left out, and why.
+/// Writes the rows that were left out, with the reasons.
 fn write_skipped(text: &mut String, skipped: &[Skipped]) {
     if !skipped.is_empty() {
         text.push_str("\nnot measured\n");
@@ -99,7 +99,7 @@ pub(super) fn none() -> String {
     String::from("-")
 }
 
-/// Returns what was measured on, and what was published on what.
+/// Returns the host, and the sources of published times.
 fn foot(machine: &Machine, mut sources: Vec<&str>) -> String {
     let mut text = machine.sentence() + "\n";
     sources.sort_unstable();

@@ -36,7 +36,7 @@ struct Shape {
     table: &'static str,
     pages: &'static str,
     order: Order,
-    /// Nanoseconds of rebinds: naive, by the template, by the template and MOVNTI (of v1), and all of the series.
+    /// Nanoseconds of rebinds: naive, by the template, by the template and MOVNTI (of v1), and by the whole series.
     published: [u64; 4],
     /// Nanoseconds of first binds: before, by the template alone, and by streaming stores as well.
     published_first: [u64; 3],
@@ -68,22 +68,21 @@ const SHAPES: [Shape; 2] = [
     },
 ];
 
-/// The published times are for this much memory. Each page takes the same work, so that they are
-/// scaled to other sizes.
+/// The memory of the published times. Each page takes the same work, so that they are scaled to other sizes.
 const PUBLISHED_SIZE: ByteLen = ByteLen::gib(100);
 
-/// The savings of Linux for descriptors of folios were published for this much.
+/// The memory for which the savings of Linux for descriptors of folios were published.
 const COMPOUND_SIZE: ByteLen = ByteLen::gib(128);
 const MARTINS_2M: &str = "Joao Martins, compound devmap, 2021: bootstrap of a namespace of 128 GB, from 268 to \
      358 ms to 78 to 100; initialisation of descriptors alone from 190 to 80; scaled to as many pages as here";
 const MARTINS_1G: &str = "Joao Martins, compound devmap, 2021: bootstrap of a namespace of 128 GB with pages of \
      1 GiB, from 268 to 358 ms to less than 1; scaled to as many pages as here";
 
-/// Returns a time published by a version of the series, scaled to `size`. `what` is added to the source; it is
-/// empty for rebinds.
-fn li_zhe(ns: u64, version: &str, what: &str, size: ByteLen) -> Option<Published> {
+/// Returns a time published by a version of the series, scaled to `size`. `note` is added to the source; it is empty
+/// for rebinds.
+fn li_zhe(ns: u64, version: &str, note: &str, size: ByteLen) -> Option<Published> {
     let source = format!(
-        "Li Zhe, memmap template and streaming copy, {version}, Ice Lake VM, 100 GB{what}; scaled to as many \
+        "Li Zhe, memmap template and streaming copy, {version}, Ice Lake VM, 100 GB{note}; scaled to as many \
          pages as here"
     );
     Some(Published::scaled(ns, size.get(), PUBLISHED_SIZE.get(), source))
@@ -241,11 +240,10 @@ fn small_rows<'a>(suite: &mut Suite<'a>, zone: &'a Zone, size: ByteLen) -> Resul
     Ok(())
 }
 
-/// The most memory that is described by descriptors in itself: they are a 64th of it, and its data is never
-/// touched.
+/// The largest region that holds its own descriptors: they take a 64th of it, and its data is never touched.
 const ALTMAP: ByteLen = ByteLen::gib(16);
 
-/// Binds and unbinds memory whose descriptors lie in itself, which are cleared then.
+/// Binds and unbinds memory that holds its own descriptors, which an unbind clears.
 fn altmap(size: ByteLen, threads: usize, session: &mut Session<'_>) -> Result {
     let size = size.min(ALTMAP);
     let bytes = (size.get() >> 12) * 64;
@@ -303,8 +301,8 @@ fn all_first_binds(shape: &Shape, table: &str, size: ByteLen, session: &mut Sess
         }
     }
     suite.each_spec(|spec| spec.row.cold = true);
-    // Takes memory and gives it back, so that the host of a virtual machine has it ready: the case that takes as much
-    // pays for this kernel's work and not for the host's.
+    // Takes memory and gives it back, so that the host of a VM has it ready: the case that takes as much pays for this
+    // kernel's work and not for the host's.
     suite.before_each(move || present(ByteLen::new(bytes)).map(drop));
     drop(kept.bind(Region::anonymous(size)?, shape.linux(1))?);
     let name = "ours, memory that the zone had kept";

@@ -2,9 +2,9 @@
 //!
 //! | row | work |
 //! |---|---|
-//! | page at a time | a call for every 4 KiB, by the CPU's own loop: what a straightforward port does |
+//! | page at a time | a call for every 4 KiB, by the CPU's own loop, as a straightforward port does it |
 //! | libc | `memset` or `memcpy` of the C library |
-//! | ours | the way that the store policy has for the length and the case |
+//! | ours | the store policy's way for the length and the case |
 //! | ours, by a region | the same by `Region::zero_range` or `copy_range`, from 64 KiB on |
 //! | limit | a bare streaming fill of as many bytes |
 //!
@@ -26,18 +26,18 @@ use uzone_zone::{PopulateOptions, Region, WriteError, ZeroOptions};
 use super::{first_touch, pool};
 use crate::settings::{CopySettings, Part, ZeroSettings};
 
-/// The lengths that can be asked for as the largest. The smallest, a folio, and the largest are measured.
+/// The possible largest lengths. The smallest, a folio, and the largest are measured.
 const LENGTHS: [u64; 10] =
     [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, FOLIO, 8 << 20, 32 << 20, 128 << 20, 1 << 30];
 const SMALLEST: u64 = 4 << 10;
 const FOLIO: u64 = 2 << 20;
-/// Memory that extents are taken from in turn is at least this, and the largest extent.
+/// The least memory that extents are taken from in turn.
 const LEAST_ARENA: ByteLen = ByteLen::mib(512);
-/// The same where the largest extent is shorter than 1 MiB: more than the caches of common CPUs have for each core.
+/// The least where the largest extent is shorter than 1 MiB: more than a core's caches in common CPUs.
 const LEAST_SHORT_ARENA: ByteLen = ByteLen::mib(64);
-/// A row handles at least this much in a round, for the clock's sake.
+/// The least length that a row handles in a round, for the clock's sake.
 const BATCH: usize = 1 << 20;
-/// Shorter extents are not measured by a region, whose checks and report would be a part of their time.
+/// The least length that is measured by a region, whose checks and report are a part of shorter times.
 const REGION_BYTES: u64 = 64 << 10;
 
 /// Runs the tables of clearing.
@@ -93,7 +93,7 @@ fn arena(work: Work, largest: ByteLen) -> Result<Arena> {
     Arena::new(work == Work::Copy, largest.max(least))
 }
 
-/// Returns a present region of so many bytes.
+/// Returns a present region.
 fn region(len: ByteLen) -> Result<Region> {
     let region = Region::anonymous(len)?;
     let populated = region.populate(0..len.get(), &PopulateOptions::default())?;

@@ -90,7 +90,7 @@ fn check(size: ByteLen) -> Result {
     Err(BenchError::host(ErrorKind::InvalidInput, text))
 }
 
-/// Returns as much of `asked` as there is memory for, and the words for it.
+/// Returns the part of `asked` that fits the memory, and a note if that is less.
 fn fitting(asked: ByteLen) -> (ByteLen, String) {
     let Ok(available) = memory::available(&SystemRoot::host()) else {
         return (asked, String::new());

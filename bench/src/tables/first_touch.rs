@@ -20,13 +20,13 @@ use uzone_os::hugepages;
 use uzone_pages::{ByteLen, PageSize};
 use uzone_zone::{Huge, PopulateOptions, Region, WriteError, ZeroOptions};
 
-/// How much is given back and touched again, at most.
+/// The largest length that is given back and touched again.
 const TOUCHED: ByteLen = ByteLen::mib(256);
 const PAGE: u64 = 4096;
 
-/// Refuses what there is not the memory for, before minutes are spent.
+/// Refuses a length that exceeds the memory, before minutes are spent.
 pub(crate) fn check(populate: ByteLen) -> Result {
-    // Of what is there, a tenth is left to others.
+    // A tenth is left to others.
     check_memory(ByteLen::new(populate.get() / 10 * 11))
 }
 
@@ -71,7 +71,7 @@ fn add_limit<'a>(suite: &mut Suite<'a>, arena: &'a Arena, len: usize, name: &str
     suite.bytes = written;
 }
 
-/// Clears a region in place whose pages are all there, so much at a time.
+/// Clears a region in place, `unit` by `unit`. All of its pages are present.
 fn clear_in_place(region: &Region, unit: ByteLen) -> Result<Duration> {
     touch(region)?;
     let (len, unit) = (region.len().get(), index(unit.get()));
@@ -160,8 +160,8 @@ pub(crate) fn tables(
     if session.wants("populate") { first_touch(arena, populate, threads, session) } else { Ok(()) }
 }
 
-/// Huge pages of one size, and what was published of them in hundredths of a GB/s: faults that clear a page at
-/// a time and whole, and the same where the kernel clears units of 8 MB.
+/// Huge pages of one size, and published rates in hundredths of a GB/s: faults that clear a page at a time and whole,
+/// and the same where the kernel clears units of 8 MB.
 struct Demand {
     table: &'static str,
     size: PageSize,
@@ -179,12 +179,12 @@ const DEMAND: [Demand; 2] = [
     },
 ];
 
-/// The published experiment cleared so much at a time where the kernel is not preempted.
+/// The unit of the published experiment where the kernel is not preempted.
 const UNIT: ByteLen = ByteLen::mib(8);
 const ARORA: &str = "Ankur Arora, contiguous page clearing v9, November 2025, EPYC 7J13: demand faults of \
      64 GB, scaled to as many bytes as here; naive before, ours after; in place: in units of 8 MB";
 
-/// Touches huge pages for the first time, at most so many bytes of them, and clears them in place.
+/// Touches at most `most` bytes of huge pages for the first time, and clears them in place.
 fn first_faults(
     demand: &Demand,
     most: ByteLen,

@@ -1,8 +1,8 @@
-//! `uzone-bench hostpool`: host memory for accelerators, with a driver of our own in place of a real one.
+//! `uzone-bench hostpool`: host memory for accelerators, registered with a driver of our own.
 //!
-//! The driver registers 30 GB/s with its lock held, as CUDA's does for huge pages, and the lock is as unfair. What is
-//! measured is the pool: when the first block and all of it are ready, and how long another thread of the program waits
-//! for the driver meanwhile. `scripts/gpu.sh` measures a real one.
+//! The driver registers 30 GB/s with its lock held, as CUDA's does for huge pages, and the lock is as unfair. The rows
+//! time the pool: until the first block is ready, until all of it is ready, and the longest wait of another thread for
+//! the driver meanwhile. `scripts/gpu.sh` measures a real driver.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -110,7 +110,7 @@ fn asked<T>(stub: &Stub, work: impl FnOnce() -> Result<T>) -> Result<(T, Duratio
     })
 }
 
-/// The work of a row on so many bytes.
+/// The work of a row on a pool of a length.
 type Row = fn(ByteLen, &Stub) -> Result<Duration>;
 
 /// Runs the table.

@@ -55,7 +55,7 @@ pub(crate) fn run(settings: &SnapshotSettings, part: &Part, watch: Watch<'_>) ->
     for (table, rows) in tables {
         if session.wants(table) {
             let measured = rows(&material, &mut session);
-            // A host without userfaultfd has the tables before those that touch.
+            // A host without userfaultfd lacks only the tables that touch memory.
             match pack::TABLES.contains(&table) {
                 true => measured?,
                 false => session.or_skip(table, measured)?,
@@ -65,5 +65,5 @@ pub(crate) fn run(settings: &SnapshotSettings, part: &Part, watch: Watch<'_>) ->
     session.finish()
 }
 
-/// What measures a table.
+/// A function that measures a table.
 type Rows = fn(&Material, &mut Session<'_>) -> Result;

@@ -56,7 +56,7 @@ pub(crate) fn run(settings: &PinSettings, part: &Part, watch: Watch<'_>) -> Resu
     session.finish()
 }
 
-/// Checks that so much memory is measured, and can be described here: before minutes are spent.
+/// Refuses a size that is no multiple of 1 GiB or exceeds the memory, before minutes are spent.
 fn check(size: ByteLen) -> Result {
     if size.is_zero() || !size.get().is_multiple_of(1 << 30) {
         return Err(BenchError::size(size));
@@ -132,7 +132,7 @@ fn folios(size: ByteLen, suffix: &str, session: &mut Session<'_>) -> Result {
     Ok(())
 }
 
-/// A table of 2 MiB folios: its published times, and the size that was asked for, which an altmap has not whole.
+/// A table of 2 MiB folios: its published times, and the size that was asked for, part of which an altmap takes.
 struct Shape<'a> {
     table: &'a str,
     title: String,
@@ -250,8 +250,8 @@ fn check_naive(naive: &Naive, row: &str, pagemap: &Pagemap) -> Result {
     Err(BenchError::wrong_page(row, range.start()))
 }
 
-/// Measures 2 MiB folios with a list of page frames, an entry for each base page: a driver asks for it that
-/// knows no ranges. The list is the cost then, and the limit is writing it.
+/// Measures 2 MiB folios with a list of page frames, an entry for each base page, for drivers that know no ranges. The
+/// list is the cost then, and the limit writes it.
 fn list(size: ByteLen, session: &mut Session<'_>) -> Result {
     let zone = Zone::with_keep_limit(ByteLen::ZERO);
     let folios = bind(&zone, size, Order::PMD)?;
@@ -373,7 +373,7 @@ fn base_pages(size: ByteLen, session: &mut Session<'_>) -> Result {
     )
 }
 
-/// How many pages a sample of two threads passes over: milliseconds.
+/// The number of pages of a sample of two threads: milliseconds.
 const SAMPLE_PAGES: u64 = 1 << 28;
 
 /// Measures two threads that pin and unpin at once: halves of the region, which share no word but the pagemap's, and

@@ -1,9 +1,8 @@
-//! Folios of a pool: how long a taker waits for one, `pool-take`.
+//! The time that a taker waits for a folio of a pool: `pool-take`.
 //!
-//! Each row takes folios of 2 MiB one by one, with the time of each, and gives them back outside of the
-//! time. What differs is what has cleared them: a worker ahead of need, the thread that gave them back, or
-//! the taker. The yardstick is what is written in a few lines: a list of free folios behind a lock,
-//! which are cleared when they are taken.
+//! Each row takes folios of 2 MiB one by one, with the time of each, and gives them back outside of the time. They
+//! differ in the thread that clears a folio: a worker ahead of need, the thread that gave it back, or the taker. The
+//! naive way is a list of free folios behind a lock, which are cleared when they are taken.
 
 use std::cell::RefCell;
 use std::num::NonZeroU8;
@@ -16,17 +15,17 @@ use uzone_zone::{BindOptions, Pool, PoolOptions, Pooled, PopulateOptions, Region
 use uzone_harness::{BenchError, Result, Role, Session, Suite, Times, bytes, index, nanoseconds};
 
 const FOLIO: usize = 2 << 20;
-/// How many folios a pool has.
+/// The number of folios of a pool.
 const FOLIOS: usize = 32;
-/// How often all of them are taken in a round, so that the 99th percentile rests on several takes.
+/// The number of times that all of them are taken in a round, so that the 99th percentile rests on several takes.
 const TURNS: usize = 8;
-/// A taker is awake for so long before it takes: what a virtual CPU takes to come back from sleep is
-/// no time of the pool's. Nothing of the pool is touched meanwhile.
+/// The time that a taker spins before it takes: the wake-up of a virtual CPU is no time of the pool. The taker does
+/// not touch the pool meanwhile.
 const AWAKE: Duration = Duration::from_micros(100);
-/// How long to wait for a worker that gets no CPU.
+/// The longest wait for a worker that gets no CPU.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A pool of so many folios, present and dirty.
+/// Returns a pool of `folios`, present and dirty.
 fn pool(folios: usize, options: PoolOptions) -> Result<Pool> {
     let region = Region::anonymous(bytes(folios * FOLIO))?;
     let report = region.populate(0..region.len().get(), &PopulateOptions::default())?;
@@ -36,7 +35,7 @@ fn pool(folios: usize, options: PoolOptions) -> Result<Pool> {
     Pool::new(pagemap, options).map_err(|(_, _)| BenchError::threads(1))
 }
 
-/// Waits until so many folios are zero.
+/// Waits until `folios` are zero.
 fn wait_for_zero(pool: &Pool, folios: usize) -> Result {
     let until = Instant::now() + PATIENCE;
     while pool.stats().zero < folios {
@@ -70,7 +69,7 @@ fn take(pool: &Pool, folios: usize, times: &RefCell<Vec<u64>>) -> Result<Duratio
     }
     for folio in &taken {
         check(folio)?;
-        // A tenant's first touch of each page, so that what comes back is dirty.
+        // A tenant's first touch of each page, so that the folio comes back dirty.
         touch(folio)?;
     }
     Ok(elapsed)
@@ -97,10 +96,10 @@ fn touch(folio: &Pooled) -> Result {
     Ok(folio.write_at(len - 64, &[0xa5; 64])?)
 }
 
-/// What a row does in a turn, which puts the times of its calls there.
+/// One turn of a row, which records the times of its calls.
 type Turn<'a> = &'a dyn Fn(&RefCell<Vec<u64>>) -> Result<Duration>;
 
-/// Runs the table. `size` is how much memory a pool may have at most.
+/// Runs the table. `size` is the largest size of a pool.
 pub(crate) fn take_zeroed(size: ByteLen, session: &mut Session<'_>) -> Result {
     let folios = (index(size.get()) / FOLIO).clamp(2, FOLIOS);
     let all = NonZeroU8::new(100).unwrap_or(NonZeroU8::MIN);

@@ -1,21 +1,21 @@
-//! `uzone-bench restore`: a virtual machine that runs on from an image while its memory is brought in.
+//! `uzone-bench restore`: a VM that runs on from an image while its memory is brought in.
 //!
-//! The image is that of `uzone-bench snapshot`, raw and packed, in the page cache. The machine is memory that
-//! is registered with a userfaultfd as Firecracker registers it, and threads that touch it; the descriptor is
-//! handed to what answers, as it is to a server.
+//! The image is the one of `uzone-bench snapshot`, raw and packed, in the page cache. The VM is memory that is
+//! registered with a userfaultfd as Firecracker registers it, and threads that touch it; the handler gets the
+//! descriptor as a server does.
 //!
-//! | row | what answers |
+//! | row | handler |
 //! |---|---|
 //! | `naive` | one page for each fault, copied from a mapping of the raw file: the published example |
 //! | `raw`, `packed` | ours |
 //! | `huge` | ours from the raw file, by blocks of 2 MiB, of which huge pages can be made |
 //! | `record` | ours from the packed image, a page at a time, and each fault is recorded |
 //! | `replay` | ours from the packed image, and the list of the pages is installed ahead |
-//! | `ordered` | the same, from an image in which those pages are packed together |
+//! | `ordered` | the same, from an image in which the pages of the list are packed together |
 //! | `kernel` | the kernel's own private mapping of the raw file |
 //! | `decode` | nothing: the frames are decoded on all threads |
 //!
-//! `machine` has the rows of most tables, `clones` the table of many machines of one image, and `far` that of an image
+//! `machine` has the rows of most tables, `clones` the table of many VMs of one image, and `far` the table of an image
 //! in object storage.
 
 mod clones;
@@ -57,16 +57,16 @@ pub(crate) fn run(settings: &SnapshotSettings, part: &Part, watch: Watch<'_>) ->
     let cold = &set[..set.len().min(COLD_TOUCHES)];
     let seq: &[&str] = &["raw", "huge", "packed"];
     let rows: &[&str] = &["raw", "packed", "record", "replay", "ordered"];
-    for (table, what, restore, rows) in [
+    for (table, pages, restore, rows) in [
         (format!("restore-seq{}", first.id), in_order, of(&all, first, false), seq),
         (format!("restore-set{}", first.id), of_set, of(&set, first, false), rows),
         ("restore-set-same".to_owned(), of_set, of(&set, same.unwrap_or(first), false), rows),
         ("restore-set-cold".to_owned(), of_set, of(cold, first, true), rows),
     ] {
-        // On one CPU, the first placement is that of one CPU.
+        // On a host of one CPU, two of the tables are the same.
         let is_measured = session.bench.tables.iter().any(|known| known.id == table);
         if session.wants(&table) && !is_measured {
-            let measured = restore.table(&table, what, rows, &mut session);
+            let measured = restore.table(&table, pages, rows, &mut session);
             session.or_skip(&table, measured)?;
         }
     }

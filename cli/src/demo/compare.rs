@@ -12,12 +12,12 @@ use crate::exit::Failure;
 use crate::output::Output;
 use crate::progress::with_progress;
 
-/// How often the image is read again in each way.
+/// The number of times that each way reads the image.
 const READINGS: u32 = 5;
-/// Rounds of the others, which take little.
+/// The number of rounds of the other parts, which take little time.
 const ROUNDS: u32 = 9;
 
-/// Measures all parts. If the image was read right before, a page that is wrong now is an error.
+/// Measures all parts. A wrong page of the image is an error if the image was right before.
 pub(super) fn run(
     plan: &Plan,
     image: Image,
@@ -50,17 +50,17 @@ pub(super) fn run(
     Ok(all)
 }
 
-/// Measures a part under a progress bar with a plainer name than that of its table. A part that this host
-/// does not have the memory for is left out, with the reason in the log.
+/// Measures a part under a progress bar with a plainer name than its table has. A part for which this host lacks memory
+/// is left out with a warning.
 fn measured(
     out: &Output,
-    what: &str,
+    step: &str,
     part: impl FnOnce(Watch<'_>) -> Result<Bench, BenchError>,
 ) -> Result<Option<Bench>, BenchError> {
-    match with_progress(out, |watch| part(&|phase| watch(Phase { what, ..phase }))) {
+    match with_progress(out, |watch| part(&|phase| watch(Phase { step, ..phase }))) {
         Ok(part) => Ok(Some(part)),
         Err(error) if error.is_of_this_host() => {
-            out.warn(format_args!("left out: {what}: {}", sentence(&error)));
+            out.warn(format_args!("left out: {step}: {}", sentence(&error)));
             Ok(None)
         }
         Err(error) => Err(error),

@@ -14,7 +14,7 @@ use crate::exit::{Exit, Failure};
 use crate::output::Output;
 use crate::progress::Progress;
 
-/// As much is hashed at once, so that a difference has a place.
+/// The length of a hashed piece: a difference is located to one.
 pub(super) const CHUNK: usize = 4 << 20;
 
 /// A file without a name, and the hashes of its chunks.
@@ -24,7 +24,7 @@ pub(super) struct Image {
 }
 
 impl Image {
-    /// Reads all bytes chunk by chunk. Returns where the first chunk starts that differs, and the hash of all bytes.
+    /// Reads all bytes chunk by chunk. Returns the offset of the first chunk that differs, and the hash of all bytes.
     pub(super) fn compare(
         &self,
         mut read: impl FnMut(u64, &mut [u8]) -> Result<(), Failure>,
@@ -81,7 +81,7 @@ fn fill(page: &mut [u8], number: u64) {
     }
 }
 
-/// Returns that no file can be made.
+/// Returns the error of a folder in which no file can be made.
 pub(super) fn no_file(directory: &Path, cause: io::Error) -> Failure {
     let directory = directory.display();
     Failure::of(

@@ -22,7 +22,7 @@ const TRACED: usize = 1 << 17;
 const DEADLINE: Duration = Duration::from_secs(60);
 /// A fault is recorded after its answer, within this time.
 const RECORDED_WITHIN: Duration = Duration::from_secs(1);
-/// A step through pages that visits each of a range once, unless their number is a multiple of it.
+/// A step that visits each page of a range once, unless the number of pages is a multiple of it.
 const STRIDE: u64 = 1_000_003;
 
 /// The outcome of touching and comparing.
@@ -30,21 +30,21 @@ const STRIDE: u64 = 1_000_003;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub(super) struct Touch {
     pub(super) pages: u64,
-    /// How often the reader had to wait.
+    /// The number of times that the reader waited.
     pub(super) faults: u64,
     /// Pages that came along with others.
     pub(super) pages_around: u64,
-    /// How long touching the first three quarters in order took, and the others here and there.
+    /// The time of touching: three quarters in order, and the rest scattered.
     pub(super) touch_ns: u64,
     /// BLAKE3 of all bytes.
     pub(super) hash: String,
-    /// How long comparing took.
+    /// The time of comparing.
     pub(super) compare_ns: u64,
-    /// The first place with a wrong byte: of a page, or of a chunk.
+    /// The offset of the first page or chunk with a wrong byte.
     pub(super) first_difference_bytes: Option<u64>,
 }
 
-/// Maps the image lazily, touches all of it, and compares the bytes with those that were written.
+/// Maps the image lazily, touches all of it, and compares all bytes.
 pub(super) fn run(
     plan: &Plan,
     image: &Image,
@@ -109,11 +109,11 @@ fn engine(out: &Output) -> Result<Engine, Failure> {
     Ok(Engine::new(NonZeroUsize::MIN.saturating_add(1))?)
 }
 
-/// Reads bytes, or returns why a page could not be had.
+/// Reads bytes, or returns the reason that a page could not be read.
 fn read(memory: &Adopted, offset: u64, out: &mut [u8]) -> Result<(), Failure> {
     memory.read_at(offset, out).map_err(|cause| match memory.answering().last_failure() {
         Some(failure) => {
-            let text = format!("a page could not be had: {}", failure.reason);
+            let text = format!("cannot read a page: {}", failure.reason);
             Failure::of(text, cause).with(Exit::Os)
         }
         None => cause.into(),

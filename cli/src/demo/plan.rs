@@ -30,12 +30,12 @@ pub(crate) struct Args {
     /// Folder for uzone-demo.html and uzone-demo.trace.json
     #[arg(short, long, default_value = ".", value_name = "DIR")]
     output: PathBuf,
-    /// Stop this process there, for a test
+    /// Stop this process at a point, for a test
     #[arg(long, hide = true)]
     stop_at: Option<Point>,
 }
 
-/// A point at which a test looks at the demo.
+/// A point at which a test stops the demo.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Point {
     /// The image is complete.
@@ -48,14 +48,14 @@ pub(super) enum Point {
 
 const EXITS: [u8; 8] = [0, 1, 2, 66, 69, 71, 74, 77];
 
-/// The sizes that are tried, until one fits the memory that can be had.
+/// The sizes that are tried until one fits the available memory.
 const SIZES: [ByteLen; 5] =
     [ByteLen::gib(1), ByteLen::mib(512), ByteLen::mib(256), ByteLen::mib(128), ByteLen::mib(64)];
-/// The most memory that is described in comparison.
+/// The largest memory that is described in the comparison.
 const DESCRIBED: ByteLen = ByteLen::gib(4);
-/// The least memory that clearing is compared in.
+/// The least memory that is cleared in the comparison.
 const LEAST_ARENA: ByteLen = ByteLen::mib(32);
-/// The most that trace and page take.
+/// The largest size of trace and page together.
 const FILES: ByteLen = ByteLen::mib(16);
 /// Memory of the process itself.
 const PROCESS: u64 = 64 << 20;
@@ -65,9 +65,9 @@ const THREADS: u64 = 512 << 20;
 /// The plan of the demo.
 pub(super) struct Plan {
     pub(super) size: ByteLen,
-    /// How much memory is described in comparison.
+    /// The memory that is described in the comparison.
     pub(super) described: ByteLen,
-    /// How much memory clearing is compared in, twice.
+    /// The memory that is cleared in the comparison, twice.
     pub(super) arena: ByteLen,
     /// Folder of the image.
     pub(super) directory: PathBuf,
@@ -126,7 +126,7 @@ impl Plan {
         self.output.join("uzone-demo.trace.json")
     }
 
-    /// Returns why the image does not fit, with the exit code for that.
+    /// Returns the reason that the image does not fit, with its exit code.
     fn lack(&self) -> Result<Option<(Exit, String)>, Failure> {
         let (size, directory) = (self.size, self.directory.display());
         let room = file_system::room(&self.directory);
@@ -137,7 +137,7 @@ impl Plan {
             );
             return Ok(Some((Exit::Io, text)));
         }
-        // A file system needs something for itself.
+        // A file system needs some space for itself.
         let needed = ByteLen::new(size.get().saturating_add(size.get() / 64));
         if room.free < needed {
             let text = format!(
@@ -165,8 +165,7 @@ impl Plan {
         }
         let needed = ByteLen::new(needed);
         let text = format!(
-            "{needed:.1} of memory are needed and {:.1} can be had, limited by {}: raise that limit, or leave --size out, \
-             so that it follows",
+            "{needed:.1} of memory are needed and {:.1} are available, limited by {}: raise that limit, or leave --size out",
             available.bytes, available.limited_by
         );
         Ok((available.bytes < needed).then_some((Exit::Os, text)))

@@ -1,7 +1,7 @@
-//! From facts to checks: what is as it should be, what is not, and what to do about it.
+//! From facts to checks with a verdict each ([`checks`]).
 //!
-//! Everything here is a pure function of [`Facts`]. A check that is not ok names the fix: a command
-//! where there is one, else what has to change.
+//! All of it is a pure function of [`Facts`]. A check that is not ok names the fix: a command where there is one, or the
+//! change that is needed.
 
 use std::error::Error;
 use std::io;
@@ -40,17 +40,17 @@ pub(super) enum Status {
 pub(super) struct Check {
     pub(super) name: String,
     pub(super) status: Status,
-    /// Whether nothing works without it.
+    /// Whether uzone requires it.
     pub(super) required: bool,
     pub(super) value: String,
     pub(super) fix: Option<String>,
-    /// Lines for `--verbose`; machines read the figures instead.
+    /// Lines for `--verbose`; programs read the figures instead.
     #[serde(skip)]
     pub(super) details: Vec<String>,
 }
 
 impl Check {
-    /// One that has no name yet.
+    /// Returns a check that has no name yet.
     fn ok(value: impl Into<String>) -> Self {
         let (name, status, required) = (String::new(), Status::Ok, false);
         Self { name, status, required, value: value.into(), fix: None, details: Vec::new() }
@@ -68,13 +68,13 @@ impl Check {
         Self::not_ok(Status::Warn, value, fix)
     }
 
-    /// A fact that could not be read.
+    /// Returns the check of a fact that could not be read.
     fn unknown(error: &(dyn Error + 'static)) -> Self {
         let value = format!("not known: {}", sentence(error));
         Self::note(value, "let this process read /proc and /sys (a container may hide them)")
     }
 
-    /// What `check` makes of a fact, if it could be read.
+    /// Calls `check` with a fact, if it could be read.
     fn of<T, E: Error + 'static>(fact: &Result<T, E>, check: impl FnOnce(&T) -> Self) -> Self {
         fact.as_ref().map_or_else(|error| Self::unknown(error), check)
     }
@@ -88,7 +88,7 @@ impl Check {
     }
 }
 
-/// A check: its name, whether nothing works without it, and what it makes of the facts.
+/// A check: its name, whether uzone requires it, and its function.
 type Named = (&'static str, bool, fn(&Facts) -> Check);
 
 const HOST: [Named; 10] = [
@@ -116,7 +116,7 @@ const LIMITS: [Named; 3] = [
     ("overcommit", false, overcommit),
 ];
 
-/// Returns the checks of a host, in the order in which a person reads them.
+/// Returns the checks of a host in the order of the output.
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let check = |(name, required, check): &Named| Check {
         required: *required,
@@ -162,7 +162,8 @@ fn limit(available: &Available) -> (String, String) {
     match &available.limited_by {
         Limit::System => (
             "the host".to_owned(),
-            "stop what uses the memory (`ps aux --sort=-rss | head`), or add memory".to_owned(),
+            "stop the programs that use the memory (`ps aux --sort=-rss | head`), or add memory"
+                .to_owned(),
         ),
         Limit::Cgroup { path } => (
             format!("the control group {}", path.display()),
@@ -263,8 +264,8 @@ fn dax(facts: &Facts) -> Check {
     }
 }
 
-/// Returns whether two lengths are within a tenth of the larger: what the kernel counts in one
-/// place and not in the other is much less.
+/// Returns whether two lengths differ by less than a tenth of the larger: the kernel's two counts of the memory differ by
+/// much less.
 fn are_close(one: u64, other: u64) -> bool {
     one.abs_diff(other) <= one.max(other) / 10
 }
@@ -283,7 +284,7 @@ fn cpu(facts: &Facts) -> Check {
     }
 }
 
-/// What is measured in memory, where there is none.
+/// A measurement that the host has no memory for.
 fn not_measured() -> Check {
     Check::note("not measured for want of memory", "see memory, above, and run again")
 }
@@ -405,7 +406,7 @@ fn pools(facts: &Facts) -> Vec<Check> {
         Ok(pools) => pools,
         Err(error) => return vec![Check::unknown(error).named("huge page pools")],
     };
-    // A pool is the host's, whatever this process may take.
+    // A pool belongs to the host: the limits of this process do not count.
     let available = facts.memory.as_ref().ok().map(|&(_, available)| available);
     let mut sizes: Vec<_> = PROPOSED_POOL.iter().map(|(size, _)| *size).collect();
     sizes.extend(pools.iter().map(|pool| pool.size));
@@ -461,7 +462,7 @@ fn pool_check(pool: &Pool, available: Option<ByteLen>) -> Check {
     Check::note(value, fix)
 }
 
-/// Returns how many pages to propose: no more than a quarter of what is available.
+/// Returns the number of pages to propose: at most a quarter of the available memory.
 fn proposed_pages(size: PageSize, available: Option<ByteLen>) -> u64 {
     let most =
         PROPOSED_POOL.iter().find(|(proposed, _)| *proposed == size).map_or(1, |(_, pages)| *pages);
@@ -484,7 +485,7 @@ fn collapse(facts: &Facts) -> Check {
     }
 }
 
-/// Returns an access on one line, with what the kernel answered.
+/// Returns an access on one line, with the kernel's answer.
 fn access_line(access: &io::Result<bool>) -> String {
     match access {
         Ok(true) => "full".to_owned(),
@@ -587,8 +588,7 @@ fn memlock(facts: &Facts) -> Check {
     )
 }
 
-/// What Linux has by default. A program that maps many ranges wants more; one with less is in for
-/// surprises.
+/// The default of Linux. With less, mappings may be refused.
 const USUAL_MAPPINGS: u64 = 65530;
 
 fn mappings(facts: &Facts) -> Check {

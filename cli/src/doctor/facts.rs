@@ -1,6 +1,6 @@
-//! What the host reports, unchanged: [`Facts`]. `checks.rs` decides what it means.
+//! The facts of the host, unchanged: [`Facts`]. `checks.rs` judges them.
 //!
-//! A fact that could not be had stays an error, so that the report can name the cause.
+//! A fact that could not be read stays an error, so that the report can name the cause.
 //! Cost: reading some forty small files, a mapping of [`TRIAL`], and the measurement of the stores (some 100 ms).
 
 use std::env::consts;
@@ -18,11 +18,11 @@ use uzone_os::{Anonymous, Exclusive, MapError, SysError, SystemRoot};
 use uzone_pages::{ByteLen, PageSize};
 use uzone_stream::{Basis, CacheState, NextUse, Path, StorePolicy, StreamError, Work};
 
-/// How much is mapped and made present, to see whether memory can be had at all. It is more than the
-/// measurement of the stores takes, which ends the process where it has none.
+/// The length of a trial mapping, which shows whether there is memory at all. The measurement of the stores takes less,
+/// and ends the process if there is none.
 pub(super) const TRIAL: ByteLen = ByteLen::mib(16);
 
-/// What the host reports.
+/// The facts of the host.
 #[derive(Debug)]
 pub(super) struct Facts {
     /// The name of the kernel that this program is built for.
@@ -34,12 +34,12 @@ pub(super) struct Facts {
     pub(super) release: String,
     pub(super) page_size: PageSize,
     pub(super) cpu_model: Result<Option<String>, SysError>,
-    /// How many CPUs this process may use.
+    /// The number of CPUs that this process may use.
     pub(super) usable_cpus: Result<usize, SysError>,
     /// Not measured where [`TRIAL`] could not be had.
     pub(super) stores: Option<Stores>,
     pub(super) thp: Result<Option<Thp>, SysError>,
-    /// Whether this process gets none all the same.
+    /// Whether a parent has switched them off for this process.
     pub(super) thp_is_switched_off: bool,
     pub(super) pools: Result<Vec<Pool>, SysError>,
     pub(super) node_pools: Result<Vec<(u32, Pool)>, SysError>,
@@ -49,7 +49,7 @@ pub(super) struct Facts {
     pub(super) uffd_features: Result<(Features, Vec<&'static str>), UffdError>,
     /// Whether `MADV_COLLAPSE` is known.
     pub(super) can_collapse: bool,
-    /// How much memory a process may lock; `None` is no limit.
+    /// The memory that a process may lock; `None` is no limit.
     pub(super) memlock: Option<ByteLen>,
     /// Whether this process may lock more than that.
     pub(super) is_memlock_exempt: bool,
@@ -58,14 +58,14 @@ pub(super) struct Facts {
     pub(super) nodes: Result<Vec<Node>, SysError>,
     /// The DAX devices that can be mapped, by name.
     pub(super) dax: Result<Vec<(String, DaxDevice)>, MapError>,
-    /// The host's memory, all of it and what can be had.
+    /// The host's memory: total and available.
     pub(super) memory: Result<(ByteLen, ByteLen), SysError>,
     pub(super) available: Result<Available, SysError>,
     /// Whether [`TRIAL`] could be mapped and made present.
     pub(super) trial: Result<(), Box<dyn std::error::Error + Send + Sync>>,
 }
 
-/// The store instructions, and from which length on streaming pays.
+/// The store instructions, and the lengths from which on streaming pays.
 #[derive(Debug)]
 pub(super) struct Stores {
     pub(super) available: Vec<Path>,
@@ -74,18 +74,18 @@ pub(super) struct Stores {
     /// The whole policy, as the environment variable would have it.
     pub(super) policy: String,
     pub(super) basis: Basis,
-    /// Why the environment variable was not followed.
+    /// The reason that the environment variable was not followed.
     pub(super) problem: Option<StreamError>,
-    /// From which length on clearing and copying go past the cache.
+    /// The lengths from which on clearing and copying go past the cache.
     pub(super) zero: From,
     pub(super) copy: From,
     /// The policy that is faster here than the one of the process, if the measurement found one.
     pub(super) faster: Option<String>,
-    /// How long the measurement took.
+    /// The time of the measurement.
     pub(super) elapsed: Duration,
 }
 
-/// From which length on a work goes past the cache, in bytes; `None` is never.
+/// The lengths in bytes from which on stores go past the cache; `None` is never.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct From {
     /// For memory that is not in the cache and is not read soon.
@@ -120,7 +120,7 @@ impl Facts {
             uffd_features: probe::uffd_features(),
             can_collapse: probe::madvise_collapse_is_known(),
             memlock: probe::memlock_limit(),
-            // Unread, it is not assumed: the report then shows the limit, which is on the safe side.
+            // If it cannot be read, the report shows the limit, which is on the safe side.
             is_memlock_exempt: capabilities(None)
                 .is_ok_and(|sets| sets.effective.contains(CapabilitySet::IPC_LOCK)),
             max_map_count: probe::max_map_count(root),

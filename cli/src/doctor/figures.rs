@@ -1,7 +1,7 @@
-//! The facts as raw figures, for machines: [`Figures`].
+//! The facts as raw figures, for programs: [`Figures`].
 //!
-//! The last word of a key is the unit. `null` is a fact that could not be had, or (for a limit) none; the check of
-//! the same name states which.
+//! The last word of a key is the unit. `null` is a fact that could not be read, or a limit that does not exist; the check
+//! of the same name tells these apart.
 
 use std::io;
 

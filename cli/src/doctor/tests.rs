@@ -84,7 +84,7 @@ fn everything() -> Facts {
     }
 }
 
-/// A host with nothing but memory: an old kernel, an old CPU, in a container that hides what it can.
+/// A host with nothing but memory: an old kernel, an old CPU, in a container that hides /proc and /sys.
 fn nothing() -> Facts {
     Facts {
         release: "6.7.0-rc1".into(),
@@ -141,7 +141,7 @@ fn find(facts: &Facts, name: &str) -> Check {
     found.unwrap_or_else(|| panic!("no check is called {name}"))
 }
 
-/// What is printed with `--json`.
+/// Returns the output with `--json`.
 fn object_of(facts: &Facts) -> serde_json::Value {
     serde_json::to_value(Object::from(&Doctor::of(facts))).unwrap()
 }
@@ -257,7 +257,7 @@ fn only_what_nothing_works_without_makes_a_host_not_ready() {
     }
 }
 
-/// What differs from a host with everything.
+/// The difference from a host with everything.
 type Change = fn(&mut Facts);
 /// That; the check; its status; part of its value, and of its fix.
 type Judged = (Change, &'static str, Status, &'static str, &'static str);

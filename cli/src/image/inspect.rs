@@ -1,4 +1,4 @@
-//! `uzone inspect`: what an image holds, and the images below it.
+//! `uzone inspect`: the contents of an image and its parents.
 
 use std::path::{Path, PathBuf};
 
@@ -11,22 +11,22 @@ use super::{EXITS, Required, chain, is_same, ratio};
 use crate::exit::{self, Exit, Failure};
 use crate::output::{Output, Report, Style};
 
-/// Show what an image holds, and which images it needs
+/// Show the contents of an image, and its parents
 ///
-/// With --report, an HTML page shows where the zero, the stored and the shared pages lie.
+/// With --report, an HTML page shows the places of zero, stored and shared pages.
 #[derive(Debug, clap::Args)]
 #[command(after_help = exit::help("uzone inspect memory.img", &EXITS))]
 pub(crate) struct Args {
     /// The image: a file, or a URL such as s3://BUCKET/KEY#root=HASH
     image: PathBuf,
-    /// Write an HTML page with a picture of where the pages are as well
+    /// Write an HTML page with a map of the pages too
     #[arg(long, value_name = "HTML")]
     pub(crate) report: Option<PathBuf>,
     #[command(flatten)]
     required: Required,
 }
 
-/// What is known of one image of a chain.
+/// One image of a chain.
 #[derive(Debug, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 struct Shown {
@@ -133,14 +133,14 @@ impl Report for InspectReport {
     }
 }
 
-/// How many columns a picture has.
+/// The number of columns of a map.
 const COLUMNS: usize = 128;
 
-/// Writes a page with a picture of each image of a chain.
+/// Writes a page with a map of each image of a chain.
 fn write_map(page: &Path, image: &Image, out: &Output) -> Result<(), Failure> {
     if chain(image).any(|image| is_same(Path::new(&image.name()), page)) {
         return Err(Failure::usage(format!(
-            "{} is an image, and the page would take its place: name another --report",
+            "{} is the image: name another --report",
             page.display()
         )));
     }
@@ -150,7 +150,7 @@ fn write_map(page: &Path, image: &Image, out: &Output) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns where the pages of an image are, for a picture.
+/// Returns the map of an image.
 fn map_of(image: &Image) -> ImageMap {
     let parts = image.page_counts(COLUMNS).into_iter().map(|part| ImagePart {
         len_bytes: part.len_bytes,

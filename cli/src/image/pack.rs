@@ -1,4 +1,4 @@
-//! `uzone pack`: an image of the bytes of memory.
+//! `uzone pack`: packs memory into an image.
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read};
@@ -21,19 +21,18 @@ use crate::progress::Progress;
 
 /// Pack memory into an image: compressed, verified, and readable at any page
 ///
-/// The input is the bytes of memory, such as the memory file of a virtual machine; `-` is standard input.
-/// With zstd and without a parent, `zstd -d` makes the same bytes of the image. It appears when it is whole;
-/// until then it has no name.
+/// The input is the bytes of memory, such as the memory file of a VM; `-` is standard input. With zstd and without a
+/// parent, `zstd -d` decompresses the image to the same bytes. The image appears when it is complete; until then it has
+/// no name.
 ///
-/// The input and the image may be objects: s3://BUCKET/KEY, gs://BUCKET/KEY, az://CONTAINER/KEY, and to read
-/// alone http://HOST/PATH and https://HOST/PATH. Credentials, regions and endpoints come from the environment
-/// (AWS_..., GOOGLE_..., AZURE_...).
+/// The input and the image may be objects: s3://BUCKET/KEY, gs://BUCKET/KEY, az://CONTAINER/KEY, and for reading only
+/// http://HOST/PATH and https://HOST/PATH. Credentials, regions and endpoints come from the environment (AWS_...,
+/// GOOGLE_..., AZURE_...).
 ///
-/// A Firecracker snapshot is the memory file of a full snapshot and those of diffs, the oldest first. What a
-/// diff has is known from the holes of its file, which is right on the file that Firecracker wrote, and wrong
-/// on a copy that has other holes. Files on hugetlbfs, on a tmpfs with huge pages, and on file systems
-/// without holes are refused by name. An object has no holes: the memory file may be one, and a diff only
-/// with --all-data.
+/// A Firecracker snapshot is the memory file of a full snapshot and the memory files of diffs, the oldest first. The
+/// holes of a diff's file are the pages that it lacks. That holds for the file that Firecracker wrote, and not for a
+/// copy that has other holes. Files on hugetlbfs, on a tmpfs with huge pages, and on file systems without holes are
+/// refused. An object has no holes: the memory file may be an object, and a diff only with --all-data.
 #[derive(Debug, clap::Args)]
 #[command(allow_missing_positional = true)]
 #[command(after_help = exit::help("uzone pack --firecracker vm.mem --diff vm.mem.1 vm.img", &EXITS))]
@@ -41,53 +40,53 @@ pub(crate) struct Args {
     /// The bytes to pack
     #[arg(required_unless_present = "firecracker", conflicts_with = "firecracker")]
     input: Option<PathBuf>,
-    /// The image to write: a file, a URL, a pipe, or `-` for standard output; an image that is there is replaced as a
-    /// whole. A file is for no more users than the input, and for its owner alone if that is a pipe or an object
+    /// Output: a file, a URL, a pipe, or `-` for standard output; replaced atomically if it exists. A file has the mode of
+    /// the input, or 600 if the input is a pipe or an object
     pub(crate) image: PathBuf,
     /// Pack the memory file of a Firecracker snapshot instead
     #[arg(long, value_name = "MEM")]
     firecracker: Option<PathBuf>,
-    /// With --firecracker, the memory file of a diff on top; several, the oldest first
+    /// With --firecracker, the memory file of a diff; several, the oldest first
     #[arg(long, value_name = "MEM")]
     diff: Vec<PathBuf>,
     /// Take every byte of each diff, and holes for zeroes
     #[arg(long, requires = "diff")]
     all_data: bool,
-    /// Where bytes of the input are in the guest: the address, where they start in the input, and how many
-    /// they are, such as 0x100000000:3G:1G; several for several regions [default: all of it, at 0]
+    /// A region of guest memory: its guest address, its offset in the input and its length, such as 0x100000000:3G:1G;
+    /// may be repeated [default: the whole input, at 0]
     #[arg(long, value_name = "ADDRESS:OFFSET:LENGTH", value_parser = region)]
     region: Vec<ImageRegion>,
-    /// How frames are stored
+    /// Compression of frames
     #[arg(long, default_value = "zstd", value_parser = codec())]
     codec: Codec,
-    /// How hard to compress: up to 22 for zstd, 0 to 12 for lz4 [default: 3 for zstd, 0 for lz4]
+    /// Compression level: up to 22 for zstd, 0 to 12 for lz4 [default: 3 for zstd, 0 for lz4]
     #[arg(long, allow_negative_numbers = true)]
     level: Option<i32>,
-    /// How many bytes are compressed together: a power of two from a page to 16M [default: 64K]
+    /// Bytes that are compressed together: a power of two from a page to 16M [default: 64K]
     #[arg(long, value_name = "SIZE")]
     frame: Option<ByteLen>,
-    /// The size of a page, of which zero ones are noted: a power of two from 4K to 2M [default: 4K]
+    /// Page size: a power of two from 4K to 2M [default: 4K]
     #[arg(long, value_name = "SIZE")]
     page: Option<ByteLen>,
-    /// Store only what differs from this image, which has to stay where it is
+    /// Store only pages that differ from this image, whose path must not change
     #[arg(long, value_name = "IMAGE")]
     parent: Option<PathBuf>,
-    /// Take down the pages that a run touched: their numbers in order, one a line
+    /// Store a working set: page numbers in access order, one per line
     #[arg(long, value_name = "FILE")]
     working_set: Option<PathBuf>,
-    /// Pack these pages together, before all others: their numbers in order, one a line, as a run touches
-    /// them. `zstd -d` then gives the pages in that order
+    /// Pack these pages together, before all others: page numbers in access order, one per line. `zstd -d` then prints the
+    /// pages in that order
     #[arg(long, value_name = "FILE", conflicts_with = "parent")]
     order: Option<PathBuf>,
-    /// The input is an image: pack its bytes anew, with those of the images below it. It keeps its regions,
-    /// its working set, and the sizes of its pages and frames
+    /// The input is an image: pack its bytes anew, together with its parents' bytes. Regions, working set and the sizes of
+    /// pages and frames are kept
     #[arg(long, conflicts_with = "firecracker")]
     rebase: bool,
-    /// Write only hashes of the input, as IMAGE, which is the name of the input with .hashes behind it: then
-    /// each command that takes an image takes the input for one, verified and not compressed
+    /// Write only hashes of the input to IMAGE, which must be the name of the input with .hashes appended: then every
+    /// command takes the input for an image that is verified and not compressed
     #[arg(long, conflicts_with_all = ["firecracker", "parent", "order", "rebase", "codec", "level"])]
     hashes_only: bool,
-    /// Pack an input that is an image already as the bytes that it is, and replace a file that is no image
+    /// Pack an image file as raw bytes, and replace a file that is no image
     #[arg(long)]
     force: bool,
     #[command(flatten)]
@@ -132,7 +131,7 @@ pub(crate) struct PackReport {
     frame_bytes: u64,
     zero_pages: u64,
     written_frames: u64,
-    /// Whether the file has hashes, and no byte of the image.
+    /// Whether the file has only hashes.
     #[serde(skip)]
     holds_hashes: bool,
     #[serde(flatten)]
@@ -154,13 +153,13 @@ impl Report for PackReport {
     }
 }
 
-/// What is packed.
+/// The input of a pack.
 enum Input {
-    /// Bytes that come in order, of which no one knows how many they are.
+    /// A stream of unknown length.
     Stream(Box<dyn Read + Send>),
-    /// Bytes that can be read at any place.
+    /// Bytes that can be read at any offset.
     Source(Box<dyn Source>),
-    /// Those of an image.
+    /// The bytes of an image.
     Image(Box<Image>),
 }
 
@@ -226,12 +225,12 @@ impl Args {
             self.input.iter().chain(&self.firecracker).chain(&self.diff).chain(&self.parent);
         if inputs.any(|input| is_same(input, &self.image)) {
             let image = self.image.display();
-            let text = format!("{image} is both the input and the image: name another image");
+            let text = format!("{image} is both the input and the output: name another output");
             return Err(Failure::usage(text));
         }
         if self.input.is_some() && !self.diff.is_empty() {
             return Err(Failure::usage(
-                "--diff changes the memory file of --firecracker: name that as well, in the place of an input",
+                "--diff applies to the memory file of --firecracker: give --firecracker in place of an input",
             ));
         }
         if self.hashes_only
@@ -239,21 +238,20 @@ impl Args {
             && self.image.as_os_str() != beside(input).as_os_str()
         {
             let expected = beside(input);
-            let text =
-                format!("hashes are found beside their memory alone: name {}", expected.display());
+            let text = format!("hashes must be beside their memory: name {}", expected.display());
             return Err(Failure::usage(text));
         }
         let is_pipe = self.input.as_deref() == Some(Path::new("-"));
         if is_pipe && (self.order.is_some() || self.rebase) {
             return Err(Failure::usage(
-                "--order and --rebase need an input that can be read at any place: name a file",
+                "--order and --rebase need an input that can be read at any offset: name a file",
             ));
         }
         Ok(())
     }
 
-    /// Returns what writes the image, and the size of its pages and of its frames: an image that is packed
-    /// anew has those it had, its regions and its working set, unless others are given.
+    /// Returns the packer, the page size and the frame size. An image that is packed anew keeps its sizes, regions and
+    /// working set, unless others are given.
     fn packer(&self, before: Option<&Image>) -> Result<(Packer, u64, u64), Failure> {
         let page = self.page.map(ByteLen::get).or(before.map(Image::page_bytes));
         let frame = self.frame.map(ByteLen::get).or(before.map(Image::frame_bytes));
@@ -286,7 +284,7 @@ impl Args {
         Ok((packer, page, frame))
     }
 
-    /// Refuses to replace a file that is no image, and perhaps the memory that was to be packed.
+    /// Refuses to replace a file that is no image: it may be the memory to pack.
     fn check_replaced(&self) -> Result<(), Failure> {
         let is_full = |found: Metadata| found.is_file() && found.len() > 0;
         if self.force || is_url(&self.image) || !self.image.metadata().is_ok_and(is_full) {
@@ -298,11 +296,11 @@ impl Args {
         }
         let image = self.image.display();
         Err(Failure::usage(format!(
-            "{image} is no image, and one would take its place: name another image, or replace it by --force"
+            "{image} exists and is no image: name another output, or replace it with --force"
         )))
     }
 
-    /// Refuses an input that is an image itself.
+    /// Refuses an input that is an image.
     fn check_raw(&self, input: &dyn Source) -> Result<(), Failure> {
         if self.force || !Image::is_packed(input)? {
             return Ok(());
@@ -311,7 +309,7 @@ impl Args {
         Err(Failure::new(
             Exit::Data,
             format!(
-                "{name} is an image already: pack its bytes anew by --rebase, or the file as it is by --force"
+                "{name} is an image already: pack its bytes anew with --rebase, or the file as it is with --force"
             ),
         ))
     }
@@ -325,8 +323,8 @@ impl Args {
             let layers = Layers::open(memory, &self.diff, self.all_data, &self.requests.options())?;
             if !self.diff.is_empty() && !self.all_data {
                 out.warn(format_args!(
-                    "the holes of a diff are the pages that it does not have: that is so of the file that \
-                     Firecracker wrote; a copy may have lost or gained holes, and would make a wrong image"
+                    "holes of a diff's file are taken for pages that it lacks: a copy that lost or gained holes makes \
+                     a wrong image"
                 ));
             }
             return Ok(Input::Source(Box::new(layers)));
@@ -339,7 +337,7 @@ impl Args {
             return Ok(Input::Stream(Box::new(io::stdin())));
         }
         let failed = SnapshotError::unopened(path);
-        // Files of procfs state no length, and are read as streams are.
+        // Files of procfs report no length, and are read as streams.
         let is_source = |found: Metadata| found.is_file() && found.len() > 0;
         if self.order.is_none() && !is_url(path) && !is_source(path.metadata().map_err(failed)?) {
             let file = File::open(path).map_err(failed)?;
@@ -354,12 +352,12 @@ impl Args {
     }
 }
 
-/// Reads the numbers of pages, one a line.
+/// Reads page numbers, one per line.
 fn read_pages(path: &Path) -> Result<Vec<u64>, Failure> {
     let bytes = std::fs::read(path).map_err(SnapshotError::unopened(path))?;
     let text = String::from_utf8_lossy(&bytes);
     let pages = (1..).zip(text.lines()).map(|(line, text)| {
-        let wrong = || format!("line {line} of {} is not the number of a page", path.display());
+        let wrong = || format!("line {line} of {} is no page number", path.display());
         text.trim().parse().map_err(|_| Failure::new(Exit::Data, wrong()))
     });
     pages.collect()

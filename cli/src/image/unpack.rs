@@ -1,4 +1,4 @@
-//! `uzone unpack`: the raw bytes of an image.
+//! `uzone unpack`: writes the raw bytes of an image.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -19,8 +19,8 @@ use crate::progress::Progress;
 pub(crate) struct Args {
     #[command(flatten)]
     whole: Whole,
-    /// The file, the URL, the pipe or the device to write, or `-` for standard output; a file that is there is replaced
-    /// as a whole, by one that is for no more users than the image
+    /// Output: a file, a URL, a pipe, a device, or `-` for standard output; a file is replaced atomically if it exists, and
+    /// has the mode of the image
     pub(crate) output: PathBuf,
 }
 

@@ -1,4 +1,4 @@
-//! `uzone verify`: whether every frame of an image is what it was.
+//! `uzone verify`: compares every frame of an image with its hash.
 
 use std::time::Instant;
 
@@ -10,16 +10,16 @@ use crate::exit::{self, Exit, Failure};
 use crate::output::{Output, Report, Style};
 use crate::progress::Progress;
 
-/// Check every frame of an image, and of the images below it
+/// Check every frame of an image and of its parents
 ///
-/// It exits with 65 and names the first frame that is damaged and where it is in the file. Hashes show
-/// damage; that the image is the one that was made, and not a forgery, shows only --root.
+/// It exits with 65 at the first damaged frame, and prints its offset in the file. Hashes detect damage; only --root
+/// detects a forged image.
 #[derive(Debug, clap::Args)]
 #[command(after_help = exit::help("uzone verify memory.img", &EXITS))]
 pub(crate) struct Args {
     #[command(flatten)]
     whole: Whole,
-    /// Decode each frame as well, which checks the compressor too
+    /// Decode each frame too, which also checks the compressor
     #[arg(long)]
     decode: bool,
 }
@@ -44,7 +44,7 @@ impl Report for VerifyReport {
         let authentic = if self.root_was_required {
             "as required"
         } else {
-            "not required: damage would be found, forgery would not"
+            "not required: damage is detected, forgery is not"
         };
         format!(
             "{} stored frames of {} are right ({:.1} in {})\nroot {} ({authentic})\n",
@@ -61,7 +61,7 @@ impl Report for VerifyReport {
     }
 }
 
-/// Verifies an image and those below it.
+/// Verifies an image and its parents.
 pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     let image = args.whole.open()?;
     let started = Instant::now();

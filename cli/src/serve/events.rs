@@ -1,4 +1,4 @@
-//! What a server prints while it runs: [`Line`].
+//! The log of a server: [`Line`].
 
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
@@ -10,11 +10,11 @@ use uzone_server::{Sandbox, ServeEvent};
 
 use crate::output::{Report, Style};
 
-/// `uzone.serve/1`: one line for each thing that happens.
+/// `uzone.serve/1`: one line for each event.
 #[derive(Debug, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub(crate) struct Line<'a> {
-    /// When it happened, as RFC 3339 has it, in milliseconds.
+    /// The time of the event in the form of RFC 3339, to milliseconds.
     time: String,
     #[serde(flatten)]
     happened: Happened<'a>,
@@ -65,7 +65,7 @@ impl Happened<'_> {
             Self::Listening { socket, image, metrics, sandbox } => {
                 let metrics = metrics.map(|at| format!("; metrics at http://{at}/metrics"));
                 let metrics = metrics.unwrap_or_default();
-                format!("serving {image} on {socket}{metrics}\nfaults are answered as {sandbox}\n")
+                format!("serving {image} on {socket}{metrics}\nthe worker runs as {sandbox}\n")
             }
             Self::Stopped { sessions, left, dropped_events, .. } => {
                 let left = match left {
@@ -76,17 +76,17 @@ impl Happened<'_> {
                     0 => String::new(),
                     lines => format!("; {lines} events were not printed in time"),
                 };
-                format!("served {sessions} machines{left}{dropped}\n")
+                format!("served {sessions} VMs{left}{dropped}\n")
             }
         }
     }
 }
 
-/// Returns what happened to a machine, or to the processes of its server.
+/// Returns the text of an event of a VM, or of the server's processes.
 fn session_text(event: &ServeEvent) -> String {
     let killed = |was_killed: bool| if was_killed { ", and it was killed" } else { "" };
     let time = |ns| human_duration(Duration::from_nanos(ns));
-    // Each of one machine begins with that.
+    // An event of a VM begins with its session.
     let (session, text) = match event {
         ServeEvent::Connected { session, pid, uid, regions, len_bytes, page_bytes, .. } => {
             let (len, page) = (ByteLen::new(*len_bytes), ByteLen::new(*page_bytes));
@@ -104,8 +104,10 @@ fn session_text(event: &ServeEvent) -> String {
         }
         ServeEvent::Failed { session, pid, offset, reason, was_killed } => {
             let killed = killed(*was_killed);
-            let what = format!("needs the page at {offset:#x}, which cannot be produced{killed}");
-            (session, format!("process {pid} {what}: {reason}"))
+            (
+                session,
+                format!("process {pid}: cannot read the page at {offset:#x}{killed}: {reason}"),
+            )
         }
         ServeEvent::NotHuge { session, pid, reason } => {
             (session, format!("the memory of process {pid} is not all in huge pages: {reason}"))
@@ -118,20 +120,19 @@ fn session_text(event: &ServeEvent) -> String {
         }
         ServeEvent::WorkerEnded { status, sessions } => {
             return format!(
-                "the process that answers faults has ended ({status}) with {sessions} machines; the next one \
-                 takes over\n"
+                "worker died ({status}) with {sessions} VMs; the next worker takes over\n"
             );
         }
         ServeEvent::HandedOver { sessions } => {
-            return format!("another server has taken {sessions} machines over\n");
+            return format!("another server took over {sessions} VMs\n");
         }
-        // Of a library that is newer than this command.
+        // An event of a newer library.
         event => return format!("{event:?}\n"),
     };
     format!("session {session}: {text}\n")
 }
 
-/// Returns what a server may not do with a machine.
+/// Returns the rights over a VM's process that the server lacks.
 fn rights_text(event: &ServeEvent) -> &'static str {
     match event {
         ServeEvent::Connected { can_be_killed: true, can_be_read: false, .. } => {

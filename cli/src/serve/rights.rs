@@ -1,5 +1,5 @@
-//! What the processes of a server may do: which user answers faults ([`user_of_worker`]), and which capabilities
-//! the keeper goes on with ([`of_keeper`]).
+//! The privileges of a server: the user of its worker ([`user_of_worker`]), and the capabilities of its keeper
+//! ([`of_keeper`]).
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -12,12 +12,12 @@ use crate::exit::Failure;
 use crate::output::Output;
 use crate::user::User;
 
-/// The user that a package makes for uzone.
+/// The user that a package adds for uzone.
 const USER: &str = "uzone";
 /// Ports below this one are root's.
 const FIRST_FREE_PORT: u16 = 1024;
 
-/// Returns the user that answers faults, unless it is that of this process.
+/// Returns the user of the worker, unless it is the user of this process.
 pub(super) fn user_of_worker(args: &Args, out: &Output) -> Result<Option<User>, Failure> {
     if let Some(name) = &args.user {
         return User::named(name).map(Some);
@@ -28,7 +28,7 @@ pub(super) fn user_of_worker(args: &Args, out: &Output) -> Result<Option<User>, 
     let user = User::named(USER).ok();
     if user.is_none() {
         out.warn(format_args!(
-            "faults are answered as root, without its capabilities: name a user that can read the image by --user"
+            "the worker runs as root, without its capabilities: name a user that can read the image with --user"
         ));
     }
     Ok(user)
@@ -36,7 +36,7 @@ pub(super) fn user_of_worker(args: &Args, out: &Output) -> Result<Option<User>, 
 
 /// Returns the capabilities that the keeper of a socket needs, if it has them.
 pub(super) fn of_keeper(args: &Args, socket: &Path, has_user: bool) -> CapabilitySet {
-    // Ending monitors, taking their descriptors, and reading their memory, whose files are their user's.
+    // To end monitors, to take their descriptors, and to read their memory, whose files belong to their user.
     let mut needed =
         CapabilitySet::KILL | CapabilitySet::SYS_PTRACE | CapabilitySet::DAC_READ_SEARCH;
     if has_user {
@@ -51,7 +51,7 @@ pub(super) fn of_keeper(args: &Args, socket: &Path, has_user: bool) -> Capabilit
     if args.metrics.is_some_and(|at| at.port() < FIRST_FREE_PORT) {
         needed |= CapabilitySet::NET_BIND_SERVICE;
     }
-    // It makes names there, and removes them at the end.
+    // The keeper creates files in these folders, and removes them at the end.
     let written = socket.parent().into_iter().chain(args.recover.as_deref());
     let is_of_another = |folder: &Path| {
         let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };

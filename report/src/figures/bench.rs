@@ -1,4 +1,4 @@
-//! The charts of a benchmark: for each of its tables one that fits what the rows have in common.
+//! The charts of a benchmark: one for each of its tables, of a kind that fits its rows.
 
 use super::Where::{Both, Page, Text};
 use super::{Column, PUBLISHED, cells, foot, heading, known, log_shares, none, numbers, tables};
@@ -8,7 +8,7 @@ use crate::chart::{
 use crate::results::{Bench, Headline, NOISE, QUICK, Row, Spread, Table, noisy};
 use crate::text::{bytes, float, ns, number, sentences};
 
-/// Of how many times the slowest rate bars can still be seen beside each other.
+/// The largest ratio of rates whose bars can still be compared by eye.
 const MOST_TIMES: f64 = 60.0;
 
 pub(super) fn section(bench: &Bench) -> Section {
@@ -27,7 +27,7 @@ pub(super) fn section(bench: &Bench) -> Section {
     let sources = bench.results.iter().filter_map(|row| Some(&*row.published.as_ref()?.source));
     Section {
         title: match bench.benchmark.as_str() {
-            // It measures a little of several benchmarks.
+            // A small part of several benchmarks.
             "demo" => "uzone demo".to_owned(),
             // Every benchmark, one after the other.
             "all" => "uzone-bench".to_owned(),
@@ -41,7 +41,7 @@ pub(super) fn section(bench: &Bench) -> Section {
     }
 }
 
-/// Returns the claims of a run with their verdicts: its own summary, or each row of uzone's.
+/// Returns the claims of a run with their verdicts: its own summary, or each row of uzone.
 fn summary(bench: &Bench) -> Numbers {
     let cell = |time: Option<u64>| time.map_or_else(none, ns);
     let claim = |line: &Headline| {
@@ -127,7 +127,7 @@ fn chart(table: &Table, rows: &[&Row]) -> Chart {
     }
 }
 
-/// Adds a bar to each row: its rate, or where that cannot be compared its time. Returns how to read them.
+/// Adds a bar to each row: its rate, or its time where rates cannot be compared. Returns a note for readers.
 fn bars(rows: &[&Row], numbers: &mut Numbers) -> &'static str {
     let rates: Option<Vec<f64>> = rows.iter().map(|row| row.gb_per_s()).collect();
     let is_same_work = rows.iter().all(|row| row.bytes == rows[0].bytes);
@@ -138,7 +138,7 @@ fn bars(rows: &[&Row], numbers: &mut Numbers) -> &'static str {
     let limit = |row: &Row, value: f64| {
         let share = row.share_of_limit.filter(|share| *share > 0.0 && look(row) != Role::Limit)?;
         let limit = if is_rate { value / share } else { value * share };
-        // A limit that the machine's noise has put farther away would squeeze all bars.
+        // A limit that noise has put far away would squeeze all bars.
         Some(limit).filter(|limit| limit.is_finite() && *limit <= most * 3.0)
     };
     let limits: Vec<_> = rows.iter().zip(&values).map(|(row, value)| limit(row, *value)).collect();
@@ -195,7 +195,7 @@ fn windows(rows: &[&Row]) -> Option<Lines> {
         series.push(line("published, on another machine", Role::Published, published));
     }
     for row in levels.into_iter().take(6) {
-        // What adapts is no point of the sweep: it is a level beside it.
+        // A row that adapts is no point of the sweep, and drawn as a level beside it.
         let role = match look(row) {
             Role::Ours => Role::Peer,
             role => role,
@@ -212,7 +212,7 @@ fn windows(rows: &[&Row]) -> Option<Lines> {
     })
 }
 
-/// Returns how a row is drawn: by its role, or where it has none, by the words of its id.
+/// Returns the look of a row: by its role, or without one by the words of its id.
 fn look(row: &Row) -> Role {
     let case = row.id.split_once('/').map_or(&*row.id, |(_, case)| case);
     let has = |word: &str| case.split('-').any(|part| part == word);
@@ -244,10 +244,10 @@ fn sized(case: &str) -> Option<(u64, &str)> {
     first.or_else(|| case.rsplit_once('-').and_then(|(rest, last)| Some((size(last)?, rest))))
 }
 
-/// A size, and what was measured there.
+/// Sizes, and the values at them.
 type Points = Vec<(f64, f64)>;
 
-/// Rows of which each is one way at one size: a line for each way.
+/// Returns a line for each way, if each row is one way at one size.
 fn sizes(rows: &[&Row]) -> Option<Lines> {
     let mut ways: Vec<(&str, &Row, Points)> = Vec::new();
     let is_rate = rows.iter().all(|row| row.gb_per_s().is_some());
@@ -283,7 +283,7 @@ fn sizes(rows: &[&Row]) -> Option<Lines> {
     })
 }
 
-/// The distributions that rows of a table have, as a chart of its own.
+/// Returns the distributions of a table's rows as a chart.
 fn spread(table: &Table, rows: &[&Row]) -> Option<Chart> {
     let mut steps = Vec::new();
     for row in rows {
@@ -380,14 +380,14 @@ fn three(Spread { p50_ns, p99_ns, p999_ns, .. }: Spread) -> Option<String> {
     Some(format!("{}, {}, {}", ns(p50_ns), ns(p99_ns?), ns(p999_ns?)))
 }
 
-/// Returns the median, the high quantile that was taken, and the longest.
+/// Returns the median, the high percentile, and the longest.
 fn and_worst(spread: Spread) -> Option<String> {
     let high = spread.p99_ns.or(spread.p999_ns)?;
     Some(format!("{}, {}, {}", ns(spread.p50_ns), ns(high), ns(spread.worst_ns)))
 }
 
 impl Bench {
-    /// Returns the headings of a table, and under these what its rows have, as text shows it.
+    /// Returns the headings of a table and its rows, as text shows them.
     #[must_use]
     pub fn cells(&self, table: &Table) -> Vec<Vec<String>> {
         cells(table, &COLUMNS, &self.results, |row| &row.id)

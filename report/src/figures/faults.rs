@@ -1,4 +1,4 @@
-//! The charts of a trace: where faults were, when, and how long they took.
+//! The charts of a trace: places, times and latencies of faults.
 
 use super::{edges, log_shares, one_chapter, stacked};
 use crate::chart::{Bar, Chart, Heat, Picture, Section, Table};
@@ -27,7 +27,7 @@ pub(super) fn section(trace: &Trace) -> Section {
     let kept = format!("{} faults of a mapping of {}", records.len(), bytes(trace.len_bytes));
     let lost = match trace.lost {
         0 => String::new(),
-        lost => format!("{lost} before them were forgotten: the trace had no more room"),
+        lost => format!("{lost} before them were dropped: the trace was full"),
     };
     let none = if records.is_empty() { "the trace has no records" } else { "" };
     let page = format!("its pages are of {}", bytes(trace.page_size_bytes));
@@ -55,7 +55,7 @@ fn kinds() -> [(&'static str, &'static str); Outcome::ALL.len()] {
     })
 }
 
-/// Returns when the first and the last fault were.
+/// Returns the times of the first and the last fault.
 fn times(records: &[Record]) -> (f64, f64) {
     let at = || records.iter().map(|record| record.at_ns);
     let (first, last) = (at().min().unwrap_or(0), at().max().unwrap_or(0));
@@ -125,7 +125,7 @@ fn place(outcome: Outcome) -> usize {
     Outcome::ALL.iter().position(|known| *known == outcome).unwrap_or(Outcome::ALL.len() - 1)
 }
 
-/// Returns the latencies that the trace sums up, or else those of its records.
+/// Returns the summaries of the trace, or else summaries of its records.
 fn summaries(trace: &Trace) -> Vec<Summary> {
     if !trace.latencies.is_empty() {
         return trace.latencies.clone();
@@ -176,7 +176,7 @@ fn distribution(summaries: &[Summary], records: &[Record]) -> Chart {
     {
         "of the faults of the trace"
     } else {
-        "of all faults, also those that the trace has forgotten"
+        "of all faults, with the faults that the trace has dropped"
     };
     let note = [of_all, "from when the fault was read to when its page was in place"];
     Chart {
@@ -202,8 +202,8 @@ fn quantiles(summaries: &[Summary]) -> Chart {
         limit: Some(share(float(summary.p99_ns))),
     });
     Chart {
-        title: "How long faults took, by what they were".to_owned(),
-        note: sentences(&["the bar is the median, its border what one in a hundred exceeds"]),
+        title: "How long faults took, by kind".to_owned(),
+        note: sentences(&["the bar is the median, its border the 99th percentile"]),
         table: Table {
             bars: bars.collect(),
             scale: "time (logarithmic)",

@@ -39,7 +39,7 @@ fn eager<P: Payload>(
     options.order(order).tails(tails).threads(threads).init(Init::Eager)
 }
 
-/// Returns a zone that keeps so many bytes of descriptors after an unbind, and 64 MiB of its own.
+/// Returns a zone that keeps `bytes` of descriptors after an unbind, and 64 MiB of its own.
 #[must_use]
 pub fn keeping(bytes: u64) -> Zone {
     Zone::with_keep_limit(ByteLen::new(bytes + (64 << 20)))
@@ -62,7 +62,7 @@ impl<'a> Suite<'a> {
         check_descriptors(&pagemap, &self.id(row))?;
         let resident = u128::from(pagemap.metadata_resident()?.get());
         let per_tib = u64::try_from((resident << 40) / u128::from(self.size.get())).ok();
-        // Twice: what a row finds kept, the first bind had to take fresh.
+        // Twice: the first bind takes fresh memory, which the zone keeps for the second.
         let pagemap = zone.bind(unbind(pagemap)?, options.clone())?;
         let report = pagemap.report();
         let is_written = report.init == Init::Eager;
@@ -99,7 +99,7 @@ impl<'a> Suite<'a> {
     }
 }
 
-/// Binds a region, has the pagemap checked, and unbinds it. Returns how long the bind took, and how long all did.
+/// Binds a region, checks the pagemap, and unbinds it. Returns the time of the bind, and of all three.
 pub fn rebind<P: Payload>(
     region: &mut Option<Region>,
     zone: &Zone,
@@ -116,7 +116,7 @@ pub fn rebind<P: Payload>(
     Ok((bound, started.elapsed()))
 }
 
-/// Unbinds a region, which no guard holds.
+/// Unbinds a region that no guard holds.
 pub fn unbind<P: Payload>(pagemap: Pagemap<P>) -> Result<Region> {
     pagemap.unbind().map_err(|busy| BenchError::failed("unbind", false, busy.to_string()))
 }
@@ -127,7 +127,7 @@ pub fn check_descriptors<P: Payload + Immutable>(pagemap: &Pagemap<P>, row: &str
     check_every(pagemap, row, if is_on_touch { 1 << 20 } else { CHECK_EVERY })
 }
 
-/// Compares the descriptor of every so many pages with the slow path.
+/// Compares each `every`th descriptor with the slow path.
 pub fn check_every<P: Payload + Immutable>(
     pagemap: &Pagemap<P>,
     row: &str,

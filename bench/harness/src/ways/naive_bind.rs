@@ -1,6 +1,6 @@
 //! The naive way to initialise Linux's 64-byte descriptors: a call for each page that sets field
 //! after field in place, as the kernel's slow path does and as a port of it would. It knows nothing
-//! of templates, and shares no code with ours: a baseline may not profit from what is measured.
+//! of templates, and shares no code with ours: a baseline may not profit from an optimisation of ours.
 
 use std::time::{Duration, Instant};
 
@@ -31,7 +31,7 @@ struct NaivePage {
 
 const _: () = assert!(size_of::<NaivePage>() == 64);
 
-/// What all pages of a memmap have in common.
+/// The values that all pages of a memmap share.
 #[derive(Clone, Copy)]
 struct NaiveZone {
     node: u64,
@@ -68,7 +68,7 @@ impl NaivePage {
         self.refcount = 0;
     }
 
-    /// Writes what belongs to the folio into its first tail.
+    /// Writes the folio's own fields into its first tail.
     #[inline(never)]
     fn prepare_folio(&mut self, order: Order) {
         self.flags |= u64::from(order.get());
@@ -103,7 +103,7 @@ fn stamp_pages(pages: &mut [NaivePage], order: Order, zone: &NaiveZone, address:
     }
 }
 
-/// Returns the first page whose descriptor is not what the slow path of `uzone-pages` makes it.
+/// Returns the first page whose descriptor differs from the slow path of `uzone-pages`.
 fn first_wrong(pages: &[NaivePage], template: &Template<LinuxPage>) -> Option<Pfn> {
     template.layout().range().iter().zip(pages).find_map(|(pfn, page)| {
         let fresh = template.fresh(pfn)?;
@@ -122,7 +122,7 @@ impl NaiveZone {
     }
 }
 
-/// Returns what the naive way should write for descriptors that lie at `address`, if that is known.
+/// Returns the template of the right descriptors at `address`, if the address is known.
 pub fn template(size: ByteLen, order: Order, address: Option<Addr>) -> Result<Template<LinuxPage>> {
     let pages = PageCount::new(size.get() >> 12);
     let laid_out = PfnRange::try_new(Pfn::new(1 << 20), pages)
@@ -158,7 +158,7 @@ fn stamp(template: &Template<LinuxPage>, bytes: &mut [u8]) {
     }
 }
 
-/// Checks that the naive way writes what it should into memory that is present.
+/// Checks the descriptors that the naive way writes into memory that is present.
 pub fn check(template: &Template<LinuxPage>, memory: &mut Exclusive, row: &str) -> Result {
     rebind(template, memory)?;
     let bytes = index(template.layout().descriptors() * 64);

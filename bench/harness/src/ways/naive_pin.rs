@@ -1,7 +1,6 @@
 //! The naive way to hold memory, page by page: find the page's head in its own 64-byte descriptor,
 //! and add one to the head's count unless that is zero. So did the kernel before it grouped pages,
-//! and so would a port of it. It shares no code with ours: a baseline may not profit from what is
-//! measured.
+//! and so would a port of it. It shares no code with ours: a baseline may not profit from an optimisation of ours.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};

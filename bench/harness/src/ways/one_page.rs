@@ -27,7 +27,7 @@ pub enum Answer {
     Copy(Arc<Mapping>),
     /// By a copy of a page that a function fills.
     Fetch(Arc<Fetch>),
-    /// By mapping what the memory file has.
+    /// By mapping the page of the memory file.
     Continue,
     /// By the zero page.
     Zero,
@@ -71,14 +71,14 @@ impl OnePage {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// The same for memory of its own, as ours maps it.
+    /// Starts a handler for anonymous memory, as ours maps it.
     pub fn anonymous(len: ByteLen, answer: Answer) -> Result<Self> {
         Self::new(anonymous(len)?, answer)
     }
 }
 
 impl Counted for OnePage {
-    /// Fails with what the handler met, if it could not answer.
+    /// Fails with the handler's error, if it could not answer.
     fn counts(&self, row: &str) -> Result<(Option<u64>, u64)> {
         match self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
             Some(cause) => Err(BenchError::handler(row, cause)),

@@ -10,9 +10,9 @@ use zerocopy::FromBytes;
 
 use crate::{BenchError, Result, index, timed};
 
-/// How many base pages one call holds: a 2 MiB folio's, as in the published experiment.
+/// The number of base pages of one call: a 2 MiB folio, as in the published experiment.
 pub const CALL_PAGES: u64 = CALL_ENTRIES as u64;
-/// As many, as the length of a list.
+/// The same number as the length of a list.
 pub const CALL_ENTRIES: usize = 512;
 
 /// A region of `size`, described by folios of `order` whose descriptors are all present.
@@ -21,7 +21,7 @@ pub fn bind(zone: &Zone, size: ByteLen, order: Order) -> Result<Pagemap> {
     Ok(zone.bind(Region::anonymous(size)?, options)?)
 }
 
-/// The pages of a region, cut into what one call holds, by their numbers and by their addresses.
+/// The pages of a region in pieces of one call, by their numbers and by their addresses.
 pub fn calls(pagemap: &Pagemap) -> Result<(Vec<PfnRange>, Vec<usize>)> {
     let range = pagemap.range();
     let starts = (range.start().get()..range.end().get()).step_by(CALL_ENTRIES);
@@ -34,7 +34,7 @@ pub fn calls(pagemap: &Pagemap) -> Result<(Vec<PfnRange>, Vec<usize>)> {
     Ok((pieces, addresses))
 }
 
-/// As many, in bytes.
+/// The same length in bytes.
 pub const CALL_BYTES: usize = CALL_ENTRIES << 12;
 
 /// Memory for `count` values of plain data, present, in huge pages where the host has them.
@@ -45,7 +45,7 @@ pub fn present<T: FromBytes>(count: u64) -> Result<Mapped<T>> {
     Mapped::try_new(memory, index(count)).map_err(|_| BenchError::size(ByteLen::new(bytes)))
 }
 
-/// As many neighbouring words as there are folios, or blocks of base pages: the limit writes them.
+/// A word for each folio, or block of base pages: the limit writes them.
 pub fn words(size: ByteLen) -> Result<Mapped<AtomicU64>> {
     present((size.get() >> 12) / CALL_PAGES)
 }
@@ -77,14 +77,14 @@ where
     })
 }
 
-/// Times `work` alone, and then runs what takes it back.
+/// Times `work` alone, and then runs `undo`.
 pub fn timed_alone<T>(work: impl FnOnce() -> T, undo: impl FnOnce()) -> Result<Duration> {
     let elapsed = timed(|| Ok(work()));
     undo();
     elapsed
 }
 
-/// Times `work` together with what takes it back.
+/// Times `work` and `undo`.
 pub fn timed_both<T>(work: impl FnOnce() -> T, undo: impl FnOnce()) -> Result<Duration> {
     timed(|| {
         work();

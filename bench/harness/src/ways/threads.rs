@@ -34,7 +34,7 @@ pub struct Share {
 }
 
 impl Share {
-    /// Does some work. The faults are those that the kernel counts for the thread.
+    /// Does some work, and takes the kernel's count of the thread's faults.
     pub fn of(work: impl FnOnce() -> Result) -> Result<Self> {
         let before = thread_faults();
         let begun = Instant::now();

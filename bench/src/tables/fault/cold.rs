@@ -13,7 +13,7 @@ use super::touch::{Pattern, Placement, Touching, touch};
 use super::ways::Way;
 
 const TABLE: &str = "fault-cold";
-/// How many pages are touched at most: a device takes its time.
+/// The largest number of touched pages: each takes a read of the device.
 const MOST: usize = 512;
 
 /// Reading without mapping.
@@ -55,7 +55,7 @@ pub(super) fn table(session: &mut Session<'_>, file: &Source) -> Result {
     let placement = &Placement::anywhere()?;
     let mut parts = Pattern::Random.parts(len, PAGE, 1);
     let pages = usize::try_from(len.get() / PAGE).unwrap_or(MOST);
-    // Of all pages one in 64, so that hardly any is the neighbour of another.
+    // One page in 64, so that few are neighbours.
     parts[0].truncate((pages / 64).clamp(1, MOST));
     let (parts, touched) = (&parts, parts[0].len() as u64);
     fn found<M: Counted>(

@@ -9,7 +9,7 @@ use uzone_harness::Published;
 
 /// The orders of the windows, as published.
 pub(super) const ORDERS: [u8; 7] = [0, 1, 3, 4, 5, 7, 9];
-/// How much was read in order, and at random.
+/// The published lengths: in order, and at random.
 pub(super) const IN_ORDER: ByteLen = ByteLen::gib(16);
 pub(super) const RANDOM: ByteLen = ByteLen::gib(1);
 
@@ -34,7 +34,7 @@ const RANDOM_S: Seconds = [
     (60, [26.58, 25.69, 18.73, 20.15, 21.62, 17.75, 17.61]),
     (120, [41.84, 40.46, 36.09, 35.31, 35.81, 36.55, 34.29]),
 ];
-// That of 8 threads and two pages repeats 32 threads' in the original.
+// In the original, the time of 8 threads and two pages repeats the time of 32 threads.
 const SPARSE_S: Seconds = [
     (1, [0.0399, 0.0454, 0.0518, 0.0637, 0.0791, 0.1765, 0.5412]),
     (8, [0.124, 0.489, 0.157, 0.192, 0.243, 0.544, 1.677]),
@@ -43,7 +43,7 @@ const SPARSE_S: Seconds = [
     (120, [1.596, 1.668, 2.009, 2.425, 2.941, 5.978, 18.40]),
 ];
 
-/// Returns the published time of the kernel, for as many pages a thread.
+/// Returns the published time of the kernel, scaled to `len`.
 pub(super) fn published(
     pattern: Pattern,
     threads: usize,

@@ -121,7 +121,7 @@ fn table(
     session.measure(suite, title, placement.title.clone())
 }
 
-/// Returns how much can be had of the pool for two copies at once, or why it is too little.
+/// Returns the length for which the pool has pages twice, or the reason that it has too few.
 fn free_huge_pages(most: ByteLen) -> Result<ByteLen, String> {
     let size = PageSize::MIB_2;
     let path = hugepages::nr_path(size);
@@ -136,7 +136,7 @@ fn free_huge_pages(most: ByteLen) -> Result<ByteLen, String> {
     Ok(most.min(ByteLen::new((free / 2) << 21)))
 }
 
-/// The densities, in thousandths of the pages, each with its id; those of a sweep and those that are always measured.
+/// The densities: id, thousandths of the pages, and whether a run without `--sweep` has it.
 const DENSITIES: [(&str, usize, bool); 10] = [
     ("0.2", 2, false),
     ("1", 10, true),
@@ -151,8 +151,8 @@ const DENSITIES: [(&str, usize, bool); 10] = [
 ];
 
 /// Measures a part of the pages of a large file in random order, in the thread and by a reader: the best window depends
-/// on how large the part is, and `auto` has to find out. The file is larger than that of the other tables, where a
-/// wide window would look good at every density.
+/// on the density, and `auto` has to find it. In the file of the other tables, which is smaller, a wide window would
+/// look good at every density.
 pub(super) fn densities(
     session: &mut Session<'_>,
     settings: &FaultSettings,
@@ -162,7 +162,7 @@ pub(super) fn densities(
     let Some(first) = placements.first() else { return Ok(()) };
     let same = placements.iter().find(|placement| placement.is_same());
     let (reader, thread) = (Reader as fn(Option<u8>) -> Way, Thread as fn(Option<u8>) -> Way);
-    // The beginning of the id, the memory, the rows, the placement, and whether a sweep alone measures it.
+    // The beginning of the id, the memory, the rows, the placement, and whether only a sweep measures it.
     let mut kinds = vec![
         ("fault-density-thread-file-", File, thread, first, false),
         ("fault-density-thread-memfd-", Memory, thread, first, true),

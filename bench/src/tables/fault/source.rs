@@ -1,4 +1,4 @@
-//! What is mapped: a file and a memory file with the same bytes, and the bytes that are right.
+//! The mapped files: a file and a memory file with the same bytes, and the right words.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -14,7 +14,7 @@ use uzone_pages::{ByteLen, PageSize};
 /// The page that the tables count in; a host with another one is refused.
 pub(super) const PAGE: u64 = 4096;
 
-/// How much is written at once.
+/// The length of one write.
 const PIECE: usize = 1 << 20;
 
 /// Returns the 8 bytes that stand at a multiple of 8.
@@ -62,7 +62,7 @@ impl Source {
         let make = || {
             let mut file = file_system::nameless_file(directory)?;
             write(&mut file)?;
-            // What is dirty could not be forgotten.
+            // The page cache does not drop dirty pages.
             file.sync_all()?;
             Ok(Self { file, len, directory: directory.to_owned() })
         };
@@ -91,7 +91,7 @@ impl Source {
         Ok(())
     }
 
-    /// Drops the file from the page cache. Returns how many pages it has still.
+    /// Drops the file from the page cache. Returns the number of pages that stay.
     pub(super) fn chill(&self) -> Result<u64> {
         let Some(len) = NonZeroU64::new(self.len.get()) else { return Ok(0) };
         let failed = BenchError::of_file("forget the pages of");
@@ -108,7 +108,7 @@ impl Source {
         Ok(Mapping::file(self.again()?, 0, len, Access::ReadOnly, Sharing::Private)?)
     }
 
-    /// The same, and all of it is present.
+    /// Maps the first `len` bytes, all of them present.
     pub(super) fn mapped(&self, len: ByteLen) -> Result<Arc<Mapping>> {
         let mapped = self.map(len)?;
         mapped.populate(0..len.get())?;
@@ -116,7 +116,7 @@ impl Source {
     }
 }
 
-/// Makes a memory file, all of whose pages are there.
+/// Makes a memory file with all pages present.
 pub(super) fn memory_file(len: ByteLen, huge: Option<PageSize>) -> Result<Arc<Mapping>> {
     let memory = Mapping::memfd("uzone-bench", len, huge)?;
     each_piece(len, |offset, bytes| memory.write_at(offset, bytes))?;

@@ -1,4 +1,4 @@
-//! Which pages are touched, by which threads, and on which CPUs these and the handler run.
+//! The touched pages ([`Pattern`]), the CPUs of threads and handler ([`Placement`]), and the touches ([`touch`]).
 
 use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use super::source::PAGE;
 use uzone_harness::ways::threads::{Share, on, together, usable_cpus};
 use uzone_harness::{BenchError, Found, Reads, Result, nanoseconds, place};
 
-/// In which order pages are touched.
+/// The order in which pages are touched.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pattern {
     /// All of them, from the first to the last.
@@ -22,9 +22,9 @@ pub(super) enum Pattern {
     OnePerTable,
 }
 
-/// How many pages have one page table.
+/// The number of pages of one page table.
 const TABLE: u64 = 512;
-/// Which of them is touched where one is.
+/// The page of them that is touched where one is.
 const TOUCHED: u64 = 77;
 
 impl Pattern {
@@ -44,7 +44,7 @@ impl Pattern {
         }
     }
 
-    /// Returns the offsets that each of `threads` touches.
+    /// Returns the offsets that each of `threads` threads touches.
     pub(super) fn parts(self, len: ByteLen, page_bytes: u64, threads: usize) -> Vec<Vec<u64>> {
         let all = 0..len.get() / page_bytes;
         let mut pages: Vec<u64> = match self {
@@ -61,15 +61,15 @@ impl Pattern {
     }
 }
 
-/// Where threads run.
+/// The CPUs of threads.
 #[derive(Clone, Debug)]
 pub(crate) struct Placement {
-    /// What it adds to the id of a table.
+    /// The end of the ids of its tables.
     pub(crate) id: String,
     pub(crate) title: String,
-    /// How many threads touch.
+    /// The number of threads that touch pages.
     pub(super) threads: usize,
-    /// Whether no placement comes before it: its tables are those of the summary.
+    /// Whether it is the first: the summary has its tables.
     pub(crate) is_first: bool,
     touchers: Vec<u32>,
     pub(crate) handler: Vec<u32>,
@@ -139,13 +139,12 @@ impl Placement {
         self.by_handler(|| Ok(Engine::with(options)?))
     }
 
-    /// Does something from which threads come that shall run where the handler does: a thread
-    /// starts with the CPUs of the one that starts it.
+    /// Calls `work`, which starts threads, on the CPUs of the handler: a thread inherits the CPUs of its parent.
     pub(crate) fn by_handler<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         on(&self.handler, work)
     }
 
-    /// Does something where memory is touched.
+    /// Calls `work` on the CPUs where memory is touched.
     pub(super) fn by_toucher<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         on(&self.touchers, work)
     }
@@ -154,13 +153,13 @@ impl Placement {
 /// A touch that took less did not wait for a page.
 const SHORTEST_WAIT: Duration = Duration::from_nanos(200);
 
-/// How long each touch took, if that was asked for.
+/// The time of each touch, where touches are timed.
 #[derive(Default)]
 struct Times {
     all_ns: Vec<u64>,
-    /// Of those that took a page fault.
+    /// The times of touches that took a page fault.
     demand_ns: Vec<u64>,
-    /// How many faults the kernel had counted after the last one that was asked about.
+    /// The kernel's count of faults after the last of them.
     faults: u64,
 }
 
@@ -198,8 +197,8 @@ pub(crate) enum Touching {
     Page,
 }
 
-/// Touches memory and checks every word that is read. `expected` returns the right word of an offset. The faults
-/// are those that the kernel counts.
+/// Touches memory and checks every word that is read. `expected` returns the right word of an offset. The kernel counts
+/// the faults.
 pub(crate) fn touch<M: Reads>(
     row: &str,
     memory: &M,

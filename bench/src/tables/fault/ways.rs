@@ -10,7 +10,7 @@ use super::backend::Backend;
 use super::source::{PAGE, word};
 use super::touch::{Placement, Touching, touch};
 
-/// One row: how memory is mapped, and who answers its faults.
+/// One row: a mapping, and the handler of its faults.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
     /// A one-page handler as published examples have it: the naive row.
@@ -28,7 +28,7 @@ pub(super) enum Way {
 }
 
 impl Way {
-    /// Returns what its row is, its id, and its name.
+    /// Returns the row's role, id and name.
     fn spec(self) -> (Role, String, String) {
         let pages = |order: u8| match 1_u64 << order {
             1 => "1 page".to_owned(),
@@ -59,7 +59,7 @@ impl Way {
         }
     }
 
-    /// Returns the options of ours.
+    /// Returns the options of a row of ours.
     pub(super) fn options(self) -> Result<LazyOptions> {
         let (order, answer) = match self {
             Self::Thread(order) => (order, Answer::InThread),
@@ -88,7 +88,7 @@ pub(super) struct Scan<'a> {
     /// The offsets that each thread touches.
     pub(super) parts: &'a [&'a [u64]],
     pub(super) touching: Touching,
-    /// How many pages are touched; others that are mapped are wasted.
+    /// The number of touched pages; other mapped pages are wasted.
     pub(super) touched: u64,
 }
 

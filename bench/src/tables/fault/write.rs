@@ -14,7 +14,7 @@ use uzone_pages::ByteLen;
 use super::source::{PAGE, memory_file};
 use super::touch::{Pattern, Placement};
 
-/// How much is written at most.
+/// The largest length that is written.
 const MOST: ByteLen = ByteLen::mib(64);
 
 pub(super) fn table(session: &mut Session<'_>, placement: &Placement, size: ByteLen) -> Result {

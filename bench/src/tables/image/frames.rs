@@ -12,11 +12,11 @@ use zstd::bulk::{Compressor, Decompressor};
 
 use uzone_harness::BenchError;
 
-/// How many bytes are compressed together, and the level of zstd of every row.
+/// The length of a frame, and the level of zstd of every row.
 pub(crate) const FRAME: usize = 64 << 10;
 pub(crate) const LEVEL: i32 = 3;
 
-/// How many frames a thread reads or writes with one call.
+/// The number of frames that a thread reads or writes with one call.
 const BATCH: usize = 16;
 
 /// Returns the error of a file that cannot be used.
@@ -24,15 +24,15 @@ pub(crate) fn failed(cause: io::Error) -> BenchError {
     BenchError::of_file("read or write")(cause)
 }
 
-/// Where a frame is stored.
+/// The place of a stored frame.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Stored {
     pub(crate) offset: u64,
     pub(crate) len: usize,
 }
 
-/// Calls `work` with each number below `count` on one of `threads` threads, each of which has something of
-/// its own. Returns the first error.
+/// Calls `work` with each number below `count` on one of `threads` threads, each with a value that `own` makes. Returns
+/// the first error.
 pub(crate) fn share<T>(
     threads: usize,
     count: usize,
@@ -67,7 +67,7 @@ pub(crate) fn share<T>(
     first.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
 }
 
-/// Compresses the first `count` frames of `raw` into `to`. Returns where each is, and how long the file is.
+/// Compresses the first `count` frames of `raw` into `to`. Returns the place of each, and the length of the file.
 pub(crate) fn pack(
     raw: &File,
     to: &File,
@@ -106,7 +106,7 @@ pub(crate) fn pack(
     Ok((stored, end.into_inner()))
 }
 
-/// What a thread needs to decode frames.
+/// A thread's decoder and its buffers.
 pub(crate) struct Reader {
     decompressor: Decompressor<'static>,
     stored: Vec<u8>,

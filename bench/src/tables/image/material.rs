@@ -1,6 +1,6 @@
-//! What is packed, and what came of it: [`Material`].
+//! The measured image and its packed forms: [`Material`].
 //!
-//! The image looks like the memory of a machine that runs programs: runs of pages of the files in
+//! The image looks like the memory of a VM that runs programs: runs of pages of the files in
 //! `/usr/bin` and `/usr/lib` (131 pages on average, in an order that is the same in every run on one host),
 //! and between them runs of zero pages (56 on average), which are about 30 % of it. The end of a file is
 //! padded to a page.
@@ -28,10 +28,10 @@ pub(crate) const PAGE: usize = 4096;
 const LONGEST_RUN: usize = 261;
 const LONGEST_ZEROES: usize = 111;
 
-/// How much another image has, whose decoded frames fill the room for those: more than there is room for.
+/// The length of another image, whose decoded frames fill the frame cache: longer than the cache.
 const OTHER: usize = 48 << 20;
 
-/// Where the files are that the image is made of.
+/// The folders of the files that the image is made of.
 const DIRECTORIES: [&str; 2] = ["/usr/bin", "/usr/lib"];
 
 /// The image and its packed forms.
@@ -41,7 +41,7 @@ pub(crate) struct Material {
     pub(crate) threads: usize,
     /// The bytes of the image.
     pub(crate) raw: File,
-    /// Independent frames of it, and where they are.
+    /// Independent frames of it, and their places.
     pub(crate) frames: (File, Vec<Stored>),
     pub(crate) frames_len: u64,
     /// The packed image.
@@ -49,15 +49,15 @@ pub(crate) struct Material {
     pub(crate) packed_len: u64,
     /// Another image, in lz4, of the first [`OTHER`] bytes.
     other: File,
-    /// Of each frame, whether all its bytes are zero.
+    /// Whether all bytes of each frame are zero.
     pub(crate) is_zero: Vec<bool>,
-    /// A word of each page, which is checked when it is touched.
+    /// A word of each page, to check touches.
     pub(crate) words: Vec<u64>,
     zero_pages: usize,
 }
 
 impl Material {
-    /// Makes the files, and checks once that the packed image has the bytes.
+    /// Makes the files, and compares the packed image with the bytes once.
     pub(crate) fn new(settings: &SnapshotSettings, watch: Watch<'_>) -> Result<Self> {
         let (size, directory, threads) =
             (settings.size, &settings.directory, settings.threads.get());
@@ -65,8 +65,8 @@ impl Material {
             return Err(BenchError::image_size(size));
         }
         let begin = |done| {
-            let what = "making an image of programs";
-            watch(Phase { what, done, total: 4, part: None });
+            let step = "making an image of programs";
+            watch(Phase { step, done, total: 4, part: None });
         };
         begin(0);
         let no_file = |cause| BenchError::no_file(size, directory, cause);
@@ -105,7 +105,7 @@ impl Material {
         Ok(material)
     }
 
-    /// Returns how many bytes a frame takes in the packed image, on average.
+    /// Returns the mean length of a frame in the packed image.
     pub(crate) fn mean_frame(&self) -> u64 {
         self.packed_len / self.is_zero.len().max(1) as u64
     }
@@ -114,7 +114,7 @@ impl Material {
         self.zero_pages * 100 / self.words.len().max(1)
     }
 
-    /// Returns how many times smaller a file is than the image, for the name of a row.
+    /// Returns the ratio of the image's length to `len`, for the name of a row.
     pub(crate) fn smaller(&self, len: u64) -> String {
         let hundredths = self.len as u64 * 100 / len.max(1);
         format!("{}.{:02} times smaller", hundredths / 100, hundredths % 100)
@@ -129,12 +129,12 @@ impl Material {
         Input { file: &self.raw, at: 0 }
     }
 
-    /// Packs the image, and takes the name of the file away. Returns the file.
+    /// Packs the image into a file without a name.
     pub(crate) fn pack(&self, codec: Codec) -> Result<(File, Packed)> {
         self.pack_first(self.len, codec)
     }
 
-    /// Packs it with these pages before all others, in that order.
+    /// Packs the image with these pages before all others, in that order.
     pub(crate) fn pack_ordered(&self, pages: Vec<u64>) -> Result<File> {
         let raw = self.raw.try_clone().map_err(failed)?;
         let source = FileSource::from_file(raw, "the image").map_err(failed)?;
@@ -148,7 +148,7 @@ impl Material {
         packer.level(if codec == Codec::Zstd { LEVEL } else { 0 })
     }
 
-    /// Packs the first bytes of it.
+    /// Packs the first `len` bytes of the image.
     fn pack_first(&self, len: usize, codec: Codec) -> Result<(File, Packed)> {
         let packer = self.packer(codec);
         self.written(|path| {
@@ -156,7 +156,7 @@ impl Material {
         })
     }
 
-    /// Has a file written, and takes its name away.
+    /// Calls `write` with a path, opens the file, and removes the path.
     fn written(&self, write: impl FnOnce(&Path) -> Result<Packed>) -> Result<(File, Packed)> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed); // a name, and nothing else
@@ -168,13 +168,13 @@ impl Material {
         Ok((file.map_err(failed)?, packed))
     }
 
-    /// Opens the packed image, with room for decoded frames.
+    /// Opens the packed image with a frame cache of `room`.
     pub(crate) fn open(&self, room: ByteLen) -> Result<Image> {
         open(&self.packed, FrameCache::new(room.get()))
     }
 
-    /// Opens the packed image with room for decoded frames that was used before, as in a process that runs
-    /// for some time: its memory is there, and full of the frames of another image.
+    /// Opens the packed image with a frame cache that is full of another image's frames, as in a process that has run
+    /// for some time.
     pub(crate) fn open_later(&self, room: ByteLen) -> Result<Image> {
         let cache = FrameCache::new(room.get());
         let other = open(&self.other, cache.clone())?;
@@ -233,7 +233,7 @@ impl Read for Input<'_> {
     }
 }
 
-/// Writes the image, and remembers what is to be checked.
+/// Writes the image, and records a word of each page and the zero frames.
 struct Writer<'a> {
     to: &'a File,
     at: usize,
@@ -252,7 +252,7 @@ impl Writer<'_> {
         while self.at < len {
             let before = self.at;
             for path in &files {
-                // What may not be read, or is no longer there, is left out.
+                // Files that cannot be opened are left out.
                 let Ok(mut file) = File::open(path) else { continue };
                 while self.at < len {
                     let filled = read_up_to(&mut file, &mut run[..left * PAGE]);
@@ -272,8 +272,8 @@ impl Writer<'_> {
                 }
             }
             if self.at == before {
-                let what = format!("{DIRECTORIES:?} have no file that can be read");
-                return Err(io::Error::new(io::ErrorKind::NotFound, what));
+                let text = format!("{DIRECTORIES:?} have no file that can be read");
+                return Err(io::Error::new(io::ErrorKind::NotFound, text));
             }
         }
         self.to.sync_all()
@@ -297,7 +297,7 @@ impl Writer<'_> {
     }
 }
 
-/// Reads until `out` is full or the file ends. What cannot be read ends it.
+/// Reads until `out` is full, the file ends, or a read fails. Returns the number of bytes.
 fn read_up_to(file: &mut File, out: &mut [u8]) -> usize {
     let mut filled = 0;
     while let Some(count) = file.read(&mut out[filled..]).ok().filter(|count| *count > 0) {
@@ -336,7 +336,7 @@ pub(crate) fn random_frames(material: &Material, most: usize) -> Vec<usize> {
     frames
 }
 
-/// Decodes a frame with nothing around it.
+/// Decodes a frame and does nothing else.
 pub(crate) fn decode<'r>(
     material: &Material,
     reader: &'r mut Reader,

@@ -16,9 +16,9 @@ use super::frames::{self, Reader};
 use super::material::{FRAME, LEVEL, Material, decode, failed, random_frames};
 use uzone_harness::{BenchError, Result, Role, Session, Suite, bytes, index, timed};
 
-/// How many random places a row reads.
+/// The number of random places that a row reads.
 const READS: usize = 256;
-/// How much is hashed at once where nothing else is done.
+/// The length of a piece of the bare hash.
 const HASHED: usize = 1 << 20;
 
 /// The other tables.
@@ -92,7 +92,7 @@ fn len_of(file: &File) -> Result<u64> {
     Ok(file.metadata().map_err(failed)?.len())
 }
 
-/// Runs the command. Returns how long it took with its output on the device, or `None` if there is none.
+/// Runs the command. Returns its time, with its output on the device, or `None` if it is not installed.
 fn run_zstd(
     material: &Material,
     arguments: &[String],
@@ -154,7 +154,7 @@ fn unpack(material: &Material, compressed: Option<&File>, session: &mut Session<
     )
 }
 
-/// What is read at random: whole frames that are not zero, and where they are.
+/// Random frames that are not zero, and their offsets.
 struct Places {
     frames: Vec<usize>,
     offsets: Vec<u64>,
@@ -167,7 +167,7 @@ impl Places {
         Self { frames, offsets }
     }
 
-    /// Decodes each frame with nothing around it.
+    /// Decodes each frame and does nothing else.
     fn decode(&self, material: &Material) -> Result<Duration> {
         let mut reader = Reader::new().map_err(failed)?;
         timed(|| {
@@ -202,7 +202,7 @@ impl Places {
     }
 }
 
-/// Times reading as many bytes as a frame has at each offset.
+/// Times reading the length of a frame at each offset.
 pub(super) fn read_each(
     offsets: impl Iterator<Item = u64>,
     mut read: impl FnMut(u64, &mut [u8]) -> Result,
@@ -222,7 +222,7 @@ pub(super) fn read(material: &Material, session: &mut Session<'_>) -> Result {
     read_at_random(material, false, session)
 }
 
-/// The same of files that the page cache has forgotten.
+/// Measures reading 64 KiB at random places of files that the page cache has forgotten.
 pub(super) fn read_cold(material: &Material, session: &mut Session<'_>) -> Result {
     read_at_random(material, true, session)
 }

@@ -11,9 +11,9 @@ use super::pack::read_each;
 use super::store::{Store, distance};
 use uzone_harness::{Result, Role, Session, Suite, check_word, index, place, timed};
 
-/// How many random pages are read, one after the other.
+/// The number of random pages that are read, one after the other.
 const READS: usize = 96;
-/// How many connections fill the link, and what each asks for at once.
+/// The number of connections that fill the link, and the length of their requests.
 const CONNECTIONS: usize = 8;
 const CHUNK: u64 = 2 << 20;
 
@@ -36,7 +36,7 @@ pub(super) fn in_order(material: &Material, session: &mut Session<'_>) -> Result
         suite,
         format!("A packed image of {bytes} in S3, read in order"),
         format!(
-            "{}; sizes and rates are those of the stored bytes; the limit asks for {} at a time",
+            "{}; sizes and rates count stored bytes; the limit asks for {} at a time",
             distance(),
             ByteLen::new(CHUNK)
         ),
@@ -89,7 +89,7 @@ pub(super) fn at_random(material: &Material, session: &mut Session<'_>) -> Resul
     )
 }
 
-/// Returns the median of some times, as often as there are.
+/// Returns the median of some times, multiplied by their number.
 fn median(times: impl Iterator<Item = Result<Duration>>) -> Result<Duration> {
     let mut times = times.collect::<Result<Vec<_>, _>>()?;
     times.sort_unstable();

@@ -1,8 +1,8 @@
-//! A store of one object on this machine, a known distance away: [`Store`].
+//! A store of one object on this host, at a known distance: [`Store`].
 //!
-//! It answers as much of S3 as reading takes, HEAD and GET with a range, and compares no signatures. Each
-//! answer starts after a latency, and the bytes of all connections share a link of a given rate. [`Client`]
-//! is a client that does nothing else than ask: what it reaches is the limit.
+//! It answers the requests of S3 that a reader sends, HEAD and GET with a range, and compares no signatures. Each answer
+//! starts after a latency, and the bytes of all connections share a link of a given rate. [`Client`] asks and does
+//! nothing else: its rate is the limit.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -22,20 +22,20 @@ use uzone_snapshot::{FrameCache, Image, ObjectSource, OpenOptions};
 use super::frames::failed;
 use uzone_harness::Result;
 
-/// How long each answer takes to start.
+/// The time before each answer starts.
 const LATENCY: Duration = Duration::from_millis(5);
-/// How many bytes a second the link has: 2 Gbit/s.
+/// The rate of the link in bytes a second: 2 Gbit/s.
 const RATE: u64 = 250_000_000;
-/// How much is sent at once.
+/// The length of one write.
 const PIECE: usize = 64 << 10;
 
 const BUCKET: &str = "bench";
 const KEY: &str = "image";
 
-/// Returns what rows are measured over.
+/// Returns the distance of the store in words.
 pub(crate) fn distance() -> String {
     let (latency, rate) = (LATENCY.as_millis(), RATE / 1_000_000);
-    format!("a store on this machine behind {latency} ms and a link of {rate} MB/s")
+    format!("a store on this host behind {latency} ms and a link of {rate} MB/s")
 }
 
 /// The store. Dropping it ends it.
@@ -48,7 +48,7 @@ pub(crate) struct Store {
 struct Object {
     file: File,
     len: u64,
-    /// When the link has sent what it was given.
+    /// The time at which the link has sent all bytes so far.
     free_at: Mutex<Instant>,
     sent: AtomicU64,
 }
@@ -81,12 +81,12 @@ impl Store {
         Ok(Self { address, is_over, object })
     }
 
-    /// Returns how many bytes of the object were sent so far.
+    /// Returns the number of bytes of the object that were sent so far.
     pub(crate) fn sent(&self) -> u64 {
         self.object.sent.load(Ordering::Relaxed) // a statistic
     }
 
-    /// Opens the object as a user does, as an image with room for decoded frames.
+    /// Opens the object as an image, with a frame cache of `room`.
     pub(crate) fn open_image(&self, room: ByteLen) -> Result<Image> {
         let options = OpenOptions::default().cache(FrameCache::new(room.get()));
         Ok(Image::from_source(Box::new(self.open().map_err(failed)?), &options)?)
@@ -106,7 +106,7 @@ impl Store {
         ObjectSource::from_store(store, KEY.into(), format!("s3://{BUCKET}/{KEY}"))
     }
 
-    /// Connects a client that does nothing else than ask.
+    /// Connects a client.
     pub(crate) fn client(&self) -> io::Result<Client> {
         let connection = TcpStream::connect(self.address)?;
         connection.set_nodelay(true)?;
@@ -153,7 +153,7 @@ impl Object {
         Ok(())
     }
 
-    /// Waits until the link has sent what it was given and these bytes.
+    /// Waits until the link has sent all bytes so far, and `bytes` more.
     fn wait_for_link(&self, bytes: u64) {
         let now = Instant::now();
         let sent = {
@@ -165,7 +165,7 @@ impl Object {
     }
 }
 
-/// What of a request is answered.
+/// The answered part of a request.
 struct Request {
     is_head: bool,
     range: Option<Range<u64>>,
@@ -199,7 +199,7 @@ impl Request {
     }
 }
 
-/// A client that does nothing else than ask.
+/// A client that asks for ranges and does nothing else.
 pub(crate) struct Client {
     answers: BufReader<TcpStream>,
 }

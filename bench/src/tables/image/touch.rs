@@ -16,9 +16,9 @@ use uzone_harness::{
     BenchError, Reads, Result, Role, Session, Suite, check_word, fill, place, registered, timed,
 };
 
-/// How many random pages are touched, each in a frame of its own.
+/// The number of random pages that are touched, each in a frame of its own.
 const TOUCHES: usize = 256;
-/// Room for decoded frames, as an image has it by default.
+/// The default size of an image's frame cache.
 pub(super) const CACHE: ByteLen = ByteLen::mib(16);
 
 /// Touches every page in order.
@@ -60,7 +60,7 @@ pub(super) fn at_random(material: &Material, session: &mut Session<'_>) -> Resul
     )
 }
 
-/// Adds all rows of a table, whose limit has so many threads.
+/// Adds all rows of a table, whose limit runs on `threads`.
 fn add<'a>(
     suite: &mut Suite<'a>,
     material: &'a Material,
@@ -78,8 +78,8 @@ fn add<'a>(
     suite.naive("read-first").limit("copy");
 }
 
-/// Takes memory and gives it back, so that a row gets pages which the host backs: those that are free for
-/// seconds in a virtual machine are taken back by some hosts, and touching them then costs several copies.
+/// Takes memory and gives it back, so that a row gets pages which the host backs: some hosts take back pages that are
+/// free in a VM for seconds, and the next touch of such a page costs several copies.
 fn back_by_host(len: ByteLen) -> Result {
     Mapping::anonymous(len, Anonymous::default())?.populate(0..len.get())?;
     Ok(())

@@ -1,6 +1,6 @@
-//! Clones of one machine, which run at the same time from the same image.
+//! Clones of one VM, which run at the same time from the same image.
 //!
-//! | row | where the pages of a clone are |
+//! | row | place of a clone's pages |
 //! |---|---|
 //! | `own` | in memory of its own, as a monitor hands it over; decoded frames are shared |
 //! | `share` | in a memory file that all clones map privately: a page is decoded and stored once |
@@ -17,12 +17,12 @@ use crate::tables::image::material::PAGE;
 use uzone_harness::{BenchError, Found, Result, Role, Session, Suite};
 
 const TABLE: &str = "restore-clones";
-/// How many clones there are.
+/// The number of clones.
 const CLONES: usize = 16;
 
-/// By how much the first clone of a row and all of them made memory grow, in KiB.
+/// The growth of memory by the first clone of a row and by all clones, in KiB.
 type Grown = Cell<Option<(u64, u64)>>;
-/// The same of each row.
+/// The growth by each row.
 type Memory = [Grown; 3];
 
 pub(super) fn table(restore: Restore<'_>, session: &mut Session<'_>) -> Result {
@@ -46,7 +46,7 @@ pub(super) fn table(restore: Restore<'_>, session: &mut Session<'_>) -> Result {
     session.table(
         TABLE,
         format!(
-            "{CLONES} clones of a machine of {len}: {} pages of a working set each",
+            "{CLONES} clones of a VM of {len}: {} pages of a working set each",
             restore.pages.len()
         ),
         format!(
@@ -58,7 +58,7 @@ pub(super) fn table(restore: Restore<'_>, session: &mut Session<'_>) -> Result {
     Ok(())
 }
 
-/// Adds what this process answers.
+/// Adds the rows.
 fn add_rows<'a>(
     suite: &mut Suite<'a>,
     restore: Restore<'a>,
@@ -92,8 +92,7 @@ fn add_rows<'a>(
     });
 }
 
-/// Starts the clones, each of which touches its pages, and notes how much memory that takes of what `share`
-/// returns, in KiB.
+/// Starts the clones, each of which touches its pages, and records the growth of `share`, in KiB.
 fn clones<C>(
     memory: &Grown,
     share: &dyn Fn() -> Option<u64>,
@@ -118,13 +117,12 @@ fn clones<C>(
     all.map(|all| Found { clone_bytes, ..all }).ok_or_else(|| BenchError::threads(CLONES))
 }
 
-/// Returns how many KiB of memory this process has.
+/// Returns the proportional set size of this process in KiB.
 fn own_share() -> Option<u64> {
     share_of("self")
 }
 
-/// Returns how many KiB of memory a process has, where a page that is mapped several times counts once: its
-/// proportional set size.
+/// Returns the proportional set size of a process in KiB: a page that is mapped several times counts once.
 fn share_of(process: &str) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/proc/{process}/smaps_rollup")).ok()?;
     let kib = text.lines().find_map(|line| line.strip_prefix("Pss:"))?;

@@ -1,11 +1,11 @@
-//! A machine that is restored from an image in object storage, a known distance away.
+//! A VM that is restored from an image in object storage, at a known distance.
 //!
-//! | row | what is done |
+//! | row | work |
 //! |---|---|
 //! | `naive` | one page for each fault: each is fetched from the raw image, which ours does not serve from there |
 //! | `packed` | each frame is fetched when one of its pages is touched first |
 //! | `replay` | the list of the pages is installed ahead |
-//! | `read-first` | all of the image is read before the machine runs |
+//! | `read-first` | all of the image is read before the VM runs |
 //! | `link` | the bytes of the frames are asked for by 64 connections, and nothing is done with them |
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,9 +21,9 @@ use crate::tables::image::store::{Store, distance};
 use uzone_harness::ways::one_page::{Answer, OnePage};
 use uzone_harness::{Found, Result, Role, Session, Suite};
 
-/// How many connections fill the link.
+/// The number of connections that fill the link.
 const CONNECTIONS: usize = 64;
-/// How many pages are touched at most: each may take a round trip.
+/// The largest number of touched pages: each may take a round trip.
 const TOUCHES: usize = 512;
 
 /// Runs the table of a working set.
@@ -32,7 +32,7 @@ pub(super) fn table(restore: Restore<'_>, session: &mut Session<'_>) -> Result {
     measure("restore-far", "pages of a working set in a random order", restore, session)
 }
 
-fn measure(table: &str, what: &str, restore: Restore<'_>, session: &mut Session<'_>) -> Result {
+fn measure(table: &str, pages: &str, restore: Restore<'_>, session: &mut Session<'_>) -> Result {
     let (engine, offsets) = (&restore.engine()?, &restore.offsets());
     let store = &Store::start(&restore.material.packed).map_err(failed)?;
     let raw = &Store::start(&restore.material.raw).map_err(failed)?;
@@ -76,7 +76,7 @@ fn measure(table: &str, what: &str, restore: Restore<'_>, session: &mut Session<
     }
     session.measure(
         suite,
-        format!("A machine of {} restored from S3: {} {what}", restore.len(), restore.pages.len()),
+        format!("A VM of {} restored from S3: {} {pages}", restore.len(), restore.pages.len()),
         format!("{}; packed; {}", restore.placement.title, distance()),
     )
 }
@@ -97,7 +97,7 @@ fn add<'a>(
     });
 }
 
-/// Adds what the link allows.
+/// Adds the limit of the link.
 fn add_link<'a>(suite: &mut Suite<'a>, restore: &Restore<'a>, store: &'a Store) {
     let material = restore.material;
     let wanted = restore.frames();

@@ -1,4 +1,4 @@
-//! A machine that is restored from an image, and the rows that most tables have: [`Restore`].
+//! A VM that is restored from an image, and the rows that most tables have: [`Restore`].
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -23,14 +23,14 @@ use uzone_harness::{
     Adopted, Counted, Found, Reads, Result, Role, Session, Suite, counted, index, place, registered,
 };
 
-/// Room for decoded frames, as an image has it by default.
+/// The size of an image's frame cache.
 pub(super) const CACHE: ByteLen = ByteLen::mib(64);
-/// How much is read at once where all is read first.
+/// The length of one read where all is read first.
 const PIECE: usize = 1 << 20;
-/// How many pages are touched at most where each may be read from a device.
+/// The largest number of touched pages where each may take a read of a device.
 pub(super) const COLD_TOUCHES: usize = 2048;
 
-/// Returns memory of a machine, registered as Firecracker registers it, and what answers its faults.
+/// Returns the memory of a VM, registered as Firecracker registers it, whose faults `engine` answers.
 pub(super) fn machine(
     engine: &Engine,
     len: ByteLen,
@@ -42,7 +42,7 @@ pub(super) fn machine(
 }
 
 const RECORD: &str = "record";
-/// How long the record of the last touch may take.
+/// The longest time until the last touch is recorded.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A row of ours.
@@ -51,22 +51,22 @@ struct Way<'a> {
     row: &'static str,
     name: &'static str,
     open: fn(&Restore<'a>) -> Result<Arc<dyn Backing>>,
-    /// What it asks of the engine.
+    /// Sets the engine's options.
     set: fn(&Restore<'a>, LazyOptions) -> LazyOptions,
     /// Whether the pages are installed ahead.
     is_replayed: bool,
 }
 
-/// What a table is measured with.
+/// The image, the placement and the pages of a table.
 #[derive(Clone, Copy)]
 pub(super) struct Restore<'a> {
     pub(super) material: &'a Material,
     /// The image with the pages that are touched packed together.
     pub(super) ordered: Option<&'a File>,
     pub(super) placement: &'a Placement,
-    /// What is touched, in that order.
+    /// The touched pages, in that order.
     pub(super) pages: &'a [usize],
-    /// Whether the page cache has none of the files.
+    /// Whether the page cache has forgotten the files.
     pub(super) is_cold: bool,
 }
 
@@ -75,7 +75,7 @@ impl<'a> Restore<'a> {
         ByteLen::new(self.material.len as u64)
     }
 
-    /// Has the page cache forget the files, where that is measured.
+    /// Drops the files from the page cache, where the table is cold.
     fn chill(&self) -> Result {
         if self.is_cold {
             forget(&self.material.raw)?;
@@ -90,7 +90,7 @@ impl<'a> Restore<'a> {
     pub(super) fn table(
         &self,
         table: &str,
-        what: &str,
+        pages: &str,
         rows: &[&str],
         session: &mut Session<'_>,
     ) -> Result {
@@ -102,7 +102,7 @@ impl<'a> Restore<'a> {
         let touched = self.pages.len();
         session.measure(
             suite,
-            format!("A machine of {} restored lazily: {what}, {touched} pages", self.len()),
+            format!("A VM of {} restored lazily: {pages}, {touched} pages", self.len()),
             self.placement.title.clone(),
         )
     }
@@ -116,12 +116,12 @@ impl<'a> Restore<'a> {
         });
     }
 
-    /// Returns where the one thread touches the pages.
+    /// Returns the offsets that the one thread touches.
     pub(super) fn offsets(&self) -> Vec<Vec<u64>> {
         vec![self.pages.iter().map(|page| place(*page as u64)).collect()]
     }
 
-    /// The same with some of the pages alone.
+    /// Returns the same with other pages.
     pub(super) fn of(self, pages: &'a [usize]) -> Self {
         Self { pages, ..self }
     }
@@ -135,7 +135,7 @@ impl<'a> Restore<'a> {
         wanted
     }
 
-    /// Touches the pages of memory, and adds what it counts.
+    /// Touches the pages of memory, and adds its counts.
     pub(super) fn found(
         &self,
         row: &str,
@@ -205,7 +205,7 @@ impl<'a> Restore<'a> {
             },
             way("packed", "ours, packed", Self::packed),
             Way {
-                // As the server does it.
+                // As the server records a working set.
                 set: |this, options| options.advice(Advice::Random).trace(this.pages.len()),
                 ..way(RECORD, "ours, packed, each fault recorded", Self::packed)
             },
@@ -214,7 +214,7 @@ impl<'a> Restore<'a> {
         ]
     }
 
-    /// Checks that all pages are recorded, the last a moment after its touch.
+    /// Waits until all pages are recorded, the last a moment after its touch.
     fn check_record(&self, answering: &AdoptedMemory) -> Result {
         let (mut pages, begun) = (BTreeSet::new(), Instant::now());
         while pages.len() < self.pages.len() {
@@ -230,7 +230,7 @@ impl<'a> Restore<'a> {
         Ok(())
     }
 
-    /// Adds what answers faults.
+    /// Adds the rows with a handler.
     fn add_handlers(
         &self,
         suite: &mut Suite<'a>,
@@ -273,13 +273,13 @@ impl<'a> Restore<'a> {
                 Ok(found)
             });
             if row == "raw" && self.placement.is_first && !self.is_cold {
-                spec.headline(format!("restore a machine of {len} lazily"));
+                spec.headline(format!("restore a VM of {len} lazily"));
             }
         }
         Ok(())
     }
 
-    /// Reads all into memory of its own, piece by piece, and touches it then.
+    /// Reads the whole image into anonymous memory, and touches it then.
     pub(super) fn read_first(
         &self,
         row: &str,
@@ -308,7 +308,7 @@ impl<'a> Restore<'a> {
             this.touch(row, &this.map_raw(Sharing::Private)?, offsets)
         });
         let wanted = self.frames();
-        // As many as ours can have at once: one where the handler has the CPU of the machine.
+        // Ours can have as many at once: one where the handler shares the CPU of the VM.
         suite.threads = if self.placement.is_same() { 1 } else { self.material.threads };
         let threads = suite.threads;
         suite.faults(Role::Peer, "decode", "decoding the frames alone", move |_| {
