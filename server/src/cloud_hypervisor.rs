@@ -22,11 +22,9 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::Duration;
 
 use serde::Deserialize;
-use uzone_os::file_system::next_data;
-use uzone_os::uffd::EventSet;
+use uzone_os::file_system::data_from;
 use uzone_os::{Mapping, peer};
 use uzone_pages::ByteLen;
 use uzone_snapshot::{Image, SnapshotError};
@@ -37,11 +35,9 @@ use crate::sandbox::{Beside, Files, Sandbox};
 /// The length of a page. The other side asks for whole pages.
 const PAGE_LEN: usize = 4096;
 const PAGE: u64 = PAGE_LEN as u64;
-/// The pages that are written along with a requested page, while no other request waits.
+/// The aligned block around a requested page that is written with it: all of it in one read and few writes.
 const WINDOW_LEN: usize = 64 << 10;
 const WINDOW: u64 = WINDOW_LEN as u64;
-/// The number of pages that are written between two looks for a request.
-const AT_ONCE: usize = 4;
 /// The longest range of a request.
 const LONGEST: u64 = 64 << 20;
 /// The most slots of a VM.
@@ -331,28 +327,32 @@ impl SlotMemory {
         self.written.get(word).is_some_and(|word| word & bit != 0)
     }
 
-    /// Returns the first run of pages of a range in the slot that the file lacks.
-    fn next_hole(&self, range: Range<u64>) -> io::Result<Option<Range<u64>>> {
+    /// Returns the first run of pages of a range in the slot that the file lacks. Pages that were written are passed over,
+    /// but for those that are `asked` for. Pages are looked at one by one: the kernel looks for the end of a run of data
+    /// as far as the run goes.
+    fn next_hole(&self, range: Range<u64>, asked: &Range<u64>) -> io::Result<Option<Range<u64>>> {
         let mut at = range.start;
         while at < range.end {
-            let data = next_data(&self.file, self.slot.in_file + at)?;
-            let data = data.map_or(range.end..range.end, |data| {
-                data.start - self.slot.in_file..data.end - self.slot.in_file
-            });
-            if data.start > at {
-                return Ok(Some(at..data.start.min(range.end)));
+            if asked.contains(&at) || !self.is_written(at) {
+                let data = data_from(&self.file, self.slot.in_file + at)?;
+                let data = data.map_or(range.end, |data| data - self.slot.in_file);
+                if data > at {
+                    return Ok(Some(at..data.min(range.end)));
+                }
             }
-            at = data.end.next_multiple_of(PAGE);
+            at += PAGE;
         }
         Ok(None)
     }
 
-    /// Writes a page. The kernel shows it to the VM when it is whole.
-    fn write(&mut self, offset: u64, page: &[u8]) -> io::Result<()> {
-        self.file.write_all_at(page, self.slot.in_file + offset)?;
-        let (word, bit) = Self::bit(offset);
-        if let Some(word) = self.written.get_mut(word) {
-            *word |= bit;
+    /// Writes pages. The kernel shows each to the VM when it is whole.
+    fn write(&mut self, pages: Range<u64>, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(bytes, self.slot.in_file + pages.start)?;
+        for page in pages.step_by(PAGE_LEN) {
+            let (word, bit) = Self::bit(page);
+            if let Some(word) = self.written.get_mut(word) {
+                *word |= bit;
+            }
         }
         Ok(())
     }
@@ -369,9 +369,6 @@ impl Server<'_> {
     /// Answers until the other side closes the connection.
     fn answer(&mut self, mut faults: &UnixStream) -> Result<(), ServeError> {
         let what = "a page fault";
-        let set = broken(what, EventSet::new())?;
-        broken(what, set.add(faults, 0))?;
-        let mut ready = Vec::new();
         loop {
             let mut request = [0; HEADER + 16];
             match faults.read_exact(&mut request) {
@@ -380,29 +377,21 @@ impl Server<'_> {
                 Err(cause) if is_end(&cause) => return Ok(()),
                 Err(cause) => return broken(what, Err(cause)),
             }
-            let asked = self.asked(&request).and_then(|(index, range)| {
+            let filled = self.asked(&request).and_then(|(index, asked)| {
                 self.done.faults += 1;
-                self.done.asked_bytes += self.fill(index, range.clone(), true)?;
-                Ok((index, range))
+                let (start, end) =
+                    (asked.start / WINDOW * WINDOW, asked.end.next_multiple_of(WINDOW));
+                let window = start..end.min(self.memory[index].slot.len);
+                // A neighbour may be damaged.
+                self.fill(index, window, &asked)
+                    .or_else(|_| self.fill(index, asked.clone(), &asked))
             });
-            let status = if asked.is_ok() { OK } else { ERROR };
+            let status = if filled.is_ok() { OK } else { ERROR };
             match faults.write_all(&header(status, 0, 0)) {
-                Err(cause) if is_end(&cause) && asked.is_ok() => return Ok(()),
+                Err(cause) if is_end(&cause) && filled.is_ok() => return Ok(()),
                 sent => broken(what, sent)?,
             }
-            let (index, range) = asked?;
-            let start = range.start / WINDOW * WINDOW;
-            let end = (start + WINDOW).min(self.memory[index].slot.len);
-            for at in (start..end).step_by(AT_ONCE * PAGE_LEN) {
-                broken(what, set.wait(&mut ready, Some(Duration::ZERO)))?;
-                if !ready.is_empty() {
-                    break;
-                }
-                // A page that fails is asked for later, and answered by an error then.
-                let part = at..(at + AT_ONCE as u64 * PAGE).min(end);
-                let Ok(bytes) = self.fill(index, part, false) else { break };
-                self.done.around_bytes += bytes;
-            }
+            filled?;
         }
     }
 
@@ -428,19 +417,24 @@ impl Server<'_> {
         Ok((index, start..start + len))
     }
 
-    /// Writes the pages of a range in a slot that its file lacks. Along with a request, zero pages are left out, and so
-    /// are pages that the VM has given back. Returns the number of bytes that were written.
-    fn fill(&mut self, index: usize, range: Range<u64>, is_asked: bool) -> Result<u64, ServeError> {
-        let (bytes, memory) = (self.bytes, &mut self.memory[index]);
+    /// Writes the pages of a range in a slot that its file lacks. But for pages that are `asked` for, zero pages are left
+    /// out, and so are pages that the VM has given back.
+    fn fill(
+        &mut self,
+        index: usize,
+        range: Range<u64>,
+        asked: &Range<u64>,
+    ) -> Result<(), ServeError> {
+        let (bytes, memory, done) = (self.bytes, &mut self.memory[index], &mut self.done);
         let address = memory.slot.address;
         let failed = |at: u64, cause| ServeError::Page { address: address + at, cause };
         let of_file = |at: u64, cause| {
             let name = "the memory of the VM".to_owned();
             failed(at, SnapshotError::Read { name, offset: at, len_bytes: PAGE, cause })
         };
-        let (mut room, mut done, mut at) = ([0; WINDOW_LEN], 0, range.start);
+        let (mut room, mut at) = ([0; WINDOW_LEN], range.start);
         while let Some(hole) =
-            memory.next_hole(at..range.end).map_err(|cause| of_file(at, cause))?
+            memory.next_hole(at..range.end, asked).map_err(|cause| of_file(at, cause))?
         {
             let part = hole.start..hole.end.min(hole.start + WINDOW);
             at = part.end;
@@ -449,19 +443,31 @@ impl Server<'_> {
             bytes
                 .read_at(memory.slot.in_image + part.start, read)
                 .map_err(|cause| failed(part.start, cause))?;
-            for (offset, page) in part.step_by(PAGE_LEN).zip(read.chunks_mut(PAGE_LEN)) {
-                let was_removed = memory.is_written(offset);
+            let mut is_kept = |(offset, page): (u64, &mut [u8])| {
+                let (is_asked, was_removed) = (asked.contains(&offset), memory.is_written(offset));
                 if was_removed {
                     page.fill(0);
                 }
-                if !is_asked && (was_removed || page.iter().all(|byte| *byte == 0)) {
-                    continue;
+                let is_kept = is_asked || !was_removed && page.iter().any(|byte| *byte != 0);
+                let count = if is_asked { &mut done.asked_bytes } else { &mut done.around_bytes };
+                *count += if is_kept { PAGE } else { 0 };
+                is_kept
+            };
+            let pages = part.clone().step_by(PAGE_LEN).zip(read.chunks_mut(PAGE_LEN));
+            let kept: Vec<bool> = pages.map(&mut is_kept).collect();
+            let mut start = 0;
+            for run in kept.chunk_by(|page, next| page == next) {
+                let (first, end) = (start, start + run.len() * PAGE_LEN);
+                start = end;
+                if run[0] {
+                    let pages = part.start + first as u64..part.start + end as u64;
+                    memory
+                        .write(pages, &read[first..end])
+                        .map_err(|cause| of_file(part.start, cause))?;
                 }
-                memory.write(offset, page).map_err(|cause| of_file(offset, cause))?;
-                done += page.len() as u64;
             }
         }
-        Ok(done)
+        Ok(())
     }
 }
 

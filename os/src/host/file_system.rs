@@ -29,7 +29,7 @@ use uzone_pages::ByteLen;
 use crate::host::signals::Held;
 
 pub use folder::{Folder, lock_within};
-pub use holes::{hole_problem, next_data};
+pub use holes::{data_from, hole_problem, next_data};
 pub use new_file::{NewFile, OutFile, is_stdout, mode_for};
 
 /// `TMPFS_MAGIC` and `RAMFS_MAGIC` of linux/magic.h.

@@ -151,6 +151,25 @@ fn what_a_machine_wrote_stays_and_what_it_gave_back_is_zero() {
 }
 
 #[test]
+fn a_request_brings_the_pages_around_it_that_are_not_zero() {
+    let folder = Folder::new("offload-around", PAGES);
+    let done = restored(&packed(&folder), &folder.join("sock"), true, |mut machine| {
+        machine.complete(STATE);
+        assert!(machine.touch(20) == page_of(20));
+        for index in 16..32 {
+            assert!(machine.seen(index) == page_of(index), "page {index}");
+        }
+        for index in [15, 32] {
+            assert!(machine.seen(index) == [0; 4096], "page {index} is behind the block");
+        }
+    });
+    let done = done.unwrap();
+    let others = (16..32).filter(|index| *index != 20 && page_of(*index) != [0; 4096]).count();
+    assert_eq!((done.faults, done.asked_bytes), (1, PAGE));
+    assert_eq!(done.around_bytes, others as u64 * PAGE);
+}
+
+#[test]
 fn a_page_that_cannot_be_produced_is_answered_by_an_error_and_is_not_there() {
     let folder = Folder::new("offload-damaged", PAGES);
     let offload = packed(&folder);

@@ -83,17 +83,26 @@ fn problem_of(magic: u64, block_bytes: u64, page_bytes: u64) -> Option<String> {
     }
 }
 
-/// Returns the next part of a file that is no hole, from `from` on, or `None` behind the last. It moves the
-/// position of the file.
+/// Returns the next byte of a file that is in no hole, from `from` on, or `None` behind the last. It moves the position of
+/// the file.
+///
+/// # Errors
+/// The error of lseek(2).
+pub fn data_from(file: &File, from: u64) -> io::Result<Option<u64>> {
+    match rustix::fs::seek(file, SeekFrom::Data(from)) {
+        Ok(start) => Ok(Some(start)),
+        Err(Errno::NXIO) => Ok(None),
+        Err(cause) => Err(cause.into()),
+    }
+}
+
+/// Returns the next part of a file that is no hole, from `from` on, or `None` behind the last, as [`data_from`] does. In
+/// a file in memory, this takes longer the longer the part is.
 ///
 /// # Errors
 /// The error of lseek(2).
 pub fn next_data(file: &File, from: u64) -> io::Result<Option<Range<u64>>> {
-    let start = match rustix::fs::seek(file, SeekFrom::Data(from)) {
-        Ok(start) => start,
-        Err(Errno::NXIO) => return Ok(None),
-        Err(cause) => return Err(cause.into()),
-    };
+    let Some(start) = data_from(file, from)? else { return Ok(None) };
     let end = rustix::fs::seek(file, SeekFrom::Hole(start))?;
     Ok(Some(start..end))
 }
