@@ -214,27 +214,28 @@ fn options(args: &Args) -> ServerOptions {
         .faults_per_second(args.session_faults)
         .bytes_per_second(args.session_bytes)
         .pending(args.session_pending);
-    ServerOptions::default()
-        .mode(args.mode)
-        .deadline(Duration::from_secs(args.deadline))
-        .record(args.record.clone())
-        .huge(args.huge)
-        .metrics(args.metrics)
-        .root(args.root)
-        .cache(args.cache_bytes)
-        .sandbox(!args.no_sandbox)
-        .requests(args.requests.options())
-        .budget(budget)
-        .prefetch(match &args.prefetch {
-            None => Prefetch::OfImage,
-            Some(file) if file.as_os_str() == NONE => Prefetch::No,
-            Some(file) => Prefetch::File(file.clone()),
-        })
-        .on_failure(match args.on_failure {
-            Failing::Kill => OnFailure::Kill,
-            Failing::Poison => OnFailure::Poison,
-            Failing::Hold => OnFailure::Hold,
-        })
+    let mut options = ServerOptions::default();
+    options.mode = args.mode;
+    options.deadline = Duration::from_secs(args.deadline);
+    options.record.clone_from(&args.record);
+    options.huge = args.huge;
+    options.metrics = args.metrics;
+    options.root = args.root;
+    options.cache = args.cache_bytes;
+    options.sandbox = !args.no_sandbox;
+    options.requests = args.requests.options();
+    options.budget = budget;
+    options.prefetch = match &args.prefetch {
+        None => Prefetch::OfImage,
+        Some(file) if file.as_os_str() == NONE => Prefetch::No,
+        Some(file) => Prefetch::File(file.clone()),
+    };
+    options.on_failure = match args.on_failure {
+        Failing::Kill => OnFailure::Kill,
+        Failing::Poison => OnFailure::Poison,
+        Failing::Hold => OnFailure::Hold,
+    };
+    options
 }
 
 /// Serves VMs until a signal.
@@ -303,8 +304,9 @@ impl<'a> Listening<'a> {
         let group = args.group.as_deref().map(user::number_of_group).transpose();
         let allowed = allowed(args)?;
         let start = start_worker(user);
-        let options = options(args).group(group?).allow_users(allowed);
-        let options = options.recover(place_of_records(args, out)).take_over(args.take_over);
+        let mut options = options(args);
+        (options.group, options.allowed) = (group?, allowed);
+        (options.recover, options.take_over) = (place_of_records(args, out), args.take_over);
         let keeper = Keeper::start(&socket, options, passed, log, start);
         match keeper {
             Err(ServeError::Worker { status }) if let Some(exit) = Exit::of_process(status) => {
@@ -456,7 +458,9 @@ fn work(args: &Args, out: &Output) -> Result<Exit, Failure> {
         }
         opened => opened?,
     };
-    let mut worker = Worker::open(&args.image, options(args).disk_cache(disk), Some(start))?;
+    let mut options = options(args);
+    options.disk_cache = disk;
+    let mut worker = Worker::open(&args.image, options, Some(start))?;
     worker.run()?;
     Ok(Exit::Ok)
 }

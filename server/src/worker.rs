@@ -403,7 +403,7 @@ impl Worker {
         if let Some(shared) = &self.shared {
             return Ok(shared.clone());
         }
-        let keep = self.options.share.or(self.opened.backing.byte_len()).unwrap_or(ByteLen::ZERO);
+        let keep = self.opened.backing.byte_len().unwrap_or(ByteLen::ZERO);
         let shared = Arc::new(SharedBacking::new(self.opened.backing.clone(), keep)?);
         self.shared = Some(shared.clone());
         Ok(shared)

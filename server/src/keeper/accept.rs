@@ -143,10 +143,7 @@ impl Keeper {
 
     /// Returns the most VMs and connections.
     pub(super) fn room(&self) -> Room {
-        Room::new(
-            self.options.descriptors.unwrap_or_else(descriptors::limit),
-            self.opened.files.len(),
-        )
+        Room::new(descriptors::limit(), self.opened.files.len())
     }
 
     /// Refuses a client that is about to be one VM too many. Returns whether it is.

@@ -232,22 +232,26 @@ fn start_worker(image: &Path, options: &str, keeper: OwnedFd) -> std::io::Result
 
 /// Returns the options that a word stands for; a file follows on some.
 fn options(words: &str) -> ServerOptions {
-    let options = ServerOptions::default();
-    match words.split_once(' ') {
-        Some(("record", file)) => options.record(PathBuf::from(file)),
-        Some(("prefetch", file)) => options.prefetch(Prefetch::File(file.into())),
-        Some(("kept", folder)) => kept_in(Path::new(folder)),
+    let mut options = ServerOptions::default();
+    match words.split_once(' ').unwrap_or((words, "")) {
+        ("record", file) => options.record = Some(file.into()),
+        ("prefetch", file) => options.prefetch = Prefetch::File(file.into()),
+        ("kept", folder) => options = kept_in(Path::new(folder)),
         // For a VM of one user.
-        Some(("allow", user)) => options.mode(0o666).allow_users(vec![user.parse().unwrap()]),
-        _ if words == "hold" => options.on_failure(OnFailure::Hold),
-        // For a VM of any user.
-        _ if words == "open" => options.mode(0o666),
-        _ if words == "huge" => options.huge(true),
-        _ if words == "metrics" => {
-            options.on_failure(OnFailure::Hold).metrics("127.0.0.1:0".parse::<SocketAddr>().ok())
+        ("allow", user) => {
+            (options.mode, options.allowed) = (0o666, Some(vec![user.parse().unwrap()]));
         }
-        _ => options,
+        ("hold", _) => options.on_failure = OnFailure::Hold,
+        // For a VM of any user.
+        ("open", _) => options.mode = 0o666,
+        ("huge", _) => options.huge = true,
+        ("metrics", _) => {
+            options.on_failure = OnFailure::Hold;
+            options.metrics = "127.0.0.1:0".parse::<SocketAddr>().ok();
+        }
+        _ => {}
     }
+    options
 }
 
 /// No test, but the process that others start.
@@ -263,7 +267,9 @@ fn a_worker_of_the_other_tests() {
 
 /// Returns options by which records of VMs lie in a folder, and no VM is ended.
 fn kept_in(folder: &Path) -> ServerOptions {
-    ServerOptions::default().on_failure(OnFailure::Hold).recover(Recover::Folder(folder.to_owned()))
+    let mut options = options("hold");
+    options.recover = Recover::Folder(folder.to_owned());
+    options
 }
 
 /// No test, but the process that another kills. It serves an image beside its socket.
@@ -291,7 +297,8 @@ fn a_keeper_of_another_test() {
         ServeEvent::NotHuge { reason, .. } => fs::write(folder.join("not-huge"), reason).unwrap(),
         _ => {}
     };
-    let options = options(&policy).mode(0o666).take_over(std::env::var_os(TAKES_OVER).is_some());
+    let mut options = options(&policy);
+    (options.mode, options.take_over) = (0o666, std::env::var_os(TAKES_OVER).is_some());
     let mut passed = SystemdDescriptors::default();
     let mut keeper = Keeper::start(&socket, options, &mut passed, log, start).unwrap();
     keeper.run(&Doorbell::new().unwrap()).unwrap();
@@ -352,7 +359,7 @@ impl Running {
         policy: &str,
         takes_over: bool,
     ) -> Result<Self, ServeError> {
-        let (options, policy) = (options(policy), policy.to_owned());
+        let (mut options, policy) = (options(policy), policy.to_owned());
         let (stop, events) = (Arc::new(Doorbell::new().unwrap()), Arc::<Mutex<Vec<_>>>::default());
         let worker = Arc::<AtomicU32>::default();
         let (log, started, image) = (events.clone(), worker.clone(), image.to_owned());
@@ -362,7 +369,7 @@ impl Running {
             started.store(child.id(), Ordering::Release);
             Ok(child)
         };
-        let options = options.take_over(takes_over);
+        options.take_over = takes_over;
         let mut passed = SystemdDescriptors::default();
         let mut keeper = Keeper::start(socket, options, &mut passed, log, start)?;
         let (bell, metrics) = (stop.clone(), keeper.metrics());
@@ -590,7 +597,8 @@ fn a_packed_image_that_lost_its_end_is_not_taken_for_raw_memory() {
     let packed = fs::read(folder.join("packed")).unwrap();
     let refused = |bytes: &[u8]| {
         fs::write(folder.join("cut"), bytes).unwrap();
-        let options = ServerOptions::default().sandbox(false);
+        let mut options = ServerOptions::default();
+        options.sandbox = false;
         Worker::open(&folder.join("cut"), options, None).is_err()
     };
     assert!(refused(&packed[..packed.len() - 1]));

@@ -105,7 +105,8 @@ const STARTED: [&str; 3] =
 #[test]
 fn a_worker_that_tries_to_break_out() {
     let Some((what, folder)) = to_try() else { return };
-    let options = ServerOptions::default().record(folder.join("record/set"));
+    let mut options = ServerOptions::default();
+    options.record = Some(folder.join("record/set"));
     let worker = Worker::open(&folder.join("packed"), options, None).unwrap();
     assert!(!worker.sandbox().has_capabilities);
     for missing in &worker.sandbox().missing {
