@@ -70,7 +70,7 @@ impl Failure {
 
     /// Takes an error with its kind. Its number is that of its first cause that has one.
     fn of(kind: ErrorKind, error: &(dyn Error + 'static)) -> Self {
-        Self::new(errno_of(error).unwrap_or(kind.errno()), error.to_string())
+        Self::new(errno_of(error).unwrap_or(kind.errno()), uzone_os::with_causes(error))
     }
 
     fn of_panic(panic: &(dyn Any + Send)) -> Self {
@@ -138,7 +138,7 @@ impl From<CallerError> for Failure {
 
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
-        Self::new(errno_of(&error).unwrap_or(EIO), error.to_string())
+        Self::new(errno_of(&error).unwrap_or(EIO), uzone_os::with_causes(&error))
     }
 }
 
