@@ -162,7 +162,7 @@ impl Watch {
         TABLE.lost(self.slot)
     }
 
-    /// Takes the events that wait, oldest first, and returns how many there were.
+    /// Takes the events that wait, oldest first, and returns their number.
     ///
     /// It ends after the events that waited when it was called. Several threads may drain one watch: each event
     /// goes to one of them. `each` may do anything, for nothing is locked.

@@ -41,7 +41,7 @@ pub struct DaxDevice {
 }
 
 impl DaxDevice {
-    /// Returns how a range of the device is refused, if it is: only whole pages can be mapped.
+    /// Returns the error for a range of the device that is not whole pages of it, if there is one.
     ///
     /// # Errors
     /// [`MapError::CutsPage`], [`MapError::BeyondDax`].
@@ -121,7 +121,7 @@ fn unread(path: PathBuf, cause: io::Error) -> MapError {
 }
 
 /// Returns the names and properties of the DAX devices of a host that a program can map, sorted by name.
-/// Those that are system RAM are not among them.
+/// Devices that are system RAM are not among them.
 ///
 /// # Errors
 /// [`MapError::DaxDevice`] if they cannot be read, and of each device as [`device`].
@@ -155,7 +155,7 @@ fn described(root: &SystemRoot, directory: &Path) -> Result<DaxDevice, MapError>
     let attribute = |what| {
         move |cause| {
             let problem = format!(
-                "the DAX device {path} does not say its {what}: this needs Linux 5.10 or newer, and a device that `daxctl reconfigure-device --mode=devdax` has set up"
+                "the DAX device {path} does not state its {what}: set it up by `daxctl reconfigure-device --mode=devdax`"
             );
             MapError::DaxDevice { problem, cause: Some(Box::new(cause)) }
         }
@@ -265,7 +265,7 @@ mod tests {
             let error = numbered(&tree.root(), 252, 0).unwrap_err();
             let text = error.to_string();
             assert!(text.contains(DEVICE) && text.contains("daxctl"), "{text}");
-            assert!(text.contains("does not say its"), "{text}");
+            assert!(text.contains("does not state its"), "{text}");
             let MapError::DaxDevice { cause: Some(cause), .. } = error else {
                 panic!("{error:?}");
             };
@@ -349,6 +349,6 @@ mod tests {
         symlink("/sys/bus/dax/drivers/device_dax", link).unwrap();
         let error = devices(&broken.root()).unwrap_err();
         assert!(matches!(error, MapError::DaxDevice { cause: Some(_), .. }), "{error:?}");
-        assert!(error.to_string().contains("does not say its size"), "{error}");
+        assert!(error.to_string().contains("does not state its size"), "{error}");
     }
 }

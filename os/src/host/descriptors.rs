@@ -31,7 +31,7 @@ pub fn raise_limit() -> io::Result<()> {
     Ok(setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?)
 }
 
-/// Returns whether an error states that the system, or this process, has no more of something: descriptors, memory,
+/// Returns whether an error states that the system, or this process, has used up a resource: descriptors, memory,
 /// processes. It may pass, and says nothing about the other side of a connection.
 #[must_use]
 pub fn is_shortage(cause: &io::Error) -> bool {

@@ -1,18 +1,17 @@
 //! Room in a directory, and files in it that have no name, for good or until they are finished: [`room`],
 //! [`nameless_file`], [`NewFile`], [`OutFile`]. Files of a directory
-//! that others may write to: [`Folder`]. The holes of sparse files: [`next_data`],
-//! [`hole_problem`]. A file in a file system that is in a file: [`file_of_image`].
+//! that others may write to: [`Folder`]. The holes of sparse files: [`next_data`], [`data_from`],
+//! [`hole_problem`].
 //!
 //! The room is a snapshot: other processes write too, and a quota of the user is not in it, so a write can
 //! still fail. A file without a name is gone with its last descriptor, however the process ends.
 //!
-//! Source: statfs(2), getrlimit(2) "RLIMIT_FSIZE", open(2) "O_TMPFILE", mount(2), umount(2) "MNT_DETACH".
+//! Source: statfs(2), getrlimit(2) "RLIMIT_FSIZE", open(2) "O_TMPFILE".
 
 mod folder;
 mod holes;
 mod new_file;
 
-use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -22,7 +21,6 @@ use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::process::{Resource, getrlimit};
 use uzone_pages::ByteLen;
 
@@ -59,27 +57,6 @@ pub fn room(directory: &Path) -> io::Result<Room> {
         longest_file: getrlimit(Resource::Fsize).current.map(ByteLen::new),
         is_memory: IN_MEMORY.contains(&i128::from(stat.f_type)),
     })
-}
-
-/// Mounts a file system that a file contains, opens a file in it to read, and takes the mount away again: it lasts as
-/// long as the returned file is open, also if this process is killed, and no other process finds it.
-///
-/// # Errors
-/// The error of mount(2): this process is not privileged, or the kernel mounts such a file system from block
-/// devices alone (EROFS before Linux 6.12); or that of open(2).
-pub fn file_of_image(
-    image: &Path,
-    kind: &CStr,
-    mount_point: &Path,
-    name: &Path,
-) -> io::Result<File> {
-    let flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    // A signal that ends the process in between would leave the mount.
-    let _held = Held::hold();
-    rustix::mount::mount(image, mount_point, kind, flags, None)?;
-    let file = File::open(mount_point.join(name));
-    rustix::mount::unmount(mount_point, UnmountFlags::DETACH)?;
-    file
 }
 
 /// Makes a file without a name in a directory, open for reading and writing, for this user alone.
@@ -121,7 +98,7 @@ const AGAIN: [Duration; 3] =
 /// a second: a path to a disk is lost and found again.
 ///
 /// # Errors
-/// As of [`FileExt::read_exact_at`].
+/// The errors of [`FileExt::read_exact_at`].
 pub fn read_exact_at(file: &File, out: &mut [u8], offset: u64) -> io::Result<()> {
     patiently(|| file.read_exact_at(out, offset))
 }

@@ -10,7 +10,6 @@ use std::sync::OnceLock;
 
 use rustix::io::Errno;
 use rustix::ioctl::Opcode;
-use rustix::mm::Advice;
 use uzone_pages::PageSize;
 
 /// `MADV_COLLAPSE`, Linux 6.1.
@@ -82,16 +81,6 @@ fn advice_is_known(advice: libc::c_int) -> bool {
     answer == 0
 }
 
-/// Returns whether the kernel knows `MADV_POPULATE_READ` and `MADV_POPULATE_WRITE` (Linux 5.14).
-#[must_use]
-pub fn madvise_populate_is_known() -> bool {
-    static KNOWN: OnceLock<bool> = OnceLock::new();
-    *KNOWN.get_or_init(|| {
-        // The two came together.
-        advice_is_known(Advice::LinuxPopulateWrite as libc::c_int)
-    })
-}
-
 /// Returns whether the kernel knows `MADV_COLLAPSE` (Linux 6.1, with transparent huge pages).
 #[must_use]
 pub fn madvise_collapse_is_known() -> bool {
@@ -113,6 +102,8 @@ pub fn thp_is_switched_off() -> bool {
 
 #[cfg(test)]
 mod tests {
+    use rustix::mm::Advice;
+
     use super::*;
 
     #[test]

@@ -180,7 +180,7 @@ fn parse_membership(text: &str, version: Version) -> Option<&str> {
     })
 }
 
-/// Where a hierarchy of control groups is mounted, and which of its groups shows up there.
+/// The mount point of a hierarchy of control groups, and the group that shows up there.
 #[derive(Debug, PartialEq, Eq)]
 struct Mount {
     group: String,

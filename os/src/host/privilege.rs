@@ -15,14 +15,6 @@ use crate::host::signals::{default_action, exchange};
 /// The number of capabilities that there can be.
 const CAPABILITIES: u32 = 64;
 
-/// Returns whether a filter decides about the system calls of this thread (seccomp(2)).
-#[must_use]
-pub fn has_filtered_calls() -> bool {
-    use rustix::thread::SecureComputingMode;
-    // A kernel without filters has no mode either.
-    rustix::thread::secure_computing_mode().is_ok_and(|mode| mode != SecureComputingMode::Disabled)
-}
-
 /// Returns the user of this process.
 #[must_use]
 pub fn user() -> u32 {
@@ -159,7 +151,7 @@ mod tests {
             let kept = CapabilitySet::KILL | CapabilitySet::SYS_PTRACE;
             keep_capabilities(kept).unwrap();
             let after = (capabilities().unwrap().0, user());
-            // Those that it had: a test may run as any user.
+            // The capabilities that it had: a test may run as any user.
             let sets = rustix::thread::capabilities(None).unwrap();
             assert_eq!(after, (before.0 & kept.bits(), before.1));
             assert!(sets.inheritable.is_empty());

@@ -11,11 +11,9 @@ use rustix::process::{Resource, getrlimit};
 use uzone_pages::ByteLen;
 
 pub use crate::host::kernel::{
-    kernel_release, madvise_collapse_is_known, madvise_populate_is_known, page_size,
-    thp_is_switched_off,
+    kernel_release, madvise_collapse_is_known, page_size, thp_is_switched_off,
 };
 use crate::host::root::{SysError, SystemRoot};
-use crate::map::pagemap_scan;
 use crate::uffd::open;
 pub use crate::uffd::open::uffd_features;
 
@@ -57,14 +55,6 @@ pub fn overcommit(root: &SystemRoot) -> Result<u64, SysError> {
 #[must_use]
 pub fn memlock_limit() -> Option<ByteLen> {
     getrlimit(Resource::Memlock).current.map(ByteLen::new)
-}
-
-/// Returns whether the procfs pagemap can be scanned in runs (`PAGEMAP_SCAN`, Linux 6.7).
-///
-/// # Errors
-/// [`SysError`] if `/proc/self/pagemap` cannot be opened or read.
-pub fn pagemap_scan_is_known() -> Result<bool, SysError> {
-    pagemap_scan::is_known()
 }
 
 /// Returns whether the system call gives this process faults of the kernel too, as a page server needs, or those of

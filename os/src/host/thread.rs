@@ -24,7 +24,7 @@ pub fn set_name(name: &str) -> io::Result<()> {
     Ok(rustix::thread::set_name(&CString::new(name)?)?)
 }
 
-/// Returns how many page faults the kernel has counted of this thread, minor and major ones.
+/// Returns the number of page faults of this thread, minor and major ones, by the kernel's count.
 ///
 /// A fault that a userfaultfd waits for counts once, when its page is there.
 #[must_use]

@@ -25,7 +25,7 @@ use crate::ipc::unix_socket;
 use crate::map::advise;
 use crate::map::options::Vaddr;
 
-/// `SO_PEERPIDFD`, Linux 6.5: asm-generic/socket.h.
+/// `SO_PEERPIDFD`: asm-generic/socket.h.
 const PEER_PIDFD: libc::c_int = 77;
 
 /// The most descriptors that one receive takes; the kernel closes further ones.
@@ -45,21 +45,12 @@ pub struct Peer {
 impl Peer {
     /// Returns the process that made the other end of `stream`.
     ///
-    /// Before Linux 6.5 it is found by its number, which is the wrong process if the right one has ended and
-    /// the number is another's by now.
-    ///
     /// # Errors
     /// [`io::ErrorKind::Unsupported`] if the process is of a PID namespace that this one cannot see into, and
     /// otherwise the error of the system: it has ended, or this process has as many descriptors as it may.
     pub fn of(stream: &UnixStream) -> io::Result<Self> {
         let (pid, uid) = peer_credentials(stream.as_fd())?;
-        let pidfd = match peer_pidfd(stream.as_fd()) {
-            Err(cause) if cause.raw_os_error() == Some(libc::ENOPROTOOPT) => {
-                rustix::process::pidfd_open(pid, PidfdFlags::empty())?
-            }
-            pidfd => pidfd?,
-        };
-        Ok(Self { pid, uid, pidfd })
+        Ok(Self { pid, uid, pidfd: peer_pidfd(stream.as_fd())? })
     }
 
     /// Takes a peer from the facts of another process: its number, its user, and a pidfd of it. `None` for a number that

@@ -61,7 +61,7 @@ impl Mapping {
     /// pages that were not present become so. Returns `None` if every huge page that fits in the
     /// range is one. Otherwise some are not, and it may work later, and the result is the kernel's error: there was no
     /// free huge page, or pages were in use. [`Mapping::huge_backed`]
-    /// returns how many are.
+    /// returns the number of bytes that are.
     ///
     /// # Errors
     /// [`MappingError`] if the range is not inside, or the kernel cannot do that with this memory.
@@ -100,8 +100,8 @@ impl Mapping {
     /// Gives the pages of a range back to the kernel (`MADV_DONTNEED`).
     ///
     /// Private anonymous bytes read as zero afterwards. Pages of a file or memory file stay in it
-    /// and only leave this mapping; private changes to them are lost. So do pages that are locked (mlock(2),
-    /// Linux 5.18). The range must start and end at pages, or at the end of the mapping, because giving back
+    /// and only leave this mapping; private changes to them are lost. So do pages that are locked (mlock(2)).
+    /// The range must start and end at pages, or at the end of the mapping, because giving back
     /// half a page is not possible.
     ///
     /// # Errors
@@ -142,10 +142,10 @@ impl Mapping {
         let (Some(fd), Some(offset), Some(sharing)) =
             (self.fd(), self.file_offset(), self.sharing())
         else {
-            return Err(refused("it was adopted, and only the caller knows what is behind it"));
+            return Err(refused("it was adopted, and only the caller knows the memory behind it"));
         };
         if sharing == Sharing::Private {
-            return Err(refused("behind a private mapping the bytes of the file would show"));
+            return Err(refused("the bytes of the file would show in a private mapping"));
         }
         if self.access() == Access::ReadOnly {
             return Err(refused("it is read-only"));

@@ -32,7 +32,7 @@ use crate::sigbus::error::BusKind;
 #[non_exhaustive]
 pub enum AccessError {
     /// The range has no byte, or ends before it starts.
-    #[error("bytes {start:#x} to {end:#x} are none")]
+    #[error("the range {start:#x} to {end:#x} has no byte")]
     Empty {
         /// The start.
         start: u64,
@@ -91,7 +91,9 @@ pub enum AccessError {
         lsb: u8,
     },
     /// The bytes are not whole words.
-    #[error("bytes {start:#x} to {end:#x} are no words: words start and end at multiples of 8")]
+    #[error(
+        "bytes {start:#x} to {end:#x} are not whole words: words start and end at multiples of 8"
+    )]
     CutsWord {
         /// The start.
         start: u64,

@@ -123,7 +123,7 @@ impl Mapping {
     /// to it. Other processes that get its descriptor can read it, and map it privately.
     ///
     /// # Errors
-    /// The error of the system: this is no memory file, or Linux is before 5.1.
+    /// The error of the system: this is no memory file.
     pub fn seal_for_readers(&self) -> io::Result<()> {
         let fd = self.fd().ok_or(io::ErrorKind::Unsupported)?;
         Ok(rustix::fs::fcntl_add_seals(fd, SealFlags::FUTURE_WRITE | SealFlags::SEAL)?)
@@ -153,7 +153,7 @@ impl Mapping {
     /// `offset` is. Page tables then end where those of other such mappings of the file end.
     ///
     /// # Errors
-    /// As for [`Mapping::file`], and [`MapError::BadAlign`] unless `align` is a power of two of at most
+    /// The errors of [`Mapping::file`], and [`MapError::BadAlign`] unless `align` is a power of two of at most
     /// 4 GiB.
     pub fn file_aligned(
         file: impl Into<OwnedFd>,
@@ -216,7 +216,7 @@ impl Mapping {
     /// Maps `len` bytes of a file on a DAX mount, from `offset` on, shared and writable. The mapping is the memory of the
     /// file itself and no copy of it (`MAP_SYNC`): a store lasts once its cache lines are flushed, without fsync(2).
     ///
-    /// As for [`Mapping::file`], another process may truncate the file. Costs three system calls.
+    /// Another process may truncate the file, as with [`Mapping::file`]. Costs three system calls.
     ///
     /// # Errors
     /// [`MapError::NoDax`] if the file system does not offer that for this file; the file can still
@@ -233,8 +233,6 @@ impl Mapping {
         }
         let flags = MapFlags::SHARED_VALIDATE | MapFlags::SYNC;
         map_shared(fd, offset, len, page, flags, |cause| match cause {
-            // A kernel before 4.15 does not know `MAP_SHARED_VALIDATE` either, and calls the
-            // request invalid.
             Errno::OPNOTSUPP | Errno::INVAL => MapError::NoDax(cause.into()),
             _ => explain_file(len, Access::ReadWrite, Sharing::Shared, cause),
         })
@@ -327,11 +325,8 @@ fn create_memfd(name: &str, len: ByteLen, huge: Option<PageSize>) -> Result<Owne
 
 /// Makes an empty memory file, of which nothing is executed.
 pub(crate) fn memfd(name: &str, flags: MemfdFlags) -> Result<OwnedFd, Errno> {
-    // Kernels since 6.3 warn about memory files without this flag; older ones do not know it.
-    match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
-        Err(Errno::INVAL) => rustix::fs::memfd_create(name, flags),
-        answer => answer,
-    }
+    // The kernel warns about memory files without this flag.
+    rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL)
 }
 
 /// Returns the page size of a file's memory, and whether it is a regular file, if the range can be

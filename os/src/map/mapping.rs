@@ -192,7 +192,7 @@ impl Mapping {
         backed
     }
 
-    /// Returns how long the mapping is, as it was asked for; never zero.
+    /// Returns the length of the mapping, as it was asked for; never zero.
     #[must_use]
     pub fn len(&self) -> ByteLen {
         ByteLen::new(self.len as u64)
@@ -252,7 +252,7 @@ impl Mapping {
         matches!(self.behind, Behind::Adopted | Behind::Lent { .. })
     }
 
-    /// Returns which file is behind the mapping, or `None` for anonymous and adopted memory, or if
+    /// Returns the file behind the mapping, or `None` for anonymous and adopted memory, or if
     /// the kernel does not report it: the number of the device that the file is on, or that it is,
     /// and that of the file on it, `None` for a device itself. Two mappings with the same numbers
     /// share their bytes, by whatever path their files were opened.
@@ -302,7 +302,7 @@ impl Mapping {
         0..self.len as u64
     }
 
-    /// Returns where the byte at `offset` of the mapped pages lies.
+    /// Returns the pointer to the byte at `offset` of the mapped pages.
     ///
     /// # Panics
     /// If it is not one of them.
@@ -384,7 +384,7 @@ fn fits(len: ByteLen) -> Option<usize> {
 }
 
 /// Maps `len` bytes at an address that is as far behind a multiple of `align` as the file offset is.
-/// `slack` is how much more has to be mapped to find one, and is unmapped again.
+/// `slack` is the excess that is mapped to find one, and unmapped again.
 fn map_aligned(
     len: usize,
     slack: usize,
@@ -525,7 +525,7 @@ impl Drop for Mapping {
             return;
         }
         // SAFETY: munmap(2) ends the life of `mapped_len` bytes from `start`. They are ours (invariant 2,
-        // and not adopted), and they cannot be reached any more: references borrow from this value
+        // and not adopted), and nothing can reach them: references borrow from this value
         // (invariant 4), and it is being dropped.
         let answer = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.mapped_len) };
         let Err(cause) = answer else { return };

@@ -27,7 +27,7 @@ fn is_unsupported(errno: Errno) -> bool {
 /// Returns the number of host pages of `len_bytes` from byte `start` of a file on that the page cache has, also
 /// those that it has asked the device for and that cannot be read yet, or
 /// `None` if this kernel or file does not tell (cachestat(2), Linux 6.5; not for hugetlb files), or not this user: the
-/// kernel tells the owner of a file and those who may write to it.
+/// kernel tells the owner of a file and users that may write to it.
 ///
 /// # Errors
 /// The error of cachestat(2).

@@ -20,10 +20,9 @@ use std::io;
 use std::os::fd::AsFd;
 
 use linux_raw_sys::general::{self as kernel, page_region, pm_scan_arg};
-use rustix::io::Errno;
 use rustix::ioctl::{Opcode, opcode};
 
-use crate::host::kernel::{ioctl, page_size};
+use crate::host::kernel::ioctl;
 use crate::host::root::SysError;
 use crate::map::mapping::MappingError;
 use crate::uffd::registered::Registered;
@@ -105,18 +104,6 @@ pub(crate) fn scan(
         at = scan.walk_end;
     }
     Ok(())
-}
-
-/// Returns whether this kernel has the scan, by scanning nothing but one page of our own.
-pub(crate) fn is_known() -> Result<bool, SysError> {
-    let (pagemap, page) = (open()?, page_size().bytes());
-    let here = (&raw const pagemap).addr() as u64 & !(page - 1);
-    let request = Request { all: PRESENT, none: 0, any: 0, protect: false };
-    match scan(&pagemap, here..here + page, request, |_| ()) {
-        Ok(()) => Ok(true),
-        Err(Errno::NOTTY | Errno::INVAL) => Ok(false),
-        Err(cause) => Err(SysError::Read { path: PAGEMAP.into(), cause: cause.into() }),
-    }
 }
 
 /// Opens the procfs pagemap of this process.

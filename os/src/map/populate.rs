@@ -59,7 +59,7 @@ impl Mapping {
     /// No byte changes. A writable mapping gets pages that can be written without another fault.
     ///
     /// # Errors
-    /// [`MappingError`] names the exhausted resource, and how much is present.
+    /// [`MappingError`] names the exhausted resource, and the bytes that are present.
     pub fn populate(&self, range: Range<u64>) -> Result<ByteLen, MappingError> {
         let range = self.widen(&range)?;
         let mut done = 0;

@@ -18,7 +18,7 @@ use crate::map::mapping::Mapping;
 use crate::map::mapping::MappingError;
 use crate::map::pagemap_scan::{self, HUGE, PRESENT, Request, SWAPPED, ZERO_PAGE};
 
-/// Returns which pages are counted: those with all properties of `all`, and with any of `any` if
+/// Returns the choice of pages: pages with all properties of `all`, and with any of `any` if
 /// that names some. The zero page is never counted.
 const fn with(all: u64, any: u64) -> Request {
     Request { all, none: ZERO_PAGE, any, protect: false }

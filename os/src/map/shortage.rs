@@ -17,7 +17,7 @@ use crate::map::options::{Access, Addr, Sharing};
 #[non_exhaustive]
 pub enum MapError {
     /// No byte was asked for.
-    #[error("a mapping of no byte describes nothing")]
+    #[error("the length is zero: a mapping has at least one byte")]
     Empty,
     /// The kernel is older than uzone needs.
     #[error("Linux 6.7 or newer is needed; this is {release}")]
@@ -39,7 +39,7 @@ pub enum MapError {
     },
     /// A range that cuts a page: of a file, of a DAX device, or of memory to be adopted.
     #[error(
-        "{len} from {start:#x} on cut a page: the start has to be a multiple of {page}, the page size of the file, device or memory, and so has the length of a DAX device's or of adopted memory"
+        "{len} at {start:#x} do not start and end at page boundaries: the start must be a multiple of {page}, the page size of the file, device or memory, and so must the length of adopted memory or of a DAX device's"
     )]
     CutsPage {
         /// The offset in the file at which the mapping should have started, or where the memory starts.
@@ -272,8 +272,7 @@ impl MapError {
 
 /// The shortage that is left when each limit allows the mapping: the CPU's addresses do not reach
 /// as far, no gap among them is as long, or the kernel cannot allocate for itself.
-const NO_GAP: &str =
-    "there is no such gap in the address space, or the kernel itself is out of memory";
+const NO_GAP: &str = "the address space has no such gap, or the kernel itself is out of memory";
 
 /// The facts that explain a refusal. `None` is unlimited, or unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

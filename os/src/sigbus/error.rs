@@ -44,7 +44,7 @@ impl BusKind {
         }
     }
 
-    /// Returns whether the kernel reports how much is broken.
+    /// Returns whether the kernel reports the extent of the damage.
     fn has_lsb(self) -> bool {
         matches!(self, Self::ActionRequired | Self::ActionOptional)
     }
@@ -140,13 +140,13 @@ pub enum HandlerError {
     #[error("the SIGBUS handler is not installed: call sigbus::install first")]
     NotInstalled,
     /// The range has no address.
-    #[error("no address from {start} on is to be watched")]
+    #[error("the range at {start} is empty: nothing to watch")]
     Empty {
         /// The start of the range.
         start: Addr,
     },
     /// The range ends behind the last address.
-    #[error("{len} from {start} on end behind the last address")]
+    #[error("the range of {len} at {start} ends behind the last address")]
     Wraps {
         /// The start of the range.
         start: Addr,

@@ -112,7 +112,7 @@ impl<T> Gate<T> {
     /// Calls `goes_on` between looks; if that returns `false` it gives up. Returns whether they have left.
     /// One thread at a time calls it.
     pub(crate) fn drain(&self, goes_on: impl Fn() -> bool) -> bool {
-        // Those that come are counted in the one place while the other is waited for, and then the other way
+        // New handlers are counted in the one place while the other is waited for, and then the other way
         // round: a handler that looked for its count long ago may be in either.
         for one in ONE {
             // Release pairs with the Acquire of the handlers that come.

@@ -171,7 +171,7 @@ unsafe extern "sysv64" fn merge_word(
     )
 }
 
-/// Returns where the routines start.
+/// Returns the addresses of the routines.
 fn routines() -> [usize; 3] {
     [
         load_word as *const () as usize,

@@ -8,8 +8,8 @@
 //!
 //! Only a frame without anything to drop, to unlock or to finish may be abandoned, and
 //! `zero_words`, `copy_words` and `flush_words` of `uzone-stream` are such: loops, and a fence,
-//! which is done here in their place. Nothing else is called in a scope (see `copier`). How much
-//! was written is not known: whole words, each old or new.
+//! which is done here in their place. Nothing else is called in a scope (see `copier`). The amount
+//! that was written is not known: whole words, each old or new.
 //!
 //! An error at an address outside of the scope is not ours. A signal handler of the program that interrupts the stores
 //! and touches the very memory that is being cleared or copied is abandoned with them if that raises SIGBUS; without the
@@ -40,7 +40,7 @@ use crate::sigbus::state::is_installed;
 struct Scope {
     /// The stack pointer in the call, above which the caller's registers are.
     stack: u64,
-    /// Where the call ends.
+    /// The address of the call's end.
     landing: u64,
     /// The first and the last byte of the destination, and of the source if there is one.
     guarded: [[u64; 2]; 2],

@@ -15,7 +15,7 @@
 //!
 //! # A ring
 //!
-//! Both ends are one word, so how many events there are is one load. A handler takes the next cell by
+//! Both ends are one word, so the number of events is one load. A handler takes the next cell by
 //! moving the tail, fills it, and marks it with its turn; a reader takes a cell that has its turn by moving
 //! the head. A handler that is stopped between the two holds back the cells behind it and blocks no other.
 //! The loops end: an exchange fails only because another thread's succeeded, and a ring that is not read is
@@ -123,7 +123,7 @@ impl<const SLOTS: usize, const EVENTS: usize> Table<SLOTS, EVENTS> {
         self.slots[index].gate.give_back();
     }
 
-    /// Gives an event to every watch that has an address of `extent`, and returns to how many.
+    /// Gives an event to every watch that has an address of `extent`, and returns the number of these watches.
     ///
     /// For handlers: it takes no lock, allocates nothing and does not panic.
     pub(crate) fn record(&self, extent: Extent, entry: Entry) -> usize {

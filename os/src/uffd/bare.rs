@@ -49,7 +49,7 @@ struct Bare {
 /// Fills the pages that threads touch, until it is dropped.
 ///
 /// # Invariants
-/// It has `IS_TAKEN`. `CURRENT` is `bare`, which came of a box.
+/// It has `IS_TAKEN`. `CURRENT` is `bare`, which was a box.
 pub struct BareHandler {
     bare: *mut Bare,
     before: libc::sigaction,

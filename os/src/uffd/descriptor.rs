@@ -89,8 +89,8 @@ impl Uffd {
         self.sees_kernel_faults
     }
 
-    /// Reads pending events into `buffer`, as many as there is room for. Returns how many there
-    /// are; none means that nothing was pending.
+    /// Reads pending events into `buffer`, as many as there is room for. Returns their number;
+    /// zero means that nothing was pending.
     ///
     /// # Errors
     /// The error of read(2).

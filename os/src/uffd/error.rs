@@ -19,7 +19,7 @@ use crate::uffd::reply::{UffdCall, explain};
 pub enum UffdError {
     /// No userfaultfd could be had.
     #[error(
-        "no userfaultfd to be had: run as root, give access to {device}, or set vm.unprivileged_userfaultfd to 1; in a container, a seccomp profile may forbid it (see `uzone doctor`)",
+        "no userfaultfd: run as root, give access to {device}, or set vm.unprivileged_userfaultfd to 1; in a container, a seccomp profile may forbid it (see `uzone doctor`)",
         device = open::DEVICE
     )]
     NoUserfaultfd(#[source] io::Error),

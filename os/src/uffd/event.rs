@@ -124,8 +124,8 @@ impl EventBuffer {
 }
 
 impl Remote {
-    /// Reads pending events into `buffer`, as many as there is room for. Returns how many there
-    /// are; none means that nothing was pending.
+    /// Reads pending events into `buffer`, as many as there is room for. Returns their number;
+    /// zero means that nothing was pending.
     ///
     /// # Errors
     /// The error of read(2).

@@ -176,7 +176,7 @@ impl InThread {
     }
 
     /// Takes the records out that were made since the last call, in the order in which they were finished
-    /// or nearly so. Returns how many were lost. One thread at a time calls it.
+    /// or nearly so. Returns the number of lost ones. One thread at a time calls it.
     pub fn take_records(&self, mut found: impl FnMut(Record)) -> u64 {
         let answerer = self.answerer();
         let Answers { source, tracks_writes, .. } = &answerer.answers;

@@ -47,7 +47,7 @@ impl EventLog {
     /// Makes a log with room for `messages`, at least one, and `marks`, none of them set.
     ///
     /// # Errors
-    /// The error of the system: no memory, as many descriptors as the process may have, or Linux before 5.1.
+    /// The error of the system: no memory, or as many descriptors as the process may have.
     pub fn new(messages: usize, marks: u64) -> io::Result<Self> {
         let len = Self::len_of(messages, marks)?;
         let mapping = Mapping::memfd("uzone-events", len, None).map_err(io::Error::other)?;
@@ -188,7 +188,7 @@ impl LoggedEvents {
     /// processes that are trusted may have written to it.
     ///
     /// # Errors
-    /// As for [`LoggedEvents::read`].
+    /// The errors of [`LoggedEvents::read`].
     pub fn read_trusted(fd: OwnedFd, count: u64) -> io::Result<Self> {
         let file = File::from(fd);
         let len = file.metadata()?.len() / 8;
@@ -196,7 +196,7 @@ impl LoggedEvents {
         file.read_exact_at(&mut bytes, 0)?;
         let header: Vec<u64> = words(&bytes).collect();
         if header[0] != MAGIC || header[1] > MESSAGES as u64 {
-            return Err(no_log("its beginning is that of another file"));
+            return Err(no_log("its first word is not of a log"));
         }
         if header[2] != count {
             return Err(no_log("it is of other memory"));
@@ -237,7 +237,7 @@ impl LoggedEvents {
 }
 
 fn no_log(reason: &str) -> io::Error {
-    let text = format!("this is no log of events that fits: {reason}");
+    let text = format!("not a log of events of this memory: {reason}");
     io::Error::new(io::ErrorKind::InvalidData, text)
 }
 

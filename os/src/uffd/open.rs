@@ -16,10 +16,10 @@ use crate::uffd::error::UffdError;
 use crate::uffd::features::Features;
 use crate::uffd::reply::CALLS;
 
-/// The device that gives userfaultfds, Linux 6.1.
+/// The device that gives userfaultfds.
 pub(crate) const DEVICE: &str = "/dev/userfaultfd";
 
-/// `UFFD_USER_MODE_ONLY`, Linux 5.11.
+/// `UFFD_USER_MODE_ONLY`.
 const USER_MODE_ONLY: u32 = 1;
 const _: () = assert!(USER_MODE_ONLY == linux_raw_sys::general::UFFD_USER_MODE_ONLY);
 
@@ -85,8 +85,7 @@ fn ioctl_names(bits: u64) -> Vec<&'static str> {
 /// [`UffdError::NoDescriptor`] if the process has as many as it may, and [`UffdError::Probe`] if
 /// the kernel refuses.
 pub fn uffd_features() -> Result<(Features, Vec<&'static str>), UffdError> {
-    // One for faults of user code has the same features, and needs no right; kernels before 5.11
-    // have none.
+    // One for faults of user code has the same features, and needs no right.
     let uffd = user_mode_only()
         .or_else(|_| full())
         .map_err(|cause| UffdError::not_opened(cause, false))?;

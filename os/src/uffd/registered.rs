@@ -82,7 +82,7 @@ impl Registered {
                     }
                     Errno::BUSY => "another userfaultfd has it already",
                     Errno::PERM => "it is of a file that is not open for writing",
-                    _ => "the kernel gave no reason that is known here",
+                    _ => "the kernel gave an unexpected reason",
                 };
                 let (addr, len) = (mapping.addr(), mapping.len());
                 let cause = UffdError::Register { addr, len, modes, fix, cause: cause.into() };

@@ -24,7 +24,7 @@ use crate::uffd::install::{Fill, Install, answered};
 use crate::uffd::modes::Modes;
 use crate::uffd::reply::{Answered, UffdCall};
 
-/// Where a process is probed: a little below the limits of addresses of 47 bits (x86-64, and less than
+/// The probed addresses: a little below the limits of addresses of 47 bits (x86-64, and less than
 /// those of AArch64 with 48), of 39 bits (AArch64 and RISC-V), and of 32 bits (a process of a 32-bit
 /// program). The kernel refuses an address above the limit of the process before it checks whether the
 /// process exists.

@@ -66,7 +66,7 @@ impl UffdCall {
 
 /// The effect of an answer that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[must_use = "what is not done has to be done, or a thread waits for ever"]
+#[must_use = "unfinished work must be done, or a thread waits for ever"]
 pub enum Answered {
     /// Every page is installed, and its waiters are awake unless waking was left out.
     All,
@@ -84,7 +84,7 @@ pub enum Answered {
     Hole,
     /// The page is in use now: ask again.
     Busy,
-    /// No memory at the address is registered with this userfaultfd any more.
+    /// The memory at the address has stopped being registered with this userfaultfd.
     NotRegistered,
     /// The process whose memory it is has ended.
     Gone,
@@ -112,7 +112,7 @@ pub(crate) fn explain(cause: &io::Error) -> (ErrorKind, &'static str) {
             (ErrorKind::PermissionDenied, "the memory file is sealed or not open for writing")
         }
         Errno::NOTTY => (ErrorKind::NotSupported, "this kernel is too old for it"),
-        _ => (ErrorKind::Other, "the kernel gave no reason that is known here"),
+        _ => (ErrorKind::Other, "the kernel gave an unexpected reason"),
     }
 }
 
@@ -245,7 +245,7 @@ mod tests {
             (Errno::PERM, ErrorKind::PermissionDenied, "is sealed"),
             (Errno::ACCESS, ErrorKind::PermissionDenied, "is sealed"),
             (Errno::NOTTY, ErrorKind::NotSupported, "too old"),
-            (Errno::PIPE, ErrorKind::Other, "no reason"),
+            (Errno::PIPE, ErrorKind::Other, "unexpected reason"),
         ] {
             let (found, text) = explain(&errno.into());
             assert!(found == kind && text.contains(fix), "{errno:?}: {found:?}, {text}");

@@ -7,7 +7,7 @@
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// The bit of a word that a handler waits at. The others count how often its handlers were woken.
+/// The bit of a word that a handler waits at. The others count the wake-ups of its handlers.
 const WAITED: u32 = 1;
 
 /// The bits of a request: one more than the page, whether it is written to, and the thread.

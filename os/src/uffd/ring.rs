@@ -18,9 +18,9 @@ struct Entry {
 /// Records, the last of which are kept.
 pub(crate) struct Ring {
     entries: Box<[Entry]>,
-    /// How many were written.
+    /// The number of written records.
     next: AtomicU64,
-    /// How many were taken out, or lost.
+    /// The number of records that were taken out, or lost.
     taken: AtomicU64,
 }
 
@@ -60,7 +60,7 @@ impl Ring {
         entry.number.store(number + 1, Ordering::Release);
     }
 
-    /// Takes the records out that were written since the last call, in order, and returns how many were
+    /// Takes the records out that were written since the last call, in order, and returns the number that were
     /// lost. One thread at a time calls it.
     pub(crate) fn take(&self, mut found: impl FnMut([u64; Self::WORDS])) -> u64 {
         // Relaxed: each entry publishes itself.

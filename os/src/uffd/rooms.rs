@@ -12,7 +12,7 @@ use crate::MapError;
 use crate::map::mapping::Mapping;
 use crate::map::options::Anonymous;
 
-/// How many there are: a bit of a word each.
+/// The number of rooms: a bit of a word each.
 const COUNT: u64 = 32;
 /// The length of each, but at least a page.
 const LEN: u64 = 64 << 10;
@@ -68,7 +68,7 @@ impl Rooms {
 }
 
 impl Room<'_> {
-    /// Returns where its first `len` bytes are, or all if those are fewer.
+    /// Returns the addresses of its first `len` bytes, or of all if there are fewer.
     pub(crate) fn bytes(&self, len: ByteLen) -> Range<usize> {
         let start = u64::from(self.index) * self.rooms.len;
         let end = start + len.get().min(self.rooms.len);

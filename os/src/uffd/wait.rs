@@ -50,7 +50,7 @@ impl AsFd for Doorbell {
 }
 
 /// Waits until `uffd` has events, `bell` rings, or `timeout` is over; without one, for as long as
-/// it takes. Returns whether `uffd` has events, or is of no use any more, and whether `bell` rang.
+/// it takes. Returns whether `uffd` has events, or has become useless, and whether `bell` rang.
 ///
 /// # Errors
 /// The error of poll(2).

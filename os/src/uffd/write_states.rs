@@ -1,4 +1,4 @@
-//! Which pages were written, where each first write is an event: [`WriteStates`], a byte a page.
+//! The pages that were written, where each first write is an event: [`WriteStates`], a byte a page.
 //!
 //! ```text
 //!          a write faults                 the kernel lets writers in
@@ -35,14 +35,14 @@ const RUN: u64 = 16;
 /// The pages in a row that a writer opens one by one before more are opened.
 const ALONE: u64 = 3;
 
-/// How long a page is waited for whose owner is in a call to the kernel.
+/// The longest wait for a page whose owner is in a call to the kernel.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The states of the pages of one mapping.
 #[derive(Debug)]
 pub struct WriteStates {
     states: Mapped<AtomicU8>,
-    /// The page behind the last that was opened, and how often in a row that was expected.
+    /// The page behind the last that was opened, and the number of times in a row that it was expected.
     expected: AtomicU64,
     streak: AtomicU64,
 }
@@ -95,7 +95,7 @@ impl WriteStates {
         if !self.step(page, CLEAN, OPENING) && !self.step(page, DIRTY, OPENING) {
             return None;
         }
-        // Relaxed: only how many pages go at once depends on it.
+        // Relaxed: only the number of pages that go at once depends on it.
         let streak = if self.expected.load(Ordering::Relaxed) == page {
             self.streak.load(Ordering::Relaxed).saturating_add(1)
         } else {

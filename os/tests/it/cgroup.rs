@@ -12,7 +12,7 @@ use crate::{is_child, run_alone, small_pages};
 
 const LIMIT: ByteLen = ByteLen::mib(64);
 
-/// Where the child finds the group that it is to join.
+/// The variable with the group that the child is to join.
 const GROUP: &str = "UZONE_OS_TEST_CGROUP";
 
 #[test]

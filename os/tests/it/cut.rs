@@ -214,7 +214,7 @@ fn a_promise_makes_no_read_only_mapping_exclusive() {
     let file = OpenOptions::new().read(true).open(&path).unwrap();
     let mapping = Mapping::file(file, 0, pages(1), Access::ReadOnly, Sharing::Shared).unwrap();
     std::fs::remove_file(&path).unwrap();
-    // SAFETY: the file has no name any more and no other descriptor.
+    // SAFETY: the file has neither a name nor another descriptor.
     let promise = unsafe { Exclusivity::assert(&mapping) };
     let refused = Exclusive::try_from_promised(mapping, promise).unwrap_err();
     assert!(matches!(refused.cause, MappingError::ReadOnly));

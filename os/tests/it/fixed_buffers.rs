@@ -24,7 +24,7 @@ fn ring(name: &str) -> Option<FixedBuffers> {
     }
 }
 
-/// Returns how many KiB of this process the kernel has pinned, by its own accounting.
+/// Returns the KiB of this process that the kernel has pinned, by its own accounting.
 fn pinned_kib() -> u64 {
     file_of(&fs::read_to_string("/proc/self/status").unwrap(), "VmPin:")
 }

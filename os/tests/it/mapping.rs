@@ -116,7 +116,7 @@ fn no_length_and_lengths_beyond_the_address_space_are_errors() {
     }
     let error = Mapping::anonymous(ByteLen::tib(1 << 20), Anonymous::default()).unwrap_err();
     assert!(matches!(error, MapError::Memory { .. }), "{error:?}");
-    assert!(error.to_string().contains("no such gap in the address space"), "{error}");
+    assert!(error.to_string().contains("the address space has no such gap"), "{error}");
 }
 
 #[test]

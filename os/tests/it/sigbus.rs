@@ -25,7 +25,7 @@ use uzone_stream::CopyMethod;
 
 use crate::{is_alone, is_child, page, run_child, small_pages};
 
-/// Which of several processes a case started.
+/// The number of a process among several that a case started.
 const CASE: &str = "UZONE_OS_TEST_BUS_CASE";
 
 /// A memory file that is mapped and can be truncated.
@@ -93,7 +93,7 @@ fn drained(watch: &Watch) -> Vec<BusError> {
     events
 }
 
-/// Returns where a copy ended, how much it copied, and why.
+/// Returns the end of a copy, the bytes that it copied, and the reason.
 fn ended(result: Result<(), AccessError>) -> (Touch, u64, usize, BusKind) {
     match result.unwrap_err() {
         AccessError::Bus { direction, offset, copied_bytes, kind, .. } => {
@@ -353,7 +353,7 @@ fn what_cannot_be_watched_is_an_error() {
     let _again = sigbus::watch(start, one).unwrap();
 }
 
-/// Lets this thread call rt_sigaction(2) no more, or no more with an action to set.
+/// Forbids this thread to call rt_sigaction(2), or to set an action by it.
 fn forbid_sigaction(only_setting: bool) {
     let statement = |code: u32, operand: u32, yes: u8, no: u8| libc::sock_filter {
         code: u16::try_from(code).unwrap(),

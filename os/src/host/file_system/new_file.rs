@@ -50,7 +50,7 @@ impl OutFile {
     /// Checks that a file can be made at `path`, or that a stream is there, before the bytes are known.
     ///
     /// # Errors
-    /// As for [`OutFile::create`], except that a stream is not opened.
+    /// The errors of [`OutFile::create`], except that a stream is not opened.
     pub fn check(path: &Path) -> io::Result<()> {
         if is_stdout(path) || fs::metadata(path).is_ok_and(|found| is_stream(&found)) {
             return Ok(());
@@ -129,7 +129,7 @@ impl NewFile {
     /// takes from them, and its owner may read and write it.
     ///
     /// # Errors
-    /// As for [`NewFile::create`].
+    /// The errors of [`NewFile::create`].
     pub fn with_mode(path: impl Into<PathBuf>, mode: impl Fn(u32) -> u32) -> io::Result<Self> {
         let path = behind_links(path.into())?;
         let own = rustix::process::getegid().as_raw();

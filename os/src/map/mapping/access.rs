@@ -46,7 +46,7 @@ impl Mapping {
     /// # Errors
     /// [`AccessError::Beyond`] unless all bytes fit, [`AccessError::ReadOnly`] if the mapping is;
     /// then none is copied. After `sigbus::install`, [`AccessError::Bus`] if the memory is not there,
-    /// with how many bytes are copied.
+    /// with the number of copied bytes.
     pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), AccessError> {
         if self.access == Access::ReadOnly {
             return Err(AccessError::ReadOnly { offset, len_bytes: bytes.len() });

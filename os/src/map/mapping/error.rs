@@ -32,7 +32,7 @@ pub enum MappingError {
     Populate {
         /// The part that failed.
         range: Range<u64>,
-        /// How much of the request is present.
+        /// The part of the request that is present.
         done: ByteLen,
         /// The kernel's error.
         #[source]
@@ -45,7 +45,7 @@ pub enum MappingError {
     Advice {
         /// The kernel's name of the advice.
         advice: &'static str,
-        /// Where it was to hold.
+        /// The range.
         range: Range<u64>,
         /// The kernel's error.
         #[source]
@@ -53,7 +53,7 @@ pub enum MappingError {
     },
     /// Pages were not given back.
     #[error(
-        "the kernel did not take bytes {range:#x?} back: {cause}; all of them must be mapped still, and before Linux 5.18 none may be locked (munlock(2))"
+        "the kernel did not take bytes {range:#x?} back: {cause}; all of them must still be mapped"
     )]
     GiveBack {
         /// The range that was to be given back.
@@ -152,7 +152,7 @@ pub enum MappingError {
     },
     /// Two mappings are not neighbours that were cut from one.
     #[error(
-        "cannot join the mapping of {len} at {front} with that at {behind}: only neighbours that were cut from one mapping can be joined"
+        "cannot join the mapping of {len} at {front} with the one at {behind}: only neighbours that were cut from one mapping can be joined"
     )]
     NotNeighbours {
         /// The start of the first.
@@ -202,7 +202,7 @@ fn not_present(range: &Range<u64>, done: ByteLen, cause: &io::Error) -> String {
             "no memory for bytes {range:#x?}, after {done} were present: free memory, or raise the limit of the control group"
         ),
         Some(Errno::FAULT) => format!(
-            "bytes {range:#x?} have nothing behind them: the file was truncated, or the pool of huge pages or its control group is exhausted"
+            "no memory is behind bytes {range:#x?}: the file was truncated, or the pool of huge pages or its control group is exhausted"
         ),
         Some(Errno::HWPOISON) => {
             format!("a page of bytes {range:#x?} is broken: map other memory in its place")

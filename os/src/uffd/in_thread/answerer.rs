@@ -196,7 +196,7 @@ impl Answerer {
         self.bad[index].load(Ordering::Relaxed) & bit != 0
     }
 
-    /// Returns where the calling thread counts.
+    /// Returns the counts of the calling thread.
     fn share(&self) -> &Share {
         // The address of a thread's own variable, whose upper bits are mixed: most threads have different shares.
         let own = HERE.with(|here| core::ptr::from_ref(here).addr()) as u64;
@@ -340,7 +340,7 @@ impl Answerer {
         }
     }
 
-    /// Returns which pages to map for a fault.
+    /// Returns the pages to map for a fault.
     fn plan(&self, page: u64) -> Range<u64> {
         let Answers { around, growth, .. } = self.answers;
         let Some((most, block_after)) = growth else { return self.around(around, page) };
