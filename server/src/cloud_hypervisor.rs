@@ -30,7 +30,7 @@ use uzone_pages::ByteLen;
 use uzone_snapshot::{Image, SnapshotError};
 
 use crate::error::ServeError;
-use crate::sandbox::{Beside, Files, Sandbox};
+use crate::sandbox::{Files, Sandbox, ThreadKind};
 
 /// The length of a page. The other side asks for whole pages.
 const PAGE_LEN: usize = 4096;
@@ -224,7 +224,7 @@ impl Offload {
             let mut answer = || server.answer(&faults).map(|()| server.done);
             let answered = match &mut sandbox {
                 Some(sandbox) => sandbox
-                    .confine_threads(Beside::MemoryFiles, answer)
+                    .confine_threads(ThreadKind::MemoryFiles, answer)
                     .unwrap_or_else(|cause| Err(ServeError::Sandbox(cause))),
                 None => answer(),
             };

@@ -148,7 +148,7 @@ fn problem(answer: io::Result<Option<io::Error>>) -> Option<String> {
              user of the monitor with CAP_SYS_NICE"
         ),
         Err(cause) => format!(
-            "the kernel makes no huge pages of its memory ({cause}): that takes Linux 6.1, and private memory \
+            "the kernel makes no huge pages of its memory ({cause}): they take private memory \
              that is not advised against huge pages"
         ),
         Ok(Some(cause)) => format!(

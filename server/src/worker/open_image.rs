@@ -14,7 +14,7 @@ use uzone_zone::Zone;
 use super::working_set::{self, Recording};
 use crate::error::{ServeError, chain};
 use crate::options::{Prefetch, ServerOptions};
-use crate::sandbox::{Beside, Files, Sandbox};
+use crate::sandbox::{Files, Sandbox, ThreadKind};
 
 /// The use of the list of pages that VMs touched.
 const USE: &str = "use the working set";
@@ -161,8 +161,8 @@ fn engine(
     if !is_confined {
         sandbox.confine_files(&needed(files, options));
     }
-    let beside = options.disk_cache.as_ref().map_or(Beside::Nothing, |_| Beside::Cache);
-    let engine = sandbox.confine_threads(beside, || Engine::with(threads));
+    let kind = options.disk_cache.as_ref().map_or(ThreadKind::Plain, |_| ThreadKind::Cache);
+    let engine = sandbox.confine_threads(kind, || Engine::with(threads));
     let engine = engine.map_err(|cause| ServeError::Engine(MapError::Thread(cause)))?;
     if !is_confined {
         sandbox.confine_calls(false);
