@@ -92,7 +92,12 @@ impl Keeper {
             taking: None,
         };
         // Before it has a VM: the next keeper ends it. If that fails, it ends.
-        Peer::of_number_now(worker.child.id()).and_then(|peer| self.store.put_worker(&peer))?;
+        let peer = Peer::of_number_now(worker.child.id());
+        match peer.and_then(|peer| self.store.put_worker(&peer)) {
+            // It has ended already, which its socket tells.
+            Err(cause) if cause.kind() == io::ErrorKind::NotFound => {}
+            stored => stored?,
+        }
         self.worker = Some(worker);
         Ok(())
     }
