@@ -27,7 +27,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use uzone_os::peer::Peer;
-use uzone_os::uffd::EventLog;
+use uzone_os::uffd::{EventLog, Remote};
 
 use super::{Left, Record, end};
 use crate::machine::Machine;
@@ -317,6 +317,10 @@ fn try_recover(folder: &Path, id: u64) -> io::Result<Option<(u64, Machine)>> {
         return Ok(None);
     };
     let Some(userfaultfd) = unless_ended(peer.descriptor(number))? else { return Ok(None) };
+    if Remote::adopt(userfaultfd.try_clone()?).is_err() {
+        // The process has closed it, and opened another file in its place.
+        return Ok(None);
+    }
     // Without its file, nothing states which pages the VM gave back.
     let log = OpenOptions::new().read(true).write(true).open(log)?;
     // The stream ended with the earlier server.
@@ -411,4 +415,29 @@ fn discard(folder: &Path) {
         let _ = fs::remove_file(folder.join(name));
     }
     let _ = fs::remove_dir(folder);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_has_another_file_in_the_place_of_its_userfaultfd_is_not_recovered() {
+        let root = std::env::temp_dir().join(format!("uzone-folder-{}", std::process::id()));
+        let folder = Folder::open(&root, Path::new("/run/s")).unwrap();
+        let (stream, _far) = UnixStream::pair().unwrap();
+        let peer = Peer::of(&stream).unwrap();
+        let pidfd = peer.as_fd().try_clone_to_owned().unwrap();
+        let (other, _writer) = io::pipe().unwrap();
+        let offer = Machine::new(stream.try_clone().unwrap(), peer).offer(1);
+        let fds = vec![stream.into(), pidfd, other.into()];
+        let mut machine = Machine::of_offer(offer, fds, b"[]".to_vec()).unwrap();
+        folder.put("image", 1, &mut machine).unwrap();
+        let own = folder.folder().unwrap().to_owned();
+        let recovered = try_recover(&own, machine.id).unwrap();
+        folder.remove(machine.id);
+        drop(folder);
+        fs::remove_dir(&root).unwrap();
+        assert!(recovered.is_none());
+    }
 }
