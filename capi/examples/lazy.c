@@ -53,7 +53,7 @@ int main(void) {
     }
     printf("the sum of 200 squares is %llu\n", (unsigned long long)sum);
 
-    /* A pin produces what is missing, and it stays there. */
+    /* A pin produces pages that are missing, and they stay there. */
     uint64_t token;
     check(uzone_pin(zone, numbers, 1 << 20, &token));
     uint64_t evicted;

@@ -1,7 +1,7 @@
 /*
  * A pool of host memory whose blocks a device reads and writes: a queue of buffers for transfers.
  *
- * The two functions stand for those of a driver, such as cuMemHostRegister() or ibv_reg_mr(). A program that uses CUDA or HIP
+ * The two functions stand for functions of a driver, such as cuMemHostRegister() or ibv_reg_mr(). A program that uses CUDA or HIP
  * sets `registration` instead, and has no such functions.
  */
 #include <stdatomic.h>

@@ -31,7 +31,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/// Nobody registers the memory, or the functions of the options do.
+/// The memory is not registered, or by the functions of the options.
 #define UZONE_REGISTER_NONE 0
 
 /// The driver of CUDA registers it, in the context that is current on the calling thread.
@@ -300,7 +300,7 @@ typedef struct uzone_region_stats {
     size_t size;
     /// The bytes that have memory of the kernel now.
     uint64_t resident_bytes;
-    /// Those of them that are in huge pages.
+    /// The part of `resident_bytes` in huge pages.
     uint64_t huge_bytes;
     /// The bytes of a page.
     uint64_t page_bytes;
@@ -357,7 +357,7 @@ int uzone_pool_open(uint64_t len_bytes,
                     struct uzone_pool **pool);
 
 /// Maps the pool of another process, by its memory file (uzone_pool_file()), of which a descriptor was passed. The view is
-/// registered as `options` say; their block is that of the owner. The descriptor stays the caller's.
+/// registered as `options` say, and has blocks of the owner's size. The descriptor stays the caller's.
 ///
 /// The owner hands blocks out and tells their numbers: block `n` starts `n * block_bytes` behind the address of the view
 /// (uzone_pool_read_stats()). Blocks are nobody's any more when the owner has ended.
@@ -384,18 +384,17 @@ int uzone_pool_file(const struct uzone_pool *pool);
 /// without end for a negative number. Costs a lock and a few steps if one is ready and zero.
 ///
 /// Errors: -ETIMEDOUT if not as many became ready in time, -ENOMEM if there are not as many free blocks in a row, -ENOTSUP
-/// for the view of another process's pool, and the error that ended filling the pool, such as that of `register_memory`.
+/// for the view of another process's pool, and the error that ended filling the pool, such as an error of `register_memory`.
 int uzone_pool_take(const struct uzone_pool *pool,
                     size_t count,
                     int timeout_ms,
                     struct uzone_block *block);
 
-/// Gives blocks back: those that one call of uzone_pool_take() handed out, or some of them, by `number` and `count`; the other fields
-/// are not looked at.
+/// Gives back blocks that uzone_pool_take() handed out, all of a run or some, by `number` and `count`; the other fields
+/// are not read.
 ///
 /// Errors: -EINVAL if one of them is free; then none is given back.
-int uzone_pool_free(const struct uzone_pool *pool,
-                    const struct uzone_block *block);
+int uzone_pool_free(const struct uzone_pool *pool, const struct uzone_block *block);
 
 /// Waits until `len_bytes` are present and registered, all of them for UINT64_MAX; `timeout_ms` is as for
 /// uzone_pool_take().
@@ -424,14 +423,16 @@ int uzone_pool_describe(const struct uzone_pool *pool,
 ///
 /// `options` may be NULL.
 ///
-/// Errors: those of open(2); -EBADMSG if it is damaged or has another root hash; -EPERM or -ENOTSUP if this host has no
+/// Errors: the errors of open(2); -EBADMSG if it is damaged or has another root hash; -EPERM or -ENOTSUP if this host has no
 /// userfaultfd.
-int uzone_image_open(const char *file, const struct uzone_lazy_options *options, struct uzone_lazy **memory);
+int uzone_image_open(const char *file,
+                     const struct uzone_lazy_options *options,
+                     struct uzone_lazy **memory);
 
 /// Maps a file lazily, as long as it is now. Its bytes are copied when they are touched; writes stay in this process.
 /// Faults, signals and processes are as for uzone_image_open(). `options` may be NULL.
 ///
-/// Errors: those of open(2); -EPERM or -ENOTSUP if this host has no userfaultfd.
+/// Errors: the errors of open(2); -EPERM or -ENOTSUP if this host has no userfaultfd.
 int uzone_lazy_open_file(const char *file, const struct uzone_lazy_options *options, struct uzone_lazy **memory);
 
 /// Maps `len_bytes`, whole pages, of which `read` makes the content when they are touched; see uzone_read_function. `user`
@@ -457,7 +458,7 @@ uint64_t uzone_lazy_len_bytes(const struct uzone_lazy *memory);
 /// Makes a range of bytes present before it is touched, in whole pages: several threads read, decode and verify it.
 /// `progress` may be NULL; see uzone_progress_function.
 ///
-/// Errors: -EBADMSG if bytes do not match their hash, those of read(2), the error that the read function or `progress`
+/// Errors: -EBADMSG if bytes do not match their hash, the errors of read(2), the error that the read function or `progress`
 /// returned, -EHWPOISON if a page is bad, -EINVAL if the range is not inside.
 int uzone_lazy_populate(const struct uzone_lazy *memory,
                         uint64_t offset_bytes,
@@ -483,7 +484,7 @@ const char *uzone_image_root(const struct uzone_lazy *memory);
 /// Reads bytes of an image and checks them against their hashes, by several threads. No page becomes present.
 /// `progress` may be NULL; see uzone_progress_function.
 ///
-/// Errors: -EBADMSG if bytes do not match their hash, those of read(2), the error that `progress` returned, -ENOTSUP for
+/// Errors: -EBADMSG if bytes do not match their hash, the errors of read(2), the error that `progress` returned, -ENOTSUP for
 /// memory without hashes, -EINVAL if the range is not inside.
 int uzone_image_verify(const struct uzone_lazy *memory,
                        uint64_t offset_bytes,
@@ -496,7 +497,7 @@ int uzone_image_verify(const struct uzone_lazy *memory,
 ///
 /// `options` may be NULL, and so may `packed`; otherwise the caller sets `packed->size`.
 ///
-/// Errors: those of open(2), read(2) and write(2), -EINVAL for options that do not go together, the error that `progress`
+/// Errors: the errors of open(2), read(2) and write(2), -EINVAL for options that do not go together, the error that `progress`
 /// returned.
 int uzone_pack(const char *source,
                const char *image,
@@ -515,7 +516,7 @@ int uzone_pack_memory(const void *bytes,
 ///
 /// `root` is the root hash that the image must have, or NULL for any. `progress` may be NULL; see uzone_progress_function.
 ///
-/// Errors: those of open(2), read(2) and write(2), -EBADMSG if the image is damaged or has another root hash, the error
+/// Errors: the errors of open(2), read(2) and write(2), -EBADMSG if the image is damaged or has another root hash, the error
 /// that `progress` returned.
 int uzone_unpack(const char *image,
                  const char *file,
@@ -536,7 +537,7 @@ int uzone_region_open(uint64_t len_bytes,
 
 /// Maps `len_bytes` of a file from `offset_bytes` on. A write to the region is a write to the file.
 ///
-/// Errors: those of open(2); -EINVAL if the file is too short, or `offset_bytes` or `len_bytes` cut a page.
+/// Errors: the errors of open(2); -EINVAL if the file is too short, or `offset_bytes` or `len_bytes` cut a page.
 int uzone_region_open_file(const char *file, uint64_t offset_bytes, uint64_t len_bytes, struct uzone_region **region);
 
 /// Takes memory that the caller has mapped, readable and writable. It stays mapped until the region is closed, and is the
@@ -587,8 +588,8 @@ int uzone_region_populate(const struct uzone_region *region,
                           uzone_progress_function progress,
                           void *user);
 
-/// Clears a range of bytes at the bandwidth of memory. In a region that is bound, the range is whole folios, those that are
-/// known to be zero are left alone, and so are those that are pinned.
+/// Clears a range of bytes at the bandwidth of memory. In a region that is bound, the range is whole folios; folios
+/// that are known to be zero or are pinned are left alone.
 ///
 /// `cleared_bytes` becomes the bytes that were written; it may be NULL.
 ///

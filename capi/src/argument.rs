@@ -1,6 +1,6 @@
 //! Arguments of C: paths and texts, structures with a size, and pointers for results.
 //!
-//! Unsafe: the file in which pointers of the caller become values. The head of the header states what the caller owes.
+//! Unsafe: the file in which pointers of the caller become values. The head of the header states the duties of the caller.
 
 use std::ffi::{CStr, OsStr, c_char};
 use std::mem::MaybeUninit;

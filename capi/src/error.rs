@@ -68,7 +68,7 @@ impl Failure {
         Self { text: format!("{resource}: {}", self.text), ..self }
     }
 
-    /// Takes an error with its kind. Its number is that of its first cause that has one.
+    /// Takes an error with its kind, and the number of its first cause that has one.
     fn of(kind: ErrorKind, error: &(dyn Error + 'static)) -> Self {
         Self::new(errno_of(error).unwrap_or(kind.errno()), uzone_os::with_causes(error))
     }

@@ -179,7 +179,7 @@ impl uzone_lazy {
 ///
 /// `options` may be NULL.
 ///
-/// Errors: those of open(2); -EBADMSG if it is damaged or has another root hash; -EPERM or -ENOTSUP if this host has no
+/// Errors: the errors of open(2); -EBADMSG if it is damaged or has another root hash; -EPERM or -ENOTSUP if this host has no
 /// userfaultfd.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uzone_image_open(
@@ -210,7 +210,7 @@ pub unsafe extern "C" fn uzone_image_open(
 /// Maps a file lazily, as long as it is now. Its bytes are copied when they are touched; writes stay in this process.
 /// Faults, signals and processes are as for uzone_image_open(). `options` may be NULL.
 ///
-/// Errors: those of open(2); -EPERM or -ENOTSUP if this host has no userfaultfd.
+/// Errors: the errors of open(2); -EPERM or -ENOTSUP if this host has no userfaultfd.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uzone_lazy_open_file(
     file: *const c_char,
@@ -291,7 +291,7 @@ pub extern "C" fn uzone_lazy_len_bytes(memory: Option<&uzone_lazy>) -> u64 {
 /// Makes a range of bytes present before it is touched, in whole pages: several threads read, decode and verify it.
 /// `progress` may be NULL; see uzone_progress_function.
 ///
-/// Errors: -EBADMSG if bytes do not match their hash, those of read(2), the error that the read function or `progress`
+/// Errors: -EBADMSG if bytes do not match their hash, the errors of read(2), the error that the read function or `progress`
 /// returned, -EHWPOISON if a page is bad, -EINVAL if the range is not inside.
 #[unsafe(no_mangle)]
 pub extern "C" fn uzone_lazy_populate(
@@ -379,7 +379,7 @@ pub extern "C" fn uzone_image_root(memory: Option<&uzone_lazy>) -> *const c_char
 /// Reads bytes of an image and checks them against their hashes, by several threads. No page becomes present.
 /// `progress` may be NULL; see uzone_progress_function.
 ///
-/// Errors: -EBADMSG if bytes do not match their hash, those of read(2), the error that `progress` returned, -ENOTSUP for
+/// Errors: -EBADMSG if bytes do not match their hash, the errors of read(2), the error that `progress` returned, -ENOTSUP for
 /// memory without hashes, -EINVAL if the range is not inside.
 #[unsafe(no_mangle)]
 pub extern "C" fn uzone_image_verify(

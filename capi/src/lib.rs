@@ -25,22 +25,9 @@ mod region;
 mod token;
 
 pub use error::uzone_last_error;
-pub use lazy::{
-    UZONE_READ_IS_QUICK, uzone_image_open, uzone_image_root, uzone_image_verify, uzone_lazy,
-    uzone_lazy_address, uzone_lazy_close, uzone_lazy_evict, uzone_lazy_len_bytes,
-    uzone_lazy_open_file, uzone_lazy_open_function, uzone_lazy_options, uzone_lazy_populate,
-    uzone_lazy_read_stats, uzone_lazy_stats, uzone_read_function,
-};
-pub use pack::{
-    UZONE_CODEC_LZ4, UZONE_CODEC_NONE, UZONE_CODEC_ZSTD, uzone_pack, uzone_pack_memory,
-    uzone_pack_options, uzone_packed, uzone_unpack,
-};
-pub use pin::{uzone_pin, uzone_unpin, uzone_zone, uzone_zone_close, uzone_zone_open};
+pub use lazy::*;
+pub use pack::*;
+pub use pin::*;
 pub use pool::*;
 pub use progress::uzone_progress_function;
-pub use region::{
-    uzone_bind_options, uzone_region, uzone_region_address, uzone_region_adopt, uzone_region_bind,
-    uzone_region_clear, uzone_region_close, uzone_region_len_bytes, uzone_region_open,
-    uzone_region_open_file, uzone_region_populate, uzone_region_read_stats, uzone_region_stats,
-    uzone_region_unbind,
-};
+pub use region::*;

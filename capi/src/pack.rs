@@ -61,7 +61,7 @@ pub struct uzone_packed {
 // SAFETY: Numbers of 8 bytes, the first of them the size, and 72 bytes.
 unsafe impl Structure for uzone_packed {}
 
-/// What the options say, as values.
+/// Options of the caller's, as values.
 struct How<'a> {
     packer: Packer,
     parent: Option<&'a Path>,
@@ -127,7 +127,7 @@ impl How<'_> {
 ///
 /// `options` may be NULL, and so may `packed`; otherwise the caller sets `packed->size`.
 ///
-/// Errors: those of open(2), read(2) and write(2), -EINVAL for options that do not go together, the error that `progress`
+/// Errors: the errors of open(2), read(2) and write(2), -EINVAL for options that do not go together, the error that `progress`
 /// returned.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uzone_pack(
@@ -179,7 +179,7 @@ pub unsafe extern "C" fn uzone_pack_memory(
 ///
 /// `root` is the root hash that the image must have, or NULL for any. `progress` may be NULL; see uzone_progress_function.
 ///
-/// Errors: those of open(2), read(2) and write(2), -EBADMSG if the image is damaged or has another root hash, the error
+/// Errors: the errors of open(2), read(2) and write(2), -EBADMSG if the image is damaged or has another root hash, the error
 /// that `progress` returned.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uzone_unpack(

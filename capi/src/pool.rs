@@ -17,7 +17,7 @@ use uzone_rust::{ByteLen, PageSize};
 use crate::argument::{Structure, answer, given, options, timeout};
 use crate::error::{CallerError, EIO, ENOTSUP, Failure, call};
 
-/// Nobody registers the memory, or the functions of the options do.
+/// The memory is not registered, or by the functions of the options.
 pub const UZONE_REGISTER_NONE: u32 = 0;
 /// The driver of CUDA registers it, in the context that is current on the calling thread.
 pub const UZONE_REGISTER_CUDA: u32 = 1;
@@ -335,7 +335,7 @@ pub unsafe extern "C" fn uzone_pool_open(
 }
 
 /// Maps the pool of another process, by its memory file (uzone_pool_file()), of which a descriptor was passed. The view is
-/// registered as `options` say; their block is that of the owner. The descriptor stays the caller's.
+/// registered as `options` say, and has blocks of the owner's size. The descriptor stays the caller's.
 ///
 /// The owner hands blocks out and tells their numbers: block `n` starts `n * block_bytes` behind the address of the view
 /// (uzone_pool_read_stats()). Blocks are nobody's any more when the owner has ended.
@@ -406,7 +406,7 @@ pub extern "C" fn uzone_pool_file(pool: Option<&uzone_pool>) -> c_int {
 /// without end for a negative number. Costs a lock and a few steps if one is ready and zero.
 ///
 /// Errors: -ETIMEDOUT if not as many became ready in time, -ENOMEM if there are not as many free blocks in a row, -ENOTSUP
-/// for the view of another process's pool, and the error that ended filling the pool, such as that of `register_memory`.
+/// for the view of another process's pool, and the error that ended filling the pool, such as an error of `register_memory`.
 #[unsafe(no_mangle)]
 pub extern "C" fn uzone_pool_take(
     pool: Option<&uzone_pool>,
@@ -425,8 +425,8 @@ pub extern "C" fn uzone_pool_take(
     })
 }
 
-/// Gives blocks back: those that one call of uzone_pool_take() handed out, or some of them, by `number` and `count`; the other fields
-/// are not looked at.
+/// Gives back blocks that uzone_pool_take() handed out, all of a run or some, by `number` and `count`; the other fields
+/// are not read.
 ///
 /// Errors: -EINVAL if one of them is free; then none is given back.
 #[unsafe(no_mangle)]

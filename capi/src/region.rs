@@ -63,7 +63,7 @@ pub struct uzone_region_stats {
     pub size: usize,
     /// The bytes that have memory of the kernel now.
     pub resident_bytes: u64,
-    /// Those of them that are in huge pages.
+    /// The part of `resident_bytes` in huge pages.
     pub huge_bytes: u64,
     /// The bytes of a page.
     pub page_bytes: u64,
@@ -108,7 +108,7 @@ pub extern "C" fn uzone_region_open(
 
 /// Maps `len_bytes` of a file from `offset_bytes` on. A write to the region is a write to the file.
 ///
-/// Errors: those of open(2); -EINVAL if the file is too short, or `offset_bytes` or `len_bytes` cut a page.
+/// Errors: the errors of open(2); -EINVAL if the file is too short, or `offset_bytes` or `len_bytes` cut a page.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uzone_region_open_file(
     file: *const c_char,
@@ -139,8 +139,8 @@ pub unsafe extern "C" fn uzone_region_adopt(
         let out = given("region", region)?;
         let start = given("address", NonNull::new(address.cast::<u8>()))?;
         let page = uzone_os::probe::page_size();
-        // SAFETY: `adopt` wants memory that is mapped, readable and writable until the mapping is dropped, which is what
-        // the caller vouches for.
+        // SAFETY: `adopt` wants memory that is mapped, readable and writable until the mapping is dropped, and the caller
+        // vouches for that.
         let mapping = unsafe { Mapping::adopt(start, ByteLen::new(len_bytes), page) };
         let mapping = mapping.map_err(|error| Failure::input(error.to_string()))?;
         store(out, Region::adopt(mapping).map_err(|refused| refused.cause)?);
@@ -277,8 +277,8 @@ pub extern "C" fn uzone_region_populate(
     })
 }
 
-/// Clears a range of bytes at the bandwidth of memory. In a region that is bound, the range is whole folios, those that are
-/// known to be zero are left alone, and so are those that are pinned.
+/// Clears a range of bytes at the bandwidth of memory. In a region that is bound, the range is whole folios; folios
+/// that are known to be zero or are pinned are left alone.
 ///
 /// `cleared_bytes` becomes the bytes that were written; it may be NULL.
 ///

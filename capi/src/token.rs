@@ -40,7 +40,7 @@ const KEPT: usize = 2 * BATCH as usize;
 ///
 /// # Invariants
 /// The cell has a guard if and only if `turn` is odd. A thread owns the cell of an even turn if it has the place from a
-/// list of empty places, and that of an odd turn once it has made it even.
+/// list of empty places, and the cell of an odd turn once it has made the turn even.
 struct Place {
     turn: AtomicU32,
     guard: UnsafeCell<MaybeUninit<Held>>,
@@ -172,7 +172,7 @@ pub(crate) fn park(guard: Held) -> Result<u64, Held> {
     };
     // SAFETY: The place is from a list of empty places, so this thread owns its cell.
     unsafe { &mut *slot.guard.get() }.write(guard);
-    // Relaxed: whoever changed it last owned the place before this thread. It is even and below the last turn.
+    // Relaxed: the last thread that changed it owned the place before this one. It is even and below the last turn.
     let turn = slot.turn.load(Ordering::Relaxed) + 1;
     // Release pairs with the Acquire in `redeem`: that thread reads the guard.
     slot.turn.store(turn, Ordering::Release);

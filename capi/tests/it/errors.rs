@@ -301,7 +301,7 @@ fn a_damaged_image_is_an_error_of_the_call_that_reads_it() {
 }
 
 unsafe extern "C" fn stop(user: *mut c_void, _: u64, total: u64) -> c_int {
-    // SAFETY: The pointer is that of a number of the test.
+    // SAFETY: The pointer is of a number of the test.
     unsafe { user.cast::<u64>().write(total) };
     -ECANCELED
 }

@@ -1,8 +1,8 @@
-//! The header and the manual page that are checked in are those that the sources make.
+//! The header and the manual page in the repository are written of the sources.
 
 use std::fmt::Write as _;
 
-use crate::build::{output_of, package};
+use crate::build::{is_there, output_of, package};
 
 /// The files in the order in which a reader of the header wants them.
 const FILES: [&str; 7] = ["error", "progress", "pin", "pool", "lazy", "pack", "region"];
@@ -136,7 +136,7 @@ fn the_manual_names_every_function_and_has_no_error() {
     for function in functions {
         assert!(page.contains(&format!(".SS {function}\n")), "{function}");
     }
-    if crate::build::is_there("the manual", "man") {
+    if is_there("man") {
         let text = output_of("man", &["--warnings".as_ref(), "-l".as_ref(), path.as_ref()]);
         assert!(text.contains("uzone_unpin"), "{text}");
     }

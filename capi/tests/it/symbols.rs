@@ -35,3 +35,21 @@ fn the_shared_library_exports_the_functions_of_the_header_with_their_version() {
     let mut command = Command::new(&program);
     run("pins.c with the shared library", &folder, command.env("LD_LIBRARY_PATH", &folder.0));
 }
+
+#[test]
+fn structures_have_the_sizes_of_version_0_1() {
+    // A structure grows at its end, by multiples of 8, and its size here grows with it.
+    for (name, size, expected) in [
+        ("uzone_pool_options", size_of::<uzone::uzone_pool_options>(), 88),
+        ("uzone_pool_stats", size_of::<uzone::uzone_pool_stats>(), 192),
+        ("uzone_block", size_of::<uzone::uzone_block>(), 32),
+        ("uzone_lazy_options", size_of::<uzone::uzone_lazy_options>(), 32),
+        ("uzone_lazy_stats", size_of::<uzone::uzone_lazy_stats>(), 64),
+        ("uzone_pack_options", size_of::<uzone::uzone_pack_options>(), 48),
+        ("uzone_packed", size_of::<uzone::uzone_packed>(), 104),
+        ("uzone_bind_options", size_of::<uzone::uzone_bind_options>(), 16),
+        ("uzone_region_stats", size_of::<uzone::uzone_region_stats>(), 40),
+    ] {
+        assert_eq!(size, expected, "{name}");
+    }
+}
