@@ -13,17 +13,19 @@
 //! | `resident` | the part of a mapping that is present, and in huge pages |
 //! | `page_cache` | which pages of a file the page cache has |
 //! | `pagemap_scan` | scanning the page tables, and which pages were written |
-//! | `fixed_buffers` | having the kernel itself pin a mapping, by an io_uring |
+//! | `kernel_pins` | having the kernel itself pin a mapping, by an io_uring |
+//! | `physical` | where the pages of a mapping lie in the memory of the machine |
 
 pub(crate) mod advise;
 pub(crate) mod bytes;
 pub(crate) mod create;
 pub(crate) mod exclusive;
-pub(crate) mod fixed_buffers;
+pub(crate) mod kernel_pins;
 pub(crate) mod mapping;
 pub(crate) mod options;
 pub mod page_cache;
 pub mod pagemap_scan;
+pub(crate) mod physical;
 pub(crate) mod populate;
 pub(crate) mod resident;
 pub(crate) mod shortage;

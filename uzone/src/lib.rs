@@ -10,6 +10,7 @@
 //! | get memory, or adopt memory that exists | [`Region`] |
 //! | describe its pages | [`Zone::bind`], [`BindOptions`], [`Pagemap`] |
 //! | hold pages while a device or a thread uses them | [`Pagemap::pin`](PagemapView::pin), [`Zone::pin`], [`Pinned`] |
+//! | hold pages where the kernel put them, for a device | [`PinOptions::kernel`], [`Pinned::physical`](Guard::physical) |
 //! | hand out cleared memory | [`Pool`], [`Pooled`] |
 //! | keep host memory for accelerators, registered with their driver | [`hostpool::HostPool`] |
 //! | map a file, a memory file or a function lazily | [`lazy::Engine`] |
@@ -101,9 +102,10 @@ pub mod model {
 pub mod os {
     #[doc(inline)]
     pub use uzone_os::{
-        Anonymous, Exclusive, Exclusivity, FixedBuffers, HugeAdvice, MapError, Mapped, Mapping,
-        MappingError, SysError, SystemRoot, dax, hugepages, memory, memory_file, numa, page_cache,
-        passed_descriptors, unix_socket,
+        Anonymous, Exclusive, Exclusivity, HugeAdvice, KernelPin, KernelPinError, KernelPins,
+        MapError, Mapped, Mapping, MappingError, PhysicalError, PhysicalSegment, SysError,
+        SystemRoot, dax, hugepages, memory, memory_file, numa, page_cache, passed_descriptors,
+        unix_socket,
     };
 }
 

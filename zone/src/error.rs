@@ -5,7 +5,9 @@ use std::io;
 use std::path::PathBuf;
 
 use uzone_os::memory::Limit;
-use uzone_os::{AccessError, Addr, MapError, MappingError, SysError, hugepages};
+use uzone_os::{
+    AccessError, Addr, KernelPinError, MapError, MappingError, PhysicalError, SysError, hugepages,
+};
 use uzone_pages::{
     AddrError, AdvanceError, ByteLen, Content, ErrorKind, HoldError, Order, PageCount, PageSize,
     Pfn, PfnRange,
@@ -260,6 +262,20 @@ pub enum PinError {
         /// The kind of memory.
         what: &'static str,
     },
+    /// The kernel did not pin the pages.
+    #[error(transparent)]
+    Kernel(Box<KernelPinError>),
+    /// The place of the pages in the machine's memory is not known.
+    #[error(transparent)]
+    Physical(Box<PhysicalError>),
+    /// The place of the pages was asked for, and the kernel may move them.
+    #[error(
+        "{range} may be moved by the kernel, so they have no lasting place: pin them with PinOptions::kernel"
+    )]
+    NotKept {
+        /// The pages of the guard.
+        range: PfnRange,
+    },
     /// The folio cannot be handed out: it has been, or its memory is generic.
     #[error(
         "the folio of page {pfn} cannot be handed out: it is not free (references: {references})"
@@ -492,6 +508,8 @@ impl PinError {
             Self::Poisoned { .. } => ErrorKind::Poisoned,
             Self::Fault { .. } => ErrorKind::Io,
             Self::NotForLong { .. } => ErrorKind::NotSupported,
+            Self::Kernel(error) => error.kind(),
+            Self::Physical(error) => error.kind(),
             Self::TooManyRawGuards => ErrorKind::OutOfMemory,
             Self::NotFree { .. } | Self::Owned { .. } => ErrorKind::Busy,
             Self::NotAGuard { .. } => ErrorKind::NotFound,

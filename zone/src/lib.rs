@@ -3,7 +3,8 @@
 //! A [`Region`] is memory; a [`Zone`] describes it; a [`Pagemap`] is the description: a descriptor
 //! for every page of the region, at once, and for as long as the region stays bound. [`Pinned`] and
 //! [`Referenced`] hold pages of it, and unbinding refuses while there are any. A pin holds off uzone's own
-//! unbind and changes; the kernel may still migrate or swap the page.
+//! unbind and changes; the kernel may still migrate or swap the page, unless it has pinned it too
+//! ([`PinOptions::kernel`]).
 //!
 //! ```
 //! use uzone_pages::{ByteLen, MemoryKind, Order};

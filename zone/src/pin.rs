@@ -1,6 +1,7 @@
 //! Guards on pages: [`Pinned`] and [`Referenced`], given back when they are dropped.
 //!
-//! A pin holds off uzone's own unbind and changes; the kernel may still migrate or swap the page.
+//! A pin holds off uzone's own unbind and changes; the kernel may still migrate or swap the page. With
+//! [`PinOptions::kernel`], the kernel has pinned it too.
 //!
 //! A guard covers a range of pages and holds each of their folios once, by one atomic step a folio;
 //! of base pages, 512 at once where it covers them all. It shares ownership of the pagemap, so it
@@ -29,9 +30,10 @@ use std::any::Any;
 use std::fmt;
 use std::ops::Range;
 use std::panic::Location;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use uzone_os::{AccessError, LiveGuard, PINS, REFERENCES};
+use uzone_os::{AccessError, KernelPin, LiveGuard, PINS, PhysicalSegment, REFERENCES};
 use uzone_pages::{Content, HoldError, HoldKind, Order, PageCount, Pfn, PfnRange, Span, Word};
 use uzone_stream::{CacheState, NextUse, Pattern, Streaming, Work, best};
 use zerocopy::IntoBytes;
@@ -45,6 +47,7 @@ use crate::pin::token::{RawGuard, Redeemed};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct PinOptions {
     pub(crate) is_long_term: bool,
+    pub(crate) is_kernel: bool,
     pub(crate) never_faults: bool,
 }
 
@@ -56,6 +59,22 @@ impl PinOptions {
     pub fn long_term(mut self) -> Self {
         self.is_long_term = true;
         self
+    }
+
+    /// Pins by the kernel too: until the guard is dropped, the kernel neither moves the pages nor swaps them
+    /// out, and a fork leaves them with this process. So a device may use their physical addresses
+    /// ([`Pinned::physical`]). Such a pin is for long ([`PinOptions::long_term`]), and makes the memory of the pages present.
+    ///
+    /// The kernel pins them as fixed buffers of io_urings that the zone keeps, one for each 64 pins of up to 1 GiB. That
+    /// takes no privilege. It counts against `RLIMIT_MEMLOCK` unless the process has `CAP_IPC_LOCK`. Files of most file
+    /// systems refuse it.
+    ///
+    /// Costs one system call for each GiB, and in the kernel a reference for each page or, in large folios, for each run
+    /// of them.
+    #[must_use]
+    pub fn kernel(mut self) -> Self {
+        self.is_kernel = true;
+        self.long_term()
     }
 
     /// Takes only present pages: a page that would have to be produced first is refused.
@@ -75,6 +94,8 @@ impl PinOptions {
 pub struct Guard<const IS_PIN: bool> {
     inner: LiveGuard<dyn PinTarget, IS_PIN>,
     span: Span,
+    /// The kernel's own pin, which guards that were split or cloned share.
+    kernel: Option<Arc<KernelPin>>,
     /// The number of this guard in the registry of a debug build.
     #[cfg(debug_assertions)]
     ticket: u64,
@@ -87,9 +108,8 @@ pub type Referenced = Guard<REFERENCES>;
 /// Pins on the folios of a range of pages: until this is dropped, uzone does not unbind, clear,
 /// discard, replace or hand out the pages.
 ///
-/// A pin holds off uzone's own calls. The kernel may still migrate a page or swap it out, so a device
-/// that uses physical addresses needs the kernel's own pin besides (`FixedBuffers` of `uzone-os`,
-/// VFIO, RDMA).
+/// A pin holds off uzone's own calls. The kernel may still migrate a page or swap it out, unless it was pinned with
+/// [`PinOptions::kernel`]: a device that uses physical addresses needs that, or the pin of its own driver (VFIO, RDMA).
 pub type Pinned = Guard<PINS>;
 
 /// How often a range is tried again whose pages are taken away while others of it are produced, before its parts are
@@ -128,6 +148,7 @@ impl<const IS_PIN: bool> Guard<IS_PIN> {
         Self {
             inner,
             span,
+            kernel: None,
             #[cfg(debug_assertions)]
             ticket,
         }
@@ -181,7 +202,7 @@ impl<const IS_PIN: bool> Guard<IS_PIN> {
         self.inner.bad_pages(self.range())
     }
 
-    /// Takes the same pages once more, for another holder.
+    /// Takes the same pages once more, for another holder. Both share the kernel's pin, if there is one.
     ///
     /// # Errors
     /// [`PinError`] if a folio has the most holds it may have, a page that is to be
@@ -190,11 +211,15 @@ impl<const IS_PIN: bool> Guard<IS_PIN> {
     pub fn try_clone(&self) -> Result<Self, PinError> {
         // A held page is not zero, absent or being replaced, so there is nothing to wait for.
         let inner = self.inner.enter_again().map_err(PinError::NotAdmitted)?;
-        Self::take(inner, self.range(), Location::caller()).map_err(|failure| *failure)
+        let taken = Self::take(inner, self.range(), Location::caller());
+        let mut guard = taken.map_err(|failure| *failure)?;
+        guard.kernel.clone_from(&self.kernel);
+        Ok(guard)
     }
 
     /// Splits the guard: the first `pages` pages, and the rest. A folio that both have a
-    /// part of is held once more, and so is a block of 512 base pages.
+    /// part of is held once more, and so is a block of 512 base pages. The kernel's pin, if there is one,
+    /// ends with the last part.
     ///
     /// # Errors
     /// The guard as it was, with the reason: one half would be empty, a folio has the most
@@ -207,7 +232,8 @@ impl<const IS_PIN: bool> Guard<IS_PIN> {
         };
         match self.inner.split(self.span, Self::KIND, pages) {
             Ok((first, second)) => {
-                let other = Self::admitted(again, second, Location::caller());
+                let mut other = Self::admitted(again, second, Location::caller());
+                other.kernel.clone_from(&self.kernel);
                 self.span = first;
                 #[cfg(debug_assertions)]
                 {
@@ -272,7 +298,35 @@ impl Pinned {
         if let Err(failure) = admitted {
             pin_again(&*inner, range, options, failure, ATTEMPTS)?;
         }
-        Ok(Self::admitted(inner, Span::of_folios(range), caller))
+        let mut pinned = Self::admitted(inner, Span::of_folios(range), caller);
+        if options.is_kernel {
+            pinned.pin_in_kernel()?;
+        }
+        Ok(pinned)
+    }
+
+    #[cold]
+    fn pin_in_kernel(&mut self) -> Result<(), Box<PinError>> {
+        let pinned = self.inner.pin_in_kernel(self.range());
+        let pinned = pinned.map_err(|failure| PinError::Kernel(Box::new(failure)))?;
+        self.kernel = Some(Arc::new(pinned));
+        Ok(())
+    }
+
+    /// Returns where the pages lie in the memory of the machine, in the order of their numbers; pages that are neighbours in
+    /// both are one piece. They stay there until the guard is dropped. A device behind an IOMMU needs other
+    /// addresses, which its driver has.
+    ///
+    /// # Errors
+    /// [`PinError::NotKept`] unless the pages were pinned with [`PinOptions::kernel`], and [`PinError::Physical`] if
+    /// the kernel does not show their place, which takes `CAP_SYS_ADMIN`.
+    pub fn physical(&self) -> Result<Vec<PhysicalSegment>, PinError> {
+        let range = self.range();
+        if self.kernel.is_none() {
+            return Err(PinError::NotKept { range });
+        }
+        let places = self.inner.region().memory().physical(self.inner.bytes_of(range));
+        places.map_err(|failure| PinError::Physical(Box::new(failure)))
     }
 
     /// Copies bytes out of the pages that are pinned, from byte `offset_bytes` of the first of them on.
@@ -425,9 +479,18 @@ impl<const IS_PIN: bool> Drop for Guard<IS_PIN> {
     fn drop(&mut self) {
         #[cfg(debug_assertions)]
         self.inner.guards().unregister(self.ticket);
+        if self.kernel.is_some() {
+            unpin_in_kernel(&mut self.kernel);
+        }
         // Then `inner` leaves.
         self.inner.release(self.span, Self::KIND);
     }
+}
+
+/// Ends the kernel's pin, before the pages may be cleared or unbound.
+#[cold]
+fn unpin_in_kernel(pinned: &mut Option<Arc<KernelPin>>) {
+    *pinned = None;
 }
 
 /// Writes the numbers of `range` to a list, past the cache if it is long.

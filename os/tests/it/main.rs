@@ -10,10 +10,10 @@ mod adopt;
 mod cgroup;
 mod cut;
 mod dax;
-mod fixed_buffers;
 mod host;
 mod huge;
 mod in_thread;
+mod kernel_pins;
 mod mapping;
 #[path = "../common/needs.rs"]
 mod needs;

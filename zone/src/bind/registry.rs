@@ -1,9 +1,9 @@
-//! The state that the pagemaps of a zone share: claims of frame numbers, the index of regions, kept memory and raw
-//! guards.
+//! The state that the pagemaps of a zone share: claims of frame numbers, the index of regions, kept memory, raw
+//! guards, and the kernel's pins.
 
 use std::sync::{Arc, Mutex};
 
-use uzone_os::lock;
+use uzone_os::{KernelPins, lock};
 use uzone_pages::{AddrError, ByteLen, Order, PageCount, PageSize, Pfn, PfnRange};
 
 use crate::bind::memmap_cache::MemmapCache;
@@ -26,6 +26,7 @@ pub(crate) struct Shared {
     pub(crate) memmap_cache: MemmapCache,
     pub(crate) directory: RegionIndex,
     pub(crate) tokens: Arc<Tokens>,
+    pub(crate) kernel_pins: KernelPins,
 }
 
 #[derive(Debug, Default)]
@@ -92,6 +93,7 @@ impl Shared {
             memmap_cache: MemmapCache::new(limit),
             directory: RegionIndex::default(),
             tokens: Arc::default(),
+            kernel_pins: KernelPins::default(),
         }
     }
 

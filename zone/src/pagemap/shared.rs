@@ -4,7 +4,7 @@ use std::ops::{Deref, Range};
 use std::sync::{Arc, OnceLock};
 
 use uzone_os::sigbus::Watch;
-use uzone_os::{AccessError, Mapped};
+use uzone_os::{AccessError, KernelPin, KernelPinError, Mapped};
 use uzone_pages::{
     Content, Folio, HoldError, HoldKind, Memmap, MemoryKind, Order, Page, PageCount, Payload, Pfn,
     PfnRange, Span, Template, Word,
@@ -251,6 +251,11 @@ impl<P: Payload> PinTarget for PagemapShared<P> {
         let is_fsdax = self.memmap.kind() == MemoryKind::FsDax
             || matches!(self.region.backing(), RegionSource::Fsdax { .. });
         is_fsdax.then_some("a file on a DAX mount")
+    }
+
+    fn pin_in_kernel(&self, range: PfnRange) -> Result<KernelPin, KernelPinError> {
+        let pins = &self.memmap.claim().shared().kernel_pins;
+        pins.pin(self.region.memory(), self.bytes_of(range))
     }
 
     fn bad_pages(&self, range: PfnRange) -> Vec<Pfn> {

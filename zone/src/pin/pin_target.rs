@@ -4,7 +4,7 @@ use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 
-use uzone_os::{AccessError, LiveArc};
+use uzone_os::{AccessError, KernelPin, KernelPinError, LiveArc};
 use uzone_pages::{Content, HoldError, HoldKind, Order, PageCount, Pfn, PfnRange, Span, Word};
 
 use crate::error::PinError;
@@ -54,6 +54,8 @@ pub(crate) trait PinTarget: Any + Send + Sync {
     fn produce(&self, range: PfnRange, refused: Content) -> Result<bool, PinError>;
     /// Returns the kind of the memory if it cannot be pinned for long.
     fn not_for_long(&self) -> Option<&'static str>;
+    /// Has the kernel pin the pages of a range, which the caller has pinned.
+    fn pin_in_kernel(&self, range: PfnRange) -> Result<KernelPin, KernelPinError>;
     fn bad_pages(&self, range: PfnRange) -> Vec<Pfn>;
     fn word(&self, pfn: Pfn) -> Word;
     fn region(&self) -> &Region;

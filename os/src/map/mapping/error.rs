@@ -11,11 +11,6 @@ use crate::host::root::SysError;
 use crate::map::bytes::AccessError;
 use crate::map::options::Addr;
 
-/// The longest buffer of an io_uring that the kernel takes; longer memory is registered as several.
-pub(crate) const MAX_BUFFER: usize = 1 << 30;
-/// The most buffers of one io_uring.
-pub(crate) const MAX_BUFFERS: usize = 1 << 14;
-
 /// An operation on mapped memory that failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -99,28 +94,6 @@ pub enum MappingError {
         #[source]
         cause: io::Error,
     },
-    /// There is no io_uring to pin memory with: the kernel has none, or this process may not have
-    /// it.
-    #[error("{}", no_ring(.0))]
-    Ring(#[source] io::Error),
-    /// The kernel did not pin the memory for an io_uring: the process may not pin as much, a page
-    /// of it cannot be written, memory is short, or it is of a kind that is not pinned for long.
-    #[error("cannot pin {len} for io_uring: {}", not_pinned(*limit, cause))]
-    Pin {
-        /// The length that was to be pinned.
-        len: ByteLen,
-        /// The memory that the user may pin, if that is the reason.
-        limit: Option<ByteLen>,
-        /// The kernel's error.
-        #[source]
-        cause: io::Error,
-    },
-    /// More was to be pinned than all buffers of an io_uring can be.
-    #[error("cannot pin {len} for one io_uring: its buffers are at most {max} together", max = ByteLen::new((MAX_BUFFER * MAX_BUFFERS) as u64))]
-    PinTooLong {
-        /// The length that was to be pinned.
-        len: ByteLen,
-    },
     /// The memory is of a file, or adopted.
     #[error("it is of a file that others may have: its bytes can be copied, and not lent")]
     Shared,
@@ -176,16 +149,7 @@ impl MappingError {
                 Some(Errno::HWPOISON) => ErrorKind::Poisoned,
                 _ => ErrorKind::Io,
             },
-            Self::Pin { limit: Some(_), .. } => ErrorKind::OutOfMemory,
-            Self::Ring(cause) => match Errno::from_io_error(cause) {
-                Some(Errno::PERM | Errno::ACCESS) => ErrorKind::PermissionDenied,
-                Some(Errno::NOSYS) => ErrorKind::NotSupported,
-                _ => ErrorKind::Io,
-            },
-            Self::Pin { cause, .. } if Errno::from_io_error(cause) == Some(Errno::FAULT) => {
-                ErrorKind::InvalidInput
-            }
-            Self::Scan { .. } | Self::Sync { .. } | Self::Pin { .. } => ErrorKind::Io,
+            Self::Scan { .. } | Self::Sync { .. } => ErrorKind::Io,
             Self::Advice { .. }
             | Self::GiveBack { .. }
             | Self::NotPunchable { .. }
@@ -211,27 +175,7 @@ fn not_present(range: &Range<u64>, done: ByteLen, cause: &io::Error) -> String {
     }
 }
 
-/// Returns the reason why there is no io_uring, and a remedy.
-fn no_ring(cause: &io::Error) -> String {
-    match Errno::from_io_error(cause) {
-        Some(Errno::PERM | Errno::ACCESS) => "this process may not use io_uring: as root, `sysctl kernel.io_uring_disabled=0`, and let the filter of the container pass io_uring_setup(2)".to_owned(),
-        Some(Errno::NOSYS) => "this kernel was built without io_uring".to_owned(),
-        _ => format!("cannot make an io_uring: {cause}"),
-    }
-}
-
-/// Returns the reason why memory was not pinned, and a remedy.
-fn not_pinned(limit: Option<ByteLen>, cause: &io::Error) -> String {
-    match limit {
-        Some(limit) => format!(
-            "RLIMIT_MEMLOCK is {limit} for all that the user has pinned: raise it with `ulimit -l`, or give the process CAP_IPC_LOCK"
-        ),
-        None if Errno::from_io_error(cause) == Some(Errno::FAULT) => "a page of it cannot be written or made present; map it writable, and a file as long as the mapping".to_owned(),
-        None => cause.to_string(),
-    }
-}
-
-/// The value that a call did not take, given back unchanged.
+/// What a call did not take, given back as it was.
 #[derive(Debug, thiserror::Error)]
 #[error("{cause}")]
 pub struct Rejected<T, E = MappingError> {
