@@ -342,6 +342,14 @@ impl Block {
         self.inner.address_of(self.blocks.start)
     }
 
+    /// Returns a pointer to the first byte, for foreign code and for `unsafe` code of the caller. It is good for all
+    /// bytes of the block, until that is dropped.
+    #[must_use]
+    pub fn as_ptr(&self) -> *mut u8 {
+        let start = self.inner.bytes_of(&self.blocks).start;
+        self.inner.region().as_ptr().wrapping_add(usize::try_from(start).unwrap_or(usize::MAX)) // in this process
+    }
+
     /// Returns how long the memory is; never zero.
     #[must_use]
     pub fn len(&self) -> ByteLen {

@@ -40,7 +40,7 @@ use zerocopy::IntoBytes;
 
 use crate::clear::stores;
 use crate::error::PinError;
-use crate::pin::pin_target::{PinTarget, Segment, is_missing, start_inside};
+use crate::pin::pin_target::{PinTarget, Segment, as_ptr, as_words, is_missing, start_inside};
 use crate::pin::token::{RawGuard, Redeemed};
 
 /// How pages are pinned.
@@ -351,6 +351,14 @@ impl Pinned {
         self.inner.write(start, bytes)
     }
 
+    /// Returns a pointer to the first byte that is pinned, for foreign code and for `unsafe` code of the caller. It is
+    /// good for all bytes that are pinned, until the guard is dropped. Others may have pinned the same pages and write to
+    /// them, so they are the caller's to share, and no slice of plain bytes is lent.
+    #[must_use]
+    pub fn as_ptr(&self) -> *mut u8 {
+        as_ptr(&*self.inner, self.range())
+    }
+
     /// Returns the words of a range of the bytes that are pinned, counted from the first, to be read and
     /// written in place. Other threads and devices may do so meanwhile. A touch behind the end of a file
     /// that was truncated raises `SIGBUS`.
@@ -359,12 +367,7 @@ impl Pinned {
     /// [`AccessError`] unless all bytes are pinned by this guard, start and end at multiples of 8, and
     /// may be written.
     pub fn as_words(&self, range: Range<u64>) -> Result<&[AtomicU64], AccessError> {
-        let Range { start, end } = range;
-        let none = AccessError::Empty { start, end };
-        let len_bytes = end.checked_sub(start).ok_or(none)?;
-        let len = usize::try_from(len_bytes).map_err(|_| none)?;
-        let start = start_inside(&*self.inner, self.range(), start, len)?;
-        self.inner.region().memory().as_words(start..start + len_bytes)
+        as_words(&*self.inner, self.range(), range)
     }
 }
 

@@ -26,7 +26,9 @@ pub(crate) mod options;
 mod shared;
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::thread::JoinHandle;
 
 use uzone_os::thread::pause;
@@ -35,7 +37,7 @@ use uzone_pages::{Payload, PfnRange, PoolBackend};
 
 use crate::error::WriteError;
 use crate::pagemap::{Pagemap, PagemapView};
-use crate::pin::pin_target::{PinTarget, Segment, start_inside};
+use crate::pin::pin_target::{PinTarget, Segment, as_ptr, as_words, start_inside};
 use crate::pool::options::{PoolError, PoolOptions, PoolStats};
 use crate::pool::shared::Shared;
 use crate::populate::{PopulateOptions, PopulateReport};
@@ -301,6 +303,25 @@ impl<P: Payload> Pooled<P> {
     pub fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), AccessError> {
         let inner = &self.shared.pagemap.inner;
         inner.write(start_inside(&**inner, self.range, offset_bytes, bytes.len())?, bytes)
+    }
+
+    /// Returns the words of a range of the folios' bytes, counted from the first, to be read and written in place.
+    ///
+    /// They are atomic, and no slice of plain bytes is lent, also of private memory: a device or another thread may have
+    /// pinned the folios and write to them, and [`Pool::pagemap`] reads them at any time.
+    ///
+    /// # Errors
+    /// [`AccessError`] unless all bytes are inside, and start and end at multiples of 8.
+    pub fn as_words(&self, range: Range<u64>) -> Result<&[AtomicU64], AccessError> {
+        as_words(&*self.shared.pagemap.inner, self.range, range)
+    }
+
+    /// Returns a pointer to the first byte of the folios, for foreign code and for `unsafe` code of the caller. It is
+    /// good for all of their bytes, until they are given back. A slice may be made of it while no other thread, device or
+    /// guard has them.
+    #[must_use]
+    pub fn as_ptr(&self) -> *mut u8 {
+        as_ptr(&*self.shared.pagemap.inner, self.range)
     }
 
     /// Gives the folios back.

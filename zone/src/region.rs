@@ -361,6 +361,13 @@ impl RegionView {
         self.mapping.addr()
     }
 
+    /// Returns a pointer to the first byte, as [`Mapping::as_ptr`].
+    #[must_use]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.untouched.end(); // as above
+        self.mapping.as_ptr()
+    }
+
     /// Returns the length of the region; never zero.
     #[must_use]
     pub fn len(&self) -> ByteLen {

@@ -122,6 +122,13 @@ impl LazyMapping {
         self.mapping().addr()
     }
 
+    /// Returns a pointer to the first byte, for foreign code and for `unsafe` code of the caller. It is good for all
+    /// bytes, until the mapping is dropped; a touch of a page that cannot be produced raises `SIGBUS`.
+    #[must_use]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.mapping().as_ptr()
+    }
+
     /// Returns how long it is; never zero.
     #[must_use]
     pub fn len(&self) -> ByteLen {

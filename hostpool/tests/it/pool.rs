@@ -86,6 +86,13 @@ fn all_blocks_are_one_range_and_come_back_by_number() {
 }
 
 #[test]
+fn a_block_points_to_its_own_bytes() {
+    let pool = HostPool::open(ByteLen::mib(8), options().block(ByteLen::mib(2))).unwrap();
+    let blocks = [(); 3].map(|()| pool.take(LONG).unwrap());
+    assert!(blocks.iter().all(|block| block.as_ptr().addr() == block.addr().get()));
+}
+
+#[test]
 fn a_pool_that_never_clears_hands_out_the_bytes_of_the_last_owner() {
     let options = options().zeroing(Zeroing::Never);
     let pool = HostPool::open(ByteLen::mib(2), options).unwrap();

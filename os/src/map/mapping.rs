@@ -204,6 +204,13 @@ impl Mapping {
         Addr::new(self.start.addr().get())
     }
 
+    /// Returns a pointer to the first byte, for foreign code and for `unsafe` code of the caller, which has to know that
+    /// others may change the bytes meanwhile. It is good for all bytes of the mapping, until that is dropped.
+    #[must_use]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
     /// Returns the size of the pages behind the mapping: the host's, of huge pages of a pool, the alignment
     /// of a DAX device, or the size given to [`Mapping::adopt`]. Transparent huge pages do not count,
     /// because they come and go.

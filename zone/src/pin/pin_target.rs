@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use uzone_os::{AccessError, KernelPin, KernelPinError, LiveArc};
 use uzone_pages::{Content, HoldError, HoldKind, Order, PageCount, Pfn, PfnRange, Span, Word};
@@ -156,4 +157,24 @@ pub(crate) fn start_inside(
             len_bytes: held.end - held.start,
         }),
     }
+}
+
+/// Returns a pointer to the first byte of the pages `held`.
+pub(crate) fn as_ptr(inner: &(impl PinTarget + ?Sized), held: PfnRange) -> *mut u8 {
+    let start = usize::try_from(inner.bytes_of(held).start).unwrap_or(usize::MAX); // of memory of this process
+    inner.region().memory().as_ptr().wrapping_add(start)
+}
+
+/// Returns the words of a range of bytes, counted from the first of the pages `held`.
+pub(crate) fn as_words(
+    inner: &(impl PinTarget + ?Sized),
+    held: PfnRange,
+    range: Range<u64>,
+) -> Result<&[AtomicU64], AccessError> {
+    let Range { start, end } = range;
+    let none = AccessError::Empty { start, end };
+    let len_bytes = end.checked_sub(start).ok_or(none)?;
+    let len = usize::try_from(len_bytes).map_err(|_| none)?;
+    let start = start_inside(inner, held, start, len)?;
+    inner.region().memory().as_words(start..start + len_bytes)
 }

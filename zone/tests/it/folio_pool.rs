@@ -52,6 +52,25 @@ fn every_kind() -> [PoolOptions; 3] {
 }
 
 #[test]
+fn a_block_is_read_and_written_in_place_and_nothing_beside_it() {
+    let pool = Pool::new(used(2), PoolOptions::default().without_worker()).unwrap();
+    let (first, second) = (pool.take().unwrap(), pool.take().unwrap());
+    let len = first.segment().len_bytes;
+    for block in [&first, &second] {
+        assert_eq!(block.as_ptr().addr(), block.segment().address);
+        let words = block.as_words(0..len).unwrap();
+        assert!(words.iter().all(|word| word.load(Ordering::Relaxed) == 0));
+        words[words.len() - 1].store(u64::from_ne_bytes(*b"in place"), Ordering::Relaxed);
+        let mut seen = [0; 8];
+        block.read_at(len - 8, &mut seen).unwrap();
+        assert_eq!(&seen, b"in place");
+    }
+    for range in [4..8, len - 8..len + 8, len..len - 8, u64::MAX - 8..u64::MAX] {
+        assert!(first.as_words(range).is_err());
+    }
+}
+
+#[test]
 fn nothing_of_one_owner_reaches_the_next() {
     for order in [0, 2, 9] {
         for options in every_kind() {

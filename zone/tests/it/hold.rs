@@ -317,6 +317,8 @@ fn bytes_are_written_under_a_pin_by_calls_that_say_so() {
     for range in [0..4, 2 * page - 8..2 * page + 8, u64::MAX - 8..u64::MAX] {
         assert!(pinned.as_words(range).is_err());
     }
+    assert_eq!(pinned.as_ptr().addr(), pinned.segments().next().unwrap().address);
+    assert_eq!(pinned.as_ptr().addr(), pagemap.region().as_ptr().addr() + 4096);
     pinned.write_at(5, b"five").unwrap();
     // Not past the pages of the guard.
     assert!(pinned.write_at(2 * page - 3, b"five").is_err());
