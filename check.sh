@@ -224,6 +224,7 @@ stage_examples() {
             stream_limits) arguments=(32 1) ;;
             stream_ways) arguments=(zero 1) ;;
             trace) arguments=("$LOGS/trace.json") ;;
+            vmm) arguments=(64M) ;;
         esac
         say "== $file"
         UZONE_CUDA_LIBRARY="$LOGS/stub_driver.so" "target/debug/examples/$name" "${arguments[@]}"

@@ -175,7 +175,7 @@ fn not_present(range: &Range<u64>, done: ByteLen, cause: &io::Error) -> String {
     }
 }
 
-/// What a call did not take, given back as it was.
+/// The value that a call did not take, given back unchanged.
 #[derive(Debug, thiserror::Error)]
 #[error("{cause}")]
 pub struct Rejected<T, E = MappingError> {
