@@ -1,8 +1,6 @@
 //! Reasons why a server does not run, a client is not served, and a VM is not restored: [`ServeError`].
 
-use std::error::Error;
 use std::io;
-use std::iter;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
@@ -168,18 +166,6 @@ pub enum ServeError {
     },
 }
 
-/// Returns the message of an error, and the messages of its causes that the text lacks.
-pub(crate) fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    for cause in iter::successors(error.source(), |&cause| cause.source()) {
-        let cause = cause.to_string();
-        if !text.contains(&cause) {
-            text = format!("{text}: {cause}");
-        }
-    }
-    text
-}
-
 impl ServeError {
     /// Returns a function that turns an error of the system into the error of doing `what` to `path`.
     pub(crate) fn at(what: &'static str, path: &Path) -> impl Fn(io::Error) -> Self + Copy {
@@ -255,8 +241,8 @@ mod tests {
         ] {
             let (message, cause) = (error.to_string(), cause().to_string());
             assert!(!message.contains(&cause), "{message}");
-            assert_eq!(chain(&error), format!("{message}: {cause}"));
+            assert_eq!(uzone_os::with_causes(&error), format!("{message}: {cause}"));
         }
-        assert_eq!(chain(&cause()), cause().to_string());
+        assert_eq!(uzone_os::with_causes(&cause()), cause().to_string());
     }
 }

@@ -33,7 +33,7 @@ use self::live_diff::Client;
 use self::open_image::Opened;
 use self::protocol::{Memory, Message};
 use self::session::Session;
-use crate::error::{ServeError, chain};
+use crate::error::ServeError;
 use crate::event::ServeEvent;
 use crate::machine::Machine;
 use crate::messages::{self, Order, Report, SESSIONS, SHORTAGE, Titled};
@@ -520,7 +520,7 @@ fn is_full(cause: &io::Error) -> bool {
 
 /// Returns an error as the reason why a client is refused.
 fn text(error: impl Error) -> String {
-    chain(&error)
+    uzone_os::with_causes(&error)
 }
 
 fn refused(session: u64, pid: u32, reason: String) -> Report {

@@ -19,7 +19,7 @@ pub struct SystemRoot(PathBuf);
 #[non_exhaustive]
 pub enum SysError {
     /// The file could not be read.
-    #[error("cannot read {path}: {cause}", path = path.display())]
+    #[error("cannot read {path}", path = path.display())]
     Read {
         /// The file.
         path: PathBuf,
@@ -38,7 +38,7 @@ pub enum SysError {
         found: String,
     },
     /// The kernel does not report which CPUs this thread may use.
-    #[error("cannot ask which CPUs this thread may use: {0}")]
+    #[error("cannot ask which CPUs this thread may use")]
     Cpus(#[source] io::Error),
     /// This thread may use none of the CPUs that it was to keep to.
     #[error(
@@ -49,7 +49,7 @@ pub enum SysError {
         asked: usize,
     },
     /// The kernel did not let this thread keep to CPUs that it may use.
-    #[error("cannot keep this thread to {asked} CPUs: {cause}")]
+    #[error("cannot keep this thread to {asked} CPUs")]
     Placement {
         /// Their number.
         asked: usize,

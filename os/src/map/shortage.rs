@@ -119,7 +119,7 @@ pub enum MapError {
         cause: io::Error,
     },
     /// A memory file could not be made.
-    #[error("cannot create the memory file {name:?} of {len}: {cause}")]
+    #[error("cannot create the memory file {name:?} of {len}")]
     Create {
         /// The name it was to have.
         name: String,
@@ -130,10 +130,10 @@ pub enum MapError {
         cause: io::Error,
     },
     /// A file could not be asked for its kind and length.
-    #[error("cannot inspect the file to be mapped: {0}")]
+    #[error("cannot inspect the file to be mapped")]
     Inspect(#[source] io::Error),
     /// The kernel refused the advice that the mapping should have been made with.
-    #[error("the new mapping of {len} was refused {advice}: {cause}")]
+    #[error("the new mapping of {len} was refused {advice}")]
     Advice {
         /// The length of the mapping.
         len: ByteLen,
@@ -192,7 +192,7 @@ pub enum MapError {
         len: ByteLen,
     },
     /// The kernel refused for a reason that has no case of its own.
-    #[error("the kernel refused a mapping of {len}: {cause}")]
+    #[error("the kernel refused a mapping of {len}")]
     Refused {
         /// The length that was asked for.
         len: ByteLen,

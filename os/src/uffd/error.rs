@@ -24,10 +24,10 @@ pub enum UffdError {
     )]
     NoUserfaultfd(#[source] io::Error),
     /// The process or the host has as many descriptors as it may, or no memory for one.
-    #[error("no descriptor for a userfaultfd: {0}: close what is not used, or raise `ulimit -n`")]
+    #[error("no descriptor for a userfaultfd: close unused descriptors, or raise `ulimit -n`")]
     NoDescriptor(#[source] io::Error),
     /// The kernel did not answer with its features.
-    #[error("the kernel refused UFFDIO_API: {0}")]
+    #[error("the kernel refused UFFDIO_API")]
     Probe(#[source] io::Error),
     /// Features that are required are not there.
     #[error("this kernel's userfaultfd lacks {missing}: {} has it", Since(*missing))]

@@ -26,7 +26,7 @@ use uzone_os::unix_socket::MessageSocket;
 
 use super::pages::{CapturedPages, PIECE, Run};
 use crate::control::{self, control_path};
-use crate::error::{ServeError, chain};
+use crate::error::ServeError;
 use crate::machine::Machine;
 use crate::messages::{self, CaptureReply, CaptureRequest, Titled};
 use crate::worker::protocol;
@@ -180,7 +180,7 @@ impl SessionMemory {
                     io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe => {
                         "its worker has ended".to_owned()
                     }
-                    _ => chain(&cause),
+                    _ => uzone_os::with_causes(&cause),
                 };
                 Err((Box::new(self), reason))
             }

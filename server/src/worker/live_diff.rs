@@ -6,7 +6,6 @@ use std::sync::Arc;
 use uzone_os::unix_socket::MessageSocket;
 
 use super::Worker;
-use crate::error::chain;
 use crate::messages::{self, CaptureReply, CaptureRequest, Titled};
 
 /// A client that reads the memory of a session.
@@ -35,7 +34,7 @@ impl Worker {
                 let (Some(memory), Some(kept)) = (fds.next(), fds.next()) else { return false };
                 let begun = session.capture(memory.into(), kept, pending, client.socket.clone());
                 client.captures = begun.is_ok();
-                CaptureReply::Begun(begun.map_err(|error| chain(&error)))
+                CaptureReply::Begun(begun.map_err(|error| uzone_os::with_causes(&error)))
             }
             (CaptureRequest::Read(until), None) if client.captures => {
                 session.memory.captured_until(until);
@@ -44,7 +43,7 @@ impl Worker {
             (CaptureRequest::End, None) if client.captures => {
                 client.captures = false;
                 let Some(captured) = session.memory.end_capture() else { return false };
-                CaptureReply::Ended(captured.map_err(|error| chain(&error)))
+                CaptureReply::Ended(captured.map_err(|error| uzone_os::with_causes(&error)))
             }
             // Of a client that does not keep to the order.
             _ => return false,

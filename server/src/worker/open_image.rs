@@ -12,7 +12,7 @@ use uzone_snapshot::{FrameCache, Image, OpenOptions, SnapshotBacking, SnapshotEr
 use uzone_zone::Zone;
 
 use super::working_set::{self, Recording};
-use crate::error::{ServeError, chain};
+use crate::error::ServeError;
 use crate::options::{Prefetch, ServerOptions};
 use crate::sandbox::{Files, Sandbox, ThreadKind};
 
@@ -123,7 +123,7 @@ fn unless_machines_wait<T>(
 ) -> Result<Option<T>, ServeError> {
     match opened {
         Err(error) if has_machines => {
-            tracing::warn!(error = chain(&error), "VMs are served without it");
+            tracing::warn!(error = uzone_os::with_causes(&error), "VMs are served without it");
             Ok(None)
         }
         opened => opened,

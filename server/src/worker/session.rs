@@ -17,7 +17,6 @@ use uzone_pages::Advice;
 
 use super::Worker;
 use super::protocol::{self, Memory};
-use crate::error::chain;
 use crate::event::ServeEvent;
 use crate::machine::Machine;
 use crate::messages::{self, CaptureReply, Report};
@@ -60,7 +59,7 @@ impl Session {
         let log: Log =
             Arc::new(move |event| messages::send(&link, &Report::Event(event), &[]).is_ok());
         let peer = machine.peer.clone();
-        let watched = remote.try_clone().map_err(|error| chain(&error))?;
+        let watched = remote.try_clone().map_err(|error| uzone_os::with_causes(&error))?;
         let connected = ServeEvent::Connected {
             session: number,
             pid: peer.pid(),
@@ -83,7 +82,7 @@ impl Session {
         options = options.track_writes(is_tracked.then_some(WriteTracking::Async));
         let options = on_failure(options, number, peer, server.on_failure, &log);
         let memory = opened.engine.adopt(remote, regions, backing, &options, Some(removals));
-        let memory = memory.map_err(|error| chain(&error))?;
+        let memory = memory.map_err(|error| uzone_os::with_causes(&error))?;
         memory.prefetch_from_first_fault(&opened.prefetch);
         log(connected);
         if machine.is_program() {

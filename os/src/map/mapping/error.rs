@@ -77,7 +77,7 @@ pub enum MappingError {
         cause: io::Error,
     },
     /// The page tables could not be scanned.
-    #[error("cannot scan the page tables for bytes {range:#x?}: {cause}")]
+    #[error("cannot scan the page tables for bytes {range:#x?}")]
     Scan {
         /// The range that was to be scanned.
         range: Range<u64>,
@@ -86,7 +86,7 @@ pub enum MappingError {
         cause: io::Error,
     },
     /// The storage of the file behind the mapping did not take its pages.
-    #[error("cannot write bytes {range:#x?} to the storage of their file: {cause}")]
+    #[error("cannot write bytes {range:#x?} to the storage of their file")]
     Sync {
         /// The range that was to be written.
         range: Range<u64>,
@@ -171,13 +171,13 @@ fn not_present(range: &Range<u64>, done: ByteLen, cause: &io::Error) -> String {
         Some(Errno::HWPOISON) => {
             format!("a page of bytes {range:#x?} is broken: map other memory in its place")
         }
-        _ => format!("the kernel did not make bytes {range:#x?} present: {cause}"),
+        _ => format!("the kernel did not make bytes {range:#x?} present"),
     }
 }
 
 /// The value that a call did not take, given back unchanged.
 #[derive(Debug, thiserror::Error)]
-#[error("{cause}")]
+#[error("the value was not taken, and is given back")]
 pub struct Rejected<T, E = MappingError> {
     /// The value. Boxed: a failure travels through many returns.
     pub value: Box<T>,
