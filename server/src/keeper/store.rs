@@ -54,12 +54,22 @@ struct Record {
     id: u64,
     /// The time of its connection, in nanoseconds since 1970.
     connected_ns: u64,
-    /// The number of the userfaultfd in the process, and the start time of the process, for a folder.
-    origin: Option<(u32, u64)>,
+    /// The userfaultfd in the process, for a folder.
+    origin: Option<Origin>,
+}
+
+/// A userfaultfd that a process has.
+#[derive(Debug, Serialize, Deserialize)]
+struct Origin {
+    /// Its number there, and its inode, which no other userfaultfd has.
+    number: u32,
+    inode: u64,
+    /// The start time of the process.
+    started: u64,
 }
 
 impl Record {
-    fn new(image: &str, session: u64, machine: &Machine, origin: Option<(u32, u64)>) -> Self {
+    fn new(image: &str, session: u64, machine: &Machine, origin: Option<Origin>) -> Self {
         Self {
             image: image.to_owned(),
             session,

@@ -14,12 +14,13 @@
 //! everything to the next one. A keeper that lives has its VMs, also if it drains and another server has the socket.
 //!
 //! The monitor has its userfaultfd still: the server takes it by the number that it has there. The start time of a process
-//! distinguishes it from a later one with the same number. A worker cannot write in the folder.
+//! distinguishes it from a later one with the same number, and the inode a userfaultfd from a later file. A worker cannot
+//! write in the folder.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
@@ -27,9 +28,9 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use uzone_os::peer::Peer;
-use uzone_os::uffd::{EventLog, Remote};
+use uzone_os::uffd::EventLog;
 
-use super::{Left, Record, end};
+use super::{Left, Origin, Record, end};
 use crate::machine::Machine;
 use crate::messages;
 use crate::metrics::Totals;
@@ -170,7 +171,8 @@ impl Folder {
     pub(super) fn put(&self, image: &str, session: u64, machine: &mut Machine) -> io::Result<()> {
         let userfaultfd = machine.userfaultfd().ok_or(io::ErrorKind::InvalidData)?;
         let number = machine.peer.number_of(userfaultfd.as_fd())?;
-        let origin = Some((number, machine.peer.started()?));
+        let (inode, started) = (inode_of(userfaultfd)?, machine.peer.started()?);
+        let origin = Some(Origin { number, inode, started });
         let folder = self.folder()?;
         let [log, path] = files_of(folder, machine.id);
         let mut options = OpenOptions::new();
@@ -309,7 +311,9 @@ fn try_recover(folder: &Path, id: u64) -> io::Result<Option<(u64, Machine)>> {
     let [log, path] = files_of(folder, id);
     let bytes = fs::read(&path)?;
     let (record, sent) = messages::parse_titled::<Record>(&bytes)?;
-    let (number, started) = record.origin.ok_or(io::ErrorKind::InvalidData)?;
+    let Some(Origin { number, inode, started }) = record.origin else {
+        return Err(io::ErrorKind::InvalidData.into());
+    };
     if record.id != id {
         return Err(io::ErrorKind::InvalidData.into());
     }
@@ -317,7 +321,7 @@ fn try_recover(folder: &Path, id: u64) -> io::Result<Option<(u64, Machine)>> {
         return Ok(None);
     };
     let Some(userfaultfd) = unless_ended(peer.descriptor(number))? else { return Ok(None) };
-    if Remote::adopt(userfaultfd.try_clone()?).is_err() {
+    if inode_of(&userfaultfd)? != inode {
         // The process has closed it, and opened another file in its place.
         return Ok(None);
     }
@@ -330,6 +334,10 @@ fn try_recover(folder: &Path, id: u64) -> io::Result<Option<(u64, Machine)>> {
     let session = record.session;
     record.complete(&mut machine, OpenOptions::new().append(true).open(path)?);
     Ok(Some((session, machine)))
+}
+
+fn inode_of(fd: &OwnedFd) -> io::Result<u64> {
+    Ok(File::from(fd.try_clone()?).metadata()?.ino())
 }
 
 /// Returns a process or a descriptor of it, or `None` if the process has ended.
@@ -428,16 +436,22 @@ mod tests {
         let (stream, _far) = UnixStream::pair().unwrap();
         let peer = Peer::of(&stream).unwrap();
         let pidfd = peer.as_fd().try_clone_to_owned().unwrap();
-        let (other, _writer) = io::pipe().unwrap();
+        let file = OwnedFd::from(io::pipe().unwrap().0);
+        let inode = format!("\"inode\":{}", inode_of(&file).unwrap());
         let offer = Machine::new(stream.try_clone().unwrap(), peer).offer(1);
-        let fds = vec![stream.into(), pidfd, other.into()];
+        let fds = vec![stream.into(), pidfd, file];
         let mut machine = Machine::of_offer(offer, fds, b"[]".to_vec()).unwrap();
         folder.put("image", 1, &mut machine).unwrap();
         let own = folder.folder().unwrap().to_owned();
-        let recovered = try_recover(&own, machine.id).unwrap();
+        let [_, path] = files_of(&own, machine.id);
+        let text = fs::read_to_string(&path).unwrap();
+        let is_recovered = [text.clone(), text.replace(&inode, "\"inode\":0")].map(|text| {
+            fs::write(&path, text).unwrap();
+            try_recover(&own, machine.id).unwrap().is_some()
+        });
         folder.remove(machine.id);
         drop(folder);
         fs::remove_dir(&root).unwrap();
-        assert!(recovered.is_none());
+        assert_eq!(is_recovered, [true, false]);
     }
 }
