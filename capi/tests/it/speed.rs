@@ -1,7 +1,8 @@
 //! The cost of the interface: a pin by its token against a pin by its guard.
 //!
-//! It is no assertion, for it is of an optimised build: `CARGO_PROFILE_TEST_OPT_LEVEL=3
-//! CARGO_PROFILE_TEST_DEBUG_ASSERTIONS=false cargo test -p uzone-capi --test it -- --ignored --nocapture speed`
+//! It asserts nothing, and measures an optimised build alone: `CARGO_PROFILE_TEST_OPT_LEVEL=3
+//! CARGO_PROFILE_TEST_DEBUG_ASSERTIONS=false CARGO_PROFILE_TEST_CODEGEN_UNITS=16 CARGO_INCREMENTAL=0 cargo test
+//! -p uzone-capi --test it -- --ignored --nocapture speed`
 
 use std::ffi::{c_int, c_void};
 use std::hint::black_box;
