@@ -5,7 +5,7 @@
 //! The memory is pinned by uzone, so that it is neither unbound nor cleared, and by the kernel, so that its pages stay where
 //! they are. The registrar gets the scatter list, of physical addresses where this process may see them, and returns a
 //! key. Requests carry a pin of their own as 64 bits, which their completions bring back. The device is played by a thread.
-//! Prints the list, and who holds the memory when it is to be unbound; fails if a page was moved, or a copy has other bytes.
+//! Prints the list, and the holders of the memory when it is to be unbound; fails if a page was moved, or a copy has other bytes.
 
 use std::error::Error;
 use std::sync::mpsc::{Receiver, Sender, channel};
