@@ -6,7 +6,7 @@
 //! The image is mapped lazily at guest address 0, and memory that was plugged in later lies at 4 GiB. The guest is played by
 //! threads that use the memory as a virtio device does: they follow descriptors of a queue, read and write buffers, also
 //! across pages. Prints how soon the first access was answered, and how much of the image was read for all of them; fails
-//! if a byte is wrong, or if a page that was written is not among those that are to be stored.
+//! if a byte is wrong, or if a page that was written is not among the pages that are to be stored.
 
 use std::error::Error;
 use std::io::Read;
@@ -102,7 +102,7 @@ fn main() -> Outcome<()> {
     let options = LazyOptions::default().track_writes(WriteTracking::Async);
     let restored = match engine.map(size, backing, &options) {
         Ok(restored) => restored,
-        // The error names what the host lacks.
+        // The error names the feature that the host lacks.
         Err(error) => {
             println!("{error}");
             return Ok(());

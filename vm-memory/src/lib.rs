@@ -24,7 +24,7 @@
 //! | `region` | [`GuestRegion`]: the memory, its guest address, and its volatile slices |
 //! | `written` | [`WrittenPages`]: the pages that were written, as a bitmap of `vm_memory` |
 //!
-//! The examples restore a VM's memory from a packed image (`vmm`).
+//! The example `vmm` restores a VM's memory from a packed image.
 //! Unsafe: `region` makes volatile slices, which the trait asks for and has no safe constructor for.
 
 mod region;

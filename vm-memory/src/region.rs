@@ -176,7 +176,7 @@ impl GuestMemoryRegion for GuestRegion {
         // 2. There: the slice borrows `self`, which owns the memory. Each kind of it stays mapped until it is dropped, and
         //    none is moved by a call that takes `&self`. A store to memory that was mapped read-only is a signal.
         // 3. Others: uzone lends no plain reference to such memory, and copies by atomics, assembly and system calls.
-        //    Slices of this kind are volatile. Who makes a reference of a pointer vouches for that.
+        //    Slices of this kind are volatile. Code that makes a reference of a pointer vouches for it.
         Ok(unsafe { VolatileSlice::with_bitmap(start, count, written, None) })
     }
 }

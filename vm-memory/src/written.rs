@@ -2,7 +2,7 @@
 //!
 //! A lazy mapping that tracks writes ([`LazyOptions::track_writes`](uzone::lazy::LazyOptions::track_writes)) is asked, so
 //! every writer counts: the monitor, a vCPU that KVM runs, and other threads. Of other memory, pages are noted that
-//! were written through this crate; what a vCPU writes is in KVM's own log.
+//! were written through this crate; KVM's own log has the writes of vCPUs.
 //!
 //! Cost: noting is an atomic step for each page; asking a tracked mapping costs a scan of its page tables or of
 //! its states.
@@ -57,7 +57,7 @@ impl WrittenPages {
         }
     }
 
-    /// Returns whether writes past this crate are known, as those of vCPUs.
+    /// Returns whether writes past this crate are known, such as the writes of vCPUs.
     #[must_use]
     pub fn sees_all_writers(&self) -> bool {
         self.noted.is_none()

@@ -1,5 +1,5 @@
-//! Pins that the kernel has taken too. A program of its own, because it looks at what the kernel has pinned of the whole
-//! process, and limits that.
+//! Pins that the kernel has taken too. A program of its own, because it counts the pinned memory of the whole process,
+//! and limits that.
 #![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 
 mod common;
@@ -38,7 +38,7 @@ fn bind(zone: &Zone, region: Region, order: Order) -> Pagemap {
     zone.bind(region, BindOptions::new(MemoryKind::Generic).order(order)).unwrap()
 }
 
-/// Returns what pins the kernel took of this process, in bytes.
+/// Returns how many bytes of this process the kernel has pinned.
 fn pinned_bytes() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmPin:")).unwrap();

@@ -67,7 +67,7 @@ fn touch(mapping: &Mapping) {
 #[test]
 fn memory_is_pinned_and_present_until_the_pin_is_dropped() {
     const NAME: &str = "memory_is_pinned_and_present_until_the_pin_is_dropped";
-    // Alone, because it looks at what the whole process has pinned.
+    // Alone, because it counts the pinned memory of the whole process.
     if !is_alone(&format!("kernel_pins::{NAME}")) {
         return;
     }
@@ -135,7 +135,7 @@ fn bytes_that_are_not_in_the_mapping_are_not_pinned() {
 #[test]
 fn any_number_of_pins_is_dropped_in_any_order() {
     const NAME: &str = "any_number_of_pins_is_dropped_in_any_order";
-    // Alone, because it looks at what the whole process has pinned.
+    // Alone, because it counts the pinned memory of the whole process.
     if !is_alone(&format!("kernel_pins::{NAME}")) {
         return;
     }
@@ -312,7 +312,7 @@ fn a_fork_leaves_pinned_pages_with_the_parent() {
         return;
     };
     let child = Child::fork(|| true);
-    // Who writes to a page that both have gets a copy.
+    // A process that writes to a page of both gets a copy.
     touch(&fixed);
     touch(&free);
     assert!(frames(&fixed, NAME).unwrap() == fixed_before, "a device would write to the child's");

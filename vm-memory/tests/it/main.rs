@@ -145,7 +145,7 @@ fn accesses() -> impl Strategy<Value = Access> {
     })
 }
 
-/// Makes an access. Returns its answer, with what was read.
+/// Makes an access. Returns its answer, with the bytes of a read.
 fn make<M>(memory: &M, access: &Access) -> String
 where
     M: GuestMemoryBackend + Bytes<GuestAddress>,
