@@ -3,6 +3,7 @@
 //! passes it to the next process, and makes sockets. It is a program of its own, since what it passes must
 //! not be inherited by another test's processes.
 
+#[path = "it/common/mod.rs"]
 mod common;
 
 use std::fs;

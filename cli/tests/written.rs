@@ -1,5 +1,6 @@
 //! Where commands write, and who may read it then: files, links, streams and standard output.
 
+#[path = "it/common/mod.rs"]
 mod common;
 
 use std::fs::{self, File, Permissions};

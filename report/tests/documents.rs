@@ -10,7 +10,7 @@ fn row(id: &str, name: &str, median_ns: u64) -> Value {
         "rounds": 3, "bytes": 1 << 30, "items": 512, "gib_per_s": 1e9 / f64::from(u32::try_from(median_ns).expect("a short time")),
         "ratio_naive": 2.5, "share_of_limit": 0.97, "cold": false, "threads": 1,
         "published": {"ns": 96_800_000, "source": "Li Zhe, 2026"},
-        "pauses": {"p50_ns": 10, "p999_ns": 20, "worst_ns": 30, "count": 40}, "of_tomorrow": [1]})
+        "latency": {"p50_ns": 10, "p99_ns": 15, "p999_ns": 20, "worst_ns": 30, "count": 40}, "of_tomorrow": [1]})
 }
 
 fn bench(results: &[Value]) -> Value {
@@ -109,7 +109,7 @@ fn every_row_of_a_benchmark_is_in_a_table_also_without_a_table_of_its_own() {
         assert!(page.to_lowercase().contains(&part.to_lowercase()), "{part}");
     }
     assert!(page.contains("pages mapped at a fault"), "the window sweep is drawn as one");
-    assert!(cells.iter().any(|cell| cell == "20 ns"), "the pauses have a table");
+    assert!(cells.iter().any(|cell| cell == "20 ns"), "the latencies have a table");
 }
 
 #[test]
@@ -185,7 +185,7 @@ fn a_bar_is_as_long_as_its_share_of_the_largest_and_has_its_limit_as_a_border() 
         row["gib_per_s"] = rate.into();
         row["share_of_limit"] = (rate / 4.0).into();
         row["role"] = "ours".into();
-        row.as_object_mut().expect("an object").remove("pauses");
+        row.as_object_mut().expect("an object").remove("latency");
         row
     });
     let shown = page(&bench(&rows));
@@ -205,7 +205,7 @@ fn a_trace_has_its_map_its_timeline_and_its_latencies_also_if_it_is_empty() {
         "Where faults were",
         "When faults were",
         "How long faults took",
-        "5 before them were forgotten",
+        "5 before them were dropped",
         "put off",
     ] {
         assert!(full.contains(part), "{part}");
@@ -325,10 +325,9 @@ fn every_kind() -> [Value; 3] {
         full[key] = 1.5.into();
     }
     full["role"] = "ours".into();
-    full["pauses"] = spread.clone();
     full["latency"] = spread.clone();
-    full["faults"] = json!({"count": 1, "ns_per_fault": 1.5, "wasted_pages": 2, "ratio_waiting_alike": 1.5,
-        "touch": spread.clone(), "demand": spread, "clone_resident_bytes": 3, "touch_ratio_naive": 1.5, "beyond_ns": -1.5});
+    full["faults"] = json!({"count": 1, "ns_per_fault": 1.5, "wasted_pages": 2,
+        "touch": spread.clone(), "demand": spread, "clone_resident_bytes": 3, "touch_ratio_naive": 1.5});
     let bench = bench(&[row("bind-4k/w", "w", 5), full]);
     let demo = json!({"schema": "uzone.demo/1", "bench": bench});
     let mut trace = trace(2);

@@ -1,7 +1,5 @@
 //! Commands on a terminal, and on hosts that lack something.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Read;
@@ -11,7 +9,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::thread;
 
-use common::{Dir, UNPRIVILEGED, run, skip, text, uzone};
+use crate::common::{Dir, UNPRIVILEGED, run, skip, text, uzone};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,

@@ -1,10 +1,8 @@
 //! `uzone doctor` on the host that runs the tests.
 
-mod common;
-
 use std::process::{Command, Output, Stdio};
 
-use common::{keeps_to, object_of, text, uzone};
+use crate::common::{keeps_to, object_of, text, uzone};
 use serde_json::Value;
 
 fn doctor(arguments: &[&str], variables: &[(&str, &str)]) -> Output {

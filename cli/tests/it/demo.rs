@@ -3,8 +3,6 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
-mod common;
-
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -12,7 +10,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-use common::{
+use crate::common::{
     Dir, UNPRIVILEGED, has_failed, interrupts_arrive, keeps_to, no_disk, object_of, skip,
     small_disk, text, uzone,
 };
@@ -131,7 +129,7 @@ fn every_byte_is_right_and_the_object_keeps_to_its_schema_and_the_files_can_be_r
     keeps_to("uzone.trace-1", &serde_json::from_slice(&trace).expect("JSON"));
     let result = dir.file("result.json", &output.stdout);
     for file in [dir.name("uzone-demo.trace.json"), result] {
-        let shown = common::run(&["report", &file]);
+        let shown = crate::common::run(&["report", &file]);
         assert!(shown.status.success() && !shown.stdout.is_empty(), "{}", text(&shown.stderr));
     }
 }
@@ -321,7 +319,7 @@ fn a_page_that_cannot_be_had_is_an_error_that_says_why() {
     let Some(child) = stopped_at("mapped", &dir) else { return };
     image_of(&child, dir.path()).set_len(0).unwrap();
     let output = go_on(child);
-    has_failed(&output, 71, "a page could not be had: the backing ends at 0x0");
+    has_failed(&output, 71, "cannot read a page: the backing ends at 0x0");
     assert!(dir.names().is_empty());
 }
 

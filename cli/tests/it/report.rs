@@ -1,14 +1,12 @@
 //! `uzone report`: what it writes, and what it does with inputs and outputs that cannot be.
 
-mod common;
-
 use std::fs;
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::process::Output;
 use std::sync::Arc;
 
-use common::{
+use crate::common::{
     Dir, has_failed, keeps_to, no_disk, object_of, refuses, skip, small_disk, text, uzone,
 };
 use serde_json::{Value, json};
@@ -17,7 +15,7 @@ use uzone_pages::{ByteLen, PageSize};
 use uzone_report::{Machine, Trace};
 
 fn run(arguments: &[&str]) -> Output {
-    common::run(&[&["report"], arguments].concat())
+    crate::common::run(&[&["report"], arguments].concat())
 }
 
 fn bench() -> String {

@@ -1,13 +1,11 @@
 //! `uzone pack`, `unpack`, `inspect` and `verify`: what they write, print and exit with.
 
-mod common;
-
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::process::Stdio;
 
-use common::{Dir, keeps_to, object, refuses, run, skip, text, uzone};
+use crate::common::{Dir, keeps_to, object, refuses, run, skip, text, uzone};
 
 /// Returns 3 MiB of text, with zeroes in the middle.
 fn memory() -> Vec<u8> {

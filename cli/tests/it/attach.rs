@@ -1,8 +1,6 @@
 //! Programs that attach to `uzone serve`: each page has its bytes, programs share what they only read, and
 //! none notices more than a pause when the server is killed, and another is started.
 
-mod common;
-
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -11,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use common::served::Server;
-use common::{Dir, attach, has_failed, keeps_to, run, text, wait_until};
+use crate::common::served::Server;
+use crate::common::{Dir, attach, has_failed, keeps_to, run, text, wait_until};
 use serde_json::Value;
 use uzone_attach::{AttachError, AttachOptions, AttachedMemory, ServedBy};
 use uzone_snapshot::Packer;

@@ -1,12 +1,10 @@
 //! What every command keeps: where output goes, in which form, and with which exit code.
 
-mod common;
-
 use std::fs::File;
 use std::io;
 use std::process::Stdio;
 
-use common::{keeps_to, run, text, uzone};
+use crate::common::{keeps_to, run, text, uzone};
 use serde_json::Value;
 
 const ERROR: &str = "uzone.error-1";

@@ -1,8 +1,6 @@
 //! `uzone serve --recover`: VMs are served on by the next server after the processes of one were killed, without a service
 //! manager.
 
-mod common;
-
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -13,11 +11,11 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-use common::served::{
+use crate::common::served::{
     KILLS, Machine, PAGE, PAGES, Server, page_of, status_at, stop_process, wait_for_the_end,
     write_image,
 };
-use common::{Dir, no_disk, object, run, skip, small_disk, text, uzone, wait_until};
+use crate::common::{Dir, no_disk, object, run, skip, small_disk, text, uzone, wait_until};
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 use serde_json::Value;
 

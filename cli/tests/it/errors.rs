@@ -1,12 +1,10 @@
 //! Errors name the thing that is wrong, as the user knows it, and the remedy.
 
-mod common;
-
 use std::fs::{self, File};
 use std::io::Read;
 use std::process::Stdio;
 
-use common::{Dir, object, refuses, run, text, uzone};
+use crate::common::{Dir, object, refuses, run, text, uzone};
 
 #[test]
 fn each_error_names_what_is_wrong_and_what_helps() {
@@ -102,7 +100,7 @@ fn more_threads_than_a_host_has_are_as_many_as_help() {
         .expect("the binary under test runs");
     let tasks = format!("/proc/{}/task", pack.id());
     let started = |threads: usize| fs::read_dir(&tasks).is_ok_and(|tasks| tasks.count() >= threads);
-    common::wait_until("threads of the packer", || started(3));
+    crate::common::wait_until("threads of the packer", || started(3));
     std::thread::sleep(std::time::Duration::from_millis(300));
     let threads = fs::read_dir(&tasks).expect("it runs").count();
     drop(pack.stdin.take());

@@ -1,15 +1,13 @@
 //! `uzone diff` of machines that go on: the image is what their memory was when they were paused, whatever they
 //! write and give back meanwhile, or there is none.
 
-mod common;
-
 use std::fs;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use common::served::{Machine, PAGE, PAGES, Server, page_of};
-use common::{Dir, object, run, text, uzone, wait_until};
+use crate::common::served::{Machine, PAGE, PAGES, Server, page_of};
+use crate::common::{Dir, object, run, text, uzone, wait_until};
 use rustix::process::Signal;
 use uzone_snapshot::Packer;
 

@@ -1,7 +1,5 @@
 //! `uzone serve`: what it prints while it runs, and how it ends.
 
-mod common;
-
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -11,8 +9,8 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use common::served::{Machine, PAGES, Server, status_at, stop_process, write_image};
-use common::{Dir, has_failed, keeps_to, object, refuses, skip, text, uzone, wait_until};
+use crate::common::served::{Machine, PAGES, Server, status_at, stop_process, write_image};
+use crate::common::{Dir, has_failed, keeps_to, object, refuses, skip, text, uzone, wait_until};
 use rustix::process::{Signal, geteuid, kill_process};
 use serde_json::Value;
 

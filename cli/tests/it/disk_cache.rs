@@ -1,19 +1,15 @@
 //! `--cache-dir`: frames and indexes of images in object storage that are kept on disk, damaged, shared and
 //! given up.
 
-mod common;
-#[path = "../../snapshot/tests/s3/mod.rs"]
-mod s3;
-
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::sync::mpsc::channel;
 
-use common::{Dir, incompressible, no_disk, object_of, skip, small_disk, text, uzone};
+use crate::common::{Dir, incompressible, no_disk, object_of, skip, small_disk, text, uzone};
+use crate::s3::{Act, Server};
 use rustix::fs::{CWD, FileType, Mode};
-use s3::{Act, Server};
 
 const LEN: usize = 20 << 20;
 

@@ -1,10 +1,8 @@
 //! `uzone man` and `uzone completions`: every command is in them, and shells read them.
 
-mod common;
-
 use std::process::{Command, Stdio};
 
-use common::{Dir, refuses, run, text};
+use crate::common::{Dir, refuses, run, text};
 
 const COMMANDS: [&str; 6] = ["doctor", "demo", "pack", "report", "man", "completions"];
 

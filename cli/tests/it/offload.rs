@@ -1,16 +1,12 @@
 //! `uzone offload`, with a process that plays Cloud Hypervisor by its published protocol.
 
-mod common;
-#[path = "../../server/tests/it/receiver.rs"]
-mod receiver;
-
 use std::fs;
 use std::os::unix::net::UnixListener;
 use std::process::Output;
 use std::thread;
 
-use common::{Dir, has_failed, keeps_to, object_of, run};
-use receiver::{Machine, OK};
+use crate::common::{Dir, has_failed, keeps_to, object_of, run};
+use crate::receiver::{Machine, OK};
 use uzone_os::peer::Peer;
 
 const CONFIG: &str = r#"{"memory_manager_data":{"guest_ram_mappings":[

@@ -1,9 +1,5 @@
 //! `uzone pack`, `unpack`, `inspect`, `verify` and `serve` with images in object storage.
 
-mod common;
-#[path = "../../snapshot/tests/s3/mod.rs"]
-mod s3;
-
 use std::fs;
 use std::io::Read;
 use std::os::unix::fs::FileExt;
@@ -11,10 +7,12 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use common::served::Server as PageServer;
-use common::{Dir, has_failed, incompressible, keeps_to, object_of, skip, small_disk, text, uzone};
+use crate::common::served::Server as PageServer;
+use crate::common::{
+    Dir, has_failed, incompressible, keeps_to, object_of, skip, small_disk, text, uzone,
+};
+use crate::s3::{Act, Server};
 use rustix::process::Signal;
-use s3::{Act, Server};
 use serde_json::Value;
 use uzone_attach::{AttachOptions, AttachedMemory};
 
@@ -48,7 +46,7 @@ fn drain(server: &Server, socket: &str, mut served: PageServer) {
 
 /// Attaches to a server, if this user may.
 fn attach(socket: &str) -> Option<AttachedMemory> {
-    common::attach("reading what is served", socket, &AttachOptions::default())
+    crate::common::attach("reading what is served", socket, &AttachOptions::default())
 }
 
 /// Packs an image into a bucket. Returns its bytes, and the command that serves it: this process attaches to
@@ -151,13 +149,14 @@ fn an_object_appears_when_it_is_whole_and_what_was_sent_of_another_is_removed() 
     let bytes = memory(40 << 20);
     let raw = dir.file("raw", &bytes);
     let url = "s3://images/image";
-    let part = |seen: &s3::Seen<'_>| seen.query.contains("partNumber=3");
+    let part = |seen: &crate::s3::Seen<'_>| seen.query.contains("partNumber=3");
     server.decide(move |seen| if part(seen) { Act::Fail(403) } else { Act::Pass });
     let pack = ["pack", &raw, url, "--threads", "2"];
     fails(&server, 77, &pack, "s3://images/image: the store refuses");
     assert_eq!(server.files(), [""; 0]);
     // The whole upload fails when it is to be completed.
-    let completes = |seen: &s3::Seen<'_>| seen.method == "POST" && seen.query.contains("uploadId");
+    let completes =
+        |seen: &crate::s3::Seen<'_>| seen.method == "POST" && seen.query.contains("uploadId");
     server.decide(move |seen| if completes(seen) { Act::Fail(403) } else { Act::Pass });
     fails(&server, 77, &["pack", &raw, url], "cannot finish s3://images/image");
     assert_eq!(server.files(), [""; 0]);
@@ -482,11 +481,12 @@ fn a_server_with_a_full_disk_under_its_cache_serves_from_the_bucket_and_names_th
 
 /// The socket for a program that is ended: these tests, started again.
 const VICTIM: &str = "UZONE_REMOTE_TEST_VICTIM";
+/// The name of the test that starts these tests again.
+const THIS: &str =
+    "remote::a_machine_whose_source_is_slower_than_the_deadline_is_ended_at_the_deadline_and_named";
 
 #[test]
 fn a_machine_whose_source_is_slower_than_the_deadline_is_ended_at_the_deadline_and_named() {
-    let name =
-        "a_machine_whose_source_is_slower_than_the_deadline_is_ended_at_the_deadline_and_named";
     if let Ok(socket) = std::env::var(VICTIM) {
         let Some(memory) = attach(&socket) else { return };
         let mut page = [0; 4096];
@@ -514,7 +514,7 @@ fn a_machine_whose_source_is_slower_than_the_deadline_is_ended_at_the_deadline_a
             slow
         });
         let mut victim = Command::new(std::env::current_exe().expect("these tests"));
-        victim.args([name, "--exact", "--nocapture"]).env(VICTIM, &socket).stdout(Stdio::null());
+        victim.args([THIS, "--exact", "--nocapture"]).env(VICTIM, &socket).stdout(Stdio::null());
         let mut victim = victim.stderr(Stdio::piped()).spawn().expect("these tests run");
         let mut saw = String::new();
         victim.stderr.take().expect("a pipe").read_to_string(&mut saw).expect("it is read");
