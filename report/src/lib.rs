@@ -48,7 +48,7 @@ pub use image_map::{ImageMap, ImagePart};
 pub use input::{Document, MOST_BYTES, parse, read};
 pub use machine::Machine;
 pub use results::Bench;
-pub use text::{float, human_duration, nanoseconds, number, plain};
+pub use text::{columns, float, grouped, human_duration, nanoseconds, number, plain};
 pub use trace::{Class, Outcome, Record, Summary, TRACE_SCHEMA, Trace};
 pub use write::{check_replace, make_directory, replace};
 

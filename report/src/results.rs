@@ -170,9 +170,6 @@ pub struct Row {
     pub metadata_resident_bytes_per_tib: Option<u64>,
     /// The ratio of this row's time to the fastest row that does the same work, by the medians.
     pub ratio_best: Option<f64>,
-    /// The times between two yield points, where the row yields to others.
-    #[serde(default, deserialize_with = "some_object")]
-    pub pauses: Option<Spread>,
     /// The times of single calls, where the row measures them.
     #[serde(default, deserialize_with = "some_object")]
     pub latency: Option<Spread>,
@@ -244,19 +241,18 @@ impl Published {
     }
 }
 
-/// The times of single steps of a row, of all rounds together. A kind of step has one of the two high percentiles, or
-/// both.
+/// The times of single steps of a row, of all rounds together.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Spread {
     /// The median.
     pub p50_ns: u64,
     /// The 99th percentile.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub p99_ns: Option<u64>,
+    #[serde(default)]
+    pub p99_ns: u64,
     /// The 99.9th percentile.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub p999_ns: Option<u64>,
+    #[serde(default)]
+    pub p999_ns: u64,
     /// The longest.
     pub worst_ns: u64,
     /// The number of steps.
@@ -285,8 +281,6 @@ pub struct Faults {
     pub cpu_ns: u64,
     /// The number of bytes that were read from devices and object storage in a round, by the median.
     pub read_bytes: u64,
-    /// The ratio of the time of a one-page handler that waits as ours does to this row's, by the medians.
-    pub ratio_waiting_alike: Option<f64>,
     /// The times of touches.
     #[serde(deserialize_with = "some_object")]
     pub touch: Option<Spread>,
@@ -297,9 +291,6 @@ pub struct Faults {
     pub clone_resident_bytes: Option<u64>,
     /// The ratio of the naive row's median touch to this row's.
     pub touch_ratio_naive: Option<f64>,
-    /// The difference in nanoseconds of this row's median touch and the median touch of the row in its name. Noise may
-    /// make it negative.
-    pub beyond_ns: Option<f64>,
 }
 
 /// A line of the summary, one claim: the published time, the naive way, ours, and the limit.

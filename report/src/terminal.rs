@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use crate::chart::{Section, Table};
 use crate::results::Skipped;
-use crate::text::plain;
+use crate::text::{columns, plain};
 
 /// Returns text without commands to a terminal, and with the letters of our own that are not ASCII
 /// replaced.
@@ -39,27 +39,10 @@ pub(crate) fn text(sections: &[Section]) -> String {
     text
 }
 
-/// Writes a table whose columns are as wide as their longest cell. The first is aligned to the left.
+/// Writes a table below its title.
 fn write_table(text: &mut String, numbers: &Table) {
-    let lines: Vec<Vec<String>> = std::iter::once(&numbers.headings)
-        .chain(&numbers.rows)
-        .map(|cells| cells.iter().map(|cell| letters(cell)).collect())
-        .collect();
-    let widths: Vec<usize> = (0..numbers.headings.len())
-        .map(|column| {
-            let cells = lines.iter().filter_map(|line| line.get(column));
-            cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
-        })
-        .collect();
-    for line in &lines {
-        let mut shown = String::new();
-        for (column, (cell, wide)) in line.iter().zip(&widths).enumerate() {
-            let _ = if column == 0 {
-                write!(shown, "  {cell:wide$}")
-            } else {
-                write!(shown, "  {cell:>wide$}")
-            };
-        }
-        let _ = writeln!(text, "{}", shown.trim_end());
-    }
+    let rows = std::iter::once(&numbers.headings).chain(&numbers.rows);
+    let rows: Vec<Vec<String>> =
+        rows.map(|cells| cells.iter().map(|cell| letters(cell)).collect()).collect();
+    columns(&rows).lines().for_each(|line| text.push_str(&format!("  {line}\n")));
 }

@@ -115,6 +115,32 @@ pub fn human_duration(duration: Duration) -> String {
     format!("{ns} ns")
 }
 
+/// Returns a count with a comma after each three digits: `1,234,567`.
+#[must_use]
+pub fn grouped(count: u64) -> String {
+    let digits = count.to_string();
+    let is_start = |at: usize| at > 0 && (digits.len() - at).is_multiple_of(3);
+    let comma = |at| if is_start(at) { "," } else { "" };
+    digits.char_indices().map(|(at, digit)| format!("{}{digit}", comma(at))).collect()
+}
+
+/// Returns rows of cells as columns of text, each line ended: the first column to the left, the others, which hold
+/// numbers, to the right.
+#[must_use]
+pub fn columns(rows: &[Vec<String>]) -> String {
+    let wide = |column: usize| {
+        rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max()
+    };
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().enumerate().map(|(column, cell)| match wide(column).unwrap_or(0) {
+            wide if column == 0 => format!("{cell:wide$}"),
+            wide => format!("  {cell:>wide$}"),
+        });
+        cells.collect::<String>().trim_end().to_owned() + "\n"
+    };
+    rows.iter().map(line).collect()
+}
+
 /// Returns a time as a number, at most five centuries.
 #[must_use]
 pub fn nanoseconds(time: Duration) -> u64 {
@@ -214,6 +240,20 @@ mod tests {
         }
         assert_eq!(float_ns(0.25), "0.25 ns");
         assert_eq!(float_ns(1e30), "1e21 s");
+    }
+
+    #[test]
+    fn columns_have_their_numbers_to_the_right_and_no_blanks_at_the_ends() {
+        let rows = [["case", "time", ""], ["zero", "9.8 ms", ""], ["pin", "41 us", ""]];
+        let rows = rows.map(|row| row.map(str::to_owned).to_vec());
+        assert_eq!(columns(&rows), "case    time\nzero  9.8 ms\npin    41 us\n");
+    }
+
+    #[test]
+    fn digits_are_in_groups_of_three() {
+        for (count, text) in [(0, "0"), (999, "999"), (1000, "1,000"), (1_234_567, "1,234,567")] {
+            assert_eq!(grouped(count), text);
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Remote, Uffd};
 use uzone_os::{AccessError, Anonymous, HugeAdvice, Mapping, Vaddr, probe};
 use uzone_pages::ByteLen;
 
-use super::error::{BenchError, Result};
+use super::error::Result;
 use super::memory::{Counted, Reads, placed};
 
 /// Memory as an engine maps its own: a window is one range of one page table.
@@ -29,8 +29,8 @@ pub fn registered(len: ByteLen, features: Features, optional: Features) -> Resul
 
 /// Memory, and the engine's part that answers its faults.
 ///
-/// It is not [`Engine::map`]'s memory, which is kept from child processes by madvise(2): some hosts deny
-/// that call, and these benchmarks start no child process.
+/// [`Engine::map`] keeps its memory from child processes by madvise(2), a call that some hosts deny. These benchmarks
+/// start no child process, and need no such call.
 pub struct Adopted {
     // Dropped first: no fault is answered afterwards.
     answering: AdoptedMemory,
@@ -46,8 +46,7 @@ impl Adopted {
         backing: Arc<dyn Backing>,
         options: &LazyOptions,
     ) -> Result<Self> {
-        let fd =
-            memory.uffd().as_fd().try_clone_to_owned().map_err(BenchError::of_file("share"))?;
+        let fd = memory.uffd().as_fd().try_clone_to_owned()?;
         let mapping = memory.mapping();
         let (start, len) = (Vaddr::new(mapping.addr().get() as u64), mapping.len());
         let region = RemoteRegion { start, len, offset: 0, page: probe::page_size() };
@@ -61,8 +60,7 @@ impl Adopted {
     /// [`BenchError`] if memory, a userfaultfd or a thread is refused.
     pub fn file(engine: &Engine, file: File, len: ByteLen, options: &LazyOptions) -> Result<Self> {
         let memory = registered(len, Features::NONE, Features::POISON | Features::THREAD_ID)?;
-        let backing = FileBacking::new(file).map_err(BenchError::of_file("share"))?;
-        Self::new(engine, memory, Arc::new(backing), options)
+        Self::new(engine, memory, Arc::new(FileBacking::new(file)?), options)
     }
 
     /// Returns the engine's part that answers the faults.
@@ -74,7 +72,7 @@ impl Adopted {
     /// Copies bytes out. The call waits for missing pages.
     ///
     /// # Errors
-    /// [`AccessError`] unless all bytes are inside, or a page could not be had.
+    /// [`AccessError`] unless all bytes are inside, or if a page could not be read.
     pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), AccessError> {
         self.memory.mapping().read_at(offset, out)
     }

@@ -41,7 +41,7 @@ pub fn memory(described: ByteLen, arena: ByteLen) -> ByteLen {
 pub struct NumberedFile<'a> {
     /// The file.
     pub file: &'a File,
-    /// How much of it is read.
+    /// The length that is read.
     pub len: ByteLen,
     /// Whether a wrong number is an error; it is none if the file is known to be wrong.
     pub is_right: bool,
@@ -64,12 +64,8 @@ impl NumberedFile<'_> {
         counted(row, self.read(row, memory), memory, self.len.get() / page, page)
     }
 
-    fn again(self) -> Result<File> {
-        self.file.try_clone().map_err(BenchError::of_file("share"))
-    }
-
     fn map(self, sharing: Sharing) -> Result<Mapping> {
-        Ok(Mapping::file(self.again()?, 0, self.len, Access::ReadOnly, sharing)?)
+        Ok(Mapping::file(self.file.try_clone()?, 0, self.len, Access::ReadOnly, sharing)?)
     }
 }
 
@@ -95,7 +91,7 @@ pub fn map(
     suite
         .faults(Role::Ours, "ours", "uzone, neighbours come along", |row| {
             let options = LazyOptions::default();
-            image.touch(row, &Adopted::file(engine, image.again()?, len, &options)?)
+            image.touch(row, &Adopted::file(engine, image.file.try_clone()?, len, &options)?)
         })
         .limit("limit");
     suite.faults(Role::Peer, "kernel", "the kernel's own mapping, which copies nothing", |row| {

@@ -89,11 +89,6 @@ impl BenchError {
         Self { kind: ErrorKind::Other, is_of_this_host, text, cause: Some(cause) }
     }
 
-    /// Returns a function that makes an error of the measured file from its cause.
-    pub fn of_file(verb: &'static str) -> impl Fn(io::Error) -> Self {
-        move |cause| Self::failed(&format!("{verb} the file that is measured"), true, cause)
-    }
-
     /// The file to map could not be made.
     pub fn no_file(size: ByteLen, directory: &Path, cause: io::Error) -> Self {
         let text = format!(
@@ -144,6 +139,7 @@ failures! {
     MapError: "map memory", true;
     MappingError: "use mapped memory", true;
     SysError: "measure the memory of this process", true;
+    io::Error: "use a file or a socket", true;
     uzone_fault::MapError: "map memory lazily", true;
     uzone_fault::LazyError: "use lazily mapped memory", false;
     UffdError: "open a userfaultfd", true;

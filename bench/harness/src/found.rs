@@ -63,14 +63,8 @@ fn middle(values: impl Iterator<Item = u64>) -> u64 {
     median(&values)
 }
 
-/// Sums up the samples of a row. Compares its touches with the rows `naive` and `beyond`.
-pub(super) fn faults(
-    log: &Log,
-    median_ns: u64,
-    threads: usize,
-    naive: &Option<Log>,
-    beyond: &Option<Log>,
-) -> Faults {
+/// Sums up the samples of a row. Compares its touches with the row `naive`.
+pub(super) fn faults(log: &Log, median_ns: u64, threads: usize, naive: Option<&Log>) -> Faults {
     let log = log.borrow();
     let rounds = log.get(1..).unwrap_or_default();
     let of_rounds = |of: &dyn Fn(&Found) -> u64| middle(rounds.iter().map(of));
@@ -82,10 +76,9 @@ pub(super) fn faults(
     let median_touch = |rounds: &[Found]| {
         float(middle(rounds.iter().flat_map(|found| &found.touches_ns).copied()))
     };
-    let compared = |other: &Option<Log>, compare: fn(f64, f64) -> f64| {
-        let other = other.as_ref().filter(|_| has_touches)?.borrow();
-        Some(compare(median_touch(rounds), median_touch(other.get(1..)?)))
-    };
+    let touch_ratio_naive = naive.filter(|_| has_touches).and_then(|naive| {
+        Some(median_touch(naive.borrow().get(1..)?) / median_touch(rounds).max(1.0))
+    });
     let count = of_rounds(&|found| found.faults);
     let clones = rounds.iter().filter_map(|found| found.clone_bytes);
     Faults {
@@ -96,12 +89,10 @@ pub(super) fn faults(
         half_ns: is_timed.then(|| of_rounds(&half)),
         cpu_ns: of_rounds(&|found| nanoseconds(found.cpu)),
         read_bytes: of_rounds(&|found| found.read_bytes),
-        ratio_waiting_alike: None,
         touch: latency(touches_ns),
         demand: latency(all(|found| &found.demand_ns)),
         clone_resident_bytes: clones.clone().next().map(|_| middle(clones)),
-        touch_ratio_naive: compared(naive, |mine, naive| naive / mine.max(1.0)),
-        beyond_ns: compared(beyond, |mine, other| mine - other),
+        touch_ratio_naive,
     }
 }
 
@@ -115,7 +106,7 @@ fn not_exceeded(sorted: &[u64], of_1000: usize) -> u64 {
 pub(super) fn latency(mut ns: Vec<u64>) -> Option<Spread> {
     ns.sort_unstable();
     let (p50_ns, worst_ns, count) = (median(&ns), *ns.last()?, ns.len());
-    let [p99_ns, p999_ns] = [990, 999].map(|of_1000| Some(not_exceeded(&ns, of_1000)));
+    let [p99_ns, p999_ns] = [990, 999].map(|of_1000| not_exceeded(&ns, of_1000));
     Some(Spread { p50_ns, p99_ns, p999_ns, worst_ns, count })
 }
 
@@ -144,18 +135,18 @@ mod tests {
         };
         let naive = log(&[[1000, 1000, 1000], [40, 40, 90], [60, 60, 10], [50, 50, 50]]);
         let mine = log(&[[1, 1, 1], [20, 20, 20], [20, 20, 20], [30, 30, 900]]);
-        let faults = faults(&mine, 200, 1, &Some(naive.clone()), &Some(naive));
+        let faults = faults(&mine, 200, 1, Some(&naive));
         assert_eq!((faults.count, faults.wasted_pages, faults.read_bytes), (20, 1, 140));
         assert_eq!(faults.ns_per_fault, Some(10.0));
         assert_eq!((faults.first_ns, faults.half_ns, faults.cpu_ns), (Some(25), Some(45), 60));
-        assert_eq!((faults.touch_ratio_naive, faults.beyond_ns), (Some(2.5), Some(-30.0)));
+        assert_eq!(faults.touch_ratio_naive, Some(2.5));
         assert_eq!(faults.clone_resident_bytes, Some(220));
         let demand = faults.demand.expect("some");
         assert_eq!((demand.p50_ns, demand.worst_ns, demand.count), (20, 30, 3));
         let touch = faults.touch.expect("some");
         assert_eq!(
             (touch.p50_ns, touch.p99_ns, touch.p999_ns, touch.worst_ns, touch.count),
-            (20, Some(900), Some(900), 900, 9)
+            (20, 900, 900, 900, 9)
         );
     }
 
@@ -164,10 +155,10 @@ mod tests {
         let calls = latency((1..=1000).rev().collect()).expect("some");
         assert_eq!(
             (calls.p50_ns, calls.p99_ns, calls.p999_ns, calls.worst_ns, calls.count),
-            (501, Some(990), Some(999), 1000, 1000)
+            (501, 990, 999, 1000, 1000)
         );
         let one = latency(vec![7]).expect("one");
-        assert_eq!((one.p50_ns, one.p999_ns, one.worst_ns), (7, Some(7), 7));
+        assert_eq!((one.p50_ns, one.p999_ns, one.worst_ns), (7, 7, 7));
         assert!(latency(Vec::new()).is_none());
     }
 }

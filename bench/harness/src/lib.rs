@@ -45,6 +45,6 @@ pub use self::memory::{
     place, present,
 };
 pub use self::rounds::{Phase, Watch};
-pub use self::session::Session;
+pub use self::session::{Measure, Session};
 pub use self::suite::{RowSpec, Suite, Times, timed};
 pub use uzone_report::nanoseconds;

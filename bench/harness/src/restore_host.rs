@@ -1,8 +1,8 @@
 //! Settings of the host that a benchmark changes for a while and restores: [`change`].
 //!
-//! They are put back when [`Changed`] is dropped, and when a user or a service manager ends the process
-//! by SIGHUP, SIGINT, SIGQUIT or SIGTERM. From the first change on, a thread takes these signals for as
-//! long as the process lives: it puts everything back and lets the process die of that very signal.
+//! [`Changed`] restores a setting on drop, and a thread restores all of them when a user or a service manager ends the
+//! process by SIGHUP, SIGINT, SIGQUIT or SIGTERM. The thread takes these signals from the first change on, and lets the
+//! process die of the same signal.
 //! Signals that the process ignores (`nohup`) or handles keep their disposition.
 //! After a SIGKILL the change stays: no process can catch that signal.
 

@@ -149,7 +149,7 @@ mod tests {
             assert!((spread(values) - expected).abs() < 1e-12, "{values:?}: {}", spread(values));
         }
         let samples = three_rounds();
-        // The ratios are 2, 3 and 4, whatever the times do.
+        // The ratios are 2, 3 and 4 in spite of the times.
         assert_eq!(samples.ratio_spread("slow", "fast"), Some(1.0 / 3.0));
         assert_eq!(samples.ratio_spread("slow", "none"), None);
     }

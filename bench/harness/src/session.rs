@@ -7,6 +7,9 @@ use super::machine;
 use super::rounds::Watch;
 use super::suite::Suite;
 
+/// Measures a table.
+pub type Measure<'m> = &'m dyn Fn(&mut Session<'_>) -> Result;
+
 /// A benchmark run: its settings and results so far.
 pub struct Session<'a> {
     tables: Vec<String>,
@@ -88,11 +91,14 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Leaves a table out if this host lacks something that it needs, and returns every other error.
-    pub fn or_skip(&mut self, table: &str, measured: Result) -> Result {
-        match measured {
-            Err(error) if error.is_of_this_host() => self.skip(table, sentence(&error)),
-            done => done?,
+    /// Measures the tables that were asked for. A table is left out if this host lacks something that it needs.
+    pub fn each(&mut self, tables: &[(&str, Measure<'_>)]) -> Result {
+        for (table, measure) in tables {
+            let measured = if self.wants(table) { measure(self) } else { Ok(()) };
+            match measured {
+                Err(error) if error.is_of_this_host() => self.skip(*table, sentence(&error)),
+                done => done?,
+            }
         }
         Ok(())
     }

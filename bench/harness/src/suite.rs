@@ -176,8 +176,6 @@ pub struct RowSpec {
     faults: Option<Log>,
     /// The id of the row that the ratio of touches refers to.
     pub touch_naive: Option<String>,
-    /// The id of the row whose touches are subtracted from its own.
-    pub beyond: Option<String>,
 }
 
 impl RowSpec {
@@ -237,12 +235,12 @@ impl RowSpec {
             ratio_naive: ratio_spread(naive),
             share_of_limit: ratio_spread(limit_id.as_ref()),
         };
-        let log = |id: &Option<String>| spec(id.as_ref()?)?.faults.clone();
+        let touch_naive = self.touch_naive.as_ref().and_then(|id| spec(id)?.faults.clone());
         Row {
-            faults: self.faults.as_ref().map(|own| {
-                let (naive, beyond) = (log(&self.touch_naive), log(&self.beyond));
-                faults(own, median_ns, row.threads, &naive, &beyond)
-            }),
+            faults: self
+                .faults
+                .as_ref()
+                .map(|own| faults(own, median_ns, row.threads, touch_naive.as_ref())),
             within_noise: naive.is_some_and(|naive| *naive != row.id) && noise.hides(ratio_naive),
             noise,
             median_ns,

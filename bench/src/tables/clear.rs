@@ -53,15 +53,11 @@ pub(crate) fn zero(settings: &ZeroSettings, part: &Part, watch: Watch<'_>) -> Re
     let arena = &arena(Work::Zero, size)?;
     extents(Work::Zero, NextUse::Later, size, arena, &mut session)?;
     extents(Work::Zero, NextUse::Soon, size, arena, &mut session)?;
-    if session.wants("zero-threads") {
-        several(threads, arena, &mut session)?;
-    }
-    if session.wants("pool-take") {
-        pool::take_zeroed(size, &mut session)?;
-    }
-    if session.wants("zero-kernel") {
-        first_touch::kernel(arena, &mut session)?;
-    }
+    session.each(&[
+        ("zero-threads", &|session| several(threads, arena, session)),
+        ("pool-take", &|session| pool::take_zeroed(size, session)),
+        ("zero-kernel", &|session| first_touch::kernel(arena, session)),
+    ])?;
     session.rounds = first_touches;
     first_touch::tables(populate, threads, arena, &mut session)?;
     session.finish()

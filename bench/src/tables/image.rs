@@ -26,7 +26,7 @@ mod touch;
 
 use self::material::Material;
 use crate::settings::{Part, SnapshotSettings};
-use uzone_harness::{Bench, Result, Session, Watch};
+use uzone_harness::{Bench, Result, Watch};
 
 /// Runs the tables.
 pub(crate) fn run(settings: &SnapshotSettings, part: &Part, watch: Watch<'_>) -> Result<Bench> {
@@ -42,28 +42,16 @@ pub(crate) fn run(settings: &SnapshotSettings, part: &Part, watch: Watch<'_>) ->
     if session.wants_any(&["snapshot-pack", "snapshot-unpack"]) {
         pack::tables(&material, &mut session)?;
     }
-    let tables: [(&str, Rows); 8] = [
-        ("snapshot-read", pack::read),
-        ("snapshot-read-cold", pack::read_cold),
-        ("snapshot-verify", pack::verify),
-        ("snapshot-touch-seq", touch::in_order),
-        ("snapshot-touch-random", touch::at_random),
-        ("snapshot-share", share::in_order),
-        ("snapshot-s3-seq", remote::in_order),
-        ("snapshot-s3-random", remote::at_random),
-    ];
-    for (table, rows) in tables {
-        if session.wants(table) {
-            let measured = rows(&material, &mut session);
-            // A host without userfaultfd lacks only the tables that touch memory.
-            match pack::TABLES.contains(&table) {
-                true => measured?,
-                false => session.or_skip(table, measured)?,
-            }
-        }
-    }
+    let material = &material;
+    session.each(&[
+        ("snapshot-read", &|session| pack::read(material, false, session)),
+        ("snapshot-read-cold", &|session| pack::read(material, true, session)),
+        ("snapshot-verify", &|session| pack::verify(material, session)),
+        ("snapshot-touch-seq", &|session| touch::in_order(material, session)),
+        ("snapshot-touch-random", &|session| touch::at_random(material, session)),
+        ("snapshot-share", &|session| share::in_order(material, session)),
+        ("snapshot-s3-seq", &|session| remote::in_order(material, session)),
+        ("snapshot-s3-random", &|session| remote::at_random(material, session)),
+    ])?;
     session.finish()
 }
-
-/// A function that measures a table.
-type Rows = fn(&Material, &mut Session<'_>) -> Result;

@@ -39,14 +39,11 @@ pub(crate) fn run(settings: &PinSettings, part: &Part, watch: Watch<'_>) -> Resu
     let text = format!("{size} held ({} pages), {rounds} rounds", size.get() >> 12);
     let mut session = part.session(text, rounds, watch);
     folios(size, "", &mut session)?;
-    type Table = fn(ByteLen, &mut Session<'_>) -> Result;
-    let tables: [(&str, Table); 3] =
-        [("pin-list", list), ("pin-4k", base_pages), ("pin-threads", threads)];
-    for (table, measure) in tables {
-        if session.wants(table) {
-            measure(size, &mut session)?;
-        }
-    }
+    session.each(&[
+        ("pin-list", &|session| list(size, session)),
+        ("pin-4k", &|session| base_pages(size, session)),
+        ("pin-threads", &|session| threads(size, session)),
+    ])?;
     if !larger.is_zero() {
         match check(larger) {
             Ok(()) => folios(larger, LARGER, &mut session)?,
@@ -65,12 +62,18 @@ fn check(size: ByteLen) -> Result {
     check_memory(ByteLen::new((size.get() >> 12) * 80 / 5 * 6))
 }
 
-/// A row: its role, its id and name, the rows that it is compared with, how many calls it makes, and its work.
-type Row<'a> = (Role, &'a str, &'a str, &'a str, &'a str, u64, &'a dyn Fn() -> Result<Duration>);
+/// A row: its role, id and name, its number of calls, and its work.
+type Row<'a> = (Role, &'a str, &'a str, u64, &'a dyn Fn() -> Result<Duration>);
 
-/// Adds rows, and counts their calls.
-fn add<'a>(suite: &mut Suite<'a>, rows: &[Row<'a>], folios: u64) {
-    for &(role, row, name, naive, limit, calls, run) in rows {
+/// Adds rows of `folios` folios. `rivals` returns the naive row and the limit of a row.
+fn add<'a>(
+    suite: &mut Suite<'a>,
+    rows: &[Row<'a>],
+    folios: u64,
+    rivals: fn(&str) -> (&'static str, &'static str),
+) {
+    for &(role, row, name, calls, run) in rows {
+        let (naive, limit) = rivals(row);
         let spec = suite.add(role, row, name, move |_| run());
         if role != Role::Limit {
             spec.counts(Some(calls), Some(folios)).naive(naive);
@@ -78,6 +81,15 @@ fn add<'a>(suite: &mut Suite<'a>, rows: &[Row<'a>], folios: u64) {
         if role == Role::Ours {
             spec.limit(limit);
         }
+    }
+}
+
+/// Returns the rivals of the same kind of hold, which the end of the id names.
+fn of_kind(row: &str) -> (&'static str, &'static str) {
+    match row.rsplit('-').next() {
+        Some("get") => ("naive-get", "limit-one"),
+        Some("both") => ("naive-both", "limit-both"),
+        _ => ("naive-pin", "limit-one"),
     }
 }
 
@@ -165,45 +177,21 @@ fn table_of_folios(
     let both_calls = || timed_each(&addresses, |at| zone.pin(*at, len));
     let bare = || timed_alone(|| bare_add(&words), || bare_sub(&words));
     let bare_both = || timed_both(|| bare_add(&words), || bare_sub(&words));
-    let (call, limit) = (calls as u64, "limit-one");
+    let call = calls as u64;
     use Role::{Limit, Naive as Plain, Ours};
     let rows: [Row<'_>; 9] = [
-        (Plain, "naive-get", "naive, get", "naive-get", "", pages, &hold),
-        (Plain, "naive-pin", "naive, pin", "naive-pin", "", pages, &hold),
-        (Plain, "naive-both", "naive, pin and unpin", "naive-both", "", pages, &hold_both),
-        (Ours, "whole-pin", "whole region, pin", "naive-pin", limit, 1, &pin),
-        (
-            Ours,
-            "call-get",
-            "512 pages a call by address, get",
-            "naive-get",
-            limit,
-            call,
-            &get_calls,
-        ),
-        (
-            Ours,
-            "call-pin",
-            "512 pages a call by address, pin",
-            "naive-pin",
-            limit,
-            call,
-            &pin_calls,
-        ),
-        (
-            Ours,
-            "call-both",
-            "512 pages a call by address, pin and unpin",
-            "naive-both",
-            "limit-both",
-            call,
-            &both_calls,
-        ),
-        (Limit, limit, "bare atomics, one a folio", "", "", 0, &bare),
-        (Limit, "limit-both", "bare atomics, two a folio", "", "", 0, &bare_both),
+        (Plain, "naive-get", "naive, get", pages, &hold),
+        (Plain, "naive-pin", "naive, pin", pages, &hold),
+        (Plain, "naive-both", "naive, pin and unpin", pages, &hold_both),
+        (Ours, "whole-pin", "whole region, pin", 1, &pin),
+        (Ours, "call-get", "512 pages a call by address, get", call, &get_calls),
+        (Ours, "call-pin", "512 pages a call by address, pin", call, &pin_calls),
+        (Ours, "call-both", "512 pages a call by address, pin and unpin", call, &both_calls),
+        (Limit, "limit-one", "bare atomics, one a folio", 0, &bare),
+        (Limit, "limit-both", "bare atomics, two a folio", 0, &bare_both),
     ];
     let mut suite = Suite::new(*table, size);
-    add(&mut suite, &rows, call);
+    add(&mut suite, &rows, call, of_kind);
     for (row, us) in *published_us {
         if let Some(spec) = suite.spec(row) {
             spec.row.published = published(*asked, *us);
@@ -309,21 +297,13 @@ fn list(size: ByteLen, session: &mut Session<'_>) -> Result {
     };
     let calls = addresses.len() as u64;
     let rows: [Row<'_>; 4] = [
-        (Role::Naive, "naive", "naive, an atomic and an entry a page", "naive", "", pages, &hold),
-        (Role::Ours, "ours", "whole region, pin, list", "naive", "limit", 1, &pin_whole),
-        (
-            Role::Ours,
-            "ours-call",
-            "512 pages a call, pin, all in one list",
-            "naive",
-            "limit",
-            calls,
-            &pin_calls,
-        ),
-        (Role::Limit, "limit", "streaming the list alone", "", "", 0, &stream),
+        (Role::Naive, "naive", "naive, an atomic and an entry a page", pages, &hold),
+        (Role::Ours, "ours", "whole region, pin, list", 1, &pin_whole),
+        (Role::Ours, "ours-call", "512 pages a call, pin, all in one list", calls, &pin_calls),
+        (Role::Limit, "limit", "streaming the list alone", 0, &stream),
     ];
     let mut suite = Suite::new("pin-list", size).writing(pages * size_of::<Pfn>() as u64);
-    add(&mut suite, &rows, pages / CALL_PAGES);
+    add(&mut suite, &rows, pages / CALL_PAGES, |_| ("naive", "limit"));
     if let Some(spec) = suite.spec("ours") {
         spec.headline(format!("pin {size}: whole, with the list of its frames"));
     }
@@ -354,12 +334,12 @@ fn base_pages(size: ByteLen, session: &mut Session<'_>) -> Result {
     let pin = || timed(|| Ok(base.pin(range)?));
     let bare = || timed_alone(|| bare_add(&words), || bare_sub(&words));
     let rows: [Row<'_>; 3] = [
-        (Role::Naive, "naive-pin", "naive, pin", "naive-pin", "", pages, &hold),
-        (Role::Ours, "whole-pin", "whole region, pin", "naive-pin", "limit-one", 1, &pin),
-        (Role::Limit, "limit-one", "bare atomics, one a block of 512", "", "", 0, &bare),
+        (Role::Naive, "naive-pin", "naive, pin", pages, &hold),
+        (Role::Ours, "whole-pin", "whole region, pin", 1, &pin),
+        (Role::Limit, "limit-one", "bare atomics, one a block of 512", 0, &bare),
     ];
     let mut suite = Suite::new("pin-4k", size);
-    add(&mut suite, &rows, pages / CALL_PAGES);
+    add(&mut suite, &rows, pages / CALL_PAGES, of_kind);
     if let Some(spec) = suite.spec("whole-pin") {
         spec.headline(format!("pin {size}: base pages, whole"));
     }

@@ -22,7 +22,7 @@ mod clones;
 mod far;
 mod machine;
 
-use uzone_harness::{Bench, Result, Session, Watch};
+use uzone_harness::{Bench, Result, Watch};
 
 use self::machine::{COLD_TOUCHES, Restore};
 use super::fault::Placement;
@@ -64,21 +64,14 @@ pub(crate) fn run(settings: &SnapshotSettings, part: &Part, watch: Watch<'_>) ->
         ("restore-set-cold".to_owned(), of_set, of(cold, first, true), rows),
     ] {
         // On a host of one CPU, two of the tables are the same.
-        let is_measured = session.bench.tables.iter().any(|known| known.id == table);
-        if session.wants(&table) && !is_measured {
-            let measured = restore.table(&table, pages, rows, &mut session);
-            session.or_skip(&table, measured)?;
+        if !session.bench.tables.iter().any(|known| known.id == table) {
+            session.each(&[(&table, &|session| restore.table(&table, pages, rows, session))])?;
         }
     }
-    type Table = fn(Restore<'_>, &mut Session<'_>) -> Result;
-    let others: [(&str, Table); 2] =
-        [("restore-clones", clones::table), ("restore-far", far::table)];
-    for (table, measure) in others {
-        if session.wants(table) {
-            let measured = measure(of(&set, first, false), &mut session);
-            session.or_skip(table, measured)?;
-        }
-    }
+    session.each(&[
+        ("restore-clones", &|session| clones::table(of(&set, first, false), session)),
+        ("restore-far", &|session| far::table(of(&set, first, false), session)),
+    ])?;
     session.finish()
 }
 

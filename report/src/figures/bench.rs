@@ -289,38 +289,30 @@ fn spread(table: &Table, rows: &[&Row]) -> Option<Chart> {
     for row in rows {
         let touch = row.faults.and_then(|faults| faults.touch);
         let demand = row.faults.and_then(|faults| faults.demand);
-        let kinds = [
-            ("one call", row.latency),
-            ("pause", row.pauses),
-            ("one touch", touch),
-            ("one fault", demand),
-        ];
-        let steps_of = kinds.into_iter().filter_map(|(kind, spread)| Some((*row, kind, spread?)));
-        steps.extend(steps_of);
+        let kinds = [("one call", row.latency), ("one touch", touch), ("one fault", demand)];
+        steps.extend(kinds.into_iter().filter_map(|(kind, spread)| Some((*row, kind, spread?))));
     }
     if steps.is_empty() {
         return None;
     }
-    let cell = |value: Option<u64>| value.map_or_else(none, ns);
     let lines = steps.iter().map(|(row, kind, spread)| {
         let Spread { p50_ns, p99_ns, p999_ns, worst_ns, count } = *spread;
-        let times = [ns(p50_ns), cell(p99_ns), cell(p999_ns), ns(worst_ns)];
-        let words = [row.label(), (*kind).to_owned()];
-        words.into_iter().chain(times).chain([count.to_string()]).collect()
+        let words = [row.label(), (*kind).to_owned()].into_iter();
+        let times = [p50_ns, p99_ns, p999_ns, worst_ns].map(ns);
+        words.chain(times).chain([count.to_string()]).collect()
     });
     let headings = ["row", "of", "half", "99 %", "99.9 %", "longest", "how many"];
-    let high = |spread: &Spread| spread.p99_ns.or(spread.p999_ns).map(float);
-    let all = steps.iter().flat_map(|(.., spread)| [Some(float(spread.p50_ns)), high(spread)]);
-    let share = log_shares(all.flatten());
+    let all = steps.iter().flat_map(|(.., spread)| [spread.p50_ns, spread.p99_ns]);
+    let share = log_shares(all.map(float));
     let bars = steps.iter().map(|(row, _, spread)| Bar {
         parts: vec![(look(row).class(), share(float(spread.p50_ns)))],
-        limit: high(spread).map(&share),
+        limit: Some(share(float(spread.p99_ns))),
     });
     Some(Chart {
         title: format!("{}: latency", heading(&table.title, &table.id)),
         note: sentences(&[
             "how long single steps took, of all rounds together; shorter is better",
-            "the bar is the median, its border the 99th of 100 (of pauses the 999th of 1000)",
+            "the bar is the median, its border the 99th percentile",
         ]),
         table: Numbers {
             bars: bars.collect(),
@@ -331,7 +323,7 @@ fn spread(table: &Table, rows: &[&Row]) -> Option<Chart> {
     })
 }
 
-const COLUMNS: [Column<Row>; 34] = [
+const COLUMNS: [Column<Row>; 31] = [
     ("row", Both, |row| Some(row.label())),
     ("median", Both, |row| Some(ns(row.median_ns))),
     ("fastest", Page, |row| known(row.min_ns).map(ns)),
@@ -346,7 +338,6 @@ const COLUMNS: [Column<Row>; 34] = [
         Some(format!("{}{}", number(row.ratio_naive?), noisy(row.within_noise)))
     }),
     ("x best", Both, |row| row.ratio_best.map(number)),
-    ("x alike", Both, |row| row.faults?.ratio_waiting_alike.map(number)),
     ("touch x naive", Page, |row| row.faults?.touch_ratio_naive.map(number)),
     ("faults", Both, |row| Some(row.faults?.count.to_string())),
     ("ns/fault", Both, |row| row.faults?.ns_per_fault.map(number)),
@@ -357,14 +348,15 @@ const COLUMNS: [Column<Row>; 34] = [
     }),
     ("CPU", Both, |row| known(row.faults?.cpu_ns).map(ns)),
     ("read", Both, |row| known(row.faults?.read_bytes).map(bytes)),
-    ("demand p50, p99, p99.9", Text, |row| three(row.faults?.demand?)),
+    ("demand p50, p99, p99.9", Text, |row| Some(three(row.faults?.demand?))),
     ("touch p50, p99, p99.9", Text, |row| {
-        three(row.faults.filter(|faults| faults.demand.is_none())?.touch?)
+        Some(three(row.faults.filter(|faults| faults.demand.is_none())?.touch?))
     }),
     ("a clone", Both, |row| row.faults?.clone_resident_bytes.map(bytes)),
-    ("beyond", Both, |row| Some(format!("{:+.0} ns", row.faults?.beyond_ns?))),
-    ("pause p50, p99.9, worst", Text, |row| and_worst(row.pauses?)),
-    ("call p50, p99, worst", Text, |row| and_worst(row.latency?)),
+    ("call p50, p99, worst", Text, |row| {
+        let Spread { p50_ns, p99_ns, worst_ns, .. } = row.latency?;
+        Some(times([p50_ns, p99_ns, worst_ns]))
+    }),
     ("pages", Page, |row| known(row.items).map(|items| items.to_string())),
     ("folios", Page, |row| row.folios.map(|folios| folios.to_string())),
     ("calls", Page, |row| row.calls.map(|calls| calls.to_string())),
@@ -376,14 +368,12 @@ const COLUMNS: [Column<Row>; 34] = [
     ("id", Page, |row| Some(row.id.clone())),
 ];
 
-fn three(Spread { p50_ns, p99_ns, p999_ns, .. }: Spread) -> Option<String> {
-    Some(format!("{}, {}, {}", ns(p50_ns), ns(p99_ns?), ns(p999_ns?)))
+fn times(ns: [u64; 3]) -> String {
+    ns.map(self::ns).join(", ")
 }
 
-/// Returns the median, the high percentile, and the longest.
-fn and_worst(spread: Spread) -> Option<String> {
-    let high = spread.p99_ns.or(spread.p999_ns)?;
-    Some(format!("{}, {}, {}", ns(spread.p50_ns), ns(high), ns(spread.worst_ns)))
+fn three(Spread { p50_ns, p99_ns, p999_ns, .. }: Spread) -> String {
+    times([p50_ns, p99_ns, p999_ns])
 }
 
 impl Bench {

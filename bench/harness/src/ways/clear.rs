@@ -71,7 +71,7 @@ pub fn by(method: CopyMethod, dst: &mut [u8], src: &[u8]) {
     if src.is_empty() { zero_bytes(method, dst) } else { copy_bytes(method, dst, src) }
 }
 
-/// Does the same a page at a time by the CPU's own loop: the naive way.
+/// Clears or copies a page at a time by the CPU's own loop: the naive way.
 pub fn by_pages(dst: &mut [u8], src: &[u8]) {
     for (number, page) in dst.chunks_mut(PAGE).enumerate() {
         let src = src.get(number * PAGE..).map_or(src, |rest| &rest[..rest.len().min(PAGE)]);

@@ -19,17 +19,17 @@ use crate::{BenchError, Counted, Reads, Result, anonymous};
 /// Reads the bytes of a page at an offset.
 pub type Fetch = dyn Fn(u64, &mut [u8]) -> io::Result<()> + Send + Sync;
 
-/// How a handler answers for a page.
+/// A handler's answer for a page.
 #[derive(Clone)]
 #[expect(missing_debug_implementations, reason = "a function has no text")]
 pub enum Answer {
-    /// By a copy from a mapping of the file, all of which is present.
+    /// A copy from a mapping of the file, all of which is present.
     Copy(Arc<Mapping>),
-    /// By a copy of a page that a function fills.
+    /// A copy of a page that a function fills.
     Fetch(Arc<Fetch>),
-    /// By mapping the page of the memory file.
+    /// A mapping of the memory file's page.
     Continue,
-    /// By the zero page.
+    /// The zero page.
     Zero,
 }
 

@@ -1,6 +1,6 @@
 //! A DAX device, or a file on a DAX mount, that is bound again and again: `bind-dax`. Its bytes are never touched.
 //!
-//! Its descriptors lie in memory of their own, on the device's node. To put them into the region itself, the caller
+//! The descriptors lie in memory of their own, on the device's node. To put them into the region itself, the caller
 //! has to assert that no other process changes it (`Exclusivity::assert`), which this program cannot know.
 
 use std::cell::RefCell;

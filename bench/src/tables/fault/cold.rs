@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use uzone_harness::ways::one_page::{Answer, OnePage};
-use uzone_harness::{BenchError, Counted, Reads, Result, Role, Session, Suite, counted};
+use uzone_harness::{Counted, Reads, Result, Role, Session, Suite, counted};
 
 use super::skip;
 use super::source::{PAGE, Source, word};
@@ -24,7 +24,7 @@ impl Reads for Plain {
         // A page, as the others read it.
         let mut page = [0; 4096];
         let start = offset & !(PAGE - 1);
-        self.0.read_exact_at(&mut page, start).map_err(BenchError::of_file("read"))?;
+        self.0.read_exact_at(&mut page, start)?;
         let at = usize::try_from(offset - start).unwrap_or(0);
         out.copy_from_slice(&page[at..at + out.len()]);
         Ok(())

@@ -70,14 +70,13 @@ impl Source {
     }
 
     /// Returns the file once more.
-    pub(super) fn again(&self) -> Result<File> {
-        self.file.try_clone().map_err(BenchError::of_file("share"))
+    pub(super) fn again(&self) -> io::Result<File> {
+        self.file.try_clone()
     }
 
     /// Returns a backing of the file's bytes.
     pub(super) fn backing(&self) -> Result<Arc<FileBacking>> {
-        let backing = FileBacking::new(self.again()?).map(Arc::new);
-        backing.map_err(BenchError::of_file("ask the length of"))
+        Ok(Arc::new(FileBacking::new(self.again()?)?))
     }
 
     /// Brings the first `len` bytes into the page cache.
@@ -86,7 +85,7 @@ impl Source {
         let mut bytes = vec![0; PIECE];
         for offset in (0..len.get()).step_by(PIECE) {
             let bytes = &mut bytes[..index(len.get() - offset).min(PIECE)];
-            self.file.read_exact_at(bytes, offset).map_err(BenchError::of_file("read"))?;
+            self.file.read_exact_at(bytes, offset)?;
         }
         Ok(())
     }
@@ -94,9 +93,8 @@ impl Source {
     /// Drops the file from the page cache. Returns the number of pages that stay.
     pub(super) fn chill(&self) -> Result<u64> {
         let Some(len) = NonZeroU64::new(self.len.get()) else { return Ok(0) };
-        let failed = BenchError::of_file("forget the pages of");
-        page_cache::forget(&self.file, 0, len).map_err(&failed)?;
-        Ok(page_cache::cached(&self.file, 0, len).map_err(failed)?.unwrap_or(0))
+        page_cache::forget(&self.file, 0, len)?;
+        Ok(page_cache::cached(&self.file, 0, len)?.unwrap_or(0))
     }
 
     pub(super) fn directory(&self) -> &Path {
@@ -125,7 +123,6 @@ pub(super) fn memory_file(len: ByteLen, huge: Option<PageSize>) -> Result<Arc<Ma
 
 /// Maps the first `len` bytes of a memory file. For answering its faults, `access` is read-write.
 pub(super) fn map_memory_file(memory: &Mapping, len: ByteLen, access: Access) -> Result<Mapping> {
-    let fd = memory.fd().ok_or_else(|| io::ErrorKind::Unsupported.into());
-    let fd = fd.and_then(|fd| fd.try_clone_to_owned()).map_err(BenchError::of_file("share"))?;
-    Ok(Mapping::file(fd, 0, len, access, Sharing::Private)?)
+    let fd = memory.fd().ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))?;
+    Ok(Mapping::file(fd.try_clone_to_owned()?, 0, len, access, Sharing::Private)?)
 }

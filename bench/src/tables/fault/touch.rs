@@ -14,9 +14,9 @@ use uzone_harness::{BenchError, Found, Reads, Result, nanoseconds, place};
 /// The order in which pages are touched.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pattern {
-    /// All of them, from the first to the last.
+    /// Every page from the first to the last.
     InOrder,
-    /// All of them, in an order that looks random and is the same in every run.
+    /// Every page in a random order that is the same in every run.
     Random,
     /// One of each page table of 2 MiB, in order: neighbours are mapped for nothing.
     OnePerTable,
@@ -186,14 +186,14 @@ impl Times {
     }
 }
 
-/// How a page is touched.
+/// The reads of a touch.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Touching {
-    /// A word of it is read.
+    /// One word.
     Word,
-    /// A word of it is read, and the time of each touch is taken.
+    /// One word, with the time of each touch.
     Timed,
-    /// All of its words are read.
+    /// Every word of the page.
     Page,
 }
 

@@ -23,7 +23,7 @@ pub(super) enum Way {
     Bare(u8),
     /// The kernel's own mapping.
     Kernel,
-    /// The same, populated at once: the limit.
+    /// The kernel's own mapping, populated at once: the limit.
     Populated,
 }
 

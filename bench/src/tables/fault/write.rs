@@ -1,6 +1,6 @@
 //! The first write to each page of memory whose writes are tracked, in random order.
 //!
-//! All pages are there before. The limit is memory whose writes are not tracked. Afterwards the words and the dirty
+//! All pages are present before. The limit is memory whose writes are not tracked. Afterwards the words and the dirty
 //! pages are compared.
 
 use std::sync::Arc;

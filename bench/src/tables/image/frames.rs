@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use zstd::bulk::{Compressor, Decompressor};
 
-use uzone_harness::BenchError;
+use uzone_harness::Result;
 
 /// The length of a frame, and the level of zstd of every row.
 pub(crate) const FRAME: usize = 64 << 10;
@@ -18,11 +18,6 @@ pub(crate) const LEVEL: i32 = 3;
 
 /// The number of frames that a thread reads or writes with one call.
 const BATCH: usize = 16;
-
-/// Returns the error of a file that cannot be used.
-pub(crate) fn failed(cause: io::Error) -> BenchError {
-    BenchError::of_file("read or write")(cause)
-}
 
 /// The place of a stored frame.
 #[derive(Clone, Copy, Debug, Default)]
@@ -37,10 +32,10 @@ pub(crate) fn share<T>(
     threads: usize,
     count: usize,
     own: impl Fn() -> io::Result<T> + Sync,
-    work: impl Fn(&mut T, usize) -> io::Result<()> + Sync,
-) -> io::Result<()> {
+    work: impl Fn(&mut T, usize) -> Result + Sync,
+) -> Result {
     let (next, first) = (AtomicUsize::new(0), Mutex::new(None));
-    let take_turns = || -> io::Result<()> {
+    let take_turns = || -> Result {
         let mut mine = own()?;
         loop {
             // Relaxed: the number alone is shared, and the scope ends with a join.
@@ -73,7 +68,7 @@ pub(crate) fn pack(
     to: &File,
     count: usize,
     threads: usize,
-) -> io::Result<(Vec<Stored>, u64)> {
+) -> Result<(Vec<Stored>, u64)> {
     let stored = Mutex::new(vec![Stored::default(); count]);
     let end = AtomicU64::new(0);
     let own = || {

@@ -18,7 +18,7 @@ use uzone_pages::ByteLen;
 use uzone_snapshot::{Codec, FileSource, FrameCache, Image, OpenOptions, Packed, Packer};
 
 use super::frames::{self, Reader, Stored};
-pub(crate) use super::frames::{FRAME, LEVEL, failed};
+pub(crate) use super::frames::{FRAME, LEVEL};
 use crate::settings::SnapshotSettings;
 use uzone_harness::{BenchError, Phase, Result, Watch, index, place};
 
@@ -79,8 +79,7 @@ impl Material {
         let Writer { words, is_zero, zero_pages, .. } = writer;
         begin(1);
         let plain = new_file()?;
-        let (stored, frames_len) =
-            frames::pack(&raw, &plain, len / FRAME, threads).map_err(no_file)?;
+        let (stored, frames_len) = frames::pack(&raw, &plain, len / FRAME, threads)?;
         begin(2);
         let mut material = Self {
             directory: directory.to_owned(),
@@ -121,7 +120,7 @@ impl Material {
     }
 
     pub(crate) fn new_file(&self) -> Result<File> {
-        file_system::nameless_file(&self.directory).map_err(failed)
+        Ok(file_system::nameless_file(&self.directory)?)
     }
 
     /// Returns the bytes of the image, from the first on.
@@ -136,8 +135,8 @@ impl Material {
 
     /// Packs the image with these pages before all others, in that order.
     pub(crate) fn pack_ordered(&self, pages: Vec<u64>) -> Result<File> {
-        let raw = self.raw.try_clone().map_err(failed)?;
-        let source = FileSource::from_file(raw, "the image").map_err(failed)?;
+        let raw = self.raw.try_clone()?;
+        let source = FileSource::from_file(raw, "the image")?;
         let packer = self.packer(Codec::Zstd).order(pages);
         let write = |path: &Path| Ok(packer.pack_source(&source, path, None, &|_| true)?);
         self.written(write).map(|(file, _)| file)
@@ -164,8 +163,8 @@ impl Material {
         let path = self.directory.join(name);
         let packed = write(&path)?;
         let file = File::open(&path);
-        std::fs::remove_file(&path).map_err(failed)?;
-        Ok((file.map_err(failed)?, packed))
+        std::fs::remove_file(&path)?;
+        Ok((file?, packed))
     }
 
     /// Opens the packed image with a frame cache of `room`.
@@ -192,7 +191,7 @@ impl Material {
         let mut at = 0;
         while at < self.len {
             let part = (self.len - at).min(right.len());
-            self.raw.read_exact_at(&mut right[..part], at as u64).map_err(failed)?;
+            self.raw.read_exact_at(&mut right[..part], at as u64)?;
             image.read_at(at as u64, &mut found[..part])?;
             if let Some(wrong) = (0..part).find(|byte| right[*byte] != found[*byte]) {
                 return Err(BenchError::wrong_byte("snapshot-pack/ours", (at + wrong) as u64));
@@ -214,8 +213,8 @@ impl Material {
 }
 
 pub(crate) fn open(file: &File, cache: Arc<FrameCache>) -> Result<Image> {
-    let file = file.try_clone().map_err(failed)?;
-    let source = FileSource::from_file(file, "the packed image").map_err(failed)?;
+    let file = file.try_clone()?;
+    let source = FileSource::from_file(file, "the packed image")?;
     Ok(Image::from_source(Box::new(source), &OpenOptions::default().cache(cache))?)
 }
 

@@ -6,23 +6,20 @@ use std::io::{self, Seek};
 use std::num::NonZeroU64;
 use std::os::unix::fs::FileExt;
 use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use uzone_os::page_cache;
 use uzone_pages::ByteLen;
 use uzone_snapshot::{Codec, Image};
 
 use super::frames::{self, Reader};
-use super::material::{FRAME, LEVEL, Material, decode, failed, random_frames};
+use super::material::{FRAME, LEVEL, Material, decode, random_frames};
 use uzone_harness::{BenchError, Result, Role, Session, Suite, bytes, index, timed};
 
 /// The number of random places that a row reads.
 const READS: usize = 256;
 /// The length of a piece of the bare hash.
 const HASHED: usize = 1 << 20;
-
-/// The other tables.
-pub(super) const TABLES: [&str; 3] = ["snapshot-read", "snapshot-read-cold", "snapshot-verify"];
 
 /// Measures packing and unpacking.
 pub(super) fn tables(material: &Material, session: &mut Session<'_>) -> Result {
@@ -62,8 +59,8 @@ fn pack(
     suite.add(Role::Limit, "frames", name, move |_| {
         let to = material.new_file()?;
         timed(|| {
-            let written = frames::pack(&material.raw, &to, material.len / FRAME, threads);
-            written.and_then(|_| to.sync_all()).map_err(failed)
+            frames::pack(&material.raw, &to, material.len / FRAME, threads)?;
+            Ok(to.sync_all()?)
         })
     });
     for (codec, row, role) in
@@ -89,7 +86,7 @@ fn pack(
 }
 
 fn len_of(file: &File) -> Result<u64> {
-    Ok(file.metadata().map_err(failed)?.len())
+    Ok(file.metadata()?.len())
 }
 
 /// Runs the command. Returns its time, with its output on the device, or `None` if it is not installed.
@@ -100,19 +97,17 @@ fn run_zstd(
     to: &File,
 ) -> Result<Option<Duration>> {
     let Some(mut command) = material.zstd(arguments) else { return Ok(None) };
-    let mut run = || -> io::Result<Duration> {
-        let mut input = from.try_clone()?;
-        input.rewind()?;
-        command.stdin(input).stdout(to.try_clone()?).stderr(Stdio::inherit());
-        let started = Instant::now();
+    let mut input = from.try_clone()?;
+    input.rewind()?;
+    command.stdin(input).stdout(to.try_clone()?).stderr(Stdio::inherit());
+    timed(|| {
         let status = command.status()?;
         if !status.success() {
-            return Err(io::Error::other(format!("zstd ended with {status}")));
+            return Err(io::Error::other(format!("zstd ended with {status}")).into());
         }
-        to.sync_all()?;
-        Ok(started.elapsed())
-    };
-    run().map(Some).map_err(failed)
+        Ok(to.sync_all()?)
+    })
+    .map(Some)
 }
 
 fn unpack(material: &Material, compressed: Option<&File>, session: &mut Session<'_>) -> Result {
@@ -128,18 +123,22 @@ fn unpack(material: &Material, compressed: Option<&File>, session: &mut Session<
     suite.add(Role::Limit, "frames", "frames alone", |_| {
         let to = material.new_file()?;
         timed(|| {
-            frames::share(material.threads, material.is_zero.len(), Reader::new, |reader, frame| {
-                to.write_all_at(decode(material, reader, frame)?, (frame * FRAME) as u64)
-            })
-            .and_then(|()| to.sync_all())
-            .map_err(failed)
+            frames::share(
+                material.threads,
+                material.is_zero.len(),
+                Reader::new,
+                |reader, frame| {
+                    Ok(to.write_all_at(decode(material, reader, frame)?, (frame * FRAME) as u64)?)
+                },
+            )?;
+            Ok(to.sync_all()?)
         })
     });
     let path = material.directory.join(format!("uzone-bench-{}.raw", std::process::id()));
     let image = material.open(ByteLen::ZERO)?;
     let spec = suite.add(Role::Ours, "ours", "ours", move |_| {
         let elapsed = timed(|| Ok(image.unpack(&path, material.threads, &|_| true)?))?;
-        std::fs::remove_file(&path).map_err(failed)?;
+        std::fs::remove_file(&path)?;
         Ok(elapsed)
     });
     spec.limit("frames").headline(format!("unpack an image of {size}"));
@@ -169,10 +168,10 @@ impl Places {
 
     /// Decodes each frame and does nothing else.
     fn decode(&self, material: &Material) -> Result<Duration> {
-        let mut reader = Reader::new().map_err(failed)?;
+        let mut reader = Reader::new()?;
         timed(|| {
             for frame in &self.frames {
-                black_box(decode(material, &mut reader, *frame).map_err(failed)?);
+                black_box(decode(material, &mut reader, *frame)?);
             }
             Ok(())
         })
@@ -185,8 +184,8 @@ impl Places {
 
     /// Reads each frame by another implementation.
     fn seek(&self, material: &Material) -> Result<Duration> {
-        let file = material.packed.try_clone().map_err(failed)?;
-        let seek = |error: zeekstd::Error| failed(io::Error::other(error));
+        let file = material.packed.try_clone()?;
+        let seek = |error: zeekstd::Error| io::Error::other(error);
         let mut decoder = zeekstd::Decoder::new(file).map_err(seek)?;
         read_each(self.offsets.iter().copied(), |offset, out| {
             decoder.set_offset(offset).map_err(seek)?;
@@ -217,17 +216,8 @@ pub(super) fn read_each(
     })
 }
 
-/// Measures reading 64 KiB at random places.
-pub(super) fn read(material: &Material, session: &mut Session<'_>) -> Result {
-    read_at_random(material, false, session)
-}
-
-/// Measures reading 64 KiB at random places of files that the page cache has forgotten.
-pub(super) fn read_cold(material: &Material, session: &mut Session<'_>) -> Result {
-    read_at_random(material, true, session)
-}
-
-fn read_at_random(material: &Material, is_cold: bool, session: &mut Session<'_>) -> Result {
+/// Measures reading 64 KiB at random places, of files in the page cache or forgotten by it.
+pub(super) fn read(material: &Material, is_cold: bool, session: &mut Session<'_>) -> Result {
     let places = &Places::of(material);
     let calls = places.frames.len() as u64;
     let table = if is_cold { "snapshot-read-cold" } else { "snapshot-read" };
@@ -258,11 +248,12 @@ fn read_at_random(material: &Material, is_cold: bool, session: &mut Session<'_>)
     )
 }
 
-/// Has the page cache forget a file.
+/// Drops a file from the page cache.
 pub(crate) fn forget(file: &File) -> Result {
     let Some(len) = NonZeroU64::new(len_of(file)?) else { return Ok(()) };
     // Pages that are not on the device yet stay.
-    file.sync_data().and_then(|()| page_cache::forget(file, 0, len)).map_err(failed)
+    file.sync_data()?;
+    Ok(page_cache::forget(file, 0, len)?)
 }
 
 /// Measures comparing every hash.
@@ -281,7 +272,6 @@ pub(super) fn verify(material: &Material, session: &mut Session<'_>) -> Result {
                 black_box(blake3::hash(piece));
                 Ok(())
             })
-            .map_err(failed)
         })
     });
     for (row, name, decode, role) in [

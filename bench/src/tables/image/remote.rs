@@ -6,7 +6,7 @@ use std::time::Duration;
 use uzone_pages::ByteLen;
 
 use super::frames;
-use super::material::{FRAME, Material, PAGE, failed, random_frames};
+use super::material::{FRAME, Material, PAGE, random_frames};
 use super::pack::read_each;
 use super::store::{Store, distance};
 use uzone_harness::{Result, Role, Session, Suite, check_word, index, place, timed};
@@ -19,7 +19,7 @@ const CHUNK: u64 = 2 << 20;
 
 /// Reads the whole image in order.
 pub(super) fn in_order(material: &Material, session: &mut Session<'_>) -> Result {
-    let store = &Store::start(&material.packed).map_err(failed)?;
+    let store = &Store::start(&material.packed)?;
     let (bytes, packed) = (ByteLen::new(material.len as u64), material.packed_len);
     let mut suite = Suite::new("snapshot-s3-seq", ByteLen::new(packed)).writing(packed);
     suite
@@ -50,24 +50,23 @@ fn fill_link(store: &Store, packed: u64) -> Result<Duration> {
         let own = || Ok::<_, io::Error>((store.client()?, Vec::new()));
         frames::share(CONNECTIONS, count, own, |(client, out), number| {
             let start = number as u64 * CHUNK;
-            client.get(&(start..packed.min(start + CHUNK)), out)
+            Ok(client.get(&(start..packed.min(start + CHUNK)), out)?)
         })
-        .map_err(failed)
     })
 }
 
 /// Reads pages at random, each in a frame of its own.
 pub(super) fn at_random(material: &Material, session: &mut Session<'_>) -> Result {
-    let store = &Store::start(&material.packed).map_err(failed)?;
+    let store = &Store::start(&material.packed)?;
     let frames = &random_frames(material, READS);
     let (calls, mean) = (frames.len() as u64, material.mean_frame());
     let asked = calls * mean;
     let mut suite = Suite::new("snapshot-s3-random", ByteLen::new(asked)).writing(asked);
     suite.add(Role::Limit, "trip", "one round trip", move |_| {
-        let (mut client, mut out) = (store.client().map_err(failed)?, Vec::new());
+        let (mut client, mut out) = (store.client()?, Vec::new());
         median(frames.iter().map(|frame| {
             let start = *frame as u64 * mean;
-            timed(|| client.get(&(start..start + mean), &mut out).map_err(failed))
+            timed(|| Ok(client.get(&(start..start + mean), &mut out)?))
         }))
     });
     let spec = suite.add(Role::Ours, "ours", "ours, a page read", move |row| {

@@ -8,7 +8,7 @@ use uzone_os::{Access, Mapping, Sharing};
 use uzone_pages::ByteLen;
 use uzone_snapshot::SnapshotBacking;
 
-use super::material::{Material, PAGE, failed};
+use super::material::{Material, PAGE};
 use super::touch::{CACHE, check};
 use uzone_harness::{Result, Role, Session, Suite, timed};
 
@@ -53,13 +53,12 @@ pub(super) fn in_order(material: &Material, session: &mut Session<'_>) -> Result
 }
 
 fn file_of(shared: &SharedBacking) -> Result<OwnedFd> {
-    match shared.memory_file().map_err(failed)? {
+    match shared.memory_file()? {
         Some((fd, _)) => Ok(fd),
         None => unreachable!("shared pages are in a memory file"),
     }
 }
 
 fn private(fd: OwnedFd, len: ByteLen) -> Result<Mapping> {
-    let memory = Mapping::file(fd, 0, len, Access::ReadWrite, Sharing::Private);
-    memory.map_err(|error| failed(std::io::Error::other(error)))
+    Ok(Mapping::file(fd, 0, len, Access::ReadWrite, Sharing::Private)?)
 }

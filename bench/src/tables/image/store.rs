@@ -19,7 +19,6 @@ use object_store::aws::AmazonS3Builder;
 use uzone_pages::ByteLen;
 use uzone_snapshot::{FrameCache, Image, ObjectSource, OpenOptions};
 
-use super::frames::failed;
 use uzone_harness::Result;
 
 /// The time before each answer starts.
@@ -89,7 +88,7 @@ impl Store {
     /// Opens the object as an image, with a frame cache of `room`.
     pub(crate) fn open_image(&self, room: ByteLen) -> Result<Image> {
         let options = OpenOptions::default().cache(FrameCache::new(room.get()));
-        Ok(Image::from_source(Box::new(self.open().map_err(failed)?), &options)?)
+        Ok(Image::from_source(Box::new(self.open()?), &options)?)
     }
 
     fn open(&self) -> io::Result<ObjectSource> {

@@ -127,13 +127,13 @@ fn add_limits<'a>(
                 } else {
                     Fill::Bytes(decode(material, reader, frame)?)
                 };
+                let refused = |cause| BenchError::handler(row, cause);
                 match memory.install(start..start + FRAME as u64, fill, Install::default()) {
                     Ok(Answered::All) => Ok(()),
-                    Ok(other) => Err(io::Error::other(format!("the kernel answered {other:?}"))),
-                    Err(error) => Err(io::Error::other(error)),
+                    Ok(other) => Err(refused(io::Error::other(format!("answered {other:?}")))),
+                    Err(error) => Err(refused(io::Error::other(error))),
                 }
             })
-            .map_err(|cause| BenchError::handler(row, cause))
         })
     });
 }

@@ -16,7 +16,6 @@ use uzone_snapshot::SnapshotBacking;
 
 use super::machine::{CACHE, Restore, machine};
 use crate::tables::image::frames;
-use crate::tables::image::material::failed;
 use crate::tables::image::store::{Store, distance};
 use uzone_harness::ways::one_page::{Answer, OnePage};
 use uzone_harness::{Found, Result, Role, Session, Suite};
@@ -29,16 +28,12 @@ const TOUCHES: usize = 512;
 /// Runs the table of a working set.
 pub(super) fn table(restore: Restore<'_>, session: &mut Session<'_>) -> Result {
     let restore = restore.of(&restore.pages[..restore.pages.len().min(TOUCHES)]);
-    measure("restore-far", "pages of a working set in a random order", restore, session)
-}
-
-fn measure(table: &str, pages: &str, restore: Restore<'_>, session: &mut Session<'_>) -> Result {
     let (engine, offsets) = (&restore.engine()?, &restore.offsets());
-    let store = &Store::start(&restore.material.packed).map_err(failed)?;
-    let raw = &Store::start(&restore.material.raw).map_err(failed)?;
-    let mut suite = Suite::new(table, restore.len());
+    let store = &Store::start(&restore.material.packed)?;
+    let raw = &Store::start(&restore.material.raw)?;
+    let mut suite = Suite::new("restore-far", restore.len());
     add(&mut suite, Role::Naive, "naive", "one page a fault and request, raw", raw, move |row| {
-        let client = Mutex::new((raw.client().map_err(failed)?, Vec::new()));
+        let client = Mutex::new((raw.client()?, Vec::new()));
         let fetch = move |start: u64, page: &mut [u8]| {
             let mut client = client.lock().unwrap_or_else(PoisonError::into_inner);
             let (client, out) = &mut *client;
@@ -71,12 +66,16 @@ fn measure(table: &str, pages: &str, restore: Restore<'_>, session: &mut Session
     });
     add_link(&mut suite, &restore, store);
     restore.compare(&mut suite, "naive");
-    if let Some(spec) = suite.spec("replay").filter(|_| table == "restore-far") {
+    if let Some(spec) = suite.spec("replay") {
         spec.headline("restore a working set from S3");
     }
     session.measure(
         suite,
-        format!("A VM of {} restored from S3: {} {pages}", restore.len(), restore.pages.len()),
+        format!(
+            "A VM of {} restored from S3: {} pages of a working set in a random order",
+            restore.len(),
+            restore.pages.len()
+        ),
         format!("{}; packed; {}", restore.placement.title, distance()),
     )
 }
@@ -108,9 +107,8 @@ fn add_link<'a>(suite: &mut Suite<'a>, restore: &Restore<'a>, store: &'a Store) 
         let own = || Ok::<_, std::io::Error>((store.client()?, Vec::new()));
         frames::share(CONNECTIONS, wanted.len(), own, |(client, out), number| {
             let start = wanted[number] as u64 * mean;
-            client.get(&(start..start + mean), out)
-        })
-        .map_err(failed)?;
+            Ok(client.get(&(start..start + mean), out)?)
+        })?;
         Ok(Found { elapsed: begun.elapsed(), ..Found::default() })
     });
 }

@@ -16,7 +16,7 @@ use uzone_snapshot::{FrameCache, SnapshotBacking};
 
 use crate::tables::fault::{Placement, Touching, touch};
 use crate::tables::image::frames::{self, Reader};
-use crate::tables::image::material::{FRAME, Material, PAGE, decode, failed, open};
+use crate::tables::image::material::{FRAME, Material, PAGE, decode, open};
 use crate::tables::image::pack::forget;
 use uzone_harness::ways::one_page::{Answer, OnePage};
 use uzone_harness::{
@@ -153,7 +153,7 @@ impl<'a> Restore<'a> {
     }
 
     fn raw(&self) -> Result<File> {
-        self.material.raw.try_clone().map_err(failed)
+        Ok(self.material.raw.try_clone()?)
     }
 
     pub(super) fn map_raw(&self, sharing: Sharing) -> Result<Mapping> {
@@ -172,7 +172,7 @@ impl<'a> Restore<'a> {
     }
 
     pub(super) fn raw_backing(&self) -> Result<Arc<dyn Backing>> {
-        Ok(Arc::new(FileBacking::new(self.raw()?).map_err(failed)?))
+        Ok(Arc::new(FileBacking::new(self.raw()?)?))
     }
 
     pub(super) fn touch(
@@ -223,7 +223,7 @@ impl<'a> Restore<'a> {
             if begun.elapsed() > PATIENCE {
                 let (seen, all) = (pages.len(), self.pages.len());
                 let text = format!("{seen} of {all} pages are recorded");
-                return Err(failed(io::Error::other(text)));
+                return Err(io::Error::other(text).into());
             }
             std::thread::yield_now();
         }
@@ -317,8 +317,7 @@ impl<'a> Restore<'a> {
             frames::share(threads, wanted.len(), Reader::new, |reader, number| {
                 black_box(decode(this.material, reader, wanted[number])?);
                 Ok(())
-            })
-            .map_err(failed)?;
+            })?;
             Ok(Found { elapsed: begun.elapsed(), ..Found::default() })
         });
     }
