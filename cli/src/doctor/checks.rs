@@ -14,23 +14,23 @@ use uzone_os::memory::{Available, Limit};
 use uzone_os::probe::uffd_is_absent;
 use uzone_os::uffd::Features;
 use uzone_pages::{ByteLen, PageSize};
-use uzone_stream::{Basis, STORE_POLICY};
+use uzone_stream::STORE_POLICY;
 
-use super::facts::{Facts, From, TRIAL};
-use crate::output::{human_duration, number_list};
+use super::facts::{Facts, Reason, StreamsFrom, TRIAL};
+use crate::output::{ns, number_list};
 
-/// How a check came out.
+/// The status of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Status {
-    /// As it should be.
+    /// In order.
     Ok,
-    /// Something is missing that only some programs want.
+    /// A feature that only some programs need is missing.
     Note,
-    /// Something will be slow, or will fail when it is used.
+    /// A feature is slow, or fails when it is used.
     Warn,
-    /// Something required is missing.
+    /// A requirement is missing.
     Fail,
 }
 
@@ -199,7 +199,7 @@ fn memory(facts: &Facts) -> Check {
     match (&facts.trial, &facts.available) {
         (Err(error), _) => Check::not_ok(
             Status::Fail,
-            format!("{TRIAL} cannot be had: {}; {value}", sentence(&**error)),
+            format!("cannot map {TRIAL}: {}; {value}", sentence(&**error)),
             fix,
         ),
         (Ok(()), Ok(_)) => Check::ok(value),
@@ -293,30 +293,26 @@ fn stores(facts: &Facts) -> Check {
     let Some(stores) = &facts.stores else {
         return not_measured();
     };
-    let others: Vec<_> = stores
-        .available
-        .iter()
-        .filter(|&&path| path != stores.chosen)
-        .map(|path| path.name())
-        .collect();
+    let others: Vec<_> =
+        stores.available.iter().copied().filter(|path| *path != stores.chosen).collect();
     let others = if others.is_empty() {
         String::new()
     } else {
         format!("; also here: {}", others.join(", "))
     };
-    let reason = match stores.basis {
-        Basis::Table => "from the table for this CPU".to_owned(),
-        Basis::Widest => "the widest here, for the table does not have this CPU".to_owned(),
-        Basis::Environment => format!("set by {STORE_POLICY}"),
-        Basis::NoStreaming => "the only one here".to_owned(),
-        _ => "chosen".to_owned(),
+    let reason = match stores.reason {
+        Reason::Table => "from the table for this CPU".to_owned(),
+        Reason::Widest => "the widest here, for the table does not have this CPU".to_owned(),
+        Reason::Environment => format!("set by {STORE_POLICY}"),
+        Reason::OnlyOne => "the only one here".to_owned(),
+        Reason::Other => "chosen".to_owned(),
     };
     let value = format!("{}, {reason}{others}", stores.policy);
     if let Some(problem) = &stores.problem {
         let value = format!("{value}; {STORE_POLICY} is not followed: {problem}");
         return Check::warn(value, format!("unset {STORE_POLICY}"));
     }
-    match &stores.faster {
+    match &stores.faster_policy {
         None => Check::ok(value),
         Some(faster) => Check::note(
             format!("{value}; {faster} is at least 10 % faster, measured three times"),
@@ -333,7 +329,7 @@ fn streaming(facts: &Facts) -> Check {
         Some(bytes) => ByteLen::new(bytes as u64).to_string(),
         None => "never".to_owned(),
     };
-    let From { cold_later, cold_soon, hot } = stores.zero;
+    let StreamsFrom { cold_later, cold_soon, hot } = stores.zero;
     if stores.zero.cold_later.is_none() && stores.copy.cold_later.is_none() {
         return Check::ok("none: plain stores do all the work");
     }
@@ -351,7 +347,7 @@ fn streaming(facts: &Facts) -> Check {
             at(copy.cold_soon),
             at(copy.hot)
         ),
-        format!("the stores were measured in {}", human_duration(stores.elapsed)),
+        format!("the stores were measured in {}", ns(stores.measure_ns)),
     ];
     Check::ok(value).with_details(details)
 }

@@ -5,9 +5,10 @@
 
 use std::env::consts;
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::thread::{CapabilitySet, capabilities};
+use serde::Serialize;
 use uzone_os::dax::{self, DaxDevice};
 use uzone_os::hugepages::{self, Pool, Thp};
 use uzone_os::memory::{self, Available};
@@ -16,7 +17,8 @@ use uzone_os::probe;
 use uzone_os::uffd::{Features, UffdError};
 use uzone_os::{Anonymous, Exclusive, MapError, SysError, SystemRoot};
 use uzone_pages::{ByteLen, PageSize};
-use uzone_stream::{Basis, CacheState, NextUse, Path, StorePolicy, StreamError, Work};
+use uzone_report::nanoseconds;
+use uzone_stream::{Basis, CacheState, NextUse, Path, StorePolicy, Work};
 
 /// The length of a trial mapping, which shows whether there is memory at all. The measurement of the stores takes less,
 /// and ends the process if there is none.
@@ -36,7 +38,7 @@ pub(super) struct Facts {
     pub(super) cpu_model: Result<Option<String>, SysError>,
     /// The number of CPUs that this process may use.
     pub(super) usable_cpus: Result<usize, SysError>,
-    /// Not measured where [`TRIAL`] could not be had.
+    /// `None` if [`TRIAL`] could not be mapped.
     pub(super) stores: Option<Stores>,
     pub(super) thp: Result<Option<Thp>, SysError>,
     /// Whether a parent has switched them off for this process.
@@ -66,33 +68,51 @@ pub(super) struct Facts {
 }
 
 /// The store instructions, and the lengths from which on streaming pays.
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub(super) struct Stores {
-    pub(super) available: Vec<Path>,
+    pub(super) available: Vec<&'static str>,
     /// The store that fills memory past the cache.
-    pub(super) chosen: Path,
-    /// The whole policy, as the environment variable would have it.
+    pub(super) chosen: &'static str,
+    /// The whole policy, in the form of the environment variable.
     pub(super) policy: String,
-    pub(super) basis: Basis,
+    /// The origin of the policy.
+    pub(super) reason: Reason,
     /// The reason that the environment variable was not followed.
-    pub(super) problem: Option<StreamError>,
+    pub(super) problem: Option<String>,
+    /// The policy that is faster here than the policy of the process, if the measurement found one.
+    pub(super) faster_policy: Option<String>,
     /// The lengths from which on clearing and copying go past the cache.
-    pub(super) zero: From,
-    pub(super) copy: From,
-    /// The policy that is faster here than the one of the process, if the measurement found one.
-    pub(super) faster: Option<String>,
+    pub(super) zero: StreamsFrom,
+    pub(super) copy: StreamsFrom,
     /// The time of the measurement.
-    pub(super) elapsed: Duration,
+    pub(super) measure_ns: u64,
 }
 
-/// The lengths in bytes from which on stores go past the cache; `None` is never.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct From {
+/// The origin of a store policy.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Reason {
+    Table,
+    Widest,
+    Environment,
+    OnlyOne,
+    Other,
+}
+
+/// The lengths in bytes from which on stores go past the cache; `null` is never.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub(super) struct StreamsFrom {
     /// For memory that is not in the cache and is not read soon.
+    #[serde(rename = "cold_read_later_from_bytes")]
     pub(super) cold_later: Option<usize>,
     /// For memory that is not in the cache and is read at once.
+    #[serde(rename = "cold_read_at_once_from_bytes")]
     pub(super) cold_soon: Option<usize>,
     /// For memory in the cache.
+    #[serde(rename = "in_cache_from_bytes")]
     pub(super) hot: Option<usize>,
 }
 
@@ -142,21 +162,28 @@ impl Stores {
         let is_faster = measured.basis() == Basis::Measured
             && policy.basis() != Basis::Environment
             && measured.to_string() != policy.to_string();
-        let from = |work| From {
+        let from = |work| StreamsFrom {
             cold_later: policy.streams_from(work, CacheState::Cold, NextUse::Later),
             cold_soon: policy.streams_from(work, CacheState::Cold, NextUse::Soon),
             hot: policy.streams_from(work, CacheState::Hot, NextUse::Later),
         };
+        let available = Path::ALL.into_iter().filter(|path| path.is_available());
         Self {
-            available: Path::ALL.into_iter().filter(|path| path.is_available()).collect(),
-            chosen: policy.store(Work::Fill),
+            available: available.map(Path::name).collect(),
+            chosen: policy.store(Work::Fill).name(),
             policy: policy.to_string(),
-            basis: policy.basis(),
-            problem: StorePolicy::problem().cloned(),
+            reason: match policy.basis() {
+                Basis::Table => Reason::Table,
+                Basis::Widest => Reason::Widest,
+                Basis::Environment => Reason::Environment,
+                Basis::NoStreaming => Reason::OnlyOne,
+                _ => Reason::Other,
+            },
+            problem: StorePolicy::problem().map(ToString::to_string),
             zero: from(Work::Zero),
             copy: from(Work::Copy),
-            faster: is_faster.then(|| measured.to_string()),
-            elapsed: started.elapsed(),
+            faster_policy: is_faster.then(|| measured.to_string()),
+            measure_ns: nanoseconds(started.elapsed()),
         }
     }
 }

@@ -10,11 +10,9 @@ use uzone_os::hugepages::Pool;
 use uzone_os::memory::Limit;
 use uzone_os::probe::uffd_is_absent;
 use uzone_pages::ByteLen;
-use uzone_report::nanoseconds;
-use uzone_stream::Basis;
 
 use super::checks::missing_features;
-use super::facts::{Facts, From};
+use super::facts::{Facts, Stores};
 
 /// Declares structs that are printed, with schemas.
 macro_rules! printed {
@@ -55,24 +53,6 @@ printed! {
     struct Node { node: u32, cpus: Vec<u32>, total_bytes: u64, free_bytes: u64, }
     struct Dax { name: String, size_bytes: u64, align_bytes: u64, node: Option<u32>, }
     struct Cpu { model: Option<Option<String>>, usable_cpus: Option<usize>, }
-    struct Stores {
-        available: Vec<&'static str>,
-        chosen: &'static str,
-        policy: String,
-        /// The origin of the policy.
-        reason: &'static str,
-        problem: Option<String>,
-        faster_policy: Option<String>,
-        zero: StreamsFrom,
-        copy: StreamsFrom,
-        measure_ns: u64,
-    }
-    /// The length from which on stores go past the cache; `null` is never.
-    struct StreamsFrom {
-        cold_read_later_from_bytes: Option<usize>,
-        cold_read_at_once_from_bytes: Option<usize>,
-        in_cache_from_bytes: Option<usize>,
-    }
     struct Thp {
         enabled: &'static str,
         defrag: &'static str,
@@ -111,7 +91,7 @@ printed! {
     }
 }
 
-impl std::convert::From<&Facts> for Figures {
+impl From<&Facts> for Figures {
     fn from(facts: &Facts) -> Self {
         let thp = facts.thp.as_ref().ok().and_then(Option::as_ref);
         let features = facts.uffd_features.as_ref().ok();
@@ -139,7 +119,7 @@ impl std::convert::From<&Facts> for Figures {
                 model: facts.cpu_model.as_ref().ok().cloned(),
                 usable_cpus: facts.usable_cpus.as_ref().ok().copied(),
             },
-            stores: facts.stores.as_ref().map(stores),
+            stores: facts.stores.clone(),
             transparent_huge_pages: thp.map(|thp| Thp {
                 enabled: thp.enabled,
                 defrag: thp.defrag,
@@ -212,31 +192,6 @@ fn pool(node: Option<u32>, pool: &Pool) -> HugePool {
 
 fn each<T, F, E>(items: Result<&[T], E>, figures: fn(&T) -> F) -> Option<Vec<F>> {
     items.ok().map(|items| items.iter().map(figures).collect())
-}
-
-fn stores(stores: &super::facts::Stores) -> Stores {
-    let from = |from: From| StreamsFrom {
-        cold_read_later_from_bytes: from.cold_later,
-        cold_read_at_once_from_bytes: from.cold_soon,
-        in_cache_from_bytes: from.hot,
-    };
-    Stores {
-        available: stores.available.iter().map(|path| path.name()).collect(),
-        chosen: stores.chosen.name(),
-        policy: stores.policy.clone(),
-        reason: match stores.basis {
-            Basis::Table => "table",
-            Basis::Widest => "widest",
-            Basis::Environment => "environment",
-            Basis::NoStreaming => "only_one",
-            _ => "other",
-        },
-        problem: stores.problem.as_ref().map(ToString::to_string),
-        faster_policy: stores.faster.clone(),
-        zero: from(stores.zero),
-        copy: from(stores.copy),
-        measure_ns: nanoseconds(stores.elapsed),
-    }
 }
 
 fn access(access: &io::Result<bool>) -> &'static str {

@@ -1,6 +1,5 @@
 use std::io;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use rustix::io::Errno;
 use uzone_os::dax::DaxDevice;
@@ -10,9 +9,9 @@ use uzone_os::numa::Node;
 use uzone_os::uffd::{Features, UffdError};
 use uzone_os::{MapError, SysError};
 use uzone_pages::{ByteLen, PageSize};
-use uzone_stream::{Basis, Path, StreamError};
+use uzone_stream::StreamError;
 
-use super::facts::{From, Stores, TRIAL};
+use super::facts::{Reason, Stores, StreamsFrom, TRIAL};
 use super::*;
 use crate::output::Object;
 
@@ -40,15 +39,19 @@ fn everything() -> Facts {
         cpu_model: Ok(Some("A CPU".into())),
         usable_cpus: Ok(8),
         stores: Some(Stores {
-            available: vec![Path::Portable, Path::Avx2],
-            chosen: Path::Avx2,
+            available: vec!["portable", "avx2"],
+            chosen: "avx2",
             policy: "fill=avx2,zero=avx2,copy=avx2".into(),
-            basis: Basis::Table,
+            reason: Reason::Table,
             problem: None,
-            zero: From { cold_later: Some(4096), cold_soon: Some(2 << 20), hot: Some(32 << 20) },
-            copy: From::default(),
-            faster: None,
-            elapsed: Duration::from_micros(98_000),
+            zero: StreamsFrom {
+                cold_later: Some(4096),
+                cold_soon: Some(2 << 20),
+                hot: Some(32 << 20),
+            },
+            copy: StreamsFrom::default(),
+            faster_policy: None,
+            measure_ns: 98_000_000,
         }),
         thp: Ok(Some(Thp {
             enabled: "madvise",
@@ -91,15 +94,15 @@ fn nothing() -> Facts {
         machine: "riscv64",
         cpu_model: Ok(None),
         stores: Some(Stores {
-            available: vec![Path::Portable],
-            chosen: Path::Portable,
+            available: vec!["portable"],
+            chosen: "portable",
             policy: "fill=portable,zero=portable,copy=portable".into(),
-            basis: Basis::NoStreaming,
+            reason: Reason::OnlyOne,
             problem: None,
-            zero: From::default(),
-            copy: From::default(),
-            faster: None,
-            elapsed: Duration::ZERO,
+            zero: StreamsFrom::default(),
+            copy: StreamsFrom::default(),
+            faster_policy: None,
+            measure_ns: 0,
         }),
         thp: Ok(None),
         pools: Ok(vec![pool(PageSize::MIB_2, 0)]),
@@ -281,14 +284,15 @@ fn each_policy_of_stores_is_judged_by_itself() {
     let bogus: Change = |facts| {
         set_stores(facts, |stores| {
             let cause = Box::new(StreamError::UnknownPath { name: "bogus".into() });
-            stores.problem = Some(StreamError::Store { part: "fill=bogus".into(), cause });
+            stores.problem =
+                Some(StreamError::Store { part: "fill=bogus".into(), cause }.to_string());
         });
     };
     let not_followed = "UZONE_STORE_POLICY is not followed: in \"fill=bogus\" of UZONE_STORE_POLICY: no stream path";
-    let set: Change = |facts| set_stores(facts, |stores| stores.basis = Basis::Environment);
+    let set: Change = |facts| set_stores(facts, |stores| stores.reason = Reason::Environment);
     let by_environment = "copy=avx2, set by UZONE_STORE_POLICY; also here: portable";
     let faster: Change =
-        |facts| set_stores(facts, |stores| stores.faster = Some("fill=sse2".into()));
+        |facts| set_stores(facts, |stores| stores.faster_policy = Some("fill=sse2".into()));
     let measured = "fill=sse2 is at least 10 % faster, measured three times";
     judge(&[
         (bogus, NAME, Status::Warn, not_followed, "unset UZONE_STORE_POLICY"),
@@ -452,7 +456,7 @@ fn a_refused_trial_names_the_limit_that_stands_in_the_way() {
         };
         let check = find(&facts, "memory");
         assert_eq!(check.status, Status::Fail);
-        assert!(check.value.starts_with("16 MiB cannot be had: "), "{check:?}");
+        assert!(check.value.starts_with("cannot map 16 MiB: "), "{check:?}");
         assert!(check.fix.as_deref().unwrap().contains(fix), "{check:?}");
     }
 }
