@@ -10,11 +10,12 @@ mod parts;
 mod settings;
 mod tables;
 
-use std::env;
+use std::path::Path;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, FromArgMatches, Parser};
-use tracing::Level;
+use clap::Parser;
+use uzone_cli::Program;
+use uzone_cli::exit::{Exit, Failure};
 use uzone_cli::output::{Flags, Output};
 
 /// Measure this machine: naive, ours, the limit, and the published figure
@@ -37,25 +38,28 @@ struct Arguments {
     args: command::Args,
 }
 
+impl Program for Arguments {
+    fn flags(&self) -> Flags {
+        self.flags
+    }
+
+    fn output(&self) -> Option<&Path> {
+        self.args.report.as_deref()
+    }
+
+    fn run(&self, out: &Output) -> Result<Exit, Failure> {
+        command::run(&self.args, out)
+    }
+}
+
 fn main() -> ExitCode {
-    let early = Output::new(Flags::peek(env::args_os().skip(1)));
-    let parsed = Arguments::command()
-        .color(early.clap_color())
-        .try_get_matches()
-        .and_then(|matches| Arguments::from_arg_matches(&matches));
-    let exit = match parsed {
-        Ok(Arguments { flags, args }) => {
-            let out = Output::new(flags).beside(args.report.as_deref());
-            out.print_events(Level::WARN);
-            command::run(&args, &out).unwrap_or_else(|failure| out.fail(&failure))
-        }
-        Err(error) => early.usage(&error),
-    };
-    exit.into()
+    uzone_cli::main::<Arguments>()
 }
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory;
+
     use super::*;
 
     #[test]

@@ -185,6 +185,8 @@ fn strings(ids: &[&str]) -> Vec<String> {
 
 /// The name of the run of the published experiments.
 pub(crate) const SEEDS: &str = "seeds";
+/// The name of a run of every benchmark.
+pub(crate) const ALL: &str = "all";
 
 /// Returns the published experiments at the sizes of a quick run.
 #[must_use]
@@ -226,44 +228,30 @@ pub(crate) fn with_tables(parts: Vec<Part>, ids: &[String]) -> Vec<Part> {
     parts.into_iter().filter_map(of).collect()
 }
 
-/// Runs the published experiments.
-///
-/// # Errors
-/// As [`run`].
-pub(crate) fn run_seeds(parts: &[Part], watch: Watch<'_>) -> Result<Bench> {
-    Ok(Bench { benchmark: SEEDS.to_owned(), ..run(parts, watch)? })
-}
-
-/// Runs some benchmarks as one document.
+/// Runs some benchmarks as one document with this name.
 ///
 /// # Errors
 /// [`BenchError`] if a row found something wrong, or no part could be run.
-pub(crate) fn run(parts: &[Part], watch: Watch<'_>) -> Result<Bench> {
-    let mut all: Option<Bench> = None;
-    let (mut skipped, mut refused) = (Vec::new(), None);
-    let of = parts.len();
-    let watch = |name, number| {
-        let part = Some((name, number, of));
-        move |phase: Phase<'_>| watch(Phase { part, ..phase })
-    };
-    // A need that the host lacks ends no run.
-    let mut or_skipped = |name: &str, error: BenchError| {
-        if !error.is_of_this_host() {
-            return Err(error);
-        }
-        skipped.push(Skipped { id: name.to_owned(), reason: sentence(&error) });
-        Ok(error)
-    };
+pub(crate) fn run(name: &str, parts: &[Part], watch: Watch<'_>) -> Result<Bench> {
+    let (mut done, mut skipped, mut refused) = (Vec::new(), Vec::new(), None);
     for (part, number) in parts.iter().zip(1..) {
-        match (part.run(&watch(part.name(), number)), &mut all) {
-            (Ok(bench), None) => all = Some(Bench { benchmark: "all".to_owned(), ..bench }),
-            (Ok(bench), Some(all)) => append(all, bench),
-            (Err(error), _) => _ = refused.get_or_insert(or_skipped(part.name(), error)?),
+        let place = (parts.len() > 1).then_some((part.name(), number, parts.len()));
+        match part.run(&|phase| watch(Phase { part: place, ..phase })) {
+            Ok(bench) => done.push(bench),
+            // A need that the host lacks ends no run.
+            Err(error) if error.is_of_this_host() => {
+                skipped.push(Skipped { id: part.name().to_owned(), reason: sentence(&error) });
+                refused.get_or_insert(error);
+            }
+            Err(error) => return Err(error),
         }
     }
-    let Some(mut all) = all else {
+    let mut done = done.into_iter();
+    let Some(first) = done.next() else {
         return Err(refused.unwrap_or_else(|| BenchError::no_table(&[])));
     };
+    let mut all = done.fold(first, append);
+    all.benchmark = name.to_owned();
     // Skipped parts stay in: a repetition of the run tries them again.
     all.parameters = parts.iter().map(Part::to_json).collect();
     all.skipped.append(&mut skipped);
@@ -271,13 +259,13 @@ pub(crate) fn run(parts: &[Part], watch: Watch<'_>) -> Result<Bench> {
 }
 
 /// Appends the results of `other` to `all`.
-fn append(all: &mut Bench, mut other: Bench) {
+fn append(mut all: Bench, other: Bench) -> Bench {
     all.settings = format!("{}; {}: {}", all.settings, other.benchmark, other.settings);
-    all.parameters.append(&mut other.parameters);
-    all.summary.append(&mut other.summary);
-    all.tables.append(&mut other.tables);
-    all.results.append(&mut other.results);
-    all.skipped.append(&mut other.skipped);
+    all.summary.extend(other.summary);
+    all.tables.extend(other.tables);
+    all.results.extend(other.results);
+    all.skipped.extend(other.skipped);
+    all
 }
 
 #[cfg(test)]

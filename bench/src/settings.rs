@@ -5,8 +5,8 @@ use std::env::temp_dir;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-use clap::Args;
 use clap::builder::{RangedI64ValueParser, TypedValueParser};
+use clap::{Args, Subcommand};
 use serde::{Deserialize, Serialize};
 use uzone_harness::{Session, Watch};
 use uzone_os::numa;
@@ -23,25 +23,76 @@ pub(crate) struct Part {
 }
 
 /// A benchmark and its settings.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Subcommand)]
 #[serde(tag = "benchmark", rename_all = "lowercase")]
 pub(crate) enum Benchmark {
-    /// `uzone-bench bind`.
+    /// Describe every page of a region: rebinds and first binds
+    ///
+    /// The region is only reserved; its descriptors are written, 64 bytes a page. `naive`
+    /// is a call for each page that sets field after field; the limit is a bare fill of as many
+    /// bytes.
+    #[command(after_help = uzone_cli::exit::help("uzone-bench bind --size 100G --rebinds 30", &crate::command::EXITS))]
     Bind(BindSettings),
-    /// `uzone-bench pin`.
+    /// Pin a region and let it go: 2 MiB folios, lists, base pages, threads
+    ///
+    /// The region is reserved and described; its bytes are never touched. `naive` is an atomic step
+    /// for each base page, on 64-byte descriptors as Linux has them; they take 1/64 of the size.
+    #[command(after_help = uzone_cli::exit::help("uzone-bench pin --size 128G", &crate::command::EXITS))]
     Pin(PinSettings),
-    /// `uzone-bench zero`.
+    /// Clear memory: three lengths out of cache, pools, and first touch, beside the kernel and the C
+    /// library
+    ///
+    /// Extents of 4 KiB, 2 MiB and the largest; the wait for a folio of a pool;
+    /// the kernel's own clearing; and first touch. With root, 256 MiB of huge pages are put into
+    /// the host's pool for the run.
+    #[command(after_help = uzone_cli::exit::help("uzone-bench zero --size 32M --populate-size 0", &crate::command::EXITS))]
     Zero(ZeroSettings),
-    /// `uzone-bench copy`.
+    /// Copy memory: three lengths out of cache, beside the C library
+    #[command(after_help = uzone_cli::exit::help("uzone-bench copy --size 32M", &crate::command::EXITS))]
     Copy(CopySettings),
-    /// `uzone-bench fault`.
+    /// Map files lazily, beside a one-page handler and the kernel's own mapping
+    ///
+    /// A file in the page cache and a memory file, touched in order, at random, and one page per 2
+    /// MiB; huge pages of the pool if there are free ones; a file that the page cache has
+    /// forgotten; tracked writes; and 1 to 100 % of the pages of a larger file at random.
+    #[command(after_help = uzone_cli::exit::help("uzone-bench fault --size 256M --threads 1,2", &crate::command::EXITS))]
     Fault(FaultSettings),
-    /// `uzone-bench snapshot`.
+    /// Pack an image of memory, read and verify it, and map it lazily: beside zstd, BLAKE3 and the
+    /// raw bytes
+    ///
+    /// The image is made of the programs and libraries in /usr/bin and /usr/lib, in runs, between
+    /// which are runs of zero pages; about 30 % of the pages are zero. All files are in the page
+    /// cache. The command zstd is measured if it is installed.
+    #[command(after_help = uzone_cli::exit::help("uzone-bench snapshot --size 256M --dir /dev/shm", &crate::command::EXITS))]
     Snapshot(SnapshotSettings),
-    /// `uzone-bench restore`.
+    /// Restore a VM from an image lazily, beside a handler of one page a fault and the kernel's mapping
+    ///
+    /// The image is the one of `uzone-bench snapshot`, raw and packed, in the page cache. A thread touches memory that is
+    /// registered as Firecracker registers it: all pages in order, and a tenth of them, in runs, in random order.
+    #[command(after_help = uzone_cli::exit::help("uzone-bench restore --size 256M --dir /dev/shm", &crate::command::EXITS))]
     Restore(SnapshotSettings),
-    /// `uzone-bench hostpool`.
+    /// Open pools of host memory for accelerators: time until they are ready, and waits meanwhile
+    ///
+    /// A driver of our own takes the place of a real one: it registers 30 GB/s with its lock held.
+    /// `scripts/gpu.sh` measures a real one.
+    #[command(after_help = uzone_cli::exit::help("uzone-bench hostpool --size 1G", &crate::command::EXITS))]
     Hostpool(HostpoolSettings),
+}
+
+impl Benchmark {
+    /// Returns the name of the benchmark.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Bind(_) => "bind",
+            Self::Pin(_) => "pin",
+            Self::Zero(_) => "zero",
+            Self::Copy(_) => "copy",
+            Self::Fault(_) => "fault",
+            Self::Snapshot(_) => "snapshot",
+            Self::Restore(_) => "restore",
+            Self::Hostpool(_) => "hostpool",
+        }
+    }
 }
 
 impl From<Benchmark> for Part {
@@ -52,18 +103,8 @@ impl From<Benchmark> for Part {
 
 impl Part {
     /// Returns the name of the benchmark.
-    #[must_use]
     pub(crate) fn name(&self) -> &'static str {
-        match &self.benchmark {
-            Benchmark::Bind(_) => "bind",
-            Benchmark::Pin(_) => "pin",
-            Benchmark::Zero(_) => "zero",
-            Benchmark::Copy(_) => "copy",
-            Benchmark::Fault(_) => "fault",
-            Benchmark::Snapshot(_) => "snapshot",
-            Benchmark::Restore(_) => "restore",
-            Benchmark::Hostpool(_) => "hostpool",
-        }
+        self.benchmark.name()
     }
 
     /// Returns the part as JSON, for a file of results.
@@ -85,7 +126,8 @@ impl Part {
     /// Returns whether this benchmark has a table: ids begin with its name, but for two of `zero`.
     #[must_use]
     pub(crate) fn owns(&self, table: &str) -> bool {
-        let of_zero = self.name() == "zero" && ["pool-take", "populate"].contains(&table);
+        let is_in = |known: &str| known.starts_with(table);
+        let of_zero = self.name() == "zero" && ["pool-take", "populate"].into_iter().any(is_in);
         of_zero || table.strip_prefix(self.name()).is_some_and(|rest| rest.starts_with('-'))
     }
 
@@ -209,7 +251,6 @@ pub(crate) struct FaultSettings {
     pub(crate) threads: Vec<usize>,
     /// Folder for the file; the cold tables need a disk; by default the folder of temporary files
     #[arg(long = "dir", default_value_os_t = temporary(), hide_default_value = true, value_name = "DIR")]
-    #[serde(with = "path")]
     pub(crate) directory: PathBuf,
 }
 
@@ -240,7 +281,6 @@ pub(crate) struct SnapshotSettings {
     pub(crate) threads: NonZeroUsize,
     /// Folder for the files; in memory, the figures are without the disk; by default the folder of temporary files
     #[arg(long = "dir", default_value_os_t = temporary(), hide_default_value = true, value_name = "DIR")]
-    #[serde(with = "path")]
     pub(crate) directory: PathBuf,
 }
 
@@ -281,22 +321,5 @@ pub(crate) mod byte_len {
 
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<ByteLen, D::Error> {
         u64::deserialize(from).map(ByteLen::new)
-    }
-}
-
-/// A path as text. Bytes that are no UTF-8 are replaced, so that no run fails for the name of its folder.
-pub(crate) mod path {
-    use super::PathBuf;
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    pub(crate) fn serialize<S: Serializer>(
-        path: &std::path::Path,
-        to: S,
-    ) -> Result<S::Ok, S::Error> {
-        to.serialize_str(&path.to_string_lossy())
-    }
-
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<PathBuf, D::Error> {
-        String::deserialize(from).map(PathBuf::from)
     }
 }

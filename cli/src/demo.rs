@@ -20,14 +20,13 @@ mod text;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use indicatif::HumanCount;
 use rustix::process::{Signal, getpid, kill_process};
 use serde::Serialize;
 use uzone_harness::machine;
 use uzone_os::signals::Held;
 use uzone_pages::ByteLen;
 use uzone_report::results::{BENCH_SCHEMA, Bench};
-use uzone_report::{Document, Trace, nanoseconds};
+use uzone_report::{Document, Trace, grouped, nanoseconds};
 use uzone_stream::StorePolicy;
 
 pub(crate) use self::plan::Args;
@@ -123,8 +122,8 @@ impl Demo {
             "An image of {} was mapped lazily. A reader touched all {} pages, waited {} times, and {}. \
              Each table below has the plain way (naive), uzone, and the limit of this machine, all measured in this run",
             ByteLen::new(self.size_bytes),
-            HumanCount(self.touch.pages),
-            HumanCount(self.touch.faults),
+            grouped(self.touch.pages),
+            grouped(self.touch.faults),
             if self.is_intact { "found every byte right" } else { "found bytes that are WRONG" },
         )
     }

@@ -189,7 +189,7 @@ fn pack(args: &Args, below: &Image, pages: &CapturedPages, out: &Output) -> Resu
             .working_set(below.working_set().to_vec());
     }
     let parent = Some(below).filter(|image| !image.is_raw());
-    let bar = Progress::bytes(out, "packing", below.byte_len());
+    let bar = Progress::new(out, "packing", below.byte_len());
     let started = Instant::now();
     let mut pages_over = WhileUnchanged { from: pages.over(below), below };
     let packed = packer.pack(&mut pages_over, &args.output, parent, &|done| {

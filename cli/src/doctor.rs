@@ -13,7 +13,7 @@ use serde::Serialize;
 use uzone_pages::PageSize;
 
 use crate::exit::{self, Exit, Failure};
-use crate::output::{Output, Report, Style, Tone, Verbosity, number_list, table};
+use crate::output::{Output, Report, Style, Tone, Verbosity, columns, headings, number_list};
 use checks::{Check, Status};
 use facts::Facts;
 use figures::Figures;
@@ -107,7 +107,7 @@ impl Report for Doctor<'_> {
             Verbosity::Verbose => nodes > 0,
         };
         if wants_nodes {
-            let _ = write!(text, "\n{}\n\n", node_table(self.facts).trim_fmt());
+            let _ = write!(text, "\n{}\n", node_table(self.facts));
         }
         text.push_str(&self.summary(style));
         text
@@ -163,8 +163,9 @@ fn write_check(text: &mut String, check: &Check, width: usize, style: Style) {
 }
 
 /// Returns a table of the NUMA nodes, with their memory and huge pages.
-fn node_table(facts: &Facts) -> comfy_table::Table {
-    let mut table = table(&["node", "CPUs", "memory", "free", "2 MiB pages", "1 GiB pages"]);
+fn node_table(facts: &Facts) -> String {
+    let names = ["node", "CPUs", "memory", "free", "2 MiB pages", "1 GiB pages"];
+    let mut rows = vec![headings(&names)];
     for node in facts.nodes.iter().flatten() {
         let pages = |size: PageSize| {
             let pools = facts.node_pools.as_deref().unwrap_or_default();
@@ -175,7 +176,7 @@ fn node_table(facts: &Facts) -> comfy_table::Table {
             )
         };
         let cpus = if node.cpus.is_empty() { "-".to_owned() } else { number_list(&node.cpus) };
-        table.add_row([
+        rows.push(vec![
             node.number.to_string(),
             cpus,
             format!("{:.1}", node.total),
@@ -184,7 +185,7 @@ fn node_table(facts: &Facts) -> comfy_table::Table {
             pages(PageSize::GIB_1),
         ]);
     }
-    table
+    columns(&rows)
 }
 
 #[cfg(test)]

@@ -17,11 +17,12 @@ use uzone_snapshot::{
 };
 
 use crate::exit::Failure;
+use crate::output::is_same_file;
 
 const EXITS: [u8; 8] = [0, 2, 65, 66, 69, 71, 74, 77];
 
 #[derive(Debug, clap::Args)]
-struct Required {
+pub(crate) struct Required {
     /// Require this root hash, as `uzone pack` printed it
     #[arg(long, value_name = "HASH")]
     root: Option<Root>,
@@ -30,7 +31,7 @@ struct Required {
 }
 
 impl Required {
-    fn options(&self) -> OpenOptions {
+    pub(crate) fn options(&self) -> OpenOptions {
         self.root.into_iter().fold(self.requests.open(), OpenOptions::root)
     }
 }
@@ -179,8 +180,7 @@ fn beside(raw: &Path) -> PathBuf {
 
 /// Returns whether two paths are one file, or one URL.
 pub(crate) fn is_same(a: &Path, b: &Path) -> bool {
-    let is_one_url = is_url(a) && a == b;
-    is_one_url || matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
+    (is_url(a) && a == b) || is_same_file(a, b)
 }
 
 /// Refuses an output that would replace a file of the image, or the path of hashes of raw memory.

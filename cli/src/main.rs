@@ -1,7 +1,6 @@
 //! `uzone`: host checks, a demo, images, a page server and reports.
 //!
-//! This file reads the arguments and turns a command's result into an exit code. A command is a module
-//! with `Args` and `run(&Args, &Output) -> Result<Exit, Failure>`; it prints through [`Output`].
+//! A command is a module with `Args` and `run(&Args, &Output) -> Result<Exit, Failure>`; it prints through [`Output`].
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::too_many_lines))]
 
@@ -18,16 +17,15 @@ mod serve;
 mod status;
 mod user;
 
-use std::env;
 use std::path::Path;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 
 use exit::{Exit, Failure};
 use output::{Flags, Output};
 use tracing::Level;
-use uzone_cli::{exit, output, progress};
+use uzone_cli::{Program, exit, output, progress};
 
 /// A memory manager for big memory, in user space.
 #[derive(Debug, Parser)]
@@ -63,67 +61,59 @@ enum Command {
     Completions(generate::CompletionsArgs),
 }
 
-impl Command {
-    /// Returns the level of the libraries' events that are printed. A server also prints events that an operator may ask
-    /// for later, such as an image that was opened without a root hash.
-    fn usual_level(&self) -> Level {
-        match self {
-            Self::Serve(_) | Self::Offload(_) => Level::INFO,
-            _ => Level::WARN,
-        }
+impl Program for Arguments {
+    fn flags(&self) -> Flags {
+        self.flags
     }
 
-    /// Returns the file that the command writes beside its result.
     fn output(&self) -> Option<&Path> {
-        match self {
-            Self::Pack(args) => Some(&args.image),
-            Self::Unpack(args) => Some(&args.output),
-            Self::Diff(args) => Some(&args.output),
-            Self::Report(args) => args.output.as_deref(),
-            Self::Inspect(args) => args.report.as_deref(),
+        match &self.command {
+            Command::Pack(args) => Some(&args.image),
+            Command::Unpack(args) => Some(&args.output),
+            Command::Diff(args) => Some(&args.output),
+            Command::Report(args) => args.output.as_deref(),
+            Command::Inspect(args) => args.report.as_deref(),
             _ => None,
         }
     }
 
+    /// A server also prints events that an operator may ask for later, such as an image that was opened without a root
+    /// hash.
+    fn level(&self) -> Level {
+        match self.command {
+            Command::Serve(_) | Command::Offload(_) => Level::INFO,
+            _ => Level::WARN,
+        }
+    }
+
     fn run(&self, out: &Output) -> Result<Exit, Failure> {
-        match self {
-            Self::Doctor(args) => doctor::run(args, out),
-            Self::Demo(args) => demo::run(args, out),
-            Self::Report(args) => report::run(args, out),
-            Self::Pack(args) => image::pack::run(args, out),
-            Self::Unpack(args) => image::unpack::run(args, out),
-            Self::Inspect(args) => image::inspect::run(args, out),
-            Self::Verify(args) => image::verify::run(args, out),
-            Self::Serve(args) => serve::run(args, out),
-            Self::Status(args) => status::status(args, out),
-            Self::Drain(args) => status::drain(args, out),
-            Self::Diff(args) => diff::run(args, out),
-            Self::Offload(args) => offload::run(args, out),
-            Self::Man(args) => generate::man(args, out),
-            Self::Completions(args) => generate::completions(args, out),
+        match &self.command {
+            Command::Doctor(args) => doctor::run(args, out),
+            Command::Demo(args) => demo::run(args, out),
+            Command::Report(args) => report::run(args, out),
+            Command::Pack(args) => image::pack::run(args, out),
+            Command::Unpack(args) => image::unpack::run(args, out),
+            Command::Inspect(args) => image::inspect::run(args, out),
+            Command::Verify(args) => image::verify::run(args, out),
+            Command::Serve(args) => serve::run(args, out),
+            Command::Status(args) => status::status(args, out),
+            Command::Drain(args) => status::drain(args, out),
+            Command::Diff(args) => diff::run(args, out),
+            Command::Offload(args) => offload::run(args, out),
+            Command::Man(args) => generate::man(args, out),
+            Command::Completions(args) => generate::completions(args, out),
         }
     }
 }
 
 fn main() -> ExitCode {
-    let early = Output::new(Flags::peek(env::args_os().skip(1)));
-    let parsed = Arguments::command()
-        .color(early.clap_color())
-        .try_get_matches()
-        .and_then(|matches| Arguments::from_arg_matches(&matches));
-    let exit = match parsed {
-        Ok(Arguments { flags, command }) => {
-            let out = Output::new(flags).beside(command.output());
-            out.print_events(command.usual_level());
-            command.run(&out).unwrap_or_else(|failure| out.fail(&failure))
-        }
-        Err(error) => early.usage(&error),
-    };
-    exit.into()
+    uzone_cli::main::<Arguments>()
 }
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory;
+
     use super::*;
 
     #[test]

@@ -10,11 +10,10 @@ use uzone_os::descriptors;
 use uzone_pages::ByteLen;
 use uzone_report::{human_duration, nanoseconds};
 use uzone_server::{Offload, Offloaded, ServeError};
-use uzone_snapshot::Root;
-use uzone_snapshot::{Image, OpenOptions};
+use uzone_snapshot::Image;
 
 use crate::exit::{self, Exit, Failure};
-use crate::image::Requests;
+use crate::image::Required;
 use crate::output::{Output, Report, Style};
 
 const EXITS: [u8; 7] = [0, 2, 65, 66, 71, 74, 77];
@@ -39,11 +38,8 @@ pub(crate) struct Args {
     /// Let the VM run when it is restored; without it, the VM stays paused
     #[arg(long)]
     resume: bool,
-    /// Restore only from the image with this root hash; without it, a forged image is not noticed
-    #[arg(long, value_name = "HASH")]
-    root: Option<Root>,
     #[command(flatten)]
-    requests: Requests,
+    required: Required,
     /// Do not confine this process while it answers faults, for a debugger: by default it has no capability, and only the
     /// files and system calls that it needs
     #[arg(long)]
@@ -83,8 +79,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
         fs::read(&path).map_err(|cause| Failure::of(failed(&cause), cause))
     };
     let (config, state) = (read("migration_config.json")?, read("state.json")?);
-    let options = args.root.into_iter().fold(args.requests.open(), OpenOptions::root);
-    let bytes = Image::open_or_raw(&args.image, &options)?;
+    let bytes = Image::open_or_raw(&args.image, &args.required.options())?;
     let offload = Offload::new(bytes, config, state)?.sandbox(!args.no_sandbox);
     let started = Instant::now();
     out.log(format_args!("restoring a VM at {}", args.socket.display()));

@@ -6,18 +6,21 @@
 
 use std::env;
 use std::ffi::{OsStr, OsString};
-use std::fmt;
-use std::io::{self, IsTerminal, Write};
+use std::fmt::{self, Write as _};
+use std::io::{self, IsTerminal, Write as _};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use clap::{Args, ColorChoice, ValueEnum};
-use comfy_table::{CellAlignment, Table};
 use serde::Serialize;
-use tracing::Level;
+use tracing::field::{Field, Visit};
+use tracing::level_filters::LevelFilter;
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
 use uzone_os::file_system::is_stdout;
 
-pub use uzone_report::human_duration;
+use uzone_report::Document;
+pub use uzone_report::{columns, human_duration};
 
 use crate::exit::{ErrorObject, Exit, Failure, visible};
 
@@ -34,7 +37,7 @@ pub struct Flags {
     /// Print logs and details too
     #[arg(short, long, global = true)]
     verbose: bool,
-    /// When to use colour; with auto, on a terminal unless NO_COLOR is set
+    /// Use of colour; with auto, on a terminal unless NO_COLOR is set
     #[arg(long, global = true, value_enum, value_name = "WHEN", default_value_t)]
     color: ColorChoice,
 }
@@ -89,13 +92,13 @@ pub enum Verbosity {
 /// A colour, named by its meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tone {
-    /// As it should be.
+    /// In order.
     Good,
-    /// Worth knowing.
+    /// A remark.
     Hint,
-    /// It will hurt.
+    /// A problem to come.
     Caution,
-    /// It does not work.
+    /// A failure.
     Bad,
     /// Of less weight than the text around it.
     Faint,
@@ -188,11 +191,6 @@ impl Output {
         self.verbosity
     }
 
-    /// Returns whether clap may print in colour.
-    pub fn clap_color(&self) -> ColorChoice {
-        self.when
-    }
-
     fn style(&self, is_terminal: bool) -> Style {
         Style { verbosity: self.verbosity, color: self.has_color(is_terminal) }
     }
@@ -239,17 +237,17 @@ impl Output {
             Verbosity::Normal => usual,
             Verbosity::Verbose => usual.max(Level::INFO),
         };
-        let events = tracing_subscriber::fmt()
-            .with_max_level(level)
-            .with_writer(io::stderr)
-            .with_ansi(false)
-            .with_target(false)
-            .compact();
         // Times are for a command that runs for long. A second call has no effect.
-        let _ = match usual {
-            Level::INFO => events.try_init(),
-            _ => events.without_time().try_init(),
-        };
+        let style = self.style(io::stderr().is_terminal());
+        let events = Events { style, level, has_times: usual == Level::INFO };
+        let _ = tracing::subscriber::set_global_default(events);
+    }
+
+    /// Writes documents as an HTML page.
+    pub fn write_page(&self, page: &Path, documents: &[Document]) -> Result<(), Failure> {
+        uzone_report::replace(page, uzone_report::html(documents).as_bytes())?;
+        self.log(format_args!("wrote {}", page.display()));
+        Ok(())
     }
 
     /// Prints a line to standard error, with `--verbose` only.
@@ -275,17 +273,22 @@ impl Output {
     /// Prints a failure to standard error, and with `--json` as an object to standard output too.
     /// Returns the code to exit with.
     pub fn fail(&self, failure: &Failure) -> Exit {
-        let style = self.style(io::stderr().is_terminal());
-        let text = failure.text();
-        let (first, rest) = text.split_at("error:".len());
-        to_stderr(&format!("{}{rest}", style.paint(Tone::Bad, first)));
-        // On a line, as events are.
+        self.error(&failure.text());
         if self.is_json
             && let Ok(line) = serde_json::to_string(&failure.object())
         {
             self.line(&line);
         }
         failure.exit()
+    }
+
+    /// Prints an error, or help in place of one, to standard error.
+    fn error(&self, text: &str) {
+        let style = self.style(io::stderr().is_terminal());
+        match text.strip_prefix("error:") {
+            Some(rest) => to_stderr(&format!("{}{rest}", style.paint(Tone::Bad, "error:"))),
+            None => to_stderr(text),
+        }
     }
 
     /// Prints an object on a line. A failure to print it is lost.
@@ -302,20 +305,12 @@ impl Output {
     /// `--json` as an object to standard output too. Returns the code to exit with.
     pub fn usage(&self, error: &clap::Error) -> Exit {
         let plain = error.render().to_string();
-        // A terminal would take escapes in an argument for a style.
-        let has_escapes = env::args_os().any(|argument| {
-            let argument = argument.to_string_lossy();
-            visible(&argument) != argument
-        });
-        if error.use_stderr() && has_escapes {
-            to_stderr(&visible(&plain));
-        } else {
-            // A reader that went away has seen enough, here as elsewhere.
-            let _ = error.print();
-        }
         if !error.use_stderr() {
+            // A reader that went away has seen enough, here as elsewhere.
+            let _ = to_stdout(plain.as_bytes());
             return Exit::Ok;
         }
+        self.error(&visible(&plain));
         if self.is_json {
             let first = plain.lines().next().unwrap_or_default();
             let first = first.strip_prefix("error: ").unwrap_or(first);
@@ -323,6 +318,65 @@ impl Output {
             let _ = json(&object).map(|text| to_stdout(text.as_bytes()));
         }
         Exit::Usage
+    }
+}
+
+/// Prints the events of the libraries to standard error. Spans are not used. A confined process may print them: the
+/// terminal was asked before.
+struct Events {
+    style: Style,
+    level: Level,
+    has_times: bool,
+}
+
+impl Subscriber for Events {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= self.level
+    }
+
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(LevelFilter::from_level(self.level))
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        let mut text = EventText::default();
+        event.record(&mut text);
+        let EventText { message, fields } = text;
+        let (tone, word) = match *event.metadata().level() {
+            Level::ERROR => (Tone::Bad, "error:"),
+            Level::WARN => (Tone::Caution, "warning:"),
+            _ => (Tone::Hint, "note:"),
+        };
+        let time = humantime::format_rfc3339_millis(SystemTime::now());
+        let time = if self.has_times { format!("{time} ") } else { String::new() };
+        let word = self.style.paint(tone, word);
+        to_stderr(&format!("{time}{word} {}{}\n", visible(&message), visible(&fields)));
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+/// The message of an event, and its fields as ` name=value`.
+#[derive(Default)]
+struct EventText {
+    message: String,
+    fields: String,
+}
+
+impl Visit for EventText {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        // Writing to a String does not fail.
+        let _ = match field.name() {
+            "message" => write!(self.message, "{value:?}"),
+            name => write!(self.fields, " {name}={value:?}"),
+        };
     }
 }
 
@@ -343,6 +397,11 @@ fn to_stdout(text: &[u8]) -> Result<(), Failure> {
 fn to_stderr(text: &str) {
     // There is no stream left to report a failure to; `eprint!` would panic.
     let _ = io::stderr().write_all(text.as_bytes());
+}
+
+/// Returns whether two paths name one file that exists.
+pub fn is_same_file(one: &Path, other: &Path) -> bool {
+    matches!((one.canonicalize(), other.canonicalize()), (Ok(one), Ok(other)) if one == other)
 }
 
 /// Returns a number of nanoseconds as a time for people.
@@ -366,20 +425,9 @@ pub fn number_list(numbers: &[u32]) -> String {
     runs.collect::<Vec<_>>().join(",")
 }
 
-/// Returns an empty table without rules, for text: the first column to the left, the others, which
-/// hold numbers, to the right. Print it with `trim_fmt`, which leaves no blanks at the ends of lines.
-pub fn table(header: &[impl AsRef<str>]) -> Table {
-    let mut table = Table::new();
-    table.load_style(comfy_table::presets::NOTHING);
-    table.set_header(header.iter().map(AsRef::as_ref));
-    for (index, column) in table.column_iter_mut().enumerate() {
-        // The gap between columns.
-        column.set_padding((if index == 0 { 0 } else { 2 }, 0));
-        if index != 0 {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    table
+/// Returns the first row of a table: its headings.
+pub fn headings(headings: &[&str]) -> Vec<String> {
+    headings.iter().map(|heading| (*heading).to_owned()).collect()
 }
 
 #[cfg(test)]
@@ -430,14 +478,5 @@ mod tests {
         assert_eq!(plain.paint(Tone::Bad, "x"), "x");
         let color = Style { color: true, ..plain };
         assert_eq!(color.paint(Tone::Bad, "x"), "\x1b[1;31mx\x1b[0m");
-    }
-
-    #[test]
-    fn a_table_has_its_numbers_to_the_right_and_no_blanks_at_the_ends() {
-        let mut table = table(&["case", "time"]);
-        table.add_row(["zero", "9.8 ms"]);
-        table.add_row(["pin", "41 us"]);
-        let text = table.trim_fmt();
-        assert_eq!(text, "case    time\nzero  9.8 ms\npin    41 us");
     }
 }

@@ -1,81 +1,76 @@
-//! The progress of a long run on standard error: [`Progress`] of one step, [`Steps`] of several.
+//! The progress of a long run on standard error: [`Progress`].
 //!
-//! Shown on a terminal only, and never with `--quiet`. A bar is removed when its work is over.
+//! Shown on a terminal only, and never with `--quiet`. The line is removed when its work is over.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
+use std::io::{self, IsTerminal, Write};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
-use uzone_harness::{BenchError, Phase, Watch};
+use uzone_harness::{BenchError, Watch};
+use uzone_report::human_duration;
 
 use crate::output::{Output, Verbosity};
 
-/// The templates of a bar of rounds and of a bar of bytes.
-const ROUNDS: &str = "{msg} {wide_bar} {pos}/{len} {eta}";
-const BYTES: &str = "{msg} {wide_bar} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec}";
+/// The time between two drawings.
+const REDRAW: Duration = Duration::from_millis(100);
 
-/// The bars of a run: one for the step under way, below one for the parts where there are several.
+/// A step under way. Its line disappears when it is dropped.
 #[derive(Debug)]
-pub struct Steps {
-    bars: MultiProgress,
-    shown: RefCell<Shown>,
+pub struct Progress {
+    title: Cow<'static, str>,
+    total: u64,
+    started: Instant,
+    /// The time of the next drawing; `None` where nothing is drawn.
+    next: Option<Mutex<Instant>>,
 }
-
-#[derive(Debug, Default)]
-struct Shown {
-    /// The number of the part, and the bar that counts parts.
-    part: Option<(usize, Progress)>,
-    /// The name of the step, and the bar that counts its rounds.
-    step: Option<(String, Progress)>,
-}
-
-/// A step under way. It disappears when dropped.
-#[derive(Debug)]
-pub struct Progress(ProgressBar);
 
 impl Progress {
-    /// Starts a step of `total` rounds.
+    /// Starts a step of `total` rounds or bytes; 0 is an unknown number.
     pub fn new(out: &Output, title: impl Into<Cow<'static, str>>, total: u64) -> Self {
-        Self::dressed(ProgressBar::with_draw_target(Some(total), target(out)), title, ROUNDS)
+        let started = Instant::now();
+        let is_shown = out.verbosity() != Verbosity::Quiet && io::stderr().is_terminal();
+        let next = is_shown.then(|| Mutex::new(started));
+        let progress = Self { title: title.into(), total, started, next };
+        progress.set(0);
+        progress
     }
 
-    /// Starts work on `total` bytes, or with 0 on an unknown number of bytes.
-    pub fn bytes(out: &Output, title: &'static str, total: u64) -> Self {
-        let total = (total > 0).then_some(total);
-        Self::dressed(ProgressBar::with_draw_target(total, target(out)), title, BYTES)
-    }
-
-    /// Sets the style of a bar.
-    fn dressed(bar: ProgressBar, title: impl Into<Cow<'static, str>>, template: &str) -> Self {
-        // The templates are valid; the plain bar would do as well.
-        let style = ProgressStyle::with_template(template);
-        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        bar.set_message(title);
-        Self(bar)
-    }
-
-    /// Shows that `done` rounds are done.
+    /// Shows that `done` rounds or bytes are done.
     pub fn set(&self, done: u64) {
-        self.0.set_position(done);
+        let Some(next) = &self.next else { return };
+        let (mut next, now) = (next.lock().unwrap_or_else(PoisonError::into_inner), Instant::now());
+        if now < *next {
+            return;
+        }
+        *next = now + REDRAW;
+        let left = self.started.elapsed().as_secs() * self.total.saturating_sub(done) / done.max(1);
+        draw(&match self.total {
+            0 => self.title.to_string(),
+            total if done == 0 => format!("{} 0/{total}", self.title),
+            total => {
+                let left = human_duration(Duration::from_secs(left));
+                format!("{} {} %, {left} left", self.title, done * 100 / total)
+            }
+        });
     }
 }
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        self.0.finish_and_clear();
+        if self.next.is_some() {
+            draw("");
+        }
     }
 }
 
-fn target(out: &Output) -> ProgressDrawTarget {
-    if out.verbosity() == Verbosity::Quiet {
-        ProgressDrawTarget::hidden()
-    } else {
-        // A bar is drawn on a terminal only.
-        ProgressDrawTarget::stderr()
-    }
+/// Replaces the line. A terminal that is gone shows nothing.
+fn draw(text: &str) {
+    let _ = write!(io::stderr(), "\r\x1b[2K{text}");
 }
 
-/// Runs measurements with a progress bar for each of their parts.
+/// Runs measurements with a line for each of their steps.
 ///
 /// # Errors
 /// [`BenchError`] if `run` returns it.
@@ -83,40 +78,20 @@ pub fn with_progress<T>(
     out: &Output,
     run: impl FnOnce(Watch<'_>) -> Result<T, BenchError>,
 ) -> Result<T, BenchError> {
-    let steps = Steps::new(out);
-    run(&|phase| steps.show(phase))
-}
-
-impl Steps {
-    /// Starts a run.
-    pub fn new(out: &Output) -> Self {
-        Self { bars: MultiProgress::with_draw_target(target(out)), shown: RefCell::default() }
-    }
-
-    /// Shows the progress of the run.
-    pub fn show(&self, phase: Phase<'_>) {
-        let mut shown = self.shown.borrow_mut();
-        if let Some((name, number, of)) = phase.part
-            && shown.part.as_ref().is_none_or(|(known, _)| *known != number)
-        {
-            // The new step's bar comes below the new bar of parts.
-            shown.step = None;
-            shown.part = None;
-            let bar = self.bar(of as u64, format!("part {number} of {of}: {name}"));
-            bar.set(number as u64 - 1);
-            shown.part = Some((number, bar));
+    let shown = RefCell::new(None::<Progress>);
+    run(&|phase| {
+        let title = match phase.part {
+            Some((name, number, of)) => format!("part {number} of {of}, {name}: {}", phase.step),
+            None => phase.step.to_owned(),
+        };
+        let mut shown = shown.borrow_mut();
+        if shown.as_ref().is_none_or(|step| step.title != title) {
+            // The old line is removed before the new one is drawn.
+            *shown = None;
+            *shown = Some(Progress::new(out, title, phase.total));
         }
-        if shown.step.as_ref().is_none_or(|(known, _)| known != phase.step) {
-            shown.step = None;
-            shown.step =
-                Some((phase.step.to_owned(), self.bar(phase.total, phase.step.to_owned())));
+        if let Some(step) = &*shown {
+            step.set(phase.done);
         }
-        if let Some((_, bar)) = &shown.step {
-            bar.set(phase.done);
-        }
-    }
-
-    fn bar(&self, total: u64, title: String) -> Progress {
-        Progress::dressed(self.bars.add(ProgressBar::new(total)), title, ROUNDS)
-    }
+    })
 }

@@ -1,14 +1,12 @@
 //! `uzone report`: charts and tables of measurements and traces.
 
-use std::collections::HashSet;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde::Serialize;
 use uzone_report::Document;
 
 use crate::exit::{self, Exit, Failure};
-use crate::output::{Output, Report, Style};
+use crate::output::{Output, Report, Style, is_same_file};
 
 /// Show measurements and traces as one HTML page, or print their tables
 ///
@@ -67,7 +65,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     }
     let mut files = Vec::new();
     if let Some(output) = &args.output {
-        uzone_report::replace(output, uzone_report::html(&documents).as_bytes())?;
+        out.write_page(output, &documents)?;
         files.push(output.display().to_string());
     }
     let is_text = args.terminal || args.output.is_none();
@@ -78,22 +76,16 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
 
 /// Refuses an input that is given twice, and an output that is an input.
 fn check(args: &Args) -> Result<(), Failure> {
-    let mut seen = HashSet::new();
-    for path in &args.files {
-        if !seen.insert(canonical(path)) {
+    for (number, path) in args.files.iter().enumerate() {
+        let is_same = |other: &PathBuf| path == other || is_same_file(path, other);
+        if args.files[..number].iter().any(is_same) {
             let text = format!("{} is given twice: name each input once", path.display());
             return Err(Failure::usage(text));
         }
-    }
-    match &args.output {
-        Some(output) if seen.contains(&canonical(output)) => {
-            Err(Failure::usage(format!("{} is an input: name another -o", output.display())))
+        if args.output.as_ref().is_some_and(is_same) {
+            let text = format!("{} is an input: name another -o", path.display());
+            return Err(Failure::usage(text));
         }
-        _ => Ok(()),
     }
-}
-
-/// Returns the canonical path of a file. A missing file is reported when it is read.
-pub(crate) fn canonical(path: &Path) -> PathBuf {
-    fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
+    Ok(())
 }

@@ -13,7 +13,7 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,7 +22,6 @@ use std::thread;
 use std::time::{Duration, SystemTime};
 
 use clap::builder::ArgPredicate;
-use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use uzone_fault::Budget;
@@ -253,13 +252,22 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     warn_of_long_requests(args, out);
     let user = rights::user_of_worker(args, out)?;
     // Before this process starts a thread.
-    let needed = rights::of_keeper(args, &socket_of(args, &passed), user.is_some());
+    let socket = socket_of(args, &passed);
+    let needed = rights::of_keeper(args, &socket, user.is_some());
     privilege::keep_capabilities(needed).map_err(ServeError::Capabilities)?;
-    match Listening::open(args, user, &mut passed, out)? {
-        Ok(listening) => listening.serve(ServiceManager::of_environment().as_ref(), signals, out),
+    let group = args.group.as_deref().map(user::number_of_group).transpose()?;
+    let mut options = options(args);
+    (options.group, options.allowed) = (group, allowed(args)?);
+    (options.recover, options.take_over) = (place_of_records(args, out), args.take_over);
+    let (log, printer) = printer();
+    let keeper = match Keeper::start(&socket, options, &mut passed, log, start_worker(user)) {
         // The worker has printed the reason.
-        Err(exit) => Ok(exit),
-    }
+        Err(ServeError::Worker { status }) if let Some(exit) = Exit::of_process(status) => {
+            return Ok(exit);
+        }
+        keeper => keeper?,
+    };
+    serve(keeper, &args.image, &socket, printer, signals, out)
 }
 
 /// Closes descriptors that the caller left open, and raises the limit of descriptors for this process and its workers.
@@ -280,40 +288,6 @@ fn warn_of_long_requests(args: &Args, out: &Output) {
              {:?} and twice --source-timeout {:?}",
             args.deadline, requests.source_retry, requests.source_timeout
         ));
-    }
-}
-
-/// A server that listens.
-struct Listening<'a> {
-    keeper: Keeper,
-    args: &'a Args,
-    socket: PathBuf,
-    printer: Printer,
-}
-
-impl<'a> Listening<'a> {
-    /// Starts the worker of a server, and listens. `Ok(Err(_))` is the exit code of a worker that printed its error.
-    fn open(
-        args: &'a Args,
-        user: Option<User>,
-        passed: &mut SystemdDescriptors,
-        out: &Output,
-    ) -> Result<Result<Self, Exit>, Failure> {
-        let socket = socket_of(args, passed);
-        let (log, printer) = printer();
-        let group = args.group.as_deref().map(user::number_of_group).transpose();
-        let allowed = allowed(args)?;
-        let start = start_worker(user);
-        let mut options = options(args);
-        (options.group, options.allowed) = (group?, allowed);
-        (options.recover, options.take_over) = (place_of_records(args, out), args.take_over);
-        let keeper = Keeper::start(&socket, options, passed, log, start);
-        match keeper {
-            Err(ServeError::Worker { status }) if let Some(exit) = Exit::of_process(status) => {
-                Ok(Err(exit))
-            }
-            keeper => Ok(Ok(Self { keeper: keeper?, args, socket, printer })),
-        }
     }
 }
 
@@ -345,10 +319,10 @@ fn place_of_records(args: &Args, out: &Output) -> Recover {
     Recover::No
 }
 
-/// Notifies the service manager.
-fn notify(manager: Option<&ServiceManager>, states: &[NotifyState]) {
+/// Notifies the service manager of a state, as sd_notify(3) has it.
+fn notify(manager: Option<&ServiceManager>, state: &str) {
     if let Some(manager) = manager {
-        manager.notify(&states.iter().map(|state| format!("{state}\n")).collect::<String>());
+        manager.notify(state);
     }
 }
 
@@ -372,57 +346,58 @@ fn printer() -> (impl Fn(&ServeEvent) + Send + 'static, Printer) {
     (log, Printer { events, dropped })
 }
 
-impl Listening<'_> {
-    /// Serves VMs until a signal.
-    fn serve(
-        self,
-        manager: Option<&ServiceManager>,
-        mut signals: Signals,
-        out: &Output,
-    ) -> Result<Exit, Failure> {
-        let Self { mut keeper, args, socket, printer: Printer { events, dropped } } = self;
-        let stop = Arc::new(Doorbell::new()?);
-        if keeper.is_listening() {
-            out.event(&Line::now(Happened::Listening {
-                socket: socket.display().to_string(),
-                image: args.image.display().to_string(),
-                metrics: keeper.metrics(),
-                sandbox: keeper.sandbox().clone(),
-            }));
-        } else {
-            out.warn(format_args!(
-                "another server listens on {}: this one serves the VMs of a server that was killed, and exits when the \
-                 last one ends",
-                socket.display()
-            ));
-        }
-        notify(manager, &[NotifyState::Ready, NotifyState::MainPid(std::process::id())]);
-        let bell = stop.clone();
-        thread::Builder::new().name("uzone-signals".into()).spawn(move || {
-            for _ in signals.forever() {
-                // The counter of a bell is never full.
-                let _ = bell.ring();
-            }
-        })?;
-        let lines = *out;
-        let printer = thread::Builder::new().name("uzone-log".into()).spawn(move || {
-            for (at, event) in events {
-                lines.event(&Line::at(at, Happened::Session(&event)));
-            }
-        })?;
-        let served = keeper.run(&stop)?;
-        // The last sender, so that the printer ends.
-        drop(keeper);
-        let _ = printer.join();
-        out.event(&Line::now(Happened::Stopped {
-            sessions: served.sessions,
-            left: served.left,
-            worker_deaths: served.deaths,
-            dropped_events: dropped.load(Ordering::Relaxed),
+/// Serves VMs until a signal.
+fn serve(
+    mut keeper: Keeper,
+    image: &Path,
+    socket: &Path,
+    Printer { events, dropped }: Printer,
+    mut signals: Signals,
+    out: &Output,
+) -> Result<Exit, Failure> {
+    let manager = ServiceManager::of_environment();
+    let manager = manager.as_ref();
+    let stop = Arc::new(Doorbell::new()?);
+    if keeper.is_listening() {
+        out.event(&Line::now(Happened::Listening {
+            socket: socket.display().to_string(),
+            image: image.display().to_string(),
+            metrics: keeper.metrics(),
+            sandbox: keeper.sandbox().clone(),
         }));
-        notify(manager, &[NotifyState::Stopping]);
-        Ok(if served.left == 0 { Exit::Ok } else { Exit::Again })
+    } else {
+        out.warn(format_args!(
+            "another server listens on {}: this one serves the VMs of a server that was killed, and exits when the \
+             last one ends",
+            socket.display()
+        ));
     }
+    notify(manager, &format!("READY=1\nMAINPID={}\n", std::process::id()));
+    let bell = stop.clone();
+    thread::Builder::new().name("uzone-signals".into()).spawn(move || {
+        for _ in signals.forever() {
+            // The counter of a bell is never full.
+            let _ = bell.ring();
+        }
+    })?;
+    let lines = *out;
+    let printer = thread::Builder::new().name("uzone-log".into()).spawn(move || {
+        for (at, event) in events {
+            lines.event(&Line::at(at, Happened::Session(&event)));
+        }
+    })?;
+    let served = keeper.run(&stop)?;
+    // The last sender, so that the printer ends.
+    drop(keeper);
+    let _ = printer.join();
+    out.event(&Line::now(Happened::Stopped {
+        sessions: served.sessions,
+        left: served.left,
+        worker_deaths: served.deaths,
+        dropped_events: dropped.load(Ordering::Relaxed),
+    }));
+    notify(manager, "STOPPING=1\n");
+    Ok(if served.left == 0 { Exit::Ok } else { Exit::Again })
 }
 
 /// Returns a function that starts this program as the worker, in a process group that gets no signals of the terminal.

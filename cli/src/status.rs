@@ -10,7 +10,7 @@ use uzone_report::human_duration;
 use uzone_server::{ServeError, SessionStatus, Status, control_path};
 
 use crate::exit::{self, Exit, Failure};
-use crate::output::{Output, Report, Style, table};
+use crate::output::{Output, Report, Style, columns, headings};
 use crate::serve::default_socket;
 
 const EXITS: [u8; 5] = [0, 2, 66, 74, 77];
@@ -108,11 +108,10 @@ impl Report for StatusReport {
             text.push_str(&format!("the worker runs as {}\n", self.status.sandbox));
         }
         if !sessions.is_empty() {
-            let mut cells = table(&COLUMNS.map(|(heading, _)| heading));
-            for session in sessions {
-                cells.add_row(COLUMNS.map(|(_, cell)| cell(session)));
-            }
-            text.push_str(&format!("{}\n", cells.trim_fmt()));
+            let cells = |session| COLUMNS.map(|(_, cell)| cell(session)).to_vec();
+            let mut rows = vec![headings(&COLUMNS.map(|(heading, _)| heading))];
+            rows.extend(sessions.iter().map(cells));
+            text.push_str(&columns(&rows));
         }
         for one in sessions {
             let (made, not) = one.stats.map_or((0, 0), |stats| (stats.huge_pages, stats.not_huge));

@@ -6,18 +6,18 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use uzone_cli::exit::{Exit, Failure};
-use uzone_cli::output::{Output, Report, Style, Tone, Verbosity, ns, table};
+use uzone_cli::output::{Output, Report, Style, Tone, Verbosity, columns, headings, ns};
 use uzone_cli::progress::with_progress;
 use uzone_harness::check::{
     Compared, Comparison, FACTOR, FLOOR, Measure, SCHEMA, Verdict, compare,
 };
-use uzone_harness::{Bench, BenchError, Skipped, Watch};
+use uzone_harness::{Bench, Skipped};
 use uzone_os::numa;
 use uzone_report::{Document, Machine, number, plain};
 
-use super::text::{ALL, none, percent};
-use super::{Benchmark, choose_stores, write_page};
-use crate::parts;
+use super::text::{none, percent};
+use super::{Asked, choose_stores, write_page};
+use crate::parts::{self, ALL};
 use crate::settings::Part;
 
 /// Reads an earlier run and its settings.
@@ -60,15 +60,14 @@ struct Checked {
 /// Repeats an earlier run, and compares. Refuses a file of another benchmark than `asked`.
 pub(super) fn run(
     file: &Path,
-    asked: Option<&Benchmark>,
+    asked: Option<&Asked>,
     page: Option<&Path>,
     out: &Output,
 ) -> Result<Exit, Failure> {
     let (earlier, parameters) = read(file)?;
-    let is_all = earlier.benchmark == ALL;
     can_be_repeated(file, &earlier, &parameters, asked)?;
     choose_stores(out)?;
-    let bench = with_progress(out, |watch| measure(&parameters, is_all, watch))?;
+    let bench = with_progress(out, |watch| parts::run(&earlier.benchmark, &parameters, watch))?;
     write_page(page, &bench, out)?;
     let mut comparison = compare(&earlier.results, &bench.results);
     if comparison.rows.is_empty() {
@@ -79,7 +78,7 @@ pub(super) fn run(
     if !worse.is_empty() {
         let again = parts::with_tables(parameters, &worse);
         out.log(format_args!("once more: {}", worse.join(", ")));
-        let bench = with_progress(out, |watch| parts::run(&again, watch))?;
+        let bench = with_progress(out, |watch| parts::run(ALL, &again, watch))?;
         comparison.again(&earlier.results, &bench.results);
     }
     let is_ok = comparison.worse().next().is_none();
@@ -89,7 +88,7 @@ pub(super) fn run(
         is_ok,
         factor: FACTOR,
         floor: FLOOR,
-        warnings: warnings(&earlier.machine, &bench.machine),
+        warnings: of_another_cpu(&earlier.machine, &bench.machine).into_iter().collect(),
         then: earlier.machine,
         now: bench.machine,
         comparison,
@@ -107,7 +106,7 @@ fn can_be_repeated(
     file: &Path,
     earlier: &Bench,
     parameters: &[Part],
-    asked: Option<&Benchmark>,
+    asked: Option<&Asked>,
 ) -> Result<(), Failure> {
     let path = file.display();
     if earlier.quick {
@@ -133,9 +132,10 @@ fn can_be_repeated(
         };
         if then == now { Ok(()) } else { Err(Failure::usage(text())) }
     };
-    let given = asked.filter(|asked| !asked.has_only(&[]));
-    if let (Some(Ok(given)), Some(then)) = (given.map(Benchmark::parts), parameters.first()) {
-        let (then, now) = (serde_json::to_value(then)?, serde_json::to_value(given)?);
+    if let (Some(asked @ Asked::One(given)), Some(then)) = (asked, parameters.first())
+        && !asked.is_default()
+    {
+        let (then, now) = (serde_json::to_value(&then.benchmark)?, serde_json::to_value(given)?);
         for name in then.as_object().into_iter().flat_map(|settings| settings.keys()) {
             equal(name, &then[name], &now[name])?;
         }
@@ -143,25 +143,15 @@ fn can_be_repeated(
     equal("cpus", &earlier.machine.cpus, &numa::current_cpu_count().unwrap_or(1))
 }
 
-fn measure(parts: &[Part], is_all: bool, watch: Watch<'_>) -> Result<Bench, BenchError> {
-    match parts {
-        [part] if !is_all => part.run(watch),
-        parts => parts::run(parts, watch),
-    }
-}
-
-/// Returns differences between the hosts that matter.
-fn warnings(then: &Machine, now: &Machine) -> Vec<String> {
-    let mut warnings = Vec::new();
-    if then.cpu != now.cpu {
-        warnings.push(format!(
-            "the earlier run was on another CPU ({}, this is {}): its caches and stores differ, and so do \
-             ratios",
-            plain(&then.cpu),
-            now.cpu
-        ));
-    }
-    warnings
+/// Returns a warning if the runs were on different CPUs.
+fn of_another_cpu(then: &Machine, now: &Machine) -> Option<String> {
+    (then.cpu != now.cpu).then(|| {
+        let (then, now) = (plain(&then.cpu), &now.cpu);
+        format!(
+            "the earlier run was on another CPU ({then}, this is {now}): its caches and stores differ, and so do \
+             ratios"
+        )
+    })
 }
 
 impl Report for Checked {
@@ -193,14 +183,15 @@ impl Checked {
             Verdict::Better | Verdict::WorseOnce => verbosity > Verbosity::Quiet,
             Verdict::Same | Verdict::Yardstick => verbosity == Verbosity::Verbose,
         };
-        let mut cells = table(&["row", "then", "now", "again", "change", "noise", "verdict", "of"]);
+        let names = ["row", "then", "now", "again", "change", "noise", "verdict", "of"];
+        let mut cells = vec![headings(&names)];
         for row in self.comparison.rows.iter().filter(is_shown) {
             let of = match row.measure {
                 Measure::ShareOfLimit => "of its limit",
                 Measure::RatioNaive => "as fast as naive",
                 Measure::MedianNs => "median",
             };
-            cells.add_row([
+            cells.push(vec![
                 row.id.clone(),
                 value(row.measure, row.then),
                 value(row.measure, row.now),
@@ -211,7 +202,7 @@ impl Checked {
                 of.to_owned(),
             ]);
         }
-        if cells.is_empty() { String::new() } else { format!("{}\n\n", cells.trim_fmt()) }
+        if cells.len() == 1 { String::new() } else { columns(&cells) + "\n" }
     }
 
     /// Writes the rows that only one run has, the number of rows for each verdict, and both hosts.

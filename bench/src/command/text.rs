@@ -3,9 +3,11 @@
 use std::fmt::Write as _;
 
 use serde::Serialize;
-use uzone_cli::output::{Report, Style, Verbosity, ns, table};
+use uzone_cli::output::{Report, Style, Verbosity, columns, headings, ns};
 use uzone_report::results::{Bench, Headline, NOISE, QUICK, Skipped, Table, noisy};
 use uzone_report::{Machine, number};
+
+use crate::parts::ALL;
 
 /// The results of a run, to be printed.
 #[derive(Serialize)]
@@ -25,7 +27,9 @@ impl Report for Found {
         };
         if !is_all || style.verbosity == Verbosity::Verbose {
             for table in &bench.tables {
-                write_table(&mut text, table, bench.cells(table));
+                let Table { title, note, .. } = table;
+                let cells = columns(&bench.cells(table));
+                let _ = write!(text, "\n{title}\n({note})\n{cells}");
             }
         }
         write_skipped(&mut text, &bench.skipped);
@@ -45,9 +49,6 @@ impl Report for Found {
     }
 }
 
-/// The name of a run of every benchmark.
-pub(super) const ALL: &str = "all";
-
 /// Writes the rows that were left out, with the reasons.
 fn write_skipped(text: &mut String, skipped: &[Skipped]) {
     if !skipped.is_empty() {
@@ -60,10 +61,11 @@ fn write_skipped(text: &mut String, skipped: &[Skipped]) {
 
 /// Writes a line for each claim.
 fn write_summary(text: &mut String, summary: &[Headline]) {
-    let mut cells = table(&["", "published", "naive", "uzone", "limit", "of limit", "x naive"]);
+    let names = ["", "published", "naive", "uzone", "limit", "of limit", "x naive"];
+    let mut cells = vec![headings(&names)];
     for line in summary {
         let time = |time: Option<u64>| time.map_or_else(none, ns);
-        cells.add_row(vec![
+        cells.push(vec![
             line.name.clone(),
             match (line.published_naive_ns, line.published_ns) {
                 (Some(before), Some(after)) => format!("{} to {}", ns(before), ns(after)),
@@ -76,18 +78,11 @@ fn write_summary(text: &mut String, summary: &[Headline]) {
             line.ratio_naive.map_or_else(none, |ratio| number(ratio) + noisy(line.within_noise)),
         ]);
     }
-    let _ = writeln!(text, "\n{}", cells.trim_fmt());
+    let _ = write!(text, "\n{}", columns(&cells));
     text.push_str(
         "Published are times on other machines, before and after. Naive, uzone and the limit are\n\
          medians of interleaved rounds on this one; the limit does the same amount of work. All rows: -v.\n",
     );
-}
-
-fn write_table(text: &mut String, spec: &Table, cells: Vec<Vec<String>>) {
-    let mut cells = cells.into_iter();
-    let mut shown = table(&cells.next().unwrap_or_default());
-    shown.add_rows(cells);
-    let _ = writeln!(text, "\n{}\n({})\n{}", spec.title, spec.note, shown.trim_fmt());
 }
 
 /// Returns a part of a whole.

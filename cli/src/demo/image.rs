@@ -47,7 +47,7 @@ pub(super) fn make(plan: &Plan, out: &Output) -> Result<Image, Failure> {
     let directory = &plan.directory;
     let mut file =
         file_system::nameless_file(directory).map_err(|cause| no_file(directory, cause))?;
-    let progress = Progress::bytes(out, "making the image", plan.size.get());
+    let progress = Progress::new(out, "making the image", plan.size.get());
     let page = ByteLen::new(probe::page_size().bytes()).to_usize()?;
     let mut chunks = Vec::new();
     let mut chunk = vec![0; CHUNK];

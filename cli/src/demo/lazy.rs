@@ -80,7 +80,7 @@ pub(super) fn run(
     let trace =
         Trace::new(machine::here(), page, plan.size, &records, lost, &answering.latencies());
 
-    let progress = Progress::bytes(out, "comparing every byte", plan.size.get());
+    let progress = Progress::new(out, "comparing every byte", plan.size.get());
     let started = Instant::now();
     let (difference, hash) = image.compare(|offset, bytes| {
         progress.set(offset);

@@ -2,13 +2,12 @@
 
 use std::fmt::Write as _;
 
-use indicatif::HumanCount;
 use uzone_pages::ByteLen;
-use uzone_report::number;
 use uzone_report::results::{Row, noisy};
+use uzone_report::{grouped, number};
 
 use super::Demo;
-use crate::output::{Report, Style, Tone, ns, table};
+use crate::output::{Report, Style, Tone, columns, headings, ns};
 
 /// A row that is shown, its plain way, and its name.
 type Compared = (&'static str, &'static str, fn(ByteLen) -> String);
@@ -37,10 +36,10 @@ impl Report for Demo {
             machine.cpus,
             ByteLen::new(machine.memory_bytes),
             ns(self.make_ns),
-            HumanCount(self.touch.pages),
+            grouped(self.touch.pages),
             ns(self.touch.touch_ns),
-            HumanCount(self.touch.faults),
-            HumanCount(self.touch.pages_around),
+            grouped(self.touch.faults),
+            grouped(self.touch.pages_around),
             ns(self.touch.compare_ns),
             &self.touch.hash[..8],
         );
@@ -69,14 +68,14 @@ impl Report for Demo {
 impl Demo {
     fn write_compared(&self, text: &mut String) {
         let find = |id: &str| self.bench.results.iter().find(|row| row.id == id);
-        let headings = ["how fast", "plain way", "uzone", "faster", "of the limit"];
-        let mut compared = table(&headings);
+        let names = ["how fast", "plain way", "uzone", "faster", "of the limit"];
+        let mut compared = vec![headings(&names)];
         for (ours, plain, name) in COMPARED {
             let (Some(ours), Some(plain)) = (find(ours), find(plain)) else { continue };
             let ratio = |ratio| format!("{} x{}", number(ratio), noisy(ours.within_noise));
             let share = |share: f64| format!("{:.0} %", share * 100.0);
             let cell = |cell: Option<String>| cell.unwrap_or_else(|| String::from("-"));
-            compared.add_row([
+            compared.push(vec![
                 name(ByteLen::new(plain.items << 12)),
                 ns(plain.median_ns),
                 ns(ours.median_ns),
@@ -88,10 +87,10 @@ impl Demo {
         let time = |id: &str| find(id).map_or_else(String::new, |row: &Row| ns(row.median_ns));
         let _ = writeln!(
             text,
-            "{}\n\nThe plain way answers the reader page by page, writes each descriptor field by field, clears and\n\
+            "{}\nThe plain way answers the reader page by page, writes each descriptor field by field, clears and\n\
              counts page by page. The limit is a bare copy, a bare fill, bare counting. The kernel's own mapping,\n\
              which copies nothing, takes {}. Medians of {} to {} rounds.\n",
-            compared.trim_fmt(),
+            columns(&compared),
             time("demo-map/kernel"),
             rounds("demo-map/ours"),
             rounds("demo-zero/ours"),

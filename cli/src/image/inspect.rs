@@ -145,9 +145,7 @@ fn write_map(page: &Path, image: &Image, out: &Output) -> Result<(), Failure> {
         )));
     }
     let maps: Vec<Document> = chain(image).map(|image| Document::Image(map_of(image))).collect();
-    uzone_report::replace(page, uzone_report::html(&maps).as_bytes())?;
-    out.log(format_args!("wrote {}", page.display()));
-    Ok(())
+    out.write_page(page, &maps)
 }
 
 /// Returns the map of an image.

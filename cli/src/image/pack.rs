@@ -186,7 +186,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
         Input::Source(source) => source.byte_len(),
         Input::Image(image) => image.byte_len(),
     };
-    let bar = Progress::bytes(out, "packing", len);
+    let bar = Progress::new(out, "packing", len);
     let started = Instant::now();
     let show = |done| {
         bar.set(done);

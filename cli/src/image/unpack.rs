@@ -46,7 +46,7 @@ impl Report for UnpackReport {
 pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     let image = args.whole.open()?;
     check_output(&image, &args.output)?;
-    let bar = Progress::bytes(out, "unpacking", image.byte_len());
+    let bar = Progress::new(out, "unpacking", image.byte_len());
     let started = Instant::now();
     image.unpack(&args.output, args.whole.threads.get(), &|done| {
         bar.set(done);

@@ -67,7 +67,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     let started = Instant::now();
     let (mut images, mut frames, mut file_bytes) = (0, 0, 0);
     for image in chain(&image) {
-        let bar = Progress::bytes(out, "verifying", image.file_len());
+        let bar = Progress::new(out, "verifying", image.file_len());
         frames += image.verify(args.whole.threads.get(), args.decode, &|done| bar.set(done))?;
         images += 1;
         file_bytes += image.file_len();
