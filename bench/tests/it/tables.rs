@@ -237,12 +237,15 @@ fn the_published_experiments_are_one_document_with_the_figures_of_each() {
 }
 
 #[test]
-fn a_quick_run_of_the_published_experiments_has_the_tables_that_are_asked_for() {
+fn a_quick_run_of_several_benchmarks_has_the_tables_that_are_asked_for() {
     let _pool = pool();
-    let bench = document(&["seeds", "--quick", "--table=pin-2m"]);
-    let tables = array(&bench, "tables");
-    let ids: Vec<&str> = tables.iter().map(|table| string(table, "id")).collect();
-    assert!(ids.contains(&"pin-2m") && ids.iter().all(|id| id.starts_with("pin-2m")), "{ids:?}");
+    for benchmark in [&["seeds"][..], &[]] {
+        let bench = document(&[benchmark, &["--quick", "--table=pin-2m"]].concat());
+        let tables = array(&bench, "tables");
+        let ids: Vec<&str> = tables.iter().map(|table| string(table, "id")).collect();
+        let is_asked = ids.iter().all(|id| id.starts_with("pin-2m"));
+        assert!(ids.contains(&"pin-2m") && is_asked, "{ids:?}");
+    }
 }
 
 #[test]
