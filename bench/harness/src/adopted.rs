@@ -57,7 +57,7 @@ impl Adopted {
     /// Maps the first `len` bytes of a file lazily.
     ///
     /// # Errors
-    /// [`BenchError`] if memory, a userfaultfd or a thread is refused.
+    /// [`BenchError`](crate::BenchError) if memory, a userfaultfd or a thread is refused.
     pub fn file(engine: &Engine, file: File, len: ByteLen, options: &LazyOptions) -> Result<Self> {
         let memory = registered(len, Features::NONE, Features::POISON | Features::THREAD_ID)?;
         Self::new(engine, memory, Arc::new(FileBacking::new(file)?), options)
