@@ -6,7 +6,7 @@
 use std::num::NonZeroUsize;
 use std::path::Path;
 
-use uzone_harness::{Bench, BenchError, Phase, Result, Skipped, Watch, sentence};
+use uzone_harness::{Bench, BenchError, Phase, Result, Skipped, Watch};
 use uzone_os::{SystemRoot, memory};
 use uzone_pages::ByteLen;
 
@@ -240,7 +240,10 @@ pub(crate) fn run(name: &str, parts: &[Part], watch: Watch<'_>) -> Result<Bench>
             Ok(bench) => done.push(bench),
             // A need that the host lacks ends no run.
             Err(error) if error.is_of_this_host() => {
-                skipped.push(Skipped { id: part.name().to_owned(), reason: sentence(&error) });
+                skipped.push(Skipped {
+                    id: part.name().to_owned(),
+                    reason: uzone_os::with_causes(&error),
+                });
                 refused.get_or_insert(error);
             }
             Err(error) => return Err(error),

@@ -37,5 +37,6 @@ fn guards_hooks_and_options_have_names() {
     let pagemap = zone.bind(region, options).unwrap();
     assert_eq!(pagemap.page_at(0).unwrap().word().content(), Content::Absent);
     let refused = pagemap.pin(pagemap.range()).unwrap_err();
-    assert!(refused.to_string().contains("there is nothing"), "{refused}");
+    let text = uzone_os::with_causes(&refused);
+    assert!(text.contains("there is nothing"), "{text}");
 }

@@ -170,13 +170,3 @@ impl From<WriteError> for BenchError {
         Self::failed(action, is_of_this_host, error)
     }
 }
-
-/// Returns an error on one line, with each cause that the text before it does not contain.
-#[must_use]
-pub fn sentence(error: &dyn Error) -> String {
-    let causes = std::iter::successors(error.source(), |&cause| cause.source());
-    causes.fold(error.to_string(), |text, cause| {
-        let cause = cause.to_string();
-        if text.contains(&cause) { text } else { format!("{text}: {cause}") }
-    })
-}

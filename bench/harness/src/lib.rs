@@ -38,7 +38,7 @@ pub mod ways;
 pub use uzone_report::results::{Bench, Published, Role, Row, Skipped, Table};
 
 pub use self::adopted::{Adopted, anonymous, registered};
-pub use self::error::{BenchError, Result, sentence};
+pub use self::error::{BenchError, Result};
 pub use self::found::Found;
 pub use self::memory::{
     Counted, Reads, bytes, check_memory, check_word, counted, fill, fill_lines, fill_zeroes, index,

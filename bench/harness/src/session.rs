@@ -2,7 +2,7 @@
 
 use uzone_report::results::{BENCH_SCHEMA, Bench, Headline, Row, Skipped, Table};
 
-use super::error::{BenchError, Result, sentence};
+use super::error::{BenchError, Result};
 use super::machine;
 use super::rounds::Watch;
 use super::suite::Suite;
@@ -96,7 +96,9 @@ impl<'a> Session<'a> {
         for (table, measure) in tables {
             let measured = if self.wants(table) { measure(self) } else { Ok(()) };
             match measured {
-                Err(error) if error.is_of_this_host() => self.skip(*table, sentence(&error)),
+                Err(error) if error.is_of_this_host() => {
+                    self.skip(*table, uzone_os::with_causes(&error));
+                }
                 done => done?,
             }
         }

@@ -14,7 +14,7 @@ use std::time::Duration;
 use uzone_harness::ways::clear::Arena;
 use uzone_harness::{
     BenchError, Published, Result, Role, Session, Suite, bytes, check_memory, fill_zeroes, index,
-    restore_host, sentence, timed,
+    restore_host, timed,
 };
 use uzone_os::hugepages;
 use uzone_pages::{ByteLen, PageSize};
@@ -101,7 +101,8 @@ pub(crate) fn kernel(arena: &Arena, session: &mut Session<'_>) -> Result {
     }
     // Given back in the reverse order, the pages of the pool after the region that has them.
     let pool = raise_pool(PageSize::MIB_2, len.get() >> 21).and_then(|pool| {
-        let region = Region::hugetlb(len, PageSize::MIB_2).map_err(|error| sentence(&error))?;
+        let region =
+            Region::hugetlb(len, PageSize::MIB_2).map_err(|error| uzone_os::with_causes(&error))?;
         Ok((pool, region))
     });
     let _pool = match pool {

@@ -19,8 +19,7 @@ use uzone_harness::ways::pin::{
 };
 use uzone_harness::ways::threads::{Share, together};
 use uzone_harness::{
-    Bench, BenchError, Published, Result, Role, Session, Suite, Watch, check_memory, sentence,
-    timed,
+    Bench, BenchError, Published, Result, Role, Session, Suite, Watch, check_memory, timed,
 };
 use uzone_pages::{ByteLen, MemoryKind, Order, PageCount, Pfn, PfnRange};
 use uzone_stream::{Pattern, Streaming};
@@ -47,7 +46,7 @@ pub(crate) fn run(settings: &PinSettings, part: &Part, watch: Watch<'_>) -> Resu
     if !larger.is_zero() {
         match check(larger) {
             Ok(()) => folios(larger, LARGER, &mut session)?,
-            Err(error) => session.skip(format!("pin-2m{LARGER}"), sentence(&error)),
+            Err(error) => session.skip(format!("pin-2m{LARGER}"), uzone_os::with_causes(&error)),
         }
     }
     session.finish()

@@ -2,7 +2,7 @@
 
 use uzone_fault::Engine;
 use uzone_harness::demo::{self, NumberedFile};
-use uzone_harness::{BenchError, Phase, Watch, sentence};
+use uzone_harness::{BenchError, Phase, Watch};
 use uzone_pages::ByteLen;
 use uzone_report::Bench;
 
@@ -60,7 +60,7 @@ fn measured(
     match with_progress(out, |watch| part(&|phase| watch(Phase { step, ..phase }))) {
         Ok(part) => Ok(Some(part)),
         Err(error) if error.is_of_this_host() => {
-            out.warn(format_args!("left out: {step}: {}", sentence(&error)));
+            out.warn(format_args!("left out: {step}: {}", uzone_os::with_causes(&error)));
             Ok(None)
         }
         Err(error) => Err(error),

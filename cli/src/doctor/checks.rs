@@ -7,7 +7,6 @@ use std::error::Error;
 use std::io;
 
 use serde::Serialize;
-use uzone_harness::sentence;
 use uzone_os::dax::DaxDevice;
 use uzone_os::hugepages::{self, Pool};
 use uzone_os::memory::{Available, Limit};
@@ -70,7 +69,7 @@ impl Check {
 
     /// Returns the check of a fact that could not be read.
     fn unknown(error: &(dyn Error + 'static)) -> Self {
-        let value = format!("not known: {}", sentence(error));
+        let value = format!("not known: {}", uzone_os::with_causes(error));
         Self::note(value, "let this process read /proc and /sys (a container may hide them)")
     }
 
@@ -192,14 +191,14 @@ fn memory(facts: &Facts) -> Check {
             (format!("{bytes:.1} available{total}, limited by {limit}"), fix)
         }
         (Err(error), _) => (
-            format!("available memory not known: {}", sentence(error)),
+            format!("available memory not known: {}", uzone_os::with_causes(error)),
             "let this process read /proc (a container may hide it)".to_owned(),
         ),
     };
     match (&facts.trial, &facts.available) {
         (Err(error), _) => Check::not_ok(
             Status::Fail,
-            format!("cannot map {TRIAL}: {}; {value}", sentence(&**error)),
+            format!("cannot map {TRIAL}: {}; {value}", uzone_os::with_causes(&**error)),
             fix,
         ),
         (Ok(()), Ok(_)) => Check::ok(value),
@@ -497,7 +496,7 @@ fn uffd(facts: &Facts) -> Check {
     let unprivileged = match &facts.uffd_unprivileged {
         Ok(true) => "yes (vm.unprivileged_userfaultfd=1)".to_owned(),
         Ok(false) => "no (vm.unprivileged_userfaultfd=0)".to_owned(),
-        Err(error) => format!("not known: {}", sentence(error)),
+        Err(error) => format!("not known: {}", uzone_os::with_causes(error)),
     };
     let check = match (&facts.uffd_syscall, &facts.uffd_device) {
         (Ok(true), _) if matches!(facts.uffd_unprivileged, Ok(false)) => {
@@ -542,7 +541,7 @@ fn uffd_features(facts: &Facts) -> Check {
         Ok((features, ioctls)) => (*features, ioctls),
         Err(error) => {
             return Check::note(
-                format!("not known: {}", sentence(error)),
+                format!("not known: {}", uzone_os::with_causes(error)),
                 "fix userfaultfd, above, and run again",
             );
         }

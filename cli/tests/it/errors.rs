@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::process::Stdio;
 
-use crate::common::{Dir, object, refuses, run, text, uzone};
+use crate::common::{Dir, has_failed, object, refuses, run, text, uzone};
 
 #[test]
 fn each_error_names_what_is_wrong_and_what_helps() {
@@ -66,9 +66,7 @@ fn a_reader_of_data_that_goes_away_is_named() {
     pipe.read_exact(&mut first).expect("bytes");
     drop(pipe);
     let output = unpack.wait_with_output().expect("it ends");
-    assert_eq!(output.status.code(), Some(74));
-    let stderr = text(&output.stderr);
-    assert!(stderr.contains("cannot write standard output: Broken pipe"), "{stderr}");
+    has_failed(&output, 74, "cannot write standard output: Broken pipe");
 }
 
 #[test]

@@ -31,7 +31,8 @@ pub(crate) fn text(bytes: &[u8]) -> &str {
 pub(crate) fn has_failed(output: &Output, code: i32, part: &str) {
     let stderr = text(&output.stderr);
     assert_eq!(output.status.code(), Some(code), "{stderr}");
-    assert!(stderr.contains(part), "{part}: {stderr}");
+    let text = stderr.replace("\n  caused by: ", ": ");
+    assert!(text.contains(part), "{part}: {stderr}");
 }
 
 /// Reports that a case cannot run here, which is an error if `REQUIRE_ALL` is set.

@@ -2,7 +2,7 @@
 //! operation would have consumed.
 
 use core::ops::Range;
-use std::io;
+use std::{fmt, io};
 
 use rustix::io::Errno;
 use uzone_pages::{ByteLen, ErrorKind};
@@ -176,14 +176,24 @@ fn not_present(range: &Range<u64>, done: ByteLen, cause: &io::Error) -> String {
 }
 
 /// The value that a call did not take, given back unchanged.
-#[derive(Debug, thiserror::Error)]
-#[error("the value was not taken, and is given back")]
+#[derive(Debug)]
 pub struct Rejected<T, E = MappingError> {
     /// The value. Boxed: a failure travels through many returns.
     pub value: Box<T>,
     /// The reason why it was not taken.
-    #[source]
     pub cause: E,
+}
+
+impl<T, E: fmt::Display> fmt::Display for Rejected<T, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.cause.fmt(f)
+    }
+}
+
+impl<T: fmt::Debug, E: std::error::Error> std::error::Error for Rejected<T, E> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.cause.source()
+    }
 }
 
 impl<T, E> Rejected<T, E> {
