@@ -374,12 +374,12 @@ mod tests {
             Failure::from(Outer { action: "this", cause: unread(io::ErrorKind::NotFound) });
         assert_eq!(
             failure.text(),
-            "error: cannot do this\n  caused by: cannot read /proc/made/up: entity not found\n"
+            "error: cannot do this\n  caused by: cannot read /proc/made/up\n  caused by: entity not found\n"
         );
         let object = serde_json::to_value(failure.object()).unwrap();
         assert_eq!(object["schema"], "uzone.error/1");
         assert_eq!(object["error"], "cannot do this");
-        assert_eq!(object["causes"].as_array().unwrap().len(), 1);
+        assert_eq!(object["causes"].as_array().unwrap().len(), 2);
         assert_eq!(object["exit_code"], 69);
     }
 
