@@ -230,7 +230,7 @@ typedef struct uzone_lazy_options {
 /// It returns 0 or a negative errno; then the page is bad.
 typedef int (*uzone_read_function)(void *user, uint64_t offset_bytes, void *bytes, size_t len_bytes);
 
-/// A function that is told how many of `total_bytes` are done. The thread that made the call runs it, about 20 times a
+/// A function that receives how many of `total_bytes` are done. The thread that made the call runs it, about 20 times a
 /// second and once at the end. It returns 0 to go on; a negative errno ends the call, which returns it.
 typedef int (*uzone_progress_function)(void *user, uint64_t done_bytes, uint64_t total_bytes);
 
@@ -360,7 +360,7 @@ int uzone_pool_open(uint64_t len_bytes,
 /// registered as `options` say, and has blocks of the owner's size. The descriptor stays the caller's.
 ///
 /// The owner hands blocks out and tells their numbers: block `n` starts `n * block_bytes` behind the address of the view
-/// (uzone_pool_read_stats()). Blocks are nobody's any more when the owner has ended.
+/// (uzone_pool_read_stats()). Blocks have no owner any more when the owning process has ended.
 ///
 /// Errors: -EBADF, -ESRCH if there is no process `owner`, and as for uzone_pool_open().
 int uzone_pool_attach(int file,

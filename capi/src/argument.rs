@@ -61,7 +61,7 @@ pub(crate) unsafe fn options<T: Structure>(from: *const T) -> Result<T, Failure>
     Ok(options)
 }
 
-/// Writes the fields that the caller knows of an answer, and zeroes behind those that this library knows.
+/// Writes the fields of an answer that the caller knows, and zeroes into fields that this library does not know.
 ///
 /// # Safety
 /// `to` is NULL, or aligned and writable for as many bytes as its first field has.

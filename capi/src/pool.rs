@@ -338,7 +338,7 @@ pub unsafe extern "C" fn uzone_pool_open(
 /// registered as `options` say, and has blocks of the owner's size. The descriptor stays the caller's.
 ///
 /// The owner hands blocks out and tells their numbers: block `n` starts `n * block_bytes` behind the address of the view
-/// (uzone_pool_read_stats()). Blocks are nobody's any more when the owner has ended.
+/// (uzone_pool_read_stats()). Blocks have no owner any more when the owning process has ended.
 ///
 /// Errors: -EBADF, -ESRCH if there is no process `owner`, and as for uzone_pool_open().
 #[unsafe(no_mangle)]

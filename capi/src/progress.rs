@@ -16,7 +16,7 @@ const LOOK: Duration = Duration::from_millis(50);
 /// The most threads of one call.
 const MOST_THREADS: usize = 16;
 
-/// A function that is told how many of `total_bytes` are done. The thread that made the call runs it, about 20 times a
+/// A function that receives how many of `total_bytes` are done. The thread that made the call runs it, about 20 times a
 /// second and once at the end. It returns 0 to go on; a negative errno ends the call, which returns it.
 pub type uzone_progress_function =
     Option<unsafe extern "C" fn(user: *mut c_void, done_bytes: u64, total_bytes: u64) -> c_int>;

@@ -136,7 +136,7 @@ mod tests {
         assert_eq!(frame(PRESENT | 1 << 56 | 0x1234, 0), Ok(0x1234));
         assert_eq!(frame(PRESENT | FRAME, 0), Ok(FRAME));
         assert_eq!(frame(PRESENT | 1 << 61, 0), Err(PhysicalError::Hidden));
-        // It is swapped out, and the number is that of its place in the swap file.
+        // It is swapped out, and the number is its place in the swap file.
         let swapped = frame(1 << 62 | 77, 8192);
         assert_eq!(swapped, Err(PhysicalError::NotPresent { offset: 8192 }));
     }
