@@ -3,9 +3,9 @@
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
 use std::panic::resume_unwind;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -114,32 +114,13 @@ pub(crate) fn share(
     step: u64,
     each: impl Fn(Range<u64>) -> Result<(), Failure> + Sync,
 ) -> Result<(), Failure> {
-    let first = Mutex::new(None);
-    let next = AtomicU64::new(range.start / step);
-    let work = || loop {
-        // Relaxed: it hands out numbers.
-        let number = next.fetch_add(1, Ordering::Relaxed);
-        let part = range.start.max(number * step)..range.end.min((number + 1) * step);
-        if part.start >= part.end || !watch.add(0) {
-            return;
-        }
+    let goes_on = || watch.add(0);
+    uzone_os::share_range("uzone-work", threads(), range, step, goes_on, |part| {
         let bytes = part.end - part.start;
-        if let Err(error) = each(part) {
-            watch.cancel();
-            first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-            return;
-        }
+        each(part)?;
         watch.add(bytes);
-    };
-    let parts = usize::try_from((range.end - range.start).div_ceil(step)).unwrap_or(MOST_THREADS);
-    thread::scope(|scope| {
-        for _ in 1..threads().min(parts) {
-            // Where the system gives no thread, the others do its part.
-            let _ = thread::Builder::new().name("uzone-work".to_owned()).spawn_scoped(scope, work);
-        }
-        work();
-    });
-    first.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+        Ok(())
+    })
 }
 
 /// Returns how many threads share work.

@@ -70,7 +70,7 @@ pub use map::physical::{PhysicalError, PhysicalSegment};
 pub use map::populate::populate_slice;
 pub use map::shortage::MapError;
 pub use map::{page_cache, pagemap_scan};
-pub use share_work::share_work;
+pub use share_work::{share_range, share_work};
 
 /// Returns the message of an error with the messages of its causes, each of them once.
 #[doc(hidden)]
