@@ -262,7 +262,7 @@ pub extern "C" fn uzone_region_populate(
             let how = how.on_progress(move |done, _| {
                 shown.set(done.get());
             });
-            // It says how far a cancelled call came, which `progress` has said as well.
+            // The report has the bytes of a cancelled call, which `progress` received as well.
             let _ = match &region.0 {
                 State::Plain(region) => region.populate(offset_bytes..end, &how)?,
                 State::Bound(pagemap) => {

@@ -75,7 +75,7 @@ pub(crate) struct Args {
     /// mode admits]
     #[arg(long, value_name = "USER,...", env = "UZONE_SERVE_ALLOW_UID")]
     allow_uid: Option<String>,
-    /// What to do with a VM when a page cannot be read
+    /// Treatment of a VM when a page cannot be read
     #[arg(long, value_enum, value_name = "WHAT", default_value_t, env = "UZONE_SERVE_ON_FAILURE")]
     on_failure: Failing,
     /// Give up on a page after this many seconds

@@ -34,7 +34,7 @@ pub enum BindError {
     Adopt {
         /// Where the mapping starts.
         addr: Addr,
-        /// How long it is.
+        /// Its length.
         len_bytes: u64,
         /// The size of a page.
         page: PageSize,

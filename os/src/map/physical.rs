@@ -32,7 +32,7 @@ const ENTRIES: usize = 8192;
 pub struct PhysicalSegment {
     /// Where it starts in the memory of the machine.
     pub address: u64,
-    /// How long it is.
+    /// Its length.
     pub len_bytes: u64,
 }
 

@@ -19,7 +19,7 @@ use crate::region::Region;
 pub struct Segment {
     /// Where it starts in memory of this process.
     pub address: usize,
-    /// How long it is.
+    /// Its length.
     pub len_bytes: u64,
     /// Its first page.
     pub pfn: Pfn,
