@@ -14,10 +14,10 @@ pub(crate) mod inbox;
 pub(crate) mod io_pool;
 pub(crate) mod kernel;
 pub(crate) mod mapping_reader;
-mod pager;
 pub(crate) mod pages;
 pub(crate) mod pending;
 pub(crate) mod prefetch;
+mod spin;
 mod staged;
 mod threads;
 pub(crate) mod window;
@@ -179,8 +179,7 @@ impl Engine {
         producer.serves(&core);
         let own = FaultMemory::Own(memory.clone());
         let sources = Sources { handover: handover.clone(), ..Sources::default() };
-        let pagers = [(own.clone(), core.clone())];
-        let attached = self.attach(own, sources, &pagers, options)?;
+        let attached = self.attach(own, sources, core.clone(), options)?;
         let tracks = tracker.as_deref();
         let answered = answer_in_thread(in_thread, &memory, &core, tracks, handover, options)?;
         tracing::debug!(%len, %page, ?answered, "map");
@@ -271,13 +270,13 @@ impl Engine {
         &self,
         fault_memory: FaultMemory,
         sources: Sources,
-        pagers: &[(FaultMemory, Arc<Core>)],
+        core: Arc<Core>,
         options: &LazyOptions,
     ) -> Result<Attached, MapError> {
         let Threads { pool, readers } = &*self.threads;
         let event_loop = readers.iter().min_by_key(|reader| reader.readers());
         let event_loop = event_loop.unwrap_or_else(|| unreachable!("an engine has a reader"));
-        let reader = MappingReader::new(fault_memory, sources, pagers, pool, options);
+        let reader = MappingReader::new(fault_memory, sources, core, pool, options);
         event_loop.join(reader).map_err(MapError::Thread)
     }
 }

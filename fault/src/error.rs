@@ -5,8 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 
 use uzone_os::uffd::{Answered, UffdError};
-use uzone_os::{AccessError, MappingError, SysError};
-use uzone_pages::{AddrError, ByteLen, ErrorKind};
+use uzone_os::{AccessError, MappingError, SysError, Vaddr};
+use uzone_pages::{AddrError, ByteLen, ErrorKind, PageSize};
 use uzone_zone::{BindError, PinError};
 
 /// Memory that was not mapped lazily.
@@ -43,6 +43,18 @@ pub enum MapError {
         len: ByteLen,
         /// The size of a page.
         page: ByteLen,
+    },
+    /// Two regions of another process have pages of two sizes.
+    #[error(
+        "the region at {start} has pages of {page}, and the first region has pages of {first}: hand over a descriptor for each size, or use one size"
+    )]
+    PageSizes {
+        /// Where the region starts.
+        start: Vaddr,
+        /// The size of its pages.
+        page: PageSize,
+        /// The size of the pages of the first region.
+        first: PageSize,
     },
     /// The pages that the kernel put in place when the memory was mapped, in a process that locks all that it maps,
     /// would never be missing.

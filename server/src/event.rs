@@ -24,7 +24,7 @@ pub enum ServeEvent {
         regions: usize,
         /// The bytes of those regions.
         len_bytes: u64,
-        /// The bytes of its smallest page.
+        /// The bytes of a page of it.
         page_bytes: u64,
     },
     /// A connection was closed, and is no VM.

@@ -102,7 +102,7 @@ pub(crate) struct Machine {
     /// Whether reading its stream has stopped.
     pub(crate) is_ended: bool,
     pub(crate) since: Instant,
-    /// The bytes of its memory and of its smallest page, once a worker has served it.
+    /// The bytes of its memory and of a page of it, once a worker has served it.
     pub(crate) memory: Option<(u64, u64)>,
     /// The log of the pages that it gave back: of a VM, the file that its workers write one after the other; of a
     /// program, the sealed log of its latest worker.

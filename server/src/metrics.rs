@@ -48,7 +48,7 @@ pub struct Totals {
     pub prefetched_pages: u64,
     /// Zero pages among them.
     pub zero_pages: u64,
-    /// The bytes of the image in the other pages. Where a VM has pages of two sizes, each counts as the smaller one.
+    /// The bytes of the image in the other pages.
     pub image_bytes: u64,
     /// Frames of a packed image that were needed and in the cache.
     pub cache_hits: u64,

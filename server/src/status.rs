@@ -57,7 +57,7 @@ pub struct SessionStatus {
     pub can_be_read: bool,
     /// The bytes of its memory.
     pub len_bytes: u64,
-    /// The bytes of its smallest page.
+    /// The bytes of a page of it.
     pub page_bytes: u64,
     /// The time since it connected, in nanoseconds.
     pub connected_ns: u64,

@@ -1,4 +1,4 @@
-//! The way of a fault: [`Core`], the decisions about the pages of one size of a mapping.
+//! The way of a fault: [`Core`], the decisions about the pages of a mapping.
 //!
 //! No thread and no descriptor is here: a fault comes in as a page number, the answers go out through a
 //! [`Kernel`], and pages that take time are handed back to be queued. So the same code runs against the
@@ -173,7 +173,7 @@ impl ReaderState {
     }
 }
 
-/// The pages of one size of a mapping, their backing, and the kernel that installs them.
+/// The pages of a mapping, their backing, and the kernel that installs them.
 pub(crate) struct Core {
     pub(crate) pages: Pages,
     pub(crate) backing: Arc<dyn Backing>,
@@ -714,15 +714,19 @@ impl Core {
         let _ = caught(|| self.backing.will_need(&ranges));
     }
 
-    /// Returns the counts of a mapping so far, whose pages are those of `cores`.
-    pub(crate) fn stats(cores: &[Arc<Self>]) -> FaultStats {
+    /// Returns the page with a byte of the backing, if the memory has it.
+    pub(crate) fn page_at(&self, offset: u64) -> Option<u64> {
+        let page = offset >> self.page_size().shift();
+        self.pattern().area(Pfn::new(page)).map(|_| page)
+    }
+
+    /// Returns the counts so far.
+    pub(crate) fn stats(&self) -> FaultStats {
         let mut stats = FaultStats::default();
-        for core in cores {
-            core.counters().add_to(&mut stats);
-            stats.has_failed |= core.has_failed();
-            stats.pending += core.pending.len() as u64;
-        }
-        let in_thread = cores.iter().find_map(|core| core.in_thread());
+        self.counters().add_to(&mut stats);
+        stats.has_failed = self.has_failed();
+        stats.pending = self.pending.len() as u64;
+        let in_thread = self.in_thread();
         let [faults, filled, writes, held] = in_thread.map_or([0; 4], |it| it.counts());
         let demand = faults.min(filled);
         stats.faults += faults + writes;
@@ -730,8 +734,7 @@ impl Core {
         stats.around += filled - demand;
         stats.write_protect += writes;
         stats.held += held;
-        let oldest = cores.iter().filter_map(|core| core.pending.oldest()).min();
-        stats.oldest_pending = oldest.map(|since| since.elapsed());
+        stats.oldest_pending = self.pending.oldest().map(|since| since.elapsed());
         stats
     }
 }

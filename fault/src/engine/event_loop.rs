@@ -28,7 +28,7 @@ use uzone_os::{numa, signals};
 
 use crate::engine::exit;
 use crate::engine::follow::Follower;
-use crate::engine::inbox::{Inbox, Message, PagerKey};
+use crate::engine::inbox::{Inbox, Message};
 use crate::engine::io_pool::Submit;
 use crate::engine::mapping_reader::{MappingReader, Scratch};
 use crate::engine::prefetch::{Group, Prefetch};
@@ -133,12 +133,11 @@ pub(crate) struct Attached {
 }
 
 impl Attached {
-    /// Has pages of a pager installed before they are touched.
-    pub(crate) fn prefetch(&self, pager: usize, prefetch: &Arc<Prefetch>) {
+    /// Has pages installed before they are touched.
+    pub(crate) fn prefetch(&self, prefetch: &Arc<Prefetch>) {
         for _ in 0..prefetch.underway() {
             let group = Group::before_the_first(prefetch.clone());
-            let key = PagerKey { mapping: self.key, pager };
-            self.event_loop.inbox().send(Message::Prefetch { key, group });
+            self.event_loop.inbox().send(Message::Prefetch { key: self.key, group });
         }
     }
 }
@@ -255,18 +254,18 @@ impl Runner {
                     let _ = done.send(()); // there is no receiver if the loop itself drops the mapping
                 }
                 Message::Install { key, page, staged } => {
-                    if let Some(reader) = self.readers.get_mut(&key.mapping) {
-                        if caught(|| reader.install(key.pager, page, staged)).is_none() {
+                    if let Some(reader) = self.readers.get_mut(&key) {
+                        if caught(|| reader.install(page, staged)).is_none() {
                             reader.fail();
                         }
-                        self.note_timer(key.mapping);
-                        self.activate(key.mapping);
+                        self.note_timer(key);
+                        self.activate(key);
                     }
                 }
                 Message::Prefetch { key, group } => {
-                    if let Some(reader) = self.readers.get_mut(&key.mapping) {
-                        reader.prefetch(key.pager, group);
-                        self.activate(key.mapping);
+                    if let Some(reader) = self.readers.get_mut(&key) {
+                        reader.prefetch(group);
+                        self.activate(key);
                     }
                 }
                 Message::Stop => {
@@ -325,10 +324,9 @@ impl Runner {
                 self.active.swap_remove(at);
                 continue;
             };
-            let was_by_clock = reader.is_by_clock();
+            let was_polled_by_timer = reader.is_polled_by_timer();
             reader.set_company(has_company);
-            let key_of_first = PagerKey { mapping: key, pager: 0 };
-            let submit = Submit { filler: &self.inbox, key: key_of_first };
+            let submit = Submit { filler: &self.inbox, key };
             let Some(was_busy) = caught(|| reader.step(&mut self.scratch, &submit)) else {
                 reader.fail();
                 self.renew_scratch();
@@ -339,22 +337,22 @@ impl Runner {
             };
             if was_busy {
                 is_busy = true;
-                if reader.rests() {
+                if reader.is_idle() {
                     reader.is_active = false;
                     self.active.swap_remove(at);
                 } else {
                     at += 1;
                 }
-            } else if reader.looks_again() {
+            } else if reader.wants_poll() {
                 at += 1;
             } else {
                 reader.is_active = false;
                 self.active.swap_remove(at);
             }
-            if reader.is_by_clock() && !was_by_clock {
+            if reader.is_polled_by_timer() && !was_polled_by_timer {
                 // It would be returned by every wait.
                 reader.leave(&self.shared.set);
-            } else if was_by_clock && !reader.is_by_clock() {
+            } else if was_polled_by_timer && !reader.is_polled_by_timer() {
                 // If it cannot be waited for, it is looked at by the clock.
                 reader.poll_failed = reader.join(&self.shared.set, key).is_err();
             }
@@ -484,10 +482,8 @@ mod tests {
         let options = LazyOptions::default().deadline(deadline);
         let core = Core::new(kernel, backing, contents, &areas, policy, &options, recorder);
         let (core, own) = (Arc::new(core), FaultMemory::Own(memory.clone()));
-        let (pagers, pool) =
-            ([(own.clone(), core.clone())], IoPool::start(NonZeroUsize::MIN).unwrap());
-        let reader =
-            MappingReader::new(own, Sources::default(), &pagers, &Arc::new(pool), &options);
+        let (sources, pool) = (Sources::default(), IoPool::start(NonZeroUsize::MIN).unwrap());
+        let reader = MappingReader::new(own, sources, core.clone(), &Arc::new(pool), &options);
         let attached = event_loop.join(reader).unwrap();
         (memory, core, attached)
     }

@@ -19,21 +19,12 @@ const RETRY: Duration = Duration::from_millis(1);
 /// How often a failing ring of the bell is repeated before the message waits for the next one.
 const RINGS: u32 = 1000;
 
-/// The key of the pages of one size of a mapping.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct PagerKey {
-    /// The key of the mapping.
-    pub(crate) mapping: u64,
-    /// Which of its pagers has them.
-    pub(crate) pager: usize,
-}
-
-/// A message to a loop. A reader that joins is in the list of joining readers.
+/// A message to a loop, about the mapping with a key. A reader that joins is in the list of joining readers.
 pub(crate) enum Message {
     Join { key: u64 },
     Leave { key: u64, done: SyncSender<()> },
-    Install { key: PagerKey, page: u64, staged: Staged },
-    Prefetch { key: PagerKey, group: Group },
+    Install { key: u64, page: u64, staged: Staged },
+    Prefetch { key: u64, group: Group },
     Stop,
 }
 

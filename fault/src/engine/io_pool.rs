@@ -22,7 +22,7 @@ use uzone_os::{lock, signals};
 
 use crate::engine::core::{Core, ReaderState};
 use crate::engine::exit;
-use crate::engine::inbox::{Inbox, Message, PagerKey};
+use crate::engine::inbox::{Inbox, Message};
 use crate::engine::prefetch::{Group, Prefetch};
 use crate::error::{caught, discard};
 use crate::stats::Counters;
@@ -38,7 +38,7 @@ struct Job {
     core: Arc<Core>,
     page: u64,
     /// The thread that installs it, if that is not the one that produces it.
-    filler: Option<(Arc<Inbox>, PagerKey)>,
+    filler: Option<(Arc<Inbox>, u64)>,
     /// When it is its turn, set by the queue.
     turn: u64,
 }
@@ -88,7 +88,7 @@ pub(crate) struct PrefetchJob {
     pub(crate) prefetch: Arc<Prefetch>,
     /// The thread that installs it.
     pub(crate) filler: Arc<Inbox>,
-    pub(crate) key: PagerKey,
+    pub(crate) key: u64,
 }
 
 impl PrefetchJob {
@@ -203,17 +203,12 @@ pub(crate) struct IoPool {
 /// How the pages of a mapping are submitted.
 #[derive(Clone, Copy)]
 pub(crate) struct Submit<'a> {
-    /// The thread that answers its faults, and the key of its pages there.
+    /// The thread that answers its faults, and the key of the mapping there.
     pub(crate) filler: &'a Arc<Inbox>,
-    pub(crate) key: PagerKey,
+    pub(crate) key: u64,
 }
 
 impl Submit<'_> {
-    /// Returns how the pages of the mapping with that pager are submitted.
-    pub(crate) fn of(self, pager: usize) -> Self {
-        Self { key: PagerKey { pager, ..self.key }, ..self }
-    }
-
     /// Queues a page that the caller owns. Returns whether there was room; if not, the caller owns
     /// it still.
     pub(crate) fn demand(&self, pool: &IoPool, core: &Arc<Core>, page: u64) -> bool {

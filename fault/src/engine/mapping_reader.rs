@@ -1,11 +1,12 @@
-//! One mapping, as its reader thread sees it: [`MappingReader`]. A step reads the pending faults and has
-//! the [`Pager`] of each answer it; if there are none, it retries deferred work and installs neighbours. It
+//! One mapping, as its reader thread sees it: [`MappingReader`]. A step reads the pending faults and answers
+//! them (`answers`); if there are none, it retries deferred work and installs neighbours. It
 //! never blocks on a backing, and allocates nothing. All pending events are read before a fault is answered:
 //! the kernel reports a fault before a removal that is older.
-//!
-//! Memory of another process may have pages of several sizes behind one descriptor. Each size has a pager of
-//! its own; the events of the descriptor, and its budget, belong to the reader.
 
+mod answers;
+mod parked;
+
+use std::collections::VecDeque;
 use std::io;
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -14,20 +15,25 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use uzone_os::Vaddr;
-use uzone_os::uffd::{Event, EventBuffer, EventLog, EventSet, Handover, PageFault, Remote};
+use uzone_os::uffd::{
+    Event, EventBuffer, EventLog, EventSet, FaultKind, Handover, PageFault, Remote,
+};
 
 use crate::engine::budget::Allowance;
-use crate::engine::core::Core;
+use crate::engine::core::{Core, ReaderState};
+use crate::engine::costs::{CONTINUED_NS, COPIED_NS, CostMeter};
 use crate::engine::exit;
 use crate::engine::follow::Waiters;
 use crate::engine::io_pool::{IoPool, Submit};
-use crate::engine::pager::{Pager, RETRY};
 use crate::engine::prefetch::Group;
+use crate::engine::spin::AdaptiveSpin;
 use crate::engine::staged::Staged;
 use crate::memory::fault_memory::FaultMemory;
 use crate::options::LazyOptions;
 use crate::stats::Counters;
-use crate::track::record::{FaultRecord, Recorder};
+use crate::track::record::FaultRecord;
+
+use self::parked::Parked;
 
 /// How many events are read at once.
 pub(crate) const EVENTS: usize = 64;
@@ -43,10 +49,8 @@ const TURN: Duration = Duration::from_micros(30);
 /// How long a reader polls for more faults before it sleeps. In a virtual machine a faulting thread wakes within 20 to
 /// 50 us.
 const SPIN: Duration = Duration::from_micros(60);
-/// After this many unsuccessful polls the reader stops polling, until a fault arrives within the polling
-/// window.
-const VAIN: u8 = 4;
-
+/// After how long deferred work is retried.
+const RETRY: Duration = Duration::from_millis(1);
 /// The buffers of a thread, for the faults of any of its mappings.
 pub(crate) struct Scratch {
     buffer: EventBuffer,
@@ -70,71 +74,42 @@ impl Scratch {
     }
 }
 
-/// Decides whether polling for the next fault pays: a sleep and a wake-up cost more than most answers, and
-/// polling costs a CPU.
-struct AdaptiveSpin {
-    /// For how long at most.
-    most: Duration,
-    since: Instant,
-    in_vain: u8,
-    is_looking: bool,
-}
-
-impl AdaptiveSpin {
-    fn new(most: Duration) -> Self {
-        Self { most, since: Instant::now(), in_vain: 0, is_looking: false }
-    }
-
-    /// Records that faults were found.
-    fn found(&mut self, now: Instant) {
-        if self.is_looking || now.saturating_duration_since(self.since) < self.most {
-            self.in_vain = 0;
-        }
-        (self.since, self.is_looking) = (now, true);
-    }
-
-    /// Records other work. Polling starts anew from now on; the count of unsuccessful polls stays.
-    fn worked(&mut self, now: Instant) {
-        (self.since, self.is_looking) = (now, true);
-    }
-
-    /// Records that nothing was found. Returns whether to poll again.
-    fn again(&mut self, now: Instant) -> bool {
-        if self.is_looking && self.in_vain < VAIN && now.duration_since(self.since) < self.most {
-            return true;
-        }
-        if self.is_looking {
-            (self.is_looking, self.since) = (false, now);
-            self.in_vain = self.in_vain.saturating_add(1);
-        }
-        false
-    }
-}
-
 /// One mapping, and the state of its faults.
 pub(crate) struct MappingReader {
     fault_memory: FaultMemory,
-    /// At least one.
-    pagers: Vec<Pager>,
-    /// Which of them has the room for bytes during a step.
-    lent: usize,
+    core: Arc<Core>,
+    /// Produces the pages that are not ready.
+    pool: Arc<IoPool>,
+    state: ReaderState,
     look: AdaptiveSpin,
     children: Children,
     /// Faults that were read and are answered in the next turn.
     unanswered: Vec<PageFault>,
+    /// Pages for which there was no room in the queue.
+    parked: Parked,
+    /// Pages that an I/O thread produced for this one and that the kernel deferred.
+    late: VecDeque<(u64, Staged)>,
+    late_since: Instant,
+    /// Pages that are ready and will be touched.
+    groups: VecDeque<Group>,
+    /// How many groups are on their way or there.
+    prefetching: usize,
+    /// Groups that wait for the first fault.
+    held: Vec<Group>,
+    has_fault: bool,
+    /// The page that was answered last, after all faults of the turn had been read: each thread that waited
+    /// for it is awake.
+    answered: Option<u64>,
+    deadline: Option<Duration>,
     /// Where threads hand faults over that they cannot answer themselves.
     handover: Option<Arc<Handover>>,
     /// Where its events are read to, if they must outlive this process.
     logged: Option<EventBuffer>,
-    /// The size of a mark of that log, as a shift: the size of the smallest pages.
-    mark_shift: u32,
     /// Whether a step panicked. Then each page that is touched is made bad.
     has_failed: bool,
     looked: Instant,
     /// Whether others were let run since the last fault was answered.
     has_yielded: bool,
-    /// Whether the thread answers for other mappings too.
-    has_company: bool,
     /// Whether reading the descriptor failed, so that it is not waited for.
     pub(crate) poll_failed: bool,
     /// The rest of its budget, if that is limited, and the time until which nothing is read because it is used up.
@@ -158,35 +133,41 @@ pub(crate) struct Sources {
 }
 
 impl MappingReader {
-    /// Takes the memory, the pages of each size and which part of the memory has them, the smallest first. Their
-    /// recorder is the same.
     pub(crate) fn new(
         fault_memory: FaultMemory,
         sources: Sources,
-        pagers: &[(FaultMemory, Arc<Core>)],
+        core: Arc<Core>,
         pool: &Arc<IoPool>,
         options: &LazyOptions,
     ) -> Self {
         let Sources { log, handover, process } = sources;
         let &LazyOptions { deadline, budget, .. } = options;
-        let pager = |(part, core): &(FaultMemory, Arc<Core>)| {
-            Pager::new(part.clone(), core.clone(), pool.clone(), deadline)
-        };
-        let pagers: Vec<_> = pagers.iter().map(pager).collect();
+        let mut state = ReaderState::new(0);
+        let is_continued = core.backing.memory_file().is_ok_and(|file| file.is_some());
+        let page_ns = if is_continued { CONTINUED_NS } else { COPIED_NS };
+        state.meter = CostMeter::new(page_ns, true);
         Self {
             fault_memory,
-            mark_shift: pagers[0].core().page_size().shift(),
-            pagers,
-            lent: 0,
+            core,
+            pool: pool.clone(),
+            state,
             look: AdaptiveSpin::new(SPIN),
             children: Children::new(),
             unanswered: Vec::new(),
+            parked: Parked::new(),
+            late: VecDeque::new(),
+            late_since: Instant::now(),
+            groups: VecDeque::new(),
+            prefetching: 0,
+            held: Vec::new(),
+            has_fault: false,
+            answered: None,
+            deadline,
             handover,
             logged: log.map(EventBuffer::logged),
             has_failed: false,
             looked: Instant::now(),
             has_yielded: false,
-            has_company: false,
             poll_failed: false,
             allowance: budget.is_limited().then(|| Allowance::new(budget, Instant::now())),
             held_until: None,
@@ -200,16 +181,15 @@ impl MappingReader {
     pub(crate) fn set_shares_cpu(&mut self, shares_cpu: bool) {
         let spin = if shares_cpu { Duration::ZERO } else { SPIN };
         self.look = AdaptiveSpin::new(spin);
-        for pager in &mut self.pagers {
-            pager.set_shares_cpu(shares_cpu);
-            // Relaxed: a statistic.
-            pager.core().counters().shares_cpu.store(shares_cpu, Ordering::Relaxed);
-        }
+        self.state.shares_cpu = shares_cpu;
+        self.state.meter.set_parallel(!shares_cpu);
+        // Relaxed: a statistic.
+        self.core.counters().shares_cpu.store(shares_cpu, Ordering::Relaxed);
     }
 
     /// Returns how many bytes are read from its backing at once.
     pub(crate) fn room(&self) -> usize {
-        self.pagers.iter().map(|pager| pager.core().room()).max().unwrap_or(0)
+        self.core.room()
     }
 
     pub(crate) fn join(&self, set: &EventSet, key: u64) -> io::Result<()> {
@@ -230,8 +210,7 @@ impl MappingReader {
 
     /// Notes whether the thread answers for other mappings too.
     pub(crate) fn set_company(&mut self, has_company: bool) {
-        self.has_company = has_company;
-        self.pagers.iter_mut().for_each(|pager| pager.state.has_company = has_company);
+        self.state.has_company = has_company;
     }
 
     /// Answers the pending faults, or else does deferred work. Returns whether there was any. Where the
@@ -243,15 +222,16 @@ impl MappingReader {
             let is_busy = self.refuse(&mut scratch.buffer);
             // Deadlines and the children of a client go on.
             if !is_busy || self.due().is_some_and(|due| due <= self.looked) {
-                self.see_to_what_waits();
+                self.run_deferred();
             }
             return is_busy;
         }
         if self.is_held() {
-            self.see_to_what_waits();
+            self.run_deferred();
             return false;
         }
-        self.lend(&mut scratch.staging);
+        // The thread has one room for bytes, which is this mapping's for the step.
+        std::mem::swap(&mut scratch.staging, &mut self.state.staging);
         scratch.faults.append(&mut self.unanswered);
         let drained = self.drain(&mut scratch.buffer, &mut scratch.faults);
         self.looked = Instant::now();
@@ -263,10 +243,8 @@ impl MappingReader {
             self.unanswered.append(&mut scratch.faults);
             self.look.found(read_at);
         } else if is_busy {
-            let has_waited = self.has_neighbours();
-            for pager in &mut self.pagers {
-                pager.state.meter.read(scratch.faults.len(), read_at, has_waited);
-            }
+            let has_waited = self.state.has_neighbours();
+            self.state.meter.read(scratch.faults.len(), read_at, has_waited);
             self.answer_all(scratch, submit, read_at);
             // Faults may never cease, and each page that is there before its touch is one less.
             if !exit::is_ending() {
@@ -275,62 +253,25 @@ impl MappingReader {
             self.look.found(read_at);
         } else {
             self.poll_failed = drained.is_err();
-            self.see_to_what_waits();
+            self.run_deferred();
             // No thread waits: time for neighbours, a few at a time. If this thread does not poll, it may
             // be on the CPU of the thread that was just woken, which goes first.
             if self.look.most.is_zero()
-                && self.has_neighbours()
+                && self.state.has_neighbours()
                 && !std::mem::replace(&mut self.has_yielded, true)
             {
                 std::thread::yield_now();
                 is_busy = true;
             } else {
-                is_busy = !exit::is_ending() && (self.map_around() || self.map_prefetched(submit));
+                is_busy = !exit::is_ending()
+                    && (self.core.map_around(&mut self.state) || self.map_prefetched(submit));
             }
             if is_busy {
                 self.look.worked(read_at);
             }
         }
-        self.take_back(&mut scratch.staging);
+        std::mem::swap(&mut scratch.staging, &mut self.state.staging);
         is_busy
-    }
-
-    /// Lends the room for bytes to the pagers for a step.
-    fn lend(&mut self, staging: &mut Vec<u8>) {
-        self.lent = 0;
-        std::mem::swap(staging, &mut self.pagers[0].state.staging);
-    }
-
-    fn take_back(&mut self, staging: &mut Vec<u8>) {
-        std::mem::swap(staging, &mut self.pagers[self.lent].state.staging);
-    }
-
-    /// Returns a pager, which has the room for bytes.
-    fn pager(&mut self, index: usize) -> &mut Pager {
-        if self.lent != index {
-            let staging = std::mem::take(&mut self.pagers[self.lent].state.staging);
-            self.pagers[index].state.staging = staging;
-            self.lent = index;
-        }
-        &mut self.pagers[index]
-    }
-
-    fn recorder(&self) -> &Recorder {
-        &self.pagers[0].core().recorder
-    }
-
-    fn has_neighbours(&self) -> bool {
-        self.pagers.iter().any(|pager| pager.state.has_neighbours())
-    }
-
-    /// Installs some neighbours of pages that were faulted on. Returns whether there were any.
-    fn map_around(&mut self) -> bool {
-        (0..self.pagers.len()).any(|index| self.pager(index).map_around())
-    }
-
-    /// Installs some pages that will be touched. Returns whether there were any.
-    fn map_prefetched(&mut self, submit: &Submit<'_>) -> bool {
-        (0..self.pagers.len()).any(|index| self.pager(index).map_prefetched(&submit.of(index)))
     }
 
     /// Returns whether its budget is used up, or its memory is captured and an event waits for that, so that
@@ -351,42 +292,28 @@ impl MappingReader {
             return false;
         };
         self.looked = Instant::now();
-        let (mut faults, mut bytes, mut pending) = (0, 0, 0);
-        for core in self.pagers.iter().map(Pager::core) {
-            let counters = core.counters();
-            // Relaxed: a statistic.
-            faults += counters.faults.load(Ordering::Relaxed);
-            bytes += counters.installed() << core.page_size().shift();
-            pending += core.pending.len();
-        }
-        let until = allowance.held_until([faults, bytes], pending, self.looked);
+        let counters = self.core.counters();
+        // Relaxed: a statistic.
+        let faults = counters.faults.load(Ordering::Relaxed);
+        let bytes = counters.installed() << self.core.page_size().shift();
+        let until = allowance.held_until([faults, bytes], self.core.pending.len(), self.looked);
         if until.is_some() && self.held_until.is_none() {
-            Counters::add(&self.pagers[0].core().counters().held, 1);
+            Counters::add(&counters.held, 1);
         }
         self.held_until = until;
         until.is_some()
     }
 
     /// Returns whether its descriptor is not waited for, and it is looked at by the clock.
-    pub(crate) fn is_by_clock(&self) -> bool {
+    pub(crate) fn is_polled_by_timer(&self) -> bool {
         self.poll_failed || self.held_until.is_some()
-    }
-
-    /// Ends the answering of faults after a panic: pages that are waited for become bad, and so does
-    /// every page that is touched later.
-    pub(crate) fn fail(&mut self) {
-        if std::mem::replace(&mut self.has_failed, true) {
-            return;
-        }
-        self.unanswered.clear();
-        self.pagers.iter_mut().for_each(Pager::fail);
     }
 
     /// Answers the faults that were read.
     fn answer_all(&mut self, scratch: &mut Scratch, submit: &Submit<'_>, read_at: Instant) {
-        let at = self.recorder().since_start(read_at);
+        let at = self.core.recorder.since_start(read_at);
         let mut faults = scratch.faults.drain(..);
-        self.pagers.iter_mut().for_each(Pager::forget_answered);
+        self.answered = None;
         for fault in faults.by_ref() {
             if exit::leaves(fault.thread) && matches!(self.fault_memory, FaultMemory::Own(_)) {
                 continue;
@@ -396,61 +323,34 @@ impl MappingReader {
                 FaultMemory::Remote(_) => self.process,
             };
             scratch.waiters.note(waiter.map_or(0, NonZeroU32::get), read_at);
-            if let Some((index, page)) = self.page(fault.address) {
-                let submit = submit.of(index);
-                let record = self.pager(index).answer(page, &fault, &submit, read_at, at);
-                scratch.records.extend(record);
+            if let Some(page) = self.page(fault.address) {
+                scratch.records.extend(self.answer(page, &fault, submit, read_at, at));
             }
-            if self.has_company && read_at.elapsed() >= TURN {
+            if self.state.has_company && read_at.elapsed() >= TURN {
                 break;
             }
         }
         self.unanswered.extend(faults);
         self.has_yielded = false;
-        self.recorder().note(&scratch.records);
+        self.core.recorder.note(&scratch.records);
         scratch.records.clear();
         // Deferred work is due even if faults never cease.
         if self.due().is_some_and(|due| due <= read_at) {
-            self.see_to_what_waits();
+            self.run_deferred();
         }
     }
 
     /// Returns whether to poll for faults again at once, after a step that found none.
-    pub(crate) fn looks_again(&mut self) -> bool {
+    pub(crate) fn wants_poll(&mut self) -> bool {
         let is_held = self.held_until.is_some();
         !is_held && !self.look.most.is_zero() && self.look.again(Instant::now())
     }
 
     /// Returns whether the reader can sleep right after a step that answered faults, because it does not
     /// poll and has no neighbours to install.
-    pub(crate) fn rests(&self) -> bool {
-        let has_work = self.has_neighbours() || !self.unanswered.is_empty();
-        self.look.most.is_zero() && !has_work && !self.pagers.iter().any(Pager::is_prefetching)
-    }
-
-    /// Takes pages of a pager that are ready, to be installed between faults.
-    pub(crate) fn prefetch(&mut self, pager: usize, group: Group) {
-        self.pagers[pager].prefetch(group);
-    }
-
-    /// Returns when deferred work is due, if there is any.
-    pub(crate) fn due(&self) -> Option<Instant> {
-        let poll_failed = self.poll_failed.then(|| self.looked + RETRY);
-        let own = [poll_failed, self.children.due(), self.held_until];
-        let pagers = self.pagers.iter().map(Pager::due);
-        pagers.chain(own).flatten().min()
-    }
-
-    fn see_to_what_waits(&mut self) {
-        if self.poll_failed || self.children.due().is_some_and(|due| due <= self.looked) {
-            self.children.reap(&self.fault_memory);
-        }
-        self.pagers.iter_mut().for_each(Pager::see_to_what_waits);
-    }
-
-    /// Installs a page that the pool produced for a pager.
-    pub(crate) fn install(&mut self, pager: usize, page: u64, staged: Staged) {
-        self.pagers[pager].install(page, staged);
+    pub(crate) fn is_idle(&self) -> bool {
+        let has_work = self.state.has_neighbours() || !self.groups.is_empty();
+        self.look.most.is_zero() && !has_work && self.unanswered.is_empty()
     }
 
     /// Ends the answering. Waiting threads get a signal, not zeroes; those of another process wait for the
@@ -458,32 +358,28 @@ impl MappingReader {
     pub(crate) fn finish(mut self, scratch: &mut Scratch) {
         match &self.fault_memory {
             FaultMemory::Own(_) => {
-                for pager in &self.pagers {
-                    pager.give_up();
-                    pager.core().kernel().ended();
-                }
+                self.give_up();
+                self.core.kernel().ended();
                 for fault in std::mem::take(&mut self.unanswered) {
                     self.refuse_fault(&fault);
                 }
                 while self.refuse(&mut scratch.buffer) {}
             }
             // Unanswered faults are reported again to the next server.
-            FaultMemory::Remote(_) => {
-                let unanswered = std::mem::take(&mut self.unanswered);
-                self.pagers.iter_mut().for_each(|pager| pager.release(&unanswered));
-            }
+            FaultMemory::Remote(_) => self.release(),
         }
     }
 
-    /// Returns which page has an address, and which pager has the page.
-    fn page(&self, address: Vaddr) -> Option<(usize, u64)> {
-        let page = |(index, pager): (usize, &Pager)| Some((index, pager.page(address)?));
-        self.pagers.iter().enumerate().find_map(page)
+    /// Returns which page has an address.
+    #[inline]
+    fn page(&self, address: Vaddr) -> Option<u64> {
+        let page = self.fault_memory.offset_of(address)? >> self.core.page_size().shift();
+        (page < self.core.contents().area().end().get()).then_some(page)
     }
 
     fn refuse_fault(&self, fault: &PageFault) {
-        if let Some((index, page)) = self.page(fault.address) {
-            self.pagers[index].refuse(page, fault);
+        if let Some(page) = self.page(fault.address) {
+            self.core.refuse(page, fault.kind == FaultKind::WriteProtect);
         }
     }
 
@@ -516,7 +412,8 @@ impl MappingReader {
                     Event::PageFault(fault) if faults.len() < FAULTS => faults.push(fault),
                     // It is reported again after the next wake.
                     Event::PageFault(_) => {
-                        self.pagers.iter_mut().for_each(Pager::forgot_faults);
+                        Counters::add(&self.core.counters().deferred, 1);
+                        self.parked.push_all();
                     }
                     Event::Removed { start, end } => {
                         self.mark(buffer, start, end, Core::removed);
@@ -541,14 +438,14 @@ impl MappingReader {
         end: Vaddr,
         removed: impl Fn(&Core, Range<u64>),
     ) {
-        for pager in &self.pagers {
-            for pages in pager.pages(start, end) {
-                if let Some(log) = buffer.log() {
-                    let bytes = pager.core().bytes(pages.clone());
-                    log.mark(bytes.start >> self.mark_shift..bytes.end >> self.mark_shift);
-                }
-                removed(pager.core(), pages);
+        let shift = self.core.page_size().shift();
+        let last = self.core.contents().area().end().get();
+        for bytes in self.fault_memory.offsets(start, end) {
+            let pages = bytes.start >> shift..(bytes.end >> shift).min(last);
+            if let Some(log) = buffer.log() {
+                log.mark(pages.clone());
             }
+            removed(&self.core, pages);
         }
     }
 
@@ -656,26 +553,6 @@ mod tests {
 
     use super::*;
     use crate::tests::userfaultfd;
-
-    #[test]
-    fn neighbours_do_not_hide_that_no_fault_comes() {
-        let most = Duration::from_micros(20);
-        let mut look = AdaptiveSpin::new(most);
-        let mut now = look.since;
-        // A fault now and then, with neighbours to install after it.
-        for round in 0..2 * VAIN {
-            now += Duration::from_millis(1);
-            look.found(now);
-            look.worked(now);
-            assert_eq!(look.again(now), round < VAIN, "round {round}");
-            now += most;
-            assert!(!look.again(now));
-        }
-        // One comes that a look would have met, and it pays again.
-        let met = now - most / 2;
-        look.found(met);
-        assert!(look.again(met));
-    }
 
     #[test]
     #[cfg_attr(miri, ignore = "it takes events")]

@@ -39,7 +39,7 @@ const PROTECT_WITHIN: Duration = Duration::from_secs(1);
 
 impl Engine {
     /// Answers the faults of memory of another process from now on, by `backing`. Each region is whole
-    /// pages of its size.
+    /// pages, and all have pages of one size: a process that has two hands a descriptor over for each.
     ///
     /// Of the options, `huge` and `kernel_faults` are the other side's and mean nothing here. With `track_writes`,
     /// which is [`WriteTracking::Async`] here, pages are installed so that the kernel notes the first write to each:
@@ -53,8 +53,8 @@ impl Engine {
     /// reported again.
     ///
     /// # Errors
-    /// [`MapError`]: there is no region, one cuts a page, two hold the same bytes of the backing, or they
-    /// want more than it has. `remote` is closed then: if it may be the last descriptor of its kind, keep
+    /// [`MapError`]: there is no region, one cuts a page or has pages of another size, two hold the same bytes of the
+    /// backing, or they want more than it has. `remote` is closed then: if it may be the last descriptor of its kind, keep
     /// another ([`Remote::try_clone`]).
     pub fn adopt(
         &self,
@@ -67,49 +67,25 @@ impl Engine {
         self.check_process()?;
         let pages = check(&regions, log.as_ref(), options)?;
         let is_tracked = options.track_writes.is_some();
-        let mut sizes: Vec<_> = regions.iter().map(|region| region.page).collect();
-        sizes.sort_unstable();
-        sizes.dedup();
         let (remote, capture) = (Arc::new(remote), Arc::default());
-        let memory = RemoteMemory { remote, regions, capture, is_tracked };
-        let recorder = Recorder::new(options.trace);
-        let part_of = {
-            let (memory, recorder) = (&memory, &recorder);
-            move |page| part_of(memory, page, &backing, options, recorder)
-        };
-        let parts: Result<Vec<_>, MapError> = sizes.into_iter().map(part_of).collect();
-        let parts = parts?;
-        if parts.is_empty() {
-            return Err(MapError::Backing { reason: "no region holds a byte of it" });
-        }
+        let memory = Arc::new(RemoteMemory { remote, regions, capture, is_tracked });
+        let core = Arc::new(core_of(&memory, pages, backing, options)?);
         let is_logged = log.is_some();
-        let smallest = smallest_page(&memory.regions);
         for marked in log.iter().flat_map(EventLog::marked) {
-            let offset = marked << smallest.shift();
-            if let Some((_, core)) = parts.iter().find(|(part, _)| part.has(offset)) {
-                let page = offset >> core.page_size().shift();
-                core.removed(page..page + 1);
-            }
+            core.removed(marked..marked + 1);
         }
-        let pager = |(part, core): &(Arc<RemoteMemory>, Arc<Core>)| {
-            (FaultMemory::Remote(part.clone()), core.clone())
-        };
-        let pagers: Vec<_> = parts.iter().map(pager).collect();
-        let memory = Arc::new(memory);
         let fault_memory = FaultMemory::Remote(memory.clone());
         let sources = Sources { log, handover: None, process: options.process };
-        let attached = self.attach(fault_memory, sources, &pagers, options)?;
+        let attached = self.attach(fault_memory, sources, core.clone(), options)?;
         if is_logged {
             // Faults that another process read and did not answer are reported again.
-            memory.wake(0..pages.to_bytes(smallest)?.get());
+            memory.wake(core.bytes(0..pages.get()));
         }
-        let (parts, cores): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
         let mut blocks = Blocks::default();
         if options.advice == Advice::Blocks {
-            let pairs = parts.iter().zip(&cores);
-            pairs.for_each(|(part, core): (&Arc<RemoteMemory>, _)| blocks.add(&part.regions, core));
+            blocks.add(&memory.regions, &core);
         }
-        Ok(AdoptedMemory { attached: Some(attached), memory, parts, cores, blocks })
+        Ok(AdoptedMemory { attached: Some(attached), memory, core, blocks })
     }
 }
 
@@ -125,6 +101,8 @@ fn check(
         "two regions hold the same bytes of it, and a page has one address"
     } else if overlap(regions.iter().map(RemoteRegion::addresses)) {
         "two regions have the same addresses, and an address has one page"
+    } else if regions.is_empty() {
+        "no region holds a byte of it"
     } else if log.is_some_and(|log| log.marks() != pages.get()) {
         "the log of events is of other memory"
     } else if matches!(options.track_writes, Some(WriteTracking::Sync)) {
@@ -143,35 +121,28 @@ fn overlap(ranges: impl Iterator<Item = Range<u64>>) -> bool {
     ranges.windows(2).any(|two| two[0].end > two[1].start)
 }
 
-/// Returns the part of `memory` that has pages of a size, and those pages.
-fn part_of(
-    memory: &RemoteMemory,
-    page: PageSize,
-    backing: &Arc<dyn Backing>,
+/// Returns the pages of some memory, which are so many.
+fn core_of(
+    memory: &Arc<RemoteMemory>,
+    pages: PageCount,
+    backing: Arc<dyn Backing>,
     options: &LazyOptions,
-    recorder: &Arc<Recorder>,
-) -> Result<(Arc<RemoteMemory>, Arc<Core>), MapError> {
-    let mut regions = memory.regions.clone();
-    regions.retain(|region| region.page == page);
-    let pages = PageCount::new(end_of(&regions)?.get() >> page.shift());
-    check_backing(&**backing, pages.to_bytes(page)?, page)?;
+) -> Result<Core, MapError> {
+    let page = page_size(&memory.regions);
+    check_backing(&*backing, pages.to_bytes(page)?, page)?;
     let contents = PageStates::reserve(pages, page)?;
-    let areas: Result<Vec<_>, AddrError> = regions.iter().map(RemoteRegion::fault_area).collect();
+    let areas: Result<Vec<_>, AddrError> =
+        memory.regions.iter().map(RemoteRegion::fault_area).collect();
     // The kernel makes no huge page of a block that contains its page of zeroes.
     let zeroes_by_copy = page > uzone_os::probe::page_size() || options.advice == Advice::Blocks;
-    let (remote, capture) = (memory.remote.clone(), memory.capture.clone());
-    let is_tracked = memory.is_tracked;
-    let part = Arc::new(RemoteMemory { remote, regions, capture, is_tracked });
     let policy = Policy { zeroes_by_copy, is_remote: true, is_tracked: false };
-    let (backing, recorder) = (backing.clone(), recorder.clone());
-    let core = Core::new(part.clone(), backing, contents, &areas?, policy, options, recorder);
-    Ok((part, Arc::new(core)))
+    let recorder = Recorder::new(options.trace);
+    Ok(Core::new(memory.clone(), backing, contents, &areas?, policy, options, recorder))
 }
 
-/// Returns the size of the smallest pages of regions.
-fn smallest_page(regions: &[RemoteRegion]) -> PageSize {
-    let pages = regions.iter().map(|region| region.page);
-    pages.min().unwrap_or_else(uzone_os::probe::page_size)
+/// Returns the size of the pages of regions, which all have the same.
+fn page_size(regions: &[RemoteRegion]) -> PageSize {
+    regions.first().map_or_else(uzone_os::probe::page_size, |region| region.page)
 }
 
 /// Returns where the last byte of the backing ends that regions hold.
@@ -183,17 +154,21 @@ fn end_of(regions: &[RemoteRegion]) -> Result<ByteLen, AddrError> {
     Ok(end)
 }
 
-/// Returns how many pages of the backing the regions reach over, from its start on, in the smallest of them.
+/// Returns how many pages of the backing the regions reach over, from its start on.
 fn count_pages(regions: &[RemoteRegion]) -> Result<PageCount, MapError> {
+    let page = page_size(regions);
     for region in regions {
-        let (start, len, page) = (region.start.get(), region.len, region.page);
-        let is_cut = (start | len.get() | region.offset) & (page.bytes() - 1) != 0;
+        let (start, len) = (region.start, region.len);
+        if region.page != page {
+            return Err(MapError::PageSizes { start, page: region.page, first: page });
+        }
+        let is_cut = (start.get() | len.get() | region.offset) & (page.bytes() - 1) != 0;
         if is_cut || len.is_zero() {
             return Err(MapError::CutsPage { len, page: ByteLen::new(page.bytes()) });
         }
-        ByteLen::new(start).checked_add(len)?;
+        ByteLen::new(start.get()).checked_add(len)?;
     }
-    Ok(smallest_page(regions).pages_in(end_of(regions)?)?)
+    Ok(page.pages_in(end_of(regions)?)?)
 }
 
 /// Memory of another process whose faults are answered, until this is dropped or stopped. Dropping it
@@ -204,9 +179,7 @@ pub struct AdoptedMemory {
     /// Some, until it stops.
     attached: Option<Attached>,
     memory: Arc<RemoteMemory>,
-    /// The parts of it that have pages of one size each, and those pages, the smallest first.
-    parts: Vec<Arc<RemoteMemory>>,
-    cores: Vec<Arc<Core>>,
+    core: Arc<Core>,
     blocks: Blocks,
 }
 
@@ -232,7 +205,7 @@ impl AdoptedMemory {
         };
         let log = log.map_err(MapError::MemoryFile)?;
         let Some(before) = before else { return Ok(log) };
-        let shift = smallest_page(regions).shift();
+        let shift = page_size(regions).shift();
         before.marked().for_each(|page| log.mark(page..page + 1));
         for removed in &before.removed {
             for bytes in offsets(regions, removed.start, removed.end) {
@@ -260,7 +233,7 @@ impl AdoptedMemory {
         regions: &[RemoteRegion],
         before: &LoggedEvents,
     ) -> Result<Vec<Range<u64>>, MapError> {
-        let shift = smallest_page(regions).shift();
+        let shift = page_size(regions).shift();
         let mut ranges: Vec<Range<u64>> = Vec::new();
         for mark in Self::log(regions, Some(before), None)?.marked() {
             let bytes = mark << shift..(mark + 1) << shift;
@@ -288,14 +261,17 @@ impl AdoptedMemory {
 
     fn prefetch_pages(&self, offsets: &[u64], waits_for_fault: bool) {
         let Some(attached) = &self.attached else { return };
-        for (pager, (part, core)) in self.parts.iter().zip(&self.cores).enumerate() {
-            let offsets: Vec<_> = offsets.iter().copied().filter(|at| part.has(*at)).collect();
-            if !offsets.is_empty() {
-                let stored_at = |offset| core.backing.stored_at(offset);
-                let size = core.page_size();
-                let prefetch = Prefetch::new(&offsets, size, waits_for_fault, stored_at);
-                attached.prefetch(pager, &prefetch);
-            }
+        let core = &self.core;
+        let offsets = offsets.iter().copied().filter(|at| core.page_at(*at).is_some());
+        let offsets: Vec<_> = offsets.collect();
+        if !offsets.is_empty() {
+            let stored_at = |offset| core.backing.stored_at(offset);
+            attached.prefetch(&Prefetch::new(
+                &offsets,
+                core.page_size(),
+                waits_for_fault,
+                stored_at,
+            ));
         }
     }
 
@@ -399,15 +375,6 @@ impl AdoptedMemory {
     #[must_use]
     pub fn blocks_left(&self) -> usize {
         self.blocks.left()
-    }
-
-    fn cores(&self) -> &[Arc<Core>] {
-        &self.cores
-    }
-
-    fn core_at(&self, offset: u64) -> Option<&Core> {
-        let part = self.parts.iter().position(|part| part.has(offset))?;
-        Some(&self.cores[part])
     }
 
     /// Stops answering and returns the descriptor for the next server. Threads that wait for a page go on

@@ -40,11 +40,6 @@ impl RemoteMemory {
         places(std::slice::from_ref(region), range).next()
     }
 
-    /// Returns whether it holds a byte of the backing.
-    pub(crate) fn has(&self, offset: u64) -> bool {
-        self.regions.iter().any(|region| region.offsets().contains(&offset))
-    }
-
     /// Has writes to these bytes of the backing reported, or lets them go on. Returns the first answer that is
     /// not that all was done.
     pub(crate) fn write_protect(
@@ -115,7 +110,7 @@ impl Kernel for RemoteMemory {
 
     /// Memory is protected for a capture, and stays so if the process that captured it was killed.
     fn written(&self, page: u64, _: &dyn Fn(u64) -> bool) -> bool {
-        // The pages of a pager have one size.
+        // All regions have pages of one size.
         let Some(shift) = self.regions.first().map(|region| region.page.shift()) else {
             return true;
         };

@@ -81,14 +81,6 @@ pub struct LazyMapping {
 }
 
 impl LazyMapping {
-    fn cores(&self) -> &[Arc<Core>] {
-        std::slice::from_ref(&self.core)
-    }
-
-    fn core_at(&self, _: u64) -> Option<&Core> {
-        Some(&self.core)
-    }
-
     pub(crate) fn new(
         attached: Attached,
         memory: Arc<Registered>,

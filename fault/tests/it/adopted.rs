@@ -215,11 +215,17 @@ fn regions_that_do_not_fit_are_refused() {
         RemoteRegion { len: ByteLen::new(100), ..whole },
         RemoteRegion { len: ByteLen::ZERO, ..whole },
         RemoteRegion { offset: 8, ..whole },
-        RemoteRegion { page: PageSize::try_from_bytes(2 << 20).unwrap(), ..whole },
     ] {
         let answer = adopt(vec![whole, region]);
         assert!(matches!(answer, Err(MapError::CutsPage { .. })), "{region:?}");
     }
+    let (start, len, page) = (Vaddr::new(2 << 30), ByteLen::mib(2), PageSize::MIB_2);
+    let huge = RemoteRegion { start, len, offset: 2 << 20, page };
+    assert_eq!(
+        adopt(vec![whole, huge]).unwrap_err().to_string(),
+        "the region at 0x80000000 has pages of 2 MiB, and the first region has pages of 4 KiB: \
+         hand over a descriptor for each size, or use one size"
+    );
     // Two addresses of one page: only one of them would be woken.
     let second = RemoteRegion { start: Vaddr::new(2 << 30), offset: 1 << 19, ..whole };
     let answer = adopt(vec![second, whole]);
@@ -348,101 +354,60 @@ fn what_waits_for_the_first_fault_is_not_installed_before_it_and_is_all_there_af
     (0..PAGES).for_each(|at| check(&memory, at, 0, false));
 }
 
-/// Memory with pages of two sizes, as a machine may have that has its RAM in huge pages and the rest not.
 #[test]
-fn pages_of_two_sizes_behind_one_descriptor_get_their_bytes_their_zeroes_and_the_next_server() {
-    let name = "pages_of_two_sizes_behind_one_descriptor";
+fn huge_pages_get_their_bytes_their_zeroes_and_the_next_server() {
+    let name = "huge_pages_get_their_bytes_their_zeroes_and_the_next_server";
     let features = Features::EVENT_REMOVE | Features::MISSING_HUGETLB | Features::POISON;
     let Some(uffd) = userfaultfd(name, features, KernelFaults::IfAllowed) else { return };
     let Some(_pool) = Pool::grow(name, PageSize::MIB_2, 4) else { return };
-    let (small, huge) = (PageSize::KIB_4, PageSize::try_from_bytes(HUGE).unwrap());
-    // A small area, a huge one, a small one behind a page that no area has, and a huge one.
-    let areas = [
-        (small, 0, HUGE),
-        (huge, HUGE, HUGE),
-        (small, 2 * HUGE + 4096, HUGE),
-        (huge, 4 * HUGE, 3 * HUGE),
-    ]
-    .map(|(size, offset, len)| {
-        let bytes = ByteLen::new(len);
-        let mapping = if size == huge {
-            Mapping::hugetlb(bytes, PageSize::MIB_2).unwrap()
-        } else {
-            Mapping::anonymous(bytes, Anonymous::default()).unwrap()
-        };
+    // An area, and a second one behind pages that no area has.
+    let areas = [(HUGE, HUGE), (4 * HUGE, 3 * HUGE)].map(|(offset, len)| {
+        let mapping = Mapping::hugetlb(ByteLen::new(len), PageSize::MIB_2).unwrap();
         let memory = registered(&uffd, mapping);
         let region = region_at(offset, &memory);
         (memory, region)
     });
     let regions: Vec<_> = areas.iter().map(|(_, region)| *region).collect();
     let engine = Engine::new(NonZeroUsize::MIN).unwrap();
-    let options = LazyOptions::default().advice(Advice::Auto).trace(1 << 12);
+    let options = LazyOptions::default().advice(Advice::Auto);
     let adopt = |before: Option<&LoggedEvents>| {
         let log = AdoptedMemory::log(&regions, before, None).unwrap();
-        assert_eq!(log.marks(), 7 * HUGE / 4096);
+        assert_eq!(log.marks(), 7);
         let kept = log.fd().unwrap().try_clone_to_owned().unwrap();
         let remote = remote(&areas[0].0);
         let server = engine.adopt(remote, regions.clone(), backing(), &options, Some(log));
         (server.unwrap(), kept)
     };
     let (server, log) = adopt(None);
-    let right = |area: usize, at: u64, is_zero: bool| {
+    let right = |area: usize, is_zero: &dyn Fn(u64) -> bool| {
         let (memory, region) = &areas[area];
-        check(memory, at, region.offset, is_zero);
-    };
-    let pages = |area: usize| areas[area].1.len.get() / 4096;
-    // The second huge page of the last area comes before it is touched, and pages of a small one.
-    server.prefetch(&[5 * HUGE + 7, 2 * HUGE + 4096 * 3, 2 * HUGE, 2 * HUGE + 4096 * 2]);
-    wait_for("the pages", || server.stats().populated >= 3);
-    assert_eq!(server.content(5 * HUGE), Some(Content::Present));
-    assert_eq!(server.content(2 * HUGE + 4096 * 2), Some(Content::Present));
-    assert_eq!((server.content(2 * HUGE), server.content(7 * HUGE)), (None, None));
-    thread::scope(|scope| {
-        for (seed, area) in (0..4).zip([1, 2, 0, 1]) {
-            let right = &right;
-            scope.spawn(move || {
-                for step in 0..3 * 512 {
-                    let at = (step * 37 + seed * 101) % (3 * 512);
-                    right(area, at % 512, false);
-                    right(3, at, false);
-                }
-            });
+        for at in 0..region.len.get() / 4096 {
+            check(memory, at, region.offset, is_zero(at / 512));
         }
-    });
-    // Four huge pages, and at most each small one, were installed once.
-    let stats = server.stats();
-    assert!(stats.demand + stats.around + stats.populated <= 4 + 2 * 512, "{stats:?}");
-    let (records, _) = server.take_trace();
-    assert!(records.iter().any(|it| it.offset >= 4 * HUGE), "{records:?}");
-    assert!(records.iter().any(|it| it.offset < HUGE), "{records:?}");
-    // What is given back is zero, a huge page as a whole.
-    areas[0].0.mapping().discard(4096..3 * 4096).unwrap();
-    areas[3].0.mapping().discard(HUGE..2 * HUGE).unwrap();
-    let is_zero = |area: usize, at: u64| match area {
-        0 => (1..3).contains(&at),
-        3 => (512..1024).contains(&at),
-        _ => false,
     };
-    (0..4).for_each(|area| (0..pages(area)).for_each(|at| right(area, at, is_zero(area, at))));
+    // The second page of the last area comes before it is touched.
+    server.prefetch(&[5 * HUGE + 7, 2 * HUGE]);
+    wait_for("the page", || server.stats().populated == 1);
+    assert_eq!(server.content(5 * HUGE), Some(Content::Present));
+    assert_eq!((server.content(2 * HUGE), server.content(7 * HUGE)), (None, None));
+    right(0, &|_| false);
+    right(1, &|_| false);
+    // What is given back is zero, a huge page as a whole.
+    areas[1].0.mapping().discard(HUGE..2 * HUGE).unwrap();
+    right(1, &|page| page == 1);
     drop(server);
 
     // The next server knows that from the log. What was installed before does not fault.
     let before = LoggedEvents::read(log, AdoptedMemory::marks(&regions).unwrap()).unwrap();
-    let given_back = AdoptedMemory::given_back(&regions, &before).unwrap();
-    assert_eq!(given_back, [4096..3 * 4096, 5 * HUGE..6 * HUGE]);
+    assert_eq!(AdoptedMemory::given_back(&regions, &before).unwrap(), [5 * HUGE..6 * HUGE]);
     let (server, _) = adopt(Some(&before));
     assert_eq!(server.content(HUGE), Some(Content::Absent));
-    areas[3].0.mapping().discard(0..HUGE).unwrap();
-    areas[2].0.mapping().discard(0..8 * 4096).unwrap();
-    (0..4).for_each(|area| {
-        (0..pages(area)).for_each(|at| {
-            let is_new = area == 3 && at < 512 || area == 2 && at < 8;
-            right(area, at, is_new || is_zero(area, at));
-        });
-    });
-    // Eight small pages and a huge one. The last is counted after its thread was woken.
-    wait_for("the last", || server.stats().demand >= 9);
-    assert_eq!(server.stats().demand, 9, "{:?}", server.stats());
+    areas[1].0.mapping().discard(0..HUGE).unwrap();
+    right(0, &|_| false);
+    right(1, &|page| page < 2);
+    // The page is counted after its thread was woken.
+    wait_for("the last", || server.stats().demand >= 1);
+    assert_eq!(server.stats().demand, 1, "{:?}", server.stats());
 }
 
 /// Memory of this process that is answered for as another's: a page, and then some blocks of 2 MiB.

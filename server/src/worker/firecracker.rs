@@ -106,27 +106,22 @@ mod tests {
         ),
     ];
     /// Composed from the fields of a version.
-    const COMPOSED: [(&str, &str, &[u64]); 5] = [
-        ("1.1", r#"[{"base_host_virt_addr":4194304,"size":8192,"offset":0}]"#, &[4096]),
+    const COMPOSED: [(&str, &str, u64); 4] = [
+        ("1.1", r#"[{"base_host_virt_addr":4194304,"size":8192,"offset":0}]"#, 4096),
         (
             "1.16.1, 2M",
             r#"[{"base_host_virt_addr":4194304,"size":2097152,"offset":0,"page_size":2097152,"page_size_kib":2097152}]"#,
-            &[2 << 20],
+            2 << 20,
         ),
         (
             "fields to come",
             r#"[{"base_host_virt_addr":4194304,"size":8192,"offset":0,"gpa_start":0,"is_guest_memfd":{"a":[1]}}]"#,
-            &[4096],
+            4096,
         ),
         (
             "KiB as the name has it",
             r#" [{"base_host_virt_addr":4194304,"size":8192,"offset":0,"page_size_kib":4}] "#,
-            &[4096],
-        ),
-        (
-            "two sizes",
-            r#"[{"base_host_virt_addr":4194304,"size":8192,"offset":0,"page_size":4096},{"base_host_virt_addr":8388608,"size":2097152,"offset":2097152,"page_size":2097152}]"#,
-            &[4096, 2 << 20],
+            4096,
         ),
     ];
 
@@ -147,10 +142,7 @@ mod tests {
     fn composed_messages_have_the_page_size_of_their_version() {
         for (version, text, bytes) in COMPOSED {
             let regions = regions(text.as_bytes()).unwrap().expect(version);
-            assert!(
-                regions.iter().map(|it| it.page.bytes()).eq(bytes.iter().copied()),
-                "{version}"
-            );
+            assert_eq!(regions[0].page.bytes(), bytes, "{version}");
         }
     }
 

@@ -68,7 +68,7 @@ impl Session {
             can_be_read: machine.can_be_read,
             regions: regions.len(),
             len_bytes: regions.iter().map(|region| region.len.get()).fold(0, u64::saturating_add),
-            page_bytes: regions.iter().map(|region| region.page.bytes()).min().unwrap_or(0),
+            page_bytes: regions.first().map_or(0, |region| region.page.bytes()),
         };
         let (server, opened) = (&worker.options, &worker.opened);
         let mut options = LazyOptions::default().deadline(server.deadline);
@@ -152,9 +152,9 @@ impl Session {
         Totals::of_machine(&self.memory.stats(), self.page_bytes(), &self.memory.latencies())
     }
 
-    /// Returns the bytes of its smallest page.
+    /// Returns the bytes of a page.
     fn page_bytes(&self) -> u64 {
-        self.memory.regions().iter().map(|region| region.page.bytes()).min().unwrap_or(0)
+        self.memory.regions().first().map_or(0, |region| region.page.bytes())
     }
 
     /// Returns the event of its end, for the log.

@@ -513,14 +513,23 @@ fn what_breaks_the_protocol_is_refused_by_name_and_harms_no_machine() {
     };
     let good = region(1 << 30, 1 << 20, 0);
     let two = format!("[{0},{0}]", &good[1..good.len() - 1]);
+    let huge = format!(
+        r#"{{"base_host_virt_addr":{},"size":{},"offset":0,"page_size":{}}}"#,
+        0x8000_0000_u64,
+        2 << 20,
+        2 << 20
+    );
+    let (small, _) = good[1..].rsplit_once(']').unwrap();
+    let sizes = format!("[{},{huge}]", small.replace(r#""offset":0"#, r#""offset":2097152"#));
     let end = PAGES * PAGE;
-    let cases: [(&str, &str, Vec<BorrowedFd<'_>>); 13] = [
+    let cases: [(&str, &str, Vec<BorrowedFd<'_>>); 14] = [
         ("no array", "GET / HTTP/1.1\r\n\r\n", vec![]),
         ("1 to 1024 are possible", "[]", vec![uffd.as_fd()]),
         ("a userfaultfd), got 0", &good, vec![]),
         ("a userfaultfd), got 10", &good, vec![uffd.as_fd(); 10]),
         ("where a userfaultfd was expected", &good, vec![null.as_fd()]),
         ("same bytes", &two, vec![uffd.as_fd()]),
+        ("region at 0x80000000 has pages of 2 MiB, and the first", &sizes, vec![uffd.as_fd()]),
         // No log is made for so much, which would take half a gigabyte.
         ("16 TiB at offset 0x0", &region(1 << 30, 1 << 44, 0), vec![uffd.as_fd()]),
         ("at offset 0xfffffffffffff000", &region(1 << 30, 1 << 20, !0xfff), vec![uffd.as_fd()]),
@@ -1187,26 +1196,26 @@ fn a_machine_that_is_stopped_for_long_holds_up_no_other_and_goes_on() {
     server.stop_after(others + 1, 1..=1);
 }
 
-/// A VM whose memory is pages of 2 MiB, or of 4 KiB in its last 2 MiB.
+/// A VM of two regions of pages of 2 MiB.
 fn be_a_huge_machine(socket: &Path) {
-    /// The number of its small pages.
-    const SMALL: u64 = 512;
+    /// The number of 4 KiB in the second region.
+    const LAST: u64 = 512;
     let features = Features::EVENT_REMOVE | Features::MISSING_HUGETLB;
     let uffd = Arc::new(Uffd::open(features, Features::NONE, KernelFaults::IfAllowed).unwrap());
-    let (len, small_len) = ((PAGES - SMALL) * PAGE, SMALL * PAGE);
-    let mapping = Mapping::hugetlb(ByteLen::new(len), PageSize::MIB_2).unwrap();
-    let memory = Registered::new(uffd.clone(), mapping, Modes::MISSING).unwrap();
-    let small = Mapping::anonymous(ByteLen::new(small_len), Anonymous::default()).unwrap();
-    let small = Registered::new(uffd.clone(), small, Modes::MISSING).unwrap();
+    let (len, last_len) = ((PAGES - LAST) * PAGE, LAST * PAGE);
+    let [memory, last] = [len, last_len].map(|len| {
+        let mapping = Mapping::hugetlb(ByteLen::new(len), PageSize::MIB_2).unwrap();
+        Registered::new(uffd.clone(), mapping, Modes::MISSING).unwrap()
+    });
     let message = format!(
         r#"[{{"base_host_virt_addr":{},"size":{len},"offset":0,"page_size":2097152}},
-            {{"base_host_virt_addr":{},"size":{small_len},"offset":{len},"page_size":4096}}]"#,
+            {{"base_host_virt_addr":{},"size":{last_len},"offset":{len},"page_size":2097152}}]"#,
         memory.mapping().addr().get(),
-        small.mapping().addr().get(),
+        last.mapping().addr().get(),
     );
-    let check = |at: u64, expected: &[u8]| match at.checked_sub(PAGES - SMALL) {
+    let check = |at: u64, expected: &[u8]| match at.checked_sub(PAGES - LAST) {
         None => check(&memory, at, expected),
-        Some(at) => check(&small, at, expected),
+        Some(at) => check(&last, at, expected),
     };
     let _stream = greet(socket, &message, &[uffd.as_fd()]);
     thread::scope(|scope| {
@@ -1221,14 +1230,12 @@ fn be_a_huge_machine(socket: &Path) {
         }
     });
     memory.mapping().discard(0..2 << 20).unwrap();
-    small.mapping().discard(PAGE..2 * PAGE).unwrap();
-    let is_zero = |at: u64| at < 512 || at == PAGES - SMALL + 1;
-    (0..PAGES).for_each(|at| check(at, &if is_zero(at) { vec![0; 4096] } else { page_of(at) }));
+    (0..PAGES).for_each(|at| check(at, &if at < 512 { vec![0; 4096] } else { page_of(at) }));
 }
 
 #[test]
-fn machines_of_huge_and_small_pages_are_served_from_frames_of_any_size() {
-    let name = "machines_of_huge_and_small_pages_are_served_from_frames_of_any_size";
+fn machines_of_huge_pages_are_served_from_frames_of_any_size() {
+    let name = "machines_of_huge_pages_are_served_from_frames_of_any_size";
     let Some((folder, socket)) = case_of(name, "huge", be_a_huge_machine) else { return };
     let features = Features::EVENT_REMOVE | Features::MISSING_HUGETLB;
     let opened = Uffd::open(features, Features::NONE, KernelFaults::IfAllowed);

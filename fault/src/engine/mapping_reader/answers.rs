@@ -1,20 +1,15 @@
-//! The pages of one size of a mapping, as its reader thread sees them: [`Pager`]. It answers faults that the
-//! reader has read, retries the work that the kernel, the queue or the backing deferred, and installs pages ahead. It
-//! never blocks on a backing, and allocates nothing.
+//! The answers to the faults of a mapping, the work that the kernel, the queue or the backing deferred, and pages that
+//! are installed before they are touched.
 
-use std::collections::VecDeque;
 use std::num::NonZero;
-use std::ops::Range;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use uzone_os::Vaddr;
 use uzone_os::uffd::{FaultKind, PageFault};
-use uzone_pages::{Content, Touch};
+use uzone_pages::Touch;
 
-use crate::engine::core::{Core, Outcome, ReaderState};
-use crate::engine::costs::{CONTINUED_NS, COPIED_NS, CostMeter};
-use crate::engine::io_pool::{IoPool, PrefetchJob, Submit};
+use super::{MappingReader, RETRY};
+use crate::engine::core::Outcome;
+use crate::engine::io_pool::{PrefetchJob, Submit};
 use crate::engine::pending::Awaited;
 use crate::engine::prefetch::Group;
 use crate::engine::staged::Staged;
@@ -22,106 +17,7 @@ use crate::memory::fault_memory::FaultMemory;
 use crate::stats::Counters;
 use crate::track::record::{FaultOutcome, FaultRecord};
 
-/// How many pages may wait for room in the queue; if there are more, all waiting threads are woken.
-const PARKED: usize = 256;
-/// After how long deferred work is retried.
-pub(crate) const RETRY: Duration = Duration::from_millis(1);
-
-/// The pages of one size of a mapping, and the state of their faults.
-pub(crate) struct Pager {
-    /// The part of the mapping that has such pages.
-    fault_memory: FaultMemory,
-    core: Arc<Core>,
-    /// Produces the pages that are not ready.
-    pool: Arc<IoPool>,
-    pub(crate) state: ReaderState,
-    parked: Parked,
-    /// Pages that an I/O thread produced for this one and that the kernel deferred.
-    late: VecDeque<(u64, Staged)>,
-    late_since: Instant,
-    /// Pages that are ready and will be touched.
-    groups: VecDeque<Group>,
-    /// How many groups are on their way or there.
-    prefetching: usize,
-    /// Groups that wait for the first fault.
-    held: Vec<Group>,
-    has_fault: bool,
-    /// The page that was answered last, after all faults of the turn had been read: each thread that waited
-    /// for it is awake.
-    answered: Option<u64>,
-    deadline: Option<Duration>,
-}
-
-impl Pager {
-    pub(crate) fn new(
-        fault_memory: FaultMemory,
-        core: Arc<Core>,
-        pool: Arc<IoPool>,
-        deadline: Option<Duration>,
-    ) -> Self {
-        let mut state = ReaderState::new(0);
-        let is_continued = core.backing.memory_file().is_ok_and(|file| file.is_some());
-        let page_ns = if is_continued { CONTINUED_NS } else { COPIED_NS };
-        state.meter = CostMeter::new(page_ns, true);
-        Self {
-            fault_memory,
-            core,
-            pool,
-            state,
-            parked: Parked::new(),
-            late: VecDeque::new(),
-            late_since: Instant::now(),
-            groups: VecDeque::new(),
-            prefetching: 0,
-            held: Vec::new(),
-            has_fault: false,
-            answered: None,
-            deadline,
-        }
-    }
-
-    #[inline]
-    pub(crate) fn core(&self) -> &Arc<Core> {
-        &self.core
-    }
-
-    /// Notes whether the thread is on the CPU of the threads whose faults it answers.
-    pub(crate) fn set_shares_cpu(&mut self, shares_cpu: bool) {
-        self.state.shares_cpu = shares_cpu;
-        self.state.meter.set_parallel(!shares_cpu);
-    }
-
-    /// Returns which page has an address, if it is one of these.
-    #[inline]
-    pub(crate) fn page(&self, address: Vaddr) -> Option<u64> {
-        let page = self.fault_memory.offset_of(address)? >> self.core.page_size().shift();
-        (page < self.core.contents().area().end().get()).then_some(page)
-    }
-
-    /// Returns which of its pages are among the addresses from `start` up to `end`, region by region.
-    pub(crate) fn pages(&self, start: Vaddr, end: Vaddr) -> impl Iterator<Item = Range<u64>> {
-        let shift = self.core.page_size().shift();
-        let last = self.core.contents().area().end().get();
-        let offsets = self.fault_memory.offsets(start, end);
-        offsets.map(move |bytes| bytes.start >> shift..(bytes.end >> shift).min(last))
-    }
-
-    /// Notes that other faults were read since the last answer.
-    pub(crate) fn forget_answered(&mut self) {
-        self.answered = None;
-    }
-
-    /// Installs some neighbours of a page that was faulted on. Returns whether there were any.
-    #[inline]
-    pub(crate) fn map_around(&mut self) -> bool {
-        self.core.map_around(&mut self.state)
-    }
-
-    /// Returns whether there are pages that will be touched.
-    pub(crate) fn is_prefetching(&self) -> bool {
-        !self.groups.is_empty()
-    }
-
+impl MappingReader {
     /// Takes pages that are ready, to be installed between faults.
     pub(crate) fn prefetch(&mut self, group: Group) {
         if group.is_first && !self.has_fault && group.prefetch.waits_for_fault() {
@@ -143,7 +39,7 @@ impl Pager {
     }
 
     /// Installs some pages that will be touched, and has others made ready. Returns whether there were any.
-    pub(crate) fn map_prefetched(&mut self, submit: &Submit<'_>) -> bool {
+    pub(super) fn map_prefetched(&mut self, submit: &Submit<'_>) -> bool {
         let Some(group) = self.groups.pop_front() else { return false };
         for pages in group.runs {
             let filled = self.core.map_ready(pages, &mut self.state);
@@ -165,11 +61,16 @@ impl Pager {
         let late = (!self.late.is_empty()).then_some(self.late_since + RETRY);
         let deadline =
             self.deadline.and_then(|after| self.core.pending.oldest()?.checked_add(after));
-        [parked, late, deadline].into_iter().flatten().min()
+        let poll_failed = self.poll_failed.then(|| self.looked + RETRY);
+        let own = [poll_failed, self.children.due(), self.held_until];
+        own.into_iter().chain([parked, late, deadline]).flatten().min()
     }
 
     /// Does the deferred work that is due.
-    pub(crate) fn see_to_what_waits(&mut self) {
+    pub(super) fn run_deferred(&mut self) {
+        if self.poll_failed || self.children.due().is_some_and(|due| due <= self.looked) {
+            self.children.reap(&self.fault_memory);
+        }
         self.parked.wake(&self.core);
         if !self.late.is_empty() && self.late_since.elapsed() >= RETRY {
             for _ in 0..self.late.len() {
@@ -186,14 +87,13 @@ impl Pager {
         }
     }
 
-    /// Wakes all waiting threads a little later: the faults of some of them are forgotten.
-    pub(crate) fn forgot_faults(&mut self) {
-        Counters::add(&self.core.counters().deferred, 1);
-        self.parked.push_all();
-    }
-
-    /// Makes the awaited pages bad, and all pages that are touched from now on.
+    /// Ends the answering of faults after a panic: pages that are waited for become bad, and so does
+    /// every page that is touched later.
     pub(crate) fn fail(&mut self) {
+        if std::mem::replace(&mut self.has_failed, true) {
+            return;
+        }
+        self.unanswered.clear();
         self.core.fail();
         self.late.clear();
         self.give_up();
@@ -203,15 +103,15 @@ impl Pager {
     }
 
     /// Makes the awaited pages bad. A backing may never return; a page that it brings later is dropped.
-    pub(crate) fn give_up(&self) {
+    pub(super) fn give_up(&self) {
         for page in self.core.pending.pages() {
             self.core.give_up(page);
         }
     }
 
-    /// Releases the pages that are waited for, and wakes their threads and those of `unanswered` faults: they
+    /// Releases the pages that are waited for, and wakes their threads and those of unanswered faults: they
     /// fault again.
-    pub(crate) fn release(&mut self, unanswered: &[PageFault]) {
+    pub(super) fn release(&mut self) {
         for page in self.core.pending.drain() {
             self.core.release(page);
             self.parked.push(page);
@@ -220,17 +120,12 @@ impl Pager {
             self.core.release(page);
             self.parked.push(page);
         }
-        for fault in unanswered {
+        for fault in std::mem::take(&mut self.unanswered) {
             if let Some(page) = self.page(fault.address) {
                 self.parked.push(page);
             }
         }
         self.parked.wake_now(&self.core);
-    }
-
-    /// Makes the page of a fault bad.
-    pub(crate) fn refuse(&self, page: u64, fault: &PageFault) {
-        self.core.refuse(page, fault.kind == FaultKind::WriteProtect);
     }
 
     /// Installs a page that the pool produced for this thread.
@@ -246,7 +141,7 @@ impl Pager {
     /// Answers a fault on a page that was read at `read_at`, which is `at` since the mapping was made. Returns
     /// its outcome, unless that is known only later.
     #[inline]
-    pub(crate) fn answer(
+    pub(super) fn answer(
         &mut self,
         page: u64,
         fault: &PageFault,
@@ -341,61 +236,5 @@ impl Pager {
         Counters::add(&self.core.counters().deferred, 1);
         self.parked.push(page);
         FaultOutcome::Deferred
-    }
-}
-
-/// Pages for which there was no room in the queue.
-struct Parked {
-    pages: Vec<u64>,
-    /// More than there is room for: all waiting threads are woken.
-    all: bool,
-    since: Instant,
-}
-
-impl Parked {
-    fn new() -> Self {
-        Self { pages: Vec::with_capacity(PARKED), all: false, since: Instant::now() }
-    }
-
-    fn push(&mut self, page: u64) {
-        if !self.is_waiting() {
-            self.since = Instant::now();
-        }
-        if self.pages.len() == PARKED {
-            self.all = true;
-        } else {
-            self.pages.push(page);
-        }
-    }
-
-    fn push_all(&mut self) {
-        if !self.is_waiting() {
-            self.since = Instant::now();
-        }
-        self.all = true;
-    }
-
-    fn is_waiting(&self) -> bool {
-        self.all || !self.pages.is_empty()
-    }
-
-    /// Wakes the threads that wait for the pages, if it is time: they fault again.
-    fn wake(&mut self, core: &Core) {
-        if self.is_waiting() && self.since.elapsed() >= RETRY {
-            self.wake_now(core);
-        }
-    }
-
-    fn wake_now(&mut self, core: &Core) {
-        if self.all {
-            let area = core.contents().area();
-            core.kernel().wake(core.bytes(area.start().get()..area.end().get()));
-        }
-        for page in self.pages.drain(..) {
-            if core.contents().get(page) != Content::Filling {
-                core.kernel().wake(core.bytes(page..page + 1));
-            }
-        }
-        self.all = false;
     }
 }
