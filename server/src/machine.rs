@@ -23,7 +23,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use uzone_os::peer::{self, Peer};
-use uzone_os::uffd::{EventLog, Remote};
+use uzone_os::uffd::{EventLog, Remote, UffdError};
 
 use crate::status::{SessionStats, SessionStatus, nanoseconds};
 
@@ -312,8 +312,7 @@ impl Machine {
     /// of the stream, and is not ended. Returns whether that was done.
     pub(crate) fn end_if_it_has_memory(&mut self) -> bool {
         let is_program = self.is_program();
-        let has_memory =
-            std::mem::take(&mut self.fds).into_iter().any(|fd| Remote::adopt(fd).is_ok());
+        let has_memory = std::mem::take(&mut self.fds).into_iter().any(is_memory);
         has_memory && !is_program && self.peer.kill().is_ok()
     }
 
@@ -346,6 +345,11 @@ impl Machine {
             }),
         })
     }
+}
+
+/// Returns whether a descriptor is a userfaultfd, so that faults wait for its reader.
+pub(crate) fn is_memory(fd: OwnedFd) -> bool {
+    !matches!(Remote::adopt(fd), Err(UffdError::NotUffd(_)))
 }
 
 /// Returns whether a message is of a program that attaches.

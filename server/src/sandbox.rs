@@ -1,8 +1,8 @@
 //! The rights of a worker: [`Sandbox`]. It parses messages of monitors and reads images that may be forged, so it has no right
 //! that it does not need. The keeper has the others, and stays outside.
 //!
-//! Three walls, each for itself. Capabilities: none. Landlock: the files of the image are read, and the folder of `--record` is
-//! written. Seccomp: threads that answer faults have the calls of memory, waiting and reading; the main thread also the calls of
+//! Three walls, each for itself. Capabilities: none. Landlock: the files of the image and the facts about its own
+//! descriptors are read, and the folder of `--record` is written. Seccomp: threads that answer faults have the calls of memory, waiting and reading; the main thread also the calls of
 //! files and of sockets that it was handed. No thread starts a program, accepts a connection, or makes or connects a socket, so
 //! that a worker of root's reaches no other service; for an image in object storage they make sockets of the network, and no
 //! others. A call that is not on the list ends the process with a line that has its number, and the next worker takes over: an
@@ -244,6 +244,12 @@ fn restrict(files: &Files) -> Result<LandlockStatus, RulesetError> {
     }
     for folder in &files.written {
         rules = allow(rules, folder, change)?;
+    }
+    // The features of a client's userfaultfd are read there. The folder stays open: the kernel forgets one of `/proc` that
+    // nothing uses, and the rule with it.
+    if let Ok(facts) = PathFd::new("/proc/self/fdinfo") {
+        rules = rules.add_rule(PathBeneath::new(&facts, read))?;
+        std::mem::forget(facts);
     }
     let null = make_bitflags!(AccessFs::{ReadFile | WriteFile});
     Ok(allow(rules, Path::new("/dev/null"), null)?.restrict_self()?.landlock)

@@ -1,27 +1,23 @@
 //! What programs of strangers do: options at their limits, errors and panics that
-//! panic again, backings that read other lazily mapped memory, threads that are kept to other CPUs, clients
-//! that fork, regions at any address. Each gets the right bytes or a named error, and nothing hangs.
+//! panic again, backings that read other lazily mapped memory, threads that are kept to other CPUs,
+//! regions at any address. Each gets the right bytes or a named error, and nothing hangs.
 
 use std::fmt;
 use std::num::NonZeroUsize;
-use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::process::CommandExt;
-use std::process::Command;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use crate::common::{
-    Client, anonymous, bytes_of, check_all, check_page, ends, engine, fill_wanted, function,
-    is_child, map, options, page, region_at, registered, remote, skip, try_page, turns,
-    userfaultfd, wait_for, word,
+    anonymous, bytes_of, check_all, check_page, engine, fill_wanted, function, map, options, page,
+    region_at, registered, remote, skip, try_page, userfaultfd, wait_for, word,
 };
 use uzone_fault::{
     Backing, BackingError, Engine, EngineOptions, FunctionBacking, LazyOptions, MapError,
-    MemoryBacking, RemoteRegion, Window,
+    MemoryBacking, Window,
 };
-use uzone_os::uffd::{Features, KernelFaults, Remote, Uffd};
-use uzone_os::{Mapping, Sharing, Vaddr, probe, sigbus};
+use uzone_os::uffd::{Features, KernelFaults};
+use uzone_os::{Mapping, Sharing, sigbus};
 use uzone_pages::{Advice, ByteLen, Content};
 
 #[test]
@@ -232,58 +228,4 @@ fn windows_of_adopted_memory_are_those_of_the_kernel_in_each_region() {
             memory.mapping().discard(0..memory.mapping().len().get()).unwrap();
         }
     }
-}
-
-/// How many descriptors this process has.
-fn descriptors() -> usize {
-    std::fs::read_dir("/proc/self/fd").unwrap().count()
-}
-
-/// A client that forks often, then reads a page.
-fn be_a_client_that_forks() {
-    let wanted = Features::EVENT_FORK | Features::POISON;
-    let uffd = Arc::new(Uffd::open(wanted, Features::NONE, KernelFaults::IfAllowed).unwrap());
-    let memory = registered(&uffd, anonymous(64));
-    let mut turn = turns();
-    turn(&format!("ready {} {}", uffd.as_fd().as_raw_fd(), memory.mapping().addr().get()));
-    for _ in 0..300 {
-        let mut command = Command::new("/bin/true");
-        // SAFETY: what runs in the child after the fork may only make system calls, and this makes none.
-        // With it std forks, where it would share the memory of this process otherwise.
-        unsafe { command.pre_exec(|| Ok(())) };
-        assert!(command.status().unwrap().success());
-    }
-    let mut seen = [0; 8];
-    memory.mapping().read_at(5 * page(), &mut seen).unwrap();
-    assert_eq!(u64::from_ne_bytes(seen), word(5 * page()));
-    turn("forked");
-}
-
-#[test]
-fn a_client_that_forks_leaves_no_descriptor_for_a_child_that_has_ended() {
-    let name = "a_client_that_forks_leaves_no_descriptor_for_a_child_that_has_ended";
-    if is_child(name) {
-        return be_a_client_that_forks();
-    }
-    let wanted = Features::EVENT_FORK;
-    if let Err(error) = Uffd::open(wanted, Features::NONE, KernelFaults::IfAllowed) {
-        return skip(name, &error.to_string());
-    }
-    let mut client = Client::start(name);
-    let numbers = client.ready();
-    let Some(fd) = client.take(name, numbers[0]) else { return };
-    let (start, len) = (Vaddr::new(numbers[1]), ByteLen::new(64 * page()));
-    let region = RemoteRegion { start, len, offset: 0, page: probe::page_size() };
-    let (engine, options) = (engine(), options(Advice::Random, 1));
-    let remote = Remote::adopt(fd).unwrap();
-    let server = engine.adopt(remote, vec![region], Arc::new(function()), &options, None).unwrap();
-    let before = descriptors();
-    client.go_on();
-    client.line("forked");
-    // Other tests of this process have descriptors too; the children were 300.
-    assert!(descriptors() < before + 200, "{} and {before} before", descriptors());
-    wait_for("the descriptors of the last children", || descriptors() < before + 20);
-    assert_eq!(server.stats().poisoned, 0);
-    client.go_on();
-    assert!(ends(&mut client.child).expect("the client hangs").success());
 }

@@ -3,8 +3,6 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::io::Errno;
-
 use crate::uffd::abi;
 use crate::uffd::error::UffdError;
 use crate::uffd::event::EventBuffer;
@@ -37,13 +35,17 @@ impl Uffd {
     /// # Errors
     /// [`UffdError::NoUserfaultfd`] or [`UffdError::NotForKernel`] without the permission,
     /// [`UffdError::NoDescriptor`] if the process has as many as it may,
-    /// [`UffdError::Missing`] without the features, and [`UffdError::Probe`] or [`UffdError::Handshake`] if
+    /// [`UffdError::Missing`] without the features, [`UffdError::Forks`] with [`Features::EVENT_FORK`], and
+    /// [`UffdError::Probe`] or [`UffdError::Handshake`] if
     /// the kernel refuses.
     pub fn open(
         required: Features,
         optional: Features,
         kernel_faults: KernelFaults,
     ) -> Result<Self, UffdError> {
+        if (required | optional).contains(Features::EVENT_FORK) {
+            return Err(UffdError::Forks);
+        }
         // A descriptor can be asked for its features once.
         let (offered, _) = open::uffd_features()?;
         let missing = required.difference(offered);
@@ -62,15 +64,8 @@ impl Uffd {
             },
         };
         let fd = fd.map_err(|cause| UffdError::not_opened(cause, false))?;
-        let mut features = required | (optional & offered);
-        let mut answer = abi::handshake(fd.as_fd(), features.bits());
-        let fork = Features::EVENT_FORK;
-        if answer == Err(Errno::PERM) && !required.contains(fork) {
-            // A refused handshake leaves the descriptor as it was.
-            features.remove(fork);
-            answer = abi::handshake(fd.as_fd(), features.bits());
-        }
-        match answer {
+        let features = required | (optional & offered);
+        match abi::handshake(fd.as_fd(), features.bits()) {
             Ok(_) => Ok(Self { fd, features, sees_kernel_faults }),
             Err(cause) => Err(UffdError::Handshake { features, cause: cause.into() }),
         }

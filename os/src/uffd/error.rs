@@ -42,7 +42,7 @@ pub enum UffdError {
     )]
     NotForKernel(#[source] io::Error),
     /// The kernel refused the features although it offers them.
-    #[error("the kernel refused a userfaultfd with {features}: EVENT_FORK takes CAP_SYS_PTRACE")]
+    #[error("the kernel refused a userfaultfd with {features}")]
     Handshake {
         /// The features that were asked for.
         features: Features,
@@ -74,6 +74,11 @@ pub enum UffdError {
     /// A descriptor is no userfaultfd: its name in `/proc/self/fd`, or why that is unknown.
     #[error("a descriptor is {0}, where a userfaultfd was expected")]
     NotUffd(String),
+    /// A userfaultfd reports forks, and the pages of a child would never come.
+    #[error(
+        "the userfaultfd has EVENT_FORK, and the faults of children are not answered: make it without that feature"
+    )]
+    Forks,
     /// The range of an answer is not inside the mapping, or cuts a page.
     #[error(transparent)]
     Access(#[from] AccessError),
@@ -126,13 +131,15 @@ impl UffdError {
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::NoUserfaultfd { .. } | Self::NotForKernel { .. } | Self::Handshake { .. } => {
-                ErrorKind::PermissionDenied
-            }
+            Self::NoUserfaultfd { .. } | Self::NotForKernel { .. } => ErrorKind::PermissionDenied,
             Self::Missing { .. } => ErrorKind::NotSupported,
-            Self::Probe { .. } | Self::Contradiction { .. } => ErrorKind::Other,
+            Self::Probe { .. } | Self::Handshake { .. } | Self::Contradiction { .. } => {
+                ErrorKind::Other
+            }
             Self::NoMemory | Self::NoDescriptor { .. } => ErrorKind::OutOfMemory,
-            Self::Register { .. } | Self::NoSigbus | Self::NotUffd(_) => ErrorKind::InvalidInput,
+            Self::Register { .. } | Self::NoSigbus | Self::NotUffd(_) | Self::Forks => {
+                ErrorKind::InvalidInput
+            }
             Self::Access(error) => error.kind(),
             Self::Refused { cause, .. } => explain(cause).0,
         }

@@ -1,4 +1,5 @@
-//! The number of pending faults of a userfaultfd, without reading them: [`pending_faults`].
+//! Facts about a userfaultfd in its file of `/proc/self/fdinfo`: its features, and the number of its pending faults, without
+//! reading them ([`pending_faults`]).
 //!
 //! Reading an event that is no fault lets the thread go on that caused it: the pages that it gives back are gone then.
 //! The kernel gives pending faults out first, so a reader that wants faults alone reads as many as there are
@@ -13,6 +14,8 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::FileExt;
+
+use crate::uffd::features::Features;
 
 /// The most bytes of the file that are read.
 const TEXT: usize = 512;
@@ -33,9 +36,26 @@ pub fn open_pending_faults(uffd: impl AsFd) -> io::Result<File> {
 /// The error of read(2): the process that opened it has ended, or has closed its descriptor; and
 /// [`io::ErrorKind::InvalidData`] if it is of no userfaultfd.
 pub fn pending_faults(count: &File) -> io::Result<usize> {
+    field(count, "pending:", |count| count.parse().ok())
+}
+
+/// Returns the features of a userfaultfd, and bits of the kernel's own; none before UFFDIO_API.
+///
+/// # Errors
+/// As for [`open_pending_faults`] and [`pending_faults`].
+pub(crate) fn features(uffd: impl AsFd) -> io::Result<Features> {
+    // Three numbers of 16: of the interface, of the features that were asked for, and of all that there are.
+    field(&open_pending_faults(uffd)?, "API:", |api| {
+        let bits = u64::from_str_radix(api.split(':').nth(1)?, 16).ok()?;
+        Some(Features::from_bits_retain(bits))
+    })
+}
+
+/// Returns a field of such a file.
+fn field<T>(file: &File, name: &str, parse: impl Fn(&str) -> Option<T>) -> io::Result<T> {
     let mut text = [0; TEXT];
-    let len = count.read_at(&mut text, 0)?;
+    let len = file.read_at(&mut text, 0)?;
     let text = str::from_utf8(&text[..len]).ok();
-    let line = text.and_then(|text| text.lines().find_map(|line| line.strip_prefix("pending:")));
-    line.and_then(|count| count.trim().parse().ok()).ok_or(io::ErrorKind::InvalidData.into())
+    let value = text.and_then(|text| text.lines().find_map(|line| line.strip_prefix(name)));
+    value.and_then(|value| parse(value.trim())).ok_or(io::ErrorKind::InvalidData.into())
 }

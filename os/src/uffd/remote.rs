@@ -20,8 +20,10 @@ use crate::host::kernel;
 use crate::map::options::Vaddr;
 use crate::uffd::abi;
 use crate::uffd::error::UffdError;
+use crate::uffd::features::Features;
 use crate::uffd::install::{Fill, Install, answered};
 use crate::uffd::modes::Modes;
+use crate::uffd::pending_faults;
 use crate::uffd::reply::{Answered, UffdCall};
 
 /// The probed addresses: a little below the limits of addresses of 47 bits (x86-64, and less than
@@ -29,9 +31,6 @@ use crate::uffd::reply::{Answered, UffdCall};
 /// program). The kernel refuses an address above the limit of the process before it checks whether the
 /// process exists.
 const LIMITS: [u64; 3] = [1 << 47, 1 << 39, (1 << 32) - (1 << 16)];
-
-/// An address that any process may have, with any pages.
-const PROBED: u64 = 1 << 30;
 
 /// The name of a userfaultfd among the descriptors of a process.
 const LINK: &str = "anon_inode:[userfaultfd]";
@@ -55,7 +54,7 @@ impl Remote {
     ///
     /// # Errors
     /// [`UffdError::NotUffd`] if it is something else, its maker has not initialised it, or `/proc`
-    /// is not mounted.
+    /// is not mounted; [`UffdError::Forks`] if it has [`Features::EVENT_FORK`].
     pub fn adopt(fd: OwnedFd) -> Result<Self, UffdError> {
         let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
         match link {
@@ -70,10 +69,14 @@ impl Remote {
         if let Err(cause) = flags {
             return Err(UffdError::NotUffd(format!("stuck ({cause})")));
         }
-        // Before UFFDIO_API the kernel refuses each other call, also this one, which has nothing to wake. No process
-        // would ever be seen to end by such a descriptor.
-        if abi::wake(fd.as_fd(), PROBED, kernel::page_size().bytes()) == Err(Errno::INVAL) {
+        let features = pending_faults::features(&fd)
+            .map_err(|cause| UffdError::NotUffd(format!("unknown ({cause})")))?;
+        if features.is_empty() {
+            // No process would ever be seen to end by such a descriptor.
             return Err(UffdError::NotUffd("a userfaultfd without UFFDIO_API".to_owned()));
+        }
+        if features.contains(Features::EVENT_FORK) {
+            return Err(UffdError::Forks);
         }
         Ok(Self { fd })
     }

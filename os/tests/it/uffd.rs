@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::Write;
 use std::num::NonZeroU32;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::Command;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use uzone_os::{Access, AccessError, Mapping, Sharing, Vaddr};
 use uzone_pages::{ByteLen, ErrorKind, PageSize};
 
 use crate::needs::{Pool, or_skip};
-use crate::{CHILD, is_alone, is_child, page, read, run_child, skip, small_pages};
+use crate::{CHILD, is_child, page, read, run_child, skip, small_pages};
 
 /// Opens a userfaultfd with `features`, or prints that the case `name` cannot run.
 pub(crate) fn open(name: &str, features: Features) -> Option<Arc<Uffd>> {
@@ -297,43 +297,6 @@ fn unmapping_is_reported_and_goes_on_when_it_was_read() {
 }
 
 #[test]
-fn a_child_by_fork_comes_with_a_userfaultfd_of_its_own() {
-    let name = "uffd::a_child_by_fork_comes_with_a_userfaultfd_of_its_own";
-    if !is_alone(name) {
-        return;
-    }
-    let uffd = Uffd::open(Features::EVENT_FORK, Features::NONE, KernelFaults::IfAllowed);
-    let Some(uffd) = or_skip("a_child_by_fork", uffd) else { return };
-    let memory = Registered::new(Arc::new(uffd), anonymous(4), Modes::MISSING).unwrap();
-    // A thread that forks holds the allocator's locks until the event of it was read.
-    let (bell, mut buffer) = (Doorbell::new().unwrap(), EventBuffer::new(1));
-    thread::scope(|scope| {
-        let forker = scope.spawn(|| {
-            let mut command = Command::new("/bin/true");
-            // SAFETY: `pre_exec` wants a closure that is safe after fork(2) in a process
-            // with threads: it does nothing. It is there because std forks only then.
-            unsafe { command.pre_exec(|| Ok(())) };
-            command.status().unwrap()
-        });
-        let event = next_event_with(memory.uffd(), &bell, &mut buffer);
-        let Event::Forked(child) = event else { panic!("no fork") };
-        assert!(format!("{child:?}").contains("Remote"));
-        // Before exec(2) the child has a copy of the memory, and answers reach the copy. Whether
-        // it is still there is a race; that it is not ours is not.
-        let (start, one) = (memory.mapping().addr().into(), ByteLen::new(page()));
-        let (ones, how) = (bytes(1, 1), Install::default());
-        let _ = child.install(start, one, Fill::Bytes(&ones), how);
-        assert!(forker.join().unwrap().success());
-        assert_eq!(child.install(start, one, Fill::Zero, how).unwrap(), Answered::Gone);
-        assert_eq!(
-            memory.install(pages(0..1), Fill::Zero, Install::default()).unwrap(),
-            Answered::All
-        );
-        assert_eq!(byte_at(&memory, 0), 0);
-    });
-}
-
-#[test]
 fn a_poisoned_page_raises_a_signal_until_it_is_filled() {
     let name = "uffd::a_poisoned_page_raises_a_signal_until_it_is_filled";
     let child = is_child(name);
@@ -401,13 +364,8 @@ fn a_userfaultfd_of_user_mode_is_had_without_privilege() {
         }
         Err(error) => panic!("{error}"),
     }
-    // Features that need a privilege are left out if they are only wished for.
-    let wished = Uffd::open(Features::NONE, Features::EVENT_FORK, KernelFaults::Never).unwrap();
-    assert!(!wished.features().contains(Features::EVENT_FORK));
-    assert!(matches!(
-        Uffd::open(Features::EVENT_FORK, Features::NONE, KernelFaults::Never),
-        Err(UffdError::Handshake { .. })
-    ));
+    let forking = Uffd::open(Features::NONE, Features::EVENT_FORK, KernelFaults::Never);
+    assert!(matches!(forking, Err(UffdError::Forks)));
     let memory = Registered::new(uffd, anonymous(1), Modes::MISSING).unwrap();
     thread::scope(|scope| {
         let reader = scope.spawn(|| byte_at(&memory, 0));
@@ -503,6 +461,16 @@ fn a_wrong_use_is_refused_with_what_it_was_given() {
     drop(Registered::new(second, *error.value, Modes::MISSING).unwrap());
 }
 
+/// Returns a userfaultfd with EVENT_FORK, which takes a privilege.
+fn forking() -> Option<OwnedFd> {
+    // SAFETY: `userfaultfd` wants that no code relies on missing pages: none of this descriptor are registered.
+    let fd = unsafe { rustix::mm::userfaultfd(rustix::mm::UserfaultfdFlags::CLOEXEC) }.ok()?;
+    let mut api = [0xaa, Features::EVENT_FORK.bits(), 0];
+    // SAFETY: UFFDIO_API reads and writes these three numbers.
+    let answer = unsafe { libc::ioctl(fd.as_raw_fd(), 0xc018_aa3f, api.as_mut_ptr()) };
+    (answer == 0).then_some(fd)
+}
+
 #[test]
 fn a_descriptor_from_elsewhere_answers_for_registered_memory_alone() {
     let Some(uffd) = open("a_descriptor_from_elsewhere", Features::NONE) else { return };
@@ -513,6 +481,11 @@ fn a_descriptor_from_elsewhere_answers_for_registered_memory_alone() {
     let unused = unsafe { rustix::mm::userfaultfd(rustix::mm::UserfaultfdFlags::CLOEXEC) };
     let error = Remote::adopt(unused.unwrap()).unwrap_err();
     assert!(error.to_string().contains("UFFDIO_API"), "{error}");
+    if let Some(forking) = forking() {
+        assert!(matches!(Remote::adopt(forking), Err(UffdError::Forks)));
+    } else {
+        skip("a_descriptor_from_elsewhere", "EVENT_FORK takes a privilege");
+    }
 
     let memory = Registered::new(uffd.clone(), anonymous(4), Modes::MISSING).unwrap();
     let remote = Remote::adopt(uffd.as_fd().try_clone_to_owned().unwrap()).unwrap();

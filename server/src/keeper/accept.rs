@@ -9,12 +9,11 @@ use std::time::Duration;
 
 use uzone_os::descriptors::{self, is_shortage};
 use uzone_os::peer::{self, Peer};
-use uzone_os::uffd::Remote;
 
 use super::Keeper;
 use super::room::Room;
 use crate::event::ServeEvent;
-use crate::machine::{Machine, Step};
+use crate::machine::{Machine, Step, is_memory};
 
 /// A connection that has sent no descriptor for this long makes room for another one.
 const SILENT: Duration = Duration::from_millis(500);
@@ -36,7 +35,7 @@ fn has_memory(stream: &UnixStream) -> bool {
         && fds.is_empty()
         && peer::receive(stream, &mut part, &mut fds).is_ok_and(|len| len > 0)
     {}
-    fds.into_iter().any(|fd| Remote::adopt(fd).is_ok())
+    fds.into_iter().any(is_memory)
 }
 
 impl Keeper {
