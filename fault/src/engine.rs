@@ -9,7 +9,6 @@ pub(crate) mod costs;
 pub(crate) mod event_loop;
 mod exit;
 pub(crate) mod follow;
-mod handed_over;
 pub(crate) mod inbox;
 pub(crate) mod io_pool;
 pub(crate) mod kernel;
@@ -28,7 +27,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use uzone_os::uffd::in_thread::{Answers, InThread, Place, Source};
-use uzone_os::uffd::{Features, Handover, KernelFaults, Modes, Registered, Uffd, UffdCall};
+use uzone_os::uffd::{Features, Handover, KernelFaults, Modes, Registered, Uffd};
 use uzone_os::{Access, Anonymous, HugeAdvice, Mapping, Sharing};
 use uzone_pages::{Advice, ByteLen, FaultAround, PageCount, PageSize};
 use uzone_zone::Zone;
@@ -36,19 +35,16 @@ use uzone_zone::Zone;
 use crate::backing::Backing;
 use crate::engine::core::Core;
 use crate::engine::event_loop::Attached;
-use crate::engine::handed_over::HandedOver;
-use crate::engine::kernel::Kernel;
+use crate::engine::kernel::Faults;
 use crate::engine::mapping_reader::{MappingReader, Sources};
-use crate::engine::pages::Policy;
 use crate::engine::threads::Threads;
 use crate::error::{MapError, at_most};
-use crate::memory::fault_memory::FaultMemory;
-use crate::memory::lazy::LazyMapping;
+use crate::memory::mapping::LazyMapping;
+use crate::memory::own::{Own, OwnMemory};
 use crate::memory::populate::Producer;
 use crate::options::{Answer, EngineOptions, LazyOptions};
 use crate::track::dirty::Tracker;
 use crate::track::page_states::PageStates;
-use crate::track::record::Recorder;
 
 /// How many faults a mapping remembers at most: those take 768 MiB.
 pub(crate) const TRACED: usize = 1 << 24;
@@ -154,36 +150,25 @@ impl Engine {
         let tracker = match options.track_writes {
             Some(tracking) => {
                 let pages = pages_in(len, page)?;
-                Some(Arc::new(Tracker::new(tracking, memory.clone(), pages)?))
+                Some(Tracker::new(tracking, memory.clone(), pages)?)
             }
             None => None,
         };
-        let zeroes_by_copy = !memory.takes(UffdCall::ZeroPage)
-            || tracker.as_ref().is_some_and(|tracker| tracker.copies_zeroes());
-        let policy = Policy { zeroes_by_copy, is_remote: false, is_tracked: tracker.is_some() };
         // The handover takes the faults that threads cannot answer: a page that is waited for until a deadline, and one
         // that cannot be filled, whose failure is decided about.
         let hands_over = options.deadline.is_some() || options.on_failure.is_some();
         let handover =
             (in_thread.is_ok() && hands_over).then(|| Handover::new(&memory).map(Arc::new));
         let handover = handover.transpose().map_err(MapError::Thread)?;
-        let mut kernel = kernel_of(&memory, tracker.as_ref());
-        if let Some(handover) = handover.clone() {
-            kernel = Arc::new(HandedOver { kernel, handover });
-        }
         let area = contents.fault_area(memory.mapping().addr().get() as u64);
-        let recorder = Recorder::new(options.trace);
-        let mut core = Core::new(kernel, backing, contents, &[area], policy, options, recorder);
-        core.memory = Some(memory.clone());
-        let core = Arc::new(core);
+        let own = Arc::new(OwnMemory { registered: memory, tracker, handover: handover.clone() });
+        let core = Arc::new(Core::new(own.clone(), backing, contents, &[area], options));
         producer.serves(&core);
-        let own = FaultMemory::Own(memory.clone());
-        let sources = Sources { handover: handover.clone(), ..Sources::default() };
-        let attached = self.attach(own, sources, core.clone(), options)?;
-        let tracks = tracker.as_deref();
-        let answered = answer_in_thread(in_thread, &memory, &core, tracks, handover, options)?;
-        tracing::debug!(%len, %page, ?answered, "map");
-        Ok(LazyMapping::new(attached, memory, core, tracker, answered))
+        let sources = Sources { handover, ..Sources::default() };
+        let attached = Some(self.attach(own.clone(), core.clone(), sources, options)?);
+        let in_thread = answer_in_thread(in_thread, &own, &core, options)?;
+        tracing::debug!(%len, %page, ?in_thread, "map");
+        Ok(LazyMapping { attached, memory: Own { in_thread, kernel: own }, core })
     }
 
     /// Refuses to work in a child that was forked off, which has no thread of the engine.
@@ -268,15 +253,15 @@ impl Engine {
     /// Lets the reader with the fewest mappings answer the faults of one.
     pub(crate) fn attach(
         &self,
-        fault_memory: FaultMemory,
-        sources: Sources,
+        faults: Arc<dyn Faults>,
         core: Arc<Core>,
+        sources: Sources,
         options: &LazyOptions,
     ) -> Result<Attached, MapError> {
         let Threads { pool, readers } = &*self.threads;
         let event_loop = readers.iter().min_by_key(|reader| reader.readers());
         let event_loop = event_loop.unwrap_or_else(|| unreachable!("an engine has a reader"));
-        let reader = MappingReader::new(fault_memory, sources, core, pool, options);
+        let reader = MappingReader::new(faults, core, sources, pool, options);
         event_loop.join(reader).map_err(MapError::Thread)
     }
 }
@@ -286,37 +271,28 @@ fn pages_in(len: ByteLen, page: PageSize) -> Result<PageCount, MapError> {
     page.pages_in(len).map_err(|_| MapError::CutsPage { len, page: ByteLen::new(page.bytes()) })
 }
 
-/// Returns the kernel that installs the pages of a mapping.
-fn kernel_of(memory: &Arc<Registered>, tracker: Option<&Arc<Tracker>>) -> Arc<dyn Kernel> {
-    match tracker {
-        Some(tracker) => tracker.clone(),
-        None => memory.clone(),
-    }
-}
-
 /// Lets the threads of a mapping answer its faults, if they can.
 fn answer_in_thread(
     answering: Answering,
-    memory: &Arc<Registered>,
+    memory: &OwnMemory,
     core: &Core,
-    tracker: Option<&Tracker>,
-    handover: Option<Arc<Handover>>,
     options: &LazyOptions,
 ) -> Result<Result<Arc<InThread>, &'static str>, MapError> {
     let (place, source) = match answering {
         Ok(found) => found,
         Err(reason) => return Ok(Err(reason)),
     };
+    let tracker = memory.tracker.as_ref();
     let answers = Answers {
         tracks_writes: tracker.is_some(),
         states: tracker.and_then(Tracker::states).cloned(),
         records: options.trace,
-        handover,
+        handover: memory.handover.clone(),
         waits: options.deadline.is_none(),
         pace: options.budget.pace(),
         ..in_thread_answers(options, core.backing.largest_window(), source)
     };
-    let in_thread = InThread::start(place, memory.clone(), answers);
+    let in_thread = InThread::start(place, memory.registered.clone(), answers);
     // No reader can take its place: this userfaultfd reports nothing.
     let in_thread = Arc::new(in_thread?);
     core.answered_in_thread(&in_thread);

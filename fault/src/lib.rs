@@ -78,7 +78,7 @@ pub use engine::window::{Filled, Window};
 pub use error::{BackingError, Failure, LazyError, MapError};
 pub use memory::adopted::AdoptedMemory;
 pub use memory::collapse::{Collapsed, Uncollapsed};
-pub use memory::lazy::LazyMapping;
+pub use memory::mapping::LazyMapping;
 pub use memory::remote_region::RemoteRegion;
 pub use options::{Answer, EngineOptions, LazyOptions, Refusal, WriteTracking};
 pub use stats::FaultStats;

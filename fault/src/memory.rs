@@ -2,7 +2,9 @@
 
 pub(crate) mod adopted;
 pub(crate) mod collapse;
-pub(crate) mod fault_memory;
 pub(crate) mod lazy;
+pub(crate) mod mapping;
+pub(crate) mod own;
 pub(crate) mod populate;
+pub(crate) mod remote;
 pub(crate) mod remote_region;

@@ -25,7 +25,6 @@ use crate::engine::window::{Filled, Window};
 use crate::error::{BackingError, caught};
 use crate::options::LazyOptions;
 use crate::track::page_states::PageStates;
-use crate::track::record::Recorder;
 
 pub(crate) use self::skip::{skip, userfaultfd};
 
@@ -70,6 +69,7 @@ pub(crate) fn no_memory(call: UffdCall, range: &Range<u64>) -> UffdError {
 
 #[derive(Default)]
 struct FakeKernel {
+    policy: Policy,
     machine: Mutex<Machine>,
     /// The step of another thread when a page is about to be marked as bad, once.
     before_a_mark: Mutex<Option<Box<dyn FnOnce() + Send>>>,
@@ -133,6 +133,10 @@ impl FakeKernel {
 }
 
 impl Kernel for FakeKernel {
+    fn policy(&self) -> Policy {
+        self.policy
+    }
+
     fn install(&self, range: Range<u64>, fill: Fill<'_>) -> Result<Answered, UffdError> {
         let run_once = |other: &Mutex<Option<Box<dyn FnOnce() + Send>>>| {
             let other = other.lock().unwrap().take();
@@ -278,13 +282,13 @@ fn core_of(
     advice: Advice,
     window: u64,
 ) -> (Arc<FakeKernel>, Core) {
-    let kernel = Arc::new(FakeKernel::default());
+    let kernel = Arc::new(FakeKernel { policy, ..FakeKernel::default() });
     kernel.lock().whims = whims;
     let contents = PageStates::reserve(PageCount::new(PAGES), PageSize::KIB_4).unwrap();
     let size = FaultAround::try_new(ByteLen::new(window * 4096)).unwrap();
     let options = LazyOptions::default().advice(advice).fault_around(size);
-    let (areas, recorder) = ([contents.fault_area(0)], Recorder::new(0));
-    let core = Core::new(kernel.clone(), backing, contents, &areas, policy, &options, recorder);
+    let areas = [contents.fault_area(0)];
+    let core = Core::new(kernel.clone(), backing, contents, &areas, &options);
     (kernel, core)
 }
 

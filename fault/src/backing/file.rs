@@ -336,11 +336,9 @@ mod tests {
     use super::*;
     use crate::engine::core::{Core, Outcome, ReaderState};
     use crate::engine::kernel::{Fill, Kernel};
-    use crate::engine::pages::Policy;
     use crate::options::LazyOptions;
     use crate::tests::skip;
     use crate::track::page_states::PageStates;
-    use crate::track::record::Recorder;
 
     const PAGES: u64 = 64;
 
@@ -359,9 +357,8 @@ mod tests {
         let contents = PageStates::reserve(PageCount::new(PAGES), PageSize::KIB_4).unwrap();
         let options = LazyOptions::default().advice(Advice::Normal);
         let options = options.fault_around(FaultAround::try_new(ByteLen::kib(64)).unwrap());
-        let (areas, recorder) = ([contents.fault_area(0)], Recorder::new(0));
-        let (kernel, policy) = (Arc::new(Agreeing), Policy::default());
-        Core::new(kernel, Arc::new(backing), contents, &areas, policy, &options, recorder)
+        let areas = [contents.fault_area(0)];
+        Core::new(Arc::new(Agreeing), Arc::new(backing), contents, &areas, &options)
     }
 
     #[test]

@@ -27,12 +27,10 @@ use crate::backing::hooks::Backing;
 use crate::engine::core::produce::Produced;
 use crate::engine::core::{Core, ReaderState};
 use crate::engine::kernel::{Fill, Kernel};
-use crate::engine::pages::Policy;
 use crate::engine::window::{Filled, Window};
 use crate::error::{BackingError, MapError};
 use crate::options::LazyOptions;
 use crate::track::page_states::PageStates;
-use crate::track::record::Recorder;
 
 /// How long to wait before a page is looked at again that another thread produces.
 const PAUSE: Duration = Duration::from_micros(50);
@@ -176,10 +174,8 @@ impl SharedBacking {
         let file = Arc::new(File { memory, zeroes, filled, kept, page });
         let contents = PageStates::reserve(pages, page)?;
         let options = LazyOptions::default();
-        let (areas, policy, recorder) =
-            ([contents.fault_area(0)], Policy::default(), Recorder::new(0));
-        let core =
-            Core::new(file.clone(), inner.clone(), contents, &areas, policy, &options, recorder);
+        let areas = [contents.fault_area(0)];
+        let core = Core::new(file.clone(), inner.clone(), contents, &areas, &options);
         let most = keep.get() >> page.shift();
         Ok(Self { inner, core, file, len, most, spare: Mutex::default() })
     }

@@ -19,7 +19,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use uzone_os::uffd::Registered;
 use uzone_os::uffd::in_thread::{InThread, Record};
 use uzone_pages::{
     Advice, Content, FaultArea, FaultCosts, FaultPattern, FaultPlan, PageCount, PageSize, Pfn,
@@ -29,7 +28,7 @@ use uzone_pages::{
 use crate::backing::Backing;
 use crate::engine::costs::{COPIED_NS, CostMeter};
 use crate::engine::kernel::{Fill, Kernel};
-use crate::engine::pages::{Pages, Policy};
+use crate::engine::pages::Pages;
 use crate::engine::pending::Pending;
 use crate::engine::prefetch::Prefetch;
 use crate::engine::window::{Progress, Window};
@@ -179,9 +178,7 @@ pub(crate) struct Core {
     pub(crate) backing: Arc<dyn Backing>,
     // Without a lock: a thread that changes the advice may be interrupted by a handler that faults.
     pattern: FaultPattern,
-    pub(crate) recorder: Arc<Recorder>,
-    /// The memory, if it is of this process.
-    pub(crate) memory: Option<Arc<Registered>>,
+    pub(crate) recorder: Recorder,
     pub(crate) pending: Pending,
     /// The turn of the last of its pages that was queued for the I/O threads.
     pub(crate) turn: AtomicU64,
@@ -201,19 +198,16 @@ impl Core {
         backing: Arc<dyn Backing>,
         contents: PageStates,
         areas: &[FaultArea],
-        policy: Policy,
         options: &LazyOptions,
-        recorder: Arc<Recorder>,
     ) -> Self {
-        let LazyOptions { advice, fault_around, on_failure, .. } = options;
+        let LazyOptions { advice, fault_around, on_failure, trace, .. } = options;
         let most = backing.largest_window();
         let pattern = FaultPattern::new(areas, contents.page_size(), *advice, *fault_around, most);
         Self {
-            pages: Pages::new(kernel, contents, policy),
+            pages: Pages::new(kernel, contents),
             backing,
             pattern,
-            recorder,
-            memory: None,
+            recorder: Recorder::new(*trace),
             pending: Pending::new(),
             turn: AtomicU64::new(0),
             has_failed: AtomicBool::new(false),
@@ -328,8 +322,8 @@ impl Core {
         }
     }
 
-    /// Returns whether only the thread that reads the removals installs pages.
-    pub(crate) fn has_one_filler(&self) -> bool {
+    /// Returns whether the memory is another process's.
+    pub(crate) fn is_remote(&self) -> bool {
         self.pages.policy.is_remote
     }
 

@@ -426,20 +426,18 @@ mod tests {
     use crate::engine::io_pool::IoPool;
     use crate::engine::kernel::{Fill, Kernel};
     use crate::engine::mapping_reader::Sources;
-    use crate::engine::pages::Policy;
     use crate::engine::pending::Awaited;
-    use crate::memory::fault_memory::FaultMemory;
+    use crate::memory::own::OwnMemory;
     use crate::options::LazyOptions;
     use crate::tests::{skip, userfaultfd};
     use crate::track::page_states::PageStates;
-    use crate::track::record::Recorder;
 
     /// A kernel that panics when it is to wake a thread, once.
-    struct Panicking(Arc<Registered>, AtomicBool);
+    struct Panicking(Arc<OwnMemory>, AtomicBool);
 
     impl Kernel for Panicking {
         fn install(&self, range: Range<u64>, fill: Fill<'_>) -> Result<Answered, UffdError> {
-            Kernel::install(&*self.0, range, fill)
+            self.0.install(range, fill)
         }
 
         fn wake(&self, range: Range<u64>) {
@@ -447,7 +445,7 @@ mod tests {
                 // Without the hook that prints where.
                 std::panic::resume_unwind(Box::new("as the test wants"));
             }
-            Kernel::wake(&*self.0, range);
+            self.0.wake(range);
         }
     }
 
@@ -476,14 +474,13 @@ mod tests {
         let lent = Mapping::lent(memory.clone());
         let contents = PageStates::bind(&Zone::new(), lent, page, PagemapOps::default()).unwrap();
         let areas = [contents.fault_area(memory.mapping().addr().get() as u64)];
-        let kernel = Arc::new(Panicking(memory.clone(), AtomicBool::new(panics)));
-        let (backing, policy, recorder) =
-            (Arc::new(ZeroBacking), Policy::default(), Recorder::new(0));
+        let own = OwnMemory { registered: memory.clone(), tracker: None, handover: None };
+        let own = Arc::new(own);
+        let kernel = Arc::new(Panicking(own.clone(), AtomicBool::new(panics)));
         let options = LazyOptions::default().deadline(deadline);
-        let core = Core::new(kernel, backing, contents, &areas, policy, &options, recorder);
-        let (core, own) = (Arc::new(core), FaultMemory::Own(memory.clone()));
+        let core = Arc::new(Core::new(kernel, Arc::new(ZeroBacking), contents, &areas, &options));
         let (sources, pool) = (Sources::default(), IoPool::start(NonZeroUsize::MIN).unwrap());
-        let reader = MappingReader::new(own, sources, core.clone(), &Arc::new(pool), &options);
+        let reader = MappingReader::new(own, core.clone(), sources, &Arc::new(pool), &options);
         let attached = event_loop.join(reader).unwrap();
         (memory, core, attached)
     }

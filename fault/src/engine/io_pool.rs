@@ -212,7 +212,7 @@ impl Submit<'_> {
     /// Queues a page that the caller owns. Returns whether there was room; if not, the caller owns
     /// it still.
     pub(crate) fn demand(&self, pool: &IoPool, core: &Arc<Core>, page: u64) -> bool {
-        let filler = core.has_one_filler().then(|| (self.filler.clone(), self.key));
+        let filler = core.is_remote().then(|| (self.filler.clone(), self.key));
         pool.submit(Job { core: core.clone(), page, filler, turn: 0 })
     }
 }

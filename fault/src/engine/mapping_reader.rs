@@ -15,9 +15,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use uzone_os::Vaddr;
-use uzone_os::uffd::{
-    Event, EventBuffer, EventLog, EventSet, FaultKind, Handover, PageFault, Remote,
-};
+use uzone_os::uffd::{Event, EventBuffer, EventLog, EventSet, FaultKind, Handover, PageFault};
 
 use crate::engine::budget::Allowance;
 use crate::engine::core::{Core, ReaderState};
@@ -25,10 +23,11 @@ use crate::engine::costs::{CONTINUED_NS, COPIED_NS, CostMeter};
 use crate::engine::exit;
 use crate::engine::follow::Waiters;
 use crate::engine::io_pool::{IoPool, Submit};
+use crate::engine::kernel::Faults;
 use crate::engine::prefetch::Group;
 use crate::engine::spin::AdaptiveSpin;
 use crate::engine::staged::Staged;
-use crate::memory::fault_memory::FaultMemory;
+use crate::memory::remote_region::offsets;
 use crate::options::LazyOptions;
 use crate::stats::Counters;
 use crate::track::record::FaultRecord;
@@ -76,13 +75,12 @@ impl Scratch {
 
 /// One mapping, and the state of its faults.
 pub(crate) struct MappingReader {
-    fault_memory: FaultMemory,
+    faults: Arc<dyn Faults>,
     core: Arc<Core>,
     /// Produces the pages that are not ready.
     pool: Arc<IoPool>,
     state: ReaderState,
     look: AdaptiveSpin,
-    children: Children,
     /// Faults that were read and are answered in the next turn.
     unanswered: Vec<PageFault>,
     /// Pages for which there was no room in the queue.
@@ -134,9 +132,9 @@ pub(crate) struct Sources {
 
 impl MappingReader {
     pub(crate) fn new(
-        fault_memory: FaultMemory,
-        sources: Sources,
+        faults: Arc<dyn Faults>,
         core: Arc<Core>,
+        sources: Sources,
         pool: &Arc<IoPool>,
         options: &LazyOptions,
     ) -> Self {
@@ -147,12 +145,11 @@ impl MappingReader {
         let page_ns = if is_continued { CONTINUED_NS } else { COPIED_NS };
         state.meter = CostMeter::new(page_ns, true);
         Self {
-            fault_memory,
+            faults,
             core,
             pool: pool.clone(),
             state,
             look: AdaptiveSpin::new(SPIN),
-            children: Children::new(),
             unanswered: Vec::new(),
             parked: Parked::new(),
             late: VecDeque::new(),
@@ -193,7 +190,7 @@ impl MappingReader {
     }
 
     pub(crate) fn join(&self, set: &EventSet, key: u64) -> io::Result<()> {
-        self.fault_memory.join(set, key)?;
+        set.add(self.faults.fd(), key)?;
         match &self.handover {
             Some(handover) => set.add(&**handover, key),
             None => Ok(()),
@@ -202,7 +199,7 @@ impl MappingReader {
 
     pub(crate) fn leave(&self, set: &EventSet) {
         // It was not waited for, if its descriptor cannot be read.
-        let _ = self.fault_memory.leave(set);
+        let _ = set.remove(self.faults.fd());
         if let Some(handover) = &self.handover {
             let _ = set.remove(&**handover);
         }
@@ -220,7 +217,7 @@ impl MappingReader {
         if self.has_failed {
             self.looked = Instant::now();
             let is_busy = self.refuse(&mut scratch.buffer);
-            // Deadlines and the children of a client go on.
+            // Deadlines go on.
             if !is_busy || self.due().is_some_and(|due| due <= self.looked) {
                 self.run_deferred();
             }
@@ -277,12 +274,12 @@ impl MappingReader {
     /// Returns whether its budget is used up, or its memory is captured and an event waits for that, so that
     /// nothing is read for a while.
     fn is_held(&mut self) -> bool {
-        if self.fault_memory.is_waiting() {
+        if self.faults.is_waiting() {
             self.looked = Instant::now();
             self.held_until = Some(self.looked + RETRY);
             return true;
         }
-        if exit::is_ending() && matches!(self.fault_memory, FaultMemory::Remote(_)) {
+        if exit::is_ending() && self.core.is_remote() {
             self.looked = Instant::now();
             self.held_until = Some(self.looked + ENDING);
             return true;
@@ -315,13 +312,10 @@ impl MappingReader {
         let mut faults = scratch.faults.drain(..);
         self.answered = None;
         for fault in faults.by_ref() {
-            if exit::leaves(fault.thread) && matches!(self.fault_memory, FaultMemory::Own(_)) {
+            if !self.core.is_remote() && exit::leaves(fault.thread) {
                 continue;
             }
-            let waiter = match self.fault_memory {
-                FaultMemory::Own(_) => fault.thread,
-                FaultMemory::Remote(_) => self.process,
-            };
+            let waiter = if self.core.is_remote() { self.process } else { fault.thread };
             scratch.waiters.note(waiter.map_or(0, NonZeroU32::get), read_at);
             if let Some(page) = self.page(fault.address) {
                 scratch.records.extend(self.answer(page, &fault, submit, read_at, at));
@@ -356,24 +350,22 @@ impl MappingReader {
     /// Ends the answering. Waiting threads get a signal, not zeroes; those of another process wait for the
     /// next server.
     pub(crate) fn finish(mut self, scratch: &mut Scratch) {
-        match &self.fault_memory {
-            FaultMemory::Own(_) => {
-                self.give_up();
-                self.core.kernel().ended();
-                for fault in std::mem::take(&mut self.unanswered) {
-                    self.refuse_fault(&fault);
-                }
-                while self.refuse(&mut scratch.buffer) {}
-            }
+        if self.core.is_remote() {
             // Unanswered faults are reported again to the next server.
-            FaultMemory::Remote(_) => self.release(),
+            return self.release();
         }
+        self.give_up();
+        self.core.kernel().ended();
+        for fault in std::mem::take(&mut self.unanswered) {
+            self.refuse_fault(&fault);
+        }
+        while self.refuse(&mut scratch.buffer) {}
     }
 
     /// Returns which page has an address.
     #[inline]
     fn page(&self, address: Vaddr) -> Option<u64> {
-        let page = self.fault_memory.offset_of(address)? >> self.core.page_size().shift();
+        let page = self.faults.offset_of(address)? >> self.core.page_size().shift();
         (page < self.core.contents().area().end().get()).then_some(page)
     }
 
@@ -403,7 +395,7 @@ impl MappingReader {
         faults: &mut Vec<PageFault>,
     ) -> io::Result<bool> {
         for _ in 0..READS {
-            let read = self.fault_memory.read(buffer)?;
+            let read = self.faults.read(buffer)?;
             if read == 0 {
                 return Ok(false);
             }
@@ -418,12 +410,11 @@ impl MappingReader {
                     Event::Removed { start, end } => {
                         self.mark(buffer, start, end, Core::removed);
                     }
-                    Event::Forked(child) => self.children.push(child, &self.fault_memory),
                     _ => {}
                 }
             }
             // A buffer that is not full has taken all events, unless a removal came meanwhile.
-            if read < buffer.capacity() && matches!(self.fault_memory, FaultMemory::Own(_)) {
+            if read < buffer.capacity() && !self.core.is_remote() {
                 return Ok(false);
             }
         }
@@ -440,7 +431,7 @@ impl MappingReader {
     ) {
         let shift = self.core.page_size().shift();
         let last = self.core.contents().area().end().get();
-        for bytes in self.fault_memory.offsets(start, end) {
+        for bytes in offsets(self.faults.regions(), start, end) {
             let pages = bytes.start >> shift..(bytes.end >> shift).min(last);
             if let Some(log) = buffer.log() {
                 log.mark(pages.clone());
@@ -453,7 +444,7 @@ impl MappingReader {
     fn refuse(&mut self, buffer: &mut EventBuffer) -> bool {
         let mut logged = self.logged.take();
         let buffer = logged.as_mut().unwrap_or(buffer);
-        let read = self.fault_memory.read(buffer);
+        let read = self.faults.read(buffer);
         self.poll_failed = read.is_err();
         while let Some(event) = buffer.next() {
             match event {
@@ -461,7 +452,6 @@ impl MappingReader {
                 Event::Removed { start, end } => {
                     self.mark(buffer, start, end, |_, _| {});
                 }
-                Event::Forked(child) => self.children.push(child, &self.fault_memory),
                 _ => {}
             }
         }
@@ -474,111 +464,5 @@ impl MappingReader {
             });
         }
         handed_over > 0 || matches!(read, Ok(1..))
-    }
-}
-
-/// How many children of one client are kept. More, and the missing pages of a further child are made
-/// bad.
-const CHILDREN: usize = 64;
-/// How many events of a child are read at once.
-const CHILD_EVENTS: usize = 16;
-/// How often the children are probed.
-const PROBE: Duration = Duration::from_secs(2);
-
-/// The userfaultfds of processes that a client forked off. Their faults are not answered, and their
-/// other events are read when they are probed, so that a child that forks is held up and goes on; closing a
-/// descriptor while its process lives would give that process zeroes where pages are missing.
-struct Children {
-    remotes: Vec<Remote>,
-    probed: Option<Instant>,
-}
-
-impl Children {
-    fn new() -> Self {
-        Self { remotes: Vec::with_capacity(CHILDREN), probed: None }
-    }
-
-    fn push(&mut self, child: Remote, fault_memory: &FaultMemory) {
-        self.reap(fault_memory);
-        self.keep(child, fault_memory);
-    }
-
-    fn keep(&mut self, child: Remote, fault_memory: &FaultMemory) {
-        if self.remotes.len() < CHILDREN {
-            self.remotes.push(child);
-            return;
-        }
-        tracing::warn!(
-            "a client has more than {CHILDREN} children at once; the missing pages of the next one are bad"
-        );
-        if let Some(child) = fault_memory.refuse_child(child) {
-            self.remotes.push(child);
-        }
-    }
-
-    /// Closes the descriptors of processes that have ended, and reads the events of the others: a process
-    /// that forks or unmaps memory waits for that.
-    fn reap(&mut self, fault_memory: &FaultMemory) {
-        self.remotes.retain(|remote| !remote.is_gone());
-        self.probed = Some(Instant::now());
-        if self.remotes.is_empty() {
-            return;
-        }
-        let mut buffer = EventBuffer::new(CHILD_EVENTS);
-        for at in 0..self.remotes.len() {
-            let Some(remote) = self.remotes.get(at) else { break };
-            // The limit of descriptors was reached; the next probe reads again.
-            let _ = remote.read(&mut buffer);
-            for event in &mut buffer {
-                if let Event::Forked(child) = event {
-                    self.keep(child, fault_memory);
-                }
-            }
-        }
-    }
-
-    /// Returns when to probe next, if there are any.
-    fn due(&self) -> Option<Instant> {
-        self.probed.filter(|_| !self.remotes.is_empty()).map(|probed| probed + PROBE)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::fd::AsFd;
-
-    use uzone_os::uffd::{Features, KernelFaults, Modes, Registered};
-    use uzone_os::{Anonymous, Mapping};
-    use uzone_pages::ByteLen;
-
-    use super::*;
-    use crate::tests::userfaultfd;
-
-    #[test]
-    #[cfg_attr(miri, ignore = "it takes events")]
-    fn a_child_of_a_client_goes_on_after_an_event_of_its_own() {
-        let wanted = Features::EVENT_REMOVE;
-        let (name, faults) = ("a_child_of_a_client_goes_on", KernelFaults::IfAllowed);
-        let Some(uffd) = userfaultfd(name, wanted, faults) else { return };
-        let len = ByteLen::new(4 * uzone_os::probe::page_size().bytes());
-        let mapping = Mapping::anonymous(len, Anonymous::default()).unwrap();
-        let memory = Arc::new(Registered::new(uffd, mapping, Modes::MISSING).unwrap());
-        let mut children = Children::new();
-        let fd = memory.uffd().as_fd().try_clone_to_owned().unwrap();
-        let fault_memory = FaultMemory::Own(memory.clone());
-        children.push(Remote::adopt(fd).unwrap(), &fault_memory);
-        std::thread::scope(|scope| {
-            // As a child would: the call returns when its event was read.
-            let child = scope.spawn(|| memory.mapping().discard(0..len.get()).unwrap());
-            let begin = Instant::now();
-            while !child.is_finished() {
-                if begin.elapsed() > Duration::from_secs(20) {
-                    let _ = memory.uffd().read(&mut EventBuffer::new(8)); // so that the test ends
-                    panic!("the child waits for ever");
-                }
-                children.reap(&fault_memory);
-                std::thread::yield_now();
-            }
-        });
     }
 }

@@ -41,8 +41,8 @@ pub(crate) struct Pages {
 }
 
 impl Pages {
-    pub(crate) fn new(kernel: Arc<dyn Kernel>, contents: PageStates, policy: Policy) -> Self {
-        let page = contents.page_size();
+    pub(crate) fn new(kernel: Arc<dyn Kernel>, contents: PageStates) -> Self {
+        let (page, policy) = (contents.page_size(), kernel.policy());
         let (counters, bad_pages) = (Counters::default(), BadPages::default());
         Self { kernel, contents, page, policy, counters, bad_pages, evictions: AtomicU64::new(0) }
     }

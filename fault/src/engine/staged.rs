@@ -4,13 +4,11 @@
 //! which pages may still be filled: a copy that another thread began earlier would bring old bytes back. So an I/O
 //! thread fills a [`Staged`] instead of the memory, and the reader installs it if the page is still wanted.
 
-use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use uzone_os::lock;
-use uzone_os::uffd::{Answered, UffdError};
+use uzone_os::uffd::{Answered, Fill};
 
-use crate::engine::kernel::{Fill, Kernel};
 use crate::error::BackingError;
 
 pub(crate) const LEFT_OUT: &str = "the backing left the page out";
@@ -31,7 +29,7 @@ pub(crate) enum Staged {
     Failed(BackingError),
 }
 
-/// A kernel that keeps the bytes of one page.
+/// The place of a kernel that keeps the bytes of one page.
 ///
 /// It cannot know whether the page cache has a page, so it answers the first continue with a hole, and
 /// keeps the backing's next step for the case that it is one.
@@ -45,9 +43,24 @@ struct Notes {
 }
 
 impl StagingFiller {
-    fn keep(&self, staged: Staged) -> Result<Answered, UffdError> {
+    fn keep(&self, staged: Staged) -> Answered {
         lock(&self.0).staged = Some(staged);
-        Ok(Answered::All)
+        Answered::All
+    }
+
+    /// Takes a fill, and answers as a kernel would.
+    pub(crate) fn note(&self, fill: Fill<'_>) -> Answered {
+        match fill {
+            Fill::Bytes(bytes) => self.keep(Staged::Bytes(bytes.to_vec())),
+            Fill::Zero => self.keep(Staged::Zero),
+            Fill::Cached if std::mem::replace(&mut lock(&self.0).has_continued, true) => {
+                // The backing has filled the file meanwhile.
+                let otherwise = Box::new(Staged::Failed(BackingError::Other(LEFT_OUT.into())));
+                self.keep(Staged::Cached { otherwise })
+            }
+            Fill::Cached | Fill::From { .. } => Answered::Hole,
+            Fill::Poison => Answered::All,
+        }
     }
 
     /// Returns the bytes of the page, or `failure`.
@@ -60,22 +73,4 @@ impl StagingFiller {
         };
         if notes.has_continued { Staged::Cached { otherwise: Box::new(staged) } } else { staged }
     }
-}
-
-impl Kernel for StagingFiller {
-    fn install(&self, _: Range<u64>, fill: Fill<'_>) -> Result<Answered, UffdError> {
-        match fill {
-            Fill::Bytes(bytes) => self.keep(Staged::Bytes(bytes.to_vec())),
-            Fill::Zero => self.keep(Staged::Zero),
-            Fill::Cached if std::mem::replace(&mut lock(&self.0).has_continued, true) => {
-                // The backing has filled the file meanwhile.
-                let otherwise = Box::new(Staged::Failed(BackingError::Other(LEFT_OUT.into())));
-                self.keep(Staged::Cached { otherwise })
-            }
-            Fill::Cached | Fill::From { .. } => Ok(Answered::Hole),
-            Fill::Poison => Ok(Answered::All),
-        }
-    }
-
-    fn wake(&self, _: Range<u64>) {}
 }

@@ -16,7 +16,7 @@ use uzone_os::uffd::{Answered, UffdError};
 use uzone_os::{AccessError, Mapping};
 use uzone_pages::{Content, PageSize};
 
-use crate::engine::kernel::{Fill, Kernel};
+use crate::engine::kernel::Fill;
 use crate::engine::pages::Pages;
 use crate::engine::staged::StagingFiller;
 use crate::stats::Counters;
@@ -27,12 +27,10 @@ use crate::track::claimed::{Claimed, Words};
 /// Offsets are bytes from where the backing starts.
 pub struct Window<'a> {
     memory: &'a Pages,
-    /// Installs the pages: the mapping's kernel, or one that keeps them.
-    kernel: &'a dyn Kernel,
     pages: Range<u64>,
     /// The page that a thread waits for.
     wanted: Option<u64>,
-    owner: Owner,
+    owner: Owner<'a>,
     staging: &'a mut [u8],
     /// The page at which the next run is looked for.
     next: u64,
@@ -42,14 +40,14 @@ pub struct Window<'a> {
 }
 
 /// The owner of the page that a thread waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Owner {
+#[derive(Clone, Copy, Debug)]
+enum Owner<'a> {
     /// The window claims it for the time of a call of the kernel, as its neighbours.
     Window,
     /// The thread that made the window owns it for longer.
     Caller,
     /// The same, and the page is noted and not installed: another thread installs and counts it.
-    Notes,
+    Notes(&'a StagingFiller),
 }
 
 /// The outcome of a window so far.
@@ -90,9 +88,9 @@ impl<'a> Window<'a> {
         wanted: Option<u64>,
         staging: &'a mut [u8],
     ) -> Self {
-        let (next, kernel, state) = (pages.start, &*memory.kernel, Progress::default());
+        let (next, state) = (pages.start, Progress::default());
         let seen = memory.evictions_seen();
-        Self { memory, kernel, pages, wanted, owner: Owner::Window, staging, next, seen, state }
+        Self { memory, pages, wanted, owner: Owner::Window, staging, next, seen, state }
     }
 
     /// Makes a window of one page that the caller owns.
@@ -112,7 +110,7 @@ impl<'a> Window<'a> {
         notes: &'a StagingFiller,
         staging: &'a mut [u8],
     ) -> Self {
-        Self { kernel: notes, owner: Owner::Notes, ..Self::owned(memory, page, staging) }
+        Self { owner: Owner::Notes(notes), ..Self::owned(memory, page, staging) }
     }
 
     /// Returns the offsets of the pages.
@@ -170,6 +168,11 @@ impl<'a> Window<'a> {
         Ok(())
     }
 
+    /// Returns whether the caller owns the page that a thread waits for.
+    fn is_owned(&self) -> bool {
+        !matches!(self.owner, Owner::Window)
+    }
+
     /// Returns whether no page can be installed any more.
     fn has_ended(&self) -> bool {
         let state = &self.state;
@@ -183,8 +186,7 @@ impl<'a> Window<'a> {
         if self.has_ended() {
             return None;
         }
-        let owned =
-            self.wanted.filter(|_| self.owner != Owner::Window && !self.state.wanted_is_done);
+        let owned = self.wanted.filter(|_| self.is_owned() && !self.state.wanted_is_done);
         let run = self.memory.contents.open_run(self.next..self.pages.end, owned)?;
         self.next = run.end;
         Some(self.bytes(&run))
@@ -286,22 +288,24 @@ impl<'a> Window<'a> {
     /// makes progress.
     fn install(&mut self, range: Range<u64>, fill: Fill<'_>) -> Result<Filled, UffdError> {
         self.check(&range)?;
-        let (kernel, shift) = (self.kernel, self.page_size().shift());
+        let (memory, owner, shift) = (self.memory, self.owner, self.page_size().shift());
         let start = range.start;
         let ask = |part: Range<u64>| {
-            let inside = part.start - start..part.end - start;
-            kernel.install(part, fill.part(inside))
+            let fill = fill.part(part.start - start..part.end - start);
+            match owner {
+                Owner::Notes(notes) => Ok(notes.note(fill)),
+                Owner::Window | Owner::Caller => memory.kernel.install(part, fill),
+            }
         };
         // From here on pages are the mapping's.
         let first = start >> shift;
         let mut pages = first..first + ((range.end - range.start) >> shift);
         let mut all = Filled::All;
         while !pages.is_empty() {
-            if self.owner != Owner::Window && self.wanted == Some(pages.start) {
+            if self.is_owned() && self.wanted == Some(pages.start) {
                 self.install_owned(pages.start, ask, &mut all)?;
                 pages.start += 1;
             } else {
-                let memory = self.memory;
                 let claimed = Claimed::claim(memory, pages.clone());
                 pages.start = claimed.left().end;
                 if claimed.left().is_empty() {
@@ -347,7 +351,7 @@ impl<'a> Window<'a> {
         }
         // The thread that installs a page which is only noted here counts it.
         self.state.wanted_is_done = true;
-        if self.owner != Owner::Notes {
+        if !matches!(self.owner, Owner::Notes(_)) {
             self.state.filled += u64::from(is_placed);
             // A thread may have given the page up meanwhile. If the page is a bad one, the kernel has the
             // mark that raises the signal.
@@ -407,7 +411,7 @@ impl<'a> Window<'a> {
             Answered::Part { bytes } if bytes >> shift > 0 => Some((bytes >> shift, true)),
             Answered::Present => {
                 // No waiter was woken, and one may have come between our look and this.
-                self.kernel.wake(self.memory.bytes(pages.start..pages.start + 1));
+                self.memory.wake(pages.start..pages.start + 1);
                 Some((1, false))
             }
             Answered::Hole => {

@@ -19,20 +19,18 @@ use uzone_pages::{AddrError, Advice, ByteLen, PageCount, PageSize};
 
 use crate::backing::Backing;
 use crate::engine::core::Core;
-use crate::engine::event_loop::Attached;
 use crate::engine::kernel::Kernel;
 use crate::engine::mapping_reader::{EVENTS, Sources};
-use crate::engine::pages::Policy;
 use crate::engine::prefetch::Prefetch;
 use crate::engine::{Engine, TRACED, check_backing};
 use crate::error::{LazyError, MapError, at_most};
 use crate::memory::collapse::Blocks;
-use crate::memory::fault_memory::{FaultMemory, RemoteMemory};
+use crate::memory::mapping::LazyMapping;
+use crate::memory::remote::RemoteMemory;
 use crate::memory::remote_region::{RemoteRegion, offsets};
 use crate::options::{LazyOptions, WriteTracking};
-use crate::track::capture::{KeptPages, WriteCapture};
+use crate::track::capture::{CaptureSlot, KeptPages, WriteCapture};
 use crate::track::page_states::PageStates;
-use crate::track::record::Recorder;
 
 /// How long the layout of a process may change before its memory is protected.
 const PROTECT_WITHIN: Duration = Duration::from_secs(1);
@@ -67,16 +65,23 @@ impl Engine {
         self.check_process()?;
         let pages = check(&regions, log.as_ref(), options)?;
         let is_tracked = options.track_writes.is_some();
-        let (remote, capture) = (Arc::new(remote), Arc::default());
-        let memory = Arc::new(RemoteMemory { remote, regions, capture, is_tracked });
-        let core = Arc::new(core_of(&memory, pages, backing, options)?);
+        let (page, capture) = (page_size(&regions), CaptureSlot::default());
+        // The kernel makes no huge page of a block that contains its page of zeroes.
+        let zeroes_by_copy =
+            page > uzone_os::probe::page_size() || options.advice == Advice::Blocks;
+        check_backing(&*backing, pages.to_bytes(page)?, page)?;
+        let contents = PageStates::reserve(pages, page)?;
+        let areas: Result<Vec<_>, AddrError> =
+            regions.iter().map(RemoteRegion::fault_area).collect();
+        let memory = RemoteMemory { remote, regions, capture, zeroes_by_copy, is_tracked };
+        let memory = Arc::new(memory);
+        let core = Arc::new(Core::new(memory.clone(), backing, contents, &areas?, options));
         let is_logged = log.is_some();
         for marked in log.iter().flat_map(EventLog::marked) {
             core.removed(marked..marked + 1);
         }
-        let fault_memory = FaultMemory::Remote(memory.clone());
         let sources = Sources { log, handover: None, process: options.process };
-        let attached = self.attach(fault_memory, sources, core.clone(), options)?;
+        let attached = self.attach(memory.clone(), core.clone(), sources, options)?;
         if is_logged {
             // Faults that another process read and did not answer are reported again.
             memory.wake(core.bytes(0..pages.get()));
@@ -85,7 +90,8 @@ impl Engine {
         if options.advice == Advice::Blocks {
             blocks.add(&memory.regions, &core);
         }
-        Ok(AdoptedMemory { attached: Some(attached), memory, core, blocks })
+        let memory = Other { kernel: memory, blocks };
+        Ok(AdoptedMemory { attached: Some(attached), memory, core })
     }
 }
 
@@ -119,25 +125,6 @@ fn overlap(ranges: impl Iterator<Item = Range<u64>>) -> bool {
     let mut ranges: Vec<_> = ranges.collect();
     ranges.sort_by_key(|range| range.start);
     ranges.windows(2).any(|two| two[0].end > two[1].start)
-}
-
-/// Returns the pages of some memory, which are so many.
-fn core_of(
-    memory: &Arc<RemoteMemory>,
-    pages: PageCount,
-    backing: Arc<dyn Backing>,
-    options: &LazyOptions,
-) -> Result<Core, MapError> {
-    let page = page_size(&memory.regions);
-    check_backing(&*backing, pages.to_bytes(page)?, page)?;
-    let contents = PageStates::reserve(pages, page)?;
-    let areas: Result<Vec<_>, AddrError> =
-        memory.regions.iter().map(RemoteRegion::fault_area).collect();
-    // The kernel makes no huge page of a block that contains its page of zeroes.
-    let zeroes_by_copy = page > uzone_os::probe::page_size() || options.advice == Advice::Blocks;
-    let policy = Policy { zeroes_by_copy, is_remote: true, is_tracked: false };
-    let recorder = Recorder::new(options.trace);
-    Ok(Core::new(memory.clone(), backing, contents, &areas?, policy, options, recorder))
 }
 
 /// Returns the size of the pages of regions, which all have the same.
@@ -174,12 +161,11 @@ fn count_pages(regions: &[RemoteRegion]) -> Result<PageCount, MapError> {
 /// Memory of another process whose faults are answered, until this is dropped or stopped. Dropping it
 /// closes one descriptor. After the last one is closed, missing pages of the other process read as zero, so
 /// a server that ends before that process hands the descriptor on ([`AdoptedMemory::stop`]).
-pub struct AdoptedMemory {
-    // Dropped first: no thread reads the descriptor afterwards.
-    /// Some, until it stops.
-    attached: Option<Attached>,
-    memory: Arc<RemoteMemory>,
-    core: Arc<Core>,
+pub type AdoptedMemory = LazyMapping<Other>;
+
+/// The parameter of [`LazyMapping`] for memory of another process.
+pub struct Other {
+    kernel: Arc<RemoteMemory>,
     blocks: Blocks,
 }
 
@@ -278,7 +264,7 @@ impl AdoptedMemory {
     /// Returns the regions of the memory.
     #[must_use]
     pub fn regions(&self) -> &[RemoteRegion] {
-        &self.memory.regions
+        &self.memory.kernel.regions
     }
 
     /// Protects all of the memory against writing, and has pages kept before they are written to from now on,
@@ -303,21 +289,21 @@ impl AdoptedMemory {
         minor: bool,
         hurry: impl Fn() + Send + Sync + 'static,
     ) -> Result<(), LazyError> {
-        if self.memory.is_tracked {
+        if self.memory.kernel.is_tracked {
             return Err(LazyError::NotReported);
         }
-        if !self.memory.capture.set(WriteCapture::new(memory, kept, pending, hurry)) {
+        if !self.memory.kernel.capture.set(WriteCapture::new(memory, kept, pending, hurry)) {
             return Err(LazyError::Captured);
         }
         let since = Instant::now();
         let protect = || {
-            for region in &self.memory.regions {
-                match self.memory.remote.report_writes(region.start, region.len, minor)? {
+            for region in &self.memory.kernel.regions {
+                match self.memory.kernel.remote.report_writes(region.start, region.len, minor)? {
                     Answered::All => {}
                     answer => return Ok(answer),
                 }
             }
-            self.memory.write_protect(&(0..u64::MAX), true)
+            self.memory.kernel.write_protect(&(0..u64::MAX), true)
         };
         let mut round = 0;
         let error = loop {
@@ -336,9 +322,9 @@ impl AdoptedMemory {
 
     /// Lets writes go on before `until` of the backing: that part has been read.
     pub fn captured_until(&self, until: u64) {
-        if let Some(capture) = self.memory.capture.get() {
+        if let Some(capture) = self.memory.kernel.capture.get() {
             // A page that stays protected is let go by a write.
-            let _ = self.memory.write_protect(&capture.has_read(until), false);
+            let _ = self.memory.kernel.write_protect(&capture.has_read(until), false);
         }
     }
 
@@ -346,7 +332,7 @@ impl AdoptedMemory {
     /// or changes its layout.
     #[must_use]
     pub fn capture_waits(&self) -> Option<Instant> {
-        self.memory.capture.waits()
+        self.memory.kernel.capture.waits()
     }
 
     /// Ends a capture and lets all writes go on. Returns how many pages of the host were kept, since the process
@@ -355,9 +341,9 @@ impl AdoptedMemory {
     /// # Errors
     /// [`LazyError::CaptureLost`] if the bytes that were read may not be those of one moment.
     pub fn end_capture(&self) -> Option<Result<u64, LazyError>> {
-        let captured = self.memory.capture.end()?;
+        let captured = self.memory.kernel.capture.end()?;
         // A page that stays protected, since the layout changes for instance, is let go by a write.
-        let _ = self.memory.write_protect(&(0..u64::MAX), false);
+        let _ = self.memory.kernel.write_protect(&(0..u64::MAX), false);
         Some(captured)
     }
 
@@ -368,13 +354,13 @@ impl AdoptedMemory {
     /// either: `collapse.rs` states why.
     #[must_use]
     pub fn take_filled_blocks(&self, most: usize) -> Vec<Vaddr> {
-        self.blocks.take(most)
+        self.memory.blocks.take(most)
     }
 
     /// Returns how many blocks are left that [`AdoptedMemory::take_filled_blocks`] may return.
     #[must_use]
     pub fn blocks_left(&self) -> usize {
-        self.blocks.left()
+        self.memory.blocks.left()
     }
 
     /// Stops answering and returns the descriptor for the next server. Threads that wait for a page go on
@@ -384,7 +370,7 @@ impl AdoptedMemory {
     /// [`LazyError::NotStopped`] gives the memory back, answered as before: closing its descriptor could be
     /// the end of the last one.
     pub fn stop(mut self) -> Result<Remote, Rejected<Self, LazyError>> {
-        match self.memory.remote.try_clone() {
+        match self.memory.kernel.remote.try_clone() {
             Ok(remote) => {
                 self.attached = None;
                 Ok(remote)
@@ -397,12 +383,10 @@ impl AdoptedMemory {
     }
 }
 
-crate::track::observe::observe!(AdoptedMemory, "the backing");
-
 impl fmt::Debug for AdoptedMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AdoptedMemory")
-            .field("regions", &self.memory.regions)
+            .field("regions", &self.memory.kernel.regions)
             .field("stats", &self.stats())
             .finish_non_exhaustive()
     }

@@ -31,8 +31,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use uzone_os::signals::Held;
-use uzone_os::uffd::Registered;
-use uzone_os::{SystemRoot, Vaddr, hugepages, lock};
+use uzone_os::{Mapping, SystemRoot, Vaddr, hugepages, lock};
 use uzone_pages::{Content, FaultAround};
 
 use crate::engine::core::Core;
@@ -79,12 +78,11 @@ fn is_filled(core: &Core, pages: Range<u64>) -> bool {
 /// Makes huge pages of the parts of a range of pages that are filled wholly.
 pub(crate) fn collapse(
     core: &Core,
-    memory: &Registered,
-    is_tracked: bool,
+    mapping: &Mapping,
     pages: Range<u64>,
 ) -> Result<Collapsed, LazyError> {
     let mut done = Collapsed::default();
-    let (mapping, shift) = (memory.mapping(), core.page_size().shift());
+    let shift = core.page_size().shift();
     if mapping.page_size() != uzone_os::probe::page_size() {
         done.huge_pages = pages.filter(|&page| is_filled(core, page..page + 1)).count() as u64;
         return Ok(done);
@@ -100,12 +98,12 @@ pub(crate) fn collapse(
         } else if mapping.huge_backed_in(block.clone())?.get() == huge {
             done.huge_pages += 1;
             continue;
-        } else if is_tracked {
+        } else if core.pages.policy.is_tracked {
             Uncollapsed::WritesTracked
         } else if !mapping.is_private() {
             Uncollapsed::MemoryFile
         } else {
-            match make(core, memory, block) {
+            match make(core, mapping, block) {
                 Ok(()) => {
                     done.huge_pages += 1;
                     done.made += 1;
@@ -122,8 +120,7 @@ pub(crate) fn collapse(
 }
 
 /// Makes one huge page.
-fn make(core: &Core, memory: &Registered, bytes: Range<u64>) -> Result<(), Uncollapsed> {
-    let mapping = memory.mapping();
+fn make(core: &Core, mapping: &Mapping, bytes: Range<u64>) -> Result<(), Uncollapsed> {
     // Where missing pages raise events, the kernel takes the zero page for a missing one.
     if mapping.populate(bytes.clone()).is_err() {
         return Err(Uncollapsed::NotNow);

@@ -1,4 +1,4 @@
-//! Memory of this process that is mapped lazily: [`LazyMapping`].
+//! Memory of this process that is mapped lazily.
 //!
 //! Writing back: a page is made clean *before* its bytes are read, so a write that comes meanwhile leaves
 //! it dirty and is written back the next time; the bytes that the backing got may be torn, and will be
@@ -17,20 +17,18 @@
 use std::fmt;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::Arc;
 
 use uzone_os::signals::Held;
-use uzone_os::uffd::Registered;
 use uzone_os::uffd::in_thread::InThread;
 use uzone_os::uffd::write_states::{WriteStates, runs_of};
 use uzone_os::{AccessError, Addr, Mapping, sigbus};
 use uzone_pages::{ByteLen, Content, FaultAround, PageSize};
 use uzone_zone::Pinned;
 
-use crate::engine::core::{Core, ReaderState};
-use crate::engine::event_loop::Attached;
+use crate::engine::core::ReaderState;
 use crate::error::LazyError;
 use crate::memory::collapse::{Collapsed, collapse};
+use crate::memory::mapping::LazyMapping;
 use crate::memory::populate::{What, populate};
 use crate::stats::Counters;
 use crate::track::dirty::Tracker;
@@ -38,74 +36,22 @@ use crate::track::dirty::Tracker;
 /// How many bytes are evicted at once, or one page: it takes some milliseconds.
 const STEP: u64 = 64 << 20;
 
-/// Memory of this process whose pages come from a backing when they are touched.
-///
-/// Dropping it unmaps it, as soon as no page of it is pinned or being produced. A thread of foreign
-/// code that still waits in it then gets a signal, and never a page of zeroes.
-///
-/// # Examples
-///
-/// ```no_run
-/// use std::sync::Arc;
-/// use uzone_fault::{BackingError, Engine, EngineOptions, FunctionBacking, LazyOptions};
-/// use uzone_pages::ByteLen;
-///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// // Each page is full of the lowest byte of its number.
-/// let backing = FunctionBacking::quick(|offset, pages: &mut [u8]| {
-///     for (page, bytes) in (offset >> 12..).zip(pages.chunks_mut(4096)) {
-///         bytes.fill(page.to_le_bytes()[0]);
-///     }
-///     Ok::<_, BackingError>(())
-/// });
-/// let engine = Engine::with(EngineOptions::default())?;
-/// let memory = engine.map(ByteLen::gib(64), Arc::new(backing), &LazyOptions::default())?;
-/// let mut byte = [0];
-/// memory.read_at(200 << 12, &mut byte)?;
-/// assert_eq!(byte, [200]);
-///
-/// memory.populate(0..1 << 20)?; // present before it is touched
-/// let pinned = memory.pin(0..4096)?; // produced if it is absent, and not evicted
-/// memory.evict(0..1 << 20)?; // all but the pinned page
-/// # drop(pinned);
-/// # Ok(())
-/// # }
-/// ```
-pub struct LazyMapping {
-    // Dropped first: no fault is answered afterwards, and waiting threads get a signal.
-    _attached: Attached,
-    in_thread: Result<Arc<InThread>, &'static str>,
-    pub(crate) memory: Arc<Registered>,
-    core: Arc<Core>,
-    tracker: Option<Arc<Tracker>>,
-}
-
 impl LazyMapping {
-    pub(crate) fn new(
-        attached: Attached,
-        memory: Arc<Registered>,
-        core: Arc<Core>,
-        tracker: Option<Arc<Tracker>>,
-        in_thread: Result<Arc<InThread>, &'static str>,
-    ) -> Self {
-        Self { _attached: attached, in_thread, memory, core, tracker }
-    }
-
     /// Returns whether the threads that take faults answer them
     /// ([`LazyOptions::answer`](crate::LazyOptions::answer)).
     ///
     /// # Errors
     /// Why a reader answers them instead.
     pub fn answered_in_thread(&self) -> Result<(), &'static str> {
-        self.in_thread.as_ref().map(|_| ()).map_err(|reason| *reason)
+        self.memory.in_thread.as_ref().map(|_| ()).map_err(|reason| *reason)
     }
 
     pub(crate) fn tracking(&self) -> Option<&Tracker> {
-        self.tracker.as_deref()
+        self.memory.kernel.tracker.as_ref()
     }
 
     fn mapping(&self) -> &Mapping {
-        self.memory.mapping()
+        self.memory.kernel.registered.mapping()
     }
 
     /// Returns where it starts, for other code that reads it.
@@ -137,7 +83,7 @@ impl LazyMapping {
     /// `EFAULT` there.
     #[must_use]
     pub fn sees_kernel_faults(&self) -> bool {
-        self.memory.uffd().sees_kernel_faults()
+        self.memory.kernel.registered.uffd().sees_kernel_faults()
     }
 
     /// Copies bytes out, from byte `offset` of the mapping on. Missing pages are produced, and the call
@@ -168,7 +114,7 @@ impl LazyMapping {
     /// Returns the pages of a range of bytes that starts and ends at pages.
     pub(crate) fn pages(&self, range: &Range<u64>) -> Result<Range<u64>, LazyError> {
         // Each call that takes a range comes here, so that none goes on whose faults may end the process.
-        if self.in_thread.is_ok() && !sigbus::is_in_place() {
+        if self.memory.in_thread.is_ok() && !sigbus::is_in_place() {
             return Err(LazyError::HandlerReplaced);
         }
         let page = self.page_size();
@@ -287,7 +233,7 @@ impl LazyMapping {
     fn evict_step(&self, pages: Range<u64>) -> Result<u64, LazyError> {
         let contents = self.core.contents();
         let in_thread = self.core.in_thread();
-        if let Some(in_thread) = in_thread.as_ref().filter(|_| self.tracker.is_some())
+        if let Some(in_thread) = in_thread.as_ref().filter(|_| self.tracking().is_some())
             && !in_thread.drain()
         {
             // It may fill a page with bytes of the backing from before a write-back.
@@ -541,11 +487,9 @@ impl LazyMapping {
     /// [`LazyError`] if the range is not inside, cuts a page, or the host's settings cannot be read.
     pub fn collapse(&self, range: Range<u64>) -> Result<Collapsed, LazyError> {
         let pages = self.pages(&range)?;
-        collapse(&self.core, &self.memory, self.tracker.is_some(), pages)
+        collapse(&self.core, self.mapping(), pages)
     }
 }
-
-crate::track::observe::observe!(LazyMapping, "the mapping");
 
 impl fmt::Debug for LazyMapping {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

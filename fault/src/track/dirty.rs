@@ -29,11 +29,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use uzone_os::uffd::write_states::{WriteStates, runs_of};
-use uzone_os::uffd::{Answered, Features, Install, Modes, Registered, UffdCall, UffdError};
+use uzone_os::uffd::{Answered, Features, Fill, Install, Modes, Registered, UffdCall, UffdError};
 use uzone_os::{Anonymous, Exclusive, Mapped, Mapping, Sharing, lock, pagemap_scan};
 use uzone_pages::{ByteLen, PageCount, PageSize};
 
-use crate::engine::kernel::{Fill, Kernel};
 use crate::error::{LazyError, MapError};
 use crate::options::WriteTracking;
 
@@ -73,7 +72,7 @@ enum How {
     Sync(Arc<WriteStates>),
 }
 
-/// The dirty pages of a mapping, and a kernel that installs pages clean.
+/// The dirty pages of a mapping, whose pages are installed clean.
 pub(crate) struct Tracker {
     memory: Arc<Registered>,
     page: PageSize,
@@ -259,10 +258,14 @@ impl Tracker {
             }
         }
     }
-}
 
-impl Kernel for Tracker {
-    fn install(&self, range: Range<u64>, fill: Fill<'_>) -> Result<Answered, UffdError> {
+    fn wake(&self, range: Range<u64>) {
+        // A refusal means that the range was unmapped, and no thread waits in it.
+        let _ = self.memory.wake(range);
+    }
+
+    /// Fills the missing pages of a range, which are clean then.
+    pub(crate) fn install(&self, range: Range<u64>, fill: Fill<'_>) -> Result<Answered, UffdError> {
         if matches!(fill, Fill::Poison)
             && let Some(later) = self.remove_marker(self.pages(&range).start)?
         {
@@ -273,12 +276,8 @@ impl Kernel for Tracker {
         self.memory.install(range, fill, Install { write_protect, ..fill.how() })
     }
 
-    fn wake(&self, range: Range<u64>) {
-        // A refusal means that the range was unmapped, and no thread waits in it.
-        let _ = self.memory.wake(range);
-    }
-
-    fn ended(&self) {
+    /// Lets writers in for good: no faults are answered any more.
+    pub(crate) fn ended(&self) {
         if let How::Sync(_) = &self.how {
             // A guard of a pinned page keeps the memory, and its holder may write to it. A refusal
             // means that the memory is gone.
@@ -287,7 +286,8 @@ impl Kernel for Tracker {
         }
     }
 
-    fn written(&self, page: u64, is_there: &dyn Fn(u64) -> bool) -> bool {
+    /// Lets a thread write to a page, as [`Kernel::written`](crate::engine::kernel::Kernel::written) states.
+    pub(crate) fn written(&self, page: u64, is_there: &dyn Fn(u64) -> bool) -> bool {
         let How::Sync(states) = &self.how else {
             self.wake(self.bytes(&(page..page + 1)));
             return true;

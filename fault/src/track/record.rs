@@ -11,7 +11,7 @@
 //! Locks: one, held while some numbers are noted or copied, over nothing else.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
@@ -120,7 +120,7 @@ fn nanoseconds(time: Duration) -> u64 {
 
 impl Recorder {
     /// Starts with no fault, and keeps a trace of the last `keeps`.
-    pub(crate) fn new(keeps: usize) -> Arc<Self> {
+    pub(crate) fn new(keeps: usize) -> Self {
         // Those that are common are made here: noting a fault allocates nothing then.
         let common = [
             (FaultKind::Missing, FaultOutcome::Ready),
@@ -135,7 +135,7 @@ impl Recorder {
             lost: 0,
             last_failure: None,
         };
-        Arc::new(Self { started: Instant::now(), records: Mutex::new(records) })
+        Self { started: Instant::now(), records: Mutex::new(records) }
     }
 
     /// Returns the time from when the mapping was made to an instant.

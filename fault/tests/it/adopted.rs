@@ -399,7 +399,8 @@ fn huge_pages_get_their_bytes_their_zeroes_and_the_next_server() {
 
     // The next server knows that from the log. What was installed before does not fault.
     let before = LoggedEvents::read(log, AdoptedMemory::marks(&regions).unwrap()).unwrap();
-    assert_eq!(AdoptedMemory::given_back(&regions, &before).unwrap(), [5 * HUGE..6 * HUGE]);
+    let given_back = AdoptedMemory::given_back(&regions, &before).unwrap();
+    assert_eq!(given_back, vec![5 * HUGE..6 * HUGE]);
     let (server, _) = adopt(Some(&before));
     assert_eq!(server.content(HUGE), Some(Content::Absent));
     areas[1].0.mapping().discard(0..HUGE).unwrap();

@@ -106,9 +106,7 @@ impl Core {
                 self.holds.store(true, Ordering::Relaxed);
             }
         }
-        if let Some(memory) = &self.memory {
-            memory.note_failure(self.bytes(page..page + 1), &failure.reason);
-        }
+        self.pages.kernel.note_failure(self.bytes(page..page + 1), &failure.reason);
         self.recorder.note_failure(failure);
     }
 

@@ -13,7 +13,6 @@ use crate::engine::io_pool::{PrefetchJob, Submit};
 use crate::engine::pending::Awaited;
 use crate::engine::prefetch::Group;
 use crate::engine::staged::Staged;
-use crate::memory::fault_memory::FaultMemory;
 use crate::stats::Counters;
 use crate::track::record::{FaultOutcome, FaultRecord};
 
@@ -62,15 +61,11 @@ impl MappingReader {
         let deadline =
             self.deadline.and_then(|after| self.core.pending.oldest()?.checked_add(after));
         let poll_failed = self.poll_failed.then(|| self.looked + RETRY);
-        let own = [poll_failed, self.children.due(), self.held_until];
-        own.into_iter().chain([parked, late, deadline]).flatten().min()
+        [parked, late, deadline, poll_failed, self.held_until].into_iter().flatten().min()
     }
 
     /// Does the deferred work that is due.
     pub(super) fn run_deferred(&mut self) {
-        if self.poll_failed || self.children.due().is_some_and(|due| due <= self.looked) {
-            self.children.reap(&self.fault_memory);
-        }
         self.parked.wake(&self.core);
         if !self.late.is_empty() && self.late_since.elapsed() >= RETRY {
             for _ in 0..self.late.len() {
@@ -229,7 +224,7 @@ impl MappingReader {
     /// Returns whether the thread that waits is one that produces pages: a backing reads other memory of the
     /// same engine.
     fn is_nested(&self) -> bool {
-        matches!(self.fault_memory, FaultMemory::Own(_)) && self.pool.is_producer(self.state.waiter)
+        !self.core.is_remote() && self.pool.is_producer(self.state.waiter)
     }
 
     fn deferred(&mut self, page: u64) -> FaultOutcome {

@@ -1,43 +1,93 @@
-//! Waking threads that wait in a handler of `SIGBUS`: [`HandedOver`].
+//! Memory of this process, as the engine answers its faults: [`OwnMemory`].
 //!
 //! Where threads answer their faults themselves, some are handed over to the reader of the mapping ([`Handover`]),
 //! and answered as it answers all others. The kernel wakes the threads that wait for pages in it with each page that
-//! is installed; those that wait in a handler are woken here.
+//! is installed; threads that wait in a handler of `SIGBUS` are woken here.
 
+use std::io;
 use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use uzone_os::uffd::{Answered, Handover, UffdError};
+use uzone_os::Vaddr;
+use uzone_os::uffd::in_thread::InThread;
+use uzone_os::uffd::{Answered, EventBuffer, Handover, Registered, UffdCall, UffdError};
 
-use crate::engine::kernel::{Fill, Kernel};
+use crate::engine::kernel::{Faults, Fill, Kernel};
+use crate::engine::pages::Policy;
+use crate::track::dirty::Tracker;
 
-/// A kernel that wakes those threads too. It makes no page in a slot: where threads answer, pages are small.
-pub(crate) struct HandedOver {
-    pub(crate) kernel: Arc<dyn Kernel>,
-    pub(crate) handover: Arc<Handover>,
+/// Memory of this process whose faults are answered.
+pub(crate) struct OwnMemory {
+    pub(crate) registered: Arc<Registered>,
+    /// The pages that were written, if that is tracked.
+    pub(crate) tracker: Option<Tracker>,
+    /// The threads that wait in a handler, where threads answer their faults themselves.
+    pub(crate) handover: Option<Arc<Handover>>,
 }
 
-impl Kernel for HandedOver {
+/// The parameter of [`LazyMapping`](crate::LazyMapping) for memory of this process.
+pub struct Own {
+    /// Dropped before the memory.
+    pub(crate) in_thread: Result<Arc<InThread>, &'static str>,
+    pub(crate) kernel: Arc<OwnMemory>,
+}
+
+impl Faults for OwnMemory {
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.registered.uffd().as_fd()
+    }
+
+    fn read(&self, buffer: &mut EventBuffer) -> io::Result<usize> {
+        self.registered.uffd().read(buffer)
+    }
+
+    fn offset_of(&self, address: Vaddr) -> Option<u64> {
+        self.registered.offset_of(address)
+    }
+}
+
+impl Kernel for OwnMemory {
+    fn policy(&self) -> Policy {
+        let tracker = self.tracker.as_ref();
+        let zeroes_by_copy = !self.registered.takes(UffdCall::ZeroPage)
+            || tracker.is_some_and(Tracker::copies_zeroes);
+        Policy { zeroes_by_copy, is_remote: false, is_tracked: tracker.is_some() }
+    }
+
     fn install(&self, range: Range<u64>, fill: Fill<'_>) -> Result<Answered, UffdError> {
-        let wakes = fill.how().wake;
-        let answer = self.kernel.install(range.clone(), fill);
-        if wakes {
-            self.handover.wake(range);
+        let answer = match &self.tracker {
+            Some(tracker) => tracker.install(range.clone(), fill),
+            None => self.registered.install(range.clone(), fill, fill.how()),
+        };
+        if let Some(handover) = &self.handover
+            && fill.how().wake
+        {
+            handover.wake(range);
         }
         answer
     }
 
     fn wake(&self, range: Range<u64>) {
-        self.kernel.wake(range.clone());
-        self.handover.wake(range);
+        // A refusal means that the range was unmapped, and no thread waits in it.
+        let _ = self.registered.wake(range.clone());
+        if let Some(handover) = &self.handover {
+            handover.wake(range);
+        }
+    }
+
+    fn note_failure(&self, range: Range<u64>, reason: &str) {
+        self.registered.note_failure(range, reason);
     }
 
     fn ended(&self) {
-        self.kernel.ended();
+        if let Some(tracker) = &self.tracker {
+            tracker.ended();
+        }
     }
 
     fn written(&self, page: u64, is_there: &dyn Fn(u64) -> bool) -> bool {
-        self.kernel.written(page, is_there)
+        self.tracker.as_ref().is_none_or(|tracker| tracker.written(page, is_there))
     }
 }
 
@@ -58,7 +108,7 @@ mod tests {
     use crate::engine::Engine;
     use crate::engine::window::Window;
     use crate::error::BackingError;
-    use crate::memory::lazy::LazyMapping;
+    use crate::memory::mapping::LazyMapping;
     use crate::options::{Answer, LazyOptions, Refusal};
     use crate::tests::{skip, userfaultfd};
 
@@ -230,8 +280,8 @@ mod tests {
         let options = LazyOptions::default().on_failure(|_| Refusal::Hold);
         let Some((memory, _)) = mapped("threads_are_held", &options) else { return };
         let waits = std::thread::spawn({
-            let memory = memory.memory.clone();
-            move || memory.mapping().read_at(BROKEN * page(), &mut [0; 8])
+            let memory = memory.memory.kernel.clone();
+            move || memory.registered.mapping().read_at(BROKEN * page(), &mut [0; 8])
         });
         while memory.last_failure().is_none() {
             std::thread::yield_now();
