@@ -8,13 +8,12 @@
 //! a thread that forks or gives memory back may hold the allocator's locks while it waits for its event to
 //! be read.
 //!
-//! Unsafe: read(2) into words, which another process may read too ([`EventLog`]); and an event of a fork
-//! brings a new descriptor, of which an owner is made.
+//! Unsafe: read(2) into words, which another process may read too ([`EventLog`]).
 //! Source: ioctl_userfaultfd(2), `struct uffd_msg`.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use rustix::io::Errno;
 
@@ -90,8 +89,6 @@ impl EventBuffer {
     /// Reads pending messages, at most `most` of them. The untaken messages of the read before are dropped. `fd` is a
     /// userfaultfd. Returns the number of messages in the buffer.
     pub(crate) fn fill(&mut self, fd: BorrowedFd<'_>, most: usize) -> io::Result<usize> {
-        // Unread events of children have descriptors, which would stay open.
-        self.by_ref().for_each(drop);
         for message in self.words().chunks_exact(WORDS).take(self.filled) {
             // No successor takes an event for one of the next read.
             message[0].store(0, Ordering::Relaxed);
@@ -157,17 +154,6 @@ impl Iterator for EventBuffer {
             bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
         }
         self.next += 1;
-        Some(parse(&message).unwrap_or_else(|fd| {
-            // SAFETY: `from_raw_fd` wants an open descriptor that nothing else closes. The kernel
-            // opened it in this process when the message was read (the invariant of the buffer,
-            // which only `fill` fills, from a userfaultfd), and each message is taken once.
-            Event::Forked(Remote::of_child(unsafe { OwnedFd::from_raw_fd(fd) }))
-        }))
-    }
-}
-
-impl Drop for EventBuffer {
-    fn drop(&mut self) {
-        self.by_ref().for_each(drop);
+        Some(parse(&message))
     }
 }

@@ -214,8 +214,8 @@ impl LoggedEvents {
         let slots = read(HEADER as u64, messages)?;
         let (slots, _) = slots.as_chunks::<MESSAGE>();
         let removed = slots.iter().filter_map(|slot| match message::parse(slot) {
-            Ok(Event::Removed { start, end }) => Some(start..end),
-            // Faults are reported again, and descriptors went with their process.
+            Event::Removed { start, end } => Some(start..end),
+            // Faults are reported again.
             _ => None,
         });
         let removed = removed.collect();

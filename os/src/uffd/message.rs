@@ -3,10 +3,8 @@
 //! Source: ioctl_userfaultfd(2), `struct uffd_msg`.
 
 use core::num::NonZeroU32;
-use std::os::fd::RawFd;
 
 use crate::map::options::Vaddr;
-use crate::uffd::remote::Remote;
 
 /// The length of a message.
 pub(crate) const MESSAGE: usize = 32;
@@ -16,11 +14,9 @@ const _: () = assert!(MESSAGE == size_of::<linux_raw_sys::general::uffd_msg>());
 
 /// `UFFD_EVENT_*`.
 pub(crate) const PAGEFAULT: u8 = 0x12;
-const FORK: u8 = 0x13;
 const REMOVE: u8 = 0x15;
 const UNMAP: u8 = 0x16;
 const _: () = assert!(PAGEFAULT as u32 == linux_raw_sys::general::UFFD_EVENT_PAGEFAULT);
-const _: () = assert!(FORK as u32 == linux_raw_sys::general::UFFD_EVENT_FORK);
 const _: () = assert!(REMOVE as u32 == linux_raw_sys::general::UFFD_EVENT_REMOVE);
 const _: () = assert!(UNMAP as u32 == linux_raw_sys::general::UFFD_EVENT_UNMAP);
 
@@ -67,8 +63,6 @@ pub enum Event {
         /// The address behind the last.
         end: Vaddr,
     },
-    /// The process forked: this is the userfaultfd of the child.
-    Forked(Remote),
     /// Memory that has moved, or an event of a newer kernel.
     Unknown {
         /// The number of the event.
@@ -76,9 +70,8 @@ pub enum Event {
     },
 }
 
-/// Takes a message apart: the event in its first byte, and three numbers from byte 8 on. Of a fork
-/// it returns the descriptor, of which no owner is made yet.
-pub(crate) fn parse(message: &[u8; MESSAGE]) -> Result<Event, RawFd> {
+/// Takes a message apart: the event in its first byte, and three numbers from byte 8 on.
+pub(crate) fn parse(message: &[u8; MESSAGE]) -> Event {
     let (words, _) = message.as_chunks::<8>();
     let word = |index: usize| u64::from_ne_bytes(words[index]);
     let half = |at: usize| {
@@ -86,7 +79,7 @@ pub(crate) fn parse(message: &[u8; MESSAGE]) -> Result<Event, RawFd> {
         bytes.copy_from_slice(&message[at..at + 4]);
         u32::from_ne_bytes(bytes)
     };
-    Ok(match message[0] {
+    match message[0] {
         PAGEFAULT => {
             let flags = word(1);
             Event::PageFault(PageFault {
@@ -100,10 +93,9 @@ pub(crate) fn parse(message: &[u8; MESSAGE]) -> Result<Event, RawFd> {
                 thread: NonZeroU32::new(half(24)),
             })
         }
-        FORK => return Err(half(8).cast_signed()),
         REMOVE | UNMAP => Event::Removed { start: Vaddr::new(word(1)), end: Vaddr::new(word(2)) },
         number => Event::Unknown { number },
-    })
+    }
 }
 
 #[cfg(test)]
@@ -129,7 +121,7 @@ mod tests {
             (5, FaultKind::Minor, true),
         ] {
             let bytes = message(PAGEFAULT, [flags, 0x7000, 77]);
-            let Ok(Event::PageFault(fault)) = parse(&bytes) else {
+            let Event::PageFault(fault) = parse(&bytes) else {
                 panic!("no fault");
             };
             let thread = NonZeroU32::new(77);
@@ -138,13 +130,12 @@ mod tests {
         for event in [REMOVE, UNMAP] {
             assert!(matches!(
                 parse(&message(event, [1, 2, 0])),
-                Ok(Event::Removed { start, end }) if (start.get(), end.get()) == (1, 2)
+                Event::Removed { start, end } if (start.get(), end.get()) == (1, 2)
             ));
         }
-        assert_eq!(parse(&message(FORK, [9, 0, 0])).unwrap_err(), 9);
-        for number in [0x14, 0x55] {
+        for number in [0x13, 0x14, 0x55] {
             let event = parse(&message(number, [1, 2, 3]));
-            assert!(matches!(event, Ok(Event::Unknown { number: unknown }) if unknown == number));
+            assert!(matches!(event, Event::Unknown { number: unknown } if unknown == number));
         }
     }
 }

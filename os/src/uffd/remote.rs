@@ -81,11 +81,6 @@ impl Remote {
         Ok(Self { fd })
     }
 
-    /// Takes the descriptor that came with a fork.
-    pub(crate) fn of_child(fd: OwnedFd) -> Self {
-        Self { fd }
-    }
-
     /// Returns whether an event is pending. It is not read.
     ///
     /// # Errors
