@@ -151,10 +151,7 @@ impl Kernel for FakeKernel {
                 self.fill(range, UffdCall::Copy, |page| {
                     let at = usize::try_from((page << 12) - offset).unwrap();
                     let whole = &bytes[at..at + PAGE];
-                    // Miri takes a millisecond for a thousand bytes.
-                    let step = if cfg!(miri) { PAGE / 4 } else { 1 };
-                    let mut bytes = whole.iter().step_by(step);
-                    assert!(bytes.all(|&byte| byte == whole[0]), "a page torn from two");
+                    assert!(whole.iter().all(|&byte| byte == whole[0]), "a page torn from two");
                     Some(whole[0])
                 })
             }
@@ -318,7 +315,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => page.clone().prop_map(|page| Step::Lose { page }),
         1 => (page, 1_u64..40).prop_map(|(page, pages)| Step::Ready { page, pages }),
     ];
-    prop::collection::vec(step, 1..if cfg!(miri) { 16 } else { 120 })
+    prop::collection::vec(step, 1..120)
 }
 
 fn kinds() -> impl Strategy<Value = Vec<Kind>> {
@@ -393,7 +390,7 @@ fn usize_of(number: u64) -> usize {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 2 } else { 300 }, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn whatever_the_kernel_answers_a_reader_gets_the_right_page_or_a_signal(
@@ -874,10 +871,6 @@ fn a_page_that_was_given_up_is_good_once_its_late_owner_has_installed_it() {
 
 #[test]
 fn the_addresses_that_stand_for_pages_of_another_process_are_left_out_of_core_dumps() {
-    let name = "addresses_that_stand_for_pages_are_left_out_of_core_dumps";
-    if cfg!(miri) {
-        return skip(name, "Miri has no core dumps");
-    }
     // So many that no other mapping is as long.
     let pages = (37 << 18) + 5;
     let _states = PageStates::reserve(PageCount::new(pages), PageSize::KIB_4).unwrap();

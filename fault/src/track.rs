@@ -4,6 +4,5 @@ pub(crate) mod bad_pages;
 pub(crate) mod capture;
 pub(crate) mod claimed;
 pub(crate) mod dirty;
-#[cfg_attr(miri, path = "track/page_states/plain.rs")]
 pub(crate) mod page_states;
 pub(crate) mod record;

@@ -364,9 +364,6 @@ mod tests {
     #[test]
     fn pages_beside_a_touch_are_mapped_where_a_file_is_memory_and_not_where_none_is_cached() {
         let name = "pages_beside_a_touch_are_mapped_where_a_file_is_memory";
-        if cfg!(miri) {
-            return skip(name, "Miri has no page cache");
-        }
         for is_dax in [false, true] {
             let file = nameless_file(std::env::current_exe().unwrap().parent().unwrap()).unwrap();
             let len = PAGES << 12;

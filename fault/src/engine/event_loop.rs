@@ -486,7 +486,6 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "it takes faults")]
     fn a_reader_that_panics_fails_its_mapping_and_answers_the_others() {
         let name = "a_reader_that_panics_fails_its_mapping_and_answers_the_others";
         if !recovers(name) {
@@ -517,7 +516,6 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "it waits in the kernel")]
     fn a_bell_that_rings_after_its_message_was_taken_is_silenced() {
         let event_loop = EventLoop::start("uzone-fault-test").unwrap();
         let (set, mut ready) = (EventSet::new().unwrap(), Vec::new());
@@ -535,7 +533,6 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "it takes faults")]
     fn a_failed_mapping_still_gives_up_pages_at_their_deadline_and_its_reader_sleeps() {
         let name = "a_failed_mapping_still_gives_up_pages_at_their_deadline";
         if !recovers(name) {

@@ -191,7 +191,6 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "it takes faults")]
     fn a_page_that_misses_its_deadline_raises_a_signal_in_the_thread_and_is_never_zero() {
         let deadline = Duration::from_millis(50);
         let options = LazyOptions::default().deadline(deadline).trace(64);
@@ -226,7 +225,6 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "it takes faults")]
     fn a_page_that_comes_in_time_wakes_each_thread_that_waits_for_it() {
         let options = LazyOptions::default().deadline(Duration::from_secs(50));
         let Some((memory, device)) = mapped("a_page_that_comes_in_time", &options) else {
@@ -257,7 +255,6 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "it takes faults")]
     fn a_failure_is_decided_about_before_the_thread_learns_of_it() {
         let seen = Arc::new(Mutex::new(Vec::new()));
         let noted = seen.clone();
@@ -275,7 +272,6 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "it takes faults")]
     fn threads_are_held_for_a_page_that_cannot_be_produced_until_the_mapping_ends() {
         let options = LazyOptions::default().on_failure(|_| Refusal::Hold);
         let Some((memory, _)) = mapped("threads_are_held", &options) else { return };

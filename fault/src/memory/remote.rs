@@ -157,7 +157,6 @@ mod tests {
     use crate::tests::userfaultfd;
 
     #[test]
-    #[cfg_attr(miri, ignore = "it takes faults")]
     fn a_waiter_behind_a_gap_is_woken_too() {
         let (name, faults) = ("a_waiter_behind_a_gap", KernelFaults::IfAllowed);
         let Some(uffd) = userfaultfd(name, Features::NONE, faults) else { return };

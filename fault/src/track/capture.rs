@@ -324,7 +324,6 @@ impl CaptureSlot {
 }
 
 #[cfg(test)]
-#[cfg_attr(miri, allow(unused_imports, dead_code, reason = "Miri has no memory files"))]
 mod tests {
     use uzone_os::Vaddr;
     use uzone_pages::ByteLen;
@@ -332,7 +331,6 @@ mod tests {
     use super::*;
 
     #[test]
-    #[cfg_attr(miri, ignore = "it makes memory files")]
     fn what_was_kept_lies_over_what_is_read_and_only_what_was_wanted_is_kept() {
         let page = uzone_os::probe::page_size().bytes();
         let len = usize::try_from(8 * page).unwrap();
