@@ -23,7 +23,7 @@ use uzone_os::uffd::in_thread::InThread;
 use uzone_os::uffd::write_states::{WriteStates, runs_of};
 use uzone_os::{AccessError, Addr, Mapping, sigbus};
 use uzone_pages::{ByteLen, Content, FaultAround, PageSize};
-use uzone_zone::Pinned;
+use uzone_zone::{PinOptions, Pinned};
 
 use crate::engine::core::ReaderState;
 use crate::error::LazyError;
@@ -131,6 +131,17 @@ impl LazyMapping {
     /// [`LazyError::Hold`] if a page cannot be produced or is bad, [`LazyError::Access`] if one is not of
     /// the mapping.
     pub fn pin(&self, range: Range<u64>) -> Result<Pinned, LazyError> {
+        self.pin_with(range, PinOptions::default())
+    }
+
+    /// Pins pages as [`LazyMapping::pin`] does, the way that `options` say: by the kernel too, for instance. The kernel
+    /// may write to pages that it pins, so where writes are tracked, such pages count as written.
+    ///
+    /// # Errors
+    /// As for [`LazyMapping::pin`], and for memory that cannot be pinned in this way. The kernel pins no page whose
+    /// writes are tracked by [`WriteTracking::Sync`](crate::WriteTracking::Sync) unless faults of system calls are
+    /// answered ([`LazyMapping::sees_kernel_faults`]).
+    pub fn pin_with(&self, range: Range<u64>, options: PinOptions) -> Result<Pinned, LazyError> {
         let Range { start, end } = range;
         if start >= end {
             return Err(AccessError::Empty { start, end }.into());
@@ -138,7 +149,7 @@ impl LazyMapping {
         let page = self.page_size().bytes();
         let end = end.checked_next_multiple_of(page).unwrap_or(u64::MAX);
         let whole = self.pages(&(start / page * page..end))?;
-        Ok(self.core.contents().pin(whole)?)
+        Ok(self.core.contents().pin(whole, options)?)
     }
 
     /// Pins pages as [`LazyMapping::pin`] does, for a system call or a device that writes to them. Where

@@ -16,7 +16,7 @@ use uzone_pages::Page;
 use uzone_pages::{
     ByteLen, Content, FaultArea, MemoryKind, Order, PageCount, PageSize, Pfn, PfnRange,
 };
-use uzone_zone::{BindOptions, Init, Pagemap, PagemapOps, PinError, Pinned, Region, Zone};
+use uzone_zone::{BindOptions, Init, Pagemap, PagemapOps, PinError, PinOptions, Pinned, Region, Zone};
 
 use crate::error::MapError;
 
@@ -90,10 +90,10 @@ impl PageStates {
     }
 
     /// Pins pages of the area, of which there is one.
-    pub(crate) fn pin(&self, pages: Range<u64>) -> Result<Pinned, PinError> {
+    pub(crate) fn pin(&self, pages: Range<u64>, options: PinOptions) -> Result<Pinned, PinError> {
         let range = self.range(&pages);
-        self.pagemap
-            .pin(range.unwrap_or_else(|| unreachable!("the caller names pages of the area")))
+        let range = range.unwrap_or_else(|| unreachable!("the caller names pages of the area"));
+        self.pagemap.pin_with(range, options)
     }
 
     /// Returns the pages that have a part of `range`, which is of the pagemap.

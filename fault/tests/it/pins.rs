@@ -7,14 +7,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use crate::common::{
-    check_page, engine, file_of, function, is_present, mapped, memfd_of, page, scattered,
-    scattered_until, usize_of, words_at,
+    check_page, engine, file_of, function, is_present, map, mapped, memfd_of, page, scattered,
+    scattered_until, skip, usize_of, words_at,
 };
 use uzone_fault::{
-    Answer, Backing, FileBacking, LazyMapping, LazyOptions, MapError, MemoryBacking, WriteTracking,
+    Answer, Backing, FileBacking, LazyError, LazyMapping, LazyOptions, MapError, MemoryBacking, WriteTracking,
 };
-use uzone_os::Sharing;
+use uzone_os::{KernelPinError, Sharing};
 use uzone_pages::ByteLen;
+use uzone_zone::{PinError, PinOptions};
 
 const PAGES: u64 = 256;
 /// How many pages are pinned in each case while others are evicted; 3,000 by default.
@@ -105,5 +106,36 @@ fn a_pin_that_outlives_its_mapping_has_the_bytes() {
         pinned.write_at(0, &[0xa5; 16]).unwrap();
         pinned.read_at(0, &mut seen).unwrap();
         assert_eq!(&seen[..16], [0xa5; 16], "{way}");
+    }
+}
+
+#[test]
+fn pages_that_the_kernel_pins_too_are_produced_first_and_stay() {
+    let name = "pages_that_the_kernel_pins_too_are_produced_first_and_stay";
+    for answer in [Answer::Reader, Answer::InThread] {
+        let options = LazyOptions::default().answer(answer);
+        let len = PAGES * page();
+        let backing = FileBacking::new(file_of(len)).unwrap();
+        let Some(memory) = map(name, &engine(), len, backing, &options) else { return };
+        let pinned = match memory.pin_with(page()..9 * page(), PinOptions::default().kernel()) {
+            Ok(pinned) => pinned,
+            Err(LazyError::Hold(PinError::Kernel(error)))
+                if matches!(*error, KernelPinError::NoRing { .. } | KernelPinError::Limit { .. }) =>
+            {
+                return skip(name, &error.to_string());
+            }
+            Err(error) => panic!("{error:?}"),
+        };
+        assert_eq!(memory.evict(0..len).unwrap(), 0, "{answer:?}");
+        match pinned.physical() {
+            Ok(places) => {
+                assert_eq!(places.iter().map(|place| place.len_bytes).sum::<u64>(), 8 * page());
+            }
+            // The numbers of frames take a privilege.
+            Err(error) => assert!(matches!(error, PinError::Physical(_)), "{error:?}"),
+        }
+        let mut seen = vec![0; usize_of(8 * page())];
+        pinned.read_at(0, &mut seen).unwrap();
+        assert!(seen == words_at(page(), 8 * page()), "{answer:?}: other bytes");
     }
 }
