@@ -9,6 +9,7 @@ mod function;
 pub(crate) mod hooks;
 mod memory;
 mod shared;
+pub(crate) mod window;
 mod zero;
 
 pub use file::FileBacking;

@@ -11,15 +11,11 @@ mod exit;
 pub(crate) mod follow;
 pub(crate) mod inbox;
 pub(crate) mod io_pool;
-pub(crate) mod kernel;
 pub(crate) mod mapping_reader;
-pub(crate) mod pages;
 pub(crate) mod pending;
-pub(crate) mod prefetch;
 mod spin;
-mod staged;
+pub(crate) mod staged;
 mod threads;
-pub(crate) mod window;
 
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -35,16 +31,16 @@ use uzone_zone::Zone;
 use crate::backing::Backing;
 use crate::engine::core::Core;
 use crate::engine::event_loop::Attached;
-use crate::engine::kernel::Faults;
 use crate::engine::mapping_reader::{MappingReader, Sources};
 use crate::engine::threads::Threads;
 use crate::error::{MapError, at_most};
+use crate::memory::kernel::Faults;
 use crate::memory::mapping::LazyMapping;
 use crate::memory::own::{Own, OwnMemory};
 use crate::memory::populate::Producer;
 use crate::options::{Answer, EngineOptions, LazyOptions};
-use crate::track::dirty::Tracker;
-use crate::track::page_states::PageStates;
+use crate::pages::dirty::Tracker;
+use crate::pages::states::PageStates;
 
 /// How many faults a mapping remembers at most: those take 768 MiB.
 pub(crate) const TRACED: usize = 1 << 24;

@@ -34,20 +34,20 @@
 //! where there is no mapping yet, [`LazyError`] of requests, and [`BackingError`] of backings.
 //! `docs/GUIDE.md` goes through it one idea after the other, from chapter 10 on. A fault goes down and
 //! back: the reader thread of the mapping gets it from the kernel (`event_loop`, `mapping_reader`), looks
-//! up the state of the page (`page_states`) and its window ([`FaultPattern`](uzone_pages::FaultPattern)),
-//! offers the window to the backing (`core`, `window`), and queues the page for an I/O thread if it was not
+//! up the state of the page (`pages::states`) and its window ([`FaultPattern`](uzone_pages::FaultPattern)),
+//! offers the window to the backing (`core`, `backing::window`), and queues the page for an I/O thread if it was not
 //! ready (`io_pool`). A sequential reader gets the whole window before it goes on; any other thread gets
 //! one page, and the neighbours follow.
 //!
 //! | folder | contents |
 //! |---|---|
 //! | `engine` | [`Engine`]: makes mappings, owns the threads, and answers faults |
-//! | `memory` | [`LazyMapping`], [`AdoptedMemory`]: the memory whose faults are answered, and huge pages made of it |
-//! | `backing` | [`Backing`] and the back ends |
-//! | `track` | the states of pages, the written pages, and the records of faults |
+//! | `pages` | the states of pages: bad, claimed, written, captured |
+//! | `memory` | [`LazyMapping`], [`AdoptedMemory`]: the memory whose faults are answered, populated ahead, and huge pages made of it |
+//! | `backing` | [`Backing`], the [`Window`] that it fills, and the back ends |
 //!
-//! `options` has [`EngineOptions`] and [`LazyOptions`], `error` the errors, and `stats` the events in
-//! numbers.
+//! `options` has [`EngineOptions`] and [`LazyOptions`], `error` the errors, `stats` the events in
+//! numbers, and `trace` the record of each fault.
 //!
 //! [`ByteLen`]: uzone_pages::ByteLen
 //! [`FaultAround`]: uzone_pages::FaultAround
@@ -62,25 +62,26 @@ mod engine;
 mod error;
 mod memory;
 mod options;
+mod pages;
 mod stats;
 mod sync;
-mod track;
+mod trace;
 
 #[cfg(test)]
 mod tests;
 
+pub use backing::window::{Filled, Window};
 pub use backing::{
     Backing, FileBacking, FunctionBacking, MemoryBacking, SharedBacking, ZeroBacking,
 };
 pub use engine::Engine;
 pub use engine::budget::Budget;
-pub use engine::window::{Filled, Window};
 pub use error::{BackingError, Failure, LazyError, MapError};
 pub use memory::adopted::AdoptedMemory;
 pub use memory::collapse::{Collapsed, Uncollapsed};
 pub use memory::mapping::LazyMapping;
 pub use memory::remote_region::RemoteRegion;
 pub use options::{Answer, EngineOptions, LazyOptions, Refusal, WriteTracking};
+pub use pages::capture::KeptPages;
 pub use stats::FaultStats;
-pub use track::capture::KeptPages;
-pub use track::record::{FaultOutcome, FaultRecord, Latency};
+pub use trace::{FaultOutcome, FaultRecord, Latency};

@@ -16,15 +16,15 @@ use uzone_pages::{Advice, ByteLen, Content, FaultAround, PageCount, PageSize, To
 
 use crate::backing::Backing;
 use crate::backing::continue_or_zero;
+use crate::backing::window::{Filled, Window};
 use crate::engine::core::produce::Produced;
 use crate::engine::core::{Core, Outcome, ReaderState};
-use crate::engine::kernel::{Fill, Kernel};
-use crate::engine::pages::Policy;
 use crate::engine::pending::Awaited;
-use crate::engine::window::{Filled, Window};
 use crate::error::{BackingError, caught};
+use crate::memory::kernel::{Fill, Kernel};
 use crate::options::LazyOptions;
-use crate::track::page_states::PageStates;
+use crate::pages::Policy;
+use crate::pages::states::PageStates;
 
 pub(crate) use self::skip::{skip, userfaultfd};
 

@@ -10,10 +10,10 @@ mod sync {
     pub(crate) use loom::sync::Mutex;
     pub(crate) use std::sync::PoisonError;
 }
-#[path = "../src/track/bad_pages.rs"]
+#[path = "../src/pages/bad.rs"]
 #[allow(dead_code, unreachable_pub, reason = "it is the whole file of the library")]
 mod bad_pages;
-#[path = "../src/track/claimed.rs"]
+#[path = "../src/pages/claimed.rs"]
 #[allow(dead_code, unreachable_pub, reason = "it is the whole file of the library")]
 mod claimed;
 #[path = "../../pages/tests/loom/seen.rs"]

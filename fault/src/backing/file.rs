@@ -28,7 +28,7 @@ use uzone_os::{dax, page_cache};
 use uzone_pages::ByteLen;
 
 use crate::backing::hooks::Backing;
-use crate::engine::window::{Filled, Window};
+use crate::backing::window::{Filled, Window};
 use crate::error::BackingError;
 
 /// A run of pages that are not all cached is looked at in halves, down to this many bytes.
@@ -335,10 +335,10 @@ mod tests {
 
     use super::*;
     use crate::engine::core::{Core, Outcome, ReaderState};
-    use crate::engine::kernel::{Fill, Kernel};
+    use crate::memory::kernel::{Fill, Kernel};
     use crate::options::LazyOptions;
+    use crate::pages::states::PageStates;
     use crate::tests::skip;
-    use crate::track::page_states::PageStates;
 
     const PAGES: u64 = 64;
 

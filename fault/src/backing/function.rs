@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::backing::hooks::Backing;
-use crate::engine::window::Window;
+use crate::backing::window::Window;
 use crate::error::BackingError;
 
 /// Pages that a closure of the caller's fills: it is given an offset and whole pages to write to.

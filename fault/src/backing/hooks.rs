@@ -6,7 +6,7 @@ use uzone_os::Sharing;
 use uzone_os::uffd::in_thread::Source;
 use uzone_pages::{ByteLen, FaultAround};
 
-use crate::engine::window::Window;
+use crate::backing::window::Window;
 use crate::error::BackingError;
 
 /// The producer of the pages of a mapping.

@@ -13,7 +13,7 @@ use uzone_os::{Mapping, Sharing};
 use uzone_pages::{ByteLen, FaultAround};
 
 use crate::backing::hooks::Backing;
-use crate::engine::window::{Filled, Window};
+use crate::backing::window::{Filled, Window};
 use crate::error::{BackingError, MapError};
 
 /// The pages of a memory file, of the host's size or huge.

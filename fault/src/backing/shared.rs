@@ -24,13 +24,13 @@ use uzone_os::{Mapping, Sharing};
 use uzone_pages::{ByteLen, Content, FaultAround, PageCount, PageSize};
 
 use crate::backing::hooks::Backing;
+use crate::backing::window::{Filled, Window};
 use crate::engine::core::produce::Produced;
 use crate::engine::core::{Core, ReaderState};
-use crate::engine::kernel::{Fill, Kernel};
-use crate::engine::window::{Filled, Window};
 use crate::error::{BackingError, MapError};
+use crate::memory::kernel::{Fill, Kernel};
 use crate::options::LazyOptions;
-use crate::track::page_states::PageStates;
+use crate::pages::states::PageStates;
 
 /// How long to wait before a page is looked at again that another thread produces.
 const PAUSE: Duration = Duration::from_micros(50);

@@ -4,7 +4,7 @@ use uzone_os::uffd::in_thread::Source;
 use uzone_pages::FaultAround;
 
 use crate::backing::hooks::Backing;
-use crate::engine::window::Window;
+use crate::backing::window::Window;
 use crate::error::BackingError;
 
 /// Pages of zeroes, as many as are asked for.

@@ -26,17 +26,17 @@ use uzone_pages::{
 };
 
 use crate::backing::Backing;
+use crate::backing::window::{Progress, Window};
 use crate::engine::costs::{COPIED_NS, CostMeter};
-use crate::engine::kernel::{Fill, Kernel};
-use crate::engine::pages::Pages;
 use crate::engine::pending::Pending;
-use crate::engine::prefetch::Prefetch;
-use crate::engine::window::{Progress, Window};
 use crate::error::{BackingError, caught};
+use crate::memory::kernel::{Fill, Kernel};
+use crate::memory::prefetch::Prefetch;
 use crate::options::{LazyOptions, OnFailure};
+use crate::pages::Pages;
+use crate::pages::states::PageStates;
 use crate::stats::{Counters, FaultStats};
-use crate::track::page_states::PageStates;
-use crate::track::record::{FaultOutcome, FaultRecord, Recorder};
+use crate::trace::{FaultOutcome, FaultRecord, Recorder};
 
 /// How many bytes are read from a backing at once.
 const STAGING: u64 = 256 << 10;

@@ -31,8 +31,8 @@ use crate::engine::follow::Follower;
 use crate::engine::inbox::{Inbox, Message};
 use crate::engine::io_pool::Submit;
 use crate::engine::mapping_reader::{MappingReader, Scratch};
-use crate::engine::prefetch::{Group, Prefetch};
 use crate::error::{caught, discard};
+use crate::memory::prefetch::{Group, Prefetch};
 
 /// The key of the bell.
 const BELL: u64 = u64::MAX;
@@ -424,13 +424,13 @@ mod tests {
     use crate::backing::ZeroBacking;
     use crate::engine::core::Core;
     use crate::engine::io_pool::IoPool;
-    use crate::engine::kernel::{Fill, Kernel};
     use crate::engine::mapping_reader::Sources;
     use crate::engine::pending::Awaited;
+    use crate::memory::kernel::{Fill, Kernel};
     use crate::memory::own::OwnMemory;
     use crate::options::LazyOptions;
+    use crate::pages::states::PageStates;
     use crate::tests::{skip, userfaultfd};
-    use crate::track::page_states::PageStates;
 
     /// A kernel that panics when it is to wake a thread, once.
     struct Panicking(Arc<OwnMemory>, AtomicBool);

@@ -11,8 +11,8 @@ use std::time::Duration;
 use uzone_os::signals::lock_uninterrupted;
 use uzone_os::uffd::Doorbell;
 
-use crate::engine::prefetch::Group;
 use crate::engine::staged::Staged;
+use crate::memory::prefetch::Group;
 
 /// How long to wait where ringing failed.
 const RETRY: Duration = Duration::from_millis(1);

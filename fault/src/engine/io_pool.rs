@@ -23,10 +23,10 @@ use uzone_os::{lock, signals};
 use crate::engine::core::{Core, ReaderState};
 use crate::engine::exit;
 use crate::engine::inbox::{Inbox, Message};
-use crate::engine::prefetch::{Group, Prefetch};
 use crate::error::{caught, discard};
+use crate::memory::prefetch::{Group, Prefetch};
 use crate::stats::Counters;
-use crate::track::record::FaultOutcome;
+use crate::trace::FaultOutcome;
 
 /// How many pages may wait to be produced.
 pub(crate) const LIMIT: usize = 4096;

@@ -23,14 +23,14 @@ use crate::engine::costs::{CONTINUED_NS, COPIED_NS, CostMeter};
 use crate::engine::exit;
 use crate::engine::follow::Waiters;
 use crate::engine::io_pool::{IoPool, Submit};
-use crate::engine::kernel::Faults;
-use crate::engine::prefetch::Group;
 use crate::engine::spin::AdaptiveSpin;
 use crate::engine::staged::Staged;
+use crate::memory::kernel::Faults;
+use crate::memory::prefetch::Group;
 use crate::memory::remote_region::offsets;
 use crate::options::LazyOptions;
 use crate::stats::Counters;
-use crate::track::record::FaultRecord;
+use crate::trace::FaultRecord;
 
 use self::parked::Parked;
 

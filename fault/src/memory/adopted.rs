@@ -19,18 +19,18 @@ use uzone_pages::{AddrError, Advice, ByteLen, PageCount, PageSize};
 
 use crate::backing::Backing;
 use crate::engine::core::Core;
-use crate::engine::kernel::Kernel;
 use crate::engine::mapping_reader::{EVENTS, Sources};
-use crate::engine::prefetch::Prefetch;
 use crate::engine::{Engine, TRACED, check_backing};
 use crate::error::{LazyError, MapError, at_most};
 use crate::memory::collapse::Blocks;
+use crate::memory::kernel::Kernel;
 use crate::memory::mapping::LazyMapping;
+use crate::memory::prefetch::Prefetch;
 use crate::memory::remote::RemoteMemory;
 use crate::memory::remote_region::{RemoteRegion, offsets};
 use crate::options::{LazyOptions, WriteTracking};
-use crate::track::capture::{CaptureSlot, KeptPages, WriteCapture};
-use crate::track::page_states::PageStates;
+use crate::pages::capture::{CaptureSlot, KeptPages, WriteCapture};
+use crate::pages::states::PageStates;
 
 /// How long the layout of a process may change before its memory is protected.
 const PROTECT_WITHIN: Duration = Duration::from_secs(1);

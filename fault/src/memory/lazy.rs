@@ -30,8 +30,8 @@ use crate::error::LazyError;
 use crate::memory::collapse::{Collapsed, collapse};
 use crate::memory::mapping::LazyMapping;
 use crate::memory::populate::{What, populate};
+use crate::pages::dirty::Tracker;
 use crate::stats::Counters;
-use crate::track::dirty::Tracker;
 
 /// How many bytes are evicted at once, or one page: it takes some milliseconds.
 const STEP: u64 = 64 << 20;

@@ -9,7 +9,7 @@ use crate::engine::event_loop::Attached;
 use crate::error::Failure;
 use crate::memory::own::Own;
 use crate::stats::FaultStats;
-use crate::track::record::{FaultRecord, Latency};
+use crate::trace::{FaultRecord, Latency};
 
 /// Memory of this process whose pages come from a backing when they are touched. [`AdoptedMemory`](crate::AdoptedMemory)
 /// is memory of another process, by the other parameter.

@@ -13,9 +13,9 @@ use uzone_os::Vaddr;
 use uzone_os::uffd::in_thread::InThread;
 use uzone_os::uffd::{Answered, EventBuffer, Handover, Registered, UffdCall, UffdError};
 
-use crate::engine::kernel::{Faults, Fill, Kernel};
-use crate::engine::pages::Policy;
-use crate::track::dirty::Tracker;
+use crate::memory::kernel::{Faults, Fill, Kernel};
+use crate::pages::Policy;
+use crate::pages::dirty::Tracker;
 
 /// Memory of this process whose faults are answered.
 pub(crate) struct OwnMemory {
@@ -105,8 +105,8 @@ mod tests {
     use uzone_pages::{ByteLen, Content};
 
     use crate::backing::Backing;
+    use crate::backing::window::Window;
     use crate::engine::Engine;
-    use crate::engine::window::Window;
     use crate::error::BackingError;
     use crate::memory::mapping::LazyMapping;
     use crate::options::{Answer, LazyOptions, Refusal};

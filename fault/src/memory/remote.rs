@@ -10,10 +10,10 @@ use uzone_os::Vaddr;
 use uzone_os::uffd::{Answered, EventBuffer, Install, Remote, UffdError};
 use uzone_pages::ByteLen;
 
-use crate::engine::kernel::{Faults, Fill, Kernel};
-use crate::engine::pages::Policy;
+use crate::memory::kernel::{Faults, Fill, Kernel};
 use crate::memory::remote_region::{RemoteRegion, places};
-use crate::track::capture::CaptureSlot;
+use crate::pages::Policy;
+use crate::pages::capture::CaptureSlot;
 
 /// Memory of another process whose faults are answered.
 pub(crate) struct RemoteMemory {

@@ -11,7 +11,8 @@ use crate::common::{
     scattered_until, skip, usize_of, words_at,
 };
 use uzone_fault::{
-    Answer, Backing, FileBacking, LazyError, LazyMapping, LazyOptions, MapError, MemoryBacking, WriteTracking,
+    Answer, Backing, FileBacking, LazyError, LazyMapping, LazyOptions, MapError, MemoryBacking,
+    WriteTracking,
 };
 use uzone_os::{KernelPinError, Sharing};
 use uzone_pages::ByteLen;
@@ -120,7 +121,10 @@ fn pages_that_the_kernel_pins_too_are_produced_first_and_stay() {
         let pinned = match memory.pin_with(page()..9 * page(), PinOptions::default().kernel()) {
             Ok(pinned) => pinned,
             Err(LazyError::Hold(PinError::Kernel(error)))
-                if matches!(*error, KernelPinError::NoRing { .. } | KernelPinError::Limit { .. }) =>
+                if matches!(
+                    *error,
+                    KernelPinError::NoRing { .. } | KernelPinError::Limit { .. }
+                ) =>
             {
                 return skip(name, &error.to_string());
             }

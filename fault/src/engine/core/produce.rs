@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 use uzone_pages::Content;
 
 use super::{Core, ReaderState};
+use crate::backing::window::{Filled, Window};
 use crate::engine::pending::Awaited;
 use crate::engine::staged::{LEFT_OUT, Staged, StagingFiller};
-use crate::engine::window::{Filled, Window};
 use crate::error::{BackingError, Failure, caught, discard};
 use crate::options::{OnFailure, Refusal};
 use crate::stats::Counters;
-use crate::track::record::{FaultOutcome, FaultRecord};
+use crate::trace::{FaultOutcome, FaultRecord};
 
 /// How long the kernel may defer the mark of a bad page.
 const PATIENCE: Duration = Duration::from_secs(2);

@@ -11,10 +11,10 @@ use super::{MappingReader, RETRY};
 use crate::engine::core::Outcome;
 use crate::engine::io_pool::{PrefetchJob, Submit};
 use crate::engine::pending::Awaited;
-use crate::engine::prefetch::Group;
 use crate::engine::staged::Staged;
+use crate::memory::prefetch::Group;
 use crate::stats::Counters;
-use crate::track::record::{FaultOutcome, FaultRecord};
+use crate::trace::{FaultOutcome, FaultRecord};
 
 impl MappingReader {
     /// Takes pages that are ready, to be installed between faults.

@@ -1,5 +1,11 @@
-//! The pages of one mapping, as a window fills them: [`Pages`], their states and the kernel that installs
-//! them.
+//! The states of the pages of one mapping, and the steps that change them: [`Pages`], as a window fills them, with the
+//! kernel that installs them.
+
+pub(crate) mod bad;
+pub(crate) mod capture;
+pub(crate) mod claimed;
+pub(crate) mod dirty;
+pub(crate) mod states;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,11 +14,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use uzone_os::uffd::Answered;
 use uzone_pages::{Content, PageSize};
 
-use crate::engine::kernel::{Fill, Kernel};
+use crate::memory::kernel::{Fill, Kernel};
+use crate::pages::bad::{BadPages, Marked, PageTable};
+use crate::pages::claimed::Words;
+use crate::pages::states::PageStates;
 use crate::stats::Counters;
-use crate::track::bad_pages::{BadPages, Marked, PageTable};
-use crate::track::claimed::Words;
-use crate::track::page_states::PageStates;
 
 /// The differences between memories.
 #[derive(Clone, Copy, Debug, Default)]

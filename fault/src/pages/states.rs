@@ -16,7 +16,9 @@ use uzone_pages::Page;
 use uzone_pages::{
     ByteLen, Content, FaultArea, MemoryKind, Order, PageCount, PageSize, Pfn, PfnRange,
 };
-use uzone_zone::{BindOptions, Init, Pagemap, PagemapOps, PinError, PinOptions, Pinned, Region, Zone};
+use uzone_zone::{
+    BindOptions, Init, Pagemap, PagemapOps, PinError, PinOptions, Pinned, Region, Zone,
+};
 
 use crate::error::MapError;
 

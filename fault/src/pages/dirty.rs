@@ -286,7 +286,7 @@ impl Tracker {
         }
     }
 
-    /// Lets a thread write to a page, as [`Kernel::written`](crate::engine::kernel::Kernel::written) states.
+    /// Lets a thread write to a page, as [`Kernel::written`](crate::memory::kernel::Kernel::written) states.
     pub(crate) fn written(&self, page: u64, is_there: &dyn Fn(u64) -> bool) -> bool {
         let How::Sync(states) = &self.how else {
             self.wake(self.bytes(&(page..page + 1)));

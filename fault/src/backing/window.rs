@@ -16,11 +16,11 @@ use uzone_os::uffd::{Answered, UffdError};
 use uzone_os::{AccessError, Mapping};
 use uzone_pages::{Content, PageSize};
 
-use crate::engine::kernel::Fill;
-use crate::engine::pages::Pages;
 use crate::engine::staged::StagingFiller;
+use crate::memory::kernel::Fill;
+use crate::pages::Pages;
+use crate::pages::claimed::{Claimed, Words};
 use crate::stats::Counters;
-use crate::track::claimed::{Claimed, Words};
 
 /// Pages of a mapping, offered to its backing.
 ///

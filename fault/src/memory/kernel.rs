@@ -9,8 +9,8 @@ use uzone_os::Vaddr;
 pub(crate) use uzone_os::uffd::Fill;
 use uzone_os::uffd::{Answered, EventBuffer, UffdError};
 
-use crate::engine::pages::Policy;
 use crate::memory::remote_region::RemoteRegion;
+use crate::pages::Policy;
 
 /// The faults of one mapping, and other events.
 pub(crate) trait Faults: Send + Sync {
