@@ -1,5 +1,4 @@
-//! The memory of a running VM, for an image of it: [`SessionMemory`], opened through the keeper. A keeper that may not
-//! open it names the process instead, and the client opens it by rights of its own.
+//! The memory of a running VM, for an image of it: [`SessionMemory`], which the keeper opens.
 //!
 //! The caller pauses the VM. [`SessionMemory::protect`] has the worker protect all of its memory against writing; then
 //! the VM may go on, and its pages are read while the worker keeps a page before the VM writes to it
@@ -12,15 +11,13 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
 use uzone_fault::{AdoptedMemory, KeptPages, RemoteRegion};
 use uzone_os::pagemap_scan;
-use uzone_os::peer::Peer;
 use uzone_os::uffd::LoggedEvents;
 use uzone_os::unix_socket::MessageSocket;
 
@@ -42,51 +39,35 @@ const ENTRIES: usize = 64 << 10;
 /// The longest time in which a worker protects the memory: another one may have to be started.
 const PROTECT_WITHIN: Duration = Duration::from_secs(10);
 
-/// The answer of a keeper: the process, and the error of the keeper if it may not read the memory. The memory, its page
-/// table and its log come along; or a pidfd, the userfaultfd and the log, for a client that may. An error comes alone.
-#[derive(Debug, Serialize, Deserialize)]
-struct Shown {
-    image: String,
-    pid: u32,
-    uid: u32,
-    cause: Option<String>,
-}
+/// The answer of a keeper: the identity of the image, with which the memory, its page table and its log come along; or the
+/// number and the text of an error.
+type Shown = Result<String, (Option<i32>, String)>;
 
-/// Hands the memory of a VM to a client that asked for it, or the process that has it.
+/// Hands the memory of a VM to a client that asked for it.
 pub(crate) fn show(
     to: &MessageSocket,
     image: &str,
     session: u64,
     machine: Option<&Machine>,
 ) -> io::Result<()> {
-    let machine = machine.filter(|machine| !machine.is_new());
-    let Some((machine, userfaultfd)) = machine.and_then(|one| Some((one, one.userfaultfd()?)))
-    else {
-        let refused = Err::<Shown, _>(format!("there is no session {session}"));
-        return messages::send(to, &refused, &[]);
+    let refuse = |errno, reason| messages::send(to, &Shown::Err((errno, reason)), &[]);
+    let Some(machine) = machine.filter(|machine| !machine.is_new()) else {
+        return refuse(None, format!("there is no session {session}"));
     };
-    let (peer, opened) = (&machine.peer, machine.peer.open_memory());
-    let [first, second] = match &opened {
-        Ok((memory, pagemap)) => [memory.as_fd(), pagemap.as_fd()],
-        Err(_) => [peer.as_fd(), userfaultfd.as_fd()],
-    };
-    let cause = opened.as_ref().err().map(io::Error::to_string);
-    let shown = Shown { image: image.to_owned(), pid: peer.pid(), uid: peer.uid(), cause };
-    let log = machine.log.as_ref().map(AsFd::as_fd);
-    let fds: Vec<_> = [first, second].into_iter().chain(log).collect();
-    messages::send_with(to, &Ok::<_, String>(shown), &fds, &machine.bytes)
-}
-
-/// Opens the memory of a process by the rights of this one, for a keeper that may not. The process must have the
-/// userfaultfd, as a VM of that keeper does: the keeper may have less rights than this process, and could name any process.
-fn open_for_keeper(peer: &Peer, userfaultfd: BorrowedFd<'_>) -> io::Result<(File, File)> {
-    match peer.number_of(userfaultfd) {
-        Err(cause) if cause.kind() == io::ErrorKind::NotFound => {
-            let reason = "it has ended, or closed its userfaultfd, by which it is known";
-            Err(io::Error::new(cause.kind(), reason))
+    let (memory, pagemap) = match machine.peer.open_memory() {
+        Ok(opened) => opened,
+        Err(cause) => {
+            let pid = machine.peer.pid();
+            let reason = format!(
+                "the keeper may not read the memory of process {pid} ({cause}): run the server as its user, or with \
+                 CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"
+            );
+            return refuse(cause.raw_os_error(), reason);
         }
-        known => known.and_then(|_| peer.open_memory()),
-    }
+    };
+    let log = machine.log.as_ref().map(AsFd::as_fd);
+    let fds: Vec<_> = [memory.as_fd(), pagemap.as_fd()].into_iter().chain(log).collect();
+    messages::send_with(to, &Shown::Ok(image.to_owned()), &fds, &machine.bytes)
 }
 
 /// The memory of a VM that is served.
@@ -111,8 +92,7 @@ impl SessionMemory {
     /// until [`SessionMemory::protect`] or [`SessionMemory::copy`] has returned.
     ///
     /// # Errors
-    /// [`ServeError::Ask`] if there is no such server or session, or neither the keeper nor this process may
-    /// read the memory.
+    /// [`ServeError::Ask`] if there is no such server or session, or the keeper may not read the memory.
     pub fn open(socket: &Path, session: u64) -> Result<Self, ServeError> {
         let path = control_path(socket);
         Self::ask(&path, session).map_err(|cause| ServeError::Ask { path, cause })
@@ -120,26 +100,14 @@ impl SessionMemory {
 
     fn ask(path: &Path, session: u64) -> io::Result<Self> {
         let keeper = control::connect(path, &format!("memory {session}\n"))?;
-        let message = messages::receive::<Result<Shown, String>>(&keeper)?;
-        let Titled { title, fds, bytes, .. } = message;
-        let Shown { image, pid, uid, cause: of_keeper } = title.map_err(io::Error::other)?;
+        let Titled { title, fds, bytes, .. } = messages::receive::<Shown>(&keeper)?;
+        let image = title.map_err(|(errno, reason)| {
+            let kind = errno.map(|errno| io::Error::from_raw_os_error(errno).kind());
+            io::Error::new(kind.unwrap_or(io::ErrorKind::Other), reason)
+        })?;
         let mut fds = fds.into_iter();
         let mut next = || fds.next().ok_or(io::ErrorKind::InvalidData);
-        let (first, second) = (next()?, next()?);
-        let (memory, pagemap) = match of_keeper {
-            None => (first.into(), second.into()),
-            Some(of_keeper) => {
-                let peer = Peer::from_parts(pid, uid, first).ok_or(io::ErrorKind::InvalidData)?;
-                open_for_keeper(&peer, second.as_fd()).map_err(|cause| {
-                    let text = format!(
-                        "neither the keeper ({of_keeper}) nor this command ({cause}) may read the memory of \
-                         process {pid}; run one of them as its user, or with CAP_SYS_PTRACE and \
-                         CAP_DAC_READ_SEARCH"
-                    );
-                    io::Error::new(cause.kind(), text)
-                })?
-            }
-        };
+        let (memory, pagemap) = (next()?.into(), next()?.into());
         let of = protocol::memory_of(&bytes).ok_or(io::ErrorKind::InvalidData)?;
         let marks = AdoptedMemory::marks(&of.regions).map_err(io::Error::other)?;
         let log = fds.next().map(|log| LoggedEvents::read_trusted(log, marks)).transpose()?;
@@ -284,34 +252,5 @@ impl SessionMemory {
             at += count;
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::process::{Child, Command};
-
-    use super::*;
-
-    /// Starts a process that has a descriptor.
-    fn process_with(fd: &impl AsFd) -> (Child, Peer) {
-        let stdin = fd.as_fd().try_clone_to_owned().unwrap();
-        let process = Command::new("/bin/cat").stdin(stdin).spawn().unwrap();
-        let peer = Peer::of_number_now(process.id()).unwrap();
-        (process, peer)
-    }
-
-    #[test]
-    fn a_process_whose_memory_a_client_opens_must_have_the_userfaultfd() {
-        // Open files are compared: here those of pipes.
-        let ((known, _near), (other, _far)) = (io::pipe().unwrap(), io::pipe().unwrap());
-        let (mut process, peer) = process_with(&known);
-        let opened = open_for_keeper(&peer, known.as_fd()).map(drop);
-        let refused = open_for_keeper(&peer, other.as_fd()).map(drop).map_err(|cause| cause.kind());
-        process.kill().unwrap();
-        process.wait().unwrap();
-        opened.unwrap();
-        assert_eq!(refused, Err(io::ErrorKind::NotFound));
-        assert!(open_for_keeper(&peer, known.as_fd()).is_err(), "it has ended");
     }
 }
