@@ -1,9 +1,8 @@
 //! The process at the other end of a Unix socket: [`Peer`], which is distinguished from every later process of the
 //! same number, and the descriptors that go to it and come from it ([`send`], [`receive`]).
 //!
-//! Unsafe: getsockopt(2) with `SO_PEERPIDFD`, which rustix does not wrap, and with `SO_PEERCRED`; kcmp(2);
-//! process_madvise(2).
-//! Source: unix(7), pidfd_open(2), pidfd_send_signal(2), pidfd_getfd(2), kcmp(2), process_madvise(2),
+//! Unsafe: getsockopt(2) with `SO_PEERPIDFD`, which rustix does not wrap, and with `SO_PEERCRED`; process_madvise(2).
+//! Source: unix(7), pidfd_open(2), pidfd_send_signal(2), pidfd_getfd(2), process_madvise(2), proc_pid_fd(5),
 //! proc_pid_stat(5), proc_pid_mem(5), proc_pid_pagemap(5).
 
 use std::fs::File;
@@ -12,6 +11,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -31,8 +31,10 @@ const PEER_PIDFD: libc::c_int = 77;
 /// The most descriptors that one receive takes; the kernel closes further ones.
 const DESCRIPTORS: usize = 16;
 
-/// The most descriptors of a process that are compared with another one: more take this process too long.
+/// The most descriptors of a process that are looked at: more take this process too long.
 const COMPARED: usize = 1 << 16;
+/// The name of a userfaultfd in `/proc/PID/fd`.
+const USERFAULTFD: &str = "anon_inode:[userfaultfd]";
 
 /// A process that connected to a Unix socket.
 #[derive(Debug)]
@@ -111,35 +113,33 @@ impl Peer {
         }
     }
 
-    /// Returns the number that it has the same open file under as `fd`, for [`Peer::descriptor`].
+    /// Takes another descriptor of a userfaultfd that it has, by the [inode](inode_of), whatever its numbers are there.
     ///
     /// # Errors
     /// [`io::ErrorKind::NotFound`] if it has closed it, and [`io::ErrorKind::QuotaExceeded`] if it is not among 65,536
-    /// descriptors that were compared. Otherwise the error of the system: this process may not take its descriptors, which takes the same user, or `CAP_SYS_PTRACE` and `CAP_DAC_READ_SEARCH`, or the kernel
-    /// cannot compare them.
-    pub fn number_of(&self, fd: BorrowedFd<'_>) -> io::Result<u32> {
-        let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
+    /// descriptors that were looked at. Otherwise the error of the system: this process may not take its descriptors,
+    /// which takes the same user, or `CAP_SYS_PTRACE` and `CAP_DAC_READ_SEARCH`.
+    pub fn userfaultfd(&self, inode: u64) -> io::Result<OwnedFd> {
         for (count, entry) in std::fs::read_dir(format!("/proc/{}/fd", self.pid()))?.enumerate() {
             if count >= COMPARED {
                 return Err(io::ErrorKind::QuotaExceeded.into());
             }
-            let entry = entry?;
-            let number = entry.file_name().to_str().and_then(|name| name.parse().ok());
-            let Some(number) = number else { continue };
-            // It may have been closed meanwhile.
-            if std::fs::read_link(entry.path()).is_ok_and(|other| other == link)
-                && is_same_file(self.pid, number, fd)?
-            {
-                self.is_there()?;
-                // That it may be taken as well is another right. And a number of another process than that of
-                // the pidfd, as a caller may have made the two one peer, has another file there.
-                let taken = self.descriptor(number)?;
-                let here = u32::try_from(taken.as_raw_fd()).map_err(io::Error::other)?;
-                if is_same_file(rustix::process::getpid(), here, fd)? {
-                    return Ok(number);
-                }
+            let path = entry?.path();
+            // Other files may be of a file system that does not answer. It may have been closed meanwhile.
+            let is_userfaultfd =
+                std::fs::read_link(&path).is_ok_and(|link| link == Path::new(USERFAULTFD));
+            if !is_userfaultfd || !std::fs::metadata(&path).is_ok_and(|file| file.ino() == inode) {
+                continue;
+            }
+            let number = path.file_name().and_then(|name| name.to_str()?.parse().ok());
+            // The pidfd may be of another process, as a caller may have made the two one peer.
+            match self.descriptor(number.ok_or(io::ErrorKind::InvalidData)?) {
+                Ok(taken) if inode_of(&taken)? == inode => return Ok(taken),
+                Err(cause) if cause.raw_os_error() != Some(libc::EBADF) => return Err(cause),
+                _ => {}
             }
         }
+        self.is_there()?;
         Err(io::ErrorKind::NotFound.into())
     }
 
@@ -244,27 +244,12 @@ pub fn kill(pidfd: impl AsFd) -> io::Result<()> {
     Ok(rustix::process::pidfd_send_signal(pidfd, Signal::KILL)?)
 }
 
-/// Returns whether a number of a process is the same open file as `fd` of this one.
-fn is_same_file(pid: Pid, number: u32, fd: BorrowedFd<'_>) -> io::Result<bool> {
-    let (own, other) = (rustix::process::getpid(), pid.as_raw_nonzero().get());
-    let file: libc::c_long = 0; // KCMP_FILE: linux/kcmp.h.
-    // SAFETY: kcmp(2) compares two descriptors by their numbers, and has no effect on memory.
-    let answer = unsafe {
-        libc::syscall(
-            libc::SYS_kcmp,
-            libc::c_long::from(own.as_raw_nonzero().get()),
-            libc::c_long::from(other),
-            file,
-            libc::c_long::from(fd.as_raw_fd()),
-            libc::c_long::from(number),
-        )
-    };
-    match answer {
-        0 => Ok(true),
-        // One of them is the lesser in some order.
-        1.. => Ok(false),
-        _ => Err(io::Error::last_os_error()),
-    }
+/// Returns the inode of an open file; no two userfaultfds have the same.
+///
+/// # Errors
+/// The error of fstat(2).
+pub fn inode_of(fd: impl AsFd) -> io::Result<u64> {
+    Ok(rustix::fs::fstat(fd)?.st_ino)
 }
 
 fn peer_pidfd(stream: BorrowedFd<'_>) -> io::Result<OwnedFd> {
@@ -361,40 +346,47 @@ mod tests {
         assert_eq!(ready, [], "it has not ended");
     }
 
+    /// Returns a userfaultfd, unless this user may have none.
+    fn userfaultfd() -> Option<OwnedFd> {
+        use crate::uffd::{Features, KernelFaults, Uffd};
+        let opened = Uffd::open(Features::NONE, Features::NONE, KernelFaults::IfAllowed);
+        Some(opened.ok()?.as_fd().try_clone_to_owned().unwrap())
+    }
+
     #[test]
     #[cfg_attr(miri, ignore = "it starts a process")]
     fn a_number_of_one_process_and_the_pidfd_of_another_are_no_peer_that_has_a_file() {
+        let Some(own) = userfaultfd() else { return };
         let (reader, _writer) = io::pipe().unwrap();
         let mut command = std::process::Command::new("/bin/cat");
         let mut other = command.stdin(reader).spawn().unwrap();
         let pidfd = rustix::process::pidfd_open(Pid::from_child(&other), PidfdFlags::empty());
         let peer = Peer::from_parts(std::process::id(), 0, pidfd.unwrap()).unwrap();
-        // Both have a standard input, and the pidfd's is another file.
-        let number = peer.number_of(io::stdin().as_fd()).map_err(|cause| cause.kind());
+        let taken = peer.userfaultfd(inode_of(&own).unwrap()).map_err(|cause| cause.kind());
         other.kill().unwrap();
         other.wait().unwrap();
-        assert_eq!(number, Err(io::ErrorKind::NotFound));
+        assert_eq!(taken.unwrap_err(), io::ErrorKind::NotFound);
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "it compares open files")]
-    fn a_process_is_found_again_by_its_number_and_start_and_so_is_a_file_of_it() {
+    #[cfg_attr(miri, ignore = "it asks for userfaultfds")]
+    fn a_process_is_found_again_by_its_number_and_start_and_so_is_its_userfaultfd_by_any_number() {
         let (one, _other) = UnixStream::pair().unwrap();
         let peer = Peer::of(&one).unwrap();
         let started = peer.started().unwrap();
         let again = Peer::of_number(peer.pid(), peer.uid(), started).unwrap();
         let earlier = Peer::of_number(peer.pid(), peer.uid(), started - 1);
         assert_eq!(earlier.unwrap_err().kind(), io::ErrorKind::NotFound);
-        // One file without a name beside another one of the same name.
-        let [first, second] =
-            [b"first", b"other"].map(|bytes| crate::memory_file("twice", bytes).unwrap());
-        for (file, expected) in [(&second, b"other"), (&first, b"first")] {
-            let number = again.number_of(file.as_fd()).unwrap();
-            let mut bytes = [0; 5];
-            let taken = File::from(again.descriptor(number).unwrap());
-            std::os::unix::fs::FileExt::read_exact_at(&taken, &mut bytes, 0).unwrap();
-            assert_eq!(bytes, *expected);
-        }
+        let Some((first, second)) = userfaultfd().zip(userfaultfd()) else { return };
+        let [of_first, of_second] = [&first, &second].map(|fd| inode_of(fd).unwrap());
+        assert_ne!(of_first, of_second);
+        let other = first.try_clone().unwrap();
+        drop(first);
+        assert_eq!(inode_of(again.userfaultfd(of_first).unwrap()).unwrap(), of_first);
+        drop(other);
+        let closed = again.userfaultfd(of_first).map_err(|cause| cause.kind());
+        assert_eq!(closed.unwrap_err(), io::ErrorKind::NotFound);
+        assert_eq!(inode_of(again.userfaultfd(of_second).unwrap()).unwrap(), of_second);
     }
 
     #[test]

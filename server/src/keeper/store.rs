@@ -61,8 +61,7 @@ struct Record {
 /// A userfaultfd that a process has.
 #[derive(Debug, Serialize, Deserialize)]
 struct Origin {
-    /// Its number there, and its inode, which no other userfaultfd has.
-    number: u32,
+    /// Its inode, which no other userfaultfd has.
     inode: u64,
     /// The start time of the process.
     started: u64,
