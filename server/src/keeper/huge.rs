@@ -4,17 +4,16 @@
 //! No byte changes, whatever happens to the VM meanwhile: `collapse.rs` of the package `fault` states why. A process
 //! that has ended is known by its pidfd.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Mutex};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, TrySendError, channel, sync_channel};
 use std::thread::{Builder, JoinHandle};
 
 use uzone_os::peer::Peer;
 use uzone_os::uffd::Doorbell;
-use uzone_os::{SystemRoot, Vaddr, hugepages, lock};
+use uzone_os::{SystemRoot, Vaddr, hugepages};
 use uzone_pages::FaultAround;
 
 /// The most pending messages of a worker; the blocks of further messages count as refused.
@@ -23,6 +22,7 @@ const WAITING: usize = 1024;
 /// The outcome for blocks of a session.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
+    pub(crate) session: u64,
     /// Blocks that are huge pages.
     pub(crate) made: u64,
     /// Blocks that are not.
@@ -32,29 +32,15 @@ pub(crate) struct Outcome {
 }
 
 /// Some blocks of a session.
-type Batch = (u64, Arc<Peer>, Vec<Vaddr>);
-
-struct Shared {
-    outcomes: Mutex<BTreeMap<u64, Outcome>>,
-    is_stopped: AtomicBool,
-    bell: Doorbell,
-}
-
-impl Shared {
-    /// Adds the outcome for blocks of a session.
-    fn add(&self, session: u64, outcome: Outcome) {
-        let mut all = lock(&self.outcomes);
-        let all = all.entry(session).or_default();
-        (all.made, all.refused) = (all.made + outcome.made, all.refused + outcome.refused);
-        all.reason = outcome.reason.or(all.reason.take());
-    }
-}
+pub(crate) type Batch = (u64, Arc<Peer>, Vec<Vaddr>);
 
 /// A thread that makes huge pages of the memory of other processes, until this is dropped.
 pub(crate) struct Collapser {
-    shared: Arc<Shared>,
     /// The pending batches. The thread ends when this is dropped.
     waiting: Option<SyncSender<Batch>>,
+    outcomes: Receiver<Outcome>,
+    bell: Arc<Doorbell>,
+    is_stopped: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -66,48 +52,43 @@ impl Collapser {
             let reason = "this kernel has no transparent huge pages of 2 MiB";
             return Err(io::Error::new(io::ErrorKind::Unsupported, reason));
         }
-        let (outcomes, is_stopped) = (Mutex::default(), AtomicBool::new(false));
-        let shared = Arc::new(Shared { outcomes, is_stopped, bell: Doorbell::new()? });
-        let (waiting, batches) = sync_channel(WAITING);
-        let theirs = shared.clone();
+        let (bell, is_stopped) = (Arc::new(Doorbell::new()?), Arc::<AtomicBool>::default());
+        let ((waiting, batches), (done, outcomes)) = (sync_channel(WAITING), channel());
+        let (rung, stopped) = (bell.clone(), is_stopped.clone());
         let thread = Builder::new().name("uzone-huge".into());
-        let thread = thread.spawn(move || collapse(&theirs, &batches))?;
-        Ok(Self { shared, waiting: Some(waiting), thread: Some(thread) })
+        let thread = Some(thread.spawn(move || collapse(&batches, &done, &rung, &stopped))?);
+        Ok(Self { waiting: Some(waiting), outcomes, bell, is_stopped, thread })
     }
 
-    /// Has huge pages made of blocks of a session.
-    pub(crate) fn add(&self, session: u64, peer: Arc<Peer>, blocks: Vec<Vaddr>) {
-        let refused = blocks.len() as u64;
-        let sent = self.waiting.as_ref().map(|waiting| waiting.try_send((session, peer, blocks)));
-        let reason = match sent {
-            Some(Ok(())) => return,
+    /// Has huge pages made of blocks of a session, or returns the reason why not.
+    pub(crate) fn add(&self, batch: Batch) -> Result<(), String> {
+        let reason = match self.waiting.as_ref().map(|waiting| waiting.try_send(batch)) {
+            Some(Ok(())) => return Ok(()),
             // A worker of this version is far from that.
             Some(Err(TrySendError::Full(_))) => "too many blocks wait",
             _ => "the thread that makes huge pages has ended",
         };
-        let reason = Some(reason.to_owned());
-        self.shared.add(session, Outcome { refused, reason, ..Outcome::default() });
+        Err(reason.to_owned())
     }
 
     /// Returns the outcomes since the last call.
-    pub(crate) fn take(&self) -> io::Result<BTreeMap<u64, Outcome>> {
-        self.shared.bell.silence()?;
-        let mut outcomes = lock(&self.shared.outcomes);
-        Ok(std::mem::take(&mut *outcomes))
+    pub(crate) fn take(&self) -> io::Result<Vec<Outcome>> {
+        self.bell.silence()?;
+        Ok(self.outcomes.try_iter().collect())
     }
 }
 
 /// It can be waited for: something was done.
 impl AsFd for Collapser {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.shared.bell.as_fd()
+        self.bell.as_fd()
     }
 }
 
 impl Drop for Collapser {
     fn drop(&mut self) {
         // Relaxed: it only has the thread end sooner.
-        self.shared.is_stopped.store(true, Ordering::Relaxed);
+        self.is_stopped.store(true, Ordering::Relaxed);
         self.waiting = None;
         if let Some(thread) = self.thread.take() {
             // It ends with the block that it has. A panic of it was printed when it happened.
@@ -116,13 +97,18 @@ impl Drop for Collapser {
     }
 }
 
-fn collapse(shared: &Shared, batches: &Receiver<Batch>) {
+fn collapse(
+    batches: &Receiver<Batch>,
+    done: &Sender<Outcome>,
+    bell: &Doorbell,
+    is_stopped: &AtomicBool,
+) {
     // The system may forbid it; then the thread is as important as others.
     let _ = uzone_os::thread::low();
     for (session, peer, blocks) in batches {
-        let mut outcome = Outcome::default();
+        let mut outcome = Outcome { session, ..Outcome::default() };
         for block in blocks {
-            if shared.is_stopped.load(Ordering::Relaxed) {
+            if is_stopped.load(Ordering::Relaxed) {
                 return;
             }
             match problem(peer.collapse(block, FaultAround::MAX.len())) {
@@ -133,9 +119,9 @@ fn collapse(shared: &Shared, batches: &Receiver<Batch>) {
                 }
             }
         }
-        shared.add(session, outcome);
-        // Its counter is never full.
-        let _ = shared.bell.ring();
+        // The keeper may have ended. The counter of the bell is never full.
+        let _ = done.send(outcome);
+        let _ = bell.ring();
     }
 }
 

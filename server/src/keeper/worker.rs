@@ -227,44 +227,42 @@ impl Keeper {
     fn make_huge(&mut self, key: u64, mut blocks: Vec<u64>) {
         let Some(machine) = self.machines.get(&key) else { return };
         blocks.truncate(BLOCKS);
-        let peer = machine.peer.clone();
-        let refusal = self.start_collapser().err().map(|cause| cause.to_string());
-        match (refusal, &self.collapser) {
-            (None, Some(collapser)) => {
-                collapser.add(key, peer, blocks.into_iter().map(Vaddr::new).collect());
-            }
-            (reason, _) => {
-                let refused = blocks.len() as u64;
-                self.count_huge(key, Outcome { refused, reason, ..Outcome::default() });
-            }
+        let (peer, refused) = (machine.peer.clone(), blocks.len() as u64);
+        let blocks = blocks.into_iter().map(Vaddr::new).collect();
+        let started = self.collapser().map_err(|cause| cause.to_string());
+        if let Err(reason) = started.and_then(|collapser| collapser.add((key, peer, blocks))) {
+            self.count_huge(Outcome { session: key, made: 0, refused, reason: Some(reason) });
         }
     }
 
-    fn start_collapser(&mut self) -> io::Result<()> {
-        if self.collapser.is_none() {
-            let collapser = Collapser::start()?;
-            self.set.add(&collapser, HUGE)?;
-            self.collapser = Some(collapser);
+    fn collapser(&mut self) -> io::Result<&Collapser> {
+        let set = &self.set;
+        match &mut self.collapser {
+            Some(collapser) => Ok(collapser),
+            none => {
+                let collapser = Collapser::start()?;
+                set.add(&collapser, HUGE)?;
+                Ok(none.insert(collapser))
+            }
         }
-        Ok(())
     }
 
     /// Notes which huge pages were made.
     pub(super) fn note_huge(&mut self) -> Result<(), ServeError> {
         let Some(collapser) = &self.collapser else { return Ok(()) };
-        for (key, outcome) in collapser.take().map_err(ServeError::Wait)? {
-            self.count_huge(key, outcome);
-        }
+        let outcomes = collapser.take().map_err(ServeError::Wait)?;
+        outcomes.into_iter().for_each(|outcome| self.count_huge(outcome));
         Ok(())
     }
 
-    fn count_huge(&mut self, session: u64, outcome: Outcome) {
+    fn count_huge(&mut self, outcome: Outcome) {
+        let Outcome { session, made, refused, reason } = outcome;
         // It may have ended.
         let Some(machine) = self.machines.get_mut(&session) else { return };
         let (pid, is_first) = (machine.peer.pid(), machine.not_huge == 0);
-        machine.huge_pages += outcome.made;
-        machine.not_huge += outcome.refused;
-        if let Some(reason) = outcome.reason.filter(|_| is_first) {
+        machine.huge_pages += made;
+        machine.not_huge += refused;
+        if let Some(reason) = reason.filter(|_| is_first) {
             self.happened(ServeEvent::NotHuge { session, pid, reason });
         }
     }
