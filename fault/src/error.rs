@@ -178,7 +178,13 @@ impl BackingError {
             Self::Short { .. } => ErrorKind::InvalidData,
             Self::ReadOnly { .. } => ErrorKind::NotSupported,
             Self::Answer(error) => error.kind(),
-            Self::Other(_) => ErrorKind::Other,
+            // An error without a form of its own has the kind of the system's error that it is.
+            Self::Other(error) => match error.downcast_ref::<io::Error>().map(io::Error::kind) {
+                Some(io::ErrorKind::InvalidData) => ErrorKind::InvalidData,
+                Some(io::ErrorKind::TimedOut) => ErrorKind::TimedOut,
+                Some(_) => ErrorKind::Io,
+                None => ErrorKind::Other,
+            },
         }
     }
 }
@@ -189,6 +195,8 @@ impl BackingError {
 pub struct Failure {
     /// Where it is in the backing.
     pub offset: u64,
+    /// The kind of the error.
+    pub kind: ErrorKind,
     /// The error of the backing, with its causes.
     pub reason: String,
 }

@@ -2,6 +2,22 @@
 
 use serde::{Deserialize, Serialize};
 
+/// The kind of the failure of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum FailedKind {
+    /// The image is damaged or cut.
+    Damaged,
+    /// A device or the network answered with an error.
+    Io,
+    /// Its time is over.
+    Late,
+    /// Any other kind.
+    Other,
+}
+
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -46,6 +62,8 @@ pub enum ServeEvent {
         pid: u32,
         /// The offset of the page in the image, in bytes.
         offset: u64,
+        /// The kind of the failure.
+        kind: FailedKind,
         /// The reason.
         reason: String,
         /// Whether the process was killed for it.

@@ -545,8 +545,8 @@ impl Keeper {
                 _closed = Some(machine);
                 self.totals.refused += 1;
             }
-            ServeEvent::Failed { session, was_killed, .. } => {
-                self.totals.failed += 1;
+            ServeEvent::Failed { session, kind, was_killed, .. } => {
+                *self.totals.failed.of(*kind) += 1;
                 let Some(machine) = self.machines.get(session) else { return };
                 *was_killed = self.kills() && machine.peer.kill().is_ok();
             }

@@ -6,7 +6,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use uzone_fault::{FaultStats, Latency};
 
-use crate::status::{SessionStats, SessionStatus, Status, nanoseconds};
+use crate::event::FailedKind;
+use crate::status::{SessionStats, Status, nanoseconds};
 
 /// The upper bounds of the steps of [`Totals::fault_counts`], in nanoseconds; the last step has none.
 const BOUNDS_NS: [u64; 12] = [
@@ -34,8 +35,8 @@ pub struct Totals {
     pub sessions: u64,
     /// Connections that were refused.
     pub refused: u64,
-    /// Pages that could not be produced.
-    pub failed: u64,
+    /// Pages that could not be produced, by kind.
+    pub failed: FailedPages,
     /// Workers that died.
     pub worker_deaths: u64,
     /// Faults that were read.
@@ -56,6 +57,8 @@ pub struct Totals {
     pub decoded_frames: u64,
     /// The bytes of those frames, decoded.
     pub decoded_bytes: u64,
+    /// The bytes that were read for them, as they are stored; bytes that the folder of the cache had are none.
+    pub stored_bytes: u64,
     /// Faults that took at most 10, 20, 50, 100, 200 and 500 microseconds, 1, 5, 20 and 100 milliseconds, 1 and 10
     /// seconds, or longer: each is counted in the first step that holds it.
     pub fault_counts: Vec<u64>,
@@ -63,14 +66,44 @@ pub struct Totals {
     pub fault_ns: u64,
 }
 
-/// A count of all VMs: its name, its help, and its field.
+/// The pages that could not be produced: each is counted once, by its [`FailedKind`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[non_exhaustive]
+pub struct FailedPages {
+    /// Pages of a damaged or cut image.
+    pub damaged: u64,
+    /// Pages that a device or the network answered for with an error.
+    pub io: u64,
+    /// Pages that took too long.
+    pub late: u64,
+    /// Pages of any other kind.
+    pub other: u64,
+}
+
+impl FailedPages {
+    /// Returns the count of a kind.
+    pub(crate) fn of(&mut self, kind: FailedKind) -> &mut u64 {
+        match kind {
+            FailedKind::Damaged => &mut self.damaged,
+            FailedKind::Io => &mut self.io,
+            FailedKind::Late => &mut self.late,
+            FailedKind::Other => &mut self.other,
+        }
+    }
+}
+
+/// A count of all VMs: its name, its help, and its field. Counts of one name differ in a label, and follow each other.
 type Count = (&'static str, &'static str, fn(&mut Totals) -> &mut u64);
 
-const COUNTS: [Count; 13] = [
+const COUNTS: [Count; 17] = [
     ("sessions", "VMs that were served.", |all| &mut all.sessions),
     ("worker_deaths", "Workers that died.", |all| &mut all.worker_deaths),
     ("refused", "Connections that were refused.", |all| &mut all.refused),
-    ("failed_pages", "Pages that could not be produced.", |all| &mut all.failed),
+    ("failed_pages{kind=\"damaged\"}", FAILED, |all| &mut all.failed.damaged),
+    ("failed_pages{kind=\"io\"}", FAILED, |all| &mut all.failed.io),
+    ("failed_pages{kind=\"late\"}", FAILED, |all| &mut all.failed.late),
+    ("failed_pages{kind=\"other\"}", FAILED, |all| &mut all.failed.other),
     ("faults", "Faults that were read.", |all| &mut all.faults),
     ("demand_pages", "Pages for waiting threads.", |all| &mut all.demand_pages),
     ("around_pages", "Pages that came along.", |all| &mut all.around_pages),
@@ -80,7 +113,9 @@ const COUNTS: [Count; 13] = [
     ("cache_hits", "Frames that were in the cache.", |all| &mut all.cache_hits),
     ("decoded_frames", "Frames that were read.", |all| &mut all.decoded_frames),
     ("decoded_bytes", "Bytes of them, decoded.", |all| &mut all.decoded_bytes),
+    ("stored_bytes", "Bytes that were read for them, as stored.", |all| &mut all.stored_bytes),
 ];
+const FAILED: &str = "Pages that could not be produced.";
 
 impl Totals {
     /// Returns the totals of one VM, whose pages have so many bytes.
@@ -119,10 +154,13 @@ impl Totals {
 
     /// Adds them in the text format of Prometheus.
     fn add_metrics(mut self, text: &mut String) {
+        let mut last = "";
         for (name, help, field) in COUNTS {
-            let name = format!("uzone_{name}_total");
-            add_head(text, &name, help);
-            add_line(text, format_args!("{name} {}", field(&mut self)));
+            let (name, labels) = name.split_at(name.find('{').unwrap_or(name.len()));
+            if name != std::mem::replace(&mut last, name) {
+                add_head(text, &format!("uzone_{name}_total"), help);
+            }
+            add_line(text, format_args!("uzone_{name}_total{labels} {}", field(&mut self)));
         }
         let name = "uzone_fault_seconds";
         add_line(text, format_args!("# HELP {name} The time of a fault.\n# TYPE {name} histogram"));
@@ -148,48 +186,30 @@ fn add_head(text: &mut String, name: &str, help: &str) {
     add_line(text, format_args!("# HELP {name} {help}\n# TYPE {name} {kind}"));
 }
 
-/// A count of one VM: its name, its help, and its value.
-type CountOfOne = (&'static str, &'static str, fn(&SessionStats) -> u64);
-
-const COUNTS_OF_ONE: [CountOfOne; 12] = [
-    ("faults_total", "Faults that were read.", |one| one.faults),
-    ("demand_pages_total", "Pages for waiting threads.", |one| one.demand_pages),
-    ("around_pages_total", "Pages that came along.", |one| one.around_pages),
-    ("prefetched_pages_total", "Pages ahead of a touch.", |one| one.prefetched_pages),
-    ("zero_pages_total", "Zero pages.", |one| one.zero_pages),
-    ("bad_pages_total", "Pages that are bad.", |one| one.bad_pages),
-    ("huge_pages_total", "Huge pages that were made.", |one| one.huge_pages),
-    ("not_huge_total", "Filled blocks that were not.", |one| one.not_huge),
-    ("held_total", "Times that its budget was used up.", |one| one.held),
-    ("shares_cpu", "Whether faults are answered on its CPU.", |one| one.shares_cpu.into()),
-    ("pending_pages", "Pages that are being produced.", |one| one.pending_pages),
-    ("oldest_pending_ns", "Age of the oldest of them.", |one| one.oldest_pending_ns),
-];
-
 impl Status {
-    /// Returns it in the text format of Prometheus.
+    /// Returns it in the text format of Prometheus. No metric has a label for a VM.
     #[must_use]
     pub fn metrics(&self) -> String {
+        let stats = || self.sessions.iter().filter_map(|session| session.stats);
+        let sum = |get: fn(SessionStats) -> u64| stats().map(get).sum();
+        let oldest = stats().map(|one| one.oldest_pending_ns).max().unwrap_or(0);
         let mut text = String::new();
         for (name, help, value) in [
-            ("uzone_sessions", "VMs that are served.", self.sessions.len() as u64),
-            ("uzone_greetings", "Connections without a whole message.", self.greetings as u64),
-            ("uzone_draining", "Whether no VM is accepted.", self.is_draining.into()),
-            ("uzone_worker_up", "Whether there is a worker.", self.worker.is_some().into()),
+            ("sessions", "VMs that are served.", self.sessions.len() as u64),
+            ("greetings", "Connections without a whole message.", self.greetings as u64),
+            ("draining", "Whether no VM is accepted.", self.is_draining.into()),
+            ("worker_up", "Whether there is a worker.", self.worker.is_some().into()),
+            ("pending_pages", "Pages that are being produced.", sum(|one| one.pending_pages)),
+            ("oldest_pending_ns", "Age of the oldest of them.", oldest),
+            ("held", "Times that a budget of these VMs was used up.", sum(|one| one.held)),
+            ("huge_pages", "Huge pages made for these VMs.", sum(|one| one.huge_pages)),
+            ("not_huge", "Filled blocks of theirs that were not.", sum(|one| one.not_huge)),
         ] {
-            add_head(&mut text, name, help);
+            let name = format!("uzone_{name}");
+            add_head(&mut text, &name, help);
             add_line(&mut text, format_args!("{name} {value}"));
         }
         self.totals.clone().add_metrics(&mut text);
-        for (name, help, get) in COUNTS_OF_ONE {
-            let name = format!("uzone_session_{name}");
-            add_head(&mut text, &name, help);
-            for SessionStatus { session, pid, stats, .. } in &self.sessions {
-                let Some(value) = stats.as_ref().map(get) else { continue };
-                let labels = format_args!("session=\"{session}\",pid=\"{pid}\"");
-                add_line(&mut text, format_args!("{name}{{{labels}}} {value}"));
-            }
-        }
         text
     }
 }
@@ -198,6 +218,7 @@ impl Status {
 mod tests {
     use super::*;
     use crate::sandbox::Sandbox;
+    use crate::status::SessionStatus;
 
     #[test]
     fn counts_are_added_and_a_histogram_counts_each_fault_up_to_its_bound() {
@@ -208,6 +229,9 @@ mod tests {
         one.fault_counts[12] = 1;
         one.fault_ns = 1_500_000_000;
         let mut all = Totals { sessions: 1, ..Totals::default() };
+        for kind in [FailedKind::Damaged, FailedKind::Late, FailedKind::Late] {
+            *all.failed.of(kind) += 1;
+        }
         all.add(one.clone());
         all.add(one);
         assert_eq!((all.sessions, all.faults, all.demand_pages), (1, 6, 4));
@@ -218,6 +242,9 @@ mod tests {
             "uzone_sessions_total 1",
             "uzone_faults_total 6",
             "uzone_image_bytes_total 40960",
+            "uzone_failed_pages_total{kind=\"damaged\"} 1",
+            "uzone_failed_pages_total{kind=\"io\"} 0",
+            "uzone_failed_pages_total{kind=\"late\"} 2",
             "uzone_fault_seconds_bucket{le=\"0.00001\"} 4",
             "uzone_fault_seconds_bucket{le=\"10\"} 4",
             "uzone_fault_seconds_bucket{le=\"+Inf\"} 6",
@@ -226,11 +253,12 @@ mod tests {
         ] {
             assert!(text.lines().any(|other| other == line), "{line}: {text}");
         }
+        assert_eq!(text.matches("# TYPE uzone_failed_pages_total counter\n").count(), 1);
     }
 
     #[test]
-    fn metrics_have_a_type_and_a_line_for_each_machine() {
-        let stats = SessionStats { faults: 7, ..SessionStats::default() };
+    fn metrics_have_a_type_and_count_each_once_without_a_line_for_a_machine() {
+        let stats = SessionStats { pending_pages: 7, held: 1, ..SessionStats::default() };
         let session = |session, stats| SessionStatus {
             session,
             pid: 9,
@@ -255,18 +283,17 @@ mod tests {
             sessions_served: 5,
             greetings: 0,
             totals: Totals { worker_deaths: 3, ..Totals::default() },
-            sessions: vec![session(4, Some(stats)), session(5, None)],
+            sessions: vec![session(4, Some(stats)), session(5, None), session(6, Some(stats))],
         };
         let text = status.metrics();
-        assert!(
-            text.contains(
-                "# TYPE uzone_worker_deaths_total counter\nuzone_worker_deaths_total 3\n"
-            )
-        );
-        assert!(text.contains("uzone_session_faults_total{session=\"4\",pid=\"9\"} 7\n"));
-        assert!(!text.contains("session=\"5\""));
-        for line in text.lines().filter(|line| !line.starts_with('#')) {
-            assert!(line.rsplit_once(' ').unwrap().1.parse::<f64>().is_ok(), "{line}");
+        let deaths = "# TYPE uzone_worker_deaths_total counter\nuzone_worker_deaths_total 3\n";
+        assert!(text.contains(deaths) && text.contains("\nuzone_pending_pages 14\n"), "{text}");
+        let mut names = std::collections::HashSet::new();
+        for (name, value) in text.lines().filter_map(|line| line.rsplit_once(' ')) {
+            if !name.starts_with('#') {
+                assert!(value.parse::<f64>().is_ok() && names.insert(name), "{name} {value}");
+                assert!(!name.contains("session=") && !name.contains("pid="), "{name}");
+            }
         }
     }
 }

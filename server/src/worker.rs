@@ -223,6 +223,7 @@ impl Worker {
         totals.cache_hits = cache.hits;
         totals.decoded_frames = cache.decoded_frames;
         totals.decoded_bytes = cache.decoded_bytes;
+        totals.stored_bytes = cache.stored_bytes;
         self.sessions.values().for_each(|session| totals.add(session.totals()));
         totals
     }

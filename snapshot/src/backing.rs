@@ -1,13 +1,15 @@
 //! An image as the backing of memory that is mapped lazily: [`SnapshotBacking`].
 
 use std::fmt;
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
 use uzone_fault::{Backing, BackingError, Window};
-use uzone_pages::ByteLen;
+use uzone_pages::{ByteLen, ErrorKind};
 
 use crate::decode_ahead::DecodeAhead;
+use crate::error::SnapshotError;
 use crate::frame_cache::Ready;
 use crate::frame_memory::Frame;
 use crate::image::{Image, StoredPart};
@@ -204,7 +206,14 @@ impl Backing for SnapshotBacking {
             let _ = window.zero(range)?;
             return Ok(());
         }
-        let failed = |error| BackingError::Other(Box::new(error));
+        // With its kind: damage, or an error of the system.
+        let failed = |error: SnapshotError| {
+            let kind = match error.kind() {
+                ErrorKind::InvalidData => io::ErrorKind::InvalidData,
+                _ => io::ErrorKind::Other,
+            };
+            BackingError::Other(Box::new(io::Error::new(kind, error)))
+        };
         let inside = range.end.min(self.image.byte_len());
         let extent = self.image.extent(range.start, inside);
         if let Some(stored) = &extent.stored

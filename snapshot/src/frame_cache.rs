@@ -59,6 +59,9 @@ pub struct CacheCounts {
     pub decoded_frames: u64,
     /// How many bytes they have, decoded.
     pub decoded_bytes: u64,
+    /// Stored bytes that were read of images for that, also a second time; bytes that a [`DiskCache`](crate::DiskCache)
+    /// had are none.
+    pub stored_bytes: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -85,6 +88,11 @@ impl FrameCache {
     #[must_use]
     pub fn counts(&self) -> CacheCounts {
         lock(&self.state).counts
+    }
+
+    /// Counts stored bytes that were read.
+    pub(crate) fn note_read(&self, stored_bytes: u64) {
+        lock(&self.state).counts.stored_bytes += stored_bytes;
     }
 
     /// Waits until a thread has decoded a frame or given it up.
@@ -294,7 +302,8 @@ mod tests {
             }
         });
         assert_eq!(decoded.into_inner(), 1);
-        let expected = CacheCounts { hits: 3, decoded_frames: 1, decoded_bytes: 100 };
+        let expected =
+            CacheCounts { hits: 3, decoded_frames: 1, decoded_bytes: 100, stored_bytes: 0 };
         assert_eq!(cache.counts(), expected);
     }
 

@@ -549,10 +549,12 @@ impl Image {
         let (offset, record) = self.stored(number);
         let mut scratch = SCRATCH.take();
         scratch.stored.resize(usize::try_from(record.len).unwrap_or(usize::MAX), 0);
-        let is_read = (self.read_kept(offset, record, true, &mut scratch.stored)
-            || (self.source.read_ready(offset, &mut scratch.stored).unwrap_or(false)
-                && self.is_right(record, &mut scratch.stored)))
-            && scratch.decode(self.index.codec, out).unwrap_or(false);
+        let mut is_read = self.read_kept(offset, record, true, &mut scratch.stored);
+        if !is_read && self.source.read_ready(offset, &mut scratch.stored).unwrap_or(false) {
+            self.cache.note_read(record.len.into());
+            is_read = self.is_right(record, &mut scratch.stored);
+        }
+        let is_read = is_read && scratch.decode(self.index.codec, out).unwrap_or(false);
         SCRATCH.set(scratch);
         is_read
     }
@@ -602,6 +604,7 @@ impl Image {
             self.source.read_at(offset, stored)
         };
         read.map_err(SnapshotError::read(&*self.source, offset, stored.len()))?;
+        self.cache.note_read(record.len.into());
         let is_right = self.is_right(record, stored);
         if let Some(disk) = self.disk.as_ref().filter(|_| is_right) {
             disk.write(offset, stored);

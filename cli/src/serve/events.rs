@@ -102,7 +102,7 @@ fn session_text(event: &ServeEvent) -> String {
         ServeEvent::TakenOver { session, pid, after_ns } => {
             (session, format!("process {pid} is served again after {}", time(*after_ns)))
         }
-        ServeEvent::Failed { session, pid, offset, reason, was_killed } => {
+        ServeEvent::Failed { session, pid, offset, reason, was_killed, .. } => {
             let killed = killed(*was_killed);
             (
                 session,

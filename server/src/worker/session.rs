@@ -13,11 +13,11 @@ use uzone_fault::{
 use uzone_os::peer::Peer;
 use uzone_os::uffd::{EventLog, Remote};
 use uzone_os::unix_socket::MessageSocket;
-use uzone_pages::Advice;
+use uzone_pages::{Advice, ErrorKind};
 
 use super::Worker;
 use super::protocol::{self, Memory};
-use crate::event::ServeEvent;
+use crate::event::{FailedKind, ServeEvent};
 use crate::machine::Machine;
 use crate::messages::{self, CaptureReply, Report};
 use crate::metrics::Totals;
@@ -185,8 +185,15 @@ fn on_failure(
         // Relaxed: it only keeps a second signal and a second line away.
         let is_first = !is_killed.swap(policy == OnFailure::Kill, Ordering::Relaxed);
         if is_first {
+            let kind = match failure.kind {
+                ErrorKind::InvalidData => FailedKind::Damaged,
+                ErrorKind::Io => FailedKind::Io,
+                ErrorKind::TimedOut => FailedKind::Late,
+                _ => FailedKind::Other,
+            };
             let (pid, offset, reason) = (peer.pid(), failure.offset, failure.reason.clone());
-            let failed = ServeEvent::Failed { session, pid, offset, reason, was_killed: false };
+            let failed =
+                ServeEvent::Failed { session, pid, offset, kind, reason, was_killed: false };
             if !log(failed) && policy == OnFailure::Kill {
                 // A refusal means that the process has ended.
                 let _ = peer.kill();

@@ -28,8 +28,8 @@ use uzone_os::uffd::{Doorbell, Features, KernelFaults, Modes, Registered, Uffd};
 use uzone_os::{Anonymous, Mapping, descriptors};
 use uzone_pages::{ByteLen, PageSize};
 use uzone_server::{
-    Keeper, OnFailure, Prefetch, Recover, ServeError, ServeEvent, Served, ServerOptions,
-    SystemdDescriptors, Worker, WorkerStart,
+    FailedKind, FailedPages, Keeper, OnFailure, Prefetch, Recover, ServeError, ServeEvent, Served,
+    ServerOptions, SystemdDescriptors, Worker, WorkerStart,
 };
 use uzone_snapshot::Packer;
 
@@ -108,13 +108,18 @@ fn check(memory: &Registered, at: u64, expected: &[u8]) {
 
 /// Hands over memory for the whole image in one region.
 fn one_region(socket: &Path, faults: KernelFaults) -> (Registered, UnixStream) {
+    region_of(socket, faults, PAGES)
+}
+
+/// Hands over memory for so many pages in one region.
+fn region_of(socket: &Path, faults: KernelFaults, pages: u64) -> (Registered, UnixStream) {
     let uffd = Arc::new(Uffd::open(Features::EVENT_REMOVE, Features::NONE, faults).unwrap());
-    let mapping = Mapping::anonymous(ByteLen::new(PAGES * PAGE), Anonymous::default()).unwrap();
+    let mapping = Mapping::anonymous(ByteLen::new(pages * PAGE), Anonymous::default()).unwrap();
     let memory = Registered::new(uffd.clone(), mapping, Modes::MISSING).unwrap();
     let message = format!(
         r#"[{{"base_host_virt_addr":{},"size":{},"offset":0,"page_size":4096,"page_size_kib":4096}}]"#,
         memory.mapping().addr().get(),
-        PAGES * PAGE
+        pages * PAGE
     );
     let stream = greet(socket, &message, &[uffd.as_fd()]);
     (memory, stream)
@@ -455,6 +460,9 @@ fn machines_get_their_bytes_from_raw_and_packed_images() {
         for machine in &mut machines {
             assert!(end_of(machine).success(), "{image}");
         }
+        let totals = uzone_server::status(&socket).unwrap().totals;
+        // Raw memory is copied as it is; of a packed image the stored bytes are counted.
+        assert_eq!(totals.stored_bytes > 0, image == "packed", "{totals:?}");
         let (_, events) = server.stop_after(3, ..);
         let ended =
             |event: &&ServeEvent| matches!(event, ServeEvent::Ended { faults, .. } if *faults > 0);
@@ -481,16 +489,21 @@ fn a_page_that_cannot_be_produced_ends_the_machine_before_it_sees_a_byte() {
     assert_eq!((status.signal(), complaints.as_str()), (Some(9), ""), "{status}");
     assert!(result.contains("running 1 test") && !result.contains("test result"), "{result}");
     server.wait_for("the end", |event| matches!(event, ServeEvent::Ended { .. }));
+    let totals = uzone_server::status(&socket).unwrap().totals;
+    let FailedPages { damaged, io, late, other, .. } = totals.failed;
+    assert_eq!((damaged, io, late, other), (1, 0, 0, 0), "counted once, by its kind");
     let (_, events) = server.stop_after(1, 0..=0);
     // The log has one line for the page, and that page is one which the image cannot give.
     let [ServeEvent::Connected { session, .. }, failed, ServeEvent::Ended { .. }] = &events[..]
     else {
         panic!("{events:?}");
     };
-    let ServeEvent::Failed { session: of, pid: named, offset, reason, was_killed: true } = failed
+    let ServeEvent::Failed { session: of, pid: named, offset, kind, reason, was_killed: true } =
+        failed
     else {
         panic!("{failed:?}");
     };
+    assert_eq!(*kind, FailedKind::Damaged);
     assert_eq!((of, *named), (session, pid), "{failed:?}");
     assert!(reason.contains("packed") && reason.contains("do not match their hash"), "{failed:?}");
     let packed = folder.join("packed");

@@ -1,5 +1,6 @@
 //! Pages that have an owner: produced however long that takes, installed, or given up.
 
+use std::io;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -98,7 +99,8 @@ impl Core {
         let reason = caught(|| uzone_os::with_causes(error));
         let reason =
             reason.unwrap_or_else(|| "the backing's error panicked when printed".to_owned());
-        let failure = Failure { offset: self.bytes(page..page + 1).start, reason };
+        let (offset, kind) = (self.bytes(page..page + 1).start, error.kind());
+        let failure = Failure { offset, kind, reason };
         if let Some(OnFailure(decide)) = &self.on_failure {
             // A panic of the caller's code leaves the default.
             if caught(|| decide(&failure)) == Some(Refusal::Hold) {
@@ -245,7 +247,8 @@ impl Core {
             } else {
                 format!("the backing did not produce the page within {after:?}")
             };
-            self.note_failure(page, &BackingError::Other(text.into()));
+            let late = io::Error::new(io::ErrorKind::TimedOut, text);
+            self.note_failure(page, &BackingError::Other(late.into()));
         }
         self.give_up(page);
     }
