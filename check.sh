@@ -131,7 +131,7 @@ stage_test() {
 stage_stress() {
     cargo test --workspace --locked --no-run
     UZONE_TEST_SECONDS=${UZONE_TEST_SECONDS:-60} limited 1800 \
-        cargo test -p uzone-zone -p uzone-fault -p uzone-server --no-fail-fast --locked --test it -- --show-output stress:: many_threads_over hostile:: stopped_for_long
+        cargo test -p uzone-zone -p uzone-fault -p uzone-server --no-fail-fast --locked --test it -- --show-output stress:: many_threads_over hostile:: diff:: stopped_for_long
     count_tests stress
 }
 
