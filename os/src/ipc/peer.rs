@@ -11,7 +11,6 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -126,10 +125,14 @@ impl Peer {
             }
             let path = entry?.path();
             // Other files may be of a file system that does not answer. It may have been closed meanwhile.
-            let is_userfaultfd =
-                std::fs::read_link(&path).is_ok_and(|link| link == Path::new(USERFAULTFD));
-            if !is_userfaultfd || !std::fs::metadata(&path).is_ok_and(|file| file.ino() == inode) {
-                continue;
+            let found = std::fs::read_link(&path).and_then(|link| match link.to_str() {
+                Some(USERFAULTFD) => Ok(std::fs::metadata(&path)?.ino() == inode),
+                _ => Ok(false),
+            });
+            match found {
+                Ok(true) => {}
+                Err(cause) if cause.kind() != io::ErrorKind::NotFound => return Err(cause),
+                _ => continue,
             }
             let number = path.file_name().and_then(|name| name.to_str()?.parse().ok());
             // The pidfd may be of another process, as a caller may have made the two one peer.
