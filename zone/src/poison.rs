@@ -22,7 +22,7 @@ use crate::error::PinError;
 use crate::ops::Poisoned;
 use crate::pagemap::PagemapView;
 use crate::pagemap::shared::PagemapShared;
-use crate::pin::pin_target::{PinTarget, good_pieces, not_here};
+use crate::pin::pin_target::{PinTarget, not_here};
 use crate::poison::bad_pages::pages_in;
 
 impl<P: Payload> PagemapShared<P> {
@@ -119,11 +119,5 @@ impl<P: Payload> PagemapView<P> {
     pub fn bad_pages(&self, range: PfnRange) -> Vec<Pfn> {
         self.inner.collect_bus_errors();
         self.inner.bad.in_range(range)
-    }
-
-    /// Returns the pieces of `range` without a bad page, in ascending order.
-    #[must_use]
-    pub fn good_ranges(&self, range: PfnRange) -> Vec<PfnRange> {
-        good_pieces(range, &self.bad_pages(range))
     }
 }

@@ -177,19 +177,21 @@ fn memory_of_several_regions_is_pinned_in_all_of_them_or_in_none() {
     let zone = Zone::new();
     let base = |base| BindOptions::new(MemoryKind::Generic).base(base);
     let start = uzone_pages::Pfn::new;
-    let first = zone.bind(small(MIB), base(start(0x1000))).unwrap();
-    let second = zone.bind(small(MIB), base(start(0x1100))).unwrap();
+    let mut regions = common::neighbours(2);
+    let second = zone.bind(regions.pop().unwrap(), base(start(0x1100))).unwrap();
+    let first = zone.bind(regions.pop().unwrap(), base(start(0x1000))).unwrap();
+    let start = first.region().addr().get() + 0x80 * 4096;
     let options = PinOptions::default().kernel();
-    let all = common::range(0x1080, 0x100);
-    let across = match zone.pin_range(all, options) {
+    let across = match zone.pin_with(start, ByteLen::mib(1), options) {
         Ok(across) => across,
         Err(PinError::Kernel(error)) => return skip(NAME, &error.to_string()),
         Err(error) => panic!("{error:?}"),
     };
     assert_eq!(pinned_bytes(), MIB);
     drop(across);
-    let beyond = zone.pin_range(common::range(0x1080, 0x200), options);
-    assert!(matches!(beyond, Err(PinError::NoPage { .. })), "{beyond:?}");
+    second.poison(second.range().start()).unwrap();
+    let refused = zone.pin_with(start, ByteLen::mib(1), options);
+    assert!(matches!(refused, Err(PinError::Poisoned { .. })), "{refused:?}");
     assert_eq!(pinned_bytes(), 0);
     assert!(first.unbind().is_ok() && second.unbind().is_ok());
 }

@@ -1,9 +1,9 @@
-//! Holds on a range of addresses or pages, whatever regions it lies in: [`PinnedRanges`], and the methods
+//! Holds on a range of addresses, whatever regions it lies in: [`PinnedRanges`], and the methods
 //! of [`Zone`] that take one.
 
 use std::panic::Location;
 
-use uzone_pages::{ByteLen, PfnRange};
+use uzone_pages::ByteLen;
 
 use crate::error::PinError;
 use crate::pin::pin_target::Segment;
@@ -34,15 +34,6 @@ impl<G> PinnedRanges<G> {
             Parts::Several(guards) => guards,
         }
         .iter()
-    }
-
-    /// Returns the guards, each for itself, in ascending order of their pages.
-    pub fn into_guards(self) -> impl Iterator<Item = G> {
-        let (one, several) = match self.0 {
-            Parts::One(guard) => (Some(guard), Vec::new()),
-            Parts::Several(guards) => (None, guards),
-        };
-        one.into_iter().chain(several)
     }
 
     /// Returns the guard if there is one only, as of a range that lies in one region.
@@ -126,24 +117,6 @@ impl Zone {
         })
     }
 
-    /// As [`Zone::pin_with`], for pages by their frame numbers.
-    ///
-    /// # Errors
-    /// As [`Zone::pin_with`].
-    #[track_caller]
-    pub fn pin_range(
-        &self,
-        range: PfnRange,
-        options: PinOptions,
-    ) -> Result<PinnedRanges<Pinned>, PinError> {
-        let caller = Location::caller();
-        let taken = self
-            .shared
-            .directory
-            .at_pfn(range, |Found { pagemap, range }| Pinned::pin(pagemap, range, options, caller));
-        taken.map(across).map_err(|failure| *failure)
-    }
-
     /// Takes references to the pages that `len` bytes from `address` on have a part of, in whatever
     /// regions of the zone they lie.
     ///
@@ -159,20 +132,6 @@ impl Zone {
         self.at_each(address, len, |Found { pagemap, range }| {
             Referenced::take(pagemap, range, caller)
         })
-    }
-
-    /// As [`Zone::get`], for pages by their frame numbers.
-    ///
-    /// # Errors
-    /// As [`Zone::get`].
-    #[track_caller]
-    pub fn get_range(&self, range: PfnRange) -> Result<PinnedRanges<Referenced>, PinError> {
-        let caller = Location::caller();
-        let taken = self
-            .shared
-            .directory
-            .at_pfn(range, |Found { pagemap, range }| Referenced::take(pagemap, range, caller));
-        taken.map(across).map_err(|failure| *failure)
     }
 
     /// Makes guards by `take` of a range that lies in several regions, or partly in none.

@@ -1,4 +1,4 @@
-//! From an address or a frame number to the region that has it: [`RegionIndex`].
+//! From an address to the region that has it: [`RegionIndex`].
 //!
 //! Readers search a sorted table; a bind or an unbind makes a new one.
 //! A table may be out of date by the time it has been searched, so it has no regions but their places
@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use uzone_os::{LiveArc, LiveGuard, lock};
-use uzone_pages::{ByteLen, HoldError, PageCount, PageSize, Pfn, PfnRange};
+use uzone_pages::{ByteLen, HoldError, PageCount, PageSize, PfnRange};
 
 use crate::error::PinError;
 use crate::pin::pin_target::{PinTarget, Place, Segment};
@@ -55,16 +55,14 @@ thread_local! {
     static KEPT: RefCell<Option<Kept>> = const { RefCell::new(None) };
 }
 
+/// Regions in ascending order of their addresses.
 #[derive(Default)]
-struct Table {
-    by_address: Vec<Entry>,
-    by_pfn: Vec<Entry>,
-}
+struct Table(Vec<Entry>);
 
 // Derived, it would ask for regions that are `Debug`.
 impl std::fmt::Debug for Table {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Table").field("regions", &self.by_pfn.len()).finish()
+        f.debug_struct("Table").field("regions", &self.0.len()).finish()
     }
 }
 
@@ -72,7 +70,7 @@ impl std::fmt::Debug for Table {
 struct Entry {
     /// The claim of the region.
     id: u64,
-    /// The first address or page, and the one after the last.
+    /// The first address, and the one after the last.
     start: u64,
     end: u64,
     range: PfnRange,
@@ -81,6 +79,13 @@ struct Entry {
 }
 
 impl Table {
+    /// Returns the entry that has an address.
+    #[inline]
+    fn find(&self, at: u64) -> Option<&Entry> {
+        let after = self.0.partition_point(|entry| entry.start <= at);
+        self.0.get(after.checked_sub(1)?).filter(|entry| at < entry.end)
+    }
+
     /// Enters the region that has the bytes from address `start` up to `end`, if one has them all, and
     /// returns in `pages` which pages they have a part of.
     #[inline(always)]
@@ -90,7 +95,7 @@ impl Table {
         end: u64,
         pages: &mut Option<PfnRange>,
     ) -> Option<LiveGuard<dyn PinTarget, IS_PIN>> {
-        let entry = find(&self.by_address, start)?;
+        let entry = self.find(start)?;
         if end > entry.end {
             return None;
         }
@@ -139,16 +144,12 @@ impl RegionIndex {
         page: PageSize,
         place: Arc<Place>,
     ) {
-        let address = segment.address as u64; // an address is at most 64 bits
-        let by_pfn =
-            Entry { id, start: range.start().get(), end: range.end().get(), range, page, place };
-        let by_address =
-            Entry { start: address, end: address + segment.len_bytes, ..by_pfn.clone() };
+        let start = segment.address as u64; // an address is at most 64 bits
+        let entry = Entry { id, start, end: start + segment.len_bytes, range, page, place };
         self.change(|table| {
-            Some(Table {
-                by_address: with(&table.by_address, by_address.clone()),
-                by_pfn: with(&table.by_pfn, by_pfn.clone()),
-            })
+            let mut all = table.0.clone();
+            all.insert(all.partition_point(|other| other.start < start), entry.clone());
+            Some(Table(all))
         });
     }
 
@@ -156,10 +157,8 @@ impl RegionIndex {
     pub(crate) fn remove(&self, id: u64) {
         self.change(|table| {
             // A bind that failed entered none, and must not have every thread look for a newer table.
-            table.by_pfn.iter().any(|entry| entry.id == id).then(|| Table {
-                by_address: without(&table.by_address, id),
-                by_pfn: without(&table.by_pfn, id),
-            })
+            let has = table.0.iter().any(|entry| entry.id == id);
+            has.then(|| Table(table.0.iter().filter(|entry| entry.id != id).cloned().collect()))
         });
     }
 
@@ -255,7 +254,7 @@ impl RegionIndex {
             // An address that is part of the range, so it is one.
             let address = usize::try_from(at).unwrap_or(address);
             let nowhere = || Box::new(PinError::NoAddress { address });
-            let entry = find(&table.by_address, at).ok_or_else(nowhere)?;
+            let entry = table.find(at).ok_or_else(nowhere)?;
             let until = end.min(entry.end);
             let range = entry.pages(at, until).ok_or_else(nowhere)?;
             let pagemap = entry.enter()?.ok_or_else(nowhere)?;
@@ -264,47 +263,4 @@ impl RegionIndex {
         }
         Ok(guards)
     }
-
-    /// Calls `take` for the pages of `range`, as [`RegionIndex::at_address`] does.
-    pub(crate) fn at_pfn<G, const IS_PIN: bool>(
-        &self,
-        range: PfnRange,
-        take: impl Fn(Found<IS_PIN>) -> Result<G, Box<PinError>>,
-    ) -> Result<Vec<G>, Box<PinError>> {
-        let table = self.current();
-        let (mut at, mut guards) = (range.start(), Vec::new());
-        while at < range.end() {
-            let nowhere = || Box::new(PinError::NoPage { pfn: at });
-            let entry = find(&table.by_pfn, at.get()).ok_or_else(nowhere)?;
-            let until = range.end().min(Pfn::new(entry.end));
-            let part = until.checked_since(at).and_then(|pages| PfnRange::try_new(at, pages).ok());
-            let range = part.ok_or_else(nowhere)?;
-            let pagemap = entry.enter()?.ok_or_else(nowhere)?;
-            guards.push(take(Found { pagemap, range })?);
-            at = until;
-        }
-        Ok(guards)
-    }
-}
-
-/// Returns a list with one entry more.
-fn with(list: &[Entry], entry: Entry) -> Vec<Entry> {
-    let (before, after) = list.split_at(list.partition_point(|other| other.start < entry.start));
-    let mut all = Vec::with_capacity(list.len() + 1);
-    all.extend_from_slice(before);
-    all.push(entry);
-    all.extend_from_slice(after);
-    all
-}
-
-/// Returns a list without the entry of a claim.
-fn without(list: &[Entry], id: u64) -> Vec<Entry> {
-    list.iter().filter(|entry| entry.id != id).cloned().collect()
-}
-
-/// Finds the entry that has `at`.
-#[inline]
-fn find(list: &[Entry], at: u64) -> Option<&Entry> {
-    let after = list.partition_point(|entry| entry.start <= at);
-    list.get(after.checked_sub(1)?).filter(|entry| at < entry.end)
 }

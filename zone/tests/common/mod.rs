@@ -10,6 +10,7 @@ use std::fs::{File, OpenOptions};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use uzone_os::{Anonymous, HugeAdvice, Mapping};
 use uzone_pages::{
     ByteLen, LinuxPage, LinuxSeed, MemoryKind, PageCount, Payload, Pfn, PfnRange, Template, Word,
 };
@@ -44,6 +45,17 @@ pub(crate) fn is_mapped(address: usize) -> bool {
 
 pub(crate) fn anonymous(len: u64) -> Region {
     Region::anonymous(ByteLen::new(len)).unwrap()
+}
+
+/// Returns regions of a MiB of base pages, each behind the one before.
+pub(crate) fn neighbours(count: u64) -> Vec<Region> {
+    let how = Anonymous { huge: HugeAdvice::Never, ..Anonymous::default() };
+    let mut parts = vec![Mapping::anonymous(ByteLen::mib(count), how).unwrap()];
+    for _ in 1..count {
+        let (front, behind) = parts.pop().unwrap().cut(ByteLen::mib(1)).unwrap();
+        parts.extend([front, behind]);
+    }
+    parts.into_iter().map(|part| Region::adopt(part).unwrap()).collect()
 }
 
 /// Descriptors that are Linux's, and have to be written.

@@ -679,7 +679,7 @@ fn pages_in_front_are_refused_by_every_call_and_the_others_found() {
             let single = PfnRange::try_single(pfn).unwrap();
             for failure in [
                 zone.pin(address(pfn), ByteLen::new(1)).unwrap_err(),
-                zone.get_range(single).unwrap_err(),
+                zone.get(address(pfn), ByteLen::new(1)).unwrap_err(),
                 pagemap.pin(single).unwrap_err(),
             ] {
                 assert!(matches!(failure, PinError::Metadata { .. }), "{failure}");

@@ -1,17 +1,20 @@
-//! Pins and references by address and by frame number, across the regions of a zone, and as 64 bits.
+//! Pins and references by address, across the regions of a zone, and as 64 bits.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::common::range;
+use crate::common::{neighbours, range};
 use uzone_pages::{ByteLen, HoldError, LinuxPage, LinuxSeed, MemoryKind, Order, Pfn};
 use uzone_zone::{BindOptions, Pagemap, PinError, PinOptions, RawGuard, Redeemed, Region, Zone};
 
 const MIB: u64 = 1 << 20;
 
 fn bind(zone: &Zone, len: u64, base: u64, order: u8) -> Pagemap {
-    let region = Region::anonymous(ByteLen::new(len)).unwrap();
+    bind_at(zone, Region::anonymous(ByteLen::new(len)).unwrap(), base, order)
+}
+
+fn bind_at(zone: &Zone, region: Region, base: u64, order: u8) -> Pagemap {
     let options =
         BindOptions::new(MemoryKind::Generic).base(Pfn::new(base)).order(Order::new(order));
     zone.bind(region, options).unwrap()
@@ -45,7 +48,7 @@ fn a_range_of_addresses_pins_every_page_that_it_touches_and_no_other() {
 }
 
 #[test]
-fn addresses_and_pages_that_no_region_has_are_named() {
+fn addresses_that_no_region_has_are_named() {
     let zone = Zone::new();
     let pagemap = bind(&zone, MIB, 0x1000, 0);
     let end = address(&pagemap, MIB);
@@ -60,10 +63,6 @@ fn addresses_and_pages_that_no_region_has_are_named() {
         let failure = zone.try_pin(start, ByteLen::new(len)).unwrap_err();
         assert_eq!(failure, PinError::NoRange { address: start, len_bytes: len });
     }
-    assert_eq!(
-        zone.get_range(range(0x10ff, 2)).unwrap_err(),
-        PinError::NoPage { pfn: Pfn::new(0x1100) }
-    );
     assert!(pagemap.pages().all(|page| page.word().pins() == 0 && page.word().references() == 1));
     let region = pagemap.unbind().unwrap();
     let gone = region.mapping().addr().get();
@@ -73,37 +72,42 @@ fn addresses_and_pages_that_no_region_has_are_named() {
 #[test]
 fn a_range_over_several_regions_is_held_in_each_or_in_none() {
     let zone = Zone::new();
-    let regions =
-        [bind(&zone, MIB, 0x1000, 0), bind(&zone, MIB, 0x1100, 3), bind(&zone, MIB, 0x1200, 0)];
-    let all = range(0x10f0, 0x120);
-    let pinned = zone.pin_range(all, PinOptions::default()).unwrap();
+    let regions: Vec<Pagemap> = neighbours(3)
+        .into_iter()
+        .zip([(0x1000, 0), (0x1100, 3), (0x1200, 0)])
+        .map(|(region, (base, order))| bind_at(&zone, region, base, order))
+        .collect();
+    let (start, len) = (address(&regions[0], 0xf0 * 4096), ByteLen::new(0x120 * 4096));
+    let pinned = zone.pin(start, len).unwrap();
     let ranges: Vec<_> = pinned.guards().map(uzone_zone::Pinned::range).collect();
     assert_eq!(ranges, [range(0x10f0, 0x10), range(0x1100, 0x100), range(0x1200, 0x10)]);
     assert_eq!(pinned.segments().count(), 3);
     let pinned = pinned.into_single().unwrap_err();
-    let pages: u64 = pinned.into_guards().map(|guard| guard.range().pages().get()).sum();
-    assert_eq!(pages, 0x120, "and dropped by now");
+    let pages: u64 = pinned.guards().map(|guard| guard.range().pages().get()).sum();
+    assert_eq!(pages, 0x120);
+    drop(pinned);
     // The last region refuses: what the first two gave is given back.
     regions[2].poison(Pfn::new(0x1207)).unwrap();
     assert!(matches!(
-        zone.pin_range(all, PinOptions::default()),
+        zone.pin(start, len),
         Err(PinError::Poisoned { pfn, .. }) if pfn == Pfn::new(0x1207)
     ));
     for pagemap in &regions {
         assert!(pagemap.pages().all(|page| page.word().pins() == 0));
     }
-    let referenced = zone.get_range(all).unwrap();
+    let referenced = zone.get(start, len).unwrap();
     assert_eq!(referenced.segments().count(), 3, "references do not care about bytes");
 }
 
 #[test]
 fn regions_of_every_payload_are_found() {
     let zone = Zone::new();
-    let plain = bind(&zone, MIB, 0x1000, 0);
-    let region = Region::anonymous(ByteLen::mib(1)).unwrap();
+    let mut regions = neighbours(2);
+    let region = regions.pop().unwrap();
+    let plain = bind_at(&zone, regions.pop().unwrap(), 0x1000, 0);
     let options = BindOptions::<LinuxPage>::with_payload(MemoryKind::Generic, LinuxSeed::default());
     let linux = zone.bind(region, options.base(Pfn::new(0x1100))).unwrap();
-    let pinned = zone.pin_range(range(0x1000, 0x200), PinOptions::default()).unwrap();
+    let pinned = zone.pin(address(&plain, 0), ByteLen::mib(2)).unwrap();
     let guards: Vec<_> = pinned.guards().collect();
     assert!(guards[0].page::<()>(Pfn::new(0x1001)).is_some());
     assert!(guards[0].page::<LinuxPage>(Pfn::new(0x1001)).is_none());

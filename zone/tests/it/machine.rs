@@ -167,10 +167,9 @@ impl Machine {
         let guard = match (is_pin, by) {
             (true, 0) => pagemap.pin(asked).map(Guard::Pinned),
             (true, 1) => self.zone.pin(address, len).map(pinned),
-            (true, _) => self.zone.pin_range(asked, options).map(pinned),
+            (true, _) => self.zone.pin_with(address, len, options).map(pinned),
             (false, 0) => pagemap.get(asked).map(Guard::Referenced),
-            (false, 1) => self.zone.get(address, len).map(referenced),
-            (false, _) => self.zone.get_range(asked).map(referenced),
+            (false, _) => self.zone.get(address, len).map(referenced),
         };
         self.pagemap = Some(pagemap);
         self.check_held(asked, is_pin, guard);

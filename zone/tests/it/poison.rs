@@ -40,7 +40,6 @@ fn a_bad_page_is_refused_and_its_neighbours_are_not() {
         let PinError::Poisoned { pfn, good } = failure else { panic!("{failure}") };
         assert_eq!(pfn, Pfn::new(0x1203));
         assert_eq!(good, [range(0x1001, 0x202), range(0x1204, 0x5fb)]);
-        assert_eq!(good, pagemap.good_ranges(range(0x1001, 0x7ff)));
         let guards: Vec<_> = good.into_iter().map(|good| pagemap.pin(good).unwrap()).collect();
         assert!(guards.iter().all(|guard| guard.bad_pages().is_empty()));
         drop(guards);

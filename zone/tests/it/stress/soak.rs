@@ -67,11 +67,17 @@ fn check_held(pinned: &Pinned, random: &mut Random) {
     }
 }
 
-fn pin(zone: &Zone, shared: &RwLock<Option<Pagemap>>, counters: &Counters, random: &mut Random) {
+fn pin(
+    (zone, start): (&Zone, usize),
+    shared: &RwLock<Option<Pagemap>>,
+    counters: &Counters,
+    random: &mut Random,
+) {
     let asked = random_range(random);
     let pinned = if random.below(2) == 0 {
-        zone.pin_range(asked, uzone_zone::PinOptions::default())
-            .map(|all| all.into_single().unwrap())
+        let first = usize::try_from(asked.start().get() - BASE).unwrap();
+        let len = ByteLen::new(asked.pages().get() * 4096);
+        zone.pin(start + first * 4096, len).map(|all| all.into_single().unwrap())
     } else {
         let lock = shared.read().unwrap();
         let Some(pagemap) = &*lock else { return };
@@ -81,7 +87,7 @@ fn pin(zone: &Zone, shared: &RwLock<Option<Pagemap>>, counters: &Counters, rando
         Ok(pinned) => pinned,
         Err(
             PinError::Poisoned { .. }
-            | PinError::NoPage { .. }
+            | PinError::NoAddress { .. }
             | PinError::Refused { cause: HoldError::Content(_) | HoldError::Busy, .. }
             | PinError::NotAdmitted(HoldError::Closing),
         ) => return count(&counters.refusals),
@@ -152,6 +158,7 @@ fn everything_at_once_for_a_while() {
     for order in [0_u8, 3, 9].into_iter().cycle() {
         let zone = Zone::new();
         let region = Region::anonymous(ByteLen::new(PAGES * 4096)).unwrap();
+        let start = region.addr().get();
         let shared = RwLock::new(Some(bind(&zone, region, order)));
         let (counters, stop) = (Counters::default(), AtomicBool::new(false));
         std::thread::scope(|scope| {
@@ -161,7 +168,7 @@ fn everything_at_once_for_a_while() {
                     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
                     while !stop.load(Ordering::Relaxed) {
                         if seed % 2 == 0 {
-                            pin(zone, shared, counters, &mut random);
+                            pin((zone, start), shared, counters, &mut random);
                         } else {
                             disturb(shared, counters, &mut random);
                         }
