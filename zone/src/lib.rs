@@ -70,6 +70,7 @@ mod pool;
 mod populate;
 mod progress;
 mod region;
+mod setters;
 mod source;
 mod zone;
 

@@ -42,6 +42,7 @@ use crate::clear::stores;
 use crate::error::PinError;
 use crate::pin::pin_target::{PinTarget, Segment, as_ptr, as_words, is_missing, start_inside};
 use crate::pin::token::{RawGuard, Redeemed};
+use crate::setters::setters;
 
 /// How pages are pinned.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -52,13 +53,11 @@ pub struct PinOptions {
 }
 
 impl PinOptions {
-    /// Pins for as long as it takes, as a device driver does that registers memory once. Memory
-    /// whose owner must be able to take pages away soon refuses: files on a DAX mount, and coherent
-    /// memory.
-    #[must_use]
-    pub fn long_term(mut self) -> Self {
-        self.is_long_term = true;
-        self
+    setters! {
+        /// Pins for as long as it takes, as a device driver does that registers memory once. Memory
+        /// whose owner must be able to take pages away soon refuses: files on a DAX mount, and coherent
+        /// memory.
+        long_term() is_long_term = true;
     }
 
     /// Pins by the kernel too: until the guard is dropped, the kernel neither moves the pages nor swaps them
@@ -77,11 +76,9 @@ impl PinOptions {
         self.long_term()
     }
 
-    /// Takes only present pages: a page that would have to be produced first is refused.
-    #[must_use]
-    pub fn without_faults(mut self) -> Self {
-        self.never_faults = true;
-        self
+    setters! {
+        /// Takes only present pages: a page that would have to be produced first is refused.
+        without_faults() never_faults = true;
     }
 }
 

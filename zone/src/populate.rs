@@ -32,6 +32,7 @@ use uzone_pages::{ByteLen, chunks};
 use crate::error::WriteError;
 use crate::progress::OnProgress;
 use crate::region::Region;
+use crate::setters::setters;
 use crate::source::RegionSource;
 
 use compaction::Compaction;
@@ -88,76 +89,39 @@ impl fmt::Debug for OnPresent {
 }
 
 impl PopulateOptions {
-    /// Sets how many threads there are, instead of one for each CPU that this process may use.
-    #[must_use]
-    pub fn threads(mut self, threads: NonZeroUsize) -> Self {
-        self.threads = Some(threads);
-        self
-    }
+    setters! {
+        /// Sets how many threads there are, instead of one for each CPU that this process may use.
+        threads(threads: NonZeroUsize) threads = Some(threads);
 
-    /// Takes memory from one node alone, as far as it has any: only its CPUs touch it.
-    #[must_use]
-    pub fn node(mut self, node: u32) -> Self {
-        self.node = Some(node);
-        self
-    }
+        /// Takes memory from one node alone, as far as it has any: only its CPUs touch it.
+        node(node: u32) node = Some(node);
 
-    /// Sets whether memory is to be in huge pages.
-    #[must_use]
-    pub fn huge(mut self, huge: Huge) -> Self {
-        self.huge = huge;
-        self
-    }
+        /// Sets whether memory is to be in huge pages.
+        huge(huge: Huge) huge = huge;
 
-    /// Leaves a share of the CPUs alone, in percent, but takes one at least. A number of threads that was set is not
-    /// changed by it.
-    #[must_use]
-    pub fn spare(mut self, percent: u8) -> Self {
-        self.spare_percent = percent.min(100);
-        self
-    }
+        /// Leaves a share of the CPUs alone, in percent, but takes one at least. A number of threads that was set is not
+        /// changed by it.
+        spare(percent: u8) spare_percent = percent.min(100);
 
-    /// Sets the most that each thread asks the kernel for at a time, instead of 64 MiB.
-    #[must_use]
-    pub fn chunk(mut self, most: ByteLen) -> Self {
-        self.chunk = Some(most);
-        self
-    }
+        /// Sets the most that each thread asks the kernel for at a time, instead of 64 MiB.
+        chunk(most: ByteLen) chunk = Some(most);
 
-    /// Populates beside other work of the process. All threads, the caller's too, yield to threads of an ordinary
-    /// priority. Huge pages of memory without a file are made by faults, since a call that maps or unmaps memory waits for
-    /// each thread that asks the kernel for a range.
-    #[must_use]
-    pub fn background(mut self) -> Self {
-        self.is_background = true;
-        self
-    }
+        /// Populates beside other work of the process. All threads, the caller's too, yield to threads of an ordinary
+        /// priority. Huge pages of memory without a file are made by faults, since a call that maps or unmaps memory waits for
+        /// each thread that asks the kernel for a range.
+        background() is_background = true;
 
-    /// Takes a callback for each range of bytes that is present. The thread that has populated it calls, in any
-    /// order.
-    #[must_use]
-    pub fn on_present(mut self, present: impl Fn(Range<u64>) + Send + Sync + 'static) -> Self {
-        self.present = OnPresent(Some(Arc::new(present)));
-        self
-    }
+        /// Takes a callback for each range of bytes that is present. The thread that has populated it calls, in any
+        /// order.
+        on_present(present: impl Fn(Range<u64>) + Send + Sync + 'static) present = OnPresent(Some(Arc::new(present)));
 
-    /// Takes a callback for each chunk. The thread that populated it calls with the bytes that are
-    /// present and the bytes in all. With several threads the calls may come out of order.
-    #[must_use]
-    pub fn on_progress(
-        mut self,
-        progress: impl Fn(ByteLen, ByteLen) + Send + Sync + 'static,
-    ) -> Self {
-        self.progress = OnProgress::new(progress);
-        self
-    }
+        /// Takes a callback for each chunk. The thread that populated it calls with the bytes that are
+        /// present and the bytes in all. With several threads the calls may come out of order.
+        on_progress(progress: impl Fn(ByteLen, ByteLen) + Send + Sync + 'static) progress = OnProgress::new(progress);
 
-    /// Takes a flag that stops the work once another thread sets it, at most a chunk of each thread
-    /// later.
-    #[must_use]
-    pub fn cancel(mut self, cancel: Arc<AtomicBool>) -> Self {
-        self.cancel = cancel;
-        self
+        /// Takes a flag that stops the work once another thread sets it, at most a chunk of each thread
+        /// later.
+        cancel(cancel: Arc<AtomicBool>) cancel = cancel;
     }
 }
 

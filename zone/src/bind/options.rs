@@ -11,6 +11,7 @@ use crate::bind::init_method::InitMethod;
 use crate::ops::PagemapOps;
 use crate::progress::OnProgress;
 use crate::region::Region;
+use crate::setters::setters;
 use crate::source::RegionSource;
 
 /// When descriptors are written.
@@ -76,125 +77,68 @@ impl<P: Payload> BindOptions<P> {
         }
     }
 
-    /// Makes the region one of folios of `order`, whose size the region's must be a multiple of.
-    #[must_use]
-    pub fn order(mut self, order: Order) -> Self {
-        self.order = order;
-        self
-    }
+    setters! {
+        /// Makes the region one of folios of `order`, whose size the region's must be a multiple of.
+        order(order: Order) order = order;
 
-    /// Sets whether the tails of a folio have descriptors of their own.
-    #[must_use]
-    pub fn tails(mut self, tails: Tails) -> Self {
-        self.tails = tails;
-        self
-    }
+        /// Sets whether the tails of a folio have descriptors of their own.
+        tails(tails: Tails) tails = tails;
 
-    /// Gives the region's first page this number, instead of the first that is free.
-    #[must_use]
-    pub fn base(mut self, base: Pfn) -> Self {
-        self.base = Some(base);
-        self
-    }
+        /// Gives the region's first page this number, instead of the first that is free.
+        base(base: Pfn) base = Some(base);
 
-    /// Sets when descriptors are written. [`Init::OnTouch`] is refused for a payload that does not
-    /// start at zero.
-    #[must_use]
-    pub fn init(mut self, init: Init) -> Self {
-        self.init = Some(init);
-        self
-    }
+        /// Sets when descriptors are written. [`Init::OnTouch`] is refused for a payload that does not
+        /// start at zero.
+        init(init: Init) init = Some(init);
 
-    /// Sets how descriptors are written, in place of the choice of the store policy.
-    #[must_use]
-    pub fn stamp(mut self, stamp: InitMethod) -> Self {
-        self.stamp = Some(stamp);
-        self
-    }
+        /// Sets how descriptors are written, in place of the choice of the store policy.
+        stamp(stamp: InitMethod) stamp = Some(stamp);
 
-    /// Sets how many threads write descriptors, instead of as many as the size pays for. If the
-    /// system gives fewer, those do the work; the report states how many there were.
-    #[must_use]
-    pub fn threads(mut self, threads: NonZeroUsize) -> Self {
-        self.threads = Some(threads);
-        self
-    }
+        /// Sets how many threads write descriptors, instead of as many as the size pays for. If the
+        /// system gives fewer, those do the work; the report states how many there were.
+        threads(threads: NonZeroUsize) threads = Some(threads);
 
-    /// Sets whether descriptors may lie in pages of the host's 2 MiB hugetlb pool, where that has
-    /// room. They may by default; a program that has sized the pool for its own
-    /// regions passes `false`.
-    #[must_use]
-    pub fn uses_hugetlb_pool(mut self, uses: bool) -> Self {
-        self.uses_hugetlb_pool = uses;
-        self
-    }
+        /// Sets whether descriptors may lie in pages of the host's 2 MiB hugetlb pool, where that has
+        /// room. They may by default; a program that has sized the pool for its own
+        /// regions passes `false`.
+        uses_hugetlb_pool(uses: bool) uses_hugetlb_pool = uses;
 
-    /// Puts the descriptors into the region's own first pages. Only the pages behind them are
-    /// described; [`Pagemap::range`](crate::PagemapView::range) has those, and
-    /// [`Pagemap::metadata_range`](crate::PagemapView::metadata_range) the others, which cannot be held.
-    ///
-    /// Memory that others may have as well needs [`AltmapOptions::exclusive`]. Whatever stands in the
-    /// metadata pages behind the reserve is lost; at unbind and when the pagemap is dropped,
-    /// descriptors are cleared there, so that the next user finds none. Where the options do not say
-    /// when to write them, descriptors are initialised on touch if the payload starts at zero and the
-    /// memory is private, of no file and reads as zero, and eagerly otherwise.
-    ///
-    /// A region is one mapping, so there is no altmap for several ranges, which Linux refuses.
-    #[must_use]
-    pub fn altmap(mut self, altmap: AltmapOptions) -> Self {
-        self.altmap = Some(altmap);
-        self
-    }
+        /// Puts the descriptors into the region's own first pages. Only the pages behind them are
+        /// described; [`Pagemap::range`](crate::PagemapView::range) has those, and
+        /// [`Pagemap::metadata_range`](crate::PagemapView::metadata_range) the others, which cannot be held.
+        ///
+        /// Memory that others may have as well needs [`AltmapOptions::exclusive`]. Whatever stands in the
+        /// metadata pages behind the reserve is lost; at unbind and when the pagemap is dropped,
+        /// descriptors are cleared there, so that the next user finds none. Where the options do not say
+        /// when to write them, descriptors are initialised on touch if the payload starts at zero and the
+        /// memory is private, of no file and reads as zero, and eagerly otherwise.
+        ///
+        /// A region is one mapping, so there is no altmap for several ranges, which Linux refuses.
+        altmap(altmap: AltmapOptions) altmap = Some(altmap);
 
-    /// Takes the owner's callbacks.
-    #[must_use]
-    pub fn ops(mut self, ops: PagemapOps) -> Self {
-        self.ops = ops;
-        self
-    }
+        /// Takes the owner's callbacks.
+        ops(ops: PagemapOps) ops = ops;
 
-    /// Takes a callback for every 2 MiB of descriptors. The thread that wrote them calls it with the
-    /// bytes of descriptors that are written and the bytes in all; with several threads the calls may
-    /// come out of order.
-    #[must_use]
-    pub fn on_progress(
-        mut self,
-        progress: impl Fn(ByteLen, ByteLen) + Send + Sync + 'static,
-    ) -> Self {
-        self.progress = OnProgress::new(progress);
-        self
-    }
+        /// Takes a callback for every 2 MiB of descriptors. The thread that wrote them calls it with the
+        /// bytes of descriptors that are written and the bytes in all; with several threads the calls may
+        /// come out of order.
+        on_progress(progress: impl Fn(ByteLen, ByteLen) + Send + Sync + 'static) progress = OnProgress::new(progress);
 
-    /// Declares that every page starts out as known to be zero, and so need not be cleared before it is
-    /// handed out. Only a region that cannot have been written to is bound so
-    /// ([`Region::is_untouched`](crate::Region::is_untouched)); it costs nothing at any size.
-    #[must_use]
-    pub fn known_zero(mut self) -> Self {
-        self.content = Content::Zero;
-        self
-    }
+        /// Declares that every page starts out as known to be zero, and so need not be cleared before it is
+        /// handed out. Only a region that cannot have been written to is bound so
+        /// ([`Region::is_untouched`](crate::Region::is_untouched)); it costs nothing at any size.
+        known_zero() content = Content::Zero;
 
-    /// Declares that no page is present yet: each is absent until it is filled, and a pin asks
-    /// [`PagemapOps::populate`] for it first. Costs nothing at any size.
-    #[must_use]
-    pub fn absent(mut self) -> Self {
-        self.content = Content::Absent;
-        self
-    }
+        /// Declares that no page is present yet: each is absent until it is filled, and a pin asks
+        /// [`PagemapOps::populate`] for it first. Costs nothing at any size.
+        absent() content = Content::Absent;
 
-    /// Keeps pages that were bad when the region was unbound bad from the start, so that they are
-    /// not discovered again by an access. Without it every page is taken for good.
-    #[must_use]
-    pub fn keep_poison(mut self) -> Self {
-        self.keeps_poison = true;
-        self
-    }
+        /// Keeps pages that were bad when the region was unbound bad from the start, so that they are
+        /// not discovered again by an access. Without it every page is taken for good.
+        keep_poison() keeps_poison = true;
 
-    /// Takes a flag that stops the bind at its next section of 2 MiB, once another thread sets it.
-    #[must_use]
-    pub fn cancel(mut self, cancel: Arc<AtomicBool>) -> Self {
-        self.cancel = cancel;
-        self
+        /// Takes a flag that stops the bind at its next section of 2 MiB, once another thread sets it.
+        cancel(cancel: Arc<AtomicBool>) cancel = cancel;
     }
 }
 
@@ -253,26 +197,20 @@ impl AltmapOptions {
         Self::default()
     }
 
-    /// Keeps the first `pages` of the region for its owner, who reaches them by
-    /// [`Pagemap::reserve`](crate::Pagemap::reserve): a label, a superblock. Where huge pages are
-    /// behind the region it is a multiple of theirs.
-    #[must_use]
-    pub fn reserve(mut self, pages: PageCount) -> Self {
-        self.reserve = pages;
-        self
-    }
+    setters! {
+        /// Keeps the first `pages` of the region for its owner, who reaches them by
+        /// [`Pagemap::reserve`](crate::Pagemap::reserve): a label, a superblock. Where huge pages are
+        /// behind the region it is a multiple of theirs.
+        reserve(pages: PageCount) reserve = pages;
 
-    /// Has the described pages start at a multiple of a folio of `order`, as Linux has the data of a
-    /// namespace start: [`Order::PMD`] for mappings of 2 MiB, the order of 1 GiB for those, and
-    /// [`Order::BASE`] for no alignment beyond that of the folios. Pages that it skips are lost.
-    ///
-    /// Where this is not called, it is 2 MiB for DAX devices and files on DAX mounts that have room for
-    /// that, and none for other memory. The numbers of the pages count: they are multiples where the
-    /// region's bytes are, unless [`BindOptions::base`] sets another base.
-    #[must_use]
-    pub fn align(mut self, order: Order) -> Self {
-        self.align = Some(order);
-        self
+        /// Has the described pages start at a multiple of a folio of `order`, as Linux has the data of a
+        /// namespace start: [`Order::PMD`] for mappings of 2 MiB, the order of 1 GiB for those, and
+        /// [`Order::BASE`] for no alignment beyond that of the folios. Pages that it skips are lost.
+        ///
+        /// Where this is not called, it is 2 MiB for DAX devices and files on DAX mounts that have room for
+        /// that, and none for other memory. The numbers of the pages count: they are multiples where the
+        /// region's bytes are, unless [`BindOptions::base`] sets another base.
+        align(order: Order) align = Some(order);
     }
 
     /// Returns the order at a multiple of which the data of a region starts.
@@ -283,13 +221,11 @@ impl AltmapOptions {
         self.align.unwrap_or(default)
     }
 
-    /// Takes the caller's promise that no other process changes the metadata pages behind the reserve, for
-    /// as long as the region is bound. It is asked for where others may have the memory: memory
-    /// files, files, DAX, adopted memory.
-    #[must_use]
-    pub fn exclusive(mut self, promise: Exclusivity) -> Self {
-        self.promise = Some(promise);
-        self
+    setters! {
+        /// Takes the caller's promise that no other process changes the metadata pages behind the reserve, for
+        /// as long as the region is bound. It is asked for where others may have the memory: memory
+        /// files, files, DAX, adopted memory.
+        exclusive(promise: Exclusivity) promise = Some(promise);
     }
 }
 

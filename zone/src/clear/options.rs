@@ -13,6 +13,7 @@ use uzone_stream::{CacheState, CopyMethod, NextUse};
 
 use crate::error::Unclearable;
 use crate::progress::OnProgress;
+use crate::setters::setters;
 
 /// The options of clearing and copying.
 #[derive(Clone, Debug)]
@@ -42,62 +43,36 @@ impl Default for ZeroOptions {
 }
 
 impl ZeroOptions {
-    /// Sets whether the destination is in the cache: wrong, it costs a factor of two to six.
-    #[must_use]
-    pub fn was(mut self, was: CacheState) -> Self {
-        self.was = was;
-        self
-    }
+    setters! {
+        /// Sets whether the destination is in the cache: wrong, it costs a factor of two to six.
+        was(was: CacheState) was = was;
 
-    /// Sets whether the destination is read at once. The neighbourhood of a hint is always taken as read at
-    /// once, whatever is set for the rest.
-    #[must_use]
-    pub fn next(mut self, next: NextUse) -> Self {
-        self.next = next;
-        self
-    }
+        /// Sets whether the destination is read at once. The neighbourhood of a hint is always taken as read at
+        /// once, whatever is set for the rest.
+        next(next: NextUse) next = next;
 
-    /// Sets the byte of the region that is read next: its page and two on either side are written last,
-    /// and stay in the cache.
-    #[must_use]
-    pub fn hint(mut self, offset_bytes: u64) -> Self {
-        self.hint = Some(offset_bytes);
-        self
-    }
+        /// Sets the byte of the region that is read next: its page and two on either side are written last,
+        /// and stay in the cache.
+        hint(offset_bytes: u64) hint = Some(offset_bytes);
 
-    /// Sets how many threads write; by default one, the caller's. If the system gives
-    /// fewer, those do the work; the outcome states how many there were. The neighbourhood of a hint is
-    /// written by the caller's own.
-    #[must_use]
-    pub fn threads(mut self, threads: NonZeroUsize) -> Self {
-        self.threads = threads;
-        self
-    }
+        /// Sets how many threads write; by default one, the caller's. If the system gives
+        /// fewer, those do the work; the outcome states how many there were. The neighbourhood of a hint is
+        /// written by the caller's own.
+        threads(threads: NonZeroUsize) threads = threads;
 
-    /// Sets after how many bytes a thread yields: [`ZeroOptions::on_batch`] is called, and
-    /// [`ZeroOptions::cancel`] is looked at. By default an extent is written whole, and the kernel preempts
-    /// the thread if another one has to run. Linux clears 8 MiB between two yield points where it is not
-    /// preempted.
-    #[must_use]
-    pub fn batch(mut self, len: ByteLen) -> Self {
-        self.batch = Some(len);
-        self
-    }
+        /// Sets after how many bytes a thread yields: [`ZeroOptions::on_batch`] is called, and
+        /// [`ZeroOptions::cancel`] is looked at. By default an extent is written whole, and the kernel preempts
+        /// the thread if another one has to run. Linux clears 8 MiB between two yield points where it is not
+        /// preempted.
+        batch(len: ByteLen) batch = Some(len);
 
-    /// Takes a callback for the yield point after every batch. The thread that wrote the batch calls it with
-    /// the number of bytes written and the number in all. With several threads the calls may come out of
-    /// order.
-    #[must_use]
-    pub fn on_batch(mut self, progress: impl Fn(ByteLen, ByteLen) + Send + Sync + 'static) -> Self {
-        self.progress = OnProgress::new(progress);
-        self
-    }
+        /// Takes a callback for the yield point after every batch. The thread that wrote the batch calls it with
+        /// the number of bytes written and the number in all. With several threads the calls may come out of
+        /// order.
+        on_batch(progress: impl Fn(ByteLen, ByteLen) + Send + Sync + 'static) progress = OnProgress::new(progress);
 
-    /// Takes a flag that stops the work after the batch under way, once another thread sets it.
-    #[must_use]
-    pub fn cancel(mut self, cancel: Arc<AtomicBool>) -> Self {
-        self.cancel = cancel;
-        self
+        /// Takes a flag that stops the work after the batch under way, once another thread sets it.
+        cancel(cancel: Arc<AtomicBool>) cancel = cancel;
     }
 }
 

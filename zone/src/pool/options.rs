@@ -7,6 +7,7 @@ use std::num::NonZeroU8;
 use uzone_pages::{ByteLen, ErrorKind, Pfn, PfnRange};
 
 use crate::error::WriteError;
+use crate::setters::setters;
 
 /// How a pool is run.
 #[derive(Clone, Copy, Debug)]
@@ -23,27 +24,17 @@ impl Default for PoolOptions {
 }
 
 impl PoolOptions {
-    /// Limits the worker to this share of one CPU, in percent; more than 100 is 100. It runs
-    /// when no other thread of the host wants to. On a host with several NUMA nodes, each has a worker
-    /// that may take as much of one of its CPUs.
-    #[must_use]
-    pub fn worker(mut self, percent: NonZeroU8) -> Self {
-        self.worker_percent = Some(percent);
-        self
-    }
+    setters! {
+        /// Limits the worker to this share of one CPU, in percent; more than 100 is 100. It runs
+        /// when no other thread of the host wants to. On a host with several NUMA nodes, each has a worker
+        /// that may take as much of one of its CPUs.
+        worker(percent: NonZeroU8) worker_percent = Some(percent);
 
-    /// Has no worker: folios are cleared when they are handed out, or when they come back.
-    #[must_use]
-    pub fn without_worker(mut self) -> Self {
-        self.worker_percent = None;
-        self
-    }
+        /// Has no worker: folios are cleared when they are handed out, or when they come back.
+        without_worker() worker_percent = None;
 
-    /// Clears a folio when it comes back, on the thread that gives it back.
-    #[must_use]
-    pub fn clear_on_release(mut self) -> Self {
-        self.clears_on_release = true;
-        self
+        /// Clears a folio when it comes back, on the thread that gives it back.
+        clear_on_release() clears_on_release = true;
     }
 }
 
