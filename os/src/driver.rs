@@ -233,7 +233,7 @@ impl Driver {
             },
         };
         // SAFETY: flags of zero are the only ones, and any thread may call it at any time.
-        driver.answer("cuInit", unsafe { init(0) })?;
+        driver.answer(["cuInit", "hipInit"], unsafe { init(0) })?;
         Ok(driver)
     }
 
@@ -260,7 +260,7 @@ impl Driver {
         let mut context = ptr::null_mut();
         // SAFETY: it writes one pointer to `context`, which is a local.
         let code = unsafe { (self.get_current)(&raw mut context) };
-        self.answer("cuCtxGetCurrent", code)?;
+        self.answer(["cuCtxGetCurrent", "hipCtxGetCurrent"], code)?;
         Ok(context)
     }
 
@@ -285,7 +285,7 @@ impl Driver {
         // SAFETY: the context is one that the driver returned, or its maker vouched for (`Context::from_raw`). One that
         // was destroyed meanwhile is an error.
         let code = unsafe { (self.set_current)(context) };
-        self.answer("cuCtxSetCurrent", code)
+        self.answer(["cuCtxSetCurrent", "hipCtxSetCurrent"], code)
     }
 
     /// Registers memory for the devices of all contexts, and keeps its pages where they are. No byte changes.
@@ -302,7 +302,7 @@ impl Driver {
             // nothing is mapped are an error. A device writes there only on behalf of a call that is given the address
             // by code that vouches for it.
             let code = unsafe { (self.register)(start, len, PORTABLE) };
-            self.answer("cuMemHostRegister", code)
+            self.answer(["cuMemHostRegister", "hipHostRegister"], code)
         })
     }
 
@@ -317,23 +317,26 @@ impl Driver {
             // SAFETY: it lets go of pages, and touches no byte of them.
             match unsafe { (self.unregister)(start) } {
                 NOT_REGISTERED => Ok(false),
-                code => self.answer("cuMemHostUnregister", code).map(|()| true),
+                code => {
+                    self.answer(["cuMemHostUnregister", "hipHostUnregister"], code).map(|()| true)
+                }
             }
         })
     }
 
-    /// Makes an error of a code that is not zero.
-    fn answer(&self, call: &'static str, code: c_int) -> Result<(), DriverError> {
+    /// Makes an error of a code that is not zero, with the function's name in CUDA and in HIP.
+    fn answer(&self, [cuda, hip]: [&'static str; 2], code: c_int) -> Result<(), DriverError> {
         if code == 0 {
             return Ok(());
         }
-        let mut name = ptr::null();
+        let (mut name, mut call) = (ptr::null(), cuda);
         match self.names {
             Names::Cuda(of) => {
                 // SAFETY: it writes one pointer to `name`, which is a local: null for a code that it does not know.
                 let _ = unsafe { of(code, &raw mut name) };
             }
             Names::Hip(of, take_back) => {
+                call = hip;
                 // SAFETY: any code will do.
                 name = unsafe { of(code) };
                 // SAFETY: it takes back the pending error of this thread, which is the one that is returned here.
