@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the tests that need DAX in a virtual machine with three emulated NVDIMMs: one becomes a DAX device,
+# Runs the tests that need DAX or two NUMA nodes in a virtual machine with three emulated NVDIMMs: one becomes a DAX device,
 # one carries ext4 on a DAX mount, and one becomes a DAX device with pages of 1 GiB. `uzone-bench bind` describes each,
 # the first by all alignments that it can have. Then the machine is killed while a test writes files, and a second boot
 # finds what has lasted. Nothing of this host's memory or disks is touched.
@@ -95,7 +95,7 @@ built() {
         grep -oE '"executable":"[^"]+"' | cut -d'"' -f4
 }
 declare -A programs
-for test in os:it zone:it zone:huge fault:it; do
+for test in os:it zone:it zone:huge fault:it hostpool:it; do
     programs[${test/:/-}]=$(built "${test%:*}" "${test#*:}") || die "no program of $test was built"
 done
 programs[uzone]=$(built cli uzone | grep '/debug/uzone$') || die "no program of cli:uzone was built"
@@ -178,6 +178,9 @@ run /tests/os-it dax:: --nocapture --test-threads=1
 run /tests/os-it adopt:: --test-threads=1
 run /tests/zone-it regions:: --nocapture --test-threads=1
 run /tests/zone-huge holds_its_own_descriptors --nocapture --test-threads=1
+# The second node has memory and no CPU.
+run /tests/zone-huge node --nocapture --test-threads=1
+run /tests/hostpool-it pages:: --nocapture --test-threads=1
 run /tests/zone-it persist:: --nocapture --test-threads=1
 # Their files lie beside the program: on the DAX mount.
 run cp /tests/fault-it /mnt

@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use uzone_os::{SystemRoot, numa};
 use uzone_pages::ByteLen;
 use uzone_zone::{Huge, PopulateOptions};
 
@@ -43,7 +44,9 @@ pub(crate) fn populate(inner: &Arc<Inner>) {
                 inner.note_present(part);
             }
         });
-    if let Place::Node(node) = inner.options.place {
+    if let Place::Node(node) = inner.options.place
+        && has_cpus(node)
+    {
         options = options.node(node);
     }
     let answer = inner.region().populate(0..inner.region().len().get(), &options);
@@ -55,6 +58,13 @@ pub(crate) fn populate(inner: &Arc<Inner>) {
         }
         Err(error) => inner.fail(HostPoolError::Populate(Arc::new(error))),
     }
+}
+
+/// Returns whether this process has CPUs of a node. One of memory alone, such as CXL's, is populated by any CPU.
+fn has_cpus(node: u32) -> bool {
+    let nodes = numa::nodes(&SystemRoot::host()).unwrap_or_default();
+    let cpus = nodes.iter().find(|it| it.number == node).map(|node| numa::usable(&node.cpus));
+    !matches!(cpus, Some(Ok(cpus)) if cpus.is_empty())
 }
 
 /// Registers the pool behind the threads that populate it, and hands its blocks out.

@@ -1,4 +1,4 @@
-// A driver of our own in place of CUDA's, which checks its calls. It reads orders from the file beside it
+// A driver of our own in place of CUDA's and of HIP's, which checks its calls. It reads orders from the file beside it
 // (<library>.orders, when it is initialised) and writes a line for each call that registers memory to <library>.log.
 //
 //   context            the thread that initialises it has a context
@@ -123,6 +123,25 @@ int cuGetErrorName(int code, const char **name) {
         : code == DESTROYED ? "CUDA_ERROR_CONTEXT_IS_DESTROYED"
         : code == UNKNOWN ? "CUDA_ERROR_UNKNOWN" : NULL;
     return *name ? OK : INVALID_VALUE;
+}
+
+// HIP has the same functions by other names. It keeps the error of a failed call of a thread until that is taken back,
+// and a later call, which has not failed, may return it.
+static _Thread_local int pending;
+static int hip(int code) {
+    if (pending) say("WRONG pending", 0, 0, pending);
+    return code ? pending = code : OK;
+}
+int hipInit(unsigned flags) { return hip(cuInit(flags)); }
+int hipCtxGetCurrent(void **context) { return hip(cuCtxGetCurrent(context)); }
+int hipCtxSetCurrent(void *context) { return hip(cuCtxSetCurrent(context)); }
+int hipHostRegister(void *address, size_t len, unsigned flags) { return hip(cuMemHostRegister_v2(address, len, flags)); }
+int hipHostUnregister(void *address) { return hip(cuMemHostUnregister(address)); }
+const char *hipGetErrorName(int code) { return code == OUT_OF_MEMORY ? "hipErrorOutOfMemory" : "hipErrorUnknown"; }
+int hipGetLastError(void) {
+    int code = pending;
+    pending = OK;
+    return code;
 }
 
 // The rest is what the measuring program calls besides.

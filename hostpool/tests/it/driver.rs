@@ -39,8 +39,12 @@ impl Stub {
         PathBuf::from(format!("{}.{end}", self.library.display()))
     }
 
+    pub(crate) fn library(&self) -> PathBuf {
+        self.library.clone()
+    }
+
     pub(crate) fn options(&self) -> HostPoolOptions {
-        let library = Registration::Library(Vendor::Cuda, self.library.clone());
+        let library = Registration::Library(Vendor::Cuda, self.library());
         HostPoolOptions::default().register(library).pages(Pages::Small)
     }
 
@@ -144,6 +148,23 @@ fn blocks_that_were_registered_before_a_failure_stay_usable() {
     assert!(pool.report().notes.iter().any(|note| note.contains("cannot register")));
     drop(blocks);
     assert!(pool.take(LONG).is_ok());
+}
+
+#[test]
+fn hip_registers_by_its_own_functions_and_its_pending_error_is_taken_back() {
+    let stub = Stub::new("hip", "context fail_at 3");
+    let hip = Registration::Library(Vendor::Hip, stub.library());
+    let options = || HostPoolOptions::default().register(hip.clone()).pages(Pages::Small);
+    let pool = HostPool::open(ByteLen::mib(64), options()).unwrap();
+    let error = uzone_os::with_causes(&pool.wait_ready(pool.len(), LONG).unwrap_err());
+    assert!(error.contains("hipHostRegister failed: hipErrorOutOfMemory (2)"), "{error}");
+    assert_eq!((pool.ready(), pool.report().registered_by), (ByteLen::mib(6), "HIP".to_owned()));
+    let base = pool.addr().get();
+    drop(pool);
+    let calls = stub.calls(base); // none was WRONG, such as one with an error that is pending
+    assert_eq!(calls.iter().filter(|call| call.0 == "unregister").count(), 2);
+    let pool = HostPool::open(ByteLen::mib(16), options().budget(Budget::Eager)).unwrap();
+    assert_eq!(pool.ready(), pool.len());
 }
 
 #[test]
