@@ -70,7 +70,7 @@ impl Default for Zeroing {
 /// How long the registering thread lets other threads have the driver between two pieces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pause {
-    /// A tenth of the time of the last piece, 0.25 ms at least. Without a pause the driver's lock is not fair, and other
+    /// A tenth of the time of the last piece, 0.125 ms at least. Without a pause the driver's lock is not fair, and other
     /// threads wait for all pieces.
     #[default]
     Adaptive,
