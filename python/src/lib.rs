@@ -4,9 +4,11 @@
 //! Python answers a page fault, so a thread that holds the lock of the interpreter may touch any page. Each call that
 //! waits releases that lock. The package is built by maturin (`pyproject.toml`); `uzone/__init__.pyi` has its types.
 //!
-//! Unsafe: the tables of the buffer protocol and of DLPack (`buffer`, `dlpack`), which are structures of C.
+//! Unsafe: the tables of the buffer protocol and of DLPack (`buffer`, `dlpack`), which are structures of C, and numbers of
+//! descriptors and contexts as arguments.
 #![allow(clippy::needless_pass_by_value, reason = "arguments of Python are extracted by value")]
 
+mod attached;
 mod block;
 mod buffer;
 mod dlpack;
@@ -14,6 +16,7 @@ mod error;
 mod exit;
 mod image;
 mod lend;
+mod options;
 mod pack;
 mod pool;
 mod range;
@@ -24,6 +27,8 @@ use pyo3::prelude::*;
 /// The compiled part of the package `uzone`.
 #[pymodule]
 mod _uzone {
+    #[pymodule_export]
+    use crate::attached::AttachedPool;
     #[pymodule_export]
     use crate::block::Block;
     #[pymodule_export]

@@ -1,24 +1,21 @@
 //! Pools of registered host memory: [`HostPool`].
 
-use std::error::Error;
 use std::ffi::c_int;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyMemoryView};
-use uzone::hostpool::{
-    self, Budget, HostPoolError, HostPoolOptions, HostPoolReport, Pages, Pause, Place, Register,
-    Registration, Zeroing,
-};
-use uzone::{ByteLen, PageSize};
-use uzone_os::Addr;
+use uzone::hostpool::{self, HostPoolError, HostPoolOptions, HostPoolReport};
+use uzone::{ByteLen, ErrorKind};
 
 use crate::block::{Block, Loan, check_process, device, is_versioned};
 use crate::error::Failure;
 use crate::exit::{self, Ends};
 use crate::lend::Lent;
+use crate::options::{self, registration, seconds};
 use crate::range::Size;
 use crate::watch::drop_detached;
 use crate::{buffer, dlpack};
@@ -58,8 +55,9 @@ impl Ends for Pool {
 ///     hugetlb pool, which are reserved before.
 /// node : int or "interleaved", optional
 ///     The NUMA node of the memory; by default, that of the threads that make it present.
-/// clear : {"ahead", "take", "release", "never"}, optional
-///     When a block is cleared that had an owner before.
+/// clear : {"ahead", "take", "release", "never"} or int, optional
+///     When a block is cleared that had an owner before. A number is ``"ahead"`` within that share of one CPU, in percent,
+///     which is 50 otherwise: clearing takes memory bandwidth from copies of the device.
 /// start : {"background", "eager", "demand"}, optional
 ///     When memory is made present and registered: behind the call, before it returns, or by each first `take`.
 /// piece : int or str, optional
@@ -68,6 +66,15 @@ impl Ends for Pool {
 ///     The seconds between two pieces; by default, a tenth of the time that the last piece took.
 /// all_or_nothing : bool, optional
 ///     Hand out no block before all are registered, and none if one cannot be.
+/// context : int, optional
+///     The address of the ``CUcontext`` or ``hipCtx_t`` to register in, instead of the current one; it outlives the pool.
+/// spare_cpus : int, optional
+///     The share of the CPUs, in percent, that making memory present leaves alone.
+/// shared : bool, optional
+///     Make a pool that another process opens by `AttachedPool`.
+/// progress : callable, optional
+///     Called as ``progress(ready, nbytes)`` by a thread of the pool after each piece; it takes no block. An exception is
+///     printed and ends nothing. With ``start="demand"`` it is not called.
 ///
 /// Attributes
 /// ----------
@@ -77,6 +84,8 @@ impl Ends for Pool {
 ///     The bytes that are present and registered, handed out or not.
 /// buffer : memoryview
 ///     All memory of the pool.
+/// name : str or None
+///     The name by which another process of this user attaches to a shared pool.
 /// closed : bool
 ///     Whether it was closed.
 ///
@@ -107,101 +116,8 @@ pub(crate) struct HostPool {
     process: u32,
 }
 
-/// Functions of Python that register memory.
-struct Callables {
-    register: Py<PyAny>,
-    unregister: Py<PyAny>,
-}
-
-impl Callables {
-    fn call(
-        &self,
-        call: impl FnOnce(Python<'_>) -> PyResult<()>,
-    ) -> Result<(), Box<dyn Error + Send + Sync>> {
-        // No thread but the one that ends it may enter an interpreter that ends.
-        exit::check_call()?;
-        Python::try_attach(call)
-            .unwrap_or_else(|| Err(Failure::input("the interpreter has ended").into()))?;
-        Ok(())
-    }
-}
-
-impl Register for Callables {
-    fn register(&self, start: Addr, len: ByteLen) -> Result<(), Box<dyn Error + Send + Sync>> {
-        self.call(|py| self.register.call1(py, (start.get(), len.get())).map(drop))
-    }
-
-    fn unregister(&self, start: Addr) -> Result<(), Box<dyn Error + Send + Sync>> {
-        self.call(|py| self.unregister.call1(py, (start.get(),)).map(drop))
-    }
-}
-
-/// Returns who registers memory, and the kind of device of DLPack that sees it.
-fn registration(register: Option<&Bound<'_, PyAny>>) -> PyResult<(Registration, i32)> {
-    let Some(register) = register else { return Ok((Registration::None, dlpack::CPU)) };
-    if let Ok((register, unregister)) = register.extract::<(Py<PyAny>, Py<PyAny>)>() {
-        let callables = Callables { register, unregister };
-        return Ok((Registration::With(Arc::new(callables)), dlpack::CPU));
-    }
-    match register.extract::<&str>() {
-        Ok("cuda") => Ok((Registration::Cuda, dlpack::CUDA_HOST)),
-        Ok("hip") => Ok((Registration::Hip, dlpack::ROCM_HOST)),
-        Ok("mlock") => Ok((Registration::Locked, dlpack::CPU)),
-        _ => {
-            let why = "register is \"cuda\", \"hip\", \"mlock\", None, or a pair of callables";
-            Err(Failure::input(why).into())
-        }
-    }
-}
-
-fn pages(pages: &Bound<'_, PyAny>) -> PyResult<Pages> {
-    match pages.extract::<&str>() {
-        Ok("huge") => Ok(Pages::Transparent),
-        Ok("small") => Ok(Pages::Small),
-        _ => {
-            let bytes = pages.extract::<Size>()?.0.get();
-            let page = PageSize::try_from_bytes(bytes);
-            Ok(Pages::Hugetlb(page.map_err(|error| Failure::input(error.to_string()))?))
-        }
-    }
-}
-
-fn place(node: Option<&Bound<'_, PyAny>>) -> PyResult<Place> {
-    let Some(node) = node else { return Ok(Place::Anywhere) };
-    match (node.extract::<u32>(), node.extract::<&str>()) {
-        (Ok(number), _) => Ok(Place::Node(number)),
-        (_, Ok("interleaved")) => Ok(Place::Interleaved),
-        _ => Err(Failure::input("node is a number, \"interleaved\" or None").into()),
-    }
-}
-
-fn zeroing(clear: &str) -> Result<Zeroing, Failure> {
-    match clear {
-        "ahead" => Ok(Zeroing::default()),
-        "take" => Ok(Zeroing::OnTake),
-        "release" => Ok(Zeroing::OnRelease),
-        "never" => Ok(Zeroing::Never),
-        _ => Err(Failure::input("clear is \"ahead\", \"take\", \"release\" or \"never\"")),
-    }
-}
-
-fn budget(start: &str) -> Result<Budget, Failure> {
-    match start {
-        "background" => Ok(Budget::Background),
-        "eager" => Ok(Budget::Eager),
-        "demand" => Ok(Budget::OnDemand),
-        _ => Err(Failure::input("start is \"background\", \"eager\" or \"demand\"")),
-    }
-}
-
-/// Returns a time in seconds as one; `None` is for ever.
-fn seconds(name: &str, seconds: Option<f64>) -> Result<Option<Duration>, Failure> {
-    let time = seconds.map(|seconds| Duration::try_from_secs_f64(seconds.max(0.0)));
-    time.transpose().map_err(|_| Failure::input(format!("{name} is a number of seconds")))
-}
-
 /// Calls `wait` with short times, and handles signals in between, until the time is up.
-fn waited<T: Send>(
+pub(crate) fn waited<T: Send>(
     py: Python<'_>,
     timeout: Option<Duration>,
     wait: impl Fn(Duration) -> Result<T, HostPoolError> + Sync,
@@ -243,10 +159,12 @@ impl HostPool {
 #[pymethods]
 impl HostPool {
     #[new]
-    #[pyo3(signature = (size, block=Size(ByteLen::mib(2)), register=None, *, pages=None, node=None, clear="ahead",
-                        start="background", piece=Size(ByteLen::mib(64)), pause=None, all_or_nothing=false),
+    #[pyo3(signature = (size, block=Size(ByteLen::mib(2)), register=None, *, pages=None, node=None, clear=None,
+                        start="background", piece=Size(ByteLen::mib(64)), pause=None, all_or_nothing=false,
+                        context=None, spare_cpus=12, shared=false, progress=None),
            text_signature = "(size, block='2M', register=None, *, pages='huge', node=None, clear='ahead', \
-                             start='background', piece='64M', pause=None, all_or_nothing=False)")]
+                             start='background', piece='64M', pause=None, all_or_nothing=False, context=None, \
+                             spare_cpus=12, shared=False, progress=None)")]
     #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn new(
         py: Python<'_>,
@@ -255,26 +173,36 @@ impl HostPool {
         register: Option<&Bound<'_, PyAny>>,
         pages: Option<&Bound<'_, PyAny>>,
         node: Option<&Bound<'_, PyAny>>,
-        clear: &str,
+        clear: Option<&Bound<'_, PyAny>>,
         start: &str,
         piece: Size,
         pause: Option<f64>,
         all_or_nothing: bool,
+        context: Option<usize>,
+        spare_cpus: u8,
+        shared: bool,
+        progress: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
         exit::check_open()?;
-        let (registration, device) = registration(register)?;
-        let pause = seconds("pause", pause)?.map_or(Pause::Adaptive, Pause::Fixed);
+        let (registration, device) = registration(register, context)?;
         let mut options = HostPoolOptions::default()
             .block(block.0)
             .register(registration)
-            .pages(pages.map_or(Ok(Pages::default()), self::pages)?)
-            .place(place(node)?)
-            .zeroing(zeroing(clear)?)
-            .budget(budget(start)?)
+            .pages(options::pages(pages)?)
+            .place(options::place(node)?)
+            .zeroing(options::zeroing(clear)?)
+            .budget(options::budget(start)?)
             .piece(piece.0)
-            .pause(pause);
+            .pause(options::pause(pause)?)
+            .spare_cpus(spare_cpus);
         if all_or_nothing {
             options = options.all_or_nothing();
+        }
+        if shared {
+            options = options.shared();
+        }
+        if let Some(progress) = progress {
+            options = options.on_progress(options::progress(progress));
         }
         // On this thread, which has the context of the driver.
         let pool =
@@ -387,39 +315,7 @@ impl HostPool {
     ///     ``longest_piece``, ``first_ready``, ``all_ready``. Others: ``node``, ``registered_by``, ``pieces``, and
     ///     ``notes``, a list of sentences. A value that is not known yet is None.
     fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let HostPoolReport {
-            len,
-            block,
-            ready,
-            huge,
-            small,
-            node,
-            registered_by,
-            pieces,
-            populating,
-            registering,
-            longest_piece,
-            first_ready,
-            all_ready,
-            notes,
-            ..
-        } = self.look(hostpool::HostPool::report)?;
-        let dict = PyDict::new(py);
-        dict.set_item("nbytes", len.get())?;
-        dict.set_item("block_bytes", block.get())?;
-        dict.set_item("ready", ready.get())?;
-        dict.set_item("huge", huge.map(ByteLen::get))?;
-        dict.set_item("small", small.map(ByteLen::get))?;
-        dict.set_item("node", node)?;
-        dict.set_item("registered_by", registered_by)?;
-        dict.set_item("pieces", pieces)?;
-        dict.set_item("populating", populating.as_secs_f64())?;
-        dict.set_item("registering", registering.as_secs_f64())?;
-        dict.set_item("longest_piece", longest_piece.as_secs_f64())?;
-        dict.set_item("first_ready", first_ready.map(|time| time.as_secs_f64()))?;
-        dict.set_item("all_ready", all_ready.map(|time| time.as_secs_f64()))?;
-        dict.set_item("notes", notes)?;
-        Ok(dict)
+        report_of(py, self.look(hostpool::HostPool::report)?)
     }
 
     /// Return counts of the blocks.
@@ -463,6 +359,27 @@ impl HostPool {
     #[getter]
     fn ready(&self) -> PyResult<u64> {
         Ok(self.look(|pool| pool.ready().get())?)
+    }
+
+    #[getter]
+    fn name(&self) -> PyResult<Option<String>> {
+        Ok(self.look(hostpool::HostPool::shared_name)?)
+    }
+
+    /// Return the descriptor of the memory of a shared pool, for ``socket.send_fds``. The pool keeps it.
+    ///
+    /// Returns
+    /// -------
+    /// int
+    ///
+    /// Raises
+    /// ------
+    /// NotSupportedError
+    ///     If the pool is not shared.
+    fn fileno(&self) -> PyResult<i32> {
+        let file = self.look(|pool| pool.shared_file().map(|file| file.as_raw_fd()))?;
+        let why = "the pool is not shared: open it with shared=True";
+        Ok(file.ok_or_else(|| Failure::new(ErrorKind::NotSupported, why))?)
     }
 
     #[getter]
@@ -559,6 +476,43 @@ impl Drop for HostPool {
     }
 }
 
-fn closed() -> Failure {
+pub(crate) fn closed() -> Failure {
     Failure::input("the pool is closed")
+}
+
+/// Returns a report as a dictionary.
+pub(crate) fn report_of(py: Python<'_>, report: HostPoolReport) -> PyResult<Bound<'_, PyDict>> {
+    let HostPoolReport {
+        len,
+        block,
+        ready,
+        huge,
+        small,
+        node,
+        registered_by,
+        pieces,
+        populating,
+        registering,
+        longest_piece,
+        first_ready,
+        all_ready,
+        notes,
+        ..
+    } = report;
+    let dict = PyDict::new(py);
+    dict.set_item("nbytes", len.get())?;
+    dict.set_item("block_bytes", block.get())?;
+    dict.set_item("ready", ready.get())?;
+    dict.set_item("huge", huge.map(ByteLen::get))?;
+    dict.set_item("small", small.map(ByteLen::get))?;
+    dict.set_item("node", node)?;
+    dict.set_item("registered_by", registered_by)?;
+    dict.set_item("pieces", pieces)?;
+    dict.set_item("populating", populating.as_secs_f64())?;
+    dict.set_item("registering", registering.as_secs_f64())?;
+    dict.set_item("longest_piece", longest_piece.as_secs_f64())?;
+    dict.set_item("first_ready", first_ready.map(|time| time.as_secs_f64()))?;
+    dict.set_item("all_ready", all_ready.map(|time| time.as_secs_f64()))?;
+    dict.set_item("notes", notes)?;
+    Ok(dict)
 }

@@ -3,8 +3,10 @@
 import gc
 import os
 import signal
+import socket
 import threading
 import weakref
+from pathlib import Path
 
 import numpy
 import pytest
@@ -304,3 +306,111 @@ def test_torch_has_the_memory_of_a_block_without_a_copy(pool):
     tensor = torch.frombuffer(block, dtype=torch.bfloat16)
     assert tensor.data_ptr() == block.address
     assert torch.from_dlpack(block).data_ptr() == block.address
+
+
+SECOND = """
+import os, sys, numpy, uzone
+name, number = sys.argv[1], int(sys.argv[2])
+seen = []
+with uzone.AttachedPool(name, block="1M", register="cuda", progress=lambda *ready: seen.append(ready)) as pool:
+    assert pool.wait_ready() == pool.ready == pool.nbytes == 16 << 20
+    assert (pool.block_bytes, pool.block_count, pool.owner_alive) == (1 << 20, 16, True)
+    assert pool.report()["registered_by"] == "CUDA"
+    block = numpy.frombuffer(pool, numpy.uint8, pool.block_bytes, number * pool.block_bytes)
+    assert (block == 5).all() and numpy.from_dlpack(pool).nbytes == pool.nbytes
+    block[:] = 6
+    try:
+        pool.close()
+    except BufferError:
+        del block
+assert pool.closed and seen[-1] == (16 << 20, 16 << 20)
+"""
+
+
+def test_a_second_process_attaches_by_name_and_is_told_blocks_by_number(stub_driver):
+    owner = uzone.HostPool("16M", block="1M", shared=True)
+    owner.wait_ready()
+    block = owner.blocks(2)
+    array = numpy.frombuffer(block, numpy.uint8)
+    array[:] = 5
+    env = {"UZONE_CUDA_LIBRARY": str(stub_driver)}
+    done = run("-c", SECOND, owner.name, block.numbers[1], env=env)
+    assert done.returncode == 0, done.stderr
+    assert (array[: 1 << 20] == 5).all() and (array[1 << 20 :] == 6).all()
+    calls = open(f"{stub_driver}.log").read()
+    assert "unregister" in calls and "WRONG" not in calls, calls
+
+
+def test_a_pool_is_attached_by_a_descriptor_and_the_number_of_its_owner():
+    owner = uzone.HostPool("4M", block="1M", shared=True)
+    here, there = socket.socketpair()
+    socket.send_fds(here, [b"pool"], [owner.fileno()])
+    _, [file], *_ = socket.recv_fds(there, 4, 1)
+    view = uzone.AttachedPool(file, block="1M", owner=os.getpid())
+    os.close(file)
+    with owner.take() as block:
+        numpy.frombuffer(block, numpy.uint8)[3] = 7
+        assert memoryview(view)[(block.number << 20) + 3] == 7
+    with pytest.raises(uzone.InputError):
+        uzone.AttachedPool(0, block="1M")
+    for name in ("/dev/null", "/proc/4194305/fd/3", owner.name + "99"):
+        with pytest.raises(uzone.Error):
+            uzone.AttachedPool(name, block="1M")
+
+
+def test_a_pool_that_is_not_shared_has_no_name(pool):
+    assert pool.name is None
+    with pytest.raises(uzone.NotSupportedError):
+        pool.fileno()
+
+
+def test_progress_is_told_in_order_up_to_the_end():
+    seen = []
+    with uzone.HostPool("16M", block="1M", piece="2M", progress=lambda *now: seen.append(now)) as pool:
+        pool.wait_ready()
+    assert [of for _, of in seen] == [16 << 20] * 8
+    assert [ready for ready, _ in seen] == [part << 21 for part in range(1, 9)]
+
+
+def test_an_exception_of_progress_is_printed_and_ends_nothing():
+    script = """
+import uzone
+def progress(ready, nbytes):
+    raise RuntimeError("of progress")
+uzone.HostPool("4M", block="1M", start="eager", progress=progress).take()
+"""
+    done = run("-c", script)
+    assert done.returncode == 0 and "RuntimeError: of progress" in done.stderr
+
+
+def test_a_driver_registers_in_the_context_that_is_given(stub_driver):
+    Path(f"{stub_driver}.orders").write_text("")
+    script = f"""
+import ctypes, uzone
+driver = ctypes.CDLL({str(stub_driver)!r})
+try:
+    uzone.HostPool("2M", register="cuda")
+except uzone.NotSupportedError:
+    pass
+context = ctypes.c_void_p()
+assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+with uzone.HostPool("2M", register="cuda", context=context.value, start="eager") as pool:
+    assert pool.ready == 2 << 20
+"""
+    done = run("-c", script, env={"UZONE_CUDA_LIBRARY": str(stub_driver)})
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(uzone.InputError):
+        uzone.HostPool("2M", register="mlock", context=1)
+
+
+def test_clearing_and_filling_take_a_share_of_the_cpus():
+    with uzone.HostPool("4M", block="1M", clear=10, spare_cpus=50) as pool:
+        for _ in range(6):
+            with pool.take() as block:
+                array = numpy.frombuffer(block, numpy.uint8)
+                assert not array.any()
+                array[:] = 1
+                del array
+    for percent in (0, 101):
+        with pytest.raises(uzone.InputError):
+            uzone.HostPool("1M", block=4096, clear=percent)

@@ -6,6 +6,7 @@ Host memory for accelerators, and images of memory as buffers
 ``open(path)``          an image of memory, packed or raw, mapped lazily
 ``pack``, ``unpack``    write an image, and its bytes
 ``HostPool(size)``      a pool of blocks that a GPU reads and writes directly
+``AttachedPool(name)``  the shared pool of another process
 ``Error``               the base of every exception of this package
 ======================  ======================================================
 
@@ -22,6 +23,7 @@ Examples
 """
 
 from ._uzone import (
+    AttachedPool,
     Block,
     DamageError,
     Error,
@@ -42,6 +44,7 @@ from ._uzone import (
 )
 
 __all__ = [
+    "AttachedPool",
     "Block",
     "DamageError",
     "Error",

@@ -1,0 +1,296 @@
+//! Pools of another process: [`AttachedPool`].
+
+use std::ffi::c_int;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use uzone::ByteLen;
+use uzone::hostpool::{self, HostPoolOptions, Peer};
+
+use crate::block::{Loan, check_process, device, is_versioned};
+use crate::error::Failure;
+use crate::exit::{self, Ends};
+use crate::lend::Lent;
+use crate::options::{self, registration, seconds};
+use crate::pool::{closed, report_of, waited};
+use crate::range::Size;
+use crate::watch::drop_detached;
+use crate::{buffer, dlpack};
+
+type Pool = Lent<Arc<hostpool::AttachedPool>>;
+
+impl Ends for Pool {
+    fn end(&self) {
+        // As for a pool of this process.
+        drop(self.take());
+    }
+}
+
+/// The shared pool of another process, whose memory both have.
+///
+/// It has the buffer protocol and DLPack: block ``n`` of the owner starts at byte ``n * block_bytes``. The owner takes and
+/// frees the blocks, and tells this process their numbers. This process registers its own view of the memory.
+///
+/// Parameters
+/// ----------
+/// pool : str or int
+///     The ``name`` of the owner's pool, or a descriptor that the owner sent, of its ``fileno()``, with `owner`.
+/// block : int or str, optional
+///     The bytes of a block, as the owner has them.
+/// register, context, piece, pause, progress : optional
+///     As for `HostPool`, for the view of this process.
+/// owner : int, optional
+///     The number of the owner's process, with a descriptor.
+///
+/// Attributes
+/// ----------
+/// nbytes, block_bytes, block_count : int
+///     The bytes of the pool and of a block, and the number of blocks.
+/// ready : int
+///     The bytes that this process has registered.
+/// owner_alive : bool
+///     Whether the owner's process is alive. After its end, no block has an owner.
+/// closed : bool
+///     Whether it was closed.
+///
+/// Raises
+/// ------
+/// Error
+///     If there is no such pool, or its owner has ended.
+///
+/// Examples
+/// --------
+/// >>> pool = uzone.AttachedPool(name, register="cuda")  # of pool.name of the owner
+/// >>> keys = numpy.frombuffer(pool, numpy.uint8, pool.block_bytes, number * pool.block_bytes)
+#[pyclass(frozen, module = "uzone", weakref)]
+pub(crate) struct AttachedPool {
+    pool: Arc<Pool>,
+    device: i32,
+    process: u32,
+}
+
+/// A name, or a descriptor.
+#[derive(FromPyObject)]
+enum Named {
+    Name(String),
+    File(i32),
+}
+
+impl AttachedPool {
+    fn look<R>(&self, look: impl FnOnce(&hostpool::AttachedPool) -> R) -> Result<R, Failure> {
+        self.pool.look(|pool| look(pool)).ok_or_else(closed)
+    }
+
+    /// Lends the memory, and returns its address and its length.
+    fn range(pool: &Arc<hostpool::AttachedPool>) -> (usize, u64) {
+        (pool.addr().get(), pool.len().get())
+    }
+}
+
+#[pymethods]
+impl AttachedPool {
+    #[new]
+    #[pyo3(signature = (pool, block=Size(ByteLen::mib(2)), register=None, *, owner=None, context=None,
+                        piece=Size(ByteLen::mib(64)), pause=None, progress=None),
+           text_signature = "(pool, block='2M', register=None, *, owner=None, context=None, piece='64M', \
+                             pause=None, progress=None)")]
+    #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
+    fn new(
+        py: Python<'_>,
+        pool: Named,
+        block: Size,
+        register: Option<&Bound<'_, PyAny>>,
+        owner: Option<u32>,
+        context: Option<usize>,
+        piece: Size,
+        pause: Option<f64>,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<Self> {
+        exit::check_open()?;
+        let (registration, device) = registration(register, context)?;
+        let mut options = HostPoolOptions::default()
+            .block(block.0)
+            .register(registration)
+            .piece(piece.0)
+            .pause(options::pause(pause)?);
+        if let Some(progress) = progress {
+            options = options.on_progress(options::progress(progress));
+        }
+        // On this thread, which has the context of the driver.
+        let attached = match (pool, owner) {
+            (Named::Name(name), None) => py.detach(|| hostpool::AttachedPool::open(&name, options)),
+            (Named::File(file @ 0..), Some(owner)) => {
+                // SAFETY: `borrow_raw` wants an open descriptor: dup(2) refuses a number that is none. It is used for
+                // this call alone.
+                let file = unsafe { BorrowedFd::borrow_raw(file) };
+                let file = file.try_clone_to_owned().map_err(Failure::from)?;
+                let owner = Peer::of_number_now(owner).map_err(Failure::from)?;
+                py.detach(|| hostpool::AttachedPool::attach(file, owner, options))
+            }
+            _ => {
+                let why = "a pool is named by text, or by a descriptor and the number of its owner";
+                return Err(Failure::input(why).into());
+            }
+        };
+        let pool = Arc::new(Pool::new(Arc::new(attached.map_err(Failure::from)?)));
+        exit::add(&pool);
+        Ok(Self { pool, device, process: std::process::id() })
+    }
+
+    /// Wait until this process has registered memory.
+    ///
+    /// Parameters
+    /// ----------
+    /// nbytes : int or str, optional
+    ///     The bytes to wait for; all by default.
+    /// timeout : float, optional
+    ///     The most seconds to wait; without end by default.
+    ///
+    /// Returns
+    /// -------
+    /// int
+    ///     The bytes that are ready.
+    ///
+    /// Raises
+    /// ------
+    /// TimedOutError
+    ///     If they were not ready in time.
+    #[pyo3(signature = (nbytes=None, timeout=None))]
+    fn wait_ready(
+        &self,
+        py: Python<'_>,
+        nbytes: Option<Size>,
+        timeout: Option<f64>,
+    ) -> PyResult<u64> {
+        let timeout = seconds("timeout", timeout)?;
+        check_process(self.process)?;
+        let pool = self.pool.look(Arc::clone).ok_or_else(closed)?;
+        let bytes = nbytes.map_or(pool.len(), |size| size.0);
+        let ready = waited(py, timeout, |within| pool.wait_ready(bytes, within));
+        // Another thread may have closed it meanwhile.
+        if let Some(pool) = Arc::into_inner(pool) {
+            drop_detached(pool);
+        }
+        Ok(ready?.get())
+    }
+
+    /// Return how the view was made, and why it is not better: the dictionary of `HostPool.report`.
+    ///
+    /// Returns
+    /// -------
+    /// dict
+    fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        report_of(py, self.look(hostpool::AttachedPool::report)?)
+    }
+
+    #[getter]
+    fn nbytes(&self) -> PyResult<u64> {
+        Ok(self.look(|pool| pool.len().get())?)
+    }
+
+    #[getter]
+    fn block_bytes(&self) -> PyResult<u64> {
+        Ok(self.look(|pool| pool.report().block.get())?)
+    }
+
+    #[getter]
+    fn block_count(&self) -> PyResult<usize> {
+        Ok(self.look(hostpool::AttachedPool::blocks)?)
+    }
+
+    #[getter]
+    fn ready(&self) -> PyResult<u64> {
+        Ok(self.look(|pool| pool.report().ready.get())?)
+    }
+
+    #[getter]
+    fn owner_alive(&self) -> PyResult<bool> {
+        Ok(self.look(hostpool::AttachedPool::is_owner_alive)?)
+    }
+
+    #[getter]
+    fn closed(&self) -> bool {
+        self.pool.look(|_| ()).is_none()
+    }
+
+    /// Unregister and unmap the view of this process. The memory is the owner's until all views are gone.
+    ///
+    /// Raises
+    /// ------
+    /// BufferError
+    ///     If an array or another buffer has the memory.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let pool = self.pool.take()?;
+        py.detach(|| drop(pool));
+        Ok(())
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.close(py)
+    }
+
+    fn __repr__(&self) -> String {
+        let shown = self.look(|pool| format!("{} blocks, {}", pool.blocks(), pool.len()));
+        format!("<uzone.AttachedPool, {}>", shown.unwrap_or_else(|_| "closed".to_owned()))
+    }
+
+    /// Return all memory of the pool as a DLPack capsule.
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<&Bound<'py, PyAny>>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let _ = stream; // no work of the pool is in a stream
+        let device = device(self.device, dl_device, copy)?;
+        check_process(self.process)?;
+        let ((addr, len), loan) = Loan::of(&self.pool, Self::range).ok_or_else(closed)?;
+        dlpack::tensor(py, addr, len, device, is_versioned(max_version), loan)
+    }
+
+    /// Return the kind and the number of the device of `__dlpack__`.
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        (self.device, 0)
+    }
+
+    unsafe fn __getbuffer__(
+        slf: Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
+        let own = slf.get();
+        check_process(own.process)?;
+        let (addr, len) = own.pool.lend(Self::range).ok_or_else(closed)?;
+        // SAFETY: `fill` wants the view of this call, its owner, and bytes that stay mapped until the view is released.
+        // The pool is lent until then.
+        let filled = unsafe { buffer::fill(&slf, view, addr, len, false, flags) };
+        if filled.is_err() {
+            own.pool.put_back();
+        }
+        filled
+    }
+
+    unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {
+        self.pool.put_back();
+    }
+}
+
+impl Drop for AttachedPool {
+    fn drop(&mut self) {
+        if let Ok(Some(pool)) = self.pool.take() {
+            // It waits for the threads of the pool.
+            drop_detached(pool);
+        }
+    }
+}
