@@ -5,7 +5,6 @@
 
 pub(crate) mod budget;
 pub(crate) mod core;
-pub(crate) mod costs;
 pub(crate) mod event_loop;
 mod exit;
 pub(crate) mod follow;
@@ -25,7 +24,7 @@ use std::sync::Arc;
 use uzone_os::uffd::in_thread::{Answers, InThread, Place, Source};
 use uzone_os::uffd::{Features, Handover, KernelFaults, Modes, Registered, Uffd};
 use uzone_os::{Access, Anonymous, HugeAdvice, Mapping, Sharing};
-use uzone_pages::{Advice, ByteLen, FaultAround, PageCount, PageSize};
+use uzone_pages::{ByteLen, PageCount, PageSize};
 use uzone_zone::Zone;
 
 use crate::backing::Backing;
@@ -44,12 +43,6 @@ use crate::pages::states::PageStates;
 
 /// How many faults a mapping remembers at most: those take 768 MiB.
 pub(crate) const TRACED: usize = 1 << 24;
-
-/// After how many faults of a block all of it is mapped, where pages are copied and where they are mapped. The
-/// faults have cost about half of what the block costs then, so that pages at random take at most twice the time
-/// of the best window, however many are touched (`fault-density-thread-…` of the benchmark).
-const BLOCK_COPIED: u8 = 90;
-const BLOCK_MAPPED: u8 = 22;
 
 /// The slot and the source with which the threads of a mapping answer their faults, or the reason why they do not.
 type Answering = Result<(Place, Source), &'static str>;
@@ -286,31 +279,13 @@ fn answer_in_thread(
         handover: memory.handover.clone(),
         waits: options.deadline.is_none(),
         pace: options.budget.pace(),
-        ..in_thread_answers(options, core.backing.largest_window(), source)
+        ..Answers::new(source, core.planner().clone())
     };
     let in_thread = InThread::start(place, memory.registered.clone(), answers);
     // No reader can take its place: this userfaultfd reports nothing.
     let in_thread = Arc::new(in_thread?);
     core.answered_in_thread(&in_thread);
     Ok(Ok(in_thread))
-}
-
-/// Returns how a thread fills pages for its own faults, and which.
-fn in_thread_answers(options: &LazyOptions, most: FaultAround, source: Source) -> Answers {
-    let first = options.fault_around;
-    match options.advice {
-        Advice::Random => Answers::new(source, FaultAround::MIN),
-        Advice::Normal => Answers::new(source, first),
-        Advice::Blocks => Answers::new(source, FaultAround::MAX),
-        Advice::Sequential | Advice::Auto => {
-            let block_after = match &source {
-                Source::File(_) => BLOCK_COPIED,
-                Source::Zero | Source::Cached => BLOCK_MAPPED,
-            };
-            let growth = Some((most.max(first), block_after));
-            Answers { growth, ..Answers::new(source, first) }
-        }
-    }
 }
 
 /// Refuses a backing that is shorter than `asked`, or cannot fill pages of `page`.

@@ -34,7 +34,7 @@
 //! where there is no mapping yet, [`LazyError`] of requests, and [`BackingError`] of backings.
 //! `docs/GUIDE.md` goes through it one idea after the other, from chapter 10 on. A fault goes down and
 //! back: the reader thread of the mapping gets it from the kernel (`event_loop`, `mapping_reader`), looks
-//! up the state of the page (`pages::states`) and its window ([`FaultPattern`](uzone_pages::FaultPattern)),
+//! up the state of the page (`pages::states`) and its window ([`FaultPlanner`](uzone_pages::FaultPlanner)),
 //! offers the window to the backing (`core`, `backing::window`), and queues the page for an I/O thread if it was not
 //! ready (`io_pool`). A sequential reader gets the whole window before it goes on; any other thread gets
 //! one page, and the neighbours follow.

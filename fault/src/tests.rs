@@ -422,7 +422,7 @@ proptest! {
                     }
                 }
                 Step::Around => {
-                    core.map_around(&mut state);
+                    core.map_later(&mut state);
                 }
                 Step::Evict { page } => {
                     if core.contents().advance(page, Content::Present, Content::Removed) {
@@ -485,12 +485,12 @@ fn present(kernel: &FakeKernel) -> Vec<u64> {
 
 #[test]
 fn the_faulting_page_goes_first_unless_it_is_read_in_order() {
-    // The kernel's replies are counted: one for the page alone, and one for every four at its sides.
-    for (page, replies) in [(40, 5), (0, 1)] {
+    // The kernel's replies are counted: one for the page alone, and one for each side of it.
+    for (page, replies) in [(40, 3), (0, 1)] {
         let (kernel, core, mut state) = plain(all(Kind::Ready), Advice::Normal, 16);
         assert_eq!(core.fault(page, Touch::Read, &mut state), Outcome::Answered);
         assert!(kernel.lock().pages.contains_key(&page));
-        while core.map_around(&mut state) {}
+        while core.map_later(&mut state) {}
         assert_eq!(present(&kernel).len(), 16);
         assert_eq!(kernel.lock().next, replies, "page {page}");
     }
@@ -685,7 +685,7 @@ fn what_others_is_remote_and_never_what_it_was() {
     }
     // A neighbour's window leaves them alone.
     assert_eq!(core.fault(22, Touch::Read, &mut state), Outcome::Answered);
-    while core.map_around(&mut state) {}
+    while core.map_later(&mut state) {}
     assert!((10..20).all(|page| !kernel.lock().pages.contains_key(&page)));
     assert_eq!(kernel.lock().pages[&20], Some(right(20)));
     // While the removal is under way, the answer is deferred and the page is as it was.
@@ -731,47 +731,43 @@ fn the_reader_of_removals_does_not_wait_for_them_to_make_a_page_bad() {
 }
 
 #[test]
-fn neighbours_wait_until_there_is_no_fault_and_too_many_are_left_out() {
+fn neighbours_wait_until_there_is_no_fault_and_then_the_latest_come_first() {
     let (kernel, core, mut state) = plain(all(Kind::Ready), Advice::Normal, 4);
     // Each fault is in the middle of a window: two runs of neighbours.
+    let faults: Vec<u64> = (0..96).filter(|page| page % 4 == 2).collect();
+    for &page in &faults[..4] {
+        assert_eq!(core.fault(page, Touch::Read, &mut state), Outcome::Answered);
+    }
+    assert_eq!(present(&kernel), faults[..4]);
+    assert!(core.map_later(&mut state));
+    assert!(kernel.lock().pages.contains_key(&(faults[3] + 1)), "the latest come first");
+    // Where faults never cease, a bounded number of runs wait.
+    for (count, &page) in faults.iter().enumerate().skip(4) {
+        assert_eq!(core.fault(page, Touch::Read, &mut state), Outcome::Answered);
+        assert!(present(&kernel).len() >= 4 * (count + 1) - 16, "{:?}", present(&kernel));
+    }
+    while core.map_later(&mut state) {}
+    assert_eq!(present(&kernel).len(), 96);
+    // On one CPU none wait: the faulting thread has to wait in any case.
+    let (kernel, core, _) = plain(all(Kind::Ready), Advice::Normal, 4);
+    state.shares_cpu = true;
+    assert_eq!(core.fault(2, Touch::Read, &mut state), Outcome::Answered);
+    assert_eq!(present(&kernel).len(), 4);
+}
+
+#[test]
+fn guesses_are_left_out_where_too_many_pages_wait() {
+    let (kernel, core, mut state) = plain(all(Kind::Ready), Advice::Auto, 4);
     let faults: Vec<u64> = (0..96).filter(|page| page % 4 == 2).collect();
     for &page in &faults {
         assert_eq!(core.fault(page, Touch::Read, &mut state), Outcome::Answered);
     }
     assert_eq!(present(&kernel), faults);
-    assert!(core.map_around(&mut state));
-    let last = *faults.last().unwrap();
-    assert!(kernel.lock().pages.contains_key(&(last + 1)), "the latest come first");
-    while core.map_around(&mut state) {}
-    assert_eq!(present(&kernel).len(), 96);
-    // More than there is room for: the same pages again and again, as if they were lost.
-    let (kernel, core, _) = plain(all(Kind::Ready), Advice::Normal, 4);
-    for _ in 0..4 {
-        for &page in &faults {
-            let _ = core.contents().advance(page, Content::Present, Content::Absent);
-            kernel.lock().pages.remove(&page);
-            assert_eq!(core.fault(page, Touch::Read, &mut state), Outcome::Answered);
-        }
-    }
-    assert!(core.counters().left_out.load(std::sync::atomic::Ordering::Relaxed) > 0);
-    while core.map_around(&mut state) {}
-    assert_eq!(present(&kernel).len(), 96);
-}
-
-#[test]
-fn neighbours_do_not_wait_where_they_turn_out_to_be_wanted() {
-    let (kernel, core, mut state) = plain(all(Kind::Ready), Advice::Normal, 16);
-    // No fault comes back to a window: the neighbours wait.
-    for page in [8, 24, 40, 56] {
-        assert_eq!(core.fault(page, Touch::Read, &mut state), Outcome::Answered);
-    }
-    assert_eq!(present(&kernel), [8, 24, 40, 56]);
-    // One does: from now on at most the neighbours of one fault wait.
-    assert_eq!(core.fault(60, Touch::Read, &mut state), Outcome::Answered);
-    assert!(present(&kernel).len() >= 5 + 30, "{:?}", present(&kernel));
-    assert_eq!(core.fault(88, Touch::Read, &mut state), Outcome::Answered);
-    while core.map_around(&mut state) {}
-    assert_eq!(present(&kernel).len(), 5 * 16);
+    while core.map_later(&mut state) {}
+    // Four windows of two runs each waited; the others had three pages more.
+    assert_eq!(present(&kernel).len(), 24 + 4 * 3);
+    let left_out = core.counters().left_out.load(std::sync::atomic::Ordering::Relaxed);
+    assert_eq!(left_out, 20 * 3);
 }
 
 #[test]
@@ -785,17 +781,17 @@ fn pages_ahead_of_a_reader_in_order_wait_until_there_is_nothing_else() {
         }
     };
     read(&[0], &mut state);
-    assert!(!core.map_around(&mut state), "no thread has read for long");
+    assert!(!core.map_later(&mut state), "no thread has read for long");
     read(&[16], &mut state);
-    assert!(core.map_around(&mut state));
+    assert!(core.map_later(&mut state));
     assert!(present(&kernel).into_iter().eq(0..48), "the window behind it");
-    assert!(!core.map_around(&mut state), "and no more before the reader goes on");
+    assert!(!core.map_later(&mut state), "and no more before the reader goes on");
     // A sequential reader goes on behind the pages that were installed. The next window is not all ready.
     read(&[48], &mut state);
     assert!(present(&kernel).into_iter().eq(0..63));
     // Another fault drops the pages that were to be installed ahead.
     read(&[90], &mut state);
-    while core.map_around(&mut state) {}
+    while core.map_later(&mut state) {}
     assert!(present(&kernel).into_iter().eq((0..63).chain(80..96)));
 }
 
@@ -820,7 +816,7 @@ fn a_page_with_an_owner_is_left_to_it_and_one_that_fails_is_answered_as_bad() {
     (kinds[20], kinds[22], kinds[24]) = (Kind::Slow, Kind::Slow, Kind::LeftOut);
     let (_, core, mut state) = plain(kinds, Advice::Normal, 16);
     assert!(matches!(core.fault(20, Touch::Read, &mut state), Outcome::Produce { .. }));
-    while core.map_around(&mut state) {}
+    while core.map_later(&mut state) {}
     assert_eq!(core.fault(20, Touch::Read, &mut state), Outcome::Coalesced);
     core.produce(20, &mut state, None).unwrap();
     assert_eq!(core.contents().get(22), Content::Absent);
@@ -840,7 +836,7 @@ fn pages_ahead_are_installed_step_by_step_as_far_as_they_are_ready() {
             assert_eq!(core.fault(page, Touch::Read, &mut state), Outcome::Answered);
         }
         let mut steps = Vec::new();
-        while core.map_around(&mut state) {
+        while core.map_later(&mut state) {
             steps.push(present(&kernel).len());
         }
         steps

@@ -27,9 +27,9 @@
 //! | `pool_state` | the states of a pool's folios, and the steps by which they are handed out |
 //! | `bits` | sets of small numbers |
 //! | `window` | which pages a fault maps |
-//! | `pattern` | the pattern of faults, and the window that follows from it |
+//! | `planner` | the pages that a fault maps, from the faults before it |
 //! | `streams` | threads that read in order, found by the page that each faults on next |
-//! | `density` | how much of a block faults have mapped, and how much the next one should |
+//! | `costs` | how long faults and pages take, and when a block is mapped whole |
 //! | `linux` | a payload that makes a descriptor Linux's 64-byte `struct page` |
 #![no_std]
 #![forbid(unsafe_code)]
@@ -44,7 +44,7 @@ mod byte_len;
 mod chunks;
 mod clearing;
 mod content;
-mod density;
+mod costs;
 mod error;
 mod folio;
 mod kind;
@@ -53,9 +53,9 @@ mod linux;
 mod live_ref;
 mod memmap;
 mod page;
-mod pattern;
 mod payload;
 mod placement;
+mod planner;
 mod pool_state;
 mod span;
 mod steps;
@@ -70,7 +70,7 @@ pub use byte_len::ByteLen;
 pub use chunks::chunks;
 pub use clearing::clearing_order;
 pub use content::Content;
-pub use density::FaultCosts;
+pub use costs::FaultCosts;
 pub use error::ErrorKind;
 pub use folio::{AdvanceError, Folio, HoldError};
 pub use kind::MemoryKind;
@@ -79,13 +79,12 @@ pub use linux::{LinuxPage, LinuxSeed};
 pub use live_ref::{Guards, Left, LiveRef, MAX_GUARDS};
 pub use memmap::{Memmap, PageView};
 pub use page::Page;
-pub use pattern::{Advice, FaultArea, FaultPattern, FaultPlan, Touch};
 pub use payload::{MAX_PAYLOAD_BYTES, Payload, Plain, Refresh, Template};
 pub use placement::{Placement, PlacementSpec};
+pub use planner::{Advice, FaultArea, FaultPlan, FaultPlanner, Touch};
 pub use pool_state::{
     FolioState, PoolBackend, PoolState, clear_ahead, give_back, hand_out, look_again, restock,
 };
 pub use span::Span;
-pub use streams::{Stream, Streams};
 pub use window::FaultAround;
 pub use word::{HoldKind, MAX_HOLDS, Word};

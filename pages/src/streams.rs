@@ -47,7 +47,7 @@ const NEXT: u64 = (1 << ORDER) - 1;
 
 /// A thread that may be reading in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stream {
+pub(crate) struct Stream {
     /// log2 of the pages of its last window.
     order: u32,
     /// Faults in order behind its first one, up to [`Stream::MOST_STREAK`].
@@ -58,23 +58,20 @@ pub struct Stream {
 
 impl Stream {
     /// Larger numbers of faults in order count as this.
-    pub const MOST_STREAK: u32 = 3;
+    pub(crate) const MOST_STREAK: u32 = 3;
 
     /// Starts a stream, whose windows have `1 << order` pages.
-    #[must_use]
-    pub fn new(order: u32) -> Self {
+    pub(crate) fn new(order: u32) -> Self {
         Self { order, streak: 0, has_leapt: false }
     }
 
     /// Returns log2 of the pages of its last window.
-    #[must_use]
-    pub fn order(self) -> u32 {
+    pub(crate) fn order(self) -> u32 {
         self.order
     }
 
     /// Returns the faults in order behind its first one, up to [`Stream::MOST_STREAK`].
-    #[must_use]
-    pub fn streak(self) -> u32 {
+    pub(crate) fn streak(self) -> u32 {
         self.streak
     }
 
@@ -92,7 +89,7 @@ impl Stream {
 
 /// The streams of some memory.
 #[derive(Debug)]
-pub struct Streams {
+pub(crate) struct Streams {
     words: Box<[AtomicU64]>,
     /// Where the next full set is searched first for a stream to forget.
     turn: AtomicU64,
@@ -104,11 +101,10 @@ pub struct Streams {
 
 impl Streams {
     /// The most streams that are distinguished.
-    pub const MOST: usize = 4096;
+    pub(crate) const MOST: usize = 4096;
 
     /// Makes room for the streams of memory of so many blocks of 512 pages.
-    #[must_use]
-    pub fn new(blocks: usize) -> Self {
+    pub(crate) fn new(blocks: usize) -> Self {
         let room = 1_usize << blocks.clamp(WAYS, Self::MOST).ilog2();
         let words = (0..room).map(|_| AtomicU64::new(0)).collect();
         let [turn, trust, doubt] = core::array::from_fn(|_| AtomicU64::new(0));
@@ -139,7 +135,7 @@ impl Streams {
 
     /// Takes the stream out that continues at a page, as it is after its fault there; [`Streams::put`] puts it back.
     /// `grown` returns log2 of the pages of its window, and `most` is the largest one that it may leap to.
-    pub fn follow(
+    pub(crate) fn follow(
         &self,
         page: Pfn,
         most: u32,
@@ -173,7 +169,7 @@ impl Streams {
     }
 
     /// Puts a stream in that continues at `next`.
-    pub fn put(&self, next: Pfn, stream: Stream) {
+    pub(crate) fn put(&self, next: Pfn, stream: Stream) {
         let Some(next) = Some(next.get()).filter(|next| *next <= NEXT) else { return };
         let (places, new) = (self.places(next), stream.to_word(next));
         let rank = |word: u64| if word == 0 { 0 } else { 1 + Stream::of_word(word).streak };
@@ -207,14 +203,14 @@ impl Streams {
     }
 
     /// Notes that the stream that continued at `from` continues at `to`.
-    pub fn moved(&self, from: Pfn, to: Pfn) {
+    pub(crate) fn moved(&self, from: Pfn, to: Pfn) {
         if let Some(stream) = self.take(from) {
             self.put(to, stream);
         }
     }
 
     /// Lets all streams start anew where they are, with windows of `1 << order` pages.
-    pub fn restart(&self, order: u32) {
+    pub(crate) fn restart(&self, order: u32) {
         self.trust.store(0, Ordering::Relaxed);
         self.doubt.store(0, Ordering::Relaxed);
         for place in &self.words {

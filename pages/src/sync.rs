@@ -4,6 +4,6 @@
 //! `tests/loom.rs` search the interleavings.
 
 #[cfg(not(loom))]
-pub(crate) use core::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+pub(crate) use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 #[cfg(loom)]
-pub(crate) use loom::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+pub(crate) use loom::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};

@@ -92,7 +92,7 @@ pub mod attach {
 pub mod model {
     #[doc(inline)]
     pub use uzone_pages::{
-        AddrError, Class, FaultArea, FaultCosts, FaultPattern, FaultPlan, Folio, HoldError,
+        AddrError, Class, FaultArea, FaultCosts, FaultPlan, FaultPlanner, Folio, HoldError,
         HoldKind, Layout, LinuxPage, LinuxSeed, MAX_HOLDS, MAX_PAYLOAD_BYTES, Memmap, Page, Plain,
         Slot, Tails, Template, Touch, Word, chunks,
     };

@@ -381,7 +381,7 @@ mod tests {
             if matches!(core.fault(20, Touch::Read, &mut state), Outcome::Produce { .. }) {
                 core.produce(20, &mut state, None).unwrap();
             }
-            while core.map_around(&mut state) {}
+            while core.map_later(&mut state) {}
             let present = (0..PAGES).filter(|page| core.contents().get(*page) == Content::Present);
             assert_eq!(present.count(), if is_dax { 16 } else { 1 });
         }

@@ -17,17 +17,16 @@ pub(crate) mod produce;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use uzone_os::uffd::in_thread::{InThread, Record};
 use uzone_pages::{
-    Advice, Content, FaultArea, FaultCosts, FaultPattern, FaultPlan, PageCount, PageSize, Pfn,
+    Advice, Content, FaultArea, FaultCosts, FaultPlan, FaultPlanner, PageCount, PageSize, Pfn,
     PfnRange, Touch,
 };
 
 use crate::backing::Backing;
 use crate::backing::window::{Progress, Window};
-use crate::engine::costs::{COPIED_NS, CostMeter};
 use crate::engine::pending::Pending;
 use crate::error::{BackingError, caught};
 use crate::memory::kernel::{Fill, Kernel};
@@ -44,12 +43,9 @@ const STAGING: u64 = 256 << 10;
 /// How many pages that were woken lately are remembered, with the threads that waited for them.
 const RECENT: usize = 64;
 
-/// How many neighbours are installed before faults are polled for again: as many as delay the next fault by
-/// less than half its own way through the kernel.
-const AROUND_AT_ONCE: u64 = 4;
-/// The same where neighbours are known to be wanted, so that there will be fewer faults.
-const WANTED_AT_ONCE: u64 = 16;
-/// The same where the thread that answers may run on the CPU of the faulting threads.
+/// How many pages that no thread waits for are installed before faults are polled for again.
+const LATER_AT_ONCE: u64 = 16;
+/// The same where the answering thread may run on the CPU of the faulting threads.
 const SHARED_AT_ONCE: u64 = 128;
 
 /// How many pages are installed at once ahead of a sequential reader. A step of this size takes 10 us where
@@ -61,20 +57,17 @@ const AHEAD_AT_ONCE: u64 = 32;
 /// thread that answers for other mappings too: their faults wait meanwhile.
 const COMPANY_BYTES: u64 = 256 << 10;
 
-/// How many runs of neighbours may wait until there is no fault; more are left out.
-const NEIGHBOURS: usize = 64;
-/// How many of them may wait where neighbours are known to be wanted: those of one fault.
-const NEIGHBOURS_WANTED: usize = 2;
-/// How many runs may wait of blocks whose faults have become too dear, before some are installed between
-/// two faults, and in how many steps.
-const BLOCKS_WAITING: usize = 8;
+/// How many runs of pages may wait until there is no fault. Where more wait that have to be installed, some are
+/// installed between two faults, in at most so many steps.
+const WAITING: usize = 8;
 const STEPS_BETWEEN: u32 = 4;
 
-/// For how many faults a sign lasts that neighbours are wanted.
-const WANTED_FOR: u32 = 64;
-
-/// Pages that are mapped together once a few of them were touched.
-const GROUP_BYTES: u64 = 64 << 10;
+/// How long a page takes that is copied, before that was measured.
+const COPIED_NS: u32 = 1_700;
+/// How long one takes that is mapped from the page cache.
+const CONTINUED_NS: u32 = 250;
+/// How long a fault takes, before that was measured.
+const FAULT_NS: u32 = 8_000;
 
 const FAILED: &str = "answering the faults of the mapping panicked, which is a bug of uzone";
 const NESTED: &str = "the backing of other memory of the same engine waits for it: give one of them an engine with threads of its own";
@@ -103,17 +96,16 @@ pub(crate) struct ReaderState {
     oldest: usize,
     /// Which thread waits, where the kernel reports it.
     pub(crate) waiter: u32,
-    /// Neighbours of pages that were faulted on, the latest last.
-    neighbours: Vec<Range<u64>>,
-    /// Pages to install ahead of the last sequential reader, when there are no neighbours. The next fault
-    /// drops it, so that it never outlives the pattern it is based on.
+    /// Pages that no thread waits for, to be installed while there is no fault; the latest are last, and go first.
+    later: Vec<Range<u64>>,
+    /// Pages to install ahead of the last sequential reader, when none are in `later`. The next fault
+    /// drops it, so that it never outlives the plan it is based on.
     ahead: Option<Range<u64>>,
     /// Whether this thread may run on the CPU of the threads whose faults it answers. Then installing pages
-    /// ahead gains nothing, and neighbours do not wait: the next fault comes first.
+    /// ahead gains nothing, and none wait: the faulting thread has to wait for this CPU in any case.
     pub(crate) shares_cpu: bool,
-    pub(crate) meter: CostMeter,
-    /// For how many faults more the neighbours do not wait until there is none.
-    wanted: u32,
+    /// When the last fault was read, if it was the only one and nothing has delayed the next since.
+    last_fault: Option<Instant>,
     /// The pages that will be touched, if they are known and on their way: then no others are guessed.
     pub(crate) prefetch: Option<Arc<Prefetch>>,
     /// Whether the thread answers for other mappings too: then no fault brings more than a bounded number of
@@ -123,31 +115,25 @@ pub(crate) struct ReaderState {
 
 impl ReaderState {
     pub(crate) fn new(room: usize) -> Self {
-        let neighbours = Vec::with_capacity(NEIGHBOURS);
+        let later = Vec::with_capacity(2 * WAITING);
         let (staging, recent) = (vec![0; room], [(u64::MAX, 0); RECENT]);
         Self {
             staging,
             recent,
             oldest: 0,
             waiter: 0,
-            neighbours,
+            later,
             ahead: None,
             shares_cpu: false,
-            meter: CostMeter::new(COPIED_NS, false),
-            wanted: 0,
+            last_fault: None,
             prefetch: None,
             has_company: false,
         }
     }
 
-    /// Returns whether there are neighbours to be installed.
-    pub(crate) fn has_neighbours(&self) -> bool {
-        !self.neighbours.is_empty() || self.ahead.is_some()
-    }
-
-    /// Returns in how many steps neighbours are installed at most before the next fault is answered.
-    fn steps_between(&self) -> u32 {
-        if self.has_company { STEPS_BETWEEN } else { u32::MAX }
+    /// Returns whether there are pages to be installed that no thread waits for.
+    pub(crate) fn has_later(&self) -> bool {
+        !self.later.is_empty() || self.ahead.is_some()
     }
 
     /// Remembers that the thread waited for a page. Returns whether that was remembered already.
@@ -176,8 +162,8 @@ impl ReaderState {
 pub(crate) struct Core {
     pub(crate) pages: Pages,
     pub(crate) backing: Arc<dyn Backing>,
-    // Without a lock: a thread that changes the advice may be interrupted by a handler that faults.
-    pattern: FaultPattern,
+    /// Shared with the threads that answer their own faults.
+    planner: Arc<FaultPlanner>,
     pub(crate) recorder: Recorder,
     pub(crate) pending: Pending,
     /// The turn of the last of its pages that was queued for the I/O threads.
@@ -202,11 +188,15 @@ impl Core {
     ) -> Self {
         let LazyOptions { advice, fault_around, on_failure, trace, .. } = options;
         let most = backing.largest_window();
-        let pattern = FaultPattern::new(areas, contents.page_size(), *advice, *fault_around, most);
+        let is_continued = backing.memory_file().is_ok_and(|file| file.is_some());
+        let page_ns = if is_continued { CONTINUED_NS } else { COPIED_NS };
+        let costs = FaultCosts { fault_ns: FAULT_NS, page_ns };
+        let page = contents.page_size();
+        let planner = FaultPlanner::new(areas, page, *advice, *fault_around, most, costs);
         Self {
             pages: Pages::new(kernel, contents),
             backing,
-            pattern,
+            planner: Arc::new(planner),
             recorder: Recorder::new(*trace),
             pending: Pending::new(),
             turn: AtomicU64::new(0),
@@ -336,8 +326,8 @@ impl Core {
         usize::try_from(STAGING.max(self.pages.page.bytes())).unwrap_or(usize::MAX)
     }
 
-    pub(crate) fn pattern(&self) -> &FaultPattern {
-        &self.pattern
+    pub(crate) fn planner(&self) -> &Arc<FaultPlanner> {
+        &self.planner
     }
 
     pub(crate) fn bytes(&self, pages: Range<u64>) -> Range<u64> {
@@ -393,11 +383,37 @@ impl Core {
                 }
             }
         }
-        let pattern = self.pattern();
-        let plan = pattern.plan(Pfn::new(page), touch, state.meter.costs());
+        let plan = self.planner.plan(Pfn::new(page), touch, !state.shares_cpu);
         let plan = plan.unwrap_or_else(|| unreachable!("the caller asks for pages of the area"));
-        let is_auto = pattern.advice() == Advice::Auto;
-        self.map_window(page, plan, is_auto, state)
+        state.ahead = None;
+        if plan.follows {
+            return self.map_in_order(page, &plan, state);
+        }
+        let progress = self.offer(page..page + 1, Some(page), state);
+        let outcome = self.demanded(page, &progress, None);
+        if !progress.deferred && !progress.gone {
+            self.plan_later(page, &plan, state);
+        }
+        outcome
+    }
+
+    /// Notes that faults were read at `now`, and whether they had to wait for pages that no thread waits for. The time
+    /// from one fault to the next contains the work of the thread after it was woken, so it is an upper bound.
+    pub(crate) fn faults_read(
+        &self,
+        faults: usize,
+        now: Instant,
+        has_waited: bool,
+        state: &mut ReaderState,
+    ) {
+        let last = state.last_fault.take().filter(|_| !has_waited);
+        if faults == 1 {
+            // Threads that answer their own faults know better how long those take.
+            if let Some(last) = last.filter(|_| self.in_thread.get().is_none()) {
+                self.planner.fault_took(now.saturating_duration_since(last));
+            }
+            state.last_fault = Some(now);
+        }
     }
 
     /// Fills a page with zeroes that the user of the memory gave back. Its word stays as it is: it states
@@ -430,50 +446,54 @@ impl Core {
         }
     }
 
-    /// Offers the page `page` and the window around it.
-    fn map_window(
-        &self,
-        page: u64,
-        plan: FaultPlan,
-        is_auto: bool,
-        state: &mut ReaderState,
-    ) -> Outcome {
-        let window = plan.window.start().get()..plan.window.end().get();
-        state.ahead = None;
-        if plan.follows {
-            // A sequential reader wants the rest of the window next, and one more.
-            let next = window.end + (window.end - window.start);
-            let ahead = page + 1..next.min(plan.area.end().get());
-            let offered = self.part_at_once(page, &plan, state);
-            let progress = self.offer(offered.clone(), Some(page), state);
-            let outcome = self.demanded(page, &progress, Some(ahead));
-            if outcome == Outcome::Answered && !state.shares_cpu {
-                state.ahead = plan.ahead.map(|pages| offered.end..pages.end().get());
-            }
-            return outcome;
+    /// Offers the window of a thread that reads in order, which wants the rest of the window next, and one more.
+    fn map_in_order(&self, page: u64, plan: &FaultPlan, state: &mut ReaderState) -> Outcome {
+        let end = plan.window.end().get();
+        let next = end + (end - plan.window.start().get());
+        let ahead = page + 1..next.min(plan.area.end().get());
+        let offered = self.part_at_once(page, plan, state);
+        let progress = self.offer(offered.clone(), Some(page), state);
+        let outcome = self.demanded(page, &progress, Some(ahead));
+        if outcome == Outcome::Answered && !state.shares_cpu {
+            state.ahead = plan.ahead.map(|pages| offered.end..pages.end().get());
         }
-        let prefetch = state.prefetch.clone();
-        if let Some(prefetch) = &prefetch {
-            let mut group = prefetch.group_of(page).peekable();
-            if group.peek().is_some() {
-                return self.map_page_and(page, group, state);
-            }
-        }
-        if is_auto && let Some(made) = self.made_with(page) {
+        outcome
+    }
+
+    /// Queues the pages that are to be installed after a page: those that are known to be touched, those that are ready
+    /// now that the page is, or those of its plan. Where too many wait, some are installed now.
+    fn plan_later(&self, page: u64, plan: &FaultPlan, state: &mut ReaderState) {
+        let is_auto = self.planner.advice() == Advice::Auto;
+        let last = self.contents().area().end().get();
+        let is_known = state.prefetch.clone().is_some_and(|known| {
+            let group = known.group_of(page).map(|run| run.start.min(last)..run.end.min(last));
+            let before = state.later.len();
+            state.later.extend(group.filter(|run| !run.is_empty()));
+            state.later.len() > before
+        });
+        if is_known {
+        } else if is_auto && let Some(made) = self.made_with(page) {
             // A thread that reads in order faults next behind the pages that it finds there.
-            self.pattern().went_only_to(Pfn::new(made.end), plan.window);
-            return self.map_page_first(page, made, state);
+            self.planner.went_only_to(Pfn::new(made.end), plan.window);
+            self.push_later(page, made, state);
+        } else if state.prefetch.is_none() {
+            let window = plan.window.start().get()..plan.window.end().get();
+            let is_guess = is_auto && !plan.buys;
+            if is_guess && state.later.len() >= WAITING {
+                self.planner.went_only_to(Pfn::new(page + 1), plan.window);
+                Counters::add(&self.counters().left_out, window.end - window.start - 1);
+            } else {
+                self.push_later(page, window, state);
+            }
         }
-        if prefetch.is_some() {
-            return self.map_page_and(page, std::iter::empty(), state);
+        // Where faults never cease, some of the waiting pages are installed between two of them.
+        let most = if state.shares_cpu { 0 } else { WAITING };
+        let is_alone = state.shares_cpu && !state.has_company;
+        let mut steps = if is_alone { u32::MAX } else { STEPS_BETWEEN };
+        while state.later.len() > most && steps > 0 {
+            self.map_later(state);
+            steps -= 1;
         }
-        if plan.buys {
-            return self.map_block(page, window, state);
-        }
-        if is_auto && let Some(group) = self.group_that_pays(page, &plan, state.meter.costs()) {
-            return self.map_page_and(page, std::iter::once(group), state);
-        }
-        self.map_page_first(page, window, state)
     }
 
     /// Returns the part of a sequential reader's window that is offered along with its page: all of it, unless
@@ -484,71 +504,8 @@ impl Core {
         if !state.has_company || window.end - page <= most {
             return window;
         }
-        self.pattern().went_only_to(Pfn::new(page + most), plan.window);
+        self.planner().went_only_to(Pfn::new(page + most), plan.window);
         page..page + most
-    }
-
-    /// Offers the page `page`, and queues its neighbours.
-    fn map_page_first(&self, page: u64, window: Range<u64>, state: &mut ReaderState) -> Outcome {
-        if !state.neighbours.is_empty() {
-            // Faults arrive faster than neighbours are installed. If this one is in a window with a page
-            // that is present, a neighbour that waited too long was wanted.
-            let mut others = window.clone().filter(|&other| other != page);
-            state.wanted = if others.any(|other| self.pages.contents.get(other) == Content::Present)
-            {
-                WANTED_FOR
-            } else {
-                state.wanted.saturating_sub(1)
-            };
-        }
-        let progress = self.offer(page..page + 1, Some(page), state);
-        let outcome = self.demanded(page, &progress, None);
-        // The neighbours, when the faulting thread goes on and no other waits. Those behind the page are
-        // wanted sooner than those before it, and are taken first.
-        if !progress.deferred && !progress.gone {
-            self.push_neighbours(page, window, state);
-        }
-        let mut steps = state.steps_between();
-        while state.wanted > 0 && state.neighbours.len() > NEIGHBOURS_WANTED && steps > 0 {
-            self.map_around(state);
-            steps -= 1;
-        }
-        outcome
-    }
-
-    /// Returns the pages of 64 KiB around a page, if the faults on them have cost half the price of mapping
-    /// the missing pages: then they will have more.
-    fn group_that_pays(
-        &self,
-        page: u64,
-        plan: &FaultPlan,
-        costs: FaultCosts,
-    ) -> Option<Range<u64>> {
-        let pages = (GROUP_BYTES >> self.pages.page.shift()).max(1);
-        let start = (page / pages * pages).max(plan.area.start().get());
-        let end = (page / pages * pages + pages).min(plan.area.end().get());
-        let is_present = |page: &u64| self.pages.contents.get(*page) == Content::Present;
-        let present = (start..end).filter(is_present).count() as u64;
-        (present > 0 && costs.pays(present + 1, end - start - present)).then_some(start..end)
-    }
-
-    /// Offers the page `page`, and then others, a few, that are likely to be touched soon.
-    fn map_page_and(
-        &self,
-        page: u64,
-        others: impl Iterator<Item = Range<u64>>,
-        state: &mut ReaderState,
-    ) -> Outcome {
-        let progress = self.offer(page..page + 1, Some(page), state);
-        let outcome = self.demanded(page, &progress, None);
-        if progress.wanted_is_done {
-            let (begin, last) = (Instant::now(), self.pages.contents.area().end().get());
-            let within = others.map(|run| run.start.min(last)..run.end.min(last));
-            let filled = within.map(|run| self.map_ready(run, state)).sum();
-            state.meter.mapped(filled, begin.elapsed());
-            Counters::add(&self.counters().around, filled);
-        }
-        outcome
     }
 
     /// Returns the pages of the area of a page that are ready once it is, if there are such and the advice is
@@ -557,8 +514,8 @@ impl Core {
         let shift = self.pages.page.shift();
         // A closure of the caller's may panic; it is a hint.
         let bytes = caught(|| self.backing.made_with(page << shift)).flatten()?;
-        let pattern = self.pattern();
-        let area = pattern.area(Pfn::new(page)).filter(|_| pattern.advice() == Advice::Auto)?;
+        let planner = self.planner();
+        let area = planner.area(Pfn::new(page)).filter(|_| planner.advice() == Advice::Auto)?;
         let start = (bytes.start >> shift).max(area.start().get());
         let end = bytes.end.div_ceil(1 << shift).min(area.end().get());
         (start..end).contains(&page).then_some(start..end)
@@ -569,7 +526,7 @@ impl Core {
         if self.pages.contents.get(page) == Content::Present
             && let Some(made) = self.made_with(page)
         {
-            self.push_neighbours(page, made, state);
+            self.push_later(page, made, state);
         }
     }
 
@@ -581,54 +538,30 @@ impl Core {
         }
     }
 
-    /// Offers the page `page`, and the block around it, whose faults have become too dear.
-    fn map_block(&self, page: u64, block: Range<u64>, state: &mut ReaderState) -> Outcome {
-        let progress = self.offer(page..page + 1, Some(page), state);
-        let outcome = self.demanded(page, &progress, None);
-        if progress.deferred || progress.gone {
-            return outcome;
-        }
-        self.push_neighbours(page, block, state);
-        state.wanted = WANTED_FOR;
-        // Where faults never cease, some of the waiting neighbours are installed between two of them.
-        let mut steps = if state.shares_cpu { state.steps_between() } else { STEPS_BETWEEN };
-        let most = if state.shares_cpu { 0 } else { BLOCKS_WAITING };
-        while state.neighbours.len() > most && steps > 0 {
-            self.map_around(state);
-            steps -= 1;
-        }
-        outcome
+    /// Queues the other pages of the window of `page`. Those behind the page are wanted sooner than those before it, and
+    /// go first.
+    fn push_later(&self, page: u64, window: Range<u64>, state: &mut ReaderState) {
+        let parts = [window.start..page, page + 1..window.end];
+        state.later.extend(parts.into_iter().filter(|part| !part.is_empty()));
     }
 
-    /// Queues the other pages of the window of `page` until there is no fault.
-    fn push_neighbours(&self, page: u64, window: Range<u64>, state: &mut ReaderState) {
-        for part in [window.start..page, page + 1..window.end] {
-            if state.neighbours.len() == NEIGHBOURS {
-                Counters::add(&self.counters().left_out, part.end - part.start);
-            } else if !part.is_empty() {
-                state.neighbours.push(part);
-            }
-        }
-    }
-
-    /// Installs some neighbours of a page that was faulted on. Returns whether there were any.
-    pub(crate) fn map_around(&self, state: &mut ReaderState) -> bool {
-        let Some(mut part) = state.neighbours.pop() else { return self.map_ahead(state) };
-        let most = match state.wanted {
-            0 => AROUND_AT_ONCE,
-            // The thread that faults next has to wait for this CPU in any case.
-            _ if state.shares_cpu && !state.has_company => SHARED_AT_ONCE,
-            _ => WANTED_AT_ONCE,
-        };
+    /// Installs some pages that no thread waits for. Returns whether there were any.
+    pub(crate) fn map_later(&self, state: &mut ReaderState) -> bool {
+        let Some(mut part) = state.later.pop() else { return self.map_ahead(state) };
+        let most =
+            if state.shares_cpu && !state.has_company { SHARED_AT_ONCE } else { LATER_AT_ONCE };
         let end = part.end.min(part.start + most);
         let now = part.start..end;
         part.start = end;
         if !part.is_empty() {
-            state.neighbours.push(part);
+            state.later.push(part);
         }
         let begin = Instant::now();
         let progress = self.offer(now, None, state);
-        state.meter.mapped(progress.filled, begin.elapsed());
+        self.planner.pages_took(progress.filled, begin.elapsed());
+        if state.shares_cpu {
+            state.last_fault = None;
+        }
         Counters::add(&self.counters().around, progress.filled);
         true
     }
@@ -637,14 +570,13 @@ impl Core {
     fn map_ahead(&self, state: &mut ReaderState) -> bool {
         let Some(part) = state.ahead.take() else { return false };
         let now = part.start..part.end.min(part.start + AHEAD_AT_ONCE);
-        state.meter.mapped(0, Duration::ZERO);
         let progress = self.offer(now.clone(), None, state);
         Counters::add(&self.counters().around, progress.filled);
         // A page that is not ready is produced when a thread touches it.
         if self.pages.contents.get(now.end - 1) != Content::Absent {
             let placed = PageCount::new(now.end - now.start);
             if let Ok(placed) = PfnRange::try_new(Pfn::new(now.start), placed) {
-                self.pattern().went_ahead(placed);
+                self.planner().went_ahead(placed);
             }
             state.ahead = (now.end < part.end).then_some(now.end..part.end);
         }
@@ -673,7 +605,7 @@ impl Core {
     pub(crate) fn will_evict(&self, pages: &Range<u64>) {
         let count = PageCount::new(pages.end - pages.start);
         if let Ok(pages) = PfnRange::try_new(Pfn::new(pages.start), count) {
-            self.pattern().gave_back(pages);
+            self.planner().gave_back(pages);
         }
         self.pages.note_eviction();
     }
@@ -711,7 +643,7 @@ impl Core {
     /// Returns the page with a byte of the backing, if the memory has it.
     pub(crate) fn page_at(&self, offset: u64) -> Option<u64> {
         let page = offset >> self.page_size().shift();
-        self.pattern().area(Pfn::new(page)).map(|_| page)
+        self.planner.area(Pfn::new(page)).map(|_| page)
     }
 
     /// Returns the counts so far.

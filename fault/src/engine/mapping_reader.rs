@@ -19,7 +19,6 @@ use uzone_os::uffd::{Event, EventBuffer, EventLog, EventSet, FaultKind, Handover
 
 use crate::engine::budget::Allowance;
 use crate::engine::core::{Core, ReaderState};
-use crate::engine::costs::{CONTINUED_NS, COPIED_NS, CostMeter};
 use crate::engine::exit;
 use crate::engine::follow::Waiters;
 use crate::engine::io_pool::{IoPool, Submit};
@@ -140,15 +139,11 @@ impl MappingReader {
     ) -> Self {
         let Sources { log, handover, process } = sources;
         let &LazyOptions { deadline, budget, .. } = options;
-        let mut state = ReaderState::new(0);
-        let is_continued = core.backing.memory_file().is_ok_and(|file| file.is_some());
-        let page_ns = if is_continued { CONTINUED_NS } else { COPIED_NS };
-        state.meter = CostMeter::new(page_ns, true);
         Self {
             faults,
             core,
             pool: pool.clone(),
-            state,
+            state: ReaderState::new(0),
             look: AdaptiveSpin::new(SPIN),
             unanswered: Vec::new(),
             parked: Parked::new(),
@@ -179,7 +174,6 @@ impl MappingReader {
         let spin = if shares_cpu { Duration::ZERO } else { SPIN };
         self.look = AdaptiveSpin::new(spin);
         self.state.shares_cpu = shares_cpu;
-        self.state.meter.set_parallel(!shares_cpu);
         // Relaxed: a statistic.
         self.core.counters().shares_cpu.store(shares_cpu, Ordering::Relaxed);
     }
@@ -240,8 +234,8 @@ impl MappingReader {
             self.unanswered.append(&mut scratch.faults);
             self.look.found(read_at);
         } else if is_busy {
-            let has_waited = self.state.has_neighbours();
-            self.state.meter.read(scratch.faults.len(), read_at, has_waited);
+            let has_waited = self.state.has_later();
+            self.core.faults_read(scratch.faults.len(), read_at, has_waited, &mut self.state);
             self.answer_all(scratch, submit, read_at);
             // Faults may never cease, and each page that is there before its touch is one less.
             if !exit::is_ending() {
@@ -254,14 +248,14 @@ impl MappingReader {
             // No thread waits: time for neighbours, a few at a time. If this thread does not poll, it may
             // be on the CPU of the thread that was just woken, which goes first.
             if self.look.most.is_zero()
-                && self.state.has_neighbours()
+                && self.state.has_later()
                 && !std::mem::replace(&mut self.has_yielded, true)
             {
                 std::thread::yield_now();
                 is_busy = true;
             } else {
                 is_busy = !exit::is_ending()
-                    && (self.core.map_around(&mut self.state) || self.map_prefetched(submit));
+                    && (self.core.map_later(&mut self.state) || self.map_prefetched(submit));
             }
             if is_busy {
                 self.look.worked(read_at);
@@ -343,7 +337,7 @@ impl MappingReader {
     /// Returns whether the reader can sleep right after a step that answered faults, because it does not
     /// poll and has no neighbours to install.
     pub(crate) fn is_idle(&self) -> bool {
-        let has_work = self.state.has_neighbours() || !self.groups.is_empty();
+        let has_work = self.state.has_later() || !self.groups.is_empty();
         self.look.most.is_zero() && !has_work && self.unanswered.is_empty()
     }
 

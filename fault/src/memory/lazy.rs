@@ -108,7 +108,7 @@ impl LazyMapping {
     /// Returns how much a read fault starts with now.
     #[must_use]
     pub fn fault_around(&self) -> FaultAround {
-        self.core.pattern().size()
+        self.core.planner().size()
     }
 
     /// Returns the pages of a range of bytes that starts and ends at pages.

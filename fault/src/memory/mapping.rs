@@ -84,7 +84,7 @@ impl<M> LazyMapping<M> {
 
     /// Changes how faults are answered from now on.
     pub fn advise(&self, advice: Advice, fault_around: FaultAround) {
-        self.core.pattern().set(advice, fault_around);
+        self.core.planner().set(advice, fault_around);
     }
 
     /// Returns the state of the page with byte `offset` of the mapping, or of the backing where the memory is another

@@ -11,8 +11,8 @@ use crate::common::{
     Stalling, bytes_of, check_all, check_page, engine, failing_at, file_of, fill_but, fill_wanted,
     function, map, mapped, options, or_skip, page, settles, skip, wait_for, write_words,
 };
-use uzone_fault::{Backing, BackingError, Engine, EngineOptions, FileBacking, LazyMapping, Window};
-use uzone_os::{numa, page_cache};
+use uzone_fault::{Backing, BackingError, FileBacking, LazyMapping, Window};
+use uzone_os::page_cache;
 use uzone_pages::{Advice, ByteLen, Content};
 
 fn present(memory: &LazyMapping) -> Vec<u64> {
@@ -153,25 +153,6 @@ fn one_touch_of_each_page_table_maps_a_window_of_it_and_no_more() {
         assert_eq!((stats.faults, stats.demand), (tables, tables), "{advice:?} {size}: {stats:?}");
         settles(&memory, |_| present(&memory).len() as u64 == tables * expected);
     }
-}
-
-#[test]
-fn the_second_fault_in_64_kib_brings_the_rest_of_them() {
-    let name = "the_second_fault_in_64_kib_brings_the_rest_of_them";
-    let backing = FileBacking::new(file_of(1024 * page())).unwrap();
-    // On the CPU of the reader no page comes for nothing. None of these faults is in order.
-    let (cpus, group) =
-        (numa::usable(&(0..1024).collect::<Vec<_>>()).unwrap(), (64 << 10) / page());
-    numa::keep_thread_to(&cpus[..1]).unwrap();
-    let engine = Engine::with(EngineOptions::default().own_threads()).unwrap();
-    let options = options(Advice::Auto, 16);
-    let Some(memory) = map(name, &engine, 1024 * page(), backing, &options) else { return };
-    for (at, after) in [(5 * group + 9, 1), (700, 2), (5 * group + 2, group + 1)] {
-        check_page(&memory, at * page());
-        settles(&memory, |stats| stats.demand + stats.around == after);
-    }
-    (5 * group..6 * group).for_each(|at| check_page(&memory, at * page()));
-    assert_eq!(memory.stats().faults, 3);
 }
 
 #[test]

@@ -19,10 +19,9 @@
 //!
 //! # Which pages
 //!
-//! The handler maps the aligned window around the page. With [`Answers::growth`], it knows readers in order
-//! ([`Streams`](uzone_pages::Streams)), whose windows double; of other faults it maps one page, until a block of
-//! 2 MiB has had so many that they have cost as much as mapping all of it, and then that. One bit a
-//! page states whether it was filled; it is a hint, and the kernel decides.
+//! The handler maps the window of the plan ([`FaultPlanner`](uzone_pages::FaultPlanner)), which threads that answer for
+//! others share, and the planner learns from it how long faults and pages take. One bit a page states whether it was
+//! filled; it is a hint, and the kernel decides.
 //!
 //! # Writes
 //!

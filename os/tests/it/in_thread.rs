@@ -13,7 +13,9 @@ use uzone_os::uffd::in_thread::{Answers, FileSource, InThread, Place, SLOTS, Sou
 use uzone_os::uffd::write_states::WriteStates;
 use uzone_os::uffd::{Answered, Features, KernelFaults, Modes, Registered, Uffd, UffdError};
 use uzone_os::{Access, AccessError, Anonymous, Exclusive, Mapped, Mapping, Sharing, memory_file};
-use uzone_pages::{ByteLen, FaultAround};
+use uzone_pages::{
+    Advice, ByteLen, FaultArea, FaultAround, FaultCosts, FaultPlanner, PageCount, Pfn, PfnRange,
+};
 
 use crate::needs::or_skip;
 use crate::sigbus::{Action, raise, set_action};
@@ -67,9 +69,18 @@ fn check(memory: &Registered, at: u64, len: u64) {
     assert!(seen.into_iter().eq(right.take(usize::try_from(page()).unwrap())), "page {at}");
 }
 
-fn growing(source: Source) -> Answers {
-    let growth = Some((FaultAround::MAX, 20));
-    Answers { growth, ..Answers::new(source, FaultAround::DEFAULT) }
+/// Answers with aligned windows of one size, or with windows that grow.
+fn answers(source: Source, window: Option<FaultAround>) -> Answers {
+    let page = uzone_os::probe::page_size();
+    let pages = PfnRange::try_new(Pfn::new(0), PageCount::new(PAGES)).unwrap();
+    let areas = [FaultArea { pages, address: 0 }];
+    let (advice, size) = match window {
+        Some(size) => (Advice::Normal, size),
+        None => (Advice::Auto, FaultAround::DEFAULT),
+    };
+    let costs = FaultCosts { fault_ns: 4_000, page_ns: 400 };
+    let planner = FaultPlanner::new(&areas, page, advice, size, FaultAround::MAX, costs);
+    Answers::new(source, Arc::new(planner))
 }
 
 #[test]
@@ -82,11 +93,7 @@ fn threads_fill_what_they_touch_and_each_byte_is_right() {
     for window in [Some(FaultAround::MIN), Some(FaultAround::DEFAULT), None] {
         let memory = registered(uffd.clone());
         let source = from_file(&file, &mapped, len);
-        let answers = match window {
-            Some(size) => Answers::new(source, size),
-            None => growing(source),
-        };
-        let answering = start(&memory, answers);
+        let answering = start(&memory, answers(source, window));
         assert!(!answering.may_have_filled(0));
         thread::scope(|scope| {
             for seed in 0..8 {
@@ -132,12 +139,12 @@ fn a_writer_sleeps_while_another_thread_has_its_page() {
     let memory = Arc::new(Registered::new(uffd, mapping, modes).unwrap());
     let states = Exclusive::anonymous(ByteLen::kib(4), Anonymous::default()).unwrap();
     let states = Arc::new(WriteStates::new(Mapped::try_new(states, 4).unwrap()));
-    let answers = Answers {
+    let tracked = Answers {
         tracks_writes: true,
         states: Some(states.clone()),
-        ..Answers::new(Source::Zero, FaultAround::MIN)
+        ..answers(Source::Zero, Some(FaultAround::MIN))
     };
-    let answering = start(&memory, answers);
+    let answering = start(&memory, tracked);
     memory.mapping().read_at(page(), &mut [1]).unwrap();
     let run = states.open(1, |_| false).unwrap();
     let (writes, since) = (|| answering.counts()[2], Instant::now());
@@ -168,7 +175,7 @@ fn a_thousand_mappings_at_once_are_answered_by_their_threads() {
         let mapping = Mapping::anonymous(ByteLen::new(len), Anonymous::default()).unwrap();
         let memory = Arc::new(Registered::new(uffd.clone(), mapping, Modes::MISSING).unwrap());
         let source = from_file(&file, &mapped, len);
-        let answering = start(&memory, Answers::new(source, FaultAround::MIN));
+        let answering = start(&memory, answers(source, Some(FaultAround::MIN)));
         (memory, answering)
     };
     let mut all: Vec<_> = (0..1000).map(start).collect();
@@ -195,7 +202,7 @@ fn a_page_of_a_file_that_was_cut_is_an_error_and_a_system_call_gets_one_too() {
     let (file, mapped) = file(len);
     let memory = registered(uffd);
     let source = from_file(&file, &mapped, len);
-    let answering = start(&memory, Answers::new(source, FaultAround::DEFAULT));
+    let answering = start(&memory, answers(source, Some(FaultAround::DEFAULT)));
     check(&memory, 0, len);
     // In the middle of page 100.
     file.set_len(100 * page() + 7).unwrap();
@@ -244,7 +251,7 @@ fn a_memory_file_is_mapped_and_its_holes_are_zero() {
     let modes = Modes::MISSING | Modes::MINOR;
     let memory = or_skip(name, Registered::new(uffd, mapping, modes));
     let Some(memory) = memory.map(Arc::new) else { return };
-    let answering = start(&memory, growing(Source::Cached));
+    let answering = start(&memory, answers(Source::Cached, None));
     (0..PAGES).for_each(|at| check(&memory, at, 8 * page()));
     memory.mapping().write_at(3, &[7]).unwrap();
     assert_eq!(answering.counts()[1], PAGES, "holes are filled as well");
@@ -260,7 +267,7 @@ fn threads_that_end_and_mappings_that_go_leave_no_slot_behind() {
         let all: Vec<_> = (0..SLOTS)
             .map(|_| {
                 let memory = registered(uffd.clone());
-                (start(&memory, Answers::new(Source::Zero, window)), memory)
+                (start(&memory, answers(Source::Zero, Some(window))), memory)
             })
             .collect();
         assert!(Place::take().is_err_and(|reason| reason.starts_with("4096 mappings")));
@@ -273,7 +280,7 @@ fn threads_that_end_and_mappings_that_go_leave_no_slot_behind() {
     let silent = Uffd::open(Features::NONE, Features::NONE, KernelFaults::Never).unwrap();
     let memory = registered(Arc::new(silent));
     let answer =
-        InThread::start(Place::take().unwrap(), memory, Answers::new(Source::Zero, window));
+        InThread::start(Place::take().unwrap(), memory, answers(Source::Zero, Some(window)));
     assert!(matches!(answer, Err(UffdError::NoSigbus)));
     // Nothing but SIGBUS of a missing page is answered.
     let gone = File::open("/nonexistent").unwrap_err();
@@ -299,7 +306,7 @@ fn a_fault_inside_of_another_handler_and_of_the_c_library_is_answered_and_errno_
     let (file, mapped) = file(len);
     let memory = registered(uffd);
     let source = from_file(&file, &mapped, len);
-    let answering = start(&memory, Answers::new(source, FaultAround::MIN));
+    let answering = start(&memory, answers(source, Some(FaultAround::MIN)));
     let start = memory.mapping().addr().get();
     set_action(libc::SIGUSR1, &Action::Plain(read_a_page), 0, &[]);
     let mut right = 0;

@@ -4,12 +4,12 @@
 //! Unsafe: a pointer that the handler follows.
 
 use core::ops::Range;
-use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use std::sync::Arc;
 use std::time::Instant;
 
-use uzone_pages::{ByteLen, FaultAround, PageCount, PageSize, Pfn, PfnRange, Stream, Streams};
+use uzone_pages::{ByteLen, PageSize, Pfn, Touch};
 
 use crate::host::thread::PAUSE;
 use crate::map::mapping::Mapping;
@@ -29,8 +29,12 @@ use crate::uffd::ring::Ring;
 use crate::uffd::rooms::Rooms;
 use crate::uffd::write_states::WriteStates;
 
-/// The number of pages that have a count of faults.
+/// The most pages that are filled with copied zeroes at a time.
 const BLOCK: u64 = 512;
+/// One of so many faults of one page is timed.
+const TIMED: u64 = 8;
+/// The time of a fault outside of this handler: the kernel delivers the signal and returns from it.
+const SIGNAL: Duration = Duration::from_micros(2);
 /// The most shares of the threads' counts.
 const MOST_SHARES: usize = 64;
 
@@ -82,10 +86,6 @@ pub(super) struct Answerer {
     pub(super) filled: Box<[AtomicU64]>,
     /// A bit for each page that is bad.
     pub(super) bad: Box<[AtomicU64]>,
-    /// The faults of each block, up to 255.
-    pub(super) block_faults: Box<[AtomicU8]>,
-    /// The readers in order.
-    pub(super) streams: Streams,
     /// A power of two.
     pub(super) shares: Box<[Share]>,
 }
@@ -177,8 +177,6 @@ impl Answerer {
             process: std::process::id(),
             filled: (0..count(64)).map(|_| AtomicU64::new(0)).collect(),
             bad: (0..count(64)).map(|_| AtomicU64::new(0)).collect(),
-            block_faults: (0..count(BLOCK)).map(|_| AtomicU8::new(0)).collect(),
-            streams: Streams::new(count(BLOCK)),
             shares: (0..share_count()).map(|_| Share::default()).collect(),
             memory,
         })
@@ -247,7 +245,7 @@ impl Answerer {
         let states = self.answers.states.as_ref();
         let wanted = match access {
             Some(access) if access.is_present && states.is_some() => Wanted::Before,
-            _ => self.fill_window(self.plan(page), page),
+            _ => self.fill_planned(page),
         };
         // In a child that was forked off, the userfaultfd fills the memory of its parent, which is none of its own: a
         // page that is there already is no end of the fault. Asking is a system call, and no other fault needs one.
@@ -340,45 +338,32 @@ impl Answerer {
         }
     }
 
-    /// Returns the pages to map for a fault.
-    fn plan(&self, page: u64) -> Range<u64> {
-        let Answers { around, growth, .. } = self.answers;
-        let Some((most, block_after)) = growth else { return self.around(around, page) };
-        if let Some(window) = self.grown(page, around, most) {
-            return window;
-        }
-        let block = usize::try_from(page / BLOCK).unwrap_or(0);
-        // Relaxed: a count that is a hint. It wraps after a block was mapped whole.
-        let faults = self.block_faults[block].fetch_add(1, Ordering::Relaxed);
-        let window = if faults >= block_after {
-            self.around(FaultAround::MAX, page)
-        } else {
-            page..page + 1
-        };
-        self.streams.put(Pfn::new(window.end), Stream::new(0));
-        window
-    }
-
-    fn around(&self, size: FaultAround, page: u64) -> Range<u64> {
-        let area = PfnRange::try_new(Pfn::new(0), PageCount::new(self.pages));
-        let window = area.ok().and_then(|area| size.window(Pfn::new(page), area, self.page));
-        window.map_or(page..page + 1, |window| window.start().get()..window.end().get())
-    }
-
-    /// Returns the next window of a reader in order whose last one ended before `page`.
-    fn grown(&self, page: u64, first: FaultAround, most: FaultAround) -> Option<Range<u64>> {
-        let order = |size: FaultAround| size.pages(self.page).get().ilog2();
-        let (first, most) = (order(first), order(most));
-        let grown = |before: Stream| match before.streak() {
-            0 => first.min(most),
-            _ => (before.order() + 1).min(most),
-        };
-        let stream = self.streams.follow(Pfn::new(page), most, grown)?;
-        let size = ByteLen::new(1 << (stream.order() + self.page.shift()));
+    /// Fills the window of a page. The planner learns how long that takes.
+    fn fill_planned(&self, page: u64) -> Wanted {
+        let planner = &self.answers.planner;
+        let plan = planner.plan(Pfn::new(page), Touch::Read, false);
         let window =
-            FaultAround::try_new(size).map_or(page..page + 1, |size| self.around(size, page));
-        self.streams.put(Pfn::new(window.end), stream);
-        Some(window)
+            plan.map_or(page..page + 1, |plan| plan.window.start().get()..plan.window.end().get());
+        let pages = window.end - window.start;
+        // A clock costs little beside many pages, and beside one where it is rarely read.
+        let is_timed =
+            pages > 1 || self.share().faults.load(Ordering::Relaxed).is_multiple_of(TIMED);
+        let begun = is_timed.then(Instant::now);
+        let before = self.filled_pages();
+        let found = self.fill_window(window, page);
+        if let Some(begun) = begun.filter(|_| found == Wanted::Now) {
+            if pages == 1 {
+                planner.fault_took(begun.elapsed() + SIGNAL);
+            } else {
+                planner.pages_took(self.filled_pages() - before, begun.elapsed());
+            }
+        }
+        found
+    }
+
+    /// Returns the number of pages that the threads with the counts of the calling one have filled.
+    fn filled_pages(&self) -> u64 {
+        self.share().filled.load(Ordering::Relaxed) // a statistic
     }
 
     /// Fills the missing pages of a window, or, where no page is waited for, the ready ones: first the page itself, so

@@ -4,7 +4,7 @@ use core::num::{NonZeroU32, NonZeroU64};
 use std::fs::File;
 use std::sync::Arc;
 
-use uzone_pages::{ByteLen, FaultAround};
+use uzone_pages::{ByteLen, FaultPlanner};
 
 use crate::map::mapping::Mapping;
 use crate::map::options::Anonymous;
@@ -54,12 +54,8 @@ impl FileSource {
 pub struct Answers {
     /// The source of pages.
     pub source: Source,
-    /// The size of the aligned window that is filled for a fault.
-    pub around: FaultAround,
-    /// Lets windows grow: the second one of a reader in order has the size `around`, and the largest
-    /// has the first of these. After as many faults of other threads in a block of 512 pages as the
-    /// second number, all of it is mapped.
-    pub growth: Option<(FaultAround, u8)>,
+    /// The pages that are filled for a fault, by the numbers that they have in the memory.
+    pub planner: Arc<FaultPlanner>,
     /// Whether writes are tracked. The kernel records them and lets writers in, unless there are
     /// `states`.
     pub tracks_writes: bool,
@@ -77,13 +73,12 @@ pub struct Answers {
 }
 
 impl Answers {
-    /// Fills pages from `source`, those of the aligned window of that size for each fault.
+    /// Fills the pages of each plan from `source`.
     #[must_use]
-    pub fn new(source: Source, around: FaultAround) -> Self {
+    pub fn new(source: Source, planner: Arc<FaultPlanner>) -> Self {
         Self {
             source,
-            around,
-            growth: None,
+            planner,
             tracks_writes: false,
             states: None,
             records: 0,

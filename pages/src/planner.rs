@@ -1,23 +1,25 @@
-//! The pattern of an area's faults: which of them are in order, and how much is worth mapping around
-//! the others.
+//! The pages that a fault maps: [`FaultPlanner`], for the threads that answer the faults of others and for those that
+//! answer their own.
 //!
-//! [`FaultPattern`] remembers where the last faults were and decides for the next one which window to
-//! offer and whether it continues an earlier window. It is pure: no clock, no system call, no memory
-//! but its own. Nothing in it locks: a thread that is interrupted while it changes the advice holds up no other,
-//! and no handler of a signal that faults meanwhile.
+//! It remembers where the last faults were, how many each block of 2 MiB has had, and how long faults and pages take,
+//! and decides for the next fault which window to offer and whether it continues an earlier window. It is pure: no clock,
+//! no system call, no memory but its own. Nothing in it locks: all threads of a mapping share it, and so does a handler
+//! of a signal that faults while its thread changes the advice.
 //!
-//! Cost: a plan looks at eight numbers (`streams.rs`), and at one of `density.rs` where the advice is
-//! [`Advice::Auto`] and the fault is not in order.
+//! Cost: a plan looks at eight numbers (`streams.rs`), and at one of the block (`costs.rs`) where the advice is
+//! [`Advice::Auto`] and the fault is not in order. Memory: 2 bytes for each block.
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::fmt;
 use core::ops::Range;
+use core::time::Duration;
 
 use crate::addr::{PageSize, Pfn, PfnRange};
 use crate::byte_len::ByteLen;
-use crate::density::{Densities, FaultCosts};
+use crate::costs::{Costs, FaultCosts};
 use crate::streams::{Stream, Streams};
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU16, AtomicU64, Ordering};
 use crate::window::FaultAround;
 
 /// How the owner of lazily mapped memory expects it to be read.
@@ -34,8 +36,8 @@ pub enum Advice {
     Blocks,
     /// Find out. Windows double while faults follow each other. Other faults map their page alone, or the
     /// size that was set where that costs the faulting thread nothing, until the faults of their block of
-    /// 2 MiB have cost about half of the cost of mapping the block; then one maps the rest of it. The threads that
-    /// answer faults do the same for 64 KiB, and map with a page those that are ready once it is.
+    /// 2 MiB have cost a third to all of the cost of mapping the block, a share that is drawn for each block; then one
+    /// maps the rest of it. Readers also map the pages that are ready once a page is.
     #[default]
     Auto,
 }
@@ -98,7 +100,7 @@ pub struct FaultPlan {
     pub follows: bool,
     /// The window behind this one, where faults have been in order for so long that windows do not
     /// grow any more: the pages to put in place while no fault is pending. The caller reports how far it got
-    /// ([`FaultPattern::went_ahead`]). Never a single page: a huge one would hold up the next fault.
+    /// ([`FaultPlanner::went_ahead`]). Never a single page: a huge one would hold up the next fault.
     pub ahead: Option<PfnRange>,
     /// Whether the window is the rest of a block whose faults have become too dear ([`Advice::Auto`]): its
     /// neighbours are to be mapped soon, before their block has many more faults.
@@ -115,20 +117,22 @@ const _: () = assert!(GROWS_AFTER <= Stream::MOST_STREAK);
 /// Where the last faults of some areas were, and the window that follows from it.
 ///
 /// It distinguishes threads that each read in order: as many as the areas have blocks of 2 MiB, from 8 to
-/// [`Streams::MOST`]. An area that no thread has touched counts as read up to its start, so the first fault of a scan
+/// 4,096. An area that no thread has touched counts as read up to its start, so the first fault of a scan
 /// is in order.
 #[derive(Debug)]
-pub struct FaultPattern {
+pub struct FaultPlanner {
     /// Sorted by their pages. With each, the number of the first of its blocks.
     areas: Vec<(FaultArea, usize)>,
     page: PageSize,
     /// The [`Settings`], in one word.
     settings: AtomicU64,
     streams: Streams,
-    densities: Densities,
+    /// The faults of each block that were not in order.
+    faults: Box<[AtomicU16]>,
+    costs: Costs,
 }
 
-/// The settings of a pattern that can be changed.
+/// The settings of a planner that can be changed.
 #[derive(Clone, Copy, Debug)]
 struct Settings {
     advice: Advice,
@@ -185,8 +189,9 @@ fn order(size: FaultAround, page: PageSize) -> u32 {
     size.pages(page).get().ilog2()
 }
 
-impl FaultPattern {
-    /// Takes the facts about areas before their first fault. Windows that grow do so up to `most`.
+impl FaultPlanner {
+    /// Takes the facts about areas before their first fault: windows that grow do so up to `most`, and `costs` are
+    /// those before any was measured.
     #[must_use]
     pub fn new(
         areas: &[FaultArea],
@@ -194,6 +199,7 @@ impl FaultPattern {
         advice: Advice,
         size: FaultAround,
         most: FaultAround,
+        costs: FaultCosts,
     ) -> Self {
         let mut sorted = areas.to_vec();
         sorted.sort_by_key(|area| area.pages.start());
@@ -216,9 +222,10 @@ impl FaultPattern {
         for (area, _) in &areas {
             streams.put(area.pages.start(), Stream::new(order(size, page)));
         }
-        let densities = Densities::new(blocks, shift);
+        let faults = (0..blocks).map(|_| AtomicU16::new(0)).collect();
         let settings = Settings { advice, size, most: most.max(size) };
-        Self { areas, page, settings: AtomicU64::new(settings.to_word()), streams, densities }
+        let settings = AtomicU64::new(settings.to_word());
+        Self { areas, page, settings, streams, faults, costs: Costs::new(costs) }
     }
 
     fn settings(&self) -> Settings {
@@ -266,10 +273,21 @@ impl FaultPattern {
         self.area_of(pfn).map(|(area, _)| area.pages)
     }
 
-    /// Returns the answer to a fault on the page `fault`, or `None` if it is in no area. `costs` is
-    /// the cost of faults at the moment.
+    /// Notes how long a fault took that was answered with one page, from one touch to the next.
+    pub fn fault_took(&self, time: Duration) {
+        self.costs.fault_took(time);
+    }
+
+    /// Notes how long it took to map so many pages at once.
+    pub fn pages_took(&self, pages: u64, time: Duration) {
+        self.costs.pages_took(pages, time);
+    }
+
+    /// Returns the answer to a fault on the page `fault`, or `None` if it is in no area. With `is_parallel`, neighbours
+    /// are mapped on another CPU while the faulting thread is woken. Then a few of them cost it nothing, and a fault
+    /// that is not in order gets a window of the size that was set.
     #[must_use]
-    pub fn plan(&self, fault: Pfn, touch: Touch, costs: FaultCosts) -> Option<FaultPlan> {
+    pub fn plan(&self, fault: Pfn, touch: Touch, is_parallel: bool) -> Option<FaultPlan> {
         let (area, first_block) = self.area_of(fault)?;
         let (page, settings) = (self.page, self.settings());
         let is_by_block = settings.advice == Advice::Blocks;
@@ -287,11 +305,10 @@ impl FaultPattern {
         let mut window = area.window(size, fault, page)?;
         let mut buys = is_by_block && known.is_none();
         if known.is_none() && settings.advice == Advice::Auto {
-            let block = self.block((area, first_block), fault);
-            let order = self.densities.window(block, costs);
-            buys = order > 0;
-            if buys || !costs.is_parallel {
-                window = area.window(FaultAround::of_pages(order, page), fault, page)?;
+            buys = self.buys(self.block((area, first_block), fault));
+            if buys || !is_parallel {
+                let size = if buys { FaultAround::MAX } else { FaultAround::MIN };
+                window = area.window(size, fault, page)?;
             }
         }
         let stream = known.unwrap_or_else(|| Stream::new(order(size, page)));
@@ -299,6 +316,16 @@ impl FaultPattern {
         let ahead = self.ahead(window, stream, settings, area);
         let follows = known.is_some();
         Some(FaultPlan { window, follows, ahead, buys, area: area.pages })
+    }
+
+    /// Counts a fault of a block that is not in order. Returns whether it maps the rest of the block.
+    fn buys(&self, block: usize) -> bool {
+        let Some(count) = self.faults.get(block) else { return false };
+        // Relaxed: a hint, of which a fault of another thread may be lost.
+        let faults = count.load(Ordering::Relaxed).saturating_add(1);
+        count.store(faults, Ordering::Relaxed);
+        let pages = FaultAround::MAX.pages(self.page).get();
+        self.costs.get().buys(block as u64, u64::from(faults), pages)
     }
 
     /// Returns the window behind that of a stream, if it is worth to be put in place. Whether the reader goes on is
@@ -337,7 +364,9 @@ impl FaultPattern {
         let last = Pfn::new(pages.end().get() - 1); // a range has a page
         if let (Some(first), Some(end)) = (self.area_of(pages.start()), self.area_of(last)) {
             let blocks: Range<usize> = self.block(first, pages.start())..self.block(end, last) + 1;
-            self.densities.forget(blocks);
+            for count in self.faults.get(blocks).unwrap_or_default() {
+                count.store(0, Ordering::Relaxed); // a hint
+            }
         }
     }
 }
@@ -348,17 +377,17 @@ mod tests {
     use crate::addr::PageCount;
     use crate::byte_len::ByteLen;
 
-    const COSTS: FaultCosts = FaultCosts { fault_ns: 5_200, page_ns: 1_400, is_parallel: false };
+    const COSTS: FaultCosts = FaultCosts { fault_ns: 5_200, page_ns: 1_400 };
 
-    /// A pattern of an area whose addresses are the numbers of its pages.
+    /// A planner of an area whose addresses are the numbers of its pages.
     fn of_area(
         area: PfnRange,
         advice: Advice,
         size: FaultAround,
         most: FaultAround,
-    ) -> FaultPattern {
+    ) -> FaultPlanner {
         let area = FaultArea { pages: area, address: area.start().get() };
-        FaultPattern::new(&[area], PageSize::KIB_4, advice, size, most)
+        FaultPlanner::new(&[area], PageSize::KIB_4, advice, size, most, COSTS)
     }
 
     fn area(start: u64, end: u64) -> PfnRange {
@@ -370,11 +399,11 @@ mod tests {
     }
 
     /// Faults on the first page that is not mapped, as a scan does, and counts the faults.
-    fn scan(pattern: &FaultPattern, area: PfnRange) -> u64 {
+    fn scan(planner: &FaultPlanner, area: PfnRange) -> u64 {
         let mut faults = 0;
         let mut at = area.start();
         while area.contains(at) {
-            let plan = pattern.plan(at, Touch::Read, COSTS).unwrap();
+            let plan = planner.plan(at, Touch::Read, false).unwrap();
             assert!(plan.window.contains(at));
             faults += 1;
             at = plan.window.end();
@@ -388,8 +417,8 @@ mod tests {
         let area = area(0, 4096 + 5);
         for order in 0..=9 {
             let size = pages(1 << order);
-            let pattern = of_area(area, Advice::Normal, size, FaultAround::MAX);
-            assert_eq!(scan(&pattern, area), 4101_u64.div_ceil(1 << order), "order {order}");
+            let planner = of_area(area, Advice::Normal, size, FaultAround::MAX);
+            assert_eq!(scan(&planner, area), 4101_u64.div_ceil(1 << order), "order {order}");
         }
     }
 
@@ -408,31 +437,31 @@ mod tests {
     #[test]
     fn a_scan_goes_on_where_a_window_was_cut() {
         let area = area(0, 4096);
-        let pattern = of_area(area, Advice::Sequential, pages(64), FaultAround::MAX);
+        let planner = of_area(area, Advice::Sequential, pages(64), FaultAround::MAX);
         let mut at = Pfn::new(0);
         for _ in 0..20 {
-            let plan = pattern.plan(at, Touch::Read, COSTS).unwrap();
+            let plan = planner.plan(at, Touch::Read, false).unwrap();
             assert!(plan.follows, "{at:?}");
             at = at.checked_add(PageCount::new(16)).unwrap();
-            pattern.went_only_to(at, plan.window);
+            planner.went_only_to(at, plan.window);
         }
-        assert!(!pattern.plan(Pfn::new(3000), Touch::Read, COSTS).unwrap().follows);
+        assert!(!planner.plan(Pfn::new(3000), Touch::Read, false).unwrap().follows);
     }
 
     #[test]
     fn what_comes_next_is_installed_for_a_reader_that_has_read_for_long() {
         let area = area(0, 512 * 5 + 100);
-        let plan = |pattern: &FaultPattern, at: u64| {
-            pattern.plan(Pfn::new(at), Touch::Read, COSTS).unwrap()
+        let plan = |planner: &FaultPlanner, at: u64| {
+            planner.plan(Pfn::new(at), Touch::Read, false).unwrap()
         };
         let window =
             |start: u64, end| PfnRange::try_new(Pfn::new(start), PageCount::new(end - start));
         for advice in [Advice::Normal, Advice::Random, Advice::Sequential, Advice::Auto] {
-            let pattern = of_area(area, advice, pages(16), FaultAround::MAX);
+            let planner = of_area(area, advice, pages(16), FaultAround::MAX);
             let grows = matches!(advice, Advice::Sequential | Advice::Auto);
             let mut at = 0;
             while at < 1024 {
-                let plan = plan(&pattern, at);
+                let plan = plan(&planner, at);
                 assert!(
                     plan.ahead.is_none() || at >= 256 && grows,
                     "{advice:?}: windows grow still"
@@ -440,30 +469,30 @@ mod tests {
                 at = plan.window.end().get();
             }
             let ahead = |start, end| window(start, end).ok().filter(|_| grows);
-            assert_eq!(plan(&pattern, 1024).ahead, ahead(1536, 2048));
+            assert_eq!(plan(&planner, 1024).ahead, ahead(1536, 2048));
             if grows {
                 // It was put in place up to some page, and is read on from there.
-                pattern.went_ahead(window(1536, 1600).unwrap());
-                pattern.went_ahead(window(1600, 1700).unwrap());
-                let on = plan(&pattern, 1700);
+                planner.went_ahead(window(1536, 1600).unwrap());
+                planner.went_ahead(window(1600, 1700).unwrap());
+                let on = plan(&planner, 1700);
                 assert_eq!((on.follows, Some(on.window)), (true, window(1536, 2048).ok()));
                 assert_eq!(on.ahead, window(2048, 2560).ok());
                 // All of it was.
-                pattern.went_ahead(window(2048, 2560).unwrap());
-                let on = plan(&pattern, 2560);
+                planner.went_ahead(window(2048, 2560).unwrap());
+                let on = plan(&planner, 2560);
                 assert_eq!((on.follows, Some(on.window)), (true, window(2560, 2660).ok()));
                 assert_eq!(on.ahead, None, "the area ends");
             }
         }
         // A touch where nothing was put in place is not in order.
-        let pattern = of_area(area, Advice::Auto, FaultAround::MAX, FaultAround::MAX);
-        assert_eq!(plan(&pattern, 0).ahead, None, "no thread has read for long");
-        assert_eq!(plan(&pattern, 512).ahead, window(1024, 1536).ok());
-        assert!(!plan(&pattern, 1200).follows);
+        let planner = of_area(area, Advice::Auto, FaultAround::MAX, FaultAround::MAX);
+        assert_eq!(plan(&planner, 0).ahead, None, "no thread has read for long");
+        assert_eq!(plan(&planner, 512).ahead, window(1024, 1536).ok());
+        assert!(!plan(&planner, 1200).follows);
         let huge_page = PageSize::try_from_bytes(2 << 20).unwrap();
         let areas = [FaultArea { pages: area, address: 0 }];
         let (size, most) = (pages(16), FaultAround::MAX);
-        let huge = FaultPattern::new(&areas, huge_page, Advice::Sequential, size, most);
+        let huge = FaultPlanner::new(&areas, huge_page, Advice::Sequential, size, most, COSTS);
         for at in 0..100 {
             let plan = plan(&huge, at);
             assert_eq!((plan.follows, plan.ahead), (true, None));
@@ -473,11 +502,11 @@ mod tests {
     #[test]
     fn eight_scans_at_once_are_distinguished() {
         let area = area(0, 1 << 20);
-        let pattern = of_area(area, Advice::Auto, pages(16), FaultAround::MAX);
+        let planner = of_area(area, Advice::Auto, pages(16), FaultAround::MAX);
         let mut at: [u64; 8] = core::array::from_fn(|index| index as u64 * (1 << 17) + 512);
         for round in 0..20 {
             for next in &mut at {
-                let plan = pattern.plan(Pfn::new(*next), Touch::Read, COSTS).unwrap();
+                let plan = planner.plan(Pfn::new(*next), Touch::Read, false).unwrap();
                 assert_eq!(plan.follows, round > 0);
                 *next = plan.window.end().get();
             }
@@ -493,7 +522,7 @@ mod tests {
         for advice in [Advice::Normal, Advice::Sequential, Advice::Auto] {
             let one = scan(&of_area(area, advice, pages(16), FaultAround::MAX), area);
             for scans in [9_u64, 16, 120] {
-                let pattern = of_area(area, advice, pages(16), FaultAround::MAX);
+                let planner = of_area(area, advice, pages(16), FaultAround::MAX);
                 let start = |scan: u64| area.pages().get() / scans * scan;
                 let mut at: Vec<_> =
                     (0..scans).map(|scan| (start(scan), start(scan + 1))).collect();
@@ -501,7 +530,7 @@ mod tests {
                 while at.iter().any(|(at, end)| at < end) {
                     for (at, _) in at.iter_mut().filter(|(at, end)| at < end) {
                         faults += 1;
-                        let plan = pattern.plan(Pfn::new(*at), Touch::Read, COSTS).unwrap();
+                        let plan = planner.plan(Pfn::new(*at), Touch::Read, false).unwrap();
                         *at = plan.window.end().get();
                     }
                 }
@@ -515,8 +544,9 @@ mod tests {
         // Addresses are 200 pages behind a block of 512.
         let areas = [FaultArea { pages: area(1000, 2500), address: 512 * 7 + 200 }];
         let (small, most) = (pages(16), FaultAround::DEFAULT);
-        let pattern = FaultPattern::new(&areas, PageSize::KIB_4, Advice::Blocks, small, most);
-        assert_eq!(pattern.size(), FaultAround::MAX);
+        let planner =
+            FaultPlanner::new(&areas, PageSize::KIB_4, Advice::Blocks, small, most, COSTS);
+        assert_eq!(planner.size(), FaultAround::MAX);
         for (fault, touch, window, follows) in [
             (1900, Touch::Write, (1824, 2336), false),
             (1400, Touch::Read, (1312, 1824), false),
@@ -524,34 +554,34 @@ mod tests {
             (2400, Touch::Write, (2336, 2500), false),
             (1311, Touch::Write, (1000, 1312), false),
         ] {
-            let plan = pattern.plan(Pfn::new(fault), touch, COSTS).unwrap();
+            let plan = planner.plan(Pfn::new(fault), touch, false).unwrap();
             assert_eq!(plan.window, area(window.0, window.1), "fault {fault}");
             assert_eq!((plan.follows, plan.buys), (follows, !follows), "fault {fault}");
         }
         let huge = PageSize::try_from_bytes(2 << 20).unwrap();
         let areas = [FaultArea { pages: area(0, 9), address: 0 }];
-        let pattern = FaultPattern::new(&areas, huge, Advice::Blocks, small, most);
-        assert_eq!(pattern.plan(Pfn::new(5), Touch::Write, COSTS).unwrap().window, area(5, 6));
+        let planner = FaultPlanner::new(&areas, huge, Advice::Blocks, small, most, COSTS);
+        assert_eq!(planner.plan(Pfn::new(5), Touch::Write, false).unwrap().window, area(5, 6));
     }
 
     #[test]
-    fn a_write_gets_its_page_and_changes_no_pattern() {
+    fn a_write_gets_its_page_and_changes_no_plan() {
         let area = area(0, 4096);
-        let pattern = of_area(area, Advice::Auto, pages(16), FaultAround::MAX);
-        let plan = pattern.plan(Pfn::new(0), Touch::Write, COSTS).unwrap();
+        let planner = of_area(area, Advice::Auto, pages(16), FaultAround::MAX);
+        let plan = planner.plan(Pfn::new(0), Touch::Write, false).unwrap();
         assert_eq!((plan.window.pages().get(), plan.follows), (1, false));
-        let plan = pattern.plan(Pfn::new(0), Touch::Read, COSTS).unwrap();
+        let plan = planner.plan(Pfn::new(0), Touch::Read, false).unwrap();
         assert_eq!((plan.window.pages().get(), plan.follows), (16, true));
     }
 
     #[test]
     fn what_was_set_can_be_changed() {
         let area = area(0, 1 << 16);
-        let pattern = of_area(area, Advice::Random, pages(16), FaultAround::MAX);
-        assert_eq!(pattern.size(), FaultAround::MIN);
-        pattern.set(Advice::Normal, pages(32));
-        assert_eq!((pattern.advice(), pattern.size()), (Advice::Normal, pages(32)));
-        assert_eq!(scan(&pattern, area), 2048);
+        let planner = of_area(area, Advice::Random, pages(16), FaultAround::MAX);
+        assert_eq!(planner.size(), FaultAround::MIN);
+        planner.set(Advice::Normal, pages(32));
+        assert_eq!((planner.advice(), planner.size()), (Advice::Normal, pages(32)));
+        assert_eq!(scan(&planner, area), 2048);
     }
 
     #[test]
@@ -562,8 +592,14 @@ mod tests {
             FaultArea { pages: area(311, 1000), address: 5 * 512 + 55 },
             FaultArea { pages: area(1000, 2000), address: 512 },
         ];
-        let pattern =
-            FaultPattern::new(&areas, PageSize::KIB_4, Advice::Normal, size, FaultAround::MAX);
+        let planner = FaultPlanner::new(
+            &areas,
+            PageSize::KIB_4,
+            Advice::Normal,
+            size,
+            FaultAround::MAX,
+            COSTS,
+        );
         for (fault, window) in [
             // Address 2615 is the first of the area; the next multiple of 256 is 2816, 201 pages on.
             (311, (311, 311 + 256)),
@@ -573,38 +609,37 @@ mod tests {
             (1255, (1000, 1256)),
             (1256, (1256, 1512)),
         ] {
-            let plan = pattern.plan(Pfn::new(fault), Touch::Read, COSTS).unwrap();
+            let plan = planner.plan(Pfn::new(fault), Touch::Read, false).unwrap();
             let (start, end) = window;
             assert_eq!(plan.window, area(start, end), "fault {fault}");
         }
-        assert_eq!(pattern.plan(Pfn::new(310), Touch::Read, COSTS), None);
-        assert_eq!(pattern.plan(Pfn::new(2000), Touch::Write, COSTS), None);
+        assert_eq!(planner.plan(Pfn::new(310), Touch::Read, false), None);
+        assert_eq!(planner.plan(Pfn::new(2000), Touch::Write, false), None);
     }
 
     #[test]
     fn a_block_that_was_given_back_starts_again_with_one_page() {
         let area = area(100, 5000);
-        let pattern = of_area(area, Advice::Auto, pages(16), FaultAround::MAX);
-        let window = |pattern: &FaultPattern, at: u64| {
-            let plan = pattern.plan(Pfn::new(at), Touch::Read, COSTS).unwrap();
+        let planner = of_area(area, Advice::Auto, pages(16), FaultAround::MAX);
+        let window = |planner: &FaultPlanner, at: u64| {
+            let plan = planner.plan(Pfn::new(at), Touch::Read, false).unwrap();
             assert!(!plan.follows && plan.buys == (plan.window.pages().get() > 1));
             plan.window.pages().get()
         };
         // Backwards, and so never in order.
-        let grown = (600..1000).rev().step_by(5).map(|at| window(&pattern, at)).max();
+        let grown = (600..1000).rev().step_by(2).map(|at| window(&planner, at)).max();
         assert_eq!(grown, Some(512));
-        assert_eq!(window(&pattern, 3000), 1, "another block");
-        pattern.gave_back(PfnRange::try_new(Pfn::new(512), PageCount::new(512)).unwrap());
-        assert_eq!(window(&pattern, 700), 1);
-        pattern.gave_back(area);
+        assert_eq!(window(&planner, 3000), 1, "another block");
+        planner.gave_back(PfnRange::try_new(Pfn::new(512), PageCount::new(512)).unwrap());
+        assert_eq!(window(&planner, 700), 1);
+        planner.gave_back(area);
         // Where neighbours are mapped meanwhile, the window that was set is the smallest.
-        let parallel = FaultCosts { is_parallel: true, ..COSTS };
-        let plan = pattern.plan(Pfn::new(3000), Touch::Read, parallel).unwrap();
+        let plan = planner.plan(Pfn::new(3000), Touch::Read, true).unwrap();
         assert_eq!((plan.window.pages().get(), plan.buys), (16, false));
         let grown = (2100..2500)
             .rev()
-            .step_by(5)
-            .map(|at| pattern.plan(Pfn::new(at), Touch::Read, parallel).unwrap())
+            .step_by(2)
+            .map(|at| planner.plan(Pfn::new(at), Touch::Read, true).unwrap())
             .find(|plan| plan.buys);
         assert_eq!(
             grown.unwrap().window,
