@@ -26,7 +26,7 @@ use crate::uffd::pace::Paced;
 use crate::uffd::registered::Registered;
 use crate::uffd::reply::Answered;
 use crate::uffd::ring::Ring;
-use crate::uffd::rooms::Rooms;
+use crate::uffd::rooms::{Room, Rooms};
 use crate::uffd::write_states::WriteStates;
 
 /// The most pages that are filled with copied zeroes at a time.
@@ -74,7 +74,8 @@ pub(super) struct Answerer {
     pub(super) paced: Option<Paced>,
     /// Zeroes to copy, where pages are not filled with the kernel's zero page.
     pub(super) zeroes: Option<Mapping>,
-    /// Rooms to read to, where no file is waited for.
+    /// Rooms to read to, where no file is waited for, and for single pages of a file: reading costs less than the faults
+    /// of a copy from the file's mapping, and the kernel looks at the length of the file.
     pub(super) rooms: Option<Rooms>,
     pub(super) started: Instant,
     pub(super) records: Ring,
@@ -162,7 +163,8 @@ impl Answerer {
         let zeroes =
             || Mapping::anonymous(ByteLen::new(BLOCK << page.shift()), Anonymous::default());
         let zeroes = copies_zeroes.then(zeroes).transpose();
-        let rooms = (!answers.waits).then(|| Rooms::new(page)).transpose();
+        let reads = !answers.waits || matches!(answers.source, Source::File(_));
+        let rooms = reads.then(|| Rooms::new(page)).transpose();
         let pages = memory.mapping().mapped_len() as u64 / page.bytes();
         let count = |per: u64| usize::try_from(pages.div_ceil(per)).unwrap_or(usize::MAX);
         Ok(Self {
@@ -316,16 +318,25 @@ impl Answerer {
             Source::File(file) => file,
         };
         let (from, shift) = (at << self.page.shift(), self.page.shift());
-        let end = self.rooms.as_ref().map_or(end, |rooms| end.min(at + rooms.pages()));
+        let whole = (file.len.get() >> shift).saturating_sub(from >> shift);
+        let waits = self.answers.waits;
+        if let Some(rooms) = &self.rooms
+            && (!waits || end == at + 1 && whole > 0)
+            && let Some(room) = rooms.take()
+        {
+            let end = end.min(at + rooms.pages());
+            return Some((Bytes::Read { file, from, rooms, room, waits }, end));
+        }
+        if !waits {
+            return None;
+        }
         let now = file.file.metadata().map_or(0, |metadata| metadata.len());
         // Of a file that was cut, only whole pages are left.
         let left = (now >> shift).saturating_sub(from >> shift);
         let end = if now >= file.len.get() { end } else { end.min(at + left) };
-        let whole = (file.len.get() >> shift).saturating_sub(from >> shift);
-        let (bytes, end) = match &self.rooms {
-            Some(rooms) => (Bytes::Cached { file, from, rooms }, end),
-            None if whole == 0 => (Bytes::Tail { file, from }, end.min(at + 1)),
-            None => (Bytes::Mapped(&file.mapped, from), end.min(at + whole)),
+        let (bytes, end) = match whole {
+            0 => (Bytes::Tail { file, from }, end.min(at + 1)),
+            _ => (Bytes::Mapped(&file.mapped, from), end.min(at + whole)),
         };
         (end > at).then_some((bytes, end))
     }
@@ -451,21 +462,18 @@ impl Answerer {
         }
     }
 
-    /// Fills pages with bytes. Returns `None` if the first of them is not ready.
+    /// Fills pages with bytes. Returns `None` if the first of them is not ready, or was cut off.
     fn ask(&self, pages: Range<u64>, bytes: &Bytes<'_>) -> Option<Result<Answered, UffdError>> {
         let start = pages.start << self.page.shift();
         let mut range = start..pages.end << self.page.shift();
         let write_protect = self.answers.tracks_writes;
         let how = Install { write_protect, ..Install::default() };
-        // Held until its bytes are copied.
-        let room;
         let fill = match *bytes {
             Bytes::Mapped(source, offset) => Fill::From { source, offset },
-            Bytes::Cached { file, from, rooms } => {
-                room = rooms.take()?;
+            Bytes::Read { file, from, rooms, ref room, waits } => {
                 let to = room.bytes(ByteLen::new(range.end - start));
                 let offset = to.start as u64;
-                let read = page_cache::read_into(&*file.file, from, rooms.mapping(), to, false);
+                let read = page_cache::read_into(&*file.file, from, rooms.mapping(), to, waits);
                 // The page at the end of a file is not whole, and is produced by another thread.
                 let whole = read.ok()?? as u64 >> self.page.shift() << self.page.shift();
                 if whole == 0 {
@@ -509,8 +517,8 @@ impl Answerer {
 enum Bytes<'a> {
     /// Bytes of a mapping, from one of them on.
     Mapped(&'a Mapping, u64),
-    /// Bytes of a file, from one of them on, as far as the page cache has them.
-    Cached { file: &'a FileSource, from: u64, rooms: &'a Rooms },
+    /// Bytes of a file, from one of them on, to be read to a room, as far as the page cache has them or with a wait.
+    Read { file: &'a FileSource, from: u64, rooms: &'a Rooms, room: Room<'a>, waits: bool },
     /// The page in which a file ends.
     Tail { file: &'a FileSource, from: u64 },
     /// The bytes of the memory file that is mapped.
