@@ -3,14 +3,13 @@
 mod check;
 mod text;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::{FromArgMatches, Subcommand};
 use uzone_cli::exit::{self, Exit, Failure};
-use uzone_cli::output::{Output, is_same_file};
+use uzone_cli::output::Output;
 use uzone_cli::progress::with_progress;
-use uzone_harness::{Bench, BenchError};
-use uzone_report::Document;
+use uzone_harness::BenchError;
 use uzone_stream::{Basis, STORE_POLICY, StorePolicy};
 
 use self::text::Found;
@@ -33,9 +32,6 @@ pub(crate) struct Args {
     /// all]
     #[arg(long, global = true, value_delimiter = ',', value_name = "ID", conflicts_with = "check")]
     table: Vec<String>,
-    /// Write an HTML page with pictures too
-    #[arg(long, global = true, value_name = "HTML")]
-    pub(crate) report: Option<PathBuf>,
 }
 
 pub(crate) const EXITS: [u8; 9] = [0, 1, 2, 65, 66, 69, 71, 74, 77];
@@ -51,7 +47,7 @@ enum Asked {
     /// Without --full they are scaled, which each table states, and take less than five minutes on
     /// 2 CPUs. With it they have the published sizes as far as memory allows, all windows, and 1 to
     /// 120 threads.
-    #[command(after_help = exit::help("uzone-bench seeds --report seeds.html", &EXITS))]
+    #[command(after_help = exit::help("uzone-bench seeds --json > seeds.json", &EXITS))]
     Seeds(SeedsArgs),
 }
 
@@ -96,11 +92,8 @@ impl Asked {
 /// Runs one benchmark or all, or compares with an earlier run, and prints the result.
 pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     args.fit_together()?;
-    if let Some(page) = &args.report {
-        uzone_report::check_replace(page)?;
-    }
     if let Some(file) = &args.check {
-        return check::run(file, args.benchmark.as_ref(), args.report.as_deref(), out);
+        return check::run(file, args.benchmark.as_ref(), out);
     }
     choose_stores(out)?;
     let parts = args.parts();
@@ -110,7 +103,6 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     let name = args.benchmark.as_ref().map_or(parts::ALL, Asked::name);
     let mut found = with_progress(out, |watch| parts::run(name, &parts, watch))?;
     found.quick = args.quick;
-    write_page(args.report.as_deref(), &found, out)?;
     out.print(&Found(found))
 }
 
@@ -150,20 +142,8 @@ impl Args {
                 benchmark.name()
             )));
         }
-        let Some(file) = &self.check else { return Ok(()) };
-        match &self.report {
-            Some(page) if page == file || is_same_file(page, file) => Err(Failure::usage(format!(
-                "{} is an input: name another --report",
-                page.display()
-            ))),
-            _ => Ok(()),
-        }
+        Ok(())
     }
-}
-
-/// Writes the page with pictures, if one was asked for.
-fn write_page(page: Option<&Path>, found: &Bench, out: &Output) -> Result<(), Failure> {
-    page.map_or(Ok(()), |page| out.write_page(page, &[Document::Bench(found.clone())]))
 }
 
 /// Sets the store policy of the process to the fastest one of this host, unless the environment names one.

@@ -10,7 +10,6 @@ mod parts;
 mod settings;
 mod tables;
 
-use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -41,10 +40,6 @@ struct Arguments {
 impl Program for Arguments {
     fn flags(&self) -> Flags {
         self.flags
-    }
-
-    fn output(&self) -> Option<&Path> {
-        self.args.report.as_deref()
     }
 
     fn run(&self, out: &Output) -> Result<Exit, Failure> {

@@ -104,25 +104,17 @@ pub(crate) fn parts(
     parts.map(Part::from).into()
 }
 
-/// Returns the settings of the scans alone, by one thread.
+/// Returns the settings of the scans alone.
 fn scans(size: ByteLen, rounds: u32, directory: &Path) -> FaultSettings {
-    let (threads, directory) = (vec![1], directory.to_owned());
-    FaultSettings {
-        size,
-        density: ByteLen::ZERO,
-        sweep: false,
-        whole: None,
-        rounds,
-        threads,
-        directory,
-    }
+    let directory = directory.to_owned();
+    FaultSettings { size, density: ByteLen::ZERO, whole: None, rounds, directory }
 }
 
 /// The tables of the published experiments.
 const OF_SEEDS: [&[&str]; 4] = [
     &["bind-4k", "bind-2m", "bind-small", "bind-limit", "bind-altmap", "bind-first"],
     &["pin-2m", "pin-2m-altmap"],
-    &["zero-cold-later", "zero-kernel", "zero-demand", "populate", "pool-take"],
+    &["zero-cold-later", "zero-demand", "populate", "pool-take"],
     &["fault-whole"],
 ];
 

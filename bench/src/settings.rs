@@ -33,7 +33,7 @@ pub(crate) enum Benchmark {
     /// bytes.
     #[command(after_help = uzone_cli::exit::help("uzone-bench bind --size 100G --rebinds 30", &crate::command::EXITS))]
     Bind(BindSettings),
-    /// Pin a region and let it go: 2 MiB folios, lists, base pages, threads
+    /// Pin a region and let it go: 2 MiB folios, lists, base pages
     ///
     /// The region is reserved and described; its bytes are never touched. `naive` is an atomic step
     /// for each base page, on 64-byte descriptors as Linux has them; they take 1/64 of the size.
@@ -42,9 +42,7 @@ pub(crate) enum Benchmark {
     /// Clear memory: three lengths out of cache, pools, and first touch, beside the kernel and the C
     /// library
     ///
-    /// Extents of 4 KiB, 2 MiB and the largest; the wait for a folio of a pool;
-    /// the kernel's own clearing; and first touch. With root, 256 MiB of huge pages are put into
-    /// the host's pool for the run.
+    /// Extents of 4 KiB, 2 MiB and the largest; the wait for a folio of a pool; and first touch.
     #[command(after_help = uzone_cli::exit::help("uzone-bench zero --size 32M --populate-size 0", &crate::command::EXITS))]
     Zero(ZeroSettings),
     /// Copy memory: three lengths out of cache, beside the C library
@@ -52,10 +50,9 @@ pub(crate) enum Benchmark {
     Copy(CopySettings),
     /// Map files lazily, beside a one-page handler and the kernel's own mapping
     ///
-    /// A file in the page cache and a memory file, touched in order, at random, and one page per 2
-    /// MiB; huge pages of the pool if there are free ones; a file that the page cache has
-    /// forgotten; tracked writes; and 1 to 100 % of the pages of a larger file at random.
-    #[command(after_help = uzone_cli::exit::help("uzone-bench fault --size 256M --threads 1,2", &crate::command::EXITS))]
+    /// A file in the page cache and a memory file, touched in order and at random; a file that the
+    /// page cache has forgotten; and 1 to 100 % of the pages of larger files at random.
+    #[command(after_help = uzone_cli::exit::help("uzone-bench fault --size 256M", &crate::command::EXITS))]
     Fault(FaultSettings),
     /// Pack an image of memory, read and verify it, and map it lazily: beside zstd, BLAKE3 and the
     /// raw bytes
@@ -230,14 +227,10 @@ pub(crate) struct FaultSettings {
     #[arg(long, default_value = "8M", value_name = "SIZE")]
     #[serde(rename = "size_bytes", with = "byte_len")]
     pub(crate) size: ByteLen,
-    /// Length of the file of which 0.2 to 100 % of the pages are touched at random; 0 leaves it out
+    /// Length of the files of which 1 to 100 % of the pages are touched at random; 0 leaves them out
     #[arg(long = "density-size", default_value = "256M", value_name = "SIZE")]
     #[serde(default, rename = "density_bytes", with = "byte_len")]
     pub(crate) density: ByteLen,
-    /// Measure ten densities in place of three, and each also for a memory file and on one CPU
-    #[arg(long)]
-    #[serde(default)]
-    pub(crate) sweep: bool,
     /// The published experiment as it was run, if that is measured.
     #[arg(skip)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -245,10 +238,6 @@ pub(crate) struct FaultSettings {
     /// Rounds
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = rounds_from(1))]
     pub(crate) rounds: u32,
-    /// Numbers of threads that touch pages, each with tables of its own; 1 is always measured
-    #[arg(long, default_values_t = [1], value_delimiter = ',', value_name = "N",
-        value_parser = clap::value_parser!(u16).range(1..=64).map(usize::from))]
-    pub(crate) threads: Vec<usize>,
     /// Folder for the file; the cold tables need a disk; by default the folder of temporary files
     #[arg(long = "dir", default_value_os_t = temporary(), hide_default_value = true, value_name = "DIR")]
     pub(crate) directory: PathBuf,

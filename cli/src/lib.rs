@@ -28,7 +28,9 @@ pub trait Program: Parser {
     fn flags(&self) -> Flags;
 
     /// Returns the file that the program writes beside its result.
-    fn output(&self) -> Option<&Path>;
+    fn output(&self) -> Option<&Path> {
+        None
+    }
 
     /// Returns the level of the libraries' events that are printed.
     fn level(&self) -> Level {

@@ -22,9 +22,6 @@ pub(crate) struct Args {
     /// HTML page, or `-` for standard output; replaced atomically if it exists
     #[arg(short, long, value_name = "HTML")]
     pub(crate) output: Option<PathBuf>,
-    /// Print the tables as text too
-    #[arg(long)]
-    terminal: bool,
 }
 
 const EXITS: [u8; 6] = [0, 2, 65, 66, 74, 77];
@@ -68,8 +65,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
         out.write_page(output, &documents)?;
         files.push(output.display().to_string());
     }
-    let is_text = args.terminal || args.output.is_none();
-    let text = is_text.then(|| uzone_report::terminal(&documents));
+    let text = args.output.is_none().then(|| uzone_report::terminal(&documents));
     let documents = documents.len();
     out.print(&Written { documents, files, text })
 }

@@ -41,8 +41,7 @@ impl ReportError {
     }
 
     /// A `step` of writing the output failed. A file that existed before is unchanged.
-    #[must_use]
-    pub fn write(path: &Path, step: &str, cause: io::Error) -> Self {
+    pub(crate) fn write(path: &Path, step: &str, cause: io::Error) -> Self {
         let kind = match cause.kind() {
             // The output is a directory or a socket: an error of ours, without an errno.
             io::ErrorKind::InvalidInput if cause.raw_os_error().is_none() => {
@@ -56,17 +55,6 @@ impl ReportError {
         let text = format!("cannot {step} {}: {}", path.display(), fix(&cause));
         Self { kind, text, cause: Some(cause.into()) }
     }
-}
-
-/// Returns the field of an input that does not fit, and the reason. The text leaves out the cause's line and column,
-/// which count from the start of one object of the input.
-pub(crate) fn misfit(field: &str, cause: &serde_json::Error) -> String {
-    let text = cause.to_string();
-    let place = format!(" at line {} column {}", cause.line(), cause.column());
-    let text = text.strip_suffix(&place).unwrap_or(&text);
-    // Keys of the input are a part of the field.
-    let field = field.escape_debug();
-    if field.clone().next().is_none() { text.to_owned() } else { format!("`{field}`: {text}") }
 }
 
 /// Returns the fix.

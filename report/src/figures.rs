@@ -4,7 +4,6 @@ mod bench;
 mod faults;
 mod image;
 
-use std::collections::BTreeMap;
 use std::iter;
 
 use crate::chart::{Chapter, Chart, Section, Table as Numbers};
@@ -68,7 +67,7 @@ fn stacked(
         let parts = there.iter().map(part).filter(|(_, share)| *share > 0.0).collect();
         table.bars.push(crate::chart::Bar { parts, limit: None });
     }
-    let legend = there.iter().map(|kind| (kinds[*kind].0, kinds[*kind].1.to_owned())).collect();
+    let legend = there.iter().map(|kind| kinds[*kind]).collect();
     Chart { table, legend, ..Chart::default() }
 }
 
@@ -83,27 +82,10 @@ fn heading(title: &str, id: &str) -> String {
     heading.to_owned()
 }
 
-/// Returns the tables with their rows. A table that only ids of rows name is added.
-fn tables<'a, T>(tables: &[Table], rows: &'a [T], id: fn(&T) -> &str) -> Vec<(Table, Vec<&'a T>)> {
-    let mut found: Vec<(Table, Vec<&T>)> = Vec::new();
-    let mut places: BTreeMap<&str, usize> = BTreeMap::new();
-    for table in tables {
-        if !places.contains_key(table.id.as_str()) {
-            places.insert(&table.id, found.len());
-            found.push((table.clone(), Vec::new()));
-        }
-    }
-    for row in rows {
-        let id = id(row);
-        let id = id.split_once('/').map_or(id, |(table, _)| table);
-        let place = *places.entry(id).or_insert_with(|| {
-            found.push((Table { id: id.to_owned(), ..Table::default() }, Vec::new()));
-            found.len() - 1
-        });
-        found[place].1.push(row);
-    }
-    found.retain(|(_, rows)| !rows.is_empty());
-    found
+/// Returns the rows of a table.
+fn rows_of<'a, T>(table: &Table, rows: &'a [T], id: fn(&T) -> &str) -> Vec<&'a T> {
+    let is_of = |row: &&T| id(row).split_once('/').is_some_and(|(first, _)| first == table.id);
+    rows.iter().filter(is_of).collect()
 }
 
 /// Returns the machine, and each source of other figures once.
@@ -149,9 +131,7 @@ fn cells<T>(
     rows: &[T],
     id: fn(&T) -> &str,
 ) -> Vec<Vec<String>> {
-    let is_of = |row: &&T| id(row).split_once('/').is_some_and(|(first, _)| first == table.id);
-    let rows: Vec<&T> = rows.iter().filter(is_of).collect();
-    let Numbers { headings, rows, .. } = numbers(Where::Text, columns, &rows);
+    let Numbers { headings, rows, .. } = numbers(Where::Text, columns, &rows_of(table, rows, id));
     iter::once(headings).chain(rows).collect()
 }
 

@@ -7,7 +7,7 @@ use crate::results::Skipped;
 use crate::svg::svg;
 use crate::text::escape;
 
-/// The rules of the page. Bars and lines differ in black and white too. The colours come from Okabe and Ito, or are
+/// The rules of the page. Bars differ in black and white too. The colours come from Okabe and Ito, or are
 /// darker, so that no reader has to tell red from green.
 const STYLE: &str = "\
 :root{color-scheme:light dark;--ink:#1b1b1b;--faint:#595959;--rule:#d4d4d4;--paper:#fff;\
@@ -25,12 +25,7 @@ nav a{margin-right:1rem}a{color:var(--ours)}\
 figure{margin:1.4rem 0;padding:0}\
 svg{display:block;width:100%;max-width:35rem;height:auto}\
 svg text{font-size:12px;fill:var(--ink)}svg rect{fill:var(--ink)}\
-svg polyline{fill:none;stroke:var(--peer);stroke-width:1.2}svg .rule{stroke:var(--rule);stroke-width:1}\
-svg circle{fill:var(--paper);stroke:var(--peer);stroke-width:1.5}\
-svg .ours{stroke:var(--ours);stroke-width:3}svg circle.ours{fill:var(--ours)}\
-svg .naive{stroke:var(--naive);stroke-width:2;stroke-dasharray:2 3}\
-svg .limit{stroke:var(--ink);stroke-width:2;stroke-dasharray:9 4}\
-svg .published{stroke:var(--published);stroke-width:2;stroke-dasharray:7 3 2 3}svg circle{stroke-dasharray:none!important}\
+svg line{stroke:var(--rule);stroke-width:1}\
 .legend{list-style:none;margin:.2rem 0 .4rem;padding:0;font-size:.85rem}.legend li{display:inline-block;margin-right:1.2rem}\
 .legend i{display:inline-block;width:1.6rem;margin-right:.4rem}\
 i{height:.8rem;border:1px solid var(--ink);print-color-adjust:exact;-webkit-print-color-adjust:exact}\

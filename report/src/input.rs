@@ -12,7 +12,6 @@ use serde_json::value::RawValue;
 
 use crate::error::ReportError;
 use crate::image_map::ImageMap;
-use crate::object::{from_json, object};
 use crate::results::{BENCH_SCHEMA, Bench};
 use crate::text::bytes;
 use crate::trace::{TRACE_SCHEMA, Trace};
@@ -42,7 +41,6 @@ struct Tagged {
 
 #[derive(Deserialize)]
 struct Demo {
-    #[serde(deserialize_with = "object")]
     bench: Bench,
 }
 
@@ -80,15 +78,18 @@ pub fn parse(path: &Path, text: &[u8]) -> Result<Vec<Document>, ReportError> {
     let mut documents = Vec::new();
     for object in serde_json::Deserializer::from_slice(text).into_iter::<&RawValue>() {
         let object = object.map_err(json)?.get();
-        let Tagged { schema } = from_json(object)
-            .map_err(|wrong| invalid(&format!("is no document of uzone: {wrong}: {WANTED}")))?;
+        let Tagged { schema } = serde_json::from_str(object).map_err(|cause| {
+            invalid(&format!("is no document of uzone: {cause}: {WANTED}")).because(cause)
+        })?;
         let Some(schema) = schema else {
             return Err(invalid(&format!("holds JSON without a \"schema\": {WANTED}")));
         };
         let document = match &*schema {
-            BENCH_SCHEMA => from_json(object).map(Document::Bench),
-            DEMO_SCHEMA => from_json(object).map(|Demo { bench }| Document::Bench(bench)),
-            TRACE_SCHEMA => from_json(object).map(Document::Trace),
+            BENCH_SCHEMA => serde_json::from_str(object).map(Document::Bench),
+            DEMO_SCHEMA => {
+                serde_json::from_str(object).map(|Demo { bench }| Document::Bench(bench))
+            }
+            TRACE_SCHEMA => serde_json::from_str(object).map(Document::Trace),
             _ => {
                 let known = [BENCH_SCHEMA, DEMO_SCHEMA, TRACE_SCHEMA].join(", ");
                 return Err(invalid(&format!(
@@ -96,10 +97,10 @@ pub fn parse(path: &Path, text: &[u8]) -> Result<Vec<Document>, ReportError> {
                 )));
             }
         };
-        documents.push(document.map_err(|wrong| {
-            invalid(&format!(
-                "is marked as {schema} and does not match it: {wrong}: run the command that wrote it again"
-            ))
+        documents.push(document.map_err(|cause| {
+            let help = "run the command that wrote it again";
+            let text = format!("is marked as {schema} and does not match it: {cause}: {help}");
+            invalid(&text).because(cause)
         })?);
     }
     if documents.is_empty() {

@@ -4,7 +4,7 @@
 //! ```
 //! use std::path::Path;
 //!
-//! let text = br#"{"schema":"uzone.bench/1","benchmark":"pin","results":[
+//! let text = br#"{"schema":"uzone.bench/1","benchmark":"pin","tables":[{"id":"pin-2m"}],"results":[
 //!     {"id":"pin-2m/naive","name":"naive","median_ns":73800000},
 //!     {"id":"pin-2m/ours","name":"ours","median_ns":106000,"ratio_naive":705.0}]}"#;
 //! let documents = uzone_report::parse(Path::new("pin.json"), text)?;
@@ -18,11 +18,11 @@
 //!
 //! | file | mechanism |
 //! |---|---|
-//! | `input`, `object` | reading documents |
+//! | `input` | reading documents |
 //! | `results`, `trace`, `machine`, `image_map` | the documents, as they are written and read |
 //! | `figures` | the charts of each kind of document |
-//! | `chart` | tables with bars, lines, maps |
-//! | `svg` | lines and maps as pictures |
+//! | `chart` | tables with bars, maps |
+//! | `svg` | maps as pictures |
 //! | `html`, `terminal` | a page; tables as text |
 //! | `write` | atomic replacement of files |
 #![forbid(unsafe_code)]
@@ -35,7 +35,6 @@ mod html;
 mod image_map;
 mod input;
 mod machine;
-mod object;
 pub mod results;
 mod svg;
 mod terminal;

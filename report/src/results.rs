@@ -8,7 +8,6 @@ use std::borrow::Cow;
 use serde::{Deserialize, Serialize};
 
 use crate::machine::Machine;
-use crate::object::{object, objects, some_object};
 
 /// The schema of [`Bench`]: raised when a field changes its meaning.
 pub const BENCH_SCHEMA: &str = "uzone.bench/1";
@@ -24,7 +23,7 @@ pub struct Bench {
     #[serde(default)]
     pub benchmark: String,
     /// The host and the build.
-    #[serde(default, deserialize_with = "object")]
+    #[serde(default)]
     pub machine: Machine,
     /// Whether it is a run with `--quick`, whose small sizes and few rounds mean little.
     #[serde(default)]
@@ -39,13 +38,12 @@ pub struct Bench {
     #[serde(default)]
     pub summary: Vec<Headline>,
     /// The tables, in the order of the results.
-    #[serde(default, deserialize_with = "objects")]
+    #[serde(default)]
     pub tables: Vec<Table>,
     /// All rows of all tables.
-    #[serde(deserialize_with = "objects")]
     pub results: Vec<Row>,
     /// The rows and tables that were left out, with the reasons.
-    #[serde(default, deserialize_with = "objects")]
+    #[serde(default)]
     pub skipped: Vec<Skipped>,
 }
 
@@ -75,7 +73,7 @@ pub struct Skipped {
 }
 
 /// The role of a row in its table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
@@ -88,6 +86,7 @@ pub enum Role {
     /// A way of uzone that is not the default.
     Variant,
     /// A way of the kernel, the C library or another library. A word of a later version is read as this.
+    #[default]
     #[serde(other)]
     Peer,
 }
@@ -97,6 +96,16 @@ impl Role {
     #[must_use]
     pub fn is_of_uzone(self) -> bool {
         matches!(self, Self::Ours | Self::Variant)
+    }
+
+    /// Returns the class of its bars, and its name. Variants of ours are shown as one of the other ways.
+    pub(crate) const fn look(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Naive => ("naive", "naive"),
+            Self::Ours => ("ours", "uzone"),
+            Self::Limit => ("limit", "limit"),
+            Self::Variant | Self::Peer => ("peer", "other ways"),
+        }
     }
 }
 
@@ -109,8 +118,9 @@ pub struct Row {
     /// The name of the row, for people.
     #[serde(default)]
     pub name: String,
-    /// Its role; without it, the words of the id decide the look of the row.
-    pub role: Option<Role>,
+    /// Its role.
+    #[serde(default)]
+    pub role: Role,
     /// The id of the naive row, if it is compared with one.
     pub naive_id: Option<String>,
     /// The id of its limit, if it has one.
@@ -127,7 +137,7 @@ pub struct Row {
     #[serde(default)]
     pub rounds: usize,
     /// The spread of the rounds.
-    #[serde(default, deserialize_with = "object")]
+    #[serde(default)]
     pub noise: Noise,
     /// Whether the spread of the rounds' ratios to the naive row exceeds the distance of the ratio from 1.
     #[serde(default)]
@@ -161,7 +171,6 @@ pub struct Row {
     #[serde(default)]
     pub cold: bool,
     /// A published time.
-    #[serde(default, deserialize_with = "some_object")]
     pub published: Option<Published>,
     /// The number of threads.
     #[serde(default = "one")]
@@ -171,10 +180,8 @@ pub struct Row {
     /// The ratio of this row's time to the fastest row that does the same work, by the medians.
     pub ratio_best: Option<f64>,
     /// The times of single calls, where the row measures them.
-    #[serde(default, deserialize_with = "some_object")]
     pub latency: Option<Spread>,
     /// The page faults, where the row takes them.
-    #[serde(default, deserialize_with = "some_object")]
     pub faults: Option<Faults>,
     /// The line of the summary for this row. A file does not have it.
     #[serde(skip)]
@@ -282,15 +289,11 @@ pub struct Faults {
     /// The number of bytes that were read from devices and object storage in a round, by the median.
     pub read_bytes: u64,
     /// The times of touches.
-    #[serde(deserialize_with = "some_object")]
     pub touch: Option<Spread>,
     /// The times of touches that took a page fault, and so waited.
-    #[serde(deserialize_with = "some_object")]
     pub demand: Option<Spread>,
     /// The resident memory of a clone: the memory of all clones divided by their number, with shared pages counted once.
     pub clone_resident_bytes: Option<u64>,
-    /// The ratio of the naive row's median touch to this row's.
-    pub touch_ratio_naive: Option<f64>,
 }
 
 /// A line of the summary, one claim: the published time, the naive way, ours, and the limit.

@@ -20,7 +20,6 @@ use uzone_os::uffd::FaultKind;
 use uzone_pages::{ByteLen, PageSize};
 
 use crate::machine::Machine;
-use crate::object::{object, objects};
 use crate::text::nanoseconds;
 
 /// The schema of [`Trace`].
@@ -34,7 +33,7 @@ pub struct Trace {
     #[serde(deserialize_with = "this_schema")]
     schema: String,
     /// The host of the run.
-    #[serde(default, deserialize_with = "object")]
+    #[serde(default)]
     pub machine: Machine,
     /// The size of a page of the mapping.
     pub page_size_bytes: u64,
@@ -48,7 +47,7 @@ pub struct Trace {
     #[cfg_attr(feature = "schema", schemars(with = "Vec<(u64, u64, Class, bool, Outcome, u64)>"))]
     pub records: Vec<Record>,
     /// The latencies of all faults, by class and outcome.
-    #[serde(default, deserialize_with = "objects")]
+    #[serde(default)]
     pub latencies: Vec<Summary>,
 }
 

@@ -191,7 +191,7 @@ fn judged(then: &Row, now: &Row) -> Option<Compared> {
         Some(Compared {
             id: now.id.clone(),
             name: now.name.clone(),
-            role: now.role.unwrap_or(Role::Peer),
+            role: now.role,
             measure,
             then: before,
             now: after,
@@ -208,7 +208,7 @@ fn judged(then: &Row, now: &Row) -> Option<Compared> {
     let has_ratio =
         |row| value(row, Measure::ShareOfLimit).or(value(row, Measure::RatioNaive)).is_some();
     // Ratios refer to yardsticks, whose ratio to themselves means nothing.
-    if !now.role.is_some_and(Role::is_of_uzone) {
+    if !now.role.is_of_uzone() {
         return by(Measure::MedianNs)
             .map(|found| Compared { verdict: Verdict::Yardstick, ..found });
     }
@@ -241,7 +241,7 @@ mod tests {
         Row {
             id: "t/row".to_owned(),
             name: "a row".to_owned(),
-            role: Some(Role::Ours),
+            role: Role::Ours,
             median_ns,
             bytes: 4096,
             items: 1,
@@ -318,14 +318,14 @@ mod tests {
     #[test]
     fn yardsticks_are_not_judged() {
         for role in [Role::Naive, Role::Limit, Role::Peer] {
-            let then = Row { role: Some(role), ..row(100, Some(1.0), Some(1.0), 0.0) };
+            let then = Row { role, ..row(100, Some(1.0), Some(1.0), 0.0) };
             let now = Row { median_ns: 900, ..then.clone() };
             let comparison = compare(&[then], &[now]);
             let found = &comparison.rows[0];
             assert_eq!((found.measure, found.verdict), (Measure::MedianNs, Verdict::Yardstick));
             assert_eq!(comparison.worse().count(), 0);
         }
-        let variant = Row { role: Some(Role::Variant), ..row(100, Some(9.0), None, 0.0) };
+        let variant = Row { role: Role::Variant, ..row(100, Some(9.0), None, 0.0) };
         let slower = Row { median_ns: 300, ratio_naive: Some(3.0), ..variant.clone() };
         assert_eq!(compare(&[variant], &[slower]).worse().count(), 1);
     }

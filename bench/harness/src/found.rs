@@ -63,22 +63,15 @@ fn middle(values: impl Iterator<Item = u64>) -> u64 {
     median(&values)
 }
 
-/// Sums up the samples of a row. Compares its touches with the row `naive`.
-pub(super) fn faults(log: &Log, median_ns: u64, threads: usize, naive: Option<&Log>) -> Faults {
+/// Sums up the samples of a row.
+pub(super) fn faults(log: &Log, median_ns: u64, threads: usize) -> Faults {
     let log = log.borrow();
     let rounds = log.get(1..).unwrap_or_default();
     let of_rounds = |of: &dyn Fn(&Found) -> u64| middle(rounds.iter().map(of));
     let all = |of: fn(&Found) -> &[u64]| rounds.iter().flat_map(of).copied().collect::<Vec<_>>();
     let touches_ns = all(|found| &found.touches_ns);
-    let has_touches = !touches_ns.is_empty();
-    let is_timed = threads == 1 && has_touches;
+    let is_timed = threads == 1 && !touches_ns.is_empty();
     let half = |found: &Found| found.until(found.touches_ns.len().div_ceil(2));
-    let median_touch = |rounds: &[Found]| {
-        float(middle(rounds.iter().flat_map(|found| &found.touches_ns).copied()))
-    };
-    let touch_ratio_naive = naive.filter(|_| has_touches).and_then(|naive| {
-        Some(median_touch(naive.borrow().get(1..)?) / median_touch(rounds).max(1.0))
-    });
     let count = of_rounds(&|found| found.faults);
     let clones = rounds.iter().filter_map(|found| found.clone_bytes);
     Faults {
@@ -92,7 +85,6 @@ pub(super) fn faults(log: &Log, median_ns: u64, threads: usize, naive: Option<&L
         touch: latency(touches_ns),
         demand: latency(all(|found| &found.demand_ns)),
         clone_resident_bytes: clones.clone().next().map(|_| middle(clones)),
-        touch_ratio_naive,
     }
 }
 
@@ -115,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn touches_are_compared_by_their_medians_and_the_first_round_does_not_count() {
+    fn samples_are_summed_up_by_their_medians_and_the_first_round_does_not_count() {
         let log = |rounds: &[[u64; 3]]| {
             let log = Log::default();
             for touches in rounds {
@@ -133,13 +125,11 @@ mod tests {
             }
             log
         };
-        let naive = log(&[[1000, 1000, 1000], [40, 40, 90], [60, 60, 10], [50, 50, 50]]);
         let mine = log(&[[1, 1, 1], [20, 20, 20], [20, 20, 20], [30, 30, 900]]);
-        let faults = faults(&mine, 200, 1, Some(&naive));
+        let faults = faults(&mine, 200, 1);
         assert_eq!((faults.count, faults.wasted_pages, faults.read_bytes), (20, 1, 140));
         assert_eq!(faults.ns_per_fault, Some(10.0));
         assert_eq!((faults.first_ns, faults.half_ns, faults.cpu_ns), (Some(25), Some(45), 60));
-        assert_eq!(faults.touch_ratio_naive, Some(2.5));
         assert_eq!(faults.clone_resident_bytes, Some(220));
         let demand = faults.demand.expect("some");
         assert_eq!((demand.p50_ns, demand.worst_ns, demand.count), (20, 30, 3));

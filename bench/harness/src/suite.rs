@@ -70,7 +70,7 @@ impl<'a> Suite<'a> {
         let (id, own) = (self.id(row), self.id(row));
         self.cases.push(Case { name: id.clone(), run: Box::new(move || run(&own)) });
         let (bytes, items, threads) = (self.bytes, self.pages(), self.threads);
-        let (name, role) = (name.into(), Some(role));
+        let name = name.into();
         let row = Row { id, name, role, bytes, items, threads, ..Row::default() };
         self.specs.push(RowSpec { row, ..RowSpec::default() });
         let last = self.specs.len() - 1;
@@ -174,8 +174,6 @@ pub struct RowSpec {
     pub latencies: Option<Times>,
     /// The samples of each round, if the case takes page faults.
     faults: Option<Log>,
-    /// The id of the row that the ratio of touches refers to.
-    pub touch_naive: Option<String>,
 }
 
 impl RowSpec {
@@ -235,12 +233,8 @@ impl RowSpec {
             ratio_naive: ratio_spread(naive),
             share_of_limit: ratio_spread(limit_id.as_ref()),
         };
-        let touch_naive = self.touch_naive.as_ref().and_then(|id| spec(id)?.faults.clone());
         Row {
-            faults: self
-                .faults
-                .as_ref()
-                .map(|own| faults(own, median_ns, row.threads, touch_naive.as_ref())),
+            faults: self.faults.as_ref().map(|own| faults(own, median_ns, row.threads)),
             within_noise: naive.is_some_and(|naive| *naive != row.id) && noise.hides(ratio_naive),
             noise,
             median_ns,

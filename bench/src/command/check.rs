@@ -16,7 +16,7 @@ use uzone_os::numa;
 use uzone_report::{Document, Machine, number, plain};
 
 use super::text::{none, percent};
-use super::{Asked, choose_stores, write_page};
+use super::{Asked, choose_stores};
 use crate::parts::{self, ALL};
 use crate::settings::Part;
 
@@ -58,17 +58,11 @@ struct Checked {
 }
 
 /// Repeats an earlier run, and compares. Refuses a file of another benchmark than `asked`.
-pub(super) fn run(
-    file: &Path,
-    asked: Option<&Asked>,
-    page: Option<&Path>,
-    out: &Output,
-) -> Result<Exit, Failure> {
+pub(super) fn run(file: &Path, asked: Option<&Asked>, out: &Output) -> Result<Exit, Failure> {
     let (earlier, parameters) = read(file)?;
     can_be_repeated(file, &earlier, &parameters, asked)?;
     choose_stores(out)?;
     let bench = with_progress(out, |watch| parts::run(&earlier.benchmark, &parameters, watch))?;
-    write_page(page, &bench, out)?;
     let mut comparison = compare(&earlier.results, &bench.results);
     if comparison.rows.is_empty() {
         let text = format!("none of the rows in {} ran on this host", file.display());

@@ -9,16 +9,12 @@
 //! | limit | a bare streaming fill of as many bytes |
 //!
 //! Extents are taken in turn from memory that is longer than the caches. Where the case reads the bytes at once, the
-//! time includes that. `pool-take` is in `pool.rs`; `zero-kernel`, `zero-demand` and `populate` are in
-//! `first_touch.rs`.
+//! time includes that. `pool-take` is in `pool.rs`; `zero-demand` and `populate` are in `first_touch.rs`.
 
 use std::hint::black_box;
-use std::num::NonZeroUsize;
 
 use uzone_harness::ways::clear::{Arena, by, by_pages};
-use uzone_harness::{
-    Bench, BenchError, Result, Role, Session, Suite, Watch, bytes, fill_zeroes, index, timed,
-};
+use uzone_harness::{Bench, BenchError, Result, Role, Session, Suite, Watch, bytes, index, timed};
 use uzone_pages::ByteLen;
 use uzone_stream::{CacheState, NextUse, StorePolicy, Work};
 use uzone_zone::{PopulateOptions, Region, WriteError, ZeroOptions};
@@ -53,11 +49,7 @@ pub(crate) fn zero(settings: &ZeroSettings, part: &Part, watch: Watch<'_>) -> Re
     let arena = &arena(Work::Zero, size)?;
     extents(Work::Zero, NextUse::Later, size, arena, &mut session)?;
     extents(Work::Zero, NextUse::Soon, size, arena, &mut session)?;
-    session.each(&[
-        ("zero-threads", &|session| several(threads, arena, session)),
-        ("pool-take", &|session| pool::take_zeroed(size, session)),
-        ("zero-kernel", &|session| first_touch::kernel(arena, session)),
-    ])?;
+    session.each(&[("pool-take", &|session| pool::take_zeroed(size, session))])?;
     session.rounds = first_touches;
     first_touch::tables(populate, threads, arena, &mut session)?;
     session.finish()
@@ -248,31 +240,4 @@ fn check_region(row: &str, to: &Region, from: Option<&Region>, len: u64) -> Resu
         }
     }
     Ok(())
-}
-
-/// Clears the whole arena's length by several threads.
-fn several(threads: NonZeroUsize, arena: &Arena, session: &mut Session<'_>) -> Result {
-    let len = bytes(arena.len);
-    let to = &region(len)?;
-    let mut suite = Suite::new("zero-threads", len).writing(len.get());
-    let mut counts = vec![NonZeroUsize::MIN, threads];
-    counts.dedup();
-    for count in counts {
-        suite.threads = count.get();
-        let limit = format!("limit-{count}");
-        suite.add(Role::Limit, &limit, format!("limit, threads: {count}"), move |_| {
-            arena.with_next(arena.len, |dst, _| fill_zeroes(dst, count.get()))
-        });
-        let name = format!("ours, threads: {count}");
-        let spec = suite.add(Role::Ours, &format!("ours-{count}"), name, move |_| {
-            let options = ZeroOptions::default().threads(count);
-            timed(|| Ok(black_box(to.zero_range(0, len, &options)?)))
-        });
-        spec.limit(&limit).naive("ours-1");
-    }
-    session.measure(
-        suite,
-        format!("Clearing {len} by several threads"),
-        "out of cache; naive is ours on one thread; the limit has as many threads",
-    )
 }

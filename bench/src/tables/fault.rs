@@ -6,9 +6,8 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `scan` | the tables of all pages in order and at random, of one page of each page table, and of a part of the pages; and the published experiment |
+//! | `scan` | the tables of all pages in order and at random, and of a part of the pages; and the published experiment |
 //! | `cold` | a file that the page cache has forgotten, touched here and there |
-//! | `write` | the first write to a page whose writes are tracked |
 //! | `ways` | the rows: a window of the reader or of the thread, the one-page handler, the kernel |
 //! | `backend`, `bare_thread` | the memory that a row maps |
 //! | `touch` | the pages that are touched, by which threads, and on which CPUs |
@@ -27,11 +26,10 @@ mod scan;
 mod source;
 mod touch;
 mod ways;
-mod write;
 
 pub(crate) use touch::{Placement, Touching, touch};
 
-use uzone_harness::{Bench, BenchError, Result, Session, Watch};
+use uzone_harness::{Bench, BenchError, Result, Watch};
 use uzone_os::{SystemRoot, memory};
 use uzone_pages::{ByteLen, ErrorKind};
 
@@ -54,28 +52,20 @@ pub(crate) fn run(settings: &FaultSettings, part: &Part, watch: Watch<'_>) -> Re
         settings.directory.display()
     );
     let mut session = part.session(sentence, settings.rounds, watch);
-    let placements = Placement::all(&settings.threads)?;
+    let placements = Placement::all()?;
     let file = Source::new(&settings.directory, size)?;
     scan::tables(&mut session, &file, &placements)?;
-    if let Some(placement) = placements.first() {
-        write::table(&mut session, placement, size)?;
-    }
     cold::table(&mut session, &file)?;
     drop(file);
     if let Some(whole) = &settings.whole {
         scan::published(&mut session, settings, whole)?;
     }
     if settings.density > ByteLen::ZERO {
-        scan::densities(&mut session, settings, fitting(settings.density).0, &placements)?;
+        let len = fitting(settings.density).0;
+        let placement = placements.first();
+        placement.map_or(Ok(()), |first| scan::densities(&mut session, settings, len, first))?;
     }
     session.finish()
-}
-
-/// Leaves a table out, if it was asked for.
-fn skip(session: &mut Session<'_>, table: &str, reason: impl Into<String>) {
-    if session.wants(table) {
-        session.skip(table, reason);
-    }
 }
 
 /// Returns an error for sizes that cannot be measured, and for any size on hosts whose pages are not of 4 KiB.

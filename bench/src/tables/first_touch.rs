@@ -1,10 +1,8 @@
-//! Clearing in place beside the kernel's own clearing, and first touch: `zero-kernel`, `zero-demand-2m`,
-//! `zero-demand-1g`, `populate`.
+//! The first touch of memory, and clearing in place: `populate`, `zero-demand-2m`, `zero-demand-1g`.
 //!
-//! The kernel clears pages that were given back and are touched again. That is measured for base
-//! pages, transparent huge pages and a hugetlb pool; for the last, pages are put into the pool for the
-//! time of the run and taken out again, which takes root. The published experiment touched pages of such
-//! pools for the first time, of 2 MiB and of 1 GiB: its tables are measured where they are named.
+//! The published experiment touched pages of hugetlb pools for the first time, of 2 MiB and of 1 GiB: its tables are
+//! measured where they are named. Pages are put into the pool for the time of the run and taken out again, which takes
+//! root.
 
 use std::hint::black_box;
 use std::num::NonZeroUsize;
@@ -20,8 +18,6 @@ use uzone_os::hugepages;
 use uzone_pages::{ByteLen, PageSize};
 use uzone_zone::{Huge, PopulateOptions, Region, WriteError, ZeroOptions};
 
-/// The largest length that is given back and touched again.
-const TOUCHED: ByteLen = ByteLen::mib(256);
 const PAGE: u64 = 4096;
 
 /// Refuses a length that exceeds the memory, before minutes are spent.
@@ -82,67 +78,6 @@ fn clear_in_place(region: &Region, unit: ByteLen) -> Result<Duration> {
         }
         Ok(())
     })
-}
-
-/// Clears in place, and by giving pages back.
-pub(crate) fn kernel(arena: &Arena, session: &mut Session<'_>) -> Result {
-    let len = TOUCHED.min(bytes(arena.len));
-    let mut regions = Vec::new();
-    for (row, name, huge) in
-        [("thp", "transparent huge pages", Huge::Preferred), ("4k", "base pages", Huge::Never)]
-    {
-        let region = Region::anonymous(len)?;
-        let report = region.populate(0..len.get(), &PopulateOptions::default().huge(huge))?;
-        if (huge == Huge::Never) == report.huge.is_zero() {
-            regions.push((row, name, region));
-        } else {
-            session.skip(format!("zero-kernel/{row}-touch"), report.to_string());
-        }
-    }
-    // Given back in the reverse order, the pages of the pool after the region that has them.
-    let pool = raise_pool(PageSize::MIB_2, len.get() >> 21).and_then(|pool| {
-        let region =
-            Region::hugetlb(len, PageSize::MIB_2).map_err(|error| uzone_os::with_causes(&error))?;
-        Ok((pool, region))
-    });
-    let _pool = match pool {
-        Ok((pool, region)) => {
-            regions.push(("hugetlb", "hugetlb 2 MiB pages", region));
-            Some(pool)
-        }
-        Err(reason) => {
-            session.skip("zero-kernel/hugetlb-touch", reason);
-            None
-        }
-    };
-    let mut suite = Suite::new("zero-kernel", len).writing(len.get());
-    add_limit(&mut suite, arena, index(len.get()), "limit");
-    for (row, name, region) in &regions {
-        let naive = format!("{row}-touch");
-        suite
-            .add(Role::Ours, &format!("{row}-ours"), format!("{name}: ours, in place"), |_| {
-                clear_in_place(region, region.len())
-            })
-            .naive(&naive);
-        suite
-            .add(Role::Naive, &naive, format!("{name}: given back and touched"), |_| {
-                touch(region)?;
-                timed(|| {
-                    region.punch(0..region.len().get())?;
-                    touch(region)
-                })
-            })
-            .naive(&naive);
-    }
-    suite.limit("limit");
-    session.measure(
-        suite,
-        format!("Clearing {len} in place, and by giving the pages back to the kernel"),
-        "one thread; naive is to give the same pages back and touch them",
-    )?;
-    // Before the pool.
-    drop(regions);
-    Ok(())
 }
 
 /// Measures the first touch of memory, and the published experiment where one of its tables is named.

@@ -8,19 +8,16 @@
 //! | `snapshot-pack`, `snapshot-unpack` | how fast an image is written and undone, beside `zstd` and frames |
 //! | `snapshot-read`, `snapshot-read-cold` | 64 KiB at a random place; the same from the device |
 //! | `snapshot-verify` | every hash, beside BLAKE3 alone |
-//! | `snapshot-touch-seq`, `snapshot-touch-random` | a lazily mapped image, beside reading all of it first |
-//! | `snapshot-s3-seq`, `snapshot-s3-random` | an image in S3, beside its link and one round trip |
-//! | `snapshot-share` | the second mapping of shared pages, beside the kernel's mapping of their file |
+//! | `snapshot-touch-seq` | a lazily mapped image, beside reading all of it first |
+//! | `snapshot-s3-seq` | an image in S3, beside its link |
 //!
-//! The first four are in `snapshot/pack.rs`, the others in `snapshot/touch.rs`, `snapshot/share.rs` and
-//! `snapshot/remote.rs`. The limits decode frames without hashes (`snapshot/frames.rs`), or ask the store
-//! and do nothing else (`snapshot/store.rs`).
+//! The first five are in `image/pack.rs`, the others in `image/touch.rs` and `image/remote.rs`. The limits decode frames
+//! without hashes (`image/frames.rs`), or ask the store and do nothing else (`image/store.rs`).
 
 pub(crate) mod frames;
 pub(crate) mod material;
 pub(crate) mod pack;
 mod remote;
-mod share;
 pub(crate) mod store;
 mod touch;
 
@@ -48,10 +45,7 @@ pub(crate) fn run(settings: &SnapshotSettings, part: &Part, watch: Watch<'_>) ->
         ("snapshot-read-cold", &|session| pack::read(material, true, session)),
         ("snapshot-verify", &|session| pack::verify(material, session)),
         ("snapshot-touch-seq", &|session| touch::in_order(material, session)),
-        ("snapshot-touch-random", &|session| touch::at_random(material, session)),
-        ("snapshot-share", &|session| share::in_order(material, session)),
         ("snapshot-s3-seq", &|session| remote::in_order(material, session)),
-        ("snapshot-s3-random", &|session| remote::at_random(material, session)),
     ])?;
     session.finish()
 }

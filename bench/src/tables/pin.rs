@@ -9,7 +9,6 @@
 //! or bare stores, on as many words.
 
 use std::cell::RefCell;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use uzone_harness::ways::naive_pin::Naive;
@@ -17,11 +16,10 @@ use uzone_harness::ways::pin::{
     CALL_BYTES, CALL_ENTRIES, CALL_PAGES, bare_add, bare_sub, bind, calls, check_pins, timed_alone,
     timed_both, timed_each, words,
 };
-use uzone_harness::ways::threads::{Share, together};
 use uzone_harness::{
     Bench, BenchError, Published, Result, Role, Session, Suite, Watch, check_memory, timed,
 };
-use uzone_pages::{ByteLen, MemoryKind, Order, PageCount, Pfn, PfnRange};
+use uzone_pages::{ByteLen, MemoryKind, Order, Pfn, PfnRange};
 use uzone_stream::{Pattern, Streaming};
 use uzone_zone::{AltmapOptions, BindOptions, Init, Pagemap, Region, Zone};
 use zerocopy::IntoBytes;
@@ -41,7 +39,6 @@ pub(crate) fn run(settings: &PinSettings, part: &Part, watch: Watch<'_>) -> Resu
     session.each(&[
         ("pin-list", &|session| list(size, session)),
         ("pin-4k", &|session| base_pages(size, session)),
-        ("pin-threads", &|session| threads(size, session)),
     ])?;
     if !larger.is_zero() {
         match check(larger) {
@@ -243,7 +240,6 @@ fn list(size: ByteLen, session: &mut Session<'_>) -> Result {
     let zone = Zone::with_keep_limit(ByteLen::ZERO);
     let folios = bind(&zone, size, Order::PMD)?;
     let (range, pages) = (folios.range(), folios.range().pages().get());
-    let (_, addresses) = calls(&folios)?;
     let naive = Naive::new(pages, CALL_ENTRIES)?;
     // One list for all, touched before: each row writes the same memory.
     let list = RefCell::new(uzone_harness::ways::pin::present::<Pfn>(pages)?);
@@ -256,7 +252,6 @@ fn list(size: ByteLen, session: &mut Session<'_>) -> Result {
     naive.give_back();
     check_list("pin-list/naive", range, &mut list.borrow_mut())?;
 
-    let pinned = RefCell::new(Vec::with_capacity(addresses.len()));
     let hold = || {
         timed_alone(
             || naive.hold_listed(range.start(), &mut list.borrow_mut()),
@@ -270,22 +265,6 @@ fn list(size: ByteLen, session: &mut Session<'_>) -> Result {
             Ok(pinned)
         })
     };
-    let pin_calls = || {
-        let mut list = list.borrow_mut();
-        let mut pinned = pinned.borrow_mut();
-        let elapsed = timed(|| {
-            for (address, list) in addresses.iter().zip(list.chunks_mut(CALL_ENTRIES)) {
-                let ranges = zone.pin(*address, ByteLen::new(CALL_BYTES as u64))?;
-                for guard in ranges.guards() {
-                    guard.write_pfns(list)?;
-                }
-                pinned.push(ranges);
-            }
-            Ok(())
-        });
-        pinned.clear();
-        elapsed
-    };
     let stream = || {
         let mut list = list.borrow_mut();
         timed(|| {
@@ -294,11 +273,9 @@ fn list(size: ByteLen, session: &mut Session<'_>) -> Result {
             Ok(())
         })
     };
-    let calls = addresses.len() as u64;
-    let rows: [Row<'_>; 4] = [
+    let rows: [Row<'_>; 3] = [
         (Role::Naive, "naive", "naive, an atomic and an entry a page", pages, &hold),
         (Role::Ours, "ours", "whole region, pin, list", 1, &pin_whole),
-        (Role::Ours, "ours-call", "512 pages a call, pin, all in one list", calls, &pin_calls),
         (Role::Limit, "limit", "streaming the list alone", 0, &stream),
     ];
     let mut suite = Suite::new("pin-list", size).writing(pages * size_of::<Pfn>() as u64);
@@ -348,73 +325,6 @@ fn base_pages(size: ByteLen, session: &mut Session<'_>) -> Result {
         format!(
             "one thread; a block of {CALL_PAGES} that is held wholly is held by one word, and naive is \
              an atomic a page"
-        ),
-    )
-}
-
-/// The number of pages of a sample of two threads: milliseconds.
-const SAMPLE_PAGES: u64 = 1 << 28;
-
-/// Measures two threads that pin and unpin at once: halves of the region, which share no word but the pagemap's, and
-/// all of it, where they meet on every word. The threads meet at a barrier before a sample, which lasts until both are
-/// done.
-fn threads(size: ByteLen, session: &mut Session<'_>) -> Result {
-    if session.bench.machine.cpus < 2 {
-        session.skip("pin-threads", "this process may use one CPU only");
-        return Ok(());
-    }
-    let zone = Zone::with_keep_limit(ByteLen::ZERO);
-    let folios = &bind(&zone, size, Order::PMD)?;
-    let range = folios.range();
-    let pages = range.pages().get();
-    // The size is whole GiB, so that the middle is at a folio.
-    let half = PageCount::new(pages / 2);
-    let middle = range.start().checked_add(half).unwrap_or(range.start());
-    let part = |start| PfnRange::try_new(start, half).unwrap_or(range);
-    let halves = [part(range.start()), part(middle)];
-    let words = words(size)?;
-    let (front, back) = words.split_at(words.len() / 2);
-    let words: [&[AtomicU64]; 2] = [front, back];
-    let passes = (SAMPLE_PAGES / pages).max(1);
-    type Work<'a> = Box<dyn Fn(usize) -> Result + Sync + 'a>;
-    let pin = |ranges: [PfnRange; 2]| -> Work<'_> {
-        Box::new(move |thread| Ok(folios.pin(ranges[thread]).map(drop)?))
-    };
-    let bare: Work<'_> = Box::new(move |thread| {
-        bare_add(words[thread]);
-        bare_sub(words[thread]);
-        Ok(())
-    });
-    let whole = [range; 2];
-    // How many threads there are, and how many times the region is held in a pass of all of them together.
-    let samples = [
-        (Role::Ours, "pin-one", "pin and unpin, one thread", pin(whole), 1, 1),
-        (Role::Ours, "pin-halves", "pin and unpin, two threads, a half each", pin(halves), 2, 1),
-        (Role::Ours, "pin-same", "pin and unpin, two threads, the same range", pin(whole), 2, 2),
-        (Role::Limit, "limit-halves", "bare atomics, two threads, a half each", bare, 2, 1),
-    ];
-    let mut suite = Suite::new("pin-threads", size);
-    for (role, row, name, work, threads, times) in samples {
-        suite.threads = threads;
-        let spec = suite.add(role, row, name, move |_| {
-            let done = together(threads, |thread, start| {
-                start.wait();
-                Share::of(|| (0..passes).try_for_each(|_| work(thread)))
-            });
-            Ok(done?.elapsed)
-        });
-        spec.row.items *= passes * times;
-        spec.row.folios = Some(spec.row.items / CALL_PAGES);
-        if role == Role::Ours {
-            spec.naive("pin-one");
-        }
-    }
-    session.measure(
-        suite,
-        "2 MiB folios, two threads",
-        format!(
-            "taking and giving back, {passes} times a sample; naive is one thread, for the same work; \
-             on the same range each thread holds all of it, so that the work is twice as much"
         ),
     )
 }

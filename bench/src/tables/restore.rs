@@ -9,7 +9,6 @@
 //! | `naive` | one page for each fault, copied from a mapping of the raw file: the published example |
 //! | `raw`, `packed` | ours |
 //! | `huge` | ours from the raw file, by blocks of 2 MiB, of which huge pages can be made |
-//! | `record` | ours from the packed image, a page at a time, and each fault is recorded |
 //! | `replay` | ours from the packed image, and the list of the pages is installed ahead |
 //! | `ordered` | the same, from an image in which the pages of the list are packed together |
 //! | `kernel` | the kernel's own private mapping of the raw file |
@@ -48,7 +47,7 @@ pub(crate) fn run(settings: &SnapshotSettings, part: &Part, watch: Watch<'_>) ->
     let ordered = material.pack_ordered(set.iter().map(|page| *page as u64).collect())?;
     let (material, ordered) = (&material, Some(&ordered));
     let all: Vec<usize> = (0..material.words.len()).collect();
-    let placements = Placement::all(&[1])?;
+    let placements = Placement::all()?;
     let (Some(first), same) = (placements.first(), placements.last()) else {
         return session.finish();
     };
@@ -56,7 +55,7 @@ pub(crate) fn run(settings: &SnapshotSettings, part: &Part, watch: Watch<'_>) ->
     let (in_order, of_set) = ("all pages in order", "a working set in a random order");
     let cold = &set[..set.len().min(COLD_TOUCHES)];
     let seq: &[&str] = &["raw", "huge", "packed"];
-    let rows: &[&str] = &["raw", "packed", "record", "replay", "ordered"];
+    let rows: &[&str] = &["raw", "packed", "replay", "ordered"];
     for (table, pages, restore, rows) in [
         (format!("restore-seq{}", first.id), in_order, of(&all, first, false), seq),
         (format!("restore-set{}", first.id), of_set, of(&set, first, false), rows),

@@ -122,7 +122,6 @@ fn an_earlier_run_that_cannot_be_compared_with_is_refused_with_what_would_help()
     let mut none = earlier.clone();
     none["results"] = json!([]);
     let none = dir.file("none.json", none.to_string());
-    let report = dir.name("no/where/out.html");
     let missing = dir.name("missing.json");
     for (arguments, code, part) in [
         (&["--check", &missing][..], 66, "cannot read"),
@@ -134,10 +133,7 @@ fn an_earlier_run_that_cannot_be_compared_with_is_refused_with_what_would_help()
         (&["--check", "/proc/cpuinfo"], 65, "is not JSON or was cut short"),
         (&["zero", "--check", &base], 2, "check it with `uzone-bench copy --check`"),
         (&["copy", "--rounds=9", "--check", &base], 2, "rounds is 5 in"),
-        (&["--check", &base, "--report", &base], 2, "is an input: name another --report"),
         (&["--check"], 2, "a value is required"),
-        (&["copy", "--size=4K", "--report", &report], 74, "make its directory first"),
-        (&["copy", "--size=4K", "--report", "/"], 2, "it is a directory"),
     ] {
         let output = refuses(arguments, code, part);
         assert!(output.stdout.is_empty(), "{arguments:?}");

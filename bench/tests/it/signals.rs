@@ -8,9 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
 
-use crate::common::{Dir, array, document, pool, skip, string, uzone_bench};
+use crate::common::{Dir, array, document, pool, skip, uzone_bench};
 
 /// How long anything may take before it counts as hanging.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -80,17 +79,16 @@ fn a_signal_in_the_middle_of_clearing_leaves_the_pool_of_huge_pages_as_it_was() 
     if fs::write(FILE, &before).is_err() {
         return skip(NAME, format_args!("{FILE} cannot be written"));
     }
-    let zero = ["zero", "--size=4K", "--table=zero-kernel"];
-    let tried = document(&[&zero[..], &["--rounds=1"]].concat());
-    let is_hugetlb = |row: &Value| string(row, "name").starts_with("hugetlb");
-    if !array(&tried, "results").iter().any(is_hugetlb) {
+    let zero = ["zero", "--size=4K", "--table=zero-demand-2m", "--populate-size=256M"];
+    let tried = document(&[&zero[..], &["--first-touches=1"]].concat());
+    if array(&tried, "results").is_empty() {
         return skip(NAME, "the pool cannot be made larger: free memory is in small pieces");
     }
     for signal in [Signal::INT, Signal::TERM] {
         if signal == Signal::INT && !interrupts_arrive(NAME) {
             continue;
         }
-        let arguments = [&zero[..], &["--rounds=10000", "--quiet"]].concat();
+        let arguments = [&zero[..], &["--first-touches=10000", "--quiet"]].concat();
         let mut running = Running::new(&arguments);
         assert!(running.wait_until(|_| read() != before), "the pool is made larger");
         assert_eq!(running.end(signal), Some(signal.as_raw()), "it dies of the signal that it got");

@@ -1,25 +1,18 @@
 //! `uzone report`: what it writes, and what it does with inputs and outputs that cannot be.
 
 use std::fs;
-use std::num::NonZeroUsize;
 use std::path::Path;
 use std::process::Output;
-use std::sync::Arc;
 
-use crate::common::{
-    Dir, has_failed, keeps_to, no_disk, object_of, refuses, skip, small_disk, text, uzone,
-};
-use serde_json::{Value, json};
-use uzone_fault::{Engine, FunctionBacking, LazyOptions};
-use uzone_pages::{ByteLen, PageSize};
-use uzone_report::{Machine, Trace};
+use crate::common::{Dir, keeps_to, object_of, refuses, text, uzone};
+use serde_json::json;
 
 fn run(arguments: &[&str]) -> Output {
     crate::common::run(&[&["report"], arguments].concat())
 }
 
 fn bench() -> String {
-    json!({"schema": "uzone.bench/1", "benchmark": "pin", "results": [
+    json!({"schema": "uzone.bench/1", "benchmark": "pin", "tables": [{"id": "pin-2m"}], "results": [
         {"id": "pin-2m/naive-pin", "name": "naive, pin", "median_ns": 73_800_000},
         {"id": "pin-2m/whole-pin", "name": "whole region, pin", "median_ns": 106_000, "ratio_naive": 705.0}]})
     .to_string()
@@ -101,61 +94,4 @@ fn standard_input_is_an_input() {
     let output = uzone(&["report", "-"]).stdin(input).output().expect("it runs");
     assert!(output.status.success() && text(&output.stdout).contains("When faults were"));
     assert_eq!(run(&["-"]).status.code(), Some(65), "there is nothing in it");
-}
-
-#[test]
-fn a_full_disk_leaves_the_old_page_and_nothing_else() {
-    let dir = Dir::new("full");
-    let bench = dir.file("bench.json", bench());
-    let disk = dir.name("disk");
-    if !small_disk(&disk, "size=16k") {
-        let name = "a_full_disk_leaves_the_old_page_and_nothing_else";
-        return skip(name, "it needs to mount a tmpfs");
-    }
-    let page = format!("{disk}/out.html");
-    fs::write(&page, "old").expect("there is room for that");
-    // Three of its four pages: the report needs more.
-    fs::write(format!("{disk}/ballast"), vec![1; 12 << 10]).expect("there is room for that");
-    let output = run(&[&bench, "-o", &page]);
-    let old = fs::read_to_string(&page);
-    let left = fs::read_dir(&disk).map(Iterator::count);
-    no_disk(&disk);
-    has_failed(&output, 74, "make room there");
-    assert_eq!((old.expect("the page").as_str(), left.expect("the disk")), ("old", 2));
-}
-
-#[test]
-fn a_real_trace_keeps_to_its_schema_and_is_shown() {
-    let engine = Engine::new(NonZeroUsize::MIN).expect("an engine");
-    let backing = FunctionBacking::quick(|_, pages: &mut [u8]| {
-        pages.fill(1);
-        Ok(())
-    });
-    let (len, options) = (ByteLen::mib(4), LazyOptions::default().trace(100));
-    let memory = match engine.map(len, Arc::new(backing), &options) {
-        Ok(memory) => memory,
-        Err(error) => return skip("a_real_trace_keeps_to_its_schema_and_is_shown", error),
-    };
-    for offset in (0..len.get()).step_by(64 << 10) {
-        memory.read_at(offset, &mut [0]).expect("the page is there");
-    }
-    // What is noted comes after the answer that the reader waited for.
-    while memory.latencies().iter().map(|latency| latency.count).sum::<u64>()
-        < memory.stats().faults
-    {
-        std::thread::yield_now();
-    }
-    let (faults, lost) = memory.take_trace();
-    let trace =
-        Trace::new(Machine::default(), PageSize::KIB_4, len, &faults, lost, &memory.latencies());
-    assert!(!trace.records.is_empty());
-    let mut written = Vec::new();
-    trace.write_to(&mut written).expect("memory takes it");
-    let object: Value = serde_json::from_slice(&written).expect("JSON");
-    keeps_to("uzone.trace-1", &object);
-    assert_eq!(serde_json::from_slice::<Trace>(&written).expect("a trace"), trace);
-    let dir = Dir::new("trace");
-    let file = dir.file("trace.json", written);
-    let output = run(&[&file]);
-    assert!(text(&output.stdout).contains("missing, at hand"), "{}", text(&output.stdout));
 }

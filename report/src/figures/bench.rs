@@ -1,11 +1,9 @@
 //! The charts of a benchmark: one for each of its tables, of a kind that fits its rows.
 
-use super::Where::{Both, Page, Text};
-use super::{Column, PUBLISHED, cells, foot, heading, known, log_shares, none, numbers, tables};
-use crate::chart::{
-    Bar, Chapter, Chart, Lines, Picture, Role, Section, Series, Table as Numbers, Unit,
-};
-use crate::results::{Bench, Headline, NOISE, QUICK, Row, Spread, Table, noisy};
+use super::Where::{Both, Page};
+use super::{Column, PUBLISHED, cells, foot, heading, known, log_shares, none, numbers, rows_of};
+use crate::chart::{Bar, Chapter, Chart, Section, Table as Numbers};
+use crate::results::{Bench, Headline, NOISE, QUICK, Role, Row, Spread, Table, noisy};
 use crate::text::{bytes, float, ns, number, sentences};
 
 /// The largest ratio of rates whose bars can still be compared by eye.
@@ -13,12 +11,16 @@ const MOST_TIMES: f64 = 60.0;
 
 pub(super) fn section(bench: &Bench) -> Section {
     let mut chapters: Vec<Chapter> = Vec::new();
-    for (table, rows) in tables(&bench.tables, &bench.results, |row| &row.id) {
+    for table in &bench.tables {
+        let rows = rows_of(table, &bench.results, |row| &row.id);
+        if rows.is_empty() {
+            continue;
+        }
         let title = table.id.split('-').next().unwrap_or_default().to_owned();
-        let charts = std::iter::once(chart(&table, &rows)).chain(spread(&table, &rows));
+        let chart = chart(table, &rows);
         match chapters.iter_mut().find(|chapter| chapter.title == title) {
-            Some(chapter) => chapter.charts.extend(charts),
-            None => chapters.push(Chapter { title, charts: charts.collect() }),
+            Some(chapter) => chapter.charts.push(chart),
+            None => chapters.push(Chapter { title, charts: vec![chart] }),
         }
     }
     if let [only] = &mut chapters[..] {
@@ -49,7 +51,7 @@ fn summary(bench: &Bench) -> Numbers {
         let times = [line.naive_ns, Some(line.ours_ns), line.limit_ns, line.published_ns].map(cell);
         [line.name.clone(), verdict].into_iter().chain(times).collect()
     };
-    let of_row = |row: &&Row| row.role.map(Role::from) == Some(Role::Ours);
+    let of_row = |row: &&Row| row.role == Role::Ours;
     let time = |id: &Option<String>| {
         let id = id.as_ref()?;
         bench.results.iter().find(|row| row.id == *id).map(|row| row.median_ns)
@@ -90,38 +92,18 @@ fn verdict(ratio: Option<f64>, is_noise: bool, share: Option<f64>) -> String {
 fn chart(table: &Table, rows: &[&Row]) -> Chart {
     let noise = if rows.iter().any(|row| row.within_noise) { NOISE } else { "" };
     let mut numbers = numbers(Page, &COLUMNS, rows);
-    let (mut picture, mut hint) = (None, "lower is better; both axes are logarithmic");
-    let mut legend = Vec::new();
-    if let Some(lines) = windows(rows).or_else(|| sizes(rows)) {
-        if !lines.is_log {
-            hint = "higher is better; sizes are on a logarithmic axis";
-        }
-        let named = |series: &&Series| series.role != Role::Peer || series.points.len() == 1;
-        legend = lines
-            .series
-            .iter()
-            .filter(named)
-            .map(|series| (series.role.class(), series.name.clone()))
-            .collect();
-        picture = Some(Picture::Lines(lines));
-    } else {
-        hint = bars(rows, &mut numbers);
-    }
-    let mut roles: Vec<Role> = rows.iter().map(|row| look(row)).collect();
+    let hint = bars(rows, &mut numbers);
+    let mut roles: Vec<Role> = rows.iter().map(|row| row.role).collect();
     roles.sort_unstable();
-    roles.dedup();
-    if picture.is_none() {
-        legend = roles.iter().map(|role| (role.class(), role.words().to_owned())).collect();
-        if numbers.bars.iter().any(|bar| bar.limit.is_some()) {
-            legend.push(("ink border", "limit of a row".to_owned()));
-        }
-    } else if roles.contains(&Role::Peer) {
-        legend.push(("peer", Role::Peer.words().to_owned()));
+    let mut legend: Vec<_> = roles.into_iter().map(Role::look).collect();
+    legend.dedup();
+    if numbers.bars.iter().any(|bar| bar.limit.is_some()) {
+        legend.push(("ink border", "limit of a row"));
     }
     Chart {
         title: heading(&table.title, &table.id),
         note: sentences(&[&*table.note, hint, noise]),
-        picture,
+        picture: None,
         table: numbers,
         legend,
     }
@@ -136,7 +118,7 @@ fn bars(rows: &[&Row], numbers: &mut Numbers) -> &'static str {
     let values = rates.unwrap_or_else(|| rows.iter().map(|row| float(row.median_ns)).collect());
     let most = values.iter().copied().fold(0.0, f64::max);
     let limit = |row: &Row, value: f64| {
-        let share = row.share_of_limit.filter(|share| *share > 0.0 && look(row) != Role::Limit)?;
+        let share = row.share_of_limit.filter(|share| *share > 0.0 && row.role != Role::Limit)?;
         let limit = if is_rate { value / share } else { value * share };
         // A limit that noise has put far away would squeeze all bars.
         Some(limit).filter(|limit| limit.is_finite() && *limit <= most * 3.0)
@@ -151,7 +133,7 @@ fn bars(rows: &[&Row], numbers: &mut Numbers) -> &'static str {
         .zip(&values)
         .zip(&limits)
         .map(|((row, value), limit)| Bar {
-            parts: vec![(look(row).class(), share(*value))],
+            parts: vec![(row.role.look().0, share(*value))],
             limit: limit.map(share),
         })
         .collect();
@@ -166,164 +148,7 @@ fn near(rates: &[f64]) -> bool {
     low > 0.0 && high / low <= MOST_TIMES
 }
 
-/// The published fault-around table: time by window.
-fn windows(rows: &[&Row]) -> Option<Lines> {
-    let mut ours = Vec::new();
-    let mut published = Vec::new();
-    let mut levels = Vec::new();
-    for row in rows {
-        let order = case(row).strip_prefix("order-").and_then(|order| order.parse::<i32>().ok());
-        match order.filter(|order| (0..40).contains(order)) {
-            Some(order) => {
-                let pages = 2.0_f64.powi(order);
-                ours.push((pages, float(row.median_ns)));
-                let known = row.published.as_ref();
-                published.extend(known.map(|known| (pages, float(known.ns))));
-            }
-            None => levels.push(row),
-        }
-    }
-    if ours.len() < 3 {
-        return None;
-    }
-    let line = |name: &str, role, mut points: Vec<(f64, f64)>| {
-        points.sort_by(|one, other| one.0.total_cmp(&other.0));
-        Series { name: name.to_owned(), role, points }
-    };
-    let mut series = vec![line("uzone, by window", Role::Ours, ours)];
-    if published.len() > 1 {
-        series.push(line("published, on another machine", Role::Published, published));
-    }
-    for row in levels.into_iter().take(6) {
-        // A row that adapts is no point of the sweep, and drawn as a level beside it.
-        let role = match look(row) {
-            Role::Ours => Role::Peer,
-            role => role,
-        };
-        series.push(line(&row.label(), role, vec![(1.0, float(row.median_ns))]));
-    }
-    Some(Lines {
-        x_axis: "pages mapped at a fault, at most",
-        x_unit: Unit::Plain,
-        y_axis: "time (logarithmic)",
-        y_unit: Unit::Ns,
-        is_log: true,
-        series,
-    })
-}
-
-/// Returns the look of a row: by its role, or without one by the words of its id.
-fn look(row: &Row) -> Role {
-    let case = row.id.split_once('/').map_or(&*row.id, |(_, case)| case);
-    let has = |word: &str| case.split('-').any(|part| part == word);
-    match row.role {
-        Some(role) => role.into(),
-        None if has("naive") || case.ends_with("page-at-a-time") => Role::Naive,
-        None if has("limit") => Role::Limit,
-        None if has("ours") => Role::Ours,
-        None => Role::Peer,
-    }
-}
-
-/// Returns a row's id without its table.
-fn case(row: &Row) -> &str {
-    row.id.split_once('/').map_or("", |(_, case)| case)
-}
-
-/// Returns the length that a part of an id names, such as `4K` or `1GiB`.
-fn size(part: &str) -> Option<u64> {
-    part.parse::<uzone_pages::ByteLen>()
-        .ok()
-        .filter(|_| part.ends_with(|last: char| last.is_ascii_alphabetic()))
-        .map(uzone_pages::ByteLen::get)
-}
-
-/// Splits `4K-ours` or `ours-4K` into a length and the rest.
-fn sized(case: &str) -> Option<(u64, &str)> {
-    let first = case.split_once('-').and_then(|(first, rest)| Some((size(first)?, rest)));
-    first.or_else(|| case.rsplit_once('-').and_then(|(rest, last)| Some((size(last)?, rest))))
-}
-
-/// Sizes, and the values at them.
-type Points = Vec<(f64, f64)>;
-
-/// Returns a line for each way, if each row is one way at one size.
-fn sizes(rows: &[&Row]) -> Option<Lines> {
-    let mut ways: Vec<(&str, &Row, Points)> = Vec::new();
-    let is_rate = rows.iter().all(|row| row.gb_per_s().is_some());
-    for row in rows {
-        let (size, way) = sized(case(row))?;
-        let value = row.gb_per_s().filter(|_| is_rate).unwrap_or(float(row.median_ns));
-        let point = (float(size), value);
-        match ways.iter_mut().find(|(known, ..)| *known == way) {
-            Some((.., points)) => points.push(point),
-            None => ways.push((way, row, vec![point])),
-        }
-        if ways.len() > 64 {
-            return None;
-        }
-    }
-    if ways.iter().all(|(.., points)| points.len() < 3) {
-        return None;
-    }
-    let series =
-        ways.into_iter().filter(|(.., points)| points.len() > 1).map(|(way, row, mut points)| {
-            points.sort_by(|one, other| one.0.total_cmp(&other.0));
-            points.dedup_by(|one, other| one.0.total_cmp(&other.0).is_eq());
-            Series { name: way.replace('-', " "), role: look(row), points }
-        });
-    let series: Vec<Series> = series.collect();
-    Some(Lines {
-        x_axis: "size",
-        x_unit: Unit::Bytes,
-        y_axis: if is_rate { "GB/s" } else { "time (logarithmic)" },
-        y_unit: if is_rate { Unit::Plain } else { Unit::Ns },
-        is_log: !is_rate,
-        series,
-    })
-}
-
-/// Returns the distributions of a table's rows as a chart.
-fn spread(table: &Table, rows: &[&Row]) -> Option<Chart> {
-    let mut steps = Vec::new();
-    for row in rows {
-        let touch = row.faults.and_then(|faults| faults.touch);
-        let demand = row.faults.and_then(|faults| faults.demand);
-        let kinds = [("one call", row.latency), ("one touch", touch), ("one fault", demand)];
-        steps.extend(kinds.into_iter().filter_map(|(kind, spread)| Some((*row, kind, spread?))));
-    }
-    if steps.is_empty() {
-        return None;
-    }
-    let lines = steps.iter().map(|(row, kind, spread)| {
-        let Spread { p50_ns, p99_ns, p999_ns, worst_ns, count } = *spread;
-        let words = [row.label(), (*kind).to_owned()].into_iter();
-        let times = [p50_ns, p99_ns, p999_ns, worst_ns].map(ns);
-        words.chain(times).chain([count.to_string()]).collect()
-    });
-    let headings = ["row", "of", "half", "99 %", "99.9 %", "longest", "how many"];
-    let all = steps.iter().flat_map(|(.., spread)| [spread.p50_ns, spread.p99_ns]);
-    let share = log_shares(all.map(float));
-    let bars = steps.iter().map(|(row, _, spread)| Bar {
-        parts: vec![(look(row).class(), share(float(spread.p50_ns)))],
-        limit: Some(share(float(spread.p99_ns))),
-    });
-    Some(Chart {
-        title: format!("{}: latency", heading(&table.title, &table.id)),
-        note: sentences(&[
-            "how long single steps took, of all rounds together; shorter is better",
-            "the bar is the median, its border the 99th percentile",
-        ]),
-        table: Numbers {
-            bars: bars.collect(),
-            scale: "time (logarithmic)",
-            ..Numbers::new(&headings, lines)
-        },
-        ..Chart::default()
-    })
-}
-
-const COLUMNS: [Column<Row>; 31] = [
+const COLUMNS: [Column<Row>; 30] = [
     ("row", Both, |row| Some(row.label())),
     ("median", Both, |row| Some(ns(row.median_ns))),
     ("fastest", Page, |row| known(row.min_ns).map(ns)),
@@ -338,7 +163,6 @@ const COLUMNS: [Column<Row>; 31] = [
         Some(format!("{}{}", number(row.ratio_naive?), noisy(row.within_noise)))
     }),
     ("x best", Both, |row| row.ratio_best.map(number)),
-    ("touch x naive", Page, |row| row.faults?.touch_ratio_naive.map(number)),
     ("faults", Both, |row| Some(row.faults?.count.to_string())),
     ("ns/fault", Both, |row| row.faults?.ns_per_fault.map(number)),
     ("wasted pages", Both, |row| Some(row.faults?.wasted_pages.to_string())),
@@ -348,12 +172,12 @@ const COLUMNS: [Column<Row>; 31] = [
     }),
     ("CPU", Both, |row| known(row.faults?.cpu_ns).map(ns)),
     ("read", Both, |row| known(row.faults?.read_bytes).map(bytes)),
-    ("demand p50, p99, p99.9", Text, |row| Some(three(row.faults?.demand?))),
-    ("touch p50, p99, p99.9", Text, |row| {
+    ("demand p50, p99, p99.9", Both, |row| Some(three(row.faults?.demand?))),
+    ("touch p50, p99, p99.9", Both, |row| {
         Some(three(row.faults.filter(|faults| faults.demand.is_none())?.touch?))
     }),
     ("a clone", Both, |row| row.faults?.clone_resident_bytes.map(bytes)),
-    ("call p50, p99, worst", Text, |row| {
+    ("call p50, p99, worst", Both, |row| {
         let Spread { p50_ns, p99_ns, worst_ns, .. } = row.latency?;
         Some(times([p50_ns, p99_ns, worst_ns]))
     }),

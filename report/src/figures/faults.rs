@@ -1,16 +1,14 @@
 //! The charts of a trace: places, times and latencies of faults.
 
 use super::{edges, log_shares, one_chapter, stacked};
-use crate::chart::{Bar, Chart, Heat, Picture, Section, Table};
-use crate::text::{bytes, cell, count, float, float_bytes, float_ns, ns, sentences};
+use crate::chart::{Bar, Chart, Heat, Section, Table};
+use crate::text::{bytes, cell, float, float_bytes, float_ns, ns, sentences};
 use crate::trace::{Outcome, Record, Summary, Trace};
 
 /// Steps of time of the timeline.
 const STEPS: usize = 24;
 /// Cells of the heat map.
 const HEAT: (usize, usize) = (64, 32);
-/// Rows of the distribution for each power of ten.
-const PER_TEN: f64 = 3.0;
 
 pub(super) fn section(trace: &Trace) -> Section {
     let records = &trace.records;
@@ -21,7 +19,6 @@ pub(super) fn section(trace: &Trace) -> Section {
     }
     let summaries = summaries(trace);
     if !summaries.is_empty() {
-        charts.push(distribution(&summaries, records));
         charts.push(quantiles(&summaries));
     }
     let kept = format!("{} faults of a mapping of {}", records.len(), bytes(trace.len_bytes));
@@ -95,13 +92,7 @@ fn heat(trace: &Trace) -> Chart {
     Chart {
         title: "Where faults were, over time".to_owned(),
         note: sentences(&["the darker a cell, the more faults it had"]),
-        picture: Some(Picture::Heat(Heat {
-            from_ns,
-            to_ns,
-            len_bytes: float(len),
-            columns,
-            counts,
-        })),
+        picture: Some(Heat { from_ns, to_ns, len_bytes: float(len), columns, counts }),
         table: Table::new(&["from", "to", "faults", "first", "last", "slowest"], lines),
         legend: Vec::new(),
     }
@@ -149,41 +140,10 @@ fn summaries(trace: &Trace) -> Vec<Summary> {
             p99_ns: at(990),
             p999_ns: at(999),
             max_ns: at(1000),
-            buckets: times.iter().map(|time| (*time, 1)).collect(),
+            buckets: Vec::new(),
         }
     };
     kinds.into_iter().map(summary).collect()
-}
-
-fn distribution(summaries: &[Summary], records: &[Record]) -> Chart {
-    let step = |ns: u64| (float(ns.max(1)).log10() * PER_TEN).floor();
-    let times = || summaries.iter().flat_map(|summary| &summary.buckets).map(|bucket| bucket.0);
-    let low = step(times().min().unwrap_or(1));
-    let high = step(times().max().unwrap_or(1)) + 1.0;
-    let steps = cell((high - low) / 200.0, 200).clamp(1, 200);
-    let mut by_step = vec![vec![0_u64; Outcome::ALL.len()]; steps];
-    for summary in summaries {
-        for (at_most, count) in &summary.buckets {
-            let index = cell((step(*at_most) - low + 0.5) / self::count(steps), steps);
-            let found = &mut by_step[index][place(summary.outcome)];
-            *found = found.saturating_add(*count);
-        }
-    }
-    let edges: Vec<f64> =
-        (0..=steps).map(|index| 10.0_f64.powf((low + count(index)) / PER_TEN)).collect();
-    let of_all = if summaries.iter().map(|summary| summary.count).fold(0, u64::saturating_add)
-        == records.len() as u64
-    {
-        "of the faults of the trace"
-    } else {
-        "of all faults, with the faults that the trace has dropped"
-    };
-    let note = [of_all, "from when the fault was read to when its page was in place"];
-    Chart {
-        title: "How long faults took".to_owned(),
-        note: sentences(&note),
-        ..stacked(&edges, &kinds(), &by_step, ("longer than", "up to"), float_ns)
-    }
 }
 
 fn quantiles(summaries: &[Summary]) -> Chart {
@@ -203,7 +163,10 @@ fn quantiles(summaries: &[Summary]) -> Chart {
     });
     Chart {
         title: "How long faults took, by kind".to_owned(),
-        note: sentences(&["the bar is the median, its border the 99th percentile"]),
+        note: sentences(&[
+            "from when the fault was read to when its page was in place, with the faults that the trace has dropped",
+            "the bar is the median, its border the 99th percentile",
+        ]),
         table: Table {
             bars: bars.collect(),
             scale: "time (logarithmic)",

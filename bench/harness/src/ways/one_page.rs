@@ -50,11 +50,8 @@ pub struct OnePage {
 impl OnePage {
     /// Registers memory and starts its handler, on the CPUs of the calling thread.
     pub fn new(memory: Mapping, answer: Answer) -> Result<Self> {
-        let is_huge = memory.page_size() != uzone_os::probe::page_size();
         let (modes, features) = match answer {
-            Answer::Continue if is_huge => (Modes::MINOR, Features::MINOR_HUGETLB),
             Answer::Continue => (Modes::MINOR, Features::MINOR_SHMEM),
-            _ if is_huge => (Modes::MISSING, Features::MISSING_HUGETLB),
             _ => (Modes::MISSING, Features::NONE),
         };
         let uffd = Uffd::open(features, Features::NONE, KernelFaults::IfAllowed)?;

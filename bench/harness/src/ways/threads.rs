@@ -45,16 +45,12 @@ impl Share {
     }
 }
 
-/// Runs `work` on `threads` threads. It gets the number of its thread, and the barrier at which all start. The time
-/// is that from the start of the first to the end of the last.
-pub fn together(
-    threads: usize,
-    work: impl Fn(usize, &Barrier) -> Result<Share> + Sync,
-) -> Result<Found> {
+/// Runs `work` on `threads` threads. It gets the barrier at which all start. The time is that from the start of the first
+/// to the end of the last.
+pub fn together(threads: usize, work: impl Fn(&Barrier) -> Result<Share> + Sync) -> Result<Found> {
     let (start, work) = (&Barrier::new(threads), &work);
     let shares: Vec<Share> = std::thread::scope(|scope| {
-        let threads: Vec<_> =
-            (0..threads).map(|part| scope.spawn(move || work(part, start))).collect();
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(move || work(start))).collect();
         let failed = BenchError::threads(threads.len());
         let joined = threads.into_iter().map(|thread| thread.join().ok());
         joined.collect::<Option<Result<_>>>().unwrap_or(Err(failed))

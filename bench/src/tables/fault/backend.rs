@@ -6,10 +6,10 @@ use uzone_fault::{Backing, Engine, LazyMapping, LazyOptions, MemoryBacking};
 use uzone_harness::ways::one_page::{Answer, OnePage};
 use uzone_harness::{Result, anonymous};
 use uzone_os::{Access, Mapping, Sharing};
-use uzone_pages::{ByteLen, PageSize};
+use uzone_pages::ByteLen;
 
 use super::bare_thread::BareThread;
-use super::source::{Source, map_memory_file};
+use super::source::{PAGE, Source, map_memory_file};
 
 /// The bytes that pages are filled with.
 pub(super) enum Backend<'a> {
@@ -20,17 +20,9 @@ pub(super) enum Backend<'a> {
 }
 
 impl Backend<'_> {
-    pub(super) fn page(&self) -> PageSize {
-        match self {
-            Self::File(..) => PageSize::KIB_4,
-            Self::Memory(memory) => memory.page_size(),
-        }
-    }
-
     pub(super) fn id(&self) -> &'static str {
         match self {
             Self::File(..) => "file",
-            Self::Memory(_) if self.page() != PageSize::KIB_4 => "hugetlb",
             Self::Memory(_) => "memfd",
         }
     }
@@ -38,7 +30,6 @@ impl Backend<'_> {
     pub(super) fn title(&self) -> &'static str {
         match self {
             Self::File(..) => "A file in the page cache",
-            Self::Memory(_) if self.page() != PageSize::KIB_4 => "A memory file of 2 MiB pages",
             Self::Memory(_) => "A memory file",
         }
     }
@@ -59,7 +50,7 @@ impl Backend<'_> {
             Self::File(_, mapped) => (anonymous(len)?, Some(mapped.clone())),
             Self::Memory(memory) => (map_memory_file(memory, len, Access::ReadWrite)?, None),
         };
-        BareThread::new(memory, source, ByteLen::new(self.page().bytes() << order))
+        BareThread::new(memory, source, ByteLen::new(PAGE << order))
     }
 
     pub(super) fn lazy(

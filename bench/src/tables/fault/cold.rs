@@ -5,12 +5,11 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use uzone_harness::ways::one_page::{Answer, OnePage};
-use uzone_harness::{Counted, Reads, Result, Role, Session, Suite, counted};
+use uzone_harness::{Counted, Reads, Result, Role, Session, Suite};
 
-use super::skip;
-use super::source::{PAGE, Source, word};
-use super::touch::{Pattern, Placement, Touching, touch};
-use super::ways::Way;
+use super::source::{PAGE, Source};
+use super::touch::{Pattern, Placement, Touching};
+use super::ways::{Scan, Way};
 
 const TABLE: &str = "fault-cold";
 /// The largest number of touched pages: each takes a read of the device.
@@ -48,53 +47,42 @@ pub(super) fn table(session: &mut Session<'_>, file: &Source) -> Result {
              directory on a disk with --dir",
             file.directory().display()
         );
-        skip(session, TABLE, reason);
+        session.skip(TABLE, reason);
         return Ok(());
     }
     let len = file.len;
     let placement = &Placement::anywhere()?;
-    let mut parts = Pattern::Random.parts(len, PAGE, 1);
+    let mut offsets = Pattern::Random.offsets(len);
     let pages = usize::try_from(len.get() / PAGE).unwrap_or(MOST);
     // One page in 64, so that few are neighbours.
-    parts[0].truncate((pages / 64).clamp(1, MOST));
-    let (parts, touched) = (&parts, parts[0].len() as u64);
-    fn found<M: Counted>(
-        row: &str,
-        memory: &M,
-        parts: &[Vec<u64>],
-        placement: &Placement,
-    ) -> Result<uzone_harness::Found> {
-        let found = touch(row, memory, parts, placement, Touching::Timed, &word);
-        memory.settle();
-        counted(row, found, memory, parts[0].len() as u64, PAGE)
-    }
-    let engine = &placement.engine()?;
+    offsets.truncate((pages / 64).clamp(1, MOST));
+    let touched = offsets.len() as u64;
+    let (offsets, engine) = (&offsets, &placement.engine()?);
+    let scan = Scan { len, engine, placement, offsets, threads: 1, touching: Touching::Timed };
     let mut suite = Suite::new(TABLE, len);
     suite.faults(Role::Naive, "kernel", "the kernel's own mapping", move |row| {
         file.chill()?;
-        found(row, &file.map(len)?, parts, placement)
+        scan.found(row, &file.map(len)?)
     });
     suite.faults(Role::Peer, "one-page", "one page, read and copied", move |row| {
         file.chill()?;
         let own = file.again()?;
         let read = move |offset, page: &mut [u8]| own.read_exact_at(page, offset);
-        let memory = OnePage::anonymous(len, Answer::Fetch(Arc::new(read)))?;
-        found(row, &memory, parts, placement)
+        scan.found(row, &OnePage::anonymous(len, Answer::Fetch(Arc::new(read)))?)
     });
     suite.faults(Role::Limit, "read", "limit, a page read and not mapped", move |row| {
         file.chill()?;
-        found(row, &Plain(file.again()?), parts, placement)
+        scan.found(row, &Plain(file.again()?))
     });
     let options = Way::Reader(None).options()?;
     suite
         .faults(Role::Ours, "auto", "ours, auto", move |row| {
             file.chill()?;
-            found(row, &engine.map(len, file.backing()?, &options)?, parts, placement)
+            scan.found(row, &engine.map(len, file.backing()?, &options)?)
         })
         .headline(format!("touch {touched} pages of a file that is not cached"));
     suite.naive("kernel").limit("read").each_spec(|spec| {
         (spec.row.items, spec.row.cold) = (touched, true);
-        spec.touch_naive = Some(spec.of_table("kernel"));
     });
     session.measure(
         suite,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use uzone_fault::FileBacking;
 use uzone_harness::{BenchError, Result, index};
 use uzone_os::{Access, Mapping, Sharing, file_system, page_cache};
-use uzone_pages::{ByteLen, PageSize};
+use uzone_pages::ByteLen;
 
 /// The page that the tables count in; a host with another one is refused.
 pub(super) const PAGE: u64 = 4096;
@@ -51,17 +51,9 @@ pub(super) struct Source {
 
 impl Source {
     pub(super) fn new(directory: &Path, len: ByteLen) -> Result<Self> {
-        Self::write(directory, len, |file| each_piece(len, |_, bytes| file.write_all(bytes)))
-    }
-
-    fn write(
-        directory: &Path,
-        len: ByteLen,
-        write: impl FnOnce(&mut File) -> io::Result<()>,
-    ) -> Result<Self> {
         let make = || {
             let mut file = file_system::nameless_file(directory)?;
-            write(&mut file)?;
+            each_piece(len, |_, bytes| file.write_all(bytes))?;
             // The page cache does not drop dirty pages.
             file.sync_all()?;
             Ok(Self { file, len, directory: directory.to_owned() })
@@ -115,8 +107,8 @@ impl Source {
 }
 
 /// Makes a memory file with all pages present.
-pub(super) fn memory_file(len: ByteLen, huge: Option<PageSize>) -> Result<Arc<Mapping>> {
-    let memory = Mapping::memfd("uzone-bench", len, huge)?;
+pub(super) fn memory_file(len: ByteLen) -> Result<Arc<Mapping>> {
+    let memory = Mapping::memfd("uzone-bench", len, None)?;
     each_piece(len, |offset, bytes| memory.write_at(offset, bytes))?;
     Ok(Arc::new(memory))
 }

@@ -44,9 +44,9 @@ impl Pattern {
         }
     }
 
-    /// Returns the offsets that each of `threads` threads touches.
-    pub(super) fn parts(self, len: ByteLen, page_bytes: u64, threads: usize) -> Vec<Vec<u64>> {
-        let all = 0..len.get() / page_bytes;
+    /// Returns the offsets that are touched.
+    pub(super) fn offsets(self, len: ByteLen) -> Vec<u64> {
+        let all = 0..len.get() / PAGE;
         let mut pages: Vec<u64> = match self {
             Self::OnePerTable => all.filter(|page| page % TABLE == TOUCHED).collect(),
             Self::InOrder | Self::Random => all.collect(),
@@ -54,10 +54,7 @@ impl Pattern {
         if self == Self::Random {
             fastrand::Rng::with_seed(7).shuffle(&mut pages);
         }
-        let scale = page_bytes / PAGE;
-        let offsets: Vec<u64> = pages.into_iter().map(|page| place(page * scale)).collect();
-        let share = offsets.len().div_ceil(threads).max(1);
-        offsets.chunks(share).map(<[u64]>::to_vec).collect()
+        pages.into_iter().map(place).collect()
     }
 }
 
@@ -67,8 +64,6 @@ pub(crate) struct Placement {
     /// The end of the ids of its tables.
     pub(crate) id: String,
     pub(crate) title: String,
-    /// The number of threads that touch pages.
-    pub(super) threads: usize,
     /// Whether it is the first: the summary has its tables.
     pub(crate) is_first: bool,
     touchers: Vec<u32>,
@@ -76,8 +71,8 @@ pub(crate) struct Placement {
 }
 
 impl Placement {
-    /// Returns the placements of a host: another core, the same, and several threads anywhere.
-    pub(crate) fn all(threads: &[usize]) -> Result<Vec<Self>> {
+    /// Returns the placements of a host: another core, and the same.
+    pub(crate) fn all() -> Result<Vec<Self>> {
         let anywhere = Self::anywhere()?;
         let cpus = anywhere.handler.clone();
         let (Some(&first), Some(&last)) = (cpus.first(), cpus.last()) else {
@@ -96,21 +91,10 @@ impl Placement {
         all.push(Self {
             id: "-same".to_owned(),
             title: format!("one thread and the handler on CPU {first}"),
-            threads: 1,
             is_first: !is_apart,
             touchers: vec![first],
             handler: vec![first],
         });
-        all.extend(threads.iter().filter(|&&threads| threads > 1).map(|&threads| Self {
-            id: format!("-{threads}"),
-            title: format!(
-                "{threads} threads with a part each, these and the handler on any of {} CPUs",
-                cpus.len()
-            ),
-            threads,
-            is_first: false,
-            ..anywhere.clone()
-        }));
         Ok(all)
     }
 
@@ -120,7 +104,6 @@ impl Placement {
         Ok(Self {
             id: String::new(),
             title: format!("one thread, it and the handler on any of {} CPUs", cpus.len()),
-            threads: 1,
             is_first: true,
             touchers: cpus.clone(),
             handler: cpus,
@@ -142,11 +125,6 @@ impl Placement {
     /// Calls `work`, which starts threads, on the CPUs of the handler: a thread inherits the CPUs of its parent.
     pub(crate) fn by_handler<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         on(&self.handler, work)
-    }
-
-    /// Calls `work` on the CPUs where memory is touched.
-    pub(super) fn by_toucher<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-        on(&self.touchers, work)
     }
 }
 
@@ -197,18 +175,18 @@ pub(crate) enum Touching {
     Page,
 }
 
-/// Touches memory and checks every word that is read. `expected` returns the right word of an offset. The kernel counts
-/// the faults.
+/// Touches memory by `threads` threads, each all of `offsets`, and checks every word that is read. `expected` returns the
+/// right word of an offset. The kernel counts the faults.
 pub(crate) fn touch<M: Reads>(
     row: &str,
     memory: &M,
-    parts: &[impl AsRef<[u64]> + Sync],
+    offsets: &[u64],
+    threads: usize,
     placement: &Placement,
     touching: Touching,
     expected: &(dyn Fn(u64) -> u64 + Sync),
 ) -> Result<Found> {
-    together(parts.len(), |part, start| {
-        let offsets = parts[part].as_ref();
+    together(threads, |start| {
         let is_timed = touching == Touching::Timed;
         let kept = numa::keep_thread_to(&placement.touchers);
         let mut times = Times::with_room(if is_timed { offsets.len() } else { 0 });
@@ -258,38 +236,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_page_is_touched_once_by_any_number_of_threads() {
-        for threads in [1, 2, 3, 8] {
-            for pattern in [Pattern::InOrder, Pattern::Random] {
-                let parts = pattern.parts(ByteLen::mib(4), PAGE, threads);
-                assert_eq!(parts.len(), threads);
-                let mut pages: Vec<u64> = parts.concat().iter().map(|at| at / PAGE).collect();
-                assert_eq!(pages.is_sorted(), pattern == Pattern::InOrder);
-                pages.sort_unstable();
-                assert!(pages.into_iter().eq(0..1024));
-            }
+    fn every_page_is_touched_once() {
+        for pattern in [Pattern::InOrder, Pattern::Random] {
+            let offsets = pattern.offsets(ByteLen::mib(4));
+            let mut pages: Vec<u64> = offsets.iter().map(|at| at / PAGE).collect();
+            assert_eq!(pages.is_sorted(), pattern == Pattern::InOrder);
+            pages.sort_unstable();
+            assert!(pages.into_iter().eq(0..1024));
         }
-        let parts = Pattern::OnePerTable.parts(ByteLen::mib(4), PAGE, 1);
-        assert_eq!(parts, [[place(TOUCHED), place(TABLE + TOUCHED)]]);
-        assert_eq!(Pattern::InOrder.parts(ByteLen::mib(4), 2 << 20, 8).len(), 2);
+        let offsets = Pattern::OnePerTable.offsets(ByteLen::mib(4));
+        assert_eq!(offsets, [place(TOUCHED), place(TABLE + TOUCHED)]);
     }
 
     #[test]
     fn a_touch_that_takes_a_page_fault_is_one_of_demand_and_no_other_is() {
         let len = ByteLen::mib(1);
         let memory = Mapping::anonymous(len, Anonymous::default()).expect("memory");
-        let parts: [Vec<u64>; 1] = [(0..128).map(place).collect()];
-        memory.write_at(parts[0][5], &[0; 8]).expect("a page");
+        let offsets: Vec<u64> = (0..128).map(place).collect();
+        memory.write_at(offsets[5], &[0; 8]).expect("a page");
         let placement = Placement::anywhere().expect("CPUs");
+        let of = |touching, expected: &(dyn Fn(u64) -> u64 + Sync)| {
+            touch("row", &memory, &offsets, 1, &placement, touching, expected)
+        };
         let touched = |touching| {
-            let touched = touch("row", &memory, &parts, &placement, touching, &|_| 0).expect("0");
+            let touched = of(touching, &|_| 0).expect("0");
             (touched.touches_ns.len(), touched.demand_ns.len())
         };
         assert_eq!(touched(Touching::Timed), (128, 127));
         let (all, demand) = touched(Touching::Timed);
         assert!(all == 128 && demand < 4, "{demand} wait for pages that are there");
         assert_eq!(touched(Touching::Word), (0, 0));
-        assert!(touch("row", &memory, &parts, &placement, Touching::Page, &|_| 0).is_ok());
-        assert!(touch("row", &memory, &parts, &placement, Touching::Page, &|at| at).is_err());
+        assert!(of(Touching::Page, &|_| 0).is_ok() && of(Touching::Page, &|at| at).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! The rows of a table ([`Way`]), and the memory and the touches that they have in common ([`Scan`]).
+//! The rows of a table ([`Way`]), and the touches that they have in common ([`Scan`]).
 
 use std::time::{Duration, Instant};
 
@@ -78,32 +78,28 @@ impl Way {
     }
 }
 
-/// The memory that the rows of a table map, and the pages that they touch.
+/// The pages that the rows of a table touch, and the threads.
 #[derive(Clone, Copy)]
 pub(super) struct Scan<'a> {
     pub(super) len: ByteLen,
-    pub(super) backend: &'a Backend<'a>,
     pub(super) engine: &'a Engine,
     pub(super) placement: &'a Placement,
     /// The offsets that each thread touches.
-    pub(super) parts: &'a [&'a [u64]],
+    pub(super) offsets: &'a [u64],
+    pub(super) threads: usize,
     pub(super) touching: Touching,
-    /// The number of touched pages; other mapped pages are wasted.
-    pub(super) touched: u64,
 }
 
 impl<'a> Scan<'a> {
-    /// Adds rows, and compares them with the one-page handler.
-    pub(super) fn add_all(self, suite: &mut Suite<'a>, ways: &[Way]) -> Result {
-        ways.iter().try_for_each(|way| self.add(suite, *way).map(drop))?;
-        suite.naive("naive");
-        Ok(())
-    }
-
-    /// Adds a row.
-    pub(super) fn add<'s>(self, suite: &'s mut Suite<'a>, way: Way) -> Result<&'s mut RowSpec> {
-        let (backend, len) = (self.backend, self.len);
-        Ok(match way {
+    /// Adds a row that maps the bytes of `backend`.
+    pub(super) fn add<'s>(
+        self,
+        suite: &'s mut Suite<'a>,
+        backend: &'a Backend<'a>,
+        way: Way,
+    ) -> Result<&'s mut RowSpec> {
+        let len = self.len;
+        let spec = match way {
             Way::OnePage => self.row(suite, way, move || backend.one_page(len)),
             Way::Bare(order) => self.row(suite, way, move || backend.bare_thread(len, order)),
             Way::Reader(_) | Way::Thread(_) => {
@@ -123,7 +119,9 @@ impl<'a> Scan<'a> {
                     Ok(self.found(row, &memory)?.after(populated))
                 })
             }
-        })
+        };
+        spec.row.items = (self.offsets.len() * self.threads) as u64;
+        Ok(spec)
     }
 
     /// Adds a row that touches the memory that `open` returns, which is called where the handler runs.
@@ -139,9 +137,10 @@ impl<'a> Scan<'a> {
     }
 
     /// Touches memory, and adds its counts.
-    fn found<M: Counted>(self, row: &str, memory: &M) -> Result<Found> {
-        let found = touch(row, memory, self.parts, self.placement, self.touching, &word);
+    pub(super) fn found<M: Counted>(self, row: &str, memory: &M) -> Result<Found> {
+        let Self { offsets, threads, placement, touching, .. } = self;
+        let found = touch(row, memory, offsets, threads, placement, touching, &word);
         memory.settle();
-        counted(row, found, memory, self.touched, self.backend.page().bytes())
+        counted(row, found, memory, offsets.len() as u64, PAGE)
     }
 }

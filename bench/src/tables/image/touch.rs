@@ -11,13 +11,11 @@ use uzone_pages::ByteLen;
 use uzone_snapshot::{Image, SnapshotBacking};
 
 use super::frames::{self, Reader};
-use super::material::{FRAME, Material, PAGE, decode, random_frames};
+use super::material::{FRAME, Material, decode};
 use uzone_harness::{
     BenchError, Reads, Result, Role, Session, Suite, check_word, fill, place, registered, timed,
 };
 
-/// The number of random pages that are touched, each in a frame of its own.
-const TOUCHES: usize = 256;
 /// The default size of an image's frame cache.
 pub(super) const CACHE: ByteLen = ByteLen::mib(16);
 
@@ -38,25 +36,6 @@ pub(super) fn in_order(material: &Material, session: &mut Session<'_>) -> Result
             "one thread reads a word of each page; naive reads all of it first, on {threads} threads; the limit \
              decodes each frame on {threads} threads and copies it by UFFDIO_COPY, and no thread waits for it"
         ),
-    )
-}
-
-/// Touches pages at random, each in a frame that is not zero.
-pub(super) fn at_random(material: &Material, session: &mut Session<'_>) -> Result {
-    let frames = random_frames(material, TOUCHES);
-    let per_frame = FRAME / PAGE;
-    let pages: Vec<usize> =
-        frames.iter().map(|frame| frame * per_frame + frame % per_frame).collect();
-    let (bytes, calls) = ((frames.len() * FRAME) as u64, frames.len() as u64);
-    let mut suite = Suite::new("snapshot-touch-random", ByteLen::new(bytes)).writing(bytes);
-    let line = "touch a page of a packed image at random".to_owned();
-    add(&mut suite, material, &pages, &frames, 1, line);
-    suite.each_spec(|spec| _ = spec.counts(Some(calls), None));
-    session.measure(
-        suite,
-        format!("A packed image, mapped lazily: {calls} random pages, each in another frame"),
-        "one thread reads a word of each; naive reads the whole image first; the limit decodes each frame and \
-         copies it by UFFDIO_COPY, and no thread waits for it; the room for decoded frames was used before",
     )
 }
 

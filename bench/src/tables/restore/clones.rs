@@ -63,7 +63,7 @@ fn add_rows<'a>(
     suite: &mut Suite<'a>,
     restore: Restore<'a>,
     engine: &'a Engine,
-    offsets: &'a [Vec<u64>],
+    offsets: &'a [u64],
     memory: &'a Memory,
 ) {
     let len = restore.len();

@@ -54,7 +54,7 @@ pub(super) fn table(restore: Restore<'_>, session: &mut Session<'_>) -> Result {
             let backing = Arc::new(SnapshotBacking::new(image));
             let memory = machine(engine, restore.len(), backing, &LazyOptions::default())?;
             if role == Role::Ours {
-                memory.answering().prefetch(&offsets[0]);
+                memory.answering().prefetch(offsets);
             }
             restore.found(row, &memory, offsets)
         });

@@ -1,14 +1,12 @@
 //! A VM that is restored from an image, and the rows that most tables have: [`Restore`].
 
-use std::collections::BTreeSet;
 use std::fs::File;
 use std::hint::black_box;
-use std::io;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use uzone_fault::{AdoptedMemory, Backing, Engine, EngineOptions, FileBacking, LazyOptions};
+use uzone_fault::{Backing, Engine, EngineOptions, FileBacking, LazyOptions};
 use uzone_os::uffd::Features;
 use uzone_os::{Access, Anonymous, Mapping, Sharing};
 use uzone_pages::{Advice, ByteLen};
@@ -41,18 +39,13 @@ pub(super) fn machine(
     Adopted::new(engine, memory, backing, options)
 }
 
-const RECORD: &str = "record";
-/// The longest time until the last touch is recorded.
-const PATIENCE: Duration = Duration::from_secs(10);
-
 /// A row of ours.
 #[derive(Clone, Copy)]
 struct Way<'a> {
     row: &'static str,
     name: &'static str,
     open: fn(&Restore<'a>) -> Result<Arc<dyn Backing>>,
-    /// Sets the engine's options.
-    set: fn(&Restore<'a>, LazyOptions) -> LazyOptions,
+    advice: Option<Advice>,
     /// Whether the pages are installed ahead.
     is_replayed: bool,
 }
@@ -117,8 +110,8 @@ impl<'a> Restore<'a> {
     }
 
     /// Returns the offsets that the one thread touches.
-    pub(super) fn offsets(&self) -> Vec<Vec<u64>> {
-        vec![self.pages.iter().map(|page| place(*page as u64)).collect()]
+    pub(super) fn offsets(&self) -> Vec<u64> {
+        self.pages.iter().map(|page| place(*page as u64)).collect()
     }
 
     /// Returns the same with other pages.
@@ -136,12 +129,7 @@ impl<'a> Restore<'a> {
     }
 
     /// Touches the pages of memory, and adds its counts.
-    pub(super) fn found(
-        &self,
-        row: &str,
-        memory: &impl Counted,
-        offsets: &[Vec<u64>],
-    ) -> Result<Found> {
+    pub(super) fn found(&self, row: &str, memory: &impl Counted, offsets: &[u64]) -> Result<Found> {
         let found = self.touch(row, memory, offsets);
         counted(row, found, memory, self.pages.len() as u64, PAGE as u64)
     }
@@ -175,59 +163,27 @@ impl<'a> Restore<'a> {
         Ok(Arc::new(FileBacking::new(self.raw()?)?))
     }
 
-    pub(super) fn touch(
-        &self,
-        row: &str,
-        memory: &impl Reads,
-        offsets: &[Vec<u64>],
-    ) -> Result<Found> {
+    pub(super) fn touch(&self, row: &str, memory: &impl Reads, offsets: &[u64]) -> Result<Found> {
         let words = &self.material.words;
         let expected = |at: u64| words[index(at) / PAGE];
-        touch(row, memory, offsets, self.placement, Touching::Timed, &expected)
+        touch(row, memory, offsets, 1, self.placement, Touching::Timed, &expected)
     }
 
     /// Returns our rows.
-    fn ways() -> [Way<'a>; 6] {
-        let way = |row, name, open| Way {
-            row,
-            name,
-            open,
-            set: |_, options| options,
-            is_replayed: false,
-        };
+    fn ways() -> [Way<'a>; 5] {
+        let way = |row, name, open| Way { row, name, open, advice: None, is_replayed: false };
         let replayed = |row, name, open| Way { is_replayed: true, ..way(row, name, open) };
         let together = "ours, the set packed together and installed ahead";
         [
             way("raw", "ours, raw", Self::raw_backing),
             Way {
-                set: |_, options| options.advice(Advice::Blocks),
+                advice: Some(Advice::Blocks),
                 ..way("huge", "ours, raw, by blocks of 2 MiB", Self::raw_backing)
             },
             way("packed", "ours, packed", Self::packed),
-            Way {
-                // As the server records a working set.
-                set: |this, options| options.advice(Advice::Random).trace(this.pages.len()),
-                ..way(RECORD, "ours, packed, each fault recorded", Self::packed)
-            },
             replayed("replay", "ours, packed, the set installed ahead", Self::packed),
             replayed("ordered", together, Self::packed_together),
         ]
-    }
-
-    /// Waits until all pages are recorded, the last a moment after its touch.
-    fn check_record(&self, answering: &AdoptedMemory) -> Result {
-        let (mut pages, begun) = (BTreeSet::new(), Instant::now());
-        while pages.len() < self.pages.len() {
-            let (records, _) = answering.take_trace();
-            pages.extend(records.iter().map(|record| record.offset / PAGE as u64));
-            if begun.elapsed() > PATIENCE {
-                let (seen, all) = (pages.len(), self.pages.len());
-                let text = format!("{seen} of {all} pages are recorded");
-                return Err(io::Error::other(text).into());
-            }
-            std::thread::yield_now();
-        }
-        Ok(())
     }
 
     /// Adds the rows with a handler.
@@ -235,7 +191,7 @@ impl<'a> Restore<'a> {
         &self,
         suite: &mut Suite<'a>,
         engine: &'a Engine,
-        offsets: &'a [Vec<u64>],
+        offsets: &'a [u64],
         rows: &[&str],
     ) -> Result {
         let (this, len) = (*self, self.len());
@@ -254,23 +210,18 @@ impl<'a> Restore<'a> {
             let memory = this.placement.by_handler(|| OnePage::anonymous(len, answer))?;
             this.found(row, &memory, offsets)
         });
-        let options = LazyOptions::default();
         let ways = Self::ways().into_iter().filter(|way| rows.contains(&way.row));
-        for Way { row, name, open, set, is_replayed } in ways {
-            let options = set(self, options.clone());
-            let is_recorded = row == RECORD;
+        for Way { row, name, open, advice, is_replayed } in ways {
+            let options = LazyOptions::default();
+            let options = advice.map_or(options.clone(), |advice| options.advice(advice));
             let spec = suite.faults(Role::Ours, row, name, move |row| {
                 this.chill()?;
                 let machine = || machine(engine, len, open(&this)?, &options);
                 let memory = this.placement.by_handler(machine)?;
                 if is_replayed {
-                    memory.answering().prefetch(&offsets[0]);
+                    memory.answering().prefetch(offsets);
                 }
-                let found = this.found(row, &memory, offsets)?;
-                if is_recorded {
-                    this.check_record(memory.answering())?;
-                }
-                Ok(found)
+                this.found(row, &memory, offsets)
             });
             if row == "raw" && self.placement.is_first && !self.is_cold {
                 spec.headline(format!("restore a VM of {len} lazily"));
@@ -283,7 +234,7 @@ impl<'a> Restore<'a> {
     pub(super) fn read_first(
         &self,
         row: &str,
-        offsets: &[Vec<u64>],
+        offsets: &[u64],
         begun: Instant,
         read: impl Fn(u64, &mut [u8]) -> Result,
     ) -> Result<Found> {
@@ -301,7 +252,7 @@ impl<'a> Restore<'a> {
     }
 
     /// Adds the rivals without a handler, and the bare work.
-    fn add_others(&self, suite: &mut Suite<'a>, offsets: &'a [Vec<u64>]) {
+    fn add_others(&self, suite: &mut Suite<'a>, offsets: &'a [u64]) {
         let this = *self;
         suite.faults(Role::Peer, "kernel", "the kernel's mapping, raw", move |row| {
             this.chill()?;
