@@ -1,22 +1,18 @@
 //! `uzone doctor`: checks of this host, one line each, with fixes.
 //!
-//! `facts.rs` asks the host, `checks.rs` judges its answers, `figures.rs` has them raw for programs, and this file prints
-//! them. Nothing on the host is changed.
+//! `facts.rs` asks the host, `checks.rs` judges its answers, and this file prints them. Nothing on the host is changed.
 
 mod checks;
 mod facts;
-mod figures;
 
 use std::fmt::Write as _;
 
 use serde::Serialize;
-use uzone_pages::PageSize;
 
 use crate::exit::{self, Exit, Failure};
-use crate::output::{Output, Report, Style, Tone, Verbosity, columns, headings, number_list};
+use crate::output::{Output, Report, Style, Tone, Verbosity};
 use checks::{Check, Status};
 use facts::Facts;
-use figures::Figures;
 
 /// Check this host for large memory, and print fixes
 ///
@@ -51,19 +47,15 @@ struct Counts {
 
 #[derive(Debug, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub(crate) struct Doctor<'a> {
+pub(crate) struct Doctor {
     uzone_version: &'static str,
     is_ready: bool,
     counts: Counts,
     checks: Vec<Check>,
-    #[serde(flatten)]
-    figures: Figures,
-    #[serde(skip)]
-    facts: &'a Facts,
 }
 
-impl<'a> Doctor<'a> {
-    fn of(facts: &'a Facts) -> Self {
+impl Doctor {
+    fn of(facts: &Facts) -> Self {
         let checks = checks::checks(facts);
         let count = |status| checks.iter().filter(|check| check.status == status).count();
         let counts = Counts {
@@ -77,8 +69,6 @@ impl<'a> Doctor<'a> {
             is_ready: counts.fail == 0,
             counts,
             checks,
-            figures: Figures::from(facts),
-            facts,
         }
     }
 }
@@ -86,7 +76,7 @@ impl<'a> Doctor<'a> {
 /// The width of the status and the gap behind it.
 const STATUS_WIDTH: usize = 6;
 
-impl Report for Doctor<'_> {
+impl Report for Doctor {
     const SCHEMA: &'static str = "uzone.doctor/1";
 
     fn text(&self, style: Style) -> String {
@@ -100,21 +90,12 @@ impl Report for Doctor<'_> {
         for check in checks {
             write_check(&mut text, check, width, style);
         }
-        let nodes = self.facts.nodes.as_ref().map_or(0, Vec::len);
-        let wants_nodes = match style.verbosity {
-            Verbosity::Quiet => false,
-            Verbosity::Normal => nodes > 1,
-            Verbosity::Verbose => nodes > 0,
-        };
-        if wants_nodes {
-            let _ = write!(text, "\n{}\n", node_table(self.facts));
-        }
         text.push_str(&self.summary(style));
         text
     }
 }
 
-impl Doctor<'_> {
+impl Doctor {
     fn summary(&self, style: Style) -> String {
         let Counts { ok, note, warn, fail } = self.counts;
         let mut parts = vec![format!("{ok} ok")];
@@ -160,32 +141,6 @@ fn write_check(text: &mut String, check: &Check, width: usize, style: Style) {
             let _ = writeln!(text, "{:STATUS_WIDTH$}{:width$}  {line}", "", "");
         }
     }
-}
-
-/// Returns a table of the NUMA nodes, with their memory and huge pages.
-fn node_table(facts: &Facts) -> String {
-    let names = ["node", "CPUs", "memory", "free", "2 MiB pages", "1 GiB pages"];
-    let mut rows = vec![headings(&names)];
-    for node in facts.nodes.iter().flatten() {
-        let pages = |size: PageSize| {
-            let pools = facts.node_pools.as_deref().unwrap_or_default();
-            let pool = pools.iter().find(|(of, pool)| *of == node.number && pool.size == size);
-            pool.map_or_else(
-                || "-".to_owned(),
-                |(_, pool)| format!("{} free of {}", pool.free, pool.total),
-            )
-        };
-        let cpus = if node.cpus.is_empty() { "-".to_owned() } else { number_list(&node.cpus) };
-        rows.push(vec![
-            node.number.to_string(),
-            cpus,
-            format!("{:.1}", node.total),
-            format!("{:.1}", node.free),
-            pages(PageSize::MIB_2),
-            pages(PageSize::GIB_1),
-        ]);
-    }
-    columns(&rows)
 }
 
 #[cfg(test)]

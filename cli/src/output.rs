@@ -143,7 +143,7 @@ pub trait Report: Serialize {
 
 /// A report with its schema, as a JSON object.
 #[derive(Serialize)]
-pub struct Object<'a, R> {
+struct Object<'a, R> {
     #[serde(skip_serializing_if = "str::is_empty")]
     schema: &'static str,
     #[serde(flatten)]

@@ -18,7 +18,7 @@ fn all() -> Vec<(String, String)> {
         of::<Trace>(TRACE_SCHEMA, "The page faults of a mapping."),
         report::<crate::demo::Demo>("The result of `uzone demo --json`."),
         report::<crate::diff::Step>("A line of `uzone diff --json` for each step."),
-        report::<crate::doctor::Doctor<'_>>("The result of `uzone doctor --json`."),
+        report::<crate::doctor::Doctor>("The result of `uzone doctor --json`."),
         report::<crate::image::inspect::InspectReport>("The result of `uzone inspect --json`."),
         report::<crate::image::pack::PackReport>("The result of `uzone pack --json`."),
         report::<crate::image::unpack::UnpackReport>("The result of `uzone unpack --json`."),

@@ -10,13 +10,14 @@ use serde::Serialize;
 use uzone_os::dax::DaxDevice;
 use uzone_os::hugepages::{self, Pool};
 use uzone_os::memory::{Available, Limit};
+use uzone_os::numa::Node;
 use uzone_os::probe::uffd_is_absent;
 use uzone_os::uffd::Features;
 use uzone_pages::{ByteLen, PageSize};
-use uzone_stream::STORE_POLICY;
+use uzone_stream::{Basis, STORE_POLICY};
 
-use super::facts::{Facts, Reason, StreamsFrom, TRIAL};
-use crate::output::{ns, number_list};
+use super::facts::{Facts, TRIAL};
+use crate::output::number_list;
 
 /// The status of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -43,8 +44,7 @@ pub(super) struct Check {
     pub(super) required: bool,
     pub(super) value: String,
     pub(super) fix: Option<String>,
-    /// Lines for `--verbose`; programs read the figures instead.
-    #[serde(skip)]
+    /// Lines for `--verbose`.
     pub(super) details: Vec<String>,
 }
 
@@ -90,7 +90,7 @@ impl Check {
 /// A check: its name, whether uzone requires it, and its function.
 type Named = (&'static str, bool, fn(&Facts) -> Check);
 
-const HOST: [Named; 10] = [
+const CHECKS: [Named; 15] = [
     ("kernel", true, kernel),
     ("page size", true, page_size),
     ("memory", true, memory),
@@ -98,18 +98,11 @@ const HOST: [Named; 10] = [
     ("DAX devices", false, dax),
     ("CPU", false, cpu),
     ("store instructions", false, stores),
-    ("stores past the cache", false, streaming),
     ("transparent huge pages", false, thp),
     ("huge pages for memfd", false, thp_files),
-];
-
-const CALLS: [Named; 3] = [
     ("make pages huge later", false, collapse),
     ("userfaultfd", false, uffd),
     ("userfaultfd features", false, uffd_features),
-];
-
-const LIMITS: [Named; 3] = [
     ("locked memory", false, memlock),
     ("mappings per process", false, mappings),
     ("overcommit", false, overcommit),
@@ -121,11 +114,7 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
         required: *required,
         ..check(facts).named(*name)
     };
-    let mut checks: Vec<Check> = HOST.iter().map(check).collect();
-    checks.extend(pools(facts));
-    checks.extend(CALLS.iter().map(check));
-    checks.extend(LIMITS.iter().map(check));
-    checks
+    CHECKS.iter().map(check).chain(pools(facts)).collect()
 }
 
 /// The oldest release that uzone runs on.
@@ -138,12 +127,7 @@ fn numbers(release: &str) -> Option<(u32, u32)> {
 }
 
 fn kernel(facts: &Facts) -> Check {
-    let system = if facts.system == "linux" { "Linux" } else { facts.system };
-    let value = format!("{system} {} on {}", facts.release, facts.machine);
-    if system != "Linux" || facts.address_bits != 64 {
-        let value = format!("{value}, {} bits", facts.address_bits);
-        return Check::not_ok(Status::Fail, value, "64-bit Linux");
-    }
+    let value = format!("Linux {} on {}", facts.release, facts.machine);
     match numbers(&facts.release) {
         Some(release) if release < FLOOR => {
             Check::not_ok(Status::Fail, value, format!("Linux {}.{} or newer", FLOOR.0, FLOOR.1))
@@ -207,66 +191,43 @@ fn memory(facts: &Facts) -> Check {
 }
 
 fn numa(facts: &Facts) -> Check {
-    let nodes = match &facts.nodes {
-        Ok(nodes) => nodes,
-        Err(error) => return Check::unknown(error),
-    };
-    let cpus = |cpus: &[u32]| match cpus {
-        [] => "no CPUs".to_owned(),
-        [cpu] => format!("CPU {cpu}"),
-        cpus => format!("CPUs {}", number_list(cpus)),
-    };
-    let total = nodes.iter().fold(0, |sum: u64, node| sum.saturating_add(node.total.get()));
-    let value = match nodes.as_slice() {
-        [] => return Check::ok("this kernel knows none: all memory is equally near"),
-        [node] => format!("1: {}, {} free of {}", cpus(&node.cpus), node.free, node.total),
-        nodes => {
-            // The nodes themselves are a table below the checks.
-            let bare = match nodes.iter().filter(|node| node.cpus.is_empty()).count() {
-                0 => String::new(),
-                bare => format!(", {bare} of them without CPUs"),
+    Check::of(&facts.nodes, |nodes| {
+        let described = |node: &Node| {
+            let cpus = if node.cpus.is_empty() {
+                "no CPUs".to_owned()
+            } else {
+                format!("CPUs {}", number_list(&node.cpus))
             };
-            let total = ByteLen::new(total);
-            format!(
-                "{}, {total:.1} in all{bare}; descriptors are asked of the node of their pages",
+            format!("node {}: {cpus}, {} free of {}", node.number, node.free, node.total)
+        };
+        match nodes.as_slice() {
+            [] => Check::ok("this kernel knows none: all memory is equally near"),
+            [node] => Check::ok(described(node)),
+            nodes => Check::ok(format!(
+                "{}; descriptors are asked of the node of their pages",
                 nodes.len()
-            )
+            ))
+            .with_details(nodes.iter().map(described).collect()),
         }
-    };
-    match &facts.memory {
-        Ok((host, _)) if !are_close(total, host.get()) => Check::note(
-            format!("{value}, but the host reports {host}"),
-            "plan with the smaller figure: memory that was added later, or a balloon, is not\n\
-             counted in both places",
-        ),
-        _ => Check::ok(value),
-    }
+    })
 }
 
 fn dax(facts: &Facts) -> Check {
-    let devices = match &facts.dax {
-        Ok(devices) => devices,
-        Err(error) => return Check::unknown(error),
-    };
-    let described = |(name, device): &(String, DaxDevice)| {
-        let node = device.node.map_or_else(
-            || "on no node".to_owned(),
-            |node| format!("on node {node}, of which its descriptors are asked as well"),
-        );
-        format!("{name}: {} in pages of {}, {node}", device.size, device.align)
-    };
-    match devices.as_slice() {
-        [] => Check::ok("none"),
-        [device] => Check::ok(described(device)),
-        devices => Check::ok(devices.len().to_string())
-            .with_details(devices.iter().map(described).collect()),
-    }
-}
-
-/// Returns whether two lengths differ by less than a tenth of the larger: the kernel's two counts of the memory differ by
-/// much less.
-fn are_close(one: u64, other: u64) -> bool {
-    one.abs_diff(other) <= one.max(other) / 10
+    Check::of(&facts.dax, |devices| {
+        let described = |(name, device): &(String, DaxDevice)| {
+            let node = device.node.map_or_else(
+                || "on no node".to_owned(),
+                |node| format!("on node {node}, of which its descriptors are asked as well"),
+            );
+            format!("{name}: {} in pages of {}, {node}", device.size, device.align)
+        };
+        match devices.as_slice() {
+            [] => Check::ok("none"),
+            [device] => Check::ok(described(device)),
+            devices => Check::ok(devices.len().to_string())
+                .with_details(devices.iter().map(described).collect()),
+        }
+    })
 }
 
 fn cpu(facts: &Facts) -> Check {
@@ -283,14 +244,10 @@ fn cpu(facts: &Facts) -> Check {
     }
 }
 
-/// A measurement that the host has no memory for.
-fn not_measured() -> Check {
-    Check::note("not measured for want of memory", "see memory, above, and run again")
-}
-
 fn stores(facts: &Facts) -> Check {
     let Some(stores) = &facts.stores else {
-        return not_measured();
+        let fix = "see memory, above, and run again";
+        return Check::note("not measured for want of memory", fix);
     };
     let others: Vec<_> =
         stores.available.iter().copied().filter(|path| *path != stores.chosen).collect();
@@ -299,12 +256,12 @@ fn stores(facts: &Facts) -> Check {
     } else {
         format!("; also here: {}", others.join(", "))
     };
-    let reason = match stores.reason {
-        Reason::Table => "from the table for this CPU".to_owned(),
-        Reason::Widest => "the widest here, for the table does not have this CPU".to_owned(),
-        Reason::Environment => format!("set by {STORE_POLICY}"),
-        Reason::OnlyOne => "the only one here".to_owned(),
-        Reason::Other => "chosen".to_owned(),
+    let reason = match stores.basis {
+        Basis::Table => "from the table for this CPU".to_owned(),
+        Basis::Widest => "the widest here, for the table does not have this CPU".to_owned(),
+        Basis::Environment => format!("set by {STORE_POLICY}"),
+        Basis::NoStreaming => "the only one here".to_owned(),
+        _ => "chosen".to_owned(),
     };
     let value = format!("{}, {reason}{others}", stores.policy);
     if let Some(problem) = &stores.problem {
@@ -318,37 +275,6 @@ fn stores(facts: &Facts) -> Check {
             format!("export {STORE_POLICY}={faster}"),
         ),
     }
-}
-
-fn streaming(facts: &Facts) -> Check {
-    let Some(stores) = &facts.stores else {
-        return not_measured();
-    };
-    let at = |from: Option<usize>| match from {
-        Some(bytes) => ByteLen::new(bytes as u64).to_string(),
-        None => "never".to_owned(),
-    };
-    let StreamsFrom { cold_later, cold_soon, hot } = stores.zero;
-    if stores.zero.cold_later.is_none() && stores.copy.cold_later.is_none() {
-        return Check::ok("none: plain stores do all the work");
-    }
-    let value = format!(
-        "clearing from {} on; if read at once {}, if in cache {}",
-        at(cold_later),
-        at(cold_soon),
-        at(hot)
-    );
-    let copy = stores.copy;
-    let details = vec![
-        format!(
-            "copying from {} on; if read at once {}, if in cache {}",
-            at(copy.cold_later),
-            at(copy.cold_soon),
-            at(copy.hot)
-        ),
-        format!("the stores were measured in {}", ns(stores.measure_ns)),
-    ];
-    Check::ok(value).with_details(details)
 }
 
 const THP: &str = "/sys/kernel/mm/transparent_hugepage";
@@ -480,25 +406,11 @@ fn collapse(facts: &Facts) -> Check {
     }
 }
 
-/// Returns an access on one line, with the kernel's answer.
-fn access_line(access: &io::Result<bool>) -> String {
-    match access {
-        Ok(true) => "full".to_owned(),
-        Ok(false) => "faults of user code only".to_owned(),
-        Err(cause) => cause.to_string(),
-    }
-}
-
 fn uffd(facts: &Facts) -> Check {
     const GRANT: &str = "as root: sysctl vm.unprivileged_userfaultfd=1\n\
         or for one user: setfacl -m u:NAME:rw /dev/userfaultfd";
     const FILTER: &str = "in a container: a seccomp profile that allows userfaultfd";
-    let unprivileged = match &facts.uffd_unprivileged {
-        Ok(true) => "yes (vm.unprivileged_userfaultfd=1)".to_owned(),
-        Ok(false) => "no (vm.unprivileged_userfaultfd=0)".to_owned(),
-        Err(error) => format!("not known: {}", uzone_os::with_causes(error)),
-    };
-    let check = match (&facts.uffd_syscall, &facts.uffd_device) {
+    match (&facts.uffd_syscall, &facts.uffd_device) {
         (Ok(true), _) if matches!(facts.uffd_unprivileged, Ok(false)) => {
             Check::ok("full access, as root (vm.unprivileged_userfaultfd=0)")
         }
@@ -518,27 +430,12 @@ fn uffd(facts: &Facts) -> Check {
                 _ => "look at `dmesg` and at the limit of open files (`ulimit -n`)".to_owned(),
             },
         ),
-    };
-    check.with_details(vec![
-        format!("by system call:       {}", access_line(&facts.uffd_syscall)),
-        format!("by /dev/userfaultfd:  {}", access_line(&facts.uffd_device)),
-        format!("without privilege:    {unprivileged}"),
-    ])
-}
-
-/// Returns the features that are missing.
-fn missing(features: Features) -> Features {
-    Features::NAMED.difference(features)
-}
-
-/// Returns the names of the features that are missing.
-pub(super) fn missing_features(features: Features) -> Vec<&'static str> {
-    missing(features).names().collect()
+    }
 }
 
 fn uffd_features(facts: &Facts) -> Check {
-    let (features, ioctls) = match &facts.uffd_features {
-        Ok((features, ioctls)) => (*features, ioctls),
+    let features = match &facts.uffd_features {
+        Ok((features, _)) => *features,
         Err(error) => {
             return Check::note(
                 format!("not known: {}", uzone_os::with_causes(error)),
@@ -546,7 +443,7 @@ fn uffd_features(facts: &Facts) -> Check {
             );
         }
     };
-    let missing = missing(features);
+    let missing = Features::NAMED.difference(features);
     let names: Vec<_> = missing.names().collect();
     let newer = match features.unnamed().bits().count_ones() {
         0 => String::new(),
@@ -554,16 +451,13 @@ fn uffd_features(facts: &Facts) -> Check {
     };
     let known = Features::NAMED.names().count();
     let offered = known - names.len();
-    let mut details = vec![format!("offered: {}", features.names().collect::<Vec<_>>().join(" "))];
-    details.push(format!("calls:   {}", ioctls.join(" ")));
-    let check = match missing.since() {
+    match missing.since() {
         None => Check::ok(format!("all {known}{newer}")),
         Some((major, minor)) => Check::note(
             format!("{offered} of {known}{newer}; missing: {}", names.join(" ")),
             format!("Linux {major}.{minor} or newer, where the architecture supports it"),
         ),
-    };
-    check.with_details(details)
+    }
 }
 
 fn memlock(facts: &Facts) -> Check {

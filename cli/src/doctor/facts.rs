@@ -5,10 +5,8 @@
 
 use std::env::consts;
 use std::io;
-use std::time::Instant;
 
 use rustix::thread::{CapabilitySet, capabilities};
-use serde::Serialize;
 use uzone_os::dax::{self, DaxDevice};
 use uzone_os::hugepages::{self, Pool, Thp};
 use uzone_os::memory::{self, Available};
@@ -17,8 +15,7 @@ use uzone_os::probe;
 use uzone_os::uffd::{Features, UffdError};
 use uzone_os::{Anonymous, Exclusive, MapError, SysError, SystemRoot};
 use uzone_pages::{ByteLen, PageSize};
-use uzone_report::nanoseconds;
-use uzone_stream::{Basis, CacheState, NextUse, Path, StorePolicy, Work};
+use uzone_stream::{Basis, Path, StorePolicy, Work};
 
 /// The length of a trial mapping, which shows whether there is memory at all. The measurement of the stores takes less,
 /// and ends the process if there is none.
@@ -27,12 +24,8 @@ pub(super) const TRIAL: ByteLen = ByteLen::mib(16);
 /// The facts of the host.
 #[derive(Debug)]
 pub(super) struct Facts {
-    /// The name of the kernel that this program is built for.
-    pub(super) system: &'static str,
     /// The architecture.
     pub(super) machine: &'static str,
-    /// The width of an address, in bits.
-    pub(super) address_bits: u32,
     pub(super) release: String,
     pub(super) page_size: PageSize,
     pub(super) cpu_model: Result<Option<String>, SysError>,
@@ -44,7 +37,6 @@ pub(super) struct Facts {
     /// Whether a parent has switched them off for this process.
     pub(super) thp_is_switched_off: bool,
     pub(super) pools: Result<Vec<Pool>, SysError>,
-    pub(super) node_pools: Result<Vec<(u32, Pool)>, SysError>,
     pub(super) uffd_syscall: io::Result<bool>,
     pub(super) uffd_device: io::Result<bool>,
     pub(super) uffd_unprivileged: Result<bool, SysError>,
@@ -67,9 +59,8 @@ pub(super) struct Facts {
     pub(super) trial: Result<(), Box<dyn std::error::Error + Send + Sync>>,
 }
 
-/// The store instructions, and the lengths from which on streaming pays.
-#[derive(Clone, Debug, Serialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+/// The store instructions.
+#[derive(Clone, Debug)]
 pub(super) struct Stores {
     pub(super) available: Vec<&'static str>,
     /// The store that fills memory past the cache.
@@ -77,43 +68,11 @@ pub(super) struct Stores {
     /// The whole policy, in the form of the environment variable.
     pub(super) policy: String,
     /// The origin of the policy.
-    pub(super) reason: Reason,
+    pub(super) basis: Basis,
     /// The reason that the environment variable was not followed.
     pub(super) problem: Option<String>,
     /// The policy that is faster here than the policy of the process, if the measurement found one.
     pub(super) faster_policy: Option<String>,
-    /// The lengths from which on clearing and copying go past the cache.
-    pub(super) zero: StreamsFrom,
-    pub(super) copy: StreamsFrom,
-    /// The time of the measurement.
-    pub(super) measure_ns: u64,
-}
-
-/// The origin of a store policy.
-#[derive(Clone, Copy, Debug, Serialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(rename_all = "snake_case")]
-pub(super) enum Reason {
-    Table,
-    Widest,
-    Environment,
-    OnlyOne,
-    Other,
-}
-
-/// The lengths in bytes from which on stores go past the cache; `null` is never.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub(super) struct StreamsFrom {
-    /// For memory that is not in the cache and is not read soon.
-    #[serde(rename = "cold_read_later_from_bytes")]
-    pub(super) cold_later: Option<usize>,
-    /// For memory that is not in the cache and is read at once.
-    #[serde(rename = "cold_read_at_once_from_bytes")]
-    pub(super) cold_soon: Option<usize>,
-    /// For memory in the cache.
-    #[serde(rename = "in_cache_from_bytes")]
-    pub(super) hot: Option<usize>,
 }
 
 impl Facts {
@@ -122,9 +81,7 @@ impl Facts {
         let root = &SystemRoot::host();
         let trial = try_to_map();
         Self {
-            system: consts::OS,
             machine: consts::ARCH,
-            address_bits: usize::BITS,
             release: probe::kernel_release(),
             page_size: probe::page_size(),
             cpu_model: probe::cpu_model(root),
@@ -133,7 +90,6 @@ impl Facts {
             thp: hugepages::thp(root),
             thp_is_switched_off: probe::thp_is_switched_off(),
             pools: hugepages::pools(root),
-            node_pools: hugepages::node_pools(root),
             uffd_syscall: probe::uffd_syscall(),
             uffd_device: probe::uffd_device(),
             uffd_unprivileged: probe::uffd_is_unprivileged(root),
@@ -157,33 +113,18 @@ impl Facts {
 impl Stores {
     fn of_host() -> Self {
         let policy = StorePolicy::current();
-        let started = Instant::now();
         let measured = StorePolicy::measure();
         let is_faster = measured.basis() == Basis::Measured
             && policy.basis() != Basis::Environment
             && measured.to_string() != policy.to_string();
-        let from = |work| StreamsFrom {
-            cold_later: policy.streams_from(work, CacheState::Cold, NextUse::Later),
-            cold_soon: policy.streams_from(work, CacheState::Cold, NextUse::Soon),
-            hot: policy.streams_from(work, CacheState::Hot, NextUse::Later),
-        };
         let available = Path::ALL.into_iter().filter(|path| path.is_available());
         Self {
             available: available.map(Path::name).collect(),
             chosen: policy.store(Work::Fill).name(),
             policy: policy.to_string(),
-            reason: match policy.basis() {
-                Basis::Table => Reason::Table,
-                Basis::Widest => Reason::Widest,
-                Basis::Environment => Reason::Environment,
-                Basis::NoStreaming => Reason::OnlyOne,
-                _ => Reason::Other,
-            },
+            basis: policy.basis(),
             problem: StorePolicy::problem().map(ToString::to_string),
-            zero: from(Work::Zero),
-            copy: from(Work::Copy),
             faster_policy: is_faster.then(|| measured.to_string()),
-            measure_ns: nanoseconds(started.elapsed()),
         }
     }
 }

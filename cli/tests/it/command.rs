@@ -52,14 +52,6 @@ fn wrong_usage_exits_2_with_the_usage_on_standard_error() {
 }
 
 #[test]
-fn a_wrong_value_exits_2_with_the_possible_ones_on_standard_error() {
-    let output = run(&["--color", "red", "doctor"]);
-    assert_eq!(output.status.code(), Some(2));
-    assert!(text(&output.stderr).contains("[possible values: auto, always, never]"));
-    assert!(output.stdout.is_empty());
-}
-
-#[test]
 fn with_json_wrong_usage_is_an_object_as_well() {
     for arguments in [&["doctor", "--json", "--frobnicate"][..], &["--json", "frobnicate"]] {
         let output = run(arguments);
