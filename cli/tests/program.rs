@@ -1,8 +1,7 @@
-//! Programs that know nothing of us read lazily mapped memory by plain loads, and find what they find
-//! in an ordinary mapping: ripgrep's search, and SQLite.
+//! A program that knows nothing of us reads lazily mapped memory by plain loads, and finds as much as in an ordinary
+//! mapping: ripgrep's search.
 //!
-//! `UZONE_FAULT_TEST_MIB` sets how much ripgrep searches (256 if it is not set; it is meant for 1024 and
-//! more); SQLite's database is an eighth of that.
+//! `UZONE_FAULT_TEST_MIB` sets how much ripgrep searches (256 if it is not set; it is meant for 1024 and more).
 //!
 //! Unsafe: foreign code wants a slice, and lazily mapped memory lends none: its bytes may go bad. In
 //! these tests the backing does not fail and no thread writes, so that a slice is sound.
@@ -15,7 +14,6 @@ mod common;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::num::NonZeroU64;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
@@ -23,10 +21,9 @@ use common::{engine, map, options, page, scattered, unnamed_file};
 use grep_regex::RegexMatcher;
 use grep_searcher::sinks::UTF8;
 use grep_searcher::{MmapChoice, Searcher, SearcherBuilder};
-use rusqlite::{Connection, OpenFlags};
-use uzone_fault::{FileBacking, LazyMapping, MemoryBacking};
-use uzone_os::{Mapping, Sharing, page_cache};
-use uzone_pages::{Advice, ByteLen};
+use uzone_fault::{FileBacking, LazyMapping};
+use uzone_os::page_cache;
+use uzone_pages::Advice;
 
 fn size() -> u64 {
     let mib = std::env::var("UZONE_FAULT_TEST_MIB").ok().and_then(|mib| mib.parse().ok());
@@ -166,95 +163,5 @@ fn ripgrep_finds_the_same_lines_in_lazily_mapped_memory() {
             stop.store(true, Ordering::Relaxed);
         });
         assert!(memory.stats().evicted > 0);
-    }
-}
-
-/// A database of about so many bytes, as a file of its own.
-fn database(bytes: u64) -> std::path::PathBuf {
-    let program = std::env::current_exe().unwrap();
-    let path = program.with_file_name(format!("lazy-{}.sqlite", std::process::id()));
-    let _ = std::fs::remove_file(&path);
-    let mut connection = Connection::open(&path).unwrap();
-    connection
-        .execute_batch(
-            "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;
-             CREATE TABLE sale (id INTEGER PRIMARY KEY, shop INTEGER, cents INTEGER, note TEXT);",
-        )
-        .unwrap();
-    let transaction = connection.transaction().unwrap();
-    {
-        let mut insert = transaction
-            .prepare("INSERT INTO sale (shop, cents, note) VALUES (?1, ?2, ?3)")
-            .unwrap();
-        // About 100 bytes a row, and 20 of the index.
-        let rows = i64::try_from(bytes / 120).unwrap();
-        for (row, number) in (0..rows).zip(scattered(5, 1 << 40)) {
-            let number = i64::try_from(number).unwrap();
-            let note =
-                format!("row {row} of {number:x}, with as much text as a note may well have");
-            insert.execute((number % 200, number % 100_000, note)).unwrap();
-        }
-    }
-    transaction.commit().unwrap();
-    connection.execute_batch("CREATE INDEX of_shop ON sale (shop, cents);").unwrap();
-    path
-}
-
-/// What a database answers: a scan, a join by the index, and its own check of every page.
-fn answers(connection: &Connection) -> Vec<String> {
-    let queries = [
-        "SELECT count(*) || ' ' || sum(cents) || ' ' || sum(length(note)) FROM sale",
-        "SELECT group_concat(shop || ':' || n, ' ') FROM (SELECT shop, count(*) AS n FROM sale GROUP BY shop)",
-        "SELECT max(a.cents) || ' ' || count(*) FROM sale a JOIN sale b ON b.id = a.cents WHERE a.shop = 17",
-        "SELECT note FROM sale WHERE shop = 42 ORDER BY cents DESC, id LIMIT 1",
-        "SELECT group_concat(note, '|') FROM (SELECT note FROM sale WHERE id % 10007 = 3 ORDER BY id)",
-        "PRAGMA integrity_check",
-    ];
-    queries
-        .iter()
-        .map(|query| connection.query_row(query, (), |row| row.get::<_, String>(0)).unwrap())
-        .collect()
-}
-
-#[test]
-fn sqlite_answers_the_same_from_lazily_mapped_memory() {
-    let name = "sqlite_answers_the_same";
-    let path = database(size() / 8);
-    let plain = Connection::open_with_flags(&path, OpenFlags::SQLITE_OPEN_READ_ONLY).unwrap();
-    let expected = answers(&plain);
-    assert_eq!(expected.last().map(String::as_str), Some("ok"));
-    let file = File::open(&path).unwrap();
-    std::fs::remove_file(&path).unwrap();
-    let bytes = file.metadata().unwrap().len();
-    let len = bytes.next_multiple_of(page());
-    let length = usize::try_from(bytes).unwrap();
-
-    // The same bytes in a memory file, whose pages are mapped and not copied.
-    let in_memory = Arc::new(Mapping::memfd(name, ByteLen::new(len), None).unwrap());
-    let content =
-        std::fs::read(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file)));
-    in_memory.write_at(0, &content.unwrap()).unwrap();
-    let engine = engine();
-    for advice in [Advice::Auto, Advice::Random] {
-        let options = options(advice, 16);
-        let copied = FileBacking::new(file.try_clone().unwrap()).unwrap();
-        let shared = MemoryBacking::new(in_memory.clone(), Sharing::Private).unwrap();
-        let (Some(copied), Some(shared)) =
-            (map(name, &engine, len, copied, &options), map(name, &engine, len, shared, &options))
-        else {
-            return;
-        };
-        for memory in [&copied, &shared] {
-            let mut connection = Connection::open_in_memory().unwrap();
-            // SAFETY: the connection is closed before the memory goes, SQLite only reads what it is
-            // given in this way, and the file stays as it is, so that its backing does not fail.
-            let slice = unsafe { lend(memory, length) };
-            connection.deserialize_bytes("main", slice).unwrap();
-            assert_eq!(answers(&connection), expected);
-            connection.close().unwrap();
-            let stats = memory.stats();
-            assert_eq!(stats.poisoned, 0, "{stats:?}");
-            assert!(stats.faults > 0, "{stats:?}");
-        }
     }
 }
