@@ -100,7 +100,6 @@ fn foot<'a>(machine: String, title: &str, sources: impl Iterator<Item = &'a str>
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Where {
     Both,
-    Text,
     Page,
 }
 
@@ -110,15 +109,14 @@ type Column<T> = (&'static str, Where, fn(&T) -> Option<String>);
 const PUBLISHED: &str = "published";
 
 /// Returns all rows, in the columns that are not empty. Text always has the column of published times.
-fn numbers<T>(place: Where, columns: &[Column<T>], rows: &[&T]) -> Numbers {
+fn numbers<T>(is_text: bool, columns: &[Column<T>], rows: &[&T]) -> Numbers {
     let is_shown = |(heading, of, cell): &&Column<T>| {
-        (*of == place || *of == Where::Both)
-            && (rows.iter().any(|row| cell(row).is_some())
-                || (place == Where::Text && *heading == PUBLISHED))
+        (!is_text || *of == Where::Both)
+            && (rows.iter().any(|row| cell(row).is_some()) || (is_text && *heading == PUBLISHED))
     };
     let columns: Vec<_> = columns.iter().filter(is_shown).collect();
     let headings: Vec<&str> = columns.iter().map(|(heading, ..)| *heading).collect();
-    let none = || if place == Where::Text { "-".to_owned() } else { none() };
+    let none = || if is_text { "-".to_owned() } else { none() };
     let cells =
         |row: &&T| columns.iter().map(|(.., cell)| cell(row).unwrap_or_else(none)).collect();
     Numbers::new(&headings, rows.iter().map(cells))
@@ -131,7 +129,7 @@ fn cells<T>(
     rows: &[T],
     id: fn(&T) -> &str,
 ) -> Vec<Vec<String>> {
-    let Numbers { headings, rows, .. } = numbers(Where::Text, columns, &rows_of(table, rows, id));
+    let Numbers { headings, rows, .. } = numbers(true, columns, &rows_of(table, rows, id));
     iter::once(headings).chain(rows).collect()
 }
 

@@ -12,6 +12,7 @@ use uzone_pages::{ByteLen, MemoryKind, Order, Tails};
 use uzone_stream::{CacheState, NextUse, StorePolicy, Work};
 use uzone_zone::{BindOptions, Zone};
 
+use crate::session::headlines;
 use crate::ways::bind::{keeping, linux};
 use crate::ways::clear::{Arena, by, by_pages};
 use crate::ways::naive_pin::Naive;
@@ -93,7 +94,8 @@ pub fn map(
             let options = LazyOptions::default();
             image.touch(row, &Adopted::file(engine, image.file.try_clone()?, len, &options)?)
         })
-        .limit("limit");
+        .limit("limit")
+        .headline(format!("map a file of {len} lazily, and touch it"));
     suite.faults(Role::Peer, "kernel", "the kernel's own mapping, which copies nothing", |row| {
         image.read(row, &image.map(Sharing::Private)?)
     });
@@ -126,7 +128,8 @@ fn part(
 ) -> Result<Bench> {
     let table = Table { id: suite.table.clone(), title, note: note.to_owned() };
     let results = suite.run(progress, rounds, watch)?;
-    Ok(Bench { tables: vec![table], results, ..Bench::default() })
+    let summary = headlines(&results);
+    Ok(Bench { tables: vec![table], summary, results, ..Bench::default() })
 }
 
 /// Describes memory, with descriptors of 64 bytes as Linux has them.
@@ -147,10 +150,15 @@ pub fn bind(size: ByteLen, rounds: u32, watch: Watch<'_>) -> Result<Bench> {
         })
         .limit("limit");
     let options = linux(Order::BASE, Tails::Stored, 1);
-    suite.bind(Role::Ours, "ours", "uzone, 64 bytes a page", &zone, options)?.limit("limit");
+    suite
+        .bind(Role::Ours, "ours", "uzone, 64 bytes a page", &zone, options)?
+        .limit("limit")
+        .headline(format!("describe {size}: 64 bytes a page"));
     let options = BindOptions::new(MemoryKind::Generic);
     let name = "uzone, descriptors initialised on first use";
-    suite.bind(Role::Ours, "ours-on-touch", name, &zone, options)?;
+    suite
+        .bind(Role::Ours, "ours-on-touch", name, &zone, options)?
+        .headline(format!("describe {size}: initialised on first use"));
     suite.add(Role::Limit, "limit", "a bare fill", |_| {
         fill_lines(&mut limit.borrow_mut().as_bytes_mut()[..index(bytes)], 1)
     });
@@ -196,7 +204,8 @@ pub fn zero(arena: ByteLen, rounds: u32, watch: Watch<'_>) -> Result<Bench> {
         .add(Role::Ours, "ours", "uzone, the whole extent", move |row| {
             clear(row, &|dst| by(method, dst, &[]))
         })
-        .limit("limit");
+        .limit("limit")
+        .headline(format!("clear {EXTENT} of memory"));
     suite.add(Role::Limit, "limit", "a bare stream of stores", |_| arena.limit(extent));
     suite.naive("naive");
     part(
@@ -226,7 +235,8 @@ pub fn pin(size: ByteLen, rounds: u32, watch: Watch<'_>) -> Result<Bench> {
     });
     suite
         .add(Role::Ours, "ours", "uzone, all at once", |_| timed(|| Ok(folios.pin(range)?)))
-        .limit("limit");
+        .limit("limit")
+        .headline(format!("pin {size} of memory"));
     suite.add(Role::Limit, "limit", "bare counting", |_| {
         pin::timed_alone(|| pin::bare_add(&words), || pin::bare_sub(&words))
     });

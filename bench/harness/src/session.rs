@@ -116,7 +116,7 @@ impl<'a> Session<'a> {
 }
 
 /// Returns the lines of the summary that rows declare, in their order.
-fn headlines(rows: &[Row]) -> Vec<Headline> {
+pub(crate) fn headlines(rows: &[Row]) -> Vec<Headline> {
     let find = |id: &Option<String>| rows.iter().find(|row| Some(&row.id) == id.as_ref());
     let published = |row: &Row| row.published.as_ref().map(|published| published.ns);
     let headline = |row: &Row| {

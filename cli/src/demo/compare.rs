@@ -45,6 +45,7 @@ pub(super) fn run(
     .flatten()
     {
         all.tables.extend(part.tables);
+        all.summary.extend(part.summary);
         all.results.extend(part.results);
     }
     Ok(all)

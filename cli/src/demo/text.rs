@@ -9,19 +9,6 @@ use uzone_report::{grouped, number};
 use super::Demo;
 use crate::output::{Report, Style, Tone, columns, headings, ns};
 
-/// A row that is shown, its plain way, and its name.
-type Compared = (&'static str, &'static str, fn(ByteLen) -> String);
-
-const COMPARED: [Compared; 5] = [
-    ("demo-map/ours", "demo-map/naive", |len| format!("map a file of {len} lazily, and touch it")),
-    ("demo-bind/ours", "demo-bind/naive", |len| format!("describe {len}: 64 bytes a page")),
-    ("demo-bind/ours-on-touch", "demo-bind/naive", |len| {
-        format!("describe {len}: initialised on first use")
-    }),
-    ("demo-zero/ours", "demo-zero/naive", |len| format!("clear {len} of memory")),
-    ("demo-pin/ours", "demo-pin/naive", |len| format!("pin {len} of memory")),
-];
-
 impl Report for Demo {
     const SCHEMA: &'static str = "uzone.demo/1";
 
@@ -70,17 +57,16 @@ impl Demo {
         let find = |id: &str| self.bench.results.iter().find(|row| row.id == id);
         let names = ["how fast", "plain way", "uzone", "faster", "of the limit"];
         let mut compared = vec![headings(&names)];
-        for (ours, plain, name) in COMPARED {
-            let (Some(ours), Some(plain)) = (find(ours), find(plain)) else { continue };
-            let ratio = |ratio| format!("{} x{}", number(ratio), noisy(ours.within_noise));
+        for line in &self.bench.summary {
+            let ratio = |ratio| format!("{} x{}", number(ratio), noisy(line.within_noise));
             let share = |share: f64| format!("{:.0} %", share * 100.0);
             let cell = |cell: Option<String>| cell.unwrap_or_else(|| String::from("-"));
             compared.push(vec![
-                name(ByteLen::new(plain.items << 12)),
-                ns(plain.median_ns),
-                ns(ours.median_ns),
-                cell(ours.ratio_naive.map(ratio)),
-                cell(ours.share_of_limit.map(share)),
+                line.name.clone(),
+                cell(line.naive_ns.map(ns)),
+                ns(line.ours_ns),
+                cell(line.ratio_naive.map(ratio)),
+                cell(line.share_of_limit.map(share)),
             ]);
         }
         let rounds = |id: &str| find(id).map_or(0, |row| row.rounds);

@@ -43,7 +43,7 @@ pub(super) fn section(bench: &Bench) -> Section {
     }
 }
 
-/// Returns the claims of a run with their verdicts: its own summary, or each row of uzone.
+/// Returns the claims of a run with their verdicts.
 fn summary(bench: &Bench) -> Numbers {
     let cell = |time: Option<u64>| time.map_or_else(none, ns);
     let claim = |line: &Headline| {
@@ -51,27 +51,8 @@ fn summary(bench: &Bench) -> Numbers {
         let times = [line.naive_ns, Some(line.ours_ns), line.limit_ns, line.published_ns].map(cell);
         [line.name.clone(), verdict].into_iter().chain(times).collect()
     };
-    let of_row = |row: &&Row| row.role == Role::Ours;
-    let time = |id: &Option<String>| {
-        let id = id.as_ref()?;
-        bench.results.iter().find(|row| row.id == *id).map(|row| row.median_ns)
-    };
-    let line = |row: &Row| Headline {
-        name: row.label(),
-        naive_ns: time(&row.naive_id),
-        ours_ns: row.median_ns,
-        limit_ns: time(&row.limit_id),
-        published_ns: row.published.as_ref().map(|published| published.ns),
-        ratio_naive: row.ratio_naive,
-        within_noise: row.within_noise,
-        share_of_limit: row.share_of_limit,
-        ..Headline::default()
-    };
-    let rows: Vec<Vec<String>> = match bench.summary.is_empty() {
-        true => bench.results.iter().filter(of_row).map(line).map(|line| claim(&line)).collect(),
-        false => bench.summary.iter().map(claim).collect(),
-    };
-    Numbers::new(&["claim", "verdict", "naive", "uzone", "limit", PUBLISHED], rows.into_iter())
+    let headings = ["claim", "verdict", "naive", "uzone", "limit", PUBLISHED];
+    Numbers::new(&headings, bench.summary.iter().map(claim))
 }
 
 /// Returns a result in words.
@@ -91,7 +72,7 @@ fn verdict(ratio: Option<f64>, is_noise: bool, share: Option<f64>) -> String {
 
 fn chart(table: &Table, rows: &[&Row]) -> Chart {
     let noise = if rows.iter().any(|row| row.within_noise) { NOISE } else { "" };
-    let mut numbers = numbers(Page, &COLUMNS, rows);
+    let mut numbers = numbers(false, &COLUMNS, rows);
     let hint = bars(rows, &mut numbers);
     let mut roles: Vec<Role> = rows.iter().map(|row| row.role).collect();
     roles.sort_unstable();
