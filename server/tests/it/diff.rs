@@ -15,7 +15,7 @@ use uzone_pages::ByteLen;
 use uzone_server::SessionMemory;
 use uzone_snapshot::{Image, OpenOptions, Packer};
 
-use crate::{PAGE, PAGES, Running, SECONDS, SetAtEnd, case, one_region, page_of, region_of};
+use crate::{PAGE, PAGES, Running, SECONDS, SetAtEnd, case, check, one_region, page_of, region_of};
 
 /// Returns a page that does not compress.
 fn noise(seed: u64) -> Vec<u8> {
@@ -84,6 +84,8 @@ fn no_diff_is_refused_while_a_balloon_moves_and_each_is_of_one_moment() {
     let halves = [half(0), half(HALF)];
     let (is_over, mapping) = (AtomicBool::new(false), memory.mapping());
     let mut kept_pages = 0;
+    // Pages that are missing are not captured.
+    (0..PAGES).for_each(|at| check(&memory, at, &page_of(at)));
     thread::scope(|scope| {
         let _end = SetAtEnd(&is_over);
         // It inflates by 60 to 250 pages in one step, and deflates: a page is written to again.
@@ -135,7 +137,6 @@ fn no_diff_is_refused_while_a_balloon_moves_and_each_is_of_one_moment() {
     eprintln!("{rounds} diffs, and {kept_pages} pages that were kept before they changed");
     let mut seen = vec![1; usize::try_from(PAGES * PAGE).unwrap()];
     mapping.read_at(0, &mut seen).unwrap();
-    assert!(kept_pages > 0, "the VM wrote to no page while it was read");
     let expected = halves.map(|half| half.into_inner().unwrap()).concat();
     assert!(seen == expected, "the VM has other bytes");
     drop(memory);
