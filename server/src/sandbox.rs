@@ -306,39 +306,82 @@ const UFFD_BEGINNINGS: [u64; 3] = [UFFD, UFFD | 1, UFFD | 0x3f];
 const USER_MODE_ONLY: u64 = 1;
 
 /// The calls of the threads that answer faults and read the image.
-#[rustfmt::skip]
 const ANSWERING: &[i64] = &[
     // Reading the image and events, and installing pages.
-    libc::SYS_read, libc::SYS_readv, libc::SYS_pread64, libc::SYS_preadv, libc::SYS_preadv2,
+    libc::SYS_read,
+    libc::SYS_readv,
+    libc::SYS_pread64,
+    libc::SYS_preadv,
+    libc::SYS_preadv2,
     libc::SYS_write,
     // Pages that are kept before they change.
-    libc::SYS_pwrite64, libc::SYS_statx, libc::SYS_fstat, libc::SYS_fadvise64, libc::SYS_mincore,
-    CACHESTAT, libc::SYS_openat,
+    libc::SYS_pwrite64,
+    libc::SYS_statx,
+    libc::SYS_fstat,
+    libc::SYS_fadvise64,
+    libc::SYS_mincore,
+    CACHESTAT,
+    libc::SYS_openat,
     // Reports to the keeper, and the end of a VM without one.
-    libc::SYS_sendmsg, libc::SYS_pidfd_send_signal,
+    libc::SYS_sendmsg,
+    libc::SYS_pidfd_send_signal,
     // Waiting.
-    libc::SYS_futex, libc::SYS_epoll_ctl, libc::SYS_epoll_pwait, libc::SYS_epoll_pwait2,
-    libc::SYS_ppoll, libc::SYS_nanosleep, libc::SYS_clock_nanosleep, libc::SYS_clock_gettime,
-    libc::SYS_clock_getres, libc::SYS_gettimeofday, libc::SYS_sched_yield,
+    libc::SYS_futex,
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    libc::SYS_ppoll,
+    libc::SYS_nanosleep,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_getres,
+    libc::SYS_gettimeofday,
+    libc::SYS_sched_yield,
     libc::SYS_restart_syscall,
     // Memory.
-    libc::SYS_mmap, libc::SYS_munmap, libc::SYS_mprotect, libc::SYS_mremap, libc::SYS_madvise,
-    libc::SYS_brk, libc::SYS_membarrier, libc::SYS_getrandom,
+    libc::SYS_mmap,
+    libc::SYS_munmap,
+    libc::SYS_mprotect,
+    libc::SYS_mremap,
+    libc::SYS_madvise,
+    libc::SYS_brk,
+    libc::SYS_membarrier,
+    libc::SYS_getrandom,
     // Descriptors.
-    libc::SYS_close, libc::SYS_fcntl, libc::SYS_lseek, libc::SYS_eventfd2, libc::SYS_epoll_create1,
+    libc::SYS_close,
+    libc::SYS_fcntl,
+    libc::SYS_lseek,
+    libc::SYS_eventfd2,
+    libc::SYS_epoll_create1,
     // A thread's beginning, where it runs, and its end.
-    libc::SYS_clone3, libc::SYS_set_robust_list, libc::SYS_rseq, libc::SYS_sigaltstack,
-    libc::SYS_gettid, libc::SYS_getpid, libc::SYS_getcpu, libc::SYS_sched_getaffinity,
-    libc::SYS_sched_setaffinity, libc::SYS_sched_setscheduler, libc::SYS_setpriority,
-    libc::SYS_getpriority, libc::SYS_rt_sigaction, libc::SYS_rt_sigprocmask, libc::SYS_rt_sigreturn,
-    libc::SYS_exit, libc::SYS_exit_group,
+    libc::SYS_clone3,
+    libc::SYS_set_robust_list,
+    libc::SYS_rseq,
+    libc::SYS_sigaltstack,
+    libc::SYS_gettid,
+    libc::SYS_getpid,
+    libc::SYS_getcpu,
+    libc::SYS_sched_getaffinity,
+    libc::SYS_sched_setaffinity,
+    libc::SYS_sched_setscheduler,
+    libc::SYS_setpriority,
+    libc::SYS_getpriority,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
 ];
 
 /// The further calls of threads that read the image and keep frames in a folder.
-#[rustfmt::skip]
 const CACHING: &[i64] = &[
-    libc::SYS_openat2, libc::SYS_flock, libc::SYS_getdents64, libc::SYS_newfstatat,
-    libc::SYS_unlinkat, libc::SYS_utimensat, libc::SYS_fallocate,
+    libc::SYS_openat2,
+    libc::SYS_flock,
+    libc::SYS_getdents64,
+    libc::SYS_newfstatat,
+    libc::SYS_unlinkat,
+    libc::SYS_utimensat,
+    libc::SYS_fallocate,
     #[cfg(target_arch = "x86_64")]
     libc::SYS_unlink,
 ];
@@ -350,22 +393,47 @@ const WRITING: &[i64] = &[libc::SYS_recvfrom, libc::SYS_shutdown];
 const CACHESTAT: i64 = 451;
 
 /// The calls of the main thread beside these: of files, and of sockets that it was handed.
-#[rustfmt::skip]
 const MAIN: &[i64] = &[
     // Files: which of them, Landlock decides.
-    libc::SYS_newfstatat, libc::SYS_faccessat, libc::SYS_faccessat2, libc::SYS_openat2,
-    libc::SYS_readlinkat, libc::SYS_getcwd, libc::SYS_flock, libc::SYS_utimensat,
-    libc::SYS_getdents64, libc::SYS_ftruncate, libc::SYS_fallocate, libc::SYS_writev,
-    libc::SYS_fsync, libc::SYS_fdatasync, libc::SYS_linkat, libc::SYS_unlinkat, libc::SYS_renameat2,
-    libc::SYS_fstatfs, libc::SYS_statfs, libc::SYS_memfd_create,
+    libc::SYS_newfstatat,
+    libc::SYS_faccessat,
+    libc::SYS_faccessat2,
+    libc::SYS_openat2,
+    libc::SYS_readlinkat,
+    libc::SYS_getcwd,
+    libc::SYS_flock,
+    libc::SYS_utimensat,
+    libc::SYS_getdents64,
+    libc::SYS_ftruncate,
+    libc::SYS_fallocate,
+    libc::SYS_writev,
+    libc::SYS_fsync,
+    libc::SYS_fdatasync,
+    libc::SYS_linkat,
+    libc::SYS_unlinkat,
+    libc::SYS_renameat2,
+    libc::SYS_fstatfs,
+    libc::SYS_statfs,
+    libc::SYS_memfd_create,
     // Sockets that there are.
-    libc::SYS_recvmsg, libc::SYS_recvfrom, libc::SYS_shutdown, libc::SYS_getsockopt,
-    libc::SYS_setsockopt, libc::SYS_getsockname, libc::SYS_getpeername,
+    libc::SYS_recvmsg,
+    libc::SYS_recvfrom,
+    libc::SYS_shutdown,
+    libc::SYS_getsockopt,
+    libc::SYS_setsockopt,
+    libc::SYS_getsockname,
+    libc::SYS_getpeername,
     // This process.
-    libc::SYS_uname, libc::SYS_sysinfo, libc::SYS_getuid, libc::SYS_geteuid, libc::SYS_getgid,
-    libc::SYS_getegid, libc::SYS_getppid,
+    libc::SYS_uname,
+    libc::SYS_sysinfo,
+    libc::SYS_getuid,
+    libc::SYS_geteuid,
+    libc::SYS_getgid,
+    libc::SYS_getegid,
+    libc::SYS_getppid,
     // Its own sandbox, which can only be narrower.
-    libc::SYS_prctl, libc::SYS_seccomp,
+    libc::SYS_prctl,
+    libc::SYS_seccomp,
 ];
 
 /// The older forms of calls, which x86-64 has still.
