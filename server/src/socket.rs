@@ -1,11 +1,11 @@
 //! The socket that monitors connect to: [`ListeningSocket`]. It has its group and its mode from the first moment on,
 //! since a monitor that may not connect ends its VM, and a socket that a dead server left is replaced.
 
-use std::fmt::Write;
 use std::fs::{self, File};
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 use uzone_os::unix_socket;
 
 use crate::error::ServeError;
@@ -55,20 +56,12 @@ fn file_at(path: &Path) -> Option<(u64, u64)> {
     fs::symlink_metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
-/// Returns a part of the path of a socket for a name: letters, digits and `plain` as they are, and `%` with two digits for
-/// each other byte.
-pub(crate) fn escaped(bytes: &[u8], plain: &[u8]) -> String {
-    let mut text = String::new();
-    for byte in bytes {
-        match byte {
-            byte if byte.is_ascii_alphanumeric() || plain.contains(byte) => {
-                text.push(char::from(*byte));
-            }
-            // Writing to a text does not fail.
-            _ => drop(write!(text, "%{byte:02X}")),
-        }
-    }
-    text
+/// The bytes of the path of a socket that a name has as `%` and two digits.
+const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'/').remove(b'.').remove(b'-').remove(b'_');
+
+/// Returns the path of a socket for a name.
+pub(crate) fn escaped(path: &Path) -> String {
+    percent_encode(path.as_os_str().as_bytes(), ESCAPED).to_string()
 }
 
 impl ListeningSocket {

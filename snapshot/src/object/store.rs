@@ -14,6 +14,7 @@ use object_store::path::Path;
 use object_store::{
     BackoffConfig, ClientConfigKey, ClientOptions, ObjectStore, ObjectStoreScheme, RetryConfig,
 };
+use percent_encoding::percent_decode_str;
 use tokio::runtime::{Builder, Runtime};
 use url::{Position, Url};
 
@@ -87,7 +88,7 @@ impl Parts {
         let path = behind.split(['?', '#']).next().unwrap_or_default();
         let slashes = |text: &str| text.matches('/').count();
         // Without its key the path is empty, or names a bucket.
-        let before = unescaped(parsed.path());
+        let before = percent_decode_str(parsed.path()).decode_utf8_lossy();
         let before = before.strip_suffix(key.as_ref()).and_then(|before| before.strip_suffix('/'));
         match before.filter(|before| !before.ends_with('/')) {
             Some(before) if slashes(path) == slashes(parsed.path()) => {
@@ -97,26 +98,6 @@ impl Parts {
             _ => Err(inexact()),
         }
     }
-}
-
-/// Returns a part of a URL without its escapes.
-fn unescaped(text: &str) -> String {
-    let (mut bytes, mut rest) = (Vec::new(), text.as_bytes());
-    while let Some((first, behind)) = rest.split_first() {
-        let digits = behind.get(..2).and_then(|digits| std::str::from_utf8(digits).ok());
-        let byte = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok());
-        match byte.filter(|_| *first == b'%') {
-            Some(byte) => {
-                bytes.push(byte);
-                rest = &behind[2..];
-            }
-            None => {
-                bytes.push(*first);
-                rest = behind;
-            }
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// Returns a key as it stands in a URL: readable, and with escapes where it would mean something else.

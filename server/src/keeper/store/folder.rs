@@ -19,7 +19,6 @@
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, Write};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -135,7 +134,7 @@ impl Folder {
         let keeper = Process::of(&Peer::of_number_now(std::process::id())?)?;
         let socket = std::path::absolute(socket)?;
         let server = Server {
-            socket: escaped(socket.as_os_str().as_bytes(), b"/.-_"),
+            socket: escaped(&socket),
             image: String::new(),
             boot: fs::read_to_string(BOOT)?.trim().to_owned(),
             keeper: Some(keeper),

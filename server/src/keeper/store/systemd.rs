@@ -246,7 +246,7 @@ impl Drop for Systemd {
 
 /// Returns the name of a descriptor of the server with this socket. A colon would end it in a list.
 fn name(what: &str, path: &Path) -> String {
-    format!("uzone.{what}.{}", escaped(path.as_os_str().as_bytes(), b"/.-_"))
+    format!("uzone.{what}.{}", escaped(path))
 }
 
 fn vm(id: u64, path: &Path) -> String {
