@@ -24,6 +24,7 @@ use crate::file_source::{self, OpenFiles};
 use crate::format::{Codec, ImageRegion, Index, Record, Root, bit, stored_hash};
 use crate::frame_cache::{FrameCache, Ready};
 use crate::frame_memory::Frame;
+use crate::options::options;
 use crate::source::{RequestOptions, Source};
 
 pub(crate) use open::MAX_DEPTH;
@@ -93,55 +94,25 @@ enum Kind {
     Raw(String),
 }
 
-/// The checks when an image is opened, and the caches that it may use.
-#[derive(Clone, Debug, Default)]
-pub struct OpenOptions {
-    root: Option<Root>,
-    cache: Option<Arc<FrameCache>>,
-    disk: Option<Arc<DiskCache>>,
-    requests: RequestOptions,
-    files: OpenFiles,
-}
-
-impl OpenOptions {
-    /// Requires this root hash, which makes the bytes authentic: without it, hashes show damage and not
-    /// forgery.
-    #[must_use]
-    pub fn root(mut self, root: Root) -> Self {
-        self.root = Some(root);
-        self
-    }
-
-    /// Keeps decoded frames in this cache. Images that share it decode a frame once: an image that is opened
-    /// several times, and the children of one parent. Without one, an image and its parents have a cache of
-    /// 16 MiB.
-    #[must_use]
-    pub fn cache(mut self, cache: Arc<FrameCache>) -> Self {
-        self.cache = Some(cache);
-        self
-    }
-
-    /// Keeps the indexes and stored frames of the image and its parents on disk as well. [`Image::open`] does
-    /// so for images in object storage alone.
-    #[must_use]
-    pub fn disk_cache(mut self, disk: Arc<DiskCache>) -> Self {
-        self.disk = Some(disk);
-        self
-    }
-
-    /// Sets how an image in object storage and its parents are requested.
-    #[must_use]
-    pub fn requests(mut self, requests: RequestOptions) -> Self {
-        self.requests = requests;
-        self
-    }
-
-    /// Opens the image and its parents by files that are open already ([`Image::files`] of an image that was
-    /// opened by the same path): they are the same, although the files may have been replaced since.
-    #[must_use]
-    pub fn files(mut self, files: Vec<(String, File)>) -> Self {
-        self.files = files.into();
-        self
+options! {
+    /// The checks when an image is opened, and the caches that it may use.
+    #[derive(Clone, Debug)]
+    pub struct OpenOptions {
+        /// Requires this root hash, which makes the bytes authentic: without it, hashes show damage and not
+        /// forgery.
+        root: Option<Root> [Root] = None,
+        /// Keeps decoded frames in this cache. Images that share it decode a frame once: an image that is opened
+        /// several times, and the children of one parent. Without one, an image and its parents have a cache of
+        /// 16 MiB.
+        cache: Option<Arc<FrameCache>> [Arc<FrameCache>] = None,
+        /// Keeps the indexes and stored frames of the image and its parents on disk as well. [`Image::open`] does
+        /// so for images in object storage alone.
+        disk_cache: Option<Arc<DiskCache>> [Arc<DiskCache>] = None,
+        /// Sets how an image in object storage and its parents are requested.
+        requests: RequestOptions = RequestOptions::default(),
+        /// Opens the image and its parents by files that are open already ([`Image::files`] of an image that was
+        /// opened by the same path): they are the same, although the files may have been replaced since.
+        files: OpenFiles [Vec<(String, File)>] = OpenFiles::default(),
     }
 }
 

@@ -32,6 +32,7 @@ mod frame_memory;
 mod image;
 #[cfg(feature = "object-storage")]
 mod object;
+mod options;
 mod order;
 mod output;
 mod source;

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use object_store::client::HttpError;
 use object_store::path::Path;
-use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt};
+use object_store::{GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore, ObjectStoreExt};
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 use uzone_os::lock;
@@ -101,7 +101,7 @@ impl ObjectSource {
 
     fn at(place: Place) -> io::Result<Self> {
         let asked = place.clone();
-        let (meta, tail) = wait(async move { describe(&asked).await })??;
+        let (meta, tail) = wait(async move { repeated(|| describe(&asked)).await })??;
         // A weak tag never matches.
         let version = meta.e_tag.filter(|tag| !tag.starts_with("W/"));
         let mut ahead = Requests::new(meta.size);
@@ -295,23 +295,10 @@ impl Shared {
 
     /// Requests a range, again if the answer breaks off or is too short. The store repeats a request that fails earlier.
     async fn get(&self, range: &Range<u64>) -> io::Result<Vec<u8>> {
-        let mut attempt = 1;
-        loop {
-            let why = match self.get_once(range).await? {
-                Ok(bytes) if bytes.len() as u64 == range.end - range.start => return Ok(bytes),
-                Ok(_) => too_short(),
-                Err(cause) => failed(cause),
-            };
-            if attempt == ATTEMPTS {
-                return Err(why);
-            }
-            sleep(Duration::from_millis(50 << attempt)).await;
-            attempt += 1;
-        }
+        repeated(|| self.get_once(range)).await
     }
 
-    /// Requests a range. The outer error is that of a request without an answer.
-    async fn get_once(&self, range: &Range<u64>) -> io::Result<object_store::Result<Vec<u8>>> {
+    async fn get_once(&self, range: &Range<u64>) -> io::Result<Answer<Vec<u8>>> {
         let options = GetOptions::new()
             .with_range(Some(GetRange::Bounded(range.clone())))
             .with_if_match(self.version.clone());
@@ -323,36 +310,53 @@ impl Shared {
                 source: "the answer has another ETag".into(),
             }));
         }
-        Ok(answer.bytes().await.map(Vec::from))
+        Ok(bytes_of(answer, range.end - range.start).await)
+    }
+}
+
+/// An answer, or the reason why it is not whole.
+type Answer<T> = Result<T, io::Error>;
+
+/// Sends a request again if its answer is not whole. The error of a request without an answer is final.
+async fn repeated<T, F: Future<Output = io::Result<Answer<T>>>>(
+    request: impl Fn() -> F,
+) -> io::Result<T> {
+    let mut attempt = 1;
+    loop {
+        match request().await? {
+            Err(_) if attempt < ATTEMPTS => sleep(Duration::from_millis(50 << attempt)).await,
+            answer => return answer,
+        }
+        attempt += 1;
+    }
+}
+
+/// Returns the bytes of an answer, which should be so many.
+async fn bytes_of(answer: GetResult, len: u64) -> Answer<Vec<u8>> {
+    match answer.bytes().await {
+        Ok(bytes) if bytes.len() as u64 == len => Ok(bytes.into()),
+        Ok(_) => Err(io::Error::new(
+            io::ErrorKind::UnexpectedEof,
+            "the store sends fewer bytes than it names; check what is between it and this host",
+        )),
+        Err(error) => Err(failed(error)),
     }
 }
 
 /// Requests the last bytes of an object, and its metadata. There are no bytes from a store that answers no
 /// such request (Azure), and of an empty object.
-async fn describe(place: &Place) -> io::Result<(ObjectMeta, Vec<u8>)> {
-    let mut attempt = 1;
-    loop {
-        let options = GetOptions::new().with_range(Some(GetRange::Suffix(TAIL)));
-        let answer = match place.store.get_opts(&place.path, options).await {
-            Ok(answer) => answer,
-            Err(error) if may_refuse_tail(&error) => {
-                let meta = place.store.head(&place.path).await.map_err(failed)?;
-                return Ok((meta, Vec::new()));
-            }
-            Err(error) => return Err(failed(error)),
-        };
-        let (meta, len) = (answer.meta.clone(), answer.range.end - answer.range.start);
-        let why = match answer.bytes().await {
-            Ok(bytes) if bytes.len() as u64 == len => return Ok((meta, bytes.into())),
-            Ok(_) => too_short(),
-            Err(error) => failed(error),
-        };
-        if attempt == ATTEMPTS {
-            return Err(why);
+async fn describe(place: &Place) -> io::Result<Answer<(ObjectMeta, Vec<u8>)>> {
+    let options = GetOptions::new().with_range(Some(GetRange::Suffix(TAIL)));
+    let answer = match place.store.get_opts(&place.path, options).await {
+        Ok(answer) => answer,
+        Err(error) if may_refuse_tail(&error) => {
+            let meta = place.store.head(&place.path).await.map_err(failed)?;
+            return Ok(Ok((meta, Vec::new())));
         }
-        sleep(Duration::from_millis(50 << attempt)).await;
-        attempt += 1;
-    }
+        Err(error) => return Err(failed(error)),
+    };
+    let (meta, len) = (answer.meta.clone(), answer.range.end - answer.range.start);
+    Ok(bytes_of(answer, len).await.map(|bytes| (meta, bytes)))
 }
 
 /// Returns whether the store may have refused that the last bytes were requested, and nothing else. Without an
@@ -368,13 +372,6 @@ fn may_refuse_tail(error: &object_store::Error) -> bool {
         }
         _ => false,
     }
-}
-
-fn too_short() -> io::Error {
-    io::Error::new(
-        io::ErrorKind::UnexpectedEof,
-        "the store sends fewer bytes than it names; check what is between it and this host",
-    )
 }
 
 /// How long the latest requests took.

@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use uzone_os::file_system;
 
+use crate::options::options;
+
 /// Reading and writing by the owner of a file alone.
 pub(crate) const OWNER_ALONE: u32 = 0o600;
 
@@ -134,57 +136,28 @@ pub fn is_url(path: &Path) -> bool {
     address(path) != Address::File
 }
 
-/// How requests to object storage are made: how long one waits for an answer, and how one that fails is
-/// repeated. It fails if there is no answer in time, if the connection breaks off, and if the store answers
-/// that it has failed or is overloaded.
-///
-/// No time may be zero: opening with such options fails.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RequestOptions {
-    pub(crate) timeout: Duration,
-    pub(crate) retry: Duration,
-    pub(crate) retry_count: u32,
-    pub(crate) retry_pause: Duration,
-}
-
-impl Default for RequestOptions {
-    fn default() -> Self {
-        let (timeout, retry) = (Duration::from_secs(5), Duration::from_secs(15));
-        Self { timeout, retry, retry_count: 6, retry_pause: Duration::from_secs(3) }
+options! {
+    /// How requests to object storage are made: how long one waits for an answer, and how one that fails is
+    /// repeated. It fails if there is no answer in time, if the connection breaks off, and if the store answers
+    /// that it has failed or is overloaded.
+    ///
+    /// No time may be zero: opening with such options fails.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct RequestOptions {
+        /// Sets how long a request may take to connect, and how long a server may be silent then: 5 seconds by
+        /// default.
+        timeout: Duration = Duration::from_secs(5),
+        /// Sets until when a request that fails is repeated, from its beginning: 15 seconds by default.
+        retry: Duration = Duration::from_secs(15),
+        /// Sets how often a request that fails is repeated at most: 6 times by default, and never by 0.
+        retry_count: u32 = 6,
+        /// Sets how long the pauses before repetitions are at most: 3 seconds by default. They are random, and
+        /// grow from 50 ms on.
+        retry_pause: Duration = Duration::from_secs(3),
     }
 }
 
 impl RequestOptions {
-    /// Sets how long a request may take to connect, and how long a server may be silent then: 5 seconds by
-    /// default.
-    #[must_use]
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
-        self
-    }
-
-    /// Sets until when a request that fails is repeated, from its beginning: 15 seconds by default.
-    #[must_use]
-    pub fn retry(mut self, retry: Duration) -> Self {
-        self.retry = retry;
-        self
-    }
-
-    /// Sets how often a request that fails is repeated at most: 6 times by default, and never by 0.
-    #[must_use]
-    pub fn retry_count(mut self, retry_count: u32) -> Self {
-        self.retry_count = retry_count;
-        self
-    }
-
-    /// Sets how long the pauses before repetitions are at most: 3 seconds by default. They are random, and
-    /// grow from 50 ms on.
-    #[must_use]
-    pub fn retry_pause(mut self, retry_pause: Duration) -> Self {
-        self.retry_pause = retry_pause;
-        self
-    }
-
     /// Returns how long a read may take in all: its repetitions, and the last of them, which connects and waits
     /// for an answer. A machine should wait longer for its page.
     #[must_use]

@@ -24,65 +24,66 @@ use crate::format::{
 #[cfg(doc)]
 use crate::image::HASHES;
 use crate::image::{Image, MAX_DEPTH};
+use crate::options::options;
 use crate::order::Order;
 use crate::output::OutputFile;
 use crate::source::{self, Address, OWNER_ALONE, Source};
 
-/// The settings of an image to write, and the calls that write it.
-///
-/// Memory is read once and in order. The file has its name when all of it is on the device; a packer that
-/// fails or is cancelled leaves nothing behind.
-///
-/// # Examples
-///
-/// Packs a MiB, and a changed copy of it against the first image, of which only the changed frame is stored:
-///
-/// ```
-/// use uzone_snapshot::{Image, OpenOptions, Packer};
-///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let folder = std::env::temp_dir().join(format!("packer-example-{}", std::process::id()));
-/// # std::fs::create_dir(&folder)?;
-/// let mut memory: Vec<u8> = (0..1 << 20).map(|at| (at / 4096) as u8).collect();
-/// let keep_going = |_done_bytes: u64| true; // progress; `false` cancels
-/// Packer::default().pack(&mut &*memory, &folder.join("base.uz"), None, &keep_going)?;
-///
-/// memory[300_000] ^= 1;
-/// let base = Image::open(folder.join("base.uz"), &OpenOptions::default())?;
-/// Packer::default().pack(&mut &*memory, &folder.join("diff.uz"), Some(&base), &keep_going)?;
-///
-/// let diff = Image::open(folder.join("diff.uz"), &OpenOptions::default())?;
-/// assert_eq!(diff.frame_counts().stored, 1);
-/// # Ok(std::fs::remove_dir_all(&folder)?)
-/// # }
-/// ```
-#[derive(Clone, Debug)]
-pub struct Packer {
-    codec: Codec,
-    level: i32,
-    threads: usize,
-    page: ByteLen,
-    frame: ByteLen,
-    regions: Vec<ImageRegion>,
-    working_set: Vec<u64>,
-    order: Vec<u64>,
-    hashes_only: bool,
-}
-
-impl Default for Packer {
-    /// zstd of level 3, pages of 4 KiB, frames of 64 KiB, a thread for each CPU.
-    fn default() -> Self {
-        Self {
-            codec: Codec::Zstd,
-            level: 3,
-            threads: std::thread::available_parallelism().map_or(1, usize::from),
-            page: ByteLen::kib(4),
-            frame: ByteLen::kib(64),
-            regions: Vec::new(),
-            working_set: Vec::new(),
-            order: Vec::new(),
-            hashes_only: false,
-        }
+options! {
+    /// The settings of an image to write, and the calls that write it.
+    ///
+    /// Memory is read once and in order. The file has its name when all of it is on the device; a packer that
+    /// fails or is cancelled leaves nothing behind.
+    ///
+    /// # Examples
+    ///
+    /// Packs a MiB, and a changed copy of it against the first image, of which only the changed frame is stored:
+    ///
+    /// ```
+    /// use uzone_snapshot::{Image, OpenOptions, Packer};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let folder = std::env::temp_dir().join(format!("packer-example-{}", std::process::id()));
+    /// # std::fs::create_dir(&folder)?;
+    /// let mut memory: Vec<u8> = (0..1 << 20).map(|at| (at / 4096) as u8).collect();
+    /// let keep_going = |_done_bytes: u64| true; // progress; `false` cancels
+    /// Packer::default().pack(&mut &*memory, &folder.join("base.uz"), None, &keep_going)?;
+    ///
+    /// memory[300_000] ^= 1;
+    /// let base = Image::open(folder.join("base.uz"), &OpenOptions::default())?;
+    /// Packer::default().pack(&mut &*memory, &folder.join("diff.uz"), Some(&base), &keep_going)?;
+    ///
+    /// let diff = Image::open(folder.join("diff.uz"), &OpenOptions::default())?;
+    /// assert_eq!(diff.frame_counts().stored, 1);
+    /// # Ok(std::fs::remove_dir_all(&folder)?)
+    /// # }
+    /// ```
+    ///
+    /// By default: zstd of level 3, pages of 4 KiB, frames of 64 KiB, a thread for each CPU.
+    #[derive(Clone, Debug)]
+    pub struct Packer {
+        /// Sets how frames are stored.
+        codec: Codec = Codec::Zstd,
+        /// Sets the level of the codec.
+        level: i32 = 3,
+        /// Sets how many threads compress; zero counts as one.
+        threads: usize = std::thread::available_parallelism().map_or(1, usize::from),
+        /// Sets the size of a page, the unit of the map of zero pages: a power of two from 4 KiB to 2 MiB.
+        page: ByteLen = ByteLen::kib(4),
+        /// Sets the size of a frame, the unit of compression: a power of two from a page to 16 MiB.
+        frame: ByteLen = ByteLen::kib(64),
+        /// Sets the regions of guest memory. Without any, the image is one region at address 0.
+        regions: Vec<ImageRegion> = Vec::new(),
+        /// Sets the pages that a recorded run touched, in that order.
+        working_set: Vec<u64> = Vec::new(),
+        /// Sets the pages that are packed first, together and in that order: those that a run touches need fewer
+        /// frames then. It takes a [`Packer::pack_source`], and goes with no parent. Pages that are not in the
+        /// image, and a last page that is shorter than the others, are left out.
+        order: Vec<u64> = Vec::new(),
+        /// Writes no frames, only the index and the seek table of an image with [`Codec::None`], and with no parent and no
+        /// order: the hashes of raw memory. [`Image::open`] finds them beside a file by the name of that with
+        /// [`HASHES`] behind it.
+        hashes_only: bool = false,
     }
 }
 
@@ -103,73 +104,6 @@ pub struct Packed {
 }
 
 impl Packer {
-    /// Sets how frames are stored.
-    #[must_use]
-    pub fn codec(mut self, codec: Codec) -> Self {
-        self.codec = codec;
-        self
-    }
-
-    /// Sets the level of the codec.
-    #[must_use]
-    pub fn level(mut self, level: i32) -> Self {
-        self.level = level;
-        self
-    }
-
-    /// Sets how many threads compress; zero counts as one.
-    #[must_use]
-    pub fn threads(mut self, threads: usize) -> Self {
-        self.threads = threads.max(1);
-        self
-    }
-
-    /// Sets the size of a page, the unit of the map of zero pages: a power of two from 4 KiB to 2 MiB.
-    #[must_use]
-    pub fn page(mut self, page: ByteLen) -> Self {
-        self.page = page;
-        self
-    }
-
-    /// Sets the size of a frame, the unit of compression: a power of two from a page to 16 MiB.
-    #[must_use]
-    pub fn frame(mut self, frame: ByteLen) -> Self {
-        self.frame = frame;
-        self
-    }
-
-    /// Sets the regions of guest memory. Without any, the image is one region at address 0.
-    #[must_use]
-    pub fn regions(mut self, regions: Vec<ImageRegion>) -> Self {
-        self.regions = regions;
-        self
-    }
-
-    /// Sets the pages that a recorded run touched, in that order.
-    #[must_use]
-    pub fn working_set(mut self, pages: Vec<u64>) -> Self {
-        self.working_set = pages;
-        self
-    }
-
-    /// Sets the pages that are packed first, together and in that order: those that a run touches need fewer
-    /// frames then. It takes a [`Packer::pack_source`], and goes with no parent. Pages that are not in the
-    /// image, and a last page that is shorter than the others, are left out.
-    #[must_use]
-    pub fn order(mut self, pages: Vec<u64>) -> Self {
-        self.order = pages;
-        self
-    }
-
-    /// Writes no frames, only the index and the seek table of an image with [`Codec::None`], and with no parent and no
-    /// order: the hashes of raw memory. [`Image::open`] finds them beside a file by the name of that with
-    /// [`HASHES`] behind it.
-    #[must_use]
-    pub fn hashes_only(mut self, hashes_only: bool) -> Self {
-        self.hashes_only = hashes_only;
-        self
-    }
-
     /// Writes the bytes of a source as an image, as [`Packer::pack`] does; the source may be another image,
     /// whose regions and working set it does not take by itself.
     ///
@@ -254,7 +188,8 @@ impl Packer {
             index.parent = Some(link_to(parent, path, &file)?);
         }
         let is_plain = index.is_plain();
-        let turns = Turns::new(bytes, &file, index, self.threads as u64 * 2);
+        let threads = self.threads.max(1);
+        let turns = Turns::new(bytes, &file, index, threads as u64 * 2);
         let work = || {
             let _stop = StopOnPanic(&turns);
             let mut worker = Worker {
@@ -269,7 +204,7 @@ impl Packer {
                 turns.stop(error);
             }
         };
-        share_work("uzone-pack", self.threads, |_| work());
+        share_work("uzone-pack", threads, |_| work());
         let input = turns.input.into_inner().unwrap_or_else(PoisonError::into_inner);
         let output = turns.output.into_inner().unwrap_or_else(PoisonError::into_inner);
         let packed = output.finish(input.done, self)?;

@@ -41,7 +41,7 @@ struct Caches {
 impl Caches {
     fn of(options: &OpenOptions) -> Self {
         let frames = options.cache.clone().unwrap_or_else(|| FrameCache::new(16 << 20));
-        Self { frames, disk: options.disk.clone() }
+        Self { frames, disk: options.disk_cache.clone() }
     }
 }
 
@@ -63,7 +63,7 @@ impl Image {
         let path = path.as_ref();
         let mut options = options.clone();
         if source::address(path) == Address::File {
-            options.disk = None;
+            options.disk_cache = None;
         }
         if let Address::Url { fragment: Some(fragment), .. } = source::address(path) {
             let root = fragment.strip_prefix("root=").and_then(|root| root.parse().ok());
@@ -181,7 +181,7 @@ impl Image {
             return Err(SnapshotError::NotAnImage { name, why });
         };
         tracing::info!(image = %name, "raw memory has no hashes: neither damage nor forgery is found");
-        if options.disk.is_some() && source.file().is_none() {
+        if options.disk_cache.is_some() && source.file().is_none() {
             tracing::warn!(image = %name, "raw memory has no hashes and is not kept in the disk cache");
         }
         let root = Root(*blake3::hash(identity.as_bytes()).as_bytes());
