@@ -1,5 +1,5 @@
 //! The state of ranges of pages in the page tables of this process, and which pages were written:
-//! `PAGEMAP_SCAN`, [`written`], [`written_at`].
+//! `PAGEMAP_SCAN`, [`written`], [`written_at`], [`present_at`].
 //!
 //! Memory that is registered for writes with
 //! [`Features::WRITE_PROTECT_ASYNC`](crate::uffd::Features::WRITE_PROTECT_ASYNC) has a marker in the page
@@ -125,7 +125,23 @@ pub fn written_at(
     addresses: Range<u64>,
     found: &mut Vec<Range<u64>>,
 ) -> io::Result<()> {
-    scan_written(pagemap, addresses, 0, false, found)
+    collect(pagemap, addresses, 0, written_pages(false), found)
+}
+
+/// Adds the runs of pages at some addresses of the process that `pagemap` is of to `found` that are in memory or in swap,
+/// in order, by their addresses; with `no_files`, without the pages of a file.
+///
+/// # Errors
+/// The error of ioctl_pagemap_scan(2).
+pub fn present_at(
+    pagemap: &File,
+    addresses: Range<u64>,
+    no_files: bool,
+    found: &mut Vec<Range<u64>>,
+) -> io::Result<()> {
+    let none = if no_files { kernel::PAGE_IS_FILE.into() } else { 0 };
+    let request = Request { all: 0, none, any: PRESENT | SWAPPED, protect: false };
+    collect(pagemap, addresses, 0, request, found)
 }
 
 /// Adds the runs of pages of `range` to `found` that were written since they were protected, in
@@ -146,19 +162,23 @@ pub fn written(
     let part = memory.mapping().widen(&range)?;
     let base = memory.mapping().addr().get();
     let addresses = (base + part.start) as u64..(base + part.end) as u64;
-    scan_written(pagemap, addresses, base as u64, protect, found)
+    collect(pagemap, addresses, base as u64, written_pages(protect), found)
         .map_err(|cause| MappingError::Scan { range, cause })
 }
 
-/// Adds the runs that were written, less `base`.
-fn scan_written(
+/// Returns the request for pages that were written.
+fn written_pages(protect: bool) -> Request {
+    Request { all: WRITTEN, none: ZERO_PAGE, any: PRESENT | SWAPPED, protect }
+}
+
+/// Adds the runs that are asked for, less `base`.
+fn collect(
     pagemap: &File,
     addresses: Range<u64>,
     base: u64,
-    protect: bool,
+    request: Request,
     found: &mut Vec<Range<u64>>,
 ) -> io::Result<()> {
-    let request = Request { all: WRITTEN, none: ZERO_PAGE, any: PRESENT | SWAPPED, protect };
     scan(pagemap, addresses, request, |run| {
         let run = run.start - base..run.end - base;
         match found.last_mut() {

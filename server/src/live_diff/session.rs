@@ -12,7 +12,6 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::AsFd;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -28,14 +27,6 @@ use crate::machine::Machine;
 use crate::messages::{self, CaptureReply, CaptureRequest, Titled};
 use crate::worker::protocol;
 
-/// Bits of an entry of `/proc/PID/pagemap`: the page is in memory, in swap, of a file.
-const PRESENT: u64 = 1 << 63;
-const SWAPPED: u64 = 1 << 62;
-const OF_FILE: u64 = 1 << 61;
-/// The host's page, with an entry in that file.
-const PAGE: u64 = 4096;
-/// The number of entries that are read at once.
-const ENTRIES: usize = 64 << 10;
 /// The longest time in which a worker protects the memory: another one may have to be started.
 const PROTECT_WITHIN: Duration = Duration::from_secs(10);
 
@@ -188,69 +179,32 @@ impl SessionMemory {
         CapturedPages::copied(self.memory, self.removed, runs, threads)
     }
 
-    /// Copies the present pages, on `threads` threads. When it returns, the VM may go on.
+    /// Returns the runs of the pages that are read, by their bytes of the image: the present pages, or the written ones
+    /// where these are noted.
     fn runs(&self) -> io::Result<Vec<Run>> {
-        let mut runs = Vec::new();
+        let (mut runs, mut found, mut at) = (Vec::new(), Vec::new(), 0);
         for region in &self.regions {
+            let start = region.start.get();
+            let addresses = start..start + region.len.get();
             match self.is_tracked {
-                true => self.written(region, &mut runs)?,
-                false => self.present(region, &mut runs)?,
+                true => pagemap_scan::written_at(&self.pagemap, addresses, &mut found)?,
+                // A page of the server's file was not written to.
+                false => {
+                    let no_files = self.is_shared;
+                    pagemap_scan::present_at(&self.pagemap, addresses, no_files, &mut found)?;
+                }
+            }
+            for pages in found.drain(..) {
+                let mut address = pages.start;
+                while address < pages.end {
+                    let len = (pages.end - address).min(PIECE);
+                    let offset = region.offset + (address - start);
+                    runs.push(Run { bytes: offset..offset + len, address, at });
+                    (address, at) = (address + len, at + len);
+                }
             }
         }
         runs.sort_unstable_by_key(|run| run.bytes.start);
         Ok(runs)
-    }
-
-    /// Adds the runs of pages of a region that were written to.
-    fn written(&self, region: &RemoteRegion, runs: &mut Vec<Run>) -> io::Result<()> {
-        let (start, end) = (region.start.get(), region.start.get() + region.len.get());
-        let mut found = Vec::new();
-        pagemap_scan::written_at(&self.pagemap, start..end, &mut found)?;
-        let mut at = runs.last().map_or(0, |run| run.at + (run.bytes.end - run.bytes.start));
-        for written in found {
-            let mut address = written.start;
-            while address < written.end {
-                let len = (written.end - address).min(PIECE);
-                let offset = region.offset + (address - start);
-                runs.push(Run { bytes: offset..offset + len, address, at });
-                (address, at) = (address + len, at + len);
-            }
-        }
-        Ok(())
-    }
-
-    /// Adds the runs of present pages of a region.
-    fn present(&self, region: &RemoteRegion, runs: &mut Vec<Run>) -> io::Result<()> {
-        let pages = region.len.get() / PAGE;
-        let mut part = vec![0; ENTRIES * 8];
-        let mut next = runs.last().map_or(0, |run| run.at + (run.bytes.end - run.bytes.start));
-        let mut at = 0;
-        while at < pages {
-            let count = (pages - at).min(ENTRIES as u64);
-            let entries = &mut part[..usize::try_from(count * 8).unwrap_or(ENTRIES * 8)];
-            self.pagemap.read_exact_at(entries, (region.start.get() / PAGE + at) * 8)?;
-            for (page, entry) in (at..).zip(entries.as_chunks::<8>().0) {
-                let entry = u64::from_ne_bytes(*entry);
-                let is_own = !self.is_shared || entry & OF_FILE == 0;
-                if entry & SWAPPED == 0 && !(entry & PRESENT != 0 && is_own) {
-                    continue;
-                }
-                let offset = region.offset + page * PAGE;
-                let address = region.start.get() + page * PAGE;
-                match runs.last_mut() {
-                    Some(run)
-                        if run.bytes.end == offset
-                            && run.address + (offset - run.bytes.start) == address
-                            && offset - run.bytes.start < PIECE =>
-                    {
-                        run.bytes.end += PAGE;
-                    }
-                    _ => runs.push(Run { bytes: offset..offset + PAGE, address, at: next }),
-                }
-                next += PAGE;
-            }
-            at += count;
-        }
-        Ok(())
     }
 }
