@@ -350,22 +350,20 @@ impl Shared {
         let socket = fds.into_iter().next().and_then(|fd| MessageSocket::from_fd(fd).ok());
         let asked = match (line.trim_ascii(), socket) {
             (line, _) if line.starts_with(b"GET ") => return self.serve_metrics(stream, line),
-            (b"status", _) if is_near => Request::Status,
-            (b"drain", _) if is_near => Request::Drain,
-            (b"stop", _) if is_near => Request::Stop,
-            (line, Some(socket)) if is_near && let Some(session) = session_of(line) => {
-                Request::Memory(session, socket)
+            (b"status", _) if is_near => Some(Request::Status),
+            (b"drain", _) if is_near => Some(Request::Drain),
+            (b"stop", _) if is_near => Some(Request::Stop),
+            (line, Some(socket)) if is_near => {
+                session_of(line).map(|session| Request::Memory(session, socket))
             }
-            _ => {
-                let text =
-                    "{\"error\":\"the server knows `status`, `drain`, `stop` and `memory`\"}\n";
-                return answer(stream, text);
-            }
+            _ => None,
         };
-        let mut text = match self.ask(asked) {
-            Some(Ok(status)) => serde_json::to_string(&status)?,
-            Some(Err(error)) => serde_json::to_string(&Refused { error })?,
-            None => "{\"error\":\"the keeper does not answer\"}".to_owned(),
+        let unknown = "the server knows `status`, `drain`, `stop` and `memory`";
+        let answered = asked.map_or(Some(Err(unknown.to_owned())), |asked| self.ask(asked));
+        let answered = answered.unwrap_or_else(|| Err("the keeper does not answer".to_owned()));
+        let mut text = match answered {
+            Ok(status) => serde_json::to_string(&status)?,
+            Err(error) => serde_json::to_string(&Refused { error })?,
         };
         text.push('\n');
         answer(stream, &text)
