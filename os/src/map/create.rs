@@ -49,9 +49,8 @@ impl Mapping {
         if !how.is_accounted {
             flags |= MapFlags::NORESERVE;
         }
-        let is_never_huge = how.huge == HugeAdvice::Never;
-        if is_never_huge {
-            // In place of the advice below, which is a call of its own and cuts a kernel mapping in two.
+        if how.huge == HugeAdvice::Never {
+            // In place of an advice, which is a call of its own and cuts a kernel mapping in two.
             flags |= MapFlags::STACK;
         }
         let mapping = Self::map(
@@ -65,18 +64,16 @@ impl Mapping {
             },
             |cause| explain(len, true, cause),
         )?;
-        let (advice, name) = match how.huge {
-            HugeAdvice::Default => return Ok(mapping),
-            HugeAdvice::Never if is_never_huge => return Ok(mapping),
-            HugeAdvice::Never => (Advice::LinuxNoHugepage, "MADV_NOHUGEPAGE"),
-            HugeAdvice::Advise => (Advice::LinuxHugepage, "MADV_HUGEPAGE"),
-        };
-        match mapping.ask(&(0..mapping.mapped_len()), advice) {
+        if how.huge != HugeAdvice::Advise {
+            return Ok(mapping);
+        }
+        match mapping.ask(&(0..mapping.mapped_len()), Advice::LinuxHugepage) {
             // A kernel without transparent huge pages, or a filter that denies the call: it is only
             // advice, and the memory is the same without it.
-            Ok(()) | Err(Errno::INVAL) => Ok(mapping),
-            Err(Errno::PERM | Errno::ACCESS) if how.huge == HugeAdvice::Advise => Ok(mapping),
-            Err(cause) => Err(MapError::Advice { len, advice: name, cause: cause.into() }),
+            Ok(()) | Err(Errno::INVAL | Errno::PERM | Errno::ACCESS) => Ok(mapping),
+            Err(cause) => {
+                Err(MapError::Advice { len, advice: "MADV_HUGEPAGE", cause: cause.into() })
+            }
         }
     }
 
