@@ -63,22 +63,10 @@ pub struct Available {
 /// [`SysError`] if `/proc/meminfo` cannot be read or understood.
 pub fn system(root: &SystemRoot) -> Result<(ByteLen, ByteLen), SysError> {
     let wanted = "lines MemTotal and MemAvailable in kB";
-    root.parse("proc/meminfo", wanted, |text| two_fields(text, "MemTotal", "MemAvailable"))
-}
-
-/// Returns the memory of this process, by the kernel's account: the addresses that are mapped, with or
-/// without memory, and the page tables for them, of every level, which are memory of the kernel.
-///
-/// # Errors
-/// [`SysError`] if `/proc/self/status` cannot be read or understood.
-pub fn of_this_process(root: &SystemRoot) -> Result<(ByteLen, ByteLen), SysError> {
-    let wanted = "lines VmSize and VmPTE in kB";
-    root.parse("proc/self/status", wanted, |text| two_fields(text, "VmSize", "VmPTE"))
-}
-
-fn two_fields(text: &str, one: &str, other: &str) -> Option<(ByteLen, ByteLen)> {
-    let of = |name| kib_field(text, name).map(ByteLen::new);
-    Some((of(one)?, of(other)?))
+    let field = |text: &str, name| kib_field(text, name).map(ByteLen::new);
+    root.parse("proc/meminfo", wanted, |text| {
+        Some((field(text, "MemTotal")?, field(text, "MemAvailable")?))
+    })
 }
 
 /// Returns the memory that this process may still take, and its limit.
@@ -405,16 +393,6 @@ mod tests {
             let available = available_under(&tree.root(), address_space, data).unwrap();
             assert_eq!(available, Available { bytes, limited_by });
         }
-    }
-
-    #[test]
-    fn what_a_process_has_is_read_from_its_status() {
-        let tree = MadeUp::new(&[("proc/self/status", "VmSize:\t 8 kB\nVmPTE:\t  4 kB\n")]);
-        let expected = (ByteLen::kib(8), ByteLen::kib(4));
-        assert_eq!(of_this_process(&tree.root()).unwrap(), expected);
-        let without = MadeUp::new(&[("proc/self/status", "VmSize: 8 kB\n")]);
-        assert!(of_this_process(&without.root()).is_err());
-        assert!(of_this_process(&SystemRoot::host()).unwrap().1 > ByteLen::ZERO);
     }
 
     #[test]

@@ -74,8 +74,7 @@ impl Drop for Held {
 }
 
 /// A lock of a mutex whose holder no signal interrupts.
-#[derive(Debug)]
-pub struct Uninterrupted<'a, T> {
+struct Uninterrupted<'a, T> {
     // Released before signals come.
     guard: MutexGuard<'a, T>,
     _held: Held,
@@ -96,7 +95,7 @@ impl<T> DerefMut for Uninterrupted<'_, T> {
 }
 
 /// Locks a mutex that a thread which answers faults locks as well. No signal interrupts the holder.
-pub fn lock_uninterrupted<T>(mutex: &Mutex<T>) -> Uninterrupted<'_, T> {
+pub fn lock_uninterrupted<T>(mutex: &Mutex<T>) -> impl DerefMut<Target = T> {
     let _held = Held::hold();
     Uninterrupted { guard: lock(mutex), _held }
 }
