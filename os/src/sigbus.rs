@@ -88,7 +88,7 @@ use uzone_pages::ByteLen;
 
 pub(crate) use self::copier::{copy_words, flush_words, zero_words};
 pub use self::error::{BusError, BusKind, HandlerError};
-pub use self::handler::{Installed, install, is_in_place};
+pub use self::handler::{install, is_in_place};
 pub use self::state::{EVENTS, SLOTS};
 
 #[cfg(uzone_asm)]

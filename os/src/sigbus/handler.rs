@@ -39,19 +39,6 @@ use super::state::{IS_INSTALLED, TABLE, is_installed};
 use crate::host::signals::{default_action, exchange, set_mask, set_of};
 use crate::uffd::in_thread::answerer;
 
-/// The state that [`install`] found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Installed {
-    /// No handler of ours, or one that was removed since. Now there is.
-    New,
-    /// Ours, from an earlier call.
-    Already,
-    /// Another handler, set after ours. It decides whether errors reach ours, so nothing was changed: two
-    /// handlers that each took the other for the previous one would call each other forever.
-    Beneath,
-}
-
 /// An action that SIGBUS had before ours.
 struct Previous {
     action: libc::sigaction,
@@ -66,24 +53,28 @@ static PREVIOUS: AtomicPtr<Previous> = AtomicPtr::new(ptr::null_mut());
 /// Held over an installation, and never by the handler.
 static INSTALLING: Mutex<()> = Mutex::new(());
 
-/// Installs the handler for the whole process, for good. Calling it again does no harm.
+/// Installs the handler for the whole process, for good, unless it is installed. Returns whether SIGBUS comes to it
+/// first.
+///
+/// It does not where another handler was set after ours. That one decides whether errors reach ours, so nothing is
+/// changed: two handlers that each took the other for the previous one would call each other forever.
 ///
 /// A program calls it once, early, and after all others that set an action for SIGBUS (a runtime, a crash
 /// reporter). A library leaves it to the program.
 ///
 /// # Errors
 /// [`HandlerError::Install`] if the kernel refuses, for instance because of a filter of system calls.
-pub fn install() -> Result<Installed, HandlerError> {
+pub fn install() -> Result<bool, HandlerError> {
     // A panic under the lock leaves nothing half done that this would not do again.
     let _alone = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
     let current = exchange(libc::SIGBUS, None)
         .map_err(|cause| HandlerError::Install { set: false, cause })?;
     if current.sa_sigaction == ours() {
-        return Ok(Installed::Already);
+        return Ok(true);
     }
     let has_handler = ![libc::SIG_DFL, libc::SIG_IGN].contains(&current.sa_sigaction);
     if is_installed() && has_handler {
-        return Ok(Installed::Beneath);
+        return Ok(false);
     }
     // The handler may run as soon as it is set, so the action before is stored first.
     let before = PREVIOUS.load(Ordering::Relaxed);
@@ -95,7 +86,7 @@ pub fn install() -> Result<Installed, HandlerError> {
                 remember(replaced);
             }
             IS_INSTALLED.store(true, Ordering::Relaxed);
-            Ok(Installed::New)
+            Ok(true)
         }
         Err(cause) => {
             PREVIOUS.store(before, Ordering::Relaxed);

@@ -112,7 +112,7 @@ impl Place {
     /// # Errors
     /// The reason: the handler cannot be installed, or all places are taken, and the handler is installed.
     pub fn take() -> Result<Self, &'static str> {
-        if !matches!(sigbus::install(), Ok(sigbus::Installed::New | sigbus::Installed::Already)) {
+        if !matches!(sigbus::install(), Ok(true)) {
             return Err("the process has another handler of SIGBUS");
         }
         let place = TABLE.iter().position(Gate::take).map(Self);
