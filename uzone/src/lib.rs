@@ -35,8 +35,8 @@ pub use uzone_stream::StorePolicy;
 #[doc(inline)]
 pub use uzone_zone::{
     AltmapOptions, BindError, BindFailure, BindOptions, BindReport, Busy, Cleared, FaultError,
-    Guard, Holder, Huge, Init, InitMethod, MemmapPages, Pagemap, PagemapOps, PagemapView, PinError,
-    PinOptions, Pinned, PinnedRanges, Poisoned, Pool, PoolError, PoolOptions, PoolStats, Pooled,
+    Guard, Holder, Huge, Init, MemmapPages, Pagemap, PagemapOps, PagemapView, PinError, PinOptions,
+    Pinned, PinnedRanges, Poisoned, Pool, PoolError, PoolOptions, PoolStats, Pooled,
     PopulateOptions, PopulateReport, RawGuard, Redeemed, Referenced, Region, RegionView, Segment,
     Unclearable, WriteError, ZeroOptions, Zone,
 };
@@ -103,9 +103,8 @@ pub mod os {
     #[doc(inline)]
     pub use uzone_os::{
         Anonymous, Exclusive, Exclusivity, HugeAdvice, KernelPin, KernelPinError, KernelPins,
-        MapError, Mapped, Mapping, MappingError, PhysicalError, PhysicalSegment, SysError,
-        SystemRoot, dax, hugepages, memory, memory_file, numa, page_cache, passed_descriptors,
-        unix_socket,
+        MapError, Mapped, Mapping, MappingError, SysError, SystemRoot, dax, hugepages, memory,
+        memory_file, numa, page_cache, passed_descriptors, unix_socket,
     };
 }
 

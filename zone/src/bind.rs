@@ -7,7 +7,7 @@
 
 pub(crate) mod altmap;
 pub(crate) mod blocks;
-pub(crate) mod init_method;
+pub(crate) mod init;
 pub(crate) mod memmap_cache;
 pub(crate) mod options;
 pub(crate) mod registry;
@@ -28,7 +28,6 @@ use uzone_pages::{
 
 use crate::bind::altmap::Cut;
 use crate::bind::blocks::Blocks;
-use crate::bind::init_method::InitMethod;
 use crate::bind::memmap_cache::{MemmapMemory, MemmapPages};
 use crate::bind::options::{BindOptions, Init};
 use crate::bind::registry::{Claim, Shared};
@@ -172,7 +171,7 @@ fn in_region<P: Payload>(
         let is_fresh = own.resident().is_ok_and(ByteLen::is_zero);
         *begun_bytes = len.to_usize()?;
         let memory = Unwritten { bytes: own.as_bytes_mut(), is_fresh, is_present: false };
-        (report.method, report.threads) = write::write(&template, memory, len, options)?;
+        (report.stores, report.threads) = write::write(&template, memory, len, options)?;
     }
     Ok(Written { template, blocks, memory: None, report })
 }
@@ -203,7 +202,7 @@ fn elsewhere<P: Payload>(
         let is_present = memory.is_kept;
         let bytes = memory.memory.as_bytes_mut();
         let unwritten = Unwritten { bytes, is_fresh: !is_present, is_present };
-        (report.method, report.threads) = write::write(&template, unwritten, len, options)?;
+        (report.stores, report.threads) = write::write(&template, unwritten, len, options)?;
         if !is_present {
             memory.settle();
             report.memmap_pages = memory.pages;
@@ -300,7 +299,7 @@ fn check_available(needed: ByteLen) -> Result<(), BindError> {
 
 /// Refuses options that do not fit the region.
 fn check<P: Payload>(options: &BindOptions<P>, pages: PageCount) -> Result<(), BindError> {
-    if let Some(InitMethod::Template(path)) = options.stamp
+    if let Some(Some(path)) = options.stamp
         && !path.is_available()
     {
         return Err(BindError::NoStore { path });

@@ -75,7 +75,6 @@ mod source;
 mod zone;
 
 pub use bind::BindFailure;
-pub use bind::init_method::InitMethod;
 pub use bind::memmap_cache::MemmapPages;
 pub use bind::options::{AltmapOptions, BindOptions, Init};
 pub use bind::report::BindReport;

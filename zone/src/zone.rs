@@ -98,7 +98,7 @@ impl Zone {
         let report = pagemap.report();
         tracing::debug!(
             pages = pagemap.range().pages().get(),
-            method = ?report.method,
+            stores = ?report.stores,
             elapsed = ?report.elapsed,
             "bind: {report}"
         );

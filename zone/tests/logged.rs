@@ -142,5 +142,5 @@ fn each_step_is_logged_at_the_levels_that_show_more() {
     assert!(events.iter().all(|(level, _)| *level == Level::DEBUG), "{events:?}");
     let fields = &events[1].1;
     assert_eq!(fields["pages"], "1024");
-    assert!(fields.contains_key("method") && fields.contains_key("elapsed"), "{fields:?}");
+    assert!(fields.contains_key("stores") && fields.contains_key("elapsed"), "{fields:?}");
 }

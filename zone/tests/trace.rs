@@ -18,7 +18,7 @@ use common::needs::or_skip;
 use object::read::elf::ElfFile64;
 use object::{Object, ObjectSection};
 use uzone_pages::{ByteLen, LinuxPage, LinuxSeed, MemoryKind, Order, Tails};
-use uzone_zone::{BindOptions, InitMethod, Region, Zone};
+use uzone_zone::{BindOptions, Region, Zone};
 
 /// Where a USDT probe is in its file.
 #[derive(Debug)]
@@ -130,19 +130,15 @@ fn a_listener_hears_of_every_page_and_no_template_is_copied() {
         BindOptions::<LinuxPage>::with_payload(MemoryKind::Generic, LinuxSeed::default())
             .order(Order::PMD)
             .tails(Tails::Stored)
-            .stamp(InitMethod::Template(uzone_stream::Path::Portable))
+            .stamp(Some(uzone_stream::Path::Portable))
     };
     let region = Region::anonymous(ByteLen::mib(8)).unwrap();
     let pagemap = zone.bind(region, options()).unwrap();
     assert_eq!(count(&mut listener), 2048, "one event for each page");
-    assert_eq!(pagemap.report().method, Some(InitMethod::FieldByField));
+    assert_eq!(pagemap.report().stores, None);
     let region = pagemap.unbind().expect("no page is held");
 
     drop(listener);
     let pagemap = zone.bind(region, options()).unwrap();
-    assert_eq!(
-        pagemap.report().method,
-        Some(InitMethod::Template(uzone_stream::Path::Portable)),
-        "no listener is left"
-    );
+    assert_eq!(pagemap.report().stores, Some(uzone_stream::Path::Portable), "no listener is left");
 }

@@ -27,7 +27,7 @@ use uzone_harness::{
 use uzone_os::HugeAdvice;
 use uzone_pages::{ByteLen, LinuxPage, MemoryKind, Order, Tails};
 use uzone_stream::Path as StorePath;
-use uzone_zone::{AltmapOptions, BindOptions, InitMethod, Region, Zone};
+use uzone_zone::{AltmapOptions, BindOptions, Region, Zone};
 
 use crate::settings::{BindSettings, Part};
 
@@ -195,7 +195,7 @@ impl Shape {
 
     /// Returns our ways of writing them: role, id without the table, name and options.
     fn ways(&self, threads: usize) -> Vec<(Role, &'static str, String, BindOptions<LinuxPage>)> {
-        let template = |path| self.linux(1).stamp(InitMethod::Template(path));
+        let template = |path| self.linux(1).stamp(Some(path));
         let plain = "template, plain stores".to_owned();
         let mut ways =
             vec![(Role::Variant, "template-portable", plain, template(StorePath::Portable))];
@@ -288,7 +288,7 @@ fn all_first_binds(shape: &Shape, table: &str, size: ByteLen, session: &mut Sess
     suite.add(Role::Limit, "clearing", "the kernel's clearing alone, huge pages", move |_| {
         timed(|| present(ByteLen::new(bytes)))
     });
-    let plain = shape.linux(1).stamp(InitMethod::Template(StorePath::Portable));
+    let plain = shape.linux(1).stamp(Some(StorePath::Portable));
     let name = "template, plain stores, fresh memory";
     suite.bind(Role::Variant, "template-portable", name, &fresh, plain)?;
     suite.bind(Role::Ours, "ours-1", "ours, fresh memory", &fresh, shape.linux(1))?;

@@ -21,7 +21,7 @@ use uzone_pages::{
     AddrError, ByteLen, Order, PageCount, Payload, PfnRange, Placement, PlacementSpec, Template,
 };
 
-use crate::bind::init_method::SECTION_BYTES;
+use crate::bind::init::SECTION_BYTES;
 use crate::bind::options::{AltmapOptions, BindOptions, pageblock_order};
 use crate::error::BindError;
 use crate::region::Region;

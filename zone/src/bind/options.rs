@@ -6,8 +6,8 @@ use std::sync::atomic::AtomicBool;
 
 use uzone_os::Exclusivity;
 use uzone_pages::{ByteLen, Content, MemoryKind, Order, PageCount, PageSize, Payload, Pfn, Tails};
+use uzone_stream::Path;
 
-use crate::bind::init_method::InitMethod;
 use crate::ops::PagemapOps;
 use crate::progress::OnProgress;
 use crate::region::Region;
@@ -32,7 +32,7 @@ pub struct BindOptions<P: Payload = ()> {
     pub(crate) tails: Tails,
     pub(crate) base: Option<Pfn>,
     pub(crate) init: Option<Init>,
-    pub(crate) stamp: Option<InitMethod>,
+    pub(crate) stamp: Option<Option<Path>>,
     pub(crate) threads: Option<NonZeroUsize>,
     pub(crate) uses_hugetlb_pool: bool,
     pub(crate) altmap: Option<AltmapOptions>,
@@ -91,8 +91,9 @@ impl<P: Payload> BindOptions<P> {
         /// start at zero.
         init(init: Init) init = Some(init);
 
-        /// Sets how descriptors are written, in place of the choice of the store policy.
-        stamp(stamp: InitMethod) stamp = Some(stamp);
+        /// Sets how descriptors are written, in place of the choice of the store policy: from templates by a store,
+        /// or without one field by field.
+        stamp(stores: Option<Path>) stamp = Some(stores);
 
         /// Sets how many threads write descriptors, instead of as many as the size pays for. If the
         /// system gives fewer, those do the work; the report states how many there were.

@@ -60,16 +60,12 @@ impl Claim {
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
-}
 
-impl Claim {
     /// Lets others find the pages of this claim, which lie at `segment`.
     pub(crate) fn publish(&self, segment: Segment, page: PageSize, place: Arc<Place>) {
         self.shared.directory.insert(self.id, segment, self.range, page, place);
     }
-}
 
-impl Claim {
     /// Gives the frame numbers back.
     pub(crate) fn end(&mut self) {
         if !std::mem::replace(&mut self.is_ended, true) {

@@ -4,8 +4,8 @@ use std::fmt;
 use std::time::Duration;
 
 use uzone_pages::{ByteLen, Placement};
+use uzone_stream::Path;
 
-use crate::bind::init_method::InitMethod;
 use crate::bind::memmap_cache::MemmapPages;
 use crate::bind::options::Init;
 
@@ -15,8 +15,8 @@ use crate::bind::options::Init;
 pub struct BindReport {
     /// The time at which descriptors are written.
     pub init: Init,
-    /// The way in which they were written; `None` if they were not.
-    pub method: Option<InitMethod>,
+    /// The stores that copied templates of them; `None` if they were set field by field, or not written.
+    pub stores: Option<Path>,
     /// The pages that they lie in.
     pub memmap_pages: MemmapPages,
     /// Whether their memory was kept from an earlier bind of the same zone. Other memory is the
@@ -48,7 +48,7 @@ impl BindReport {
     ) -> Self {
         Self {
             init,
-            method: None,
+            stores: None,
             memmap_pages,
             is_kept: false,
             node,
@@ -67,13 +67,17 @@ impl fmt::Display for BindReport {
             Init::Eager => "initialised",
         };
         write!(f, "{} of descriptors {how} in {:.1?}", self.bytes, self.elapsed)?;
-        if let Some(method) = self.method {
+        if self.init == Init::Eager {
             let source = match self.memmap_pages {
                 MemmapPages::Region => "the first",
                 _ if self.is_kept => "kept",
                 _ => "fresh",
             };
-            write!(f, ", in {source} {}, {method}", self.memmap_pages)?;
+            write!(f, ", in {source} {}, ", self.memmap_pages)?;
+            match self.stores {
+                None => f.write_str("field by field")?,
+                Some(path) => write!(f, "template by {path} stores")?,
+            }
             if let Some(node) = self.node {
                 write!(f, " on node {node}")?;
             }
@@ -85,14 +89,5 @@ impl fmt::Display for BindReport {
             write!(f, "; {altmap}")?;
         }
         Ok(())
-    }
-}
-
-impl fmt::Display for InitMethod {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::FieldByField => f.write_str("field by field"),
-            Self::Template(path) => write!(f, "template by {path} stores"),
-        }
     }
 }

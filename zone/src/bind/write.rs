@@ -14,9 +14,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use uzone_os::{lock, share_work};
 use uzone_pages::{ByteLen, Payload, Template};
-use uzone_stream::{CacheState, NextUse, Work};
+use uzone_stream::{CacheState, NextUse, Path, Work};
 
-use crate::bind::init_method::{self, InitMethod, SECTION_BYTES};
+use crate::bind::init::{self, SECTION_BYTES};
 use crate::bind::options::BindOptions;
 use crate::clear::stores;
 use crate::error::BindError;
@@ -36,13 +36,14 @@ pub(crate) struct Unwritten<'a> {
     pub(crate) is_present: bool,
 }
 
-/// Writes all descriptors of a memmap into `memory`. Returns how, and by how many threads.
+/// Writes all descriptors of a memmap into `memory`. Returns the stores of templates, if those were copied, and the
+/// number of threads.
 pub(crate) fn write<P: Payload>(
     template: &Template<P>,
     memory: Unwritten<'_>,
     len: ByteLen,
     options: &BindOptions<P>,
-) -> Result<(Option<InitMethod>, usize), BindError> {
+) -> Result<(Option<Path>, usize), BindError> {
     let Unwritten { bytes, is_fresh, is_present } = memory;
     let stamp = choose_stamp(template, options, len, is_fresh);
     let total = len.to_usize()?;
@@ -69,7 +70,7 @@ pub(crate) fn write<P: Payload>(
     let is_failure = |error: &BindError| !matches!(error, BindError::Cancelled { .. });
     match errors.iter().position(is_failure) {
         Some(first) => Err(errors.swap_remove(first)),
-        None => errors.pop().map_or(Ok((Some(stamp), used)), Err),
+        None => errors.pop().map_or(Ok((stamp, used)), Err),
     }
 }
 
@@ -84,12 +85,12 @@ fn choose_stamp<P: Payload>(
     options: &BindOptions<P>,
     len: ByteLen,
     is_fresh: bool,
-) -> InitMethod {
+) -> Option<Path> {
     // A listener has to hear of every page, so every page is set by itself. The first page's own
     // event is how a listener is found.
-    let has_listener = init_method::report(template, 0, options.kind);
+    let has_listener = init::report(template, 0, options.kind);
     if is_portable_build() || has_listener {
-        return InitMethod::FieldByField;
+        return None;
     }
     if let Some(stamp) = options.stamp {
         return stamp;
@@ -99,11 +100,7 @@ fn choose_stamp<P: Payload>(
         && len.to_usize().is_ok_and(|len| {
             !stores::policy().choose(Work::Fill, len, CacheState::Cold, NextUse::Later).is_cached()
         });
-    InitMethod::Template(if is_streaming {
-        uzone_stream::best()
-    } else {
-        uzone_stream::Path::Portable
-    })
+    Some(if is_streaming { uzone_stream::best() } else { Path::Portable })
 }
 
 /// Whether this build checks memory accesses, which streaming stores are invisible to.
@@ -120,7 +117,7 @@ fn threads_for(len: ByteLen) -> NonZeroUsize {
 /// Descriptors to be written by several threads, and how far they are.
 struct Job<'a, 'mem, P: Payload> {
     template: &'a Template<P>,
-    stamp: InitMethod,
+    stamp: Option<Path>,
     is_present: bool,
     options: &'a BindOptions<P>,
     section: usize,
@@ -163,7 +160,7 @@ impl<P: Payload> Job<'_, '_, P> {
             if !self.is_present {
                 uzone_os::populate_slice(part).map_err(BindError::Populate)?;
             }
-            init_method::init(self.template, self.options.kind, self.stamp, first, part);
+            init::init(self.template, self.options.kind, self.stamp, first, part);
             first += (part.len() / Template::<P>::DESCRIPTOR_BYTES) as u64;
             let before = self.done_bytes.fetch_add(part.len() as u64, Ordering::Relaxed);
             let done = ByteLen::new(before + part.len() as u64);

@@ -449,9 +449,7 @@ fn a_store_that_this_cpu_lacks_is_refused_before_anything_is_done() {
         eprintln!("skipped: a_store_that_this_cpu_lacks_is_refused: this CPU has them all");
         return;
     };
-    let failure = zone
-        .bind(anonymous(1 << 30), linux().stamp(uzone_zone::InitMethod::Template(path)))
-        .unwrap_err();
+    let failure = zone.bind(anonymous(1 << 30), linux().stamp(Some(path))).unwrap_err();
     assert!(matches!(failure.cause, BindError::NoStore { path: refused } if refused == path));
     assert_eq!(zone.kept(), ByteLen::mib(16));
 }

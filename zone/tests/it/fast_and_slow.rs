@@ -9,7 +9,7 @@ use uzone_pages::{
     Tails,
 };
 use uzone_stream::Path as StorePath;
-use uzone_zone::{AltmapOptions, BindOptions, Init, InitMethod, Region, Zone};
+use uzone_zone::{AltmapOptions, BindOptions, Init, Region, Zone};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 fn options<P: Payload>(kind: MemoryKind, seed: P::Seed) -> BindOptions<P> {
@@ -58,11 +58,11 @@ fn check_altmap<P: Payload + Immutable>(
     }
 }
 
-fn available_stamps() -> Vec<InitMethod> {
-    let mut stamps = vec![InitMethod::FieldByField];
+fn available_stamps() -> Vec<Option<StorePath>> {
+    let mut stamps = vec![None];
     for path in StorePath::ALL {
         if path.is_available() {
-            stamps.push(InitMethod::Template(path));
+            stamps.push(Some(path));
         } else {
             eprintln!("skipped: {path}: this CPU does not offer it");
         }
@@ -114,7 +114,7 @@ fn every_store_writes_what_the_slow_path_writes() {
                     .tails(Tails::Stored)
                     .threads(NonZeroUsize::new(threads).unwrap())
                     .stamp(stamp);
-                let case = format!("{stamp}, order {order}, {threads}");
+                let case = format!("{stamp:?}, order {order}, {threads}");
                 check(&zone, 3 << 15, &options, &case);
                 check_altmap(&zone, 3 << 15, order, &options, &case);
             }
@@ -160,8 +160,8 @@ fn a_payload_without_a_rule_is_refreshed_for_each_page() {
     let zone = Zone::with_keep_limit(ByteLen::gib(1));
     for stamp in available_stamps() {
         let options = options::<Scattered>(MemoryKind::Generic, 0x9e37_79b9_7f4a_7c15).stamp(stamp);
-        check(&zone, 40_000, &options, &format!("scattered, {stamp}"));
-        check_altmap(&zone, 40_000, Order::BASE, &options, &format!("scattered, {stamp}"));
+        check(&zone, 40_000, &options, &format!("scattered, {stamp:?}"));
+        check_altmap(&zone, 40_000, Order::BASE, &options, &format!("scattered, {stamp:?}"));
     }
 }
 

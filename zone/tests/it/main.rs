@@ -12,7 +12,6 @@ mod bind;
 mod clear;
 mod errors;
 mod fast_and_slow;
-mod first_use;
 mod folio_pool;
 mod hold;
 mod machine;

@@ -10,7 +10,7 @@ use uzone_pages::{
     ByteLen, MemoryKind, Order, PageCount, Payload, Pfn, Refresh, Slot, Tails, Word,
 };
 use uzone_stream::Path as StorePath;
-use uzone_zone::{AltmapOptions, BindOptions, Init, InitMethod, Region, Zone};
+use uzone_zone::{AltmapOptions, BindOptions, Init, Region, Zone};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 const MAX_WORDS: usize = 20;
@@ -74,7 +74,7 @@ struct Shape {
     tails: Tails,
     folios: u64,
     base: u64,
-    stamp: Option<InitMethod>,
+    stamp: Option<Option<StorePath>>,
     threads: usize,
     /// The reserve of an altmap, if the descriptors are to lie in the region.
     altmap: Option<u64>,
@@ -94,10 +94,10 @@ fn coefficients() -> impl Strategy<Value = Coefficients> {
         .prop_map(|(words, block, is_scattered)| Coefficients { words, block, is_scattered })
 }
 
-fn stamp() -> impl Strategy<Value = Option<InitMethod>> {
-    let mut stamps = vec![None, Some(InitMethod::FieldByField)];
+fn stamp() -> impl Strategy<Value = Option<Option<StorePath>>> {
+    let mut stamps = vec![None, Some(None)];
     let available = StorePath::ALL.into_iter().filter(|path| path.is_available());
-    stamps.extend(available.map(|path| Some(InitMethod::Template(path))));
+    stamps.extend(available.map(|path| Some(Some(path))));
     select(stamps)
 }
 

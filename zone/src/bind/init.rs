@@ -14,7 +14,7 @@
 //! is, each folio where tails are stored, by a vector addition.
 
 use uzone_pages::{Class, MemoryKind, Payload, Refresh, Template};
-use uzone_stream::Streaming;
+use uzone_stream::{Path, Streaming};
 
 use crate::bind::runs::{self, Runs};
 use crate::bind::trace;
@@ -23,26 +23,18 @@ use crate::bind::trace;
 /// huge pages.
 pub(crate) const SECTION_BYTES: usize = 2 << 20;
 
-/// How descriptors are written.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum InitMethod {
-    /// Field after field in place, one descriptor after the other: the oracle and the baseline.
-    FieldByField,
-    /// Templates, by this store.
-    Template(uzone_stream::Path),
-}
-
-/// Writes the descriptors from index `first` on that `bytes` has room for.
+/// Writes the descriptors from index `first` on that `bytes` has room for: from templates by a store, or without one
+/// field after field in place, one descriptor after the other, which is the oracle and the baseline.
 pub(crate) fn init<P: Payload>(
     template: &Template<P>,
     kind: MemoryKind,
-    stamp: InitMethod,
+    stamp: Option<Path>,
     first: u64,
     bytes: &mut [u8],
 ) {
     match stamp {
-        InitMethod::FieldByField => field_by_field(template, kind, first, bytes),
-        InitMethod::Template(path) => {
+        None => field_by_field(template, kind, first, bytes),
+        Some(path) => {
             Streaming::scope(path, |stream| by_template(template, stream, first, bytes));
         }
     }
