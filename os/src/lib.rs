@@ -66,7 +66,6 @@ pub use map::exclusive::{Exclusive, Exclusivity, Mapped};
 pub use map::kernel_pins::{KernelPin, KernelPinError, KernelPins};
 pub use map::mapping::{Mapping, MappingError, Rejected, leaked};
 pub use map::options::{Access, Addr, Anonymous, HugeAdvice, Sharing, Vaddr};
-pub use map::physical::{PhysicalError, PhysicalSegment};
 pub use map::populate::populate_slice;
 pub use map::shortage::MapError;
 pub use map::{page_cache, pagemap_scan};

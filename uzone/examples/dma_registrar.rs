@@ -61,7 +61,7 @@ fn pieces(pinned: &Pinned) -> Outcome<Vec<Piece>> {
     match pinned.physical() {
         Ok(physical) => Ok(physical
             .iter()
-            .map(|part| Piece { address: part.address, len_bytes: part.len_bytes })
+            .map(|part| Piece { address: part.start, len_bytes: part.end - part.start })
             .collect()),
         // A driver of the kernel takes the addresses of this process, and looks the others up.
         Err(error) if error.kind() == ErrorKind::PermissionDenied => {

@@ -5,9 +5,7 @@ use std::io;
 use std::path::PathBuf;
 
 use uzone_os::memory::Limit;
-use uzone_os::{
-    AccessError, Addr, KernelPinError, MapError, MappingError, PhysicalError, SysError, hugepages,
-};
+use uzone_os::{AccessError, Addr, KernelPinError, MapError, MappingError, SysError, hugepages};
 use uzone_pages::{
     AddrError, AdvanceError, ByteLen, Content, ErrorKind, HoldError, Order, PageCount, PageSize,
     Pfn, PfnRange,
@@ -262,12 +260,9 @@ pub enum PinError {
         /// The kind of memory.
         what: &'static str,
     },
-    /// The kernel did not pin the pages.
+    /// The kernel did not pin the pages, or does not show their place in the machine's memory.
     #[error(transparent)]
     Kernel(Box<KernelPinError>),
-    /// The place of the pages in the machine's memory is not known.
-    #[error(transparent)]
-    Physical(Box<PhysicalError>),
     /// The place of the pages was asked for, and the kernel may move them.
     #[error(
         "{range} may be moved by the kernel, so they have no lasting place: pin them with PinOptions::kernel"
@@ -509,7 +504,6 @@ impl PinError {
             Self::Fault { .. } => ErrorKind::Io,
             Self::NotForLong { .. } => ErrorKind::NotSupported,
             Self::Kernel(error) => error.kind(),
-            Self::Physical(error) => error.kind(),
             Self::TooManyRawGuards => ErrorKind::OutOfMemory,
             Self::NotFree { .. } | Self::Owned { .. } => ErrorKind::Busy,
             Self::NotAGuard { .. } => ErrorKind::NotFound,

@@ -33,7 +33,7 @@ use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use uzone_os::{AccessError, KernelPin, LiveGuard, PINS, PhysicalSegment, REFERENCES};
+use uzone_os::{AccessError, KernelPin, LiveGuard, PINS, REFERENCES};
 use uzone_pages::{Content, HoldError, HoldKind, Order, PageCount, Pfn, PfnRange, Span, Word};
 use uzone_stream::{CacheState, NextUse, Pattern, Streaming, Work, best};
 use zerocopy::IntoBytes;
@@ -315,15 +315,15 @@ impl Pinned {
     /// addresses, which its driver has.
     ///
     /// # Errors
-    /// [`PinError::NotKept`] unless the pages were pinned with [`PinOptions::kernel`], and [`PinError::Physical`] if
+    /// [`PinError::NotKept`] unless the pages were pinned with [`PinOptions::kernel`], and [`PinError::Kernel`] if
     /// the kernel does not show their place, which takes `CAP_SYS_ADMIN`.
-    pub fn physical(&self) -> Result<Vec<PhysicalSegment>, PinError> {
+    pub fn physical(&self) -> Result<Vec<Range<u64>>, PinError> {
         let range = self.range();
         if self.kernel.is_none() {
             return Err(PinError::NotKept { range });
         }
         let places = self.inner.region().memory().physical(self.inner.bytes_of(range));
-        places.map_err(|failure| PinError::Physical(Box::new(failure)))
+        places.map_err(|failure| PinError::Kernel(Box::new(failure)))
     }
 
     /// Copies bytes out of the pages that are pinned, from byte `offset_bytes` of the first of them on.

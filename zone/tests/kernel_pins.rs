@@ -14,7 +14,7 @@ use rustix::io_uring::{
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
-use uzone_os::{Anonymous, HugeAdvice, KernelPinError, Mapping, PhysicalError};
+use uzone_os::{Anonymous, HugeAdvice, KernelPinError, Mapping};
 use uzone_pages::{ByteLen, ErrorKind, MemoryKind, Order, PageCount};
 use uzone_zone::{BindOptions, Pagemap, PinError, PinOptions, Pinned, Region, Zone};
 
@@ -85,13 +85,11 @@ fn the_place_of_a_page_is_known_and_stays_while_the_kernel_has_it_pinned() {
     let before = seen();
     match pinned.physical() {
         Ok(places) => {
-            let ours = places
-                .iter()
-                .flat_map(|place| (place.address..place.address + place.len_bytes).step_by(4096));
+            let ours = places.into_iter().flat_map(|place| place.step_by(4096));
             assert!(ours.map(|address| address >> 12).eq(before.iter().copied()));
         }
-        Err(PinError::Physical(error)) => {
-            assert_eq!(*error, PhysicalError::Hidden);
+        Err(PinError::Kernel(error)) => {
+            assert_eq!(*error, KernelPinError::Hidden);
             skip(NAME, &error.to_string());
         }
         Err(error) => panic!("{error:?}"),

@@ -38,6 +38,7 @@ use uzone_pages::{ByteLen, ErrorKind};
 use crate::lock;
 use crate::map::bytes::AccessError;
 use crate::map::mapping::Mapping;
+use crate::map::pagemap_scan::PAGEMAP;
 
 /// The longest buffer of an io_uring that the kernel takes.
 const MAX_BUFFER: usize = 1 << 30;
@@ -45,7 +46,7 @@ const MAX_BUFFER: usize = 1 << 30;
 /// most that it allows, 16,384, pinning 1 GiB of 2 MiB folios takes four times as long.
 const BUFFERS: u32 = u64::BITS;
 
-/// Why the kernel did not pin memory.
+/// The reason why the kernel did not pin memory, or does not show its place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KernelPinError {
@@ -77,6 +78,25 @@ pub enum KernelPinError {
         /// The number of the kernel's error.
         errno: i32,
     },
+    /// The place of pages could not be read.
+    #[error("cannot read {PAGEMAP}: {}", io::Error::from_raw_os_error(*errno))]
+    Unreadable {
+        /// The number of the kernel's error.
+        errno: i32,
+    },
+    /// The kernel shows no numbers of frames to this process.
+    #[error(
+        "{PAGEMAP} shows no page frames to this process: give it CAP_SYS_ADMIN, or let a driver look them up"
+    )]
+    Hidden,
+    /// A page is not present, so it has no place.
+    #[error(
+        "the page at byte {offset:#x} of the mapping is not present: it has no place in memory"
+    )]
+    NotPresent {
+        /// The first byte of the page, counted from the start of the mapping.
+        offset: u64,
+    },
 }
 
 impl KernelPinError {
@@ -86,6 +106,9 @@ impl KernelPinError {
         match self {
             Self::Access(error) => error.kind(),
             Self::Limit { .. } => ErrorKind::OutOfMemory,
+            Self::Unreadable { .. } => ErrorKind::Io,
+            Self::Hidden => ErrorKind::PermissionDenied,
+            Self::NotPresent { .. } => ErrorKind::NotFound,
             Self::NoRing { errno } => match Errno::from_raw_os_error(*errno) {
                 Errno::PERM | Errno::ACCESS => ErrorKind::PermissionDenied,
                 Errno::NOSYS => ErrorKind::NotSupported,

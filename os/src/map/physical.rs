@@ -13,10 +13,9 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 use rustix::io::Errno;
-use uzone_pages::ErrorKind;
 
 use crate::host::kernel::page_size;
-use crate::map::bytes::AccessError;
+use crate::map::kernel_pins::KernelPinError;
 use crate::map::mapping::Mapping;
 use crate::map::pagemap_scan::PAGEMAP;
 
@@ -27,69 +26,19 @@ const ENTRY: usize = 8;
 /// How many entries one read asks for.
 const ENTRIES: usize = 8192;
 
-/// A contiguous piece of the machine's memory.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct PhysicalSegment {
-    /// Where it starts in the memory of the machine.
-    pub address: u64,
-    /// Its length.
-    pub len_bytes: u64,
-}
-
-/// Why the place of pages is not known.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum PhysicalError {
-    /// The range is not inside the mapping.
-    #[error(transparent)]
-    Access(#[from] AccessError),
-    /// The file could not be read.
-    #[error("cannot read {PAGEMAP}: {}", io::Error::from_raw_os_error(*errno))]
-    Unreadable {
-        /// The number of the kernel's error.
-        errno: i32,
-    },
-    /// The kernel shows no numbers of frames to this process.
-    #[error(
-        "{PAGEMAP} shows no page frames to this process: give it CAP_SYS_ADMIN, or let a driver look them up"
-    )]
-    Hidden,
-    /// A page is not present.
-    #[error(
-        "the page at byte {offset:#x} of the mapping is not present: it has no place in memory"
-    )]
-    NotPresent {
-        /// The first byte of the page, counted from the start of the mapping.
-        offset: u64,
-    },
-}
-
-impl PhysicalError {
-    /// Returns the kind of the failure.
-    #[must_use]
-    pub fn kind(&self) -> ErrorKind {
-        match self {
-            Self::Access(error) => error.kind(),
-            Self::Unreadable { .. } => ErrorKind::Io,
-            Self::Hidden => ErrorKind::PermissionDenied,
-            Self::NotPresent { .. } => ErrorKind::NotFound,
-        }
-    }
-}
-
 impl Mapping {
     /// Returns where the pages of a range, widened to whole pages, lie in the memory of the machine now, in the
     /// order of the range; neighbours in both are one piece.
     ///
     /// # Errors
-    /// [`PhysicalError::Hidden`] without `CAP_SYS_ADMIN`, [`PhysicalError::NotPresent`] if a page is not present, and
+    /// [`KernelPinError::Hidden`] without `CAP_SYS_ADMIN`, [`KernelPinError::NotPresent`] if a page is not present, and
     /// others if the range is not inside or the file cannot be read.
-    pub fn physical(&self, range: Range<u64>) -> Result<Vec<PhysicalSegment>, PhysicalError> {
+    pub fn physical(&self, range: Range<u64>) -> Result<Vec<Range<u64>>, KernelPinError> {
         let part = self.widen(&range)?;
         let shift = page_size().shift();
         let first = (self.addr().get() + part.start) as u64 >> shift; // an address has 64 bits
         let pages = part.len() >> shift;
-        let unreadable = |cause: io::Error| PhysicalError::Unreadable {
+        let unreadable = |cause: io::Error| KernelPinError::Unreadable {
             errno: cause.raw_os_error().unwrap_or_else(|| Errno::IO.raw_os_error()),
         };
         let pagemap = File::open(PAGEMAP).map_err(unreadable)?;
@@ -110,20 +59,20 @@ impl Mapping {
 }
 
 /// Returns the number of the page frame in an entry of the procfs pagemap.
-fn frame(entry: u64, offset: u64) -> Result<u64, PhysicalError> {
+fn frame(entry: u64, offset: u64) -> Result<u64, KernelPinError> {
     match (entry & PRESENT != 0, entry & FRAME) {
-        (false, _) => Err(PhysicalError::NotPresent { offset }),
+        (false, _) => Err(KernelPinError::NotPresent { offset }),
         // No process has the first frame of the machine.
-        (true, 0) => Err(PhysicalError::Hidden),
+        (true, 0) => Err(KernelPinError::Hidden),
         (true, frame) => Ok(frame),
     }
 }
 
 /// Adds a page to the segments, of which the last may end where it starts.
-fn push(segments: &mut Vec<PhysicalSegment>, address: u64, len_bytes: u64) {
+fn push(segments: &mut Vec<Range<u64>>, address: u64, len_bytes: u64) {
     match segments.last_mut() {
-        Some(last) if last.address + last.len_bytes == address => last.len_bytes += len_bytes,
-        _ => segments.push(PhysicalSegment { address, len_bytes }),
+        Some(last) if last.end == address => last.end += len_bytes,
+        _ => segments.push(address..address + len_bytes),
     }
 }
 
@@ -135,10 +84,10 @@ mod tests {
     fn an_entry_has_a_frame_or_the_reason_why_there_is_none() {
         assert_eq!(frame(PRESENT | 1 << 56 | 0x1234, 0), Ok(0x1234));
         assert_eq!(frame(PRESENT | FRAME, 0), Ok(FRAME));
-        assert_eq!(frame(PRESENT | 1 << 61, 0), Err(PhysicalError::Hidden));
+        assert_eq!(frame(PRESENT | 1 << 61, 0), Err(KernelPinError::Hidden));
         // It is swapped out, and the number is its place in the swap file.
         let swapped = frame(1 << 62 | 77, 8192);
-        assert_eq!(swapped, Err(PhysicalError::NotPresent { offset: 8192 }));
+        assert_eq!(swapped, Err(KernelPinError::NotPresent { offset: 8192 }));
     }
 
     #[test]
@@ -147,7 +96,6 @@ mod tests {
         for address in [0x1000, 0x2000, 0x3000, 0x9000, 0x2000, 0x3000] {
             push(&mut segments, address, 0x1000);
         }
-        let pieces: Vec<_> = segments.iter().map(|part| (part.address, part.len_bytes)).collect();
-        assert_eq!(pieces, [(0x1000, 0x3000), (0x9000, 0x1000), (0x2000, 0x2000)]);
+        assert_eq!(segments, [0x1000..0x4000, 0x9000..0xa000, 0x2000..0x4000]);
     }
 }

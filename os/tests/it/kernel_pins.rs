@@ -11,7 +11,7 @@ use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use uzone_os::file_system::nameless_file;
 use uzone_os::{
     Access, AccessError, Anonymous, HugeAdvice, KernelPin, KernelPinError, KernelPins, Mapping,
-    PhysicalError, Sharing,
+    Sharing,
 };
 use uzone_pages::{ByteLen, ErrorKind};
 
@@ -37,13 +37,8 @@ fn pinned_kib() -> u64 {
 /// Returns the address of each page of a mapping in the memory of the machine, or skips the case `name`.
 fn frames(mapping: &Mapping, name: &str) -> Option<Vec<u64>> {
     match mapping.physical(0..mapping.len().get()) {
-        Ok(segments) => Some(
-            segments
-                .iter()
-                .flat_map(|part| (part.address..part.address + part.len_bytes).step_by(4096))
-                .collect(),
-        ),
-        Err(PhysicalError::Hidden) => {
+        Ok(segments) => Some(segments.iter().flat_map(|part| part.clone().step_by(4096)).collect()),
+        Err(KernelPinError::Hidden) => {
             skip(name, "the kernel shows no page frames to this process");
             None
         }
@@ -362,7 +357,7 @@ fn page_frames_are_the_kernel_s_and_hidden_without_the_right_to_see_them() {
         distinct.dedup();
         assert_eq!((frames.len(), distinct.len()), (16, 16));
         let one = mapping.physical(5 * page() + 7..5 * page() + 8).unwrap();
-        assert_eq!((one[0].address, one[0].len_bytes, one.len()), (frames[5], page(), 1));
+        assert_eq!((one[0].clone(), one.len()), (frames[5]..frames[5] + page(), 1));
     }
     mapping.discard(3 * page()..4 * page()).unwrap();
     let absent = mapping.physical(0..16 * page());
@@ -370,9 +365,9 @@ fn page_frames_are_the_kernel_s_and_hidden_without_the_right_to_see_them() {
     sets.effective.remove(CapabilitySet::SYS_ADMIN);
     set_capabilities(None, sets).unwrap();
     let hidden = mapping.physical(0..page()).unwrap_err();
-    assert_eq!((hidden, hidden.kind()), (PhysicalError::Hidden, ErrorKind::PermissionDenied));
+    assert_eq!((hidden, hidden.kind()), (KernelPinError::Hidden, ErrorKind::PermissionDenied));
     assert!(hidden.to_string().contains("CAP_SYS_ADMIN"), "{hidden}");
-    if absent != Err(PhysicalError::Hidden) {
-        assert_eq!(absent, Err(PhysicalError::NotPresent { offset: 3 * page() }));
+    if absent != Err(KernelPinError::Hidden) {
+        assert_eq!(absent, Err(KernelPinError::NotPresent { offset: 3 * page() }));
     }
 }
