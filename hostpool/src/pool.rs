@@ -223,16 +223,17 @@ impl HostPool {
         Ok(self.inner.len_of(self.inner.wait_ready(blocks, until)?))
     }
 
-    /// Returns the state of the pool so far, and why it is not better.
+    /// Returns the state of the pool so far, and why it is not better. Just after the last block became ready, it waits until
+    /// the kernel has counted the huge pages.
     #[must_use]
     pub fn report(&self) -> HostPoolReport {
         let inner = &self.inner;
         let mut notes = inner.notes.clone();
-        let sets = inner.sets();
+        let sets = inner.counted();
         let progress = &sets.progress;
         let populated = progress.populated.as_ref();
         if populated.is_some_and(|report| report.is_compacting) {
-            notes.push("memory is fragmented: huge pages were left when they took twice as long as small ones (compaction)".to_owned());
+            notes.push("memory is fragmented: huge pages were left when they took longer than small ones (compaction)".to_owned());
         } else if let Some(note) = populated.and_then(|report| few_huge(report, inner)) {
             notes.push(note);
         }

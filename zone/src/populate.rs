@@ -49,8 +49,8 @@ pub enum Huge {
     /// As far as there are any. The report states how far that was.
     #[default]
     Preferred,
-    /// As [`Huge::Preferred`], until the kernel has to move other memory away for them and that takes twice as
-    /// long as base pages do; the rest is in base pages then, and so are the first 2 MiB, by which that is measured.
+    /// As [`Huge::Preferred`], until the kernel has to move other memory away for them and that takes a quarter
+    /// longer than base pages do; the rest is in base pages then, and so are the first 2 MiB, by which that is measured.
     Watched,
     /// Base pages, where there is a choice: memory of a hugetlb pool or a DAX device has its own pages.
     Never,
