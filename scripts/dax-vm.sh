@@ -95,7 +95,7 @@ built() {
         grep -oE '"executable":"[^"]+"' | cut -d'"' -f4
 }
 declare -A programs
-for test in os:it zone:it zone:huge fault:it hostpool:it; do
+for test in os:it zone:it zone:huge zone:kernel_pins fault:it hostpool:it; do
     programs[${test/:/-}]=$(built "${test%:*}" "${test#*:}") || die "no program of $test was built"
 done
 programs[uzone]=$(built cli uzone | grep '/debug/uzone$') || die "no program of cli:uzone was built"
@@ -180,6 +180,7 @@ run /tests/zone-it regions:: --nocapture --test-threads=1
 run /tests/zone-huge holds_its_own_descriptors --nocapture --test-threads=1
 # The second node has memory and no CPU.
 run /tests/zone-huge node --nocapture --test-threads=1
+run /tests/zone-kernel_pins the_kernel_moves --nocapture --test-threads=1
 run /tests/hostpool-it pages:: --nocapture --test-threads=1
 run /tests/zone-it persist:: --nocapture --test-threads=1
 # Their files lie beside the program: on the DAX mount.

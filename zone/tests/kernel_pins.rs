@@ -14,11 +14,11 @@ use rustix::io_uring::{
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
-use uzone_os::{Anonymous, HugeAdvice, KernelPinError, Mapping};
+use uzone_os::{Anonymous, HugeAdvice, KernelPinError, Mapping, SystemRoot, mempolicy, numa};
 use uzone_pages::{ByteLen, ErrorKind, MemoryKind, Order, PageCount};
 use uzone_zone::{BindOptions, Pagemap, PinError, PinOptions, Pinned, Region, Zone};
 
-use crate::common::needs::skip;
+use crate::common::needs::{skip, skip_dax};
 use crate::common::pages_in;
 
 const MIB: u64 = 1 << 20;
@@ -104,6 +104,56 @@ fn the_place_of_a_page_is_known_and_stays_while_the_kernel_has_it_pinned() {
     drop((plain, again));
     assert_eq!(pinned_bytes(), 0);
     busy.pagemap.unbind().unwrap();
+}
+
+/// Asks the kernel to move pages to a node.
+fn move_to(node: u32, address: usize, pages: usize) {
+    let addresses: Vec<usize> = (0..pages).map(|page| address + page * 4096).collect();
+    let nodes = vec![node.cast_signed(); pages];
+    let mut states = vec![0_i32; pages];
+    const MOVE: i32 = 2; // MPOL_MF_MOVE
+    // SAFETY: move_pages(2) reads as many addresses and nodes as there are pages, and writes as many numbers. It changes
+    // no byte of the pages.
+    let _ = unsafe {
+        let (addresses, nodes, states) = (addresses.as_ptr(), nodes.as_ptr(), states.as_mut_ptr());
+        libc::syscall(libc::SYS_move_pages, 0, pages, addresses, nodes, states, MOVE)
+    };
+}
+
+#[test]
+fn the_kernel_moves_pages_under_a_pin_and_none_that_it_has_pinned_itself() {
+    const NAME: &str = "the_kernel_moves_pages_under_a_pin_and_none_that_it_has_pinned_itself";
+    let _turn = turn();
+    let nodes = numa::nodes(&SystemRoot::host()).unwrap_or_default();
+    let here = mempolicy::current_node();
+    let has_room = |node: &&numa::Node| Some(node.number) != here && node.free > ByteLen::mib(16);
+    let (Some(here), Some(there)) = (here, nodes.iter().find(has_room).map(|node| node.number))
+    else {
+        return skip_dax(NAME, "there is no second node with memory");
+    };
+    let region = small(MIB);
+    region.write_at(0, &vec![7; 1 << 20]).unwrap();
+    let pagemap = bind(&Zone::new(), region, Order::BASE);
+    let address = pagemap.region().addr().get();
+    let node = || {
+        let maps = fs::read_to_string("/proc/self/numa_maps").unwrap();
+        let start = format!("{address:08x} ");
+        let line = maps.lines().find(|line| line.starts_with(&start)).unwrap();
+        let on = |node: u32| line.contains(&format!(" N{node}=256"));
+        [here, there].into_iter().find(|node| on(*node))
+    };
+    assert_eq!(node(), Some(here));
+    let plain = pagemap.pin(pagemap.range()).unwrap();
+    move_to(there, address, 256);
+    assert_eq!(node(), Some(there), "a pin of uzone alone holds off uzone alone");
+    let taken = pagemap.pin_with(pagemap.range(), PinOptions::default().kernel());
+    let Some(pinned) = kernel(taken, NAME) else { return };
+    move_to(here, address, 256);
+    assert_eq!(node(), Some(there), "the kernel has pinned the pages");
+    drop(pinned);
+    move_to(here, address, 256);
+    assert_eq!(node(), Some(here));
+    drop(plain);
 }
 
 #[test]
