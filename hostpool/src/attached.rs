@@ -92,6 +92,12 @@ impl AttachedPool {
         self.pool.report()
     }
 
+    /// As [`HostPool::ready`], of this process's view.
+    #[must_use]
+    pub fn ready(&self) -> ByteLen {
+        self.pool.ready()
+    }
+
     /// Returns the address of the pool in this process: block `n` starts `n` times the length of a block behind it.
     #[must_use]
     pub fn addr(&self) -> Addr {
@@ -102,6 +108,12 @@ impl AttachedPool {
     #[must_use]
     pub fn len(&self) -> ByteLen {
         self.pool.len()
+    }
+
+    /// Returns how long a block is.
+    #[must_use]
+    pub fn block_len(&self) -> ByteLen {
+        self.pool.block_len()
     }
 
     /// Returns how many blocks the pool has.

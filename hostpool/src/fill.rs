@@ -55,6 +55,8 @@ pub(crate) fn populate(inner: &Arc<Inner>) {
             let mut sets = inner.sets();
             sets.progress.populating = started.elapsed().min(report.elapsed);
             sets.progress.populated = Some(report);
+            drop(sets);
+            inner.filled.notify_all(); // for `counted`
         }
         Err(error) => inner.fail(HostPoolError::Populate(Arc::new(error))),
     }

@@ -18,7 +18,7 @@ use uzone_pages::{ByteLen, FolioState, PoolBackend, PoolState};
 use uzone_zone::{PopulateReport, Region, RegionSource, WriteError, ZeroOptions};
 
 use crate::error::HostPoolError;
-use crate::options::{HostPoolOptions, Zeroing};
+use crate::options::{Budget, HostPoolOptions, Zeroing};
 use crate::pieces::pause_after;
 use crate::register::Register;
 
@@ -255,6 +255,20 @@ impl Inner {
             sets = self.filled.wait(sets).unwrap_or_else(PoisonError::into_inner);
         }
         false
+    }
+
+    /// Returns the sets when the pages of a pool that is ready have been counted, which takes some milliseconds.
+    pub(crate) fn counted(&self) -> MutexGuard<'_, Sets> {
+        let is_filled = self.options.budget != Budget::OnDemand;
+        let is_awaited = |sets: &mut Sets| {
+            let Sets { progress, failure, is_closing, .. } = sets;
+            let is_ready = is_filled && progress.ready == self.blocks;
+            is_ready && progress.populated.is_none() && failure.is_none() && !*is_closing
+        };
+        // The limit is for a thread that has died.
+        let answer =
+            self.filled.wait_timeout_while(self.sets(), Duration::from_secs(5), is_awaited);
+        answer.map_or_else(|error| error.into_inner().0, |(sets, _)| sets)
     }
 
     /// Sleeps until `until`, or until the pool is closed.

@@ -84,7 +84,19 @@ impl AttachedPool {
         self.pool.look(|pool| look(pool)).ok_or_else(closed)
     }
 
-    /// Lends the memory, and returns its address and its length.
+    /// Calls `with` with the pool, if this process has it.
+    fn with<R>(&self, with: impl FnOnce(&hostpool::AttachedPool) -> PyResult<R>) -> PyResult<R> {
+        check_process(self.process)?;
+        let pool = self.pool.look(Arc::clone).ok_or_else(closed)?;
+        let result = with(&pool);
+        // Another thread may have closed it meanwhile.
+        if let Some(pool) = Arc::into_inner(pool) {
+            drop_detached(pool);
+        }
+        result
+    }
+
+    /// Returns the address of the memory and its length.
     fn range(pool: &Arc<hostpool::AttachedPool>) -> (usize, u64) {
         (pool.addr().get(), pool.len().get())
     }
@@ -166,15 +178,10 @@ impl AttachedPool {
         timeout: Option<f64>,
     ) -> PyResult<u64> {
         let timeout = seconds("timeout", timeout)?;
-        check_process(self.process)?;
-        let pool = self.pool.look(Arc::clone).ok_or_else(closed)?;
-        let bytes = nbytes.map_or(pool.len(), |size| size.0);
-        let ready = waited(py, timeout, |within| pool.wait_ready(bytes, within));
-        // Another thread may have closed it meanwhile.
-        if let Some(pool) = Arc::into_inner(pool) {
-            drop_detached(pool);
-        }
-        Ok(ready?.get())
+        self.with(|pool| {
+            let bytes = nbytes.map_or(pool.len(), |size| size.0);
+            Ok(waited(py, timeout, |within| pool.wait_ready(bytes, within))?.get())
+        })
     }
 
     /// Return how the view was made, and why it is not better: the dictionary of `HostPool.report`.
@@ -183,7 +190,7 @@ impl AttachedPool {
     /// -------
     /// dict
     fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        report_of(py, self.look(hostpool::AttachedPool::report)?)
+        report_of(py, self.with(|pool| Ok(py.detach(|| pool.report())))?)
     }
 
     #[getter]
@@ -193,7 +200,7 @@ impl AttachedPool {
 
     #[getter]
     fn block_bytes(&self) -> PyResult<u64> {
-        Ok(self.look(|pool| pool.report().block.get())?)
+        Ok(self.look(|pool| pool.block_len().get())?)
     }
 
     #[getter]
@@ -203,7 +210,7 @@ impl AttachedPool {
 
     #[getter]
     fn ready(&self) -> PyResult<u64> {
-        Ok(self.look(|pool| pool.report().ready.get())?)
+        Ok(self.look(|pool| pool.ready().get())?)
     }
 
     #[getter]

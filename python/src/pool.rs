@@ -315,7 +315,7 @@ impl HostPool {
     ///     ``longest_piece``, ``first_ready``, ``all_ready``. Others: ``node``, ``registered_by``, ``pieces``, and
     ///     ``notes``, a list of sentences. A value that is not known yet is None.
     fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        report_of(py, self.look(hostpool::HostPool::report)?)
+        report_of(py, self.with(|pool| Ok(py.detach(|| pool.report())))?)
     }
 
     /// Return counts of the blocks.

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use uzone_hostpool::{Block, Budget, HostPool, HostPoolError, HostPoolOptions, Zeroing};
+use uzone_hostpool::{Block, Budget, HostPool, HostPoolError, HostPoolOptions, Pages, Zeroing};
 use uzone_pages::ByteLen;
 
 const LONG: Duration = Duration::from_secs(60);
@@ -83,6 +83,17 @@ fn all_blocks_are_one_range_and_come_back_by_number() {
     let block = pool.take(LONG).unwrap();
     assert_eq!((block.number(), block.addr().get()), (1, pool.addr().get() + (2 << 20)));
     assert!(block.write_at((2 << 20) - 1, &[1, 2]).is_err());
+}
+
+#[test]
+fn the_report_of_a_pool_that_is_ready_has_its_pages() {
+    for options in [options(), options().shared(), options().pages(Pages::Small)] {
+        let pool = HostPool::open(ByteLen::mib(64), options).unwrap();
+        pool.wait_ready(pool.len(), LONG).unwrap();
+        let report = pool.report();
+        let counted = report.huge.unwrap().get() + report.small.unwrap().get();
+        assert!(counted == pool.len().get() && !report.populating.is_zero(), "{report}");
+    }
 }
 
 #[test]
