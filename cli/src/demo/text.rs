@@ -75,7 +75,9 @@ impl Demo {
             text,
             "{}\nThe plain way answers the reader page by page, writes each descriptor field by field, clears and\n\
              counts page by page. The limit is a bare copy, a bare fill, bare counting. The kernel's own mapping,\n\
-             which copies nothing, takes {}. Medians of {} to {} rounds.\n",
+             which copies nothing, takes {}. Medians of {} to {} rounds.\n\
+             This pin keeps memory from uzone's own eviction. PinOptions::kernel() keeps it from the kernel's\n\
+             migration and swap too; a HostPool registers it with a device.\n",
             columns(&compared),
             time("demo-map/kernel"),
             rounds("demo-map/ours"),
