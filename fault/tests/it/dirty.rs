@@ -13,8 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::common::{
-    Gate, Pool, bytes_of, engine, file_with, function, map, page, scattered, scattered_until, skip,
-    usize_of, word_in, words,
+    Gate, Pool, bytes_of, engine, file_with, function, map, page, skip, usize_of, words,
 };
 use proptest::prelude::*;
 use uzone_fault::{
@@ -23,7 +22,7 @@ use uzone_fault::{
 };
 use uzone_os::uffd::in_thread::Source;
 use uzone_os::{Mapping, Sharing};
-use uzone_pages::{Advice, ByteLen, Content, FaultAround, PageSize};
+use uzone_pages::{ByteLen, Content, PageSize};
 
 const BOTH: [WriteTracking; 2] = [WriteTracking::Async, WriteTracking::Sync];
 
@@ -668,84 +667,6 @@ fn a_write_back_that_fails_loses_nothing() {
         for at in 0..64 {
             assert_eq!(bytes_of(&memory, at * page(), 1), [u8::from(at % 2 == 0)], "page {at}");
         }
-    }
-}
-
-#[test]
-fn writers_never_miss_what_they_wrote_while_pages_are_brought_back_and_evicted() {
-    let name = "writers_never_miss_what_they_wrote";
-    let (pages, writers) = (96, 3);
-    let len = pages * page();
-    for (track, answer) in
-        BOTH.into_iter().flat_map(|track| [(track, Answer::Reader), (track, Answer::InThread)])
-    {
-        let (store, file) = (Store::new(len), file_with(&vec![0; usize_of(len)]));
-        let options = options(track)
-            .answer(answer)
-            .advice(Advice::Normal)
-            .fault_around(FaultAround::try_new(ByteLen::new(4 * page())).unwrap());
-        let memory = match answer {
-            Answer::InThread => {
-                let backing = FileBacking::writable(file.try_clone().unwrap()).unwrap();
-                map(name, &engine(), len, backing, &options)
-            }
-            _ => map(name, &engine(), len, Stored(store.clone()), &options),
-        };
-        let Some(memory) = memory else { return };
-        let stop = AtomicBool::new(false);
-        let (mut brought, mut evicted) = (0, 0);
-        thread::scope(|scope| {
-            let running: Vec<_> = (0..writers)
-                .map(|writer| {
-                    let (memory, stop) = (&memory, &stop);
-                    scope.spawn(move || {
-                        // The last value in each page of this writer's.
-                        let mut last = vec![0_u64; usize_of(pages)];
-                        for (turn, at) in
-                            (1..).zip(scattered_until(stop, writer + 1, pages / writers))
-                        {
-                            let page_of = at * writers + writer;
-                            let offset = page_of * page() + 8 * (at % 512);
-                            let expected = last[usize_of(page_of)];
-                            assert_eq!(word_in(memory, offset), expected, "{track:?} {page_of}");
-                            memory.write_at(offset, &u64::to_ne_bytes(turn)).unwrap();
-                            last[usize_of(page_of)] = turn;
-                        }
-                        last
-                    })
-                })
-                .collect();
-            let until = Instant::now() + Duration::from_millis(700);
-            for at in scattered(9, pages).take_while(|_| Instant::now() <= until) {
-                let part = range(at..(at + 1 + at % 20).min(pages));
-                if at % 3 == 0 || track == WriteTracking::Async {
-                    brought += memory.write_back(part).unwrap();
-                } else {
-                    evicted += memory.evict(part).unwrap();
-                }
-            }
-            stop.store(true, Ordering::Relaxed);
-            let lasts: Vec<_> = running.into_iter().map(|writer| writer.join().unwrap()).collect();
-            memory.write_back(0..len).unwrap();
-            assert_eq!(memory.dirty(0..len).unwrap(), []);
-            let mut bytes = store.bytes.lock().unwrap().clone();
-            if answer == Answer::InThread {
-                file.read_exact_at(&mut bytes, 0).unwrap();
-            }
-            for at in 0..pages {
-                let offset = usize_of(at * page() + 8 * (at / writers % 512));
-                let found = u64::from_ne_bytes(bytes[offset..offset + 8].try_into().unwrap());
-                assert_eq!(found, lasts[usize_of(at % writers)][usize_of(at)], "page {at}");
-            }
-        });
-        assert!(
-            brought > 0 && (evicted > 0 || track == WriteTracking::Async),
-            "{track:?}: {brought} and {evicted}"
-        );
-        eprintln!(
-            "{track:?}, {answer:?}: {brought} pages brought back, {evicted} evicted under 3 writers"
-        );
-        assert_eq!(memory.stats().poisoned, 0);
     }
 }
 

@@ -7,18 +7,15 @@ use std::num::NonZeroU64;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
 
 use crate::common::{
     CHILD, Pool, Stalling, bytes_of, check_all, check_page, engine, failing_at, file_of, function,
-    map as map_with, memfd_of, options, page, scattered, scattered_until, settles, skip, usize_of,
-    word, word_in, words_at, write_words,
+    map as map_with, options, page, scattered, settles, skip, usize_of, word, word_in, words_at,
 };
 use uzone_fault::{
-    Answer, Backing, BackingError, FileBacking, FunctionBacking, LazyError, LazyMapping,
-    LazyOptions, MapError, MemoryBacking, ZeroBacking,
+    Answer, Backing, BackingError, FileBacking, LazyError, LazyMapping, LazyOptions, MapError,
+    MemoryBacking, ZeroBacking,
 };
 use uzone_os::{Mapping, Sharing, page_cache, sigbus};
 use uzone_pages::{Advice, ByteLen, Content, FaultAround, PageSize};
@@ -266,69 +263,6 @@ fn the_handler_of_sigbus_writes_which_page_of_which_memory_is_bad_and_why() {
     let line = said.lines().find(|line| line.starts_with("uzone: SIGBUS")).expect(&said);
     assert!(line.contains(&format!("at byte {at:#x} of the {len} bytes")), "{line}");
     assert!(line.ends_with("this page is lost"), "{line}");
-}
-
-#[test]
-fn a_closure_that_panics_makes_its_page_bad_and_the_engine_goes_on() {
-    let slow = FunctionBacking::slow(|offset, out: &mut [u8]| {
-        if offset == 3 * page() {
-            // Without the hook that prints where.
-            std::panic::resume_unwind(Box::new("as the test wants"));
-        }
-        write_words(offset, out);
-        Ok(())
-    });
-    let Some(memory) = map("a_closure_that_panics", 8 * page(), slow, &LazyOptions::default())
-    else {
-        return;
-    };
-    assert!(memory.populate(3 * page()..4 * page()).is_err());
-    for at in [0, 1, 2, 4, 5, 6, 7] {
-        check_page(&memory, at * page());
-    }
-    assert_eq!(memory.stats().queued, 7, "a slow closure runs in a thread of its own");
-}
-
-#[test]
-fn what_is_evicted_comes_back_under_readers_that_never_see_anything_else() {
-    let name = "what_is_evicted_comes_back";
-    let len = 4 << 20;
-    let file = memfd_of(len);
-    let engine = engine();
-    let options = options(Advice::Auto, 16);
-    let copied = map_with(name, &engine, len, function(), &options);
-    let shared = MemoryBacking::new(file.clone(), Sharing::Shared).unwrap();
-    let private = MemoryBacking::new(file, Sharing::Private).unwrap();
-    let shared = map_with(name, &engine, len, shared, &options);
-    let private = map_with(name, &engine, len, private, &options);
-    for memory in [copied, shared, private] {
-        let Some(memory) = memory else { return };
-        let stop = AtomicBool::new(false);
-        thread::scope(|scope| {
-            for seed in 0..3 {
-                let (memory, stop) = (&memory, &stop);
-                scope.spawn(move || {
-                    for at in scattered_until(stop, seed + 7, len / page()) {
-                        check_page(memory, at * page());
-                    }
-                });
-            }
-            let until = Instant::now() + Duration::from_millis(300);
-            let mut evicted = 0;
-            for at in scattered(99, len / page()).take_while(|_| Instant::now() <= until) {
-                let end = (at + 1 + at % 40).min(len / page());
-                evicted += memory.evict(at * page()..end * page()).unwrap();
-                if at % 7 == 0 {
-                    memory.populate(at * page()..end * page()).unwrap();
-                }
-            }
-            stop.store(true, Ordering::Relaxed);
-            assert!(evicted > 0);
-            assert_eq!(memory.stats().evicted, evicted);
-        });
-        check_all(&memory);
-        assert_eq!(memory.stats().poisoned, 0);
-    }
 }
 
 #[test]

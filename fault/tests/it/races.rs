@@ -9,9 +9,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::common::{
-    Gate, Stalling, again, check_all, check_page, ends, engine, file_of, fill_but, fill_wanted,
-    function, is_child, map, options, page, scattered, scattered_until, settles, skip, try_page,
-    usize_of, wait_for, word, write_words,
+    Gate, Stalling, again, check_all, check_page, ends, engine, file_of, fill_wanted, function,
+    is_child, map, options, page, scattered, scattered_until, settles, skip, try_page, usize_of,
+    wait_for, word, write_words,
 };
 use uzone_fault::{
     Answer, Backing, BackingError, FileBacking, FunctionBacking, LazyError, LazyMapping,
@@ -97,120 +97,6 @@ fn a_thread_that_waits_gets_a_signal_when_the_mapping_goes() {
     assert_ne!(status.code(), Some(3), "the thread read something of memory that is gone");
     assert_ne!(status.code(), Some(4), "the thread waits for ever");
     assert!(status.signal().is_some_and(|signal| [bus, segv].contains(&signal)), "{status}");
-}
-
-/// A page of 64 fails, one is slow and never ready, and the others are ready.
-struct Mixed;
-
-impl Mixed {
-    fn fails(at: u64) -> bool {
-        at / page() % 64 == 13
-    }
-
-    fn is_slow(at: u64) -> bool {
-        at / page() % 64 == 29
-    }
-}
-
-impl Backing for Mixed {
-    fn map_pages(&self, window: &mut Window<'_>) {
-        fill_but(window, |at| Self::fails(at) || Self::is_slow(at));
-    }
-
-    fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError> {
-        let at = window.range().start;
-        if Self::fails(at) {
-            return Err(BackingError::Other("this page is lost".into()));
-        }
-        if Self::is_slow(at) {
-            thread::sleep(Duration::from_micros(200));
-        }
-        fill_wanted(window)
-    }
-}
-
-/// Reads at random until `stop` is set, and compares.
-fn read_until(memory: &LazyMapping, seed: u64, stop: &AtomicBool) -> (u64, u64) {
-    let pages = memory.len().get() / page();
-    let (mut right, mut bad) = (0, 0);
-    for at in scattered_until(stop, seed, pages).map(|at| at * page()) {
-        match try_page(memory, at) {
-            Ok(()) => {
-                assert!(!Mixed::fails(at), "the page at {at:#x} cannot be had");
-                right += 1;
-            }
-            Err(error) => {
-                assert!(Mixed::fails(at), "{error}");
-                bad += 1;
-            }
-        }
-    }
-    (right, bad)
-}
-
-#[test]
-fn readers_get_the_right_bytes_or_an_error_whatever_goes_on() {
-    let name = "readers_get_the_right_bytes_or_an_error_whatever_goes_on";
-    if !survives(name) {
-        return;
-    }
-    let engine = engine();
-    let pages = 1024;
-    for (round, advice) in [Advice::Auto, Advice::Normal, Advice::Sequential].iter().enumerate() {
-        let options = options(*advice, 16);
-        let Some(memory) = map(name, &engine, pages * page(), Mixed, &options) else { return };
-        let (memory, stop) = (&memory, &AtomicBool::new(false));
-        thread::scope(|scope| {
-            let readers: Vec<_> = (0..3)
-                .map(|seed| scope.spawn(move || read_until(memory, seed + 1, stop)))
-                .collect();
-            scope.spawn(move || {
-                for at in scattered_until(stop, 77, pages) {
-                    let end = (at + 1 + at % 90).min(pages);
-                    memory.evict(at * page()..end * page()).unwrap();
-                }
-            });
-            scope.spawn(move || {
-                for at in scattered_until(stop, 78, pages) {
-                    let (start, end) = (at * page(), (at + 1 + at % 30).min(pages) * page());
-                    let answer = match at % 2 {
-                        0 => memory.populate_cached(start..end),
-                        _ => memory.populate(start..end),
-                    };
-                    match answer {
-                        Ok(_) => {}
-                        Err(LazyError::Backing { offset, .. } | LazyError::Poisoned { offset }) => {
-                            assert!(Mixed::fails(offset), "{offset:#x}");
-                        }
-                        Err(error) => panic!("{error}"),
-                    }
-                }
-            });
-            scope.spawn(move || {
-                let advices = [Advice::Random, Advice::Auto, Advice::Normal, Advice::Sequential];
-                for step in (0_usize..).take_while(|_| !stop.load(Ordering::Relaxed)) {
-                    let size = ByteLen::new(page() << (step % 8));
-                    memory.advise(advices[step % 4], FaultAround::try_new(size).unwrap());
-                    thread::sleep(Duration::from_micros(100));
-                }
-            });
-            thread::sleep(Duration::from_millis(400));
-            stop.store(true, Ordering::Relaxed);
-            let (mut right, mut bad) = (0, 0);
-            for reader in readers {
-                let (mine, failed) = reader.join().unwrap();
-                (right, bad) = (right + mine, bad + failed);
-            }
-            assert!(right > 0 && bad > 0, "round {round}: {right} right, {bad} bad");
-        });
-        // What was going on has left nothing behind that is neither right nor bad.
-        for at in (0..pages).map(|at| at * page()) {
-            assert_eq!(try_page(memory, at).is_err(), Mixed::fails(at), "{at:#x}");
-        }
-        let stats = memory.stats();
-        assert!(stats.poisoned >= pages / 64, "{stats:?}");
-        settles(memory, |stats| stats.pending == 0);
-    }
 }
 
 #[test]

@@ -12,12 +12,14 @@ use std::time::{Duration, Instant};
 
 use crate::common::{
     PATIENCE, again, check_page, ends, file_of, fill_but, fill_wanted, function, is_child, map,
-    page, scattered, skip, try_page, usize_of, word, word_in,
+    page, scattered, skip, try_page, usize_of, wait_for, word, word_in,
 };
-use uzone_fault::{Backing, BackingError, Engine, FileBacking, LazyError, Window, WriteTracking};
+use uzone_fault::{
+    Answer, Backing, BackingError, Engine, FileBacking, LazyError, Window, WriteTracking,
+};
 use uzone_os::sigbus;
 use uzone_os::uffd::{Features, KernelFaults, Uffd};
-use uzone_pages::{Advice, ByteLen, MemoryKind};
+use uzone_pages::{Advice, ByteLen, FaultAround, MemoryKind};
 
 const THREADS: u64 = 16;
 
@@ -89,8 +91,8 @@ fn alone(name: &str, program: impl FnOnce()) {
 
 /// Lets every thread do its steps, by its number and a step's, until the time is over. Returns how many
 /// steps there were.
-fn run(step: impl Fn(u64, u64) + Sync) -> u64 {
-    let (end, steps) = (Instant::now() + seconds(), AtomicU64::new(0));
+fn run(time: Duration, step: impl Fn(u64, u64) + Sync) -> u64 {
+    let (end, steps) = (Instant::now() + time, AtomicU64::new(0));
     thread::scope(|scope| {
         for id in 0..THREADS {
             let (step, steps) = (&step, &steps);
@@ -113,7 +115,7 @@ fn map_bind_pin_drop() {
     let before = Holdings::now();
     let engine = Engine::new(NonZeroUsize::new(2).unwrap()).unwrap();
     let zone = engine.zone().clone();
-    let steps = run(|_, number| {
+    let steps = run(seconds(), |_, number| {
         let pages = 1 + number % 40;
         let at = number / 64 % pages;
         if number.is_multiple_of(2) {
@@ -226,7 +228,7 @@ fn moody_backings() {
     };
     // Bad pages stay bad, so the memory is made anew now and then, while others read the old one.
     let memory = Mutex::new(make());
-    run(|id, number| {
+    run(seconds(), |id, number| {
         let mine = memory.lock().unwrap().clone();
         let at = number % pages * page();
         let run = at..(at + (1 + number / pages % 64) * page()).min(pages * page());
@@ -248,6 +250,11 @@ fn moody_backings() {
                 }
                 Err(error) => assert!(Moody::may_fail(at), "{error} at {at:#x}"),
             },
+            (10, 1..8) => {
+                let advices = [Advice::Random, Advice::Auto, Advice::Normal, Advice::Sequential];
+                let size = ByteLen::new(page() << (number % 8));
+                mine.advise(advices[usize_of(number / 8 % 4)], FaultAround::try_new(size).unwrap());
+            }
             _ => match try_page(&mine, at) {
                 Ok(()) => drop(right.fetch_add(1, Ordering::Relaxed)),
                 Err(error) => {
@@ -258,9 +265,15 @@ fn moody_backings() {
         }
         assert!(!mine.stats().has_failed);
     });
+    // Nothing is left that is neither right nor bad.
+    let last = memory.into_inner().unwrap();
+    for at in (0..pages).map(|at| at * page()) {
+        assert!(try_page(&last, at).is_ok() || Moody::may_fail(at), "{at:#x}");
+    }
+    wait_for("the end of each fault", || last.stats().pending == 0);
     let (right, bad) = (right.into_inner(), bad.into_inner());
     assert!(right > 0 && bad > 0, "{right} right, {bad} bad");
-    drop((memory, engine));
+    drop((last, engine));
     Holdings::are_back(before);
     eprintln!("moody backings: {right} pages right, {bad} bad");
 }
@@ -280,39 +293,52 @@ fn write_back_and_evict() {
     let before = Holdings::now();
     let pages = 512;
     let engine = Engine::new(NonZeroUsize::new(4).unwrap()).unwrap();
-    let file = file_of(pages * page());
-    let backing = FileBacking::writable(file.try_clone().unwrap()).unwrap();
-    let options = crate::common::options(Advice::Auto, 16).track_writes(WriteTracking::Sync);
-    let memory = map("stress", &engine, pages * page(), backing, &options).unwrap();
-    let written: Vec<_> = (0..pages).map(|at| AtomicU64::new(word(at * page()))).collect();
-    let steps = run(|id, number| {
-        let mine = number % (pages / THREADS) * THREADS + id;
-        let at = mine * page();
-        let run = at..(at + (1 + number / pages % 64) * page()).min(pages * page());
-        match number / 4096 % 16 {
-            0 => drop(memory.evict(run).unwrap()),
-            1 => drop(memory.write_back(run).unwrap()),
-            2..9 => {
-                // No other thread writes to this page.
-                memory.write_at(at, &number.to_ne_bytes()).unwrap();
-                written[usize_of(mine)].store(number, Ordering::Relaxed);
+    let ways = [
+        (WriteTracking::Sync, Answer::Reader),
+        (WriteTracking::Sync, Answer::InThread),
+        (WriteTracking::Async, Answer::Reader),
+        (WriteTracking::Async, Answer::InThread),
+    ];
+    for (track, answer) in ways {
+        let file = file_of(pages * page());
+        let backing = FileBacking::writable(file.try_clone().unwrap()).unwrap();
+        let options = crate::common::options(Advice::Auto, 16).track_writes(track).answer(answer);
+        let memory = map("stress", &engine, pages * page(), backing, &options).unwrap();
+        let written: Vec<_> = (0..pages).map(|at| AtomicU64::new(word(at * page()))).collect();
+        let steps = run(seconds() / 4, |id, number| {
+            let mine = number % (pages / THREADS) * THREADS + id;
+            let at = mine * page();
+            let run = at..(at + (1 + number / pages % 64) * page()).min(pages * page());
+            match number / 4096 % 16 {
+                // A page that is written meanwhile would be lost where its write is only recorded.
+                0 if track == WriteTracking::Sync => drop(memory.evict(run).unwrap()),
+                0..2 => drop(memory.write_back(run).unwrap()),
+                2..9 => {
+                    // No other thread writes to this page.
+                    memory.write_at(at, &number.to_ne_bytes()).unwrap();
+                    written[usize_of(mine)].store(number, Ordering::Relaxed);
+                }
+                _ => {
+                    let expected = written[usize_of(mine)].load(Ordering::Relaxed);
+                    assert_eq!(word_in(&memory, at), expected, "page {mine}");
+                    assert_eq!(word_in(&memory, at + 8), word(at + 8), "page {mine}");
+                }
             }
-            _ => {
-                let expected = written[usize_of(mine)].load(Ordering::Relaxed);
-                assert_eq!(word_in(&memory, at), expected, "page {mine}");
-                assert_eq!(word_in(&memory, at + 8), word(at + 8), "page {mine}");
-            }
+        });
+        memory.write_back(0..pages * page()).unwrap();
+        assert_eq!(memory.dirty(0..pages * page()).unwrap(), []);
+        for (at, written) in written.iter().enumerate() {
+            let mut seen = [0; 8];
+            file.read_exact_at(&mut seen, at as u64 * page()).unwrap();
+            assert_eq!(u64::from_ne_bytes(seen), written.load(Ordering::Relaxed), "page {at}");
         }
-    });
-    memory.write_back(0..pages * page()).unwrap();
-    for (at, written) in written.iter().enumerate() {
-        let mut seen = [0; 8];
-        file.read_exact_at(&mut seen, at as u64 * page()).unwrap();
-        assert_eq!(u64::from_ne_bytes(seen), written.load(Ordering::Relaxed), "page {at}");
+        let stats = memory.stats();
+        assert_eq!(stats.poisoned, 0);
+        assert!(stats.evicted > 0 || track == WriteTracking::Async, "{stats:?}");
+        eprintln!("write back and evict, {track:?}, {answer:?}: {steps} steps");
     }
-    drop((memory, engine, file));
+    drop(engine);
     Holdings::are_back(before);
-    eprintln!("write back and evict: {steps} steps");
 }
 
 #[test]
