@@ -16,9 +16,9 @@ use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use uzone_os::signals::lock_uninterrupted;
+use uzone_os::thread::pause;
 use uzone_os::uffd::{Answered, Features, KernelFaults, Modes, Registered, Uffd, UffdError};
 use uzone_os::{Mapping, Sharing};
 use uzone_pages::{ByteLen, Content, FaultAround, PageCount, PageSize};
@@ -31,9 +31,6 @@ use crate::error::{BackingError, MapError};
 use crate::memory::kernel::{Fill, Kernel};
 use crate::options::LazyOptions;
 use crate::pages::states::PageStates;
-
-/// How long to wait before a page is looked at again that another thread produces.
-const PAUSE: Duration = Duration::from_micros(50);
 
 /// Pages of another backing, produced once for all mappings of this one.
 ///
@@ -257,6 +254,7 @@ impl SharedBacking {
 
     /// Has a page of the file filled, however long that takes. Returns whether it is.
     fn fill(&self, page: u64) -> Result<bool, BackingError> {
+        let mut round = 0;
         loop {
             match self.core.contents().get(page) {
                 Content::Present => return Ok(true),
@@ -281,7 +279,7 @@ impl SharedBacking {
                 // Another thread produces it.
                 _ => {}
             }
-            std::thread::sleep(PAUSE);
+            pause(&mut round);
         }
     }
 }

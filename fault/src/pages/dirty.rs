@@ -28,6 +28,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use uzone_os::thread::pause;
 use uzone_os::uffd::write_states::{WriteStates, runs_of};
 use uzone_os::uffd::{Answered, Features, Fill, Install, Modes, Registered, UffdCall, UffdError};
 use uzone_os::{Anonymous, Exclusive, Mapped, Mapping, Sharing, lock, pagemap_scan};
@@ -38,8 +39,6 @@ use crate::options::WriteTracking;
 
 /// How long the kernel is asked again while the layout of the process changes.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long to wait before it is asked again.
-const PAUSE: Duration = Duration::from_millis(1);
 
 impl WriteTracking {
     /// Returns the modes and features that tracking needs beside `modes` and `features`.
@@ -246,7 +245,7 @@ impl Tracker {
 
     /// Protects pages against writing, or lets writers in, as soon as the kernel does so.
     pub(crate) fn protect(&self, pages: &Range<u64>, protected: bool) -> Result<(), LazyError> {
-        let give_up = Instant::now() + PATIENCE;
+        let (give_up, mut round) = (Instant::now() + PATIENCE, 0);
         loop {
             match self.memory.write_protect(self.bytes(pages), protected)? {
                 // If the memory is gone, no thread can write to it.
@@ -254,7 +253,7 @@ impl Tracker {
                 _ if Instant::now() >= give_up => {
                     return Err(LazyError::TimedOut { offset: self.bytes(pages).start });
                 }
-                _ => std::thread::sleep(PAUSE),
+                _ => pause(&mut round),
             }
         }
     }

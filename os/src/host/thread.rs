@@ -9,6 +9,8 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::time::Duration;
 
+use rustix::thread::Timespec;
+
 /// Returns the number of this thread, as the kernel names it in events of a userfaultfd.
 #[must_use]
 pub fn thread_id() -> u32 {
@@ -94,12 +96,16 @@ pub(crate) const PAUSE: Duration = Duration::from_micros(50);
 
 /// Lets the thread run that the calling one waits for, before it looks again: `round` counts those looks. After a few
 /// it sleeps, because a thread of lower priority on the same CPU runs only then.
+///
+/// A signal ends the sleep: a thread that slept for the rest of its time would sleep for ever where each of its handlers
+/// is followed by the next signal, since the time in a handler counts for nothing.
 pub fn pause(round: &mut u32) {
     if *round < YIELDS {
         *round += 1;
         std::thread::yield_now();
     } else {
-        std::thread::sleep(PAUSE);
+        let time = Timespec { tv_sec: 0, tv_nsec: PAUSE.subsec_nanos().into() };
+        let _ = rustix::thread::nanosleep(&time);
     }
 }
 
