@@ -756,6 +756,23 @@ fn neighbours_wait_until_there_is_no_fault_and_then_the_latest_come_first() {
 }
 
 #[test]
+fn the_queue_of_pages_that_no_thread_waits_for_never_grows() {
+    let (kernel, core, mut state) = plain(all(Kind::Ready), Advice::Blocks, 16);
+    // With other mappings a bounded number of pages is installed between two faults, and each fault brings a block.
+    state.has_company = true;
+    for round in 0..200 {
+        let page = round % PAGES;
+        let _ = core.contents().advance(page, Content::Present, Content::Absent);
+        kernel.lock().pages.remove(&page);
+        assert_eq!(core.fault(page, Touch::Read, &mut state), Outcome::Answered);
+    }
+    let left_out = core.counters().left_out.load(std::sync::atomic::Ordering::Relaxed);
+    assert!(left_out > 0, "as many runs wait as there is room for");
+    while core.map_later(&mut state) {}
+    assert_eq!(present(&kernel).len(), usize_of(PAGES));
+}
+
+#[test]
 fn guesses_are_left_out_where_too_many_pages_wait() {
     let (kernel, core, mut state) = plain(all(Kind::Ready), Advice::Auto, 4);
     let faults: Vec<u64> = (0..96).filter(|page| page % 4 == 2).collect();

@@ -61,6 +61,8 @@ const COMPANY_BYTES: u64 = 256 << 10;
 /// installed between two faults, in at most so many steps.
 const WAITING: usize = 8;
 const STEPS_BETWEEN: u32 = 4;
+/// How many runs may wait at all; more are left out.
+const MOST_WAITING: usize = 64;
 
 /// How long a page takes that is copied, before that was measured.
 const COPIED_NS: u32 = 1_700;
@@ -115,7 +117,7 @@ pub(crate) struct ReaderState {
 
 impl ReaderState {
     pub(crate) fn new(room: usize) -> Self {
-        let later = Vec::with_capacity(2 * WAITING);
+        let later = Vec::with_capacity(MOST_WAITING);
         let (staging, recent) = (vec![0; room], [(u64::MAX, 0); RECENT]);
         Self {
             staging,
@@ -460,32 +462,9 @@ impl Core {
         outcome
     }
 
-    /// Queues the pages that are to be installed after a page: those that are known to be touched, those that are ready
-    /// now that the page is, or those of its plan. Where too many wait, some are installed now.
+    /// Queues the pages that are to be installed after a page. Where too many wait, some are installed now.
     fn plan_later(&self, page: u64, plan: &FaultPlan, state: &mut ReaderState) {
-        let is_auto = self.planner.advice() == Advice::Auto;
-        let last = self.contents().area().end().get();
-        let is_known = state.prefetch.clone().is_some_and(|known| {
-            let group = known.group_of(page).map(|run| run.start.min(last)..run.end.min(last));
-            let before = state.later.len();
-            state.later.extend(group.filter(|run| !run.is_empty()));
-            state.later.len() > before
-        });
-        if is_known {
-        } else if is_auto && let Some(made) = self.made_with(page) {
-            // A thread that reads in order faults next behind the pages that it finds there.
-            self.planner.went_only_to(Pfn::new(made.end), plan.window);
-            self.push_later(page, made, state);
-        } else if state.prefetch.is_none() {
-            let window = plan.window.start().get()..plan.window.end().get();
-            let is_guess = is_auto && !plan.buys;
-            if is_guess && state.later.len() >= WAITING {
-                self.planner.went_only_to(Pfn::new(page + 1), plan.window);
-                Counters::add(&self.counters().left_out, window.end - window.start - 1);
-            } else {
-                self.push_later(page, window, state);
-            }
-        }
+        self.queue_later(page, plan, state);
         // Where faults never cease, some of the waiting pages are installed between two of them.
         let most = if state.shares_cpu { 0 } else { WAITING };
         let is_alone = state.shares_cpu && !state.has_company;
@@ -494,6 +473,37 @@ impl Core {
             self.map_later(state);
             steps -= 1;
         }
+    }
+
+    /// Queues the pages that are known to be touched after a page, or those that are ready now that the page is, or
+    /// those of its plan.
+    fn queue_later(&self, page: u64, plan: &FaultPlan, state: &mut ReaderState) {
+        if let Some(known) = state.prefetch.clone() {
+            let (last, mut is_known) = (self.contents().area().end().get(), false);
+            for run in known.group_of(page) {
+                self.queue(run.start.min(last)..run.end.min(last), state);
+                is_known = true;
+            }
+            if is_known {
+                return;
+            }
+        }
+        let is_auto = self.planner.advice() == Advice::Auto;
+        if is_auto && let Some(made) = self.made_with(page) {
+            // A thread that reads in order faults next behind the pages that it finds there.
+            self.planner.went_only_to(Pfn::new(made.end), plan.window);
+            return self.queue_around(page, made, state);
+        }
+        if state.prefetch.is_some() {
+            return;
+        }
+        let is_guess = is_auto && !plan.buys;
+        if is_guess && state.later.len() >= WAITING {
+            self.planner.went_only_to(Pfn::new(page + 1), plan.window);
+            Counters::add(&self.counters().left_out, plan.window.pages().get() - 1);
+            return;
+        }
+        self.queue_around(page, plan.window.start().get()..plan.window.end().get(), state);
     }
 
     /// Returns the part of a sequential reader's window that is offered along with its page: all of it, unless
@@ -526,7 +536,7 @@ impl Core {
         if self.pages.contents.get(page) == Content::Present
             && let Some(made) = self.made_with(page)
         {
-            self.push_later(page, made, state);
+            self.queue_around(page, made, state);
         }
     }
 
@@ -538,11 +548,20 @@ impl Core {
         }
     }
 
-    /// Queues the other pages of the window of `page`. Those behind the page are wanted sooner than those before it, and
+    /// Queues the other pages of a window around `page`. Those behind the page are wanted sooner than those before it, and
     /// go first.
-    fn push_later(&self, page: u64, window: Range<u64>, state: &mut ReaderState) {
-        let parts = [window.start..page, page + 1..window.end];
-        state.later.extend(parts.into_iter().filter(|part| !part.is_empty()));
+    fn queue_around(&self, page: u64, window: Range<u64>, state: &mut ReaderState) {
+        self.queue(window.start..page, state);
+        self.queue(page + 1..window.end, state);
+    }
+
+    /// Queues a run of pages, or leaves it out if too many wait: the queue never grows, because a reader allocates nothing.
+    fn queue(&self, run: Range<u64>, state: &mut ReaderState) {
+        if state.later.len() == MOST_WAITING {
+            Counters::add(&self.counters().left_out, run.end - run.start);
+        } else if !run.is_empty() {
+            state.later.push(run);
+        }
     }
 
     /// Installs some pages that no thread waits for. Returns whether there were any.
