@@ -206,11 +206,12 @@ pub struct Noise {
 }
 
 impl Noise {
-    /// Returns whether the spread of the rounds' ratios to the naive row exceeds the distance of `ratio` from 1.
+    /// Returns whether the spread of the rounds' ratios to the naive row exceeds the distance of `ratio` from 1, both as
+    /// factors: rounds of 200 and of 2,000 times the naive row do not hide that it is slower.
     #[must_use]
     pub fn hides(&self, ratio: Option<f64>) -> bool {
         let (Some(ratio), Some(noise)) = (ratio, self.ratio_naive) else { return false };
-        (ratio - 1.0).abs() < ratio * noise
+        ratio.ln().abs() < noise.ln_1p()
     }
 }
 
@@ -341,5 +342,21 @@ impl Row {
         const GIB_TO_GB: f64 = 1.073_741_824;
         let is_rate = self.bytes != 0 && self.threads != 0;
         is_rate.then_some(self.gib_per_s * GIB_TO_GB).filter(|rate| rate.is_finite())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ratio_is_hidden_by_a_spread_of_factors_that_reaches_one() {
+        let hides = |ratio, noise| {
+            Noise { ratio_naive: Some(noise), ..Noise::default() }.hides(Some(ratio))
+        };
+        assert!(hides(1.04, 0.05) && hides(0.96, 0.05) && hides(1.5, 0.6));
+        assert!(!hides(1.06, 0.05) && !hides(0.94, 0.05));
+        // Rounds that differ by a factor of two are still hundreds of times faster.
+        assert!(!hides(343.0, 1.2) && !hides(0.003, 1.2));
     }
 }
