@@ -190,8 +190,8 @@ fn order(size: FaultAround, page: PageSize) -> u32 {
 }
 
 impl FaultPlanner {
-    /// Takes the facts about areas before their first fault: windows that grow do so up to `most`, and `costs` are
-    /// those before any was measured.
+    /// Takes the facts about areas before their first fault. Windows grow up to `most`. Until costs were measured,
+    /// `costs` count.
     #[must_use]
     pub fn new(
         areas: &[FaultArea],

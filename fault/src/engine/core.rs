@@ -475,8 +475,8 @@ impl Core {
         }
     }
 
-    /// Queues the pages that are known to be touched after a page, or those that are ready now that the page is, or
-    /// those of its plan.
+    /// Queues the pages that are known to be touched after a page, or the pages that became ready with it, or the
+    /// pages of its plan.
     fn queue_later(&self, page: u64, plan: &FaultPlan, state: &mut ReaderState) {
         if let Some(known) = state.prefetch.clone() {
             let (last, mut is_known) = (self.contents().area().end().get(), false);
