@@ -2,7 +2,6 @@
 
 use std::ffi::c_int;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -10,24 +9,12 @@ use pyo3::types::PyDict;
 use uzone::ByteLen;
 use uzone::hostpool::{self, HostPoolOptions, Peer};
 
-use crate::block::{Loan, check_process, device, is_versioned};
 use crate::error::Failure;
-use crate::exit::{self, Ends};
-use crate::lend::Lent;
+use crate::exit;
 use crate::options::{self, registration, seconds};
-use crate::pool::{closed, report_of, waited};
+use crate::pool::{report_of, waited};
 use crate::range::Size;
-use crate::watch::drop_detached;
-use crate::{buffer, dlpack};
-
-type Pool = Lent<Arc<hostpool::AttachedPool>>;
-
-impl Ends for Pool {
-    fn end(&self) {
-        // As for a pool of this process.
-        drop(self.take());
-    }
-}
+use crate::whole::Whole;
 
 /// The shared pool of another process, whose memory both have.
 ///
@@ -67,9 +54,7 @@ impl Ends for Pool {
 /// >>> keys = numpy.frombuffer(pool, numpy.uint8, pool.block_bytes, number * pool.block_bytes)
 #[pyclass(frozen, module = "uzone", weakref)]
 pub(crate) struct AttachedPool {
-    pool: Arc<Pool>,
-    device: i32,
-    process: u32,
+    whole: Whole<hostpool::AttachedPool>,
 }
 
 /// A name, or a descriptor.
@@ -77,29 +62,6 @@ pub(crate) struct AttachedPool {
 enum Named {
     Name(String),
     File(i32),
-}
-
-impl AttachedPool {
-    fn look<R>(&self, look: impl FnOnce(&hostpool::AttachedPool) -> R) -> Result<R, Failure> {
-        self.pool.look(|pool| look(pool)).ok_or_else(closed)
-    }
-
-    /// Calls `with` with the pool, if this process has it.
-    fn with<R>(&self, with: impl FnOnce(&hostpool::AttachedPool) -> PyResult<R>) -> PyResult<R> {
-        check_process(self.process)?;
-        let pool = self.pool.look(Arc::clone).ok_or_else(closed)?;
-        let result = with(&pool);
-        // Another thread may have closed it meanwhile.
-        if let Some(pool) = Arc::into_inner(pool) {
-            drop_detached(pool);
-        }
-        result
-    }
-
-    /// Returns the address of the memory and its length.
-    fn range(pool: &Arc<hostpool::AttachedPool>) -> (usize, u64) {
-        (pool.addr().get(), pool.len().get())
-    }
 }
 
 #[pymethods]
@@ -147,9 +109,7 @@ impl AttachedPool {
                 return Err(Failure::input(why).into());
             }
         };
-        let pool = Arc::new(Pool::new(Arc::new(attached.map_err(Failure::from)?)));
-        exit::add(&pool);
-        Ok(Self { pool, device, process: std::process::id() })
+        Ok(Self { whole: Whole::new(attached.map_err(Failure::from)?, device) })
     }
 
     /// Wait until this process has registered memory.
@@ -178,7 +138,7 @@ impl AttachedPool {
         timeout: Option<f64>,
     ) -> PyResult<u64> {
         let timeout = seconds("timeout", timeout)?;
-        self.with(|pool| {
+        self.whole.with(|pool| {
             let bytes = nbytes.map_or(pool.len(), |size| size.0);
             Ok(waited(py, timeout, |within| pool.wait_ready(bytes, within))?.get())
         })
@@ -190,37 +150,37 @@ impl AttachedPool {
     /// -------
     /// dict
     fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        report_of(py, self.with(|pool| Ok(py.detach(|| pool.report())))?)
+        report_of(py, self.whole.with(|pool| Ok(py.detach(|| pool.report())))?)
     }
 
     #[getter]
     fn nbytes(&self) -> PyResult<u64> {
-        Ok(self.look(|pool| pool.len().get())?)
+        Ok(self.whole.look(|pool| pool.len().get())?)
     }
 
     #[getter]
     fn block_bytes(&self) -> PyResult<u64> {
-        Ok(self.look(|pool| pool.block_len().get())?)
+        Ok(self.whole.look(|pool| pool.block_len().get())?)
     }
 
     #[getter]
     fn block_count(&self) -> PyResult<usize> {
-        Ok(self.look(hostpool::AttachedPool::blocks)?)
+        Ok(self.whole.look(hostpool::AttachedPool::blocks)?)
     }
 
     #[getter]
     fn ready(&self) -> PyResult<u64> {
-        Ok(self.look(|pool| pool.ready().get())?)
+        Ok(self.whole.look(|pool| pool.ready().get())?)
     }
 
     #[getter]
     fn owner_alive(&self) -> PyResult<bool> {
-        Ok(self.look(hostpool::AttachedPool::is_owner_alive)?)
+        Ok(self.whole.look(hostpool::AttachedPool::is_owner_alive)?)
     }
 
     #[getter]
     fn closed(&self) -> bool {
-        self.pool.look(|_| ()).is_none()
+        self.whole.is_closed()
     }
 
     /// Unregister and unmap the view of this process. The memory is the owner's until all views are gone.
@@ -230,9 +190,7 @@ impl AttachedPool {
     /// BufferError
     ///     If an array or another buffer has the memory.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        let pool = self.pool.take()?;
-        py.detach(|| drop(pool));
-        Ok(())
+        self.whole.close(py)
     }
 
     fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
@@ -245,7 +203,7 @@ impl AttachedPool {
     }
 
     fn __repr__(&self) -> String {
-        let shown = self.look(|pool| format!("{} blocks, {}", pool.blocks(), pool.len()));
+        let shown = self.whole.look(|pool| format!("{} blocks, {}", pool.blocks(), pool.len()));
         format!("<uzone.AttachedPool, {}>", shown.unwrap_or_else(|_| "closed".to_owned()))
     }
 
@@ -260,15 +218,12 @@ impl AttachedPool {
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let _ = stream; // no work of the pool is in a stream
-        let device = device(self.device, dl_device, copy)?;
-        check_process(self.process)?;
-        let ((addr, len), loan) = Loan::of(&self.pool, Self::range).ok_or_else(closed)?;
-        dlpack::tensor(py, addr, len, device, is_versioned(max_version), loan)
+        self.whole.tensor(py, max_version, dl_device, copy)
     }
 
     /// Return the kind and the number of the device of `__dlpack__`.
     fn __dlpack_device__(&self) -> (i32, i32) {
-        (self.device, 0)
+        (self.whole.device, 0)
     }
 
     unsafe fn __getbuffer__(
@@ -276,28 +231,11 @@ impl AttachedPool {
         view: *mut ffi::Py_buffer,
         flags: c_int,
     ) -> PyResult<()> {
-        let own = slf.get();
-        check_process(own.process)?;
-        let (addr, len) = own.pool.lend(Self::range).ok_or_else(closed)?;
-        // SAFETY: `fill` wants the view of this call, its owner, and bytes that stay mapped until the view is released.
-        // The pool is lent until then.
-        let filled = unsafe { buffer::fill(&slf, view, addr, len, false, flags) };
-        if filled.is_err() {
-            own.pool.put_back();
-        }
-        filled
+        // SAFETY: `lend` wants the view and the owner of this call. `__releasebuffer__` below ends the loan.
+        unsafe { slf.get().whole.lend(&slf, view, flags) }
     }
 
     unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {
-        self.pool.put_back();
-    }
-}
-
-impl Drop for AttachedPool {
-    fn drop(&mut self) {
-        if let Ok(Some(pool)) = self.pool.take() {
-            // It waits for the threads of the pool.
-            drop_detached(pool);
-        }
+        self.whole.release();
     }
 }

@@ -21,6 +21,7 @@ mod pack;
 mod pool;
 mod range;
 mod watch;
+mod whole;
 
 use pyo3::prelude::*;
 

@@ -2,7 +2,6 @@
 
 use std::ffi::c_int;
 use std::os::fd::AsRawFd;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pyo3::ffi;
@@ -11,26 +10,15 @@ use pyo3::types::{PyDict, PyMemoryView};
 use uzone::hostpool::{self, HostPoolError, HostPoolOptions, HostPoolReport};
 use uzone::{ByteLen, ErrorKind};
 
-use crate::block::{Block, Loan, check_process, device, is_versioned};
+use crate::block::Block;
 use crate::error::Failure;
-use crate::exit::{self, Ends};
-use crate::lend::Lent;
+use crate::exit;
 use crate::options::{self, registration, seconds};
 use crate::range::Size;
-use crate::watch::drop_detached;
-use crate::{buffer, dlpack};
+use crate::whole::Whole;
 
 /// How long a call waits before it handles signals.
 const LOOK: Duration = Duration::from_millis(100);
-
-type Pool = Lent<Arc<hostpool::HostPool>>;
-
-impl Ends for Pool {
-    fn end(&self) {
-        // The library stops the threads of a pool whose memory a buffer has.
-        drop(self.take());
-    }
-}
 
 /// A pool of host memory that an accelerator reads and writes directly.
 ///
@@ -109,11 +97,7 @@ impl Ends for Pool {
 /// True
 #[pyclass(frozen, module = "uzone", weakref)]
 pub(crate) struct HostPool {
-    pool: Arc<Pool>,
-    /// The kind of device of DLPack that sees the memory.
-    device: i32,
-    /// The process that has the memory.
-    process: u32,
+    whole: Whole<hostpool::HostPool>,
 }
 
 /// Calls `wait` with short times, and handles signals in between, until the time is up.
@@ -135,24 +119,6 @@ pub(crate) fn waited<T: Send>(
             }
             answer => return Ok(answer.map_err(Failure::from)?),
         }
-    }
-}
-
-impl HostPool {
-    fn look<R>(&self, look: impl FnOnce(&hostpool::HostPool) -> R) -> Result<R, Failure> {
-        self.pool.look(|pool| look(pool)).ok_or_else(closed)
-    }
-
-    /// Calls `with` with the pool, if this process has it.
-    fn with<R>(&self, with: impl FnOnce(&hostpool::HostPool) -> PyResult<R>) -> PyResult<R> {
-        check_process(self.process)?;
-        let pool = self.pool.look(Arc::clone).ok_or_else(closed)?;
-        let result = with(&pool);
-        // Another thread may have closed it meanwhile. The drop waits for threads that may call Python.
-        if let Some(pool) = Arc::into_inner(pool) {
-            drop_detached(pool);
-        }
-        result
     }
 }
 
@@ -207,9 +173,7 @@ impl HostPool {
         // On this thread, which has the context of the driver.
         let pool =
             py.detach(|| hostpool::HostPool::open(size.0, options)).map_err(Failure::from)?;
-        let pool = Arc::new(Pool::new(Arc::new(pool)));
-        exit::add(&pool);
-        Ok(Self { pool, device, process: std::process::id() })
+        Ok(Self { whole: Whole::new(pool, device) })
     }
 
     /// Take a block that is ready, every byte of it zero.
@@ -243,8 +207,8 @@ impl HostPool {
     /// Block or None
     fn try_take(&self, py: Python<'_>) -> PyResult<Option<Block>> {
         let taken =
-            self.with(|pool| Ok(py.detach(|| pool.try_take()).map_err(Failure::from)?))?;
-        Ok(taken.map(|block| Block::new(block, self.device)))
+            self.whole.with(|pool| Ok(py.detach(|| pool.try_take()).map_err(Failure::from)?))?;
+        Ok(taken.map(|block| Block::new(block, self.whole.device)))
     }
 
     /// Take several blocks in a row, as one contiguous buffer.
@@ -271,7 +235,7 @@ impl HostPool {
         let timeout = seconds("timeout", timeout)?;
         let take =
             |pool: &hostpool::HostPool| waited(py, timeout, |within| pool.take_run(count, within));
-        Ok(Block::new(self.with(take)?, self.device))
+        Ok(Block::new(self.whole.with(take)?, self.whole.device))
     }
 
     /// Wait until memory is ready.
@@ -300,7 +264,7 @@ impl HostPool {
         timeout: Option<f64>,
     ) -> PyResult<u64> {
         let timeout = seconds("timeout", timeout)?;
-        self.with(|pool| {
+        self.whole.with(|pool| {
             let bytes = nbytes.map_or(pool.len(), |size| size.0);
             Ok(waited(py, timeout, |within| pool.wait_ready(bytes, within))?.get())
         })
@@ -315,7 +279,7 @@ impl HostPool {
     ///     ``longest_piece``, ``first_ready``, ``all_ready``. Others: ``node``, ``registered_by``, ``pieces``, and
     ///     ``notes``, a list of sentences. A value that is not known yet is None.
     fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        report_of(py, self.with(|pool| Ok(py.detach(|| pool.report())))?)
+        report_of(py, self.whole.with(|pool| Ok(py.detach(|| pool.report())))?)
     }
 
     /// Return counts of the blocks.
@@ -327,7 +291,7 @@ impl HostPool {
     ///     are not ready yet or being cleared, and ``bad`` are never handed out. ``cleared_ahead``, ``cleared_on_demand``
     ///     and ``cleared_on_release``: blocks that were cleared so.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let stats = self.look(hostpool::HostPool::stats)?;
+        let stats = self.whole.look(hostpool::HostPool::stats)?;
         let dict = PyDict::new(py);
         dict.set_item("blocks", stats.blocks)?;
         dict.set_item("used", stats.used)?;
@@ -343,27 +307,27 @@ impl HostPool {
 
     #[getter]
     fn nbytes(&self) -> PyResult<u64> {
-        Ok(self.look(|pool| pool.len().get())?)
+        Ok(self.whole.look(|pool| pool.len().get())?)
     }
 
     #[getter]
     fn block_bytes(&self) -> PyResult<u64> {
-        Ok(self.look(|pool| pool.block_len().get())?)
+        Ok(self.whole.look(|pool| pool.block_len().get())?)
     }
 
     #[getter]
     fn block_count(&self) -> PyResult<usize> {
-        Ok(self.look(hostpool::HostPool::blocks)?)
+        Ok(self.whole.look(hostpool::HostPool::blocks)?)
     }
 
     #[getter]
     fn ready(&self) -> PyResult<u64> {
-        Ok(self.look(|pool| pool.ready().get())?)
+        Ok(self.whole.look(|pool| pool.ready().get())?)
     }
 
     #[getter]
     fn name(&self) -> PyResult<Option<String>> {
-        Ok(self.look(hostpool::HostPool::shared_name)?)
+        Ok(self.whole.look(hostpool::HostPool::shared_name)?)
     }
 
     /// Return the descriptor of the memory of a shared pool, for ``socket.send_fds``. The pool keeps it.
@@ -377,14 +341,14 @@ impl HostPool {
     /// NotSupportedError
     ///     If the pool is not shared.
     fn fileno(&self) -> PyResult<i32> {
-        let file = self.look(|pool| pool.shared_file().map(|file| file.as_raw_fd()))?;
+        let file = self.whole.look(|pool| pool.shared_file().map(|file| file.as_raw_fd()))?;
         let why = "the pool is not shared: open it with shared=True";
         Ok(file.ok_or_else(|| Failure::new(ErrorKind::NotSupported, why))?)
     }
 
     #[getter]
     fn closed(&self) -> bool {
-        self.pool.look(|_| ()).is_none()
+        self.whole.is_closed()
     }
 
     #[getter]
@@ -399,9 +363,7 @@ impl HostPool {
     /// BufferError
     ///     If an array or another buffer has the memory of the pool as a whole.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        let pool = self.pool.take()?;
-        py.detach(|| drop(pool));
-        Ok(())
+        self.whole.close(py)
     }
 
     fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
@@ -414,7 +376,7 @@ impl HostPool {
     }
 
     fn __repr__(&self) -> String {
-        let shown = self.look(|pool| {
+        let shown = self.whole.look(|pool| {
             let (count, block) = (pool.blocks(), pool.block_len());
             format!("{count} blocks of {block}, {} of {} ready", pool.ready(), pool.len())
         });
@@ -432,16 +394,12 @@ impl HostPool {
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let _ = stream; // no work of the pool is in a stream
-        let device = device(self.device, dl_device, copy)?;
-        check_process(self.process)?;
-        let look = |pool: &Arc<hostpool::HostPool>| (pool.addr().get(), pool.len().get());
-        let ((addr, len), loan) = Loan::of(&self.pool, look).ok_or_else(closed)?;
-        dlpack::tensor(py, addr, len, device, is_versioned(max_version), loan)
+        self.whole.tensor(py, max_version, dl_device, copy)
     }
 
     /// Return the kind and the number of the device of `__dlpack__`.
     fn __dlpack_device__(&self) -> (i32, i32) {
-        (self.device, 0)
+        (self.whole.device, 0)
     }
 
     unsafe fn __getbuffer__(
@@ -449,35 +407,13 @@ impl HostPool {
         view: *mut ffi::Py_buffer,
         flags: c_int,
     ) -> PyResult<()> {
-        let pool = slf.get();
-        check_process(pool.process)?;
-        let look = |pool: &Arc<hostpool::HostPool>| (pool.addr().get(), pool.len().get());
-        let (addr, len) = pool.pool.lend(look).ok_or_else(closed)?;
-        // SAFETY: `fill` wants the view of this call, its owner, and bytes that stay mapped until the view is released.
-        // The pool is lent until then.
-        let filled = unsafe { buffer::fill(&slf, view, addr, len, false, flags) };
-        if filled.is_err() {
-            pool.pool.put_back();
-        }
-        filled
+        // SAFETY: `lend` wants the view and the owner of this call. `__releasebuffer__` below ends the loan.
+        unsafe { slf.get().whole.lend(&slf, view, flags) }
     }
 
     unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {
-        self.pool.put_back();
+        self.whole.release();
     }
-}
-
-impl Drop for HostPool {
-    fn drop(&mut self) {
-        if let Ok(Some(pool)) = self.pool.take() {
-            // It waits for the threads of the pool.
-            drop_detached(pool);
-        }
-    }
-}
-
-pub(crate) fn closed() -> Failure {
-    Failure::input("the pool is closed")
 }
 
 /// Returns a report as a dictionary.
