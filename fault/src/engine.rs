@@ -1,6 +1,6 @@
 //! The maker of lazy mappings: [`Engine`].
 //!
-//! Cost: a mapping is one userfaultfd, about 40 KiB, and 8 bytes of descriptor a page. Those are written
+//! Cost: a mapping is one userfaultfd, about 55 KiB, and 8 bytes of descriptor a page. Those are written
 //! when their page is touched, but for mappings of up to 262,144 pages, which have theirs from the start.
 
 pub(crate) mod budget;

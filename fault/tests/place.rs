@@ -24,7 +24,7 @@ const PAGES: u64 = 4096;
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn usable() -> Vec<u32> {
-    numa::usable(&(0..1024).collect::<Vec<_>>()).unwrap()
+    numa::usable(0..1024).unwrap().collect()
 }
 
 /// Returns the CPUs of each thread of this process whose name begins so.

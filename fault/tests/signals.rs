@@ -1,13 +1,20 @@
 //! A signal handler may touch lazily mapped memory, whatever its thread was doing: each page comes, also while
-//! the interrupted call evicts it, makes it clean or makes it present.
+//! the interrupted call evicts it, makes it clean or makes it present, and while it allocates.
+//!
+//! The allocator of this program has one lock, as the C library's have where threads share an arena. An engine thread
+//! that allocated, or the owner of a page, would wait for the thread that a handler interrupted there.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
 mod common;
 
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::fs::File;
+use std::hint::black_box;
+use std::num::NonZeroU64;
 use std::process::ExitStatus;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,7 +22,7 @@ use common::{
     again, ends, engine, file_of, is_child, map, mapped, page, scattered, skip, usize_of,
 };
 use uzone_fault::{Answer, FileBacking, LazyMapping, LazyOptions, WriteTracking};
-use uzone_os::sigbus;
+use uzone_os::{page_cache, sigbus};
 use uzone_pages::ByteLen;
 
 const PAGES: u64 = 64;
@@ -32,6 +39,36 @@ static CALLS: AtomicU64 = AtomicU64::new(0);
 static IS_WRONG: AtomicBool = AtomicBool::new(false);
 /// Whether it writes as well.
 static WRITES: AtomicBool = AtomicBool::new(false);
+
+/// The system's allocator, for one thread at a time.
+struct OneAtATime(AtomicBool);
+
+#[global_allocator]
+static ALLOCATOR: OneAtATime = OneAtATime(AtomicBool::new(false));
+
+impl OneAtATime {
+    fn locked<T>(&self, step: impl FnOnce() -> T) -> T {
+        while self.0.swap(true, Ordering::Acquire) {
+            thread::yield_now();
+        }
+        let done = step();
+        self.0.store(false, Ordering::Release);
+        done
+    }
+}
+
+// SAFETY: it is the system's allocator. It does not unwind.
+unsafe impl GlobalAlloc for OneAtATime {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: as this function wants it.
+        self.locked(|| unsafe { System.alloc(layout) })
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        // SAFETY: as this function wants it.
+        self.locked(|| unsafe { System.dealloc(block, layout) });
+    }
+}
 
 extern "C" fn handler(_: libc::c_int) {
     // SeqCst, as in `work_under_signals`: it sees this handler, or this handler sees that there is no memory.
@@ -75,7 +112,7 @@ fn handle() {
     assert_eq!(answer, 0);
 }
 
-/// Sends signals to this thread and to the whole process while `work` runs again and again.
+/// Sends signals to this thread, to one that allocates, and to the whole process while `work` runs again and again.
 fn work_under_signals(memory: &LazyMapping, mut work: impl FnMut(u64)) {
     let run =
         Duration::from_millis(std::env::var(MILLIS).map_or(300, |text| text.parse().unwrap()));
@@ -83,12 +120,22 @@ fn work_under_signals(memory: &LazyMapping, mut work: impl FnMut(u64)) {
     CALLS.store(0, Ordering::Relaxed);
     let stop = AtomicBool::new(false);
     let process = libc::pid_t::try_from(std::process::id()).unwrap();
-    let worker = libc::pid_t::try_from(uzone_os::thread_id()).unwrap();
+    let worker = uzone_os::thread_id();
+    let allocating = AtomicU32::new(worker);
     thread::scope(|scope| {
         scope.spawn(|| {
+            allocating.store(uzone_os::thread_id(), Ordering::Relaxed);
             while !stop.load(Ordering::Relaxed) {
-                // SAFETY: kill(2) and tgkill(2) take numbers; the process handles the signal.
-                unsafe { libc::syscall(libc::SYS_tgkill, process, worker, libc::SIGUSR1) };
+                black_box(Vec::<u8>::with_capacity(4096));
+            }
+            allocating.store(worker, Ordering::Relaxed);
+        });
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                for thread in [worker, allocating.load(Ordering::Relaxed)] {
+                    // SAFETY: kill(2) and tgkill(2) take numbers; the process handles the signal.
+                    unsafe { libc::syscall(libc::SYS_tgkill, process, thread, libc::SIGUSR1) };
+                }
                 // SAFETY: as above.
                 unsafe { libc::kill(process, libc::SIGUSR1) };
                 thread::yield_now();
@@ -123,17 +170,17 @@ fn in_a_child(name: &str, run: impl FnOnce()) {
     );
 }
 
-fn mapping(name: &str, answer: Answer, tracking: Option<WriteTracking>) -> Option<LazyMapping> {
-    let len = PAGES * page();
-    let options = LazyOptions::default().answer(answer).track_writes(tracking);
-    let backing = Arc::new(FileBacking::new(file_of(len)).unwrap());
-    mapped(name, engine().map(ByteLen::new(len), backing, &options))
+fn mapping(name: &str, file: &File, options: &LazyOptions) -> Option<LazyMapping> {
+    let backing = Arc::new(FileBacking::new(file.try_clone().unwrap()).unwrap());
+    mapped(name, engine().map(ByteLen::new(PAGES * page()), backing, options))
 }
 
 fn rounds(name: &str, answer: Answer) {
     WRITES.store(false, Ordering::Relaxed);
-    let Some(memory) = mapping(name, answer, None) else { return };
     let all = 0..PAGES * page();
+    let file = file_of(all.end);
+    let options = LazyOptions::default().answer(answer);
+    let Some(memory) = mapping(name, &file, &options) else { return };
     work_under_signals(&memory, |at| {
         memory.evict(at * page()..all.end).unwrap();
         let _ = memory.stats();
@@ -142,8 +189,25 @@ fn rounds(name: &str, answer: Answer) {
         let _ = (memory.latencies(), memory.take_trace(), memory.last_failure());
         memory.evict(all.clone()).unwrap();
     });
+    // Readers join the thread that answers for this memory, and leave it.
+    work_under_signals(&memory, |at| {
+        memory.evict(all.clone()).unwrap();
+        let others = [at, at + 1].map(|_| mapping(name, &file, &options).unwrap());
+        for other in &others {
+            other.read_at(at * page(), &mut [0]).unwrap();
+        }
+    });
+    // Pages that an I/O thread produces.
+    let options = options.deadline(Duration::from_secs(600));
+    let Some(cold) = mapping(name, &file, &options) else { return };
+    work_under_signals(&cold, |at| {
+        cold.evict(all.clone()).unwrap();
+        page_cache::forget(&file, 0, NonZeroU64::new(all.end).unwrap()).unwrap();
+        cold.read_at(at * page(), &mut [0]).unwrap();
+    });
     WRITES.store(true, Ordering::Relaxed);
-    let Some(memory) = mapping(name, answer, Some(WriteTracking::Sync)) else { return };
+    let options = LazyOptions::default().answer(answer).track_writes(WriteTracking::Sync);
+    let Some(memory) = mapping(name, &file_of(all.end), &options) else { return };
     work_under_signals(&memory, |at| {
         memory.take_dirty(all.clone()).unwrap();
         memory.evict(at * page()..all.end).unwrap();

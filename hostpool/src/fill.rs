@@ -65,8 +65,8 @@ pub(crate) fn populate(inner: &Arc<Inner>) {
 /// Returns whether this process has CPUs of a node. One of memory alone, such as CXL's, is populated by any CPU.
 fn has_cpus(node: u32) -> bool {
     let nodes = numa::nodes(&SystemRoot::host()).unwrap_or_default();
-    let cpus = nodes.iter().find(|it| it.number == node).map(|node| numa::usable(&node.cpus));
-    !matches!(cpus, Some(Ok(cpus)) if cpus.is_empty())
+    let cpus = nodes.into_iter().find(|it| it.number == node).map(|node| numa::usable(node.cpus));
+    cpus.is_none_or(|cpus| cpus.map_or(true, |mut cpus| cpus.next().is_some()))
 }
 
 /// Registers the pool behind the threads that populate it, and hands its blocks out.

@@ -252,8 +252,9 @@ impl<P: Payload> Pool<P> {
 /// there are not several such nodes or the host does not say.
 fn places(root: &SystemRoot) -> Vec<Vec<u32>> {
     let nodes = numa::nodes(root).unwrap_or_default();
-    let usable = nodes.iter().filter_map(|node| numa::usable(&node.cpus).ok());
-    let places: Vec<Vec<u32>> = usable.filter(|cpus| !cpus.is_empty()).collect();
+    let usable = nodes.into_iter().filter_map(|node| numa::usable(node.cpus).ok());
+    let places: Vec<Vec<u32>> =
+        usable.map(Iterator::collect).filter(|cpus: &Vec<u32>| !cpus.is_empty()).collect();
     if places.len() > 1 { places } else { vec![Vec::new()] }
 }
 
@@ -399,7 +400,7 @@ mod tests {
 
     #[test]
     fn there_is_a_worker_for_each_of_several_nodes_and_one_that_goes_anywhere_otherwise() {
-        let mine = numa::usable(&(0..1024).collect::<Vec<_>>()).unwrap();
+        let mine = numa::usable(0..1024).unwrap().collect::<Vec<_>>();
         let anywhere = vec![Vec::new()];
         let (first, second) = (mine[0], mine.get(1).copied());
         let no_cpu = "65535".to_owned();
@@ -425,7 +426,7 @@ mod tests {
 
     #[test]
     fn the_workers_of_several_nodes_leave_nothing_dirty_and_all_of_them_end() {
-        let mine = numa::usable(&(0..1024).collect::<Vec<_>>()).unwrap();
+        let mine = numa::usable(0..1024).unwrap().collect::<Vec<_>>();
         let places = [vec![mine[0]], vec![mine[mine.len() - 1]]];
         let region = Region::anonymous(ByteLen::mib(8)).unwrap();
         region.write_at(0, &vec![0xa5; 8 << 20]).unwrap();

@@ -340,7 +340,7 @@ impl Region {
         let mut nodes = Vec::new();
         for node in numa::nodes(root)? {
             let is_wanted = options.node.is_none_or(|wanted| wanted == node.number);
-            let usable = numa::usable(&node.cpus)?;
+            let usable: Vec<u32> = numa::usable(node.cpus)?.collect();
             if is_wanted && !usable.is_empty() {
                 nodes.push(usable);
             }

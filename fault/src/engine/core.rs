@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
+use uzone_os::uffd::FaultKind;
 use uzone_os::uffd::in_thread::{InThread, Record};
 use uzone_pages::{
     Advice, Content, FaultArea, FaultCosts, FaultPlan, FaultPlanner, PageCount, PageSize, Pfn,
@@ -38,7 +39,7 @@ use crate::stats::{Counters, FaultStats};
 use crate::trace::{FaultOutcome, FaultRecord, Recorder};
 
 /// How many bytes are read from a backing at once.
-const STAGING: u64 = 256 << 10;
+pub(crate) const STAGING: usize = 256 << 10;
 
 /// How many pages that were woken lately are remembered, with the threads that waited for them.
 const RECENT: usize = 64;
@@ -188,9 +189,14 @@ impl Core {
         areas: &[FaultArea],
         options: &LazyOptions,
     ) -> Self {
-        let LazyOptions { advice, fault_around, on_failure, trace, .. } = options;
+        let LazyOptions { advice, fault_around, on_failure, trace, track_writes, .. } = options;
         let most = backing.largest_window();
         let is_continued = backing.memory_file().is_ok_and(|file| file.is_some());
+        let classes: &[FaultKind] = match (is_continued, track_writes) {
+            (false, None) => &[FaultKind::Missing],
+            (true, None) => &[FaultKind::Missing, FaultKind::Minor],
+            (_, Some(_)) => &[FaultKind::Missing, FaultKind::Minor, FaultKind::WriteProtect],
+        };
         let page_ns = if is_continued { CONTINUED_NS } else { COPIED_NS };
         let costs = FaultCosts { fault_ns: FAULT_NS, page_ns };
         let page = contents.page_size();
@@ -199,7 +205,7 @@ impl Core {
             pages: Pages::new(kernel, contents),
             backing,
             planner: Arc::new(planner),
-            recorder: Recorder::new(*trace),
+            recorder: Recorder::new(classes, *trace),
             pending: Pending::new(),
             turn: AtomicU64::new(0),
             has_failed: AtomicBool::new(false),
@@ -325,7 +331,7 @@ impl Core {
 
     /// Returns how many bytes are read from the backing at once, or written to it.
     pub(crate) fn room(&self) -> usize {
-        usize::try_from(STAGING.max(self.pages.page.bytes())).unwrap_or(usize::MAX)
+        usize::try_from(self.pages.page.bytes()).map_or(usize::MAX, |page| page.max(STAGING))
     }
 
     pub(crate) fn planner(&self) -> &Arc<FaultPlanner> {

@@ -12,23 +12,23 @@
 //! is touched from then on is bad, and the thread goes on with the others. If the thread ended instead,
 //! each thread that touches its mappings would wait for ever.
 //!
-//! Locks: one, for the readers that join the loop, held to put one in or to take it.
+//! The thread neither allocates nor frees (`inbox`): a reader brings the room that the loop needs for it, and is
+//! dropped by the thread that drops its mapping.
 
-use std::collections::HashMap;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Mutex};
 use std::thread::{JoinHandle, ThreadId};
 use std::time::{Duration, Instant};
 
-use uzone_os::signals::lock_uninterrupted;
+use uzone_os::thread::pause;
 use uzone_os::uffd::EventSet;
 use uzone_os::{numa, signals};
 
+use crate::engine::core::STAGING;
 use crate::engine::exit;
 use crate::engine::follow::Follower;
-use crate::engine::inbox::{Inbox, Message};
+use crate::engine::inbox::{Inbox, Mailbox, Message};
 use crate::engine::io_pool::Submit;
 use crate::engine::mapping_reader::{MappingReader, Scratch};
 use crate::error::{caught, discard};
@@ -48,10 +48,79 @@ struct Shared {
     inbox: Arc<Inbox>,
     /// The descriptors that its thread waits for.
     set: EventSet,
-    /// The readers that join it, until it has the message of each.
-    joining: Mutex<HashMap<u64, Box<MappingReader>>>,
+    joining: Mailbox<Member>,
+    /// The readers that left it, until the threads that wait for them take them.
+    left: Mailbox<Member>,
     next_key: AtomicU64,
+    /// The number of readers that joined it and were not taken.
     readers: AtomicUsize,
+}
+
+/// A reader of a loop.
+struct Member {
+    key: u64,
+    reader: Box<MappingReader>,
+    /// The room that the reader brings, and then the room that the loop had before.
+    room: Box<Room>,
+}
+
+/// The memory that a loop has for its readers.
+struct Room {
+    /// In the order of their keys.
+    members: Vec<Member>,
+    /// The mappings that had faults a moment ago, or have neighbours to be installed.
+    active: Vec<u64>,
+    /// The mappings with deferred work.
+    timed: Vec<u64>,
+    /// The bytes of the pages that a reader copies. Empty if the reader needs no more than each loop has.
+    staging: Vec<u8>,
+}
+
+impl Room {
+    /// Makes room for so many readers, of which one copies so many bytes at once.
+    fn new(readers: usize, bytes: usize) -> Self {
+        let staging = if bytes > STAGING { vec![0; bytes] } else { Vec::new() };
+        let (active, timed) = (Vec::with_capacity(readers), Vec::with_capacity(readers));
+        Self { members: Vec::with_capacity(readers), active, timed, staging }
+    }
+
+    /// Exchanges the lists for those of another room, if that has more room.
+    fn grow(&mut self, other: &mut Self) {
+        if other.members.capacity() > self.members.capacity() {
+            other.members.append(&mut self.members);
+            other.active.append(&mut self.active);
+            other.timed.append(&mut self.timed);
+            std::mem::swap(&mut self.members, &mut other.members);
+            std::mem::swap(&mut self.active, &mut other.active);
+            std::mem::swap(&mut self.timed, &mut other.timed);
+        }
+    }
+
+    fn find(&self, key: u64) -> Result<usize, usize> {
+        self.members.binary_search_by_key(&key, |member| member.key)
+    }
+
+    fn reader(&mut self, key: u64) -> Option<&mut MappingReader> {
+        let at = self.find(key).ok()?;
+        Some(&mut self.members[at].reader)
+    }
+
+    fn activate(&mut self, key: u64) {
+        if let Some(reader) = self.reader(key)
+            && !std::mem::replace(&mut reader.is_active, true)
+        {
+            self.active.push(key);
+        }
+    }
+
+    fn note_timer(&mut self, key: u64) {
+        if let Some(reader) = self.reader(key)
+            && reader.due().is_some()
+            && !std::mem::replace(&mut reader.is_timed, true)
+        {
+            self.timed.push(key);
+        }
+    }
 }
 
 /// A thread that answers the faults of its mappings.
@@ -70,8 +139,8 @@ impl EventLoop {
         let watched = Arc::downgrade(&inbox);
         exit::waits_for(move |thread| Some(watched.upgrade()?.is_quiet(thread)));
         let (next_key, readers) = (AtomicU64::new(0), AtomicUsize::new(0));
-        let joining = Mutex::default();
-        let shared = Arc::new(Shared { inbox, set, joining, next_key, readers });
+        let (joining, left) = (Mailbox::new(), Mailbox::new());
+        let shared = Arc::new(Shared { inbox, set, joining, left, next_key, readers });
         let theirs = shared.clone();
         let thread = signals::spawn(name, move || {
             let mut runner = Runner::new(theirs);
@@ -81,6 +150,11 @@ impl EventLoop {
             }
         })?;
         let id = thread.thread().id();
+        // A thread that starts allocates.
+        let mut round = 0;
+        while !shared.inbox.is_running() {
+            pause(&mut round);
+        }
         Ok(Self { shared, thread: Some(thread), id, process: std::process::id() })
     }
 
@@ -101,9 +175,13 @@ impl EventLoop {
         let key = self.shared.next_key.fetch_add(1, Ordering::Relaxed);
         // Waited for before the loop knows it: it asks once more then.
         reader.join(&self.shared.set, key)?;
-        self.shared.readers.fetch_add(1, Ordering::Relaxed);
-        lock_uninterrupted(&self.shared.joining).insert(key, Box::new(reader));
-        self.inbox().send(Message::Join { key });
+        // Of the readers that are in the loop at once, the last one to be counted brought room for all. Relaxed: the
+        // messages order it.
+        let readers = 1 + self.shared.readers.fetch_add(1, Ordering::Relaxed);
+        let room = Box::new(Room::new(readers, reader.room()));
+        self.shared.left.reserve(readers);
+        self.shared.joining.push(Member { key, reader: Box::new(reader), room });
+        self.inbox().send(Message::Join);
         Ok(Attached { event_loop: self.clone(), key })
     }
 }
@@ -148,12 +226,23 @@ impl Drop for Attached {
         if self.event_loop.process != std::process::id() {
             return;
         }
-        let (done, is_done) = sync_channel(1);
-        let is_sent = self.event_loop.inbox().send(Message::Leave { key: self.key, done });
+        let EventLoop { shared, id, .. } = &*self.event_loop;
         // The loop itself may drop a mapping, in a closure of the caller: it handles the message later.
-        if is_sent && self.event_loop.id != std::thread::current().id() {
-            let _ = is_done.recv(); // it ends with an error if the loop has ended
+        let is_awaited = *id != std::thread::current().id();
+        let is_sent = shared.inbox.send(Message::Leave { key: self.key, is_awaited });
+        if !(is_sent && is_awaited) {
+            return;
         }
+        let mut round = 0;
+        let left = loop {
+            match shared.left.take_first(|left| left.key == self.key) {
+                Some(left) => break left,
+                None => pause(&mut round),
+            }
+        };
+        drop(left);
+        // Relaxed: as for `join`.
+        shared.readers.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -161,17 +250,16 @@ impl Drop for Attached {
 struct Runner {
     inbox: Arc<Inbox>,
     shared: Arc<Shared>,
-    readers: HashMap<u64, Box<MappingReader>>,
-    /// The mappings that had faults a moment ago, or have neighbours to be installed.
-    active: Vec<u64>,
-    /// The mappings with deferred work.
-    timed: Vec<u64>,
+    room: Room,
     scratch: Scratch,
     follower: Follower,
     /// Whether this thread is on the CPU of a thread whose faults it answers.
     shares_cpu: bool,
     /// The keys that the last wait returned.
     ready: Vec<u64>,
+    /// Empty lists, to exchange for full ones.
+    messages: Vec<Message>,
+    joining: Vec<Member>,
 }
 
 impl Runner {
@@ -179,15 +267,14 @@ impl Runner {
         Self {
             inbox: shared.inbox.clone(),
             shared,
-            readers: HashMap::new(),
-            active: Vec::new(),
-            timed: Vec::new(),
-            scratch: Scratch::new(),
+            room: Room::new(0, 0),
+            scratch: Scratch::new(STAGING),
             follower: Follower::new(),
             // On the only CPU, polling would keep the thread from running that was just woken.
             shares_cpu: numa::current_cpu_count().is_ok_and(|cpus| cpus == 1),
-            // With room: a thread that answers faults allocates nothing.
             ready: Vec::with_capacity(EventSet::MOST),
+            messages: Vec::new(),
+            joining: Vec::new(),
         }
     }
 
@@ -203,14 +290,14 @@ impl Runner {
             if is_busy {
                 self.follow();
             }
-            if self.active.is_empty() {
+            if self.room.active.is_empty() {
                 let timeout =
                     self.next_due().map(|due| due.saturating_duration_since(Instant::now()));
                 self.wait(timeout);
                 continue;
             }
             round = round.wrapping_add(1);
-            let has_others = self.readers.len() > self.active.len();
+            let has_others = self.room.members.len() > self.room.active.len();
             let is_time = || round.is_multiple_of(ROUNDS) || checked.elapsed() >= OTHERS;
             if has_others && (!is_busy || is_time()) {
                 self.wait(Some(Duration::ZERO));
@@ -225,105 +312,111 @@ impl Runner {
     fn follow(&mut self) {
         if let Some(shares_cpu) = self.follower.follow(&mut self.scratch.waiters) {
             self.shares_cpu = shares_cpu;
-            self.readers.values_mut().for_each(|reader| reader.set_shares_cpu(shares_cpu));
+            let members = &mut self.room.members;
+            members.iter_mut().for_each(|member| member.reader.set_shares_cpu(shares_cpu));
         }
     }
 
     /// Handles the messages. Returns whether one of them stops the loop.
     fn take_messages(&mut self) -> bool {
-        for message in self.inbox.take() {
-            match message {
-                Message::Join { key } => {
-                    let Some(mut reader) = lock_uninterrupted(&self.shared.joining).remove(&key)
-                    else {
-                        continue;
-                    };
-                    if self.shares_cpu {
-                        reader.set_shares_cpu(true);
-                    }
-                    if self.scratch.staging.len() < reader.room() {
-                        self.scratch.staging.resize(reader.room(), 0);
-                    }
-                    self.active.reserve(self.readers.len() + 1);
-                    self.timed.reserve(self.readers.len() + 1);
-                    self.readers.insert(key, reader);
-                    self.activate(key);
-                }
-                Message::Leave { key, done } => {
-                    self.leave(key);
-                    let _ = done.send(()); // there is no receiver if the loop itself drops the mapping
-                }
-                Message::Install { key, page, staged } => {
-                    if let Some(reader) = self.readers.get_mut(&key) {
-                        if caught(|| reader.install(page, staged)).is_none() {
-                            reader.fail();
-                        }
-                        self.note_timer(key);
-                        self.activate(key);
+        let mut messages = std::mem::take(&mut self.messages);
+        self.inbox.take(&mut messages);
+        let is_stopped = messages.drain(..).any(|message| self.handle(message));
+        self.messages = messages;
+        is_stopped
+    }
+
+    /// Handles a message. Returns whether it stops the loop.
+    fn handle(&mut self, message: Message) -> bool {
+        match message {
+            Message::Join => self.join(),
+            Message::Leave { key, is_awaited } => {
+                // Its message comes behind that by which it joined.
+                if let Some(left) = self.leave(key) {
+                    if is_awaited {
+                        self.shared.left.push(left);
+                    } else {
+                        self.shared.readers.fetch_sub(1, Ordering::Relaxed);
                     }
                 }
-                Message::Prefetch { key, group } => {
-                    if let Some(reader) = self.readers.get_mut(&key) {
-                        reader.prefetch(group);
-                        self.activate(key);
+            }
+            Message::Install { key, page, staged } => {
+                if let Some(reader) = self.room.reader(key) {
+                    if caught(|| reader.install(page, staged)).is_none() {
+                        reader.fail();
                     }
+                    self.room.note_timer(key);
+                    self.room.activate(key);
                 }
-                Message::Stop => {
-                    let keys: Vec<u64> = self.readers.keys().copied().collect();
-                    keys.into_iter().for_each(|key| self.leave(key));
-                    return true;
+            }
+            Message::Prefetch { key, group } => {
+                if let Some(reader) = self.room.reader(key) {
+                    reader.prefetch(group);
+                    self.room.activate(key);
                 }
+            }
+            Message::Stop => {
+                while let Some(member) = self.room.members.last() {
+                    drop(self.leave(member.key));
+                }
+                return true;
             }
         }
         false
     }
 
-    fn leave(&mut self, key: u64) {
-        if let Some(reader) = self.readers.remove(&key) {
-            reader.leave(&self.shared.set);
-            self.active.retain(|&active| active != key);
-            self.timed.retain(|&timed| timed != key);
-            if caught(|| reader.finish(&mut self.scratch)).is_none() {
-                self.renew_scratch();
+    /// Takes in the readers that join.
+    fn join(&mut self) {
+        let mut joining = std::mem::take(&mut self.joining);
+        self.shared.joining.take(&mut joining);
+        for mut member in joining.drain(..) {
+            if self.shares_cpu {
+                member.reader.set_shares_cpu(true);
             }
-            self.shared.readers.fetch_sub(1, Ordering::Relaxed);
+            self.room.grow(&mut member.room);
+            if self.scratch.staging.len() < member.room.staging.len() {
+                std::mem::swap(&mut self.scratch.staging, &mut member.room.staging);
+            }
+            let key = member.key;
+            // Keys are used once.
+            if let Err(at) = self.room.find(key) {
+                self.room.members.insert(at, member);
+                self.room.activate(key);
+            }
         }
+        self.joining = joining;
+    }
+
+    fn leave(&mut self, key: u64) -> Option<Member> {
+        let at = self.room.find(key).ok()?;
+        let mut left = self.room.members.remove(at);
+        left.reader.leave(&self.shared.set);
+        self.room.active.retain(|&active| active != key);
+        self.room.timed.retain(|&timed| timed != key);
+        if caught(|| left.reader.finish(&mut self.scratch)).is_none() {
+            self.renew_scratch();
+        }
+        Some(left)
     }
 
     /// Makes new room for answers, after a panic that may have left the old one with a reader.
     fn renew_scratch(&mut self) {
-        let room = self.readers.values().map(|reader| reader.room()).max().unwrap_or(0);
-        discard(std::mem::replace(&mut self.scratch, Scratch::new()));
-        self.scratch.staging.resize(room, 0);
-    }
-
-    fn activate(&mut self, key: u64) {
-        if let Some(reader) = self.readers.get_mut(&key)
-            && !std::mem::replace(&mut reader.is_active, true)
-        {
-            self.active.push(key);
-        }
-    }
-
-    fn note_timer(&mut self, key: u64) {
-        if let Some(reader) = self.readers.get_mut(&key)
-            && reader.due().is_some()
-            && !std::mem::replace(&mut reader.is_timed, true)
-        {
-            self.timed.push(key);
-        }
+        let rooms = self.room.members.iter().map(|member| member.reader.room());
+        let staging = rooms.max().unwrap_or(0).max(STAGING);
+        discard(std::mem::replace(&mut self.scratch, Scratch::new(staging)));
     }
 
     /// Steps the active readers once. Returns whether any had something to do.
     fn step_active(&mut self) -> bool {
         let mut is_busy = false;
         let mut at = 0;
-        let has_company = self.readers.len() > 1;
-        while let Some(&key) = self.active.get(at) {
-            let Some(reader) = self.readers.get_mut(&key) else {
-                self.active.swap_remove(at);
+        let has_company = self.room.members.len() > 1;
+        while let Some(&key) = self.room.active.get(at) {
+            let Ok(member) = self.room.find(key) else {
+                self.room.active.swap_remove(at);
                 continue;
             };
+            let reader = &mut self.room.members[member].reader;
             let was_polled_by_timer = reader.is_polled_by_timer();
             reader.set_company(has_company);
             let submit = Submit { filler: &self.inbox, key };
@@ -339,7 +432,7 @@ impl Runner {
                 is_busy = true;
                 if reader.is_idle() {
                     reader.is_active = false;
-                    self.active.swap_remove(at);
+                    self.room.active.swap_remove(at);
                 } else {
                     at += 1;
                 }
@@ -347,7 +440,7 @@ impl Runner {
                 at += 1;
             } else {
                 reader.is_active = false;
-                self.active.swap_remove(at);
+                self.room.active.swap_remove(at);
             }
             if reader.is_polled_by_timer() && !was_polled_by_timer {
                 // It would be returned by every wait.
@@ -356,7 +449,7 @@ impl Runner {
                 // If it cannot be waited for, it is looked at by the clock.
                 reader.poll_failed = reader.join(&self.shared.set, key).is_err();
             }
-            self.note_timer(key);
+            self.room.note_timer(key);
         }
         is_busy
     }
@@ -364,9 +457,12 @@ impl Runner {
     /// Returns when deferred work is due, and forgets the mappings without any.
     fn next_due(&mut self) -> Option<Instant> {
         let mut next: Option<Instant> = None;
-        let readers = &mut self.readers;
-        self.timed.retain(|key| {
-            let Some(reader) = readers.get_mut(key) else { return false };
+        let members = &mut self.room.members;
+        self.room.timed.retain(|key| {
+            let Ok(at) = members.binary_search_by_key(key, |member| member.key) else {
+                return false;
+            };
+            let reader = &mut members[at].reader;
             let due = reader.due();
             reader.is_timed = due.is_some();
             next = [next, due].into_iter().flatten().min();
@@ -392,18 +488,18 @@ impl Runner {
             if key == BELL {
                 self.inbox.rang();
             } else {
-                self.activate(key);
+                self.room.activate(key);
             }
         }
-        if self.timed.is_empty() {
+        if self.room.timed.is_empty() {
             return;
         }
         let now = Instant::now();
-        for at in 0..self.timed.len() {
-            let key = self.timed[at];
-            let due = self.readers.get(&key).and_then(|reader| reader.due());
+        for at in 0..self.room.timed.len() {
+            let key = self.room.timed[at];
+            let due = self.room.reader(key).and_then(|reader| reader.due());
             if due.is_some_and(|due| due <= now) {
-                self.activate(key);
+                self.room.activate(key);
             }
         }
     }

@@ -90,7 +90,11 @@ pub(crate) struct Follower {
 
 impl Follower {
     pub(crate) fn new() -> Self {
-        Self { place: Place::Anywhere, not_before: Instant::now(), cpus: Vec::new() }
+        Self {
+            place: Place::Anywhere,
+            not_before: Instant::now(),
+            cpus: Vec::with_capacity(CPUS as usize),
+        }
     }
 
     /// Moves this thread, if that is due. Returns whether it shares the CPU of the faulting thread from now
@@ -98,8 +102,8 @@ impl Follower {
     pub(crate) fn follow(&mut self, waiters: &mut Waiters) -> Option<bool> {
         match self.next(waiters, only_cpu)? {
             Move::To(cpu) => {
-                let all: Vec<u32> = (0..CPUS).collect();
-                self.cpus = numa::usable(&all).unwrap_or_default();
+                self.cpus.clear();
+                self.cpus.extend(numa::usable(0..CPUS).into_iter().flatten());
                 let can = self.cpus.len() > 1 && self.cpus.contains(&cpu);
                 if can && numa::keep_thread_to(&[cpu]).is_ok() {
                     return Some(true);

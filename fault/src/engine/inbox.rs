@@ -1,11 +1,14 @@
-//! How the threads that produce pages reach the thread that installs them: [`Inbox`].
+//! How other threads reach a thread that answers faults: [`Inbox`], and the list in which it takes values from them,
+//! [`Mailbox`].
 //!
-//! Locks: one, for the messages, held for a push or to take all.
+//! A thread that a signal handler interrupted inside the allocator may wait for a page. So a thread that answers faults
+//! neither allocates nor frees, and no lock that it takes is held while memory is allocated.
+//!
+//! Locks: one for each list, held for a push or to take all.
 
 use std::io;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
 use uzone_os::signals::lock_uninterrupted;
@@ -19,18 +22,84 @@ const RETRY: Duration = Duration::from_millis(1);
 /// How often a failing ring of the bell is repeated before the message waits for the next one.
 const RINGS: u32 = 1000;
 
-/// A message to a loop, about the mapping with a key. A reader that joins is in the list of joining readers.
+/// The room of a list that had none.
+const SMALLEST: usize = 16;
+
+/// A list that any thread pushes to and one thread takes whole. The pushing threads allocate its memory.
+pub(crate) struct Mailbox<T>(Mutex<Vec<T>>);
+
+impl<T> Mailbox<T> {
+    pub(crate) fn new() -> Self {
+        Self(Mutex::new(Vec::with_capacity(SMALLEST)))
+    }
+
+    /// Makes room for so many values. Pushes up to there allocate nothing.
+    pub(crate) fn reserve(&self, values: usize) {
+        let mut list = lock_uninterrupted(&self.0);
+        while list.capacity() < values {
+            drop(list);
+            let mut larger = Vec::with_capacity(values.next_power_of_two());
+            list = lock_uninterrupted(&self.0);
+            if list.capacity() < larger.capacity() {
+                larger.append(&mut list);
+                std::mem::swap(&mut larger, &mut list);
+            }
+            drop(list);
+            // Freed without the lock.
+            drop(larger);
+            list = lock_uninterrupted(&self.0);
+        }
+    }
+
+    pub(crate) fn push(&self, value: T) {
+        loop {
+            let mut list = lock_uninterrupted(&self.0);
+            let room = list.capacity();
+            if list.len() < room {
+                return list.push(value);
+            }
+            drop(list);
+            self.reserve(2 * room.max(SMALLEST));
+        }
+    }
+
+    /// Exchanges the list for an empty one.
+    pub(crate) fn take(&self, empty: &mut Vec<T>) {
+        std::mem::swap(&mut *lock_uninterrupted(&self.0), empty);
+    }
+
+    /// Takes the first value that `is_wanted`.
+    pub(crate) fn take_first(&self, is_wanted: impl FnMut(&T) -> bool) -> Option<T> {
+        let mut list = lock_uninterrupted(&self.0);
+        let at = list.iter().position(is_wanted)?;
+        Some(list.swap_remove(at))
+    }
+}
+
+/// A message to a loop, about the mapping with a key.
 pub(crate) enum Message {
-    Join { key: u64 },
-    Leave { key: u64, done: SyncSender<()> },
-    Install { key: u64, page: u64, staged: Staged },
-    Prefetch { key: u64, group: Group },
+    /// There are joining readers.
+    Join,
+    /// `is_awaited` is whether the sender waits for the reader, to drop it.
+    Leave {
+        key: u64,
+        is_awaited: bool,
+    },
+    Install {
+        key: u64,
+        page: u64,
+        staged: Staged,
+    },
+    Prefetch {
+        key: u64,
+        group: Group,
+    },
     Stop,
 }
 
 /// How a loop is reached.
 pub(crate) struct Inbox {
-    messages: Mutex<Vec<Message>>,
+    messages: Mailbox<Message>,
     /// Whether there is something in it, or was a moment ago.
     called: AtomicBool,
     /// Whether the loop waits, and there is no message for it.
@@ -42,14 +111,15 @@ pub(crate) struct Inbox {
 
 impl Inbox {
     pub(crate) fn new() -> io::Result<Self> {
-        let (messages, called) = (Mutex::default(), AtomicBool::new(false));
+        let (messages, called) = (Mailbox::new(), AtomicBool::new(false));
         let (sleeps, thread) = (AtomicBool::new(false), AtomicU32::new(0));
         Ok(Self { messages, called, sleeps, thread, bell: Doorbell::new()? })
     }
 
     /// Notes that the calling thread is that of the loop.
     pub(crate) fn belongs_here(&self) {
-        self.thread.store(uzone_os::thread_id(), Ordering::Relaxed);
+        // Release pairs with the Acquire of `is_running`.
+        self.thread.store(uzone_os::thread_id(), Ordering::Release);
     }
 
     /// Notes whether the loop is about to wait, or has waited.
@@ -59,6 +129,11 @@ impl Inbox {
         if sleeps && self.is_called() {
             self.sleeps.store(false, Ordering::SeqCst);
         }
+    }
+
+    /// Returns whether the thread of the loop runs.
+    pub(crate) fn is_running(&self) -> bool {
+        self.thread.load(Ordering::Acquire) != 0
     }
 
     /// Returns whether the loop has nothing to do, or is that thread.
@@ -78,17 +153,17 @@ impl Inbox {
         self.called.store(true, Ordering::Relaxed);
     }
 
-    /// Takes the messages.
-    pub(crate) fn take(&self) -> Vec<Message> {
+    /// Exchanges the messages for an empty list.
+    pub(crate) fn take(&self, empty: &mut Vec<Message>) {
         // In this order: a thread that sends after the swap rings again.
         let _ = self.bell.silence();
         self.called.swap(false, Ordering::AcqRel);
-        std::mem::take(&mut *lock_uninterrupted(&self.messages))
+        self.messages.take(empty);
     }
 
     /// Sends a message to the loop. Returns whether the loop was woken; if not, the next message wakes it.
     pub(crate) fn send(&self, message: Message) -> bool {
-        lock_uninterrupted(&self.messages).push(message);
+        self.messages.push(message);
         // Release pairs with the Acquire of the loop: it sees the message.
         let was_called = self.called.swap(true, Ordering::Release);
         // After that: a loop that notes its sleep meanwhile looks at the message afterwards.

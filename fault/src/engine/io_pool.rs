@@ -8,6 +8,8 @@
 //! that, none is left to produce a page. So the reader checks whether a fault is of one of these threads, and makes
 //! the page a bad one if that would have to be waited for.
 //!
+//! A thread that produces pages for memory of this process neither allocates nor frees (`inbox`), but for its backing.
+//!
 //! Locks: the queues', held for a push or a pop and while waiting for one, over nothing else.
 
 use std::collections::VecDeque;
@@ -18,6 +20,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use uzone_os::signals::lock_uninterrupted;
+use uzone_os::thread::pause;
 use uzone_os::{lock, signals};
 
 use crate::engine::core::{Core, ReaderState};
@@ -32,6 +35,9 @@ use crate::trace::FaultOutcome;
 pub(crate) const LIMIT: usize = 4096;
 /// How many ranges may wait to be read ahead.
 const AHEAD: usize = 64;
+/// How many bytes of a backing a thread has room for from its start. A page of 1 GiB needs more, which the thread
+/// allocates.
+const ROOM: usize = 2 << 20;
 
 /// A page to be produced, which is owned.
 struct Job {
@@ -45,13 +51,13 @@ struct Job {
 
 impl Job {
     /// Produces the page. A panic in it is a bug of ours or a drop of the caller's: the page is bad
-    /// then, and the thread goes on.
-    fn run(self, state: &mut ReaderState) {
+    /// then, and the thread goes on. Returns its mapping, which may have been dropped.
+    fn run(self, state: &mut ReaderState) -> Arc<Core> {
         let (core, page) = (self.core.clone(), self.page);
         if caught(|| self.produce(state)).is_none() {
             core.give_up(page);
         }
-        discard(core);
+        core
     }
 
     fn produce(self, state: &mut ReaderState) {
@@ -226,6 +232,7 @@ impl IoPool {
             let mut queues = lock_uninterrupted(&shared.queues);
             queues.demand.reserve_exact(LIMIT);
             queues.ahead.reserve_exact(AHEAD);
+            queues.threads.reserve_exact(producers + 1);
         }
         let watched = Arc::downgrade(&shared);
         exit::waits_for(move |thread| Some(lock(&watched.upgrade()?.queues).is_quiet(thread)));
@@ -234,6 +241,11 @@ impl IoPool {
             let shared = pool.shared.clone();
             // If a later one is refused, dropping the pool ends the running threads.
             signals::spawn(&format!("uzone-io-{index}"), move || work(&shared))?;
+        }
+        // A thread that starts allocates.
+        let mut round = 0;
+        while lock_uninterrupted(&pool.shared.queues).threads.len() <= producers {
+            pause(&mut round);
         }
         Ok(pool)
     }
@@ -278,7 +290,7 @@ impl IoPool {
 
 /// Produces pages and reads ahead.
 fn work(shared: &Shared) {
-    let mut state = ReaderState::new(0);
+    let mut state = ReaderState::new(ROOM);
     let mut queues = lock(&shared.queues);
     queues.threads.push(uzone_os::thread_id());
     loop {
@@ -287,9 +299,11 @@ fn work(shared: &Shared) {
         {
             queues.producing += 1;
             drop(queues);
-            job.run(&mut state);
+            let core = job.run(&mut state);
+            lock(&shared.queues).producing -= 1;
+            // A drop of the last owner may wait for the allocator, while another thread produces pages.
+            discard(core);
             queues = lock(&shared.queues);
-            queues.producing -= 1;
         } else if queues.reading_ahead < shared.producers
             && let Some(ahead) = queues.next_ahead()
         {

@@ -61,13 +61,14 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
-    pub(crate) fn new() -> Self {
+    /// Makes room for the faults of a turn, and for so many bytes.
+    pub(crate) fn new(staging: usize) -> Self {
         Self {
             buffer: EventBuffer::new(EVENTS),
             faults: Vec::with_capacity(FAULTS),
             records: Vec::with_capacity(FAULTS),
             waiters: Waiters::new(),
-            staging: Vec::new(),
+            staging: vec![0; staging],
         }
     }
 }
@@ -145,7 +146,7 @@ impl MappingReader {
             pool: pool.clone(),
             state: ReaderState::new(0),
             look: AdaptiveSpin::new(SPIN),
-            unanswered: Vec::new(),
+            unanswered: Vec::with_capacity(FAULTS),
             parked: Parked::new(),
             late: VecDeque::new(),
             late_since: Instant::now(),
@@ -343,14 +344,14 @@ impl MappingReader {
 
     /// Ends the answering. Waiting threads get a signal, not zeroes; those of another process wait for the
     /// next server.
-    pub(crate) fn finish(mut self, scratch: &mut Scratch) {
+    pub(crate) fn finish(&mut self, scratch: &mut Scratch) {
         if self.core.is_remote() {
             // Unanswered faults are reported again to the next server.
             return self.release();
         }
         self.give_up();
         self.core.kernel().ended();
-        for fault in std::mem::take(&mut self.unanswered) {
+        while let Some(fault) = self.unanswered.pop() {
             self.refuse_fault(&fault);
         }
         while self.refuse(&mut scratch.buffer) {}

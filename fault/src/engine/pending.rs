@@ -73,9 +73,9 @@ impl Pending {
         list.pop_front_if(|awaited| awaited.since.elapsed() >= age)
     }
 
-    /// Returns all.
-    pub(crate) fn pages(&self) -> Vec<u64> {
-        lock_uninterrupted(&self.0).iter().map(|awaited| awaited.page).collect()
+    /// Returns the oldest.
+    pub(crate) fn first(&self) -> Option<u64> {
+        lock_uninterrupted(&self.0).front().map(|awaited| awaited.page)
     }
 
     /// Takes all out.

@@ -455,7 +455,6 @@ impl LazyMapping {
     /// Takes the runs of dirty pages that can be read. Pinned pages are dirty again at once: a device may
     /// write to them without an event.
     fn taken(&self, tracker: &Tracker, pages: Range<u64>) -> Result<Vec<Range<u64>>, LazyError> {
-        let _held = Held::hold();
         let is_pinned = |page| self.core.contents().maybe_pinned(page);
         let taken = self.readable(&tracker.take(pages, is_pinned)?);
         // Again after they are protected, so that the first write after a later pin raises an event; and

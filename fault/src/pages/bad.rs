@@ -43,10 +43,18 @@ pub(crate) trait PageTable {
     fn mark(&self, page: u64) -> Marked;
 }
 
+/// How many pages of a mapping threads make bad at once without allocating.
+const AT_ONCE: usize = 16;
+
 /// The pages of a mapping that are being made bad.
-#[derive(Default)]
 pub(crate) struct BadPages {
     listed: Mutex<Vec<u64>>,
+}
+
+impl Default for BadPages {
+    fn default() -> Self {
+        Self { listed: Mutex::new(Vec::with_capacity(AT_ONCE)) }
+    }
 }
 
 impl BadPages {

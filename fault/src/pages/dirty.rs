@@ -28,6 +28,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use uzone_os::signals::Held;
 use uzone_os::thread::pause;
 use uzone_os::uffd::write_states::{WriteStates, runs_of};
 use uzone_os::uffd::{Answered, Features, Fill, Install, Modes, Registered, UffdCall, UffdError};
@@ -167,18 +168,20 @@ impl Tracker {
             How::Sync(states) => {
                 let found = states.dirty(pages);
                 let free = found.iter().flat_map(|run| runs_of(run.clone(), |at| !is_pinned(at)));
-                let closed: Vec<_> = free.flat_map(|run| states.close(run, false)).collect();
-                for (index, run) in closed.iter().enumerate() {
-                    if let Err(error) = self.protect(run, true) {
-                        // The runs before it are clean by now, and the others are still ours.
-                        closed[index..].iter().for_each(|run| states.reopened(run.clone()));
-                        closed[..index].iter().for_each(|run| states.mark(run.clone()));
-                        closed.iter().for_each(|run| self.wake(self.bytes(run)));
-                        return Err(error);
+                // A signal handler that writes to one of the pages would wait for this thread.
+                let _held = Held::hold();
+                for run in free.flat_map(|run| states.close(run, false)) {
+                    let answer = self.protect(&run, true);
+                    if answer.is_ok() {
+                        states.closed(run.clone());
+                    } else {
+                        states.reopened(run.clone());
+                        // The runs before it are clean by now.
+                        found.iter().for_each(|run| states.mark(run.clone()));
                     }
-                    states.closed(run.clone());
                     // Threads that faulted on a write meanwhile wait for this thread.
-                    self.wake(self.bytes(run));
+                    self.wake(self.bytes(&run));
+                    answer?;
                 }
                 Ok(found)
             }

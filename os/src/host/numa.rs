@@ -108,9 +108,9 @@ pub fn current_cpu_count() -> Result<usize, SysError> {
 ///
 /// # Errors
 /// [`SysError::Cpus`] if the kernel does not say.
-pub fn usable(cpus: &[u32]) -> Result<Vec<u32>, SysError> {
+pub fn usable(cpus: impl IntoIterator<Item = u32>) -> Result<impl Iterator<Item = u32>, SysError> {
     let set = sched_getaffinity(None).map_err(|cause| SysError::Cpus(cause.into()))?;
-    Ok(cpus.iter().copied().filter(|cpu| is_in(&set, *cpu)).collect())
+    Ok(cpus.into_iter().filter(move |cpu| is_in(&set, *cpu)))
 }
 
 /// Returns the CPU of a thread that may use no other.
@@ -165,12 +165,11 @@ mod tests {
 
     #[test]
     fn a_thread_keeps_to_the_cpus_it_may_use_and_to_no_others() {
-        let all: Vec<u32> = (0..1024).collect();
-        let mine = usable(&all).unwrap();
+        let mine: Vec<u32> = usable(0..1024).unwrap().collect();
         assert_eq!(mine.len(), current_cpu_count().unwrap());
         std::thread::spawn(move || {
             keep_thread_to(&[mine[0], 5000]).unwrap();
-            assert_eq!(usable(&(0..1024).collect::<Vec<_>>()).unwrap(), [mine[0]]);
+            assert!(usable(0..1024).unwrap().eq([mine[0]]));
             let error = keep_thread_to(&[1023, 4000]).unwrap_err();
             assert!(matches!(error, SysError::NoCpu { asked: 2 }), "{error}");
             assert_eq!(current_cpu_count().unwrap(), 1);

@@ -9,7 +9,7 @@ use crate::{BenchError, Found, Result};
 
 /// Returns the CPUs that this process may use.
 pub fn usable_cpus() -> Result<Vec<u32>> {
-    Ok(numa::usable(&(0..1024).collect::<Vec<_>>())?)
+    Ok(numa::usable(0..1024)?.collect())
 }
 
 /// Does something in a thread of its own, on these CPUs.

@@ -99,7 +99,7 @@ impl MappingReader {
 
     /// Makes the awaited pages bad. A backing may never return; a page that it brings later is dropped.
     pub(super) fn give_up(&self) {
-        for page in self.core.pending.pages() {
+        while let Some(page) = self.core.pending.first() {
             self.core.give_up(page);
         }
     }
