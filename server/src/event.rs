@@ -51,7 +51,8 @@ pub enum ServeEvent {
         pid: u32,
         /// The reason.
         reason: String,
-        /// Whether the process was killed: its memory was handed over, and its faults would wait for ever.
+        /// Whether the process was killed: its memory was handed over, and its faults would wait for ever. If it cannot be
+        /// killed, its pages raise SIGBUS, and the reason ends with that.
         was_killed: bool,
     },
     /// A page cannot be produced, or no worker can be started.

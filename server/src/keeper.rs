@@ -8,6 +8,7 @@
 
 mod accept;
 mod huge;
+mod poison;
 mod room;
 pub(crate) mod store;
 mod worker;
@@ -24,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use uzone_attach::protocol::Reply;
 use uzone_os::privilege;
-use uzone_os::uffd::{Doorbell, EventSet, open_pending_faults};
+use uzone_os::uffd::{Doorbell, EventSet, Remote, open_pending_faults};
 use uzone_os::unix_socket::MessageSocket;
 
 use self::huge::Collapser;
@@ -112,6 +113,8 @@ pub struct Keeper {
     news: VecDeque<u64>,
     /// The clients that read the memory of a session, and are passed to the worker next.
     captures: VecDeque<(u64, MessageSocket, File)>,
+    /// The memory of refused VMs whose process was not killed.
+    poisoned: BTreeMap<u64, Remote>,
     next: u64,
     /// Whether the system lacked a resource for an order, which is sent again.
     is_short: bool,
@@ -212,6 +215,7 @@ impl Keeper {
             store,
             set: EventSet::new().map_err(ServeError::Wait)?,
             machines: BTreeMap::new(),
+            poisoned: BTreeMap::new(),
             news: VecDeque::new(),
             captures: VecDeque::new(),
             next: 1,
@@ -352,6 +356,7 @@ impl Keeper {
                             return Ok(self.end());
                         }
                     }
+                    key if self.answer_poisoned(key) => {}
                     key => self.read(key),
                 }
             }
@@ -413,6 +418,7 @@ impl Keeper {
         let start = self.start_at.map(|at| at.saturating_duration_since(Instant::now()));
         let is_due = self.is_short
             || self.greetings() > 0
+            || !self.poisoned.is_empty()
             || self.down_since.is_some() && !self.machines.is_empty();
         let stops = self.stopping.as_ref().map(|_| SHORT_TICK);
         [start, stops, is_due.then_some(TICK)].into_iter().flatten().min()
@@ -539,9 +545,9 @@ impl Keeper {
                     self.totals.sessions += 1;
                 }
             }
-            ServeEvent::Refused { session, was_killed, .. } => {
+            ServeEvent::Refused { session, was_killed, reason, .. } => {
                 let Some(mut machine) = self.step(*session, Step::Refused) else { return };
-                *was_killed = self.kills() && machine.end_if_it_has_memory();
+                *was_killed = self.end_refused(*session, &mut machine, reason);
                 _closed = Some(machine);
                 self.totals.refused += 1;
             }
@@ -579,6 +585,7 @@ impl Keeper {
     /// Runs expired timers.
     fn run_timers(&mut self) {
         self.is_short = false;
+        self.forget_poisoned();
         let is_late = |machine: &Machine| {
             machine.state == State::Arriving && machine.since.elapsed() >= HANDSHAKE_WITHIN
         };
@@ -614,9 +621,10 @@ impl Keeper {
     fn end_the_waiting(&mut self) {
         for session in self.machines.keys().copied().collect::<Vec<_>>() {
             let Some(mut machine) = self.forget(session) else { continue };
-            let reason = format!("no worker could be started within {:?}", self.options.deadline);
+            let deadline = self.options.deadline;
+            let mut reason = format!("no worker could be started within {deadline:?}");
             let pid = machine.peer.pid();
-            let was_killed = machine.end_if_it_has_memory();
+            let was_killed = self.end_refused(session, &mut machine, &mut reason);
             (self.log)(&ServeEvent::Refused { session, pid, reason, was_killed });
         }
     }

@@ -12,6 +12,7 @@
 //! |---|---|
 //! | `keeper` | [`Keeper`]: the one way in, accepting clients and storing them |
 //! | `keeper/{accept, worker, room}` | its clients, its worker, and its limits |
+//! | `keeper/poison` | refused VMs that the keeper cannot end: their pages raise SIGBUS |
 //! | `keeper/store/{folder, systemd}` | records of VMs that outlive both processes |
 //! | `machine` | a client and its states: arriving, offered, served |
 //! | `messages` | the messages between the two processes |

@@ -308,12 +308,12 @@ impl Machine {
         !matches!(answer, Err(cause) if cause.kind() == io::ErrorKind::WouldBlock)
     }
 
-    /// Ends the process if it handed memory over: its faults would wait for ever. A program that attaches notices the end
-    /// of the stream, and is not ended. Returns whether that was done.
-    pub(crate) fn end_if_it_has_memory(&mut self) -> bool {
+    /// Takes the memory that it handed over, or the reason why no fault of that can be answered. A program that attaches
+    /// notices the end of the stream, and goes on.
+    pub(crate) fn take_memory(&mut self) -> Option<Result<Remote, UffdError>> {
         let is_program = self.is_program();
-        let has_memory = std::mem::take(&mut self.fds).into_iter().any(is_memory);
-        has_memory && !is_program && self.peer.kill().is_ok()
+        let mut fds = std::mem::take(&mut self.fds).into_iter();
+        fds.find_map(memory_of).filter(|_| !is_program)
     }
 
     /// Returns whether it is a program that attaches, which goes on to the next server by itself.
@@ -347,9 +347,9 @@ impl Machine {
     }
 }
 
-/// Returns whether a descriptor is a userfaultfd, so that faults wait for its reader.
-pub(crate) fn is_memory(fd: OwnedFd) -> bool {
-    !matches!(Remote::adopt(fd), Err(UffdError::NotUffd(_)))
+/// Returns the memory of a userfaultfd, or the reason why no fault of it can be answered. `None` for another descriptor.
+pub(crate) fn memory_of(fd: OwnedFd) -> Option<Result<Remote, UffdError>> {
+    Some(Remote::adopt(fd)).filter(|memory| !matches!(memory, Err(UffdError::NotUffd(_))))
 }
 
 /// Returns whether a message is of a program that attaches.

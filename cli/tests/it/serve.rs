@@ -9,7 +9,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::common::served::{Machine, PAGES, Server, status_at, stop_process, write_image};
+use crate::common::served::{Machine, PAGE, PAGES, Server, status_at, stop_process, write_image};
 use crate::common::{Dir, has_failed, keeps_to, object, refuses, skip, text, uzone, wait_until};
 use rustix::process::{Signal, geteuid, kill_process};
 use serde_json::Value;
@@ -237,15 +237,19 @@ fn a_process_that_the_server_cannot_see_is_refused_by_name() {
     assert!(reason.contains("PID namespace") && !reason.contains("waits"), "{reason}");
     // A monitor that sends its memory from now on learns it.
     wait_until("an error", || stream.write_all(b"[]").is_err());
-    // One that has sent it waits, which is stated.
+    // One that has sent it gets SIGBUS, also for pages that it touches later: it does not wait.
     server.workers().into_iter().for_each(stop_process);
     let Some(machine) = Machine::connect(&socket) else { return drop(server) };
     for keeper in server.workers() {
         kill_process(keeper, Signal::CONT).expect("it runs");
     }
+    uzone_os::sigbus::install().expect("a handler");
+    let touch = |page: u64| machine.memory.mapping().read_at(page * PAGE, &mut [0]);
+    touch(0).expect_err("SIGBUS");
     let refused = server.next_event("refused");
     let reason = refused["reason"].as_str().expect("text");
-    assert!(reason.contains("waits for its first page"), "{reason}");
+    assert!(reason.contains("gets SIGBUS at its first page"), "{reason}");
+    (1..PAGES).for_each(|page| assert!(touch(page).is_err(), "page {page} has bytes"));
     drop(machine);
     // The processes of the namespace end with its first.
     server.signal(Signal::KILL);

@@ -9,11 +9,12 @@ use std::time::Duration;
 
 use uzone_os::descriptors::{self, is_shortage};
 use uzone_os::peer::{self, Peer};
+use uzone_os::uffd::{Remote, UffdError};
 
 use super::Keeper;
 use super::room::Room;
 use crate::event::ServeEvent;
-use crate::machine::{Machine, Step, is_memory};
+use crate::machine::{Machine, Step, memory_of};
 
 /// A connection that has sent no descriptor for this long makes room for another one.
 const SILENT: Duration = Duration::from_millis(500);
@@ -23,19 +24,17 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(10);
 /// The remedy for a server that cannot see a monitor.
 const UNSEEN: &str = ", so it can be neither ended nor waited for: run this server in the PID namespace of the monitors, or \
                       in one around it";
-/// The statement about a monitor that cannot be ended.
-const WAITS: &str = "; it has handed its memory over and waits for its first page: end it there";
 
-/// Shuts a connection down, so that a monitor which sends its memory afterwards gets an error. Returns whether memory had
+/// Shuts a connection down, so that a monitor which sends its memory afterwards gets an error. Returns the memory that had
 /// come.
-fn has_memory(stream: &UnixStream) -> bool {
+fn take_memory(stream: &UnixStream) -> Option<Result<Remote, UffdError>> {
     let (mut part, mut fds) = ([0; 4096], Vec::new());
     let ended = stream.shutdown(Shutdown::Both).and_then(|()| stream.set_nonblocking(true));
     while ended.is_ok()
         && fds.is_empty()
         && peer::receive(stream, &mut part, &mut fds).is_ok_and(|len| len > 0)
     {}
-    fds.into_iter().any(is_memory)
+    fds.into_iter().find_map(memory_of)
 }
 
 impl Keeper {
@@ -113,8 +112,11 @@ impl Keeper {
         let peer = match Peer::of(&stream) {
             Ok(peer) => peer,
             Err(cause) if cause.kind() == io::ErrorKind::Unsupported => {
-                let waits = if has_memory(&stream) { WAITS } else { "" };
-                return self.turn_down(0, format!("{cause}{UNSEEN}{waits}"));
+                let mut reason = format!("{cause}{UNSEEN}");
+                if let Some(memory) = take_memory(&stream) {
+                    self.poison(key, memory, &mut reason);
+                }
+                return self.turn_down(0, reason);
             }
             Err(cause) if is_shortage(&cause) => return self.turn_down(0, cause.to_string()),
             // A process that has ended is not waited for.
@@ -151,6 +153,7 @@ impl Keeper {
         if !self.machines.get(&key).is_some_and(is_new) {
             return false;
         }
+        self.make_room_for_memory(0);
         let (room, all) = (self.room(), self.machines.values());
         let is_too_many = all.filter(|one| one.has_descriptors()).count() > room.machines;
         if is_too_many {

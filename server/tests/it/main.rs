@@ -249,6 +249,7 @@ fn options(words: &str) -> ServerOptions {
             (options.mode, options.allowed) = (0o666, Some(vec![user.parse().unwrap()]));
         }
         ("hold", _) => options.on_failure = OnFailure::Hold,
+        ("poison", _) => options.on_failure = OnFailure::Poison,
         // For a VM of any user.
         ("open", _) => options.mode = 0o666,
         ("huge", _) => options.huge = true,
@@ -601,6 +602,13 @@ fn a_machine_that_cannot_be_served_is_ended_and_so_is_the_session_of_one_that_is
     assert_eq!(end_of(&mut refused).signal(), Some(9), "its faults would wait for ever");
     server.wait_for("the refusal", |event| {
         matches!(event, ServeEvent::Refused { was_killed: true, reason, .. } if reason.contains("of the image, which has 1 MiB"))
+    });
+    assert_eq!(server.stop().0.sessions, 0);
+
+    let server = Running::start(&socket, &folder.join("short"), "poison");
+    assert_eq!(end_of(&mut machine(name, &socket)).signal(), Some(7), "it would wait for ever");
+    server.wait_for("the refusal", |event| {
+        matches!(event, ServeEvent::Refused { was_killed: false, reason, .. } if reason.contains("gets SIGBUS"))
     });
     assert_eq!(server.stop().0.sessions, 0);
 
@@ -1002,10 +1010,8 @@ fn a_keeper_that_may_not_end_a_machine_refuses_it_unless_it_may_wait() {
             wait_until("it is not refused", || fs::read(&reason).is_ok_and(|why| !why.is_empty()));
             let reason = fs::read_to_string(reason).unwrap();
             assert!(reason.contains("may not be killed by this server"), "{reason}");
-            // Its faults wait: it is not given zeroes.
-            assert!(machine.try_wait().unwrap().is_none());
-            machine.kill().unwrap();
-            machine.wait().unwrap();
+            // It does not wait for ever, and is not given zeroes.
+            assert_eq!(end_of(&mut machine).signal(), Some(7), "no SIGBUS");
         }
         uzone_server::drain(&socket).unwrap();
         assert!(end_of(&mut keeper).success());
