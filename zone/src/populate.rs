@@ -174,7 +174,7 @@ impl fmt::Display for PopulateReport {
 impl Region {
     /// Makes a range of bytes present, widened to whole pages. No byte changes; memory that was never
     /// touched is zero. Costs the time of the kernel to clear the pages, shared by the threads, and some
-    /// reads of `/proc` and `/sys`. Several threads may populate parts of a region at once. Source:
+    /// reads of `/proc` and `/sys`. Core dumps include the range from then on. Several threads may populate parts of a region at once. Source:
     /// madvise(2), `MADV_POPULATE_WRITE`.
     ///
     /// # Errors
@@ -195,6 +195,7 @@ impl Region {
         let of = ByteLen::new(whole.end - whole.start);
         self.check_memory(&root, ByteLen::new(of.get().saturating_sub(resident.get())))?;
         let fitting = self.prepare_huge(&root, whole.clone(), options.huge)?;
+        self.dump_populated(&whole);
         let (nodes, threads) = self.places(&root, options)?;
 
         let watches = options.huge == Huge::Watched && !fitting.is_zero();

@@ -9,6 +9,9 @@
 //! the region in and gives it back at unbind. Its bytes may change under us (a device writes them,
 //! another process maps the file), so they are copied in and out and never lent as a slice.
 //!
+//! Core dumps leave out the memory of a region that this process makes, until it is populated: the kernel would look for
+//! each page of reserved addresses. It includes memory in steps of 1 GiB, as it has a mapping of its own for each change.
+//!
 //! Units: lengths are bytes; pages are the host's base pages, whatever is behind the region.
 //! Cost: making a region reserves addresses. Memory is taken when a page is first touched, except
 //! from a hugetlb pool, which promises its pages at once.
@@ -90,6 +93,16 @@ pub struct RegionView {
     bad: Vec<PageCount>,
     /// Whether no byte can have been written since the kernel made the memory.
     untouched: Untouched,
+    /// Whether core dumps include the memory that is populated, and no other.
+    dumps_populated: AtomicBool,
+}
+
+/// The memory that a populated byte has included in core dumps, at multiples of that address.
+const DUMP_STEP: u64 = 1 << 30;
+
+/// Returns whether a region of this source is memory that the kernel makes for this process.
+fn is_made(backing: &RegionSource) -> bool {
+    matches!(backing, RegionSource::Anonymous | RegionSource::Memfd | RegionSource::Hugetlb(_))
 }
 
 /// Whether memory is as the kernel made it, until its addresses are given out.
@@ -99,11 +112,7 @@ struct Untouched(AtomicBool);
 impl Untouched {
     /// Memory that the kernel has just made is zero; other memory may have any bytes.
     fn of(backing: &RegionSource) -> Self {
-        let is_ours = matches!(
-            backing,
-            RegionSource::Anonymous | RegionSource::Memfd | RegionSource::Hugetlb(_)
-        );
-        Self(AtomicBool::new(is_ours))
+        Self(AtomicBool::new(is_made(backing)))
     }
 
     fn end(&self) {
@@ -219,7 +228,10 @@ impl Region {
 
     fn new(mapping: Mapping, backing: RegionSource) -> Self {
         let (bad, untouched) = (Vec::new(), Untouched::of(&backing));
-        Self(RegionView { mapping, backing, node: None, bad, untouched })
+        // Where the kernel refuses, a dump has more than it needs.
+        let is_left_out = is_made(&backing) && mapping.leave_out_of_dumps().is_ok();
+        let dumps_populated = AtomicBool::new(is_left_out);
+        Self(RegionView { mapping, backing, node: None, bad, untouched, dumps_populated })
     }
 
     fn mapped(
@@ -271,6 +283,19 @@ impl Region {
     #[must_use]
     pub fn is_untouched(&self) -> bool {
         self.untouched.0.load(Ordering::Relaxed) // as in `Untouched::end`
+    }
+
+    /// Has core dumps include a range that is about to be populated, unless the whole region is left out.
+    pub(crate) fn dump_populated(&self, range: &Range<u64>) {
+        // Relaxed: it publishes nothing.
+        if self.dumps_populated.load(Ordering::Relaxed) {
+            // Addresses have 64 bits: the package below compiles for nothing else.
+            let base = self.mapping.addr().get() as u64;
+            let start = ((base + range.start) / DUMP_STEP * DUMP_STEP).saturating_sub(base);
+            let end = (base + range.end).next_multiple_of(DUMP_STEP) - base;
+            // Where the kernel refuses, a dump lacks it.
+            let _ = self.mapping.include_in_dumps(start..end.min(self.len().get()));
+        }
     }
 
     /// Takes note that pages are about to be handed out.
@@ -410,13 +435,23 @@ impl RegionView {
         self.mapping.read_at(offset_bytes, out)
     }
 
-    /// Leaves the region out of core dumps, from now on ([`Mapping::leave_out_of_dumps`]): memory with bytes that nobody is to
-    /// see in one, or so much that a crash would take minutes.
+    /// Leaves the region out of core dumps, from now on ([`Mapping::leave_out_of_dumps`]), with all that is populated: memory
+    /// with bytes that nobody is to see in one, or so much that a crash would take minutes.
     ///
     /// # Errors
     /// [`MappingError`] if the kernel refuses.
     pub fn leave_out_of_dumps(&self) -> Result<(), MappingError> {
+        self.dumps_populated.store(false, Ordering::Relaxed); // as in `dump_populated`
         self.mapping.leave_out_of_dumps()
+    }
+
+    /// Has core dumps include a range of bytes. It is for memory that is touched without being populated: of a region that
+    /// this process makes, dumps have the populated ranges alone, each widened to 1 GiB.
+    ///
+    /// # Errors
+    /// [`MappingError`] if the range is not inside, or the kernel refuses.
+    pub fn include_in_dumps(&self, range: Range<u64>) -> Result<(), MappingError> {
+        self.mapping.include_in_dumps(range)
     }
 
     /// Returns how much memory the region has from the kernel now. It costs a walk over the region's

@@ -57,6 +57,15 @@ impl Mapping {
         self.advise(0..self.mapped_len(), Advice::LinuxDontDump, "MADV_DONTDUMP")
     }
 
+    /// Has core dumps include a range, widened to whole pages, of a mapping that is left out of them (`MADV_DODUMP`).
+    /// The kernel has a mapping of its own for each part that differs from its neighbours.
+    ///
+    /// # Errors
+    /// [`MappingError`] if the range is not inside, the memory is a device's, or the process has as many mappings as it may.
+    pub fn include_in_dumps(&self, range: Range<u64>) -> Result<(), MappingError> {
+        self.advise(self.widen(&range)?, Advice::LinuxDoDump, "MADV_DODUMP")
+    }
+
     /// Makes huge pages of a range (`MADV_COLLAPSE`), whatever the host is set to. No byte changes;
     /// pages that were not present become so. Returns `None` if every huge page that fits in the
     /// range is one. Otherwise some are not, and it may work later, and the result is the kernel's error: there was no

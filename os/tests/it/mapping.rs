@@ -129,6 +129,12 @@ fn memory_that_is_left_out_of_core_dumps_is_so_to_the_kernel() {
     assert!(!before);
     mapping.leave_out_of_dumps().unwrap();
     assert_eq!(is_left_out(), Some(true));
+    // The flags are of the part of the first page.
+    mapping.include_in_dumps(page()..page() + 1).unwrap();
+    assert_eq!(is_left_out(), Some(true));
+    mapping.include_in_dumps(0..1).unwrap();
+    assert_eq!(is_left_out(), Some(false));
+    assert!(mapping.include_in_dumps(0..(1 << 30) + 1).is_err());
 }
 
 #[test]

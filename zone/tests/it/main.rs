@@ -10,6 +10,7 @@ mod common;
 mod address;
 mod bind;
 mod clear;
+mod dumps;
 mod errors;
 mod fast_and_slow;
 mod folio_pool;
