@@ -33,12 +33,13 @@ pub struct AttachOptions {
     tracks: bool,
     deadline: Duration,
     kernel_faults: KernelFaults,
+    dumps: bool,
 }
 
 impl Default for AttachOptions {
     fn default() -> Self {
         let (deadline, kernel_faults) = (Duration::from_secs(30), KernelFaults::IfAllowed);
-        Self { share: false, tracks: false, deadline, kernel_faults }
+        Self { share: false, tracks: false, deadline, kernel_faults, dumps: false }
     }
 }
 
@@ -57,6 +58,13 @@ impl AttachOptions {
     #[must_use]
     pub fn track_writes(mut self, track_writes: bool) -> Self {
         self.tracks = track_writes;
+        self
+    }
+
+    /// Sets whether core dumps include the memory. They leave it out by default, as they do a mapping of a file.
+    #[must_use]
+    pub fn dumps(mut self, dumps: bool) -> Self {
+        self.dumps = dumps;
         self
     }
 
@@ -246,6 +254,10 @@ impl Link {
         };
         let to_follow = |error| AttachError::Follow(io::Error::other(error));
         mapping.keep_from_children().map_err(to_follow)?;
+        if !options.dumps {
+            // Where the kernel refuses, a dump has more than it needs.
+            let _ = mapping.leave_out_of_dumps();
+        }
         // Where the process locks all that it maps (mlockall(2)), the kernel has put pages in place by now, which
         // would never be missing.
         mapping.discard(0..self.len.get()).map_err(to_follow)?;

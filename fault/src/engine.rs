@@ -184,6 +184,10 @@ impl Engine {
         if mapping.is_private() {
             mapping.keep_from_children().map_err(MapError::Children)?;
         }
+        if !options.dumps {
+            // Where the kernel refuses, a dump has more than it needs.
+            let _ = mapping.leave_out_of_dumps();
+        }
         // Where the process locks all that it maps (mlockall(2)), the kernel has put pages in place by now, which
         // would never be missing.
         mapping.discard(0..mapping.len().get()).map_err(MapError::Present)?;

@@ -92,6 +92,7 @@ pub struct LazyOptions {
     pub(crate) track_writes: Option<WriteTracking>,
     pub(crate) on_failure: Option<OnFailure>,
     pub(crate) answer: Answer,
+    pub(crate) dumps: bool,
 }
 
 impl LazyOptions {
@@ -171,6 +172,14 @@ impl LazyOptions {
     #[must_use]
     pub fn answer(mut self, answer: Answer) -> Self {
         self.answer = answer;
+        self
+    }
+
+    /// Sets whether core dumps include the memory. They leave it out by default, as they do a mapping of a file: most of its
+    /// bytes are the backing's, and the kernel would look for each page of it, present or not.
+    #[must_use]
+    pub fn dumps(mut self, dumps: bool) -> Self {
+        self.dumps = dumps;
         self
     }
 

@@ -159,6 +159,8 @@ impl SharedBacking {
         let len = len.align_up(page.bytes())?;
         let mapping = Mapping::memfd("uzone-shared", len, None)?;
         mapping.keep_from_children().map_err(MapError::Children)?;
+        // Its bytes are the backing's. Where the kernel refuses, a dump has more than it needs.
+        let _ = mapping.leave_out_of_dumps();
         // The pages that the kernel has put there already, where the process locks all that it maps.
         mapping.punch(0..len.get()).map_err(MapError::Present)?;
         mapping.seal_for_readers().map_err(MapError::MemoryFile)?;

@@ -398,3 +398,23 @@ fn a_pin_of_a_page_that_cannot_be_had_is_refused_with_the_reason() {
     let error = memory.pin(5 * page()..6 * page()).unwrap_err();
     assert!(matches!(error, LazyError::Hold(_)), "{error}");
 }
+
+/// Returns whether core dumps leave out the memory at an address, by its flags.
+fn is_left_out_of_dumps(address: usize) -> bool {
+    let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut lines = smaps.lines().skip_while(|line| !line.starts_with(&format!("{address:x}-")));
+    lines.find(|line| line.starts_with("VmFlags:")).unwrap().split(' ').any(|flag| flag == "dd")
+}
+
+#[test]
+fn lazy_memory_is_left_out_of_core_dumps_unless_they_are_to_have_it() {
+    let name = "lazy_memory_is_left_out_of_core_dumps_unless_they_are_to_have_it";
+    let len = 16 * page();
+    for dumps in [false, true] {
+        let options = LazyOptions::default().dumps(dumps);
+        let Some(memory) = map(name, len, function(), &options) else { return };
+        assert_eq!(is_left_out_of_dumps(memory.addr().get()), !dumps);
+        check_all(&memory);
+        assert_eq!(is_left_out_of_dumps(memory.addr().get()), !dumps, "its pages change that");
+    }
+}
