@@ -17,6 +17,7 @@ mod in_thread;
 mod inject;
 mod live;
 mod pins;
+mod priority;
 mod races;
 mod shared;
 mod strangers;
