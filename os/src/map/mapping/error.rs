@@ -47,9 +47,7 @@ pub enum MappingError {
         cause: io::Error,
     },
     /// Pages were not given back.
-    #[error(
-        "the kernel did not take bytes {range:#x?} back: {cause}; all of them must still be mapped"
-    )]
+    #[error("the kernel did not take bytes {range:#x?} back, all of which must still be mapped")]
     GiveBack {
         /// The range that was to be given back.
         range: Range<u64>,
@@ -199,5 +197,29 @@ impl<T: fmt::Debug, E: std::error::Error> std::error::Error for Rejected<T, E> {
 impl<T, E> Rejected<T, E> {
     pub(crate) fn new(value: T, cause: impl Into<E>) -> Self {
         Self { value: Box::new(value), cause: cause.into() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error;
+
+    use super::*;
+
+    #[test]
+    fn no_error_repeats_the_message_of_its_cause() {
+        let (cause, range) = (|| io::Error::from_raw_os_error(libc::ENOLCK), || 0..4096);
+        for error in [
+            MappingError::Populate { range: range(), done: ByteLen::ZERO, cause: cause() },
+            MappingError::Advice { advice: "MADV_HUGEPAGE", range: range(), cause: cause() },
+            MappingError::GiveBack { range: range(), cause: cause() },
+            MappingError::Punch { range: range(), cause: cause() },
+            MappingError::Scan { range: range(), cause: cause() },
+            MappingError::Sync { range: range(), cause: cause() },
+        ] {
+            let source = error.source().map(ToString::to_string);
+            assert_eq!(source, Some(cause().to_string()));
+            assert!(!error.to_string().contains(&cause().to_string()), "{error}");
+        }
     }
 }
