@@ -31,7 +31,7 @@
 //! | file | mechanism |
 //! |---|---|
 //! | `driver` | [`Driver`]: the driver of an accelerator, loaded at run time, to register memory with |
-//! | `live` | [`LiveOwner`]: a value that guards keep in place, counted once |
+//! | `live`, `live_ref` | [`LiveOwner`]: a value that guards keep in place, and the count of them |
 #![cfg_attr(not(test), warn(clippy::too_many_lines))]
 
 #[cfg(not(target_os = "linux"))]
@@ -43,6 +43,7 @@ mod driver;
 mod host;
 mod ipc;
 mod live;
+mod live_ref;
 mod map;
 mod share_work;
 pub mod sigbus;
@@ -60,7 +61,7 @@ pub use host::{
 };
 pub use ipc::passed::{memory_file, passed_descriptors};
 pub use ipc::{peer, unix_socket};
-pub use live::{LiveArc, LiveGuard, LiveOwner, PINS, REFERENCES};
+pub use live::{Guards, LiveArc, LiveGuard, LiveOwner, PINS, REFERENCES};
 pub use map::bytes::AccessError;
 pub use map::exclusive::{Exclusive, Exclusivity, Mapped};
 pub use map::kernel_pins::{KernelPin, KernelPinError, KernelPins};

@@ -23,8 +23,10 @@ use core::ptr::NonNull;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-use uzone_pages::{Guards, HoldError, HoldKind, Left, LiveRef};
+use uzone_pages::{HoldError, HoldKind};
 
+pub use crate::live_ref::Guards;
+use crate::live_ref::{Left, LiveRef};
 use crate::sync::{Arc, Condvar, Mutex};
 
 /// The place of a value, with the count of its guards.

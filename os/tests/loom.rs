@@ -21,6 +21,9 @@ mod index;
 #[path = "../src/live.rs"]
 #[allow(dead_code, unreachable_pub, reason = "it is the whole file of the library")]
 mod live;
+#[path = "../src/live_ref.rs"]
+#[allow(dead_code, unreachable_pub, reason = "it is the whole file of the library")]
+mod live_ref;
 #[path = "../src/uffd/requests.rs"]
 #[allow(dead_code, reason = "it is the whole file of the library")]
 mod requests;
@@ -38,6 +41,7 @@ use std::time::Duration;
 use gate::Gate;
 use index::Index;
 use live::{LiveArc, LiveOwner, PINS, REFERENCES};
+use live_ref::{Left, LiveRef};
 use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Mutex};
 use loom::thread;
@@ -45,6 +49,7 @@ use requests::{Request, Requests};
 use ring::Ring;
 use seen::{Seen, beside, search};
 use table::{Entry, Extent, Table};
+use uzone_pages::HoldKind;
 
 const LOW: Extent = Extent { first: 0x100, last: 0x1ff };
 const HIGH: Extent = Extent { first: 0x200, last: 0x2ff };
@@ -300,15 +305,15 @@ fn an_owner_that_waits_is_woken_by_the_last_guard() {
 #[should_panic(expected = "Causality violation")]
 fn a_guard_that_takes_no_share_wakes_a_place_that_is_gone() {
     /// A live reference, and the rest of the place, which its end writes to.
-    struct Place(uzone_pages::LiveRef, UnsafeCell<()>);
+    struct Place(LiveRef, UnsafeCell<()>);
     // SAFETY: loom checks how the cell is used.
     unsafe impl Sync for Place {}
     loom::model(|| {
-        let place = Arc::new(Place(uzone_pages::LiveRef::default(), UnsafeCell::new(())));
-        place.0.enter(uzone_pages::HoldKind::Pin).unwrap();
+        let place = Arc::new(Place(LiveRef::default(), UnsafeCell::new(())));
+        place.0.enter(HoldKind::Pin).unwrap();
         let guard = beside(&place, |place| {
-            if !place.0.try_leave(uzone_pages::HoldKind::Pin)
-                && place.0.leave(uzone_pages::HoldKind::Pin) == uzone_pages::Left::LastOfClosing
+            if !place.0.try_leave(HoldKind::Pin)
+                && place.0.leave(HoldKind::Pin) == Left::LastOfClosing
             {
                 place.1.with(|_wake| ());
             }

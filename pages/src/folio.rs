@@ -77,8 +77,8 @@ pub enum HoldError {
     /// The pagemap has been unbound or dropped.
     #[error("the pagemap is gone")]
     Gone,
-    /// The pagemap has [`MAX_GUARDS`](crate::MAX_GUARDS) guards already.
-    #[error("the pagemap has {} guards of that sort already", crate::MAX_GUARDS)]
+    /// The pagemap has as many guards as its count admits.
+    #[error("the pagemap has as many guards of that sort as it can count")]
     Full,
 }
 

@@ -23,7 +23,6 @@
 //! | `layout` | which descriptor belongs to which page |
 //! | `placement` | where in a region its descriptors lie and the described pages begin |
 //! | `memmap` | the descriptors of one region |
-//! | `live_ref` | the guards on a whole pagemap, and whether it may go |
 //! | `pool_state` | the states of a pool's folios, and the steps by which they are handed out |
 //! | `bits` | sets of small numbers |
 //! | `window` | which pages a fault maps |
@@ -50,7 +49,6 @@ mod folio;
 mod kind;
 mod layout;
 mod linux;
-mod live_ref;
 mod memmap;
 mod page;
 mod payload;
@@ -76,7 +74,6 @@ pub use folio::{AdvanceError, Folio, HoldError};
 pub use kind::MemoryKind;
 pub use layout::{Class, Layout, Slot, Tails};
 pub use linux::{LinuxPage, LinuxSeed};
-pub use live_ref::{Guards, Left, LiveRef, MAX_GUARDS};
 pub use memmap::{Memmap, PageView};
 pub use page::Page;
 pub use payload::{MAX_PAYLOAD_BYTES, Payload, Plain, Refresh, Template};

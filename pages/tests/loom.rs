@@ -9,8 +9,8 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use loom::thread;
 use uzone_pages::{
-    BLOCK_ORDER, Block, Content, Folio, HoldError, HoldKind, Layout, Left, LiveRef, Memmap,
-    MemoryKind, Order, Page, Pfn, PfnRange, Span, Tails, Word,
+    BLOCK_ORDER, Block, Content, Folio, HoldError, HoldKind, Layout, Memmap, MemoryKind, Order,
+    Page, Pfn, PfnRange, Span, Tails, Word,
 };
 
 #[path = "loom/pool.rs"]
@@ -146,114 +146,6 @@ fn a_content_step_has_one_owner_whatever_the_counts_do() {
         assert_eq!(owners.filter(|owns| *owns).count(), 1);
         let word = folio(&page, GENERIC).word();
         assert_eq!((word.references(), word.content()), (2, Content::Zeroing));
-    });
-}
-
-/// A pagemap is unbound or held, never both: a thread that finds its live reference closed and empty finds no
-/// hold on its folios, now and later, and sees what every guard wrote.
-#[test]
-fn a_pagemap_is_unbound_or_held_never_both() {
-    search(2, |marks| {
-        let pagemap = Arc::new((LiveRef::default(), Page::new(()), AtomicBool::new(false)));
-        let holder = beside(&pagemap, |pagemap| {
-            let (live, page, written) = pagemap;
-            if live.enter(HoldKind::Pin).is_err() {
-                return false;
-            }
-            assert_eq!(folio(page, GENERIC).try_hold(HoldKind::Pin).map(drop), Ok(()));
-            // Relaxed on purpose: only the live reference orders it.
-            written.store(true, Ordering::Relaxed);
-            assert_eq!(folio(page, GENERIC).release(HoldKind::Pin), Ok(false));
-            let _ = leave(live, HoldKind::Pin);
-            true
-        });
-        let (live, page, written) = &*pagemap;
-        let is_closed = live.kill().is_empty();
-        let pins = folio(page, GENERIC).word().pins();
-        let was_written = written.load(Ordering::Relaxed);
-        let held = holder.join().unwrap();
-        if is_closed {
-            assert_eq!(pins, 0);
-            assert_eq!(was_written, held, "a guard that came came before");
-            marks.mark(0);
-        } else {
-            live.resurrect();
-            assert_eq!(live.enter(HoldKind::Reference), Ok(()));
-            marks.mark(1);
-        }
-    });
-}
-
-/// Lets a guard go as `uzone_os::LiveArc` does. Returns the answer.
-fn leave(live: &LiveRef, sort: HoldKind) -> Left {
-    if live.try_leave(sort) { Left::Others } else { live.leave(sort) }
-}
-
-/// One guard that leaves a closing live reference learns that it was the last, if the closing thread has seen
-/// guards: no thread waits for ever.
-#[test]
-fn an_owner_that_waits_learns_of_the_last_guard() {
-    search(2, |marks| {
-        let live = Arc::new(LiveRef::default());
-        assert_eq!(live.enter(HoldKind::Pin), Ok(()));
-        assert_eq!(live.enter(HoldKind::Reference), Ok(()));
-        let leavers: Vec<_> = [HoldKind::Pin, HoldKind::Reference]
-            .into_iter()
-            .map(|sort| beside(&live, move |live| leave(live, sort)))
-            .collect();
-        let is_empty = live.kill().is_empty();
-        let last = leavers.into_iter().map(|leaver| leaver.join().unwrap());
-        let last = last.filter(|left| *left == Left::LastOfClosing).count();
-        assert_eq!(last, usize::from(!is_empty));
-        assert!(live.guards().is_empty());
-        marks.mark(last);
-    });
-}
-
-/// What its owner leaves behind is ended by exactly one: the owner, or the last guard. Who enters late
-/// enters before the end, or not at all.
-#[test]
-fn an_orphan_is_ended_once_and_by_its_last_guard() {
-    search(4, |marks| {
-        let pagemap = Arc::new((LiveRef::default(), AtomicUsize::new(0), AtomicUsize::new(0)));
-        assert_eq!(pagemap.0.enter(HoldKind::Pin), Ok(()));
-        let uses = |sort: HoldKind| {
-            beside(&pagemap, move |pagemap| {
-                let (live, ends, uses) = pagemap;
-                if sort == HoldKind::Reference && live.enter(sort).is_err() {
-                    return (false, false);
-                }
-                assert_eq!(ends.load(Ordering::Relaxed), 0, "it was ended under a guard");
-                // Relaxed on purpose: only the live reference orders it.
-                uses.fetch_add(1, Ordering::Relaxed);
-                let is_last = leave(live, sort) == Left::LastOfOrphan;
-                if is_last {
-                    ends.fetch_add(1, Ordering::Relaxed);
-                }
-                (true, is_last)
-            })
-        };
-        let (early, late) = (uses(HoldKind::Pin), uses(HoldKind::Reference));
-        let (live, ends, used) = &*pagemap;
-        let is_owner = live.orphan().is_empty();
-        if is_owner {
-            let before = ends.fetch_add(1, Ordering::Relaxed);
-            assert_eq!(before, 0, "it was ended before");
-        }
-        let (early, late) = (early.join().unwrap(), late.join().unwrap());
-        let enders = [is_owner, early.1, late.1].into_iter().filter(|ends| *ends).count();
-        assert_eq!(enders, 1);
-        assert_eq!(used.load(Ordering::Relaxed), 1 + usize::from(late.0));
-        marks.mark(if is_owner {
-            0
-        } else if early.1 {
-            1
-        } else {
-            2
-        });
-        if !late.0 {
-            marks.mark(3);
-        }
     });
 }
 

@@ -11,10 +11,10 @@ use std::panic::Location;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use uzone_os::{LiveArc, LiveGuard, LiveOwner, Mapping, MappingError, REFERENCES};
+use uzone_os::{Guards, LiveArc, LiveGuard, LiveOwner, Mapping, MappingError, REFERENCES};
 use uzone_pages::{
-    AddrError, AdvanceError, ByteLen, Content, Guards, MemoryKind, PageCount, PageView, Payload,
-    Pfn, PfnRange, Span,
+    AddrError, AdvanceError, ByteLen, Content, MemoryKind, PageCount, PageView, Payload, Pfn,
+    PfnRange, Span,
 };
 
 use crate::bind::report::BindReport;

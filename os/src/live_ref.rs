@@ -23,9 +23,9 @@
 //! counted, not even for a moment, after the pagemap has ended; and a leaving guard must know *before*
 //! it leaves whether a thread waits for that, since afterwards the pagemap may be gone.
 
-use crate::folio::HoldError;
+use uzone_pages::{HoldError, HoldKind};
+
 use crate::sync::{AtomicU64, Ordering};
-use crate::word::HoldKind;
 
 const COUNT_BITS: u32 = 31;
 const COUNT_MASK: u64 = (1 << COUNT_BITS) - 1;
@@ -34,8 +34,13 @@ const ORPHANED: u64 = 1 << 62;
 
 const _: () = assert!(2 * COUNT_BITS == ORPHANED.trailing_zeros());
 
-/// The most guards of one sort that a pagemap may have.
-pub const MAX_GUARDS: u32 = (1 << COUNT_BITS) - 1;
+/// Returns one guard of this sort, as it is added to the word.
+const fn one(sort: HoldKind) -> u64 {
+    match sort {
+        HoldKind::Reference => 1,
+        HoldKind::Pin => 1 << COUNT_BITS,
+    }
+}
 
 /// The guards of one pagemap at one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -64,7 +69,7 @@ impl Guards {
 /// The role of the guard that left, for a live reference that is closing or orphaned.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[must_use]
-pub enum Left {
+pub(crate) enum Left {
     /// One of several, or no thread waits any more.
     Others,
     /// The last one: the closing thread can go on.
@@ -76,7 +81,7 @@ pub enum Left {
 /// The count of guards on a pagemap, whether it still admits any, and whether it has an owner. By
 /// default it is open, without guards, and has an owner.
 #[derive(Debug, Default)]
-pub struct LiveRef(AtomicU64);
+pub(crate) struct LiveRef(AtomicU64);
 
 impl LiveRef {
     /// Admits a guard.
@@ -85,7 +90,7 @@ impl LiveRef {
     /// [`HoldError::Closing`] if the pagemap is being unbound, [`HoldError::Gone`] if it has been, and
     /// [`HoldError::Full`] if it has too many guards; then nothing has changed.
     #[inline]
-    pub fn enter(&self, sort: HoldKind) -> Result<(), HoldError> {
+    pub(crate) fn enter(&self, sort: HoldKind) -> Result<(), HoldError> {
         // Relaxed: a guess that the exchange confirms.
         let mut word = self.0.load(Ordering::Relaxed);
         loop {
@@ -94,7 +99,7 @@ impl LiveRef {
             }
             // Acquire pairs with the Release in `resurrect`: a thread that enters afterwards sees the
             // state before it.
-            let after = word + sort.one(COUNT_BITS);
+            let after = word + one(sort);
             match self.0.compare_exchange_weak(word, after, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => return Ok(()),
                 // It ends: each round fails only because another thread's step succeeded.
@@ -109,7 +114,7 @@ impl LiveRef {
     /// [`LiveRef::leave`].
     #[inline]
     #[must_use = "the guard may not have left"]
-    pub fn try_leave(&self, sort: HoldKind) -> bool {
+    pub(crate) fn try_leave(&self, sort: HoldKind) -> bool {
         // Relaxed: a guess that the exchange confirms.
         let mut word = self.0.load(Ordering::Relaxed);
         loop {
@@ -118,7 +123,7 @@ impl LiveRef {
             }
             // Release pairs with the Acquire in `kill` and `orphan`: the thread that unbinds
             // sees the writes of every guard.
-            let after = word - sort.one(COUNT_BITS);
+            let after = word - one(sort);
             match self.0.compare_exchange_weak(word, after, Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => return true,
                 // It ends, as in `enter`.
@@ -129,11 +134,11 @@ impl LiveRef {
 
     /// Lets a guard go that was admitted, of a live reference that may be closing or orphaned. The caller sees
     /// to it that the live reference outlives the call.
-    pub fn leave(&self, sort: HoldKind) -> Left {
+    pub(crate) fn leave(&self, sort: HoldKind) -> Left {
         // Release as in `try_leave`. Acquire: the last one of an orphan ends the pagemap, which
         // the others used and its owner left.
-        let before = self.0.fetch_sub(sort.one(COUNT_BITS), Ordering::AcqRel);
-        if !Guards::of(before - sort.one(COUNT_BITS)).is_empty() {
+        let before = self.0.fetch_sub(one(sort), Ordering::AcqRel);
+        if !Guards::of(before - one(sort)).is_empty() {
             Left::Others
         } else if before & ORPHANED != 0 {
             Left::LastOfOrphan
@@ -146,19 +151,19 @@ impl LiveRef {
 
     /// Admits no guard from now on. Returns those that there are; if there are none, none will be.
     #[must_use = "a live reference with guards is not killed, only closing"]
-    pub fn kill(&self) -> Guards {
+    pub(crate) fn kill(&self) -> Guards {
         Guards::of(self.0.fetch_or(CLOSING, Ordering::Acquire))
     }
 
     /// Admits guards again.
-    pub fn resurrect(&self) {
+    pub(crate) fn resurrect(&self) {
         self.0.fetch_and(!CLOSING, Ordering::Release);
     }
 
     /// Records that the pagemap's owner goes. Returns the guards that there are: if there are none, the
     /// caller ends the pagemap, and no guard will enter; otherwise the last of them ends it.
     #[must_use = "without guards it is the caller who ends the pagemap"]
-    pub fn orphan(&self) -> Guards {
+    pub(crate) fn orphan(&self) -> Guards {
         // Acquire pairs with the Release of those who left, for the case that the caller ends the
         // pagemap that they used; Release with the Acquire in `leave`, for the case that the last of them does.
         Guards::of(self.0.fetch_or(ORPHANED, Ordering::AcqRel))
@@ -166,7 +171,7 @@ impl LiveRef {
 
     /// Returns the guards that there are.
     #[must_use]
-    pub fn guards(&self) -> Guards {
+    pub(crate) fn guards(&self) -> Guards {
         // Acquire as in `kill`, since a thread that waits for none goes on as if it had killed it.
         Guards::of(self.0.load(Ordering::Acquire))
     }
@@ -182,7 +187,7 @@ fn refusal(word: u64, sort: HoldKind) -> Option<HoldError> {
     } else if word & CLOSING != 0 {
         return Some(HoldError::Closing);
     }
-    let is_full = (word / sort.one(COUNT_BITS)) & COUNT_MASK == COUNT_MASK;
+    let is_full = (word / one(sort)) & COUNT_MASK == COUNT_MASK;
     is_full.then_some(HoldError::Full)
 }
 
@@ -230,7 +235,7 @@ mod tests {
     #[test]
     fn guards_beyond_the_most_are_refused_and_change_nothing() {
         for sort in [HoldKind::Reference, HoldKind::Pin] {
-            let live = LiveRef(AtomicU64::new(sort.one(COUNT_BITS) * u64::from(MAX_GUARDS)));
+            let live = LiveRef(AtomicU64::new(one(sort) * COUNT_MASK));
             let before = live.guards();
             assert_eq!(live.enter(sort), Err(HoldError::Full));
             assert_eq!(live.guards(), before);
