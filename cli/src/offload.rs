@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use serde::Serialize;
-use uzone_os::descriptors;
 use uzone_pages::ByteLen;
 use uzone_report::{human_duration, nanoseconds};
 use uzone_server::{Offload, Offloaded, ServeError};
@@ -72,7 +71,7 @@ impl Report for OffloadReport {
 /// Restores a VM.
 pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     // A confined process has no use for the caller's descriptors.
-    descriptors::close_inherited();
+    uzone_os::close_inherited();
     let read = |name| {
         let path = args.state.join(name);
         let failed = |cause: &io::Error| format!("cannot read {}: {cause}", path.display());

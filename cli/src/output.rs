@@ -17,7 +17,7 @@ use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
-use uzone_os::file_system::is_stdout;
+use uzone_snapshot::files::is_stdout;
 
 use uzone_report::Document;
 pub use uzone_report::{columns, human_duration};

@@ -25,13 +25,11 @@ use clap::builder::ArgPredicate;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use uzone_fault::Budget;
-use uzone_os::descriptors;
-use uzone_os::privilege;
 use uzone_os::uffd::Doorbell;
 use uzone_pages::ByteLen;
 use uzone_server::{
     Keeper, OnFailure, Prefetch, Recover, ServeError, ServeEvent, ServerOptions, ServiceManager,
-    SystemdDescriptors, Worker, WorkerStart,
+    SystemdDescriptors, Worker, WorkerStart, descriptors, privilege,
 };
 use uzone_snapshot::{Root, is_url};
 
@@ -272,7 +270,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
 
 /// Closes descriptors that the caller left open, and raises the limit of descriptors for this process and its workers.
 fn have_own_descriptors() {
-    descriptors::close_inherited();
+    uzone_os::close_inherited();
     // If this fails, the server serves fewer VMs, and its log names the limit.
     let _ = descriptors::raise_limit();
 }

@@ -4,7 +4,7 @@
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use uzone_os::privilege;
+use uzone_server::privilege;
 
 use crate::exit::{Exit, Failure};
 

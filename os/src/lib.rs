@@ -25,12 +25,12 @@
 //! | `map` | [`Mapping`]: an owned range of memory of this process, how it is made, filled, read and measured |
 //! | `sigbus` | SIGBUS as an event and an error instead of the end of the process |
 //! | `uffd` | page faults as events, and the answers to them |
-//! | `host` | facts about this kernel and this host: pages, nodes, limits, files, rights |
-//! | `ipc` | other processes: sockets, descriptors that they pass, and the peer of a connection |
+//! | `host` | facts about this kernel and this host: pages, nodes, limits, files |
 //!
 //! | file | mechanism |
 //! |---|---|
 //! | `driver` | [`Driver`]: the driver of an accelerator, loaded at run time, to register memory with |
+//! | `peer` | the process at the other end of a socket, and the descriptors that go there and come from it |
 //! | `live`, `live_ref` | [`LiveOwner`]: a value that guards keep in place, and the count of them |
 #![cfg_attr(not(test), warn(clippy::too_many_lines))]
 
@@ -41,28 +41,26 @@ compile_error!("uzone-os maps regions larger than a 32-bit address space");
 
 mod driver;
 mod host;
-mod ipc;
 mod live;
 mod live_ref;
 mod map;
+pub mod peer;
 mod share_work;
 pub mod sigbus;
 mod sync;
 pub mod uffd;
 
 pub use driver::{Context, Driver, DriverError, Vendor, lock_memory};
+pub use host::denied_calls::report_denied_calls;
 pub use host::exit::at_exit;
-pub use host::file_writes::check_file;
+pub use host::files::{check_file, read_exact_at};
+pub use host::inherited::{close_inherited, passed_descriptors};
 pub use host::root::{SysError, SystemRoot};
 pub use host::thread::{thread_faults, thread_id};
-pub use host::{
-    dax, descriptors, file_system, hugepages, memory, mempolicy, numa, privilege, probe, signals,
-    thread,
-};
-pub use ipc::passed::{memory_file, passed_descriptors};
-pub use ipc::{peer, unix_socket};
+pub use host::{dax, hugepages, memory, mempolicy, numa, probe, signals, thread};
 pub use live::{Guards, LiveArc, LiveGuard, LiveOwner, PINS, REFERENCES};
 pub use map::bytes::AccessError;
+pub use map::create::memory_file;
 pub use map::exclusive::{Exclusive, Exclusivity, Mapped};
 pub use map::kernel_pins::{KernelPin, KernelPinError, KernelPins};
 pub use map::mapping::{Mapping, MappingError, Rejected, leaked};

@@ -214,25 +214,6 @@ mod tests {
     }
 
     #[test]
-    fn an_orphan_lives_until_its_last_guard_and_admits_no_guard_afterwards() {
-        let live = LiveRef::default();
-        assert_eq!(live.enter(HoldKind::Pin), Ok(()));
-        assert_eq!(live.orphan(), Guards { references: 0, pins: 1 });
-        assert_eq!(live.enter(HoldKind::Reference), Ok(()), "it is not gone yet");
-        assert!(!live.try_leave(HoldKind::Pin));
-        assert_eq!(live.leave(HoldKind::Pin), Left::Others);
-        assert_eq!(live.leave(HoldKind::Reference), Left::LastOfOrphan);
-        assert_eq!(live.enter(HoldKind::Pin), Err(HoldError::Gone));
-        let live = LiveRef::default();
-        assert!(live.orphan().is_empty());
-        assert_eq!(live.enter(HoldKind::Pin), Err(HoldError::Gone));
-        let live = LiveRef::default();
-        assert!(live.kill().is_empty());
-        assert!(live.orphan().is_empty());
-        assert_eq!(live.enter(HoldKind::Pin), Err(HoldError::Gone), "it was unbound");
-    }
-
-    #[test]
     fn guards_beyond_the_most_are_refused_and_change_nothing() {
         for sort in [HoldKind::Reference, HoldKind::Pin] {
             let live = LiveRef(AtomicU64::new(one(sort) * COUNT_MASK));

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 
-use uzone_os::file_system::OutFile;
+use uzone_snapshot::files::OutFile;
 
 use crate::error::ReportError;
 

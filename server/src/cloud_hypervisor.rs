@@ -24,9 +24,9 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 use serde::Deserialize;
-use uzone_os::file_system::data_from;
 use uzone_os::{Mapping, peer};
 use uzone_pages::ByteLen;
+use uzone_snapshot::files::data_from;
 use uzone_snapshot::{Image, SnapshotError};
 
 use crate::error::ServeError;

@@ -23,9 +23,9 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
+use crate::message_socket::MessageSocket;
 use serde::{Deserialize, Serialize};
 use uzone_os::uffd::{Doorbell, EventSet};
-use uzone_os::unix_socket::MessageSocket;
 use uzone_os::{lock, peer};
 use uzone_pages::ErrorKind;
 

@@ -23,10 +23,11 @@ use std::process::Child;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
+use crate::message_socket::MessageSocket;
+use crate::privilege;
+use crate::process;
 use uzone_attach::protocol::Reply;
-use uzone_os::privilege;
 use uzone_os::uffd::{Doorbell, EventSet, Remote, open_pending_faults};
-use uzone_os::unix_socket::MessageSocket;
 
 use self::huge::Collapser;
 use self::store::systemd::{ServiceManager, Systemd, SystemdDescriptors};
@@ -554,7 +555,7 @@ impl Keeper {
             ServeEvent::Failed { session, kind, was_killed, .. } => {
                 *self.totals.failed.of(*kind) += 1;
                 let Some(machine) = self.machines.get(session) else { return };
-                *was_killed = self.kills() && machine.peer.kill().is_ok();
+                *was_killed = self.kills() && process::kill(&machine.peer).is_ok();
             }
             ServeEvent::Ended { session, .. } => drop(self.step(*session, Step::Ended)),
             ServeEvent::NotHuge { .. }

@@ -15,14 +15,15 @@
 //! | `keeper/poison` | refused VMs that the keeper cannot end: their pages raise SIGBUS |
 //! | `keeper/store/{folder, systemd}` | records of VMs that outlive both processes |
 //! | `machine` | a client and its states: arriving, offered, served |
-//! | `messages` | the messages between the two processes |
+//! | `messages`, `message_socket` | the messages between the two processes |
+//! | `process` | the process of a client: found again, its memory, its end |
 //! | `worker` | [`Worker`]: the VMs of one image, from the offer to their end |
 //! | `worker/session` | one VM: its memory, and its end if a page fails |
 //! | `worker/{protocol, firecracker}` | the message of a client, from bytes to regions |
 //! | `worker/open_image` | the image, and the rights that a worker gives up |
 //! | `worker/working_set` | the pages that VMs touched, recorded and read |
 //! | `worker/huge`, `keeper/huge` | huge pages for VMs whose pages are small: found, and made |
-//! | `sandbox` | the rights of a worker |
+//! | `sandbox`, `privilege`, `descriptors` | the rights and the limits of a worker |
 //! | `socket`, `control`, `status`, `metrics` | the socket of monitors, the one for questions, and the answers |
 //! | `live_diff/{session, pages}` | the memory of a VM at one moment, for an image of it |
 //! | `cloud_hypervisor` | [`Offload`]: restoring VMs of Cloud Hypervisor, which asks for pages itself |
@@ -32,14 +33,18 @@
 
 mod cloud_hypervisor;
 mod control;
+pub mod descriptors;
 mod error;
 mod event;
 mod keeper;
 mod live_diff;
 mod machine;
+mod message_socket;
 mod messages;
 mod metrics;
 mod options;
+pub mod privilege;
+mod process;
 mod sandbox;
 mod socket;
 mod status;

@@ -25,6 +25,7 @@ use serde::{Deserialize, Serialize};
 use uzone_os::peer::{self, Peer};
 use uzone_os::uffd::{EventLog, Remote, UffdError};
 
+use crate::process;
 use crate::status::{SessionStats, SessionStatus, nanoseconds};
 
 /// The most regions that a message has.
@@ -138,7 +139,8 @@ pub(crate) struct Offer {
 impl Machine {
     /// Takes a client that has connected, and asks for the rights of this process.
     pub(crate) fn new(stream: UnixStream, peer: Peer) -> Self {
-        let (can_be_killed, can_be_read) = (peer.can_be_killed(), peer.open_memory().is_ok());
+        let (can_be_killed, can_be_read) =
+            (process::can_be_killed(&peer), process::open_memory(&peer).is_ok());
         Self { can_be_killed, can_be_read, ..Self::of(stream, peer) }
     }
 

@@ -9,11 +9,11 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::thread;
 use std::time::Duration;
 
+use crate::descriptors::is_shortage;
+use crate::message_socket::{Message, MessageSocket};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use uzone_os::descriptors::is_shortage;
 use uzone_os::uffd::EventSet;
-use uzone_os::unix_socket::{Message, MessageSocket};
 
 use crate::event::ServeEvent;
 use crate::machine::{Offer, TAKEN_BYTES};

@@ -19,6 +19,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::thread;
 
+use crate::privilege;
 use landlock::{
     ABI, Access, AccessFs, AccessNet, BitFlags, LandlockStatus, PathBeneath, PathFd, Ruleset,
     RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError, Scope, make_bitflags,
@@ -28,7 +29,6 @@ use seccompiler::{
     SeccompRule, TargetArch,
 };
 use serde::{Deserialize, Serialize};
-use uzone_os::privilege;
 
 /// The version of Landlock that is asked for; an older kernel confines less.
 const LANDLOCK: ABI = ABI::V10;
@@ -130,7 +130,7 @@ impl Sandbox {
     /// Takes all capabilities from this thread, and from the threads that it starts.
     pub(crate) fn without_capabilities() -> io::Result<Self> {
         privilege::give_up_capabilities()?;
-        privilege::report_denied_calls()?;
+        uzone_os::report_denied_calls("; --no-sandbox turns that off")?;
         Self::now()
     }
 

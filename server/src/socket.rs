@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
-use uzone_os::unix_socket;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::error::ServeError;
 
@@ -25,6 +25,31 @@ const PAUSE: Duration = Duration::from_millis(1);
 const LONGEST: usize = 107;
 /// The number of sockets that were made: their first names differ by it.
 static NEXT: AtomicU64 = AtomicU64::new(0);
+
+/// The most connections that may wait to be accepted.
+const BACKLOG: i32 = 4096;
+
+/// Makes a socket with a name that does not exist yet. It refuses connections until [`listen`], so that it can be
+/// given its owner and its mode before.
+///
+/// # Errors
+/// The error of socket(2) or bind(2).
+fn named(path: &Path) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
+    let socket = rustix::net::socket_with(family, kind, flags, None)?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
+}
+
+/// Listens on a socket of [`named`]; accepting a connection does not wait for one.
+///
+/// # Errors
+/// The error of listen(2).
+fn listen(socket: OwnedFd) -> io::Result<UnixListener> {
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(UnixListener::from(socket))
+}
 
 /// A socket with a name, which is removed when this is dropped.
 #[derive(Debug)]
@@ -97,7 +122,7 @@ impl ListeningSocket {
         let hidden = path.with_file_name(format!(".{}-{number}", std::process::id()));
         let _ = fs::remove_file(&hidden);
         // It is listened on afterwards, so that no process has connected before.
-        let bound = unix_socket::bind(&hidden).map_err(failed).and_then(|socket| {
+        let bound = named(&hidden).map_err(failed).and_then(|socket| {
             if let Some(group) = group {
                 chown(&hidden, None, Some(group)).map_err(|cause| ServeError::Group {
                     path: path.to_owned(),
@@ -106,7 +131,7 @@ impl ListeningSocket {
                 })?;
             }
             fs::set_permissions(&hidden, fs::Permissions::from_mode(mode)).map_err(failed)?;
-            let listener = unix_socket::listen(socket).map_err(failed)?;
+            let listener = listen(socket).map_err(failed)?;
             let file = file_at(&hidden);
             fs::rename(&hidden, path).map_err(failed)?;
             Ok((listener, file))
@@ -230,5 +255,19 @@ mod tests {
         drop(second);
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "nothing else is left");
         fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_socket_refuses_connections_until_it_is_prepared() {
+        let path = std::env::temp_dir().join(format!("uzone-socket-{}", std::process::id()));
+        let connected = || UnixStream::connect(&path).map(drop).map_err(|cause| cause.kind());
+        let socket = named(&path).unwrap();
+        assert_eq!(connected(), Err(io::ErrorKind::ConnectionRefused));
+        let listener = listen(socket).unwrap();
+        assert_eq!(connected(), Ok(()));
+        assert!(listener.accept().is_ok());
+        assert_eq!(listener.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        assert_eq!(named(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        fs::remove_file(&path).unwrap();
     }
 }

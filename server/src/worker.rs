@@ -20,12 +20,12 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::descriptors::is_shortage;
+use crate::message_socket::MessageSocket;
 use uzone_attach::protocol::{Reply, Request, VERSION};
 use uzone_fault::{AdoptedMemory, Backing, MapError, SharedBacking};
 use uzone_os::Vaddr;
-use uzone_os::descriptors::is_shortage;
 use uzone_os::uffd::{EventLog, EventSet, LoggedEvents, Remote};
-use uzone_os::unix_socket::MessageSocket;
 use uzone_pages::ByteLen;
 
 use self::huge::Finder;

@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
-use uzone_os::file_system::{Folder, lock_within, next_data, room};
+use crate::files::{Folder, lock_within, next_data, room};
 use uzone_os::lock;
 use uzone_os::page_cache::read_cached;
 use uzone_pages::ByteLen;

@@ -8,9 +8,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use uzone_os::file_system::next_data;
 use uzone_os::page_cache;
 
+use crate::files::next_data;
 use crate::source::{Address, RequestOptions, Source, address, joined};
 
 /// Files that are open already, by their names. They stay the same although the names may be other
@@ -155,7 +155,7 @@ impl Source for FileSource {
     }
 
     fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        uzone_os::file_system::read_exact_at(&self.file, out, offset)
+        uzone_os::read_exact_at(&self.file, out, offset)
     }
 
     fn read_ready(&self, offset: u64, out: &mut [u8]) -> io::Result<bool> {

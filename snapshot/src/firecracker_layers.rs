@@ -3,7 +3,7 @@
 //! Firecracker writes a diff as a sparse file as long as the memory: the pages that were written since the
 //! snapshot before it are data, all others are holes. So each page is that of the last diff which has it, or
 //! that of the memory file. A hole is known from zeroes by lseek(2) alone, which is right only on the file
-//! that Firecracker wrote: [`uzone_os::file_system::hole_problem`] finds such a copy. A copy cannot be
+//! that Firecracker wrote: [`hole_problem`] finds such a copy. A copy cannot be
 //! known: it may have other holes. An object has none.
 
 use std::fs::File;
@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use uzone_os::file_system::{hole_problem, next_data};
+use crate::files::{hole_problem, next_data};
 use uzone_os::lock;
 
 use crate::error::SnapshotError;

@@ -25,6 +25,7 @@ mod disk_cache;
 mod each_frame;
 mod error;
 mod file_source;
+pub mod files;
 mod firecracker_layers;
 mod format;
 mod frame_cache;

@@ -8,9 +8,8 @@ use std::path::{Path, PathBuf};
 #[cfg(feature = "object-storage")]
 use std::sync::{Mutex, PoisonError};
 
-use uzone_os::file_system::OutFile;
-
 use crate::error::SnapshotError;
+use crate::files::OutFile;
 #[cfg(feature = "object-storage")]
 use crate::object::Upload;
 use crate::source::{self, Address};

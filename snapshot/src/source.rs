@@ -7,8 +7,6 @@ use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
 
-use uzone_os::file_system;
-
 use crate::options::options;
 
 /// Reading and writing by the owner of a file alone.
@@ -37,7 +35,7 @@ pub trait Source: Send + Sync {
     /// that they are in, and without one those of its owner alone.
     fn mode_for(&self, group: u32) -> u32 {
         let metadata = self.file().and_then(|file| file.metadata().ok());
-        metadata.map_or(OWNER_ALONE, |metadata| file_system::mode_for(&metadata, group))
+        metadata.map_or(OWNER_ALONE, |metadata| crate::files::mode_for(&metadata, group))
     }
 
     /// Returns the next bytes behind `offset` that need to be read: all before them are zeroes. It starts at the end of

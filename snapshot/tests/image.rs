@@ -331,7 +331,7 @@ fn the_holes_of_a_file_are_packed_without_being_read() {
     let path = directory.file("raw");
     let file = std::fs::File::create(&path).unwrap();
     file.set_len(1 << 20).unwrap();
-    if uzone_os::file_system::hole_problem(&file, 4096).unwrap().is_some() {
+    if uzone_snapshot::files::hole_problem(&file, 4096).unwrap().is_some() {
         eprintln!("skipped: holes: the temporary directory has none");
         return;
     }

@@ -104,7 +104,7 @@ pub mod os {
     pub use uzone_os::{
         Anonymous, Exclusive, Exclusivity, HugeAdvice, KernelPin, KernelPinError, KernelPins,
         MapError, Mapped, Mapping, MappingError, SysError, SystemRoot, dax, hugepages, memory,
-        memory_file, numa, page_cache, passed_descriptors, unix_socket,
+        memory_file, numa, page_cache, passed_descriptors, peer,
     };
 }
 

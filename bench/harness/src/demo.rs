@@ -259,7 +259,7 @@ mod tests {
     #[test]
     fn a_wrong_page_of_an_image_is_an_error_that_has_its_place() {
         use std::os::unix::fs::FileExt;
-        let mut file = uzone_os::file_system::nameless_file(&std::env::temp_dir()).unwrap();
+        let mut file = tempfile::tempfile().unwrap();
         let page = probe::page_size().bytes();
         let len = ByteLen::mib(2);
         std::io::Write::write_all(&mut file, &[7; 2 << 20]).unwrap();

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use blake3::Hash;
-use uzone_os::{file_system, probe};
+use uzone_os::probe;
 use uzone_pages::ByteLen;
 
 use super::plan::Plan;
@@ -45,8 +45,7 @@ impl Image {
 /// Makes the image of a plan.
 pub(super) fn make(plan: &Plan, out: &Output) -> Result<Image, Failure> {
     let directory = &plan.directory;
-    let mut file =
-        file_system::nameless_file(directory).map_err(|cause| no_file(directory, cause))?;
+    let mut file = tempfile::tempfile_in(directory).map_err(|cause| no_file(directory, cause))?;
     let progress = Progress::new(out, "making the image", plan.size.get());
     let page = ByteLen::new(probe::page_size().bytes()).to_usize()?;
     let mut chunks = Vec::new();

@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use uzone_harness::demo;
 use uzone_os::uffd::{Features, KernelFaults, Uffd};
-use uzone_os::{SystemRoot, file_system, memory};
+use uzone_os::{SystemRoot, memory};
 use uzone_pages::ByteLen;
 use uzone_report::ReportError;
+use uzone_snapshot::files;
 
 use super::image::no_file;
 use crate::exit::{self, Exit, Failure};
@@ -127,7 +128,7 @@ impl Plan {
     /// Returns the reason that the image does not fit, with its exit code.
     fn lack(&self) -> Result<Option<(Exit, String)>, Failure> {
         let (size, directory) = (self.size, self.directory.display());
-        let room = file_system::room(&self.directory);
+        let room = files::room(&self.directory);
         let room = room.map_err(|cause| no_file(&self.directory, cause))?;
         if let Some(longest) = room.longest_file.filter(|longest| *longest < size) {
             let text = format!(

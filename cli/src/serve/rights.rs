@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use uzone_os::privilege::{self, CapabilitySet};
+use uzone_server::privilege::{self, CapabilitySet};
 
 use super::{Args, NONE};
 use crate::exit::Failure;

@@ -130,7 +130,7 @@ impl FileBacking {
         let _ = window.copy_with(range, |out| {
             let wanted = self.inside(offset, out.len());
             let (bytes, rest) = out.split_at_mut(wanted);
-            match uzone_os::file_system::read_exact_at(&self.file, bytes, offset) {
+            match uzone_os::read_exact_at(&self.file, bytes, offset) {
                 Ok(()) => {
                     rest.fill(0);
                     Ok(out.len())
@@ -329,7 +329,7 @@ impl Backing for FileBacking {
 
 #[cfg(test)]
 mod tests {
-    use uzone_os::file_system::nameless_file;
+    use tempfile::tempfile_in;
     use uzone_os::uffd::{Answered, UffdError};
     use uzone_pages::{Advice, Content, FaultAround, PageCount, PageSize, Touch};
 
@@ -365,7 +365,7 @@ mod tests {
     fn pages_beside_a_touch_are_mapped_where_a_file_is_memory_and_not_where_none_is_cached() {
         let name = "pages_beside_a_touch_are_mapped_where_a_file_is_memory";
         for is_dax in [false, true] {
-            let file = nameless_file(std::env::current_exe().unwrap().parent().unwrap()).unwrap();
+            let file = tempfile_in(std::env::current_exe().unwrap().parent().unwrap()).unwrap();
             let len = PAGES << 12;
             file.write_all_at(&vec![7; usize::try_from(len).unwrap()], 0).unwrap();
             file.sync_all().unwrap();

@@ -15,11 +15,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
+use tempfile::tempfile_in;
 use uzone_fault::{
     Backing, BackingError, Engine, FaultStats, FunctionBacking, LazyMapping, LazyOptions, MapError,
     RemoteRegion, Window,
 };
-use uzone_os::file_system::nameless_file;
 use uzone_os::peer::Peer;
 use uzone_os::uffd::{Modes, Registered, Remote, Uffd, UffdError};
 use uzone_os::{AccessError, Anonymous, Mapping, SystemRoot, Vaddr, hugepages, probe};
@@ -189,7 +189,7 @@ pub(crate) fn is_present(pagemap: &File, address: u64) -> bool {
 
 /// A file without a name beside this program: where temporary files go may be memory.
 pub(crate) fn unnamed_file() -> File {
-    nameless_file(std::env::current_exe().unwrap().parent().unwrap()).unwrap()
+    tempfile_in(std::env::current_exe().unwrap().parent().unwrap()).unwrap()
 }
 
 /// The same with these bytes in it.

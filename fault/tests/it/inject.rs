@@ -17,10 +17,10 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use crate::common::{again, ends, function, is_child, page, region_at, skip, usize_of, word};
+use tempfile::tempfile_in;
 use uzone_fault::{
     Engine, EngineOptions, FileBacking, LazyMapping, LazyOptions, MemoryBacking, WriteTracking,
 };
-use uzone_os::file_system::nameless_file;
 use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Remote, Uffd};
 use uzone_os::{Anonymous, Mapping, Sharing, sigbus};
 use uzone_pages::Order;
@@ -83,7 +83,7 @@ fn check(memory: &LazyMapping, offset: u64) -> Done {
 
 /// Returns a file without a name beside this program, with the words in it.
 fn file_of(len: u64) -> io::Result<File> {
-    let mut file = nameless_file(std::env::current_exe()?.parent().unwrap())?;
+    let mut file = tempfile_in(std::env::current_exe()?.parent().unwrap())?;
     file.write_all(&crate::common::words(len))?;
     Ok(file)
 }

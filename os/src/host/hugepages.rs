@@ -10,7 +10,6 @@ use crate::host::root::{SysError, SystemRoot, if_there};
 
 const THP: &str = "sys/kernel/mm/transparent_hugepage";
 const POOLS: &str = "sys/kernel/mm/hugepages";
-const NODES: &str = "sys/devices/system/node";
 
 /// Returns a size of huge pages as `MAP_HUGE_*` and `MFD_HUGE_*` write it: log2, from bit 26 on.
 pub(crate) const fn encoded_in_flags(size: PageSize) -> u32 {
@@ -82,7 +81,7 @@ pub fn thp(root: &SystemRoot) -> Result<Option<Thp>, SysError> {
     }))
 }
 
-/// A hugetlb pool of the host, or the part of one that lies on a NUMA node. Counts are pages of its size.
+/// A hugetlb pool of the host. Counts are pages of its size.
 ///
 /// `free` includes the `reserved` pages, which are promised to mappings that have not touched them yet:
 /// a new mapping can have `free - reserved`, and `overcommit - surplus` more from the host.
@@ -94,11 +93,11 @@ pub struct Pool {
     pub total: u64,
     /// The pages that are not in use.
     pub free: u64,
-    /// The promised pages among them; of a node the kernel does not count them.
+    /// The promised pages among them.
     pub reserved: u64,
     /// The pages beyond its setting.
     pub surplus: u64,
-    /// The most pages beyond its setting; a node has no such limit.
+    /// The most pages beyond its setting.
     pub overcommit: u64,
 }
 
@@ -113,9 +112,11 @@ fn parse_directory(name: &str) -> Option<PageSize> {
 /// # Errors
 /// [`SysError`] names the file that could not be read or understood.
 pub fn pools(root: &SystemRoot) -> Result<Vec<Pool>, SysError> {
-    let mut pools = sizes(root, POOLS)?
-        .into_iter()
-        .map(|size| read_pool(root, POOLS, size, true))
+    let names = if_there(root.names(POOLS))?.unwrap_or_default();
+    let mut pools = names
+        .iter()
+        .filter_map(|name| parse_directory(name))
+        .map(|size| read_pool(root, size))
         .collect::<Result<Vec<_>, _>>()?;
     pools.sort_by_key(|pool| pool.size);
     Ok(pools)
@@ -126,48 +127,19 @@ pub fn pools(root: &SystemRoot) -> Result<Vec<Pool>, SysError> {
 /// # Errors
 /// [`SysError`] names the file that could not be read or understood.
 pub fn pool(root: &SystemRoot, size: PageSize) -> Result<Option<Pool>, SysError> {
-    if_there(read_pool(root, POOLS, size, true))
+    if_there(read_pool(root, size))
 }
 
-fn sizes(root: &SystemRoot, directory: &str) -> Result<Vec<PageSize>, SysError> {
-    let names = if_there(root.names(directory))?.unwrap_or_default();
-    Ok(names.iter().filter_map(|name| parse_directory(name)).collect())
-}
-
-/// Reads the pool of one page size in a directory. That of a node has no files for reserved and overcommitted
-/// pages: without `has_promises`, both counts are 0.
-fn read_pool(
-    root: &SystemRoot,
-    directory: &str,
-    size: PageSize,
-    has_promises: bool,
-) -> Result<Pool, SysError> {
-    let number = |file| root.number(format!("{directory}/{}/{file}", pool_name(size)));
-    let promise = |file| if has_promises { number(file) } else { Ok(0) };
+fn read_pool(root: &SystemRoot, size: PageSize) -> Result<Pool, SysError> {
+    let number = |file| root.number(format!("{POOLS}/{}/{file}", pool_name(size)));
     Ok(Pool {
         size,
         total: number("nr_hugepages")?,
         free: number("free_hugepages")?,
-        reserved: promise("resv_hugepages")?,
+        reserved: number("resv_hugepages")?,
         surplus: number("surplus_hugepages")?,
-        overcommit: promise("nr_overcommit_hugepages")?,
+        overcommit: number("nr_overcommit_hugepages")?,
     })
-}
-
-/// Returns the pools of each NUMA node with its number, by node and size; none on a kernel without nodes.
-///
-/// # Errors
-/// [`SysError`] names the file that could not be read or understood.
-pub fn node_pools(root: &SystemRoot) -> Result<Vec<(u32, Pool)>, SysError> {
-    let mut pools = Vec::new();
-    for node in crate::host::numa::node_numbers(root)? {
-        let directory = format!("{NODES}/node{node}/hugepages");
-        for size in sizes(root, &directory)? {
-            pools.push((node, read_pool(root, &directory, size, false)?));
-        }
-    }
-    pools.sort_by_key(|(node, pool)| (*node, pool.size));
-    Ok(pools)
 }
 
 #[cfg(test)]
@@ -196,24 +168,6 @@ mod tests {
     }
 
     #[test]
-    fn every_word_of_the_kernel_is_written_as_it_was_read() {
-        for line in [
-            "always madvise never",
-            "always defer defer+madvise madvise never",
-            "always within_size advise never deny force",
-        ] {
-            for word in line.split_whitespace() {
-                let text = line
-                    .split_whitespace()
-                    .map(|other| if other == word { format!("[{word}]") } else { other.into() })
-                    .collect::<Vec<String>>()
-                    .join(" ");
-                assert_eq!(parse_choice(&text), Some(word));
-            }
-        }
-    }
-
-    #[test]
     fn a_pool_is_known_by_the_name_of_its_directory() {
         for (name, size) in [
             ("hugepages-2048kB", Some(PageSize::MIB_2)),
@@ -234,7 +188,6 @@ mod tests {
         assert_eq!(thp(&tree.root()).unwrap(), None);
         assert_eq!(pools(&tree.root()).unwrap(), []);
         assert_eq!(pool(&tree.root(), PageSize::MIB_2).unwrap(), None);
-        assert_eq!(node_pools(&tree.root()).unwrap(), []);
     }
 
     #[test]
@@ -260,10 +213,6 @@ mod tests {
             ("sys/kernel/mm/hugepages/hugepages-2048kB/resv_hugepages", "7\n"),
             ("sys/kernel/mm/hugepages/hugepages-2048kB/surplus_hugepages", "2\n"),
             ("sys/kernel/mm/hugepages/hugepages-2048kB/nr_overcommit_hugepages", "64\n"),
-            ("sys/devices/system/node/online", "0-1\n"),
-            ("sys/devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages", "512\n"),
-            ("sys/devices/system/node/node1/hugepages/hugepages-2048kB/free_hugepages", "500\n"),
-            ("sys/devices/system/node/node1/hugepages/hugepages-2048kB/surplus_hugepages", "2\n"),
         ]);
         let root = tree.root();
         assert_eq!(
@@ -287,6 +236,5 @@ mod tests {
         };
         assert_eq!(pools[0], small);
         assert_eq!(pool(&root, PageSize::MIB_2).unwrap(), Some(small));
-        assert_eq!(node_pools(&root).unwrap(), [(1, Pool { reserved: 0, overcommit: 0, ..small })]);
     }
 }

@@ -174,7 +174,7 @@ pub(crate) fn exchange(
     let new = new.map_or(std::ptr::null(), std::ptr::from_ref);
     // SAFETY: sigaction(2) reads an action, or none where the pointer is null, and writes the old
     // one; both live over the call. The action is the default one, one that this function returned,
-    // or one of `sigbus::handler`, `uffd::bare` and `privilege`: their functions take the arguments of `SA_SIGINFO`, and
+    // or one of `sigbus::handler`, `uffd::bare` and `host::denied_calls`: their functions take the arguments of `SA_SIGINFO`, and
     // do only what signal-safety(7) allows.
     let answer = unsafe { libc::sigaction(signal, new, &mut old) };
     if answer == 0 { Ok(old) } else { Err(io::Error::last_os_error()) }

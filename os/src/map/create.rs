@@ -7,7 +7,8 @@
 //! Cost: one mmap(2), 1 to 10 us at any length, because no page is touched; an advice on huge pages
 //! is one call more, but for *never*; a memory file costs three more, a file two.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{FileType, MemfdFlags, SealFlags};
@@ -365,4 +366,14 @@ fn inspect(fd: BorrowedFd<'_>, offset: u64, len: ByteLen) -> Result<(PageSize, b
         return Err(MapError::BeyondEnd { offset, len_bytes: len.get(), file_len });
     }
     Ok((page, is_regular))
+}
+
+/// Makes a file in memory with these bytes, which lives as long as a descriptor of it does.
+///
+/// # Errors
+/// The error of the system: no memory, or as many descriptors as the process may have.
+pub fn memory_file(name: &str, bytes: &[u8]) -> io::Result<File> {
+    let mut file = File::from(memfd(name, MemfdFlags::CLOEXEC)?);
+    file.write_all(bytes)?;
+    Ok(file)
 }

@@ -8,8 +8,8 @@
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
 
+use tempfile::tempfile_in;
 use uzone_os::dax::{self, DaxDevice};
-use uzone_os::file_system::nameless_file;
 use uzone_os::{Access, Exclusive, MapError, Mapping, Sharing, SystemRoot};
 use uzone_pages::ByteLen;
 
@@ -33,7 +33,7 @@ fn open(path: &Path) -> File {
 
 /// Opens a file of `len` bytes in `directory` that has no name.
 fn unnamed(directory: &Path, len: u64) -> File {
-    let file = nameless_file(directory).unwrap();
+    let file = tempfile_in(directory).unwrap();
     file.set_len(len).unwrap();
     file
 }

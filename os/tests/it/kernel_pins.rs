@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use rustix::process::{Resource, Rlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
-use uzone_os::file_system::nameless_file;
+use tempfile::tempfile_in;
 use uzone_os::{
     Access, AccessError, Anonymous, HugeAdvice, KernelPin, KernelPinError, KernelPins, Mapping,
     Sharing,
@@ -106,7 +106,7 @@ fn memory_of_more_than_a_buffer_is_pinned_in_parts() {
 
 #[test]
 fn memory_that_cannot_be_written_is_not_pinned() {
-    let file = nameless_file(&std::env::temp_dir()).unwrap();
+    let file = tempfile_in(std::env::temp_dir()).unwrap();
     file.set_len(page()).unwrap();
     let mapping =
         Mapping::file(file, 0, ByteLen::new(page()), Access::ReadOnly, Sharing::Shared).unwrap();

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
-use uzone_os::file_system::nameless_file;
+use tempfile::tempfile_in;
 use uzone_os::page_cache::{cached, forget, read_ahead, read_cached};
 
 use crate::{page, skip};
@@ -15,7 +15,7 @@ fn what_was_read_is_cached_and_what_was_forgotten_is_not() {
     // In the build's directory: the one for temporary files may be of memory, which forgets nothing.
     let program = std::env::current_exe().unwrap();
     let (pages, len) = (64, NonZeroU64::new(64 * page()).unwrap());
-    let mut file = nameless_file(program.parent().unwrap()).unwrap();
+    let mut file = tempfile_in(program.parent().unwrap()).unwrap();
     file.write_all(&vec![5; usize::try_from(len.get()).unwrap()]).unwrap();
     file.sync_all().unwrap();
     let Some(count) = cached(&file, 0, len).unwrap() else {

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use uzone_os::file_system::nameless_file;
+use tempfile::tempfile_in;
 use uzone_os::sigbus::{self, BusError, BusKind, HandlerError, SLOTS, Watch};
 use uzone_os::uffd::{Answered, Features, Fill, Install, Modes, Registered};
 use uzone_os::{Access, AccessError, Addr, Mapping, Sharing, memory_file};
@@ -203,7 +203,7 @@ fn a_copy_ends_where_a_truncated_file_ends_and_says_so() {
         return;
     }
     install();
-    let disk = nameless_file(&std::env::temp_dir()).unwrap();
+    let disk = tempfile_in(std::env::temp_dir()).unwrap();
     for cut in [Cut::new(4, 2 * page()), Cut::of(disk, 4, 2 * page() - 10)] {
         let (end, eof) = (2 * page(), cut.file.metadata().unwrap().len());
         let expected = |offset| if offset < eof { byte(offset) } else { 0 };

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use uzone_os::file_system::nameless_file;
+use tempfile::tempfile_in;
 use uzone_os::uffd::{
     Answered, Doorbell, Event, EventBuffer, FaultKind, Features, Fill, Install, KernelFaults,
     Modes, PageFault, Registered, Remote, Uffd, UffdCall, UffdError, wait,
@@ -384,7 +384,7 @@ fn a_wrong_use_is_refused_with_what_it_was_given() {
     let Some(uffd) = open(name, Features::NONE) else { return };
 
     // A file of a file system has no such faults.
-    let mut file = nameless_file(&std::env::temp_dir()).unwrap();
+    let mut file = tempfile_in(std::env::temp_dir()).unwrap();
     file.write_all(&bytes(1, 2)).unwrap();
     let len = ByteLen::new(2 * page());
     let mapping = Mapping::file(file, 0, len, Access::ReadWrite, Sharing::Shared).unwrap();

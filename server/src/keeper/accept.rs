@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::Duration;
 
-use uzone_os::descriptors::{self, is_shortage};
+use crate::descriptors::{self, is_shortage};
 use uzone_os::peer::{self, Peer};
 use uzone_os::uffd::{Remote, UffdError};
 

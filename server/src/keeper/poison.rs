@@ -13,6 +13,7 @@ use uzone_pages::ByteLen;
 use super::Keeper;
 use crate::machine::Machine;
 use crate::options::OnFailure;
+use crate::process;
 
 /// The most faults that are answered before other clients.
 const FAULTS: usize = 16;
@@ -33,7 +34,7 @@ impl Keeper {
         reason: &mut String,
     ) -> bool {
         let Some(memory) = machine.take_memory() else { return false };
-        if self.kills() && machine.peer.kill().is_ok() {
+        if self.kills() && process::kill(&machine.peer).is_ok() {
             return true;
         }
         self.poison(session, memory, reason);

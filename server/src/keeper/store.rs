@@ -22,6 +22,7 @@ use self::systemd::Systemd;
 use crate::machine::Machine;
 use crate::messages;
 use crate::metrics::Totals;
+use crate::process;
 use crate::status::nanoseconds;
 
 /// The longest time that a process takes to end by a signal that it cannot catch.
@@ -213,7 +214,7 @@ fn new_log() -> io::Result<File> {
 
 /// Ends a process, and waits until none of its threads runs.
 fn end(process: &Peer) -> io::Result<()> {
-    process.kill()?;
+    process::kill(process)?;
     let (set, mut ready) = (EventSet::new()?, Vec::new());
     set.add(process, 0)?;
     set.wait(&mut ready, Some(ENDS_WITHIN))?;

@@ -9,10 +9,10 @@ use std::process::Child;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::descriptors::is_shortage;
+use crate::message_socket::MessageSocket;
 use uzone_os::Vaddr;
-use uzone_os::descriptors::is_shortage;
 use uzone_os::peer::Peer;
-use uzone_os::unix_socket::MessageSocket;
 
 use super::huge::{Collapser, Outcome};
 use super::{HUGE, Keeper, Opened, WORKER};

@@ -10,8 +10,8 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread;
 
+use crate::message_socket::MessageSocket;
 use uzone_fault::KeptPages;
-use uzone_os::unix_socket::MessageSocket;
 use uzone_os::{Anonymous, Exclusive, HugeAdvice, lock, share_work};
 use uzone_pages::ByteLen;
 use uzone_snapshot::{Image, Source};

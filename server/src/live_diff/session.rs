@@ -15,10 +15,11 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
+use crate::message_socket::MessageSocket;
+use crate::process;
 use uzone_fault::{AdoptedMemory, KeptPages, RemoteRegion};
 use uzone_os::pagemap_scan;
 use uzone_os::uffd::LoggedEvents;
-use uzone_os::unix_socket::MessageSocket;
 
 use super::pages::{CapturedPages, PIECE, Run};
 use crate::control::{self, control_path};
@@ -45,7 +46,7 @@ pub(crate) fn show(
     let Some(machine) = machine.filter(|machine| !machine.is_new()) else {
         return refuse(None, format!("there is no session {session}"));
     };
-    let (memory, pagemap) = match machine.peer.open_memory() {
+    let (memory, pagemap) = match process::open_memory(&machine.peer) {
         Ok(opened) => opened,
         Err(cause) => {
             let pid = machine.peer.pid();

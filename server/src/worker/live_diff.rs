@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use uzone_os::unix_socket::MessageSocket;
+use crate::message_socket::MessageSocket;
 
 use super::Worker;
 use crate::messages::{self, CaptureReply, CaptureRequest, Titled};

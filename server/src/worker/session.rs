@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use crate::message_socket::MessageSocket;
+use crate::process;
 use uzone_attach::protocol::Reply;
 use uzone_fault::{
     AdoptedMemory, Backing, FaultStats, KeptPages, LazyError, LazyOptions, Refusal, WriteTracking,
 };
 use uzone_os::peer::Peer;
 use uzone_os::uffd::{EventLog, Remote};
-use uzone_os::unix_socket::MessageSocket;
 use uzone_pages::{Advice, ErrorKind};
 
 use super::Worker;
@@ -196,7 +197,7 @@ fn on_failure(
                 ServeEvent::Failed { session, pid, offset, kind, reason, was_killed: false };
             if !log(failed) && policy == OnFailure::Kill {
                 // A refusal means that the process has ended.
-                let _ = peer.kill();
+                let _ = process::kill(&*peer);
             }
         }
         match policy {

@@ -8,9 +8,9 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use uzone_fault::FaultRecord;
-use uzone_os::file_system::NewFile;
 use uzone_os::uffd::FaultKind;
 use uzone_snapshot::Root;
+use uzone_snapshot::files::NewFile;
 
 /// The longest file: a line for each page of 4 KiB of 64 GiB.
 const FILE_BYTES: u64 = 256 << 20;

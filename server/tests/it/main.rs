@@ -25,8 +25,9 @@ use kvm_ioctls::Kvm;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use uzone_os::uffd::{Doorbell, Features, KernelFaults, Modes, Registered, Uffd};
-use uzone_os::{Anonymous, Mapping, descriptors};
+use uzone_os::{Anonymous, Mapping};
 use uzone_pages::{ByteLen, PageSize};
+use uzone_server::descriptors;
 use uzone_server::{
     FailedKind, FailedPages, Keeper, OnFailure, Prefetch, Recover, ServeError, ServeEvent, Served,
     ServerOptions, SystemdDescriptors, Worker, WorkerStart,

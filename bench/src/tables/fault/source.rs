@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use uzone_fault::FileBacking;
 use uzone_harness::{BenchError, Result, index};
-use uzone_os::{Access, Mapping, Sharing, file_system, page_cache};
+use uzone_os::{Access, Mapping, Sharing, page_cache};
 use uzone_pages::ByteLen;
 
 /// The page that the tables count in; a host with another one is refused.
@@ -52,7 +52,7 @@ pub(super) struct Source {
 impl Source {
     pub(super) fn new(directory: &Path, len: ByteLen) -> Result<Self> {
         let make = || {
-            let mut file = file_system::nameless_file(directory)?;
+            let mut file = tempfile::tempfile_in(directory)?;
             each_piece(len, |_, bytes| file.write_all(bytes))?;
             // The page cache does not drop dirty pages.
             file.sync_all()?;

@@ -13,7 +13,6 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use uzone_os::file_system;
 use uzone_pages::ByteLen;
 use uzone_snapshot::{Codec, FileSource, FrameCache, Image, OpenOptions, Packed, Packer};
 
@@ -70,7 +69,7 @@ impl Material {
         };
         begin(0);
         let no_file = |cause| BenchError::no_file(size, directory, cause);
-        let new_file = || file_system::nameless_file(directory).map_err(no_file);
+        let new_file = || tempfile::tempfile_in(directory).map_err(no_file);
         let len = usize::try_from(size.get()).map_err(|_| BenchError::image_size(size))?;
         let raw = new_file()?;
         let mut writer =
@@ -120,7 +119,7 @@ impl Material {
     }
 
     pub(crate) fn new_file(&self) -> Result<File> {
-        Ok(file_system::nameless_file(&self.directory)?)
+        Ok(tempfile::tempfile_in(&self.directory)?)
     }
 
     /// Returns the bytes of the image, from the first on.

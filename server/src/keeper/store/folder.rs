@@ -24,13 +24,14 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use uzone_os::peer::{Peer, inode_of};
+use uzone_os::peer::Peer;
 use uzone_os::uffd::EventLog;
 
 use super::{Left, Origin, Record, end};
 use crate::machine::Machine;
 use crate::messages;
 use crate::metrics::Totals;
+use crate::process;
 use crate::socket::{escaped, turn_in};
 
 /// The file with the identity of this start of the system.
@@ -68,12 +69,12 @@ struct Server {
 
 impl Process {
     fn of(peer: &Peer) -> io::Result<Self> {
-        Ok(Self { pid: peer.pid(), started: peer.started()? })
+        Ok(Self { pid: peer.pid(), started: process::started(peer)? })
     }
 
     /// Returns the process, or `None` if it has ended.
     fn open(self) -> io::Result<Option<Peer>> {
-        unless_ended(Peer::of_number(self.pid, 0, self.started))
+        unless_ended(process::of_number(self.pid, 0, self.started))
     }
 }
 
@@ -167,9 +168,12 @@ impl Folder {
 
     pub(super) fn put(&self, image: &str, session: u64, machine: &mut Machine) -> io::Result<()> {
         let userfaultfd = machine.userfaultfd().ok_or(io::ErrorKind::InvalidData)?;
-        let origin = Origin { inode: inode_of(userfaultfd)?, started: machine.peer.started()? };
+        let origin = Origin {
+            inode: process::inode_of(userfaultfd)?,
+            started: process::started(&machine.peer)?,
+        };
         // A server without the right to take it states so at the start of the VM.
-        drop(machine.peer.userfaultfd(origin.inode)?);
+        drop(process::userfaultfd(&machine.peer, origin.inode)?);
         let folder = self.folder()?;
         let [log, path] = files_of(folder, machine.id);
         let mut options = OpenOptions::new();
@@ -314,11 +318,13 @@ fn try_recover(folder: &Path, id: u64) -> io::Result<Option<(u64, Machine)>> {
     if record.id != id {
         return Err(io::ErrorKind::InvalidData.into());
     }
-    let Some(peer) = unless_ended(Peer::of_number(record.pid, record.uid, started))? else {
+    let Some(peer) = unless_ended(process::of_number(record.pid, record.uid, started))? else {
         return Ok(None);
     };
     // A process that has closed it waits for nothing either.
-    let Some(userfaultfd) = unless_ended(peer.userfaultfd(inode))? else { return Ok(None) };
+    let Some(userfaultfd) = unless_ended(process::userfaultfd(&peer, inode))? else {
+        return Ok(None);
+    };
     // Without its file, nothing states which pages the VM gave back.
     let log = OpenOptions::new().read(true).write(true).open(log)?;
     // The stream ended with the earlier server.

@@ -27,6 +27,7 @@ use super::{Left, Record, end, new_log};
 use crate::machine::Machine;
 use crate::messages;
 use crate::metrics::Totals;
+use crate::process;
 use crate::socket::escaped;
 
 /// The longest time that the manager takes for a message.
@@ -219,7 +220,7 @@ impl Systemd {
                     // Its faults would wait for ever.
                     let process = parts.err().flatten();
                     let was_killed =
-                        self.kills && process.is_some_and(|process| peer::kill(process).is_ok());
+                        self.kills && process.is_some_and(|process| process::kill(process).is_ok());
                     tracing::warn!(
                         was_killed,
                         "incomplete VM record in systemd's descriptor store; raise FileDescriptorStoreMax to 5 per VM + 3"

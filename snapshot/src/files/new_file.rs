@@ -11,7 +11,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, Mode};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::io::Errno;
 
 /// The most symbolic links that lead to a file, by path_resolution(7).
 const MOST_LINKS: usize = 40;
@@ -108,10 +109,10 @@ pub fn is_stdout(path: &Path) -> bool {
 /// A file that is being written. If it is dropped unfinished, the old file stays at its path.
 #[derive(Debug)]
 pub struct NewFile {
-    pub(super) file: File,
+    file: File,
     path: PathBuf,
     /// The hidden name, while it has that.
-    pub(super) hidden: Option<PathBuf>,
+    hidden: Option<PathBuf>,
 }
 
 impl NewFile {
@@ -136,7 +137,7 @@ impl NewFile {
         let bits = Mode::from_bits_truncate(mode(own) | 0o600);
         // A file without a name gets one by procfs alone.
         let nameless = match Path::new("/proc/self/fd").exists() {
-            true => super::open_nameless(directory_of(&path), bits)?,
+            true => open_nameless(directory_of(&path), bits)?,
             false => None,
         };
         let new = match nameless {
@@ -152,8 +153,7 @@ impl NewFile {
         Ok(new)
     }
 
-    pub(super) fn create_hidden(path: PathBuf, mode: Mode) -> io::Result<Self> {
-        use rustix::fs::OFlags;
+    fn create_hidden(path: PathBuf, mode: Mode) -> io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let (hidden, file) =
             with_hidden_name(&path, |hidden| Ok(rustix::fs::open(hidden, flags, mode)?.into()))?;
@@ -208,6 +208,17 @@ impl Drop for NewFile {
     }
 }
 
+/// Makes a file without a name, or returns `None` where the file system has none: it refuses them, or it or the
+/// kernel ignores the flag and opens the directory.
+fn open_nameless(directory: &Path, mode: Mode) -> io::Result<Option<File>> {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    match rustix::fs::open(directory, flags, mode) {
+        Ok(fd) => Ok(Some(fd.into())),
+        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => Ok(None),
+        Err(cause) => Err(cause.into()),
+    }
+}
+
 /// Returns the path of the file that symbolic links lead to, or of the one that is free behind them.
 fn behind_links(mut path: PathBuf) -> io::Result<PathBuf> {
     let refused = |why| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
@@ -228,7 +239,7 @@ fn behind_links(mut path: PathBuf) -> io::Result<PathBuf> {
             Err(_) => return Ok(path),
         }
     }
-    Err(rustix::io::Errno::LOOP.into())
+    Err(Errno::LOOP.into())
 }
 
 /// Returns the permissions that a file of the group `group` may have whose bytes are those of another file: no user may

@@ -2,11 +2,9 @@
 //! same number, and the descriptors that go to it and come from it ([`send`], [`receive`]).
 //!
 //! Unsafe: getsockopt(2) with `SO_PEERPIDFD`, which rustix does not wrap, and with `SO_PEERCRED`; process_madvise(2).
-//! Source: unix(7), pidfd_open(2), pidfd_send_signal(2), pidfd_getfd(2), process_madvise(2), proc_pid_fd(5),
-//! proc_pid_stat(5), proc_pid_mem(5), proc_pid_pagemap(5).
+//! Source: unix(7), pidfd_open(2), pidfd_getfd(2), process_madvise(2).
 
-use std::fs::File;
-use std::io;
+use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
@@ -14,26 +12,24 @@ use std::os::unix::net::UnixStream;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
-use rustix::net::ReturnFlags;
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal};
+pub use rustix::net::ReturnFlags;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags};
 
 use uzone_pages::ByteLen;
 
 use crate::host::kernel::MADV_COLLAPSE;
-use crate::ipc::unix_socket;
 use crate::map::advise;
 use crate::map::options::Vaddr;
 
 /// `SO_PEERPIDFD`: asm-generic/socket.h.
 const PEER_PIDFD: libc::c_int = 77;
 
-/// The most descriptors that one receive takes; the kernel closes further ones.
-const DESCRIPTORS: usize = 16;
-
-/// The most descriptors of a process that are looked at: more take this process too long.
-const COMPARED: usize = 1 << 16;
-/// The name of a userfaultfd in `/proc/PID/fd`.
-const USERFAULTFD: &str = "anon_inode:[userfaultfd]";
+/// The most descriptors that go with one message; the kernel closes further ones.
+const DESCRIPTORS: usize = 20;
 
 /// A process that connected to a Unix socket.
 #[derive(Debug)]
@@ -76,74 +72,8 @@ impl Peer {
     /// Returns whether it has not ended.
     #[must_use]
     pub fn is_alive(&self) -> bool {
-        self.is_there().is_ok()
-    }
-
-    /// Returns the process of this number that started then ([`Peer::started`]), of that user.
-    ///
-    /// # Errors
-    /// [`io::ErrorKind::NotFound`] if it has ended, and otherwise the error of the system.
-    pub fn of_number(pid: u32, uid: u32, started: u64) -> io::Result<Self> {
-        let pid = Pid::from_raw(pid.cast_signed()).ok_or(io::ErrorKind::InvalidInput)?;
-        let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
-        let peer = Self { pid, uid, pidfd };
-        if peer.started()? == started { Ok(peer) } else { Err(io::ErrorKind::NotFound.into()) }
-    }
-
-    /// Returns the time of its start, in clock ticks since the system did.
-    ///
-    /// # Errors
-    /// [`io::ErrorKind::NotFound`] if it has ended, and otherwise the error of the system.
-    pub fn started(&self) -> io::Result<u64> {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid()))?;
-        self.is_there()?;
-        // Its name, in parentheses, may have any bytes; the state behind it is the third field.
-        let fields = stat.rsplit_once(") ").map_or("", |(_, fields)| fields);
-        let started = fields.split(' ').nth(22 - 3).and_then(|field| field.parse().ok());
-        started.ok_or_else(|| io::ErrorKind::InvalidData.into())
-    }
-
-    /// Fails if it has ended: facts that were read by its number may be about another process.
-    fn is_there(&self) -> io::Result<()> {
         let mut ended = [PollFd::new(&self.pidfd, PollFlags::IN)];
-        match rustix::event::poll(&mut ended, Some(&Timespec::default()))? {
-            0 => Ok(()),
-            _ => Err(io::ErrorKind::NotFound.into()),
-        }
-    }
-
-    /// Takes another descriptor of a userfaultfd that it has, by the [inode](inode_of), whatever its numbers are there.
-    ///
-    /// # Errors
-    /// [`io::ErrorKind::NotFound`] if it has closed it, and [`io::ErrorKind::QuotaExceeded`] if it is not among 65,536
-    /// descriptors that were looked at. Otherwise the error of the system: this process may not take its descriptors,
-    /// which takes the same user, or `CAP_SYS_PTRACE` and `CAP_DAC_READ_SEARCH`.
-    pub fn userfaultfd(&self, inode: u64) -> io::Result<OwnedFd> {
-        for (count, entry) in std::fs::read_dir(format!("/proc/{}/fd", self.pid()))?.enumerate() {
-            if count >= COMPARED {
-                return Err(io::ErrorKind::QuotaExceeded.into());
-            }
-            let path = entry?.path();
-            // Other files may be of a file system that does not answer. It may have been closed meanwhile.
-            let found = std::fs::read_link(&path).and_then(|link| match link.to_str() {
-                Some(USERFAULTFD) => Ok(std::fs::metadata(&path)?.ino() == inode),
-                _ => Ok(false),
-            });
-            match found {
-                Ok(true) => {}
-                Err(cause) if cause.kind() != io::ErrorKind::NotFound => return Err(cause),
-                _ => continue,
-            }
-            let number = path.file_name().and_then(|name| name.to_str()?.parse().ok());
-            // The pidfd may be of another process, as a caller may have made the two one peer.
-            match self.descriptor(number.ok_or(io::ErrorKind::InvalidData)?) {
-                Ok(taken) if inode_of(&taken)? == inode => return Ok(taken),
-                Err(cause) if cause.raw_os_error() != Some(libc::EBADF) => return Err(cause),
-                _ => {}
-            }
-        }
-        self.is_there()?;
-        Err(io::ErrorKind::NotFound.into())
+        rustix::event::poll(&mut ended, Some(&Timespec::default())).is_ok_and(|ready| ready == 0)
     }
 
     /// Takes another descriptor of a file that it has open.
@@ -165,26 +95,6 @@ impl Peer {
     #[must_use]
     pub fn uid(&self) -> u32 {
         self.uid
-    }
-
-    /// Ends it.
-    ///
-    /// # Errors
-    /// The error of pidfd_send_signal(2): this process may not, or it has ended.
-    pub fn kill(&self) -> io::Result<()> {
-        kill(&self.pidfd)
-    }
-
-    /// Opens its memory for reading, by its addresses, and its page table (`/proc/PID/mem` and `pagemap`).
-    ///
-    /// # Errors
-    /// The error of the system: it has ended, or this process may not read it. That takes the same user, or
-    /// `CAP_SYS_PTRACE` and, since the files are its user's, `CAP_DAC_READ_SEARCH`.
-    pub fn open_memory(&self) -> io::Result<(File, File)> {
-        let open = |name| File::open(format!("/proc/{}/{name}", self.pid()));
-        let opened = (open("mem")?, open("pagemap")?);
-        self.is_there()?;
-        Ok(opened)
     }
 
     /// Makes huge pages of its memory from `start` on (`MADV_COLLAPSE`), whatever the host is set to. Both the
@@ -216,14 +126,6 @@ impl Peer {
         };
         advise::collapsed(answer >= 0)
     }
-
-    /// Returns whether this process may end it, or it has ended.
-    #[must_use]
-    pub fn can_be_killed(&self) -> bool {
-        // By the number, since a pidfd cannot be asked before it has ended: a wrong answer for another
-        // process of the same number is of one that has.
-        rustix::process::test_kill_process(self.pid) != Err(Errno::PERM)
-    }
 }
 
 /// It can be waited for: a pidfd is readable once its process has ended.
@@ -237,22 +139,6 @@ impl From<Peer> for OwnedFd {
     fn from(peer: Peer) -> Self {
         peer.pidfd
     }
-}
-
-/// Ends the process of a pidfd.
-///
-/// # Errors
-/// The error of pidfd_send_signal(2): this process may not, or it has ended.
-pub fn kill(pidfd: impl AsFd) -> io::Result<()> {
-    Ok(rustix::process::pidfd_send_signal(pidfd, Signal::KILL)?)
-}
-
-/// Returns the inode of an open file; no two userfaultfds have the same.
-///
-/// # Errors
-/// The error of fstat(2).
-pub fn inode_of(fd: impl AsFd) -> io::Result<u64> {
-    Ok(rustix::fs::fstat(fd)?.st_ino)
 }
 
 fn peer_pidfd(stream: BorrowedFd<'_>) -> io::Result<OwnedFd> {
@@ -303,19 +189,46 @@ unsafe fn socket_option<T>(
 /// are closed when a program is started. Returns the number of bytes: zero at the end.
 ///
 /// # Errors
-/// [`io::ErrorKind::InvalidData`] if more than 16 descriptors came at once, of which those beyond are
+/// [`io::ErrorKind::InvalidData`] if more than 20 descriptors came at once, of which those beyond are
 /// closed; otherwise the error of recvmsg(2), as [`io::ErrorKind::WouldBlock`] of a socket that does not
 /// wait.
 pub fn receive(stream: impl AsFd, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<usize> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
-    let (bytes, flags) = unix_socket::receive(stream.as_fd(), &mut space, buffer, fds)?;
+    let (bytes, flags) = receive_message(stream, buffer, fds)?;
     if flags.contains(ReturnFlags::CTRUNC) {
         return Err(io::ErrorKind::InvalidData.into());
     }
     Ok(bytes)
 }
 
-/// Sends bytes, at least one, and up to 16 descriptors with the first of them. Returns the number of bytes that were
+/// Receives bytes and descriptors as [`receive`] does. Returns the number of bytes, and the kernel's flags, which state
+/// whether bytes or descriptors were cut off.
+///
+/// # Errors
+/// The error of recvmsg(2).
+pub fn receive_message(
+    socket: impl AsFd,
+    buffer: &mut [u8],
+    fds: &mut Vec<OwnedFd>,
+) -> io::Result<(usize, ReturnFlags)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+    loop {
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut parts = [IoSliceMut::new(buffer)];
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        let received = match rustix::net::recvmsg(&socket, &mut parts, &mut control, flags) {
+            Err(Errno::INTR) => continue,
+            received => received?,
+        };
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(came) = message {
+                fds.extend(came);
+            }
+        }
+        return Ok((received.bytes, received.flags));
+    }
+}
+
+/// Sends bytes, at least one, and up to 20 descriptors with the first of them. Returns the number of bytes that were
 /// taken.
 ///
 /// # Errors
@@ -325,14 +238,23 @@ pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Resu
     if bytes.is_empty() || fds.len() > DESCRIPTORS {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    Ok(unix_socket::send(socket.as_fd(), bytes, fds)?)
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        unreachable!("there is room for that many");
+    }
+    let parts = [IoSlice::new(bytes)];
+    loop {
+        match rustix::net::sendmsg(&socket, &parts, &mut control, SendFlags::NOSIGNAL) {
+            Err(Errno::INTR) => {}
+            sent => return Ok(sent?),
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::io::{IoSlice, Write};
-
-    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+    use std::io::Write;
 
     use super::*;
 
@@ -341,55 +263,12 @@ mod tests {
         let (one, _other) = UnixStream::pair().unwrap();
         let peer = Peer::of(&one).unwrap();
         assert_eq!(peer.pid(), std::process::id());
-        assert!(peer.can_be_killed());
+        assert!(peer.is_alive());
         let set = crate::uffd::EventSet::new().unwrap();
         set.add(&peer, 1).unwrap();
         let mut ready = Vec::new();
         set.wait(&mut ready, Some(std::time::Duration::ZERO)).unwrap();
         assert_eq!(ready, [], "it has not ended");
-    }
-
-    /// Returns a userfaultfd, unless this user may have none.
-    fn userfaultfd() -> Option<OwnedFd> {
-        use crate::uffd::{Features, KernelFaults, Uffd};
-        let opened = Uffd::open(Features::NONE, Features::NONE, KernelFaults::IfAllowed);
-        Some(opened.ok()?.as_fd().try_clone_to_owned().unwrap())
-    }
-
-    #[test]
-    #[cfg_attr(miri, ignore = "it starts a process")]
-    fn a_number_of_one_process_and_the_pidfd_of_another_are_no_peer_that_has_a_file() {
-        let Some(own) = userfaultfd() else { return };
-        let (reader, _writer) = io::pipe().unwrap();
-        let mut command = std::process::Command::new("/bin/cat");
-        let mut other = command.stdin(reader).spawn().unwrap();
-        let pidfd = rustix::process::pidfd_open(Pid::from_child(&other), PidfdFlags::empty());
-        let peer = Peer::from_parts(std::process::id(), 0, pidfd.unwrap()).unwrap();
-        let taken = peer.userfaultfd(inode_of(&own).unwrap()).map_err(|cause| cause.kind());
-        other.kill().unwrap();
-        other.wait().unwrap();
-        assert_eq!(taken.unwrap_err(), io::ErrorKind::NotFound);
-    }
-
-    #[test]
-    #[cfg_attr(miri, ignore = "it asks for userfaultfds")]
-    fn a_process_is_found_again_by_its_number_and_start_and_so_is_its_userfaultfd_by_any_number() {
-        let (one, _other) = UnixStream::pair().unwrap();
-        let peer = Peer::of(&one).unwrap();
-        let started = peer.started().unwrap();
-        let again = Peer::of_number(peer.pid(), peer.uid(), started).unwrap();
-        let earlier = Peer::of_number(peer.pid(), peer.uid(), started - 1);
-        assert_eq!(earlier.unwrap_err().kind(), io::ErrorKind::NotFound);
-        let Some((first, second)) = userfaultfd().zip(userfaultfd()) else { return };
-        let [of_first, of_second] = [&first, &second].map(|fd| inode_of(fd).unwrap());
-        assert_ne!(of_first, of_second);
-        let other = first.try_clone().unwrap();
-        drop(first);
-        assert_eq!(inode_of(again.userfaultfd(of_first).unwrap()).unwrap(), of_first);
-        drop(other);
-        let closed = again.userfaultfd(of_first).map_err(|cause| cause.kind());
-        assert_eq!(closed.unwrap_err(), io::ErrorKind::NotFound);
-        assert_eq!(inode_of(again.userfaultfd(of_second).unwrap()).unwrap(), of_second);
     }
 
     #[test]
@@ -408,8 +287,8 @@ mod tests {
         assert_eq!(send(&one, b"ab", &[one.as_fd(); 2]).unwrap(), 2);
         assert_eq!(receive(&other, &mut buffer, &mut fds).unwrap(), 2);
         assert_eq!((&buffer[..2], fds.len()), (&b"ab"[..], 2));
-        assert!(send(&one, b"ab", &[one.as_fd(); 17]).is_err() && send(&one, b"", &[]).is_err());
-        send_many(20);
+        assert!(send(&one, b"ab", &[one.as_fd(); 21]).is_err() && send(&one, b"", &[]).is_err());
+        send_many(24);
         let error = receive(&other, &mut buffer, &mut fds).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
         other.write_all(b"x").unwrap();

@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn the_data_of_a_sparse_file_is_found_page_by_page() {
-        let file = crate::host::file_system::nameless_file(&std::env::temp_dir()).unwrap();
+        let file = tempfile::tempfile().unwrap();
         file.set_len(1 << 20).unwrap();
         if hole_problem(&file, 4096).unwrap().is_some() {
             eprintln!("skipped: sparse files: the temporary directory has none");

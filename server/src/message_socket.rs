@@ -1,40 +1,31 @@
 //! Messages between two processes of one host, each with up to 20 descriptors: [`MessageSocket`]. A
 //! message is received as a whole or not at all, and the end of the other side is reported: a receive
 //! returns the end, a send fails and raises no signal. So neither of two processes waits for one that has
-//! died. And a socket with a name, to which others may connect only once it is prepared: [`bind`], [`listen`].
+//! died.
 //!
 //! Units: lengths are bytes. Source: unix(7), "SCM_RIGHTS" and "SOCK_SEQPACKET".
 
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixListener;
-use std::path::Path;
 
-use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use uzone_os::peer::{self, ReturnFlags};
 
 /// One end of a connection that carries whole messages.
 #[derive(Debug)]
-pub struct MessageSocket(OwnedFd);
+pub(crate) struct MessageSocket(OwnedFd);
 
 /// A message that came.
 #[derive(Debug)]
-pub struct Message {
+pub(crate) struct Message {
     /// The number of bytes that it has: never zero.
-    pub bytes: usize,
+    pub(crate) bytes: usize,
     /// The descriptors that came with it, which are closed when a program is started.
-    pub fds: Vec<OwnedFd>,
+    pub(crate) fds: Vec<OwnedFd>,
     /// Whether descriptors came that this process did not get, as it has as many as it may or they were more than 20:
     /// all of them are closed.
-    pub lacks_fds: bool,
+    pub(crate) lacks_fds: bool,
 }
-
-/// The most descriptors of a message.
-const DESCRIPTORS: usize = 20;
 
 impl MessageSocket {
     /// Makes two ends that are connected with each other, and closed when a program is started. A
@@ -42,7 +33,7 @@ impl MessageSocket {
     ///
     /// # Errors
     /// The error of socketpair(2): the process has as many descriptors as it may.
-    pub fn pair() -> io::Result<(Self, Self)> {
+    pub(crate) fn pair() -> io::Result<(Self, Self)> {
         let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
         let (one, other) = rustix::net::socketpair(family, kind, SocketFlags::CLOEXEC, None)?;
         Ok((Self(one), Self(other)))
@@ -53,7 +44,7 @@ impl MessageSocket {
     /// # Errors
     /// [`io::ErrorKind::InvalidInput`] if it carries no whole messages, and the error of the kernel if it
     /// is no socket.
-    pub fn from_fd(fd: OwnedFd) -> io::Result<Self> {
+    pub(crate) fn from_fd(fd: OwnedFd) -> io::Result<Self> {
         match rustix::net::sockopt::socket_type(&fd)? {
             SocketType::SEQPACKET => Ok(Self(fd)),
             _ => Err(io::ErrorKind::InvalidInput.into()),
@@ -61,8 +52,7 @@ impl MessageSocket {
     }
 
     /// Returns the descriptor.
-    #[must_use]
-    pub fn into_fd(self) -> OwnedFd {
+    pub(crate) fn into_fd(self) -> OwnedFd {
         self.0
     }
 
@@ -72,14 +62,13 @@ impl MessageSocket {
     /// [`io::ErrorKind::BrokenPipe`] if the other side has ended; [`io::ErrorKind::InvalidInput`] for no
     /// byte, which would look like an end, and for more than 20 descriptors; otherwise the error of
     /// sendmsg(2).
-    pub fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-        if bytes.is_empty() || fds.len() > DESCRIPTORS {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        match send(self.0.as_fd(), bytes, fds) {
+    pub(crate) fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        match peer::send(&self.0, bytes, fds) {
             Ok(_) => Ok(()), // all of it: the kernel does not cut such a message
-            Err(Errno::CONNRESET) => Err(io::ErrorKind::BrokenPipe.into()),
-            Err(cause) => Err(cause.into()),
+            Err(cause) if cause.kind() == io::ErrorKind::ConnectionReset => {
+                Err(io::ErrorKind::BrokenPipe.into())
+            }
+            Err(cause) => Err(cause),
         }
     }
 
@@ -89,13 +78,12 @@ impl MessageSocket {
     /// # Errors
     /// [`io::ErrorKind::InvalidData`] if the message is longer than the buffer (it is lost then, and its descriptors are
     /// closed); otherwise the error of recvmsg(2).
-    pub fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<Message>> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+    pub(crate) fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<Message>> {
         let mut fds = Vec::new();
         let (bytes, flags) = loop {
-            match receive(self.0.as_fd(), &mut space, buffer, &mut fds) {
+            match peer::receive_message(&self.0, buffer, &mut fds) {
                 // Reported once, and before the messages of the other side.
-                Err(Errno::CONNRESET) => {}
+                Err(cause) if cause.kind() == io::ErrorKind::ConnectionReset => {}
                 received => break received?,
             }
         };
@@ -114,78 +102,6 @@ impl MessageSocket {
 impl AsFd for MessageSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
-    }
-}
-
-/// The most connections that may wait to be accepted.
-const BACKLOG: i32 = 4096;
-
-/// Makes a socket with a name that does not exist yet. It refuses connections until [`listen`], so that it can be
-/// given its owner and its mode before.
-///
-/// # Errors
-/// The error of socket(2) or bind(2).
-pub fn bind(path: &Path) -> io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
-    let socket = rustix::net::socket_with(family, kind, flags, None)?;
-    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    Ok(socket)
-}
-
-/// Listens on a socket of [`bind`]; accepting a connection does not wait for one.
-///
-/// # Errors
-/// The error of listen(2).
-pub fn listen(socket: OwnedFd) -> io::Result<UnixListener> {
-    rustix::net::listen(&socket, BACKLOG)?;
-    Ok(UnixListener::from(socket))
-}
-
-/// Sends bytes, and at most [`DESCRIPTORS`] descriptors with them, and returns the number of bytes that were taken. No signal
-/// is raised if the other side has ended.
-pub(crate) fn send(
-    socket: BorrowedFd<'_>,
-    bytes: &[u8],
-    fds: &[BorrowedFd<'_>],
-) -> Result<usize, Errno> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
-        unreachable!("there is room for that many");
-    }
-    let parts = [IoSlice::new(bytes)];
-    loop {
-        match rustix::net::sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL) {
-            Err(Errno::INTR) => {}
-            sent => return sent,
-        }
-    }
-}
-
-/// Waits for bytes of a socket, and appends the descriptors that come with them to `fds`, as many as `space` has
-/// room for. Returns the number of bytes, and the kernel's flags, which state whether bytes or descriptors were
-/// cut off.
-pub(crate) fn receive(
-    socket: BorrowedFd<'_>,
-    space: &mut [MaybeUninit<u8>],
-    buffer: &mut [u8],
-    fds: &mut Vec<OwnedFd>,
-) -> Result<(usize, ReturnFlags), Errno> {
-    loop {
-        let mut control = RecvAncillaryBuffer::new(space);
-        let mut parts = [IoSliceMut::new(buffer)];
-        let flags = RecvFlags::CMSG_CLOEXEC;
-        let received = match rustix::net::recvmsg(socket, &mut parts, &mut control, flags) {
-            Err(Errno::INTR) => continue,
-            received => received?,
-        };
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(came) = message {
-                fds.extend(came);
-            }
-        }
-        return Ok((received.bytes, received.flags));
     }
 }
 
@@ -240,20 +156,6 @@ mod tests {
         drop(one);
         assert_eq!(other.receive(&mut buffer).unwrap().unwrap().bytes, 4);
         assert!(other.receive(&mut buffer).unwrap().is_none());
-    }
-
-    #[test]
-    fn a_socket_refuses_connections_until_it_is_prepared() {
-        let path = std::env::temp_dir().join(format!("uzone-os-socket-{}", std::process::id()));
-        let connected = || UnixStream::connect(&path).map(drop).map_err(|cause| cause.kind());
-        let socket = bind(&path).unwrap();
-        assert_eq!(connected(), Err(io::ErrorKind::ConnectionRefused));
-        let listener = listen(socket).unwrap();
-        assert_eq!(connected(), Ok(()));
-        assert!(listener.accept().is_ok());
-        assert_eq!(listener.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);
-        assert_eq!(bind(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
-        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]
