@@ -53,22 +53,6 @@ fn every_available_path_copies_every_length_to_every_alignment_and_nothing_besid
 }
 
 #[test]
-fn every_available_path_copies_from_every_alignment() {
-    let src = noise(LONGEST + 64);
-    let mut arena = Arena::new(LONGEST);
-    for path in paths() {
-        for len_bytes in [1, 4, 8, 63, 64, 65, 72, 200, 512].into_iter().filter(|n| *n <= LONGEST) {
-            for from in (0..64).step_by(STRIDE) {
-                for offset in [0, 1, 4, 8, 56, 60].into_iter().step_by(STRIDE.min(3)) {
-                    let src = &src[from..][..len_bytes];
-                    arena.check(path.name(), offset, src, |dst| copy_by(path, dst, src));
-                }
-            }
-        }
-    }
-}
-
-#[test]
 fn every_available_path_zeroes_every_length_at_every_alignment_and_nothing_beside_it() {
     let mut arena = Arena::new(LONGEST);
     for path in paths() {

@@ -7,78 +7,60 @@ use std::sync::{Mutex, mpsc};
 use std::thread;
 
 use common::paths;
-use uzone_stream::{Path, Pattern, Streaming, zero_by};
+use uzone_stream::{Path, Pattern, Streaming};
 
-/// The paths that stream.
-fn streaming_paths() -> impl Iterator<Item = Path> {
-    paths().into_iter().filter(|path| *path != Path::Portable)
-}
+/// The work in a scope, with the fences that it has issued by then and those at its end.
+type Fenced = (&'static str, for<'a> fn(&mut Streaming<'a>, &'a mut [u8]), u64, u64);
 
 #[test]
-fn a_scope_that_wrote_fences_once() {
-    for path in streaming_paths() {
-        let (mut low, mut high) = ([1; 100], [1; 100]);
-        let (before_end, drains) = Streaming::counted_scope(path, |stream| {
-            stream.zero(&mut low);
-            stream.copy(&mut high, &[2; 100]);
-            stream.drains()
-        });
-        assert_eq!((before_end, drains), (0, 1), "{path}");
-        assert_eq!((low, high), ([0; 100], [2; 100]));
-    }
-}
-
-#[test]
-fn a_scope_that_drained_and_then_wrote_nothing_fences_once() {
-    for path in streaming_paths() {
-        let mut bytes = [1; 100];
-        let (before_end, drains) = Streaming::counted_scope(path, |stream| {
-            stream.zero(&mut bytes);
-            stream.drain();
-            stream.drain();
-            stream.drains()
-        });
-        assert_eq!((before_end, drains), (1, 1), "{path}");
-    }
-}
-
-#[test]
-fn a_scope_that_wrote_nothing_does_not_fence() {
-    for path in streaming_paths() {
-        let pattern = Pattern::constant(&[1]).unwrap();
-        let ((), drains) = Streaming::counted_scope(path, |stream| {
-            stream.drain();
-            stream.zero(&mut []);
-            stream.copy(&mut [], &[]);
-            stream.fill(&mut [], &pattern);
-        });
-        assert_eq!(drains, 0, "{path}");
-    }
-}
-
-#[test]
-fn the_portable_path_has_nothing_to_fence() {
-    let mut bytes = [1; 100];
-    let ((), drains) = Streaming::counted_scope(Path::Portable, |stream| stream.zero(&mut bytes));
-    assert_eq!((bytes, drains), ([0; 100], 0));
-}
-
-#[test]
-fn a_scope_returns_what_its_closure_returns_and_knows_its_path() {
+fn a_scope_fences_once_after_its_last_store_and_never_without_one() {
+    let cases: [Fenced; 4] = [
+        ("a store", |stream, bytes| stream.zero(bytes), 0, 1),
+        (
+            "a store, and fences",
+            |stream, bytes| {
+                stream.copy(bytes, &[2; 100]);
+                stream.drain();
+                stream.drain();
+            },
+            1,
+            1,
+        ),
+        (
+            "no byte",
+            |stream, _| {
+                stream.drain();
+                stream.zero(&mut []);
+                stream.copy(&mut [], &[]);
+                stream.fill(&mut [], &Pattern::constant(&[1]).unwrap());
+            },
+            0,
+            0,
+        ),
+        (
+            "another scope",
+            |stream, bytes| {
+                let (outer, nested) = bytes.split_at_mut(64);
+                stream.zero(outer);
+                let inner = Streaming::counted_scope(stream.path(), |inner| inner.zero(nested));
+                assert_eq!(inner.1, u64::from(stream.path() != Path::Portable));
+            },
+            0,
+            1,
+        ),
+    ];
     for path in paths() {
-        assert_eq!(Streaming::scope(path, |stream| stream.path()), path);
-    }
-}
-
-#[test]
-fn scopes_may_be_nested() {
-    for path in streaming_paths() {
-        let (mut outer, mut inner) = ([1; 64], [1; 64]);
-        let (inner_drains, outer_drains) = Streaming::counted_scope(path, |stream| {
-            stream.zero(&mut outer);
-            Streaming::counted_scope(path, |stream| stream.zero(&mut inner)).1
-        });
-        assert_eq!((inner_drains, outer_drains), (1, 1), "{path}");
+        for (case, work, within, at_end) in cases {
+            let mut bytes = [1; 100];
+            let (counted, drains) = Streaming::counted_scope(path, |stream| {
+                work(stream, &mut bytes);
+                assert_eq!(stream.path(), path);
+                stream.drains()
+            });
+            // Plain stores need no fence.
+            let expected = if path == Path::Portable { (0, 0) } else { (within, at_end) };
+            assert_eq!((counted, drains), expected, "{path}: {case}");
+        }
     }
 }
 
@@ -143,17 +125,4 @@ fn a_release_store_after_the_scope_publishes_what_it_wrote() {
 /// The byte that the writer of a round writes: never the zero that was there before.
 fn expected(round: usize) -> u8 {
     (round % 251 + 1).to_le_bytes()[0]
-}
-
-#[test]
-fn one_shot_calls_are_visible_to_a_thread_started_after_them() {
-    for path in paths() {
-        for _ in 0..if cfg!(miri) { 2 } else { 100 } {
-            let mut bytes = [7; 512];
-            zero_by(path, &mut bytes);
-            thread::scope(|scope| {
-                scope.spawn(|| assert_eq!(bytes, [0; 512], "{path}"));
-            });
-        }
-    }
 }

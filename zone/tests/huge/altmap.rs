@@ -7,9 +7,7 @@ use std::fs::File;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::common::needs::{Pool, is_dax_required, or_skip, skip_dax};
 use crate::common::{
@@ -374,41 +372,7 @@ fn a_region_that_is_too_small_for_its_descriptors_is_refused_with_the_numbers() 
         assert_eq!((all.get(), reserve.get(), folio.get()), (pages, kept, 1 << order));
         assert_eq!(refused.region.pages().get(), pages);
     }
-    assert!(matches!(
-        cause(zone.bind(anonymous(1000), generic().order(Order::PMD))),
-        BindError::Addr(AddrError::EndInsideFolio { .. })
-    ));
-    assert!(matches!(
-        cause(zone.bind(anonymous(512), generic().order(Order::PUD))),
-        BindError::FolioLargerThanRegion { .. }
-    ));
     assert!(zone.bound().is_empty(), "a bind that fails claims nothing");
-}
-
-#[test]
-fn a_bind_that_is_cancelled_gives_the_whole_region_back_without_descriptors() {
-    let zone = Zone::new();
-    for is_begun in [false, true] {
-        let region = Region::memfd("uzone-test", ByteLen::mib(1024)).unwrap();
-        let altmap = promised(&region).reserve(PageCount::new(1));
-        region.write_at(5, b"label").unwrap();
-        let cancel = Arc::<AtomicBool>::new(AtomicBool::new(!is_begun));
-        let flag = cancel.clone();
-        let options = linux()
-            .altmap(altmap)
-            .cancel(cancel)
-            .threads(NonZeroUsize::new(2).unwrap())
-            .on_progress(move |_, _| flag.store(true, Ordering::Relaxed));
-        let refused = zone.bind(region, options).unwrap_err();
-        assert!(matches!(refused.cause, BindError::Cancelled { .. }), "{}", refused.cause);
-        let region = *refused.region;
-        assert_eq!((region.len(), region.backing()), (ByteLen::mib(1024), &RegionSource::Memfd));
-        assert_eq!(&read(|out| region.read_at(5, out)), b"label");
-        assert!(is_zero(&region, 4096..4096 + (17 << 20)));
-        assert!(zone.bound().is_empty());
-        // And it can be bound.
-        assert_fresh(&zone.bind(region, linux().altmap(altmap)).unwrap(), "altmap");
-    }
 }
 
 #[test]
@@ -425,21 +389,6 @@ fn dropping_a_pagemap_unmaps_every_part_of_the_region() {
     drop(pinned);
     // Another test may map something there, but not all of it.
     assert!(mapped(addresses) < 1 << 28);
-}
-
-#[test]
-fn unbinding_waits_for_guards_and_gives_the_pagemap_back_as_it_was() {
-    let zone = Zone::new();
-    let pagemap = zone.bind(anonymous(1 << 12), linux().altmap(reserve(3))).unwrap();
-    let (range, metadata) = (pagemap.range(), pagemap.metadata_range());
-    let pinned = pagemap.pin(range).unwrap();
-    let busy = pagemap.unbind().unwrap_err();
-    assert_eq!((busy.range, busy.pins), (range, 1));
-    let pagemap = *busy.pagemap;
-    assert_eq!((pagemap.range(), pagemap.metadata_range()), (range, metadata));
-    std::thread::spawn(move || drop(pinned));
-    let deadline = std::time::Instant::now() + Duration::from_mins(1);
-    assert_eq!(pagemap.unbind_by(deadline).unwrap().pages().get(), 1 << 12);
 }
 
 #[test]

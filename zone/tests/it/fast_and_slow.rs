@@ -1,16 +1,14 @@
 //! The fast path writes, bit for bit, what the slow path writes: for every kind of memory, folio
-//! size, descriptor size and store, with and without fields that depend on the pfn.
+//! size, descriptor size and store, with and without fields that depend on the pfn. Random payloads, among them such as
+//! follow no rule, are in `shapes.rs`.
 
 use std::num::NonZeroUsize;
 
 use crate::common::assert_fresh;
-use uzone_pages::{
-    ByteLen, LinuxPage, LinuxSeed, MemoryKind, Order, PageCount, Payload, Plain, Refresh, Slot,
-    Tails,
-};
+use uzone_pages::{ByteLen, LinuxPage, LinuxSeed, MemoryKind, Order, PageCount, Payload, Tails};
 use uzone_stream::Path as StorePath;
 use uzone_zone::{AltmapOptions, BindOptions, Init, Region, Zone};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::Immutable;
 
 fn options<P: Payload>(kind: MemoryKind, seed: P::Seed) -> BindOptions<P> {
     BindOptions::with_payload(kind, seed).init(Init::Eager)
@@ -133,86 +131,6 @@ fn heads_with_derived_tails_are_those_of_the_slow_path() {
             check(&zone, 1 << 19, &options, &case);
             check_altmap(&zone, 1 << 19, order, &options, &case);
         }
-    }
-}
-
-/// A payload that no arithmetic progression describes, longer than any pattern.
-#[derive(FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-struct Scattered([u64; 15]);
-
-impl Payload for Scattered {
-    type Seed = u64;
-
-    fn init(&mut self, seed: &u64, slot: &Slot) {
-        for (place, word) in (0..).zip(&mut self.0) {
-            *word = (slot.pfn.get() ^ place).wrapping_mul(*seed).rotate_left(17);
-        }
-    }
-
-    fn refresh(_seed: &u64) -> Refresh {
-        Refresh::EachPage
-    }
-}
-
-#[test]
-fn a_payload_without_a_rule_is_refreshed_for_each_page() {
-    let zone = Zone::with_keep_limit(ByteLen::gib(1));
-    for stamp in available_stamps() {
-        let options = options::<Scattered>(MemoryKind::Generic, 0x9e37_79b9_7f4a_7c15).stamp(stamp);
-        check(&zone, 40_000, &options, &format!("scattered, {stamp:?}"));
-        check_altmap(&zone, 40_000, Order::BASE, &options, &format!("scattered, {stamp:?}"));
-    }
-}
-
-/// A field that numbers blocks of pages which are smaller than a folio.
-#[derive(FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-struct Blocks {
-    block: u64,
-    pfn: u64,
-}
-
-impl Payload for Blocks {
-    type Seed = ();
-
-    fn init(&mut self, _seed: &(), slot: &Slot) {
-        self.block = slot.pfn.get() >> 6;
-        self.pfn = slot.pfn.get();
-    }
-
-    fn refresh(_seed: &()) -> Refresh {
-        Refresh::LinearWithin(Order::new(6))
-    }
-}
-
-#[test]
-fn blocks_smaller_and_larger_than_a_folio_are_those_of_the_slow_path() {
-    let zone = Zone::with_keep_limit(ByteLen::gib(1));
-    for order in [0, 3, 6, 7, 9] {
-        for tails in [Tails::Derived, Tails::Stored] {
-            let order = Order::new(order);
-            let options = options::<Blocks>(MemoryKind::Generic, ()).order(order).tails(tails);
-            let case = format!("blocks, order {order}, {tails:?}");
-            check(&zone, 1 << 15, &options, &case);
-            check_altmap(&zone, 1 << 15, order, &options, &case);
-        }
-    }
-}
-
-#[test]
-fn eight_bytes_written_eagerly_are_eight_bytes_never_written() {
-    let zone = Zone::with_keep_limit(ByteLen::gib(1));
-    for kind in MemoryKind::ALL {
-        check(&zone, 1 << 20, &options::<()>(kind, ()), &format!("8 bytes, {kind}"));
-        check_altmap(
-            &zone,
-            1 << 20,
-            Order::BASE,
-            &options::<()>(kind, ()),
-            &format!("8 bytes, {kind}"),
-        );
-        check(&zone, 5000, &options::<Plain<u64>>(kind, 7), &format!("16 bytes, {kind}"));
     }
 }
 

@@ -137,7 +137,12 @@ fn runs_are_in_a_row_and_zero_and_found_between_others() {
         assert_eq!(three.segment().len_bytes, (3 << order) * PAGE);
         drop((run, three, kept));
         assert!(pool.take_run(folios).is_ok(), "all of it");
-        assert!(matches!(pool.take_run(folios + 1), Err(PoolError::Exhausted { .. })));
+        for more in [folios + 1, usize::MAX - 1, usize::MAX] {
+            let refused = pool.take_run(more).unwrap_err();
+            let is_named =
+                matches!(refused, PoolError::Exhausted { folios: asked, .. } if asked == more);
+            assert!(is_named, "{refused}");
+        }
     }
 }
 
@@ -548,25 +553,6 @@ fn absent_folios_with_old_bytes_are_handed_out_as_zeroes() {
     }
     let elsewhere = PfnRange::try_new(Pfn::new(1), PageCount::new(1)).unwrap();
     assert!(pool.populate(elsewhere, &PopulateOptions::default()).is_err());
-}
-
-#[test]
-fn a_run_of_any_length_is_refused_and_never_overflows() {
-    for order in [0_u8, 2] {
-        let pool = Pool::new(used(order), PoolOptions::default().without_worker()).unwrap();
-        let all = PAGES as usize >> order;
-        let first = pool.take().unwrap();
-        for folios in [all, all + 1, usize::MAX - 1, usize::MAX] {
-            let refused = pool.take_run(folios).unwrap_err();
-            assert!(
-                matches!(refused, PoolError::Exhausted { folios: asked, .. } if asked == folios),
-                "{refused}"
-            );
-        }
-        let rest = pool.take_run(all - 1).unwrap();
-        assert_zero_and_use(&pool, &rest, 3);
-        drop(first);
-    }
 }
 
 /// A take that is refused leaves the counts as they were: what is pinned is counted as pinned.

@@ -224,21 +224,6 @@ fn a_forgotten_guard_keeps_the_region_for_good() {
     assert_eq!(pagemap.unbind().unwrap_err().pins, 1);
 }
 
-#[test]
-fn a_rebind_after_pins_is_as_fresh_as_the_first() {
-    let zone = Zone::new();
-    let mut region = anonymous(1 << 30);
-    for _ in 0..3 {
-        let pagemap = zone.bind(region, BindOptions::new(MemoryKind::Generic)).unwrap();
-        assert!(pins(&pagemap).iter().all(|pins| *pins == 0));
-        let guards: Vec<_> = (0..100)
-            .map(|index| pagemap.pin(pages_in(&pagemap, index * 7, 50 + index)).unwrap())
-            .collect();
-        drop(guards);
-        region = pagemap.unbind().unwrap();
-    }
-}
-
 /// Threads pin and give back at random while others try to unbind: no pin is ever lost, and a region
 /// is given back only when no page of it is held.
 #[test]
