@@ -79,7 +79,6 @@ pub(crate) fn parts(
         }),
         Benchmark::Pin(PinSettings {
             size: pick(&[gib(16), gib(4), gib(1)], 80, gib(1)),
-            larger: ByteLen::ZERO,
             rounds: if is_quick { 2 } else { 11 },
         }),
         Benchmark::Zero(ZeroSettings {
@@ -113,7 +112,7 @@ fn scans(size: ByteLen, rounds: u32, directory: &Path) -> FaultSettings {
 /// The tables of the published experiments.
 const OF_SEEDS: [&[&str]; 4] = [
     &["bind-4k", "bind-2m", "bind-small", "bind-limit", "bind-altmap", "bind-first"],
-    &["pin-2m", "pin-2m-altmap"],
+    &["pin-2m"],
     &["zero-cold-later", "zero-demand", "populate", "pool-take"],
     &["fault-whole"],
 ];
@@ -150,7 +149,7 @@ pub(crate) fn seeds(
             threads,
             dax: None,
         }),
-        Benchmark::Pin(PinSettings { size: fitting(gib(16), 80), larger: gib(128), rounds }),
+        Benchmark::Pin(PinSettings { size: fitting(gib(16), 80), rounds }),
         Benchmark::Zero(ZeroSettings {
             size: gib(1),
             rounds: rounds.min(5),
@@ -160,7 +159,7 @@ pub(crate) fn seeds(
         }),
         Benchmark::Fault(FaultSettings {
             whole: Some(whole(size, counts, orders)),
-            ..scans(ByteLen::mib(8), if is_full { 5 } else { 3 }, directory)
+            ..scans(ByteLen::mib(8), 3, directory)
         }),
     ];
     let tables = OF_SEEDS.iter().map(|ids| strings(ids));
@@ -185,9 +184,8 @@ pub(crate) const ALL: &str = "all";
 pub(crate) fn quick_seeds(parts: Vec<Part>) -> Vec<Part> {
     let of = |Part { mut benchmark, mut tables }| {
         match &mut benchmark {
-            Benchmark::Bind(_) => {}
+            Benchmark::Bind(_) | Benchmark::Pin(_) => {}
             Benchmark::Zero(_) => tables = strings(OF_SEEDS[2]),
-            Benchmark::Pin(settings) => settings.larger = ByteLen::gib(2),
             Benchmark::Fault(settings) => {
                 settings.whole = Some(whole(ByteLen::mib(4), &[1, 8], &[4]));
                 tables = strings(OF_SEEDS[3]);

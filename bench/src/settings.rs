@@ -165,10 +165,6 @@ pub(crate) struct PinSettings {
     #[arg(long, default_value = "16G", value_name = "SIZE")]
     #[serde(rename = "size_bytes", with = "byte_len")]
     pub(crate) size: ByteLen,
-    /// Memory to pin in tables of 2 MiB folios of their own; 0 leaves them out.
-    #[arg(skip = ByteLen::ZERO)]
-    #[serde(default, rename = "larger_bytes", with = "byte_len")]
-    pub(crate) larger: ByteLen,
     /// Rounds
     #[arg(long, default_value_t = 30, value_name = "N", value_parser = rounds_from(1))]
     pub(crate) rounds: u32,

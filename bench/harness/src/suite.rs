@@ -26,8 +26,6 @@ pub struct Suite<'a> {
     pub bytes: u64,
     /// The number of threads of the next row.
     pub threads: usize,
-    /// The largest number of rounds.
-    pub rounds: u32,
     cases: Vec<Case<'a>>,
     specs: Vec<RowSpec>,
 }
@@ -36,7 +34,7 @@ impl<'a> Suite<'a> {
     /// Returns an empty suite whose rows describe `size` of memory.
     pub fn new(table: impl Into<String>, size: ByteLen) -> Self {
         let (cases, specs) = (Vec::new(), Vec::new());
-        Self { table: table.into(), size, bytes: 0, threads: 1, rounds: u32::MAX, cases, specs }
+        Self { table: table.into(), size, bytes: 0, threads: 1, cases, specs }
     }
 
     /// Sets the number of bytes that each row writes.
@@ -137,17 +135,9 @@ impl<'a> Suite<'a> {
         self.specs.iter_mut().for_each(set);
     }
 
-    /// Returns words for a table's note if the suite runs fewer rounds than `asked`.
-    pub fn fewer(&self, asked: u32) -> String {
-        match self.rounds {
-            rounds if rounds < asked => format!("; {rounds} rounds, because each takes long"),
-            _ => String::new(),
-        }
-    }
-
     /// Measures all rows.
     pub fn run(mut self, title: &str, rounds: u32, watch: Watch<'_>) -> Result<Vec<Row>> {
-        let samples = super::rounds::run(title, rounds.min(self.rounds), &mut self.cases, watch)?;
+        let samples = super::rounds::run(title, rounds, &mut self.cases, watch)?;
         let median = |spec: &&RowSpec| median(&samples.sorted(&spec.row.id));
         let best = self.specs.iter().filter(|spec| spec.is_rival).min_by_key(median);
         let best = best.map(|spec| &*spec.row.id);

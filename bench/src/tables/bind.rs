@@ -24,7 +24,6 @@ use uzone_harness::{
     Bench, BenchError, Published, Result, Role, Session, Suite, Watch, check_memory, fill_lines,
     fill_zeroes, index, present, timed,
 };
-use uzone_os::HugeAdvice;
 use uzone_pages::{ByteLen, LinuxPage, MemoryKind, Order, Tails};
 use uzone_stream::Path as StorePath;
 use uzone_zone::{AltmapOptions, BindOptions, Region, Zone};
@@ -38,8 +37,6 @@ struct Shape {
     order: Order,
     /// Nanoseconds of rebinds: naive, by the template, by the template and MOVNTI (of v1), and by the whole series.
     published: [u64; 4],
-    /// Nanoseconds of first binds: before, by the template alone, and by streaming stores as well.
-    published_first: [u64; 3],
     /// The end of the lines of the summary.
     headline: &'static str,
 }
@@ -49,13 +46,17 @@ const V3: &str = "v3, May 2026";
 const V3_FIRST: &str = ", first bind: 1486 ms before, 1422 by the template, 1285 by streaming, in v1 1272 (devdax \
      with 2 MiB pages: 1515, 1422, 1331, in v1 1286)";
 
+/// The rows of first binds of base pages, and their published nanoseconds: before, by the template alone, and by
+/// streaming stores as well.
+const FIRST: [(&str, u64); 3] =
+    [("naive", 1_486_000_000), ("template-portable", 1_422_000_000), ("ours-1", 1_285_000_000)];
+
 const SHAPES: [Shape; 2] = [
     Shape {
         table: "bind-4k",
         pages: "base pages",
         order: Order::BASE,
         published: [273_520_000, 246_650_000, 104_590_000, 114_310_000],
-        published_first: [1_486_000_000, 1_422_000_000, 1_285_000_000],
         headline: "64-byte descriptors",
     },
     Shape {
@@ -63,7 +64,6 @@ const SHAPES: [Shape; 2] = [
         pages: "2 MiB folios with stored tails",
         order: Order::PMD,
         published: [313_450_000, 240_420_000, 116_930_000, 99_370_000],
-        published_first: [1_515_000_000, 1_422_000_000, 1_331_000_000],
         headline: "64-byte descriptors, 2 MiB folios",
     },
 ];
@@ -115,11 +115,9 @@ pub(crate) fn run(settings: &BindSettings, part: &Part, watch: Watch<'_>) -> Res
     if let Some(path) = dax.as_deref().filter(|_| session.wants(dax::TABLE)) {
         dax::table(path, threads, &mut session)?;
     }
-    for (shape, table) in SHAPES.iter().zip(["bind-first", "bind-first-2m"]) {
-        if first_binds > 0 && session.wants(table) {
-            session.rounds = first_binds;
-            all_first_binds(shape, table, size, &mut session)?;
-        }
+    if first_binds > 0 && session.wants("bind-first") {
+        session.rounds = first_binds;
+        all_first_binds(size, &mut session)?;
     }
     session.finish()
 }
@@ -276,14 +274,14 @@ fn altmap(size: ByteLen, threads: usize, session: &mut Session<'_>) -> Result {
     )
 }
 
-/// Measures first binds of one shape.
-fn all_first_binds(shape: &Shape, table: &str, size: ByteLen, session: &mut Session<'_>) -> Result {
+/// Measures first binds of base pages.
+fn all_first_binds(size: ByteLen, session: &mut Session<'_>) -> Result {
+    let (shape, fresh) = (&SHAPES[0], Zone::with_keep_limit(ByteLen::ZERO));
     let bytes = (size.get() >> 12) * 64;
-    let (fresh, kept) = (Zone::with_keep_limit(ByteLen::ZERO), keeping(bytes));
-    let mut suite = Suite::new(table, size).writing(bytes);
+    let mut suite = Suite::new("bind-first", size).writing(bytes);
     let template = naive::template(size, shape.order, None)?;
     suite.add(Role::Naive, "naive", "naive, faulting 4 KiB pages as it goes", move |_| {
-        naive::first_bind(&template, HugeAdvice::Never)
+        naive::first_bind(&template)
     });
     suite.add(Role::Limit, "clearing", "the kernel's clearing alone, huge pages", move |_| {
         timed(|| present(ByteLen::new(bytes)))
@@ -292,27 +290,22 @@ fn all_first_binds(shape: &Shape, table: &str, size: ByteLen, session: &mut Sess
     let name = "template, plain stores, fresh memory";
     suite.bind(Role::Variant, "template-portable", name, &fresh, plain)?;
     suite.bind(Role::Ours, "ours-1", "ours, fresh memory", &fresh, shape.linux(1))?;
-    let rows = ["naive", "template-portable", "ours-1"];
-    for (row, ns) in rows.into_iter().zip(shape.published_first) {
-        let Some(spec) = suite.spec(row) else { continue };
-        spec.limit("clearing").row.published = li_zhe(ns, V3, V3_FIRST, size);
-        if row == "ours-1" && shape.order == Order::BASE {
-            spec.headline(format!("describe {size}: {}, first time", shape.headline));
+    for (row, ns) in FIRST {
+        if let Some(spec) = suite.spec(row) {
+            spec.limit("clearing").row.published = li_zhe(ns, V3, V3_FIRST, size);
         }
     }
-    suite.each_spec(|spec| spec.row.cold = true);
+    if let Some(spec) = suite.spec("ours-1") {
+        spec.headline(format!("describe {size}: {}, first time", shape.headline));
+    }
+    suite.naive("naive").each_spec(|spec| spec.row.cold = true);
     // Takes memory and gives it back, so that the host of a VM has it ready: the case that takes as much pays for this
     // kernel's work and not for the host's.
     suite.before_each(move || present(ByteLen::new(bytes)).map(drop));
-    drop(kept.bind(Region::anonymous(size)?, shape.linux(1))?);
-    let name = "ours, memory that the zone had kept";
-    suite.bind_another("ours-kept", name, &kept, shape.linux(1));
-    suite.naive("naive");
-    session.table(
-        table,
+    session.measure(
+        suite,
         format!("First bind, {}, 64-byte Linux descriptors", shape.pages),
         "cold: memory fresh from the kernel, which a host below it was made to have ready; \
              the limit is the kernel's clearing of it",
-    );
-    session.run(suite, "first binds")
+    )
 }

@@ -1,8 +1,8 @@
 //! `uzone-bench pin`: the cost of holding memory for a device.
 //!
-//! The published experiment pinned 16 GiB and 128 GiB of 2 MiB pages, 512 base pages a call, before
-//! and after the kernel learnt to take one reference for each group of pages. Here a region of that
-//! size is reserved and described, and held in several ways; its bytes are never touched.
+//! The published experiment pinned 16 GiB of 2 MiB pages, 512 base pages a call, before and after the kernel learnt to
+//! take one reference for each group of pages. Here a region of that size is reserved and described, and held in several
+//! ways; its bytes are never touched.
 //!
 //! A row either holds alone (its guards are dropped when the clock has stopped), or holds and gives
 //! back; its name states which. The naive way is an atomic step for each base page. The limit of a row is bare atomics,
@@ -19,33 +19,24 @@ use uzone_harness::ways::pin::{
 use uzone_harness::{
     Bench, BenchError, Published, Result, Role, Session, Suite, Watch, check_memory, timed,
 };
-use uzone_pages::{ByteLen, MemoryKind, Order, Pfn, PfnRange};
+use uzone_pages::{ByteLen, Order, Pfn, PfnRange};
 use uzone_stream::{Pattern, Streaming};
-use uzone_zone::{AltmapOptions, BindOptions, Init, Pagemap, Region, Zone};
+use uzone_zone::{Pagemap, Zone};
 use zerocopy::IntoBytes;
 
 use crate::settings::{Part, PinSettings};
 
-/// The end of the ids of tables of a larger region.
-const LARGER: &str = "-larger";
-
 /// Runs the tables.
 pub(crate) fn run(settings: &PinSettings, part: &Part, watch: Watch<'_>) -> Result<Bench> {
-    let &PinSettings { size, larger, rounds } = settings;
+    let &PinSettings { size, rounds } = settings;
     check(size)?;
     let text = format!("{size} held ({} pages), {rounds} rounds", size.get() >> 12);
     let mut session = part.session(text, rounds, watch);
-    folios(size, "", &mut session)?;
     session.each(&[
+        ("pin-2m", &|session| folios(size, session)),
         ("pin-list", &|session| list(size, session)),
         ("pin-4k", &|session| base_pages(size, session)),
     ])?;
-    if !larger.is_zero() {
-        match check(larger) {
-            Ok(()) => folios(larger, LARGER, &mut session)?,
-            Err(error) => session.skip(format!("pin-2m{LARGER}"), uzone_os::with_causes(&error)),
-        }
-    }
     session.finish()
 }
 
@@ -90,80 +81,28 @@ fn of_kind(row: &str) -> (&'static str, &'static str) {
 }
 
 const MARTINS: &str = "Joao Martins, compound pagemaps v2, June 2021: 2 MiB pages of persistent \
-     memory, 512 pages a call with their list, holding alone; naive before, ours after; 16 and 128 GiB, \
-     and scaled from 16 to other sizes";
+     memory, 512 pages a call with their list, holding alone; naive before, ours after; 16 GiB, scaled to \
+     as many pages as here";
 
-/// Returns a published time, of microseconds for 16 GiB and for 128: other sizes take as much for each page.
-fn published(size: ByteLen, [us_16, us_128]: [u64; 2]) -> Option<Published> {
-    let ns = match size.get() >> 30 {
-        128 => us_128 * 1000,
-        gib => us_16 * 1000 * gib / 16,
-    };
-    Some(Published { ns, source: MARTINS.into() })
-}
+/// The memory of the published times.
+const PUBLISHED_SIZE: ByteLen = ByteLen::gib(16);
 
-/// The published microseconds of 2 MiB folios, for descriptors in memory of their own and in the region itself.
-const PUBLISHED: [[(&str, [u64; 2]); 4]; 2] = [
-    [
-        ("naive-get", [59_000, 492_000]),
-        ("naive-pin", [87_000, 493_000]),
-        ("call-get", [6_100, 49_000]),
-        ("call-pin", [6_200, 50_000]),
-    ],
-    [
-        ("naive-get", [494_000, 3_910_000]),
-        ("naive-pin", [494_000, 3_970_000]),
-        ("call-get", [9_000, 70_000]),
-        ("call-pin", [10_000, 74_000]),
-    ],
-];
+/// The published microseconds of 2 MiB folios.
+const PUBLISHED_US: [(&str, u64); 4] =
+    [("naive-get", 59_000), ("naive-pin", 87_000), ("call-get", 6_100), ("call-pin", 6_200)];
 
-/// Measures 2 MiB folios, described in memory of their own and in the region itself (altmap).
-fn folios(size: ByteLen, suffix: &str, session: &mut Session<'_>) -> Result {
-    let tables = ["pin-2m", "pin-2m-altmap"].map(|table| format!("{table}{suffix}"));
-    for (table, published_us) in tables.iter().zip(&PUBLISHED) {
-        if !session.wants(table) {
-            continue;
-        }
-        let zone = Zone::with_keep_limit(ByteLen::ZERO);
-        let (folios, place) = if table.contains("altmap") {
-            let options = BindOptions::new(MemoryKind::Generic).order(Order::PMD);
-            let options = options.init(Init::Eager).altmap(AltmapOptions::new());
-            (zone.bind(Region::anonymous(size)?, options)?, " inside of the region (altmap)")
-        } else {
-            (bind(&zone, size, Order::PMD)?, "")
-        };
-        let title = format!("2 MiB folios, {size}, 8-byte descriptors{place}");
-        let shape = Shape { table, title, published_us, size };
-        table_of_folios(&shape, &zone, &folios, session)?;
-    }
-    Ok(())
-}
-
-/// A table of 2 MiB folios: its published times, and the size that was asked for, part of which an altmap takes.
-struct Shape<'a> {
-    table: &'a str,
-    title: String,
-    published_us: &'a [(&'a str, [u64; 2])],
-    size: ByteLen,
-}
-
-fn table_of_folios(
-    shape: &Shape<'_>,
-    zone: &Zone,
-    folios: &Pagemap,
-    session: &mut Session<'_>,
-) -> Result {
-    let Shape { table, title, published_us, size: asked } = shape;
-    check_pins(folios, &format!("{table}/whole-pin"))?;
-    let (range, (_, addresses)) = (folios.range(), calls(folios)?);
-    let (pages, calls) = (range.pages().get(), addresses.len());
-    let size = ByteLen::new(pages << 12);
+/// Measures 2 MiB folios.
+fn folios(size: ByteLen, session: &mut Session<'_>) -> Result {
+    let zone = &Zone::with_keep_limit(ByteLen::ZERO);
+    let folios = &bind(zone, size, Order::PMD)?;
+    check_pins(folios, "pin-2m/whole-pin")?;
+    let (range, addresses) = (folios.range(), calls(folios)?);
+    let pages = range.pages().get();
     let naive = Naive::new(pages, CALL_ENTRIES)?;
-    check_naive(&naive, &format!("{table}/naive-pin"), folios)?;
+    check_naive(&naive, "pin-2m/naive-pin", folios)?;
     let (words, len) = (words(size)?, ByteLen::new(CALL_BYTES as u64));
-    let referenced = RefCell::new(Vec::with_capacity(calls));
-    let pinned = RefCell::new(Vec::with_capacity(calls));
+    let referenced = RefCell::new(Vec::with_capacity(addresses.len()));
+    let pinned = RefCell::new(Vec::with_capacity(addresses.len()));
     // Getting and pinning cost the same: the naive way has one sort of count.
     let hold = || timed_alone(|| naive.hold(), || naive.give_back());
     let hold_both = || timed_both(|| naive.hold(), || naive.give_back());
@@ -173,7 +112,7 @@ fn table_of_folios(
     let both_calls = || timed_each(&addresses, |at| zone.pin(*at, len));
     let bare = || timed_alone(|| bare_add(&words), || bare_sub(&words));
     let bare_both = || timed_both(|| bare_add(&words), || bare_sub(&words));
-    let call = calls as u64;
+    let call = addresses.len() as u64;
     use Role::{Limit, Naive as Plain, Ours};
     let rows: [Row<'_>; 9] = [
         (Plain, "naive-get", "naive, get", pages, &hold),
@@ -186,21 +125,22 @@ fn table_of_folios(
         (Limit, "limit-one", "bare atomics, one a folio", 0, &bare),
         (Limit, "limit-both", "bare atomics, two a folio", 0, &bare_both),
     ];
-    let mut suite = Suite::new(*table, size);
+    let mut suite = Suite::new("pin-2m", size);
     add(&mut suite, &rows, call, of_kind);
-    for (row, us) in *published_us {
+    for (row, us) in PUBLISHED_US {
         if let Some(spec) = suite.spec(row) {
-            spec.row.published = published(*asked, *us);
+            let (to, of) = (size.get(), PUBLISHED_SIZE.get());
+            spec.row.published = Some(Published::scaled(us * 1000, to, of, MARTINS));
         }
     }
     for (row, name) in [("whole-pin", "whole"), ("call-pin", "512 pages a call")] {
-        if let Some(spec) = suite.spec(row).filter(|_| *table == "pin-2m") {
+        if let Some(spec) = suite.spec(row) {
             spec.headline(format!("pin {size}: 2 MiB folios, {name}"));
         }
     }
     session.measure(
         suite,
-        title.clone(),
+        format!("2 MiB folios, {size}, 8-byte descriptors"),
         "one thread; the guards of a row that pins alone are dropped when the clock has \
          stopped; naive is of the same kind of row; the limit is bare atomics on a word for each folio",
     )

@@ -3,13 +3,11 @@
 use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 
-use uzone_pages::{
-    ByteLen, LinuxPage, LinuxSeed, MemoryKind, Order, Payload, Pfn, Tails, Template, Word,
-};
+use uzone_pages::{ByteLen, LinuxPage, LinuxSeed, MemoryKind, Order, Payload, Pfn, Tails, Word};
 use uzone_zone::{BindOptions, Init, MemmapPages, Pagemap, Region, Zone};
 use zerocopy::Immutable;
 
-use crate::{BenchError, Result, Role, RowSpec, Suite, timed};
+use crate::{BenchError, Result, Role, RowSpec, Suite};
 
 /// Returns the values that Linux's descriptors share in all rows.
 #[must_use]
@@ -78,25 +76,6 @@ impl<'a> Suite<'a> {
         (spec.row.bytes, spec.row.threads, spec.row.cold) = (bytes, threads, cold);
         Ok(spec)
     }
-
-    /// Adds a case that binds another region each time: a first bind of it, into memory that the
-    /// zone has kept.
-    pub fn bind_another<P: Payload + Immutable>(
-        &mut self,
-        row: &str,
-        name: impl Into<String>,
-        zone: &'a Zone,
-        options: BindOptions<P>,
-    ) -> &mut RowSpec {
-        let size = self.size;
-        let bytes = self.pages() * Template::<P>::DESCRIPTOR_BYTES as u64;
-        let spec = self.add(Role::Ours, row, name, move |_| {
-            let (region, options) = (Region::anonymous(size)?, options.clone());
-            timed(|| Ok(zone.bind(region, options)?))
-        });
-        (spec.row.bytes, spec.row.threads) = (bytes, 1);
-        spec
-    }
 }
 
 /// Binds a region, checks the pagemap, and unbinds it. Returns the time of the bind, and of all three.
@@ -124,15 +103,7 @@ pub fn unbind<P: Payload>(pagemap: Pagemap<P>) -> Result<Region> {
 /// Compares descriptors with the slow path.
 pub fn check_descriptors<P: Payload + Immutable>(pagemap: &Pagemap<P>, row: &str) -> Result {
     let is_on_touch = pagemap.report().init == Init::OnTouch;
-    check_every(pagemap, row, if is_on_touch { 1 << 20 } else { CHECK_EVERY })
-}
-
-/// Compares each `every`th descriptor with the slow path.
-pub fn check_every<P: Payload + Immutable>(
-    pagemap: &Pagemap<P>,
-    row: &str,
-    every: usize,
-) -> Result {
+    let every = if is_on_touch { 1 << 20 } else { CHECK_EVERY };
     let range = pagemap.range();
     let pfns = (range.start().get()..range.end().get()).step_by(every);
     for page in pfns.filter_map(|pfn| pagemap.page(Pfn::new(pfn))) {

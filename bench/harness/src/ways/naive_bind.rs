@@ -142,10 +142,11 @@ pub fn rebind(template: &Template<LinuxPage>, memory: &mut Exclusive) -> Result<
 }
 
 /// Maps pages and writes descriptors into them, without asking for a page before.
-pub fn first_bind(template: &Template<LinuxPage>, huge: HugeAdvice) -> Result<Duration> {
+pub fn first_bind(template: &Template<LinuxPage>) -> Result<Duration> {
     let len = ByteLen::new(template.layout().descriptors() * 64);
     timed(|| {
-        let mut memory = Exclusive::anonymous(len, Anonymous { huge, ..Anonymous::default() })?;
+        let how = Anonymous { huge: HugeAdvice::Never, ..Anonymous::default() };
+        let mut memory = Exclusive::anonymous(len, how)?;
         stamp(template, &mut memory.as_bytes_mut()[..index(len.get())]);
         Ok(memory)
     })

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use uzone_os::Mapped;
-use uzone_pages::{ByteLen, MemoryKind, Order, PageCount, Pfn, PfnRange};
+use uzone_pages::{ByteLen, MemoryKind, Order};
 use uzone_zone::{BindOptions, Init, Pagemap, Region, Zone};
 use zerocopy::FromBytes;
 
@@ -21,17 +21,13 @@ pub fn bind(zone: &Zone, size: ByteLen, order: Order) -> Result<Pagemap> {
     Ok(zone.bind(Region::anonymous(size)?, options)?)
 }
 
-/// The pages of a region in pieces of one call, by their numbers and by their addresses.
-pub fn calls(pagemap: &Pagemap) -> Result<(Vec<PfnRange>, Vec<usize>)> {
+/// Returns the addresses of a region's pieces of one call each.
+pub fn calls(pagemap: &Pagemap) -> Result<Vec<usize>> {
     let range = pagemap.range();
-    let starts = (range.start().get()..range.end().get()).step_by(CALL_ENTRIES);
-    let pieces: Vec<PfnRange> = starts
-        .filter_map(|start| PfnRange::try_new(Pfn::new(start), PageCount::new(CALL_PAGES)).ok())
-        .collect();
     // One piece of memory, which need not begin where the region does.
     let base = pagemap.get(range)?.segments().map(|segment| segment.address).min().unwrap_or(0);
-    let addresses = (0..pieces.len()).map(|call| base + call * CALL_BYTES).collect();
-    Ok((pieces, addresses))
+    let calls = index(range.pages().get() / CALL_PAGES);
+    Ok((0..calls).map(|call| base + call * CALL_BYTES).collect())
 }
 
 /// The same length in bytes.

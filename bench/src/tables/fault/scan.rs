@@ -120,10 +120,6 @@ pub(super) fn densities(
     Ok(())
 }
 
-/// Tables with so many threads have at most so many rounds.
-const MANY: usize = 32;
-const ROUNDS: u32 = 3;
-
 /// Measures the published experiment as it was run: every thread reads every word of the whole file, in order or its
 /// pages at random, or touches one page of each page table.
 pub(super) fn published(
@@ -171,9 +167,7 @@ pub(super) fn published(
         let part = if is_whole { "every word of" } else { "a word of" };
         let title =
             format!("{threads} {plural} reading {part} {len} of a file, {}", pattern.title());
-        suite.rounds = if threads >= MANY { ROUNDS } else { u32::MAX };
-        let marked = suite.fewer(session.rounds);
-        let note = format!("published: the kernel, {IN_ORDER} and {RANDOM} at random{marked}");
+        let note = format!("published: the kernel, {IN_ORDER} and {RANDOM} at random");
         session.measure(suite, title, note)?;
     }
     Ok(())
