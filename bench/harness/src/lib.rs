@@ -11,7 +11,6 @@
 //! | `session` | a run: its tables, rows and skipped rows |
 //! | `check` | the comparison with an earlier run |
 //! | `memory`, `adopted`, `found` | memory that cases work on, and the faults that they count |
-//! | `restore_host` | settings of the host that a case changes, and that a signal restores |
 //! | `ways` | naive ways, limits and ours, as far as demo and benchmark share them |
 //! | `demo` | the four tables of the demo |
 #![forbid(unsafe_code)]
@@ -29,7 +28,6 @@ mod error;
 mod found;
 pub mod machine;
 mod memory;
-pub mod restore_host;
 mod rounds;
 mod session;
 mod suite;

@@ -22,11 +22,10 @@ use uzone_zone::{PopulateOptions, Region, WriteError, ZeroOptions};
 use super::{first_touch, pool};
 use crate::settings::{CopySettings, Part, ZeroSettings};
 
-/// The possible largest lengths. The smallest, a folio, and the largest are measured.
-const LENGTHS: [u64; 10] =
-    [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, FOLIO, 8 << 20, 32 << 20, 128 << 20, 1 << 30];
+/// The lengths that are measured beside the largest one, and the most that this may be.
 const SMALLEST: u64 = 4 << 10;
 const FOLIO: u64 = 2 << 20;
+const MOST: u64 = 1 << 30;
 /// The least memory that extents are taken from in turn.
 const LEAST_ARENA: ByteLen = ByteLen::mib(512);
 /// The least where the largest extent is shorter than 1 MiB: more than a core's caches in common CPUs.
@@ -65,14 +64,13 @@ pub(crate) fn copy(settings: &CopySettings, part: &Part, watch: Watch<'_>) -> Re
     session.finish()
 }
 
-/// Refuses a largest extent that is no length of the tables.
+/// Refuses a largest extent that cannot be measured.
 fn check_size(largest: ByteLen) -> Result {
-    if LENGTHS.contains(&largest.get()) {
+    if largest.get().is_power_of_two() && (SMALLEST..=MOST).contains(&largest.get()) {
         return Ok(());
     }
     Err(BenchError::not_valid(format!(
-        "extents up to {largest} cannot be measured: the largest is one of 4K, 16K, 64K, 256K, 1M, 2M, 8M, \
-         32M, 128M and 1G"
+        "extents up to {largest} cannot be measured: the largest is a power of two from 4K to 1G"
     )))
 }
 

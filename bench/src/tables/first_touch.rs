@@ -1,8 +1,7 @@
 //! The first touch of memory, and clearing in place: `populate`, `zero-demand-2m`, `zero-demand-1g`.
 //!
 //! The published experiment touched pages of hugetlb pools for the first time, of 2 MiB and of 1 GiB: its tables are
-//! measured where they are named. Pages are put into the pool for the time of the run and taken out again, which takes
-//! root.
+//! measured where they are named and the pool of the host has the pages.
 
 use std::hint::black_box;
 use std::num::NonZeroUsize;
@@ -12,9 +11,8 @@ use std::time::Duration;
 use uzone_harness::ways::clear::Arena;
 use uzone_harness::{
     BenchError, Published, Result, Role, Session, Suite, bytes, check_memory, fill_zeroes, index,
-    restore_host, timed,
+    timed,
 };
-use uzone_os::hugepages;
 use uzone_pages::{ByteLen, PageSize};
 use uzone_zone::{Huge, PopulateOptions, Region, WriteError, ZeroOptions};
 
@@ -24,29 +22,6 @@ const PAGE: u64 = 4096;
 pub(crate) fn check(populate: ByteLen) -> Result {
     // A tenth is left to others.
     check_memory(ByteLen::new(populate.get() / 10 * 11))
-}
-
-/// Makes a pool of huge pages larger for a run. Its end, or a signal, restores the pool.
-fn raise_pool(size: PageSize, pages: u64) -> Result<restore_host::Changed, String> {
-    let path = hugepages::nr_path(size);
-    let said = |error: std::io::Error| format!("{path}: {error}: run as root");
-    let before = std::fs::read_to_string(&path).map_err(said)?;
-    let total = before.trim().parse::<u64>().map_err(|error| error.to_string())? + pages;
-    let (written, file) = (total.to_string(), path.clone());
-    let changed = restore_host::change(
-        || std::fs::write(&path, written),
-        move || {
-            // An error cannot be reported here; `uzone doctor` shows the pool as it is.
-            let _ = std::fs::write(&file, &before);
-        },
-    )
-    .map_err(said)?;
-    let got = std::fs::read_to_string(&path).map_err(said)?;
-    if got.trim().parse::<u64>().is_ok_and(|got| got >= total) {
-        Ok(changed)
-    } else {
-        Err(format!("asked for {total} huge pages and got {}: free memory", got.trim()))
-    }
 }
 
 /// Writes a byte to every page of a region, by one thread.
@@ -131,18 +106,17 @@ fn first_faults(
     let &Demand { table, size, whole, units } = demand;
     let page = size.bytes();
     let len = ByteLen::new(most.get() / page * page);
-    let raised = match len.get() / page {
-        0 => Err(format!("{most} have no page of {size}: raise --populate-size")),
-        pages => raise_pool(size, pages),
-    };
-    let held = match raised {
-        Ok(changed) => (changed, Region::hugetlb(len, size)?),
-        Err(reason) => {
-            session.skip(table, reason);
+    if len.is_zero() {
+        session.skip(table, format!("{most} have no page of {size}: raise --populate-size"));
+        return Ok(());
+    }
+    let region = &match Region::hugetlb(len, size) {
+        Ok(region) => region,
+        Err(error) => {
+            session.skip(table, uzone_os::with_causes(&error));
             return Ok(());
         }
     };
-    let region = &held.1;
     let published = |hundredths: u64| {
         // Hundredths of a GB/s, so bytes by these is a hundredth of the nanoseconds.
         Some(Published { ns: len.get() * 100 / hundredths, source: ARORA.into() })

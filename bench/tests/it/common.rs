@@ -1,6 +1,7 @@
 //! Helpers that the tests of the program share.
 
 #[path = "../../../cli/tests/it/common/base.rs"]
+#[allow(dead_code, reason = "these tests use a part of it")]
 mod base;
 
 use std::process::{Command, Output};

@@ -3,5 +3,4 @@
 mod check;
 mod common;
 mod quick;
-mod signals;
 mod tables;

@@ -4,11 +4,10 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::common::{Dir, array, document, pool, refuses, string};
+use crate::common::{Dir, array, document, refuses, string};
 
 #[test]
 fn the_quick_run_has_every_benchmark_in_one_document_and_ends_with_the_summary() {
-    let _pool = pool();
     let bench = document(&["--quick"]);
     assert_eq!(bench["benchmark"], "all");
     let parts: Vec<&str> =

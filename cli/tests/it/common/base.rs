@@ -6,8 +6,8 @@ use std::fmt::Display;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use jsonschema::Validator;
 use serde_json::Value;
@@ -106,10 +106,4 @@ pub(crate) fn keeps_to(name: &str, object: &Value) {
     let errors = validators()[name].iter_errors(object).map(|error| error.to_string());
     let errors: Vec<_> = errors.collect();
     assert!(errors.is_empty(), "{errors:#?}");
-}
-
-/// Takes the host's pool of huge pages, which one test uses at a time.
-pub(crate) fn pool() -> MutexGuard<'static, ()> {
-    static POOL: Mutex<()> = Mutex::new(());
-    POOL.lock().unwrap_or_else(PoisonError::into_inner)
 }
