@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 use uzone_fault::{FaultStats, LazyMapping};
 use uzone_os::{Anonymous, Exclusive, HugeAdvice, Mapping, SystemRoot, memory};
 use uzone_pages::{ByteLen, ErrorKind};
-use uzone_snapshot::Image;
 use uzone_stream::{Pattern, Streaming};
 
 use super::error::{BenchError, Result};
@@ -117,12 +116,6 @@ impl Reads for Vec<u8> {
     fn read(&self, offset: u64, out: &mut [u8]) -> Result {
         out.copy_from_slice(&self[index(offset)..][..out.len()]);
         Ok(())
-    }
-}
-
-impl Reads for Image {
-    fn read(&self, offset: u64, out: &mut [u8]) -> Result {
-        Ok(self.read_at(offset, out)?)
     }
 }
 

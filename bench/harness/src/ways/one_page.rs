@@ -29,8 +29,6 @@ pub enum Answer {
     Fetch(Arc<Fetch>),
     /// A mapping of the memory file's page.
     Continue,
-    /// The zero page.
-    Zero,
 }
 
 struct Shared {
@@ -158,7 +156,6 @@ impl Shared {
                 Answer::Copy(source) => Fill::From { source, offset: start },
                 Answer::Fetch(_) => Fill::Bytes(page),
                 Answer::Continue => Fill::Cached,
-                Answer::Zero => Fill::Zero,
             };
             return match self.memory.install(range.clone(), fill, Install::default()) {
                 Ok(Answered::LayoutChanging) => continue,

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use uzone_os::page_cache;
 use uzone_pages::ByteLen;
-use uzone_snapshot::{Codec, Image};
+use uzone_snapshot::Codec;
 
 use super::frames::{self, Reader};
 use super::material::{FRAME, LEVEL, Material, decode, random_frames};
@@ -153,52 +153,38 @@ fn unpack(material: &Material, compressed: Option<&File>, session: &mut Session<
     )
 }
 
-/// Random frames that are not zero, and their offsets.
-struct Places {
-    frames: Vec<usize>,
-    offsets: Vec<u64>,
+/// Returns the offsets of frames.
+fn offsets(frames: &[usize]) -> impl Iterator<Item = u64> {
+    frames.iter().map(|frame| (frame * FRAME) as u64)
 }
 
-impl Places {
-    fn of(material: &Material) -> Self {
-        let frames = random_frames(material, READS);
-        let offsets = frames.iter().map(|frame| (frame * FRAME) as u64).collect();
-        Self { frames, offsets }
-    }
+/// Decodes each frame and does nothing else.
+fn decode_each(frames: &[usize], material: &Material) -> Result<Duration> {
+    let mut reader = Reader::new()?;
+    timed(|| {
+        for frame in frames {
+            black_box(decode(material, &mut reader, *frame)?);
+        }
+        Ok(())
+    })
+}
 
-    /// Decodes each frame and does nothing else.
-    fn decode(&self, material: &Material) -> Result<Duration> {
-        let mut reader = Reader::new()?;
-        timed(|| {
-            for frame in &self.frames {
-                black_box(decode(material, &mut reader, *frame)?);
+/// Reads each frame by another implementation.
+fn seek_each(frames: &[usize], material: &Material) -> Result<Duration> {
+    let file = material.packed.try_clone()?;
+    let seek = |error: zeekstd::Error| io::Error::other(error);
+    let mut decoder = zeekstd::Decoder::new(file).map_err(seek)?;
+    read_each(offsets(frames), |offset, out| {
+        decoder.set_offset(offset).map_err(seek)?;
+        let mut filled = 0;
+        while filled < FRAME {
+            match decoder.decompress(&mut out[filled..]).map_err(seek)? {
+                0 => return Err(BenchError::wrong_byte("snapshot-read/zeekstd", offset)),
+                count => filled += count,
             }
-            Ok(())
-        })
-    }
-
-    /// Reads each frame of an image.
-    fn read(&self, image: &Image) -> Result<Duration> {
-        read_each(self.offsets.iter().copied(), |at, out| Ok(image.read_at(at, out)?))
-    }
-
-    /// Reads each frame by another implementation.
-    fn seek(&self, material: &Material) -> Result<Duration> {
-        let file = material.packed.try_clone()?;
-        let seek = |error: zeekstd::Error| io::Error::other(error);
-        let mut decoder = zeekstd::Decoder::new(file).map_err(seek)?;
-        read_each(self.offsets.iter().copied(), |offset, out| {
-            decoder.set_offset(offset).map_err(seek)?;
-            let mut filled = 0;
-            while filled < FRAME {
-                match decoder.decompress(&mut out[filled..]).map_err(seek)? {
-                    0 => return Err(BenchError::wrong_byte("snapshot-read/zeekstd", offset)),
-                    count => filled += count,
-                }
-            }
-            Ok(())
-        })
-    }
+        }
+        Ok(())
+    })
 }
 
 /// Times reading the length of a frame at each offset.
@@ -218,24 +204,24 @@ pub(super) fn read_each(
 
 /// Measures reading 64 KiB at random places, of files in the page cache or forgotten by it.
 pub(super) fn read(material: &Material, is_cold: bool, session: &mut Session<'_>) -> Result {
-    let places = &Places::of(material);
-    let calls = places.frames.len() as u64;
+    let frames = &random_frames(material, READS);
+    let calls = frames.len() as u64;
     let table = if is_cold { "snapshot-read-cold" } else { "snapshot-read" };
-    let mut suite = Suite::new(table, bytes(places.frames.len() * FRAME));
+    let mut suite = Suite::new(table, bytes(frames.len() * FRAME));
     suite.bytes = suite.size.get();
     let chill = move |file: &File| if is_cold { forget(file) } else { Ok(()) };
     suite.add(Role::Naive, "zeekstd", "a seek in the crate zeekstd", move |_| {
         chill(&material.packed)?;
-        places.seek(material)
+        seek_each(frames, material)
     });
     suite.add(Role::Limit, "decode", "decoding a frame alone", move |_| {
         chill(&material.frames.0)?;
-        places.decode(material)
+        decode_each(frames, material)
     });
     let spec = suite.add(Role::Ours, "ours", "ours, decoded each time", move |_| {
         let image = material.open(ByteLen::ZERO)?;
         chill(&material.packed)?;
-        places.read(&image)
+        read_each(offsets(frames), |at, out| Ok(image.read_at(at, out)?))
     });
     let end = if is_cold { ", from the device" } else { "" };
     spec.limit("decode").headline(format!("read 64 KiB of a packed image at random{end}"));

@@ -1,15 +1,11 @@
 //! A packed image in object storage: read in order beside the link.
 
-use std::io;
-use std::time::Duration;
-
 use uzone_pages::ByteLen;
 
-use super::frames;
 use super::material::{FRAME, Material};
 use super::pack::read_each;
 use super::store::{Store, distance};
-use uzone_harness::{Result, Role, Session, Suite, index, timed};
+use uzone_harness::{Result, Role, Session, Suite, index};
 
 /// The number of connections that fill the link, and the length of their requests.
 const CONNECTIONS: usize = 8;
@@ -19,9 +15,13 @@ const CHUNK: u64 = 2 << 20;
 pub(super) fn in_order(material: &Material, session: &mut Session<'_>) -> Result {
     let store = &Store::start(&material.packed)?;
     let (bytes, packed) = (ByteLen::new(material.len as u64), material.packed_len);
+    let chunks = (0..packed).step_by(index(CHUNK));
+    let chunks: Vec<_> = chunks.map(|start| start..packed.min(start + CHUNK)).collect();
     let mut suite = Suite::new("snapshot-s3-seq", ByteLen::new(packed)).writing(packed);
     suite
-        .add(Role::Limit, "link", "the link, by 8 connections", move |_| fill_link(store, packed))
+        .add(Role::Limit, "link", "the link, by 8 connections", move |_| {
+            store.ask(CONNECTIONS, &chunks)
+        })
         .row
         .threads = CONNECTIONS;
     let spec = suite.add(Role::Ours, "ours", "ours, read in order", move |_| {
@@ -39,16 +39,4 @@ pub(super) fn in_order(material: &Material, session: &mut Session<'_>) -> Result
             ByteLen::new(CHUNK)
         ),
     )
-}
-
-/// Asks for all of the object by several connections.
-fn fill_link(store: &Store, packed: u64) -> Result<Duration> {
-    timed(|| {
-        let count = index(packed.div_ceil(CHUNK));
-        let own = || Ok::<_, io::Error>((store.client()?, Vec::new()));
-        frames::share(CONNECTIONS, count, own, |(client, out), number| {
-            let start = number as u64 * CHUNK;
-            Ok(client.get(&(start..packed.min(start + CHUNK)), out)?)
-        })
-    })
 }

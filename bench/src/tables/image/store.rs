@@ -19,7 +19,8 @@ use object_store::aws::AmazonS3Builder;
 use uzone_pages::ByteLen;
 use uzone_snapshot::{FrameCache, Image, ObjectSource, OpenOptions};
 
-use uzone_harness::Result;
+use super::frames::share;
+use uzone_harness::{Result, timed};
 
 /// The time before each answer starts.
 const LATENCY: Duration = Duration::from_millis(5);
@@ -103,6 +104,16 @@ impl Store {
             Ok(Arc::new(builder.build()?) as _)
         };
         ObjectSource::from_store(store, KEY.into(), format!("s3://{BUCKET}/{KEY}"))
+    }
+
+    /// Times asking for some ranges by several connections.
+    pub(crate) fn ask(&self, connections: usize, ranges: &[Range<u64>]) -> Result<Duration> {
+        let own = || Ok::<_, io::Error>((self.client()?, Vec::new()));
+        timed(|| {
+            share(connections, ranges.len(), own, |(client, out), number| {
+                Ok(client.get(&ranges[number], out)?)
+            })
+        })
     }
 
     /// Connects a client.

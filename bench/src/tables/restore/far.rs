@@ -15,7 +15,6 @@ use uzone_fault::LazyOptions;
 use uzone_snapshot::SnapshotBacking;
 
 use super::machine::{CACHE, Restore, machine};
-use crate::tables::image::frames;
 use crate::tables::image::store::{Store, distance};
 use uzone_harness::ways::one_page::{Answer, OnePage};
 use uzone_harness::{Found, Result, Role, Session, Suite};
@@ -98,17 +97,12 @@ fn add<'a>(
 
 /// Adds the limit of the link.
 fn add_link<'a>(suite: &mut Suite<'a>, restore: &Restore<'a>, store: &'a Store) {
-    let material = restore.material;
-    let wanted = restore.frames();
-    let mean = material.mean_frame();
+    let mean = restore.material.mean_frame();
+    let start = |frame: usize| frame as u64 * mean;
+    let ranges: Vec<_> =
+        restore.frames().into_iter().map(|frame| start(frame)..start(frame) + mean).collect();
     suite.threads = CONNECTIONS;
     add(suite, Role::Limit, "link", "the link, by 64 connections", store, move |_| {
-        let begun = Instant::now();
-        let own = || Ok::<_, std::io::Error>((store.client()?, Vec::new()));
-        frames::share(CONNECTIONS, wanted.len(), own, |(client, out), number| {
-            let start = wanted[number] as u64 * mean;
-            Ok(client.get(&(start..start + mean), out)?)
-        })?;
-        Ok(Found { elapsed: begun.elapsed(), ..Found::default() })
+        Ok(Found { elapsed: store.ask(CONNECTIONS, &ranges)?, ..Found::default() })
     });
 }
