@@ -38,7 +38,12 @@ fn trace(records: usize) -> Value {
             ])
         })
         .collect();
-    json!({"schema": "uzone.trace/1", "page_size_bytes": 4096, "len_bytes": 1 << 20, "lost": 5, "records": records})
+    let latencies = OUTCOMES.iter().take(records.len()).map(|outcome| {
+        json!({"class": "missing", "outcome": outcome, "count": 9, "p50_ns": 700, "p99_ns": 900, "p999_ns": 950,
+            "max_ns": 999})
+    });
+    json!({"schema": "uzone.trace/1", "page_size_bytes": 4096, "len_bytes": 1 << 20, "lost": 5, "records": records,
+        "latencies": latencies.collect::<Vec<_>>()})
 }
 
 fn parse(value: &Value) -> Result<Vec<Document>, ReportError> {

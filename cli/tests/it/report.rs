@@ -19,7 +19,8 @@ fn bench() -> String {
 }
 
 const TRACE: &str = r#"{"schema":"uzone.trace/1","page_size_bytes":4096,"len_bytes":65536,
-    "records":[[1000,0,"missing",false,"at_hand",900],[9000,8192,"missing",true,"produced",52000]]}"#;
+    "records":[[1000,0,"missing",false,"at_hand",900],[9000,8192,"missing",true,"produced",52000]],
+    "latencies":[{"class":"missing","outcome":"at_hand","count":1,"p50_ns":900,"p99_ns":900,"p999_ns":900,"max_ns":900}]}"#;
 
 #[test]
 fn a_page_is_written_and_named_and_nothing_else_is_left() {

@@ -17,9 +17,8 @@ pub(super) fn section(trace: &Trace) -> Section {
         charts.push(heat(trace));
         charts.push(timeline(records));
     }
-    let summaries = summaries(trace);
-    if !summaries.is_empty() {
-        charts.push(quantiles(&summaries));
+    if !trace.latencies.is_empty() {
+        charts.push(quantiles(&trace.latencies));
     }
     let kept = format!("{} faults of a mapping of {}", records.len(), bytes(trace.len_bytes));
     let lost = match trace.lost {
@@ -114,36 +113,6 @@ fn timeline(records: &[Record]) -> Chart {
 
 fn place(outcome: Outcome) -> usize {
     Outcome::ALL.iter().position(|known| *known == outcome).unwrap_or(Outcome::ALL.len() - 1)
-}
-
-/// Returns the summaries of the trace, or else summaries of its records.
-fn summaries(trace: &Trace) -> Vec<Summary> {
-    if !trace.latencies.is_empty() {
-        return trace.latencies.clone();
-    }
-    let mut kinds: Vec<_> =
-        trace.records.iter().map(|record| (record.class, record.outcome)).collect();
-    kinds.sort_unstable();
-    kinds.dedup();
-    let summary = |(class, outcome)| {
-        let of_kind = |record: &&Record| (record.class, record.outcome) == (class, outcome);
-        let mut times: Vec<u64> =
-            trace.records.iter().filter(of_kind).map(|record| record.latency_ns).collect();
-        times.sort_unstable();
-        // The smallest that at least so many of 1000 do not exceed.
-        let at = |of_1000: usize| times[(times.len() * of_1000).div_ceil(1000).max(1) - 1];
-        Summary {
-            class,
-            outcome,
-            count: times.len() as u64,
-            p50_ns: at(500),
-            p99_ns: at(990),
-            p999_ns: at(999),
-            max_ns: at(1000),
-            buckets: Vec::new(),
-        }
-    };
-    kinds.into_iter().map(summary).collect()
 }
 
 fn quantiles(summaries: &[Summary]) -> Chart {
