@@ -2,7 +2,7 @@
 
 use uzone_fault::Engine;
 use uzone_harness::demo::{self, NumberedFile};
-use uzone_harness::{BenchError, Phase, Watch};
+use uzone_harness::{BenchError, Watch};
 use uzone_pages::ByteLen;
 use uzone_report::Bench;
 
@@ -17,7 +17,11 @@ const READINGS: u32 = 5;
 /// The number of rounds of the other parts, which take little time.
 const ROUNDS: u32 = 9;
 
-/// Measures all parts. A wrong page of the image is an error if the image was right before.
+/// Measures a part.
+type Part<'p> = &'p dyn Fn(Watch<'_>) -> Result<Bench, BenchError>;
+
+/// Measures all parts. A wrong page of the image is an error if the image was right before. A part for which this host
+/// lacks memory is left out with a warning.
 pub(super) fn run(
     plan: &Plan,
     image: Image,
@@ -30,40 +34,26 @@ pub(super) fn run(
     let mut all = with_progress(out, |watch| demo::map(numbered, engine, READINGS, watch))?;
     // Its memory may be needed below.
     drop(image);
-    for part in [
-        measured(out, "describing memory in several ways", |watch| {
-            demo::bind(plan.described, ROUNDS, watch)
-        })?,
-        measured(out, "clearing memory in several ways", |watch| {
-            demo::zero(plan.arena, ROUNDS, watch)
-        })?,
-        measured(out, "pinning memory in several ways", |watch| {
-            demo::pin(plan.described, ROUNDS, watch)
-        })?,
-    ]
-    .into_iter()
-    .flatten()
-    {
-        all.tables.extend(part.tables);
-        all.summary.extend(part.summary);
-        all.results.extend(part.results);
+    let parts: [Part<'_>; 3] = [
+        &|watch| demo::bind(plan.described, ROUNDS, watch),
+        &|watch| demo::zero(plan.arena, ROUNDS, watch),
+        &|watch| demo::pin(plan.described, ROUNDS, watch),
+    ];
+    for (part, name) in parts.into_iter().zip(["describing", "clearing", "pinning"]) {
+        match with_progress(out, part) {
+            Ok(part) => {
+                all.tables.extend(part.tables);
+                all.summary.extend(part.summary);
+                all.results.extend(part.results);
+            }
+            Err(error) if error.is_of_this_host() => {
+                out.warn(format_args!(
+                    "left out: {name} memory: {}",
+                    uzone_os::with_causes(&error)
+                ));
+            }
+            Err(error) => return Err(error.into()),
+        }
     }
     Ok(all)
-}
-
-/// Measures a part under a progress bar with a plainer name than its table has. A part for which this host lacks memory
-/// is left out with a warning.
-fn measured(
-    out: &Output,
-    step: &str,
-    part: impl FnOnce(Watch<'_>) -> Result<Bench, BenchError>,
-) -> Result<Option<Bench>, BenchError> {
-    match with_progress(out, |watch| part(&|phase| watch(Phase { step, ..phase }))) {
-        Ok(part) => Ok(Some(part)),
-        Err(error) if error.is_of_this_host() => {
-            out.warn(format_args!("left out: {step}: {}", uzone_os::with_causes(&error)));
-            Ok(None)
-        }
-        Err(error) => Err(error),
-    }
 }
