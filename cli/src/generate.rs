@@ -1,9 +1,8 @@
 //! `uzone man` and `uzone completions`: manual pages and scripts that are made from the definitions of the arguments.
 
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use clap::{Command, CommandFactory};
+use clap::CommandFactory;
 use clap_complete::Shell;
 use clap_mangen::Man;
 
@@ -37,35 +36,20 @@ pub(crate) fn man(args: &ManArgs, out: &Output) -> Result<Exit, Failure> {
     let mut command = Arguments::command();
     command.build();
     match &args.output {
-        None => out.text(&page(&command)?),
+        None => {
+            let mut page = Vec::new();
+            Man::new(command).render(&mut page)?;
+            out.text(&page)?;
+        }
         Some(dir) => {
             uzone_report::make_directory(dir)?;
-            write_pages(&command, dir, out)
+            let failed = |cause| {
+                Failure::of(format!("cannot write the pages into {}", dir.display()), cause)
+            };
+            clap_mangen::generate_to(command, dir).map_err(failed)?;
         }
-    }?;
-    Ok(Exit::Ok)
-}
-
-/// Writes the page of a command, and the pages of its subcommands.
-fn write_pages(command: &Command, dir: &Path, out: &Output) -> Result<(), Failure> {
-    let name = command.get_display_name().unwrap_or_else(|| command.get_name());
-    let path = dir.join(format!("{name}.1"));
-    uzone_report::replace(&path, &page(command)?)?;
-    out.text(format!("{}\n", path.display()).as_bytes())?;
-    for command in command.get_subcommands().filter(|command| is_shown(command)) {
-        write_pages(command, dir, out)?;
     }
-    Ok(())
-}
-
-fn is_shown(command: &Command) -> bool {
-    !command.is_hide_set() && command.get_name() != "help"
-}
-
-fn page(command: &Command) -> io::Result<Vec<u8>> {
-    let mut page = Vec::new();
-    Man::new(command.clone()).render(&mut page)?;
-    Ok(page)
+    Ok(Exit::Ok)
 }
 
 /// Prints the script for a shell.

@@ -9,11 +9,9 @@ const COMMANDS: [&str; 6] = ["doctor", "demo", "pack", "report", "man", "complet
 #[test]
 fn each_command_has_a_page_with_its_arguments_and_exit_codes() {
     let dir = Dir::new("man");
-    let output = run(&["man", "--output", &dir.name("man1")]);
-    let files: Vec<&str> = text(&output.stdout).lines().collect();
+    assert!(run(&["man", "--output", &dir.name("man1")]).status.success());
     let page = |name: &str| {
         let path = dir.name(&format!("man1/{name}.1"));
-        assert!(files.contains(&path.as_str()), "{path} is not in {files:?}");
         std::fs::read_to_string(path).expect("it was written")
     };
     assert!(page("uzone").contains(".TH uzone 1"));
@@ -22,7 +20,9 @@ fn each_command_has_a_page_with_its_arguments_and_exit_codes() {
         assert!(page.contains("Exit codes:"), "{command}: {page}");
         assert!(page.contains("\\-\\-json"), "{command}: {page}");
     }
-    assert!(!files.iter().any(|file| file.contains("help")), "{files:?}");
+    let files: Vec<_> =
+        std::fs::read_dir(dir.name("man1")).expect("a directory").flatten().collect();
+    assert!(files.iter().all(|file| !file.file_name().to_string_lossy().contains("help")));
 }
 
 #[test]
