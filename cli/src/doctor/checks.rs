@@ -90,7 +90,7 @@ impl Check {
 /// A check: its name, whether uzone requires it, and its function.
 type Named = (&'static str, bool, fn(&Facts) -> Check);
 
-const CHECKS: [Named; 15] = [
+const CHECKS: [Named; 14] = [
     ("kernel", true, kernel),
     ("page size", true, page_size),
     ("memory", true, memory),
@@ -100,7 +100,6 @@ const CHECKS: [Named; 15] = [
     ("store instructions", false, stores),
     ("transparent huge pages", false, thp),
     ("huge pages for memfd", false, thp_files),
-    ("make pages huge later", false, collapse),
     ("userfaultfd", false, uffd),
     ("userfaultfd features", false, uffd_features),
     ("locked memory", false, memlock),
@@ -392,17 +391,6 @@ fn proposed_pages(size: PageSize, available: Option<ByteLen>) -> u64 {
         None => most,
         Some(available) if available < bytes => 0,
         Some(available) => (available / 4 / bytes).clamp(1, most),
-    }
-}
-
-fn collapse(facts: &Facts) -> Check {
-    if facts.can_collapse {
-        Check::ok("yes (MADV_COLLAPSE)")
-    } else {
-        Check::note(
-            "no (no MADV_COLLAPSE)",
-            "Linux 6.1 or newer, built with CONFIG_TRANSPARENT_HUGEPAGE",
-        )
     }
 }
 

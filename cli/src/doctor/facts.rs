@@ -41,8 +41,6 @@ pub(super) struct Facts {
     pub(super) uffd_device: io::Result<bool>,
     pub(super) uffd_unprivileged: Result<bool, SysError>,
     pub(super) uffd_features: Result<(Features, Vec<&'static str>), UffdError>,
-    /// Whether `MADV_COLLAPSE` is known.
-    pub(super) can_collapse: bool,
     /// The memory that a process may lock; `None` is no limit.
     pub(super) memlock: Option<ByteLen>,
     /// Whether this process may lock more than that.
@@ -94,7 +92,6 @@ impl Facts {
             uffd_device: probe::uffd_device(),
             uffd_unprivileged: probe::uffd_is_unprivileged(root),
             uffd_features: probe::uffd_features(),
-            can_collapse: probe::madvise_collapse_is_known(),
             memlock: probe::memlock_limit(),
             // If it cannot be read, the report shows the limit, which is on the safe side.
             is_memlock_exempt: capabilities(None)
