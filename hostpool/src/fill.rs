@@ -15,7 +15,7 @@ use uzone_zone::{Huge, PopulateOptions};
 
 use crate::error::HostPoolError;
 use crate::inner::{Call, Inner};
-use crate::options::{Pages, Place};
+use crate::options::{Pages, Place, Progress};
 use crate::pieces::{Pieces, pause_after};
 
 /// How much each thread populates at a time: a huge page. The driver maps memory of its own at each registration, for which
@@ -97,7 +97,7 @@ fn register_all(inner: &Inner, pieces: Pieces) -> Result<(), HostPoolError> {
         if !inner.options.is_all_or_nothing {
             hand_out(inner, &blocks);
         }
-        if let Some(progress) = &inner.options.progress {
+        if let Some(Progress(progress)) = &inner.options.progress {
             progress(inner.len_of(blocks.end), inner.len_of(inner.blocks));
         }
     }

@@ -79,11 +79,35 @@ pub enum Pause {
 }
 
 /// The callback that takes how many bytes are ready and how many will be.
-pub(crate) type Progress = Arc<dyn Fn(ByteLen, ByteLen) + Send + Sync>;
+#[derive(Clone)]
+pub(crate) struct Progress(pub(crate) Arc<dyn Fn(ByteLen, ByteLen) + Send + Sync>);
+
+impl fmt::Debug for Progress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a callback")
+    }
+}
+
+/// Writes functions that take the options, set one field and return them.
+///
+/// Each is a line below its documentation: `name(argument: Type) field = value;`.
+macro_rules! setters {
+    ($(
+        $(#[$attribute:meta])*
+        $name:ident($($argument:ident: $type:ty)?) $field:ident = $value:expr;
+    )*) => {$(
+        $(#[$attribute])*
+        #[must_use]
+        pub fn $name(mut self $(, $argument: $type)?) -> Self {
+            self.$field = $value;
+            self
+        }
+    )*};
+}
 
 /// The options of a pool. By default: blocks of 2 MiB, not registered, in transparent huge pages, on any node, cleared
 /// ahead, populated in the background by all CPUs but an eighth.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct HostPoolOptions {
     pub(crate) block: ByteLen,
     pub(crate) registration: Registration,
@@ -119,111 +143,45 @@ impl Default for HostPoolOptions {
 }
 
 impl HostPoolOptions {
-    /// Sets the length of a block: any multiple of the host's page.
-    #[must_use]
-    pub fn block(mut self, block: ByteLen) -> Self {
-        self.block = block;
-        self
-    }
+    setters! {
+        /// Sets the length of a block: any multiple of the host's page.
+        block(block: ByteLen) block = block;
 
-    /// Sets who registers the memory: a driver, mlock(2), or the caller.
-    #[must_use]
-    pub fn register(mut self, registration: Registration) -> Self {
-        self.registration = registration;
-        self
-    }
+        /// Sets who registers the memory: a driver, mlock(2), or the caller.
+        register(registration: Registration) registration = registration;
 
-    /// Sets which pages the memory is in.
-    #[must_use]
-    pub fn pages(mut self, pages: Pages) -> Self {
-        self.pages = pages;
-        self
-    }
+        /// Sets which pages the memory is in.
+        pages(pages: Pages) pages = pages;
 
-    /// Sets which NUMA nodes the memory comes from.
-    #[must_use]
-    pub fn place(mut self, place: Place) -> Self {
-        self.place = place;
-        self
-    }
+        /// Sets which NUMA nodes the memory comes from.
+        place(place: Place) place = place;
 
-    /// Sets when a block is cleared that has had an owner.
-    #[must_use]
-    pub fn zeroing(mut self, zeroing: Zeroing) -> Self {
-        self.zeroing = zeroing;
-        self
-    }
+        /// Sets when a block is cleared that has had an owner.
+        zeroing(zeroing: Zeroing) zeroing = zeroing;
 
-    /// Sets when memory is made present and registered.
-    #[must_use]
-    pub fn budget(mut self, budget: Budget) -> Self {
-        self.budget = budget;
-        self
-    }
+        /// Sets when memory is made present and registered.
+        budget(budget: Budget) budget = budget;
 
-    /// Sets how much is registered at a time at most. A piece is whole blocks, one at least, and no more than the kernel
-    /// and the driver take at once.
-    #[must_use]
-    pub fn piece(mut self, most: ByteLen) -> Self {
-        self.piece = most;
-        self
-    }
+        /// Sets how much is registered at a time at most. A piece is whole blocks, one at least, and no more than the
+        /// kernel and the driver take at once.
+        piece(most: ByteLen) piece = most;
 
-    /// Sets the pause behind each piece.
-    #[must_use]
-    pub fn pause(mut self, pause: Pause) -> Self {
-        self.pause = pause;
-        self
-    }
+        /// Sets the pause behind each piece.
+        pause(pause: Pause) pause = pause;
 
-    /// Sets which share of its CPUs populating leaves alone, in percent.
-    #[must_use]
-    pub fn spare_cpus(mut self, percent: u8) -> Self {
-        self.spare_percent = percent;
-        self
-    }
+        /// Sets which share of its CPUs populating leaves alone, in percent.
+        spare_cpus(percent: u8) spare_percent = percent;
 
-    /// Hands out no block before all are registered. If one piece cannot be, the others are unregistered, and the pool
-    /// has no block. Without this, blocks that are registered stay usable.
-    #[must_use]
-    pub fn all_or_nothing(mut self) -> Self {
-        self.is_all_or_nothing = true;
-        self
-    }
+        /// Hands out no block before all are registered. If one piece cannot be, the others are unregistered, and the
+        /// pool has no block. Without this, blocks that are registered stay usable.
+        all_or_nothing() is_all_or_nothing = true;
 
-    /// Puts the pool into a memory file, which another process can attach to
-    /// ([`AttachedPool`](crate::AttachedPool)).
-    #[must_use]
-    pub fn shared(mut self) -> Self {
-        self.is_shared = true;
-        self
-    }
+        /// Puts the pool into a memory file, which another process can attach to
+        /// ([`AttachedPool`](crate::AttachedPool)).
+        shared() is_shared = true;
 
-    /// Takes a function that a thread of the pool calls after each piece with the bytes that are ready and the bytes of
-    /// all. It must not use the pool to take blocks.
-    #[must_use]
-    pub fn on_progress(
-        mut self,
-        progress: impl Fn(ByteLen, ByteLen) + Send + Sync + 'static,
-    ) -> Self {
-        self.progress = Some(Arc::new(progress));
-        self
-    }
-}
-
-impl fmt::Debug for HostPoolOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HostPoolOptions")
-            .field("block", &self.block)
-            .field("registration", &self.registration)
-            .field("pages", &self.pages)
-            .field("place", &self.place)
-            .field("zeroing", &self.zeroing)
-            .field("budget", &self.budget)
-            .field("piece", &self.piece)
-            .field("pause", &self.pause)
-            .field("is_all_or_nothing", &self.is_all_or_nothing)
-            .field("is_shared", &self.is_shared)
-            .finish_non_exhaustive()
+        /// Takes a function that a thread of the pool calls after each piece with the bytes that are ready and the bytes
+        /// of all. It must not use the pool to take blocks.
+        on_progress(progress: impl Fn(ByteLen, ByteLen) + Send + Sync + 'static) progress = Some(Progress(Arc::new(progress)));
     }
 }
