@@ -5,16 +5,14 @@ use std::os::fd::BorrowedFd;
 
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
 use uzone::ByteLen;
 use uzone::hostpool::{self, HostPoolOptions, Peer};
 
 use crate::error::Failure;
 use crate::exit;
-use crate::options::{self, registration, seconds};
-use crate::pool::{report_of, waited};
+use crate::options::{self, registration};
 use crate::range::Size;
-use crate::whole::Whole;
+use crate::whole::{Whole, pool_methods};
 
 /// The shared pool of another process, whose memory both have.
 ///
@@ -64,6 +62,8 @@ enum Named {
     File(i32),
 }
 
+pool_methods!(AttachedPool);
+
 #[pymethods]
 impl AttachedPool {
     #[new]
@@ -112,75 +112,9 @@ impl AttachedPool {
         Ok(Self { whole: Whole::new(attached.map_err(Failure::from)?, device) })
     }
 
-    /// Wait until this process has registered memory.
-    ///
-    /// Parameters
-    /// ----------
-    /// nbytes : int or str, optional
-    ///     The bytes to wait for; all by default.
-    /// timeout : float, optional
-    ///     The most seconds to wait; without end by default.
-    ///
-    /// Returns
-    /// -------
-    /// int
-    ///     The bytes that are ready.
-    ///
-    /// Raises
-    /// ------
-    /// TimedOutError
-    ///     If they were not ready in time.
-    #[pyo3(signature = (nbytes=None, timeout=None))]
-    fn wait_ready(
-        &self,
-        py: Python<'_>,
-        nbytes: Option<Size>,
-        timeout: Option<f64>,
-    ) -> PyResult<u64> {
-        let timeout = seconds("timeout", timeout)?;
-        self.whole.with(|pool| {
-            let bytes = nbytes.map_or(pool.len(), |size| size.0);
-            Ok(waited(py, timeout, |within| pool.wait_ready(bytes, within))?.get())
-        })
-    }
-
-    /// Return how the view was made, and why it is not better: the dictionary of `HostPool.report`.
-    ///
-    /// Returns
-    /// -------
-    /// dict
-    fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        report_of(py, self.whole.with(|pool| Ok(py.detach(|| pool.report())))?)
-    }
-
-    #[getter]
-    fn nbytes(&self) -> PyResult<u64> {
-        Ok(self.whole.look(|pool| pool.len().get())?)
-    }
-
-    #[getter]
-    fn block_bytes(&self) -> PyResult<u64> {
-        Ok(self.whole.look(|pool| pool.block_len().get())?)
-    }
-
-    #[getter]
-    fn block_count(&self) -> PyResult<usize> {
-        Ok(self.whole.look(hostpool::AttachedPool::blocks)?)
-    }
-
-    #[getter]
-    fn ready(&self) -> PyResult<u64> {
-        Ok(self.whole.look(|pool| pool.ready().get())?)
-    }
-
     #[getter]
     fn owner_alive(&self) -> PyResult<bool> {
         Ok(self.whole.look(hostpool::AttachedPool::is_owner_alive)?)
-    }
-
-    #[getter]
-    fn closed(&self) -> bool {
-        self.whole.is_closed()
     }
 
     /// Unregister and unmap the view of this process. The memory is the owner's until all views are gone.
@@ -193,37 +127,9 @@ impl AttachedPool {
         self.whole.close(py)
     }
 
-    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
-        slf
-    }
-
-    #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.close(py)
-    }
-
     fn __repr__(&self) -> String {
         let shown = self.whole.look(|pool| format!("{} blocks, {}", pool.blocks(), pool.len()));
         format!("<uzone.AttachedPool, {}>", shown.unwrap_or_else(|_| "closed".to_owned()))
-    }
-
-    /// Return all memory of the pool as a DLPack capsule.
-    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
-    fn __dlpack__<'py>(
-        &self,
-        py: Python<'py>,
-        stream: Option<&Bound<'py, PyAny>>,
-        max_version: Option<(u32, u32)>,
-        dl_device: Option<(i32, i32)>,
-        copy: Option<bool>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let _ = stream; // no work of the pool is in a stream
-        self.whole.tensor(py, max_version, dl_device, copy)
-    }
-
-    /// Return the kind and the number of the device of `__dlpack__`.
-    fn __dlpack_device__(&self) -> (i32, i32) {
-        (self.whole.device, 0)
     }
 
     unsafe fn __getbuffer__(

@@ -117,23 +117,17 @@ impl Failure {
     }
 }
 
-impl From<SnapshotError> for Failure {
-    fn from(error: SnapshotError) -> Self {
-        Self::of(error.kind(), &error)
-    }
+macro_rules! failures {
+    ($($error:ty),+) => {$(
+        impl From<$error> for Failure {
+            fn from(error: $error) -> Self {
+                Self::of(error.kind(), &error)
+            }
+        }
+    )+};
 }
 
-impl From<MapError> for Failure {
-    fn from(error: MapError) -> Self {
-        Self::of(error.kind(), &error)
-    }
-}
-
-impl From<HostPoolError> for Failure {
-    fn from(error: HostPoolError) -> Self {
-        Self::of(error.kind(), &error)
-    }
-}
+failures!(SnapshotError, MapError, HostPoolError);
 
 impl From<LazyError> for Failure {
     fn from(error: LazyError) -> Self {

@@ -15,7 +15,7 @@ use crate::error::Failure;
 use crate::exit;
 use crate::options::{self, registration, seconds};
 use crate::range::Size;
-use crate::whole::Whole;
+use crate::whole::{Whole, pool_methods};
 
 /// How long a call waits before it handles signals.
 const LOOK: Duration = Duration::from_millis(100);
@@ -121,6 +121,8 @@ pub(crate) fn waited<T: Send>(
         }
     }
 }
+
+pool_methods!(HostPool);
 
 #[pymethods]
 impl HostPool {
@@ -238,50 +240,6 @@ impl HostPool {
         Ok(Block::new(self.whole.with(take)?, self.whole.device))
     }
 
-    /// Wait until memory is ready.
-    ///
-    /// Parameters
-    /// ----------
-    /// nbytes : int or str, optional
-    ///     The bytes to wait for; all by default.
-    /// timeout : float, optional
-    ///     The most seconds to wait; without end by default.
-    ///
-    /// Returns
-    /// -------
-    /// int
-    ///     The bytes that are ready.
-    ///
-    /// Raises
-    /// ------
-    /// TimedOutError
-    ///     If they were not ready in time.
-    #[pyo3(signature = (nbytes=None, timeout=None))]
-    fn wait_ready(
-        &self,
-        py: Python<'_>,
-        nbytes: Option<Size>,
-        timeout: Option<f64>,
-    ) -> PyResult<u64> {
-        let timeout = seconds("timeout", timeout)?;
-        self.whole.with(|pool| {
-            let bytes = nbytes.map_or(pool.len(), |size| size.0);
-            Ok(waited(py, timeout, |within| pool.wait_ready(bytes, within))?.get())
-        })
-    }
-
-    /// Return how the pool was made, and why it is not better.
-    ///
-    /// Returns
-    /// -------
-    /// dict
-    ///     Bytes: ``nbytes``, ``block_bytes``, ``ready``, ``huge``, ``small``. Seconds: ``populating``, ``registering``,
-    ///     ``longest_piece``, ``first_ready``, ``all_ready``. Others: ``node``, ``registered_by``, ``pieces``, and
-    ///     ``notes``, a list of sentences. A value that is not known yet is None.
-    fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        report_of(py, self.whole.with(|pool| Ok(py.detach(|| pool.report())))?)
-    }
-
     /// Return counts of the blocks.
     ///
     /// Returns
@@ -306,26 +264,6 @@ impl HostPool {
     }
 
     #[getter]
-    fn nbytes(&self) -> PyResult<u64> {
-        Ok(self.whole.look(|pool| pool.len().get())?)
-    }
-
-    #[getter]
-    fn block_bytes(&self) -> PyResult<u64> {
-        Ok(self.whole.look(|pool| pool.block_len().get())?)
-    }
-
-    #[getter]
-    fn block_count(&self) -> PyResult<usize> {
-        Ok(self.whole.look(hostpool::HostPool::blocks)?)
-    }
-
-    #[getter]
-    fn ready(&self) -> PyResult<u64> {
-        Ok(self.whole.look(|pool| pool.ready().get())?)
-    }
-
-    #[getter]
     fn name(&self) -> PyResult<Option<String>> {
         Ok(self.whole.look(hostpool::HostPool::shared_name)?)
     }
@@ -347,11 +285,6 @@ impl HostPool {
     }
 
     #[getter]
-    fn closed(&self) -> bool {
-        self.whole.is_closed()
-    }
-
-    #[getter]
     fn buffer<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyMemoryView>> {
         PyMemoryView::from(slf.as_any())
     }
@@ -366,40 +299,12 @@ impl HostPool {
         self.whole.close(py)
     }
 
-    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
-        slf
-    }
-
-    #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.close(py)
-    }
-
     fn __repr__(&self) -> String {
         let shown = self.whole.look(|pool| {
             let (count, block) = (pool.blocks(), pool.block_len());
             format!("{count} blocks of {block}, {} of {} ready", pool.ready(), pool.len())
         });
         format!("<uzone.HostPool, {}>", shown.unwrap_or_else(|_| "closed".to_owned()))
-    }
-
-    /// Return all memory of the pool as a DLPack capsule.
-    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
-    fn __dlpack__<'py>(
-        &self,
-        py: Python<'py>,
-        stream: Option<&Bound<'py, PyAny>>,
-        max_version: Option<(u32, u32)>,
-        dl_device: Option<(i32, i32)>,
-        copy: Option<bool>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let _ = stream; // no work of the pool is in a stream
-        self.whole.tensor(py, max_version, dl_device, copy)
-    }
-
-    /// Return the kind and the number of the device of `__dlpack__`.
-    fn __dlpack_device__(&self) -> (i32, i32) {
-        (self.whole.device, 0)
     }
 
     unsafe fn __getbuffer__(
@@ -418,37 +323,20 @@ impl HostPool {
 
 /// Returns a report as a dictionary.
 pub(crate) fn report_of(py: Python<'_>, report: HostPoolReport) -> PyResult<Bound<'_, PyDict>> {
-    let HostPoolReport {
-        len,
-        block,
-        ready,
-        huge,
-        small,
-        node,
-        registered_by,
-        pieces,
-        populating,
-        registering,
-        longest_piece,
-        first_ready,
-        all_ready,
-        notes,
-        ..
-    } = report;
     let dict = PyDict::new(py);
-    dict.set_item("nbytes", len.get())?;
-    dict.set_item("block_bytes", block.get())?;
-    dict.set_item("ready", ready.get())?;
-    dict.set_item("huge", huge.map(ByteLen::get))?;
-    dict.set_item("small", small.map(ByteLen::get))?;
-    dict.set_item("node", node)?;
-    dict.set_item("registered_by", registered_by)?;
-    dict.set_item("pieces", pieces)?;
-    dict.set_item("populating", populating.as_secs_f64())?;
-    dict.set_item("registering", registering.as_secs_f64())?;
-    dict.set_item("longest_piece", longest_piece.as_secs_f64())?;
-    dict.set_item("first_ready", first_ready.map(|time| time.as_secs_f64()))?;
-    dict.set_item("all_ready", all_ready.map(|time| time.as_secs_f64()))?;
-    dict.set_item("notes", notes)?;
+    dict.set_item("nbytes", report.len.get())?;
+    dict.set_item("block_bytes", report.block.get())?;
+    dict.set_item("ready", report.ready.get())?;
+    dict.set_item("huge", report.huge.map(ByteLen::get))?;
+    dict.set_item("small", report.small.map(ByteLen::get))?;
+    dict.set_item("node", report.node)?;
+    dict.set_item("registered_by", report.registered_by)?;
+    dict.set_item("pieces", report.pieces)?;
+    dict.set_item("populating", report.populating.as_secs_f64())?;
+    dict.set_item("registering", report.registering.as_secs_f64())?;
+    dict.set_item("longest_piece", report.longest_piece.as_secs_f64())?;
+    dict.set_item("first_ready", report.first_ready.map(|time| time.as_secs_f64()))?;
+    dict.set_item("all_ready", report.all_ready.map(|time| time.as_secs_f64()))?;
+    dict.set_item("notes", report.notes)?;
     Ok(dict)
 }

@@ -137,3 +137,118 @@ impl<P: Memory> Drop for Whole<P> {
 fn closed() -> Failure {
     Failure::input("the pool is closed")
 }
+
+/// Adds the methods that both kinds of pools have to a class with a field `whole`.
+macro_rules! pool_methods {
+    ($pool:ident) => {
+        const _: () = {
+            use pyo3::prelude::*;
+            use pyo3::types::PyDict;
+
+            use $crate::options::seconds;
+            use $crate::pool::{report_of, waited};
+            use $crate::range::Size;
+
+            #[pymethods]
+            impl $pool {
+                /// Wait until memory is ready.
+                ///
+                /// Parameters
+                /// ----------
+                /// nbytes : int or str, optional
+                ///     The bytes to wait for; all by default.
+                /// timeout : float, optional
+                ///     The most seconds to wait; without end by default.
+                ///
+                /// Returns
+                /// -------
+                /// int
+                ///     The bytes that are ready.
+                ///
+                /// Raises
+                /// ------
+                /// TimedOutError
+                ///     If they were not ready in time.
+                #[pyo3(signature = (nbytes=None, timeout=None))]
+                fn wait_ready(
+                    &self,
+                    py: Python<'_>,
+                    nbytes: Option<Size>,
+                    timeout: Option<f64>,
+                ) -> PyResult<u64> {
+                    let timeout = seconds("timeout", timeout)?;
+                    self.whole.with(|pool| {
+                        let bytes = nbytes.map_or(pool.len(), |size| size.0);
+                        Ok(waited(py, timeout, |within| pool.wait_ready(bytes, within))?.get())
+                    })
+                }
+
+                /// Return how the pool was made, and why it is not better.
+                ///
+                /// Returns
+                /// -------
+                /// dict
+                ///     Bytes: ``nbytes``, ``block_bytes``, ``ready``, ``huge``, ``small``. Seconds: ``populating``, ``registering``,
+                ///     ``longest_piece``, ``first_ready``, ``all_ready``. Others: ``node``, ``registered_by``, ``pieces``, and
+                ///     ``notes``, a list of sentences. A value that is not known yet is None.
+                fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+                    report_of(py, self.whole.with(|pool| Ok(py.detach(|| pool.report())))?)
+                }
+
+                #[getter]
+                fn nbytes(&self) -> PyResult<u64> {
+                    Ok(self.whole.look(|pool| pool.len().get())?)
+                }
+
+                #[getter]
+                fn block_bytes(&self) -> PyResult<u64> {
+                    Ok(self.whole.look(|pool| pool.block_len().get())?)
+                }
+
+                #[getter]
+                fn block_count(&self) -> PyResult<usize> {
+                    Ok(self.whole.look(|pool| pool.blocks())?)
+                }
+
+                #[getter]
+                fn ready(&self) -> PyResult<u64> {
+                    Ok(self.whole.look(|pool| pool.ready().get())?)
+                }
+
+                #[getter]
+                fn closed(&self) -> bool {
+                    self.whole.is_closed()
+                }
+
+                fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+                    slf
+                }
+
+                #[pyo3(signature = (*_exception))]
+                fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) -> PyResult<()> {
+                    self.close(py)
+                }
+
+                /// Return all memory of the pool as a DLPack capsule.
+                #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+                fn __dlpack__<'py>(
+                    &self,
+                    py: Python<'py>,
+                    stream: Option<&Bound<'py, PyAny>>,
+                    max_version: Option<(u32, u32)>,
+                    dl_device: Option<(i32, i32)>,
+                    copy: Option<bool>,
+                ) -> PyResult<Bound<'py, PyAny>> {
+                    let _ = stream; // no work of the pool is in a stream
+                    self.whole.tensor(py, max_version, dl_device, copy)
+                }
+
+                /// Return the kind and the number of the device of `__dlpack__`.
+                fn __dlpack_device__(&self) -> (i32, i32) {
+                    (self.whole.device, 0)
+                }
+            }
+        };
+    };
+}
+pub(crate) use pool_methods;
