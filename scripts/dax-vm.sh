@@ -190,7 +190,7 @@ run rm /mnt/fault-it
 run /tests/uzone doctor
 # To measure which stores are fastest takes longer here than the benchmark.
 export UZONE_STORE_POLICY=fill=avx2,zero=avx2,copy=avx2
-described() { run /tests/uzone-bench bind --quick --table bind-dax --dax "\$1"; }
+described() { run /tests/uzone-bench bind --size 1G --rebinds 2 --table bind-dax --dax "\$1"; }
 run dd if=/dev/zero of=/mnt/described bs=1M count=64
 described /mnt/described
 run rm /mnt/described

@@ -69,15 +69,6 @@ impl Asked {
         }
     }
 
-    /// Returns the same without `--dax`, which a quick run takes too.
-    fn without_dax(&self) -> Self {
-        let mut plain = self.clone();
-        if let Self::One(Benchmark::Bind(settings)) = &mut plain {
-            settings.dax = None;
-        }
-        plain
-    }
-
     /// Returns whether all arguments have their defaults.
     fn is_default(&self) -> bool {
         let command =
@@ -115,11 +106,6 @@ impl Args {
             Some(Asked::One(benchmark)) if self.quick => {
                 let mut parts = all();
                 parts.retain(|part| part.name() == benchmark.name());
-                if let [Part { benchmark: Benchmark::Bind(quick), .. }] = &mut parts[..]
-                    && let Benchmark::Bind(settings) = benchmark
-                {
-                    quick.dax.clone_from(&settings.dax);
-                }
                 parts
             }
             Some(Asked::One(benchmark)) => vec![Part::from(benchmark.clone())],
@@ -134,11 +120,11 @@ impl Args {
     /// Refuses arguments that contradict each other.
     fn fit_together(&self) -> Result<(), Failure> {
         if let (true, Some(benchmark)) = (self.quick, &self.benchmark)
-            && !benchmark.without_dax().is_default()
+            && !benchmark.is_default()
         {
             return Err(Failure::usage(format!(
-                "--quick has sizes and rounds of its own: leave the arguments of {} out, all but --table and \
-                 --dax, or leave --quick out",
+                "--quick has sizes and rounds of its own: leave the arguments of {} out, all but --table, or leave \
+                 --quick out",
                 benchmark.name()
             )));
         }
