@@ -33,10 +33,10 @@ const COMPLETIONS_EXITS: [u8; 3] = [0, 2, 74];
 
 /// Prints or writes manual pages.
 pub(crate) fn man(args: &ManArgs, out: &Output) -> Result<Exit, Failure> {
-    let mut command = Arguments::command();
-    command.build();
     match &args.output {
         None => {
+            let mut command = Arguments::command();
+            command.build();
             let mut page = Vec::new();
             Man::new(command).render(&mut page)?;
             out.text(&page)?;
@@ -46,7 +46,7 @@ pub(crate) fn man(args: &ManArgs, out: &Output) -> Result<Exit, Failure> {
             let failed = |cause| {
                 Failure::of(format!("cannot write the pages into {}", dir.display()), cause)
             };
-            clap_mangen::generate_to(command, dir).map_err(failed)?;
+            clap_mangen::generate_to(Arguments::command(), dir).map_err(failed)?;
         }
     }
     Ok(Exit::Ok)
