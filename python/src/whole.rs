@@ -1,4 +1,5 @@
-//! A pool as Python has it: [`Whole`], the memory of all of its blocks, lent to buffers and tensors.
+//! A pool as Python has it: [`Whole`], the memory of all of its blocks, lent to buffers and tensors, and the methods of both
+//! kinds of pools (`pool_methods`).
 
 use std::ffi::c_int;
 use std::sync::Arc;
