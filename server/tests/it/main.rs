@@ -46,6 +46,7 @@ mod crowd;
 mod diff;
 mod guest;
 mod hostile;
+mod jailer;
 mod memory_limit;
 mod neighbour;
 mod receiver;
