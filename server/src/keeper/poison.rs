@@ -48,6 +48,10 @@ impl Keeper {
         memory: Result<Remote, UffdError>,
         reason: &mut String,
     ) {
+        // A process that has ended waits for nothing, and could not be killed for that.
+        if memory.as_ref().is_ok_and(Remote::is_gone) {
+            return;
+        }
         let memory = memory.ok().filter(|_| self.options.on_failure != OnFailure::Hold);
         let memory = memory.filter(|memory| self.set.add(memory, session).is_ok());
         let Some(memory) = memory else { return reason.push_str(WAITS) };
