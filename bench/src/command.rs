@@ -10,7 +10,8 @@ use uzone_cli::exit::{self, Exit, Failure};
 use uzone_cli::output::Output;
 use uzone_cli::progress::with_progress;
 use uzone_harness::BenchError;
-use uzone_stream::{Basis, STORE_POLICY, StorePolicy};
+use uzone_harness::stores::faster_stores;
+use uzone_stream::{STORE_POLICY, StorePolicy};
 
 use self::text::Found;
 use crate::parts;
@@ -140,11 +141,10 @@ fn choose_stores(out: &Output) -> Result<(), Failure> {
             Some(problem) => Err(problem.clone().into()),
         };
     }
-    let policy = StorePolicy::measure();
-    if policy.basis() == Basis::Measured {
+    if let Some(policy) = faster_stores() {
         out.log(format_args!("measured: {STORE_POLICY}={policy} is faster here than the default"));
+        // Refused only if some code asked for the policy before, which then stays.
+        let _ = policy.make_current();
     }
-    // Refused only if some code asked for the policy before, which then stays.
-    let _ = policy.make_current();
     Ok(())
 }

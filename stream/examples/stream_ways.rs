@@ -35,11 +35,6 @@ fn main() {
     let work = if is_copy { Work::Copy } else { Work::Zero };
     let policy = StorePolicy::current();
     println!("{policy} ({:?})", policy.basis());
-    for _ in 0..3 {
-        let start = Instant::now();
-        let found = StorePolicy::measure();
-        println!("measured: {found} ({:?}) in {:.0?}", found.basis(), start.elapsed());
-    }
     let ways: Vec<Option<CopyMethod>> = std::iter::once(None)
         .chain(
             CopyMethod::all()

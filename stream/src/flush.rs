@@ -5,7 +5,8 @@
 //! failure in the middle leaves all or nothing (only aligned 8-byte words are never torn), that a
 //! line it shares with neighbours stays cached, or anything without [`has_write_back`].
 //!
-//! [`flush_words`] does the same for bytes that were written before, by any stores.
+//! [`flush_words`] does the same for bytes that were written before, by any stores. [`evict`] makes lines cold, for
+//! measurements.
 //!
 //! Cost: as [`crate::copy`], plus at most two line write-backs for ragged ends. A line of [`flush_words`]
 //! takes the time of a write to memory, or a few nanoseconds if it is clean.
@@ -21,6 +22,12 @@ use crate::{LINE_BYTES, arch};
 #[must_use]
 pub fn has_write_back() -> bool {
     arch::has_write_back()
+}
+
+/// Writes back and drops every line of the cache that holds a byte of `bytes`, where the CPU can, and waits for it.
+pub fn evict(bytes: &mut [u8]) {
+    arch::evict_lines(bytes);
+    arch::drain();
 }
 
 /// Copies `src` to `dst` and leaves no changed byte of `dst` in the cache.

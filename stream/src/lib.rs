@@ -14,8 +14,8 @@
 //! - [`copy_flush`], [`flush_words`]: for persistent memory, a copy, and the flush of words written before.
 //! - [`zero_words`], [`copy_words`]: clearing and copying memory that others may touch meanwhile, by
 //!   each [`CopyMethod`] there is; [`zero_bytes`], [`copy_bytes`] the same for slices.
-//! - [`StorePolicy`]: which of them for which length, by a table of CPUs, the environment variable
-//!   [`STORE_POLICY`], or a measurement on request.
+//! - [`StorePolicy`]: which of them for which length, by a table of CPUs or the environment variable
+//!   [`STORE_POLICY`].
 //!
 //! Not here: system calls, threads, the meaning of the bytes, and any way to read
 //! or write memory that is not a Rust slice, of bytes or of atomic words.
@@ -29,7 +29,6 @@
 mod copy_method;
 mod error;
 mod flush;
-mod measure;
 #[cfg(not(uzone_asm))]
 mod other;
 mod path;
@@ -48,7 +47,7 @@ use x86_64 as arch;
 
 pub use copy_method::{CopyMethod, copy_bytes, copy_words, zero_bytes, zero_words};
 pub use error::StreamError;
-pub use flush::{copy_flush, flush_words, has_write_back};
+pub use flush::{copy_flush, evict, flush_words, has_write_back};
 pub use path::Path;
 pub use pattern::Pattern;
 pub use policy::{Basis, StorePolicy, best};

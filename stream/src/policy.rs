@@ -8,9 +8,8 @@
 //!
 //! The default is a table keyed on the vendor, the family and the features of the CPU, whose lengths
 //! follow the sizes of its caches. Its rows were measured (`stream/examples/stream_ways.rs`). A CPU that is not in
-//! the table takes its widest streaming store. [`StorePolicy::measure`] (`measure.rs`) checks the
-//! default on request, and the environment variable [`STORE_POLICY`] carries its result to later
-//! processes.
+//! the table takes its widest streaming store. The
+//! environment variable [`STORE_POLICY`] names others.
 //!
 //! Not here: the loss of other threads when their lines are pushed out of the cache (streaming spares
 //! them at any length), and the source of a copy, which is taken to be cold.
@@ -40,8 +39,6 @@ pub enum Basis {
     Table,
     /// The table has no row for this CPU: the widest streaming store, and lengths that fit most CPUs.
     Widest,
-    /// [`StorePolicy::measure`] found a store that is faster than the default.
-    Measured,
     /// The environment variable [`STORE_POLICY`].
     Environment,
     /// This build or architecture has no streaming stores.
@@ -307,7 +304,7 @@ pub(crate) struct Processor {
 }
 
 /// The streaming stores, widest first.
-pub(crate) const WIDEST_FIRST: [Path; 4] = [Path::Avx512, Path::Avx2, Path::Sse2, Path::Movnti];
+const WIDEST_FIRST: [Path; 4] = [Path::Avx512, Path::Avx2, Path::Sse2, Path::Movnti];
 
 /// A row of the table.
 struct Row {

@@ -4,9 +4,7 @@ use std::env;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use uzone_stream::{
-    Basis, CacheState, NextUse, Path, STORE_POLICY, StorePolicy, StreamError, Work, best,
-};
+use uzone_stream::{Basis, Path, STORE_POLICY, StorePolicy, StreamError, Work, best};
 
 /// Set in a child: the assertion to make.
 const EXPECT: &str = "STREAM_TEST_EXPECT";
@@ -96,24 +94,4 @@ fn the_first_policy_of_a_process_costs_no_measurement() {
     // On a busy machine a child may have to wait for a CPU; one of some has not.
     let tries: Vec<_> = (0..20).map_while(|_| tried_in_a_child(None, "soon").err()).collect();
     assert!(tries.len() < 20, "{}", tries[0]);
-}
-
-#[test]
-fn what_is_measured_is_available_and_can_be_given_to_another_process() {
-    if cfg!(miri) {
-        println!("skipped: measuring: Miri takes minutes to make the buffer");
-        return;
-    }
-    let found = StorePolicy::measure();
-    for work in Work::ALL {
-        assert!(found.store(work).is_available());
-        let from = found.streams_from(work, CacheState::Cold, NextUse::Later);
-        assert_eq!(from.is_none(), found.store(work) == Path::Portable);
-    }
-    let again = StorePolicy::for_cpu().with_text(&found.to_string());
-    let again = again.expect("a text that was printed is read");
-    assert_eq!(again.to_string(), found.to_string());
-    if found.basis() != Basis::Measured {
-        assert_eq!(found, StorePolicy::for_cpu());
-    }
 }

@@ -11,6 +11,7 @@
 //! | `session` | a run: its tables, rows and skipped rows |
 //! | `check` | the comparison with an earlier run |
 //! | `memory`, `adopted`, `found` | memory that cases work on, and the faults that they count |
+//! | `stores` | whether another streaming store is faster here than the default |
 //! | `ways` | naive ways, limits and ours, as far as demo and benchmark share them |
 //! | `demo` | the four tables of the demo |
 #![forbid(unsafe_code)]
@@ -30,6 +31,7 @@ pub mod machine;
 mod memory;
 mod rounds;
 mod session;
+pub mod stores;
 mod suite;
 pub mod ways;
 

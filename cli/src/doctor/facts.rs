@@ -7,6 +7,7 @@ use std::env::consts;
 use std::io;
 
 use rustix::thread::{CapabilitySet, capabilities};
+use uzone_harness::stores::faster_stores;
 use uzone_os::dax::{self, DaxDevice};
 use uzone_os::hugepages::{self, Pool, Thp};
 use uzone_os::memory::{self, Available};
@@ -110,10 +111,11 @@ impl Facts {
 impl Stores {
     fn of_host() -> Self {
         let policy = StorePolicy::current();
-        let measured = StorePolicy::measure();
-        let is_faster = measured.basis() == Basis::Measured
-            && policy.basis() != Basis::Environment
-            && measured.to_string() != policy.to_string();
+        // A store that the user names is not second-guessed.
+        let faster = match policy.basis() {
+            Basis::Environment => None,
+            _ => faster_stores().filter(|faster| faster.to_string() != policy.to_string()),
+        };
         let available = Path::ALL.into_iter().filter(|path| path.is_available());
         Self {
             available: available.map(Path::name).collect(),
@@ -121,7 +123,7 @@ impl Stores {
             policy: policy.to_string(),
             basis: policy.basis(),
             problem: StorePolicy::problem().map(ToString::to_string),
-            faster_policy: is_faster.then(|| measured.to_string()),
+            faster_policy: faster.map(|faster| faster.to_string()),
         }
     }
 }

@@ -1,77 +1,79 @@
-//! Whether another store is faster than the default on this machine: [`StorePolicy::measure`].
+//! Whether another store is faster than the default on this machine: [`faster_stores`].
 //!
 //! Noise makes a slow store look fast now and then, so a store replaces the default only if it is
 //! better by 10 % in each of three repeats, and by the best of several interleaved rounds in each.
-//! What is measured is memory that is not in the cache and is not read soon, which is what streaming
-//! is for.
+//! The measured memory is not in the cache and is not read soon: streaming is for such memory.
 //!
-//! Units: lengths in bytes. Cost: about 100 ms and 4 MiB of memory. No system call inside a timed part
-//! except what reading the clock is.
+//! Units: lengths in bytes. Cost: about 100 ms and 4 MiB of memory. A timed part makes no system call but for reading
+//! the clock.
 
 use std::time::{Duration, Instant};
 
-use crate::copy_method::{CopyMethod, copy_bytes, zero_bytes};
-use crate::path::Ready;
-use crate::pattern::Pattern;
-use crate::policy::{Basis, StorePolicy, WIDEST_FIRST};
-use crate::work::Work;
-use crate::{LINE_BYTES, arch};
+use uzone_stream::{
+    CacheState, CopyMethod, LINE_BYTES, NextUse, Pattern, StorePolicy, Work, copy_bytes, evict,
+    fill_by, zero_bytes,
+};
 
-/// How much is written at a time.
+/// The bytes that one store writes at a time.
 const LEN_BYTES: usize = 512 << 10;
-/// How much memory there is for the destination and the source.
+/// The memory of the destination and the source together.
 const BUFFER_BYTES: usize = 4 << 20;
-/// How often the whole is repeated.
+/// The repeats of the whole measurement.
 const REPEATS: usize = 3;
-/// How often each store is tried in a repeat; the best counts, because noise only ever adds.
+/// The tries of each store in a repeat. The best counts, because noise only ever adds.
 const ROUNDS: usize = 8;
-/// How much less time a store has to take than the default, in percent.
+/// The time that a store has to save beside the default, in percent.
 const BETTER_PERCENT: u32 = 10;
 
-impl StorePolicy {
-    /// Measures which stores are fastest on this machine, and returns the default for this CPU with
-    /// each store replaced that another beats by 10 % in three repeats.
-    ///
-    /// The policy of the process does not change ([`StorePolicy::make_current`]). To give the result
-    /// to other processes, set [`STORE_POLICY`](crate::STORE_POLICY) to its `Display`.
-    ///
-    /// Cost: about 100 ms and 4 MiB of memory. Without that memory the default is returned.
-    #[must_use]
-    pub fn measure() -> Self {
-        let mut policy = Self::for_cpu();
-        let Some(mut buffer) = Buffer::new() else { return policy };
-        for work in Work::ALL {
-            let default = policy.streaming(work);
-            if default.is_cached() {
-                continue; // there are no streaming stores
-            }
-            let others = || {
-                let stores = WIDEST_FIRST.into_iter().filter(|path| path.is_available());
-                let asides =
-                    stores.clone().map(CopyMethod::Interleaved).filter(|_| work == Work::Copy);
-                stores.map(CopyMethod::Streaming).chain(asides).filter(|way| *way != default)
-            };
-            let repeats: Vec<Repeat> = (0..REPEATS)
-                .map(|_| {
-                    let mut repeat = Repeat {
-                        default: Duration::MAX,
-                        others: others().map(|way| (way, Duration::MAX)).collect(),
-                    };
-                    for _ in 0..ROUNDS {
-                        repeat.default = repeat.default.min(buffer.time(work, default));
-                        for (way, best) in &mut repeat.others {
-                            *best = (*best).min(buffer.time(work, *way));
-                        }
-                    }
-                    repeat
-                })
-                .collect();
-            if let Some(way) = winner(&repeats) {
-                policy = policy.with(work, way, Basis::Measured);
-            }
+/// Measures which stores are fastest on this machine, and returns the default for this CPU with each store replaced that
+/// another beats by 10 % in three repeats; `None` if no store does, or there is no memory to measure in.
+///
+/// The policy of the process does not change ([`StorePolicy::make_current`]). To give the result to other processes, set
+/// [`STORE_POLICY`](uzone_stream::STORE_POLICY) to its `Display`.
+///
+/// Cost: about 100 ms and 4 MiB of memory.
+pub fn faster_stores() -> Option<StorePolicy> {
+    let table = StorePolicy::for_cpu();
+    let mut buffer = Buffer::new()?;
+    let mut faster = Vec::new();
+    for work in Work::ALL {
+        let default = table.choose(work, LEN_BYTES, CacheState::Cold, NextUse::Later);
+        if default.is_cached() {
+            continue; // there are no streaming stores
         }
-        policy
+        let others = || {
+            let of_work =
+                |way: &CopyMethod| work == Work::Copy || !matches!(way, CopyMethod::Interleaved(_));
+            CopyMethod::all().filter(|way| !way.is_cached() && *way != default).filter(of_work)
+        };
+        let repeats: Vec<Repeat> = (0..REPEATS)
+            .map(|_| {
+                let mut repeat = Repeat {
+                    default: Duration::MAX,
+                    others: others().map(|way| (way, Duration::MAX)).collect(),
+                };
+                for _ in 0..ROUNDS {
+                    repeat.default = repeat.default.min(buffer.time(work, default));
+                    for (way, best) in &mut repeat.others {
+                        *best = (*best).min(buffer.time(work, *way));
+                    }
+                }
+                repeat
+            })
+            .collect();
+        faster.extend(winner(&repeats).map(|way| as_text(work, way)));
     }
+    if faster.is_empty() {
+        return None;
+    }
+    // A text of stores that are available here is always read.
+    table.with_text(&faster.join(",")).ok()
+}
+
+/// Returns the store of a kind of work as a policy writes it.
+fn as_text(work: Work, way: CopyMethod) -> String {
+    let aside = if matches!(way, CopyMethod::Interleaved(_)) { "-aside" } else { "" };
+    format!("{}={}{aside}", work.name(), way.path())
 }
 
 /// The best times of one repeat.
@@ -136,16 +138,14 @@ impl Buffer {
         let dst = &mut dst[self.at..][..LEN_BYTES];
         let src = &mut src[self.at..][..LEN_BYTES];
         self.at = (self.at + LEN_BYTES) % (BUFFER_BYTES / 2);
-        arch::evict_lines(dst);
+        evict(dst);
         if work == Work::Copy {
-            arch::evict_lines(src);
+            evict(src);
         }
-        arch::drain();
         let start = Instant::now();
         match (work, way) {
             (Work::Fill, CopyMethod::Streaming(path) | CopyMethod::Interleaved(path)) => {
-                arch::fill(Ready::new(path), dst, &self.pattern);
-                arch::drain();
+                fill_by(path, dst, &self.pattern);
             }
             (Work::Fill | Work::Zero, way) => zero_bytes(way, dst),
             (Work::Copy, way) => copy_bytes(way, dst, src),
@@ -156,8 +156,9 @@ impl Buffer {
 
 #[cfg(test)]
 mod tests {
+    use uzone_stream::Path;
+
     use super::*;
-    use crate::path::Path;
 
     #[test]
     fn a_store_replaces_the_default_only_if_it_is_better_by_a_tenth_every_time() {
@@ -185,5 +186,18 @@ mod tests {
             assert_eq!(winner(&repeats), expected, "{times:?}");
         }
         assert_eq!(winner(&[]), None);
+    }
+
+    #[test]
+    fn a_faster_policy_has_stores_of_this_cpu_and_can_be_given_to_another_process() {
+        let Some(found) = faster_stores() else { return };
+        let table = StorePolicy::for_cpu();
+        assert_ne!(found.to_string(), table.to_string());
+        for work in Work::ALL {
+            assert!(found.store(work).is_available());
+        }
+        assert_eq!(table.with_text(&found.to_string()).expect("it is read"), found);
+        let aside = as_text(Work::Copy, CopyMethod::Interleaved(Path::Avx2));
+        assert_eq!(aside, "copy=avx2-aside");
     }
 }
