@@ -43,8 +43,6 @@ const CLIENTS: usize = 16;
 const AGAIN: Duration = Duration::from_millis(100);
 /// The longest request.
 const REQUEST: usize = 8 << 10;
-/// The longest time that a port for metrics is another server's, which ends.
-const PORT_WITHIN: Duration = Duration::from_secs(1);
 /// The mode of the control socket: its owner may ask, whatever the mode and group of the other socket.
 const MODE: u32 = 0o600;
 
@@ -95,7 +93,10 @@ pub fn control_path(socket: &Path) -> PathBuf {
 impl Control {
     /// Listens beside `socket`, which is this server's, and for HTTP on `metrics`. A server that drains loses both.
     pub(crate) fn bind(socket: &Path, metrics: Option<SocketAddr>) -> Result<Self, ServeError> {
-        let metrics = listen_for_metrics(metrics)?;
+        let listen = |address| {
+            TcpListener::bind(address).map_err(|cause| ServeError::Metrics { address, cause })
+        };
+        let metrics = metrics.map(listen).transpose()?;
         Self::listen(ListeningSocket::replace(&control_path(socket), MODE, None)?, metrics)
     }
 
@@ -165,26 +166,6 @@ impl Control {
     /// Returns the address of metrics, if there is a port for them.
     pub(crate) fn metrics(&self) -> Option<SocketAddr> {
         self.metrics
-    }
-}
-
-fn listen_for_metrics(address: Option<SocketAddr>) -> Result<Option<TcpListener>, ServeError> {
-    let Some(address) = address else { return Ok(None) };
-    let until = Instant::now() + PORT_WITHIN;
-    loop {
-        match TcpListener::bind(address) {
-            // The port of a server that is about to end.
-            Err(cause)
-                if cause.kind() == io::ErrorKind::AddrInUse
-                    && address.port() != 0
-                    && Instant::now() < until =>
-            {
-                thread::sleep(Duration::from_millis(10));
-            }
-            bound => {
-                return bound.map(Some).map_err(|cause| ServeError::Metrics { address, cause });
-            }
-        }
     }
 }
 

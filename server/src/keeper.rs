@@ -396,6 +396,7 @@ impl Keeper {
         self.happened(ServeEvent::HandedOver { sessions });
         status.worker = None;
         if let Some(control) = &self.control {
+            control.close_metrics();
             control.leave();
         }
         // The client may have gone.
@@ -430,10 +431,10 @@ impl Keeper {
         if self.socket.is_none() {
             return true;
         }
-        self.stop_accepting();
         if let Some(control) = &self.control {
             control.close_metrics();
         }
+        self.stop_accepting();
         // A VM that has handed its memory over is served.
         let silent = self.machines.iter().filter(|(_, one)| !one.has_descriptors());
         for key in silent.map(|(key, _)| *key).collect::<Vec<_>>() {

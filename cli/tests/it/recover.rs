@@ -45,6 +45,12 @@ fn sessions(server: &Server, socket: &str) -> Option<usize> {
     status_of(server.pid(), socket)["sessions"].as_array().map(Vec::len)
 }
 
+/// Returns an address on which no process listens.
+fn free_port() -> String {
+    let address = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+    address.expect("a port is free").to_string()
+}
+
 /// Returns the metrics of the server that has a port.
 fn metrics_of(address: &str) -> String {
     let mut metrics = String::new();
@@ -209,7 +215,10 @@ fn a_worker_whose_keeper_was_killed_serves_on_and_the_next_server_may_do_all_aga
 fn start_again(user: &[&str]) {
     let (dir, image, socket, folder) = folder("start-again");
     let changed = dir.name("changed");
-    let arguments = [&[&image, "--socket", &socket, "--recover", &folder], user].concat();
+    // Each server has the port when the one before has handed over.
+    let address = free_port();
+    let own = ["--socket", &socket, "--recover", &folder, "--metrics", &address];
+    let arguments = [&[&*image], &own[..], user].concat();
     let server = start(&arguments);
     let Some(first) = Machine::connect(&socket) else { return drop(server.stop()) };
     first.check_page(0);
@@ -234,6 +243,7 @@ fn start_again(user: &[&str]) {
     let mut next = start(&[&arguments[..], &["--take-over"]].concat());
     server.event("handed_over");
     assert!(server.wait().success());
+    assert!(metrics_of(&address).contains("\nuzone_sessions 2\n"));
     for machine in &machines {
         next.event("taken_over");
         machine.check_page(PAGES - 1);
@@ -249,8 +259,7 @@ fn start_again(user: &[&str]) {
 fn a_server_that_drains_keeps_its_machines_from_the_next_one() {
     let (dir, image, socket, folder) = folder("recover-drain");
     let other = write_image(&dir, "other", 1);
-    let address = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-    let address = address.expect("a port is free").to_string();
+    let address = free_port();
     let start = |image: &str| {
         start(&[image, "--socket", &socket, "--recover", &folder, "--metrics", &address])
     };
