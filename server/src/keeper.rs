@@ -146,7 +146,35 @@ impl Keeper {
         let store = Self::open_store(socket, &options, passed)?;
         let before = if options.take_over { control::server_at(socket)? } else { None };
         let has_machines = store.has_machines() || before.is_some();
-        let mut keeper = Self::with(socket, options, store, Box::new(log), Box::new(start))?;
+        let mut keeper = Self {
+            path: socket.to_owned(),
+            options,
+            user: privilege::user(),
+            log: Box::new(log),
+            socket: None,
+            is_accepting: true,
+            control: None,
+            asking: Vec::new(),
+            stopping: None,
+            start: Box::new(start),
+            worker: None,
+            opened: Opened::default(),
+            failures: 0,
+            down_since: Some(Instant::now()),
+            start_at: None,
+            store,
+            set: EventSet::new().map_err(ServeError::Wait)?,
+            machines: BTreeMap::new(),
+            poisoned: BTreeMap::new(),
+            news: VecDeque::new(),
+            captures: VecDeque::new(),
+            next: 1,
+            is_short: false,
+            collapser: None,
+            served: Served::default(),
+            totals: Totals::default(),
+            counted: Totals::default(),
+        };
         keeper.start_first_worker(has_machines)?;
         if let Some(before) = &before {
             keeper.check_same(before)?;
@@ -187,44 +215,6 @@ impl Keeper {
                 }
                 None => Store::None,
             },
-        })
-    }
-
-    fn with(
-        socket: &Path,
-        options: ServerOptions,
-        store: Store,
-        log: Box<dyn Fn(&ServeEvent) + Send>,
-        start: Start,
-    ) -> Result<Self, ServeError> {
-        Ok(Self {
-            path: socket.to_owned(),
-            options,
-            user: privilege::user(),
-            log,
-            socket: None,
-            is_accepting: true,
-            control: None,
-            asking: Vec::new(),
-            stopping: None,
-            start,
-            worker: None,
-            opened: Opened::default(),
-            failures: 0,
-            down_since: Some(Instant::now()),
-            start_at: None,
-            store,
-            set: EventSet::new().map_err(ServeError::Wait)?,
-            machines: BTreeMap::new(),
-            poisoned: BTreeMap::new(),
-            news: VecDeque::new(),
-            captures: VecDeque::new(),
-            next: 1,
-            is_short: false,
-            collapser: None,
-            served: Served::default(),
-            totals: Totals::default(),
-            counted: Totals::default(),
         })
     }
 

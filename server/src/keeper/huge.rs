@@ -7,9 +7,8 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, TrySendError, channel, sync_channel};
-use std::thread::{Builder, JoinHandle};
+use std::thread::Builder;
 
 use uzone_os::peer::Peer;
 use uzone_os::uffd::Doorbell;
@@ -34,14 +33,12 @@ pub(crate) struct Outcome {
 /// Some blocks of a session.
 pub(crate) type Batch = (u64, Arc<Peer>, Vec<Vaddr>);
 
-/// A thread that makes huge pages of the memory of other processes, until this is dropped.
+/// A thread that makes huge pages of the memory of other processes.
 pub(crate) struct Collapser {
-    /// The pending batches. The thread ends when this is dropped.
-    waiting: Option<SyncSender<Batch>>,
+    /// The pending batches. The thread ends behind the last of them when this is dropped, or with the process.
+    waiting: SyncSender<Batch>,
     outcomes: Receiver<Outcome>,
     bell: Arc<Doorbell>,
-    is_stopped: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl Collapser {
@@ -52,23 +49,23 @@ impl Collapser {
             let reason = "this kernel has no transparent huge pages of 2 MiB";
             return Err(io::Error::new(io::ErrorKind::Unsupported, reason));
         }
-        let (bell, is_stopped) = (Arc::new(Doorbell::new()?), Arc::<AtomicBool>::default());
+        let bell = Arc::new(Doorbell::new()?);
         let ((waiting, batches), (done, outcomes)) = (sync_channel(WAITING), channel());
-        let (rung, stopped) = (bell.clone(), is_stopped.clone());
+        let rung = bell.clone();
         let thread = Builder::new().name("uzone-huge".into());
-        let thread = Some(thread.spawn(move || collapse(&batches, &done, &rung, &stopped))?);
-        Ok(Self { waiting: Some(waiting), outcomes, bell, is_stopped, thread })
+        thread.spawn(move || collapse(&batches, &done, &rung))?;
+        Ok(Self { waiting, outcomes, bell })
     }
 
     /// Has huge pages made of blocks of a session, or returns the reason why not.
     pub(crate) fn add(&self, batch: Batch) -> Result<(), String> {
-        let reason = match self.waiting.as_ref().map(|waiting| waiting.try_send(batch)) {
-            Some(Ok(())) => return Ok(()),
-            // A worker of this version is far from that.
-            Some(Err(TrySendError::Full(_))) => "too many blocks wait",
-            _ => "the thread that makes huge pages has ended",
-        };
-        Err(reason.to_owned())
+        self.waiting.try_send(batch).map_err(|error| match error {
+            // A worker is far from that.
+            TrySendError::Full(_) => "too many blocks wait".to_owned(),
+            TrySendError::Disconnected(_) => {
+                "the thread that makes huge pages has ended".to_owned()
+            }
+        })
     }
 
     /// Returns the outcomes since the last call.
@@ -85,32 +82,12 @@ impl AsFd for Collapser {
     }
 }
 
-impl Drop for Collapser {
-    fn drop(&mut self) {
-        // Relaxed: it only has the thread end sooner.
-        self.is_stopped.store(true, Ordering::Relaxed);
-        self.waiting = None;
-        if let Some(thread) = self.thread.take() {
-            // It ends with the block that it has. A panic of it was printed when it happened.
-            let _ = thread.join();
-        }
-    }
-}
-
-fn collapse(
-    batches: &Receiver<Batch>,
-    done: &Sender<Outcome>,
-    bell: &Doorbell,
-    is_stopped: &AtomicBool,
-) {
+fn collapse(batches: &Receiver<Batch>, done: &Sender<Outcome>, bell: &Doorbell) {
     // The system may forbid it; then the thread is as important as others.
     let _ = uzone_os::thread::low();
     for (session, peer, blocks) in batches {
         let mut outcome = Outcome { session, ..Outcome::default() };
         for block in blocks {
-            if is_stopped.load(Ordering::Relaxed) {
-                return;
-            }
             match problem(peer.collapse(block, FaultAround::MAX.len())) {
                 None => outcome.made += 1,
                 reason => {
@@ -119,8 +96,11 @@ fn collapse(
                 }
             }
         }
-        // The keeper may have ended. The counter of the bell is never full.
-        let _ = done.send(outcome);
+        if done.send(outcome).is_err() {
+            // The keeper has no VM any more.
+            return;
+        }
+        // The counter of the bell is never full.
         let _ = bell.ring();
     }
 }
