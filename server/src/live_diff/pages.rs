@@ -375,24 +375,10 @@ mod tests {
 
     const PAGE: u64 = 4096;
 
-    fn region() -> RemoteRegion {
-        RemoteRegion {
-            start: uzone_os::Vaddr::new(0),
-            len: ByteLen::new(PAGE),
-            offset: 0,
-            page: uzone_os::probe::page_size(),
-        }
-    }
-
     #[test]
     fn memory_that_was_given_back_is_the_reason_why_a_page_cannot_be_read() {
         for (lost, reason) in [(Some("given back".to_owned()), "given back"), (None, GONE)] {
-            let (here, worker) = MessageSocket::pair().unwrap();
-            let kept = KeptPages::new(&[region()]).unwrap();
-            // The process has ended, and its memory with it.
-            let memory = uzone_os::memory_file("memory", &[]).unwrap();
-            let run = Run { bytes: 0..PAGE, address: 0, at: 0 };
-            let pages = CapturedPages::live(memory, Vec::new(), vec![run], kept, here);
+            let (pages, worker) = of_a_page_that_is_gone();
             messages::send(&worker, &CaptureReply::Hurry, &[]).unwrap();
             let end = CaptureReply::Ended(lost.map_or(Ok(0), Err));
             messages::send(&worker, &end, &[]).unwrap();
@@ -405,7 +391,13 @@ mod tests {
     /// A capture of a page that was given back since and cannot be copied, and its worker's end of the socket.
     fn of_a_page_that_is_gone() -> (CapturedPages, MessageSocket) {
         let (here, worker) = MessageSocket::pair().unwrap();
-        let kept = KeptPages::new(&[region()]).unwrap();
+        let region = RemoteRegion {
+            start: uzone_os::Vaddr::new(0),
+            len: ByteLen::new(PAGE),
+            offset: 0,
+            page: uzone_os::probe::page_size(),
+        };
+        let kept = KeptPages::new(&[region]).unwrap();
         let memory = uzone_os::memory_file("memory", &[]).unwrap();
         let run = Run { bytes: 0..PAGE, address: 0, at: 0 };
         (CapturedPages::live(memory, Vec::new(), vec![run], kept, here), worker)

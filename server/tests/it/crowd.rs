@@ -10,8 +10,8 @@ use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 use uzone_os::uffd::{KernelFaults, Registered};
 
 use crate::{
-    KEEPER, LIMIT, PATIENCE, POLICY, Process, case, check, one_region, page_of, program, send,
-    skip, wait_until,
+    KEEPER, LIMIT, PATIENCE, POLICY, Process, case, check, name, one_region, page_of, program,
+    send, skip, wait_until,
 };
 
 /// Starts a keeper whose processes may have so many descriptors, at first and at most.
@@ -52,8 +52,7 @@ impl Machine {
 
 #[test]
 fn of_few_descriptors_the_machine_too_many_is_refused_by_name_and_the_others_live() {
-    let name =
-        "crowd::of_few_descriptors_the_machine_too_many_is_refused_by_name_and_the_others_live";
+    let name = name!();
     let Some((folder, socket)) = case(name, "few-descriptors") else { return };
     let _keeper = keeper_with_descriptors(&socket, 64, 64);
     let before = uzone_server::status(&socket).unwrap();
@@ -95,7 +94,7 @@ fn have_descriptors() -> u64 {
 
 #[test]
 fn five_hundred_machines_are_served_where_the_soft_limit_is_1024_at_first() {
-    let name = "crowd::five_hundred_machines_are_served_where_the_soft_limit_is_1024_at_first";
+    let name = name!();
     let Some((_folder, socket)) = case(name, "many-machines") else { return };
     let hard = have_descriptors();
     if hard < 6000 {

@@ -15,7 +15,9 @@ use uzone_pages::ByteLen;
 use uzone_server::SessionMemory;
 use uzone_snapshot::{Image, OpenOptions, Packer};
 
-use crate::{PAGE, PAGES, Running, SECONDS, SetAtEnd, case, check, one_region, page_of, region_of};
+use crate::{
+    PAGE, PAGES, Running, SECONDS, SetAtEnd, case, check, name, one_region, page_of, region_of,
+};
 
 /// Returns a page that does not compress.
 fn noise(seed: u64) -> Vec<u8> {
@@ -39,8 +41,7 @@ fn a_diff_of_a_thousand_scattered_pages_that_do_not_compress_is_as_long_as_they_
     const CHANGED: u64 = 1000;
     /// The pages of a frame, of which one is written to.
     const APART: u64 = 16;
-    let name =
-        "diff::a_diff_of_a_thousand_scattered_pages_that_do_not_compress_is_as_long_as_they_are";
+    let name = name!();
     let Some((folder, socket)) = case(name, "scattered") else { return };
     let mut expected: Vec<u8> = (0..CHANGED * APART).flat_map(noise).collect();
     let (image, changed) = (folder.join("image"), folder.join("changed"));
@@ -69,7 +70,7 @@ fn a_diff_of_a_thousand_scattered_pages_that_do_not_compress_is_as_long_as_they_
 
 #[test]
 fn no_diff_is_refused_while_a_balloon_moves_and_each_is_of_one_moment() {
-    let name = "diff::no_diff_is_refused_while_a_balloon_moves_and_each_is_of_one_moment";
+    let name = name!();
     let Some((folder, socket)) = case(name, "balloon-diffs") else { return };
     let rounds = if std::env::var_os(SECONDS).is_some() { 200 } else { 8 };
     let image = folder.join("packed");

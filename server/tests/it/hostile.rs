@@ -12,18 +12,20 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use uzone_attach::protocol::{Request, VERSION};
-use uzone_os::uffd::{Features, KernelFaults, Uffd};
+use uzone_os::uffd::KernelFaults;
 use uzone_server::ServeEvent;
 
 use crate::crowd::{Machine, keeper_with_descriptors};
-use crate::{PAGE, PAGES, PATIENCE, Running, case, check, deaths, greet, page_of};
+use crate::{
+    PAGE, PAGES, PATIENCE, Running, case, check, deaths, greet, name, page_of, region, userfaultfd,
+};
 
 /// The seconds of hostile clients beside honest VMs: 2 by default.
 const SECONDS: &str = "UZONE_TEST_SECONDS";
 
 #[test]
 fn connections_with_many_descriptors_cost_no_machine() {
-    let name = "hostile::connections_with_many_descriptors_cost_no_machine";
+    let name = name!();
     let Some((_folder, socket)) = case(name, "many-descriptors") else { return };
     let _keeper = keeper_with_descriptors(&socket, 512, 512);
     let before = Machine::connect(&socket);
@@ -60,11 +62,8 @@ fn attach_with(socket: &Path, log: &File) -> String {
     let mut answer = [0; 4096];
     let len = stream.read(&mut answer).unwrap();
     assert!(String::from_utf8_lossy(&answer[..len]).contains("len_bytes"));
-    let uffd = Uffd::open(Features::EVENT_REMOVE, Features::NONE, KernelFaults::IfAllowed).unwrap();
-    let region = format!(
-        r#"[{{"base_host_virt_addr":1073741824,"size":{},"offset":0,"page_size":4096}}]"#,
-        PAGES * PAGE
-    );
+    let uffd = userfaultfd(KernelFaults::IfAllowed);
+    let region = format!("[{}]", region(1 << 30, PAGES * PAGE, 0, PAGE));
     let fds: [BorrowedFd<'_>; 2] = [uffd.as_fd(), log.as_fd()];
     uzone_os::peer::send(&stream, region.as_bytes(), &fds).unwrap();
     let len = stream.read(&mut answer).unwrap_or(0);
@@ -73,7 +72,7 @@ fn attach_with(socket: &Path, log: &File) -> String {
 
 #[test]
 fn a_log_of_other_memory_is_refused_before_it_is_read() {
-    let name = "hostile::a_log_of_other_memory_is_refused_before_it_is_read";
+    let name = name!();
     let Some((folder, socket)) = case(name, "sparse-log") else { return };
     let server = Running::start(&socket, &folder.join("raw"), "hold");
     // 8 TiB, 32 GiB, and a page more than the memory has.
@@ -89,7 +88,7 @@ fn a_log_of_other_memory_is_refused_before_it_is_read() {
 
 #[test]
 fn a_message_that_may_be_whole_again_and_again_is_refused() {
-    let name = "hostile::a_message_that_may_be_whole_again_and_again_is_refused";
+    let name = name!();
     let Some((folder, socket)) = case(name, "parts") else { return };
     let server = Running::start(&socket, &folder.join("raw"), "hold");
     let mut stream = greet(&socket, r#"[{"x":[]"#, &[]);
@@ -127,7 +126,7 @@ fn drip(mut client: impl Read + Write, most: Duration) -> Duration {
 
 #[test]
 fn clients_of_side_sockets_that_are_slow_delay_neither_others_nor_the_end() {
-    let name = "hostile::clients_of_side_sockets_that_are_slow_delay_neither_others_nor_the_end";
+    let name = name!();
     let Some((folder, socket)) = case(name, "slow-clients") else { return };
     let server = Running::start(&socket, &folder.join("raw"), "metrics");
     let (address, control) = (server.metrics.unwrap(), uzone_server::control_path(&socket));
@@ -219,7 +218,7 @@ fn slow_fault(machines: &[Machine], beside: impl FnOnce(&AtomicBool)) -> Duratio
 
 #[test]
 fn hostile_clients_cost_ten_machines_neither_their_lives_nor_their_pace() {
-    let name = "hostile::hostile_clients_cost_ten_machines_neither_their_lives_nor_their_pace";
+    let name = name!();
     let Some((folder, socket)) = case(name, "hostile") else { return };
     let seconds = std::env::var(SECONDS).ok().map(|seconds| seconds.parse().unwrap());
     let time = Duration::from_secs(seconds.unwrap_or(2));

@@ -84,6 +84,20 @@ const PAGES: u64 = 2048;
 /// The longest time that anything takes, before it counts as hanging.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Returns the name of the test that this is in.
+macro_rules! name {
+    () => {{
+        fn here() {}
+        $crate::name_of(here)
+    }};
+}
+pub(crate) use name;
+
+fn name_of<T>(_: T) -> &'static str {
+    let path = std::any::type_name::<T>();
+    path.trim_end_matches("::here").split_once("::").unwrap().1
+}
+
 /// Sends a message as Firecracker does.
 fn greet(socket: &Path, message: &str, fds: &[BorrowedFd<'_>]) -> UnixStream {
     let stream = UnixStream::connect(socket).unwrap();
@@ -115,16 +129,34 @@ fn one_region(socket: &Path, faults: KernelFaults) -> (Registered, UnixStream) {
     region_of(socket, faults, PAGES)
 }
 
+/// Opens a userfaultfd as Firecracker does.
+fn userfaultfd(faults: KernelFaults) -> Arc<Uffd> {
+    Arc::new(Uffd::open(Features::EVENT_REMOVE, Features::NONE, faults).unwrap())
+}
+
+/// Maps so many pages, whose faults a userfaultfd reports.
+fn memory_of(uffd: &Arc<Uffd>, pages: u64, align: Option<ByteLen>) -> Registered {
+    let how = Anonymous { align, ..Anonymous::default() };
+    let mapping = Mapping::anonymous(ByteLen::new(pages * PAGE), how).unwrap();
+    Registered::new(uffd.clone(), mapping, Modes::MISSING).unwrap()
+}
+
+fn start_of(memory: &Registered) -> u64 {
+    memory.mapping().addr().get() as u64
+}
+
+/// Returns a region as Firecracker sends it.
+fn region(start: u64, size: u64, offset: u64, page: u64) -> String {
+    format!(
+        r#"{{"base_host_virt_addr":{start},"size":{size},"offset":{offset},"page_size":{page},"page_size_kib":{page}}}"#
+    )
+}
+
 /// Hands over memory for so many pages in one region.
 fn region_of(socket: &Path, faults: KernelFaults, pages: u64) -> (Registered, UnixStream) {
-    let uffd = Arc::new(Uffd::open(Features::EVENT_REMOVE, Features::NONE, faults).unwrap());
-    let mapping = Mapping::anonymous(ByteLen::new(pages * PAGE), Anonymous::default()).unwrap();
-    let memory = Registered::new(uffd.clone(), mapping, Modes::MISSING).unwrap();
-    let message = format!(
-        r#"[{{"base_host_virt_addr":{},"size":{},"offset":0,"page_size":4096,"page_size_kib":4096}}]"#,
-        memory.mapping().addr().get(),
-        pages * PAGE
-    );
+    let uffd = userfaultfd(faults);
+    let memory = memory_of(&uffd, pages, None);
+    let message = format!("[{}]", region(start_of(&memory), pages * PAGE, 0, PAGE));
     let stream = greet(socket, &message, &[uffd.as_fd()]);
     (memory, stream)
 }
@@ -132,22 +164,9 @@ fn region_of(socket: &Path, faults: KernelFaults, pages: u64) -> (Registered, Un
 /// A VM of two regions, of which the second has a lower offset, touched by four threads in any order; half of the first
 /// is given back and is zero then.
 fn be_a_machine(socket: &Path) {
-    let features = Features::EVENT_REMOVE;
-    let uffd = Arc::new(Uffd::open(features, Features::NONE, KernelFaults::IfAllowed).unwrap());
-    let half = PAGES / 2;
-    let region = || {
-        let len = ByteLen::new(half * PAGE);
-        let mapping = Mapping::anonymous(len, Anonymous::default()).unwrap();
-        Registered::new(uffd.clone(), mapping, Modes::MISSING).unwrap()
-    };
-    let (high, low) = (region(), region());
-    let object = |memory: &Registered, offset: u64| {
-        format!(
-            r#"{{"base_host_virt_addr":{},"size":{},"offset":{offset},"page_size":4096,"page_size_kib":4096}}"#,
-            memory.mapping().addr().get(),
-            half * PAGE
-        )
-    };
+    let (uffd, half) = (userfaultfd(KernelFaults::IfAllowed), PAGES / 2);
+    let [high, low] = [(); 2].map(|()| memory_of(&uffd, half, None));
+    let object = |memory, offset| region(start_of(memory), half * PAGE, offset, PAGE);
     let message = format!("[{},{}]", object(&high, half * PAGE), object(&low, 0));
     let stream = greet(socket, &message, &[uffd.as_fd()]);
     // Like Firecracker before 1.12: the end of the stream means nothing.
@@ -304,7 +323,6 @@ fn a_keeper_of_another_test() {
             fs::write(folder.join(format!("connected-{session}")), "").unwrap();
         }
         ServeEvent::Refused { reason, .. } => fs::write(folder.join("refused"), reason).unwrap(),
-        ServeEvent::NotHuge { reason, .. } => fs::write(folder.join("not-huge"), reason).unwrap(),
         _ => {}
     };
     let mut options = options(&policy);
@@ -457,7 +475,7 @@ fn deaths(server: &Running) -> u64 {
 
 #[test]
 fn machines_get_their_bytes_from_raw_and_packed_images() {
-    let name = "machines_get_their_bytes_from_raw_and_packed_images";
+    let name = name!();
     let Some((folder, socket)) = case(name, "bytes") else { return };
     for image in ["raw", "packed"] {
         let server = Running::start(&socket, &folder.join(image), "kill");
@@ -478,7 +496,7 @@ fn machines_get_their_bytes_from_raw_and_packed_images() {
 
 #[test]
 fn a_page_that_cannot_be_produced_ends_the_machine_before_it_sees_a_byte() {
-    let name = "a_page_that_cannot_be_produced_ends_the_machine_before_it_sees_a_byte";
+    let name = name!();
     let Some((folder, socket)) = case(name, "damaged") else { return };
     damage(&folder.join("packed"));
     let server = Running::start(&socket, &folder.join("packed"), "kill");
@@ -520,25 +538,18 @@ fn a_page_that_cannot_be_produced_ends_the_machine_before_it_sees_a_byte() {
 
 #[test]
 fn what_breaks_the_protocol_is_refused_by_name_and_harms_no_machine() {
-    let name = "what_breaks_the_protocol_is_refused_by_name_and_harms_no_machine";
+    let name = name!();
     let Some((folder, socket)) = case(name, "rubbish") else { return };
     // This process sends the rubbish, so it must not be killed.
     let server = Running::start(&socket, &folder.join("raw"), "hold");
     let null = fs::File::open("/dev/null").unwrap();
-    let uffd = Uffd::open(Features::EVENT_REMOVE, Features::NONE, KernelFaults::IfAllowed).unwrap();
-    let region = |start: u64, size: u64, offset: u64| {
-        format!(r#"[{{"base_host_virt_addr":{start},"size":{size},"offset":{offset}}}]"#)
-    };
+    let uffd = userfaultfd(KernelFaults::IfAllowed);
+    let two = |one: String, other: String| format!("[{one},{other}]");
+    let small = |offset| region(1 << 30, 1 << 20, offset, PAGE);
+    let sizes = two(small(2 << 20), region(0x8000_0000, 2 << 20, 0, 2 << 20));
+    let two = two(small(0), small(0));
+    let region = |start, size, offset| format!("[{}]", region(start, size, offset, PAGE));
     let good = region(1 << 30, 1 << 20, 0);
-    let two = format!("[{0},{0}]", &good[1..good.len() - 1]);
-    let huge = format!(
-        r#"{{"base_host_virt_addr":{},"size":{},"offset":0,"page_size":{}}}"#,
-        0x8000_0000_u64,
-        2 << 20,
-        2 << 20
-    );
-    let (small, _) = good[1..].rsplit_once(']').unwrap();
-    let sizes = format!("[{},{huge}]", small.replace(r#""offset":0"#, r#""offset":2097152"#));
     let end = PAGES * PAGE;
     let cases: [(&str, &str, Vec<BorrowedFd<'_>>); 14] = [
         ("no array", "GET / HTTP/1.1\r\n\r\n", vec![]),
@@ -579,7 +590,7 @@ fn what_breaks_the_protocol_is_refused_by_name_and_harms_no_machine() {
 
 #[test]
 fn silent_connections_make_room_for_machines() {
-    let name = "silent_connections_make_room_for_machines";
+    let name = name!();
     let Some((folder, socket)) = case(name, "silent") else { return };
     let server = Running::start(&socket, &folder.join("raw"), "hold");
     let silent: Vec<_> = (0..200).map(|_| greet(&socket, "", &[])).collect();
@@ -595,8 +606,7 @@ fn silent_connections_make_room_for_machines() {
 
 #[test]
 fn a_machine_that_cannot_be_served_is_ended_and_so_is_the_session_of_one_that_is_killed() {
-    let name =
-        "a_machine_that_cannot_be_served_is_ended_and_so_is_the_session_of_one_that_is_killed";
+    let name = name!();
     let Some((folder, socket)) = case(name, "short") else { return };
     fs::write(folder.join("short"), vec![0; 1 << 20]).unwrap();
     let server = Running::start(&socket, &folder.join("short"), "kill");
@@ -652,62 +662,8 @@ impl Drop for SetAtEnd<'_> {
 }
 
 #[test]
-fn machines_notice_nothing_but_a_pause_when_workers_are_killed() {
-    let name = "machines_notice_nothing_but_a_pause_when_workers_are_killed";
-    let Some((folder, socket)) = case(name, "killed") else { return };
-    let kills: u64 = std::env::var(KILLS).map_or(12, |kills| kills.parse().unwrap());
-    for image in ["raw", "packed"] {
-        let server = Running::start(&socket, &folder.join(image), "kill");
-        let is_over = AtomicBool::new(false);
-        let mut machines = 0;
-        thread::scope(|scope| {
-            let _end = SetAtEnd(&is_over);
-            scope.spawn(|| {
-                let mut pause = 1;
-                while !is_over.load(Ordering::Acquire) {
-                    // After any part of a VM's time.
-                    pause = pause * 31 % 61;
-                    thread::sleep(Duration::from_millis(pause));
-                    server.kill_worker();
-                }
-            });
-            let give_up = Instant::now() + PATIENCE * 60;
-            while deaths(&server) < kills && Instant::now() < give_up {
-                let mut three = [(); 3].map(|()| machine(name, &socket));
-                for machine in &mut three {
-                    let status = end_of(machine);
-                    let events = server.events.lock().unwrap();
-                    let last = &events[events.len().saturating_sub(20)..];
-                    assert!(status.success(), "{status}: {last:?}");
-                }
-                machines += 3;
-            }
-        });
-        let (served, events) = server.stop_after(machines, kills..);
-        let pause = |event: &ServeEvent| match event {
-            ServeEvent::TakenOver { after_ns, .. } => Some(Duration::from_nanos(*after_ns)),
-            _ => None,
-        };
-        let mut pauses: Vec<Duration> = events.iter().filter_map(pause).collect();
-        pauses.sort_unstable();
-        assert!(!pauses.is_empty());
-        eprintln!(
-            "{image}: {} workers killed under {machines} machines; taken over within {:?}, the median of {}, {:?} in \
-             99 of 100, and {:?} at most",
-            served.deaths,
-            pauses[pauses.len() / 2],
-            pauses.len(),
-            pauses[pauses.len() * 99 / 100],
-            pauses[pauses.len() - 1]
-        );
-        let ended = |event: &&ServeEvent| matches!(event, ServeEvent::Ended { .. });
-        assert_eq!(events.iter().filter(ended).count() as u64, machines);
-    }
-}
-
-#[test]
 fn a_worker_that_is_killed_between_the_hand_over_and_the_first_fault_costs_no_byte() {
-    let name = "a_worker_that_is_killed_between_the_hand_over_and_the_first_fault_costs_no_byte";
+    let name = name!();
     let Some((folder, socket)) = case(name, "before-faults") else { return };
     let server = Running::start(&socket, &folder.join("packed"), "kill");
     for round in 1..=4 {
@@ -766,8 +722,7 @@ fn be_a_machine_that_kills(socket: &Path) {
 
 #[test]
 fn a_balloon_during_takeover_leaves_zeroes_where_pages_were_given_back_and_bytes_elsewhere() {
-    let name =
-        "a_balloon_during_takeover_leaves_zeroes_where_pages_were_given_back_and_bytes_elsewhere";
+    let name = name!();
     let Some((folder, socket)) = case_of(name, "balloon-takeover", be_a_machine_that_kills) else {
         return;
     };
@@ -814,7 +769,7 @@ fn be_a_machine_with_a_balloon(socket: &Path) {
 
 #[test]
 fn a_balloon_during_restore_leaves_zeroes_at_once_where_pages_were_not_touched_yet() {
-    let name = "a_balloon_during_restore_leaves_zeroes_at_once_where_pages_were_not_touched_yet";
+    let name = name!();
     let Some((folder, socket)) = case_of(name, "balloon-restore", be_a_machine_with_a_balloon)
     else {
         return;
@@ -835,8 +790,7 @@ fn a_balloon_during_restore_leaves_zeroes_at_once_where_pages_were_not_touched_y
 
 #[test]
 fn a_machine_whose_raw_image_is_cut_while_it_is_served_is_ended_before_it_sees_a_zero_for_it() {
-    let name =
-        "a_machine_whose_raw_image_is_cut_while_it_is_served_is_ended_before_it_sees_a_zero_for_it";
+    let name = name!();
     let Some((folder, socket)) = case(name, "cut-short") else { return };
     let image = folder.join("raw");
     let server = Running::start(&socket, &image, "kill");
@@ -886,7 +840,7 @@ fn start_keeper(socket: &Path, add: impl Fn(&mut Command) -> &mut Command) -> Pr
 
 #[test]
 fn a_worker_without_its_keeper_serves_the_vms_that_it_has_and_ends_with_the_last() {
-    let name = "a_worker_without_its_keeper_serves_the_vms_that_it_has_and_ends_with_the_last";
+    let name = name!();
     let Some((folder, socket)) = case(name, "unkept") else { return };
     let mut keeper = keeper_that_keeps(&socket);
     let mut machines = [(); 3].map(|()| machine(name, &socket));
@@ -948,7 +902,7 @@ fn wait_for_machines(folder: &Path, sessions: RangeInclusive<u64>) {
 
 #[test]
 fn a_machine_of_another_user_is_served_and_ended_by_a_keeper_that_may() {
-    let name = "a_machine_of_another_user_is_served_and_ended_by_a_keeper_that_may";
+    let name = name!();
     let Some((folder, socket)) = case(name, "users").filter(|_| has_users(name)) else { return };
     let start = || machine_of(name, &socket, STRANGER);
     let server = Running::start(&socket, &folder.join("packed"), "open");
@@ -970,7 +924,7 @@ fn a_machine_of_another_user_is_served_and_ended_by_a_keeper_that_may() {
 
 #[test]
 fn a_machine_of_a_user_that_may_not_connect_is_refused_and_disturbs_no_other() {
-    let name = "a_machine_of_a_user_that_may_not_connect_is_refused_and_disturbs_no_other";
+    let name = name!();
     let Some((folder, socket)) = case(name, "allowed").filter(|_| has_users(name)) else { return };
     let start = |user: u32| machine_of(name, &socket, user);
     let policy = format!("allow {STRANGER}");
@@ -997,7 +951,7 @@ fn a_machine_of_a_user_that_may_not_connect_is_refused_and_disturbs_no_other() {
 
 #[test]
 fn a_keeper_that_may_not_end_a_machine_refuses_it_unless_it_may_wait() {
-    let name = "a_keeper_that_may_not_end_a_machine_refuses_it_unless_it_may_wait";
+    let name = name!();
     for (policy, is_served) in [("kill", false), ("hold", true)] {
         let Some((folder, socket)) = case(name, "rights").filter(|_| has_users(name)) else {
             return;
@@ -1022,7 +976,7 @@ fn a_keeper_that_may_not_end_a_machine_refuses_it_unless_it_may_wait() {
 
 #[test]
 fn what_a_machine_touched_is_recorded_and_is_there_before_the_next_touches_it() {
-    let name = "what_a_machine_touched_is_recorded_and_is_there_before_the_next_touches_it";
+    let name = name!();
     let Some((folder, socket)) = case(name, "recorded") else { return };
     let set = folder.join("set");
     let faults = |words: &str| {
@@ -1067,7 +1021,7 @@ fn what_a_machine_touched_is_recorded_and_is_there_before_the_next_touches_it() 
 
 #[test]
 fn a_recorded_set_starts_with_the_first_fault_of_its_machine() {
-    let name = "a_recorded_set_starts_with_the_first_fault_of_its_machine";
+    let name = name!();
     let Some((folder, socket)) = case(name, "set-starts") else { return };
     let set = folder.join("set");
     fs::write(&set, (0..PAGES).map(|page| format!("{page}\n")).collect::<String>()).unwrap();
@@ -1090,7 +1044,7 @@ fn a_recorded_set_starts_with_the_first_fault_of_its_machine() {
 
 #[test]
 fn counts_outlive_workers_and_keepers() {
-    let name = "counts_outlive_workers_and_keepers";
+    let name = name!();
     let Some((_folder, socket)) = case(name, "totals") else { return };
     let status = || uzone_server::status(&socket).unwrap();
     let touch = |pages: std::ops::Range<u64>, machine: &Machine| {
@@ -1126,7 +1080,7 @@ fn counts_outlive_workers_and_keepers() {
 
 #[test]
 fn an_upgrade_under_load_is_noticed_by_no_machine_and_another_image_is_refused() {
-    let name = "an_upgrade_under_load_is_noticed_by_no_machine_and_another_image_is_refused";
+    let name = name!();
     let Some((folder, socket)) = case(name, "upgrade") else { return };
     let image = folder.join("packed");
     let policy = format!("kept {}", folder.join("kept").display());
@@ -1171,41 +1125,25 @@ fn an_upgrade_under_load_is_noticed_by_no_machine_and_another_image_is_refused()
 }
 
 #[test]
-fn thirty_two_clones_are_served_at_once_and_a_stopped_one_holds_up_no_other() {
-    let name = "thirty_two_clones_are_served_at_once_and_a_stopped_one_holds_up_no_other";
-    let Some((folder, socket)) = case(name, "clones") else { return };
-    let server = Running::start(&socket, &folder.join("packed"), "kill");
-    let mut stopped = machine(name, &socket);
-    server.wait_for("the first", |event| matches!(event, ServeEvent::Connected { .. }));
-    send(stopped.id(), rustix::process::Signal::STOP);
-    let mut clones: Vec<Process> = (0..32).map(|_| machine(name, &socket)).collect();
-    for clone in &mut clones {
-        assert!(end_of(clone).success());
-    }
-    let sessions = || uzone_server::status(&socket).unwrap().sessions.len();
-    wait_until("the sessions of the others do not end", || sessions() <= 1);
-    // It has waited for all of them, and notices nothing.
-    send(stopped.id(), rustix::process::Signal::CONT);
-    assert!(end_of(&mut stopped).success());
-    server.stop_after(33, 0..=0);
-}
-
-#[test]
-fn a_machine_that_is_stopped_for_long_holds_up_no_other_and_goes_on() {
-    let name = "a_machine_that_is_stopped_for_long_holds_up_no_other_and_goes_on";
+fn a_machine_that_is_stopped_for_long_holds_up_no_clone_and_goes_on() {
+    let name = name!();
     let Some((folder, socket)) = case(name, "stopped") else { return };
     let seconds = std::env::var(SECONDS).map_or(1, |secs| secs.parse().expect("seconds"));
     let server = Running::start(&socket, &folder.join("packed"), "kill");
     let mut stopped =
         Process::start(program(name).env(MACHINE, &socket).env(STOPS, AMONG_ITS_FAULTS));
     wait_until("the machine does not stop", || is_stopped(&stopped));
-    let (begin, mut others) = (Instant::now(), 0);
-    while others < 4 || begin.elapsed() < Duration::from_secs(seconds) {
+    let mut clones: Vec<Process> = (0..32).map(|_| machine(name, &socket)).collect();
+    for clone in &mut clones {
+        assert!(end_of(clone).success());
+    }
+    let (begin, mut others) = (Instant::now(), 32);
+    while others < 36 || begin.elapsed() < Duration::from_secs(seconds) {
         assert!(end_of(&mut machine(name, &socket)).success());
         others += 1;
-        // One after the other: the test above has thirty-two at once.
+        // One after the other.
         thread::sleep(Duration::from_millis(200));
-        if others == 2 {
+        if others == 34 {
             // The next worker takes over a VM that is stopped.
             server.kill_worker();
             wait_until("the worker does not end", || deaths(&server) > 0);
@@ -1230,12 +1168,8 @@ fn be_a_huge_machine(socket: &Path) {
         let mapping = Mapping::hugetlb(ByteLen::new(len), PageSize::MIB_2).unwrap();
         Registered::new(uffd.clone(), mapping, Modes::MISSING).unwrap()
     });
-    let message = format!(
-        r#"[{{"base_host_virt_addr":{},"size":{len},"offset":0,"page_size":2097152}},
-            {{"base_host_virt_addr":{},"size":{last_len},"offset":{len},"page_size":2097152}}]"#,
-        memory.mapping().addr().get(),
-        last.mapping().addr().get(),
-    );
+    let first = region(start_of(&memory), len, 0, 2 << 20);
+    let message = format!("[{first},{}]", region(start_of(&last), last_len, len, 2 << 20));
     let check = |at: u64, expected: &[u8]| match at.checked_sub(PAGES - LAST) {
         None => check(&memory, at, expected),
         Some(at) => check(&last, at, expected),
@@ -1258,7 +1192,7 @@ fn be_a_huge_machine(socket: &Path) {
 
 #[test]
 fn machines_of_huge_pages_are_served_from_frames_of_any_size() {
-    let name = "machines_of_huge_pages_are_served_from_frames_of_any_size";
+    let name = name!();
     let Some((folder, socket)) = case_of(name, "huge", be_a_huge_machine) else { return };
     let features = Features::EVENT_REMOVE | Features::MISSING_HUGETLB;
     let opened = Uffd::open(features, Features::NONE, KernelFaults::IfAllowed);
@@ -1279,21 +1213,14 @@ fn machines_of_huge_pages_are_served_from_frames_of_any_size() {
 /// A VM whose memory can be made huge pages: a region that starts with a block of 2 MiB, and one that starts a page
 /// behind. It waits for a file each time before it goes on.
 fn be_a_machine_of_blocks(socket: &Path) {
-    let uffd = Uffd::open(Features::EVENT_REMOVE, Features::NONE, KernelFaults::IfAllowed);
-    let uffd = Arc::new(uffd.unwrap());
-    let half = PAGES / 2;
-    let region = || {
-        let (len, align) = (ByteLen::new((half + 1) * PAGE), Some(ByteLen::mib(2)));
-        let mapping = Mapping::anonymous(len, Anonymous { align, ..Anonymous::default() }).unwrap();
-        Registered::new(uffd.clone(), mapping, Modes::MISSING).unwrap()
-    };
-    let (first, second) = (region(), region());
-    let start = |memory: &Registered| memory.mapping().addr().get() as u64;
-    let object = |address: u64, offset: u64| {
-        format!(r#"{{"base_host_virt_addr":{address},"size":{},"offset":{offset}}}"#, half * PAGE)
-    };
-    let message =
-        format!("[{},{}]", object(start(&first), 0), object(start(&second) + PAGE, half * PAGE));
+    let (uffd, half) = (userfaultfd(KernelFaults::IfAllowed), PAGES / 2);
+    let [first, second] = [(); 2].map(|()| memory_of(&uffd, half + 1, Some(ByteLen::mib(2))));
+    let object = |start, offset| region(start, half * PAGE, offset, PAGE);
+    let message = format!(
+        "[{},{}]",
+        object(start_of(&first), 0),
+        object(start_of(&second) + PAGE, half * PAGE)
+    );
     let _stream = greet(socket, &message, &[uffd.as_fd()]);
     // Half of the pages by writing the same bytes.
     let check_all = |is_zero: &dyn Fn(u64) -> bool| {
@@ -1343,7 +1270,7 @@ fn huge_bytes(pid: u32) -> u64 {
 
 #[test]
 fn a_machine_of_small_pages_gets_huge_ones_while_it_runs_and_no_byte_changes() {
-    let name = "a_machine_of_small_pages_gets_huge_ones_while_it_runs_and_no_byte_changes";
+    let name = name!();
     for (image, kills) in [("raw", false), ("packed", false), ("packed", true)] {
         let case = case_of(name, "made-huge", be_a_machine_of_blocks);
         let Some((folder, socket)) = case else { return };
@@ -1372,28 +1299,6 @@ fn a_machine_of_small_pages_gets_huge_ones_while_it_runs_and_no_byte_changes() {
         let is_refused = |event: &ServeEvent| matches!(event, ServeEvent::NotHuge { .. });
         assert!(!events.iter().any(is_refused), "{events:?}");
     }
-}
-
-#[test]
-fn a_server_without_the_right_to_make_huge_pages_states_that_once_and_serves_all_the_same() {
-    let name =
-        "a_server_without_the_right_to_make_huge_pages_states_that_once_and_serves_all_the_same";
-    let case = case_of(name, "not-huge", be_a_machine_of_blocks);
-    let Some((folder, socket)) = case.filter(|_| has_users(name)) else { return };
-    let mut keeper = keeper_of_a_stranger(&folder, "huge");
-    let mut machine = machine_of(name, &socket, STRANGER);
-    let stats = || uzone_server::status(&socket).unwrap().sessions[0].stats.unwrap_or_default();
-    wait_until("it does not touch all", || folder.join("all-done").exists());
-    wait_until("no block is refused", || stats().not_huge == 3);
-    assert_eq!((stats().huge_pages, huge_bytes(machine.id())), (0, 0));
-    let reason = fs::read_to_string(folder.join("not-huge")).unwrap();
-    assert!(reason.contains("may not") && reason.contains("CAP_SYS_NICE"), "{reason}");
-    for step in ["all", "removed"] {
-        fs::write(folder.join(step), "").unwrap();
-    }
-    assert!(end_of(&mut machine).success());
-    uzone_server::drain(&socket).unwrap();
-    assert!(end_of(&mut keeper).success());
 }
 
 /// A monitor with a guest: it hands its memory over and has the guest walk it, gives memory back and has it walked again,
@@ -1437,7 +1342,7 @@ fn be_a_monitor(socket: &Path) {
 
 #[test]
 fn a_guest_of_kvm_finds_its_memory_while_workers_are_killed() {
-    let name = "a_guest_of_kvm_finds_its_memory_while_workers_are_killed";
+    let name = name!();
     let Some((folder, socket)) = case_of(name, "kvm", be_a_monitor) else { return };
     let opened = Uffd::open(Features::EVENT_REMOVE, Features::NONE, KernelFaults::Required);
     let reason = match (opened, Kvm::new()) {

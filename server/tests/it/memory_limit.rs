@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use uzone_server::ServeEvent;
 
 use crate::{
-    BEFORE_ITS_FAULTS, MACHINE, Process, Running, STOPS, case, end_of, is_stopped, or_skip,
+    BEFORE_ITS_FAULTS, MACHINE, Process, Running, STOPS, case, end_of, is_stopped, name, or_skip,
     program, send, wait_until,
 };
 
@@ -61,8 +61,7 @@ impl Drop for Group {
 
 #[test]
 fn a_machine_whose_memory_group_is_full_waits_for_room_and_gets_each_byte() {
-    let name =
-        "memory_limit::a_machine_whose_memory_group_is_full_waits_for_room_and_gets_each_byte";
+    let name = name!();
     let Some((folder, socket)) = case(name, "memory-limit") else { return };
     let group = Group::new().map_err(|cause| format!("no memory control group: {cause}"));
     let Some(group) = or_skip(name, group) else { return };

@@ -9,19 +9,18 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Child;
-use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Uffd};
-use uzone_os::{Anonymous, Mapping, peer};
-use uzone_pages::ByteLen;
+use uzone_os::peer;
+use uzone_os::uffd::{KernelFaults, Registered};
 
 use crate::common::page_of;
 use crate::{
-    KILLS, PAGE, PAGES, PATIENCE, Process, TAKES_OVER, case_of, check, end_of, has_ended,
-    keeper_that_keeps, machine, send, start_keeper, wait_until,
+    IMAGE, KILLS, PAGE, PAGES, PATIENCE, Process, TAKES_OVER, case_of, check, end_of, has_ended,
+    keeper_that_keeps, machine, memory_of, name, region, send, start_keeper, start_of, userfaultfd,
+    wait_until,
 };
 
 /// The number of VMs that run at a time.
@@ -41,13 +40,9 @@ impl Random {
 /// Hands memory over in two parts, with a pause of some milliseconds between them. `None` if the keeper died meanwhile, so
 /// that the second part cannot be sent, or before it had stored the first part.
 fn try_hand_over(socket: &Path, pause: u64) -> Option<(Registered, UnixStream)> {
-    let faults = KernelFaults::IfAllowed;
-    let uffd = Arc::new(Uffd::open(Features::EVENT_REMOVE, Features::NONE, faults).unwrap());
-    let mapping = Mapping::anonymous(ByteLen::new(PAGES * PAGE), Anonymous::default()).unwrap();
-    let memory = Registered::new(uffd.clone(), mapping, Modes::MISSING).unwrap();
-    let address = memory.mapping().addr().get();
-    let message =
-        format!(r#"[{{"base_host_virt_addr":{address},"size":{},"offset":0}}]"#, PAGES * PAGE);
+    let uffd = userfaultfd(KernelFaults::IfAllowed);
+    let memory = memory_of(&uffd, PAGES, None);
+    let message = format!("[{}]", region(start_of(&memory), PAGES * PAGE, 0, PAGE));
     let mut stream = UnixStream::connect(socket).ok()?;
     let (first, rest) = message.split_at(20);
     peer::send(&stream, first.as_bytes(), &[uffd.as_fd()]).ok()?;
@@ -176,11 +171,11 @@ fn kill(keeper: &mut Child) {
 
 #[test]
 fn eight_vms_find_their_bytes_while_workers_and_keepers_are_killed_at_any_moment() {
-    let name =
-        "stress::eight_vms_find_their_bytes_while_workers_and_keepers_are_killed_at_any_moment";
+    let name = name!();
     let Some((_folder, socket)) = case_of(name, "kills", be_a_vm) else { return };
     let (mut random, mut kills, mut rounds) = (Random(7), [0; 3], 0);
-    let mut keeper = keeper_that_keeps(&socket);
+    let start = || start_keeper(&socket, |keeper| keeper.env(IMAGE, "packed"));
+    let mut keeper = start();
     let mut vms = Vms::start(name, &socket);
     let begun = Instant::now();
     while goes_on(begun, rounds, 1) {
@@ -205,7 +200,7 @@ fn eight_vms_find_their_bytes_while_workers_and_keepers_are_killed_at_any_moment
         }
         if kind != 0 {
             vms.run_for(Duration::from_millis(random.below(20)));
-            keeper = keeper_that_keeps(&socket);
+            keeper = start();
         }
     }
     let vms = vms.end();
@@ -215,7 +210,7 @@ fn eight_vms_find_their_bytes_while_workers_and_keepers_are_killed_at_any_moment
 
 #[test]
 fn eight_vms_find_their_bytes_while_servers_are_replaced() {
-    let name = "stress::eight_vms_find_their_bytes_while_servers_are_replaced";
+    let name = name!();
     let Some((_folder, socket)) = case_of(name, "replaced", be_a_vm) else { return };
     let (mut random, mut rounds) = (Random(11), 0);
     let mut keeper = keeper_that_keeps(&socket);
