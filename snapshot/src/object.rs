@@ -251,15 +251,14 @@ impl Shared {
             let text = format!("no answer within {longest:?}; check the network");
             io::Error::new(io::ErrorKind::TimedOut, text)
         };
-        timeout(longest, self.demand_now(range)).await.map_err(late)?
-    }
-
-    async fn demand_now(&self, range: Range<u64>) -> io::Result<Vec<u8>> {
-        let _permit = self.waiting.acquire().await.map_err(io::Error::other)?;
-        if range.end - range.start > LONGEST_HEDGED {
-            return self.get(&range).await;
-        }
-        self.hedged(&range, &self.latencies).await
+        let now = async {
+            let _permit = self.waiting.acquire().await.map_err(io::Error::other)?;
+            match range.end - range.start > LONGEST_HEDGED {
+                true => self.get(&range).await,
+                false => self.hedged(&range, &self.latencies).await,
+            }
+        };
+        timeout(longest, now).await.map_err(late)?
     }
 
     /// Requests a range, and once more if that takes longer than such requests do.

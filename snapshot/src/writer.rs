@@ -158,7 +158,7 @@ impl Packer {
             return Err(SnapshotError::Options { why });
         }
         let order = Order::default();
-        let mut bytes = Stream(input);
+        let mut bytes = input;
         let input = Feed { bytes: &mut bytes, len: None, mode: &|_| OWNER_ALONE, order: &order };
         self.pack_in(input, path, parent, progress)
     }
@@ -264,15 +264,7 @@ trait Bytes: Read + Send {
 }
 
 /// Bytes of which nothing is known before they are read.
-struct Stream<'a>(&'a mut (dyn Read + Send));
-
-impl Read for Stream<'_> {
-    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        self.0.read(out)
-    }
-}
-
-impl Bytes for Stream<'_> {}
+impl Bytes for &mut (dyn Read + Send + '_) {}
 
 /// The input of an image.
 struct Feed<'a> {
