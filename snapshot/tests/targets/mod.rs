@@ -29,14 +29,20 @@ pub(crate) fn image(bytes: &[u8]) -> usize {
 
 /// Takes the bytes for an index, and makes its root hash right.
 pub(crate) fn index(bytes: &[u8]) -> usize {
+    let file = file_of_index(bytes);
+    let len = file.len();
+    open(file);
+    len
+}
+
+/// Returns a file with an index, whose root hash is made right.
+pub(crate) fn file_of_index(bytes: &[u8]) -> Vec<u8> {
     let mut payload = bytes.to_vec();
     fix_root(&mut payload);
     let data_len = number(&payload, 24).filter(|len| *len <= MOST_DATA).unwrap_or(0);
     let mut file: Vec<u8> = (0..data_len).map(|at| at.to_le_bytes()[0]).collect();
     finish(&mut file, &payload, &[]);
-    let len = file.len();
-    open(file);
-    len
+    file
 }
 
 /// Takes the bytes for those behind the index.

@@ -1,33 +1,14 @@
 //! A packed image is mapped lazily: every page that is touched has the bytes of the image.
-#![allow(
-    clippy::unwrap_used,
-    clippy::cast_possible_truncation,
-    reason = "helpers of tests fail by panicking, as tests do"
-)]
-
-mod common;
 
 use std::sync::Arc;
 
-use common::{Directory, map};
+use crate::common::{Directory, map, memory};
 use uzone_pages::ByteLen;
 use uzone_snapshot::{FrameCache, Image, OpenOptions, Packer, Source};
 
-fn memory(pages: usize) -> Vec<u8> {
-    let mut bytes = vec![0; pages * 4096 + 600];
-    for (number, page) in bytes.chunks_mut(4096).enumerate() {
-        if number % 3 != 0 {
-            page.iter_mut()
-                .enumerate()
-                .for_each(|(at, byte)| *byte = (at * (number + 7) / 5) as u8);
-        }
-    }
-    bytes
-}
-
 #[test]
 fn threads_that_touch_pages_at_random_read_the_bytes_of_the_image() {
-    let (bytes, directory) = (memory(700), Directory::new("lazy-random"));
+    let (bytes, directory) = (memory(700, 600, 1), Directory::new("lazy-random"));
     let path = directory.file("image");
     Packer::default().pack(&mut &*bytes, &path, None, &|_| true).unwrap();
     let image = Arc::new(Image::open(&path, &OpenOptions::default()).unwrap());
@@ -73,7 +54,7 @@ type MakeSource = fn(Vec<u8>) -> Box<dyn Source>;
 
 #[test]
 fn an_image_that_is_read_in_order_has_its_bytes_whether_or_not_its_source_waits() {
-    let (bytes, directory) = (memory(2000), Directory::new("lazy-order"));
+    let (bytes, directory) = (memory(2000, 600, 1), Directory::new("lazy-order"));
     let path = directory.file("image");
     Packer::default().pack(&mut &*bytes, &path, None, &|_| true).unwrap();
     let file = std::fs::read(&path).unwrap();
@@ -98,7 +79,7 @@ fn an_image_that_is_read_in_order_has_its_bytes_whether_or_not_its_source_waits(
 
 #[test]
 fn a_frame_that_is_damaged_makes_its_pages_bad_and_no_others() {
-    let (bytes, directory) = (memory(64), Directory::new("lazy-bad"));
+    let (bytes, directory) = (memory(64, 600, 1), Directory::new("lazy-bad"));
     let path = directory.file("image");
     Packer::default().pack(&mut &*bytes, &path, None, &|_| true).unwrap();
     let mut file = std::fs::read(&path).unwrap();
@@ -118,7 +99,7 @@ fn a_child_is_mapped_with_the_frames_of_a_parent_that_has_others() {
     for (frame, child_frame) in
         [(ByteLen::kib(4), ByteLen::kib(64)), (ByteLen::mib(2), ByteLen::kib(4))]
     {
-        let (mut bytes, directory) = (memory(300), Directory::new("lazy-child"));
+        let (mut bytes, directory) = (memory(300, 600, 1), Directory::new("lazy-child"));
         let (parent, child) = (directory.file("parent"), directory.file("child"));
         Packer::default().frame(frame).pack(&mut &*bytes, &parent, None, &|_| true).unwrap();
         let below = Image::open(&parent, &OpenOptions::default()).unwrap();

@@ -1,12 +1,9 @@
 //! Raw memory with hashes beside it: verified as a packed image is, with the root hash of that.
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
-
-mod common;
 
 use std::fs;
 use std::path::Path;
 
-use common::{Directory, all};
+use crate::common::{Directory, all};
 use uzone_pages::{ByteLen, ErrorKind};
 use uzone_snapshot::{Codec, HASHES, Image, OpenOptions, Packed, Packer};
 
@@ -94,13 +91,4 @@ fn memory_that_does_not_match_its_hashes_is_an_error() {
     assert!(open(&dir.file("hashes")).unwrap_err().to_string().contains("where the frames end"));
     pack(&memory(), &hashes, false);
     assert!(open(&raw).unwrap_err().to_string().contains("where the frames end"));
-}
-
-#[test]
-fn hashes_have_no_codec() {
-    let dir = Directory::new("codec");
-    let packer = Packer::default().hashes_only(true);
-    let error = packer.pack(&mut &memory()[..], &dir.file("hashes"), None, &|_| true).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InvalidInput);
-    assert!(!dir.file("hashes").exists());
 }

@@ -1,18 +1,11 @@
 //! Images with one cache decode a stored frame once, whichever of them is read.
-#![allow(
-    clippy::unwrap_used,
-    clippy::cast_possible_truncation,
-    reason = "helpers of tests fail by panicking, as tests do"
-)]
-
-mod common;
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use common::{Directory, all};
+use crate::common::{Directory, all};
 use uzone_pages::ByteLen;
 use uzone_snapshot::{FileSource, FrameCache, Image, OpenOptions, Packer, Source};
 

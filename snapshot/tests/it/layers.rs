@@ -1,14 +1,11 @@
 //! A memory file and diffs of it become one image: each page is that of the newest diff which has it, in
 //! whatever order the pages are packed.
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
-
-mod common;
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use common::Directory;
+use crate::common::Directory;
 use proptest::prelude::*;
 use uzone_snapshot::{Layers, Packer, RequestOptions, SnapshotError, Source};
 

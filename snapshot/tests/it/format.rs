@@ -1,10 +1,9 @@
 //! The test vectors of `docs/FORMAT.md` are images, and the packer writes the bytes that stand there.
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
 use uzone_pages::{ByteLen, ErrorKind};
 use uzone_snapshot::{Codec, Image, ImageRegion, OpenOptions, Packer, SnapshotError};
 
-const DOCUMENT: &str = include_str!("../../docs/FORMAT.md");
+const DOCUMENT: &str = include_str!("../../../docs/FORMAT.md");
 /// Where the root hash starts in the header of an index.
 const ROOT_AT: usize = 96;
 const MAGIC: &[u8] = b"UZONEIMG";
