@@ -31,6 +31,9 @@ pub struct SnapshotBacking {
 /// A fault on a page of zeroes brings those along that are around it in so many bytes.
 const ZEROES: u64 = 512 << 10;
 
+/// How many bytes are announced ahead for each of a window.
+const TIMES: u64 = 16;
+
 /// For which pages of a window frames are decoded.
 #[derive(Clone, Copy)]
 enum Wanted {
@@ -142,6 +145,7 @@ impl SnapshotBacking {
         if len_bytes > frame {
             let end = (range.end + len_bytes).min(self.image.byte_len());
             self.ahead.decode((first + frame).min(end)..end);
+            self.image.announce(range.end, TIMES * len_bytes);
         }
         Wanted::From(first)
     }

@@ -15,6 +15,7 @@ use std::fs::File;
 use std::io;
 use std::iter;
 use std::ops::Range;
+use std::slice::from_ref;
 use std::sync::Arc;
 
 use crate::codec::Decoder;
@@ -25,7 +26,7 @@ use crate::format::{Codec, ImageRegion, Index, Record, Root, bit, stored_hash};
 use crate::frame_cache::{FrameCache, Ready};
 use crate::frame_memory::Frame;
 use crate::options::options;
-use crate::source::{RequestOptions, Source};
+use crate::source::{AHEAD, RequestOptions, Source, ahead_of};
 
 pub(crate) use open::MAX_DEPTH;
 
@@ -521,7 +522,11 @@ impl Image {
         let mut scratch = SCRATCH.take();
         scratch.stored.resize(usize::try_from(record.len).unwrap_or(usize::MAX), 0);
         let mut is_read = self.read_kept(offset, record, true, &mut scratch.stored);
-        if !is_read && self.source.read_ready(offset, &mut scratch.stored).unwrap_or(false) {
+        // A frame that comes from the source is kept on disk, which may wait.
+        if !is_read
+            && self.disk.is_none()
+            && self.source.read_ready(offset, &mut scratch.stored).unwrap_or(false)
+        {
             self.cache.note_read(record.len.into());
             is_read = self.is_right(record, &mut scratch.stored);
         }
@@ -597,29 +602,47 @@ impl Image {
         is_read && stored_hash(stored) == record.hash
     }
 
-    /// Reads bytes of the image, and decodes frames that are not in the cache.
+    /// Reads bytes of the image, and decodes frames that are not in the cache. An image in object storage is requested ahead
+    /// within one call; a program that reads it in order by many calls announces the bytes ([`Source::will_need`]).
     ///
     /// # Errors
     /// [`SnapshotError`] if they are not all inside, or a frame cannot be had. Then `out` has no meaning.
     pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), SnapshotError> {
-        self.for_extents(offset, out, |stored, part| {
-            let bytes = stored.get()?;
-            part.copy_from_slice(&bytes[stored.start..stored.start + part.len()]);
-            Ok(())
-        })
+        self.read(offset, out, true)
     }
 
     /// Reads bytes of the image. A frame of which all bytes are asked for does not fill the cache; one that
     /// is asked for in parts does, so that it is decoded once.
     pub(crate) fn read_through(&self, offset: u64, out: &mut [u8]) -> Result<(), SnapshotError> {
-        self.for_extents(offset, out, |stored, part| {
-            if part.len() == stored.frame_len() {
-                return stored.owner.read_stored(stored.frame, stored.number, part);
+        self.read(offset, out, false)
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8], fills: bool) -> Result<(), SnapshotError> {
+        let len_bytes = out.len() as u64;
+        let image_len = self.index.image_len;
+        let end = offset.checked_add(len_bytes).filter(|end| *end <= image_len);
+        let end = end.ok_or(SnapshotError::Beyond { offset, len_bytes, image_len })?;
+        let (mut at, mut rest) = (offset, out);
+        while at < end {
+            let extent = self.extent(at, end);
+            let len = usize::try_from(extent.end - at).unwrap_or(usize::MAX);
+            let (part, behind) = rest.split_at_mut(len);
+            if len_bytes > self.frame_bytes() {
+                self.reads_in_order(&(at..extent.end), &(offset..end));
             }
-            let bytes = stored.get()?;
-            part.copy_from_slice(&bytes[stored.start..stored.start + part.len()]);
-            Ok(())
-        })
+            match extent.stored {
+                Some(stored) if !fills && len == stored.frame_len() => {
+                    stored.owner.read_stored(stored.frame, stored.number, part)?;
+                }
+                Some(stored) => {
+                    let bytes = stored.get()?;
+                    part.copy_from_slice(&bytes[stored.start..stored.start + len]);
+                }
+                None => part.fill(0),
+            }
+            (at, rest) = (extent.end, behind);
+        }
+        Ok(())
     }
 
     /// Has the stored frames of some ranges fetched that are not decoded yet, without waiting for them.
@@ -638,29 +661,20 @@ impl Image {
         }
     }
 
-    /// Calls `read` for each part of `out` that is in one stored frame, and zeroes the others.
-    fn for_extents(
-        &self,
-        offset: u64,
-        out: &mut [u8],
-        mut read: impl FnMut(&StoredPart<'_>, &mut [u8]) -> Result<(), SnapshotError>,
-    ) -> Result<(), SnapshotError> {
-        let len_bytes = out.len() as u64;
-        let image_len = self.index.image_len;
-        let end = offset.checked_add(len_bytes).filter(|end| *end <= image_len);
-        let end = end.ok_or(SnapshotError::Beyond { offset, len_bytes, image_len })?;
-        let (mut at, mut rest) = (offset, out);
-        while at < end {
-            let extent = self.extent(at, end);
-            let len = usize::try_from(extent.end - at).unwrap_or(usize::MAX);
-            let (part, behind) = rest.split_at_mut(len);
-            match extent.stored {
-                Some(stored) => read(&stored, part)?,
-                None => part.fill(0),
-            }
-            (at, rest) = (extent.end, behind);
+    /// Announces at most `len_bytes` bytes from `start` on to a source where each read is a request.
+    pub(crate) fn announce(&self, start: u64, len_bytes: u64) {
+        if self.source.file().is_none() {
+            self.will_need(from_ref(&(start..start + len_bytes.min(AHEAD))));
         }
-        Ok(())
+    }
+
+    /// Announces bytes to a source where each read is a request: `part` of `whole` is read, in order.
+    pub(crate) fn reads_in_order(&self, part: &Range<u64>, whole: &Range<u64>) {
+        if self.source.file().is_none()
+            && let Some(ahead) = ahead_of(part, whole)
+        {
+            self.will_need(&[ahead]);
+        }
     }
 }
 

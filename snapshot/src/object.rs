@@ -1,9 +1,8 @@
 //! An object in object storage as a source: [`ObjectSource`].
 //!
 //! A read that waits for the network takes one request for exactly its bytes; if that takes longer than 95
-//! of 100 took before, a second one is sent, and the first answer counts. For a reader in order, larger
-//! requests run ahead ([`requests`]), and for ranges that are announced; their bytes are read without
-//! waiting. The first request brings the last bytes, which an image is opened by, and with them how long
+//! of 100 took before, a second one is sent, and the first answer counts. For ranges that are announced, larger
+//! requests run ahead ([`requests`]); their bytes are read without waiting. The first request brings the last bytes, which an image is opened by, and with them how long
 //! the object is.
 //!
 //! Threads: requests run on two threads of their own, once a process; a read blocks its caller until then,
@@ -127,20 +126,6 @@ impl ObjectSource {
         let end = offset.checked_add(out.len() as u64).filter(|end| *end <= self.shared.len);
         Ok(offset..end.ok_or(io::ErrorKind::UnexpectedEof)?)
     }
-
-    /// Takes down that a range is read, and sends the requests ahead that follow from that.
-    fn note(&self, range: &Range<u64>) -> io::Result<()> {
-        let wanted = self.shared.ahead().note(range);
-        self.request(wanted)
-    }
-
-    /// Sends requests for chunks that no read waits for.
-    fn request(&self, chunks: Vec<Range<u64>>) -> io::Result<()> {
-        for chunk in chunks {
-            runtime()?.spawn(self.shared.clone().fetch_ahead(chunk));
-        }
-        Ok(())
-    }
 }
 
 impl Source for ObjectSource {
@@ -159,7 +144,6 @@ impl Source for ObjectSource {
 
     fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         let range = self.range(offset, out)?;
-        self.note(&range)?;
         if range.is_empty() || self.shared.take(&range, out) {
             return Ok(());
         }
@@ -170,7 +154,6 @@ impl Source for ObjectSource {
 
     fn read_ready(&self, offset: u64, out: &mut [u8]) -> io::Result<bool> {
         let range = self.range(offset, out)?;
-        self.note(&range)?;
         Ok(self.shared.ahead().copy(&range, out) == Kept::All)
     }
 
@@ -185,7 +168,10 @@ impl Source for ObjectSource {
     fn will_need(&self, ranges: &[Range<u64>]) {
         let wanted = self.shared.ahead().announce(ranges);
         // Without its threads a read fails too, and names the cause.
-        let _ = self.request(wanted);
+        let Ok(runtime) = runtime() else { return };
+        for chunk in wanted {
+            runtime.spawn(self.shared.clone().fetch_ahead(chunk));
+        }
     }
 
     fn neighbour(&self, name: &str) -> io::Result<Box<dyn Source>> {
@@ -219,7 +205,10 @@ impl Shared {
         loop {
             match ahead.copy(range, out) {
                 Kept::All => return true,
-                Kept::No => return false,
+                Kept::No => {
+                    ahead.note_read(range);
+                    return false;
+                }
                 Kept::Coming => {}
             }
             let Some(left) = PATIENCE.checked_sub(started.elapsed()) else {
@@ -231,7 +220,7 @@ impl Shared {
         }
     }
 
-    /// Requests a range that a reader in order will want.
+    /// Requests a range that was announced.
     async fn fetch_ahead(self: Arc<Self>, range: Range<u64>) {
         let bytes = match self.running_ahead.acquire().await {
             Ok(_permit) if !self.is_over.load(Ordering::Relaxed) => {

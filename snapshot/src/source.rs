@@ -102,6 +102,19 @@ pub(crate) fn joined(ranges: &[Range<u64>], gap: u64) -> Vec<Range<u64>> {
     joined
 }
 
+/// How far a reader in order announces its bytes, and in what steps.
+pub(crate) const AHEAD: u64 = 32 << 20;
+const STEP: u64 = 2 << 20;
+
+/// Returns the bytes that a reader in order announces while it reads `part` of `whole`. It announces each byte once.
+pub(crate) fn ahead_of(part: &Range<u64>, whole: &Range<u64>) -> Option<Range<u64>> {
+    let first = (part.start - whole.start).next_multiple_of(STEP);
+    let behind = (part.end - whole.start).next_multiple_of(STEP);
+    let start = if first == 0 { 0 } else { first + AHEAD - STEP };
+    let end = (whole.start + behind + AHEAD - STEP).min(whole.end);
+    Some(whole.start + start..end).filter(|ahead| first < behind && !ahead.is_empty())
+}
+
 /// The kind of a path: of a file, or the URL of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Address<'a> {
@@ -197,5 +210,24 @@ mod tests {
         assert_eq!(joined(&ranges, 0), [0..20, 25..30, 31..40, 100..110]);
         assert_eq!(joined(&[0..100, 10..20, 100..101, 200..201], 0), [0..101, 200..201]);
         assert_eq!(joined(&[], 5), []);
+    }
+
+    #[test]
+    fn a_reader_in_order_announces_each_byte_once_and_far_ahead() {
+        for (whole, len) in
+            [(0..100 << 20, 1 << 16), (5000..(9 << 20) + 7, 70_000), (3..200 << 20, 17 << 20)]
+        {
+            let (mut at, mut announced) = (whole.start, whole.start);
+            while at < whole.end {
+                let part = at..whole.end.min(at + len);
+                if let Some(ahead) = ahead_of(&part, &whole) {
+                    assert_eq!(ahead.start, announced, "{part:?} of {whole:?}");
+                    announced = ahead.end;
+                }
+                assert!(announced >= whole.end.min(part.end + AHEAD - 2 * STEP), "{part:?}");
+                at = part.end;
+            }
+            assert_eq!(announced, whole.end);
+        }
     }
 }

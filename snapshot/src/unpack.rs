@@ -51,6 +51,7 @@ impl Image {
         each_frame(threads, frames, |raw: &mut Vec<u8>, frame| {
             let start = frame * self.frame_bytes();
             let len = self.frame_bytes().min(self.byte_len() - start);
+            self.reads_in_order(&(start..start + len), &(0..self.byte_len()));
             let pages = start / self.page_bytes()..(start + len).div_ceil(self.page_bytes());
             if !pages.into_iter().all(|page| self.is_zero_page(page)) {
                 // All frames but the last are as long.
@@ -78,6 +79,7 @@ impl Image {
         while at < self.byte_len() {
             let len = most.min(self.byte_len() - at);
             raw.resize(usize::try_from(len).unwrap_or(usize::MAX), 0);
+            self.reads_in_order(&(at..at + len), &(0..self.byte_len()));
             self.read_through(at, &mut raw)?;
             object.append(&raw)?;
             at += len;

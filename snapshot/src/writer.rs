@@ -27,7 +27,7 @@ use crate::image::{Image, MAX_DEPTH};
 use crate::options::options;
 use crate::order::Order;
 use crate::output::OutputFile;
-use crate::source::{self, Address, OWNER_ALONE, Source};
+use crate::source::{self, Address, OWNER_ALONE, Source, ahead_of};
 
 options! {
     /// The settings of an image to write, and the calls that write it.
@@ -335,7 +335,19 @@ impl<I: Iterator<Item = u64>> Read for InOrder<'_, I> {
         }
         let len =
             usize::try_from(self.run.end - self.run.start).unwrap_or(usize::MAX).min(out.len());
-        self.source.read_at(self.run.start, &mut out[..len])?;
+        let source = self.source;
+        let part = self.run.start..self.run.start + len as u64;
+        if self.taken > self.listed.len()
+            && source.file().is_none()
+            && let Some(mut ahead) = ahead_of(&part, &(0..source.byte_len()))
+        {
+            if !self.listed.is_empty() {
+                // Pages before this one may have been listed, and have announced nothing.
+                ahead.start = part.start;
+            }
+            source.will_need(&[ahead]);
+        }
+        source.read_at(part.start, &mut out[..len])?;
         self.run.start += len as u64;
         Ok(len)
     }

@@ -3,6 +3,7 @@
 use std::io;
 use std::ops::Range;
 use std::path::Path;
+use std::slice::from_ref;
 use std::sync::Arc;
 
 use super::{HASHES, Image, Kind, OpenOptions, RANK_FRAMES};
@@ -419,6 +420,8 @@ fn fetch_index(source: &dyn Source, end: &[u8]) -> Result<(u64, Vec<u8>), Snapsh
         }
         _ => len,
     };
+    let rest = start + frame.len() as u64..start + SKIPPABLE_LEN + used;
+    source.will_need(from_ref(&rest));
     while (frame.len() as u64) < SKIPPABLE_LEN + used {
         let left = SKIPPABLE_LEN + used - frame.len() as u64;
         // Of an index that is long, each part is as long as all that has come.

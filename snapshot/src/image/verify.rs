@@ -44,6 +44,10 @@ impl Image {
         each_frame(threads, parts.len() as u64, |room: &mut Room, part| {
             let part = usize::try_from(part).unwrap_or(usize::MAX);
             let (start, taken) = (part * each, parts.clone().nth(part).unwrap_or_default());
+            let [first, last] =
+                [taken.first(), taken.last()].map(|frame| frame.copied().unwrap_or(0));
+            let bytes = first * self.frame_bytes()..(last + 1) * self.frame_bytes();
+            self.reads_in_order(&bytes, &(0..self.index.frames() * self.frame_bytes()));
             let result = if decode {
                 self.check_decoded(start, taken[0], room)
             } else {

@@ -1,6 +1,9 @@
 //! A packed image in object storage: read in order beside the link.
 
+use std::slice::from_ref;
+
 use uzone_pages::ByteLen;
+use uzone_snapshot::Source;
 
 use super::material::{FRAME, Material};
 use super::pack::read_each;
@@ -10,6 +13,10 @@ use uzone_harness::{Result, Role, Session, Suite, index};
 /// The number of connections that fill the link, and the length of their requests.
 const CONNECTIONS: usize = 8;
 const CHUNK: u64 = 2 << 20;
+
+/// How far the reader announces its bytes, and in what steps.
+const AHEAD: u64 = 32 << 20;
+const STEP: u64 = 2 << 20;
 
 /// Reads the whole image in order.
 pub(super) fn in_order(material: &Material, session: &mut Session<'_>) -> Result {
@@ -26,7 +33,12 @@ pub(super) fn in_order(material: &Material, session: &mut Session<'_>) -> Result
         .threads = CONNECTIONS;
     let spec = suite.add(Role::Ours, "ours", "ours, read in order", move |_| {
         let image = store.open_image(ByteLen::ZERO)?;
-        read_each((0..bytes.get()).step_by(FRAME), |at, out| Ok(image.read_at(at, out)?))
+        read_each((0..bytes.get()).step_by(FRAME), |at, out| {
+            if at.is_multiple_of(STEP) {
+                Source::will_need(&image, from_ref(&(at..bytes.get().min(at + AHEAD))));
+            }
+            Ok(image.read_at(at, out)?)
+        })
     });
     spec.headline(format!("read an image of {bytes} from S3, in order"));
     suite.limit("link");
