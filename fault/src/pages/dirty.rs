@@ -11,7 +11,7 @@
 //! | evicting clean pages | refused: a write could come in between | yes |
 //!
 //! [`WriteTracking`] has the cost of each where events are answered by a reader; a thread that answers its own
-//! needs about two thirds of the time of a reader on the same CPU (`uzone bench fault`).
+//! needs about two thirds of the time of a reader on the same CPU (`uzone-bench fault`).
 //!
 //! Shared memory files can lose pages from the page tables, and with them the notes there, so
 //! asynchronous tracking is refused for them.
