@@ -7,14 +7,18 @@ mod common;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
+use rustix::io_uring::{
+    IoringRegisterOp, io_uring_params, io_uring_register, io_uring_setup, iovec,
+};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
-use uzone_os::{Anonymous, HugeAdvice, KernelPinError, Mapping};
+use uzone_os::{Anonymous, HugeAdvice, KernelPinError, Mapping, SystemRoot, mempolicy, numa};
 use uzone_pages::{ByteLen, ErrorKind, MemoryKind, Order, PageCount};
 use uzone_zone::{BindOptions, Pagemap, PinError, PinOptions, Pinned, Region, Zone};
 
-use crate::common::needs::skip;
+use crate::common::needs::{skip, skip_dax};
 use crate::common::pages_in;
 
 const MIB: u64 = 1 << 20;
@@ -100,6 +104,56 @@ fn the_place_of_a_page_is_known_and_stays_while_the_kernel_has_it_pinned() {
     drop((plain, again));
     assert_eq!(pinned_bytes(), 0);
     busy.pagemap.unbind().unwrap();
+}
+
+/// Asks the kernel to move pages to a node.
+fn move_to(node: u32, address: usize, pages: usize) {
+    let addresses: Vec<usize> = (0..pages).map(|page| address + page * 4096).collect();
+    let nodes = vec![node.cast_signed(); pages];
+    let mut states = vec![0_i32; pages];
+    const MOVE: i32 = 2; // MPOL_MF_MOVE
+    // SAFETY: move_pages(2) reads as many addresses and nodes as there are pages, and writes as many numbers. It changes
+    // no byte of the pages.
+    let _ = unsafe {
+        let (addresses, nodes, states) = (addresses.as_ptr(), nodes.as_ptr(), states.as_mut_ptr());
+        libc::syscall(libc::SYS_move_pages, 0, pages, addresses, nodes, states, MOVE)
+    };
+}
+
+#[test]
+fn the_kernel_moves_pages_under_a_pin_and_none_that_it_has_pinned_itself() {
+    const NAME: &str = "the_kernel_moves_pages_under_a_pin_and_none_that_it_has_pinned_itself";
+    let _turn = turn();
+    let nodes = numa::nodes(&SystemRoot::host()).unwrap_or_default();
+    let here = mempolicy::current_node();
+    let has_room = |node: &&numa::Node| Some(node.number) != here && node.free > ByteLen::mib(16);
+    let (Some(here), Some(there)) = (here, nodes.iter().find(has_room).map(|node| node.number))
+    else {
+        return skip_dax(NAME, "there is no second node with memory");
+    };
+    let region = small(MIB);
+    region.write_at(0, &vec![7; 1 << 20]).unwrap();
+    let pagemap = bind(&Zone::new(), region, Order::BASE);
+    let address = pagemap.region().addr().get();
+    let node = || {
+        let maps = fs::read_to_string("/proc/self/numa_maps").unwrap();
+        let start = format!("{address:08x} ");
+        let line = maps.lines().find(|line| line.starts_with(&start)).unwrap();
+        let on = |node: u32| line.contains(&format!(" N{node}=256"));
+        [here, there].into_iter().find(|node| on(*node))
+    };
+    assert_eq!(node(), Some(here));
+    let plain = pagemap.pin(pagemap.range()).unwrap();
+    move_to(there, address, 256);
+    assert_eq!(node(), Some(there), "a pin of uzone alone holds off uzone alone");
+    let taken = pagemap.pin_with(pagemap.range(), PinOptions::default().kernel());
+    let Some(pinned) = kernel(taken, NAME) else { return };
+    move_to(here, address, 256);
+    assert_eq!(node(), Some(there), "the kernel has pinned the pages");
+    drop(pinned);
+    move_to(here, address, 256);
+    assert_eq!(node(), Some(here));
+    drop(plain);
 }
 
 #[test]
@@ -221,4 +275,69 @@ fn more_than_the_user_may_lock_is_refused_and_holds_nothing() {
     assert_eq!(refused.kind(), ErrorKind::OutOfMemory);
     let text = refused.to_string();
     assert!(text.contains("1 MiB") && text.contains("RLIMIT_MEMLOCK is 64 KiB"), "{text}");
+}
+
+/// Times one registration of memory with an io_uring, and nothing else.
+fn bare(address: usize, len: ByteLen) -> rustix::io::Result<Duration> {
+    let mut params = io_uring_params::default();
+    // SAFETY: it reads and writes `params`, which is borrowed mutably, and has no descriptor in it.
+    let ring = unsafe { io_uring_setup(1, &mut params) }?;
+    let start = std::ptr::with_exposed_provenance_mut(address);
+    let buffer = iovec { iov_base: start, iov_len: len.to_usize().unwrap() };
+    let started = Instant::now();
+    let op = IoringRegisterOp::RegisterBuffers;
+    // SAFETY: it reads one `iovec`, and pins the memory that it names. No request reads or writes that.
+    unsafe { io_uring_register(&ring, op, (&raw const buffer).cast(), 1) }?;
+    let elapsed = started.elapsed();
+    // SAFETY: it reads no memory.
+    unsafe { io_uring_register(&ring, IoringRegisterOp::UnregisterBuffers, std::ptr::null(), 0) }?;
+    Ok(elapsed)
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+#[test]
+fn a_pin_of_the_kernel_costs_little_more_than_a_bare_registration() {
+    const NAME: &str = "a_pin_of_the_kernel_costs_little_more_than_a_bare_registration";
+    const ROUNDS: usize = 31;
+    let _turn = turn();
+    for (huge, order) in [(HugeAdvice::Never, Order::BASE), (HugeAdvice::Advise, Order::PMD)] {
+        let how = Anonymous { huge, ..Anonymous::default() };
+        let gib = ByteLen::gib(1);
+        let mapping = Mapping::anonymous(gib, how).unwrap();
+        if let Err(error) = mapping.populate(0..gib.get()) {
+            return skip(NAME, &error.to_string());
+        }
+        let (address, region) = (mapping.addr().get(), Region::adopt(mapping).unwrap());
+        let pagemap = bind(&Zone::new(), region, order);
+        let (mut ours, mut bares) = (Vec::new(), Vec::new());
+        for round in 0..=ROUNDS {
+            let Ok(bare) = bare(address, gib) else { return skip(NAME, "no io_uring") };
+            let started = Instant::now();
+            let taken = pagemap.pin_with(pagemap.range(), PinOptions::default().kernel());
+            let elapsed = started.elapsed();
+            let Some(pinned) = kernel(taken, NAME) else { return };
+            assert_eq!(pinned_bytes(), gib.get());
+            drop(pinned);
+            // The first round warms up.
+            if round > 0 {
+                ours.push(elapsed);
+                bares.push(bare);
+            }
+        }
+        let ratios = ours.iter().zip(&bares).map(|(ours, bare)| ours.div_duration_f64(*bare));
+        let mut ratios: Vec<f64> = ratios.collect();
+        ratios.sort_unstable_by(f64::total_cmp);
+        let ratio = ratios[ROUNDS / 2];
+        eprintln!(
+            "1 GiB, {order:?}: kernel pin {:?}, bare registration {:?}, {ratio:.3} x",
+            median(ours),
+            median(bares)
+        );
+        // Far from the figure, so that a busy machine does not matter.
+        assert!(ratio < 2.0, "{ratio:.3} x");
+    }
 }
