@@ -34,8 +34,8 @@ use crate::sync::{Arc, Condvar, Mutex};
 /// # Invariants
 /// The value is there from [`LiveOwner::new`] on until one of these, of which one happens, and once:
 /// - the owner takes it out, after the live reference was killed and found empty;
-/// - the owner drops it, after [`LiveRef::orphan`] found no guard;
-/// - a guard drops it, after leaving returned [`Left::LastOfOrphan`]. After each the live reference is an orphan
+/// - the owner drops it, after `LiveRef::orphan` found no guard;
+/// - a guard drops it, after leaving returned `Left::LastOfOrphan`. After each the live reference is an orphan
 ///   without guards, which cannot be entered.
 pub struct LiveArc<T: ?Sized> {
     live: LiveRef,
