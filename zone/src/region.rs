@@ -435,8 +435,9 @@ impl RegionView {
         self.mapping.read_at(offset_bytes, out)
     }
 
-    /// Leaves the region out of core dumps, from now on ([`Mapping::leave_out_of_dumps`]), with all that is populated: memory
-    /// with bytes that nobody is to see in one, or so much that a crash would take minutes.
+    /// Leaves the whole region out of core dumps from now on ([`Mapping::leave_out_of_dumps`]), its populated ranges included.
+    /// Use it for secrets that a dump must not contain, and for memory so large that the kernel would write the dump for
+    /// minutes.
     ///
     /// # Errors
     /// [`MappingError`] if the kernel refuses.
