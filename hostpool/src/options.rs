@@ -88,23 +88,6 @@ impl fmt::Debug for Progress {
     }
 }
 
-/// Writes functions that take the options, set one field and return them.
-///
-/// Each is a line below its documentation: `name(argument: Type) field = value;`.
-macro_rules! setters {
-    ($(
-        $(#[$attribute:meta])*
-        $name:ident($($argument:ident: $type:ty)?) $field:ident = $value:expr;
-    )*) => {$(
-        $(#[$attribute])*
-        #[must_use]
-        pub fn $name(mut self $(, $argument: $type)?) -> Self {
-            self.$field = $value;
-            self
-        }
-    )*};
-}
-
 /// The options of a pool. By default: blocks of 2 MiB, not registered, in transparent huge pages, on any node, cleared
 /// ahead, populated in the background by all CPUs but an eighth.
 #[derive(Clone, Debug)]
@@ -143,7 +126,7 @@ impl Default for HostPoolOptions {
 }
 
 impl HostPoolOptions {
-    setters! {
+    uzone_zone::setters! {
         /// Sets the length of a block: any multiple of the host's page.
         block(block: ByteLen) block = block;
 

@@ -1,8 +1,10 @@
-//! The setters of option structs: `setters`.
+//! The setters of option structs, of this package and of `uzone-hostpool`: `setters`.
 
 /// Writes functions that take an option struct, set one field of it and return it.
 ///
 /// Each is a line below its documentation: `name(argument: Type) field = value;`. Programs read the functions, not this.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! setters {
     ($(
         $(#[$attribute:meta])*
